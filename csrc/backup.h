@@ -1,0 +1,61 @@
+/* Where the contents of a segment go while it is paused: one interface, three stores.
+ *
+ * A backup belongs to its segment and is handled only by the thread that owns the segment in a transition; host buffers are
+ * reference-counted because a zero-copy view may outlive them there. No lock is held during any of these calls.
+ *
+ * Life: prepare (space is there, or nothing has changed) -> save (contents are in it) -> load (contents are on the device
+ * again) -> discard. cancel undoes prepare. `saved` says whether it holds contents. */
+#ifndef TMS_BACKUP_H
+#define TMS_BACKUP_H
+
+#include "backup_disk.h"
+#include "backup_host.h"
+#include "device.h"
+
+typedef struct tms_backup {
+    tms_backup_kind_t kind;
+    bool saved;              /* holds the contents of the last pause */
+    uint64_t bytes;          /* of the contents: the size that was asked for */
+    tms_host_buffer_t *host; /* PINNED, MMAP: our reference, or NULL */
+    tms_disk_file_t *file;   /* DISK: made at the first pause, kept until the segment is freed */
+} tms_backup_t;
+
+/* What all stores need; lives in the saver. */
+typedef struct tms_backup_stores {
+    tms_devices_t *devices;
+    const tms_log_t *log;
+    uint64_t chunk_bytes;      /* disk staging buffer */
+    tms_disk_directory_t disk; /* has its own lock */
+    _Atomic uint64_t host_bytes;
+    _Atomic uint64_t disk_bytes;
+} tms_backup_stores_t;
+
+/* A stream on one device for the copies of one call. Its device's context is current between open and close. */
+typedef struct tms_copier {
+    tms_backup_stores_t *stores;
+    const tms_driver_table_t *driver;
+    int device;
+    CUstream stream;
+    bool open;
+    void *staging; /* pinned, chunk_bytes; made at the first disk copy */
+} tms_copier_t;
+
+tms_status_t tms_copier_open(tms_copier_t *copier, tms_backup_stores_t *stores, int device,
+                             const tms_error_context_t *context, tms_error_t *error);
+/* Waits for everything queued. A backup is valid, or may be let go, only after this has succeeded. */
+tms_status_t tms_copier_wait(tms_copier_t *copier, const tms_error_context_t *context, tms_error_t *error);
+void tms_copier_close(tms_copier_t *copier); /* accepts one that was never opened */
+
+/* Each acts by backup->kind; NONE does nothing. A backup that still holds memory (retained, or a file) is used again. */
+tms_status_t tms_backup_prepare(tms_backup_t *backup, tms_backup_stores_t *stores, const tms_driver_table_t *driver,
+                                const tms_error_context_t *context, tms_error_t *error);
+tms_status_t tms_backup_save(tms_backup_t *backup, tms_copier_t *copier, CUdeviceptr address,
+                             const tms_error_context_t *context, tms_error_t *error);
+tms_status_t tms_backup_load(tms_backup_t *backup, tms_copier_t *copier, CUdeviceptr address,
+                             const tms_error_context_t *context, tms_error_t *error);
+/* After a resume: contents are no longer needed. Host memory goes unless `retain`; a file keeps its size. */
+void tms_backup_discard(tms_backup_t *backup, tms_backup_stores_t *stores, bool retain);
+/* The segment is freed: everything goes. */
+void tms_backup_destroy(tms_backup_t *backup, tms_backup_stores_t *stores);
+
+#endif

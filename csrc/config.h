@@ -1,0 +1,42 @@
+/* Every TMS_* environment variable that the native code reads, in one table (config.c), read once, validated.
+ *
+ * Owns the strings it copies. tms_config_read is called once, while the state is being made; afterwards the struct is
+ * constant and may be read from any thread without a lock. A malformed value is reported in one warning that names the
+ * variable, the value and what is allowed, and the default stays. Booleans: 1/true/yes and 0/false/no in any case. Empty
+ * counts as unset. */
+#ifndef TMS_CONFIG_H
+#define TMS_CONFIG_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "log.h"
+#include "tms.h"
+
+typedef struct tms_config {
+    bool init_enable;                 /* TMS_INIT_ENABLE: allocations outside regions are managed */
+    bool init_enable_cpu_backup;      /* TMS_INIT_ENABLE_CPU_BACKUP */
+    bool init_enable_disk_backup;     /* TMS_INIT_ENABLE_DISK_BACKUP */
+    int init_cpu_backup_backend;      /* TMS_INIT_CPU_BACKUP_BACKEND: TMS_BACKUP_PINNED or TMS_BACKUP_MMAP */
+    bool retain_cpu_backup;           /* TMS_RETAIN_CPU_BACKUP */
+    char *disk_backup_directory;      /* TMS_DISK_BACKUP_DIR; default: TMPDIR, else /tmp */
+    uint64_t disk_backup_chunk_bytes; /* TMS_DISK_BACKUP_CHUNK_MB, in bytes; default 256 MiB */
+    char *driver_path;                /* TMS_CUDA_DRIVER; default libcuda.so.1 */
+    int log_level;                    /* TMS_LOG_LEVEL: silent|error|warning|info|debug; default warning */
+} tms_config_t;
+
+/* Reads the environment. Out of memory for a string leaves that entry at its default, with a warning. Both backups asked for
+ * by the INIT variables is reported and counts as the CPU backup. */
+void tms_config_read(tms_config_t *config, tms_log_t *log);
+void tms_config_release(tms_config_t *config);
+
+/* The backup that the INIT variables ask for. */
+tms_backup_kind_t tms_config_init_backup(const tms_config_t *config);
+
+/* Parsers, public for tests and fuzzing. False: `text` is malformed, *out is unchanged. */
+bool tms_config_parse_bool(const char *text, bool *out);
+bool tms_config_parse_backend(const char *text, int *out);          /* "pinned" | "mmap" */
+bool tms_config_parse_megabytes(const char *text, uint64_t *bytes); /* decimal, 1 .. 2^40 MiB */
+bool tms_config_parse_level(const char *text, int *out);
+
+#endif

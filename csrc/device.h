@@ -1,0 +1,60 @@
+/* The devices: how many, which this process uses, who can reach whom; waiting for them.
+ *
+ * "Used" means that the primary context is active: cuDevicePrimaryCtxGetState tells so without creating anything. Contexts
+ * are retained only for the length of one operation, so cudaDeviceReset keeps its meaning; the calling thread's current
+ * context is restored by push and pop. Topology is read once, at the first use of the driver, and constant after. Any
+ * thread, no lock. */
+#ifndef TMS_DEVICE_H
+#define TMS_DEVICE_H
+
+#include "driver.h"
+
+enum { TMS_MAX_DEVICES = 64 };
+typedef uint64_t tms_device_mask_t; /* bit d: device of ordinal d */
+
+typedef struct tms_device {
+    CUdevice handle;
+    size_t granularity;           /* of physical allocations, bytes */
+    tms_device_mask_t reached_by; /* other devices that can access this one's memory */
+    bool rdma_capable;
+} tms_device_t;
+
+typedef struct tms_device_table {
+    int count;
+    tms_device_t device[TMS_MAX_DEVICES];
+} tms_device_table_t;
+
+typedef struct tms_devices {
+    tms_driver_t *driver;
+    _Atomic(const tms_device_table_t *) table; /* NULL until first use */
+} tms_devices_t;
+
+void tms_devices_init(tms_devices_t *devices, tms_driver_t *driver);
+void tms_devices_release(tms_devices_t *devices);
+
+/* The driver and the devices, loaded if need be. TMS_DRIVER_UNAVAILABLE where there is no device or none with VMM. */
+tms_status_t tms_devices_load(tms_devices_t *devices, const tms_driver_table_t **driver, const tms_device_table_t **table,
+                              const tms_error_context_t *context, tms_error_t *error);
+
+/* The devices whose primary context is active. Costs one cheap driver call a device. */
+tms_status_t tms_devices_active(tms_devices_t *devices, tms_device_mask_t *mask, const tms_error_context_t *context,
+                                tms_error_t *error);
+
+/* Which devices other than `owner` are to have access to its memory: active ones that can reach it. No driver call on a
+ * machine with one device. */
+tms_status_t tms_devices_peers(tms_devices_t *devices, int owner, tms_device_mask_t *peers,
+                               const tms_error_context_t *context, tms_error_t *error);
+
+/* The ordinal of the calling thread's current device; 0 where it has no context. */
+tms_status_t tms_devices_current(tms_devices_t *devices, int *ordinal, const tms_error_context_t *context,
+                                 tms_error_t *error);
+
+/* Waits until each device of `mask` whose primary context is active has finished all work queued before the call. */
+tms_status_t tms_devices_synchronize(tms_devices_t *devices, tms_device_mask_t mask, const tms_error_context_t *context,
+                                     tms_error_t *error);
+
+/* Makes a device's primary context current for a few calls (creating it if need be), and undoes that. */
+tms_status_t tms_devices_enter(tms_devices_t *devices, int ordinal, const tms_error_context_t *context, tms_error_t *error);
+void tms_devices_leave(tms_devices_t *devices, int ordinal);
+
+#endif

@@ -1,0 +1,94 @@
+/* The CUDA driver: the table of entry points that we use, resolved from a library loaded on first use.
+ *
+ * Nothing is loaded, and no GPU touched, before tms_driver_load. The table is published atomically once complete and never
+ * changes after; a failed load is remembered and reported again by every later call. No lock is held across dlopen and
+ * dlsym: two threads may load at once, and the first to finish wins. An entry point that the library lacks is NULL in the
+ * table, and calling it through TMS_DRIVER_CALL is an error value that names it. */
+#ifndef TMS_DRIVER_H
+#define TMS_DRIVER_H
+
+#include <cuda.h>
+#include <stdatomic.h>
+
+#include "log.h"
+#include "status.h"
+
+/* X(field and base name, symbol in the library, parameter list). Symbols carry their ABI version, which CUDA 12 and 13
+ * drivers share; names are spelled out because cuda.h's macros differ between toolkits. */
+#define TMS_DRIVER_ENTRY_POINTS(X)                                                                                          \
+    X(cuInit, "cuInit", (unsigned int flags))                                                                               \
+    X(cuDriverGetVersion, "cuDriverGetVersion", (int *version))                                                             \
+    X(cuGetErrorName, "cuGetErrorName", (CUresult result, const char **name))                                               \
+    X(cuDeviceGetCount, "cuDeviceGetCount", (int *count))                                                                   \
+    X(cuDeviceGet, "cuDeviceGet", (CUdevice * device, int ordinal))                                                         \
+    X(cuDeviceGetAttribute, "cuDeviceGetAttribute", (int *value, CUdevice_attribute attribute, CUdevice device))            \
+    X(cuDeviceCanAccessPeer, "cuDeviceCanAccessPeer", (int *can, CUdevice device, CUdevice peer))                           \
+    X(cuDevicePrimaryCtxGetState, "cuDevicePrimaryCtxGetState", (CUdevice device, unsigned int *flags, int *active))        \
+    X(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", (CUcontext * context, CUdevice device))                         \
+    X(cuDevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2", (CUdevice device))                                         \
+    X(cuCtxGetCurrent, "cuCtxGetCurrent", (CUcontext * context))                                                            \
+    X(cuCtxGetDevice, "cuCtxGetDevice", (CUdevice * device))                                                                \
+    X(cuCtxPushCurrent, "cuCtxPushCurrent_v2", (CUcontext context))                                                         \
+    X(cuCtxPopCurrent, "cuCtxPopCurrent_v2", (CUcontext * context))                                                         \
+    X(cuCtxSynchronize, "cuCtxSynchronize", (void))                                                                         \
+    X(cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", (CUstreamCaptureMode * mode))                 \
+    X(cuStreamIsCapturing, "cuStreamIsCapturing", (CUstream stream, CUstreamCaptureStatus * status))                        \
+    X(cuStreamCreate, "cuStreamCreate", (CUstream * stream, unsigned int flags))                                            \
+    X(cuStreamDestroy, "cuStreamDestroy_v2", (CUstream stream))                                                             \
+    X(cuStreamSynchronize, "cuStreamSynchronize", (CUstream stream))                                                        \
+    X(cuMemGetInfo, "cuMemGetInfo_v2", (size_t *free_bytes, size_t *total_bytes))                                           \
+    X(cuMemGetAllocationGranularity, "cuMemGetAllocationGranularity",                                                       \
+      (size_t *granularity, const CUmemAllocationProp *prop, CUmemAllocationGranularity_flags option))                      \
+    X(cuMemAddressReserve, "cuMemAddressReserve",                                                                           \
+      (CUdeviceptr * address, size_t size, size_t alignment, CUdeviceptr hint, unsigned long long flags))                   \
+    X(cuMemAddressFree, "cuMemAddressFree", (CUdeviceptr address, size_t size))                                             \
+    X(cuMemCreate, "cuMemCreate",                                                                                           \
+      (CUmemGenericAllocationHandle * handle, size_t size, const CUmemAllocationProp *prop, unsigned long long flags))      \
+    X(cuMemRelease, "cuMemRelease", (CUmemGenericAllocationHandle handle))                                                  \
+    X(cuMemMap, "cuMemMap",                                                                                                 \
+      (CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags))     \
+    X(cuMemUnmap, "cuMemUnmap", (CUdeviceptr address, size_t size))                                                         \
+    X(cuMemSetAccess, "cuMemSetAccess", (CUdeviceptr address, size_t size, const CUmemAccessDesc *desc, size_t count))      \
+    X(cuMemHostAlloc, "cuMemHostAlloc", (void **host, size_t size, unsigned int flags))                                     \
+    X(cuMemFreeHost, "cuMemFreeHost", (void *host))                                                                         \
+    X(cuMemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2", (void *host, CUdeviceptr device, size_t size, CUstream stream))            \
+    X(cuMemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2", (CUdeviceptr device, const void *host, size_t size, CUstream stream))
+
+typedef struct tms_driver_table {
+#define TMS_DRIVER_FIELD(name, symbol, parameters) CUresult(*name) parameters;
+    TMS_DRIVER_ENTRY_POINTS(TMS_DRIVER_FIELD)
+#undef TMS_DRIVER_FIELD
+} tms_driver_table_t;
+
+typedef struct tms_driver {
+    const char *path; /* what to dlopen; owned by the configuration */
+    const tms_log_t *log;
+    _Atomic(const tms_driver_table_t *) table; /* NULL until loaded and cuInit has succeeded */
+} tms_driver_t;
+
+void tms_driver_init(tms_driver_t *driver, const char *path, const tms_log_t *log);
+/* For tests that make several: forgets the table (the library stays loaded). */
+void tms_driver_release(tms_driver_t *driver);
+
+/* Loads the library, resolves the table and calls cuInit, once; later calls cost one atomic load. Fails with
+ * TMS_DRIVER_UNAVAILABLE naming the path and dlerror, or cuInit's result, or "too old" where cuMemCreate is missing. */
+tms_status_t tms_driver_load(tms_driver_t *driver, const tms_driver_table_t **table, const tms_error_context_t *context,
+                             tms_error_t *error);
+
+/* The name of a result for a message, "CUDA_ERROR_OUT_OF_MEMORY", or NULL. */
+const char *tms_driver_result_name(const tms_driver_table_t *table, CUresult result);
+
+/* Fills *error for a failed or missing call. Used through the macro below. */
+tms_status_t tms_driver_fail(const tms_driver_table_t *table, const tms_error_context_t *context, const char *call,
+                             CUresult result, tms_error_t *error);
+
+/* Calls an entry point; evaluates to a status and fills *error on failure. `table->name` may be missing. */
+#define TMS_DRIVER_CALL(table, context, error, name, ...)                                                                   \
+    tms_driver_check((table), (context), #name, (table)->name ? (table)->name(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND, (error))
+
+static inline tms_status_t tms_driver_check(const tms_driver_table_t *table, const tms_error_context_t *context,
+                                            const char *call, CUresult result, tms_error_t *error) {
+    return __builtin_expect(result == CUDA_SUCCESS, 1) ? TMS_OK : tms_driver_fail(table, context, call, result, error);
+}
+
+#endif

@@ -1,0 +1,78 @@
+/* The saver: every managed allocation of the process, and allocate and free as transactions.
+ *
+ * Owns the registry, the segments and their states, the quarantine and the deferred frees. `lock` guards all of that. It is
+ * held for look-ups and state changes, and while access for peers is granted (rare, short); never across dlopen, a wait for
+ * the device, a copy, or the creation or release of physical memory. Callers may hold torch's allocator mutex and the GIL;
+ * nobody may hold `lock` and call either.
+ *
+ * A segment in PAUSING or RESUMING belongs to the call that put it there (transition.h), which touches it without the lock.
+ * Frees of such a segment only set `free_requested`. At most one transition runs at a time; a second call waits for its turn
+ * on `turn`, which costs nobody but that caller. */
+#ifndef TMS_SAVER_H
+#define TMS_SAVER_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "capture.h"
+#include "segment.h"
+#include "stats.h"
+
+/* What the driver refused to take back, kept until it does. A node is part of the segment that it came from. */
+typedef struct tms_saver {
+    const tms_config_t *config;
+    const tms_log_t *log;
+    tms_devices_t *devices;
+    tms_region_defaults_t *regions;
+    tms_backup_stores_t stores;
+
+    pthread_mutex_t lock;
+    pthread_cond_t turn; /* signalled when a transition ends */
+    bool transition_running;
+    pthread_t transition_owner; /* valid while transition_running */
+    tms_registry_t registry;
+    tms_capture_t capture;
+    tms_segment_t *deferred; /* freed by their owner during a visible capture; still mapped; out of the registry */
+    tms_segment_t
+        *quarantine; /* freed by their owner; the driver refused to unmap, release or unreserve; out of the registry */
+    tms_device_mask_t devices_in_use; /* as last seen by tms_saver_refresh_peers */
+
+    _Atomic uint64_t memory_margin_bytes;
+    _Atomic bool retain_backup;
+    _Atomic bool forked; /* this process is a forked child: nothing may touch the GPU */
+    tms_stats_t stats;
+} tms_saver_t;
+
+tms_status_t tms_saver_init(tms_saver_t *saver, const tms_config_t *config, const tms_log_t *log, tms_devices_t *devices,
+                            tms_region_defaults_t *regions, tms_error_t *error);
+/* For tests: frees every segment, whatever its state, then the rest. No other thread may be in the saver. */
+void tms_saver_release(tms_saver_t *saver);
+
+/* tms_api_t.allocate and .free, with the settings given. */
+tms_status_t tms_saver_allocate(tms_saver_t *saver, const tms_region_t *region, uint64_t bytes, int device,
+                                uint64_t *address, tms_error_t *error);
+tms_status_t tms_saver_free(tms_saver_t *saver, uint64_t address, tms_error_t *error);
+/* Whether an address is the start of a managed allocation, or lies in one. Takes the lock, calls no driver. */
+bool tms_saver_owns(tms_saver_t *saver, uint64_t address);
+
+/* tms_api_t.refresh_peers. */
+tms_status_t tms_saver_refresh_peers(tms_saver_t *saver, tms_error_t *error);
+
+/* tms_api_t.capture_begin and capture_end. The end of the last one finishes the deferred frees. */
+tms_status_t tms_saver_capture_begin(tms_saver_t *saver, const tms_region_t *region, tms_error_t *error);
+void tms_saver_capture_end(tms_saver_t *saver);
+
+/* The settings for an allocation of this thread: its region, else a visible capture's, else the initial ones. */
+tms_region_t tms_saver_settings(tms_saver_t *saver);
+
+/* TMS_FORKED where this process is a forked child. The first thing that every function above does. */
+tms_status_t tms_saver_check_process(tms_saver_t *saver, const tms_error_context_t *context, tms_error_t *error);
+
+/* For transition.c: finishes a free whose owner has gone. The segment is out of the registry and belongs to the caller;
+ * takes the lock for bookkeeping only. What the driver refuses goes to the quarantine, with a log line. */
+void tms_saver_dispose(tms_saver_t *saver, tms_segment_t *segment);
+/* Tries the quarantine again. Called by pause, resume and allocations that ran out of memory. */
+void tms_saver_retry_quarantine(tms_saver_t *saver);
+
+#endif

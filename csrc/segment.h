@@ -1,0 +1,56 @@
+/* One managed allocation: an address range, and the physical memory that is or is not mapped into it.
+ *
+ * The functions here are the driver calls and nothing else: each does one step, undoes itself where it fails, and touches
+ * only its segment, so that they run without a lock. Who may call them: the thread that has just made the segment and not
+ * yet published it, or the one that owns it in a transition (saver.h). State changes happen under the saver's lock, there.
+ */
+#ifndef TMS_SEGMENT_H
+#define TMS_SEGMENT_H
+
+#include "backup.h"
+#include "device.h"
+#include "region.h"
+#include "registry.h"
+
+typedef struct tms_segment {
+    tms_registry_node_t node; /* first: [address, address + reserved size) */
+    uint64_t bytes;           /* as asked for */
+    int device;
+    tms_segment_state_t state;
+    bool mapped;         /* `handle` is mapped and accessible */
+    bool has_handle;     /* `handle` is ours to release */
+    bool free_requested; /* freed while in transition: whoever ends the transition finishes it */
+    CUmemGenericAllocationHandle handle;
+    tms_device_mask_t accessible; /* devices that have access now, owner included */
+    tms_tag_t *tag;
+    tms_backup_t backup;
+    struct tms_segment *next_in_transition; /* list of the call that owns it, or of deferred frees */
+} tms_segment_t;
+
+static inline CUdeviceptr tms_segment_address(const tms_segment_t *segment) { return segment->node.begin; }
+static inline uint64_t tms_segment_reserved(const tms_segment_t *segment) { return segment->node.end - segment->node.begin; }
+static inline tms_segment_t *tms_segment_of(tms_registry_node_t *node) { return (tms_segment_t *)node; }
+
+/* `bytes` rounded up to the device's granularity, or 0 where that would overflow. */
+uint64_t tms_segment_round(uint64_t bytes, size_t granularity);
+
+/* Reserves the address range of `reserved` bytes (a multiple of the granularity) and sets node.begin and node.end. */
+tms_status_t tms_segment_reserve(tms_segment_t *segment, const tms_driver_table_t *driver, uint64_t reserved,
+                                 const tms_error_context_t *context, tms_error_t *error);
+/* Gives the range back. The segment must not be mapped. */
+tms_status_t tms_segment_unreserve(tms_segment_t *segment, const tms_driver_table_t *driver,
+                                   const tms_error_context_t *context, tms_error_t *error);
+
+/* Creates physical memory, maps it at the range and gives the owner and `peers` access. On failure the segment is as before;
+ * if undoing failed too, `has_handle` or `mapped` stays true and says what is left. */
+tms_status_t tms_segment_populate(tms_segment_t *segment, const tms_driver_table_t *driver,
+                                  const tms_device_table_t *devices, tms_device_mask_t peers,
+                                  const tms_error_context_t *context, tms_error_t *error);
+/* Unmaps and releases. Goes as far as it can: `mapped` and `has_handle` say what could not be done. */
+tms_status_t tms_segment_depopulate(tms_segment_t *segment, const tms_driver_table_t *driver,
+                                    const tms_error_context_t *context, tms_error_t *error);
+/* Gives access to devices of `peers` that do not have it yet. */
+tms_status_t tms_segment_share(tms_segment_t *segment, const tms_driver_table_t *driver, const tms_device_table_t *devices,
+                               tms_device_mask_t peers, const tms_error_context_t *context, tms_error_t *error);
+
+#endif

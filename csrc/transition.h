@@ -1,0 +1,22 @@
+/* pause and resume: one call moves many segments, or none.
+ *
+ * pause:  take the turn; mark PAUSING -> prepare every backup -> synchronise every affected device -> save every backup
+ *         -- commit point -- -> unmap and release each -> mark PAUSED.
+ * resume: take the turn; mark RESUMING -> create, map and give access to each -> load every backup and wait
+ *         -- commit point -- -> mark ACTIVE, let the backups go.
+ * A failure before the commit point undoes this call's work and leaves every segment as it was. After it, pause goes on with
+ * the rest, marks what the driver refused DAMAGED, and reports all of it. Segments freed meanwhile are disposed of at the
+ * end.
+ *
+ * Any thread; takes the saver's lock for marking only. */
+#ifndef TMS_TRANSITION_H
+#define TMS_TRANSITION_H
+
+#include "saver.h"
+
+tms_status_t tms_transition_pause(tms_saver_t *saver, const tms_selection_t *selection, tms_report_t *report,
+                                  tms_error_t *error);
+tms_status_t tms_transition_resume(tms_saver_t *saver, const tms_selection_t *selection, tms_report_t *report,
+                                   tms_error_t *error);
+
+#endif
