@@ -3,8 +3,9 @@
  * A backup belongs to its segment and is handled only by the thread that owns the segment in a transition; host buffers are
  * reference-counted because a zero-copy view may outlive them there. No lock is held during any of these calls.
  *
- * Life: prepare (space is there, or nothing has changed) -> save (contents are in it) -> load (contents are on the device
- * again) -> discard. cancel undoes prepare. `saved` says whether it holds contents. */
+ * Life: prepare (space is there, or nothing has changed) -> save (contents are in it, once the copier has waited) -> commit
+ * -> load (contents are on the device again, once the copier has waited) -> discard. cancel undoes prepare. `saved` says
+ * whether it holds contents. */
 #ifndef TMS_BACKUP_H
 #define TMS_BACKUP_H
 
@@ -15,6 +16,7 @@
 typedef struct tms_backup {
     tms_backup_kind_t kind;
     bool saved;              /* holds the contents of the last pause */
+    bool fresh;              /* its space was made by the pause under way: cancel takes it away again */
     uint64_t bytes;          /* of the contents: the size that was asked for */
     tms_host_buffer_t *host; /* PINNED, MMAP: our reference, or NULL */
     tms_disk_file_t *file;   /* DISK: made at the first pause, kept until the segment is freed */
@@ -37,7 +39,8 @@ typedef struct tms_copier {
     int device;
     CUstream stream;
     bool open;
-    void *staging; /* pinned, chunk_bytes; made at the first disk copy */
+    void *staging; /* pinned; made at the first disk copy */
+    uint64_t staging_bytes;
 } tms_copier_t;
 
 tms_status_t tms_copier_open(tms_copier_t *copier, tms_backup_stores_t *stores, int device,
@@ -53,8 +56,12 @@ tms_status_t tms_backup_save(tms_backup_t *backup, tms_copier_t *copier, CUdevic
                              const tms_error_context_t *context, tms_error_t *error);
 tms_status_t tms_backup_load(tms_backup_t *backup, tms_copier_t *copier, CUdeviceptr address,
                              const tms_error_context_t *context, tms_error_t *error);
+/* The pause under way failed: takes away what prepare made. */
+void tms_backup_cancel(tms_backup_t *backup, tms_backup_stores_t *stores);
+/* The pause under way has succeeded: the contents count from now on. */
+void tms_backup_commit(tms_backup_t *backup);
 /* After a resume: contents are no longer needed. Host memory goes unless `retain`; a file keeps its size. */
-void tms_backup_discard(tms_backup_t *backup, tms_backup_stores_t *stores, bool retain);
+void tms_backup_discard(tms_backup_t *backup, bool retain);
 /* The segment is freed: everything goes. */
 void tms_backup_destroy(tms_backup_t *backup, tms_backup_stores_t *stores);
 

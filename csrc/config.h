@@ -2,8 +2,8 @@
  *
  * Owns the strings it copies. tms_config_read is called once, while the state is being made; afterwards the struct is
  * constant and may be read from any thread without a lock. A malformed value is reported in one warning that names the
- * variable, the value and what is allowed, and the default stays. Booleans: 1/true/yes and 0/false/no in any case. Empty
- * counts as unset. */
+ * variable, the value and what is allowed, and the default stays; TMS_LOG_LEVEL is read first and governs those warnings.
+ * Booleans: 1/true/yes and 0/false/no in any case. Empty counts as unset. */
 #ifndef TMS_CONFIG_H
 #define TMS_CONFIG_H
 
@@ -25,8 +25,8 @@ typedef struct tms_config {
     int log_level;                    /* TMS_LOG_LEVEL: silent|error|warning|info|debug; default warning */
 } tms_config_t;
 
-/* Reads the environment. Out of memory for a string leaves that entry at its default, with a warning. Both backups asked for
- * by the INIT variables is reported and counts as the CPU backup. */
+/* Reads the environment and sets the level of `log`. Out of memory for a string leaves that entry at its default, with a
+ * warning. Both backups asked for by the INIT variables is reported and counts as the CPU backup. */
 void tms_config_read(tms_config_t *config, tms_log_t *log);
 void tms_config_release(tms_config_t *config);
 

@@ -7,6 +7,8 @@
 #ifndef TMS_DEVICE_H
 #define TMS_DEVICE_H
 
+#include <stdbool.h>
+
 #include "driver.h"
 
 enum { TMS_MAX_DEVICES = 64 };
@@ -14,9 +16,9 @@ typedef uint64_t tms_device_mask_t; /* bit d: device of ordinal d */
 
 typedef struct tms_device {
     CUdevice handle;
-    size_t granularity;           /* of physical allocations, bytes */
-    tms_device_mask_t reached_by; /* other devices that can access this one's memory */
-    bool rdma_capable;
+    size_t granularity; /* of physical allocations, bytes; 0 where the device has no virtual memory management */
+    uint64_t total_bytes;
+    bool rdma_capable; /* memory mapped by us can be registered for GPUDirect RDMA */
 } tms_device_t;
 
 typedef struct tms_device_table {
@@ -27,6 +29,9 @@ typedef struct tms_device_table {
 typedef struct tms_devices {
     tms_driver_t *driver;
     _Atomic(const tms_device_table_t *) table; /* NULL until first use */
+    /* Who can reach whom, asked when a second device comes into use: bit p of reachable[d] is valid where asked[d] has it.
+     */
+    _Atomic tms_device_mask_t asked[TMS_MAX_DEVICES], reachable[TMS_MAX_DEVICES];
 } tms_devices_t;
 
 void tms_devices_init(tms_devices_t *devices, tms_driver_t *driver);
@@ -53,7 +58,7 @@ tms_status_t tms_devices_current(tms_devices_t *devices, int *ordinal, const tms
 tms_status_t tms_devices_synchronize(tms_devices_t *devices, tms_device_mask_t mask, const tms_error_context_t *context,
                                      tms_error_t *error);
 
-/* Makes a device's primary context current for a few calls (creating it if need be), and undoes that. */
+/* Makes a device's primary context current for a few calls, and undoes that. */
 tms_status_t tms_devices_enter(tms_devices_t *devices, int ordinal, const tms_error_context_t *context, tms_error_t *error);
 void tms_devices_leave(tms_devices_t *devices, int ordinal);
 

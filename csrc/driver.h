@@ -1,7 +1,7 @@
 /* The CUDA driver: the table of entry points that we use, resolved from a library loaded on first use.
  *
  * Nothing is loaded, and no GPU touched, before tms_driver_load. The table is published atomically once complete and never
- * changes after; a failed load is remembered and reported again by every later call. No lock is held across dlopen and
+ * changes after; a failed load leaves nothing behind, and the next call tries again. No lock is held across dlopen and
  * dlsym: two threads may load at once, and the first to finish wins. An entry point that the library lacks is NULL in the
  * table, and calling it through TMS_DRIVER_CALL is an error value that names it. */
 #ifndef TMS_DRIVER_H
@@ -21,6 +21,7 @@
     X(cuGetErrorName, "cuGetErrorName", (CUresult result, const char **name))                                               \
     X(cuDeviceGetCount, "cuDeviceGetCount", (int *count))                                                                   \
     X(cuDeviceGet, "cuDeviceGet", (CUdevice * device, int ordinal))                                                         \
+    X(cuDeviceTotalMem, "cuDeviceTotalMem_v2", (size_t *bytes, CUdevice device))                                            \
     X(cuDeviceGetAttribute, "cuDeviceGetAttribute", (int *value, CUdevice_attribute attribute, CUdevice device))            \
     X(cuDeviceCanAccessPeer, "cuDeviceCanAccessPeer", (int *can, CUdevice device, CUdevice peer))                           \
     X(cuDevicePrimaryCtxGetState, "cuDevicePrimaryCtxGetState", (CUdevice device, unsigned int *flags, int *active))        \

@@ -19,7 +19,6 @@
 #include "segment.h"
 #include "stats.h"
 
-/* What the driver refused to take back, kept until it does. A node is part of the segment that it came from. */
 typedef struct tms_saver {
     const tms_config_t *config;
     const tms_log_t *log;
@@ -35,7 +34,8 @@ typedef struct tms_saver {
     tms_capture_t capture;
     tms_segment_t *deferred; /* freed by their owner during a visible capture; still mapped; out of the registry */
     tms_segment_t
-        *quarantine; /* freed by their owner; the driver refused to unmap, release or unreserve; out of the registry */
+        *quarantine;  /* freed by their owner; the driver refused to unmap, release or unreserve; out of the registry */
+    uint64_t damaged; /* segments in the registry that are DAMAGED */
     tms_device_mask_t devices_in_use; /* as last seen by tms_saver_refresh_peers */
 
     _Atomic uint64_t memory_margin_bytes;
@@ -72,7 +72,22 @@ tms_status_t tms_saver_check_process(tms_saver_t *saver, const tms_error_context
 /* For transition.c: finishes a free whose owner has gone. The segment is out of the registry and belongs to the caller;
  * takes the lock for bookkeeping only. What the driver refuses goes to the quarantine, with a log line. */
 void tms_saver_dispose(tms_saver_t *saver, tms_segment_t *segment);
-/* Tries the quarantine again. Called by pause, resume and allocations that ran out of memory. */
-void tms_saver_retry_quarantine(tms_saver_t *saver);
+/* The same for one that may be mapped: waits for the devices first, or defers it where a capture forbids waiting. */
+void tms_saver_retire(tms_saver_t *saver, tms_segment_t *segment);
+/* Under the lock: takes a segment that its owner has given up out of the registry and the counters. It must not be in
+ * transition. */
+void tms_saver_unpublish(tms_saver_t *saver, tms_segment_t *segment);
+bool tms_saver_has_segments(tms_saver_t *saver);
+/* Tries again what waits: the quarantine, deferred frees once no capture is visible, and damaged segments, which become
+ * PAUSED when the driver takes back what it refused. Called by pause, resume, the end of a capture, and allocations that ran
+ * out of memory. Cheap when nothing waits. */
+void tms_saver_reclaim(tms_saver_t *saver);
+
+/* inspect.c: tms_api_t.host_backup, .segments, .find and .counters. Each takes the lock and calls no driver. */
+tms_status_t tms_saver_host_backup(tms_saver_t *saver, uint64_t address, uint64_t bytes, tms_host_buffer_t **buffer,
+                                   void **host, tms_error_t *error);
+size_t tms_saver_segments(tms_saver_t *saver, tms_segment_info_t *rows, size_t capacity);
+tms_status_t tms_saver_find(tms_saver_t *saver, uint64_t address, tms_segment_info_t *row);
+void tms_saver_counters(tms_saver_t *saver, tms_counters_t *counters);
 
 #endif

@@ -50,7 +50,7 @@ tms_status_t tms_segment_populate(tms_segment_t *segment, const tms_driver_table
 tms_status_t tms_segment_depopulate(tms_segment_t *segment, const tms_driver_table_t *driver,
                                     const tms_error_context_t *context, tms_error_t *error);
 /* Gives access to devices of `peers` that do not have it yet. */
-tms_status_t tms_segment_share(tms_segment_t *segment, const tms_driver_table_t *driver, const tms_device_table_t *devices,
-                               tms_device_mask_t peers, const tms_error_context_t *context, tms_error_t *error);
+tms_status_t tms_segment_share(tms_segment_t *segment, const tms_driver_table_t *driver, tms_device_mask_t peers,
+                               const tms_error_context_t *context, tms_error_t *error);
 
 #endif

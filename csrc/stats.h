@@ -1,4 +1,5 @@
-/* Counters. Written with relaxed atomics by whoever does the thing counted; read at any time, each by itself true. */
+/* Counters. Written with relaxed atomics by whoever does the thing counted; read at any time, each by itself true. What can
+ * be counted by looking (damaged, quarantined, deferred) is counted when somebody asks (tms_saver_counters). */
 #ifndef TMS_STATS_H
 #define TMS_STATS_H
 
@@ -9,7 +10,6 @@ typedef struct tms_stats {
     _Atomic uint64_t allocations_total, frees_total;
     _Atomic uint64_t resident_bytes, paused_bytes;
     _Atomic uint64_t pauses_total, resumes_total, failures_total;
-    _Atomic uint64_t damaged, quarantined_handles, quarantined_ranges, deferred_frees;
 } tms_stats_t;
 
 static inline void tms_stats_add(_Atomic uint64_t *counter, uint64_t amount) {

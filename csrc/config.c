@@ -1,0 +1,163 @@
+#include "config.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+/* X(kind, variable, variable read where that one is unset, field, default, what is allowed). A default is written as the
+ * variable would be. TMS_LOG_LEVEL comes first because it governs the warnings about the rest. */
+#define CONFIG_VARIABLES(X)                                                                                                 \
+    X(LEVEL, "TMS_LOG_LEVEL", NULL, log_level, "warning", "silent, error, warning, info or debug")                          \
+    X(BOOL, "TMS_INIT_ENABLE", NULL, init_enable, "0", BOOL_ALLOWED)                                                        \
+    X(BOOL, "TMS_INIT_ENABLE_CPU_BACKUP", NULL, init_enable_cpu_backup, "0", BOOL_ALLOWED)                                  \
+    X(BOOL, "TMS_INIT_ENABLE_DISK_BACKUP", NULL, init_enable_disk_backup, "0", BOOL_ALLOWED)                                \
+    X(BACKEND, "TMS_INIT_CPU_BACKUP_BACKEND", NULL, init_cpu_backup_backend, "pinned", "pinned or mmap")                    \
+    X(BOOL, "TMS_RETAIN_CPU_BACKUP", NULL, retain_cpu_backup, "0", BOOL_ALLOWED)                                            \
+    X(TEXT, "TMS_DISK_BACKUP_DIR", "TMPDIR", disk_backup_directory, "/tmp", "a directory")                                  \
+    X(MEGABYTES, "TMS_DISK_BACKUP_CHUNK_MB", NULL, disk_backup_chunk_bytes, "256", "a whole number from 1 to 2^40")         \
+    X(TEXT, "TMS_CUDA_DRIVER", NULL, driver_path, "libcuda.so.1", "a library's path or name")
+
+#define BOOL_ALLOWED "1, true, yes, 0, false or no"
+
+typedef enum variable_kind { KIND_BOOL, KIND_BACKEND, KIND_MEGABYTES, KIND_LEVEL, KIND_TEXT } variable_kind_t;
+
+typedef struct variable {
+    variable_kind_t kind;
+    const char *name, *fallback;
+    size_t offset; /* of the field */
+    const char *initial, *allowed;
+} variable_t;
+
+static const variable_t variables[] = {
+#define ROW(kind, name, fallback, field, initial, allowed)                                                                  \
+    {KIND_##kind, name, fallback, offsetof(tms_config_t, field), initial, allowed},
+    CONFIG_VARIABLES(ROW)
+#undef ROW
+};
+enum { VARIABLE_COUNT = sizeof(variables) / sizeof(variables[0]) };
+
+enum { MEGABYTE_SHIFT = 20, MEGABYTES_MAX_SHIFT = 40, DECIMAL = 10, LONGEST_VALUE_SHOWN = 200 };
+
+bool tms_config_parse_bool(const char *text, bool *out) {
+    static const struct {
+        const char *word;
+        bool value;
+    } words[] = {{"1", true}, {"true", true}, {"yes", true}, {"0", false}, {"false", false}, {"no", false}};
+    for (size_t i = 0; text && i < sizeof(words) / sizeof(words[0]); i++) {
+        if (strcasecmp(text, words[i].word) == 0) {
+            *out = words[i].value;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The position of `text` among `words`, or -1. */
+static int word_index(const char *text, const char *const *words, int count) {
+    for (int i = 0; text && i < count; i++) {
+        if (strcmp(text, words[i]) == 0) return i;
+    }
+    return -1;
+}
+
+bool tms_config_parse_backend(const char *text, int *out) {
+    static const char *const words[] = {"pinned", "mmap"};
+    static const int kinds[] = {TMS_BACKUP_PINNED, TMS_BACKUP_MMAP};
+    int index = word_index(text, words, sizeof(words) / sizeof(words[0]));
+    if (index < 0) return false;
+    *out = kinds[index];
+    return true;
+}
+
+bool tms_config_parse_level(const char *text, int *out) {
+    static const char *const words[] = {"silent", "error", "warning", "info", "debug"}; /* in order of tms_log_level_t */
+    int index = word_index(text, words, sizeof(words) / sizeof(words[0]));
+    if (index < 0) return false;
+    *out = index;
+    return true;
+}
+
+bool tms_config_parse_megabytes(const char *text, uint64_t *bytes) {
+    const uint64_t most = (uint64_t)1 << MEGABYTES_MAX_SHIFT;
+    uint64_t megabytes = 0;
+    if (!text || !*text) return false;
+    for (const char *digit = text; *digit; digit++) {
+        if (*digit < '0' || *digit > '9') return false;
+        megabytes = megabytes * DECIMAL + (uint64_t)(*digit - '0');
+        if (megabytes > most) return false; /* long before it could overflow */
+    }
+    if (megabytes == 0) return false;
+    *bytes = megabytes << MEGABYTE_SHIFT;
+    return true;
+}
+
+/* Everything but text, which needs memory. */
+static bool parse_value(variable_kind_t kind, const char *text, void *field) {
+    switch (kind) {
+    case KIND_BOOL: return tms_config_parse_bool(text, field);
+    case KIND_BACKEND: return tms_config_parse_backend(text, field);
+    case KIND_MEGABYTES: return tms_config_parse_megabytes(text, field);
+    case KIND_LEVEL: return tms_config_parse_level(text, field);
+    case KIND_TEXT: break;
+    }
+    return false;
+}
+
+static char **text_field(const variable_t *variable, tms_config_t *config) {
+    return (char **)(void *)((char *)config + variable->offset);
+}
+
+static const char *environment_value(const variable_t *variable) {
+    const char *value = getenv(variable->name);
+    if ((!value || !*value) && variable->fallback) value = getenv(variable->fallback);
+    return value && *value ? value : NULL;
+}
+
+static void read_variable(const variable_t *variable, tms_config_t *config, const tms_log_t *log) {
+    const char *value = environment_value(variable);
+    if (variable->kind == KIND_TEXT) {
+        char *copy = value ? strdup(value) : NULL;
+        if (value && !copy) {
+            tms_log_write(log, TMS_LOG_WARNING, "out of memory reading %s; the default '%s' is used", variable->name,
+                          variable->initial);
+        }
+        /* The default is not copied, so that this cannot fail; tms_config_release knows it by its address. */
+        *text_field(variable, config) = copy ? copy : (char *)(uintptr_t)variable->initial;
+        return;
+    }
+    void *field = (char *)config + variable->offset;
+    parse_value(variable->kind, variable->initial, field);
+    if (value && !parse_value(variable->kind, value, field)) {
+        tms_log_write(log, TMS_LOG_WARNING, "%s='%.*s' is ignored: it may be %s; the default '%s' is used", variable->name,
+                      LONGEST_VALUE_SHOWN, value, variable->allowed, variable->initial);
+    }
+}
+
+void tms_config_read(tms_config_t *config, tms_log_t *log) {
+    memset(config, 0, sizeof(*config));
+    for (int i = 0; i < VARIABLE_COUNT; i++) {
+        read_variable(&variables[i], config, log);
+        if (variables[i].kind == KIND_LEVEL) tms_log_init(log, (tms_log_level_t)config->log_level);
+    }
+    if (config->init_enable_cpu_backup && config->init_enable_disk_backup) {
+        tms_log_write(log, TMS_LOG_WARNING,
+                      "TMS_INIT_ENABLE_CPU_BACKUP and TMS_INIT_ENABLE_DISK_BACKUP are both set; the CPU backup is used. "
+                      "Unset one of them.");
+        config->init_enable_disk_backup = false;
+    }
+}
+
+void tms_config_release(tms_config_t *config) {
+    for (int i = 0; i < VARIABLE_COUNT; i++) {
+        if (variables[i].kind != KIND_TEXT) continue;
+        char **text = text_field(&variables[i], config);
+        if (*text != variables[i].initial) free(*text);
+        *text = NULL;
+    }
+}
+
+tms_backup_kind_t tms_config_init_backup(const tms_config_t *config) {
+    if (config->init_enable_cpu_backup) return (tms_backup_kind_t)config->init_cpu_backup_backend;
+    return config->init_enable_disk_backup ? TMS_BACKUP_DISK : TMS_BACKUP_NONE;
+}

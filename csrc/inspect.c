@@ -1,0 +1,109 @@
+/* What there is, for whoever asks: backups, segments, counters. Declared in saver.h. */
+
+#include "saver.h"
+
+/* While a segment is in transition its backup belongs to the call that owns it, and is not for others to look at. */
+static bool is_settled(const tms_segment_t *segment) {
+    return segment->state == TMS_SEGMENT_ACTIVE || segment->state == TMS_SEGMENT_PAUSED;
+}
+
+static bool holds_host_copy(const tms_segment_t *segment) {
+    return is_settled(segment) && segment->backup.saved && segment->backup.host;
+}
+
+tms_status_t tms_saver_host_backup(tms_saver_t *saver, uint64_t address, uint64_t bytes, tms_host_buffer_t **buffer,
+                                   void **host, tms_error_t *error) {
+    tms_error_context_t context = {
+        .operation = "get_cpu_backup", .device = TMS_NO_DEVICE, .bytes = bytes, .address = address};
+    tms_status_t status = TMS_OK;
+    uint64_t begin = 0, whole = 0;
+    tms_host_buffer_t *found = NULL;
+    pthread_mutex_lock(&saver->lock);
+    tms_registry_node_t *node = tms_registry_find(&saver->registry, address);
+    tms_segment_t *segment = node ? tms_segment_of(node) : NULL;
+    if (!segment) {
+        status = TMS_NOT_MANAGED;
+    } else {
+        begin = tms_segment_address(segment);
+        whole = segment->bytes;
+        context.device = segment->device;
+        context.tag = segment->tag->name;
+        if (bytes > whole || address - begin > whole - bytes) {
+            status = TMS_INVALID_ARGUMENT;
+        } else if (holds_host_copy(segment)) {
+            found = segment->backup.host;
+            tms_host_buffer_acquire(found);
+        }
+    }
+    pthread_mutex_unlock(&saver->lock);
+
+    if (status == TMS_NOT_MANAGED)
+        return tms_error_set(error, status, &context, "address 0x%llx belongs to no region", (unsigned long long)address);
+    if (status == TMS_INVALID_ARGUMENT)
+        return tms_error_set(error, status, &context, "the range leaves its allocation of %llu bytes at 0x%llx",
+                             (unsigned long long)whole, (unsigned long long)begin);
+    *buffer = found;
+    *host = found ? (char *)found->memory + (address - begin) : NULL;
+    return TMS_OK;
+}
+
+static tms_segment_info_t describe(const tms_segment_t *segment) {
+    bool on_disk = segment->backup.kind == TMS_BACKUP_DISK;
+    bool held = is_settled(segment) && (on_disk ? segment->backup.file != NULL : segment->backup.host != NULL);
+    return (tms_segment_info_t){
+        .address = tms_segment_address(segment),
+        .bytes = segment->bytes,
+        .reserved_bytes = tms_segment_reserved(segment),
+        .backup_bytes = held ? segment->backup.bytes : 0,
+        .device = segment->device,
+        .state = segment->state,
+        .backup = segment->backup.kind,
+        .tag = segment->tag->name,
+    };
+}
+
+size_t tms_saver_segments(tms_saver_t *saver, tms_segment_info_t *rows, size_t capacity) {
+    size_t written = 0;
+    pthread_mutex_lock(&saver->lock);
+    for (tms_registry_node_t *node = saver->registry.first; node && written < capacity; node = node->next)
+        rows[written++] = describe(tms_segment_of(node));
+    size_t count = saver->registry.count;
+    pthread_mutex_unlock(&saver->lock);
+    return count;
+}
+
+tms_status_t tms_saver_find(tms_saver_t *saver, uint64_t address, tms_segment_info_t *row) {
+    pthread_mutex_lock(&saver->lock);
+    tms_registry_node_t *node = tms_registry_find(&saver->registry, address);
+    if (node) *row = describe(tms_segment_of(node));
+    pthread_mutex_unlock(&saver->lock);
+    return node ? TMS_OK : TMS_NOT_MANAGED;
+}
+
+void tms_saver_counters(tms_saver_t *saver, tms_counters_t *counters) {
+    *counters = (tms_counters_t){
+        .allocations_total = tms_stats_read(&saver->stats.allocations_total),
+        .frees_total = tms_stats_read(&saver->stats.frees_total),
+        .resident_bytes = tms_stats_read(&saver->stats.resident_bytes),
+        .paused_bytes = tms_stats_read(&saver->stats.paused_bytes),
+        .host_backup_bytes = atomic_load(&saver->stores.host_bytes),
+        .disk_backup_bytes = atomic_load(&saver->stores.disk_bytes),
+        .pauses_total = tms_stats_read(&saver->stats.pauses_total),
+        .resumes_total = tms_stats_read(&saver->stats.resumes_total),
+        .failures_total = tms_stats_read(&saver->stats.failures_total),
+        .visible_captures = (uint64_t)tms_capture_visible(&saver->capture),
+    };
+    pthread_mutex_lock(&saver->lock);
+    counters->allocations = saver->registry.count;
+    counters->damaged = saver->damaged;
+    for (tms_segment_t *s = saver->quarantine; s; s = s->next_in_transition) {
+        counters->quarantined_handles += s->has_handle;
+        counters->quarantined_ranges++;
+    }
+    for (tms_segment_t *s = saver->deferred; s; s = s->next_in_transition) counters->deferred_frees++;
+    for (tms_registry_node_t *node = saver->damaged ? saver->registry.first : NULL; node; node = node->next) {
+        const tms_segment_t *segment = tms_segment_of(node);
+        counters->quarantined_handles += segment->state == TMS_SEGMENT_DAMAGED && segment->has_handle;
+    }
+    pthread_mutex_unlock(&saver->lock);
+}

@@ -1,0 +1,148 @@
+#include "region.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* The stack of one thread. `owner` tells whose it is: a process has one tms_region_defaults_t, tests have several, and a
+ * thread that meets another one starts afresh. */
+typedef struct region_stack {
+    const tms_region_defaults_t *owner;
+    int depth;
+    tms_region_t level[TMS_REGION_MAX_DEPTH + 1]; /* [0]: the initial level */
+} region_stack_t;
+
+static _Thread_local region_stack_t thread_stack;
+
+static const tms_error_context_t region_context = {.operation = "region", .device = TMS_NO_DEVICE};
+
+void tms_tag_table_init(tms_tag_table_t *table) {
+    pthread_mutex_init(&table->lock, NULL);
+    table->first = NULL;
+}
+
+void tms_tag_table_release(tms_tag_table_t *table) {
+    while (table->first) {
+        tms_tag_t *tag = table->first;
+        table->first = tag->next;
+        free(tag);
+    }
+    pthread_mutex_destroy(&table->lock);
+}
+
+void tms_tag_table_after_fork_in_child(tms_tag_table_t *table) { pthread_mutex_init(&table->lock, NULL); }
+
+/* Under the table's lock. A process has a handful of tags, so a list is as fast as anything. */
+static tms_tag_t *find_locked(const tms_tag_table_t *table, const char *name) {
+    tms_tag_t *tag = table->first;
+    while (tag && strcmp(tag->name, name) != 0) tag = tag->next;
+    return tag;
+}
+
+tms_tag_t *tms_tag_find(tms_tag_table_t *table, const char *name) {
+    if (!name) return NULL;
+    pthread_mutex_lock(&table->lock);
+    tms_tag_t *tag = find_locked(table, name);
+    pthread_mutex_unlock(&table->lock);
+    return tag;
+}
+
+tms_status_t tms_tag_intern(tms_tag_table_t *table, const char *name, tms_tag_t **tag, tms_error_t *error) {
+    if (!name || !*name) {
+        return tms_error_set(error, TMS_INVALID_ARGUMENT, &region_context, "A tag must be a non-empty string.");
+    }
+    pthread_mutex_lock(&table->lock);
+    tms_tag_t *found = find_locked(table, name);
+    if (!found) {
+        size_t bytes = strlen(name) + 1;
+        found = calloc(1, sizeof(*found) + bytes);
+        if (found) {
+            memcpy(found->name, name, bytes);
+            found->next = table->first;
+            table->first = found;
+        }
+    }
+    pthread_mutex_unlock(&table->lock);
+    if (!found) return tms_error_set(error, TMS_OUT_OF_HOST_MEMORY, &region_context, "The tag was not made.");
+    *tag = found;
+    return TMS_OK;
+}
+
+/* Forgets a stack that belongs to these defaults, so that others at the same address do not meet its stale tags. */
+static void forget_stack(const tms_region_defaults_t *defaults) {
+    if (thread_stack.owner == defaults) thread_stack.owner = NULL;
+}
+
+tms_status_t tms_region_init(tms_region_defaults_t *defaults, const tms_config_t *config, tms_error_t *error) {
+    tms_tag_t *tag = NULL;
+    forget_stack(defaults);
+    tms_tag_table_init(&defaults->tags);
+    tms_status_t status = tms_tag_intern(&defaults->tags, TMS_DEFAULT_TAG, &tag, error);
+    if (status != TMS_OK) {
+        tms_tag_table_release(&defaults->tags);
+        return status;
+    }
+    defaults->initial = (tms_region_t){.tag = tag, .backup = tms_config_init_backup(config), .managed = config->init_enable};
+    return TMS_OK;
+}
+
+void tms_region_release(tms_region_defaults_t *defaults) {
+    forget_stack(defaults);
+    tms_tag_table_release(&defaults->tags);
+}
+
+static region_stack_t *stack_of_thread(const tms_region_defaults_t *defaults) {
+    region_stack_t *stack = &thread_stack;
+    if (__builtin_expect(stack->owner != defaults, 0)) {
+        stack->owner = defaults;
+        stack->depth = 0;
+        stack->level[0] = defaults->initial;
+    }
+    return stack;
+}
+
+tms_status_t tms_region_from_settings(tms_region_defaults_t *defaults, const tms_region_settings_t *settings,
+                                      tms_region_t *region, tms_error_t *error) {
+    if (!settings) return tms_error_set(error, TMS_INVALID_ARGUMENT, &region_context, "Settings are required.");
+    if (settings->backup < TMS_BACKUP_NONE || settings->backup > TMS_BACKUP_DISK) {
+        return tms_error_set(error, TMS_INVALID_ARGUMENT, &region_context, "There is no backup kind %d.",
+                             (int)settings->backup);
+    }
+    tms_tag_t *tag = NULL;
+    tms_status_t status = tms_tag_intern(&defaults->tags, settings->tag, &tag, error);
+    if (status != TMS_OK) return status;
+    *region = (tms_region_t){.tag = tag, .backup = (tms_backup_kind_t)settings->backup, .managed = settings->managed != 0};
+    return TMS_OK;
+}
+
+tms_status_t tms_region_push(tms_region_defaults_t *defaults, const tms_region_settings_t *settings, int *depth,
+                             tms_error_t *error) {
+    region_stack_t *stack = stack_of_thread(defaults);
+    if (stack->depth == TMS_REGION_MAX_DEPTH) {
+        return tms_error_set(error, TMS_INVALID_STATE, &region_context,
+                             "This thread is in %d nested regions, the most "
+                             "there can be.",
+                             stack->depth);
+    }
+    tms_region_t region;
+    tms_status_t status = tms_region_from_settings(defaults, settings, &region, error);
+    if (status != TMS_OK) return status;
+    stack->level[++stack->depth] = region;
+    *depth = stack->depth;
+    return TMS_OK;
+}
+
+void tms_region_pop(tms_region_defaults_t *defaults, int depth) {
+    region_stack_t *stack = stack_of_thread(defaults);
+    if (depth >= 1 && depth <= stack->depth) stack->depth = depth - 1;
+}
+
+tms_region_t tms_region_current(tms_region_defaults_t *defaults, int *depth) {
+    const region_stack_t *stack = stack_of_thread(defaults);
+    if (depth) *depth = stack->depth;
+    return stack->level[stack->depth];
+}
+
+tms_status_t tms_region_set(tms_region_defaults_t *defaults, const tms_region_settings_t *settings, tms_error_t *error) {
+    region_stack_t *stack = stack_of_thread(defaults);
+    return tms_region_from_settings(defaults, settings, &stack->level[stack->depth], error);
+}
