@@ -49,7 +49,7 @@ static tms_status_t need_staging(tms_copier_t *copier, uint64_t bytes, const tms
         TMS_DRIVER_CALL(copier->driver, context, error, cuMemHostAlloc, &staging, bytes, CU_MEMHOSTALLOC_PORTABLE);
     if (status == TMS_OUT_OF_DEVICE_MEMORY) {
         return tms_error_set(error, TMS_OUT_OF_HOST_MEMORY, context,
-                             "no pinned memory for a staging buffer of %llu bytes; lower TMS_DISK_BACKUP_CHUNK_MB",
+                             "No pinned memory for a staging buffer of %llu bytes. Lower TMS_DISK_BACKUP_CHUNK_MB.",
                              (unsigned long long)bytes);
     }
     if (status != TMS_OK) return status;
@@ -58,12 +58,12 @@ static tms_status_t need_staging(tms_copier_t *copier, uint64_t bytes, const tms
     return TMS_OK;
 }
 
-tms_status_t tms_backup_prepare(tms_backup_t *backup, tms_backup_stores_t *stores, const tms_driver_table_t *driver,
-                                const tms_error_context_t *context, tms_error_t *error) {
+tms_status_t tms_backup_prepare(tms_backup_t *backup, tms_backup_stores_t *stores, const tms_error_context_t *context,
+                                tms_error_t *error) {
     tms_status_t status = TMS_OK;
     if (on_host(backup->kind) && !backup->host) {
-        status = tms_host_buffer_create(&backup->host, backup->kind, backup->bytes, driver, stores->log, &stores->host_bytes,
-                                        context, error);
+        status = tms_host_buffer_create(&backup->host, backup->kind, backup->bytes, stores->devices, stores->log,
+                                        &stores->host_bytes, context, error);
         backup->fresh = status == TMS_OK;
     } else if (backup->kind == TMS_BACKUP_DISK && !backup->file) {
         status = tms_disk_file_create(&stores->disk, backup->bytes, &backup->file, context, error);

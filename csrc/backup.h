@@ -50,8 +50,8 @@ tms_status_t tms_copier_wait(tms_copier_t *copier, const tms_error_context_t *co
 void tms_copier_close(tms_copier_t *copier); /* accepts one that was never opened */
 
 /* Each acts by backup->kind; NONE does nothing. A backup that still holds memory (retained, or a file) is used again. */
-tms_status_t tms_backup_prepare(tms_backup_t *backup, tms_backup_stores_t *stores, const tms_driver_table_t *driver,
-                                const tms_error_context_t *context, tms_error_t *error);
+tms_status_t tms_backup_prepare(tms_backup_t *backup, tms_backup_stores_t *stores, const tms_error_context_t *context,
+                                tms_error_t *error);
 tms_status_t tms_backup_save(tms_backup_t *backup, tms_copier_t *copier, CUdeviceptr address,
                              const tms_error_context_t *context, tms_error_t *error);
 tms_status_t tms_backup_load(tms_backup_t *backup, tms_copier_t *copier, CUdeviceptr address,

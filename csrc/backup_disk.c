@@ -65,7 +65,7 @@ static void drop_lock(tms_disk_directory_t *directory, tms_disk_lock_t *lock) {
 tms_status_t tms_disk_set_directory(tms_disk_directory_t *directory, const char *path, tms_error_t *error) {
     const tms_error_context_t context = {.operation = "set_disk_backup_dir", .device = TMS_NO_DEVICE};
     if (!path || !*path) {
-        return tms_error_set(error, TMS_INVALID_ARGUMENT, &context, "The directory must be a non-empty path.");
+        return tms_error_set(error, TMS_INVALID_ARGUMENT, &context, "the directory must be a non-empty path");
     }
     char *absolute = tms_disk_absolute_path(path);
     if (!absolute) return tms_error_set_os(error, &context, "malloc", ENOMEM, path);
@@ -153,7 +153,7 @@ tms_status_t tms_disk_file_create(tms_disk_directory_t *directory, uint64_t byte
     pthread_mutex_lock(&directory->lock);
     tms_status_t status = create_entry(directory, &made, &fd, context, error);
     pthread_mutex_unlock(&directory->lock);
-    if (status != TMS_OK) return status;
+    if (!made) return status;
 
     /* Without the lock: a file system in memory clears every page here. */
     const char *call = NULL;
@@ -232,8 +232,8 @@ tms_status_t tms_disk_file_read(tms_disk_file_t *file, void *data, uint64_t byte
             bytes -= (uint64_t)got;
         } else if (got == 0) {
             status = tms_error_set(error, TMS_BACKUP_IO, context,
-                                   "The backup file '%s' has become too short: %llu bytes "
-                                   "from offset %llu on are missing.",
+                                   "the backup file '%s' has become too short: %llu bytes "
+                                   "from offset %llu on are missing",
                                    file->path, (unsigned long long)bytes, (unsigned long long)offset);
         } else if (errno != EINTR) {
             status = tms_error_set_os(error, context, "pread", errno, file->path);

@@ -51,8 +51,9 @@ tms_status_t tms_disk_make_directory(const char *path, const tms_error_context_t
         if (end != '/' && end != '\0') continue;
         *cursor = '\0';
         /* What exists is let be, also where it may not be written to: the last mkdir, or the lock file, will tell. */
-        if (mkdir(partial, DIRECTORY_MODE) != 0 && stat(partial, &found) != 0) {
-            status = tms_error_set_os(error, context, "mkdir", errno, partial);
+        int os_error = mkdir(partial, DIRECTORY_MODE) == 0 ? 0 : errno;
+        if (os_error != 0 && stat(partial, &found) != 0) {
+            status = tms_error_set_os(error, context, "mkdir", os_error, partial);
             break;
         }
         *cursor = end;
@@ -167,8 +168,8 @@ static bool is_backup_name(const char *name, const char *prefix, size_t length) 
 /* Opens a lock file and locks it, which is possible if its process is dead; else -1. */
 static int seize_lock(int directory, const char *name) {
     struct stat found;
-    /* O_NONBLOCK: somebody may have put a FIFO there. */
-    int fd = openat(directory, name, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    /* For writing, which a lock over NFS needs; and so, on Linux, opening a FIFO does not wait either. */
+    int fd = openat(directory, name, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0) return -1;
     if (fstat(fd, &found) == 0 && is_own_file(&found) && flock(fd, LOCK_EX | LOCK_NB) == 0) return fd;
     close(fd);

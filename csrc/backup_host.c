@@ -19,17 +19,21 @@ static tms_status_t map_pages(tms_host_buffer_t *buffer, const tms_error_context
     return TMS_OK;
 }
 
-static tms_status_t pin_pages(tms_host_buffer_t *buffer, const tms_driver_table_t *driver,
-                              const tms_error_context_t *context, tms_error_t *error) {
+static tms_status_t pin_pages(tms_host_buffer_t *buffer, const tms_error_context_t *context, tms_error_t *error) {
+    const tms_driver_table_t *driver = NULL;
     tms_error_t reason;
-    tms_status_t status =
+    tms_status_t status = tms_devices_load(buffer->devices, &driver, NULL, context, error);
+    if (status == TMS_OK) status = tms_devices_enter(buffer->devices, buffer->device, context, error);
+    if (status != TMS_OK) return status;
+    status =
         TMS_DRIVER_CALL(driver, context, &reason, cuMemHostAlloc, &buffer->memory, buffer->bytes, CU_MEMHOSTALLOC_PORTABLE);
+    tms_devices_leave(buffer->devices, buffer->device);
     /* The driver says "out of memory" for the host's as well, which is another thing to do something about. */
     if (status == TMS_OUT_OF_DEVICE_MEMORY) {
         return tms_error_set(
             error, TMS_OUT_OF_HOST_MEMORY, context,
             "cuMemHostAlloc failed with %s: the host cannot pin this much memory. Free host memory, raise the "
-            "memory limit of the container, or use cpu_backup_backend=\"mmap\" or a disk backup",
+            "memory limit of the container, or use cpu_backup_backend=\"mmap\" or a disk backup.",
             reason.result_name);
     }
     if (status != TMS_OK && error) *error = reason;
@@ -37,14 +41,14 @@ static tms_status_t pin_pages(tms_host_buffer_t *buffer, const tms_driver_table_
 }
 
 tms_status_t tms_host_buffer_create(tms_host_buffer_t **buffer, tms_backup_kind_t kind, uint64_t bytes,
-                                    const tms_driver_table_t *driver, const tms_log_t *log, _Atomic uint64_t *total,
+                                    tms_devices_t *devices, const tms_log_t *log, _Atomic uint64_t *total,
                                     const tms_error_context_t *context, tms_error_t *error) {
     tms_host_buffer_t *made = calloc(1, sizeof *made);
     if (!made) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
-    *made = (tms_host_buffer_t){.kind = kind, .bytes = bytes, .driver = driver, .log = log, .total = total};
+    *made = (tms_host_buffer_t){
+        .kind = kind, .bytes = bytes, .devices = devices, .device = context->device, .log = log, .total = total};
     atomic_init(&made->references, 1);
-    tms_status_t status =
-        kind == TMS_BACKUP_MMAP ? map_pages(made, context, error) : pin_pages(made, driver, context, error);
+    tms_status_t status = kind == TMS_BACKUP_MMAP ? map_pages(made, context, error) : pin_pages(made, context, error);
     if (status != TMS_OK) {
         free(made);
         return status;
@@ -56,23 +60,34 @@ tms_status_t tms_host_buffer_create(tms_host_buffer_t **buffer, tms_backup_kind_
 
 void tms_host_buffer_acquire(tms_host_buffer_t *buffer) { atomic_fetch_add(&buffer->references, 1); }
 
+static void unmap_pages(tms_host_buffer_t *buffer) {
+    if (munmap(buffer->memory, buffer->bytes) == 0) return;
+    tms_log_write(buffer->log, TMS_LOG_ERROR, "munmap of a backup of %llu bytes failed: %s; the memory is lost",
+                  (unsigned long long)buffer->bytes, strerror(errno));
+}
+
+/* The last reference may be a view's, dropped on a thread without a context. */
+static void unpin_pages(tms_host_buffer_t *buffer) {
+    tms_error_context_t context = {.operation = "free a backup", .device = buffer->device, .bytes = buffer->bytes};
+    const tms_driver_table_t *driver = NULL;
+    tms_error_t error;
+    tms_status_t status = tms_devices_load(buffer->devices, &driver, NULL, &context, &error);
+    if (status == TMS_OK) status = tms_devices_enter(buffer->devices, buffer->device, &context, &error);
+    if (status == TMS_OK) {
+        status = TMS_DRIVER_CALL(driver, &context, &error, cuMemFreeHost, buffer->memory);
+        tms_devices_leave(buffer->devices, buffer->device);
+    }
+    /* At process exit the driver may be gone, and the memory with it. */
+    if (status != TMS_OK && status != TMS_DRIVER_UNAVAILABLE)
+        tms_log_write(buffer->log, TMS_LOG_ERROR, "%s The memory is lost.", error.message);
+}
+
 void tms_host_buffer_drop(tms_host_buffer_t *buffer) {
     if (!buffer || atomic_fetch_sub(&buffer->references, 1) != 1) return;
-    if (buffer->kind == TMS_BACKUP_MMAP) {
-        if (munmap(buffer->memory, buffer->bytes) != 0) {
-            tms_log_write(buffer->log, TMS_LOG_ERROR, "munmap of a backup of %llu bytes failed: %s; the memory is lost",
-                          (unsigned long long)buffer->bytes, strerror(errno));
-        }
-    } else {
-        CUresult result = buffer->driver->cuMemFreeHost(buffer->memory);
-        /* At process exit the driver may be gone, and the memory with it. */
-        if (result != CUDA_SUCCESS && result != CUDA_ERROR_DEINITIALIZED) {
-            const char *name = tms_driver_result_name(buffer->driver, result);
-            tms_log_write(buffer->log, TMS_LOG_ERROR,
-                          "cuMemFreeHost of a backup of %llu bytes failed with %s (%d); it is lost",
-                          (unsigned long long)buffer->bytes, name ? name : "an unknown error", (int)result);
-        }
-    }
     atomic_fetch_sub(buffer->total, buffer->bytes);
+    if (buffer->kind == TMS_BACKUP_MMAP)
+        unmap_pages(buffer);
+    else
+        unpin_pages(buffer);
     free(buffer);
 }

@@ -49,7 +49,7 @@ static void set_call(tms_error_t *error, const tms_driver_table_t *table, const 
 tms_status_t tms_driver_fail(const tms_driver_table_t *table, const tms_error_context_t *context, const char *call,
                              CUresult result, tms_error_t *error) {
     if (result == CUDA_ERROR_NOT_FOUND && is_missing(table, call)) {
-        tms_error_set(error, TMS_DRIVER_UNAVAILABLE, context, "The CUDA driver is too old: it has no %s. Update it.", call);
+        tms_error_set(error, TMS_DRIVER_UNAVAILABLE, context, "the CUDA driver is too old and has no %s. Update it", call);
         set_call(error, table, call, result);
         return TMS_DRIVER_UNAVAILABLE;
     }
@@ -83,7 +83,7 @@ static tms_status_t open_driver(const tms_driver_t *driver, tms_driver_table_t *
     void *library = dlopen(driver->path, RTLD_NOW | RTLD_LOCAL);
     if (!library) {
         const char *reason = dlerror();
-        return tms_error_set(error, TMS_DRIVER_UNAVAILABLE, context, "The CUDA driver could not be loaded: %s.",
+        return tms_error_set(error, TMS_DRIVER_UNAVAILABLE, context, "the CUDA driver could not be loaded: %s",
                              reason ? reason : driver->path);
     }
 
@@ -91,13 +91,13 @@ static tms_status_t open_driver(const tms_driver_t *driver, tms_driver_table_t *
     resolve(table, library);
     const char *missing = first_missing(table);
     if (!table->cuInit) {
-        status = tms_error_set(error, TMS_DRIVER_UNAVAILABLE, context, "'%s' is not a CUDA driver: it has no cuInit.",
+        status = tms_error_set(error, TMS_DRIVER_UNAVAILABLE, context, "'%s' is not a CUDA driver: it has no cuInit",
                                driver->path);
         goto unload;
     }
     if (missing) {
         status = tms_error_set(error, TMS_DRIVER_UNAVAILABLE, context,
-                               "The CUDA driver '%s' is too old for virtual memory management: it has no %s. Update it.",
+                               "the CUDA driver '%s' is too old for virtual memory management and has no %s. Update it",
                                driver->path, missing);
         goto unload;
     }
@@ -106,7 +106,7 @@ static tms_status_t open_driver(const tms_driver_t *driver, tms_driver_table_t *
     if (result == CUDA_SUCCESS) return TMS_OK;
     /* A driver that has begun to initialise is never unloaded: it may have left threads and handlers behind. */
     const char *name = tms_driver_result_name(table, result);
-    status = tms_error_set(error, TMS_DRIVER_UNAVAILABLE, context, "cuInit of '%s' failed with %s (%d).", driver->path,
+    status = tms_error_set(error, TMS_DRIVER_UNAVAILABLE, context, "cuInit of '%s' failed with %s (%d)", driver->path,
                            name ? name : "an unnamed error", (int)result);
     set_call(error, table, "cuInit", result);
     return status;
@@ -125,7 +125,7 @@ tms_status_t tms_driver_load(tms_driver_t *driver, const tms_driver_table_t **ta
     }
 
     tms_driver_table_t *fresh = calloc(1, sizeof(*fresh));
-    if (!fresh) return tms_error_set(error, TMS_OUT_OF_HOST_MEMORY, context, "The table of driver calls was not made.");
+    if (!fresh) return tms_error_set(error, TMS_OUT_OF_HOST_MEMORY, context, "the table of driver calls was not made");
     tms_status_t status = open_driver(driver, fresh, context, error);
     if (status != TMS_OK) {
         free(fresh);

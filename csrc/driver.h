@@ -32,7 +32,6 @@
     X(cuCtxPushCurrent, "cuCtxPushCurrent_v2", (CUcontext context))                                                         \
     X(cuCtxPopCurrent, "cuCtxPopCurrent_v2", (CUcontext * context))                                                         \
     X(cuCtxSynchronize, "cuCtxSynchronize", (void))                                                                         \
-    X(cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", (CUstreamCaptureMode * mode))                 \
     X(cuStreamIsCapturing, "cuStreamIsCapturing", (CUstream stream, CUstreamCaptureStatus * status))                        \
     X(cuStreamCreate, "cuStreamCreate", (CUstream * stream, unsigned int flags))                                            \
     X(cuStreamDestroy, "cuStreamDestroy_v2", (CUstream stream))                                                             \

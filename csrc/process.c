@@ -45,7 +45,7 @@ tms_status_t tms_process_register(tms_error_t *error) {
     const tms_error_context_t context = {.operation = "start", .device = TMS_NO_DEVICE};
     if (pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) != 0 || atexit(at_exit) != 0) {
         return tms_error_set(error, TMS_OUT_OF_HOST_MEMORY, &context,
-                             "The handlers for fork and exit were not registered: disk backups may stay behind at exit.");
+                             "the handlers for fork and exit were not registered: disk backups may stay behind at exit");
     }
     return TMS_OK;
 }

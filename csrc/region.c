@@ -48,7 +48,7 @@ tms_tag_t *tms_tag_find(tms_tag_table_t *table, const char *name) {
 
 tms_status_t tms_tag_intern(tms_tag_table_t *table, const char *name, tms_tag_t **tag, tms_error_t *error) {
     if (!name || !*name) {
-        return tms_error_set(error, TMS_INVALID_ARGUMENT, &region_context, "A tag must be a non-empty string.");
+        return tms_error_set(error, TMS_INVALID_ARGUMENT, &region_context, "a tag must be a non-empty string");
     }
     pthread_mutex_lock(&table->lock);
     tms_tag_t *found = find_locked(table, name);
@@ -62,7 +62,7 @@ tms_status_t tms_tag_intern(tms_tag_table_t *table, const char *name, tms_tag_t 
         }
     }
     pthread_mutex_unlock(&table->lock);
-    if (!found) return tms_error_set(error, TMS_OUT_OF_HOST_MEMORY, &region_context, "The tag was not made.");
+    if (!found) return tms_error_set(error, TMS_OUT_OF_HOST_MEMORY, &region_context, "the tag was not made");
     *tag = found;
     return TMS_OK;
 }
@@ -102,9 +102,9 @@ static region_stack_t *stack_of_thread(const tms_region_defaults_t *defaults) {
 
 tms_status_t tms_region_from_settings(tms_region_defaults_t *defaults, const tms_region_settings_t *settings,
                                       tms_region_t *region, tms_error_t *error) {
-    if (!settings) return tms_error_set(error, TMS_INVALID_ARGUMENT, &region_context, "Settings are required.");
+    if (!settings) return tms_error_set(error, TMS_INVALID_ARGUMENT, &region_context, "settings are required");
     if (settings->backup < TMS_BACKUP_NONE || settings->backup > TMS_BACKUP_DISK) {
-        return tms_error_set(error, TMS_INVALID_ARGUMENT, &region_context, "There is no backup kind %d.",
+        return tms_error_set(error, TMS_INVALID_ARGUMENT, &region_context, "there is no backup kind %d",
                              (int)settings->backup);
     }
     tms_tag_t *tag = NULL;
@@ -119,9 +119,7 @@ tms_status_t tms_region_push(tms_region_defaults_t *defaults, const tms_region_s
     region_stack_t *stack = stack_of_thread(defaults);
     if (stack->depth == TMS_REGION_MAX_DEPTH) {
         return tms_error_set(error, TMS_INVALID_STATE, &region_context,
-                             "This thread is in %d nested regions, the most "
-                             "there can be.",
-                             stack->depth);
+                             "this thread is in %d nested regions, the most there can be", stack->depth);
     }
     tms_region_t region;
     tms_status_t status = tms_region_from_settings(defaults, settings, &region, error);

@@ -12,7 +12,7 @@ static const tms_error_context_t start_context = {.operation = "start", .device 
 static tms_status_t make_state(tms_state_t **made, tms_error_t *error) {
     tms_state_t *state = calloc(1, sizeof(*state));
     if (!state) {
-        return tms_error_set(error, TMS_OUT_OF_HOST_MEMORY, &start_context, "The state of the process was not made.");
+        return tms_error_set(error, TMS_OUT_OF_HOST_MEMORY, &start_context, "the state of the process was not made");
     }
     tms_log_init(&state->log, TMS_LOG_WARNING);
     tms_config_read(&state->config, &state->log);

@@ -11,20 +11,29 @@
 /* Results that the oldest supported cuda.h does not know yet. */
 enum { RESULT_CONTAINED = 226, RESULT_TENSOR_MEMORY_LEAK = 721 };
 
-/* What a reader can do about an error, appended to its message. Statuses without a row depend on the case too much: there
- * the detail given by the caller says it. X(enumerator suffix, advice) */
+/* What a reader can do about an error, appended to its message. Statuses without a row depend on the case too much. Where
+ * the last column is false, a caller that gives a detail knows better what to do, and its word is enough. X(enumerator
+ * suffix, advice, whether it is appended to a detail, too) */
 #define STATUS_ADVICE(X)                                                                                                    \
-    X(OUT_OF_DEVICE_MEMORY, "Pause other tags, delete tensors and empty the framework's cache, or let the other processes " \
-                            "on the device give memory back, and make the call again.")                                     \
-    X(OUT_OF_HOST_MEMORY, "Free host memory, back up fewer tags, or keep backups on disk (enable_disk_backup).")            \
-    X(BACKUP_IO, "Check the free space and the permissions of the disk backup directory, or choose another with "           \
-                 "set_disk_backup_dir() or TMS_DISK_BACKUP_DIR.")                                                           \
-    X(DRIVER_UNAVAILABLE, "Check that nvidia-smi works in this environment and that CUDA_VISIBLE_DEVICES names a device; "  \
-                          "TMS_CUDA_DRIVER can name another driver library.")                                               \
-    X(DEVICE_LOST, "Restart the process: no call on this device can succeed in it any more. The fault happened in an "      \
-                   "earlier kernel or copy, which CUDA_LAUNCH_BLOCKING=1 helps to find.")                                   \
-    X(CAPTURE_IN_PROGRESS, "End the capture first, then make the call again.")                                              \
-    X(FORKED, "Start processes that use the GPU with the spawn or forkserver method instead of fork.")
+    X(OUT_OF_DEVICE_MEMORY,                                                                                                 \
+      "Pause other tags, delete tensors and empty the framework's cache, or let the other processes on the device give "    \
+      "memory back, and make the call again.",                                                                              \
+      true)                                                                                                                 \
+    X(OUT_OF_HOST_MEMORY, "Free host memory, back up fewer tags, or keep backups on disk (enable_disk_backup).", false)     \
+    X(BACKUP_IO,                                                                                                            \
+      "Check the free space and the permissions of the disk backup directory, or choose another with "                      \
+      "set_disk_backup_dir() or TMS_DISK_BACKUP_DIR.",                                                                      \
+      true)                                                                                                                 \
+    X(DRIVER_UNAVAILABLE,                                                                                                   \
+      "Check that nvidia-smi works in this environment and that CUDA_VISIBLE_DEVICES names a device; TMS_CUDA_DRIVER can "  \
+      "name another driver library.",                                                                                       \
+      true)                                                                                                                 \
+    X(DEVICE_LOST,                                                                                                          \
+      "Restart the process: no call on this device can succeed in it any more. The fault happened in an earlier kernel or " \
+      "copy, which CUDA_LAUNCH_BLOCKING=1 helps to find.",                                                                  \
+      true)                                                                                                                 \
+    X(CAPTURE_IN_PROGRESS, "End the capture first, then make the call again.", false)                                       \
+    X(FORKED, "Start processes that use the GPU with the spawn or forkserver method instead of fork.", false)
 
 const char *tms_status_name(tms_status_t status) {
     switch (status) {
@@ -46,10 +55,11 @@ const char *tms_status_text(tms_status_t status) {
     return "unknown status";
 }
 
-static const char *status_advice(tms_status_t status) {
+/* The advice for a status, or NULL. */
+static const char *status_advice(tms_status_t status, bool has_detail) {
     switch (status) {
-#define ADVICE(name, advice)                                                                                                \
-    case TMS_##name: return advice;
+#define ADVICE(name, advice, with_detail)                                                                                   \
+    case TMS_##name: return !has_detail || (with_detail) ? advice : NULL;
         STATUS_ADVICE(ADVICE)
 #undef ADVICE
     default: return NULL;
@@ -144,7 +154,8 @@ __attribute__((format(printf, 2, 0))) static void append_list(tms_error_t *error
     }
 }
 
-__attribute__((format(printf, 2, 3))) static void append(tms_error_t *error, const char *format, ...) {
+void tms_error_append(tms_error_t *error, const char *format, ...) {
+    if (!error) return;
     va_list arguments;
     va_start(arguments, format);
     append_list(error, format, arguments);
@@ -155,7 +166,7 @@ __attribute__((format(printf, 2, 3))) static void append(tms_error_t *error, con
 static void append_bytes(tms_error_t *error, uint64_t bytes) {
     static const char *const units[] = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
     const double step = 1024.0;
-    append(error, "%" PRIu64 " bytes", bytes);
+    tms_error_append(error, "%" PRIu64 " bytes", bytes);
     double amount = (double)bytes / step;
     if (amount < 1.0) return;
     size_t unit = 0;
@@ -163,7 +174,7 @@ static void append_bytes(tms_error_t *error, uint64_t bytes) {
         amount /= step;
         unit++;
     }
-    append(error, " (%.1f %s)", amount, units[unit]);
+    tms_error_append(error, " (%.1f %s)", amount, units[unit]);
 }
 
 /* Fills the fields, and "<operation>: <what>" of the message. */
@@ -177,31 +188,37 @@ static void begin(tms_error_t *error, tms_status_t status, const tms_error_conte
         copy_text(error->operation, context->operation);
         copy_text(error->tag, context->tag);
     }
-    append(error, "%s%s%s", error->operation, error->operation[0] ? ": " : "", tms_status_text(status));
+    tms_error_append(error, "%s%s%s", error->operation, error->operation[0] ? ": " : "", tms_status_text(status));
 }
 
-/* ": <bytes> bytes, device <d>, ..." of what is known, and the end of the sentence. */
-static void append_facts(tms_error_t *error) {
-    const char *separator = ": ";
+/* ": <bytes> bytes, device <d>, ..." of what is known; returns what may stand between that and a detail. */
+static const char *append_facts(tms_error_t *error) {
+    const char *separator = ": ", *end = ": ";
     if (error->bytes) {
         append(error, "%s", separator);
         append_bytes(error, error->bytes);
-        separator = ", ";
+        separator = ", ", end = "; ";
     }
     if (error->device != TMS_NO_DEVICE) {
         append(error, "%sdevice %d", separator, (int)error->device);
-        separator = ", ";
+        separator = ", ", end = "; ";
     }
     if (error->address) {
         append(error, "%saddress 0x%" PRIx64, separator, error->address);
-        separator = ", ";
+        separator = ", ", end = "; ";
     }
-    if (error->tag[0]) append(error, "%stag '%s'", separator, error->tag);
-    append(error, ".");
+    if (error->tag[0]) {
+        append(error, "%stag '%s'", separator, error->tag);
+        end = "; ";
+    }
+    return end;
 }
 
-static void append_advice(tms_error_t *error) {
-    const char *advice = status_advice(error->status);
+/* Ends the sentence, and says what to do. */
+static void finish(tms_error_t *error, bool has_detail) {
+    size_t length = strlen(error->message);
+    if (length == 0 || !strchr(".?!", error->message[length - 1])) append(error, ".");
+    const char *advice = status_advice(error->status, has_detail);
     if (advice) append(error, " %s", advice);
 }
 
@@ -209,15 +226,16 @@ tms_status_t tms_error_set(tms_error_t *error, tms_status_t status, const tms_er
                            ...) {
     if (!error) return status;
     begin(error, status, context);
-    append_facts(error);
-    if (format && format[0]) {
+    const char *separator = append_facts(error);
+    bool has_detail = format && format[0];
+    if (has_detail) {
         va_list arguments;
-        append(error, " ");
+        append(error, "%s", separator);
         va_start(arguments, format);
         append_list(error, format, arguments);
         va_end(arguments);
     }
-    append_advice(error);
+    finish(error, has_detail);
     return status;
 }
 
@@ -229,9 +247,9 @@ tms_status_t tms_error_set_driver(tms_error_t *error, const tms_error_context_t 
     error->driver_result = result;
     copy_text(error->call, call);
     copy_text(error->result_name, name);
-    append(error, "; %s failed with %s (%d)", error->call, name ? error->result_name : "an unnamed error", result);
+    tms_error_append(error, "; %s failed with %s (%d)", error->call, name ? error->result_name : "an unnamed error", result);
     append_facts(error);
-    append_advice(error);
+    finish(error, false);
     return status;
 }
 
@@ -243,9 +261,10 @@ tms_status_t tms_error_set_os(tms_error_t *error, const tms_error_context_t *con
     begin(error, status, context);
     error->os_error = os_error;
     copy_text(error->call, call);
-    append(error, "; %s failed with errno %d (%s)", error->call, os_error, strerror_r(os_error, buffer, sizeof(buffer)));
-    if (path) append(error, " for '%s'", path);
+    tms_error_append(error, "; %s failed with errno %d (%s)", error->call, os_error,
+                     strerror_r(os_error, buffer, sizeof(buffer)));
+    if (path) tms_error_append(error, " for '%s'", path);
     append_facts(error);
-    append_advice(error);
+    finish(error, false);
     return status;
 }

@@ -1,7 +1,8 @@
 /* The error value: filled in one place, so that every message has the same shape.
  *
- * A message reads "<operation>: <what>; <call> failed with <name> (<number>): <bytes> bytes, device <d>, tag '<t>'.
- * <advice>". All functions may be called on any thread, take no lock, and accept a NULL error. */
+ * A message reads "<operation>: <what>; <call> failed with <name> (<number>): <bytes> bytes, device <d>, tag '<t>';
+ * <detail>. <Advice>." without the parts that do not apply. All functions may be called on any thread, take no lock, and
+ * accept a NULL error. */
 #ifndef TMS_STATUS_H
 #define TMS_STATUS_H
 
@@ -24,8 +25,9 @@ const char *tms_status_text(tms_status_t status); /* the sentence of the table *
 void tms_error_clear(tms_error_t *error);
 
 /* Each fills *error from the context and returns the status to hand on, so that a caller can write
- * `return tms_error_set(...)`. `format` is the detail of this case, a sentence; what the
- * status alone advises (status.c) is appended to it. */
+ * `return tms_error_set(...)`. `format` is the detail of the case, without a capital at
+ * its beginning and a full stop at its end; what the status alone advises follows it where that adds something (status.c).
+ */
 __attribute__((format(printf, 4, 5))) tms_status_t tms_error_set(tms_error_t *error, tms_status_t status,
                                                                  const tms_error_context_t *context, const char *format,
                                                                  ...);

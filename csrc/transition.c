@@ -50,7 +50,7 @@ static tms_status_t take_turn(transition_t *t, tms_error_t *error) {
     if (saver->transition_running && pthread_equal(saver->transition_owner, pthread_self())) {
         status = tms_error_set(
             error, TMS_INVALID_STATE, &context,
-            "this thread is inside pause() or resume() already; do not call them from callbacks or finalisers");
+            "This thread is inside pause() or resume() already. Do not call them from callbacks or finalisers.");
     } else {
         while (saver->transition_running) pthread_cond_wait(&saver->turn, &saver->lock);
         saver->transition_running = true;
@@ -73,14 +73,14 @@ static tms_status_t check_capture(transition_t *t, const tms_selection_t *select
     CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE;
     int visible = tms_capture_visible(&t->saver->capture);
     if (visible > 0)
-        return tms_error_set(error, TMS_CAPTURE_IN_PROGRESS, &context, "%d stream capture%s under way; end %s first",
+        return tms_error_set(error, TMS_CAPTURE_IN_PROGRESS, &context, "%d stream capture%s under way. End %s first.",
                              visible, visible == 1 ? " is" : "s are", visible == 1 ? "it" : "them");
     if (!selection->has_stream) return TMS_OK;
     CUresult result =
         t->driver->cuStreamIsCapturing ? t->driver->cuStreamIsCapturing(selection->stream, &capturing) : CUDA_SUCCESS;
     if (result == CUDA_SUCCESS && capturing != CU_STREAM_CAPTURE_STATUS_NONE)
         return tms_error_set(error, TMS_CAPTURE_IN_PROGRESS, &context,
-                             "the current stream is capturing; end the capture first");
+                             "The current stream is capturing. End the capture first.");
     /* A thread without a context has no stream that could be capturing. */
     if (result == CUDA_SUCCESS || result == CUDA_ERROR_INVALID_CONTEXT) return TMS_OK;
     return tms_driver_fail(t->driver, &context, "cuStreamIsCapturing", result, error);
@@ -212,26 +212,19 @@ static tms_status_t copy_all(transition_t *t, copy_t copy, tms_error_t *error) {
 
 /* ---- pause ---- */
 
-static tms_status_t prepare_device(transition_t *t, int device, tms_error_t *error) {
-    tms_error_context_t context = context_of_call(t, device);
-    tms_status_t status = tms_devices_enter(t->saver->devices, device, &context, error);
-    if (status != TMS_OK) return status;
+static tms_status_t prepare_all(transition_t *t, tms_error_t *error) {
+    tms_status_t status = TMS_OK;
     FOR_EACH(segment, t) {
         if (status != TMS_OK) break;
-        if (segment->device != device) continue;
-        tms_error_context_t here = context_of(t, segment);
-        status = tms_backup_prepare(&segment->backup, &t->saver->stores, t->driver, &here, error);
+        tms_error_context_t context = context_of(t, segment);
+        status = tms_backup_prepare(&segment->backup, &t->saver->stores, &context, error);
     }
-    tms_devices_leave(t->saver->devices, device);
     return status;
 }
 
 static tms_status_t save_contents(transition_t *t, tms_error_t *error) {
     tms_error_context_t context = context_of_call(t, TMS_NO_DEVICE);
-    tms_status_t status = TMS_OK;
-    for (int device = 0; device < t->devices->count && status == TMS_OK; device++) {
-        if (t->copying >> device & 1) status = prepare_device(t, device, error);
-    }
+    tms_status_t status = prepare_all(t, error);
     if (status == TMS_OK) status = tms_devices_synchronize(t->saver->devices, t->affected, &context, error);
     if (status == TMS_OK) status = copy_all(t, tms_backup_save, error);
     return status;
@@ -253,14 +246,14 @@ static tms_status_t release_memory(transition_t *t, tms_error_t *error) {
             first = reason;
         }
         bytes += tms_segment_reserved(segment);
-        tms_log_write(t->saver->log, TMS_LOG_ERROR, "%s; the allocation is damaged, its address stays reserved",
+        tms_log_write(t->saver->log, TMS_LOG_ERROR, "%s The allocation is damaged; its address stays reserved.",
                       reason.message);
     }
     if (refused > 0 && error) {
         *error = first;
-        tms_error_append(error,
-                         " (%llu allocations of %llu bytes could not be released and are damaged; all others are paused)",
-                         (unsigned long long)refused, (unsigned long long)bytes);
+        tms_error_append(
+            error, " In all %llu allocations of %llu bytes could not be released and are damaged; all others are paused.",
+            (unsigned long long)refused, (unsigned long long)bytes);
     }
     return first_status;
 }
@@ -331,8 +324,8 @@ static tms_status_t populate_all(transition_t *t, tms_error_t *error) {
             bytes += tms_segment_reserved(segment);
         } else if (status == TMS_OUT_OF_DEVICE_MEMORY && error) {
             tms_error_append(error,
-                             " (%llu bytes were mapped before that and have been given back; everything stays paused, "
-                             "resume() can be called again)",
+                             " %llu bytes were mapped before that and have been given back: everything stays paused, and "
+                             "resume() can be called again.",
                              (unsigned long long)bytes);
         }
     }
@@ -344,7 +337,7 @@ static void undo_resume(transition_t *t) {
         tms_error_t reason;
         tms_error_context_t context = context_of(t, segment);
         if (tms_segment_depopulate(segment, t->driver, &context, &reason) == TMS_OK) continue;
-        tms_log_write(t->saver->log, TMS_LOG_ERROR, "undoing a failed resume: %s; the allocation is damaged",
+        tms_log_write(t->saver->log, TMS_LOG_ERROR, "undoing a failed resume: %s The allocation is damaged.",
                       reason.message);
     }
 }

@@ -10,22 +10,14 @@
 #ifndef TMS_PRELOAD_HOOKS_H
 #define TMS_PRELOAD_HOOKS_H
 
-#include <cuda.h>
+#include <stddef.h>
 
-/* cudaError_t by value: the runtime's header is not needed to build this library. */
-typedef int tms_cuda_error_t;
-enum {
-    TMS_CUDA_SUCCESS = 0,
-    TMS_CUDA_ERROR_INVALID_VALUE = 1,
-    TMS_CUDA_ERROR_MEMORY_ALLOCATION = 2,
-    TMS_CUDA_ERROR_INITIALIZATION = 3,
-    TMS_CUDA_ERROR_NO_DEVICE = 100,
-    TMS_CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
-    TMS_CUDA_ERROR_UNKNOWN = 999,
-    TMS_CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND = 302
-};
+#include "compat.h"
+#include "state.h"
 
-/* X(function, parameter list). Stream and graph handles are pointers. */
+/* X(function, parameter list). Stream and graph handles are pointers. Destroying a stream is among them because it ends a
+ * capture that is under way on it. The functions with the suffix are the ones that programs built for per-thread default
+ * streams call. */
 #define TMS_HOOKS(X)                                                                                                        \
     X(cudaMalloc, (void **address, size_t bytes))                                                                           \
     X(cudaFree, (void *address))                                                                                            \
@@ -37,7 +29,8 @@ enum {
     X(cudaStreamBeginCaptureToGraph_ptsz,                                                                                   \
       (void *stream, void *graph, const void *dependencies, const void *edges, size_t count, int mode))                     \
     X(cudaStreamEndCapture, (void *stream, void **graph))                                                                   \
-    X(cudaStreamEndCapture_ptsz, (void *stream, void **graph))
+    X(cudaStreamEndCapture_ptsz, (void *stream, void **graph))                                                              \
+    X(cudaStreamDestroy, (void *stream))
 
 typedef enum tms_hook {
 #define TMS_HOOK_ENUMERATOR(name, parameters) TMS_HOOK_##name,
@@ -45,8 +38,21 @@ typedef enum tms_hook {
 #undef TMS_HOOK_ENUMERATOR
         TMS_HOOK_COUNT
 } tms_hook_t;
+_Static_assert((int)TMS_HOOK_COUNT <= (int)TMS_MAX_HOOKS, "the state has too little room for the runtime's functions");
 
-/* The runtime's own function, or NULL. `resolve.c`. */
-void *tms_hook_real(tms_hook_t hook);
+/* The interposers, and the type of each: tms_cudaMalloc_t. */
+#define TMS_HOOK_DECLARE(name, parameters)                                                                                  \
+    TMS_EXPORT tms_cuda_error_t name parameters;                                                                            \
+    typedef tms_cuda_error_t(*tms_##name##_t) parameters;
+TMS_HOOKS(TMS_HOOK_DECLARE)
+#undef TMS_HOOK_DECLARE
+
+/* A function of any type; cast it to its own before calling. */
+typedef void (*tms_hook_function_t)(void);
+
+const char *tms_hook_name(tms_hook_t hook);
+
+/* The runtime's own function, or NULL where the process has none. `state` may be NULL: then nothing is remembered. */
+tms_hook_function_t tms_hook_real(tms_state_t *state, tms_hook_t hook);
 
 #endif

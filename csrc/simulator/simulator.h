@@ -3,11 +3,20 @@
  * The library (_simulated_cuda.so) exports the driver's cu* functions under the names and versions of the real libcuda, the
  * runtime's cuda* functions, and the control functions below. It is configured by TMS_SIMULATED_* variables when it is first
  * used, or by these functions in the process. One mutex guards its whole state; streams are served by one worker thread
- * each. Not linked with the core: a test that wants it points TMS_CUDA_DRIVER at it.
+ * each. Not linked with the core: a test that wants it points TMS_CUDA_DRIVER at it. Loading it does nothing.
  *
- * Memory is real: a reservation is mmap(PROT_NONE), physical memory a memfd charged to its device's budget and filled with a
- * poison byte, a map MAP_FIXED|MAP_SHARED without access, set-access an mprotect, an unmap PROT_NONE again. Device pointers
- * are host addresses, so tests look at bytes directly. */
+ * Memory is real: a reservation is mmap(PROT_NONE), physical memory a piece of its device's memfd, charged to the device's
+ * budget and filled with a poison byte, a map MAP_FIXED|MAP_SHARED without access, set-access an mprotect, an unmap
+ * PROT_NONE again. Device pointers are host addresses, so tests look at bytes directly.
+ *
+ * Where it is stricter or simpler than the real driver:
+ *   - cudaMalloc and cuMemAlloc charge whole multiples of the granularity.
+ *   - A call that needs a current context fails with the context's sticky error; calls of the virtual memory management,
+ *     which need no context, go on working.
+ *   - An asynchronous copy from or to pageable host memory returns when it is complete.
+ *   - cuMemFreeHost and cuMemHostUnregister wait for the copies in flight that use that memory, cuMemFree for the whole
+ *     context, as the real ones do. cuMemUnmap waits for nothing but the chunk of at most 1 MiB that is being touched.
+ *   - A forked child of a process that has used it gets CUDA_ERROR_NOT_INITIALIZED from every call. */
 #ifndef TMS_SIMULATOR_H
 #define TMS_SIMULATOR_H
 
@@ -16,45 +25,59 @@
 
 #define TMS_SIM_EXPORT __attribute__((visibility("default")))
 
-enum { TMS_SIM_MAX_DEVICES = 8, TMS_SIM_GRANULARITY = 2 << 20, TMS_SIM_POISON = 0xA5 };
+enum { TMS_SIM_MAX_DEVICES = 8, TMS_SIM_GRANULARITY = 2 << 20, TMS_SIM_POISON = 0xA5, TMS_SIM_DRIVER_VERSION = 13000 };
 
 /* Environment, read at the first call:
  *   TMS_SIMULATED_DEVICES      number of devices, default 1 (0: cuInit gives CUDA_ERROR_NO_DEVICE)
  *   TMS_SIMULATED_MEMORY       bytes a device, with suffix KiB, MiB or GiB; default 8GiB
  *   TMS_SIMULATED_BANDWIDTH    bytes a second of copies in flight on a stream, 0 (default): as fast as memcpy
+ *   TMS_SIMULATED_PEERS        0: no device can reach another; default 1
+ *   TMS_SIMULATED_POISON       allocations up to this size (default 64MiB) are poisoned entirely when created, larger ones
+ *                              in their first and last MiB only (the rest is zero), so that large tests stay fast
  *   TMS_SIMULATED_SHARED       a name: processes with the same name share the budgets (POSIX shared memory)
  *   TMS_SIMULATED_TRACE        a path: every call is appended there, one line each
  *   TMS_SIMULATED_REPORT       1: at exit, what leaked is printed to stderr
  *   TMS_SIMULATED_FAULT        "call:succeed:fail:code[,call:...]", the same as tms_sim_fail_after */
 
 /* Back to the state after loading, with this many devices and this much memory each. Everything allocated is gone; no thread
- * may be in the simulator. `devices` 0 is a machine with a driver and no GPU. */
+ * may be in the simulator. `devices` 0 is a machine with a driver and no GPU. Of the environment only TMS_SIMULATED_TRACE,
+ * TMS_SIMULATED_REPORT, TMS_SIMULATED_SHARED (whose first process set the budgets) and TMS_SIMULATED_POISON stay in force.
+ */
 TMS_SIM_EXPORT void tms_sim_reset(int devices, uint64_t memory_bytes);
 TMS_SIM_EXPORT void tms_sim_set_bandwidth(uint64_t bytes_per_second);
+/* Whether devices can reach each other's memory (cuDeviceCanAccessPeer). They can, unless told otherwise. */
+TMS_SIM_EXPORT void tms_sim_set_peer_capable(int can);
+/* Allocations up to this size are poisoned entirely: see TMS_SIMULATED_POISON. */
+TMS_SIM_EXPORT void tms_sim_set_poison_limit(uint64_t bytes);
+/* From now on every call fails with CUDA_ERROR_DEINITIALIZED, as while the process exits; until tms_sim_reset. */
+TMS_SIM_EXPORT void tms_sim_deinitialize(void);
 
 /* Lets the driver or runtime function `call` succeed `succeed` more times, then fail `fail` times with `code`, without
- * effect, then succeed again. `call` "*" means every driver call. One rule a name; a new one replaces it; `fail` 0 removes
- * it. */
-TMS_SIM_EXPORT void tms_sim_fail_after(const char *call, uint64_t succeed, uint64_t fail, int code);
+ * effect, then succeed again. Names are those of the documentation, with or without the ABI suffix ("cuMemGetInfo" and
+ * "cuMemGetInfo_v2" are the same). `call` "*" means every driver call that can touch the device: not cuGetErrorName,
+ * cuGetErrorString, cuDriverGetVersion and cuGetProcAddress. One rule a name; a new one replaces it; `fail` 0 removes it.
+ * Returns 0, or 1 if there is no such function. */
+TMS_SIM_EXPORT int tms_sim_fail_after(const char *call, uint64_t succeed, uint64_t fail, int code);
 TMS_SIM_EXPORT uint64_t tms_sim_failures_fired(void); /* since reset */
 
-/* Calls made since reset (or since tms_sim_clear_counts): of one function, or of all for "*". */
+/* Calls made since reset (or since tms_sim_clear_counts): of one function, or of all for "*". The program's calls: what a
+ * runtime function does inside is not counted again. */
 TMS_SIM_EXPORT uint64_t tms_sim_calls(const char *call);
 TMS_SIM_EXPORT void tms_sim_clear_counts(void); /* and the trace */
 
-/* The trace: names of the driver calls in order, separated by '\n', from the first after clear. Writes at most `capacity`
+/* The trace: names of the calls in order, separated by '\n', from the first after clear. Writes at most `capacity`
  * bytes, NUL included, and returns the length of the whole. Recorded only after tms_sim_trace(1). */
 TMS_SIM_EXPORT void tms_sim_trace(int on);
 TMS_SIM_EXPORT size_t tms_sim_read_trace(char *text, size_t capacity);
 
-/* What is allocated now. */
+/* What is allocated now, by this process. */
 typedef struct tms_sim_usage {
-    uint64_t physical_bytes; /* charged to the device's budget */
-    uint64_t handles;        /* physical allocations alive */
-    uint64_t mappings;
+    uint64_t physical_bytes;      /* charged to the device's budget, cudaMalloc included, tms_sim_take_memory not */
+    uint64_t handles;             /* physical allocations of cuMemCreate alive, also released ones that are still mapped */
+    uint64_t mappings;            /* of handles of this device */
     uint64_t reservations;        /* of the whole process */
-    uint64_t host_bytes;          /* pinned host memory of the whole process */
-    uint64_t streams;             /* alive, of the device */
+    uint64_t host_bytes;          /* pinned host memory of the whole process, allocated and registered */
+    uint64_t streams;             /* alive, of the device, the legacy stream not among them */
     uint64_t runtime_allocations; /* cudaMalloc / cuMemAlloc alive */
 } tms_sim_usage_t;
 TMS_SIM_EXPORT void tms_sim_usage(int device, tms_sim_usage_t *usage);
@@ -63,14 +86,18 @@ TMS_SIM_EXPORT void tms_sim_usage(int device, tms_sim_usage_t *usage);
  * else 2. */
 TMS_SIM_EXPORT int tms_sim_take_memory(int device, int64_t bytes);
 
-/* Work in flight: enqueues on `stream` (a CUstream of the current context) a "kernel" that adds `value` to each of `bytes`
- * bytes at `address`, no sooner than tms_sim_open_gate(gate) was called; gate 0 means no gate. Returns a CUresult. Touching
- * memory that is not mapped makes the context sticky: CUDA_ERROR_ILLEGAL_ADDRESS from then on. */
+/* Work in flight: enqueues on `stream` (a CUstream, NULL for the legacy stream of the current context) a "kernel" that adds
+ * `value` to each of `bytes` bytes at `address`, no sooner than tms_sim_open_gate(gate) was called; gate 0 means no gate.
+ * Returns a CUresult. Touching memory that is not mapped, or not accessible to the stream's device, makes the context
+ * sticky: CUDA_ERROR_ILLEGAL_ADDRESS from then on. In a stream that is capturing it becomes part of the graph. */
 TMS_SIM_EXPORT int tms_sim_launch_add(void *stream, uint64_t address, uint64_t bytes, uint8_t value, int gate);
+/* Opens a gate, for good (until tms_sim_reset). */
 TMS_SIM_EXPORT void tms_sim_open_gate(int gate);
-/* Blocks until a thread waits in cuCtxSynchronize/cuStreamSynchronize (a test's way to know that somebody is waiting). */
+/* Blocks until a thread waits for the device, in cuCtxSynchronize, cuStreamSynchronize or another call that waits (a test's
+ * way to know that somebody is waiting). */
 TMS_SIM_EXPORT void tms_sim_wait_until_synchronizing(void);
-/* Makes a device's context fail with `code` from now on (CUDA_ERROR_ILLEGAL_ADDRESS, ...), as after a fault. */
+/* Makes a device's context fail with `code` from now on (CUDA_ERROR_ILLEGAL_ADDRESS, ...), as after a fault. Lasts until the
+ * context is destroyed. */
 TMS_SIM_EXPORT void tms_sim_lose_device(int device, int code);
 
 #endif

@@ -1,0 +1,232 @@
+#include "hooks.h"
+
+/* Set while this thread is inside an interposed allocation: what is allocated on its behalf is not the program's. */
+static _Thread_local bool inside_hook;
+
+/* The real function of a hook with its own type, or NULL. */
+#define REAL(state, name) ((tms_##name##_t)tms_hook_real((state), TMS_HOOK_##name))
+
+static tms_cuda_error_t no_runtime(tms_state_t *state, tms_hook_t hook) {
+    if (state)
+        tms_log_once(&state->log, &state->said_no_runtime, TMS_LOG_ERROR,
+                     "%s was called, and no CUDA runtime (libcudart) that has it is loaded to hand the call on to",
+                     tms_hook_name(hook));
+    return TMS_CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND;
+}
+
+/* Calls the real function, or says that there is none. */
+#define CALL_REAL(result, state, name, ...)                                                                                 \
+    do {                                                                                                                    \
+        tms_##name##_t real_function = REAL((state), name);                                                                 \
+        (result) = real_function ? real_function(__VA_ARGS__) : no_runtime((state), TMS_HOOK_##name);                       \
+    } while (0)
+
+/* ---- allocations ---- */
+
+/* After cudaMalloc the program has a current context, also when that was its first CUDA call. An allocation of ours needs
+ * none, so the runtime is asked to make one in its usual way. */
+static tms_status_t ensure_context(tms_state_t *state, tms_error_t *error) {
+    const tms_error_context_t context = {.operation = "allocate", .device = TMS_NO_DEVICE};
+    const tms_driver_table_t *driver = NULL;
+    CUcontext current = NULL;
+    tms_status_t status = tms_saver_check_process(&state->saver, &context, error);
+    if (status == TMS_OK) status = tms_devices_load(&state->devices, &driver, NULL, &context, error);
+    if (status != TMS_OK) return status;
+    if (driver->cuCtxGetCurrent && driver->cuCtxGetCurrent(&current) == CUDA_SUCCESS && current) return TMS_OK;
+    tms_cudaFree_t initialize = REAL(state, cudaFree);
+    if (!initialize || initialize(NULL) == TMS_CUDA_SUCCESS) return TMS_OK;
+    return tms_error_set(error, TMS_DRIVER_UNAVAILABLE, &context, "The CUDA runtime did not initialise.");
+}
+
+/* Whether the failure is the program's to see. Otherwise the real function decides: it gives the error that the program
+ * would have had without us, or an ordinary allocation where only ours is impossible. */
+static bool is_final(tms_status_t status) {
+    return status == TMS_OUT_OF_DEVICE_MEMORY || status == TMS_OUT_OF_HOST_MEMORY || status == TMS_DRIVER ||
+           status == TMS_DEVICE_LOST || status == TMS_CAPTURE_IN_PROGRESS;
+}
+
+static tms_cuda_error_t allocate_managed(tms_state_t *state, const tms_region_t *region, void **address, size_t bytes) {
+    uint64_t managed = 0;
+    tms_error_t error;
+    tms_status_t status = ensure_context(state, &error);
+    if (status == TMS_OK) status = tms_saver_allocate(&state->saver, region, bytes, TMS_NO_DEVICE, &managed, &error);
+    if (status == TMS_OK) {
+        *address = (void *)(uintptr_t)managed;
+        return TMS_CUDA_SUCCESS;
+    }
+    if (is_final(status)) {
+        /* Programs expect to run out of memory now and then, and deal with it. */
+        tms_log_level_t level = status == TMS_OUT_OF_DEVICE_MEMORY ? TMS_LOG_INFO : TMS_LOG_WARNING;
+        tms_log_write(&state->log, level, "%s", error.message);
+        return tms_compat_cuda_error(status, &error);
+    }
+    tms_cuda_error_t result;
+    CALL_REAL(result, state, cudaMalloc, address, bytes);
+    if (result == TMS_CUDA_SUCCESS)
+        tms_log_once(&state->log, &state->said_not_managed, TMS_LOG_WARNING,
+                     "an allocation in a region is ordinary and cannot be paused: %s", error.message);
+    return result;
+}
+
+/* A NULL address pointer and a size of 0 are the real function's to answer. */
+tms_cuda_error_t cudaMalloc(void **address, size_t bytes) {
+    tms_state_t *state = tms_state(NULL);
+    bool nested = inside_hook;
+    tms_cuda_error_t result;
+    tms_region_t region = {.managed = false};
+    inside_hook = true;
+    if (!nested && state && address && bytes > 0) region = tms_saver_settings(&state->saver);
+    if (region.managed)
+        result = allocate_managed(state, &region, address, bytes);
+    else
+        CALL_REAL(result, state, cudaMalloc, address, bytes);
+    inside_hook = nested;
+    return result;
+}
+
+/* Whoever calls it, and from wherever: an address of ours never reaches the real one, and every other one does. NULL too:
+ * cudaFree(NULL) is how programs initialise the runtime. */
+tms_cuda_error_t cudaFree(void *address) {
+    tms_state_t *state = tms_state(NULL);
+    tms_error_t error;
+    if (address && state) {
+        tms_status_t status = tms_saver_free(&state->saver, (uintptr_t)address, &error);
+        if (status == TMS_OK) return TMS_CUDA_SUCCESS;
+        if (status != TMS_NOT_MANAGED) {
+            tms_log_write(&state->log, TMS_LOG_WARNING, "%s", error.message);
+            return tms_compat_cuda_error(status, &error);
+        }
+    }
+    tms_cuda_error_t result;
+    CALL_REAL(result, state, cudaFree, address);
+    return result;
+}
+
+tms_cuda_error_t cudaDeviceEnablePeerAccess(int peer, unsigned int flags) {
+    tms_state_t *state = tms_state(NULL);
+    tms_cuda_error_t result;
+    tms_error_t error;
+    CALL_REAL(result, state, cudaDeviceEnablePeerAccess, peer, flags);
+    bool enabled = result == TMS_CUDA_SUCCESS || result == TMS_CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
+    if (!enabled || !state || !tms_saver_has_segments(&state->saver)) return result;
+    if (tms_saver_refresh_peers(&state->saver, &error) != TMS_OK)
+        tms_log_write(&state->log, TMS_LOG_WARNING, "%s", error.message);
+    return result;
+}
+
+/* ---- captures ---- */
+
+/* The stream that a call means. The suffixed functions take NULL for the thread's own default stream. */
+static void *resolve_stream(void *stream, bool per_thread) {
+    if (stream) return stream;
+    return per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
+}
+
+/* What a stream is called in the table. The handle of the thread's own default stream is the same on every thread; the
+ * address of a variable of the thread is not. */
+static uintptr_t key_of(void *stream) {
+    static _Thread_local char own_stream;
+    return stream == (void *)CU_STREAM_PER_THREAD ? (uintptr_t)&own_stream : (uintptr_t)stream;
+}
+
+enum { NOT_ANNOUNCED = -1 };
+
+/* Makes a capture known, before it begins: a pause in between would break it. Returns its entry in the table, or
+ * NOT_ANNOUNCED where the stream has one already (from a capture whose end we did not see) or there is none left. */
+static int announce(tms_state_t *state, uintptr_t stream) {
+    tms_error_t error;
+    for (int i = 0; i < TMS_CAPTURE_MAX_NESTED; i++) {
+        if (atomic_load(&state->capturing[i]) == stream) return NOT_ANNOUNCED;
+    }
+    for (int i = 0; i < TMS_CAPTURE_MAX_NESTED; i++) {
+        uintptr_t free_entry = 0;
+        if (!atomic_compare_exchange_strong(&state->capturing[i], &free_entry, stream)) continue;
+        tms_status_t status = tms_saver_capture_begin(&state->saver, NULL, &error);
+        if (status == TMS_OK) return i;
+        atomic_store(&state->capturing[i], 0);
+        if (status == TMS_FORKED) return NOT_ANNOUNCED; /* nothing of the GPU's works here, captures included */
+        break;
+    }
+    tms_log_once(&state->log, &state->said_too_many_captures, TMS_LOG_WARNING,
+                 "more than %d stream captures are under way at once; pause() will not see all of them",
+                 TMS_CAPTURE_MAX_NESTED);
+    return NOT_ANNOUNCED;
+}
+
+/* Takes the stream out of an entry, and counts one capture less if it was still there. */
+static bool retract(tms_state_t *state, int entry, uintptr_t stream) {
+    if (!atomic_compare_exchange_strong(&state->capturing[entry], &stream, 0)) return false;
+    tms_saver_capture_end(&state->saver);
+    return true;
+}
+
+static void retract_stream(tms_state_t *state, uintptr_t stream) {
+    for (int i = 0; i < TMS_CAPTURE_MAX_NESTED; i++) {
+        if (retract(state, i, stream)) return;
+    }
+}
+
+/* Whether a capture goes on although ending it failed, as it does on the wrong thread. */
+static bool goes_on(const tms_state_t *state, void *stream) {
+    const tms_driver_table_t *driver = atomic_load(&state->driver.table);
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    if (!driver || !driver->cuStreamIsCapturing) return false;
+    return driver->cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+/* Announces the capture, begins it with the real function, and takes the announcement back if that fails. */
+#define BEGIN_CAPTURE(name, stream, per_thread, ...)                                                                        \
+    do {                                                                                                                    \
+        tms_state_t *state = tms_state(NULL);                                                                               \
+        uintptr_t key = key_of(resolve_stream((stream), (per_thread)));                                                     \
+        int entry = state ? announce(state, key) : NOT_ANNOUNCED;                                                           \
+        tms_cuda_error_t result;                                                                                            \
+        CALL_REAL(result, state, name, __VA_ARGS__);                                                                        \
+        if (result != TMS_CUDA_SUCCESS && entry != NOT_ANNOUNCED) (void)retract(state, entry, key);                         \
+        return result;                                                                                                      \
+    } while (0)
+
+/* An end that we saw no beginning of finds no entry and counts nothing. */
+#define END_CAPTURE(name, stream, per_thread, ...)                                                                          \
+    do {                                                                                                                    \
+        tms_state_t *state = tms_state(NULL);                                                                               \
+        void *meant = resolve_stream((stream), (per_thread));                                                               \
+        tms_cuda_error_t result;                                                                                            \
+        CALL_REAL(result, state, name, __VA_ARGS__);                                                                        \
+        if (state && (result == TMS_CUDA_SUCCESS || !goes_on(state, meant))) retract_stream(state, key_of(meant));          \
+        return result;                                                                                                      \
+    } while (0)
+
+tms_cuda_error_t cudaStreamBeginCapture(void *stream, int mode) {
+    BEGIN_CAPTURE(cudaStreamBeginCapture, stream, false, stream, mode);
+}
+
+tms_cuda_error_t cudaStreamBeginCapture_ptsz(void *stream, int mode) {
+    BEGIN_CAPTURE(cudaStreamBeginCapture_ptsz, stream, true, stream, mode);
+}
+
+tms_cuda_error_t cudaStreamBeginCaptureToGraph(void *stream, void *graph, const void *dependencies, const void *edges,
+                                               size_t count, int mode) {
+    BEGIN_CAPTURE(cudaStreamBeginCaptureToGraph, stream, false, stream, graph, dependencies, edges, count, mode);
+}
+
+tms_cuda_error_t cudaStreamBeginCaptureToGraph_ptsz(void *stream, void *graph, const void *dependencies, const void *edges,
+                                                    size_t count, int mode) {
+    BEGIN_CAPTURE(cudaStreamBeginCaptureToGraph_ptsz, stream, true, stream, graph, dependencies, edges, count, mode);
+}
+
+tms_cuda_error_t cudaStreamEndCapture(void *stream, void **graph) {
+    END_CAPTURE(cudaStreamEndCapture, stream, false, stream, graph);
+}
+
+tms_cuda_error_t cudaStreamEndCapture_ptsz(void *stream, void **graph) {
+    END_CAPTURE(cudaStreamEndCapture_ptsz, stream, true, stream, graph);
+}
+
+tms_cuda_error_t cudaStreamDestroy(void *stream) {
+    tms_state_t *state = tms_state_if_made(); /* without one no capture was ever announced */
+    tms_cuda_error_t result;
+    CALL_REAL(result, state, cudaStreamDestroy, stream);
+    if (state && stream && result == TMS_CUDA_SUCCESS) retract_stream(state, key_of(stream));
+    return result;
+}

@@ -1,0 +1,49 @@
+/* The module's functions. Each does three things: fetch its arguments, call the function table without the GIL where the
+ * call may wait, and make a result or raise. The declarations and the module's method table both come from this list. */
+#ifndef TMS_PYTHON_FUNCTIONS_H
+#define TMS_PYTHON_FUNCTIONS_H
+
+#include <Python.h>
+
+/* TAKES(function, signature, what help() shows): called with arguments. BARE: called with none. */
+#define TMS_PY_FUNCTIONS(TAKES, BARE)                                                                                       \
+    /* memory_functions.c */                                                                                                \
+    TAKES(allocate, "(size, device=-1)", "Address of a managed allocation with the settings of this thread's region.")      \
+    TAKES(free, "(address)", "Frees a managed allocation in any state; False if the address is not managed.")               \
+    TAKES(pause, "(tags, stream)", "Gives physical memory back; None is every tag. Returns a Report.")                      \
+    TAKES(resume, "(tags, stream)", "Maps physical memory again; None is every tag. Returns a Report.")                     \
+    TAKES(set_memory_margin, "(size)", "Bytes of device memory that allocations must leave free.")                          \
+    BARE(get_memory_margin, "()", "Bytes of device memory that allocations must leave free.")                               \
+    TAKES(set_retain_backup, "(retain)", "Whether host backups are kept after a resume.")                                   \
+    BARE(get_retain_backup, "()", "Whether host backups are kept after a resume.")                                          \
+    TAKES(set_disk_directory, "(path)", "Where new backup files are made; created if needed.")                              \
+    /* host_buffer.c */                                                                                                     \
+    TAKES(host_backup, "(address, size)", "The host copy of a range as a HostBuffer; None where there is none now.")        \
+    /* region_functions.c */                                                                                                \
+    TAKES(region_push, "(tag, backup, managed)", "Enters a level of settings on this thread; returns its depth.")           \
+    TAKES(region_pop, "(depth)", "Leaves that level, and every one entered after it.")                                      \
+    BARE(region_current, "()", "(tag, backup, managed, depth) of this thread; depth 0 is outside every region.")            \
+    TAKES(region_set, "(tag, backup, managed)", "Changes this thread's innermost level in place.")                          \
+    TAKES(capture_begin, "(tag, backup)", "A stream capture is about to begin; None: no settings for other threads.")       \
+    BARE(capture_end, "()", "A stream capture has ended.")                                                                  \
+    /* query_functions.c */                                                                                                 \
+    BARE(refresh_peers, "()", "Gives devices that this process has begun to use access to managed memory.")                 \
+    BARE(device_count, "()", "How many CUDA devices there are.")                                                            \
+    BARE(active_devices, "()", "Bit d is set where this process uses device d.")                                            \
+    TAKES(device_memory, "(device)", "(free, total) bytes of a device.")                                                    \
+    BARE(segments, "()", "Every managed allocation, in order of allocation.")                                               \
+    TAKES(find, "(address)", "The managed allocation that an address lies in, or None.")                                    \
+    TAKES(tag_info, "(tag)", "(allocations of the tag that are not active, pauses that ever changed one of them)")          \
+    BARE(counters, "()", "Every counter by name.")
+
+#define TMS_PY_DECLARE_TAKES(function, signature, text)                                                                     \
+    PyObject *tms_py_##function(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords);
+#define TMS_PY_DECLARE_BARE(function, signature, text) PyObject *tms_py_##function(PyObject *module, PyObject *unused);
+TMS_PY_FUNCTIONS(TMS_PY_DECLARE_TAKES, TMS_PY_DECLARE_BARE)
+#undef TMS_PY_DECLARE_TAKES
+#undef TMS_PY_DECLARE_BARE
+
+/* The type HostBuffer: a new reference, for the module's state. */
+PyObject *tms_py_host_buffer_type(PyObject *module);
+
+#endif

@@ -1,0 +1,75 @@
+/* The extension module torch_memory_saver._core: its definition and its start. The functions are in *_functions.c.
+ *
+ * Multi-phase initialisation and per-interpreter state, within the limited API of Python 3.10, so one build serves every
+ * later Python. The slots that later Pythons added (Py_mod_multiple_interpreters, Py_mod_gil) are errors in 3.10 and 3.11
+ * and hence absent: their defaults say what is true, sub-interpreters that share the GIL are supported. */
+#include "module.h"
+
+#include "functions.h"
+#include "library.h"
+
+static PyMethodDef methods[] = {
+#define TAKES(function, signature, text)                                                                                    \
+    {#function, (PyCFunction)(void (*)(void))tms_py_##function, METH_FASTCALL | METH_KEYWORDS,                              \
+     #function signature "\n--\n\n" text},
+#define BARE(function, signature, text) {#function, tms_py_##function, METH_NOARGS, #function signature "\n--\n\n" text},
+    TMS_PY_FUNCTIONS(TAKES, BARE)
+#undef TAKES
+#undef BARE
+        {NULL, NULL, 0, NULL}};
+
+static const struct constant {
+    const char *name;
+    long value;
+} constants[] = {
+    {"BACKUP_NONE", TMS_BACKUP_NONE},     {"BACKUP_PINNED", TMS_BACKUP_PINNED},     {"BACKUP_MMAP", TMS_BACKUP_MMAP},
+    {"BACKUP_DISK", TMS_BACKUP_DISK},     {"STATE_ACTIVE", TMS_SEGMENT_ACTIVE},     {"STATE_PAUSING", TMS_SEGMENT_PAUSING},
+    {"STATE_PAUSED", TMS_SEGMENT_PAUSED}, {"STATE_RESUMING", TMS_SEGMENT_RESUMING}, {"STATE_DAMAGED", TMS_SEGMENT_DAMAGED}};
+
+static int add_constants(PyObject *module) {
+    for (size_t index = 0; index < sizeof(constants) / sizeof(constants[0]); index++)
+        if (PyModule_AddIntConstant(module, constants[index].name, constants[index].value) < 0) return -1;
+    return 0;
+}
+
+static int execute(PyObject *module) {
+    tms_py_state_t *state = PyModule_GetState(module);
+    tms_py_library_t library;
+    int result;
+
+    if (!tms_py_library_find(&library)) return -1;
+    state->api = library.api;
+    result = PyModule_AddObjectRef(module, "library_path", library.path);
+    Py_DECREF(library.path);
+    if (result < 0 || PyModule_AddObjectRef(module, "preloaded", library.preloaded ? Py_True : Py_False) < 0) return -1;
+    state->host_buffer_type = tms_py_host_buffer_type(module);
+    if (!state->host_buffer_type || PyModule_AddType(module, (PyTypeObject *)state->host_buffer_type) < 0) return -1;
+    return add_constants(module);
+}
+
+static int traverse(PyObject *module, visitproc visit, void *arg) {
+    Py_VISIT(((tms_py_state_t *)PyModule_GetState(module))->host_buffer_type);
+    return 0;
+}
+
+static int clear(PyObject *module) {
+    Py_CLEAR(((tms_py_state_t *)PyModule_GetState(module))->host_buffer_type);
+    return 0;
+}
+
+static void release(void *module) { clear(module); }
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, execute}, {0, NULL}};
+
+static PyModuleDef definition = {.m_base = PyModuleDef_HEAD_INIT,
+                                 .m_name = "torch_memory_saver._core",
+                                 .m_doc = "The native core's function table, one Python function an entry.",
+                                 .m_size = sizeof(tms_py_state_t),
+                                 .m_methods = methods,
+                                 .m_slots = slots,
+                                 .m_traverse = traverse,
+                                 .m_clear = clear,
+                                 .m_free = release};
+
+PyMODINIT_FUNC PyInit__core(void);
+PyMODINIT_FUNC PyInit__core(void) { return PyModuleDef_Init(&definition); }

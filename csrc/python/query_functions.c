@@ -1,0 +1,166 @@
+/* What there is: devices, allocations, tags, counters. Only tag_info keeps the GIL: it reads two atomic numbers, on the path
+ * of entering a region. The rest waits for the driver or for the saver's lock. */
+#include <stddef.h>
+#include <stdlib.h>
+
+#include "convert.h"
+#include "errors.h"
+#include "functions.h"
+#include "module.h"
+#include "status.h"
+
+PyObject *tms_py_refresh_peers(PyObject *module, PyObject *unused) {
+    const tms_api_t *api = tms_py_api(module);
+    tms_status_t status;
+    tms_error_t error;
+
+    (void)unused;
+    tms_error_clear(&error);
+    Py_BEGIN_ALLOW_THREADS;
+    status = api->refresh_peers(&error);
+    Py_END_ALLOW_THREADS;
+    if (status != TMS_OK) return tms_py_raise(&error);
+    Py_RETURN_NONE;
+}
+
+PyObject *tms_py_device_count(PyObject *module, PyObject *unused) {
+    const tms_api_t *api = tms_py_api(module);
+    int32_t count = 0;
+    tms_status_t status;
+    tms_error_t error;
+
+    (void)unused;
+    tms_error_clear(&error);
+    Py_BEGIN_ALLOW_THREADS;
+    status = api->device_count(&count, &error);
+    Py_END_ALLOW_THREADS;
+    return status == TMS_OK ? PyLong_FromLong(count) : tms_py_raise(&error);
+}
+
+PyObject *tms_py_active_devices(PyObject *module, PyObject *unused) {
+    const tms_api_t *api = tms_py_api(module);
+    uint64_t mask = 0;
+    tms_status_t status;
+    tms_error_t error;
+
+    (void)unused;
+    tms_error_clear(&error);
+    Py_BEGIN_ALLOW_THREADS;
+    status = api->active_devices(&mask, &error);
+    Py_END_ALLOW_THREADS;
+    return status == TMS_OK ? PyLong_FromUnsignedLongLong(mask) : tms_py_raise(&error);
+}
+
+PyObject *tms_py_device_memory(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
+    static const tms_py_signature_t signature = {"device_memory", 1, 1, {"device"}};
+    const tms_api_t *api = tms_py_api(module);
+    uint64_t free_bytes = 0, total_bytes = 0;
+    int32_t device;
+    tms_py_call_t call;
+    tms_status_t status;
+    tms_error_t error;
+
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_i32(&call, 0, &device)) return NULL;
+    tms_error_clear(&error);
+    Py_BEGIN_ALLOW_THREADS;
+    status = api->device_memory(device, &free_bytes, &total_bytes, &error);
+    Py_END_ALLOW_THREADS;
+    if (status != TMS_OK) return tms_py_raise(&error);
+    return Py_BuildValue("(KK)", (unsigned long long)free_bytes, (unsigned long long)total_bytes);
+}
+
+/* All rows, in memory for the caller to give to free(); NULL where there is no memory. Allocations may be made
+ * between asking how many there are and reading them, hence the room to spare and the loop. */
+static tms_segment_info_t *read_segments(const tms_api_t *api, size_t *count) {
+    enum { ROOM_TO_SPARE = 16 };
+    tms_segment_info_t *rows = NULL;
+    size_t capacity = 0;
+
+    while ((*count = api->segments(rows, capacity)) > capacity || !rows) {
+        free(rows);
+        capacity = *count + *count / 2 + ROOM_TO_SPARE;
+        rows = malloc(capacity * sizeof(*rows));
+        if (!rows) return NULL;
+    }
+    return rows;
+}
+
+PyObject *tms_py_segments(PyObject *module, PyObject *unused) {
+    const tms_api_t *api = tms_py_api(module);
+    tms_segment_info_t *rows;
+    PyObject *list = NULL;
+    size_t count = 0;
+
+    (void)unused;
+    Py_BEGIN_ALLOW_THREADS;
+    rows = read_segments(api, &count);
+    Py_END_ALLOW_THREADS;
+    if (!rows) return PyErr_NoMemory();
+    list = PyList_New((Py_ssize_t)count);
+    for (size_t index = 0; list && index < count; index++) {
+        PyObject *row = tms_py_segment(&rows[index]);
+        if (!row || PyList_SetItem(list, (Py_ssize_t)index, row) < 0) Py_CLEAR(list);
+    }
+    free(rows);
+    return list;
+}
+
+PyObject *tms_py_find(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
+    static const tms_py_signature_t signature = {"find", 1, 1, {"address"}};
+    const tms_api_t *api = tms_py_api(module);
+    tms_segment_info_t row;
+    tms_py_call_t call;
+    tms_status_t status;
+    uint64_t address;
+
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_u64(&call, 0, &address)) return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    status = api->find(address, &row);
+    Py_END_ALLOW_THREADS;
+    if (status != TMS_OK) Py_RETURN_NONE; /* NOT_MANAGED is the only failure */
+    return tms_py_segment(&row);
+}
+
+PyObject *tms_py_tag_info(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
+    static const tms_py_signature_t signature = {"tag_info", 1, 1, {"tag"}};
+    tms_tag_info_t info;
+    tms_py_call_t call;
+    const char *tag;
+
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_tag(&call, 0, &tag)) return NULL;
+    tms_py_api(module)->tag_info(tag, &info);
+    return Py_BuildValue("(KK)", (unsigned long long)info.paused, (unsigned long long)info.pause_epoch);
+}
+
+static const struct counter {
+    const char *name;
+    size_t offset;
+} counters[] = {
+#define COUNTER(field) {#field, offsetof(tms_counters_t, field)}
+    COUNTER(allocations),        COUNTER(allocations_total), COUNTER(frees_total),       COUNTER(resident_bytes),
+    COUNTER(paused_bytes),       COUNTER(host_backup_bytes), COUNTER(disk_backup_bytes), COUNTER(pauses_total),
+    COUNTER(resumes_total),      COUNTER(failures_total),    COUNTER(damaged),           COUNTER(quarantined_handles),
+    COUNTER(quarantined_ranges), COUNTER(deferred_frees),    COUNTER(visible_captures),
+#undef COUNTER
+};
+enum { COUNTER_COUNT = sizeof(counters) / sizeof(counters[0]) };
+_Static_assert(COUNTER_COUNT * sizeof(uint64_t) == sizeof(tms_counters_t), "every counter of tms_counters_t is named here");
+
+PyObject *tms_py_counters(PyObject *module, PyObject *unused) {
+    const tms_api_t *api = tms_py_api(module);
+    tms_counters_t values;
+    PyObject *dictionary;
+
+    (void)unused;
+    Py_BEGIN_ALLOW_THREADS;
+    api->counters(&values);
+    Py_END_ALLOW_THREADS;
+    dictionary = PyDict_New();
+    for (size_t index = 0; dictionary && index < COUNTER_COUNT; index++) {
+        uint64_t number = *(const uint64_t *)((const char *)&values + counters[index].offset);
+        PyObject *value = PyLong_FromUnsignedLongLong(number);
+        if (!value || PyDict_SetItemString(dictionary, counters[index].name, value) < 0) Py_CLEAR(dictionary);
+        Py_XDECREF(value);
+    }
+    return dictionary;
+}

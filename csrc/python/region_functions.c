@@ -1,0 +1,95 @@
+/* The settings of the calling thread, and captures. Regions are entered and left around single allocations, so these calls
+ * keep the GIL: they touch thread-local storage, the tag table's own lock, and nothing that waits. Beginning and ending a
+ * capture takes the saver's lock and may free memory, so there the GIL is released. */
+#include "convert.h"
+#include "errors.h"
+#include "functions.h"
+#include "module.h"
+#include "status.h"
+
+/* Arguments 0 to 2 as settings: tag, backup, managed. */
+static bool get_settings(const tms_py_call_t *call, tms_region_settings_t *settings) {
+    bool managed;
+
+    if (!tms_py_get_tag(call, 0, &settings->tag) || !tms_py_get_i32(call, 1, &settings->backup) ||
+        !tms_py_get_bool(call, 2, &managed))
+        return false;
+    settings->managed = managed;
+    return true;
+}
+
+PyObject *tms_py_region_push(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
+    static const tms_py_signature_t signature = {"region_push", 3, 3, {"tag", "backup", "managed"}};
+    tms_region_settings_t settings;
+    tms_py_call_t call;
+    tms_error_t error;
+    int32_t depth;
+
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !get_settings(&call, &settings)) return NULL;
+    tms_error_clear(&error);
+    if (tms_py_api(module)->region_push(&settings, &depth, &error) != TMS_OK) return tms_py_raise(&error);
+    return PyLong_FromLong(depth);
+}
+
+PyObject *tms_py_region_pop(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
+    static const tms_py_signature_t signature = {"region_pop", 1, 1, {"depth"}};
+    tms_py_call_t call;
+    int32_t depth;
+
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_i32(&call, 0, &depth)) return NULL;
+    tms_py_api(module)->region_pop(depth);
+    Py_RETURN_NONE;
+}
+
+PyObject *tms_py_region_current(PyObject *module, PyObject *unused) {
+    tms_region_settings_t settings;
+    int32_t depth;
+
+    (void)unused;
+    tms_py_api(module)->region_current(&settings, &depth);
+    return Py_BuildValue("(NiNi)", tms_py_text(settings.tag), (int)settings.backup, PyBool_FromLong(settings.managed),
+                         (int)depth);
+}
+
+PyObject *tms_py_region_set(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
+    static const tms_py_signature_t signature = {"region_set", 3, 3, {"tag", "backup", "managed"}};
+    tms_region_settings_t settings;
+    tms_py_call_t call;
+    tms_error_t error;
+
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !get_settings(&call, &settings)) return NULL;
+    tms_error_clear(&error);
+    if (tms_py_api(module)->region_set(&settings, &error) != TMS_OK) return tms_py_raise(&error);
+    Py_RETURN_NONE;
+}
+
+PyObject *tms_py_capture_begin(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
+    static const tms_py_signature_t signature = {"capture_begin", 2, 2, {"tag", "backup"}};
+    const tms_api_t *api = tms_py_api(module);
+    tms_region_settings_t settings = {.managed = 1};
+    bool has_settings;
+    tms_py_call_t call;
+    tms_status_t status;
+    tms_error_t error;
+
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords)) return NULL;
+    has_settings = call.values[0] != Py_None;
+    if ((has_settings && !tms_py_get_tag(&call, 0, &settings.tag)) || !tms_py_get_i32(&call, 1, &settings.backup))
+        return NULL;
+    tms_error_clear(&error);
+    Py_BEGIN_ALLOW_THREADS;
+    status = api->capture_begin(has_settings ? &settings : NULL, &error);
+    Py_END_ALLOW_THREADS;
+    if (status != TMS_OK) return tms_py_raise(&error);
+    Py_RETURN_NONE;
+}
+
+PyObject *tms_py_capture_end(PyObject *module, PyObject *unused) {
+    const tms_api_t *api = tms_py_api(module);
+
+    (void)unused;
+    Py_BEGIN_ALLOW_THREADS;
+    api->capture_end();
+    Py_END_ALLOW_THREADS;
+    Py_RETURN_NONE;
+}

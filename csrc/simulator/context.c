@@ -1,0 +1,174 @@
+/* Contexts: the primary one of each device, with the driver's reference counts, and each thread's stack of current ones. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "sim_modules.h"
+
+static sim_context_t *find_context(CUcontext handle) {
+    sim_context_t *context = sim_table_find(&sim_state.contexts, (uint64_t)(uintptr_t)handle);
+    return context && context->alive ? context : NULL;
+}
+
+static CUcontext context_handle(const sim_context_t *context) { return (CUcontext)(uintptr_t)context->id; }
+
+sim_context_t *sim_context_current(void) {
+    sim_thread_t *thread = sim_state_thread();
+    return thread->depth ? find_context((CUcontext)(uintptr_t)thread->contexts[thread->depth - 1]) : NULL;
+}
+
+CUresult sim_context_require(sim_context_t **context) {
+    sim_thread_t *thread = sim_state_thread();
+    sim_context_t *current = sim_context_current();
+    if (!current) return thread->depth ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_ERROR_INVALID_CONTEXT;
+    if (current->error != CUDA_SUCCESS) return current->error;
+    *context = current;
+    return CUDA_SUCCESS;
+}
+
+void sim_context_fail(sim_context_t *context, CUresult error) {
+    if (context->error == CUDA_SUCCESS) context->error = error;
+    sim_state_changed(); /* what is queued is dropped, and who waits for it gets the error */
+}
+
+CUresult sim_context_drain(sim_context_t *context) {
+    uint64_t before = sim_state.next_ticket + 1;
+    CUresult result = CUDA_SUCCESS;
+    sim_state.synchronizing++;
+    while (result == CUDA_SUCCESS && context->error == CUDA_SUCCESS && sim_stream_busy(context, before)) {
+        sim_state_changed(); /* for tms_sim_wait_until_synchronizing */
+        if (!sim_state_wait()) result = CUDA_ERROR_DEINITIALIZED;
+        if (!context->alive) result = CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    }
+    sim_state.synchronizing--;
+    return result == CUDA_SUCCESS ? context->error : result;
+}
+
+CUresult sim_context_synchronize(void) {
+    sim_context_t *context = sim_context_current();
+    CUresult result = sim_capture_check_context(context);
+    return result == CUDA_SUCCESS ? sim_context_drain(context) : result;
+}
+
+/* A primary context keeps its handle from one life to the next, as the driver's does. */
+static CUresult activate(sim_context_t *context) {
+    if (context->alive) return CUDA_SUCCESS;
+    if (!context->id) {
+        uint64_t id = sim_state_new_id();
+        if (!sim_table_insert(&sim_state.contexts, id, context)) return CUDA_ERROR_OUT_OF_MEMORY;
+        context->id = id;
+    }
+    context->alive = true;
+    return CUDA_SUCCESS;
+}
+
+void sim_context_destroy(sim_context_t *context) {
+    sim_stream_close_all(context);
+    sim_device_memory_clear(context->device);
+    context->alive = false;
+    context->references = 0;
+    context->runtime = false;
+    context->error = CUDA_SUCCESS;
+    context->legacy = NULL;
+    memset(context->peers, 0, sizeof context->peers);
+    sim_state_changed();
+}
+
+CUresult sim_context_primary_state(CUdevice device, unsigned int *flags, int *active) {
+    if (!flags || !active) return CUDA_ERROR_INVALID_VALUE;
+    if (!sim_device_valid(device)) return CUDA_ERROR_INVALID_DEVICE;
+    *flags = sim_state.devices[device].primary.flags;
+    *active = sim_state.devices[device].primary.alive;
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_context_primary_set_flags(CUdevice device, unsigned int flags) {
+    if (!sim_device_valid(device)) return CUDA_ERROR_INVALID_DEVICE;
+    sim_state.devices[device].primary.flags = flags;
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_context_primary_retain(CUcontext *handle, CUdevice device) {
+    if (!handle) return CUDA_ERROR_INVALID_VALUE;
+    if (!sim_device_valid(device)) return CUDA_ERROR_INVALID_DEVICE;
+    sim_context_t *context = &sim_state.devices[device].primary;
+    CUresult result = activate(context);
+    if (result != CUDA_SUCCESS) return result;
+    context->references++;
+    *handle = context_handle(context);
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_context_primary_release(CUdevice device) {
+    if (!sim_device_valid(device)) return CUDA_ERROR_INVALID_DEVICE;
+    sim_context_t *context = &sim_state.devices[device].primary;
+    if (!context->references) return CUDA_ERROR_INVALID_CONTEXT;
+    if (--context->references == 0) sim_context_destroy(context);
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_context_primary_reset(CUdevice device) {
+    if (!sim_device_valid(device)) return CUDA_ERROR_INVALID_DEVICE;
+    sim_context_destroy(&sim_state.devices[device].primary);
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_context_get_current(CUcontext *handle) {
+    const sim_thread_t *thread = sim_state_thread();
+    if (!handle) return CUDA_ERROR_INVALID_VALUE;
+    *handle = thread->depth ? (CUcontext)(uintptr_t)thread->contexts[thread->depth - 1] : NULL;
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_context_push(CUcontext handle) {
+    sim_thread_t *thread = sim_state_thread();
+    if (!find_context(handle) || thread->depth == SIM_CONTEXT_DEPTH) return CUDA_ERROR_INVALID_CONTEXT;
+    thread->contexts[thread->depth++] = (uint64_t)(uintptr_t)handle;
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_context_pop(CUcontext *handle) {
+    sim_thread_t *thread = sim_state_thread();
+    if (!thread->depth) return CUDA_ERROR_INVALID_CONTEXT;
+    thread->depth--;
+    if (handle) *handle = (CUcontext)(uintptr_t)thread->contexts[thread->depth];
+    return CUDA_SUCCESS;
+}
+
+/* Replaces the top of the stack; NULL takes it away. */
+CUresult sim_context_set_current(CUcontext handle) {
+    sim_thread_t *thread = sim_state_thread();
+    if (handle && !find_context(handle)) return CUDA_ERROR_INVALID_CONTEXT;
+    if (thread->depth) thread->depth--;
+    return handle ? sim_context_push(handle) : CUDA_SUCCESS;
+}
+
+CUresult sim_context_get_device(CUdevice *device) {
+    const sim_context_t *context = sim_context_current();
+    if (!device) return CUDA_ERROR_INVALID_VALUE;
+    if (!context) return sim_state_thread()->depth ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_ERROR_INVALID_CONTEXT;
+    *device = context->device;
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_context_enable_peer(CUcontext handle, unsigned int flags) {
+    sim_context_t *context = sim_context_current(), *peer = find_context(handle);
+    if (flags) return CUDA_ERROR_INVALID_VALUE;
+    if (!peer || peer == context) return CUDA_ERROR_INVALID_CONTEXT;
+    if (!sim_state.peer_capable) return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+    if (context->peers[peer->device]) return CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
+    context->peers[peer->device] = true;
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_context_attach_runtime(void) {
+    sim_thread_t *thread = sim_state_thread();
+    if (sim_context_current()) return CUDA_SUCCESS;
+    sim_context_t *context = &sim_state.devices[thread->device].primary;
+    if (!context->runtime || !context->alive) {
+        CUcontext handle = NULL;
+        CUresult result = sim_context_primary_retain(&handle, thread->device);
+        if (result != CUDA_SUCCESS) return result;
+        context->runtime = true;
+    }
+    return sim_context_set_current(context_handle(context));
+}

@@ -1,0 +1,135 @@
+/* The tms_sim_* functions by which a test steers and watches the simulated GPU. In a forked child they do nothing. */
+#include <stdio.h>
+#include <string.h>
+
+#include "sim_modules.h"
+
+void tms_sim_set_bandwidth(uint64_t bytes_per_second) {
+    if (!sim_state_lock()) return;
+    sim_state.bandwidth = bytes_per_second;
+    sim_state_unlock();
+}
+
+void tms_sim_set_peer_capable(int can) {
+    if (!sim_state_lock()) return;
+    sim_state.peer_capable = can != 0;
+    sim_state_unlock();
+}
+
+void tms_sim_set_poison_limit(uint64_t bytes) {
+    if (!sim_state_lock()) return;
+    sim_state.poison_limit = bytes;
+    sim_state_unlock();
+}
+
+int tms_sim_fail_after(const char *call, uint64_t succeed, uint64_t fail, int code) {
+    if (!call || !sim_state_lock()) return 1;
+    int status = sim_entry_fail_after(call, succeed, fail, code);
+    sim_state_unlock();
+    if (status != 0) fprintf(stderr, "simulated GPU: there is no function %s to fail\n", call);
+    return status;
+}
+
+uint64_t tms_sim_failures_fired(void) {
+    if (!sim_state_lock()) return 0;
+    uint64_t fired = sim_state.failures;
+    sim_state_unlock();
+    return fired;
+}
+
+uint64_t tms_sim_calls(const char *call) {
+    if (!call || !sim_state_lock()) return 0;
+    uint64_t count = sim_entry_count(call);
+    sim_state_unlock();
+    return count;
+}
+
+void tms_sim_clear_counts(void) {
+    if (!sim_state_lock()) return;
+    sim_entry_clear();
+    sim_state_unlock();
+}
+
+void tms_sim_trace(int on) {
+    if (!sim_state_lock()) return;
+    sim_state.tracing = on != 0;
+    sim_state_unlock();
+}
+
+size_t tms_sim_read_trace(char *text, size_t capacity) {
+    if (!sim_state_lock()) {
+        if (capacity) text[0] = '\0';
+        return 0;
+    }
+    size_t length = sim_entry_read_trace(text, capacity);
+    sim_state_unlock();
+    return length;
+}
+
+void tms_sim_usage(int device, tms_sim_usage_t *usage) {
+    *usage = (tms_sim_usage_t){0};
+    if (device < 0 || device >= TMS_SIM_MAX_DEVICES || !sim_state_lock()) return;
+    const sim_device_t *from = &sim_state.devices[device];
+    *usage = (tms_sim_usage_t){.physical_bytes = from->used,
+                               .handles = from->handles,
+                               .mappings = from->mappings,
+                               .reservations = sim_state.reserved,
+                               .host_bytes = sim_state.host_bytes,
+                               .streams = from->streams,
+                               .runtime_allocations = from->runtime_allocations};
+    sim_state_unlock();
+}
+
+int tms_sim_take_memory(int device, int64_t bytes) {
+    bool done = false;
+    if (!sim_state_lock()) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (sim_device_valid(device))
+        done = bytes >= 0 ? sim_budget_charge(device, (uint64_t)bytes, true)
+                          : sim_budget_credit(device, 0 - (uint64_t)bytes, true);
+    sim_state_unlock();
+    return done ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static CUresult launch_add(CUstream handle, const sim_op_t *op) {
+    sim_context_t *context = NULL;
+    if (sim_state.deinitialized) return CUDA_ERROR_DEINITIALIZED;
+    if (!sim_state.initialized) return CUDA_ERROR_NOT_INITIALIZED;
+    CUresult result = sim_context_require(&context);
+    if (result != CUDA_SUCCESS) return result;
+    sim_stream_t *stream = sim_stream_find(handle);
+    return stream ? sim_stream_submit(stream, op, NULL) : CUDA_ERROR_INVALID_HANDLE;
+}
+
+int tms_sim_launch_add(void *stream, uint64_t address, uint64_t bytes, uint8_t value, int gate) {
+    const sim_op_t op = {.kind = SIM_OP_ADD,
+                         .destination = address,
+                         .destination_on_device = true,
+                         .bytes = bytes,
+                         .value = value,
+                         .gate = gate};
+    if (!sim_state_lock()) return CUDA_ERROR_NOT_INITIALIZED;
+    CUresult result = launch_add(stream, &op);
+    sim_state_unlock();
+    return (int)result;
+}
+
+void tms_sim_open_gate(int gate) {
+    if (!gate || !sim_state_lock()) return;
+    uint64_t key = (uint64_t)gate;
+    if (!sim_table_find(&sim_state.gates, key)) sim_table_insert(&sim_state.gates, key, &sim_state);
+    sim_state_changed();
+    sim_state_unlock();
+}
+
+void tms_sim_wait_until_synchronizing(void) {
+    if (!sim_state_lock()) return;
+    while (!sim_state.synchronizing && sim_state_wait()) {
+    }
+    sim_state_unlock();
+}
+
+void tms_sim_lose_device(int device, int code) {
+    if (!sim_state_lock()) return;
+    if (sim_device_valid(device)) sim_context_fail(&sim_state.devices[device].primary, (CUresult)code);
+    sim_state_unlock();
+}

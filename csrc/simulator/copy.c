@@ -1,0 +1,100 @@
+/* Copies and fills: checked when they are issued, then work of a stream. */
+#include "sim_modules.h"
+
+/* Host memory of a copy must not be addresses of the device. */
+static bool is_host_range(uint64_t address, uint64_t bytes) {
+    const sim_reservation_t *before = sim_table_floor(&sim_state.reservations, address);
+    if (!address || bytes > UINT64_MAX - address) return false;
+    if (before && address - before->address < before->bytes) return false;
+    size_t next = sim_table_position(&sim_state.reservations, address);
+    return next == sim_state.reservations.count || sim_state.reservations.slots[next].key >= address + bytes;
+}
+
+static bool is_pageable(uint64_t address, uint64_t bytes) {
+    const sim_host_t *host = sim_host_at(address);
+    return !host || bytes > host->bytes - (address - host->address);
+}
+
+/* `wait`: also until it is complete. Copies of pageable memory are staged by the real driver; here they are waited for. */
+static CUresult issue(const sim_op_t *op, CUstream handle, bool wait) {
+    sim_stream_t *stream = sim_stream_find(handle);
+    uint64_t position = 0;
+    bool copies = op->kind == SIM_OP_COPY;
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    if (!op->bytes) return CUDA_SUCCESS;
+    if (!op->destination_on_device && !is_host_range(op->destination, op->bytes)) return CUDA_ERROR_INVALID_VALUE;
+    if (copies && !op->source_on_device && !is_host_range(op->source, op->bytes)) return CUDA_ERROR_INVALID_VALUE;
+    if (!sim_work_reachable(stream->context, op)) return CUDA_ERROR_INVALID_VALUE;
+    if (!op->destination_on_device) wait = wait || is_pageable(op->destination, op->bytes);
+    if (copies && !op->source_on_device) wait = wait || is_pageable(op->source, op->bytes);
+    CUresult result = sim_stream_submit(stream, op, &position);
+    return result == CUDA_SUCCESS && wait && position ? sim_stream_wait(stream, position) : result;
+}
+
+/* A synchronous call uses the legacy stream, and waiting is unsafe in a capture. */
+static CUresult issue_now(const sim_op_t *op) {
+    CUresult result = sim_capture_check_legacy(sim_context_current(), false);
+    if (result == CUDA_SUCCESS) result = sim_capture_check_unsafe();
+    return result == CUDA_SUCCESS ? issue(op, NULL, true) : result;
+}
+
+static sim_op_t copy_op(uint64_t destination, bool destination_on_device, uint64_t source, bool source_on_device,
+                        uint64_t bytes) {
+    return (sim_op_t){.kind = SIM_OP_COPY,
+                      .destination = destination,
+                      .destination_on_device = destination_on_device,
+                      .source = source,
+                      .source_on_device = source_on_device,
+                      .bytes = bytes};
+}
+
+static sim_op_t set_op(uint64_t address, unsigned char value, uint64_t bytes) {
+    return (sim_op_t){
+        .kind = SIM_OP_SET, .destination = address, .destination_on_device = true, .bytes = bytes, .value = value};
+}
+
+CUresult sim_copy_dtoh(void *host, CUdeviceptr device, size_t bytes) {
+    const sim_op_t op = copy_op((uintptr_t)host, false, device, true, bytes);
+    return issue_now(&op);
+}
+
+CUresult sim_copy_htod(CUdeviceptr device, const void *host, size_t bytes) {
+    const sim_op_t op = copy_op(device, true, (uintptr_t)host, false, bytes);
+    return issue_now(&op);
+}
+
+CUresult sim_copy_dtod(CUdeviceptr destination, CUdeviceptr source, size_t bytes) {
+    const sim_op_t op = copy_op(destination, true, source, true, bytes);
+    return issue_now(&op);
+}
+
+CUresult sim_copy_dtoh_async(void *host, CUdeviceptr device, size_t bytes, CUstream stream) {
+    const sim_op_t op = copy_op((uintptr_t)host, false, device, true, bytes);
+    return issue(&op, stream, false);
+}
+
+CUresult sim_copy_htod_async(CUdeviceptr device, const void *host, size_t bytes, CUstream stream) {
+    const sim_op_t op = copy_op(device, true, (uintptr_t)host, false, bytes);
+    return issue(&op, stream, false);
+}
+
+CUresult sim_copy_dtod_async(CUdeviceptr destination, CUdeviceptr source, size_t bytes, CUstream stream) {
+    const sim_op_t op = copy_op(destination, true, source, true, bytes);
+    return issue(&op, stream, false);
+}
+
+CUresult sim_copy_set(CUdeviceptr address, unsigned char value, size_t bytes) {
+    const sim_op_t op = set_op(address, value, bytes);
+    return issue_now(&op);
+}
+
+CUresult sim_copy_set_async(CUdeviceptr address, unsigned char value, size_t bytes, CUstream stream) {
+    const sim_op_t op = set_op(address, value, bytes);
+    return issue(&op, stream, false);
+}
+
+CUresult sim_copy_any(uint64_t destination, bool destination_on_device, uint64_t source, bool source_on_device,
+                      uint64_t bytes, CUstream stream, bool now) {
+    const sim_op_t op = copy_op(destination, destination_on_device, source, source_on_device, bytes);
+    return now ? issue_now(&op) : issue(&op, stream, false);
+}

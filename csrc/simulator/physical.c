@@ -1,0 +1,142 @@
+/* Physical memory: pieces of one memfd a device.
+ *
+ * A piece of one file, and not a file each, because a process may hold more allocations than it may open files. What is
+ * freed is given back to the system by punching a hole; the offsets are never used again, and so a fresh piece holds
+ * nothing of an old one's contents. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "sim_modules.h"
+
+static bool open_memory(sim_device_t *device) {
+    if (device->memory < 0) device->memory = memfd_create("simulated GPU", MFD_CLOEXEC);
+    return device->memory >= 0;
+}
+
+static bool poison_range(int file, off_t offset, uint64_t bytes) {
+    enum { BUFFER_BYTES = 1 << 16 };
+    char buffer[BUFFER_BYTES];
+    memset(buffer, TMS_SIM_POISON, sizeof buffer);
+    for (uint64_t done = 0; done < bytes;) {
+        uint64_t part = bytes - done < sizeof buffer ? bytes - done : sizeof buffer;
+        ssize_t written = pwrite(file, buffer, part, offset + (off_t)done);
+        if (written < 0 && errno != EINTR) return false;
+        if (written > 0) done += (uint64_t)written;
+    }
+    return true;
+}
+
+static bool poison(int file, off_t offset, uint64_t bytes) {
+    if (bytes <= sim_state.poison_limit || bytes <= 2 * SIM_CHUNK_BYTES) return poison_range(file, offset, bytes);
+    return poison_range(file, offset, SIM_CHUNK_BYTES) &&
+           poison_range(file, offset + (off_t)(bytes - SIM_CHUNK_BYTES), SIM_CHUNK_BYTES);
+}
+
+static void give_back(const sim_physical_t *physical) {
+    fallocate(sim_state.devices[physical->device].memory, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, physical->offset,
+              (off_t)physical->bytes);
+    sim_budget_credit(physical->device, physical->bytes, false);
+}
+
+CUresult sim_memory_create_physical(int device, uint64_t bytes, bool runtime, sim_physical_t **made) {
+    sim_device_t *owner = &sim_state.devices[device];
+    sim_physical_t *physical = calloc(1, sizeof *physical);
+    if (!physical) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!sim_budget_charge(device, bytes, false)) goto no_budget;
+    *physical =
+        (sim_physical_t){.id = sim_state_new_id(), .device = device, .bytes = bytes, .references = 1, .runtime = runtime};
+    if (!open_memory(owner)) goto no_memory;
+    physical->offset = owner->end;
+    if (ftruncate(owner->memory, owner->end + (off_t)bytes) != 0) goto no_memory;
+    if (!poison(owner->memory, physical->offset, bytes)) goto no_contents;
+    if (!sim_table_insert(&sim_state.physicals, physical->id, physical)) goto no_contents;
+    owner->end += (off_t)bytes;
+    if (!runtime) owner->handles++;
+    *made = physical;
+    return CUDA_SUCCESS;
+
+no_contents:
+    fallocate(owner->memory, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, physical->offset, (off_t)bytes);
+no_memory:
+    sim_budget_credit(device, bytes, false);
+no_budget:
+    free(physical);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+void sim_memory_drop_physical(sim_physical_t *physical) {
+    if (physical->references || physical->mapped) return;
+    give_back(physical);
+    sim_table_remove(&sim_state.physicals, physical->id);
+    if (!physical->runtime) sim_state.devices[physical->device].handles--;
+    free(physical);
+}
+
+/* The allocation that a handle of the program names, or NULL. */
+static sim_physical_t *find_physical(CUmemGenericAllocationHandle handle) {
+    sim_physical_t *physical = sim_table_find(&sim_state.physicals, handle);
+    return physical && physical->references && !physical->runtime ? physical : NULL;
+}
+
+static CUresult check_properties(const CUmemAllocationProp *properties) {
+    if (!properties || properties->type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
+    if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
+    return sim_device_valid(properties->location.id) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+CUresult sim_memory_granularity(size_t *granularity, const CUmemAllocationProp *properties,
+                                CUmemAllocationGranularity_flags option) {
+    CUresult result = check_properties(properties);
+    if (!granularity || (unsigned)option > CU_MEM_ALLOC_GRANULARITY_RECOMMENDED) return CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS) *granularity = TMS_SIM_GRANULARITY;
+    return result;
+}
+
+CUresult sim_memory_create(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
+                           unsigned long long flags) {
+    if (!handle || !bytes || bytes % TMS_SIM_GRANULARITY || flags) return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = check_properties(properties);
+    sim_physical_t *physical = NULL;
+    if (result == CUDA_SUCCESS) result = sim_memory_create_physical(properties->location.id, bytes, false, &physical);
+    if (result == CUDA_SUCCESS) *handle = physical->id;
+    return result;
+}
+
+CUresult sim_memory_release(CUmemGenericAllocationHandle handle) {
+    sim_physical_t *physical = find_physical(handle);
+    if (!physical) return CUDA_ERROR_INVALID_VALUE;
+    physical->references--;
+    sim_memory_drop_physical(physical);
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_memory_retain(CUmemGenericAllocationHandle *handle, void *address) {
+    sim_mapping_t *mapping = sim_memory_mapping_at((uintptr_t)address);
+    if (!handle || !mapping || mapping->runtime) return CUDA_ERROR_INVALID_VALUE;
+    mapping->physical->references++;
+    *handle = mapping->physical->id;
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_memory_export(void *shareable, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
+                           unsigned long long flags) {
+    (void)type;
+    if (!shareable || flags || !find_physical(handle)) return CUDA_ERROR_INVALID_VALUE;
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+CUresult sim_memory_map(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+                        unsigned long long flags) {
+    sim_physical_t *physical = find_physical(handle);
+    sim_mapping_t *mapping = NULL;
+    if (!bytes || address % TMS_SIM_GRANULARITY || bytes % TMS_SIM_GRANULARITY || flags) return CUDA_ERROR_INVALID_VALUE;
+    if (!physical || bytes > physical->bytes) return CUDA_ERROR_INVALID_VALUE;
+    if (offset || bytes < physical->bytes) return CUDA_ERROR_NOT_SUPPORTED;
+    const sim_reservation_t *reservation = sim_memory_reservation_at(address);
+    if (!reservation || reservation->runtime) return CUDA_ERROR_INVALID_VALUE;
+    return sim_memory_map_physical(address, bytes, physical, &mapping);
+}

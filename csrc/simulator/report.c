@@ -1,0 +1,24 @@
+/* What is left at the end of the process. */
+#include <stdio.h>
+
+#include "sim_modules.h"
+
+void sim_report(void) {
+    bool clean = !sim_state.reserved && !sim_state.host_bytes;
+    for (int i = 0; i < sim_state.device_count; i++) {
+        const sim_device_t *device = &sim_state.devices[i];
+        if (!device->used && !device->mappings && !device->streams) continue;
+        clean = false;
+        fprintf(
+            stderr,
+            "simulated GPU: leaked on device %d: %llu bytes in %llu handles and %llu runtime allocations, %llu mappings, "
+            "%llu streams\n",
+            i, (unsigned long long)device->used, (unsigned long long)device->handles,
+            (unsigned long long)device->runtime_allocations, (unsigned long long)device->mappings,
+            (unsigned long long)device->streams);
+    }
+    if (sim_state.reserved || sim_state.host_bytes)
+        fprintf(stderr, "simulated GPU: leaked in the process: %llu reservations, %llu bytes of pinned host memory\n",
+                (unsigned long long)sim_state.reserved, (unsigned long long)sim_state.host_bytes);
+    if (clean) fprintf(stderr, "simulated GPU: nothing leaked\n");
+}

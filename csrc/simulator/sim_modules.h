@@ -1,0 +1,109 @@
+/* What the parts of the simulated GPU offer one another, beside the implementations of entry points, which sim_entries.h
+ * declares. Every function needs the simulator's lock, unless it says otherwise; those that wait give it up meanwhile. */
+#ifndef TMS_SIM_MODULES_H
+#define TMS_SIM_MODULES_H
+
+#include "sim_state.h"
+
+/* environment.c: reads TMS_SIMULATED_*; what is malformed is reported on stderr and ignored. */
+void sim_environment_read(void);
+
+/* entry.c: counts, faults and the trace. */
+int sim_entry_fail_after(const char *name, uint64_t succeed, uint64_t fail, int code);
+uint64_t sim_entry_count(const char *name);
+void sim_entry_clear(void); /* counts and trace */
+size_t sim_entry_read_trace(char *text, size_t capacity);
+
+/* budget.c: bytes of a device, charged to this process; shared with other processes where TMS_SIMULATED_SHARED says so. */
+void sim_budget_attach(void);
+void sim_budget_detach(void);
+bool sim_budget_charge(int device, uint64_t bytes, bool taken);
+bool sim_budget_credit(int device, uint64_t bytes, bool taken); /* false: not that much was charged */
+uint64_t sim_budget_available(int device);
+uint64_t sim_budget_total(void);
+
+/* device.c */
+bool sim_device_valid(int device);
+
+/* context.c. The current context of the thread, or NULL where there is none or it was destroyed. */
+sim_context_t *sim_context_current(void);
+/* The same, with the errors of a call that needs it. */
+CUresult sim_context_require(sim_context_t **context);
+/* The one of the runtime's current device: made, referenced once for the runtime, and current from now on. */
+CUresult sim_context_attach_runtime(void);
+void sim_context_fail(sim_context_t *context, CUresult error); /* the first error stays */
+void sim_context_destroy(sim_context_t *context);
+/* Waits for all work submitted to it so far. */
+CUresult sim_context_drain(sim_context_t *context);
+
+/* memory.c */
+sim_mapping_t *sim_memory_mapping_at(uint64_t address); /* that covers this address, or NULL */
+sim_reservation_t *sim_memory_reservation_at(uint64_t address);
+/* Whether all of a range may be read (or written) by all devices of the mask. `kernel` is the context of a kernel, which
+ * needs peer access enabled for other devices' cudaMalloc memory, or NULL for a copy, which does not. */
+bool sim_memory_reachable(uint64_t address, uint64_t bytes, unsigned devices, bool writes, const sim_context_t *kernel);
+/* Pins the mapping at an address, so that nobody unmaps it, and tells how many of `bytes` from there it covers. NULL where
+ * the range may not be touched. Never waits: sim_state.unmapping must be false. */
+sim_mapping_t *sim_memory_pin(uint64_t address, uint64_t *bytes, unsigned devices, bool writes, const sim_context_t *kernel);
+void sim_memory_unpin(sim_mapping_t *mapping);
+/* The pieces that cudaMalloc's memory is put together from. */
+CUresult sim_memory_reserve_range(uint64_t bytes, uint64_t alignment, uint64_t hint, bool runtime, uint64_t *address);
+void sim_memory_free_range(sim_reservation_t *reservation);
+CUresult sim_memory_create_physical(int device, uint64_t bytes, bool runtime, sim_physical_t **physical);
+void sim_memory_drop_physical(sim_physical_t *physical); /* frees it once it is neither referenced nor mapped */
+CUresult sim_memory_map_physical(uint64_t address, uint64_t bytes, sim_physical_t *physical, sim_mapping_t **mapping);
+CUresult sim_memory_protect(sim_mapping_t *mapping, int device, CUmemAccess_flags flags);
+/* Waits until nobody touches the mappings that start in a range and takes them away. */
+CUresult sim_memory_unmap_range(uint64_t address, uint64_t bytes, bool runtime);
+/* Everything, whatever it is; for a reset. */
+void sim_memory_clear(void);
+
+/* device_memory.c: gives back all that was allocated in a context's device. */
+void sim_device_memory_clear(int device);
+
+/* host_memory.c: the pinned block around an address, or NULL. */
+sim_host_t *sim_host_at(uint64_t address);
+void sim_host_clear(void);
+
+/* stream.c. NULL for a handle that names none; CU_STREAM_LEGACY and NULL are the current context's legacy stream. */
+sim_stream_t *sim_stream_find(CUstream handle);
+/* Puts a copy of the work at the end of the stream's queue, or into the graph that it captures, and tells where it stands:
+ * `position` (may be NULL) is 0 in a capture. */
+CUresult sim_stream_submit(sim_stream_t *stream, const sim_op_t *op, uint64_t *position);
+bool sim_stream_reached(uint64_t stream, uint64_t position);
+CUresult sim_stream_wait(sim_stream_t *stream, uint64_t position);
+/* Waits until no queued work uses the host memory. */
+CUresult sim_stream_wait_for_host(uint64_t address, uint64_t bytes);
+bool sim_stream_busy(const sim_context_t *context, uint64_t before_ticket); /* work submitted earlier is not complete */
+void sim_stream_close_all(sim_context_t *context);                          /* of a context that is being destroyed */
+void sim_stream_clear(void);                                                /* every thread ends and is joined */
+
+/* work.c: does a piece of work; the lock is free while bytes are touched. */
+CUresult sim_stream_work(sim_stream_t *stream, sim_op_t *op);
+/* Whether a copy or fill finds its memory mapped and accessible now. */
+bool sim_work_reachable(const sim_context_t *context, const sim_op_t *op);
+
+/* copy.c: any direction, `now` through the legacy stream and waited for. */
+CUresult sim_copy_any(uint64_t destination, bool destination_on_device, uint64_t source, bool source_on_device,
+                      uint64_t bytes, CUstream stream, bool now);
+
+/* capture.c: whether the call is forbidden by a capture under way; then that capture is invalidated. */
+CUresult sim_capture_check_unsafe(void);
+CUresult sim_capture_check_context(const sim_context_t *context);
+CUresult sim_capture_check_legacy(const sim_context_t *context, bool query);
+CUresult sim_capture_check_stream(sim_stream_t *stream); /* synchronising or querying it */
+CUresult sim_capture_record(sim_stream_t *stream, const sim_op_t *op);
+void sim_capture_join(sim_capture_t *capture, sim_stream_t *stream);
+void sim_capture_forget(sim_stream_t *stream); /* the stream is destroyed */
+void sim_capture_clear(void);
+
+/* graph.c */
+sim_graph_t *sim_graph_new(bool executable);
+bool sim_graph_append(sim_graph_t *graph, const sim_op_t *op);
+void sim_graph_delete(sim_graph_t *graph);
+void sim_graph_clear(void);
+
+/* report.c: what leaked, to stderr. */
+void sim_report(void);
+
+#endif

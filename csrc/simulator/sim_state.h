@@ -1,0 +1,222 @@
+/* The one state of the simulated GPU, and the objects it holds.
+ *
+ * Everything here is guarded by sim_state.lock, which every entry point takes (entry.c) and holds while it runs; waiting
+ * gives it up (sim_state_wait). Worker threads (stream.c) take it for everything but touching bytes. The exceptions are
+ * marked. Objects that the program names by handles (contexts, streams, events, graphs, physical memory) have identifiers
+ * that are never used twice, so a stale handle is always found out. */
+#ifndef TMS_SIM_STATE_H
+#define TMS_SIM_STATE_H
+
+#include <cuda.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "sim_entries.h"
+#include "sim_table.h"
+#include "simulator.h"
+
+enum {
+    SIM_CONTEXT_DEPTH = 32,    /* of a thread's stack of contexts */
+    SIM_CHUNK_BYTES = 1 << 20, /* touched at a time by a worker, between two looks at the mappings */
+    SIM_FIRST_ID = 1 << 20,    /* identifiers are never small numbers, nor the special stream handles */
+    SIM_MESSAGE_BYTES = 256,
+    SIM_NAME_BYTES = 96,
+};
+
+typedef struct sim_graph sim_graph_t;
+typedef struct sim_stream sim_stream_t;
+
+/* Physical memory: a piece of the device's memfd that is never used again once it was freed. */
+typedef struct sim_physical {
+    uint64_t id;
+    int device;
+    uint64_t bytes;
+    off_t offset;
+    unsigned references; /* cuMemCreate's and cuMemRetainAllocationHandle's, less the releases */
+    unsigned mapped;     /* mappings of it */
+    bool runtime;        /* of cudaMalloc: not a handle that the program knows */
+} sim_physical_t;
+
+typedef struct sim_reservation {
+    uint64_t address;
+    uint64_t bytes;
+    bool runtime;
+} sim_reservation_t;
+
+typedef struct sim_mapping {
+    uint64_t address;
+    uint64_t bytes; /* that may be touched: for cudaMalloc what the program asked for */
+    uint64_t span;  /* of addresses that it covers: whole granules */
+    sim_physical_t *physical;
+    CUmemAccess_flags access[TMS_SIM_MAX_DEVICES];
+    unsigned pins; /* chunks of it that workers are touching just now */
+    bool runtime;
+} sim_mapping_t;
+
+typedef struct sim_context {
+    uint64_t id;
+    int device;
+    bool alive;
+    unsigned references; /* of a primary context */
+    unsigned flags;
+    CUresult error;                  /* sticky */
+    bool runtime;                    /* the runtime holds one reference */
+    bool peers[TMS_SIM_MAX_DEVICES]; /* whose cudaMalloc memory kernels of this context may touch */
+    sim_stream_t *legacy;            /* made at its first use */
+} sim_context_t;
+
+typedef struct sim_device {
+    sim_context_t primary;
+    int memory;     /* the memfd, -1 until the first allocation */
+    off_t end;      /* of what was ever allocated in it */
+    uint64_t used;  /* bytes charged by this process */
+    uint64_t taken; /* bytes charged to nobody: tms_sim_take_memory */
+    uint64_t handles, mappings, runtime_allocations, streams;
+} sim_device_t;
+
+typedef enum sim_op_kind { SIM_OP_ADD, SIM_OP_SET, SIM_OP_COPY, SIM_OP_WAIT } sim_op_kind_t;
+
+/* One piece of work of a stream, or of a graph. */
+typedef struct sim_op {
+    struct sim_op *next;
+    sim_op_kind_t kind;
+    uint64_t ticket; /* the order in which work was submitted in this process */
+    uint64_t destination, source;
+    bool destination_on_device, source_on_device;
+    uint64_t bytes;
+    uint8_t value;
+    int gate;
+    uint64_t stream, position; /* SIM_OP_WAIT: for this much of that stream */
+} sim_op_t;
+
+typedef struct sim_capture {
+    struct sim_capture *next;
+    CUstreamCaptureMode mode;
+    uint64_t thread;
+    uint64_t origin; /* stream */
+    sim_graph_t *graph;
+    bool owns_graph; /* false: it captures into a graph of the program */
+    bool invalidated;
+} sim_capture_t;
+
+struct sim_stream {
+    uint64_t id;
+    sim_context_t *context;
+    bool legacy;
+    bool blocking; /* takes part in the legacy stream's implicit order */
+    bool closing;  /* destroyed by the program: finishes its work and goes */
+    bool dropping; /* its context is being destroyed: what is queued is not done */
+    pthread_t thread;
+    sim_op_t *first, *last; /* the first stays here while it runs */
+    uint64_t submitted, completed;
+    sim_capture_t *capture;
+    uint64_t captured; /* work of this stream in its capture */
+    bool joined;       /* in a capture: another stream waits for all that this one did */
+    sim_stream_t *next_finished;
+};
+
+typedef struct sim_event {
+    uint64_t id;
+    uint64_t stream, position; /* where it was recorded; 0: never */
+    bool captured;             /* recorded in a capture: not a moment in time */
+    sim_capture_t *capture;    /* that capture, while it is under way */
+} sim_event_t;
+
+struct sim_graph {
+    uint64_t id;
+    bool executable;
+    sim_op_t *first, *last;
+};
+
+typedef struct sim_host {
+    uint64_t address;
+    uint64_t bytes;
+    bool registered;
+} sim_host_t;
+
+/* A rule of tms_sim_fail_after. */
+typedef struct sim_fault {
+    uint64_t succeed, fail;
+    int code;
+} sim_fault_t;
+
+typedef struct sim_shared sim_shared_t; /* budget.c */
+
+typedef struct sim_state {
+    pthread_mutex_t lock;
+    pthread_cond_t changed; /* anything: work submitted, done, dropped; a gate opened; stopping */
+    _Atomic(int) pid;       /* of the process that set this up, 0 before; read without the lock */
+
+    uint64_t epoch; /* counts resets, so that threads forget what they knew */
+    bool initialized;
+    bool deinitialized;
+    bool stopping; /* workers drop their work and end */
+    uint64_t next_id, next_ticket;
+    _Atomic(uint64_t) next_thread; /* without the lock */
+
+    int device_count;
+    uint64_t device_bytes;
+    uint64_t bandwidth;
+    uint64_t poison_limit;
+    bool peer_capable;
+    bool report;
+    sim_device_t devices[TMS_SIM_MAX_DEVICES];
+
+    sim_table_t reservations, mappings, physicals, hosts;
+    sim_table_t contexts, streams, events, graphs, gates;
+    sim_capture_t *captures;
+    sim_stream_t *finished; /* streams whose thread waits to be joined */
+    unsigned synchronizing; /* threads that wait for work */
+    bool unmapping;         /* a thread waits for pins to go: no new ones */
+    uint64_t reserved;      /* reservations of the program */
+    uint64_t host_bytes;
+
+    uint64_t counts[SIM_CALL_COUNT];
+    sim_fault_t faults[SIM_CALL_COUNT];
+    sim_fault_t fault_any;
+    uint64_t failures;
+    bool tracing;
+    uint16_t *trace;
+    size_t trace_count, trace_capacity;
+    int trace_file;
+
+    sim_shared_t *shared;
+    int shared_file;
+    char shared_name[SIM_NAME_BYTES];
+    unsigned shared_seat; /* this process's entry */
+} sim_state_t;
+
+extern sim_state_t sim_state;
+
+/* What a thread knows; `epoch` tells whether it still holds. */
+typedef struct sim_thread {
+    uint64_t epoch;
+    uint64_t id;
+    uint64_t contexts[SIM_CONTEXT_DEPTH];
+    unsigned depth;
+    int device; /* the runtime's current device, while there is no context */
+    int last_error;
+    CUstreamCaptureMode mode;
+} sim_thread_t;
+
+/* Takes the lock, setting everything up at the first call of the process. False in a forked child of a process that had
+ * done so: then the lock, perhaps held by a thread that does not exist here, is left alone. */
+bool sim_state_lock(void);
+void sim_state_unlock(void);
+/* Whether this is such a child. */
+bool sim_state_forked(void);
+sim_thread_t *sim_state_thread(void);
+
+/* Waits for any change; the lock is free meanwhile. False once everything stops: the caller returns
+ * CUDA_ERROR_DEINITIALIZED. */
+bool sim_state_wait(void);
+void sim_state_changed(void);
+uint64_t sim_state_new_id(void);
+
+/* Everything allocated goes. */
+void sim_state_clear(void);
+
+#endif

@@ -1,0 +1,138 @@
+#include "support.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const simulator_t *simulator(void) {
+    static simulator_t controls;
+    static bool ready;
+    if (ready) return &controls;
+    const char *path = getenv("TMS_CUDA_DRIVER");
+    if (!path) fail_msg("TMS_CUDA_DRIVER must name the simulated GPU");
+    void *library = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+    if (!library) fail_msg("%s", dlerror());
+#define SIMULATOR_RESOLVE(result, name, parameters)                                                                         \
+    *(void **)&controls.name = dlsym(library, "tms_sim_" #name);                                                            \
+    if (!controls.name) fail_msg("the simulator lacks tms_sim_" #name);
+    SIMULATOR_CONTROLS(SIMULATOR_RESOLVE)
+#undef SIMULATOR_RESOLVE
+    ready = true;
+    return &controls;
+}
+
+static int set_up(void **state, int devices) {
+    tms_error_t error;
+    tms_error_context_t context = {.operation = "test", .device = TMS_NO_DEVICE};
+    simulator()->reset(devices, 256 * MIB);
+    fixture_t *fixture = calloc(1, sizeof *fixture);
+    assert_non_null(fixture);
+    tms_log_init(&fixture->log, TMS_LOG_WARNING);
+    tms_config_read(&fixture->config, &fixture->log);
+    tms_driver_init(&fixture->driver, fixture->config.driver_path, &fixture->log);
+    tms_devices_init(&fixture->devices, &fixture->driver);
+    ASSERT_OK(tms_region_init(&fixture->regions, &fixture->config, &error), error);
+    ASSERT_OK(tms_saver_init(&fixture->saver, &fixture->config, &fixture->log, &fixture->devices, &fixture->regions, &error),
+              error);
+    ASSERT_OK(tms_devices_load(&fixture->devices, &fixture->cuda, &fixture->topology, &context, &error), error);
+    /* The first entry makes the context and keeps it. */
+    ASSERT_OK(tms_devices_enter(&fixture->devices, 0, &context, &error), error);
+    tms_devices_leave(&fixture->devices, 0);
+    simulator()->clear_counts();
+    *state = fixture;
+    return 0;
+}
+
+int setup_one_device(void **state) { return set_up(state, 1); }
+int setup_two_devices(void **state) { return set_up(state, 2); }
+
+int teardown(void **state) {
+    fixture_t *fixture = *state;
+    tms_saver_release(&fixture->saver);
+    for (int device = 0; device < fixture->topology->count; device++) {
+        tms_sim_usage_t usage;
+        simulator()->usage(device, &usage);
+        assert_int_equal(usage.handles, 0);
+        assert_int_equal(usage.mappings, 0);
+        assert_int_equal(usage.reservations, 0);
+        assert_int_equal(usage.host_bytes, 0);
+        assert_int_equal(usage.streams, 0);
+    }
+    tms_region_release(&fixture->regions);
+    tms_devices_release(&fixture->devices);
+    tms_driver_release(&fixture->driver);
+    tms_config_release(&fixture->config);
+    free(fixture);
+    return 0;
+}
+
+void assert_ok(tms_status_t status, const tms_error_t *error, const char *file, int line) {
+    if (status != TMS_OK) {
+        print_error("%s:%d: %s: %s\n", file, line, tms_status_name(status), error->message);
+        _fail(file, line);
+    }
+}
+
+uint64_t allocate_on(fixture_t *fixture, int device, const char *tag, tms_backup_kind_t backup, uint64_t bytes) {
+    tms_error_t error;
+    tms_tag_t *interned = NULL;
+    uint64_t address = 0;
+    ASSERT_OK(tms_tag_intern(&fixture->regions.tags, tag, &interned, &error), error);
+    tms_region_t region = {.tag = interned, .backup = backup, .managed = true};
+    ASSERT_OK(tms_saver_allocate(&fixture->saver, &region, bytes, device, &address, &error), error);
+    return address;
+}
+
+uint64_t allocate(fixture_t *fixture, const char *tag, tms_backup_kind_t backup, uint64_t bytes) {
+    return allocate_on(fixture, 0, tag, backup, bytes);
+}
+
+static tms_selection_t selection_of(const char **tag) {
+    return (tms_selection_t){.tags = *tag ? tag : NULL, .tag_count = *tag ? 1 : 0};
+}
+
+tms_status_t pause_tag(fixture_t *fixture, const char *tag, tms_report_t *report, tms_error_t *error) {
+    tms_selection_t selection = selection_of(&tag);
+    return tms_transition_pause(&fixture->saver, &selection, report, error);
+}
+
+tms_status_t resume_tag(fixture_t *fixture, const char *tag, tms_report_t *report, tms_error_t *error) {
+    tms_selection_t selection = selection_of(&tag);
+    return tms_transition_resume(&fixture->saver, &selection, report, error);
+}
+
+static uint8_t pattern(uint64_t position, uint32_t seed) {
+    return (uint8_t)((position * 2654435761u + seed * 40503u) >> 13);
+}
+
+void fill(uint64_t address, uint64_t bytes, uint32_t seed) {
+    uint8_t *memory = (uint8_t *)address;
+    for (uint64_t i = 0; i < bytes; i++) memory[i] = pattern(i, seed);
+}
+
+void assert_filled(uint64_t address, uint64_t bytes, uint32_t seed) {
+    const uint8_t *memory = (const uint8_t *)address;
+    for (uint64_t i = 0; i < bytes; i++) {
+        if (memory[i] != pattern(i, seed)) fail_msg("byte %llu differs", (unsigned long long)i);
+    }
+}
+
+void assert_poisoned(uint64_t address, uint64_t bytes) {
+    const uint8_t *memory = (const uint8_t *)address;
+    for (uint64_t i = 0; i < bytes; i++) {
+        if (memory[i] != TMS_SIM_POISON) fail_msg("byte %llu is not fresh memory", (unsigned long long)i);
+    }
+}
+
+uint64_t physical_bytes(int device) {
+    tms_sim_usage_t usage;
+    simulator()->usage(device, &usage);
+    return usage.physical_bytes;
+}
+
+tms_segment_state_t state_of(fixture_t *fixture, uint64_t address) {
+    tms_segment_info_t row;
+    assert_int_equal(tms_saver_find(&fixture->saver, address, &row), TMS_OK);
+    return (tms_segment_state_t)row.state;
+}

@@ -1,0 +1,80 @@
+/* What the C tests on the simulated GPU share: its control functions, and one saver with everything it needs.
+ *
+ * The simulator is the library that TMS_CUDA_DRIVER names; a test program fails, and does not skip, without it. */
+#ifndef TMS_TEST_SUPPORT_H
+#define TMS_TEST_SUPPORT_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h> /* needs all of the above */
+
+#include "saver.h"
+#include "simulator/simulator.h"
+#include "transition.h"
+
+#define MIB ((uint64_t)1 << 20)
+
+/* The simulator's control functions, found by dlsym. */
+#define SIMULATOR_CONTROLS(X)                                                                                               \
+    X(void, reset, (int devices, uint64_t memory_bytes))                                                                    \
+    X(void, fail_after, (const char *call, uint64_t succeed, uint64_t fail, int code))                                      \
+    X(uint64_t, failures_fired, (void))                                                                                     \
+    X(uint64_t, calls, (const char *call))                                                                                  \
+    X(void, clear_counts, (void))                                                                                           \
+    X(void, trace, (int on))                                                                                                \
+    X(size_t, read_trace, (char *text, size_t capacity))                                                                    \
+    X(void, usage, (int device, tms_sim_usage_t *usage))                                                                    \
+    X(int, take_memory, (int device, int64_t bytes))                                                                        \
+    X(int, launch_add, (void *stream, uint64_t address, uint64_t bytes, uint8_t value, int gate))                           \
+    X(void, open_gate, (int gate))                                                                                          \
+    X(void, wait_until_synchronizing, (void))                                                                               \
+    X(void, lose_device, (int device, int code))
+
+typedef struct simulator {
+#define SIMULATOR_FIELD(result, name, parameters) result(*name) parameters;
+    SIMULATOR_CONTROLS(SIMULATOR_FIELD)
+#undef SIMULATOR_FIELD
+} simulator_t;
+
+const simulator_t *simulator(void);
+
+typedef struct fixture {
+    tms_log_t log;
+    tms_config_t config;
+    tms_driver_t driver;
+    tms_devices_t devices;
+    tms_region_defaults_t regions;
+    tms_saver_t saver;
+    const tms_driver_table_t *cuda;     /* the driver's entry points, loaded */
+    const tms_device_table_t *topology; /* loaded */
+} fixture_t;
+
+/* One device with 256 MiB, or two; the first device's primary context is active, as in a program that has used it. Teardown
+ * frees every segment and fails the test if the simulator still has memory, mappings or reservations. */
+int setup_one_device(void **state);
+int setup_two_devices(void **state);
+int teardown(void **state);
+
+/* A saver call that must succeed: prints the error's message where it does not. */
+#define ASSERT_OK(call, error) assert_ok((call), &(error), __FILE__, __LINE__)
+void assert_ok(tms_status_t status, const tms_error_t *error, const char *file, int line);
+
+/* An allocation on device 0 with a tag and a backup. */
+uint64_t allocate(fixture_t *fixture, const char *tag, tms_backup_kind_t backup, uint64_t bytes);
+uint64_t allocate_on(fixture_t *fixture, int device, const char *tag, tms_backup_kind_t backup, uint64_t bytes);
+/* pause or resume of one tag, NULL for all; no stream. */
+tms_status_t pause_tag(fixture_t *fixture, const char *tag, tms_report_t *report, tms_error_t *error);
+tms_status_t resume_tag(fixture_t *fixture, const char *tag, tms_report_t *report, tms_error_t *error);
+
+/* Fills memory with a pattern that depends on `seed` and position, and checks it. */
+void fill(uint64_t address, uint64_t bytes, uint32_t seed);
+void assert_filled(uint64_t address, uint64_t bytes, uint32_t seed);
+void assert_poisoned(uint64_t address, uint64_t bytes);
+
+uint64_t physical_bytes(int device);
+tms_segment_state_t state_of(fixture_t *fixture, uint64_t address);
+
+#endif

@@ -1,0 +1,365 @@
+/* backup_disk_directory.c: the directory, the lock that tells the living from the dead, and what must never be touched. */
+#include <errno.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "captured_stderr.h"
+#include "disk_fixture.h"
+
+static void test_set_directory(void **state) {
+    (void)state;
+    tms_disk_file_t *old = create(10);
+    assert_int_equal(tms_disk_set_directory(&disk, below("a/b/c///"), &error), TMS_OK);
+    assert_string_equal(disk.path, below("a/b/c"));
+    assert_entries(below("a/b/c"), 0, 0); /* the attempt to make a file there has left nothing */
+    tms_disk_file_t *new = create(20);
+    assert_entries(base, 1, 1);
+    assert_entries(below("a/b/c"), 1, 1);
+    assert_int_equal(tms_disk_file_write(old, "0123456789", 10, 0, &context, &error), TMS_OK);
+    tms_disk_file_destroy(&disk, old);
+    assert_entries(base, 0, 0);
+    assert_entries(below("a/b/c"), 1, 1);
+    tms_disk_file_destroy(&disk, new);
+    assert_entries(below("a/b/c"), 0, 0);
+}
+
+static void test_a_directory_name_that_begins_like_another(void **state) {
+    (void)state;
+    assert_int_equal(tms_disk_set_directory(&disk, below("x/y"), &error), TMS_OK);
+    tms_disk_file_t *inner = create(1);
+    assert_int_equal(tms_disk_set_directory(&disk, below("x"), &error), TMS_OK);
+    tms_disk_file_t *outer = create(1);
+    assert_entries(below("x"), 1, 1);
+    assert_entries(below("x/y"), 1, 1);
+    assert_ptr_not_equal(inner->owner_lock, outer->owner_lock);
+    tms_disk_file_destroy(&disk, inner);
+    tms_disk_file_destroy(&disk, outer);
+}
+
+static void test_relative_directories_are_fixed_when_set(void **state) {
+    (void)state;
+    char *before = getcwd(NULL, 0);
+    assert_non_null(before);
+    assert_int_equal(chdir(base), 0);
+    assert_int_equal(tms_disk_set_directory(&disk, "relative", &error), TMS_OK);
+    assert_int_equal(chdir(before), 0);
+    free(before);
+    tms_disk_file_t *file = create(1);
+    assert_entries(below("relative"), 1, 1);
+    tms_disk_file_destroy(&disk, file);
+}
+
+static void test_bad_directories_change_nothing(void **state) {
+    (void)state;
+    put_file(below("regular"), "text");
+    assert_int_equal(tms_disk_set_directory(&disk, NULL, &error), TMS_INVALID_ARGUMENT);
+    assert_int_equal(tms_disk_set_directory(&disk, "", &error), TMS_INVALID_ARGUMENT);
+    assert_int_equal(tms_disk_set_directory(&disk, below("regular"), &error), TMS_BACKUP_IO);
+    assert_int_equal(error.os_error, ENOTDIR);
+    assert_int_equal(tms_disk_set_directory(&disk, below("regular/below"), &error), TMS_BACKUP_IO);
+    assert_int_equal(error.os_error, ENOTDIR);
+    assert_string_equal(error.operation, "set_disk_backup_dir");
+    assert_string_equal(error.call, "mkdir");
+    assert_non_null(strstr(error.message, below("regular/below")));
+    assert_string_equal(disk.path, base);
+    assert_file(below("regular"), "text");
+    tms_disk_file_t *file = create(1);
+    assert_entries(base, 1, 1);
+    tms_disk_file_destroy(&disk, file);
+}
+
+static void test_an_unwritable_directory(void **state) {
+    (void)state;
+    const uid_t user = geteuid(), other = 12345;
+    if (user == 0) { /* root may write anywhere: become somebody who may not */
+        assert_int_equal(chown(base, other, (gid_t)-1), 0);
+        assert_int_equal(seteuid(other), 0);
+    }
+    int made = mkdir(below("closed"), 0500);
+    tms_status_t direct = tms_disk_set_directory(&disk, below("closed"), &error);
+    int direct_error = error.os_error;
+    tms_status_t deeper = tms_disk_set_directory(&disk, below("closed/deeper"), &error);
+    if (user == 0) assert_int_equal(seteuid(user), 0);
+    assert_int_equal(made, 0);
+    assert_int_equal(direct, TMS_BACKUP_IO);
+    assert_int_equal(direct_error, EACCES);
+    assert_int_equal(deeper, TMS_BACKUP_IO);
+    assert_int_equal(error.os_error, EACCES);
+    assert_string_equal(disk.path, base);
+}
+
+static void test_a_directory_that_vanished_is_made_again(void **state) {
+    (void)state;
+    assert_int_equal(tms_disk_set_directory(&disk, below("gone"), &error), TMS_OK);
+    assert_int_equal(rmdir(below("gone")), 0);
+    tms_disk_file_destroy(&disk, create(1));
+    assert_entries(below("gone"), 0, 0);
+    /* With something else in its place: an error, and the next call works again. */
+    assert_int_equal(rmdir(below("gone")), 0);
+    put_file(below("gone"), "");
+    assert_create_fails(1, TMS_BACKUP_IO, ENOTDIR);
+    assert_int_equal(unlink(below("gone")), 0);
+    tms_disk_file_destroy(&disk, create(1));
+}
+
+/* A process of its own with `files` backup files in the directory. Returns when they are there; it then waits for its end.
+ */
+static pid_t start_process_with_files(int files) {
+    int ready[2];
+    char byte;
+    assert_int_equal(pipe(ready), 0);
+    fflush(NULL);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        tms_disk_directory_t own;
+        _Atomic uint64_t own_total = 0;
+        if (tms_disk_init(&own, disk.path, &log_under_test, &own_total, NULL) != TMS_OK) _exit(2);
+        for (int i = 0; i < files; i++) {
+            tms_disk_file_t *file = NULL;
+            if (tms_disk_file_create(&own, 1000, &file, &context, NULL) != TMS_OK) _exit(3);
+        }
+        if (write(ready[1], "x", 1) != 1) _exit(4);
+        for (;;) pause();
+    }
+    close(ready[1]);
+    ssize_t got = read(ready[0], &byte, 1);
+    close(ready[0]);
+    assert_int_equal(got, 1);
+    return child;
+}
+
+static void kill_process(pid_t child) {
+    int status = 0;
+    assert_int_equal(kill(child, SIGKILL), 0);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFSIGNALED(status));
+}
+
+static void test_files_of_dead_processes_are_removed(void **state) {
+    (void)state;
+    pid_t dead = start_process_with_files(3);
+    kill_process(dead);
+    assert_entries(base, 3, 1);
+    tms_disk_file_t *file = create(10); /* the first file is the first use of the directory */
+    assert_entries(base, 1, 1);
+    assert_true(exists(file->path));
+    tms_disk_file_destroy(&disk, file);
+
+    kill_process(start_process_with_files(2));
+    assert_int_equal(tms_disk_set_directory(&disk, base, &error), TMS_OK);
+    assert_entries(base, 0, 0);
+}
+
+static void test_files_of_living_processes_stay(void **state) {
+    (void)state;
+    pid_t living = start_process_with_files(2), dead = start_process_with_files(3);
+    kill_process(dead);
+    tms_disk_file_t *file = create(10);
+    assert_entries(base, 3, 2);
+    assert_int_equal(tms_disk_set_directory(&disk, base, &error), TMS_OK);
+    assert_entries(base, 3, 2);
+    tms_disk_file_destroy(&disk, file);
+    assert_entries(base, 2, 1);
+    kill_process(living);
+    assert_int_equal(tms_disk_set_directory(&disk, base, &error), TMS_OK);
+    assert_entries(base, 0, 0);
+}
+
+#define DEAD "tms-1-0123456789abcdef"
+
+static void test_only_what_is_ours_is_removed(void **state) {
+    (void)state;
+    static const char *const kept[] = {
+        "notes.txt",
+        "tms-1.lock",
+        "tms-x-0123456789abcdef.lock",
+        "tms-1-0123456789abcde.lock",
+        "tms-1-0123456789abcdef0.lock",
+        DEAD ".backup",
+        DEAD "-.backup",
+        DEAD "-1x.backup",
+        DEAD "-1.backup.bak",
+        "tms-1-fedcba9876543210-1.backup", /* has no lock file: nothing says that its process is dead */
+    };
+    put_file(below("victim"), "precious");
+    for (size_t i = 0; i < sizeof(kept) / sizeof(kept[0]); i++) put_file(below(kept[i]), "kept");
+    put_file(below(DEAD ".lock"), "");
+    put_file(below(DEAD "-1.backup"), "old");
+    assert_int_equal(symlink(below("victim"), below(DEAD "-2.backup")), 0);
+    assert_int_equal(mkdir(below(DEAD "-3.backup"), 0700), 0);
+    assert_int_equal(symlink(below("victim"), below("tms-2-0123456789abcdef.lock")), 0);
+    put_file(below("tms-2-0123456789abcdef-1.backup"), "kept");
+    assert_int_equal(mkfifo(below("tms-3-0123456789abcdef.lock"), 0600), 0);
+    put_file(below("tms-3-0123456789abcdef-1.backup"), "kept");
+
+    captured_stderr_t captured = capture_begin();
+    tms_status_t status = tms_disk_set_directory(&disk, base, &error);
+    char output[4096];
+    capture_end(captured, output, sizeof(output));
+    assert_int_equal(status, TMS_OK);
+    assert_int_equal(count_lines(output), 2); /* the link and the directory */
+    assert_false(exists(below(DEAD ".lock")));
+    assert_false(exists(below(DEAD "-1.backup")));
+    assert_true(exists(below(DEAD "-2.backup")));
+    assert_true(exists(below(DEAD "-3.backup")));
+    assert_true(exists(below("tms-2-0123456789abcdef.lock")));
+    assert_file(below("tms-2-0123456789abcdef-1.backup"), "kept");
+    assert_true(exists(below("tms-3-0123456789abcdef.lock")));
+    assert_file(below("tms-3-0123456789abcdef-1.backup"), "kept");
+    for (size_t i = 0; i < sizeof(kept) / sizeof(kept[0]); i++) assert_file(below(kept[i]), "kept");
+    assert_file(below("victim"), "precious");
+}
+
+static void test_files_of_other_users_stay(void **state) {
+    (void)state;
+    if (geteuid() != 0) {
+        print_message("skipped: only root can make files of another user\n");
+        skip();
+    }
+    const uid_t other = 12345;
+    put_file(below(DEAD ".lock"), "");
+    put_file(below(DEAD "-1.backup"), "kept");
+    assert_int_equal(chown(below(DEAD ".lock"), other, (gid_t)-1), 0);
+    put_file(below("tms-2-0123456789abcdef.lock"), "");
+    put_file(below("tms-2-0123456789abcdef-1.backup"), "kept");
+    assert_int_equal(chown(below("tms-2-0123456789abcdef-1.backup"), other, (gid_t)-1), 0);
+    tms_log_init(&log_under_test, TMS_LOG_SILENT);
+    assert_int_equal(tms_disk_set_directory(&disk, base, &error), TMS_OK);
+    assert_true(exists(below(DEAD ".lock")));
+    assert_file(below(DEAD "-1.backup"), "kept");
+    assert_false(exists(below("tms-2-0123456789abcdef.lock")));
+    assert_file(below("tms-2-0123456789abcdef-1.backup"), "kept");
+
+    /* A backup of ours that has become another user's is neither written nor read nor removed. */
+    tms_disk_file_t *file = create(100);
+    char data[100] = "", path[2 * PATH_BYTES];
+    snprintf(path, sizeof(path), "%s", file->path);
+    assert_int_equal(chown(path, other, (gid_t)-1), 0);
+    assert_int_equal(tms_disk_file_write(file, data, 100, 0, &context, &error), TMS_BACKUP_IO);
+    assert_int_equal(error.os_error, EPERM);
+    tms_disk_file_destroy(&disk, file);
+    assert_true(exists(path));
+}
+
+static void test_file_systems_without_locks(void **state) {
+    (void)state;
+    put_file(below(DEAD ".lock"), "");
+    put_file(below(DEAD "-1.backup"), "kept");
+    fault.flock_error = ENOLCK;
+    tms_disk_file_t *file = create(10); /* works, and removes nothing, since nothing can be told */
+    assert_entries(base, 2, 2);
+    tms_disk_file_destroy(&disk, file);
+    assert_file(below(DEAD "-1.backup"), "kept");
+
+    /* A lock that somebody else always has first: given up after a few names, and none of them stays. */
+    fault.flock_error = EWOULDBLOCK;
+    assert_create_fails(10, TMS_BACKUP_IO, EWOULDBLOCK);
+    assert_entries(base, 1, 1);
+}
+
+enum { THREADS = 4, ROUNDS = 25 };
+
+static void *make_and_remove_files(void *argument) {
+    int *faults = argument;
+    for (int round = 0; round < ROUNDS; round++) {
+        tms_disk_file_t *files[3] = {NULL, NULL, NULL};
+        char data[32];
+        for (int i = 0; i < 3; i++) *faults += tms_disk_file_create(&disk, 32, &files[i], &context, NULL) != TMS_OK;
+        for (int i = 0; i < 3; i++) {
+            char expected[32];
+            snprintf(expected, sizeof(expected), "%p %d %d", argument, round, i);
+            *faults += tms_disk_file_write(files[i], expected, 32, 0, &context, NULL) != TMS_OK;
+            *faults += tms_disk_file_read(files[i], data, 32, 0, &context, NULL) != TMS_OK;
+            *faults += strcmp(data, expected) != 0;
+        }
+        for (int i = 0; i < 3; i++) tms_disk_file_destroy(&disk, files[i]);
+    }
+    return NULL;
+}
+
+static void test_threads(void **state) {
+    (void)state;
+    pthread_t threads[THREADS];
+    int faults[THREADS] = {0};
+    for (int i = 0; i < THREADS; i++) pthread_create(&threads[i], NULL, make_and_remove_files, &faults[i]);
+    for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
+    for (int i = 0; i < THREADS; i++) assert_int_equal(faults[i], 0);
+    assert_entries(base, 0, 0);
+    assert_int_equal(atomic_load(&total), 0);
+    assert_int_equal(disk.next_number, THREADS * ROUNDS * 3);
+}
+
+/* Processes that start, clean up and end at the same time must not take each other for dead. */
+static void test_processes_in_one_directory(void **state) {
+    (void)state;
+    enum { PROCESSES = 4 };
+    pid_t children[PROCESSES];
+    fflush(NULL);
+    for (int i = 0; i < PROCESSES; i++) {
+        children[i] = fork();
+        assert_true(children[i] >= 0);
+        if (children[i] == 0) {
+            int faults = 0;
+            make_and_remove_files(&faults);
+            _exit(faults ? 1 : 0);
+        }
+    }
+    for (int i = 0; i < PROCESSES; i++) {
+        int status = 0;
+        assert_int_equal(waitpid(children[i], &status, 0), children[i]);
+        assert_true(WIFEXITED(status));
+        assert_int_equal(WEXITSTATUS(status), 0);
+    }
+    assert_entries(base, 0, 0);
+}
+
+/* Another process's clean-up may lock and remove a lock file between its making and its locking. */
+static void test_a_lock_file_that_vanishes_is_made_again(void **state) {
+    (void)state;
+    fault.vanishing_locks = 3;
+    tms_disk_file_t *file = create(10);
+    assert_int_equal(fault.vanishing_locks, 0);
+    assert_entries(base, 1, 1);
+    char name[2 * PATH_BYTES];
+    snprintf(name, sizeof(name), "%s.lock", file->owner_lock->prefix);
+    assert_true(exists(name));
+    tms_disk_file_destroy(&disk, file);
+    fault.vanishing_locks = 1000; /* for ever: given up */
+    assert_create_fails(10, TMS_BACKUP_IO, 0);
+    fault.vanishing_locks = 0;
+    assert_entries(base, 0, 0);
+}
+
+int main(void) {
+#define DISK_TEST(test) cmocka_unit_test_setup_teardown(test, make, release)
+    const struct CMUnitTest tests[] = {
+        DISK_TEST(test_set_directory),
+        DISK_TEST(test_a_directory_name_that_begins_like_another),
+        DISK_TEST(test_relative_directories_are_fixed_when_set),
+        DISK_TEST(test_bad_directories_change_nothing),
+        DISK_TEST(test_an_unwritable_directory),
+        DISK_TEST(test_a_directory_that_vanished_is_made_again),
+        DISK_TEST(test_files_of_dead_processes_are_removed),
+        DISK_TEST(test_files_of_living_processes_stay),
+        DISK_TEST(test_only_what_is_ours_is_removed),
+        DISK_TEST(test_files_of_other_users_stay),
+        DISK_TEST(test_file_systems_without_locks),
+        DISK_TEST(test_threads),
+        DISK_TEST(test_processes_in_one_directory),
+        DISK_TEST(test_a_lock_file_that_vanishes_is_made_again),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,490 @@
+/* pause and resume: bytes, addresses, states, order of driver calls, and every failure on the way. */
+
+#include "support.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* How many lines of a trace are this call. */
+static size_t lines_of(const char *trace, const char *call) {
+    size_t count = 0, length = strlen(call);
+    for (const char *line = trace; line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL)
+        count += strncmp(line, call, length) == 0 && (line[length] == '\n' || line[length] == '\0');
+    return count;
+}
+
+static void memory_goes_and_comes_back_at_the_same_address(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_report_t report;
+    uint64_t address = allocate(f, "kv_cache", TMS_BACKUP_NONE, 5 * MIB);
+    fill(address, 5 * MIB, 1);
+    ASSERT_OK(pause_tag(f, "kv_cache", &report, &error), error);
+    assert_int_equal(report.allocations, 1);
+    assert_int_equal(report.bytes, 6 * MIB);
+    assert_int_equal(report.copied_bytes, 0);
+    assert_int_equal(physical_bytes(0), 0);
+    assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
+    ASSERT_OK(resume_tag(f, "kv_cache", &report, &error), error);
+    assert_int_equal(report.bytes, 6 * MIB);
+    assert_int_equal(physical_bytes(0), 6 * MIB);
+    assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
+    assert_poisoned(address, 6 * MIB); /* the contents were discarded: this is fresh memory */
+    fill(address, 6 * MIB, 2);
+    assert_filled(address, 6 * MIB, 2);
+}
+
+static void contents_survive_in_every_backup(void **state) {
+    fixture_t *f = *state;
+    const tms_backup_kind_t kinds[] = {TMS_BACKUP_PINNED, TMS_BACKUP_MMAP, TMS_BACKUP_DISK};
+    for (uint32_t i = 0; i < 3; i++) {
+        tms_error_t error;
+        tms_report_t report;
+        uint64_t bytes = 4 * MIB - 12345; /* no multiple of anything */
+        uint64_t address = allocate(f, "weights", kinds[i], bytes);
+        for (uint32_t cycle = 0; cycle < 3; cycle++) {
+            fill(address, bytes, i * 10 + cycle);
+            ASSERT_OK(pause_tag(f, "weights", &report, &error), error);
+            assert_int_equal(report.copied_bytes, bytes);
+            assert_int_equal(physical_bytes(0), 0);
+            ASSERT_OK(resume_tag(f, "weights", &report, &error), error);
+            assert_int_equal(report.copied_bytes, bytes);
+            assert_filled(address, bytes, i * 10 + cycle);
+        }
+        assert_int_equal(atomic_load(&f->saver.stores.host_bytes), 0); /* host memory does not outlive the resume */
+        assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+        assert_int_equal(atomic_load(&f->saver.stores.disk_bytes), 0);
+    }
+}
+
+static void the_order_of_driver_calls_is_the_contract(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    static char trace[1 << 16];
+    for (int i = 0; i < 3; i++) allocate(f, "weights", i ? TMS_BACKUP_PINNED : TMS_BACKUP_NONE, 2 * MIB);
+    simulator()->trace(1);
+    simulator()->clear_counts();
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    simulator()->read_trace(trace, sizeof trace);
+    const char *reserve = strstr(trace, "cuMemHostAlloc"), *wait = strstr(trace, "cuCtxSynchronize");
+    const char *copy = strstr(trace, "cuMemcpyDtoHAsync"), *copied = copy ? strstr(copy, "cuStreamSynchronize") : NULL;
+    const char *unmap = strstr(trace, "cuMemUnmap");
+    assert_true(reserve && wait && copy && copied && unmap);
+    assert_true(reserve < wait && wait < copy && copy < copied && copied < unmap);
+    assert_null(strstr(unmap, "cuMemcpyDtoHAsync"));
+    assert_int_equal(lines_of(trace, "cuCtxSynchronize"), 1);
+    assert_int_equal(lines_of(trace, "cuMemUnmap"), 3);
+    assert_int_equal(lines_of(trace, "cuMemRelease"), 3);
+    assert_int_equal(lines_of(trace, "cuMemAddressFree"), 0);
+
+    simulator()->clear_counts();
+    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    simulator()->read_trace(trace, sizeof trace);
+    simulator()->trace(0);
+    assert_int_equal(lines_of(trace, "cuMemCreate"), 3);
+    assert_int_equal(lines_of(trace, "cuMemMap"), 3);
+    assert_int_equal(lines_of(trace, "cuMemSetAccess"), 3);
+    const char *last_copy = strstr(trace, "cuMemcpyHtoDAsync"), *freed = strstr(trace, "cuMemFreeHost");
+    assert_true(last_copy && freed && strstr(last_copy, "cuStreamSynchronize") < freed);
+}
+
+static void tags_are_independent_and_repeats_do_nothing(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_report_t report;
+    uint64_t weights = allocate(f, "weights", TMS_BACKUP_PINNED, 2 * MIB),
+             cache = allocate(f, "kv_cache", TMS_BACKUP_NONE, 4 * MIB);
+    fill(weights, 2 * MIB, 3);
+    ASSERT_OK(pause_tag(f, "kv_cache", &report, &error), error);
+    assert_int_equal(report.allocations, 1);
+    assert_filled(weights, 2 * MIB, 3);
+    ASSERT_OK(pause_tag(f, "kv_cache", &report, &error), error);
+    assert_int_equal(report.allocations, 0);
+    ASSERT_OK(pause_tag(f, NULL, &report, &error), error);
+    assert_int_equal(report.allocations, 1);
+    assert_int_equal(physical_bytes(0), 0);
+    ASSERT_OK(resume_tag(f, "weights", &report, &error), error);
+    assert_filled(weights, 2 * MIB, 3);
+    assert_int_equal(state_of(f, cache), TMS_SEGMENT_PAUSED);
+    ASSERT_OK(resume_tag(f, NULL, &report, &error), error);
+    assert_int_equal(report.allocations, 1);
+    ASSERT_OK(resume_tag(f, NULL, &report, &error), error);
+    assert_int_equal(report.allocations, 0);
+    ASSERT_OK(pause_tag(f, "never used", &report, &error), error);
+    assert_int_equal(report.allocations, 0);
+    assert_int_equal(report.unknown_tags, 1);
+}
+
+static void a_selection_of_several_tags(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_report_t report;
+    uint64_t a = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB), b = allocate(f, "b", TMS_BACKUP_NONE, 2 * MIB);
+    uint64_t c = allocate(f, "c", TMS_BACKUP_NONE, 2 * MIB);
+    const char *tags[] = {"a", "c"};
+    tms_selection_t selection = {.tags = tags, .tag_count = 2};
+    ASSERT_OK(tms_transition_pause(&f->saver, &selection, &report, &error), error);
+    assert_int_equal(state_of(f, a), TMS_SEGMENT_PAUSED);
+    assert_int_equal(state_of(f, b), TMS_SEGMENT_ACTIVE);
+    assert_int_equal(state_of(f, c), TMS_SEGMENT_PAUSED);
+    selection.tag_count = 0; /* an empty selection is not "all" */
+    ASSERT_OK(tms_transition_resume(&f->saver, &selection, &report, &error), error);
+    assert_int_equal(report.allocations, 0);
+}
+
+static void counters_and_tags_say_what_is_paused(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_counters_t counters;
+    uint64_t a = allocate(f, "a", TMS_BACKUP_PINNED, 3 * MIB);
+    allocate(f, "b", TMS_BACKUP_NONE, 2 * MIB);
+    ASSERT_OK(pause_tag(f, "a", NULL, &error), error);
+    tms_saver_counters(&f->saver, &counters);
+    assert_int_equal(counters.resident_bytes, 2 * MIB);
+    assert_int_equal(counters.paused_bytes, 4 * MIB);
+    assert_int_equal(counters.host_backup_bytes, 3 * MIB);
+    tms_tag_t *tag = tms_tag_find(&f->regions.tags, "a");
+    assert_int_equal(tag->paused, 1);
+    assert_int_equal(tag->pause_epoch, 1);
+    assert_int_equal(tms_saver_free(&f->saver, a, &error), TMS_OK);
+    assert_int_equal(tag->paused, 0);
+    tms_saver_counters(&f->saver, &counters);
+    assert_int_equal(counters.paused_bytes, 0);
+    assert_int_equal(counters.host_backup_bytes, 0);
+}
+
+static void a_pause_waits_for_every_stream(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_error_context_t context = {.operation = "test", .device = 0};
+    CUstream streams[2];
+    uint64_t address = allocate(f, "weights", TMS_BACKUP_PINNED, 2 * MIB);
+    memset((void *)address, 5, 2 * MIB);
+    ASSERT_OK(tms_devices_enter(&f->devices, 0, &context, &error), error);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(f->cuda->cuStreamCreate(&streams[i], CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+        assert_int_equal(simulator()->launch_add(streams[i], address + (uint64_t)i * MIB, MIB, 1, 0), CUDA_SUCCESS);
+    }
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    for (uint64_t i = 0; i < 2 * MIB; i++) assert_int_equal(((uint8_t *)address)[i], 6);
+    for (int i = 0; i < 2; i++) assert_int_equal(f->cuda->cuStreamDestroy(streams[i]), CUDA_SUCCESS);
+    tms_devices_leave(&f->devices, 0);
+}
+
+/* A pause on its own thread, held up by work on the device until the gate opens. */
+typedef struct held_pause {
+    fixture_t *fixture;
+    tms_status_t status;
+    tms_error_t error;
+} held_pause_t;
+
+static void *run_pause(void *argument) {
+    held_pause_t *held = argument;
+    held->status = pause_tag(held->fixture, "weights", NULL, &held->error);
+    return NULL;
+}
+
+static void a_pause_under_way_stops_no_other_thread(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_error_context_t context = {.operation = "test", .device = 0};
+    CUstream stream = NULL;
+    pthread_t thread;
+    held_pause_t held = {.fixture = f};
+    uint64_t freed = allocate(f, "weights", TMS_BACKUP_PINNED, 2 * MIB),
+             kept = allocate(f, "weights", TMS_BACKUP_NONE, 2 * MIB);
+    ASSERT_OK(tms_devices_enter(&f->devices, 0, &context, &error), error);
+    assert_int_equal(f->cuda->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    assert_int_equal(simulator()->launch_add(stream, kept, MIB, 1, 1), CUDA_SUCCESS);
+    assert_int_equal(pthread_create(&thread, NULL, run_pause, &held), 0);
+    simulator()->wait_until_synchronizing();
+
+    /* The pause owns its segments now and waits for the device. Others allocate, look and free as if it were not there. */
+    assert_int_equal(state_of(f, kept), TMS_SEGMENT_PAUSING);
+    uint64_t other = allocate(f, "weights", TMS_BACKUP_NONE, 2 * MIB);
+    assert_int_equal(tms_saver_free(&f->saver, freed, &error), TMS_OK);
+    assert_int_equal(tms_saver_free(&f->saver, freed, &error), TMS_INVALID_ARGUMENT); /* twice is once too often */
+    assert_int_equal(physical_bytes(0), 6 * MIB); /* the queued free has not happened yet */
+
+    simulator()->open_gate(1);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    ASSERT_OK(held.status, held.error);
+    assert_false(tms_saver_owns(&f->saver, freed));
+    assert_int_equal(state_of(f, kept), TMS_SEGMENT_PAUSED);
+    assert_int_equal(state_of(f, other), TMS_SEGMENT_ACTIVE);
+    assert_int_equal(physical_bytes(0), 2 * MIB);
+    assert_int_equal(f->cuda->cuStreamDestroy(stream), CUDA_SUCCESS);
+    tms_devices_leave(&f->devices, 0);
+}
+
+static void a_capture_forbids_both_before_anything_changes(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t address = allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB);
+    simulator()->clear_counts();
+    ASSERT_OK(tms_saver_capture_begin(&f->saver, NULL, &error), error);
+    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_CAPTURE_IN_PROGRESS);
+    assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_CAPTURE_IN_PROGRESS);
+    tms_saver_capture_end(&f->saver);
+    assert_int_equal(simulator()->calls("cuCtxSynchronize"), 0);
+    assert_int_equal(simulator()->calls("cuMemHostAlloc"), 0);
+    assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+}
+
+/* Fails each driver call of an operation in turn, once, and checks that nothing changed and that a repeated call succeeds.
+ */
+typedef tms_status_t (*operation_t)(fixture_t *, const char *, tms_report_t *, tms_error_t *);
+
+static void fail_each(fixture_t *f, const char *call, uint64_t occurrence, operation_t operation, tms_segment_state_t before,
+                      const uint64_t *addresses, size_t count) {
+    tms_error_t error;
+    uint64_t physical = physical_bytes(0), fired = simulator()->failures_fired();
+    simulator()->fail_after(call, occurrence, 1, CUDA_ERROR_UNKNOWN);
+    assert_int_equal(operation(f, NULL, NULL, &error), TMS_DRIVER);
+    assert_int_equal(simulator()->failures_fired(), fired + 1);
+    assert_string_equal(error.operation, before == TMS_SEGMENT_ACTIVE ? "pause" : "resume");
+    assert_int_equal(physical_bytes(0), physical);
+    for (size_t i = 0; i < count; i++) assert_int_equal(state_of(f, addresses[i]), before);
+}
+
+static void a_failed_pause_changes_nothing(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t addresses[] = {allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB), allocate(f, "b", TMS_BACKUP_DISK, 2 * MIB),
+                            allocate(f, "c", TMS_BACKUP_NONE, 2 * MIB)};
+    for (uint32_t i = 0; i < 3; i++) fill(addresses[i], 2 * MIB, i);
+    const struct {
+        const char *call;
+        uint64_t occurrences;
+    } points[] = {{"cuMemHostAlloc", 1},    {"cuCtxSynchronize", 1},    {"cuStreamCreate", 1},
+                  {"cuMemcpyDtoHAsync", 2}, {"cuStreamSynchronize", 2}, {"cuDevicePrimaryCtxRetain", 3}};
+    for (size_t i = 0; i < sizeof points / sizeof *points; i++) {
+        for (uint64_t occurrence = 0; occurrence < points[i].occurrences; occurrence++) {
+            fail_each(f, points[i].call, occurrence, pause_tag, TMS_SEGMENT_ACTIVE, addresses, 3);
+            assert_int_equal(atomic_load(&f->saver.stores.host_bytes), 0);
+            assert_int_equal(atomic_load(&f->saver.stores.disk_bytes), 0);
+            for (uint32_t k = 0; k < 3; k++) assert_filled(addresses[k], 2 * MIB, k);
+        }
+    }
+    simulator()->fail_after("cuMemHostAlloc", 0, 1, CUDA_ERROR_OUT_OF_MEMORY);
+    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_OUT_OF_HOST_MEMORY);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    for (uint32_t k = 0; k < 2; k++) assert_filled(addresses[k], 2 * MIB, k);
+}
+
+static void a_failed_resume_changes_nothing(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t addresses[] = {allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB), allocate(f, "b", TMS_BACKUP_DISK, 2 * MIB),
+                            allocate(f, "c", TMS_BACKUP_NONE, 2 * MIB)};
+    uint64_t active = allocate(f, "active", TMS_BACKUP_NONE, 2 * MIB);
+    for (uint32_t i = 0; i < 3; i++) fill(addresses[i], 2 * MIB, i);
+    const char *tags[] = {"a", "b", "c"};
+    tms_selection_t selection = {.tags = tags, .tag_count = 3};
+    ASSERT_OK(tms_transition_pause(&f->saver, &selection, NULL, &error), error);
+    fill(active, 2 * MIB, 99);
+    const char *calls[] = {"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemcpyHtoDAsync", "cuStreamSynchronize"};
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        for (uint64_t occurrence = 0; occurrence < (i < 3 ? 3u : 2u); occurrence++) {
+            fail_each(f, calls[i], occurrence, resume_tag, TMS_SEGMENT_PAUSED, addresses, 3);
+            assert_int_equal(state_of(f, active), TMS_SEGMENT_ACTIVE);
+            assert_filled(active, 2 * MIB, 99);
+        }
+    }
+    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    for (uint32_t k = 0; k < 2; k++) assert_filled(addresses[k], 2 * MIB, k);
+}
+
+static void no_memory_at_resume_can_be_waited_out(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t a = allocate(f, "a", TMS_BACKUP_PINNED, 40 * MIB), b = allocate(f, "b", TMS_BACKUP_PINNED, 40 * MIB);
+    fill(a, 40 * MIB, 1);
+    fill(b, 40 * MIB, 2);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    assert_int_equal(simulator()->take_memory(0, (int64_t)(200 * MIB)), 0);
+    assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_OUT_OF_DEVICE_MEMORY);
+    assert_string_equal(error.call, "cuMemCreate");
+    assert_string_equal(error.tag, "b");
+    assert_int_equal(state_of(f, a), TMS_SEGMENT_PAUSED);
+    assert_int_equal(state_of(f, b), TMS_SEGMENT_PAUSED);
+    assert_int_equal(simulator()->take_memory(0, -(int64_t)(200 * MIB)), 0);
+    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    assert_filled(a, 40 * MIB, 1);
+    assert_filled(b, 40 * MIB, 2);
+}
+
+static void a_refused_release_damages_one_and_heals(void **state) {
+    fixture_t *f = *state;
+    const char *calls[] = {"cuMemUnmap", "cuMemRelease"};
+    for (size_t i = 0; i < 2; i++) {
+        tms_error_t error;
+        tms_counters_t counters;
+        uint64_t addresses[3];
+        for (uint32_t k = 0; k < 3; k++) fill(addresses[k] = allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB), 2 * MIB, k);
+        simulator()->fail_after(calls[i], 1, 1, CUDA_ERROR_UNKNOWN);
+        assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DRIVER);
+        assert_string_equal(error.call, calls[i]);
+        assert_non_null(strstr(error.message, "damaged"));
+        assert_int_equal(state_of(f, addresses[0]), TMS_SEGMENT_PAUSED);
+        assert_int_equal(state_of(f, addresses[1]), TMS_SEGMENT_DAMAGED);
+        assert_int_equal(state_of(f, addresses[2]), TMS_SEGMENT_PAUSED);
+        tms_saver_counters(&f->saver, &counters);
+        assert_int_equal(counters.damaged, 1);
+        assert_int_equal(counters.resident_bytes, i == 0 ? 2 * MIB : 0);
+        /* The next call tries again, the segment is PAUSED then, and so the same call resumes it with its contents. */
+        ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+        for (uint32_t k = 0; k < 3; k++) {
+            assert_filled(addresses[k], 2 * MIB, k);
+            assert_int_equal(tms_saver_free(&f->saver, addresses[k], &error), TMS_OK);
+        }
+        tms_saver_counters(&f->saver, &counters);
+        assert_int_equal(counters.damaged, 0);
+        assert_int_equal(counters.resident_bytes, 0);
+        assert_int_equal(counters.paused_bytes, 0);
+    }
+}
+
+static void a_damaged_segment_can_be_freed(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_counters_t counters;
+    uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
+    simulator()->fail_after("cuMemRelease", 0, 1, CUDA_ERROR_UNKNOWN);
+    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DRIVER);
+    assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+    tms_saver_counters(&f->saver, &counters);
+    assert_int_equal(counters.damaged, 0);
+    assert_int_equal(counters.quarantined_handles, 0);
+    assert_int_equal(physical_bytes(0), 0);
+}
+
+static void retained_backups_keep_their_address_and_are_renewed(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    void *first = NULL;
+    uint64_t address = allocate(f, "weights", TMS_BACKUP_PINNED, 2 * MIB);
+    atomic_store(&f->saver.retain_backup, true);
+    for (uint32_t cycle = 0; cycle < 3; cycle++) {
+        tms_host_buffer_t *buffer = NULL;
+        void *host = NULL;
+        fill(address, 2 * MIB, cycle);
+        ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+        ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+        ASSERT_OK(tms_saver_host_backup(&f->saver, address, 2 * MIB, &buffer, &host, &error), error);
+        assert_non_null(host);
+        if (!first) first = host;
+        assert_ptr_equal(host, first);
+        assert_filled((uint64_t)host, 2 * MIB, cycle);
+        tms_host_buffer_drop(buffer);
+    }
+    atomic_store(&f->saver.retain_backup, false); /* read at resume: the next one lets go */
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    assert_int_equal(atomic_load(&f->saver.stores.host_bytes), 0);
+}
+
+static void a_view_of_a_backup_outlives_the_resume(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_host_buffer_t *buffer = NULL;
+    void *host = NULL;
+    uint64_t address = allocate(f, "weights", TMS_BACKUP_MMAP, 2 * MIB);
+    fill(address, 2 * MIB, 7);
+    ASSERT_OK(tms_saver_host_backup(&f->saver, address, 2 * MIB, &buffer, &host, &error), error);
+    assert_null(buffer); /* active and never paused: there is none */
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    assert_int_equal(tms_saver_host_backup(&f->saver, address + MIB, 2 * MIB, &buffer, &host, &error), TMS_INVALID_ARGUMENT);
+    assert_int_equal(tms_saver_host_backup(&f->saver, 4096, 1, &buffer, &host, &error), TMS_NOT_MANAGED);
+    ASSERT_OK(tms_saver_host_backup(&f->saver, address, 2 * MIB, &buffer, &host, &error), error);
+    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+    assert_filled((uint64_t)host, 2 * MIB, 7);
+    tms_host_buffer_drop(buffer);
+    assert_int_equal(atomic_load(&f->saver.stores.host_bytes), 0);
+}
+
+static void frees_of_paused_memory_touch_no_device(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    const tms_backup_kind_t kinds[] = {TMS_BACKUP_NONE, TMS_BACKUP_PINNED, TMS_BACKUP_MMAP, TMS_BACKUP_DISK};
+    for (size_t i = 0; i < 4; i++) {
+        uint64_t address = allocate(f, "a", kinds[i], 2 * MIB);
+        ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+        simulator()->clear_counts();
+        assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+        assert_int_equal(simulator()->calls("cuCtxSynchronize"), 0);
+        assert_int_equal(simulator()->calls("cuMemUnmap"), 0);
+        assert_int_equal(simulator()->calls("cuMemAddressFree"), 1);
+    }
+}
+
+static void two_devices_pause_and_resume_together(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_report_t report;
+    tms_error_context_t context = {.operation = "test", .device = 1};
+    int current = -1;
+    ASSERT_OK(tms_devices_enter(&f->devices, 1, &context, &error), error);
+    tms_devices_leave(&f->devices, 1);
+    uint64_t a = allocate_on(f, 0, "weights", TMS_BACKUP_PINNED, 2 * MIB),
+             b = allocate_on(f, 1, "weights", TMS_BACKUP_PINNED, 4 * MIB);
+    fill(a, 2 * MIB, 1);
+    fill(b, 4 * MIB, 2);
+    simulator()->clear_counts();
+    ASSERT_OK(pause_tag(f, NULL, &report, &error), error);
+    assert_int_equal(simulator()->calls("cuCtxSynchronize"), 2);
+    assert_int_equal(physical_bytes(0), 0);
+    assert_int_equal(physical_bytes(1), 0);
+    ASSERT_OK(resume_tag(f, NULL, &report, &error), error);
+    assert_filled(a, 2 * MIB, 1);
+    assert_filled(b, 4 * MIB, 2);
+    assert_int_equal(tms_segment_of(tms_registry_find(&f->saver.registry, a))->accessible, 3);
+    assert_int_equal(tms_segment_of(tms_registry_find(&f->saver.registry, b))->accessible, 3);
+    ASSERT_OK(tms_devices_current(&f->devices, &current, &context, &error), error);
+    assert_int_equal(current, 0);
+}
+
+static void a_forked_child_is_told(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
+    atomic_store(&f->saver.forked, true);
+    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_FORKED);
+    assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_FORKED);
+    atomic_store(&f->saver.forked, false);
+    assert_int_equal(physical_bytes(0), 2 * MIB);
+}
+
+#define ONE(test) cmocka_unit_test_setup_teardown(test, setup_one_device, teardown)
+#define TWO(test) cmocka_unit_test_setup_teardown(test, setup_two_devices, teardown)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        ONE(memory_goes_and_comes_back_at_the_same_address),
+        ONE(contents_survive_in_every_backup),
+        ONE(the_order_of_driver_calls_is_the_contract),
+        ONE(tags_are_independent_and_repeats_do_nothing),
+        ONE(a_selection_of_several_tags),
+        ONE(counters_and_tags_say_what_is_paused),
+        ONE(a_pause_waits_for_every_stream),
+        ONE(a_pause_under_way_stops_no_other_thread),
+        ONE(a_capture_forbids_both_before_anything_changes),
+        ONE(a_failed_pause_changes_nothing),
+        ONE(a_failed_resume_changes_nothing),
+        ONE(no_memory_at_resume_can_be_waited_out),
+        ONE(a_refused_release_damages_one_and_heals),
+        ONE(a_damaged_segment_can_be_freed),
+        ONE(retained_backups_keep_their_address_and_are_renewed),
+        ONE(a_view_of_a_backup_outlives_the_resume),
+        ONE(frees_of_paused_memory_touch_no_device),
+        TWO(two_devices_pause_and_resume_together),
+        ONE(a_forked_child_is_told),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
