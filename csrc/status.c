@@ -195,20 +195,20 @@ static void begin(tms_error_t *error, tms_status_t status, const tms_error_conte
 static const char *append_facts(tms_error_t *error) {
     const char *separator = ": ", *end = ": ";
     if (error->bytes) {
-        append(error, "%s", separator);
+        tms_error_append(error, "%s", separator);
         append_bytes(error, error->bytes);
         separator = ", ", end = "; ";
     }
     if (error->device != TMS_NO_DEVICE) {
-        append(error, "%sdevice %d", separator, (int)error->device);
+        tms_error_append(error, "%sdevice %d", separator, (int)error->device);
         separator = ", ", end = "; ";
     }
     if (error->address) {
-        append(error, "%saddress 0x%" PRIx64, separator, error->address);
+        tms_error_append(error, "%saddress 0x%" PRIx64, separator, error->address);
         separator = ", ", end = "; ";
     }
     if (error->tag[0]) {
-        append(error, "%stag '%s'", separator, error->tag);
+        tms_error_append(error, "%stag '%s'", separator, error->tag);
         end = "; ";
     }
     return end;
@@ -217,9 +217,9 @@ static const char *append_facts(tms_error_t *error) {
 /* Ends the sentence, and says what to do. */
 static void finish(tms_error_t *error, bool has_detail) {
     size_t length = strlen(error->message);
-    if (length == 0 || !strchr(".?!", error->message[length - 1])) append(error, ".");
+    if (length == 0 || !strchr(".?!", error->message[length - 1])) tms_error_append(error, ".");
     const char *advice = status_advice(error->status, has_detail);
-    if (advice) append(error, " %s", advice);
+    if (advice) tms_error_append(error, " %s", advice);
 }
 
 tms_status_t tms_error_set(tms_error_t *error, tms_status_t status, const tms_error_context_t *context, const char *format,
@@ -230,7 +230,7 @@ tms_status_t tms_error_set(tms_error_t *error, tms_status_t status, const tms_er
     bool has_detail = format && format[0];
     if (has_detail) {
         va_list arguments;
-        append(error, "%s", separator);
+        tms_error_append(error, "%s", separator);
         va_start(arguments, format);
         append_list(error, format, arguments);
         va_end(arguments);

@@ -25,14 +25,13 @@ const char *tms_status_text(tms_status_t status); /* the sentence of the table *
 void tms_error_clear(tms_error_t *error);
 
 /* Each fills *error from the context and returns the status to hand on, so that a caller can write
- * `return tms_error_set(...)`. `format` is the detail of the case, without a capital at
- * its beginning and a full stop at its end; what the status alone advises follows it where that adds something (status.c).
- */
+ * `return tms_error_set(...)`. `format` is the detail of the case, without a capital at its beginning and a full stop at its
+ * end; what the status alone advises follows it where that adds something (status.c). */
 __attribute__((format(printf, 4, 5))) tms_status_t tms_error_set(tms_error_t *error, tms_status_t status,
                                                                  const tms_error_context_t *context, const char *format,
                                                                  ...);
 
-/* Adds to the message of an error that is already set. NULL is fine. */
+/* Adds to the message of an error that is already set, which ends with a full stop. NULL is fine. */
 __attribute__((format(printf, 2, 3))) void tms_error_append(tms_error_t *error, const char *format, ...);
 
 /* A driver call failed with `result`. The status follows from the result: out of memory, device lost (sticky errors), driver

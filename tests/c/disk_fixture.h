@@ -15,7 +15,8 @@
 
 #include "backup_disk.h"
 
-enum { PATH_BYTES = 512, MIB = 1 << 20 };
+#define MIB ((uint64_t)1 << 20)
+enum { PATH_BYTES = 512 };
 
 static const tms_error_context_t context = {.operation = "pause", .device = 0, .bytes = MIB, .tag = "weights"};
 static char base[PATH_BYTES];

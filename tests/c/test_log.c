@@ -150,7 +150,7 @@ static void test_threads_do_not_mix_lines(void **state) {
     for (int i = 0; i < THREADS; i++) pthread_create(&threads[i], NULL, write_lines, &log);
     for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
     size_t length = capture_end(captured, output, sizeof(output));
-    assert_int_equal(length, THREADS * LINES * strlen(line));
+    assert_int_equal(length, (size_t)THREADS * LINES * strlen(line));
     for (size_t at = 0; at < length; at += strlen(line)) assert_memory_equal(output + at, line, strlen(line));
 }
 

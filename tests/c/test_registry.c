@@ -97,7 +97,7 @@ static void test_random_operations(void **state) {
     }
     assert_true(model->count > SLOTS / 4);
     check_everything(&registry, model);
-    for (uint64_t address = 0; address < SLOTS * SLOT_BYTES; address++) {
+    for (uint64_t address = 0; address < (uint64_t)SLOTS * SLOT_BYTES; address++) {
         assert_ptr_equal(tms_registry_find(&registry, address), model_find(model, address));
     }
     while (registry.first) tms_registry_remove(&registry, registry.first);

@@ -203,7 +203,8 @@ static void test_long_texts_are_cut_at_characters(void **state) {
     } cases[] = {{"x", 63}, {"\xC3\xA9", 63}, {"\xE2\x82\xAC", 61}, {"\xF0\x9F\x98\x80", 61}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char tag[5 * TMS_ERROR_MESSAGE_BYTES] = "a";
-        for (int n = 0; n < TMS_ERROR_MESSAGE_BYTES; n++) strcat(tag, cases[i].character);
+        size_t bytes = strlen(cases[i].character);
+        for (size_t n = 0; n < TMS_ERROR_MESSAGE_BYTES; n++) memcpy(tag + 1 + n * bytes, cases[i].character, bytes + 1);
         const tms_error_context_t context = {.operation = "pause", .device = TMS_NO_DEVICE, .tag = tag};
         tms_error_t error;
         tms_error_set(&error, TMS_INVALID_STATE, &context, "%s", tag);
