@@ -140,7 +140,7 @@ static tms_status_t api_device_memory(int32_t device, uint64_t *free_bytes, uint
     tms_status_t status = load_devices(&context, &state, &driver, &devices, error);
     if (status != TMS_OK) return status;
     if (device < 0 || device >= devices->count)
-        return tms_error_set(error, TMS_INVALID_ARGUMENT, &context, "Devices 0 to %d exist.", devices->count - 1);
+        return tms_error_set(error, TMS_INVALID_ARGUMENT, &context, "devices 0 to %d exist", devices->count - 1);
     /* Asked at every region entry: on the current device the context need not be changed. */
     CUdevice current = 0;
     bool is_current = driver->cuCtxGetDevice && driver->cuCtxGetDevice(&current) == CUDA_SUCCESS &&

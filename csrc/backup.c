@@ -49,7 +49,7 @@ static tms_status_t need_staging(tms_copier_t *copier, uint64_t bytes, const tms
         TMS_DRIVER_CALL(copier->driver, context, error, cuMemHostAlloc, &staging, bytes, CU_MEMHOSTALLOC_PORTABLE);
     if (status == TMS_OUT_OF_DEVICE_MEMORY) {
         return tms_error_set(error, TMS_OUT_OF_HOST_MEMORY, context,
-                             "No pinned memory for a staging buffer of %llu bytes. Lower TMS_DISK_BACKUP_CHUNK_MB.",
+                             "no pinned memory for a staging buffer of %llu bytes; lower TMS_DISK_BACKUP_CHUNK_MB",
                              (unsigned long long)bytes);
     }
     if (status != TMS_OK) return status;

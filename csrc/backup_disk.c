@@ -84,33 +84,35 @@ tms_status_t tms_disk_set_directory(tms_disk_directory_t *directory, const char 
     return status;
 }
 
-/* Compares the free space with what will be written, where the file system cannot reserve it (NFS before 4.2, some FUSE).
- * Writing zeros would reserve it for certain, but doubles the work of every first backup; a disk that others fill in the
- * meantime is found when the contents are written, which is before anything is unmapped. 0 or errno. */
+/* Whether the file system has room for `bytes`; 0 or errno. */
 static int check_free_space(int fd, uint64_t bytes) {
     struct statvfs space;
     if (fstatvfs(fd, &space) != 0) return errno;
     uint64_t blocks = bytes / space.f_frsize + (bytes % space.f_frsize != 0);
-    if (blocks > space.f_bavail) return ENOSPC;
-    return ftruncate(fd, (off_t)bytes) == 0 ? 0 : errno;
+    return blocks > space.f_bavail ? ENOSPC : 0;
 }
 
 /* Gives an empty file `bytes` of space. 0 or errno, with the name of the call. */
 static int reserve_space(int fd, uint64_t bytes, const char **call) {
     *call = "fallocate";
     if (bytes > (uint64_t)INT64_MAX) return EFBIG;
-    for (uint64_t offset = 0; offset < bytes;) {
+    /* Asked first, because a reservation that cannot succeed would fill the disk for everybody else until it fails. */
+    int os_error = check_free_space(fd, bytes);
+    for (uint64_t offset = 0; os_error == 0 && offset < bytes;) {
         uint64_t step = bytes - offset < RESERVE_STEP_BYTES ? bytes - offset : RESERVE_STEP_BYTES;
         if (fallocate(fd, 0, (off_t)offset, (off_t)step) == 0) {
             offset += step;
         } else if (errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL) {
+            /* The file system cannot reserve (NFS before 4.2, some FUSE). Writing zeros would do it for certain, but doubles
+             * the work of every first backup; a disk that others fill in the meantime is found when the contents are
+             * written, which is before anything is unmapped. */
             *call = "ftruncate";
-            return check_free_space(fd, bytes);
+            return ftruncate(fd, (off_t)bytes) == 0 ? 0 : errno;
         } else if (errno != EINTR) {
-            return errno;
+            os_error = errno;
         }
     }
-    return 0;
+    return os_error;
 }
 
 /* Makes the empty file and enters it in the list. Under directory->lock. */

@@ -33,7 +33,7 @@ static tms_status_t pin_pages(tms_host_buffer_t *buffer, const tms_error_context
         return tms_error_set(
             error, TMS_OUT_OF_HOST_MEMORY, context,
             "cuMemHostAlloc failed with %s: the host cannot pin this much memory. Free host memory, raise the "
-            "memory limit of the container, or use cpu_backup_backend=\"mmap\" or a disk backup.",
+            "memory limit of the container, or use cpu_backup_backend=\"mmap\" or a disk backup",
             reason.result_name);
     }
     if (status != TMS_OK && error) *error = reason;

@@ -6,7 +6,7 @@ tms_status_t tms_capture_begin(tms_capture_t *capture, const tms_region_t *regio
                                tms_error_t *error) {
     int depth = tms_capture_visible(capture);
     if (depth == TMS_CAPTURE_MAX_NESTED)
-        return tms_error_set(error, TMS_INVALID_STATE, context, "%d stream captures are under way already. End one first.",
+        return tms_error_set(error, TMS_INVALID_STATE, context, "%d stream captures are under way already; end one first",
                              depth);
     capture->settings[depth] = region ? *region : (tms_region_t){.managed = false};
     atomic_store(&capture->visible, depth + 1);

@@ -48,7 +48,7 @@ static tms_status_t read_table(const tms_driver_table_t *driver, tms_device_tabl
     if (status != TMS_OK) return status;
     if (count <= 0)
         return tms_error_set(error, TMS_DRIVER_UNAVAILABLE, context,
-                             "The driver sees no device. Is CUDA_VISIBLE_DEVICES empty?");
+                             "the driver sees no device; is CUDA_VISIBLE_DEVICES empty?");
     table->count = count < TMS_MAX_DEVICES ? count : TMS_MAX_DEVICES;
     for (int i = 0; i < table->count && status == TMS_OK; i++)
         status = read_device(driver, i, &table->device[i], context, error);
@@ -63,7 +63,7 @@ tms_status_t tms_devices_load(tms_devices_t *devices, const tms_driver_table_t *
     const tms_device_table_t *known = atomic_load_explicit(&devices->table, memory_order_acquire);
     if (!known) {
         tms_device_table_t *made = calloc(1, sizeof *made);
-        if (!made) return tms_error_set(error, TMS_OUT_OF_HOST_MEMORY, context, "No memory for the table of devices.");
+        if (!made) return tms_error_set(error, TMS_OUT_OF_HOST_MEMORY, context, "no memory for the table of devices");
         status = read_table(loaded, made, context, error);
         if (status != TMS_OK) {
             free(made);
@@ -156,7 +156,7 @@ tms_status_t tms_devices_current(tms_devices_t *devices, int *ordinal, const tms
         }
     }
     return tms_error_set(error, TMS_INVALID_STATE, context,
-                         "The current device is none of the devices that the driver lists.");
+                         "the current device is none of the devices that the driver lists");
 }
 
 tms_status_t tms_devices_enter(tms_devices_t *devices, int ordinal, const tms_error_context_t *context, tms_error_t *error) {

@@ -38,10 +38,10 @@ tms_status_t tms_saver_host_backup(tms_saver_t *saver, uint64_t address, uint64_
     pthread_mutex_unlock(&saver->lock);
 
     if (status == TMS_NOT_MANAGED)
-        return tms_error_set(error, status, &context, "Address 0x%llx was not allocated in a region.",
+        return tms_error_set(error, status, &context, "address 0x%llx was not allocated in a region",
                              (unsigned long long)address);
     if (status == TMS_INVALID_ARGUMENT)
-        return tms_error_set(error, status, &context, "The range leaves its allocation of %llu bytes at 0x%llx.",
+        return tms_error_set(error, status, &context, "the range leaves its allocation of %llu bytes at 0x%llx",
                              (unsigned long long)whole, (unsigned long long)begin);
     *buffer = found;
     *host = found ? (char *)found->memory + (address - begin) : NULL;

@@ -21,7 +21,7 @@ tms_status_t tms_saver_init(tms_saver_t *saver, const tms_config_t *config, cons
 
 tms_status_t tms_saver_check_process(tms_saver_t *saver, const tms_error_context_t *context, tms_error_t *error) {
     if (!atomic_load(&saver->forked)) return TMS_OK;
-    return tms_error_set(error, TMS_FORKED, context, "Start workers with the spawn or forkserver method instead.");
+    return tms_error_set(error, TMS_FORKED, context, "start workers with the spawn or forkserver method instead");
 }
 
 tms_region_t tms_saver_settings(tms_saver_t *saver) {
@@ -61,14 +61,14 @@ static tms_error_context_t context_of(const char *operation, const tms_segment_t
 static tms_status_t check_size(tms_saver_t *saver, const tms_driver_table_t *driver, const tms_device_table_t *devices,
                                uint64_t bytes, uint64_t *reserved, const tms_error_context_t *context, tms_error_t *error) {
     if (context->device < 0 || context->device >= devices->count)
-        return tms_error_set(error, TMS_INVALID_ARGUMENT, context, "Devices 0 to %d exist.", devices->count - 1);
+        return tms_error_set(error, TMS_INVALID_ARGUMENT, context, "devices 0 to %d exist", devices->count - 1);
     const tms_device_t *device = &devices->device[context->device];
     if (device->granularity == 0)
         return tms_error_set(error, TMS_DRIVER_UNAVAILABLE, context,
-                             "This device has no virtual memory management (cuMemCreate).");
+                             "this device has no virtual memory management (cuMemCreate)");
     uint64_t rounded = tms_segment_round(bytes, device->granularity);
     if (rounded == 0 || rounded > device->total_bytes)
-        return tms_error_set(error, TMS_OUT_OF_DEVICE_MEMORY, context, "The device has %llu bytes in all.",
+        return tms_error_set(error, TMS_OUT_OF_DEVICE_MEMORY, context, "the device has %llu bytes in all",
                              (unsigned long long)device->total_bytes);
     uint64_t margin = atomic_load(&saver->memory_margin_bytes);
     if (margin > 0) {
@@ -80,7 +80,7 @@ static tms_status_t check_size(tms_saver_t *saver, const tms_driver_table_t *dri
         if (status != TMS_OK) return status;
         if (free_bytes < rounded || free_bytes - rounded < margin)
             return tms_error_set(error, TMS_OUT_OF_DEVICE_MEMORY, context,
-                                 "%zu bytes are free, and memory_margin_bytes keeps %llu of them.", free_bytes,
+                                 "%zu bytes are free, and memory_margin_bytes keeps %llu of them", free_bytes,
                                  (unsigned long long)margin);
     }
     *reserved = rounded;
@@ -117,7 +117,7 @@ static tms_status_t make_segment(tms_saver_t *saver, const tms_region_t *region,
                                  const tms_driver_table_t *driver, const tms_device_table_t *devices, tms_segment_t **made,
                                  const tms_error_context_t *context, tms_error_t *error) {
     tms_segment_t *segment = calloc(1, sizeof *segment);
-    if (!segment) return tms_error_set(error, TMS_OUT_OF_HOST_MEMORY, context, "No memory to keep track of an allocation.");
+    if (!segment) return tms_error_set(error, TMS_OUT_OF_HOST_MEMORY, context, "no memory to keep track of an allocation");
     segment->bytes = bytes;
     segment->device = context->device;
     segment->tag = (tms_tag_t *)region->tag;
@@ -280,9 +280,9 @@ tms_status_t tms_saver_free(tms_saver_t *saver, uint64_t address, tms_error_t *e
     if (atomic_load(&saver->forked)) return TMS_OK; /* the memory is the parent's */
     if (!at_start)
         return tms_error_set(error, TMS_INVALID_ARGUMENT, &context,
-                             "Address 0x%llx lies inside an allocation that starts at 0x%llx.", (unsigned long long)address,
+                             "address 0x%llx lies inside an allocation that starts at 0x%llx", (unsigned long long)address,
                              (unsigned long long)context.address);
-    if (freed_before) return tms_error_set(error, TMS_INVALID_ARGUMENT, &context, "It has been freed already.");
+    if (freed_before) return tms_error_set(error, TMS_INVALID_ARGUMENT, &context, "it has been freed already");
     if (retired) tms_saver_retire(saver, retired);
     return TMS_OK;
 }

@@ -50,7 +50,7 @@ static tms_status_t take_turn(transition_t *t, tms_error_t *error) {
     if (saver->transition_running && pthread_equal(saver->transition_owner, pthread_self())) {
         status = tms_error_set(
             error, TMS_INVALID_STATE, &context,
-            "This thread is inside pause() or resume() already. Do not call them from callbacks or finalisers.");
+            "this thread is inside pause() or resume() already; do not call them from callbacks or finalisers");
     } else {
         while (saver->transition_running) pthread_cond_wait(&saver->turn, &saver->lock);
         saver->transition_running = true;
@@ -73,14 +73,14 @@ static tms_status_t check_capture(transition_t *t, const tms_selection_t *select
     CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE;
     int visible = tms_capture_visible(&t->saver->capture);
     if (visible > 0)
-        return tms_error_set(error, TMS_CAPTURE_IN_PROGRESS, &context, "%d stream capture%s under way. End %s first.",
+        return tms_error_set(error, TMS_CAPTURE_IN_PROGRESS, &context, "%d stream capture%s under way; end %s first",
                              visible, visible == 1 ? " is" : "s are", visible == 1 ? "it" : "them");
     if (!selection->has_stream) return TMS_OK;
     CUresult result =
         t->driver->cuStreamIsCapturing ? t->driver->cuStreamIsCapturing(selection->stream, &capturing) : CUDA_SUCCESS;
     if (result == CUDA_SUCCESS && capturing != CU_STREAM_CAPTURE_STATUS_NONE)
         return tms_error_set(error, TMS_CAPTURE_IN_PROGRESS, &context,
-                             "The current stream is capturing. End the capture first.");
+                             "the current stream is capturing; end the capture first");
     /* A thread without a context has no stream that could be capturing. */
     if (result == CUDA_SUCCESS || result == CUDA_ERROR_INVALID_CONTEXT) return TMS_OK;
     return tms_driver_fail(t->driver, &context, "cuStreamIsCapturing", result, error);

@@ -7,6 +7,7 @@
 void tms_sim_set_bandwidth(uint64_t bytes_per_second) {
     if (!sim_state_lock()) return;
     sim_state.bandwidth = bytes_per_second;
+    sim_state_changed(); /* for copies that wait at the old one */
     sim_state_unlock();
 }
 

@@ -71,8 +71,9 @@ static void pace(const sim_stream_t *stream, const struct timespec *start, uint6
     uint64_t nanosecond = (uint64_t)start->tv_nsec + fraction;
     struct timespec end = {.tv_sec = start->tv_sec + (time_t)(bytes / rate) + (time_t)(nanosecond / nanoseconds),
                            .tv_nsec = (long)(nanosecond % nanoseconds)};
-    while (goes_on(stream) && pthread_cond_timedwait(&sim_state.changed, &sim_state.lock, &end) != ETIMEDOUT) {
-    }
+    int status = 0;
+    while (status != ETIMEDOUT && goes_on(stream) && sim_state.bandwidth == rate)
+        status = pthread_cond_timedwait(&sim_state.changed, &sim_state.lock, &end);
 }
 
 CUresult sim_stream_work(sim_stream_t *stream, sim_op_t *op) {

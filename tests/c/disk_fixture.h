@@ -15,7 +15,8 @@
 
 #include "backup_disk.h"
 
-#define MIB ((uint64_t)1 << 20)
+#define MIB           ((uint64_t)1 << 20)
+#define MOST_RESERVED (256 * MIB)
 enum { PATH_BYTES = 512 };
 
 static const tms_error_context_t context = {.operation = "pause", .device = 0, .bytes = MIB, .tag = "weights"};
@@ -31,6 +32,7 @@ static struct {
     int interruptions;        /* EINTR before a call is let through */
     unsigned vanishing_locks; /* lock files removed by "another process" before they are locked */
     size_t transfer_most;
+    _Atomic uint64_t reserved; /* bytes asked of fallocate so far */
 } fault;
 
 static inline bool interrupted(void) {
@@ -52,6 +54,8 @@ static inline size_t limited(size_t bytes) {
 int fallocate(int fd, int mode, off_t offset, off_t bytes) {
     if (interrupted()) return -1;
     if (fault.fallocate_error) return refuse(fault.fallocate_error);
+    fault.reserved += (uint64_t)bytes;
+    if (fault.reserved > MOST_RESERVED) return refuse(ENOSPC); /* no test may fill the disk of the machine it runs on */
     return (int)syscall(SYS_fallocate, fd, mode, offset, bytes);
 }
 

@@ -1,0 +1,389 @@
+/* The simulated GPU's work: streams, events, what is in flight when memory goes away, and several devices. Nothing here
+ * depends on time: gates hold work back until the test lets it go. */
+#include <pthread.h>
+#include <string.h>
+
+#include "simulated_cuda.h"
+
+enum { GATE = 1, OTHER_GATE = 2 };
+
+static CUstream make_stream(unsigned flags) {
+    CUstream stream = NULL;
+    ASSERT_CUDA(CALL(cuStreamCreate, &stream, flags));
+    return stream;
+}
+
+static void work_waits_for_its_gate(void **state) {
+    block_t block = make_block(0, 2 * GRANULE);
+    CUstream stream = make_stream(CU_STREAM_NON_BLOCKING);
+    (void)state;
+    assert_int_equal(usage_of(0).streams, 1);
+    ASSERT_CUDA(CALL(launch_add, stream, block.address, block.bytes, 1, GATE));
+    ASSERT_CUDA(CALL(launch_add, stream, block.address, block.bytes, 2, 0));
+    ASSERT_RESULT(CUDA_ERROR_NOT_READY, CALL(cuStreamQuery, stream));
+    assert_bytes(block.address, block.bytes, TMS_SIM_POISON);
+    CALL(open_gate, GATE);
+    ASSERT_CUDA(CALL(cuStreamSynchronize, stream));
+    ASSERT_CUDA(CALL(cuStreamQuery, stream));
+    assert_bytes(block.address, block.bytes, TMS_SIM_POISON + 3);
+    ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
+    ASSERT_RESULT(CUDA_ERROR_INVALID_HANDLE, CALL(cuStreamSynchronize, stream));
+    drop_block(&block);
+}
+
+/* A thread that synchronises the context, for tests that watch it wait. */
+typedef struct waiter {
+    CUcontext context;
+    CUresult result;
+    uint8_t seen;
+    CUdeviceptr address;
+    pthread_t thread;
+} waiter_t;
+
+static void *synchronize(void *argument) {
+    waiter_t *waiter = argument;
+    waiter->result = CALL(cuCtxPushCurrent_v2, waiter->context);
+    if (waiter->result == CUDA_SUCCESS) waiter->result = CALL(cuCtxSynchronize);
+    waiter->seen = *(volatile uint8_t *)(uintptr_t)waiter->address;
+    return NULL;
+}
+
+static void synchronizing_waits_for_all_streams(void **state) {
+    block_t block = make_block(0, GRANULE);
+    CUstream first = make_stream(CU_STREAM_NON_BLOCKING), second = make_stream(CU_STREAM_NON_BLOCKING);
+    waiter_t waiter = {.address = block.address};
+    (void)state;
+    ASSERT_CUDA(CALL(cuCtxGetCurrent, &waiter.context));
+    ASSERT_CUDA(CALL(launch_add, first, block.address, GRANULE / 2, 1, GATE));
+    ASSERT_CUDA(CALL(launch_add, second, block.address + GRANULE / 2, GRANULE / 2, 1, OTHER_GATE));
+    ASSERT_CUDA(CALL(cuStreamDestroy_v2, second)); /* its work goes on, and counts */
+    assert_int_equal(pthread_create(&waiter.thread, NULL, synchronize, &waiter), 0);
+    CALL(wait_until_synchronizing);
+    CALL(open_gate, OTHER_GATE);
+    CALL(wait_until_synchronizing); /* still: the other gate is closed */
+    CALL(open_gate, GATE);
+    assert_int_equal(pthread_join(waiter.thread, NULL), 0);
+    ASSERT_CUDA(waiter.result);
+    assert_int_equal(waiter.seen, TMS_SIM_POISON + 1);
+    assert_bytes(block.address, GRANULE, TMS_SIM_POISON + 1);
+    ASSERT_CUDA(CALL(cuStreamDestroy_v2, first));
+    drop_block(&block);
+}
+
+static void unmapping_under_work_is_a_fault(void **state) {
+    block_t block = make_block(0, GRANULE);
+    CUstream stream = make_stream(CU_STREAM_NON_BLOCKING);
+    size_t available = 0, total = 0;
+    void *host = NULL;
+    (void)state;
+    ASSERT_CUDA(CALL(launch_add, stream, block.address, GRANULE, 1, GATE));
+    unmap_block(&block);
+    CALL(open_gate, GATE);
+    ASSERT_RESULT(CUDA_ERROR_ILLEGAL_ADDRESS, CALL(cuStreamSynchronize, stream));
+    ASSERT_RESULT(CUDA_ERROR_ILLEGAL_ADDRESS, CALL(cuCtxSynchronize));
+    ASSERT_RESULT(CUDA_ERROR_ILLEGAL_ADDRESS, CALL(cuMemGetInfo_v2, &available, &total));
+    ASSERT_RESULT(CUDA_ERROR_ILLEGAL_ADDRESS, CALL(cuMemHostAlloc, &host, 1, 0));
+    ASSERT_RESULT(CUDA_ERROR_ILLEGAL_ADDRESS, CALL(launch_add, stream, block.address, 1, 1, 0));
+    ASSERT_CUDA(CALL(cuMemAddressFree, block.address, GRANULE)); /* needs no context */
+    ASSERT_CUDA(CALL(cuDevicePrimaryCtxReset_v2, 0));
+    retain_primary(0);
+    ASSERT_CUDA(CALL(cuCtxSynchronize)); /* a new life */
+}
+
+static void work_on_fresh_memory_at_an_old_address_is_fine(void **state) {
+    block_t block = make_block(0, GRANULE);
+    CUmemAllocationProp properties = pinned_on(0);
+    CUmemAccessDesc access = access_for(0, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+    (void)state;
+    ASSERT_CUDA(CALL(launch_add, NULL, block.address, GRANULE, 1, GATE));
+    unmap_block(&block);
+    ASSERT_CUDA(CALL(cuMemCreate, &block.handle, GRANULE, &properties, 0));
+    ASSERT_CUDA(CALL(cuMemMap, block.address, GRANULE, 0, block.handle, 0));
+    ASSERT_CUDA(CALL(cuMemSetAccess, block.address, GRANULE, &access, 1));
+    CALL(open_gate, GATE);
+    ASSERT_CUDA(CALL(cuCtxSynchronize));
+    assert_bytes(block.address, GRANULE, TMS_SIM_POISON + 1);
+    drop_block(&block);
+}
+
+static void a_copy_in_flight_faults_too(void **state) {
+    enum { SLOW = 1 << 20 };
+    block_t block = make_block(0, 8 * MIB);
+    CUstream stream = make_stream(CU_STREAM_NON_BLOCKING);
+    void *host = NULL;
+    (void)state;
+    ASSERT_CUDA(CALL(cuMemHostAlloc, &host, block.bytes, 0));
+    CALL(set_bandwidth, SLOW); /* eight seconds long, if it were not cut short */
+    ASSERT_CUDA(CALL(cuMemcpyDtoHAsync_v2, host, block.address, block.bytes, stream));
+    ASSERT_RESULT(CUDA_ERROR_NOT_READY, CALL(cuStreamQuery, stream));
+    unmap_block(&block); /* does not wait for it */
+    CALL(set_bandwidth, 0);
+    ASSERT_RESULT(CUDA_ERROR_ILLEGAL_ADDRESS, CALL(cuStreamSynchronize, stream));
+    ASSERT_CUDA(CALL(cuMemAddressFree, block.address, block.bytes));
+    ASSERT_CUDA(CALL(cuDevicePrimaryCtxReset_v2, 0));
+    retain_primary(0);
+    ASSERT_CUDA(CALL(cuMemFreeHost, host));
+}
+
+static void asynchronous_copies_move_bytes(void **state) {
+    block_t block = make_block(0, 4 * MIB);
+    CUstream stream = make_stream(0);
+    uint8_t *host = NULL;
+    (void)state;
+    ASSERT_CUDA(CALL(cuMemHostAlloc, (void **)&host, 2 * block.bytes, 0));
+    for (uint64_t i = 0; i < block.bytes; i++) host[i] = (uint8_t)(i * 7 + i / 4096);
+    ASSERT_CUDA(CALL(cuMemcpyHtoDAsync_v2, block.address, host, block.bytes, stream));
+    ASSERT_CUDA(CALL(cuMemcpyDtoHAsync_v2, host + block.bytes, block.address, block.bytes, stream));
+    ASSERT_CUDA(CALL(cuStreamSynchronize, stream));
+    assert_memory_equal(host, host + block.bytes, block.bytes);
+    ASSERT_CUDA(CALL(cuMemcpyDtoDAsync_v2, block.address, block.address + 2 * MIB, MIB, stream));
+    ASSERT_CUDA(CALL(cuMemsetD8Async, block.address + MIB, 9, MIB, stream));
+    ASSERT_CUDA(CALL(cuStreamSynchronize, stream));
+    assert_memory_equal((void *)(uintptr_t)block.address, host + 2 * MIB, MIB);
+    assert_bytes(block.address + MIB, MIB, 9);
+    ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
+    ASSERT_CUDA(CALL(cuMemFreeHost, host));
+    drop_block(&block);
+}
+
+static void copies_are_checked_when_issued(void **state) {
+    block_t block = make_block(0, GRANULE);
+    uint8_t host[16] = {0};
+    (void)state;
+    ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuMemcpyDtoH_v2, host, block.address + GRANULE - 8, 16));
+    ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuMemcpyDtoH_v2, NULL, block.address, 16));
+    ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuMemcpyDtoH_v2, (void *)(uintptr_t)block.address, block.address, 16));
+    ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuMemcpyHtoD_v2, (uintptr_t)host, host, 16));
+    ASSERT_CUDA(CALL(cuMemcpyDtoH_v2, host, 0, 0)); /* nothing is nothing */
+    unmap_block(&block);
+    ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuMemcpyDtoH_v2, host, block.address, 16));
+    ASSERT_CUDA(CALL(cuCtxSynchronize)); /* refused, not a fault */
+    ASSERT_CUDA(CALL(cuMemAddressFree, block.address, GRANULE));
+}
+
+static void the_legacy_stream_orders_blocking_streams(void **state) {
+    block_t block = make_block(0, GRANULE);
+    CUstream blocking = make_stream(CU_STREAM_DEFAULT), free_stream = make_stream(CU_STREAM_NON_BLOCKING);
+    (void)state;
+    ASSERT_CUDA(CALL(launch_add, blocking, block.address, 1, 1, GATE));
+    ASSERT_CUDA(CALL(cuMemsetD8Async, block.address, 100, 1, NULL)); /* after the add */
+    ASSERT_CUDA(CALL(launch_add, blocking, block.address, 1, 5, 0)); /* after the fill */
+    ASSERT_CUDA(CALL(launch_add, free_stream, block.address + 1, 1, 1, 0));
+    ASSERT_CUDA(CALL(cuStreamSynchronize, free_stream)); /* waits for neither */
+    assert_bytes(block.address, 1, TMS_SIM_POISON);
+    CALL(open_gate, GATE);
+    ASSERT_CUDA(CALL(cuStreamSynchronize, blocking));
+    assert_bytes(block.address, 1, 105);
+    ASSERT_CUDA(CALL(cuStreamSynchronize, NULL));
+    ASSERT_RESULT(CUDA_ERROR_INVALID_HANDLE, CALL(cuStreamDestroy_v2, NULL));
+    ASSERT_CUDA(CALL(cuStreamDestroy_v2, blocking));
+    ASSERT_CUDA(CALL(cuStreamDestroy_v2, free_stream));
+    drop_block(&block);
+}
+
+static void events_order_streams(void **state) {
+    block_t block = make_block(0, GRANULE);
+    CUstream first = make_stream(CU_STREAM_NON_BLOCKING), second = make_stream(CU_STREAM_NON_BLOCKING);
+    CUevent event = NULL;
+    (void)state;
+    ASSERT_CUDA(CALL(cuEventCreate, &event, CU_EVENT_DISABLE_TIMING));
+    ASSERT_CUDA(CALL(cuEventQuery, event));
+    ASSERT_CUDA(CALL(cuMemsetD8Async, block.address, 1, 1, first));
+    ASSERT_CUDA(CALL(launch_add, first, block.address, 1, 1, GATE));
+    ASSERT_CUDA(CALL(cuEventRecord, event, first));
+    ASSERT_CUDA(CALL(cuStreamWaitEvent, second, event, 0));
+    ASSERT_CUDA(CALL(cuMemsetD8Async, block.address, 50, 1, second));
+    ASSERT_RESULT(CUDA_ERROR_NOT_READY, CALL(cuEventQuery, event));
+    CALL(open_gate, GATE);
+    ASSERT_CUDA(CALL(cuEventSynchronize, event));
+    ASSERT_CUDA(CALL(cuStreamSynchronize, second));
+    assert_bytes(block.address, 1, 50);
+    ASSERT_CUDA(CALL(cuEventDestroy_v2, event));
+    ASSERT_RESULT(CUDA_ERROR_INVALID_HANDLE, CALL(cuEventQuery, event));
+    ASSERT_CUDA(CALL(cuStreamDestroy_v2, first));
+    ASSERT_CUDA(CALL(cuStreamDestroy_v2, second));
+    drop_block(&block);
+}
+
+static void *free_host(void *argument) {
+    waiter_t *waiter = argument;
+    waiter->result = CALL(cuCtxPushCurrent_v2, waiter->context);
+    if (waiter->result == CUDA_SUCCESS) waiter->result = CALL(cuMemFreeHost, (void *)(uintptr_t)waiter->address);
+    return NULL;
+}
+
+static void freeing_host_memory_waits_for_its_copies(void **state) {
+    block_t block = make_block(0, GRANULE);
+    CUstream stream = make_stream(CU_STREAM_NON_BLOCKING);
+    waiter_t waiter = {0};
+    void *host = NULL;
+    (void)state;
+    ASSERT_CUDA(CALL(cuCtxGetCurrent, &waiter.context));
+    ASSERT_CUDA(CALL(cuMemHostAlloc, &host, GRANULE, 0));
+    memset(host, 4, GRANULE);
+    ASSERT_CUDA(CALL(launch_add, stream, block.address, 1, 1, GATE));
+    ASSERT_CUDA(CALL(cuMemcpyHtoDAsync_v2, block.address, host, GRANULE, stream));
+    waiter.address = (uintptr_t)host;
+    assert_int_equal(pthread_create(&waiter.thread, NULL, free_host, &waiter), 0);
+    CALL(wait_until_synchronizing);
+    assert_int_equal(usage_of(0).host_bytes, GRANULE);
+    CALL(open_gate, GATE);
+    assert_int_equal(pthread_join(waiter.thread, NULL), 0);
+    ASSERT_CUDA(waiter.result);
+    ASSERT_CUDA(CALL(cuStreamSynchronize, stream));
+    assert_bytes(block.address, GRANULE, 4);
+    ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
+    drop_block(&block);
+}
+
+static void a_lost_device_fails_alone(void **state) {
+    CUcontext second = retain_primary(1);
+    (void)state;
+    CALL(lose_device, 0, CUDA_ERROR_ECC_UNCORRECTABLE);
+    ASSERT_RESULT(CUDA_ERROR_ECC_UNCORRECTABLE, CALL(cuCtxSynchronize));
+    ASSERT_CUDA(CALL(cuCtxPushCurrent_v2, second));
+    ASSERT_CUDA(CALL(cuCtxSynchronize));
+    ASSERT_CUDA(CALL(cuCtxPopCurrent_v2, NULL));
+    ASSERT_RESULT(CUDA_ERROR_ECC_UNCORRECTABLE, CALL(cuCtxSynchronize));
+}
+
+static void losing_a_device_ends_the_wait(void **state) {
+    block_t block = make_block(0, GRANULE);
+    waiter_t waiter = {.address = block.address};
+    (void)state;
+    ASSERT_CUDA(CALL(cuCtxGetCurrent, &waiter.context));
+    ASSERT_CUDA(CALL(launch_add, NULL, block.address, 1, 1, GATE));
+    assert_int_equal(pthread_create(&waiter.thread, NULL, synchronize, &waiter), 0);
+    CALL(wait_until_synchronizing);
+    CALL(lose_device, 0, CUDA_ERROR_LAUNCH_FAILED);
+    assert_int_equal(pthread_join(waiter.thread, NULL), 0);
+    ASSERT_RESULT(CUDA_ERROR_LAUNCH_FAILED, waiter.result);
+    drop_block(&block);
+}
+
+static void peers_need_access(void **state) {
+    block_t block = make_block(0, GRANULE);
+    CUmemAccessDesc access = access_for(1, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+    unsigned long long flags = 99;
+    CUdeviceptr local = 0;
+    (void)state;
+    ASSERT_CUDA(CALL(cuCtxPushCurrent_v2, retain_primary(1)));
+    ASSERT_CUDA(CALL(cuMemAlloc_v2, &local, 16));
+    CUstream stream = make_stream(CU_STREAM_NON_BLOCKING);
+    uint8_t host[16] = {0};
+    /* Without access: neither into it, nor out of it, nor with the owner's context current. */
+    ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuMemcpyHtoDAsync_v2, block.address, host, 16, stream));
+    ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuMemcpyDtoD_v2, block.address, local, 16));
+    ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuMemcpyDtoD_v2, local, block.address, 16));
+    ASSERT_CUDA(CALL(cuMemGetAccess, &flags, &access.location, block.address));
+    assert_int_equal(flags, CU_MEM_ACCESS_FLAGS_PROT_NONE);
+    ASSERT_CUDA(CALL(cuMemSetAccess, block.address, GRANULE, &access, 1));
+    ASSERT_CUDA(CALL(cuMemGetAccess, &flags, &access.location, block.address));
+    assert_int_equal(flags, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+    ASSERT_CUDA(CALL(cuMemcpyDtoD_v2, local, block.address, 16));
+    assert_bytes(local, 16, TMS_SIM_POISON);
+    ASSERT_CUDA(CALL(cuMemcpyHtoDAsync_v2, block.address, host, 16, stream));
+    ASSERT_CUDA(CALL(launch_add, stream, block.address, GRANULE, 1, 0));
+    ASSERT_CUDA(CALL(cuStreamSynchronize, stream));
+    assert_bytes(block.address, 16, 1);
+    assert_bytes(block.address + 16, GRANULE - 16, TMS_SIM_POISON + 1);
+    ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
+    ASSERT_CUDA(CALL(cuMemFree_v2, local));
+    drop_block(&block);
+}
+
+static void a_kernel_without_access_faults(void **state) {
+    block_t block = make_block(0, GRANULE);
+    CUcontext second = retain_primary(1);
+    (void)state;
+    ASSERT_CUDA(CALL(cuCtxPushCurrent_v2, second));
+    ASSERT_CUDA(CALL(launch_add, NULL, block.address, 1, 1, 0));
+    ASSERT_RESULT(CUDA_ERROR_ILLEGAL_ADDRESS, CALL(cuCtxSynchronize));
+    ASSERT_CUDA(CALL(cuCtxPopCurrent_v2, NULL));
+    ASSERT_CUDA(CALL(cuCtxSynchronize)); /* the owner is well */
+    assert_bytes(block.address, 1, TMS_SIM_POISON);
+    drop_block(&block);
+}
+
+static void enabled_peers_touch_allocations(void **state) {
+    CUdeviceptr memory = 0;
+    CUcontext first = NULL, second = retain_primary(1);
+    (void)state;
+    ASSERT_CUDA(CALL(cuCtxGetCurrent, &first));
+    ASSERT_CUDA(CALL(cuMemAlloc_v2, &memory, 16));
+    ASSERT_CUDA(CALL(cuCtxPushCurrent_v2, second));
+    uint8_t host[16];
+    ASSERT_CUDA(CALL(cuMemcpyDtoH_v2, host, memory, 16)); /* copies go through the host if need be */
+    ASSERT_CUDA(CALL(cuCtxEnablePeerAccess, first, 0));
+    ASSERT_RESULT(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, CALL(cuCtxEnablePeerAccess, first, 0));
+    ASSERT_CUDA(CALL(launch_add, NULL, memory, 16, 1, 0));
+    ASSERT_CUDA(CALL(cuCtxSynchronize));
+    assert_bytes(memory, 16, TMS_SIM_POISON + 1);
+    ASSERT_CUDA(CALL(cuMemFree_v2, memory));
+    CALL(set_peer_capable, 0);
+    CUmemAccessDesc access = access_for(1, CU_MEM_ACCESS_FLAGS_PROT_READ);
+    block_t block = make_block(0, GRANULE);
+    ASSERT_RESULT(CUDA_ERROR_INVALID_DEVICE, CALL(cuMemSetAccess, block.address, GRANULE, &access, 1));
+    drop_block(&block);
+}
+
+/* Threads that make, use and unmake memory at once: what the sanitizers look at. */
+static void *cycle(void *argument) {
+    enum { CYCLES = 20 };
+    waiter_t *waiter = argument;
+    CUstream stream = NULL;
+    waiter->result = CALL(cuCtxPushCurrent_v2, waiter->context);
+    if (waiter->result == CUDA_SUCCESS) waiter->result = CALL(cuStreamCreate, &stream, CU_STREAM_NON_BLOCKING);
+    for (int i = 0; i < CYCLES && waiter->result == CUDA_SUCCESS; i++) {
+        CUdeviceptr address = 0;
+        uint8_t last = 0;
+        waiter->result = CALL(cuMemAlloc_v2, &address, GRANULE);
+        if (waiter->result != CUDA_SUCCESS) break;
+        waiter->result = CALL(launch_add, stream, address, GRANULE, (uint8_t)i, 0);
+        if (waiter->result == CUDA_SUCCESS)
+            waiter->result = CALL(cuMemcpyDtoHAsync_v2, &last, address + GRANULE - 1, 1, stream);
+        if (last != (uint8_t)(TMS_SIM_POISON + i)) waiter->result = CUDA_ERROR_UNKNOWN;
+        CUresult freed = CALL(cuMemFree_v2, address);
+        if (waiter->result == CUDA_SUCCESS) waiter->result = freed;
+    }
+    if (stream) CALL(cuStreamDestroy_v2, stream);
+    return NULL;
+}
+
+static void threads_do_not_disturb_one_another(void **state) {
+    enum { THREADS = 4 };
+    waiter_t waiters[THREADS] = {0};
+    (void)state;
+    for (int i = 0; i < THREADS; i++) {
+        ASSERT_CUDA(CALL(cuCtxGetCurrent, &waiters[i].context));
+        assert_int_equal(pthread_create(&waiters[i].thread, NULL, cycle, &waiters[i]), 0);
+    }
+    for (int i = 0; i < THREADS; i++) {
+        assert_int_equal(pthread_join(waiters[i].thread, NULL), 0);
+        ASSERT_CUDA(waiters[i].result);
+    }
+}
+
+int main(void) {
+#define ONE(test) cmocka_unit_test_setup_teardown(test, setup_one_gpu, teardown_gpus)
+#define TWO(test) cmocka_unit_test_setup_teardown(test, setup_two_gpus, teardown_gpus)
+    const struct CMUnitTest tests[] = {
+        ONE(work_waits_for_its_gate),
+        ONE(synchronizing_waits_for_all_streams),
+        ONE(unmapping_under_work_is_a_fault),
+        ONE(work_on_fresh_memory_at_an_old_address_is_fine),
+        ONE(a_copy_in_flight_faults_too),
+        ONE(asynchronous_copies_move_bytes),
+        ONE(copies_are_checked_when_issued),
+        ONE(the_legacy_stream_orders_blocking_streams),
+        ONE(events_order_streams),
+        ONE(freeing_host_memory_waits_for_its_copies),
+        TWO(a_lost_device_fails_alone),
+        ONE(losing_a_device_ends_the_wait),
+        TWO(peers_need_access),
+        TWO(a_kernel_without_access_faults),
+        TWO(enabled_peers_touch_allocations),
+        ONE(threads_do_not_disturb_one_another),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
