@@ -1,8 +1,9 @@
 """The CPython extension: the native core's function table, one Python function an entry.
 
-Nothing here imports torch or touches a GPU before a function that needs one is called. Every function releases the GIL around
-native work that may wait. Failures are raised as exceptions of :mod:`torch_memory_saver.errors`. Sizes are bytes, devices CUDA
-ordinals, addresses plain integers.
+Nothing here imports torch or touches a GPU before a function that needs one is called. The GIL is released around every call
+that may wait: not around those on this thread's region and ``tag_info``, which cannot. Failures of the native core are
+exceptions of :mod:`torch_memory_saver.errors`; arguments of a wrong type are TypeError, numbers out of range and tags that
+are empty or hold a NUL are ValueError, before anything changes. Sizes are bytes, devices CUDA ordinals, addresses integers.
 """
 
 from typing import Final

@@ -6,7 +6,11 @@
  *
  * The real function is the next one in the search order (RTLD_NEXT); where that finds none (the runtime was opened with
  * RTLD_LOCAL, as Python packages do), the one of the libcudart already loaded. Nothing is ever loaded for it. The result is
- * kept in the state (state.h: real[]). No lock is held across the search. Threads: any. */
+ * kept in the state (state.h: real[]). No lock is held across the search. Threads: any.
+ *
+ * Two things differ from the real functions. The runtime's record of its last error is not ours to set: an allocation of
+ * ours that fails returns its error, and cudaGetLastError() does not know of it. And where a program captures with the
+ * driver's functions, or with a runtime that is linked into it statically, nobody calls us. */
 #ifndef TMS_PRELOAD_HOOKS_H
 #define TMS_PRELOAD_HOOKS_H
 

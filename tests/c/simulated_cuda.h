@@ -57,9 +57,9 @@ typedef struct simulated {
 const simulated_t *simulated(void);
 
 /* Calls an entry point or control function: CALL(cuMemUnmap, address, bytes). */
-#define CALL(name, ...)            (simulated()->name(__VA_ARGS__))
-#define ASSERT_RESULT(code, call)  assert_int_equal((call), (code))
-#define ASSERT_CUDA(call)          assert_int_equal((call), CUDA_SUCCESS)
+#define CALL(name, ...)           (simulated()->name(__VA_ARGS__))
+#define ASSERT_RESULT(code, call) assert_int_equal((call), (code))
+#define ASSERT_CUDA(call)         assert_int_equal((call), CUDA_SUCCESS)
 
 /* cmocka setups: a fresh simulator with one, two devices of DEVICE_MEMORY, cuInit done, and device 0's primary context
  * current. */

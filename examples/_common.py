@@ -1,0 +1,54 @@
+"""What the examples share: options, checks that end the program, and a meter of device memory."""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+def options(description: str | None, gib: float) -> argparse.ArgumentParser:
+    """A parser with --gib, the size of what the example allocates."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gib", type=float, default=gib, help="size of the example's memory, GiB (default %(default)s)")
+    return parser
+
+
+def check(holds: bool, what: str) -> None:
+    """Ends the program with status 1 if something is not as the example says."""
+    if not holds:
+        raise SystemExit(f"FAILED: {what}")
+    print(f"  ok: {what}")
+
+
+def check_bytes(actual: int, expected: int, what: str, slack: int = 64 * MIB) -> None:
+    """The same for device memory, where the driver may take or give a little for itself."""
+    check(abs(actual - expected) <= slack, f"{what}: {actual / GIB:.2f} GiB (expected {expected / GIB:.2f})")
+
+
+def free_bytes() -> int:
+    """Free physical memory of the current device."""
+    torch.cuda.synchronize()
+    return int(torch.cuda.mem_get_info()[0])
+
+
+def allocate(size: float, chunk: int = 256 * MIB) -> list[torch.Tensor]:
+    """Tensors on the GPU, `size` bytes together, in chunks."""
+    return [torch.empty(chunk, dtype=torch.uint8, device="cuda") for _ in range(max(1, int(size) // chunk))]
+
+
+def total(tensors: list[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def checksum(tensors: list[torch.Tensor]) -> int:
+    """Of all bytes, computed on the GPU. Sizes must be multiples of 8 bytes."""
+    return sum(int(tensor.view(torch.int64).sum()) for tensor in tensors)
+
+
+def fill_random(tensors: list[torch.Tensor]) -> None:
+    for tensor in tensors:
+        tensor.view(torch.int64).random_()

@@ -1,0 +1,62 @@
+"""Contents kept in host memory while the device memory is away.
+
+`enable_cpu_backup=True` copies to page-locked memory ("pinned": fast) or to ordinary memory ("mmap": goes back to the
+system at the resume). While paused, `get_cpu_backup()` gives the host copy of a tensor, for instance to save a
+checkpoint. With `retain_cpu_backup` the host memory is kept from one cycle to the next, which saves finding it again.
+
+    python examples/cpu_backup.py
+"""
+
+import torch
+from _common import GIB, allocate, check, check_bytes, checksum, fill_random, free_bytes, options, total
+
+from torch_memory_saver import torch_memory_saver
+
+
+def cycle(backend: str, size: float) -> None:
+    print(f'cpu_backup_backend="{backend}"')
+    with torch_memory_saver.region(tag=backend, enable_cpu_backup=True, cpu_backup_backend=backend):
+        weights = allocate(size)
+    fill_random(weights)
+    expected, before = checksum(weights), free_bytes()
+
+    report = torch_memory_saver.pause(backend)
+    print(f"  paused in {report.seconds:.2f} s, {report.copied_bytes / 1e9 / report.seconds:.1f} GB/s")
+    check_bytes(free_bytes() - before, total(weights), "given back")
+    host = torch_memory_saver.get_cpu_backup(weights[0])
+    check(host is not None and host.device.type == "cpu", "get_cpu_backup() gives the copy of a paused tensor")
+
+    report = torch_memory_saver.resume(backend)
+    print(f"  resumed in {report.seconds:.2f} s, {report.copied_bytes / 1e9 / report.seconds:.1f} GB/s")
+    check(checksum(weights) == expected, "the contents are what they were")
+    check(host is not None and torch.equal(host, weights[0].cpu()), "and what the host copy said")
+    check(torch_memory_saver.get_cpu_backup(weights[0]) is None, "the backup has gone with the resume")
+
+
+def retained(size: float) -> None:
+    print("retain_cpu_backup = True")
+    with torch_memory_saver.region(tag="retained", enable_cpu_backup=True):
+        weights = allocate(size)
+    torch_memory_saver.retain_cpu_backup = True
+    for number in range(3):
+        fill_random(weights)
+        expected = checksum(weights)
+        report = torch_memory_saver.pause("retained")
+        print(f"  cycle {number}: paused in {report.seconds:.3f} s")
+        torch_memory_saver.resume("retained")
+        check(checksum(weights) == expected, "the contents are what they were")
+    host = torch_memory_saver.get_cpu_backup(weights[0], zero_copy=True)
+    check(host is not None and torch.equal(host, weights[0].cpu()), "the last backup is still there to be read")
+    torch_memory_saver.retain_cpu_backup = False
+
+
+def main() -> None:
+    size = options(__doc__, gib=2).parse_args().gib * GIB
+    fill_random(allocate(0))  # whatever torch loads lazily is loaded before anything is measured
+    for backend in ("pinned", "mmap"):
+        cycle(backend, size)
+    retained(size)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""The whole idea in a page: memory that goes and comes back while the tensor stays where it is.
+
+A tensor made inside `region()` has an address of its own and physical memory behind it. `pause()` gives the physical
+memory back to the driver, for anybody to use; `resume()` puts new memory behind the same address. Contents are lost
+unless a backup is asked for (see cpu_backup.py).
+
+    python examples/simple.py
+"""
+
+import torch
+from _common import GIB, MIB, check, check_bytes, free_bytes, options
+
+from torch_memory_saver import torch_memory_saver
+
+
+def main() -> None:
+    size = int(options(__doc__, gib=4).parse_args().gib * GIB) // (2 * MIB) * (2 * MIB)
+    torch.ones(1, device="cuda")
+    start = free_bytes()
+
+    with torch_memory_saver.region():
+        tensor = torch.full((size,), 1, dtype=torch.uint8, device="cuda")
+    address = tensor.data_ptr()
+    print(f"A tensor of {size / GIB:.2f} GiB at {address:#x}.")
+    check_bytes(start - free_bytes(), size, "taken from the device")
+
+    report = torch_memory_saver.pause()
+    print(f"Paused: {report.bytes / GIB:.2f} GiB released in {report.seconds * 1e3:.2f} ms.")
+    check_bytes(start - free_bytes(), 0, "still taken")
+
+    print("Somebody else uses the memory.")
+    other = torch.full((size,), 2, dtype=torch.uint8, device="cuda")
+    check(bool((other[:MIB] == 2).all()), "another tensor of that size fits and works")
+    del other
+    torch.cuda.empty_cache()
+
+    report = torch_memory_saver.resume()
+    print(f"Resumed: {report.bytes / GIB:.2f} GiB mapped in {report.seconds * 1e3:.2f} ms.")
+    check(tensor.data_ptr() == address, "the tensor is where it was")
+    tensor.fill_(3)
+    check(bool((tensor == 3).all()), "it can be written and read")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Builds the three native libraries; everything else about the package is in pyproject.toml.
+
+- ``torch_memory_saver/_core.abi3.so``: the Python extension with the native core in it.
+- ``torch_memory_saver_hook_mode_preload.abi3.so``, beside the package: the core and the interposers, for LD_PRELOAD.
+- ``torch_memory_saver/_simulated_cuda.so``: the simulated GPU.
+
+They need a C compiler, Python's headers and ``cuda.h``. They are linked with the C library only: the CUDA driver is looked
+for when it is first needed. ``TMS_WERROR=1`` makes warnings errors.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from glob import glob
+from pathlib import Path
+
+from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
+
+#: Where the Python package lies. The package is not at the root of the repository, so that a Python started there imports
+#: the installed package and not the sources, which lack the built libraries.
+PACKAGE_ROOT = "."
+PACKAGE = "torch_memory_saver"
+
+CORE = f"{PACKAGE}._core"
+PRELOAD = "torch_memory_saver_hook_mode_preload"
+SIMULATOR = f"{PACKAGE}._simulated_cuda"
+
+#: The oldest Python whose limited API is used; the tag of the wheel says the same.
+LIMITED_API = "0x030A0000"
+WHEEL_TAG = "cp310"
+
+COMPILE_FLAGS = ["-std=c11", "-O2", "-g", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra"]
+#: A library's calls of its own functions stay in it, although another loaded library may export the same names.
+LINK_FLAGS = ["-pthread", "-Wl,-Bsymbolic-functions", "-Wl,-z,relro", "-Wl,--as-needed"]
+#: What torch, atexit or another thread may still call must not be unmapped by a dlclose.
+STAY_LOADED = ["-Wl,-z,nodelete"]
+#: Every symbol must be found while linking. The Python extension cannot ask for that: the interpreter has Python's.
+ALL_DEFINED = ["-Wl,--no-undefined"]
+#: All calls are resolved at loading. Not for the preload library, which short-lived programs pay for too.
+RESOLVED_AT_LOADING = ["-Wl,-z,now"]
+
+
+def cuda_include_candidates() -> Iterator[Path]:
+    """Folders that may hold cuda.h, the most wanted first."""
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        if os.environ.get(variable):
+            yield Path(os.environ[variable], "include")
+    nvcc = shutil.which("nvcc")
+    if nvcc:
+        # Also where a link in a common folder points to, and where conda's packages keep the headers.
+        for home in (Path(nvcc).parent.parent, Path(nvcc).resolve().parent.parent):
+            yield home / "include"
+            yield from sorted(home.glob("targets/*-linux/include"))
+    yield Path("/usr/local/cuda/include")
+    # The pip package nvidia-cuda-runtime, which pyproject.toml names as a build requirement.
+    for entry in sys.path:
+        yield from sorted(Path(entry or ".").glob("nvidia/*/include"), reverse=True)
+
+
+def find_cuda_include() -> str:
+    """The folder with cuda.h. Exits with one sentence if there is none."""
+    for folder in cuda_include_candidates():
+        if (folder / "cuda.h").is_file():
+            return str(folder)
+    raise SystemExit(
+        "error: cuda.h was not found: set CUDA_HOME to a CUDA toolkit (12 or newer), or 'pip install nvidia-cuda-runtime' "
+        "into the environment that builds this package; a GPU or a CUDA driver is not needed."
+    )
+
+
+def sources(*folders: str) -> list[str]:
+    return sorted(path for folder in folders for path in glob(f"{folder}/*.c"))
+
+
+def native(name: str, own: str, core: bool, link_flags: list[str], python: bool = False) -> Extension:
+    """A library of the C files in the folder `own`, with those of the core or without."""
+    warnings_are_errors = ["-Werror"] if os.environ.get("TMS_WERROR") == "1" else []
+    exports = f"{own}/exports.map"
+    return Extension(
+        name,
+        sources=sources("csrc", own) if core else sources(own),
+        include_dirs=["csrc"],
+        depends=[exports, *sorted(glob("csrc/*.h") + glob("csrc/*/*.h"))],
+        define_macros=[("_GNU_SOURCE", None)] + ([("Py_LIMITED_API", LIMITED_API)] if python else []),
+        extra_compile_args=[*COMPILE_FLAGS, *warnings_are_errors],
+        extra_link_args=[*LINK_FLAGS, *link_flags, f"-Wl,--version-script={exports}"],
+        libraries=["dl", "rt"],
+        py_limited_api=name != SIMULATOR,
+    )
+
+
+class BuildLibraries(build_ext):
+    """Builds libraries of which only one is a Python extension."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        # The core's objects are compiled for two libraries and have the same names: not at the same time.
+        self.parallel = None
+
+    def build_extensions(self) -> None:
+        """With cuda.h, which only compiling needs. Its folder is a system folder, so that nothing in it gives a warning."""
+        cuda_include = find_cuda_include()
+        for extension in self.extensions:
+            extension.extra_compile_args += ["-isystem", cuda_include]
+        super().build_extensions()
+
+    def get_ext_filename(self, fullname: str) -> str:
+        """The simulator is no extension of any Python, so its name carries no Python's suffix."""
+        *folders, name = fullname.split(".")
+        if name == SIMULATOR.rpartition(".")[2]:
+            return os.path.join(*folders, f"{name}.so")
+        return str(super().get_ext_filename(fullname))
+
+    def get_libraries(self, ext: Extension) -> list[str]:
+        """Never libpython: the interpreter that loads the extension has it, and the other two do not need it."""
+        return list(ext.libraries)
+
+    def get_export_symbols(self, ext: Extension) -> list[str]:
+        """The export maps say what is exported; two of the libraries have no PyInit function."""
+        return []
+
+
+def main() -> None:
+    setup(
+        license="Apache-2.0",
+        package_dir={"": PACKAGE_ROOT},
+        packages=find_packages(PACKAGE_ROOT, include=[PACKAGE, f"{PACKAGE}.*"]),
+        package_data={PACKAGE: ["py.typed", "*.pyi"]},
+        include_package_data=False,
+        zip_safe=False,
+        ext_modules=[
+            native(CORE, "csrc/python", core=True, link_flags=[*STAY_LOADED, *RESOLVED_AT_LOADING], python=True),
+            native(PRELOAD, "csrc/preload", core=True, link_flags=[*STAY_LOADED, *ALL_DEFINED]),
+            native(SIMULATOR, "csrc/simulator", core=False, link_flags=ALL_DEFINED),
+        ],
+        cmdclass={"build_ext": BuildLibraries},
+        options={"bdist_wheel": {"py_limited_api": WHEEL_TAG}},
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+/* The simulated GPU in whole processes: its environment, what it reports at exit, and budgets that processes share. This
+ * program starts itself again in the roles that the tests need. */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "simulated_cuda.h"
+
+enum { OUTPUT_BYTES = 4096, CHILD_FAILED = 3 };
+
+/* Leaves one of everything behind. */
+static int leak(void) {
+    void *host = NULL;
+    CUdeviceptr memory = 0;
+    CUstream stream = NULL;
+    if (CALL(cuInit, 0) != CUDA_SUCCESS) return CHILD_FAILED;
+    CALL(cuCtxPushCurrent_v2, retain_primary(0));
+    make_block(0, GRANULE);
+    CALL(cuMemAlloc_v2, &memory, 1);
+    CALL(cuMemHostAlloc, &host, 4096, 0);
+    CALL(cuStreamCreate, &stream, 0);
+    return CALL(launch_add, stream, memory, 1, 1, 1); /* waits for a gate that never opens, and must not keep us */
+}
+
+static int leave_nothing(void) {
+    block_t block;
+    if (CALL(cuInit, 0) != CUDA_SUCCESS) return CHILD_FAILED;
+    block = make_block(0, GRANULE);
+    drop_block(&block);
+    return 0;
+}
+
+static void the_report_tells_what_leaked(void **state) {
+    static const char *const variables[] = {"TMS_SIMULATED_REPORT=1", NULL}, *const silent[] = {"TMS_SIMULATED_REPORT=0",
+                                                                                                NULL};
+    char output[OUTPUT_BYTES];
+    (void)state;
+    assert_int_equal(run_again("leak", variables, output, sizeof output), 0);
+    assert_string_equal(output, "simulated GPU: leaked on device 0: 4194304 bytes in 1 handles and 1 runtime allocations, "
+                                "1 mappings, 1 streams\n"
+                                "simulated GPU: leaked in the process: 1 reservations, 4096 bytes of pinned host memory\n");
+    assert_int_equal(run_again("leave_nothing", variables, output, sizeof output), 0);
+    assert_string_equal(output, "simulated GPU: nothing leaked\n");
+    assert_int_equal(run_again("leak", silent, output, sizeof output), 0);
+    assert_string_equal(output, "");
+}
+
+/* Says on stderr what the environment made of it. */
+static int describe(void) {
+    int count = -1, can = -1;
+    size_t total = 0;
+    CUdeviceptr address = 0;
+    CUresult init = CALL(cuInit, 0), reserve = CALL(cuMemAddressReserve, &address, GRANULE, 0, 0, 0);
+    CALL(cuDeviceGetCount, &count);
+    CALL(cuDeviceTotalMem_v2, &total, 0);
+    CALL(cuDeviceCanAccessPeer, &can, 0, 1);
+    fprintf(stderr, "init %d, devices %d, bytes %zu, peers %d, reserve %d\n", init, count, total, can, reserve);
+    return 0;
+}
+
+static void the_environment_configures(void **state) {
+    static const char *const variables[] = {"TMS_SIMULATED_DEVICES=3", "TMS_SIMULATED_MEMORY=96MiB", "TMS_SIMULATED_PEERS=0",
+                                            "TMS_SIMULATED_FAULT=cuInit:5:1:3,cuMemAddressReserve:0:1:999", NULL};
+    static const char *const wrong[] = {"TMS_SIMULATED_DEVICES=9", "TMS_SIMULATED_MEMORY=1 GB", "TMS_SIMULATED_PEERS=yes",
+                                        "TMS_SIMULATED_FAULT=cuInit:x,cuNothing:0:1:2", NULL};
+    static const char *const none[] = {"TMS_SIMULATED_DEVICES=0", "TMS_SIMULATED_MEMORY=", NULL};
+    char output[OUTPUT_BYTES];
+    (void)state;
+    assert_int_equal(run_again("describe", variables, output, sizeof output), 0);
+    assert_string_equal(output, "init 0, devices 3, bytes 100663296, peers 0, reserve 999\n");
+    assert_int_equal(run_again("describe", wrong, output, sizeof output), 0);
+    assert_string_equal(output, "simulated GPU: TMS_SIMULATED_DEVICES=9 is ignored: it is not understood\n"
+                                "simulated GPU: TMS_SIMULATED_MEMORY=1 GB is ignored: it is not understood\n"
+                                "simulated GPU: TMS_SIMULATED_PEERS=yes is ignored: it is not understood\n"
+                                "simulated GPU: TMS_SIMULATED_FAULT=cuInit:x is ignored: it is not understood\n"
+                                "simulated GPU: TMS_SIMULATED_FAULT=cuNothing:0:1:2 is ignored: it is not understood\n"
+                                "init 0, devices 1, bytes 8589934592, peers -1, reserve 0\n");
+    assert_int_equal(run_again("describe", none, output, sizeof output), 0);
+    assert_string_equal(output, "init 100, devices -1, bytes 0, peers -1, reserve 3\n");
+}
+
+static void the_trace_goes_to_a_file(void **state) {
+    char path[] = "/tmp/simulated_trace_XXXXXX", variable[64], text[OUTPUT_BYTES] = "";
+    const char *const variables[] = {variable, NULL};
+    int file = mkstemp(path);
+    (void)state;
+    assert_true(file >= 0);
+    snprintf(variable, sizeof variable, "TMS_SIMULATED_TRACE=%s", path);
+    assert_int_equal(run_again("leave_nothing", variables, text, sizeof text), 0);
+    ssize_t length = read(file, text, sizeof text - 1);
+    unlink(path);
+    close(file);
+    assert_true(length > 0);
+    text[length] = '\0';
+    assert_string_equal(text, "cuInit\ncuMemAddressReserve\ncuMemCreate\ncuMemMap\ncuMemSetAccess\ncuMemUnmap\n"
+                              "cuMemRelease\ncuMemAddressFree\n");
+}
+
+/* One of two processes with the same budget of 16 MiB. It starts another, which holds some of it until it is told to end by
+ * the end of its input, or until it is killed. */
+typedef struct holder {
+    pid_t pid;
+    int input, output;
+} holder_t;
+
+static void become_holder(const int *down, const int *up) {
+    char *const arguments[] = {"simulated", "hold", NULL};
+    dup2(down[0], STDIN_FILENO);
+    dup2(up[1], STDOUT_FILENO);
+    close(down[1]);
+    close(up[0]);
+    execv("/proc/self/exe", arguments);
+    _exit(CHILD_FAILED);
+}
+
+static holder_t start_holder(void) {
+    int down[2], up[2];
+    holder_t holder;
+    char byte = 0;
+    if (pipe(down) != 0 || pipe(up) != 0) _exit(CHILD_FAILED);
+    holder.pid = fork();
+    if (holder.pid == 0) become_holder(down, up);
+    close(down[0]);
+    close(up[1]);
+    holder.input = down[1];
+    holder.output = up[0];
+    if (read(holder.output, &byte, 1) != 1 || byte != 'h') _exit(CHILD_FAILED);
+    return holder;
+}
+
+static void end_holder(const holder_t *holder, bool killed) {
+    int status = 0;
+    if (killed) kill(holder->pid, SIGKILL);
+    close(holder->input);
+    close(holder->output);
+    waitpid(holder->pid, &status, 0);
+}
+
+static int hold(void) {
+    CUmemGenericAllocationHandle handle = 0;
+    CUmemAllocationProp properties = pinned_on(0);
+    char byte = 'h';
+    if (CALL(cuInit, 0) != CUDA_SUCCESS || CALL(cuMemCreate, &handle, 12 * MIB, &properties, 0) != CUDA_SUCCESS) byte = 'x';
+    if (write(STDOUT_FILENO, &byte, 1) != 1) return CHILD_FAILED;
+    return read(STDIN_FILENO, &byte, 1) == 0 ? 0 : CHILD_FAILED;
+}
+
+static uint64_t available_now(void) {
+    size_t available = 0, total = 0;
+    CALL(cuMemGetInfo_v2, &available, &total);
+    return total == 16 * MIB ? available : UINT64_MAX;
+}
+
+static int share(void) {
+    CUmemGenericAllocationHandle handle = 0;
+    CUmemAllocationProp properties = pinned_on(0);
+    if (CALL(cuInit, 0) != CUDA_SUCCESS) return CHILD_FAILED;
+    CALL(cuCtxPushCurrent_v2, retain_primary(0));
+    for (int killed = 0; killed < 2; killed++) {
+        holder_t holder = start_holder();
+        if (available_now() != 4 * MIB) return CHILD_FAILED + 1;
+        if (CALL(cuMemCreate, &handle, 6 * MIB, &properties, 0) != CUDA_ERROR_OUT_OF_MEMORY) return CHILD_FAILED + 2;
+        if (CALL(cuMemCreate, &handle, 4 * MIB, &properties, 0) != CUDA_SUCCESS) return CHILD_FAILED + 3;
+        if (available_now() != 0) return CHILD_FAILED + 4;
+        end_holder(&holder, killed);
+        CALL(cuMemRelease, handle);
+        /* The whole budget, without asking for what is available first. */
+        if (CALL(cuMemCreate, &handle, 16 * MIB, &properties, 0) != CUDA_SUCCESS) return CHILD_FAILED + 5;
+        CALL(cuMemRelease, handle);
+        if (available_now() != 16 * MIB) return CHILD_FAILED + 6;
+    }
+    return 0;
+}
+
+static void processes_share_a_budget(void **state) {
+    char name[64], path[96], output[OUTPUT_BYTES];
+    const char *const variables[] = {name, "TMS_SIMULATED_MEMORY=16MiB", NULL};
+    (void)state;
+    snprintf(name, sizeof name, "TMS_SIMULATED_SHARED=test_%d", (int)getpid());
+    snprintf(path, sizeof path, "/dev/shm/tms_simulated_test_%d", (int)getpid());
+    assert_int_equal(run_again("share", variables, output, sizeof output), 0);
+    assert_string_equal(output, "");
+    assert_int_not_equal(access(path, F_OK), 0); /* the last one removed the name */
+}
+
+static int run_role(const char *name) {
+    static const struct {
+        const char *name;
+        int (*run)(void);
+    } roles[] = {{"leak", leak}, {"leave_nothing", leave_nothing}, {"describe", describe}, {"hold", hold}, {"share", share}};
+    for (size_t i = 0; i < sizeof roles / sizeof *roles; i++) {
+        if (strcmp(roles[i].name, name) == 0) return roles[i].run();
+    }
+    return CHILD_FAILED;
+}
+
+int main(int count, char **arguments) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_report_tells_what_leaked),
+        cmocka_unit_test(the_environment_configures),
+        cmocka_unit_test(the_trace_goes_to_a_file),
+        cmocka_unit_test(processes_share_a_budget),
+    };
+    if (count > 1) return run_role(arguments[1]);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

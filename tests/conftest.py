@@ -1,0 +1,267 @@
+"""What all Python tests share: the choice of the driver, and the control functions of the simulated GPU.
+
+Without ``--gpu`` the package under test loads the simulated GPU in place of the CUDA driver. The native core keeps what it
+learned about the devices at its first use, so all tests of one process see the same machine: two devices with 512 MiB each.
+A test that wants another one starts a process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib.util
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PACKAGE = "torch_memory_saver"
+DRIVER_VARIABLE = "TMS_CUDA_DRIVER"
+
+MIB = 1 << 20
+#: Of the simulated machine.
+DEVICES = 2
+DEVICE_MEMORY = 512 * MIB
+
+#: About the build, not about the package's behaviour; they stay as they are. Every other TMS_ variable of the caller's goes.
+BUILD_VARIABLES = {"TMS_WERROR"}
+
+
+def installed_package() -> Path:
+    """The folder of the package that `import torch_memory_saver` would import, found without importing it."""
+    specification = importlib.util.find_spec(PACKAGE)
+    if specification is None or specification.origin is None:
+        raise pytest.UsageError(f"{PACKAGE} is not installed: run 'pip install .', or 'make test'")
+    return Path(specification.origin).parent
+
+
+def simulator_path() -> Path:
+    path = installed_package() / "_simulated_cuda.so"
+    if not path.is_file():
+        raise pytest.UsageError(
+            f"{path} does not exist: the tests found a {PACKAGE} whose libraries are not built; run 'pip install .', or "
+            "'make test'"
+        )
+    return path
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--gpu", action="store_true", help="use the real CUDA driver, and run tests/gpu")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for name in [name for name in os.environ if name.startswith("TMS_") and name not in BUILD_VARIABLES]:
+        # The tests in tests/gpu start themselves a second time and tell themselves so.
+        if not name.startswith("TMS_GPU_"):
+            del os.environ[name]
+    if config.getoption("--gpu"):
+        return
+    os.environ[DRIVER_VARIABLE] = str(simulator_path())
+    os.environ["TMS_SIMULATED_DEVICES"] = str(DEVICES)
+    os.environ["TMS_SIMULATED_MEMORY"] = f"{DEVICE_MEMORY // MIB}MiB"
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    driver = "real" if config.getoption("--gpu") else f"simulated, {DEVICES} devices of {DEVICE_MEMORY // MIB} MiB"
+    return f"{PACKAGE}: {installed_package()}; CUDA driver: {driver}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--gpu"):
+        return
+    skip = pytest.mark.skip(reason="needs a real GPU: run pytest with --gpu")
+    for item in items:
+        if item.get_closest_marker("gpu") or item.get_closest_marker("multigpu"):
+            item.add_marker(skip)
+
+
+class Usage(ctypes.Structure):
+    """tms_sim_usage_t: what is allocated now."""
+
+    _fields_ = [
+        ("physical_bytes", ctypes.c_uint64),
+        ("handles", ctypes.c_uint64),
+        ("mappings", ctypes.c_uint64),
+        ("reservations", ctypes.c_uint64),
+        ("host_bytes", ctypes.c_uint64),
+        ("streams", ctypes.c_uint64),
+        ("runtime_allocations", ctypes.c_uint64),
+    ]
+
+    physical_bytes: int
+    handles: int
+    mappings: int
+    reservations: int
+    host_bytes: int
+    streams: int
+    runtime_allocations: int
+
+    def __repr__(self) -> str:
+        return "Usage(" + ", ".join(f"{name}={getattr(self, name)}" for name, *_ in self._fields_) + ")"
+
+
+class Simulator:
+    """The control functions of the simulated GPU (csrc/simulator/simulator.h). What a test changes through it, the fixture
+    undoes. Device addresses are host addresses, so `read` and `write` look at memory directly; they must not be used on
+    memory that is paused."""
+
+    granularity = 2 * MIB
+    poison = 0xA5
+    devices = DEVICES
+    device_memory = DEVICE_MEMORY
+
+    def __init__(self, path: Path) -> None:
+        self.library = ctypes.CDLL(str(path))
+        self._declare("set_bandwidth", None, ctypes.c_uint64)
+        self._declare("fail_after", ctypes.c_int, ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int)
+        self._declare("failures_fired", ctypes.c_uint64)
+        self._declare("calls", ctypes.c_uint64, ctypes.c_char_p)
+        self._declare("clear_counts", None)
+        self._declare("trace", None, ctypes.c_int)
+        self._declare("read_trace", ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t)
+        self._declare("usage", None, ctypes.c_int, ctypes.POINTER(Usage))
+        self._declare("take_memory", ctypes.c_int, ctypes.c_int, ctypes.c_int64)
+        self._declare(
+            "launch_add", ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint8, ctypes.c_int
+        )
+        self._declare("open_gate", None, ctypes.c_int)
+        self._declare("wait_until_synchronizing", None)
+        self._rules: set[str] = set()
+        self._taken = dict.fromkeys(range(DEVICES), 0)
+        self._next_gate = 1
+        self._closed_gates: set[int] = set()
+
+    def _declare(self, name: str, result: Any, *arguments: Any) -> None:
+        function = getattr(self.library, f"tms_sim_{name}")
+        function.restype = result
+        function.argtypes = arguments
+
+    # Failures.
+
+    def fail_after(self, call: str, succeed: int, fail: int, code: int) -> None:
+        """Lets `call` ("*": every driver call) succeed `succeed` more times, then fail `fail` times with CUresult `code`."""
+        assert self.library.tms_sim_fail_after(call.encode(), succeed, fail, code) == 0, f"no such call: {call}"
+        self._rules.add(call)
+
+    def stop_failing(self) -> None:
+        for call in self._rules:
+            self.library.tms_sim_fail_after(call.encode(), 0, 0, 0)
+        self._rules.clear()
+
+    def failures_fired(self) -> int:
+        """How many calls failed by a rule since the process started."""
+        return int(self.library.tms_sim_failures_fired())
+
+    # What was called.
+
+    def calls(self, call: str = "*") -> int:
+        """How often a function was called since the test began, or since clear_counts; "*" is all together."""
+        return int(self.library.tms_sim_calls(call.encode()))
+
+    def clear_counts(self) -> None:
+        self.library.tms_sim_clear_counts()
+
+    def start_trace(self) -> None:
+        """Records the names of calls from now on."""
+        self.library.tms_sim_clear_counts()
+        self.library.tms_sim_trace(1)
+
+    def trace(self) -> list[str]:
+        """The names of the calls since start_trace, in order."""
+        length = self.library.tms_sim_read_trace(None, 0)
+        text = ctypes.create_string_buffer(length + 1)
+        self.library.tms_sim_read_trace(text, length + 1)
+        return text.value.decode().split("\n") if text.value else []
+
+    # Memory.
+
+    def usage(self, device: int = 0) -> Usage:
+        usage = Usage()
+        self.library.tms_sim_usage(device, ctypes.byref(usage))
+        return usage
+
+    def take_memory(self, size: int, device: int = 0) -> None:
+        """`size` bytes of a device are somebody else's from now on; a negative size gives them back."""
+        assert self.library.tms_sim_take_memory(device, size) == 0, f"device {device} does not have {size} bytes free"
+        self._taken[device] += size
+
+    def read(self, address: int, size: int) -> bytes:
+        return ctypes.string_at(address, size)
+
+    def write(self, address: int, data: bytes) -> None:
+        ctypes.memmove(address, data, len(data))
+
+    # Work in flight.
+
+    def new_gate(self) -> int:
+        """A gate that is closed. The fixture opens it if the test does not."""
+        gate = self._next_gate
+        self._next_gate += 1
+        self._closed_gates.add(gate)
+        return gate
+
+    def open_gate(self, gate: int) -> None:
+        self.library.tms_sim_open_gate(gate)
+        self._closed_gates.discard(gate)
+
+    def launch_add(self, address: int, size: int, value: int, *, gate: int = 0, stream: int | None = None) -> None:
+        """Enqueues work that adds `value` to each byte, on the current context's legacy stream unless one is given, not
+        before the gate opens."""
+        result = self.library.tms_sim_launch_add(stream, address, size, value, gate)
+        assert result == 0, f"launch failed with CUresult {result}"
+
+    def wait_until_synchronizing(self) -> None:
+        """Returns when some thread waits for the device. Releases the GIL."""
+        self.library.tms_sim_wait_until_synchronizing()
+
+    def set_bandwidth(self, bytes_per_second: int) -> None:
+        self.library.tms_sim_set_bandwidth(bytes_per_second)
+
+    def restore(self) -> None:
+        """Undoes what was changed through this object."""
+        self.stop_failing()
+        for gate in sorted(self._closed_gates):
+            self.open_gate(gate)
+        for device, size in self._taken.items():
+            if size:
+                self.take_memory(-size, device)
+        self.library.tms_sim_trace(0)
+        self.set_bandwidth(0)
+
+
+def _release_managed(core: Any) -> None:
+    """Puts the native core of this process and this thread back to where it was before its first use, nearly."""
+    while core.counters()["visible_captures"]:
+        core.capture_end()
+    core.region_pop(1)
+    core.set_memory_margin(0)
+    core.set_retain_backup(False)
+    for row in core.segments():
+        core.free(row[0])
+    # Tries again what the driver refused to take back while a test made its calls fail.
+    core.resume((), None)
+
+
+@pytest.fixture(scope="session")
+def _simulator_library(request: pytest.FixtureRequest) -> Simulator:
+    if request.config.getoption("--gpu"):
+        pytest.skip("needs the simulated GPU, and --gpu was given")
+    return Simulator(simulator_path())
+
+
+@pytest.fixture
+def simulator(_simulator_library: Simulator) -> Iterator[Simulator]:
+    """The simulated GPU, with counts at zero. Afterwards nothing managed may be left on it: the fixture frees what the test
+    left and fails if the core then still holds physical memory or addresses."""
+    core: Any = importlib.import_module(f"{PACKAGE}._core")
+    machine = _simulator_library
+    machine.clear_counts()
+    yield machine
+    machine.restore()
+    _release_managed(core)
+    gc.collect()
+    for device in range(machine.devices):
+        usage = machine.usage(device)
+        assert (usage.handles, usage.mappings, usage.reservations) == (0, 0, 0), f"leaked on device {device}: {usage}"

@@ -1,0 +1,123 @@
+"""Fixtures and rules of the GPU tests.
+
+The files of this folder run twice: in the pytest that was started, without LD_PRELOAD (hook mode "torch"), and in the pytest
+that test_preload_mode.py starts with our library preloaded (hook mode "preload"). Tests that start processes for both modes
+themselves are marked `outer` and run in the first only.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from gpu_support import INNER, MIB, checksum, core, empty, fill_random, release_everything, saver, torch
+
+#: Seconds after which a test of this folder counts as hung.
+TEST_TIMEOUT_S = 120
+
+_FAILED = pytest.StashKey[bool]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpu: needs a real GPU; run with --gpu")
+    config.addinivalue_line("markers", "multigpu: needs two real GPUs; run with --gpu")
+    config.addinivalue_line("markers", "outer: starts processes for both hook modes itself; runs once")
+    config.addinivalue_line("markers", "timeout: of pytest-timeout, where it is installed")
+
+
+def _reason_to_skip(config: pytest.Config, item: pytest.Item) -> str | None:
+    if not config.getoption("--gpu", default=False):
+        return "needs a real GPU: run pytest with --gpu"
+    try:
+        devices = torch.cuda.device_count()
+    except ImportError as error:
+        return f"needs PyTorch: {error}"
+    if devices == 0:
+        return "needs a real GPU, and torch sees none"
+    if item.get_closest_marker("multigpu") is not None and devices < 2:
+        return f"needs two GPUs, and torch sees {devices}"
+    return None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    here = Path(__file__).resolve().parent
+    inner = os.environ.get(INNER) == "1"
+    kept, dropped = [], []
+    for item in items:
+        if here in item.path.parents:
+            if item.get_closest_marker("multigpu") is None:
+                item.add_marker(pytest.mark.gpu)
+            if config.pluginmanager.hasplugin("timeout") and item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
+            reason = _reason_to_skip(config, item)
+            if reason is not None:
+                item.add_marker(pytest.mark.skip(reason=reason))
+            if inner and item.get_closest_marker("outer") is not None:
+                dropped.append(item)
+                continue
+        kept.append(item)
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = kept
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        item.stash[_FAILED] = True
+    return report
+
+
+@pytest.fixture(scope="session")
+def warm_gpu() -> None:
+    """Loads the kernels that the tests use, so that lazy loading does not show up in memory readings."""
+    tensor = empty(8 * MIB)
+    fill_random(tensor, 0)
+    checksum(tensor)
+    tensor.fill_(1)
+    assert int(tensor.min()) == int(tensor.max()) == 1
+    bool((tensor == tensor.clone()).all())
+    torch.equal(tensor, tensor.clone())
+    numbers = torch.arange(1024, device="cuda", dtype=torch.float32)
+    (numbers * 2 + 1).sum().item()
+    torch.cuda._sleep(1000)
+    torch.cuda.synchronize()
+
+
+@pytest.fixture(autouse=True)
+def clean_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each test starts with nothing managed, and a test that passed has to leave it so."""
+    if request.node.get_closest_marker("outer") is not None:
+        yield
+        return
+    request.getfixturevalue("warm_gpu")
+    release_everything()
+    yield
+    try:
+        torch.cuda.synchronize()
+    except Exception as error:  # the context is lost: every further test of this process would fail for it
+        pytest.exit(f"the CUDA context was lost in {request.node.nodeid}: {error}", returncode=1)
+    saver.retain_cpu_backup = False
+    saver.memory_margin_bytes = 0
+    saver.resume()
+    release_everything()
+    if request.node.stash.get(_FAILED, False):
+        return  # tracebacks keep its tensors alive
+    counters = core.counters()
+    left = {name: counters[name] for name in ("allocations", "resident_bytes", "paused_bytes", "host_backup_bytes")}
+    left |= {name: counters[name] for name in ("disk_backup_bytes", "damaged", "deferred_frees", "visible_captures")}
+    left |= {name: counters[name] for name in ("quarantined_handles", "quarantined_ranges")}
+    assert not any(left.values()), f"left behind by the test: {left}; {core.segments()}"
+
+
+@pytest.fixture
+def mode() -> str:
+    """The hook mode that this process runs in: "torch" or "preload"."""
+    return "preload" if core.preloaded else "torch"

@@ -1,0 +1,287 @@
+"""What the GPU tests share: lazily imported modules, sizes, memory readings, contents, and fresh processes.
+
+Nothing here imports torch or touches a GPU before a test runs, so that the folder can be collected (and skipped, with the
+reason) on a machine that has neither.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+MIB = 1 << 20
+GIB = 1 << 30
+#: The driver's granularity of physical memory, bytes.
+GRANULARITY = 2 * MIB
+HERE = Path(__file__).resolve().parent
+PROGRAMS = HERE / "programs"
+REPOSITORY = HERE.parent.parent
+#: Set in the pytest that tests/gpu/test_preload_mode.py starts, which must not start another.
+INNER = "TMS_GPU_INNER"
+
+
+class _Lazy:
+    """Stands for a module, or an attribute of one, imported at the first use."""
+
+    def __init__(self, module: str, attribute: str | None = None) -> None:
+        object.__setattr__(self, "_where", (module, attribute))
+
+    def _target(self) -> Any:
+        module, attribute = object.__getattribute__(self, "_where")
+        found = importlib.import_module(module)
+        return found if attribute is None else getattr(found, attribute)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._target(), name, value)
+
+
+if TYPE_CHECKING:
+    import torch
+
+    import torch_memory_saver as tms
+    from torch_memory_saver import _core as core
+    from torch_memory_saver import errors
+    from torch_memory_saver import torch_memory_saver as saver
+else:
+    torch = _Lazy("torch")
+    tms = _Lazy("torch_memory_saver")
+    core = _Lazy("torch_memory_saver._core")
+    errors = _Lazy("torch_memory_saver.errors")
+    saver = _Lazy("torch_memory_saver", "torch_memory_saver")
+
+
+# -- memory readings ---------------------------------------------------------------------------------------------------
+
+
+def free_bytes(device: int = 0) -> int:
+    """Free physical memory of a device, bytes, as cudaMemGetInfo says."""
+    torch.cuda.synchronize(device)
+    return int(torch.cuda.mem_get_info(device)[0])
+
+
+def process_bytes(device: int = 0) -> int | None:
+    """Device memory of this process, bytes, as nvidia-smi would show it; None where NVML cannot tell."""
+    try:
+        import pynvml  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(device)
+        for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+            if process.pid == os.getpid() and process.usedGpuMemory:
+                return int(process.usedGpuMemory)
+    except Exception:  # an optional second opinion: any failure of NVML means that there is none
+        return None
+    return None
+
+
+def assert_close_to(actual: int, expected: int, what: str, slack: int | None = None) -> None:
+    """Bytes may differ by `slack`: by default 16 MiB or a thousandth, for page tables and the driver's own bookkeeping."""
+    slack = max(16 * MIB, expected // 1000) if slack is None else slack
+    assert abs(actual - expected) <= slack, (
+        f"{what}: {actual / MIB:.1f} MiB instead of {expected / MIB:.1f} MiB (allowed difference {slack / MIB:.1f} MiB)"
+    )
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process on the host, bytes."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+# -- tensors -----------------------------------------------------------------------------------------------------------
+
+
+def empty(size: int, device: int = 0) -> torch.Tensor:
+    """An uninitialised tensor of `size` bytes on a GPU."""
+    return torch.empty(size, dtype=torch.uint8, device=f"cuda:{device}")
+
+
+def fill_random(tensor: torch.Tensor, seed: int) -> None:
+    """Random bytes. The size must be a multiple of 8 bytes."""
+    generator = torch.Generator(device=tensor.device)
+    generator.manual_seed(seed)
+    tensor.view(torch.int64).random_(generator=generator)
+
+
+def checksum(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """Three sums over different parts of the contents, computed on the GPU without temporary memory worth naming."""
+    words = tensor.view(torch.int64)
+    return (int(words.sum()), int(words[::3].sum()), int(words[: words.numel() // 2].sum()))
+
+
+def segment_of(tensor: torch.Tensor) -> tuple[int, int, int, int, int, int, int, str]:
+    """The managed allocation that a tensor lies in."""
+    found = core.find(tensor.data_ptr())
+    assert found is not None, f"the tensor at {tensor.data_ptr():#x} is not managed"
+    return found
+
+
+def is_managed(tensor: torch.Tensor) -> bool:
+    return core.find(tensor.data_ptr()) is not None
+
+
+def state_of(tensor: torch.Tensor) -> int:
+    return segment_of(tensor)[5]
+
+
+def assert_usable(tensor: torch.Tensor) -> None:
+    """Checks the state before any kernel touches the memory: a touch of paused memory would lose the whole context."""
+    found = core.find(tensor.data_ptr())
+    assert found is None or found[5] == core.STATE_ACTIVE, f"memory of tag {found[7]!r} in state {found[5]} was handed out"
+
+
+def write_and_check(tensor: torch.Tensor, value: int) -> None:
+    """Writes every byte and reads every byte back, without a temporary tensor that torch would keep in its cache."""
+    assert_usable(tensor)
+    tensor.fill_(value)
+    assert int(tensor.min()) == int(tensor.max()) == value
+
+
+class _RawMemory:
+    """Memory at an address, as the array interface that torch understands."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 2,
+        }
+
+
+def tensor_at(address: int, size: int, device: int = 0) -> torch.Tensor:
+    """A tensor over memory that nobody else owns, for instance of `_core.allocate`. It does not keep the memory."""
+    return torch.as_tensor(_RawMemory(address, size), device=f"cuda:{device}")
+
+
+def release_everything() -> None:
+    """Gives every byte that no tensor uses back to the driver, managed or not."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()
+    tms.empty_cache()
+    torch.cuda.empty_cache()
+
+
+def driver() -> ctypes.CDLL:
+    """The driver library, for questions that neither torch nor we answer."""
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def cuda_runtime() -> ctypes.CDLL:
+    """The CUDA runtime that torch has loaded. A look-up in it finds the runtime's own functions, never interposed ones."""
+    torch.cuda.init()
+    with open("/proc/self/maps", encoding="utf-8") as file:
+        paths = {line.split(maxsplit=5)[5].strip() for line in file if "/libcudart" in line}
+    assert len(paths) == 1, f"one CUDA runtime expected, found {sorted(paths)}"
+    return ctypes.CDLL(paths.pop())
+
+
+# -- fresh processes ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a program left behind."""
+
+    name: str
+    status: int
+    output: str
+    error: str
+
+    def check(self, status: int = 0) -> Finished:
+        assert self.status == status, (
+            f"{self.name}: exit status {self.status} instead of {status}\n{self.output}\n{self.error}"
+        )
+        return self
+
+
+def preload_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` with our library in LD_PRELOAD, as configure_subprocess() leaves it for children."""
+    with tms.configure_subprocess():
+        return {**environment, "LD_PRELOAD": os.environ["LD_PRELOAD"]}
+
+
+def _environment(extra: Mapping[str, str], preload: bool) -> dict[str, str]:
+    keep = {name: value for name, value in os.environ.items() if not name.startswith("TMS_") and name not in ("LD_PRELOAD",)}
+    package_root = str(Path(str(tms.__file__)).resolve().parent.parent)
+    keep["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, keep.get("PYTHONPATH", "")]))
+    keep["PYTHONWARNINGS"] = "ignore"
+    keep.update(extra)
+    return preload_environment(keep) if preload else keep
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program of tests/gpu/programs to run: its arguments, its additional environment, and its hook mode."""
+
+    script: str
+    arguments: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    preload: bool = False
+
+    @property
+    def name(self) -> str:
+        settings = " ".join(f"{key}={value}" for key, value in self.environment)
+        mode = "preload" if self.preload else "torch"
+        return " ".join(filter(None, [settings, self.script, *self.arguments, f"({mode} mode)"]))
+
+    def start(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, str(PROGRAMS / self.script), *self.arguments],
+            env=_environment(dict(self.environment), self.preload),
+            cwd=HERE,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+
+def run_programs(programs: Iterable[Program], timeout: float = 110) -> list[Finished]:
+    """Runs programs at the same time, each in a fresh process, and returns what each left, in order."""
+    listed = list(programs)
+    started = [program.start() for program in listed]
+    finished = []
+    try:
+        for program, process in zip(listed, started, strict=True):
+            output, error = process.communicate(timeout=timeout)
+            finished.append(Finished(program.name, process.returncode, output, error))
+    finally:
+        for process in started:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+    return finished
+
+
+def subprocess_run(
+    command: Sequence[str], environment: Mapping[str, str] | None = None, preload: bool = False, timeout: float = 110
+) -> Finished:
+    """Runs `python *command` in a fresh process with a clean TMS_ environment."""
+    done = subprocess.run(
+        [sys.executable, *command],
+        env=_environment(environment or {}, preload),
+        cwd=HERE,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    return Finished(" ".join(command), done.returncode, done.stdout, done.stderr)

@@ -1,0 +1,88 @@
+"""TMS_INIT_ENABLE=1 in a preloaded process: everything is managed, pauses, and comes back.
+
+    python init_enable.py [expandable]
+
+With TMS_INIT_ENABLE_CPU_BACKUP=1 contents are checked too. With `expandable`, expandable segments are on: a named error.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+
+import torch
+
+from torch_memory_saver import _core, errors
+from torch_memory_saver import torch_memory_saver as saver
+
+MIB = 1 << 20
+backup = os.environ.get("TMS_INIT_ENABLE_CPU_BACKUP") == "1"
+
+
+def expect_named_error() -> None:
+    try:
+        torch.zeros(64 * MIB, device="cuda")
+        saver.pause()
+    except errors.TorchMemorySaverError as error:
+        assert "expandable" in str(error), error
+        print("ok")
+        return
+    raise SystemExit("expandable segments with TMS_INIT_ENABLE=1 raised nothing")
+
+
+def train() -> None:
+    assert _core.preloaded
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(8)]).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    batch = torch.randn(256, 2048, device="cuda")
+    for _ in range(2):
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    state = [value.cpu() for value in model.state_dict().values()]
+    moments = [entry["exp_avg"].cpu() for entry in optimizer.state.values()]
+    raw = ctypes.c_void_p()
+    assert ctypes.CDLL(None).cudaMalloc(ctypes.byref(raw), ctypes.c_size_t(32 * MIB)) == 0
+    assert _core.find(int(raw.value or 0)) is not None
+    for parameter in model.parameters():
+        assert _core.find(parameter.data_ptr()) is not None
+    torch.cuda.synchronize()
+    before = torch.cuda.mem_get_info()[0]
+    report = saver.pause()
+    gained = torch.cuda.mem_get_info()[0] - before
+    assert abs(gained - report.bytes) <= 4 * MIB, (gained, report)
+    assert _core.counters()["resident_bytes"] == 0
+    with saver.disable():
+        other = torch.full((256 * MIB,), 0xEE, dtype=torch.uint8, device="cuda")
+        assert _core.find(other.data_ptr()) is None
+        assert bool((other == 0xEE).all())
+        del other
+    assert abs(torch.cuda.mem_get_info()[0] - before - gained) <= 4 * MIB, "disable() gives its memory back"
+    saver.resume()
+    if backup:
+        for value, expected in zip(model.state_dict().values(), state, strict=True):
+            assert torch.equal(value.cpu(), expected)
+        for entry, expected in zip(optimizer.state.values(), moments, strict=True):
+            assert torch.equal(entry["exp_avg"].cpu(), expected)
+        model(batch).square().mean().backward()
+        optimizer.step()
+        assert all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
+    with saver.region(tag="weights"):
+        weights = torch.ones(16 * MIB, device="cuda")
+    found = _core.find(weights.data_ptr())
+    assert found is not None and found[7] == "weights"
+    saver.pause("weights")
+    torch.cuda.synchronize()
+    assert (batch * 0).numel() == batch.numel()  # everything else is usable while one tag is paused
+    torch.cuda.synchronize()
+    saver.resume("weights")
+    assert ctypes.CDLL(None).cudaFree(raw) == 0
+    print("ok")
+
+
+if sys.argv[1:] == ["expandable"]:
+    expect_named_error()
+else:
+    train()

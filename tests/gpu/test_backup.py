@@ -1,0 +1,205 @@
+"""Contents kept across a pause: on the host, pinned or mapped, and on disk; retention and get_cpu_backup."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from gpu_support import (
+    GIB,
+    MIB,
+    assert_close_to,
+    checksum,
+    core,
+    empty,
+    errors,
+    fill_random,
+    free_bytes,
+    release_everything,
+    resident_bytes,
+    saver,
+    segment_of,
+    torch,
+    write_and_check,
+)
+
+BACKUPS = {
+    "pinned": {"enable_cpu_backup": True, "cpu_backup_backend": "pinned"},
+    "mmap": {"enable_cpu_backup": True, "cpu_backup_backend": "mmap"},
+    "cpu": {"enable_cpu_backup": True},
+    "disk": {"enable_disk_backup": True},
+}
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    saver.set_disk_backup_dir(str(tmp_path))
+    return tmp_path
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("kind", BACKUPS)
+def test_contents_are_the_same_after_pause_and_resume(kind: str, disk: Path) -> None:
+    sizes = [GIB // 2, 16 * MIB, 300 * MIB + 512, 40, 2 * MIB]
+    with saver.region(tag="weights", **BACKUPS[kind]):
+        tensors = [empty(size) for size in sizes]
+    with saver.region(tag="weights"):
+        scratch = empty(64 * MIB)
+    for seed, tensor in enumerate(tensors):
+        fill_random(tensor, seed)
+    sums = [checksum(tensor) for tensor in tensors]
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    for _ in range(2):
+        before = free_bytes()
+        report = saver.pause("weights")
+        assert report.copied_bytes >= sum(sizes)
+        assert report.bytes >= report.copied_bytes
+        assert_close_to(free_bytes() - before, report.bytes, "free memory gained")
+        counters = core.counters()
+        held = counters["disk_backup_bytes"] if kind == "disk" else counters["host_backup_bytes"]
+        assert held >= sum(sizes)
+        # Whoever uses the memory meanwhile writes over it.
+        other = empty(GIB)
+        other.fill_(0xA5)
+        del other
+        torch.cuda.empty_cache()
+        report = saver.resume("weights")
+        assert report.copied_bytes >= sum(sizes)
+        assert [tensor.data_ptr() for tensor in tensors] == addresses
+        assert [checksum(tensor) for tensor in tensors] == sums
+        assert core.counters()["host_backup_bytes"] == 0
+    write_and_check(scratch, 1)
+    if kind == "disk":
+        assert files(disk)
+    del tensors, scratch, tensor
+
+
+def test_disk_files_are_as_large_as_what_they_hold_and_go_with_the_allocation(disk: Path) -> None:
+    with saver.region(tag="weights", enable_disk_backup=True):
+        tensor = empty(256 * MIB)
+    fill_random(tensor, 1)
+    expected = checksum(tensor)
+    sizes = []
+    for _ in range(3):
+        saver.pause("weights")
+        sizes.append(sum(path.stat().st_size for path in files(disk)))
+        saver.resume("weights")
+        assert checksum(tensor) == expected
+    assert sizes[0] >= 256 * MIB
+    assert len(set(sizes)) == 1
+    assert core.host_backup(tensor.data_ptr(), tensor.numel()) is None
+    del tensor
+    release_everything()
+    assert files(disk) == []
+
+
+def test_mmap_backup_is_resident_while_paused_and_gone_after_resume() -> None:
+    size = 512 * MIB
+    with saver.region(tag="weights", enable_cpu_backup=True, cpu_backup_backend="mmap"):
+        tensor = empty(size)
+    fill_random(tensor, 2)
+    saver.pause("weights")
+    saver.resume("weights")  # whatever the first copy loads is there now
+    before = resident_bytes()
+    saver.pause("weights")
+    paused = resident_bytes()
+    saver.resume("weights")
+    after = resident_bytes()
+    assert_close_to(paused - before, size, "host memory gained by the pause", slack=32 * MIB)
+    assert_close_to(paused - after, size, "host memory given back by the resume", slack=32 * MIB)
+
+
+def test_retention_keeps_one_host_address_and_renews_the_bytes() -> None:
+    with saver.region(tag="weights", enable_cpu_backup=True):
+        tensor = empty(64 * MIB)
+    saver.retain_cpu_backup = True
+    addresses = set()
+    for seed in range(4):
+        fill_random(tensor, seed)
+        expected = checksum(tensor)
+        saver.pause("weights")
+        host = saver.get_cpu_backup(tensor, zero_copy=True)
+        assert host is not None
+        addresses.add(host.data_ptr())
+        saver.resume("weights")
+        assert checksum(tensor) == expected
+        retained = saver.get_cpu_backup(tensor)
+        assert retained is not None
+        assert torch.equal(retained, tensor.cpu())
+        del host, retained
+    assert len(addresses) == 1
+    saver.retain_cpu_backup = False
+    saver.pause("weights")
+    saver.resume("weights")
+    assert saver.get_cpu_backup(tensor) is None
+    assert core.counters()["host_backup_bytes"] == 0
+
+
+@pytest.mark.parametrize("backend", ["pinned", "mmap"])
+def test_get_cpu_backup_of_views_by_copy_and_without(backend: str) -> None:
+    with saver.region(tag="weights", enable_cpu_backup=True, cpu_backup_backend=backend):
+        matrix = torch.empty((1024, 4096), dtype=torch.bfloat16, device="cuda")
+        vector = torch.empty(1000, dtype=torch.float32, device="cuda")
+    matrix.normal_()
+    vector.copy_(torch.arange(1000, dtype=torch.float32))
+    expected = matrix.cpu()
+    assert saver.get_cpu_backup(matrix) is None
+    saver.pause("weights")
+    copy = saver.get_cpu_backup(matrix)
+    view = saver.get_cpu_backup(matrix, zero_copy=True)
+    rows = saver.get_cpu_backup(matrix[10:20])
+    numbers = saver.get_cpu_backup(vector)
+    assert copy is not None and view is not None and rows is not None and numbers is not None
+    for host in (copy, view):
+        assert (host.device.type, host.dtype, host.shape) == ("cpu", matrix.dtype, matrix.shape)
+        assert torch.equal(host, expected)
+    assert copy.data_ptr() != view.data_ptr()
+    assert torch.equal(rows, expected[10:20])
+    assert torch.equal(numbers, torch.arange(1000, dtype=torch.float32))
+    saver.resume("weights")
+    assert torch.equal(copy, expected)
+    assert torch.equal(view, expected), "a zero-copy view stays valid while it is held"
+    assert torch.equal(matrix.cpu(), expected)
+    del view, copy, rows, numbers, host
+
+
+def test_get_cpu_backup_of_what_has_none() -> None:
+    unmanaged = empty(MIB)
+    with saver.region(tag="kv_cache"):
+        discarded = empty(64 * MIB)
+    with saver.region(tag="weights", enable_cpu_backup=True):
+        matrix = torch.zeros((2048, 4096), dtype=torch.float32, device="cuda")
+    saver.pause()
+    assert saver.get_cpu_backup(discarded) is None
+    with pytest.raises(errors.TorchMemorySaverError):
+        saver.get_cpu_backup(unmanaged)
+    with pytest.raises(errors.TorchMemorySaverError):
+        saver.get_cpu_backup(matrix.t())
+    assert saver.get_cpu_backup(matrix) is not None
+    saver.resume()
+    assert matrix.sum().item() == 0
+
+
+def test_a_mixture_of_backups_in_one_tag(disk: Path) -> None:
+    tensors = {}
+    for kind, settings in BACKUPS.items():
+        with saver.region(tag="mixed", **settings):
+            tensors[kind] = empty(64 * MIB)
+    with saver.region(tag="mixed"):
+        tensors["none"] = empty(64 * MIB)
+    for seed, tensor in enumerate(tensors.values()):
+        fill_random(tensor, seed)
+    assert len({segment_of(tensor)[0] for tensor in tensors.values()}) == len(tensors), "backup choices share no segment"
+    sums = {kind: checksum(tensor) for kind, tensor in tensors.items()}
+    report = saver.pause("mixed")
+    assert report.bytes == 5 * 64 * MIB
+    assert report.copied_bytes == 4 * 64 * MIB
+    report = saver.resume("mixed")
+    assert report.copied_bytes == 4 * 64 * MIB
+    for kind in BACKUPS:
+        assert checksum(tensors[kind]) == sums[kind], kind
+    write_and_check(tensors["none"], 9)
+    del tensors, tensor

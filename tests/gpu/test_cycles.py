@@ -1,0 +1,103 @@
+"""A thousand cycles leave everything as it was: device memory, host memory, file descriptors, threads, contents."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from gpu_support import (
+    MIB,
+    assert_close_to,
+    checksum,
+    core,
+    empty,
+    fill_random,
+    free_bytes,
+    open_files,
+    release_everything,
+    resident_bytes,
+    saver,
+    torch,
+)
+
+CYCLES = 1000
+#: Cycles after which every lazily made thing exists.
+WARM_UP = 200
+
+
+def observed() -> tuple[int, int, int, int]:
+    return (free_bytes(), resident_bytes(), open_files(), len(os.listdir("/proc/self/task")))
+
+
+def assert_unchanged(before: tuple[int, int, int, int], after: tuple[int, int, int, int]) -> None:
+    assert_close_to(after[0], before[0], "free device memory", slack=4 * MIB)
+    assert after[1] - before[1] <= 8 * MIB, f"resident host memory grew by {(after[1] - before[1]) / MIB:.1f} MiB"
+    assert after[2] == before[2], "file descriptors"
+    assert after[3] == before[3], "threads"
+
+
+@pytest.mark.timeout(180)
+def test_a_thousand_cycles_with_a_graph_and_every_backup(tmp_path: Path) -> None:
+    saver.set_disk_backup_dir(str(tmp_path))
+    with saver.region(tag="weights", enable_cpu_backup=True):
+        weights = empty(2 * MIB)
+    with saver.region(tag="weights", enable_cpu_backup=True, cpu_backup_backend="mmap"):
+        mapped = empty(2 * MIB)
+    with saver.region(tag="weights", enable_disk_backup=True):
+        filed = empty(2 * MIB)
+    with saver.region(tag="kv_cache"):
+        cache = [empty(32 * MIB) for _ in range(8)]
+    fill_random(weights, 1)
+    fill_random(mapped, 2)
+    fill_random(filed, 3)
+    result = torch.zeros(2 * MIB // 8, dtype=torch.int64, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with saver.cuda_graph(graph, tag="cuda_graph"):
+        result.copy_(weights.view(torch.int64) + mapped.view(torch.int64) * 3 + filed.view(torch.int64) * 5)
+    graph.replay()
+    expected = checksum(result)
+    addresses = [tensor.data_ptr() for tensor in cache]
+    base = None
+    for cycle in range(CYCLES):
+        saver.pause("kv_cache")
+        saver.pause("weights")
+        saver.pause("cuda_graph")
+        saver.resume("cuda_graph")
+        saver.resume("weights")
+        saver.resume("kv_cache")
+        if cycle % 50 == 0:
+            result.zero_()
+            graph.replay()
+            assert checksum(result) == expected
+        if cycle == WARM_UP:
+            base = observed()
+    assert base is not None
+    assert_unchanged(base, observed())
+    assert [tensor.data_ptr() for tensor in cache] == addresses
+    counters = core.counters()
+    assert (counters["damaged"], counters["quarantined_handles"], counters["quarantined_ranges"]) == (0, 0, 0)
+    del graph, cache
+
+
+@pytest.mark.timeout(180)
+def test_a_thousand_regions_that_allocate_pause_resume_and_let_go() -> None:
+    base = None
+    for cycle in range(CYCLES):
+        with saver.region(tag="scratch"):
+            tensor = empty(8 * MIB)
+            with saver.region(tag="inner"):
+                inner = empty(2 * MIB)
+        saver.pause("scratch")
+        saver.resume("scratch")
+        tensor.fill_(cycle % 200)
+        del tensor, inner
+        if cycle % 10 == 0:
+            torch.cuda.empty_cache()
+        if cycle == WARM_UP:
+            release_everything()
+            base = observed()
+    release_everything()
+    assert base is not None
+    assert_unchanged(base, observed())
+    assert core.counters()["allocations"] == 0

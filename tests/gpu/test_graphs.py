@@ -1,0 +1,272 @@
+"""CUDA graphs: captured before a pause, replayed right after the resume, with their memory managed too; captures that are
+under way while somebody pauses or frees."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from gpu_support import (
+    MIB,
+    assert_close_to,
+    core,
+    empty,
+    errors,
+    free_bytes,
+    is_managed,
+    saver,
+    tms,
+    torch,
+    write_and_check,
+)
+
+
+class Decoder:
+    """A little decode step: two matrices, an intermediate that lies in the graph's pool, an output of one's own."""
+
+    def __init__(self, width: int = 1024) -> None:
+        with saver.region(tag="weights", enable_cpu_backup=True):
+            self.first = torch.empty(width, width, device="cuda")
+            self.second = torch.empty(width, width, device="cuda")
+        self.first.normal_(std=width**-0.5)
+        self.second.normal_(std=width**-0.5)
+        self.input = torch.ones(64, width, device="cuda")
+        self.output = torch.zeros(64, width, device="cuda")
+
+    def step(self) -> None:
+        hidden = torch.relu(self.input @ self.first)
+        spare = hidden.repeat(64, 1)  # makes the graph's pool worth measuring
+        self.output.copy_((spare[:64] + hidden) @ self.second)
+
+    def warm_up(self) -> torch.Tensor:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self.step()
+        torch.cuda.current_stream().wait_stream(side)
+        expected = self.output.clone()
+        self.output.zero_()
+        torch.cuda.empty_cache()
+        return expected
+
+
+def graph_bytes() -> int:
+    return sum(row[2] for row in core.segments() if row[7] == "cuda_graph" and row[5] == core.STATE_ACTIVE)
+
+
+def cycle() -> None:
+    """Out as SGLang goes, everything overwritten, and in again."""
+    for tag in ("weights", "cuda_graph"):
+        saver.pause(tag)
+    assert core.counters()["resident_bytes"] == 0
+    other = empty(256 * MIB)
+    other.fill_(0xFF)
+    del other
+    torch.cuda.empty_cache()
+    for tag in ("cuda_graph", "weights"):
+        saver.resume(tag)
+
+
+def test_a_graph_replays_right_after_a_resume() -> None:
+    decoder = Decoder()
+    expected = decoder.warm_up()
+    graph = torch.cuda.CUDAGraph()
+    with saver.cuda_graph(graph, tag="cuda_graph"):
+        decoder.step()
+    held = graph_bytes()
+    assert held > 0, "the graph's pool is managed"
+    for _ in range(3):
+        before = free_bytes()
+        saver.pause("cuda_graph")
+        assert_close_to(free_bytes() - before, held, "free memory gained by pausing the graph's pool")
+        saver.resume("cuda_graph")
+        cycle()
+        decoder.output.zero_()
+        graph.replay()
+        torch.testing.assert_close(decoder.output, expected)
+    del graph
+
+
+def test_two_graphs_share_a_pool_by_a_token_of_the_users() -> None:
+    decoder = Decoder()
+    expected = decoder.warm_up()
+    token = torch.cuda.graph_pool_handle()
+    stream = torch.cuda.Stream()
+    first, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    held = []
+    for graph in (first, second):
+        with saver.cuda_graph(cuda_graph=graph, pool=token, stream=stream, capture_error_mode="global", tag="cuda_graph"):
+            decoder.step()
+        held.append(graph_bytes())
+    assert held[0] > 0
+    assert held[1] == held[0], "the second capture uses the idle blocks of the first"
+    cycle()
+    for graph in (first, second, first):
+        decoder.output.zero_()
+        graph.replay()
+        torch.testing.assert_close(decoder.output, expected)
+    del first, second, graph
+
+
+def test_a_graph_shares_the_pool_of_another() -> None:
+    decoder = Decoder()
+    expected = decoder.warm_up()
+    first, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    with saver.cuda_graph(first, tag="cuda_graph"):
+        decoder.step()
+    held = graph_bytes()
+    with saver.cuda_graph(second, pool=first.pool(), tag="cuda_graph"):
+        decoder.step()
+    assert graph_bytes() == held
+    cycle()
+    for graph in (first, second):
+        decoder.output.zero_()
+        graph.replay()
+        torch.testing.assert_close(decoder.output, expected)
+    del first, second, graph
+
+
+def test_a_pool_token_that_already_holds_ordinary_memory_is_an_error() -> None:
+    numbers = torch.ones(4096, device="cuda")
+    token = torch.cuda.graph_pool_handle()
+    plain = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(plain, pool=token):
+        doubled = numbers * 2
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(errors.TorchMemorySaverError), saver.cuda_graph(graph, pool=token, tag="cuda_graph"):
+        pass
+    plain.replay()
+    assert bool((doubled == 2).all())
+    del plain, graph, doubled
+
+
+def test_memory_of_a_deleted_graph_goes_back() -> None:
+    numbers = torch.ones(16 * MIB, device="cuda")
+    start = free_bytes()
+    graph = torch.cuda.CUDAGraph()
+    with saver.cuda_graph(graph, tag="cuda_graph"):
+        result = numbers * 2
+    assert is_managed(result)
+    assert start - free_bytes() >= 64 * MIB
+    del result, graph
+    tms.empty_cache()
+    assert core.counters()["allocations"] == 0
+    assert_close_to(free_bytes(), start, "free memory", slack=32 * MIB)
+
+
+def test_an_ordinary_graph_captured_inside_a_region() -> None:
+    decoder = Decoder()
+    expected = decoder.warm_up()
+    graph = torch.cuda.CUDAGraph()
+    with saver.region(tag="weights", enable_cpu_backup=True), torch.cuda.graph(graph):
+        decoder.step()
+    saver.pause("weights")
+    saver.resume("weights")
+    decoder.output.zero_()
+    graph.replay()
+    torch.testing.assert_close(decoder.output, expected)
+    del graph
+
+
+def test_managed_graph_inside_a_region_of_another_tag() -> None:
+    decoder = Decoder()
+    expected = decoder.warm_up()
+    graph = torch.cuda.CUDAGraph()
+    with saver.region(tag="weights"):
+        with saver.cuda_graph(graph, tag="cuda_graph"):
+            decoder.step()
+        tensor = empty(16 * MIB)
+    assert core.find(tensor.data_ptr())[7] == "weights"  # type: ignore[index]
+    assert graph_bytes() > 0
+    cycle()
+    graph.replay()
+    torch.testing.assert_close(decoder.output, expected)
+    write_and_check(tensor, 1)
+    del graph
+
+
+@pytest.mark.parametrize("ours", [True, False], ids=["cuda_graph", "torch.cuda.graph"])
+def test_pause_and_resume_during_a_capture_are_refused_and_the_capture_survives(ours: bool) -> None:
+    with saver.region(tag="weights", enable_cpu_backup=True):
+        tensor = empty(64 * MIB)
+    with saver.region(tag="kv_cache"):
+        cache = empty(64 * MIB)
+    tensor.fill_(3)
+    saver.pause("kv_cache")
+    result = torch.zeros(64 * MIB, dtype=torch.uint8, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    context = saver.cuda_graph(graph, tag="cuda_graph") if ours else torch.cuda.graph(graph)
+    with context:
+        result.copy_(tensor)
+        with pytest.raises(errors.CaptureInProgressError):
+            saver.pause("weights")
+        with pytest.raises(errors.CaptureInProgressError):
+            saver.resume("kv_cache")
+        result.add_(1)
+    assert core.find(tensor.data_ptr())[5] == core.STATE_ACTIVE  # type: ignore[index]
+    assert core.find(cache.data_ptr())[5] == core.STATE_PAUSED  # type: ignore[index]
+    saver.pause("weights")
+    saver.resume()
+    graph.replay()
+    assert bool((result == 4).all())
+    write_and_check(cache, 1)
+    del graph
+
+
+def test_pause_from_another_thread_during_a_capture_is_refused() -> None:
+    with saver.region(tag="weights"):
+        tensor = empty(64 * MIB)
+    caught: list[BaseException] = []
+
+    def pause() -> None:
+        try:
+            saver.pause("weights")
+        except BaseException as error:
+            caught.append(error)
+
+    graph = torch.cuda.CUDAGraph()
+    with saver.cuda_graph(graph, tag="cuda_graph"):
+        doubled = tensor * 2
+        thread = threading.Thread(target=pause)
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive()
+    assert [type(error) for error in caught] == [errors.CaptureInProgressError]
+    graph.replay()
+    torch.cuda.synchronize()
+    assert saver.pause("weights").allocations == 1
+    saver.resume("weights")
+    del graph, doubled
+
+
+def test_a_free_during_a_capture_is_deferred_to_its_end() -> None:
+    size = 64 * MIB
+    tensor = torch.ones(4096, device="cuda")
+    address = core.allocate(size)
+    graph = torch.cuda.CUDAGraph()
+    with saver.cuda_graph(graph, tag="cuda_graph"):
+        result = tensor + 1
+        assert core.free(address)
+        assert core.find(address) is None
+        assert core.counters()["deferred_frees"] == 1
+        assert core.counters()["visible_captures"] >= 1
+    counters = core.counters()
+    assert (counters["deferred_frees"], counters["visible_captures"]) == (0, 0)
+    graph.replay()
+    assert bool((result == 2).all())
+    del graph, result
+
+
+def test_a_capture_that_fails_leaves_nothing_behind() -> None:
+    graph = torch.cuda.CUDAGraph()
+    tensor = torch.ones(4096, device="cuda")
+    with pytest.raises(RuntimeError, match="in the middle"), saver.cuda_graph(graph, tag="cuda_graph"):
+        result = tensor + 1
+        raise RuntimeError("in the middle")
+    assert core.counters()["visible_captures"] == 0
+    with saver.region(tag="weights"):
+        managed = empty(16 * MIB)
+    saver.pause("weights")
+    saver.resume("weights")
+    write_and_check(managed, 1)
+    del graph, result

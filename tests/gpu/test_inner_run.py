@@ -1,0 +1,16 @@
+"""Which hook mode this run of the scenarios is in: without this, a preload that does not work would go unnoticed."""
+
+from __future__ import annotations
+
+import os
+
+from gpu_support import INNER, core, saver
+
+
+def test_this_run_is_in_the_hook_mode_that_it_claims(mode: str) -> None:
+    expected = "preload" if os.environ.get(INNER) == "1" else "torch"
+    assert mode == expected
+    with saver.region(tag="weights"):
+        pass
+    assert saver.hook_mode == expected
+    assert ("hook_mode_preload" in os.path.basename(core.library_path)) == (expected == "preload")

@@ -1,0 +1,147 @@
+"""Physical memory, addresses and granularity: what a pause gives back and a resume takes."""
+
+from __future__ import annotations
+
+import pytest
+from gpu_support import (
+    GIB,
+    GRANULARITY,
+    MIB,
+    assert_close_to,
+    core,
+    empty,
+    free_bytes,
+    process_bytes,
+    saver,
+    segment_of,
+    state_of,
+    tensor_at,
+    tms,
+    torch,
+    write_and_check,
+)
+
+
+@pytest.mark.parametrize(
+    ("count", "size"),
+    [(1, GIB), (64, GIB), (2000, 16 * MIB)],
+    ids=["1x1GiB", "64x1GiB", "2000x16MiB"],
+)
+def test_pause_gives_physical_memory_back_and_resume_takes_it_at_the_same_addresses(count: int, size: int) -> None:
+    if torch.cuda.mem_get_info()[0] < count * size + 8 * GIB:
+        pytest.skip(f"needs {count * size / GIB:.0f} GiB and 8 GiB more of free memory")
+    with saver.region(tag="weights"):
+        tensors = [empty(size) for _ in range(count)]
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    assert len(set(addresses)) == count
+    assert {segment_of(tensor)[7] for tensor in tensors} == {"weights"}
+    resident = core.counters()["resident_bytes"]
+    assert resident == count * size
+    active = free_bytes()
+    ours_active = process_bytes()
+
+    report = saver.pause("weights")
+    paused = free_bytes()
+    assert (report.allocations, report.bytes, report.copied_bytes) == (count, count * size, 0)
+    assert_close_to(paused - active, count * size, "free memory gained by the pause")
+    ours_paused = process_bytes()
+    if ours_active is not None and ours_paused is not None:
+        assert_close_to(ours_active - ours_paused, count * size, "memory of this process given back, by nvidia-smi")
+    assert {state_of(tensor) for tensor in tensors} == {core.STATE_PAUSED}
+    counters = core.counters()
+    assert (counters["resident_bytes"], counters["paused_bytes"]) == (0, count * size)
+
+    # Somebody else uses it meanwhile.
+    other = empty(count * size // 2)
+    write_and_check(other[: 256 * MIB], 3)
+    del other
+    torch.cuda.empty_cache()
+
+    report = saver.resume("weights")
+    assert (report.allocations, report.bytes) == (count, count * size)
+    assert_close_to(paused - free_bytes(), count * size, "free memory taken by the resume")
+    assert [tensor.data_ptr() for tensor in tensors] == addresses
+    for index, tensor in enumerate(tensors):
+        tensor.fill_(index % 251)
+    sums = torch.stack([tensor[:: size // 64].to(torch.int64).sum() for tensor in tensors]).tolist()
+    expected = [len(range(0, size, size // 64)) * (index % 251) for index in range(count)]
+    assert sums == expected
+
+
+def test_deleted_tensors_go_back_to_the_driver() -> None:
+    before = free_bytes()
+    with saver.region(tag="kv_cache"):
+        tensors = [empty(512 * MIB) for _ in range(4)]
+    assert_close_to(before - free_bytes(), 2 * GIB, "memory taken")
+    del tensors
+    tms.empty_cache()
+    assert core.counters()["allocations"] == 0
+    assert_close_to(free_bytes() - before, 0, "memory not given back")
+
+
+@pytest.mark.parametrize(
+    ("size", "physical"),
+    [(1, GRANULARITY), (GRANULARITY, GRANULARITY), (GRANULARITY + 1, 2 * GRANULARITY), (5 * MIB, 6 * MIB)],
+)
+def test_physical_memory_comes_in_multiples_of_two_mebibytes(size: int, physical: int) -> None:
+    before = free_bytes()
+    depth = core.region_push("granularity", core.BACKUP_NONE, True)
+    addresses = [core.allocate(size) for _ in range(64)]
+    core.region_pop(depth)
+    assert all(address % GRANULARITY == 0 for address in addresses)
+    for address in addresses:
+        found = core.find(address)
+        assert found is not None
+        assert (found[0], found[1], found[2]) == (address, size, physical)
+    assert_close_to(before - free_bytes(), 64 * physical, "memory taken", slack=8 * MIB)
+    assert core.find(addresses[0] + physical - 1) is not None
+    saver.pause("granularity")
+    assert_close_to(before - free_bytes(), 0, "memory still taken while paused", slack=8 * MIB)
+    saver.resume("granularity")
+    last = tensor_at(addresses[-1], size)
+    write_and_check(last, 7)
+    del last
+    for address in addresses:
+        assert core.free(address)
+        assert core.find(address) is None
+        assert not core.free(address)
+
+
+def test_size_zero_and_absurd_sizes() -> None:
+    assert core.allocate(0) == 0
+    before = core.counters()["allocations"]
+    for size in (1 << 46, 1 << 62):
+        with pytest.raises(torch.OutOfMemoryError):
+            core.allocate(size)
+    assert core.counters()["allocations"] == before
+    with saver.region(tag="zero"):
+        nothing = torch.empty(0, dtype=torch.uint8, device="cuda")
+    assert nothing.numel() == 0
+
+
+def test_tensors_of_a_region_share_segments_as_in_any_torch_pool() -> None:
+    with saver.region(tag="small"):
+        tensors = [empty(4096) for _ in range(64)]
+    assert len({segment_of(tensor)[0] for tensor in tensors}) == 1
+    for index, tensor in enumerate(tensors):
+        tensor.fill_(index)
+    saver.pause("small")
+    saver.resume("small")
+    for index, tensor in enumerate(tensors):
+        write_and_check(tensor, index)
+
+
+def test_a_managed_tensor_behaves_like_any_other() -> None:
+    """Copies to and from the host, kernels on it from a side stream, views."""
+    with saver.region(tag="weights"):
+        numbers = torch.arange(1 << 20, dtype=torch.float32, device="cuda")
+    host = numbers.cpu()
+    assert torch.equal(host, torch.arange(1 << 20, dtype=torch.float32))
+    pinned = torch.full((1 << 20,), 2.0, pin_memory=True)
+    numbers.copy_(pinned, non_blocking=True)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        numbers.mul_(3)
+    torch.cuda.current_stream().wait_stream(side)
+    assert numbers.view(1024, 1024)[5].sum().item() == 6 * 1024

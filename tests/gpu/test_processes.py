@@ -1,0 +1,89 @@
+"""What can only be seen in fresh processes: import, exit, the first CUDA call, environment variables. Programs of both hook
+modes are started together, because most of their time is torch's import."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from gpu_support import Finished, Program, run_programs
+
+pytestmark = pytest.mark.outer
+
+STATES = [
+    "active",
+    "paused",
+    "inside_region",
+    "inside_paused_region",
+    "thread_in_region",
+    "graph",
+    "work_in_flight",
+]
+#: Seconds that `import torch_memory_saver` may take where torch is imported already.
+IMPORT_LIMIT_S = 0.03
+
+
+def failures(finished: list[Finished], accept: dict[str, int] | None = None) -> list[str]:
+    wanted = accept or {}
+    return [
+        f"{done.name}: status {done.status}\n{done.output}{done.error}"
+        for done in finished
+        if done.status != wanted.get(done.name, 0)
+    ]
+
+
+def test_the_interpreter_exits_in_every_state_silently_with_the_programs_status() -> None:
+    programs = [Program("exit_state.py", ("control", "7"))]
+    for preload in (False, True):
+        for index, state in enumerate(STATES):
+            programs.append(Program("exit_state.py", (state, str(index % 2 * 7)), preload=preload))
+    # At most eight at a time: each has a context of its own on the GPU.
+    finished = [done for first in range(0, len(programs), 8) for done in run_programs(programs[first : first + 8])]
+    wanted = {program.name: int(program.arguments[1]) for program in programs}
+    assert failures(finished, wanted) == []
+    assert {done.output for done in finished} == {"ready\n"}
+    control = finished[0].error
+    assert {done.name: done.error for done in finished if done.error != control} == {}
+
+
+def test_import_touches_no_gpu(record_property: pytest.RecordProperty) -> None:
+    finished = [run_programs([Program("import_only.py", preload=preload)])[0] for preload in (False, True, False)]
+    assert failures(finished) == []
+    seen = [json.loads(done.output) for done in finished]
+    for result in seen:
+        assert result["initialized"] is False
+        assert result["devices"] == []
+        assert result["drivers"] == []
+        assert result["threads"] == 0
+    milliseconds = sorted(round(result["seconds"] * 1000, 1) for result in seen)
+    record_property("import_milliseconds", milliseconds)
+    print(f"import torch_memory_saver: {milliseconds} ms (limit of the project: {IMPORT_LIMIT_S * 1000:.0f})")
+
+
+def test_environment_and_first_calls() -> None:
+    """TMS_INIT_ENABLE with and without backups, expandable segments, and cudaMalloc as the first CUDA call."""
+    enable = ("TMS_INIT_ENABLE", "1")
+    expandable = ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    programs = [
+        Program("expandable.py", environment=(expandable,)),
+        Program("expandable.py", environment=(expandable,), preload=True),
+    ]
+    assert failures([run_programs([program])[0] for program in programs]) == []
+    programs = [Program("first_call.py", (how,), environment=(enable,), preload=True) for how in ("local", "global")]
+    assert failures([run_programs([program])[0] for program in programs]) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment"),
+    [
+        ((), ()),
+        ((), (("TMS_INIT_ENABLE_CPU_BACKUP", "1"),)),
+        ((), (("TMS_INIT_ENABLE_CPU_BACKUP", "1"), ("TMS_INIT_CPU_BACKUP_BACKEND", "mmap"))),
+        (("expandable",), (("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),)),
+        (("expandable",), (("PYTORCH_ALLOC_CONF", "expandable_segments:True"),)),
+    ],
+    ids=["discard", "cpu backup", "mmap backup", "expandable segments", "expandable segments, new name"],
+)
+def test_init_enable(arguments: tuple[str, ...], environment: tuple[tuple[str, str], ...]) -> None:
+    program = Program("init_enable.py", arguments, (("TMS_INIT_ENABLE", "1"), *environment), preload=True)
+    run_programs([program])[0].check()

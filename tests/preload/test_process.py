@@ -1,0 +1,124 @@
+"""Fork, exec, threads and the end of processes; other preloaded libraries; runtimes that are not in the global scope."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Any: pytest shares no module with conftest.py, where the types of the fixtures are.
+Compile = Callable[..., Path]
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+Scenario = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.mark.parametrize("scenario", ["fork_before_use", "fork_and_exec", "threads", "free_after_deinitialisation"])
+def test_scenario_without_a_word_in_the_log(run_scenario: Scenario, scenario: str) -> None:
+    run_scenario("process", scenario)
+
+
+def test_a_forked_child_frees_its_parents_memory_without_harm(run_scenario: Scenario) -> None:
+    done = run_scenario("process", "fork_after_use", silent=False)
+    # The child's pause, which says why.
+    assert len(done.stderr.splitlines()) == 1
+    assert " error: pause: " in done.stderr and "fork" in done.stderr
+
+
+def test_threads_that_allocate_while_the_process_exits(run_scenario: Scenario) -> None:
+    for _ in range(5):
+        run_scenario("process", "threads_during_exit", env={"TMS_SIMULATED_DEVICES": "1"})
+
+
+@pytest.mark.parametrize("scenario", ["managed", "ordinary", "captures"])
+def test_runtime_that_was_opened_for_one_library_only(
+    compile_program: Compile, run: Run, libraries: Any, scenario: str
+) -> None:
+    library = compile_program(
+        "local_library",
+        "-shared",
+        "-fPIC",
+        f"-L{libraries.runtime_folder}",
+        "-l:libcudart.so.13",
+        output="liblocal_library.so",
+    )
+    done = run([compile_program("local_main"), library, scenario])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+def test_runtime_with_a_hashed_name(compile_program: Compile, run: Run, libraries: Any, tmp_path: Path) -> None:
+    """As Python packages rename it."""
+    folder = tmp_path / "vendored"
+    folder.mkdir()
+    name = "libcudart-d0da41ae.so.11.0"
+    (folder / name).symlink_to(libraries.simulator)
+    library = compile_program(
+        "local_library", "-shared", "-fPIC", f"-L{folder}", f"-l:{name}", output="libhashed_library.so"
+    )
+    done = run([compile_program("local_main"), library, "ordinary"], env={"LD_LIBRARY_PATH": str(folder)})
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+@pytest.mark.parametrize(("enable", "expected"), [("1", "managed 1 0\n"), ("0", "managed 0 1\n")])
+def test_runtime_that_is_preloaded_after_us(
+    compile_program: Compile, run: Run, libraries: Any, enable: str, expected: str
+) -> None:
+    """The program is linked with a runtime too, which is not the one that is to answer."""
+    stub = compile_program("stub_runtime", "-shared", "-fPIC", "-Wl,-soname,libcudart.so.13", output="stub/libcudart.so.13")
+    done = run(
+        [compile_program("first_call", str(stub))],
+        preload=[libraries.preload, libraries.simulator],
+        env={"LD_LIBRARY_PATH": str(stub.parent), "TMS_INIT_ENABLE": enable},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
+
+
+def test_library_that_is_taken_for_the_runtime_does_not_call_itself(
+    compile_program: Compile, run: Run, libraries: Any, tmp_path: Path
+) -> None:
+    disguise = tmp_path / "libcudart.so.13"
+    disguise.symlink_to(libraries.preload)
+    done = run([compile_program("without_runtime")], preload=[disguise], env={"LD_LIBRARY_PATH": str(tmp_path)})
+    assert (done.returncode, done.stdout) == (0, "done\n")
+
+
+def test_two_copies_of_the_library(cuda_program: Callable[[str], Path], run: Run, libraries: Any, tmp_path: Path) -> None:
+    """Two packages that each preload their own copy: the first one manages, the second one hands on."""
+    copy = tmp_path / libraries.preload.name
+    copy.write_bytes(libraries.preload.read_bytes())
+    for scenario in ("toggled_region", "free_in_every_state"):
+        done = run([cuda_program("memory"), scenario], preload=[libraries.preload, copy])
+        assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+def test_without_any_runtime_there_is_a_clear_error_once(compile_program: Compile, run: Run, tmp_path: Path) -> None:
+    done = run([compile_program("without_runtime")], env={"LD_LIBRARY_PATH": str(tmp_path)})
+    assert (done.returncode, done.stdout) == (0, "done\n")
+    assert len(done.stderr.splitlines()) == 1
+    assert " error: cudaMalloc was called, and no CUDA runtime" in done.stderr
+
+
+@pytest.mark.parametrize("ours_first", [True, False])
+@pytest.mark.parametrize("scenario", ["ordinary", "managed"])
+def test_beside_another_preloaded_library(
+    compile_program: Compile,
+    cuda_program: Callable[[str], Path],
+    run: Run,
+    libraries: Any,
+    scenario: str,
+    ours_first: bool,
+) -> None:
+    neighbour = compile_program("neighbour", "-shared", "-fPIC", output="libneighbour.so")
+    order = [libraries.preload, neighbour] if ours_first else [neighbour, libraries.preload]
+    done = run([cuda_program("beside_neighbour"), scenario], preload=order)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+def test_allocations_inside_an_allocation_are_not_the_programs(
+    compile_program: Compile, cuda_program: Callable[[str], Path], run: Run, libraries: Any
+) -> None:
+    neighbour = compile_program("neighbour", "-shared", "-fPIC", output="libneighbour.so")
+    done = run([cuda_program("beside_neighbour"), "nested"], preload=[libraries.preload, neighbour])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

@@ -1,0 +1,273 @@
+"""What the build makes: where the libraries lie, what they need and export, and how cuda.h is found."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from torch_memory_saver import _core
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PACKAGE = Path(_core.__file__).parent
+LIBRARIES = {
+    "core": PACKAGE / "_core.abi3.so",
+    "preload": PACKAGE.parent / "torch_memory_saver_hook_mode_preload.abi3.so",
+    "simulator": PACKAGE / "_simulated_cuda.so",
+}
+#: What every Linux has. No libpython, no CUDA library, no C++ runtime.
+SYSTEM_LIBRARIES = {"libc.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1"}
+SYSTEM_LIBRARIES |= {"ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
+
+needs_readelf = pytest.mark.skipif(shutil.which("readelf") is None, reason="needs readelf (binutils)")
+needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler named cc")
+needs_source_tree = pytest.mark.skipif(not (REPOSITORY / "setup.py").is_file(), reason="needs the source tree")
+
+
+def readelf(option: str, library: Path) -> str:
+    command = ["readelf", "--wide", option, str(library)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def dynamic_symbols(library: Path) -> dict[bool, set[str]]:
+    """The names in the dynamic symbol table: those defined (True) and those that others must define (False)."""
+    names: dict[bool, set[str]] = {True: set(), False: set()}
+    for line in readelf("--dyn-syms", library).splitlines():
+        fields = line.split()
+        if len(fields) >= 8 and fields[0].rstrip(":").isdigit():
+            names[fields[6] != "UND"].add(fields[7].partition("@")[0])
+    return names
+
+
+def declared_exports() -> set[str]:
+    """What csrc/tms.h marks as exported."""
+    text = (REPOSITORY / "csrc" / "tms.h").read_text()
+    return set(re.findall(r"^TMS_EXPORT [^(;]*?\**(\w+)\(", text, re.MULTILINE))
+
+
+# The libraries.
+
+
+def test_libraries_lie_where_programs_look_for_them() -> None:
+    assert [str(path) for path in LIBRARIES.values() if not path.is_file()] == []
+
+
+@needs_readelf
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_libraries_need_the_c_library_only(name: str) -> None:
+    needed = set(re.findall(r"\(NEEDED\).*\[(.*)\]", readelf("--dynamic", LIBRARIES[name])))
+    assert "libc.so.6" in needed
+    assert needed - SYSTEM_LIBRARIES == set()
+
+
+@needs_readelf
+@pytest.mark.parametrize("name", ["core", "preload"])
+def test_libraries_with_callbacks_are_never_unmapped(name: str) -> None:
+    assert "NODELETE" in readelf("--dynamic", LIBRARIES[name])
+
+
+@needs_readelf
+@needs_source_tree
+def test_core_exports_the_c_interface_and_its_start() -> None:
+    assert len(declared_exports()) >= 20
+    assert dynamic_symbols(LIBRARIES["core"])[True] == declared_exports() | {"PyInit__core"}
+
+
+@needs_readelf
+@needs_source_tree
+def test_preload_library_exports_the_c_interface_and_the_hooks() -> None:
+    hooks = set(re.findall(r"^\s+X\((\w+),", (REPOSITORY / "csrc/preload/hooks.h").read_text(), re.MULTILINE))
+    assert {"cudaMalloc", "cudaFree", "cudaStreamBeginCapture"} <= hooks
+    assert dynamic_symbols(LIBRARIES["preload"])[True] == declared_exports() | hooks
+
+
+@needs_readelf
+def test_simulator_exports_calls_and_controls_only() -> None:
+    exported = dynamic_symbols(LIBRARIES["simulator"])[True]
+    assert {"cuInit", "cuMemCreate", "cudaMalloc", "tms_sim_reset"} <= exported
+    assert {name for name in exported if not name.startswith(("cu", "tms_sim_"))} == set()
+
+
+@needs_readelf
+@pytest.mark.parametrize("name", ["preload", "simulator"])
+def test_libraries_that_are_no_extensions_ask_nothing_of_python_or_cuda(name: str) -> None:
+    wanted = dynamic_symbols(LIBRARIES[name])[False]
+    assert {symbol for symbol in wanted if symbol.startswith(("Py", "_Py", "cu"))} == set()
+
+
+def test_preload_library_has_the_bytes_that_launchers_look_for() -> None:
+    assert b"TMS_INIT_ENABLE_DISK_BACKUP" in LIBRARIES["preload"].read_bytes()
+
+
+# One state a process.
+
+IMPORT = "from torch_memory_saver import _core; print(_core.preloaded, _core.library_path)"
+
+
+def import_with_preload(library: Path | str, directory: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"LD_PRELOAD": str(library)}
+    environment["PYTHONPATH"] = os.pathsep.join([str(PACKAGE.parent), *filter(None, [environment.get("PYTHONPATH")])])
+    command = [sys.executable, "-c", IMPORT]
+    return subprocess.run(command, env=environment, cwd=directory, capture_output=True, text=True, timeout=120)
+
+
+def test_module_uses_the_preload_library_s_state() -> None:
+    library = LIBRARIES["preload"]
+    done = import_with_preload(library)
+    assert (done.returncode, done.stdout) == (0, f"True {library.resolve()}\n"), done.stderr
+
+
+def test_path_is_absolute_where_the_loader_was_given_a_relative_one() -> None:
+    library = LIBRARIES["preload"]
+    done = import_with_preload(f"./{library.name}", directory=library.parent)
+    assert (done.returncode, done.stdout) == (0, f"True {library.resolve()}\n"), done.stderr
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("source", "offer"),
+    [
+        ("void *tms_get_api(unsigned version) { (void)version; return 0; }", "no version that this package knows"),
+        (
+            "static unsigned table[1024] = {7, sizeof(table)};\n"
+            "void *tms_get_api(unsigned version) { (void)version; return table; }",
+            "version 7 with 4096 bytes",
+        ),
+        (
+            "static unsigned table[2] = {1, 8};\nvoid *tms_get_api(unsigned version) { (void)version; return table; }",
+            "version 1 with 8 bytes",
+        ),
+    ],
+)
+def test_preload_library_of_another_release_is_refused(source: str, offer: str, tmp_path: Path) -> None:
+    library = tmp_path / "other_release.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(library)], input=source, text=True, check=True)
+    done = import_with_preload(library)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"ImportError: the library {library}, loaded into this process")
+    assert offer in last
+    assert "LD_PRELOAD" in last
+
+
+# cuda.h.
+
+
+@pytest.fixture
+def setup_script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """setup.py as a module, on a machine where nothing is in PATH and no toolkit is named."""
+    path = REPOSITORY / "setup.py"
+    if not path.is_file():
+        pytest.skip("needs the source tree")
+    pytest.importorskip("setuptools", reason="needs setuptools")
+    specification = importlib.util.spec_from_file_location("tms_setup", path)
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    for variable in ("CUDA_HOME", "CUDA_PATH", "PATH"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(sys, "path", [])
+    return module
+
+
+def make_toolkit(home: Path, include: str = "include") -> Path:
+    header = home / include / "cuda.h"
+    header.parent.mkdir(parents=True)
+    header.touch()
+    return header.parent
+
+
+def make_nvcc(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "nvcc").touch(mode=0o755)
+    return folder
+
+
+def test_cuda_h_is_taken_from_the_most_wanted_place(
+    setup_script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from_pip = make_toolkit(tmp_path / "site-packages" / "nvidia" / "cu13")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site-packages")])
+    candidates = [str(path) for path in setup_script.cuda_include_candidates()]
+    assert candidates == ["/usr/local/cuda/include", str(from_pip)]
+
+    beside_nvcc = make_toolkit(tmp_path / "toolkit")
+    monkeypatch.setenv("PATH", str(make_nvcc(tmp_path / "toolkit" / "bin")))
+    assert setup_script.find_cuda_include() == str(beside_nvcc)
+
+    from_path = make_toolkit(tmp_path / "cuda_path")
+    monkeypatch.setenv("CUDA_PATH", str(tmp_path / "cuda_path"))
+    assert setup_script.find_cuda_include() == str(from_path)
+
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "without"))
+    assert setup_script.find_cuda_include() == str(from_path)
+    from_home = make_toolkit(tmp_path / "cuda_home")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda_home"))
+    assert setup_script.find_cuda_include() == str(from_home)
+
+
+def test_cuda_h_is_found_where_a_link_to_nvcc_points(
+    setup_script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    include = make_toolkit(tmp_path / "toolkit", "targets/x86_64-linux/include")
+    compiler = make_nvcc(tmp_path / "toolkit" / "bin") / "nvcc"
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nvcc").symlink_to(compiler)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert setup_script.find_cuda_include() == str(include)
+
+
+def test_cuda_h_not_found_is_one_sentence(setup_script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup_script, "cuda_include_candidates", lambda: iter([]))
+    with pytest.raises(SystemExit) as end:
+        setup_script.find_cuda_include()
+    message = str(end.value)
+    assert message.startswith("error: cuda.h was not found: set CUDA_HOME")
+    assert "pip install nvidia-cuda-runtime" in message
+    assert "\n" not in message
+
+
+# The distribution.
+
+
+@needs_source_tree
+def test_version_has_one_source() -> None:
+    import torch_memory_saver
+
+    declared = re.search(r'^version = "(.*)"$', (REPOSITORY / "pyproject.toml").read_text(), re.MULTILINE)
+    assert declared is not None
+    try:
+        installed = importlib.metadata.version("torch_memory_saver")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("the package is not installed: its libraries were built in the source tree")
+    assert installed == declared[1]
+    assert torch_memory_saver.__version__ == declared[1]
+
+
+@needs_source_tree
+def test_source_distribution_holds_what_building_and_testing_need(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools", reason="needs setuptools")
+    tree = tmp_path / "tree"
+    ignored = shutil.ignore_patterns(".*_cache", ".git", ".venv", ".hypothesis", "build", "dist", "*.egg-info")
+    shutil.copytree(REPOSITORY, tree, ignore=ignored)
+    command = [sys.executable, "setup.py", "-q", "sdist", "--formats=gztar", "--dist-dir", str(tmp_path / "dist")]
+    subprocess.run(command, cwd=tree, check=True, capture_output=True, timeout=120)
+    (archive,) = (tmp_path / "dist").iterdir()
+    with tarfile.open(archive) as opened:
+        packed = {name.partition("/")[2] for name in opened.getnames()}
+    endings = (".c", ".h", ".map", ".py", ".pyi", ".md", ".toml", ".in")
+    present = {str(path.relative_to(tree)) for path in tree.rglob("*") if path.is_file() and path.name.endswith(endings)}
+    present = {path for path in present if not path.startswith(".") and ".egg-info" not in path}
+    assert len(present) > 50
+    assert present - packed == set()
+    assert {"LICENSE", "Makefile", ".ci/run", ".clang-format", ".clang-tidy"} <= packed
+    assert {name for name in packed if name.endswith((".so", ".o", ".pyc"))} == set()

@@ -1,0 +1,64 @@
+"""Checks of the arguments that users pass. Each names the argument, the value and what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch_memory_saver import _core
+from torch_memory_saver.errors import InvalidArgumentError
+
+__all__ = ["DEFAULT_TAG", "check_bytes", "check_tag", "check_tags", "choose_backup"]
+
+DEFAULT_TAG = "default"
+
+_BACKENDS = {"pinned": _core.BACKUP_PINNED, "mmap": _core.BACKUP_MMAP}
+
+
+def check_tag(tag: object) -> str:
+    """The tag, if it is a non-empty str that the native core can hold."""
+    if not isinstance(tag, str):
+        raise InvalidArgumentError(f"a tag must be a str, not {type(tag).__name__}: {tag!r}")
+    if not tag:
+        raise InvalidArgumentError("a tag must not be empty")
+    if "\0" in tag:
+        raise InvalidArgumentError(f"a tag must not contain a null character: {tag!r}")
+    try:
+        tag.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(f"a tag must be text that UTF-8 can encode: {tag!r}") from error
+    return tag
+
+
+def check_tags(tags: object) -> tuple[str, ...] | None:
+    """The tags of a pause or resume: None is every tag, a str one, an iterable of str several (each once, in order)."""
+    if tags is None:
+        return None
+    if isinstance(tags, str):
+        return (check_tag(tags),)
+    if isinstance(tags, (bytes, bytearray)) or not isinstance(tags, Iterable):
+        raise InvalidArgumentError(f"tag must be None, a str or an iterable of str, not {type(tags).__name__}: {tags!r}")
+    return tuple(dict.fromkeys(check_tag(tag) for tag in tags))
+
+
+def choose_backup(enable_cpu_backup: object, enable_disk_backup: object, cpu_backup_backend: object) -> int:
+    """The core's number for the backup that a region's three arguments ask for."""
+    if enable_cpu_backup and enable_disk_backup:
+        raise InvalidArgumentError("enable_cpu_backup and enable_disk_backup exclude each other: choose one")
+    if cpu_backup_backend is not None:
+        if not isinstance(cpu_backup_backend, str) or cpu_backup_backend not in _BACKENDS:
+            raise InvalidArgumentError(f'cpu_backup_backend must be "pinned" or "mmap", not {cpu_backup_backend!r}')
+        if not enable_cpu_backup:
+            raise InvalidArgumentError("cpu_backup_backend needs enable_cpu_backup=True")
+        return _BACKENDS[cpu_backup_backend]
+    if enable_disk_backup:
+        return _core.BACKUP_DISK
+    return _core.BACKUP_PINNED if enable_cpu_backup else _core.BACKUP_NONE
+
+
+def check_bytes(name: str, value: object) -> int:
+    """A number of bytes: an int from 0 to 2^63 - 1."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidArgumentError(f"{name} must be an int number of bytes, not {type(value).__name__}: {value!r}")
+    if not 0 <= value < 1 << 63:
+        raise InvalidArgumentError(f"{name} must be between 0 and 2^63 - 1 bytes, not {value}")
+    return value

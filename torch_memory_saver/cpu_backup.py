@@ -1,0 +1,48 @@
+"""get_cpu_backup(): host copies as CPU tensors."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from typing import Any
+
+from torch_memory_saver import _core
+from torch_memory_saver.errors import InvalidArgumentError, NotManagedError, TorchUnavailableError
+
+__all__ = ["get_cpu_backup"]
+
+
+def get_cpu_backup(x: Any, zero_copy: bool) -> Any:
+    """See :meth:`TorchMemorySaver.get_cpu_backup`."""
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError as error:
+        raise TorchUnavailableError("get_cpu_backup() needs PyTorch, which could not be imported") from error
+    if not isinstance(x, torch.Tensor):
+        raise InvalidArgumentError(f"get_cpu_backup() needs a torch.Tensor, not {type(x).__name__}")
+    if x.layout != torch.strided or not x.is_contiguous():
+        raise InvalidArgumentError(
+            f"get_cpu_backup() needs a contiguous tensor; this one has shape {tuple(x.shape)}"
+            + (f" and strides {tuple(x.stride())}" if x.layout == torch.strided else f" and layout {x.layout}")
+        )
+    if x.is_conj() or x.is_neg():
+        raise InvalidArgumentError("get_cpu_backup() needs a tensor whose memory holds its values: this is a lazy conjugate")
+    if not x.is_cuda:
+        raise NotManagedError(f"this tensor is on device {x.device}, not on a CUDA device", operation="get_cpu_backup")
+    if x.numel() == 0:
+        return torch.empty(x.shape, dtype=x.dtype)
+    size = x.numel() * x.element_size()
+    owner = _core.host_backup(x.data_ptr(), size)
+    if owner is None:
+        return None
+    view = _as_bytes(owner, size)
+    tensor = torch.frombuffer(view, dtype=torch.uint8)
+    return (tensor if zero_copy else tensor.clone()).view(x.dtype).view(x.shape)
+
+
+def _as_bytes(owner: _core.HostBuffer, size: int) -> Any:
+    """A buffer over the host copy that keeps it alive. torch keeps the buffer for as long as a tensor uses it."""
+    view: Any = (ctypes.c_ubyte * size).from_address(owner.address)
+    # An array of a ctypes type has attributes like any object; this reference is what keeps the memory.
+    view.owner = owner
+    return view

@@ -1,0 +1,207 @@
+"""Every exception that this package raises.
+
+All derive from :class:`TorchMemorySaverError`, which is a ``RuntimeError``. The attributes say what the native core knows
+about the failure; what does not apply is ``""``, ``0`` or, for ``device``, ``None``. The instances can be pickled, so that a
+worker process can hand one to its parent.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+__all__ = [
+    "BackupIOError",
+    "CaptureInProgressError",
+    "DeviceLostError",
+    "DriverError",
+    "DriverUnavailableError",
+    "ForkedProcessError",
+    "InvalidArgumentError",
+    "InvalidStateError",
+    "NotManagedError",
+    "OutOfHostMemoryError",
+    "OutOfMemoryError",
+    "TorchMemorySaverError",
+    "TorchUnavailableError",
+    "make_error",
+]
+
+
+class TorchMemorySaverError(RuntimeError):
+    """The base of everything that this package raises.
+
+    Attributes:
+        operation: What was being done, such as ``"pause"`` or ``"allocate"``.
+        driver_call: The driver or system call that failed, such as ``"cuMemCreate"``.
+        error_name: The driver's name of the error, such as ``"CUDA_ERROR_OUT_OF_MEMORY"``.
+        driver_result: The driver's number of the error (a ``CUresult``); 0 if no driver call failed.
+        os_error: The ``errno`` of a failed system call; 0 if none failed.
+        device: The CUDA ordinal of the device concerned, or None.
+        bytes: The bytes asked for.
+        address: The device address concerned.
+        tag: The tag concerned.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        operation: str = "",
+        driver_call: str = "",
+        error_name: str = "",
+        driver_result: int = 0,
+        os_error: int = 0,
+        device: int | None = None,
+        bytes: int = 0,
+        address: int = 0,
+        tag: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.operation = operation
+        self.driver_call = driver_call
+        self.error_name = error_name
+        self.driver_result = driver_result
+        self.os_error = os_error
+        self.device = device
+        self.bytes = bytes
+        self.address = address
+        self.tag = tag
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+    def __reduce__(self) -> tuple[Callable[..., BaseException], tuple[str, str, dict[str, Any]]]:
+        # The class that is also torch's is made when it is needed and cannot be found by name: the name of its base is
+        # enough, because the receiving process makes its own combination.
+        return _rebuild, (type(self).__name__, str(self), {name: getattr(self, name) for name in _DETAILS})
+
+
+class InvalidArgumentError(TorchMemorySaverError, ValueError):
+    """An argument has a value that the operation does not take. Nothing was changed."""
+
+
+class InvalidStateError(TorchMemorySaverError):
+    """The operation does not fit the present state. Nothing was changed."""
+
+
+class NotManagedError(TorchMemorySaverError):
+    """The memory was not allocated in a region of this library."""
+
+
+class OutOfMemoryError(TorchMemorySaverError):
+    """The device has too little free memory.
+
+    Where PyTorch is loaded the instance raised is a ``torch.OutOfMemoryError`` as well. After a failed ``resume`` everything
+    that was paused still is, with its backup, and the same call can be made again.
+    """
+
+
+class OutOfHostMemoryError(TorchMemorySaverError, MemoryError):
+    """The host has too little memory, for a backup or for bookkeeping."""
+
+
+class BackupIOError(TorchMemorySaverError, OSError):
+    """A backup file or its directory could not be made, written or read. ``errno`` is the system's error number."""
+
+    def __init__(self, message: str = "", **details: Any) -> None:
+        super().__init__(message, **details)
+        self.errno = self.os_error or None
+
+
+class DriverError(TorchMemorySaverError):
+    """A CUDA driver call failed."""
+
+
+class DeviceLostError(DriverError):
+    """The device's context is in a sticky error: the process must restart before it can use the device again."""
+
+
+class DriverUnavailableError(TorchMemorySaverError):
+    """There is no usable CUDA driver or device, or the driver is too old for virtual memory management."""
+
+
+class TorchUnavailableError(TorchMemorySaverError):
+    """The operation needs a PyTorch that can use CUDA: none is installed, or it finds no device, or it is too old."""
+
+
+class CaptureInProgressError(TorchMemorySaverError):
+    """A stream capture is under way, during which the device must not be synchronised. Nothing was changed."""
+
+
+class ForkedProcessError(TorchMemorySaverError):
+    """This process was forked from one that used the GPU and cannot use the GPU itself. Start it with "spawn" instead."""
+
+
+_CLASS_OF_STATUS: dict[str, type[TorchMemorySaverError]] = {
+    "INVALID_ARGUMENT": InvalidArgumentError,
+    "INVALID_STATE": InvalidStateError,
+    "NOT_MANAGED": NotManagedError,
+    "OUT_OF_DEVICE_MEMORY": OutOfMemoryError,
+    "OUT_OF_HOST_MEMORY": OutOfHostMemoryError,
+    "BACKUP_IO": BackupIOError,
+    "DRIVER": DriverError,
+    "DRIVER_UNAVAILABLE": DriverUnavailableError,
+    "DEVICE_LOST": DeviceLostError,
+    "CAPTURE_IN_PROGRESS": CaptureInProgressError,
+    "FORKED": ForkedProcessError,
+}
+
+_DETAILS = ("operation", "driver_call", "error_name", "driver_result", "os_error", "device", "bytes", "address", "tag")
+
+_out_of_memory_classes: dict[type[BaseException], type[OutOfMemoryError]] = {}
+
+
+def _out_of_memory_class() -> type[OutOfMemoryError]:
+    """OutOfMemoryError, combined with torch's class of that meaning if torch is loaded and has one."""
+    theirs = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)
+    if not (isinstance(theirs, type) and issubclass(theirs, Exception)):
+        return OutOfMemoryError
+    combined = _out_of_memory_classes.get(theirs)
+    if combined is None:
+        combined = type(
+            "OutOfMemoryError", (OutOfMemoryError, theirs), {"__module__": __name__, "__doc__": OutOfMemoryError.__doc__}
+        )
+        _out_of_memory_classes[theirs] = combined
+    return combined
+
+
+def _rebuild(name: str, message: str, details: dict[str, Any]) -> TorchMemorySaverError:
+    cls: type[TorchMemorySaverError] = globals()[name]
+    return (_out_of_memory_class() if cls is OutOfMemoryError else cls)(message, **details)
+
+
+def make_error(
+    status: str,
+    message: str,
+    operation: str,
+    call: str,
+    result_name: str,
+    driver_result: int,
+    os_error: int,
+    device: int,
+    bytes: int,
+    address: int,
+    tag: str,
+) -> TorchMemorySaverError:
+    """The exception for a failure of the native core. Called by ``_core``, positionally.
+
+    Args:
+        status: The core's status code without its prefix, such as ``"OUT_OF_DEVICE_MEMORY"``. One that this version does not
+            know gives a :class:`TorchMemorySaverError`.
+        device: -1 where no device is concerned.
+    """
+    cls = _CLASS_OF_STATUS.get(status, TorchMemorySaverError)
+    return (_out_of_memory_class() if cls is OutOfMemoryError else cls)(
+        message or status,
+        operation=operation,
+        driver_call=call,
+        error_name=result_name,
+        driver_result=driver_result,
+        os_error=os_error,
+        device=None if device < 0 else device,
+        bytes=bytes,
+        address=address,
+        tag=tag,
+    )

@@ -1,0 +1,221 @@
+"""What the saver does once it is in use. One class; its objects share the one pool store of the process."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch_memory_saver import _core, cpu_backup, preload, torch_layer
+from torch_memory_saver.arguments import DEFAULT_TAG, check_bytes, check_tag, check_tags, choose_backup
+from torch_memory_saver.errors import BackupIOError, InvalidArgumentError, InvalidStateError
+from torch_memory_saver.graphs import GraphCapture, GraphPools, check_token
+from torch_memory_saver.pausing import pausing
+from torch_memory_saver.pools import PoolStore, Tags, selects
+from torch_memory_saver.regions import Disabled, Region
+from torch_memory_saver.report import PauseReport, ResumeReport
+from torch_memory_saver.torch_layer import TorchCuda
+from torch_memory_saver.usage import Stats, take_stats
+
+if TYPE_CHECKING:
+    from torch_memory_saver.compat import BinaryWrapper
+
+__all__ = ["Implementation", "graph_pools", "pool_store"]
+
+logger = logging.getLogger("torch_memory_saver")
+
+_CAPTURE_MODES = ("global", "thread_local", "relaxed")
+_TRUE = ("1", "true", "yes")
+
+#: The pools of this process.
+pool_store = PoolStore()
+graph_pools = GraphPools(pool_store)
+
+
+def _after_fork_in_child() -> None:
+    pool_store.after_fork_in_child()
+    graph_pools.after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _init_enabled() -> bool:
+    """Whether TMS_INIT_ENABLE asks for everything to be managed."""
+    return os.environ.get("TMS_INIT_ENABLE", "").strip().lower() in _TRUE
+
+
+class Implementation:
+    """The saver in use: made at its first use, when the hook mode is decided.
+
+    Args:
+        hook_mode: "auto", "preload" or "torch".
+
+    Raises:
+        InvalidArgumentError: An unknown hook mode.
+        InvalidStateError: "preload" without the preload library, or ``TMS_INIT_ENABLE`` with expandable segments.
+    """
+
+    def __init__(self, hook_mode: str = "auto") -> None:
+        self.hook_mode = preload.resolve_hook_mode(preload.check_hook_mode(hook_mode))
+        self._find_torch: Callable[[], TorchCuda | None] = torch_layer.loaded if _core.preloaded else torch_layer.require
+        self._store = pool_store
+        self._graph_pools = graph_pools
+        self._said_reusable = False
+        self._manages_everything = _core.preloaded and _init_enabled()
+        if self._manages_everything and torch_layer.expandable_segments_on(os.environ):
+            raise InvalidStateError(
+                "TMS_INIT_ENABLE=1 cannot manage PyTorch's memory while its expandable segments are on, because they bypass "
+                "cudaMalloc: take expandable_segments:True out of PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF, or use "
+                "regions instead of TMS_INIT_ENABLE",
+                operation="initialize",
+            )
+        if _init_enabled() and not _core.preloaded:
+            logger.warning(
+                "TMS_INIT_ENABLE is set, but this process was started without the preload library: only regions are "
+                "managed; start it with LD_PRELOAD=%s",
+                preload.library_path(),
+            )
+
+    @property
+    def _binary_wrapper(self) -> BinaryWrapper:
+        """The C library under the names of the C++ package: see compat.py."""
+        from torch_memory_saver.compat import binary_wrapper
+
+        return binary_wrapper()
+
+    def region(
+        self,
+        tag: str = DEFAULT_TAG,
+        enable_cpu_backup: bool = False,
+        enable_disk_backup: bool = False,
+        cpu_backup_backend: str | None = None,
+    ) -> Region:
+        backup = choose_backup(enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
+        return Region(self._store, self._find_torch, check_tag(tag), backup)
+
+    def disable(self) -> Disabled:
+        tag, _, managed, depth = _core.region_current()
+        if not managed and depth == 0 and not self._manages_everything:
+            raise InvalidStateError(
+                "disable() is for use inside a region, or where TMS_INIT_ENABLE=1 manages everything; here nothing is",
+                operation="disable",
+            )
+        return Disabled(self._store, self._find_torch, tag)
+
+    def cuda_graph(
+        self,
+        cuda_graph: Any,
+        pool: Any = None,
+        stream: Any = None,
+        capture_error_mode: str = "global",
+        tag: str = DEFAULT_TAG,
+        enable_cpu_backup: bool = False,
+        cpu_backup_backend: str | None = None,
+    ) -> GraphCapture:
+        backup = choose_backup(enable_cpu_backup, False, cpu_backup_backend)
+        if capture_error_mode not in _CAPTURE_MODES:
+            raise InvalidArgumentError(f"capture_error_mode must be one of {_CAPTURE_MODES}, not {capture_error_mode!r}")
+        token = check_token(pool)
+        torch = torch_layer.require()
+        if not isinstance(cuda_graph, torch.torch.cuda.CUDAGraph):
+            raise InvalidArgumentError(f"cuda_graph must be a torch.cuda.CUDAGraph, not {type(cuda_graph).__name__}")
+        return GraphCapture(
+            self._store, self._graph_pools, torch, cuda_graph, token, stream, capture_error_mode, check_tag(tag), backup
+        )
+
+    def pause(self, tag: Any = None) -> PauseReport:
+        tags = check_tags(tag)
+        torch = torch_layer.loaded()
+        if torch is not None and self._manages_everything and not _core.counters()["visible_captures"]:
+            self._store.empty_torch_cache(torch)
+        with pausing(self._store, torch, tags) as leave_paused_pools:
+            reusable = self._reusable_bytes(torch, tags)
+            allocations, paused, copied, unknown, seconds = _core.pause(tags, _stream(torch))
+            if allocations:
+                leave_paused_pools()
+        return PauseReport(allocations, paused, copied, unknown, seconds, reusable)
+
+    def resume(self, tag: Any = None) -> ResumeReport:
+        tags = check_tags(tag)
+        torch = torch_layer.loaded()
+        allocations, resumed, copied, unknown, seconds = _core.resume(tags, _stream(torch))
+        return ResumeReport(allocations, resumed, copied, unknown, seconds)
+
+    def _reusable_bytes(self, torch: TorchCuda | None, tags: Tags) -> int:
+        """Free blocks in managed segments of torch's default pool: torch may hand them out although they are paused."""
+        if torch is None or not self._manages_everything:
+            return 0
+        managed = {row[0] for row in _core.segments() if row[6] == _core.STATE_ACTIVE and selects(tags, row[7])}
+        reusable = sum(
+            int(block["size"])
+            for segment in torch.segments()
+            if segment["address"] in managed and tuple(segment.get("segment_pool_id", (0, 0))) == (0, 0)
+            for block in segment["blocks"]
+            if block["state"] == "inactive"
+        )
+        if reusable and not self._said_reusable:
+            self._said_reusable = True
+            logger.warning(
+                "%d bytes of the memory that this pause gives back are free blocks of PyTorch's default pool: a tensor made "
+                "in them before the resume would be an illegal access. Allocate inside disable() while paused. "
+                "(Said once; the report's reusable_bytes has the number of each pause.)",
+                reusable,
+            )
+        return reusable
+
+    def empty_cache(self) -> None:
+        torch = torch_layer.loaded()
+        if torch is not None:
+            self._store.empty_cache(torch)
+
+    def get_cpu_backup(self, x: Any, zero_copy: bool = False) -> Any:
+        return cpu_backup.get_cpu_backup(x, zero_copy)
+
+    def set_disk_backup_dir(self, path: str | os.PathLike[str]) -> None:
+        if not isinstance(path, (str, os.PathLike)) or not (text := os.fspath(path)) or not isinstance(text, str):
+            raise InvalidArgumentError(f"path must be a non-empty str or path object, not {path!r}")
+        directory = os.path.abspath(text)
+        try:
+            os.makedirs(directory, exist_ok=True)
+        except (OSError, ValueError) as error:
+            raise BackupIOError(
+                f"the disk backup directory {directory!r} cannot be made: {error}",
+                operation="set_disk_backup_dir",
+                driver_call="mkdir",
+                os_error=getattr(error, "errno", None) or 0,
+            ) from error
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise BackupIOError(
+                f"the disk backup directory {directory!r} cannot be written to by this user",
+                operation="set_disk_backup_dir",
+                driver_call="access",
+            )
+        _core.set_disk_directory(directory)
+
+    def enable_peer_access(self) -> None:
+        _core.refresh_peers()
+
+    def stats(self) -> Stats:
+        return take_stats()
+
+    @property
+    def memory_margin_bytes(self) -> int:
+        return _core.get_memory_margin()
+
+    @memory_margin_bytes.setter
+    def memory_margin_bytes(self, value: int) -> None:
+        _core.set_memory_margin(check_bytes("memory_margin_bytes", value))
+
+    @property
+    def retain_cpu_backup(self) -> bool:
+        return _core.get_retain_backup()
+
+    @retain_cpu_backup.setter
+    def retain_cpu_backup(self, value: bool) -> None:
+        _core.set_retain_backup(bool(value))
+
+
+def _stream(torch: TorchCuda | None) -> int | None:
+    return None if torch is None else torch.current_stream()

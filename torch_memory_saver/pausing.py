@@ -1,0 +1,76 @@
+"""What torch's pools need around a pause.
+
+Before it, segments of the tags that hold no tensor go back to the driver rather than into a pause. After it nothing hands
+out paused memory: idle pools of the tags are not entered (pools.py), and this thread's own regions of the tags get other
+pools.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from torch_memory_saver import _core
+from torch_memory_saver.pools import Frame, PoolStore, Tags, selects
+from torch_memory_saver.torch_layer import TorchCuda
+
+__all__ = ["pausing"]
+
+
+@contextlib.contextmanager
+def pausing(store: PoolStore, torch: TorchCuda | None, tags: Tags) -> Iterator[Callable[[], None]]:
+    """Around the native pause. Yields what to call after one that paused something.
+
+    Raises:
+        InvalidStateError: Another thread is inside a region of one of the tags. Nothing was changed.
+    """
+    entry = store.begin_pause(tags)
+    try:
+        if torch is None:
+            yield lambda: None
+        else:
+            _return_idle_segments(store, torch, tags)
+            yield lambda: _leave_paused_pools(store, torch, tags)
+    finally:
+        store.end_pause(entry)
+
+
+def _own_frames(store: PoolStore, tags: Tags) -> list[Frame]:
+    return [frame for frame in store.stack() if frame.managed and frame.pools and selects(tags, frame.tag)]
+
+
+def _return_idle_segments(store: PoolStore, torch: TorchCuda, tags: Tags) -> None:
+    if torch.is_capturing() or _core.counters()["visible_captures"]:
+        return  # The pause will be refused, and until the capture ends nothing may be freed.
+    store.retire_doomed(torch)
+    own = _own_frames(store, tags)
+    devices = {pool.device for pool in store.idle_pools(tags)} | {pool.device for frame in own for pool in frame.pools}
+    if not any(torch.releasable_bytes(device) for device in devices):
+        return
+
+    def visit(frame: Frame) -> None:
+        if frame in own:
+            store.replace_pools(torch, frame, only_if=store.has_idle_segment)
+
+    retired = store.retire_idle(torch, tags)
+    if any(store.has_idle_segment(torch, pool) for frame in own for pool in frame.pools):
+        with store.routing_suspended(torch, visit):
+            store.empty_torch_cache_now(torch)
+    elif retired:
+        store.empty_torch_cache(torch)
+
+
+def _leave_paused_pools(store: PoolStore, torch: TorchCuda, tags: Tags) -> None:
+    own = _own_frames(store, tags)
+    if not own:
+        return
+
+    def visit(frame: Frame) -> None:
+        if frame in own:
+            paused = frame.pools
+            frame.pools = [store.check_out(torch, pool.key) for pool in paused]
+            for pool in paused:
+                store.check_in(pool)
+
+    with store.routing_suspended(torch, visit):
+        pass

@@ -1,0 +1,401 @@
+"""PyTorch memory pools with our allocator: one for each entry of a region, by tag, backup choice and device.
+
+A pool is *idle* (in the store, nobody's), *routed* (allocations of one thread come from it), or *retired* (given up: torch
+returns its segments as they empty). TORCH_FACTS in short: a pool can be routed by one thread at a time; while its object
+lives none of its segments go back to the driver; destroying the object while anything is routed on any thread ends the
+process. Therefore objects are immortal until they are retired, and retiring is a recipe (:meth:`PoolStore.retire`).
+
+A pool that may hold paused memory must not be entered, because torch would hand out its free blocks. Each pool remembers how
+many pauses its tag had seen when it was last entered: with more since, and something of the tag still paused, it stays idle.
+
+Locks: `_lock` guards the bookkeeping below and is never held across a call of torch, because torch's allocator calls the
+native core with its own mutex held. Frames are entered and left by their own thread; another thread may only look at them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch_memory_saver import _core, torch_layer
+from torch_memory_saver.errors import InvalidStateError
+from torch_memory_saver.torch_layer import PoolId, TorchCuda
+
+__all__ = ["Frame", "Key", "Pool", "PoolStore", "Tags", "selects"]
+
+logger = logging.getLogger("torch_memory_saver")
+
+#: What an idle pool is found by: tag, backup, device.
+Key = tuple[str, int, int]
+#: A selection of tags: None is every tag.
+Tags = tuple[str, ...] | None
+
+
+def selects(tags: Tags, tag: str) -> bool:
+    """Whether a pause or resume of `tags` is about `tag`."""
+    return tags is None or tag in tags
+
+
+class Pool:
+    """One torch.cuda.MemPool and what we know of it."""
+
+    __slots__ = ("epoch", "id", "key", "managed", "memory_pool")
+
+    def __init__(self, memory_pool: Any, key: Key, managed: bool) -> None:
+        self.memory_pool = memory_pool
+        self.id: PoolId = memory_pool.id
+        self.key = key
+        self.managed = managed
+        self.epoch = 0  # pauses that the tag had seen when this pool was last entered
+
+    @property
+    def device(self) -> int:
+        return self.key[2]
+
+
+class Frame:
+    """One entry of a region or of disable() on one thread, and the pools that it routes."""
+
+    __slots__ = ("closed", "managed", "pools", "routed", "stack", "tag", "thread", "torch")
+
+    def __init__(self, torch: TorchCuda | None, tag: str, managed: bool, stack: list[Frame]) -> None:
+        self.torch = torch  # None: only the native core's settings count
+        self.tag = tag
+        self.managed = managed
+        self.thread = threading.get_ident()
+        self.stack = stack  # of the thread that entered
+        self.pools: list[Pool] = []
+        self.routed = False
+        self.closed = False
+
+
+class PoolStore:
+    """Every pool of the process and every frame of every thread."""
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+        self._reset()
+
+    def _reset(self) -> None:
+        """The state of a process that has no pools: at the start, and in a forked child, where torch cannot use them."""
+        # Reentrant, because the garbage collector may run a finalizer that enters a region wherever an object is made.
+        self._lock = threading.RLock()
+        self._pause_ended = threading.Condition(self._lock)
+        self._idle: dict[Key, list[Pool]] = {}
+        self._frames: dict[int, Frame] = {}  # those with pools, by id()
+        self._pending: set[int] = set()  # devices whose cache is to be emptied by whoever leaves last
+        self._pauses: list[tuple[int, Tags]] = []  # under way: thread and tags
+        self._doomed: deque[Pool] = deque()  # to be retired at the next opportunity; appended to without the lock
+        self.single_device = False
+
+    after_fork_in_child = _reset
+
+    # Entering and leaving
+
+    def stack(self) -> list[Frame]:
+        """This thread's frames, outermost first."""
+        try:
+            stack: list[Frame] = self._local.stack
+        except AttributeError:
+            stack = self._local.stack = []
+        return stack
+
+    def enter(self, torch: TorchCuda | None, tag: str, backup: int, managed: bool) -> Frame:
+        """Routes this thread's allocations to a pool on every device that the process uses. Without torch only notes it."""
+        stack = self.stack()
+        frame = Frame(torch, tag, managed, stack)
+        if torch is None:
+            stack.append(frame)
+            return frame
+        if self._doomed:
+            self.retire_doomed(torch)
+        devices = self._devices_to_route(torch, stack)
+        for device in devices:
+            self.make_room(torch, device)
+        with self._lock:
+            if managed and self._pauses:
+                self._wait_for_pauses(tag)
+            self._frames[id(frame)] = frame
+        outer = stack[-1] if stack and not torch.last_routed_wins else None
+        try:
+            for device in devices:
+                frame.pools.append(self.check_out(torch, (tag, backup, device), managed))
+            if outer is not None:
+                self._end_routing(torch, outer)
+            self._begin_routing(torch, frame)
+        except BaseException:
+            if outer is not None:
+                self._begin_routing(torch, outer)
+            self._discard(frame)
+            raise
+        stack.append(frame)
+        return frame
+
+    def leave(self, frame: Frame) -> None:
+        """Ends the frame, and those entered later on its thread that were not left before it."""
+        if frame.closed:
+            return
+        stack = frame.stack
+        if stack and stack[-1] is frame:
+            leaving = [stack.pop()]
+        else:
+            leaving = stack[stack.index(frame) :]
+            del stack[-len(leaving) :]
+        emptied_by: TorchCuda | None = None
+        for left in reversed(leaving):
+            left.closed = True
+            torch = left.torch
+            if torch is not None:
+                self._end_routing(torch, left)
+                if not left.managed:
+                    for pool in left.pools:
+                        self.retire(torch, pool)
+                    left.pools = []
+                    emptied_by = torch
+                self._discard(left)
+        outer = stack[-1] if stack else None
+        if outer is not None and outer.torch is not None and not outer.routed and frame.thread == threading.get_ident():
+            self._begin_routing(outer.torch, outer)
+        if emptied_by is not None:
+            self.empty_torch_cache(emptied_by)
+        elif self._pending and frame.torch is not None:
+            self._empty_pending(frame.torch)
+
+    def _devices_to_route(self, torch: TorchCuda, stack: list[Frame]) -> tuple[int, ...]:
+        if self.single_device:
+            return (0,)
+        if _core.device_count() == 1:
+            self.single_device = True
+            return (0,)
+        mask = _core.active_devices() | 1 << torch.current_device()
+        if stack:
+            for pool in stack[-1].pools:
+                mask |= 1 << pool.device
+        return tuple(device for device in range(mask.bit_length()) if mask >> device & 1)
+
+    def begin_pause(self, tags: Tags) -> tuple[int, Tags]:
+        """Regions of the tags that other threads enter wait from now on. Gives what :meth:`end_pause` takes.
+
+        Raises:
+            InvalidStateError: Another thread is inside a region of one of the tags: torch would hand it paused memory.
+        """
+        entry = (threading.get_ident(), tags)
+        with self._lock:
+            for frame in self._frames.values():
+                if frame.managed and frame.thread != entry[0] and selects(tags, frame.tag):
+                    raise InvalidStateError(
+                        f"another thread is inside region(tag={frame.tag!r}): pause that tag after it has left the region",
+                        operation="pause",
+                        tag=frame.tag,
+                    )
+            self._pauses.append(entry)
+        return entry
+
+    def end_pause(self, entry: tuple[int, Tags]) -> None:
+        """Regions may be entered again."""
+        with self._lock:
+            self._pauses.remove(entry)
+            self._pause_ended.notify_all()
+
+    def _wait_for_pauses(self, tag: str) -> None:
+        """A region entered during a pause of its tag would get memory that is about to go. The caller holds the lock."""
+        thread = threading.get_ident()
+        while any(owner != thread and selects(tags, tag) for owner, tags in self._pauses):
+            self._pause_ended.wait()
+
+    def _begin_routing(self, torch: TorchCuda, frame: Frame) -> None:
+        """This thread's allocations come from the frame's pools. Does nothing where they do already."""
+        if frame.routed:
+            return
+        begun: list[Pool] = []
+        try:
+            for pool in frame.pools:
+                torch.begin_routing(pool.key[2], pool.id)
+                begun.append(pool)
+        except BaseException:
+            for pool in reversed(begun):
+                torch.end_routing(pool.device, pool.id)
+                torch.release_pool(pool.device, pool.id)
+            raise
+        frame.routed = True
+
+    def _end_routing(self, torch: TorchCuda, frame: Frame) -> None:
+        """Undoes :meth:`_begin_routing`, from any thread. Does nothing where the frame is not routed."""
+        if not frame.routed:
+            return
+        frame.routed = False
+        for pool in reversed(frame.pools):
+            torch.end_routing(pool.key[2], pool.id)
+            torch.release_pool(pool.key[2], pool.id)
+
+    def _discard(self, frame: Frame) -> None:
+        """The frame is no longer one; its pools are idle, those of a disable() that failed to begin are to be retired."""
+        with self._lock:
+            self._frames.pop(id(frame), None)
+            for pool in frame.pools:
+                if pool.managed:
+                    self._idle.setdefault(pool.key, []).append(pool)
+                else:
+                    self._doomed.append(pool)
+        frame.pools = []
+
+    # Pools
+
+    def check_out(self, torch: TorchCuda, key: Key, managed: bool = True) -> Pool:
+        """A pool that is nobody else's and hands out no paused memory: an idle one, or a new one."""
+        if not managed:
+            return self.make_pool(torch, key, managed=False)
+        paused, epoch = _core.tag_info(key[0])
+        suspects: list[Pool] = []
+        with self._lock:
+            idle = self._idle.get(key)
+            if idle:
+                if not paused:
+                    pool = idle.pop()
+                    pool.epoch = epoch
+                    return pool
+                for pool in reversed(idle):
+                    if pool.epoch == epoch:
+                        idle.remove(pool)
+                        return pool
+                suspects, self._idle[key] = idle, []
+        # Those that hold nothing at all hold nothing that is paused.
+        empty = next((pool for pool in suspects if not torch.segments(pool.id)), None)
+        if suspects:
+            with self._lock:
+                self._idle.setdefault(key, []).extend(pool for pool in suspects if pool is not empty)
+        pool = empty or self.make_pool(torch, key)
+        pool.epoch = epoch
+        return pool
+
+    def check_in(self, pool: Pool) -> None:
+        """The pool is idle again."""
+        with self._lock:
+            self._idle.setdefault(pool.key, []).append(pool)
+
+    def make_pool(self, torch: TorchCuda, key: Key, managed: bool = True) -> Pool:
+        """A new pool; immortal until it is retired."""
+        pool = Pool(torch.make_pool(key[2], managed), key, managed)
+        torch_layer.make_immortal(pool.memory_pool)
+        return pool
+
+    def retire(self, torch: TorchCuda, pool: Pool) -> None:
+        """Gives the pool up: torch returns its segments at the next emptying after their last tensor is gone.
+
+        The pool must not be routed. Routing it once leaves it with a count of uses beside the object's own, so that the
+        object's end does nothing, whatever else is routed then; releasing that count does the rest.
+        """
+        torch.begin_routing(pool.device, pool.id)
+        torch.end_routing(pool.device, pool.id)
+        torch_layer.make_mortal(pool.memory_pool)
+        pool.memory_pool = None
+        torch.release_pool(pool.device, pool.id)
+
+    def retire_later(self, pool: Pool) -> None:
+        """For finalizers: they run anywhere, also where the lock is held."""
+        self._doomed.append(pool)
+
+    def retire_doomed(self, torch: TorchCuda) -> None:
+        """Retires what finalizers left."""
+        while self._doomed:
+            self.retire(torch, self._doomed.popleft())
+
+    # Giving memory back
+
+    def make_room(self, torch: TorchCuda, device: int) -> None:
+        """Empties torch's cache if the device has less free memory than the cache could give back.
+
+        Outside pools torch does that itself when memory runs out; inside one it fails.
+        """
+        free, total = _core.device_memory(device)
+        # What torch could give back is in use as far as the driver knows: with half of the device free there is no need.
+        if 2 * free >= total or torch.is_capturing():
+            return
+        if free < torch.releasable_bytes(device):
+            self.empty_cache(torch)
+
+    def empty_cache(self, torch: TorchCuda) -> None:
+        """Returns every segment that holds no tensor, of torch's default pool and of ours.
+
+        This thread's own routings are ended and begun again around it, their pools replaced. Devices on which another thread
+        is in a region are emptied when the last thread leaves.
+        """
+        if torch.is_capturing():
+            return
+        self.retire_doomed(torch)
+        self.retire_idle(torch, None)
+        with self.routing_suspended(torch, lambda frame: self.replace_pools(torch, frame, only_if=self.has_idle_segment)):
+            self.empty_torch_cache_now(torch)
+
+    def empty_torch_cache(self, torch: TorchCuda) -> None:
+        """torch.cuda.empty_cache(), this thread's routings suspended; what those of others keep is left pending."""
+        with self.routing_suspended(torch):
+            self.empty_torch_cache_now(torch)
+
+    def empty_torch_cache_now(self, torch: TorchCuda) -> None:
+        """The same, where this thread routes nothing."""
+        with self._lock:
+            self._pending |= self._routed_devices()
+        torch.empty_cache()
+
+    def _empty_pending(self, torch: TorchCuda) -> None:
+        with self._lock:
+            due = self._pending - self._routed_devices()
+            self._pending -= due
+        if due and not torch.is_capturing():
+            torch.empty_cache()
+
+    def _routed_devices(self) -> set[int]:
+        """Those on which some thread routes a pool of ours. The caller holds the lock."""
+        return {pool.device for frame in self._frames.values() if frame.routed for pool in frame.pools}
+
+    def retire_idle(self, torch: TorchCuda, tags: Tags) -> bool:
+        """Retires the idle pools of `tags` that hold a segment without tensors; whether there were any."""
+        with self._lock:
+            taken = [pool for key, pools in self._idle.items() if selects(tags, key[0]) for pool in pools]
+            for key in [key for key in self._idle if selects(tags, key[0])]:
+                del self._idle[key]
+        retired = False
+        for pool in taken:
+            if self.has_idle_segment(torch, pool):
+                self.retire(torch, pool)
+                retired = True
+            else:
+                self.check_in(pool)
+        return retired
+
+    @staticmethod
+    def has_idle_segment(torch: TorchCuda, pool: Pool) -> bool:
+        return any(all(block["state"] == "inactive" for block in segment["blocks"]) for segment in torch.segments(pool.id))
+
+    def replace_pools(self, torch: TorchCuda, frame: Frame, only_if: Callable[[TorchCuda, Pool], bool]) -> None:
+        """Gives a suspended frame fresh pools in place of those that `only_if` names, which are retired."""
+        for index, pool in enumerate(frame.pools):
+            if only_if(torch, pool):
+                frame.pools[index] = self.check_out(torch, pool.key, pool.managed)
+                self.retire(torch, pool)
+
+    @contextlib.contextmanager
+    def routing_suspended(self, torch: TorchCuda, visit: Callable[[Frame], None] | None = None) -> Iterator[None]:
+        """Inside, this thread routes nothing. `visit` is called for each of its frames and may exchange their pools."""
+        frames = [frame for frame in self.stack() if frame.pools]
+        routed = [frame for frame in frames if frame.routed]
+        for frame in reversed(routed):
+            self._end_routing(torch, frame)
+        try:
+            for frame in frames:
+                if visit is not None:
+                    visit(frame)
+            yield
+        finally:
+            for frame in routed:
+                self._begin_routing(torch, frame)
+
+    def idle_pools(self, tags: Tags = None) -> list[Pool]:
+        """The idle pools of the tags, at this moment."""
+        with self._lock:
+            return [pool for key, pools in self._idle.items() if selects(tags, key[0]) for pool in pools]

@@ -1,0 +1,44 @@
+"""What pause and resume return."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["PauseReport", "ResumeReport", "TransitionReport"]
+
+
+@dataclass(frozen=True)
+class TransitionReport:
+    """What one pause or resume did.
+
+    Attributes:
+        allocations: Allocations that changed state.
+        bytes: Bytes of physical device memory given back or taken.
+        copied_bytes: Bytes copied to or from backups.
+        unknown_tags: Tags in the call that nobody ever allocated with.
+        seconds: Wall-clock time of the native part of the call.
+    """
+
+    allocations: int = 0
+    bytes: int = 0
+    copied_bytes: int = 0
+    unknown_tags: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class PauseReport(TransitionReport):
+    """What one pause did.
+
+    Attributes:
+        reusable_bytes: Bytes of paused memory that PyTorch could still hand out to new tensors before the resume, because
+            they are free blocks of its default pool. Not 0 only in processes that manage everything (``TMS_INIT_ENABLE=1``):
+            allocate inside ``disable()`` while paused there.
+    """
+
+    reusable_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class ResumeReport(TransitionReport):
+    """What one resume did."""

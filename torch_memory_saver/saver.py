@@ -1,0 +1,258 @@
+"""The public surface: :class:`TorchMemorySaver`, whose one object is ``torch_memory_saver.torch_memory_saver``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from torch_memory_saver import preload
+from torch_memory_saver.arguments import DEFAULT_TAG
+from torch_memory_saver.errors import InvalidStateError
+from torch_memory_saver.implementation import Implementation
+from torch_memory_saver.report import PauseReport, ResumeReport
+from torch_memory_saver.usage import Stats
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["TorchMemorySaver"]
+
+
+class TorchMemorySaver:
+    """Pauses and resumes GPU memory without changing its addresses.
+
+    Nothing happens before the first use: no driver is loaded and no device touched. All sizes are bytes. Every method may be
+    called from any thread; a region is about the thread that enters it. Failures are exceptions of
+    :mod:`torch_memory_saver.errors`, each of which leaves things as they were before the call.
+    """
+
+    def __init__(self) -> None:
+        # The names are relied upon by programs that put another implementation in: see COMPATIBILITY in the README.
+        self._impl: Any = None
+        self._impl_ctor_kwargs: dict[str, str] = {}
+
+    def _ensure_initialized(self) -> None:
+        """Makes the implementation at the first use."""
+        if self._impl is None:
+            self._impl = Implementation(**self._impl_ctor_kwargs)
+
+    def _use(self) -> Any:
+        if self._impl is None:
+            self._ensure_initialized()
+        return self._impl
+
+    @property
+    def enabled(self) -> bool:
+        """Always True: this is the real saver."""
+        return True
+
+    @property
+    def hook_mode(self) -> str:
+        """How allocations are caught: "preload" or "torch"; "auto", the default, until the first use decides.
+
+        "preload" where the process was started with the preload library (see :func:`configure_subprocess`): allocations of
+        every library are managed inside regions. "torch" otherwise: those that PyTorch makes. It may be set before the first
+        use, to "preload" in order to insist on it. "torch" in a preloaded process changes nothing.
+
+        Raises:
+            InvalidArgumentError: Set to an unknown mode.
+            InvalidStateError: Set after the first use to a mode that is not in force.
+        """
+        if self._impl is None:
+            return self._impl_ctor_kwargs.get("hook_mode", "auto")
+        return str(getattr(self._impl, "hook_mode", preload.mode_in_force()))
+
+    @hook_mode.setter
+    def hook_mode(self, mode: str) -> None:
+        preload.check_hook_mode(mode)
+        if self._impl is None:
+            if mode == "auto":
+                self._impl_ctor_kwargs.pop("hook_mode", None)
+            else:
+                self._impl_ctor_kwargs["hook_mode"] = mode
+        elif mode == "preload" and self.hook_mode != "preload":
+            raise InvalidStateError(
+                f'hook_mode cannot become "{mode}" after the first use: "{self.hook_mode}" is in force',
+                operation="set hook_mode",
+            )
+
+    def region(
+        self,
+        tag: str = DEFAULT_TAG,
+        enable_cpu_backup: bool = False,
+        enable_disk_backup: bool = False,
+        cpu_backup_backend: str | None = None,
+    ) -> AbstractContextManager[None]:
+        """A context manager: what this thread allocates on GPUs inside can be paused and resumed.
+
+        Regions nest, the innermost counts. Tensors made outside stay ordinary. While the tag is paused a region of it may be
+        entered: what is allocated then is resident.
+
+        Args:
+            tag: A name for pause and resume to select by; any non-empty str.
+            enable_cpu_backup: A pause keeps the contents in host memory. Without a backup contents are lost at a pause.
+            enable_disk_backup: A pause keeps the contents in a file (see :meth:`set_disk_backup_dir`).
+            cpu_backup_backend: "pinned" (page-locked memory: fast) or "mmap" (goes back to the system at the resume).
+
+        Raises:
+            InvalidArgumentError: Both backups, an unknown backend, a backend without ``enable_cpu_backup``, a bad tag.
+            TorchUnavailableError: Hook mode "torch" and no PyTorch that can use CUDA.
+        """
+        optional: dict[str, Any] = {}
+        if enable_disk_backup:
+            optional["enable_disk_backup"] = enable_disk_backup
+        if cpu_backup_backend is not None:
+            optional["cpu_backup_backend"] = cpu_backup_backend
+        manager: AbstractContextManager[None] = self._use().region(tag=tag, enable_cpu_backup=enable_cpu_backup, **optional)
+        return manager
+
+    def cuda_graph(
+        self,
+        cuda_graph: torch.cuda.CUDAGraph,
+        pool: Any = None,
+        stream: torch.cuda.Stream | None = None,
+        capture_error_mode: str = "global",
+        tag: str = DEFAULT_TAG,
+        enable_cpu_backup: bool = False,
+        cpu_backup_backend: str | None = None,
+    ) -> AbstractContextManager[None]:
+        """Like ``torch.cuda.graph``; the memory that the graph allocates can be paused and resumed.
+
+        Args:
+            cuda_graph: The graph to capture into.
+            pool: A token from ``torch.cuda.graph_pool_handle()``, another graph's ``pool()`` or a ``MemPool``'s ``id``:
+                graphs captured here with the same token, tag and backup share one managed pool. None: a pool of the graph's
+                own.
+            stream: The stream to capture on; None is torch's capture stream.
+            capture_error_mode: "global", "thread_local" or "relaxed".
+            tag, enable_cpu_backup, cpu_backup_backend: As for :meth:`region`.
+
+        Raises:
+            InvalidArgumentError: As for :meth:`region`, or something that is not a graph or a token.
+            InvalidStateError: The token already holds memory that is not managed, or its memory is paused.
+        """
+        optional: dict[str, Any] = {} if cpu_backup_backend is None else {"cpu_backup_backend": cpu_backup_backend}
+        manager: AbstractContextManager[None] = self._use().cuda_graph(
+            cuda_graph=cuda_graph,
+            pool=pool,
+            stream=stream,
+            capture_error_mode=capture_error_mode,
+            tag=tag,
+            enable_cpu_backup=enable_cpu_backup,
+            **optional,
+        )
+        return manager
+
+    def disable(self) -> AbstractContextManager[None]:
+        """A context manager: allocations inside are ordinary, although a region surrounds them.
+
+        What was allocated inside and deleted is the driver's again on exit.
+
+        Raises:
+            InvalidStateError: No region is in force, nor ``TMS_INIT_ENABLE=1``.
+        """
+        manager: AbstractContextManager[None] = self._use().disable()
+        return manager
+
+    def pause(self, tag: str | Iterable[str] | None = None) -> PauseReport:
+        """Gives the physical memory of what is resident back to the driver, contents to their backups first.
+
+        Waits for the devices concerned. What is paused already is skipped; a tag that nobody used is a warning in the log.
+        Tensors keep their addresses and must not be touched before the resume.
+
+        Args:
+            tag: A tag, several, or None for every tag.
+
+        Raises:
+            InvalidArgumentError: Not a tag, nor an iterable of tags.
+            InvalidStateError: Another thread is inside a region of one of the tags.
+            CaptureInProgressError: A stream capture is under way.
+            OutOfHostMemoryError, BackupIOError: The backups could not be made. Everything is still resident.
+        """
+        report: PauseReport = self._use().pause(tag=tag)
+        return report
+
+    def resume(self, tag: str | Iterable[str] | None = None) -> ResumeReport:
+        """Gives what is paused new physical memory at the same addresses, with its contents if it has a backup.
+
+        Args:
+            tag: A tag, several, or None for every tag.
+
+        Raises:
+            OutOfMemoryError: The device has too little free memory. What was paused still is, with its backup: make room and
+                call again.
+            InvalidArgumentError, CaptureInProgressError: As for :meth:`pause`.
+        """
+        report: ResumeReport = self._use().resume(tag=tag)
+        return report
+
+    def empty_cache(self) -> None:
+        """Like ``torch.cuda.empty_cache()``, for managed memory as well and also inside regions.
+
+        Memory on a device on which another thread is inside a region goes back when that thread leaves it. Without torch
+        nothing is cached and nothing happens.
+        """
+        self._use().empty_cache()
+
+    def get_cpu_backup(self, x: torch.Tensor, zero_copy: bool = False) -> torch.Tensor | None:
+        """The host copy of a managed tensor: a CPU tensor of its dtype and shape; None if there is none now.
+
+        There is one while the tensor is paused, if its region had a CPU backup; after a resume only with
+        :attr:`retain_cpu_backup`.
+
+        Args:
+            x: A contiguous CUDA tensor.
+            zero_copy: The result is the backup's own memory rather than a copy of it. It stays valid for as long as the
+                result lives; later pauses may write to it.
+
+        Raises:
+            NotManagedError: The tensor is not in managed memory.
+            InvalidArgumentError: Not a tensor, or one that is not contiguous.
+        """
+        backup: torch.Tensor | None = self._use().get_cpu_backup(x, zero_copy=zero_copy)
+        return backup
+
+    def set_disk_backup_dir(self, path: str | os.PathLike[str]) -> None:
+        """The directory for disk backups from now on, made if it is not there. Default: ``TMS_DISK_BACKUP_DIR``, else the
+        system's temporary directory.
+
+        Raises:
+            InvalidArgumentError: Not a path.
+            BackupIOError: The directory cannot be made or written to. The one in use stays.
+        """
+        self._use().set_disk_backup_dir(path)
+
+    def enable_peer_access(self) -> None:
+        """Makes managed memory accessible to every device that this process uses by now. Needed in hook mode "torch" after
+        the process has begun to use another device, if no region was entered or left since."""
+        self._use().enable_peer_access()
+
+    def stats(self) -> Stats:
+        """What is managed now: bytes by tag, every allocation, and the counters."""
+        stats: Stats = self._use().stats()
+        return stats
+
+    @property
+    def memory_margin_bytes(self) -> int:
+        """A managed allocation that would leave less free memory on its device than this fails as out of memory. Default 0.
+
+        Raises:
+            InvalidArgumentError: Set to something that is not a number of bytes.
+        """
+        return int(self._use().memory_margin_bytes)
+
+    @memory_margin_bytes.setter
+    def memory_margin_bytes(self, value: int) -> None:
+        self._use().memory_margin_bytes = value
+
+    @property
+    def retain_cpu_backup(self) -> bool:
+        """Whether a resume keeps CPU backups for the next pause and for :meth:`get_cpu_backup`. Default False, or
+        ``TMS_RETAIN_CPU_BACKUP``. Read at each resume."""
+        return bool(self._use().retain_cpu_backup)
+
+    @retain_cpu_backup.setter
+    def retain_cpu_backup(self, value: bool) -> None:
+        self._use().retain_cpu_backup = value

@@ -1,0 +1,206 @@
+"""What this package needs of PyTorch, in one place: finding it, and the functions of its CUDA allocator.
+
+Nothing here imports torch unless :func:`require` is called. :func:`loaded` is for processes that may well do without torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch_memory_saver import _core
+from torch_memory_saver.errors import ForkedProcessError, InvalidStateError, TorchUnavailableError
+
+__all__ = ["PoolId", "TorchCuda", "expandable_segments_on", "loaded", "make_immortal", "make_mortal", "require"]
+
+#: What torch calls a pool by.
+PoolId = tuple[int, int]
+
+_DEFAULT_POOL: PoolId = (0, 0)
+#: A pool that never exists: a snapshot of it has the allocator's settings and no segments.
+_NO_POOL: PoolId = (0, (1 << 62) - 1)
+#: Since this version the pool routed last is the one that allocations come from; before, it was the one routed first.
+_LAST_ROUTED_WINS = (2, 11)
+_OLDEST_VERSION = "2.6"
+
+
+class TorchCuda:
+    """torch.cuda, initialised, and the private functions of its allocator that pools need.
+
+    The functions of ``torch._C`` are used directly because a region must cost microseconds.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        extension = torch._C
+        backend = extension._cuda_getAllocatorBackend()
+        if backend != "native":
+            raise InvalidStateError(
+                f"PyTorch's {backend} allocator has no memory pools: unset `backend` in PYTORCH_CUDA_ALLOC_CONF and "
+                "PYTORCH_ALLOC_CONF",
+                operation="initialize",
+            )
+        begin = getattr(extension, "_cuda_beginAllocateCurrentThreadToPool", None)
+        begin = begin or getattr(extension, "_cuda_beginAllocateToPool", None)
+        if begin is None or not hasattr(torch.cuda, "MemPool"):
+            raise TorchUnavailableError(
+                f"this PyTorch ({torch.__version__}) has no memory pools: {_OLDEST_VERSION} is needed"
+            )
+        self.torch = torch
+        self.begin_routing = begin  # (device, pool id): this thread's allocations on the device come from the pool
+        self.end_routing = extension._cuda_endAllocateToPool
+        self.release_pool = extension._cuda_releasePool
+        self.empty_cache = extension._cuda_emptyCache
+        self.current_device = extension._cuda_getDevice
+        self.is_capturing = extension._cuda_isCurrentStreamCapturing
+        self._raw_stream = extension._cuda_getCurrentRawStream
+        self._memory_stats = extension._cuda_memoryStats
+        self._memory_snapshot = extension._cuda_memorySnapshot
+        self.last_routed_wins = _version(torch.__version__) >= _LAST_ROUTED_WINS
+        # Never freed: torch calls it for segments that outlive everything of ours.
+        self._allocator = torch.cuda.memory.CUDAPluggableAllocator(_core.library_path, "tms_torch_malloc", "tms_torch_free")
+        make_immortal(self._allocator)
+
+    def allocator(self) -> Any:
+        """Our allocator as torch's pools take it."""
+        return self._allocator.allocator()
+
+    def current_stream(self) -> int:
+        """The handle of this thread's current stream on its current device."""
+        return int(self._raw_stream(self.current_device()))
+
+    @contextlib.contextmanager
+    def on_device(self, device: int) -> Iterator[None]:
+        """Makes `device` the current one inside."""
+        with self.torch.cuda.device(device):
+            yield
+
+    def make_pool(self, device: int, managed: bool) -> Any:
+        """A new torch.cuda.MemPool of the device; with our allocator, or as torch makes it."""
+        arguments = (self.allocator(),) if managed else ()
+        if self.current_device() == device:
+            return self.torch.cuda.MemPool(*arguments)
+        with self.on_device(device):
+            return self.torch.cuda.MemPool(*arguments)
+
+    def releasable_bytes(self, device: int) -> int:
+        """Bytes of segments on the device that hold no block in use, in every pool.
+
+        What torch reserves is in use, free in a segment that is partly in use, or in segments that are wholly free.
+        """
+        stats = self._memory_stats(device)
+        reserved, active, split = (
+            stats[name]["all"]["current"] for name in ("reserved_bytes", "active_bytes", "inactive_split_bytes")
+        )
+        return int(reserved - active - split)
+
+    def segments(self, pool: PoolId = _DEFAULT_POOL) -> list[dict[str, Any]]:
+        """The segments of one pool, on every device; of the default pool's id: those of every pool."""
+        segments: list[dict[str, Any]] = self._snapshot(pool)["segments"]
+        return segments
+
+    def settings(self) -> dict[str, Any]:
+        """The allocator's settings in force; empty where torch does not tell them."""
+        settings: dict[str, Any] = self._snapshot(_NO_POOL).get("allocator_settings", {})
+        return settings
+
+    def _snapshot(self, pool: PoolId) -> Any:
+        try:
+            return self._memory_snapshot((*pool, False))
+        except (TypeError, ValueError, RuntimeError):
+            pass  # Before traces could be left out, the argument was the pool's id alone.
+        try:
+            return self._memory_snapshot(pool)
+        except (TypeError, ValueError, RuntimeError):
+            snapshot = dict(self._memory_snapshot(None))
+        if pool != _DEFAULT_POOL:
+            snapshot["segments"] = [row for row in snapshot["segments"] if tuple(row.get("segment_pool_id", ())) == pool]
+        return snapshot
+
+
+_torch_cuda: TorchCuda | None = None
+
+
+def loaded() -> TorchCuda | None:
+    """torch.cuda, initialised now if it was not; None where torch is not loaded or sees no CUDA device."""
+    if _torch_cuda is not None:
+        return _torch_cuda
+    torch = sys.modules.get("torch")
+    # Somebody may be importing torch right now.
+    if torch is None or not hasattr(torch, "cuda") or not hasattr(torch, "__version__") or not torch.cuda.is_available():
+        return None
+    return _initialize(torch)
+
+
+def require() -> TorchCuda:
+    """torch.cuda, imported and initialised if need be.
+
+    Raises:
+        TorchUnavailableError: torch is not installed, sees no CUDA device, or has no memory pools.
+        ForkedProcessError: This process was forked from one that used CUDA.
+    """
+    if _torch_cuda is not None:
+        return _torch_cuda
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError as error:
+        raise TorchUnavailableError(
+            'this needs PyTorch, which could not be imported: install it, or use the preload library (hook mode "preload")',
+            operation="initialize",
+        ) from error
+    if not torch.cuda.is_available():
+        raise TorchUnavailableError(
+            f"PyTorch {torch.__version__} has no usable CUDA device"
+            + ("" if torch.version.cuda else ": it is a build without CUDA"),
+            operation="initialize",
+        )
+    return _initialize(torch)
+
+
+def _initialize(torch: Any) -> TorchCuda:
+    global _torch_cuda
+    try:
+        torch.cuda.init()
+    except RuntimeError as error:
+        bad_fork = getattr(torch.cuda, "_is_in_bad_fork", lambda: False)()
+        kind = ForkedProcessError if bad_fork else TorchUnavailableError
+        raise kind(f"PyTorch could not initialise CUDA: {error}", operation="initialize") from error
+    _torch_cuda = TorchCuda(torch)
+    return _torch_cuda
+
+
+def expandable_segments_on(environment: Mapping[str, str]) -> bool:
+    """Whether PyTorch's expandable segments are on, by its settings if it runs, else by its variables."""
+    torch = sys.modules.get("torch")
+    if _torch_cuda is not None or (hasattr(torch, "cuda") and torch.cuda.is_initialized()):  # type: ignore[union-attr]
+        torch_cuda = loaded()
+        if torch_cuda is not None:
+            return bool(torch_cuda.settings().get("expandable_segments", False))
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        for entry in environment.get(name, "").split(","):
+            key, _, value = entry.partition(":")
+            if key.strip() == "expandable_segments":
+                return value.strip().lower() == "true"
+    return False
+
+
+def make_immortal(thing: object) -> None:
+    """Keeps an object through the interpreter's exit. A MemPool that is destroyed while any pool is routed, as at the exit
+    of a program that stops inside a region, would end the process with an abort."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def make_mortal(thing: object) -> None:
+    """Undoes :func:`make_immortal`."""
+    ctypes.pythonapi.Py_DecRef(ctypes.py_object(thing))
+
+
+def _version(text: str) -> tuple[int, int]:
+    try:
+        major, minor = text.split("+")[0].split(".")[:2]
+        return int(major), int(minor)
+    except ValueError:
+        return 0, 0

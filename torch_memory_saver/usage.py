@@ -1,0 +1,116 @@
+"""What is managed at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch_memory_saver import _core
+
+__all__ = ["Allocation", "Stats", "TagUsage", "take_stats"]
+
+_STATES = {
+    _core.STATE_ACTIVE: "active",
+    _core.STATE_PAUSING: "pausing",
+    _core.STATE_PAUSED: "paused",
+    _core.STATE_RESUMING: "resuming",
+    _core.STATE_DAMAGED: "damaged",
+}
+_BACKUPS = {
+    _core.BACKUP_NONE: "none",
+    _core.BACKUP_PINNED: "pinned",
+    _core.BACKUP_MMAP: "mmap",
+    _core.BACKUP_DISK: "disk",
+}
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """One managed allocation. In PyTorch this is a segment of its allocator, which may hold several tensors.
+
+    Attributes:
+        address: Of the first byte, on the device.
+        bytes: As asked for.
+        reserved_bytes: Of the address range, and of physical memory while it is resident.
+        backup_bytes: Held in a backup now.
+        device: CUDA ordinal.
+        state: "active", "pausing", "paused", "resuming" or "damaged".
+        backup: "none", "pinned", "mmap" or "disk".
+        tag: The region's.
+    """
+
+    address: int
+    bytes: int
+    reserved_bytes: int
+    backup_bytes: int
+    device: int
+    state: str
+    backup: str
+    tag: str
+
+
+@dataclass(frozen=True)
+class TagUsage:
+    """The allocations of one tag, or of all.
+
+    Attributes:
+        allocations: Their number, in every state.
+        bytes: As asked for.
+        resident_bytes: Physical device memory that they hold now.
+        paused_bytes: Physical device memory that a resume would take.
+        backup_bytes: Held in backups now.
+    """
+
+    allocations: int = 0
+    bytes: int = 0
+    resident_bytes: int = 0
+    paused_bytes: int = 0
+    backup_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What is managed now.
+
+    Attributes:
+        total: Every allocation.
+        tags: By tag.
+        allocations: Each, in order of allocation.
+        counters: The core's counters by name: see ``tms_counters_t`` in ``tms.h``.
+    """
+
+    total: TagUsage
+    tags: Mapping[str, TagUsage]
+    allocations: tuple[Allocation, ...]
+    counters: Mapping[str, int]
+
+
+def take_stats() -> Stats:
+    """A snapshot. Rows and counters are read one after the other, and may differ by what other threads do meanwhile."""
+    allocations = tuple(
+        Allocation(
+            address, size, reserved, kept, device, _STATES.get(state, str(state)), _BACKUPS.get(backup, str(backup)), tag
+        )
+        for address, size, reserved, kept, device, state, backup, tag in _core.segments()
+    )
+    tags: dict[str, list[Allocation]] = {}
+    for allocation in allocations:
+        tags.setdefault(allocation.tag, []).append(allocation)
+    return Stats(
+        total=_sum_up(allocations),
+        tags={tag: _sum_up(rows) for tag, rows in tags.items()},
+        allocations=allocations,
+        counters=dict(_core.counters()),
+    )
+
+
+def _sum_up(rows: tuple[Allocation, ...] | list[Allocation]) -> TagUsage:
+    # Memory stays mapped while a pause copies it, and a resume under way is not yet one.
+    resident = sum(row.reserved_bytes for row in rows if row.state in ("active", "pausing"))
+    return TagUsage(
+        allocations=len(rows),
+        bytes=sum(row.bytes for row in rows),
+        resident_bytes=resident,
+        paused_bytes=sum(row.reserved_bytes for row in rows if row.state in ("paused", "resuming")),
+        backup_bytes=sum(row.backup_bytes for row in rows),
+    )
