@@ -14,6 +14,7 @@ PYTEST_ARGUMENTS ?=
 # Asked once, and only by what needs it: setup.py knows where the package and cuda.h are.
 PACKAGE_ROOT = $(eval PACKAGE_ROOT := $$(shell $(PYTHON) -c 'import setup; print(setup.PACKAGE_ROOT)'))$(PACKAGE_ROOT)
 CUDA_INCLUDE = $(eval CUDA_INCLUDE := $$(shell $(PYTHON) -c 'import setup; print(setup.find_cuda_include())'))$(CUDA_INCLUDE)
+PYTHON_INCLUDE = $(shell $(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')
 IN_TREE = PYTHONPATH="$(abspath $(PACKAGE_ROOT))$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON)
 
 C_FILES = $(shell find csrc tests -name '*.[ch]')
@@ -101,8 +102,8 @@ lint-c:
 			--suppress=missingIncludeSystem -D_GNU_SOURCE -Icsrc csrc; \
 	else echo "skipped: cppcheck is not installed"; fi
 	@if command -v clang-tidy >/dev/null; then \
-		set -x; clang-tidy --quiet --warnings-as-errors='*' $(wildcard csrc/*.c csrc/preload/*.c csrc/simulator/*.c) -- \
-			-std=c11 -D_GNU_SOURCE -Icsrc -isystem $(CUDA_INCLUDE) 2>&1 | sed -E '/^[0-9]+ warnings? generated\.$$/d'; \
+		set -x; clang-tidy --quiet --warnings-as-errors='*' $(wildcard csrc/*.c csrc/*/*.c) -- -std=c11 -D_GNU_SOURCE \
+			-DPy_LIMITED_API=0x030A0000 -Icsrc -isystem $(PYTHON_INCLUDE) -isystem $(CUDA_INCLUDE) 2>&1 | sed -E '/^[0-9]+ warnings? generated\.$$/d'; \
 	else echo "skipped: clang-tidy is not installed"; fi
 lint-python:
 	$(PYTHON) -m ruff check $(PYTHON_FILES)

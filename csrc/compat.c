@@ -113,9 +113,9 @@ void set_memory_margin_bytes(uint64_t bytes) { api()->set_memory_margin(bytes); 
 /* ---- pause and resume ---- */
 
 tms_cuda_error_t tms_compat_cuda_error(tms_status_t status, const tms_error_t *error) {
+    if (status == TMS_OK) return TMS_CUDA_SUCCESS; /* nobody has filled *error */
     int driver_result = error ? error->driver_result : 0;
     switch (status) {
-    case TMS_OK: return TMS_CUDA_SUCCESS;
     case TMS_INVALID_ARGUMENT:
     case TMS_NOT_MANAGED: return TMS_CUDA_ERROR_INVALID_VALUE;
     case TMS_OUT_OF_DEVICE_MEMORY:
@@ -125,6 +125,7 @@ tms_cuda_error_t tms_compat_cuda_error(tms_status_t status, const tms_error_t *e
     case TMS_FORKED: return TMS_CUDA_ERROR_INITIALIZATION; /* what the runtime says in a forked child */
     case TMS_DRIVER:
     case TMS_DEVICE_LOST: return driver_result ? driver_result : TMS_CUDA_ERROR_UNKNOWN;
+    case TMS_OK:
     case TMS_INVALID_STATE:
     case TMS_BACKUP_IO: break;
     }

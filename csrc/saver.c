@@ -48,6 +48,11 @@ bool tms_saver_has_segments(tms_saver_t *saver) {
     return any;
 }
 
+void tms_saver_note(tms_saver_t *saver, tms_status_t status, const tms_error_t *reason) {
+    if (status != TMS_OK && status != TMS_DRIVER_UNAVAILABLE)
+        tms_log_write(saver->log, TMS_LOG_WARNING, "%s", reason->message);
+}
+
 static tms_error_context_t context_of(const char *operation, const tms_segment_t *segment) {
     return (tms_error_context_t){.operation = operation,
                                  .device = segment->device,
@@ -168,8 +173,7 @@ tms_status_t tms_saver_allocate(tms_saver_t *saver, const tms_region_t *region, 
         /* A device that came into use since the last look also wants what was allocated before it did. The allocation stands
          * whatever comes of that. */
         tms_error_t reason;
-        if (tms_saver_refresh_peers(saver, &reason) != TMS_OK)
-            tms_log_write(saver->log, TMS_LOG_WARNING, "%s", reason.message);
+        tms_saver_note(saver, tms_saver_refresh_peers(saver, &reason), &reason);
     }
     return TMS_OK;
 }

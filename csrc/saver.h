@@ -78,6 +78,8 @@ void tms_saver_retire(tms_saver_t *saver, tms_segment_t *segment);
  * transition. */
 void tms_saver_unpublish(tms_saver_t *saver, tms_segment_t *segment);
 bool tms_saver_has_segments(tms_saver_t *saver);
+/* Logs what went wrong in something that the call does not depend on; silent at process exit, when the driver has gone. */
+void tms_saver_note(tms_saver_t *saver, tms_status_t status, const tms_error_t *reason);
 /* Tries again what waits: the quarantine, deferred frees once no capture is visible, and damaged segments, which become
  * PAUSED when the driver takes back what it refused. Called by pause, resume, the end of a capture, and allocations that ran
  * out of memory. Cheap when nothing waits. */

@@ -371,8 +371,7 @@ tms_status_t tms_transition_resume(tms_saver_t *saver, const tms_selection_t *se
     if (status == TMS_OK && t.report.allocations > 0 && t.devices->count > 1) {
         /* A device that came into use while the memory was being mapped. What was resumed stands whatever comes of this. */
         tms_error_t reason;
-        if (tms_saver_refresh_peers(saver, &reason) != TMS_OK)
-            tms_log_write(saver->log, TMS_LOG_WARNING, "%s", reason.message);
+        tms_saver_note(saver, tms_saver_refresh_peers(saver, &reason), &reason);
     }
     return end(&t, status, report);
 }

@@ -147,7 +147,6 @@ class GraphCapture(ContextDecorator):
         self._capture_error_mode = capture_error_mode
         self._tag = tag
         self._backup = backup
-        self._undo: list[Any] = []
 
     def __enter__(self) -> None:
         torch = self._torch
@@ -157,14 +156,14 @@ class GraphCapture(ContextDecorator):
         self._store.empty_cache(torch)
         self._shared = self._pools.acquire(torch, self._token, (self._tag, self._backup, device))
         stream_before = torch.torch.cuda.current_stream()
-        # While the capture runs its pool is the only one that this thread routes: torch allocates what belongs to the device's
-        # random generator first, for all graphs to come, and that must not be paused with any tag.
+        # While the capture runs its pool is the only one that this thread routes: first torch allocates what belongs to the
+        # device's random generator, for all graphs to come, and that must not be paused with any tag.
         self._suspension = self._store.routing_suspended(torch)
         self._suspension.__enter__()
         depth = -1
         capturing = False
         try:
-            # Not managed: allocations that do not come from the pool are ordinary. Those of the pool get these settings anyway.
+            # Not managed: allocations outside the pool are ordinary. Those of the pool get these settings anyway.
             depth = _core.region_push(self._tag, self._backup, False)
             _core.capture_begin(self._tag, self._backup)
             capturing = True

@@ -160,15 +160,19 @@ CUresult sim_context_enable_peer(CUcontext handle, unsigned int flags) {
     return CUDA_SUCCESS;
 }
 
+CUresult sim_context_retain_for_runtime(int device) {
+    sim_context_t *context = &sim_state.devices[device].primary;
+    CUcontext handle = NULL;
+    if (context->runtime && context->alive) return CUDA_SUCCESS;
+    CUresult result = sim_context_primary_retain(&handle, device);
+    if (result == CUDA_SUCCESS) context->runtime = true;
+    return result;
+}
+
 CUresult sim_context_attach_runtime(void) {
-    sim_thread_t *thread = sim_state_thread();
+    int device = sim_state_thread()->device;
     if (sim_context_current()) return CUDA_SUCCESS;
-    sim_context_t *context = &sim_state.devices[thread->device].primary;
-    if (!context->runtime || !context->alive) {
-        CUcontext handle = NULL;
-        CUresult result = sim_context_primary_retain(&handle, thread->device);
-        if (result != CUDA_SUCCESS) return result;
-        context->runtime = true;
-    }
-    return sim_context_set_current(context_handle(context));
+    CUresult result = sim_context_retain_for_runtime(device);
+    if (result != CUDA_SUCCESS) return result;
+    return sim_context_set_current(context_handle(&sim_state.devices[device].primary));
 }

@@ -57,8 +57,8 @@ static bool covers_mappings(uint64_t address, uint64_t bytes, bool runtime, size
 static void remove_mapping(sim_mapping_t *mapping) {
     sim_physical_t *physical = mapping->physical;
     /* The addresses stay reserved: nothing else may come to lie there, not even for a moment. */
-    mmap((void *)(uintptr_t)mapping->address, mapping->span, PROT_NONE,
-         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    (void)mmap((void *)(uintptr_t)mapping->address, mapping->span, PROT_NONE,
+               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     sim_table_remove(&sim_state.mappings, mapping->address);
     if (!mapping->runtime) sim_state.devices[physical->device].mappings--;
     physical->mapped--;

@@ -31,7 +31,7 @@ static bool poison_range(int file, off_t offset, uint64_t bytes) {
 }
 
 static bool poison(int file, off_t offset, uint64_t bytes) {
-    if (bytes <= sim_state.poison_limit || bytes <= 2 * SIM_CHUNK_BYTES) return poison_range(file, offset, bytes);
+    if (bytes <= sim_state.poison_limit || bytes <= 2 * (uint64_t)SIM_CHUNK_BYTES) return poison_range(file, offset, bytes);
     return poison_range(file, offset, SIM_CHUNK_BYTES) &&
            poison_range(file, offset + (off_t)(bytes - SIM_CHUNK_BYTES), SIM_CHUNK_BYTES);
 }

@@ -28,21 +28,12 @@ CUresult sim_runtime_get_device(int *device) {
 
 /* Since CUDA 12 this makes the device's primary context, too. */
 CUresult sim_runtime_set_device(int device) {
-    sim_thread_t *thread = sim_state_thread();
-    const sim_context_t *context = sim_context_current();
     if (!sim_device_valid(device)) return CUDA_ERROR_INVALID_DEVICE;
-    if (context && context == &sim_state.devices[device].primary) return CUDA_SUCCESS;
-    if (context) sim_context_set_current(NULL);
-    thread->device = device;
-    /* What is left on the stack below belongs to whoever pushed it; the runtime replaces only the top. */
-    sim_context_t *primary = &sim_state.devices[device].primary;
-    if (!primary->runtime || !primary->alive) {
-        CUcontext handle = NULL;
-        CUresult result = sim_context_primary_retain(&handle, device);
-        if (result != CUDA_SUCCESS) return result;
-        primary->runtime = true;
-    }
-    return sim_context_push((CUcontext)(uintptr_t)primary->id);
+    CUresult result = sim_context_retain_for_runtime(device);
+    if (result != CUDA_SUCCESS) return result;
+    sim_state_thread()->device = device;
+    /* Only the top of the stack is replaced; what lies below belongs to whoever pushed it. */
+    return sim_context_set_current((CUcontext)(uintptr_t)sim_state.devices[device].primary.id);
 }
 
 CUresult sim_runtime_device_reset(void) {

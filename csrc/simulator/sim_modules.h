@@ -29,7 +29,9 @@ bool sim_device_valid(int device);
 sim_context_t *sim_context_current(void);
 /* The same, with the errors of a call that needs it. */
 CUresult sim_context_require(sim_context_t **context);
-/* The one of the runtime's current device: made, referenced once for the runtime, and current from now on. */
+/* Makes a device's primary context, if need be, and references it once for the runtime. */
+CUresult sim_context_retain_for_runtime(int device);
+/* The same for the runtime's current device, and it is current from now on, where no context was. */
 CUresult sim_context_attach_runtime(void);
 void sim_context_fail(sim_context_t *context, CUresult error); /* the first error stays */
 void sim_context_destroy(sim_context_t *context);

@@ -22,7 +22,6 @@ enum {
     SIM_CONTEXT_DEPTH = 32,    /* of a thread's stack of contexts */
     SIM_CHUNK_BYTES = 1 << 20, /* touched at a time by a worker, between two looks at the mappings */
     SIM_FIRST_ID = 1 << 20,    /* identifiers are never small numbers, nor the special stream handles */
-    SIM_MESSAGE_BYTES = 256,
     SIM_NAME_BYTES = 96,
 };
 

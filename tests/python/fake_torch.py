@@ -1,0 +1,189 @@
+"""A stand-in for torch_layer.TorchCuda: torch's pools as TORCH_FACTS describes them, over managed memory of the simulated GPU.
+
+Each segment holds one tensor. What would end a process with torch is noted in `crashes` instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from torch_memory_saver import _core
+
+PoolId = tuple[int, int]
+DEFAULT: PoolId = (0, 0)
+
+
+class FakeSegment:
+    def __init__(self, pool: PoolId, device: int, address: int, size: int) -> None:
+        self.pool = pool
+        self.device = device
+        self.address = address
+        self.size = size
+        self.in_use = True
+
+
+class FakeMemPool:
+    def __init__(self, torch: FakeTorch, device: int, managed: bool) -> None:
+        self.torch = torch
+        self.id = torch.new_id()
+        self.device = device
+        torch.uses[self.id] = 1
+        torch.managed[self.id] = managed
+        torch.alive.add(self.id)
+
+    def __del__(self) -> None:
+        self.torch.alive.discard(self.id)
+        if self.torch.uses[self.id] == 1 and self.torch.routings:
+            self.torch.crashes.append(f"{self.id} was dropped while {self.torch.routings} were routed")
+        self.torch.uses[self.id] -= 1
+
+
+class FakeGraph:
+    def __init__(self) -> None:
+        self.pool_id: PoolId | None = None
+
+    def pool(self) -> PoolId | None:
+        return self.pool_id
+
+
+class FakeTorch:
+    """`last_routed_wins` False is torch before 2.11."""
+
+    def __init__(self, last_routed_wins: bool = True) -> None:
+        self.last_routed_wins = last_routed_wins
+        self.uses: dict[PoolId, int] = {}
+        self.managed: dict[PoolId, bool] = {}
+        self.alive: set[PoolId] = set()
+        self.routings: list[tuple[int, PoolId, int]] = []
+        self.rows: list[FakeSegment] = []
+        self.crashes: list[str] = []
+        self.capturing: list[tuple[FakeGraph, PoolId]] = []
+        self.fail_begin_of_device = -1
+        self.device = 0
+        self.emptied = 0
+        self.next = 0
+        self.unmanaged_address = 1 << 60
+        self.stream: object = "main stream"
+        self.torch = SimpleNamespace(
+            cuda=SimpleNamespace(
+                CUDAGraph=FakeGraph,
+                graph=self.capture,
+                current_stream=lambda: self.stream,
+                set_stream=lambda stream: setattr(self, "stream", stream),
+            )
+        )
+
+    def new_id(self) -> PoolId:
+        self.next += 1
+        return (0, self.next)
+
+    # What TorchCuda has.
+
+    def make_pool(self, device: int, managed: bool) -> FakeMemPool:
+        return FakeMemPool(self, device, managed)
+
+    def begin_routing(self, device: int, pool: PoolId) -> None:
+        if device == self.fail_begin_of_device:
+            raise RuntimeError("begin was told to fail")
+        if any((device, pool) == routing[:2] for routing in self.routings):
+            raise RuntimeError("already recording to mempool_id")
+        self.uses[pool] += 1
+        self.routings.append((device, pool, threading.get_ident()))
+
+    def end_routing(self, device: int, pool: PoolId) -> None:
+        for routing in self.routings:
+            if routing[:2] == (device, pool):
+                self.routings.remove(routing)
+                return
+        raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+
+    def release_pool(self, device: int, pool: PoolId) -> None:
+        assert self.uses[pool] > 0
+        self.uses[pool] -= 1
+
+    def empty_cache(self) -> None:
+        self.emptied += 1
+        for row in list(self.rows):
+            routed = any(row.device == device for device, *_ in self.routings)
+            if not row.in_use and not routed and (row.pool == DEFAULT or self.uses[row.pool] == 0):
+                self.rows.remove(row)
+                if self.managed.get(row.pool):
+                    assert _core.free(row.address)
+
+    def current_device(self) -> int:
+        return self.device
+
+    def current_stream(self) -> int:
+        return 0
+
+    def is_capturing(self) -> bool:
+        return bool(self.capturing)
+
+    def releasable_bytes(self, device: int) -> int:
+        return sum(row.size for row in self.rows if row.device == device and not row.in_use)
+
+    def segments(self, pool: PoolId = DEFAULT) -> list[dict[str, Any]]:
+        return [
+            {
+                "address": row.address,
+                "segment_pool_id": row.pool,
+                "blocks": [{"size": row.size, "state": "active_allocated" if row.in_use else "inactive"}],
+            }
+            for row in self.rows
+            if pool in (DEFAULT, row.pool)
+        ]
+
+    # What a program does.
+
+    def pool_of_thread(self, device: int) -> PoolId:
+        mine = [pool for routed, pool, thread in self.routings if (routed, thread) == (device, threading.get_ident())]
+        if not mine:
+            return DEFAULT
+        return mine[-1] if self.last_routed_wins else mine[0]
+
+    def allocate(self, size: int, device: int = 0) -> int:
+        """A tensor: an idle segment of its pool, or a new one. The address."""
+        pool = self.pool_of_thread(device)
+        for row in self.rows:
+            if (row.pool, row.device, row.in_use) == (pool, device, False) and row.size >= size:
+                row.in_use = True
+                return row.address
+        if self.managed.get(pool):
+            address = _core.allocate(size, device)
+        else:
+            address = self.unmanaged_address = self.unmanaged_address + size
+        self.rows.append(FakeSegment(pool, device, address, size))
+        return address
+
+    def free(self, address: int) -> None:
+        """The tensor is gone; its segment stays with torch."""
+        (row,) = (row for row in self.rows if row.address == address)
+        row.in_use = False
+
+    def pool_of(self, address: int) -> PoolId:
+        (row,) = (row for row in self.rows if row.address == address)
+        return row.pool
+
+    @contextlib.contextmanager
+    def capture(self, graph: FakeGraph, pool: PoolId, stream: object, capture_error_mode: str) -> Iterator[None]:
+        """torch.cuda.graph. Ending it after an exception fails, as it does in torch when the capture was invalidated."""
+        before = self.stream
+        self.stream = "capture stream"
+        self.begin_routing(self.device, pool)
+        self.capturing.append((graph, pool))
+        graph.pool_id = pool
+        try:
+            yield
+        finally:
+            self.capturing.pop()
+            self.end_routing(self.device, pool)
+            self.stream = before
+
+    def drop_graph(self, graph: FakeGraph) -> None:
+        """What the destructor of a graph does with its pool."""
+        assert graph.pool_id is not None
+        self.release_pool(self.device, graph.pool_id)

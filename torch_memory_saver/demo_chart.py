@@ -1,0 +1,63 @@
+"""A small bar chart of memory for the terminal."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import TextIO
+
+__all__ = ["can_draw_blocks", "draw", "format_bytes"]
+
+_BLOCKS = "█▓▒·"
+_ASCII = "#=+."
+_LARGEST_WIDTH = 100
+_SMALLEST_BAR = 10
+
+
+def can_draw_blocks(stream: TextIO) -> bool:
+    """Whether the stream's encoding has the block characters."""
+    try:
+        _BLOCKS.encode(stream.encoding or "ascii")
+    except (LookupError, UnicodeEncodeError):
+        return False
+    return True
+
+
+def format_bytes(size: float) -> str:
+    """A size in the unit that suits it, such as "1.5 GiB"."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
+def draw(
+    stages: Sequence[tuple[str, Mapping[str, int]]], capacity: int, ascii_only: bool, width: int | None = None
+) -> list[str]:
+    """One line a stage, its bar as long as the memory in use, and a legend.
+
+    Args:
+        stages: Name, and bytes by category. There may be at most four categories in all.
+        capacity: Bytes that a whole bar stands for.
+        width: Characters of a line; default: the terminal's.
+    """
+    glyphs = _ASCII if ascii_only else _BLOCKS
+    categories = list(dict.fromkeys(name for _, parts in stages for name in parts))
+    width = min(width or shutil.get_terminal_size().columns, _LARGEST_WIDTH)
+    label = max(len(name) for name, _ in stages)
+    amount = max(len(format_bytes(sum(parts.values()))) for _, parts in stages)
+    cells = max(width - label - amount - 6, _SMALLEST_BAR)
+    edge = "|" if ascii_only else "│"
+    lines = []
+    for name, parts in stages:
+        bar, drawn, total = "", 0, 0
+        for category, glyph in zip(categories, glyphs, strict=False):
+            # Each part ends where the sum up to it does, so that rounding does not add up.
+            total += parts.get(category, 0)
+            end = min(round(cells * total / capacity), cells)
+            bar += glyph * (end - drawn)
+            drawn = max(drawn, end)
+        lines.append(f"{name:<{label}} {edge}{bar:<{cells}}{edge} {format_bytes(sum(parts.values())):>{amount}}")
+    legend = "   ".join(f"{glyph} {category}" for category, glyph in zip(categories, glyphs, strict=False))
+    return [*lines, f"{'':<{label}}  {legend}"]
