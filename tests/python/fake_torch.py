@@ -45,6 +45,11 @@ class FakeMemPool:
 class FakeGraph:
     def __init__(self) -> None:
         self.pool_id: PoolId | None = None
+        self.torch: FakeTorch | None = None
+
+    def __del__(self) -> None:
+        if self.torch is not None and self.pool_id is not None:
+            self.torch.release_pool(0, self.pool_id)
 
     def pool(self) -> PoolId | None:
         return self.pool_id
@@ -175,15 +180,10 @@ class FakeTorch:
         self.stream = "capture stream"
         self.begin_routing(self.device, pool)
         self.capturing.append((graph, pool))
-        graph.pool_id = pool
+        graph.pool_id, graph.torch = pool, self
         try:
             yield
         finally:
             self.capturing.pop()
             self.end_routing(self.device, pool)
             self.stream = before
-
-    def drop_graph(self, graph: FakeGraph) -> None:
-        """What the destructor of a graph does with its pool."""
-        assert graph.pool_id is not None
-        self.release_pool(self.device, graph.pool_id)

@@ -1,0 +1,211 @@
+"""cuda_graph(): which pool a capture gets, how long it lives, and what is restored."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from fake_torch import DEFAULT, FakeGraph, FakeTorch
+
+from torch_memory_saver import _core, errors
+from torch_memory_saver.pools import PoolStore
+from torch_memory_saver.saver import TorchMemorySaver
+
+MIB = 1 << 20
+TOKEN = (7, 0)
+
+
+def test_a_capture_has_a_managed_pool(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    graph = FakeGraph()
+    with saver.cuda_graph(cuda_graph=graph, tag="graphs", enable_cpu_backup=True):  # type: ignore[arg-type]
+        assert _core.counters()["visible_captures"] == 1
+        address = fake_torch.allocate(2 * MIB)
+    assert _core.counters()["visible_captures"] == 0
+    (row,) = saver.stats().allocations
+    assert (row.address, row.tag, row.backup) == (address, "graphs", "pinned")
+    assert saver.pause("graphs").bytes == 2 * MIB
+
+
+def test_captures_without_a_token_share_nothing(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    graphs = [FakeGraph(), FakeGraph()]
+    for graph in graphs:
+        with saver.cuda_graph(graph):  # type: ignore[arg-type]
+            pass
+    assert graphs[0].pool_id != graphs[1].pool_id
+
+
+def test_captures_with_one_token_share_a_pool(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    graphs = [FakeGraph() for _ in range(5)]
+    for graph in graphs[:2]:
+        with saver.cuda_graph(graph, pool=TOKEN):  # type: ignore[arg-type]
+            fake_torch.free(fake_torch.allocate(2 * MIB))
+    with saver.cuda_graph(graphs[2], pool=graphs[0].pool()):  # type: ignore[arg-type]
+        fake_torch.allocate(2 * MIB)
+    assert graphs[0].pool_id == graphs[1].pool_id == graphs[2].pool_id != TOKEN
+    assert saver.stats().total.allocations == 1, "they use each other's idle memory"
+    with saver.cuda_graph(graphs[3], pool=TOKEN, tag="other"):  # type: ignore[arg-type]
+        pass
+    with saver.cuda_graph(graphs[4], pool=TOKEN, enable_cpu_backup=True):  # type: ignore[arg-type]
+        pass
+    assert len({graph.pool_id for graph in graphs}) == 3
+
+
+def test_the_pool_goes_with_its_last_graph(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    graphs = [FakeGraph(), FakeGraph()]
+    for graph in graphs:
+        with saver.cuda_graph(graph, pool=TOKEN):  # type: ignore[arg-type]
+            fake_torch.free(fake_torch.allocate(2 * MIB))
+    pool = graphs[0].pool_id
+    del graph
+    graphs.pop()
+    gc.collect()
+    saver.empty_cache()
+    assert pool in fake_torch.alive
+    assert saver.stats().total.allocations == 1, "a replay uses memory that torch believes to be idle"
+    graphs.pop()
+    gc.collect()
+    saver.empty_cache()
+    assert pool not in fake_torch.alive
+    assert saver.stats().total.allocations == 0
+    again = FakeGraph()
+    with saver.cuda_graph(again, pool=TOKEN):  # type: ignore[arg-type]
+        pass
+    assert again.pool_id != pool
+
+
+def test_a_token_with_unmanaged_memory_is_an_error(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    theirs = fake_torch.make_pool(0, managed=False)
+    with fake_torch.capture(FakeGraph(), theirs.id, None, "global"):
+        fake_torch.allocate(2 * MIB)
+    with pytest.raises(errors.InvalidStateError, match="not managed"), saver.cuda_graph(FakeGraph(), pool=theirs.id):  # type: ignore[arg-type]
+        pytest.fail("nothing may be captured")
+
+
+def test_a_paused_pool_is_an_error_until_it_is_resumed(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    graph = FakeGraph()
+    with saver.cuda_graph(graph, pool=TOKEN, tag="g"):  # type: ignore[arg-type]
+        fake_torch.allocate(2 * MIB)
+    saver.pause("g")
+    with pytest.raises(errors.InvalidStateError, match="resume"), saver.cuda_graph(FakeGraph(), pool=TOKEN, tag="g"):  # type: ignore[arg-type]
+        pytest.fail("nothing may be captured")
+    other = FakeGraph()
+    with saver.cuda_graph(other, tag="g"):  # type: ignore[arg-type]
+        fake_torch.allocate(2 * MIB)
+    saver.resume("g")
+    again = FakeGraph()
+    with saver.cuda_graph(again, pool=TOKEN, tag="g"):  # type: ignore[arg-type]
+        pass
+    assert again.pool_id == graph.pool_id != other.pool_id
+
+
+def test_a_capture_inside_a_region(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    with saver.region("outer"):
+        before = fake_torch.allocate(2 * MIB)
+        with saver.cuda_graph(FakeGraph(), tag="g"):  # type: ignore[arg-type]
+            captured = fake_torch.allocate(2 * MIB)
+        after = fake_torch.allocate(2 * MIB)
+    assert {row.address: row.tag for row in saver.stats().allocations} == {before: "outer", captured: "g", after: "outer"}
+
+
+def test_what_torch_allocates_before_the_capture_is_not_managed(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    seeds: list[int] = []
+    capture = fake_torch.capture
+
+    def with_seeds(*arguments: object, **keywords: object) -> object:
+        seeds.append(fake_torch.allocate(512))
+        return capture(*arguments, **keywords)  # type: ignore[arg-type]
+
+    fake_torch.torch.cuda.graph = with_seeds
+    with saver.region("outer"), saver.cuda_graph(FakeGraph(), tag="g"):  # type: ignore[arg-type]
+        assert _core.region_current()[:3] == ("g", _core.BACKUP_NONE, False)
+    assert fake_torch.pool_of(seeds[0]) == DEFAULT
+
+
+@pytest.mark.parametrize("region", [False, True])
+def test_an_exception_inside_restores_everything(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore, region: bool
+) -> None:
+    def capture() -> None:
+        with pytest.raises(ZeroDivisionError), saver.cuda_graph(FakeGraph(), tag="g"):  # type: ignore[arg-type]
+            raise ZeroDivisionError
+
+    if region:
+        with saver.region("outer"):
+            capture()
+            assert _core.region_current()[0] == "outer"
+            assert len(fake_torch.routings) == 1
+    else:
+        capture()
+    assert _core.region_current()[3] == 0
+    assert _core.counters()["visible_captures"] == 0
+    assert store.stack() == []
+
+
+def test_a_failed_begin_restores_everything(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    with saver.region("outer"):
+        manager = saver.cuda_graph(FakeGraph(), stream=None)  # type: ignore[arg-type]
+        fake_torch.torch.cuda.graph = lambda *a, **k: FailingCapture(fake_torch)
+        with pytest.raises(RuntimeError, match="cannot capture"):
+            manager.__enter__()
+        assert fake_torch.stream == "main stream"
+        assert _core.region_current()[0] == "outer"
+        assert len(fake_torch.routings) == 1
+    assert _core.counters()["visible_captures"] == 0
+
+
+class FailingCapture:
+    def __init__(self, fake_torch: FakeTorch) -> None:
+        self.fake_torch = fake_torch
+
+    def __enter__(self) -> None:
+        self.fake_torch.stream = "capture stream"
+        raise RuntimeError("cannot capture")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"cuda_graph": "graph"},
+        {"pool": "token"},
+        {"pool": (1, 2, 3)},
+        {"capture_error_mode": "strict"},
+        {"tag": ""},
+        {"cpu_backup_backend": "mmap"},
+        {"enable_cpu_backup": True, "cpu_backup_backend": "tape"},
+    ],
+)
+def test_bad_arguments(saver: TorchMemorySaver, fake_torch: FakeTorch, arguments: dict[str, object]) -> None:
+    with pytest.raises(errors.InvalidArgumentError):
+        saver.cuda_graph(**({"cuda_graph": FakeGraph()} | arguments))  # type: ignore[arg-type]
+
+
+def with_backend(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    module = ModuleType("torch")
+    module.distributed = SimpleNamespace(  # type: ignore[attr-defined]
+        is_available=lambda: True, is_initialized=lambda: True, get_backend=lambda: backend
+    )
+    monkeypatch.setitem(sys.modules, "torch", module)
+
+
+@pytest.mark.parametrize(("backend", "setting", "warnings"), [("nccl", None, 1), ("nccl", "0", 0), ("gloo", None, 0), ("nccl", "1", 1)])
+def test_one_warning_about_nccl(
+    saver: TorchMemorySaver,
+    fake_torch: FakeTorch,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    backend: str,
+    setting: str | None,
+    warnings: int,
+) -> None:
+    with_backend(monkeypatch, backend)
+    monkeypatch.delenv("NCCL_GRAPH_REGISTER", raising=False)
+    if setting is not None:
+        monkeypatch.setenv("NCCL_GRAPH_REGISTER", setting)
+    with caplog.at_level(logging.WARNING, "torch_memory_saver"):
+        for _ in range(2):
+            with saver.cuda_graph(FakeGraph()):  # type: ignore[arg-type]
+                pass
+    assert len([record for record in caplog.records if "NCCL_GRAPH_REGISTER" in record.message]) == warnings

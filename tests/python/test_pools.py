@@ -1,0 +1,308 @@
+"""Regions over torch's pools: which pool an allocation comes from, and what goes back to the driver when."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fake_torch import DEFAULT, FakeTorch
+
+from torch_memory_saver import _core, errors
+from torch_memory_saver.pools import PoolStore
+from torch_memory_saver.saver import TorchMemorySaver
+
+MIB = 1 << 20
+
+
+def resident(saver: TorchMemorySaver, tag: str) -> int:
+    tags = saver.stats().tags
+    return tags[tag].resident_bytes if tag in tags else 0
+
+
+def in_thread(function: Callable[[], object]) -> None:
+    """Runs it on another thread, and raises here what it raised there."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            function()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+
+
+class InsideRegion:
+    """A thread that is inside a region, until it is told to leave."""
+
+    def __init__(self, saver: TorchMemorySaver, tag: str, fake_torch: FakeTorch) -> None:
+        self.address = 0
+        self._inside, self._leave = threading.Event(), threading.Event()
+
+        def work() -> None:
+            with saver.region(tag):
+                self.address = fake_torch.allocate(2 * MIB)
+                self._inside.set()
+                self._leave.wait(60)
+
+        self._thread = threading.Thread(target=work)
+        self._thread.start()
+        assert self._inside.wait(60)
+
+    def leave(self) -> None:
+        self._leave.set()
+        self._thread.join()
+
+
+def test_a_region_routes_a_pool_and_leaves_none(saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore) -> None:
+    outside = fake_torch.allocate(2 * MIB)
+    with saver.region("a"):
+        inside = fake_torch.allocate(2 * MIB)
+        assert _core.region_current()[:3] == ("a", _core.BACKUP_NONE, True)
+    after = fake_torch.allocate(2 * MIB)
+    assert fake_torch.pool_of(outside) == fake_torch.pool_of(after) == DEFAULT
+    assert fake_torch.pool_of(inside) != DEFAULT
+    assert resident(saver, "a") == 2 * MIB
+    assert _core.region_current()[3] == 0
+    assert [pool.key for pool in store.idle_pools()] == [("a", _core.BACKUP_NONE, 0)]
+
+
+def test_the_pool_is_used_again(saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore) -> None:
+    for _ in range(5):
+        with saver.region("a"):
+            fake_torch.free(fake_torch.allocate(2 * MIB))
+    assert len(store.idle_pools()) == 1
+    assert resident(saver, "a") == 2 * MIB
+
+
+def test_pools_differ_by_tag_and_backup(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    pools = set()
+    for arguments in [{}, {"enable_cpu_backup": True}, {"enable_cpu_backup": True, "cpu_backup_backend": "mmap"}, {"tag": "b"}]:
+        with saver.region(**arguments):  # type: ignore[arg-type]
+            pools.add(fake_torch.pool_of(fake_torch.allocate(2 * MIB)))
+    assert len(pools) == 4
+    assert len({(row.tag, row.backup) for row in saver.stats().allocations}) == 4
+
+
+@pytest.mark.parametrize("inner_tag", ["a", "b"])
+def test_regions_nest(saver: TorchMemorySaver, fake_torch: FakeTorch, inner_tag: str) -> None:
+    with saver.region("a"):
+        first = fake_torch.allocate(2 * MIB)
+        with saver.region(inner_tag):
+            second = fake_torch.allocate(2 * MIB)
+        third = fake_torch.allocate(2 * MIB)
+    assert fake_torch.pool_of(first) == fake_torch.pool_of(third) != fake_torch.pool_of(second)
+    assert {row.address: row.tag for row in saver.stats().allocations} == {first: "a", second: inner_tag, third: "a"}
+
+
+def test_two_threads_in_one_tag(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    other = InsideRegion(saver, "a", fake_torch)
+    with saver.region("a"):
+        mine = fake_torch.allocate(2 * MIB)
+    other.leave()
+    assert fake_torch.pool_of(mine) != fake_torch.pool_of(other.address)
+    assert resident(saver, "a") == 4 * MIB
+
+
+def test_an_exception_restores_everything(saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore) -> None:
+    with pytest.raises(ZeroDivisionError), saver.region("a"), saver.region("b"):
+        raise ZeroDivisionError
+    assert fake_torch.routings == []
+    assert store.stack() == []
+    assert _core.region_current()[3] == 0
+
+
+def test_a_failed_entry_restores_everything(saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore) -> None:
+    with saver.region("a"):
+        routed = list(fake_torch.routings)
+        fake_torch.fail_begin_of_device = 0
+        if fake_torch.last_routed_wins:
+            with pytest.raises(RuntimeError, match="told to fail"):
+                saver.region("b").__enter__()
+            assert fake_torch.routings == routed
+        fake_torch.fail_begin_of_device = -1
+        assert _core.region_current()[0] == "a"
+        assert len(store.stack()) == 1
+    saver.empty_cache()
+    assert saver.pause("b").allocations == 0, "no thread is inside b"
+
+
+def test_leaving_the_outer_region_first_leaves_the_inner_one_too(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    outer, inner, later = saver.region("outer"), saver.region("inner"), saver.region("later")
+    outer.__enter__()
+    inner.__enter__()
+    outer.__exit__(None, None, None)
+    assert fake_torch.routings == []
+    assert _core.region_current()[3] == 0
+    later.__enter__()
+    inner.__exit__(None, None, None)
+    assert _core.region_current()[0] == "later", "leaving it a second time must not leave what was entered since"
+    assert fake_torch.pool_of(fake_torch.allocate(2 * MIB)) != DEFAULT
+    later.__exit__(None, None, None)
+
+
+def test_leaving_on_another_thread_ends_the_routing(saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore) -> None:
+    region = saver.region("a")
+    region.__enter__()
+    in_thread(lambda: region.__exit__(None, None, None))
+    assert fake_torch.routings == []
+    assert store.stack() == []
+    assert saver.pause("a").allocations == 0
+
+
+def test_a_region_decorates_functions(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    @saver.region("a")  # type: ignore[operator]
+    def work(depth: int) -> int:
+        if depth:
+            work(depth - 1)
+        return fake_torch.allocate(2 * MIB)
+
+    assert fake_torch.pool_of(work(2)) != DEFAULT
+    assert resident(saver, "a") == 6 * MIB
+
+
+def test_one_object_can_be_entered_again_and_nested(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    region = saver.region("a")
+    for _ in range(2):
+        with region, region:
+            fake_torch.allocate(2 * MIB)
+    assert _core.region_current()[3] == 0
+    assert resident(saver, "a") == 4 * MIB
+
+
+def test_every_device_in_use_is_routed(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    first, second = (_core.allocate(2 * MIB, device) for device in (0, 1))  # Makes both contexts active.
+    with saver.region("a"):
+        assert [routing[0] for routing in fake_torch.routings] == [0, 1]
+        on_second = fake_torch.allocate(2 * MIB, device=1)
+    row = _core.find(on_second)
+    assert row is not None
+    assert (row[4], row[7]) == (1, "a")
+    assert _core.free(first)
+    assert _core.free(second)
+
+
+# empty_cache
+
+
+def test_empty_cache_returns_what_no_tensor_uses(saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any) -> None:
+    with saver.region("a"):
+        gone, kept = fake_torch.allocate(4 * MIB), fake_torch.allocate(2 * MIB)
+    fake_torch.free(gone)
+    before = simulator.usage().physical_bytes
+    saver.empty_cache()
+    assert before - simulator.usage().physical_bytes == 4 * MIB
+    assert [row.address for row in saver.stats().allocations] == [kept]
+
+
+def test_empty_cache_keeps_pools_without_idle_memory(saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore) -> None:
+    with saver.region("a"):
+        fake_torch.allocate(2 * MIB)
+    pools = store.idle_pools()
+    saver.empty_cache()
+    assert store.idle_pools() == pools
+
+
+def test_memory_goes_back_once_the_last_tensor_of_a_retired_pool_is_gone(
+    saver: TorchMemorySaver, fake_torch: FakeTorch
+) -> None:
+    with saver.region("a"):
+        gone, kept = fake_torch.allocate(4 * MIB), fake_torch.allocate(2 * MIB)
+    fake_torch.free(gone)
+    saver.empty_cache()
+    fake_torch.free(kept)
+    saver.empty_cache()
+    assert saver.stats().total.allocations == 0
+    assert fake_torch.alive == set()
+    assert all(uses == 0 for uses in fake_torch.uses.values())
+
+
+def test_empty_cache_inside_regions(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    with saver.region("a"):
+        outer = fake_torch.allocate(4 * MIB)
+        with saver.region("b"):
+            inner, kept = fake_torch.allocate(4 * MIB), fake_torch.allocate(2 * MIB)
+            fake_torch.free(outer)
+            fake_torch.free(inner)
+            saver.empty_cache()
+            assert [row.address for row in saver.stats().allocations] == [kept]
+            again = fake_torch.allocate(2 * MIB)
+        last = fake_torch.allocate(2 * MIB)
+    tags = {row.address: row.tag for row in saver.stats().allocations}
+    assert tags == {kept: "b", again: "b", last: "a"}
+
+
+def test_empty_cache_while_another_thread_is_in_a_region(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore
+) -> None:
+    other = InsideRegion(saver, "b", fake_torch)
+    with saver.region("a"):
+        fake_torch.free(fake_torch.allocate(4 * MIB))
+    saver.empty_cache()
+    other.leave()
+    assert resident(saver, "a") == 0, "the last thread to leave empties what could not be emptied before"
+
+
+def test_a_full_cache_is_emptied_at_entry(saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any) -> None:
+    with saver.region("a"):
+        fake_torch.free(fake_torch.allocate(300 * MIB))
+    with saver.region("b"):
+        fake_torch.allocate(300 * MIB)
+    assert resident(saver, "a") == 0
+
+
+def test_with_room_the_cache_stays(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    with saver.region("a"):
+        fake_torch.free(fake_torch.allocate(100 * MIB))
+    with saver.region("b"):
+        pass
+    assert resident(saver, "a") == 100 * MIB
+    assert fake_torch.emptied == 0
+
+
+def test_nothing_is_emptied_during_a_capture(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    with saver.region("a"):
+        fake_torch.free(fake_torch.allocate(300 * MIB))
+    with fake_torch.capture(fake_torch.torch.cuda.CUDAGraph(), fake_torch.make_pool(0, False).id, None, "global"):
+        saver.empty_cache()
+        with saver.region("b"):
+            pass
+    assert fake_torch.emptied == 0
+    assert resident(saver, "a") == 300 * MIB
+
+
+# disable
+
+
+def test_disable_gives_ordinary_memory_that_goes_back_at_its_exit(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    with saver.region("a"):
+        cached = fake_torch.allocate(2 * MIB)
+        fake_torch.free(cached)
+        with saver.disable():
+            assert _core.region_current()[2] is False
+            gone, kept = fake_torch.allocate(2 * MIB), fake_torch.allocate(2 * MIB)
+            assert cached not in (gone, kept), "managed memory of the region must not be handed out"
+            fake_torch.free(gone)
+        addresses = {row.address for row in fake_torch.rows}
+        assert gone not in addresses
+        assert kept in addresses
+        inside = fake_torch.allocate(2 * MIB)
+    assert _core.find(inside) is not None
+    assert _core.find(kept) is None
+
+
+def test_disable_outside_is_an_error(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    with pytest.raises(errors.InvalidStateError, match=r"disable\(\)"):
+        saver.disable()
+
+
+def test_a_region_inside_disable_is_managed(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    with saver.region("a"), saver.disable(), saver.region("b"):
+        fake_torch.allocate(2 * MIB)
+    assert resident(saver, "b") == 2 * MIB
