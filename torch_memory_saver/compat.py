@@ -113,7 +113,9 @@ class HookUtilBase:
     @staticmethod
     def create(hook_mode: str) -> HookUtilBase:
         """The helper of a hook mode."""
-        return {"preload": HookUtilModePreload, "torch": HookUtilModeTorch}[preload.check_hook_mode(hook_mode)]()
+        mode = preload.check_hook_mode(hook_mode)
+        mode = preload.mode_in_force() if mode == "auto" else mode
+        return HookUtilModePreload() if mode == "preload" else HookUtilModeTorch()
 
     def get_path_binary(self) -> str:
         """The library's path."""

@@ -147,7 +147,7 @@ class Implementation:
         """Free blocks in managed segments of torch's default pool: torch may hand them out although they are paused."""
         if torch is None or not self._manages_everything:
             return 0
-        managed = {row[0] for row in _core.segments() if row[6] == _core.STATE_ACTIVE and selects(tags, row[7])}
+        managed = {row[0] for row in _core.segments() if row[5] == _core.STATE_ACTIVE and selects(tags, row[7])}
         reusable = sum(
             int(block["size"])
             for segment in torch.segments()

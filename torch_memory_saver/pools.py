@@ -1,7 +1,7 @@
 """PyTorch memory pools with our allocator: one for each entry of a region, by tag, backup choice and device.
 
 A pool is *idle* (in the store, nobody's), *routed* (allocations of one thread come from it), or *retired* (given up: torch
-returns its segments as they empty). TORCH_FACTS in short: a pool can be routed by one thread at a time; while its object
+returns its segments as they empty). A pool can be routed by one thread at a time; while its object
 lives none of its segments go back to the driver; destroying the object while anything is routed on any thread ends the
 process. Therefore objects are immortal until they are retired, and retiring is a recipe (:meth:`PoolStore.retire`).
 

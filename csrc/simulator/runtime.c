@@ -42,14 +42,17 @@ CUresult sim_runtime_device_reset(void) {
     return result == CUDA_SUCCESS ? sim_context_primary_reset(device) : result;
 }
 
+/* Makes the peer's primary context, as was seen on two H200s (driver 580): that is how a device comes into use that the
+ * program has never set. */
 CUresult sim_runtime_enable_peer(int peer, unsigned int flags) {
     sim_context_t *context = sim_context_current();
     if (flags) return CUDA_ERROR_INVALID_VALUE;
     if (!sim_device_valid(peer) || peer == context->device) return CUDA_ERROR_INVALID_DEVICE;
     if (!sim_state.peer_capable) return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
     if (context->peers[peer]) return CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
-    context->peers[peer] = true;
-    return CUDA_SUCCESS;
+    CUresult result = sim_context_retain_for_runtime(peer);
+    if (result == CUDA_SUCCESS) context->peers[peer] = true;
+    return result;
 }
 
 CUresult sim_runtime_malloc(void **address, size_t bytes) {

@@ -213,7 +213,13 @@ static void the_runtime_answers_as_documented(void **state) {
     ASSERT_CUDA(CALL(cudaPointerGetAttributes, &attributes, &attributes));
     assert_int_equal(attributes.type, 0);
     ASSERT_CUDA(CALL(cudaFree, memory));
+    unsigned int flags = 0;
+    int active = -1;
+    ASSERT_CUDA(CALL(cuDevicePrimaryCtxGetState, 1, &flags, &active));
+    assert_int_equal(active, 0);
     ASSERT_CUDA(CALL(cudaDeviceEnablePeerAccess, 1, 0));
+    ASSERT_CUDA(CALL(cuDevicePrimaryCtxGetState, 1, &flags, &active));
+    assert_int_equal(active, 1);
     ASSERT_RESULT(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, CALL(cudaDeviceEnablePeerAccess, 1, 0));
     ASSERT_RESULT(CUDA_ERROR_INVALID_DEVICE, CALL(cudaDeviceEnablePeerAccess, 0, 0));
 }

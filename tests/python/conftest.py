@@ -16,7 +16,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from fake_torch import FakeTorch
 
 import torch_memory_saver
-from torch_memory_saver import implementation, preload, torch_layer
+from torch_memory_saver import _core, implementation, preload, torch_layer
+from torch_memory_saver.graphs import GraphPools
 from torch_memory_saver.pools import PoolStore
 from torch_memory_saver.saver import TorchMemorySaver
 
@@ -66,8 +67,8 @@ def environment(preloaded: bool, **variables: str) -> dict[str, str]:
 
 @pytest.fixture
 def program() -> Program:
-    """Runs Python text in a fresh process, preloaded unless `preloaded` is False, with more variables by keyword. It must end
-    with `status`."""
+    """Runs Python text in a fresh process, preloaded unless `preloaded` is False, with more variables by keyword. It must
+    end with `status`."""
 
     def run(text: str, *, preloaded: bool = True, status: int = 0, **variables: str) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
@@ -108,6 +109,8 @@ def fake_torch(request: pytest.FixtureRequest, simulator: Any, monkeypatch: pyte
     """torch as the package sees it. Nothing may have crashed it, and nothing may be routed, when the test ends."""
     fake = FakeTorch(last_routed_wins=request.param)
     monkeypatch.setattr(torch_layer, "_torch_cuda", fake)
+    # Which contexts are active depends on the tests that this process has run.
+    monkeypatch.setattr(_core, "active_devices", lambda: fake.active_devices)
     yield fake
     assert fake.crashes == []
     assert fake.routings == []
@@ -118,7 +121,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> PoolStore:
     """A pool store that no other test has used, in place of the process's."""
     store = PoolStore()
     monkeypatch.setattr(implementation, "pool_store", store)
-    monkeypatch.setattr(implementation, "graph_pools", implementation.GraphPools(store))
+    monkeypatch.setattr(implementation, "graph_pools", GraphPools(store))
     return store
 
 

@@ -1,4 +1,5 @@
-"""A stand-in for torch_layer.TorchCuda: torch's pools as TORCH_FACTS describes them, over managed memory of the simulated GPU.
+"""A stand-in for torch_layer.TorchCuda: torch's pools as they were seen to behave, over managed
+memory of the simulated GPU.
 
 Each segment holds one tensor. What would end a process with torch is noted in `crashes` instead.
 """
@@ -63,12 +64,14 @@ class FakeTorch:
         self.uses: dict[PoolId, int] = {}
         self.managed: dict[PoolId, bool] = {}
         self.alive: set[PoolId] = set()
+        self.begun: set[PoolId] = set()
         self.routings: list[tuple[int, PoolId, int]] = []
         self.rows: list[FakeSegment] = []
         self.crashes: list[str] = []
         self.capturing: list[tuple[FakeGraph, PoolId]] = []
-        self.fail_begin_of_device = -1
+        self.fail_begin_of_new_pools_on = -1  # a device
         self.device = 0
+        self.active_devices = 1 << 0
         self.emptied = 0
         self.next = 0
         self.unmanaged_address = 1 << 60
@@ -92,10 +95,11 @@ class FakeTorch:
         return FakeMemPool(self, device, managed)
 
     def begin_routing(self, device: int, pool: PoolId) -> None:
-        if device == self.fail_begin_of_device:
+        if device == self.fail_begin_of_new_pools_on and pool not in self.begun:
             raise RuntimeError("begin was told to fail")
         if any((device, pool) == routing[:2] for routing in self.routings):
             raise RuntimeError("already recording to mempool_id")
+        self.begun.add(pool)
         self.uses[pool] += 1
         self.routings.append((device, pool, threading.get_ident()))
 

@@ -79,7 +79,7 @@ def test_out_of_memory_is_torchs_where_torch_is_loaded(monkeypatch: pytest.Monke
     fake = ModuleType("torch")
     fake.OutOfMemoryError = TheirError  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch", fake)
-    error = make("OUT_OF_DEVICE_MEMORY")
+    error: object = make("OUT_OF_DEVICE_MEMORY")
     assert isinstance(error, TheirError)
     assert isinstance(error, errors.OutOfMemoryError)
     assert type(error) is type(make("OUT_OF_DEVICE_MEMORY")), "the class is made once"

@@ -20,7 +20,7 @@ TOKEN = (7, 0)
 
 def test_a_capture_has_a_managed_pool(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
     graph = FakeGraph()
-    with saver.cuda_graph(cuda_graph=graph, tag="graphs", enable_cpu_backup=True):  # type: ignore[arg-type]
+    with saver.cuda_graph(cuda_graph=graph, tag="graphs", enable_cpu_backup=True):
         assert _core.counters()["visible_captures"] == 1
         address = fake_torch.allocate(2 * MIB)
     assert _core.counters()["visible_captures"] == 0
@@ -32,7 +32,7 @@ def test_a_capture_has_a_managed_pool(saver: TorchMemorySaver, fake_torch: FakeT
 def test_captures_without_a_token_share_nothing(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
     graphs = [FakeGraph(), FakeGraph()]
     for graph in graphs:
-        with saver.cuda_graph(graph):  # type: ignore[arg-type]
+        with saver.cuda_graph(graph):
             pass
     assert graphs[0].pool_id != graphs[1].pool_id
 
@@ -40,15 +40,15 @@ def test_captures_without_a_token_share_nothing(saver: TorchMemorySaver, fake_to
 def test_captures_with_one_token_share_a_pool(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
     graphs = [FakeGraph() for _ in range(5)]
     for graph in graphs[:2]:
-        with saver.cuda_graph(graph, pool=TOKEN):  # type: ignore[arg-type]
+        with saver.cuda_graph(graph, pool=TOKEN):
             fake_torch.free(fake_torch.allocate(2 * MIB))
-    with saver.cuda_graph(graphs[2], pool=graphs[0].pool()):  # type: ignore[arg-type]
+    with saver.cuda_graph(graphs[2], pool=graphs[0].pool()):
         fake_torch.allocate(2 * MIB)
     assert graphs[0].pool_id == graphs[1].pool_id == graphs[2].pool_id != TOKEN
     assert saver.stats().total.allocations == 1, "they use each other's idle memory"
-    with saver.cuda_graph(graphs[3], pool=TOKEN, tag="other"):  # type: ignore[arg-type]
+    with saver.cuda_graph(graphs[3], pool=TOKEN, tag="other"):
         pass
-    with saver.cuda_graph(graphs[4], pool=TOKEN, enable_cpu_backup=True):  # type: ignore[arg-type]
+    with saver.cuda_graph(graphs[4], pool=TOKEN, enable_cpu_backup=True):
         pass
     assert len({graph.pool_id for graph in graphs}) == 3
 
@@ -56,7 +56,7 @@ def test_captures_with_one_token_share_a_pool(saver: TorchMemorySaver, fake_torc
 def test_the_pool_goes_with_its_last_graph(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
     graphs = [FakeGraph(), FakeGraph()]
     for graph in graphs:
-        with saver.cuda_graph(graph, pool=TOKEN):  # type: ignore[arg-type]
+        with saver.cuda_graph(graph, pool=TOKEN):
             fake_torch.free(fake_torch.allocate(2 * MIB))
     pool = graphs[0].pool_id
     del graph
@@ -71,7 +71,7 @@ def test_the_pool_goes_with_its_last_graph(saver: TorchMemorySaver, fake_torch: 
     assert pool not in fake_torch.alive
     assert saver.stats().total.allocations == 0
     again = FakeGraph()
-    with saver.cuda_graph(again, pool=TOKEN):  # type: ignore[arg-type]
+    with saver.cuda_graph(again, pool=TOKEN):
         pass
     assert again.pool_id != pool
 
@@ -80,23 +80,23 @@ def test_a_token_with_unmanaged_memory_is_an_error(saver: TorchMemorySaver, fake
     theirs = fake_torch.make_pool(0, managed=False)
     with fake_torch.capture(FakeGraph(), theirs.id, None, "global"):
         fake_torch.allocate(2 * MIB)
-    with pytest.raises(errors.InvalidStateError, match="not managed"), saver.cuda_graph(FakeGraph(), pool=theirs.id):  # type: ignore[arg-type]
+    with pytest.raises(errors.InvalidStateError, match="not managed"), saver.cuda_graph(FakeGraph(), pool=theirs.id):
         pytest.fail("nothing may be captured")
 
 
 def test_a_paused_pool_is_an_error_until_it_is_resumed(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
     graph = FakeGraph()
-    with saver.cuda_graph(graph, pool=TOKEN, tag="g"):  # type: ignore[arg-type]
+    with saver.cuda_graph(graph, pool=TOKEN, tag="g"):
         fake_torch.allocate(2 * MIB)
     saver.pause("g")
-    with pytest.raises(errors.InvalidStateError, match="resume"), saver.cuda_graph(FakeGraph(), pool=TOKEN, tag="g"):  # type: ignore[arg-type]
+    with pytest.raises(errors.InvalidStateError, match="resume"), saver.cuda_graph(FakeGraph(), pool=TOKEN, tag="g"):
         pytest.fail("nothing may be captured")
     other = FakeGraph()
-    with saver.cuda_graph(other, tag="g"):  # type: ignore[arg-type]
+    with saver.cuda_graph(other, tag="g"):
         fake_torch.allocate(2 * MIB)
     saver.resume("g")
     again = FakeGraph()
-    with saver.cuda_graph(again, pool=TOKEN, tag="g"):  # type: ignore[arg-type]
+    with saver.cuda_graph(again, pool=TOKEN, tag="g"):
         pass
     assert again.pool_id == graph.pool_id != other.pool_id
 
@@ -104,7 +104,7 @@ def test_a_paused_pool_is_an_error_until_it_is_resumed(saver: TorchMemorySaver, 
 def test_a_capture_inside_a_region(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
     with saver.region("outer"):
         before = fake_torch.allocate(2 * MIB)
-        with saver.cuda_graph(FakeGraph(), tag="g"):  # type: ignore[arg-type]
+        with saver.cuda_graph(FakeGraph(), tag="g"):
             captured = fake_torch.allocate(2 * MIB)
         after = fake_torch.allocate(2 * MIB)
     assert {row.address: row.tag for row in saver.stats().allocations} == {before: "outer", captured: "g", after: "outer"}
@@ -119,7 +119,7 @@ def test_what_torch_allocates_before_the_capture_is_not_managed(saver: TorchMemo
         return capture(*arguments, **keywords)  # type: ignore[arg-type]
 
     fake_torch.torch.cuda.graph = with_seeds
-    with saver.region("outer"), saver.cuda_graph(FakeGraph(), tag="g"):  # type: ignore[arg-type]
+    with saver.region("outer"), saver.cuda_graph(FakeGraph(), tag="g"):
         assert _core.region_current()[:3] == ("g", _core.BACKUP_NONE, False)
     assert fake_torch.pool_of(seeds[0]) == DEFAULT
 
@@ -129,7 +129,7 @@ def test_an_exception_inside_restores_everything(
     saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore, region: bool
 ) -> None:
     def capture() -> None:
-        with pytest.raises(ZeroDivisionError), saver.cuda_graph(FakeGraph(), tag="g"):  # type: ignore[arg-type]
+        with pytest.raises(ZeroDivisionError), saver.cuda_graph(FakeGraph(), tag="g"):
             raise ZeroDivisionError
 
     if region:
@@ -146,7 +146,7 @@ def test_an_exception_inside_restores_everything(
 
 def test_a_failed_begin_restores_everything(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
     with saver.region("outer"):
-        manager = saver.cuda_graph(FakeGraph(), stream=None)  # type: ignore[arg-type]
+        manager = saver.cuda_graph(FakeGraph(), stream=None)
         fake_torch.torch.cuda.graph = lambda *a, **k: FailingCapture(fake_torch)
         with pytest.raises(RuntimeError, match="cannot capture"):
             manager.__enter__()
@@ -179,7 +179,7 @@ class FailingCapture:
 )
 def test_bad_arguments(saver: TorchMemorySaver, fake_torch: FakeTorch, arguments: dict[str, object]) -> None:
     with pytest.raises(errors.InvalidArgumentError):
-        saver.cuda_graph(**({"cuda_graph": FakeGraph()} | arguments))  # type: ignore[arg-type]
+        saver.cuda_graph(**({"cuda_graph": FakeGraph()} | arguments))
 
 
 def with_backend(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
@@ -190,7 +190,9 @@ def with_backend(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     monkeypatch.setitem(sys.modules, "torch", module)
 
 
-@pytest.mark.parametrize(("backend", "setting", "warnings"), [("nccl", None, 1), ("nccl", "0", 0), ("gloo", None, 0), ("nccl", "1", 1)])
+@pytest.mark.parametrize(
+    ("backend", "setting", "warnings"), [("nccl", None, 1), ("nccl", "0", 0), ("gloo", None, 0), ("nccl", "1", 1)]
+)
 def test_one_warning_about_nccl(
     saver: TorchMemorySaver,
     fake_torch: FakeTorch,
@@ -206,6 +208,6 @@ def test_one_warning_about_nccl(
         monkeypatch.setenv("NCCL_GRAPH_REGISTER", setting)
     with caplog.at_level(logging.WARNING, "torch_memory_saver"):
         for _ in range(2):
-            with saver.cuda_graph(FakeGraph()):  # type: ignore[arg-type]
+            with saver.cuda_graph(FakeGraph()):
                 pass
     assert len([record for record in caplog.records if "NCCL_GRAPH_REGISTER" in record.message]) == warnings

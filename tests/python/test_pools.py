@@ -83,7 +83,12 @@ def test_the_pool_is_used_again(saver: TorchMemorySaver, fake_torch: FakeTorch, 
 
 def test_pools_differ_by_tag_and_backup(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
     pools = set()
-    for arguments in [{}, {"enable_cpu_backup": True}, {"enable_cpu_backup": True, "cpu_backup_backend": "mmap"}, {"tag": "b"}]:
+    for arguments in [
+        {},
+        {"enable_cpu_backup": True},
+        {"enable_cpu_backup": True, "cpu_backup_backend": "mmap"},
+        {"tag": "b"},
+    ]:
         with saver.region(**arguments):  # type: ignore[arg-type]
             pools.add(fake_torch.pool_of(fake_torch.allocate(2 * MIB)))
     assert len(pools) == 4
@@ -119,18 +124,15 @@ def test_an_exception_restores_everything(saver: TorchMemorySaver, fake_torch: F
 
 
 def test_a_failed_entry_restores_everything(saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore) -> None:
-    with saver.region("a"):
+    with saver.region("outer"):
         routed = list(fake_torch.routings)
-        fake_torch.fail_begin_of_device = 0
-        if fake_torch.last_routed_wins:
-            with pytest.raises(RuntimeError, match="told to fail"):
-                saver.region("b").__enter__()
-            assert fake_torch.routings == routed
-        fake_torch.fail_begin_of_device = -1
-        assert _core.region_current()[0] == "a"
+        fake_torch.fail_begin_of_new_pools_on = 0
+        with pytest.raises(RuntimeError, match="told to fail"):
+            saver.region("a").__enter__()
+        assert fake_torch.routings == routed
+        assert _core.region_current()[0] == "outer"
         assert len(store.stack()) == 1
-    saver.empty_cache()
-    assert saver.pause("b").allocations == 0, "no thread is inside b"
+    assert saver.pause("a").allocations == 0, "no thread is inside it"
 
 
 def test_leaving_the_outer_region_first_leaves_the_inner_one_too(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
@@ -147,7 +149,9 @@ def test_leaving_the_outer_region_first_leaves_the_inner_one_too(saver: TorchMem
     later.__exit__(None, None, None)
 
 
-def test_leaving_on_another_thread_ends_the_routing(saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore) -> None:
+def test_leaving_on_another_thread_ends_the_routing(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore
+) -> None:
     region = saver.region("a")
     region.__enter__()
     in_thread(lambda: region.__exit__(None, None, None))
@@ -176,16 +180,49 @@ def test_one_object_can_be_entered_again_and_nested(saver: TorchMemorySaver, fak
     assert resident(saver, "a") == 4 * MIB
 
 
+def test_only_the_devices_in_use_are_routed(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    with saver.region("a"):
+        assert [routing[0] for routing in fake_torch.routings] == [0]
+
+
 def test_every_device_in_use_is_routed(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
-    first, second = (_core.allocate(2 * MIB, device) for device in (0, 1))  # Makes both contexts active.
+    fake_torch.active_devices = 0b11
     with saver.region("a"):
         assert [routing[0] for routing in fake_torch.routings] == [0, 1]
-        on_second = fake_torch.allocate(2 * MIB, device=1)
-    row = _core.find(on_second)
+        inside = fake_torch.allocate(2 * MIB, device=1)
+    assert fake_torch.routings == []
+    row = _core.find(inside)
     assert row is not None
     assert (row[4], row[7]) == (1, "a")
-    assert _core.free(first)
-    assert _core.free(second)
+
+
+def test_an_inner_region_routes_what_the_outer_one_does(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    fake_torch.device = 1  # Not in use yet, but current.
+    with saver.region("a"):
+        fake_torch.device = 0
+        with saver.region("b"):
+            inside = fake_torch.allocate(2 * MIB, device=1)
+    row = _core.find(inside)
+    assert row is not None
+    assert row[7] == "b"
+
+
+def test_a_failed_entry_on_the_second_device_restores_everything(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore
+) -> None:
+    fake_torch.active_devices = 0b11
+    with saver.region("outer"):
+        routed = list(fake_torch.routings)
+        region = saver.region("a")
+        fake_torch.fail_begin_of_new_pools_on = 1
+        with pytest.raises(RuntimeError, match="told to fail"):
+            region.__enter__()
+        fake_torch.fail_begin_of_new_pools_on = -1
+        assert fake_torch.routings == routed
+        assert _core.region_current()[0] == "outer"
+    assert store.stack() == []
+    with saver.region("a"):
+        assert [routing[0] for routing in fake_torch.routings] == [0, 1]
 
 
 # empty_cache
@@ -201,7 +238,9 @@ def test_empty_cache_returns_what_no_tensor_uses(saver: TorchMemorySaver, fake_t
     assert [row.address for row in saver.stats().allocations] == [kept]
 
 
-def test_empty_cache_keeps_pools_without_idle_memory(saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore) -> None:
+def test_empty_cache_keeps_pools_without_idle_memory(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore
+) -> None:
     with saver.region("a"):
         fake_torch.allocate(2 * MIB)
     pools = store.idle_pools()

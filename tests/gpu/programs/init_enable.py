@@ -56,6 +56,7 @@ def train() -> None:
     # What torch only cached (the freed gradients) goes back to the driver instead of into the pause.
     assert 0 < report.bytes < resident, (report, resident)
     assert abs(gained - resident) <= 4 * MIB, (gained, resident, report)
+    assert 0 < report.reusable_bytes < report.bytes, report  # free blocks of segments that hold tensors as well
     assert _core.counters()["resident_bytes"] == 0
     with saver.disable():
         other = torch.full((256 * MIB,), 0xEE, dtype=torch.uint8, device="cuda")

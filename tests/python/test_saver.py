@@ -1,0 +1,270 @@
+"""The singleton: first use, hook mode, settings, bad input, and another implementation in its place."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Program
+from fake_torch import FakeTorch
+
+import torch_memory_saver as module
+from torch_memory_saver import _core, errors
+from torch_memory_saver.saver import TorchMemorySaver
+
+MIB = 1 << 20
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def test_the_module_has_the_singleton_and_its_methods() -> None:
+    assert isinstance(module.torch_memory_saver, TorchMemorySaver)
+    assert module.memory_saver is module.torch_memory_saver
+    for name in ("region", "pause", "resume", "disable", "cuda_graph", "get_cpu_backup", "empty_cache", "stats"):
+        assert getattr(module, name) == getattr(module.torch_memory_saver, name)
+    assert all(hasattr(module, name) for name in module.__all__)
+    assert module.torch_memory_saver.enabled is True
+
+
+def test_the_version_is_the_projects() -> None:
+    (version,) = re.findall(r'^version = "(.*)"$', (REPOSITORY / "pyproject.toml").read_text(), re.MULTILINE)
+    assert module.__version__ == version
+
+
+def test_import_changes_nothing(program: Program) -> None:
+    text = """
+import os, sys, threading
+import torch_memory_saver
+assert "torch" not in sys.modules and "numpy" not in sys.modules
+assert threading.active_count() == 1
+maps = open("/proc/self/maps").read()
+assert "_simulated_cuda" not in maps and "libcuda" not in maps
+assert torch_memory_saver.torch_memory_saver._impl is None
+assert len(os.listdir("/proc/self/task")) == 1
+"""
+    program(text, preloaded=False)
+
+
+def test_torch_mode_without_torch_says_so(program: Program) -> None:
+    text = """
+import sys
+sys.modules["torch"] = None  # What makes an import of it fail.
+from torch_memory_saver import torch_memory_saver, TorchUnavailableError, InvalidArgumentError
+for action in (lambda: torch_memory_saver.region("a").__enter__(), lambda: torch_memory_saver.cuda_graph(None)):
+    try:
+        action()
+    except TorchUnavailableError as error:
+        assert "PyTorch" in str(error) and "preload" in str(error)
+    else:
+        raise AssertionError
+assert torch_memory_saver.pause().allocations == 0
+torch_memory_saver.empty_cache()
+"""
+    program(text, preloaded=False)
+
+
+def test_no_driver_is_a_named_error(program: Program) -> None:
+    text = """
+from torch_memory_saver import _core, DriverUnavailableError
+try:
+    _core.allocate(1 << 21)
+except DriverUnavailableError as error:
+    assert "nonexistent.so" in str(error), error
+else:
+    raise AssertionError
+"""
+    program(text, preloaded=False, TMS_CUDA_DRIVER="/nonexistent.so")
+
+
+# Hook mode
+
+
+def test_hook_mode_before_the_first_use(saver: TorchMemorySaver) -> None:
+    assert saver.hook_mode == "auto"
+    for mode in ("preload", "torch", "auto"):
+        saver.hook_mode = mode
+        assert saver.hook_mode == mode
+    assert saver._impl is None
+    assert saver._impl_ctor_kwargs == {}
+
+
+@pytest.mark.parametrize("mode", ["", "Torch", None, 3, "gms"])
+def test_unknown_hook_modes_are_refused(saver: TorchMemorySaver, mode: Any) -> None:
+    with pytest.raises(errors.InvalidArgumentError, match='"auto", "preload" or "torch"'):
+        saver.hook_mode = mode
+    assert saver.hook_mode == "auto"
+
+
+def test_hook_mode_after_the_first_use(saver: TorchMemorySaver, simulator: object) -> None:
+    saver.stats()
+    assert saver.hook_mode == "torch"
+    saver.hook_mode = "torch"
+    saver.hook_mode = "auto"
+    with pytest.raises(errors.InvalidStateError, match="after the first use"):
+        saver.hook_mode = "preload"
+    assert saver.hook_mode == "torch"
+
+
+def test_preload_mode_without_the_library_says_how(saver: TorchMemorySaver) -> None:
+    saver.hook_mode = "preload"
+    with pytest.raises(errors.InvalidStateError, match=r"configure_subprocess.*LD_PRELOAD=.*hook_mode_preload"):
+        saver.pause()
+    assert saver._impl is None
+    saver.hook_mode = "auto"
+    assert saver.pause().allocations == 0
+
+
+# Bad input
+
+
+def test_bad_arguments_of_region(saver: TorchMemorySaver) -> None:
+    bad: list[dict[str, Any]] = [
+        {"tag": ""},
+        {"tag": None},
+        {"tag": 3},
+        {"enable_cpu_backup": True, "enable_disk_backup": True},
+        {"cpu_backup_backend": "mmap"},
+        {"enable_cpu_backup": True, "cpu_backup_backend": "tape"},
+    ]
+    for arguments in bad:
+        with pytest.raises(errors.InvalidArgumentError):
+            saver.region(**arguments)
+    assert _core.region_current()[3] == 0
+
+
+@pytest.mark.parametrize("tags", [3, "", ["a", ""], b"a"])
+def test_bad_tags_of_pause_and_resume(saver: TorchMemorySaver, tags: Any) -> None:
+    for action in (saver.pause, saver.resume):
+        with pytest.raises(errors.InvalidArgumentError):
+            action(tags)
+
+
+@pytest.mark.parametrize("value", [-1, "1", 1.0, None, 1 << 63])
+def test_bad_margins(saver: TorchMemorySaver, simulator: object, value: Any) -> None:
+    saver.memory_margin_bytes = 5 * MIB
+    with pytest.raises(errors.InvalidArgumentError):
+        saver.memory_margin_bytes = value
+    assert saver.memory_margin_bytes == 5 * MIB
+
+
+def test_a_margin_is_kept_free(saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any) -> None:
+    free, _ = _core.device_memory(0)
+    saver.memory_margin_bytes = free - 4 * MIB
+    with saver.region("a"):
+        fake_torch.allocate(4 * MIB)
+        with pytest.raises(errors.OutOfMemoryError, match="a") as caught:
+            fake_torch.allocate(2 * MIB)
+    assert (caught.value.device, caught.value.bytes) == (0, 2 * MIB)
+
+
+def test_retention_is_read_at_resume(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    assert saver.retain_cpu_backup is False
+    with saver.region("a", enable_cpu_backup=True):
+        address = fake_torch.allocate(2 * MIB)
+    saver.pause()
+    saver.retain_cpu_backup = True
+    saver.resume()
+    assert saver.stats().tags["a"].backup_bytes == 2 * MIB
+    assert _core.host_backup(address, 2 * MIB) is not None
+    saver.pause()
+    saver.retain_cpu_backup = False
+    saver.resume()
+    assert saver.stats().tags["a"].backup_bytes == 0
+
+
+def test_the_disk_directory_is_made(saver: TorchMemorySaver, fake_torch: FakeTorch, tmp_path: Path) -> None:
+    directory = tmp_path / "not" / "yet"
+    saver.set_disk_backup_dir(directory)
+    with saver.region("a", enable_disk_backup=True):
+        fake_torch.allocate(2 * MIB)
+    assert saver.pause().copied_bytes == 2 * MIB
+    files = [path for path in directory.iterdir() if path.suffix == ".backup"]
+    assert [path.stat().st_size >= 2 * MIB for path in files] == [True]
+    assert saver.resume().copied_bytes == 2 * MIB
+
+
+@pytest.mark.parametrize("path", ["", None, 3, b"bytes"])
+def test_bad_disk_directories(saver: TorchMemorySaver, path: Any) -> None:
+    with pytest.raises(errors.InvalidArgumentError):
+        saver.set_disk_backup_dir(path)
+
+
+def test_a_disk_directory_that_cannot_be_made(saver: TorchMemorySaver, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(errors.BackupIOError, match="file") as caught:
+        saver.set_disk_backup_dir(tmp_path / "file" / "directory")
+    assert caught.value.errno == caught.value.os_error != 0
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_disk_directory_that_cannot_be_written_to(saver: TorchMemorySaver, tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(errors.BackupIOError):
+        saver.set_disk_backup_dir(tmp_path)
+
+
+def test_stats(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    with saver.region("a", enable_cpu_backup=True):
+        first = fake_torch.allocate(3 * MIB)
+    with saver.region("b"):
+        fake_torch.allocate(2 * MIB)
+    saver.pause("a")
+    stats = saver.stats()
+    assert stats.tags["a"] == module.TagUsage(1, 3 * MIB, 0, 4 * MIB, stats.tags["a"].backup_bytes)
+    assert stats.tags["a"].backup_bytes >= 3 * MIB
+    assert stats.tags["b"] == module.TagUsage(1, 2 * MIB, 2 * MIB, 0, 0)
+    assert (stats.total.allocations, stats.total.resident_bytes, stats.total.paused_bytes) == (2, 2 * MIB, 4 * MIB)
+    row = stats.allocations[0]
+    assert (row.address, row.state, row.backup, row.device, row.tag) == (first, "paused", "pinned", 0, "a")
+    assert stats.counters["paused_bytes"] == 4 * MIB
+
+
+def test_init_enable_without_the_library_is_one_warning(
+    saver: TorchMemorySaver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TMS_INIT_ENABLE", "yes")
+    with caplog.at_level(logging.WARNING, "torch_memory_saver"):
+        saver.pause()
+        saver.resume()
+    assert len(caplog.records) == 1
+    assert "LD_PRELOAD" in caplog.text
+
+
+# Another implementation in its place, as NVIDIA Dynamo does it
+
+
+def test_another_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+
+    class Theirs:
+        @contextmanager
+        def region(self, tag: str, enable_cpu_backup: bool) -> Iterator[None]:
+            calls.append((tag, enable_cpu_backup))
+            yield
+
+        def pause(self, tag: str | None = None) -> None:
+            calls.append(("pause", tag))
+
+        def resume(self, tag: str | None = None) -> None:
+            calls.append(("resume", tag))
+
+    def ensure_initialized(self: TorchMemorySaver) -> None:
+        if self._impl is not None:
+            return
+        assert self._impl_ctor_kwargs.get("hook_mode") is None
+        self._impl = Theirs()
+        del self._impl_ctor_kwargs
+
+    monkeypatch.setattr(TorchMemorySaver, "_ensure_initialized", ensure_initialized)
+    saver = TorchMemorySaver()
+    with saver.region("weights", enable_cpu_backup=True):
+        pass
+    saver.pause("weights")
+    saver.resume()
+    assert calls == [("weights", True), ("pause", "weights"), ("resume", None)]
+    assert saver.hook_mode == "torch"
