@@ -127,7 +127,7 @@ class Implementation:
 
     def pause(self, tag: Any = None) -> PauseReport:
         tags = check_tags(tag)
-        torch = torch_layer.loaded()
+        torch = torch_layer.in_use()
         if torch is not None and self._manages_everything and not _core.counters()["visible_captures"]:
             self._store.empty_torch_cache(torch)
         with pausing(self._store, torch, tags) as leave_paused_pools:
@@ -139,7 +139,7 @@ class Implementation:
 
     def resume(self, tag: Any = None) -> ResumeReport:
         tags = check_tags(tag)
-        torch = torch_layer.loaded()
+        torch = torch_layer.in_use()
         allocations, resumed, copied, unknown, seconds = _core.resume(tags, _stream(torch))
         return ResumeReport(allocations, resumed, copied, unknown, seconds)
 
@@ -166,7 +166,7 @@ class Implementation:
         return reusable
 
     def empty_cache(self) -> None:
-        torch = torch_layer.loaded()
+        torch = torch_layer.in_use()
         if torch is not None:
             self._store.empty_cache(torch)
 

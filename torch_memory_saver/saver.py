@@ -29,7 +29,7 @@ class TorchMemorySaver:
     """
 
     def __init__(self) -> None:
-        # The names are relied upon by programs that put another implementation in: see COMPATIBILITY in the README.
+        # Programs in the field rely on both names: they look for the implementation and put another one in.
         self._impl: Any = None
         self._impl_ctor_kwargs: dict[str, str] = {}
 

@@ -15,7 +15,7 @@ from typing import Any
 from torch_memory_saver import _core
 from torch_memory_saver.errors import ForkedProcessError, InvalidStateError, TorchUnavailableError
 
-__all__ = ["PoolId", "TorchCuda", "expandable_segments_on", "loaded", "make_immortal", "make_mortal", "require"]
+__all__ = ["PoolId", "TorchCuda", "expandable_segments_on", "in_use", "loaded", "make_immortal", "make_mortal", "require"]
 
 #: What torch calls a pool by.
 PoolId = tuple[int, int]
@@ -135,6 +135,14 @@ def loaded() -> TorchCuda | None:
     return _initialize(torch)
 
 
+def in_use() -> TorchCuda | None:
+    """torch.cuda if this process uses it already, else None: for what has nothing to do with torch before that."""
+    if _torch_cuda is not None:
+        return _torch_cuda
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    return loaded() if hasattr(cuda, "is_initialized") and cuda.is_initialized() else None
+
+
 def require() -> TorchCuda:
     """torch.cuda, imported and initialised if need be.
 
@@ -174,11 +182,9 @@ def _initialize(torch: Any) -> TorchCuda:
 
 def expandable_segments_on(environment: Mapping[str, str]) -> bool:
     """Whether PyTorch's expandable segments are on, by its settings if it runs, else by its variables."""
-    torch = sys.modules.get("torch")
-    if _torch_cuda is not None or (hasattr(torch, "cuda") and torch.cuda.is_initialized()):  # type: ignore[union-attr]
-        torch_cuda = loaded()
-        if torch_cuda is not None:
-            return bool(torch_cuda.settings().get("expandable_segments", False))
+    torch_cuda = in_use()
+    if torch_cuda is not None:
+        return bool(torch_cuda.settings().get("expandable_segments", False))
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         for entry in environment.get(name, "").split(","):
             key, _, value = entry.partition(":")

@@ -60,6 +60,7 @@ def environment(preloaded: bool, **variables: str) -> dict[str, str]:
     result["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PACKAGE.parent), result.get("PYTHONPATH")]))
     result["TMS_CUDA_DRIVER"] = str(SIMULATOR)
     result["TMS_SIMULATED_MEMORY"] = "512MiB"
+    result["CUDA_VISIBLE_DEVICES"] = ""  # torch must not find a real GPU; the simulated one does not look at it.
     if preloaded:
         result["LD_PRELOAD"] = f"{preload.library_path()}:{SIMULATOR}"
     return result | variables

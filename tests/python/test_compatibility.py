@@ -57,11 +57,11 @@ def test_change_env(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_impl_appears_at_the_first_use(saver: TorchMemorySaver, simulator: object) -> None:
-    assert saver._impl is None
+    assert vars(saver)["_impl"] is None
     saver.pause()
     assert isinstance(saver._impl, entrypoint._TorchMemorySaverImpl)
     assert isinstance(saver._impl._binary_wrapper.cdll, ctypes.CDLL)
-    saver._impl._own_attribute = []
+    saver._impl.attribute_of_theirs = []  # type: ignore[attr-defined]
 
 
 def test_the_implementation_takes_a_hook_mode(simulator: object) -> None:

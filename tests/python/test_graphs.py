@@ -6,6 +6,7 @@ import gc
 import logging
 import sys
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 from fake_torch import DEFAULT, FakeGraph, FakeTorch
@@ -177,7 +178,7 @@ class FailingCapture:
         {"enable_cpu_backup": True, "cpu_backup_backend": "tape"},
     ],
 )
-def test_bad_arguments(saver: TorchMemorySaver, fake_torch: FakeTorch, arguments: dict[str, object]) -> None:
+def test_bad_arguments(saver: TorchMemorySaver, fake_torch: FakeTorch, arguments: dict[str, Any]) -> None:
     with pytest.raises(errors.InvalidArgumentError):
         saver.cuda_graph(**({"cuda_graph": FakeGraph()} | arguments))
 

@@ -106,12 +106,24 @@ def test_a_pause_inside_the_region_changes_its_pool(saver: TorchMemorySaver, fak
             fake_torch.free(idle)
             assert saver.pause("a").bytes == 2 * MIB, "the idle segment went back"
             inner = fake_torch.allocate(2 * MIB)
+        fake_torch.free(used)  # An idle block, paused: what torch would hand out next.
         fresh = fake_torch.allocate(2 * MIB)
         assert state(saver, used) == "paused"
         assert state(saver, fresh) == state(saver, inner) == "active"
         saver.resume("a")
     tags = {row.address: row.tag for row in saver.stats().allocations}
     assert tags == {used: "a", inner: "b", fresh: "a"}
+
+
+def test_a_paused_block_of_ones_own_region_is_not_handed_out(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    with saver.region("a"):
+        used = fake_torch.allocate(2 * MIB)
+        saver.pause("a")
+        fake_torch.free(used)
+        fresh = fake_torch.allocate(2 * MIB)
+        assert fresh != used
+        assert state(saver, fresh) == "active"
+        saver.resume("a")
 
 
 def test_a_second_pause_inside_the_region(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
@@ -184,6 +196,7 @@ def test_a_region_entered_during_a_pause_waits_for_its_end(
 def test_a_failed_pause_changes_nothing(saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore) -> None:
     with saver.region("a"):
         fake_torch.allocate(2 * MIB)
+        fake_torch.free(fake_torch.allocate(4 * MIB))
         routed = list(fake_torch.routings)
         _core.capture_begin(None, _core.BACKUP_NONE)
         try:

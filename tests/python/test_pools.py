@@ -136,16 +136,18 @@ def test_a_failed_entry_restores_everything(saver: TorchMemorySaver, fake_torch:
 
 
 def test_leaving_the_outer_region_first_leaves_the_inner_one_too(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
-    outer, inner, later = saver.region("outer"), saver.region("inner"), saver.region("later")
+    outer, inner, later, last = (saver.region(tag) for tag in ("outer", "inner", "later", "last"))
     outer.__enter__()
     inner.__enter__()
     outer.__exit__(None, None, None)
     assert fake_torch.routings == []
     assert _core.region_current()[3] == 0
     later.__enter__()
+    last.__enter__()
     inner.__exit__(None, None, None)
-    assert _core.region_current()[0] == "later", "leaving it a second time must not leave what was entered since"
+    assert _core.region_current()[0] == "last", "leaving it a second time must not leave what was entered since"
     assert fake_torch.pool_of(fake_torch.allocate(2 * MIB)) != DEFAULT
+    last.__exit__(None, None, None)
     later.__exit__(None, None, None)
 
 

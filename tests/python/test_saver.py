@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from conftest import Program
 from fake_torch import FakeTorch
 
 import torch_memory_saver as module
-from torch_memory_saver import _core, errors
+from torch_memory_saver import _core, errors, torch_layer
 from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20
@@ -79,6 +81,22 @@ else:
     raise AssertionError
 """
     program(text, preloaded=False, TMS_CUDA_DRIVER="/nonexistent.so")
+
+
+def test_a_torch_that_has_not_used_cuda_is_left_alone(
+    saver: TorchMemorySaver, simulator: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def initialize() -> None:
+        raise AssertionError("CUDA was initialised")
+
+    cuda = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: False, init=initialize)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda, __version__="2.11.0"))
+    monkeypatch.setattr(torch_layer, "_torch_cuda", None)
+    for action in (saver.pause, saver.resume, saver.empty_cache, saver.stats):
+        action()
+    with pytest.raises(AssertionError):
+        saver.region("a").__enter__()
+    assert _core.region_current()[3] == 0
 
 
 # Hook mode
