@@ -22,7 +22,7 @@ from setuptools.command.build_ext import build_ext
 
 #: Where the Python package lies. The package is not at the root of the repository, so that a Python started there imports
 #: the installed package and not the sources, which lack the built libraries.
-PACKAGE_ROOT = "."
+PACKAGE_ROOT = "src"
 PACKAGE = "torch_memory_saver"
 
 CORE = f"{PACKAGE}._core"

@@ -7,7 +7,6 @@ import ctypes
 import functools
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -21,6 +20,8 @@ MIB = 1 << 20
 GIB = 1 << 30
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
+sys.path.append(str(REPOSITORY))
+import setup  # noqa: E402  the build knows where cuda.h is
 
 
 def arguments(description: str | None, repetitions: int) -> argparse.ArgumentParser:
@@ -36,20 +37,6 @@ def arguments(description: str | None, repetitions: int) -> argparse.ArgumentPar
 # -- the yardstick -----------------------------------------------------------------------------------------------------
 
 
-def cuda_include() -> Path:
-    """The folder of cuda.h: CUDA_HOME, CUDA_PATH, beside nvcc, the usual place, or the pip package of the runtime."""
-    candidates = [Path(os.environ[name]) / "include" for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
-    nvcc = shutil.which("nvcc")
-    if nvcc:
-        candidates += [Path(nvcc).resolve().parent.parent / "include", Path(nvcc).parent.parent / "include"]
-    candidates += [Path("/usr/local/cuda/include"), *sorted(Path("/usr/local").glob("cuda-*/include"), reverse=True)]
-    candidates += [folder for entry in sys.path if entry for folder in sorted(Path(entry).glob("nvidia/*/include"))]
-    for folder in candidates:
-        if (folder / "cuda.h").is_file():
-            return folder
-    raise SystemExit("cuda.h was not found: set CUDA_HOME to a CUDA toolkit")
-
-
 @functools.cache
 def yardstick() -> ctypes.CDLL:
     """bare_driver.c, compiled now with the C compiler of $CC (default gcc)."""
@@ -58,7 +45,7 @@ def yardstick() -> ctypes.CDLL:
         command = [os.environ.get("CC", "gcc"), "-std=c11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-shared"]
         command += [
             f"-I{REPOSITORY / 'csrc'}",
-            f"-I{cuda_include()}",
+            f"-I{setup.find_cuda_include()}",
             str(HERE / "bare_driver.c"),
             "-o",
             str(library),

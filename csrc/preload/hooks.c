@@ -75,7 +75,8 @@ tms_cuda_error_t cudaMalloc(void **address, size_t bytes) {
     tms_cuda_error_t result;
     tms_region_t region = {.managed = false};
     inside_hook = true;
-    if (!nested && state && address && bytes > 0) region = tms_saver_settings(&state->saver);
+    /* The thread's own region, not what a capture lends to torch's pools: another thread's cudaMalloc is not the graph's. */
+    if (!nested && state && address && bytes > 0) region = tms_region_current(&state->regions, NULL);
     if (region.managed)
         result = allocate_managed(state, &region, address, bytes);
     else

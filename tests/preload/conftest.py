@@ -59,7 +59,7 @@ class Run(Protocol):
 
 def package_folders() -> list[Path]:
     """Where the package may be, the best first: the one that is imported, then the one of the source tree."""
-    folders = [REPOSITORY / "torch_memory_saver"]
+    folders = [REPOSITORY / "src" / "torch_memory_saver"]
     specification = importlib.util.find_spec("torch_memory_saver")
     if specification is not None and specification.origin is not None:
         folders.insert(0, Path(specification.origin).resolve().parent)
