@@ -17,7 +17,6 @@ typedef struct transition {
     const tms_driver_table_t *driver;
     const tms_device_table_t *devices; /* NULL: there was nothing to act on, and the driver has not been asked for */
     tms_report_t report;
-    double started;
 } transition_t;
 
 #define FOR_EACH(segment, t) for (tms_segment_t *segment = (t)->first; segment; segment = segment->next_in_transition)
@@ -258,52 +257,16 @@ static tms_status_t release_memory(transition_t *t, tms_error_t *error) {
     return first_status;
 }
 
-static tms_status_t begin(transition_t *t, const tms_selection_t *selection, tms_error_t *error) {
-    tms_error_context_t context = context_of_call(t, TMS_NO_DEVICE);
-    t->started = seconds_now();
-    tms_status_t status = tms_saver_check_process(t->saver, &context, error);
-    if (status != TMS_OK) return status;
-    if (!tms_saver_has_segments(t->saver)) return TMS_OK; /* also on a machine without a driver */
-    status = tms_devices_load(t->saver->devices, &t->driver, &t->devices, &context, error);
-    if (status == TMS_OK) status = check_capture(t, selection, error);
-    return status;
-}
-
-static tms_status_t end(transition_t *t, tms_status_t status, tms_report_t *report) {
-    t->report.seconds = seconds_now() - t->started;
-    if (status != TMS_OK)
-        tms_stats_add(&t->saver->stats.failures_total, 1);
-    else if (report)
-        *report = t->report;
-    return status;
-}
-
-tms_status_t tms_transition_pause(tms_saver_t *saver, const tms_selection_t *selection, tms_report_t *report,
-                                  tms_error_t *error) {
-    transition_t t = {.saver = saver,
-                      .operation = "pause",
-                      .from = TMS_SEGMENT_ACTIVE,
-                      .through = TMS_SEGMENT_PAUSING,
-                      .to = TMS_SEGMENT_PAUSED};
-    tms_status_t status = begin(&t, selection, error);
-    if (status == TMS_OK) status = take_turn(&t, error);
-    if (status != TMS_OK) return end(&t, status, report);
-    tms_saver_reclaim(saver);
-    count_unknown_tags(&t, selection);
-    if (t.devices) collect(&t, selection);
-    if (t.first) {
-        status = save_contents(&t, error);
-        if (status == TMS_OK) {
-            status = release_memory(&t, error);
-            finish(&t, true);
-        } else {
-            FOR_EACH(segment, &t) tms_backup_cancel(&segment->backup, &saver->stores);
-            finish(&t, false);
-        }
+static tms_status_t pause_all(transition_t *t, tms_error_t *error) {
+    tms_status_t status = save_contents(t, error);
+    bool committed = status == TMS_OK;
+    if (committed) {
+        status = release_memory(t, error);
+    } else {
+        FOR_EACH(segment, t) tms_backup_cancel(&segment->backup, &t->saver->stores);
     }
-    if (status == TMS_OK) tms_stats_add(&saver->stats.pauses_total, 1);
-    end_turn(saver);
-    return end(&t, status, report);
+    finish(t, committed);
+    return status;
 }
 
 /* ---- resume ---- */
@@ -342,6 +305,61 @@ static void undo_resume(transition_t *t) {
     }
 }
 
+static tms_status_t resume_all(transition_t *t, tms_error_t *error) {
+    tms_status_t status = populate_all(t, error);
+    if (status == TMS_OK) status = copy_all(t, tms_backup_load, error);
+    if (status == TMS_OK) {
+        bool retain = atomic_load(&t->saver->retain_backup);
+        FOR_EACH(segment, t) tms_backup_discard(&segment->backup, retain);
+    } else {
+        undo_resume(t);
+    }
+    finish(t, status == TMS_OK);
+    return status;
+}
+
+/* ---- calls ---- */
+
+/* What must hold before a call may change anything. */
+static tms_status_t check(transition_t *t, const tms_selection_t *selection, tms_error_t *error) {
+    tms_error_context_t context = context_of_call(t, TMS_NO_DEVICE);
+    tms_status_t status = tms_saver_check_process(t->saver, &context, error);
+    if (status != TMS_OK) return status;
+    if (!tms_saver_has_segments(t->saver)) return TMS_OK; /* also on a machine without a driver */
+    status = tms_devices_load(t->saver->devices, &t->driver, &t->devices, &context, error);
+    return status == TMS_OK ? check_capture(t, selection, error) : status;
+}
+
+/* One call. `act` moves the segments on the list, or undoes what it did, and publishes where they ended up. */
+static tms_status_t run(transition_t *t, const tms_selection_t *selection,
+                        tms_status_t (*act)(transition_t *, tms_error_t *), _Atomic uint64_t *successes,
+                        tms_report_t *report, tms_error_t *error) {
+    double started = seconds_now();
+    tms_status_t status = check(t, selection, error);
+    if (status == TMS_OK) status = take_turn(t, error);
+    if (status == TMS_OK) {
+        tms_saver_reclaim(t->saver);
+        count_unknown_tags(t, selection);
+        if (t->devices) collect(t, selection);
+        if (t->first) status = act(t, error);
+        end_turn(t->saver);
+    }
+    tms_stats_add(status == TMS_OK ? successes : &t->saver->stats.failures_total, 1);
+    t->report.seconds = seconds_now() - started;
+    if (status == TMS_OK && report) *report = t->report;
+    return status;
+}
+
+tms_status_t tms_transition_pause(tms_saver_t *saver, const tms_selection_t *selection, tms_report_t *report,
+                                  tms_error_t *error) {
+    transition_t t = {.saver = saver,
+                      .operation = "pause",
+                      .from = TMS_SEGMENT_ACTIVE,
+                      .through = TMS_SEGMENT_PAUSING,
+                      .to = TMS_SEGMENT_PAUSED};
+    return run(&t, selection, pause_all, &saver->stats.pauses_total, report, error);
+}
+
 tms_status_t tms_transition_resume(tms_saver_t *saver, const tms_selection_t *selection, tms_report_t *report,
                                    tms_error_t *error) {
     transition_t t = {.saver = saver,
@@ -349,29 +367,11 @@ tms_status_t tms_transition_resume(tms_saver_t *saver, const tms_selection_t *se
                       .from = TMS_SEGMENT_PAUSED,
                       .through = TMS_SEGMENT_RESUMING,
                       .to = TMS_SEGMENT_ACTIVE};
-    tms_status_t status = begin(&t, selection, error);
-    if (status == TMS_OK) status = take_turn(&t, error);
-    if (status != TMS_OK) return end(&t, status, report);
-    tms_saver_reclaim(saver);
-    count_unknown_tags(&t, selection);
-    if (t.devices) collect(&t, selection);
-    if (t.first) {
-        status = populate_all(&t, error);
-        if (status == TMS_OK) status = copy_all(&t, tms_backup_load, error);
-        if (status == TMS_OK) {
-            bool retain = atomic_load(&saver->retain_backup);
-            FOR_EACH(segment, &t) tms_backup_discard(&segment->backup, retain);
-        } else {
-            undo_resume(&t);
-        }
-        finish(&t, status == TMS_OK);
-    }
-    if (status == TMS_OK) tms_stats_add(&saver->stats.resumes_total, 1);
-    end_turn(saver);
+    tms_status_t status = run(&t, selection, resume_all, &saver->stats.resumes_total, report, error);
     if (status == TMS_OK && t.report.allocations > 0 && t.devices->count > 1) {
         /* A device that came into use while the memory was being mapped. What was resumed stands whatever comes of this. */
         tms_error_t reason;
         tms_saver_note(saver, tms_saver_refresh_peers(saver, &reason), &reason);
     }
-    return end(&t, status, report);
+    return status;
 }
