@@ -33,9 +33,25 @@ build: ## the three libraries, built in the source tree
 test: build ## the Python tests on the simulated GPU, with the package of the source tree
 	$(IN_TREE) -m pytest $(PYTEST_ARGUMENTS)
 
+# tests/gpu starts itself again for the other hook mode.
+SIMULATE = $(IN_TREE) -m torch_memory_saver simulate --devices 2 --memory 4GiB
+.PHONY: torch-test
+torch-test: build ## PyTorch on the simulated GPU, in both hook modes; PYTHON has PyTorch's CUDA build
+	$(SIMULATE) -- python -m pytest tests/torch $(PYTEST_ARGUMENTS)
+	$(SIMULATE) --preload -- python -m pytest tests/torch $(PYTEST_ARGUMENTS)
+
+.PHONY: torch-matrix
+torch-matrix: ## the same with several releases of PyTorch, each in an environment of its own that is removed
+	$(PYTHON) tests/torch/matrix.py
+
 .PHONY: gpu-test
 gpu-test: build ## the tests that need a real GPU
 	$(IN_TREE) -m pytest --gpu tests/gpu $(PYTEST_ARGUMENTS)
+
+RECORD ?= h200
+.PHONY: faithful
+faithful: ## on a real GPU: records what it does in tests/faithful, for the simulated one to be compared with (RECORD=h200)
+	$(PYTHON) tests/faithful/record.py --output tests/faithful/recorded_$(RECORD).json
 
 .PHONY: bench
 bench: build ## what pause and resume cost beside the bare driver calls, on a real GPU

@@ -47,16 +47,26 @@ def simulator_path() -> Path:
     return path
 
 
+def started_by_simulate() -> bool:
+    """Whether ``python -m torch_memory_saver simulate`` started this process: then the machine is as it was asked for."""
+    preloaded = os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
+    return str(installed_package() / "_simulated_cuda.so") in preloaded and "TMS_SIMULATED_DEVICES" in os.environ
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--gpu", action="store_true", help="use the real CUDA driver, and run tests/gpu")
+    parser.addoption("--gpu", action="store_true", help="run tests/gpu, on the CUDA driver that the environment gives")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if started_by_simulate():
+        return
+    gpu = config.getoption("--gpu")
     for name in [name for name in os.environ if name.startswith("TMS_") and name not in BUILD_VARIABLES]:
-        # The tests in tests/gpu start themselves a second time and tell themselves so.
-        if not name.startswith("TMS_GPU_"):
+        # The tests in tests/gpu start themselves a second time and tell themselves so. The device they run on is the
+        # caller's choice: the real one, or the simulated one under `python -m torch_memory_saver simulate`.
+        if not name.startswith("TMS_GPU_") and not (gpu and (name == DRIVER_VARIABLE or name.startswith("TMS_SIMULATED_"))):
             del os.environ[name]
-    if config.getoption("--gpu"):
+    if gpu:
         return
     os.environ[DRIVER_VARIABLE] = str(simulator_path())
     os.environ["TMS_SIMULATED_DEVICES"] = str(DEVICES)
@@ -64,7 +74,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    driver = "real" if config.getoption("--gpu") else f"simulated, {DEVICES} devices of {DEVICE_MEMORY // MIB} MiB"
+    if config.getoption("--gpu"):
+        driver = os.environ.get(DRIVER_VARIABLE, "the system's")
+    else:
+        driver = f"simulated, {DEVICES} devices of {DEVICE_MEMORY // MIB} MiB"
     return f"{PACKAGE}: {installed_package()}; CUDA driver: {driver}"
 
 

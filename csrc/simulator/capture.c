@@ -56,7 +56,13 @@ CUresult sim_capture_check_stream(sim_stream_t *stream) {
 
 CUresult sim_capture_record(sim_stream_t *stream, const sim_op_t *op) {
     if (stream->capture->invalidated) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-    if (!sim_graph_append(stream->capture->graph, op)) return CUDA_ERROR_OUT_OF_MEMORY;
+    const sim_node_t *node = sim_graph_append(stream->capture->graph, op, &stream->tails);
+    if (!node) return CUDA_ERROR_OUT_OF_MEMORY;
+    sim_nodes_clear(&stream->tails);
+    if (!sim_nodes_add(&stream->tails, &node->id, 1)) {
+        stream->capture->invalidated = true; /* it would lack an edge */
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
     stream->captured++;
     stream->joined = false;
     return CUDA_SUCCESS;
@@ -66,6 +72,7 @@ void sim_capture_join(sim_capture_t *capture, sim_stream_t *stream) {
     if (stream->capture == capture) return;
     stream->capture = capture;
     stream->captured = 0;
+    sim_nodes_clear(&stream->tails);
     stream->joined = true; /* it has done nothing that could be lost */
 }
 
@@ -83,6 +90,7 @@ static CUresult begin_capture(CUstream handle, sim_graph_t *graph, CUstreamCaptu
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     *capture = (sim_capture_t){.next = sim_state.captures,
+                               .id = ++sim_state.next_capture,
                                .mode = mode,
                                .thread = sim_state_thread()->id,
                                .origin = stream->id,
@@ -95,13 +103,18 @@ static CUresult begin_capture(CUstream handle, sim_graph_t *graph, CUstreamCaptu
 
 CUresult sim_capture_begin(CUstream stream, CUstreamCaptureMode mode) { return begin_capture(stream, NULL, mode); }
 
-/* Work runs in the order in which it was captured, so what the new work depends on needs no record. */
 CUresult sim_capture_begin_to_graph(CUstream stream, CUgraph graph, const void *dependencies, const void *edges,
                                     size_t count, CUstreamCaptureMode mode) {
     sim_graph_t *target = sim_table_find(&sim_state.graphs, (uint64_t)(uintptr_t)graph);
+    const uint64_t *nodes = dependencies; /* handles are identifiers */
     (void)edges;
     if (!target || target->executable || (count && !dependencies)) return CUDA_ERROR_INVALID_VALUE;
-    return begin_capture(stream, target, mode);
+    for (size_t i = 0; i < count; i++) {
+        if (!sim_table_find(&sim_state.nodes, nodes[i])) return CUDA_ERROR_INVALID_VALUE;
+    }
+    CUresult result = begin_capture(stream, target, mode);
+    if (result != CUDA_SUCCESS) return result;
+    return sim_nodes_add(&sim_stream_find(stream)->tails, nodes, count) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 /* Takes all streams out of a capture; true if none had done work that nobody waits for. */
@@ -133,18 +146,27 @@ static void unlink_capture(sim_capture_t *capture) {
 CUresult sim_capture_end(CUstream handle, CUgraph *graph) {
     sim_stream_t *stream = sim_stream_find(handle);
     if (!stream || stream->legacy) return CUDA_ERROR_INVALID_HANDLE;
-    if (!graph) return CUDA_ERROR_INVALID_VALUE;
+    if (graph) *graph = NULL;
     sim_capture_t *capture = stream->capture;
     if (!capture) return CUDA_ERROR_ILLEGAL_STATE;
-    if (capture->origin != stream->id) return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
-    if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != sim_state_thread()->id)
-        return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+    if (capture->origin != stream->id) {
+        capture->invalidated = true;
+        return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
+    }
     CUresult result = release_streams(capture) ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
     if (capture->invalidated) result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-    *graph = result == CUDA_SUCCESS ? (CUgraph)(uintptr_t)capture->graph->id : NULL;
+    /* It has ended all the same. */
+    if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != sim_state_thread()->id)
+        result = CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+    if (graph && result == CUDA_SUCCESS) *graph = (CUgraph)(uintptr_t)capture->graph->id;
     if (result != CUDA_SUCCESS && capture->owns_graph) sim_graph_delete(capture->graph);
     unlink_capture(capture);
     return result;
+}
+
+CUstreamCaptureStatus sim_capture_state(const sim_stream_t *stream) {
+    if (!stream->capture) return CU_STREAM_CAPTURE_STATUS_NONE;
+    return stream->capture->invalidated ? CU_STREAM_CAPTURE_STATUS_INVALIDATED : CU_STREAM_CAPTURE_STATUS_ACTIVE;
 }
 
 CUresult sim_capture_status(CUstream handle, CUstreamCaptureStatus *status) {
@@ -155,9 +177,7 @@ CUresult sim_capture_status(CUstream handle, CUstreamCaptureStatus *status) {
         CUresult result = sim_capture_check_legacy(stream->context, true);
         if (result != CUDA_SUCCESS) return result;
     }
-    *status = !stream->capture               ? CU_STREAM_CAPTURE_STATUS_NONE
-              : stream->capture->invalidated ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
-                                             : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    *status = sim_capture_state(stream);
     return CUDA_SUCCESS;
 }
 

@@ -83,6 +83,7 @@ CUresult sim_context_primary_state(CUdevice device, unsigned int *flags, int *ac
 
 CUresult sim_context_primary_set_flags(CUdevice device, unsigned int flags) {
     if (!sim_device_valid(device)) return CUDA_ERROR_INVALID_DEVICE;
+    if (flags & ~(unsigned)CU_CTX_FLAGS_MASK) return CUDA_ERROR_INVALID_VALUE;
     sim_state.devices[device].primary.flags = flags;
     return CUDA_SUCCESS;
 }
@@ -121,6 +122,7 @@ CUresult sim_context_get_current(CUcontext *handle) {
 
 CUresult sim_context_push(CUcontext handle) {
     sim_thread_t *thread = sim_state_thread();
+    if (!handle) return CUDA_ERROR_INVALID_VALUE;
     if (!find_context(handle) || thread->depth == SIM_CONTEXT_DEPTH) return CUDA_ERROR_INVALID_CONTEXT;
     thread->contexts[thread->depth++] = (uint64_t)(uintptr_t)handle;
     return CUDA_SUCCESS;
@@ -134,12 +136,14 @@ CUresult sim_context_pop(CUcontext *handle) {
     return CUDA_SUCCESS;
 }
 
-/* Replaces the top of the stack; NULL takes it away. */
+/* Replaces the top of the stack; NULL takes it away. A primary context that was released may be made current, and is as
+ * useless then as it was before. */
 CUresult sim_context_set_current(CUcontext handle) {
     sim_thread_t *thread = sim_state_thread();
-    if (handle && !find_context(handle)) return CUDA_ERROR_INVALID_CONTEXT;
+    if (handle && !sim_table_find(&sim_state.contexts, (uint64_t)(uintptr_t)handle)) return CUDA_ERROR_INVALID_CONTEXT;
     if (thread->depth) thread->depth--;
-    return handle ? sim_context_push(handle) : CUDA_SUCCESS;
+    if (handle) thread->contexts[thread->depth++] = (uint64_t)(uintptr_t)handle;
+    return CUDA_SUCCESS;
 }
 
 CUresult sim_context_get_device(CUdevice *device) {
@@ -153,8 +157,8 @@ CUresult sim_context_get_device(CUdevice *device) {
 CUresult sim_context_enable_peer(CUcontext handle, unsigned int flags) {
     sim_context_t *context = sim_context_current(), *peer = find_context(handle);
     if (flags) return CUDA_ERROR_INVALID_VALUE;
-    if (!peer || peer == context) return CUDA_ERROR_INVALID_CONTEXT;
-    if (!sim_state.peer_capable) return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+    if (!peer) return CUDA_ERROR_INVALID_CONTEXT;
+    if (peer == context || !sim_state.peer_capable) return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
     if (context->peers[peer->device]) return CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
     context->peers[peer->device] = true;
     return CUDA_SUCCESS;
@@ -171,7 +175,9 @@ CUresult sim_context_retain_for_runtime(int device) {
 
 CUresult sim_context_attach_runtime(void) {
     int device = sim_state_thread()->device;
-    if (sim_context_current()) return CUDA_SUCCESS;
+    const sim_context_t *current = sim_context_current();
+    /* A primary context that the driver made current gets a reference of the runtime's, too. */
+    if (current) return sim_context_retain_for_runtime(current->device);
     CUresult result = sim_context_retain_for_runtime(device);
     if (result != CUDA_SUCCESS) return result;
     return sim_context_set_current(context_handle(&sim_state.devices[device].primary));

@@ -22,19 +22,19 @@ static CUresult issue(const sim_op_t *op, CUstream handle, bool wait) {
     bool copies = op->kind == SIM_OP_COPY;
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
     if (!op->bytes) return CUDA_SUCCESS;
-    if (!op->destination_on_device && !is_host_range(op->destination, op->bytes)) return CUDA_ERROR_INVALID_VALUE;
-    if (copies && !op->source_on_device && !is_host_range(op->source, op->bytes)) return CUDA_ERROR_INVALID_VALUE;
+    uint64_t written = sim_op_extent(op, op->destination_pitch), read = sim_op_extent(op, op->source_pitch);
+    if (!op->destination_on_device && !is_host_range(op->destination, written)) return CUDA_ERROR_INVALID_VALUE;
+    if (copies && !op->source_on_device && !is_host_range(op->source, read)) return CUDA_ERROR_INVALID_VALUE;
     if (!sim_work_reachable(stream->context, op)) return CUDA_ERROR_INVALID_VALUE;
-    if (!op->destination_on_device) wait = wait || is_pageable(op->destination, op->bytes);
-    if (copies && !op->source_on_device) wait = wait || is_pageable(op->source, op->bytes);
+    if (!op->destination_on_device) wait = wait || is_pageable(op->destination, written);
+    if (copies && !op->source_on_device) wait = wait || is_pageable(op->source, read);
     CUresult result = sim_stream_submit(stream, op, &position);
     return result == CUDA_SUCCESS && wait && position ? sim_stream_wait(stream, position) : result;
 }
 
-/* A synchronous call uses the legacy stream, and waiting is unsafe in a capture. */
+/* A synchronous call uses the legacy stream; a capture of a stream that does not follow that one is not disturbed. */
 static CUresult issue_now(const sim_op_t *op) {
     CUresult result = sim_capture_check_legacy(sim_context_current(), false);
-    if (result == CUDA_SUCCESS) result = sim_capture_check_unsafe();
     return result == CUDA_SUCCESS ? issue(op, NULL, true) : result;
 }
 
@@ -88,13 +88,24 @@ CUresult sim_copy_set(CUdeviceptr address, unsigned char value, size_t bytes) {
     return issue_now(&op);
 }
 
-CUresult sim_copy_set_async(CUdeviceptr address, unsigned char value, size_t bytes, CUstream stream) {
-    const sim_op_t op = set_op(address, value, bytes);
+CUresult sim_copy_set_words_async(CUdeviceptr address, unsigned int value, size_t count, CUstream stream) {
+    if (address % sizeof value || count > SIZE_MAX / sizeof value) return CUDA_ERROR_INVALID_VALUE;
+    sim_op_t op = set_op(address, 0, count * sizeof value);
+    op.value = value;
+    op.width = sizeof value;
     return issue(&op, stream, false);
 }
 
-CUresult sim_copy_any(uint64_t destination, bool destination_on_device, uint64_t source, bool source_on_device,
-                      uint64_t bytes, CUstream stream, bool now) {
-    const sim_op_t op = copy_op(destination, destination_on_device, source, source_on_device, bytes);
-    return now ? issue_now(&op) : issue(&op, stream, false);
+CUresult sim_copy_write_word(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned int flags) {
+    (void)flags; /* everything before it is complete when it is written, whatever was asked for */
+    return sim_copy_set_words_async(address, value, 1, stream);
+}
+
+CUresult sim_copy_issue(const sim_op_t *op, CUstream stream, bool now) {
+    return now ? issue_now(op) : issue(op, stream, false);
+}
+
+CUresult sim_copy_set_async(CUdeviceptr address, unsigned char value, size_t bytes, CUstream stream) {
+    const sim_op_t op = set_op(address, value, bytes);
+    return issue(&op, stream, false);
 }

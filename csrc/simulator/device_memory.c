@@ -40,7 +40,7 @@ no_range:
 /* The allocation that starts here. */
 static sim_mapping_t *find_allocation(uint64_t address) {
     sim_mapping_t *mapping = sim_table_find(&sim_state.mappings, address);
-    return mapping && mapping->runtime ? mapping : NULL;
+    return mapping && mapping->runtime && !mapping->physical->imported ? mapping : NULL;
 }
 
 static CUresult free_allocation(uint64_t address) {
@@ -56,6 +56,7 @@ static CUresult free_allocation(uint64_t address) {
 
 CUresult sim_device_memory_free(CUdeviceptr address) {
     const sim_mapping_t *mapping = find_allocation(address);
+    if (!address) return CUDA_SUCCESS;
     if (!mapping) return CUDA_ERROR_INVALID_VALUE;
     CUresult result = sim_context_drain(&sim_state.devices[mapping->physical->device].primary);
     return result == CUDA_SUCCESS ? free_allocation(address) : result;
@@ -63,13 +64,12 @@ CUresult sim_device_memory_free(CUdeviceptr address) {
 
 void sim_device_memory_clear(int device) {
     for (size_t i = 0; i < sim_state.mappings.count;) {
-        const sim_mapping_t *mapping = sim_state.mappings.slots[i].value;
-        bool ours = mapping->runtime && mapping->physical->device == device;
+        sim_mapping_t *mapping = sim_state.mappings.slots[i].value;
+        CUresult result = CUDA_ERROR_INVALID_VALUE;
+        if (mapping->runtime && mapping->physical->device == device)
+            result = mapping->physical->imported ? sim_ipc_forget(mapping) : free_allocation(mapping->address);
         /* Freeing may wait for a chunk, and the table be another one after that. */
-        if (ours && free_allocation(mapping->address) == CUDA_SUCCESS)
-            i = 0;
-        else
-            i++;
+        i = result == CUDA_SUCCESS ? 0 : i + 1;
     }
 }
 
@@ -83,7 +83,7 @@ static CUresult device_pointer_attribute(void *data, CUpointer_attribute attribu
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE: *(size_t *)data = mapping->bytes; break;
     case CU_POINTER_ATTRIBUTE_MAPPED: *(int *)data = 1; break;
     case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(unsigned *)data = 0; break;
-    default: return CUDA_ERROR_NOT_SUPPORTED;
+    default: return CUDA_ERROR_INVALID_VALUE;
     }
     return CUDA_SUCCESS;
 }
@@ -97,8 +97,16 @@ static CUresult host_pointer_attribute(void *data, CUpointer_attribute attribute
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE: *(size_t *)data = host->bytes; break;
     case CU_POINTER_ATTRIBUTE_MAPPED: *(int *)data = 1; break;
     case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(unsigned *)data = 0; break;
-    default: return CUDA_ERROR_NOT_SUPPORTED;
+    default: return CUDA_ERROR_INVALID_VALUE;
     }
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_device_memory_range(CUdeviceptr *start, size_t *bytes, CUdeviceptr address) {
+    const sim_mapping_t *mapping = sim_memory_mapping_at(address);
+    if (!mapping) return CUDA_ERROR_NOT_FOUND;
+    if (start) *start = mapping->address;
+    if (bytes) *bytes = mapping->bytes;
     return CUDA_SUCCESS;
 }
 

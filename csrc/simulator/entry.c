@@ -19,7 +19,8 @@ static const sim_call_info_t calls[SIM_CALL_COUNT];
 /* The length of a symbol without its ABI suffix: cuMemGetInfo_v2, cudaStreamEndCapture_ptsz. */
 static size_t base_length(const char *symbol) {
     const char *suffix = strrchr(symbol, '_');
-    if (suffix && (strcmp(suffix, "_v2") == 0 || strcmp(suffix, "_ptsz") == 0)) return (size_t)(suffix - symbol);
+    if (suffix && (strcmp(suffix, "_v2") == 0 || strcmp(suffix, "_v3") == 0 || strcmp(suffix, "_ptsz") == 0))
+        return (size_t)(suffix - symbol);
     return strlen(symbol);
 }
 
@@ -72,6 +73,7 @@ static CUresult check(unsigned checks) {
     CUresult result = CUDA_SUCCESS;
     if (checks & SIM_PURE) return CUDA_SUCCESS;
     if (sim_state.deinitialized) return CUDA_ERROR_DEINITIALIZED;
+    if (sim_state_thread()->calls_back) return CUDA_ERROR_NOT_PERMITTED;
     if (checks & (SIM_DEVICES | SIM_RUNTIME)) result = sim_device_init(0);
     if (result == CUDA_SUCCESS && checks & (SIM_INIT | SIM_CONTEXT) && !sim_state.initialized)
         result = CUDA_ERROR_NOT_INITIALIZED;
@@ -113,11 +115,13 @@ static CUresult end_call(sim_call_t call, bool locked, CUresult result) {
     CUresult symbol parameters { return call_##symbol arguments; }
 SIM_DRIVER_ENTRIES(DEFINE)
 SIM_RUNTIME_ENTRIES(DEFINE)
+SIM_KERNEL_ENTRIES(DEFINE)
 
 #define DRIVER_INFO(symbol, implementation, checks, parameters, arguments) {#symbol, (checks), true, (void *)call_##symbol},
 #define RUNTIME_INFO(symbol, implementation, checks, parameters, arguments)                                                 \
     {#symbol, (checks), false, (void *)call_##symbol},
-static const sim_call_info_t calls[SIM_CALL_COUNT] = {SIM_DRIVER_ENTRIES(DRIVER_INFO) SIM_RUNTIME_ENTRIES(RUNTIME_INFO)};
+static const sim_call_info_t calls[SIM_CALL_COUNT] = {SIM_DRIVER_ENTRIES(DRIVER_INFO) SIM_RUNTIME_ENTRIES(RUNTIME_INFO)
+                                                          SIM_KERNEL_ENTRIES(RUNTIME_INFO)};
 
 CUresult sim_entry_address(const char *symbol, void **function, int version, cuuint64_t flags,
                            CUdriverProcAddressQueryResult *status) {

@@ -81,6 +81,12 @@ static void open_trace(void) {
     if (sim_state.trace_file < 0) fprintf(stderr, "simulated GPU: cannot open %s: %s\n", path, strerror(errno));
 }
 
+static void read_kernels(void) {
+    const char *name = "TMS_SIMULATED_KERNELS", *text = getenv(name);
+    sim_state.kernels_skipped_silently = text && strcmp(text, "skip") == 0;
+    if (text && *text && strcmp(text, "skip") != 0 && strcmp(text, "error") != 0) complain(name, text);
+}
+
 void sim_environment_read(void) {
     uint64_t devices = (uint64_t)sim_state.device_count;
     read_number("TMS_SIMULATED_DEVICES", TMS_SIM_MAX_DEVICES, &devices);
@@ -90,6 +96,7 @@ void sim_environment_read(void) {
     read_number("TMS_SIMULATED_POISON", INT64_MAX, &sim_state.poison_limit);
     sim_state.peer_capable = read_switch("TMS_SIMULATED_PEERS", true);
     sim_state.report = read_switch("TMS_SIMULATED_REPORT", false);
+    read_kernels();
     const char *shared = getenv("TMS_SIMULATED_SHARED");
     if (shared && (strlen(shared) >= sizeof sim_state.shared_name / 2 || strchr(shared, '/')))
         complain("TMS_SIMULATED_SHARED", shared);

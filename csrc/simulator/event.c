@@ -1,19 +1,38 @@
-/* Events: a place in a stream's queue, reached or not. */
+/* Events: a place in a stream's queue, reached or not, and when. */
 #include <stdlib.h>
 
 #include "sim_modules.h"
 
-static const unsigned known_flags = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING;
+static const unsigned known_flags = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
+static const unsigned record_flags = CU_EVENT_RECORD_EXTERNAL, wait_flags = CU_EVENT_WAIT_EXTERNAL;
 
 static sim_event_t *find_event(CUevent handle) { return sim_table_find(&sim_state.events, (uint64_t)(uintptr_t)handle); }
 
-CUresult sim_event_create(CUevent *handle, unsigned int flags) {
-    if (!handle || flags & ~known_flags) return CUDA_ERROR_INVALID_VALUE;
+sim_event_t *sim_event_new(unsigned flags) {
     sim_event_t *event = calloc(1, sizeof *event);
+    if (!event) return NULL;
+    *event = (sim_event_t){.id = sim_state_new_id(), .references = 1, .flags = flags, .shared_file = -1};
+    if (sim_table_insert(&sim_state.events, event->id, event)) return event;
+    free(event);
+    return NULL;
+}
+
+void sim_event_release(sim_event_t *event) {
+    if (--event->references) return;
+    sim_event_unshare(event);
+    sim_nodes_clear(&event->nodes);
+    free(event);
+}
+
+CUresult sim_event_create(CUevent *handle, unsigned int flags) {
+    bool between_processes = flags & CU_EVENT_INTERPROCESS;
+    if (!handle || flags & ~known_flags) return CUDA_ERROR_INVALID_VALUE;
+    if (between_processes && !(flags & CU_EVENT_DISABLE_TIMING)) return CUDA_ERROR_INVALID_VALUE;
+    sim_event_t *event = sim_event_new(flags);
     if (!event) return CUDA_ERROR_OUT_OF_MEMORY;
-    event->id = sim_state_new_id();
-    if (!sim_table_insert(&sim_state.events, event->id, event)) {
-        free(event);
+    if (between_processes && !sim_event_share(event)) {
+        sim_table_remove(&sim_state.events, event->id);
+        sim_event_release(event);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     *handle = (CUevent)(uintptr_t)event->id;
@@ -22,68 +41,164 @@ CUresult sim_event_create(CUevent *handle, unsigned int flags) {
 
 CUresult sim_event_destroy(CUevent handle) {
     sim_event_t *event = sim_table_remove(&sim_state.events, (uint64_t)(uintptr_t)handle);
-    free(event);
-    return event ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+    if (!event) return CUDA_ERROR_INVALID_HANDLE;
+    sim_event_release(event); /* records that are queued keep it */
+    return CUDA_SUCCESS;
 }
 
-CUresult sim_event_record(CUevent handle, CUstream stream_handle) {
-    sim_event_t *event = find_event(handle);
-    sim_stream_t *stream = sim_stream_find(stream_handle);
-    uint64_t position = 0;
-    CUresult result = CUDA_SUCCESS;
-    if (!event || !stream) return CUDA_ERROR_INVALID_HANDLE;
-    if (stream->capture && stream->capture->invalidated) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-    if (stream->capture) {
-        position = stream->captured;
-    } else if (stream->legacy) {
-        /* The legacy stream's past includes that of the blocking ones: work that does nothing stands for it. */
-        const sim_op_t nothing = {.kind = SIM_OP_WAIT};
-        result = sim_stream_submit(stream, &nothing, &position);
-    } else {
-        position = stream->submitted;
-    }
-    if (result != CUDA_SUCCESS) return result;
+void sim_event_clear(void) {
+    for (size_t i = 0; i < sim_state.events.count; i++) sim_event_release(sim_state.events.slots[i].value);
+    sim_table_release(&sim_state.events);
+}
+
+void sim_event_reach(sim_event_t *event, uint64_t number) {
+    if (event->shared) sim_event_shared_reach(event, number);
+    if (number < event->completed) return;
+    event->completed = number;
+    clock_gettime(CLOCK_MONOTONIC, &event->time);
+}
+
+uint64_t sim_event_note(sim_event_t *event, const sim_stream_t *stream, uint64_t position) {
     event->stream = stream->id;
     event->position = position;
-    event->captured = stream->capture != NULL;
+    event->captured = false;
+    event->capture = NULL;
+    event->records = event->shared ? sim_event_shared_record(event) : event->records + 1;
+    return event->records;
+}
+
+static bool is_idle(const sim_stream_t *stream) { return !stream->first && !stream->legacy; }
+
+/* Records it in the stream's queue, where somebody wants to know when it is reached; a place in the queue is enough for the
+ * others. The legacy stream's past includes that of the blocking ones, so there it is always work of its own. */
+static CUresult record_now(sim_event_t *event, sim_stream_t *stream) {
+    bool watched = event->shared || !(event->flags & CU_EVENT_DISABLE_TIMING);
+    if (stream->context->error != CUDA_SUCCESS) return stream->context->error;
+    if (is_idle(stream) || (!watched && !stream->legacy)) {
+        uint64_t number = sim_event_note(event, stream, stream->submitted);
+        if (is_idle(stream)) sim_event_reach(event, number);
+        return CUDA_SUCCESS;
+    }
+    sim_op_t op = {.kind = SIM_OP_RECORD, .event = event};
+    uint64_t position = 0, known_stream = event->stream, known_position = event->position, known_records = event->records;
+    op.position = sim_event_note(event, stream, 0);
+    CUresult result = sim_stream_submit(stream, &op, &position);
+    if (result == CUDA_SUCCESS) {
+        event->position = position;
+    } else {
+        sim_event_reach(event, op.position); /* nobody shall wait for it */
+        event->stream = known_stream;
+        event->position = known_position;
+        event->records = known_records;
+    }
+    return result;
+}
+
+/* In a capture an event is no moment but a set of nodes, unless it was asked to be recorded by the graph. */
+static CUresult record_in_capture(sim_event_t *event, sim_stream_t *stream, unsigned flags) {
+    if (stream->capture->invalidated) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    if (flags & CU_EVENT_RECORD_EXTERNAL) {
+        const sim_op_t op = {.kind = SIM_OP_RECORD, .event = event};
+        return sim_stream_submit(stream, &op, NULL);
+    }
+    sim_nodes_clear(&event->nodes);
+    if (!sim_nodes_add(&event->nodes, stream->tails.ids, stream->tails.count)) return CUDA_ERROR_OUT_OF_MEMORY;
+    event->stream = stream->id;
+    event->position = stream->captured;
+    event->captured = true;
     event->capture = stream->capture;
     return CUDA_SUCCESS;
 }
 
-CUresult sim_event_wait(CUstream stream_handle, CUevent handle, unsigned int flags) {
-    const sim_event_t *event = find_event(handle);
+CUresult sim_event_record_with_flags(CUevent handle, CUstream stream_handle, unsigned int flags) {
+    sim_event_t *event = find_event(handle);
     sim_stream_t *stream = sim_stream_find(stream_handle);
-    (void)flags;
     if (!event || !stream) return CUDA_ERROR_INVALID_HANDLE;
-    if (event->captured) {
-        if (!event->capture) return CUDA_ERROR_CAPTURED_EVENT;
-        if (stream->legacy) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-        if (stream->capture && stream->capture != event->capture) return CUDA_ERROR_STREAM_CAPTURE_MERGE;
-        sim_capture_join(event->capture, stream);
-        sim_stream_t *source = sim_table_find(&sim_state.streams, event->stream);
-        if (source && source != stream && source->captured == event->position) source->joined = true;
-        return CUDA_SUCCESS;
-    }
-    if (stream->capture) {
+    if (flags & ~record_flags) return CUDA_ERROR_INVALID_VALUE;
+    if (stream->capture) return record_in_capture(event, stream, flags);
+    return flags ? CUDA_ERROR_ILLEGAL_STATE : record_now(event, stream);
+}
+
+CUresult sim_event_record(CUevent event, CUstream stream) { return sim_event_record_with_flags(event, stream, 0); }
+
+/* A wait for something that was recorded in a capture: the stream joins it. */
+static CUresult wait_for_captured(const sim_event_t *event, sim_stream_t *stream) {
+    if (!event->capture) return CUDA_ERROR_CAPTURED_EVENT;
+    if (stream->legacy) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    if (stream->capture && stream->capture != event->capture) return CUDA_ERROR_STREAM_CAPTURE_MERGE;
+    sim_capture_join(event->capture, stream);
+    if (!sim_nodes_add(&stream->tails, event->nodes.ids, event->nodes.count)) return CUDA_ERROR_OUT_OF_MEMORY;
+    sim_stream_t *source = sim_table_find(&sim_state.streams, event->stream);
+    if (source && source != stream && source->captured == event->position) source->joined = true;
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_event_wait(CUstream stream_handle, CUevent handle, unsigned int flags) {
+    sim_event_t *event = find_event(handle);
+    sim_stream_t *stream = sim_stream_find(stream_handle);
+    uint64_t number = 0;
+    if (!event || !stream) return CUDA_ERROR_INVALID_HANDLE;
+    if (flags & ~wait_flags) return CUDA_ERROR_INVALID_VALUE;
+    if (event->captured) return wait_for_captured(event, stream);
+    if (stream->capture && !(flags & CU_EVENT_WAIT_EXTERNAL)) {
         stream->capture->invalidated = true;
         return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+    }
+    if (sim_event_is_remote(event, &number)) {
+        const sim_op_t op = {.kind = SIM_OP_REMOTE, .event = event, .position = number};
+        return sim_stream_submit(stream, &op, NULL);
     }
     if (!event->stream) return CUDA_SUCCESS; /* never recorded */
     const sim_op_t op = {.kind = SIM_OP_WAIT, .stream = event->stream, .position = event->position};
     return sim_stream_submit(stream, &op, NULL);
 }
 
+static bool is_reached(const sim_event_t *event) {
+    uint64_t number = 0;
+    if (sim_event_is_remote(event, &number)) return sim_event_remote_reached(event, number);
+    return sim_stream_reached(event->stream, event->position);
+}
+
 CUresult sim_event_query(CUevent handle) {
     const sim_event_t *event = find_event(handle);
     if (!event) return CUDA_ERROR_INVALID_HANDLE;
     if (event->captured) return CUDA_ERROR_CAPTURED_EVENT;
-    return sim_stream_reached(event->stream, event->position) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    return is_reached(event) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+static CUresult wait_for_remote(sim_event_t *event, uint64_t number) {
+    const sim_context_t *context = sim_context_current();
+    CUresult result = CUDA_SUCCESS;
+    event->references++; /* the program may destroy it meanwhile */
+    sim_state.synchronizing++;
+    while (result == CUDA_SUCCESS && context->error == CUDA_SUCCESS && !sim_event_remote_reached(event, number)) {
+        sim_state_changed(); /* for tms_sim_wait_until_synchronizing */
+        if (!sim_state_wait_briefly()) result = CUDA_ERROR_DEINITIALIZED;
+    }
+    sim_state.synchronizing--;
+    sim_event_release(event);
+    return result == CUDA_SUCCESS ? context->error : result;
 }
 
 CUresult sim_event_synchronize(CUevent handle) {
-    const sim_event_t *event = find_event(handle);
+    sim_event_t *event = find_event(handle);
+    uint64_t number = 0;
     if (!event) return CUDA_ERROR_INVALID_HANDLE;
     if (event->captured) return CUDA_ERROR_CAPTURED_EVENT;
+    if (sim_event_is_remote(event, &number)) return wait_for_remote(event, number);
     sim_stream_t *stream = sim_table_find(&sim_state.streams, event->stream);
     return stream ? sim_stream_wait(stream, event->position) : CUDA_SUCCESS;
+}
+
+CUresult sim_event_elapsed(float *milliseconds, CUevent first, CUevent last) {
+    static const double nanoseconds = 1e6, seconds = 1e3; /* of a millisecond, and the other way round */
+    const sim_event_t *start = find_event(first), *end = find_event(last);
+    if (!milliseconds) return CUDA_ERROR_INVALID_VALUE;
+    if (!start || !end || (start->flags | end->flags) & CU_EVENT_DISABLE_TIMING) return CUDA_ERROR_INVALID_HANDLE;
+    if (start->captured || end->captured) return CUDA_ERROR_CAPTURED_EVENT;
+    if (!start->records || !end->records) return CUDA_ERROR_INVALID_HANDLE;
+    if (start->completed < start->records || end->completed < end->records) return CUDA_ERROR_NOT_READY;
+    *milliseconds = (float)((double)(end->time.tv_sec - start->time.tv_sec) * seconds +
+                            (double)(end->time.tv_nsec - start->time.tv_nsec) / nanoseconds);
+    return CUDA_SUCCESS;
 }

@@ -70,6 +70,13 @@ CUresult sim_host_unregister(void *address) {
     return take_away((uintptr_t)address, true, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
 }
 
+/* One address serves both sides. */
+CUresult sim_host_device_pointer(void **device, void *host, unsigned int flags) {
+    if (!device || flags || !sim_host_at((uintptr_t)host)) return CUDA_ERROR_INVALID_VALUE;
+    *device = host;
+    return CUDA_SUCCESS;
+}
+
 void sim_host_clear(void) {
     while (sim_state.hosts.count) remove_host(sim_state.hosts.slots[0].value);
     sim_table_release(&sim_state.hosts);

@@ -23,8 +23,8 @@ CUresult sim_memory_map_physical(uint64_t address, uint64_t bytes, sim_physical_
         free(mapping);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    if (mmap((void *)(uintptr_t)address, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED,
-             sim_state.devices[physical->device].memory, physical->offset) == MAP_FAILED) {
+    int file = physical->imported ? physical->file : sim_state.devices[physical->device].memory;
+    if (mmap((void *)(uintptr_t)address, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, file, physical->offset) == MAP_FAILED) {
         sim_table_remove(&sim_state.mappings, address);
         free(mapping);
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -54,6 +54,20 @@ static bool covers_mappings(uint64_t address, uint64_t bytes, bool runtime, size
     return at == address + bytes;
 }
 
+/* Whether a range lies in one reservation and no mapping reaches over its ends: that much can be unmapped. What is not
+ * mapped in it does no harm, as was seen of the real driver; `first` is the place of the first mapping. */
+static bool contains_mappings(uint64_t address, uint64_t bytes, bool runtime, size_t *first) {
+    const sim_reservation_t *reservation = sim_memory_reservation_at(address);
+    if (!reservation || reservation->runtime != runtime || !bytes) return false;
+    if (address % TMS_SIM_GRANULARITY || bytes % TMS_SIM_GRANULARITY) return false;
+    if (bytes > reservation->bytes - (address - reservation->address)) return false;
+    const sim_mapping_t *before = sim_table_floor(&sim_state.mappings, address);
+    if (before && before->address < address && address - before->address < before->span) return false;
+    const sim_mapping_t *last = sim_table_floor(&sim_state.mappings, address + bytes - 1);
+    *first = sim_table_position(&sim_state.mappings, address);
+    return !last || last->address < address || last->address + last->span <= address + bytes;
+}
+
 static void remove_mapping(sim_mapping_t *mapping) {
     sim_physical_t *physical = mapping->physical;
     /* The addresses stay reserved: nothing else may come to lie there, not even for a moment. */
@@ -79,22 +93,19 @@ CUresult sim_memory_unmap_range(uint64_t address, uint64_t bytes, bool runtime) 
     while (sim_state.unmapping) {
         if (!sim_state_wait()) return CUDA_ERROR_DEINITIALIZED;
     }
-    if (!covers_mappings(address, bytes, runtime, &first)) return CUDA_ERROR_INVALID_VALUE;
+    if (!contains_mappings(address, bytes, runtime, &first)) return CUDA_ERROR_INVALID_VALUE;
     CUresult result = CUDA_SUCCESS;
     sim_state.unmapping = true;
     while (result == CUDA_SUCCESS && is_pinned(first, address + bytes)) {
         if (!sim_state_wait()) result = CUDA_ERROR_DEINITIALIZED;
         /* Other threads may have mapped something elsewhere while the lock was free. */
-        if (result == CUDA_SUCCESS && !covers_mappings(address, bytes, runtime, &first)) result = CUDA_ERROR_INVALID_VALUE;
+        if (result == CUDA_SUCCESS && !contains_mappings(address, bytes, runtime, &first)) result = CUDA_ERROR_INVALID_VALUE;
     }
     sim_state.unmapping = false;
     sim_state_changed();
     if (result != CUDA_SUCCESS) return result;
-    for (uint64_t at = address; at < address + bytes;) {
-        sim_mapping_t *mapping = sim_table_find(&sim_state.mappings, at);
-        at += mapping->span;
-        remove_mapping(mapping);
-    }
+    while (first < sim_state.mappings.count && sim_state.mappings.slots[first].key < address + bytes)
+        remove_mapping(sim_state.mappings.slots[first].value);
     return CUDA_SUCCESS;
 }
 
@@ -117,8 +128,9 @@ CUresult sim_memory_protect(sim_mapping_t *mapping, int device, CUmemAccess_flag
 }
 
 static CUresult check_access(const CUmemAccessDesc *access, int owner) {
-    if (access->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
-    if (!sim_device_valid(access->location.id)) return CUDA_ERROR_INVALID_DEVICE;
+    if (access->location.type == CU_MEM_LOCATION_TYPE_HOST) return CUDA_ERROR_NOT_SUPPORTED;
+    if (access->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
+    if (!sim_device_valid(access->location.id)) return CUDA_ERROR_INVALID_VALUE;
     if (access->location.id != owner && !sim_state.peer_capable) return CUDA_ERROR_INVALID_DEVICE;
     switch ((int)access->flags) {
     case CU_MEM_ACCESS_FLAGS_PROT_NONE:
@@ -146,9 +158,10 @@ CUresult sim_memory_set_access(CUdeviceptr address, size_t bytes, const CUmemAcc
 
 CUresult sim_memory_get_access(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr address) {
     const sim_mapping_t *mapping = sim_memory_mapping_at(address);
-    if (!flags || !location || !mapping || mapping->runtime) return CUDA_ERROR_INVALID_VALUE;
-    if (location->type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
-    if (!sim_device_valid(location->id)) return CUDA_ERROR_INVALID_DEVICE;
+    if (!flags || !location) return CUDA_ERROR_INVALID_VALUE;
+    if (location->type != CU_MEM_LOCATION_TYPE_DEVICE || !sim_device_valid(location->id)) return CUDA_ERROR_INVALID_DEVICE;
+    *flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    if (!mapping || mapping->runtime) return CUDA_ERROR_INVALID_VALUE;
     *flags = (unsigned long long)mapping->access[location->id];
     return CUDA_SUCCESS;
 }

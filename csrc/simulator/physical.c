@@ -37,6 +37,10 @@ static bool poison(int file, off_t offset, uint64_t bytes) {
 }
 
 static void give_back(const sim_physical_t *physical) {
+    if (physical->imported) {
+        close(physical->file);
+        return;
+    }
     fallocate(sim_state.devices[physical->device].memory, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, physical->offset,
               (off_t)physical->bytes);
     sim_budget_credit(physical->device, physical->bytes, false);
@@ -47,8 +51,8 @@ CUresult sim_memory_create_physical(int device, uint64_t bytes, bool runtime, si
     sim_physical_t *physical = calloc(1, sizeof *physical);
     if (!physical) return CUDA_ERROR_OUT_OF_MEMORY;
     if (!sim_budget_charge(device, bytes, false)) goto no_budget;
-    *physical =
-        (sim_physical_t){.id = sim_state_new_id(), .device = device, .bytes = bytes, .references = 1, .runtime = runtime};
+    *physical = (sim_physical_t){
+        .id = sim_state_new_id(), .device = device, .bytes = bytes, .references = 1, .runtime = runtime, .file = -1};
     if (!open_memory(owner)) goto no_memory;
     physical->offset = owner->end;
     if (ftruncate(owner->memory, owner->end + (off_t)bytes) != 0) goto no_memory;
@@ -84,16 +88,20 @@ static sim_physical_t *find_physical(CUmemGenericAllocationHandle handle) {
 
 static CUresult check_properties(const CUmemAllocationProp *properties) {
     if (!properties || properties->type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
-    if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
+    bool host = properties->location.type >= CU_MEM_LOCATION_TYPE_HOST &&
+                properties->location.type <= CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
+    if (host) return CUDA_ERROR_NOT_SUPPORTED;
+    if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
     return sim_device_valid(properties->location.id) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 
 CUresult sim_memory_granularity(size_t *granularity, const CUmemAllocationProp *properties,
                                 CUmemAllocationGranularity_flags option) {
-    CUresult result = check_properties(properties);
-    if (!granularity || (unsigned)option > CU_MEM_ALLOC_GRANULARITY_RECOMMENDED) return CUDA_ERROR_INVALID_VALUE;
-    if (result == CUDA_SUCCESS) *granularity = TMS_SIM_GRANULARITY;
-    return result;
+    /* The real driver does not look at what the properties say, either. */
+    if (!granularity || !properties || (unsigned)option > CU_MEM_ALLOC_GRANULARITY_RECOMMENDED)
+        return CUDA_ERROR_INVALID_VALUE;
+    *granularity = TMS_SIM_GRANULARITY;
+    return CUDA_SUCCESS;
 }
 
 CUresult sim_memory_create(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
@@ -122,6 +130,14 @@ CUresult sim_memory_retain(CUmemGenericAllocationHandle *handle, void *address) 
     return CUDA_SUCCESS;
 }
 
+CUresult sim_memory_properties(CUmemAllocationProp *properties, CUmemGenericAllocationHandle handle) {
+    const sim_physical_t *physical = find_physical(handle);
+    if (!properties || !physical) return CUDA_ERROR_INVALID_VALUE;
+    *properties = (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                        .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = physical->device}};
+    return CUDA_SUCCESS;
+}
+
 CUresult sim_memory_export(void *shareable, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
                            unsigned long long flags) {
     (void)type;
@@ -133,9 +149,8 @@ CUresult sim_memory_map(CUdeviceptr address, size_t bytes, size_t offset, CUmemG
                         unsigned long long flags) {
     sim_physical_t *physical = find_physical(handle);
     sim_mapping_t *mapping = NULL;
-    if (!bytes || address % TMS_SIM_GRANULARITY || bytes % TMS_SIM_GRANULARITY || flags) return CUDA_ERROR_INVALID_VALUE;
-    if (!physical || bytes > physical->bytes) return CUDA_ERROR_INVALID_VALUE;
-    if (offset || bytes < physical->bytes) return CUDA_ERROR_NOT_SUPPORTED;
+    if (!bytes || address % TMS_SIM_GRANULARITY || flags || !physical) return CUDA_ERROR_INVALID_VALUE;
+    if (offset || bytes != physical->bytes) return CUDA_ERROR_NOT_SUPPORTED;
     const sim_reservation_t *reservation = sim_memory_reservation_at(address);
     if (!reservation || reservation->runtime) return CUDA_ERROR_INVALID_VALUE;
     return sim_memory_map_physical(address, bytes, physical, &mapping);

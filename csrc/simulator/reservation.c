@@ -62,6 +62,7 @@ sim_reservation_t *sim_memory_reservation_at(uint64_t address) {
 CUresult sim_memory_reserve(CUdeviceptr *address, size_t bytes, size_t alignment, CUdeviceptr hint,
                             unsigned long long flags) {
     if (!address || !bytes || bytes % TMS_SIM_GRANULARITY || flags) return CUDA_ERROR_INVALID_VALUE;
+    if (hint % TMS_SIM_GRANULARITY) return CUDA_ERROR_INVALID_VALUE;
     if (alignment && !is_power_of_two(alignment)) return CUDA_ERROR_INVALID_VALUE;
     uint64_t range = 0;
     CUresult result = sim_memory_reserve_range(bytes, alignment, hint, false, &range);

@@ -1,21 +1,10 @@
 /* The runtime's functions, where they differ from the driver's. They are implemented over the same inner functions, so that
  * a program's cudaMalloc is one call for whoever stands before it. Errors are the driver's numbers, which the runtime
  * shares. */
-#include "sim_modules.h"
+#include <dlfcn.h>
+#include <string.h>
 
-enum {
-    COPY_HOST_TO_HOST,
-    COPY_HOST_TO_DEVICE,
-    COPY_DEVICE_TO_HOST,
-    COPY_DEVICE_TO_DEVICE,
-    COPY_DEFAULT,
-    COPY_KINDS,
-    ERROR_INVALID_COPY_DIRECTION = 21, /* cudaErrorInvalidMemcpyDirection */
-    MEMORY_UNREGISTERED = 0,           /* cudaMemoryType */
-    MEMORY_HOST = 1,
-    MEMORY_DEVICE = 2,
-    NO_DEVICE = -2, /* of unregistered memory */
-};
+#include "sim_modules.h"
 
 CUresult sim_runtime_device_count(int *count) { return sim_device_count(count); }
 
@@ -55,6 +44,45 @@ CUresult sim_runtime_enable_peer(int peer, unsigned int flags) {
     return result;
 }
 
+CUresult sim_runtime_disable_peer(int peer) {
+    sim_context_t *context = sim_context_current();
+    if (!sim_device_valid(peer)) return CUDA_ERROR_INVALID_DEVICE;
+    if (!context->peers[peer]) return CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
+    context->peers[peer] = false;
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_runtime_version(int *version) { return sim_device_driver_version(version); }
+
+bool sim_runtime_is_12(void) {
+    void *old = dlopen("libcudart.so.12", RTLD_LAZY | RTLD_NOLOAD),
+         *new = dlopen("libcudart.so.13", RTLD_LAZY | RTLD_NOLOAD);
+    if (old) dlclose(old);
+    if (new) dlclose(new);
+    return old && !new;
+}
+
+/* The driver's function of this name; that there is none is told by the status where one is asked for. */
+CUresult sim_runtime_entry_point(const char *symbol, void **function, unsigned long long flags, int *status) {
+    enum { FOUND, NOT_FOUND };
+    if (!symbol || !function) return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = sim_entry_address(symbol, function, TMS_SIM_DRIVER_VERSION, flags, NULL);
+    if (!status) return result;
+    *status = result == CUDA_SUCCESS ? FOUND : NOT_FOUND;
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_runtime_entry_point_by_version(const char *symbol, void **function, unsigned int version,
+                                            unsigned long long flags, int *status) {
+    (void)version;
+    return sim_runtime_entry_point(symbol, function, flags, status);
+}
+
+CUresult sim_runtime_event_create(CUevent *event) { return sim_event_create(event, CU_EVENT_DEFAULT); }
+
+/* Nothing profiles here. */
+CUresult sim_runtime_profiler(void) { return CUDA_SUCCESS; }
+
 CUresult sim_runtime_malloc(void **address, size_t bytes) {
     CUdeviceptr allocated = 0;
     if (!address) return CUDA_ERROR_INVALID_VALUE;
@@ -74,53 +102,14 @@ CUresult sim_runtime_malloc_host(void **host, size_t bytes) {
 
 CUresult sim_runtime_free_host(void *host) { return host ? sim_host_free(host) : CUDA_SUCCESS; }
 
-/* Which ends are on the device, by what was said or, by default, by what the pointers are. */
-static CUresult copy_as_told(void *destination, const void *source, size_t bytes, int kind, CUstream stream, bool now) {
-    uint64_t to = (uintptr_t)destination, from = (uintptr_t)source;
-    if (kind < 0 || kind >= COPY_KINDS) return (CUresult)ERROR_INVALID_COPY_DIRECTION;
-    bool to_device = kind == COPY_HOST_TO_DEVICE || kind == COPY_DEVICE_TO_DEVICE;
-    bool from_device = kind == COPY_DEVICE_TO_HOST || kind == COPY_DEVICE_TO_DEVICE;
-    if (kind == COPY_DEFAULT) {
-        to_device = sim_memory_reservation_at(to) != NULL;
-        from_device = sim_memory_reservation_at(from) != NULL;
-    }
-    return sim_copy_any(to, to_device, from, from_device, bytes, stream, now);
-}
-
-CUresult sim_runtime_copy(void *destination, const void *source, size_t bytes, int kind) {
-    return copy_as_told(destination, source, bytes, kind, NULL, true);
-}
-
-CUresult sim_runtime_copy_async(void *destination, const void *source, size_t bytes, int kind, CUstream stream) {
-    return copy_as_told(destination, source, bytes, kind, stream, false);
-}
-
-/* cudaMemset does not wait for the device. */
-CUresult sim_runtime_set(void *address, int value, size_t bytes) {
-    return sim_copy_set_async((uintptr_t)address, (unsigned char)value, bytes, NULL);
-}
-
-CUresult sim_runtime_set_async(void *address, int value, size_t bytes, CUstream stream) {
-    return sim_copy_set_async((uintptr_t)address, (unsigned char)value, bytes, stream);
+CUresult sim_runtime_host_allocate(void **host, size_t bytes, unsigned int flags) {
+    if (!host) return CUDA_ERROR_INVALID_VALUE;
+    if (bytes) return sim_host_allocate(host, bytes, flags);
+    *host = NULL;
+    return CUDA_SUCCESS;
 }
 
 CUresult sim_runtime_stream_create(CUstream *stream) { return sim_stream_create(stream, CU_STREAM_DEFAULT); }
-
-CUresult sim_runtime_pointer_attributes(sim_pointer_attributes_t *attributes, const void *address) {
-    const sim_mapping_t *mapping = sim_memory_mapping_at((uintptr_t)address);
-    if (!attributes) return CUDA_ERROR_INVALID_VALUE;
-    *attributes = (sim_pointer_attributes_t){.type = MEMORY_UNREGISTERED, .device = NO_DEVICE};
-    if (mapping) {
-        attributes->type = MEMORY_DEVICE;
-        attributes->device = mapping->physical->device;
-        attributes->device_pointer = (void *)(uintptr_t)address;
-    } else if (sim_host_at((uintptr_t)address)) {
-        attributes->type = MEMORY_HOST;
-        attributes->device = sim_context_current()->device;
-        attributes->device_pointer = attributes->host_pointer = (void *)(uintptr_t)address;
-    }
-    return CUDA_SUCCESS;
-}
 
 /* The last error of a thread is its own, so these two neither count nor fail. */
 TMS_SIM_EXPORT CUresult cudaGetLastError(void);
@@ -130,7 +119,10 @@ static CUresult last_error(bool forget) {
     if (!sim_state_lock()) return CUDA_ERROR_NOT_INITIALIZED;
     sim_thread_t *thread = sim_state_thread();
     CUresult error = (CUresult)thread->last_error;
-    if (forget) thread->last_error = CUDA_SUCCESS;
+    /* An error that the context keeps is nothing that a thread could forget. */
+    const sim_context_t *context = sim_context_current();
+    bool sticky = context && error != CUDA_SUCCESS && context->error == error;
+    if (forget && !sticky) thread->last_error = CUDA_SUCCESS;
     sim_state_unlock();
     return error;
 }

@@ -80,14 +80,47 @@ bool sim_stream_busy(const sim_context_t *context, uint64_t before_ticket); /* w
 void sim_stream_close_all(sim_context_t *context);                          /* of a context that is being destroyed */
 void sim_stream_clear(void);                                                /* every thread ends and is joined */
 
-/* work.c: does a piece of work; the lock is free while bytes are touched. */
+/* work.c. Work in a queue or in a graph holds references to the objects that it names. */
+void sim_op_retain(const sim_op_t *op);
+void sim_op_release(const sim_op_t *op);
+/* How many bytes lie between the first and the end of the last that work of rows touches. */
+uint64_t sim_op_extent(const sim_op_t *op, uint64_t pitch);
+/* Does a piece of work; the lock is free while bytes are touched. */
 CUresult sim_stream_work(sim_stream_t *stream, sim_op_t *op);
+/* Whether the stream's work is still to be done. */
+bool sim_stream_goes_on(const sim_stream_t *stream);
 /* Whether a copy or fill finds its memory mapped and accessible now. */
 bool sim_work_reachable(const sim_context_t *context, const sim_op_t *op);
 
-/* copy.c: any direction, `now` through the legacy stream and waited for. */
-CUresult sim_copy_any(uint64_t destination, bool destination_on_device, uint64_t source, bool source_on_device,
-                      uint64_t bytes, CUstream stream, bool now);
+/* kernel_work.c: interprets a kernel; the lock is free while bytes are touched. Work that is queued or part of a graph holds
+ * a reference to its kernel. */
+CUresult sim_kernel_work(sim_stream_t *stream, const sim_kernel_t *kernel);
+sim_kernel_t *sim_kernel_retain(sim_kernel_t *kernel); /* NULL stays NULL */
+void sim_kernel_release(sim_kernel_t *kernel);
+
+/* event.c. The `number`th record of an event is reached now. */
+void sim_event_reach(sim_event_t *event, uint64_t number);
+/* Notes that a record of an event stands at this place of a stream, and numbers it. */
+uint64_t sim_event_note(sim_event_t *event, const sim_stream_t *stream, uint64_t position);
+void sim_event_release(sim_event_t *event); /* one reference */
+sim_event_t *sim_event_new(unsigned flags); /* with one reference, the program's; NULL without memory */
+void sim_event_clear(void);
+
+/* event_shared.c: what processes that share an event see of it. */
+bool sim_event_share(sim_event_t *event); /* from now on; false without memory */
+void sim_event_unshare(sim_event_t *event);
+uint64_t sim_event_shared_record(sim_event_t *event); /* its number */
+void sim_event_shared_reach(sim_event_t *event, uint64_t number);
+/* Whether the last record was another process's; its number then. */
+bool sim_event_is_remote(const sim_event_t *event, uint64_t *number);
+/* Whether that record was reached, or who recorded it is dead. */
+bool sim_event_remote_reached(const sim_event_t *event, uint64_t number);
+
+/* ipc.c: closes an import of this process, whatever was opened how often. */
+CUresult sim_ipc_forget(sim_mapping_t *mapping);
+
+/* copy.c: copies and fills of rows, checked and issued; `now`: through the legacy stream, and waited for. */
+CUresult sim_copy_issue(const sim_op_t *op, CUstream stream, bool now);
 
 /* capture.c: whether the call is forbidden by a capture under way; then that capture is invalidated. */
 CUresult sim_capture_check_unsafe(void);
@@ -96,12 +129,21 @@ CUresult sim_capture_check_legacy(const sim_context_t *context, bool query);
 CUresult sim_capture_check_stream(sim_stream_t *stream); /* synchronising or querying it */
 CUresult sim_capture_record(sim_stream_t *stream, const sim_op_t *op);
 void sim_capture_join(sim_capture_t *capture, sim_stream_t *stream);
+CUstreamCaptureStatus sim_capture_state(const sim_stream_t *stream);
 void sim_capture_forget(sim_stream_t *stream); /* the stream is destroyed */
 void sim_capture_clear(void);
 
+/* runtime.c: whether the program was built for CUDA 12. Some functions take other arguments there, under the same name. */
+bool sim_runtime_is_12(void);
+
 /* graph.c */
 sim_graph_t *sim_graph_new(bool executable);
-bool sim_graph_append(sim_graph_t *graph, const sim_op_t *op);
+/* Adds work at the end, that depends on these nodes, and says which node it is. Whatever a stream was given while it
+ * captures comes here by way of sim_stream_submit: that is all that an entry point needs to do to be capturable. */
+sim_node_t *sim_graph_append(sim_graph_t *graph, const sim_op_t *op, const sim_nodes_t *dependencies);
+/* Sets of nodes. False without memory; then nothing has changed. */
+bool sim_nodes_add(sim_nodes_t *nodes, const uint64_t *ids, size_t count);
+void sim_nodes_clear(sim_nodes_t *nodes);
 void sim_graph_delete(sim_graph_t *graph);
 void sim_graph_clear(void);
 

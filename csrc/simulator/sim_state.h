@@ -13,6 +13,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
+#include <time.h>
 
 #include "sim_entries.h"
 #include "sim_table.h"
@@ -23,10 +24,15 @@ enum {
     SIM_CHUNK_BYTES = 1 << 20, /* touched at a time by a worker, between two looks at the mappings */
     SIM_FIRST_ID = 1 << 20,    /* identifiers are never small numbers, nor the special stream handles */
     SIM_NAME_BYTES = 96,
+    SIM_EDGE_DATA_BYTES = 8,    /* of an edge of a graph */
+    SIM_GREATEST_PRIORITY = -5, /* of a stream; the least is 0 */
 };
 
 typedef struct sim_graph sim_graph_t;
 typedef struct sim_stream sim_stream_t;
+typedef struct sim_kernel sim_kernel_t; /* sim_kernel.h */
+typedef struct sim_event sim_event_t;
+typedef struct sim_shared_event sim_shared_event_t; /* event_shared.c */
 
 /* Physical memory: a piece of the device's memfd that is never used again once it was freed. */
 typedef struct sim_physical {
@@ -37,6 +43,9 @@ typedef struct sim_physical {
     unsigned references; /* cuMemCreate's and cuMemRetainAllocationHandle's, less the releases */
     unsigned mapped;     /* mappings of it */
     bool runtime;        /* of cudaMalloc: not a handle that the program knows */
+    bool imported;       /* another process's, which is charged for it; `references` counts how often it was opened */
+    int file;            /* where it is, if it is imported, else -1: in the device's memfd */
+    uint64_t file_id;    /* the inode of that */
 } sim_physical_t;
 
 typedef struct sim_reservation {
@@ -76,7 +85,22 @@ typedef struct sim_device {
     uint64_t handles, mappings, runtime_allocations, streams;
 } sim_device_t;
 
-typedef enum sim_op_kind { SIM_OP_ADD, SIM_OP_SET, SIM_OP_COPY, SIM_OP_WAIT } sim_op_kind_t;
+typedef enum sim_op_kind {
+    SIM_OP_ADD,    /* tms_sim_launch_add */
+    SIM_OP_SET,    /* a fill */
+    SIM_OP_COPY,   /* either may be of several rows */
+    SIM_OP_WAIT,   /* for a place in another stream; of no stream: nothing at all */
+    SIM_OP_REMOTE, /* for the `position`th record of an event that another process shares */
+    SIM_OP_RECORD, /* the `position`th of an event */
+    SIM_OP_HOST,   /* a function of the program */
+    SIM_OP_KERNEL,
+} sim_op_kind_t;
+
+/* Nodes of a graph, by their identifiers. */
+typedef struct sim_nodes {
+    uint64_t *ids;
+    size_t count;
+} sim_nodes_t;
 
 /* One piece of work of a stream, or of a graph. */
 typedef struct sim_op {
@@ -85,14 +109,23 @@ typedef struct sim_op {
     uint64_t ticket; /* the order in which work was submitted in this process */
     uint64_t destination, source;
     bool destination_on_device, source_on_device;
-    uint64_t bytes;
-    uint8_t value;
+    uint64_t bytes; /* of each row */
+    uint64_t rows;  /* 0 and 1 are the same */
+    uint64_t destination_pitch, source_pitch;
+    uint32_t value;
+    unsigned width; /* of the value, in bytes: 0, 1 or 4; 0 is 1 */
     int gate;
     uint64_t stream, position; /* SIM_OP_WAIT: for this much of that stream */
+    sim_event_t *event;        /* one reference of it */
+    sim_kernel_t *kernel;      /* SIM_OP_KERNEL: one reference of it */
+    sim_host_function_t *function;
+    sim_stream_callback_t *callback; /* SIM_OP_HOST has one of the two */
+    void *argument;
 } sim_op_t;
 
 typedef struct sim_capture {
     struct sim_capture *next;
+    uint64_t id; /* what cudaStreamGetCaptureInfo calls it */
     CUstreamCaptureMode mode;
     uint64_t thread;
     uint64_t origin; /* stream */
@@ -108,26 +141,47 @@ struct sim_stream {
     bool blocking; /* takes part in the legacy stream's implicit order */
     bool closing;  /* destroyed by the program: finishes its work and goes */
     bool dropping; /* its context is being destroyed: what is queued is not done */
+    int priority;
+    bool per_thread; /* a thread's default stream: not one that the program made */
     pthread_t thread;
     sim_op_t *first, *last; /* the first stays here while it runs */
     uint64_t submitted, completed;
     sim_capture_t *capture;
     uint64_t captured; /* work of this stream in its capture */
+    sim_nodes_t tails; /* what its next work in the capture depends on */
     bool joined;       /* in a capture: another stream waits for all that this one did */
     sim_stream_t *next_finished;
 };
 
-typedef struct sim_event {
+struct sim_event {
     uint64_t id;
-    uint64_t stream, position; /* where it was recorded; 0: never */
-    bool captured;             /* recorded in a capture: not a moment in time */
-    sim_capture_t *capture;    /* that capture, while it is under way */
-} sim_event_t;
+    unsigned references; /* the program's and those of queued work and graphs */
+    unsigned flags;
+    uint64_t stream, position;   /* where it was recorded; 0: never */
+    uint64_t records, completed; /* how often it was recorded, and the last of them that was reached */
+    struct timespec time;        /* of that */
+    bool captured;               /* recorded in a capture: not a moment in time */
+    sim_capture_t *capture;      /* that capture, while it is under way */
+    sim_nodes_t nodes;           /* what waits for it there depends on these */
+    sim_shared_event_t *shared;  /* of an event that other processes may open: what they see of it */
+    int shared_file;
+    bool imported; /* another process's */
+};
+
+/* A node of a graph: a piece of work that can be replayed. Whatever a stream can do, a node can. */
+typedef struct sim_node {
+    struct sim_node *next;
+    uint64_t id;
+    sim_op_t op;
+    sim_nodes_t dependencies; /* of an executable graph none: it runs in the order of its list */
+} sim_node_t;
 
 struct sim_graph {
     uint64_t id;
     bool executable;
-    sim_op_t *first, *last;
+    sim_node_t *first, *last;
+    size_t count;
+    uint64_t stream, position; /* of an executable graph: where its last launch ends */
 };
 
 typedef struct sim_host {
@@ -153,7 +207,7 @@ typedef struct sim_state {
     bool initialized;
     bool deinitialized;
     bool stopping; /* workers drop their work and end */
-    uint64_t next_id, next_ticket;
+    uint64_t next_id, next_ticket, next_capture;
     _Atomic(uint64_t) next_thread; /* without the lock */
 
     int device_count;
@@ -165,7 +219,7 @@ typedef struct sim_state {
     sim_device_t devices[TMS_SIM_MAX_DEVICES];
 
     sim_table_t reservations, mappings, physicals, hosts;
-    sim_table_t contexts, streams, events, graphs, gates;
+    sim_table_t contexts, streams, events, graphs, nodes, gates;
     sim_capture_t *captures;
     sim_stream_t *finished; /* streams whose thread waits to be joined */
     unsigned synchronizing; /* threads that wait for work */
@@ -181,6 +235,12 @@ typedef struct sim_state {
     uint16_t *trace;
     size_t trace_count, trace_capacity;
     int trace_file;
+
+    bool kernels_skipped_silently; /* TMS_SIMULATED_KERNELS=skip */
+    uint64_t kernels_launched, kernels_skipped;
+    sim_table_t kernels_named; /* what stderr has named, by the address of the name */
+
+    unsigned refused; /* functions that stderr has named: unsupported.c */
 
     sim_shared_t *shared;
     int shared_file;
@@ -199,6 +259,8 @@ typedef struct sim_thread {
     int device; /* the runtime's current device, while there is no context */
     int last_error;
     CUstreamCaptureMode mode;
+    bool calls_back;                       /* it is a worker that calls a function of the program */
+    uint64_t streams[TMS_SIM_MAX_DEVICES]; /* its default stream in each device's context */
 } sim_thread_t;
 
 /* Takes the lock, setting everything up at the first call of the process. False in a forked child of a process that had
@@ -212,6 +274,8 @@ sim_thread_t *sim_state_thread(void);
 /* Waits for any change; the lock is free meanwhile. False once everything stops: the caller returns
  * CUDA_ERROR_DEINITIALIZED. */
 bool sim_state_wait(void);
+/* The same, but not for long: for what other processes do, which nobody announces. */
+bool sim_state_wait_briefly(void);
 void sim_state_changed(void);
 uint64_t sim_state_new_id(void);
 

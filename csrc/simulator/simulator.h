@@ -34,6 +34,8 @@ enum { TMS_SIM_MAX_DEVICES = 8, TMS_SIM_GRANULARITY = 2 << 20, TMS_SIM_POISON = 
  *   TMS_SIMULATED_PEERS        0: no device can reach another; default 1
  *   TMS_SIMULATED_POISON       allocations up to this size (default 64MiB) are poisoned entirely when created, larger ones
  *                              in their first and last MiB only (the rest is zero), so that large tests stay fast
+ *   TMS_SIMULATED_KERNELS      error (default): launching a kernel that is not interpreted fails with cudaErrorNotSupported;
+ *                              skip: it is counted and passed over. Either way stderr names each such kernel once
  *   TMS_SIMULATED_SHARED       a name: processes with the same name share the budgets (POSIX shared memory)
  *   TMS_SIMULATED_TRACE        a path: every call is appended there, one line each
  *   TMS_SIMULATED_REPORT       1: at exit, what leaked is printed to stderr
@@ -91,6 +93,13 @@ TMS_SIM_EXPORT int tms_sim_take_memory(int device, int64_t bytes);
  * Returns a CUresult. Touching memory that is not mapped, or not accessible to the stream's device, makes the context
  * sticky: CUDA_ERROR_ILLEGAL_ADDRESS from then on. In a stream that is capturing it becomes part of the graph. */
 TMS_SIM_EXPORT int tms_sim_launch_add(void *stream, uint64_t address, uint64_t bytes, uint8_t value, int gate);
+/* Kernels of PyTorch that were launched and interpreted (in a capture: recorded), and that were skipped, since reset. The
+ * elementwise fills, conversions, additions, multiplications, divisions, comparisons for equality, and the sums, means,
+ * maxima, minima, all and any are; see kernel_names.c. */
+TMS_SIM_EXPORT uint64_t tms_sim_kernels_launched(void);
+TMS_SIM_EXPORT uint64_t tms_sim_kernels_skipped(void);
+/* Whether others are skipped: see TMS_SIMULATED_KERNELS. */
+TMS_SIM_EXPORT void tms_sim_skip_kernels(int skip);
 /* Opens a gate, for good (until tms_sim_reset). */
 TMS_SIM_EXPORT void tms_sim_open_gate(int gate);
 /* Blocks until a thread waits for the device, in cuCtxSynchronize, cuStreamSynchronize or another call that waits (a test's

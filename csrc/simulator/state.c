@@ -23,6 +23,8 @@ static void set_defaults(void) {
     sim_state.peer_capable = true;
     sim_state.tracing = false;
     sim_state.failures = 0;
+    sim_state.kernels_launched = sim_state.kernels_skipped = 0;
+    sim_table_release(&sim_state.kernels_named);
     memset(sim_state.faults, 0, sizeof sim_state.faults);
     sim_state.fault_any = (sim_fault_t){0};
     for (int i = 0; i < TMS_SIM_MAX_DEVICES; i++)
@@ -72,6 +74,20 @@ bool sim_state_wait(void) {
     return !sim_state.stopping && !sim_state.deinitialized;
 }
 
+bool sim_state_wait_briefly(void) {
+    enum { POLL_NANOSECONDS = 1000000, NANOSECONDS = 1000000000 };
+    struct timespec end;
+    if (sim_state.stopping) return false;
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    end.tv_nsec += POLL_NANOSECONDS;
+    if (end.tv_nsec >= NANOSECONDS) {
+        end.tv_nsec -= NANOSECONDS;
+        end.tv_sec++;
+    }
+    pthread_cond_timedwait(&sim_state.changed, &sim_state.lock, &end);
+    return !sim_state.stopping && !sim_state.deinitialized;
+}
+
 void sim_state_changed(void) { pthread_cond_broadcast(&sim_state.changed); }
 
 /* Steps of 16 keep identifiers aligned as real pointers would be. */
@@ -81,8 +97,7 @@ void sim_state_clear(void) {
     sim_stream_clear();
     sim_capture_clear();
     sim_graph_clear();
-    for (size_t i = 0; i < sim_state.events.count; i++) free(sim_state.events.slots[i].value);
-    sim_table_release(&sim_state.events);
+    sim_event_clear();
     sim_table_release(&sim_state.gates);
     sim_memory_clear();
     sim_host_clear();

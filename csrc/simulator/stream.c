@@ -19,6 +19,7 @@ static bool is_ready(const sim_stream_t *stream, const sim_op_t *op) {
     if (stream->dropping || stream->context->error != CUDA_SUCCESS) return true;
     if (op->gate && !sim_table_find(&sim_state.gates, (uint64_t)op->gate)) return false;
     if (op->kind == SIM_OP_WAIT && !sim_stream_reached(op->stream, op->position)) return false;
+    if (op->kind == SIM_OP_REMOTE && !sim_event_remote_reached(op->event, op->position)) return false;
     return !is_held_back(stream, op);
 }
 
@@ -27,6 +28,7 @@ static void complete_first(sim_stream_t *stream) {
     stream->first = op->next;
     if (!stream->first) stream->last = NULL;
     stream->completed++;
+    sim_op_release(op);
     free(op);
     sim_state_changed();
 }
@@ -36,7 +38,10 @@ static void *serve_stream(void *argument) {
     pthread_mutex_lock(&sim_state.lock);
     while (!sim_state.stopping && (stream->first || !stream->closing)) {
         if (!stream->first || !is_ready(stream, stream->first)) {
-            pthread_cond_wait(&sim_state.changed, &sim_state.lock);
+            if (stream->first && stream->first->kind == SIM_OP_REMOTE)
+                sim_state_wait_briefly();
+            else
+                pthread_cond_wait(&sim_state.changed, &sim_state.lock);
             continue;
         }
         CUresult result = sim_stream_work(stream, stream->first);
@@ -58,6 +63,7 @@ static void join_finished(void) {
         sim_stream_t *stream = sim_state.finished;
         sim_state.finished = stream->next_finished;
         pthread_join(stream->thread, NULL);
+        sim_nodes_clear(&stream->tails);
         free(stream);
     }
 }
@@ -85,7 +91,22 @@ failed:
     return NULL;
 }
 
+/* A thread's default stream goes with the context; a thread that ends leaves it behind. */
+static sim_stream_t *find_own_stream(void) {
+    sim_context_t *context = sim_context_current();
+    if (!context) return NULL;
+    uint64_t *id = &sim_state_thread()->streams[context->device];
+    sim_stream_t *stream = sim_table_find(&sim_state.streams, *id);
+    if (stream && !stream->closing) return stream;
+    stream = make_stream(context, false, true);
+    if (!stream) return NULL;
+    stream->per_thread = true;
+    *id = stream->id;
+    return stream;
+}
+
 sim_stream_t *sim_stream_find(CUstream handle) {
+    if (handle == CU_STREAM_PER_THREAD) return find_own_stream();
     if (handle == NULL || handle == CU_STREAM_LEGACY) {
         sim_context_t *context = sim_context_current();
         if (context && !context->legacy) context->legacy = make_stream(context, true, false);
@@ -95,20 +116,26 @@ sim_stream_t *sim_stream_find(CUstream handle) {
     return stream && !stream->closing && !stream->legacy ? stream : NULL;
 }
 
-CUresult sim_stream_create(CUstream *handle, unsigned int flags) {
+CUresult sim_stream_create_with_priority(CUstream *handle, unsigned int flags, int priority) {
     sim_context_t *context = sim_context_current();
     if (!handle || flags & ~(unsigned)CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
     sim_stream_t *stream = make_stream(context, false, !(flags & CU_STREAM_NON_BLOCKING));
     if (!stream) return CUDA_ERROR_OUT_OF_MEMORY;
+    /* A priority out of the range is moved into it, as the documentation says. */
+    stream->priority = priority > 0 ? 0 : priority < SIM_GREATEST_PRIORITY ? SIM_GREATEST_PRIORITY : priority;
     sim_state.devices[context->device].streams++;
     *handle = (CUstream)(uintptr_t)stream->id;
     return CUDA_SUCCESS;
 }
 
+CUresult sim_stream_create(CUstream *handle, unsigned int flags) {
+    return sim_stream_create_with_priority(handle, flags, 0);
+}
+
 /* The thread finishes what is queued, and goes. */
 static void close_stream(sim_stream_t *stream) {
     if (stream->closing) return;
-    if (!stream->legacy) sim_state.devices[stream->context->device].streams--;
+    if (!stream->legacy && !stream->per_thread) sim_state.devices[stream->context->device].streams--;
     sim_capture_forget(stream);
     stream->closing = true;
     sim_state_changed();
@@ -116,7 +143,7 @@ static void close_stream(sim_stream_t *stream) {
 
 CUresult sim_stream_destroy(CUstream handle) {
     sim_stream_t *stream = sim_stream_find(handle);
-    if (!stream || stream->legacy) return CUDA_ERROR_INVALID_HANDLE;
+    if (!stream || stream->legacy || stream->per_thread) return CUDA_ERROR_INVALID_HANDLE;
     close_stream(stream);
     return CUDA_SUCCESS;
 }
@@ -131,6 +158,7 @@ CUresult sim_stream_submit(sim_stream_t *stream, const sim_op_t *work, uint64_t 
     if (!op) return CUDA_ERROR_OUT_OF_MEMORY;
     *op = *work;
     op->next = NULL;
+    sim_op_retain(op);
     op->ticket = ++sim_state.next_ticket;
     if (stream->last)
         stream->last->next = op;
@@ -198,8 +226,9 @@ static bool overlaps(uint64_t address, uint64_t bytes, uint64_t other, uint64_t 
 
 static bool uses_host(const sim_op_t *op, uint64_t address, uint64_t bytes) {
     if (op->kind != SIM_OP_COPY) return false;
-    return (!op->source_on_device && overlaps(op->source, op->bytes, address, bytes)) ||
-           (!op->destination_on_device && overlaps(op->destination, op->bytes, address, bytes));
+    uint64_t read = sim_op_extent(op, op->source_pitch), written = sim_op_extent(op, op->destination_pitch);
+    return (!op->source_on_device && overlaps(op->source, read, address, bytes)) ||
+           (!op->destination_on_device && overlaps(op->destination, written, address, bytes));
 }
 
 static bool host_is_used(uint64_t address, uint64_t bytes) {

@@ -1,6 +1,7 @@
 /* What a worker does with a piece of work: bytes, chunk by chunk. The mappings are looked at under the lock before every
  * chunk and pinned while it is touched without the lock; memory that went away meanwhile is a fault of the context. */
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -8,16 +9,44 @@
 
 static const uint64_t nanoseconds = 1000000000;
 
-static bool goes_on(const sim_stream_t *stream) {
+void sim_op_retain(const sim_op_t *op) {
+    sim_kernel_retain(op->kernel);
+    if (op->event) op->event->references++;
+}
+
+void sim_op_release(const sim_op_t *op) {
+    sim_kernel_release(op->kernel);
+    if (op->event) sim_event_release(op->event);
+}
+
+bool sim_stream_goes_on(const sim_stream_t *stream) {
     return !sim_state.stopping && !stream->dropping && stream->context->error == CUDA_SUCCESS;
 }
 
+static uint64_t rows_of(const sim_op_t *op) { return op->rows ? op->rows : 1; }
+
+uint64_t sim_op_extent(const sim_op_t *op, uint64_t pitch) { return (rows_of(op) - 1) * pitch + op->bytes; }
+
+/* Where the byte at `done` of a work of rows is. */
+static uint64_t place(const sim_op_t *op, uint64_t address, uint64_t pitch, uint64_t done) {
+    return address + done / op->bytes * pitch + done % op->bytes;
+}
+
+static void set(const sim_op_t *op, uint8_t *destination, uint64_t bytes) {
+    if (op->width <= 1) {
+        memset(destination, (int)op->value, bytes);
+        return;
+    }
+    for (uint64_t i = 0; i + sizeof op->value <= bytes; i += sizeof op->value)
+        memcpy(destination + i, &op->value, sizeof op->value);
+}
+
 static void touch(const sim_op_t *op, uint64_t done, uint64_t bytes) {
-    uint8_t *destination = (uint8_t *)(uintptr_t)(op->destination + done);
+    uint8_t *destination = (uint8_t *)(uintptr_t)place(op, op->destination, op->destination_pitch, done);
     if (op->kind == SIM_OP_COPY)
-        memmove(destination, (const uint8_t *)(uintptr_t)(op->source + done), bytes);
+        memmove(destination, (const uint8_t *)(uintptr_t)place(op, op->source, op->source_pitch, done), bytes);
     else if (op->kind == SIM_OP_SET)
-        memset(destination, op->value, bytes);
+        set(op, destination, bytes);
     else
         for (uint64_t i = 0; i < bytes; i++) destination[i] = (uint8_t)(destination[i] + op->value);
 }
@@ -35,8 +64,12 @@ static unsigned devices_of(const sim_context_t *context, const sim_op_t *op) {
 
 bool sim_work_reachable(const sim_context_t *context, const sim_op_t *op) {
     unsigned devices = devices_of(context, op);
-    if (op->destination_on_device && !sim_memory_reachable(op->destination, op->bytes, devices, true, NULL)) return false;
-    return !op->source_on_device || sim_memory_reachable(op->source, op->bytes, devices, false, NULL);
+    for (uint64_t row = 0; row < rows_of(op); row++) {
+        uint64_t destination = op->destination + row * op->destination_pitch, source = op->source + row * op->source_pitch;
+        if (op->destination_on_device && !sim_memory_reachable(destination, op->bytes, devices, true, NULL)) return false;
+        if (op->source_on_device && !sim_memory_reachable(source, op->bytes, devices, false, NULL)) return false;
+    }
+    return true;
 }
 
 /* Does at most *bytes from `done` on, tells how many it did, and takes the lock again. */
@@ -45,11 +78,12 @@ static CUresult work_chunk(const sim_context_t *context, const sim_op_t *op, uin
     unsigned devices = devices_of(context, op);
     sim_mapping_t *destination = NULL, *source = NULL;
     if (op->destination_on_device) {
-        destination = sim_memory_pin(op->destination + done, bytes, devices, true, kernel);
+        uint64_t address = place(op, op->destination, op->destination_pitch, done);
+        destination = sim_memory_pin(address, bytes, devices, true, kernel);
         if (!destination) return CUDA_ERROR_ILLEGAL_ADDRESS;
     }
     if (op->source_on_device) {
-        source = sim_memory_pin(op->source + done, bytes, devices, false, kernel);
+        source = sim_memory_pin(place(op, op->source, op->source_pitch, done), bytes, devices, false, kernel);
         if (!source) {
             if (destination) sim_memory_unpin(destination);
             return CUDA_ERROR_ILLEGAL_ADDRESS;
@@ -72,21 +106,43 @@ static void pace(const sim_stream_t *stream, const struct timespec *start, uint6
     struct timespec end = {.tv_sec = start->tv_sec + (time_t)(bytes / rate) + (time_t)(nanosecond / nanoseconds),
                            .tv_nsec = (long)(nanosecond % nanoseconds)};
     int status = 0;
-    while (status != ETIMEDOUT && goes_on(stream) && sim_state.bandwidth == rate)
+    while (status != ETIMEDOUT && sim_stream_goes_on(stream) && sim_state.bandwidth == rate)
         status = pthread_cond_timedwait(&sim_state.changed, &sim_state.lock, &end);
+}
+
+/* The program's function may take as long as it likes, and may not call the driver. */
+static void call_back(const sim_stream_t *stream, const sim_op_t *op) {
+    sim_thread_t *thread = sim_state_thread();
+    CUstream handle = (CUstream)(uintptr_t)(stream->legacy ? 0 : stream->id);
+    thread->calls_back = true;
+    pthread_mutex_unlock(&sim_state.lock);
+    if (op->callback)
+        op->callback(handle, CUDA_SUCCESS, op->argument);
+    else
+        op->function(op->argument);
+    pthread_mutex_lock(&sim_state.lock);
+    thread->calls_back = false;
 }
 
 CUresult sim_stream_work(sim_stream_t *stream, sim_op_t *op) {
     struct timespec start;
     CUresult result = CUDA_SUCCESS;
-    if (op->kind == SIM_OP_WAIT) return CUDA_SUCCESS;
+    switch (op->kind) {
+    case SIM_OP_WAIT:
+    case SIM_OP_REMOTE: return CUDA_SUCCESS;
+    case SIM_OP_RECORD: sim_event_reach(op->event, op->position); return CUDA_SUCCESS;
+    case SIM_OP_HOST: call_back(stream, op); return CUDA_SUCCESS;
+    case SIM_OP_KERNEL: return sim_kernel_work(stream, op->kernel);
+    default: break;
+    }
     clock_gettime(CLOCK_MONOTONIC, &start);
-    for (uint64_t done = 0; done < op->bytes && result == CUDA_SUCCESS && goes_on(stream);) {
+    for (uint64_t done = 0, total = op->bytes * rows_of(op);
+         done < total && result == CUDA_SUCCESS && sim_stream_goes_on(stream);) {
         if (sim_state.unmapping) {
             pthread_cond_wait(&sim_state.changed, &sim_state.lock);
             continue;
         }
-        uint64_t bytes = op->bytes - done < SIM_CHUNK_BYTES ? op->bytes - done : SIM_CHUNK_BYTES;
+        uint64_t left = op->bytes - done % op->bytes, bytes = left < SIM_CHUNK_BYTES ? left : SIM_CHUNK_BYTES;
         result = work_chunk(stream->context, op, done, &bytes);
         if (result != CUDA_SUCCESS) break;
         done += bytes;

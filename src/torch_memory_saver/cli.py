@@ -7,10 +7,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from torch_memory_saver import __version__, _core, preload
-from torch_memory_saver.errors import TorchMemorySaverError
+from torch_memory_saver import __version__, _core, preload, simulate
+from torch_memory_saver.errors import InvalidArgumentError, TorchMemorySaverError
 
-__all__ = ["Command", "DemoCommand", "InfoCommand", "main"]
+__all__ = ["Command", "DemoCommand", "InfoCommand", "SimulateCommand", "main"]
 
 
 class Command:
@@ -101,7 +101,70 @@ class InfoCommand(Command):
         return rows
 
 
-_COMMANDS: tuple[Command, ...] = (DemoCommand(), InfoCommand())
+class SimulateCommand(Command):
+    """A program on the simulated GPU."""
+
+    name = "simulate"
+    help = "run a program, PyTorch's CUDA build included, on a simulated GPU: simulate [options] -- python script.py ..."
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.usage = "%(prog)s [options] -- command ..."
+        parser.add_argument(
+            "--devices",
+            type=int,
+            choices=range(simulate.MAX_DEVICES + 1),
+            default=1,
+            metavar="N",
+            help=f"how many GPUs, 0 to {simulate.MAX_DEVICES} (default 1)",
+        )
+        parser.add_argument(
+            "--memory", type=self._size, default="8GiB", metavar="SIZE", help="memory of each (default 8GiB)"
+        )
+        parser.add_argument(
+            "--bandwidth",
+            type=self._size,
+            metavar="SIZE",
+            help="bytes a second of copies on a stream, such as 20GiB (default: as fast as the host)",
+        )
+        parser.add_argument(
+            "--kernels",
+            choices=simulate.KERNELS,
+            default=simulate.KERNELS[0],
+            help="what a kernel that cannot be interpreted does: fail (the default), or nothing",
+        )
+        parser.add_argument("--preload", action="store_true", help='preload the hook library too (hook mode "preload")')
+        parser.add_argument(
+            "--report", action="store_true", help="print at the end of each process what it leaked on the GPU"
+        )
+        parser.add_argument("--trace", metavar="FILE", help="append every call of the CUDA driver and runtime to this file")
+        parser.add_argument(
+            "command", nargs=argparse.REMAINDER, help='the program and its arguments; "python" is this Python'
+        )
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+        if not command:
+            raise InvalidArgumentError("there is no command to run: simulate [options] -- python script.py ...")
+        variables = simulate.environment(
+            devices=arguments.devices,
+            memory=arguments.memory,
+            bandwidth=arguments.bandwidth,
+            kernels=arguments.kernels,
+            preload_hook=arguments.preload,
+            report=arguments.report,
+            trace=arguments.trace,
+        )
+        return simulate.run_command(command, variables)
+
+    @staticmethod
+    def _size(text: str) -> int:
+        try:
+            return simulate.parse_bytes(text)
+        except InvalidArgumentError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+
+_COMMANDS: tuple[Command, ...] = (DemoCommand(), InfoCommand(), SimulateCommand())
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -105,9 +104,11 @@ class GpuMachine(Machine):
     @staticmethod
     def is_available() -> bool:
         """Whether PyTorch is installed and finds a GPU."""
-        if importlib.util.find_spec("torch") is None:
+        try:
+            torch = importlib.import_module("torch")
+        except ImportError:  # not there, or a build whose CUDA libraries are not
             return False
-        return bool(importlib.import_module("torch").cuda.is_available())
+        return bool(torch.cuda.is_available())
 
     def total_bytes(self) -> int:
         return int(self._torch.cuda.mem_get_info()[1])

@@ -24,6 +24,7 @@ const simulated_t *simulated(void) {
 #define RESOLVE_ENTRY(symbol, implementation, checks, parameters, arguments) resolve(library, #symbol, &table.symbol);
     SIM_DRIVER_ENTRIES(RESOLVE_ENTRY)
     SIM_RUNTIME_ENTRIES(RESOLVE_ENTRY)
+    SIM_KERNEL_ENTRIES(RESOLVE_ENTRY)
 #define RESOLVE_CONTROL(name) resolve(library, "tms_sim_" #name, &table.name);
     SIMULATED_CONTROLS(RESOLVE_CONTROL)
     resolve(library, "cudaGetLastError", &table.cudaGetLastError);

@@ -35,6 +35,9 @@
     X(usage)                                                                                                                \
     X(take_memory)                                                                                                          \
     X(launch_add)                                                                                                           \
+    X(kernels_launched)                                                                                                     \
+    X(kernels_skipped)                                                                                                      \
+    X(skip_kernels)                                                                                                         \
     X(open_gate)                                                                                                            \
     X(wait_until_synchronizing)                                                                                             \
     X(lose_device)
@@ -43,6 +46,7 @@ typedef struct simulated {
 #define SIMULATED_ENTRY(symbol, implementation, checks, parameters, arguments) CUresult(*symbol) parameters;
     SIM_DRIVER_ENTRIES(SIMULATED_ENTRY)
     SIM_RUNTIME_ENTRIES(SIMULATED_ENTRY)
+    SIM_KERNEL_ENTRIES(SIMULATED_ENTRY)
 #undef SIMULATED_ENTRY
 #define SIMULATED_CONTROL(name) __typeof__(tms_sim_##name) *name;
     SIMULATED_CONTROLS(SIMULATED_CONTROL)

@@ -220,7 +220,8 @@ static void modes_say_which_threads_are_watched(void **state) {
     }
     CUstream stream = begin(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
     ASSERT_RESULT(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, in_another_thread(CU_STREAM_CAPTURE_MODE_GLOBAL, stream));
-    end(stream, CUDA_SUCCESS);
+    assert_int_equal(status_of(stream), CU_STREAM_CAPTURE_STATUS_NONE); /* it has ended all the same */
+    ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
 }
 
 static void the_legacy_stream_sees_blocking_captures(void **state) {
@@ -256,8 +257,6 @@ static void streams_join_by_events(void **state) {
     ASSERT_CUDA(CALL(launch_add, side, block.address, 1, 1, 0));
     ASSERT_CUDA(CALL(cuEventRecord, join_event, side));
     ASSERT_CUDA(CALL(cuStreamWaitEvent, stream, join_event, 0));
-    CUgraph graph = NULL;
-    ASSERT_RESULT(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED, CALL(cuStreamEndCapture, side, &graph));
     end(stream, CUDA_SUCCESS);
     assert_int_equal(status_of(side), CU_STREAM_CAPTURE_STATUS_NONE);
     ASSERT_RESULT(CUDA_ERROR_CAPTURED_EVENT, CALL(cuEventQuery, join_event));
@@ -267,6 +266,13 @@ static void streams_join_by_events(void **state) {
     ASSERT_CUDA(CALL(cuStreamWaitEvent, side, fork_event, 0));
     ASSERT_CUDA(CALL(launch_add, side, block.address, 1, 1, 0));
     end(stream, CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
+
+    CUgraph graph = NULL;
+    stream = begin(CU_STREAM_CAPTURE_MODE_GLOBAL);
+    ASSERT_CUDA(CALL(cuEventRecord, fork_event, stream));
+    ASSERT_CUDA(CALL(cuStreamWaitEvent, side, fork_event, 0));
+    ASSERT_RESULT(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED, CALL(cuStreamEndCapture, side, &graph));
+    end(stream, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
 
     ASSERT_CUDA(CALL(cuEventRecord, fork_event, side)); /* outside of any capture */
     stream = begin(CU_STREAM_CAPTURE_MODE_GLOBAL);

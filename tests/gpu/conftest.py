@@ -16,7 +16,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from gpu_support import INNER, MIB, checksum, core, empty, fill_random, release_everything, saver, torch
+from gpu_support import INNER, MIB, SIMULATED, checksum, core, empty, fill_random, release_everything, saver, torch
 
 #: Seconds after which a test of this folder counts as hung.
 TEST_TIMEOUT_S = 120
@@ -25,21 +25,24 @@ _FAILED = pytest.StashKey[bool]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "gpu: needs a real GPU; run with --gpu")
-    config.addinivalue_line("markers", "multigpu: needs two real GPUs; run with --gpu")
+    config.addinivalue_line("markers", "gpu: needs a GPU, a real or a simulated one; run with --gpu")
+    config.addinivalue_line("markers", "multigpu: needs two GPUs; run with --gpu")
+    config.addinivalue_line("markers", "real_gpu: shows something that the simulated GPU does not have")
     config.addinivalue_line("markers", "outer: starts processes for both hook modes itself; runs once")
     config.addinivalue_line("markers", "timeout: of pytest-timeout, where it is installed")
 
 
 def _reason_to_skip(config: pytest.Config, item: pytest.Item) -> str | None:
     if not config.getoption("--gpu", default=False):
-        return "needs a real GPU: run pytest with --gpu"
+        return "needs a GPU: run pytest with --gpu"
     try:
         devices = torch.cuda.device_count()
     except ImportError as error:
         return f"needs PyTorch: {error}"
     if devices == 0:
-        return "needs a real GPU, and torch sees none"
+        return "needs a GPU, and torch sees none"
+    if SIMULATED and (marker := item.get_closest_marker("real_gpu")) is not None:
+        return f"needs a real GPU: {marker.args[0]}"
     if item.get_closest_marker("multigpu") is not None and devices < 2:
         return f"needs two GPUs, and torch sees {devices}"
     return None

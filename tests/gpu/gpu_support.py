@@ -9,9 +9,11 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib
+import itertools
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 MIB = 1 << 20
 GIB = 1 << 30
+#: Whether the GPU is the simulated one, as under `python -m torch_memory_saver simulate`.
+SIMULATED = os.path.basename(os.environ.get("TMS_CUDA_DRIVER", "")) == "_simulated_cuda.so"
+#: A size that is large for the device, bytes: what is used of the simulated one is memory of the host.
+LARGE = 64 * MIB if SIMULATED else GIB
+#: Clock cycles that a spinning kernel takes, a good part of a second on any GPU of today.
+SPIN_CYCLES = 600_000_000
 #: The driver's granularity of physical memory, bytes.
 GRANULARITY = 2 * MIB
 HERE = Path(__file__).resolve().parent
@@ -72,6 +80,8 @@ def free_bytes(device: int = 0) -> int:
 
 def process_bytes(device: int = 0) -> int | None:
     """Device memory of this process, bytes, as nvidia-smi would show it; None where NVML cannot tell."""
+    if SIMULATED:
+        return None
     try:
         import pynvml  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
@@ -94,7 +104,10 @@ def assert_close_to(actual: int, expected: int, what: str, slack: int | None = N
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process on the host, bytes."""
+    """Resident memory of this process on the host, bytes. That of the simulated GPU, files in memory, is not the host's."""
+    if SIMULATED:
+        with open("/proc/self/status", encoding="ascii") as status:
+            return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon:"))
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -113,6 +126,12 @@ def empty(size: int, device: int = 0) -> torch.Tensor:
 
 def fill_random(tensor: torch.Tensor, seed: int) -> None:
     """Random bytes. The size must be a multiple of 8 bytes."""
+    if SIMULATED:  # which interprets no random kernels
+        words = tensor.view(torch.int64)
+        least, greatest = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
+        host = torch.Generator().manual_seed(seed)
+        words.copy_(torch.randint(least, greatest, words.shape, dtype=torch.int64, generator=host))
+        return
     generator = torch.Generator(device=tensor.device)
     generator.manual_seed(seed)
     tensor.view(torch.int64).random_(generator=generator)
@@ -120,8 +139,19 @@ def fill_random(tensor: torch.Tensor, seed: int) -> None:
 
 def checksum(tensor: torch.Tensor) -> tuple[int, int, int]:
     """Three sums over different parts of the contents, computed on the GPU without temporary memory worth naming."""
-    words = tensor.view(torch.int64)
+    words = (tensor.cpu() if SIMULATED else tensor).view(torch.int64)
     return (int(words.sum()), int(words[::3].sum()), int(words[: words.numel() // 2].sum()))
+
+
+def fill_normal(tensor: torch.Tensor, seed: int, std: float = 1.0) -> None:
+    """Normally distributed numbers that the host makes, the same on every device."""
+    numbers = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed)) * std
+    tensor.copy_(numbers.to(tensor.dtype))
+
+
+def assert_same(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Equal within the tolerance of torch.testing, compared on the host."""
+    torch.testing.assert_close(actual.cpu(), expected.cpu())
 
 
 def segment_of(tensor: torch.Tensor) -> tuple[int, int, int, int, int, int, int, str]:
@@ -150,6 +180,31 @@ def write_and_check(tensor: torch.Tensor, value: int) -> None:
     assert_usable(tensor)
     tensor.fill_(value)
     assert int(tensor.min()) == int(tensor.max()) == value
+
+
+_gates = itertools.count(1 << 20)
+
+
+def hold_stream() -> None:
+    """Queues work on the current stream that is still in flight when this returns: a long kernel on a real GPU. On the
+    simulated one, a kernel that ends only after somebody has begun to wait for the device, or for a stream of it."""
+    if not SIMULATED:
+        torch.cuda._sleep(SPIN_CYCLES)
+        return
+    control = ctypes.CDLL(os.environ["TMS_CUDA_DRIVER"])
+    gate = next(_gates)
+    touched = torch.empty(512, dtype=torch.uint8, device="cuda")
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    launched = control.tms_sim_launch_add(
+        stream, ctypes.c_uint64(touched.data_ptr()), ctypes.c_uint64(512), ctypes.c_uint8(0), ctypes.c_int(gate)
+    )
+    assert launched == 0, f"launch failed with CUresult {launched}"
+
+    def open_when_waited_for() -> None:
+        control.tms_sim_wait_until_synchronizing()
+        control.tms_sim_open_gate(ctypes.c_int(gate))
+
+    threading.Thread(target=open_when_waited_for, daemon=True).start()
 
 
 class _RawMemory:
@@ -186,6 +241,8 @@ def driver() -> ctypes.CDLL:
 def cuda_runtime() -> ctypes.CDLL:
     """The CUDA runtime that torch has loaded. A look-up in it finds the runtime's own functions, never interposed ones."""
     torch.cuda.init()
+    if SIMULATED:
+        return ctypes.CDLL(os.environ["TMS_CUDA_DRIVER"])
     with open("/proc/self/maps", encoding="utf-8") as file:
         paths = {line.split(maxsplit=5)[5].strip() for line in file if "/libcudart" in line}
     assert len(paths) == 1, f"one CUDA runtime expected, found {sorted(paths)}"
@@ -217,8 +274,15 @@ def preload_environment(environment: Mapping[str, str]) -> dict[str, str]:
         return {**environment, "LD_PRELOAD": os.environ["LD_PRELOAD"]}
 
 
+def _is_kept(name: str) -> bool:
+    """Whether a fresh process inherits an environment variable: all but ours, except for what chooses the device."""
+    if name == "TMS_CUDA_DRIVER" or name.startswith("TMS_SIMULATED_") or name == "LD_PRELOAD":
+        return SIMULATED
+    return not name.startswith("TMS_")
+
+
 def _environment(extra: Mapping[str, str], preload: bool) -> dict[str, str]:
-    keep = {name: value for name, value in os.environ.items() if not name.startswith("TMS_") and name not in ("LD_PRELOAD",)}
+    keep = {name: value for name, value in os.environ.items() if _is_kept(name)}
     package_root = str(Path(str(tms.__file__)).resolve().parent.parent)
     keep["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, keep.get("PYTHONPATH", "")]))
     keep["PYTHONWARNINGS"] = "ignore"

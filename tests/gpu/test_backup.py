@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 from gpu_support import (
-    GIB,
+    LARGE,
     MIB,
     assert_close_to,
     checksum,
     core,
     empty,
     errors,
+    fill_normal,
     fill_random,
     free_bytes,
     release_everything,
@@ -43,7 +44,7 @@ def files(folder: Path) -> list[Path]:
 
 @pytest.mark.parametrize("kind", BACKUPS)
 def test_contents_are_the_same_after_pause_and_resume(kind: str, disk: Path) -> None:
-    sizes = [GIB // 2, 16 * MIB, 300 * MIB + 512, 40, 2 * MIB]
+    sizes = [LARGE // 2, 16 * MIB, 300 * MIB + 512, 40, 2 * MIB]
     with saver.region(tag="weights", **BACKUPS[kind]):
         tensors = [empty(size) for size in sizes]
     with saver.region(tag="weights"):
@@ -62,7 +63,7 @@ def test_contents_are_the_same_after_pause_and_resume(kind: str, disk: Path) -> 
         held = counters["disk_backup_bytes"] if kind == "disk" else counters["host_backup_bytes"]
         assert held >= sum(sizes)
         # Whoever uses the memory meanwhile writes over it.
-        other = empty(GIB)
+        other = empty(LARGE)
         other.fill_(0xA5)
         del other
         torch.cuda.empty_cache()
@@ -143,7 +144,7 @@ def test_get_cpu_backup_of_views_by_copy_and_without(backend: str) -> None:
     with saver.region(tag="weights", enable_cpu_backup=True, cpu_backup_backend=backend):
         matrix = torch.empty((1024, 4096), dtype=torch.bfloat16, device="cuda")
         vector = torch.empty(1000, dtype=torch.float32, device="cuda")
-    matrix.normal_()
+    fill_normal(matrix, 1)
     vector.copy_(torch.arange(1000, dtype=torch.float32))
     expected = matrix.cpu()
     assert saver.get_cpu_backup(matrix) is None
@@ -164,6 +165,45 @@ def test_get_cpu_backup_of_views_by_copy_and_without(backend: str) -> None:
     assert torch.equal(view, expected), "a zero-copy view stays valid while it is held"
     assert torch.equal(matrix.cpu(), expected)
     del view, copy, rows, numbers, host
+
+
+DTYPES = ["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "bool"]
+DTYPES += ["complex64", "complex128", "float8_e4m3fn", "float8_e5m2"]
+SHAPES = [(), (1,), (3, 5, 7), (1, 1, 1, 1), (131, 257), (0,), (4, 0, 3), (2 * MIB + 1,)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_get_cpu_backup_of_every_dtype_and_odd_shapes(dtype: str) -> None:
+    kind = getattr(torch, dtype)
+    generator = torch.Generator().manual_seed(1)
+    expected = []
+    for shape in SHAPES:
+        width = torch.empty((), dtype=kind).element_size()
+        high = 2 if kind == torch.bool else 256
+        raw = torch.randint(high, (int(torch.Size(shape).numel()) * width,), dtype=torch.uint8, generator=generator)
+        expected.append(raw.view(kind).view(shape))
+    with saver.region(tag="weights", enable_cpu_backup=True):
+        tensors = [torch.empty(shape, dtype=kind, device="cuda") for shape in SHAPES]
+    for tensor, host in zip(tensors, expected, strict=True):
+        tensor.copy_(host)
+    saver.pause("weights")
+    for zero_copy in (False, True):
+        for tensor, host in zip(tensors, expected, strict=True):
+            if tensor.numel() == 0:
+                continue  # has no memory that could have been backed up
+            kept = saver.get_cpu_backup(tensor, zero_copy=zero_copy)
+            assert kept is not None
+            assert (kept.dtype, kept.shape, kept.stride()) == (host.dtype, host.shape, host.stride())
+            assert same_bytes(kept, host), tuple(host.shape)
+            del kept
+    saver.resume("weights")
+    assert all(same_bytes(tensor.cpu(), host) for tensor, host in zip(tensors, expected, strict=True))
+    del tensors, tensor
+
+
+def same_bytes(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Not NaN-aware equality of numbers, but of what lies in memory."""
+    return torch.equal(first.reshape(-1).view(torch.uint8), second.reshape(-1).view(torch.uint8))
 
 
 def test_get_cpu_backup_of_what_has_none() -> None:

@@ -19,7 +19,14 @@ CALLS: dict[str, list[str]] = {
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
+NEEDS_KERNELS = pytest.mark.real_gpu("matrix products are not simulated")
+#: Examples that multiply matrices.
+WITH_PRODUCTS = {"cuda_graph.py", "preload.py", "rl_colocate.py"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=NEEDS_KERNELS) if name in WITH_PRODUCTS else name for name in CALLS]
+)
 def test_example(name: str) -> None:
     done = subprocess_run([str(EXAMPLES / name), *CALLS[name]], timeout=280).check()
     print(done.output)
@@ -30,6 +37,7 @@ def test_every_example_is_run() -> None:
     assert files - {"torchrun.py"} == set(CALLS)
 
 
+@pytest.mark.real_gpu("NCCL")
 def test_torchrun_example() -> None:
     processes = min(torch.cuda.device_count(), 2)
     command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]

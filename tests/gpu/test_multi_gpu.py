@@ -16,6 +16,7 @@ from gpu_support import (
     empty,
     fill_random,
     free_bytes,
+    hold_stream,
     run_programs,
     saver,
     state_of,
@@ -29,8 +30,7 @@ from peer_kernel import AddOne
 
 pytestmark = pytest.mark.multigpu
 
-#: See test_streams.py.
-SPIN_CYCLES = 600_000_000
+needs_ptx = pytest.mark.real_gpu("the kernel is written in PTX")
 
 
 @pytest.fixture(autouse=True)
@@ -88,12 +88,13 @@ def spin_then_read(kernel: AddOne, source: int, target: torch.Tensor) -> torch.c
         stream = torch.cuda.Stream(device=1)
         done = torch.cuda.Event()
         with torch.cuda.stream(stream):
-            torch.cuda._sleep(SPIN_CYCLES)
+            hold_stream()
             kernel.launch(source, target.data_ptr(), target.numel() // 4, stream)
             done.record(stream)
     return done
 
 
+@needs_ptx
 def test_a_kernel_of_one_gpu_reads_the_other_ones_memory_at_pause() -> None:
     kernel = AddOne(1)
     with saver.region(tag="weights"):
@@ -113,6 +114,7 @@ def test_a_kernel_of_one_gpu_reads_the_other_ones_memory_at_pause() -> None:
     write_and_check(managed, 1)
 
 
+@needs_ptx
 def test_a_free_waits_for_a_kernel_of_the_other_gpu() -> None:
     kernel = AddOne(1)
     address = core.allocate(64 * MIB, 0)
@@ -128,6 +130,7 @@ def test_a_free_waits_for_a_kernel_of_the_other_gpu() -> None:
     assert bool((target.view(torch.int32) == 10).all())
 
 
+@needs_ptx
 def test_kernels_of_both_gpus_write_each_others_memory_after_a_resume() -> None:
     with saver.region(tag="weights", enable_cpu_backup=True):
         tensors = [empty(16 * MIB, device) for device in (0, 1)]
@@ -220,6 +223,7 @@ def test_a_process_that_uses_one_gpu_pays_nothing_for_the_other() -> None:
 
 
 @pytest.mark.outer
+@pytest.mark.real_gpu("NCCL")
 @pytest.mark.parametrize("preload", [False, True], ids=["torch", "preload"])
 def test_a_captured_all_reduce_replays_after_a_pause(preload: bool) -> None:
     done = subprocess_run(

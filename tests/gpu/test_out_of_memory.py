@@ -7,7 +7,7 @@ import threading
 
 import pytest
 from gpu_support import (
-    GIB,
+    LARGE,
     MIB,
     assert_close_to,
     checksum,
@@ -73,32 +73,32 @@ def test_out_of_memory_in_a_region_is_torchs_own_error_and_everything_goes_on() 
 
 
 def test_out_of_memory_in_a_region_because_others_hold_the_memory() -> None:
-    other = take_all_but(2 * GIB)
+    other = take_all_but(2 * LARGE)
     with saver.region(tag="weights"):
         with pytest.raises(torch.OutOfMemoryError):
-            empty(3 * GIB)
-        tensor = empty(GIB)
+            empty(3 * LARGE)
+        tensor = empty(LARGE)
     write_and_check(tensor, 3)
     with pytest.raises(errors.OutOfMemoryError) as caught:
-        core.allocate(3 * GIB)
+        core.allocate(3 * LARGE)
     assert isinstance(caught.value, torch.OutOfMemoryError)
     assert caught.value.device == 0
-    assert caught.value.bytes >= 3 * GIB
+    assert caught.value.bytes >= 3 * LARGE
     assert caught.value.driver_call == "cuMemCreate"
     del other
 
 
 def test_out_of_memory_at_resume_leaves_everything_paused_and_can_be_repeated() -> None:
     with saver.region(tag="weights", enable_cpu_backup=True):
-        weights = [empty(GIB // 4) for _ in range(8)]
+        weights = [empty(LARGE // 4) for _ in range(8)]
     with saver.region(tag="kv_cache"):
-        cache = empty(GIB)
+        cache = empty(LARGE)
     for seed, tensor in enumerate(weights):
         fill_random(tensor, seed)
     sums = [checksum(tensor) for tensor in weights]
     addresses = [tensor.data_ptr() for tensor in weights]
     saver.pause()
-    other = take_all_but(GIB)
+    other = take_all_but(LARGE)
     free = free_bytes()
     counters = core.counters()
     for _ in range(2):
@@ -125,13 +125,13 @@ def test_out_of_memory_at_resume_leaves_everything_paused_and_can_be_repeated() 
 
 def test_out_of_memory_at_resume_keeps_active_tags_active() -> None:
     with saver.region(tag="weights", enable_cpu_backup=True):
-        weights = empty(256 * MIB)
+        weights = empty(LARGE // 4)
     with saver.region(tag="kv_cache"):
-        cache = [empty(GIB) for _ in range(4)]
+        cache = [empty(LARGE) for _ in range(4)]
     fill_random(weights, 5)
     expected = checksum(weights)
     saver.pause()
-    other = take_all_but(GIB)
+    other = take_all_but(LARGE)
     assert saver.resume("weights").allocations == 1
     with pytest.raises(errors.OutOfMemoryError):
         saver.resume()
@@ -150,11 +150,11 @@ def test_resume_waits_for_memory_as_long_as_it_is_told() -> None:
     if "timeout" not in inspect.signature(saver.resume).parameters:
         pytest.skip("resume() takes no timeout yet")
     with saver.region(tag="weights", enable_cpu_backup=True):
-        weights = empty(2 * GIB)
+        weights = empty(2 * LARGE)
     fill_random(weights, 6)
     expected = checksum(weights)
     saver.pause("weights")
-    other = [take_all_but(GIB)]
+    other = [take_all_but(LARGE)]
     failures = core.counters()["failures_total"]
     with pytest.raises(errors.OutOfMemoryError):
         saver.resume("weights", timeout=0.2)
@@ -182,17 +182,17 @@ def test_resume_waits_for_memory_as_long_as_it_is_told() -> None:
 
 def test_memory_margin() -> None:
     assert saver.memory_margin_bytes == 0
-    saver.memory_margin_bytes = free_bytes() - GIB
+    saver.memory_margin_bytes = free_bytes() - LARGE
     with saver.region(tag="weights"):
         with pytest.raises(torch.OutOfMemoryError):
-            empty(2 * GIB)
-        small = empty(256 * MIB)
-    ordinary = empty(2 * GIB)
+            empty(2 * LARGE)
+        small = empty(LARGE // 4)
+    ordinary = empty(2 * LARGE)
     write_and_check(small, 1)
     del ordinary
     saver.memory_margin_bytes = 0
     with saver.region(tag="weights"):
-        large = empty(2 * GIB)
+        large = empty(2 * LARGE)
     write_and_check(large, 2)
     with pytest.raises((errors.TorchMemorySaverError, ValueError, OverflowError)):
         saver.memory_margin_bytes = -1

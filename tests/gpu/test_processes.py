@@ -10,6 +10,8 @@ from gpu_support import Finished, Program, run_programs
 
 pytestmark = pytest.mark.outer
 
+trains = pytest.mark.real_gpu("trains a model")
+
 STATES = [
     "active",
     "paused",
@@ -60,16 +62,19 @@ def test_import_touches_no_gpu(record_property: pytest.RecordProperty) -> None:
     print(f"import torch_memory_saver: {milliseconds} ms (limit of the project: {IMPORT_LIMIT_S * 1000:.0f})")
 
 
-def test_environment_and_first_calls() -> None:
-    """TMS_INIT_ENABLE with and without backups, expandable segments, and cudaMalloc as the first CUDA call."""
-    enable = ("TMS_INIT_ENABLE", "1")
+def test_expandable_segments() -> None:
+    """Expandable segments, in both hook modes."""
     expandable = ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     programs = [
         Program("expandable.py", environment=(expandable,)),
         Program("expandable.py", environment=(expandable,), preload=True),
     ]
     assert failures([run_programs([program])[0] for program in programs]) == []
-    kept = ("TMS_INIT_ENABLE_CPU_BACKUP", "1")
+
+
+@pytest.mark.real_gpu("a CUDA runtime without PyTorch")
+def test_the_first_cuda_call_is_cuda_malloc() -> None:
+    enable, kept = ("TMS_INIT_ENABLE", "1"), ("TMS_INIT_ENABLE_CPU_BACKUP", "1")
     programs = [Program("first_call.py", (how,), environment=(enable, kept), preload=True) for how in ("local", "global")]
     assert failures([run_programs([program])[0] for program in programs]) == []
 
@@ -77,9 +82,9 @@ def test_environment_and_first_calls() -> None:
 @pytest.mark.parametrize(
     ("arguments", "environment"),
     [
-        ((), ()),
-        ((), (("TMS_INIT_ENABLE_CPU_BACKUP", "1"),)),
-        ((), (("TMS_INIT_ENABLE_CPU_BACKUP", "1"), ("TMS_INIT_CPU_BACKUP_BACKEND", "mmap"))),
+        pytest.param((), (), marks=trains),
+        pytest.param((), (("TMS_INIT_ENABLE_CPU_BACKUP", "1"),), marks=trains),
+        pytest.param((), (("TMS_INIT_ENABLE_CPU_BACKUP", "1"), ("TMS_INIT_CPU_BACKUP_BACKEND", "mmap")), marks=trains),
         (("expandable",), (("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),)),
         (("expandable",), (("PYTORCH_ALLOC_CONF", "expandable_segments:True"),)),
     ],

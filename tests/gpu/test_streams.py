@@ -5,18 +5,15 @@ from __future__ import annotations
 import threading
 
 import pytest
-from gpu_support import MIB, checksum, core, empty, fill_random, saver, tensor_at, tms, torch
-
-#: Clock cycles that a spinning kernel takes, a good part of a second on any GPU of today.
-SPIN_CYCLES = 600_000_000
+from gpu_support import MIB, checksum, core, empty, fill_random, hold_stream, saver, tensor_at, tms, torch
 
 
 def spin_then_fill(stream: torch.cuda.Stream, tensor: torch.Tensor, value: int) -> torch.cuda.Event:
-    """Queues a long kernel and then a write on a stream, and returns an event that follows both."""
+    """Queues work that takes long and then a write on a stream, and returns an event that follows both."""
     stream.wait_stream(torch.cuda.current_stream())
     done = torch.cuda.Event()
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(SPIN_CYCLES)
+        hold_stream()
         tensor.fill_(value)
         done.record(stream)
     return done
@@ -44,6 +41,39 @@ def test_pause_waits_for_kernels_on_every_stream(backup: str) -> None:
         tensor.fill_(99)
         assert bool((tensor == 99).all())
     del tensors, tensor
+
+
+@pytest.mark.parametrize("backup", ["pinned", "mmap"])
+def test_copies_in_flight_at_a_pause_arrive(backup: str) -> None:
+    """One into managed memory and one out of it, both behind work that takes long: backup and host have all of it."""
+    size = 32 * MIB
+    with saver.region(tag="weights", enable_cpu_backup=True, cpu_backup_backend=backup):
+        target, source = empty(size), empty(size)
+    target.fill_(1)
+    fill_random(source, 1)
+    sent = torch.full((size,), 0x3C, dtype=torch.uint8, pin_memory=True)
+    received = torch.zeros(size, dtype=torch.uint8, pin_memory=True)
+    expected = source.cpu()
+    torch.cuda.synchronize()
+    done = []
+    for target_of_copy, source_of_copy in ((target, sent), (received, source)):
+        stream = torch.cuda.Stream()
+        event = torch.cuda.Event()
+        with torch.cuda.stream(stream):
+            hold_stream()
+            target_of_copy.copy_(source_of_copy, non_blocking=True)
+            event.record(stream)
+        done.append(event)
+    assert not any(event.query() for event in done), "the copies must be in flight for this test to mean anything"
+    saver.pause("weights")
+    assert all(event.query() for event in done)
+    assert torch.equal(received, expected)
+    kept = saver.get_cpu_backup(target)
+    assert kept is not None and torch.equal(kept, sent)
+    saver.resume("weights")
+    assert torch.equal(target.cpu(), sent)
+    assert torch.equal(source.cpu(), expected)
+    del target, source, target_of_copy, source_of_copy
 
 
 def test_pause_from_another_thread_waits_too() -> None:

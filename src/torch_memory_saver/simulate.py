@@ -1,0 +1,170 @@
+"""Starts programs on the simulated GPU, PyTorch's CUDA build included, on machines without a GPU or CUDA packages.
+
+The dynamic linker does the work. The simulated GPU is preloaded, so its functions come before all others of the same name;
+beside it lies a folder of stub libraries for those that torch is linked with. What is set is inherited by child processes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torch_memory_saver import __version__, preload
+from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
+from torch_memory_saver.simulate_elf import read_library
+from torch_memory_saver.simulate_stubs import cached_folder, make_folder
+from torch_memory_saver.simulate_torch import find_torch, read_wanted
+
+__all__ = ["KERNELS", "MAX_DEVICES", "environment", "parse_bytes", "run_command", "simulator_path"]
+
+#: What a kernel that cannot be interpreted does: fail its launch, or nothing.
+KERNELS = ("error", "skip")
+#: The simulator's TMS_SIM_MAX_DEVICES.
+MAX_DEVICES = 8
+
+_LIBRARY_NAME = "_simulated_cuda.so"
+_OWN_VARIABLES = "TMS_SIMULATED_"
+#: It names real devices.
+_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+_PROVIDED_PREFIXES = ("cu", "__cuda")
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)?", re.ASCII)
+_UNITS = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_MAX_BYTES = (1 << 63) - 1
+
+#: A command of this name is the interpreter that runs this, because the stubs are made for its torch.
+_PYTHON = ("python", "python3")
+#: Exit statuses of a command that could not be started, as shells have them.
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
+
+
+def simulator_path() -> Path:
+    """The simulated GPU's library, whether or not the file is there."""
+    return Path(os.path.abspath(__file__)).parent / _LIBRARY_NAME
+
+
+def parse_bytes(text: str) -> int:
+    """A positive number of bytes from text such as ``8GiB``, ``1.5 GiB`` or ``1048576``.
+
+    Raises:
+        InvalidArgumentError: It is none.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    size = int(float(match[1]) * _UNITS[match[2]]) if match is not None else 0
+    if not 0 < size <= _MAX_BYTES:
+        raise InvalidArgumentError(f"{text!r} is not a size: write a number with B, KiB, MiB, GiB or TiB, such as 8GiB")
+    return size
+
+
+def environment(
+    *,
+    devices: int = 1,
+    memory: int | str = "8GiB",
+    bandwidth: int | str | None = None,
+    kernels: str = "error",
+    preload_hook: bool = False,
+    report: bool = False,
+    trace: str | os.PathLike[str] | None = None,
+    base: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """The environment of a process that is to run on the simulated GPU.
+
+    The first call for an installed torch compiles stub libraries, which takes seconds; later ones find them in the cache.
+
+    Args:
+        devices: How many there are, 0 to 8.
+        memory: Bytes a device, as a number or a text such as "8GiB".
+        bandwidth: Bytes a second of copies in flight, in the same form; None is as fast as the host copies.
+        kernels: "error": the launch of a kernel that cannot be interpreted fails; "skip": it does nothing.
+        preload_hook: Whether the hook library is preloaded as well (hook mode "preload").
+        report: Whether each process prints what it leaked when it ends.
+        trace: A file to which every call of the driver or runtime is appended.
+        base: The environment to start from, by default this process's. Its entries of LD_PRELOAD and LD_LIBRARY_PATH are
+            kept; its TMS_SIMULATED_* variables too, where no argument sets the same.
+
+    Raises:
+        InvalidArgumentError: An argument is out of range.
+        InvalidStateError: A library of this package is missing, or there is no C compiler.
+        TorchUnavailableError: The installed torch is not built for CUDA.
+    """
+    if not 0 <= devices <= MAX_DEVICES:
+        raise InvalidArgumentError(f"there can be 0 to {MAX_DEVICES} simulated devices, not {devices}")
+    if kernels not in KERNELS:
+        raise InvalidArgumentError(f"kernels must be one of {', '.join(KERNELS)}, not {kernels!r}")
+    simulator = simulator_path()
+    libraries = [simulator]
+    if preload_hook:
+        libraries.insert(0, preload.library_path())
+    for path in libraries:
+        if not path.is_file():
+            raise InvalidStateError(f"this installation is incomplete: there is no {path}", operation="simulate")
+    folder, shadowing = _stubs(simulator)
+    result = dict(os.environ if base is None else base)
+    result.pop(_VISIBLE_DEVICES, None)
+    result["LD_PRELOAD"] = _join("LD_PRELOAD", [*libraries, *shadowing], re.split("[ :]", result.get("LD_PRELOAD", "")))
+    kept = re.split("[;:]", result.get("LD_LIBRARY_PATH", ""))
+    result["LD_LIBRARY_PATH"] = _join("LD_LIBRARY_PATH", [folder], kept)
+    result["TMS_CUDA_DRIVER"] = str(simulator)
+    result[_OWN_VARIABLES + "DEVICES"] = str(devices)
+    result[_OWN_VARIABLES + "MEMORY"] = str(_size(memory))
+    result[_OWN_VARIABLES + "KERNELS"] = kernels
+    if bandwidth is not None:
+        result[_OWN_VARIABLES + "BANDWIDTH"] = str(_size(bandwidth))
+    if report:
+        result[_OWN_VARIABLES + "REPORT"] = "1"
+    if trace is not None:
+        result[_OWN_VARIABLES + "TRACE"] = os.path.abspath(trace)
+    return result
+
+
+def run_command(command: Sequence[str], variables: Mapping[str, str]) -> int:
+    """Becomes the program that `command` names, with `variables` as its environment. ``python`` is this interpreter.
+
+    Returns only if it could not be started, with the exit status that a shell would give.
+    """
+    program = sys.executable if command[0] in _PYTHON else command[0]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execvpe(program, [program, *command[1:]], dict(variables))
+    except OSError as error:
+        print(f"simulate: {program} could not be started: {error.strerror}", file=sys.stderr)
+        return _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
+
+
+def _size(value: int | str) -> int:
+    return parse_bytes(str(value))
+
+
+def _stubs(simulator: Path) -> tuple[Path, list[Path]]:
+    """The folder of stub libraries, made if need be, and those in it that must be preloaded to come before real ones."""
+    build = find_torch()
+    provided = {symbol.name for symbol in read_library(simulator, _PROVIDED_PREFIXES).symbols if symbol.defined}
+    folder = cached_folder(build, simulator, provided, __version__)
+    make_folder(folder, lambda: [] if build is None else read_wanted(build, provided), simulator, provided)
+    if build is None:
+        return folder, []
+    # Empty files shadow what must not be found at all; they cannot be preloaded.
+    names = [path.name for path in folder.iterdir() if path.stat().st_size > 0]
+    return folder, [folder / soname for soname in build.found_by_rpath(names)]
+
+
+def _join(variable: str, first: Sequence[Path], kept: Sequence[str]) -> str:
+    """The value of a variable that lists paths: `first`, then those of `kept` that are not among them.
+
+    Raises:
+        InvalidStateError: A path has a character that separates entries.
+    """
+    entries = [str(path) for path in first]
+    for entry in entries:
+        if re.search("[ :;]", entry):
+            raise InvalidStateError(
+                f"{variable} cannot name {entry!r}, because of the space, colon or semicolon in it: install the package, or "
+                "set XDG_CACHE_HOME, elsewhere",
+                operation="simulate",
+            )
+    entries += [entry for entry in kept if entry and entry not in entries]
+    return ":".join(entries)

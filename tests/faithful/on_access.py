@@ -1,0 +1,246 @@
+"""Who may touch what: copies to and from memory that is reserved, mapped or accessible in part, and what is left of a
+context after a touch that it may not make."""
+
+from __future__ import annotations
+
+import ctypes
+
+from gpu import DEFAULT, DEVICE_TO_DEVICE, GRANULE, NO_ACCESS, READ_ONLY, Gpu, Observations, behaviour
+
+
+def everything(gpu: Gpu) -> Observations:
+    """How calls of all sorts end, in the state that the process is in."""
+    value, other = ctypes.c_uint64(), ctypes.c_uint64()
+    number = ctypes.c_int()
+    host = (ctypes.c_ubyte * 4096)()
+    address, handle = ctypes.c_uint64(), ctypes.c_uint64()
+    seen: Observations = {
+        "cuCtxSynchronize": gpu.cuCtxSynchronize(),
+        "cuStreamSynchronize legacy": gpu.cuStreamSynchronize(0),
+        "cuStreamQuery legacy": gpu.cuStreamQuery(0),
+        "cuMemGetInfo": gpu.cuMemGetInfo(value, other),
+        "cuMemAddressReserve": gpu.cuMemAddressReserve(address, GRANULE, 0, 0, 0),
+        "cuMemCreate": gpu.cuMemCreate(handle, GRANULE, gpu.properties(), 0),
+        "cuMemMap": gpu.cuMemMap(address.value, GRANULE, 0, handle.value, 0),
+        "cuMemSetAccess": gpu.allow(address.value),
+        "cuMemsetD8": gpu.fill(address.value, 1),
+        "cuMemcpyDtoH": gpu.cuMemcpyDtoH(host, address.value, 4096),
+        "cuMemUnmap": gpu.cuMemUnmap(address.value, GRANULE),
+        "cuMemRelease": gpu.cuMemRelease(handle.value),
+        "cuMemAddressFree": gpu.cuMemAddressFree(address.value, GRANULE),
+        "cuMemAlloc": gpu.cuMemAlloc(value, GRANULE),
+        "cuMemHostAlloc": gpu.cuMemHostAlloc(value, 4096, 0),
+        "cuStreamCreate": gpu.cuStreamCreate(value, 1),
+        "cuEventCreate": gpu.cuEventCreate(value, 2),
+        "cuStreamIsCapturing legacy": gpu.cuStreamIsCapturing(0, number),
+        "cuCtxGetCurrent": gpu.cuCtxGetCurrent(value),
+        "cuCtxGetDevice": gpu.cuCtxGetDevice(number),
+        "cuDeviceGetCount": gpu.cuDeviceGetCount(number),
+        "primary context active": gpu.primary_active(),
+        "cudaGetDevice": gpu.cudaGetDevice(number),
+        "cudaSetDevice": gpu.cudaSetDevice(0),
+        "cudaMalloc": gpu.cudaMalloc(value, GRANULE),
+        "cudaFree NULL": gpu.cudaFree(None),
+        "cudaMemGetInfo": gpu.cudaMemGetInfo(value, other),
+        "cudaDeviceSynchronize": gpu.cudaDeviceSynchronize(),
+        "cudaGetLastError": gpu.cudaGetLastError(),
+        "cudaGetLastError again": gpu.cudaGetLastError(),
+    }
+    return seen
+
+
+@behaviour(own_process=True)
+def memset_without_access(gpu: Gpu) -> Observations:
+    gpu.start()
+    block = gpu.block(access=False)
+    return {
+        "fill": gpu.fill(block.address, 1),
+        "synchronize": gpu.cuCtxSynchronize(),
+        "read": gpu.read(block.address),
+        "cudaMemset": gpu.cudaMemset(block.address, 1, 4096),
+        "synchronize again": gpu.cuCtxSynchronize(),
+    }
+
+
+@behaviour(own_process=True)
+def copy_without_access(gpu: Gpu) -> Observations:
+    gpu.start()
+    block, host = gpu.block(access=False), (ctypes.c_ubyte * 4096)()
+    good = gpu.block()
+    return {
+        "to the host": gpu.read(block.address),
+        "from the host": gpu.cuMemcpyHtoD(block.address, host, 4096),
+        "device to device": gpu.cuMemcpyDtoD(good.address, block.address, 4096),
+        "cudaMemcpy default": gpu.cudaMemcpy(host, block.address, 4096, DEFAULT),
+        "synchronize": gpu.cuCtxSynchronize(),
+        "other memory": [gpu.fill(good.address, 4), gpu.read(good.address)],
+    }
+
+
+@behaviour(own_process=True)
+def reserved_to_host(gpu: Gpu) -> Observations:
+    gpu.start()
+    return {"read": gpu.read(gpu.reserve()), "synchronize": gpu.cuCtxSynchronize()}
+
+
+@behaviour(own_process=True)
+def reserved_from_host(gpu: Gpu) -> Observations:
+    gpu.start()
+    host = (ctypes.c_ubyte * 4096)()
+    return {"write": gpu.cuMemcpyHtoD(gpu.reserve(), host, 4096), "synchronize": gpu.cuCtxSynchronize()}
+
+
+@behaviour(own_process=True)
+def reserved_fill(gpu: Gpu) -> Observations:
+    gpu.start()
+    address = gpu.reserve()
+    return {
+        "driver": gpu.fill(address, 1),
+        "runtime": gpu.cudaMemset(address, 1, 4096),
+        "synchronize": gpu.cuCtxSynchronize(),
+    }
+
+
+@behaviour(own_process=True)
+def reserved_by_default(gpu: Gpu) -> Observations:
+    gpu.start()
+    host = (ctypes.c_ubyte * 4096)()
+    return {"to the host": gpu.cudaMemcpy(host, gpu.reserve(), 4096, DEFAULT), "synchronize": gpu.cuCtxSynchronize()}
+
+
+@behaviour(own_process=True)
+def async_on_unmapped(gpu: Gpu) -> Observations:
+    gpu.start()
+    block, stream = gpu.block(), gpu.stream()
+    gpu.must("cuMemUnmap", block.address, GRANULE)
+    return {
+        "memset": gpu.cuMemsetD8Async(block.address, 1, 4096, stream),
+        "stream synchronize": gpu.cuStreamSynchronize(stream),
+        "context synchronize": gpu.cuCtxSynchronize(),
+    }
+
+
+@behaviour(own_process=True)
+def async_copy_on_unmapped(gpu: Gpu) -> Observations:
+    gpu.start()
+    block, other, stream = gpu.block(), gpu.block(), gpu.stream()
+    gpu.must("cuMemUnmap", block.address, GRANULE)
+    return {
+        "copy": gpu.cuMemcpyDtoDAsync(other.address, block.address, 4096, stream),
+        "stream synchronize": gpu.cuStreamSynchronize(stream),
+        "pinned to unmapped": gpu.cuMemcpyHtoDAsync(block.address, gpu.pinned(), 4096, stream),
+        "context synchronize": gpu.cuCtxSynchronize(),
+        "cudaMemcpyAsync": gpu.cudaMemcpyAsync(other.address, block.address, 4096, DEVICE_TO_DEVICE, stream),
+        "cudaDeviceSynchronize": gpu.cudaDeviceSynchronize(),
+    }
+
+
+@behaviour(own_process=True)
+def past_the_mapping(gpu: Gpu) -> Observations:
+    gpu.start()
+    address = gpu.reserve(2 * GRANULE)
+    gpu.block(address=address)
+    return {
+        "fill over the end": gpu.fill(address + GRANULE - 2048, 1, 4096),
+        "synchronize": gpu.cuCtxSynchronize(),
+        "read over the end": gpu.read(address + GRANULE - 2048),
+    }
+
+
+@behaviour(own_process=True)
+def read_only(gpu: Gpu) -> Observations:
+    gpu.start()
+    block = gpu.block()
+    other = gpu.block()
+    gpu.put(block.address, 0x41, GRANULE)
+    return {
+        "read only": gpu.allow(block.address, flags=READ_ONLY),
+        "read": gpu.read(block.address),
+        "copy from it": [gpu.cuMemcpyDtoD(other.address, block.address, 4096), gpu.read(other.address)],
+        "copy into it": gpu.cuMemcpyDtoD(block.address, other.address, 4096),
+        "synchronize": gpu.cuCtxSynchronize(),
+    }
+
+
+@behaviour(own_process=True)
+def read_only_fill(gpu: Gpu) -> Observations:
+    gpu.start()
+    block = gpu.block()
+    return {
+        "read only": gpu.allow(block.address, flags=READ_ONLY),
+        "fill": gpu.fill(block.address, 1),
+        "synchronize": gpu.cuCtxSynchronize(),
+    }
+
+
+@behaviour(own_process=True)
+def access_taken_away(gpu: Gpu) -> Observations:
+    gpu.start()
+    block = gpu.block()
+    return {
+        "fill": gpu.fill(block.address, 0x42),
+        "no access": gpu.allow(block.address, flags=NO_ACCESS),
+        "read": gpu.read(block.address),
+        "synchronize": gpu.cuCtxSynchronize(),
+        "access": gpu.allow(block.address),
+        "read again": gpu.read(block.address),
+    }
+
+
+@behaviour(own_process=True)
+def after_a_fault(gpu: Gpu) -> Observations:
+    """A graph's memset on unmapped memory is a fault on the device, whatever the driver checks when it is called."""
+    gpu.start()
+    block = gpu.block()
+    stream, executable = gpu.capture(lambda stream: gpu.must("cuMemsetD8Async", block.address, 7, 4096, stream))
+    gpu.must("cuMemUnmap", block.address, GRANULE)
+    return {
+        "launch": gpu.cuGraphLaunch(executable, stream),
+        "synchronize": gpu.cuStreamSynchronize(stream),
+        "everything": everything(gpu),
+    }
+
+
+@behaviour(own_process=True)
+def freeing_after_a_fault(gpu: Gpu) -> Observations:
+    gpu.start()
+    block, keep = gpu.block(), gpu.block()
+    pinned, pointer, pages = gpu.pinned(), gpu.malloc(), gpu.pages()
+    registered = ctypes.addressof(pages)
+    gpu.must("cuMemHostRegister", registered, len(pages), 0)
+    side, event = gpu.stream(), gpu.event()
+    stream, executable = gpu.capture(lambda stream: gpu.must("cuMemsetD8Async", block.address, 7, 4096, stream))
+    gpu.must("cuMemUnmap", block.address, GRANULE)
+    gpu.call("cuGraphLaunch", executable, stream)
+    retained = ctypes.c_uint64()
+    return {
+        "stream synchronize": gpu.cuStreamSynchronize(stream),
+        "cuMemRetainAllocationHandle": gpu.cuMemRetainAllocationHandle(retained, keep.address),
+        "cuMemUnmap": gpu.cuMemUnmap(keep.address, GRANULE),
+        "cuMemRelease": gpu.cuMemRelease(keep.handle),
+        "cuMemAddressFree": gpu.cuMemAddressFree(keep.address, GRANULE),
+        "cuMemFreeHost": gpu.cuMemFreeHost(pinned),
+        "cuMemHostUnregister": gpu.cuMemHostUnregister(registered),
+        "cudaFree": gpu.cudaFree(pointer),
+        "cuEventQuery": gpu.cuEventQuery(event),
+        "cuEventDestroy": gpu.cuEventDestroy(event),
+        "cuStreamDestroy": gpu.cuStreamDestroy(side),
+        "cuGraphExecDestroy": gpu.cuGraphExecDestroy(executable),
+        "cuDevicePrimaryCtxRelease": gpu.cuDevicePrimaryCtxRelease(0),
+    }
+
+
+@behaviour(own_process=True)
+def reset_after_a_fault(gpu: Gpu) -> Observations:
+    gpu.start()
+    block, pointer = gpu.block(), ctypes.c_uint64()
+    stream, executable = gpu.capture(lambda stream: gpu.must("cuMemsetD8Async", block.address, 7, 4096, stream))
+    gpu.must("cuMemUnmap", block.address, GRANULE)
+    gpu.call("cuGraphLaunch", executable, stream)
+    return {
+        "synchronize": gpu.cudaDeviceSynchronize(),
+        "reset": gpu.cudaDeviceReset(),
+        "last error": gpu.cudaGetLastError(),
+        "malloc": gpu.cudaMalloc(pointer, GRANULE),
+        "synchronize again": gpu.cudaDeviceSynchronize(),
+    }

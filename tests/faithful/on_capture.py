@@ -1,0 +1,350 @@
+"""Stream capture: its states, what it forbids in each mode, how it ends, and graphs whose memory was mapped anew."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+
+from gpu import DEVICE_TO_HOST, GLOBAL, GRANULE, READ_WRITE, RELAXED, THREAD_LOCAL, Gpu, Observations, behaviour
+
+MODES = {"global": GLOBAL, "thread local": THREAD_LOCAL, "relaxed": RELAXED}
+
+
+def during(gpu: Gpu, call: Callable[[int], str]) -> Observations:
+    """What a call does while a stream of the thread is being captured, and to the capture, in each mode."""
+    seen: Observations = {}
+    for label, mode in MODES.items():
+        stream, graph = gpu.stream(), ctypes.c_uint64(7)
+        gpu.must("cuStreamBeginCapture", stream, mode)
+        result = call(stream)
+        status = gpu.capture_status(stream)
+        end = gpu.cuStreamEndCapture(stream, graph)
+        kind = {0: "no graph", 7: "untouched"}.get(graph.value, "graph")
+        seen[label] = [result, status, end, kind, gpu.cudaGetLastError()]
+    return seen
+
+
+@behaviour
+def nothing(gpu: Gpu) -> Observations:
+    return during(gpu, lambda stream: "SUCCESS")
+
+
+@behaviour
+def synchronizing(gpu: Gpu) -> Observations:
+    event = gpu.event()
+    gpu.must("cuEventRecord", event, 0)
+    return {
+        "cuCtxSynchronize": during(gpu, lambda stream: gpu.cuCtxSynchronize()),
+        "cudaDeviceSynchronize": during(gpu, lambda stream: gpu.cudaDeviceSynchronize()),
+        "cuStreamSynchronize of it": during(gpu, lambda stream: gpu.cuStreamSynchronize(stream)),
+        "cuStreamQuery of it": during(gpu, lambda stream: gpu.cuStreamQuery(stream)),
+        "cuStreamSynchronize legacy": during(gpu, lambda stream: gpu.cuStreamSynchronize(0)),
+        "cuEventQuery": during(gpu, lambda stream: gpu.cuEventQuery(event)),
+        "cuEventSynchronize": during(gpu, lambda stream: gpu.cuEventSynchronize(event)),
+    }
+
+
+@behaviour
+def other_stream(gpu: Gpu) -> Observations:
+    other, block = gpu.stream(), gpu.block()
+    return {
+        "cuStreamSynchronize": during(gpu, lambda stream: gpu.cuStreamSynchronize(other)),
+        "cuStreamQuery": during(gpu, lambda stream: gpu.cuStreamQuery(other)),
+        "memset": during(gpu, lambda stream: gpu.cuMemsetD8Async(block.address, 1, 4096, other)),
+    }
+
+
+@behaviour
+def allocating(gpu: Gpu) -> Observations:
+    pointer, other, pages = ctypes.c_uint64(), ctypes.c_uint64(), gpu.pages()
+    allocated = [gpu.malloc() for _ in MODES]
+    pinned = [gpu.pinned() for _ in MODES]
+    return {
+        "cudaMalloc": during(gpu, lambda stream: gpu.cudaMalloc(pointer, GRANULE)),
+        "cuMemAlloc": during(gpu, lambda stream: gpu.cuMemAlloc(pointer, GRANULE)),
+        "cudaFree": during(gpu, lambda stream: gpu.cudaFree(allocated.pop())),
+        "cudaFree NULL": during(gpu, lambda stream: gpu.cudaFree(None)),
+        "cuMemHostAlloc": during(gpu, lambda stream: gpu.cuMemHostAlloc(pointer, 4096, 0)),
+        "cuMemFreeHost": during(gpu, lambda stream: gpu.cuMemFreeHost(pinned.pop())),
+        "cuMemHostRegister": during(gpu, lambda stream: gpu.cuMemHostRegister(ctypes.addressof(pages), 4096, 0)),
+        "cudaMemGetInfo": during(gpu, lambda stream: gpu.cudaMemGetInfo(pointer, other)),
+        "cuMemGetInfo": during(gpu, lambda stream: gpu.cuMemGetInfo(pointer, other)),
+        "cuStreamCreate": during(gpu, lambda stream: gpu.cuStreamCreate(pointer, 1)),
+        "cuEventCreate": during(gpu, lambda stream: gpu.cuEventCreate(pointer, 2)),
+        "cudaSetDevice": during(gpu, lambda stream: gpu.cudaSetDevice(0)),
+    }
+
+
+@behaviour
+def virtual_memory(gpu: Gpu) -> Observations:
+    def cycle(stream: int) -> str:
+        address, handle = ctypes.c_uint64(), ctypes.c_uint64()
+        return " ".join(
+            [
+                gpu.cuMemAddressReserve(address, GRANULE, 0, 0, 0),
+                gpu.cuMemCreate(handle, GRANULE, gpu.properties(), 0),
+                gpu.cuMemMap(address.value, GRANULE, 0, handle.value, 0),
+                gpu.cuMemSetAccess(address.value, GRANULE, gpu.access(flags=READ_WRITE), 1),
+                gpu.cuMemUnmap(address.value, GRANULE),
+                gpu.cuMemRelease(handle.value),
+                gpu.cuMemAddressFree(address.value, GRANULE),
+            ]
+        )
+
+    return {"cycle": during(gpu, cycle)}
+
+
+@behaviour
+def copying(gpu: Gpu) -> Observations:
+    block, host, pinned = gpu.block(), (ctypes.c_ubyte * 4096)(), gpu.pinned()
+    at = block.address
+    return {
+        "cuMemcpyDtoH": during(gpu, lambda stream: gpu.cuMemcpyDtoH(host, at, 4096)),
+        "cudaMemcpy": during(gpu, lambda stream: gpu.cudaMemcpy(host, at, 4096, DEVICE_TO_HOST)),
+        "cuMemcpyDtoD": during(gpu, lambda stream: gpu.cuMemcpyDtoD(at, at + 8192, 4096)),
+        "cuMemsetD8": during(gpu, lambda stream: gpu.cuMemsetD8(at, 1, 4096)),
+        "async pinned": during(gpu, lambda stream: gpu.cuMemcpyDtoHAsync(pinned, at, 4096, stream)),
+        "async pageable to host": during(gpu, lambda stream: gpu.cuMemcpyDtoHAsync(host, at, 4096, stream)),
+        "async pageable to device": during(gpu, lambda stream: gpu.cuMemcpyHtoDAsync(at, host, 4096, stream)),
+        "async on the legacy stream": during(gpu, lambda stream: gpu.cuMemcpyDtoHAsync(pinned, at, 4096, 0)),
+    }
+
+
+@behaviour
+def legacy_stream(gpu: Gpu) -> Observations:
+    """The status of the legacy stream, and begin on it."""
+    seen: Observations = {"idle": gpu.capture_status(0), "begin": gpu.cuStreamBeginCapture(0, RELAXED)}
+    for flags, kind in ((0, "blocking"), (1, "non-blocking")):
+        for label, mode in MODES.items():
+            stream, graph = gpu.stream(flags), ctypes.c_uint64()
+            gpu.must("cuStreamBeginCapture", stream, mode)
+            asked = gpu.capture_status(0)
+            own = gpu.capture_status(stream)
+            seen[f"{kind}, {label}"] = [asked, own, gpu.cuStreamEndCapture(stream, graph)]
+    return seen
+
+
+@behaviour
+def legacy_stream_from_a_thread(gpu: Gpu) -> Observations:
+    context = gpu.context()
+    seen: Observations = {}
+    for label, mode in MODES.items():
+        stream, graph = gpu.stream(0), ctypes.c_uint64()
+        gpu.must("cuStreamBeginCapture", stream, mode)
+
+        def ask(label: str = label, stream: int = stream) -> None:
+            gpu.must("cuCtxSetCurrent", context)
+            pointer = ctypes.c_uint64()
+            seen[label] = [
+                gpu.capture_status(0), gpu.capture_status(stream), gpu.cudaMalloc(pointer, 4096), gpu.capture_status(stream),
+            ]  # fmt: skip
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join()
+        seen[label].append(gpu.cuStreamEndCapture(stream, graph))
+    return seen
+
+
+@behaviour
+def begin_and_end(gpu: Gpu) -> Observations:
+    stream, other, graph = gpu.stream(), gpu.stream(), ctypes.c_uint64(7)
+    seen: Observations = {
+        "end before begin": [gpu.cuStreamEndCapture(stream, graph), graph.value],
+        "status without result": gpu.cuStreamIsCapturing(stream, None),
+        "mode 7": gpu.cuStreamBeginCapture(stream, 7),
+        "begin": gpu.cuStreamBeginCapture(stream, GLOBAL),
+        "begin again": gpu.cuStreamBeginCapture(stream, GLOBAL),
+        "status": gpu.capture_status(stream),
+        "end another": gpu.cuStreamEndCapture(other, graph),
+        "end": gpu.cuStreamEndCapture(stream, graph),
+        "end again": gpu.cuStreamEndCapture(stream, graph),
+        "end without result": [gpu.cuStreamBeginCapture(stream, RELAXED), gpu.cuStreamEndCapture(stream, None)],
+        "status after that": gpu.capture_status(stream),
+    }
+    seen["ended then"] = gpu.cuStreamEndCapture(stream, graph)
+    return seen
+
+
+@behaviour
+def end_on_another_thread(gpu: Gpu) -> Observations:
+    context = gpu.context()
+    seen: Observations = {}
+    for label, mode in MODES.items():
+        stream, graph = gpu.stream(), ctypes.c_uint64()
+        gpu.must("cuStreamBeginCapture", stream, mode)
+        results: list[str] = []
+
+        def end(stream: int = stream, graph: ctypes.c_uint64 = graph, results: list[str] = results) -> None:
+            gpu.must("cuCtxSetCurrent", context)
+            results.append(gpu.cuStreamEndCapture(stream, graph))
+
+        thread = threading.Thread(target=end)
+        thread.start()
+        thread.join()
+        seen[label] = [*results, gpu.capture_status(stream), gpu.cuStreamEndCapture(stream, graph)]
+    return seen
+
+
+@behaviour
+def exchange_mode(gpu: Gpu) -> Observations:
+    mode, pointer = ctypes.c_int(RELAXED), ctypes.c_uint64()
+    seen: Observations = {"first": [gpu.cuThreadExchangeStreamCaptureMode(mode), mode.value]}
+    seen["malloc while relaxed"] = during(gpu, lambda stream: gpu.cudaMalloc(pointer, GRANULE))
+    mode.value = THREAD_LOCAL
+    seen["second"] = [gpu.cuThreadExchangeStreamCaptureMode(mode), mode.value]
+    seen["malloc while thread local"] = during(gpu, lambda stream: gpu.cudaMalloc(pointer, GRANULE))
+    mode.value = GLOBAL
+    seen["third"] = [gpu.cuThreadExchangeStreamCaptureMode(mode), mode.value]
+    mode.value = 9
+    seen["mode 9"] = gpu.cuThreadExchangeStreamCaptureMode(mode)
+    return seen
+
+
+@behaviour
+def exchanged_inside(gpu: Gpu) -> Observations:
+    """What torch does around its allocations."""
+
+    def allocate(stream: int) -> str:
+        mode, pointer = ctypes.c_int(RELAXED), ctypes.c_uint64()
+        gpu.must("cuThreadExchangeStreamCaptureMode", mode)
+        result = gpu.cudaMalloc(pointer, GRANULE)
+        gpu.must("cuThreadExchangeStreamCaptureMode", mode)
+        return result
+
+    return during(gpu, allocate)
+
+
+@behaviour
+def fork_and_join(gpu: Gpu) -> Observations:
+    stream, side, event, back = gpu.stream(), gpu.stream(), gpu.event(), gpu.event()
+    graph = ctypes.c_uint64()
+    gpu.must("cuStreamBeginCapture", stream, GLOBAL)
+    seen: Observations = {
+        "record": gpu.cuEventRecord(event, stream),
+        "side waits": gpu.cuStreamWaitEvent(side, event, 0),
+        "side is captured": gpu.capture_status(side),
+        "query the captured event": gpu.cuEventQuery(event),
+        "status after that": gpu.capture_status(stream),
+    }
+    seen["end"] = gpu.cuStreamEndCapture(stream, graph)
+    gpu.must("cuStreamBeginCapture", stream, GLOBAL)
+    gpu.must("cuEventRecord", event, stream)
+    gpu.must("cuStreamWaitEvent", side, event, 0)
+    seen["end without join"] = [gpu.cuStreamEndCapture(stream, graph), gpu.capture_status(side)]
+    gpu.must("cuStreamBeginCapture", stream, GLOBAL)
+    gpu.must("cuEventRecord", event, stream)
+    gpu.must("cuStreamWaitEvent", side, event, 0)
+    seen["end on the side"] = gpu.cuStreamEndCapture(side, graph)
+    gpu.call("cuEventRecord", back, side)
+    gpu.call("cuStreamWaitEvent", stream, back, 0)
+    seen["joined"] = [gpu.cuStreamEndCapture(stream, graph), gpu.capture_status(side)]
+    return seen
+
+
+@behaviour
+def wait_for_uncaptured_event(gpu: Gpu) -> Observations:
+    other, event = gpu.stream(), gpu.event()
+    gpu.must("cuEventRecord", event, other)
+    return during(gpu, lambda stream: gpu.cuStreamWaitEvent(stream, event, 0))
+
+
+@behaviour
+def work_is_not_done_yet(gpu: Gpu) -> Observations:
+    block = gpu.block()
+    gpu.put(block.address, 1, 4096)
+    stream, executable = gpu.capture(lambda stream: gpu.must("cuMemsetD8Async", block.address, 2, 4096, stream))
+    return {
+        "after capture": gpu.read(block.address),
+        "launch": gpu.cuGraphLaunch(executable, stream),
+        "synchronize": gpu.cuStreamSynchronize(stream),
+        "after launch": gpu.read(block.address),
+        "launch on the legacy stream": gpu.cuGraphLaunch(executable, 0),
+        "destroy": gpu.cuGraphExecDestroy(executable),
+    }
+
+
+@behaviour
+def replay_after_remap(gpu: Gpu) -> Observations:
+    source, target = gpu.block(), gpu.block()
+    gpu.put(source.address, 0x61, 4096)
+    stream, executable = gpu.capture(
+        lambda stream: gpu.must("cuMemcpyDtoDAsync", target.address, source.address, 4096, stream)
+    )
+    gpu.drop(source, keep_address=True)
+    gpu.drop(target, keep_address=True)
+    gpu.block(address=source.address)
+    gpu.block(address=target.address)
+    gpu.put(source.address, 0x62, 4096)
+    gpu.put(target.address, 0, 4096)
+    return {
+        "launch": gpu.cuGraphLaunch(executable, stream),
+        "synchronize": gpu.cuStreamSynchronize(stream),
+        "contents": gpu.read(target.address),
+    }
+
+
+@behaviour(own_process=True)
+def replay_copy_on_unmapped(gpu: Gpu) -> Observations:
+    gpu.start()
+    source, target = gpu.block(), gpu.block()
+    stream, executable = gpu.capture(
+        lambda stream: gpu.must("cuMemcpyDtoDAsync", target.address, source.address, 4096, stream)
+    )
+    gpu.must("cuMemUnmap", source.address, GRANULE)
+    return {
+        "launch": gpu.cuGraphLaunch(executable, stream),
+        "synchronize": gpu.cuStreamSynchronize(stream),
+        "again": gpu.cuStreamSynchronize(stream),
+        "launch again": gpu.cuGraphLaunch(executable, stream),
+        "cudaGetLastError": gpu.cudaGetLastError(),
+    }
+
+
+@behaviour(own_process=True)
+def capture_of_unmapped(gpu: Gpu) -> Observations:
+    """Addresses that are not mapped while captured, and are at the replay; and instantiated while unmapped."""
+    gpu.start()
+    block = gpu.block()
+    gpu.must("cuMemUnmap", block.address, GRANULE)
+    stream, graph, executable = gpu.stream(), ctypes.c_uint64(), ctypes.c_uint64()
+    gpu.must("cuStreamBeginCapture", stream, GLOBAL)
+    seen: Observations = {
+        "memset": gpu.cuMemsetD8Async(block.address, 3, 4096, stream),
+        "status": gpu.capture_status(stream),
+        "end": gpu.cuStreamEndCapture(stream, graph),
+    }
+    if graph.value:
+        seen["instantiate"] = gpu.cuGraphInstantiateWithFlags(executable, graph.value, 0)
+    gpu.must("cuMemMap", block.address, GRANULE, 0, block.handle, 0)
+    gpu.allow(block.address)
+    if executable.value:
+        seen["launch"] = gpu.cuGraphLaunch(executable.value, stream)
+        seen["synchronize"] = gpu.cuStreamSynchronize(stream)
+    seen["contents"] = gpu.read(block.address, 64)[:5]
+    return seen
+
+
+@behaviour(own_process=True)
+def destroying_captured_stream(gpu: Gpu) -> Observations:
+    gpu.start()
+    stream = gpu.stream()
+    gpu.must("cuStreamBeginCapture", stream, GLOBAL)
+    return {"destroy": gpu.cuStreamDestroy(stream), "next": gpu.cuCtxSynchronize(), "malloc": gpu.cudaFree(gpu.malloc())}
+
+
+@behaviour
+def graph_arguments(gpu: Gpu) -> Observations:
+    graph, executable = ctypes.c_uint64(), ctypes.c_uint64()
+    gpu.must("cuGraphCreate", graph, 0)
+    return {
+        "create flags 1": gpu.cuGraphCreate(ctypes.c_uint64(), 1),
+        "instantiate an empty graph": gpu.cuGraphInstantiateWithFlags(executable, graph.value, 0),
+        "launch it": gpu.cuGraphLaunch(executable.value, gpu.stream()),
+        "instantiate none": gpu.cuGraphInstantiateWithFlags(executable, 0, 0),
+        "launch none": gpu.cuGraphLaunch(0, 0),
+        "destroy": gpu.cuGraphDestroy(graph.value),
+        "destroy none": gpu.cuGraphDestroy(0),
+        "instance outlives the graph": gpu.cuGraphExecDestroy(executable.value),
+    }

@@ -1,0 +1,50 @@
+"""The tests of this folder run PyTorch's CUDA build on the simulated GPU: in a process that ``python -m torch_memory_saver
+simulate`` started (``make torch-test``), and nowhere else."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+_HOW = "run 'make torch-test'"
+_DEVICE_NAME = "Simulated GPU"
+
+
+@functools.cache
+def reason_to_skip() -> str | None:
+    """Why PyTorch cannot be tested on the simulated GPU here; None if it can."""
+    # Without this, importing the CUDA build fails where its CUDA packages are not installed.
+    if "_simulated_cuda.so" not in os.environ.get("LD_PRELOAD", "") or "TMS_SIMULATED_DEVICES" not in os.environ:
+        return f"needs PyTorch's CUDA build on the simulated GPU: {_HOW}"
+    try:
+        import torch
+    except ImportError as error:
+        return f"needs PyTorch's CUDA build: {error}"
+    if torch.version.cuda is None:
+        return f"needs PyTorch's CUDA build, and {torch.__version__} is built without CUDA"
+    return None
+
+
+class _NotImported(pytest.Module):
+    """A test file that is skipped without being imported: importing torch would fail."""
+
+    def collect(self) -> NoReturn:
+        pytest.skip(str(reason_to_skip()), allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    return _NotImported.from_parent(parent, path=module_path) if reason_to_skip() is not None else None
+
+
+@pytest.fixture(autouse=True, scope="session")
+def on_the_simulated_gpu() -> None:
+    """A real GPU must never be what these tests ran on."""
+    import torch
+
+    names = {torch.cuda.get_device_name(device) for device in range(torch.cuda.device_count())}
+    assert names, "torch sees no simulated GPU"
+    assert all(name.startswith(_DEVICE_NAME) for name in names), names
