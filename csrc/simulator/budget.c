@@ -141,7 +141,7 @@ void sim_budget_detach(void) {
 static uint64_t shared_charges(int device) {
     uint64_t charged = 0;
     for (unsigned i = 0; i < SEATS; i++) {
-        if (sim_state.shared->seats[i].pid) charged += sim_state.shared->seats[i].charged[device];
+        if (sim_state.shared->seats[i].pid) charged += sim_state.shared->seats[i].charged[sim_visible_place(device)];
     }
     return charged;
 }
@@ -149,7 +149,7 @@ static uint64_t shared_charges(int device) {
 /* What this process has charged is kept here too: the seat only repeats it. */
 static void store_charge(int device) {
     sim_device_t *own = &sim_state.devices[device];
-    sim_state.shared->seats[sim_state.shared_seat].charged[device] = own->used + own->taken;
+    sim_state.shared->seats[sim_state.shared_seat].charged[sim_visible_place(device)] = own->used + own->taken;
 }
 
 bool sim_budget_charge(int device, uint64_t bytes, bool taken) {

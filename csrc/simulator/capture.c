@@ -56,8 +56,9 @@ CUresult sim_capture_check_stream(sim_stream_t *stream) {
 
 CUresult sim_capture_record(sim_stream_t *stream, const sim_op_t *op) {
     if (stream->capture->invalidated) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-    const sim_node_t *node = sim_graph_append(stream->capture->graph, op, &stream->tails);
+    sim_node_t *node = sim_graph_append(stream->capture->graph, op, &stream->tails);
     if (!node) return CUDA_ERROR_OUT_OF_MEMORY;
+    node->op.context = stream->context;
     sim_nodes_clear(&stream->tails);
     if (!sim_nodes_add(&stream->tails, &node->id, 1)) {
         stream->capture->invalidated = true; /* it would lack an edge */

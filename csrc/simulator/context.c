@@ -27,19 +27,19 @@ CUresult sim_context_require(sim_context_t **context) {
 
 void sim_context_fail(sim_context_t *context, CUresult error) {
     if (context->error == CUDA_SUCCESS) context->error = error;
+    if (sim_state.devices[context->device].lost == CUDA_SUCCESS) sim_state.devices[context->device].lost = error;
     sim_state_changed(); /* what is queued is dropped, and who waits for it gets the error */
 }
 
 CUresult sim_context_drain(sim_context_t *context) {
     uint64_t before = sim_state.next_ticket + 1;
     CUresult result = CUDA_SUCCESS;
-    sim_state.synchronizing++;
+    sim_state_begin_synchronizing();
     while (result == CUDA_SUCCESS && context->error == CUDA_SUCCESS && sim_stream_busy(context, before)) {
-        sim_state_changed(); /* for tms_sim_wait_until_synchronizing */
         if (!sim_state_wait()) result = CUDA_ERROR_DEINITIALIZED;
         if (!context->alive) result = CUDA_ERROR_CONTEXT_IS_DESTROYED;
     }
-    sim_state.synchronizing--;
+    sim_state_end_synchronizing();
     return result == CUDA_SUCCESS ? context->error : result;
 }
 
@@ -49,14 +49,28 @@ CUresult sim_context_synchronize(void) {
     return result == CUDA_SUCCESS ? sim_context_drain(context) : result;
 }
 
+/* The error that ended the use of a device: the process gets no new context any more, not even of another device. */
+static CUresult lost_for_good(void) {
+    for (int i = 0; i < sim_state.device_count; i++) {
+        if (sim_state.devices[i].lost != CUDA_SUCCESS) return sim_state.devices[i].lost;
+    }
+    return CUDA_SUCCESS;
+}
+
 /* A primary context keeps its handle from one life to the next, as the driver's does. */
+static bool name_context(sim_context_t *context) {
+    if (context->id) return true;
+    uint64_t id = sim_state_new_id();
+    if (!sim_table_insert(&sim_state.contexts, id, context)) return false;
+    context->id = id;
+    return true;
+}
+
 static CUresult activate(sim_context_t *context) {
     if (context->alive) return CUDA_SUCCESS;
-    if (!context->id) {
-        uint64_t id = sim_state_new_id();
-        if (!sim_table_insert(&sim_state.contexts, id, context)) return CUDA_ERROR_OUT_OF_MEMORY;
-        context->id = id;
-    }
+    CUresult lost = lost_for_good();
+    if (lost != CUDA_SUCCESS) return lost;
+    if (!name_context(context)) return CUDA_ERROR_OUT_OF_MEMORY;
     context->alive = true;
     return CUDA_SUCCESS;
 }
@@ -64,6 +78,7 @@ static CUresult activate(sim_context_t *context) {
 void sim_context_destroy(sim_context_t *context) {
     sim_stream_close_all(context);
     sim_device_memory_clear(context->device);
+    sim_host_clear_device(context->device);
     context->alive = false;
     context->references = 0;
     context->runtime = false;
@@ -170,7 +185,13 @@ CUresult sim_context_retain_for_runtime(int device) {
     if (context->runtime && context->alive) return CUDA_SUCCESS;
     CUresult result = sim_context_primary_retain(&handle, device);
     if (result == CUDA_SUCCESS) context->runtime = true;
-    return result;
+    /* The runtime does not tell why there is none. */
+    return result != CUDA_SUCCESS && result == lost_for_good() ? CUDA_ERROR_DEVICE_UNAVAILABLE : result;
+}
+
+CUresult sim_context_select(int device) {
+    sim_context_t *context = &sim_state.devices[device].primary;
+    return name_context(context) ? sim_context_set_current(context_handle(context)) : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult sim_context_attach_runtime(void) {

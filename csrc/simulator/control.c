@@ -71,6 +71,7 @@ void tms_sim_usage(int device, tms_sim_usage_t *usage) {
     *usage = (tms_sim_usage_t){0};
     if (device < 0 || device >= TMS_SIM_MAX_DEVICES || !sim_state_lock()) return;
     const sim_device_t *from = &sim_state.devices[device];
+    sim_export_sweep();
     *usage = (tms_sim_usage_t){.physical_bytes = from->used,
                                .handles = from->handles,
                                .mappings = from->mappings,

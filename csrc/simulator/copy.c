@@ -1,18 +1,20 @@
 /* Copies and fills: checked when they are issued, then work of a stream. */
 #include "sim_modules.h"
 
-/* Host memory of a copy must not be addresses of the device. */
+static bool is_whole(const sim_host_t *host, uint64_t address, uint64_t bytes) {
+    return bytes <= host->bytes - (address - host->address);
+}
+
+/* Host memory of a copy must not be addresses of the device, nor begin in a pinned block and reach over its end. */
 static bool is_host_range(uint64_t address, uint64_t bytes) {
-    const sim_reservation_t *before = sim_table_floor(&sim_state.reservations, address);
-    if (!address || bytes > UINT64_MAX - address) return false;
-    if (before && address - before->address < before->bytes) return false;
-    size_t next = sim_table_position(&sim_state.reservations, address);
-    return next == sim_state.reservations.count || sim_state.reservations.slots[next].key >= address + bytes;
+    const sim_host_t *host = sim_host_at(address);
+    if (!address || !sim_memory_unreserved(address, bytes)) return false;
+    return !host || is_whole(host, address, bytes);
 }
 
 static bool is_pageable(uint64_t address, uint64_t bytes) {
     const sim_host_t *host = sim_host_at(address);
-    return !host || bytes > host->bytes - (address - host->address);
+    return !host || !is_whole(host, address, bytes);
 }
 
 /* `wait`: also until it is complete. Copies of pageable memory are staged by the real driver; here they are waited for. */
@@ -25,7 +27,9 @@ static CUresult issue(const sim_op_t *op, CUstream handle, bool wait) {
     uint64_t written = sim_op_extent(op, op->destination_pitch), read = sim_op_extent(op, op->source_pitch);
     if (!op->destination_on_device && !is_host_range(op->destination, written)) return CUDA_ERROR_INVALID_VALUE;
     if (copies && !op->source_on_device && !is_host_range(op->source, read)) return CUDA_ERROR_INVALID_VALUE;
-    if (!sim_work_reachable(stream->context, op)) return CUDA_ERROR_INVALID_VALUE;
+    /* The driver takes a fill into a graph unseen, and looks at it when the graph is instantiated. */
+    bool later = stream->capture && op->kind == SIM_OP_SET;
+    if (!later && !sim_work_reachable(stream->context, op)) return CUDA_ERROR_INVALID_VALUE;
     if (!op->destination_on_device) wait = wait || is_pageable(op->destination, written);
     if (copies && !op->source_on_device) wait = wait || is_pageable(op->source, read);
     CUresult result = sim_stream_submit(stream, op, &position);
@@ -53,13 +57,16 @@ static sim_op_t set_op(uint64_t address, unsigned char value, uint64_t bytes) {
         .kind = SIM_OP_SET, .destination = address, .destination_on_device = true, .bytes = bytes, .value = value};
 }
 
+/* Device memory may be named as the host's: addresses are unified. */
+static bool is_device_memory(const void *host) { return sim_memory_mapping_at((uintptr_t)host); }
+
 CUresult sim_copy_dtoh(void *host, CUdeviceptr device, size_t bytes) {
-    const sim_op_t op = copy_op((uintptr_t)host, false, device, true, bytes);
+    const sim_op_t op = copy_op((uintptr_t)host, is_device_memory(host), device, true, bytes);
     return issue_now(&op);
 }
 
 CUresult sim_copy_htod(CUdeviceptr device, const void *host, size_t bytes) {
-    const sim_op_t op = copy_op(device, true, (uintptr_t)host, false, bytes);
+    const sim_op_t op = copy_op(device, true, (uintptr_t)host, is_device_memory(host), bytes);
     return issue_now(&op);
 }
 
@@ -69,12 +76,12 @@ CUresult sim_copy_dtod(CUdeviceptr destination, CUdeviceptr source, size_t bytes
 }
 
 CUresult sim_copy_dtoh_async(void *host, CUdeviceptr device, size_t bytes, CUstream stream) {
-    const sim_op_t op = copy_op((uintptr_t)host, false, device, true, bytes);
+    const sim_op_t op = copy_op((uintptr_t)host, is_device_memory(host), device, true, bytes);
     return issue(&op, stream, false);
 }
 
 CUresult sim_copy_htod_async(CUdeviceptr device, const void *host, size_t bytes, CUstream stream) {
-    const sim_op_t op = copy_op(device, true, (uintptr_t)host, false, bytes);
+    const sim_op_t op = copy_op(device, true, (uintptr_t)host, is_device_memory(host), bytes);
     return issue(&op, stream, false);
 }
 

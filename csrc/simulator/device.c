@@ -53,7 +53,8 @@ CUresult sim_device_can_access_peer(int *can, CUdevice device, CUdevice peer) {
 }
 
 CUresult sim_device_memory_info(size_t *available, size_t *total) {
-    sim_context_t *context = sim_context_current();
+    const sim_context_t *context = sim_context_current();
+    sim_export_sweep();
     if (available) *available = sim_budget_available(context->device);
     if (total) *total = sim_budget_total();
     return CUDA_SUCCESS;

@@ -6,7 +6,7 @@
 #include "sim_kernel.h"
 #include "sim_modules.h"
 
-enum { FIRST_BUS = 0x10, BUS_TEXT_BYTES = 13, LEAST_PRIORITY = 0 };
+enum { BUS_TEXT_BYTES = 13, LEAST_PRIORITY = 0 };
 
 typedef struct attribute {
     int attribute;
@@ -58,6 +58,7 @@ static const attribute_t attributes[] = {
     {CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR, 32},
     {CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, 1},
     {CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1},
+    {CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 1},
     {CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED, 1},
     {CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, 1},
     {CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH, 1},
@@ -65,7 +66,7 @@ static const attribute_t attributes[] = {
 };
 
 static int value_of(int wanted, CUdevice device) {
-    if (wanted == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID) return FIRST_BUS + device;
+    if (wanted == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID) return SIM_FIRST_BUS + sim_visible_place(device);
     for (size_t i = 0; i < sizeof attributes / sizeof *attributes; i++) {
         if (attributes[i].attribute == wanted) return attributes[i].value;
     }
@@ -81,18 +82,16 @@ CUresult sim_device_attribute(int *value, CUdevice_attribute attribute, CUdevice
 }
 
 CUresult sim_device_uuid(CUuuid *uuid, CUdevice device) {
-    static const char text[sizeof(CUuuid)] = "Simulated GPU";
     if (!uuid) return CUDA_ERROR_INVALID_VALUE;
     if (!sim_device_valid(device)) return CUDA_ERROR_INVALID_DEVICE;
-    memcpy(uuid->bytes, text, sizeof text);
-    uuid->bytes[sizeof text - 1] = (char)device;
+    sim_visible_uuid(sim_visible_place(device), (unsigned char *)uuid->bytes);
     return CUDA_SUCCESS;
 }
 
 CUresult sim_device_bus_text(char *text, int length, int device) {
     if (!text || length < BUS_TEXT_BYTES) return CUDA_ERROR_INVALID_VALUE;
     if (!sim_device_valid(device)) return CUDA_ERROR_INVALID_DEVICE;
-    snprintf(text, (size_t)length, "0000:%02X:00.0", (unsigned)(FIRST_BUS + device));
+    snprintf(text, (size_t)length, "0000:%02X:00.0", (unsigned)(SIM_FIRST_BUS + sim_visible_place(device)));
     return CUDA_SUCCESS;
 }
 

@@ -9,6 +9,7 @@ static uint64_t whole_granules(uint64_t bytes) {
 CUresult sim_device_memory_allocate(CUdeviceptr *address, size_t bytes) {
     int device = sim_context_current()->device;
     if (!address || !bytes) return CUDA_ERROR_INVALID_VALUE;
+    *address = 0; /* the driver does, too, when there is no memory */
     if (bytes > sim_budget_total()) return CUDA_ERROR_OUT_OF_MEMORY;
     uint64_t span = whole_granules(bytes), range = 0;
     sim_physical_t *physical = NULL;

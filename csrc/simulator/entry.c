@@ -75,21 +75,28 @@ static CUresult check(unsigned checks) {
     if (sim_state.deinitialized) return CUDA_ERROR_DEINITIALIZED;
     if (sim_state_thread()->calls_back) return CUDA_ERROR_NOT_PERMITTED;
     if (checks & (SIM_DEVICES | SIM_RUNTIME)) result = sim_device_init(0);
-    if (result == CUDA_SUCCESS && checks & (SIM_INIT | SIM_CONTEXT) && !sim_state.initialized)
+    if (result == CUDA_SUCCESS && checks & (SIM_INIT | SIM_CONTEXT | SIM_HEALTHY | SIM_FREEING) && !sim_state.initialized)
         result = CUDA_ERROR_NOT_INITIALIZED;
     if (result == CUDA_SUCCESS && checks & SIM_RUNTIME) result = sim_context_attach_runtime();
     if (result == CUDA_SUCCESS && checks & (SIM_CONTEXT | SIM_RUNTIME)) {
         sim_context_t *context = NULL;
         result = sim_context_require(&context);
     }
+    if (result == CUDA_SUCCESS && checks & (SIM_HEALTHY | SIM_FREEING)) {
+        const sim_context_t *context = sim_context_current();
+        if (context)
+            result = context->error;
+        else if (checks & SIM_FREEING && sim_state_thread()->depth)
+            result = CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    }
     if (result == CUDA_SUCCESS && checks & SIM_UNSAFE) result = sim_capture_check_unsafe();
     return result;
 }
 
-/* `locked` is false in a forked child, where nothing works and nothing is counted. */
+/* `locked` is false in a forked child, where next to nothing works and nothing is counted. */
 static CUresult begin_call(sim_call_t call, bool *locked) {
     *locked = sim_state_lock();
-    if (!*locked) return calls[call].checks & SIM_PURE ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
+    if (!*locked) return calls[call].checks & (SIM_PURE | SIM_FORKED) ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
     sim_state.counts[call]++;
     write_trace(call);
     CUresult result = inject(call);

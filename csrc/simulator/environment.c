@@ -87,10 +87,18 @@ static void read_kernels(void) {
     if (text && *text && strcmp(text, "skip") != 0 && strcmp(text, "error") != 0) complain(name, text);
 }
 
-void sim_environment_read(void) {
-    uint64_t devices = (uint64_t)sim_state.device_count;
+int sim_environment_devices(void) {
+    uint64_t devices = 1;
     read_number("TMS_SIMULATED_DEVICES", TMS_SIM_MAX_DEVICES, &devices);
-    sim_state.device_count = (int)devices;
+    return (int)devices;
+}
+
+void sim_environment_read(void) {
+    sim_state.machine_count = sim_environment_devices();
+    if (read_switch("TMS_SIMULATED_VISIBLE", false))
+        sim_visible_read();
+    else
+        sim_visible_all();
     read_number("TMS_SIMULATED_MEMORY", INT64_MAX, &sim_state.device_bytes);
     read_number("TMS_SIMULATED_BANDWIDTH", INT64_MAX, &sim_state.bandwidth);
     read_number("TMS_SIMULATED_POISON", INT64_MAX, &sim_state.poison_limit);

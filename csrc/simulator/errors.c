@@ -12,6 +12,7 @@ TMS_SIM_EXPORT const char *cudaGetErrorString(CUresult error);
     X(CUDA_ERROR_OUT_OF_MEMORY, cudaErrorMemoryAllocation, "out of memory")                                                 \
     X(CUDA_ERROR_NOT_INITIALIZED, cudaErrorInitializationError, "initialization error")                                     \
     X(CUDA_ERROR_DEINITIALIZED, cudaErrorCudartUnloading, "driver shutting down")                                           \
+    X(CUDA_ERROR_DEVICE_UNAVAILABLE, cudaErrorDevicesUnavailable, "CUDA-capable device(s) is/are busy or unavailable")      \
     X(CUDA_ERROR_NO_DEVICE, cudaErrorNoDevice, "no CUDA-capable device is detected")                                        \
     X(CUDA_ERROR_INVALID_DEVICE, cudaErrorInvalidDevice, "invalid device ordinal")                                          \
     X(CUDA_ERROR_INVALID_CONTEXT, cudaErrorDeviceUninitialized, "invalid device context")                                   \

@@ -159,10 +159,20 @@ static bool is_reached(const sim_event_t *event) {
     return sim_stream_reached(event->stream, event->position);
 }
 
+/* Asking for what was recorded in a capture ends that capture, and means nothing once it has ended; asking for another is
+ * as unsafe as any wait. */
+static CUresult check_asking(const sim_event_t *event) {
+    if (!event) return CUDA_ERROR_INVALID_HANDLE;
+    if (!event->captured) return sim_capture_check_unsafe();
+    if (!event->capture) return CUDA_ERROR_INVALID_VALUE;
+    event->capture->invalidated = true;
+    return CUDA_ERROR_CAPTURED_EVENT;
+}
+
 CUresult sim_event_query(CUevent handle) {
     const sim_event_t *event = find_event(handle);
-    if (!event) return CUDA_ERROR_INVALID_HANDLE;
-    if (event->captured) return CUDA_ERROR_CAPTURED_EVENT;
+    CUresult result = check_asking(event);
+    if (result != CUDA_SUCCESS) return result;
     return is_reached(event) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
@@ -170,12 +180,11 @@ static CUresult wait_for_remote(sim_event_t *event, uint64_t number) {
     const sim_context_t *context = sim_context_current();
     CUresult result = CUDA_SUCCESS;
     event->references++; /* the program may destroy it meanwhile */
-    sim_state.synchronizing++;
+    sim_state_begin_synchronizing();
     while (result == CUDA_SUCCESS && context->error == CUDA_SUCCESS && !sim_event_remote_reached(event, number)) {
-        sim_state_changed(); /* for tms_sim_wait_until_synchronizing */
         if (!sim_state_wait_briefly()) result = CUDA_ERROR_DEINITIALIZED;
     }
-    sim_state.synchronizing--;
+    sim_state_end_synchronizing();
     sim_event_release(event);
     return result == CUDA_SUCCESS ? context->error : result;
 }
@@ -183,8 +192,8 @@ static CUresult wait_for_remote(sim_event_t *event, uint64_t number) {
 CUresult sim_event_synchronize(CUevent handle) {
     sim_event_t *event = find_event(handle);
     uint64_t number = 0;
-    if (!event) return CUDA_ERROR_INVALID_HANDLE;
-    if (event->captured) return CUDA_ERROR_CAPTURED_EVENT;
+    CUresult result = check_asking(event);
+    if (result != CUDA_SUCCESS) return result;
     if (sim_event_is_remote(event, &number)) return wait_for_remote(event, number);
     sim_stream_t *stream = sim_table_find(&sim_state.streams, event->stream);
     return stream ? sim_stream_wait(stream, event->position) : CUDA_SUCCESS;

@@ -113,6 +113,10 @@ CUresult sim_graph_instantiate(CUgraphExec *handle, CUgraph graph_handle, unsign
     const sim_graph_t *graph = find_graph((uintptr_t)graph_handle, false);
     (void)flags; /* none of them changes what the work does */
     if (!handle || !graph) return CUDA_ERROR_INVALID_VALUE;
+    for (const sim_node_t *node = graph->first; node; node = node->next) {
+        const sim_op_t *op = &node->op;
+        if (op->kind == SIM_OP_SET && !sim_work_reachable(op->context, op)) return CUDA_ERROR_INVALID_VALUE;
+    }
     sim_graph_t *executable = sim_graph_new(true);
     if (!executable) return CUDA_ERROR_OUT_OF_MEMORY;
     for (const sim_node_t *node = graph->first; node; node = node->next) {
@@ -146,6 +150,7 @@ CUresult sim_graph_launch(CUgraphExec executable, CUstream handle) {
     for (const sim_node_t *node = graph->first; node && result == CUDA_SUCCESS; node = node->next) {
         sim_op_t op = node->op;
         bool records = op.kind == SIM_OP_RECORD && !stream->capture;
+        op.of_graph = true;
         if (records) op.position = sim_event_note(op.event, stream, stream->submitted + 1);
         result = sim_stream_submit(stream, &op, &position);
     }

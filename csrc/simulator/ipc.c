@@ -43,7 +43,7 @@ CUresult sim_ipc_memory_handle(CUipcMemHandle *handle, CUdeviceptr address) {
     const sim_ipc_name_t name = {.kind = SIM_IPC_MEMORY,
                                  .process = getpid(),
                                  .file = sim_state.devices[physical->device].memory,
-                                 .device = physical->device,
+                                 .device = sim_visible_place(physical->device),
                                  .offset = (uint64_t)physical->offset,
                                  .bytes = mapping->bytes,
                                  .span = mapping->span};
@@ -109,9 +109,10 @@ no_range:
 
 CUresult sim_ipc_open_memory(CUdeviceptr *address, CUipcMemHandle handle, unsigned int flags) {
     sim_ipc_name_t name;
-    if (!address || flags & ~(unsigned)CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) return CUDA_ERROR_INVALID_VALUE;
+    if (!address || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) return CUDA_ERROR_INVALID_VALUE;
     if (!sim_ipc_read(&name, handle.reserved, SIM_IPC_MEMORY)) return CUDA_ERROR_INVALID_VALUE;
-    if (name.process == getpid() || !sim_device_valid(name.device)) return CUDA_ERROR_INVALID_CONTEXT;
+    name.device = sim_visible_ordinal(name.device);
+    if (name.process == getpid() || name.device < 0) return CUDA_ERROR_INVALID_CONTEXT;
     sim_mapping_t *known = find_import(&name);
     if (known) {
         known->physical->references++;
@@ -136,7 +137,7 @@ CUresult sim_ipc_forget(sim_mapping_t *mapping) {
 
 CUresult sim_ipc_close_memory(CUdeviceptr address) {
     sim_mapping_t *mapping = sim_table_find(&sim_state.mappings, address);
-    if (!mapping || !mapping->physical->imported) return CUDA_ERROR_INVALID_VALUE;
+    if (!mapping || !mapping->runtime || !mapping->physical->imported) return CUDA_ERROR_INVALID_VALUE;
     if (mapping->physical->references > 1) {
         mapping->physical->references--;
         return CUDA_SUCCESS;

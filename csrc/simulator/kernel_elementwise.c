@@ -217,6 +217,7 @@ void sim_operation_apply(const sim_kernel_t *kernel, size_t count, sim_number_t 
             first[i].real = real_result(kernel, first[i].real, second[i].real);
         else
             first[i].whole = whole_result(kernel, first[i].whole, second[i].whole);
-        first[i] = fit(type, first[i]);
     }
+    if (kernel->name.operation == SIM_COMPARE || type == SIM_TYPE_INT64 || type == SIM_TYPE_DOUBLE) return;
+    for (size_t i = 0; i < count; i++) first[i] = fit(type, first[i]);
 }

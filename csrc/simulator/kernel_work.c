@@ -8,6 +8,7 @@
 enum {
     WINDOWS = 4,             /* mappings that one operand may touch in a stretch */
     STRETCH = 1 << 16,       /* elements between two looks at the mappings */
+    DENSE_STRETCH = 1 << 20, /* the same where they take less time */
     RANGE_LIMIT = INT32_MAX, /* bytes that a window is asked for */
 };
 
@@ -92,11 +93,12 @@ static uint64_t pin_operand(const sim_context_t *context, const sim_kernel_t *ke
 static void addresses_of(const sim_kernel_t *kernel, unsigned operand, uint64_t first, size_t count, uint64_t output,
                          uint64_t *addresses) {
     uint64_t bytes = sim_type_bytes(kernel->operands[operand].type);
-    addresses[0] = address_of(kernel, operand, first, output);
-    for (size_t i = 1; i < count; i++) {
-        addresses[i] =
-            kernel->operands[operand].dense ? addresses[0] + i * bytes : address_of(kernel, operand, first + i, output);
+    uint64_t start = address_of(kernel, operand, first, output);
+    if (kernel->operands[operand].dense) {
+        for (size_t i = 0; i < count; i++) addresses[i] = start + i * bytes;
+        return;
     }
+    for (size_t i = 0; i < count; i++) addresses[i] = address_of(kernel, operand, first + i, output);
 }
 
 /* An operand's numbers, as the computing type has them. */
@@ -157,19 +159,22 @@ static void compute(const sim_kernel_t *kernel, uint64_t first, size_t count) {
 }
 
 /* The lock is free while `count` elements are computed. */
-static void compute_stretch(const sim_kernel_t *kernel, uint64_t first, uint64_t count) {
+static void compute_stretch(const sim_kernel_t *kernel, uint64_t first, uint64_t count, bool dense) {
     pthread_mutex_unlock(&sim_state.lock);
-    for (uint64_t done = 0; done < count; done += SIM_KERNEL_BATCH)
+    if (dense) sim_dense_compute(kernel, first, count);
+    for (uint64_t done = 0; done < count && !dense; done += SIM_KERNEL_BATCH)
         compute(kernel, first + done, count - done < SIM_KERNEL_BATCH ? count - done : SIM_KERNEL_BATCH);
     pthread_mutex_lock(&sim_state.lock);
 }
 
 static CUresult elementwise_step(const sim_context_t *context, const sim_kernel_t *kernel, progress_t *progress) {
     pins_t pins = {.counts = {0}};
-    uint64_t left = kernel->count - progress->element, count = left < STRETCH ? left : STRETCH;
+    bool dense = sim_dense_applies(kernel);
+    uint64_t left = kernel->count - progress->element, stretch = dense ? DENSE_STRETCH : STRETCH;
+    uint64_t count = left < stretch ? left : stretch;
     for (unsigned i = 0; i <= kernel->name.inputs; i++)
         count = pin_operand(context, kernel, &pins, i, progress->element, count, 0);
-    if (count) compute_stretch(kernel, progress->element, count);
+    if (count) compute_stretch(kernel, progress->element, count, dense);
     unpin(&pins);
     progress->element += count;
     return count ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_ADDRESS;
@@ -177,8 +182,11 @@ static CUresult elementwise_step(const sim_context_t *context, const sim_kernel_
 
 static void reduce_stretch(const sim_kernel_t *kernel, progress_t *progress, uint64_t count) {
     sim_number_t numbers[SIM_KERNEL_BATCH];
+    uint64_t address = address_of(kernel, 1, progress->input, progress->element);
+    bool dense = sim_dense_reduces(kernel, address);
     pthread_mutex_unlock(&sim_state.lock);
-    for (uint64_t done = 0; done < count; done += SIM_KERNEL_BATCH) {
+    if (dense) progress->total = sim_dense_reduce(kernel, progress->total, address, count);
+    for (uint64_t done = 0; done < count && !dense; done += SIM_KERNEL_BATCH) {
         size_t part = count - done < SIM_KERNEL_BATCH ? count - done : SIM_KERNEL_BATCH;
         load(kernel, 1, progress->input + done, part, progress->element, numbers);
         progress->total = sim_operation_combine(kernel, progress->total, numbers, part);

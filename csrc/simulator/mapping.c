@@ -23,7 +23,7 @@ CUresult sim_memory_map_physical(uint64_t address, uint64_t bytes, sim_physical_
         free(mapping);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    int file = physical->imported ? physical->file : sim_state.devices[physical->device].memory;
+    int file = physical->file >= 0 ? physical->file : sim_state.devices[physical->device].memory;
     if (mmap((void *)(uintptr_t)address, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, file, physical->offset) == MAP_FAILED) {
         sim_table_remove(&sim_state.mappings, address);
         free(mapping);
@@ -120,6 +120,39 @@ static int host_protection(const sim_mapping_t *mapping) {
     return protection;
 }
 
+CUresult sim_memory_remap(const sim_physical_t *physical, int file) {
+    for (size_t i = 0; i < sim_state.mappings.count; i++) {
+        const sim_mapping_t *mapping = sim_state.mappings.slots[i].value;
+        if (mapping->physical != physical) continue;
+        void *address = (void *)(uintptr_t)mapping->address;
+        if (mmap(address, mapping->span, host_protection(mapping), MAP_SHARED | MAP_FIXED, file, 0) == MAP_FAILED)
+            return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    return CUDA_SUCCESS;
+}
+
+static bool is_touched(CUmemGenericAllocationHandle handle) {
+    for (size_t i = 0; i < sim_state.mappings.count; i++) {
+        const sim_mapping_t *mapping = sim_state.mappings.slots[i].value;
+        if (mapping->physical->id == handle && mapping->pins) return true;
+    }
+    return false;
+}
+
+CUresult sim_memory_await_pins(CUmemGenericAllocationHandle handle) {
+    CUresult result = CUDA_SUCCESS;
+    while (sim_state.unmapping) {
+        if (!sim_state_wait()) return CUDA_ERROR_DEINITIALIZED;
+    }
+    sim_state.unmapping = true;
+    while (result == CUDA_SUCCESS && is_touched(handle)) {
+        if (!sim_state_wait()) result = CUDA_ERROR_DEINITIALIZED;
+    }
+    sim_state.unmapping = false;
+    sim_state_changed();
+    return result;
+}
+
 /* The host, which plays every device, may do what any of them may. */
 CUresult sim_memory_protect(sim_mapping_t *mapping, int device, CUmemAccess_flags flags) {
     mapping->access[device] = flags;
@@ -128,7 +161,7 @@ CUresult sim_memory_protect(sim_mapping_t *mapping, int device, CUmemAccess_flag
 }
 
 static CUresult check_access(const CUmemAccessDesc *access, int owner) {
-    if (access->location.type == CU_MEM_LOCATION_TYPE_HOST) return CUDA_ERROR_NOT_SUPPORTED;
+    if ((int)access->location.type == SIM_LOCATION_HOST) return CUDA_ERROR_NOT_SUPPORTED;
     if (access->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
     if (!sim_device_valid(access->location.id)) return CUDA_ERROR_INVALID_VALUE;
     if (access->location.id != owner && !sim_state.peer_capable) return CUDA_ERROR_INVALID_DEVICE;
@@ -208,6 +241,7 @@ void sim_memory_clear(void) {
     while (sim_state.physicals.count) {
         sim_physical_t *physical = sim_state.physicals.slots[0].value;
         physical->references = 0;
+        physical->imported = physical->imported || sim_export_held(physical); /* what others have is theirs */
         sim_memory_drop_physical(physical);
     }
     sim_table_release(&sim_state.mappings);

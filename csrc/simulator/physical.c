@@ -36,13 +36,20 @@ static bool poison(int file, off_t offset, uint64_t bytes) {
            poison_range(file, offset + (off_t)(bytes - SIM_CHUNK_BYTES), SIM_CHUNK_BYTES);
 }
 
+static void punch_hole(const sim_physical_t *physical) {
+    fallocate(sim_state.devices[physical->device].memory, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, physical->offset,
+              (off_t)physical->bytes);
+}
+
 static void give_back(const sim_physical_t *physical) {
     if (physical->imported) {
         close(physical->file);
         return;
     }
-    fallocate(sim_state.devices[physical->device].memory, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, physical->offset,
-              (off_t)physical->bytes);
+    if (physical->file >= 0)
+        close(physical->file);
+    else
+        punch_hole(physical);
     sim_budget_credit(physical->device, physical->bytes, false);
 }
 
@@ -50,6 +57,7 @@ CUresult sim_memory_create_physical(int device, uint64_t bytes, bool runtime, si
     sim_device_t *owner = &sim_state.devices[device];
     sim_physical_t *physical = calloc(1, sizeof *physical);
     if (!physical) return CUDA_ERROR_OUT_OF_MEMORY;
+    sim_export_sweep();
     if (!sim_budget_charge(device, bytes, false)) goto no_budget;
     *physical = (sim_physical_t){
         .id = sim_state_new_id(), .device = device, .bytes = bytes, .references = 1, .runtime = runtime, .file = -1};
@@ -74,24 +82,26 @@ no_budget:
 
 void sim_memory_drop_physical(sim_physical_t *physical) {
     if (physical->references || physical->mapped) return;
+    bool was_held = physical->held;
+    physical->held = sim_export_held(physical);
+    sim_state.held += (unsigned)physical->held - (unsigned)was_held;
+    if (physical->held) return;
     give_back(physical);
     sim_table_remove(&sim_state.physicals, physical->id);
     if (!physical->runtime) sim_state.devices[physical->device].handles--;
     free(physical);
 }
 
-/* The allocation that a handle of the program names, or NULL. */
-static sim_physical_t *find_physical(CUmemGenericAllocationHandle handle) {
+sim_physical_t *sim_memory_find_physical(CUmemGenericAllocationHandle handle) {
     sim_physical_t *physical = sim_table_find(&sim_state.physicals, handle);
     return physical && physical->references && !physical->runtime ? physical : NULL;
 }
 
 static CUresult check_properties(const CUmemAllocationProp *properties) {
     if (!properties || properties->type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
-    bool host = properties->location.type >= CU_MEM_LOCATION_TYPE_HOST &&
-                properties->location.type <= CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
-    if (host) return CUDA_ERROR_NOT_SUPPORTED;
-    if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
+    int kind = (int)properties->location.type;
+    if (kind >= SIM_LOCATION_HOST && kind <= SIM_LOCATION_HOST_NUMA_CURRENT) return CUDA_ERROR_NOT_SUPPORTED;
+    if (kind != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
     return sim_device_valid(properties->location.id) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 
@@ -110,12 +120,14 @@ CUresult sim_memory_create(CUmemGenericAllocationHandle *handle, size_t bytes, c
     CUresult result = check_properties(properties);
     sim_physical_t *physical = NULL;
     if (result == CUDA_SUCCESS) result = sim_memory_create_physical(properties->location.id, bytes, false, &physical);
-    if (result == CUDA_SUCCESS) *handle = physical->id;
-    return result;
+    if (result != CUDA_SUCCESS) return result;
+    physical->handle_types = (unsigned)properties->requestedHandleTypes;
+    *handle = physical->id;
+    return CUDA_SUCCESS;
 }
 
 CUresult sim_memory_release(CUmemGenericAllocationHandle handle) {
-    sim_physical_t *physical = find_physical(handle);
+    sim_physical_t *physical = sim_memory_find_physical(handle);
     if (!physical) return CUDA_ERROR_INVALID_VALUE;
     physical->references--;
     sim_memory_drop_physical(physical);
@@ -131,23 +143,17 @@ CUresult sim_memory_retain(CUmemGenericAllocationHandle *handle, void *address) 
 }
 
 CUresult sim_memory_properties(CUmemAllocationProp *properties, CUmemGenericAllocationHandle handle) {
-    const sim_physical_t *physical = find_physical(handle);
+    const sim_physical_t *physical = sim_memory_find_physical(handle);
     if (!properties || !physical) return CUDA_ERROR_INVALID_VALUE;
     *properties = (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                        .requestedHandleTypes = (CUmemAllocationHandleType)physical->handle_types,
                                         .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = physical->device}};
     return CUDA_SUCCESS;
 }
 
-CUresult sim_memory_export(void *shareable, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
-                           unsigned long long flags) {
-    (void)type;
-    if (!shareable || flags || !find_physical(handle)) return CUDA_ERROR_INVALID_VALUE;
-    return CUDA_ERROR_NOT_SUPPORTED;
-}
-
 CUresult sim_memory_map(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
                         unsigned long long flags) {
-    sim_physical_t *physical = find_physical(handle);
+    sim_physical_t *physical = sim_memory_find_physical(handle);
     sim_mapping_t *mapping = NULL;
     if (!bytes || address % TMS_SIM_GRANULARITY || flags || !physical) return CUDA_ERROR_INVALID_VALUE;
     if (offset || bytes != physical->bytes) return CUDA_ERROR_NOT_SUPPORTED;

@@ -4,6 +4,7 @@
 #include "sim_modules.h"
 
 void sim_report(void) {
+    sim_export_sweep();
     bool clean = !sim_state.reserved && !sim_state.host_bytes;
     for (int i = 0; i < sim_state.device_count; i++) {
         const sim_device_t *device = &sim_state.devices[i];

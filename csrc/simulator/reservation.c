@@ -59,6 +59,12 @@ sim_reservation_t *sim_memory_reservation_at(uint64_t address) {
     return reservation && address - reservation->address < reservation->bytes ? reservation : NULL;
 }
 
+bool sim_memory_unreserved(uint64_t address, uint64_t bytes) {
+    if (bytes > UINT64_MAX - address || sim_memory_reservation_at(address)) return false;
+    size_t next = sim_table_position(&sim_state.reservations, address);
+    return next == sim_state.reservations.count || sim_state.reservations.slots[next].key >= address + bytes;
+}
+
 CUresult sim_memory_reserve(CUdeviceptr *address, size_t bytes, size_t alignment, CUdeviceptr hint,
                             unsigned long long flags) {
     if (!address || !bytes || bytes % TMS_SIM_GRANULARITY || flags) return CUDA_ERROR_INVALID_VALUE;

@@ -18,11 +18,12 @@ CUresult sim_runtime_get_device(int *device) {
 /* Since CUDA 12 this makes the device's primary context, too. */
 CUresult sim_runtime_set_device(int device) {
     if (!sim_device_valid(device)) return CUDA_ERROR_INVALID_DEVICE;
+    /* It is the current device, even if there is no context to be had of it. */
     CUresult result = sim_context_retain_for_runtime(device);
-    if (result != CUDA_SUCCESS) return result;
     sim_state_thread()->device = device;
     /* Only the top of the stack is replaced; what lies below belongs to whoever pushed it. */
-    return sim_context_set_current((CUcontext)(uintptr_t)sim_state.devices[device].primary.id);
+    CUresult selected = sim_context_select(device);
+    return result == CUDA_SUCCESS ? selected : result;
 }
 
 CUresult sim_runtime_device_reset(void) {
@@ -35,9 +36,9 @@ CUresult sim_runtime_device_reset(void) {
  * program has never set. */
 CUresult sim_runtime_enable_peer(int peer, unsigned int flags) {
     sim_context_t *context = sim_context_current();
+    if (!sim_device_valid(peer)) return CUDA_ERROR_INVALID_DEVICE;
     if (flags) return CUDA_ERROR_INVALID_VALUE;
-    if (!sim_device_valid(peer) || peer == context->device) return CUDA_ERROR_INVALID_DEVICE;
-    if (!sim_state.peer_capable) return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+    if (peer == context->device || !sim_state.peer_capable) return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
     if (context->peers[peer]) return CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
     CUresult result = sim_context_retain_for_runtime(peer);
     if (result == CUDA_SUCCESS) context->peers[peer] = true;
@@ -87,26 +88,14 @@ CUresult sim_runtime_malloc(void **address, size_t bytes) {
     CUdeviceptr allocated = 0;
     if (!address) return CUDA_ERROR_INVALID_VALUE;
     CUresult result = bytes ? sim_device_memory_allocate(&allocated, bytes) : CUDA_SUCCESS;
-    if (result == CUDA_SUCCESS) *address = (void *)(uintptr_t)allocated; /* no bytes: NULL, and no error */
+    *address = (void *)(uintptr_t)allocated; /* no bytes: NULL, and no error; no memory: NULL, too */
     return result;
 }
 
 CUresult sim_runtime_free(void *address) { return address ? sim_device_memory_free((uintptr_t)address) : CUDA_SUCCESS; }
 
 CUresult sim_runtime_malloc_host(void **host, size_t bytes) {
-    if (!host) return CUDA_ERROR_INVALID_VALUE;
-    if (bytes) return sim_host_allocate(host, bytes, CU_MEMHOSTALLOC_PORTABLE);
-    *host = NULL;
-    return CUDA_SUCCESS;
-}
-
-CUresult sim_runtime_free_host(void *host) { return host ? sim_host_free(host) : CUDA_SUCCESS; }
-
-CUresult sim_runtime_host_allocate(void **host, size_t bytes, unsigned int flags) {
-    if (!host) return CUDA_ERROR_INVALID_VALUE;
-    if (bytes) return sim_host_allocate(host, bytes, flags);
-    *host = NULL;
-    return CUDA_SUCCESS;
+    return sim_host_allocate(host, bytes, CU_MEMHOSTALLOC_PORTABLE);
 }
 
 CUresult sim_runtime_stream_create(CUstream *stream) { return sim_stream_create(stream, CU_STREAM_DEFAULT); }
@@ -119,10 +108,8 @@ static CUresult last_error(bool forget) {
     if (!sim_state_lock()) return CUDA_ERROR_NOT_INITIALIZED;
     sim_thread_t *thread = sim_state_thread();
     CUresult error = (CUresult)thread->last_error;
-    /* An error that the context keeps is nothing that a thread could forget. */
-    const sim_context_t *context = sim_context_current();
-    bool sticky = context && error != CUDA_SUCCESS && context->error == error;
-    if (forget && !sticky) thread->last_error = CUDA_SUCCESS;
+    /* Also an error that the context keeps: the next call that needs the context will set it again. */
+    if (forget) thread->last_error = CUDA_SUCCESS;
     sim_state_unlock();
     return error;
 }

@@ -20,12 +20,11 @@ enum {
 static CUresult copy_as_told(sim_op_t *op, int kind, CUstream stream, bool now) {
     if (kind < 0 || kind >= COPY_KINDS) return (CUresult)ERROR_INVALID_COPY_DIRECTION;
     op->kind = SIM_OP_COPY;
-    op->destination_on_device = kind == COPY_HOST_TO_DEVICE || kind == COPY_DEVICE_TO_DEVICE;
-    op->source_on_device = kind == COPY_DEVICE_TO_HOST || kind == COPY_DEVICE_TO_DEVICE;
-    if (kind == COPY_DEFAULT) {
-        op->destination_on_device = sim_memory_reservation_at(op->destination) != NULL;
-        op->source_on_device = sim_memory_reservation_at(op->source) != NULL;
-    }
+    /* An end that is said to be on the device must be; one that is said to be on the host is looked at. */
+    bool to_device = kind == COPY_HOST_TO_DEVICE || kind == COPY_DEVICE_TO_DEVICE;
+    bool from_device = kind == COPY_DEVICE_TO_HOST || kind == COPY_DEVICE_TO_DEVICE;
+    op->destination_on_device = to_device || (kind != COPY_HOST_TO_HOST && sim_memory_reservation_at(op->destination));
+    op->source_on_device = from_device || (kind != COPY_HOST_TO_HOST && sim_memory_reservation_at(op->source));
     return sim_copy_issue(op, stream, now);
 }
 
@@ -72,6 +71,9 @@ CUresult sim_runtime_copy_rows_async(void *destination, size_t destination_pitch
 static CUresult copy_between(void *destination, int to, const void *source, int from, size_t bytes, CUstream stream) {
     sim_op_t op = copy_of(destination, source, bytes);
     if (!sim_device_valid(to) || !sim_device_valid(from)) return CUDA_ERROR_INVALID_DEVICE;
+    op.by_named = true;
+    op.destination_device = to;
+    op.source_device = from;
     return copy_as_told(&op, COPY_DEVICE_TO_DEVICE, stream, false);
 }
 
@@ -113,16 +115,22 @@ CUresult sim_runtime_set_rows(void *address, size_t pitch, int value, size_t wid
 
 CUresult sim_runtime_pointer_attributes(sim_pointer_attributes_t *attributes, const void *address) {
     const sim_mapping_t *mapping = sim_memory_mapping_at((uintptr_t)address);
+    const sim_host_t *host = sim_host_at((uintptr_t)address);
     if (!attributes) return CUDA_ERROR_INVALID_VALUE;
     *attributes = (sim_pointer_attributes_t){.type = MEMORY_UNREGISTERED, .device = NO_DEVICE};
     if (mapping) {
         attributes->type = MEMORY_DEVICE;
         attributes->device = mapping->physical->device;
-        attributes->device_pointer = (void *)(uintptr_t)address;
-    } else if (sim_host_at((uintptr_t)address)) {
+        /* Memory that this device may not touch has an owner, and no pointer. */
+        const sim_context_t *context = sim_context_current();
+        if (sim_memory_reachable((uintptr_t)address, 1, 1U << context->device, false, context))
+            attributes->device_pointer = (void *)(uintptr_t)address;
+    } else if (host) {
         attributes->type = MEMORY_HOST;
-        attributes->device = sim_context_current()->device;
+        attributes->device = host->device;
         attributes->device_pointer = attributes->host_pointer = (void *)(uintptr_t)address;
+    } else {
+        attributes->host_pointer = (void *)(uintptr_t)address; /* for all that the runtime knows */
     }
     return CUDA_SUCCESS;
 }

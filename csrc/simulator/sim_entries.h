@@ -11,12 +11,15 @@
 
 /* The checks before a call; every one but SIM_PURE fails after deinitialisation. */
 enum {
-    SIM_PURE = 1,     /* looks at nothing: works always, and "*" does not fail it */
-    SIM_INIT = 2,     /* needs cuInit */
-    SIM_CONTEXT = 4,  /* needs a current context without a sticky error; includes SIM_INIT */
-    SIM_UNSAFE = 8,   /* forbidden during captures, as cuThreadExchangeStreamCaptureMode says */
-    SIM_DEVICES = 16, /* of the runtime: needs what cuInit makes, and makes it */
-    SIM_RUNTIME = 32, /* of the runtime: makes the current device's primary context, and needs it without error */
+    SIM_PURE = 1,      /* looks at nothing: works always, and "*" does not fail it */
+    SIM_INIT = 2,      /* needs cuInit */
+    SIM_CONTEXT = 4,   /* needs a current context without a sticky error; includes SIM_INIT */
+    SIM_UNSAFE = 8,    /* forbidden during captures, as cuThreadExchangeStreamCaptureMode says */
+    SIM_DEVICES = 16,  /* of the runtime: needs what cuInit makes, and makes it */
+    SIM_RUNTIME = 32,  /* of the runtime: makes the current device's primary context, and needs it without error */
+    SIM_HEALTHY = 64,  /* needs no context, but if one is current, it must be without a sticky error; includes SIM_INIT */
+    SIM_FORKED = 128,  /* works in a forked child, too, where the state may be looked at but not locked */
+    SIM_FREEING = 256, /* as SIM_HEALTHY, and a current context must not have been destroyed */
 };
 
 #include "sim_entries_driver.h"

@@ -71,14 +71,14 @@
       (shareable, handle, type, flags))                                                                                     \
     X(cuMemAlloc_v2, sim_device_memory_allocate, SIM_CONTEXT | SIM_UNSAFE, (CUdeviceptr * address, size_t bytes),           \
       (address, bytes))                                                                                                     \
-    X(cuMemFree_v2, sim_device_memory_free, SIM_CONTEXT | SIM_UNSAFE, (CUdeviceptr address), (address))                     \
+    X(cuMemFree_v2, sim_device_memory_free, SIM_FREEING | SIM_UNSAFE, (CUdeviceptr address), (address))                     \
     X(cuMemHostAlloc, sim_host_allocate, SIM_CONTEXT | SIM_UNSAFE, (void **host, size_t bytes, unsigned int flags),         \
       (host, bytes, flags))                                                                                                 \
-    X(cuMemFreeHost, sim_host_free, SIM_CONTEXT | SIM_UNSAFE, (void *host), (host))                                         \
+    X(cuMemFreeHost, sim_host_free, SIM_FREEING | SIM_UNSAFE, (void *host), (host))                                         \
     X(cuMemHostRegister_v2, sim_host_register, SIM_CONTEXT | SIM_UNSAFE, (void *host, size_t bytes, unsigned int flags),    \
       (host, bytes, flags))                                                                                                 \
-    X(cuMemHostUnregister, sim_host_unregister, SIM_CONTEXT | SIM_UNSAFE, (void *host), (host))                             \
-    X(cuPointerGetAttribute, sim_pointer_attribute, SIM_CONTEXT,                                                            \
+    X(cuMemHostUnregister, sim_host_unregister, SIM_FREEING | SIM_UNSAFE, (void *host), (host))                             \
+    X(cuPointerGetAttribute, sim_pointer_attribute, SIM_HEALTHY,                                                            \
       (void *data, CUpointer_attribute attribute, CUdeviceptr address), (data, attribute, address))                         \
     X(cuIpcGetMemHandle, sim_ipc_memory_handle, SIM_CONTEXT | SIM_UNSAFE, (CUipcMemHandle * handle, CUdeviceptr address),   \
       (handle, address))                                                                                                    \
@@ -127,9 +127,10 @@
     X(cuEventCreate, sim_event_create, SIM_CONTEXT, (CUevent * event, unsigned int flags), (event, flags))                  \
     X(cuEventDestroy_v2, sim_event_destroy, SIM_CONTEXT, (CUevent event), (event))                                          \
     X(cuEventRecord, sim_event_record, SIM_CONTEXT, (CUevent event, CUstream stream), (event, stream))                      \
-    X(cuEventSynchronize, sim_event_synchronize, SIM_CONTEXT | SIM_UNSAFE, (CUevent event), (event))                        \
-    X(cuEventQuery, sim_event_query, SIM_CONTEXT | SIM_UNSAFE, (CUevent event), (event))                                    \
-    X(cuThreadExchangeStreamCaptureMode, sim_capture_exchange_mode, SIM_INIT, (CUstreamCaptureMode * mode), (mode))         \
+    X(cuEventSynchronize, sim_event_synchronize, SIM_CONTEXT, (CUevent event), (event))                                     \
+    X(cuEventQuery, sim_event_query, SIM_CONTEXT, (CUevent event), (event))                                                 \
+    X(cuThreadExchangeStreamCaptureMode, sim_capture_exchange_mode, SIM_INIT | SIM_FORKED, (CUstreamCaptureMode * mode),    \
+      (mode))                                                                                                               \
     X(cuStreamIsCapturing, sim_capture_status, SIM_CONTEXT, (CUstream stream, CUstreamCaptureStatus * status),              \
       (stream, status))                                                                                                     \
     X(cuStreamBeginCapture_v2, sim_capture_begin, SIM_CONTEXT, (CUstream stream, CUstreamCaptureMode mode), (stream, mode)) \

@@ -7,7 +7,7 @@
 #include "sim_runtime.h"
 
 #define SIM_RUNTIME_DEVICE_ENTRIES(X)                                                                                       \
-    X(cudaGetDeviceCount, sim_runtime_device_count, SIM_DEVICES, (int *count), (count))                                     \
+    X(cudaGetDeviceCount, sim_runtime_device_count, SIM_DEVICES | SIM_FORKED, (int *count), (count))                        \
     X(cudaGetDevice, sim_runtime_get_device, SIM_DEVICES, (int *device), (device))                                          \
     X(cudaSetDevice, sim_runtime_set_device, SIM_DEVICES, (int device), (device))                                           \
     X(cudaDeviceSynchronize, sim_context_synchronize, SIM_RUNTIME, (void), ())                                              \
@@ -49,7 +49,7 @@
     X(cudaMalloc, sim_runtime_malloc, SIM_RUNTIME | SIM_UNSAFE, (void **address, size_t bytes), (address, bytes))           \
     X(cudaFree, sim_runtime_free, SIM_RUNTIME | SIM_UNSAFE, (void *address), (address))                                     \
     X(cudaMallocHost, sim_runtime_malloc_host, SIM_RUNTIME | SIM_UNSAFE, (void **host, size_t bytes), (host, bytes))        \
-    X(cudaFreeHost, sim_runtime_free_host, SIM_RUNTIME | SIM_UNSAFE, (void *host), (host))                                  \
+    X(cudaFreeHost, sim_host_free, SIM_RUNTIME | SIM_UNSAFE, (void *host), (host))                                          \
     X(cudaMemGetInfo, sim_device_memory_info, SIM_RUNTIME, (size_t *available, size_t *total), (available, total))          \
     X(cudaMemcpy, sim_runtime_copy, SIM_RUNTIME, (void *destination, const void *source, size_t bytes, int kind),           \
       (destination, source, bytes, kind))                                                                                   \
@@ -61,7 +61,7 @@
       (address, value, bytes, stream))                                                                                      \
     X(cudaPointerGetAttributes, sim_runtime_pointer_attributes, SIM_RUNTIME,                                                \
       (sim_pointer_attributes_t * attributes, const void *address), (attributes, address))                                  \
-    X(cudaHostAlloc, sim_runtime_host_allocate, SIM_RUNTIME | SIM_UNSAFE, (void **host, size_t bytes, unsigned int flags),  \
+    X(cudaHostAlloc, sim_host_allocate, SIM_RUNTIME | SIM_UNSAFE, (void **host, size_t bytes, unsigned int flags),          \
       (host, bytes, flags))                                                                                                 \
     X(cudaHostRegister, sim_host_register, SIM_RUNTIME | SIM_UNSAFE, (void *host, size_t bytes, unsigned int flags),        \
       (host, bytes, flags))                                                                                                 \
@@ -139,8 +139,8 @@
     X(cudaEventRecord, sim_event_record, SIM_RUNTIME, (CUevent event, CUstream stream), (event, stream))                    \
     X(cudaEventRecordWithFlags, sim_event_record_with_flags, SIM_RUNTIME,                                                   \
       (CUevent event, CUstream stream, unsigned int flags), (event, stream, flags))                                         \
-    X(cudaEventQuery, sim_event_query, SIM_RUNTIME | SIM_UNSAFE, (CUevent event), (event))                                  \
-    X(cudaEventSynchronize, sim_event_synchronize, SIM_RUNTIME | SIM_UNSAFE, (CUevent event), (event))                      \
+    X(cudaEventQuery, sim_event_query, SIM_RUNTIME, (CUevent event), (event))                                               \
+    X(cudaEventSynchronize, sim_event_synchronize, SIM_RUNTIME, (CUevent event), (event))                                   \
     X(cudaEventElapsedTime, sim_event_elapsed, SIM_RUNTIME, (float *milliseconds, CUevent first, CUevent last),             \
       (milliseconds, first, last))                                                                                          \
     X(cudaIpcGetEventHandle, sim_ipc_event_handle, SIM_RUNTIME, (CUipcEventHandle * handle, CUevent event),                 \

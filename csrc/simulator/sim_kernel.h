@@ -135,6 +135,14 @@ sim_number_t sim_operation_start(const sim_kernel_t *kernel);
 sim_number_t sim_operation_combine(const sim_kernel_t *kernel, sim_number_t total, const sim_number_t *numbers,
                                    size_t count);
 
+/* kernel_dense.c: the same over dense memory of one type, without a look at each number's type. Whether a kernel is one of
+ * those, and then what it does to its elements from `first` on. */
+bool sim_dense_applies(const sim_kernel_t *kernel);
+void sim_dense_compute(const sim_kernel_t *kernel, uint64_t first, uint64_t count);
+/* Whether a reduction's input at an address is such memory, and then the total with the elements there added to it. */
+bool sim_dense_reduces(const sim_kernel_t *kernel, uint64_t address);
+sim_number_t sim_dense_reduce(const sim_kernel_t *kernel, sim_number_t total, uint64_t address, size_t count);
+
 /* kernel_random.c: elements `first` and on of a random kernel. They depend on the generator's state as they do on the
  * device, but are not the numbers that a device gives. */
 void sim_random_numbers(const sim_kernel_t *kernel, uint64_t first, size_t count, sim_number_t *numbers);

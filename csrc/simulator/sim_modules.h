@@ -7,6 +7,7 @@
 
 /* environment.c: reads TMS_SIMULATED_*; what is malformed is reported on stderr and ignored. */
 void sim_environment_read(void);
+int sim_environment_devices(void); /* of the machine; needs no lock */
 
 /* entry.c: counts, faults and the trace. */
 int sim_entry_fail_after(const char *name, uint64_t succeed, uint64_t fail, int code);
@@ -22,6 +23,16 @@ bool sim_budget_credit(int device, uint64_t bytes, bool taken); /* false: not th
 uint64_t sim_budget_available(int device);
 uint64_t sim_budget_total(void);
 
+/* visible.c: what CUDA_VISIBLE_DEVICES leaves of the machine's devices. An ordinal is the program's number of a device, a
+ * place the machine's. */
+enum { SIM_FIRST_BUS = 0x10, SIM_UUID_TEXT_BYTES = 41 }; /* PCI; GPU-01234567-89ab-cdef-0123-456789abcdef */
+void sim_visible_all(void);                              /* of them */
+void sim_visible_read(void);                             /* from the environment */
+int sim_visible_place(int ordinal);
+int sim_visible_ordinal(int place); /* -1: the program does not see it */
+void sim_visible_uuid(int place, unsigned char *uuid);
+void sim_visible_uuid_text(int place, char *text);
+
 /* device.c */
 bool sim_device_valid(int device);
 
@@ -31,6 +42,8 @@ sim_context_t *sim_context_current(void);
 CUresult sim_context_require(sim_context_t **context);
 /* Makes a device's primary context, if need be, and references it once for the runtime. */
 CUresult sim_context_retain_for_runtime(int device);
+/* Makes a device's primary context current, be it of use or not. */
+CUresult sim_context_select(int device);
 /* The same for the runtime's current device, and it is current from now on, where no context was. */
 CUresult sim_context_attach_runtime(void);
 void sim_context_fail(sim_context_t *context, CUresult error); /* the first error stays */
@@ -60,11 +73,27 @@ CUresult sim_memory_unmap_range(uint64_t address, uint64_t bytes, bool runtime);
 /* Everything, whatever it is; for a reset. */
 void sim_memory_clear(void);
 
+/* The allocation that a handle of the program names, or NULL. */
+sim_physical_t *sim_memory_find_physical(CUmemGenericAllocationHandle handle);
+/* Waits until nobody touches the mappings of a handle's memory. */
+CUresult sim_memory_await_pins(CUmemGenericAllocationHandle handle);
+/* Shows the file, from its start, wherever the memory is mapped, without waiting. */
+CUresult sim_memory_remap(const sim_physical_t *physical, int file);
+
+/* export.c: whether another process, or a descriptor in this one, has the memory. */
+bool sim_export_held(const sim_physical_t *physical);
+/* Frees released memory that nobody has any more. */
+void sim_export_sweep(void);
+
 /* device_memory.c: gives back all that was allocated in a context's device. */
 void sim_device_memory_clear(int device);
 
+/* reservation.c: whether no address of a range is one of the device's. */
+bool sim_memory_unreserved(uint64_t address, uint64_t bytes);
+
 /* host_memory.c: the pinned block around an address, or NULL. */
 sim_host_t *sim_host_at(uint64_t address);
+void sim_host_clear_device(int device); /* what was allocated or registered in a device's context */
 void sim_host_clear(void);
 
 /* stream.c. NULL for a handle that names none; CU_STREAM_LEGACY and NULL are the current context's legacy stream. */
@@ -89,7 +118,7 @@ uint64_t sim_op_extent(const sim_op_t *op, uint64_t pitch);
 CUresult sim_stream_work(sim_stream_t *stream, sim_op_t *op);
 /* Whether the stream's work is still to be done. */
 bool sim_stream_goes_on(const sim_stream_t *stream);
-/* Whether a copy or fill finds its memory mapped and accessible now. */
+/* Whether a copy or fill finds its memory mapped and accessible now; without a context, whether it finds it mapped. */
 bool sim_work_reachable(const sim_context_t *context, const sim_op_t *op);
 
 /* kernel_work.c: interprets a kernel; the lock is free while bytes are touched. Work that is queued or part of a graph holds

@@ -40,12 +40,14 @@ typedef struct sim_physical {
     int device;
     uint64_t bytes;
     off_t offset;
-    unsigned references; /* cuMemCreate's and cuMemRetainAllocationHandle's, less the releases */
-    unsigned mapped;     /* mappings of it */
-    bool runtime;        /* of cudaMalloc: not a handle that the program knows */
-    bool imported;       /* another process's, which is charged for it; `references` counts how often it was opened */
-    int file;            /* where it is, if it is imported, else -1: in the device's memfd */
-    uint64_t file_id;    /* the inode of that */
+    unsigned references;   /* cuMemCreate's and cuMemRetainAllocationHandle's, less the releases */
+    unsigned mapped;       /* mappings of it */
+    bool runtime;          /* of cudaMalloc: not a handle that the program knows */
+    bool imported;         /* another process's, which is charged for it; `references` counts how often it was opened */
+    bool held;             /* released and not mapped here, but exported, and somebody still has it */
+    unsigned handle_types; /* as which it may be exported */
+    int file;              /* where it is, if it is imported or exported, else -1: in the device's memfd */
+    uint64_t file_id;      /* the inode of that */
 } sim_physical_t;
 
 typedef struct sim_reservation {
@@ -64,6 +66,9 @@ typedef struct sim_mapping {
     bool runtime;
 } sim_mapping_t;
 
+/* Kinds of CUmemLocation that cuda.h names since CUDA 12.2. */
+enum { SIM_LOCATION_HOST = 2, SIM_LOCATION_HOST_NUMA = 3, SIM_LOCATION_HOST_NUMA_CURRENT = 4 };
+
 typedef struct sim_context {
     uint64_t id;
     int device;
@@ -80,6 +85,7 @@ typedef struct sim_device {
     sim_context_t primary;
     int memory;     /* the memfd, -1 until the first allocation */
     off_t end;      /* of what was ever allocated in it */
+    CUresult lost;  /* the error of its context: for this process it is of no use any more */
     uint64_t used;  /* bytes charged by this process */
     uint64_t taken; /* bytes charged to nobody: tms_sim_take_memory */
     uint64_t handles, mappings, runtime_allocations, streams;
@@ -109,8 +115,12 @@ typedef struct sim_op {
     uint64_t ticket; /* the order in which work was submitted in this process */
     uint64_t destination, source;
     bool destination_on_device, source_on_device;
-    uint64_t bytes; /* of each row */
-    uint64_t rows;  /* 0 and 1 are the same */
+    bool by_named; /* each end is touched by the device named for it: cudaMemcpyPeer */
+    int destination_device, source_device;
+    const sim_context_t *context; /* of a node: in which it was captured */
+    bool of_graph;                /* launched as a node of a graph */
+    uint64_t bytes;               /* of each row */
+    uint64_t rows;                /* 0 and 1 are the same */
     uint64_t destination_pitch, source_pitch;
     uint32_t value;
     unsigned width; /* of the value, in bytes: 0, 1 or 4; 0 is 1 */
@@ -143,7 +153,9 @@ struct sim_stream {
     bool dropping; /* its context is being destroyed: what is queued is not done */
     int priority;
     bool per_thread; /* a thread's default stream: not one that the program made */
+    bool served;     /* it has its thread */
     pthread_t thread;
+    pthread_cond_t wanted;  /* to a thread without work: there is some, or the stream closes */
     sim_op_t *first, *last; /* the first stays here while it runs */
     uint64_t submitted, completed;
     sim_capture_t *capture;
@@ -187,6 +199,7 @@ struct sim_graph {
 typedef struct sim_host {
     uint64_t address;
     uint64_t bytes;
+    int device; /* in whose context it was made */
     bool registered;
 } sim_host_t;
 
@@ -210,7 +223,9 @@ typedef struct sim_state {
     uint64_t next_id, next_ticket, next_capture;
     _Atomic(uint64_t) next_thread; /* without the lock */
 
-    int device_count;
+    int machine_count;                /* devices of the machine */
+    int device_count;                 /* those that the program sees */
+    int visible[TMS_SIM_MAX_DEVICES]; /* which of the machine's each of them is */
     uint64_t device_bytes;
     uint64_t bandwidth;
     uint64_t poison_limit;
@@ -226,6 +241,7 @@ typedef struct sim_state {
     bool unmapping;         /* a thread waits for pins to go: no new ones */
     uint64_t reserved;      /* reservations of the program */
     uint64_t host_bytes;
+    unsigned held; /* physical memory that is */
 
     uint64_t counts[SIM_CALL_COUNT];
     sim_fault_t faults[SIM_CALL_COUNT];
@@ -277,6 +293,9 @@ bool sim_state_wait(void);
 /* The same, but not for long: for what other processes do, which nobody announces. */
 bool sim_state_wait_briefly(void);
 void sim_state_changed(void);
+/* Around a wait for work of the device, which tms_sim_wait_until_synchronizing waits for. */
+void sim_state_begin_synchronizing(void);
+void sim_state_end_synchronizing(void);
 uint64_t sim_state_new_id(void);
 
 /* Everything allocated goes. */

@@ -16,7 +16,10 @@
  *   - An asynchronous copy from or to pageable host memory returns when it is complete.
  *   - cuMemFreeHost and cuMemHostUnregister wait for the copies in flight that use that memory, cuMemFree for the whole
  *     context, as the real ones do. cuMemUnmap waits for nothing but the chunk of at most 1 MiB that is being touched.
- *   - A forked child of a process that has used it gets CUDA_ERROR_NOT_INITIALIZED from every call. */
+ *   - A forked child of a process that has used it gets CUDA_ERROR_NOT_INITIALIZED from every call but those that look at
+ *     nothing of the device: versions, names of errors, cudaGetDeviceCount, cuThreadExchangeStreamCaptureMode.
+ *   - Exported memory is charged to the process that made it, as long as that lives, whoever holds it.
+ * What else differs is listed, with reasons, in tests/faithful/known_differences.json. */
 #ifndef TMS_SIMULATOR_H
 #define TMS_SIMULATOR_H
 
@@ -29,10 +32,12 @@ enum { TMS_SIM_MAX_DEVICES = 8, TMS_SIM_GRANULARITY = 2 << 20, TMS_SIM_POISON = 
 
 /* Environment, read at the first call:
  *   TMS_SIMULATED_DEVICES      number of devices, default 1 (0: cuInit gives CUDA_ERROR_NO_DEVICE)
+ *   TMS_SIMULATED_VISIBLE      1: CUDA_VISIBLE_DEVICES chooses among them, with the meaning that it has for the real driver;
+ *                              default 0, because it may be about the real devices of the machine
  *   TMS_SIMULATED_MEMORY       bytes a device, with suffix KiB, MiB or GiB; default 8GiB
  *   TMS_SIMULATED_BANDWIDTH    bytes a second of copies in flight on a stream, 0 (default): as fast as memcpy
  *   TMS_SIMULATED_PEERS        0: no device can reach another; default 1
- *   TMS_SIMULATED_POISON       allocations up to this size (default 64MiB) are poisoned entirely when created, larger ones
+ *   TMS_SIMULATED_POISON       allocations up to this size (default 8MiB) are poisoned entirely when created, larger ones
  *                              in their first and last MiB only (the rest is zero), so that large tests stay fast
  *   TMS_SIMULATED_KERNELS      error (default): launching a kernel that is not interpreted fails with cudaErrorNotSupported;
  *                              skip: it is counted and passed over. Either way stderr names each such kernel once
@@ -91,7 +96,8 @@ TMS_SIM_EXPORT int tms_sim_take_memory(int device, int64_t bytes);
 /* Work in flight: enqueues on `stream` (a CUstream, NULL for the legacy stream of the current context) a "kernel" that adds
  * `value` to each of `bytes` bytes at `address`, no sooner than tms_sim_open_gate(gate) was called; gate 0 means no gate.
  * Returns a CUresult. Touching memory that is not mapped, or not accessible to the stream's device, makes the context
- * sticky: CUDA_ERROR_ILLEGAL_ADDRESS from then on. In a stream that is capturing it becomes part of the graph. */
+ * sticky: CUDA_ERROR_ILLEGAL_ADDRESS from then on, and after its end the device is of no use to the process any more:
+ * CUDA_ERROR_DEVICE_UNAVAILABLE, until tms_sim_reset. In a stream that is capturing it becomes part of the graph. */
 TMS_SIM_EXPORT int tms_sim_launch_add(void *stream, uint64_t address, uint64_t bytes, uint8_t value, int gate);
 /* Kernels of PyTorch that were launched and interpreted (in a capture: recorded), and that were skipped, since reset. The
  * elementwise fills, conversions, additions, multiplications, divisions, comparisons for equality, and the sums, means,
@@ -106,7 +112,7 @@ TMS_SIM_EXPORT void tms_sim_open_gate(int gate);
  * way to know that somebody is waiting). */
 TMS_SIM_EXPORT void tms_sim_wait_until_synchronizing(void);
 /* Makes a device's context fail with `code` from now on (CUDA_ERROR_ILLEGAL_ADDRESS, ...), as after a fault. Lasts until the
- * context is destroyed. */
+ * context is destroyed; then the device is unavailable, until tms_sim_reset. */
 TMS_SIM_EXPORT void tms_sim_lose_device(int device, int code);
 
 #endif

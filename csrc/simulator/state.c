@@ -7,7 +7,7 @@
 #include "sim_modules.h"
 
 static const uint64_t default_device_bytes = (uint64_t)8 << 30;
-static const uint64_t default_poison_limit = (uint64_t)64 << 20;
+static const uint64_t default_poison_limit = (uint64_t)8 << 20;
 
 sim_state_t sim_state = {.lock = PTHREAD_MUTEX_INITIALIZER, .trace_file = -1, .shared_file = -1};
 
@@ -17,7 +17,8 @@ static void set_defaults(void) {
     sim_state.initialized = false;
     sim_state.deinitialized = false;
     sim_state.stopping = false;
-    sim_state.device_count = 1;
+    sim_state.machine_count = 1;
+    sim_visible_all();
     sim_state.device_bytes = default_device_bytes;
     sim_state.bandwidth = 0;
     sim_state.peer_capable = true;
@@ -90,6 +91,14 @@ bool sim_state_wait_briefly(void) {
 
 void sim_state_changed(void) { pthread_cond_broadcast(&sim_state.changed); }
 
+/* Told once, and not at each look: two threads that wait would go on waking each other. */
+void sim_state_begin_synchronizing(void) {
+    sim_state.synchronizing++;
+    sim_state_changed();
+}
+
+void sim_state_end_synchronizing(void) { sim_state.synchronizing--; }
+
 /* Steps of 16 keep identifiers aligned as real pointers would be. */
 uint64_t sim_state_new_id(void) { return sim_state.next_id += 16; }
 
@@ -114,7 +123,8 @@ void tms_sim_reset(int devices, uint64_t memory_bytes) {
     sim_state_clear();
     set_defaults();
     sim_entry_clear();
-    sim_state.device_count = devices < 0 ? 0 : devices > TMS_SIM_MAX_DEVICES ? TMS_SIM_MAX_DEVICES : devices;
+    sim_state.machine_count = devices < 0 ? 0 : devices > TMS_SIM_MAX_DEVICES ? TMS_SIM_MAX_DEVICES : devices;
+    sim_visible_all();
     sim_state.device_bytes = memory_bytes;
     sim_state_unlock();
 }

@@ -1,4 +1,5 @@
-/* Streams: a queue of work each, served in order by a thread of its own. */
+/* Streams: a queue of work each, served in order by a thread of its own, from the first piece of work on: a program may make
+ * hundreds of streams and use few. A thread without work waits for that alone, not for every change. */
 #include <signal.h>
 #include <stdlib.h>
 
@@ -33,26 +34,38 @@ static void complete_first(sim_stream_t *stream) {
     sim_state_changed();
 }
 
+/* For whoever joins its thread. */
+static void retire(sim_stream_t *stream) {
+    while (stream->first) complete_first(stream);
+    sim_table_remove(&sim_state.streams, stream->id);
+    stream->next_finished = sim_state.finished;
+    sim_state.finished = stream;
+    sim_state_changed();
+}
+
+/* Waits for what the stream does next. */
+static void wait_for_work(sim_stream_t *stream) {
+    if (!stream->first)
+        pthread_cond_wait(&stream->wanted, &sim_state.lock);
+    else if (stream->first->kind == SIM_OP_REMOTE)
+        sim_state_wait_briefly();
+    else
+        pthread_cond_wait(&sim_state.changed, &sim_state.lock);
+}
+
 static void *serve_stream(void *argument) {
     sim_stream_t *stream = argument;
     pthread_mutex_lock(&sim_state.lock);
     while (!sim_state.stopping && (stream->first || !stream->closing)) {
         if (!stream->first || !is_ready(stream, stream->first)) {
-            if (stream->first && stream->first->kind == SIM_OP_REMOTE)
-                sim_state_wait_briefly();
-            else
-                pthread_cond_wait(&sim_state.changed, &sim_state.lock);
+            wait_for_work(stream);
             continue;
         }
         CUresult result = sim_stream_work(stream, stream->first);
         if (result != CUDA_SUCCESS) sim_context_fail(stream->context, result);
         complete_first(stream);
     }
-    while (stream->first) complete_first(stream);
-    sim_table_remove(&sim_state.streams, stream->id);
-    stream->next_finished = sim_state.finished;
-    sim_state.finished = stream;
-    sim_state_changed();
+    retire(stream);
     pthread_mutex_unlock(&sim_state.lock);
     return NULL;
 }
@@ -62,20 +75,22 @@ static void join_finished(void) {
     while (sim_state.finished) {
         sim_stream_t *stream = sim_state.finished;
         sim_state.finished = stream->next_finished;
-        pthread_join(stream->thread, NULL);
+        if (stream->served) pthread_join(stream->thread, NULL);
+        pthread_cond_destroy(&stream->wanted);
         sim_nodes_clear(&stream->tails);
         free(stream);
     }
 }
 
 /* Signals are the program's: none is delivered to a worker. */
-static int start_thread(sim_stream_t *stream) {
+static CUresult start_thread(sim_stream_t *stream) {
     sigset_t all, before;
+    if (stream->served) return CUDA_SUCCESS;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    int status = pthread_create(&stream->thread, NULL, serve_stream, stream);
+    stream->served = pthread_create(&stream->thread, NULL, serve_stream, stream) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return status;
+    return stream->served ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 static sim_stream_t *make_stream(sim_context_t *context, bool legacy, bool blocking) {
@@ -83,10 +98,9 @@ static sim_stream_t *make_stream(sim_context_t *context, bool legacy, bool block
     sim_stream_t *stream = calloc(1, sizeof *stream);
     if (!stream) return NULL;
     *stream = (sim_stream_t){.id = sim_state_new_id(), .context = context, .legacy = legacy, .blocking = blocking};
-    if (!sim_table_insert(&sim_state.streams, stream->id, stream)) goto failed;
-    if (start_thread(stream) == 0) return stream;
-    sim_table_remove(&sim_state.streams, stream->id);
-failed:
+    pthread_cond_init(&stream->wanted, NULL);
+    if (sim_table_insert(&sim_state.streams, stream->id, stream)) return stream;
+    pthread_cond_destroy(&stream->wanted);
     free(stream);
     return NULL;
 }
@@ -132,13 +146,15 @@ CUresult sim_stream_create(CUstream *handle, unsigned int flags) {
     return sim_stream_create_with_priority(handle, flags, 0);
 }
 
-/* The thread finishes what is queued, and goes. */
+/* The thread finishes what is queued, and goes; a stream without one goes at once. */
 static void close_stream(sim_stream_t *stream) {
     if (stream->closing) return;
     if (!stream->legacy && !stream->per_thread) sim_state.devices[stream->context->device].streams--;
     sim_capture_forget(stream);
     stream->closing = true;
+    pthread_cond_signal(&stream->wanted);
     sim_state_changed();
+    if (!stream->served) retire(stream);
 }
 
 CUresult sim_stream_destroy(CUstream handle) {
@@ -153,6 +169,7 @@ CUresult sim_stream_submit(sim_stream_t *stream, const sim_op_t *work, uint64_t 
     if (stream->context->error != CUDA_SUCCESS) return stream->context->error;
     if (stream->capture) return sim_capture_record(stream, work);
     CUresult result = stream->legacy ? sim_capture_check_legacy(stream->context, false) : CUDA_SUCCESS;
+    if (result == CUDA_SUCCESS) result = start_thread(stream);
     if (result != CUDA_SUCCESS) return result;
     sim_op_t *op = malloc(sizeof *op);
     if (!op) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -167,6 +184,7 @@ CUresult sim_stream_submit(sim_stream_t *stream, const sim_op_t *work, uint64_t 
     stream->last = op;
     stream->submitted++;
     if (position) *position = stream->submitted;
+    pthread_cond_signal(&stream->wanted);
     sim_state_changed();
     return CUDA_SUCCESS;
 }
@@ -180,12 +198,11 @@ CUresult sim_stream_wait(sim_stream_t *stream, uint64_t position) {
     const sim_context_t *context = stream->context;
     uint64_t id = stream->id; /* the stream may be destroyed while we wait */
     CUresult result = CUDA_SUCCESS;
-    sim_state.synchronizing++;
+    sim_state_begin_synchronizing();
     while (result == CUDA_SUCCESS && context->error == CUDA_SUCCESS && !sim_stream_reached(id, position)) {
-        sim_state_changed(); /* for tms_sim_wait_until_synchronizing */
         if (!sim_state_wait()) result = CUDA_ERROR_DEINITIALIZED;
     }
-    sim_state.synchronizing--;
+    sim_state_end_synchronizing();
     return result == CUDA_SUCCESS ? context->error : result;
 }
 
@@ -243,17 +260,16 @@ static bool host_is_used(uint64_t address, uint64_t bytes) {
 
 CUresult sim_stream_wait_for_host(uint64_t address, uint64_t bytes) {
     CUresult result = CUDA_SUCCESS;
-    sim_state.synchronizing++;
+    sim_state_begin_synchronizing();
     while (result == CUDA_SUCCESS && host_is_used(address, bytes)) {
-        sim_state_changed();
         if (!sim_state_wait()) result = CUDA_ERROR_DEINITIALIZED;
     }
-    sim_state.synchronizing--;
+    sim_state_end_synchronizing();
     return result;
 }
 
 void sim_stream_close_all(sim_context_t *context) {
-    for (size_t i = 0; i < sim_state.streams.count; i++) {
+    for (size_t i = sim_state.streams.count; i-- > 0;) { /* backwards, because what is closed may leave the table */
         sim_stream_t *stream = sim_state.streams.slots[i].value;
         if (stream->context != context) continue;
         stream->dropping = true;
@@ -264,6 +280,11 @@ void sim_stream_close_all(sim_context_t *context) {
 void sim_stream_clear(void) {
     sim_state.stopping = true;
     sim_state_changed();
+    for (size_t i = sim_state.streams.count; i-- > 0;) {
+        sim_stream_t *stream = sim_state.streams.slots[i].value;
+        pthread_cond_signal(&stream->wanted);
+        if (!stream->served) retire(stream);
+    }
     while (sim_state.streams.count) pthread_cond_wait(&sim_state.changed, &sim_state.lock);
     join_finished();
     sim_table_release(&sim_state.streams);

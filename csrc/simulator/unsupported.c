@@ -3,17 +3,12 @@
 
 #include "sim_modules.h"
 
-typedef enum unsupported { IMPORT, MULTICAST_CREATE, MULTICAST_ADD, MULTICAST_BIND, MULTICAST_UNBIND } unsupported_t;
+typedef enum unsupported { MULTICAST_CREATE, MULTICAST_ADD, MULTICAST_BIND, MULTICAST_UNBIND } unsupported_t;
 
 static CUresult refuse(unsupported_t which, const char *name) {
     if (!(sim_state.refused >> which & 1)) fprintf(stderr, "simulated GPU: %s is not simulated and fails\n", name);
     sim_state.refused |= 1U << which;
     return CUDA_ERROR_NOT_SUPPORTED;
-}
-
-CUresult sim_memory_import(CUmemGenericAllocationHandle *handle, void *shareable, CUmemAllocationHandleType type) {
-    (void)handle, (void)shareable, (void)type;
-    return refuse(IMPORT, "cuMemImportFromShareableHandle");
 }
 
 CUresult sim_multicast_create(CUmemGenericAllocationHandle *handle, const struct CUmulticastObjectProp_st *properties) {

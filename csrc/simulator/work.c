@@ -51,42 +51,42 @@ static void touch(const sim_op_t *op, uint64_t done, uint64_t bytes) {
         for (uint64_t i = 0; i < bytes; i++) destination[i] = (uint8_t)(destination[i] + op->value);
 }
 
-/* The devices that take part: the stream's own and, for a copy, the owners of both ends. */
-static unsigned devices_of(const sim_context_t *context, const sim_op_t *op) {
-    unsigned devices = 1U << context->device;
-    if (op->kind != SIM_OP_COPY) return devices;
-    const sim_mapping_t *destination = op->destination_on_device ? sim_memory_mapping_at(op->destination) : NULL;
-    const sim_mapping_t *source = op->source_on_device ? sim_memory_mapping_at(op->source) : NULL;
-    if (destination) devices |= 1U << destination->physical->device;
-    if (source) devices |= 1U << source->physical->device;
-    return devices;
+/* The device that must have access to an end of the work: the stream's own, or the one named for that end. */
+static unsigned device_of(const sim_context_t *context, const sim_op_t *op, bool of_destination) {
+    if (op->by_named) return 1U << (of_destination ? op->destination_device : op->source_device);
+    return context ? 1U << context->device : 0;
 }
 
 bool sim_work_reachable(const sim_context_t *context, const sim_op_t *op) {
-    unsigned devices = devices_of(context, op);
+    unsigned writers = device_of(context, op, true), readers = device_of(context, op, false);
     for (uint64_t row = 0; row < rows_of(op); row++) {
         uint64_t destination = op->destination + row * op->destination_pitch, source = op->source + row * op->source_pitch;
-        if (op->destination_on_device && !sim_memory_reachable(destination, op->bytes, devices, true, NULL)) return false;
-        if (op->source_on_device && !sim_memory_reachable(source, op->bytes, devices, false, NULL)) return false;
+        if (op->destination_on_device && !sim_memory_reachable(destination, op->bytes, writers, true, NULL)) return false;
+        if (op->source_on_device && !sim_memory_reachable(source, op->bytes, readers, false, NULL)) return false;
     }
     return true;
+}
+
+/* What touching memory that is not there makes of the context. */
+static CUresult fault_of(const sim_op_t *op) {
+    return op->kind == SIM_OP_SET && op->of_graph ? CUDA_ERROR_LAUNCH_FAILED : CUDA_ERROR_ILLEGAL_ADDRESS;
 }
 
 /* Does at most *bytes from `done` on, tells how many it did, and takes the lock again. */
 static CUresult work_chunk(const sim_context_t *context, const sim_op_t *op, uint64_t done, uint64_t *bytes) {
     const sim_context_t *kernel = op->kind == SIM_OP_ADD ? context : NULL;
-    unsigned devices = devices_of(context, op);
+    unsigned writers = device_of(context, op, true), readers = device_of(context, op, false);
     sim_mapping_t *destination = NULL, *source = NULL;
     if (op->destination_on_device) {
         uint64_t address = place(op, op->destination, op->destination_pitch, done);
-        destination = sim_memory_pin(address, bytes, devices, true, kernel);
-        if (!destination) return CUDA_ERROR_ILLEGAL_ADDRESS;
+        destination = sim_memory_pin(address, bytes, writers, true, kernel);
+        if (!destination) return fault_of(op);
     }
     if (op->source_on_device) {
-        source = sim_memory_pin(place(op, op->source, op->source_pitch, done), bytes, devices, false, kernel);
+        source = sim_memory_pin(place(op, op->source, op->source_pitch, done), bytes, readers, false, kernel);
         if (!source) {
             if (destination) sim_memory_unpin(destination);
-            return CUDA_ERROR_ILLEGAL_ADDRESS;
+            return fault_of(op);
         }
     }
     pthread_mutex_unlock(&sim_state.lock);

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,13 +28,13 @@ MAX_DEVICES = 8
 
 _LIBRARY_NAME = "_simulated_cuda.so"
 _OWN_VARIABLES = "TMS_SIMULATED_"
-#: It names real devices.
-_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 _PROVIDED_PREFIXES = ("cu", "__cuda")
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)?", re.ASCII)
 _UNITS = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _MAX_BYTES = (1 << 63) - 1
+#: Random bytes in the name of a machine.
+_NAME_BYTES = 4
 
 #: A command of this name is the interpreter that runs this, because the stubs are made for its torch.
 _PYTHON = ("python", "python3")
@@ -72,6 +73,9 @@ def environment(
 ) -> dict[str, str]:
     """The environment of a process that is to run on the simulated GPU.
 
+    Processes that inherit it share the devices' memory, as on a real machine. Another call describes another machine, unless
+    its `base` is such an environment: then it is the same one.
+
     The first call for an installed torch compiles stub libraries, which takes seconds; later ones find them in the cache.
 
     Args:
@@ -83,7 +87,8 @@ def environment(
         report: Whether each process prints what it leaked when it ends.
         trace: A file to which every call of the driver or runtime is appended.
         base: The environment to start from, by default this process's. Its entries of LD_PRELOAD and LD_LIBRARY_PATH are
-            kept; its TMS_SIMULATED_* variables too, where no argument sets the same.
+            kept; its TMS_SIMULATED_* variables too, where no argument sets the same. Its CUDA_VISIBLE_DEVICES chooses among
+            the simulated devices.
 
     Raises:
         InvalidArgumentError: An argument is out of range.
@@ -103,14 +108,16 @@ def environment(
             raise InvalidStateError(f"this installation is incomplete: there is no {path}", operation="simulate")
     folder, shadowing = _stubs(simulator)
     result = dict(os.environ if base is None else base)
-    result.pop(_VISIBLE_DEVICES, None)
     result["LD_PRELOAD"] = _join("LD_PRELOAD", [*libraries, *shadowing], re.split("[ :]", result.get("LD_PRELOAD", "")))
     kept = re.split("[;:]", result.get("LD_LIBRARY_PATH", ""))
     result["LD_LIBRARY_PATH"] = _join("LD_LIBRARY_PATH", [folder], kept)
     result["TMS_CUDA_DRIVER"] = str(simulator)
     result[_OWN_VARIABLES + "DEVICES"] = str(devices)
+    result[_OWN_VARIABLES + "VISIBLE"] = "1"
     result[_OWN_VARIABLES + "MEMORY"] = str(_size(memory))
     result[_OWN_VARIABLES + "KERNELS"] = kernels
+    # All processes that inherit this are on one machine: what one takes of a device's memory, the others do not have.
+    result.setdefault(_OWN_VARIABLES + "SHARED", f"{os.getpid()}-{secrets.token_hex(_NAME_BYTES)}")
     if bandwidth is not None:
         result[_OWN_VARIABLES + "BANDWIDTH"] = str(_size(bandwidth))
     if report:
@@ -147,8 +154,7 @@ def _stubs(simulator: Path) -> tuple[Path, list[Path]]:
     make_folder(folder, lambda: [] if build is None else read_wanted(build, provided), simulator, provided)
     if build is None:
         return folder, []
-    # Empty files shadow what must not be found at all; they cannot be preloaded.
-    names = [path.name for path in folder.iterdir() if path.stat().st_size > 0]
+    names = [path.name for path in folder.iterdir()]
     return folder, [folder / soname for soname in build.found_by_rpath(names)]
 
 

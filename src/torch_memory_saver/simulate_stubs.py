@@ -24,7 +24,7 @@ from torch_memory_saver.simulate_torch import DRIVER_SONAME, TorchBuild, Wanted
 __all__ = ["cache_root", "cached_folder", "find_compiler", "make_folder", "source_of", "version_script_of"]
 
 #: Changed whenever another folder comes out of the same input.
-_FORMAT = "1"
+_FORMAT = "2"
 _COMPILERS = ("gcc", "cc", "clang")
 #: As many compilers run at once.
 _JOBS = 2
@@ -39,8 +39,7 @@ _RETURNS_POINTER = re.compile(r"^nvshmem_(malloc|calloc|align|ptr)$|^nvshmemx_(b
 
 #: Sonames under which a program without torch, or another library, may ask for the runtime.
 _RUNTIME_SONAMES = ("libcudart.so.12", "libcudart.so.13")
-#: torch counts devices with NVIDIA's management library where there is one. It must not find that of a real GPU: an empty
-#: file of that name is found first and cannot be loaded.
+#: torch counts devices with NVIDIA's management library. It must not find that of a real GPU.
 _MANAGEMENT_SONAME = "libnvidia-ml.so.1"
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
@@ -157,7 +156,7 @@ def make_folder(folder: Path, find_wanted: Callable[[], Sequence[Wanted]], simul
         made = Path(scratch, "made")
         made.mkdir()
         (made / DRIVER_SONAME).symlink_to(simulator)
-        (made / _MANAGEMENT_SONAME).touch()
+        (made / _MANAGEMENT_SONAME).symlink_to(simulator)
         if wanted:
             compiler = find_compiler()
             with ThreadPoolExecutor(_JOBS) as executor:

@@ -1,5 +1,6 @@
 /* The simulated GPU's devices and contexts, and the memory of cuMemAlloc and the host. */
 #include <string.h>
+#include <sys/mman.h>
 
 #include "simulated_cuda.h"
 
@@ -133,7 +134,9 @@ static void host_memory_is_tracked(void **state) {
     void *host = NULL;
     unsigned type = 0;
     (void)state;
-    ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuMemHostAlloc, &host, 0, 0));
+    host = own;
+    ASSERT_CUDA(CALL(cuMemHostAlloc, &host, 0, 0));
+    assert_null(host);
     ASSERT_CUDA(CALL(cuMemHostAlloc, &host, 4096, CU_MEMHOSTALLOC_PORTABLE));
     memset(host, 1, 4096);
     ASSERT_CUDA(CALL(cuMemHostRegister_v2, own, sizeof own, 0));
@@ -146,6 +149,36 @@ static void host_memory_is_tracked(void **state) {
     ASSERT_RESULT(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, CALL(cuMemHostUnregister, own));
     ASSERT_CUDA(CALL(cuMemFreeHost, host));
     ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuMemFreeHost, host));
+}
+
+static void only_usable_pages_are_registered(void **state) {
+    enum { PAGE = 4096, PAGES = 4 };
+    block_t block = make_block(0, GRANULE);
+    CUstream stream = NULL;
+    uint8_t *pages = mmap(NULL, (size_t)PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    (void)state;
+    assert_ptr_not_equal(pages, MAP_FAILED);
+    ASSERT_CUDA(CALL(cuStreamCreate, &stream, CU_STREAM_NON_BLOCKING));
+    assert_int_equal(mprotect(pages + 2 * PAGE, PAGE, PROT_READ), 0);
+    assert_int_equal(mprotect(pages + 3 * PAGE, PAGE, PROT_NONE), 0);
+    ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuMemHostRegister_v2, pages, 3 * PAGE, 0));
+    ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuMemHostRegister_v2, pages, 4 * PAGE, CU_MEMHOSTREGISTER_READ_ONLY));
+    ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuMemHostRegister_v2, pages, PAGE, CU_MEMHOSTREGISTER_IOMEMORY));
+    ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuMemHostRegister_v2, (void *)(uintptr_t)block.address, PAGE, 0));
+    ASSERT_RESULT(CUDA_ERROR_OUT_OF_MEMORY, CALL(cuMemHostRegister_v2, pages, (size_t)1 << 46, 0));
+    ASSERT_RESULT(CUDA_ERROR_NOT_SUPPORTED, CALL(cuMemHostRegister_v2, pages, (size_t)1 << 63, 0));
+    ASSERT_CUDA(CALL(cuMemHostRegister_v2, pages, 3 * PAGE, CU_MEMHOSTREGISTER_READ_ONLY));
+    ASSERT_CUDA(CALL(cuMemHostUnregister, pages));
+    ASSERT_CUDA(CALL(cuMemHostRegister_v2, pages, PAGE, 0)); /* a copy must not reach over the end of it */
+    ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuMemcpyHtoDAsync_v2, block.address, pages, 2 * PAGE, stream));
+    ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuMemcpyDtoHAsync_v2, pages + PAGE / 2, block.address, PAGE, stream));
+    ASSERT_CUDA(CALL(cuMemcpyHtoDAsync_v2, block.address, pages, PAGE, stream));
+    ASSERT_CUDA(CALL(cuMemcpyHtoDAsync_v2, block.address, pages + PAGE, PAGE, stream));
+    ASSERT_CUDA(CALL(cuStreamSynchronize, stream));
+    ASSERT_CUDA(CALL(cuMemHostUnregister, pages));
+    ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
+    assert_int_equal(munmap(pages, (size_t)PAGES * PAGE), 0);
+    drop_block(&block);
 }
 
 static void pointers_tell_where_they_point(void **state) {
@@ -170,7 +203,7 @@ int main(void) {
         ONE(nothing_works_before_init),      TWO(devices_describe_themselves),
         TWO(primary_contexts_are_counted),   ONE(destroying_a_context_frees_its_allocations),
         ONE(allocations_of_the_driver),      ONE(host_memory_is_tracked),
-        ONE(pointers_tell_where_they_point),
+        ONE(pointers_tell_where_they_point), ONE(only_usable_pages_are_registered),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

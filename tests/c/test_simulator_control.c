@@ -221,7 +221,7 @@ static void the_runtime_answers_as_documented(void **state) {
     ASSERT_CUDA(CALL(cuDevicePrimaryCtxGetState, 1, &flags, &active));
     assert_int_equal(active, 1);
     ASSERT_RESULT(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, CALL(cudaDeviceEnablePeerAccess, 1, 0));
-    ASSERT_RESULT(CUDA_ERROR_INVALID_DEVICE, CALL(cudaDeviceEnablePeerAccess, 0, 0));
+    ASSERT_RESULT(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED, CALL(cudaDeviceEnablePeerAccess, 0, 0));
 }
 
 int main(void) {

@@ -283,6 +283,49 @@ static void tells_whether_all_are_true(void **state) {
     ASSERT_CUDA(launch(all_bool, arguments));
     finish();
     assert_int_equal(bytes[ELEMENTS], 0);
+    bytes[ELEMENTS - 1] = 2; /* whatever is not 0 is true */
+    ASSERT_CUDA(launch(all_bool, arguments));
+    finish();
+    assert_int_equal(bytes[ELEMENTS], 1);
+    drop_block(&block);
+}
+
+/* More elements than are computed at a time, and a sum that only double holds until it is rounded. */
+static void adds_a_number_to_each_element(void **state) {
+    block_t block = make_block(0, GRANULE);
+    int count = ELEMENTS;
+    float added[2] = {0x1p-24F, 1.0F}, *floats = bytes_of(&block);
+    void *pointers[] = {floats + ELEMENTS, floats}, *arguments[] = {&count, added, pointers};
+    (void)state;
+    for (int i = 0; i < ELEMENTS; i++) floats[i] = (float)i;
+    ASSERT_CUDA(launch(add_to_float, arguments));
+    finish();
+    for (int i = 0; i < ELEMENTS; i++) assert_true(floats[ELEMENTS + i] == (float)((double)i + 0x1p-24));
+    assert_bytes(block.address + 2 * ELEMENTS * sizeof *floats, 64, TMS_SIM_POISON);
+    drop_block(&block);
+}
+
+/* The same sums over dense memory and, where an operand is not aligned, number by number. */
+static void dense_and_general_arithmetic_agree(void **state) {
+    block_t block = make_block(0, GRANULE);
+    uint8_t *bytes = bytes_of(&block);
+    int count = ELEMENTS;
+    int64_t alpha = INT64_MAX, *aligned = bytes_of(&block), wrapped = 0;
+    void *pointers[3], *arguments[] = {&count, &alpha, pointers};
+    (void)state;
+    for (int i = 0; i < 2 * ELEMENTS; i++) aligned[i] = INT64_MAX - i;
+    memcpy(bytes + MIB + 1, bytes, 2 * ELEMENTS * sizeof *aligned);
+    for (int i = 0; i < 2; i++) {
+        uint8_t *start = bytes + (i ? MIB + 1 : 0);
+        pointers[0] = start + 2 * ELEMENTS * sizeof *aligned;
+        pointers[1] = start;
+        pointers[2] = start + ELEMENTS * sizeof *aligned;
+        ASSERT_CUDA(launch(add_int64, arguments));
+        finish();
+    }
+    memcpy(&wrapped, (uint8_t *)pointers[0] + sizeof wrapped, sizeof wrapped);
+    assert_true((uint64_t)wrapped == (uint64_t)aligned[1] + (uint64_t)INT64_MAX * (uint64_t)aligned[ELEMENTS + 1]);
+    assert_memory_equal(bytes, bytes + MIB + 1, 3 * ELEMENTS * sizeof *aligned);
     drop_block(&block);
 }
 
@@ -352,9 +395,11 @@ static void crosses_mappings_and_faults_where_one_is_missing(void **state) {
     void *pointers[] = {(void *)(uintptr_t)(address + 2)}, *arguments[] = {&count, &value, pointers};
     ASSERT_CUDA(launch(fill_float, arguments));
     finish();
-    float last;
-    memcpy(&last, (uint8_t *)floats + 2 + (size_t)(count - 1) * sizeof last, sizeof last);
-    assert_true(last == 1.0F);
+    for (int i = 0; i < count; i++) {
+        float element;
+        memcpy(&element, (uint8_t *)floats + 2 + (size_t)i * sizeof element, sizeof element);
+        assert_true(element == 1.0F);
+    }
     ASSERT_CUDA(CALL(cuMemUnmap, address + GRANULE, GRANULE));
     value = 2.0F;
     ASSERT_CUDA(launch(fill_float, arguments)); /* as a real launch: the fault comes later, and stays */
@@ -398,6 +443,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         KERNEL_TEST(fills_only_its_elements),
         KERNEL_TEST(adds_with_a_factor),
+        KERNEL_TEST(adds_a_number_to_each_element),
+        KERNEL_TEST(dense_and_general_arithmetic_agree),
         KERNEL_TEST(multiplies_small_floats),
         KERNEL_TEST(compares),
         KERNEL_TEST(converts_to_the_types_in_its_arguments),

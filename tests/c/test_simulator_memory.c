@@ -46,7 +46,7 @@ static void physical_memory_is_charged(void **state) {
     CUmemAllocationProp properties = pinned_on(0), absent = pinned_on(1), host = pinned_on(0);
     size_t available = 0, total = 0;
     (void)state;
-    host.location.type = CU_MEM_LOCATION_TYPE_HOST;
+    host.location.type = (CUmemLocationType)2; /* CU_MEM_LOCATION_TYPE_HOST, since CUDA 12.2 */
     ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuMemCreate, &all, 0, &properties, 0));
     ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuMemCreate, &all, GRANULE / 2, &properties, 0));
     ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuMemCreate, &all, GRANULE, NULL, 0));
@@ -230,7 +230,7 @@ static void large_memory_is_poisoned_at_its_ends(void **state) {
     assert_bytes(large.address, MIB, TMS_SIM_POISON);
     assert_bytes(large.address + MIB, large.bytes - 2 * MIB, 0);
     assert_bytes(large.address + large.bytes - MIB, MIB, TMS_SIM_POISON);
-    CALL(set_poison_limit, 64 * MIB);
+    CALL(set_poison_limit, 8 * MIB);
     drop_block(&small);
     drop_block(&large);
 }
@@ -254,13 +254,54 @@ static void handles_cost_no_file_each(void **state) {
     for (int i = 0; i < HANDLES; i++) ASSERT_CUDA(CALL(cuMemRelease, handle[i]));
 }
 
-static void export_is_not_supported(void **state) {
+static const CUmemAllocationHandleType as_file = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+
+static void only_what_asked_for_it_is_exported(void **state) {
     block_t block = make_block(0, GRANULE);
     int file = -1;
     (void)state;
-    ASSERT_RESULT(CUDA_ERROR_NOT_SUPPORTED,
-                  CALL(cuMemExportToShareableHandle, &file, block.handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+    ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuMemExportToShareableHandle, &file, block.handle, as_file, 0));
+    assert_int_equal(file, -1);
     drop_block(&block);
+}
+
+static void an_exported_handle_is_the_same_memory(void **state) {
+    block_t block = {.bytes = GRANULE}, other = make_block(0, GRANULE);
+    CUmemAllocationProp properties = pinned_on(0);
+    CUmemAccessDesc access = access_for(0, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+    CUmemGenericAllocationHandle imported = 0;
+    CUdeviceptr second = 0;
+    int file = -1;
+    (void)state;
+    properties.requestedHandleTypes = as_file;
+    ASSERT_CUDA(CALL(cuMemCreate, &block.handle, GRANULE, &properties, 0));
+    ASSERT_CUDA(CALL(cuMemAddressReserve, &block.address, GRANULE, 0, 0, 0));
+    ASSERT_CUDA(CALL(cuMemAddressReserve, &second, GRANULE, 0, 0, 0));
+    ASSERT_CUDA(CALL(cuMemMap, block.address, GRANULE, 0, block.handle, 0));
+    ASSERT_CUDA(CALL(cuMemSetAccess, block.address, GRANULE, &access, 1));
+    memset((void *)(uintptr_t)block.address, 21, GRANULE);
+    ASSERT_CUDA(CALL(cuMemExportToShareableHandle, &file, block.handle, as_file, 0));
+    assert_bytes(block.address, GRANULE, 21); /* although it has moved */
+    assert_bytes(other.address, GRANULE, TMS_SIM_POISON);
+    ASSERT_CUDA(CALL(cuMemImportFromShareableHandle, &imported, (void *)(intptr_t)file, as_file));
+    assert_int_not_equal(imported, block.handle);
+    ASSERT_CUDA(CALL(cuMemMap, second, GRANULE, 0, imported, 0));
+    ASSERT_CUDA(CALL(cuMemSetAccess, second, GRANULE, &access, 1));
+    memset((void *)(uintptr_t)second, 22, GRANULE / 2);
+    assert_bytes(block.address, GRANULE / 2, 22);
+    assert_bytes(block.address + GRANULE / 2, GRANULE / 2, 21);
+    assert_int_equal(usage_of(0).physical_bytes, 2 * GRANULE);
+    ASSERT_CUDA(CALL(cuMemUnmap, second, GRANULE));
+    ASSERT_CUDA(CALL(cuMemRelease, imported));
+    drop_block(&block);
+    assert_int_equal(usage_of(0).physical_bytes, 2 * GRANULE); /* the descriptor keeps it */
+    int duplicate = dup(file);
+    assert_int_equal(close(file), 0);
+    assert_int_equal(usage_of(0).physical_bytes, 2 * GRANULE);
+    assert_int_equal(close(duplicate), 0);
+    assert_int_equal(usage_of(0).physical_bytes, GRANULE);
+    ASSERT_CUDA(CALL(cuMemAddressFree, second, GRANULE));
+    drop_block(&other);
 }
 
 int main(void) {
@@ -277,7 +318,8 @@ int main(void) {
         ONE(bytes_go_with_the_physical_memory),
         ONE(large_memory_is_poisoned_at_its_ends),
         ONE(handles_cost_no_file_each),
-        ONE(export_is_not_supported),
+        ONE(only_what_asked_for_it_is_exported),
+        ONE(an_exported_handle_is_the_same_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

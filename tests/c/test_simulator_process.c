@@ -1,5 +1,6 @@
 /* The simulated GPU in whole processes: its environment, what it reports at exit, and budgets that processes share. This
  * program starts itself again in the roles that the tests need. */
+#include <dlfcn.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -80,6 +81,92 @@ static void the_environment_configures(void **state) {
                                 "init 0, devices 1, bytes 8589934592, peers -1, reserve 0\n");
     assert_int_equal(run_again("describe", none, output, sizeof output), 0);
     assert_string_equal(output, "init 100, devices -1, bytes 0, peers -1, reserve 3\n");
+}
+
+/* Says which of the machine's devices this process sees, in its order. */
+static int describe_visible(void) {
+    int count = 0;
+    CUresult init = CALL(cuInit, 0);
+    CALL(cuDeviceGetCount, &count);
+    fprintf(stderr, "init %d:", init);
+    for (int device = 0; device < count; device++) {
+        CUuuid uuid;
+        char bus[16] = "";
+        CALL(cuDeviceGetUuid_v2, &uuid, device);
+        CALL(cudaDeviceGetPCIBusId, bus, sizeof bus, device);
+        fprintf(stderr, " %d (%s)", uuid.bytes[sizeof uuid.bytes - 1], bus);
+    }
+    fprintf(stderr, "\n");
+    return 0;
+}
+
+/* The UUID of device 2, as nvidia-smi would show it. */
+#define UUID_OF_2 "GPU-53696d75-6c61-7465-6420-475055000002"
+
+static void visible_devices_are_chosen_as_the_real_driver_does(void **state) {
+    static const struct {
+        const char *visible, *said;
+    } cases[] = {
+        {"CUDA_VISIBLE_DEVICES=0,1,2", "init 0: 0 (0000:10:00.0) 1 (0000:11:00.0) 2 (0000:12:00.0)\n"},
+        {"CUDA_VISIBLE_DEVICES=2,0", "init 0: 2 (0000:12:00.0) 0 (0000:10:00.0)\n"},
+        {"CUDA_VISIBLE_DEVICES=1", "init 0: 1 (0000:11:00.0)\n"},
+        {"CUDA_VISIBLE_DEVICES=", "init 100:\n"},
+        {"CUDA_VISIBLE_DEVICES=-1", "init 100:\n"},
+        {"CUDA_VISIBLE_DEVICES=none", "init 100:\n"},
+        {"CUDA_VISIBLE_DEVICES=1,3,0", "init 0: 1 (0000:11:00.0)\n"},
+        {"CUDA_VISIBLE_DEVICES=1,,0", "init 0: 1 (0000:11:00.0)\n"},
+        {"CUDA_VISIBLE_DEVICES=1, 0 ", "init 0: 1 (0000:11:00.0) 0 (0000:10:00.0)\n"},
+        {"CUDA_VISIBLE_DEVICES=1,0,1", "init 100:\n"},
+        {"CUDA_VISIBLE_DEVICES=" UUID_OF_2, "init 0: 2 (0000:12:00.0)\n"},
+        {"CUDA_VISIBLE_DEVICES=" UUID_OF_2 ",0", "init 0: 2 (0000:12:00.0) 0 (0000:10:00.0)\n"},
+        {"CUDA_VISIBLE_DEVICES=GPU-5369", "init 100:\n"}, /* which of them? */
+        {"CUDA_VISIBLE_DEVICES=GPU-ffff", "init 100:\n"},
+    };
+    char output[OUTPUT_BYTES];
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *const variables[] = {"TMS_SIMULATED_DEVICES=3", "TMS_SIMULATED_VISIBLE=1", cases[i].visible, NULL};
+        assert_int_equal(run_again("describe_visible", variables, output, sizeof output), 0);
+        assert_string_equal(output, cases[i].said);
+    }
+    /* Unless it was said to be about the simulated devices, it is about others. */
+    static const char *const of_others[] = {"TMS_SIMULATED_DEVICES=1", "CUDA_VISIBLE_DEVICES=5", NULL};
+    assert_int_equal(run_again("describe_visible", of_others, output, sizeof output), 0);
+    assert_string_equal(output, "init 0: 0 (0000:10:00.0)\n");
+}
+
+/* What the management library says of the machine; asking it is not using a device, so the process may still fork. */
+static int describe_machine(void) {
+    void *simulator = dlopen(getenv("TMS_CUDA_DRIVER"), RTLD_NOW);
+    int (*count_devices)(unsigned *) = (int (*)(unsigned *))(uintptr_t)dlsym(simulator, "nvmlDeviceGetCount_v2");
+    int (*by_bus)(const char *, void **) =
+        (int (*)(const char *, void **))(uintptr_t)dlsym(simulator, "nvmlDeviceGetHandleByPciBusId_v2");
+    int (*by_index)(unsigned, void **) =
+        (int (*)(unsigned, void **))(uintptr_t)dlsym(simulator, "nvmlDeviceGetHandleByIndex");
+    int (*get_uuid)(void *, char *, unsigned) =
+        (int (*)(void *, char *, unsigned))(uintptr_t)dlsym(simulator, "nvmlDeviceGetUUID");
+    unsigned count = 0;
+    void *device = NULL, *same = NULL;
+    char text[64] = "";
+    int wrong = by_bus("00000000:13:00.0", &device), far = by_index(3, &device);
+    count_devices(&count);
+    by_bus("00000000:12:00.0", &device);
+    by_index(2, &same);
+    get_uuid(device, text, sizeof text);
+    fprintf(stderr, "%u devices, %s %d, %d %d %d\n", count, text, device == same, wrong, far, get_uuid(device, text, 8));
+    pid_t child = fork();
+    if (child == 0) _exit(CALL(cuInit, 0) == CUDA_SUCCESS ? 0 : CHILD_FAILED);
+    int status = 0;
+    return waitpid(child, &status, 0) == child && status == 0 ? 0 : CHILD_FAILED;
+}
+
+static void the_management_library_sees_the_whole_machine(void **state) {
+    static const char *const variables[] = {"TMS_SIMULATED_DEVICES=3", "TMS_SIMULATED_VISIBLE=1", "CUDA_VISIBLE_DEVICES=1",
+                                            NULL};
+    char output[OUTPUT_BYTES];
+    (void)state;
+    assert_int_equal(run_again("describe_machine", variables, output, sizeof output), 0);
+    assert_string_equal(output, "3 devices, " UUID_OF_2 " 1, 6 2 7\n");
 }
 
 static void the_trace_goes_to_a_file(void **state) {
@@ -190,7 +277,13 @@ static int run_role(const char *name) {
     static const struct {
         const char *name;
         int (*run)(void);
-    } roles[] = {{"leak", leak}, {"leave_nothing", leave_nothing}, {"describe", describe}, {"hold", hold}, {"share", share}};
+    } roles[] = {{"leak", leak},
+                 {"leave_nothing", leave_nothing},
+                 {"describe", describe},
+                 {"describe_visible", describe_visible},
+                 {"describe_machine", describe_machine},
+                 {"hold", hold},
+                 {"share", share}};
     for (size_t i = 0; i < sizeof roles / sizeof *roles; i++) {
         if (strcmp(roles[i].name, name) == 0) return roles[i].run();
     }
@@ -201,6 +294,8 @@ int main(int count, char **arguments) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_report_tells_what_leaked),
         cmocka_unit_test(the_environment_configures),
+        cmocka_unit_test(visible_devices_are_chosen_as_the_real_driver_does),
+        cmocka_unit_test(the_management_library_sees_the_whole_machine),
         cmocka_unit_test(the_trace_goes_to_a_file),
         cmocka_unit_test(processes_share_a_budget),
     };

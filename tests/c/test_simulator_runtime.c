@@ -212,7 +212,7 @@ static void a_thread_remembers_its_last_error(void **state) {
     ASSERT_CUDA(CALL(cudaGetLastError));
 }
 
-static void a_sticky_error_is_not_forgotten(void **state) {
+static void a_sticky_error_outlives_the_context(void **state) {
     block_t block = make_block(0, GRANULE);
     CUstream stream = NULL;
     (void)state;
@@ -223,11 +223,12 @@ static void a_sticky_error_is_not_forgotten(void **state) {
     CALL(open_gate, 1);
     ASSERT_RESULT(CUDA_ERROR_ILLEGAL_ADDRESS, CALL(cudaStreamSynchronize, stream));
     ASSERT_RESULT(CUDA_ERROR_ILLEGAL_ADDRESS, CALL(cudaGetLastError));
-    ASSERT_RESULT(CUDA_ERROR_ILLEGAL_ADDRESS, CALL(cudaGetLastError));
+    ASSERT_CUDA(CALL(cudaGetLastError)); /* the thread's is forgotten, the context's is not */
     ASSERT_RESULT(CUDA_ERROR_ILLEGAL_ADDRESS, CALL(cudaStreamCreate, &stream));
     ASSERT_CUDA(CALL(cudaDeviceReset));
     ASSERT_RESULT(CUDA_ERROR_ILLEGAL_ADDRESS, CALL(cudaGetLastError));
-    ASSERT_CUDA(CALL(cudaGetLastError));
+    ASSERT_RESULT(CUDA_ERROR_DEVICE_UNAVAILABLE, CALL(cudaDeviceSynchronize));
+    ASSERT_RESULT(CUDA_ERROR_DEVICE_UNAVAILABLE, CALL(cudaGetLastError));
 }
 
 static void what_cannot_be_simulated_says_so(void **state) {
@@ -255,7 +256,7 @@ int main(void) {
         ONE(words_are_written),
         TWO(devices_copy_to_one_another),
         ONE(a_thread_remembers_its_last_error),
-        ONE(a_sticky_error_is_not_forgotten),
+        ONE(a_sticky_error_outlives_the_context),
         ONE(what_cannot_be_simulated_says_so),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

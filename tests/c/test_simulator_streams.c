@@ -74,6 +74,7 @@ static void unmapping_under_work_is_a_fault(void **state) {
     block_t block = make_block(0, GRANULE);
     CUstream stream = make_stream(CU_STREAM_NON_BLOCKING);
     size_t available = 0, total = 0;
+    CUcontext context = NULL;
     void *host = NULL;
     (void)state;
     ASSERT_CUDA(CALL(launch_add, stream, block.address, GRANULE, 1, GATE));
@@ -86,8 +87,7 @@ static void unmapping_under_work_is_a_fault(void **state) {
     ASSERT_RESULT(CUDA_ERROR_ILLEGAL_ADDRESS, CALL(launch_add, stream, block.address, 1, 1, 0));
     ASSERT_CUDA(CALL(cuMemAddressFree, block.address, GRANULE)); /* needs no context */
     ASSERT_CUDA(CALL(cuDevicePrimaryCtxReset_v2, 0));
-    retain_primary(0);
-    ASSERT_CUDA(CALL(cuCtxSynchronize)); /* a new life */
+    ASSERT_RESULT(CUDA_ERROR_ILLEGAL_ADDRESS, CALL(cuDevicePrimaryCtxRetain, &context, 0)); /* no new life */
 }
 
 static void work_on_fresh_memory_at_an_old_address_is_fine(void **state) {
@@ -120,9 +120,10 @@ static void a_copy_in_flight_faults_too(void **state) {
     CALL(set_bandwidth, 0);
     ASSERT_RESULT(CUDA_ERROR_ILLEGAL_ADDRESS, CALL(cuStreamSynchronize, stream));
     ASSERT_CUDA(CALL(cuMemAddressFree, block.address, block.bytes));
+    assert_int_equal(usage_of(0).host_bytes, 8 * MIB);
     ASSERT_CUDA(CALL(cuDevicePrimaryCtxReset_v2, 0));
-    retain_primary(0);
-    ASSERT_CUDA(CALL(cuMemFreeHost, host));
+    assert_int_equal(usage_of(0).host_bytes, 0); /* it goes with the context */
+    ASSERT_RESULT(CUDA_ERROR_CONTEXT_IS_DESTROYED, CALL(cuMemFreeHost, host));
 }
 
 static void asynchronous_copies_move_bytes(void **state) {
@@ -152,7 +153,7 @@ static void copies_are_checked_when_issued(void **state) {
     (void)state;
     ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuMemcpyDtoH_v2, host, block.address + GRANULE - 8, 16));
     ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuMemcpyDtoH_v2, NULL, block.address, 16));
-    ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuMemcpyDtoH_v2, (void *)(uintptr_t)block.address, block.address, 16));
+    ASSERT_CUDA(CALL(cuMemcpyDtoH_v2, (void *)(uintptr_t)block.address, block.address + 16, 16)); /* one address space */
     ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuMemcpyHtoD_v2, (uintptr_t)host, host, 16));
     ASSERT_CUDA(CALL(cuMemcpyDtoH_v2, host, 0, 0)); /* nothing is nothing */
     unmap_block(&block);
@@ -188,6 +189,7 @@ static void events_order_streams(void **state) {
     CUstream first = make_stream(CU_STREAM_NON_BLOCKING), second = make_stream(CU_STREAM_NON_BLOCKING);
     CUevent event = NULL;
     (void)state;
+    memset((void *)(uintptr_t)block.address, TMS_SIM_POISON, block.bytes); /* more than a fresh block is filled with */
     ASSERT_CUDA(CALL(cuEventCreate, &event, CU_EVENT_DISABLE_TIMING));
     ASSERT_CUDA(CALL(cuEventQuery, event));
     ASSERT_CUDA(CALL(launch_add, first, block.address, block.bytes, 1, GATE));
@@ -259,6 +261,8 @@ static void a_lost_device_fails_alone(void **state) {
     ASSERT_RESULT(CUDA_ERROR_ECC_UNCORRECTABLE, CALL(cuCtxSynchronize));
     ASSERT_CUDA(CALL(cuCtxPushCurrent_v2, second));
     ASSERT_CUDA(CALL(cuCtxSynchronize));
+    ASSERT_CUDA(CALL(cuDevicePrimaryCtxReset_v2, 1));
+    ASSERT_RESULT(CUDA_ERROR_ECC_UNCORRECTABLE, CALL(cuDevicePrimaryCtxRetain, &second, 1)); /* no new context at all */
     ASSERT_CUDA(CALL(cuCtxPopCurrent_v2, NULL));
     ASSERT_RESULT(CUDA_ERROR_ECC_UNCORRECTABLE, CALL(cuCtxSynchronize));
 }
@@ -287,10 +291,15 @@ static void peers_need_access(void **state) {
     ASSERT_CUDA(CALL(cuMemAlloc_v2, &local, 16));
     CUstream stream = make_stream(CU_STREAM_NON_BLOCKING);
     uint8_t host[16] = {0};
-    /* Without access: neither into it, nor out of it, nor with the owner's context current. */
+    /* Without access: neither into it, nor out of it. */
     ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuMemcpyHtoDAsync_v2, block.address, host, 16, stream));
     ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuMemcpyDtoD_v2, block.address, local, 16));
     ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuMemcpyDtoD_v2, local, block.address, 16));
+    ASSERT_CUDA(CALL(cudaMemcpyPeer, (void *)local, 1, (void *)block.address, 0, 16)); /* each device does its end */
+    ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cudaMemcpyPeer, (void *)local, 0, (void *)block.address, 1, 16));
+    ASSERT_CUDA(CALL(cuCtxPushCurrent_v2, retain_primary(0))); /* the owner may, with its own context */
+    ASSERT_CUDA(CALL(cuMemcpyDtoD_v2, local, block.address, 16));
+    ASSERT_CUDA(CALL(cuCtxPopCurrent_v2, NULL));
     ASSERT_CUDA(CALL(cuMemGetAccess, &flags, &access.location, block.address));
     assert_int_equal(flags, CU_MEM_ACCESS_FLAGS_PROT_NONE);
     ASSERT_CUDA(CALL(cuMemSetAccess, block.address, GRANULE, &access, 1));

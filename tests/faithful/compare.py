@@ -6,6 +6,9 @@ A difference that is known, with its reason, is in known_differences.json: a lis
 where the observation is the label of the thing seen, or labels joined by " / ", and stands for what is below it too; "*" is
 the whole behaviour. An entry for which there is no difference any more must go. Entries for behaviours that need two devices
 say so with "devices": 2.
+
+Behaviours that were added to the table since the record was made are pending: they are told, with what the simulation does,
+and are no differences until they are recorded.
 """
 
 from __future__ import annotations
@@ -41,6 +44,8 @@ class Comparison:
     known: list[Difference] = field(default_factory=list)
     #: Known differences, as text, that were not found.
     outdated: list[str] = field(default_factory=list)
+    #: Behaviours of the table that nobody has recorded yet.
+    pending: list[str] = field(default_factory=list)
     #: Observations that are the same.
     equal: int = 0
 
@@ -67,9 +72,12 @@ def compare(recorded: dict[str, Any], simulated: dict[str, Any], known: list[dic
     machine had is in neither."""
     result = Comparison()
     used: set[int] = set()
-    for name in dict.fromkeys([*recorded["behaviours"], *simulated["behaviours"]]):
-        left = flatten(recorded["behaviours"].get(name, {ABSENT: "no such behaviour"}))
+    result.pending = [name for name in simulated["behaviours"] if name not in recorded["behaviours"]]
+    for name in recorded["behaviours"]:
+        left = flatten(recorded["behaviours"][name])
         right = flatten(simulated["behaviours"].get(name, {ABSENT: "no such behaviour"}))
+        if ABSENT in right:
+            left = dict.fromkeys(right, "recorded, and no longer in the table")
         for label in dict.fromkeys([*left, *right]):
             difference = Difference(name, label, left.get(label, ABSENT), right.get(label, ABSENT))
             if difference.recorded == difference.simulated:
@@ -107,9 +115,11 @@ def main() -> int:
         print(difference)
     for entry in result.outdated:
         print(f"no longer different: {entry}")
+    for name in result.pending:
+        print(f"to be recorded: {name}: simulated {json.dumps(simulated['behaviours'][name])}")
     print(
         f"{len(recorded['behaviours'])} behaviours: {result.equal} observations the same, {len(result.known)} known to "
-        f"differ, {len(result.unexpected)} unexpected",
+        f"differ, {len(result.unexpected)} unexpected; {len(result.pending)} behaviours to be recorded",
         file=sys.stderr,
     )
     return 1 if result.unexpected or result.outdated else 0

@@ -144,6 +144,14 @@ class Gpu:
         code = function(*[_native(argument) for argument in arguments])
         return RESULT_NAMES.get(code, str(code))
 
+    def call_with_handle(self, name: str, result: Any, handle: IpcHandle, flags: int) -> str:
+        """A call that takes an IPC handle by value."""
+        function = self._function(name)
+        if function is None:
+            return MISSING
+        code = function(ctypes.byref(result), handle, ctypes.c_uint(flags))
+        return RESULT_NAMES.get(code, str(code))
+
     def must(self, name: str, *arguments: Any) -> None:
         """A call that the behaviour is not about."""
         result = self.call(name, *arguments)

@@ -244,3 +244,89 @@ def reset_after_a_fault(gpu: Gpu) -> Observations:
         "malloc": gpu.cudaMalloc(pointer, GRANULE),
         "synchronize again": gpu.cudaDeviceSynchronize(),
     }
+
+
+def fault(gpu: Gpu) -> str:
+    """A copy in a graph, of memory that is gone."""
+    block, other = gpu.block(), gpu.block()
+    stream, executable = gpu.capture(
+        lambda stream: gpu.must("cuMemcpyDtoDAsync", other.address, block.address, 4096, stream)
+    )
+    gpu.must("cuMemUnmap", block.address, GRANULE)
+    gpu.call("cuGraphLaunch", executable, stream)
+    return gpu.cuStreamSynchronize(stream)
+
+
+@behaviour(own_process=True)
+def after_a_faulting_copy(gpu: Gpu) -> Observations:
+    """The same as after a memset's fault, which is another error."""
+    gpu.start()
+    return {"fault": fault(gpu), "everything": everything(gpu)}
+
+
+@behaviour(own_process=True)
+def repeated_synchronizing_after_a_fault(gpu: Gpu) -> Observations:
+    """The error stays for the context, and is told to the runtime once for each call."""
+    gpu.start()
+    event, side = gpu.event(), gpu.stream()
+    seen: Observations = {"fault": fault(gpu)}
+    for label in ("first", "second"):
+        seen[label] = [
+            gpu.cuCtxSynchronize(), gpu.cudaDeviceSynchronize(), gpu.cudaPeekAtLastError(), gpu.cudaGetLastError(),
+            gpu.cudaGetLastError(), gpu.cuStreamSynchronize(side), gpu.cuEventRecord(event, side),
+            gpu.cuEventSynchronize(event),
+        ]  # fmt: skip
+    seen["new context"] = [gpu.cuDevicePrimaryCtxRelease(0), gpu.primary_active()]
+    return seen
+
+
+@behaviour(own_process=True)
+def retained_after_a_fault(gpu: Gpu) -> Observations:
+    """A primary context that is destroyed with its error, and made again."""
+    gpu.start()
+    context, flags = ctypes.c_uint64(), gpu.free_bytes() > 0
+    seen: Observations = {"memory before": flags, "fault": fault(gpu), "reset": gpu.cuDevicePrimaryCtxReset(0)}
+    seen["active"] = gpu.primary_active()
+    seen["retain"] = gpu.cuDevicePrimaryCtxRetain(context, 0)
+    seen["create"] = gpu.cuMemCreate(ctypes.c_uint64(), GRANULE, gpu.properties(), 0)
+    seen["set device"] = [gpu.cudaSetDevice(0), gpu.cudaGetLastError()]
+    return seen
+
+
+@behaviour(own_process=True, devices=2)
+def other_device_after_a_fault(gpu: Gpu) -> Observations:
+    """One device is lost; the other is of use."""
+    gpu.start()
+    seen: Observations = {"fault": fault(gpu)}
+    gpu.call("cudaSetDevice", 1)
+    pointer = ctypes.c_uint64()
+    seen["other"] = [gpu.cudaMalloc(pointer, GRANULE), gpu.fill(pointer.value, 7), gpu.read(pointer.value)]
+    seen["back"] = [gpu.cudaSetDevice(0), gpu.cudaDeviceSynchronize()]
+    return seen
+
+
+@behaviour(own_process=True)
+def freeing_without_context_after_a_fault(gpu: Gpu) -> Observations:
+    gpu.start()
+    pinned, pointer, number = gpu.pinned(), gpu.malloc(), ctypes.c_int()
+    seen: Observations = {"fault": fault(gpu)}
+    gpu.must("cuCtxSetCurrent", None)
+    seen["cuPointerGetAttribute"] = gpu.cuPointerGetAttribute(number, 2, pointer)
+    seen["cuMemFreeHost"] = gpu.cuMemFreeHost(pinned)
+    seen["cuMemFree"] = gpu.cuMemFree(pointer)
+    return seen
+
+
+@behaviour(own_process=True)
+def work_that_was_queued(gpu: Gpu) -> Observations:
+    """A memset outside of any graph, whose memory goes while it waits for what was queued before it."""
+    gpu.start()
+    block, busy, stream = gpu.block(), gpu.block(128 * GRANULE), gpu.stream()
+    for _ in range(32):
+        gpu.must("cuMemsetD8Async", busy.address, 1, busy.bytes, stream)
+    gpu.must("cuMemsetD8Async", block.address, 1, GRANULE, stream)
+    return {
+        "still at work": gpu.cuStreamQuery(stream),
+        "unmap": gpu.cuMemUnmap(block.address, GRANULE),
+        "synchronize": gpu.cuStreamSynchronize(stream),
+    }

@@ -348,3 +348,58 @@ def graph_arguments(gpu: Gpu) -> Observations:
         "destroy none": gpu.cuGraphDestroy(0),
         "instance outlives the graph": gpu.cuGraphExecDestroy(executable.value),
     }
+
+
+@behaviour
+def asking_for_a_captured_event(gpu: Gpu) -> Observations:
+    """An event of the capture itself, in each mode."""
+    event = gpu.event()
+
+    def asking(name: str) -> Observations:
+        return during(gpu, lambda stream: f"{gpu.cuEventRecord(event, stream)} {gpu.call(name, event)}")
+
+    seen: Observations = {name: asking(name) for name in ("cuEventQuery", "cuEventSynchronize", "cudaEventQuery")}
+    seen["after the capture"] = [gpu.cuEventQuery(event), gpu.cuEventSynchronize(event)]
+    seen["no event"] = during(gpu, lambda stream: gpu.cuEventQuery(0))
+    return seen
+
+
+@behaviour(own_process=True)
+def capture_copy_of_unmapped(gpu: Gpu) -> Observations:
+    gpu.start()
+    block, other = gpu.block(), gpu.block()
+    stream, graph, executable = gpu.stream(), ctypes.c_uint64(), ctypes.c_uint64()
+    gpu.must("cuMemUnmap", block.address, GRANULE)
+    gpu.must("cuStreamBeginCapture", stream, GLOBAL)
+    seen: Observations = {
+        "copy": gpu.cuMemcpyDtoDAsync(other.address, block.address, 4096, stream),
+        "status": gpu.capture_status(stream),
+        "end": gpu.cuStreamEndCapture(stream, graph),
+    }
+    if graph.value:
+        seen["instantiate"] = gpu.cuGraphInstantiateWithFlags(executable, graph.value, 0)
+    return seen
+
+
+@behaviour(own_process=True)
+def instantiate_while_unmapped(gpu: Gpu) -> Observations:
+    """Captured while the memory was there; instantiated while it is not, and while it may not be touched."""
+    gpu.start()
+    seen: Observations = {}
+    for label, work in (
+        ("memset", lambda block, other, stream: gpu.cuMemsetD8Async(block.address, 1, 4096, stream)),
+        ("copy", lambda block, other, stream: gpu.cuMemcpyDtoDAsync(other.address, block.address, 4096, stream)),
+    ):
+        block, other, stream, graph = gpu.block(), gpu.block(), gpu.stream(), ctypes.c_uint64()
+        executable = ctypes.c_uint64()
+        gpu.must("cuStreamBeginCapture", stream, GLOBAL)
+        captured = work(block, other, stream)
+        gpu.must("cuStreamEndCapture", stream, graph)
+        gpu.must("cuMemUnmap", block.address, GRANULE)
+        unmapped = gpu.cuGraphInstantiateWithFlags(executable, graph.value, 0)
+        gpu.must("cuMemMap", block.address, GRANULE, 0, block.handle, 0)
+        bare = gpu.cuGraphInstantiateWithFlags(executable, graph.value, 0)
+        gpu.allow(block.address)
+        mapped = gpu.cuGraphInstantiateWithFlags(executable, graph.value, 0)
+        seen[label] = {"captured": captured, "unmapped": unmapped, "no access": bare, "mapped": mapped}
+    return seen

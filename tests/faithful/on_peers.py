@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from gpu import DEFAULT, GRANULE, Gpu, Observations, behaviour
+from gpu import DEFAULT, GRANULE, Gpu, Observations, PointerAttributes, behaviour
 
 
 @behaviour(own_process=True)
@@ -90,4 +90,50 @@ def create_for_another(gpu: Gpu) -> Observations:
         "owner active": gpu.primary_active(1),
         "unmap": gpu.cuMemUnmap(address, GRANULE),
         "release": gpu.cuMemRelease(handle),
+    }
+
+
+@behaviour(own_process=True, devices=2)
+def copy_from_the_owner(gpu: Gpu) -> Observations:
+    """The same copies while the owner of the VMM memory is current."""
+    gpu.start(1)
+    other = gpu.malloc()
+    gpu.start()
+    block, bare = gpu.block(), gpu.block(access=False)
+    gpu.put(block.address, 0x75, 4096)
+    return {
+        "out of it, default": gpu.cudaMemcpy(other, block.address, 4096, DEFAULT),
+        "into it, default": gpu.cudaMemcpy(block.address, other, 4096, DEFAULT),
+        "out of it, driver": gpu.cuMemcpyDtoD(other, block.address, 4096),
+        "into it, driver": gpu.cuMemcpyDtoD(block.address, other, 4096),
+        "out of it, peer": gpu.cudaMemcpyPeer(other, 1, block.address, 0, 4096),
+        "wrong devices, peer": gpu.cudaMemcpyPeer(other, 0, block.address, 1, 4096),
+        "no access at all, peer": gpu.cudaMemcpyPeer(other, 1, bare.address, 0, 4096),
+        "synchronize": gpu.cudaDeviceSynchronize(),
+    }
+
+
+@behaviour(own_process=True, devices=2)
+def pointers_to_another_device(gpu: Gpu) -> Observations:
+    """What the runtime says of memory of device 0 while device 1 is current."""
+    gpu.start()
+    pointer, block, bare = gpu.malloc(), gpu.block(), gpu.block(access=False)
+    gpu.must("cuMemSetAccess", bare.address, GRANULE, gpu.access(1), 1)
+    gpu.start(1)
+
+    def told(address: int) -> list[object]:
+        got = PointerAttributes(type=9, device=9)
+        return [gpu.cudaPointerGetAttributes(got, address), got.type, got.device, got.device_pointer == address]
+
+    return {"cudaMalloc": told(pointer), "VMM for its owner": told(block.address), "VMM for the other": told(bare.address)}
+
+
+@behaviour(own_process=True, devices=2)
+def peer_arguments(gpu: Gpu) -> Observations:
+    gpu.start()
+    return {
+        "itself, flags 1": gpu.cudaDeviceEnablePeerAccess(0, 1),
+        "disable itself": gpu.cudaDeviceDisablePeerAccess(0),
+        "disable 99": gpu.cudaDeviceDisablePeerAccess(99),
+        "copy to device 99": gpu.cudaMemcpyPeer(gpu.malloc(), 99, gpu.malloc(), 0, 4096),
     }

@@ -152,6 +152,23 @@ def ipc_same_process(gpu: Gpu) -> Observations:
     }
 
 
+@behaviour(own_process=True)
+def ipc_open_same_process(gpu: Gpu) -> Observations:
+    """A handle opened in the process that made it, with the owner's memory and without."""
+    gpu.start()
+    handle, pointer, opened = IpcHandle(), gpu.malloc(4 * MIB), ctypes.c_uint64(7)
+    gpu.must("cudaIpcGetMemHandle", handle, pointer)
+    return {
+        "open": [gpu.call_with_handle("cudaIpcOpenMemHandle", opened, handle, 1), opened.value == pointer],
+        "last error": gpu.cudaGetLastError(),
+        "flags 0": [gpu.call_with_handle("cudaIpcOpenMemHandle", opened, handle, 0), gpu.cudaGetLastError()],
+        "no handle": [gpu.call_with_handle("cudaIpcOpenMemHandle", opened, IpcHandle(), 1), gpu.cudaGetLastError()],
+        "close the owner's": [gpu.cudaIpcCloseMemHandle(pointer), gpu.cudaGetLastError()],
+        "free": gpu.cudaFree(pointer),
+        "open what was freed": [gpu.call_with_handle("cudaIpcOpenMemHandle", opened, handle, 1), gpu.cudaGetLastError()],
+    }
+
+
 @behaviour
 def registering(gpu: Gpu) -> Observations:
     pages = gpu.pages(MIB)

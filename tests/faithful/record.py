@@ -150,9 +150,15 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true", help="show what the processes wrote to standard error")
     parser.add_argument("--child", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--machine", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--table", action="store_true", help="only say which behaviours there are, and how many devices each needs"
+    )
     options = parser.parse_args()
     if options.child is not None:
         run_here(options.child)
+    if options.table:
+        print(json.dumps({b.name: b.devices for b in load().values()}))
+        return 0
     if options.machine:
         print(json.dumps(machine()))
         return 0

@@ -73,11 +73,14 @@ def test_defaults() -> None:
     result = simulate.environment(base=before)
     assert before == {"HOME": "/home/x", "CUDA_VISIBLE_DEVICES": "3"}
     folder = result.pop("LD_LIBRARY_PATH")
+    assert result.pop("TMS_SIMULATED_SHARED") != simulate.environment(base=before)["TMS_SIMULATED_SHARED"]
     assert result == {
         "HOME": "/home/x",
+        "CUDA_VISIBLE_DEVICES": "3",
         "LD_PRELOAD": str(SIMULATOR),
         "TMS_CUDA_DRIVER": str(SIMULATOR),
         "TMS_SIMULATED_DEVICES": "1",
+        "TMS_SIMULATED_VISIBLE": "1",
         "TMS_SIMULATED_MEMORY": str(8 * GIB),
         "TMS_SIMULATED_KERNELS": "error",
     }
@@ -98,8 +101,10 @@ def test_every_argument(tmp_path: Path) -> None:
     )
     assert result["LD_PRELOAD"] == f"{preload.library_path()}:{SIMULATOR}"
     simulated = {name.removeprefix("TMS_SIMULATED_"): value for name, value in result.items() if "SIMULATED" in name}
+    assert simulated.pop("SHARED")
     assert simulated == {
         "DEVICES": "2",
+        "VISIBLE": "1",
         "MEMORY": str(GIB // 2),
         "BANDWIDTH": "1000",
         "KERNELS": "skip",
@@ -161,6 +166,14 @@ def test_a_program_gets_the_devices_that_were_asked_for(run_simulate: Program) -
     assert "device 1" in done.stdout
     assert "device 2" not in done.stdout
     assert re.search(r"hook mode +torch\n", done.stdout)
+
+
+def test_a_program_sees_the_devices_that_were_chosen(run_simulate: Program) -> None:
+    info = ("--", "python", "-m", "torch_memory_saver", "info")
+    done = run_simulate("--devices", "3", *info, CUDA_VISIBLE_DEVICES="2,0")
+    assert "device 1" in done.stdout
+    assert "device 2" not in done.stdout
+    assert "device 0" not in run_simulate(*info, CUDA_VISIBLE_DEVICES="").stdout
 
 
 def test_without_the_two_dashes(run_simulate: Program) -> None:
