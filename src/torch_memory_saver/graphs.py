@@ -7,6 +7,7 @@ graph captured with it: replays use its memory, and torch does not know which of
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -49,6 +50,7 @@ class GraphPools:
         self._lock = threading.RLock()
         self._by_token: dict[tuple[PoolId, Key], _SharedPool] = {}
         self._by_id: dict[PoolId, _SharedPool] = {}
+        self._streams: dict[int, Any] = {}
 
     after_fork_in_child = _reset
 
@@ -106,6 +108,16 @@ class GraphPools:
         self._store.retire(torch, pool)
         return other
 
+    def capture_stream(self, torch: TorchCuda, device: int) -> Any:
+        """The stream for captures that name none. torch's is on the device of the process's first capture: None if that is
+        this one, which leaves the choice to torch."""
+        default = getattr(torch.torch.cuda.graph, "default_capture_stream", None)
+        if default is None or default.device_index == device:
+            return None
+        if device not in self._streams:
+            self._streams[device] = torch.torch.cuda.Stream(device)
+        return self._streams[device]
+
     def release(self, shared: _SharedPool) -> None:
         """One user less; the last one gives the pool up. Runs in finalizers, too, and so calls nothing of torch."""
         with self._lock:
@@ -155,11 +167,13 @@ class GraphCapture(ContextDecorator):
         # torch empties its cache before a capture, which does nothing while this thread is in a region.
         self._store.empty_cache(torch)
         self._shared = self._pools.acquire(torch, self._token, (self._tag, self._backup, device))
+        stream = self._pools.capture_stream(torch, device) if self._stream is None else self._stream
         stream_before = torch.torch.cuda.current_stream()
         # While the capture runs its pool is the only one that this thread routes: first torch allocates what belongs to the
         # device's random generator, for all graphs to come, and that must not be paused with any tag.
-        self._suspension = self._store.routing_suspended(torch)
-        self._suspension.__enter__()
+        self._around = contextlib.ExitStack()
+        self._around.enter_context(self._store.routing_suspended(torch))
+        self._around.enter_context(torch.capturing_into(self._shared.pool.memory_pool))
         depth = -1
         capturing = False
         try:
@@ -168,7 +182,7 @@ class GraphCapture(ContextDecorator):
             _core.capture_begin(self._tag, self._backup)
             capturing = True
             self._capture = torch.torch.cuda.graph(
-                self._graph, pool=self._shared.pool.id, stream=self._stream, capture_error_mode=self._capture_error_mode
+                self._graph, pool=self._shared.pool.id, stream=stream, capture_error_mode=self._capture_error_mode
             )
             self._capture.__enter__()
         except BaseException:
@@ -197,7 +211,7 @@ class GraphCapture(ContextDecorator):
             _core.capture_end()
         if depth >= 0:
             _core.region_pop(depth)
-        self._suspension.__exit__(None, None, None)
+        self._around.close()
 
 
 def check_token(token: object) -> PoolId | None:

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch_memory_saver import _core, torch_layer
+from torch_memory_saver import _core
 from torch_memory_saver.errors import InvalidStateError
 from torch_memory_saver.torch_layer import PoolId, TorchCuda
 
@@ -119,6 +119,8 @@ class PoolStore:
         with self._lock:
             if managed and self._pauses:
                 self._wait_for_pauses(tag)
+            if torch.routes_every_thread:
+                self._check_alone(frame)
             self._frames[id(frame)] = frame
         outer = stack[-1] if stack and not torch.last_routed_wins else None
         try:
@@ -134,6 +136,16 @@ class PoolStore:
             raise
         stack.append(frame)
         return frame
+
+    def _check_alone(self, frame: Frame) -> None:
+        """Where torch cannot tell threads apart, one's memory would come from another's pool. The caller holds the lock."""
+        if any(other.thread != frame.thread for other in self._frames.values()):
+            raise InvalidStateError(
+                f"another thread is inside a region, and PyTorch before 2.8 cannot tell threads apart: enter "
+                f"region(tag={frame.tag!r}) after it has left",
+                operation="region",
+                tag=frame.tag,
+            )
 
     def leave(self, frame: Frame) -> None:
         """Ends the frame, and those entered later on its thread that were not left before it."""
@@ -171,6 +183,8 @@ class PoolStore:
         if _core.device_count() == 1:
             self.single_device = True
             return (0,)
+        if torch.routes_every_thread:
+            return (torch.current_device(),)
         mask = _core.active_devices() | 1 << torch.current_device()
         if stack:
             for pool in stack[-1].pools:
@@ -279,21 +293,11 @@ class PoolStore:
 
     def make_pool(self, torch: TorchCuda, key: Key, managed: bool = True) -> Pool:
         """A new pool; immortal until it is retired."""
-        pool = Pool(torch.make_pool(key[2], managed), key, managed)
-        torch_layer.make_immortal(pool.memory_pool)
-        return pool
+        return Pool(torch.make_pool(key[2], managed), key, managed)
 
     def retire(self, torch: TorchCuda, pool: Pool) -> None:
-        """Gives the pool up: torch returns its segments at the next emptying after their last tensor is gone.
-
-        The pool must not be routed. Routing it once leaves it with a count of uses beside the object's own, so that the
-        object's end does nothing, whatever else is routed then; releasing that count does the rest.
-        """
-        torch.begin_routing(pool.device, pool.id)
-        torch.end_routing(pool.device, pool.id)
-        torch_layer.make_mortal(pool.memory_pool)
-        pool.memory_pool = None
-        torch.release_pool(pool.device, pool.id)
+        """Gives up a pool that is not routed: torch returns its segments at an emptying after their last tensor is gone."""
+        torch.give_up(pool)
 
     def retire_later(self, pool: Pool) -> None:
         """For finalizers: they run anywhere, also where the lock is held."""
@@ -370,7 +374,7 @@ class PoolStore:
 
     @staticmethod
     def has_idle_segment(torch: TorchCuda, pool: Pool) -> bool:
-        return any(all(block["state"] == "inactive" for block in segment["blocks"]) for segment in torch.segments(pool.id))
+        return torch.gives_back(torch.segments(pool.id))
 
     def replace_pools(self, torch: TorchCuda, frame: Frame, only_if: Callable[[TorchCuda, Pool], bool]) -> None:
         """Gives a suspended frame fresh pools in place of those that `only_if` names, which are retired."""

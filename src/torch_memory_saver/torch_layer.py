@@ -6,26 +6,22 @@ Nothing here imports torch unless :func:`require` is called. :func:`loaded` is f
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch_memory_saver import _core
 from torch_memory_saver.errors import ForkedProcessError, InvalidStateError, TorchUnavailableError
+from torch_memory_saver.torch_routing import PoolId, make_immortal, make_routing
 
-__all__ = ["PoolId", "TorchCuda", "expandable_segments_on", "in_use", "loaded", "make_immortal", "make_mortal", "require"]
-
-#: What torch calls a pool by.
-PoolId = tuple[int, int]
+__all__ = ["PoolId", "TorchCuda", "expandable_segments_on", "in_use", "loaded", "require"]
 
 _DEFAULT_POOL: PoolId = (0, 0)
 #: A pool that never exists: a snapshot of it has the allocator's settings and no segments.
 _NO_POOL: PoolId = (0, (1 << 62) - 1)
 #: Since this version the pool routed last is the one that allocations come from; before, it was the one routed first.
-_LAST_ROUTED_WINS = (2, 11)
-_OLDEST_VERSION = "2.6"
+_LAST_ROUTED_WINS = (2, 10)
 
 
 class TorchCuda:
@@ -43,23 +39,24 @@ class TorchCuda:
                 "PYTORCH_ALLOC_CONF",
                 operation="initialize",
             )
-        begin = getattr(extension, "_cuda_beginAllocateCurrentThreadToPool", None)
-        begin = begin or getattr(extension, "_cuda_beginAllocateToPool", None)
-        if begin is None or not hasattr(torch.cuda, "MemPool"):
-            raise TorchUnavailableError(
-                f"this PyTorch ({torch.__version__}) has no memory pools: {_OLDEST_VERSION} is needed"
-            )
+        version = _version(torch.__version__)
+        routing = make_routing(torch, version, self.segments)
         self.torch = torch
-        self.begin_routing = begin  # (device, pool id): this thread's allocations on the device come from the pool
-        self.end_routing = extension._cuda_endAllocateToPool
-        self.release_pool = extension._cuda_releasePool
-        self.empty_cache = extension._cuda_emptyCache
+        self.begin_routing: Callable[[int, PoolId], None] = routing.begin
+        self.end_routing: Callable[[int, PoolId], None] = routing.end
+        self.release_pool: Callable[[int, PoolId], None] = routing.release
+        self.empty_cache: Callable[[], None] = routing.empty_cache
+        self.give_up: Callable[[Any], None] = routing.give_up
+        self.gives_back: Callable[[list[dict[str, Any]]], bool] = routing.gives_back
+        self.capturing_into: Callable[[Any], contextlib.AbstractContextManager[None]] = routing.capturing
+        self.routes_every_thread: bool = routing.every_thread
+        self._made = routing.made
         self.current_device = extension._cuda_getDevice
         self.is_capturing = extension._cuda_isCurrentStreamCapturing
         self._raw_stream = extension._cuda_getCurrentRawStream
         self._memory_stats = extension._cuda_memoryStats
         self._memory_snapshot = extension._cuda_memorySnapshot
-        self.last_routed_wins = _version(torch.__version__) >= _LAST_ROUTED_WINS
+        self.last_routed_wins = version >= _LAST_ROUTED_WINS
         # Never freed: torch calls it for segments that outlive everything of ours.
         self._allocator = torch.cuda.memory.CUDAPluggableAllocator(_core.library_path, "tms_torch_malloc", "tms_torch_free")
         make_immortal(self._allocator)
@@ -79,12 +76,14 @@ class TorchCuda:
             yield
 
     def make_pool(self, device: int, managed: bool) -> Any:
-        """A new torch.cuda.MemPool of the device; with our allocator, or as torch makes it."""
+        """A new torch.cuda.MemPool of the device, immortal until given up; with our allocator, or as torch makes it."""
         arguments = (self.allocator(),) if managed else ()
-        if self.current_device() == device:
-            return self.torch.cuda.MemPool(*arguments)
-        with self.on_device(device):
-            return self.torch.cuda.MemPool(*arguments)
+        current = self.current_device() == device
+        with contextlib.nullcontext() if current else self.on_device(device):
+            memory_pool = self.torch.cuda.MemPool(*arguments)
+        make_immortal(memory_pool)
+        self._made(memory_pool, managed)
+        return memory_pool
 
     def releasable_bytes(self, device: int) -> int:
         """Bytes of segments on the device that hold no block in use, in every pool.
@@ -115,7 +114,11 @@ class TorchCuda:
         try:
             return self._memory_snapshot(pool)
         except (TypeError, ValueError, RuntimeError):
+            pass  # Before it could be of one pool, there was none.
+        try:
             snapshot = dict(self._memory_snapshot(None))
+        except TypeError:
+            snapshot = dict(self._memory_snapshot())
         if pool != _DEFAULT_POOL:
             snapshot["segments"] = [row for row in snapshot["segments"] if tuple(row.get("segment_pool_id", ())) == pool]
         return snapshot
@@ -191,17 +194,6 @@ def expandable_segments_on(environment: Mapping[str, str]) -> bool:
             if key.strip() == "expandable_segments":
                 return value.strip().lower() == "true"
     return False
-
-
-def make_immortal(thing: object) -> None:
-    """Keeps an object through the interpreter's exit. A MemPool that is destroyed while any pool is routed, as at the exit
-    of a program that stops inside a region, would end the process with an abort."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
-
-
-def make_mortal(thing: object) -> None:
-    """Undoes :func:`make_immortal`."""
-    ctypes.pythonapi.Py_DecRef(ctypes.py_object(thing))
 
 
 def _version(text: str) -> tuple[int, int]:
