@@ -11,26 +11,32 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-from _common import MIB
+from _common import fill_random
 
 BATCH = 8
-KV_CHUNK = 512 * MIB
 KV_CACHE, WEIGHTS, GRAPH = "kv_cache", "weights", "cuda_graph"
 
 
 @dataclass(frozen=True)
 class Setup:
-    """The model: `layers` square matrices of bfloat16, applied one after the other."""
+    """The model: `layers` square matrices, applied one after the other. Their numbers are whole, so that every answer is
+    exact. The KV cache and the training state are allocated in pieces of `chunk_bytes`."""
 
     layers: int
     width: int
     kv_bytes: int
     bucket_layers: int
     training_bytes: int
+    chunk_bytes: int
 
     @property
     def weight_bytes(self) -> int:
-        return self.layers * self.width * self.width * 2
+        return self.layers * self.width * self.width * 4
+
+    @property
+    def slot_bytes(self) -> int:
+        """What a decode step writes to the KV cache."""
+        return self.layers * BATCH * self.width * 8
 
     def buckets(self) -> Iterator[range]:
         for first in range(0, self.layers, self.bucket_layers):
@@ -38,24 +44,25 @@ class Setup:
 
     def matrices(self) -> list[torch.Tensor]:
         shape = (self.width, self.width)
-        return [torch.empty(shape, dtype=torch.bfloat16, device="cuda") for _ in range(self.layers)]
+        return [torch.empty(shape, dtype=torch.int32, device="cuda") for _ in range(self.layers)]
+
+    def chunks(self, size: int) -> list[torch.Tensor]:
+        return [torch.empty(self.chunk_bytes, dtype=torch.uint8, device="cuda") for _ in range(size // self.chunk_bytes)]
 
     def decode(self, tokens: torch.Tensor, weights: list[torch.Tensor], cache: torch.Tensor) -> torch.Tensor:
-        """One step: every layer writes its input to the cache, reads it from there, and hands on a normalised result."""
+        """One step: every layer writes its input to the cache, reads it from there, and adds its weights, all of them."""
         hidden = tokens
         for slot, weight in zip(cache, weights, strict=True):
             slot.copy_(hidden)
-            hidden = torch.nn.functional.silu(slot @ weight)
-            hidden = hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + 1e-6)
+            hidden = slot * 3 + weight.sum(0)
         return hidden
 
     def tokens(self) -> torch.Tensor:
-        generator = torch.Generator(device="cuda").manual_seed(1)
-        return torch.randn(BATCH, self.width, device="cuda", generator=generator).to(torch.bfloat16)
+        return torch.arange(BATCH * self.width, device="cuda").view(BATCH, self.width)
 
 
 def fingerprint(weights: list[torch.Tensor]) -> int:
-    return sum(int(weight.view(torch.int16).sum(dtype=torch.int64)) * (index + 1) for index, weight in enumerate(weights))
+    return sum(int(weight.sum()) * (index + 1) for index, weight in enumerate(weights))
 
 
 class Trainer:
@@ -64,8 +71,7 @@ class Trainer:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.weights: list[torch.Tensor] = setup.matrices()
-        for weight in self.weights:
-            weight.normal_(std=setup.width**-0.5)
+        fill_random(self.weights)
         self.host = [torch.empty(weight.shape, dtype=weight.dtype, pin_memory=True) for weight in self.weights]
         self.bucket: torch.Tensor | None = None
 
@@ -95,11 +101,11 @@ class Trainer:
 
     def train(self) -> int:
         """A step; returns the device memory in use while gradients and optimizer state are there."""
-        state = [
-            torch.zeros(KV_CHUNK, dtype=torch.uint8, device="cuda") for _ in range(self.setup.training_bytes // KV_CHUNK)
-        ]
-        for weight in self.weights:
-            weight.mul_(0.9).add_(torch.randn_like(weight), alpha=0.3 * self.setup.width**-0.5)
+        state = self.setup.chunks(self.setup.training_bytes)
+        for chunk in state:
+            chunk.zero_()
+        for layer, weight in enumerate(self.weights):
+            weight.mul_(3).add_(layer + 1)
         used = self.used()
         del state
         torch.cuda.empty_cache()
@@ -107,8 +113,8 @@ class Trainer:
 
     def answer(self) -> tuple[torch.Tensor, int]:
         """What the engine has to answer with these weights, and their fingerprint."""
-        cache = torch.empty(self.setup.layers, BATCH, self.setup.width, dtype=torch.bfloat16, device="cuda")
-        output = self.setup.decode(self.setup.tokens(), self.weights, cache).float().cpu()
+        cache = torch.empty(self.setup.layers, BATCH, self.setup.width, dtype=torch.int64, device="cuda")
+        output = self.setup.decode(self.setup.tokens(), self.weights, cache).cpu()
         result = (output, fingerprint(self.weights))
         del cache
         torch.cuda.empty_cache()
@@ -119,7 +125,7 @@ class Trainer:
         from torch.multiprocessing.reductions import reduce_tensor
 
         shape = (self.setup.bucket_layers, self.setup.width, self.setup.width)
-        self.bucket = torch.empty(shape, dtype=torch.bfloat16, device="cuda")
+        self.bucket = torch.empty(shape, dtype=torch.int32, device="cuda")
         return tuple(reduce_tensor(self.bucket))
 
     def fill_bucket(self, layers: range) -> None:
@@ -146,15 +152,10 @@ class Engine:
         with self.saver.region(tag=WEIGHTS):
             self.weights = setup.matrices()
         with self.saver.region(tag=KV_CACHE):
-            chunks = max(1, setup.kv_bytes // KV_CHUNK)
-            self.cache = [torch.empty(KV_CHUNK, dtype=torch.uint8, device="cuda") for _ in range(chunks)]
-        slots = self.cache[0].view(torch.bfloat16)[: setup.layers * BATCH * setup.width]
+            self.cache = setup.chunks(setup.kv_bytes)
+        slots = self.cache[0][: setup.slot_bytes].view(torch.int64)
         self.slots = slots.view(setup.layers, BATCH, setup.width)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            setup.decode(self.tokens, self.weights, self.slots)
-        torch.cuda.current_stream().wait_stream(side)
+        setup.decode(self.tokens, self.weights, self.slots)  # loads the kernels, which a capture must not
         self.graph = torch.cuda.CUDAGraph()
         with self.saver.cuda_graph(self.graph, tag=GRAPH):
             self.output = setup.decode(self.tokens, self.weights, self.slots)
@@ -190,7 +191,7 @@ class Engine:
     def answer(self) -> tuple[torch.Tensor, int]:
         self.graph.replay()
         torch.cuda.synchronize()
-        return self.output.float().cpu(), fingerprint(self.weights)
+        return self.output.cpu(), fingerprint(self.weights)
 
 
 def serve(role: type, setup: Setup, connection: Connection) -> None:
