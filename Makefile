@@ -33,19 +33,18 @@ build: ## the three libraries, built in the source tree
 test: build ## the Python tests on the simulated GPU, with the package of the source tree
 	$(IN_TREE) -m pytest $(PYTEST_ARGUMENTS)
 
-# tests/gpu starts itself again for the other hook mode.
-SIMULATE = $(IN_TREE) -m torch_memory_saver simulate --devices 2 --memory 4GiB
+SIMULATE = $(IN_TREE) -m torch_memory_saver simulate --devices 2 --memory 8GiB
 .PHONY: torch-test
 torch-test: build ## PyTorch on the simulated GPU, in both hook modes; PYTHON has PyTorch's CUDA build
-	$(SIMULATE) -- python -m pytest tests/torch $(PYTEST_ARGUMENTS)
-	$(SIMULATE) --preload -- python -m pytest tests/torch $(PYTEST_ARGUMENTS)
+	$(SIMULATE) -- python -m pytest --gpu tests/torch tests/gpu $(PYTEST_ARGUMENTS)
+	$(SIMULATE) --preload -- python -m pytest --gpu tests/torch tests/gpu $(PYTEST_ARGUMENTS)
 
 .PHONY: torch-matrix
 torch-matrix: ## the same with several releases of PyTorch, each in an environment of its own that is removed
 	$(PYTHON) tests/torch/matrix.py
 
 .PHONY: gpu-test
-gpu-test: build ## the tests that need a real GPU
+gpu-test: build ## the GPU tests on the GPUs of this machine, in both hook modes
 	$(IN_TREE) -m pytest --gpu tests/gpu $(PYTEST_ARGUMENTS)
 
 RECORD ?= h200
@@ -127,6 +126,19 @@ lint-python:
 	$(PYTHON) -m ruff check $(PYTHON_FILES)
 	$(PYTHON) -m ruff format --check $(PYTHON_FILES)
 	$(PYTHON) -m mypy $(PACKAGE_ROOT)/torch_memory_saver
+
+# What compiles with it compiles with all: cuda.h only grows. pip has it as a package, which is unpacked and not installed.
+OLDEST_CUDA := 12.0.107
+OLDEST_HEADERS := build/cuda-$(OLDEST_CUDA)
+$(OLDEST_HEADERS)/nvidia/cuda_runtime/include/cuda.h:
+	$(PYTHON) -m pip install --quiet --no-deps --target $(OLDEST_HEADERS) nvidia-cuda-runtime-cu12==$(OLDEST_CUDA)
+
+.PHONY: oldest-cuda
+oldest-cuda: $(OLDEST_HEADERS)/nvidia/cuda_runtime/include/cuda.h ## compiles all of the C against the oldest cuda.h that will do
+	@for file in $(filter %.c,$(C_FILES)); do \
+		$(CC) -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -fsyntax-only -DPy_LIMITED_API=0x030A0000 -Icsrc -I$(PYTHON_INCLUDE) \
+			-isystem $(<D) $$file || exit 1; \
+	done; echo "all of the C compiles with the cuda.h of CUDA $(OLDEST_CUDA)"
 
 .PHONY: format
 format: ## the C and Python files, rewritten in their format

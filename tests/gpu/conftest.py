@@ -1,12 +1,14 @@
 """Fixtures and rules of the GPU tests.
 
 The files of this folder run twice: in the pytest that was started, without LD_PRELOAD (hook mode "torch"), and in the pytest
-that test_preload_mode.py starts with our library preloaded (hook mode "preload"). Tests that start processes for both modes
-themselves are marked `outer` and run in the first only.
+that test_preload_mode.py starts with our library preloaded (hook mode "preload"). On the simulated GPU the second is a run
+of its own, under `simulate --preload`. Tests that start processes for both modes themselves are marked `outer` and run in
+the first only.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Generator, Iterator
@@ -16,7 +18,19 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from gpu_support import INNER, MIB, SIMULATED, checksum, core, empty, fill_random, release_everything, saver, torch
+from gpu_support import (
+    INNER,
+    MIB,
+    SIMULATED,
+    STARTED_PRELOADED,
+    checksum,
+    core,
+    empty,
+    fill_random,
+    release_everything,
+    saver,
+    torch,
+)
 
 #: Seconds after which a test of this folder counts as hung.
 TEST_TIMEOUT_S = 120
@@ -43,6 +57,8 @@ def _reason_to_skip(config: pytest.Config, item: pytest.Item) -> str | None:
         return "needs a GPU, and torch sees none"
     if SIMULATED and (marker := item.get_closest_marker("real_gpu")) is not None:
         return f"needs a real GPU: {marker.args[0]}"
+    if SIMULATED and STARTED_PRELOADED and item.get_closest_marker("outer") is not None:
+        return "starts processes for both hook modes itself: runs without --preload"
     if item.get_closest_marker("multigpu") is not None and devices < 2:
         return f"needs two GPUs, and torch sees {devices}"
     return None
@@ -92,6 +108,8 @@ def warm_gpu() -> None:
     (numbers * 2 + 1).sum().item()
     torch.cuda._sleep(1000)
     torch.cuda.synchronize()
+    gc.collect()
+    gc.freeze()  # the modules' objects stay: every test collects garbage, and need not look at a million of them each time
 
 
 @pytest.fixture(autouse=True)

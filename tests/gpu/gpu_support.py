@@ -34,6 +34,9 @@ PROGRAMS = HERE / "programs"
 REPOSITORY = HERE.parent.parent
 #: Set in the pytest that tests/gpu/test_preload_mode.py starts, which must not start another.
 INNER = "TMS_GPU_INNER"
+_HOOK = "hook_mode_preload"
+#: Whether this process was started with our library preloaded: by test_preload_mode.py, or by `simulate --preload`.
+STARTED_PRELOADED = os.environ.get(INNER) == "1" or (SIMULATED and _HOOK in os.environ.get("LD_PRELOAD", ""))
 
 
 class _Lazy:
@@ -126,7 +129,7 @@ def empty(size: int, device: int = 0) -> torch.Tensor:
 
 def fill_random(tensor: torch.Tensor, seed: int) -> None:
     """Random bytes. The size must be a multiple of 8 bytes."""
-    if SIMULATED:  # which interprets no random kernels
+    if SIMULATED:  # which computes random numbers one by one: the host is faster
         words = tensor.view(torch.int64)
         least, greatest = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
         host = torch.Generator().manual_seed(seed)
@@ -139,7 +142,7 @@ def fill_random(tensor: torch.Tensor, seed: int) -> None:
 
 def checksum(tensor: torch.Tensor) -> tuple[int, int, int]:
     """Three sums over different parts of the contents, computed on the GPU without temporary memory worth naming."""
-    words = (tensor.cpu() if SIMULATED else tensor).view(torch.int64)
+    words = tensor.view(torch.int64)
     return (int(words.sum()), int(words[::3].sum()), int(words[: words.numel() // 2].sum()))
 
 
@@ -286,6 +289,8 @@ def _environment(extra: Mapping[str, str], preload: bool) -> dict[str, str]:
     package_root = str(Path(str(tms.__file__)).resolve().parent.parent)
     keep["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, keep.get("PYTHONPATH", "")]))
     keep["PYTHONWARNINGS"] = "ignore"
+    if "LD_PRELOAD" in keep:  # the simulated GPU's, without the hook library of `simulate --preload`
+        keep["LD_PRELOAD"] = ":".join(path for path in keep["LD_PRELOAD"].split(":") if _HOOK not in path)
     keep.update(extra)
     return preload_environment(keep) if preload else keep
 

@@ -1,10 +1,14 @@
-"""A kernel of our own, in PTX, launched through the driver: torch refuses to mix tensors of two GPUs in one kernel."""
+"""A kernel of our own, in PTX, launched through the driver: torch refuses to mix tensors of two GPUs in one kernel.
+
+The simulated GPU does not know PTX. There one of torch's kernels does the same, and torch is told that the memory is all on
+the GPU that the kernel runs on.
+"""
 
 from __future__ import annotations
 
 import ctypes
 
-from gpu_support import driver, torch
+from gpu_support import SIMULATED, driver, torch
 
 #: target[i] = source[i] + 1, for 32-bit words.
 PTX = rb"""
@@ -42,11 +46,20 @@ def _check(result: int, call: str) -> None:
     assert result == 0, f"{call} failed with {result}"
 
 
+def _words_at(address: int, words: int, device: int) -> torch.Tensor:
+    """A tensor over memory of any GPU that torch takes for memory of `device`."""
+    place = torch.device("cuda", device)
+    storage = torch._C._construct_storage_from_data_pointer(address, place, 4 * words)
+    return torch.empty(0, dtype=torch.int32, device=place).set_(storage, 0, (words,), (1,))
+
+
 class AddOne:
     """The kernel, loaded for one device. Use it while that device is current."""
 
     def __init__(self, device: int) -> None:
         self.device = device
+        if SIMULATED:
+            return
         module = ctypes.c_void_p()
         self._function = ctypes.c_void_p()
         with torch.cuda.device(device):
@@ -59,6 +72,10 @@ class AddOne:
 
     def launch(self, source: int, target: int, words: int, stream: torch.cuda.Stream) -> None:
         """Queues the kernel on a stream of this device; `source` and `target` are addresses of any GPU."""
+        if SIMULATED:
+            with torch.cuda.stream(stream):
+                torch.add(_words_at(source, words, self.device), 1, out=_words_at(target, words, self.device))
+            return
         arguments = (ctypes.c_uint64(source), ctypes.c_uint64(target), ctypes.c_uint32(words))
         pointers = (ctypes.c_void_p * 3)(*(ctypes.addressof(argument) for argument in arguments))
         blocks = (words + THREADS - 1) // THREADS

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
-from gpu_support import INNER, core, saver
+from gpu_support import STARTED_PRELOADED, core, saver
 
 
 def test_this_run_is_in_the_hook_mode_that_it_claims(mode: str) -> None:
-    expected = "preload" if os.environ.get(INNER) == "1" else "torch"
+    expected = "preload" if STARTED_PRELOADED else "torch"
     assert mode == expected
     with saver.region(tag="weights"):
         pass

@@ -1,4 +1,7 @@
-"""Runs the scenarios of this folder once more, in a pytest whose process has our library preloaded (hook mode "preload")."""
+"""Runs the scenarios of this folder once more, in a pytest whose process has our library preloaded (hook mode "preload").
+
+On the simulated GPU they run a second time from outside, under `simulate --preload`.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ pytestmark = [pytest.mark.outer, pytest.mark.timeout(420)]
 INNER_TIMEOUT_S = 400
 
 
+@pytest.mark.real_gpu("simulate --preload runs the scenarios again")
 def test_every_scenario_in_preload_mode(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if torch.cuda.is_initialized():
         release_everything()  # the inner run wants most of the GPU

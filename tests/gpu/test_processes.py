@@ -72,7 +72,6 @@ def test_expandable_segments() -> None:
     assert failures([run_programs([program])[0] for program in programs]) == []
 
 
-@pytest.mark.real_gpu("a CUDA runtime without PyTorch")
 def test_the_first_cuda_call_is_cuda_malloc() -> None:
     enable, kept = ("TMS_INIT_ENABLE", "1"), ("TMS_INIT_ENABLE_CPU_BACKUP", "1")
     programs = [Program("first_call.py", (how,), environment=(enable, kept), preload=True) for how in ("local", "global")]

@@ -60,7 +60,7 @@ def environment(preloaded: bool, **variables: str) -> dict[str, str]:
     result["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PACKAGE.parent), result.get("PYTHONPATH")]))
     result["TMS_CUDA_DRIVER"] = str(SIMULATOR)
     result["TMS_SIMULATED_MEMORY"] = "512MiB"
-    result["CUDA_VISIBLE_DEVICES"] = ""  # torch must not find a real GPU; the simulated one does not look at it.
+    result["CUDA_VISIBLE_DEVICES"] = ""  # torch must not find a real GPU; the simulated one looks at it under simulate only.
     if preloaded:
         result["LD_PRELOAD"] = f"{preload.library_path()}:{SIMULATOR}"
     return result | variables
@@ -91,6 +91,8 @@ def command() -> Program:
     """Runs ``python -m torch_memory_saver`` with arguments, on a machine without a GPU."""
 
     def run(*arguments: str, status: int = 0, **variables: str) -> subprocess.CompletedProcess[str]:
+        if arguments[:1] == ("simulate",):
+            variables.setdefault("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")  # Simulated ones are meant there.
         done = subprocess.run(
             [sys.executable, "-m", "torch_memory_saver", *arguments],
             env=environment(False, **variables),
@@ -105,7 +107,7 @@ def command() -> Program:
     return run
 
 
-@pytest.fixture(params=[True, False], ids=["torch-2.11", "older-torch"])
+@pytest.fixture(params=[True, False], ids=["torch-2.11", "torch-2.8"])
 def fake_torch(request: pytest.FixtureRequest, simulator: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTorch]:
     """torch as the package sees it. Nothing may have crashed it, and nothing may be routed, when the test ends."""
     fake = FakeTorch(last_routed_wins=request.param)

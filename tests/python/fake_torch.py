@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from torch_memory_saver import _core
+from torch_memory_saver.torch_routing import ThreadRouting, make_immortal
 
 PoolId = tuple[int, int]
 DEFAULT: PoolId = (0, 0)
@@ -34,12 +35,12 @@ class FakeMemPool:
         self.device = device
         torch.uses[self.id] = 1
         torch.managed[self.id] = managed
-        torch.alive.add(self.id)
 
     def __del__(self) -> None:
-        self.torch.alive.discard(self.id)
         if self.torch.uses[self.id] == 1 and self.torch.routings:
             self.torch.crashes.append(f"{self.id} was dropped while {self.torch.routings} were routed")
+        if self.torch.uses[self.id] != 1 and not self.torch.last_routed_wins:
+            self.torch.crashes.append(f"{self.id} was dropped with {self.torch.uses[self.id]} uses")
         self.torch.uses[self.id] -= 1
 
 
@@ -57,13 +58,25 @@ class FakeGraph:
 
 
 class FakeTorch:
-    """`last_routed_wins` False is torch before 2.11."""
+    """`last_routed_wins` False is torch 2.8 and 2.9."""
 
     def __init__(self, last_routed_wins: bool = True) -> None:
         self.last_routed_wins = last_routed_wins
+        self.routes_every_thread = False
+        self.routing = ThreadRouting(
+            SimpleNamespace(
+                _cuda_beginAllocateCurrentThreadToPool=self.begin_routing,
+                _cuda_endAllocateToPool=self.end_routing,
+                _cuda_releasePool=self.release_pool,
+                _cuda_emptyCache=self.empty_cache,
+            ),
+            objects_end_quietly=last_routed_wins,
+        )
+        self.give_up = self.routing.give_up
+        self.gives_back = self.routing.gives_back
+        self.capturing_into = self.routing.capturing
         self.uses: dict[PoolId, int] = {}
         self.managed: dict[PoolId, bool] = {}
-        self.alive: set[PoolId] = set()
         self.begun: set[PoolId] = set()
         self.routings: list[tuple[int, PoolId, int]] = []
         self.rows: list[FakeSegment] = []
@@ -85,6 +98,11 @@ class FakeTorch:
             )
         )
 
+    @property
+    def alive(self) -> set[PoolId]:
+        """The pools that somebody uses."""
+        return {pool for pool, uses in self.uses.items() if uses}
+
     def new_id(self) -> PoolId:
         self.next += 1
         return (0, self.next)
@@ -92,7 +110,9 @@ class FakeTorch:
     # What TorchCuda has.
 
     def make_pool(self, device: int, managed: bool) -> FakeMemPool:
-        return FakeMemPool(self, device, managed)
+        memory_pool = FakeMemPool(self, device, managed)
+        make_immortal(memory_pool)
+        return memory_pool
 
     def begin_routing(self, device: int, pool: PoolId) -> None:
         if device == self.fail_begin_of_new_pools_on and pool not in self.begun:

@@ -23,8 +23,8 @@ REQUIREMENTS = Path(__file__).resolve().parent / "requirements.txt"
 
 NEWEST = "newest"
 VERSIONS = ("2.6.0", "2.8.0", "2.11.0", NEWEST)
-#: Options of simulate and what pytest is to run. tests/gpu starts itself again for the other hook mode.
-MODES = {"torch": ([], ["--gpu", "tests/torch", "tests/gpu"]), "preload": (["--preload"], ["tests/torch"])}
+#: Options of simulate for each hook mode.
+MODES: dict[str, list[str]] = {"torch": [], "preload": ["--preload"]}
 MACHINE = ("--devices", "2", "--memory", "4GiB")
 #: Of what a failed build printed.
 _LAST_LINES = 20
@@ -82,11 +82,10 @@ def count(report: Path) -> tuple[str, bool]:
     return f"{total - skipped - failed:5} {skipped:7} {failed:6}", failed == 0 and total > skipped
 
 
-def test(python: str, mode: str, scratch: Path, log: Path) -> tuple[str, float, bool]:
+def test(python: str, mode: str, tests: list[str], scratch: Path, log: Path) -> tuple[str, float, bool]:
     """Runs the tests in one hook mode."""
     report = scratch / f"{mode}.xml"
-    options, tests = MODES[mode]
-    command = [python, "-m", "torch_memory_saver", "simulate", *MACHINE, *options, "--"]
+    command = [python, "-m", "torch_memory_saver", "simulate", *MACHINE, *MODES[mode], "--"]
     command += ["python", "-m", "pytest", *tests, f"--junitxml={report}", "-q", "-p", "no:cacheprovider"]
     start = time.monotonic()
     done = run(*command)
@@ -99,6 +98,7 @@ def test(python: str, mode: str, scratch: Path, log: Path) -> tuple[str, float, 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Runs the tests on the simulated GPU with several releases of PyTorch.")
     parser.add_argument("--versions", nargs="+", default=VERSIONS, help=f'such as 2.6.0, or "{NEWEST}"')
+    parser.add_argument("--tests", nargs="+", default=["tests/torch"], help="what pytest is to run")
     parser.add_argument("--wheel", type=Path, help="our wheel, if it is built already")
     parser.add_argument("--logs", type=Path, default=ROOT / "build" / "torch-matrix", help="where pytest's output goes")
     arguments = parser.parse_args()
@@ -117,7 +117,7 @@ def main() -> int:
                 name = found.stdout.strip().replace(" ", ", CUDA ") or f"{version} (cannot be imported)"
                 for mode in MODES:
                     log = arguments.logs / f"{version}-{mode}.log"
-                    outcome, seconds, good = test(python, mode, Path(folder), log)
+                    outcome, seconds, good = test(python, mode, arguments.tests, Path(folder), log)
                     rows.append(Row(name, mode, outcome, seconds, good))
                     print(f"{name}, {mode}: {'good' if good else f'see {log}'}", file=sys.stderr)
     print(f"{'PyTorch':28} {'mode':8} passed skipped failed seconds")

@@ -56,6 +56,85 @@ def test_a_tensor_survives_a_pause() -> None:
     del tensor
 
 
+def test_a_child_process_uses_the_memory_of_the_same_devices() -> None:
+    free = torch.cuda.mem_get_info()[0]
+    kept = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
+    text = """if True:
+        import torch
+        print(torch.cuda.mem_get_info()[0], flush=True)
+        tensor = torch.empty(32 << 20, dtype=torch.uint8, device="cuda")
+        print(torch.cuda.mem_get_info()[0], flush=True)
+        input()
+    """
+    with subprocess.Popen([sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdin is not None and child.stdout is not None
+        assert int(child.stdout.readline()) <= free - 64 * MIB
+        with_both = int(child.stdout.readline())
+        assert with_both <= free - 96 * MIB
+        assert torch.cuda.mem_get_info()[0] == with_both
+        child.communicate("\n")
+    assert child.returncode == 0
+    del kept
+    torch.cuda.empty_cache()
+    assert torch.cuda.mem_get_info()[0] >= free
+
+
+@pytest.mark.parametrize(("visible", "places"), [("1,0", [1, 0]), ("1", [1]), ("", []), ("-1", [])])
+def test_visible_devices(visible: str, places: list[int]) -> None:
+    """CUDA_VISIBLE_DEVICES means what it means for a real driver; the last byte of a UUID is a device's place."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two devices")
+    text = (
+        "import torch\n"
+        "properties = [torch.cuda.get_device_properties(device) for device in range(torch.cuda.device_count())]\n"
+        "print([int(str(each.uuid)[-2:], 16) for each in properties], torch.cuda.is_available())\n"
+        "tensors = [torch.ones(3, device=device) for device in range(torch.cuda.device_count())]\n"
+        "print([tensor.sum().item() for tensor in tensors])\n"
+    )
+    variables = {**os.environ, "CUDA_VISIBLE_DEVICES": visible}
+    done = subprocess.run([sys.executable, "-c", text], env=variables, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [f"{places} {bool(places)}", str([3.0] * len(places))]
+
+
+#: Prints free memory, in MiB less than before: during the region, paused, and after everything has been given back.
+OTHER_THREAD = """
+import threading, torch, torch_memory_saver
+from torch_memory_saver import torch_memory_saver as saver
+
+def taken():
+    return free - torch.cuda.mem_get_info()[0] >> 20
+
+def allocate():
+    tensors.append(torch.empty(32 << 20, dtype=torch.uint8, device="cuda"))
+
+tensors = [torch.zeros(1, device="cuda")]
+free = torch.cuda.mem_get_info()[0]
+with saver.region():
+    thread = threading.Thread(target=allocate)
+    thread.start()
+    thread.join()
+    allocate()
+print(taken())
+saver.pause()
+print(taken())
+tensors[1].zero_()
+assert tensors[1].sum().item() == 0
+saver.resume()
+del tensors[1:]
+torch_memory_saver.empty_cache()
+print(taken(), saver.hook_mode)
+"""
+
+
+def test_what_another_thread_allocates_during_a_region() -> None:
+    """It is not paused, and it is given back. In a process of its own, because PyTorch 2.6 and 2.7 keep a pool in which
+    another thread's memory lies, unless the preload library frees it."""
+    done = subprocess.run([sys.executable, "-c", OTHER_THREAD], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    kept = 64 if hasattr(torch._C, "_MemPoolContext") and saver.hook_mode == "torch" else 0
+    assert done.stdout.split() == ["64", "32", str(kept), saver.hook_mode]
+
+
 def test_child_processes_are_simulated_too() -> None:
     text = "import torch; print(torch.cuda.device_count(), torch.cuda.get_device_name(0))"
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)

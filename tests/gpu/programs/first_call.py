@@ -20,6 +20,8 @@ DEVICE_TO_HOST = 2
 
 
 def runtime_path() -> str:
+    if os.path.basename(os.environ.get("TMS_CUDA_DRIVER", "")) == "_simulated_cuda.so":
+        return os.environ["TMS_CUDA_DRIVER"]  # the simulated GPU's own
     patterns = [
         os.path.join(sysconfig.get_paths()["purelib"], "nvidia", "*", "lib", "libcudart.so.*"),
         *(os.path.join(folder, "nvidia", "*", "lib", "libcudart.so.*") for folder in sys.path if folder),
