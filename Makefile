@@ -34,9 +34,13 @@ test: build ## the Python tests on the simulated GPU, with the package of the so
 	$(IN_TREE) -m pytest $(PYTEST_ARGUMENTS)
 
 SIMULATE = $(IN_TREE) -m torch_memory_saver simulate --devices 2 --memory 8GiB
-.PHONY: torch-test
+# Side by side, because one leaves half of two cores idle; what each prints is shown when it has ended.
+.PHONY: torch-test torch-test-torch torch-test-preload
 torch-test: build ## PyTorch on the simulated GPU, in both hook modes; PYTHON has PyTorch's CUDA build
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target --keep-going torch-test-torch torch-test-preload
+torch-test-torch:
 	$(SIMULATE) -- python -m pytest --gpu tests/torch tests/gpu $(PYTEST_ARGUMENTS)
+torch-test-preload:
 	$(SIMULATE) --preload -- python -m pytest --gpu tests/torch tests/gpu $(PYTEST_ARGUMENTS)
 
 .PHONY: torch-matrix

@@ -55,7 +55,7 @@ static CUresult separate(sim_physical_t *physical) {
     if (!copy_contents(old, physical->offset, physical->bytes, file)) goto failed;
     result = sim_memory_remap(physical, file);
     if (result != CUDA_SUCCESS) goto failed;
-    fallocate(old, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, physical->offset, (off_t)physical->bytes);
+    sim_piece_put(&sim_state.devices[physical->device], physical->offset, physical->bytes, false);
     physical->file = file;
     physical->file_id = status.st_ino;
     physical->offset = 0;

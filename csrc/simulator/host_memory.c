@@ -45,6 +45,7 @@ CUresult sim_host_allocate(void **address, size_t bytes, unsigned int flags) {
     if (!bytes) return CUDA_SUCCESS;
     void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+    (void)madvise(memory, bytes, MADV_HUGEPAGE); /* a kernel without large pages uses small ones */
     CUresult result = add_host((uintptr_t)memory, bytes, false);
     if (result == CUDA_SUCCESS)
         *address = memory;

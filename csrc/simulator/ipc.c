@@ -39,7 +39,8 @@ int sim_ipc_open(const sim_ipc_name_t *name) {
 CUresult sim_ipc_memory_handle(CUipcMemHandle *handle, CUdeviceptr address) {
     const sim_mapping_t *mapping = sim_memory_mapping_at(address);
     if (!handle || !mapping || !mapping->runtime || mapping->physical->imported) return CUDA_ERROR_INVALID_VALUE;
-    const sim_physical_t *physical = mapping->physical;
+    sim_physical_t *physical = mapping->physical;
+    physical->shown = true;
     const sim_ipc_name_t name = {.kind = SIM_IPC_MEMORY,
                                  .process = getpid(),
                                  .file = sim_state.devices[physical->device].memory,

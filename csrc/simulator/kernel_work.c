@@ -158,9 +158,16 @@ static void compute(const sim_kernel_t *kernel, uint64_t first, size_t count) {
     store(kernel, first, count, numbers[0]);
 }
 
+/* For `count` elements of an operand whose elements lie side by side. */
+static void populate(const sim_kernel_t *kernel, unsigned operand, uint64_t address, uint64_t count) {
+    uint64_t bytes = count * sim_type_bytes(kernel->operands[operand].type);
+    if (kernel->operands[operand].dense) sim_work_populate(address, bytes, operand == 0);
+}
+
 /* The lock is free while `count` elements are computed. */
 static void compute_stretch(const sim_kernel_t *kernel, uint64_t first, uint64_t count, bool dense) {
     pthread_mutex_unlock(&sim_state.lock);
+    for (unsigned i = 0; i <= kernel->name.inputs; i++) populate(kernel, i, address_of(kernel, i, first, 0), count);
     if (dense) sim_dense_compute(kernel, first, count);
     for (uint64_t done = 0; done < count && !dense; done += SIM_KERNEL_BATCH)
         compute(kernel, first + done, count - done < SIM_KERNEL_BATCH ? count - done : SIM_KERNEL_BATCH);
@@ -185,6 +192,7 @@ static void reduce_stretch(const sim_kernel_t *kernel, progress_t *progress, uin
     uint64_t address = address_of(kernel, 1, progress->input, progress->element);
     bool dense = sim_dense_reduces(kernel, address);
     pthread_mutex_unlock(&sim_state.lock);
+    populate(kernel, 1, address, count);
     if (dense) progress->total = sim_dense_reduce(kernel, progress->total, address, count);
     for (uint64_t done = 0; done < count && !dense; done += SIM_KERNEL_BATCH) {
         size_t part = count - done < SIM_KERNEL_BATCH ? count - done : SIM_KERNEL_BATCH;

@@ -1,45 +1,10 @@
 /* Physical memory: pieces of one memfd a device.
  *
- * A piece of one file, and not a file each, because a process may hold more allocations than it may open files. What is
- * freed is given back to the system by punching a hole; the offsets are never used again, and so a fresh piece holds
- * nothing of an old one's contents. */
-#include <errno.h>
-#include <fcntl.h>
+ * A piece of one file, and not a file each, because a process may hold more allocations than it may open files. */
 #include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "sim_modules.h"
-
-static bool open_memory(sim_device_t *device) {
-    if (device->memory < 0) device->memory = memfd_create("simulated GPU", MFD_CLOEXEC);
-    return device->memory >= 0;
-}
-
-static bool poison_range(int file, off_t offset, uint64_t bytes) {
-    enum { BUFFER_BYTES = 1 << 16 };
-    char buffer[BUFFER_BYTES];
-    memset(buffer, TMS_SIM_POISON, sizeof buffer);
-    for (uint64_t done = 0; done < bytes;) {
-        uint64_t part = bytes - done < sizeof buffer ? bytes - done : sizeof buffer;
-        ssize_t written = pwrite(file, buffer, part, offset + (off_t)done);
-        if (written < 0 && errno != EINTR) return false;
-        if (written > 0) done += (uint64_t)written;
-    }
-    return true;
-}
-
-static bool poison(int file, off_t offset, uint64_t bytes) {
-    if (bytes <= sim_state.poison_limit || bytes <= 2 * (uint64_t)SIM_CHUNK_BYTES) return poison_range(file, offset, bytes);
-    return poison_range(file, offset, SIM_CHUNK_BYTES) &&
-           poison_range(file, offset + (off_t)(bytes - SIM_CHUNK_BYTES), SIM_CHUNK_BYTES);
-}
-
-static void punch_hole(const sim_physical_t *physical) {
-    fallocate(sim_state.devices[physical->device].memory, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, physical->offset,
-              (off_t)physical->bytes);
-}
 
 static void give_back(const sim_physical_t *physical) {
     if (physical->imported) {
@@ -48,8 +13,8 @@ static void give_back(const sim_physical_t *physical) {
     }
     if (physical->file >= 0)
         close(physical->file);
-    else
-        punch_hole(physical);
+    else /* nobody gets what another process may still have open */
+        sim_piece_put(&sim_state.devices[physical->device], physical->offset, physical->bytes, !physical->shown);
     sim_budget_credit(physical->device, physical->bytes, false);
 }
 
@@ -61,18 +26,14 @@ CUresult sim_memory_create_physical(int device, uint64_t bytes, bool runtime, si
     if (!sim_budget_charge(device, bytes, false)) goto no_budget;
     *physical = (sim_physical_t){
         .id = sim_state_new_id(), .device = device, .bytes = bytes, .references = 1, .runtime = runtime, .file = -1};
-    if (!open_memory(owner)) goto no_memory;
-    physical->offset = owner->end;
-    if (ftruncate(owner->memory, owner->end + (off_t)bytes) != 0) goto no_memory;
-    if (!poison(owner->memory, physical->offset, bytes)) goto no_contents;
-    if (!sim_table_insert(&sim_state.physicals, physical->id, physical)) goto no_contents;
-    owner->end += (off_t)bytes;
+    if (!sim_piece_take(owner, bytes, &physical->offset)) goto no_memory;
+    if (!sim_table_insert(&sim_state.physicals, physical->id, physical)) goto no_place;
     if (!runtime) owner->handles++;
     *made = physical;
     return CUDA_SUCCESS;
 
-no_contents:
-    fallocate(owner->memory, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, physical->offset, (off_t)bytes);
+no_place:
+    sim_piece_put(owner, physical->offset, bytes, true);
 no_memory:
     sim_budget_credit(device, bytes, false);
 no_budget:

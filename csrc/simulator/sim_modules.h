@@ -51,6 +51,13 @@ void sim_context_destroy(sim_context_t *context);
 /* Waits for all work submitted to it so far. */
 CUresult sim_context_drain(sim_context_t *context);
 
+/* pieces.c. A piece of the device's memfd, poisoned; false without memory. */
+bool sim_piece_take(sim_device_t *device, uint64_t bytes, off_t *offset);
+/* Gives it back, for the next that takes one of this size if `keep` allows it, else to the system. */
+void sim_piece_put(sim_device_t *device, off_t offset, uint64_t bytes, bool keep);
+/* Everything, with the memfd itself. */
+void sim_piece_clear(sim_device_t *device);
+
 /* memory.c */
 sim_mapping_t *sim_memory_mapping_at(uint64_t address); /* that covers this address, or NULL */
 sim_reservation_t *sim_memory_reservation_at(uint64_t address);
@@ -116,6 +123,9 @@ void sim_op_release(const sim_op_t *op);
 uint64_t sim_op_extent(const sim_op_t *op, uint64_t pitch);
 /* Does a piece of work; the lock is free while bytes are touched. */
 CUresult sim_stream_work(sim_stream_t *stream, sim_op_t *op);
+/* Has the pages of memory found all at once, for bytes that are about to be touched: a fault a page takes much longer. Needs
+ * no lock; a kernel without that does without it. */
+void sim_work_populate(uint64_t address, uint64_t bytes, bool writes);
 /* Whether the stream's work is still to be done. */
 bool sim_stream_goes_on(const sim_stream_t *stream);
 /* Whether a copy or fill finds its memory mapped and accessible now; without a context, whether it finds it mapped. */

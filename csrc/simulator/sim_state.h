@@ -23,6 +23,7 @@ enum {
     SIM_CONTEXT_DEPTH = 32,    /* of a thread's stack of contexts */
     SIM_CHUNK_BYTES = 1 << 20, /* touched at a time by a worker, between two looks at the mappings */
     SIM_FIRST_ID = 1 << 20,    /* identifiers are never small numbers, nor the special stream handles */
+    SIM_KEPT_PIECES = 64,      /* of a device */
     SIM_NAME_BYTES = 96,
     SIM_EDGE_DATA_BYTES = 8,    /* of an edge of a graph */
     SIM_GREATEST_PRIORITY = -5, /* of a stream; the least is 0 */
@@ -34,7 +35,14 @@ typedef struct sim_kernel sim_kernel_t; /* sim_kernel.h */
 typedef struct sim_event sim_event_t;
 typedef struct sim_shared_event sim_shared_event_t; /* event_shared.c */
 
-/* Physical memory: a piece of the device's memfd that is never used again once it was freed. */
+/* A piece of a device's memfd that nobody uses: pieces.c. */
+typedef struct sim_piece {
+    off_t offset;
+    uint64_t bytes;
+    uint64_t pages; /* bytes of it that the host's memory holds */
+} sim_piece_t;
+
+/* Physical memory: a piece of the device's memfd, or a file of its own. */
 typedef struct sim_physical {
     uint64_t id;
     int device;
@@ -43,6 +51,7 @@ typedef struct sim_physical {
     unsigned references;   /* cuMemCreate's and cuMemRetainAllocationHandle's, less the releases */
     unsigned mapped;       /* mappings of it */
     bool runtime;          /* of cudaMalloc: not a handle that the program knows */
+    bool shown;            /* other processes may have opened it where it is: nobody gets its piece after it */
     bool imported;         /* another process's, which is charged for it; `references` counts how often it was opened */
     bool held;             /* released and not mapped here, but exported, and somebody still has it */
     unsigned handle_types; /* as which it may be exported */
@@ -83,11 +92,14 @@ typedef struct sim_context {
 
 typedef struct sim_device {
     sim_context_t primary;
-    int memory;     /* the memfd, -1 until the first allocation */
-    off_t end;      /* of what was ever allocated in it */
-    CUresult lost;  /* the error of its context: for this process it is of no use any more */
-    uint64_t used;  /* bytes charged by this process */
-    uint64_t taken; /* bytes charged to nobody: tms_sim_take_memory */
+    int memory; /* the memfd, -1 until the first allocation */
+    off_t end;  /* of what was ever allocated in it */
+    sim_piece_t kept[SIM_KEPT_PIECES];
+    unsigned kept_count;
+    uint64_t kept_pages; /* bytes of the host's memory that they hold */
+    CUresult lost;       /* the error of its context: for this process it is of no use any more */
+    uint64_t used;       /* bytes charged by this process */
+    uint64_t taken;      /* bytes charged to nobody: tms_sim_take_memory */
     uint64_t handles, mappings, runtime_allocations, streams;
 } sim_device_t;
 

@@ -38,7 +38,8 @@ enum { TMS_SIM_MAX_DEVICES = 8, TMS_SIM_GRANULARITY = 2 << 20, TMS_SIM_POISON = 
  *   TMS_SIMULATED_BANDWIDTH    bytes a second of copies in flight on a stream, 0 (default): as fast as memcpy
  *   TMS_SIMULATED_PEERS        0: no device can reach another; default 1
  *   TMS_SIMULATED_POISON       allocations up to this size (default 8MiB) are poisoned entirely when created, larger ones
- *                              in their first and last MiB only (the rest is zero), so that large tests stay fast
+ *                              in their first and last MiB only (the rest is zero, or poison where freed memory is
+ *                              used again), so that large tests stay fast
  *   TMS_SIMULATED_KERNELS      error (default): launching a kernel that is not interpreted fails with cudaErrorNotSupported;
  *                              skip: it is counted and passed over. Either way stderr names each such kernel once
  *   TMS_SIMULATED_SHARED       a name: processes with the same name share the budgets (POSIX shared memory)

@@ -113,8 +113,7 @@ void sim_state_clear(void) {
     sim_table_release(&sim_state.contexts);
     for (int i = 0; i < TMS_SIM_MAX_DEVICES; i++) {
         sim_budget_credit(i, sim_state.devices[i].taken, true);
-        if (sim_state.devices[i].memory >= 0) close(sim_state.devices[i].memory);
-        sim_state.devices[i].memory = -1;
+        sim_piece_clear(&sim_state.devices[i]);
     }
 }
 

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 
 #include "sim_modules.h"
@@ -41,10 +42,21 @@ static void set(const sim_op_t *op, uint8_t *destination, uint64_t bytes) {
         memcpy(destination + i, &op->value, sizeof op->value);
 }
 
+void sim_work_populate(uint64_t address, uint64_t bytes, bool writes) {
+    static const uint64_t page = 4096, worth_while = (uint64_t)1 << 16;
+    static const int populate_read = 22, populate_write = 23; /* of Linux 5.14; older headers lack the names */
+    uint64_t start = address / page * page;
+    if (bytes < worth_while) return;
+    (void)madvise((void *)(uintptr_t)start, address + bytes - start, writes ? populate_write : populate_read);
+}
+
 static void touch(const sim_op_t *op, uint64_t done, uint64_t bytes) {
     uint8_t *destination = (uint8_t *)(uintptr_t)place(op, op->destination, op->destination_pitch, done);
+    const uint8_t *source = (const uint8_t *)(uintptr_t)place(op, op->source, op->source_pitch, done);
+    sim_work_populate((uintptr_t)destination, bytes, true);
+    if (op->kind == SIM_OP_COPY && op->source_on_device) sim_work_populate((uintptr_t)source, bytes, false);
     if (op->kind == SIM_OP_COPY)
-        memmove(destination, (const uint8_t *)(uintptr_t)place(op, op->source, op->source_pitch, done), bytes);
+        memmove(destination, source, bytes);
     else if (op->kind == SIM_OP_SET)
         set(op, destination, bytes);
     else

@@ -6,9 +6,11 @@ beside it lies a folder of stub libraries for those that torch is linked with. W
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
+import select
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,6 +30,9 @@ MAX_DEVICES = 8
 
 _LIBRARY_NAME = "_simulated_cuda.so"
 _OWN_VARIABLES = "TMS_SIMULATED_"
+_MACHINE = _OWN_VARIABLES + "SHARED"
+#: The shared memory of a machine, as csrc/simulator/budget.c names it, before the machine's own name.
+_SHARED_MEMORY = "/dev/shm/tms_simulated_"
 _PROVIDED_PREFIXES = ("cu", "__cuda")
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)?", re.ASCII)
@@ -117,7 +122,7 @@ def environment(
     result[_OWN_VARIABLES + "MEMORY"] = str(_size(memory))
     result[_OWN_VARIABLES + "KERNELS"] = kernels
     # All processes that inherit this are on one machine: what one takes of a device's memory, the others do not have.
-    result.setdefault(_OWN_VARIABLES + "SHARED", f"{os.getpid()}-{secrets.token_hex(_NAME_BYTES)}")
+    result.setdefault(_MACHINE, f"{os.getpid()}-{secrets.token_hex(_NAME_BYTES)}")
     if bandwidth is not None:
         result[_OWN_VARIABLES + "BANDWIDTH"] = str(_size(bandwidth))
     if report:
@@ -130,16 +135,53 @@ def environment(
 def run_command(command: Sequence[str], variables: Mapping[str, str]) -> int:
     """Becomes the program that `command` names, with `variables` as its environment. ``python`` is this interpreter.
 
+    A machine that is not this process's own ends with the program, however that ends: what its processes share is removed.
+
     Returns only if it could not be started, with the exit status that a shell would give.
     """
     program = sys.executable if command[0] in _PYTHON else command[0]
     sys.stdout.flush()
     sys.stderr.flush()
+    machine = variables.get(_MACHINE)
+    if machine is not None and machine != os.environ.get(_MACHINE):
+        _remove_afterwards(Path(_SHARED_MEMORY + machine))
     try:
         os.execvpe(program, [program, *command[1:]], dict(variables))
     except OSError as error:
         print(f"simulate: {program} could not be started: {error.strerror}", file=sys.stderr)
         return _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
+
+
+def _remove_afterwards(path: Path) -> None:
+    """Leaves a process that removes a file once this one, whatever program it has become, has ended.
+
+    The last of the machine's processes removes it by itself, unless it is killed. Linux before 5.3 has only that.
+    """
+    try:
+        program = os.pidfd_open(os.getpid())
+    except (AttributeError, OSError):
+        return
+    child = os.fork()
+    if child != 0:
+        os.close(program)
+        os.waitpid(child, 0)
+        return
+    # A child of the program's would be found by its wait(); a grandchild is the system's. In a session of its own no signal
+    # from the terminal reaches it, and with no file open nobody waits for it.
+    try:
+        os.setsid()
+        if os.fork() == 0:
+            os.chdir("/")
+            for file in map(int, os.listdir("/proc/self/fd")):
+                if file != program:
+                    with contextlib.suppress(OSError):  # that of the folder is closed already
+                        os.close(file)
+            ended = select.poll()
+            ended.register(program, select.POLLIN)
+            ended.poll()
+            path.unlink(missing_ok=True)
+    finally:
+        os._exit(0)
 
 
 def _size(value: int | str) -> int:

@@ -1,7 +1,9 @@
 /* The simulated GPU's virtual memory management: the driver's rules with its codes, and the bytes behind them. */
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "simulated_cuda.h"
@@ -235,6 +237,92 @@ static void large_memory_is_poisoned_at_its_ends(void **state) {
     drop_block(&large);
 }
 
+/* How large the file of the device's memory is, and how much of the host's memory it holds. */
+static struct stat memory_file(void) {
+    enum { LIMIT = 1024, NAME_BYTES = 64 };
+    struct stat status = {.st_size = 0};
+    char path[NAME_BYTES], target[NAME_BYTES] = "";
+    for (int file = 0; file < LIMIT; file++) {
+        snprintf(path, sizeof path, "/proc/self/fd/%d", file);
+        ssize_t length = readlink(path, target, sizeof target - 1);
+        target[length < 0 ? 0 : length] = '\0';
+        if (strncmp(target, "/memfd:simulated GPU ", strlen("/memfd:simulated GPU ")) != 0) continue;
+        assert_int_equal(fstat(file, &status), 0);
+        return status;
+    }
+    fail_msg("no file of the device's memory");
+    return status;
+}
+
+static uint64_t host_bytes(void) {
+    enum { BLOCK_BYTES = 512 }; /* what st_blocks counts */
+    return (uint64_t)memory_file().st_blocks * BLOCK_BYTES;
+}
+
+static void freed_memory_is_used_again_without_its_contents(void **state) {
+    (void)state;
+    CALL(set_poison_limit, 4 * MIB);
+    block_t small = make_block(0, 4 * MIB), large = make_block(0, 16 * MIB);
+    off_t end = memory_file().st_size;
+    memset((void *)(uintptr_t)small.address, 7, small.bytes);
+    memset((void *)(uintptr_t)(large.address + 5 * MIB), 7, MIB);
+    drop_block(&small);
+    drop_block(&large);
+    assert_int_equal(usage_of(0).physical_bytes, 0);
+    small = make_block(0, 4 * MIB);
+    large = make_block(0, 16 * MIB);
+    assert_int_equal(memory_file().st_size, end);
+    assert_bytes(small.address, small.bytes, TMS_SIM_POISON);
+    assert_bytes(large.address, MIB, TMS_SIM_POISON);
+    assert_bytes(large.address + 5 * MIB, MIB, TMS_SIM_POISON);
+    assert_bytes(large.address + 6 * MIB, 9 * MIB, 0);
+    assert_bytes(large.address + 15 * MIB, MIB, TMS_SIM_POISON);
+    drop_block(&small);
+    memset((void *)(uintptr_t)large.address, 7, large.bytes);
+    drop_block(&large); /* has more pages than would be filled with poison */
+    assert_int_equal(host_bytes(), 4 * MIB);
+    large = make_block(0, 16 * MIB);
+    assert_int_equal(memory_file().st_size, end + (off_t)(16 * MIB));
+    assert_bytes(large.address + MIB, 14 * MIB, 0);
+    drop_block(&large);
+    CALL(set_poison_limit, 8 * MIB);
+}
+
+static void not_much_freed_memory_is_kept(void **state) {
+    size_t available = 0, total = 0;
+    (void)state;
+    CALL(set_poison_limit, DEVICE_MEMORY);
+    block_t block = make_block(0, 40 * MIB);
+    drop_block(&block);
+    assert_int_equal(host_bytes(), 40 * MIB);
+    block = make_block(0, 32 * MIB);
+    drop_block(&block);
+    assert_int_equal(host_bytes(), 32 * MIB);
+    ASSERT_CUDA(CALL(cuMemGetInfo_v2, &available, &total));
+    assert_int_equal(available, total); /* whatever the host holds */
+    CALL(set_poison_limit, 0);
+    block = make_block(0, 32 * MIB);
+    drop_block(&block);
+    assert_int_equal(host_bytes(), 0);
+    CALL(set_poison_limit, 8 * MIB);
+}
+
+static void memory_that_others_may_see_is_not_used_again(void **state) {
+    CUipcMemHandle handle;
+    void *memory = NULL;
+    (void)state;
+    ASSERT_CUDA(CALL(cudaMalloc, &memory, GRANULE));
+    ASSERT_CUDA(CALL(cudaFree, memory));
+    off_t end = memory_file().st_size;
+    ASSERT_CUDA(CALL(cudaMalloc, &memory, GRANULE));
+    assert_int_equal(memory_file().st_size, end);
+    ASSERT_CUDA(CALL(cudaIpcGetMemHandle, &handle, memory));
+    ASSERT_CUDA(CALL(cudaFree, memory));
+    ASSERT_CUDA(CALL(cudaMalloc, &memory, GRANULE));
+    assert_int_equal(memory_file().st_size, end + (off_t)GRANULE);
+    ASSERT_CUDA(CALL(cudaFree, memory));
+}
+
 static unsigned count_files(void) {
     enum { LIMIT = 1024 };
     unsigned open_files = 0;
@@ -317,6 +405,9 @@ int main(void) {
         ONE(memory_is_free_when_unmapped_and_released),
         ONE(bytes_go_with_the_physical_memory),
         ONE(large_memory_is_poisoned_at_its_ends),
+        ONE(freed_memory_is_used_again_without_its_contents),
+        ONE(not_much_freed_memory_is_kept),
+        ONE(memory_that_others_may_see_is_not_used_again),
         ONE(handles_cost_no_file_each),
         ONE(only_what_asked_for_it_is_exported),
         ONE(an_exported_handle_is_the_same_memory),

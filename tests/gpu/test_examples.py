@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 from gpu_support import REPOSITORY, SIMULATED, subprocess_run, torch
@@ -25,6 +26,7 @@ SIMULATED_COLOCATE = (
     "--weights-gb 0.05 --kv-gib 0.1 --training-gib 0.1 --width 1024 --chunk-mib 16 --bucket-mib 16 --steps 1"
 )
 OWN_MACHINE = {"TMS_SIMULATED_SHARED": f"example-{os.getpid()}", "TMS_SIMULATED_MEMORY": "512MiB"}
+SHARED_MEMORY = Path(f"/dev/shm/tms_simulated_example-{os.getpid()}")
 
 
 def call(name: str) -> tuple[list[str], dict[str, str]]:
@@ -37,7 +39,11 @@ def call(name: str) -> tuple[list[str], dict[str, str]]:
 @pytest.mark.parametrize("name", CALLS)
 def test_example(name: str) -> None:
     arguments, environment = call(name)
-    done = subprocess_run([str(EXAMPLES / name), *arguments], environment, timeout=280).check()
+    try:
+        done = subprocess_run([str(EXAMPLES / name), *arguments], environment, timeout=280).check()
+    finally:  # the last process of a machine removes it by itself, unless it is killed
+        if environment:
+            SHARED_MEMORY.unlink(missing_ok=True)
     print(done.output)
     assert "  ok: " in done.output
 

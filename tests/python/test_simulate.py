@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -241,3 +242,43 @@ def test_help(command: Program) -> None:
     assert "simulate" in command("--help").stdout
     text = command("simulate", "--help").stdout
     assert "usage: python -m torch_memory_saver simulate [options] -- command" in text
+
+
+USE_AND_END = """if True:
+    import ctypes, os, signal
+    assert ctypes.CDLL(os.environ["TMS_CUDA_DRIVER"]).cuInit(0) == 0
+    shared = "/dev/shm/tms_simulated_" + os.environ["TMS_SIMULATED_SHARED"]
+    assert os.path.exists(shared)
+    print(shared, flush=True)
+    {end}
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="this Python cannot wait for a process that is not its child")
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [("pass", 0), ("os._exit(3)", 3), ("os.kill(os.getpid(), signal.SIGKILL)", -9)],
+    ids=["returned", "left", "killed"],
+)
+def test_the_machine_ends_with_the_program(run_simulate: Program, end: str, status: int) -> None:
+    done = run_simulate("--", "python", "-c", USE_AND_END.format(end=end), status=status)
+    shared = Path(done.stdout.strip())
+    # Who removes it is told of the end at the same time as we.
+    deadline = time.monotonic() + 60
+    while shared.exists() and time.monotonic() < deadline:
+        os.sched_yield()
+    assert not shared.exists()
+
+
+def test_a_machine_that_was_there_before_stays(run_simulate: Program) -> None:
+    name = f"{os.getpid()}-stays"
+    text = USE_AND_END.format(end="os._exit(0)")
+    done = run_simulate("--", "python", "-c", text, TMS_SIMULATED_SHARED=name)
+    shared = Path(done.stdout.strip())
+    assert shared.name == f"tms_simulated_{name}"
+    shared.unlink()
+
+
+def test_the_program_has_no_child_that_it_did_not_start(run_simulate: Program) -> None:
+    text = "import os\ntry: print(os.wait())\nexcept ChildProcessError: print('none')"
+    assert run_simulate("--", "python", "-c", text).stdout == "none\n"
