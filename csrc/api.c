@@ -182,6 +182,8 @@ static void api_counters(tms_counters_t *counters) {
         memset(counters, 0, sizeof *counters);
 }
 
+static int32_t api_in_transition(void) { return tms_transition_is_inside(); }
+
 const tms_api_t *tms_get_api(uint32_t version) {
     static const tms_api_t api = {
         .version = TMS_API_VERSION,
@@ -211,6 +213,7 @@ const tms_api_t *tms_get_api(uint32_t version) {
         .find = api_find,
         .tag_info = api_tag_info,
         .counters = api_counters,
+        .in_transition = api_in_transition,
     };
     return version == TMS_API_VERSION ? &api : NULL;
 }

@@ -2,21 +2,20 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
+#include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "backup_disk_directory.h"
 
 enum {
-    FILE_MODE = 0600,
-    NUMBER_BYTES = 32,                /* "-<number>.backup" and its NUL */
-    RESERVE_STEP_BYTES = 64 << 20,    /* at once: an interrupted step is begun again, so it must not take long */
-    TRANSFER_MOST_BYTES = 1024 << 20, /* at once: the system takes at most a little less than 2 GiB */
+    NUMBER_BYTES = 32,             /* "-<number>.backup" and its NUL */
+    RESERVE_STEP_BYTES = 64 << 20, /* at once: an interrupted step is begun again, so it must not take long */
 };
 
 tms_status_t tms_disk_init(tms_disk_directory_t *directory, const char *path, const tms_log_t *log, _Atomic uint64_t *total,
@@ -29,38 +28,140 @@ tms_status_t tms_disk_init(tms_disk_directory_t *directory, const char *path, co
     return TMS_OK;
 }
 
-/* Whether a lock file lies in the directory `path`. */
-static bool lies_in(const tms_disk_lock_t *lock, const char *path) {
-    size_t length = strlen(path);
-    return strncmp(lock->prefix, path, length) == 0 && strrchr(lock->prefix, '/') == lock->prefix + length;
+/* ---- what could not be removed ---- */
+
+/* Takes a file off the list; its struct stays. */
+static void unlist(tms_disk_directory_t *directory, tms_disk_file_t *file) {
+    *(file->previous ? &file->previous->next : &directory->files) = file->next;
+    if (file->next) file->next->previous = file->previous;
+    file->previous = file->next = NULL;
+    atomic_fetch_sub(directory->total, file->bytes);
+    file->owner_lock->files--;
+    file->owner_lock = NULL;
 }
 
-/* This process's lock in the directory `path`, made if need be, and with it the directory. Under directory->lock. */
+static void free_file(tms_disk_file_t *file) {
+    free(file->checksums);
+    free(file);
+}
+
+/* Removes a file, or finds that it is gone or not ours any more. False: the system refuses, and the file stays listed. */
+static bool remove_entry(tms_disk_directory_t *directory, tms_disk_file_t *file) {
+    if (!tms_disk_unlink(file->owner_lock->directory, file->name, &file->identity) && errno != ENOENT) {
+        bool replaced = errno == ESTALE;
+        if (replaced || !file->abandoned)
+            tms_log_write(directory->log, TMS_LOG_WARNING, "the backup file '%s' was not removed: %s", file->path,
+                          replaced ? "another one has its name" : strerror(errno));
+        if (!replaced) return false;
+    }
+    unlist(directory, file);
+    return true;
+}
+
+/* Removes the lock files that no backup needs any more. Whether some could not be removed. */
+static bool drop_unused_locks(tms_disk_directory_t *directory) {
+    bool refused = false;
+    for (tms_disk_lock_t **link = &directory->locks; *link;) {
+        tms_disk_lock_t *lock = *link;
+        bool unused = lock->files == 0;
+        if (unused && tms_disk_lock_remove(lock)) {
+            *link = lock->next;
+            tms_disk_lock_forget(lock);
+        } else {
+            refused |= unused;
+            link = &lock->next;
+        }
+    }
+    return refused;
+}
+
+static void retry_refused(tms_disk_directory_t *directory) {
+    if (!directory->refuses) return;
+    bool refused = false;
+    for (tms_disk_file_t *file = directory->files, *next; file; file = next) {
+        next = file->next;
+        if (!file->abandoned) continue;
+        if (remove_entry(directory, file))
+            free_file(file);
+        else
+            refused = true;
+    }
+    directory->refuses = drop_unused_locks(directory) || refused;
+}
+
+static tms_disk_directory_t *directory_of(tms_quarantined_t *node) {
+    return (tms_disk_directory_t *)((char *)node - offsetof(tms_disk_directory_t, refused));
+}
+
+static tms_quarantine_mask_t retry_in_quarantine(tms_quarantined_t *node) {
+    tms_disk_directory_t *directory = directory_of(node);
+    pthread_mutex_lock(&directory->lock);
+    retry_refused(directory);
+    directory->in_quarantine = directory->refuses;
+    tms_quarantine_mask_t held = directory->in_quarantine ? TMS_QUARANTINE_BIT(OTHER) : 0;
+    pthread_mutex_unlock(&directory->lock);
+    return held;
+}
+
+static void keep_refused(tms_disk_directory_t *directory) {
+    directory->refuses = true;
+    if (!directory->quarantine || directory->in_quarantine) return;
+    directory->in_quarantine = true;
+    directory->refused.retry = retry_in_quarantine;
+    directory->refused.holds = TMS_QUARANTINE_BIT(OTHER);
+    tms_quarantine_add(directory->quarantine, &directory->refused);
+}
+
+/* ---- locks ---- */
+
+static bool is_place_of(const tms_disk_lock_t *lock, const tms_disk_identity_t *place) {
+    return lock->place.device == place->device && lock->place.number == place->number;
+}
+
+/* This process's lock in the directory `path`, made if need be, and with it the directory. The path is looked up each time:
+ * what it meant before may have been removed or moved away. */
 static tms_status_t acquire_lock(tms_disk_directory_t *directory, const char *path, tms_disk_lock_t **lock,
                                  const tms_error_context_t *context, tms_error_t *error) {
+    int fd = -1;
+    tms_disk_identity_t place;
+    tms_status_t status = tms_disk_open_directory(path, &fd, context, error);
+    if (status != TMS_OK) return status;
+    const char *failed = tms_disk_identify(fd, &place);
+    if (failed) {
+        status = tms_error_set_os(error, context, failed, errno, path);
+        close(fd);
+        return status;
+    }
     tms_disk_lock_t *found = directory->locks;
-    while (found && !lies_in(found, path)) found = found->next;
-    if (!found) {
-        tms_status_t status = tms_disk_make_directory(path, context, error);
-        if (status == TMS_OK) status = tms_disk_lock_create(path, directory->log, &found, context, error);
-        if (status != TMS_OK) return status;
-        tms_disk_remove_dead(path, directory->log);
-        found->next = directory->locks;
-        directory->locks = found;
+    while (found && !is_place_of(found, &place)) found = found->next;
+    if (found) {
+        close(fd);
+    } else {
+        status = tms_disk_lock_create(path, fd, directory->log, &found, context, error);
+        if (found) {
+            found->next = directory->locks;
+            directory->locks = found;
+        }
+        if (status != TMS_OK) {
+            if (found)
+                keep_refused(directory);
+            else
+                close(fd);
+            return status;
+        }
+        tms_disk_remove_dead(fd, directory->log);
     }
     found->files++;
     *lock = found;
     return TMS_OK;
 }
 
-/* Under directory->lock. */
 static void drop_lock(tms_disk_directory_t *directory, tms_disk_lock_t *lock) {
-    if (--lock->files > 0) return;
-    tms_disk_lock_t **link = &directory->locks;
-    while (*link != lock) link = &(*link)->next;
-    *link = lock->next;
-    tms_disk_lock_destroy(lock);
+    lock->files--;
+    if (drop_unused_locks(directory)) keep_refused(directory);
 }
+
+/* ---- files ---- */
 
 tms_status_t tms_disk_set_directory(tms_disk_directory_t *directory, const char *path, tms_error_t *error) {
     const tms_error_context_t context = {.operation = "set_disk_backup_dir", .device = TMS_NO_DEVICE};
@@ -73,7 +174,7 @@ tms_status_t tms_disk_set_directory(tms_disk_directory_t *directory, const char 
     pthread_mutex_lock(&directory->lock);
     tms_disk_lock_t *lock = NULL;
     tms_status_t status = acquire_lock(directory, absolute, &lock, &context, error);
-    if (status == TMS_OK) {
+    if (lock) {
         drop_lock(directory, lock); /* having it was the test */
         char *former = directory->path;
         directory->path = absolute;
@@ -84,198 +185,186 @@ tms_status_t tms_disk_set_directory(tms_disk_directory_t *directory, const char 
     return status;
 }
 
-/* Whether the file system has room for `bytes`; 0 or errno. */
-static int check_free_space(int fd, uint64_t bytes) {
+/* Whether the file system has room for `bytes`; 0 or errno. *call is set where the question itself fails. */
+static int check_free_space(int fd, uint64_t bytes, const char **call) {
     struct statvfs space;
-    if (fstatvfs(fd, &space) != 0) return errno;
+    while (fstatvfs(fd, &space) != 0) {
+        if (errno == EINTR) continue;
+        *call = "fstatvfs";
+        return errno;
+    }
+    if (space.f_frsize == 0) return 0; /* a file system that does not say */
     uint64_t blocks = bytes / space.f_frsize + (bytes % space.f_frsize != 0);
     return blocks > space.f_bavail ? ENOSPC : 0;
 }
 
-/* Gives an empty file `bytes` of space. 0 or errno, with the name of the call. */
-static int reserve_space(int fd, uint64_t bytes, const char **call) {
-    *call = "fallocate";
-    if (bytes > (uint64_t)INT64_MAX) return EFBIG;
+int tms_disk_check_size_limit(uint64_t end) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return 0;
+    return end > limit.rlim_cur ? EFBIG : 0;
+}
+
+/* One step of a reservation. 0 or errno. */
+static int reserve_step(int fd, uint64_t offset, uint64_t bytes) {
+    while (fallocate(fd, 0, (off_t)offset, (off_t)bytes) != 0) {
+        if (errno != EINTR) return errno;
+    }
+    return 0;
+}
+
+static int set_size(int fd, uint64_t bytes) {
+    while (ftruncate(fd, (off_t)bytes) != 0) {
+        if (errno != EINTR) return errno;
+    }
+    return 0;
+}
+
+/* Gives an empty file `bytes` of space. */
+static tms_status_t reserve_space(int fd, uint64_t bytes, const char *path, tms_wait_t *wait,
+                                  const tms_error_context_t *context, tms_error_t *error) {
+    const char *call = "fallocate";
+    int os_error = tms_disk_check_size_limit(bytes);
     /* Asked first, because a reservation that cannot succeed would fill the disk for everybody else until it fails. */
-    int os_error = check_free_space(fd, bytes);
-    for (uint64_t offset = 0; os_error == 0 && offset < bytes;) {
-        uint64_t step = bytes - offset < RESERVE_STEP_BYTES ? bytes - offset : RESERVE_STEP_BYTES;
-        if (fallocate(fd, 0, (off_t)offset, (off_t)step) == 0) {
-            offset += step;
-        } else if (errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL) {
+    if (os_error == 0) os_error = check_free_space(fd, bytes, &call);
+    for (uint64_t offset = 0; os_error == 0 && offset < bytes; offset += RESERVE_STEP_BYTES) {
+        tms_status_t status = tms_wait_check(wait, context, error);
+        if (status != TMS_OK) return status;
+        os_error = reserve_step(fd, offset, bytes - offset < RESERVE_STEP_BYTES ? bytes - offset : RESERVE_STEP_BYTES);
+        if (os_error == EOPNOTSUPP || os_error == ENOSYS || os_error == EINVAL) {
             /* The file system cannot reserve (NFS before 4.2, some FUSE). Writing zeros would do it for certain, but doubles
              * the work of every first backup; a disk that others fill in the meantime is found when the contents are
              * written, which is before anything is unmapped. */
-            *call = "ftruncate";
-            return ftruncate(fd, (off_t)bytes) == 0 ? 0 : errno;
-        } else if (errno != EINTR) {
-            os_error = errno;
+            call = "ftruncate";
+            os_error = set_size(fd, bytes);
+            break;
         }
     }
-    return os_error;
+    return os_error == 0 ? TMS_OK : tms_error_set_os(error, context, call, os_error, path);
 }
 
-/* Makes the empty file and enters it in the list. Under directory->lock. */
-static tms_status_t create_entry(tms_disk_directory_t *directory, tms_disk_file_t **file, int *fd,
-                                 const tms_error_context_t *context, tms_error_t *error) {
-    tms_disk_lock_t *lock = NULL;
-    tms_status_t status = acquire_lock(directory, directory->path, &lock, context, error);
-    if (status != TMS_OK) return status;
-
-    size_t path_bytes = strlen(lock->prefix) + NUMBER_BYTES;
-    tms_disk_file_t *made = calloc(1, sizeof(*made) + path_bytes);
-    if (!made) {
-        status = tms_error_set_os(error, context, "calloc", ENOMEM, directory->path);
-        goto drop;
-    }
+/* Makes the empty file `made` and enters it in the list, which it is in unless *fd is -1 afterwards. NULL; or the name of
+ * the call that failed, and errno. */
+static const char *enter_file(tms_disk_directory_t *directory, tms_disk_lock_t *lock, tms_disk_file_t *made,
+                              size_t path_bytes, int *fd) {
     snprintf(made->path, path_bytes, "%s-%u.backup", lock->prefix, directory->next_number++);
-    *fd = open(made->path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, FILE_MODE);
-    if (*fd < 0) {
-        status = tms_error_set_os(error, context, "open", errno, made->path);
-        goto release;
-    }
+    made->name = made->path + (lock->name - lock->prefix);
+    *fd = tms_disk_open_at(lock->directory, made->name, O_RDWR | O_CREAT | O_EXCL);
+    if (*fd < 0) return "openat";
+    made->directory = directory;
+    made->checksum_of = tms_checksum_choose();
     made->owner_lock = lock;
     made->next = directory->files;
     if (made->next) made->next->previous = made;
     directory->files = made;
-    *file = made;
-    return TMS_OK;
+    return tms_disk_identify(*fd, &made->identity);
+}
 
-release:
-    free(made);
-drop:
-    drop_lock(directory, lock);
+/* Under directory->lock. */
+static void discard(tms_disk_directory_t *directory, tms_disk_file_t *file) {
+    bool removed = !file->owner_lock || remove_entry(directory, file);
+    file->abandoned = !removed;
+    if (drop_unused_locks(directory) || !removed) keep_refused(directory);
+    if (removed) free_file(file);
+}
+
+/* Under directory->lock. */
+static tms_status_t create_entry(tms_disk_directory_t *directory, tms_disk_file_t **file, int *fd,
+                                 const tms_error_context_t *context, tms_error_t *error) {
+    tms_disk_lock_t *lock = NULL;
+    retry_refused(directory);
+    tms_status_t status = acquire_lock(directory, directory->path, &lock, context, error);
+    if (!lock) return status;
+
+    size_t path_bytes = strlen(lock->prefix) + NUMBER_BYTES;
+    tms_disk_file_t *made = calloc(1, sizeof(*made) + path_bytes);
+    const char *failed = made ? enter_file(directory, lock, made, path_bytes, fd) : "calloc";
+    if (!failed) {
+        *file = made;
+        return TMS_OK;
+    }
+    status = tms_error_set_os(error, context, failed, made ? errno : ENOMEM, made ? made->path : directory->path);
+    if (*fd >= 0) {
+        close(*fd);
+        discard(directory, made);
+    } else {
+        free(made);
+        drop_lock(directory, lock);
+    }
     return status;
 }
 
-tms_status_t tms_disk_file_create(tms_disk_directory_t *directory, uint64_t bytes, tms_disk_file_t **file,
+tms_status_t tms_disk_file_create(tms_disk_directory_t *directory, uint64_t bytes, tms_disk_file_t **file, tms_wait_t *wait,
                                   const tms_error_context_t *context, tms_error_t *error) {
     tms_disk_file_t *made = NULL;
     int fd = -1;
+    if (bytes > (uint64_t)INT64_MAX) return tms_error_set_os(error, context, "fallocate", EFBIG, NULL);
     pthread_mutex_lock(&directory->lock);
     tms_status_t status = create_entry(directory, &made, &fd, context, error);
     pthread_mutex_unlock(&directory->lock);
     if (!made) return status;
 
     /* Without the lock: a file system in memory clears every page here. */
-    const char *call = NULL;
-    int os_error = reserve_space(fd, bytes, &call);
-    if (close(fd) != 0 && os_error == 0 && errno != EINTR) {
-        os_error = errno;
-        call = "close";
+    status = reserve_space(fd, bytes, made->path, wait, context, error);
+    if (close(fd) != 0 && status == TMS_OK && errno != EINTR)
+        status = tms_error_set_os(error, context, "close", errno, made->path);
+    /* After the space, since only what fits on a disk needs a number of checksums that fits in memory. */
+    if (status == TMS_OK) {
+        made->checksums = calloc(bytes / TMS_DISK_BLOCK_BYTES + 1, sizeof(*made->checksums));
+        if (!made->checksums) status = tms_error_set_os(error, context, "calloc", ENOMEM, made->path);
     }
-    if (os_error != 0) {
-        status = tms_error_set_os(error, context, call, os_error, made->path);
+    if (status != TMS_OK) {
         tms_disk_file_destroy(directory, made);
         return status;
     }
     /* Under the lock again, because at exit the file may have been removed meanwhile and must not be counted. */
     pthread_mutex_lock(&directory->lock);
-    if (made->owner_lock) {
-        made->bytes = bytes;
-        atomic_fetch_add(directory->total, bytes);
-    }
+    made->bytes = bytes;
+    if (made->owner_lock) atomic_fetch_add(directory->total, bytes);
     pthread_mutex_unlock(&directory->lock);
     *file = made;
     return TMS_OK;
 }
 
-/* Opens a backup file, and only that: not what somebody may have put in its place. -1 and errno. */
-static int open_file(const tms_disk_file_t *file, int flags) {
-    struct stat found;
-    /* O_NONBLOCK: opening a FIFO would wait for its other end. */
-    int fd = open(file->path, flags | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) return -1;
-    if (fstat(fd, &found) == 0 && S_ISREG(found.st_mode) && found.st_uid == geteuid()) return fd;
-    close(fd);
-    errno = EPERM;
-    return -1;
-}
-
-static size_t transfer_part(uint64_t bytes) { return bytes < TRANSFER_MOST_BYTES ? (size_t)bytes : TRANSFER_MOST_BYTES; }
-
-tms_status_t tms_disk_file_write(tms_disk_file_t *file, const void *data, uint64_t bytes, uint64_t offset,
-                                 const tms_error_context_t *context, tms_error_t *error) {
-    int fd = open_file(file, O_WRONLY);
-    if (fd < 0) return tms_error_set_os(error, context, "open", errno, file->path);
-    const char *cursor = data;
-    int os_error = 0;
-    while (bytes > 0 && os_error == 0) {
-        ssize_t written = pwrite(fd, cursor, transfer_part(bytes), (off_t)offset);
-        if (written > 0) {
-            cursor += written;
-            offset += (uint64_t)written;
-            bytes -= (uint64_t)written;
-        } else if (written == 0) {
-            os_error = EIO; /* cannot happen to a regular file; must not loop for ever if it does */
-        } else if (errno != EINTR) {
-            os_error = errno;
-        }
-    }
-    const char *call = "pwrite";
-    if (close(fd) != 0 && os_error == 0 && errno != EINTR) {
-        os_error = errno; /* network file systems report here that the disk is full */
-        call = "close";
-    }
-    return os_error == 0 ? TMS_OK : tms_error_set_os(error, context, call, os_error, file->path);
-}
-
-tms_status_t tms_disk_file_read(tms_disk_file_t *file, void *data, uint64_t bytes, uint64_t offset,
-                                const tms_error_context_t *context, tms_error_t *error) {
-    int fd = open_file(file, O_RDONLY);
-    if (fd < 0) return tms_error_set_os(error, context, "open", errno, file->path);
-    tms_status_t status = TMS_OK;
-    char *cursor = data;
-    while (bytes > 0 && status == TMS_OK) {
-        ssize_t got = pread(fd, cursor, transfer_part(bytes), (off_t)offset);
-        if (got > 0) {
-            cursor += got;
-            offset += (uint64_t)got;
-            bytes -= (uint64_t)got;
-        } else if (got == 0) {
-            status = tms_error_set(error, TMS_BACKUP_IO, context,
-                                   "the backup file '%s' has become too short: %llu bytes "
-                                   "from offset %llu on are missing",
-                                   file->path, (unsigned long long)bytes, (unsigned long long)offset);
-        } else if (errno != EINTR) {
-            status = tms_error_set_os(error, context, "pread", errno, file->path);
-        }
-    }
-    close(fd);
-    return status;
-}
-
-/* Unlinks a file and takes it off the list; its struct stays. Under directory->lock. */
-static void remove_entry(tms_disk_directory_t *directory, tms_disk_file_t *file) {
-    if (!file->owner_lock) return;
-    if (!tms_disk_unlink(AT_FDCWD, file->path) && errno != ENOENT) {
-        tms_log_write(directory->log, TMS_LOG_WARNING, "the backup file '%s' was not removed: %s", file->path,
-                      strerror(errno));
-    }
-    *(file->previous ? &file->previous->next : &directory->files) = file->next;
-    if (file->next) file->next->previous = file->previous;
-    file->previous = file->next = NULL;
-    atomic_fetch_sub(directory->total, file->bytes);
-    drop_lock(directory, file->owner_lock);
-    file->owner_lock = NULL;
-}
-
 void tms_disk_file_destroy(tms_disk_directory_t *directory, tms_disk_file_t *file) {
     if (!file) return;
     pthread_mutex_lock(&directory->lock);
-    remove_entry(directory, file);
+    discard(directory, file);
     pthread_mutex_unlock(&directory->lock);
-    free(file);
 }
 
 void tms_disk_remove_all(tms_disk_directory_t *directory) {
     pthread_mutex_lock(&directory->lock);
-    while (directory->files) remove_entry(directory, directory->files);
+    for (tms_disk_file_t *file = directory->files, *next; file; file = next) {
+        next = file->next;
+        if (remove_entry(directory, file) && file->abandoned) free_file(file);
+    }
+    (void)drop_unused_locks(directory);
     pthread_mutex_unlock(&directory->lock);
 }
 
+/* Leaves the files where they are, and knows nothing of them any more. */
+static void forget_all(tms_disk_directory_t *directory) {
+    for (tms_disk_file_t *file = directory->files, *next; file; file = next) {
+        next = file->next;
+        file->previous = file->next = NULL;
+        file->owner_lock = NULL;
+        if (file->abandoned) free_file(file);
+    }
+    directory->files = NULL;
+    /* Closing a copy of a descriptor keeps the parent's lock; unlocking it would not. */
+    while (directory->locks) {
+        tms_disk_lock_t *lock = directory->locks;
+        directory->locks = lock->next;
+        tms_disk_lock_forget(lock);
+    }
+    atomic_store(directory->total, 0);
+    directory->refuses = directory->in_quarantine = false;
+}
+
 void tms_disk_release(tms_disk_directory_t *directory) {
+    directory->quarantine = NULL;
     tms_disk_remove_all(directory);
+    forget_all(directory);
     free(directory->path);
     directory->path = NULL;
     pthread_mutex_destroy(&directory->lock);
@@ -283,18 +372,5 @@ void tms_disk_release(tms_disk_directory_t *directory) {
 
 void tms_disk_after_fork_in_child(tms_disk_directory_t *directory) {
     pthread_mutex_init(&directory->lock, NULL);
-    while (directory->files) {
-        tms_disk_file_t *file = directory->files;
-        directory->files = file->next;
-        file->previous = file->next = NULL;
-        file->owner_lock = NULL;
-    }
-    /* Closing a copy of the descriptor keeps the parent's lock; unlocking it would not. */
-    while (directory->locks) {
-        tms_disk_lock_t *lock = directory->locks;
-        directory->locks = lock->next;
-        close(lock->fd);
-        free(lock);
-    }
-    atomic_store(directory->total, 0);
+    forget_all(directory);
 }

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <linux/magic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +13,7 @@
 #include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -53,7 +55,8 @@ tms_status_t tms_disk_make_directory(const char *path, const tms_error_context_t
         /* What exists is let be, also where it may not be written to: the last mkdir, or the lock file, will tell. */
         int os_error = mkdir(partial, DIRECTORY_MODE) == 0 ? 0 : errno;
         if (os_error != 0 && stat(partial, &found) != 0) {
-            status = tms_error_set_os(error, context, "mkdir", os_error, partial);
+            bool exists = os_error == EEXIST;
+            status = tms_error_set_os(error, context, exists ? "stat" : "mkdir", exists ? errno : os_error, partial);
             break;
         }
         *cursor = end;
@@ -61,6 +64,69 @@ tms_status_t tms_disk_make_directory(const char *path, const tms_error_context_t
     }
     free(partial);
     return status;
+}
+
+/* open and openat may wait on network file systems, and be interrupted. */
+static int open_again(int directory, const char *name, int flags, mode_t mode) {
+    int fd;
+    do fd = openat(directory, name, flags | O_CLOEXEC, mode);
+    while (fd < 0 && errno == EINTR);
+    return fd;
+}
+
+int tms_disk_open_at(int directory, const char *name, int flags) {
+    return open_again(directory, name, flags | O_NOFOLLOW, FILE_MODE);
+}
+
+/* Refuses a `path` that is a symbolic link of somebody who could point it elsewhere at any time, or that cannot be looked
+ * at. Asked before and after the opening: nobody but its owner can take a link away from a directory like /tmp, and where
+ * others can, they could also exchange the directory itself. */
+static tms_status_t check_link(const char *path, const tms_error_context_t *context, tms_error_t *error) {
+    struct stat found;
+    if (lstat(path, &found) != 0) return errno == ENOENT ? TMS_OK : tms_error_set_os(error, context, "lstat", errno, path);
+    if (!S_ISLNK(found.st_mode) || found.st_uid == geteuid() || found.st_uid == 0) return TMS_OK;
+    tms_error_set(error, TMS_BACKUP_IO, context,
+                  "the directory '%s' is a symbolic link of another user (uid %ld), which is not followed", path,
+                  (long)found.st_uid);
+    if (error) error->os_error = EPERM;
+    return TMS_BACKUP_IO;
+}
+
+tms_status_t tms_disk_open_directory(const char *path, int *directory, const tms_error_context_t *context,
+                                     tms_error_t *error) {
+    tms_status_t status = check_link(path, context, error);
+    if (status != TMS_OK) return status;
+    /* O_PATH: it need not be readable to make files in it. */
+    int fd = open_again(AT_FDCWD, path, O_PATH | O_DIRECTORY, 0);
+    if (fd < 0 && errno == ENOENT) {
+        status = tms_disk_make_directory(path, context, error);
+        if (status != TMS_OK) return status;
+        fd = open_again(AT_FDCWD, path, O_PATH | O_DIRECTORY, 0);
+    }
+    if (fd < 0) return tms_error_set_os(error, context, "openat", errno, path);
+    status = check_link(path, context, error);
+    if (status != TMS_OK) {
+        close(fd);
+        return status;
+    }
+    *directory = fd;
+    return TMS_OK;
+}
+
+const char *tms_disk_identify(int fd, tms_disk_identity_t *identity) {
+    struct stat found;
+    struct statfs system;
+    if (fstat(fd, &found) != 0) return "fstat";
+    if (fstatfs(fd, &system) != 0) return "fstatfs";
+    /* A file system in user space may give a file a new number at any time. */
+    *identity = (tms_disk_identity_t){
+        .device = found.st_dev, .number = found.st_ino, .known = (uint64_t)system.f_type != FUSE_SUPER_MAGIC};
+    return NULL;
+}
+
+bool tms_disk_is_same(const struct stat *found, const tms_disk_identity_t *identity) {
+    if (!S_ISREG(found->st_mode) || found->st_uid != geteuid()) return false;
+    return !identity->known || (found->st_dev == identity->device && found->st_ino == identity->number);
 }
 
 static uint64_t random_number(void) {
@@ -72,68 +138,84 @@ static uint64_t random_number(void) {
     return ((uint64_t)now.tv_sec << 32) ^ (uint64_t)now.tv_nsec ^ (uint64_t)(uintptr_t)&number;
 }
 
-/* Locks a lock file just made. False: another process's clean-up got in between, and the file is or will be gone. */
-static bool lock_new_file(int fd, const char *path, const tms_log_t *log) {
+/* Locks a lock file just made. NULL; or the name of the call that failed, and errno: EWOULDBLOCK if another process's
+ * clean-up got in between, and the file is or will be gone. */
+static const char *lock_new_file(int fd, const char *path, const tms_log_t *log) {
     if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-        if (errno == EWOULDBLOCK) return false;
-        tms_log_write(log, TMS_LOG_INFO, "flock of '%s' failed (%s): if this process is killed, its backup files stay", path,
-                      strerror(errno));
-        return true;
+        if (errno == EWOULDBLOCK) return "flock";
+        tms_log_write(log, TMS_LOG_INFO, "flock of '%s.lock' failed (%s): if this process is killed, its backup files stay",
+                      path, strerror(errno));
+        return NULL;
     }
     struct stat ours;
-    return fstat(fd, &ours) == 0 && ours.st_nlink > 0;
+    if (fstat(fd, &ours) != 0) return "fstat";
+    errno = EWOULDBLOCK;
+    return ours.st_nlink > 0 ? NULL : "flock";
 }
 
-tms_status_t tms_disk_lock_create(const char *path, const tms_log_t *log, tms_disk_lock_t **lock,
+/* One attempt at a lock file with a new name. NULL; or the name of the call that failed, and errno. Then lock->fd is -1,
+ * unless the system refuses to take the file back. */
+static const char *make_lock_file(tms_disk_lock_t *lock, const char *path, size_t prefix_bytes, const tms_log_t *log) {
+    char name[NAME_BYTES];
+    snprintf(lock->prefix, prefix_bytes, "%s/" NAME_START "%ld-%0*" PRIx64, path, (long)getpid(), RANDOM_DIGITS,
+             random_number());
+    lock->name = lock->prefix + strlen(path) + 1;
+    snprintf(name, sizeof(name), "%s" LOCK_SUFFIX, lock->name);
+    lock->fd = tms_disk_open_at(lock->directory, name, O_RDWR | O_CREAT | O_EXCL);
+    if (lock->fd < 0) return "openat";
+    const char *failed = tms_disk_identify(lock->fd, &lock->identity);
+    if (!failed) failed = lock_new_file(lock->fd, lock->prefix, log);
+    if (!failed) return NULL;
+    int os_error = errno;
+    if (unlinkat(lock->directory, name, 0) == 0 || errno == ENOENT) {
+        close(lock->fd);
+        lock->fd = -1;
+    }
+    errno = os_error;
+    return failed;
+}
+
+tms_status_t tms_disk_lock_create(const char *path, int directory, const tms_log_t *log, tms_disk_lock_t **lock,
                                   const tms_error_context_t *context, tms_error_t *error) {
-    size_t path_bytes = strlen(path) + 1, prefix_bytes = path_bytes + NAME_BYTES;
+    size_t prefix_bytes = strlen(path) + 1 + NAME_BYTES;
     tms_disk_lock_t *made = calloc(1, sizeof(*made) + prefix_bytes);
-    char *name = malloc(prefix_bytes);
-    int os_error = ENOMEM, attempts = 0;
-    if (!made || !name) goto fail;
-
-    do {
-        snprintf(made->prefix, prefix_bytes, "%s/" NAME_START "%ld-%0*" PRIx64, path, (long)getpid(), RANDOM_DIGITS,
-                 random_number());
-        snprintf(name, prefix_bytes, "%s" LOCK_SUFFIX, made->prefix);
-        made->fd = open(name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, FILE_MODE);
-        os_error = made->fd < 0 ? errno : EWOULDBLOCK;
-        if (made->fd >= 0 && lock_new_file(made->fd, name, log)) {
-            free(name);
-            *lock = made;
-            return TMS_OK;
-        }
-        if (made->fd >= 0) {
-            unlink(name);
-            close(made->fd);
-        }
-    } while ((os_error == EEXIST || os_error == EWOULDBLOCK) && ++attempts < NAME_ATTEMPTS);
-
-fail:
-    free(name);
-    free(made);
-    return tms_error_set_os(error, context, "open", os_error, path);
+    if (!made) return tms_error_set_os(error, context, "calloc", ENOMEM, path);
+    made->directory = directory;
+    made->fd = -1;
+    const char *failed = tms_disk_identify(directory, &made->place);
+    if (!failed) {
+        int attempts = 0;
+        do failed = make_lock_file(made, path, prefix_bytes, log);
+        while (failed && made->fd < 0 && (errno == EEXIST || errno == EWOULDBLOCK) && ++attempts < NAME_ATTEMPTS);
+    }
+    tms_status_t status = failed ? tms_error_set_os(error, context, failed, errno, path) : TMS_OK;
+    if (failed) made->place = (tms_disk_identity_t){.known = false}; /* it is no lock, only something to be removed */
+    if (made->fd >= 0)
+        *lock = made;
+    else
+        free(made);
+    return status;
 }
 
-void tms_disk_lock_destroy(tms_disk_lock_t *lock) {
-    size_t bytes = strlen(lock->prefix) + sizeof(LOCK_SUFFIX);
-    char *name = malloc(bytes);
-    if (name) {
-        snprintf(name, bytes, "%s" LOCK_SUFFIX, lock->prefix);
-        tms_disk_unlink(AT_FDCWD, name);
-    } /* else it stays, and the next process that uses the directory removes it */
-    free(name);
+bool tms_disk_lock_remove(tms_disk_lock_t *lock) {
+    char name[NAME_BYTES];
+    snprintf(name, sizeof(name), "%s" LOCK_SUFFIX, lock->name);
+    return tms_disk_unlink(lock->directory, name, &lock->identity) || errno == ENOENT || errno == ESTALE;
+}
+
+void tms_disk_lock_forget(tms_disk_lock_t *lock) {
     close(lock->fd);
+    close(lock->directory);
     free(lock);
 }
 
 static bool is_own_file(const struct stat *found) { return S_ISREG(found->st_mode) && found->st_uid == geteuid(); }
 
-bool tms_disk_unlink(int directory, const char *name) {
+bool tms_disk_unlink(int directory, const char *name, const tms_disk_identity_t *identity) {
     struct stat found;
     if (fstatat(directory, name, &found, AT_SYMLINK_NOFOLLOW) != 0) return false;
-    if (!is_own_file(&found)) {
-        errno = EPERM;
+    if (identity ? !tms_disk_is_same(&found, identity) : !is_own_file(&found)) {
+        errno = identity ? ESTALE : EPERM;
         return false;
     }
     return unlinkat(directory, name, 0) == 0;
@@ -168,8 +250,8 @@ static bool is_backup_name(const char *name, const char *prefix, size_t length) 
 /* Opens a lock file and locks it, which is possible if its process is dead; else -1. */
 static int seize_lock(int directory, const char *name) {
     struct stat found;
-    /* For writing, which a lock over NFS needs; and so, on Linux, opening a FIFO does not wait either. */
-    int fd = openat(directory, name, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+    /* For writing, which a lock over NFS needs; and without waiting, should somebody have put a FIFO or a device there. */
+    int fd = tms_disk_open_at(directory, name, O_RDWR | O_NONBLOCK);
     if (fd < 0) return -1;
     if (fstat(fd, &found) == 0 && is_own_file(&found) && flock(fd, LOCK_EX | LOCK_NB) == 0) return fd;
     close(fd);
@@ -177,8 +259,8 @@ static int seize_lock(int directory, const char *name) {
 }
 
 /* A second stream over the same directory: each must have its own position. */
-static DIR *open_directory(int directory, const char *path) {
-    int fd = openat(directory, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+static DIR *list_directory(int directory) {
+    int fd = open_again(directory, ".", O_RDONLY | O_DIRECTORY, 0);
     DIR *stream = fd < 0 ? NULL : fdopendir(fd);
     if (fd >= 0 && !stream) close(fd);
     return stream;
@@ -187,28 +269,27 @@ static DIR *open_directory(int directory, const char *path) {
 /* Removes the backup files that belong to a lock file. */
 static void remove_backups(int directory, const char *lock_name, const tms_log_t *log) {
     size_t length = prefix_length(lock_name);
-    DIR *stream = open_directory(directory, ".");
+    DIR *stream = list_directory(directory);
     if (!stream) return;
     for (const struct dirent *entry; (entry = readdir(stream));) {
         if (!is_backup_name(entry->d_name, lock_name, length)) continue;
-        bool removed = tms_disk_unlink(directory, entry->d_name);
+        bool removed = tms_disk_unlink(directory, entry->d_name, NULL);
         tms_log_write(log, removed ? TMS_LOG_INFO : TMS_LOG_WARNING, "the backup file '%s' of a dead process was %s",
                       entry->d_name, removed ? "removed" : "not removed");
     }
     closedir(stream);
 }
 
-void tms_disk_remove_dead(const char *path, const tms_log_t *log) {
-    DIR *stream = open_directory(AT_FDCWD, path);
+void tms_disk_remove_dead(int directory, const tms_log_t *log) {
+    DIR *stream = list_directory(directory);
     if (!stream) return;
-    int directory = dirfd(stream);
     for (const struct dirent *entry; (entry = readdir(stream));) {
         if (!is_lock_name(entry->d_name)) continue;
         int fd = seize_lock(directory, entry->d_name);
         if (fd < 0) continue;
         /* The lock file goes last: as long as it is there, whoever comes next can finish what was interrupted. */
         remove_backups(directory, entry->d_name, log);
-        tms_disk_unlink(directory, entry->d_name);
+        (void)tms_disk_unlink(directory, entry->d_name, NULL);
         close(fd);
     }
     closedir(stream);

@@ -127,7 +127,9 @@ tms_cuda_error_t tms_compat_cuda_error(tms_status_t status, const tms_error_t *e
     case TMS_DEVICE_LOST: return driver_result ? driver_result : TMS_CUDA_ERROR_UNKNOWN;
     case TMS_OK:
     case TMS_INVALID_STATE:
-    case TMS_BACKUP_IO: break;
+    case TMS_BACKUP_IO:
+    case TMS_INTERRUPTED:
+    case TMS_DEVICE_LOCKED: break;
     }
     return TMS_CUDA_ERROR_UNKNOWN;
 }

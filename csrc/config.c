@@ -1,9 +1,12 @@
 #include "config.h"
 
+#include <errno.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+
+#include "status.h"
 
 /* X(kind, variable, variable read where that one is unset, field, default, what is allowed). A default is written as the
  * variable would be. TMS_LOG_LEVEL comes first because it governs the warnings about the rest. */
@@ -16,6 +19,7 @@
     X(BOOL, "TMS_RETAIN_CPU_BACKUP", NULL, retain_cpu_backup, "0", BOOL_ALLOWED)                                            \
     X(TEXT, "TMS_DISK_BACKUP_DIR", "TMPDIR", disk_backup_directory, "/tmp", "a directory")                                  \
     X(MEGABYTES, "TMS_DISK_BACKUP_CHUNK_MB", NULL, disk_backup_chunk_bytes, "256", "a whole number from 1 to 2^40")         \
+    X(TEXT, "TMS_LOCK_DIR", "XDG_RUNTIME_DIR", lock_directory, "", "a directory")                                           \
     X(TEXT, "TMS_CUDA_DRIVER", NULL, driver_path, "libcuda.so.1", "a library's path or name")
 
 #define BOOL_ALLOWED "1, true, yes, 0, false or no"
@@ -114,17 +118,31 @@ static const char *environment_value(const variable_t *variable) {
     return value && *value ? value : NULL;
 }
 
-static void read_variable(const variable_t *variable, tms_config_t *config, const tms_log_t *log) {
+static const tms_error_context_t read_context = {.operation = "start", .device = TMS_NO_DEVICE};
+
+/* gcc's analyzer does not follow a pointer that is stored at an offset from a table, and takes the copy for lost. */
+#ifndef __clang__
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wanalyzer-malloc-leak"
+#endif
+static tms_status_t copy_text(const char *text, char **field, tms_error_t *error) {
+    char *copy = strdup(text);
+    if (!copy) return tms_error_set_os(error, &read_context, "strdup", ENOMEM, NULL);
+    *field = copy;
+    return TMS_OK;
+}
+#ifndef __clang__
+#pragma GCC diagnostic pop
+#endif
+
+static tms_status_t read_variable(const variable_t *variable, tms_config_t *config, const tms_log_t *log,
+                                  tms_error_t *error) {
     const char *value = environment_value(variable);
     if (variable->kind == KIND_TEXT) {
-        char *copy = value ? strdup(value) : NULL;
-        if (value && !copy) {
-            tms_log_write(log, TMS_LOG_WARNING, "out of memory reading %s; the default '%s' is used", variable->name,
-                          variable->initial);
-        }
-        /* The default is not copied, so that this cannot fail; tms_config_release knows it by its address. */
-        *text_field(variable, config) = copy ? copy : (char *)(uintptr_t)variable->initial;
-        return;
+        char **text = text_field(variable, config);
+        /* The default is not copied; tms_config_release knows it by its address. */
+        *text = (char *)(uintptr_t)variable->initial;
+        return value ? copy_text(value, text, error) : TMS_OK;
     }
     void *field = (char *)config + variable->offset;
     parse_value(variable->kind, variable->initial, field);
@@ -132,12 +150,17 @@ static void read_variable(const variable_t *variable, tms_config_t *config, cons
         tms_log_write(log, TMS_LOG_WARNING, "%s='%.*s' is ignored: it may be %s; the default '%s' is used", variable->name,
                       LONGEST_VALUE_SHOWN, value, variable->allowed, variable->initial);
     }
+    return TMS_OK;
 }
 
-void tms_config_read(tms_config_t *config, tms_log_t *log) {
+tms_status_t tms_config_read(tms_config_t *config, tms_log_t *log, tms_error_t *error) {
     memset(config, 0, sizeof(*config));
     for (int i = 0; i < VARIABLE_COUNT; i++) {
-        read_variable(&variables[i], config, log);
+        tms_status_t status = read_variable(&variables[i], config, log, error);
+        if (status != TMS_OK) {
+            tms_config_release(config);
+            return status;
+        }
         if (variables[i].kind == KIND_LEVEL) tms_log_init(log, (tms_log_level_t)config->log_level);
     }
     if (config->init_enable_cpu_backup && config->init_enable_disk_backup) {
@@ -146,6 +169,7 @@ void tms_config_read(tms_config_t *config, tms_log_t *log) {
                       "Unset one of them.");
         config->init_enable_disk_backup = false;
     }
+    return TMS_OK;
 }
 
 void tms_config_release(tms_config_t *config) {

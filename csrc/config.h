@@ -21,13 +21,15 @@ typedef struct tms_config {
     bool retain_cpu_backup;           /* TMS_RETAIN_CPU_BACKUP */
     char *disk_backup_directory;      /* TMS_DISK_BACKUP_DIR; default: TMPDIR, else /tmp */
     uint64_t disk_backup_chunk_bytes; /* TMS_DISK_BACKUP_CHUNK_MB, in bytes; default 256 MiB */
+    char *lock_directory;             /* TMS_LOCK_DIR, else XDG_RUNTIME_DIR; "": see device_lock.h */
     char *driver_path;                /* TMS_CUDA_DRIVER; default libcuda.so.1 */
     int log_level;                    /* TMS_LOG_LEVEL: silent|error|warning|info|debug; default warning */
 } tms_config_t;
 
-/* Reads the environment and sets the level of `log`. Out of memory for a string leaves that entry at its default, with a
- * warning. Both backups asked for by the INIT variables is reported and counts as the CPU backup. */
-void tms_config_read(tms_config_t *config, tms_log_t *log);
+/* Reads the environment and sets the level of `log`. Both backups asked for by the INIT variables is reported and counts as
+ * the CPU backup. TMS_OUT_OF_HOST_MEMORY for a string, and then there is nothing to release: settings that somebody made
+ * must not be passed over. */
+tms_status_t tms_config_read(tms_config_t *config, tms_log_t *log, tms_error_t *error);
 void tms_config_release(tms_config_t *config);
 
 /* The backup that the INIT variables ask for. */

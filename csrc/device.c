@@ -1,22 +1,44 @@
 #include "device.h"
 
+#include <errno.h>
+#include <sched.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 void tms_devices_init(tms_devices_t *devices, tms_driver_t *driver) {
     devices->driver = driver;
     atomic_init(&devices->table, NULL);
+    atomic_init(&devices->helpers, 0);
     for (int i = 0; i < TMS_MAX_DEVICES; i++) {
         atomic_init(&devices->asked[i], 0);
         atomic_init(&devices->reachable[i], 0);
+        atomic_init(&devices->unreleased[i], 0);
     }
 }
 
-void tms_devices_release(tms_devices_t *devices) { free((void *)atomic_exchange(&devices->table, NULL)); }
+void tms_devices_release(tms_devices_t *devices) {
+    while (atomic_load(&devices->helpers) > 0) sched_yield();
+    free((void *)atomic_exchange(&devices->table, NULL));
+}
 
 static CUmemAllocationProp device_properties(int ordinal) {
     CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
                                       .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = ordinal}};
     return properties;
+}
+
+/* Sizes and addresses are computed with it, so it is not taken on trust. */
+static tms_status_t check_granularity(const tms_device_t *device, int ordinal, const tms_error_context_t *context,
+                                      tms_error_t *error) {
+    size_t granularity = device->granularity;
+    bool is_power_of_two = granularity != 0 && (granularity & (granularity - 1)) == 0;
+    if (is_power_of_two && granularity >= (size_t)sysconf(_SC_PAGESIZE) && granularity <= device->total_bytes) return TMS_OK;
+    tms_error_context_t here = *context;
+    here.device = ordinal;
+    return tms_error_set(error, TMS_DRIVER, &here,
+                         "cuMemGetAllocationGranularity says %zu bytes, which is not a power of two between the size of a "
+                         "page and that of the device (%llu bytes)",
+                         granularity, (unsigned long long)device->total_bytes);
 }
 
 static tms_status_t read_device(const tms_driver_table_t *driver, int ordinal, tms_device_t *device,
@@ -32,13 +54,16 @@ static tms_status_t read_device(const tms_driver_table_t *driver, int ordinal, t
     if (status != TMS_OK) return status;
     device->total_bytes = total;
     if (!vmm) return TMS_OK; /* allocations on it will be refused; the others are usable */
+    CUresult result =
+        driver->cuDeviceGetAttribute(&rdma, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, device->handle);
     /* A driver that does not know this attribute has no device that is capable. */
-    if (driver->cuDeviceGetAttribute(&rdma, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, device->handle) ==
-        CUDA_SUCCESS)
-        device->rdma_capable = rdma != 0;
+    if (result != CUDA_SUCCESS && result != CUDA_ERROR_INVALID_VALUE)
+        return tms_driver_fail(driver, context, "cuDeviceGetAttribute", result, error);
+    device->rdma_capable = result == CUDA_SUCCESS && rdma != 0;
     CUmemAllocationProp properties = device_properties(ordinal);
-    return TMS_DRIVER_CALL(driver, context, error, cuMemGetAllocationGranularity, &device->granularity, &properties,
-                           CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+    status = TMS_DRIVER_CALL(driver, context, error, cuMemGetAllocationGranularity, &device->granularity, &properties,
+                             CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+    return status == TMS_OK ? check_granularity(device, ordinal, context, error) : status;
 }
 
 static tms_status_t read_table(const tms_driver_table_t *driver, tms_device_table_t *table,
@@ -63,7 +88,10 @@ tms_status_t tms_devices_load(tms_devices_t *devices, const tms_driver_table_t *
     const tms_device_table_t *known = atomic_load_explicit(&devices->table, memory_order_acquire);
     if (!known) {
         tms_device_table_t *made = calloc(1, sizeof *made);
-        if (!made) return tms_error_set(error, TMS_OUT_OF_HOST_MEMORY, context, "no memory for the table of devices");
+        if (!made) {
+            tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
+            return TMS_OUT_OF_HOST_MEMORY;
+        }
         status = read_table(loaded, made, context, error);
         if (status != TMS_OK) {
             free(made);
@@ -159,32 +187,159 @@ tms_status_t tms_devices_current(tms_devices_t *devices, int *ordinal, const tms
                          "the current device is none of the devices that the driver lists");
 }
 
+/* ---- entering and leaving ---- */
+
+/* What this thread has pushed on its stack of contexts. Only this thread can pop it. */
+enum { MAX_ENTERED = 8, MAX_UNPOPPED = 64 };
+static _Thread_local struct {
+    struct {
+        CUcontext context;
+        unsigned below;     /* of `unpopped`: they lay on the stack already */
+    } entered[MAX_ENTERED]; /* and not left yet; nested calls are few */
+    unsigned depth;
+    CUcontext unpopped[MAX_UNPOPPED]; /* left, but the driver refused to pop them; the last lies uppermost */
+    unsigned count;
+} pushed;
+
+/* A call that undoes something is tried again at once: what it failed with may have been meant for an earlier one, since the
+ * driver reports asynchronous errors at any later call. */
+enum { UNDO_ATTEMPTS = 3 };
+
+static void settle_stack(const tms_driver_table_t *driver) {
+    while (pushed.count > 0) {
+        CUcontext current = NULL;
+        /* Somebody who has changed the stack since then would lose a context of theirs. */
+        if (!driver->cuCtxGetCurrent || !driver->cuCtxPopCurrent || driver->cuCtxGetCurrent(&current) != CUDA_SUCCESS ||
+            current != pushed.unpopped[pushed.count - 1] || driver->cuCtxPopCurrent(&current) != CUDA_SUCCESS)
+            return;
+        pushed.count--;
+    }
+}
+
+static void note_entered(CUcontext context) {
+    if (pushed.depth < MAX_ENTERED) {
+        pushed.entered[pushed.depth].context = context;
+        pushed.entered[pushed.depth].below = pushed.count;
+    }
+    pushed.depth++;
+}
+
+/* The context stays on the stack, above the first `below` of those that do. */
+static void note_unpopped(CUcontext context, unsigned below) {
+    if (!context || pushed.count == MAX_UNPOPPED) return;
+    for (unsigned i = pushed.count; i > below; i--) pushed.unpopped[i] = pushed.unpopped[i - 1];
+    pushed.unpopped[below] = context;
+    pushed.count++;
+}
+
+static void pop(const tms_devices_t *devices, const tms_driver_table_t *driver, const tms_error_context_t *context) {
+    tms_error_t reason;
+    tms_status_t status = TMS_DRIVER;
+    CUcontext left = NULL;
+    settle_stack(driver);
+    unsigned below = pushed.count;
+    if (pushed.depth > 0 && --pushed.depth < MAX_ENTERED) {
+        left = pushed.entered[pushed.depth].context;
+        below = pushed.entered[pushed.depth].below < pushed.count ? pushed.entered[pushed.depth].below : pushed.count;
+    }
+    if (below < pushed.count) { /* what an inner call left lies above */
+        note_unpopped(left, below);
+        return;
+    }
+    for (int i = 0; i < UNDO_ATTEMPTS && status != TMS_OK; i++) {
+        CUcontext popped = NULL;
+        status = TMS_DRIVER_CALL(driver, context, &reason, cuCtxPopCurrent, &popped);
+        if (status != TMS_OK && tms_driver_is_gone(&reason)) return;
+    }
+    if (status == TMS_OK) return;
+    note_unpopped(left, below);
+    tms_log_write(devices->driver->log, TMS_LOG_ERROR, "%s This thread's current device may be another now.",
+                  reason.message);
+}
+
+static tms_status_t release_reference(const tms_driver_table_t *driver, CUdevice device, const tms_error_context_t *context,
+                                      tms_error_t *error) {
+    tms_status_t status = TMS_DRIVER_CALL(driver, context, error, cuDevicePrimaryCtxRelease, device);
+    /* A context that has been reset, or has failed for good, has no references left that anybody could give back. */
+    bool gone = status != TMS_OK && (tms_driver_is_gone(error) || error->driver_result == CUDA_ERROR_INVALID_CONTEXT ||
+                                     error->driver_result == CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    return gone ? TMS_OK : status;
+}
+
+static void release(tms_devices_t *devices, const tms_driver_table_t *driver, int ordinal, CUdevice device,
+                    const tms_error_context_t *context) {
+    tms_error_t reason;
+    if (release_reference(driver, device, context, &reason) == TMS_OK) return;
+    atomic_fetch_add(&devices->unreleased[ordinal], 1);
+    tms_log_write(devices->driver->log, TMS_LOG_ERROR, "%s Tried again by later calls.", reason.message);
+}
+
 tms_status_t tms_devices_enter(tms_devices_t *devices, int ordinal, const tms_error_context_t *context, tms_error_t *error) {
     const tms_driver_table_t *driver = NULL;
     const tms_device_table_t *table = NULL;
     tms_status_t status = tms_devices_load(devices, &driver, &table, context, error);
     if (status != TMS_OK) return status;
     CUdevice device = table->device[ordinal].handle;
-    bool existed = is_active(driver, device, &status, context, error);
+    settle_stack(driver);
+    bool existed = is_active(driver, device, &status, context, error), kept = false;
     CUcontext primary = NULL;
     if (status == TMS_OK) status = TMS_DRIVER_CALL(driver, context, error, cuDevicePrimaryCtxRetain, &primary, device);
     if (status != TMS_OK) return status;
     if (!existed) {
-        CUcontext kept = NULL; /* one more reference, never given back: see the header */
-        status = TMS_DRIVER_CALL(driver, context, error, cuDevicePrimaryCtxRetain, &kept, device);
+        CUcontext again = NULL; /* one more reference, never given back: else leaving would destroy it */
+        status = TMS_DRIVER_CALL(driver, context, error, cuDevicePrimaryCtxRetain, &again, device);
+        kept = status == TMS_OK;
     }
     if (status == TMS_OK) status = TMS_DRIVER_CALL(driver, context, error, cuCtxPushCurrent, primary);
-    if (status != TMS_OK) driver->cuDevicePrimaryCtxRelease(device);
-    return status;
+    if (status != TMS_OK) {
+        if (kept) release(devices, driver, ordinal, device, context);
+        release(devices, driver, ordinal, device, context);
+        return status;
+    }
+    note_entered(primary);
+    return TMS_OK;
 }
 
 void tms_devices_leave(tms_devices_t *devices, int ordinal) {
+    const tms_error_context_t context = {.operation = "leave a device's context", .device = ordinal};
+    const tms_driver_table_t *driver = atomic_load(&devices->driver->table);
+    CUdevice device = atomic_load(&devices->table)->device[ordinal].handle;
+    pop(devices, driver, &context);
+    settle_stack(driver);
+    release(devices, driver, ordinal, device, &context);
+}
+
+void tms_devices_settle(tms_devices_t *devices) {
+    const tms_driver_table_t *driver = atomic_load(&devices->driver->table);
+    if (driver) settle_stack(driver);
+}
+
+void tms_devices_reclaim(tms_devices_t *devices) {
     const tms_driver_table_t *driver = atomic_load(&devices->driver->table);
     const tms_device_table_t *table = atomic_load(&devices->table);
-    CUcontext popped = NULL;
-    driver->cuCtxPopCurrent(&popped);
-    driver->cuDevicePrimaryCtxRelease(table->device[ordinal].handle);
+    for (int i = 0; table && i < table->count; i++) {
+        const tms_error_context_t context = {.operation = "reclaim", .device = i};
+        tms_error_t reason;
+        uint32_t waiting = atomic_exchange(&devices->unreleased[i], 0);
+        while (waiting > 0 && release_reference(driver, table->device[i].handle, &context, &reason) == TMS_OK) waiting--;
+        if (waiting == 0) continue;
+        atomic_fetch_add(&devices->unreleased[i], waiting);
+        tms_log_write(devices->driver->log, TMS_LOG_WARNING, "%s Tried again by later calls.", reason.message);
+    }
 }
+
+uint64_t tms_devices_unreleased(const tms_devices_t *devices) {
+    uint64_t sum = 0;
+    for (int i = 0; i < TMS_MAX_DEVICES; i++) sum += atomic_load(&((tms_devices_t *)devices)->unreleased[i]);
+    return sum;
+}
+
+void tms_devices_after_fork_in_child(tms_devices_t *devices) {
+    atomic_store(&devices->helpers, 0);
+    for (int i = 0; i < TMS_MAX_DEVICES; i++) atomic_store(&devices->unreleased[i], 0);
+}
+
+/* ---- waiting ---- */
 
 static tms_status_t synchronize_one(tms_devices_t *devices, const tms_driver_table_t *driver,
                                     const tms_device_table_t *table, int ordinal, const tms_error_context_t *context,

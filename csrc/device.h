@@ -32,10 +32,12 @@ typedef struct tms_devices {
     /* Who can reach whom, asked when a second device comes into use: bit p of reachable[d] is valid where asked[d] has it.
      */
     _Atomic tms_device_mask_t asked[TMS_MAX_DEVICES], reachable[TMS_MAX_DEVICES];
+    _Atomic uint32_t unreleased[TMS_MAX_DEVICES]; /* references to primary contexts that the driver refused to take back */
+    _Atomic int helpers; /* threads of wait.c that wait for devices; one that was left behind still uses this struct */
 } tms_devices_t;
 
 void tms_devices_init(tms_devices_t *devices, tms_driver_t *driver);
-void tms_devices_release(tms_devices_t *devices);
+void tms_devices_release(tms_devices_t *devices); /* waits for helpers that were left behind */
 
 /* The driver and the devices, loaded if need be. TMS_DRIVER_UNAVAILABLE where there is no device or none with VMM. */
 tms_status_t tms_devices_load(tms_devices_t *devices, const tms_driver_table_t **driver, const tms_device_table_t **table,
@@ -58,8 +60,19 @@ tms_status_t tms_devices_current(tms_devices_t *devices, int *ordinal, const tms
 tms_status_t tms_devices_synchronize(tms_devices_t *devices, tms_device_mask_t mask, const tms_error_context_t *context,
                                      tms_error_t *error);
 
-/* Makes a device's primary context current for a few calls, and undoes that. */
+/* Makes a device's primary context current for a few calls, and undoes that. What the driver refuses to undo is logged and
+ * tried again: a context left on the thread's stack when this thread enters or leaves again, or by tms_devices_settle; a
+ * reference by tms_devices_reclaim. */
 tms_status_t tms_devices_enter(tms_devices_t *devices, int ordinal, const tms_error_context_t *context, tms_error_t *error);
 void tms_devices_leave(tms_devices_t *devices, int ordinal);
+
+/* Tries again to take off this thread's stack what was left on it. Cheap when there is nothing. */
+void tms_devices_settle(tms_devices_t *devices);
+/* Tries again to give back references to primary contexts. Cheap when there are none. */
+void tms_devices_reclaim(tms_devices_t *devices);
+/* How many references wait for that. */
+uint64_t tms_devices_unreleased(const tms_devices_t *devices);
+/* In a forked child: those, and the helpers, are the parent's. */
+void tms_devices_after_fork_in_child(tms_devices_t *devices);
 
 #endif

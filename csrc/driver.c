@@ -1,8 +1,13 @@
 #include "driver.h"
 
 #include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <link.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 /* Without these there is no virtual memory management, which drivers have had since CUDA 10.2 (some since 11). */
 #define REQUIRED_ENTRY_POINTS(X)                                                                                            \
@@ -56,6 +61,17 @@ tms_status_t tms_driver_fail(const tms_driver_table_t *table, const tms_error_co
     return tms_error_set_driver(error, context, call, (int)result, tms_driver_result_name(table, result));
 }
 
+tms_status_t tms_driver_explain(tms_error_t *error, const tms_error_t *reason, tms_status_t status,
+                                const tms_error_context_t *context, const char *detail) {
+    if (!error) return status;
+    tms_error_set(error, status, context, "%s failed with %s (%d): %s", reason->call, reason->result_name,
+                  (int)reason->driver_result, detail);
+    error->driver_result = reason->driver_result;
+    memcpy(error->call, reason->call, sizeof(error->call));
+    memcpy(error->result_name, reason->result_name, sizeof(error->result_name));
+    return status;
+}
+
 static void resolve(tms_driver_table_t *table, void *library) {
     /* POSIX gives the address of a function as an object pointer; copying its bytes is the conversion that C allows. */
 #define RESOLVE(name, symbol, parameters)                                                                                   \
@@ -77,14 +93,51 @@ static const char *first_missing(const tms_driver_table_t *table) {
     return NULL;
 }
 
+/* Whether a segment that is to be mapped lies beyond the end of an ELF file. */
+static bool is_truncated(int fd, uint64_t size) {
+    ElfW(Ehdr) header;
+    ElfW(Phdr) segment;
+    if (pread(fd, &header, sizeof(header), 0) != (ssize_t)sizeof(header) || memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 ||
+        header.e_phentsize != sizeof(segment))
+        return false; /* something else, which dlopen describes */
+    for (unsigned i = 0; i < header.e_phnum; i++) {
+        off_t offset = (off_t)(header.e_phoff + i * sizeof(segment));
+        ssize_t got = pread(fd, &segment, sizeof(segment), offset);
+        if (got < 0) return false; /* dlopen reads it again, and says what is wrong */
+        if (got != (ssize_t)sizeof(segment)) return true;
+        if (segment.p_type == PT_LOAD && (segment.p_offset > size || segment.p_filesz > size - segment.p_offset))
+            return true;
+    }
+    return false;
+}
+
+/* What dlopen would not survive, or return from: it waits for the other end of a FIFO, and touches pages of a truncated
+ * library that are not there. NULL: nothing of that kind. */
+static const char *why_unfit(const char *path) {
+    struct stat found;
+    if (stat(path, &found) != 0) return NULL;
+    if (!S_ISREG(found.st_mode)) return "is not a regular file";
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0) return NULL;
+    bool truncated = is_truncated(fd, (uint64_t)found.st_size);
+    close(fd);
+    return truncated ? "is truncated" : NULL;
+}
+
 /* Fills the table from the library and initialises the driver. On success the library stays loaded for good. */
 static tms_status_t open_driver(const tms_driver_t *driver, tms_driver_table_t *table, const tms_error_context_t *context,
                                 tms_error_t *error) {
+    const char *unfit = strchr(driver->path, '/') ? why_unfit(driver->path) : NULL;
+    if (unfit)
+        return tms_error_set(error, TMS_DRIVER_UNAVAILABLE, context, "the CUDA driver could not be loaded: '%s' %s",
+                             driver->path, unfit);
     void *library = dlopen(driver->path, RTLD_NOW | RTLD_LOCAL);
     if (!library) {
         const char *reason = dlerror();
-        return tms_error_set(error, TMS_DRIVER_UNAVAILABLE, context, "the CUDA driver could not be loaded: %s",
-                             reason ? reason : driver->path);
+        tms_error_set(error, TMS_DRIVER_UNAVAILABLE, context, "the CUDA driver could not be loaded: %s",
+                      reason ? reason : driver->path);
+        if (error) strncpy(error->call, "dlopen", sizeof(error->call) - 1);
+        return TMS_DRIVER_UNAVAILABLE;
     }
 
     tms_status_t status;
@@ -125,7 +178,7 @@ tms_status_t tms_driver_load(tms_driver_t *driver, const tms_driver_table_t **ta
     }
 
     tms_driver_table_t *fresh = calloc(1, sizeof(*fresh));
-    if (!fresh) return tms_error_set(error, TMS_OUT_OF_HOST_MEMORY, context, "the table of driver calls was not made");
+    if (!fresh) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
     tms_status_t status = open_driver(driver, fresh, context, error);
     if (status != TMS_OK) {
         free(fresh);

@@ -9,6 +9,7 @@
 
 #include <cuda.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 
 #include "log.h"
 #include "status.h"
@@ -24,6 +25,7 @@
     X(cuDeviceTotalMem, "cuDeviceTotalMem_v2", (size_t *bytes, CUdevice device))                                            \
     X(cuDeviceGetAttribute, "cuDeviceGetAttribute", (int *value, CUdevice_attribute attribute, CUdevice device))            \
     X(cuDeviceCanAccessPeer, "cuDeviceCanAccessPeer", (int *can, CUdevice device, CUdevice peer))                           \
+    X(cuDeviceGetUuid, "cuDeviceGetUuid_v2", (CUuuid * uuid, CUdevice device))                                              \
     X(cuDevicePrimaryCtxGetState, "cuDevicePrimaryCtxGetState", (CUdevice device, unsigned int *flags, int *active))        \
     X(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", (CUcontext * context, CUdevice device))                         \
     X(cuDevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2", (CUdevice device))                                         \
@@ -36,6 +38,10 @@
     X(cuStreamCreate, "cuStreamCreate", (CUstream * stream, unsigned int flags))                                            \
     X(cuStreamDestroy, "cuStreamDestroy_v2", (CUstream stream))                                                             \
     X(cuStreamSynchronize, "cuStreamSynchronize", (CUstream stream))                                                        \
+    X(cuEventCreate, "cuEventCreate", (CUevent * event, unsigned int flags))                                                \
+    X(cuEventRecord, "cuEventRecord", (CUevent event, CUstream stream))                                                     \
+    X(cuEventSynchronize, "cuEventSynchronize", (CUevent event))                                                            \
+    X(cuEventDestroy, "cuEventDestroy_v2", (CUevent event))                                                                 \
     X(cuMemGetInfo, "cuMemGetInfo_v2", (size_t *free_bytes, size_t *total_bytes))                                           \
     X(cuMemGetAllocationGranularity, "cuMemGetAllocationGranularity",                                                       \
       (size_t *granularity, const CUmemAllocationProp *prop, CUmemAllocationGranularity_flags option))                      \
@@ -81,6 +87,16 @@ const char *tms_driver_result_name(const tms_driver_table_t *table, CUresult res
 /* Fills *error for a failed or missing call. Used through the macro below. */
 tms_status_t tms_driver_fail(const tms_driver_table_t *table, const tms_error_context_t *context, const char *call,
                              CUresult result, tms_error_t *error);
+
+/* Fills *error for a failed driver call, `reason`, that means `status` here; `detail` says why. It keeps the call and its
+ * result. */
+tms_status_t tms_driver_explain(tms_error_t *error, const tms_error_t *reason, tms_status_t status,
+                                const tms_error_context_t *context, const char *detail);
+
+/* Whether a call failed because the driver has shut down, as it does at process exit: it has taken everything back then. */
+static inline bool tms_driver_is_gone(const tms_error_t *error) {
+    return error->driver_result == CUDA_ERROR_DEINITIALIZED || error->driver_result == CUDA_ERROR_NOT_INITIALIZED;
+}
 
 /* Calls an entry point; evaluates to a status and fills *error on failure. `table->name` may be missing. */
 #define TMS_DRIVER_CALL(table, context, error, name, ...)                                                                   \

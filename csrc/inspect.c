@@ -30,6 +30,8 @@ tms_status_t tms_saver_host_backup(tms_saver_t *saver, uint64_t address, uint64_
         context.tag = segment->tag->name;
         if (bytes > whole || address - begin > whole - bytes) {
             status = TMS_INVALID_ARGUMENT;
+        } else if (holds_host_copy(segment) && atomic_load(&saver->forked)) {
+            status = TMS_FORKED; /* the pages are the parent's: pinned, or not copied into this process */
         } else if (holds_host_copy(segment)) {
             found = segment->backup.host;
             tms_host_buffer_acquire(found);
@@ -43,6 +45,7 @@ tms_status_t tms_saver_host_backup(tms_saver_t *saver, uint64_t address, uint64_
     if (status == TMS_INVALID_ARGUMENT)
         return tms_error_set(error, status, &context, "the range leaves its allocation of %llu bytes at 0x%llx",
                              (unsigned long long)whole, (unsigned long long)begin);
+    if (status == TMS_FORKED) return tms_saver_check_process(saver, &context, error);
     *buffer = found;
     *host = found ? (char *)found->memory + (address - begin) : NULL;
     return TMS_OK;
@@ -92,15 +95,16 @@ void tms_saver_counters(tms_saver_t *saver, tms_counters_t *counters) {
         .pauses_total = tms_stats_read(&saver->stats.pauses_total),
         .resumes_total = tms_stats_read(&saver->stats.resumes_total),
         .failures_total = tms_stats_read(&saver->stats.failures_total),
+        .quarantined_handles = tms_quarantine_held(&saver->quarantine, TMS_QUARANTINE_HANDLE),
+        .quarantined_ranges = tms_quarantine_held(&saver->quarantine, TMS_QUARANTINE_RANGE),
+        .quarantined_host = tms_quarantine_held(&saver->quarantine, TMS_QUARANTINE_HOST),
+        .quarantined_other =
+            tms_quarantine_held(&saver->quarantine, TMS_QUARANTINE_OTHER) + tms_devices_unreleased(saver->devices),
         .visible_captures = (uint64_t)tms_capture_visible(&saver->capture),
     };
     pthread_mutex_lock(&saver->lock);
     counters->allocations = saver->registry.count;
     counters->damaged = saver->damaged;
-    for (tms_segment_t *s = saver->quarantine; s; s = s->next_in_transition) {
-        counters->quarantined_handles += s->has_handle;
-        counters->quarantined_ranges++;
-    }
     for (tms_segment_t *s = saver->deferred; s; s = s->next_in_transition) counters->deferred_frees++;
     for (tms_registry_node_t *node = saver->damaged ? saver->registry.first : NULL; node; node = node->next) {
         const tms_segment_t *segment = tms_segment_of(node);

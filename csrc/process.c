@@ -1,5 +1,6 @@
 #include "process.h"
 
+#include <errno.h>
 #include <stdlib.h>
 
 /* The handlers run in every fork and at exit of a process that has made the state. Locks are taken in the order of
@@ -11,11 +12,15 @@ static void before_fork(void) {
     pthread_mutex_lock(&state->saver.lock);
     pthread_mutex_lock(&state->regions.tags.lock);
     pthread_mutex_lock(&state->saver.stores.disk.lock);
+    pthread_mutex_lock(&state->saver.quarantine.lock);
+    pthread_mutex_lock(&state->saver.device_locks.mutex);
 }
 
 static void after_fork_in_parent(void) {
     tms_state_t *state = tms_state_if_made();
     if (!state) return;
+    pthread_mutex_unlock(&state->saver.device_locks.mutex);
+    pthread_mutex_unlock(&state->saver.quarantine.lock);
     pthread_mutex_unlock(&state->saver.stores.disk.lock);
     pthread_mutex_unlock(&state->regions.tags.lock);
     pthread_mutex_unlock(&state->saver.lock);
@@ -27,9 +32,12 @@ static void after_fork_in_child(void) {
     tms_saver_t *saver = &state->saver;
     /* Made anew, not unlocked: the thread that is said to hold them is another process's. */
     pthread_mutex_init(&saver->lock, NULL);
-    pthread_cond_init(&saver->turn, NULL);
+    tms_wait_condition_init(&saver->turn);
     tms_tag_table_after_fork_in_child(&state->regions.tags);
+    tms_quarantine_after_fork_in_child(&saver->quarantine);
     tms_disk_after_fork_in_child(&saver->stores.disk);
+    tms_device_locks_after_fork_in_child(&saver->device_locks);
+    tms_devices_after_fork_in_child(&state->devices);
     /* A transition that ran in the parent has no thread here that could end it. */
     saver->transition_running = false;
     /* A driver that was never initialised can be in the child. */
@@ -43,9 +51,12 @@ static void at_exit(void) {
 
 tms_status_t tms_process_register(tms_error_t *error) {
     const tms_error_context_t context = {.operation = "start", .device = TMS_NO_DEVICE};
-    if (pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) != 0 || atexit(at_exit) != 0) {
-        return tms_error_set(error, TMS_OUT_OF_HOST_MEMORY, &context,
-                             "the handlers for fork and exit were not registered: disk backups may stay behind at exit");
-    }
-    return TMS_OK;
+    /* Each by itself: one that fails is no reason to do without the other. Both fail for want of memory only. */
+    bool fork_refused = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) != 0;
+    bool exit_refused = atexit(at_exit) != 0;
+    if (!fork_refused && !exit_refused) return TMS_OK;
+    tms_error_set_os(error, &context, fork_refused ? "pthread_atfork" : "atexit", ENOMEM, NULL);
+    tms_error_append(error, " Without it %s.",
+                     fork_refused ? "a forked child must not use this library" : "disk backups may stay behind at exit");
+    return TMS_OUT_OF_HOST_MEMORY;
 }

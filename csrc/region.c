@@ -1,5 +1,6 @@
 #include "region.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -62,7 +63,7 @@ tms_status_t tms_tag_intern(tms_tag_table_t *table, const char *name, tms_tag_t 
         }
     }
     pthread_mutex_unlock(&table->lock);
-    if (!found) return tms_error_set(error, TMS_OUT_OF_HOST_MEMORY, &region_context, "the tag was not made");
+    if (!found) return tms_error_set_os(error, &region_context, "calloc", ENOMEM, NULL);
     *tag = found;
     return TMS_OK;
 }

@@ -85,3 +85,9 @@ tms_registry_node_t *tms_registry_find(const tms_registry_t *registry, uint64_t 
     }
     return node;
 }
+
+tms_registry_node_t *tms_registry_overlapping(const tms_registry_t *registry, uint64_t begin, uint64_t end) {
+    tms_registry_node_t *node = registry->root;
+    while (node && (node->end <= begin || node->begin >= end)) node = node->end <= begin ? node->right : node->left;
+    return node;
+}

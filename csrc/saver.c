@@ -1,22 +1,42 @@
 #include "saver.h"
 
+#include <errno.h>
 #include <stdlib.h>
 
 tms_status_t tms_saver_init(tms_saver_t *saver, const tms_config_t *config, const tms_log_t *log, tms_devices_t *devices,
                             tms_region_defaults_t *regions, tms_error_t *error) {
+    const tms_error_context_t context = {.operation = "start", .device = TMS_NO_DEVICE};
     *saver = (tms_saver_t){.config = config, .log = log, .devices = devices, .regions = regions};
     saver->stores.devices = devices;
     saver->stores.log = log;
+    saver->stores.quarantine = &saver->quarantine;
+    saver->stores.copy_chunk_bytes = TMS_COPY_CHUNK_BYTES;
     saver->stores.chunk_bytes = config->disk_backup_chunk_bytes;
-    tms_status_t status =
-        tms_disk_init(&saver->stores.disk, config->disk_backup_directory, log, &saver->stores.disk_bytes, error);
+    tms_status_t status = tms_quarantine_init(&saver->quarantine, error);
     if (status != TMS_OK) return status;
-    pthread_mutex_init(&saver->lock, NULL);
-    pthread_cond_init(&saver->turn, NULL);
+    status = tms_disk_init(&saver->stores.disk, config->disk_backup_directory, log, &saver->stores.disk_bytes, error);
+    if (status != TMS_OK) goto release_quarantine;
+    saver->stores.disk.quarantine = &saver->quarantine;
+    status = tms_device_locks_init(&saver->device_locks, config, devices, error);
+    if (status != TMS_OK) goto release_disk;
+    if (pthread_mutex_init(&saver->lock, NULL) != 0) {
+        status = tms_error_set_os(error, &context, "pthread_mutex_init", ENOMEM, NULL);
+        goto destroy_device_locks;
+    }
+    tms_wait_condition_init(&saver->turn);
     tms_registry_init(&saver->registry);
+    tms_registry_init(&saver->aside);
     tms_capture_init(&saver->capture);
     atomic_init(&saver->retain_backup, config->retain_cpu_backup);
     return TMS_OK;
+
+destroy_device_locks:
+    tms_device_locks_destroy(&saver->device_locks);
+release_disk:
+    tms_disk_release(&saver->stores.disk);
+release_quarantine:
+    tms_quarantine_release(&saver->quarantine);
+    return status;
 }
 
 tms_status_t tms_saver_check_process(tms_saver_t *saver, const tms_error_context_t *context, tms_error_t *error) {
@@ -53,7 +73,7 @@ void tms_saver_note(tms_saver_t *saver, tms_status_t status, const tms_error_t *
         tms_log_write(saver->log, TMS_LOG_WARNING, "%s", reason->message);
 }
 
-static tms_error_context_t context_of(const char *operation, const tms_segment_t *segment) {
+tms_error_context_t tms_saver_context(const char *operation, const tms_segment_t *segment) {
     return (tms_error_context_t){.operation = operation,
                                  .device = segment->device,
                                  .bytes = tms_segment_reserved(segment),
@@ -99,21 +119,30 @@ static tms_status_t populate(tms_saver_t *saver, tms_segment_t *segment, const t
     return status == TMS_OK ? tms_segment_populate(segment, driver, devices, peers, context, error) : status;
 }
 
-static void publish(tms_saver_t *saver, tms_segment_t *segment) {
-    segment->state = TMS_SEGMENT_ACTIVE;
-    pthread_mutex_lock(&saver->lock);
-    tms_registry_insert(&saver->registry, &segment->node);
-    pthread_mutex_unlock(&saver->lock);
-    atomic_store_explicit(&segment->tag->used, true, memory_order_relaxed);
-    tms_stats_add(&saver->stats.allocations_total, 1);
-    tms_stats_add(&saver->stats.resident_bytes, tms_segment_reserved(segment));
+bool tms_saver_note_passed_over(tms_saver_t *saver, tms_device_mask_t devices_in_use) {
+    bool passed_over = (saver->devices_in_use & ~devices_in_use) != 0;
+    if (passed_over) saver->devices_in_use = 0;
+    return passed_over;
 }
 
-static bool has_reclaimable(tms_saver_t *saver) {
+/* `devices_in_use`: when the segment was not made yet. */
+static void publish(tms_saver_t *saver, tms_segment_t *segment, tms_device_mask_t devices_in_use) {
+    segment->state = TMS_SEGMENT_ACTIVE;
+    atomic_store_explicit(&segment->tag->used, true, memory_order_relaxed);
     pthread_mutex_lock(&saver->lock);
-    bool any = saver->quarantine || saver->deferred || saver->damaged;
+    /* Under the lock: from here on another thread may pause or free it, and take these away again. */
+    tms_stats_add(&saver->stats.allocations_total, 1);
+    tms_stats_add(&saver->stats.resident_bytes, tms_segment_reserved(segment));
+    tms_registry_insert(&saver->registry, &segment->node);
+    (void)tms_saver_note_passed_over(saver, devices_in_use); /* allocate looks next */
     pthread_mutex_unlock(&saver->lock);
-    return any;
+}
+
+static tms_device_mask_t read_devices_in_use(tms_saver_t *saver) {
+    pthread_mutex_lock(&saver->lock);
+    tms_device_mask_t devices = saver->devices_in_use;
+    pthread_mutex_unlock(&saver->lock);
+    return devices;
 }
 
 /* A segment with memory, not yet published. On failure nothing is left but what the driver refused to take back, in
@@ -122,7 +151,10 @@ static tms_status_t make_segment(tms_saver_t *saver, const tms_region_t *region,
                                  const tms_driver_table_t *driver, const tms_device_table_t *devices, tms_segment_t **made,
                                  const tms_error_context_t *context, tms_error_t *error) {
     tms_segment_t *segment = calloc(1, sizeof *segment);
-    if (!segment) return tms_error_set(error, TMS_OUT_OF_HOST_MEMORY, context, "no memory to keep track of an allocation");
+    if (!segment) {
+        tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
+        return TMS_OUT_OF_HOST_MEMORY;
+    }
     segment->bytes = bytes;
     segment->device = context->device;
     segment->tag = (tms_tag_t *)region->tag;
@@ -132,8 +164,13 @@ static tms_status_t make_segment(tms_saver_t *saver, const tms_region_t *region,
         free(segment);
         return status;
     }
+    status = tms_saver_claim_range(saver, segment, context, error);
+    if (status != TMS_OK) {
+        free(segment); /* and not the range, which is somebody else's */
+        return status;
+    }
     status = populate(saver, segment, driver, devices, context, error);
-    if (status == TMS_OUT_OF_DEVICE_MEMORY && has_reclaimable(saver)) {
+    if (status == TMS_OUT_OF_DEVICE_MEMORY && !segment->mapped && !segment->has_handle && tms_saver_has_reclaimable(saver)) {
         tms_saver_reclaim(saver);
         status = populate(saver, segment, driver, devices, context, error);
     }
@@ -151,6 +188,7 @@ tms_status_t tms_saver_allocate(tms_saver_t *saver, const tms_region_t *region, 
     const tms_driver_table_t *driver = NULL;
     const tms_device_table_t *devices = NULL;
     tms_segment_t *segment = NULL;
+    tms_device_mask_t devices_in_use = 0;
     uint64_t reserved = 0;
 
     tms_status_t status = tms_saver_check_process(saver, &context, error);
@@ -162,13 +200,16 @@ tms_status_t tms_saver_allocate(tms_saver_t *saver, const tms_region_t *region, 
     if (status == TMS_OK && device == TMS_NO_DEVICE)
         status = tms_devices_current(saver->devices, &context.device, &context, error);
     if (status == TMS_OK) status = check_size(saver, driver, devices, bytes, &reserved, &context, error);
-    if (status == TMS_OK) status = make_segment(saver, region, bytes, reserved, driver, devices, &segment, &context, error);
+    if (status == TMS_OK) {
+        devices_in_use = read_devices_in_use(saver);
+        status = make_segment(saver, region, bytes, reserved, driver, devices, &segment, &context, error);
+    }
     if (status != TMS_OK) {
         tms_stats_add(&saver->stats.failures_total, 1);
         return status;
     }
     *address = tms_segment_address(segment); /* before publishing: from then on another thread may free it */
-    publish(saver, segment);
+    publish(saver, segment, devices_in_use);
     if (devices->count > 1) {
         /* A device that came into use since the last look also wants what was allocated before it did. The allocation stands
          * whatever comes of that. */
@@ -179,65 +220,6 @@ tms_status_t tms_saver_allocate(tms_saver_t *saver, const tms_region_t *region, 
 }
 
 /* ---- free ---- */
-
-static void keep(tms_saver_t *saver, tms_segment_t **list, tms_segment_t *segment) {
-    pthread_mutex_lock(&saver->lock);
-    segment->next_in_transition = *list;
-    *list = segment;
-    pthread_mutex_unlock(&saver->lock);
-}
-
-static tms_segment_t *take(tms_saver_t *saver, tms_segment_t **list) {
-    pthread_mutex_lock(&saver->lock);
-    tms_segment_t *first = *list;
-    *list = NULL;
-    pthread_mutex_unlock(&saver->lock);
-    return first;
-}
-
-/* What the driver holds of a segment goes back to it. False: something stayed, the flags of the segment say what. */
-static bool give_back(tms_saver_t *saver, tms_segment_t *segment, tms_error_t *error) {
-    tms_error_context_t context = context_of("free", segment);
-    const tms_driver_table_t *driver = atomic_load(&saver->devices->driver->table);
-    tms_status_t status = tms_segment_depopulate(segment, driver, &context, error);
-    if (status == TMS_OK) status = tms_segment_unreserve(segment, driver, &context, error);
-    /* At process exit the driver may have gone, and everything with it. */
-    return status == TMS_OK || status == TMS_DRIVER_UNAVAILABLE;
-}
-
-void tms_saver_dispose(tms_saver_t *saver, tms_segment_t *segment) {
-    tms_error_t reason;
-    tms_backup_destroy(&segment->backup, &saver->stores);
-    if (give_back(saver, segment, &reason)) {
-        free(segment);
-        return;
-    }
-    tms_log_write(saver->log, TMS_LOG_ERROR, "%s It is kept aside and tried again by later calls.", reason.message);
-    keep(saver, &saver->quarantine, segment);
-}
-
-/* Waits for the devices that may still use a mapped segment, then disposes of it. Where waiting is forbidden for the moment
- * (a stream capture, seen or not) the segment waits instead. */
-void tms_saver_retire(tms_saver_t *saver, tms_segment_t *segment) {
-    tms_error_context_t context = context_of("free", segment);
-    tms_error_t reason;
-    if (segment->mapped) {
-        if (tms_capture_visible(&saver->capture)) {
-            keep(saver, &saver->deferred, segment);
-            return;
-        }
-        tms_status_t status = tms_devices_synchronize(saver->devices, segment->accessible, &context, &reason);
-        if (status == TMS_CAPTURE_IN_PROGRESS) {
-            tms_log_write(saver->log, TMS_LOG_INFO, "%s The memory goes back later.", reason.message);
-            keep(saver, &saver->deferred, segment);
-            return;
-        }
-        /* A lost device runs nothing that could still use the memory. */
-        if (status != TMS_OK && status != TMS_DRIVER_UNAVAILABLE)
-            tms_log_write(saver->log, TMS_LOG_WARNING, "%s It is freed all the same.", reason.message);
-    }
-    tms_saver_dispose(saver, segment);
-}
 
 /* Under the lock: takes a segment that its owner gives up out of the books. */
 void tms_saver_unpublish(tms_saver_t *saver, tms_segment_t *segment) {
@@ -263,7 +245,7 @@ tms_status_t tms_saver_free(tms_saver_t *saver, uint64_t address, tms_error_t *e
     bool freed_before = segment && segment->free_requested;
     bool at_start = segment && tms_segment_address(segment) == address;
     tms_error_context_t context = {.operation = "free", .device = TMS_NO_DEVICE, .address = address};
-    if (segment) context = context_of("free", segment);
+    if (segment) context = tms_saver_context("free", segment);
     if (at_start && !freed_before && !atomic_load(&saver->forked)) {
         if (segment->state == TMS_SEGMENT_PAUSING || segment->state == TMS_SEGMENT_RESUMING) {
             segment->free_requested = true; /* whoever owns the transition finishes it */
@@ -287,49 +269,8 @@ tms_status_t tms_saver_free(tms_saver_t *saver, uint64_t address, tms_error_t *e
                              "address 0x%llx lies inside an allocation that starts at 0x%llx", (unsigned long long)address,
                              (unsigned long long)context.address);
     if (freed_before) return tms_error_set(error, TMS_INVALID_ARGUMENT, &context, "it has been freed already");
-    if (retired) tms_saver_retire(saver, retired);
+    if (retired) tms_saver_retire(saver, retired, NULL);
     return TMS_OK;
-}
-
-/* ---- what waits ---- */
-
-static void retry_damaged(tms_saver_t *saver) {
-    /* At most one caller at a time may touch a damaged segment, and none while a transition owns the rest: both hold because
-     * this runs with the lock held. It is a few driver calls on a path that is not supposed to be taken. */
-    const tms_driver_table_t *driver = atomic_load(&saver->devices->driver->table);
-    pthread_mutex_lock(&saver->lock);
-    for (tms_registry_node_t *node = saver->damaged ? saver->registry.first : NULL; node; node = node->next) {
-        tms_segment_t *segment = tms_segment_of(node);
-        if (segment->state != TMS_SEGMENT_DAMAGED) continue;
-        tms_error_context_t context = context_of("reclaim", segment);
-        bool was_mapped = segment->mapped;
-        if (tms_segment_depopulate(segment, driver, &context, NULL) != TMS_OK) continue;
-        if (was_mapped) tms_stats_subtract(&saver->stats.resident_bytes, tms_segment_reserved(segment));
-        segment->state = TMS_SEGMENT_PAUSED;
-        saver->damaged--;
-        tms_stats_add(&saver->stats.paused_bytes, tms_segment_reserved(segment));
-        tms_log_write(saver->log, TMS_LOG_INFO, "an allocation of %llu bytes with tag '%s' is whole again: paused",
-                      (unsigned long long)segment->bytes, segment->tag->name);
-    }
-    pthread_mutex_unlock(&saver->lock);
-}
-
-void tms_saver_reclaim(tms_saver_t *saver) {
-    if (!has_reclaimable(saver)) return;
-    for (tms_segment_t *next, *segment = take(saver, &saver->quarantine); segment; segment = next) {
-        next = segment->next_in_transition;
-        if (give_back(saver, segment, NULL))
-            free(segment);
-        else
-            keep(saver, &saver->quarantine, segment);
-    }
-    if (!tms_capture_visible(&saver->capture)) {
-        for (tms_segment_t *next, *segment = take(saver, &saver->deferred); segment; segment = next) {
-            next = segment->next_in_transition;
-            tms_saver_retire(saver, segment);
-        }
-    }
-    retry_damaged(saver);
 }
 
 /* ---- captures and peers ---- */
@@ -364,13 +305,16 @@ tms_status_t tms_saver_refresh_peers(tms_saver_t *saver, tms_error_t *error) {
 
     pthread_mutex_lock(&saver->lock);
     bool grown = (active & ~saver->devices_in_use) != 0;
-    for (tms_registry_node_t *node = grown ? saver->registry.first : NULL; node && status == TMS_OK; node = node->next) {
+    for (tms_registry_node_t *node = grown ? saver->registry.first : NULL; node; node = node->next) {
         tms_segment_t *segment = tms_segment_of(node);
         tms_device_mask_t peers = 0;
-        if (segment->state != TMS_SEGMENT_ACTIVE) continue; /* a resume looks for itself */
-        tms_error_context_t here = context_of(context.operation, segment);
-        status = tms_devices_peers(saver->devices, segment->device, &peers, &here, error);
-        if (status == TMS_OK) status = tms_segment_share(segment, driver, peers, &here, error);
+        if (segment->state != TMS_SEGMENT_ACTIVE) continue; /* who makes it that notes that it was passed over */
+        tms_error_context_t here = tms_saver_context(context.operation, segment);
+        /* Goes on where one fails: the others are not to want for it. The first failure is reported. */
+        tms_error_t *unfilled = status == TMS_OK ? error : NULL;
+        tms_status_t one = tms_devices_peers(saver->devices, segment->device, &peers, &here, unfilled);
+        if (one == TMS_OK) one = tms_segment_share(segment, driver, peers, &here, unfilled);
+        if (status == TMS_OK) status = one;
     }
     if (status == TMS_OK) saver->devices_in_use = active;
     pthread_mutex_unlock(&saver->lock);
@@ -381,6 +325,8 @@ void tms_saver_release(tms_saver_t *saver) {
     while (tms_capture_visible(&saver->capture)) tms_saver_capture_end(saver);
     while (saver->registry.first) (void)tms_saver_free(saver, saver->registry.first->begin, NULL);
     tms_saver_reclaim(saver);
+    tms_device_locks_destroy(&saver->device_locks);
+    tms_quarantine_release(&saver->quarantine); /* which may hold what the next one lets go */
     tms_disk_release(&saver->stores.disk);
     pthread_cond_destroy(&saver->turn);
     pthread_mutex_destroy(&saver->lock);

@@ -1,6 +1,8 @@
 /* The saver: every managed allocation of the process, and allocate and free as transactions.
  *
- * Owns the registry, the segments and their states, the quarantine and the deferred frees. `lock` guards all of that. It is
+ * saver.c has allocate and free, reclaim.c what waits to be given back, inspect.c the queries. The saver owns the registry,
+ * the segments and their states, and the deferred frees; `lock` guards all of that. It also owns the quarantine and the
+ * devices' locks, which have locks of their own, leaves below this one. It is
  * held for look-ups and state changes, and while access for peers is granted (rare, short); never across dlopen, a wait for
  * the device, a copy, or the creation or release of physical memory. Callers may hold torch's allocator mutex and the GIL;
  * nobody may hold `lock` and call either.
@@ -16,6 +18,7 @@
 #include <stdbool.h>
 
 #include "capture.h"
+#include "device_lock.h"
 #include "segment.h"
 #include "stats.h"
 
@@ -29,14 +32,15 @@ typedef struct tms_saver {
     pthread_mutex_t lock;
     pthread_cond_t turn; /* signalled when a transition ends */
     bool transition_running;
-    pthread_t transition_owner; /* valid while transition_running */
     tms_registry_t registry;
     tms_capture_t capture;
-    tms_segment_t *deferred; /* freed by their owner during a visible capture; still mapped; out of the registry */
     tms_segment_t
-        *quarantine;  /* freed by their owner; the driver refused to unmap, release or unreserve; out of the registry */
-    uint64_t damaged; /* segments in the registry that are DAMAGED */
-    tms_device_mask_t devices_in_use; /* as last seen by tms_saver_refresh_peers */
+        *deferred;        /* freed by their owner when their device could not be waited for; mapped; out of the registry */
+    tms_registry_t aside; /* freed segments in the quarantine whose address range the driver did not take back */
+    tms_quarantine_t quarantine;
+    tms_device_locks_t device_locks;
+    uint64_t damaged;                 /* segments in the registry that are DAMAGED */
+    tms_device_mask_t devices_in_use; /* as last seen by tms_saver_refresh_peers; what it passed over takes it back */
 
     _Atomic uint64_t memory_margin_bytes;
     _Atomic bool retain_backup;
@@ -69,21 +73,37 @@ tms_region_t tms_saver_settings(tms_saver_t *saver);
 /* TMS_FORKED where this process is a forked child. The first thing that every function above does. */
 tms_status_t tms_saver_check_process(tms_saver_t *saver, const tms_error_context_t *context, tms_error_t *error);
 
-/* For transition.c: finishes a free whose owner has gone. The segment is out of the registry and belongs to the caller;
- * takes the lock for bookkeeping only. What the driver refuses goes to the quarantine, with a log line. */
+/* reclaim.c. For transition.c and saver.c: finishes a free whose owner has gone. The segment is out of the registry and
+ * belongs to the callee; takes the lock for bookkeeping only. What the driver refuses goes to the quarantine, with a log
+ * line.
+ */
 void tms_saver_dispose(tms_saver_t *saver, tms_segment_t *segment);
-/* The same for one that may be mapped: waits for the devices first, or defers it where a capture forbids waiting. */
-void tms_saver_retire(tms_saver_t *saver, tms_segment_t *segment);
+/* The same for one that may be mapped: waits for the devices first. Where that is forbidden (a capture), fails, or is to
+ * stop (`wait`, which may be NULL) it is deferred, except on a device that is lost, which runs nothing any more. */
+void tms_saver_retire(tms_saver_t *saver, tms_segment_t *segment, tms_wait_t *wait);
+/* The range that the driver has just reserved for a segment: whether no other segment of ours has it. Where a segment in the
+ * quarantine has it, the driver has taken that back although it said otherwise, and the quarantine gives up its claim. */
+tms_status_t tms_saver_claim_range(tms_saver_t *saver, const tms_segment_t *segment, const tms_error_context_t *context,
+                                   tms_error_t *error);
+/* Under the lock: a segment becomes ACTIVE that looks for peers since `devices_in_use` had this value have passed over.
+ * True where there was one; the next look is then at everything. */
+bool tms_saver_note_passed_over(tms_saver_t *saver, tms_device_mask_t devices_in_use);
 /* Under the lock: takes a segment that its owner has given up out of the registry and the counters. It must not be in
  * transition. */
 void tms_saver_unpublish(tms_saver_t *saver, tms_segment_t *segment);
 bool tms_saver_has_segments(tms_saver_t *saver);
+bool tms_saver_has_reclaimable(tms_saver_t *saver);
+/* What is known about a segment when something fails. */
+tms_error_context_t tms_saver_context(const char *operation, const tms_segment_t *segment);
 /* Logs what went wrong in something that the call does not depend on; silent at process exit, when the driver has gone. */
 void tms_saver_note(tms_saver_t *saver, tms_status_t status, const tms_error_t *reason);
-/* Tries again what waits: the quarantine, deferred frees once no capture is visible, and damaged segments, which become
- * PAUSED when the driver takes back what it refused. Called by pause, resume, the end of a capture, and allocations that ran
+/* Tries again what waits: the quarantine, references to contexts, deferred frees once no capture is visible, and damaged
+ * segments, which become PAUSED when the driver takes back what it refused; meanwhile they are PAUSING, and belong to the
+ * thread that does this. Called by pause, resume, the end of a capture, and allocations that ran
  * out of memory. Cheap when nothing waits. */
 void tms_saver_reclaim(tms_saver_t *saver);
+/* The same in a call that can be told to stop, also while it waits for devices here: the caller has to look afterwards. */
+void tms_saver_reclaim_within(tms_saver_t *saver, tms_wait_t *wait);
 
 /* inspect.c: tms_api_t.host_backup, .segments, .find and .counters. Each takes the lock and calls no driver. */
 tms_status_t tms_saver_host_backup(tms_saver_t *saver, uint64_t address, uint64_t bytes, tms_host_buffer_t **buffer,

@@ -9,17 +9,22 @@
 
 #include "backup.h"
 #include "device.h"
+#include "quarantine.h"
 #include "region.h"
 #include "registry.h"
 
 typedef struct tms_segment {
-    tms_registry_node_t node; /* first: [address, address + reserved size) */
-    uint64_t bytes;           /* as asked for */
+    tms_registry_node_t node;      /* first: [address, address + reserved size) */
+    tms_quarantined_t quarantined; /* used once its owner has freed it */
+    uint64_t bytes;                /* as asked for */
     int device;
     tms_segment_state_t state;
+    bool has_range;      /* the address range is ours to free */
     bool mapped;         /* `handle` is mapped and accessible */
     bool has_handle;     /* `handle` is ours to release */
     bool free_requested; /* freed while in transition: whoever ends the transition finishes it */
+    bool is_aside;       /* its node is in the saver's `aside`; under the saver's lock */
+    bool exclusive;      /* holds one count of its device's lock (device_lock.h) */
     CUmemGenericAllocationHandle handle;
     tms_device_mask_t accessible; /* devices that have access now, owner included */
     tms_tag_t *tag;
@@ -37,12 +42,12 @@ uint64_t tms_segment_round(uint64_t bytes, size_t granularity);
 /* Reserves the address range of `reserved` bytes (a multiple of the granularity) and sets node.begin and node.end. */
 tms_status_t tms_segment_reserve(tms_segment_t *segment, const tms_driver_table_t *driver, uint64_t reserved,
                                  const tms_error_context_t *context, tms_error_t *error);
-/* Gives the range back. The segment must not be mapped. */
+/* Gives the range back, if it has one. The segment must not be mapped. */
 tms_status_t tms_segment_unreserve(tms_segment_t *segment, const tms_driver_table_t *driver,
                                    const tms_error_context_t *context, tms_error_t *error);
 
-/* Creates physical memory, maps it at the range and gives the owner and `peers` access. On failure the segment is as before;
- * if undoing failed too, `has_handle` or `mapped` stays true and says what is left. */
+/* The segment must have no physical memory. Creates some, maps it at the range and gives the owner and `peers` access. On
+ * failure the segment is as before; if undoing failed too, `has_handle` or `mapped` stays true and says what is left. */
 tms_status_t tms_segment_populate(tms_segment_t *segment, const tms_driver_table_t *driver,
                                   const tms_device_table_t *devices, tms_device_mask_t peers,
                                   const tms_error_context_t *context, tms_error_t *error);

@@ -1,5 +1,6 @@
 #include "state.h"
 
+#include <errno.h>
 #include <stdlib.h>
 
 #include "process.h"
@@ -11,15 +12,17 @@ static const tms_error_context_t start_context = {.operation = "start", .device 
 
 static tms_status_t make_state(tms_state_t **made, tms_error_t *error) {
     tms_state_t *state = calloc(1, sizeof(*state));
-    if (!state) {
-        return tms_error_set(error, TMS_OUT_OF_HOST_MEMORY, &start_context, "the state of the process was not made");
-    }
+    if (!state) return tms_error_set_os(error, &start_context, "calloc", ENOMEM, NULL);
     tms_log_init(&state->log, TMS_LOG_WARNING);
-    tms_config_read(&state->config, &state->log);
+    tms_status_t status = tms_config_read(&state->config, &state->log, error);
+    if (status != TMS_OK) {
+        free(state);
+        return status;
+    }
     tms_driver_init(&state->driver, state->config.driver_path, &state->log);
     tms_devices_init(&state->devices, &state->driver);
 
-    tms_status_t status = tms_region_init(&state->regions, &state->config, error);
+    status = tms_region_init(&state->regions, &state->config, error);
     if (status != TMS_OK) goto release_config;
     status = tms_saver_init(&state->saver, &state->config, &state->log, &state->devices, &state->regions, error);
     if (status != TMS_OK) goto release_regions;

@@ -33,6 +33,7 @@ enum { RESULT_CONTAINED = 226, RESULT_TENSOR_MEMORY_LEAK = 721 };
       "copy, which CUDA_LAUNCH_BLOCKING=1 helps to find.",                                                                  \
       true)                                                                                                                 \
     X(CAPTURE_IN_PROGRESS, "End the capture first, then make the call again.", false)                                       \
+    X(INVALID_STATE, "CUDA calls are not permitted here: not from a CUDA host callback.", false)                            \
     X(FORKED, "Start processes that use the GPU with the spawn or forkserver method instead of fork.", false)
 
 const char *tms_status_name(tms_status_t status) {
@@ -104,6 +105,8 @@ tms_status_t tms_status_from_driver(int result) {
     case RESULT_TENSOR_MEMORY_LEAK:
     case CUDA_ERROR_MPS_CLIENT_TERMINATED: return TMS_DEVICE_LOST;
 
+    case CUDA_ERROR_NOT_PERMITTED: return TMS_INVALID_STATE;
+
     case CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED:
     case CUDA_ERROR_STREAM_CAPTURE_INVALIDATED:
     case CUDA_ERROR_STREAM_CAPTURE_MERGE:
@@ -163,7 +166,8 @@ void tms_error_append(tms_error_t *error, const char *format, ...) {
 }
 
 /* "2097152 bytes (2.0 MiB)". */
-static void append_bytes(tms_error_t *error, uint64_t bytes) {
+void tms_error_append_bytes(tms_error_t *error, uint64_t bytes) {
+    if (!error) return;
     static const char *const units[] = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
     const double step = 1024.0;
     tms_error_append(error, "%" PRIu64 " bytes", bytes);
@@ -196,7 +200,7 @@ static const char *append_facts(tms_error_t *error) {
     const char *separator = ": ", *end = ": ";
     if (error->bytes) {
         tms_error_append(error, "%s", separator);
-        append_bytes(error, error->bytes);
+        tms_error_append_bytes(error, error->bytes);
         separator = ", ", end = "; ";
     }
     if (error->device != TMS_NO_DEVICE) {

@@ -34,9 +34,13 @@ __attribute__((format(printf, 4, 5))) tms_status_t tms_error_set(tms_error_t *er
 /* Adds to the message of an error that is already set, which ends with a full stop. NULL is fine. */
 __attribute__((format(printf, 2, 3))) void tms_error_append(tms_error_t *error, const char *format, ...);
 
+/* The same with "2097152 bytes (2.0 MiB)". */
+void tms_error_append_bytes(tms_error_t *error, uint64_t bytes);
+
 /* A driver call failed with `result`. The status follows from the result: out of memory, device lost (sticky errors), driver
- * unavailable (not initialised, no device, deinitialised), capture in progress (the stream-capture family), else TMS_DRIVER.
- * `name` is the driver's name of the result, or NULL where the driver does not know one. */
+ * unavailable (not initialised, no device, deinitialised), capture in progress (the stream-capture family), invalid state
+ * (not permitted, which is what a host callback is told), else TMS_DRIVER. `name` is the driver's name of the result, or
+ * NULL where the driver does not know one. */
 tms_status_t tms_error_set_driver(tms_error_t *error, const tms_error_context_t *context, const char *call, int result,
                                   const char *name);
 

@@ -5,8 +5,8 @@
  * within a version. Nothing here needs cuda.h or Python.h.
  *
  * Every function may be called on any thread unless its comment says otherwise, takes no lock of the caller's, never calls
- * back, never exits and never prints to stdout. Functions that can fail return a status and fill `*error` (which may be
- * NULL); out-parameters are written on success only. */
+ * back (pause and resume do, where they are given a function to ask), never exits and never prints to stdout. Functions that
+ * can fail return a status and fill `*error` (which may be NULL); out-parameters are written on success only. */
 #ifndef TMS_H
 #define TMS_H
 
@@ -29,7 +29,9 @@
     X(DRIVER_UNAVAILABLE, 8, "there is no usable CUDA driver or device")                                                    \
     X(DEVICE_LOST, 9, "the device's context is in a sticky error; the process must restart to use it again")                \
     X(CAPTURE_IN_PROGRESS, 10, "a stream capture is under way")                                                             \
-    X(FORKED, 11, "this process was forked from one that used the GPU")
+    X(FORKED, 11, "this process was forked from one that used the GPU")                                                     \
+    X(INTERRUPTED, 12, "the call was interrupted; nothing has changed")                                                     \
+    X(DEVICE_LOCKED, 13, "another process holds the exclusive lock of a device")
 
 typedef enum tms_status {
 #define TMS_STATUS_ENUMERATOR(name, number, text) TMS_##name = number,
@@ -74,7 +76,7 @@ typedef struct tms_region_settings {
 
 typedef enum tms_segment_state {
     TMS_SEGMENT_ACTIVE = 0,   /* mapped, readable and writable on the device */
-    TMS_SEGMENT_PAUSING = 1,  /* owned by a pause() under way; still mapped until it commits */
+    TMS_SEGMENT_PAUSING = 1,  /* owned by a pause() under way, or by the repair of a damaged one; mapped until it is done */
     TMS_SEGMENT_PAUSED = 2,   /* address reserved, no physical memory */
     TMS_SEGMENT_RESUMING = 3, /* owned by a resume() under way */
     TMS_SEGMENT_DAMAGED = 4   /* the driver refused to unmap it, or to undo: the address is kept and never used again */
@@ -99,7 +101,13 @@ typedef struct tms_selection {
     size_t tag_count;
     void *stream;       /* the caller's current stream (a CUstream), asked whether it is capturing; read if has_stream */
     int32_t has_stream; /* 0: no stream to ask */
-    int32_t reserved;
+    int32_t exclusive;  /* resume: take the lock of every device concerned, until what was resumed is paused or freed */
+    /* resume: how long to wait for device memory that others hold (and for the locks). 0: not at all; INFINITY: for ever */
+    double timeout_seconds;
+    /* NULL, or asked whether to stop: on the calling thread, with no lock held, about every 50 ms while the call waits and
+     * can still be undone. Not 0: the call ends with TMS_INTERRUPTED. It must not call pause or resume. */
+    int32_t (*interrupted)(void *interrupt_context);
+    void *interrupt_context;
 } tms_selection_t;
 
 /* What one pause or resume did. */
@@ -125,8 +133,10 @@ typedef struct tms_counters {
     uint64_t damaged;             /* allocations in state DAMAGED */
     uint64_t quarantined_handles; /* physical allocations that the driver refused to release; retried by the next call */
     uint64_t quarantined_ranges;  /* address ranges that the driver refused to free; retried likewise */
-    uint64_t deferred_frees;      /* frees that wait for the end of a stream capture */
-    uint64_t visible_captures;    /* stream captures that we know to be under way */
+    uint64_t deferred_frees;   /* frees that wait: for the end of a stream capture, for a device that cannot be waited for */
+    uint64_t visible_captures; /* stream captures that we know to be under way */
+    uint64_t quarantined_host; /* pieces of host memory that could not be given back; retried likewise */
+    uint64_t quarantined_other; /* streams, events, context references, files: likewise */
 } tms_counters_t;
 
 /* How far a tag is paused. A pool of torch's whose memory may be paused must not be entered: see pools.py. */
@@ -191,6 +201,10 @@ typedef struct tms_api {
     tms_status_t (*find)(uint64_t address, tms_segment_info_t *row); /* interior addresses too; else TMS_NOT_MANAGED */
     void (*tag_info)(const char *tag, tms_tag_info_t *info);
     void (*counters)(tms_counters_t *counters);
+
+    /* Whether the calling thread is inside a pause or resume, which then asks it whether to stop: another one on this thread
+     * would fail with TMS_INVALID_STATE. */
+    int32_t (*in_transition)(void);
 } tms_api_t;
 
 /* The table of the library that it is called in, or NULL if that library does not speak `version`. */

@@ -1,60 +1,41 @@
-#include "transition.h"
+/* What pause and resume have in common: see transition_call.h. */
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-/* One call of pause or resume. The segments on its list are in its state (PAUSING or RESUMING) and nobody else touches them.
- */
-typedef struct transition {
-    tms_saver_t *saver;
-    const char *operation;
-    tms_segment_state_t from, through, to;
-    tms_segment_t *first, **end; /* in order of allocation */
-    tms_device_mask_t owners;    /* devices that own a segment on the list */
-    tms_device_mask_t affected;  /* devices that can access one */
-    tms_device_mask_t copying;   /* devices that own a segment with contents to copy */
-    const tms_driver_table_t *driver;
-    const tms_device_table_t *devices; /* NULL: there was nothing to act on, and the driver has not been asked for */
-    tms_report_t report;
-} transition_t;
+#include "transition_call.h"
 
-#define FOR_EACH(segment, t) for (tms_segment_t *segment = (t)->first; segment; segment = segment->next_in_transition)
-
-static double seconds_now(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
-
-static tms_error_context_t context_of(const transition_t *t, const tms_segment_t *segment) {
-    return (tms_error_context_t){.operation = t->operation,
-                                 .device = segment->device,
-                                 .bytes = tms_segment_reserved(segment),
-                                 .address = tms_segment_address(segment),
-                                 .tag = segment->tag->name};
-}
-
-static tms_error_context_t context_of_call(const transition_t *t, int device) {
-    return (tms_error_context_t){.operation = t->operation, .device = device};
-}
+/* Whether this thread is inside a pause or resume, also while that has given its turn away to wait for memory: what the call
+ * asks meanwhile (signal handlers, finalisers) must not begin another. */
+static _Thread_local bool inside;
 
 /* ---- turns and captures ---- */
 
-static tms_status_t take_turn(transition_t *t, tms_error_t *error) {
+bool tms_transition_is_inside(void) { return inside; }
+
+static tms_status_t enter(const tms_transition_t *t, tms_error_t *error) {
+    tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
+    if (inside)
+        return tms_error_set(error, TMS_INVALID_STATE, &context,
+                             "this thread is inside pause() or resume() already; do not call them from signal handlers, "
+                             "callbacks or finalisers");
+    inside = true;
+    return TMS_OK;
+}
+
+static tms_status_t take_turn(tms_transition_t *t, tms_error_t *error) {
     tms_saver_t *saver = t->saver;
-    tms_error_context_t context = context_of_call(t, TMS_NO_DEVICE);
+    tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     tms_status_t status = TMS_OK;
     pthread_mutex_lock(&saver->lock);
-    if (saver->transition_running && pthread_equal(saver->transition_owner, pthread_self())) {
-        status = tms_error_set(
-            error, TMS_INVALID_STATE, &context,
-            "this thread is inside pause() or resume() already; do not call them from callbacks or finalisers");
-    } else {
-        while (saver->transition_running) pthread_cond_wait(&saver->turn, &saver->lock);
-        saver->transition_running = true;
-        saver->transition_owner = pthread_self();
+    while (saver->transition_running && status == TMS_OK) {
+        tms_wait_on_condition(&t->wait, &saver->turn, &saver->lock);
+        if (!saver->transition_running || !tms_wait_is_interruptible(&t->wait)) continue;
+        pthread_mutex_unlock(&saver->lock);
+        status = tms_wait_check(&t->wait, &context, error);
+        pthread_mutex_lock(&saver->lock);
     }
+    if (status == TMS_OK) saver->transition_running = true;
     pthread_mutex_unlock(&saver->lock);
     return status;
 }
@@ -67,16 +48,22 @@ static void end_turn(tms_saver_t *saver) {
 }
 
 /* Nothing may synchronise during a capture; better said before anything has changed. */
-static tms_status_t check_capture(transition_t *t, const tms_selection_t *selection, tms_error_t *error) {
-    tms_error_context_t context = context_of_call(t, TMS_NO_DEVICE);
-    CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE;
+static tms_status_t check_visible_captures(tms_transition_t *t, tms_error_t *error) {
+    tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     int visible = tms_capture_visible(&t->saver->capture);
-    if (visible > 0)
-        return tms_error_set(error, TMS_CAPTURE_IN_PROGRESS, &context, "%d stream capture%s under way; end %s first",
-                             visible, visible == 1 ? " is" : "s are", visible == 1 ? "it" : "them");
-    if (!selection->has_stream) return TMS_OK;
+    if (visible == 0) return TMS_OK;
+    return tms_error_set(error, TMS_CAPTURE_IN_PROGRESS, &context, "%d stream capture%s under way; end %s first", visible,
+                         visible == 1 ? " is" : "s are", visible == 1 ? "it" : "them");
+}
+
+static tms_status_t check_capture(tms_transition_t *t, tms_error_t *error) {
+    tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
+    CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE;
+    tms_status_t status = check_visible_captures(t, error);
+    if (status != TMS_OK) return status;
+    if (!t->selection->has_stream) return TMS_OK;
     CUresult result =
-        t->driver->cuStreamIsCapturing ? t->driver->cuStreamIsCapturing(selection->stream, &capturing) : CUDA_SUCCESS;
+        t->driver->cuStreamIsCapturing ? t->driver->cuStreamIsCapturing(t->selection->stream, &capturing) : CUDA_SUCCESS;
     if (result == CUDA_SUCCESS && capturing != CU_STREAM_CAPTURE_STATUS_NONE)
         return tms_error_set(error, TMS_CAPTURE_IN_PROGRESS, &context,
                              "the current stream is capturing; end the capture first");
@@ -87,15 +74,17 @@ static tms_status_t check_capture(transition_t *t, const tms_selection_t *select
 
 /* ---- selection ---- */
 
-static bool is_selected(const tms_selection_t *selection, const tms_tag_t *tag) {
-    if (!selection->tags) return true;
-    for (size_t i = 0; i < selection->tag_count; i++) {
-        if (strcmp(selection->tags[i], tag->name) == 0) return true;
+bool tms_transition_selects(const tms_transition_t *t, const tms_segment_t *segment) {
+    if (segment->state != t->from || !(t->collectable >> segment->device & 1)) return false;
+    if (!t->selection->tags) return true;
+    for (size_t i = 0; i < t->selection->tag_count; i++) {
+        if (strcmp(t->selection->tags[i], segment->tag->name) == 0) return true;
     }
     return false;
 }
 
-static void count_unknown_tags(transition_t *t, const tms_selection_t *selection) {
+static void count_unknown_tags(tms_transition_t *t) {
+    const tms_selection_t *selection = t->selection;
     for (size_t i = 0; selection->tags && i < selection->tag_count; i++) {
         tms_tag_t *tag = tms_tag_find(&t->saver->regions->tags, selection->tags[i]);
         if (tag && atomic_load(&tag->used)) continue;
@@ -105,16 +94,19 @@ static void count_unknown_tags(transition_t *t, const tms_selection_t *selection
     }
 }
 
-static bool has_contents(const transition_t *t, const tms_segment_t *segment) {
+static bool has_contents(const tms_transition_t *t, const tms_segment_t *segment) {
     return t->from == TMS_SEGMENT_ACTIVE ? segment->backup.kind != TMS_BACKUP_NONE : segment->backup.saved;
 }
 
-static void collect(transition_t *t, const tms_selection_t *selection) {
+static void collect(tms_transition_t *t) {
+    t->first = NULL;
     t->end = &t->first;
+    t->owners = t->affected = t->copying = 0;
     pthread_mutex_lock(&t->saver->lock);
+    t->devices_in_use = t->saver->devices_in_use;
     for (tms_registry_node_t *node = t->saver->registry.first; node; node = node->next) {
         tms_segment_t *segment = tms_segment_of(node);
-        if (segment->state != t->from || !is_selected(selection, segment->tag)) continue;
+        if (!tms_transition_selects(t, segment)) continue;
         segment->state = t->through;
         segment->next_in_transition = NULL;
         *t->end = segment;
@@ -129,7 +121,7 @@ static void collect(transition_t *t, const tms_selection_t *selection) {
 /* ---- ending ---- */
 
 /* Under the lock: where a segment ends up, in the books. `moved`: it did what the call is for. */
-static void settle(transition_t *t, tms_segment_t *segment, bool moved) {
+static void settle(tms_transition_t *t, tms_segment_t *segment, bool moved) {
     tms_stats_t *stats = &t->saver->stats;
     uint64_t bytes = tms_segment_reserved(segment);
     bool was_active = t->from == TMS_SEGMENT_ACTIVE;
@@ -151,8 +143,8 @@ static void settle(transition_t *t, tms_segment_t *segment, bool moved) {
 }
 
 /* Counts one pause for each tag that it changed. */
-static void advance_epochs(transition_t *t) {
-    FOR_EACH(segment, t) {
+static void advance_epochs(tms_transition_t *t) {
+    TMS_FOR_EACH(segment, t) {
         bool counted = false;
         for (tms_segment_t *before = t->first; before != segment && !counted; before = before->next_in_transition)
             counted = before->tag == segment->tag;
@@ -160,8 +152,7 @@ static void advance_epochs(transition_t *t) {
     }
 }
 
-/* Publishes every segment's new state, and finishes the frees that came meanwhile. */
-static void finish(transition_t *t, bool moved) {
+void tms_transition_finish(tms_transition_t *t, bool moved) {
     tms_segment_t *freed = NULL;
     pthread_mutex_lock(&t->saver->lock);
     if (moved && t->from == TMS_SEGMENT_ACTIVE) advance_epochs(t);
@@ -174,34 +165,40 @@ static void finish(transition_t *t, bool moved) {
         freed = segment;
     }
     t->first = NULL;
+    bool passed_over = tms_saver_note_passed_over(t->saver, t->devices_in_use);
     pthread_mutex_unlock(&t->saver->lock);
+    /* A call that is to stop does not wait for what was freed meanwhile; another call does. */
+    tms_wait_t *wait = t->wait.stopped ? &t->wait : NULL;
     for (tms_segment_t *next, *segment = freed; segment; segment = next) {
         next = segment->next_in_transition;
-        tms_saver_retire(t->saver, segment);
+        tms_saver_retire(t->saver, segment, wait);
+    }
+    if (passed_over) {
+        tms_error_t reason;
+        tms_saver_note(t->saver, tms_saver_refresh_peers(t->saver, &reason), &reason);
     }
 }
 
 /* ---- copies ---- */
 
-typedef tms_status_t (*copy_t)(tms_backup_t *, tms_copier_t *, CUdeviceptr, const tms_error_context_t *, tms_error_t *);
-
-static tms_status_t copy_device(transition_t *t, int device, copy_t copy, tms_error_t *error) {
+static tms_status_t copy_device(tms_transition_t *t, int device, tms_transition_copy_t copy, tms_error_t *error) {
     tms_copier_t copier = {.open = false};
-    tms_error_context_t context = context_of_call(t, device);
-    tms_status_t status = tms_copier_open(&copier, &t->saver->stores, device, &context, error);
-    FOR_EACH(segment, t) {
+    tms_error_context_t context = tms_transition_context(t, device);
+    tms_status_t status = tms_copier_open(&copier, &t->saver->stores, device, &t->wait, &context, error);
+    TMS_FOR_EACH(segment, t) {
         if (status != TMS_OK) break;
         if (segment->device != device || !has_contents(t, segment)) continue;
-        tms_error_context_t here = context_of(t, segment);
+        tms_error_context_t here = tms_transition_context_of(t, segment);
         status = copy(&segment->backup, &copier, tms_segment_address(segment), &here, error);
         t->report.copied_bytes += segment->backup.bytes;
     }
+    if (status == TMS_FORKED) return status; /* in the child now: the stream and its context are the parent's */
     if (status == TMS_OK) status = tms_copier_wait(&copier, &context, error);
     tms_copier_close(&copier);
     return status;
 }
 
-static tms_status_t copy_all(transition_t *t, copy_t copy, tms_error_t *error) {
+tms_status_t tms_transition_copy(tms_transition_t *t, tms_transition_copy_t copy, tms_error_t *error) {
     tms_status_t status = TMS_OK;
     for (int device = 0; device < t->devices->count && status == TMS_OK; device++) {
         if (t->copying >> device & 1) status = copy_device(t, device, copy, error);
@@ -209,169 +206,51 @@ static tms_status_t copy_all(transition_t *t, copy_t copy, tms_error_t *error) {
     return status;
 }
 
-/* ---- pause ---- */
-
-static tms_status_t prepare_all(transition_t *t, tms_error_t *error) {
-    tms_status_t status = TMS_OK;
-    FOR_EACH(segment, t) {
-        if (status != TMS_OK) break;
-        tms_error_context_t context = context_of(t, segment);
-        status = tms_backup_prepare(&segment->backup, &t->saver->stores, &context, error);
-    }
-    return status;
-}
-
-static tms_status_t save_contents(transition_t *t, tms_error_t *error) {
-    tms_error_context_t context = context_of_call(t, TMS_NO_DEVICE);
-    tms_status_t status = prepare_all(t, error);
-    if (status == TMS_OK) status = tms_devices_synchronize(t->saver->devices, t->affected, &context, error);
-    if (status == TMS_OK) status = copy_all(t, tms_backup_save, error);
-    return status;
-}
-
-/* After the commit point: goes on whatever happens, and reports the first of it. */
-static tms_status_t release_memory(transition_t *t, tms_error_t *error) {
-    tms_status_t first_status = TMS_OK;
-    uint64_t refused = 0, bytes = 0;
-    tms_error_t first = {0};
-    FOR_EACH(segment, t) {
-        tms_error_t reason;
-        tms_error_context_t context = context_of(t, segment);
-        tms_backup_commit(&segment->backup);
-        tms_status_t status = tms_segment_depopulate(segment, t->driver, &context, &reason);
-        if (status == TMS_OK) continue;
-        if (refused++ == 0) {
-            first_status = status;
-            first = reason;
-        }
-        bytes += tms_segment_reserved(segment);
-        tms_log_write(t->saver->log, TMS_LOG_ERROR, "%s The allocation is damaged; its address stays reserved.",
-                      reason.message);
-    }
-    if (refused > 0 && error) {
-        *error = first;
-        tms_error_append(
-            error, " In all %llu allocations of %llu bytes could not be released and are damaged; all others are paused.",
-            (unsigned long long)refused, (unsigned long long)bytes);
-    }
-    return first_status;
-}
-
-static tms_status_t pause_all(transition_t *t, tms_error_t *error) {
-    tms_status_t status = save_contents(t, error);
-    bool committed = status == TMS_OK;
-    if (committed) {
-        status = release_memory(t, error);
-    } else {
-        FOR_EACH(segment, t) tms_backup_cancel(&segment->backup, &t->saver->stores);
-    }
-    finish(t, committed);
-    return status;
-}
-
-/* ---- resume ---- */
-
-static tms_status_t populate_all(transition_t *t, tms_error_t *error) {
-    tms_device_mask_t peers[TMS_MAX_DEVICES];
-    tms_status_t status = TMS_OK;
-    for (int device = 0; device < t->devices->count && status == TMS_OK; device++) {
-        tms_error_context_t context = context_of_call(t, device);
-        if (t->owners >> device & 1) status = tms_devices_peers(t->saver->devices, device, &peers[device], &context, error);
-    }
-    uint64_t bytes = 0;
-    FOR_EACH(segment, t) {
-        if (status != TMS_OK) break;
-        tms_error_context_t context = context_of(t, segment);
-        status = tms_segment_populate(segment, t->driver, t->devices, peers[segment->device], &context, error);
-        if (status == TMS_OK) {
-            bytes += tms_segment_reserved(segment);
-        } else if (status == TMS_OUT_OF_DEVICE_MEMORY && error) {
-            tms_error_append(error,
-                             " %llu bytes were mapped before that and have been given back: everything stays paused, and "
-                             "resume() can be called again.",
-                             (unsigned long long)bytes);
-        }
-    }
-    return status;
-}
-
-static void undo_resume(transition_t *t) {
-    FOR_EACH(segment, t) {
-        tms_error_t reason;
-        tms_error_context_t context = context_of(t, segment);
-        if (tms_segment_depopulate(segment, t->driver, &context, &reason) == TMS_OK) continue;
-        tms_log_write(t->saver->log, TMS_LOG_ERROR, "undoing a failed resume: %s The allocation is damaged.",
-                      reason.message);
-    }
-}
-
-static tms_status_t resume_all(transition_t *t, tms_error_t *error) {
-    tms_status_t status = populate_all(t, error);
-    if (status == TMS_OK) status = copy_all(t, tms_backup_load, error);
-    if (status == TMS_OK) {
-        bool retain = atomic_load(&t->saver->retain_backup);
-        FOR_EACH(segment, t) tms_backup_discard(&segment->backup, retain);
-    } else {
-        undo_resume(t);
-    }
-    finish(t, status == TMS_OK);
-    return status;
-}
-
-/* ---- calls ---- */
+/* ---- the call ---- */
 
 /* What must hold before a call may change anything. */
-static tms_status_t check(transition_t *t, const tms_selection_t *selection, tms_error_t *error) {
-    tms_error_context_t context = context_of_call(t, TMS_NO_DEVICE);
+static tms_status_t check(tms_transition_t *t, tms_error_t *error) {
+    tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     tms_status_t status = tms_saver_check_process(t->saver, &context, error);
     if (status != TMS_OK) return status;
     if (!tms_saver_has_segments(t->saver)) return TMS_OK; /* also on a machine without a driver */
     status = tms_devices_load(t->saver->devices, &t->driver, &t->devices, &context, error);
-    return status == TMS_OK ? check_capture(t, selection, error) : status;
+    return status == TMS_OK ? check_capture(t, error) : status;
 }
 
-/* One call. `act` moves the segments on the list, or undoes what it did, and publishes where they ended up. */
-static tms_status_t run(transition_t *t, const tms_selection_t *selection,
-                        tms_status_t (*act)(transition_t *, tms_error_t *), _Atomic uint64_t *successes,
-                        tms_report_t *report, tms_error_t *error) {
-    double started = seconds_now();
-    tms_status_t status = check(t, selection, error);
-    if (status == TMS_OK) status = take_turn(t, error);
+tms_status_t tms_transition_attempt(tms_transition_t *t, tms_error_t *error) {
+    uint64_t unknown_tags = t->report.unknown_tags;
+    tms_status_t status = take_turn(t, error);
+    if (status != TMS_OK) return status;
+    tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
+    t->report = (tms_report_t){.unknown_tags = unknown_tags}; /* an attempt before this one counts for nothing */
+    /* Again: one may have begun while this call waited for its turn, or for memory. */
+    if (t->devices) status = check_visible_captures(t, error);
     if (status == TMS_OK) {
-        tms_saver_reclaim(t->saver);
-        count_unknown_tags(t, selection);
-        if (t->devices) collect(t, selection);
-        if (t->first) status = act(t, error);
-        end_turn(t->saver);
+        tms_saver_reclaim_within(t->saver, &t->wait);
+        status = tms_wait_check(&t->wait, &context, error);
     }
-    tms_stats_add(status == TMS_OK ? successes : &t->saver->stats.failures_total, 1);
-    t->report.seconds = seconds_now() - started;
-    if (status == TMS_OK && report) *report = t->report;
+    if (status == TMS_OK && t->devices) collect(t);
+    if (status == TMS_OK && t->first) status = t->act(t, error);
+    end_turn(t->saver);
     return status;
 }
 
-tms_status_t tms_transition_pause(tms_saver_t *saver, const tms_selection_t *selection, tms_report_t *report,
-                                  tms_error_t *error) {
-    transition_t t = {.saver = saver,
-                      .operation = "pause",
-                      .from = TMS_SEGMENT_ACTIVE,
-                      .through = TMS_SEGMENT_PAUSING,
-                      .to = TMS_SEGMENT_PAUSED};
-    return run(&t, selection, pause_all, &saver->stats.pauses_total, report, error);
-}
-
-tms_status_t tms_transition_resume(tms_saver_t *saver, const tms_selection_t *selection, tms_report_t *report,
-                                   tms_error_t *error) {
-    transition_t t = {.saver = saver,
-                      .operation = "resume",
-                      .from = TMS_SEGMENT_PAUSED,
-                      .through = TMS_SEGMENT_RESUMING,
-                      .to = TMS_SEGMENT_ACTIVE};
-    tms_status_t status = run(&t, selection, resume_all, &saver->stats.resumes_total, report, error);
-    if (status == TMS_OK && t.report.allocations > 0 && t.devices->count > 1) {
-        /* A device that came into use while the memory was being mapped. What was resumed stands whatever comes of this. */
-        tms_error_t reason;
-        tms_saver_note(saver, tms_saver_refresh_peers(saver, &reason), &reason);
+tms_status_t tms_transition_run(tms_transition_t *t, _Atomic uint64_t *successes, tms_report_t *report, tms_error_t *error) {
+    const tms_selection_t *selection = t->selection;
+    tms_wait_begin(&t->wait, selection->interrupted, selection->interrupt_context, selection->timeout_seconds);
+    t->collectable = ~(tms_device_mask_t)0;
+    tms_status_t status = enter(t, error);
+    if (status == TMS_OK) {
+        status = check(t, error);
+        if (status == TMS_OK) {
+            count_unknown_tags(t);
+            status = t->perform ? t->perform(t, error) : tms_transition_attempt(t, error);
+        }
+        inside = false;
     }
+    tms_stats_add(status == TMS_OK ? successes : &t->saver->stats.failures_total, 1);
+    t->report.seconds = tms_wait_elapsed(&t->wait);
+    if (status == TMS_OK && report) *report = t->report;
     return status;
 }

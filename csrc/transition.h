@@ -2,13 +2,17 @@
  *
  * pause:  take the turn; mark PAUSING -> prepare every backup -> synchronise every affected device -> save every backup
  *         -- commit point -- -> unmap and release each -> mark PAUSED.
- * resume: take the turn; mark RESUMING -> create, map and give access to each -> load every backup and wait
- *         -- commit point -- -> mark ACTIVE, let the backups go.
- * A failure before the commit point undoes this call's work and leaves every segment as it was. After it, pause goes on with
- * the rest, marks what the driver refused DAMAGED, and reports all of it. Segments freed meanwhile are disposed of at the
- * end.
+ * resume: (take the devices' locks;) take the turn; mark RESUMING -> create, map and give access to each -> load every
+ * backup and wait -- commit point -- -> mark ACTIVE, let the backups go. A failure before the commit point undoes this
+ * call's work and leaves every segment as it was. After it, pause goes on with the rest, marks what the driver refused
+ * DAMAGED, and reports all of it. Segments freed meanwhile are disposed of at the end.
  *
- * Any thread; takes the saver's lock for marking only. */
+ * A resume with a timeout that finds too little memory undoes everything, gives the turn away, and tries again from the
+ * beginning once as much is free as is needed. Until its commit point a call asks the caller's `interrupted` wherever it
+ * waits (wait.h), and undoes everything if it is to stop.
+ *
+ * Any thread, but not from inside another of these calls on the same thread (`interrupted`, a signal handler, a finaliser).
+ * Takes the saver's lock for marking only. transition.c has what both have in common, pause.c and resume.c the rest. */
 #ifndef TMS_TRANSITION_H
 #define TMS_TRANSITION_H
 
@@ -18,5 +22,8 @@ tms_status_t tms_transition_pause(tms_saver_t *saver, const tms_selection_t *sel
                                   tms_error_t *error);
 tms_status_t tms_transition_resume(tms_saver_t *saver, const tms_selection_t *selection, tms_report_t *report,
                                    tms_error_t *error);
+
+/* tms_api_t.in_transition. */
+bool tms_transition_is_inside(void);
 
 #endif

@@ -108,8 +108,26 @@ bool tms_py_get_i32(const tms_py_call_t *call, int index, int32_t *value) {
 bool tms_py_get_bool(const tms_py_call_t *call, int index, bool *value) {
     PyObject *argument = call->values[index];
 
+    if (!argument) return true;
     if (argument != Py_True && argument != Py_False) return wrong_type(call, index, "a bool", argument);
     *value = argument == Py_True;
+    return true;
+}
+
+bool tms_py_get_seconds(const tms_py_call_t *call, int index, double *seconds) {
+    PyObject *argument = call->values[index];
+    double value;
+
+    if (!argument) return true;
+    if (!PyFloat_Check(argument) && !PyLong_Check(argument)) return wrong_type(call, index, "a number", argument);
+    value = PyFloat_AsDouble(argument);
+    if (value == -1.0 && PyErr_Occurred()) return false;
+    if (!(value >= 0)) {
+        PyErr_Format(PyExc_ValueError, "%s(): %s must be a number of seconds that is not negative, not %R",
+                     call->signature->function, call->signature->names[index], argument);
+        return false;
+    }
+    *seconds = value;
     return true;
 }
 

@@ -12,7 +12,7 @@
 
 #include "tms.h"
 
-enum { TMS_PY_MAX_PARAMETERS = 3 };
+enum { TMS_PY_MAX_PARAMETERS = 5 };
 
 typedef struct tms_py_signature {
     const char *function;
@@ -34,7 +34,10 @@ bool tms_py_bind(tms_py_call_t *call, const tms_py_signature_t *signature, PyObj
 bool tms_py_get_u64(const tms_py_call_t *call, int index, uint64_t *value);
 /* A device or a depth: an int that fits 32 bits. Leaves *value alone where the argument is not given. */
 bool tms_py_get_i32(const tms_py_call_t *call, int index, int32_t *value);
+/* Leaves *value alone where the argument is not given. */
 bool tms_py_get_bool(const tms_py_call_t *call, int index, bool *value);
+/* A duration: a number that is not negative, infinity included. Leaves *seconds alone where the argument is not given. */
+bool tms_py_get_seconds(const tms_py_call_t *call, int index, double *seconds);
 /* A tag: a str that is not empty and has no NUL. */
 bool tms_py_get_tag(const tms_py_call_t *call, int index, const char **tag);
 /* None or a stream handle: sets the selection's stream. */

@@ -10,8 +10,9 @@
     /* memory_functions.c */                                                                                                \
     TAKES(allocate, "(size, device=-1)", "Address of a managed allocation with the settings of this thread's region.")      \
     TAKES(free, "(address)", "Frees a managed allocation in any state; False if the address is not managed.")               \
-    TAKES(pause, "(tags, stream)", "Gives physical memory back; None is every tag. Returns a Report.")                      \
-    TAKES(resume, "(tags, stream)", "Maps physical memory again; None is every tag. Returns a Report.")                     \
+    TAKES(pause, "(tags, stream, interruptible=False)", "Gives physical memory back; None is every tag. Returns a Report.") \
+    TAKES(resume, "(tags, stream, interruptible=False, timeout=0.0, exclusive=False)",                                      \
+          "Maps physical memory again; None is every tag. Returns a Report.")                                               \
     TAKES(set_memory_margin, "(size)", "Bytes of device memory that allocations must leave free.")                          \
     BARE(get_memory_margin, "()", "Bytes of device memory that allocations must leave free.")                               \
     TAKES(set_retain_backup, "(retain)", "Whether host backups are kept after a resume.")                                   \
@@ -34,6 +35,7 @@
     BARE(segments, "()", "Every managed allocation, in order of allocation.")                                               \
     TAKES(find, "(address)", "The managed allocation that an address lies in, or None.")                                    \
     TAKES(tag_info, "(tag)", "(allocations of the tag that are not active, pauses that ever changed one of them)")          \
+    BARE(in_transition, "()", "Whether this thread is inside a pause or resume, in a signal handler or finaliser.")         \
     BARE(counters, "()", "Every counter by name.")
 
 #define TMS_PY_DECLARE_TAKES(function, signature, text)                                                                     \

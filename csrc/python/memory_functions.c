@@ -43,35 +43,69 @@ PyObject *tms_py_free(PyObject *module, PyObject *const *arguments, Py_ssize_t p
 
 typedef tms_status_t (*transition_t)(const tms_selection_t *selection, tms_report_t *report, tms_error_t *error);
 
-static PyObject *run_transition(transition_t transition, const tms_py_call_t *call) {
-    tms_selection_t selection = {0};
+/* While a call runs, the thread state that it has put down to let other threads run. */
+typedef struct interruption {
+    PyThreadState *thread;
+} interruption_t;
+
+/* Runs the handlers of the signals that have come. Not 0: one of them raised, and the exception is set. Asked on the thread
+ * of the call, with nothing of ours locked, so that a handler may do what it likes, other than pause and resume. */
+static int32_t check_signals(void *context) {
+    interruption_t *interruption = context;
+    int raised;
+
+    PyEval_RestoreThread(interruption->thread);
+    raised = PyErr_CheckSignals();
+    interruption->thread = PyEval_SaveThread();
+    return raised != 0;
+}
+
+/* Takes the selection's array of tags. */
+static PyObject *run_transition(transition_t transition, const tms_selection_t *given, bool interruptible) {
+    tms_selection_t selection = *given;
+    interruption_t interruption;
     tms_report_t report;
     tms_status_t status;
     tms_error_t error;
 
-    if (!tms_py_get_stream(call, 1, &selection) || !tms_py_get_tags(call, 0, &selection)) return NULL;
+    if (interruptible) {
+        selection.interrupted = check_signals;
+        selection.interrupt_context = &interruption;
+    }
     tms_error_clear(&error);
-    Py_BEGIN_ALLOW_THREADS;
+    interruption.thread = PyEval_SaveThread();
     status = transition(&selection, &report, &error);
-    Py_END_ALLOW_THREADS;
+    PyEval_RestoreThread(interruption.thread);
     PyMem_Free((void *)selection.tags);
+    if (PyErr_Occurred()) return NULL; /* a signal handler's; the call stopped for it */
     return status == TMS_OK ? tms_py_report(&report) : tms_py_raise(&error);
 }
 
 PyObject *tms_py_pause(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
-    static const tms_py_signature_t signature = {"pause", 2, 2, {"tags", "stream"}};
+    static const tms_py_signature_t signature = {"pause", 2, 3, {"tags", "stream", "interruptible"}};
+    tms_selection_t selection = {0};
+    bool interruptible = false;
     tms_py_call_t call;
 
-    if (!tms_py_bind(&call, &signature, arguments, positional, keywords)) return NULL;
-    return run_transition(tms_py_api(module)->pause, &call);
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_stream(&call, 1, &selection) ||
+        !tms_py_get_bool(&call, 2, &interruptible) || !tms_py_get_tags(&call, 0, &selection))
+        return NULL;
+    return run_transition(tms_py_api(module)->pause, &selection, interruptible);
 }
 
 PyObject *tms_py_resume(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
-    static const tms_py_signature_t signature = {"resume", 2, 2, {"tags", "stream"}};
+    static const tms_py_signature_t signature = {
+        "resume", 2, 5, {"tags", "stream", "interruptible", "timeout", "exclusive"}};
+    tms_selection_t selection = {0};
+    bool interruptible = false, exclusive = false;
     tms_py_call_t call;
 
-    if (!tms_py_bind(&call, &signature, arguments, positional, keywords)) return NULL;
-    return run_transition(tms_py_api(module)->resume, &call);
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_stream(&call, 1, &selection) ||
+        !tms_py_get_bool(&call, 2, &interruptible) || !tms_py_get_seconds(&call, 3, &selection.timeout_seconds) ||
+        !tms_py_get_bool(&call, 4, &exclusive) || !tms_py_get_tags(&call, 0, &selection))
+        return NULL;
+    selection.exclusive = exclusive;
+    return run_transition(tms_py_api(module)->resume, &selection, interruptible);
 }
 
 PyObject *tms_py_set_memory_margin(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {

@@ -1,5 +1,5 @@
-/* What there is: devices, allocations, tags, counters. Only tag_info keeps the GIL: it reads two atomic numbers, on the path
- * of entering a region. The rest waits for the driver or for the saver's lock. */
+/* What there is: devices, allocations, tags, counters. Only tag_info and in_transition keep the GIL: they read numbers that
+ * nobody locks. The rest waits for the driver or for the saver's lock. */
 #include <stddef.h>
 #include <stdlib.h>
 
@@ -85,6 +85,11 @@ static tms_segment_info_t *read_segments(const tms_api_t *api, size_t *count) {
     return rows;
 }
 
+PyObject *tms_py_in_transition(PyObject *module, PyObject *unused) {
+    (void)unused;
+    return PyBool_FromLong(tms_py_api(module)->in_transition());
+}
+
 PyObject *tms_py_segments(PyObject *module, PyObject *unused) {
     const tms_api_t *api = tms_py_api(module);
     tms_segment_info_t *rows;
@@ -140,7 +145,8 @@ static const struct counter {
     COUNTER(allocations),        COUNTER(allocations_total), COUNTER(frees_total),       COUNTER(resident_bytes),
     COUNTER(paused_bytes),       COUNTER(host_backup_bytes), COUNTER(disk_backup_bytes), COUNTER(pauses_total),
     COUNTER(resumes_total),      COUNTER(failures_total),    COUNTER(damaged),           COUNTER(quarantined_handles),
-    COUNTER(quarantined_ranges), COUNTER(deferred_frees),    COUNTER(visible_captures),
+    COUNTER(quarantined_ranges), COUNTER(deferred_frees),    COUNTER(visible_captures),  COUNTER(quarantined_host),
+    COUNTER(quarantined_other),
 #undef COUNTER
 };
 enum { COUNTER_COUNT = sizeof(counters) / sizeof(counters[0]) };

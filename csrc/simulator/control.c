@@ -82,6 +82,20 @@ void tms_sim_usage(int device, tms_sim_usage_t *usage) {
     sim_state_unlock();
 }
 
+uint64_t tms_sim_events(void) {
+    if (!sim_state_lock()) return 0;
+    uint64_t count = sim_state.events.count;
+    sim_state_unlock();
+    return count;
+}
+
+uint64_t tms_sim_context_references(int device) {
+    if (device < 0 || device >= TMS_SIM_MAX_DEVICES || !sim_state_lock()) return 0;
+    uint64_t references = sim_state.devices[device].primary.references;
+    sim_state_unlock();
+    return references;
+}
+
 int tms_sim_take_memory(int device, int64_t bytes) {
     bool done = false;
     if (!sim_state_lock()) return CUDA_ERROR_OUT_OF_MEMORY;

@@ -89,6 +89,9 @@ typedef struct tms_sim_usage {
     uint64_t runtime_allocations; /* cudaMalloc / cuMemAlloc alive */
 } tms_sim_usage_t;
 TMS_SIM_EXPORT void tms_sim_usage(int device, tms_sim_usage_t *usage);
+TMS_SIM_EXPORT uint64_t tms_sim_events(void); /* alive, of the whole process */
+/* References to the device's primary context: retains less releases, of a runtime that uses it one more. */
+TMS_SIM_EXPORT uint64_t tms_sim_context_references(int device);
 
 /* Memory taken by "somebody else": charged to the device's budget, belongs to nobody. Negative gives back. 0 on success,
  * else 2. */

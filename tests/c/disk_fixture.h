@@ -151,13 +151,13 @@ static inline int release(void **state) {
 
 static inline tms_disk_file_t *create(uint64_t bytes) {
     tms_disk_file_t *file = NULL;
-    if (tms_disk_file_create(&disk, bytes, &file, &context, &error) != TMS_OK) fail_msg("%s", error.message);
+    if (tms_disk_file_create(&disk, bytes, &file, NULL, &context, &error) != TMS_OK) fail_msg("%s", error.message);
     return file;
 }
 
 static inline void assert_create_fails(uint64_t bytes, tms_status_t status, int os_error) {
     tms_disk_file_t *file = (tms_disk_file_t *)&disk;
-    assert_int_equal(tms_disk_file_create(&disk, bytes, &file, &context, &error), status);
+    assert_int_equal(tms_disk_file_create(&disk, bytes, &file, NULL, &context, &error), status);
     assert_ptr_equal(file, &disk);
     assert_int_equal(error.status, status);
     if (os_error) assert_int_equal(error.os_error, os_error);

@@ -29,7 +29,7 @@ static int set_up(void **state, int devices) {
     fixture_t *fixture = calloc(1, sizeof *fixture);
     assert_non_null(fixture);
     tms_log_init(&fixture->log, TMS_LOG_WARNING);
-    tms_config_read(&fixture->config, &fixture->log);
+    ASSERT_OK(tms_config_read(&fixture->config, &fixture->log, &error), error);
     tms_driver_init(&fixture->driver, fixture->config.driver_path, &fixture->log);
     tms_devices_init(&fixture->devices, &fixture->driver);
     ASSERT_OK(tms_region_init(&fixture->regions, &fixture->config, &error), error);
@@ -100,6 +100,34 @@ tms_status_t pause_tag(fixture_t *fixture, const char *tag, tms_report_t *report
 tms_status_t resume_tag(fixture_t *fixture, const char *tag, tms_report_t *report, tms_error_t *error) {
     tms_selection_t selection = selection_of(&tag);
     return tms_transition_resume(&fixture->saver, &selection, report, error);
+}
+
+tms_status_t pause_selected(fixture_t *fixture, const tms_selection_t *selection, tms_report_t *report, tms_error_t *error) {
+    return tms_transition_pause(&fixture->saver, selection, report, error);
+}
+
+tms_status_t resume_selected(fixture_t *fixture, const tms_selection_t *selection, tms_report_t *report,
+                             tms_error_t *error) {
+    return tms_transition_resume(&fixture->saver, selection, report, error);
+}
+
+CUstream launch_behind_gate(fixture_t *fixture, int gate, uint64_t address) {
+    tms_error_t error;
+    tms_error_context_t context = {.operation = "test", .device = 0};
+    CUstream stream = NULL;
+    ASSERT_OK(tms_devices_enter(&fixture->devices, 0, &context, &error), error);
+    assert_int_equal(fixture->cuda->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    assert_int_equal(simulator()->launch_add(stream, address, MIB, 1, gate), CUDA_SUCCESS);
+    tms_devices_leave(&fixture->devices, 0);
+    return stream;
+}
+
+void destroy_stream(fixture_t *fixture, CUstream stream) {
+    tms_error_t error;
+    tms_error_context_t context = {.operation = "test", .device = 0};
+    ASSERT_OK(tms_devices_enter(&fixture->devices, 0, &context, &error), error);
+    assert_int_equal(fixture->cuda->cuStreamDestroy(stream), CUDA_SUCCESS);
+    tms_devices_leave(&fixture->devices, 0);
 }
 
 static uint8_t pattern(uint64_t position, uint32_t seed) {

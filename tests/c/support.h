@@ -31,7 +31,8 @@
     X(int, launch_add, (void *stream, uint64_t address, uint64_t bytes, uint8_t value, int gate))                           \
     X(void, open_gate, (int gate))                                                                                          \
     X(void, wait_until_synchronizing, (void))                                                                               \
-    X(void, lose_device, (int device, int code))
+    X(void, lose_device, (int device, int code))                                                                            \
+    X(void, set_bandwidth, (uint64_t bytes_per_second))
 
 typedef struct simulator {
 #define SIMULATOR_FIELD(result, name, parameters) result(*name) parameters;
@@ -68,6 +69,14 @@ uint64_t allocate_on(fixture_t *fixture, int device, const char *tag, tms_backup
 /* pause or resume of one tag, NULL for all; no stream. */
 tms_status_t pause_tag(fixture_t *fixture, const char *tag, tms_report_t *report, tms_error_t *error);
 tms_status_t resume_tag(fixture_t *fixture, const char *tag, tms_report_t *report, tms_error_t *error);
+
+/* The same for a selection of the caller's: every tag, unless it says otherwise. */
+tms_status_t pause_selected(fixture_t *fixture, const tms_selection_t *selection, tms_report_t *report, tms_error_t *error);
+tms_status_t resume_selected(fixture_t *fixture, const tms_selection_t *selection, tms_report_t *report, tms_error_t *error);
+
+/* Work on `stream`, made here on device 0, that adds 1 to the first MiB at `address` once the gate is open. */
+CUstream launch_behind_gate(fixture_t *fixture, int gate, uint64_t address);
+void destroy_stream(fixture_t *fixture, CUstream stream);
 
 /* Fills memory with a pattern that depends on `seed` and position, and checks it. */
 void fill(uint64_t address, uint64_t bytes, uint32_t seed);

@@ -8,14 +8,19 @@ static const tms_error_context_t CONTEXT = {.operation = "test", .device = 0};
 static const tms_backup_kind_t KINDS[] = {TMS_BACKUP_PINNED, TMS_BACKUP_MMAP, TMS_BACKUP_DISK};
 enum { KIND_COUNT = sizeof KINDS / sizeof *KINDS };
 
+static int32_t go_on(void *context) {
+    (void)context;
+    return 0;
+}
+
 static uint64_t held_bytes(fixture_t *f) {
     return atomic_load(&f->saver.stores.host_bytes) + atomic_load(&f->saver.stores.disk_bytes);
 }
 
 static void prepare(fixture_t *f, tms_backup_t *backup, tms_copier_t *copier) {
     tms_error_t error;
-    ASSERT_OK(tms_copier_open(copier, &f->saver.stores, 0, &CONTEXT, &error), error);
-    ASSERT_OK(tms_backup_prepare(backup, &f->saver.stores, &CONTEXT, &error), error);
+    ASSERT_OK(tms_copier_open(copier, &f->saver.stores, 0, NULL, &CONTEXT, &error), error);
+    ASSERT_OK(tms_backup_prepare(backup, &f->saver.stores, NULL, &CONTEXT, &error), error);
 }
 
 static void contents_make_the_round_trip(void **state) {
@@ -108,7 +113,7 @@ static void no_pinned_memory_is_the_hosts_shortage(void **state) {
     tms_error_t error;
     tms_backup_t backup = {.kind = TMS_BACKUP_PINNED, .bytes = MIB};
     simulator()->fail_after("cuMemHostAlloc", 0, 1, CUDA_ERROR_OUT_OF_MEMORY);
-    assert_int_equal(tms_backup_prepare(&backup, &f->saver.stores, &CONTEXT, &error), TMS_OUT_OF_HOST_MEMORY);
+    assert_int_equal(tms_backup_prepare(&backup, &f->saver.stores, NULL, &CONTEXT, &error), TMS_OUT_OF_HOST_MEMORY);
     assert_non_null(strstr(error.message, "mmap")); /* what to do instead */
     assert_null(backup.host);
     assert_int_equal(held_bytes(f), 0);
@@ -118,7 +123,7 @@ static void mmap_beyond_reason_is_refused(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_backup_t backup = {.kind = TMS_BACKUP_MMAP, .bytes = (uint64_t)1 << 60};
-    assert_int_equal(tms_backup_prepare(&backup, &f->saver.stores, &CONTEXT, &error), TMS_OUT_OF_HOST_MEMORY);
+    assert_int_equal(tms_backup_prepare(&backup, &f->saver.stores, NULL, &CONTEXT, &error), TMS_OUT_OF_HOST_MEMORY);
     assert_string_equal(error.call, "mmap");
     assert_int_equal(held_bytes(f), 0);
 }
@@ -130,12 +135,71 @@ static void a_copier_leaves_nothing_open(void **state) {
     tms_sim_usage_t usage;
     tms_copier_close(&copier); /* never opened */
     simulator()->fail_after("cuStreamCreate", 0, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(tms_copier_open(&copier, &f->saver.stores, 0, &CONTEXT, &error), TMS_DRIVER);
+    assert_int_equal(tms_copier_open(&copier, &f->saver.stores, 0, NULL, &CONTEXT, &error), TMS_DRIVER);
     assert_int_equal(simulator()->calls("cuCtxPushCurrent"), simulator()->calls("cuCtxPopCurrent"));
-    ASSERT_OK(tms_copier_open(&copier, &f->saver.stores, 0, &CONTEXT, &error), error);
+    ASSERT_OK(tms_copier_open(&copier, &f->saver.stores, 0, NULL, &CONTEXT, &error), error);
     tms_copier_close(&copier);
     simulator()->usage(0, &usage);
     assert_int_equal(usage.streams, 0);
+}
+
+/* A stream, two events and a staging buffer: what the driver does not take back waits, is counted, and goes at the next try.
+ */
+static void what_a_copier_cannot_give_back_waits(void **state) {
+    fixture_t *f = *state;
+    const struct {
+        const char *call;
+        tms_quarantine_kind_t kind;
+    } points[] = {{"cuStreamDestroy", TMS_QUARANTINE_OTHER},
+                  {"cuEventDestroy", TMS_QUARANTINE_OTHER},
+                  {"cuMemFreeHost", TMS_QUARANTINE_HOST}};
+    f->saver.stores.copy_chunk_bytes = f->saver.stores.chunk_bytes = MIB;
+    tms_log_init(&f->log, TMS_LOG_SILENT);
+    for (size_t i = 0; i < sizeof points / sizeof *points; i++) {
+        tms_error_t error;
+        tms_copier_t copier;
+        tms_sim_usage_t usage;
+        tms_wait_t wait = {.interrupted = go_on, .asked = tms_wait_now()};
+        tms_backup_t host = {.kind = TMS_BACKUP_MMAP, .bytes = 3 * MIB}, disk = {.kind = TMS_BACKUP_DISK, .bytes = 3 * MIB};
+        uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 4 * MIB);
+        ASSERT_OK(tms_copier_open(&copier, &f->saver.stores, 0, &wait, &CONTEXT, &error), error);
+        ASSERT_OK(tms_backup_prepare(&host, &f->saver.stores, NULL, &CONTEXT, &error), error);
+        ASSERT_OK(tms_backup_prepare(&disk, &f->saver.stores, NULL, &CONTEXT, &error), error);
+        ASSERT_OK(tms_backup_save(&host, &copier, address, &CONTEXT, &error), error);
+        ASSERT_OK(tms_backup_save(&disk, &copier, address, &CONTEXT, &error), error);
+        simulator()->fail_after(points[i].call, 0, 1, CUDA_ERROR_UNKNOWN);
+        tms_copier_close(&copier);
+        assert_int_equal(tms_quarantine_held(&f->saver.quarantine, points[i].kind), 1);
+        tms_saver_reclaim(&f->saver);
+        assert_true(tms_quarantine_is_empty(&f->saver.quarantine));
+        simulator()->usage(0, &usage);
+        assert_int_equal(usage.streams, 0);
+        assert_int_equal(usage.host_bytes, 0);
+        tms_backup_destroy(&host, &f->saver.stores);
+        tms_backup_destroy(&disk, &f->saver.stores);
+        assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+    }
+}
+
+/* Whatever goes wrong, nothing is in flight when the copier is closed: what it copied to may go. */
+static void a_copier_that_is_closed_copies_no_more(void **state) {
+    fixture_t *f = *state;
+    for (uint64_t failures = 1; failures <= 2; failures++) {
+        tms_error_t error;
+        tms_copier_t copier;
+        tms_backup_t backup = {.kind = TMS_BACKUP_PINNED, .bytes = 2 * MIB};
+        uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
+        fill(address, 2 * MIB, 1);
+        prepare(f, &backup, &copier);
+        simulator()->set_bandwidth(16 * MIB);
+        ASSERT_OK(tms_backup_save(&backup, &copier, address, &CONTEXT, &error), error);
+        simulator()->fail_after("cuStreamSynchronize", 0, failures, CUDA_ERROR_UNKNOWN);
+        tms_copier_close(&copier);
+        assert_filled((uint64_t)backup.host->memory, 2 * MIB, 1);
+        simulator()->set_bandwidth(0);
+        tms_backup_destroy(&backup, &f->saver.stores);
+        assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+    }
 }
 
 #define ONE(test) cmocka_unit_test_setup_teardown(test, setup_one_device, teardown)
@@ -149,6 +213,8 @@ int main(void) {
         ONE(no_pinned_memory_is_the_hosts_shortage),
         ONE(mmap_beyond_reason_is_refused),
         ONE(a_copier_leaves_nothing_open),
+        ONE(what_a_copier_cannot_give_back_waits),
+        ONE(a_copier_that_is_closed_copies_no_more),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

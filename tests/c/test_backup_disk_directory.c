@@ -71,7 +71,7 @@ static void test_bad_directories_change_nothing(void **state) {
     assert_int_equal(tms_disk_set_directory(&disk, below("regular/below"), &error), TMS_BACKUP_IO);
     assert_int_equal(error.os_error, ENOTDIR);
     assert_string_equal(error.operation, "set_disk_backup_dir");
-    assert_string_equal(error.call, "mkdir");
+    assert_string_equal(error.call, "lstat");
     assert_non_null(strstr(error.message, below("regular/below")));
     assert_string_equal(disk.path, base);
     assert_file(below("regular"), "text");
@@ -129,7 +129,7 @@ static pid_t start_process_with_files(int files) {
         if (tms_disk_init(&own, disk.path, &log_under_test, &own_total, NULL) != TMS_OK) _exit(2);
         for (int i = 0; i < files; i++) {
             tms_disk_file_t *file = NULL;
-            if (tms_disk_file_create(&own, 1000, &file, &context, NULL) != TMS_OK) _exit(3);
+            if (tms_disk_file_create(&own, 1000, &file, NULL, &context, NULL) != TMS_OK) _exit(3);
         }
         if (write(ready[1], "x", 1) != 1) _exit(4);
         for (;;) pause();
@@ -277,7 +277,7 @@ static void *make_and_remove_files(void *argument) {
     for (int round = 0; round < ROUNDS; round++) {
         tms_disk_file_t *files[3] = {NULL, NULL, NULL};
         char data[32];
-        for (int i = 0; i < 3; i++) *faults += tms_disk_file_create(&disk, 32, &files[i], &context, NULL) != TMS_OK;
+        for (int i = 0; i < 3; i++) *faults += tms_disk_file_create(&disk, 32, &files[i], NULL, &context, NULL) != TMS_OK;
         for (int i = 0; i < 3; i++) {
             char expected[32];
             snprintf(expected, sizeof(expected), "%p %d %d", argument, round, i);

@@ -22,6 +22,8 @@ static const char *const all_variables[] = {
     "TMS_DISK_BACKUP_CHUNK_MB",
     "TMS_CUDA_DRIVER",
     "TMS_LOG_LEVEL",
+    "TMS_LOCK_DIR",
+    "XDG_RUNTIME_DIR",
     "TMPDIR",
 };
 
@@ -41,12 +43,21 @@ static int release_config(void **state) {
 }
 
 /* Reads the environment into `config`; returns the number of lines logged, which are in `output`. */
+static int strdup_failures;
+
+char *strdup(const char *text) {
+    if (strdup_failures > 0 && strdup_failures-- == 1) return NULL;
+    size_t bytes = strlen(text) + 1;
+    char *copy = malloc(bytes);
+    return copy ? memcpy(copy, text, bytes) : NULL;
+}
+
 static unsigned read_config(void) {
     tms_config_release(&config);
     memset(&config, 0x5A, sizeof(config));
     tms_log_init(&log_under_test, TMS_LOG_WARNING);
     captured_stderr_t captured = capture_begin();
-    tms_config_read(&config, &log_under_test);
+    assert_int_equal(tms_config_read(&config, &log_under_test, NULL), TMS_OK);
     capture_end(captured, output, sizeof(output));
     return count_lines(output);
 }
@@ -153,15 +164,35 @@ static void test_texts_are_copied(void **state) {
     setenv("TMPDIR", "/scratch", 1);
     assert_int_equal(read_config(), 0);
     assert_string_equal(config.disk_backup_directory, "/scratch");
+    assert_string_equal(config.lock_directory, "");
+    setenv("XDG_RUNTIME_DIR", "/run/user/1", 1);
+    assert_int_equal(read_config(), 0);
+    assert_string_equal(config.lock_directory, "/run/user/1");
+    setenv("TMS_LOCK_DIR", "/run/locks", 1);
     setenv("TMS_DISK_BACKUP_DIR", "/data/backups", 1);
     setenv("TMS_CUDA_DRIVER", "/opt/libdriver.so", 1);
     assert_int_equal(read_config(), 0);
     clear_environment(NULL);
     assert_string_equal(config.disk_backup_directory, "/data/backups");
     assert_string_equal(config.driver_path, "/opt/libdriver.so");
+    assert_string_equal(config.lock_directory, "/run/locks");
     tms_config_release(&config);
     assert_null(config.driver_path);
     tms_config_release(&config); /* twice is fine */
+}
+
+/* Settings that somebody made are not passed over. */
+static void test_a_text_that_cannot_be_copied_is_an_error(void **state) {
+    (void)state;
+    tms_error_t error;
+    setenv("TMS_DISK_BACKUP_DIR", "/data/backups", 1);
+    setenv("TMS_CUDA_DRIVER", "/opt/libdriver.so", 1);
+    strdup_failures = 2; /* the second */
+    assert_int_equal(tms_config_read(&config, &log_under_test, &error), TMS_OUT_OF_HOST_MEMORY);
+    assert_string_equal(error.call, "strdup");
+    assert_null(config.disk_backup_directory);
+    assert_int_equal(tms_config_read(&config, &log_under_test, &error), TMS_OK);
+    assert_string_equal(config.driver_path, "/opt/libdriver.so");
 }
 
 static void test_level(void **state) {
@@ -249,6 +280,7 @@ int main(void) {
         CONFIG_TEST(test_backend),
         CONFIG_TEST(test_chunk),
         CONFIG_TEST(test_texts_are_copied),
+        CONFIG_TEST(test_a_text_that_cannot_be_copied_is_an_error),
         CONFIG_TEST(test_level),
         CONFIG_TEST(test_each_bad_value_is_one_warning),
         CONFIG_TEST(test_a_huge_value_is_cut_in_the_warning),

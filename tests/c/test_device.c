@@ -75,6 +75,89 @@ static void a_failed_entry_leaves_no_reference(void **state) {
     assert_int_equal(simulator()->calls("cuDevicePrimaryCtxRetain"), simulator()->calls("cuDevicePrimaryCtxRelease"));
 }
 
+static uint64_t references(void) {
+    return simulator()->calls("cuDevicePrimaryCtxRetain") - simulator()->calls("cuDevicePrimaryCtxRelease");
+}
+
+static void a_failed_entry_to_an_unused_device_does_not_wake_it(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    simulator()->fail_after("cuCtxPushCurrent", 0, 1, CUDA_ERROR_UNKNOWN);
+    assert_int_equal(tms_devices_enter(&f->devices, 1, &CONTEXT, &error), TMS_DRIVER);
+    assert_int_equal(references(), 0);
+    assert_int_equal(is_active(f, 1), 0);
+    simulator()->fail_after("cuDevicePrimaryCtxRetain", 1, 1, CUDA_ERROR_UNKNOWN);
+    assert_int_equal(tms_devices_enter(&f->devices, 1, &CONTEXT, &error), TMS_DRIVER);
+    assert_string_equal(error.call, "cuDevicePrimaryCtxRetain");
+    assert_int_equal(is_active(f, 1), 0);
+}
+
+static void a_reference_that_is_refused_is_given_back_later(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    simulator()->fail_after("cuDevicePrimaryCtxRelease", 0, 3, CUDA_ERROR_UNKNOWN);
+    for (int i = 0; i < 2; i++) {
+        ASSERT_OK(tms_devices_enter(&f->devices, 0, &CONTEXT, &error), error);
+        tms_devices_leave(&f->devices, 0);
+    }
+    assert_int_equal(tms_devices_unreleased(&f->devices), 2);
+    tms_devices_reclaim(&f->devices); /* refused once more */
+    assert_int_equal(tms_devices_unreleased(&f->devices), 2);
+    tms_devices_reclaim(&f->devices);
+    assert_int_equal(tms_devices_unreleased(&f->devices), 0);
+    simulator()->clear_counts();
+    tms_devices_reclaim(&f->devices);
+    assert_int_equal(simulator()->calls("cuDevicePrimaryCtxRelease"), 0);
+}
+
+static void a_context_that_has_gone_owes_nothing(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    ASSERT_OK(tms_devices_enter(&f->devices, 0, &CONTEXT, &error), error);
+    simulator()->fail_after("cuDevicePrimaryCtxRelease", 0, 1, CUDA_ERROR_INVALID_CONTEXT);
+    tms_devices_leave(&f->devices, 0);
+    assert_int_equal(tms_devices_unreleased(&f->devices), 0);
+}
+
+static void leaving_pops_in_spite_of_errors(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    CUcontext before = NULL, now = NULL;
+    ASSERT_OK(tms_devices_enter(&f->devices, 0, &CONTEXT, &error), error);
+    assert_int_equal(f->cuda->cuCtxGetCurrent(&before), CUDA_SUCCESS);
+    /* Twice in a row is nothing. */
+    ASSERT_OK(tms_devices_enter(&f->devices, 1, &CONTEXT, &error), error);
+    simulator()->fail_after("cuCtxPopCurrent", 0, 2, CUDA_ERROR_UNKNOWN);
+    tms_devices_leave(&f->devices, 1);
+    assert_int_equal(f->cuda->cuCtxGetCurrent(&now), CUDA_SUCCESS);
+    assert_ptr_equal(now, before);
+    /* More often leaves the other device current, until this thread enters one again. */
+    ASSERT_OK(tms_devices_enter(&f->devices, 1, &CONTEXT, &error), error);
+    simulator()->fail_after("cuCtxPopCurrent", 0, 4, CUDA_ERROR_UNKNOWN);
+    tms_devices_leave(&f->devices, 1);
+    assert_int_equal(f->cuda->cuCtxGetCurrent(&now), CUDA_SUCCESS);
+    assert_ptr_not_equal(now, before);
+    ASSERT_OK(tms_devices_enter(&f->devices, 1, &CONTEXT, &error), error);
+    tms_devices_leave(&f->devices, 1);
+    assert_int_equal(f->cuda->cuCtxGetCurrent(&now), CUDA_SUCCESS);
+    assert_ptr_equal(now, before);
+    /* Or settles, which is in vain as long as the driver refuses. */
+    ASSERT_OK(tms_devices_enter(&f->devices, 1, &CONTEXT, &error), error);
+    simulator()->fail_after("cuCtxPopCurrent", 0, 5, CUDA_ERROR_UNKNOWN); /* three tries, and one when this leaves */
+    tms_devices_leave(&f->devices, 1);
+    tms_devices_settle(&f->devices);
+    assert_int_equal(f->cuda->cuCtxGetCurrent(&now), CUDA_SUCCESS);
+    assert_ptr_not_equal(now, before);
+    for (int i = 0; i < 2; i++) {
+        tms_devices_settle(&f->devices);
+        assert_int_equal(f->cuda->cuCtxGetCurrent(&now), CUDA_SUCCESS);
+        assert_ptr_equal(now, before);
+    }
+    tms_devices_leave(&f->devices, 0);
+    assert_int_equal(f->cuda->cuCtxGetCurrent(&now), CUDA_SUCCESS);
+    assert_null(now); /* and nothing of the caller's was popped */
+}
+
 static void a_machine_without_a_device_says_so(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -96,6 +179,10 @@ int main(void) {
         cmocka_unit_test_setup_teardown(entering_restores_the_current_device, setup_two_devices, teardown),
         cmocka_unit_test_setup_teardown(peers_are_the_devices_in_use, setup_two_devices, teardown),
         cmocka_unit_test_setup_teardown(a_failed_entry_leaves_no_reference, setup_one_device, teardown),
+        cmocka_unit_test_setup_teardown(a_failed_entry_to_an_unused_device_does_not_wake_it, setup_two_devices, teardown),
+        cmocka_unit_test_setup_teardown(a_reference_that_is_refused_is_given_back_later, setup_one_device, teardown),
+        cmocka_unit_test_setup_teardown(a_context_that_has_gone_owes_nothing, setup_one_device, teardown),
+        cmocka_unit_test_setup_teardown(leaving_pops_in_spite_of_errors, setup_two_devices, teardown),
         cmocka_unit_test_setup_teardown(a_machine_without_a_device_says_so, setup_two_devices, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

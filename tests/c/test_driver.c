@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -119,6 +120,34 @@ static void test_not_a_driver(void **state) {
     compile_driver("no_init", "-DNO_INIT", path);
     assert_unavailable(path, path, "is not a CUDA driver");
     assert_false(is_loaded(path));
+}
+
+/* What else may lie where a driver is expected. Nothing of it is waited for, and a driver put there later is loaded. */
+static void test_not_a_library(void **state) {
+    (void)state;
+    char path[PATH_BYTES], good[PATH_BYTES];
+    assert_unavailable(directory, "is not a regular file", directory);
+    assert_true(snprintf(path, sizeof(path), "%s/driver.c", directory) < PATH_BYTES);
+    assert_unavailable(path, "could not be loaded", path);
+    assert_true(snprintf(path, sizeof(path), "%.200s/fifo", directory) < PATH_BYTES);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    assert_unavailable(path, "is not a regular file", path);
+    assert_unavailable("/dev/zero", "is not a regular file", "/dev/zero");
+
+    tms_driver_t driver;
+    tms_error_t error;
+    const tms_driver_table_t *table = NULL;
+    compile_driver("late", "", good);
+    compile_driver("short", "", path);
+    assert_int_equal(truncate(path, 2000), 0); /* mapping more than that would end the process */
+    assert_unavailable(path, "is truncated", path);
+    assert_true(snprintf(path, sizeof(path), "%.200s/fifo", directory) < PATH_BYTES);
+    tms_driver_init(&driver, path, &log_under_test);
+    assert_int_equal(tms_driver_load(&driver, &table, &context, &error), TMS_DRIVER_UNAVAILABLE);
+    assert_int_equal(rename(good, path), 0);
+    assert_int_equal(tms_driver_load(&driver, &table, &context, &error), TMS_OK);
+    assert_non_null(table);
+    tms_driver_release(&driver);
 }
 
 static void test_too_old(void **state) {
@@ -236,9 +265,13 @@ static void test_calls(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_no_library), cmocka_unit_test(test_not_a_driver),
-        cmocka_unit_test(test_too_old),    cmocka_unit_test(test_init_fails),
-        cmocka_unit_test(test_load),       cmocka_unit_test(test_threads_agree_on_one_table),
+        cmocka_unit_test(test_no_library),
+        cmocka_unit_test(test_not_a_driver),
+        cmocka_unit_test(test_not_a_library),
+        cmocka_unit_test(test_too_old),
+        cmocka_unit_test(test_init_fails),
+        cmocka_unit_test(test_load),
+        cmocka_unit_test(test_threads_agree_on_one_table),
         cmocka_unit_test(test_calls),
     };
     return cmocka_run_group_tests(tests, make_directory, remove_directory);

@@ -17,7 +17,7 @@
 
 #include "process.h"
 
-enum { PATH_BYTES = 512, MOST_KEPT = 8, PATIENCE_SECONDS = 60 };
+enum { PATH_BYTES = 512, MOST_KEPT = 8, FILE_BYTES = 1000, PATIENCE_SECONDS = 60 };
 
 static char base[PATH_BYTES];
 static const tms_error_context_t context = {.operation = "pause", .device = 0, .tag = "weights"};
@@ -84,7 +84,7 @@ static tms_state_t *made_state(void) {
 
 static tms_disk_file_t *made_file(tms_state_t *state) {
     tms_disk_file_t *file = NULL;
-    CHECK(tms_disk_file_create(&state->saver.stores.disk, 1000, &file, &context, NULL) == TMS_OK);
+    CHECK(tms_disk_file_create(&state->saver.stores.disk, FILE_BYTES, &file, NULL, &context, NULL) == TMS_OK);
     return file;
 }
 
@@ -186,12 +186,13 @@ static void use_state_in_child(void) {
 static void fork_without_a_driver(void) {
     tms_state_t *state = made_state();
     tms_disk_file_t *file = kept_file(state);
-    CHECK(tms_disk_file_write(file, "contents", 8, 0, &context, NULL) == TMS_OK);
+    char data[FILE_BYTES] = "contents";
+    CHECK(tms_disk_file_write(file, data, FILE_BYTES, 0, &context, NULL) == TMS_OK);
     int status = run(use_state_in_child);
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-    char data[8];
+    memset(data, 0, sizeof(data));
     CHECK(count_files() == 2); /* the child's are gone, the parent's are not */
-    CHECK(tms_disk_file_read(file, data, 8, 0, &context, NULL) == TMS_OK);
+    CHECK(tms_disk_file_read(file, data, FILE_BYTES, 0, &context, NULL) == TMS_OK);
     CHECK(memcmp(data, "contents", 8) == 0);
     CHECK(!atomic_load(&state->saver.forked));
     CHECK(tms_tag_find(&state->regions.tags, "child") == NULL);

@@ -152,11 +152,34 @@ static void test_edges(void **state) {
     assert_ptr_equal(registry.last, &node);
 }
 
+/* Every range against every node, by the definition. */
+static void test_overlapping(void **state) {
+    (void)state;
+    enum { LAST = 40 };
+    tms_registry_t registry;
+    tms_registry_node_t nodes[] = {
+        {.begin = 2, .end = 3}, {.begin = 10, .end = 20}, {.begin = 20, .end = 25}, {.begin = 30, .end = 32}};
+    const size_t count = sizeof(nodes) / sizeof(nodes[0]);
+    tms_registry_init(&registry);
+    assert_null(tms_registry_overlapping(&registry, 0, UINT64_MAX));
+    for (size_t i = 0; i < count; i++) tms_registry_insert(&registry, &nodes[i]);
+    for (uint64_t begin = 0; begin < LAST; begin++) {
+        for (uint64_t end = begin + 1; end <= LAST; end++) {
+            bool expected = false;
+            for (size_t i = 0; i < count; i++) expected |= nodes[i].begin < end && begin < nodes[i].end;
+            const tms_registry_node_t *found = tms_registry_overlapping(&registry, begin, end);
+            assert_int_equal(found != NULL, expected);
+            if (found) assert_true(found->begin < end && begin < found->end);
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random_operations),
         cmocka_unit_test(test_sorted_input_stays_shallow),
         cmocka_unit_test(test_edges),
+        cmocka_unit_test(test_overlapping),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -170,25 +170,6 @@ static void a_capture_lends_its_settings_to_threads_outside_regions(void **state
     assert_string_equal(tms_saver_settings(&f->saver).tag->name, TMS_DEFAULT_TAG);
 }
 
-static void what_the_driver_refuses_is_kept_and_tried_again(void **state) {
-    fixture_t *f = *state;
-    const char *calls[] = {"cuMemUnmap", "cuMemRelease", "cuMemAddressFree"};
-    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
-        tms_error_t error;
-        tms_counters_t counters;
-        uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
-        simulator()->fail_after(calls[i], 0, 1, CUDA_ERROR_UNKNOWN);
-        assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
-        tms_saver_counters(&f->saver, &counters);
-        assert_int_equal(counters.quarantined_ranges, 1);
-        assert_int_equal(counters.quarantined_handles, i < 2);
-        tms_saver_reclaim(&f->saver);
-        tms_saver_counters(&f->saver, &counters);
-        assert_int_equal(counters.quarantined_ranges, 0);
-        assert_int_equal(physical_bytes(0), 0);
-    }
-}
-
 static void a_lost_device_does_not_stop_a_free(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -223,6 +204,24 @@ static void a_second_device_gets_access_when_it_comes_into_use(void **state) {
     assert_int_equal(simulator()->calls("cuMemSetAccess"), 0); /* nothing is new */
 }
 
+static void a_segment_that_cannot_be_shared_does_not_stop_the_others(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_error_context_t context = {.operation = "test", .device = 1};
+    uint64_t address[3];
+    for (int i = 0; i < 3; i++) address[i] = allocate_on(f, 0, "a", TMS_BACKUP_NONE, 2 * MIB);
+    ASSERT_OK(tms_devices_enter(&f->devices, 1, &context, &error), error);
+    tms_devices_leave(&f->devices, 1);
+    simulator()->fail_after("cuMemSetAccess", 1, 1, CUDA_ERROR_UNKNOWN);
+    assert_int_equal(tms_saver_refresh_peers(&f->saver, &error), TMS_DRIVER);
+    assert_string_equal(error.call, "cuMemSetAccess");
+    assert_int_equal(error.address, address[1]);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(tms_segment_of(tms_registry_find(&f->saver.registry, address[i]))->accessible, i == 1 ? 1 : 3);
+    ASSERT_OK(tms_saver_refresh_peers(&f->saver, &error), error); /* and the next call mends it */
+    assert_int_equal(tms_segment_of(tms_registry_find(&f->saver.registry, address[1]))->accessible, 3);
+}
+
 static void a_forked_child_may_not_allocate_and_may_free(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -249,10 +248,10 @@ int main(void) {
         ONE(a_free_waits_for_work_in_flight),
         ONE(a_free_during_a_capture_is_deferred),
         ONE(a_capture_lends_its_settings_to_threads_outside_regions),
-        ONE(what_the_driver_refuses_is_kept_and_tried_again),
         ONE(a_lost_device_does_not_stop_a_free),
         TWO(one_device_of_two_costs_nothing_for_the_other),
         TWO(a_second_device_gets_access_when_it_comes_into_use),
+        TWO(a_segment_that_cannot_be_shared_does_not_stop_the_others),
         ONE(a_forked_child_may_not_allocate_and_may_free),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,172 @@
+/* The copier: a stream for the copies of one call. Declared in backup.h. */
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "backup.h"
+#include "quarantine.h"
+
+/* What a copier has to give back when it is closed. On the heap, and made when it is opened, because what the driver does
+ * not take back has to be kept without needing memory for that. */
+struct tms_copier_holdings {
+    tms_quarantined_t node; /* first */
+    tms_devices_t *devices;
+    int device;
+    CUstream stream;
+    CUevent events[TMS_COPIER_EVENTS];
+    void *staging;
+};
+
+/* Whether it need not be tried again: the driver took it, or is gone and everything with it. */
+static bool is_gone(CUresult result) {
+    return result == CUDA_SUCCESS || tms_status_from_driver(result) == TMS_DRIVER_UNAVAILABLE;
+}
+
+/* A driver that lacks the call keeps what it made, as one that refuses it. */
+#define TAKES_BACK(driver, name, held) ((driver)->name && is_gone((driver)->name(held)))
+
+/* Under the device's context. Goes on whatever is refused, and says what is left. */
+static tms_quarantine_mask_t give_back(struct tms_copier_holdings *held, const tms_driver_table_t *driver) {
+    if (held->staging && TAKES_BACK(driver, cuMemFreeHost, held->staging)) held->staging = NULL;
+    for (int i = 0; i < TMS_COPIER_EVENTS; i++) {
+        if (held->events[i] && TAKES_BACK(driver, cuEventDestroy, held->events[i])) held->events[i] = NULL;
+    }
+    if (held->stream && TAKES_BACK(driver, cuStreamDestroy, held->stream)) held->stream = NULL;
+    bool other = held->stream || held->events[0] || held->events[1];
+    return (held->staging ? TMS_QUARANTINE_BIT(HOST) : 0) | (other ? TMS_QUARANTINE_BIT(OTHER) : 0);
+}
+
+static tms_quarantine_mask_t retry(tms_quarantined_t *node) {
+    struct tms_copier_holdings *held = (struct tms_copier_holdings *)node;
+    tms_error_context_t context = {.operation = "reclaim", .device = held->device};
+    tms_status_t status = tms_devices_enter(held->devices, held->device, &context, NULL);
+    if (status != TMS_OK) return node->holds;
+    tms_quarantine_mask_t left = give_back(held, atomic_load(&held->devices->driver->table));
+    tms_devices_leave(held->devices, held->device);
+    if (!left) free(held);
+    return left;
+}
+
+tms_status_t tms_copier_open(tms_copier_t *copier, tms_backup_stores_t *stores, int device, tms_wait_t *wait,
+                             const tms_error_context_t *context, tms_error_t *error) {
+    *copier = (tms_copier_t){.stores = stores, .device = device, .wait = wait};
+    tms_status_t status = tms_devices_load(stores->devices, &copier->driver, NULL, context, error);
+    if (status != TMS_OK) return status;
+    copier->held = calloc(1, sizeof *copier->held);
+    if (!copier->held) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
+    status = tms_devices_enter(stores->devices, device, context, error);
+    if (status != TMS_OK) goto forget;
+    /* Its own stream, which the legacy stream's implicit waits do not touch: other threads' work goes on. */
+    status = TMS_DRIVER_CALL(copier->driver, context, error, cuStreamCreate, &copier->stream, CU_STREAM_NON_BLOCKING);
+    if (status != TMS_OK) goto leave;
+    copier->open = true;
+    return TMS_OK;
+
+leave:
+    tms_devices_leave(stores->devices, device);
+forget:
+    free(copier->held);
+    copier->held = NULL;
+    return status;
+}
+
+/* ---- copies ---- */
+
+/* A mark behind what was queued since the last one, and a wait for the mark before: two chunks are in flight at most. */
+static tms_status_t end_chunk(tms_copier_t *copier, const tms_error_context_t *context, tms_error_t *error) {
+    CUevent *event = &copier->events[copier->next];
+    tms_status_t status = TMS_OK;
+    if (!*event) status = TMS_DRIVER_CALL(copier->driver, context, error, cuEventCreate, event, CU_EVENT_DISABLE_TIMING);
+    if (status == TMS_OK) status = TMS_DRIVER_CALL(copier->driver, context, error, cuEventRecord, *event, copier->stream);
+    if (status != TMS_OK) return status;
+    copier->recorded[copier->next] = true;
+    copier->queued = 0;
+    copier->next = (copier->next + 1) % TMS_COPIER_EVENTS;
+    if (!copier->recorded[copier->next]) return TMS_OK;
+    copier->recorded[copier->next] = false;
+    return TMS_DRIVER_CALL(copier->driver, context, error, cuEventSynchronize, copier->events[copier->next]);
+}
+
+/* How much to queue in one driver call. */
+static uint64_t part_of(const tms_copier_t *copier, uint64_t bytes) {
+    if (!tms_wait_is_interruptible(copier->wait)) return bytes;
+    uint64_t room = copier->stores->copy_chunk_bytes - copier->queued;
+    return bytes < room ? bytes : room;
+}
+
+static tms_status_t after_part(tms_copier_t *copier, uint64_t part, const tms_error_context_t *context, tms_error_t *error) {
+    if (!tms_wait_is_interruptible(copier->wait)) return TMS_OK;
+    copier->queued += part;
+    if (copier->queued < copier->stores->copy_chunk_bytes) return TMS_OK;
+    tms_status_t status = end_chunk(copier, context, error);
+    return status == TMS_OK ? tms_wait_check(copier->wait, context, error) : status;
+}
+
+tms_status_t tms_copier_to_host(tms_copier_t *copier, void *host, CUdeviceptr address, uint64_t bytes,
+                                const tms_error_context_t *context, tms_error_t *error) {
+    tms_status_t status = TMS_OK;
+    for (uint64_t part, done = 0; status == TMS_OK && done < bytes; done += part) {
+        part = part_of(copier, bytes - done);
+        status = TMS_DRIVER_CALL(copier->driver, context, error, cuMemcpyDtoHAsync, (char *)host + done, address + done,
+                                 part, copier->stream);
+        if (status == TMS_OK) status = after_part(copier, part, context, error);
+    }
+    return status;
+}
+
+tms_status_t tms_copier_to_device(tms_copier_t *copier, CUdeviceptr address, const void *host, uint64_t bytes,
+                                  const tms_error_context_t *context, tms_error_t *error) {
+    tms_status_t status = TMS_OK;
+    for (uint64_t part, done = 0; status == TMS_OK && done < bytes; done += part) {
+        part = part_of(copier, bytes - done);
+        status = TMS_DRIVER_CALL(copier->driver, context, error, cuMemcpyHtoDAsync, address + done,
+                                 (const char *)host + done, part, copier->stream);
+        if (status == TMS_OK) status = after_part(copier, part, context, error);
+    }
+    return status;
+}
+
+tms_status_t tms_copier_wait(tms_copier_t *copier, const tms_error_context_t *context, tms_error_t *error) {
+    return TMS_DRIVER_CALL(copier->driver, context, error, cuStreamSynchronize, copier->stream);
+}
+
+/* ---- closing ---- */
+
+/* After a failure copies may still be in flight, to memory that the caller is about to take away: a wait that fails once is
+ * tried again, and then the whole device waited for. One that cannot be waited for at all (a lost one) copies nothing any
+ * more either. */
+static void drain(tms_copier_t *copier) {
+    const tms_driver_table_t *driver = copier->driver;
+    const tms_log_t *log = copier->stores->log;
+    tms_error_t reason;
+    tms_error_context_t context = {.operation = "wait for copies", .device = copier->device};
+    if (TMS_DRIVER_CALL(driver, &context, &reason, cuStreamSynchronize, copier->stream) == TMS_OK) return;
+    if (!tms_driver_is_gone(&reason)) tms_log_write(log, TMS_LOG_WARNING, "%s It is tried again.", reason.message);
+    if (TMS_DRIVER_CALL(driver, &context, &reason, cuStreamSynchronize, copier->stream) == TMS_OK) return;
+    if (TMS_DRIVER_CALL(driver, &context, &reason, cuCtxSynchronize) == TMS_OK) return;
+    if (!tms_driver_is_gone(&reason)) tms_log_write(log, TMS_LOG_ERROR, "%s", reason.message);
+}
+
+void tms_copier_close(tms_copier_t *copier) {
+    if (!copier->open) return;
+    struct tms_copier_holdings *held = copier->held;
+    drain(copier);
+    *held = (struct tms_copier_holdings){.node = {.retry = retry},
+                                         .devices = copier->stores->devices,
+                                         .device = copier->device,
+                                         .stream = copier->stream,
+                                         .events = {copier->events[0], copier->events[1]},
+                                         .staging = copier->staging};
+    held->node.holds = give_back(held, copier->driver);
+    tms_devices_leave(copier->stores->devices, copier->device);
+    copier->open = false;
+    copier->held = NULL;
+    if (!held->node.holds) {
+        free(held);
+        return;
+    }
+    tms_log_write(copier->stores->log, TMS_LOG_WARNING,
+                  "the driver did not take back a stream, an event or a staging buffer of device %d; later calls try again",
+                  copier->device);
+    tms_quarantine_add(copier->stores->quarantine, &held->node);
+}

@@ -1,0 +1,230 @@
+#include <unistd.h>
+
+#include "transition_call.h"
+
+/* How long to let others go first before trying again: doubled from the first to the most, and each time a random part of
+ * that, so that two processes that fail together do not try again together. */
+#define FIRST_DELAY_SECONDS 0.001
+#define MOST_DELAY_SECONDS  0.1
+
+/* What the segments that a call would resume need now, on each device. */
+typedef struct demand {
+    tms_device_mask_t owners;
+    uint64_t bytes[TMS_MAX_DEVICES];
+} demand_t;
+
+/* The device that lacks most of what is needed on it; `missing` is 0 where all have enough. */
+typedef struct shortage {
+    int device;
+    uint64_t needed, free, missing;
+} shortage_t;
+
+typedef struct patience {
+    double delay; /* seconds */
+    uint32_t random;
+} patience_t;
+
+/* ---- one attempt ---- */
+
+static tms_status_t populate_all(tms_transition_t *t, tms_error_t *error) {
+    tms_device_mask_t peers[TMS_MAX_DEVICES];
+    tms_status_t status = TMS_OK;
+    for (int device = 0; device < t->devices->count && status == TMS_OK; device++) {
+        tms_error_context_t context = tms_transition_context(t, device);
+        if (t->owners >> device & 1) status = tms_devices_peers(t->saver->devices, device, &peers[device], &context, error);
+    }
+    uint64_t bytes = 0;
+    TMS_FOR_EACH(segment, t) {
+        if (status != TMS_OK) break;
+        tms_error_context_t context = tms_transition_context_of(t, segment);
+        status = tms_segment_populate(segment, t->driver, t->devices, peers[segment->device], &context, error);
+        if (status == TMS_OK) {
+            bytes += tms_segment_reserved(segment);
+            status = tms_wait_check(&t->wait, &context, error);
+        } else if (status == TMS_OUT_OF_DEVICE_MEMORY && error) {
+            tms_error_append(error,
+                             " %llu bytes were mapped before that and have been given back: everything stays paused, and "
+                             "resume() can be called again.",
+                             (unsigned long long)bytes);
+        }
+    }
+    return status;
+}
+
+static void undo(tms_transition_t *t) {
+    TMS_FOR_EACH(segment, t) {
+        tms_error_t reason;
+        tms_error_context_t context = tms_transition_context_of(t, segment);
+        if (tms_segment_depopulate(segment, t->driver, &context, &reason) == TMS_OK) continue;
+        t->damaged = true;
+        tms_log_write(t->saver->log, TMS_LOG_ERROR, "undoing a failed resume: %s The allocation is damaged.",
+                      reason.message);
+    }
+}
+
+static void commit(tms_transition_t *t) {
+    bool retain = atomic_load(&t->saver->retain_backup);
+    TMS_FOR_EACH(segment, t) {
+        tms_backup_discard(&segment->backup, retain);
+        if (!t->selection->exclusive) continue;
+        tms_device_locks_retain(&t->saver->device_locks, segment->device);
+        segment->exclusive = true;
+    }
+}
+
+static tms_status_t resume_all(tms_transition_t *t, tms_error_t *error) {
+    tms_status_t status = populate_all(t, error);
+    if (status == TMS_OK) status = tms_transition_copy(t, tms_backup_load, error);
+    if (status == TMS_FORKED) return status; /* in the child now: what is on the list is the parent's */
+    if (status == TMS_OK)
+        commit(t);
+    else
+        undo(t);
+    tms_transition_finish(t, status == TMS_OK);
+    return status;
+}
+
+/* ---- waiting for memory ---- */
+
+static demand_t measure_demand(tms_transition_t *t) {
+    demand_t demand = {0};
+    pthread_mutex_lock(&t->saver->lock);
+    for (tms_registry_node_t *node = t->saver->registry.first; node; node = node->next) {
+        const tms_segment_t *segment = tms_segment_of(node);
+        if (!tms_transition_selects(t, segment)) continue;
+        demand.owners |= (tms_device_mask_t)1 << segment->device;
+        demand.bytes[segment->device] += tms_segment_reserved(segment);
+    }
+    pthread_mutex_unlock(&t->saver->lock);
+    return demand;
+}
+
+static tms_status_t read_free_bytes(tms_transition_t *t, int device, uint64_t *bytes, tms_error_t *error) {
+    tms_error_context_t context = tms_transition_context(t, device);
+    size_t free_bytes = 0, total_bytes = 0;
+    tms_status_t status = tms_devices_enter(t->saver->devices, device, &context, error);
+    if (status != TMS_OK) return status;
+    status = TMS_DRIVER_CALL(t->driver, &context, error, cuMemGetInfo, &free_bytes, &total_bytes);
+    tms_devices_leave(t->saver->devices, device);
+    if (status == TMS_OK) *bytes = free_bytes;
+    return status;
+}
+
+static tms_status_t find_shortage(tms_transition_t *t, shortage_t *worst, tms_error_t *error) {
+    demand_t demand = measure_demand(t);
+    shortage_t found = {.device = TMS_NO_DEVICE};
+    for (int device = 0; device < t->devices->count; device++) {
+        uint64_t free_bytes = 0, needed = demand.bytes[device];
+        if (!(demand.owners >> device & 1)) continue;
+        tms_status_t status = read_free_bytes(t, device, &free_bytes, error);
+        if (status != TMS_OK) return status;
+        uint64_t missing = needed > free_bytes ? needed - free_bytes : 0;
+        if (found.device != TMS_NO_DEVICE && missing <= found.missing) continue;
+        found = (shortage_t){.device = device, .needed = needed, .free = free_bytes, .missing = missing};
+    }
+    *worst = found;
+    return TMS_OK;
+}
+
+/* Adds to the error of the last attempt what a reader needs to decide what to do. */
+static void describe_shortage(tms_transition_t *t, tms_error_t *error) {
+    shortage_t shortage;
+    if (!error || find_shortage(t, &shortage, NULL) != TMS_OK || shortage.device == TMS_NO_DEVICE) return;
+    tms_error_append(error, " In all device %d needs ", shortage.device);
+    tms_error_append_bytes(error, shortage.needed);
+    tms_error_append(error, ", has ");
+    tms_error_append_bytes(error, shortage.free);
+    tms_error_append(error, " free, and ");
+    if (shortage.missing > 0)
+        tms_error_append_bytes(error, shortage.missing);
+    else
+        tms_error_append(error, "nothing any more");
+    tms_error_append(error, " %s missing", shortage.missing > 0 ? "are" : "is");
+    if (t->selection->timeout_seconds > 0) tms_error_append(error, " after %.1f seconds", tms_wait_elapsed(&t->wait));
+    tms_error_append(error, ".");
+}
+
+/* Different in two processes that begin at the same time, and not 0. */
+static uint32_t seed(const tms_transition_t *t) {
+    const double nanoseconds = 1e9;
+    const uint32_t spread = 2654435761u; /* a large odd number: neighbouring process ids get far apart */
+    return ((uint32_t)(uint64_t)(t->wait.started * nanoseconds) ^ (uint32_t)getpid() * spread) | 1;
+}
+
+static double next_delay(patience_t *patience) {
+    enum { SHIFT_A = 13, SHIFT_B = 17, SHIFT_C = 5 }; /* of Marsaglia's xorshift */
+    patience->random ^= patience->random << SHIFT_A;
+    patience->random ^= patience->random >> SHIFT_B;
+    patience->random ^= patience->random << SHIFT_C;
+    double delay = patience->delay * (0.5 + 0.5 * (double)patience->random / (double)UINT32_MAX);
+    patience->delay = patience->delay * 2 < MOST_DELAY_SECONDS ? patience->delay * 2 : MOST_DELAY_SECONDS;
+    return delay;
+}
+
+/* Until as much is free as is needed: an attempt that cannot succeed would keep the memory that it gets from those who also
+ * wait. TMS_OUT_OF_DEVICE_MEMORY, with *error as it was, when time is up. */
+static tms_status_t await_memory(tms_transition_t *t, patience_t *patience, tms_error_t *error) {
+    tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
+    shortage_t shortage = {0};
+    do {
+        if (tms_wait_remaining(&t->wait) <= 0) return TMS_OUT_OF_DEVICE_MEMORY;
+        tms_status_t status = tms_wait_sleep(&t->wait, next_delay(patience), &context, error);
+        if (status != TMS_OK) return status;
+        tms_saver_reclaim_within(t->saver, &t->wait); /* what waits there may be the very memory that is missing */
+        status = tms_wait_check(&t->wait, &context, error);
+        if (status == TMS_OK) status = find_shortage(t, &shortage, error);
+        if (status != TMS_OK) return status;
+    } while (shortage.missing > 0);
+    return TMS_OK;
+}
+
+static tms_status_t attempt_until_memory_suffices(tms_transition_t *t, tms_error_t *error) {
+    patience_t patience = {.delay = FIRST_DELAY_SECONDS, .random = seed(t)};
+    for (;;) {
+        tms_status_t status = tms_transition_attempt(t, error);
+        /* Another attempt would pass over what undoing this one has damaged, and call that a success. */
+        if (status == TMS_OUT_OF_DEVICE_MEMORY && !t->damaged) {
+            status = await_memory(t, &patience, error);
+            if (status == TMS_OUT_OF_DEVICE_MEMORY) describe_shortage(t, error);
+            if (status == TMS_OK) continue;
+        }
+        return status;
+    }
+}
+
+/* Under the locks of the devices concerned, if asked for: taken before the turn, so that this process's other threads can
+ * pause meanwhile, perhaps for the very process that holds the lock. */
+static tms_status_t perform(tms_transition_t *t, tms_error_t *error) {
+    tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
+    if (!t->selection->exclusive || !t->devices) return attempt_until_memory_suffices(t, error);
+    tms_device_locks_t *locks = &t->saver->device_locks;
+    tms_saver_reclaim_within(t->saver, &t->wait); /* what was damaged is to be resumed as well, so its device is concerned */
+    tms_status_t status = tms_wait_check(&t->wait, &context, error);
+    if (status != TMS_OK) return status;
+    tms_device_mask_t concerned = measure_demand(t).owners;
+    status = tms_device_locks_acquire(locks, concerned, &t->wait, &context, error);
+    if (status != TMS_OK) return status;
+    t->collectable = concerned;
+    status = attempt_until_memory_suffices(t, error);
+    tms_device_locks_release(locks, concerned);
+    return status;
+}
+
+tms_status_t tms_transition_resume(tms_saver_t *saver, const tms_selection_t *selection, tms_report_t *report,
+                                   tms_error_t *error) {
+    tms_transition_t t = {.saver = saver,
+                          .selection = selection,
+                          .operation = "resume",
+                          .from = TMS_SEGMENT_PAUSED,
+                          .through = TMS_SEGMENT_RESUMING,
+                          .to = TMS_SEGMENT_ACTIVE,
+                          .act = resume_all,
+                          .perform = perform};
+    tms_status_t status = tms_transition_run(&t, &saver->stats.resumes_total, report, error);
+    if (status == TMS_OK && t.report.allocations > 0 && t.devices->count > 1) {
+        /* A device that came into use while the memory was being mapped. What was resumed stands whatever comes of this. */
+        tms_error_t reason;
+        tms_saver_note(saver, tms_saver_refresh_peers(saver, &reason), &reason);
+    }
+    return status;
+}

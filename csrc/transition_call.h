@@ -1,0 +1,62 @@
+/* Inside of transition.c, pause.c and resume.c: one call of pause or resume, and the steps that both have.
+ *
+ * The segments on a call's list are in its state (PAUSING or RESUMING) and nobody else touches them. What the steps must do
+ * in which order is in transition.h. */
+#ifndef TMS_TRANSITION_CALL_H
+#define TMS_TRANSITION_CALL_H
+
+#include "transition.h"
+#include "wait.h"
+
+typedef struct tms_transition {
+    tms_saver_t *saver;
+    const tms_selection_t *selection;
+    const char *operation;
+    tms_segment_state_t from, through, to;
+    /* Moves the segments on the list, or undoes what it did, and publishes where they ended up (tms_transition_finish). */
+    tms_status_t (*act)(struct tms_transition *t, tms_error_t *error);
+    /* NULL, or: one whole attempt of a call that makes several. */
+    tms_status_t (*perform)(struct tms_transition *t, tms_error_t *error);
+    tms_wait_t wait;
+    tms_segment_t *first, **end;   /* in order of allocation */
+    tms_device_mask_t collectable; /* only segments of these devices may come on the list */
+    tms_device_mask_t owners;      /* devices that own a segment on the list */
+    tms_device_mask_t affected;    /* devices that can access one */
+    tms_device_mask_t copying;     /* devices that own a segment with contents to copy */
+    const tms_driver_table_t *driver;
+    const tms_device_table_t *devices; /* NULL: there was nothing to act on, and the driver has not been asked for */
+    tms_device_mask_t devices_in_use;  /* saver->devices_in_use when the list was made */
+    bool damaged;                      /* undoing an attempt has left something damaged */
+    tms_report_t report;
+} tms_transition_t;
+
+#define TMS_FOR_EACH(segment, t) for (tms_segment_t *segment = (t)->first; segment; segment = segment->next_in_transition)
+
+static inline tms_error_context_t tms_transition_context(const tms_transition_t *t, int device) {
+    return (tms_error_context_t){.operation = t->operation, .device = device};
+}
+static inline tms_error_context_t tms_transition_context_of(const tms_transition_t *t, const tms_segment_t *segment) {
+    return (tms_error_context_t){.operation = t->operation,
+                                 .device = segment->device,
+                                 .bytes = tms_segment_reserved(segment),
+                                 .address = tms_segment_address(segment),
+                                 .tag = segment->tag->name};
+}
+
+/* The frame of a call: checks, the turn, the list, the counters, the report. */
+tms_status_t tms_transition_run(tms_transition_t *t, _Atomic uint64_t *successes, tms_report_t *report, tms_error_t *error);
+/* One attempt: takes the turn, collects the list, acts, and gives the turn to the next. */
+tms_status_t tms_transition_attempt(tms_transition_t *t, tms_error_t *error);
+
+bool tms_transition_selects(const tms_transition_t *t, const tms_segment_t *segment);
+
+typedef tms_status_t (*tms_transition_copy_t)(tms_backup_t *, tms_copier_t *, CUdeviceptr, const tms_error_context_t *,
+                                              tms_error_t *);
+/* Copies the contents of every segment on the list that has any, device by device, and waits for that. */
+tms_status_t tms_transition_copy(tms_transition_t *t, tms_transition_copy_t copy, tms_error_t *error);
+
+/* Publishes every segment's new state (`moved`: it did what the call is for) and finishes the frees that came meanwhile. The
+ * list is empty afterwards. */
+void tms_transition_finish(tms_transition_t *t, bool moved);
+
+#endif

@@ -1,0 +1,199 @@
+#include "wait.h"
+
+#include <errno.h>
+#include <math.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { NANOSECONDS = 1000000000 };
+
+double tms_wait_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / NANOSECONDS;
+}
+
+/* `seconds` is finite and small. */
+static struct timespec split(double seconds) {
+    time_t whole = (time_t)seconds;
+    long rest = (long)((seconds - (double)whole) * NANOSECONDS);
+    return (struct timespec){.tv_sec = whole, .tv_nsec = rest < NANOSECONDS ? rest : NANOSECONDS - 1};
+}
+
+void tms_wait_begin(tms_wait_t *wait, int32_t (*interrupted)(void *), void *context, double timeout_seconds) {
+    double now = tms_wait_now();
+    *wait = (tms_wait_t){.interrupted = interrupted,
+                         .context = context,
+                         .started = now,
+                         .deadline = timeout_seconds > 0 ? now + timeout_seconds : now,
+                         .asked = now,
+                         .process = getpid()};
+}
+
+double tms_wait_elapsed(const tms_wait_t *wait) { return wait ? tms_wait_now() - wait->started : 0; }
+
+double tms_wait_remaining(const tms_wait_t *wait) {
+    if (!wait) return INFINITY;
+    double remaining = wait->deadline - tms_wait_now();
+    return remaining > 0 ? remaining : 0;
+}
+
+bool tms_wait_interrupted(tms_wait_t *wait) {
+    if (!tms_wait_is_interruptible(wait)) return false;
+    if (wait->stopped) return true;
+    if (tms_wait_now() - wait->asked < TMS_WAIT_POLL_SECONDS) return false;
+    wait->stopped = wait->interrupted(wait->context) != 0 || getpid() != wait->process;
+    wait->asked = tms_wait_now(); /* afterwards: a handler may take its time, and the next question waits all the same */
+    return wait->stopped;
+}
+
+tms_status_t tms_wait_check(tms_wait_t *wait, const tms_error_context_t *context, tms_error_t *error) {
+    if (!tms_wait_interrupted(wait)) return TMS_OK;
+    if (getpid() != wait->process)
+        return tms_error_set(error, TMS_FORKED, context, "the call began in the parent, whose memory it is about");
+    tms_error_context_t call = {.operation = context->operation, .device = TMS_NO_DEVICE};
+    return tms_error_set(error, TMS_INTERRUPTED, &call, NULL);
+}
+
+tms_status_t tms_wait_sleep(tms_wait_t *wait, double seconds, const tms_error_context_t *context, tms_error_t *error) {
+    double limit = tms_wait_remaining(wait);
+    double end = tms_wait_now() + (seconds < limit ? seconds : limit);
+    for (;;) {
+        tms_status_t status = tms_wait_check(wait, context, error);
+        double left = end - tms_wait_now();
+        if (status != TMS_OK || left <= 0) return status;
+        struct timespec part = split(left < TMS_WAIT_POLL_SECONDS ? left : TMS_WAIT_POLL_SECONDS);
+        (void)nanosleep(&part, NULL); /* a signal ends it early, and is asked about all the sooner */
+    }
+}
+
+void tms_wait_condition_init(pthread_cond_t *condition) {
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(condition, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
+
+void tms_wait_on_condition(tms_wait_t *wait, pthread_cond_t *condition, pthread_mutex_t *mutex) {
+    if (!tms_wait_is_interruptible(wait)) {
+        pthread_cond_wait(condition, mutex);
+        return;
+    }
+    struct timespec until = split(tms_wait_now() + TMS_WAIT_POLL_SECONDS);
+    (void)pthread_cond_timedwait(condition, mutex, &until);
+}
+
+/* ---- the devices ---- */
+
+/* What the helper does. Two hold it, the caller and the helper, and the last to let go frees it: the caller may leave first.
+ */
+typedef struct job {
+    pthread_mutex_t lock;
+    pthread_cond_t finished_condition;
+    int holders;
+    bool finished;
+    tms_devices_t *devices;
+    tms_device_mask_t mask;
+    tms_error_context_t context;
+    tms_status_t status;
+    tms_error_t error;
+} job_t;
+
+static void let_go(job_t *job) {
+    pthread_mutex_lock(&job->lock);
+    bool last = --job->holders == 0;
+    pthread_mutex_unlock(&job->lock);
+    if (!last) return;
+    pthread_cond_destroy(&job->finished_condition);
+    pthread_mutex_destroy(&job->lock);
+    free(job);
+}
+
+static void *help(void *argument) {
+    job_t *job = argument;
+    tms_error_t error;
+    tms_error_clear(&error);
+    tms_status_t status = tms_devices_synchronize(job->devices, job->mask, &job->context, &error);
+    atomic_fetch_sub(&job->devices->helpers, 1);
+    pthread_mutex_lock(&job->lock);
+    job->status = status;
+    job->error = error;
+    job->finished = true;
+    pthread_cond_signal(&job->finished_condition);
+    pthread_mutex_unlock(&job->lock);
+    let_go(job);
+    return NULL;
+}
+
+/* The program's signals are for its own threads, whose handlers may rely on running there. */
+static int start_helper(pthread_t *thread, job_t *job) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int os_error = pthread_create(thread, NULL, help, job);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return os_error;
+}
+
+/* Waits for the helper, and asks. The lock is not held while asking. */
+static tms_status_t await_helper(tms_wait_t *wait, job_t *job, const tms_error_context_t *context, tms_error_t *error) {
+    tms_status_t status = TMS_OK;
+    bool finished = false;
+    while (status == TMS_OK && !finished) {
+        pthread_mutex_lock(&job->lock);
+        if (!job->finished) tms_wait_on_condition(wait, &job->finished_condition, &job->lock);
+        finished = job->finished;
+        pthread_mutex_unlock(&job->lock);
+        if (!finished) status = tms_wait_check(wait, context, error);
+    }
+    return status;
+}
+
+/* A job that both hold, its helper under way; NULL where that cannot be had. */
+static job_t *begin_job(pthread_t *thread, tms_devices_t *devices, tms_device_mask_t mask, const tms_log_t *log,
+                        const tms_error_context_t *context) {
+    job_t *job = calloc(1, sizeof *job);
+    int os_error = ENOMEM;
+    if (job) {
+        *job = (job_t){.holders = 2, .devices = devices, .mask = mask, .context = *context};
+        pthread_mutex_init(&job->lock, NULL);
+        tms_wait_condition_init(&job->finished_condition);
+        atomic_fetch_add(&devices->helpers, 1);
+        os_error = start_helper(thread, job);
+        if (os_error == 0) return job;
+        atomic_fetch_sub(&devices->helpers, 1);
+    }
+    tms_log_write(
+        log, TMS_LOG_WARNING,
+        "%s: there is no thread to wait for the devices on (%s: %s): the call cannot be interrupted while it waits",
+        context->operation, job ? "pthread_create" : "calloc", strerror(os_error));
+    if (job) {
+        job->holders = 1;
+        let_go(job);
+    }
+    return NULL;
+}
+
+tms_status_t tms_wait_for_devices(tms_wait_t *wait, tms_devices_t *devices, tms_device_mask_t mask, const tms_log_t *log,
+                                  const tms_error_context_t *context, tms_error_t *error) {
+    pthread_t thread;
+    job_t *job = tms_wait_is_interruptible(wait) ? begin_job(&thread, devices, mask, log, context) : NULL;
+    if (!job) return tms_devices_synchronize(devices, mask, context, error);
+    tms_status_t status = await_helper(wait, job, context, error);
+    if (status == TMS_OK) {
+        pthread_join(thread, NULL);
+        status = job->status;
+        if (status != TMS_OK && error) *error = job->error;
+    } else if (status == TMS_FORKED) {
+        return status; /* the helper is the parent's, and the lock may be in its hand */
+    } else {
+        pthread_detach(thread);
+    }
+    let_go(job);
+    return status;
+}

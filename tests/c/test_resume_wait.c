@@ -1,0 +1,276 @@
+/* resume with a timeout, and under the devices' locks. What others do meanwhile, the question does while the call waits, so
+ * nothing here depends on how fast anything is. */
+
+#include "support.h"
+
+#include <dirent.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define LONG_SECONDS 1e6
+enum { TAKEN = 200 };
+
+typedef struct others {
+    fixture_t *fixture;
+    int asked;
+    uint64_t give_back;          /* bytes, at the first question while it waits */
+    uint64_t free_address;       /* at the first question while it waits, or 0 */
+    tms_device_locks_t *let_go;  /* of device 0 */
+    uint64_t creates_when_asked; /* calls of cuMemCreate until the first question */
+} others_t;
+
+static int32_t ask(void *context) {
+    others_t *others = context;
+    /* Free memory is asked for only after an attempt that failed. */
+    if (!others->let_go && simulator()->calls("cuMemGetInfo") == 0) return 0;
+    if (others->asked++ > 0) return 0;
+    others->creates_when_asked = simulator()->calls("cuMemCreate");
+    if (others->give_back) assert_int_equal(simulator()->take_memory(0, -(int64_t)others->give_back), 0);
+    if (others->free_address) assert_int_equal(tms_saver_free(&others->fixture->saver, others->free_address, NULL), TMS_OK);
+    if (others->let_go) tms_device_locks_release(others->let_go, 1);
+    return 0;
+}
+
+static tms_selection_t waiting(others_t *others, double seconds) {
+    return (tms_selection_t){.interrupted = ask, .interrupt_context = others, .timeout_seconds = seconds};
+}
+
+static void take(uint64_t mebibytes) { assert_int_equal(simulator()->take_memory(0, (int64_t)(mebibytes * MIB)), 0); }
+
+/* ---- memory ---- */
+
+static void it_goes_on_when_the_memory_is_there(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_report_t report;
+    uint64_t a = allocate(f, "a", TMS_BACKUP_PINNED, 40 * MIB), b = allocate(f, "b", TMS_BACKUP_DISK, 40 * MIB);
+    fill(a, 40 * MIB, 1);
+    fill(b, 40 * MIB, 2);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    take(TAKEN);
+    simulator()->clear_counts();
+    others_t others = {.fixture = f, .give_back = TAKEN * MIB};
+    tms_selection_t selection = waiting(&others, LONG_SECONDS);
+    ASSERT_OK(resume_selected(f, &selection, &report, &error), error);
+    /* One attempt that failed at its second allocation, none while it could not succeed, and one that did. */
+    assert_int_equal(others.creates_when_asked, 2);
+    assert_int_equal(simulator()->calls("cuMemCreate"), 4);
+    assert_int_equal(report.allocations, 2);
+    assert_int_equal(report.bytes, 80 * MIB);
+    assert_int_equal(report.copied_bytes, 80 * MIB); /* of the attempt that counts */
+    assert_filled(a, 40 * MIB, 1);
+    assert_filled(b, 40 * MIB, 2);
+    tms_counters_t counters;
+    tms_saver_counters(&f->saver, &counters);
+    assert_int_equal(counters.failures_total, 0);
+    assert_int_equal(counters.resumes_total, 1);
+}
+
+static void when_time_is_up_it_says_what_is_missing(void **state) {
+    fixture_t *f = *state;
+    const double timeouts[] = {0, 0.001};
+    for (int i = 0; i < 2; i++) {
+        tms_error_t error;
+        char expected[128];
+        uint64_t a = allocate(f, "a", TMS_BACKUP_PINNED, 40 * MIB), b = allocate(f, "b", TMS_BACKUP_NONE, 40 * MIB);
+        fill(a, 40 * MIB, 1);
+        ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+        take(TAKEN);
+        tms_selection_t selection = {.timeout_seconds = timeouts[i]};
+        assert_int_equal(resume_selected(f, &selection, NULL, &error), TMS_OUT_OF_DEVICE_MEMORY);
+        assert_int_equal(error.status, TMS_OUT_OF_DEVICE_MEMORY);
+        assert_string_equal(error.call, "cuMemCreate");
+        snprintf(expected, sizeof expected,
+                 "In all device 0 needs %llu bytes (80.0 MiB), has %llu bytes (56.0 MiB) free, and ", 80 * 1048576ull,
+                 56 * 1048576ull);
+        assert_non_null(strstr(error.message, expected));
+        assert_non_null(strstr(error.message, "25165824 bytes (24.0 MiB) are missing"));
+        assert_int_equal(strstr(error.message, " seconds.") != NULL, timeouts[i] > 0);
+        assert_int_equal(state_of(f, a), TMS_SEGMENT_PAUSED);
+        assert_int_equal(state_of(f, b), TMS_SEGMENT_PAUSED);
+        assert_int_equal(physical_bytes(0), 0);
+        assert_int_equal(simulator()->take_memory(0, -(int64_t)(TAKEN * MIB)), 0);
+        ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+        assert_filled(a, 40 * MIB, 1);
+        assert_int_equal(tms_saver_free(&f->saver, a, &error), TMS_OK);
+        assert_int_equal(tms_saver_free(&f->saver, b, &error), TMS_OK);
+    }
+}
+
+static void what_is_freed_meanwhile_is_needed_no_more(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_report_t report;
+    uint64_t a = allocate(f, "a", TMS_BACKUP_PINNED, 40 * MIB), b = allocate(f, "b", TMS_BACKUP_PINNED, 40 * MIB);
+    fill(a, 40 * MIB, 1);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    take(TAKEN);
+    simulator()->clear_counts();
+    others_t others = {.fixture = f, .free_address = b};
+    tms_selection_t selection = waiting(&others, LONG_SECONDS);
+    ASSERT_OK(resume_selected(f, &selection, &report, &error), error);
+    assert_int_equal(report.allocations, 1);
+    assert_filled(a, 40 * MIB, 1);
+    assert_false(tms_saver_owns(&f->saver, b));
+    assert_int_equal(simulator()->take_memory(0, -(int64_t)(TAKEN * MIB)), 0);
+}
+
+/* Too little for what is free to say: the driver refuses although there is enough. */
+static void a_refusal_without_a_shortage_is_tried_again(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t address = allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB);
+    fill(address, 2 * MIB, 1);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    simulator()->fail_after("cuMemCreate", 0, 3, CUDA_ERROR_OUT_OF_MEMORY);
+    simulator()->clear_counts();
+    tms_selection_t selection = {.timeout_seconds = INFINITY};
+    ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+    assert_int_equal(simulator()->calls("cuMemCreate"), 4);
+    assert_filled(address, 2 * MIB, 1);
+}
+
+static void what_else_goes_wrong_ends_the_wait(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 100 * MIB);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    take(TAKEN);
+    simulator()->fail_after("cuMemGetInfo", 0, 1, CUDA_ERROR_UNKNOWN);
+    tms_selection_t selection = {.timeout_seconds = INFINITY};
+    assert_int_equal(resume_selected(f, &selection, NULL, &error), TMS_DRIVER);
+    assert_string_equal(error.call, "cuMemGetInfo");
+    assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
+    assert_int_equal(simulator()->take_memory(0, -(int64_t)(TAKEN * MIB)), 0);
+}
+
+static void enough_memory_costs_no_question(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    simulator()->clear_counts();
+    tms_selection_t selection = {.timeout_seconds = LONG_SECONDS};
+    ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+    assert_int_equal(simulator()->calls("cuMemGetInfo"), 0);
+    assert_int_equal(simulator()->calls("cuEventCreate"), 0);
+}
+
+/* ---- the devices' locks: a second set of locks stands for another process ---- */
+
+static char lock_directory[] = "/tmp/tms-test-locks-XXXXXX";
+
+static void begin_other(fixture_t *f, tms_device_locks_t *locks) {
+    tms_error_t error;
+    ASSERT_OK(tms_device_locks_init(locks, &f->config, &f->devices, &error), error);
+}
+
+static tms_status_t try_lock(tms_device_locks_t *locks) {
+    tms_error_context_t context = {.operation = "test", .device = 0};
+    return tms_device_locks_acquire(locks, 1, NULL, &context, NULL);
+}
+
+static void an_exclusive_resume_waits_for_the_lock(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_device_locks_t other;
+    uint64_t address = allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB);
+    fill(address, 2 * MIB, 1);
+    begin_other(f, &other);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    assert_int_equal(try_lock(&other), TMS_OK);
+
+    tms_selection_t selection = {.exclusive = 1};
+    assert_int_equal(resume_selected(f, &selection, NULL, &error), TMS_DEVICE_LOCKED);
+    assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
+    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error); /* who does not ask for it does not wait for it */
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+
+    others_t others = {.fixture = f, .let_go = &other};
+    selection = waiting(&others, LONG_SECONDS);
+    selection.exclusive = 1;
+    ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+    assert_int_equal(others.asked > 0, 1);
+    assert_filled(address, 2 * MIB, 1);
+    assert_int_equal(try_lock(&other), TMS_DEVICE_LOCKED);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    assert_int_equal(try_lock(&other), TMS_OK);
+    tms_device_locks_release(&other, 1);
+    tms_device_locks_destroy(&other);
+}
+
+static void the_lock_goes_with_the_last_of_what_was_resumed(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_device_locks_t other;
+    uint64_t a = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
+    allocate(f, "b", TMS_BACKUP_NONE, 2 * MIB);
+    begin_other(f, &other);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    tms_selection_t selection = {.exclusive = 1};
+    ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+    assert_int_equal(tms_saver_free(&f->saver, a, &error), TMS_OK);
+    assert_int_equal(try_lock(&other), TMS_DEVICE_LOCKED);
+    ASSERT_OK(pause_tag(f, "b", NULL, &error), error);
+    assert_int_equal(try_lock(&other), TMS_OK);
+    tms_device_locks_release(&other, 1);
+    tms_device_locks_destroy(&other);
+}
+
+static void a_failed_resume_keeps_no_lock(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_device_locks_t other;
+    uint64_t address = allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB);
+    begin_other(f, &other);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    tms_selection_t selection = {.exclusive = 1};
+    simulator()->fail_after("cuMemMap", 0, 1, CUDA_ERROR_UNKNOWN);
+    assert_int_equal(resume_selected(f, &selection, NULL, &error), TMS_DRIVER);
+    assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
+    assert_int_equal(try_lock(&other), TMS_OK);
+    tms_device_locks_release(&other, 1);
+    ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+    assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+    assert_int_equal(try_lock(&other), TMS_OK);
+    tms_device_locks_release(&other, 1);
+    ASSERT_OK(resume_selected(f, &selection, NULL, &error), error); /* nothing to resume: no lock is taken */
+    assert_int_equal(try_lock(&other), TMS_OK);
+    tms_device_locks_release(&other, 1);
+    tms_device_locks_destroy(&other);
+}
+
+static int make_lock_directory(void **state) {
+    (void)state;
+    return mkdtemp(lock_directory) && setenv("TMS_LOCK_DIR", lock_directory, 1) == 0 ? 0 : -1;
+}
+
+/* Lock files stay for ever, so this removes them; the directory is this program's own. */
+static int remove_lock_directory(void **state) {
+    (void)state;
+    DIR *directory = opendir(lock_directory);
+    if (!directory) return -1;
+    for (struct dirent *entry; (entry = readdir(directory));) (void)unlinkat(dirfd(directory), entry->d_name, 0);
+    closedir(directory);
+    return rmdir(lock_directory);
+}
+
+#define ONE(test) cmocka_unit_test_setup_teardown(test, setup_one_device, teardown)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        ONE(it_goes_on_when_the_memory_is_there),
+        ONE(when_time_is_up_it_says_what_is_missing),
+        ONE(what_is_freed_meanwhile_is_needed_no_more),
+        ONE(a_refusal_without_a_shortage_is_tried_again),
+        ONE(what_else_goes_wrong_ends_the_wait),
+        ONE(enough_memory_costs_no_question),
+        ONE(an_exclusive_resume_waits_for_the_lock),
+        ONE(the_lock_goes_with_the_last_of_what_was_resumed),
+        ONE(a_failed_resume_keeps_no_lock),
+    };
+    return cmocka_run_group_tests(tests, make_lock_directory, remove_lock_directory);
+}
