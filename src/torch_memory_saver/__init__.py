@@ -13,6 +13,7 @@ Importing this module loads no driver, makes no CUDA context, starts no thread a
 from torch_memory_saver.errors import (
     BackupIOError,
     CaptureInProgressError,
+    DeviceLockedError,
     DeviceLostError,
     DriverError,
     DriverUnavailableError,
@@ -52,6 +53,7 @@ __all__ = [
     "Allocation",
     "BackupIOError",
     "CaptureInProgressError",
+    "DeviceLockedError",
     "DeviceLostError",
     "DriverError",
     "DriverUnavailableError",

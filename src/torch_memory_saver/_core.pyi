@@ -51,10 +51,21 @@ def region_current() -> tuple[str, int, bool, int]:
 def region_set(tag: str, backup: int, managed: bool) -> None:
     """Changes this thread's innermost level in place."""
 
-def pause(tags: tuple[str, ...] | None, stream: int | None) -> Report:
-    """None is every tag; `stream` is the caller's current CUDA stream handle, asked whether it is capturing."""
+def pause(tags: tuple[str, ...] | None, stream: int | None, interruptible: bool = False) -> Report:
+    """None is every tag; `stream` is the caller's current CUDA stream handle, asked whether it is capturing.
 
-def resume(tags: tuple[str, ...] | None, stream: int | None) -> Report: ...
+    `interruptible`, for the main thread: signal handlers run while the call waits, and one that raises ends it with nothing
+    changed."""
+
+def resume(
+    tags: tuple[str, ...] | None,
+    stream: int | None,
+    interruptible: bool = False,
+    timeout: float = 0.0,
+    exclusive: bool = False,
+) -> Report:
+    """`timeout`: seconds to wait for device memory, and for the devices' locks where `exclusive`; infinity is for ever."""
+
 def host_backup(address: int, size: int) -> HostBuffer | None:
     """The host copy of ``size`` bytes at ``address``; None where there is none now."""
 
@@ -79,5 +90,8 @@ def segments() -> list[Segment]: ...
 def find(address: int) -> Segment | None: ...
 def tag_info(tag: str) -> tuple[int, int]:
     """(allocations of the tag that are not active, pauses that ever changed one of them)."""
+
+def in_transition() -> bool:
+    """Whether this thread is inside a pause or resume that waits: in a signal handler, or in a finaliser."""
 
 def counters() -> dict[str, int]: ...

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from torch_memory_saver import _core
 from torch_memory_saver.errors import InvalidArgumentError
 
-__all__ = ["DEFAULT_TAG", "check_bytes", "check_tag", "check_tags", "choose_backup"]
+__all__ = ["DEFAULT_TAG", "check_bytes", "check_tag", "check_tags", "check_timeout", "choose_backup"]
 
 DEFAULT_TAG = "default"
 
@@ -62,3 +63,17 @@ def check_bytes(name: str, value: object) -> int:
     if not 0 <= value < 1 << 63:
         raise InvalidArgumentError(f"{name} must be between 0 and 2^63 - 1 bytes, not {value}")
     return value
+
+
+def check_timeout(timeout: object) -> float:
+    """Seconds to wait: None is none, otherwise a number that is not negative; infinity is for ever."""
+    if timeout is None:
+        return 0.0
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        raise InvalidArgumentError(f"timeout must be None or a number of seconds, not {type(timeout).__name__}: {timeout!r}")
+    if not timeout >= 0:
+        raise InvalidArgumentError(f"timeout must not be negative or NaN, but is {timeout!r}")
+    try:
+        return float(timeout)
+    except OverflowError:  # An int beyond every float.
+        return math.inf

@@ -13,7 +13,9 @@ from typing import Any
 
 __all__ = [
     "BackupIOError",
+    "CallInterruptedError",
     "CaptureInProgressError",
+    "DeviceLockedError",
     "DeviceLostError",
     "DriverError",
     "DriverUnavailableError",
@@ -74,8 +76,9 @@ class TorchMemorySaverError(RuntimeError):
 
     def __reduce__(self) -> tuple[Callable[..., BaseException], tuple[str, str, dict[str, Any]]]:
         # The class that is also torch's is made when it is needed and cannot be found by name: the name of its base is
-        # enough, because the receiving process makes its own combination.
-        return _rebuild, (type(self).__name__, str(self), {name: getattr(self, name) for name in _DETAILS})
+        # enough, because the receiving process makes its own combination. A class of the program's becomes its base here.
+        name = next(cls.__name__ for cls in type(self).__mro__ if globals().get(cls.__name__) is cls)
+        return _rebuild, (name, str(self), {name: getattr(self, name) for name in _DETAILS})
 
 
 class InvalidArgumentError(TorchMemorySaverError, ValueError):
@@ -134,6 +137,17 @@ class ForkedProcessError(TorchMemorySaverError):
     """This process was forked from one that used the GPU and cannot use the GPU itself. Start it with "spawn" instead."""
 
 
+class CallInterruptedError(TorchMemorySaverError):
+    """A caller of the native core asked it to stop, and nothing was changed.
+
+    Python code sees the signal handler's own exception instead (KeyboardInterrupt after Ctrl-C)."""
+
+
+class DeviceLockedError(TorchMemorySaverError):
+    """Another process holds the exclusive lock of a device, and did for as long as ``resume`` was to wait. What was paused
+    still is."""
+
+
 _CLASS_OF_STATUS: dict[str, type[TorchMemorySaverError]] = {
     "INVALID_ARGUMENT": InvalidArgumentError,
     "INVALID_STATE": InvalidStateError,
@@ -146,6 +160,8 @@ _CLASS_OF_STATUS: dict[str, type[TorchMemorySaverError]] = {
     "DEVICE_LOST": DeviceLostError,
     "CAPTURE_IN_PROGRESS": CaptureInProgressError,
     "FORKED": ForkedProcessError,
+    "INTERRUPTED": CallInterruptedError,
+    "DEVICE_LOCKED": DeviceLockedError,
 }
 
 _DETAILS = ("operation", "driver_call", "error_name", "driver_result", "os_error", "device", "bytes", "address", "tag")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch_memory_saver import _core, cpu_backup, preload, torch_layer
-from torch_memory_saver.arguments import DEFAULT_TAG, check_bytes, check_tag, check_tags, choose_backup
-from torch_memory_saver.errors import BackupIOError, InvalidArgumentError, InvalidStateError
+from torch_memory_saver.arguments import DEFAULT_TAG, check_bytes, check_tag, check_tags, check_timeout, choose_backup
+from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 from torch_memory_saver.graphs import GraphCapture, GraphPools, check_token
 from torch_memory_saver.pausing import pausing
 from torch_memory_saver.pools import PoolStore, Tags, selects
@@ -34,6 +35,7 @@ graph_pools = GraphPools(pool_store)
 
 
 def _after_fork_in_child() -> None:
+    torch_layer.after_fork_in_child()
     pool_store.after_fork_in_child()
     graph_pools.after_fork_in_child()
 
@@ -127,20 +129,31 @@ class Implementation:
 
     def pause(self, tag: Any = None) -> PauseReport:
         tags = check_tags(tag)
+        _refuse_inner_call("pause")
         torch = torch_layer.in_use()
         if torch is not None and self._manages_everything and not _core.counters()["visible_captures"]:
             self._store.empty_torch_cache(torch)
         with pausing(self._store, torch, tags) as leave_paused_pools:
             reusable = self._reusable_bytes(torch, tags)
-            allocations, paused, copied, unknown, seconds = _core.pause(tags, _stream(torch))
+            try:
+                allocations, paused, copied, unknown, seconds = _core.pause(tags, _stream(torch), _on_main_thread())
+            except BaseException:
+                # One that fails after its commit point has paused all the same.
+                if any(row[5] != _core.STATE_ACTIVE and selects(tags, row[7]) for row in _core.segments()):
+                    leave_paused_pools()
+                raise
             if allocations:
                 leave_paused_pools()
         return PauseReport(allocations, paused, copied, unknown, seconds, reusable)
 
-    def resume(self, tag: Any = None) -> ResumeReport:
+    def resume(self, tag: Any = None, timeout: float | None = None, exclusive: bool = False) -> ResumeReport:
         tags = check_tags(tag)
+        seconds_to_wait = check_timeout(timeout)
+        _refuse_inner_call("resume")
         torch = torch_layer.in_use()
-        allocations, resumed, copied, unknown, seconds = _core.resume(tags, _stream(torch))
+        allocations, resumed, copied, unknown, seconds = _core.resume(
+            tags, _stream(torch), _on_main_thread(), seconds_to_wait, bool(exclusive)
+        )
         return ResumeReport(allocations, resumed, copied, unknown, seconds)
 
     def _reusable_bytes(self, torch: TorchCuda | None, tags: Tags) -> int:
@@ -174,25 +187,10 @@ class Implementation:
         return cpu_backup.get_cpu_backup(x, zero_copy)
 
     def set_disk_backup_dir(self, path: str | os.PathLike[str]) -> None:
-        if not isinstance(path, (str, os.PathLike)) or not (text := os.fspath(path)) or not isinstance(text, str):
+        text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+        if not isinstance(text, str) or not text or "\0" in text:
             raise InvalidArgumentError(f"path must be a non-empty str or path object, not {path!r}")
-        directory = os.path.abspath(text)
-        try:
-            os.makedirs(directory, exist_ok=True)
-        except (OSError, ValueError) as error:
-            raise BackupIOError(
-                f"the disk backup directory {directory!r} cannot be made: {error}",
-                operation="set_disk_backup_dir",
-                driver_call="mkdir",
-                os_error=getattr(error, "errno", None) or 0,
-            ) from error
-        if not os.access(directory, os.W_OK | os.X_OK):
-            raise BackupIOError(
-                f"the disk backup directory {directory!r} cannot be written to by this user",
-                operation="set_disk_backup_dir",
-                driver_call="access",
-            )
-        _core.set_disk_directory(directory)
+        _core.set_disk_directory(os.path.abspath(text))
 
     def enable_peer_access(self) -> None:
         _core.refresh_peers()
@@ -215,6 +213,21 @@ class Implementation:
     @retain_cpu_backup.setter
     def retain_cpu_backup(self, value: bool) -> None:
         _core.set_retain_backup(bool(value))
+
+
+def _on_main_thread() -> bool:
+    """Signal handlers run on the main thread only, so calls on others need not ask for them."""
+    return threading.get_ident() == threading.main_thread().ident
+
+
+def _refuse_inner_call(operation: str) -> None:
+    """The native core refuses as well, but only after what torch's pools need around a pause has been done."""
+    if _core.in_transition():
+        raise InvalidStateError(
+            f"{operation}: this thread is inside pause() or resume() already; do not call them from signal handlers, "
+            "callbacks or finalisers",
+            operation=operation,
+        )
 
 
 def _stream(torch: TorchCuda | None) -> int | None:

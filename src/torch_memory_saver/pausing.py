@@ -24,8 +24,9 @@ def pausing(store: PoolStore, torch: TorchCuda | None, tags: Tags) -> Iterator[C
     Raises:
         InvalidStateError: Another thread is inside a region of one of the tags. Nothing was changed.
     """
-    entry = store.begin_pause(tags)
+    entry = store.pause_entry(tags)
     try:
+        store.begin_pause(entry)
         if torch is None:
             yield lambda: None
         else:
@@ -40,8 +41,8 @@ def _own_frames(store: PoolStore, tags: Tags) -> list[Frame]:
 
 
 def _return_idle_segments(store: PoolStore, torch: TorchCuda, tags: Tags) -> None:
-    if torch.is_capturing() or _core.counters()["visible_captures"]:
-        return  # The pause will be refused, and until the capture ends nothing may be freed.
+    if _may_not_free(torch):
+        return
     store.retire_doomed(torch)
     own = _own_frames(store, tags)
     devices = {pool.device for pool in store.idle_pools(tags)} | {pool.device for frame in own for pool in frame.pools}
@@ -58,6 +59,15 @@ def _return_idle_segments(store: PoolStore, torch: TorchCuda, tags: Tags) -> Non
             store.empty_torch_cache_now(torch)
     elif retired:
         store.empty_torch_cache(torch)
+
+
+def _may_not_free(torch: TorchCuda) -> bool:
+    """Whether a capture is under way, or the device is lost and cannot say. The native pause, which comes next and asks the
+    same, refuses and says why."""
+    try:
+        return torch.is_capturing() or bool(_core.counters()["visible_captures"])
+    except RuntimeError:
+        return True
 
 
 def _leave_paused_pools(store: PoolStore, torch: TorchCuda, tags: Tags) -> None:

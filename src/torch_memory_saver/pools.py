@@ -116,25 +116,29 @@ class PoolStore:
         devices = self._devices_to_route(torch, stack)
         for device in devices:
             self.make_room(torch, device)
-        with self._lock:
-            if managed and self._pauses:
-                self._wait_for_pauses(tag)
-            if torch.routes_every_thread:
-                self._check_alone(frame)
-            self._frames[id(frame)] = frame
         outer = stack[-1] if stack and not torch.last_routed_wins else None
         try:
+            with self._lock:
+                if managed and self._pauses:
+                    self._wait_for_pauses(tag)
+                if torch.routes_every_thread:
+                    self._check_alone(frame)
+                self._frames[id(frame)] = frame
             for device in devices:
                 frame.pools.append(self.check_out(torch, (tag, backup, device), managed))
             if outer is not None:
                 self._end_routing(torch, outer)
             self._begin_routing(torch, frame)
+            stack.append(frame)
         except BaseException:
+            # A signal's exception comes at any time, also after the last step.
+            if stack and stack[-1] is frame:
+                stack.pop()
+            self._end_routing(torch, frame)
             if outer is not None:
                 self._begin_routing(torch, outer)
             self._discard(frame)
             raise
-        stack.append(frame)
         return frame
 
     def _check_alone(self, frame: Frame) -> None:
@@ -191,28 +195,32 @@ class PoolStore:
                 mask |= 1 << pool.device
         return tuple(device for device in range(mask.bit_length()) if mask >> device & 1)
 
-    def begin_pause(self, tags: Tags) -> tuple[int, Tags]:
-        """Regions of the tags that other threads enter wait from now on. Gives what :meth:`end_pause` takes.
+    def pause_entry(self, tags: Tags) -> tuple[int, Tags]:
+        """What :meth:`begin_pause` and :meth:`end_pause` take, for a pause by this thread."""
+        return (threading.get_ident(), tags)
+
+    def begin_pause(self, entry: tuple[int, Tags]) -> None:
+        """Regions of the tags that other threads enter wait from now on.
 
         Raises:
             InvalidStateError: Another thread is inside a region of one of the tags: torch would hand it paused memory.
         """
-        entry = (threading.get_ident(), tags)
+        thread, tags = entry
         with self._lock:
             for frame in self._frames.values():
-                if frame.managed and frame.thread != entry[0] and selects(tags, frame.tag):
+                if frame.managed and frame.thread != thread and selects(tags, frame.tag):
                     raise InvalidStateError(
                         f"another thread is inside region(tag={frame.tag!r}): pause that tag after it has left the region",
                         operation="pause",
                         tag=frame.tag,
                     )
             self._pauses.append(entry)
-        return entry
 
     def end_pause(self, entry: tuple[int, Tags]) -> None:
-        """Regions may be entered again."""
+        """Regions may be entered again. Also for a pause that has not begun: a signal's exception comes at any time."""
         with self._lock:
-            self._pauses.remove(entry)
+            if entry in self._pauses:
+                self._pauses.remove(entry)
             self._pause_ended.notify_all()
 
     def _wait_for_pauses(self, tag: str) -> None:
@@ -388,9 +396,9 @@ class PoolStore:
         """Inside, this thread routes nothing. `visit` is called for each of its frames and may exchange their pools."""
         frames = [frame for frame in self.stack() if frame.pools]
         routed = [frame for frame in frames if frame.routed]
-        for frame in reversed(routed):
-            self._end_routing(torch, frame)
         try:
+            for frame in reversed(routed):
+                self._end_routing(torch, frame)
             for frame in frames:
                 if visit is not None:
                     visit(frame)

@@ -7,6 +7,7 @@ force whatever happened inside; leaving an outer one first also leaves those ins
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from contextlib import ContextDecorator
 from types import TracebackType
 
 from torch_memory_saver import _core
+from torch_memory_saver.errors import ForkedProcessError
 from torch_memory_saver.pools import Frame, PoolStore
 from torch_memory_saver.torch_layer import TorchCuda
 
@@ -38,12 +40,16 @@ class _Level(ContextDecorator):
     def __enter__(self) -> None:
         torch = self._find_torch()
         depth = _core.region_push(self._tag, self._backup, self._managed)
+        frame: Frame | None = None
         try:
             frame = self._store.enter(torch, self._tag, self._backup, self._managed)
+            self._frames.append((frame, depth))
         except BaseException:
             _core.region_pop(depth)
+            if frame is not None:  # A signal's exception came when it had been entered.
+                self._store.leave(frame)
+                self._frames[:] = [entered for entered in self._frames if entered[0] is not frame]
             raise
-        self._frames.append((frame, depth))
         if torch is not None and not self._store.single_device:
             try:
                 _core.refresh_peers()
@@ -66,7 +72,9 @@ class _Level(ContextDecorator):
             )
         self._store.leave(frame)
         if frame.torch is not None and not self._store.single_device:
-            _core.refresh_peers()
+            # A process forked inside the region leaves it as well, and has no memory to share.
+            with contextlib.suppress(ForkedProcessError):
+                _core.refresh_peers()
 
 
 class Region(_Level):

@@ -162,30 +162,47 @@ class TorchMemorySaver:
         Waits for the devices concerned. What is paused already is skipped; a tag that nobody used is a warning in the log.
         Tensors keep their addresses and must not be touched before the resume.
 
+        On the main thread a signal whose handler raises (Ctrl-C) ends the call within a second, with nothing changed, while
+        it waits for the devices or copies. Once memory goes back, the call completes first.
+
         Args:
             tag: A tag, several, or None for every tag.
 
         Raises:
             InvalidArgumentError: Not a tag, nor an iterable of tags.
-            InvalidStateError: Another thread is inside a region of one of the tags.
+            InvalidStateError: Another thread is inside a region of one of the tags; or the call comes from inside a pause or
+                resume of this thread, from a signal handler or a finaliser.
             CaptureInProgressError: A stream capture is under way.
             OutOfHostMemoryError, BackupIOError: The backups could not be made. Everything is still resident.
         """
         report: PauseReport = self._use().pause(tag=tag)
         return report
 
-    def resume(self, tag: str | Iterable[str] | None = None) -> ResumeReport:
+    def resume(
+        self, tag: str | Iterable[str] | None = None, *, timeout: float | None = None, exclusive: bool = False
+    ) -> ResumeReport:
         """Gives what is paused new physical memory at the same addresses, with its contents if it has a backup.
 
         Args:
             tag: A tag, several, or None for every tag.
+            timeout: Seconds to wait while others hold the memory; None does not wait, ``math.inf`` does for ever. The memory
+                is taken when all of it is there, and none of it before. A signal whose handler raises ends the wait.
+            exclusive: Take turns with other processes that do the same: the call waits (as long as ``timeout`` allows) until
+                none of them holds the devices concerned. This process then holds them until what the call has resumed is
+                paused or freed, or until it ends.
 
         Raises:
             OutOfMemoryError: The device has too little free memory. What was paused still is, with its backup: make room and
-                call again.
-            InvalidArgumentError, CaptureInProgressError: As for :meth:`pause`.
+                call again. The message says how much is missing.
+            DeviceLockedError: ``exclusive``, and another process holds a device's lock. Nothing was changed.
+            InvalidArgumentError, CaptureInProgressError, InvalidStateError: As for :meth:`pause`.
         """
-        report: ResumeReport = self._use().resume(tag=tag)
+        optional: dict[str, Any] = {}
+        if timeout is not None:
+            optional["timeout"] = timeout
+        if exclusive:
+            optional["exclusive"] = exclusive
+        report: ResumeReport = self._use().resume(tag=tag, **optional)
         return report
 
     def empty_cache(self) -> None:

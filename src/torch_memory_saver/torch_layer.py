@@ -108,11 +108,11 @@ class TorchCuda:
 
     def _snapshot(self, pool: PoolId) -> Any:
         try:
-            return self._memory_snapshot((*pool, False))
+            return self._snapshot_of((*pool, False))
         except (TypeError, ValueError, RuntimeError):
             pass  # Before traces could be left out, the argument was the pool's id alone.
         try:
-            return self._memory_snapshot(pool)
+            return self._snapshot_of(pool)
         except (TypeError, ValueError, RuntimeError):
             pass  # Before it could be of one pool, there was none.
         try:
@@ -122,6 +122,14 @@ class TorchCuda:
         if pool != _DEFAULT_POOL:
             snapshot["segments"] = [row for row in snapshot["segments"] if tuple(row.get("segment_pool_id", ())) == pool]
         return snapshot
+
+    def _snapshot_of(self, argument: tuple[int, ...]) -> Any:
+        # torch 2.11 gives away a reference to each element at every call that was never its own: without one more, the
+        # numbers of pools in use, and False, would be destroyed after some thousand calls. Where torch does not, a number
+        # that nobody uses any more stays.
+        for element in argument:
+            make_immortal(element)
+        return self._memory_snapshot(argument)
 
 
 _torch_cuda: TorchCuda | None = None
@@ -162,7 +170,7 @@ def require() -> TorchCuda:
             'this needs PyTorch, which could not be imported: install it, or use the preload library (hook mode "preload")',
             operation="initialize",
         ) from error
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_available() and not _is_in_bad_fork(torch):
         raise TorchUnavailableError(
             f"PyTorch {torch.__version__} has no usable CUDA device"
             + ("" if torch.version.cuda else ": it is a build without CUDA"),
@@ -176,11 +184,21 @@ def _initialize(torch: Any) -> TorchCuda:
     try:
         torch.cuda.init()
     except RuntimeError as error:
-        bad_fork = getattr(torch.cuda, "_is_in_bad_fork", lambda: False)()
-        kind = ForkedProcessError if bad_fork else TorchUnavailableError
+        kind = ForkedProcessError if _is_in_bad_fork(torch) else TorchUnavailableError
         raise kind(f"PyTorch could not initialise CUDA: {error}", operation="initialize") from error
     _torch_cuda = TorchCuda(torch)
     return _torch_cuda
+
+
+def _is_in_bad_fork(torch: Any) -> bool:
+    """Whether this process was forked from one that used CUDA."""
+    return bool(getattr(torch.cuda, "_is_in_bad_fork", lambda: False)())
+
+
+def after_fork_in_child() -> None:
+    """What the parent had of torch.cuda is of no use here. Whoever asks for it again learns why."""
+    global _torch_cuda
+    _torch_cuda = None
 
 
 def expandable_segments_on(environment: Mapping[str, str]) -> bool:

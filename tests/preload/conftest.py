@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -27,6 +28,8 @@ HEADERS = REPOSITORY / "csrc"
 TIMEOUT_SECONDS = 120
 
 COMPILE_FLAGS = ["-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", "-pthread", "-Wall", "-Wextra", "-Werror", f"-I{HEADERS}"]
+#: What the caller adds: the flag of a sanitizer, where the libraries under test have it.
+COMPILE_FLAGS += shlex.split(os.environ.get("CFLAGS", ""))
 
 
 @dataclass(frozen=True)

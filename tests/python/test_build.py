@@ -69,6 +69,34 @@ def test_libraries_need_the_c_library_only(name: str) -> None:
     assert needed - SYSTEM_LIBRARIES == set()
 
 
+#: Every way of the C library and of Python's to end the process, and to write to stdout.
+ENDS_THE_PROCESS = {"exit", "_exit", "_Exit", "quick_exit", "abort", "raise", "kill", "tgkill", "pthread_kill", "syscall"}
+ENDS_THE_PROCESS |= {"__assert_fail", "__assert_perror_fail", "err", "errx", "error", "Py_Exit", "Py_FatalError"}
+ENDS_THE_PROCESS |= {"_Py_FatalErrorFunc", "_Py_FatalErrorFormat", "pthread_exit", "execve", "execv", "execvp", "longjmp"}
+WRITES_TO_STDOUT = {"stdout", "printf", "vprintf", "__printf_chk", "__vprintf_chk", "puts", "putchar", "putchar_unlocked"}
+WRITES_TO_STDOUT |= {"putc", "fputc", "fputs", "fwrite", "fprintf", "vfprintf", "__fprintf_chk", "__vfprintf_chk"}
+WRITES_TO_STDOUT |= {"dprintf", "vdprintf", "psignal", "PySys_WriteStdout", "PySys_FormatStdout", "PyObject_Print"}
+
+
+@needs_readelf
+@pytest.mark.parametrize("name", ["core", "preload"])
+def test_libraries_cannot_end_the_process_or_write_to_stdout(name: str) -> None:
+    wanted = dynamic_symbols(LIBRARIES[name])[False]
+    assert {"snprintf", "write"} <= wanted  # the names are those of functions, and there are some
+    assert wanted & (ENDS_THE_PROCESS | WRITES_TO_STDOUT) == set()
+
+
+@needs_source_tree
+def test_the_only_plain_write_is_that_of_the_log_to_stderr() -> None:
+    calls = {}
+    for path in (REPOSITORY / "csrc").rglob("*.c"):
+        if path.parent.name != "simulator":
+            found = re.findall(r"(?<![\w>.])write\(([^,;]*),", path.read_text())
+            if found:
+                calls[path.name] = found
+    assert calls == {"log.c": ["STDERR_FILENO"]}
+
+
 @needs_readelf
 @pytest.mark.parametrize("name", ["core", "preload"])
 def test_libraries_with_callbacks_are_never_unmapped(name: str) -> None:

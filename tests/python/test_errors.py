@@ -23,6 +23,8 @@ STATUSES = {
     "DEVICE_LOST": errors.DeviceLostError,
     "CAPTURE_IN_PROGRESS": errors.CaptureInProgressError,
     "FORKED": errors.ForkedProcessError,
+    "INTERRUPTED": errors.CallInterruptedError,
+    "DEVICE_LOCKED": errors.DeviceLockedError,
     "SOMETHING_NEW": errors.TorchMemorySaverError,
 }
 
@@ -92,3 +94,12 @@ def test_out_of_memory_is_torchs_where_torch_is_loaded(monkeypatch: pytest.Monke
 def test_a_torch_without_the_class_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
     assert type(make("OUT_OF_DEVICE_MEMORY")) is errors.OutOfMemoryError
+
+
+def test_a_class_of_the_program_s_can_be_pickled() -> None:
+    class Theirs(errors.DriverError):
+        pass
+
+    copied = pickle.loads(pickle.dumps(Theirs("broken", device=1)))
+    assert type(copied) is errors.DriverError
+    assert (str(copied), copied.device) == ("broken", 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -201,12 +202,13 @@ def test_the_disk_directory_is_made(saver: TorchMemorySaver, fake_torch: FakeTor
     with saver.region("a", enable_disk_backup=True):
         fake_torch.allocate(2 * MIB)
     assert saver.pause().copied_bytes == 2 * MIB
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (directory.parent, directory)] == [0o700, 0o700]
     files = [path for path in directory.iterdir() if path.suffix == ".backup"]
     assert [path.stat().st_size >= 2 * MIB for path in files] == [True]
     assert saver.resume().copied_bytes == 2 * MIB
 
 
-@pytest.mark.parametrize("path", ["", None, 3, b"bytes"])
+@pytest.mark.parametrize("path", ["", None, 3, b"bytes", "nul\0"])
 def test_bad_disk_directories(saver: TorchMemorySaver, path: Any) -> None:
     with pytest.raises(errors.InvalidArgumentError):
         saver.set_disk_backup_dir(path)
