@@ -1,0 +1,380 @@
+"""What is done while calls fail. Each scenario makes its allocations and returns the step under test (world.py).
+
+`fresh` ones run each time in a new process that has not used the library yet. The worker gives every other scenario a thread
+with device 0's context current, as PyTorch does, and device 1 in use. Loaded by name: nothing is imported from beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from world import Step, World
+
+NONE, PINNED, MMAP, DISK = range(4)
+KINDS = {"none": NONE, "pinned": PINNED, "mmap": MMAP, "disk": DISK}
+
+#: Two pieces of physical memory for the large one; neither size is a whole number of pages.
+SMALL, LARGE = 1_000_003, (2 << 20) + 70_001
+
+
+@dataclass(frozen=True)
+class Scenario:
+    prepare: Callable[[Any], Any]
+    fresh: bool = False
+
+
+SCENARIOS: dict[str, Scenario] = {}
+
+
+def scenario(name: str, fresh: bool = False) -> Callable[[Callable[[World], Step]], Callable[[World], Step]]:
+    def add(prepare: Callable[[World], Step]) -> Callable[[World], Step]:
+        SCENARIOS[name] = Scenario(prepare, fresh)
+        return prepare
+
+    return add
+
+
+# ---- pause and resume, by kind of backup ----
+
+
+def _pause(kind: int, **options: Any) -> Callable[[World], Step]:
+    def prepare(world: World) -> Step:
+        world.allocate(SMALL, kind)
+        world.allocate(LARGE, kind)
+        world.allocate(SMALL, kind, "other")
+        return world.pause_step(("a",), **options)
+
+    return prepare
+
+
+def _pause_again(kind: int) -> Callable[[World], Step]:
+    """With the space of an earlier pause still there."""
+
+    def prepare(world: World) -> Step:
+        world.allocate(SMALL, kind)
+        world.allocate(LARGE, kind)
+        world.cycle()
+        world.rewrite()
+        return world.pause_step()
+
+    return prepare
+
+
+def _resume(kind: int, **options: Any) -> Callable[[World], Step]:
+    def prepare(world: World) -> Step:
+        world.allocate(SMALL, kind)
+        world.allocate(LARGE, kind)
+        world.allocate(SMALL, kind, "other")
+        world.pause(None)
+        return world.resume_step(("a",), **options)
+
+    return prepare
+
+
+for _name, _kind in KINDS.items():
+    scenario(f"pause_{_name}")(_pause(_kind))
+    scenario(f"resume_{_name}")(_resume(_kind))
+scenario("pause_disk_again")(_pause_again(DISK))
+scenario("pause_interruptible")(_pause(PINNED, interruptible=True))
+scenario("resume_interruptible")(_resume(PINNED, interruptible=True))
+scenario("resume_timeout")(_resume(MMAP, timeout=0.05))
+scenario("resume_exclusive")(_resume(PINNED, exclusive=True))
+
+
+@scenario("pause_retained")
+def _(world: World) -> Step:
+    world.retain(True)
+    return _pause_again(PINNED)(world)
+
+
+@scenario("resume_retained")
+def _(world: World) -> Step:
+    world.retain(True)
+    world.allocate(SMALL, PINNED)
+    world.allocate(LARGE, MMAP)
+    world.cycle()
+    world.pause(None)
+    return world.resume_step()
+
+
+@scenario("pause_exclusive")
+def _(world: World) -> Step:
+    """The pause gives the lock of the device back."""
+    world.allocate(SMALL, NONE)
+    world.pause(None)
+    world.resume(None, exclusive=True)
+    world.rewrite()
+    return world.pause_step()
+
+
+# ---- mixtures ----
+
+
+def _mixture(world: World) -> None:
+    for number, kind in enumerate(KINDS.values()):
+        world.allocate(SMALL, kind, "ab"[number % 2])
+        world.allocate(LARGE if number == DISK else SMALL, kind, "b", device=number % 2)
+
+
+@scenario("pause_mixture")
+def _(world: World) -> Step:
+    _mixture(world)
+    world.pause(("a",))
+    world.allocate(SMALL, PINNED, "a")
+    return world.pause_step()
+
+
+@scenario("resume_mixture")
+def _(world: World) -> Step:
+    _mixture(world)
+    world.pause(None)
+    world.allocate(SMALL, PINNED, "a")
+    world.resume(("a",))
+    world.pause(("a",))
+    world.allocate(SMALL, MMAP, "a")
+    return world.resume_step()
+
+
+@scenario("pause_with_damaged")
+def _(world: World) -> Step:
+    world.damage(world.allocate(SMALL, PINNED, "damaged"))
+    world.allocate(SMALL, MMAP)
+    return world.repairing(world.pause_step())
+
+
+@scenario("resume_with_damaged")
+def _(world: World) -> Step:
+    world.allocate(SMALL, MMAP)
+    world.pause(None)
+    world.damage(world.allocate(SMALL, PINNED, "damaged"))
+    return world.repairing(world.resume_step())
+
+
+@scenario("resume_from_two_directories")
+def _(world: World) -> Step:
+    world.allocate(SMALL, DISK)
+    world.pause(None)
+    world.set_directory(world.new_directory())
+    world.allocate(SMALL, DISK)
+    world.pause(None)
+    return world.resume_step()
+
+
+# ---- two devices ----
+
+
+@scenario("pause_two_devices")
+def _(world: World) -> Step:
+    world.allocate(SMALL, PINNED, device=0)
+    world.allocate(SMALL, MMAP, device=1)
+    return world.pause_step()
+
+
+@scenario("resume_two_devices")
+def _(world: World) -> Step:
+    world.allocate(SMALL, PINNED, device=0)
+    world.allocate(SMALL, MMAP, device=1)
+    world.pause(None)
+    return world.resume_step()
+
+
+@scenario("refresh_peers", fresh=True)
+def _(world: World) -> Step:
+    """A device that comes into use after something was allocated on another."""
+    world.use_device(0)
+    world.allocate(SMALL, NONE)
+    world.allocate(LARGE, NONE)
+    world.use_device(1)
+    return world.other_step(world.refresh_peers)
+
+
+# ---- allocations ----
+
+
+@scenario("allocate")
+def _(world: World) -> Step:
+    return world.allocate_step(lambda: world.allocate(LARGE, PINNED))
+
+
+@scenario("allocate_on_other_device")
+def _(world: World) -> Step:
+    return world.allocate_step(lambda: world.allocate(SMALL, NONE, device=1))
+
+
+@scenario("allocate_with_margin")
+def _(world: World) -> Step:
+    world.margin(1 << 20)
+    return world.allocate_step(lambda: world.allocate(SMALL, NONE))
+
+
+@scenario("allocate_reclaiming")
+def _(world: World) -> Step:
+    """Out of memory at first; what the driver had refused to take back makes room."""
+    block = world.allocate(LARGE, NONE)
+    world.allocate(SMALL, PINNED)
+    world.free_refused(block)
+    world.fill_device(0)
+    return world.allocate_step(lambda: world.allocate(SMALL, NONE), out_of_memory=True)
+
+
+@scenario("first_allocation", fresh=True)
+def _(world: World) -> Step:
+    """Loads the driver, asks for its devices, makes everything that is made once."""
+    step = world.allocate_step(lambda: world.allocate(SMALL, PINNED))
+    # The driver's file is looked at before dlopen, which looks again and says what is wrong.
+    step.tolerates = {"stat", "open", "pread"}
+    return step
+
+
+@scenario("first_pause", fresh=True)
+def _(world: World) -> Step:
+    world.use_device(0)
+    world.allocate(SMALL, DISK)
+    world.allocate(SMALL, PINNED)
+    return world.pause_step()
+
+
+@scenario("new_tag", fresh=True)
+def _(world: World) -> Step:
+    world.use_device(0)
+    world.allocate(SMALL, NONE)
+    return world.allocate_step(lambda: world.allocate(SMALL, NONE, "never seen"))
+
+
+@scenario("pause_unused", fresh=True)
+def _(world: World) -> Step:
+    """Nothing was ever allocated."""
+    return world.pause_step()
+
+
+# ---- frees ----
+
+
+def _free(kind: int) -> Callable[[World], Step]:
+    def prepare(world: World) -> Step:
+        return world.free_step([world.allocate(SMALL, kind), world.allocate(LARGE, kind)])
+
+    return prepare
+
+
+def _free_paused(kind: int) -> Callable[[World], Step]:
+    def prepare(world: World) -> Step:
+        blocks = [world.allocate(SMALL, kind), world.allocate(LARGE, kind)]
+        world.allocate(SMALL, kind)
+        world.pause(None)
+        return world.free_step(blocks)
+
+    return prepare
+
+
+scenario("free_active")(_free(NONE))
+for _name, _kind in KINDS.items():
+    scenario(f"free_paused_{_name}")(_free_paused(_kind))
+
+
+@scenario("free_active_after_disk")
+def _(world: World) -> Step:
+    """The file of an allocation that was paused once is kept until it is freed."""
+    blocks = [world.allocate(SMALL, DISK), world.allocate(SMALL, DISK)]
+    world.cycle()
+    return world.free_step(blocks)
+
+
+@scenario("free_active_retained")
+def _(world: World) -> Step:
+    world.retain(True)
+    blocks = [world.allocate(SMALL, PINNED), world.allocate(SMALL, MMAP)]
+    world.cycle()
+    return world.free_step(blocks)
+
+
+@scenario("free_damaged")
+def _(world: World) -> Step:
+    block = world.allocate(SMALL, PINNED)
+    world.damage(block)
+    return world.free_step([block])
+
+
+@scenario("free_two_devices")
+def _(world: World) -> Step:
+    return world.free_step([world.allocate(SMALL, NONE, device=device) for device in (1, 0)])
+
+
+@scenario("free_while_pausing")
+def _(world: World) -> Step:
+    block = world.allocate(SMALL, PINNED)
+    world.allocate(SMALL, MMAP)
+    return world.free_in_transition(block, world.pause, lambda: world.hold(block))
+
+
+@scenario("free_while_saving_to_disk")
+def _(world: World) -> Step:
+    block = world.allocate(SMALL, DISK)
+    world.allocate(SMALL, DISK)
+    return world.free_in_transition(block, world.pause, world.hold_copies)
+
+
+@scenario("free_while_resuming")
+def _(world: World) -> Step:
+    block = world.allocate(SMALL, PINNED)
+    world.allocate(SMALL, DISK)
+    world.pause(None)
+    return world.free_in_transition(block, world.resume, world.hold_copies)
+
+
+@scenario("release_views")
+def _(world: World) -> Step:
+    """Views of backups that outlive their allocations: the memory goes with them."""
+    blocks = [world.allocate(SMALL, PINNED), world.allocate(SMALL, MMAP)]
+    world.pause(None)
+    views = [world.view(block) for block in blocks]
+    for block in blocks:
+        world.free(block)
+    return world.free_step([], views.clear)
+
+
+# ---- captures ----
+
+
+@scenario("capture_end")
+def _(world: World) -> Step:
+    """The frees that a capture put off."""
+    blocks = [world.allocate(SMALL, NONE), world.allocate(SMALL, NONE, device=1)]
+    world.allocate(SMALL, NONE)
+    world.capture_begin()
+    for block in blocks:
+        world.free(block)
+    return world.free_step([], world.capture_end)
+
+
+@scenario("allocate_in_capture")
+def _(world: World) -> Step:
+    """Outside any region, with the capture's settings: what autograd's threads do for a graph pool."""
+    block = world.allocate(SMALL, NONE)
+    world.capture_begin("a")
+    world.free(block)
+    return world.allocate_step(lambda: world.allocate_outside(SMALL, "a"), out_of_memory=True)
+
+
+@scenario("capture_begin", fresh=True)
+def _(world: World) -> Step:
+    return world.other_step(lambda: world.capture_begin("graph"))
+
+
+# ---- the directory of backup files ----
+
+
+def _set_directory(remains: bool) -> Callable[[World], Step]:
+    def prepare(world: World) -> Step:
+        world.allocate(SMALL, DISK)
+        world.pause(None)
+        return world.directory_step(remains)
+
+    return prepare
+
+
+scenario("set_disk_directory")(_set_directory(False))
+scenario("set_disk_directory_with_remains")(_set_directory(True))

@@ -1,0 +1,192 @@
+"""Every call of every scenario fails once, and nothing is lost, leaked or untrue afterwards.
+
+Each scenario runs in a worker process of its own (worker.py), which goes on from injection to injection, because each must
+end clean. After one that did not, or that killed the worker, a new worker goes on with the next.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+SCENARIOS = sorted(runpy.run_path(str(HERE / "scenarios.py"))["SCENARIOS"])
+
+#: A worker is ended by itself long before, if an injection hangs.
+WORKER_SECONDS = 1200
+DISK_CHUNK_MB = "1"
+
+#: Which injection: its number, and that of the second failure that goes with the first, or 0.
+Position = tuple[int, int]
+
+
+@dataclass
+class Result:
+    points: int = 0
+    injected: int = 0
+    visited: set[str] = field(default_factory=set)
+    wanted: set[str] = field(default_factory=set)
+    problems: list[str] = field(default_factory=list)
+
+
+class Run:
+    """One scenario, by as many workers as it takes."""
+
+    def __init__(self, scenario: str, interposer: Path, directory: Path, full: bool) -> None:
+        self.scenario, self.interposer, self.directory, self.full = scenario, interposer, directory, full
+        self.result = Result()
+        self.log = directory / "log"
+
+    def _worker(self, skip: Position) -> tuple[int, list[dict[str, Any]]]:
+        backups = self.directory / f"from-{skip[0]}-{skip[1]}"
+        backups.mkdir()
+        environment = {
+            **os.environ,
+            "LD_PRELOAD": str(self.interposer),
+            "TMS_DISK_BACKUP_DIR": str(backups / "backups"),
+            "TMS_DISK_BACKUP_CHUNK_MB": DISK_CHUNK_MB,
+            "TMS_LOCK_DIR": str(self.directory / "locks"),
+        }
+        command = [sys.executable, str(HERE / "worker.py"), self.scenario, "--directory", str(backups)]
+        command += ["--skip", *map(str, skip)]
+        with self.log.open("ab") as log:
+            done = subprocess.run(
+                command + ["--full"] * self.full, env=environment, stdout=subprocess.PIPE, stderr=log, timeout=WORKER_SECONDS
+            )
+        return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+
+    def go(self) -> Result:
+        skip: Position | None = (0, 0)
+        while skip is not None:
+            skip = self._read(skip, *self._worker(skip))
+        return self.result
+
+    def _read(self, skip: Position, status: int, rows: list[dict[str, Any]]) -> Position | None:
+        """Takes what a worker told. Where the next one goes on, or None."""
+        result, begun, following = self.result, None, None
+        finished = False
+        for row in rows:
+            if "counted" in row:
+                result.points = row["counted"]
+                result.problems += [f"{self.scenario}, with nothing failing: {problem}" for problem in row["problems"]]
+            elif "begin" in row:
+                begun = row
+            elif "end" in row:
+                result.injected += row["fired"]
+                result.visited.add(row["end"].partition("=")[0])
+                result.problems += [f"{self.scenario}, {row['end']}: {problem}" for problem in row["problems"]]
+                begun = None
+            elif "restart" in row:
+                following = (row["restart"][0], row["restart"][1])
+            elif "done" in row:
+                finished = True
+                result.wanted = set(row["points"])
+        if status == 0 and (finished or following is not None):
+            return following
+        tail = self.log.read_text(errors="replace")[-3000:]
+        name = begun["begin"] if begun else "no injection"
+        result.problems.append(f"{self.scenario}, {name}: the worker ended with status {status}:\n{tail}")
+        return (begun["number"][0], begun["number"][1]) if begun and tuple(begun["number"]) > skip else None
+
+
+@pytest.fixture(scope="session")
+def runs(
+    request: pytest.FixtureRequest, interposer: Path, full: bool, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Future[Result]]]:
+    """The scenarios that are asked for, each in a process of its own, on all cores."""
+    items = [item for item in request.session.items if item.path == Path(__file__) and hasattr(item, "callspec")]
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        started = {}
+        for name in [item.callspec.params["scenario"] for item in items]:
+            directory = tmp_path_factory.mktemp(name)
+            started[name] = pool.submit(Run(name, interposer, directory, full).go)
+        yield started
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_every_call_fails(scenario: str, runs: dict[str, Future[Result]], count_injected: Callable[[int], None]) -> None:
+    result = runs[scenario].result()
+    count_injected(result.injected)
+    print(f"{scenario}: {result.points} calls, {result.injected} injected failures")
+    assert not result.problems, f"{len(result.problems)} problems:\n" + "\n".join(result.problems[:40])
+    assert result.points > 0
+    assert result.wanted <= result.visited, f"not visited: {sorted(result.wanted - result.visited)}"
+    assert result.injected >= result.points
+
+
+#: Functions of the C library that the library calls and the interposer lets be, and why.
+NOT_FAILED = {
+    "cannot fail": {
+        *("__ctype_b_loc", "__errno_location", "__tls_get_addr", "free", "getpid", "geteuid", "getenv", "clock_gettime"),
+        *(
+            "memcpy",
+            "memset",
+            "memcmp",
+            "memmove",
+            "strcasecmp",
+            "strchr",
+            "strcmp",
+            "strlen",
+            "strncmp",
+            "strncpy",
+            "strrchr",
+        ),
+        *("strerror", "strerror_r", "snprintf", "vsnprintf", "strtod", "strtoul", "strtoull", "sysconf", "dirfd"),
+        *(
+            "pthread_self",
+            "sigaddset",
+            "sigemptyset",
+            "sigfillset",
+            "sigismember",
+            "__stack_chk_fail",
+            "nanosleep",
+            "sched_yield",
+        ),
+    },
+    "fails for wrong arguments only": {
+        *("pthread_mutex_destroy", "pthread_mutex_lock", "pthread_mutex_unlock", "pthread_mutex_trylock"),
+        *("pthread_cond_destroy", "pthread_cond_signal", "pthread_cond_broadcast", "pthread_cond_wait"),
+        *("pthread_cond_timedwait", "pthread_condattr_init", "pthread_condattr_setclock", "pthread_condattr_destroy"),
+        *("pthread_attr_init", "pthread_attr_setdetachstate", "pthread_attr_destroy", "pthread_detach", "pthread_join"),
+        *("pthread_mutex_init", "pthread_cond_init", "pthread_sigmask", "sigpending", "sigtimedwait", "closedir"),
+        *("pthread_setcancelstate", "pthread_mutexattr_init", "clock_nanosleep", "readdir"),
+    },
+    "once a process, tested in tests/c": {"__cxa_atexit", "__cxa_finalize", "__register_atfork", "getrlimit"},
+    "finding the driver, tested in tests/c": {"dladdr", "dlclose", "dlerror", "dlopen", "dlsym", "realpath"},
+    "the log": {"write", "fprintf", "fwrite"},
+}
+
+
+def imported_functions(library: Path) -> set[str]:
+    """What a library takes from others, Python's aside."""
+    listed = subprocess.run(
+        ["nm", "-D", "--undefined-only", str(library)], capture_output=True, text=True, check=True
+    ).stdout
+    names = {line.split()[-1].partition("@")[0] for line in listed.splitlines() if line.split()[-2] == "U"}
+    return {name for name in names if not name.startswith(("Py", "_Py"))}
+
+
+def test_nothing_that_can_fail_is_left_out(interposer: Path) -> None:
+    if shutil.which("nm") is None:
+        pytest.skip("needs nm of the binutils")
+    specification = importlib.util.find_spec("torch_memory_saver._core")
+    assert specification is not None
+    assert specification.origin is not None
+    interposed = subprocess.run(
+        ["nm", "-D", "--defined-only", str(interposer)], capture_output=True, text=True, check=True
+    ).stdout.split()
+    left_out = imported_functions(Path(specification.origin)) - set(interposed) - set().union(*NOT_FAILED.values())
+    assert not left_out, f"let these fail in interposer.c, or say why not: {sorted(left_out)}"

@@ -1,0 +1,465 @@
+"""The world of one injection: the allocations that a scenario makes, what must be true of them, and the calls under test."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import functools
+import os
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from machine import DRIVER, OUT_OF_MEMORY, Call, Fault, Machine
+
+from torch_memory_saver import _core as core
+from torch_memory_saver.errors import DeviceLockedError, TorchMemorySaverError
+
+NONE, PINNED, MMAP, DISK = core.BACKUP_NONE, core.BACKUP_PINNED, core.BACKUP_MMAP, core.BACKUP_DISK
+ACTIVE, PAUSING, PAUSED = core.STATE_ACTIVE, core.STATE_PAUSING, core.STATE_PAUSED
+RESUMING, DAMAGED = core.STATE_RESUMING, core.STATE_DAMAGED
+STATE_NAMES = {ACTIVE: "ACTIVE", PAUSING: "PAUSING", PAUSED: "PAUSED", RESUMING: "RESUMING", DAMAGED: "DAMAGED"}
+
+DEVICES, DEVICE_MEMORY = 2, 512 << 20
+
+#: Only these make DAMAGED true: the driver refuses to unmap, or to release.
+REFUSALS = {"cuMemUnmap", "cuMemRelease"}
+
+#: Counters of what will change by itself.
+WAITING = ("deferred_frees", "damaged")
+
+#: Calls whose failure need not fail what the user asked for, and why. Every other failure is an exception that names it.
+TOLERATED = {
+    # What the driver or the system refuses to take back waits in the quarantine.
+    "cuMemFreeHost": "the copies are done; the memory waits in the quarantine",
+    "cuMemAddressFree": "the owner is done with it; the range waits in the quarantine",
+    "cuStreamDestroy": "the copies are done; the stream waits in the quarantine",
+    "cuEventDestroy": "the copies are done; the event waits in the quarantine",
+    "munmap": "the owner is done with it; the mapping waits in the quarantine",
+    "unlink": "the owner is done with it; the file waits in the quarantine",
+    "unlinkat": "the owner is done with it; the file waits in the quarantine",
+    # What undoes or ends something whose result stands.
+    "cuCtxPopCurrent": "the call has done its work; the context is put right by later calls",
+    "cuDevicePrimaryCtxRelease": "the call has done its work; the reference goes with a later call",
+    "close": "what was written has been checked; nothing is left open",
+    # Refinements without which everything works.
+    "cuGetErrorName": "the message then has the number alone",
+    "madvise": "a forked child then gets a lazy copy of the backup",
+    "getrandom": "the clock's time names the file instead",
+    "flock": "without it, the files of a killed process stay",
+    "pthread_create": "the calling thread waits for the device itself",
+    "fdopendir": "cleaning up after dead processes is tried again by the next one",
+    "openat": "cleaning up after dead processes is tried again by the next one",
+    "fstat": "a file that cannot be looked at is left alone",
+    "fstatat": "a file that cannot be looked at is left alone",
+    "stat": "the directory is then made, which tells whether it can be used",
+    "mkdir": "the directory is there already",
+    "getcwd": "a relative path stays relative",
+}
+
+
+@functools.lru_cache(maxsize=64)
+def pattern(seed: int, size: int) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+def grew(before: Any, after: Any) -> bool:
+    return bool(set(after) - set(before) if isinstance(after, list) else after > before)
+
+
+@dataclass
+class Block:
+    """One allocation. `known`: its contents must be `data`, wherever they are now."""
+
+    address: int
+    size: int
+    tag: str
+    kind: int
+    device: int
+    data: bytes
+    known: bool = True
+
+
+@dataclass
+class Outcome:
+    """What one call did: the exception it raised, if any, and what is wrong."""
+
+    error: BaseException | None
+    problems: list[str]
+    fired: int
+    calls: list[Call]
+
+
+@dataclass
+class Step:
+    """The call under test. `verify` is told the states before, the exception or None, and the names of what failed; `retry`
+    is what a user does when the cause of a failure is gone."""
+
+    run: Callable[[], None]
+    verify: Callable[[dict[int, int], BaseException | None, set[str]], list[str]]
+    retry: Callable[[], None] | None = None
+    finish: Callable[[], None] | None = None
+    #: What the call may say beside the injected failure, because it is true: (call, code).
+    causes: set[tuple[str, int]] = field(default_factory=set)
+    #: Codes of the driver that the call waits out, or that make it wait until later.
+    waits_for: set[int] = field(default_factory=set)
+    #: Functions that may fail unnoticed in this scenario only.
+    tolerates: set[str] = field(default_factory=set)
+    #: A failure may leave something made: what is made once a process, or what somebody else freed meanwhile is gone.
+    keeps: bool = False
+
+
+@dataclass
+class World:
+    machine: Machine
+    directory: Path
+    tag_suffix: str = ""
+    blocks: dict[int, Block] = field(default_factory=dict)
+    seed: int = 0
+    directories: int = 0
+    taken: dict[int, int] = field(default_factory=dict)
+    backup_directory: Path = field(init=False)
+    holds_copies: bool = False
+
+    def __post_init__(self) -> None:
+        self.backup_directory = self.directory / "backups"
+
+    # ---- allocations ----
+
+    def allocate(self, size: int, kind: int, tag: str = "a", device: int = 0) -> Block:
+        depth = core.region_push(tag + self.tag_suffix, kind, True)
+        try:
+            address = core.allocate(size, device)
+        finally:
+            core.region_pop(depth)
+        return self.adopt(address, size, kind, tag + self.tag_suffix, device)
+
+    def adopt(self, address: int, size: int, kind: int, tag: str, device: int) -> Block:
+        """Takes an allocation into the books, and gives it contents."""
+        self.seed += 1
+        block = Block(address, size, tag, kind, device, pattern(self.seed, size))
+        ctypes.memmove(address, block.data, size)
+        self.blocks[address] = block
+        return block
+
+    def free(self, block: Block) -> None:
+        del self.blocks[block.address]
+        assert core.free(block.address) is True, "free did not know the allocation"
+
+    def states(self) -> dict[int, int]:
+        return {row[0]: row[5] for row in core.segments()}
+
+    def state(self, block: Block) -> int:
+        row = core.find(block.address)
+        return row[5] if row else -1
+
+    # ---- the calls ----
+
+    def _tags(self, tags: Iterable[str] | None) -> tuple[str, ...] | None:
+        return None if tags is None else tuple(tag + self.tag_suffix for tag in tags)
+
+    def pause(self, tags: Iterable[str] | None = None, interruptible: bool = False) -> None:
+        core.pause(self._tags(tags), None, interruptible)
+
+    def resume(
+        self, tags: Iterable[str] | None = None, interruptible: bool = False, timeout: float = 0.0, exclusive: bool = False
+    ) -> None:
+        core.resume(self._tags(tags), None, interruptible, timeout, exclusive)
+
+    def reclaim(self) -> None:
+        self.resume(())
+
+    # ---- what scenarios prepare ----
+
+    def cycle(self) -> None:
+        self.pause(None)
+        self.resume(None)
+
+    def rewrite(self) -> None:
+        """Other contents than those that an earlier pause saved."""
+        for block in self.blocks.values():
+            self.seed += 1
+            block.data, block.known = pattern(self.seed, block.size), True
+            ctypes.memmove(block.address, block.data, block.size)
+
+    def retain(self, on: bool) -> None:
+        core.set_retain_backup(on)
+
+    def margin(self, size: int) -> None:
+        core.set_memory_margin(size)
+
+    def refresh_peers(self) -> None:
+        core.refresh_peers()
+
+    def capture_begin(self, tag: str | None = None) -> None:
+        core.capture_begin(tag + self.tag_suffix if tag else None, NONE)
+
+    def capture_end(self) -> None:
+        core.capture_end()
+
+    def view(self, block: Block) -> Any:
+        return core.host_backup(block.address, block.size)
+
+    def use_device(self, device: int) -> None:
+        context = self.machine.retain(device)
+        if device == 0:
+            self.machine.push(context)
+
+    def fill_device(self, device: int) -> None:
+        size = DEVICE_MEMORY - self.machine.physical_bytes(device)
+        self.machine.take_memory(device, size)
+        self.taken[device] = self.taken.get(device, 0) + size
+
+    def hold(self, block: Block) -> Callable[[], None]:
+        """Keeps the device busy until what is returned is called."""
+        gate = self.machine.hold_device(block.address)
+        return lambda: self.machine.open_gate(gate)
+
+    def hold_copies(self) -> Callable[[], None]:
+        self.holds_copies = True
+        self.machine.set_bandwidth(1)
+        return lambda: self.machine.set_bandwidth(0)
+
+    def damage(self, block: Block) -> None:
+        """Lets the driver refuse to unmap this one."""
+        self.machine.refuse_once("cuMemUnmap")
+        with contextlib.suppress(TorchMemorySaverError):
+            self.pause((block.tag.removesuffix(self.tag_suffix),))
+        assert self.state(block) == DAMAGED, "the scenario could not damage an allocation"
+        block.known = block.kind != NONE
+
+    def free_refused(self, block: Block) -> None:
+        """A free whose memory the driver does not take back at once."""
+        self.machine.refuse_once("cuMemUnmap")
+        self.free(block)
+
+    def new_directory(self) -> Path:
+        """One that does not exist, and neither does that above it."""
+        self.directories += 1
+        return self.directory / f"above-{self.seed}-{self.directories}" / "backups"
+
+    def set_directory(self, directory: Path) -> None:
+        core.set_disk_directory(str(directory))
+        self.backup_directory = directory
+
+    def remove_directory(self, directory: Path, names: Iterable[str]) -> None:
+        for name in names:
+            (directory / name).unlink(missing_ok=True)
+
+    # ---- what must be true ----
+
+    def _note_discarded(self, after: dict[int, int]) -> None:
+        for block in self.blocks.values():
+            if block.kind == NONE and after.get(block.address) != ACTIVE:
+                block.known = False
+
+    @staticmethod
+    def unchanged(before: dict[int, int], after: dict[int, int], moved: set[int]) -> list[str]:
+        problems = []
+        for address in (set(before) & set(after)) - moved:
+            # A damaged one becomes whole when the driver takes back what it refused.
+            if after[address] != before[address] and (before[address], after[address]) != (DAMAGED, PAUSED):
+                problems.append(
+                    f"{address:#x} went from {STATE_NAMES[before[address]]} to {STATE_NAMES[after[address]]} by a call "
+                    "that did not concern it"
+                )
+        return problems
+
+    def verify_move(
+        self,
+        tags: tuple[str, ...] | None,
+        source: int,
+        target: int,
+        before: dict[int, int],
+        error: BaseException | None,
+        failed: set[str],
+    ) -> list[str]:
+        after = self.states()
+        chosen = {
+            address
+            for address, state in before.items()
+            if state in (source, DAMAGED) and (tags is None or self.blocks[address].tag in tags)
+        }
+        moved = {address for address in chosen if before[address] == source}
+        if source == PAUSED:  # a resume also takes what it finds whole again
+            moved |= {address for address in chosen if after.get(address) != DAMAGED}
+        problems = self.unchanged(before, after, chosen)
+        if set(after) != set(before):
+            return [*problems, "allocations came or went"]
+        states = {after[address] for address in moved}
+        shown = ", ".join(sorted(STATE_NAMES[state] for state in states)) or "nothing"
+        if error is None:
+            if states - {target}:
+                problems.append(f"the call succeeded and left {shown}")
+        elif DAMAGED in states:
+            if not failed & REFUSALS:
+                problems.append(f"DAMAGED without a refusal of the driver: {shown}")
+            if states - {DAMAGED, PAUSED}:
+                problems.append(f"beside DAMAGED there may only be PAUSED, not {shown}")
+        elif states - {source}:
+            problems.append(f"the call failed and left {shown}")
+        self._note_discarded(after)
+        return problems
+
+    def check_contents(self) -> list[str]:
+        """Every byte of every allocation, on the device or in its backup."""
+        problems = []
+        files = [path for path in self.directory.rglob("*.backup") if path.stat().st_size]
+        for block in self.blocks.values():
+            state = self.state(block)
+            if not block.known or state == DAMAGED:
+                continue
+            if state == ACTIVE:
+                if not self.machine.holds(block.address, block.data):
+                    problems.append(f"contents of {block.tag}/{block.address:#x} are wrong")
+            elif state != PAUSED:
+                problems.append(f"{block.tag}/{block.address:#x} is in state {state} after the call")
+            elif block.kind == DISK:
+                if not any(path.stat().st_size == block.size and path.read_bytes() == block.data for path in files):
+                    problems.append(f"no backup file holds the contents of {block.tag}/{block.address:#x}")
+            else:
+                view = core.host_backup(block.address, block.size)
+                if view is None or not self.machine.holds(view.address, block.data):
+                    problems.append(f"the backup of {block.tag}/{block.address:#x} is wrong or missing")
+        return problems
+
+    def check_books(self) -> list[str]:
+        """The counters against the states, and against what the simulated GPU holds."""
+        counters, rows = core.counters(), core.segments()
+        reserved = {state: sum(row[2] for row in rows if row[5] == state) for state in STATE_NAMES}
+        damaged = sum(row[5] == DAMAGED for row in rows)
+        problems = []
+        if {row[0] for row in rows} != set(self.blocks):
+            problems.append("the allocations listed are not those that their owner has")
+        if counters["allocations"] != len(rows) or counters["damaged"] != damaged:
+            problems.append(f"counted {counters['allocations']} allocations, {counters['damaged']} damaged: {rows}")
+        if counters["paused_bytes"] != reserved[PAUSED]:
+            problems.append(f"paused_bytes {counters['paused_bytes']}, really {reserved[PAUSED]}")
+        if not reserved[ACTIVE] <= counters["resident_bytes"] <= reserved[ACTIVE] + reserved[DAMAGED]:
+            problems.append(f"resident_bytes {counters['resident_bytes']}, really {reserved[ACTIVE]}")
+        physical = sum(self.machine.physical_bytes(device) for device in range(DEVICES))
+        waiting = any(counters[name] for name in ("quarantined_handles", *WAITING))
+        if not waiting and physical != counters["resident_bytes"]:
+            problems.append(f"{physical} bytes of physical memory, and resident_bytes is {counters['resident_bytes']}")
+        for tag in {block.tag for block in self.blocks.values()}:
+            paused = sum(row[5] != ACTIVE for row in rows if row[7] == tag)
+            if core.tag_info(tag)[0] != paused:
+                problems.append(f"tag_info says {core.tag_info(tag)[0]} of '{tag}' are paused, really {paused}")
+        return problems
+
+    @staticmethod
+    def check_error(step: Step, error: BaseException, faults: Iterable[Fault]) -> list[str]:
+        """The exception must name the call and the code."""
+        driver_call, result = getattr(error, "driver_call", ""), getattr(error, "driver_result", 0)
+        os_error = getattr(error, "os_error", 0)
+        if (driver_call, result) in step.causes:
+            return []
+        for fault in faults:
+            if isinstance(error, DeviceLockedError) and (fault.call.name, fault.code) == ("flock", errno.EWOULDBLOCK):
+                return []  # which is how the system says that another process holds it
+            if isinstance(error, TorchMemorySaverError):
+                code = result if fault.call.domain == DRIVER else os_error
+                if driver_call == fault.call.name and code == fault.code and driver_call in str(error):
+                    return []
+            elif isinstance(error, MemoryError) and fault.call.name in ("malloc", "calloc", "realloc", "strdup"):
+                return []  # Python's own, out of the glue
+        named = f"driver_call={driver_call!r}, driver_result={result}, os_error={os_error}"
+        return [f"the exception does not name the call and the code: {type(error).__name__}({named}): {error}"]
+
+    @staticmethod
+    def check_tolerated(step: Step, fault: Fault, log: str) -> list[str]:
+        """Whether a call may succeed in spite of this: some do silently, others say so in the log."""
+        if (
+            fault.call.name in TOLERATED
+            or fault.call.name in step.tolerates
+            or (fault.call.domain == DRIVER and fault.code in step.waits_for)
+        ):
+            return []
+        if fault.call.domain != DRIVER and fault.code in (errno.EINTR, errno.EOPNOTSUPP):
+            return []
+        return [] if fault.call.name in log else ["the call succeeded, and its failure was told nobody"]
+
+    # ---- running ----
+
+    def attempt(self, call: Callable[[], None], step: Step, faults: Sequence[Fault]) -> Outcome:
+        """One call with `faults` in force, and everything that must be true after it, when they are not any more."""
+        before, count = self.states(), self.machine.fired()
+        held = self.holdings()
+        self._note_discarded(before)
+        os.ftruncate(2, 0)
+        error: BaseException | None = None
+        self.machine.arm(faults)
+        self.machine.record()
+        try:
+            call()
+        except Exception as caught:
+            error = caught
+        calls = self.machine.recorded()
+        self.machine.disarm()
+        if self.holds_copies:
+            self.machine.drain()  # a copy must see that it was let go before the next hold
+        fired = self.machine.fired() - count
+        log = Path("/proc/self/fd/2").read_text()
+        # With one failure it was the first fault's: the second of a pair comes after it.
+        blamed = faults if fired > 1 else faults[:1] if fired else ()
+        problems = step.verify(before, error, {fault.call.name for fault in blamed})
+        problems += self.check_contents() + self.check_books()
+        if error is not None and not step.keeps:
+            problems += self.check_kept(held)
+        if error is None:
+            # Where everything fails from a call on, that call is the one that was certainly reached.
+            told = [fault for fault in blamed if fault is faults[0] or fault.times == 1]
+            # What waits because of the first is given back, and the allocation tried again.
+            if faults and faults[0].call.name in TOLERATED:
+                told = [fault for fault in told if (fault.call.name, fault.code) != ("cuMemCreate", OUT_OF_MEMORY)]
+            problems += [problem for fault in told for problem in self.check_tolerated(step, fault, log)]
+        elif blamed or step.causes:
+            problems += self.check_error(step, error, blamed)
+        else:
+            problems.append(f"failed without a cause: {type(error).__name__}: {error}")
+        return Outcome(error, problems, fired, calls)
+
+    def check_kept(self, before: dict[str, Any]) -> list[str]:
+        """A call that failed has kept nothing of what it made, except what it could not give back."""
+        after = self.holdings()
+        if any(
+            held[name] for held in (before, after) for name in after if name in WAITING or name.startswith("quarantined")
+        ):
+            return []
+        return [
+            f"the failed call kept {name}: {before[name]}, now {after[name]}"
+            for name in after
+            if grew(before[name], after[name])
+        ]
+
+    def complete(self) -> list[str]:
+        """With no cause of failure left: everything can be resumed, is right, and can be freed."""
+        problems = []
+        for device, size in self.taken.items():
+            self.machine.take_memory(device, -size)
+        self.taken.clear()
+        self.retain(False)
+        self.margin(0)
+        while core.counters()["visible_captures"]:
+            core.capture_end()
+        self.resume(None)
+        if set(self.states().values()) - {ACTIVE}:
+            problems.append("a resume of everything left something paused")
+        problems += self.check_contents()
+        for block in list(self.blocks.values()):
+            self.free(block)
+        self.reclaim()
+        if self.backup_directory != self.directory / "backups":
+            self.set_directory(self.directory / "backups")
+        return problems
+
+    def holdings(self) -> dict[str, Any]:
+        """Everything that could have leaked."""
+        held: dict[str, Any] = self.machine.holdings(DEVICES)
+        # Totals of what was done are not held.
+        held |= {name: value for name, value in core.counters().items() if not name.endswith("_total")}
+        held["files"] = sorted(os.path.relpath(path, self.directory) for path in self.directory.rglob("*") if path.is_file())
+        return held
