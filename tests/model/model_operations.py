@@ -1,0 +1,506 @@
+"""What can happen to managed memory, one operation a function: it chooses, acts on the core, and tells the model.
+
+Each returns False where there was nothing to choose from. OPERATIONS has all of them with how often the long runs do each.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from model_machine import GRANULARITY, MIB, write
+from model_world import (
+    ACTIVE,
+    BACKUPS,
+    DAMAGED,
+    DEVICES,
+    FAILURES,
+    MAX_ALLOCATIONS,
+    PAUSED,
+    TAGS,
+    Actor,
+    Allocation,
+    Level,
+    Tags,
+    View,
+    World,
+    describe_error,
+    used_tags,
+)
+
+from torch_memory_saver import _core, errors
+from torch_memory_saver import torch_memory_saver as saver
+
+UNUSED_TAG = "never allocated with"
+MOST_LEVELS = 5
+MOST_CAPTURES = 2
+MOST_VIEWS = 4
+Operation = Callable[[World, Any], bool]
+
+
+# Settings.
+
+
+def enter_region(world: World, choose: Any) -> bool:
+    actor = choose.pick(world.actors)
+    if len(actor.levels) >= MOST_LEVELS:
+        return False
+    level = Level(choose.pick(TAGS), choose.pick(BACKUPS), choose.integer(0, 5) > 0)
+    depth = actor.call(lambda: _core.region_push(level.tag, level.backup, level.managed))
+    actor.levels.append(level)
+    world.say(f"{actor.name}: region_push({level}) -> {depth}")
+    assert depth == len(actor.levels)
+    return True
+
+
+def leave_region(world: World, choose: Any) -> bool:
+    """Also several levels at once."""
+    actors = [actor for actor in world.actors if actor.levels]
+    if not actors:
+        return False
+    actor = choose.pick(actors)
+    depth = choose.integer(1, len(actor.levels))
+    world.say(f"{actor.name}: region_pop({depth})")
+    actor.call(lambda: _core.region_pop(depth))
+    del actor.levels[depth - 1 :]
+    return True
+
+
+def change_region(world: World, choose: Any) -> bool:
+    actor = choose.pick(world.actors)
+    level = Level(choose.pick(TAGS), choose.pick(BACKUPS), choose.integer(0, 5) > 0)
+    world.say(f"{actor.name}: region_set({level})")
+    actor.call(lambda: _core.region_set(level.tag, level.backup, level.managed))
+    if actor.levels:
+        actor.levels[-1] = level
+    else:
+        actor.bottom = level
+    return True
+
+
+def set_retain(world: World, choose: Any) -> bool:
+    world.retain = choose.integer(0, 1) == 1
+    world.say(f"retain_cpu_backup = {world.retain}")
+    saver.retain_cpu_backup = world.retain
+    return True
+
+
+def set_margin(world: World, choose: Any) -> bool:
+    world.margin = choose.pick((0, 0, 2 * MIB, 12 * MIB))
+    world.say(f"memory_margin_bytes = {world.margin}")
+    saver.memory_margin_bytes = world.margin
+    return True
+
+
+def set_directory(world: World, choose: Any) -> bool:
+    world.directory = choose.pick(world.directories)
+    world.say(f"set_disk_backup_dir({world.directory.name})")
+    _core.set_disk_directory(str(world.directory))
+    return True
+
+
+def take_memory(world: World, choose: Any) -> bool:
+    """Another process takes memory, or gives back some of what it took."""
+    device = choose.integer(0, DEVICES - 1)
+    free = world.free_bytes(device) // GRANULARITY
+    taken = world.machine.taken[device] // GRANULARITY - world.others[device]
+    size = choose.integer(-taken, free) * GRANULARITY
+    world.say(f"others take {size} bytes of device {device}")
+    world.machine.take(device, size)
+    return True
+
+
+# Memory.
+
+
+def allocate(world: World, choose: Any) -> bool:
+    if len(world.allocations) >= MAX_ALLOCATIONS:
+        return False
+    actor = choose.pick(world.actors)
+    device = choose.integer(0, DEVICES - 1)
+    size = choose_size(choose)
+    allocate_on(world, actor, size, device)
+    return True
+
+
+def choose_size(choose: Any) -> int:
+    kind = choose.integer(0, 7)
+    if kind == 0:
+        return int(choose.integer(1, 64))
+    if kind == 1:
+        return int(choose.integer(1, 7)) * GRANULARITY
+    if kind == 2:
+        return int(choose.integer(GRANULARITY - 2, GRANULARITY + 2))
+    if kind == 3:
+        return int(choose.integer(1, 8 * MIB))
+    return int(choose.integer(1, 64 << 10))
+
+
+def allocate_on(world: World, actor: Actor, size: int, device: int) -> Allocation | None:
+    level = world.settings(actor)
+    rounded = -(-size // GRANULARITY) * GRANULARITY
+    free = world.free_bytes(device)
+    fits = rounded <= free and (not world.margin or free - rounded >= world.margin)
+    refused_by_margin = bool(world.margin) and not fits
+    reclaims = not refused_by_margin and not fits and not world.captures
+    outcome = f"{actor.name}: allocate({size}, device {device}) with {level}"
+    try:
+        address = world.act(actor, lambda: _core.allocate(size, device))
+    except FAILURES as error:
+        world.say(f"{outcome} -> {describe_error(error)}")
+        if world.rule is None:
+            assert isinstance(error, errors.OutOfMemoryError), error
+            assert not fits
+        if reclaims:
+            reclaimed_perhaps(world)
+        return None
+    assert fits or world.rule or (reclaims and not (world.clean and not world.deferred)), "allocated more than there was"
+    if reclaims:
+        reclaimed_perhaps(world)
+    allocation = world.new_allocation(address, size, device, level)
+    world.say(f"{outcome} -> {allocation} at {address:#x}")
+    assert address % GRANULARITY == 0
+    return allocation
+
+
+def reclaimed_perhaps(world: World) -> None:
+    """An allocation that found no memory has tried again what the driver refused before."""
+    if world.rule or not world.clean:
+        world.observe_states({DAMAGED: (PAUSED,)})
+    if not world.captures and not _core.counters()["deferred_frees"]:
+        world.finish_deferred()
+
+
+def free(world: World, choose: Any) -> bool:
+    if not world.allocations:
+        return False
+    allocation = choose.pick(world.allocations)
+    actor = choose.pick(world.actors)
+    free_one(world, actor, allocation)
+    return True
+
+
+def free_one(world: World, actor: Actor, allocation: Allocation) -> None:
+    world.say(f"{actor.name}: free {allocation.described()}")
+    if allocation.state != PAUSED and world.captures:
+        world.deferred.append(allocation)
+    world.forget(allocation)
+    assert world.act(actor, lambda: _core.free(allocation.address))
+
+
+def free_wrongly(world: World, choose: Any) -> bool:
+    """Addresses that are not the start of an allocation: nothing happens."""
+    live = {allocation.address: allocation for allocation in world.allocations}
+    if live and choose.integer(0, 1):
+        allocation = choose.pick(world.allocations)
+        address = allocation.address + choose.integer(1, allocation.reserved - 1)
+        world.say(f"free({address:#x}), inside {allocation}")
+        try:
+            _core.free(address)
+        except errors.InvalidArgumentError:
+            return True
+        raise AssertionError("the free of an interior pointer was accepted")
+    addresses = [address for address in world.freed if not any(a <= address < a + x.reserved for a, x in live.items())]
+    address = choose.pick([*addresses, 0x1000])
+    world.say(f"free({address:#x}), not managed")
+    assert _core.free(address) is False
+    return True
+
+
+def write_bytes(world: World, choose: Any) -> bool:
+    active = world.with_state(ACTIVE)
+    if not active:
+        return False
+    allocation = choose.pick(active)
+    assert allocation.contents is not None
+    begin = choose.integer(0, allocation.size - 1)
+    begin = 0 if choose.integer(0, 2) == 0 else begin
+    size = min(allocation.size - begin, choose.pick((1, 4096, 1 << 20, allocation.size)))
+    offset = choose.integer(0, max(0, len(world.payload) - size))
+    data = world.payload[offset : offset + size]
+    world.say(f"write {len(data)} bytes at {begin} of {allocation}")
+    write(allocation.address + begin, data)
+    allocation.contents = allocation.contents[:begin] + data + allocation.contents[begin + len(data) :]
+    return True
+
+
+_ADDED = {value: bytes((byte + value) % 256 for byte in range(256)) for value in (1, 7, 255)}
+
+
+def run_kernel(world: World, choose: Any) -> bool:
+    """Work on the device that is not waited for: a pause or a free has to."""
+    active = world.with_state(ACTIVE)
+    if not active or world.captures:
+        return False
+    allocation = choose.pick(active)
+    value = choose.pick(tuple(_ADDED))
+    launch(world, allocation, value, 0)
+    if choose.integer(0, 2):
+        world.machine.synchronize(allocation.device)
+        return True
+    tags: Tags = None if choose.integer(0, 1) else (allocation.tag,)
+    pause_tags(world, choose.pick(world.actors), tags)
+    if allocation.state == ACTIVE:
+        world.machine.synchronize(allocation.device)
+    return True
+
+
+def launch(world: World, allocation: Allocation, value: int, gate: int) -> None:
+    assert allocation.contents is not None
+    world.say(f"kernel: add {value} to {allocation}, gate {gate}")
+    world.machine.add(allocation.device, allocation.address, allocation.size, value, gate=gate)
+    allocation.contents = allocation.contents.translate(_ADDED[value])
+
+
+# Pause and resume.
+
+
+def choose_tags(world: World, choose: Any) -> Tags:
+    kind = choose.integer(0, 9)
+    if kind == 0:
+        return (UNUSED_TAG, choose.pick(TAGS))
+    if kind < 4:
+        return None
+    if kind < 6:
+        return tuple(dict.fromkeys((choose.pick(TAGS), choose.pick(TAGS))))
+    return (choose.pick(TAGS),)
+
+
+def unknown_tags(tags: Tags) -> int:
+    return sum(tag not in used_tags for tag in tags or ())
+
+
+def pause(world: World, choose: Any) -> bool:
+    pause_tags(world, choose.pick(world.actors), choose_tags(world, choose))
+    return True
+
+
+def pause_tags(world: World, actor: Actor, tags: Tags) -> None:
+    selected = world.selected(tags, ACTIVE)
+    had = bool(world.allocations)
+    try:
+        report = world.act(actor, lambda: saver.pause(tags))
+    except errors.CaptureInProgressError:
+        world.say(f"{actor.name}: pause({tags}) -> a capture is in progress")
+        assert world.captures
+        assert had
+        return
+    except FAILURES as error:
+        world.say(f"{actor.name}: pause({tags}) -> {describe_error(error)}")
+        assert world.rule, error
+        after_failed_pause(world, selected)
+        return
+    world.say(f"{actor.name}: pause({tags}) -> {report}")
+    after_pause(world, tags, selected, report)
+
+
+def after_pause(world: World, tags: Tags, selected: list[Allocation], report: Any) -> None:
+    assert not (world.captures and world.allocations), "paused during a capture"
+    if world.rule is None:
+        world.repaired()
+    world.moved_to_paused(selected)
+    if world.rule is not None:
+        reclaimed(world)
+    copied = sum(allocation.size for allocation in selected if allocation.backup)
+    expected = (len(selected), sum(a.reserved for a in selected), copied, unknown_tags(tags))
+    assert (report.allocations, report.bytes, report.copied_bytes, report.unknown_tags) == expected, (report, expected)
+
+
+def after_failed_pause(world: World, selected: list[Allocation]) -> None:
+    """All that were selected stay, or all go, some of them perhaps DAMAGED."""
+    states = {row[0]: row[5] for row in _core.segments()}
+    now = {states[allocation.address] for allocation in selected}
+    if now - {ACTIVE}:
+        assert now <= {PAUSED, DAMAGED}, f"a failed pause left {now}"
+        assert DAMAGED in now, "a pause that paused everything has failed"
+        for allocation in selected:
+            world.moved_to_paused([allocation], states[allocation.address])
+    else:
+        for allocation in selected:
+            renewed_in_vain(world, allocation)
+    world.observe_states({DAMAGED: (PAUSED,)})
+
+
+def renewed_in_vain(world: World, allocation: Allocation) -> None:
+    """A retained backup that the failed pause had begun to write over is no backup any more."""
+    if allocation.copy is None or _core.host_backup(allocation.address, allocation.size) is not None:
+        return
+    allocation.copy = None
+    for view in world.views:
+        if view.owner is allocation:
+            view.contents = None
+
+
+def reclaimed(world: World) -> None:
+    """Before anything else every pause and resume tries again what waits."""
+    if world.captures:
+        return
+    if world.rule is not None:
+        world.observe_states({DAMAGED: (PAUSED, ACTIVE)})
+        return
+    world.repaired()
+
+
+def resume(world: World, choose: Any) -> bool:
+    actor = choose.pick(world.actors)
+    tags = choose_tags(world, choose)
+    optional: dict[str, Any] = {}
+    if choose.integer(0, 5) == 0:
+        optional["timeout"] = choose.pick((0, 0.002))
+    if choose.integer(0, 5) == 0 and "TMS_LOCK_DIR" in os.environ:
+        optional["exclusive"] = True
+    resume_tags(world, actor, tags, optional)
+    return True
+
+
+def resume_tags(world: World, actor: Actor, tags: Tags, optional: dict[str, Any]) -> None:
+    selected = world.selected(tags, PAUSED) + (world.selected(tags, DAMAGED) if not world.captures else [])
+    had = bool(world.allocations)
+    sure = world.clean and not world.rule and not world.deferred
+    lacks = world.lacks(selected)
+    call = f"{actor.name}: resume({tags}, {optional})"
+    try:
+        report = world.act(actor, lambda: saver.resume(tags, **optional))
+    except errors.CaptureInProgressError:
+        world.say(f"{call} -> a capture is in progress")
+        assert world.captures
+        assert had
+        return
+    except FAILURES as error:
+        world.say(f"{call} -> {describe_error(error)}")
+        if world.rule is not None:
+            world.observe_states({DAMAGED: (PAUSED,), PAUSED: (DAMAGED,)}, tags)
+            world.observe_states({DAMAGED: (PAUSED,)})
+            return
+        assert isinstance(error, errors.OutOfMemoryError), error
+        assert lacks, "there was memory enough"
+        assert "missing" in str(error)
+        world.repaired()
+        return
+    world.say(f"{call} -> {report}")
+    assert not (sure and lacks), "resumed more than there was memory"
+    after_resume(world, tags, selected, report)
+
+
+def after_resume(world: World, tags: Tags, selected: list[Allocation], report: Any) -> None:
+    assert not (world.captures and world.allocations), "resumed during a capture"
+    if world.rule is not None:
+        states = {row[0]: row[5] for row in _core.segments()}
+        # A damaged one that could not be made whole is not resumed.
+        selected = [a for a in selected if a.state == PAUSED or states[a.address] == ACTIVE]
+        assert all(states[a.address] == ACTIVE for a in selected), "resume left something paused"
+        world.moved_to_active(selected)
+        reclaimed(world)
+    else:
+        world.repaired()
+        world.moved_to_active(selected)
+    expected = (len(selected), sum(a.reserved for a in selected), unknown_tags(tags))
+    assert (report.allocations, report.bytes, report.unknown_tags) == expected, (report, expected)
+
+
+# Backups.
+
+
+def look_at_backup(world: World, choose: Any) -> bool:
+    """Holds on to a host backup, whatever becomes of its allocation."""
+    backed = [allocation for allocation in world.allocations if allocation.copy is not None and allocation.state != DAMAGED]
+    if not backed or len(world.views) >= MOST_VIEWS:
+        return False
+    allocation = choose.pick(backed)
+    buffer = _core.host_backup(allocation.address, allocation.size)
+    assert buffer is not None
+    world.say(f"hold the backup of {allocation}")
+    world.views.append(View(buffer, allocation, buffer.address, allocation.size, allocation.backup, allocation.copy))
+    return True
+
+
+def let_backup_go(world: World, choose: Any) -> bool:
+    if not world.views:
+        return False
+    world.say("let a backup go")
+    world.views.pop(choose.integer(0, len(world.views) - 1))
+    return True
+
+
+def spoil_file(world: World, choose: Any) -> bool:
+    """A byte of every backup file changes: a resume says so and changes nothing; with the byte back it succeeds."""
+    on_disk = [a for a in world.with_state(PAUSED) if a.backup == _core.BACKUP_DISK]
+    if not on_disk or world.captures or not world.clean:
+        return False
+    tags = (choose.pick(on_disk).tag,)
+    selected = world.selected(tags, PAUSED)
+    if world.lacks(selected):
+        return False
+    world.say(f"spoil the files, resume({tags})")
+    flip_a_byte(world)
+    try:
+        saver.resume(tags)
+    except errors.BackupIOError:
+        pass
+    else:
+        raise AssertionError("a changed backup file was taken for the contents")
+    flip_a_byte(world)
+    return True
+
+
+def flip_a_byte(world: World) -> None:
+    for path in world.files():
+        with path.open("r+b") as file:
+            byte = file.read(1)
+            file.seek(0)
+            file.write(bytes([byte[0] ^ 0x10]))
+
+
+# Captures.
+
+
+def begin_capture(world: World, choose: Any) -> bool:
+    if len(world.captures) >= MOST_CAPTURES:
+        return False
+    level = Level(choose.pick(TAGS), choose.pick(BACKUPS), True) if choose.integer(0, 1) else None
+    world.say(f"capture_begin({level})")
+    _core.capture_begin(level.tag if level else None, level.backup if level else 0)
+    world.captures.append(level)
+    return True
+
+
+def end_capture(world: World, choose: Any) -> bool:
+    if not world.captures:
+        return False
+    world.say("capture_end()")
+    world.act(world.actors[0], _core.capture_end)
+    world.captures.pop()
+    if world.captures:
+        return True
+    if world.rule is None:
+        world.repaired()
+        return True
+    world.observe_states({DAMAGED: (PAUSED,)})
+    if not _core.counters()["deferred_frees"]:
+        world.finish_deferred()
+    return True
+
+
+#: Each with how often the long runs do it.
+OPERATIONS: dict[Operation, int] = {
+    enter_region: 10,
+    leave_region: 6,
+    change_region: 3,
+    set_retain: 3,
+    set_margin: 2,
+    set_directory: 2,
+    take_memory: 4,
+    allocate: 22,
+    free: 14,
+    free_wrongly: 3,
+    write_bytes: 20,
+    run_kernel: 5,
+    pause: 18,
+    resume: 22,
+    look_at_backup: 4,
+    let_backup_go: 3,
+    spoil_file: 1,
+    begin_capture: 2,
+    end_capture: 8,
+}

@@ -1,0 +1,509 @@
+"""Random operations on tensors in regions against a plain Python model, through PyTorch's CUDA build on the simulated GPU.
+
+The machine of tests/model, one layer up: what the pools of PyTorch do with regions, pauses and each other. test_model.py
+lets hypothesis choose; as a program it runs for a long time (`make torch-soak`):
+
+    python -m torch_memory_saver simulate -- python tests/torch/model_torch.py --seconds 600
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import random
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import torch_memory_saver
+from torch_memory_saver import _core, errors
+from torch_memory_saver import torch_memory_saver as saver
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "model"))
+
+from model_choice import RandomChoice
+from model_machine import OPERATING_SYSTEM, OUT_OF_MEMORY, Machine, first_difference, holds
+from model_world import poison
+
+TAGS = ("weights", "kv_cache", "cuda_graph")
+#: region()'s arguments, by a name.
+BACKUPS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "pinned": {"enable_cpu_backup": True},
+    "mmap": {"enable_cpu_backup": True, "cpu_backup_backend": "mmap"},
+    "disk": {"enable_disk_backup": True},
+}
+SIZES = (1, 1000, 1 << 16, 1 << 20, 2 << 20, 3 << 20, 12 << 20)
+MOST_TENSORS = 12
+MOST_LEVELS = 4
+
+
+@dataclass(eq=False)
+class Managed:
+    """A tensor. `tag` None: an ordinary one."""
+
+    name: int
+    tensor: torch.Tensor
+    tag: str | None
+    backup: str
+    contents: bytes | None
+    active: bool = True
+    copy: bytes | None = None  # what get_cpu_backup gives
+    inherits: bool = True  # until its first pause: a retained backup of its segment is from before it was made
+
+    def __repr__(self) -> str:
+        return (
+            f"#{self.name} ({self.tag}, {self.backup}, {self.tensor.numel()} bytes, {'active' if self.active else 'paused'})"
+        )
+
+
+class TorchWorld:
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.tensors: list[Managed] = []
+        self.levels: list[tuple[Any, str | None, str]] = []
+        self.steps: deque[str] = deque(maxlen=400)
+        self.retain = False
+        self.rule: tuple[str, int, int, int] | None = None
+        self._names = 0
+        saver.retain_cpu_backup = False
+
+    def say(self, step: str) -> None:
+        self.steps.append(step)
+
+    def act(self, function: Callable[[], Any]) -> Any:
+        """Does it while the call of the rule fails, if there is one."""
+        if self.rule is None:
+            return function()
+        self.machine.fail(*self.rule)
+        try:
+            return function()
+        finally:
+            self.machine.fail(self.rule[0], 0, 0, 0)
+
+    def add(self, tensor: torch.Tensor, tag: str | None, backup: str, contents: bytes | None) -> Managed:
+        self._names += 1
+        managed = Managed(self._names, tensor, tag, backup, contents)
+        self.tensors.append(managed)
+        return managed
+
+    def selected(self, tags: tuple[str, ...] | None, active: bool) -> list[Managed]:
+        return [
+            each
+            for each in self.tensors
+            if each.tag is not None and (tags is None or each.tag in tags) and each.active == active
+        ]
+
+    def paused(self, each: Managed) -> None:
+        each.active = each.inherits = False
+        if each.backup in ("pinned", "mmap"):
+            each.copy = each.contents
+        elif each.backup == "none":
+            each.contents = None
+
+    def resumed(self, each: Managed) -> None:
+        each.active = True
+        if each.contents is None:
+            each.contents = poison(each.tensor.numel())
+        if not self.retain:
+            each.copy = None
+
+    def observe(self) -> None:
+        """After a failure: each is paused or it is not, with all that this means."""
+        for each in self.tensors:
+            row = _core.find(each.tensor.data_ptr())
+            if each.tag is None or row is None:
+                continue
+            if each.active and row[5] != _core.STATE_ACTIVE:
+                self.paused(each)
+            elif not each.active and row[5] == _core.STATE_ACTIVE:
+                self.resumed(each)
+            elif each.active and each.copy is not None and saver.get_cpu_backup(each.tensor) is None:
+                each.copy = None  # the failed pause had begun to renew it
+
+    def check(self) -> None:
+        torch.cuda.synchronize()
+        for each in self.tensors:
+            self.check_one(each)
+
+    def check_one(self, each: Managed) -> None:
+        address = each.tensor.data_ptr()
+        row = _core.find(address)
+        if each.tag is None:
+            assert row is None, f"{each} is managed: {row}"
+        else:
+            assert row is not None, f"{each} is not managed"
+            assert (row[5], row[7]) == (_core.STATE_ACTIVE if each.active else _core.STATE_PAUSED, each.tag), (
+                f"{each}: {row}"
+            )
+            backup = None if each.inherits else saver.get_cpu_backup(each.tensor)
+            assert (backup is None) == (each.copy is None), f"{each}: {'no' if backup is None else 'a'} backup"
+            if backup is not None and each.copy is not None:
+                assert backup.numpy().tobytes() == each.copy, f"the backup of {each} is wrong"
+        if each.active and each.contents is not None:
+            assert holds(address, each.contents), f"{each}: {first_difference(address, each.contents)}"
+
+    def abandon(self) -> None:
+        """Whatever happened, back to the start."""
+        while self.levels:
+            self.levels.pop()[0].__exit__(None, None, None)
+        self.tensors.clear()
+        gc.collect()
+        saver.resume()
+        saver.retain_cpu_backup = False
+        torch.cuda.synchronize()
+        torch_memory_saver.empty_cache()
+        torch.cuda.empty_cache()
+        _core.resume((), None)
+
+    def end(self) -> None:
+        """Everything goes. Nothing managed is left."""
+        self.abandon()
+        counters = _core.counters()
+        left = {
+            name: counters[name]
+            for name in ("allocations", "resident_bytes", "paused_bytes", "host_backup_bytes", "damaged")
+        }
+        left |= {name: value for name, value in counters.items() if name.startswith("quarantined")}
+        assert not any(left.values()), f"left at the end: {left}"
+
+
+def payload(choose: Any, size: int) -> bytes:
+    seed = choose.integer(0, 255)
+    return bytes((seed + index * 5) % 256 for index in range(256)) * (size // 256 + 1)
+
+
+# Regions.
+
+
+def enter_region(world: TorchWorld, choose: Any) -> bool:
+    if len(world.levels) >= MOST_LEVELS:
+        return False
+    tag, backup = choose.pick(TAGS), choose.pick(list(BACKUPS))
+    manager = saver.region(tag=tag, **BACKUPS[backup])
+    world.say(f"region({tag}, {backup})")
+    manager.__enter__()
+    world.levels.append((manager, tag, backup))
+    return True
+
+
+def enter_disable(world: TorchWorld, choose: Any) -> bool:
+    if not world.levels or len(world.levels) >= MOST_LEVELS:
+        return False
+    world.say("disable()")
+    manager = saver.disable()
+    manager.__enter__()
+    world.levels.append((manager, None, "none"))
+    return True
+
+
+def leave(world: TorchWorld, choose: Any) -> bool:
+    """The innermost; sometimes an outer one first, which takes those inside it along."""
+    if not world.levels:
+        return False
+    index = len(world.levels) - 1 if choose.integer(0, 5) else choose.integer(0, len(world.levels) - 1)
+    world.say(f"leave level {index + 1} of {len(world.levels)}")
+    for manager, _, _ in [world.levels[index], *world.levels[index + 1 :]]:
+        manager.__exit__(None, None, None)
+    del world.levels[index:]
+    return True
+
+
+# Tensors.
+
+
+def make(world: TorchWorld, choose: Any) -> bool:
+    if len(world.tensors) >= MOST_TENSORS:
+        return False
+    _, tag, backup = world.levels[-1] if world.levels else (None, None, "none")
+    size = choose.pick(SIZES)
+    data = payload(choose, size)[:size]
+    host = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    try:
+        tensor = world.act(lambda: torch.empty(size, dtype=torch.uint8, device="cuda"))
+    except RuntimeError as error:
+        world.say(f"make {size} bytes -> {type(error).__name__}")
+        assert world.rule is not None, error
+        return True
+    tensor.copy_(host)
+    world.say(f"make {world.add(tensor, tag, backup, data)}")
+    return True
+
+
+def make_on_another_thread(world: TorchWorld, choose: Any) -> bool:
+    """In a region of that thread, which says nothing about this one's."""
+    if len(world.tensors) >= MOST_TENSORS:
+        return False
+    tag, backup, size = choose.pick(TAGS), choose.pick(list(BACKUPS)), choose.pick(SIZES)
+    data = payload(choose, size)[:size]
+    made: list[torch.Tensor] = []
+
+    def work() -> None:
+        with saver.region(tag=tag, **BACKUPS[backup]):
+            made.append(torch.frombuffer(bytearray(data), dtype=torch.uint8).to("cuda"))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    world.say(f"another thread: make {world.add(made.pop(), tag, backup, data)}")
+    return True
+
+
+def write(world: TorchWorld, choose: Any) -> bool:
+    active = [each for each in world.tensors if each.active]
+    if not active:
+        return False
+    each = choose.pick(active)
+    size = each.tensor.numel()
+    if choose.integer(0, 1):
+        value = choose.integer(0, 255)
+        world.say(f"fill {each} with {value}")
+        each.tensor.fill_(value)
+        each.contents = bytes([value]) * size
+    else:
+        world.say(f"copy to {each}")
+        each.contents = payload(choose, size)[:size]
+        each.tensor.copy_(torch.frombuffer(bytearray(each.contents), dtype=torch.uint8))
+    return True
+
+
+def drop(world: TorchWorld, choose: Any) -> bool:
+    if not world.tensors:
+        return False
+    each = world.tensors.pop(choose.integer(0, len(world.tensors) - 1))
+    world.say(f"drop {each}")
+    return True
+
+
+def empty_cache(world: TorchWorld, choose: Any) -> bool:
+    world.say("empty_cache()")
+    world.act(torch_memory_saver.empty_cache)
+    return True
+
+
+def empty_torch_cache(world: TorchWorld, choose: Any) -> bool:
+    """PyTorch's own, also while tags are paused."""
+    world.say("torch.cuda.empty_cache()")
+    torch.cuda.empty_cache()
+    return True
+
+
+# Pause and resume.
+
+
+def choose_tags(choose: Any) -> tuple[str, ...] | None:
+    kind = choose.integer(0, 3)
+    return None if kind == 0 else (choose.pick(TAGS),) if kind < 3 else tuple({choose.pick(TAGS), choose.pick(TAGS)})
+
+
+def pause(world: TorchWorld, choose: Any) -> bool:
+    tags = choose_tags(choose)
+    selected = world.selected(tags, True)
+    try:
+        report = world.act(lambda: saver.pause(tags))
+    except errors.TorchMemorySaverError as error:
+        world.say(f"pause({tags}) -> {error}")
+        assert world.rule is not None, error
+        world.observe()
+        return True
+    world.say(f"pause({tags}) -> {report}")
+    assert bool(report.allocations) >= bool(selected)
+    for each in selected:
+        world.paused(each)
+    return True
+
+
+def resume(world: TorchWorld, choose: Any) -> bool:
+    tags = choose_tags(choose)
+    selected = world.selected(tags, False)
+    try:
+        report = world.act(lambda: saver.resume(tags))
+    except errors.TorchMemorySaverError as error:
+        world.say(f"resume({tags}) -> {error}")
+        assert world.rule is not None, error
+        world.observe()
+        return True
+    world.say(f"resume({tags}) -> {report}")
+    for each in selected:
+        world.resumed(each)
+    if world.rule is not None:
+        world.observe()
+    return True
+
+
+def set_retain(world: TorchWorld, choose: Any) -> bool:
+    world.retain = choose.integer(0, 1) == 1
+    world.say(f"retain_cpu_backup = {world.retain}")
+    saver.retain_cpu_backup = world.retain
+    return True
+
+
+def pause_of_an_inhabited_tag(world: TorchWorld, choose: Any) -> bool:
+    """While another thread is inside a region of the tag the pause is refused, and nothing changes."""
+    tag = choose.pick(TAGS)
+    inside, done = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with saver.region(tag=tag):
+            inside.set()
+            done.wait()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    inside.wait()
+    world.say(f"pause({tag}), in which another thread is")
+    try:
+        saver.pause(tag)
+    except errors.InvalidStateError:
+        return True
+    finally:
+        done.set()
+        thread.join()
+    raise AssertionError("paused what another thread allocates in")
+
+
+def pause_held(world: TorchWorld, choose: Any) -> bool:
+    """Another thread's pause waits for the device; meanwhile tensors of its tag are dropped, and this thread allocates."""
+    candidates = [each for each in world.tensors if each.tag is not None and each.active]
+    taken = {tag for _, tag, _ in world.levels}
+    candidates = [each for each in candidates if each.tag not in taken]
+    if not candidates or len(world.tensors) >= MOST_TENSORS:
+        return False
+    victim = choose.pick(candidates)
+    selected = world.selected((str(victim.tag),), True)
+    gate = world.machine.new_gate()
+    torch.cuda.synchronize()
+    # Else the pause would begin with that, and wait for the device with the mutex of PyTorch's allocator held.
+    torch_memory_saver.empty_cache()
+    world.machine.add(0, victim.tensor.data_ptr(), victim.tensor.numel(), 1, gate=gate)
+    assert victim.contents is not None
+    victim.contents = bytes((byte + 1) % 256 for byte in victim.contents)
+    reports: list[Any] = []
+    thread = threading.Thread(target=lambda: reports.append(saver.pause(victim.tag)))
+    world.say(f"another thread: pause({victim.tag}), held")
+    thread.start()
+    tensor = None
+    other = choose.pick([tag for tag in TAGS if tag != victim.tag])
+    size, dropped = choose.pick(SIZES), choose.integer(0, 1)
+    try:
+        world.machine.wait_until_synchronizing()
+        if _core.find(victim.tensor.data_ptr())[5] == _core.STATE_PAUSING:
+            with saver.region(tag=other, enable_cpu_backup=True):
+                tensor = torch.empty(size, dtype=torch.uint8, device="cuda")
+        if tensor is not None and dropped:
+            world.tensors.remove(victim)
+            selected.remove(victim)
+            world.say(f"drop {victim}, which is being paused")
+            del victim
+    finally:
+        world.machine.open(gate)
+        thread.join()
+    world.say(f"another thread: -> {reports}")
+    assert reports, "the pause failed"
+    for each in selected:
+        world.paused(each)
+    if tensor is None:
+        return True
+    data = payload(choose, size)[:size]
+    tensor.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    world.say(f"made meanwhile: {world.add(tensor, other, 'pinned', data)}")
+    return True
+
+
+#: Calls that PyTorch itself does not make.
+CALLS = ("cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease", "cuMemAddressReserve", "cuMemHostAlloc")
+COPIES = (
+    "cuMemcpyDtoHAsync",
+    "cuMemcpyHtoDAsync",
+    "cuStreamCreate",
+    "cuCtxSynchronize",
+    "cuMemAddressFree",
+    "cuMemFreeHost",
+)
+
+
+def fault(world: TorchWorld, choose: Any) -> bool:
+    call = choose.pick((*CALLS, *COPIES))
+    rule = (call, choose.integer(0, 3), choose.pick((1, 2, 1000)), choose.pick((OUT_OF_MEMORY, OPERATING_SYSTEM)))
+    operation = choose.pick((pause, pause, resume, resume, make, empty_cache))
+    world.say(f"fault: {rule}")
+    world.rule = rule
+    try:
+        done: bool = operation(world, choose)
+    finally:
+        world.rule = None
+    _core.resume((), None)  # what is damaged is paused again
+    world.observe()
+    return done
+
+
+Operation = Callable[[TorchWorld, Any], bool]
+OPERATIONS: dict[Operation, int] = {
+    enter_region: 10,
+    enter_disable: 3,
+    leave: 9,
+    make: 22,
+    make_on_another_thread: 5,
+    write: 14,
+    drop: 14,
+    empty_cache: 3,
+    empty_torch_cache: 3,
+    pause: 14,
+    resume: 16,
+    set_retain: 2,
+    pause_of_an_inhabited_tag: 1,
+    pause_held: 3,
+    fault: 12,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="random operations on tensors in regions, for a long time")
+    parser.add_argument("--seconds", type=float, default=3600)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--episode", type=int, default=500, help="operations an episode (500)")
+    parser.add_argument("--check-every", type=int, default=4, help="operations between two comparisons (4)")
+    arguments = parser.parse_args()
+    seed = random.SystemRandom().randrange(1 << 32) if arguments.seed is None else arguments.seed
+    logging.disable(logging.CRITICAL)
+    torch.zeros(1, device="cuda")
+    machine, began, operations, episodes = Machine(), time.monotonic(), 0, 0
+    names, weights = list(OPERATIONS), list(OPERATIONS.values())
+    print(f"seed {seed}, hook mode {saver.hook_mode}", flush=True)
+    while episodes == 0 or time.monotonic() - began < arguments.seconds:
+        world, choose = TorchWorld(machine), RandomChoice(seed + episodes)
+        try:
+            for number in range(arguments.episode):
+                operations += choose.weighted(names, weights)(world, choose)
+                if number % arguments.check_every == 0:
+                    world.check()
+            world.check()
+            world.end()
+        except Exception:
+            traceback.print_exc()
+            print("the last steps:", *world.steps, sep="\n  ")
+            print(
+                f"FAILED with seed {seed + episodes}; again: --seed {seed + episodes} --seconds 0 --check-every 1",
+                flush=True,
+            )
+            return 1
+        episodes += 1
+    elapsed = time.monotonic() - began
+    print(
+        f"{operations} operations in {episodes} episodes and {elapsed:.0f} seconds ({operations / elapsed:.0f} a second), "
+        f"{machine.fired()} injected failures; no byte wrong"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

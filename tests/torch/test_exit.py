@@ -1,0 +1,86 @@
+"""How programs with tensors end: silently and with their own status, in both hook modes (that in which these tests run)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).parent / "programs" / "exit_state.py"
+TIMEOUT_S = 300
+
+STATES = [
+    "active",
+    "paused",
+    "inside_region",
+    "inside_paused_region",
+    "inside_disable",
+    "thread_in_region",
+    "pause_on_another_thread",
+    "graph",
+    "forked",
+]
+#: The status of each, and the last line of stderr.
+ENDINGS = {
+    "fall_off": (0, ""),
+    "exit_3": (3, ""),
+    "exit_text": (1, "the program's own words"),
+    "exception": (1, "KeyError: 'missing'"),
+    "_exit": (4, ""),
+}
+
+
+def run(state: str, ending: str, directory: Path) -> tuple[int, str, str]:
+    done = subprocess.run(
+        # A process with several threads that forks is warned by Python 3.12 and later, whoever's threads they are.
+        [sys.executable, "-W", "ignore::DeprecationWarning", str(PROGRAM), state, ending],
+        env=os.environ | {"TMS_DISK_BACKUP_DIR": str(directory)},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def words_of_torch(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What PyTorch itself says in a process that uses the simulated GPU and ends."""
+    status, stdout, stderr = run("control", "fall_off", tmp_path_factory.mktemp("control"))
+    assert (status, stdout) == (0, "")
+    return stderr
+
+
+def check(state: str, ending: str, words_of_torch: str, directory: Path) -> None:
+    status, stdout, stderr = run(state, ending, directory)
+    expected_status, last_line = ENDINGS[ending]
+    assert (status, stdout) == (expected_status, ""), stderr
+    said = stderr.removeprefix(words_of_torch)
+    if ending == "exception":
+        assert said.startswith("Traceback"), stderr
+        assert said.count("Traceback") == 1, stderr
+        assert said.splitlines()[-1] == last_line, stderr
+        assert "torch_memory_saver[" not in said, stderr
+    else:
+        assert said.strip() == last_line, stderr
+    if ending != "_exit":
+        assert not directory.exists() or not list(directory.iterdir())
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_program_ends_silently_and_with_its_own_status(state: str, words_of_torch: str, tmp_path: Path) -> None:
+    """An ending for each state, so that every one comes up twice or so: importing PyTorch takes its time."""
+    endings = list(ENDINGS)
+    check(state, endings[STATES.index(state) % len(endings)], words_of_torch, tmp_path / "backups")
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_every_ending_with_paused_tensors(ending: str, words_of_torch: str, tmp_path: Path) -> None:
+    check("paused", ending, words_of_torch, tmp_path / "backups")
+
+
+@pytest.mark.parametrize("state", ["inside_paused_region", "pause_on_another_thread", "thread_in_region"])
+def test_an_exception_in_a_state_that_is_hard_to_end(state: str, words_of_torch: str, tmp_path: Path) -> None:
+    check(state, "exception", words_of_torch, tmp_path / "backups")
