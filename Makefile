@@ -33,6 +33,10 @@ build: ## the three libraries, built in the source tree
 test: build ## the Python tests on the simulated GPU, with the package of the source tree
 	$(IN_TREE) -m pytest $(PYTEST_ARGUMENTS)
 
+.PHONY: faults
+faults: build ## every call of the driver and the C library fails, in every way that is known, on the simulated GPU
+	$(IN_TREE) -m pytest -m faults tests/faults $(PYTEST_ARGUMENTS)
+
 SIMULATE = $(IN_TREE) -m torch_memory_saver simulate --devices 2 --memory 8GiB
 # Side by side, because one leaves half of two cores idle; what each prints is shown when it has ended.
 .PHONY: torch-test torch-test-torch torch-test-preload
@@ -42,6 +46,17 @@ torch-test-torch:
 	$(SIMULATE) -- python -m pytest --gpu tests/torch tests/gpu $(PYTEST_ARGUMENTS)
 torch-test-preload:
 	$(SIMULATE) --preload -- python -m pytest --gpu tests/torch tests/gpu $(PYTEST_ARGUMENTS)
+
+SOAK_SECONDS ?= 3600
+SOAK_ARGUMENTS ?=
+.PHONY: soak
+soak: build ## random operations against a model, every byte compared, for SOAK_SECONDS (3600); SOAK_ARGUMENTS="--seed N"
+	$(IN_TREE) tests/model/soak.py --seconds $(SOAK_SECONDS) $(SOAK_ARGUMENTS)
+
+.PHONY: torch-soak
+torch-soak: build ## the same with tensors, through PyTorch on the simulated GPU: SOAK_SECONDS in each hook mode
+	$(SIMULATE) -- python tests/torch/model_torch.py --seconds $(SOAK_SECONDS) $(SOAK_ARGUMENTS)
+	$(SIMULATE) --preload -- python tests/torch/model_torch.py --seconds $(SOAK_SECONDS) $(SOAK_ARGUMENTS)
 
 .PHONY: torch-matrix
 torch-matrix: ## the same with several releases of PyTorch, each in an environment of its own that is removed
@@ -61,7 +76,7 @@ bench: build ## what pause and resume cost beside the bare driver calls, on a re
 	$(IN_TREE) benchmarks/pause_resume.py
 
 # ---- C unit tests. Each tests/c/test_*.c is a program, linked with the core and the other files of tests/c. One build a
-# variant: plain, asan (with UBSan), tsan.
+# variant: plain, asan (with UBSan), tsan, coverage.
 
 VARIANT ?= plain
 C_TESTS ?= $(wildcard tests/c/test_*.c)
@@ -69,6 +84,7 @@ C_BUILD := build/c/$(VARIANT)
 C_FLAGS_plain := -O1
 C_FLAGS_asan := -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 C_FLAGS_tsan := -O1 -fno-omit-frame-pointer -fsanitize=thread
+C_FLAGS_coverage := -O0 --coverage -fprofile-update=atomic
 C_FLAGS = -std=c11 -D_GNU_SOURCE -g -pthread -fPIC -fvisibility=hidden -Wall -Wextra -Werror $(C_FLAGS_$(VARIANT)) \
 	-Icsrc -isystem $(CUDA_INCLUDE) -MMD -MP
 C_LIBRARIES := -lcmocka -ldl -lrt
@@ -102,19 +118,126 @@ ctest: ctest-build ## the C unit tests (C_TESTS=tests/c/test_x.c for one)
 	if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi; \
 	echo "$(words $(C_PROGRAMS)) C test programs passed ($(VARIANT))"
 
+# ---- The package with libraries of a variant, in $(SITE). They are linked from the objects of the C tests.
+
+SITE := $(C_BUILD)/site
+SITE_CORE := $(SITE)/torch_memory_saver/_core.abi3.so
+SITE_PRELOAD := $(SITE)/torch_memory_saver_hook_mode_preload.abi3.so
+SITE_SIMULATOR := $(SITE)/torch_memory_saver/_simulated_cuda.so
+C_GLUE := $(patsubst %.c,$(C_BUILD)/%.o,$(wildcard csrc/python/*.c))
+C_PRELOAD := $(patsubst %.c,$(C_BUILD)/%.o,$(wildcard csrc/preload/*.c))
+LINK_SHARED = mkdir -p $(@D) && echo "  LD $@" && $(CC) $(C_FLAGS_$(VARIANT)) -shared -pthread -Wl,-Bsymbolic-functions -Wl,-z,nodelete \
+	$(addprefix -Wl$(COMMA)--version-script=,$(filter %.map,$^)) $(filter %.o,$^) -ldl -lrt -o $@
+COMMA := ,
+
+$(C_GLUE): C_FLAGS += -DPy_LIMITED_API=0x030A0000 -isystem $(PYTHON_INCLUDE)
+$(SITE_CORE): $(C_CORE) $(C_GLUE) csrc/python/exports.map
+	@$(LINK_SHARED)
+$(SITE_PRELOAD): $(C_CORE) $(C_PRELOAD) csrc/preload/exports.map
+	@$(LINK_SHARED)
+$(SITE_SIMULATOR): $(C_SIMULATOR) csrc/simulator/exports.map
+	@$(LINK_SHARED)
+
+.PHONY: site
+site: $(SITE_CORE) $(SITE_PRELOAD) $(SITE_SIMULATOR)
+	@cd $(PACKAGE_ROOT) && find torch_memory_saver \( -name '*.py' -o -name '*.pyi' -o -name py.typed \) -exec cp --parents -t $(abspath $(SITE)) {} +
+
+# Tests of what is in the libraries that setup.py builds: names that begin so.
+OF_SETUP := --ignore=tests/preload/test_exports.py --deselect=tests/python/test_simulate_elf.py::test_the_simulated_gpu \
+	$(addprefix --deselect=tests/python/test_build.py::test_,libraries_ core_exports preload_library_exports simulator_exports \
+	source_distribution)
+
+# ---- Sanitizers.
+
+.PHONY: sanitize sanitize-c sanitize-python sanitize-threads
+sanitize: sanitize-c sanitize-python sanitize-threads ## the C and the Python tests with ASan and UBSan, those with threads with TSan
+
+# What their processes report that a test does not look at lies in these files and fails the run. Faults are for the tests:
+# some expect them. strict_string_checks: a text that is not terminated is a mistake wherever its end is not looked for.
+SANITIZER_REPORTS := $(abspath build/c/asan/reports)
+ASAN_SETTINGS := abort_on_error=1:handle_segv=0:handle_sigbus=0:detect_stack_use_after_return=1:strict_string_checks=1
+UBSAN_SETTINGS := halt_on_error=1:abort_on_error=1:print_stacktrace=1
+
+sanitize-c: ## the C tests and the corpus of the fuzz targets, with ASan and UBSan
+	ASAN_OPTIONS=$(ASAN_SETTINGS):detect_leaks=1 UBSAN_OPTIONS=$(UBSAN_SETTINGS) $(MAKE) ctest fuzz-corpus VARIANT=asan
+
 # Ordered by another process, which TSan does not see.
 TSAN_BLIND := tests/c/test_simulator_ipc.c
-.PHONY: sanitize
-sanitize: ## the C unit tests with ASan and UBSan, and those with threads with TSan
-	ASAN_OPTIONS=detect_leaks=1 $(MAKE) ctest VARIANT=asan
+sanitize-threads: ## the C tests with threads, with TSan
 	TSAN_OPTIONS=halt_on_error=1 $(MAKE) ctest VARIANT=tsan C_TESTS="$$(grep -l pthread_create $(filter-out $(TSAN_BLIND),$(wildcard tests/c/test_*.c)) | xargs)"
+
+# Python itself is not instrumented: leaks are looked for in the C tests. The compiled programs of tests/preload have the
+# runtime by CFLAGS, with the preload library before it (verify_asan_link_order). Left out is what is about the libraries that
+# setup.py builds, what starts programs that have no runtime or a malloc of their own, and PyTorch.
+SANITIZED_PYTHON := $(abspath build/c/asan/python)
+SANITIZED_TESTS ?= tests/python tests/preload
+NOT_SANITIZED := $(OF_SETUP) $(addprefix --ignore=tests/,python/test_torch_cpu.py preload/test_harmless.py) \
+	$(addprefix --deselect=tests/preload/test_process.py::,test_beside_another_preloaded_library \
+	test_allocations_inside_an_allocation_are_not_the_programs)
+sanitize-python: ## the Python tests on the simulated GPU, with ASan and UBSan in the three libraries
+	$(MAKE) site VARIANT=asan
+	$(PYTHON) tests/sanitize/make_python.py $(SANITIZED_PYTHON) "$$($(CC) -print-file-name=libasan.so)" $(CC)
+	@rm -rf $(SANITIZER_REPORTS) && mkdir -p $(SANITIZER_REPORTS)
+	@export PATH="$(SANITIZED_PYTHON)/bin:$$PATH" PYTHONPATH="$(abspath build/c/asan/site)" PYTHONMALLOC=malloc CFLAGS=-fsanitize=address \
+		ASAN_OPTIONS=$(ASAN_SETTINGS):detect_leaks=0:verify_asan_link_order=0:log_path=$(SANITIZER_REPORTS)/address \
+		UBSAN_OPTIONS=$(UBSAN_SETTINGS):log_path=$(SANITIZER_REPORTS)/undefined; set -x; \
+	python -m pytest -q tests/sanitize/check_detection.py && \
+	python -m pytest $(SANITIZED_TESTS) $(NOT_SANITIZED) $(PYTEST_ARGUMENTS)
+	@if [ -n "$$(ls $(SANITIZER_REPORTS))" ]; then head -n 60 $(SANITIZER_REPORTS)/*; exit 1; else echo "no reports of the sanitizers"; fi
+
+# ---- Fuzzing, with clang's libFuzzer. What it finds goes to tests/fuzz/corpus, which `make fuzz-corpus` runs through.
+
+FUZZ_SECONDS ?= 60
+FUZZ_CC ?= clang
+FUZZ_TARGETS := $(patsubst tests/fuzz/fuzz_%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
+FUZZ_BUILD := build/fuzz
+FUZZ_REPLAYERS := $(patsubst %,$(C_BUILD)/tests/fuzz/replay_%,$(FUZZ_TARGETS))
+
+$(FUZZ_BUILD)/fuzz_%: tests/fuzz/fuzz_%.c $(wildcard csrc/*.[ch]) Makefile
+	@mkdir -p $(@D) && echo "  CC $@"
+	@$(FUZZ_CC) -std=c11 -D_GNU_SOURCE -g -O1 -pthread -Wall -Wextra -Werror -fsanitize=fuzzer,address,undefined \
+		-fno-sanitize-recover=undefined -Icsrc -isystem $(CUDA_INCLUDE) $(filter %.c,$^) -ldl -lrt -o $@
+
+$(C_BUILD)/tests/fuzz/replay_%: $(C_BUILD)/tests/fuzz/fuzz_%.o $(C_BUILD)/tests/fuzz/replay.o $(C_CORE)
+	@echo "  LD $@"
+	@$(CC) $(C_FLAGS_$(VARIANT)) -pthread $^ -ldl -lrt -o $@
+
+.PHONY: fuzz fuzz-corpus
+fuzz: $(addprefix $(FUZZ_BUILD)/fuzz_,$(FUZZ_TARGETS)) ## looks for inputs that break the parsers, FUZZ_SECONDS=60 for each target
+	@for target in $(FUZZ_TARGETS); do \
+		echo "== $$target"; found=$(FUZZ_BUILD)/corpus/$$target; mkdir -p $$found && \
+		UBSAN_OPTIONS=print_stacktrace=1 $(FUZZ_BUILD)/fuzz_$$target -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 -close_fd_mask=2 \
+			-artifact_prefix=$(FUZZ_BUILD)/ $$found tests/fuzz/corpus/$$target 2>$(FUZZ_BUILD)/$$target.log || { tail -n 60 $(FUZZ_BUILD)/$$target.log; exit 1; }; \
+		grep -E 'INITED|DONE|stat::number' $(FUZZ_BUILD)/$$target.log; \
+	done
+fuzz-corpus: $(FUZZ_REPLAYERS) ## runs the kept inputs of the fuzz targets once
+	@for target in $(FUZZ_TARGETS); do \
+		log=$(C_BUILD)/tests/fuzz/$$target.log; $(C_BUILD)/tests/fuzz/replay_$$target tests/fuzz/corpus/$$target/* 2>$$log || { cat $$log; exit 1; }; \
+	done
+
+# ---- Coverage of the C code without the simulator, by the C tests and the Python tests, with gcov.
+
+COVERAGE_LINES := 95
+COVERAGE_BRANCHES := 85
+COVERAGE_TESTS ?= tests/python tests/preload $(wildcard tests/faults)
+# test_harmless.py compares the output of programs, and gcov's library has functions of its own that can fail.
+NOT_COVERAGE := $(OF_SETUP) --ignore=tests/preload/test_harmless.py \
+	--deselect=tests/faults/test_faults.py::test_nothing_that_can_fail_is_left_out
+.PHONY: coverage coverage-report
+coverage: ## how much of the C code without the simulator the tests run through; fails below the thresholds of the Makefile
+	@find build/c/coverage -name '*.gcda' -delete 2>/dev/null || true
+	$(MAKE) ctest site VARIANT=coverage
+	PYTHONPATH="$(abspath build/c/coverage/site)" $(PYTHON) -m pytest -q $(COVERAGE_TESTS) $(NOT_COVERAGE) $(PYTEST_ARGUMENTS)
+	$(MAKE) coverage-report
+coverage-report: # of the runs so far
+	$(PYTHON) tests/coverage/report.py --lines $(COVERAGE_LINES) --branches $(COVERAGE_BRANCHES) build/c/coverage csrc csrc/python csrc/preload
 
 -include $(shell find $(C_BUILD) -name '*.d' 2>/dev/null)
 
 # ---- Lint. A tool that is not there is named, and skipped where it is one of two that look for the same.
 
-.PHONY: lint lint-format lint-c lint-python
-lint: lint-format lint-c lint-python ## formatting, static analysis of the C, ruff, mypy
+.PHONY: lint lint-format lint-c lint-python analyze
+lint: lint-format lint-c analyze lint-python ## formatting, static analysis of the C, ruff, mypy
 lint-format:
 	@echo "$(CLANG_FORMAT) --dry-run -Werror" && $(CLANG_FORMAT) --dry-run -Werror $(C_FILES)
 lint-c:
@@ -126,6 +249,13 @@ lint-c:
 		set -x; clang-tidy --quiet --warnings-as-errors='*' $(wildcard csrc/*.c csrc/*/*.c) -- -std=c11 -D_GNU_SOURCE \
 			-DPy_LIMITED_API=0x030A0000 -Icsrc -isystem $(PYTHON_INCLUDE) -isystem $(CUDA_INCLUDE) 2>&1 | sed -E '/^[0-9]+ warnings? generated\.$$/d'; \
 	else echo "skipped: clang-tidy is not installed"; fi
+analyze: ## the C code without the simulator through gcc's analyzer, every report of which is an error
+	@if gcc --version >/dev/null 2>&1; then \
+		echo "gcc -fanalyzer"; failed=0; for file in $(wildcard csrc/*.c csrc/python/*.c csrc/preload/*.c); do \
+			gcc -std=c11 -D_GNU_SOURCE -O1 -fanalyzer -Wall -Wextra -Werror -DPy_LIMITED_API=0x030A0000 -Icsrc -isystem $(PYTHON_INCLUDE) \
+				-isystem $(CUDA_INCLUDE) -c $$file -o /dev/null || failed=1; \
+		done; exit $$failed; \
+	else echo "skipped: gcc is not installed"; fi
 lint-python:
 	$(PYTHON) -m ruff check $(PYTHON_FILES)
 	$(PYTHON) -m ruff format --check $(PYTHON_FILES)

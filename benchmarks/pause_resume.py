@@ -1,13 +1,14 @@
 """What pause and resume cost beside the bare driver calls for the same handles: 128 x 512 MiB and 2000 x 16 MiB.
 
-Three ways in one process and one run, each over its own address ranges:
+Four ways in one process and one run, each over its own address ranges:
 
-  bare    the driver calls in a C loop: create + map + set access; unmap + release (bare_driver.c)
-  core    the native core, through torch_memory_saver._core
-  public  torch_memory_saver.resume and .pause
+  bare           the driver calls in a C loop: create + map + set access; unmap + release (bare_driver.c)
+  core           the native core, through torch_memory_saver._core, which waits for the device itself
+  interruptible  the same as on the main thread: another thread waits for the device, and signals are asked for meanwhile
+  public         torch_memory_saver.resume and .pause, on the main thread and so interruptible: what programs call
 
 The driver clears memory that was released a moment ago before it hands it out again, which can cost a resume ten times its
-own time. So that this hits all three alike, they take turns in every repetition, each resumed and paused while the others
+own time. So that this hits all of them alike, they take turns in every repetition, each resumed and paused while the others
 are paused, in every order in turn; each therefore gets the memory that another one has just released. The ratio is that of
 the medians; the ratio of each repetition is given with its spread. The project's limit is 1.15.
 """
@@ -46,17 +47,21 @@ def measure(count: int, size: int, repetitions: int) -> dict[str, tuple[Samples,
     """For each side: milliseconds of its resumes and of its pauses."""
     library = open_yardstick()
     succeeded(library.bare_make(count, size), "reserving addresses")
-    core_tag, public_tag = f"core {count}", f"public {count}"
-    owned = allocate(count, size, core_tag)
-    _core.pause((core_tag,), None)
-    owned += allocate(count, size, public_tag)
-    torch_memory_saver.pause(public_tag)
+    core_tag, interruptible_tag, public_tag = (f"{side} {count}" for side in ("core", "interruptible", "public"))
+    owned = []
+    for tag in (core_tag, interruptible_tag, public_tag):
+        owned += allocate(count, size, tag)
+        _core.pause((tag,), None)
     sides: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         "bare": (
             lambda: succeeded(library.bare_resume(), "the bare resume"),
             lambda: succeeded(library.bare_pause(), "the bare pause"),
         ),
         "core": (lambda: _core.resume((core_tag,), None), lambda: _core.pause((core_tag,), None)),
+        "interruptible": (
+            lambda: _core.resume((interruptible_tag,), None, True),
+            lambda: _core.pause((interruptible_tag,), None, True),
+        ),
         "public": (lambda: torch_memory_saver.resume(public_tag), lambda: torch_memory_saver.pause(public_tag)),
     }
     names = list(sides)
@@ -77,7 +82,7 @@ def measure(count: int, size: int, repetitions: int) -> dict[str, tuple[Samples,
 
 
 def main() -> None:
-    parser = arguments(__doc__, repetitions=12)
+    parser = arguments(__doc__, repetitions=24)
     parser.add_argument("--scale", type=float, default=1.0, help="fraction of the number of handles (default %(default)s)")
     options = parser.parse_args()
     torch.ones(1, device="cuda")  # torch's allocator is in use, as it is wherever the public functions are called

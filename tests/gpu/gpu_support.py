@@ -37,6 +37,9 @@ REPOSITORY = HERE.parent.parent
 #: Set in the pytest that tests/gpu/test_preload_mode.py starts, which must not start another.
 INNER = "TMS_GPU_INNER"
 _HOOK = "hook_mode_preload"
+#: How many operations a random run of them does: fewer on the simulated GPU, whose kernels the host computes, and in the
+#: pytest inside the pytest.
+RANDOM_OPERATIONS = 400 if SIMULATED else 3_000 if os.environ.get(INNER) == "1" else 10_000
 #: Whether this process was started with our library preloaded: by test_preload_mode.py, or by `simulate --preload`.
 STARTED_PRELOADED = os.environ.get(INNER) == "1" or (SIMULATED and _HOOK in os.environ.get("LD_PRELOAD", ""))
 
@@ -127,6 +130,12 @@ def open_files() -> int:
 def empty(size: int, device: int = 0) -> torch.Tensor:
     """An uninitialised tensor of `size` bytes on a GPU."""
     return torch.empty(size, dtype=torch.uint8, device=f"cuda:{device}")
+
+
+def take_all_but(left: int, device: int = 0) -> torch.Tensor:
+    """An ordinary tensor that leaves `left` bytes of the device free."""
+    size = (free_bytes(device) - left) // GRANULARITY * GRANULARITY
+    return empty(size, device)
 
 
 def fill_random(tensor: torch.Tensor, seed: int) -> None:
@@ -319,12 +328,12 @@ class Program:
         mode = "preload" if self.preload else "torch"
         return " ".join(filter(None, [settings, self.script, *self.arguments, f"({mode} mode)"]))
 
-    def start(self) -> subprocess.Popen[str]:
+    def start(self, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, str(PROGRAMS / self.script), *self.arguments],
             env=_environment(dict(self.environment), self.preload),
             cwd=HERE,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

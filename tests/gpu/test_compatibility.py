@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 
 import pytest
 from gpu_support import MIB, checksum, core, cuda_runtime, empty, fill_random, is_managed, saver, segment_of, torch
+
+from torch_memory_saver import torch_layer
 
 
 @pytest.fixture
@@ -108,3 +111,18 @@ def test_cuda_malloc_of_other_libraries_is_managed_in_preload_mode(mode: str) ->
     assert preloaded.cudaFree(ordinary) == 0
     assert preloaded.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(1 << 46)) == 2, "cudaErrorMemoryAllocation"
     runtime.cudaGetLastError()  # torch would take it for a failure of its own
+
+
+def test_asking_torch_for_the_segments_of_a_pool_takes_no_references_away() -> None:
+    """torch 2.11 gives away a reference of its caller's to each number of the pool's id: after some thousand questions the
+    numbers, and False, would be destroyed while in use."""
+    with saver.region():
+        empty(2 * MIB)
+    layer = torch_layer.loaded()
+    assert layer is not None
+    numbers = [int("1000001"), int("1000002")]  # objects of their own: constants would be shared
+    before = [sys.getrefcount(number) for number in numbers]
+    for _ in range(20):
+        assert layer.segments((numbers[0], numbers[1])) == []
+    lost = [earlier - sys.getrefcount(number) for earlier, number in zip(before, numbers, strict=True)]
+    assert max(lost) <= 0

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import threading
-
 import pytest
 from gpu_support import (
     LARGE,
@@ -19,15 +16,11 @@ from gpu_support import (
     is_managed,
     saver,
     state_of,
+    take_all_but,
     torch,
     write_and_check,
 )
-
-
-def take_all_but(left: int) -> torch.Tensor:
-    """An ordinary tensor that leaves `left` bytes of the device free."""
-    size = (free_bytes() - left) // (2 * MIB) * (2 * MIB)
-    return empty(size)
+from waiting import while_waiting
 
 
 def test_a_region_finds_memory_that_torch_only_caches() -> None:
@@ -148,8 +141,6 @@ def test_out_of_memory_at_resume_keeps_active_tags_active() -> None:
 
 
 def test_resume_waits_for_memory_as_long_as_it_is_told() -> None:
-    if "timeout" not in inspect.signature(saver.resume).parameters:
-        pytest.skip("resume() takes no timeout yet")
     with saver.region(tag="weights", enable_cpu_backup=True):
         weights = empty(2 * LARGE)
     fill_random(weights, 6)
@@ -157,27 +148,19 @@ def test_resume_waits_for_memory_as_long_as_it_is_told() -> None:
     saver.pause("weights")
     other = [take_all_but(LARGE)]
     failures = core.counters()["failures_total"]
-    with pytest.raises(errors.OutOfMemoryError):
+    with pytest.raises(errors.OutOfMemoryError, match=r"missing after \d+\.\d seconds"):
         saver.resume("weights", timeout=0.2)
-    assert core.counters()["failures_total"] > failures
-    failures = core.counters()["failures_total"]
-    over = threading.Event()
+    assert core.counters()["failures_total"] == failures + 1, "the attempts of one call are one failure"
+    assert state_of(weights) == core.STATE_PAUSED
 
     def give_back() -> None:
-        while core.counters()["failures_total"] == failures and not over.wait(0.005):
-            pass
         other.clear()
         torch.cuda.empty_cache()
 
-    thread = threading.Thread(target=give_back)
-    thread.start()
-    try:
+    with while_waiting(give_back, lambda: state_of(weights) == core.STATE_PAUSED):
         report = saver.resume("weights", timeout=60)
-    finally:
-        over.set()
-        thread.join(60)
     assert report.allocations == 1
-    assert core.counters()["failures_total"] > failures, "the first attempt found no memory"
+    assert core.counters()["failures_total"] == failures + 1
     assert checksum(weights) == expected
 
 

@@ -1,0 +1,42 @@
+"""Is killed in the middle of a pause with disk backups: when the first file is there and the pause is not over.
+
+python killed_in_pause.py DIRECTORY BYTES
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from gpu_support import core, empty, saver, state_of
+
+COUNT = 8
+directory, size = Path(sys.argv[1]), int(sys.argv[2])
+saver.set_disk_backup_dir(directory)
+with saver.region(tag="weights", enable_disk_backup=True):
+    tensors = [empty(size // COUNT) for _ in range(COUNT)]
+for value, tensor in enumerate(tensors):
+    tensor.fill_(value)
+begin = threading.Event()
+
+
+def kill_when_something_is_written() -> None:
+    begin.set()
+    while True:
+        states = {state_of(tensor) for tensor in tensors}
+        written = sum(path.stat().st_size for path in directory.iterdir())
+        if states == {core.STATE_PAUSED}:
+            print("failed: the pause was over before anything was seen", flush=True)
+            return
+        if states == {core.STATE_PAUSING} and written > 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+threading.Thread(target=kill_when_something_is_written, daemon=True).start()
+begin.wait()
+saver.pause("weights")

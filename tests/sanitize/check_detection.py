@@ -1,0 +1,50 @@
+"""That the sanitizers see what _core does: mistakes of a caller, made on purpose through the function table of csrc/tms.h.
+
+`make sanitize-python` runs this before the tests. It is no test of an ordinary build, and so pytest does not collect it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+#: region_push of the settings at `address`, which the core reads: a tms_region_settings_t, 16 bytes.
+PROGRAM = """
+import ctypes
+from torch_memory_saver import _core
+
+class Table(ctypes.Structure):
+    region_push_type = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+    _fields_ = [("version", ctypes.c_uint32), ("size", ctypes.c_uint32), ("allocate", ctypes.c_void_p),
+                ("free", ctypes.c_void_p), ("region_push", region_push_type)]
+
+malloc = ctypes.CDLL(None).malloc
+malloc.restype = ctypes.c_void_p
+get_api = ctypes.CDLL(_core.__file__).tms_get_api
+get_api.restype = ctypes.POINTER(Table)
+address = {address}
+ctypes.memset(address, 0, 4)
+get_api(1).contents.region_push(address, None, None)
+"""
+
+
+@pytest.mark.parametrize(
+    ("address", "report"),
+    [("malloc(4)", "heap-buffer-overflow"), ("malloc(64) + 1", "misaligned address")],
+    ids=["address", "undefined"],
+)
+def test_a_mistake_ends_the_process_with_a_report(address: str, report: str) -> None:
+    environment = dict(os.environ)
+    for name in ("ASAN_OPTIONS", "UBSAN_OPTIONS"):
+        # Shown here, and not in the files that make the run fail.
+        environment[name] = ":".join(option for option in environment[name].split(":") if not option.startswith("log_path"))
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(address=address)], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == -signal.SIGABRT, done.stderr
+    assert report in done.stderr
+    assert "csrc/region.c" in done.stderr or "csrc/api.c" in done.stderr
