@@ -283,7 +283,7 @@ static tms_status_t create_entry(tms_disk_directory_t *directory, tms_disk_file_
         return TMS_OK;
     }
     status = tms_error_set_os(error, context, failed, made ? errno : ENOMEM, made ? made->path : directory->path);
-    if (*fd >= 0) {
+    if (made && *fd >= 0) {
         close(*fd);
         discard(directory, made);
     } else {

@@ -13,7 +13,12 @@ static tms_status_t prepare_all(tms_transition_t *t, tms_error_t *error) {
 
 static tms_status_t save_contents(tms_transition_t *t, tms_error_t *error) {
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
-    tms_status_t status = prepare_all(t, error);
+    tms_status_t status = TMS_OK;
+    /* The driver page-locks memory, and takes it back, only once the device has done its work, and heeds nobody meanwhile.
+     * A call that can be told to stop therefore waits first, in its own way; what follows finds the devices idle. */
+    if (t->copying && tms_wait_is_interruptible(&t->wait))
+        status = tms_wait_for_devices(&t->wait, t->saver->devices, t->affected, t->saver->log, &context, error);
+    if (status == TMS_OK) status = prepare_all(t, error);
     if (status == TMS_OK)
         status = tms_wait_for_devices(&t->wait, t->saver->devices, t->affected, t->saver->log, &context, error);
     if (status == TMS_OK) status = tms_transition_copy(t, tms_backup_save, error);

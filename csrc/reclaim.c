@@ -2,6 +2,7 @@
 
 #include <stddef.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "saver.h"
 
@@ -16,15 +17,18 @@ static bool give_back(tms_saver_t *saver, tms_segment_t *segment, tms_error_t *e
     return status == TMS_OK || tms_driver_is_gone(error);
 }
 
-/* Enters the range of a segment that goes to the quarantine among those that are aside; what the segment holds. */
+/* Enters the range of a segment that goes to the quarantine among those that are aside; what the segment holds. Nothing
+ * where the driver had taken the range back although it said otherwise, and another allocation has it by now. */
 static tms_quarantine_mask_t set_aside(tms_saver_t *saver, tms_segment_t *segment) {
-    tms_quarantine_mask_t holds = segment->has_handle ? TMS_QUARANTINE_BIT(HANDLE) : 0;
-    if (!segment->has_range) return holds;
     pthread_mutex_lock(&saver->lock);
-    tms_registry_insert(&saver->aside, &segment->node);
-    segment->is_aside = true;
+    if (segment->has_range && tms_registry_overlapping(&saver->registry, segment->node.begin, segment->node.end))
+        segment->has_range = segment->mapped = false;
+    if (segment->has_range) {
+        tms_registry_insert(&saver->aside, &segment->node);
+        segment->is_aside = true;
+    }
     pthread_mutex_unlock(&saver->lock);
-    return holds | TMS_QUARANTINE_BIT(RANGE);
+    return (segment->has_handle ? TMS_QUARANTINE_BIT(HANDLE) : 0) | (segment->is_aside ? TMS_QUARANTINE_BIT(RANGE) : 0);
 }
 
 /* Takes it out again, to be tried: once the driver has the range back another thread may get it. */
@@ -49,7 +53,9 @@ static tms_quarantine_mask_t retry(tms_quarantined_t *node) {
         return 0;
     }
     tms_log_write(saver->log, TMS_LOG_WARNING, "%s It is still kept aside.", reason.message);
-    return set_aside(saver, segment);
+    tms_quarantine_mask_t holds = set_aside(saver, segment);
+    if (!holds) free(segment);
+    return holds;
 }
 
 tms_status_t tms_saver_claim_range(tms_saver_t *saver, const tms_segment_t *segment, const tms_error_context_t *context,
@@ -83,7 +89,12 @@ void tms_saver_dispose(tms_saver_t *saver, tms_segment_t *segment) {
         return;
     }
     tms_log_write(saver->log, TMS_LOG_ERROR, "%s It is kept aside and tried again by later calls.", reason.message);
-    segment->quarantined = (tms_quarantined_t){.retry = retry, .context = saver, .holds = set_aside(saver, segment)};
+    tms_quarantine_mask_t holds = set_aside(saver, segment);
+    if (!holds) {
+        free(segment);
+        return;
+    }
+    segment->quarantined = (tms_quarantined_t){.retry = retry, .context = saver, .holds = holds};
     tms_quarantine_add(&saver->quarantine, &segment->quarantined);
 }
 
@@ -94,25 +105,24 @@ typedef enum use {
     PERHAPS_IN_USE
 } use_t;
 
-/* Waits for the devices that may still use a segment. */
-static use_t wait_for_users(tms_saver_t *saver, const tms_segment_t *segment, tms_wait_t *wait) {
+/* Waits for the devices that may still use a segment. Where that fails *reason says why. */
+static use_t wait_for_users(tms_saver_t *saver, const tms_segment_t *segment, tms_wait_t *wait, tms_error_t *reason) {
     tms_error_context_t context = tms_saver_context("free", segment);
-    tms_error_t reason;
     if (!segment->mapped) return UNUSED;
     if (tms_capture_visible(&saver->capture)) return UNTIL_CAPTURE_ENDS;
     if (wait && wait->stopped) return PERHAPS_IN_USE;
-    tms_status_t status = tms_wait_for_devices(wait, saver->devices, segment->accessible, saver->log, &context, &reason);
+    tms_status_t status = tms_wait_for_devices(wait, saver->devices, segment->accessible, saver->log, &context, reason);
     switch (status) {
     case TMS_OK:
     case TMS_DRIVER_UNAVAILABLE: return UNUSED;
     case TMS_DEVICE_LOST: /* it runs nothing any more */
-        tms_log_write(saver->log, TMS_LOG_WARNING, "%s It is freed all the same.", reason.message);
+        tms_log_write(saver->log, TMS_LOG_WARNING, "%s It is freed all the same.", reason->message);
         return UNUSED;
     case TMS_INTERRUPTED:
     case TMS_FORKED: return PERHAPS_IN_USE; /* the call that waits says so */
     default:
         tms_log_write(saver->log, status == TMS_CAPTURE_IN_PROGRESS ? TMS_LOG_INFO : TMS_LOG_WARNING,
-                      "%s The memory goes back later.", reason.message);
+                      "%s The memory goes back later.", reason->message);
         return PERHAPS_IN_USE;
     }
 }
@@ -130,9 +140,10 @@ static bool defer(tms_saver_t *saver, tms_segment_t *segment, use_t use) {
 }
 
 void tms_saver_retire(tms_saver_t *saver, tms_segment_t *segment, tms_wait_t *wait) {
+    tms_error_t reason;
     use_t use;
     do {
-        use = wait_for_users(saver, segment, wait);
+        use = wait_for_users(saver, segment, wait, &reason);
         if (use == UNUSED) {
             tms_saver_dispose(saver, segment);
             return;
@@ -174,12 +185,15 @@ static void repair(tms_saver_t *saver, tms_segment_t *segment, tms_wait_t *wait)
     const tms_driver_table_t *driver = atomic_load(&saver->devices->driver->table);
     tms_error_context_t context = tms_saver_context("reclaim", segment);
     tms_error_t reason;
-    bool was_mapped = segment->mapped, unused = wait_for_users(saver, segment, wait) == UNUSED;
+    tms_error_clear(&reason);
+    bool was_mapped = segment->mapped, unused = wait_for_users(saver, segment, wait, &reason) == UNUSED;
     bool whole = unused && tms_segment_depopulate(segment, driver, &context, &reason) == TMS_OK;
     if (unused && !whole) tms_log_write(saver->log, TMS_LOG_WARNING, "%s It is still damaged.", reason.message);
     pthread_mutex_lock(&saver->lock);
     if (was_mapped && !segment->mapped) tms_stats_subtract(&saver->stats.resident_bytes, tms_segment_reserved(segment));
     segment->state = whole ? TMS_SEGMENT_PAUSED : TMS_SEGMENT_DAMAGED;
+    memcpy(segment->refused_call, reason.call, sizeof segment->refused_call);
+    segment->refused_result = reason.driver_result;
     if (whole) {
         saver->damaged--;
         tms_stats_add(&saver->stats.paused_bytes, tms_segment_reserved(segment));

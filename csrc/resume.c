@@ -9,7 +9,7 @@
 
 /* What the segments that a call would resume need now, on each device. */
 typedef struct demand {
-    tms_device_mask_t owners;
+    tms_device_mask_t owners; /* also of what is damaged, and may be whole by the time of the next attempt */
     uint64_t bytes[TMS_MAX_DEVICES];
 } demand_t;
 
@@ -91,9 +91,9 @@ static demand_t measure_demand(tms_transition_t *t) {
     pthread_mutex_lock(&t->saver->lock);
     for (tms_registry_node_t *node = t->saver->registry.first; node; node = node->next) {
         const tms_segment_t *segment = tms_segment_of(node);
-        if (!tms_transition_selects(t, segment)) continue;
-        demand.owners |= (tms_device_mask_t)1 << segment->device;
-        demand.bytes[segment->device] += tms_segment_reserved(segment);
+        bool selected = tms_transition_selects(t, segment);
+        if (selected || tms_transition_passes_over(t, segment)) demand.owners |= (tms_device_mask_t)1 << segment->device;
+        if (selected) demand.bytes[segment->device] += tms_segment_reserved(segment);
     }
     pthread_mutex_unlock(&t->saver->lock);
     return demand;
@@ -182,7 +182,7 @@ static tms_status_t attempt_until_memory_suffices(tms_transition_t *t, tms_error
     patience_t patience = {.delay = FIRST_DELAY_SECONDS, .random = seed(t)};
     for (;;) {
         tms_status_t status = tms_transition_attempt(t, error);
-        /* Another attempt would pass over what undoing this one has damaged, and call that a success. */
+        /* Another attempt would pass over what is damaged, and have memory for the rest without need. */
         if (status == TMS_OUT_OF_DEVICE_MEMORY && !t->damaged) {
             status = await_memory(t, &patience, error);
             if (status == TMS_OUT_OF_DEVICE_MEMORY) describe_shortage(t, error);
@@ -221,7 +221,8 @@ tms_status_t tms_transition_resume(tms_saver_t *saver, const tms_selection_t *se
                           .act = resume_all,
                           .perform = perform};
     tms_status_t status = tms_transition_run(&t, &saver->stats.resumes_total, report, error);
-    if (status == TMS_OK && t.report.allocations > 0 && t.devices->count > 1) {
+    /* Also of a call that fails because it had to pass over others. */
+    if (t.report.allocations > 0 && t.devices->count > 1) {
         /* A device that came into use while the memory was being mapped. What was resumed stands whatever comes of this. */
         tms_error_t reason;
         tms_saver_note(saver, tms_saver_refresh_peers(saver, &reason), &reason);

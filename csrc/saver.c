@@ -3,6 +3,8 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "transition.h"
+
 tms_status_t tms_saver_init(tms_saver_t *saver, const tms_config_t *config, const tms_log_t *log, tms_devices_t *devices,
                             tms_region_defaults_t *regions, tms_error_t *error) {
     const tms_error_context_t context = {.operation = "start", .device = TMS_NO_DEVICE};
@@ -279,7 +281,13 @@ tms_status_t tms_saver_capture_begin(tms_saver_t *saver, const tms_region_t *reg
     tms_error_context_t context = {.operation = "capture_begin", .device = TMS_NO_DEVICE};
     tms_status_t status = tms_saver_check_process(saver, &context, error);
     if (status != TMS_OK) return status;
+    if (tms_transition_is_inside())
+        return tms_error_set(error, TMS_INVALID_STATE, &context,
+                             "this thread is inside pause() or resume(), which may wait for the device; do not begin a "
+                             "capture in signal handlers, callbacks or finalisers");
     pthread_mutex_lock(&saver->lock);
+    /* A transition under way has asked already whether a capture is visible, and would wait for a device during this one. */
+    while (saver->transition_running) pthread_cond_wait(&saver->turn, &saver->lock);
     status = tms_capture_begin(&saver->capture, region, &context, error);
     pthread_mutex_unlock(&saver->lock);
     return status;

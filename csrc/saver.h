@@ -30,7 +30,7 @@ typedef struct tms_saver {
     tms_backup_stores_t stores;
 
     pthread_mutex_t lock;
-    pthread_cond_t turn; /* signalled when a transition ends */
+    pthread_cond_t turn; /* broadcast when a transition ends */
     bool transition_running;
     tms_registry_t registry;
     tms_capture_t capture;
@@ -63,7 +63,9 @@ bool tms_saver_owns(tms_saver_t *saver, uint64_t address);
 /* tms_api_t.refresh_peers. */
 tms_status_t tms_saver_refresh_peers(tms_saver_t *saver, tms_error_t *error);
 
-/* tms_api_t.capture_begin and capture_end. The end of the last one finishes the deferred frees. */
+/* tms_api_t.capture_begin and capture_end. The end of the last one finishes the deferred frees. The begin waits for a
+ * transition that is under way, so the caller must hold nothing that this needs to end (the GIL; no lock of ours); on a
+ * thread that is itself inside one it is TMS_INVALID_STATE. */
 tms_status_t tms_saver_capture_begin(tms_saver_t *saver, const tms_region_t *region, tms_error_t *error);
 void tms_saver_capture_end(tms_saver_t *saver);
 

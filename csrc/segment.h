@@ -29,6 +29,9 @@ typedef struct tms_segment {
     tms_device_mask_t accessible; /* devices that have access now, owner included */
     tms_tag_t *tag;
     tms_backup_t backup;
+    /* DAMAGED: which driver call kept the last repair from making it whole, and what it said; "" where none is known. */
+    char refused_call[TMS_ERROR_NAME_BYTES];
+    int refused_result;
     struct tms_segment *next_in_transition; /* list of the call that owns it, or of deferred frees */
 } tms_segment_t;
 

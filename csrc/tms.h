@@ -185,7 +185,8 @@ typedef struct tms_api {
     tms_status_t (*set_disk_directory)(const char *path, tms_error_t *error);
 
     /* A capture that the caller is about to begin, or has ended, on `device`. `settings` are for allocations made meanwhile
-     * by threads outside any region (autograd's); NULL where the caller has none. Pairs nest. */
+     * by threads outside any region (autograd's); NULL where the caller has none. Pairs nest. The begin waits for a pause or
+     * resume that is under way on another thread; inside one of its own thread it is TMS_INVALID_STATE. */
     tms_status_t (*capture_begin)(const tms_region_settings_t *settings, tms_error_t *error);
     void (*capture_end)(void);
 

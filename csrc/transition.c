@@ -43,7 +43,7 @@ static tms_status_t take_turn(tms_transition_t *t, tms_error_t *error) {
 static void end_turn(tms_saver_t *saver) {
     pthread_mutex_lock(&saver->lock);
     saver->transition_running = false;
-    pthread_cond_signal(&saver->turn);
+    pthread_cond_broadcast(&saver->turn); /* a capture that is to begin does not take the turn, and would keep a signal */
     pthread_mutex_unlock(&saver->lock);
 }
 
@@ -74,13 +74,22 @@ static tms_status_t check_capture(tms_transition_t *t, tms_error_t *error) {
 
 /* ---- selection ---- */
 
-bool tms_transition_selects(const tms_transition_t *t, const tms_segment_t *segment) {
-    if (segment->state != t->from || !(t->collectable >> segment->device & 1)) return false;
+static bool has_selected_tag(const tms_transition_t *t, const tms_segment_t *segment) {
     if (!t->selection->tags) return true;
     for (size_t i = 0; i < t->selection->tag_count; i++) {
         if (strcmp(t->selection->tags[i], segment->tag->name) == 0) return true;
     }
     return false;
+}
+
+bool tms_transition_selects(const tms_transition_t *t, const tms_segment_t *segment) {
+    return segment->state == t->from && (t->collectable >> segment->device & 1) && has_selected_tag(t, segment);
+}
+
+bool tms_transition_passes_over(const tms_transition_t *t, const tms_segment_t *segment) {
+    /* PAUSING, and not by the call that has the turn: another thread tries to repair it. */
+    bool damaged = segment->state == TMS_SEGMENT_DAMAGED || segment->state == TMS_SEGMENT_PAUSING;
+    return damaged && has_selected_tag(t, segment);
 }
 
 static void count_unknown_tags(tms_transition_t *t) {
@@ -206,6 +215,63 @@ tms_status_t tms_transition_copy(tms_transition_t *t, tms_transition_copy_t copy
     return status;
 }
 
+/* ---- what was passed over ---- */
+
+/* Selected segments that are not where the call was to bring them, as a failure of the driver. */
+typedef struct passed_over {
+    uint64_t allocations, bytes;
+    tms_error_context_t context; /* of the first */
+    char call[TMS_ERROR_NAME_BYTES];
+    int result;
+    bool has_other_tags;
+} passed_over_t;
+
+static passed_over_t find_passed_over(tms_transition_t *t) {
+    passed_over_t found = {.allocations = 0};
+    pthread_mutex_lock(&t->saver->lock);
+    for (tms_registry_node_t *node = t->saver->registry.first; node; node = node->next) {
+        const tms_segment_t *segment = tms_segment_of(node);
+        /* After a resume PAUSED: another thread has repaired it just now. */
+        if (!tms_transition_passes_over(t, segment) &&
+            !(t->from == TMS_SEGMENT_PAUSED && tms_transition_selects(t, segment)))
+            continue;
+        if (found.allocations++ == 0) {
+            found.context = tms_transition_context_of(t, segment);
+            memcpy(found.call, segment->refused_call, sizeof found.call);
+            found.result = segment->refused_result;
+        }
+        found.bytes += tms_segment_reserved(segment);
+        if (strcmp(found.context.tag, segment->tag->name) != 0) found.has_other_tags = true;
+    }
+    pthread_mutex_unlock(&t->saver->lock);
+    return found;
+}
+
+/* A call whose work is done says what it had to leave out. For a pause, whose contents are safe, that is no failure; the
+ * user of a resume would take all of it for resident. */
+static tms_status_t report_passed_over(tms_transition_t *t, tms_error_t *error) {
+    tms_error_t own;
+    passed_over_t found = find_passed_over(t);
+    if (found.allocations == 0) return TMS_OK;
+    tms_status_t status = found.call[0]
+                              ? tms_driver_fail(t->driver, &found.context, found.call, (CUresult)found.result, &own)
+                              : tms_error_set(&own, TMS_DRIVER, &found.context, "another thread is trying to repair it");
+    tms_error_append(&own, " In all %llu allocation%s of %llu bytes with the tag '%s'%s %s still damaged",
+                     (unsigned long long)found.allocations, found.allocations == 1 ? "" : "s",
+                     (unsigned long long)found.bytes, found.context.tag, found.has_other_tags ? " and others" : "",
+                     found.allocations == 1 ? "is" : "are");
+    if (t->from == TMS_SEGMENT_ACTIVE) {
+        tms_error_append(&own, "; later calls try again.");
+        tms_log_write(t->saver->log, TMS_LOG_ERROR, "%s", own.message);
+        return TMS_OK;
+    }
+    tms_error_append(&own, "; everything else has been resumed. Call resume() again: the addresses stay reserved, and must "
+                           "not be touched before that has succeeded.");
+    t->damaged = true;
+    if (error) *error = own;
+    return status;
+}
+
 /* ---- the call ---- */
 
 /* What must hold before a call may change anything. */
@@ -213,7 +279,8 @@ static tms_status_t check(tms_transition_t *t, tms_error_t *error) {
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     tms_status_t status = tms_saver_check_process(t->saver, &context, error);
     if (status != TMS_OK) return status;
-    if (!tms_saver_has_segments(t->saver)) return TMS_OK; /* also on a machine without a driver */
+    /* Also on a machine without a driver. What waits to be given back may wait for a device, which a capture forbids. */
+    if (!tms_saver_has_segments(t->saver) && !tms_saver_has_reclaimable(t->saver)) return TMS_OK;
     status = tms_devices_load(t->saver->devices, &t->driver, &t->devices, &context, error);
     return status == TMS_OK ? check_capture(t, error) : status;
 }
@@ -232,6 +299,7 @@ tms_status_t tms_transition_attempt(tms_transition_t *t, tms_error_t *error) {
     }
     if (status == TMS_OK && t->devices) collect(t);
     if (status == TMS_OK && t->first) status = t->act(t, error);
+    if (status == TMS_OK && t->devices) status = report_passed_over(t, error);
     end_turn(t->saver);
     return status;
 }

@@ -7,6 +7,9 @@
  * call's work and leaves every segment as it was. After it, pause goes on with the rest, marks what the driver refused
  * DAMAGED, and reports all of it. Segments freed meanwhile are disposed of at the end.
  *
+ * Selected segments that were DAMAGED before, and that the driver has refused again to take back, are passed over: a resume
+ * that has resumed the rest then fails with what the driver said, and a pause logs it.
+ *
  * A resume with a timeout that finds too little memory undoes everything, gives the turn away, and tries again from the
  * beginning once as much is free as is needed. Until its commit point a call asks the caller's `interrupted` wherever it
  * waits (wait.h), and undoes everything if it is to stop.

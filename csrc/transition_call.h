@@ -26,7 +26,7 @@ typedef struct tms_transition {
     const tms_driver_table_t *driver;
     const tms_device_table_t *devices; /* NULL: there was nothing to act on, and the driver has not been asked for */
     tms_device_mask_t devices_in_use;  /* saver->devices_in_use when the list was made */
-    bool damaged;                      /* undoing an attempt has left something damaged */
+    bool damaged;                      /* an attempt has left something damaged: another would pass over it */
     tms_report_t report;
 } tms_transition_t;
 
@@ -49,6 +49,9 @@ tms_status_t tms_transition_run(tms_transition_t *t, _Atomic uint64_t *successes
 tms_status_t tms_transition_attempt(tms_transition_t *t, tms_error_t *error);
 
 bool tms_transition_selects(const tms_transition_t *t, const tms_segment_t *segment);
+/* Under the lock: whether it is selected, but the driver has not taken its memory back, so that a resume has passed it over.
+ */
+bool tms_transition_passes_over(const tms_transition_t *t, const tms_segment_t *segment);
 
 typedef tms_status_t (*tms_transition_copy_t)(tms_backup_t *, tms_copier_t *, CUdeviceptr, const tms_error_context_t *,
                                               tms_error_t *);

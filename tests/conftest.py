@@ -11,7 +11,8 @@ import ctypes
 import gc
 import importlib.util
 import os
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,9 @@ DEVICE_MEMORY = 512 * MIB
 
 #: About the build, not about the package's behaviour; they stay as they are. Every other TMS_ variable of the caller's goes.
 BUILD_VARIABLES = {"TMS_WERROR"}
+
+#: How many failures the tests with the marker ``faults`` have injected.
+INJECTED = pytest.StashKey[int]()
 
 
 def installed_package() -> Path:
@@ -58,6 +62,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell starts what it runs in the background with Ctrl-C ignored, and Python leaves it so: tests of Ctrl-C, and the
+    # programs that they start, would wait for ever.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if started_by_simulate():
         return
     gpu = config.getoption("--gpu")
@@ -88,6 +96,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("gpu") or item.get_closest_marker("multigpu"):
             item.add_marker(skip)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.stash.get(INJECTED, 0):
+        terminalreporter.write_line(f"{config.stash[INJECTED]} injected failures")
+
+
+@pytest.fixture(scope="session")
+def full(request: pytest.FixtureRequest) -> bool:
+    """Whether tests with the marker ``faults`` are to inject everything: it was asked for."""
+    return "faults" in request.config.getoption("markexpr")
+
+
+@pytest.fixture
+def count_injected(request: pytest.FixtureRequest) -> Callable[[int], None]:
+    """Adds to the number that the summary tells."""
+
+    def count(more: int) -> None:
+        request.config.stash[INJECTED] = request.config.stash.get(INJECTED, 0) + more
+
+    return count
 
 
 class Usage(ctypes.Structure):

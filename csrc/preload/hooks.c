@@ -1,5 +1,7 @@
 #include "hooks.h"
 
+#include "transition.h"
+
 /* Set while this thread is inside an interposed allocation: what is allocated on its behalf is not the program's. */
 static _Thread_local bool inside_hook;
 
@@ -146,6 +148,10 @@ static int announce(tms_state_t *state, uintptr_t stream) {
         if (status == TMS_OK) return i;
         atomic_store(&state->capturing[i], 0);
         if (status == TMS_FORKED) return NOT_ANNOUNCED; /* nothing of the GPU's works here, captures included */
+        if (tms_transition_is_inside()) {
+            tms_log_write(&state->log, TMS_LOG_WARNING, "%s", error.message);
+            return NOT_ANNOUNCED;
+        }
         break;
     }
     tms_log_once(&state->log, &state->said_too_many_captures, TMS_LOG_WARNING,

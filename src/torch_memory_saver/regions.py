@@ -7,7 +7,6 @@ force whatever happened inside; leaving an outer one first also leaves those ins
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from contextlib import ContextDecorator
 from types import TracebackType
 
 from torch_memory_saver import _core
-from torch_memory_saver.errors import ForkedProcessError
+from torch_memory_saver.errors import ForkedProcessError, TorchMemorySaverError
 from torch_memory_saver.pools import Frame, PoolStore
 from torch_memory_saver.torch_layer import TorchCuda
 
@@ -53,8 +52,8 @@ class _Level(ContextDecorator):
         if torch is not None and not self._store.single_device:
             try:
                 _core.refresh_peers()
-            except BaseException:
-                self.__exit__(None, None, None)
+            except BaseException as error:
+                self.__exit__(type(error), error, error.__traceback__)
                 raise
 
     def __exit__(
@@ -72,9 +71,15 @@ class _Level(ContextDecorator):
             )
         self._store.leave(frame)
         if frame.torch is not None and not self._store.single_device:
-            # A process forked inside the region leaves it as well, and has no memory to share.
-            with contextlib.suppress(ForkedProcessError):
+            try:
                 _core.refresh_peers()
+            except ForkedProcessError:
+                pass  # A process forked inside the region leaves it as well, and has no memory to share.
+            except TorchMemorySaverError as error:
+                if exception is None:
+                    raise
+                # What the region's body raised must not be lost.
+                logger.warning("leaving region(tag=%r) after an exception: %s", self._tag, error)
 
 
 class Region(_Level):

@@ -25,7 +25,8 @@ class TorchMemorySaver:
 
     Nothing happens before the first use: no driver is loaded and no device touched. All sizes are bytes. Every method may be
     called from any thread; a region is about the thread that enters it. Failures are exceptions of
-    :mod:`torch_memory_saver.errors`, each of which leaves things as they were before the call.
+    :mod:`torch_memory_saver.errors`, each of which leaves things as they were before the call, except where the driver
+    refuses to take memory back: see :meth:`pause` and :meth:`resume`.
     """
 
     def __init__(self) -> None:
@@ -165,6 +166,9 @@ class TorchMemorySaver:
         On the main thread a signal whose handler raises (Ctrl-C) ends the call within a second, with nothing changed, while
         it waits for the devices or copies. Once memory goes back, the call completes first.
 
+        What the driver does not take back is *damaged*: its contents are in its backup, and later calls try again. The pause
+        that it happens to fails; a later one that meets it still damaged says so in the log only.
+
         Args:
             tag: A tag, several, or None for every tag.
 
@@ -174,6 +178,7 @@ class TorchMemorySaver:
                 resume of this thread, from a signal handler or a finaliser.
             CaptureInProgressError: A stream capture is under way.
             OutOfHostMemoryError, BackupIOError: The backups could not be made. Everything is still resident.
+            DriverError: The driver refused to take some of the memory back. The rest is paused.
         """
         report: PauseReport = self._use().pause(tag=tag)
         return report
@@ -195,6 +200,9 @@ class TorchMemorySaver:
             OutOfMemoryError: The device has too little free memory. What was paused still is, with its backup: make room and
                 call again. The message says how much is missing.
             DeviceLockedError: ``exclusive``, and another process holds a device's lock. Nothing was changed.
+            DriverError: Some of it is damaged (see :meth:`pause`), and the driver, asked again, has refused again. The rest
+                has been resumed and stays so. The damaged addresses stay reserved and must not be touched; call again. Where
+                the driver's answer has an exception of its own, such as DeviceLostError, that one is raised.
             InvalidArgumentError, CaptureInProgressError, InvalidStateError: As for :meth:`pause`.
         """
         optional: dict[str, Any] = {}

@@ -53,11 +53,14 @@ class Allocation:
 class TagUsage:
     """The allocations of one tag, or of all.
 
+    Damaged ones count in ``allocations`` and ``bytes``, but neither as resident nor as paused, since nobody can use their
+    memory: what the driver still keeps mapped of it is in the counter ``resident_bytes`` of :class:`Stats`.
+
     Attributes:
         allocations: Their number, in every state.
         bytes: As asked for.
-        resident_bytes: Physical device memory that they hold now.
-        paused_bytes: Physical device memory that a resume would take.
+        resident_bytes: Physical device memory of those that are active or pausing.
+        paused_bytes: Physical device memory that a resume would take for those that are paused or resuming.
         backup_bytes: Held in backups now.
     """
 

@@ -63,7 +63,11 @@ static void a_pause_that_waits_for_the_gpu_stops(void **state) {
     for (uint32_t i = 0; i < 4; i++) fill(addresses[i], 2 * MIB, i);
     CUstream stream = launch_behind_gate(f, GATE, addresses[3]);
 
+    simulator()->clear_counts();
     assert_int_equal(pause_selected(f, &selection, NULL, &error), TMS_INTERRUPTED);
+    /* On a GPU these two would have waited for the work, and nobody could have stopped them. */
+    assert_int_equal(simulator()->calls("cuMemHostAlloc"), 0);
+    assert_int_equal(simulator()->calls("cuMemFreeHost"), 0);
     assert_string_equal(error.operation, "pause");
     assert_false(tms_transition_is_inside());
     assert_states(f, addresses, 4, TMS_SEGMENT_ACTIVE);
@@ -289,36 +293,6 @@ static void a_child_of_a_copy_calls_no_driver(void **state) {
 
 /* ---- what others do meanwhile ---- */
 
-static int32_t begin_capture(void *context) {
-    asker_t *asker = context;
-    if (asker->asked++ > 0) return false;
-    asker->results[0] = tms_saver_capture_begin(&asker->fixture->saver, NULL, &asker->error);
-    simulator()->open_gate(asker->gate);
-    return false;
-}
-
-static void a_capture_begun_while_a_call_waits_for_its_turn(void **state) {
-    fixture_t *f = *state;
-    tms_error_t error;
-    pthread_t thread;
-    other_pause_t other = {.fixture = f};
-    uint64_t held = allocate(f, "held", TMS_BACKUP_NONE, 2 * MIB), mine = allocate(f, "mine", TMS_BACKUP_NONE, 2 * MIB);
-    CUstream stream = launch_behind_gate(f, GATE, held);
-    assert_int_equal(pthread_create(&thread, NULL, run_pause, &other), 0);
-    simulator()->wait_until_synchronizing();
-
-    asker_t asker = {.fixture = f, .gate = GATE};
-    tms_selection_t selection = {.interrupted = begin_capture, .interrupt_context = &asker};
-    assert_int_equal(pause_selected(f, &selection, NULL, &error), TMS_CAPTURE_IN_PROGRESS);
-    assert_int_equal(asker.results[0], TMS_OK);
-    assert_int_equal(pthread_join(thread, NULL), 0);
-    ASSERT_OK(other.status, other.error);
-    assert_int_equal(state_of(f, mine), TMS_SEGMENT_ACTIVE);
-    tms_saver_capture_end(&f->saver);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-    destroy_stream(f, stream);
-}
-
 /* A second device comes into use, and somebody looks for peers, while the segment is in transition. */
 static int32_t use_second_device(void *context) {
     asker_t *asker = context;
@@ -444,7 +418,6 @@ int main(void) {
         ONE(a_resume_that_waits_for_memory_stops),
         ONE(no_free_keeps_a_call_from_stopping),
         ONE(a_child_of_a_copy_calls_no_driver),
-        ONE(a_capture_begun_while_a_call_waits_for_its_turn),
         TWO(a_device_that_comes_into_use_meanwhile_gets_access),
         TWO(a_device_that_comes_into_use_during_a_resume_gets_access),
     };

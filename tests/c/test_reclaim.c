@@ -260,6 +260,45 @@ static void a_range_that_was_taken_back_after_all_is_given_up(void **state) {
     assert_int_equal(tms_saver_free(&f->saver, second, &error), TMS_OK);
 }
 
+static CUresult free_deny_and_allocate(CUdeviceptr address, size_t bytes) {
+    lying.frees++;
+    assert_int_equal(lying.free(address, bytes), CUDA_SUCCESS);
+    writable(watched.fixture)->cuMemAddressReserve = reserve_again;
+    assert_int_equal(try_allocate(watched.fixture, bytes, 0, &watched.freed, NULL), TMS_OK);
+    writable(watched.fixture)->cuMemAddressReserve = lying.reserve;
+    return CUDA_ERROR_UNKNOWN;
+}
+
+/* At the first free, and when it is tried again: while it is, nobody sees that the range was claimed. */
+static void a_range_that_another_has_by_now_is_given_up(void **state) {
+    fixture_t *f = *state;
+    for (int retried = 0; retried < 2; retried++) {
+        tms_error_t error;
+        uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
+        watched.fixture = f;
+        lying.free = f->cuda->cuMemAddressFree;
+        lying.reserve = f->cuda->cuMemAddressReserve;
+        lying.again = address;
+        lying.frees = 0;
+        if (retried) {
+            simulator()->fail_after("cuMemAddressFree", 0, 1, CUDA_ERROR_UNKNOWN);
+            assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+        }
+        writable(f)->cuMemAddressFree = free_deny_and_allocate;
+        if (retried)
+            tms_saver_reclaim(&f->saver);
+        else
+            assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+        writable(f)->cuMemAddressFree = lying.free;
+        assert_int_equal(lying.frees, 1);
+        assert_int_equal(watched.freed, address);
+        assert_nothing_waits(f);
+        fill(address, 2 * MIB, 3); /* the new owner's */
+        assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+        watched.freed = 0;
+    }
+}
+
 static void a_range_that_is_in_use_is_refused(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -308,6 +347,7 @@ int main(void) {
         TEST(a_damaged_segment_is_repaired_without_the_lock_and_may_be_freed_meanwhile),
         TEST(an_allocation_that_cannot_be_undone_is_not_tried_over),
         TEST(a_range_that_was_taken_back_after_all_is_given_up),
+        TEST(a_range_that_another_has_by_now_is_given_up),
         TEST(a_range_that_is_in_use_is_refused),
         TEST(a_free_lets_go_of_the_devices_lock),
     };

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).parent
-INJECTED = pytest.StashKey[int]()
 
 #: -fno-builtin: its own malloc must not be taken for the C library's.
 COMPILE = ["-std=c11", "-D_GNU_SOURCE", "-O2", "-Wall", "-fPIC", "-fvisibility=hidden", "-fno-builtin", "-shared"]
@@ -21,27 +19,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker("faults")
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if config.stash.get(INJECTED, 0):
-        terminalreporter.write_line(f"{config.stash[INJECTED]} injected failures")
-
-
-@pytest.fixture(scope="session")
-def full(request: pytest.FixtureRequest) -> bool:
-    """Whether to inject everything: the marker was asked for."""
-    return "faults" in request.config.getoption("markexpr")
-
-
-@pytest.fixture
-def count_injected(request: pytest.FixtureRequest) -> Callable[[int], None]:
-    """Adds to the number that the summary tells."""
-
-    def count(more: int) -> None:
-        request.config.stash[INJECTED] = request.config.stash.get(INJECTED, 0) + more
-
-    return count
 
 
 @pytest.fixture(scope="session")

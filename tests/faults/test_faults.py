@@ -21,13 +21,19 @@ from typing import Any
 
 import pytest
 
+from torch_memory_saver.preload import LIBRARY_NAME, library_path
+
 HERE = Path(__file__).parent
 SCENARIOS = sorted(runpy.run_path(str(HERE / "scenarios.py"))["SCENARIOS"])
+#: These also with the preload library loaded, which then holds the state in the place of the package's own library.
+PRELOADED = ["capture_end", "first_allocation", "free_while_resuming", "pause_disk", "resume_mixture"]
 
 #: A worker is ended by itself long before, if an injection hangs.
 WORKER_SECONDS = 1200
 DISK_CHUNK_MB = "1"
 
+#: The name of a scenario, and whether the preload library is there.
+Case = tuple[str, bool]
 #: Which injection: its number, and that of the second failure that goes with the first, or 0.
 Position = tuple[int, int]
 
@@ -44,8 +50,9 @@ class Result:
 class Run:
     """One scenario, by as many workers as it takes."""
 
-    def __init__(self, scenario: str, interposer: Path, directory: Path, full: bool) -> None:
-        self.scenario, self.interposer, self.directory, self.full = scenario, interposer, directory, full
+    def __init__(self, scenario: str, preloaded: bool, interposer: Path, directory: Path, full: bool) -> None:
+        self.scenario, self.preloaded, self.directory, self.full = scenario, preloaded, directory, full
+        self.libraries = [str(interposer), str(library_path())] if preloaded else [str(interposer)]
         self.result = Result()
         self.log = directory / "log"
 
@@ -54,7 +61,7 @@ class Run:
         backups.mkdir()
         environment = {
             **os.environ,
-            "LD_PRELOAD": str(self.interposer),
+            "LD_PRELOAD": ":".join(self.libraries),
             "TMS_DISK_BACKUP_DIR": str(backups / "backups"),
             "TMS_DISK_BACKUP_CHUNK_MB": DISK_CHUNK_MB,
             "TMS_LOCK_DIR": str(self.directory / "locks"),
@@ -80,6 +87,8 @@ class Run:
         for row in rows:
             if "counted" in row:
                 result.points = row["counted"]
+                if (row["library"] == LIBRARY_NAME) != self.preloaded:
+                    result.problems.append(f"{self.scenario}: the state is held by {row['library']}")
                 result.problems += [f"{self.scenario}, with nothing failing: {problem}" for problem in row["problems"]]
             elif "begin" in row:
                 begun = row
@@ -104,23 +113,26 @@ class Run:
 @pytest.fixture(scope="session")
 def runs(
     request: pytest.FixtureRequest, interposer: Path, full: bool, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Future[Result]]]:
+) -> Iterator[dict[Case, Future[Result]]]:
     """The scenarios that are asked for, each in a process of its own, on all cores."""
     items = [item for item in request.session.items if item.path == Path(__file__) and hasattr(item, "callspec")]
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         started = {}
-        for name in [item.callspec.params["scenario"] for item in items]:
-            directory = tmp_path_factory.mktemp(name)
-            started[name] = pool.submit(Run(name, interposer, directory, full).go)
+        for scenario, preloaded in [item.callspec.params["case"] for item in items]:
+            directory = tmp_path_factory.mktemp(scenario)
+            started[scenario, preloaded] = pool.submit(Run(scenario, preloaded, interposer, directory, full).go)
         yield started
         pool.shutdown(cancel_futures=True)
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
-def test_every_call_fails(scenario: str, runs: dict[str, Future[Result]], count_injected: Callable[[int], None]) -> None:
-    result = runs[scenario].result()
+CASES: list[Case] = [(name, False) for name in SCENARIOS] + [(name, True) for name in PRELOADED]
+
+
+@pytest.mark.parametrize("case", CASES, ids=[name + "-preloaded" * preloaded for name, preloaded in CASES])
+def test_every_call_fails(case: Case, runs: dict[Case, Future[Result]], count_injected: Callable[[int], None]) -> None:
+    result = runs[case].result()
     count_injected(result.injected)
-    print(f"{scenario}: {result.points} calls, {result.injected} injected failures")
+    print(f"{case[0]}: {result.points} calls, {result.injected} injected failures")
     assert not result.problems, f"{len(result.problems)} problems:\n" + "\n".join(result.problems[:40])
     assert result.points > 0
     assert result.wanted <= result.visited, f"not visited: {sorted(result.wanted - result.visited)}"

@@ -127,6 +127,8 @@ class Worker:
         """The calls that the scenario makes when nothing fails, which must be the same each time."""
         from machine import Call
 
+        from torch_memory_saver import _core
+
         if not self.scenario.fresh:
             self.start()
         runs = [self.one([]) for _ in range(3)]
@@ -136,7 +138,7 @@ class Worker:
         problems = [problem for run in runs for problem in run["problems"]]
         if sorted(runs[0]["calls"]) != sorted(runs[1]["calls"]):
             problems.append(f"it makes other calls each time: {runs[0]['calls']} and {runs[1]['calls']}")
-        tell(counted=len(runs[0]["calls"]), problems=problems)
+        tell(counted=len(runs[0]["calls"]), problems=problems, library=os.path.basename(_core.library_path))
         return [Call(*call) for call in runs[0]["calls"]]
 
     def start(self) -> None:

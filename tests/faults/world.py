@@ -286,6 +286,10 @@ class World:
         moved = {address for address in chosen if before[address] == source}
         if source == PAUSED:  # a resume also takes what it finds whole again
             moved |= {address for address in chosen if after.get(address) != DAMAGED}
+        # A resume does what it can, and says that it had to pass over what is still damaged.
+        passed_over = source == PAUSED and any(
+            before[address] == DAMAGED and after.get(address) == DAMAGED for address in chosen
+        )
         problems = self.unchanged(before, after, chosen)
         if set(after) != set(before):
             return [*problems, "allocations came or went"]
@@ -294,12 +298,14 @@ class World:
         if error is None:
             if states - {target}:
                 problems.append(f"the call succeeded and left {shown}")
+            if passed_over:
+                problems.append("the resume succeeded, and left DAMAGED what was damaged")
         elif DAMAGED in states:
             if not failed & REFUSALS:
                 problems.append(f"DAMAGED without a refusal of the driver: {shown}")
             if states - {DAMAGED, PAUSED}:
                 problems.append(f"beside DAMAGED there may only be PAUSED, not {shown}")
-        elif states - {source}:
+        elif states - {source} and not (passed_over and states == {target}):
             problems.append(f"the call failed and left {shown}")
         self._note_discarded(after)
         return problems

@@ -278,7 +278,7 @@ def pause(world: World, choose: Any) -> bool:
 
 def pause_tags(world: World, actor: Actor, tags: Tags) -> None:
     selected = world.selected(tags, ACTIVE)
-    had = bool(world.allocations)
+    had = bool(world.allocations) or something_waits()
     try:
         report = world.act(actor, lambda: saver.pause(tags))
     except errors.CaptureInProgressError:
@@ -296,7 +296,7 @@ def pause_tags(world: World, actor: Actor, tags: Tags) -> None:
 
 
 def after_pause(world: World, tags: Tags, selected: list[Allocation], report: Any) -> None:
-    assert not (world.captures and world.allocations), "paused during a capture"
+    assert not (world.captures and (world.allocations or something_waits())), "paused during a capture"
     if world.rule is None:
         world.repaired()
     world.moved_to_paused(selected)
@@ -356,7 +356,7 @@ def resume(world: World, choose: Any) -> bool:
 
 def resume_tags(world: World, actor: Actor, tags: Tags, optional: dict[str, Any]) -> None:
     selected = world.selected(tags, PAUSED) + (world.selected(tags, DAMAGED) if not world.captures else [])
-    had = bool(world.allocations)
+    had = bool(world.allocations) or something_waits()
     sure = world.clean and not world.rule and not world.deferred
     lacks = world.lacks(selected)
     call = f"{actor.name}: resume({tags}, {optional})"
@@ -370,6 +370,7 @@ def resume_tags(world: World, actor: Actor, tags: Tags, optional: dict[str, Any]
     except FAILURES as error:
         world.say(f"{call} -> {describe_error(error)}")
         if world.rule is not None:
+            passed_over(world, selected)
             world.observe_states({DAMAGED: (PAUSED,), PAUSED: (DAMAGED,)}, tags)
             world.observe_states({DAMAGED: (PAUSED,)})
             return
@@ -383,12 +384,29 @@ def resume_tags(world: World, actor: Actor, tags: Tags, optional: dict[str, Any]
     after_resume(world, tags, selected, report)
 
 
+def something_waits() -> bool:
+    """What a call would try again, and perhaps wait for a device."""
+    names = ("deferred_frees", "quarantined_handles", "quarantined_ranges", "quarantined_host", "quarantined_other")
+    counters = _core.counters()
+    return any(counters[name] for name in names)
+
+
+def passed_over(world: World, selected: list[Allocation]) -> None:
+    """A resume that found some damaged still has resumed the rest all the same, and fails."""
+    states = {row[0]: row[5] for row in _core.segments()}
+    resumed = [allocation for allocation in selected if states[allocation.address] == ACTIVE]
+    if not resumed:
+        return
+    left = [allocation for allocation in selected if states[allocation.address] != ACTIVE]
+    assert left, "a resume that resumed everything has failed"
+    assert all(a.state == states[a.address] == DAMAGED for a in left), "a failed resume has resumed a part"
+    world.moved_to_active(resumed)
+
+
 def after_resume(world: World, tags: Tags, selected: list[Allocation], report: Any) -> None:
-    assert not (world.captures and world.allocations), "resumed during a capture"
+    assert not (world.captures and (world.allocations or something_waits())), "resumed during a capture"
     if world.rule is not None:
         states = {row[0]: row[5] for row in _core.segments()}
-        # A damaged one that could not be made whole is not resumed.
-        selected = [a for a in selected if a.state == PAUSED or states[a.address] == ACTIVE]
         assert all(states[a.address] == ACTIVE for a in selected), "resume left something paused"
         world.moved_to_active(selected)
         reclaimed(world)

@@ -77,6 +77,32 @@ assert saver.resume().allocations == 1
     )
 
 
+def test_resume_fails_where_something_stays_damaged(program: Program) -> None:
+    """It resumes the rest; who called it must not take all of it for resident."""
+    program(
+        PRELUDE
+        + """
+damaged, whole = allocate(0, "damaged"), allocate(0, "whole")
+saver.pause("whole")
+fails(lambda: saver.pause("damaged"), b"cuMemUnmap")
+error = fails(saver.resume, b"cuMemUnmap")
+assert isinstance(error, errors.DriverError), error
+assert (error.operation, error.driver_call, error.driver_result) == ("resume", "cuMemUnmap", 304)
+assert "1 allocation of 2097152 bytes with the tag 'damaged' is still damaged" in str(error), error
+assert "Call resume() again" in str(error)
+assert (state(damaged), state(whole)) == (_core.STATE_DAMAGED, _core.STATE_ACTIVE)
+simulator.tms_sim_fail_after(b"cuMemUnmap", 0, 1, 304)
+assert saver.pause().allocations == 1
+assert (state(damaged), state(whole)) == (_core.STATE_DAMAGED, _core.STATE_PAUSED)
+assert saver.stats().tags["damaged"].resident_bytes == 0
+assert saver.stats().counters["resident_bytes"] == 2 * MIB
+assert saver.resume().allocations == 2
+""",
+        preloaded=False,
+        TMS_LOG_LEVEL="silent",
+    )
+
+
 def test_contexts_of_two_devices_that_could_not_be_left(program: Program) -> None:
     """However many calls were refused, and on whichever device: the thread's context is what it was, afterwards."""
     program(

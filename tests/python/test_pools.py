@@ -131,6 +131,28 @@ def test_an_exception_restores_everything(saver: TorchMemorySaver, fake_torch: F
     assert _core.region_current()[3] == 0
 
 
+def test_what_the_body_raised_is_not_lost_where_leaving_fails(
+    saver: TorchMemorySaver,
+    fake_torch: FakeTorch,
+    store: PoolStore,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def refuse() -> None:
+        raise errors.DriverError("told to fail")
+
+    monkeypatch.setattr(store, "single_device", False)
+    with monkeypatch.context() as inside, pytest.raises(ZeroDivisionError), saver.region("a"):
+        inside.setattr(_core, "refresh_peers", refuse)
+        raise ZeroDivisionError
+    assert "told to fail" in caplog.text
+    with monkeypatch.context() as inside, pytest.raises(errors.DriverError, match="told to fail"), saver.region("a"):
+        inside.setattr(_core, "refresh_peers", refuse)
+    assert fake_torch.routings == []
+    assert store.stack() == []
+    assert _core.region_current()[3] == 0
+
+
 def test_a_failed_entry_restores_everything(saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore) -> None:
     with saver.region("outer"):
         routed = list(fake_torch.routings)

@@ -1,0 +1,186 @@
+/* A capture that begins while a pause or resume is under way, and what a call asks of captures that it cannot see. */
+
+#include "support.h"
+
+#include <pthread.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { GATE = 1, LONG_SECONDS = 600, GIVE_UP_SECONDS = 120 };
+
+/* Another thread, and what it found. */
+typedef struct other {
+    fixture_t *fixture;
+    pthread_t thread;
+    uint64_t address;
+    tms_segment_state_t state; /* of `address`, when its call had ended */
+    tms_status_t status;
+    tms_error_t error;
+} other_t;
+
+static void *begin_capture(void *argument) {
+    other_t *other = argument;
+    other->status = tms_saver_capture_begin(&other->fixture->saver, NULL, &other->error);
+    other->state = state_of(other->fixture, other->address);
+    return NULL;
+}
+
+static void *pause_others(void *argument) {
+    other_t *other = argument;
+    other->status = pause_tag(other->fixture, "other", NULL, &other->error);
+    return NULL;
+}
+
+/* What a pause that waits for the device does each time it is asked: about every 50 ms, so that a thread started at one
+ * question has come to its wait, or past it, at the next. */
+typedef struct script {
+    int asked;
+    other_t capture, pause;
+    bool with_pause;
+} script_t;
+
+static int32_t play(void *context) {
+    script_t *script = context;
+    int question = script->asked++;
+    if (question == 0)
+        assert_int_equal(pthread_create(&script->capture.thread, NULL, begin_capture, &script->capture), 0);
+    else if (question == 1 && script->with_pause)
+        assert_int_equal(pthread_create(&script->pause.thread, NULL, pause_others, &script->pause), 0);
+    else
+        simulator()->open_gate(GATE);
+    return 0;
+}
+
+static void a_capture_waits_for_the_call_under_way(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t address = allocate(f, "held", TMS_BACKUP_PINNED, 2 * MIB);
+    fill(address, 2 * MIB, 1);
+    CUstream stream = launch_behind_gate(f, GATE, address);
+    script_t script = {.capture = {.fixture = f, .address = address}};
+    tms_selection_t selection = {.interrupted = play, .interrupt_context = &script};
+    ASSERT_OK(pause_selected(f, &selection, NULL, &error), error);
+    assert_int_equal(pthread_join(script.capture.thread, NULL), 0);
+    ASSERT_OK(script.capture.status, script.capture.error);
+    assert_int_equal(script.capture.state, TMS_SEGMENT_PAUSED); /* and not still PAUSING */
+    assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_CAPTURE_IN_PROGRESS);
+    tms_saver_capture_end(&f->saver);
+    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    destroy_stream(f, stream);
+}
+
+/* The capture has waited for longer, and does not take the turn. */
+static void a_capture_that_waits_keeps_nobody_from_the_turn(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    alarm(GIVE_UP_SECONDS); /* a turn that is lost is one that nobody ever gets */
+    uint64_t held = allocate(f, "held", TMS_BACKUP_NONE, 2 * MIB), other = allocate(f, "other", TMS_BACKUP_NONE, 2 * MIB);
+    CUstream stream = launch_behind_gate(f, GATE, held);
+    script_t script = {.capture = {.fixture = f, .address = held}, .pause = {.fixture = f}, .with_pause = true};
+    const char *const tags[] = {"held"};
+    tms_selection_t selection = {.tags = tags, .tag_count = 1, .interrupted = play, .interrupt_context = &script};
+    ASSERT_OK(pause_selected(f, &selection, NULL, &error), error);
+    assert_int_equal(pthread_join(script.capture.thread, NULL), 0);
+    assert_int_equal(pthread_join(script.pause.thread, NULL), 0);
+    alarm(0);
+    ASSERT_OK(script.capture.status, script.capture.error);
+    /* Whichever of the two came first. */
+    bool paused = script.pause.status == TMS_OK;
+    if (!paused) assert_int_equal(script.pause.status, TMS_CAPTURE_IN_PROGRESS);
+    assert_int_equal(state_of(f, other), paused ? TMS_SEGMENT_PAUSED : TMS_SEGMENT_ACTIVE);
+    tms_saver_capture_end(&f->saver);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    destroy_stream(f, stream);
+}
+
+static int32_t begin_inside(void *context) {
+    other_t *other = context;
+    other->status = tms_saver_capture_begin(&other->fixture->saver, NULL, &other->error);
+    simulator()->open_gate(GATE);
+    return 0;
+}
+
+static void a_capture_from_inside_is_refused(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
+    CUstream stream = launch_behind_gate(f, GATE, address);
+    other_t other = {.fixture = f};
+    tms_selection_t selection = {.interrupted = begin_inside, .interrupt_context = &other};
+    ASSERT_OK(pause_selected(f, &selection, NULL, &error), error);
+    assert_int_equal(other.status, TMS_INVALID_STATE);
+    assert_string_equal(other.error.operation, "capture_begin");
+    assert_non_null(strstr(other.error.message, "inside pause() or resume()"));
+    assert_int_equal(tms_capture_visible(&f->saver.capture), 0);
+    assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
+    destroy_stream(f, stream);
+}
+
+/* The turn is given away meanwhile: the capture need not wait, and the next attempt sees it. */
+static int32_t capture_elsewhere_and_make_room(void *context) {
+    script_t *script = context;
+    if (simulator()->calls("cuMemGetInfo") == 0 || script->asked++ > 0) return 0;
+    assert_int_equal(pthread_create(&script->capture.thread, NULL, begin_capture, &script->capture), 0);
+    assert_int_equal(pthread_join(script->capture.thread, NULL), 0);
+    assert_int_equal(simulator()->take_memory(0, -(int64_t)(250 * MIB)), 0);
+    return 0;
+}
+
+static void a_capture_while_a_resume_waits_for_memory(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t address = allocate(f, "a", TMS_BACKUP_PINNED, 40 * MIB);
+    fill(address, 40 * MIB, 1);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    assert_int_equal(simulator()->take_memory(0, 250 * MIB), 0);
+    simulator()->clear_counts();
+    script_t script = {.capture = {.fixture = f, .address = address}};
+    tms_selection_t selection = {
+        .interrupted = capture_elsewhere_and_make_room, .interrupt_context = &script, .timeout_seconds = LONG_SECONDS};
+    assert_int_equal(resume_selected(f, &selection, NULL, &error), TMS_CAPTURE_IN_PROGRESS);
+    ASSERT_OK(script.capture.status, script.capture.error);
+    assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
+    tms_saver_capture_end(&f->saver);
+    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    assert_filled(address, 40 * MIB, 1);
+}
+
+static CUresult say_capturing(CUstream stream, CUstreamCaptureStatus *status) {
+    (void)stream;
+    *status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    return CUDA_SUCCESS;
+}
+
+/* A free that waits for the device is all that there is: a call would wait for it, and the capture would break. */
+static void the_callers_stream_is_asked_also_where_only_something_waits(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_driver_table_t *driver = (tms_driver_table_t *)(uintptr_t)f->cuda; /* the next setup loads another */
+    uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
+    simulator()->fail_after("cuCtxSynchronize", 0, 1, CUDA_ERROR_UNKNOWN);
+    assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+    assert_false(tms_saver_has_segments(&f->saver));
+    simulator()->clear_counts();
+    driver->cuStreamIsCapturing = say_capturing;
+    tms_selection_t selection = {.has_stream = 1};
+    assert_int_equal(pause_selected(f, &selection, NULL, &error), TMS_CAPTURE_IN_PROGRESS);
+    assert_int_equal(resume_selected(f, &selection, NULL, &error), TMS_CAPTURE_IN_PROGRESS);
+    assert_int_equal(simulator()->calls("cuCtxSynchronize"), 0);
+    assert_int_equal(physical_bytes(0), 2 * MIB);
+    selection.has_stream = 0;
+    ASSERT_OK(pause_selected(f, &selection, NULL, &error), error);
+    assert_int_equal(physical_bytes(0), 0);
+}
+
+#define TEST(test) cmocka_unit_test_setup_teardown(test, setup_one_device, teardown)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(a_capture_waits_for_the_call_under_way),
+        TEST(a_capture_that_waits_keeps_nobody_from_the_turn),
+        TEST(a_capture_from_inside_is_refused),
+        TEST(a_capture_while_a_resume_waits_for_memory),
+        TEST(the_callers_stream_is_asked_also_where_only_something_waits),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,165 @@
+/* What the driver does not take back for longer than a call: which calls then fail, which say so in the log, and what they
+ * do for the rest. */
+
+#include "support.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "captured_stderr.h"
+
+static uint64_t allocate_filled(fixture_t *f, const char *tag, uint32_t seed) {
+    uint64_t address = allocate(f, tag, TMS_BACKUP_PINNED, 2 * MIB);
+    fill(address, 2 * MIB, seed);
+    return address;
+}
+
+/* Two allocations with contents 1 and 2 that the driver has refused to unmap. */
+static void allocate_damaged(fixture_t *f, const char *const *tags, uint64_t *addresses) {
+    tms_error_t error;
+    for (uint32_t i = 0; i < 2; i++) addresses[i] = allocate_filled(f, tags[i], i + 1);
+    simulator()->fail_after("cuMemUnmap", 0, 2, CUDA_ERROR_UNKNOWN);
+    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DRIVER);
+    for (int i = 0; i < 2; i++) assert_int_equal(state_of(f, addresses[i]), TMS_SEGMENT_DAMAGED);
+}
+
+/* One, with contents 1. */
+static uint64_t allocate_one_damaged(fixture_t *f) {
+    tms_error_t error;
+    uint64_t address = allocate_filled(f, "a", 1);
+    simulator()->fail_after("cuMemUnmap", 0, 1, CUDA_ERROR_UNKNOWN);
+    assert_int_equal(pause_tag(f, "a", NULL, &error), TMS_DRIVER);
+    assert_int_equal(state_of(f, address), TMS_SEGMENT_DAMAGED);
+    return address;
+}
+
+static void a_resume_that_passes_over_damaged_ones_fails(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_counters_t before, after;
+    uint64_t whole = allocate_filled(f, "a", 3), damaged[2];
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    allocate_damaged(f, (const char *[]){"a", "a"}, damaged);
+    tms_saver_counters(&f->saver, &before);
+    simulator()->fail_after("cuMemUnmap", 0, 2, CUDA_ERROR_UNKNOWN);
+    assert_int_equal(resume_tag(f, "a", NULL, &error), TMS_DRIVER);
+    assert_string_equal(error.operation, "resume");
+    assert_string_equal(error.call, "cuMemUnmap");
+    assert_int_equal(error.driver_result, CUDA_ERROR_UNKNOWN);
+    assert_string_equal(error.result_name, "CUDA_ERROR_UNKNOWN");
+    assert_string_equal(error.tag, "a");
+    assert_non_null(strstr(error.message, "2 allocations of 4194304 bytes with the tag 'a' are still damaged"));
+    assert_non_null(strstr(error.message, "Call resume() again"));
+    assert_int_equal(state_of(f, whole), TMS_SEGMENT_ACTIVE);
+    assert_filled(whole, 2 * MIB, 3);
+    for (int i = 0; i < 2; i++) assert_int_equal(state_of(f, damaged[i]), TMS_SEGMENT_DAMAGED);
+    tms_saver_counters(&f->saver, &after);
+    assert_int_equal(after.failures_total, before.failures_total + 1);
+    assert_int_equal(after.resumes_total, before.resumes_total);
+    assert_int_equal(after.damaged, 2);
+
+    ASSERT_OK(resume_tag(f, "a", NULL, &error), error);
+    for (uint32_t i = 0; i < 2; i++) assert_filled(damaged[i], 2 * MIB, i + 1);
+}
+
+static void a_resume_of_others_does_not_fail(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_report_t report;
+    allocate(f, "other", TMS_BACKUP_NONE, 2 * MIB);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    uint64_t damaged = allocate_one_damaged(f);
+    simulator()->fail_after("cuMemUnmap", 0, 1, CUDA_ERROR_UNKNOWN);
+    ASSERT_OK(resume_tag(f, "other", &report, &error), error);
+    assert_int_equal(report.allocations, 1);
+    assert_int_equal(state_of(f, damaged), TMS_SEGMENT_DAMAGED);
+}
+
+/* With a timeout too: others' memory is not what it lacks, whatever the driver calls it. */
+static void a_resume_with_a_timeout_does_not_wait_for_damaged_ones(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t damaged = allocate_one_damaged(f);
+    const int results[] = {CUDA_ERROR_UNKNOWN, CUDA_ERROR_OUT_OF_MEMORY};
+    for (size_t i = 0; i < 2; i++) {
+        tms_selection_t selection = {.timeout_seconds = 600};
+        simulator()->fail_after("cuMemUnmap", 0, 1, results[i]);
+        assert_int_equal(resume_selected(f, &selection, NULL, &error), i == 0 ? TMS_DRIVER : TMS_OUT_OF_DEVICE_MEMORY);
+        assert_int_equal(error.driver_result, results[i]);
+        assert_int_equal(state_of(f, damaged), TMS_SEGMENT_DAMAGED);
+    }
+}
+
+/* Also where the repair gets no further than the wait for the device. */
+static void the_call_that_refused_last_is_named(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t damaged = allocate_one_damaged(f);
+    simulator()->fail_after("cuCtxSynchronize", 0, 1, CUDA_ERROR_INVALID_VALUE);
+    assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_DRIVER);
+    assert_string_equal(error.call, "cuCtxSynchronize");
+    assert_int_equal(error.driver_result, CUDA_ERROR_INVALID_VALUE);
+    assert_int_equal(state_of(f, damaged), TMS_SEGMENT_DAMAGED);
+}
+
+static void an_exclusive_resume_that_passes_over_damaged_ones_keeps_no_lock(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    char directory[] = "/tmp/tms-test-damaged-XXXXXX", command[64];
+    assert_non_null(mkdtemp(directory));
+    f->saver.device_locks.directory = directory;
+    uint64_t damaged = allocate_one_damaged(f);
+    tms_selection_t selection = {.exclusive = 1};
+    simulator()->fail_after("cuMemUnmap", 0, 2, CUDA_ERROR_UNKNOWN);
+    assert_int_equal(resume_selected(f, &selection, NULL, &error), TMS_DRIVER);
+    assert_int_equal(f->saver.device_locks.device[0].count, 0);
+    /* Whole at the second attempt to repair it, of the two that this call makes: resumed, under the lock. */
+    simulator()->fail_after("cuMemUnmap", 0, 1, CUDA_ERROR_UNKNOWN);
+    ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+    assert_filled(damaged, 2 * MIB, 1);
+    assert_int_equal(f->saver.device_locks.device[0].count, 1);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    snprintf(command, sizeof command, "rm -r %s", directory);
+    assert_int_equal(system(command), 0);
+}
+
+static void a_pause_of_damaged_ones_says_so_once(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_report_t report;
+    uint64_t damaged[2];
+    allocate_damaged(f, (const char *[]){"a", "b"}, damaged);
+    uint64_t whole = allocate_filled(f, "c", 3);
+    simulator()->fail_after("cuMemUnmap", 0, 2, CUDA_ERROR_UNKNOWN);
+    char text[8192];
+    captured_stderr_t captured = capture_begin();
+    tms_status_t status = pause_tag(f, NULL, &report, &error);
+    capture_end(captured, text, sizeof text);
+    ASSERT_OK(status, error);
+    assert_int_equal(report.allocations, 1);
+    assert_int_equal(state_of(f, whole), TMS_SEGMENT_PAUSED);
+    for (int i = 0; i < 2; i++) assert_int_equal(state_of(f, damaged[i]), TMS_SEGMENT_DAMAGED);
+    const char *said = strstr(text, "error: pause: ");
+    assert_non_null(said);
+    assert_non_null(strstr(said, "cuMemUnmap"));
+    assert_non_null(strstr(said, "2 allocations of 4194304 bytes with the tag 'a' and others are still damaged"));
+    assert_null(strstr(said + 1, "error: pause: "));
+    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    for (uint32_t i = 0; i < 2; i++) assert_filled(damaged[i], 2 * MIB, i + 1);
+}
+
+#define TEST(test) cmocka_unit_test_setup_teardown(test, setup_one_device, teardown)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(a_resume_that_passes_over_damaged_ones_fails),
+        TEST(a_resume_of_others_does_not_fail),
+        TEST(a_resume_with_a_timeout_does_not_wait_for_damaged_ones),
+        TEST(the_call_that_refused_last_is_named),
+        TEST(an_exclusive_resume_that_passes_over_damaged_ones_keeps_no_lock),
+        TEST(a_pause_of_damaged_ones_says_so_once),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
