@@ -11,12 +11,20 @@ static tms_status_t prepare_all(tms_transition_t *t, tms_error_t *error) {
     return status;
 }
 
+/* Whether a backup on the list needs page-locked memory that it does not have yet. */
+static bool will_page_lock(const tms_transition_t *t) {
+    TMS_FOR_EACH(segment, t) {
+        if (segment->backup.kind == TMS_BACKUP_PINNED && !segment->backup.host) return true;
+    }
+    return false;
+}
+
 static tms_status_t save_contents(tms_transition_t *t, tms_error_t *error) {
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     tms_status_t status = TMS_OK;
-    /* The driver page-locks memory, and takes it back, only once the device has done its work, and heeds nobody meanwhile.
-     * A call that can be told to stop therefore waits first, in its own way; what follows finds the devices idle. */
-    if (t->copying && tms_wait_is_interruptible(&t->wait))
+    /* The driver page-locks memory, and takes it back, only once the device has done its work, and heeds nobody meanwhile
+     * (seen on an H200). A call that can be told to stop therefore waits first, in its own way. */
+    if (tms_wait_is_interruptible(&t->wait) && will_page_lock(t))
         status = tms_wait_for_devices(&t->wait, t->saver->devices, t->affected, t->saver->log, &context, error);
     if (status == TMS_OK) status = prepare_all(t, error);
     if (status == TMS_OK)

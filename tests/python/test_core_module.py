@@ -172,29 +172,29 @@ def test_arguments_may_be_keywords_and_what_is_an_integer(simulator: Any) -> Non
 def test_pause_and_resume_with_bytes_through_the_module(simulator: Any) -> None:
     size = 3 * MIB
     reserved = 4 * MIB
-    depth = _core.region_push("weights", _core.BACKUP_PINNED, True)
+    depth = _core.region_push("module bytes", _core.BACKUP_PINNED, True)
     address = _core.allocate(size, 1)
     _core.region_pop(depth)
     content = bytes(range(256)) * (size // 256)
     simulator.write(address, content)
-    active = (address, size, reserved, 0, 1, _core.STATE_ACTIVE, _core.BACKUP_PINNED, "weights")
+    active = (address, size, reserved, 0, 1, _core.STATE_ACTIVE, _core.BACKUP_PINNED, "module bytes")
     assert _core.find(address + size - 1) == active
     assert _core.segments() == [active]
-    assert _core.tag_info("weights") == (0, 0)
+    assert _core.tag_info("module bytes") == (0, 0)
 
-    report = _core.pause(("weights", "nobody"), None)
+    report = _core.pause(("module bytes", "nobody"), None)
     assert report[:4] == (1, reserved, size, 1)
     assert isinstance(report[4], float) and report[4] >= 0
     assert simulator.usage(1).physical_bytes == 0
     row = _core.find(address)
     assert row is not None
-    assert row[3:] == (size, 1, _core.STATE_PAUSED, _core.BACKUP_PINNED, "weights")
-    assert _core.tag_info("weights") == (1, 1)
+    assert row[3:] == (size, 1, _core.STATE_PAUSED, _core.BACKUP_PINNED, "module bytes")
+    assert _core.tag_info("module bytes") == (1, 1)
 
     assert _core.resume(None, 0)[:4] == (1, reserved, size, 0)
     assert simulator.read(address, size) == content
     assert simulator.usage(1).physical_bytes == reserved
-    assert _core.tag_info("weights") == (0, 1)
+    assert _core.tag_info("module bytes") == (0, 1)
     assert _core.free(address) is True
     assert _core.free(address) is False
     assert _core.find(address) is None
