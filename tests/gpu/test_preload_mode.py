@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from gpu_support import HERE, INNER, release_everything, subprocess_run, torch
 
-pytestmark = [pytest.mark.outer, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.outer, pytest.mark.timeout(920)]
 
 #: Seconds for the whole inner run.
-INNER_TIMEOUT_S = 400
+INNER_TIMEOUT_S = 900
 
 
 @pytest.mark.real_gpu("simulate --preload runs the scenarios again")
