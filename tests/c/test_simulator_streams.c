@@ -297,8 +297,12 @@ static void peers_need_access(void **state) {
     ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuMemcpyDtoD_v2, local, block.address, 16));
     ASSERT_CUDA(CALL(cudaMemcpyPeer, (void *)local, 1, (void *)block.address, 0, 16)); /* each device does its end */
     ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cudaMemcpyPeer, (void *)local, 0, (void *)block.address, 1, 16));
+    /* Copies within device memory do not wait for their end, and the next one is another device's. */
+    ASSERT_CUDA(CALL(cuCtxSynchronize));
     ASSERT_CUDA(CALL(cuCtxPushCurrent_v2, retain_primary(0))); /* the owner may, with its own context */
+    ASSERT_CUDA(CALL(cuCtxSynchronize));
     ASSERT_CUDA(CALL(cuMemcpyDtoD_v2, local, block.address, 16));
+    ASSERT_CUDA(CALL(cuCtxSynchronize));
     ASSERT_CUDA(CALL(cuCtxPopCurrent_v2, NULL));
     ASSERT_CUDA(CALL(cuMemGetAccess, &flags, &access.location, block.address));
     assert_int_equal(flags, CU_MEM_ACCESS_FLAGS_PROT_NONE);
@@ -306,6 +310,7 @@ static void peers_need_access(void **state) {
     ASSERT_CUDA(CALL(cuMemGetAccess, &flags, &access.location, block.address));
     assert_int_equal(flags, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
     ASSERT_CUDA(CALL(cuMemcpyDtoD_v2, local, block.address, 16));
+    ASSERT_CUDA(CALL(cuCtxSynchronize));
     assert_bytes(local, 16, TMS_SIM_POISON);
     ASSERT_CUDA(CALL(cuMemcpyHtoDAsync_v2, block.address, host, 16, stream));
     ASSERT_CUDA(CALL(launch_add, stream, block.address, GRANULE, 1, 0));
