@@ -136,23 +136,11 @@ static tms_status_t api_device_memory(int32_t device, uint64_t *free_bytes, uint
     tms_state_t *state = NULL;
     const tms_driver_table_t *driver = NULL;
     const tms_device_table_t *devices = NULL;
-    size_t free_now = 0, total = 0;
     tms_status_t status = load_devices(&context, &state, &driver, &devices, error);
     if (status != TMS_OK) return status;
     if (device < 0 || device >= devices->count)
         return tms_error_set(error, TMS_INVALID_ARGUMENT, &context, "devices 0 to %d exist", devices->count - 1);
-    /* Asked at every region entry: on the current device the context need not be changed. */
-    CUdevice current = 0;
-    bool is_current = driver->cuCtxGetDevice && driver->cuCtxGetDevice(&current) == CUDA_SUCCESS &&
-                      current == devices->device[device].handle;
-    if (!is_current) status = tms_devices_enter(&state->devices, device, &context, error);
-    if (status != TMS_OK) return status;
-    status = TMS_DRIVER_CALL(driver, &context, error, cuMemGetInfo, &free_now, &total);
-    if (!is_current) tms_devices_leave(&state->devices, device);
-    if (status != TMS_OK) return status;
-    *free_bytes = free_now;
-    *total_bytes = total;
-    return TMS_OK;
+    return tms_devices_memory(&state->devices, device, free_bytes, total_bytes, &context, error);
 }
 
 static size_t api_segments(tms_segment_info_t *rows, size_t capacity) {

@@ -366,3 +366,25 @@ tms_status_t tms_devices_synchronize(tms_devices_t *devices, tms_device_mask_t m
     }
     return status;
 }
+
+/* ---- memory ---- */
+
+tms_status_t tms_devices_memory(tms_devices_t *devices, int ordinal, uint64_t *free_bytes, uint64_t *total_bytes,
+                                const tms_error_context_t *context, tms_error_t *error) {
+    const tms_driver_table_t *driver = NULL;
+    const tms_device_table_t *table = NULL;
+    size_t free_now = 0, total = 0;
+    CUdevice current = 0;
+    tms_status_t status = tms_devices_load(devices, &driver, &table, context, error);
+    if (status != TMS_OK) return status;
+    bool is_current = driver->cuCtxGetDevice && driver->cuCtxGetDevice(&current) == CUDA_SUCCESS &&
+                      current == table->device[ordinal].handle;
+    if (!is_current) status = tms_devices_enter(devices, ordinal, context, error);
+    if (status != TMS_OK) return status;
+    status = TMS_DRIVER_CALL(driver, context, error, cuMemGetInfo, &free_now, &total);
+    if (!is_current) tms_devices_leave(devices, ordinal);
+    if (status != TMS_OK) return status;
+    *free_bytes = free_now;
+    *total_bytes = total;
+    return TMS_OK;
+}

@@ -60,6 +60,11 @@ tms_status_t tms_devices_current(tms_devices_t *devices, int *ordinal, const tms
 tms_status_t tms_devices_synchronize(tms_devices_t *devices, tms_device_mask_t mask, const tms_error_context_t *context,
                                      tms_error_t *error);
 
+/* How much of a device's memory is free now, and how much there is. Asked at every region entry: where the device is the
+ * thread's current one its context need not be entered. */
+tms_status_t tms_devices_memory(tms_devices_t *devices, int ordinal, uint64_t *free_bytes, uint64_t *total_bytes,
+                                const tms_error_context_t *context, tms_error_t *error);
+
 /* Makes a device's primary context current for a few calls, and undoes that. What the driver refuses to undo is logged and
  * tried again: a context left on the thread's stack when this thread enters or leaves again, or by tms_devices_settle; a
  * reference by tms_devices_reclaim. */

@@ -77,13 +77,17 @@ tms_status_t tms_saver_claim_range(tms_saver_t *saver, const tms_segment_t *segm
 
 /* ---- frees ---- */
 
+void tms_saver_let_go_of_lock(tms_saver_t *saver, tms_segment_t *segment) {
+    if (!segment->exclusive) return;
+    segment->exclusive = false;
+    tms_device_locks_release(&saver->device_locks, (tms_device_mask_t)1 << segment->device);
+}
+
 void tms_saver_dispose(tms_saver_t *saver, tms_segment_t *segment) {
     tms_error_t reason;
     tms_backup_destroy(&segment->backup, &saver->stores);
     bool gone = give_back(saver, segment, &reason);
-    /* What the driver refused does not keep the lock, because nobody knows for how long. */
-    if (segment->exclusive) tms_device_locks_release(&saver->device_locks, (tms_device_mask_t)1 << segment->device);
-    segment->exclusive = false;
+    tms_saver_let_go_of_lock(saver, segment);
     if (gone) {
         free(segment);
         return;

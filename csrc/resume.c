@@ -99,24 +99,14 @@ static demand_t measure_demand(tms_transition_t *t) {
     return demand;
 }
 
-static tms_status_t read_free_bytes(tms_transition_t *t, int device, uint64_t *bytes, tms_error_t *error) {
-    tms_error_context_t context = tms_transition_context(t, device);
-    size_t free_bytes = 0, total_bytes = 0;
-    tms_status_t status = tms_devices_enter(t->saver->devices, device, &context, error);
-    if (status != TMS_OK) return status;
-    status = TMS_DRIVER_CALL(t->driver, &context, error, cuMemGetInfo, &free_bytes, &total_bytes);
-    tms_devices_leave(t->saver->devices, device);
-    if (status == TMS_OK) *bytes = free_bytes;
-    return status;
-}
-
 static tms_status_t find_shortage(tms_transition_t *t, shortage_t *worst, tms_error_t *error) {
     demand_t demand = measure_demand(t);
     shortage_t found = {.device = TMS_NO_DEVICE};
     for (int device = 0; device < t->devices->count; device++) {
-        uint64_t free_bytes = 0, needed = demand.bytes[device];
+        uint64_t free_bytes = 0, total_bytes = 0, needed = demand.bytes[device];
+        tms_error_context_t context = tms_transition_context(t, device);
         if (!(demand.owners >> device & 1)) continue;
-        tms_status_t status = read_free_bytes(t, device, &free_bytes, error);
+        tms_status_t status = tms_devices_memory(t->saver->devices, device, &free_bytes, &total_bytes, &context, error);
         if (status != TMS_OK) return status;
         uint64_t missing = needed > free_bytes ? needed - free_bytes : 0;
         if (found.device != TMS_NO_DEVICE && missing <= found.missing) continue;

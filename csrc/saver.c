@@ -85,8 +85,8 @@ tms_error_context_t tms_saver_context(const char *operation, const tms_segment_t
 
 /* ---- allocate ---- */
 
-static tms_status_t check_size(tms_saver_t *saver, const tms_driver_table_t *driver, const tms_device_table_t *devices,
-                               uint64_t bytes, uint64_t *reserved, const tms_error_context_t *context, tms_error_t *error) {
+static tms_status_t check_size(tms_saver_t *saver, const tms_device_table_t *devices, uint64_t bytes, uint64_t *reserved,
+                               const tms_error_context_t *context, tms_error_t *error) {
     if (context->device < 0 || context->device >= devices->count)
         return tms_error_set(error, TMS_INVALID_ARGUMENT, context, "devices 0 to %d exist", devices->count - 1);
     const tms_device_t *device = &devices->device[context->device];
@@ -99,16 +99,14 @@ static tms_status_t check_size(tms_saver_t *saver, const tms_driver_table_t *dri
                              (unsigned long long)device->total_bytes);
     uint64_t margin = atomic_load(&saver->memory_margin_bytes);
     if (margin > 0) {
-        size_t free_bytes = 0, total_bytes = 0;
-        tms_status_t status = tms_devices_enter(saver->devices, context->device, context, error);
-        if (status != TMS_OK) return status;
-        status = TMS_DRIVER_CALL(driver, context, error, cuMemGetInfo, &free_bytes, &total_bytes);
-        tms_devices_leave(saver->devices, context->device);
+        uint64_t free_bytes = 0, total_bytes = 0;
+        tms_status_t status =
+            tms_devices_memory(saver->devices, context->device, &free_bytes, &total_bytes, context, error);
         if (status != TMS_OK) return status;
         if (free_bytes < rounded || free_bytes - rounded < margin)
             return tms_error_set(error, TMS_OUT_OF_DEVICE_MEMORY, context,
-                                 "%zu bytes are free, and memory_margin_bytes keeps %llu of them", free_bytes,
-                                 (unsigned long long)margin);
+                                 "%llu bytes are free, and memory_margin_bytes keeps %llu of them",
+                                 (unsigned long long)free_bytes, (unsigned long long)margin);
     }
     *reserved = rounded;
     return TMS_OK;
@@ -201,7 +199,7 @@ tms_status_t tms_saver_allocate(tms_saver_t *saver, const tms_region_t *region, 
     if (status == TMS_OK) status = tms_devices_load(saver->devices, &driver, &devices, &context, error);
     if (status == TMS_OK && device == TMS_NO_DEVICE)
         status = tms_devices_current(saver->devices, &context.device, &context, error);
-    if (status == TMS_OK) status = check_size(saver, driver, devices, bytes, &reserved, &context, error);
+    if (status == TMS_OK) status = check_size(saver, devices, bytes, &reserved, &context, error);
     if (status == TMS_OK) {
         devices_in_use = read_devices_in_use(saver);
         status = make_segment(saver, region, bytes, reserved, driver, devices, &segment, &context, error);

@@ -80,7 +80,10 @@ tms_status_t tms_saver_check_process(tms_saver_t *saver, const tms_error_context
  * line.
  */
 void tms_saver_dispose(tms_saver_t *saver, tms_segment_t *segment);
-/* The same for one that may be mapped: waits for the devices first. Where that is forbidden (a capture), fails, or is to
+/* The share that a segment resumed with exclusive=True has of its device's lock, once its memory has gone: whoever waits for
+ * the lock finds it free. What the driver refused to take back does not keep it, because nobody knows for how long. */
+void tms_saver_let_go_of_lock(tms_saver_t *saver, tms_segment_t *segment);
+/* tms_saver_dispose for a segment that may be mapped: waits for the devices first. Where that is forbidden (a capture), fails, or is to
  * stop (`wait`, which may be NULL) it is deferred, except on a device that is lost, which runs nothing any more. */
 void tms_saver_retire(tms_saver_t *saver, tms_segment_t *segment, tms_wait_t *wait);
 /* The range that the driver has just reserved for a segment: whether no other segment of ours has it. Where a segment in the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import argparse
 import os
 import sys
@@ -13,7 +14,7 @@ from torch_memory_saver.errors import InvalidArgumentError, TorchMemorySaverErro
 __all__ = ["Command", "DemoCommand", "InfoCommand", "SimulateCommand", "main"]
 
 
-class Command:
+class Command(abc.ABC):
     """One command. `name` is what the user types, `help` one line about it."""
 
     name = ""
@@ -22,9 +23,9 @@ class Command:
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declares the command's options."""
 
+    @abc.abstractmethod
     def run(self, arguments: argparse.Namespace) -> int:
         """Does it and returns the exit status."""
-        raise NotImplementedError
 
 
 class DemoCommand(Command):

@@ -28,6 +28,8 @@ WARM_UP = 200
 #: Of a tensor that is kept, bytes. PyTorch makes a segment of 2 MiB for one of 1 MiB, and one of 20 MiB for a larger one,
 #: all of which goes to the backup and back: 60 MiB in each cycle, which take the simulated GPU long.
 KEPT = MIB if SIMULATED else 2 * MIB
+#: Of a tensor whose contents are dropped, bytes. The simulated GPU fills all new memory with a pattern.
+DROPPED = MIB if SIMULATED else 32 * MIB
 
 
 def observed() -> tuple[int, int, int, int]:
@@ -52,7 +54,7 @@ def test_a_thousand_cycles_with_a_graph_and_every_backup(tmp_path: Path) -> None
     with saver.region(tag="weights", enable_disk_backup=True):
         filed = empty(KEPT)
     with saver.region(tag="kv_cache"):
-        cache = [empty(32 * MIB) for _ in range(8)]
+        cache = [empty(DROPPED) for _ in range(8)]
     fill_random(weights, 1)
     fill_random(mapped, 2)
     fill_random(filed, 3)

@@ -21,7 +21,7 @@ CALLS: dict[str, list[str]] = {
     "rl_colocate.py": ["--weights-gb", "0.5", "--kv-gib", "1", "--width", "2048", "--skip-search"],
 }
 #: Smaller still, because the simulated GPU's memory is the host's. rl_colocate.py fills a whole GPU: one of its own.
-SIMULATED_GIB = ["--gib", "0.25"]
+SIMULATED_GIB = ["--gib", "0.0625"]
 SIMULATED_COLOCATE = (
     "--weights-gb 0.05 --kv-gib 0.1 --training-gib 0.1 --width 1024 --chunk-mib 16 --bucket-mib 16 --steps 1"
 )

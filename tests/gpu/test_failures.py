@@ -44,7 +44,7 @@ from waiting import while_waiting
 
 #: Seconds for a wait that has to end well; a test that needs them all has failed.
 PATIENCE_S = 60
-ROUNDS = 20
+ROUNDS = 5 if SIMULATED else 20
 #: Enough for one of two_processes(), not for both.
 ENOUGH_FOR_ONE = LARGE * 3 // 2
 
