@@ -377,8 +377,11 @@ tms_status_t tms_devices_memory(tms_devices_t *devices, int ordinal, uint64_t *f
     CUdevice current = 0;
     tms_status_t status = tms_devices_load(devices, &driver, &table, context, error);
     if (status != TMS_OK) return status;
-    bool is_current = driver->cuCtxGetDevice && driver->cuCtxGetDevice(&current) == CUDA_SUCCESS &&
-                      current == table->device[ordinal].handle;
+    CUresult result = driver->cuCtxGetDevice ? driver->cuCtxGetDevice(&current) : CUDA_ERROR_INVALID_CONTEXT;
+    /* A thread without a context is ordinary. */
+    if (result != CUDA_SUCCESS && result != CUDA_ERROR_INVALID_CONTEXT)
+        return tms_driver_fail(driver, context, "cuCtxGetDevice", result, error);
+    bool is_current = result == CUDA_SUCCESS && current == table->device[ordinal].handle;
     if (!is_current) status = tms_devices_enter(devices, ordinal, context, error);
     if (status != TMS_OK) return status;
     status = TMS_DRIVER_CALL(driver, context, error, cuMemGetInfo, &free_now, &total);
