@@ -22,12 +22,10 @@ const simulator_t *simulator(void) {
     return &controls;
 }
 
-static int set_up(void **state, int devices) {
+void fixture_begin(fixture_t *fixture, int devices) {
     tms_error_t error;
-    tms_error_context_t context = {.operation = "test", .device = TMS_NO_DEVICE};
     simulator()->reset(devices, 256 * MIB);
-    fixture_t *fixture = calloc(1, sizeof *fixture);
-    assert_non_null(fixture);
+    *fixture = (fixture_t){0};
     tms_log_init(&fixture->log, TMS_LOG_WARNING);
     ASSERT_OK(tms_config_read(&fixture->config, &fixture->log, &error), error);
     tms_driver_init(&fixture->driver, fixture->config.driver_path, &fixture->log);
@@ -35,6 +33,31 @@ static int set_up(void **state, int devices) {
     ASSERT_OK(tms_region_init(&fixture->regions, &fixture->config, &error), error);
     ASSERT_OK(tms_saver_init(&fixture->saver, &fixture->config, &fixture->log, &fixture->devices, &fixture->regions, &error),
               error);
+}
+
+void fixture_end(fixture_t *fixture, int devices) {
+    tms_saver_release(&fixture->saver);
+    for (int device = 0; device < devices; device++) {
+        tms_sim_usage_t usage;
+        simulator()->usage(device, &usage);
+        assert_int_equal(usage.handles, 0);
+        assert_int_equal(usage.mappings, 0);
+        assert_int_equal(usage.reservations, 0);
+        assert_int_equal(usage.host_bytes, 0);
+        assert_int_equal(usage.streams, 0);
+    }
+    tms_region_release(&fixture->regions);
+    tms_devices_release(&fixture->devices);
+    tms_driver_release(&fixture->driver);
+    tms_config_release(&fixture->config);
+}
+
+static int set_up(void **state, int devices) {
+    tms_error_t error;
+    tms_error_context_t context = {.operation = "test", .device = TMS_NO_DEVICE};
+    fixture_t *fixture = malloc(sizeof *fixture);
+    assert_non_null(fixture);
+    fixture_begin(fixture, devices);
     ASSERT_OK(tms_devices_load(&fixture->devices, &fixture->cuda, &fixture->topology, &context, &error), error);
     /* The first entry makes the context and keeps it. */
     ASSERT_OK(tms_devices_enter(&fixture->devices, 0, &context, &error), error);
@@ -49,22 +72,22 @@ int setup_two_devices(void **state) { return set_up(state, 2); }
 
 int teardown(void **state) {
     fixture_t *fixture = *state;
-    tms_saver_release(&fixture->saver);
-    for (int device = 0; device < fixture->topology->count; device++) {
-        tms_sim_usage_t usage;
-        simulator()->usage(device, &usage);
-        assert_int_equal(usage.handles, 0);
-        assert_int_equal(usage.mappings, 0);
-        assert_int_equal(usage.reservations, 0);
-        assert_int_equal(usage.host_bytes, 0);
-        assert_int_equal(usage.streams, 0);
-    }
-    tms_region_release(&fixture->regions);
-    tms_devices_release(&fixture->devices);
-    tms_driver_release(&fixture->driver);
-    tms_config_release(&fixture->config);
+    fixture_end(fixture, fixture->topology->count);
     free(fixture);
     return 0;
+}
+
+void assert_nothing_waits(tms_saver_t *saver) {
+    tms_counters_t counters;
+    tms_saver_counters(saver, &counters);
+    assert_int_equal(counters.damaged, 0);
+    assert_int_equal(counters.deferred_frees, 0);
+    assert_int_equal(counters.quarantined_handles, 0);
+    assert_int_equal(counters.quarantined_ranges, 0);
+    assert_int_equal(counters.quarantined_host, 0);
+    assert_int_equal(counters.quarantined_other, 0);
+    assert_int_equal(saver->aside.count, 0);
+    assert_false(tms_saver_has_reclaimable(saver));
 }
 
 void assert_ok(tms_status_t status, const tms_error_t *error, const char *file, int line) {

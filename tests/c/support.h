@@ -59,6 +59,14 @@ int setup_one_device(void **state);
 int setup_two_devices(void **state);
 int teardown(void **state);
 
+/* What the setups and the teardown are made of, for tests with a fixture of their own: a saver on simulated devices of 256
+ * MiB, which has not used the driver yet; and the end of it, which may leave nothing there. */
+void fixture_begin(fixture_t *fixture, int devices);
+void fixture_end(fixture_t *fixture, int devices);
+
+/* That the driver has taken back everything, and nobody waits for it: no damaged segment, deferred free or quarantine. */
+void assert_nothing_waits(tms_saver_t *saver);
+
 /* A saver call that must succeed: prints the error's message where it does not. */
 #define ASSERT_OK(call, error) assert_ok((call), &(error), __FILE__, __LINE__)
 void assert_ok(tms_status_t status, const tms_error_t *error, const char *file, int line);

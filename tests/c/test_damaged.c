@@ -3,12 +3,10 @@
 
 #include "support.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "captured_stderr.h"
+#include "temporary.h"
 
 static uint64_t allocate_filled(fixture_t *f, const char *tag, uint32_t seed) {
     uint64_t address = allocate(f, tag, TMS_BACKUP_PINNED, 2 * MIB);
@@ -107,8 +105,8 @@ static void the_call_that_refused_last_is_named(void **state) {
 static void an_exclusive_resume_that_passes_over_damaged_ones_keeps_no_lock(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
-    char directory[] = "/tmp/tms-test-damaged-XXXXXX", command[64];
-    assert_non_null(mkdtemp(directory));
+    char directory[TEMPORARY_BYTES];
+    assert_non_null(make_temporary_directory(directory, "damaged"));
     f->saver.device_locks.directory = directory;
     uint64_t damaged = allocate_one_damaged(f);
     tms_selection_t selection = {.exclusive = 1};
@@ -121,8 +119,7 @@ static void an_exclusive_resume_that_passes_over_damaged_ones_keeps_no_lock(void
     assert_filled(damaged, 2 * MIB, 1);
     assert_int_equal(f->saver.device_locks.device[0].count, 1);
     ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-    snprintf(command, sizeof command, "rm -r %s", directory);
-    assert_int_equal(system(command), 0);
+    assert_int_equal(remove_temporary_directory(directory), 0);
 }
 
 static void a_pause_of_damaged_ones_says_so_once(void **state) {

@@ -22,9 +22,11 @@
 
 #include <cmocka.h>
 
+#include "own_process.h"
 #include "state.h"
+#include "temporary.h"
 
-enum { PATH_BYTES = 256, PATIENCE_SECONDS = 60, SOMEBODY_ELSE = 12345, SKIPPED = 77 };
+enum { PATH_BYTES = TEMPORARY_BYTES, SOMEBODY_ELSE = 12345 };
 
 static const tms_error_context_t context = {.operation = "resume", .device = TMS_NO_DEVICE};
 static char base[PATH_BYTES];
@@ -64,33 +66,14 @@ int flock(int fd, int operation) {
 
 static int make(void **state) {
     (void)state;
-    snprintf(base, sizeof(base), "/tmp/tms-test-lock-XXXXXX");
-    if (!mkdtemp(base)) return -1;
+    if (!make_temporary_directory(base, "lock")) return -1;
     setenv("TMS_SIMULATED_DEVICES", "2", 1);
     return setenv("TMS_LOCK_DIR", base, 1);
 }
 
 static int release(void **state) {
     (void)state;
-    char command[2 * PATH_BYTES];
-    snprintf(command, sizeof(command), "rm -rf '%s'", base);
-    return system(command);
-}
-
-static void assert_exits(void (*body)(void)) {
-    int status = -1;
-    fflush(NULL);
-    pid_t child = fork();
-    if (child == 0) {
-        alarm(PATIENCE_SECONDS);
-        body();
-        exit(0);
-    }
-    assert_true(child > 0);
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_true(WIFEXITED(status));
-    if (WEXITSTATUS(status) == SKIPPED) skip();
-    assert_int_equal(WEXITSTATUS(status), 0);
+    return remove_temporary_directory(base);
 }
 
 static tms_device_locks_t *locks(void) {

@@ -15,8 +15,9 @@
 #include <cmocka.h>
 
 #include "driver.h"
+#include "temporary.h"
 
-enum { PATH_BYTES = 256, COMMAND_BYTES = 1024, THREADS = 4 };
+enum { PATH_BYTES = TEMPORARY_BYTES, COMMAND_BYTES = 1024, THREADS = 4 };
 
 static char directory[PATH_BYTES];
 static bool have_compiler;
@@ -44,10 +45,8 @@ static const char driver_source[] =
 static int make_directory(void **state) {
     (void)state;
     char path[PATH_BYTES + 16];
-    const char *parent = getenv("TMPDIR");
     tms_log_init(&log_under_test, TMS_LOG_WARNING);
-    snprintf(directory, sizeof(directory), "%.200s/tms-test-driver-XXXXXX", parent && *parent ? parent : "/tmp");
-    if (!mkdtemp(directory)) return -1;
+    if (!make_temporary_directory(directory, "driver")) return -1;
     snprintf(path, sizeof(path), "%s/driver.c", directory);
     FILE *file = fopen(path, "w");
     if (!file || fputs(driver_source, file) < 0 || fclose(file) != 0) return -1;
@@ -57,9 +56,7 @@ static int make_directory(void **state) {
 
 static int remove_directory(void **state) {
     (void)state;
-    char command[COMMAND_BYTES];
-    snprintf(command, sizeof(command), "rm -rf '%s'", directory);
-    return system(command);
+    return remove_temporary_directory(directory);
 }
 
 /* The path of a driver compiled with `options`. Each name is compiled once. */

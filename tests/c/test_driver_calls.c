@@ -4,12 +4,11 @@
 
 #include "support.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "config.h"
+#include "temporary.h"
 
 enum { DEVICES = 2, SEGMENTS = 4, MARGIN = 1 << 20 };
 
@@ -23,12 +22,7 @@ static const struct {
 static const tms_error_context_t CONTEXT = {.operation = "test", .device = TMS_NO_DEVICE};
 
 typedef struct life {
-    tms_log_t log;
-    tms_config_t config;
-    tms_driver_t driver;
-    tms_devices_t devices;
-    tms_region_defaults_t regions;
-    tms_saver_t saver;
+    fixture_t fixture;
     tms_driver_table_t *table; /* the loaded one, to take entry points out of it */
     uint64_t address[SEGMENTS];
     const char *call; /* that is missing or fails */
@@ -38,36 +32,14 @@ typedef struct life {
 static void begin(life_t *life, const char *call) {
     tms_error_t error;
     const tms_driver_table_t *table = NULL;
-    simulator()->reset(DEVICES, 256 * MIB);
     *life = (life_t){.call = call};
-    tms_log_init(&life->log, TMS_LOG_SILENT);
-    ASSERT_OK(tms_config_read(&life->config, &life->log, &error), error);
-    tms_log_init(&life->log, TMS_LOG_SILENT);
-    tms_driver_init(&life->driver, life->config.driver_path, &life->log);
-    tms_devices_init(&life->devices, &life->driver);
-    ASSERT_OK(tms_region_init(&life->regions, &life->config, &error), error);
-    ASSERT_OK(tms_saver_init(&life->saver, &life->config, &life->log, &life->devices, &life->regions, &error), error);
-    atomic_store(&life->saver.memory_margin_bytes, MARGIN);
-    life->saver.stores.copy_chunk_bytes = BYTES / 3;
-    ASSERT_OK(tms_driver_load(&life->driver, &table, &CONTEXT, &error), error);
+    fixture_t *f = &life->fixture;
+    fixture_begin(f, DEVICES);
+    tms_log_init(&f->log, TMS_LOG_SILENT);
+    atomic_store(&f->saver.memory_margin_bytes, MARGIN);
+    f->saver.stores.copy_chunk_bytes = BYTES / 3;
+    ASSERT_OK(tms_driver_load(&f->driver, &table, &CONTEXT, &error), error);
     life->table = (tms_driver_table_t *)(uintptr_t)table;
-}
-
-static void end(life_t *life) {
-    tms_saver_release(&life->saver);
-    for (int device = 0; device < DEVICES; device++) {
-        tms_sim_usage_t usage;
-        simulator()->usage(device, &usage);
-        assert_int_equal(usage.handles, 0);
-        assert_int_equal(usage.mappings, 0);
-        assert_int_equal(usage.reservations, 0);
-        assert_int_equal(usage.host_bytes, 0);
-        assert_int_equal(usage.streams, 0);
-    }
-    tms_region_release(&life->regions);
-    tms_devices_release(&life->devices);
-    tms_driver_release(&life->driver);
-    tms_config_release(&life->config);
 }
 
 /* A failure is about the call that was made to fail, and says so. */
@@ -90,7 +62,7 @@ static void look(life_t *life) {
     for (int i = 0; i < SEGMENTS; i++) {
         tms_segment_info_t row;
         if (!life->address[i]) continue;
-        assert_int_equal(tms_saver_find(&life->saver, life->address[i], &row), TMS_OK);
+        assert_int_equal(tms_saver_find(&life->fixture.saver, life->address[i], &row), TMS_OK);
         assert_true(row.state == TMS_SEGMENT_ACTIVE || row.state == TMS_SEGMENT_PAUSED ||
                     (row.state == TMS_SEGMENT_DAMAGED && can_be_damaged(life->call)));
         if (row.state == TMS_SEGMENT_ACTIVE && WANTED[i].backup != TMS_BACKUP_NONE)
@@ -101,9 +73,10 @@ static void look(life_t *life) {
 static void allocate_all(life_t *life) {
     for (int i = 0; i < SEGMENTS; i++) {
         tms_error_t error;
-        tms_region_t region = life->regions.initial;
+        tms_region_t region = life->fixture.regions.initial;
         region.backup = WANTED[i].backup;
-        tms_status_t status = tms_saver_allocate(&life->saver, &region, BYTES, WANTED[i].device, &life->address[i], &error);
+        tms_status_t status =
+            tms_saver_allocate(&life->fixture.saver, &region, BYTES, WANTED[i].device, &life->address[i], &error);
         if (succeeds(life, status, &error))
             fill(life->address[i], BYTES, (uint32_t)i);
         else
@@ -115,7 +88,7 @@ static void free_all(life_t *life) {
     for (int i = 0; i < SEGMENTS; i++) {
         tms_error_t error;
         if (!life->address[i]) continue;
-        (void)succeeds(life, tms_saver_free(&life->saver, life->address[i], &error), &error);
+        (void)succeeds(life, tms_saver_free(&life->fixture.saver, life->address[i], &error), &error);
         life->address[i] = 0;
     }
 }
@@ -130,18 +103,18 @@ static void pause_and_resume(life_t *life) {
     tms_report_t report;
     /* Interruptible: the wait is on another thread, and copies are in chunks with events between them. */
     const tms_selection_t all = {.exclusive = 1, .interrupted = never};
-    (void)succeeds(life, tms_transition_pause(&life->saver, &all, &report, &error), &error);
+    (void)succeeds(life, tms_transition_pause(&life->fixture.saver, &all, &report, &error), &error);
     look(life);
-    (void)succeeds(life, tms_transition_resume(&life->saver, &all, &report, &error), &error);
+    (void)succeeds(life, tms_transition_resume(&life->fixture.saver, &all, &report, &error), &error);
     look(life);
 }
 
 static void live(life_t *life) {
     tms_error_t error;
     tms_device_mask_t active = 0;
-    (void)succeeds(life, tms_devices_active(&life->devices, &active, &CONTEXT, &error), &error);
+    (void)succeeds(life, tms_devices_active(&life->fixture.devices, &active, &CONTEXT, &error), &error);
     allocate_all(life);
-    (void)succeeds(life, tms_saver_refresh_peers(&life->saver, &error), &error);
+    (void)succeeds(life, tms_saver_refresh_peers(&life->fixture.saver, &error), &error);
     pause_and_resume(life);
     free_all(life);
 }
@@ -152,14 +125,11 @@ static void live_again(life_t *life) {
     live(life);
     assert_int_equal(life->failures, 0);
     tms_counters_t counters;
-    tms_saver_counters(&life->saver, &counters);
-    assert_int_equal(counters.quarantined_handles, 0);
-    assert_int_equal(counters.quarantined_ranges, 0);
-    assert_int_equal(counters.quarantined_host, 0);
-    assert_int_equal(counters.quarantined_other, 0);
+    tms_saver_counters(&life->fixture.saver, &counters);
     assert_int_equal(counters.resident_bytes, 0);
     assert_int_equal(counters.paused_bytes, 0);
-    end(life);
+    assert_nothing_waits(&life->fixture.saver);
+    fixture_end(&life->fixture, DEVICES);
 }
 
 /* What has a substitute, undoes something (which is tried again, and no failure of a call), or is not used here. */
@@ -220,12 +190,17 @@ static void every_call_may_fail(void **state) {
     assert_true(injected > SEGMENTS * 10);
 }
 
-static char folder[] = "/tmp/tms_driver_calls_XXXXXX";
+static char folder[TEMPORARY_BYTES];
 
 static int make_folder(void **state) {
     (void)state;
-    return mkdtemp(folder) && setenv("TMS_LOCK_DIR", folder, 1) == 0 && setenv("TMS_DISK_BACKUP_DIR", folder, 1) == 0 ? 0
-                                                                                                                      : -1;
+    if (!make_temporary_directory(folder, "driver-calls") || setenv("TMS_LOCK_DIR", folder, 1) != 0) return -1;
+    return setenv("TMS_DISK_BACKUP_DIR", folder, 1);
+}
+
+static int remove_folder(void **state) {
+    (void)state;
+    return remove_temporary_directory(folder);
 }
 
 int main(void) {
@@ -233,5 +208,5 @@ int main(void) {
         cmocka_unit_test(every_entry_point_may_be_missing),
         cmocka_unit_test(every_call_may_fail),
     };
-    return cmocka_run_group_tests(tests, make_folder, NULL);
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

@@ -12,11 +12,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "temporary.h"
+
 enum { PATH_BYTES = 512 };
 static const tms_error_context_t CONTEXT = {.operation = "test", .device = 0};
 static const uint64_t BYTES = 5 * MIB + 33;
 static int fallocate_error;
-static char base[PATH_BYTES], directory[PATH_BYTES + 8];
+static char base[TEMPORARY_BYTES], directory[TEMPORARY_BYTES + 8];
 
 int fallocate(int fd, int mode, off_t offset, off_t bytes) {
     if (fallocate_error == 0) return (int)syscall(SYS_fallocate, fd, mode, offset, bytes);
@@ -110,10 +112,8 @@ static void only_our_addresses_are_freed_and_only_once(void **state) {
 
 static int setup_disk(void **state) {
     tms_error_t error;
-    const char *parent = getenv("TMPDIR");
     fallocate_error = 0;
-    snprintf(base, sizeof base, "%.200s/tms-test-hostile-XXXXXX", parent && *parent ? parent : "/tmp");
-    if (!mkdtemp(base) || setup_one_device(state) != 0) return -1;
+    if (!make_temporary_directory(base, "hostile") || setup_one_device(state) != 0) return -1;
     fixture_t *f = *state;
     snprintf(directory, sizeof directory, "%s/d", base);
     f->saver.stores.chunk_bytes = 2 * MIB;
@@ -132,8 +132,7 @@ static int teardown_disk(void **state) {
     while (f->saver.registry.first) (void)tms_saver_free(&f->saver, f->saver.registry.first->begin, NULL);
     assert_int_equal(atomic_load(&f->saver.stores.disk_bytes), 0);
     int result = teardown(state);
-    run("rm -rf '%s'%s", base, "");
-    return result;
+    return remove_temporary_directory(base) == 0 ? result : -1;
 }
 
 static const char *file_of(fixture_t *f, uint64_t address) {

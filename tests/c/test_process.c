@@ -15,11 +15,13 @@
 
 #include <cmocka.h>
 
+#include "own_process.h"
 #include "process.h"
+#include "temporary.h"
 
-enum { PATH_BYTES = 512, MOST_KEPT = 8, FILE_BYTES = 1000, PATIENCE_SECONDS = 60 };
+enum { MOST_KEPT = 8, FILE_BYTES = 1000 };
 
-static char base[PATH_BYTES];
+static char base[TEMPORARY_BYTES];
 static const tms_error_context_t context = {.operation = "pause", .device = 0, .tag = "weights"};
 
 /* In the processes of the tests: says what is wrong and ends the process with status 1. */
@@ -41,38 +43,12 @@ static unsigned count_files(void) {
 
 static int make(void **state) {
     (void)state;
-    const char *parent = getenv("TMPDIR");
-    snprintf(base, sizeof(base), "%.200s/tms-test-process-XXXXXX", parent && *parent ? parent : "/tmp");
-    if (!mkdtemp(base)) return -1;
-    return setenv("TMS_DISK_BACKUP_DIR", base, 1);
+    return make_temporary_directory(base, "process") ? setenv("TMS_DISK_BACKUP_DIR", base, 1) : -1;
 }
 
 static int release(void **state) {
     (void)state;
-    char command[2 * PATH_BYTES];
-    snprintf(command, sizeof(command), "rm -rf '%s'", base);
-    return system(command);
-}
-
-/* Runs `body` in a child that then exits as programs do, with handlers. Returns wait's status. A deadlock ends by SIGALRM.
- */
-static int run(void (*body)(void)) {
-    int status = -1;
-    fflush(NULL);
-    pid_t child = fork();
-    if (child == 0) {
-        alarm(PATIENCE_SECONDS);
-        body();
-        exit(0);
-    }
-    if (child < 0 || waitpid(child, &status, 0) != child) return -1;
-    return status;
-}
-
-static void assert_exits(void (*body)(void)) {
-    int status = run(body);
-    assert_true(WIFEXITED(status));
-    assert_int_equal(WEXITSTATUS(status), 0);
+    return remove_temporary_directory(base);
 }
 
 static tms_state_t *made_state(void) {
@@ -164,7 +140,7 @@ static void test_exit_removes_the_files(void **state) {
     (void)state;
     assert_exits(leave_files);
     assert_int_equal(count_files(), 0);
-    assert_true(WIFSIGNALED(run(leave_files_and_die)));
+    assert_true(WIFSIGNALED(run_in_child(leave_files_and_die)));
     assert_int_equal(count_files(), 4);
     assert_exits(only_make_the_state); /* using no disk backup, it touches no file */
     assert_int_equal(count_files(), 4);
@@ -188,7 +164,7 @@ static void fork_without_a_driver(void) {
     tms_disk_file_t *file = kept_file(state);
     char data[FILE_BYTES] = "contents";
     CHECK(tms_disk_file_write(file, data, FILE_BYTES, 0, &context, NULL) == TMS_OK);
-    int status = run(use_state_in_child);
+    int status = run_in_child(use_state_in_child);
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
     memset(data, 0, sizeof(data));
     CHECK(count_files() == 2); /* the child's are gone, the parent's are not */
@@ -222,7 +198,7 @@ static void fork_with_a_driver(void) {
     atomic_store(&state->driver.table, &table);
     state->saver.transition_running = true; /* as by another thread */
     kept_file(state);
-    int status = run(be_a_forked_child);
+    int status = run_in_child(be_a_forked_child);
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
     CHECK(count_files() == 2);
     CHECK(!atomic_load(&state->saver.forked));
@@ -269,7 +245,7 @@ static void fork_while_locks_are_held(void) {
     tms_state_t *state = made_state();
     for (int i = 0; i < 2; i++) CHECK(pthread_create(&threads[i], NULL, keep_locking, state) == 0);
     for (int round = 0; round < 40; round++) {
-        int status = run(lock_everything);
+        int status = run_in_child(lock_everything);
         CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
     }
     atomic_store(&stop, true);
@@ -302,7 +278,7 @@ static void do_nothing(void) {}
 static void fork_and_look_at_locks(void) {
     CHECK(pthread_atfork(try_locks, NULL, NULL) == 0);
     made_state();
-    CHECK(run(do_nothing) == 0);
+    CHECK(run_in_child(do_nothing) == 0);
     CHECK(locks_held == 3);
     locks_held = 0;
     try_locks();

@@ -2,9 +2,9 @@
 
 #include "support.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
+
+#include "temporary.h"
 
 static tms_status_t try_allocate(fixture_t *f, uint64_t bytes, int device, uint64_t *address, tms_error_t *error) {
     tms_region_t region = tms_saver_settings(&f->saver);
@@ -13,19 +13,6 @@ static tms_status_t try_allocate(fixture_t *f, uint64_t bytes, int device, uint6
 
 /* The driver's table, for a test that puts a function of its own there; the next setup loads another. */
 static tms_driver_table_t *writable(fixture_t *f) { return (tms_driver_table_t *)(uintptr_t)f->cuda; }
-
-static void assert_nothing_waits(fixture_t *f) {
-    tms_counters_t counters;
-    tms_saver_counters(&f->saver, &counters);
-    assert_int_equal(counters.damaged, 0);
-    assert_int_equal(counters.deferred_frees, 0);
-    assert_int_equal(counters.quarantined_handles, 0);
-    assert_int_equal(counters.quarantined_ranges, 0);
-    assert_int_equal(counters.quarantined_host, 0);
-    assert_int_equal(counters.quarantined_other, 0);
-    assert_int_equal(f->saver.aside.count, 0);
-    assert_false(tms_saver_has_reclaimable(&f->saver));
-}
 
 static void what_the_driver_refuses_is_kept_and_tried_again(void **state) {
     fixture_t *f = *state;
@@ -41,7 +28,7 @@ static void what_the_driver_refuses_is_kept_and_tried_again(void **state) {
         assert_int_equal(counters.quarantined_handles, i < 2);
         tms_saver_reclaim(&f->saver);
         assert_int_equal(physical_bytes(0), 0);
-        assert_nothing_waits(f);
+        assert_nothing_waits(&f->saver);
     }
 }
 
@@ -63,7 +50,7 @@ static void what_is_refused_again_stays(void **state) {
     assert_int_equal(counters.quarantined_ranges, 1);
     assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_NOT_MANAGED); /* no longer its owner's */
     ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
-    assert_nothing_waits(f);
+    assert_nothing_waits(&f->saver);
 }
 
 static void a_free_waits_for_a_device_that_cannot_be_waited_for_now(void **state) {
@@ -86,7 +73,7 @@ static void a_free_waits_for_a_device_that_cannot_be_waited_for_now(void **state
         assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_NOT_MANAGED);
         ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
         assert_int_equal(physical_bytes(0), 0);
-        assert_nothing_waits(f);
+        assert_nothing_waits(&f->saver);
     }
 }
 
@@ -102,7 +89,7 @@ static void a_capture_lets_nothing_be_tried_again(void **state) {
     assert_int_equal(simulator()->calls("cuMemRelease"), 0);
     tms_saver_capture_end(&f->saver);
     assert_int_equal(simulator()->calls("cuMemRelease"), 1);
-    assert_nothing_waits(f);
+    assert_nothing_waits(&f->saver);
 }
 
 static void a_context_left_on_the_stack_goes_although_nothing_else_waits(void **state) {
@@ -115,7 +102,7 @@ static void a_context_left_on_the_stack_goes_although_nothing_else_waits(void **
     assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
     assert_int_equal(f->cuda->cuCtxGetCurrent(&now), CUDA_SUCCESS);
     assert_ptr_not_equal(now, before);
-    assert_nothing_waits(f);
+    assert_nothing_waits(&f->saver);
     tms_saver_reclaim(&f->saver);
     assert_int_equal(f->cuda->cuCtxGetCurrent(&now), CUDA_SUCCESS);
     assert_ptr_equal(now, before);
@@ -140,7 +127,7 @@ static void a_damaged_segment_can_be_freed(void **state) {
         assert_int_equal(counters.host_backup_bytes, 0);
         tms_saver_reclaim(&f->saver);
         assert_int_equal(physical_bytes(0), 0);
-        assert_nothing_waits(f);
+        assert_nothing_waits(&f->saver);
     }
 }
 
@@ -178,7 +165,7 @@ static void a_damaged_segment_is_repaired_without_the_lock_and_may_be_freed_mean
         assert_int_equal(watched.calls, 1);
         assert_int_equal(physical_bytes(0), 0);
         assert_int_equal(tms_saver_owns(&f->saver, address), !freeing);
-        assert_nothing_waits(f);
+        assert_nothing_waits(&f->saver);
         if (freeing) continue;
         assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
         ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
@@ -205,7 +192,7 @@ static void an_allocation_that_cannot_be_undone_is_not_tried_over(void **state) 
     assert_int_equal(counters.quarantined_ranges, 2);
     ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
     assert_int_equal(physical_bytes(0), 0);
-    assert_nothing_waits(f);
+    assert_nothing_waits(&f->saver);
 }
 
 /* A driver whose cuMemAddressFree does its work and says that it has not; the address is then handed out again. */
@@ -255,7 +242,7 @@ static void a_range_that_was_taken_back_after_all_is_given_up(void **state) {
     simulator()->clear_counts();
     tms_saver_reclaim(&f->saver); /* must not take the range from its new owner */
     assert_int_equal(simulator()->calls("cuMemUnmap") + simulator()->calls("cuMemAddressFree"), 0);
-    assert_nothing_waits(f);
+    assert_nothing_waits(&f->saver);
     assert_filled(second, 2 * MIB, 3);
     assert_int_equal(tms_saver_free(&f->saver, second, &error), TMS_OK);
 }
@@ -292,7 +279,7 @@ static void a_range_that_another_has_by_now_is_given_up(void **state) {
         writable(f)->cuMemAddressFree = lying.free;
         assert_int_equal(lying.frees, 1);
         assert_int_equal(watched.freed, address);
-        assert_nothing_waits(f);
+        assert_nothing_waits(&f->saver);
         fill(address, 2 * MIB, 3); /* the new owner's */
         assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
         watched.freed = 0;
@@ -319,8 +306,8 @@ static void a_free_lets_go_of_the_devices_lock(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_error_context_t context = {.operation = "test", .device = 0};
-    char directory[] = "/tmp/tms-test-saver-XXXXXX", command[64];
-    assert_non_null(mkdtemp(directory));
+    char directory[TEMPORARY_BYTES];
+    assert_non_null(make_temporary_directory(directory, "reclaim"));
     f->saver.device_locks.directory = directory;
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     ASSERT_OK(tms_device_locks_acquire(&f->saver.device_locks, 1, NULL, &context, &error), error);
@@ -329,9 +316,8 @@ static void a_free_lets_go_of_the_devices_lock(void **state) {
     assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
     assert_int_equal(f->saver.device_locks.device[0].count, 0);
     tms_saver_reclaim(&f->saver);
-    assert_nothing_waits(f);
-    snprintf(command, sizeof command, "rm -r %s", directory);
-    assert_int_equal(system(command), 0);
+    assert_nothing_waits(&f->saver);
+    assert_int_equal(remove_temporary_directory(directory), 0);
 }
 
 #define TEST(test) cmocka_unit_test_setup_teardown(test, setup_one_device, teardown)

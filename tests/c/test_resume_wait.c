@@ -3,12 +3,12 @@
 
 #include "support.h"
 
-#include <dirent.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
+
+#include "temporary.h"
 
 #define LONG_SECONDS 1e6
 enum { TAKEN = 200 };
@@ -161,7 +161,7 @@ static void enough_memory_costs_no_question(void **state) {
 
 /* ---- the devices' locks: a second set of locks stands for another process ---- */
 
-static char lock_directory[] = "/tmp/tms-test-locks-XXXXXX";
+static char lock_directory[TEMPORARY_BYTES];
 
 static void begin_other(fixture_t *f, tms_device_locks_t *locks) {
     tms_error_t error;
@@ -245,17 +245,12 @@ static void a_failed_resume_keeps_no_lock(void **state) {
 
 static int make_lock_directory(void **state) {
     (void)state;
-    return mkdtemp(lock_directory) && setenv("TMS_LOCK_DIR", lock_directory, 1) == 0 ? 0 : -1;
+    return make_temporary_directory(lock_directory, "locks") ? setenv("TMS_LOCK_DIR", lock_directory, 1) : -1;
 }
 
-/* Lock files stay for ever, so this removes them; the directory is this program's own. */
 static int remove_lock_directory(void **state) {
     (void)state;
-    DIR *directory = opendir(lock_directory);
-    if (!directory) return -1;
-    for (struct dirent *entry; (entry = readdir(directory));) (void)unlinkat(dirfd(directory), entry->d_name, 0);
-    closedir(directory);
-    return rmdir(lock_directory);
+    return remove_temporary_directory(lock_directory);
 }
 
 #define ONE(test) cmocka_unit_test_setup_teardown(test, setup_one_device, teardown)

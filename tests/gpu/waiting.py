@@ -40,3 +40,8 @@ def while_waiting(action: Callable[[], None], ready: Callable[[], bool] = lambda
         thread.join()
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the default would kill, if a knock were still on its way
     assert done.is_set(), "the call ended without having waited"
+
+
+def interrupt() -> None:
+    """Ctrl-C."""
+    signal.raise_signal(signal.SIGINT)

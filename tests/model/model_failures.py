@@ -7,7 +7,8 @@ import signal
 from typing import Any
 
 from model_machine import OPERATING_SYSTEM, OUT_OF_MEMORY, UNKNOWN
-from model_operations import Operation, allocate, end_capture, free, launch, pause, renewed_in_vain, resume
+from model_operations import Operation, allocate, end_capture, free, launch
+from model_pausing import pause, renewed_in_vain, resume
 from model_world import ACTIVE, World
 
 from torch_memory_saver import _core

@@ -9,17 +9,15 @@ from model_machine import GRANULARITY
 from model_operations import (
     MOST_LEVELS,
     Operation,
-    after_failed_pause,
-    after_pause,
     allocate_on,
     choose_size,
-    choose_tags,
     enter_region,
     free_one,
     launch,
     leave_region,
     write_bytes,
 )
+from model_pausing import after_failed_pause, after_pause, choose_tags
 from model_world import ACTIVE, FAILURES, MAX_ALLOCATIONS, PAUSED, Allocation, World, describe_error
 
 from torch_memory_saver import _core, errors

@@ -1,6 +1,6 @@
 """The model: what there is and what it holds, in plain Python; and the comparison of all of it with the native core.
 
-A World drives one process's core. Every operation (operations.py, threads.py) decides what to do, does it, says it in
+A World drives one process's core. Every operation (OPERATIONS, FAILING, THREADED) decides what to do, does it, says it in
 `steps`, and says what it should have changed. `check` then compares: the states, the sizes, every byte of what is resident,
 every byte of what has a host backup, the files, the counters, and what the simulated GPU says is allocated.
 

@@ -9,16 +9,13 @@ lets hypothesis choose; as a program it runs for a long time (`make torch-soak`)
 from __future__ import annotations
 
 import argparse
-import gc
 import logging
 import random
 import sys
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +28,8 @@ from torch_memory_saver import torch_memory_saver as saver
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "model"))
 
 from model_choice import RandomChoice
-from model_machine import OPERATING_SYSTEM, OUT_OF_MEMORY, Machine, first_difference, holds
-from model_world import poison
+from model_machine import OPERATING_SYSTEM, OUT_OF_MEMORY, Machine
+from torch_world import TorchWorld
 
 TAGS = ("weights", "kv_cache", "cuda_graph")
 #: region()'s arguments, by a name.
@@ -45,136 +42,6 @@ BACKUPS: dict[str, dict[str, Any]] = {
 SIZES = (1, 1000, 1 << 16, 1 << 20, 2 << 20, 3 << 20, 12 << 20)
 MOST_TENSORS = 12
 MOST_LEVELS = 4
-
-
-@dataclass(eq=False)
-class Managed:
-    """A tensor. `tag` None: an ordinary one."""
-
-    name: int
-    tensor: torch.Tensor
-    tag: str | None
-    backup: str
-    contents: bytes | None
-    active: bool = True
-    copy: bytes | None = None  # what get_cpu_backup gives
-    inherits: bool = True  # until its first pause: a retained backup of its segment is from before it was made
-
-    def __repr__(self) -> str:
-        return (
-            f"#{self.name} ({self.tag}, {self.backup}, {self.tensor.numel()} bytes, {'active' if self.active else 'paused'})"
-        )
-
-
-class TorchWorld:
-    def __init__(self, machine: Machine) -> None:
-        self.machine = machine
-        self.tensors: list[Managed] = []
-        self.levels: list[tuple[Any, str | None, str]] = []
-        self.steps: deque[str] = deque(maxlen=400)
-        self.retain = False
-        self.rule: tuple[str, int, int, int] | None = None
-        self._names = 0
-        saver.retain_cpu_backup = False
-
-    def say(self, step: str) -> None:
-        self.steps.append(step)
-
-    def act(self, function: Callable[[], Any]) -> Any:
-        """Does it while the call of the rule fails, if there is one."""
-        if self.rule is None:
-            return function()
-        self.machine.fail(*self.rule)
-        try:
-            return function()
-        finally:
-            self.machine.fail(self.rule[0], 0, 0, 0)
-
-    def add(self, tensor: torch.Tensor, tag: str | None, backup: str, contents: bytes | None) -> Managed:
-        self._names += 1
-        managed = Managed(self._names, tensor, tag, backup, contents)
-        self.tensors.append(managed)
-        return managed
-
-    def selected(self, tags: tuple[str, ...] | None, active: bool) -> list[Managed]:
-        return [
-            each
-            for each in self.tensors
-            if each.tag is not None and (tags is None or each.tag in tags) and each.active == active
-        ]
-
-    def paused(self, each: Managed) -> None:
-        each.active = each.inherits = False
-        if each.backup in ("pinned", "mmap"):
-            each.copy = each.contents
-        elif each.backup == "none":
-            each.contents = None
-
-    def resumed(self, each: Managed) -> None:
-        each.active = True
-        if each.contents is None:
-            each.contents = poison(each.tensor.numel())
-        if not self.retain:
-            each.copy = None
-
-    def observe(self) -> None:
-        """After a failure: each is paused or it is not, with all that this means."""
-        for each in self.tensors:
-            row = _core.find(each.tensor.data_ptr())
-            if each.tag is None or row is None:
-                continue
-            if each.active and row[5] != _core.STATE_ACTIVE:
-                self.paused(each)
-            elif not each.active and row[5] == _core.STATE_ACTIVE:
-                self.resumed(each)
-            elif each.active and each.copy is not None and saver.get_cpu_backup(each.tensor) is None:
-                each.copy = None  # the failed pause had begun to renew it
-
-    def check(self) -> None:
-        torch.cuda.synchronize()
-        for each in self.tensors:
-            self.check_one(each)
-
-    def check_one(self, each: Managed) -> None:
-        address = each.tensor.data_ptr()
-        row = _core.find(address)
-        if each.tag is None:
-            assert row is None, f"{each} is managed: {row}"
-        else:
-            assert row is not None, f"{each} is not managed"
-            assert (row[5], row[7]) == (_core.STATE_ACTIVE if each.active else _core.STATE_PAUSED, each.tag), (
-                f"{each}: {row}"
-            )
-            backup = None if each.inherits else saver.get_cpu_backup(each.tensor)
-            assert (backup is None) == (each.copy is None), f"{each}: {'no' if backup is None else 'a'} backup"
-            if backup is not None and each.copy is not None:
-                assert backup.numpy().tobytes() == each.copy, f"the backup of {each} is wrong"
-        if each.active and each.contents is not None:
-            assert holds(address, each.contents), f"{each}: {first_difference(address, each.contents)}"
-
-    def abandon(self) -> None:
-        """Whatever happened, back to the start."""
-        while self.levels:
-            self.levels.pop()[0].__exit__(None, None, None)
-        self.tensors.clear()
-        gc.collect()
-        saver.resume()
-        saver.retain_cpu_backup = False
-        torch.cuda.synchronize()
-        torch_memory_saver.empty_cache()
-        torch.cuda.empty_cache()
-        _core.resume((), None)
-
-    def end(self) -> None:
-        """Everything goes. Nothing managed is left."""
-        self.abandon()
-        counters = _core.counters()
-        left = {
-            name: counters[name]
-            for name in ("allocations", "resident_bytes", "paused_bytes", "host_backup_bytes", "damaged")
-        }
-        left |= {name: value for name, value in counters.items() if name.startswith("quarantined")}
-        assert not any(left.values()), f"left at the end: {left}"
 
 
 def payload(choose: Any, size: int) -> bytes:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, note, settings, strategies
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent / "model"))
 
-from model_choice import DrawnChoice
 from model_machine import Machine
-from model_torch import OPERATIONS, Operation, TorchWorld
+from model_rules import Rules, add_rule, run
+from model_torch import OPERATIONS
+from torch_world import TorchWorld
 
 from torch_memory_saver import errors
 from torch_memory_saver import torch_memory_saver as saver
@@ -27,43 +25,15 @@ EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "12"))
 STEPS = int(os.environ.get("MODEL_STEPS", "40"))
 
 
-def as_rule(operation: Operation) -> Callable[..., None]:
-    def step(self: Model, data: Any) -> None:
-        self.guarded(lambda: operation(self.world, DrawnChoice(data)))
-
-    step.__name__ = operation.__name__
-    return rule(data=strategies.data())(step)
-
-
-class Model(RuleBasedStateMachine):
+class Model(Rules):
     machine: Machine
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.failed = False
-        self.world = TorchWorld(self.machine)
-
-    def guarded(self, step: Callable[[], Any]) -> None:
-        try:
-            step()
-        except Exception:
-            self.failed = True
-            note("\n".join(self.world.steps))
-            raise
-
-    @invariant()
-    def everything_is_as_it_should_be(self) -> None:
-        self.guarded(self.world.check)
-
-    def teardown(self) -> None:
-        if self.failed:
-            self.world.abandon()
-        else:
-            self.world.end()
+    def begin(self) -> TorchWorld:
+        return TorchWorld(self.machine)
 
 
 for each in OPERATIONS:
-    setattr(Model, each.__name__, as_rule(each))
+    add_rule(Model, each, each.__name__)
 
 
 @pytest.fixture(autouse=True)
@@ -74,17 +44,7 @@ def a_device_in_use() -> Iterator[None]:
 
 def test_tensors_are_what_the_model_says() -> None:
     Model.machine = Machine()
-    run_state_machine_as_test(
-        Model,
-        settings=settings(
-            max_examples=EXAMPLES,
-            stateful_step_count=STEPS,
-            deadline=None,
-            database=None,
-            print_blob=True,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run(Model, EXAMPLES, STEPS)
 
 
 def test_a_pause_that_fails_after_its_commit_point_leaves_no_paused_pool_routed() -> None:

@@ -1,0 +1,34 @@
+#include "own_process.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h> /* needs the first four of the above */
+
+enum { PATIENCE_SECONDS = 60 };
+
+int run_in_child(void (*body)(void)) {
+    int status = -1;
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(PATIENCE_SECONDS);
+        body();
+        exit(0);
+    }
+    if (child < 0 || waitpid(child, &status, 0) != child) return -1;
+    return status;
+}
+
+void assert_exits(void (*body)(void)) {
+    int status = run_in_child(body);
+    assert_true(WIFEXITED(status));
+    if (WEXITSTATUS(status) == SKIPPED) skip();
+    assert_int_equal(WEXITSTATUS(status), 0);
+}

@@ -1,0 +1,77 @@
+"""Operations of a model as rules of hypothesis: the machine that a test gives its World, and how it is run."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from hypothesis import HealthCheck, note, settings, strategies
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from model_choice import DrawnChoice
+
+
+class AnyWorld(Protocol):
+    """What there is and what it holds, with the operations that have led there."""
+
+    steps: deque[str]
+
+    def check(self) -> None: ...
+    def end(self) -> None: ...
+    def abandon(self) -> None: ...
+
+
+class Rules(RuleBasedStateMachine):
+    """Makes a world, has everything compared after every step, and says the steps when one fails."""
+
+    world: AnyWorld
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failed = False
+        self.world = self.begin()
+
+    def begin(self) -> AnyWorld:
+        raise NotImplementedError
+
+    def guarded(self, step: Callable[[], Any]) -> None:
+        try:
+            step()
+        except Exception:
+            self.failed = True
+            note("\n".join(self.world.steps))
+            raise
+
+    @invariant()
+    def everything_is_as_it_should_be(self) -> None:
+        self.guarded(self.world.check)
+
+    def teardown(self) -> None:
+        if self.failed:
+            self.world.abandon()
+        else:
+            self.world.end()
+
+
+def add_rule(machine: type[Rules], operation: Callable[[Any, Any], bool], name: str) -> None:
+    """One operation as a rule of the machine; its decisions are drawn."""
+
+    def step(self: Rules, data: Any) -> None:
+        self.guarded(lambda: operation(self.world, DrawnChoice(data)))
+
+    step.__name__ = operation.__name__
+    setattr(machine, name, rule(data=strategies.data())(step))
+
+
+def run(machine: type[Rules], examples: int, steps: int) -> None:
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            deadline=None,
+            database=None,
+            print_blob=True,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
