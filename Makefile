@@ -17,8 +17,8 @@ CUDA_INCLUDE = $(eval CUDA_INCLUDE := $$(shell $(PYTHON) -c 'import setup; print
 PYTHON_INCLUDE = $(shell $(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')
 IN_TREE = PYTHONPATH="$(abspath $(PACKAGE_ROOT))$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON)
 
-C_FILES = $(shell find csrc tests -name '*.[ch]')
-PYTHON_FILES = setup.py $(wildcard $(PACKAGE_ROOT)/torch_memory_saver tests examples benchmarks)
+C_FILES = $(shell find csrc src tests -name '*.[ch]')
+PYTHON_FILES = setup.py $(wildcard $(PACKAGE_ROOT)/torch_memory_saver tests examples)
 
 .PHONY: help
 help: ## this list
@@ -71,9 +71,10 @@ RECORD ?= h200
 faithful: ## on a real GPU: records what it does in tests/faithful, for the simulated one to be compared with (RECORD=h200)
 	$(PYTHON) tests/faithful/record.py --output tests/faithful/recorded_$(RECORD).json
 
+BENCH_ARGUMENTS ?=
 .PHONY: bench
-bench: build ## what pause and resume cost beside the bare driver calls, on a real GPU
-	$(IN_TREE) benchmarks/pause_resume.py
+bench: build ## what pause and resume reach of what the hardware allows; BENCH_ARGUMENTS="--peer PATH --json FILE"
+	$(IN_TREE) -m torch_memory_saver bench $(BENCH_ARGUMENTS)
 
 # ---- C unit tests. Each tests/c/test_*.c is a program, linked with the core and the other files of tests/c. One build a
 # variant: plain, asan (with UBSan), tsan, coverage.
@@ -140,7 +141,7 @@ $(SITE_SIMULATOR): $(C_SIMULATOR) csrc/simulator/exports.map
 
 .PHONY: site
 site: $(SITE_CORE) $(SITE_PRELOAD) $(SITE_SIMULATOR)
-	@cd $(PACKAGE_ROOT) && find torch_memory_saver \( -name '*.py' -o -name '*.pyi' -o -name py.typed \) -exec cp --parents -t $(abspath $(SITE)) {} +
+	@cd $(PACKAGE_ROOT) && find torch_memory_saver \( -name '*.py' -o -name '*.pyi' -o -name '*.c' -o -name py.typed \) -exec cp --parents -t $(abspath $(SITE)) {} +
 
 # Tests of what is in the libraries that setup.py builds: names that begin so.
 OF_SETUP := --ignore=tests/preload/test_exports.py --deselect=tests/python/test_simulate_elf.py::test_the_simulated_gpu \

@@ -129,7 +129,7 @@ def main() -> None:
         license="Apache-2.0",
         package_dir={"": PACKAGE_ROOT},
         packages=find_packages(PACKAGE_ROOT, include=[PACKAGE, f"{PACKAGE}.*"]),
-        package_data={PACKAGE: ["py.typed", "*.pyi"]},
+        package_data={PACKAGE: ["py.typed", "*.pyi"], f"{PACKAGE}.bench": ["*.c"]},
         include_package_data=False,
         zip_safe=False,
         ext_modules=[

@@ -36,7 +36,8 @@ static void api_region_current(tms_region_settings_t *settings, int32_t *depth) 
         return;
     }
     tms_region_t region = tms_region_current(&state->regions, depth);
-    *settings = (tms_region_settings_t){.managed = region.managed, .backup = region.backup, .tag = region.tag->name};
+    *settings = (tms_region_settings_t){
+        .managed = region.managed, .backup = region.backup, .tag = region.tag->name, .host_policy = region.host_policy};
 }
 
 static tms_status_t api_region_set(const tms_region_settings_t *settings, tms_error_t *error) {
@@ -70,14 +71,60 @@ static uint64_t api_get_memory_margin(void) {
     return state ? atomic_load(&state->saver.memory_margin_bytes) : 0;
 }
 
-static void api_set_retain_backup(int32_t retain) {
+static int32_t api_get_host_policy(void) {
     tms_state_t *state = tms_state(NULL);
-    if (state) atomic_store(&state->saver.retain_backup, retain != 0);
+    return state ? atomic_load(&state->saver.host_policy) : TMS_HOST_RELEASE;
 }
 
-static int32_t api_get_retain_backup(void) {
+static tms_status_t api_set_host_policy(int32_t policy, tms_error_t *error) {
+    const tms_error_context_t context = {.operation = "set host_memory", .device = TMS_NO_DEVICE};
+    tms_state_t *state = tms_state(error);
+    if (!state) return TMS_OUT_OF_HOST_MEMORY;
+    if (policy != TMS_HOST_RELEASE && policy != TMS_HOST_POOL && policy != TMS_HOST_RETAIN)
+        return tms_error_set(error, TMS_INVALID_ARGUMENT, &context, "there is no host memory policy %d", (int)policy);
+    atomic_store(&state->saver.host_policy, policy);
+    return TMS_OK;
+}
+
+static int32_t api_get_retain_backup(void) { return api_get_host_policy() == TMS_HOST_RETAIN; }
+
+/* Turned off, it is what the environment says, as if it had never been on. */
+static void api_set_retain_backup(int32_t retain) {
     tms_state_t *state = tms_state(NULL);
-    return state ? atomic_load(&state->saver.retain_backup) : 0;
+    int on = TMS_HOST_RETAIN;
+    if (!state) return;
+    if (retain)
+        atomic_store(&state->saver.host_policy, TMS_HOST_RETAIN);
+    else
+        (void)atomic_compare_exchange_strong(&state->saver.host_policy, &on,
+                                             state->config.host_policy == TMS_HOST_RETAIN ? TMS_HOST_RELEASE
+                                                                                          : state->config.host_policy);
+}
+
+static tms_status_t api_reserve_host_memory(uint64_t bytes, int32_t device, tms_error_t *error) {
+    tms_error_context_t context = {.operation = "reserve_host_memory", .device = device, .bytes = bytes};
+    tms_state_t *state = tms_state(error);
+    const tms_device_table_t *devices = NULL;
+    if (!state) return TMS_OUT_OF_HOST_MEMORY;
+    tms_status_t status = tms_saver_check_process(&state->saver, &context, error);
+    if (status == TMS_OK) status = tms_devices_load(&state->devices, NULL, &devices, &context, error);
+    if (status == TMS_OK && device == TMS_NO_DEVICE) status = tms_devices_current(&state->devices, &device, &context, error);
+    if (status != TMS_OK) return status;
+    if (device < 0 || device >= devices->count)
+        return tms_error_set(error, TMS_INVALID_ARGUMENT, &context, "devices 0 to %d exist", devices->count - 1);
+    return tms_host_store_reserve(&state->saver.stores.host, device, bytes, error);
+}
+
+static void api_close(void) {
+    tms_state_t *state = tms_state_if_made();
+    if (!state || atomic_load(&state->saver.forked)) return;
+    tms_pendings_close(&state->saver.pendings);
+    tms_host_store_close(&state->saver.stores.host);
+}
+
+static tms_status_t api_resume_begin(const tms_selection_t *selection, tms_pending_t **pending, tms_error_t *error) {
+    tms_state_t *state = tms_state(error);
+    return state ? tms_pending_begin(&state->saver, selection, pending, error) : TMS_OUT_OF_HOST_MEMORY;
 }
 
 static tms_status_t api_set_disk_directory(const char *path, tms_error_t *error) {
@@ -201,6 +248,15 @@ const tms_api_t *tms_get_api(uint32_t version) {
         .find = api_find,
         .tag_info = api_tag_info,
         .counters = api_counters,
+        .resume_begin = api_resume_begin,
+        .pending_done = tms_pending_done,
+        .pending_wait = tms_pending_wait,
+        .pending_wait_stream = tms_pending_wait_stream,
+        .pending_release = tms_pending_release,
+        .reserve_host_memory = api_reserve_host_memory,
+        .set_host_policy = api_set_host_policy,
+        .get_host_policy = api_get_host_policy,
+        .close = api_close,
         .in_transition = api_in_transition,
     };
     return version == TMS_API_VERSION ? &api : NULL;

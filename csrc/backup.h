@@ -3,29 +3,43 @@
  * A backup belongs to its segment and is handled only by the thread that owns the segment in a transition; host buffers are
  * reference-counted because a zero-copy view may outlive them there. No lock is held during any of these calls.
  *
- * Life: prepare (space is there, or nothing has changed) -> save (contents are in it, once the copier has waited) -> commit
- * -> load (contents are on the device again, once the copier has waited) -> discard. cancel undoes prepare. `saved` says
- * whether it holds contents. */
+ * Life: plan (what this pause keeps, and where; host memory is asked for, a file is made, or nothing has changed) -> save
+ * (contents are in it, once the copier has waited) -> commit -> load (contents are on the device again, once the copier has
+ * waited) -> discard. cancel undoes plan. `saved` says whether it holds contents, and `held` what they are; until the commit
+ * that is what an earlier pause kept (a retained backup), if save has not begun to write over it. */
 #ifndef TMS_BACKUP_H
 #define TMS_BACKUP_H
 
 #include "backup_disk.h"
-#include "backup_host.h"
+#include "copier.h"
 #include "device.h"
+#include "host_store.h"
 #include "wait.h"
 
-/* How much is queued between two looks at whether the call is to stop. At most twice this much is in flight then. */
-#define TMS_COPY_CHUNK_BYTES ((uint64_t)256 << 20)
+/* A part of a segment that is kept, `offset` from its start, and where it lies in the backup, which has no gaps. */
+typedef struct tms_extent {
+    uint64_t offset, packed, bytes;
+} tms_extent_t;
 
-enum { TMS_COPIER_EVENTS = 2 };
+/* What is kept of a segment. */
+typedef struct tms_backup_content {
+    tms_backup_kind_t kind; /* where */
+    uint64_t bytes;         /* in all */
+    tms_extent_t *extents;  /* sorted; NULL: everything, or nothing where `bytes` is 0 */
+    size_t extent_count;
+} tms_backup_content_t;
 
 typedef struct tms_backup {
-    tms_backup_kind_t kind;
-    bool saved;              /* holds the contents of the last pause */
-    bool fresh;              /* its space was made by the pause under way: cancel takes it away again */
-    uint64_t bytes;          /* of the contents: the size that was asked for */
-    tms_host_buffer_t *host; /* PINNED, MMAP: our reference, or NULL */
-    tms_disk_file_t *file;   /* DISK: made at the first pause, kept until the segment is freed */
+    tms_backup_kind_t kind;       /* as the region said */
+    tms_host_policy_t policy;     /* as the region said; TMS_HOST_DEFAULT */
+    uint64_t bytes;               /* of the segment's contents: the size that was asked for */
+    bool saved;                   /* holds the contents of a pause */
+    bool fresh_file;              /* `file` was made by the pause under way */
+    tms_backup_content_t held;    /* if saved */
+    tms_backup_content_t planned; /* by the pause under way */
+    tms_host_buffer_t *host;      /* our reference, or NULL */
+    tms_host_buffer_t *fresh;     /* the planned one, where `host` will not do */
+    tms_disk_file_t *file;        /* made at the first pause to disk; kept until the segment is freed if `kind` is DISK */
 } tms_backup_t;
 
 /* What all stores need; lives in the saver. */
@@ -33,57 +47,46 @@ typedef struct tms_backup_stores {
     tms_devices_t *devices;
     const tms_log_t *log;
     tms_quarantine_t *quarantine; /* for what cannot be given back */
-    uint64_t chunk_bytes;         /* disk staging buffer */
+    uint64_t chunk_bytes;         /* disk staging buffers of a copier, together */
     uint64_t copy_chunk_bytes;    /* TMS_COPY_CHUNK_BYTES; tests use less */
+    tms_host_store_t host;        /* has its own lock */
     tms_disk_directory_t disk;    /* has its own lock */
-    _Atomic uint64_t host_bytes;
     _Atomic uint64_t disk_bytes;
 } tms_backup_stores_t;
 
-/* A stream on one device for the copies of one call. Its device's context is current between open and close. */
-typedef struct tms_copier {
-    tms_backup_stores_t *stores;
-    const tms_driver_table_t *driver;
-    int device;
-    tms_wait_t *wait; /* of the call; NULL: not interruptible, and every copy is one driver call */
-    CUstream stream;
-    CUevent events[TMS_COPIER_EVENTS]; /* behind the last two chunks; made when the first chunk is full */
-    bool recorded[TMS_COPIER_EVENTS];  /* in the stream, and not waited for yet */
-    int next;                          /* of events */
-    uint64_t queued;                   /* bytes behind the event recorded last */
-    bool open;
-    void *staging; /* pinned; made at the first disk copy */
-    uint64_t staging_bytes;
-    struct tms_copier_holdings *held; /* copier.c */
-} tms_copier_t;
+/* What one pause wants of the backup of one segment. */
+typedef struct tms_backup_wish {
+    tms_backup_kind_t kind;       /* this time */
+    tms_host_policy_t policy;     /* for host memory that is made; not TMS_HOST_DEFAULT */
+    int device;                   /* that the host memory is for */
+    const void *group;            /* tms_host_request_t.group */
+    uint64_t address;             /* of the segment */
+    const tms_live_t *live;       /* NULL: everything is */
+    struct tms_host_batch *batch; /* asked for host memory */
+    tms_wait_t *wait;
+} tms_backup_wish_t;
 
-/* `wait` may be NULL. */
-tms_status_t tms_copier_open(tms_copier_t *copier, tms_backup_stores_t *stores, int device, tms_wait_t *wait,
+/* Disk backups are always of everything. A backup that still has memory or a file that will do is used again. */
+tms_status_t tms_backup_plan(tms_backup_t *backup, tms_backup_stores_t *stores, const tms_backup_wish_t *wish,
                              const tms_error_context_t *context, tms_error_t *error);
-/* Queues a copy. Where the call is interruptible, in chunks, of which at most two are in flight; TMS_INTERRUPTED between
- * them. After any failure what was queued may still be under way until the copier is closed. */
-tms_status_t tms_copier_to_host(tms_copier_t *copier, void *host, CUdeviceptr address, uint64_t bytes,
-                                const tms_error_context_t *context, tms_error_t *error);
-tms_status_t tms_copier_to_device(tms_copier_t *copier, CUdeviceptr address, const void *host, uint64_t bytes,
-                                  const tms_error_context_t *context, tms_error_t *error);
-/* Waits for everything queued. A backup is valid, or may be let go, only after this has succeeded. */
-tms_status_t tms_copier_wait(tms_copier_t *copier, const tms_error_context_t *context, tms_error_t *error);
-void tms_copier_close(tms_copier_t *copier); /* accepts one that was never opened */
-
-/* Each acts by backup->kind; NONE does nothing. A backup that still holds memory (retained, or a file) is used again. */
-tms_status_t tms_backup_prepare(tms_backup_t *backup, tms_backup_stores_t *stores, tms_wait_t *wait,
-                                const tms_error_context_t *context, tms_error_t *error);
 tms_status_t tms_backup_save(tms_backup_t *backup, tms_copier_t *copier, CUdeviceptr address,
                              const tms_error_context_t *context, tms_error_t *error);
 tms_status_t tms_backup_load(tms_backup_t *backup, tms_copier_t *copier, CUdeviceptr address,
                              const tms_error_context_t *context, tms_error_t *error);
-/* The pause under way failed: takes away what prepare made. */
+/* The pause under way failed: takes away what plan made. Its batch has ended. */
 void tms_backup_cancel(tms_backup_t *backup, tms_backup_stores_t *stores);
-/* The pause under way has succeeded: the contents count from now on. */
-void tms_backup_commit(tms_backup_t *backup);
-/* After a resume: contents are no longer needed. Host memory goes unless `retain`; a file keeps its size. */
-void tms_backup_discard(tms_backup_t *backup, bool retain);
+/* The pause under way has succeeded: the planned contents count from now on. */
+void tms_backup_commit(tms_backup_t *backup, tms_backup_stores_t *stores);
+/* After a resume: contents are no longer needed, but for TMS_HOST_RETAIN. `policy` is not TMS_HOST_DEFAULT. */
+void tms_backup_discard(tms_backup_t *backup, tms_backup_stores_t *stores, tms_host_policy_t policy);
 /* The segment is freed: everything goes. */
 void tms_backup_destroy(tms_backup_t *backup, tms_backup_stores_t *stores);
+
+/* Where the copy of `bytes` at `offset` of the segment lies, if all of it is in host memory; else NULL. */
+void *tms_backup_find(const tms_backup_t *backup, uint64_t offset, uint64_t bytes);
+/* Whether a resume with `zero` has something to zero. */
+static inline bool tms_backup_lacks_contents(const tms_backup_t *backup) {
+    return !backup->saved || backup->held.bytes < backup->bytes;
+}
 
 #endif

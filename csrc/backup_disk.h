@@ -1,8 +1,11 @@
 /* Backup files: one file a segment, in a directory that several processes may share.
  *
- * backup_disk.c has the files; backup_disk_transfer.c their contents; backup_disk_directory.c the directory, its lock file
- * and the removal of dead processes' files. A file is opened for each transfer, so that thousands of them need no
- * descriptors.
+ * backup_disk.c has the files; backup_disk_transfer.c their contents, which backup_disk_copy.c moves;
+ * backup_disk_directory.c the directory, its lock file and the removal of dead processes' files. A file is opened while it
+ * is transferred only, so that thousands of them need no descriptors.
+ *
+ * Contents go past the page cache (O_DIRECT) where the file system takes that, which costs no memory and is as fast as the
+ * disk; where it does not, they go through it.
  *
  * Names are "tms-<pid>-<random>-<number>.backup"; beside them a process that has any keeps "tms-<pid>-<random>.lock", open
  * and flock'ed. The kernel drops that lock however the process ends, so the next process that uses the directory recognises
@@ -39,7 +42,8 @@
 typedef struct tms_disk_identity {
     dev_t device;
     ino_t number;
-    bool known; /* false: the file system does not keep the numbers of its files */
+    bool known;     /* false: the file system does not keep the numbers of its files */
+    bool in_memory; /* the file system has no disk, and nothing can go past the page cache */
 } tms_disk_identity_t;
 
 typedef struct tms_disk_file {
@@ -74,7 +78,11 @@ typedef struct tms_disk_directory {
     tms_disk_file_t *files; /* all of this process, in any directory, and those that could not be removed */
     tms_disk_lock_t *locks;
     unsigned next_number;
-    _Atomic uint64_t *total;      /* bytes of all files */
+    _Atomic uint64_t *total; /* bytes of all files */
+    bool has_indirect;       /* a file system has refused to go past the page cache: */
+    dev_t indirect;          /* the last one that did */
+    _Atomic bool said_no_uring;
+    bool no_direct, no_uring;     /* for tests: as if the system refused */
     bool refuses;                 /* the system has refused to remove something, which is tried again */
     tms_quarantine_t *quarantine; /* NULL: none */
     tms_quarantined_t refused;    /* one for all of it */
@@ -94,7 +102,8 @@ tms_status_t tms_disk_file_create(tms_disk_directory_t *directory, uint64_t byte
                                   const tms_error_context_t *context, tms_error_t *error);
 /* Whether it is still there, the one that was made, and has its size: whether another backup can be written to it. */
 bool tms_disk_file_is_usable(tms_disk_file_t *file);
-/* Whole transfers of `bytes` at `offset`, a multiple of TMS_DISK_BLOCK_BYTES; `bytes` too, or up to the end of the file.
+/* Whole transfers of `bytes` at `offset` in the calling thread; `offset` is a multiple of TMS_DISK_BLOCK_BYTES, `bytes` too,
+ * or up to the end of the file.
  * TMS_BACKUP_IO with errno, or for a file that was replaced, changed or truncated. */
 tms_status_t tms_disk_file_write(tms_disk_file_t *file, const void *data, uint64_t bytes, uint64_t offset,
                                  const tms_error_context_t *context, tms_error_t *error);

@@ -1,75 +1,267 @@
 #include "backup_disk_copy.h"
 
-/* How much is read or written between two looks at whether the call is to stop: a slow disk takes its time. */
-#define STEP_BYTES (32 * TMS_DISK_BLOCK_BYTES)
+#include <errno.h>
+#include <stdlib.h>
 
-/* The staging buffer for disk copies: as large as the largest chunk that was needed so far. */
-static tms_status_t need_staging(tms_copier_t *copier, uint64_t bytes, const tms_error_context_t *context,
-                                 tms_error_t *error) {
-    if (copier->staging_bytes >= bytes) return TMS_OK;
-    if (copier->staging) {
-        tms_status_t status = TMS_DRIVER_CALL(copier->driver, context, error, cuMemFreeHost, copier->staging);
-        if (status != TMS_OK) return status;
-        copier->staging = NULL;
-        copier->staging_bytes = 0;
-    }
-    void *staging = NULL;
-    tms_error_t reason;
-    tms_error_context_t here = *context;
-    here.bytes = bytes;
-    tms_status_t status =
-        TMS_DRIVER_CALL(copier->driver, &here, &reason, cuMemHostAlloc, &staging, bytes, CU_MEMHOSTALLOC_PORTABLE);
-    if (status == TMS_OUT_OF_DEVICE_MEMORY) {
-        return tms_driver_explain(error, &reason, TMS_OUT_OF_HOST_MEMORY, &here,
-                                  "no pinned memory for a staging buffer of that size; lower TMS_DISK_BACKUP_CHUNK_MB");
-    }
-    if (status != TMS_OK && error) *error = reason;
+#include "disk_queue.h"
+#include "disk_staging.h"
+
+/* Pieces at once with the disk: enough to keep it busy, and done soon when the call is to stop. */
+enum { WITH_DISK_MOST = 8, WITH_DEVICE_FIRST = 1 };
+_Static_assert((int)WITH_DISK_MOST < (int)TMS_DISK_BUFFERS_MOST && (int)WITH_DISK_MOST <= (int)TMS_DISK_URING_ENTRIES,
+               "while the disk is busy the device can be too, and the queue has room");
+
+/* An open file. Closed with its last piece. */
+typedef struct open_file {
+    tms_disk_handle_t handle;
+    int pieces; /* that have not been through the disk's stage */
+    bool in_use;
+    bool is_read; /* in whole: no more pieces will be made of it */
+} open_file_t;
+
+/* A part of a file, in a buffer. */
+typedef struct piece {
+    tms_disk_request_t request;
+    open_file_t *file;
+    CUdeviceptr address;
+    CUevent event; /* of the buffer */
+    int buffer;
+} piece_t;
+
+struct tms_disk_pipe {
+    tms_copier_t *copier;
+    tms_disk_staging_t *staging;
+    tms_disk_queue_t queue;
+    bool saving;
+    bool has_all_buffers; /* there will be no more */
+    /* Of the pieces made so far, those from `first` on are in the pipe, and from `middle` on in their first stage. */
+    uint64_t first, middle, next;
+    piece_t pieces[TMS_DISK_BUFFERS_MOST]; /* a ring */
+    int idle[TMS_DISK_BUFFERS_MOST];       /* buffers without a piece */
+    int idle_count;
+    open_file_t files[TMS_DISK_BUFFERS_MOST + 1];
+    tms_status_t status; /* the first failure, and its error */
+    tms_error_t error;
+};
+
+typedef struct tms_disk_pipe pipe_t;
+
+static piece_t *piece_at(pipe_t *pipe, uint64_t number) { return &pipe->pieces[number % TMS_DISK_BUFFERS_MOST]; }
+
+/* ---- files ---- */
+
+static tms_status_t open_for(pipe_t *pipe, tms_disk_file_t *file, open_file_t **opened, const tms_error_context_t *context,
+                             tms_error_t *error) {
+    open_file_t *found = pipe->files; /* one is free: at most each buffer holds another file */
+    while (found->in_use) found++;
+    tms_status_t status = tms_disk_handle_open(&found->handle, file, pipe->saving, true, context, error);
     if (status != TMS_OK) return status;
-    copier->staging = staging;
-    copier->staging_bytes = bytes;
+    found->pieces = 0;
+    found->is_read = false;
+    found->in_use = true;
+    *opened = found;
     return TMS_OK;
 }
 
-/* One chunk between the staging buffer and the file. */
-static tms_status_t transfer(tms_backup_t *backup, tms_copier_t *copier, bool write, uint64_t bytes, uint64_t offset,
-                             const tms_error_context_t *context, tms_error_t *error) {
+static tms_status_t close_if_done(open_file_t *file, const tms_error_context_t *context, tms_error_t *error) {
+    if (file->pieces > 0 || !file->is_read) return TMS_OK;
+    file->in_use = false;
+    return tms_disk_handle_close(&file->handle, context, error);
+}
+
+/* ---- stages ---- */
+
+static tms_status_t start_on_device(pipe_t *pipe, piece_t *piece, tms_error_t *error) {
+    const tms_driver_table_t *driver = pipe->copier->driver;
+    const tms_error_context_t *context = &piece->request.context;
+    CUstream stream = pipe->copier->stream;
+    tms_status_t status = pipe->saving ? TMS_DRIVER_CALL(driver, context, error, cuMemcpyDtoHAsync, piece->request.data,
+                                                         piece->address, piece->request.bytes, stream)
+                                       : TMS_DRIVER_CALL(driver, context, error, cuMemcpyHtoDAsync, piece->address,
+                                                         piece->request.data, piece->request.bytes, stream);
+    return status == TMS_OK ? TMS_DRIVER_CALL(driver, context, error, cuEventRecord, piece->event, stream) : status;
+}
+
+static tms_status_t finish_on_device(pipe_t *pipe, piece_t *piece, tms_error_t *error) {
+    return TMS_DRIVER_CALL(pipe->copier->driver, &piece->request.context, error, cuEventSynchronize, piece->event);
+}
+
+static tms_status_t finish_on_disk(pipe_t *pipe, piece_t *piece, tms_error_t *error) {
+    tms_disk_request_t *request = &piece->request;
+    tms_status_t status = tms_disk_queue_await(&pipe->queue, request, pipe->copier->wait, &request->context, error);
+    if (status != TMS_OK) return status;
+    piece->file->pieces--;
+    if (request->status == TMS_OK) return close_if_done(piece->file, &request->context, error);
+    if (error) *error = request->error;
+    return request->status;
+}
+
+/* The oldest piece leaves the pipe; it is in its second stage. */
+static tms_status_t retire(pipe_t *pipe, tms_error_t *error) {
+    piece_t *piece = piece_at(pipe, pipe->first);
+    tms_status_t status = pipe->saving ? finish_on_disk(pipe, piece, error) : finish_on_device(pipe, piece, error);
+    if (status != TMS_OK) return status;
+    if (pipe->copier->done) atomic_fetch_add(pipe->copier->done, piece->request.bytes);
+    pipe->idle[pipe->idle_count++] = piece->buffer;
+    pipe->first++;
+    return TMS_OK;
+}
+
+/* The oldest piece in its first stage passes on to the second. */
+static tms_status_t pass_on(pipe_t *pipe, tms_error_t *error) {
+    piece_t *piece = piece_at(pipe, pipe->middle);
     tms_status_t status = TMS_OK;
-    for (uint64_t done = 0; status == TMS_OK && done < bytes; done += STEP_BYTES) {
-        char *data = (char *)copier->staging + done;
-        uint64_t part = bytes - done < STEP_BYTES ? bytes - done : STEP_BYTES;
-        status = write ? tms_disk_file_write(backup->file, data, part, offset + done, context, error)
-                       : tms_disk_file_read(backup->file, data, part, offset + done, context, error);
-        if (status == TMS_OK) status = tms_wait_check(copier->wait, context, error);
+    if (pipe->saving) {
+        while (status == TMS_OK && pipe->middle - pipe->first >= WITH_DISK_MOST) status = retire(pipe, error);
+        if (status == TMS_OK) status = finish_on_device(pipe, piece, error);
+        if (status == TMS_OK) tms_disk_queue_submit(&pipe->queue, &piece->request);
+    } else {
+        status = finish_on_disk(pipe, piece, error);
+        if (status == TMS_OK) status = start_on_device(pipe, piece, error);
     }
+    if (status == TMS_OK) pipe->middle++;
     return status;
+}
+
+/* ---- buffers ---- */
+
+/* More of them, if there may be more and memory for them. `pieces`: what is left of the file. */
+static tms_status_t add_buffers(pipe_t *pipe, uint64_t pieces, const tms_error_context_t *context, tms_error_t *error) {
+    tms_disk_staging_t *staging = pipe->staging;
+    int before = staging->count;
+    /* Twice as many each time: a small backup does not wait for memory that it does not use. */
+    int wanted = before > 0 ? before : pieces < TMS_DISK_BUFFERS_MOST ? (int)pieces : TMS_DISK_BUFFERS_MOST;
+    tms_error_t reason;
+    tms_status_t status = tms_disk_staging_grow(staging, pipe->copier->driver, wanted, context, &reason);
+    for (int i = before; i < staging->count; i++) pipe->idle[pipe->idle_count++] = i;
+    pipe->has_all_buffers = staging->count == staging->most || status != TMS_OK;
+    if (status == TMS_OUT_OF_HOST_MEMORY && before > 0) {
+        tms_log_write(pipe->copier->stores->log, TMS_LOG_WARNING, "%s The %d buffers that there are must do.",
+                      reason.message, before);
+        return TMS_OK;
+    }
+    if (status != TMS_OK && error) *error = reason;
+    return status;
+}
+
+static tms_status_t need_buffer(pipe_t *pipe, uint64_t pieces, const tms_error_context_t *context, tms_error_t *error) {
+    tms_status_t status = TMS_OK;
+    if (pipe->idle_count == 0 && !pipe->has_all_buffers) status = add_buffers(pipe, pieces, context, error);
+    while (status == TMS_OK && pipe->idle_count == 0)
+        status = pipe->first == pipe->middle ? pass_on(pipe, error) : retire(pipe, error);
+    return status;
+}
+
+/* ---- the pipe ---- */
+
+static tms_status_t open_pipe(tms_copier_t *copier, const tms_error_context_t *context, tms_error_t *error) {
+    tms_backup_stores_t *stores = copier->stores;
+    pipe_t *made = calloc(1, sizeof *made);
+    if (!made) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
+    tms_status_t status =
+        tms_disk_staging_create(&made->staging, stores->devices, copier->device, stores->chunk_bytes, context, error);
+    if (status != TMS_OK) {
+        free(made);
+        return status;
+    }
+    made->copier = copier;
+    tms_disk_queue_open(&made->queue, stores->disk.no_uring ? NULL : &made->staging->uring, &stores->disk);
+    copier->disk = made;
+    return TMS_OK;
+}
+
+/* Everything in it passes through. */
+static tms_status_t empty(pipe_t *pipe, tms_error_t *error) {
+    tms_status_t status = TMS_OK;
+    while (status == TMS_OK && pipe->first < pipe->next)
+        status = pipe->first == pipe->middle ? pass_on(pipe, error) : retire(pipe, error);
+    return status;
+}
+
+static tms_status_t add_piece(pipe_t *pipe, open_file_t *file, CUdeviceptr address, uint64_t offset,
+                              const tms_error_context_t *context, tms_error_t *error) {
+    uint64_t bytes = pipe->staging->buffer_bytes, left = file->handle.file->bytes - offset;
+    tms_status_t status = tms_wait_check(pipe->copier->wait, context, error);
+    if (status == TMS_OK) status = need_buffer(pipe, (left + bytes - 1) / bytes, context, error);
+    if (status != TMS_OK) return status;
+    piece_t *piece = piece_at(pipe, pipe->next);
+    piece->file = file;
+    piece->address = address + offset;
+    piece->buffer = pipe->idle[--pipe->idle_count];
+    piece->event = pipe->staging->events[piece->buffer];
+    piece->request.handle = &file->handle;
+    piece->request.data = pipe->staging->buffers[piece->buffer];
+    piece->request.bytes = left < bytes ? left : bytes;
+    piece->request.offset = offset;
+    piece->request.context = *context;
+    if (pipe->saving) status = start_on_device(pipe, piece, error);
+    if (status != TMS_OK) return status;
+    file->pieces++;
+    file->is_read = left <= bytes;
+    if (!pipe->saving) tms_disk_queue_submit(&pipe->queue, &piece->request);
+    pipe->next++;
+    uint64_t ahead = pipe->saving ? WITH_DEVICE_FIRST : WITH_DISK_MOST - 1;
+    while (status == TMS_OK && pipe->next - pipe->middle > ahead) status = pass_on(pipe, error);
+    return status;
+}
+
+/* The first failure is the one that counts. */
+static tms_status_t keep(pipe_t *pipe, tms_status_t status, const tms_error_t *reason, tms_error_t *error) {
+    if (status == TMS_OK) return TMS_OK;
+    if (pipe->status == TMS_OK) {
+        pipe->status = status;
+        pipe->error = *reason;
+    }
+    if (error) *error = pipe->error;
+    return pipe->status;
+}
+
+static tms_status_t copy(tms_backup_t *backup, tms_copier_t *copier, CUdeviceptr address, bool saving,
+                         const tms_error_context_t *context, tms_error_t *error) {
+    tms_status_t status = copier->disk ? TMS_OK : open_pipe(copier, context, error);
+    if (status != TMS_OK) return status;
+    pipe_t *pipe = copier->disk;
+    open_file_t *file = NULL;
+    tms_error_t reason;
+    tms_error_clear(&reason);
+    status = pipe->status;
+    if (status == TMS_OK && pipe->saving != saving) status = empty(pipe, &reason);
+    pipe->saving = saving;
+    if (status == TMS_OK && backup->bytes > 0) status = open_for(pipe, backup->file, &file, context, &reason);
+    for (uint64_t offset = 0; status == TMS_OK && offset < backup->bytes; offset += pipe->staging->buffer_bytes)
+        status = add_piece(pipe, file, address, offset, context, &reason);
+    return keep(pipe, status, &reason, error);
 }
 
 tms_status_t tms_disk_copy_save(tms_backup_t *backup, tms_copier_t *copier, CUdeviceptr address,
                                 const tms_error_context_t *context, tms_error_t *error) {
-    uint64_t chunk = copier->stores->chunk_bytes < backup->bytes ? copier->stores->chunk_bytes : backup->bytes;
-    tms_status_t status = need_staging(copier, chunk, context, error);
-    for (uint64_t offset = 0; status == TMS_OK && offset < backup->bytes; offset += chunk) {
-        uint64_t part = backup->bytes - offset < chunk ? backup->bytes - offset : chunk;
-        status = TMS_DRIVER_CALL(copier->driver, context, error, cuMemcpyDtoHAsync, copier->staging, address + offset, part,
-                                 copier->stream);
-        if (status == TMS_OK) status = tms_copier_wait(copier, context, error);
-        if (status == TMS_OK) status = transfer(backup, copier, true, part, offset, context, error);
-    }
-    return status;
+    return copy(backup, copier, address, true, context, error);
 }
 
 tms_status_t tms_disk_copy_load(tms_backup_t *backup, tms_copier_t *copier, CUdeviceptr address,
                                 const tms_error_context_t *context, tms_error_t *error) {
-    uint64_t chunk = copier->stores->chunk_bytes < backup->bytes ? copier->stores->chunk_bytes : backup->bytes;
-    tms_status_t status = need_staging(copier, chunk, context, error);
-    for (uint64_t offset = 0; status == TMS_OK && offset < backup->bytes; offset += chunk) {
-        uint64_t part = backup->bytes - offset < chunk ? backup->bytes - offset : chunk;
-        status = transfer(backup, copier, false, part, offset, context, error);
-        if (status == TMS_OK) {
-            status = TMS_DRIVER_CALL(copier->driver, context, error, cuMemcpyHtoDAsync, address + offset, copier->staging,
-                                     part, copier->stream);
-        }
-        if (status == TMS_OK) status = tms_copier_wait(copier, context, error);
+    return copy(backup, copier, address, false, context, error);
+}
+
+tms_status_t tms_disk_copy_wait(tms_copier_t *copier, const tms_error_context_t *context, tms_error_t *error) {
+    pipe_t *pipe = copier->disk;
+    tms_error_t reason;
+    tms_error_clear(&reason);
+    (void)context; /* every piece has its own */
+    if (!pipe) return TMS_OK;
+    tms_status_t status = pipe->status == TMS_OK ? empty(pipe, &reason) : pipe->status;
+    return keep(pipe, status, &reason, error);
+}
+
+void tms_disk_copy_close(tms_copier_t *copier) {
+    pipe_t *pipe = copier->disk;
+    if (!pipe) return;
+    copier->disk = NULL;
+    tms_disk_queue_close(&pipe->queue);
+    /* Open only after a failure, which has been told. */
+    for (int i = 0; i <= TMS_DISK_BUFFERS_MOST; i++) {
+        if (pipe->files[i].in_use) (void)tms_disk_handle_close(&pipe->files[i].handle, NULL, NULL);
     }
-    return status;
+    tms_disk_staging_destroy(pipe->staging, copier->driver, copier->stores->log, copier->stores->quarantine);
+    free(pipe);
 }

@@ -1,14 +1,25 @@
-/* Inside of the backups: between a backup file and the device, through the copier's staging buffer. Used by backup.c alone.
+/* Inside of the backups: between backup files and the device. Used by backup.c and copier.c alone.
  *
- * Both return when everything is copied; nothing of theirs is in flight afterwards. */
+ * A copier's first copy gives it a ring of staging buffers (disk_staging.h), which all its files share. Each piece of a file
+ * takes one, goes through two stages (from the device, to the disk; or from the disk, to the device), and several pieces are
+ * in each stage at once, also of different files: the device copies, the disk transfers and the checksums are computed at
+ * the same time. Pieces pass from one stage to the next, and out, in their order. What is read goes to the device only once
+ * it is known to be what was written. */
 #ifndef TMS_BACKUP_DISK_COPY_H
 #define TMS_BACKUP_DISK_COPY_H
 
 #include "backup.h"
 
+/* Begin to copy; the rest may happen in later calls, until tms_disk_copy_wait, and fail there, with the context of its own
+ * backup. After any failure only tms_disk_copy_close is of use. TMS_INTERRUPTED within a second, as far as the disk takes
+ * 32 MiB in that. */
 tms_status_t tms_disk_copy_save(tms_backup_t *backup, tms_copier_t *copier, CUdeviceptr address,
                                 const tms_error_context_t *context, tms_error_t *error);
 tms_status_t tms_disk_copy_load(tms_backup_t *backup, tms_copier_t *copier, CUdeviceptr address,
                                 const tms_error_context_t *context, tms_error_t *error);
+/* Waits until everything is copied. Only then is a file a backup. */
+tms_status_t tms_disk_copy_wait(tms_copier_t *copier, const tms_error_context_t *context, tms_error_t *error);
+/* Nothing is in flight afterwards. Before it the stream must have been waited for, and still be there. */
+void tms_disk_copy_close(tms_copier_t *copier);
 
 #endif

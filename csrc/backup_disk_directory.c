@@ -118,9 +118,12 @@ const char *tms_disk_identify(int fd, tms_disk_identity_t *identity) {
     struct statfs system;
     if (fstat(fd, &found) != 0) return "fstat";
     if (fstatfs(fd, &system) != 0) return "fstatfs";
+    uint64_t type = (uint64_t)system.f_type;
     /* A file system in user space may give a file a new number at any time. */
-    *identity = (tms_disk_identity_t){
-        .device = found.st_dev, .number = found.st_ino, .known = (uint64_t)system.f_type != FUSE_SUPER_MAGIC};
+    *identity = (tms_disk_identity_t){.device = found.st_dev,
+                                      .number = found.st_ino,
+                                      .known = type != FUSE_SUPER_MAGIC,
+                                      .in_memory = type == TMPFS_MAGIC || type == RAMFS_MAGIC};
     return NULL;
 }
 

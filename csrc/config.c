@@ -17,6 +17,9 @@
     X(BOOL, "TMS_INIT_ENABLE_DISK_BACKUP", NULL, init_enable_disk_backup, "0", BOOL_ALLOWED)                                \
     X(BACKEND, "TMS_INIT_CPU_BACKUP_BACKEND", NULL, init_cpu_backup_backend, "pinned", "pinned or mmap")                    \
     X(BOOL, "TMS_RETAIN_CPU_BACKUP", NULL, retain_cpu_backup, "0", BOOL_ALLOWED)                                            \
+    X(POLICY, "TMS_HOST_MEMORY", NULL, host_policy, "release", "release, pool or retain")                                   \
+    X(LIMIT, "TMS_HOST_MEMORY_LIMIT_MB", NULL, host_memory_limit_bytes, "", "a whole number from 1 to 2^40")                \
+    X(LIMIT, "TMS_HOST_POOL_LIMIT_MB", NULL, host_pool_limit_bytes, "", "a whole number from 1 to 2^40")                    \
     X(TEXT, "TMS_DISK_BACKUP_DIR", "TMPDIR", disk_backup_directory, "/tmp", "a directory")                                  \
     X(MEGABYTES, "TMS_DISK_BACKUP_CHUNK_MB", NULL, disk_backup_chunk_bytes, "256", "a whole number from 1 to 2^40")         \
     X(TEXT, "TMS_LOCK_DIR", "XDG_RUNTIME_DIR", lock_directory, "", "a directory")                                           \
@@ -24,7 +27,15 @@
 
 #define BOOL_ALLOWED "1, true, yes, 0, false or no"
 
-typedef enum variable_kind { KIND_BOOL, KIND_BACKEND, KIND_MEGABYTES, KIND_LEVEL, KIND_TEXT } variable_kind_t;
+typedef enum variable_kind {
+    KIND_BOOL,
+    KIND_BACKEND,
+    KIND_POLICY,
+    KIND_MEGABYTES,
+    KIND_LIMIT, /* megabytes; "": none */
+    KIND_LEVEL,
+    KIND_TEXT
+} variable_kind_t;
 
 typedef struct variable {
     variable_kind_t kind;
@@ -74,6 +85,15 @@ bool tms_config_parse_backend(const char *text, int *out) {
     return true;
 }
 
+bool tms_config_parse_host_policy(const char *text, int *out) {
+    static const char *const words[] = {"release", "pool", "retain"};
+    static const int policies[] = {TMS_HOST_RELEASE, TMS_HOST_POOL, TMS_HOST_RETAIN};
+    int index = word_index(text, words, sizeof(words) / sizeof(words[0]));
+    if (index < 0) return false;
+    *out = policies[index];
+    return true;
+}
+
 bool tms_config_parse_level(const char *text, int *out) {
     static const char *const words[] = {"silent", "error", "warning", "info", "debug"}; /* in order of tms_log_level_t */
     int index = word_index(text, words, sizeof(words) / sizeof(words[0]));
@@ -101,7 +121,12 @@ static bool parse_value(variable_kind_t kind, const char *text, void *field) {
     switch (kind) {
     case KIND_BOOL: return tms_config_parse_bool(text, field);
     case KIND_BACKEND: return tms_config_parse_backend(text, field);
+    case KIND_POLICY: return tms_config_parse_host_policy(text, field);
     case KIND_MEGABYTES: return tms_config_parse_megabytes(text, field);
+    case KIND_LIMIT:
+        if (*text) return tms_config_parse_megabytes(text, field);
+        *(uint64_t *)field = UINT64_MAX;
+        return true;
     case KIND_LEVEL: return tms_config_parse_level(text, field);
     case KIND_TEXT: break;
     }

@@ -18,9 +18,12 @@ typedef struct tms_config {
     bool init_enable_cpu_backup;      /* TMS_INIT_ENABLE_CPU_BACKUP */
     bool init_enable_disk_backup;     /* TMS_INIT_ENABLE_DISK_BACKUP */
     int init_cpu_backup_backend;      /* TMS_INIT_CPU_BACKUP_BACKEND: TMS_BACKUP_PINNED or TMS_BACKUP_MMAP */
-    bool retain_cpu_backup;           /* TMS_RETAIN_CPU_BACKUP */
+    bool retain_cpu_backup;           /* TMS_RETAIN_CPU_BACKUP: TMS_HOST_MEMORY=retain */
+    int host_policy;                  /* TMS_HOST_MEMORY: tms_host_policy_t, not TMS_HOST_DEFAULT; default release */
+    uint64_t host_memory_limit_bytes; /* TMS_HOST_MEMORY_LIMIT_MB, in bytes; default UINT64_MAX, none */
+    uint64_t host_pool_limit_bytes;   /* TMS_HOST_POOL_LIMIT_MB, likewise */
     char *disk_backup_directory;      /* TMS_DISK_BACKUP_DIR; default: TMPDIR, else /tmp */
-    uint64_t disk_backup_chunk_bytes; /* TMS_DISK_BACKUP_CHUNK_MB, in bytes; default 256 MiB */
+    uint64_t disk_backup_chunk_bytes; /* TMS_DISK_BACKUP_CHUNK_MB, in bytes; default 256 MiB, of which 48 are used */
     char *lock_directory;             /* TMS_LOCK_DIR, else XDG_RUNTIME_DIR; "": see device_lock.h */
     char *driver_path;                /* TMS_CUDA_DRIVER; default libcuda.so.1 */
     int log_level;                    /* TMS_LOG_LEVEL: silent|error|warning|info|debug; default warning */
@@ -39,6 +42,7 @@ tms_backup_kind_t tms_config_init_backup(const tms_config_t *config);
 bool tms_config_parse_bool(const char *text, bool *out);
 bool tms_config_parse_backend(const char *text, int *out);          /* "pinned" | "mmap" */
 bool tms_config_parse_megabytes(const char *text, uint64_t *bytes); /* decimal, 1 .. 2^40 MiB */
+bool tms_config_parse_host_policy(const char *text, int *out);      /* "release" | "pool" | "retain" */
 bool tms_config_parse_level(const char *text, int *out);
 
 #endif

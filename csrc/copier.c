@@ -1,9 +1,10 @@
-/* The copier: a stream for the copies of one call. Declared in backup.h. */
+#include "copier.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
 #include "backup.h"
+#include "backup_disk_copy.h"
 #include "quarantine.h"
 
 /* What a copier has to give back when it is closed. On the heap, and made when it is opened, because what the driver does
@@ -14,7 +15,6 @@ struct tms_copier_holdings {
     int device;
     CUstream stream;
     CUevent events[TMS_COPIER_EVENTS];
-    void *staging;
 };
 
 /* Whether it need not be tried again: the driver took it, or is gone and everything with it. */
@@ -27,13 +27,12 @@ static bool is_gone(CUresult result) {
 
 /* Under the device's context. Goes on whatever is refused, and says what is left. */
 static tms_quarantine_mask_t give_back(struct tms_copier_holdings *held, const tms_driver_table_t *driver) {
-    if (held->staging && TAKES_BACK(driver, cuMemFreeHost, held->staging)) held->staging = NULL;
     for (int i = 0; i < TMS_COPIER_EVENTS; i++) {
         if (held->events[i] && TAKES_BACK(driver, cuEventDestroy, held->events[i])) held->events[i] = NULL;
     }
     if (held->stream && TAKES_BACK(driver, cuStreamDestroy, held->stream)) held->stream = NULL;
     bool other = held->stream || held->events[0] || held->events[1];
-    return (held->staging ? TMS_QUARANTINE_BIT(HOST) : 0) | (other ? TMS_QUARANTINE_BIT(OTHER) : 0);
+    return other ? TMS_QUARANTINE_BIT(OTHER) : 0;
 }
 
 static tms_quarantine_mask_t retry(tms_quarantined_t *node) {
@@ -72,6 +71,10 @@ forget:
 
 /* ---- copies ---- */
 
+static void count_done(tms_copier_t *copier, uint64_t bytes) {
+    if (copier->done) atomic_fetch_add(copier->done, bytes);
+}
+
 /* A mark behind what was queued since the last one, and a wait for the mark before: two chunks are in flight at most. */
 static tms_status_t end_chunk(tms_copier_t *copier, const tms_error_context_t *context, tms_error_t *error) {
     CUevent *event = &copier->events[copier->next];
@@ -79,12 +82,15 @@ static tms_status_t end_chunk(tms_copier_t *copier, const tms_error_context_t *c
     if (!*event) status = TMS_DRIVER_CALL(copier->driver, context, error, cuEventCreate, event, CU_EVENT_DISABLE_TIMING);
     if (status == TMS_OK) status = TMS_DRIVER_CALL(copier->driver, context, error, cuEventRecord, *event, copier->stream);
     if (status != TMS_OK) return status;
-    copier->recorded[copier->next] = true;
+    copier->behind[copier->next] = copier->queued;
     copier->queued = 0;
     copier->next = (copier->next + 1) % TMS_COPIER_EVENTS;
-    if (!copier->recorded[copier->next]) return TMS_OK;
-    copier->recorded[copier->next] = false;
-    return TMS_DRIVER_CALL(copier->driver, context, error, cuEventSynchronize, copier->events[copier->next]);
+    uint64_t before = copier->behind[copier->next];
+    if (before == 0) return TMS_OK;
+    copier->behind[copier->next] = 0;
+    status = TMS_DRIVER_CALL(copier->driver, context, error, cuEventSynchronize, copier->events[copier->next]);
+    if (status == TMS_OK) count_done(copier, before);
+    return status;
 }
 
 /* How much to queue in one driver call. */
@@ -95,9 +101,8 @@ static uint64_t part_of(const tms_copier_t *copier, uint64_t bytes) {
 }
 
 static tms_status_t after_part(tms_copier_t *copier, uint64_t part, const tms_error_context_t *context, tms_error_t *error) {
-    if (!tms_wait_is_interruptible(copier->wait)) return TMS_OK;
     copier->queued += part;
-    if (copier->queued < copier->stores->copy_chunk_bytes) return TMS_OK;
+    if (!tms_wait_is_interruptible(copier->wait) || copier->queued < copier->stores->copy_chunk_bytes) return TMS_OK;
     tms_status_t status = end_chunk(copier, context, error);
     return status == TMS_OK ? tms_wait_check(copier->wait, context, error) : status;
 }
@@ -126,8 +131,22 @@ tms_status_t tms_copier_to_device(tms_copier_t *copier, CUdeviceptr address, con
     return status;
 }
 
+tms_status_t tms_copier_zero(tms_copier_t *copier, CUdeviceptr address, uint64_t bytes, const tms_error_context_t *context,
+                             tms_error_t *error) {
+    return TMS_DRIVER_CALL(copier->driver, context, error, cuMemsetD8Async, address, 0, bytes, copier->stream);
+}
+
 tms_status_t tms_copier_wait(tms_copier_t *copier, const tms_error_context_t *context, tms_error_t *error) {
-    return TMS_DRIVER_CALL(copier->driver, context, error, cuStreamSynchronize, copier->stream);
+    tms_status_t status = tms_disk_copy_wait(copier, context, error);
+    if (status == TMS_OK) status = TMS_DRIVER_CALL(copier->driver, context, error, cuStreamSynchronize, copier->stream);
+    if (status != TMS_OK) return status;
+    for (int i = 0; i < TMS_COPIER_EVENTS; i++) {
+        count_done(copier, copier->behind[i]);
+        copier->behind[i] = 0;
+    }
+    count_done(copier, copier->queued);
+    copier->queued = 0;
+    return TMS_OK;
 }
 
 /* ---- closing ---- */
@@ -151,12 +170,12 @@ void tms_copier_close(tms_copier_t *copier) {
     if (!copier->open) return;
     struct tms_copier_holdings *held = copier->held;
     drain(copier);
+    tms_disk_copy_close(copier);
     *held = (struct tms_copier_holdings){.node = {.retry = retry},
                                          .devices = copier->stores->devices,
                                          .device = copier->device,
                                          .stream = copier->stream,
-                                         .events = {copier->events[0], copier->events[1]},
-                                         .staging = copier->staging};
+                                         .events = {copier->events[0], copier->events[1]}};
     held->node.holds = give_back(held, copier->driver);
     tms_devices_leave(copier->stores->devices, copier->device);
     copier->open = false;
@@ -166,7 +185,6 @@ void tms_copier_close(tms_copier_t *copier) {
         return;
     }
     tms_log_write(copier->stores->log, TMS_LOG_WARNING,
-                  "the driver did not take back a stream, an event or a staging buffer of device %d; later calls try again",
-                  copier->device);
+                  "the driver did not take back a stream or an event of device %d; later calls try again", copier->device);
     tms_quarantine_add(copier->stores->quarantine, &held->node);
 }

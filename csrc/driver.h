@@ -35,6 +35,7 @@
     X(cuCtxPopCurrent, "cuCtxPopCurrent_v2", (CUcontext * context))                                                         \
     X(cuCtxSynchronize, "cuCtxSynchronize", (void))                                                                         \
     X(cuStreamIsCapturing, "cuStreamIsCapturing", (CUstream stream, CUstreamCaptureStatus * status))                        \
+    X(cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", (CUstreamCaptureMode * mode))                 \
     X(cuStreamCreate, "cuStreamCreate", (CUstream * stream, unsigned int flags))                                            \
     X(cuStreamDestroy, "cuStreamDestroy_v2", (CUstream stream))                                                             \
     X(cuStreamSynchronize, "cuStreamSynchronize", (CUstream stream))                                                        \
@@ -42,6 +43,7 @@
     X(cuEventRecord, "cuEventRecord", (CUevent event, CUstream stream))                                                     \
     X(cuEventSynchronize, "cuEventSynchronize", (CUevent event))                                                            \
     X(cuEventDestroy, "cuEventDestroy_v2", (CUevent event))                                                                 \
+    X(cuStreamWaitEvent, "cuStreamWaitEvent", (CUstream stream, CUevent event, unsigned int flags))                         \
     X(cuMemGetInfo, "cuMemGetInfo_v2", (size_t *free_bytes, size_t *total_bytes))                                           \
     X(cuMemGetAllocationGranularity, "cuMemGetAllocationGranularity",                                                       \
       (size_t *granularity, const CUmemAllocationProp *prop, CUmemAllocationGranularity_flags option))                      \
@@ -57,6 +59,9 @@
     X(cuMemSetAccess, "cuMemSetAccess", (CUdeviceptr address, size_t size, const CUmemAccessDesc *desc, size_t count))      \
     X(cuMemHostAlloc, "cuMemHostAlloc", (void **host, size_t size, unsigned int flags))                                     \
     X(cuMemFreeHost, "cuMemFreeHost", (void *host))                                                                         \
+    X(cuMemHostRegister, "cuMemHostRegister_v2", (void *host, size_t size, unsigned int flags))                             \
+    X(cuMemHostUnregister, "cuMemHostUnregister", (void *host))                                                             \
+    X(cuMemsetD8Async, "cuMemsetD8Async", (CUdeviceptr device, unsigned char value, size_t size, CUstream stream))          \
     X(cuMemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2", (void *host, CUdeviceptr device, size_t size, CUstream stream))            \
     X(cuMemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2", (CUdeviceptr device, const void *host, size_t size, CUstream stream))
 

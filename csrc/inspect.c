@@ -18,6 +18,7 @@ tms_status_t tms_saver_host_backup(tms_saver_t *saver, uint64_t address, uint64_
     tms_status_t status = TMS_OK;
     uint64_t begin = 0, whole = 0;
     tms_host_buffer_t *found = NULL;
+    void *copy = NULL;
     pthread_mutex_lock(&saver->lock);
     tms_registry_node_t *node = tms_registry_find(&saver->registry, address);
     tms_segment_t *segment = node ? tms_segment_of(node) : NULL;
@@ -30,11 +31,13 @@ tms_status_t tms_saver_host_backup(tms_saver_t *saver, uint64_t address, uint64_
         context.tag = segment->tag->name;
         if (bytes > whole || address - begin > whole - bytes) {
             status = TMS_INVALID_ARGUMENT;
-        } else if (holds_host_copy(segment) && atomic_load(&saver->forked)) {
+        } else if (holds_host_copy(segment) && tms_backup_find(&segment->backup, address - begin, bytes) &&
+                   atomic_load(&saver->forked)) {
             status = TMS_FORKED; /* the pages are the parent's: pinned, or not copied into this process */
         } else if (holds_host_copy(segment)) {
-            found = segment->backup.host;
-            tms_host_buffer_acquire(found);
+            copy = tms_backup_find(&segment->backup, address - begin, bytes);
+            found = copy ? segment->backup.host : NULL; /* a part of it may not have been worth keeping */
+            if (found) tms_host_buffer_acquire(found);
         }
     }
     pthread_mutex_unlock(&saver->lock);
@@ -47,18 +50,18 @@ tms_status_t tms_saver_host_backup(tms_saver_t *saver, uint64_t address, uint64_
                              (unsigned long long)whole, (unsigned long long)begin);
     if (status == TMS_FORKED) return tms_saver_check_process(saver, &context, error);
     *buffer = found;
-    *host = found ? (char *)found->memory + (address - begin) : NULL;
+    *host = copy;
     return TMS_OK;
 }
 
 static tms_segment_info_t describe(const tms_segment_t *segment) {
-    bool on_disk = segment->backup.kind == TMS_BACKUP_DISK;
-    bool held = is_settled(segment) && (on_disk ? segment->backup.file != NULL : segment->backup.host != NULL);
+    const tms_backup_t *backup = &segment->backup;
+    uint64_t held = backup->saved ? backup->held.bytes : backup->file ? backup->bytes : 0;
     return (tms_segment_info_t){
         .address = tms_segment_address(segment),
         .bytes = segment->bytes,
         .reserved_bytes = tms_segment_reserved(segment),
-        .backup_bytes = held ? segment->backup.bytes : 0,
+        .backup_bytes = is_settled(segment) ? held : 0,
         .device = segment->device,
         .state = segment->state,
         .backup = segment->backup.kind,
@@ -90,7 +93,9 @@ void tms_saver_counters(tms_saver_t *saver, tms_counters_t *counters) {
         .frees_total = tms_stats_read(&saver->stats.frees_total),
         .resident_bytes = tms_stats_read(&saver->stats.resident_bytes),
         .paused_bytes = tms_stats_read(&saver->stats.paused_bytes),
-        .host_backup_bytes = atomic_load(&saver->stores.host_bytes),
+        .host_backup_bytes = atomic_load(&saver->stores.host.buffer_bytes),
+        .host_resident_bytes = atomic_load(&saver->stores.host.resident_bytes),
+        .host_pooled_bytes = atomic_load(&saver->stores.host.pooled_bytes),
         .disk_backup_bytes = atomic_load(&saver->stores.disk_bytes),
         .pauses_total = tms_stats_read(&saver->stats.pauses_total),
         .resumes_total = tms_stats_read(&saver->stats.resumes_total),

@@ -1,38 +1,105 @@
 #include "transition_call.h"
 
-static tms_status_t prepare_all(tms_transition_t *t, tms_error_t *error) {
-    tms_status_t status = TMS_OK;
-    TMS_FOR_EACH(segment, t) {
-        if (status != TMS_OK) break;
-        tms_error_context_t context = tms_transition_context_of(t, segment);
-        status = tms_backup_prepare(&segment->backup, &t->saver->stores, &t->wait, &context, error);
-        if (status == TMS_OK) status = tms_wait_check(&t->wait, &context, error);
-    }
-    return status;
+/* ---- what is kept ---- */
+
+/* Where the contents of a segment go this time. */
+static tms_backup_kind_t kind_of(const tms_transition_t *t, const tms_segment_t *segment) {
+    const tms_selection_t *selection = t->selection;
+    if (!selection->has_backup) return segment->backup.kind;
+    bool keeps_backend = selection->backup == TMS_BACKUP_PINNED && segment->backup.kind == TMS_BACKUP_MMAP;
+    return keeps_backend ? TMS_BACKUP_MMAP : (tms_backup_kind_t)selection->backup;
 }
 
-/* Whether a backup on the list needs page-locked memory that it does not have yet. */
-static bool will_page_lock(const tms_transition_t *t) {
+static bool needs_host_memory(const tms_transition_t *t) {
     TMS_FOR_EACH(segment, t) {
-        if (segment->backup.kind == TMS_BACKUP_PINNED && !segment->backup.host) return true;
+        tms_backup_kind_t kind = kind_of(t, segment);
+        if (kind == TMS_BACKUP_PINNED || kind == TMS_BACKUP_MMAP) return true;
     }
     return false;
 }
 
-static tms_status_t save_contents(tms_transition_t *t, tms_error_t *error) {
+/* What a pause needs until its copies are complete. */
+typedef struct plan {
+    struct tms_host_batch *batch;
+    tms_device_mask_t copying; /* devices that own a segment with contents to copy */
+} plan_t;
+
+static tms_status_t plan_all(tms_transition_t *t, const tms_live_t *live, plan_t *plan, tms_error_t *error) {
+    tms_backup_stores_t *stores = &t->saver->stores;
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     tms_status_t status = TMS_OK;
-    /* The driver takes page-locked memory back only once its device has done all work (cuMemFreeHost of 64 MiB beside a
-     * kernel of 1.3 s took as long, on an H200; cuMemHostAlloc did not wait), and heeds nobody meanwhile. A call that can be
-     * told to stop therefore waits first, in its own way, so that there is none to take back when it is told. */
-    if (tms_wait_is_interruptible(&t->wait) && will_page_lock(t))
-        status = tms_wait_for_devices(&t->wait, t->saver->devices, t->affected, t->saver->log, &context, error);
-    if (status == TMS_OK) status = prepare_all(t, error);
-    if (status == TMS_OK)
-        status = tms_wait_for_devices(&t->wait, t->saver->devices, t->affected, t->saver->log, &context, error);
-    if (status == TMS_OK) status = tms_transition_copy(t, tms_backup_save, error);
+    if (needs_host_memory(t)) status = tms_host_batch_create(&plan->batch, &stores->host, &context, error);
+    TMS_FOR_EACH(segment, t) {
+        if (status != TMS_OK) return status;
+        tms_error_context_t here = tms_transition_context_of(t, segment);
+        const tms_backup_wish_t wish = {.kind = kind_of(t, segment),
+                                        .policy = tms_saver_host_policy(t->saver, segment->backup.policy),
+                                        .device = segment->device,
+                                        .group = segment->tag,
+                                        .address = tms_segment_address(segment),
+                                        .live = live,
+                                        .batch = plan->batch,
+                                        .wait = &t->wait};
+        status = tms_backup_plan(&segment->backup, stores, &wish, &here, error);
+        if (status != TMS_OK) return status;
+        status = tms_wait_check(&t->wait, &here, error);
+        if (segment->backup.planned.bytes == 0) continue;
+        plan->copying |= (tms_device_mask_t)1 << segment->device;
+        t->total_bytes += segment->backup.planned.bytes;
+    }
+    if (status == TMS_OK && plan->batch) status = tms_host_batch_start(plan->batch, &context, error);
     return status;
 }
+
+static tms_status_t save_device(tms_transition_t *t, int device, tms_wait_t *wait, tms_error_t *error) {
+    tms_copier_t copier = {.open = false};
+    tms_error_context_t context = tms_transition_context(t, device);
+    tms_status_t status = tms_copier_open(&copier, &t->saver->stores, device, wait, &context, error);
+    copier.done = &t->done_bytes;
+    TMS_FOR_EACH(segment, t) {
+        if (status != TMS_OK) break;
+        if (segment->device != device) continue;
+        tms_error_context_t here = tms_transition_context_of(t, segment);
+        status = tms_backup_save(&segment->backup, &copier, tms_segment_address(segment), &here, error);
+    }
+    if (status == TMS_FORKED) return status; /* in the child now: the stream and its context are the parent's */
+    if (status == TMS_OK) status = tms_copier_wait(&copier, &context, error);
+    tms_copier_close(&copier);
+    return status;
+}
+
+/* Which bytes are live, if the caller knows; else NULL in *known. It can be asked only once the devices have nothing to do
+ * any more, and it may have failed, which `interrupted` then tells. */
+static tms_status_t find_live(tms_transition_t *t, tms_live_t *live, const tms_live_t **known, tms_error_t *error) {
+    const tms_selection_t *selection = t->selection;
+    tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
+    *known = NULL;
+    if (!selection->find_live || !needs_host_memory(t)) return TMS_OK;
+    if (selection->find_live(selection->live_context, live) == 0) *known = live;
+    return tms_wait_ask(&t->wait, &context, error);
+}
+
+static tms_status_t save_contents(tms_transition_t *t, tms_error_t *error) {
+    tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
+    plan_t plan = {.batch = NULL};
+    tms_live_t live = {0};
+    const tms_live_t *known = NULL;
+    /* First, although host memory could be prepared meanwhile: a call that is to stop would have to give page-locked memory
+     * back, which waits for the device and lets nobody launch anything until then (cuMemHostUnregister, seen on an H200). */
+    tms_status_t status = tms_wait_for_devices(&t->wait, t->saver->devices, t->affected, t->saver->log, &context, error);
+    if (status == TMS_OK) status = find_live(t, &live, &known, error);
+    if (status == TMS_OK) status = plan_all(t, known, &plan, error);
+    if (status == TMS_OK) status = tms_transition_on_devices(t, plan.copying, save_device, error);
+    if (status == TMS_FORKED) return status;
+    tms_host_batch_destroy(plan.batch);
+    if (status == TMS_OK) {
+        t->report.copied_bytes = t->total_bytes;
+        tms_transition_report_progress(t);
+    }
+    return status;
+}
+
+/* ---- giving the memory back ---- */
 
 /* After the commit point: goes on whatever happens, and reports the first of it. */
 static tms_status_t release_memory(tms_transition_t *t, tms_error_t *error) {
@@ -42,7 +109,7 @@ static tms_status_t release_memory(tms_transition_t *t, tms_error_t *error) {
     TMS_FOR_EACH(segment, t) {
         tms_error_t reason;
         tms_error_context_t context = tms_transition_context_of(t, segment);
-        tms_backup_commit(&segment->backup);
+        tms_backup_commit(&segment->backup, &t->saver->stores);
         tms_status_t status = tms_segment_depopulate(segment, t->driver, &context, &reason);
         if (status == TMS_OK) continue;
         if (refused++ == 0) {

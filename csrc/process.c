@@ -12,15 +12,19 @@ static void before_fork(void) {
     pthread_mutex_lock(&state->saver.lock);
     pthread_mutex_lock(&state->regions.tags.lock);
     pthread_mutex_lock(&state->saver.stores.disk.lock);
+    pthread_mutex_lock(&state->saver.stores.host.lock);
     pthread_mutex_lock(&state->saver.quarantine.lock);
     pthread_mutex_lock(&state->saver.device_locks.mutex);
+    pthread_mutex_lock(&state->saver.pendings.lock);
 }
 
 static void after_fork_in_parent(void) {
     tms_state_t *state = tms_state_if_made();
     if (!state) return;
+    pthread_mutex_unlock(&state->saver.pendings.lock);
     pthread_mutex_unlock(&state->saver.device_locks.mutex);
     pthread_mutex_unlock(&state->saver.quarantine.lock);
+    pthread_mutex_unlock(&state->saver.stores.host.lock);
     pthread_mutex_unlock(&state->saver.stores.disk.lock);
     pthread_mutex_unlock(&state->regions.tags.lock);
     pthread_mutex_unlock(&state->saver.lock);
@@ -36,7 +40,9 @@ static void after_fork_in_child(void) {
     tms_tag_table_after_fork_in_child(&state->regions.tags);
     tms_quarantine_after_fork_in_child(&saver->quarantine);
     tms_disk_after_fork_in_child(&saver->stores.disk);
+    tms_host_store_after_fork_in_child(&saver->stores.host);
     tms_device_locks_after_fork_in_child(&saver->device_locks);
+    tms_pendings_after_fork_in_child(&saver->pendings);
     tms_devices_after_fork_in_child(&state->devices);
     /* A transition that ran in the parent has no thread here that could end it. */
     saver->transition_running = false;
@@ -46,7 +52,10 @@ static void after_fork_in_child(void) {
 
 static void at_exit(void) {
     tms_state_t *state = tms_state_if_made();
-    if (state && !atomic_load(&state->saver.forked)) tms_disk_remove_all(&state->saver.stores.disk);
+    if (!state || atomic_load(&state->saver.forked)) return;
+    tms_pendings_close(&state->saver.pendings);
+    tms_host_store_close(&state->saver.stores.host);
+    tms_disk_remove_all(&state->saver.stores.disk);
 }
 
 tms_status_t tms_process_register(tms_error_t *error) {

@@ -108,10 +108,17 @@ tms_status_t tms_region_from_settings(tms_region_defaults_t *defaults, const tms
         return tms_error_set(error, TMS_INVALID_ARGUMENT, &region_context, "there is no backup kind %d",
                              (int)settings->backup);
     }
+    if (settings->host_policy < TMS_HOST_DEFAULT || settings->host_policy > TMS_HOST_RETAIN) {
+        return tms_error_set(error, TMS_INVALID_ARGUMENT, &region_context, "there is no host memory policy %d",
+                             (int)settings->host_policy);
+    }
     tms_tag_t *tag = NULL;
     tms_status_t status = tms_tag_intern(&defaults->tags, settings->tag, &tag, error);
     if (status != TMS_OK) return status;
-    *region = (tms_region_t){.tag = tag, .backup = (tms_backup_kind_t)settings->backup, .managed = settings->managed != 0};
+    *region = (tms_region_t){.tag = tag,
+                             .backup = (tms_backup_kind_t)settings->backup,
+                             .host_policy = (tms_host_policy_t)settings->host_policy,
+                             .managed = settings->managed != 0};
     return TMS_OK;
 }
 

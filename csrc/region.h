@@ -44,6 +44,7 @@ void tms_tag_table_after_fork_in_child(tms_tag_table_t *table);
 typedef struct tms_region {
     const tms_tag_t *tag;
     tms_backup_kind_t backup;
+    tms_host_policy_t host_policy;
     bool managed;
 } tms_region_t;
 

@@ -19,21 +19,27 @@ tms_status_t tms_saver_init(tms_saver_t *saver, const tms_config_t *config, cons
     status = tms_disk_init(&saver->stores.disk, config->disk_backup_directory, log, &saver->stores.disk_bytes, error);
     if (status != TMS_OK) goto release_quarantine;
     saver->stores.disk.quarantine = &saver->quarantine;
-    status = tms_device_locks_init(&saver->device_locks, config, devices, error);
+    status = tms_host_store_init(&saver->stores.host, devices, log, &saver->quarantine, config->host_memory_limit_bytes,
+                                 config->host_pool_limit_bytes, error);
     if (status != TMS_OK) goto release_disk;
+    status = tms_device_locks_init(&saver->device_locks, config, devices, error);
+    if (status != TMS_OK) goto release_host;
     if (pthread_mutex_init(&saver->lock, NULL) != 0) {
         status = tms_error_set_os(error, &context, "pthread_mutex_init", ENOMEM, NULL);
         goto destroy_device_locks;
     }
     tms_wait_condition_init(&saver->turn);
+    tms_pendings_init(&saver->pendings);
     tms_registry_init(&saver->registry);
     tms_registry_init(&saver->aside);
     tms_capture_init(&saver->capture);
-    atomic_init(&saver->retain_backup, config->retain_cpu_backup);
+    atomic_init(&saver->host_policy, config->retain_cpu_backup ? TMS_HOST_RETAIN : config->host_policy);
     return TMS_OK;
 
 destroy_device_locks:
     tms_device_locks_destroy(&saver->device_locks);
+release_host:
+    tms_host_store_release(&saver->stores.host);
 release_disk:
     tms_disk_release(&saver->stores.disk);
 release_quarantine:
@@ -54,6 +60,11 @@ tms_region_t tms_saver_settings(tms_saver_t *saver) {
     (void)tms_capture_settings(&saver->capture, &region);
     pthread_mutex_unlock(&saver->lock);
     return region;
+}
+
+tms_host_policy_t tms_saver_host_policy(const tms_saver_t *saver, tms_host_policy_t policy) {
+    if (policy != TMS_HOST_DEFAULT) return policy;
+    return (tms_host_policy_t)atomic_load(&((tms_saver_t *)saver)->host_policy);
 }
 
 bool tms_saver_owns(tms_saver_t *saver, uint64_t address) {
@@ -100,8 +111,7 @@ static tms_status_t check_size(tms_saver_t *saver, const tms_device_table_t *dev
     uint64_t margin = atomic_load(&saver->memory_margin_bytes);
     if (margin > 0) {
         uint64_t free_bytes = 0, total_bytes = 0;
-        tms_status_t status =
-            tms_devices_memory(saver->devices, context->device, &free_bytes, &total_bytes, context, error);
+        tms_status_t status = tms_devices_memory(saver->devices, context->device, &free_bytes, &total_bytes, context, error);
         if (status != TMS_OK) return status;
         if (free_bytes < rounded || free_bytes - rounded < margin)
             return tms_error_set(error, TMS_OUT_OF_DEVICE_MEMORY, context,
@@ -158,7 +168,7 @@ static tms_status_t make_segment(tms_saver_t *saver, const tms_region_t *region,
     segment->bytes = bytes;
     segment->device = context->device;
     segment->tag = (tms_tag_t *)region->tag;
-    segment->backup = (tms_backup_t){.kind = region->backup, .bytes = bytes};
+    segment->backup = (tms_backup_t){.kind = region->backup, .policy = region->host_policy, .bytes = bytes};
     tms_status_t status = tms_segment_reserve(segment, driver, reserved, context, error);
     if (status != TMS_OK) {
         free(segment);
@@ -328,12 +338,16 @@ tms_status_t tms_saver_refresh_peers(tms_saver_t *saver, tms_error_t *error) {
 }
 
 void tms_saver_release(tms_saver_t *saver) {
+    tms_pendings_close(&saver->pendings);
     while (tms_capture_visible(&saver->capture)) tms_saver_capture_end(saver);
     while (saver->registry.first) (void)tms_saver_free(saver, saver->registry.first->begin, NULL);
     tms_saver_reclaim(saver);
     tms_device_locks_destroy(&saver->device_locks);
+    tms_host_store_release(&saver->stores.host);
     tms_quarantine_release(&saver->quarantine); /* which may hold what the next one lets go */
     tms_disk_release(&saver->stores.disk);
+    pthread_cond_destroy(&saver->pendings.ended);
+    pthread_mutex_destroy(&saver->pendings.lock);
     pthread_cond_destroy(&saver->turn);
     pthread_mutex_destroy(&saver->lock);
 }

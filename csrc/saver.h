@@ -19,6 +19,7 @@
 
 #include "capture.h"
 #include "device_lock.h"
+#include "pending.h"
 #include "segment.h"
 #include "stats.h"
 
@@ -42,9 +43,10 @@ typedef struct tms_saver {
     uint64_t damaged;                 /* segments in the registry that are DAMAGED */
     tms_device_mask_t devices_in_use; /* as last seen by tms_saver_refresh_peers; what it passed over takes it back */
 
+    tms_pendings_t pendings; /* has its own lock */
     _Atomic uint64_t memory_margin_bytes;
-    _Atomic bool retain_backup;
-    _Atomic bool forked; /* this process is a forked child: nothing may touch the GPU */
+    _Atomic int host_policy; /* tms_host_policy_t, not TMS_HOST_DEFAULT: where neither call nor region says */
+    _Atomic bool forked;     /* this process is a forked child: nothing may touch the GPU */
     tms_stats_t stats;
 } tms_saver_t;
 
@@ -71,6 +73,8 @@ void tms_saver_capture_end(tms_saver_t *saver);
 
 /* The settings for an allocation of this thread: its region, else a visible capture's, else the initial ones. */
 tms_region_t tms_saver_settings(tms_saver_t *saver);
+/* `policy`, or the process's where that is TMS_HOST_DEFAULT. */
+tms_host_policy_t tms_saver_host_policy(const tms_saver_t *saver, tms_host_policy_t policy);
 
 /* TMS_FORKED where this process is a forked child. The first thing that every function above does. */
 tms_status_t tms_saver_check_process(tms_saver_t *saver, const tms_error_context_t *context, tms_error_t *error);
@@ -83,8 +87,9 @@ void tms_saver_dispose(tms_saver_t *saver, tms_segment_t *segment);
 /* The share that a segment resumed with exclusive=True has of its device's lock, once its memory has gone: whoever waits for
  * the lock finds it free. What the driver refused to take back does not keep it, because nobody knows for how long. */
 void tms_saver_let_go_of_lock(tms_saver_t *saver, tms_segment_t *segment);
-/* tms_saver_dispose for a segment that may be mapped: waits for the devices first. Where that is forbidden (a capture), fails, or is to
- * stop (`wait`, which may be NULL) it is deferred, except on a device that is lost, which runs nothing any more. */
+/* tms_saver_dispose for a segment that may be mapped: waits for the devices first. Where that is forbidden (a capture),
+ * fails, or is to stop (`wait`, which may be NULL) it is deferred, except on a device that is lost, which runs nothing any
+ * more. */
 void tms_saver_retire(tms_saver_t *saver, tms_segment_t *segment, tms_wait_t *wait);
 /* The range that the driver has just reserved for a segment: whether no other segment of ours has it. Where a segment in the
  * quarantine has it, the driver has taken that back although it said otherwise, and the quarantine gives up its claim. */

@@ -67,11 +67,21 @@ typedef enum tms_backup_kind {
     TMS_BACKUP_DISK = 3    /* a file in the disk backup directory */
 } tms_backup_kind_t;
 
+/* What becomes of host memory when the contents are on the device again. The numbers are part of the ABI. */
+typedef enum tms_host_policy {
+    TMS_HOST_DEFAULT = 0, /* as the next wider setting says: the call, the region, the process */
+    TMS_HOST_RELEASE = 1, /* back to the system */
+    TMS_HOST_POOL = 2,    /* kept, page-locked, for any later backup */
+    TMS_HOST_RETAIN = 3   /* kept with its contents, for this allocation */
+} tms_host_policy_t;
+
 /* The settings that a region gives to the allocations made in it. */
 typedef struct tms_region_settings {
-    int32_t managed; /* 0: allocations are ordinary (`disable()`) */
-    int32_t backup;  /* tms_backup_kind_t */
-    const char *tag; /* UTF-8, not empty. Copied (interned) by whoever takes it; valid for ever in what is handed out */
+    int32_t managed;     /* 0: allocations are ordinary (`disable()`) */
+    int32_t backup;      /* tms_backup_kind_t */
+    const char *tag;     /* UTF-8, not empty. Copied (interned) by whoever takes it; valid for ever in what is handed out */
+    int32_t host_policy; /* tms_host_policy_t */
+    int32_t reserved;
 } tms_region_settings_t;
 
 typedef enum tms_segment_state {
@@ -95,6 +105,19 @@ typedef struct tms_segment_info {
     const char *tag; /* valid for ever */
 } tms_segment_info_t;
 
+/* Which bytes of some allocations hold something, as known to whoever hands out parts of them (torch's allocator). Both
+ * arrays are sorted and belong to whoever filled this in, until the call ends. */
+typedef struct tms_live_range {
+    uint64_t begin, end; /* [begin, end), inside one of `allocations` */
+} tms_live_range_t;
+
+typedef struct tms_live {
+    const uint64_t *allocations; /* addresses of the allocations that this is about: of others everything is live */
+    size_t allocation_count;
+    const tms_live_range_t *ranges; /* do not overlap */
+    size_t range_count;
+} tms_live_t;
+
 /* Which allocations pause and resume act on, and how. */
 typedef struct tms_selection {
     const char *const *tags; /* NULL: every tag */
@@ -108,6 +131,20 @@ typedef struct tms_selection {
      * can still be undone. Not 0: the call ends with TMS_INTERRUPTED. It must not call pause or resume. */
     int32_t (*interrupted)(void *interrupt_context);
     void *interrupt_context;
+    /* pause: where contents go this time, whatever the region said: TMS_BACKUP_NONE, TMS_BACKUP_DISK, or
+     * TMS_BACKUP_PINNED (host memory; allocations with a backup of kind MMAP keep that). Read if has_backup. */
+    int32_t has_backup;
+    int32_t backup;
+    int32_t host_policy; /* resume: tms_host_policy_t for what this call resumes; TMS_HOST_DEFAULT: as the regions said */
+    int32_t zero;        /* resume: memory that comes back without contents is zeroed */
+    /* pause: NULL, or asked once, after the devices have been waited for, on the calling thread and with no lock held: which
+     * bytes are live. Not 0: it does not know, and everything is copied. */
+    int32_t (*find_live)(void *live_context, tms_live_t *live);
+    void *live_context;
+    /* NULL, or told how many bytes of the call's copies are done: on the calling thread, with no lock held, at most about
+     * every 50 ms while it copies, and once at the end of them. It must not call pause or resume. */
+    void (*progress)(void *progress_context, uint64_t done_bytes, uint64_t total_bytes);
+    void *progress_context;
 } tms_selection_t;
 
 /* What one pause or resume did. */
@@ -136,7 +173,9 @@ typedef struct tms_counters {
     uint64_t deferred_frees;   /* frees that wait: for the end of a stream capture, for a device that cannot be waited for */
     uint64_t visible_captures; /* stream captures that we know to be under way */
     uint64_t quarantined_host; /* pieces of host memory that could not be given back; retried likewise */
-    uint64_t quarantined_other; /* streams, events, context references, files: likewise */
+    uint64_t quarantined_other;   /* streams, events, context references, files: likewise */
+    uint64_t host_resident_bytes; /* host memory that the store has from the system: backups, pool, what is being released */
+    uint64_t host_pooled_bytes;   /* of it kept for later backups, with no contents */
 } tms_counters_t;
 
 /* How far a tag is paused. A pool of torch's whose memory may be paused must not be entered: see pools.py. */
@@ -145,10 +184,13 @@ typedef struct tms_tag_info {
     uint64_t pause_epoch; /* number of pauses that ever changed an allocation of this tag */
 } tms_tag_info_t;
 
+/* A resume that goes on while its caller does something else. */
+typedef struct tms_pending tms_pending_t;
+
 /* A host copy that stays valid while a reference is held, whatever happens to the allocation it came from. */
 typedef struct tms_host_buffer tms_host_buffer_t;
 
-#define TMS_API_VERSION 1u
+#define TMS_API_VERSION 2u
 
 typedef struct tms_api {
     uint32_t version; /* TMS_API_VERSION of the library that holds the state */
@@ -202,6 +244,30 @@ typedef struct tms_api {
     tms_status_t (*find)(uint64_t address, tms_segment_info_t *row); /* interior addresses too; else TMS_NOT_MANAGED */
     void (*tag_info)(const char *tag, tms_tag_info_t *info);
     void (*counters)(tms_counters_t *counters);
+
+    /* Begins a resume on a thread of the library's and returns at once; the selection is copied, its functions are not
+     * called. What goes wrong is told by pending_wait. A handle is given back with pending_release, which does not end the
+     * resume. */
+    tms_status_t (*resume_begin)(const tms_selection_t *selection, tms_pending_t **pending, tms_error_t *error);
+    int32_t (*pending_done)(tms_pending_t *pending); /* whether it has ended, well or not */
+    /* Waits for the end. `interrupted` as in tms_selection_t: TMS_INTERRUPTED ends the wait, not the resume. */
+    tms_status_t (*pending_wait)(tms_pending_t *pending, int32_t (*interrupted)(void *), void *interrupt_context,
+                                 tms_report_t *report, tms_error_t *error);
+    /* Waits until the last copy has been queued, and has `stream` (a CUstream) wait for it: what is queued there afterwards
+     * sees the contents. From then on nothing is undone: where a copy fails, the allocations of the call become DAMAGED
+     * (their backups stay), and pending_wait tells. */
+    tms_status_t (*pending_wait_stream)(tms_pending_t *pending, void *stream, int32_t (*interrupted)(void *),
+                                        void *interrupt_context, tms_error_t *error);
+    void (*pending_release)(tms_pending_t *pending); /* NULL is fine */
+
+    /* Has page-locked host memory made ready for later backups, in the background (TMS_HOST_POOL keeps to it); see
+     * tms_host_store_reserve. `device` -1: the current one. */
+    tms_status_t (*reserve_host_memory)(uint64_t bytes, int32_t device, tms_error_t *error);
+    /* What TMS_HOST_DEFAULT means where neither call nor region says; set_retain_backup(1) is TMS_HOST_RETAIN. */
+    tms_status_t (*set_host_policy)(int32_t policy, tms_error_t *error);
+    int32_t (*get_host_policy)(void);
+    /* At exit of the program: no thread of the library's own calls the driver after this. */
+    void (*close)(void);
 
     /* Whether the calling thread is inside a pause or resume, which then asks it whether to stop: another one on this thread
      * would fail with TMS_INVALID_STATE. */

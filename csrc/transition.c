@@ -103,14 +103,10 @@ static void count_unknown_tags(tms_transition_t *t) {
     }
 }
 
-static bool has_contents(const tms_transition_t *t, const tms_segment_t *segment) {
-    return t->from == TMS_SEGMENT_ACTIVE ? segment->backup.kind != TMS_BACKUP_NONE : segment->backup.saved;
-}
-
 static void collect(tms_transition_t *t) {
     t->first = NULL;
     t->end = &t->first;
-    t->owners = t->affected = t->copying = 0;
+    t->owners = t->affected = 0;
     pthread_mutex_lock(&t->saver->lock);
     t->devices_in_use = t->saver->devices_in_use;
     for (tms_registry_node_t *node = t->saver->registry.first; node; node = node->next) {
@@ -122,7 +118,6 @@ static void collect(tms_transition_t *t) {
         t->end = &segment->next_in_transition;
         t->owners |= (tms_device_mask_t)1 << segment->device;
         t->affected |= segment->accessible;
-        if (has_contents(t, segment)) t->copying |= (tms_device_mask_t)1 << segment->device;
     }
     pthread_mutex_unlock(&t->saver->lock);
 }
@@ -186,33 +181,6 @@ void tms_transition_finish(tms_transition_t *t, bool moved) {
         tms_error_t reason;
         tms_saver_note(t->saver, tms_saver_refresh_peers(t->saver, &reason), &reason);
     }
-}
-
-/* ---- copies ---- */
-
-static tms_status_t copy_device(tms_transition_t *t, int device, tms_transition_copy_t copy, tms_error_t *error) {
-    tms_copier_t copier = {.open = false};
-    tms_error_context_t context = tms_transition_context(t, device);
-    tms_status_t status = tms_copier_open(&copier, &t->saver->stores, device, &t->wait, &context, error);
-    TMS_FOR_EACH(segment, t) {
-        if (status != TMS_OK) break;
-        if (segment->device != device || !has_contents(t, segment)) continue;
-        tms_error_context_t here = tms_transition_context_of(t, segment);
-        status = copy(&segment->backup, &copier, tms_segment_address(segment), &here, error);
-        t->report.copied_bytes += segment->backup.bytes;
-    }
-    if (status == TMS_FORKED) return status; /* in the child now: the stream and its context are the parent's */
-    if (status == TMS_OK) status = tms_copier_wait(&copier, &context, error);
-    tms_copier_close(&copier);
-    return status;
-}
-
-tms_status_t tms_transition_copy(tms_transition_t *t, tms_transition_copy_t copy, tms_error_t *error) {
-    tms_status_t status = TMS_OK;
-    for (int device = 0; device < t->devices->count && status == TMS_OK; device++) {
-        if (t->copying >> device & 1) status = copy_device(t, device, copy, error);
-    }
-    return status;
 }
 
 /* ---- what was passed over ---- */
@@ -291,6 +259,9 @@ tms_status_t tms_transition_attempt(tms_transition_t *t, tms_error_t *error) {
     if (status != TMS_OK) return status;
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     t->report = (tms_report_t){.unknown_tags = unknown_tags}; /* an attempt before this one counts for nothing */
+    t->total_bytes = 0;
+    atomic_store(&t->done_bytes, 0);
+    atomic_store(&t->mapped_bytes, 0);
     /* Again: one may have begun while this call waited for its turn, or for memory. */
     if (t->devices) status = check_visible_captures(t, error);
     if (status == TMS_OK) {
@@ -304,13 +275,41 @@ tms_status_t tms_transition_attempt(tms_transition_t *t, tms_error_t *error) {
     return status;
 }
 
+void tms_transition_report_progress(const tms_transition_t *t) {
+    const tms_selection_t *selection = t->selection;
+    if (selection->progress && t->total_bytes > 0)
+        selection->progress(selection->progress_context, atomic_load(&((tms_transition_t *)t)->done_bytes), t->total_bytes);
+}
+
+/* What the call's tms_wait_t asks. */
+static int32_t poll(void *context) {
+    const tms_transition_t *t = context;
+    tms_transition_report_progress(t);
+    return t->selection->interrupted ? t->selection->interrupted(t->selection->interrupt_context) : 0;
+}
+
+static tms_status_t check_selection(const tms_transition_t *t, tms_error_t *error) {
+    const tms_selection_t *selection = t->selection;
+    tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
+    if (selection->has_backup && selection->backup != TMS_BACKUP_NONE && selection->backup != TMS_BACKUP_PINNED &&
+        selection->backup != TMS_BACKUP_DISK)
+        return tms_error_set(error, TMS_INVALID_ARGUMENT, &context, "there is no backup kind %d for one pause",
+                             (int)selection->backup);
+    if (selection->host_policy < TMS_HOST_DEFAULT || selection->host_policy > TMS_HOST_RETAIN)
+        return tms_error_set(error, TMS_INVALID_ARGUMENT, &context, "there is no host memory policy %d",
+                             (int)selection->host_policy);
+    return TMS_OK;
+}
+
 tms_status_t tms_transition_run(tms_transition_t *t, _Atomic uint64_t *successes, tms_report_t *report, tms_error_t *error) {
     const tms_selection_t *selection = t->selection;
-    tms_wait_begin(&t->wait, selection->interrupted, selection->interrupt_context, selection->timeout_seconds);
+    bool asks = selection->interrupted || selection->progress;
+    tms_wait_begin(&t->wait, asks ? poll : NULL, t, selection->timeout_seconds);
     t->collectable = ~(tms_device_mask_t)0;
     tms_status_t status = enter(t, error);
     if (status == TMS_OK) {
-        status = check(t, error);
+        status = check_selection(t, error);
+        if (status == TMS_OK) status = check(t, error);
         if (status == TMS_OK) {
             count_unknown_tags(t);
             status = t->perform ? t->perform(t, error) : tms_transition_attempt(t, error);

@@ -26,6 +26,10 @@ tms_status_t tms_transition_pause(tms_saver_t *saver, const tms_selection_t *sel
 tms_status_t tms_transition_resume(tms_saver_t *saver, const tms_selection_t *selection, tms_report_t *report,
                                    tms_error_t *error);
 
+/* The same for resume(wait=False): tells `pending` (pending.h) how far it is. */
+tms_status_t tms_transition_resume_pending(tms_saver_t *saver, const tms_selection_t *selection, tms_pending_t *pending,
+                                           tms_report_t *report, tms_error_t *error);
+
 /* tms_api_t.in_transition. */
 bool tms_transition_is_inside(void);
 

@@ -18,15 +18,18 @@ typedef struct tms_transition {
     /* NULL, or: one whole attempt of a call that makes several. */
     tms_status_t (*perform)(struct tms_transition *t, tms_error_t *error);
     tms_wait_t wait;
+    tms_pending_t *pending;        /* NULL, or who waits for the end of a resume that nobody waits for */
     tms_segment_t *first, **end;   /* in order of allocation */
     tms_device_mask_t collectable; /* only segments of these devices may come on the list */
     tms_device_mask_t owners;      /* devices that own a segment on the list */
     tms_device_mask_t affected;    /* devices that can access one */
-    tms_device_mask_t copying;     /* devices that own a segment with contents to copy */
     const tms_driver_table_t *driver;
     const tms_device_table_t *devices; /* NULL: there was nothing to act on, and the driver has not been asked for */
     tms_device_mask_t devices_in_use;  /* saver->devices_in_use when the list was made */
     bool damaged;                      /* an attempt has left something damaged: another would pass over it */
+    _Atomic uint64_t done_bytes;       /* of `total_bytes`, copied for certain */
+    uint64_t total_bytes;              /* that this attempt copies */
+    _Atomic uint64_t mapped_bytes;     /* that this attempt has mapped */
     tms_report_t report;
 } tms_transition_t;
 
@@ -53,10 +56,16 @@ bool tms_transition_selects(const tms_transition_t *t, const tms_segment_t *segm
  */
 bool tms_transition_passes_over(const tms_transition_t *t, const tms_segment_t *segment);
 
-typedef tms_status_t (*tms_transition_copy_t)(tms_backup_t *, tms_copier_t *, CUdeviceptr, const tms_error_context_t *,
-                                              tms_error_t *);
-/* Copies the contents of every segment on the list that has any, device by device, and waits for that. */
-tms_status_t tms_transition_copy(tms_transition_t *t, tms_transition_copy_t copy, tms_error_t *error);
+/* One device's part of a call. It runs on the thread of the call or on one of its own, beside those of other devices, and
+ * touches only the segments of its device. `wait` is the call's, or says to stop when the call is to stop or another
+ * device's part has failed. */
+typedef tms_status_t (*tms_device_work_t)(tms_transition_t *t, int device, tms_wait_t *wait, tms_error_t *error);
+/* Does that for every device of the mask at once, and waits for all of them. The first failure, if there is one. After
+ * TMS_FORKED the threads are the parent's. */
+tms_status_t tms_transition_on_devices(tms_transition_t *t, tms_device_mask_t devices, tms_device_work_t work,
+                                       tms_error_t *error);
+/* Tells the caller how far the copies are, if it wants to know. On the thread of the call. */
+void tms_transition_report_progress(const tms_transition_t *t);
 
 /* Publishes every segment's new state (`moved`: it did what the call is for) and finishes the frees that came meanwhile. The
  * list is empty afterwards. */

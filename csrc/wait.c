@@ -2,12 +2,13 @@
 
 #include <errno.h>
 #include <math.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "thread.h"
 
 enum { NANOSECONDS = 1000000000 };
 
@@ -57,6 +58,11 @@ tms_status_t tms_wait_check(tms_wait_t *wait, const tms_error_context_t *context
         return tms_error_set(error, TMS_FORKED, context, "the call began in the parent, whose memory it is about");
     tms_error_context_t call = {.operation = context->operation, .device = TMS_NO_DEVICE};
     return tms_error_set(error, TMS_INTERRUPTED, &call, NULL);
+}
+
+tms_status_t tms_wait_ask(tms_wait_t *wait, const tms_error_context_t *context, tms_error_t *error) {
+    if (wait) wait->asked = -INFINITY;
+    return tms_wait_check(wait, context, error);
 }
 
 tms_status_t tms_wait_sleep(tms_wait_t *wait, double seconds, const tms_error_context_t *context, tms_error_t *error) {
@@ -130,16 +136,6 @@ static void *help(void *argument) {
     return NULL;
 }
 
-/* The program's signals are for its own threads, whose handlers may rely on running there. */
-static int start_helper(pthread_t *thread, job_t *job) {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int os_error = pthread_create(thread, NULL, help, job);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return os_error;
-}
-
 /* Waits for the helper, and asks. The lock is not held while asking. */
 static tms_status_t await_helper(tms_wait_t *wait, job_t *job, const tms_error_context_t *context, tms_error_t *error) {
     tms_status_t status = TMS_OK;
@@ -164,7 +160,7 @@ static job_t *begin_job(pthread_t *thread, tms_devices_t *devices, tms_device_ma
         pthread_mutex_init(&job->lock, NULL);
         tms_wait_condition_init(&job->finished_condition);
         atomic_fetch_add(&devices->helpers, 1);
-        os_error = start_helper(thread, job);
+        os_error = tms_thread_start(thread, help, job);
         if (os_error == 0) return job;
         atomic_fetch_sub(&devices->helpers, 1);
     }

@@ -44,6 +44,9 @@ bool tms_wait_interrupted(tms_wait_t *wait);
 /* The same as a status: TMS_OK, TMS_INTERRUPTED, or TMS_FORKED in a child that `interrupted` forked. */
 tms_status_t tms_wait_check(tms_wait_t *wait, const tms_error_context_t *context, tms_error_t *error);
 
+/* tms_wait_check that asks whether it is time to or not. */
+tms_status_t tms_wait_ask(tms_wait_t *wait, const tms_error_context_t *context, tms_error_t *error);
+
 /* Sleeps `seconds`, but not beyond the deadline. TMS_INTERRUPTED as soon as it is to stop. */
 tms_status_t tms_wait_sleep(tms_wait_t *wait, double seconds, const tms_error_context_t *context, tms_error_t *error);
 

@@ -12,11 +12,16 @@ import gc
 import importlib.util
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "shared"))
+
+from settling import drain_pool, wait_for_host_memory
 
 PACKAGE = "torch_memory_saver"
 DRIVER_VARIABLE = "TMS_CUDA_DRIVER"
@@ -280,10 +285,14 @@ def _release_managed(core: Any) -> None:
     core.region_pop(1)
     core.set_memory_margin(0)
     core.set_retain_backup(False)
+    core.set_host_policy(core.HOST_RELEASE)
     for row in core.segments():
         core.free(row[0])
     # Tries again what the driver refused to take back while a test made its calls fail.
     core.resume((), None)
+    wait_for_host_memory(core)
+    drain_pool(core)
+    wait_for_host_memory(core)
 
 
 @pytest.fixture(scope="session")
@@ -302,8 +311,8 @@ def simulator(_simulator_library: Simulator) -> Iterator[Simulator]:
     machine.clear_counts()
     yield machine
     machine.restore()
+    gc.collect()  # what still refers to a backup
     _release_managed(core)
-    gc.collect()
     for device in range(machine.devices):
         usage = machine.usage(device)
         assert (usage.handles, usage.mappings, usage.reservations) == (0, 0, 0), f"leaked on device {device}: {usage}"

@@ -187,6 +187,21 @@ bool tms_py_get_tags(const tms_py_call_t *call, int index, tms_selection_t *sele
     return true;
 }
 
+bool tms_py_get_backup(const tms_py_call_t *call, int index, tms_selection_t *selection) {
+    if (!call->values[index] || call->values[index] == Py_None) return true;
+    selection->has_backup = 1;
+    return tms_py_get_i32(call, index, &selection->backup);
+}
+
+bool tms_py_get_callable(const tms_py_call_t *call, int index, PyObject **callable) {
+    PyObject *argument = call->values[index];
+
+    if (!argument || argument == Py_None) return true;
+    if (!PyCallable_Check(argument)) return wrong_type(call, index, "callable or None", argument);
+    *callable = argument;
+    return true;
+}
+
 PyObject *tms_py_text(const char *text) { return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace"); }
 
 PyObject *tms_py_segment(const tms_segment_info_t *row) {

@@ -12,7 +12,7 @@
 
 #include "tms.h"
 
-enum { TMS_PY_MAX_PARAMETERS = 5 };
+enum { TMS_PY_MAX_PARAMETERS = 8 };
 
 typedef struct tms_py_signature {
     const char *function;
@@ -44,6 +44,11 @@ bool tms_py_get_tag(const tms_py_call_t *call, int index, const char **tag);
 bool tms_py_get_stream(const tms_py_call_t *call, int index, tms_selection_t *selection);
 /* None or a tuple of tags: sets the selection's tags, an array for the caller to give to PyMem_Free (NULL for None). */
 bool tms_py_get_tags(const tms_py_call_t *call, int index, tms_selection_t *selection);
+
+/* None or a tms_backup_kind_t: sets the selection's backup. Leaves it alone where the argument is not given. */
+bool tms_py_get_backup(const tms_py_call_t *call, int index, tms_selection_t *selection);
+/* None or something to call: NULL for None. Leaves *callable alone where the argument is not given. */
+bool tms_py_get_callable(const tms_py_call_t *call, int index, PyObject **callable);
 
 /* Text from the native side: UTF-8, but perhaps cut off in the middle of a character. NULL with an exception set. */
 PyObject *tms_py_text(const char *text);

@@ -10,22 +10,38 @@
     /* memory_functions.c */                                                                                                \
     TAKES(allocate, "(size, device=-1)", "Address of a managed allocation with the settings of this thread's region.")      \
     TAKES(free, "(address)", "Frees a managed allocation in any state; False if the address is not managed.")               \
-    TAKES(pause, "(tags, stream, interruptible=False)", "Gives physical memory back; None is every tag. Returns a Report.") \
-    TAKES(resume, "(tags, stream, interruptible=False, timeout=0.0, exclusive=False)",                                      \
-          "Maps physical memory again; None is every tag. Returns a Report.")                                               \
     TAKES(set_memory_margin, "(size)", "Bytes of device memory that allocations must leave free.")                          \
     BARE(get_memory_margin, "()", "Bytes of device memory that allocations must leave free.")                               \
     TAKES(set_retain_backup, "(retain)", "Whether host backups are kept after a resume.")                                   \
     BARE(get_retain_backup, "()", "Whether host backups are kept after a resume.")                                          \
     TAKES(set_disk_directory, "(path)", "Where new backup files are made; created if needed.")                              \
+    TAKES(reserve_host_memory, "(size, device=-1)", "Has host memory made ready for backups, in the background.")           \
+    TAKES(set_host_policy, "(policy)", "What becomes of host memory after a resume where nothing else says.")               \
+    BARE(get_host_policy, "()", "What becomes of host memory after a resume where nothing else says.")                      \
+    BARE(close, "()", "No thread of the library's own calls the driver after this.")                                        \
+    /* transition_functions.c */                                                                                            \
+    TAKES(pause, "(tags, stream, interruptible=False, backup=None, find_live=None, progress=None)",                         \
+          "Gives physical memory back; None is every tag. Returns a Report.")                                               \
+    TAKES(resume,                                                                                                           \
+          "(tags, stream, interruptible=False, timeout=0.0, exclusive=False, host_policy=0, zero=False, progress=None)",    \
+          "Maps physical memory again; None is every tag. Returns a Report.")                                               \
+    /* pending_functions.c */                                                                                               \
+    TAKES(resume_begin, "(tags, stream, timeout=0.0, exclusive=False, host_policy=0, zero=False)",                          \
+          "Begins a resume that goes on in the background. Returns a Pending.")                                             \
+    TAKES(pending_done, "(pending)", "Whether it has ended, well or not.")                                                  \
+    TAKES(pending_wait, "(pending, interruptible=False)", "Waits for its end. Returns a Report.")                           \
+    TAKES(pending_wait_stream, "(pending, stream, interruptible=False)",                                                    \
+          "Has a stream wait for its copies, once all are queued.")                                                         \
     /* host_buffer.c */                                                                                                     \
     TAKES(host_backup, "(address, size)", "The host copy of a range as a HostBuffer; None where there is none now.")        \
     /* region_functions.c */                                                                                                \
-    TAKES(region_push, "(tag, backup, managed)", "Enters a level of settings on this thread; returns its depth.")           \
+    TAKES(region_push, "(tag, backup, managed, host_policy=0)",                                                             \
+          "Enters a level of settings on this thread; returns its depth.")                                                  \
     TAKES(region_pop, "(depth)", "Leaves that level, and every one entered after it.")                                      \
     BARE(region_current, "()", "(tag, backup, managed, depth) of this thread; depth 0 is outside every region.")            \
-    TAKES(region_set, "(tag, backup, managed)", "Changes this thread's innermost level in place.")                          \
-    TAKES(capture_begin, "(tag, backup)", "A stream capture is about to begin; None: no settings for other threads.")       \
+    TAKES(region_set, "(tag, backup, managed, host_policy=0)", "Changes this thread's innermost level in place.")           \
+    TAKES(capture_begin, "(tag, backup, host_policy=0)",                                                                    \
+          "A stream capture is about to begin; None: no settings for other threads.")                                       \
     BARE(capture_end, "()", "A stream capture has ended.")                                                                  \
     /* query_functions.c */                                                                                                 \
     BARE(refresh_peers, "()", "Gives devices that this process has begun to use access to managed memory.")                 \
@@ -47,5 +63,7 @@ TMS_PY_FUNCTIONS(TMS_PY_DECLARE_TAKES, TMS_PY_DECLARE_BARE)
 
 /* The type HostBuffer: a new reference, for the module's state. */
 PyObject *tms_py_host_buffer_type(PyObject *module);
+/* The type Pending, likewise. */
+PyObject *tms_py_pending_type(PyObject *module);
 
 #endif

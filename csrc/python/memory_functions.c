@@ -1,4 +1,4 @@
-/* Allocations, their pause and resume, and the settings that hold for all of them. */
+/* Allocations, and the settings that hold for all of them. */
 #include "convert.h"
 #include "errors.h"
 #include "functions.h"
@@ -39,73 +39,6 @@ PyObject *tms_py_free(PyObject *module, PyObject *const *arguments, Py_ssize_t p
     Py_END_ALLOW_THREADS;
     if (status != TMS_OK && status != TMS_NOT_MANAGED) return tms_py_raise(&error);
     return PyBool_FromLong(status == TMS_OK);
-}
-
-typedef tms_status_t (*transition_t)(const tms_selection_t *selection, tms_report_t *report, tms_error_t *error);
-
-/* While a call runs, the thread state that it has put down to let other threads run. */
-typedef struct interruption {
-    PyThreadState *thread;
-} interruption_t;
-
-/* Runs the handlers of the signals that have come. Not 0: one of them raised, and the exception is set. Asked on the thread
- * of the call, with nothing of ours locked, so that a handler may do what it likes, other than pause and resume. */
-static int32_t check_signals(void *context) {
-    interruption_t *interruption = context;
-    int raised;
-
-    PyEval_RestoreThread(interruption->thread);
-    raised = PyErr_CheckSignals();
-    interruption->thread = PyEval_SaveThread();
-    return raised != 0;
-}
-
-/* Takes the selection's array of tags. */
-static PyObject *run_transition(transition_t transition, const tms_selection_t *given, bool interruptible) {
-    tms_selection_t selection = *given;
-    interruption_t interruption;
-    tms_report_t report;
-    tms_status_t status;
-    tms_error_t error;
-
-    if (interruptible) {
-        selection.interrupted = check_signals;
-        selection.interrupt_context = &interruption;
-    }
-    tms_error_clear(&error);
-    interruption.thread = PyEval_SaveThread();
-    status = transition(&selection, &report, &error);
-    PyEval_RestoreThread(interruption.thread);
-    PyMem_Free((void *)selection.tags);
-    if (PyErr_Occurred()) return NULL; /* a signal handler's; the call stopped for it */
-    return status == TMS_OK ? tms_py_report(&report) : tms_py_raise(&error);
-}
-
-PyObject *tms_py_pause(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
-    static const tms_py_signature_t signature = {"pause", 2, 3, {"tags", "stream", "interruptible"}};
-    tms_selection_t selection = {0};
-    bool interruptible = false;
-    tms_py_call_t call;
-
-    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_stream(&call, 1, &selection) ||
-        !tms_py_get_bool(&call, 2, &interruptible) || !tms_py_get_tags(&call, 0, &selection))
-        return NULL;
-    return run_transition(tms_py_api(module)->pause, &selection, interruptible);
-}
-
-PyObject *tms_py_resume(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
-    static const tms_py_signature_t signature = {
-        "resume", 2, 5, {"tags", "stream", "interruptible", "timeout", "exclusive"}};
-    tms_selection_t selection = {0};
-    bool interruptible = false, exclusive = false;
-    tms_py_call_t call;
-
-    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_stream(&call, 1, &selection) ||
-        !tms_py_get_bool(&call, 2, &interruptible) || !tms_py_get_seconds(&call, 3, &selection.timeout_seconds) ||
-        !tms_py_get_bool(&call, 4, &exclusive) || !tms_py_get_tags(&call, 0, &selection))
-        return NULL;
-    selection.exclusive = exclusive;
-    return run_transition(tms_py_api(module)->resume, &selection, interruptible);
 }
 
 PyObject *tms_py_set_memory_margin(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
@@ -157,5 +90,54 @@ PyObject *tms_py_set_disk_directory(PyObject *module, PyObject *const *arguments
     Py_END_ALLOW_THREADS;
     Py_DECREF(path);
     if (status != TMS_OK) return tms_py_raise(&error);
+    Py_RETURN_NONE;
+}
+
+/* For the time while a reservation is being checked, the GIL is released: limits are read from files. */
+PyObject *tms_py_reserve_host_memory(PyObject *module, PyObject *const *arguments, Py_ssize_t positional,
+                                     PyObject *keywords) {
+    static const tms_py_signature_t signature = {"reserve_host_memory", 1, 2, {"size", "device"}};
+    const tms_api_t *api = tms_py_api(module);
+    int32_t device = TMS_NO_DEVICE;
+    uint64_t bytes;
+    tms_py_call_t call;
+    tms_status_t status;
+    tms_error_t error;
+
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_u64(&call, 0, &bytes) ||
+        !tms_py_get_i32(&call, 1, &device))
+        return NULL;
+    tms_error_clear(&error);
+    Py_BEGIN_ALLOW_THREADS;
+    status = api->reserve_host_memory(bytes, device, &error);
+    Py_END_ALLOW_THREADS;
+    if (status != TMS_OK) return tms_py_raise(&error);
+    Py_RETURN_NONE;
+}
+
+PyObject *tms_py_set_host_policy(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
+    static const tms_py_signature_t signature = {"set_host_policy", 1, 1, {"policy"}};
+    tms_py_call_t call;
+    tms_error_t error;
+    int32_t policy;
+
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_i32(&call, 0, &policy)) return NULL;
+    tms_error_clear(&error);
+    if (tms_py_api(module)->set_host_policy(policy, &error) != TMS_OK) return tms_py_raise(&error);
+    Py_RETURN_NONE;
+}
+
+PyObject *tms_py_get_host_policy(PyObject *module, PyObject *unused) {
+    (void)unused;
+    return PyLong_FromLong(tms_py_api(module)->get_host_policy());
+}
+
+PyObject *tms_py_close(PyObject *module, PyObject *unused) {
+    const tms_api_t *api = tms_py_api(module);
+
+    (void)unused;
+    Py_BEGIN_ALLOW_THREADS; /* it waits for driver calls that are under way */
+    api->close();
+    Py_END_ALLOW_THREADS;
     Py_RETURN_NONE;
 }

@@ -24,7 +24,9 @@ static const struct constant {
 } constants[] = {
     {"BACKUP_NONE", TMS_BACKUP_NONE},     {"BACKUP_PINNED", TMS_BACKUP_PINNED},     {"BACKUP_MMAP", TMS_BACKUP_MMAP},
     {"BACKUP_DISK", TMS_BACKUP_DISK},     {"STATE_ACTIVE", TMS_SEGMENT_ACTIVE},     {"STATE_PAUSING", TMS_SEGMENT_PAUSING},
-    {"STATE_PAUSED", TMS_SEGMENT_PAUSED}, {"STATE_RESUMING", TMS_SEGMENT_RESUMING}, {"STATE_DAMAGED", TMS_SEGMENT_DAMAGED}};
+    {"STATE_PAUSED", TMS_SEGMENT_PAUSED}, {"STATE_RESUMING", TMS_SEGMENT_RESUMING}, {"STATE_DAMAGED", TMS_SEGMENT_DAMAGED},
+    {"HOST_DEFAULT", TMS_HOST_DEFAULT},   {"HOST_RELEASE", TMS_HOST_RELEASE},       {"HOST_POOL", TMS_HOST_POOL},
+    {"HOST_RETAIN", TMS_HOST_RETAIN}};
 
 static int add_constants(PyObject *module) {
     for (size_t index = 0; index < sizeof(constants) / sizeof(constants[0]); index++)
@@ -44,16 +46,20 @@ static int execute(PyObject *module) {
     if (result < 0 || PyModule_AddObjectRef(module, "preloaded", library.preloaded ? Py_True : Py_False) < 0) return -1;
     state->host_buffer_type = tms_py_host_buffer_type(module);
     if (!state->host_buffer_type || PyModule_AddType(module, (PyTypeObject *)state->host_buffer_type) < 0) return -1;
+    state->pending_type = tms_py_pending_type(module);
+    if (!state->pending_type || PyModule_AddType(module, (PyTypeObject *)state->pending_type) < 0) return -1;
     return add_constants(module);
 }
 
 static int traverse(PyObject *module, visitproc visit, void *arg) {
     Py_VISIT(((tms_py_state_t *)PyModule_GetState(module))->host_buffer_type);
+    Py_VISIT(((tms_py_state_t *)PyModule_GetState(module))->pending_type);
     return 0;
 }
 
 static int clear(PyObject *module) {
     Py_CLEAR(((tms_py_state_t *)PyModule_GetState(module))->host_buffer_type);
+    Py_CLEAR(((tms_py_state_t *)PyModule_GetState(module))->pending_type);
     return 0;
 }
 

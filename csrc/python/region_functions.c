@@ -7,19 +7,21 @@
 #include "module.h"
 #include "status.h"
 
-/* Arguments 0 to 2 as settings: tag, backup, managed. */
+/* Arguments 0 to 3 as settings: tag, backup, managed, host_policy. */
 static bool get_settings(const tms_py_call_t *call, tms_region_settings_t *settings) {
     bool managed;
 
+    *settings = (tms_region_settings_t){.host_policy = TMS_HOST_DEFAULT};
+
     if (!tms_py_get_tag(call, 0, &settings->tag) || !tms_py_get_i32(call, 1, &settings->backup) ||
-        !tms_py_get_bool(call, 2, &managed))
+        !tms_py_get_bool(call, 2, &managed) || !tms_py_get_i32(call, 3, &settings->host_policy))
         return false;
     settings->managed = managed;
     return true;
 }
 
 PyObject *tms_py_region_push(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
-    static const tms_py_signature_t signature = {"region_push", 3, 3, {"tag", "backup", "managed"}};
+    static const tms_py_signature_t signature = {"region_push", 3, 4, {"tag", "backup", "managed", "host_policy"}};
     tms_region_settings_t settings;
     tms_py_call_t call;
     tms_error_t error;
@@ -52,7 +54,7 @@ PyObject *tms_py_region_current(PyObject *module, PyObject *unused) {
 }
 
 PyObject *tms_py_region_set(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
-    static const tms_py_signature_t signature = {"region_set", 3, 3, {"tag", "backup", "managed"}};
+    static const tms_py_signature_t signature = {"region_set", 3, 4, {"tag", "backup", "managed", "host_policy"}};
     tms_region_settings_t settings;
     tms_py_call_t call;
     tms_error_t error;
@@ -64,7 +66,7 @@ PyObject *tms_py_region_set(PyObject *module, PyObject *const *arguments, Py_ssi
 }
 
 PyObject *tms_py_capture_begin(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
-    static const tms_py_signature_t signature = {"capture_begin", 2, 2, {"tag", "backup"}};
+    static const tms_py_signature_t signature = {"capture_begin", 2, 3, {"tag", "backup", "host_policy"}};
     const tms_api_t *api = tms_py_api(module);
     tms_region_settings_t settings = {.managed = 1};
     bool has_settings;
@@ -74,7 +76,8 @@ PyObject *tms_py_capture_begin(PyObject *module, PyObject *const *arguments, Py_
 
     if (!tms_py_bind(&call, &signature, arguments, positional, keywords)) return NULL;
     has_settings = call.values[0] != Py_None;
-    if ((has_settings && !tms_py_get_tag(&call, 0, &settings.tag)) || !tms_py_get_i32(&call, 1, &settings.backup))
+    if ((has_settings && !tms_py_get_tag(&call, 0, &settings.tag)) || !tms_py_get_i32(&call, 1, &settings.backup) ||
+        !tms_py_get_i32(&call, 2, &settings.host_policy))
         return NULL;
     tms_error_clear(&error);
     Py_BEGIN_ALLOW_THREADS;

@@ -54,15 +54,20 @@ CUresult sim_host_allocate(void **address, size_t bytes, unsigned int flags) {
     return result;
 }
 
-/* Takes a block away once no work in flight uses it. Any other address in a block is a wrong one; what is missing is
- * something else only where there is no block at all. */
-static CUresult take_away(uint64_t address, bool registered, CUresult missing) {
+/* Takes a block away once no work in flight uses it, and, where its context goes on, the device has done all that it was
+ * given: the real driver waits for the device of the block's context, whatever the work, and for no other. Any other address
+ * in a block is a wrong one; what is missing is something else only where there is no block at all. */
+static CUresult take_away(uint64_t address, bool registered, CUresult missing, bool context_goes_on) {
     sim_host_t *host = sim_host_at(address);
     if (!host) return sim_memory_mapping_at(address) ? CUDA_ERROR_INVALID_VALUE : missing;
     if (host->address != address || host->registered != registered) return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = sim_stream_wait_for_host(host->address, host->bytes);
+    CUresult result = context_goes_on ? sim_context_drain(&sim_state.devices[host->device].primary) : CUDA_SUCCESS;
     if (result != CUDA_SUCCESS) return result;
     host = sim_table_find(&sim_state.hosts, address); /* another thread may have been faster */
+    if (!host) return missing;
+    result = sim_stream_wait_for_host(host->address, host->bytes); /* on other devices, whose fault it would be */
+    if (result != CUDA_SUCCESS) return result;
+    host = sim_table_find(&sim_state.hosts, address);
     if (!host) return missing;
     remove_host(host);
     return CUDA_SUCCESS;
@@ -72,7 +77,7 @@ static CUresult take_away(uint64_t address, bool registered, CUresult missing) {
 static CUresult give_back(uint64_t address, bool registered, CUresult missing) {
     const sim_host_t *host = sim_host_at(address);
     CUresult failed = host ? sim_state.devices[host->device].primary.error : CUDA_SUCCESS;
-    return failed == CUDA_SUCCESS ? take_away(address, registered, missing) : failed;
+    return failed == CUDA_SUCCESS ? take_away(address, registered, missing, true) : failed;
 }
 
 CUresult sim_host_free(void *address) {
@@ -135,7 +140,7 @@ void sim_host_clear_device(int device) {
     for (size_t i = 0; i < sim_state.hosts.count;) {
         const sim_host_t *host = sim_state.hosts.slots[i].value;
         CUresult result = CUDA_ERROR_INVALID_VALUE;
-        if (host->device == device) result = take_away(host->address, host->registered, CUDA_ERROR_INVALID_VALUE);
+        if (host->device == device) result = take_away(host->address, host->registered, CUDA_ERROR_INVALID_VALUE, false);
         /* It may have waited for work, and the table be another one after that. */
         i = result == CUDA_SUCCESS ? 0 : i + 1;
     }

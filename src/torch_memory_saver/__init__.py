@@ -26,6 +26,7 @@ from torch_memory_saver.errors import (
     TorchMemorySaverError,
     TorchUnavailableError,
 )
+from torch_memory_saver.pending import PendingResume
 from torch_memory_saver.preload import configure_subprocess
 from torch_memory_saver.report import PauseReport, ResumeReport, TransitionReport
 from torch_memory_saver.saver import TorchMemorySaver
@@ -45,6 +46,7 @@ pause = torch_memory_saver.pause
 resume = torch_memory_saver.resume
 empty_cache = torch_memory_saver.empty_cache
 get_cpu_backup = torch_memory_saver.get_cpu_backup
+reserve_host_memory = torch_memory_saver.reserve_host_memory
 set_disk_backup_dir = torch_memory_saver.set_disk_backup_dir
 enable_peer_access = torch_memory_saver.enable_peer_access
 stats = torch_memory_saver.stats
@@ -64,6 +66,7 @@ __all__ = [
     "OutOfHostMemoryError",
     "OutOfMemoryError",
     "PauseReport",
+    "PendingResume",
     "ResumeReport",
     "Stats",
     "TagUsage",
@@ -81,6 +84,7 @@ __all__ = [
     "memory_saver",
     "pause",
     "region",
+    "reserve_host_memory",
     "resume",
     "set_disk_backup_dir",
     "stats",

@@ -6,12 +6,19 @@ exceptions of :mod:`torch_memory_saver.errors`; arguments of a wrong type are Ty
 are empty or hold a NUL are ValueError, before anything changes. Sizes are bytes, devices CUDA ordinals, addresses integers.
 """
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 BACKUP_NONE: Final[int]
 BACKUP_PINNED: Final[int]
 BACKUP_MMAP: Final[int]
 BACKUP_DISK: Final[int]
+
+#: What becomes of host memory after a resume; DEFAULT: what the next wider setting says.
+HOST_DEFAULT: Final[int]
+HOST_RELEASE: Final[int]
+HOST_POOL: Final[int]
+HOST_RETAIN: Final[int]
 
 STATE_ACTIVE: Final[int]
 STATE_PAUSING: Final[int]
@@ -23,6 +30,9 @@ STATE_DAMAGED: Final[int]
 library_path: Final[str]
 #: Whether the state lives in the preload library.
 preloaded: Final[bool]
+
+class Pending:
+    """A resume that goes on in the background."""
 
 class HostBuffer:
     """Keeps a host backup's memory valid while it lives. Made by :func:`host_backup` only."""
@@ -41,21 +51,37 @@ def allocate(size: int, device: int = -1) -> int:
 def free(address: int) -> bool:
     """Frees a managed allocation in any state; False if the address is not managed."""
 
-def region_push(tag: str, backup: int, managed: bool) -> int:
+def region_push(tag: str, backup: int, managed: bool, host_policy: int = 0) -> int:
     """Enters a level of settings on this thread; returns the depth for :func:`region_pop`."""
 
 def region_pop(depth: int) -> None: ...
 def region_current() -> tuple[str, int, bool, int]:
     """(tag, backup, managed, depth) of this thread; depth 0 is outside every region."""
 
-def region_set(tag: str, backup: int, managed: bool) -> None:
+def region_set(tag: str, backup: int, managed: bool, host_policy: int = 0) -> None:
     """Changes this thread's innermost level in place."""
 
-def pause(tags: tuple[str, ...] | None, stream: int | None, interruptible: bool = False) -> Report:
+def pause(
+    tags: tuple[str, ...] | None,
+    stream: int | None,
+    interruptible: bool = False,
+    backup: int | None = None,
+    find_live: Callable[[], tuple[bytes, bytes] | None] | None = None,
+    progress: Callable[[int, int], Any] | None = None,
+) -> Report:
     """None is every tag; `stream` is the caller's current CUDA stream handle, asked whether it is capturing.
 
     `interruptible`, for the main thread: signal handlers run while the call waits, and one that raises ends it with nothing
-    changed."""
+    changed.
+
+    `backup`: where contents go this time; BACKUP_NONE, BACKUP_DISK, or BACKUP_PINNED for host memory.
+
+    `find_live` is called once, after the devices have been waited for, and says which bytes are live: addresses of
+    allocations, and begins and ends of ranges inside them, both as sorted native 64-bit numbers in bytes. Of allocations
+    that it does not name, and if it returns None, everything is.
+
+    `progress` is called with (bytes done, bytes in all) of the copies. What either raises ends the call with nothing changed
+    and is raised by it; once memory goes back, the call completes first. Neither may call pause or resume."""
 
 def resume(
     tags: tuple[str, ...] | None,
@@ -63,8 +89,28 @@ def resume(
     interruptible: bool = False,
     timeout: float = 0.0,
     exclusive: bool = False,
+    host_policy: int = 0,
+    zero: bool = False,
+    progress: Callable[[int, int], Any] | None = None,
 ) -> Report:
-    """`timeout`: seconds to wait for device memory, and for the devices' locks where `exclusive`; infinity is for ever."""
+    """`timeout`: seconds to wait for device memory, and for the devices' locks where `exclusive`; infinity is for ever.
+    `host_policy`: for the backups of what this call resumes. `zero`: memory that comes back without contents is zeroed.
+    `progress`: as for :func:`pause`."""
+
+def resume_begin(
+    tags: tuple[str, ...] | None,
+    stream: int | None,
+    timeout: float = 0.0,
+    exclusive: bool = False,
+    host_policy: int = 0,
+    zero: bool = False,
+) -> Pending:
+    """Begins a resume on a thread of the library's and returns at once."""
+
+def pending_done(pending: Pending) -> bool: ...
+def pending_wait(pending: Pending, interruptible: bool = False) -> Report: ...
+def pending_wait_stream(pending: Pending, stream: int, interruptible: bool = False) -> None:
+    """Returns once all copies are queued; what is queued on the stream afterwards sees the contents."""
 
 def host_backup(address: int, size: int) -> HostBuffer | None:
     """The host copy of ``size`` bytes at ``address``; None where there is none now."""
@@ -74,7 +120,17 @@ def get_memory_margin() -> int: ...
 def set_retain_backup(retain: bool) -> None: ...
 def get_retain_backup() -> bool: ...
 def set_disk_directory(path: str) -> None: ...
-def capture_begin(tag: str | None, backup: int) -> None:
+def reserve_host_memory(size: int, device: int = -1) -> None:
+    """Has `size` bytes of host memory made ready for backups of a device, in the background; -1 is the current device."""
+
+def set_host_policy(policy: int) -> None:
+    """What becomes of host memory after a resume where neither the call nor the region says: one of HOST_*."""
+
+def get_host_policy() -> int: ...
+def close() -> None:
+    """At the program's exit: no thread of the library's own calls the driver after this."""
+
+def capture_begin(tag: str | None, backup: int, host_policy: int = 0) -> None:
     """A stream capture is about to begin. `tag` None: no settings for threads outside regions."""
 
 def capture_end() -> None: ...

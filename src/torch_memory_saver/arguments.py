@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from torch_memory_saver import _core
 from torch_memory_saver.errors import InvalidArgumentError
 
-__all__ = ["DEFAULT_TAG", "check_bytes", "check_tag", "check_tags", "check_timeout", "choose_backup"]
+__all__ = [
+    "DEFAULT_TAG",
+    "HOST_MEMORY",
+    "check_bytes",
+    "check_device",
+    "check_progress",
+    "check_tag",
+    "check_tags",
+    "check_timeout",
+    "choose_backup",
+    "choose_host_policy",
+    "choose_pause_backup",
+]
 
 DEFAULT_TAG = "default"
 
 _BACKENDS = {"pinned": _core.BACKUP_PINNED, "mmap": _core.BACKUP_MMAP}
+_PAUSE_BACKUPS = {"host": _core.BACKUP_PINNED, "disk": _core.BACKUP_DISK, "discard": _core.BACKUP_NONE}
+#: The core's numbers for what becomes of host memory after a resume.
+HOST_MEMORY = {"release": _core.HOST_RELEASE, "pool": _core.HOST_POOL, "retain": _core.HOST_RETAIN}
 
 
 def check_tag(tag: object) -> str:
@@ -54,6 +70,45 @@ def choose_backup(enable_cpu_backup: object, enable_disk_backup: object, cpu_bac
     if enable_disk_backup:
         return _core.BACKUP_DISK
     return _core.BACKUP_PINNED if enable_cpu_backup else _core.BACKUP_NONE
+
+
+def choose_pause_backup(backup: object) -> int | None:
+    """The core's number for where a pause puts contents; None is what the regions said."""
+    if backup is None:
+        return None
+    if not isinstance(backup, str) or backup not in _PAUSE_BACKUPS:
+        raise InvalidArgumentError(f'backup must be None, "host", "disk" or "discard", not {backup!r}')
+    return _PAUSE_BACKUPS[backup]
+
+
+def choose_host_policy(host_memory: object) -> int:
+    """The core's number for what becomes of host memory after a resume; None is what the next wider setting says."""
+    if host_memory is None:
+        return _core.HOST_DEFAULT
+    if not isinstance(host_memory, str) or host_memory not in HOST_MEMORY:
+        raise InvalidArgumentError(f'host_memory must be None, "release", "pool" or "retain", not {host_memory!r}')
+    return HOST_MEMORY[host_memory]
+
+
+def check_progress(progress: object) -> Callable[[int, int], Any] | None:
+    """None, or something to call."""
+    if progress is not None and not callable(progress):
+        raise InvalidArgumentError(
+            f"progress must be None or a callable that takes (done_bytes, total_bytes), not {type(progress).__name__}"
+        )
+    return progress
+
+
+def check_device(device: object) -> int:
+    """A CUDA ordinal, or a torch.device that has one; None is -1, the current device."""
+    number = getattr(device, "index", None) if getattr(device, "type", None) == "cuda" else device
+    if device is None or (number is None and device is not number):
+        return -1
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise InvalidArgumentError(f"device must be None, an int or a CUDA torch.device, not {device!r}")
+    if not 0 <= number < 1 << 31:
+        raise InvalidArgumentError(f"device must not be negative, nor beyond what there is, but is {number}")
+    return number
 
 
 def check_bytes(name: str, value: object) -> int:

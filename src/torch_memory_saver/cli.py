@@ -8,10 +8,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from torch_memory_saver import __version__, _core, preload, simulate
+from torch_memory_saver import __version__, _core, preload, simulate, torch_memory_saver
 from torch_memory_saver.errors import InvalidArgumentError, TorchMemorySaverError
 
-__all__ = ["Command", "DemoCommand", "InfoCommand", "SimulateCommand", "main"]
+__all__ = ["BenchCommand", "Command", "DemoCommand", "InfoCommand", "SimulateCommand", "main"]
 
 
 class Command(abc.ABC):
@@ -22,6 +22,7 @@ class Command(abc.ABC):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declares the command's options."""
+        return
 
     @abc.abstractmethod
     def run(self, arguments: argparse.Namespace) -> int:
@@ -49,6 +50,23 @@ class DemoCommand(Command):
         return run_demo(arguments.device, ascii_only=arguments.ascii)
 
 
+class BenchCommand(Command):
+    """The benchmarks."""
+
+    name = "bench"
+    help = "measure pause and resume beside what the hardware allows, on the GPU or (in small) on the simulated one"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        from torch_memory_saver.bench import command
+
+        command.add_arguments(parser)
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        from torch_memory_saver.bench import command
+
+        return command.run(command.from_arguments(arguments))
+
+
 class InfoCommand(Command):
     """What is installed and what it finds."""
 
@@ -65,6 +83,7 @@ class InfoCommand(Command):
             ("preload library", self._preload_library()),
             ("driver library", os.environ.get("TMS_CUDA_DRIVER") or "libcuda.so.1"),
             *self._devices(),
+            ("host memory", f"after a resume: {torch_memory_saver.host_memory}"),
             *((name, value) for name, value in sorted(os.environ.items()) if name.startswith("TMS_")),
         ]
         width = max(len(name) for name, _ in rows)
@@ -165,7 +184,7 @@ class SimulateCommand(Command):
             raise argparse.ArgumentTypeError(str(error)) from error
 
 
-_COMMANDS: tuple[Command, ...] = (DemoCommand(), InfoCommand(), SimulateCommand())
+_COMMANDS: tuple[Command, ...] = (DemoCommand(), BenchCommand(), InfoCommand(), SimulateCommand())
 
 
 def main(argv: Sequence[str] | None = None) -> int:

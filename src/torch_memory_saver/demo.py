@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-from torch_memory_saver import _core, preload, torch_memory_saver
+from torch_memory_saver import simulate, torch_memory_saver
 from torch_memory_saver.demo_chart import can_draw_blocks, draw, format_bytes
 from torch_memory_saver.demo_machines import Buffer, GpuMachine, Machine, SimulatedMachine
-from torch_memory_saver.errors import InvalidStateError, OutOfMemoryError, TorchUnavailableError
+from torch_memory_saver.errors import OutOfMemoryError, TorchUnavailableError
+from torch_memory_saver.progress import progress_bar
 
 __all__ = ["run_demo"]
 
@@ -68,7 +68,8 @@ class _Demo:
 
         print("2. Generation is over: pause both tags. The weights keep their contents in host memory, the cache does not.")
         dropped = torch_memory_saver.pause("kv_cache")
-        kept = torch_memory_saver.pause("weights")
+        with progress_bar("    weights to host memory") as bar:
+            kept = torch_memory_saver.pause("weights", progress=bar)
         print(f"    released {format_bytes(dropped.bytes)} of kv_cache in {dropped.seconds * 1e3:.1f} ms, contents dropped")
         print(f"    released {format_bytes(kept.bytes)} of weights in {kept.seconds * 1e3:.1f} ms, contents kept")
         released = machine.weights_bytes + machine.cache_bytes
@@ -81,7 +82,8 @@ class _Demo:
         trainer = machine.allocate(machine.trainer_bytes, 33)
         self.trainer_bytes = machine.trainer_bytes
         self.stage("train")
-        torch_memory_saver.resume("weights")
+        with progress_bar("    weights from host memory") as bar:
+            torch_memory_saver.resume("weights", progress=bar)
         self.check("the weights are at the same address, with the same contents", self._intact(weights, addresses[0], 11))
         self.check("kv_cache is still paused", torch_memory_saver.stats().tags["kv_cache"].resident_bytes == 0)
         self.stage("wake weights")
@@ -144,17 +146,7 @@ def run_demo(device: str, ascii_only: bool = False) -> int:
 
 
 def _run_in_child(ascii_only: bool) -> int:
-    simulator = Path(_core.__file__).parent / "_simulated_cuda.so"
-    if not simulator.is_file():
-        raise InvalidStateError(f"the simulated GPU is not installed: there is no {simulator}", operation="demo")
-    # LD_PRELOAD: first the library, whose functions stand before the runtime's, then the simulated runtime.
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith("TMS_") or name.startswith("TMS_SIMULATED_")
-    }
-    environment["LD_PRELOAD"] = ":".join(
-        [str(preload.library_path()), str(simulator), *environment.get("LD_PRELOAD", "").replace(":", " ").split()]
-    )
-    environment |= {"TMS_CUDA_DRIVER": str(simulator), "TMS_SIMULATED_MEMORY": _SIMULATED_MEMORY, _CHILD: "1"}
+    environment = simulate.environment_without_torch(memory=_SIMULATED_MEMORY) | {_CHILD: "1"}
     command = [sys.executable, "-m", "torch_memory_saver", "demo", *(["--ascii"] if ascii_only else [])]
     sys.stdout.flush()
     return subprocess.run(command, env=environment, check=False).returncode

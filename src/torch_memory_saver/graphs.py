@@ -1,8 +1,8 @@
 """cuda_graph(): torch.cuda.graph with a managed pool.
 
 torch cannot attach an allocator to a pool that somebody named with a token, so each token is mapped to a pool of ours at its
-first use, by tag, backup choice and device, and later captures with that token share it. Such a pool lives as long as a
-graph captured with it: replays use its memory, and torch does not know which of it.
+first use, by tag, what becomes of contents, and device, and later captures with that token share it. Such a pool lives as
+long as a graph captured with it: replays use its memory, and torch does not know which of it.
 """
 
 from __future__ import annotations
@@ -149,6 +149,7 @@ class GraphCapture(ContextDecorator):
         capture_error_mode: str,
         tag: str,
         backup: int,
+        host_policy: int = _core.HOST_DEFAULT,
     ) -> None:
         self._store = store
         self._pools = pools
@@ -159,6 +160,7 @@ class GraphCapture(ContextDecorator):
         self._capture_error_mode = capture_error_mode
         self._tag = tag
         self._backup = backup
+        self._host_policy = host_policy
 
     def __enter__(self) -> None:
         torch = self._torch
@@ -166,7 +168,7 @@ class GraphCapture(ContextDecorator):
         _warn_of_nccl(self._pools)
         # torch empties its cache before a capture, which does nothing while this thread is in a region.
         self._store.empty_cache(torch)
-        self._shared = self._pools.acquire(torch, self._token, (self._tag, self._backup, device))
+        self._shared = self._pools.acquire(torch, self._token, (self._tag, self._backup, device, self._host_policy))
         stream = self._pools.capture_stream(torch, device) if self._stream is None else self._stream
         stream_before = torch.torch.cuda.current_stream()
         # While the capture runs its pool is the only one that this thread routes: first torch allocates what belongs to the
@@ -178,8 +180,8 @@ class GraphCapture(ContextDecorator):
         capturing = False
         try:
             # Not managed: allocations outside the pool are ordinary. Those of the pool get these settings anyway.
-            depth = _core.region_push(self._tag, self._backup, False)
-            _core.capture_begin(self._tag, self._backup)
+            depth = _core.region_push(self._tag, self._backup, False, self._host_policy)
+            _core.capture_begin(self._tag, self._backup, self._host_policy)
             capturing = True
             self._capture = torch.torch.cuda.graph(
                 self._graph, pool=self._shared.pool.id, stream=stream, capture_error_mode=self._capture_error_mode

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import logging
 import os
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch_memory_saver import _core, cpu_backup, preload, torch_layer
-from torch_memory_saver.arguments import DEFAULT_TAG, check_bytes, check_tag, check_tags, check_timeout, choose_backup
+from torch_memory_saver.arguments import (
+    DEFAULT_TAG,
+    HOST_MEMORY,
+    check_bytes,
+    check_device,
+    check_progress,
+    check_tag,
+    check_tags,
+    check_timeout,
+    choose_backup,
+    choose_host_policy,
+    choose_pause_backup,
+)
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 from torch_memory_saver.graphs import GraphCapture, GraphPools, check_token
+from torch_memory_saver.live import live_finder
 from torch_memory_saver.pausing import pausing
+from torch_memory_saver.pending import PendingResume, on_main_thread
 from torch_memory_saver.pools import PoolStore, Tags, selects
 from torch_memory_saver.regions import Disabled, Region
 from torch_memory_saver.report import PauseReport, ResumeReport
@@ -43,6 +58,12 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
+@functools.cache
+def _close_at_exit() -> None:
+    """At this process's exit, no thread of the native core's own calls a driver that may be gone."""
+    atexit.register(_core.close)
+
+
 def _init_enabled() -> bool:
     """Whether TMS_INIT_ENABLE asks for everything to be managed."""
     return os.environ.get("TMS_INIT_ENABLE", "").strip().lower() in _TRUE
@@ -61,6 +82,7 @@ class Implementation:
 
     def __init__(self, hook_mode: str = "auto") -> None:
         self.hook_mode = preload.resolve_hook_mode(preload.check_hook_mode(hook_mode))
+        _close_at_exit()
         self._find_torch: Callable[[], TorchCuda | None] = torch_layer.loaded if _core.preloaded else torch_layer.require
         self._store = pool_store
         self._graph_pools = graph_pools
@@ -93,9 +115,10 @@ class Implementation:
         enable_cpu_backup: bool = False,
         enable_disk_backup: bool = False,
         cpu_backup_backend: str | None = None,
+        host_memory: str | None = None,
     ) -> Region:
         backup = choose_backup(enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
-        return Region(self._store, self._find_torch, check_tag(tag), backup)
+        return Region(self._store, self._find_torch, check_tag(tag), backup, choose_host_policy(host_memory))
 
     def disable(self) -> Disabled:
         tag, _, managed, depth = _core.region_current()
@@ -115,8 +138,10 @@ class Implementation:
         tag: str = DEFAULT_TAG,
         enable_cpu_backup: bool = False,
         cpu_backup_backend: str | None = None,
+        host_memory: str | None = None,
     ) -> GraphCapture:
         backup = choose_backup(enable_cpu_backup, False, cpu_backup_backend)
+        host_policy = choose_host_policy(host_memory)
         if capture_error_mode not in _CAPTURE_MODES:
             raise InvalidArgumentError(f"capture_error_mode must be one of {_CAPTURE_MODES}, not {capture_error_mode!r}")
         token = check_token(pool)
@@ -124,19 +149,42 @@ class Implementation:
         if not isinstance(cuda_graph, torch.torch.cuda.CUDAGraph):
             raise InvalidArgumentError(f"cuda_graph must be a torch.cuda.CUDAGraph, not {type(cuda_graph).__name__}")
         return GraphCapture(
-            self._store, self._graph_pools, torch, cuda_graph, token, stream, capture_error_mode, check_tag(tag), backup
+            self._store,
+            self._graph_pools,
+            torch,
+            cuda_graph,
+            token,
+            stream,
+            capture_error_mode,
+            check_tag(tag),
+            backup,
+            host_policy,
         )
 
-    def pause(self, tag: Any = None) -> PauseReport:
+    def pause(
+        self,
+        tag: Any = None,
+        *,
+        backup: str | None = None,
+        live_only: bool = True,
+        progress: Callable[[int, int], Any] | None = None,
+    ) -> PauseReport:
         tags = check_tags(tag)
+        kind = choose_pause_backup(backup)
+        told = check_progress(progress)
         _refuse_inner_call("pause")
         torch = torch_layer.in_use()
         if torch is not None and self._manages_everything and not _core.counters()["visible_captures"]:
             self._store.empty_torch_cache(torch)
         with pausing(self._store, torch, tags) as leave_paused_pools:
             reusable = self._reusable_bytes(torch, tags)
+            find_live = None
+            if live_only and kind in (None, _core.BACKUP_PINNED):
+                find_live = live_finder(torch, self._store, tags, every_backup=kind is not None)
             try:
-                allocations, paused, copied, unknown, seconds = _core.pause(tags, _stream(torch), _on_main_thread())
+                allocations, paused, copied, unknown, seconds = _core.pause(
+                    tags, _stream(torch), on_main_thread(), kind, find_live, told
+                )
             except BaseException:
                 # One that fails after its commit point has paused all the same.
                 if any(row[5] != _core.STATE_ACTIVE and selects(tags, row[7]) for row in _core.segments()):
@@ -146,13 +194,31 @@ class Implementation:
                 leave_paused_pools()
         return PauseReport(allocations, paused, copied, unknown, seconds, reusable)
 
-    def resume(self, tag: Any = None, timeout: float | None = None, exclusive: bool = False) -> ResumeReport:
+    def resume(
+        self,
+        tag: Any = None,
+        timeout: float | None = None,
+        exclusive: bool = False,
+        *,
+        host_memory: str | None = None,
+        zero: bool = False,
+        progress: Callable[[int, int], Any] | None = None,
+        wait: bool = True,
+    ) -> ResumeReport | PendingResume:
         tags = check_tags(tag)
         seconds_to_wait = check_timeout(timeout)
+        host_policy = choose_host_policy(host_memory)
+        told = check_progress(progress)
         _refuse_inner_call("resume")
         torch = torch_layer.in_use()
+        if not wait:
+            if told is not None:
+                raise InvalidArgumentError("progress needs a call that waits: it is told on the thread of the call")
+            return PendingResume(
+                _core.resume_begin(tags, _stream(torch), seconds_to_wait, bool(exclusive), host_policy, bool(zero))
+            )
         allocations, resumed, copied, unknown, seconds = _core.resume(
-            tags, _stream(torch), _on_main_thread(), seconds_to_wait, bool(exclusive)
+            tags, _stream(torch), on_main_thread(), seconds_to_wait, bool(exclusive), host_policy, bool(zero), told
         )
         return ResumeReport(allocations, resumed, copied, unknown, seconds)
 
@@ -192,6 +258,13 @@ class Implementation:
             raise InvalidArgumentError(f"path must be a non-empty str or path object, not {path!r}")
         _core.set_disk_directory(os.path.abspath(text))
 
+    def reserve_host_memory(self, bytes: int, device: Any = None) -> None:
+        size = check_bytes("bytes", bytes)
+        ordinal = check_device(device)
+        if ordinal >= 0 and ordinal >= _core.device_count():
+            raise InvalidArgumentError(f"device must be below {_core.device_count()}, but is {ordinal}")
+        _core.reserve_host_memory(size, ordinal)
+
     def enable_peer_access(self) -> None:
         _core.refresh_peers()
 
@@ -214,10 +287,16 @@ class Implementation:
     def retain_cpu_backup(self, value: bool) -> None:
         _core.set_retain_backup(bool(value))
 
+    @property
+    def host_memory(self) -> str:
+        policy = _core.get_host_policy()
+        return next((name for name, number in HOST_MEMORY.items() if number == policy), "release")
 
-def _on_main_thread() -> bool:
-    """Signal handlers run on the main thread only, so calls on others need not ask for them."""
-    return threading.get_ident() == threading.main_thread().ident
+    @host_memory.setter
+    def host_memory(self, value: str) -> None:
+        if value is None:
+            raise InvalidArgumentError('host_memory must be "release", "pool" or "retain", not None')
+        _core.set_host_policy(choose_host_policy(value))
 
 
 def _refuse_inner_call(operation: str) -> None:

@@ -1,8 +1,9 @@
 """What torch's pools need around a pause.
 
-Before it, segments of the tags that hold no tensor go back to the driver rather than into a pause. After it nothing hands
-out paused memory: idle pools of the tags are not entered (pools.py), and this thread's own regions of the tags get other
-pools.
+Before it, segments of the tags that hold no tensor go back to the driver rather than into a pause: those of the tags' pools,
+of pools that were retired while they still held one, and of torch's default pool, where that is managed. After it nothing
+hands out paused memory: idle pools of the tags are not entered (pools.py), and this thread's own regions of the tags get
+other pools.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from collections.abc import Callable, Iterator
 
 from torch_memory_saver import _core
 from torch_memory_saver.pools import Frame, PoolStore, Tags, selects
-from torch_memory_saver.torch_layer import TorchCuda
+from torch_memory_saver.torch_layer import PoolId, TorchCuda
 
 __all__ = ["pausing"]
+
+_DEFAULT_POOL: PoolId = (0, 0)
 
 
 @contextlib.contextmanager
@@ -46,6 +49,11 @@ def _return_idle_segments(store: PoolStore, torch: TorchCuda, tags: Tags) -> Non
     store.retire_doomed(torch)
     own = _own_frames(store, tags)
     devices = {pool.device for pool in store.idle_pools(tags)} | {pool.device for frame in own for pool in frame.pools}
+    loose = _loose_pools(store)
+    active: dict[int, int] = {}
+    if loose:
+        active = {row[0]: row[4] for row in _core.segments() if row[5] == _core.STATE_ACTIVE and selects(tags, row[7])}
+        devices.update(active.values())
     if not any(torch.releasable_bytes(device) for device in devices):
         return
 
@@ -57,8 +65,22 @@ def _return_idle_segments(store: PoolStore, torch: TorchCuda, tags: Tags) -> Non
     if any(store.has_idle_segment(torch, pool) for frame in own for pool in frame.pools):
         with store.routing_suspended(torch, visit):
             store.empty_torch_cache_now(torch)
-    elif retired:
+    elif retired or (active and _has_idle_segment(torch, loose, active)):
         store.empty_torch_cache(torch)
+
+
+def _loose_pools(store: PoolStore) -> frozenset[PoolId]:
+    """Pools whose idle segments torch gives back when it empties, and that may be managed: nothing else needs to be done."""
+    return store.retired_pools() | ({_DEFAULT_POOL} if _core.preloaded else frozenset())
+
+
+def _has_idle_segment(torch: TorchCuda, pools: frozenset[PoolId], active: dict[int, int]) -> bool:
+    return any(
+        segment["address"] in active
+        and tuple(segment.get("segment_pool_id", ())) in pools
+        and all(block["state"] == "inactive" for block in segment["blocks"])
+        for segment in torch.segments()
+    )
 
 
 def _may_not_free(torch: TorchCuda) -> bool:

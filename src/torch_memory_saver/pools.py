@@ -1,4 +1,4 @@
-"""PyTorch memory pools with our allocator: one for each entry of a region, by tag, backup choice and device.
+"""PyTorch memory pools with our allocator: one for each entry of a region, by tag, what becomes of contents, and device.
 
 A pool is *idle* (in the store, nobody's), *routed* (allocations of one thread come from it), or *retired* (given up: torch
 returns its segments as they empty). A pool can be routed by one thread at a time; while its object
@@ -7,6 +7,9 @@ process. Therefore objects are immortal until they are retired, and retiring is 
 
 A pool that may hold paused memory must not be entered, because torch would hand out its free blocks. Each pool remembers how
 many pauses its tag had seen when it was last entered: with more since, and something of the tag still paused, it stays idle.
+
+Of a pool that no stream capture has used, free blocks hold nothing (live.py). The store keeps the ids of those pools, also
+of retired ones until torch has returned their memory, and strikes a pool off for good once a capture may have used it.
 
 Locks: `_lock` guards the bookkeeping below and is never held across a call of torch, because torch's allocator calls the
 native core with its own mutex held. Frames are entered and left by their own thread; another thread may only look at them.
@@ -18,7 +21,7 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from torch_memory_saver import _core
@@ -29,15 +32,28 @@ __all__ = ["Frame", "Key", "Pool", "PoolStore", "Tags", "selects"]
 
 logger = logging.getLogger("torch_memory_saver")
 
-#: What an idle pool is found by: tag, backup, device.
-Key = tuple[str, int, int]
+#: What an idle pool is found by: tag, backup, device, host memory policy.
+Key = tuple[str, int, int, int]
 #: A selection of tags: None is every tag.
 Tags = tuple[str, ...] | None
+
+#: How many uses torch counts of a pool of ours that nobody else uses: the object's, and a routing's.
+_OBJECT_USES, _ROUTING_USES = 1, 1
+#: How many retired pools are remembered, in a program that never pauses.
+_MOST_RETIRED = 10_000
 
 
 def selects(tags: Tags, tag: str) -> bool:
     """Whether a pause or resume of `tags` is about `tag`."""
     return tags is None or tag in tags
+
+
+def _may_be_capturing(torch: TorchCuda) -> bool:
+    """Whether this thread's current stream is being captured, or the device is lost and cannot say."""
+    try:
+        return bool(torch.is_capturing())
+    except RuntimeError:
+        return True
 
 
 class Pool:
@@ -90,6 +106,8 @@ class PoolStore:
         self._pending: set[int] = set()  # devices whose cache is to be emptied by whoever leaves last
         self._pauses: list[tuple[int, Tags]] = []  # under way: thread and tags
         self._doomed: deque[Pool] = deque()  # to be retired at the next opportunity; appended to without the lock
+        self._uncaptured: set[PoolId] = set()  # pools of regions that no capture has used
+        self._retired: set[PoolId] = set()  # of these, the retired ones
         self.single_device = False
 
     after_fork_in_child = _reset
@@ -104,7 +122,7 @@ class PoolStore:
             stack = self._local.stack = []
         return stack
 
-    def enter(self, torch: TorchCuda | None, tag: str, backup: int, managed: bool) -> Frame:
+    def enter(self, torch: TorchCuda | None, tag: str, backup: int, managed: bool, host_policy: int = 0) -> Frame:
         """Routes this thread's allocations to a pool on every device that the process uses. Without torch only notes it."""
         stack = self.stack()
         frame = Frame(torch, tag, managed, stack)
@@ -125,7 +143,9 @@ class PoolStore:
                     self._check_alone(frame)
                 self._frames[id(frame)] = frame
             for device in devices:
-                frame.pools.append(self.check_out(torch, (tag, backup, device), managed))
+                frame.pools.append(self.check_out(torch, (tag, backup, device, host_policy), managed))
+            if _may_be_capturing(torch):
+                self._strike_off(frame.pools)
             if outer is not None:
                 self._end_routing(torch, outer)
             self._begin_routing(torch, frame)
@@ -166,6 +186,8 @@ class PoolStore:
             left.closed = True
             torch = left.torch
             if torch is not None:
+                if _may_be_capturing(torch):
+                    self._strike_off(left.pools)
                 self._end_routing(torch, left)
                 if not left.managed:
                     for pool in left.pools:
@@ -290,7 +312,12 @@ class PoolStore:
         if suspects:
             with self._lock:
                 self._idle.setdefault(key, []).extend(pool for pool in suspects if pool is not empty)
-        pool = empty or self.make_pool(torch, key)
+        if empty is not None:
+            pool = empty
+        else:
+            pool = self.make_pool(torch, key)
+            with self._lock:
+                self._uncaptured.add(pool.id)
         pool.epoch = epoch
         return pool
 
@@ -305,6 +332,11 @@ class PoolStore:
 
     def retire(self, torch: TorchCuda, pool: Pool) -> None:
         """Gives up a pool that is not routed: torch returns its segments at an emptying after their last tensor is gone."""
+        with self._lock:
+            if pool.id in self._uncaptured:
+                if len(self._retired) == _MOST_RETIRED:
+                    self._forget(set(self._retired))
+                self._retired.add(pool.id)
         torch.give_up(pool)
 
     def retire_later(self, pool: Pool) -> None:
@@ -315,6 +347,36 @@ class PoolStore:
         """Retires what finalizers left."""
         while self._doomed:
             self.retire(torch, self._doomed.popleft())
+
+    # Captures
+
+    def pools_without_captures(self, torch: TorchCuda, listed: Collection[PoolId | None]) -> frozenset[PoolId]:
+        """The pools that regions alone have used, of those that torch lists, retired ones included.
+
+        A graph may have been captured into a pool of ours by its id: it is one of the pool's uses then.
+        """
+        with self._lock:
+            self._forget(self._retired - set(listed))
+            alive = [(pool, _OBJECT_USES) for pools in self._idle.values() for pool in pools]
+            for frame in self._frames.values():
+                uses = _OBJECT_USES + (_ROUTING_USES if frame.routed else 0)
+                alive += [(pool, uses) for pool in frame.pools]
+        self._strike_off([pool for pool, uses in alive if torch.uses_of(pool.memory_pool) > uses])
+        with self._lock:
+            return frozenset(self._uncaptured)
+
+    def retired_pools(self) -> frozenset[PoolId]:
+        """Pools that torch may still have memory of, and returns as it empties."""
+        with self._lock:
+            return frozenset(self._retired)
+
+    def _strike_off(self, pools: Iterable[Pool]) -> None:
+        with self._lock:
+            self._forget({pool.id for pool in pools})
+
+    def _forget(self, pools: set[PoolId]) -> None:
+        self._uncaptured -= pools
+        self._retired -= pools
 
     # Giving memory back
 

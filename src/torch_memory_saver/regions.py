@@ -27,21 +27,28 @@ class _Level(ContextDecorator):
     """One level of settings. An object may be entered again after it was left; not twice at once."""
 
     def __init__(
-        self, store: PoolStore, find_torch: Callable[[], TorchCuda | None], tag: str, backup: int, managed: bool
+        self,
+        store: PoolStore,
+        find_torch: Callable[[], TorchCuda | None],
+        tag: str,
+        backup: int,
+        managed: bool,
+        host_policy: int = _core.HOST_DEFAULT,
     ) -> None:
         self._store = store
         self._find_torch = find_torch
         self._tag = tag
         self._backup = backup
         self._managed = managed
+        self._host_policy = host_policy
         self._frames: list[tuple[Frame, int]] = []
 
     def __enter__(self) -> None:
         torch = self._find_torch()
-        depth = _core.region_push(self._tag, self._backup, self._managed)
+        depth = _core.region_push(self._tag, self._backup, self._managed, self._host_policy)
         frame: Frame | None = None
         try:
-            frame = self._store.enter(torch, self._tag, self._backup, self._managed)
+            frame = self._store.enter(torch, self._tag, self._backup, self._managed, self._host_policy)
             self._frames.append((frame, depth))
         except BaseException:
             _core.region_pop(depth)
@@ -85,11 +92,18 @@ class _Level(ContextDecorator):
 class Region(_Level):
     """What region() returns."""
 
-    def __init__(self, store: PoolStore, find_torch: Callable[[], TorchCuda | None], tag: str, backup: int) -> None:
-        super().__init__(store, find_torch, tag, backup, managed=True)
+    def __init__(
+        self,
+        store: PoolStore,
+        find_torch: Callable[[], TorchCuda | None],
+        tag: str,
+        backup: int,
+        host_policy: int = _core.HOST_DEFAULT,
+    ) -> None:
+        super().__init__(store, find_torch, tag, backup, True, host_policy)
 
     def _recreate_cm(self) -> Region:
-        return Region(self._store, self._find_torch, self._tag, self._backup)
+        return Region(self._store, self._find_torch, self._tag, self._backup, self._host_policy)
 
 
 class Disabled(_Level):

@@ -14,7 +14,7 @@ class TransitionReport:
     Attributes:
         allocations: Allocations that changed state.
         bytes: Bytes of physical device memory given back or taken.
-        copied_bytes: Bytes copied to or from backups.
+        copied_bytes: Bytes copied to or from backups. Free blocks of PyTorch's segments hold nothing and are not copied.
         unknown_tags: Tags in the call that nobody ever allocated with.
         seconds: Wall-clock time of the native part of the call.
     """

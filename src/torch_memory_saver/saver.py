@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch_memory_saver import preload
 from torch_memory_saver.arguments import DEFAULT_TAG
 from torch_memory_saver.errors import InvalidStateError
 from torch_memory_saver.implementation import Implementation
+from torch_memory_saver.pending import PendingResume
 from torch_memory_saver.report import PauseReport, ResumeReport
 from torch_memory_saver.usage import Stats
 
@@ -85,6 +86,7 @@ class TorchMemorySaver:
         enable_cpu_backup: bool = False,
         enable_disk_backup: bool = False,
         cpu_backup_backend: str | None = None,
+        host_memory: str | None = None,
     ) -> AbstractContextManager[None]:
         """A context manager: what this thread allocates on GPUs inside can be paused and resumed.
 
@@ -96,9 +98,13 @@ class TorchMemorySaver:
             enable_cpu_backup: A pause keeps the contents in host memory. Without a backup contents are lost at a pause.
             enable_disk_backup: A pause keeps the contents in a file (see :meth:`set_disk_backup_dir`).
             cpu_backup_backend: "pinned" (page-locked memory: fast) or "mmap" (goes back to the system at the resume).
+            host_memory: What becomes of the backup's host memory after a resume: "release" (back to the system), "pool"
+                (kept, page-locked, for any later backup) or "retain" (kept with its contents, for the next pause and for
+                :meth:`get_cpu_backup`). None: as :attr:`host_memory` says then.
 
         Raises:
-            InvalidArgumentError: Both backups, an unknown backend, a backend without ``enable_cpu_backup``, a bad tag.
+            InvalidArgumentError: Both backups, an unknown backend, a backend without ``enable_cpu_backup``, a bad tag, an
+                unknown ``host_memory``.
             TorchUnavailableError: Hook mode "torch" and no PyTorch that can use CUDA.
         """
         optional: dict[str, Any] = {}
@@ -106,6 +112,8 @@ class TorchMemorySaver:
             optional["enable_disk_backup"] = enable_disk_backup
         if cpu_backup_backend is not None:
             optional["cpu_backup_backend"] = cpu_backup_backend
+        if host_memory is not None:
+            optional["host_memory"] = host_memory
         manager: AbstractContextManager[None] = self._use().region(tag=tag, enable_cpu_backup=enable_cpu_backup, **optional)
         return manager
 
@@ -118,6 +126,7 @@ class TorchMemorySaver:
         tag: str = DEFAULT_TAG,
         enable_cpu_backup: bool = False,
         cpu_backup_backend: str | None = None,
+        host_memory: str | None = None,
     ) -> AbstractContextManager[None]:
         """Like ``torch.cuda.graph``; the memory that the graph allocates can be paused and resumed.
 
@@ -128,13 +137,15 @@ class TorchMemorySaver:
                 own.
             stream: The stream to capture on; None is torch's capture stream.
             capture_error_mode: "global", "thread_local" or "relaxed".
-            tag, enable_cpu_backup, cpu_backup_backend: As for :meth:`region`.
+            tag, enable_cpu_backup, cpu_backup_backend, host_memory: As for :meth:`region`.
 
         Raises:
             InvalidArgumentError: As for :meth:`region`, or something that is not a graph or a token.
             InvalidStateError: The token already holds memory that is not managed, or its memory is paused.
         """
         optional: dict[str, Any] = {} if cpu_backup_backend is None else {"cpu_backup_backend": cpu_backup_backend}
+        if host_memory is not None:
+            optional["host_memory"] = host_memory
         manager: AbstractContextManager[None] = self._use().cuda_graph(
             cuda_graph=cuda_graph,
             pool=pool,
@@ -157,7 +168,14 @@ class TorchMemorySaver:
         manager: AbstractContextManager[None] = self._use().disable()
         return manager
 
-    def pause(self, tag: str | Iterable[str] | None = None) -> PauseReport:
+    def pause(
+        self,
+        tag: str | Iterable[str] | None = None,
+        *,
+        backup: str | None = None,
+        live_only: bool = True,
+        progress: Callable[[int, int], Any] | None = None,
+    ) -> PauseReport:
         """Gives the physical memory of what is resident back to the driver, contents to their backups first.
 
         Waits for the devices concerned. What is paused already is skipped; a tag that nobody used is a warning in the log.
@@ -169,23 +187,74 @@ class TorchMemorySaver:
         What the driver does not take back is *damaged*: its contents are in its backup, and later calls try again. The pause
         that it happens to fails; a later one that meets it still damaged says so in the log only.
 
+        Of what PyTorch caches, segments that hold no tensor go back to the driver, and of the others only the blocks are
+        copied to host memory that hold something, or that a stream still uses. Copied whole is what goes to disk, the memory
+        of CUDA graphs and of other pools than those of :meth:`region` and PyTorch's own, and what PyTorch does not know of.
+
         Args:
             tag: A tag, several, or None for every tag.
+            backup: Where contents go this time, whatever the regions said: "host" (host memory), "disk" (a file) or
+                "discard" (nowhere). None: as they said.
+            live_only: False copies the free blocks as well.
+            progress: Called with (bytes done, bytes in all) while contents are copied, some times a second at most, and once
+                when that is done, on this thread. It must not call pause or resume.
 
         Raises:
-            InvalidArgumentError: Not a tag, nor an iterable of tags.
+            InvalidArgumentError: Not a tag, nor an iterable of tags; an unknown ``backup``; a ``progress`` that cannot be
+                called.
             InvalidStateError: Another thread is inside a region of one of the tags; or the call comes from inside a pause or
                 resume of this thread, from a signal handler or a finaliser.
             CaptureInProgressError: A stream capture is under way.
             OutOfHostMemoryError, BackupIOError: The backups could not be made. Everything is still resident.
             DriverError: The driver refused to take some of the memory back. The rest is paused.
+            Exception: What ``progress`` raised. Nothing was changed, or, if memory went back already, the pause is done.
         """
-        report: PauseReport = self._use().pause(tag=tag)
+        optional: dict[str, Any] = {}
+        if backup is not None:
+            optional["backup"] = backup
+        if not live_only:
+            optional["live_only"] = live_only
+        if progress is not None:
+            optional["progress"] = progress
+        report: PauseReport = self._use().pause(tag=tag, **optional)
         return report
 
+    @overload
     def resume(
-        self, tag: str | Iterable[str] | None = None, *, timeout: float | None = None, exclusive: bool = False
-    ) -> ResumeReport:
+        self,
+        tag: str | Iterable[str] | None = None,
+        *,
+        timeout: float | None = None,
+        exclusive: bool = False,
+        host_memory: str | None = None,
+        zero: bool = False,
+        progress: Callable[[int, int], Any] | None = None,
+        wait: Literal[True] = True,
+    ) -> ResumeReport: ...
+
+    @overload
+    def resume(
+        self,
+        tag: str | Iterable[str] | None = None,
+        *,
+        timeout: float | None = None,
+        exclusive: bool = False,
+        host_memory: str | None = None,
+        zero: bool = False,
+        wait: Literal[False],
+    ) -> PendingResume: ...
+
+    def resume(
+        self,
+        tag: str | Iterable[str] | None = None,
+        *,
+        timeout: float | None = None,
+        exclusive: bool = False,
+        host_memory: str | None = None,
+        zero: bool = False,
+        progress: Callable[[int, int], Any] | None = None,
+        wait: bool = True,
+    ) -> ResumeReport | PendingResume:
         """Gives what is paused new physical memory at the same addresses, with its contents if it has a backup.
 
         Args:
@@ -195,6 +264,12 @@ class TorchMemorySaver:
             exclusive: Take turns with other processes that do the same: the call waits (as long as ``timeout`` allows) until
                 none of them holds the devices concerned. This process then holds them until what the call has resumed is
                 paused or freed, or until it ends.
+            host_memory: What becomes of the host memory of the backups this time: see :meth:`region`. None: as the regions
+                said, or else :attr:`host_memory`.
+            zero: Memory that comes back without contents is zeroed. Otherwise it holds anything.
+            progress: Called with (bytes done, bytes in all) while contents are copied: see :meth:`pause`.
+            wait: False returns at once, with a :class:`PendingResume`, whose ``wait()`` and ``wait_stream(stream)`` say when
+                the memory may be touched; exceptions are raised there. Without ``progress``.
 
         Raises:
             OutOfMemoryError: The device has too little free memory. What was paused still is, with its backup: make room and
@@ -203,15 +278,25 @@ class TorchMemorySaver:
             DriverError: Some of it is damaged (see :meth:`pause`), and the driver, asked again, has refused again. The rest
                 has been resumed and stays so. The damaged addresses stay reserved and must not be touched; call again. Where
                 the driver's answer has an exception of its own, such as DeviceLostError, that one is raised.
-            InvalidArgumentError, CaptureInProgressError, InvalidStateError: As for :meth:`pause`.
+            InvalidArgumentError, CaptureInProgressError, InvalidStateError: As for :meth:`pause`, and for an unknown
+                ``host_memory``.
+            Exception: What ``progress`` raised. What was paused still is, unless everything had come back already.
         """
         optional: dict[str, Any] = {}
         if timeout is not None:
             optional["timeout"] = timeout
         if exclusive:
             optional["exclusive"] = exclusive
-        report: ResumeReport = self._use().resume(tag=tag, **optional)
-        return report
+        if host_memory is not None:
+            optional["host_memory"] = host_memory
+        if zero:
+            optional["zero"] = zero
+        if progress is not None:
+            optional["progress"] = progress
+        if not wait:
+            optional["wait"] = wait
+        result: ResumeReport | PendingResume = self._use().resume(tag=tag, **optional)
+        return result
 
     def empty_cache(self) -> None:
         """Like ``torch.cuda.empty_cache()``, for managed memory as well and also inside regions.
@@ -225,7 +310,8 @@ class TorchMemorySaver:
         """The host copy of a managed tensor: a CPU tensor of its dtype and shape; None if there is none now.
 
         There is one while the tensor is paused, if its region had a CPU backup; after a resume only with
-        :attr:`retain_cpu_backup`.
+        ``host_memory="retain"`` or :attr:`retain_cpu_backup`. There is none of memory that was not copied as a whole: free
+        blocks of PyTorch's.
 
         Args:
             x: A contiguous CUDA tensor.
@@ -248,6 +334,24 @@ class TorchMemorySaver:
             BackupIOError: The directory cannot be made or written to. The one in use stays.
         """
         self._use().set_disk_backup_dir(path)
+
+    def reserve_host_memory(self, bytes: int, device: int | torch.device | None = None) -> None:
+        """Has page-locked host memory made ready for later backups, in the background, so that the first pause is as fast as
+        the later ones.
+
+        It belongs to the pool that ``host_memory="pool"`` feeds, whose limit is raised to `bytes` where it is less. What the
+        pool holds already counts. :meth:`stats` tells how much there is (``host_pooled_bytes``).
+
+        Args:
+            bytes: How much, of all devices together.
+            device: The device that it is for; None is the current one. Backups of others can use it, too.
+
+        Raises:
+            OutOfHostMemoryError: It is more than the system, a limit of a container or ``TMS_HOST_MEMORY_LIMIT_MB`` leaves.
+                Nothing was changed. What shows later only is a warning in the log.
+            InvalidArgumentError: Not a number of bytes, or not a device.
+        """
+        self._use().reserve_host_memory(bytes, device)
 
     def enable_peer_access(self) -> None:
         """Makes managed memory accessible to every device that this process uses by now. Needed in hook mode "torch" after
@@ -275,9 +379,27 @@ class TorchMemorySaver:
     @property
     def retain_cpu_backup(self) -> bool:
         """Whether a resume keeps CPU backups for the next pause and for :meth:`get_cpu_backup`. Default False, or
-        ``TMS_RETAIN_CPU_BACKUP``. Read at each resume."""
+        ``TMS_RETAIN_CPU_BACKUP``. Read at each resume. True is the same as :attr:`host_memory` "retain"."""
         return bool(self._use().retain_cpu_backup)
 
     @retain_cpu_backup.setter
     def retain_cpu_backup(self, value: bool) -> None:
         self._use().retain_cpu_backup = value
+
+    @property
+    def host_memory(self) -> str:
+        """What becomes of host memory after a resume, where neither the call nor the region says: "release" (back to the
+        system; the default), "pool" (kept, page-locked, for any later backup) or "retain" (kept with its contents).
+
+        The environment sets it (``TMS_HOST_MEMORY``), and limits: ``TMS_HOST_MEMORY_LIMIT_MB`` is the most that backups and
+        the pool may have together, in MiB; ``TMS_HOST_POOL_LIMIT_MB`` is what the pool keeps. What a container allows and
+        what the system has available are limits anyway.
+
+        Raises:
+            InvalidArgumentError: Set to something else.
+        """
+        return str(self._use().host_memory)
+
+    @host_memory.setter
+    def host_memory(self, value: str) -> None:
+        self._use().host_memory = value

@@ -21,7 +21,16 @@ from torch_memory_saver.simulate_elf import read_library
 from torch_memory_saver.simulate_stubs import cached_folder, make_folder
 from torch_memory_saver.simulate_torch import find_torch, read_wanted
 
-__all__ = ["KERNELS", "MAX_DEVICES", "environment", "parse_bytes", "run_command", "simulator_path"]
+__all__ = [
+    "KERNELS",
+    "MAX_DEVICES",
+    "environment",
+    "environment_without_torch",
+    "find_torch",
+    "parse_bytes",
+    "run_command",
+    "simulator_path",
+]
 
 #: What a kernel that cannot be interpreted does: fail its launch, or nothing.
 KERNELS = ("error", "skip")
@@ -100,17 +109,14 @@ def environment(
         InvalidStateError: A library of this package is missing, or there is no C compiler.
         TorchUnavailableError: The installed torch is not built for CUDA.
     """
-    if not 0 <= devices <= MAX_DEVICES:
-        raise InvalidArgumentError(f"there can be 0 to {MAX_DEVICES} simulated devices, not {devices}")
+    _check_devices(devices)
     if kernels not in KERNELS:
         raise InvalidArgumentError(f"kernels must be one of {', '.join(KERNELS)}, not {kernels!r}")
     simulator = simulator_path()
     libraries = [simulator]
     if preload_hook:
         libraries.insert(0, preload.library_path())
-    for path in libraries:
-        if not path.is_file():
-            raise InvalidStateError(f"this installation is incomplete: there is no {path}", operation="simulate")
+    _check_libraries(libraries)
     folder, shadowing = _stubs(simulator)
     result = dict(os.environ if base is None else base)
     result["LD_PRELOAD"] = _join("LD_PRELOAD", [*libraries, *shadowing], re.split("[ :]", result.get("LD_PRELOAD", "")))
@@ -129,6 +135,30 @@ def environment(
         result[_OWN_VARIABLES + "REPORT"] = "1"
     if trace is not None:
         result[_OWN_VARIABLES + "TRACE"] = os.path.abspath(trace)
+    return result
+
+
+def environment_without_torch(
+    *, devices: int = 1, memory: int | str = "8GiB", base: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The environment of a process that uses the CUDA runtime's functions, and no PyTorch, on the simulated GPU, with the
+    hook library preloaded. Nothing is compiled for it. Of the TMS_ variables it keeps those of the simulator.
+
+    Raises:
+        InvalidArgumentError: An argument is out of range.
+        InvalidStateError: A library of this package is missing.
+    """
+    simulator = simulator_path()
+    _check_devices(devices)
+    _check_libraries([preload.library_path(), simulator])
+    kept = os.environ if base is None else base
+    result = {name: value for name, value in kept.items() if not name.startswith("TMS_") or name.startswith(_OWN_VARIABLES)}
+    # First the hook library, whose functions stand before the runtime's, then the simulated runtime.
+    others = re.split("[ :]", result.get("LD_PRELOAD", ""))
+    result["LD_PRELOAD"] = _join("LD_PRELOAD", [preload.library_path(), simulator], others)
+    result["TMS_CUDA_DRIVER"] = str(simulator)
+    result[_OWN_VARIABLES + "DEVICES"] = str(devices)
+    result[_OWN_VARIABLES + "MEMORY"] = str(_size(memory))
     return result
 
 
@@ -182,6 +212,17 @@ def _remove_afterwards(path: Path) -> None:
             path.unlink(missing_ok=True)
     finally:
         os._exit(0)
+
+
+def _check_devices(devices: int) -> None:
+    if not 0 <= devices <= MAX_DEVICES:
+        raise InvalidArgumentError(f"there can be 0 to {MAX_DEVICES} simulated devices, not {devices}")
+
+
+def _check_libraries(libraries: Sequence[Path]) -> None:
+    for path in libraries:
+        if not path.is_file():
+            raise InvalidStateError(f"this installation is incomplete: there is no {path}", operation="simulate")
 
 
 def _size(value: int | str) -> int:

@@ -22,6 +22,8 @@ _DEFAULT_POOL: PoolId = (0, 0)
 _NO_POOL: PoolId = (0, (1 << 62) - 1)
 #: Since this version the pool routed last is the one that allocations come from; before, it was the one routed first.
 _LAST_ROUTED_WINS = (2, 10)
+#: Since this version a capture inside a region certainly allocates from the graph's own pool.
+_CAPTURES_KEEP_APART = (2, 11)
 
 
 class TorchCuda:
@@ -57,6 +59,7 @@ class TorchCuda:
         self._memory_stats = extension._cuda_memoryStats
         self._memory_snapshot = extension._cuda_memorySnapshot
         self.last_routed_wins = version >= _LAST_ROUTED_WINS
+        self.captures_join_regions = version < _CAPTURES_KEEP_APART
         # Never freed: torch calls it for segments that outlive everything of ours.
         self._allocator = torch.cuda.memory.CUDAPluggableAllocator(_core.library_path, "tms_torch_malloc", "tms_torch_free")
         make_immortal(self._allocator)
@@ -84,6 +87,12 @@ class TorchCuda:
         make_immortal(memory_pool)
         self._made(memory_pool, managed)
         return memory_pool
+
+    @staticmethod
+    def uses_of(memory_pool: Any) -> int:
+        """How many users torch counts of a pool: its object, routings, graphs. 0 where it does not tell."""
+        use_count: Callable[[], int] | None = getattr(memory_pool, "use_count", None)
+        return 0 if use_count is None else use_count()
 
     def releasable_bytes(self, device: int) -> int:
         """Bytes of segments on the device that hold no block in use, in every pool.

@@ -80,12 +80,17 @@ class Stats:
         tags: By tag.
         allocations: Each, in order of allocation.
         counters: The core's counters by name: see ``tms_counters_t`` in ``tms.h``.
+        host_resident_bytes: Host memory that backups have from the system now: what holds contents, what is kept for later,
+            and what is being given back.
+        host_pooled_bytes: Of it, what is kept for later and holds nothing (``host_memory="pool"``, ``reserve_host_memory``).
     """
 
     total: TagUsage
     tags: Mapping[str, TagUsage]
     allocations: tuple[Allocation, ...]
     counters: Mapping[str, int]
+    host_resident_bytes: int = 0
+    host_pooled_bytes: int = 0
 
 
 def take_stats() -> Stats:
@@ -99,11 +104,14 @@ def take_stats() -> Stats:
     tags: dict[str, list[Allocation]] = {}
     for allocation in allocations:
         tags.setdefault(allocation.tag, []).append(allocation)
+    counters = _core.counters()
     return Stats(
         total=_sum_up(allocations),
         tags={tag: _sum_up(rows) for tag, rows in tags.items()},
         allocations=allocations,
-        counters=dict(_core.counters()),
+        counters=counters,
+        host_resident_bytes=counters["host_resident_bytes"],
+        host_pooled_bytes=counters["host_pooled_bytes"],
     )
 
 

@@ -162,12 +162,14 @@ void fill(uint64_t address, uint64_t bytes, uint32_t seed) {
     for (uint64_t i = 0; i < bytes; i++) memory[i] = pattern(i, seed);
 }
 
-void assert_filled(uint64_t address, uint64_t bytes, uint32_t seed) {
+void assert_filled_part(uint64_t address, uint64_t offset, uint64_t bytes, uint32_t seed) {
     const uint8_t *memory = (const uint8_t *)address;
-    for (uint64_t i = 0; i < bytes; i++) {
+    for (uint64_t i = offset; i < offset + bytes; i++) {
         if (memory[i] != pattern(i, seed)) fail_msg("byte %llu differs", (unsigned long long)i);
     }
 }
+
+void assert_filled(uint64_t address, uint64_t bytes, uint32_t seed) { assert_filled_part(address, 0, bytes, seed); }
 
 void assert_poisoned(uint64_t address, uint64_t bytes) {
     const uint8_t *memory = (const uint8_t *)address;

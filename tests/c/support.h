@@ -89,6 +89,8 @@ void destroy_stream(fixture_t *fixture, CUstream stream);
 /* Fills memory with a pattern that depends on `seed` and position, and checks it. */
 void fill(uint64_t address, uint64_t bytes, uint32_t seed);
 void assert_filled(uint64_t address, uint64_t bytes, uint32_t seed);
+/* The same of a part of what was filled. */
+void assert_filled_part(uint64_t address, uint64_t offset, uint64_t bytes, uint32_t seed);
 void assert_poisoned(uint64_t address, uint64_t bytes);
 
 uint64_t physical_bytes(int device);

@@ -3,6 +3,7 @@
 #include "support.h"
 
 #include <string.h>
+#include <unistd.h>
 
 static const tms_error_context_t CONTEXT = {.operation = "test", .device = 0};
 static const tms_backup_kind_t KINDS[] = {TMS_BACKUP_PINNED, TMS_BACKUP_MMAP, TMS_BACKUP_DISK};
@@ -14,13 +15,35 @@ static int32_t go_on(void *context) {
 }
 
 static uint64_t held_bytes(fixture_t *f) {
-    return atomic_load(&f->saver.stores.host_bytes) + atomic_load(&f->saver.stores.disk_bytes);
+    return atomic_load(&f->saver.stores.host.buffer_bytes) + atomic_load(&f->saver.stores.disk_bytes);
+}
+
+/* What a pause does before it copies. */
+static tms_status_t plan(fixture_t *f, tms_backup_t *backup, struct tms_host_batch **batch, tms_error_t *error) {
+    ASSERT_OK(tms_host_batch_create(batch, &f->saver.stores.host, &CONTEXT, error), *error);
+    const tms_backup_wish_t wish = {.kind = backup->kind, .policy = TMS_HOST_RELEASE, .batch = *batch};
+    tms_status_t status = tms_backup_plan(backup, &f->saver.stores, &wish, &CONTEXT, error);
+    return status == TMS_OK ? tms_host_batch_start(*batch, &CONTEXT, error) : status;
 }
 
 static void prepare(fixture_t *f, tms_backup_t *backup, tms_copier_t *copier) {
     tms_error_t error;
+    struct tms_host_batch *batch = NULL;
     ASSERT_OK(tms_copier_open(copier, &f->saver.stores, 0, NULL, &CONTEXT, &error), error);
-    ASSERT_OK(tms_backup_prepare(backup, &f->saver.stores, NULL, &CONTEXT, &error), error);
+    ASSERT_OK(plan(f, backup, &batch, &error), error);
+    if (backup->fresh) { /* all of it is usable: the batch is needed no longer */
+        uint64_t usable = 0;
+        for (uint64_t offset = 0; offset < backup->fresh->bytes; offset += usable)
+            ASSERT_OK(tms_host_buffer_await(backup->fresh, offset, NULL, &usable, &CONTEXT, &error), error);
+    }
+    tms_host_batch_destroy(batch);
+}
+
+static uint64_t pinned_bytes(fixture_t *f) {
+    tms_sim_usage_t usage;
+    tms_host_store_settle(&f->saver.stores.host);
+    simulator()->usage(0, &usage);
+    return usage.host_bytes;
 }
 
 static void contents_make_the_round_trip(void **state) {
@@ -38,7 +61,7 @@ static void contents_make_the_round_trip(void **state) {
         ASSERT_OK(tms_backup_save(&backup, &copier, address, &CONTEXT, &error), error);
         ASSERT_OK(tms_copier_wait(&copier, &CONTEXT, &error), error);
         assert_false(backup.saved); /* contents count from the commit on */
-        tms_backup_commit(&backup);
+        tms_backup_commit(&backup, &f->saver.stores);
         memset((void *)address, 0, bytes);
         ASSERT_OK(tms_backup_load(&backup, &copier, address, &CONTEXT, &error), error);
         ASSERT_OK(tms_copier_wait(&copier, &CONTEXT, &error), error);
@@ -60,7 +83,7 @@ static void cancel_takes_away_what_prepare_made_and_nothing_else(void **state) {
         tms_copier_close(&copier);
 
         prepare(f, &backup, &copier);
-        tms_backup_commit(&backup);
+        tms_backup_commit(&backup, &f->saver.stores);
         uint64_t held = held_bytes(f);
         tms_copier_close(&copier);
         prepare(f, &backup, &copier); /* a second pause uses what is there */
@@ -78,12 +101,12 @@ static void discard_keeps_files_and_retained_memory(void **state) {
         tms_backup_t backup = {.kind = KINDS[i], .bytes = MIB};
         bool on_disk = KINDS[i] == TMS_BACKUP_DISK;
         prepare(f, &backup, &copier);
-        tms_backup_commit(&backup);
+        tms_backup_commit(&backup, &f->saver.stores);
         tms_copier_close(&copier);
-        tms_backup_discard(&backup, true);
+        tms_backup_discard(&backup, &f->saver.stores, TMS_HOST_RETAIN);
         assert_int_equal(backup.saved, !on_disk);
         assert_true(held_bytes(f) >= MIB);
-        tms_backup_discard(&backup, false);
+        tms_backup_discard(&backup, &f->saver.stores, TMS_HOST_RELEASE);
         assert_false(backup.saved);
         assert_int_equal(held_bytes(f) > 0, on_disk);
         tms_backup_destroy(&backup, &f->saver.stores);
@@ -98,33 +121,46 @@ static void a_host_buffer_lives_as_long_as_its_last_reference(void **state) {
         tms_backup_t backup = {.kind = KINDS[i], .bytes = MIB};
         prepare(f, &backup, &copier);
         tms_copier_close(&copier);
+        tms_backup_commit(&backup, &f->saver.stores);
         tms_host_buffer_t *view = backup.host;
         tms_host_buffer_acquire(view);
         tms_backup_destroy(&backup, &f->saver.stores);
+        assert_int_equal(pinned_bytes(f), MIB);
         memset(view->memory, 7, MIB);
         assert_int_equal(held_bytes(f), MIB);
         tms_host_buffer_drop(view);
         assert_int_equal(held_bytes(f), 0);
+        assert_int_equal(pinned_bytes(f), 0);
     }
 }
 
-static void no_pinned_memory_is_the_hosts_shortage(void **state) {
+static void memory_that_cannot_be_page_locked_will_do(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
-    tms_backup_t backup = {.kind = TMS_BACKUP_PINNED, .bytes = MIB};
-    simulator()->fail_after("cuMemHostAlloc", 0, 1, CUDA_ERROR_OUT_OF_MEMORY);
-    assert_int_equal(tms_backup_prepare(&backup, &f->saver.stores, NULL, &CONTEXT, &error), TMS_OUT_OF_HOST_MEMORY);
-    assert_non_null(strstr(error.message, "mmap")); /* what to do instead */
-    assert_null(backup.host);
-    assert_int_equal(held_bytes(f), 0);
+    tms_copier_t copier;
+    tms_backup_t backup = {.kind = TMS_BACKUP_PINNED, .bytes = 2 * MIB};
+    uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
+    fill(address, 2 * MIB, 3);
+    tms_log_init(&f->log, TMS_LOG_SILENT);
+    simulator()->fail_after("cuMemHostRegister", 0, 1, CUDA_ERROR_OUT_OF_MEMORY);
+    prepare(f, &backup, &copier);
+    assert_int_equal(simulator()->failures_fired(), 1);
+    ASSERT_OK(tms_backup_save(&backup, &copier, address, &CONTEXT, &error), error);
+    ASSERT_OK(tms_copier_wait(&copier, &CONTEXT, &error), error);
+    assert_filled((uint64_t)backup.fresh->memory, 2 * MIB, 3);
+    assert_int_equal(pinned_bytes(f), 0);
+    tms_copier_close(&copier);
+    tms_backup_destroy(&backup, &f->saver.stores);
 }
 
 static void mmap_beyond_reason_is_refused(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_backup_t backup = {.kind = TMS_BACKUP_MMAP, .bytes = (uint64_t)1 << 60};
-    assert_int_equal(tms_backup_prepare(&backup, &f->saver.stores, NULL, &CONTEXT, &error), TMS_OUT_OF_HOST_MEMORY);
-    assert_string_equal(error.call, "mmap");
+    struct tms_host_batch *batch = NULL;
+    assert_int_equal(plan(f, &backup, &batch, &error), TMS_OUT_OF_HOST_MEMORY);
+    tms_host_batch_destroy(batch);
+    tms_backup_cancel(&backup, &f->saver.stores);
     assert_int_equal(held_bytes(f), 0);
 }
 
@@ -159,14 +195,16 @@ static void what_a_copier_cannot_give_back_waits(void **state) {
         tms_error_t error;
         tms_copier_t copier;
         tms_sim_usage_t usage;
-        tms_wait_t wait = {.interrupted = go_on, .asked = tms_wait_now()};
+        tms_wait_t wait = {.interrupted = go_on, .asked = tms_wait_now(), .process = getpid()};
         tms_backup_t host = {.kind = TMS_BACKUP_MMAP, .bytes = 3 * MIB}, disk = {.kind = TMS_BACKUP_DISK, .bytes = 3 * MIB};
         uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 4 * MIB);
         ASSERT_OK(tms_copier_open(&copier, &f->saver.stores, 0, &wait, &CONTEXT, &error), error);
-        ASSERT_OK(tms_backup_prepare(&host, &f->saver.stores, NULL, &CONTEXT, &error), error);
-        ASSERT_OK(tms_backup_prepare(&disk, &f->saver.stores, NULL, &CONTEXT, &error), error);
+        struct tms_host_batch *batches[2] = {NULL};
+        ASSERT_OK(plan(f, &host, &batches[0], &error), error);
+        ASSERT_OK(plan(f, &disk, &batches[1], &error), error);
         ASSERT_OK(tms_backup_save(&host, &copier, address, &CONTEXT, &error), error);
         ASSERT_OK(tms_backup_save(&disk, &copier, address, &CONTEXT, &error), error);
+        for (int k = 0; k < 2; k++) tms_host_batch_destroy(batches[k]);
         simulator()->fail_after(points[i].call, 0, 1, CUDA_ERROR_UNKNOWN);
         tms_copier_close(&copier);
         assert_int_equal(tms_quarantine_held(&f->saver.quarantine, points[i].kind), 1);
@@ -174,9 +212,9 @@ static void what_a_copier_cannot_give_back_waits(void **state) {
         assert_true(tms_quarantine_is_empty(&f->saver.quarantine));
         simulator()->usage(0, &usage);
         assert_int_equal(usage.streams, 0);
-        assert_int_equal(usage.host_bytes, 0);
         tms_backup_destroy(&host, &f->saver.stores);
         tms_backup_destroy(&disk, &f->saver.stores);
+        assert_int_equal(pinned_bytes(f), 0);
         assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
     }
 }
@@ -195,7 +233,7 @@ static void a_copier_that_is_closed_copies_no_more(void **state) {
         ASSERT_OK(tms_backup_save(&backup, &copier, address, &CONTEXT, &error), error);
         simulator()->fail_after("cuStreamSynchronize", 0, failures, CUDA_ERROR_UNKNOWN);
         tms_copier_close(&copier);
-        assert_filled((uint64_t)backup.host->memory, 2 * MIB, 1);
+        assert_filled((uint64_t)backup.fresh->memory, 2 * MIB, 1);
         simulator()->set_bandwidth(0);
         tms_backup_destroy(&backup, &f->saver.stores);
         assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
@@ -210,7 +248,7 @@ int main(void) {
         ONE(cancel_takes_away_what_prepare_made_and_nothing_else),
         ONE(discard_keeps_files_and_retained_memory),
         ONE(a_host_buffer_lives_as_long_as_its_last_reference),
-        ONE(no_pinned_memory_is_the_hosts_shortage),
+        ONE(memory_that_cannot_be_page_locked_will_do),
         ONE(mmap_beyond_reason_is_refused),
         ONE(a_copier_leaves_nothing_open),
         ONE(what_a_copier_cannot_give_back_waits),

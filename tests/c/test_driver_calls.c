@@ -134,10 +134,22 @@ static void live_again(life_t *life) {
 
 /* What has a substitute, undoes something (which is tried again, and no failure of a call), or is not used here. */
 static bool is_optional(const char *call) {
-    static const char *const optional[] = {
-        "cuInit",          "cuDriverGetVersion", "cuGetErrorName",      "cuDevicePrimaryCtxRelease",
-        "cuCtxGetCurrent", "cuCtxPopCurrent",    "cuStreamIsCapturing", "cuMemAddressFree",
-        "cuMemFreeHost",   "cuStreamDestroy",    "cuEventDestroy"};
+    static const char *const optional[] = {"cuInit",
+                                           "cuDriverGetVersion",
+                                           "cuGetErrorName",
+                                           "cuDevicePrimaryCtxRelease",
+                                           "cuCtxGetCurrent",
+                                           "cuCtxPopCurrent",
+                                           "cuStreamIsCapturing",
+                                           "cuMemAddressFree",
+                                           "cuMemFreeHost",
+                                           "cuStreamDestroy",
+                                           "cuEventDestroy",
+                                           "cuThreadExchangeStreamCaptureMode",
+                                           "cuMemHostRegister",
+                                           "cuMemHostUnregister",
+                                           "cuMemsetD8Async",
+                                           "cuStreamWaitEvent"};
     for (size_t i = 0; i < sizeof optional / sizeof optional[0]; i++) {
         if (strcmp(optional[i], call) == 0) return true;
     }

@@ -116,7 +116,7 @@ static int setup_disk(void **state) {
     if (!make_temporary_directory(base, "hostile") || setup_one_device(state) != 0) return -1;
     fixture_t *f = *state;
     snprintf(directory, sizeof directory, "%s/d", base);
-    f->saver.stores.chunk_bytes = 2 * MIB;
+    f->saver.stores.chunk_bytes = 8 * MIB; /* buffers of 2 MiB */
     tms_log_init(&f->log, TMS_LOG_SILENT);
     return tms_disk_set_directory(&f->saver.stores.disk, directory, &error) == TMS_OK ? 0 : -1;
 }
@@ -277,7 +277,7 @@ static void a_full_disk_leaves_everything_active(void **state) {
     assert_int_equal(state_of(f, other), TMS_SEGMENT_ACTIVE);
     assert_int_equal(physical_bytes(0), physical);
     assert_int_equal(atomic_load(&f->saver.stores.disk_bytes), 0);
-    assert_int_equal(atomic_load(&f->saver.stores.host_bytes), 0);
+    assert_int_equal(atomic_load(&f->saver.stores.host.buffer_bytes), 0);
     fallocate_error = 0;
     ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
     assert_int_equal(physical_bytes(0), 0);

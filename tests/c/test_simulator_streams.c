@@ -254,6 +254,59 @@ static void freeing_host_memory_waits_for_its_copies(void **state) {
     drop_block(&block);
 }
 
+/* One of the four ways to give page-locked memory back, on a thread of its own with some context. */
+typedef struct giver {
+    waiter_t waiter;
+    CUresult (*give)(void *address);
+} giver_t;
+
+static void *give_back(void *argument) {
+    giver_t *giver = argument;
+    giver->waiter.result = CALL(cuCtxPushCurrent_v2, giver->waiter.context);
+    if (giver->waiter.result == CUDA_SUCCESS) giver->waiter.result = giver->give((void *)(uintptr_t)giver->waiter.address);
+    return NULL;
+}
+
+/* Whatever the work is about, and whichever device is current: what counts is where the memory was page-locked. */
+static void giving_page_locked_memory_back_waits_for_its_device(void **state) {
+    enum { WAYS = 4 };
+    static _Alignas(4096) uint8_t pages[2][4096];
+    block_t block = make_block(0, GRANULE);
+    CUstream stream = make_stream(CU_STREAM_NON_BLOCKING);
+    CUcontext first = NULL, second = retain_primary(1);
+    CUresult (*const ways[WAYS])(void *) = {simulated()->cuMemFreeHost, simulated()->cudaFreeHost,
+                                            simulated()->cuMemHostUnregister, simulated()->cudaHostUnregister};
+    (void)state;
+    ASSERT_CUDA(CALL(cuCtxGetCurrent, &first));
+    for (int i = 0; i < WAYS; i++) {
+        void *memory[2] = {pages[0], pages[1]};
+        for (int device = 0; device < 2; device++) {
+            ASSERT_CUDA(CALL(cuCtxPushCurrent_v2, device ? second : first));
+            if (i < 2)
+                ASSERT_CUDA(CALL(cuMemHostAlloc, &memory[device], 4096, CU_MEMHOSTALLOC_PORTABLE));
+            else
+                ASSERT_CUDA(CALL(cuMemHostRegister_v2, memory[device], 4096, CU_MEMHOSTREGISTER_PORTABLE));
+            ASSERT_CUDA(CALL(cuCtxPopCurrent_v2, NULL));
+        }
+        ASSERT_CUDA(CALL(launch_add, stream, block.address, GRANULE, 1, GATE + i));
+        ASSERT_CUDA(ways[i](memory[1])); /* device 1 has nothing to do */
+        assert_int_equal(usage_of(0).host_bytes, 4096);
+        giver_t giver = {{.context = second, .address = (uintptr_t)memory[0]}, ways[i]};
+        assert_int_equal(pthread_create(&giver.waiter.thread, NULL, give_back, &giver), 0);
+        CALL(wait_until_synchronizing);
+        assert_int_equal(usage_of(0).host_bytes, 4096);
+        ASSERT_RESULT(CUDA_ERROR_NOT_READY, CALL(cuStreamQuery, stream));
+        CALL(open_gate, GATE + i);
+        assert_int_equal(pthread_join(giver.waiter.thread, NULL), 0);
+        ASSERT_CUDA(giver.waiter.result);
+        ASSERT_CUDA(CALL(cuStreamQuery, stream)); /* all of it was done by then */
+        assert_int_equal(usage_of(0).host_bytes, 0);
+    }
+    ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
+    ASSERT_CUDA(CALL(cuDevicePrimaryCtxRelease_v2, 1));
+    drop_block(&block);
+}
+
 static void a_lost_device_fails_alone(void **state) {
     CUcontext second = retain_primary(1);
     (void)state;
@@ -409,6 +462,7 @@ int main(void) {
         ONE(events_order_streams),
         ONE(destroying_a_context_drops_its_work),
         ONE(freeing_host_memory_waits_for_its_copies),
+        TWO(giving_page_locked_memory_back_waits_for_its_device),
         TWO(a_lost_device_fails_alone),
         ONE(losing_a_device_ends_the_wait),
         TWO(peers_need_access),

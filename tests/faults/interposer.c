@@ -12,10 +12,12 @@
 #include <fcntl.h>
 #include <link.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -23,6 +25,7 @@
 #include <sys/statfs.h>
 #include <sys/statvfs.h>
 #include <sys/types.h>
+#include <unistd.h>
 
 #define CALLS(X)                                                                                                            \
     X(malloc)                                                                                                               \
@@ -32,6 +35,11 @@
     X(mmap)                                                                                                                 \
     X(munmap)                                                                                                               \
     X(madvise)                                                                                                              \
+    X(mincore)                                                                                                              \
+    X(syscall)                                                                                                              \
+    X(sched_getaffinity)                                                                                                    \
+    X(fopen)                                                                                                                \
+    X(open_of_system)                                                                                                       \
     X(open)                                                                                                                 \
     X(openat)                                                                                                               \
     X(close)                                                                                                                \
@@ -41,6 +49,7 @@
     X(fallocate)                                                                                                            \
     X(posix_fallocate)                                                                                                      \
     X(ftruncate)                                                                                                            \
+    X(read)                                                                                                                 \
     X(pread)                                                                                                                \
     X(pwrite)                                                                                                               \
     X(fsync)                                                                                                                \
@@ -59,7 +68,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { WATCHED_MOST = 8, TRACE_MOST = 1 << 16, LIVE_SLOTS = 1 << 16, NAME_BYTES = 32 };
+enum { WATCHED_MOST = 8, TRACE_MOST = 1 << 16, LIVE_SLOTS = 1 << 16, MAPPED_MOST = 1 << 12, NAME_BYTES = 32 };
 
 typedef enum call {
 #define ENUMERATOR(name) CALL_##name,
@@ -79,11 +88,15 @@ typedef struct rule {
     int error;
 } rule_t;
 
-/* What a watched object holds: a block of memory (bytes 0) or a mapping. */
+/* A block of memory that a watched object holds. */
 typedef struct live {
     _Atomic uintptr_t address; /* 0: never used, 1: used once */
-    size_t bytes;
 } live_t;
+
+/* What a watched object has mapped, and not unmapped since. */
+typedef struct mapped {
+    uintptr_t begin, end;
+} mapped_t;
 
 static struct {
     pthread_mutex_t lock;
@@ -100,7 +113,9 @@ static struct {
     uint64_t fired;
     live_t live[LIVE_SLOTS];
     atomic_size_t live_count;
-    uint64_t blocks, mappings, mapped_bytes;
+    uint64_t blocks;
+    mapped_t mapped[MAPPED_MOST];
+    size_t mapped_count;
     atomic_uint_least64_t threads;
 } it = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -187,21 +202,15 @@ static bool fails(call_t call, const void *caller) {
 
 static size_t slot_of(uintptr_t address) { return (address >> 4) * UINT64_C(0x9E3779B97F4A7C15) >> 48; }
 
-/* Under the lock. */
-static void remember(void *address, size_t bytes) {
+/* A new block of a watched object. */
+static void *keep(call_t call, void *address, const void *caller) {
+    if (!address || !is_watched(caller, functions[call])) return address;
+    pthread_mutex_lock(&it.lock);
     size_t slot = slot_of((uintptr_t)address);
     while (atomic_load(&it.live[slot].address) > 1) slot = (slot + 1) % LIVE_SLOTS;
-    it.live[slot].bytes = bytes;
     atomic_store(&it.live[slot].address, (uintptr_t)address);
     atomic_fetch_add(&it.live_count, 1);
-    *(bytes ? &it.mappings : &it.blocks) += 1;
-    it.mapped_bytes += bytes;
-}
-
-static void *keep(call_t call, void *address, size_t bytes, const void *caller) {
-    if (!address || address == MAP_FAILED || !is_watched(caller, functions[call])) return address;
-    pthread_mutex_lock(&it.lock);
-    remember(address, bytes);
+    it.blocks++;
     pthread_mutex_unlock(&it.lock);
     return address;
 }
@@ -215,11 +224,31 @@ static void forget(void *address) {
         if (!found) return;
     }
     pthread_mutex_lock(&it.lock);
-    size_t bytes = it.live[slot].bytes;
     atomic_store(&it.live[slot].address, 1);
     atomic_fetch_sub(&it.live_count, 1);
-    *(bytes ? &it.mappings : &it.blocks) -= 1;
-    it.mapped_bytes -= bytes;
+    it.blocks--;
+    pthread_mutex_unlock(&it.lock);
+}
+
+/* Under the lock. */
+static void add_mapped(uintptr_t begin, uintptr_t end) {
+    if (begin < end && it.mapped_count < MAPPED_MOST) it.mapped[it.mapped_count++] = (mapped_t){begin, end};
+}
+
+/* Takes a range out of what is mapped: it may be the middle of a mapping, or reach over several. */
+static void forget_mapped(uintptr_t begin, uintptr_t end) {
+    pthread_mutex_lock(&it.lock);
+    for (size_t i = 0; i < it.mapped_count;) {
+        mapped_t one = it.mapped[i];
+        if (one.end <= begin || end <= one.begin) {
+            i++;
+            continue;
+        }
+        it.mapped[i] = it.mapped[--it.mapped_count];
+        add_mapped(one.begin, begin);
+        add_mapped(end, one.end);
+        i = 0;
+    }
     pthread_mutex_unlock(&it.lock);
 }
 
@@ -280,8 +309,23 @@ EXPORT void tms_fault_stop(void) {
 
 EXPORT uint64_t tms_fault_fired(void) { return it.fired; }
 EXPORT uint64_t tms_fault_blocks(void) { return it.blocks; }
-EXPORT uint64_t tms_fault_mappings(void) { return it.mappings; }
-EXPORT uint64_t tms_fault_mapped_bytes(void) { return it.mapped_bytes; }
+EXPORT uint64_t tms_fault_mapped_bytes(void) {
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < it.mapped_count; i++) bytes += it.mapped[i].end - it.mapped[i].begin;
+    return bytes;
+}
+/* Of it, what the system has found pages for. */
+EXPORT uint64_t tms_fault_touched_bytes(void) {
+    uint64_t bytes = 0;
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    for (size_t i = 0; i < it.mapped_count; i++) {
+        for (uintptr_t at = it.mapped[i].begin; at < it.mapped[i].end; at += page) {
+            unsigned char resident = 0;
+            if (mincore((void *)at, page, &resident) == 0 && resident & 1) bytes += page;
+        }
+    }
+    return bytes;
+}
 EXPORT uint64_t tms_fault_threads(void) { return it.threads; }
 /* The names of what can fail, NULL after the last. */
 EXPORT const char *tms_fault_name(size_t row) { return row < CALL_COUNT ? names[row] : NULL; }
@@ -291,23 +335,23 @@ EXPORT const char *tms_fault_name(size_t row) { return row < CALL_COUNT ? names[
 #define CALLER __builtin_return_address(0)
 
 EXPORT void *malloc(size_t bytes) {
-    return fails(CALL_malloc, CALLER) ? NULL : keep(CALL_malloc, __libc_malloc(bytes), 0, CALLER);
+    return fails(CALL_malloc, CALLER) ? NULL : keep(CALL_malloc, __libc_malloc(bytes), CALLER);
 }
 
 EXPORT void *calloc(size_t count, size_t bytes) {
-    return fails(CALL_calloc, CALLER) ? NULL : keep(CALL_calloc, __libc_calloc(count, bytes), 0, CALLER);
+    return fails(CALL_calloc, CALLER) ? NULL : keep(CALL_calloc, __libc_calloc(count, bytes), CALLER);
 }
 
 EXPORT void *realloc(void *block, size_t bytes) {
     if (fails(CALL_realloc, CALLER)) return NULL;
     forget(block);
-    return keep(CALL_realloc, __libc_realloc(block, bytes), 0, CALLER);
+    return keep(CALL_realloc, __libc_realloc(block, bytes), CALLER);
 }
 
 EXPORT char *strdup(const char *text) {
     if (fails(CALL_strdup, CALLER)) return NULL;
     size_t bytes = strlen(text) + 1;
-    char *copy = keep(CALL_strdup, __libc_malloc(bytes), 0, CALLER);
+    char *copy = keep(CALL_strdup, __libc_malloc(bytes), CALLER);
     return copy ? memcpy(copy, text, bytes) : NULL;
 }
 
@@ -330,13 +374,18 @@ EXPORT void free(void *block) {
 EXPORT void *mmap(void *address, size_t bytes, int protection, int flags, int fd, off_t offset) {
     NEXT(void *, mmap)
     if (fails(CALL_mmap, CALLER)) return MAP_FAILED;
-    return keep(CALL_mmap, next(address, bytes, protection, flags, fd, offset), bytes, CALLER);
+    void *mapped = next(address, bytes, protection, flags, fd, offset);
+    if (mapped == MAP_FAILED || !is_watched(CALLER, functions[CALL_mmap])) return mapped;
+    pthread_mutex_lock(&it.lock);
+    add_mapped((uintptr_t)mapped, (uintptr_t)mapped + bytes);
+    pthread_mutex_unlock(&it.lock);
+    return mapped;
 }
 
 EXPORT int munmap(void *address, size_t bytes) {
     NEXT(int, munmap)
     if (fails(CALL_munmap, CALLER)) return -1;
-    forget(address);
+    if (it.mapped_count > 0) forget_mapped((uintptr_t)address, (uintptr_t)address + bytes);
     return next(address, bytes);
 }
 
@@ -396,13 +445,28 @@ static mode_t mode_argument(int flags, va_list *arguments) {
     return flags & O_CREAT || (flags & O_TMPFILE) == O_TMPFILE ? va_arg(*arguments, mode_t) : 0;
 }
 
+/* What the system says about itself is asked for everywhere, and need not be there. */
+static bool is_of_system(const char *path) { return strncmp(path, "/proc/", 6) == 0 || strncmp(path, "/sys/", 5) == 0; }
+
 EXPORT int open(const char *path, int flags, ...) {
     NEXT(int, open)
     va_list arguments;
     va_start(arguments, flags);
     mode_t mode = mode_argument(flags, &arguments);
     va_end(arguments);
-    return fails(CALL_open, CALLER) ? -1 : next(path, flags, mode);
+    return fails(is_of_system(path) ? CALL_open_of_system : CALL_open, CALLER) ? -1 : next(path, flags, mode);
+}
+
+EXPORT long syscall(long number, ...) {
+    enum { ARGUMENTS = 6 };
+    NEXT(long, syscall)
+    long values[ARGUMENTS];
+    va_list arguments;
+    va_start(arguments, number);
+    for (int i = 0; i < ARGUMENTS; i++) values[i] = va_arg(arguments, long);
+    va_end(arguments);
+    if (fails(CALL_syscall, CALLER)) return -1;
+    return next(number, values[0], values[1], values[2], values[3], values[4], values[5]);
 }
 
 EXPORT int openat(int directory, const char *path, int flags, ...) {
@@ -421,11 +485,15 @@ EXPORT int openat(int directory, const char *path, int flags, ...) {
     }
 
 FORWARD(int, -1, madvise, (void *address, size_t bytes, int advice), (address, bytes, advice))
+FORWARD(int, -1, mincore, (void *address, size_t bytes, unsigned char *resident), (address, bytes, resident))
+FORWARD(int, -1, sched_getaffinity, (pid_t process, size_t bytes, cpu_set_t *set), (process, bytes, set))
+FORWARD(FILE *, NULL, fopen, (const char *path, const char *mode), (path, mode))
 FORWARD(int, -1, mkdir, (const char *path, mode_t mode), (path, mode))
 FORWARD(int, -1, mkdirat, (int directory, const char *path, mode_t mode), (directory, path, mode))
 FORWARD(int, -1, flock, (int fd, int operation), (fd, operation))
 FORWARD(int, -1, fallocate, (int fd, int mode, off_t offset, off_t bytes), (fd, mode, offset, bytes))
 FORWARD(int, -1, ftruncate, (int fd, off_t bytes), (fd, bytes))
+FORWARD(ssize_t, -1, read, (int fd, void *data, size_t bytes), (fd, data, bytes))
 FORWARD(ssize_t, -1, pread, (int fd, void *data, size_t bytes, off_t offset), (fd, data, bytes, offset))
 FORWARD(ssize_t, -1, pwrite, (int fd, const void *data, size_t bytes, off_t offset), (fd, data, bytes, offset))
 FORWARD(int, -1, fsync, (int fd), (fd))
@@ -441,6 +509,7 @@ FORWARD(ssize_t, -1, getrandom, (void *data, size_t bytes, unsigned flags), (dat
 FORWARD(int, -1, unlink, (const char *path), (path))
 FORWARD(int, -1, unlinkat, (int directory, const char *path, int flags), (directory, path, flags))
 
+#define open_of_system open
 static const void *const functions[CALL_COUNT] = {
 #define FUNCTION(name) (const void *)name,
     CALLS(FUNCTION)

@@ -20,6 +20,7 @@ DRIVER_CODES: dict[str, tuple[int, ...]] = {
     "cuInit": (NO_DEVICE, OPERATING_SYSTEM),
     "cuMemCreate": (OUT_OF_MEMORY, OPERATING_SYSTEM),
     "cuMemHostAlloc": (OUT_OF_MEMORY, OPERATING_SYSTEM),
+    "cuMemHostRegister": (OUT_OF_MEMORY, OPERATING_SYSTEM),
     "cuMemAddressReserve": (OUT_OF_MEMORY, OPERATING_SYSTEM),
     "cuMemMap": (OPERATING_SYSTEM, OUT_OF_MEMORY),
     "cuMemSetAccess": (OPERATING_SYSTEM, OUT_OF_MEMORY),
@@ -39,6 +40,12 @@ LIBC_CODES: dict[str, tuple[int, ...]] = {
     "mmap": (errno.ENOMEM,),
     "munmap": (errno.ENOMEM,),
     "madvise": (errno.EINVAL,),
+    "mincore": (errno.EAGAIN,),
+    "syscall": (errno.EPERM, errno.EINTR, errno.EAGAIN),
+    "sched_getaffinity": (errno.EINVAL,),
+    "fopen": (errno.EMFILE,),
+    "open_of_system": (errno.EMFILE, errno.EACCES),
+    "read": (errno.EIO, errno.EINTR),
     "open": (errno.EMFILE, errno.EACCES),
     "openat": (errno.EMFILE, errno.EACCES),
     "close": (errno.EIO, errno.EINTR),
@@ -57,6 +64,9 @@ LIBC_CODES: dict[str, tuple[int, ...]] = {
     "unlink": (errno.EACCES, errno.EIO),
     "unlinkat": (errno.EACCES, errno.EIO),
 }
+
+#: Longer than anything that the library does on a thread of its own takes.
+SETTLE_SECONDS = 10
 
 
 @dataclass(frozen=True)
@@ -120,7 +130,7 @@ class Machine:
         ]
         self.driver.cuDevicePrimaryCtxRetain.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_int]
         self.driver.cuCtxPushCurrent_v2.argtypes = [ctypes.c_void_p]
-        for name in ("fired", "blocks", "mappings", "mapped_bytes", "threads", "trace_stamp"):
+        for name in ("fired", "blocks", "mapped_bytes", "touched_bytes", "threads", "trace_stamp"):
             getattr(self.libc, f"tms_fault_{name}").restype = ctypes.c_uint64
         self.libc.tms_fault_trace_length.restype = ctypes.c_size_t
         for name in ("trace_name", "name"):
@@ -189,12 +199,20 @@ class Machine:
 
     # What is there.
 
+    def settle(self) -> None:
+        """Waits for what the library does in the background, on threads that end when it is done. One that does not end is
+        told as what is held."""
+        give_up = time.monotonic() + SETTLE_SECONDS
+        while self.libc.tms_fault_threads() and time.monotonic() < give_up:
+            time.sleep(0)
+
     def holds(self, address: int, data: bytes) -> bool:
         return bool(self.libc.memcmp(address, data, len(data)) == 0)
 
     def holdings(self, devices: int) -> dict[str, Any]:
         """Everything that could have leaked."""
         held: dict[str, Any] = {}
+        self.settle()
         for device in range(devices):
             usage = Usage()
             self.driver.tms_sim_usage(device, ctypes.byref(usage))
@@ -202,13 +220,10 @@ class Machine:
             held[f"device {device} context references"] = self.driver.tms_sim_context_references(device)
         held["events"] = self.driver.tms_sim_events()
         held["blocks of memory"] = self.libc.tms_fault_blocks()
-        held["mappings of the library"] = self.libc.tms_fault_mappings()
+        held["mapped bytes"] = self.libc.tms_fault_mapped_bytes()
+        held["touched bytes"] = self.libc.tms_fault_touched_bytes()
         held["context stack"] = list(self.context_stack())
         held["open files"] = sorted(map(self._target, os.listdir("/proc/self/fd")))
-        # A thread that was left behind, in a wait that has ended, is about to end.
-        give_up = time.monotonic() + 10
-        while self.libc.tms_fault_threads() and time.monotonic() < give_up:
-            time.sleep(0)
         held["threads of the library"] = self.libc.tms_fault_threads()
         return held
 
@@ -224,6 +239,12 @@ class Machine:
         usage = Usage()
         self.driver.tms_sim_usage(device, ctypes.byref(usage))
         return int(usage.physical_bytes)
+
+    def host_bytes(self) -> int:
+        """Page-locked."""
+        usage = Usage()
+        self.driver.tms_sim_usage(0, ctypes.byref(usage))
+        return int(usage.host_bytes)
 
     def context_stack(self) -> tuple[int, ...]:
         """This thread's current contexts, the innermost first."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from machine import CAPTURE_UNSUPPORTED, OUT_OF_MEMORY
@@ -24,14 +25,20 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0)
 
 
+def let_go(failed: Callable[[], bool], ended: threading.Event, go_on: Callable[[], None]) -> None:
+    """Lets go on what is held once something has failed, or the call that was to come first has ended."""
+    wait_until(lambda: ended.is_set() or failed())
+    go_on()
+
+
 class Steps(World):
     """The world with the steps that scenarios return."""
 
-    def pause_step(self, tags: Iterable[str] | None = None, interruptible: bool = False) -> Step:
+    def pause_step(self, tags: Iterable[str] | None = None, **options: Any) -> Step:
         def verify(before: dict[int, int], error: BaseException | None, failed: set[str]) -> list[str]:
             return self.verify_move(self._tags(tags), ACTIVE, PAUSED, before, error, failed)
 
-        return Step(lambda: self.pause(tags, interruptible), verify)
+        return Step(lambda: self.pause(tags, **options), verify)
 
     def resume_step(self, tags: Iterable[str] | None = None, **options: Any) -> Step:
         def verify(before: dict[int, int], error: BaseException | None, failed: set[str]) -> list[str]:
@@ -41,6 +48,63 @@ class Steps(World):
         if options.get("timeout"):
             step.waits_for.add(OUT_OF_MEMORY)
         return step
+
+    def pending_step(self, tags: Iterable[str] | None = None, stream: bool = False, **options: Any) -> Step:
+        """A resume in the background. `stream`: one of the program's waits for its contents, before any copy is done."""
+
+        def run() -> None:
+            pending: list[Any] = []
+            refused: list[BaseException] = []
+            for block in self._chosen(tags):
+                block.zeroed = options.get("zero", False)
+            fired, ended = self.machine.fired(), threading.Event()
+            go_on = self.hold_copies() if stream else lambda: None
+            # What goes wrong before all copies are queued must wait for those that are.
+            letting_go = threading.Thread(target=let_go, args=(lambda: self.machine.fired() > fired, ended, go_on))
+            letting_go.start()
+            try:
+                pending.append(core.resume_begin(self._tags(tags), None, **options))
+                try:
+                    if stream:
+                        core.pending_wait_stream(pending[0], 0)
+                except Exception as error:
+                    refused.append(error)
+                ended.set()
+                core.pending_wait(pending[0])
+                if refused:
+                    raise refused.pop()
+            finally:
+                ended.set()
+                letting_go.join()
+                pending.clear()  # what is raised refers to this frame
+                refused.clear()
+
+        def verify(before: dict[int, int], error: BaseException | None, failed: set[str]) -> list[str]:
+            # Which is not about the resume: that keeps what it has made.
+            step.keeps = getattr(error, "driver_call", "") == "cuStreamWaitEvent"
+            if step.keeps:
+                error = None
+            # Kernels of the program may use what a failed copy was to restore.
+            allowed = REFUSALS | failed if stream else REFUSALS
+            return self.verify_move(self._tags(tags), PAUSED, ACTIVE, before, error, failed, allowed)
+
+        step = Step(run, verify)
+        return step
+
+    def dropped_step(self, tags: Iterable[str] | None = None) -> Step:
+        """A resume in the background whose end nobody waits for. What goes wrong is logged."""
+
+        def run() -> None:
+            core.resume_begin(self._tags(tags), None)
+
+        def verify(before: dict[int, int], error: BaseException | None, failed: set[str]) -> list[str]:
+            after = self.states()
+            states = {after[block.address] for block in self._chosen(tags)}
+            if len(states) == 1 and (ACTIVE in states or (PAUSED in states and failed)):
+                return []
+            return [] if DAMAGED in states and failed & REFUSALS else [f"a resume that nobody waited for left {states}"]
+
+        return Step(run, verify, retry=lambda: self.resume(tags), keeps=True)
 
     @staticmethod
     def repairing(step: Step) -> Step:
@@ -98,6 +162,25 @@ class Steps(World):
 
         return Step(run, verify)
 
+    def reserve(self, size: int) -> None:
+        """Host memory is there for later backups once this has returned."""
+        self.pools = True
+        core.reserve_host_memory(size, 0)
+        self.machine.settle()
+
+    def reserve_step(self, size: int) -> Step:
+        """What goes wrong in the background is logged; some of it may then be there."""
+        self.pools = True
+
+        def expect(error: BaseException | None) -> list[str]:
+            counters = core.counters()
+            if error is not None or counters["host_pooled_bytes"] >= size:
+                return []
+            log = Path("/proc/self/fd/2").read_text()
+            return [] if "What was made ready before stays" in log else [f"nothing is said of what is not there: {counters}"]
+
+        return self.other_step(lambda: core.reserve_host_memory(size, 0), expect)
+
     def free_in_transition(self, block: Block, move: Callable[[], None], held: Callable[[], Callable[[], None]]) -> Step:
         """`move` on a second thread, and a free of `block` while it is in its hands. `held` makes the move wait, and returns
         what lets it go on."""
@@ -143,7 +226,6 @@ class Steps(World):
                 problems.append(f"part of them moved: {states}")
             if DAMAGED in states and not failed & REFUSALS:
                 problems.append("DAMAGED without a refusal of the driver")
-            self._note_discarded(after)
             return problems
 
         return Step(run, verify, keeps=True, waits_for={CAPTURE_UNSUPPORTED})

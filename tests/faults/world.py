@@ -8,17 +8,20 @@ import errno
 import functools
 import os
 import random
-from collections.abc import Callable, Iterable, Sequence
+from array import array
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from machine import DRIVER, OUT_OF_MEMORY, Call, Fault, Machine
+from settling import drain_pool
 
 from torch_memory_saver import _core as core
 from torch_memory_saver.errors import DeviceLockedError, TorchMemorySaverError
 
 NONE, PINNED, MMAP, DISK = core.BACKUP_NONE, core.BACKUP_PINNED, core.BACKUP_MMAP, core.BACKUP_DISK
+ON_HOST = (PINNED, MMAP)
 ACTIVE, PAUSING, PAUSED = core.STATE_ACTIVE, core.STATE_PAUSING, core.STATE_PAUSED
 RESUMING, DAMAGED = core.STATE_RESUMING, core.STATE_DAMAGED
 STATE_NAMES = {ACTIVE: "ACTIVE", PAUSING: "PAUSING", PAUSED: "PAUSED", RESUMING: "RESUMING", DAMAGED: "DAMAGED"}
@@ -35,6 +38,7 @@ WAITING = ("deferred_frees", "damaged")
 TOLERATED = {
     # What the driver or the system refuses to take back waits in the quarantine.
     "cuMemFreeHost": "the copies are done; the memory waits in the quarantine",
+    "cuMemHostUnregister": "the copies are done; the memory waits in the quarantine",
     "cuMemAddressFree": "the owner is done with it; the range waits in the quarantine",
     "cuStreamDestroy": "the copies are done; the stream waits in the quarantine",
     "cuEventDestroy": "the copies are done; the event waits in the quarantine",
@@ -50,7 +54,15 @@ TOLERATED = {
     "madvise": "a forked child then gets a lazy copy of the backup",
     "getrandom": "the clock's time names the file instead",
     "flock": "without it, the files of a killed process stay",
-    "pthread_create": "the calling thread waits for the device itself",
+    "pthread_create": "the calling thread, or a later call, does it",
+    "cuMemHostRegister": "ordinary memory serves as well, only slower",
+    "cuThreadExchangeStreamCaptureMode": "only a capture under way would notice",
+    "mincore": "the memory is then touched page by page",
+    "syscall": "memory of another node serves as well; files are written and read without io_uring",
+    "sched_getaffinity": "the number of processors is asked for in another way",
+    "open_of_system": "a limit that cannot be read sets none",
+    "read": "a limit that cannot be read sets none",
+    "fopen": "a limit that cannot be read sets none; the node of a device is not known",
     "fdopendir": "cleaning up after dead processes is tried again by the next one",
     "openat": "cleaning up after dead processes is tried again by the next one",
     "fstat": "a file that cannot be looked at is left alone",
@@ -70,9 +82,14 @@ def grew(before: Any, after: Any) -> bool:
     return bool(set(after) - set(before) if isinstance(after, list) else after > before)
 
 
+def is_of_host_memory(name: str) -> bool:
+    """Of what is held: where there is a pool, a call that fails may leave it larger."""
+    return "host_" in name or name in ("mapped bytes", "touched bytes", "blocks of memory")
+
+
 @dataclass
 class Block:
-    """One allocation. `known`: its contents must be `data`, wherever they are now."""
+    """One allocation. `known`: its contents must be `data`, wherever they are now, in all `ranges`."""
 
     address: int
     size: int
@@ -81,6 +98,43 @@ class Block:
     device: int
     data: bytes
     known: bool = True
+    #: Offsets of what is known, [begin, end).
+    ranges: tuple[tuple[int, int], ...] = ()
+    #: What a pause would call live, of which it keeps only that.
+    live: tuple[tuple[int, int], ...] | None = None
+    paused: bool = False
+    #: Where the contents went; where the pause that was called last was to put them, and whether it asked what is live.
+    stored: int = NONE
+    chosen: tuple[int, bool] = (NONE, False)
+    #: Whether the resume that was called last was to zero what has no contents.
+    zeroed: bool = False
+    #: What the last backup in host memory held.
+    saved: bytes | None = None
+
+    def __post_init__(self) -> None:
+        self.stored, self.chosen, self.ranges = self.kind, (self.kind, False), ((0, self.size),)
+
+    def write(self, data: bytes) -> None:
+        ctypes.memmove(self.address, data, self.size)
+        self.data, self.known, self.ranges = data, True, ((0, self.size),)
+
+    def becomes_paused(self) -> None:
+        kind, thinned = self.chosen
+        self.paused, self.stored = True, kind
+        self.known &= kind != NONE
+        if kind in ON_HOST and thinned and self.live is not None:
+            self.ranges = self.live
+        if kind in ON_HOST:
+            self.saved = self.data
+
+    def becomes_active(self) -> None:
+        self.paused = False
+        if not self.zeroed or (self.known and self.ranges == ((0, self.size),)):
+            return
+        whole = bytearray(self.size)
+        for begin, end in self.ranges if self.known else ():
+            whole[begin:end] = self.data[begin:end]
+        self.data, self.known, self.ranges = bytes(whole), True, ((0, self.size),)
 
 
 @dataclass
@@ -123,6 +177,10 @@ class World:
     taken: dict[int, int] = field(default_factory=dict)
     backup_directory: Path = field(init=False)
     holds_copies: bool = False
+    #: Calls are counted, and may fail: nothing else is asked of the library meanwhile.
+    armed: bool = False
+    #: Host memory may be kept for later.
+    pools: bool = False
 
     def __post_init__(self) -> None:
         self.backup_directory = self.directory / "backups"
@@ -161,13 +219,59 @@ class World:
     def _tags(self, tags: Iterable[str] | None) -> tuple[str, ...] | None:
         return None if tags is None else tuple(tag + self.tag_suffix for tag in tags)
 
-    def pause(self, tags: Iterable[str] | None = None, interruptible: bool = False) -> None:
-        core.pause(self._tags(tags), None, interruptible)
+    def _chosen(self, tags: Iterable[str] | None) -> list[Block]:
+        names = self._tags(tags)
+        return [block for block in self.blocks.values() if names is None or block.tag in names]
+
+    def pause(
+        self, tags: Iterable[str] | None = None, interruptible: bool = False, backup: int | None = None, live: bool = False
+    ) -> None:
+        """`live`: the core is told which bytes of each block are (`Block.live`; None: all of them)."""
+        for block in self._chosen(tags):
+            if not block.paused:
+                keeps_backend = backup == PINNED and block.kind == MMAP
+                block.chosen = (block.kind if backup is None or keeps_backend else backup, live)
+        try:
+            core.pause(self._tags(tags), None, interruptible, backup, self.find_live if live else None)
+        finally:
+            self.note()
+
+    def find_live(self) -> tuple[bytes, bytes]:
+        thinned = sorted((block for block in self.blocks.values() if block.live is not None), key=lambda one: one.address)
+        addresses, ends = array("Q"), array("Q")
+        for block in thinned:
+            addresses.append(block.address)
+            for begin, end in block.live or ():
+                ends.extend((block.address + begin, block.address + end))
+        return addresses.tobytes(), ends.tobytes()
 
     def resume(
-        self, tags: Iterable[str] | None = None, interruptible: bool = False, timeout: float = 0.0, exclusive: bool = False
+        self,
+        tags: Iterable[str] | None = None,
+        interruptible: bool = False,
+        timeout: float = 0.0,
+        exclusive: bool = False,
+        host_policy: int = core.HOST_DEFAULT,
+        zero: bool = False,
     ) -> None:
-        core.resume(self._tags(tags), None, interruptible, timeout, exclusive)
+        for block in self._chosen(tags):
+            block.zeroed = zero
+        try:
+            core.resume(self._tags(tags), None, interruptible, timeout, exclusive, host_policy, zero)
+        finally:
+            self.note()
+
+    def note(self) -> None:
+        """Takes over what the last call has moved; while one is under test, only when that is over."""
+        if self.armed:
+            return
+        states = self.states()
+        for block in self.blocks.values():
+            state = states.get(block.address, -1)
+            if block.paused and state == ACTIVE:
+                block.becomes_active()
+            elif not block.paused and state in (PAUSED, DAMAGED):
+                block.becomes_paused()
 
     def reclaim(self) -> None:
         self.resume(())
@@ -182,11 +286,19 @@ class World:
         """Other contents than those that an earlier pause saved."""
         for block in self.blocks.values():
             self.seed += 1
-            block.data, block.known = pattern(self.seed, block.size), True
-            ctypes.memmove(block.address, block.data, block.size)
+            block.write(pattern(self.seed, block.size))
 
     def retain(self, on: bool) -> None:
         core.set_retain_backup(on)
+
+    def pool(self) -> None:
+        """Host memory is kept for later backups from now on."""
+        self.pools = True
+        core.set_host_policy(core.HOST_POOL)
+
+    def thin(self, block: Block, *ranges: tuple[int, int]) -> Block:
+        block.live = ranges
+        return block
 
     def margin(self, size: int) -> None:
         core.set_memory_margin(size)
@@ -229,7 +341,6 @@ class World:
         with contextlib.suppress(TorchMemorySaverError):
             self.pause((block.tag.removesuffix(self.tag_suffix),))
         assert self.state(block) == DAMAGED, "the scenario could not damage an allocation"
-        block.known = block.kind != NONE
 
     def free_refused(self, block: Block) -> None:
         """A free whose memory the driver does not take back at once."""
@@ -251,11 +362,6 @@ class World:
 
     # ---- what must be true ----
 
-    def _note_discarded(self, after: dict[int, int]) -> None:
-        for block in self.blocks.values():
-            if block.kind == NONE and after.get(block.address) != ACTIVE:
-                block.known = False
-
     @staticmethod
     def unchanged(before: dict[int, int], after: dict[int, int], moved: set[int]) -> list[str]:
         problems = []
@@ -276,7 +382,9 @@ class World:
         before: dict[int, int],
         error: BaseException | None,
         failed: set[str],
+        damaging: Collection[str] = frozenset(REFUSALS),
     ) -> list[str]:
+        """`damaging`: what makes DAMAGED true."""
         after = self.states()
         chosen = {
             address
@@ -301,13 +409,12 @@ class World:
             if passed_over:
                 problems.append("the resume succeeded, and left DAMAGED what was damaged")
         elif DAMAGED in states:
-            if not failed & REFUSALS:
+            if not failed & set(damaging):
                 problems.append(f"DAMAGED without a refusal of the driver: {shown}")
             if states - {DAMAGED, PAUSED}:
                 problems.append(f"beside DAMAGED there may only be PAUSED, not {shown}")
         elif states - {source} and not (passed_over and states == {target}):
             problems.append(f"the call failed and left {shown}")
-        self._note_discarded(after)
         return problems
 
     def check_contents(self) -> list[str]:
@@ -315,21 +422,35 @@ class World:
         problems = []
         files = [path for path in self.directory.rglob("*.backup") if path.stat().st_size]
         for block in self.blocks.values():
-            state = self.state(block)
-            if not block.known or state == DAMAGED:
-                continue
+            state, name = self.state(block), f"{block.tag}/{block.address:#x}"
             if state == ACTIVE:
-                if not self.machine.holds(block.address, block.data):
-                    problems.append(f"contents of {block.tag}/{block.address:#x} are wrong")
-            elif state != PAUSED:
-                problems.append(f"{block.tag}/{block.address:#x} is in state {state} after the call")
-            elif block.kind == DISK:
-                if not any(path.stat().st_size == block.size and path.read_bytes() == block.data for path in files):
-                    problems.append(f"no backup file holds the contents of {block.tag}/{block.address:#x}")
-            else:
+                wrong = block.known and not self._holds(block, block.address)
+                problems += [f"contents of {name} are wrong"] if wrong else []
                 view = core.host_backup(block.address, block.size)
-                if view is None or not self.machine.holds(view.address, block.data):
-                    problems.append(f"the backup of {block.tag}/{block.address:#x} is wrong or missing")
+                if view is not None and (block.saved is None or not self.machine.holds(view.address, block.saved)):
+                    problems.append(f"the backup that was retained of {name} is wrong")
+            elif not block.known or state == DAMAGED:
+                continue
+            elif state != PAUSED:
+                problems.append(f"{name} is in state {state} after the call")
+            elif block.stored == DISK:
+                if not any(path.stat().st_size == block.size and path.read_bytes() == block.data for path in files):
+                    problems.append(f"no backup file holds the contents of {name}")
+            else:
+                problems += self._check_host_backup(block, name)
+        return problems
+
+    def _holds(self, block: Block, address: int) -> bool:
+        return all(self.machine.holds(address + begin, block.data[begin:end]) for begin, end in block.ranges)
+
+    def _check_host_backup(self, block: Block, name: str) -> list[str]:
+        problems = []
+        if block.ranges != ((0, block.size),) and core.host_backup(block.address, block.size) is not None:
+            problems.append(f"there is a whole backup of {name}, of which a part was kept")
+        for begin, end in block.ranges:
+            view = core.host_backup(block.address + begin, end - begin)
+            if view is None or not self.machine.holds(view.address, block.data[begin:end]):
+                problems.append(f"the backup of bytes {begin} to {end} of {name} is wrong or missing")
         return problems
 
     def check_books(self) -> list[str]:
@@ -376,10 +497,12 @@ class World:
         return [f"the exception does not name the call and the code: {type(error).__name__}({named}): {error}"]
 
     @staticmethod
-    def check_tolerated(step: Step, fault: Fault, log: str) -> list[str]:
-        """Whether a call may succeed in spite of this: some do silently, others say so in the log."""
+    def check_tolerated(step: Step, fault: Fault, log: str, locked: bool) -> list[str]:
+        """Whether a call may succeed in spite of this: some do silently, others say so in the log. `locked`: all host memory
+        is page-locked; that a piece could not be is said once a process."""
         if (
-            fault.call.name in TOLERATED
+            not locked
+            or fault.call.name in TOLERATED
             or fault.call.name in step.tolerates
             or (fault.call.domain == DRIVER and fault.code in step.waits_for)
         ):
@@ -394,17 +517,20 @@ class World:
         """One call with `faults` in force, and everything that must be true after it, when they are not any more."""
         before, count = self.states(), self.machine.fired()
         held = self.holdings()
-        self._note_discarded(before)
         os.ftruncate(2, 0)
         error: BaseException | None = None
+        self.armed = True
         self.machine.arm(faults)
         self.machine.record()
         try:
             call()
         except Exception as caught:
             error = caught
+        self.machine.settle()
         calls = self.machine.recorded()
         self.machine.disarm()
+        self.armed = False
+        self.note()
         if self.holds_copies:
             self.machine.drain()  # a copy must see that it was let go before the next hold
         fired = self.machine.fired() - count
@@ -414,21 +540,22 @@ class World:
         problems = step.verify(before, error, {fault.call.name for fault in blamed})
         problems += self.check_contents() + self.check_books()
         if error is not None and not step.keeps:
-            problems += self.check_kept(held)
+            problems += self.check_kept(held, {fault.call.name for fault in blamed})
         if error is None:
             # Where everything fails from a call on, that call is the one that was certainly reached.
             told = [fault for fault in blamed if fault is faults[0] or fault.times == 1]
             # What waits because of the first is given back, and the allocation tried again.
             if faults and faults[0].call.name in TOLERATED:
                 told = [fault for fault in told if (fault.call.name, fault.code) != ("cuMemCreate", OUT_OF_MEMORY)]
-            problems += [problem for fault in told for problem in self.check_tolerated(step, fault, log)]
+            locked = self.machine.host_bytes() >= core.counters()["host_resident_bytes"]
+            problems += [problem for fault in told for problem in self.check_tolerated(step, fault, log, locked)]
         elif blamed or step.causes:
             problems += self.check_error(step, error, blamed)
         else:
             problems.append(f"failed without a cause: {type(error).__name__}: {error}")
         return Outcome(error, problems, fired, calls)
 
-    def check_kept(self, before: dict[str, Any]) -> list[str]:
+    def check_kept(self, before: dict[str, Any], failed: set[str]) -> list[str]:
         """A call that failed has kept nothing of what it made, except what it could not give back."""
         after = self.holdings()
         if any(
@@ -439,6 +566,8 @@ class World:
             f"the failed call kept {name}: {before[name]}, now {after[name]}"
             for name in after
             if grew(before[name], after[name])
+            and not (self.pools and is_of_host_memory(name))
+            and not (name == "mapped bytes" and "munmap" in failed)  # addresses that were never touched
         ]
 
     def complete(self) -> list[str]:
@@ -447,7 +576,7 @@ class World:
         for device, size in self.taken.items():
             self.machine.take_memory(device, -size)
         self.taken.clear()
-        self.retain(False)
+        core.set_host_policy(core.HOST_RELEASE)
         self.margin(0)
         while core.counters()["visible_captures"]:
             core.capture_end()
@@ -458,6 +587,10 @@ class World:
         for block in list(self.blocks.values()):
             self.free(block)
         self.reclaim()
+        self.machine.settle()
+        if self.pools:
+            drain_pool(core, "a" + self.tag_suffix)
+            self.machine.settle()
         if self.backup_directory != self.directory / "backups":
             self.set_directory(self.directory / "backups")
         return problems

@@ -9,7 +9,7 @@ from typing import Any
 from model_machine import OPERATING_SYSTEM, OUT_OF_MEMORY, UNKNOWN
 from model_operations import Operation, allocate, end_capture, free, launch
 from model_pausing import pause, renewed_in_vain, resume
-from model_world import ACTIVE, World
+from model_world import ACTIVE, PauseChoice, World
 
 from torch_memory_saver import _core
 from torch_memory_saver import torch_memory_saver as saver
@@ -26,6 +26,11 @@ CALLS = (
     "cuMemAddressFree",
     "cuMemHostAlloc",
     "cuMemFreeHost",
+    "cuMemHostRegister",
+    "cuMemHostUnregister",
+    "cuThreadExchangeStreamCaptureMode",
+    "cuMemsetD8Async",
+    "cuEventCreate",
     "cuMemcpyDtoHAsync",
     "cuMemcpyHtoDAsync",
     "cuStreamCreate",
@@ -83,6 +88,7 @@ def interrupt_pause(world: World, choose: Any) -> bool:
         os.kill(os.getpid(), signal.SIGINT)
 
     world.say(f"pause({allocation.tag!r}), interrupted")
+    world.pausing = PauseChoice()
     join = world.actors[1].worker.start(interrupt)
     interrupted = False
     try:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from model_machine import GRANULARITY, MIB, write
-from model_pausing import pause, pause_tags, resume
+from model_pausing import POLICIES, choose_pause, pause, pause_tags, resume
 from model_world import (
     ACTIVE,
     BACKUPS,
@@ -41,12 +41,17 @@ Operation = Callable[[World, Any], bool]
 # Settings.
 
 
+def choose_level(choose: Any) -> Level:
+    policy = choose.pick((_core.HOST_DEFAULT, _core.HOST_DEFAULT, *POLICIES.values()))
+    return Level(choose.pick(TAGS), choose.pick(BACKUPS), choose.integer(0, 5) > 0, policy)
+
+
 def enter_region(world: World, choose: Any) -> bool:
     actor = choose.pick(world.actors)
     if len(actor.levels) >= MOST_LEVELS:
         return False
-    level = Level(choose.pick(TAGS), choose.pick(BACKUPS), choose.integer(0, 5) > 0)
-    depth = actor.call(lambda: _core.region_push(level.tag, level.backup, level.managed))
+    level = choose_level(choose)
+    depth = actor.call(lambda: _core.region_push(level.tag, level.backup, level.managed, level.policy))
     actor.levels.append(level)
     world.say(f"{actor.name}: region_push({level}) -> {depth}")
     assert depth == len(actor.levels)
@@ -68,9 +73,9 @@ def leave_region(world: World, choose: Any) -> bool:
 
 def change_region(world: World, choose: Any) -> bool:
     actor = choose.pick(world.actors)
-    level = Level(choose.pick(TAGS), choose.pick(BACKUPS), choose.integer(0, 5) > 0)
+    level = choose_level(choose)
     world.say(f"{actor.name}: region_set({level})")
-    actor.call(lambda: _core.region_set(level.tag, level.backup, level.managed))
+    actor.call(lambda: _core.region_set(level.tag, level.backup, level.managed, level.policy))
     if actor.levels:
         actor.levels[-1] = level
     else:
@@ -78,10 +83,23 @@ def change_region(world: World, choose: Any) -> bool:
     return True
 
 
-def set_retain(world: World, choose: Any) -> bool:
-    world.retain = choose.integer(0, 1) == 1
-    world.say(f"retain_cpu_backup = {world.retain}")
-    saver.retain_cpu_backup = world.retain
+def set_host_memory(world: World, choose: Any) -> bool:
+    name = choose.pick(tuple(POLICIES))
+    world.policy = POLICIES[name]
+    world.say(f"host_memory = {name}")
+    if name == "retain" and choose.integer(0, 1):
+        saver.retain_cpu_backup = True
+    else:
+        saver.host_memory = name
+    return True
+
+
+def reserve_host_memory(world: World, choose: Any) -> bool:
+    """In the background, whatever else goes on."""
+    size, device = choose.integer(0, 9) * MIB, choose.integer(0, DEVICES - 1)
+    world.say(f"reserve_host_memory({size}, {device})")
+    World.reserved = max(World.reserved, size + GRANULARITY)  # it is rounded up
+    _core.reserve_host_memory(size, device)
     return True
 
 
@@ -239,7 +257,7 @@ def run_kernel(world: World, choose: Any) -> bool:
         world.machine.synchronize(allocation.device)
         return True
     tags: Tags = None if choose.integer(0, 1) else (allocation.tag,)
-    pause_tags(world, choose.pick(world.actors), tags)
+    pause_tags(world, choose.pick(world.actors), tags, choose_pause(world, choose))
     if allocation.state == ACTIVE:
         world.machine.synchronize(allocation.device)
     return True
@@ -257,14 +275,14 @@ def launch(world: World, allocation: Allocation, value: int, gate: int) -> None:
 
 def look_at_backup(world: World, choose: Any) -> bool:
     """Holds on to a host backup, whatever becomes of its allocation."""
-    backed = [allocation for allocation in world.allocations if allocation.copy is not None and allocation.state != DAMAGED]
+    backed = [a for a in world.allocations if a.whole_copy is not None and a.state != DAMAGED]
     if not backed or len(world.views) >= MOST_VIEWS:
         return False
     allocation = choose.pick(backed)
     buffer = _core.host_backup(allocation.address, allocation.size)
     assert buffer is not None
     world.say(f"hold the backup of {allocation}")
-    world.views.append(View(buffer, allocation, buffer.address, allocation.size, allocation.backup, allocation.copy))
+    world.views.append(View(buffer, allocation, buffer.address, allocation.buffer, allocation.copy))
     return True
 
 
@@ -278,7 +296,7 @@ def let_backup_go(world: World, choose: Any) -> bool:
 
 def spoil_file(world: World, choose: Any) -> bool:
     """A byte of every backup file changes: a resume says so and changes nothing; with the byte back it succeeds."""
-    on_disk = [a for a in world.with_state(PAUSED) if a.backup == _core.BACKUP_DISK]
+    on_disk = [a for a in world.with_state(PAUSED) if a.saved == _core.BACKUP_DISK]
     if not on_disk or world.captures or not world.clean:
         return False
     tags = (choose.pick(on_disk).tag,)
@@ -311,9 +329,11 @@ def flip_a_byte(world: World) -> None:
 def begin_capture(world: World, choose: Any) -> bool:
     if len(world.captures) >= MOST_CAPTURES:
         return False
-    level = Level(choose.pick(TAGS), choose.pick(BACKUPS), True) if choose.integer(0, 1) else None
+    level = choose_level(choose) if choose.integer(0, 1) else None
+    if level:
+        level.managed = True
     world.say(f"capture_begin({level})")
-    _core.capture_begin(level.tag if level else None, level.backup if level else 0)
+    _core.capture_begin(level.tag if level else None, level.backup if level else 0, level.policy if level else 0)
     world.captures.append(level)
     return True
 
@@ -340,7 +360,8 @@ OPERATIONS: dict[Operation, int] = {
     enter_region: 10,
     leave_region: 6,
     change_region: 3,
-    set_retain: 3,
+    set_host_memory: 4,
+    reserve_host_memory: 1,
     set_margin: 2,
     set_directory: 2,
     take_memory: 4,

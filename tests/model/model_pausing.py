@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from array import array
+from typing import Any, NamedTuple
 
 from model_world import (
     ACTIVE,
@@ -13,6 +14,8 @@ from model_world import (
     TAGS,
     Actor,
     Allocation,
+    PauseChoice,
+    ResumeChoice,
     Tags,
     World,
     describe_error,
@@ -21,6 +24,22 @@ from model_world import (
 
 from torch_memory_saver import _core, errors
 from torch_memory_saver import torch_memory_saver as saver
+
+#: The arguments `backup` of pause() and `host_memory` of resume() and region().
+BACKUPS_BY_NAME = {"host": _core.BACKUP_PINNED, "disk": _core.BACKUP_DISK, "discard": _core.BACKUP_NONE}
+NAMES_OF_BACKUPS: dict[int | None, str] = {number: name for name, number in BACKUPS_BY_NAME.items()}
+POLICIES = {"release": _core.HOST_RELEASE, "pool": _core.HOST_POOL, "retain": _core.HOST_RETAIN}
+
+
+class Report(NamedTuple):
+    """What _core.pause returns."""
+
+    allocations: int
+    bytes: int
+    copied_bytes: int
+    unknown_tags: int
+    seconds: float
+
 
 UNUSED_TAG = "never allocated with"
 
@@ -40,27 +59,62 @@ def unknown_tags(tags: Tags) -> int:
     return sum(tag not in used_tags for tag in tags or ())
 
 
+def choose_pause(world: World, choose: Any) -> PauseChoice:
+    """Mostly as the regions say, and everything."""
+    choice = PauseChoice()
+    if choose.integer(0, 3) == 0:
+        choice.backup = choose.pick(tuple(BACKUPS_BY_NAME.values()))
+    if choose.integer(0, 3) == 0:
+        choice.live = {}
+        for allocation in world.allocations:
+            kind = choose.integer(0, 4)
+            if kind == 0:
+                continue
+            cuts = [choose.integer(0, allocation.size) for _ in range(2 * (kind - 1))]
+            cuts.sort()
+            ranges = list(zip(cuts[::2], cuts[1::2], strict=True)) if kind < 4 else [(0, allocation.size)]
+            choice.live[allocation.address] = [(begin, end) for begin, end in ranges if begin < end]
+    return choice
+
+
+def call_pause(tags: Tags, choice: PauseChoice) -> Any:
+    if choice.live is None:
+        return saver.pause(tags, backup=NAMES_OF_BACKUPS.get(choice.backup))
+    live = choice.live
+
+    def find_live() -> tuple[bytes, bytes]:
+        addresses, ends = array("Q", sorted(live)), array("Q")
+        for address in addresses:
+            for begin, end in live[address]:
+                ends.extend((address + begin, address + end))
+        return addresses.tobytes(), ends.tobytes()
+
+    return Report(*_core.pause(tags, None, False, choice.backup, find_live))
+
+
 def pause(world: World, choose: Any) -> bool:
-    pause_tags(world, choose.pick(world.actors), choose_tags(world, choose))
+    pause_tags(world, choose.pick(world.actors), choose_tags(world, choose), choose_pause(world, choose))
     return True
 
 
-def pause_tags(world: World, actor: Actor, tags: Tags) -> None:
+def pause_tags(world: World, actor: Actor, tags: Tags, choice: PauseChoice) -> None:
     selected = world.selected(tags, ACTIVE)
     had = bool(world.allocations) or something_waits()
+    world.pausing = choice
+    call = f"{actor.name}: pause({tags}, {choice})"
     try:
-        report = world.act(actor, lambda: saver.pause(tags))
+        report = world.act(actor, lambda: call_pause(tags, choice))
     except errors.CaptureInProgressError:
-        world.say(f"{actor.name}: pause({tags}) -> a capture is in progress")
+        world.say(f"{call} -> a capture is in progress")
         assert world.captures
         assert had
         return
     except FAILURES as error:
-        world.say(f"{actor.name}: pause({tags}) -> {describe_error(error)}")
+        world.say(f"{call} -> {describe_error(error)}")
         assert world.rule, error
         after_failed_pause(world, selected)
         return
-    world.say(f"{actor.name}: pause({tags}) -> {report}")
+    world.say(f"{call} -> {report}")
     after_pause(world, tags, selected, report)
 
 
@@ -68,10 +122,10 @@ def after_pause(world: World, tags: Tags, selected: list[Allocation], report: An
     assert not (world.captures and (world.allocations or something_waits())), "paused during a capture"
     if world.rule is None:
         world.repaired()
+    copied = sum(world.pausing.copied(allocation) for allocation in selected)
     world.moved_to_paused(selected)
     if world.rule is not None:
         reclaimed(world)
-    copied = sum(allocation.size for allocation in selected if allocation.backup)
     expected = (len(selected), sum(a.reserved for a in selected), copied, unknown_tags(tags))
     assert (report.allocations, report.bytes, report.copied_bytes, report.unknown_tags) == expected, (report, expected)
 
@@ -92,13 +146,14 @@ def after_failed_pause(world: World, selected: list[Allocation]) -> None:
 
 
 def renewed_in_vain(world: World, allocation: Allocation) -> None:
-    """A retained backup that the failed pause had begun to write over is no backup any more."""
-    if allocation.copy is None or _core.host_backup(allocation.address, allocation.size) is not None:
+    """A retained backup that the failed pause had begun to write over is no backup any more, and its memory goes."""
+    row = _core.find(allocation.address)
+    if not allocation.buffer or (row is not None and row[3]):
         return
-    allocation.copy = None
+    allocation.loses_backup()
     for view in world.views:
         if view.owner is allocation:
-            view.contents = None
+            view.owner, view.contents = None, None
 
 
 def reclaimed(world: World) -> None:
@@ -119,8 +174,19 @@ def resume(world: World, choose: Any) -> bool:
         optional["timeout"] = choose.pick((0, 0.002))
     if choose.integer(0, 5) == 0 and "TMS_LOCK_DIR" in os.environ:
         optional["exclusive"] = True
+    if choose.integer(0, 3) == 0:
+        optional["zero"] = True
+    if choose.integer(0, 3) == 0:
+        optional["host_memory"] = choose.pick(tuple(POLICIES))
+    if choose.integer(0, 3) == 0:
+        optional["wait"] = False
     resume_tags(world, actor, tags, optional)
     return True
+
+
+def call_resume(tags: Tags, optional: dict[str, Any]) -> Any:
+    begun = saver.resume(tags, **optional)
+    return begun if optional.get("wait", True) else begun.wait()
 
 
 def resume_tags(world: World, actor: Actor, tags: Tags, optional: dict[str, Any]) -> None:
@@ -129,8 +195,9 @@ def resume_tags(world: World, actor: Actor, tags: Tags, optional: dict[str, Any]
     sure = world.clean and not world.rule and not world.deferred
     lacks = world.lacks(selected)
     call = f"{actor.name}: resume({tags}, {optional})"
+    world.resuming = ResumeChoice(POLICIES.get(optional.get("host_memory", ""), 0), optional.get("zero", False))
     try:
-        report = world.act(actor, lambda: saver.resume(tags, **optional))
+        report = world.act(actor, lambda: call_resume(tags, optional))
     except errors.CaptureInProgressError:
         world.say(f"{call} -> a capture is in progress")
         assert world.captures

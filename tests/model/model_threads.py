@@ -17,8 +17,8 @@ from model_operations import (
     leave_region,
     write_bytes,
 )
-from model_pausing import after_failed_pause, after_pause, choose_tags
-from model_world import ACTIVE, FAILURES, MAX_ALLOCATIONS, PAUSED, Allocation, World, describe_error
+from model_pausing import after_failed_pause, after_pause, call_pause, choose_pause, choose_tags
+from model_world import ACTIVE, FAILURES, MAX_ALLOCATIONS, PAUSED, Allocation, ResumeChoice, World, describe_error
 
 from torch_memory_saver import _core, errors
 from torch_memory_saver import torch_memory_saver as saver
@@ -44,7 +44,8 @@ def pause_held(world: World, choose: Any) -> bool:
     _, second, third = world.actors
     world.say(f"second: pause({tags}), held")
     assert second.worker is not None and third.worker is not None
-    join = second.worker.start(lambda: saver.pause(tags))
+    choice = world.pausing = choose_pause(world, choose)
+    join = second.worker.start(lambda: call_pause(tags, choice))
     world.machine.wait_until_synchronizing()
     world.machine.wait_for(lambda: _core.find(victim.address)[5] == _core.STATE_PAUSING)
     freed: list[Allocation] = []
@@ -59,7 +60,7 @@ def pause_held(world: World, choose: Any) -> bool:
             world.machine.fail(*rule)
     finally:
         fired = world.machine.fired()
-        world.say("open the gate")
+        world.say(f"open the gate, {choice}")
         world.machine.open(gate)
         ended = finished(join)
         for step, wait in late:
@@ -212,6 +213,7 @@ def resume_waits(world: World, choose: Any) -> bool:
     world.machine.clear_counts()
     second = world.actors[1]
     assert second.worker is not None
+    world.resuming = ResumeChoice()
     join = second.worker.start(lambda: saver.resume(tags, timeout=float("inf")))
     freed: list[Allocation] = []
     try:

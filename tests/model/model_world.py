@@ -21,6 +21,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from model_machine import GRANULARITY, MIB, POISON, Machine, first_difference, holds
+from settling import wait_for_host_memory
 
 from torch_memory_saver import _core, errors
 
@@ -34,12 +35,13 @@ DEVICES = 2
 #: What the machine leaves to this process on each device: little, so that memory runs out.
 ROOM = 48 * MIB
 MAX_ALLOCATIONS = 14
-PAGE = os.sysconf("SC_PAGESIZE")
 STEPS_KEPT = 400
 
 Tags = tuple[str, ...] | None
 
 _POISON: dict[int, bytes] = {}
+#: Of idle host memory; TMS_HOST_POOL_LIMIT_MB, which the core reads once.
+pool_limit = int(os.environ.get("TMS_HOST_POOL_LIMIT_MB") or 1 << 30) * MIB
 #: Tags that this process has ever allocated with: the core remembers them.
 used_tags: set[str] = set()
 
@@ -57,6 +59,55 @@ def selects(tags: Tags, tag: str) -> bool:
     return tags is None or tag in tags
 
 
+Ranges = list[tuple[int, int]]
+
+
+@dataclass
+class PauseChoice:
+    """How a pause is called: where contents go in spite of the region, and what is live of some allocations."""
+
+    backup: int | None = None
+    live: dict[int, Ranges] | None = None  # by address; of others everything is
+
+    def kind(self, allocation: Allocation) -> int:
+        if self.backup is None or (self.backup == _core.BACKUP_PINNED and allocation.backup == _core.BACKUP_MMAP):
+            return allocation.backup
+        return self.backup
+
+    def kept(self, allocation: Allocation) -> Ranges:
+        """What the pause keeps of it."""
+        kind = self.kind(allocation)
+        if kind == _core.BACKUP_NONE:
+            return []
+        if kind in ON_HOST and self.live is not None and allocation.address in self.live:
+            return merged(self.live[allocation.address])
+        return [(0, allocation.size)]
+
+    def copied(self, allocation: Allocation) -> int:
+        return total(self.kept(allocation))
+
+
+@dataclass
+class ResumeChoice:
+    host_policy: int = _core.HOST_DEFAULT
+    zero: bool = False
+
+
+def total(ranges: Ranges) -> int:
+    return sum(end - begin for begin, end in ranges)
+
+
+def merged(ranges: Ranges) -> Ranges:
+    """Without the empty ones, and touching ones as one."""
+    result: Ranges = []
+    for begin, end in ranges:
+        if result and result[-1][1] == begin and begin < end:
+            result[-1] = (result[-1][0], end)
+        elif begin < end:
+            result.append((begin, end))
+    return result
+
+
 @dataclass(eq=False)
 class Allocation:
     name: int
@@ -65,15 +116,22 @@ class Allocation:
     device: int
     tag: str
     backup: int
-    contents: bytes | None  # what it holds, or will again when it is resumed; None: lost
+    contents: bytes | None  # what it holds, or held when it was paused; None: lost
+    policy: int = _core.HOST_DEFAULT
     state: int = ACTIVE
-    host: bool = False  # has a host buffer
-    copy: bytes | None = None  # what the host buffer holds
+    buffer: int = 0  # bytes of its host buffer
+    saved: int = _core.BACKUP_NONE  # where its contents are, or are retained
+    kept: Ranges = field(default_factory=list)  # of them, if saved
+    copy: bytes | None = None  # the contents that `kept` are parts of, if they are in host memory
     file: bool = False
 
     @property
     def reserved(self) -> int:
         return -(-self.size // GRANULARITY) * GRANULARITY
+
+    @property
+    def whole_copy(self) -> bytes | None:
+        return self.copy if self.kept == [(0, self.size)] else None
 
     def __repr__(self) -> str:
         return f"#{self.name}"
@@ -86,25 +144,43 @@ class Allocation:
 
     def row(self) -> tuple[int, int, int, int, int, int, int, str]:
         """What _core.segments() says of it."""
-        held = self.state in (ACTIVE, PAUSED) and (self.file or self.host)
-        backup_bytes = self.size if held else 0
+        held = total(self.kept) if self.saved else self.size * self.file
+        backup_bytes = held if self.state in (ACTIVE, PAUSED) else 0
         return (self.address, self.size, self.reserved, backup_bytes, self.device, self.state, self.backup, self.tag)
 
-    def becomes_paused(self, state: int = PAUSED) -> None:
-        self.state = state
-        if self.backup in ON_HOST:
-            self.host, self.copy = True, self.contents
-        elif self.backup == _core.BACKUP_DISK:
-            self.file = True
-        else:
+    def becomes_paused(self, state: int, choice: PauseChoice) -> bool:
+        """Whether its host buffer, if it had one, is another one now, or none."""
+        self.state, self.saved, self.kept = state, choice.kind(self), choice.kept(self)
+        on_host, bytes_kept = self.saved in ON_HOST, total(self.kept)
+        self.copy = self.contents if on_host else None
+        if self.saved == _core.BACKUP_NONE:
             self.contents = None
+        self.file = self.saved == _core.BACKUP_DISK or (self.file and self.backup == _core.BACKUP_DISK)
+        if on_host and 0 < bytes_kept <= self.buffer:
+            return False
+        self.buffer = bytes_kept if on_host else 0
+        return True
 
-    def becomes_active(self, retain: bool) -> None:
+    def becomes_active(self, choice: ResumeChoice, process_policy: int) -> bool:
+        """Whether its host buffer has gone."""
         self.state = ACTIVE
+        new = bytes(self.size) if choice.zero else poison(self.size)
         if self.contents is None:
-            self.contents = poison(self.size)
-        if not retain:
-            self.host, self.copy = False, None
+            self.contents = new
+        elif self.kept != [(0, self.size)]:
+            whole = bytearray(new)
+            for begin, end in self.kept:
+                whole[begin:end] = self.contents[begin:end]
+            self.contents = bytes(whole)
+        self.file = self.file and self.backup == _core.BACKUP_DISK
+        policy = choice.host_policy or self.policy or process_policy
+        if policy == _core.HOST_RETAIN and self.saved in ON_HOST:
+            return False
+        self.loses_backup()
+        return True
+
+    def loses_backup(self) -> None:
+        self.buffer, self.saved, self.kept, self.copy = 0, _core.BACKUP_NONE, [], None
 
 
 @dataclass(eq=False)
@@ -114,8 +190,7 @@ class View:
     buffer: Any
     owner: Allocation | None  # whose backup it still is
     address: int
-    size: int
-    kind: int
+    buffer_bytes: int
     contents: bytes | None
 
 
@@ -161,6 +236,7 @@ class Level:
     tag: str
     backup: int
     managed: bool
+    policy: int = _core.HOST_DEFAULT
 
 
 @dataclass
@@ -177,6 +253,9 @@ class Actor:
 
 
 class World:
+    #: The most host memory that was ever reserved, of this process: the pool may grow to it.
+    reserved = 0
+
     def __init__(self, machine: Machine, directory: Path, room: int = ROOM, payload: bytes = b"") -> None:
         self.machine = machine
         self.directories = [directory / "first", directory / "second"]
@@ -191,10 +270,11 @@ class World:
         self.captures: list[Level | None] = []
         self.deferred: list[Allocation] = []
         self.margin = 0
-        self.retain = False
+        self.policy = _core.HOST_RELEASE
+        self.pausing, self.resuming = PauseChoice(), ResumeChoice()
         self.freed: deque[int] = deque(maxlen=8)
         self._names = 0
-        _core.set_retain_backup(False)
+        _core.set_host_policy(self.policy)
         _core.set_memory_margin(0)
         for path in reversed(self.directories):
             _core.set_disk_directory(str(path))
@@ -224,7 +304,7 @@ class World:
 
     def new_allocation(self, address: int, size: int, device: int, level: Level) -> Allocation:
         self._names += 1
-        allocation = Allocation(self._names, address, size, device, level.tag, level.backup, poison(size))
+        allocation = Allocation(self._names, address, size, device, level.tag, level.backup, poison(size), level.policy)
         self.allocations.append(allocation)
         self.made += 1
         used_tags.add(level.tag)
@@ -281,16 +361,16 @@ class World:
 
     def moved_to_active(self, allocations: list[Allocation]) -> None:
         for allocation in allocations:
-            if not self.retain and allocation.host:
+            if allocation.becomes_active(self.resuming, self.policy):
                 self.detach_views(allocation)
-            allocation.becomes_active(self.retain)
 
     def moved_to_paused(self, allocations: list[Allocation], state: int = PAUSED) -> None:
         for allocation in allocations:
-            allocation.becomes_paused(state)
+            if allocation.becomes_paused(state, self.pausing):
+                self.detach_views(allocation)
             for view in self.views:
                 if view.owner is allocation:
-                    view.contents = allocation.copy
+                    view.contents = allocation.whole_copy
 
     def repaired(self) -> None:
         """What every pause and resume does first: damaged allocations are paused ones again, where no call fails."""
@@ -360,14 +440,20 @@ class World:
             assert holds(allocation.address, allocation.contents), (
                 f"{allocation.described()}: {first_difference(allocation.address, allocation.contents)}"
             )
+        whole = allocation.whole_copy if allocation.state != DAMAGED else None
         buffer = _core.host_backup(allocation.address, allocation.size)
-        if allocation.state == DAMAGED or allocation.copy is None:
-            assert buffer is None, f"{allocation.described()}: has a host backup"
-            return
-        assert buffer is not None, f"{allocation.described()}: has no host backup"
-        assert holds(buffer.address, allocation.copy), (
-            f"backup of {allocation.described()}: {first_difference(buffer.address, allocation.copy)}"
+        assert (buffer is None) == (whole is None), (
+            f"{allocation.described()}: {'no' if buffer is None else 'a'} whole backup"
         )
+        if allocation.state == DAMAGED or allocation.copy is None:
+            return
+        for begin, end in allocation.kept:
+            part = _core.host_backup(allocation.address + begin, end - begin)
+            assert part is not None, f"{allocation.described()}: has no backup of {begin} to {end}"
+            expected = allocation.copy[begin:end]
+            assert holds(part.address, expected), (
+                f"backup of {begin} to {end} of {allocation.described()}: {first_difference(part.address, expected)}"
+            )
 
     def _differing(self, expected: list[Any], found: list[Any]) -> str:
         lines = [f"  the core has {row}" for row in found if row not in expected]
@@ -376,8 +462,8 @@ class World:
     def _check_counters(self) -> None:
         counters = _core.counters()
         existing = [*self.allocations, *self.deferred]
-        host = sum(self._buffer_bytes(a.size, a.backup) for a in existing if a.host)
-        detached = {view.address: self._buffer_bytes(view.size, view.kind) for view in self.views if view.owner is None}
+        host = sum(a.buffer for a in existing)
+        detached = {view.address: view.buffer_bytes for view in self.views if view.owner is None}
         expected = {
             "allocations": len(self.allocations),
             "allocations_total": self._counted[0] + self.made,
@@ -397,10 +483,16 @@ class World:
                 "quarantined_host": 0,
                 "quarantined_other": 0,
             }
+        if self.clean and not self.captures and counters["quarantined_host"]:
+            # A thread of the library's met the failure, and was slower than the call that tried everything again.
+            _core.resume((), None)
+            counters = _core.counters()
         wrong = {name: (counters[name], value) for name, value in expected.items() if counters[name] != value}
         assert not wrong, f"counters (is, should be): {wrong}"
+        assert counters["host_pooled_bytes"] <= max(pool_limit, World.reserved), counters
         if not self.clean:
             return
+        assert counters["host_resident_bytes"] >= expected["host_backup_bytes"] + counters["host_pooled_bytes"], counters
         for device, before in enumerate(self._before):
             usage = self.machine.usage(device)
             resident = [a for a in [*self.with_state(ACTIVE), *self.deferred] if a.device == device]
@@ -417,10 +509,6 @@ class World:
                 if getattr(usage, name) - getattr(before, name) != value
             }
             assert not wrong, f"the simulated GPU has (is, should be): {wrong} on device {device}"
-
-    @staticmethod
-    def _buffer_bytes(size: int, kind: int) -> int:
-        return -(-size // PAGE) * PAGE if kind == _core.BACKUP_MMAP else size
 
     def files(self) -> list[Path]:
         return [path for directory in self.directories for path in directory.glob("*.backup")]
@@ -439,15 +527,18 @@ class World:
     def end(self) -> None:
         """Frees everything. Nothing is left."""
         self.abandon()
+        wait_for_host_memory(_core)
         for device, before in enumerate(self._before):
             usage = self.machine.usage(device)
-            for name in ("physical_bytes", "handles", "mappings", "reservations", "host_bytes", "streams"):
+            for name in ("physical_bytes", "handles", "mappings", "reservations", "streams"):
                 assert getattr(usage, name) == getattr(before, name), f"left on device {device}: {name}"
+            assert usage.host_bytes <= _core.counters()["host_pooled_bytes"], "left page-locked"
         counters = _core.counters()
         left = {
             name: counters[name]
             for name in counters
             if counters[name]
+            and name not in ("host_resident_bytes", "host_pooled_bytes")
             and (name.startswith(("quarantined", "host", "disk", "resident", "paused")) or name == "damaged")
         }
         assert not left, f"left at the end: {left}"
@@ -470,7 +561,7 @@ class World:
             if taken:
                 self.machine.take(device, -taken)
         _core.set_memory_margin(0)
-        _core.set_retain_backup(False)
+        _core.set_host_policy(_core.HOST_RELEASE)
 
 
 def describe_error(error: BaseException) -> str:

@@ -38,6 +38,7 @@ def prepare(directory: Path) -> None:
     os.environ.setdefault("TMS_LOG_LEVEL", "silent")
     os.environ["TMS_LOCK_DIR"] = str(directory / "locks")
     os.environ["TMS_DISK_BACKUP_CHUNK_MB"] = "1"
+    os.environ["TMS_HOST_POOL_LIMIT_MB"] = "8"
     os.environ["TMS_DISK_BACKUP_DIR"] = str(directory / "default")
 
 
@@ -95,7 +96,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="tms-soak-") as name:
         directory = Path(name)
         prepare(directory)
-        sys.path.insert(0, str(HERE))
+        sys.path[:0] = [str(HERE), str(HERE.parent)]
         from model_machine import Machine
 
         logging.disable(logging.CRITICAL)

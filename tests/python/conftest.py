@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,14 @@ def free_bytes():
 """
 
 Program = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """For what the library does in the background, such as giving host memory back."""
+    end = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.001)
 
 
 def environment(preloaded: bool, **variables: str) -> dict[str, str]:

@@ -17,15 +17,18 @@ from torch_memory_saver.torch_routing import ThreadRouting, make_immortal
 
 PoolId = tuple[int, int]
 DEFAULT: PoolId = (0, 0)
+DEFAULT_STREAM, CAPTURE_STREAM = 0, 7
 
 
 class FakeSegment:
-    def __init__(self, pool: PoolId, device: int, address: int, size: int) -> None:
+    def __init__(self, pool: PoolId, device: int, address: int, size: int, stream: int) -> None:
         self.pool = pool
         self.device = device
         self.address = address
         self.size = size
+        self.stream = stream
         self.in_use = True
+        self.blocks: list[tuple[int, str]] | None = None  # as a test says; None: one, of the one tensor
 
 
 class FakeMemPool:
@@ -62,6 +65,7 @@ class FakeTorch:
 
     def __init__(self, last_routed_wins: bool = True) -> None:
         self.last_routed_wins = last_routed_wins
+        self.captures_join_regions = not last_routed_wins
         self.routes_every_thread = False
         self.routing = ThreadRouting(
             SimpleNamespace(
@@ -152,6 +156,9 @@ class FakeTorch:
     def is_capturing(self) -> bool:
         return bool(self.capturing)
 
+    def uses_of(self, memory_pool: FakeMemPool) -> int:
+        return self.uses[memory_pool.id]
+
     def releasable_bytes(self, device: int) -> int:
         return sum(row.size for row in self.rows if row.device == device and not row.in_use)
 
@@ -159,8 +166,13 @@ class FakeTorch:
         return [
             {
                 "address": row.address,
+                "total_size": row.size,
                 "segment_pool_id": row.pool,
-                "blocks": [{"size": row.size, "state": "active_allocated" if row.in_use else "inactive"}],
+                "stream": row.stream,
+                "blocks": [
+                    {"size": size, "state": state}
+                    for size, state in row.blocks or [(row.size, "active_allocated" if row.in_use else "inactive")]
+                ],
             }
             for row in self.rows
             if pool in (DEFAULT, row.pool)
@@ -185,13 +197,18 @@ class FakeTorch:
             address = _core.allocate(size, device)
         else:
             address = self.unmanaged_address = self.unmanaged_address + size
-        self.rows.append(FakeSegment(pool, device, address, size))
+        self.rows.append(FakeSegment(pool, device, address, size, CAPTURE_STREAM if self.capturing else DEFAULT_STREAM))
         return address
 
     def free(self, address: int) -> None:
         """The tensor is gone; its segment stays with torch."""
         (row,) = (row for row in self.rows if row.address == address)
         row.in_use = False
+
+    def split(self, address: int, *blocks: tuple[int, str]) -> None:
+        """The segment's blocks, in order, by size and state."""
+        (row,) = (row for row in self.rows if row.address == address)
+        row.blocks = list(blocks)
 
     def pool_of(self, address: int) -> PoolId:
         (row,) = (row for row in self.rows if row.address == address)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,6 +36,52 @@ def test_tags_select() -> None:
 def test_bad_selections_are_refused(tags: object) -> None:
     with pytest.raises(errors.InvalidArgumentError):
         arguments.check_tags(tags)
+
+
+def test_pause_backup_choices() -> None:
+    assert arguments.choose_pause_backup(None) is None
+    assert arguments.choose_pause_backup("host") == _core.BACKUP_PINNED
+    assert arguments.choose_pause_backup("disk") == _core.BACKUP_DISK
+    assert arguments.choose_pause_backup("discard") == _core.BACKUP_NONE
+
+
+@pytest.mark.parametrize("backup", ["", "Host", "pinned", 0, False, ["host"]])
+def test_unknown_pause_backups_are_refused(backup: object) -> None:
+    with pytest.raises(errors.InvalidArgumentError, match='"host", "disk" or "discard"'):
+        arguments.choose_pause_backup(backup)
+
+
+def test_host_policies() -> None:
+    assert arguments.choose_host_policy(None) == _core.HOST_DEFAULT
+    assert arguments.choose_host_policy("release") == _core.HOST_RELEASE
+    assert arguments.choose_host_policy("pool") == _core.HOST_POOL
+    assert arguments.choose_host_policy("retain") == _core.HOST_RETAIN
+
+
+@pytest.mark.parametrize("policy", ["", "keep", "Pool", 1, True, ("pool",)])
+def test_unknown_host_policies_are_refused(policy: object) -> None:
+    with pytest.raises(errors.InvalidArgumentError, match='"release", "pool" or "retain"'):
+        arguments.choose_host_policy(policy)
+
+
+def test_progress_can_be_called() -> None:
+    assert arguments.check_progress(None) is None
+    assert arguments.check_progress(print) is print
+    with pytest.raises(errors.InvalidArgumentError, match="progress must be None or a callable"):
+        arguments.check_progress(True)
+
+
+def test_devices() -> None:
+    assert arguments.check_device(None) == -1
+    assert arguments.check_device(3) == 3
+    assert arguments.check_device(SimpleNamespace(type="cuda", index=1)) == 1
+    assert arguments.check_device(SimpleNamespace(type="cuda", index=None)) == -1
+
+
+@pytest.mark.parametrize("device", [-1, 1 << 31, 1.0, True, "cuda:0", SimpleNamespace(type="cpu", index=0)])
+def test_bad_devices_are_refused(device: object) -> None:
+    with pytest.raises(errors.InvalidArgumentError, match="device must"):
+        arguments.check_device(device)
 
 
 def test_backup_choices() -> None:

@@ -33,11 +33,12 @@ def test_every_command_has_a_class() -> None:
 
 
 def test_info(command: Program) -> None:
-    text = command("info", TMS_LOG_LEVEL="error").stdout
+    text = command("info", TMS_LOG_LEVEL="error", TMS_HOST_MEMORY="pool").stdout
     assert torch_memory_saver.__version__ in text
     assert "hook mode" in text
     assert "0.5 GiB" in text
     assert "TMS_LOG_LEVEL" in text
+    assert "after a resume: pool" in text
 
 
 def test_info_without_a_driver(command: Program) -> None:

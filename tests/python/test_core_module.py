@@ -14,11 +14,13 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from conftest import wait_until
 
 from torch_memory_saver import _core, errors
 
@@ -63,6 +65,7 @@ def test_constants_are_those_of_the_c_interface() -> None:
     assert [_core.BACKUP_NONE, _core.BACKUP_PINNED, _core.BACKUP_MMAP, _core.BACKUP_DISK] == [0, 1, 2, 3]
     states = [_core.STATE_ACTIVE, _core.STATE_PAUSING, _core.STATE_PAUSED, _core.STATE_RESUMING, _core.STATE_DAMAGED]
     assert states == [0, 1, 2, 3, 4]
+    assert [_core.HOST_DEFAULT, _core.HOST_RELEASE, _core.HOST_POOL, _core.HOST_RETAIN] == [0, 1, 2, 3]
 
 
 def test_state_lives_in_the_extension_where_nothing_is_preloaded() -> None:
@@ -124,6 +127,22 @@ def test_two_copies_of_the_module_share_the_state(simulator: Any) -> None:
         ("resume", (None, None, False, -0.5), ValueError, "timeout must be a number of seconds that is not negative"),
         ("resume", (None, None, False, float("nan")), ValueError, "not negative, not nan"),
         ("resume", (None, None, False, 0.0, 1), TypeError, "exclusive must be a bool"),
+        ("pause", (None, None, False, "host"), TypeError, r"pause\(\): backup must be an int"),
+        ("pause", (None, None, False, None, 1), TypeError, r"pause\(\): find_live must be callable or None"),
+        ("pause", (None, None, False, None, None, 1), TypeError, r"pause\(\): progress must be callable or None"),
+        ("resume", (None, None, False, 0.0, False, "pool"), TypeError, "host_policy must be an int"),
+        ("resume", (None, None, False, 0.0, False, 0, 1), TypeError, "zero must be a bool"),
+        ("resume", (None, None, False, 0.0, False, 0, False, "x"), TypeError, "progress must be callable or None"),
+        ("region_push", ("a", 0, True, "pool"), TypeError, "host_policy must be an int"),
+        ("region_push", ("a", 0, True, 4), ValueError, "host"),
+        ("region_set", ("a", 0, True, -1), ValueError, "host"),
+        ("capture_begin", ("a", 0, 4), ValueError, "host"),
+        ("set_host_policy", (0,), ValueError, "host"),
+        ("set_host_policy", (4,), ValueError, "host"),
+        ("set_host_policy", ("pool",), TypeError, "policy must be an int"),
+        ("reserve_host_memory", (-1,), ValueError, "size must be from 0"),
+        ("reserve_host_memory", (1 << 20, 2), ValueError, "device"),
+        ("reserve_host_memory", (1 << 20, -2), ValueError, "device"),
         ("host_backup", (0,), TypeError, "missing required argument 'size'"),
         ("set_memory_margin", (-1,), ValueError, "size must be from 0"),
         ("set_retain_backup", ("no",), TypeError, "retain must be a bool"),
@@ -142,6 +161,24 @@ def test_bad_arguments_are_named_and_change_nothing(
     with pytest.raises(exception, match=message):
         getattr(_core, function)(*arguments)
     assert (_core.counters(), _core.region_current()) == before
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: _core.pause(None, None, backup=4), "backup"),
+        (lambda: _core.pause(None, None, backup=_core.BACKUP_MMAP), "backup"),
+        (lambda: _core.pause(None, None, backup=-1), "backup"),
+        (lambda: _core.resume(None, None, host_policy=4), "policy"),
+        (lambda: _core.resume(None, None, host_policy=-1), "policy"),
+    ],
+)
+def test_choices_that_there_are_not_change_nothing(simulator: Any, call: Callable[[], Any], message: str) -> None:
+    _core.allocate(MIB, 0)
+    before = _core.segments()
+    with pytest.raises(errors.InvalidArgumentError, match=message):
+        call()
+    assert _core.segments() == before
 
 
 def test_bad_keywords_are_named() -> None:
@@ -242,6 +279,14 @@ def test_settings_of_allocations(simulator: Any, tmp_path: Path) -> None:
     assert _core.get_retain_backup() is True
     _core.set_retain_backup(False)
     assert _core.get_retain_backup() is False
+    for policy in (_core.HOST_POOL, _core.HOST_RETAIN, _core.HOST_RELEASE):
+        _core.set_host_policy(policy)
+        assert _core.get_host_policy() == policy
+        assert _core.get_retain_backup() is (policy == _core.HOST_RETAIN)
+    _core.set_retain_backup(True)
+    assert _core.get_host_policy() == _core.HOST_RETAIN
+    _core.set_retain_backup(False)
+    assert _core.get_host_policy() == _core.HOST_RELEASE
     _core.set_disk_directory(tmp_path / "made" / "here")  # type: ignore[arg-type]
     assert (tmp_path / "made" / "here").is_dir()
 
@@ -323,7 +368,7 @@ def test_host_buffer_outlives_its_allocation(simulator: Any) -> None:
     assert simulator.usage(0).host_bytes >= MIB
     assert simulator.read(buffer.address, 8192) == b"\x5a" * 8192
     del buffer
-    assert simulator.usage(0).host_bytes == 0
+    wait_until(lambda: simulator.usage(0).host_bytes == 0)
 
 
 def test_host_buffers_are_made_by_host_backup_only(simulator: Any) -> None:

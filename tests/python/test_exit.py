@@ -112,7 +112,7 @@ def test_what_an_abrupt_end_left_is_removed_by_the_next_process(start: Start, tm
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_program_killed_in_the_middle_of_a_pause(start: Start, tmp_path: Path, number: signal.Signals) -> None:
-    process = start("held_pause.py")
+    process = start("held_pause.py", "copying")
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
     process.send_signal(number)

@@ -78,7 +78,7 @@ def test_a_region_routes_a_pool_and_leaves_none(saver: TorchMemorySaver, fake_to
     assert fake_torch.pool_of(inside) != DEFAULT
     assert resident(saver, "a") == 2 * MIB
     assert _core.region_current()[3] == 0
-    assert [pool.key for pool in store.idle_pools()] == [("a", _core.BACKUP_NONE, 0)]
+    assert [pool.key for pool in store.idle_pools()] == [("a", _core.BACKUP_NONE, 0, _core.HOST_DEFAULT)]
 
 
 def test_the_pool_is_used_again(saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore) -> None:

@@ -282,3 +282,24 @@ def test_a_machine_that_was_there_before_stays(run_simulate: Program) -> None:
 def test_the_program_has_no_child_that_it_did_not_start(run_simulate: Program) -> None:
     text = "import os\ntry: print(os.wait())\nexcept ChildProcessError: print('none')"
     assert run_simulate("--", "python", "-c", text).stdout == "none\n"
+
+
+def test_an_environment_without_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    base = {"LD_PRELOAD": "/a.so /b.so", "TMS_LOG_LEVEL": "debug", "TMS_SIMULATED_DEVICES": "5", "OTHER": "kept"}
+    made = simulate.environment_without_torch(devices=2, memory="1GiB", base=base)
+    library, simulator, *others = made.pop("LD_PRELOAD").split(":")
+    assert library.endswith("torch_memory_saver_hook_mode_preload.abi3.so")
+    assert Path(simulator) == simulate.simulator_path()
+    assert others == ["/a.so", "/b.so"]
+    assert made == {
+        "OTHER": "kept",
+        "TMS_CUDA_DRIVER": simulator,
+        "TMS_SIMULATED_DEVICES": "2",
+        "TMS_SIMULATED_MEMORY": str(1 << 30),
+    }
+    assert "TMS_LOG_LEVEL" in base
+    with pytest.raises(InvalidArgumentError, match="0 to 8"):
+        simulate.environment_without_torch(devices=9)
+    monkeypatch.setattr(simulate, "simulator_path", lambda: tmp_path / "none.so")
+    with pytest.raises(InvalidStateError, match="incomplete"):
+        simulate.environment_without_torch()

@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-#: region_push of the settings at `address`, which the core reads: a tms_region_settings_t, 16 bytes.
+#: region_push of the settings at `address`, which the core reads: a tms_region_settings_t, 24 bytes.
 PROGRAM = """
 import ctypes
 from torch_memory_saver import _core
@@ -28,7 +28,7 @@ get_api = ctypes.CDLL(_core.__file__).tms_get_api
 get_api.restype = ctypes.POINTER(Table)
 address = {address}
 ctypes.memset(address, 0, 4)
-get_api(1).contents.region_push(address, None, None)
+get_api(2).contents.region_push(address, None, None)
 """
 
 

@@ -25,6 +25,7 @@ import torch_memory_saver
 from torch_memory_saver import _core, errors
 from torch_memory_saver import torch_memory_saver as saver
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "model"))
 
 from model_choice import RandomChoice
@@ -39,6 +40,7 @@ BACKUPS: dict[str, dict[str, Any]] = {
     "mmap": {"enable_cpu_backup": True, "cpu_backup_backend": "mmap"},
     "disk": {"enable_disk_backup": True},
 }
+POLICIES = ("release", "pool", "retain")
 SIZES = (1, 1000, 1 << 16, 1 << 20, 2 << 20, 3 << 20, 12 << 20)
 MOST_TENSORS = 12
 MOST_LEVELS = 4
@@ -56,10 +58,11 @@ def enter_region(world: TorchWorld, choose: Any) -> bool:
     if len(world.levels) >= MOST_LEVELS:
         return False
     tag, backup = choose.pick(TAGS), choose.pick(list(BACKUPS))
-    manager = saver.region(tag=tag, **BACKUPS[backup])
-    world.say(f"region({tag}, {backup})")
+    memory = choose.pick((None, None, None, *POLICIES))
+    manager = saver.region(tag=tag, host_memory=memory, **BACKUPS[backup])
+    world.say(f"region({tag}, {backup}, {memory})")
     manager.__enter__()
-    world.levels.append((manager, tag, backup))
+    world.levels.append((manager, tag, backup, memory))
     return True
 
 
@@ -69,7 +72,7 @@ def enter_disable(world: TorchWorld, choose: Any) -> bool:
     world.say("disable()")
     manager = saver.disable()
     manager.__enter__()
-    world.levels.append((manager, None, "none"))
+    world.levels.append((manager, None, "none", None))
     return True
 
 
@@ -79,7 +82,7 @@ def leave(world: TorchWorld, choose: Any) -> bool:
         return False
     index = len(world.levels) - 1 if choose.integer(0, 5) else choose.integer(0, len(world.levels) - 1)
     world.say(f"leave level {index + 1} of {len(world.levels)}")
-    for manager, _, _ in [world.levels[index], *world.levels[index + 1 :]]:
+    for manager, *_ in [world.levels[index], *world.levels[index + 1 :]]:
         manager.__exit__(None, None, None)
     del world.levels[index:]
     return True
@@ -91,7 +94,7 @@ def leave(world: TorchWorld, choose: Any) -> bool:
 def make(world: TorchWorld, choose: Any) -> bool:
     if len(world.tensors) >= MOST_TENSORS:
         return False
-    _, tag, backup = world.levels[-1] if world.levels else (None, None, "none")
+    _, tag, backup, memory = world.levels[-1] if world.levels else (None, None, "none", None)
     size = choose.pick(SIZES)
     data = payload(choose, size)[:size]
     host = torch.frombuffer(bytearray(data), dtype=torch.uint8)
@@ -102,7 +105,7 @@ def make(world: TorchWorld, choose: Any) -> bool:
         assert world.rule is not None, error
         return True
     tensor.copy_(host)
-    world.say(f"make {world.add(tensor, tag, backup, data)}")
+    world.say(f"make {world.add(tensor, tag, backup, data, memory)}")
     return True
 
 
@@ -175,31 +178,56 @@ def choose_tags(choose: Any) -> tuple[str, ...] | None:
 def pause(world: TorchWorld, choose: Any) -> bool:
     tags = choose_tags(choose)
     selected = world.selected(tags, True)
+    options: dict[str, Any] = {}
+    if choose.integer(0, 2) == 0:
+        options["backup"] = choose.pick(("host", "disk", "discard"))
+    if choose.integer(0, 2) == 0:
+        options["live_only"] = False
+    world.pausing = options
+    call = f"pause({tags}, {options})"
     try:
-        report = world.act(lambda: saver.pause(tags))
+        report = world.act(lambda: saver.pause(tags, **options))
     except errors.TorchMemorySaverError as error:
-        world.say(f"pause({tags}) -> {error}")
+        world.say(f"{call} -> {error}")
         assert world.rule is not None, error
         world.observe()
         return True
-    world.say(f"pause({tags}) -> {report}")
+    world.say(f"{call} -> {report}")
     assert bool(report.allocations) >= bool(selected)
     for each in selected:
         world.paused(each)
     return True
 
 
+def call_resume(tags: tuple[str, ...] | None, options: dict[str, Any], how: int) -> Any:
+    """`how` 0: what is queued on the current stream meanwhile comes after it; 1: waited for later."""
+    if how > 1:
+        return saver.resume(tags, **options)
+    pending = saver.resume(tags, wait=False, **options)
+    if how == 0:
+        pending.wait_stream()
+    return pending.wait()
+
+
 def resume(world: TorchWorld, choose: Any) -> bool:
     tags = choose_tags(choose)
     selected = world.selected(tags, False)
+    options: dict[str, Any] = {}
+    if choose.integer(0, 2) == 0:
+        options["zero"] = True
+    if choose.integer(0, 2) == 0:
+        options["host_memory"] = choose.pick(POLICIES)
+    world.resuming = options
+    how = choose.integer(0, 3)
+    call = f"resume({tags}, {options}), {('pending, after it', 'pending')[how] if how < 2 else 'waiting'}"
     try:
-        report = world.act(lambda: saver.resume(tags))
+        report = world.act(lambda: call_resume(tags, options, how))
     except errors.TorchMemorySaverError as error:
-        world.say(f"resume({tags}) -> {error}")
+        world.say(f"{call} -> {error}")
         assert world.rule is not None, error
         world.observe()
         return True
-    world.say(f"resume({tags}) -> {report}")
+    world.say(f"{call} -> {report}")
     for each in selected:
         world.resumed(each)
     if world.rule is not None:
@@ -207,10 +235,18 @@ def resume(world: TorchWorld, choose: Any) -> bool:
     return True
 
 
-def set_retain(world: TorchWorld, choose: Any) -> bool:
-    world.retain = choose.integer(0, 1) == 1
-    world.say(f"retain_cpu_backup = {world.retain}")
-    saver.retain_cpu_backup = world.retain
+def set_host_memory(world: TorchWorld, choose: Any) -> bool:
+    world.memory = choose.pick(POLICIES)
+    world.say(f"host_memory = {world.memory}")
+    saver.host_memory = world.memory
+    return True
+
+
+def reserve_host_memory(world: TorchWorld, choose: Any) -> bool:
+    """In the background, whatever else goes on."""
+    size = choose.integer(0, 32) << 20
+    world.say(f"reserve_host_memory({size})")
+    saver.reserve_host_memory(size)
     return True
 
 
@@ -241,7 +277,7 @@ def pause_of_an_inhabited_tag(world: TorchWorld, choose: Any) -> bool:
 def pause_held(world: TorchWorld, choose: Any) -> bool:
     """Another thread's pause waits for the device; meanwhile tensors of its tag are dropped, and this thread allocates."""
     candidates = [each for each in world.tensors if each.tag is not None and each.active]
-    taken = {tag for _, tag, _ in world.levels}
+    taken = {tag for _, tag, *_ in world.levels}
     candidates = [each for each in candidates if each.tag not in taken]
     if not candidates or len(world.tensors) >= MOST_TENSORS:
         return False
@@ -254,6 +290,7 @@ def pause_held(world: TorchWorld, choose: Any) -> bool:
     world.machine.add(0, victim.tensor.data_ptr(), victim.tensor.numel(), 1, gate=gate)
     assert victim.contents is not None
     victim.contents = bytes((byte + 1) % 256 for byte in victim.contents)
+    world.pausing = {}
     reports: list[Any] = []
     thread = threading.Thread(target=lambda: reports.append(saver.pause(victim.tag)))
     world.say(f"another thread: pause({victim.tag}), held")
@@ -295,6 +332,9 @@ COPIES = (
     "cuCtxSynchronize",
     "cuMemAddressFree",
     "cuMemFreeHost",
+    "cuMemHostRegister",
+    "cuMemHostUnregister",
+    "cuEventCreate",
 )
 
 
@@ -326,7 +366,8 @@ OPERATIONS: dict[Operation, int] = {
     empty_torch_cache: 3,
     pause: 14,
     resume: 16,
-    set_retain: 2,
+    set_host_memory: 3,
+    reserve_host_memory: 1,
     pause_of_an_inhabited_tag: 1,
     pause_held: 3,
     fault: 12,

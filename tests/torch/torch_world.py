@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "model"))
 
 from model_machine import Machine, first_difference, holds
 from model_world import poison
+from settling import wait_for_host_memory
 
 
 @dataclass(eq=False)
@@ -33,6 +34,7 @@ class Managed:
     backup: str
     contents: bytes | None
     active: bool = True
+    memory: str | None = None  # the region's host_memory
     copy: bytes | None = None  # what get_cpu_backup gives
     inherits: bool = True  # until its first pause: a retained backup of its segment is from before it was made
 
@@ -46,12 +48,15 @@ class TorchWorld:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.tensors: list[Managed] = []
-        self.levels: list[tuple[Any, str | None, str]] = []
+        self.levels: list[tuple[Any, str | None, str, str | None]] = []
         self.steps: deque[str] = deque(maxlen=400)
-        self.retain = False
+        self.memory = "release"
+        #: How the last pause and resume were called.
+        self.pausing: dict[str, Any] = {}
+        self.resuming: dict[str, Any] = {}
         self.rule: tuple[str, int, int, int] | None = None
         self._names = 0
-        saver.retain_cpu_backup = False
+        saver.host_memory = "release"
 
     def say(self, step: str) -> None:
         self.steps.append(step)
@@ -66,9 +71,11 @@ class TorchWorld:
         finally:
             self.machine.fail(self.rule[0], 0, 0, 0)
 
-    def add(self, tensor: torch.Tensor, tag: str | None, backup: str, contents: bytes | None) -> Managed:
+    def add(
+        self, tensor: torch.Tensor, tag: str | None, backup: str, contents: bytes | None, memory: str | None = None
+    ) -> Managed:
         self._names += 1
-        managed = Managed(self._names, tensor, tag, backup, contents)
+        managed = Managed(self._names, tensor, tag, backup, contents, memory=memory)
         self.tensors.append(managed)
         return managed
 
@@ -81,16 +88,18 @@ class TorchWorld:
 
     def paused(self, each: Managed) -> None:
         each.active = each.inherits = False
-        if each.backup in ("pinned", "mmap"):
-            each.copy = each.contents
-        elif each.backup == "none":
+        place = {"pinned": "host", "mmap": "host", "disk": "disk", "none": "discard"}[each.backup]
+        place = self.pausing.get("backup") or place
+        each.copy = each.contents if place == "host" else None
+        if place == "discard":
             each.contents = None
 
     def resumed(self, each: Managed) -> None:
         each.active = True
         if each.contents is None:
-            each.contents = poison(each.tensor.numel())
-        if not self.retain:
+            size = each.tensor.numel()
+            each.contents = bytes(size) if self.resuming.get("zero") else poison(size)
+        if (self.resuming.get("host_memory") or each.memory or self.memory) != "retain":
             each.copy = None
 
     def observe(self) -> None:
@@ -135,7 +144,7 @@ class TorchWorld:
         self.tensors.clear()
         gc.collect()
         saver.resume()
-        saver.retain_cpu_backup = False
+        saver.host_memory = "release"
         torch.cuda.synchronize()
         torch_memory_saver.empty_cache()
         torch.cuda.empty_cache()
@@ -144,6 +153,7 @@ class TorchWorld:
     def end(self) -> None:
         """Everything goes. Nothing managed is left."""
         self.abandon()
+        wait_for_host_memory(_core)
         counters = _core.counters()
         left = {
             name: counters[name]

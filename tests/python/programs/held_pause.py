@@ -1,6 +1,7 @@
 """A pause with a disk backup that never gets on, because work on the device does not end. Says "held" when it waits.
 
-held_pause.py [exit | print]: SIGTERM makes it exit with status 5; or is caught, and what is then true printed.
+held_pause.py [copying | exit | print]: it is the copy that does not end; SIGTERM makes it exit with status 5; or is caught,
+and what is then true printed.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def end(number: int, frame: object) -> NoReturn:
     sys.exit(5)
 
 
-if ENDING != "default":
+if ENDING in ("exit", "print"):
     signal.signal(signal.SIGTERM, end)
 
 paused, held = allocate("paused"), allocate("held")
@@ -43,7 +44,10 @@ saver.pause("paused")
 context = ctypes.c_void_p()
 assert simulator.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
 assert simulator.cuCtxPushCurrent_v2(context) == 0
-assert simulator.tms_sim_launch_add(None, held, MIB, 1, 1) == 0
+if ENDING == "copying":
+    simulator.tms_sim_set_bandwidth(ctypes.c_uint64(1))
+else:
+    assert simulator.tms_sim_launch_add(None, held, MIB, 1, 1) == 0
 
 
 def tell() -> None:

@@ -1,47 +1,65 @@
 /* The yardstick of the benchmarks: the driver calls alone, in plain loops, with nothing around them.
  *
- * Compiled by driver_side.py with any C compiler when a benchmark runs, and called through ctypes, one call a loop. One
- * thread; one set of allocations at a time. Functions return a CUresult, or -1 where it is not the driver that failed. */
-#include <cuda.h>
+ * Compiled by yardstick.py with any C compiler when a benchmark runs, and called through ctypes, one call a loop. One
+ * thread; one set of allocations at a time. Functions return a CUresult, or -1 where it is not the driver that failed. What
+ * it needs of cuda.h is declared here, because it is compiled where there may be none; the driver's ABI does not change. */
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <time.h>
 
-#include "tms.h"
-
 #define EXPORT __attribute__((visibility("default")))
 enum { FAILED = -1, NANOSECONDS_PER_SECOND = 1000000000 };
+
+typedef int CUresult;
+typedef unsigned long long CUdeviceptr, CUhandle;
+typedef struct CUlocation {
+    int type, id;
+} CUlocation;
+typedef struct CUproperties {
+    int type, requested_handle_types;
+    CUlocation location;
+    void *win32;
+    struct {
+        unsigned char compression, rdma_capable;
+        unsigned short usage;
+        unsigned char reserved[4];
+    } flags;
+} CUproperties;
+typedef struct CUaccess {
+    CUlocation location;
+    int flags;
+} CUaccess;
+enum { CUDA_SUCCESS = 0, ALLOCATION_PINNED = 1, LOCATION_DEVICE = 1, ACCESS_READ_WRITE = 3, ATTRIBUTE_RDMA = 110 };
 
 /* Name in the library, member, parameters. */
 #define CALLS(X)                                                                                                            \
     X("cuInit", init, (unsigned))                                                                                           \
-    X("cuDeviceGet", device_get, (CUdevice *, int))                                                                         \
-    X("cuDeviceGetAttribute", device_get_attribute, (int *, CUdevice_attribute, CUdevice))                                  \
-    X("cuDevicePrimaryCtxRetain", context_retain, (CUcontext *, CUdevice))                                                  \
-    X("cuCtxSetCurrent", context_set_current, (CUcontext))                                                                  \
+    X("cuDeviceGet", device_get, (int *, int))                                                                              \
+    X("cuDeviceGetAttribute", device_get_attribute, (int *, int, int))                                                      \
+    X("cuDevicePrimaryCtxRetain", context_retain, (void **, int))                                                           \
+    X("cuCtxSetCurrent", context_set_current, (void *))                                                                     \
     X("cuMemAddressReserve", reserve, (CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long))                     \
     X("cuMemAddressFree", unreserve, (CUdeviceptr, size_t))                                                                 \
-    X("cuMemCreate", create, (CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long))     \
-    X("cuMemRelease", release, (CUmemGenericAllocationHandle))                                                              \
-    X("cuMemMap", map, (CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long))                     \
+    X("cuMemCreate", create, (CUhandle *, size_t, const CUproperties *, unsigned long long))                                \
+    X("cuMemRelease", release, (CUhandle))                                                                                  \
+    X("cuMemMap", map, (CUdeviceptr, size_t, size_t, CUhandle, unsigned long long))                                         \
     X("cuMemUnmap", unmap, (CUdeviceptr, size_t))                                                                           \
-    X("cuMemSetAccess", set_access, (CUdeviceptr, size_t, const CUmemAccessDesc *, size_t))
+    X("cuMemSetAccess", set_access, (CUdeviceptr, size_t, const CUaccess *, size_t))
 
 static struct bare {
-#define MEMBER(name, member, parameters) CUresult(CUDAAPI *member) parameters;
+#define MEMBER(name, member, parameters) CUresult(*member) parameters;
     CALLS(MEMBER)
 #undef MEMBER
-    CUmemAllocationProp properties;
-    CUmemAccessDesc access;
+    CUproperties properties;
+    CUaccess access;
     size_t count, bytes;
     CUdeviceptr *address;
-    CUmemGenericAllocationHandle *handle;
-    const tms_api_t *api;
+    CUhandle *handle;
 } bare;
 
 /* Loads the driver, makes the device's primary context current, and sets up properties like those of the library. */
-EXPORT int bare_open(const char *driver, int ordinal, const tms_api_t *(*get_api)(uint32_t)) {
+EXPORT int bare_open(const char *driver, int ordinal) {
     void *library = dlopen(driver, RTLD_NOW);
     if (library == NULL) return FAILED;
 #define RESOLVE(name, member, parameters)                                                                                   \
@@ -49,24 +67,17 @@ EXPORT int bare_open(const char *driver, int ordinal, const tms_api_t *(*get_api
     if (bare.member == NULL) return FAILED;
     CALLS(RESOLVE)
 #undef RESOLVE
-    CUdevice device;
-    CUcontext context;
+    int device, rdma = 0;
+    void *context;
     CUresult result = bare.init(0);
     if (result == CUDA_SUCCESS) result = bare.device_get(&device, ordinal);
     if (result == CUDA_SUCCESS) result = bare.context_retain(&context, device);
     if (result == CUDA_SUCCESS) result = bare.context_set_current(context);
-    if (result != CUDA_SUCCESS) return result;
-    int rdma = 0;
-    result = bare.device_get_attribute(&rdma, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, device);
-    if (result != CUDA_SUCCESS) return result;
-    bare.properties = (CUmemAllocationProp){
-        .type = CU_MEM_ALLOCATION_TYPE_PINNED,
-        .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = ordinal},
-    };
-    bare.properties.allocFlags.gpuDirectRDMACapable = (unsigned char)(rdma != 0);
-    bare.access = (CUmemAccessDesc){.location = bare.properties.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-    bare.api = get_api == NULL ? NULL : get_api(TMS_API_VERSION);
-    return get_api != NULL && bare.api == NULL ? FAILED : CUDA_SUCCESS;
+    if (result == CUDA_SUCCESS) result = bare.device_get_attribute(&rdma, ATTRIBUTE_RDMA, device);
+    bare.properties = (CUproperties){.type = ALLOCATION_PINNED, .location = {.type = LOCATION_DEVICE, .id = ordinal}};
+    bare.properties.flags.rdma_capable = (unsigned char)(rdma != 0);
+    bare.access = (CUaccess){.location = bare.properties.location, .flags = ACCESS_READ_WRITE};
+    return result;
 }
 
 /* What a resume has to do. */
@@ -124,7 +135,7 @@ static uint64_t now(void) {
 /* `count` allocations of `bytes` bytes by the driver alone, then their frees; nanoseconds of each loop. */
 EXPORT int bare_allocate_and_free(size_t count, size_t bytes, uint64_t *allocate_ns, uint64_t *free_ns) {
     CUdeviceptr *address = calloc(count, sizeof *address);
-    CUmemGenericAllocationHandle *handle = calloc(count, sizeof *handle);
+    CUhandle *handle = calloc(count, sizeof *handle);
     if (address == NULL || handle == NULL) {
         free(address);
         free(handle);
@@ -151,17 +162,19 @@ EXPORT int bare_allocate_and_free(size_t count, size_t bytes, uint64_t *allocate
     return result;
 }
 
-/* The same through the library's C core. */
-EXPORT int core_allocate_and_free(size_t count, size_t bytes, uint64_t *allocate_ns, uint64_t *free_ns) {
+/* The same through the functions `allocate` and `free` of the library's table (tms.h), which say so by a status of 0. */
+EXPORT int core_allocate_and_free(int (*core_allocate)(uint64_t, int32_t, uint64_t *, void *),
+                                  int (*core_free)(uint64_t, void *), size_t count, size_t bytes, uint64_t *allocate_ns,
+                                  uint64_t *free_ns) {
     uint64_t *address = calloc(count, sizeof *address);
     if (address == NULL) return FAILED;
-    tms_status_t status = TMS_OK;
+    int status = 0;
     uint64_t start = now();
-    for (size_t i = 0; i < count && status == TMS_OK; i++) status = bare.api->allocate(bytes, -1, &address[i], NULL);
+    for (size_t i = 0; i < count && status == 0; i++) status = core_allocate(bytes, -1, &address[i], NULL);
     uint64_t middle = now();
-    for (size_t i = 0; i < count && status == TMS_OK; i++) status = bare.api->free(address[i], NULL);
+    for (size_t i = 0; i < count && status == 0; i++) status = core_free(address[i], NULL);
     *free_ns = now() - middle;
     *allocate_ns = middle - start;
     free(address);
-    return (int)status;
+    return status;
 }

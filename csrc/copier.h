@@ -1,0 +1,51 @@
+/* A copier: a stream on one device for the copies of one call.
+ *
+ * Its device's context is current between open and close. Used by one thread. Where the call can be told to stop, copies go
+ * in chunks, of which at most two are in flight. */
+#ifndef TMS_COPIER_H
+#define TMS_COPIER_H
+
+#include "device.h"
+#include "wait.h"
+
+/* How much is queued between two looks at whether the call is to stop. At most twice this much is in flight then. */
+#define TMS_COPY_CHUNK_BYTES ((uint64_t)256 << 20)
+
+enum { TMS_COPIER_EVENTS = 2 };
+
+struct tms_backup_stores;
+
+typedef struct tms_copier {
+    struct tms_backup_stores *stores;
+    const tms_driver_table_t *driver;
+    int device;
+    tms_wait_t *wait;       /* of the call; NULL: not interruptible, and every copy is one driver call */
+    _Atomic uint64_t *done; /* NULL, or counts the bytes that are certain to have been copied */
+    CUstream stream;
+    CUevent events[TMS_COPIER_EVENTS];  /* behind the last two chunks; made when the first chunk is full */
+    uint64_t behind[TMS_COPIER_EVENTS]; /* bytes that the event is behind, if it is in the stream and not waited for yet;
+                                           else 0 */
+    int next;                           /* of events */
+    uint64_t queued;                    /* bytes behind the event recorded last */
+    bool open;
+    struct tms_disk_pipe *disk;       /* backup_disk_copy.c; made at the first disk copy */
+    struct tms_copier_holdings *held; /* copier.c */
+} tms_copier_t;
+
+/* `wait` may be NULL. */
+tms_status_t tms_copier_open(tms_copier_t *copier, struct tms_backup_stores *stores, int device, tms_wait_t *wait,
+                             const tms_error_context_t *context, tms_error_t *error);
+/* Queues a copy. TMS_INTERRUPTED between chunks. After any failure what was queued may still be under way until the copier
+ * is closed. */
+tms_status_t tms_copier_to_host(tms_copier_t *copier, void *host, CUdeviceptr address, uint64_t bytes,
+                                const tms_error_context_t *context, tms_error_t *error);
+tms_status_t tms_copier_to_device(tms_copier_t *copier, CUdeviceptr address, const void *host, uint64_t bytes,
+                                  const tms_error_context_t *context, tms_error_t *error);
+/* Queues zeros; later copies of this copier come after them. */
+tms_status_t tms_copier_zero(tms_copier_t *copier, CUdeviceptr address, uint64_t bytes, const tms_error_context_t *context,
+                             tms_error_t *error);
+/* Waits for everything queued. A backup is valid, or may be let go, only after this has succeeded. */
+tms_status_t tms_copier_wait(tms_copier_t *copier, const tms_error_context_t *context, tms_error_t *error);
+void tms_copier_close(tms_copier_t *copier); /* accepts one that was never opened */
+
+#endif

@@ -1,0 +1,99 @@
+#include "disk_staging.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+/* Large enough for the disk and for the bus, small enough for several to be under way, and for what is under way to end soon
+ * when a call is to stop. */
+#define LARGEST_BUFFER_BYTES (4 * TMS_DISK_BLOCK_BYTES)
+enum { SHARES = 4 }; /* a small ring is divided into so many buffers */
+
+tms_status_t tms_disk_staging_create(tms_disk_staging_t **staging, tms_devices_t *devices, int device,
+                                     uint64_t staging_bytes, const tms_error_context_t *context, tms_error_t *error) {
+    tms_disk_staging_t *made = calloc(1, sizeof *made);
+    if (!made) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
+    uint64_t bytes = staging_bytes / SHARES / TMS_DISK_BLOCK_BYTES * TMS_DISK_BLOCK_BYTES;
+    if (bytes < TMS_DISK_BLOCK_BYTES) bytes = TMS_DISK_BLOCK_BYTES;
+    if (bytes > LARGEST_BUFFER_BYTES) bytes = LARGEST_BUFFER_BYTES;
+    uint64_t most = staging_bytes / bytes;
+    if (most < TMS_DISK_BUFFERS_LEAST) most = TMS_DISK_BUFFERS_LEAST;
+    if (most > TMS_DISK_BUFFERS_MOST) most = TMS_DISK_BUFFERS_MOST;
+    made->devices = devices;
+    made->device = device;
+    made->buffer_bytes = bytes;
+    made->most = (int)most;
+    made->uring.fd = -1;
+    *staging = made;
+    return TMS_OK;
+}
+
+tms_status_t tms_disk_staging_grow(tms_disk_staging_t *staging, const tms_driver_table_t *driver, int more,
+                                   const tms_error_context_t *context, tms_error_t *error) {
+    tms_error_t reason;
+    tms_error_context_t here = *context;
+    void *block = NULL;
+    if (more > staging->most - staging->count) more = staging->most - staging->count;
+    here.bytes = (uint64_t)more * staging->buffer_bytes;
+    tms_status_t status =
+        TMS_DRIVER_CALL(driver, &here, &reason, cuMemHostAlloc, &block, here.bytes, CU_MEMHOSTALLOC_PORTABLE);
+    if (status == TMS_OUT_OF_DEVICE_MEMORY)
+        return tms_driver_explain(error, &reason, TMS_OUT_OF_HOST_MEMORY, &here,
+                                  "no pinned memory for a staging buffer of that size; lower TMS_DISK_BACKUP_CHUNK_MB");
+    if (status != TMS_OK) {
+        if (error) *error = reason;
+        return status;
+    }
+    staging->blocks[staging->block_count++] = block;
+    for (int i = 0; i < more; i++) {
+        CUevent *event = &staging->events[staging->count];
+        status = TMS_DRIVER_CALL(driver, context, error, cuEventCreate, event, CU_EVENT_DISABLE_TIMING);
+        if (status != TMS_OK) return status;
+        staging->buffers[staging->count++] = (char *)block + (uint64_t)i * staging->buffer_bytes;
+    }
+    return TMS_OK;
+}
+
+/* ---- giving back ---- */
+
+/* Whether it need not be tried again: the driver took it, or is gone and everything with it. */
+static bool is_gone(CUresult result) {
+    return result == CUDA_SUCCESS || tms_status_from_driver(result) == TMS_DRIVER_UNAVAILABLE;
+}
+
+/* A driver that lacks the call keeps what it made, as one that refuses it. */
+#define TAKES_BACK(driver, name, held) ((driver)->name && is_gone((driver)->name(held)))
+
+/* Under the device's context. Goes on whatever is refused, and says what is left. */
+static tms_quarantine_mask_t give_back(tms_disk_staging_t *staging, const tms_driver_table_t *driver) {
+    tms_quarantine_mask_t left = tms_disk_uring_close(&staging->uring) ? 0 : TMS_QUARANTINE_BIT(HOST);
+    for (int i = 0; i < TMS_DISK_BUFFERS_MOST; i++) {
+        if (staging->blocks[i] && TAKES_BACK(driver, cuMemFreeHost, staging->blocks[i])) staging->blocks[i] = NULL;
+        if (staging->events[i] && TAKES_BACK(driver, cuEventDestroy, staging->events[i])) staging->events[i] = NULL;
+        if (staging->blocks[i]) left |= TMS_QUARANTINE_BIT(HOST);
+        if (staging->events[i]) left |= TMS_QUARANTINE_BIT(OTHER);
+    }
+    return left;
+}
+
+static tms_quarantine_mask_t retry(tms_quarantined_t *node) {
+    tms_disk_staging_t *staging = (tms_disk_staging_t *)node;
+    tms_error_context_t context = {.operation = "reclaim", .device = staging->device};
+    if (tms_devices_enter(staging->devices, staging->device, &context, NULL) != TMS_OK) return node->holds;
+    tms_quarantine_mask_t left = give_back(staging, atomic_load(&staging->devices->driver->table));
+    tms_devices_leave(staging->devices, staging->device);
+    if (!left) free(staging);
+    return left;
+}
+
+void tms_disk_staging_destroy(tms_disk_staging_t *staging, const tms_driver_table_t *driver, const tms_log_t *log,
+                              tms_quarantine_t *quarantine) {
+    staging->node = (tms_quarantined_t){.retry = retry, .holds = give_back(staging, driver)};
+    if (!staging->node.holds) {
+        free(staging);
+        return;
+    }
+    tms_log_write(log, TMS_LOG_WARNING,
+                  "an event or a staging buffer of disk copies on device %d was not taken back; later calls try again",
+                  staging->device);
+    tms_quarantine_add(quarantine, &staging->node);
+}

@@ -1,0 +1,37 @@
+/* The memory that disk copies go through: page-locked buffers on one device, each with an event that says when the device is
+ * done with it, and the io_uring that reads and writes them.
+ *
+ * On the heap, because what the driver or the system does not take back goes to the quarantine as it is. Used under the
+ * device's context by the thread of its copier. */
+#ifndef TMS_DISK_STAGING_H
+#define TMS_DISK_STAGING_H
+
+#include "backup.h"
+#include "disk_uring.h"
+
+enum { TMS_DISK_BUFFERS_MOST = 12, TMS_DISK_BUFFERS_LEAST = 2 };
+
+typedef struct tms_disk_staging {
+    tms_quarantined_t node; /* first */
+    tms_devices_t *devices;
+    int device;
+    uint64_t buffer_bytes; /* of each: a multiple of TMS_DISK_BLOCK_BYTES */
+    int most, count;       /* buffers there may be, and are */
+    char *buffers[TMS_DISK_BUFFERS_MOST];
+    CUevent events[TMS_DISK_BUFFERS_MOST];
+    void *blocks[TMS_DISK_BUFFERS_MOST]; /* what the driver gave: several buffers each */
+    int block_count;
+    tms_disk_uring_t uring; /* closed, for the user to open */
+} tms_disk_staging_t;
+
+/* Empty; for buffers of `staging_bytes` in all, or two of one block each if that is more. */
+tms_status_t tms_disk_staging_create(tms_disk_staging_t **staging, tms_devices_t *devices, int device,
+                                     uint64_t staging_bytes, const tms_error_context_t *context, tms_error_t *error);
+/* `more` buffers, at most as many as may still be. TMS_OUT_OF_HOST_MEMORY where there is no page-locked memory for them. */
+tms_status_t tms_disk_staging_grow(tms_disk_staging_t *staging, const tms_driver_table_t *driver, int more,
+                                   const tms_error_context_t *context, tms_error_t *error);
+/* Nothing may be in flight. What cannot be given back goes to the quarantine. */
+void tms_disk_staging_destroy(tms_disk_staging_t *staging, const tms_driver_table_t *driver, const tms_log_t *log,
+                              tms_quarantine_t *quarantine);
+
+#endif

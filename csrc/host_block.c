@@ -1,0 +1,191 @@
+#include "host_block.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+uint64_t tms_host_page_bytes(void) { return (uint64_t)sysconf(_SC_PAGESIZE); }
+
+/* ---- mapping ---- */
+
+/* At a multiple of huge pages: what sticks out on both sides is given back. */
+static void *map_aligned(uint64_t bytes) {
+    /* No accounting: on a machine whose memory grows with its use the system would refuse more than it has now, and how much
+     * may be used is asked elsewhere. */
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    if (bytes < TMS_HOST_HUGE_PAGE_BYTES) return mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+    uint64_t wanted = bytes + TMS_HOST_HUGE_PAGE_BYTES;
+    if (wanted < bytes) return errno = ENOMEM, MAP_FAILED;
+    char *memory = mmap(NULL, wanted, PROT_READ | PROT_WRITE, flags, -1, 0);
+    if (memory == MAP_FAILED) return MAP_FAILED;
+    char *aligned = (char *)(uintptr_t)tms_host_round((uintptr_t)memory, TMS_HOST_HUGE_PAGE_BYTES);
+    uint64_t before = (uint64_t)(aligned - memory), after = wanted - before - bytes;
+    /* Addresses that the system does not take back cost nothing. */
+    if (before) (void)munmap(memory, before);
+    if (after) (void)munmap(aligned + bytes, after);
+    return aligned;
+}
+
+static void describe_pieces(struct tms_host_block *block) {
+    uint64_t unit = block->store->piece_bytes;
+    for (size_t i = 0; i < block->piece_count; i++) {
+        uint64_t offset = i * unit, rest = block->bytes - offset, bytes = rest < unit ? rest : unit;
+        block->pieces[i] = (tms_host_piece_t){.block = block, .offset = offset, .bytes = bytes, .untouched = bytes};
+    }
+}
+
+tms_status_t tms_host_block_map(struct tms_host_block *block, const tms_error_context_t *context, tms_error_t *error) {
+    tms_host_store_t *store = block->store;
+    tms_error_context_t here = *context;
+    here.device = block->device;
+    here.bytes = block->bytes;
+    /* Whole huge pages: the end of a mapping that has none would be touched page by page. */
+    uint64_t unit = block->bytes < TMS_HOST_HUGE_PAGE_BYTES ? tms_host_page_bytes() : TMS_HOST_HUGE_PAGE_BYTES;
+    if (block->bytes > UINT64_MAX - unit) return tms_error_set_os(error, &here, "mmap", ENOMEM, NULL);
+    uint64_t bytes = tms_host_round(block->bytes, unit);
+    size_t count = (size_t)((bytes + store->piece_bytes - 1) / store->piece_bytes);
+    tms_host_piece_t *pieces = calloc(count, sizeof *pieces);
+    if (!pieces) return tms_error_set_os(error, &here, "calloc", ENOMEM, NULL);
+    char *memory = map_aligned(bytes);
+    if (memory == MAP_FAILED) {
+        int os_error = errno;
+        free(pieces);
+        return tms_error_set_os(error, &here, "mmap", os_error, NULL);
+    }
+    /* A forked child has no use for a copy of tens of GiB, not even a lazy one. Where the kernel refuses, nothing is lost.
+     */
+    (void)madvise(memory, bytes, MADV_DONTFORK);
+    if (unit == TMS_HOST_HUGE_PAGE_BYTES) (void)madvise(memory, bytes, MADV_HUGEPAGE); /* seen when it is touched */
+    tms_host_node_prefer(memory, bytes, tms_host_node(store->devices, block->device, store->limits.root));
+    block->memory = memory;
+    block->bytes = bytes;
+    block->pieces = pieces;
+    block->piece_count = block->left = count;
+    describe_pieces(block);
+    return TMS_OK;
+}
+
+void tms_host_block_unmap(struct tms_host_block *block) {
+    if (!block->memory) return;
+    (void)munmap(block->memory, block->bytes); /* untouched: what stays are addresses */
+    free(block->pieces);
+    block->memory = NULL;
+    block->pieces = NULL;
+    block->piece_count = block->left = 0;
+}
+
+void tms_host_block_free(struct tms_host_block *block) {
+    if (!block) return;
+    free(block->pieces);
+    free(block);
+}
+
+/* ---- touching ---- */
+
+/* Writing a byte finds its page, and with luck the whole huge page around it. mincore says what is still missing. */
+static void touch_part(tms_host_store_t *store, char *begin, uint64_t bytes) {
+    enum { MOST_PAGES = TMS_HOST_TOUCH_BYTES / 4096 };
+    unsigned char resident[MOST_PAGES];
+    uint64_t page = tms_host_page_bytes();
+    size_t pages = (size_t)(bytes / page), missing = 0;
+    for (uint64_t at = 0; at < bytes; at += TMS_HOST_HUGE_PAGE_BYTES) ((volatile char *)begin)[at] = 0;
+    if (mincore(begin, bytes, resident) != 0) memset(resident, 0, sizeof resident); /* as good as no answer */
+    for (size_t i = 0; i < pages; i++) {
+        if (resident[i] & 1) continue;
+        ((volatile char *)begin)[i * page] = 0;
+        missing++;
+    }
+    if (missing > 0 && bytes >= TMS_HOST_HUGE_PAGE_BYTES)
+        tms_log_once(
+            store->log, &store->said_no_huge_pages, TMS_LOG_INFO,
+            "the system gives no huge pages, or not always: host memory for backups takes longer to make ready. See "
+            "/sys/kernel/mm/transparent_hugepage/enabled");
+}
+
+void tms_host_piece_touch(tms_host_piece_t *piece, uint64_t from, uint64_t bytes) {
+    char *begin = piece->block->memory + piece->offset + from;
+    for (uint64_t part, done = 0; done < bytes; done += part) {
+        part = bytes - done < TMS_HOST_TOUCH_BYTES ? bytes - done : TMS_HOST_TOUCH_BYTES;
+        touch_part(piece->block->store, begin + done, part);
+    }
+}
+
+/* ---- page-locking ---- */
+
+/* A capture that another thread has begun forbids its calls to threads that have not said that they take no part in it, and
+ * would be broken by them; what the store does has nothing to do with it. */
+static CUstreamCaptureMode exchange_mode(const tms_driver_table_t *driver, CUstreamCaptureMode mode) {
+    if (driver->cuThreadExchangeStreamCaptureMode) (void)driver->cuThreadExchangeStreamCaptureMode(&mode);
+    return mode;
+}
+
+static tms_status_t enter(tms_devices_t *devices, int device, const tms_driver_table_t **driver, CUstreamCaptureMode *mode,
+                          const tms_error_context_t *context, tms_error_t *error) {
+    tms_status_t status = tms_devices_load(devices, driver, NULL, context, error);
+    if (status != TMS_OK) return status;
+    *mode = exchange_mode(*driver, CU_STREAM_CAPTURE_MODE_RELAXED);
+    status = tms_devices_enter(devices, device, context, error);
+    if (status != TMS_OK) (void)exchange_mode(*driver, *mode);
+    return status;
+}
+
+static void leave(tms_devices_t *devices, int device, const tms_driver_table_t *driver, CUstreamCaptureMode mode) {
+    tms_devices_leave(devices, device);
+    (void)exchange_mode(driver, mode);
+}
+
+tms_status_t tms_host_piece_lock(tms_host_piece_t *piece, const tms_error_context_t *context, tms_error_t *error) {
+    struct tms_host_block *block = piece->block;
+    tms_host_store_t *store = block->store;
+    const tms_driver_table_t *driver = NULL;
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+    tms_error_t reason;
+    tms_error_context_t here = {.operation = context->operation, .device = block->device, .bytes = piece->bytes};
+    tms_status_t status = enter(store->devices, block->device, &driver, &mode, &here, &reason);
+    if (status == TMS_OK) {
+        status = TMS_DRIVER_CALL(driver, &here, &reason, cuMemHostRegister, block->memory + piece->offset, piece->bytes,
+                                 CU_MEMHOSTREGISTER_PORTABLE);
+        leave(store->devices, block->device, driver, mode);
+    }
+    piece->locked = status == TMS_OK;
+    if (status == TMS_OK) return TMS_OK;
+    if (tms_driver_is_gone(&reason)) {
+        if (error) *error = reason;
+        return status;
+    }
+    tms_log_once(store->log, &store->said_not_locked, TMS_LOG_WARNING,
+                 "%s Copies from and to this memory are slower. A limit of locked memory (ulimit -l) may be the reason.",
+                 reason.message);
+    return TMS_OK;
+}
+
+/* ---- giving back ---- */
+
+static tms_status_t unlock(tms_host_piece_t *piece, const tms_error_context_t *context, tms_error_t *error) {
+    struct tms_host_block *block = piece->block;
+    tms_devices_t *devices = block->store->devices;
+    const tms_driver_table_t *driver = NULL;
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+    tms_status_t status = enter(devices, block->device, &driver, &mode, context, error);
+    if (status != TMS_OK) return status;
+    status = TMS_DRIVER_CALL(driver, context, error, cuMemHostUnregister, block->memory + piece->offset);
+    leave(devices, block->device, driver, mode);
+    /* Its context has been reset or destroyed, and the registration with it. */
+    if (status != TMS_OK && error->driver_result == CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED) status = TMS_OK;
+    return status;
+}
+
+tms_status_t tms_host_piece_give_back(tms_host_piece_t *piece, tms_error_t *error) {
+    char *memory = piece->block->memory + piece->offset;
+    tms_error_context_t context = {.operation = "free a backup", .device = piece->block->device, .bytes = piece->bytes};
+    tms_status_t status = piece->locked ? unlock(piece, &context, error) : TMS_OK;
+    if (status != TMS_OK) return tms_driver_is_gone(error) ? TMS_OK : status;
+    piece->locked = false;
+    if (munmap(memory, piece->bytes) == 0) return TMS_OK;
+    int os_error = errno;
+    /* The system may lack the memory to split a mapping in two. The pages can go all the same; only addresses stay. */
+    (void)madvise(memory, piece->bytes, MADV_DONTNEED);
+    return tms_error_set_os(error, &context, "munmap", os_error, NULL);
+}

@@ -1,0 +1,48 @@
+/* How much more host memory this process may use before something breaks: the program's own cap, the limits of the cgroups
+ * it lives in, and what the system says is available.
+ *
+ * Owns the list of the cgroup files, found once. Reading the headroom opens files, takes no lock and may be done on any
+ * thread. MemTotal is never looked at: it grows on machines that get their memory as they use it. */
+#ifndef TMS_HOST_LIMIT_H
+#define TMS_HOST_LIMIT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "status.h"
+
+/* What nobody may have: the system and the rest of the program live from it. */
+#define TMS_HOST_FLOOR_BYTES ((uint64_t)256 << 20)
+
+struct tms_host_cgroup;
+
+typedef struct tms_host_limits {
+    uint64_t cap_bytes;              /* of memory held for backups, pooled memory included; UINT64_MAX: none */
+    uint64_t floor_bytes;            /* TMS_HOST_FLOOR_BYTES; tests use less */
+    char *root;                      /* "", or where tests keep a /proc and /sys of their own */
+    struct tms_host_cgroup *cgroups; /* every one on the path to the root that has a limit or may get one */
+    size_t cgroup_count;
+} tms_host_limits_t;
+
+/* The limit that leaves least room, for messages. */
+typedef struct tms_host_headroom {
+    uint64_t bytes;       /* that may still be used; 0 where the floor has been passed; UINT64_MAX: nobody knows a limit */
+    uint64_t limit_bytes; /* the limit itself; 0 where `where` is the system's available memory */
+    char where[256];      /* "TMS_HOST_MEMORY_LIMIT_MB", "/sys/fs/cgroup/a/memory.max", "MemAvailable in /proc/meminfo" */
+} tms_host_headroom_t;
+
+/* Finds the cgroups: /proc/self/cgroup and /proc/self/mountinfo, version 1 (memory.limit_in_bytes), version 2 (memory.max)
+ * or both, every directory from the process's own up to the mount. Files that are not there or cannot be read set no limit.
+ * TMS_OUT_OF_HOST_MEMORY. */
+tms_status_t tms_host_limits_init(tms_host_limits_t *limits, const char *root, uint64_t cap_bytes, tms_error_t *error);
+void tms_host_limits_release(tms_host_limits_t *limits);
+
+/* The room that is left now. `held_bytes`: what this process holds for backups already, which counts against the cap. The
+ * page cache of a cgroup counts as free as far as the kernel would drop it (inactive_file). Limits are read anew each time:
+ * they may change under a running process. */
+tms_host_headroom_t tms_host_limits_headroom(const tms_host_limits_t *limits, uint64_t held_bytes);
+/* TMS_OUT_OF_HOST_MEMORY, with what is needed, what is left, who says so, and what to do. */
+tms_status_t tms_host_headroom_fail(const tms_host_headroom_t *headroom, uint64_t needed_bytes,
+                                    const tms_error_context_t *context, tms_error_t *error);
+
+#endif

@@ -1,0 +1,330 @@
+#include "pending.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "thread.h"
+#include "transition.h"
+
+/* A device's mark behind its last copy. */
+typedef struct mark {
+    int device;
+    CUevent event;
+} mark_t;
+
+struct tms_pending {
+    tms_quarantined_t quarantined; /* first; once both have let go, for events that the driver does not take back */
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    int holders;
+    tms_saver_t *saver;
+    pid_t process;
+    tms_selection_t selection; /* of the tags below */
+    char **tags;               /* our own block of them; NULL: all */
+    int expected;              /* devices that will leave a mark in this attempt; -1: not known yet */
+    int queued;                /* devices that have */
+    int count;                 /* of `marks`, also of earlier attempts */
+    mark_t marks[TMS_MAX_DEVICES];
+    bool promised; /* a stream waits for the marks: there is no undoing */
+    bool undone;   /* it has failed, and nobody may be made to wait for it */
+    bool finished;
+    bool told; /* how it ended */
+    tms_status_t status;
+    tms_report_t report;
+    tms_error_t error;
+};
+
+/* ---- those under way ---- */
+
+void tms_pendings_init(tms_pendings_t *pendings) {
+    pthread_mutex_init(&pendings->lock, NULL);
+    pthread_cond_init(&pendings->ended, NULL);
+    pendings->running = 0;
+    atomic_init(&pendings->stop, false);
+}
+
+void tms_pendings_close(tms_pendings_t *pendings) {
+    atomic_store(&pendings->stop, true);
+    pthread_mutex_lock(&pendings->lock);
+    while (pendings->running > 0) pthread_cond_wait(&pendings->ended, &pendings->lock);
+    pthread_mutex_unlock(&pendings->lock);
+    atomic_store(&pendings->stop, false);
+}
+
+void tms_pendings_after_fork_in_child(tms_pendings_t *pendings) { tms_pendings_init(pendings); }
+
+static void count_running(tms_pendings_t *pendings, int change) {
+    pthread_mutex_lock(&pendings->lock);
+    pendings->running += change;
+    if (pendings->running == 0) pthread_cond_broadcast(&pendings->ended);
+    pthread_mutex_unlock(&pendings->lock);
+}
+
+/* ---- letting go ---- */
+
+/* Whether the driver has taken all marks back. */
+static bool destroy_marks(tms_pending_t *pending) {
+    tms_devices_t *devices = pending->saver->devices;
+    const tms_driver_table_t *driver = atomic_load(&devices->driver->table);
+    int left = 0;
+    for (int i = 0; i < pending->count; i++) {
+        tms_error_t reason;
+        const tms_error_context_t context = {.operation = "resume", .device = pending->marks[i].device};
+        tms_status_t status = tms_devices_enter(devices, context.device, &context, &reason);
+        if (status == TMS_OK) {
+            status = TMS_DRIVER_CALL(driver, &context, &reason, cuEventDestroy, pending->marks[i].event);
+            tms_devices_leave(devices, context.device);
+        }
+        if (status == TMS_OK || tms_driver_is_gone(&reason)) continue;
+        tms_log_write(pending->saver->log, TMS_LOG_WARNING, "%s It is kept aside and tried again by later calls.",
+                      reason.message);
+        pending->marks[left++] = pending->marks[i];
+    }
+    pending->count = left;
+    return left == 0;
+}
+
+static void destroy(tms_pending_t *pending) {
+    free(pending->tags);
+    pthread_cond_destroy(&pending->changed);
+    pthread_mutex_destroy(&pending->lock);
+    free(pending);
+}
+
+static tms_quarantine_mask_t retry(tms_quarantined_t *node) {
+    tms_pending_t *pending = (tms_pending_t *)node;
+    if (!destroy_marks(pending)) return node->holds;
+    destroy(pending);
+    return 0;
+}
+
+static void let_go(tms_pending_t *pending) {
+    pthread_mutex_lock(&pending->lock);
+    bool last = --pending->holders == 0;
+    pthread_mutex_unlock(&pending->lock);
+    if (!last) return;
+    if (pending->status != TMS_OK && pending->status != TMS_INTERRUPTED && !pending->told)
+        tms_log_write(pending->saver->log, TMS_LOG_ERROR, "%s Nobody waited for this resume.", pending->error.message);
+    if (destroy_marks(pending)) {
+        destroy(pending);
+        return;
+    }
+    pending->quarantined = (tms_quarantined_t){.retry = retry, .holds = TMS_QUARANTINE_BIT(OTHER)};
+    tms_quarantine_add(&pending->saver->quarantine, &pending->quarantined);
+}
+
+void tms_pending_release(tms_pending_t *pending) {
+    if (!pending || pending->process != getpid()) return; /* in a forked child the other holder is the parent's */
+    let_go(pending);
+}
+
+/* ---- the thread ---- */
+
+static int32_t is_to_stop(void *context) { return atomic_load(&((tms_pendings_t *)context)->stop); }
+
+static void *run(void *argument) {
+    tms_pending_t *pending = argument;
+    tms_saver_t *saver = pending->saver;
+    tms_report_t report = {0};
+    tms_error_t error;
+    tms_error_clear(&error);
+    tms_status_t status = tms_transition_resume_pending(saver, &pending->selection, pending, &report, &error);
+    pthread_mutex_lock(&pending->lock);
+    pending->status = status;
+    pending->report = report;
+    pending->error = error;
+    pending->finished = true;
+    pthread_cond_broadcast(&pending->changed);
+    pthread_mutex_unlock(&pending->lock);
+    let_go(pending);
+    count_running(&saver->pendings, -1);
+    return NULL;
+}
+
+/* ---- what the resume says ---- */
+
+void tms_pending_expect(tms_pending_t *pending, int devices) {
+    if (!pending) return;
+    pthread_mutex_lock(&pending->lock);
+    pending->expected = devices;
+    pending->queued = 0;
+    pending->undone = false;
+    pthread_cond_broadcast(&pending->changed);
+    pthread_mutex_unlock(&pending->lock);
+}
+
+/* The device's mark, made if it has none of an earlier attempt. Only this device's thread asks for it. */
+static tms_status_t need_mark(tms_pending_t *pending, const tms_copier_t *copier, CUevent *event,
+                              const tms_error_context_t *context, tms_error_t *error) {
+    pthread_mutex_lock(&pending->lock);
+    for (int i = 0; i < pending->count; i++) {
+        if (pending->marks[i].device == copier->device) *event = pending->marks[i].event;
+    }
+    pthread_mutex_unlock(&pending->lock);
+    if (*event) return TMS_OK;
+    tms_status_t status = TMS_DRIVER_CALL(copier->driver, context, error, cuEventCreate, event, CU_EVENT_DISABLE_TIMING);
+    if (status != TMS_OK) return status;
+    pthread_mutex_lock(&pending->lock);
+    pending->marks[pending->count++] = (mark_t){.device = copier->device, .event = *event};
+    pthread_mutex_unlock(&pending->lock);
+    return TMS_OK;
+}
+
+tms_status_t tms_pending_queued(tms_pending_t *pending, const tms_copier_t *copier, const tms_error_context_t *context,
+                                tms_error_t *error) {
+    CUevent event = NULL;
+    if (!pending) return TMS_OK;
+    tms_status_t status = need_mark(pending, copier, &event, context, error);
+    if (status == TMS_OK) status = TMS_DRIVER_CALL(copier->driver, context, error, cuEventRecord, event, copier->stream);
+    if (status != TMS_OK) return status;
+    pthread_mutex_lock(&pending->lock);
+    pending->queued++;
+    pthread_cond_broadcast(&pending->changed);
+    pthread_mutex_unlock(&pending->lock);
+    return TMS_OK;
+}
+
+bool tms_pending_may_undo(tms_pending_t *pending) {
+    if (!pending) return true;
+    pthread_mutex_lock(&pending->lock);
+    bool may = !pending->promised;
+    pending->undone = may;
+    pthread_mutex_unlock(&pending->lock);
+    return may;
+}
+
+/* ---- the caller ---- */
+
+/* In one block, the strings behind the pointers to them. NULL where memory is short. */
+static char **copy_tags(const char *const *tags, size_t count) {
+    size_t bytes = (count + 1) * sizeof(char *);
+    for (size_t i = 0; i < count; i++) bytes += strlen(tags[i]) + 1;
+    char **copies = malloc(bytes);
+    if (!copies) return NULL;
+    char *end = (char *)(copies + count + 1);
+    for (size_t i = 0; i < count; i++) {
+        size_t length = strlen(tags[i]) + 1;
+        copies[i] = memcpy(end, tags[i], length);
+        end += length;
+    }
+    return copies;
+}
+
+static tms_status_t copy_selection(tms_pending_t *pending, const tms_selection_t *selection,
+                                   const tms_error_context_t *context, tms_error_t *error) {
+    pending->selection = *selection;
+    pending->selection.interrupted = is_to_stop;
+    pending->selection.interrupt_context = &pending->saver->pendings;
+    pending->selection.find_live = NULL;
+    pending->selection.progress = NULL;
+    pending->selection.tags = NULL;
+    if (!selection->tags) return TMS_OK;
+    pending->tags = copy_tags(selection->tags, selection->tag_count);
+    pending->selection.tags = (const char *const *)pending->tags;
+    return pending->tags ? TMS_OK : tms_error_set_os(error, context, "malloc", ENOMEM, NULL);
+}
+
+tms_status_t tms_pending_begin(tms_saver_t *saver, const tms_selection_t *selection, tms_pending_t **pending,
+                               tms_error_t *error) {
+    const tms_error_context_t context = {.operation = "resume", .device = TMS_NO_DEVICE};
+    pthread_t thread;
+    tms_status_t status = tms_saver_check_process(saver, &context, error);
+    if (status == TMS_OK && tms_transition_is_inside())
+        status = tms_error_set(error, TMS_INVALID_STATE, &context, "this thread is inside pause() or resume() already");
+    if (status != TMS_OK) return status;
+    tms_pending_t *made = calloc(1, sizeof *made);
+    if (!made) return tms_error_set_os(error, &context, "calloc", ENOMEM, NULL);
+    made->saver = saver;
+    made->process = getpid();
+    made->holders = 2;
+    made->expected = -1;
+    pthread_mutex_init(&made->lock, NULL);
+    tms_wait_condition_init(&made->changed);
+    status = copy_selection(made, selection, &context, error);
+    if (status != TMS_OK) {
+        destroy(made);
+        return status;
+    }
+    count_running(&saver->pendings, 1);
+    int os_error = tms_thread_start(&thread, run, made);
+    if (os_error == 0) {
+        pthread_detach(thread);
+    } else {
+        tms_log_write(saver->log, TMS_LOG_WARNING, "resume: there is no thread to go on with (pthread_create: %s): it waits",
+                      strerror(os_error));
+        (void)run(made);
+    }
+    *pending = made;
+    return TMS_OK;
+}
+
+int32_t tms_pending_done(tms_pending_t *pending) {
+    if (pending->process != getpid()) return 1;
+    pthread_mutex_lock(&pending->lock);
+    bool finished = pending->finished;
+    pthread_mutex_unlock(&pending->lock);
+    return finished;
+}
+
+static bool is_finished(const tms_pending_t *pending) { return pending->finished; }
+static bool is_queued(const tms_pending_t *pending) {
+    return pending->finished || (pending->queued == pending->expected && !pending->undone);
+}
+
+/* Until the condition holds; returns with the lock held where it does. */
+static tms_status_t await(tms_pending_t *pending, bool (*holds)(const tms_pending_t *), int32_t (*interrupted)(void *),
+                          void *interrupt_context, tms_error_t *error) {
+    const tms_error_context_t context = {.operation = "resume", .device = TMS_NO_DEVICE};
+    tms_wait_t wait;
+    tms_wait_begin(&wait, interrupted, interrupt_context, INFINITY);
+    if (pending->process != getpid())
+        return tms_error_set(error, TMS_FORKED, &context, "the call began in the parent, whose memory it is about");
+    pthread_mutex_lock(&pending->lock);
+    while (!holds(pending)) {
+        tms_wait_on_condition(&wait, &pending->changed, &pending->lock);
+        if (holds(pending) || !tms_wait_is_interruptible(&wait)) continue;
+        pthread_mutex_unlock(&pending->lock);
+        tms_status_t status = tms_wait_check(&wait, &context, error);
+        if (status != TMS_OK) return status;
+        pthread_mutex_lock(&pending->lock);
+    }
+    return TMS_OK;
+}
+
+/* With the lock held. */
+static tms_status_t outcome(tms_pending_t *pending, tms_error_t *error) {
+    pending->told = true;
+    if (pending->status != TMS_OK && error) *error = pending->error;
+    return pending->status;
+}
+
+tms_status_t tms_pending_wait(tms_pending_t *pending, int32_t (*interrupted)(void *), void *context, tms_report_t *report,
+                              tms_error_t *error) {
+    tms_status_t status = await(pending, is_finished, interrupted, context, error);
+    if (status != TMS_OK) return status;
+    status = outcome(pending, error);
+    if (status == TMS_OK && report) *report = pending->report;
+    pthread_mutex_unlock(&pending->lock);
+    return status;
+}
+
+tms_status_t tms_pending_wait_stream(tms_pending_t *pending, void *stream, int32_t (*interrupted)(void *), void *context,
+                                     tms_error_t *error) {
+    const tms_error_context_t here = {.operation = "resume", .device = TMS_NO_DEVICE};
+    tms_status_t status = await(pending, is_queued, interrupted, context, error);
+    if (status != TMS_OK) return status;
+    if (pending->finished) {
+        status = outcome(pending, error); /* the contents are there, or never will be */
+    } else {
+        const tms_driver_table_t *driver = atomic_load(&pending->saver->devices->driver->table);
+        /* Before the stream waits, and under the lock: the call must not begin to undo in between. */
+        pending->promised = true;
+        for (int i = 0; i < pending->count && status == TMS_OK; i++)
+            status = TMS_DRIVER_CALL(driver, &here, error, cuStreamWaitEvent, stream, pending->marks[i].event, 0);
+    }
+    pthread_mutex_unlock(&pending->lock);
+    return status;
+}

@@ -1,0 +1,56 @@
+/* Resumes that go on while their callers do something else: resume(wait=False).
+ *
+ * A pending resume is an ordinary one (transition.h) on a thread of its own. When a device's last copy has been queued it
+ * leaves an event behind that copy, which streams of the program can be made to wait for. Once one of them has been, the
+ * call is beyond undoing: a kernel may be using what it restored.
+ *
+ * The thread and the caller's handle hold a pending resume, and the last to let go frees it. Its lock is a leaf. The saver's
+ * list of those under way is there for the end of the process, which stops them. */
+#ifndef TMS_PENDING_H
+#define TMS_PENDING_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "device.h"
+#include "wait.h"
+
+struct tms_saver;
+struct tms_copier;
+
+/* Those under way; in the saver. */
+typedef struct tms_pendings {
+    pthread_mutex_t lock;
+    pthread_cond_t ended;
+    int running;
+    _Atomic bool stop; /* each is to end, with everything undone that can be */
+} tms_pendings_t;
+
+void tms_pendings_init(tms_pendings_t *pendings);
+/* Stops those that are under way and waits for them. */
+void tms_pendings_close(tms_pendings_t *pendings);
+/* In a forked child, with `lock` held by the forking thread. */
+void tms_pendings_after_fork_in_child(tms_pendings_t *pendings);
+
+/* tms_api_t. */
+tms_status_t tms_pending_begin(struct tms_saver *saver, const tms_selection_t *selection, tms_pending_t **pending,
+                               tms_error_t *error);
+int32_t tms_pending_done(tms_pending_t *pending);
+tms_status_t tms_pending_wait(tms_pending_t *pending, int32_t (*interrupted)(void *), void *context, tms_report_t *report,
+                              tms_error_t *error);
+tms_status_t tms_pending_wait_stream(tms_pending_t *pending, void *stream, int32_t (*interrupted)(void *), void *context,
+                                     tms_error_t *error);
+void tms_pending_release(tms_pending_t *pending);
+
+/* For resume.c, on the threads of the call; NULL is an ordinary call. How many devices will say that their copies are
+ * queued:
+ */
+void tms_pending_expect(tms_pending_t *pending, int devices);
+/* A device's last copy is in the copier's stream. Its context is current. */
+tms_status_t tms_pending_queued(tms_pending_t *pending, const struct tms_copier *copier, const tms_error_context_t *context,
+                                tms_error_t *error);
+/* The call has failed: whether it can still be undone. If so, nobody is made to wait for its copies any more. */
+bool tms_pending_may_undo(tms_pending_t *pending);
+
+#endif

@@ -1,0 +1,152 @@
+/* Pending: a resume that goes on while its caller does something else. Like HostBuffer it has its own pointer to the
+ * function table. What waits here lets other threads run, and on the main thread runs signal handlers meanwhile; one that
+ * raises ends the wait, not the resume. */
+#include "convert.h"
+#include "errors.h"
+#include "functions.h"
+#include "module.h"
+#include "status.h"
+
+typedef struct pending {
+    PyObject_HEAD const tms_api_t *api;
+    tms_pending_t *pending; /* our handle */
+} pending_t;
+
+static void deallocate(PyObject *self) {
+    pending_t *object = (pending_t *)self;
+    PyTypeObject *type = Py_TYPE(self);
+
+    /* The last to let go gives events back to the driver, which may take its time. */
+    Py_BEGIN_ALLOW_THREADS;
+    object->api->pending_release(object->pending);
+    Py_END_ALLOW_THREADS;
+    PyObject_Free(self);
+    Py_DECREF(type); /* an object of a heap type holds a reference to it */
+}
+
+PyObject *tms_py_pending_type(PyObject *module) {
+    static PyType_Slot slots[] = {{Py_tp_dealloc, deallocate},
+                                  {Py_tp_doc, "A resume that goes on in the background. Made by resume_begin() only."},
+                                  {0, NULL}};
+    static PyType_Spec spec = {.name = "torch_memory_saver._core.Pending",
+                               .basicsize = sizeof(pending_t),
+                               .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                               .slots = slots};
+
+    return PyType_FromModuleAndSpec(module, &spec, NULL);
+}
+
+PyObject *tms_py_resume_begin(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
+    static const tms_py_signature_t signature = {
+        "resume_begin", 2, 6, {"tags", "stream", "timeout", "exclusive", "host_policy", "zero"}};
+    tms_py_state_t *state = PyModule_GetState(module);
+    tms_selection_t selection = {0};
+    bool exclusive = false, zero = false;
+    tms_status_t status;
+    tms_error_t error;
+    tms_py_call_t call;
+    pending_t *object;
+
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_stream(&call, 1, &selection) ||
+        !tms_py_get_seconds(&call, 2, &selection.timeout_seconds) || !tms_py_get_bool(&call, 3, &exclusive) ||
+        !tms_py_get_i32(&call, 4, &selection.host_policy) || !tms_py_get_bool(&call, 5, &zero))
+        return NULL;
+    object = PyObject_New(pending_t, (PyTypeObject *)state->pending_type);
+    if (!object) return NULL;
+    object->api = state->api;
+    object->pending = NULL;
+    if (!tms_py_get_tags(&call, 0, &selection)) {
+        Py_DECREF(object);
+        return NULL;
+    }
+    selection.exclusive = exclusive;
+    selection.zero = zero;
+    tms_error_clear(&error);
+    Py_BEGIN_ALLOW_THREADS;
+    status = state->api->resume_begin(&selection, &object->pending, &error);
+    Py_END_ALLOW_THREADS;
+    PyMem_Free((void *)selection.tags);
+    if (status == TMS_OK) return (PyObject *)object;
+    Py_DECREF(object);
+    return tms_py_raise(&error);
+}
+
+static pending_t *get_pending(PyObject *module, const tms_py_call_t *call) {
+    tms_py_state_t *state = PyModule_GetState(module);
+    PyObject *given = call->values[0];
+
+    if (PyObject_TypeCheck(given, (PyTypeObject *)state->pending_type)) return (pending_t *)given;
+    PyErr_Format(PyExc_TypeError, "%s() takes what resume_begin() has returned, not %R", call->signature->function, given);
+    return NULL;
+}
+
+PyObject *tms_py_pending_done(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
+    static const tms_py_signature_t signature = {"pending_done", 1, 1, {"pending"}};
+    tms_py_call_t call;
+    pending_t *object;
+
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !(object = get_pending(module, &call)))
+        return NULL;
+    return PyBool_FromLong(object->api->pending_done(object->pending));
+}
+
+/* What a wait has put down to let other threads run. */
+typedef struct waiting {
+    PyThreadState *thread;
+} waiting_t;
+
+/* Not 0: the handler of a signal has raised, and the exception is set. */
+static int32_t check_signals(void *context) {
+    waiting_t *waiting = context;
+    int raised;
+
+    PyEval_RestoreThread(waiting->thread);
+    raised = PyErr_CheckSignals();
+    waiting->thread = PyEval_SaveThread();
+    return raised != 0;
+}
+
+PyObject *tms_py_pending_wait(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
+    static const tms_py_signature_t signature = {"pending_wait", 1, 2, {"pending", "interruptible"}};
+    bool interruptible = false;
+    tms_report_t report;
+    tms_status_t status;
+    tms_error_t error;
+    tms_py_call_t call;
+    waiting_t waiting;
+    pending_t *object;
+
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !(object = get_pending(module, &call)) ||
+        !tms_py_get_bool(&call, 1, &interruptible))
+        return NULL;
+    tms_error_clear(&error);
+    waiting.thread = PyEval_SaveThread();
+    status = object->api->pending_wait(object->pending, interruptible ? check_signals : NULL, &waiting, &report, &error);
+    PyEval_RestoreThread(waiting.thread);
+    if (PyErr_Occurred()) return NULL;
+    return status == TMS_OK ? tms_py_report(&report) : tms_py_raise(&error);
+}
+
+PyObject *tms_py_pending_wait_stream(PyObject *module, PyObject *const *arguments, Py_ssize_t positional,
+                                     PyObject *keywords) {
+    static const tms_py_signature_t signature = {"pending_wait_stream", 2, 3, {"pending", "stream", "interruptible"}};
+    bool interruptible = false;
+    tms_status_t status;
+    tms_error_t error;
+    tms_py_call_t call;
+    waiting_t waiting;
+    pending_t *object;
+    uint64_t stream;
+
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !(object = get_pending(module, &call)) ||
+        !tms_py_get_u64(&call, 1, &stream) || !tms_py_get_bool(&call, 2, &interruptible))
+        return NULL;
+    tms_error_clear(&error);
+    waiting.thread = PyEval_SaveThread();
+    status = object->api->pending_wait_stream(object->pending, (void *)(uintptr_t)stream,
+                                              interruptible ? check_signals : NULL, &waiting, &error);
+    PyEval_RestoreThread(waiting.thread);
+    if (PyErr_Occurred()) return NULL;
+    if (status != TMS_OK) return tms_py_raise(&error);
+    Py_RETURN_NONE;
+}

@@ -1,0 +1,179 @@
+/* pause and resume, and what they ask and tell the caller meanwhile.
+ *
+ * The core calls back on the thread of the call, with nothing of ours locked and the GIL released; each callback takes the
+ * GIL for as long as it runs. An exception in one of them ends the call: it is put aside, the core is told to stop at the
+ * next question, and the call raises it. One that comes after the commit point is raised when the call has done its work. */
+#include <string.h>
+
+#include "convert.h"
+#include "errors.h"
+#include "functions.h"
+#include "module.h"
+#include "status.h"
+
+typedef tms_status_t (*transition_t)(const tms_selection_t *selection, tms_report_t *report, tms_error_t *error);
+
+/* One call while it runs. */
+typedef struct conversation {
+    PyThreadState *thread;              /* what the call has put down to let other threads run */
+    bool signals;                       /* Python's signal handlers run while the call waits */
+    PyObject *find_live, *progress;     /* callables of the caller's, or NULL */
+    PyObject *allocations, *ranges;     /* what find_live returned: the core reads from it until the call ends */
+    PyObject *type, *value, *traceback; /* of the exception that ends the call; all NULL: none yet */
+} conversation_t;
+
+/* With the GIL: puts the exception that is set aside. The first one counts. */
+static void put_aside(conversation_t *c) {
+    if (c->type)
+        PyErr_Clear();
+    else
+        PyErr_Fetch(&c->type, &c->value, &c->traceback);
+}
+
+/* Not 0: an exception waits to be raised. Runs the handlers of the signals that have come, which may do what they like,
+ * other than pause and resume. Without them it asks nothing of Python. */
+static int32_t check_interrupted(void *context) {
+    conversation_t *c = context;
+
+    if (c->signals && !c->type) {
+        PyEval_RestoreThread(c->thread);
+        if (PyErr_CheckSignals()) put_aside(c);
+        c->thread = PyEval_SaveThread();
+    }
+    return c->type != NULL;
+}
+
+/* A bytes object with numbers of 64 bits: their number, for `at_a_time` of them to belong together. */
+static const uint64_t *numbers_of(PyObject *object, size_t at_a_time, size_t *count) {
+    const size_t bytes = at_a_time * sizeof(uint64_t);
+    Py_ssize_t size;
+    char *data;
+
+    if (PyBytes_AsStringAndSize(object, &data, &size) < 0) return NULL;
+    if ((size_t)size % bytes) {
+        PyErr_Format(PyExc_ValueError, "find_live() must return bytes in groups of %zu, not %zd", bytes, size);
+        return NULL;
+    }
+    *count = (size_t)size / bytes;
+    return (
+        const uint64_t *)(const void *)data; /* the contents of a bytes object are aligned like everything malloc gives */
+}
+
+static bool is_sorted(const tms_live_t *live) {
+    for (size_t i = 1; i < live->allocation_count; i++)
+        if (live->allocations[i - 1] >= live->allocations[i]) return false;
+    for (size_t i = 0; i < live->range_count; i++)
+        if (live->ranges[i].begin >= live->ranges[i].end || (i && live->ranges[i - 1].end > live->ranges[i].begin))
+            return false;
+    return true;
+}
+
+/* What find_live returned: None, or (addresses, ranges) as bytes. False: an exception is set. */
+static bool read_live(conversation_t *c, PyObject *result, tms_live_t *live) {
+    const uint64_t *ranges;
+
+    if (!PyTuple_Check(result) || PyTuple_Size(result) != 2) {
+        PyErr_Format(PyExc_TypeError, "find_live() must return None or two bytes objects, not %R", result);
+        return false;
+    }
+    c->allocations = Py_NewRef(PyTuple_GetItem(result, 0));
+    c->ranges = Py_NewRef(PyTuple_GetItem(result, 1));
+    live->allocations = numbers_of(c->allocations, 1, &live->allocation_count);
+    ranges = live->allocations ? numbers_of(c->ranges, 2, &live->range_count) : NULL;
+    if (!ranges) return false;
+    live->ranges = (const tms_live_range_t *)(const void *)ranges;
+    if (is_sorted(live)) return true;
+    PyErr_SetString(PyExc_ValueError, "find_live() must return addresses and ranges in order, that do not overlap");
+    return false;
+}
+_Static_assert(sizeof(tms_live_range_t) == 2 * sizeof(uint64_t), "pairs of numbers are ranges");
+
+static int32_t ask_find_live(void *context, tms_live_t *live) {
+    conversation_t *c = context;
+    tms_live_t found = {0};
+    PyObject *result;
+    bool known = false;
+
+    PyEval_RestoreThread(c->thread);
+    result = PyObject_CallFunctionObjArgs(c->find_live, NULL);
+    if (result && result != Py_None) known = read_live(c, result, &found);
+    Py_XDECREF(result);
+    if (PyErr_Occurred()) put_aside(c);
+    c->thread = PyEval_SaveThread();
+    if (known) *live = found;
+    return !known;
+}
+
+static void tell_progress(void *context, uint64_t done_bytes, uint64_t total_bytes) {
+    conversation_t *c = context;
+    PyObject *result;
+
+    if (c->type) return; /* the call is about to end */
+    PyEval_RestoreThread(c->thread);
+    result = PyObject_CallFunction(c->progress, "KK", (unsigned long long)done_bytes, (unsigned long long)total_bytes);
+    if (!result) put_aside(c);
+    Py_XDECREF(result);
+    c->thread = PyEval_SaveThread();
+}
+
+/* Takes the selection's array of tags. */
+static PyObject *run(transition_t transition, tms_selection_t *selection, conversation_t *c) {
+    tms_report_t report;
+    tms_status_t status;
+    tms_error_t error;
+
+    selection->find_live = c->find_live ? ask_find_live : NULL;
+    selection->live_context = c;
+    selection->progress = c->progress ? tell_progress : NULL;
+    selection->progress_context = c;
+    if (c->signals || c->find_live || c->progress) {
+        selection->interrupted = check_interrupted;
+        selection->interrupt_context = c;
+    }
+    tms_error_clear(&error);
+    c->thread = PyEval_SaveThread();
+    status = transition(selection, &report, &error);
+    PyEval_RestoreThread(c->thread);
+    PyMem_Free((void *)selection->tags);
+    Py_XDECREF(c->allocations);
+    Py_XDECREF(c->ranges);
+    if (c->type) {
+        PyErr_Restore(c->type, c->value, c->traceback);
+        return NULL;
+    }
+    return status == TMS_OK ? tms_py_report(&report) : tms_py_raise(&error);
+}
+
+PyObject *tms_py_pause(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
+    static const tms_py_signature_t signature = {
+        "pause", 2, 6, {"tags", "stream", "interruptible", "backup", "find_live", "progress"}};
+    tms_selection_t selection = {0};
+    conversation_t conversation = {0};
+    tms_py_call_t call;
+
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_stream(&call, 1, &selection) ||
+        !tms_py_get_bool(&call, 2, &conversation.signals) || !tms_py_get_backup(&call, 3, &selection) ||
+        !tms_py_get_callable(&call, 4, &conversation.find_live) || !tms_py_get_callable(&call, 5, &conversation.progress) ||
+        !tms_py_get_tags(&call, 0, &selection))
+        return NULL;
+    return run(tms_py_api(module)->pause, &selection, &conversation);
+}
+
+PyObject *tms_py_resume(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
+    static const tms_py_signature_t signature = {
+        "resume", 2, 8, {"tags", "stream", "interruptible", "timeout", "exclusive", "host_policy", "zero", "progress"}};
+    tms_selection_t selection = {0};
+    conversation_t conversation = {0};
+    bool exclusive = false, zero = false;
+    tms_py_call_t call;
+
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_stream(&call, 1, &selection) ||
+        !tms_py_get_bool(&call, 2, &conversation.signals) || !tms_py_get_seconds(&call, 3, &selection.timeout_seconds) ||
+        !tms_py_get_bool(&call, 4, &exclusive) || !tms_py_get_i32(&call, 5, &selection.host_policy) ||
+        !tms_py_get_bool(&call, 6, &zero) || !tms_py_get_callable(&call, 7, &conversation.progress) ||
+        !tms_py_get_tags(&call, 0, &selection))
+        return NULL;
+    selection.exclusive = exclusive;
+    selection.zero = zero;
+    return run(tms_py_api(module)->resume, &selection, &conversation);
+}

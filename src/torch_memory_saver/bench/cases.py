@@ -1,0 +1,44 @@
+"""Every case, in the order in which they run, and which of their rows are held against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .figures import Row, parity_rows
+from .host_cases import LARGE, SMALL, FirstPause, HostMemory, LiveBytes, Mmap, Pooled, Release, Retained, TwoDevices
+from .other_cases import Disk, Dropped, WakeUp
+from .overhead_cases import AllocateOverhead, ImportTime, RegionOverhead
+from .setting import Case
+
+__all__ = ["CASES", "find", "with_parity"]
+
+CASES: tuple[Case, ...] = (
+    Dropped(),
+    FirstPause(),
+    Release(),
+    Pooled(),
+    Retained(),
+    LiveBytes(),
+    Mmap(),
+    Disk(),
+    TwoDevices(),
+    WakeUp(),
+    HostMemory(),
+    AllocateOverhead(),
+    RegionOverhead(),
+    ImportTime(),
+)
+#: Many small handles must not be slower, byte for byte, than few large ones.
+_PARITY_CASES = ("first", "release", "pooled", "retained")
+_PARITY_AT_LEAST = 0.95
+
+
+def find(name: str) -> Case | None:
+    return next((case for case in CASES if case.name == name), None)
+
+
+def with_parity(rows: Iterable[Row], scale: float) -> list[Row]:
+    """The rows, and those that hold the small shape of a case against the large one, after them."""
+    rows = list(rows)
+    small, large = str(SMALL.scaled(scale)), str(LARGE.scaled(scale))
+    return [*rows, *parity_rows(rows, _PARITY_CASES, small, large, _PARITY_AT_LEAST)]

@@ -1,0 +1,224 @@
+"""What was measured: repeated times, the limit they are held against, the ratio of the two, and whether it is good enough.
+
+Times are seconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+__all__ = [
+    "AT_LEAST",
+    "AT_MOST",
+    "GAIN",
+    "MEMORY",
+    "PARITY",
+    "Row",
+    "Samples",
+    "Target",
+    "merge",
+    "parity_rows",
+    "row_from_json",
+]
+
+#: What a ratio says. AT_LEAST: the limit's time by ours, a part of the limit's speed, in percent. AT_MOST: our time by the
+#: limit's. GAIN: how many times faster than the limit, which is another way to do the same. MEMORY: no ratio but bytes,
+#: which the limit allows.
+AT_LEAST, AT_MOST, GAIN, MEMORY = "at least", "at most", "gain", "memory"
+#: The end of the name of an operation that is held against the same operation of another shape.
+PARITY = " parity"
+_KINDS = (AT_LEAST, AT_MOST, GAIN, MEMORY)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Repeated measurements of one thing, in one unit, in the order in which they were made.
+
+    Raises:
+        ValueError: There is none, or one is negative.
+    """
+
+    values: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.values or min(self.values) < 0:
+            raise ValueError(f"measurements must be one or more numbers that are not negative, not {self.values!r}")
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Samples:
+        return cls(tuple(values))
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """The smallest and the largest."""
+        return min(self.values), max(self.values)
+
+    def as_json(self) -> dict[str, Any]:
+        low, high = self.spread
+        return {"median": self.median, "min": low, "max": high, "values": list(self.values)}
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a ratio has to be: see the kinds above. `value` None: it is reported only."""
+
+    kind: str = AT_LEAST
+    value: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in _KINDS:
+            raise ValueError(f"a target is one of {', '.join(_KINDS)}, not {self.kind!r}")
+
+    def ratio(self, ours: Samples, limit: Samples) -> float:
+        """Of the medians; for MEMORY how many bytes more than the limit they are."""
+        if self.kind == MEMORY:
+            return ours.median - limit.median
+        above, below = (ours, limit) if self.kind == AT_MOST else (limit, ours)
+        # A clock that did not move, as with next to nothing to do, says nothing.
+        return above.median / below.median if below.median else float("inf")
+
+    def is_met(self, ratio: float) -> bool | None:
+        """None where there is no target."""
+        if self.value is None:
+            return None
+        return ratio <= self.value if self.kind in (AT_MOST, MEMORY) else ratio >= self.value
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operation of one case.
+
+    Attributes:
+        case: As `--cases` names it.
+        shape: Sizes, such as "32 x 512 MiB".
+        operation: Such as "pause".
+        bytes: That it is about, for the speed; 0 where that would mean nothing.
+        ours: Times; for a target of kind MEMORY bytes.
+        limit: Likewise; None where none could be measured.
+        limit_name: What it is.
+        target: What has to be.
+        peer: The times of the C++ package.
+        notes: Anything to know, for JSON.
+    """
+
+    case: str
+    shape: str
+    operation: str
+    bytes: int
+    ours: Samples | None
+    limit: Samples | None = None
+    limit_name: str = ""
+    target: Target = field(default_factory=Target)
+    peer: Samples | None = None
+    notes: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.case, self.shape, self.operation
+
+    @property
+    def ratio(self) -> float | None:
+        return None if self.ours is None or self.limit is None else self.target.ratio(self.ours, self.limit)
+
+    @property
+    def peer_ratio(self) -> float | None:
+        return None if self.peer is None or self.limit is None else self.target.ratio(self.peer, self.limit)
+
+    @property
+    def met(self) -> bool | None:
+        """None where there is no target, or nothing to hold against it."""
+        return None if self.ratio is None else self.target.is_met(self.ratio)
+
+    def speed(self, samples: Samples | None) -> float | None:
+        """Bytes a second, of the median."""
+        if samples is None or not self.bytes or self.target.kind == MEMORY or not samples.median:
+            return None
+        return self.bytes / samples.median
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "case": self.case,
+            "shape": self.shape,
+            "operation": self.operation,
+            "bytes": self.bytes,
+            "unit": "bytes" if self.target.kind == MEMORY else "seconds",
+            "ours": _json(self.ours),
+            "bytes_per_second": self.speed(self.ours),
+            "limit": _json(self.limit),
+            "limit_name": self.limit_name,
+            "ratio": self.ratio,
+            "target": asdict(self.target),
+            "met": self.met,
+            "peer": _json(self.peer),
+            "peer_ratio": self.peer_ratio,
+            "notes": self.notes,
+        }
+
+
+def _json(samples: Samples | None) -> dict[str, Any] | None:
+    return None if samples is None else samples.as_json()
+
+
+def row_from_json(data: dict[str, Any]) -> Row:
+    """The row of which `data` is the JSON."""
+
+    def samples(name: str) -> Samples | None:
+        return None if data[name] is None else Samples.of(data[name]["values"])
+
+    fixed = {name: data[name] for name in ("case", "shape", "operation", "bytes", "limit_name", "notes")}
+    return Row(**fixed, ours=samples("ours"), limit=samples("limit"), peer=samples("peer"), target=Target(**data["target"]))
+
+
+def merge(rows: Iterable[Row]) -> list[Row]:
+    """One row a key, in the order of first appearance, with the samples of all of that key one after the other."""
+    merged: dict[tuple[str, str, str], Row] = {}
+    for row in rows:
+        before = merged.get(row.key)
+        if before is None:
+            merged[row.key] = row
+            continue
+        # A row of the peer's has neither limit nor target of its own.
+        described = row if before.ours is None else before
+        merged[row.key] = replace(
+            described,
+            ours=_join(before.ours, row.ours),
+            limit=_join(before.limit, row.limit),
+            peer=_join(before.peer, row.peer),
+        )
+    return list(merged.values())
+
+
+def _join(first: Samples | None, second: Samples | None) -> Samples | None:
+    if first is None or second is None:
+        return first or second
+    return Samples(first.values + second.values)
+
+
+def parity_rows(rows: Sequence[Row], cases: Sequence[str], shape: str, like: str, at_least: float) -> list[Row]:
+    """Rows that hold `shape` against `like`, byte for byte, in each operation of the cases that has both."""
+    found = {row.key: row for row in rows}
+    result = []
+    for row in rows:
+        other = found.get((row.case, like, row.operation))
+        if row.case not in cases or row.shape != shape or other is None or row.ours is None or other.ours is None:
+            continue
+        by = row.bytes / other.bytes
+        result.append(
+            replace(
+                row,
+                operation=f"{row.operation}{PARITY}",
+                limit=Samples.of(seconds * by for seconds in other.ours.values),
+                limit_name=f"{like}, byte for byte",
+                target=Target(AT_LEAST, at_least),
+                peer=None,
+                notes="",
+            )
+        )
+    return result

@@ -1,0 +1,168 @@
+"""The cases about what the library itself costs: an allocation, a region, its import."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+from .driver import DriverFailure
+from .figures import AT_MOST, Row, Target
+from .savers import Unavailable
+from .setting import MIB, Case, Setting, Shape
+from .yardstick import NoYardstick, open_driver
+
+__all__ = ["AllocateOverhead", "ImportTime", "RegionOverhead"]
+
+#: Versions of the table of tms.h that are tried; the functions that are used have never changed their place.
+_API_VERSIONS = range(1, 16)
+
+
+class _TableHead(ctypes.Structure):
+    """How tms_api_t begins."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint32),
+        ("size", ctypes.c_uint32),
+        ("allocate", ctypes.c_void_p),
+        ("free", ctypes.c_void_p),
+    )
+
+
+def _core_functions() -> tuple[int, int]:
+    """Addresses of the core's `allocate` and `free`."""
+    core = importlib.import_module("torch_memory_saver._core")
+    get_api = ctypes.CDLL(core.library_path).tms_get_api
+    get_api.restype = ctypes.POINTER(_TableHead)
+    for version in _API_VERSIONS:
+        table = get_api(ctypes.c_uint32(version))
+        if table:
+            return table.contents.allocate, table.contents.free
+    raise DriverFailure("the core's table of functions has a version that is not known here")
+
+
+class AllocateOverhead(Case):
+    """Loops in C on both sides, in turns. The core's free waits for the device first, as cudaFree does and the bare calls do
+    not: it is reported only."""
+
+    name = "allocate"
+    title = "an allocation of 2 MiB and its free through the C core"
+    shapes = (Shape(500, 2 * MIB),)
+    peer_repetitions = 0
+    repetitions = 31
+    warm_up = 3
+
+    def run(self, setting: Setting, shape: Shape) -> list[Row]:
+        try:
+            library = open_driver(setting.device.ordinal)
+        except NoYardstick as error:
+            raise Unavailable(str(error)) from error
+        allocate, free = _core_functions()
+        sides: dict[str, Callable[..., int]] = {
+            "bare": library.bare_allocate_and_free,
+            "core": lambda *rest: int(library.core_allocate_and_free(allocate, free, *rest)),
+        }
+        times: dict[tuple[str, str], list[float]] = {}
+        for repetition in range(-self.warm_up, setting.repetitions):
+            for name in sorted(sides, reverse=repetition % 2 == 1):
+                allocated, freed = ctypes.c_uint64(), ctypes.c_uint64()
+                result = sides[name](shape.count, 2 * MIB, ctypes.byref(allocated), ctypes.byref(freed))
+                if result != 0:
+                    raise DriverFailure(f"the {name} loop failed with {result}")
+                if repetition >= 0:
+                    times.setdefault((name, "allocate"), []).append(allocated.value / shape.count / 1e9)
+                    times.setdefault((name, "free"), []).append(freed.value / shape.count / 1e9)
+        return [
+            setting.row(
+                self,
+                shape,
+                operation,
+                0,
+                times["core", operation],
+                times["bare", operation],
+                "bare driver calls",
+                Target(AT_MOST, at_most),
+            )
+            for operation, at_most in (("allocate", 1.05), ("free", None))
+        ]
+
+
+class RegionOverhead(Case):
+    """With GPU mostly in use, entering has one thing more to look at: whether torch's cache has to go first."""
+
+    name = "region"
+    title = "entering and leaving region()"
+    shapes = (Shape(500, 0),)
+    repetitions = 21
+    limit_s = 10e-6
+    warm_up = 200
+    used_part, free_part = 0.6, 0.9
+
+    def run(self, setting: Setting, shape: Shape) -> list[Row]:
+        kept = setting.allocate("weights", Shape(1, 4 * MIB))
+        rows = [
+            self._row(setting, shape, "little memory in use", "none"),
+            self._row(setting, shape, "with a CPU backup", "pinned"),
+        ]
+        if not setting.is_peer:  # Not all of its releases nest regions.
+            rows.append(self._row(setting, shape, "in another region", "none", "outer"))
+        free, total = setting.device.memory()
+        used = setting.allocator.allocate(setting.device, int(min(total * self.used_part, free * self.free_part)), 0)
+        rows.append(self._row(setting, shape, "GPU mostly in use", "none"))
+        if setting.allocator.caches:
+            used.owner = None
+            rows.append(self._row(setting, shape, "the same, cached", "none"))
+        setting.check(kept, self.name)
+        return rows
+
+    def _row(self, setting: Setting, shape: Shape, when: str, backup: str, outer: str | None = None) -> Row:
+        def enter(times: int) -> float:
+            region: Callable[[str, str, str], Any] = setting.saver.region
+            start = time.perf_counter()
+            for _ in range(times):
+                with region("weights", backup, "release"):
+                    pass
+            return (time.perf_counter() - start) / times
+
+        with nullcontext() if outer is None else setting.saver.region(outer, "none", "release"):
+            enter(self.warm_up)
+            values = [enter(shape.count) for _ in range(setting.repetitions)]
+        return setting.row(self, shape, when, 0, values, [self.limit_s], "10 us", Target(AT_MOST, 1.0))
+
+
+_MEASURE_IMPORT = """
+import time
+{first}
+start = time.perf_counter()
+import torch_memory_saver
+print(time.perf_counter() - start)
+"""
+
+
+class ImportTime(Case):
+    """In fresh processes, with this one's environment."""
+
+    name = "import"
+    title = "import torch_memory_saver"
+    shapes = (Shape(1, 0),)
+    repetitions = 3
+    limit_s = 30e-3
+
+    def run(self, setting: Setting, shape: Shape) -> list[Row]:
+        rows = []
+        ways: list[tuple[str, str, float | None]] = [("without torch", "", None), ("torch imported", "import torch", 1.0)]
+        if not setting.allocator.caches:
+            ways.pop()  # There is no torch.
+        for when, first, at_most in ways[setting.is_peer :]:  # The peer imports torch by itself.
+            values = []
+            for _ in range(setting.repetitions + 1):
+                program = [sys.executable, "-c", _MEASURE_IMPORT.format(first=first)]
+                values.append(float(subprocess.run(program, capture_output=True, text=True, check=True).stdout))
+            # The first one compiles the modules.
+            rows.append(setting.row(self, shape, when, 0, values[1:], [self.limit_s], "30 ms", Target(AT_MOST, at_most)))
+        return rows

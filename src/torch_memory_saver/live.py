@@ -1,0 +1,105 @@
+"""Which bytes of managed memory hold something, as torch's allocator knows it, so that a pause copies those only.
+
+torch keeps freed blocks in its segments and hands them out again: what lies in them is nobody's. Only segments are thinned
+whose blocks torch tells the truth about: those of its default pool, and of pools that region() alone has used. Outputs of
+replayed CUDA graphs lie in blocks that are shown as free, so a pool that a capture has used is copied whole, and so is
+memory that torch does not list. Files are as large as the memory that they stand for, and hold all of it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from torch_memory_saver import _core
+from torch_memory_saver.pools import PoolStore, Tags, selects
+from torch_memory_saver.torch_layer import PoolId, TorchCuda
+
+__all__ = ["Live", "live_finder", "live_ranges"]
+
+#: What the core takes: addresses of allocations, and begins and ends of live ranges; sorted 64-bit numbers.
+Live = tuple[bytes, bytes]
+
+_HOST_BACKUPS = (_core.BACKUP_PINNED, _core.BACKUP_MMAP)
+_DEFAULT_POOL: PoolId = (0, 0)
+#: The legacy default stream, which cannot be captured.
+_DEFAULT_STREAM = 0
+#: Every other state of a block is one in which somebody may still use it: it holds a tensor, or waits for a stream.
+_FREE = "inactive"
+
+
+def live_finder(
+    torch: TorchCuda | None, store: PoolStore, tags: Tags, every_backup: bool
+) -> Callable[[], Live | None] | None:
+    """For a pause of `tags`: what the core asks for the live bytes after the devices have been waited for. None: everything
+    is live.
+
+    Args:
+        every_backup: Contents go to host memory whatever backup an allocation has of its own.
+    """
+    if torch is None:
+        return None
+    found = torch
+
+    def find() -> Live | None:
+        managed = {
+            row[0]: (row[1], row[2])
+            for row in _core.segments()
+            if selects(tags, row[7]) and (every_backup or row[6] in _HOST_BACKUPS)
+        }
+        if not managed:
+            return None
+        segments = found.segments()
+        thinned = {_DEFAULT_POOL, *store.pools_without_captures(found, {_pool_of(segment) for segment in segments})}
+        return live_ranges(segments, managed, thinned, default_stream_only=found.captures_join_regions)
+
+    return find
+
+
+def live_ranges(
+    segments: Iterable[Mapping[str, Any]],
+    managed: Mapping[int, tuple[int, int]],
+    thinned: Collection[PoolId],
+    default_stream_only: bool = False,
+) -> Live:
+    """The managed allocations among the segments of torch's snapshot that may be thinned, and their live ranges.
+
+    Args:
+        managed: (bytes asked for, bytes reserved) by address.
+        thinned: The pools that no capture has used.
+        default_stream_only: Captures may have used any pool, but on streams of their own.
+    """
+    addresses, ranges = array("Q"), array("Q")
+    for segment in sorted(segments, key=_address_of):
+        address = segment["address"]
+        sizes = managed.get(address)
+        # A segment is one allocation of ours; anything else at its address is not torch's to tell about.
+        if sizes is None or not sizes[0] <= segment["total_size"] <= sizes[1] or _pool_of(segment) not in thinned:
+            continue
+        if default_stream_only and segment.get("stream") != _DEFAULT_STREAM:
+            continue
+        addresses.append(address)
+        end = 0  # of the segment's last range
+        for block in segment["blocks"]:  # in order, without gaps
+            size = block["size"]
+            if block["state"] != _FREE:
+                if end == address:
+                    ranges[-1] = end = address + size
+                else:
+                    end = address + size
+                    ranges.append(address)
+                    ranges.append(end)
+            address += size
+    return addresses.tobytes(), ranges.tobytes()
+
+
+def _address_of(segment: Mapping[str, Any]) -> int:
+    address: int = segment["address"]
+    return address
+
+
+def _pool_of(segment: Mapping[str, Any]) -> PoolId | None:
+    """None: this torch does not tell."""
+    pool = segment.get("segment_pool_id")
+    return None if pool is None else (pool[0], pool[1])

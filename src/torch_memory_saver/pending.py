@@ -1,0 +1,70 @@
+"""A resume that goes on while the program does something else."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from torch_memory_saver import _core, torch_layer
+from torch_memory_saver.errors import InvalidArgumentError
+from torch_memory_saver.report import ResumeReport
+
+__all__ = ["PendingResume", "on_main_thread"]
+
+
+class PendingResume:
+    """What ``resume(wait=False)`` returns. It may be used on any thread, and dropped at any time: the resume goes on.
+
+    The tensors must not be touched before :meth:`wait` has returned, or, by kernels, before the stream that they are
+    launched on has been handed to :meth:`wait_stream`.
+    """
+
+    def __init__(self, pending: _core.Pending) -> None:
+        self._pending = pending
+
+    @property
+    def done(self) -> bool:
+        """Whether the resume has ended, well or not. Does not wait."""
+        return _core.pending_done(self._pending)
+
+    def wait(self) -> ResumeReport:
+        """Waits until the resume has ended, and returns what it did; as often as one likes.
+
+        On the main thread a signal whose handler raises (Ctrl-C) ends the wait. The resume goes on.
+
+        Raises:
+            TorchMemorySaverError: The resume has failed, as a waiting one would have: nothing has changed. After
+                :meth:`wait_stream` what was to be resumed may be damaged instead, its backup intact: call ``resume`` again.
+        """
+        return ResumeReport(*_core.pending_wait(self._pending, on_main_thread()))
+
+    def wait_stream(self, stream: Any = None) -> None:
+        """Has a CUDA stream wait for the contents: kernels that are launched on it afterwards see them.
+
+        Returns as soon as all copies are queued, which takes as long as it takes to map the memory, and then costs the
+        program nothing. From then on the resume is not undone: where a copy fails, :meth:`wait` raises, and what was to be
+        resumed is damaged, its backup intact.
+
+        Args:
+            stream: A ``torch.cuda.Stream``, or the handle of one; None is PyTorch's current stream.
+
+        Raises:
+            InvalidArgumentError: Not a stream.
+            TorchMemorySaverError: The resume has failed already.
+        """
+        _core.pending_wait_stream(self._pending, _handle_of(stream), on_main_thread())
+
+
+def _handle_of(stream: Any) -> int:
+    if stream is None:
+        torch = torch_layer.in_use()
+        return 0 if torch is None else torch.current_stream()
+    handle = getattr(stream, "cuda_stream", stream)
+    if isinstance(handle, bool) or not isinstance(handle, int) or handle < 0:
+        raise InvalidArgumentError(f"stream must be a torch.cuda.Stream or the handle of one, not {stream!r}")
+    return handle
+
+
+def on_main_thread() -> bool:
+    """Signal handlers run on the main thread only, so calls on others need not ask for them."""
+    return threading.get_ident() == threading.main_thread().ident

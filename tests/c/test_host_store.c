@@ -1,0 +1,443 @@
+/* The host store: what becomes of memory when its buffers go, the quarantine, exit and fork. */
+
+#include "host_fixture.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "captured_stderr.h"
+#include "own_process.h"
+
+enum { TEXT_BYTES = 8192, GATE = 1 };
+
+static const tms_error_context_t CONTEXT = {.operation = "pause", .device = 0};
+
+static tms_host_buffer_t *pinned(host_fixture_t *f, uint64_t bytes, tms_host_policy_t policy) {
+    return make_buffer(f, TMS_BACKUP_PINNED, bytes, policy);
+}
+
+static uint64_t resident(const host_fixture_t *f) { return atomic_load(&((host_fixture_t *)f)->store.resident_bytes); }
+static uint64_t pooled(const host_fixture_t *f) { return atomic_load(&((host_fixture_t *)f)->store.pooled_bytes); }
+static uint64_t quarantined(const host_fixture_t *f) { return tms_quarantine_held(&f->quarantine, TMS_QUARANTINE_HOST); }
+
+/* Until the thread that gives memory back has ended. */
+static void await_thread(host_fixture_t *f) {
+    pthread_mutex_lock(&f->store.lock);
+    while (f->store.threads > 0) pthread_cond_wait(&f->store.changed, &f->store.lock);
+    pthread_mutex_unlock(&f->store.lock);
+}
+
+/* ---- release ---- */
+
+static uint64_t resident_pages(void) {
+    unsigned long long size = 0, pages = 0;
+    FILE *file = fopen("/proc/self/statm", "re");
+    assert_non_null(file);
+    assert_int_equal(fscanf(file, "%llu %llu", &size, &pages), 2);
+    fclose(file);
+    return pages;
+}
+
+static void released_memory_goes_back_to_the_system(void **state) {
+    host_fixture_t *f = *state;
+    const uint64_t bytes = 64 * MIB, page = (uint64_t)sysconf(_SC_PAGESIZE);
+    uint64_t before = resident_pages();
+    tms_host_buffer_t *buffer = pinned(f, bytes, TMS_HOST_RELEASE);
+    char *memory = buffer->memory;
+    assert_true(resident_pages() - before >= bytes / page);
+    tms_host_buffer_drop(buffer);
+    assert_empty(f);
+    for (uint64_t i = 0; i < bytes; i += PIECE) assert_false(is_mapped(memory + i));
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    assert_true(resident_pages() < before + 16 * MIB / page);
+#endif
+}
+
+/* Dropping makes no driver call of its own: not before the releasing thread is let go. */
+static void memory_is_given_back_by_another_thread(void **state) {
+    host_fixture_t *f = *state;
+    tms_host_buffer_t *buffer = pinned(f, 4 * PIECE, TMS_HOST_RELEASE);
+    char *memory = buffer->memory;
+    hold_unregistering(true);
+    tms_host_buffer_drop(buffer); /* returns */
+    await_held(1);
+    assert_int_equal(atomic_load(&f->store.buffer_bytes), 0);
+    assert_int_equal(resident(f), 4 * PIECE);
+    assert_true(is_mapped(memory));
+    hold_unregistering(false);
+    await_thread(f); /* the thread ends by itself */
+    assert_false(is_mapped(memory));
+    assert_int_equal(registrations().unregistered, 4);
+    assert_false(f->store.releasing);
+    assert_empty(f);
+}
+
+/* Each piece goes when nothing lies in it any more, and not before. */
+static void a_piece_goes_with_the_last_buffer_in_it(void **state) {
+    host_fixture_t *f = *state;
+    const uint64_t bytes[] = {3 * PIECE / 2, PIECE / 4, 9 * PIECE / 4};
+    tms_host_buffer_t *buffers[3];
+    struct tms_host_batch *batch = start_batch(f, TMS_BACKUP_PINNED, bytes, 3, TMS_HOST_RELEASE, buffers);
+    for (int i = 0; i < 3; i++) await_all(buffers[i]);
+    tms_host_batch_destroy(batch);
+    char *memory = buffers[0]->memory;
+    memset(buffers[1]->memory, 42, bytes[1]);
+    tms_host_buffer_drop(buffers[0]);
+    tms_host_store_settle(&f->store);
+    assert_int_equal(resident(f), 3 * PIECE);
+    assert_false(is_mapped(memory));
+    assert_true(is_mapped(memory + PIECE));
+    tms_host_buffer_drop(buffers[2]);
+    tms_host_store_settle(&f->store);
+    assert_int_equal(resident(f), PIECE);
+    assert_bytes((CUdeviceptr)buffers[1]->memory, bytes[1], 42);
+    tms_host_buffer_drop(buffers[1]);
+    assert_empty(f);
+}
+
+static void memory_of_kind_mmap_can_be_given_back_at_once(void **state) {
+    host_fixture_t *f = *state;
+    tms_host_buffer_t *mmapped = make_buffer(f, TMS_BACKUP_MMAP, 4 * PIECE, TMS_HOST_RELEASE);
+    char *memory = mmapped->memory;
+    assert_int_equal(locked_bytes(), 4 * PIECE); /* the same memory otherwise */
+    fail_call(CALL_THREAD, 0, 1);                /* nobody else does it */
+    atomic_store(&f->log.level, TMS_LOG_SILENT);
+    tms_host_buffer_drop(mmapped);
+    assert_true(is_mapped(memory));
+    tms_host_store_release_now(&f->store);
+    for (uint64_t i = 0; i < 4 * PIECE; i += PIECE) assert_false(is_mapped(memory + i));
+    assert_empty(f);
+}
+
+/* What another thread has begun with is waited for, and what is PINNED is not. */
+static void releasing_now_waits_for_memory_of_kind_mmap_only(void **state) {
+    host_fixture_t *f = *state;
+    tms_host_buffer_t *mmapped = make_buffer(f, TMS_BACKUP_MMAP, 2 * PIECE, TMS_HOST_RELEASE);
+    tms_host_buffer_t *other = pinned(f, 2 * PIECE, TMS_HOST_RELEASE);
+    char *memory = mmapped->memory;
+    hold_unregistering(true);
+    tms_host_buffer_drop(other);
+    await_held(1);                         /* the thread has one of its pieces in hand, and keeps it */
+    tms_host_store_release_now(&f->store); /* returns: there is nothing of kind MMAP */
+    hold_unregistering(false);
+    tms_host_buffer_drop(mmapped);
+    tms_host_store_release_now(&f->store);
+    assert_false(is_mapped(memory));
+    assert_false(is_mapped(memory + PIECE));
+    assert_empty(f);
+}
+
+static void without_a_thread_memory_waits_for_the_next_call(void **state) {
+    host_fixture_t *f = *state;
+    char text[TEXT_BYTES];
+    tms_host_buffer_t *buffer = pinned(f, 2 * PIECE, TMS_HOST_RELEASE);
+    captured_stderr_t captured = capture_begin();
+    fail_call(CALL_THREAD, 0, 1);
+    tms_host_buffer_drop(buffer);
+    capture_end(captured, text, sizeof text);
+    assert_int_equal(count_lines(text), 1);
+    assert_int_equal(resident(f), 2 * PIECE);
+    /* The start of the next batch is one. */
+    buffer = pinned(f, 2 * PIECE, TMS_HOST_RELEASE);
+    await_thread(f);
+    assert_int_equal(resident(f), 2 * PIECE);
+    tms_host_buffer_drop(buffer);
+    assert_empty(f);
+}
+
+static void a_view_keeps_its_memory(void **state) {
+    host_fixture_t *f = *state;
+    const tms_host_policy_t policies[] = {TMS_HOST_RELEASE, TMS_HOST_POOL};
+    tms_host_store_set_pool_limit(&f->store, 64 * PIECE);
+    for (int i = 0; i < 2; i++) {
+        tms_host_buffer_t *buffer = pinned(f, 2 * PIECE, policies[i]);
+        memset(buffer->memory, 7, 2 * PIECE);
+        tms_host_buffer_acquire(buffer);
+        tms_host_buffer_drop(buffer);
+        tms_host_store_settle(&f->store);
+        assert_int_equal(resident(f), 2 * PIECE);
+        assert_int_equal(pooled(f), 0);
+        assert_bytes((CUdeviceptr)buffer->memory, 2 * PIECE, 7);
+        tms_host_buffer_t *next = pinned(f, 2 * PIECE, TMS_HOST_RELEASE);
+        assert_ptr_not_equal(next->memory, buffer->memory);
+        tms_host_buffer_drop(next);
+        tms_host_buffer_drop(buffer);
+        tms_host_store_settle(&f->store);
+        assert_int_equal(pooled(f), policies[i] == TMS_HOST_POOL ? 2 * PIECE : 0);
+    }
+    tms_host_buffer_drop(NULL);
+}
+
+/* ---- what is refused ---- */
+
+static void memory_that_the_driver_keeps_is_given_back_later(void **state) {
+    host_fixture_t *f = *state;
+    const char *calls[] = {"cuMemHostUnregister", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent",
+                           "cuDevicePrimaryCtxGetState"};
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        char text[TEXT_BYTES];
+        tms_host_buffer_t *buffer = pinned(f, 2 * PIECE, TMS_HOST_RELEASE);
+        char *memory = buffer->memory;
+        captured_stderr_t captured = capture_begin();
+        CALL(fail_after, calls[i], 0, 3, CUDA_ERROR_UNKNOWN);
+        tms_host_buffer_drop(buffer);
+        tms_host_store_settle(&f->store);
+        assert_int_equal(atomic_load(&f->store.buffer_bytes), 0); /* it is no backup any more */
+        assert_int_equal(quarantined(f), 2);
+        assert_int_equal(resident(f), 2 * PIECE);
+        assert_int_equal(locked_bytes(), 2 * PIECE);
+        assert_true(is_mapped(memory)); /* the device may still write there */
+        tms_quarantine_retry(&f->quarantine);
+        assert_int_equal(quarantined(f), 1);
+        assert_int_equal(resident(f), PIECE);
+        tms_quarantine_retry(&f->quarantine);
+        capture_end(captured, text, sizeof text);
+        assert_int_equal(count_lines(text), 3);
+        assert_int_equal(quarantined(f), 0);
+        assert_false(is_mapped(memory));
+        assert_empty(f);
+    }
+}
+
+static void memory_of_a_lost_device_stays(void **state) {
+    host_fixture_t *f = *state;
+    atomic_store(&f->log.level, TMS_LOG_SILENT);
+    tms_host_buffer_t *buffer = pinned(f, 2 * PIECE, TMS_HOST_RELEASE);
+    char *memory = buffer->memory;
+    CALL(lose_device, 0, CUDA_ERROR_ILLEGAL_ADDRESS);
+    tms_host_buffer_drop(buffer);
+    tms_host_store_settle(&f->store);
+    tms_quarantine_retry(&f->quarantine);
+    assert_int_equal(quarantined(f), 2);
+    assert_true(is_mapped(memory));
+    /* The registrations go with the context, and the memory can go then. */
+    ASSERT_CUDA(CALL(cuDevicePrimaryCtxReset_v2, 0));
+    CALL(reset, 2, DEVICE_MEMORY);
+    ASSERT_CUDA(CALL(cuInit, 0));
+    tms_quarantine_retry(&f->quarantine);
+    assert_int_equal(quarantined(f), 0);
+    assert_false(is_mapped(memory));
+    assert_empty(f);
+}
+
+static void registrations_that_a_reset_has_ended_are_not_missed(void **state) {
+    host_fixture_t *f = *state;
+    tms_host_buffer_t *buffer = pinned(f, 2 * PIECE, TMS_HOST_RELEASE);
+    char *memory = buffer->memory;
+    ASSERT_CUDA(CALL(cuDevicePrimaryCtxReset_v2, 0));
+    tms_host_buffer_drop(buffer);
+    tms_host_store_settle(&f->store);
+    assert_int_equal(quarantined(f), 0);
+    assert_false(is_mapped(memory));
+    assert_empty(f);
+}
+
+static void memory_that_the_system_keeps_is_emptied_and_given_back_later(void **state) {
+    host_fixture_t *f = *state;
+    unsigned char resident_now = 1;
+    tms_host_buffer_t *buffer = pinned(f, 2 * PIECE, TMS_HOST_RELEASE);
+    char *memory = buffer->memory;
+    atomic_store(&f->log.level, TMS_LOG_SILENT);
+    memset(memory, 1, 2 * PIECE);
+    fail_call(CALL_MUNMAP, 0, 3);
+    tms_host_buffer_drop(buffer);
+    tms_host_store_settle(&f->store);
+    assert_int_equal(quarantined(f), 2);
+    assert_int_equal(locked_bytes(), 0);
+    assert_int_equal(REAL(mincore)(memory, 1, &resident_now), 0);
+    assert_int_equal(resident_now & 1, 0); /* the pages have gone, the addresses have not */
+    tms_quarantine_retry(&f->quarantine);
+    tms_quarantine_retry(&f->quarantine);
+    assert_int_equal(quarantined(f), 0);
+    assert_int_equal(registrations().unregistered, 2); /* once each */
+    assert_empty(f);
+}
+
+static void a_driver_that_has_gone_keeps_nothing(void **state) {
+    host_fixture_t *f = *state;
+    tms_host_buffer_t *buffer = pinned(f, 2 * PIECE, TMS_HOST_RELEASE);
+    char *memory = buffer->memory;
+    CALL(fail_after, "cuMemHostUnregister", 0, 2, CUDA_ERROR_DEINITIALIZED);
+    tms_host_buffer_drop(buffer);
+    tms_host_store_settle(&f->store);
+    assert_int_equal(quarantined(f), 0);
+    assert_int_equal(resident(f), 0);
+    assert_null(f->store.blocks);
+    assert_true(is_mapped(memory)); /* nobody knows what the device does now */
+    /* It said so only for the test. */
+    tms_error_t error;
+    ASSERT_OK(tms_devices_enter(&f->devices, 0, &CONTEXT, &error), error);
+    ASSERT_CUDA(CALL(cuMemHostUnregister, memory));
+    ASSERT_CUDA(CALL(cuMemHostUnregister, memory + PIECE));
+    tms_devices_leave(&f->devices, 0);
+    assert_int_equal(munmap(memory, 2 * PIECE), 0);
+}
+
+/* ---- the device, exit and fork ---- */
+
+/* Giving back waits for the device, on a thread of the store: whoever drops, or begins another pause, does not. */
+static void dropping_does_not_wait_for_the_device(void **state) {
+    host_fixture_t *f = *state;
+    tms_error_t error;
+    CUstream stream = NULL;
+    ASSERT_OK(tms_devices_enter(&f->devices, 0, &CONTEXT, &error), error);
+    block_t block = make_block(0, GRANULE);
+    ASSERT_CUDA(CALL(cuStreamCreate, &stream, CU_STREAM_NON_BLOCKING));
+    tms_host_buffer_t *buffer = pinned(f, 2 * PIECE, TMS_HOST_RELEASE);
+    char *memory = buffer->memory;
+    ASSERT_CUDA(CALL(launch_add, stream, block.address, GRANULE, 1, GATE));
+    tms_host_buffer_drop(buffer);
+    CALL(wait_until_synchronizing);
+    assert_true(is_mapped(memory));
+    assert_int_equal(locked_bytes(), 2 * PIECE);
+    buffer = pinned(f, 2 * PIECE, TMS_HOST_RELEASE);
+    memset(buffer->memory, 1, 2 * PIECE);
+    CALL(open_gate, GATE);
+    tms_host_buffer_drop(buffer);
+    assert_empty(f);
+    ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
+    drop_block(&block);
+    tms_devices_leave(&f->devices, 0);
+}
+
+static _Atomic bool closed;
+
+static void *close_store(void *store) {
+    tms_host_store_close(store);
+    atomic_store(&closed, true);
+    return NULL;
+}
+
+static void closing_waits_for_the_call_under_way_and_allows_no_other(void **state) {
+    host_fixture_t *f = *state;
+    pthread_t thread;
+    tms_error_t error;
+    uint64_t part = 0;
+    tms_host_buffer_t *buffer = pinned(f, 4 * PIECE, TMS_HOST_RELEASE), *other = pinned(f, 2 * PIECE, TMS_HOST_RELEASE);
+    const uint64_t bytes = 2 * PIECE;
+    hold_unregistering(true);
+    tms_host_buffer_drop(buffer);
+    await_held(1);
+    assert_int_equal(pthread_create(&thread, NULL, close_store, &f->store), 0);
+    pthread_mutex_lock(&f->store.lock);
+    while (!f->store.closing) pthread_cond_wait(&f->store.changed, &f->store.lock);
+    assert_int_equal(f->store.calls, 1);
+    pthread_mutex_unlock(&f->store.lock);
+    for (int i = 0; i < 1000; i++) sched_yield(); /* one that does not wait has returned by now, most likely */
+    assert_false(atomic_load(&closed));
+    hold_unregistering(false);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_int_equal(registrations().unregistered, 1);
+    tms_host_buffer_drop(other); /* as the interpreter does, later still */
+    tms_host_store_release_now(&f->store);
+    tms_host_store_settle(&f->store);
+    await_thread(f);
+    assert_int_equal(registrations().unregistered, 1);
+    tms_host_buffer_t *late;
+    struct tms_host_batch *batch = start_batch(f, TMS_BACKUP_PINNED, &bytes, 1, TMS_HOST_RELEASE, &late);
+    assert_int_equal(tms_host_buffer_await(late, 0, NULL, &part, &CONTEXT, &error), TMS_INVALID_STATE);
+    tms_host_batch_destroy(batch);
+    tms_host_buffer_drop(late);
+    assert_int_equal(CALL(calls, "cuMemHostRegister"), 6);
+}
+
+static struct {
+    host_fixture_t *f;
+    tms_host_buffer_t *buffer;
+} in_child;
+
+/* The buffers are not in the child; something else may be, at the same address. */
+static void touch_nothing(void) {
+    host_fixture_t *f = in_child.f;
+    unsigned char *memory = in_child.buffer->memory;
+    tms_host_store_after_fork_in_child(&f->store);
+    tms_quarantine_after_fork_in_child(&f->quarantine);
+    if (is_mapped(memory)) _exit(2);
+    void *own = mmap(memory, PIECE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    if (own != memory) _exit(3);
+    memory[0] = 42;
+    tms_host_buffer_acquire(in_child.buffer);
+    tms_host_buffer_drop(in_child.buffer);
+    tms_host_buffer_drop(in_child.buffer);
+    tms_host_store_settle(&f->store);
+    if (!is_mapped(memory) || memory[0] != 42) _exit(4);
+    if (pooled(f) || resident(f) || f->store.blocks || f->store.waiting) _exit(5);
+    _exit(registrations().unregistered == 0 ? 0 : 6);
+}
+
+static void a_forked_child_touches_nothing(void **state) {
+    host_fixture_t *f = *state;
+    tms_host_store_set_pool_limit(&f->store, 4 * PIECE);
+    tms_host_buffer_drop(pinned(f, 2 * PIECE, TMS_HOST_POOL));
+    in_child.f = f;
+    in_child.buffer = pinned(f, 4 * PIECE, TMS_HOST_RELEASE);
+    memset(in_child.buffer->memory, 1, 4 * PIECE);
+    pthread_mutex_lock(&f->store.lock); /* as process.c does */
+    int status = run_in_child(touch_nothing);
+    pthread_mutex_unlock(&f->store.lock);
+    assert_int_equal(status, 0);
+    assert_bytes((CUdeviceptr)in_child.buffer->memory, 4 * PIECE, 1);
+    tms_host_buffer_drop(in_child.buffer);
+    tms_host_store_settle(&f->store);
+    assert_int_equal(pooled(f), 2 * PIECE);
+}
+
+/* ---- many threads ---- */
+
+enum { THREADS = 4, ROUNDS = 30 };
+
+static void *make_and_drop(void *argument) {
+    host_fixture_t *f = argument;
+    const uint64_t sizes[] = {PIECE / 2, 3 * PIECE, 5000, 2 * PIECE};
+    for (int i = 0; i < ROUNDS; i++) {
+        tms_host_buffer_t *buffer = pinned(f, sizes[i % 4], i % 3 ? TMS_HOST_POOL : TMS_HOST_RELEASE);
+        memset(buffer->memory, i, buffer->bytes);
+        tms_host_buffer_acquire(buffer);
+        tms_host_buffer_drop(buffer);
+        if (i % 5 == 0) tms_host_store_set_pool_limit(&f->store, (uint64_t)(i % 7) * PIECE);
+        if (i % 7 == 0) tms_host_store_release_now(&f->store);
+        for (uint64_t at = 0; at < buffer->bytes; at += 1000) {
+            if (((uint8_t *)buffer->memory)[at] != i) return "somebody else wrote to it";
+        }
+        tms_host_buffer_drop(buffer);
+    }
+    return NULL;
+}
+
+static void threads_do_not_get_into_each_others_way(void **state) {
+    host_fixture_t *f = *state;
+    pthread_t threads[THREADS];
+    for (int i = 0; i < THREADS; i++) assert_int_equal(pthread_create(&threads[i], NULL, make_and_drop, f), 0);
+    for (int i = 0; i < THREADS; i++) {
+        void *complaint = NULL;
+        pthread_join(threads[i], &complaint);
+        assert_null(complaint);
+    }
+    tms_host_store_set_pool_limit(&f->store, 0);
+    assert_empty(f);
+}
+
+#define TEST(test) cmocka_unit_test_setup_teardown(test, setup_host, teardown_host)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(released_memory_goes_back_to_the_system),
+        TEST(memory_is_given_back_by_another_thread),
+        TEST(a_piece_goes_with_the_last_buffer_in_it),
+        TEST(memory_of_kind_mmap_can_be_given_back_at_once),
+        TEST(releasing_now_waits_for_memory_of_kind_mmap_only),
+        TEST(without_a_thread_memory_waits_for_the_next_call),
+        TEST(a_view_keeps_its_memory),
+        TEST(memory_that_the_driver_keeps_is_given_back_later),
+        TEST(memory_of_a_lost_device_stays),
+        TEST(registrations_that_a_reset_has_ended_are_not_missed),
+        TEST(memory_that_the_system_keeps_is_emptied_and_given_back_later),
+        TEST(a_driver_that_has_gone_keeps_nothing),
+        TEST(dropping_does_not_wait_for_the_device),
+        TEST(closing_waits_for_the_call_under_way_and_allows_no_other),
+        TEST(a_forked_child_touches_nothing),
+        TEST(threads_do_not_get_into_each_others_way),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

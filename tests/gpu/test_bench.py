@@ -1,0 +1,32 @@
+"""The benchmarks run with tensors, in small, and say what they measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from gpu_support import SIMULATED, subprocess_run
+
+pytestmark = [pytest.mark.outer, pytest.mark.timeout(300)]
+
+SCALE = "0.002" if SIMULATED else "0.02"
+CASES = "pooled,live,wake-up"
+
+
+def test_the_suite(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    command = ["-m", "torch_memory_saver", "bench", "--device", "gpu", "--cases", CASES, "--scale", SCALE]
+    done = subprocess_run([*command, "--repetitions", "1", "--json", str(path)], timeout=280).check()
+    data = json.loads(path.read_text())
+    assert data["left_out"] == [], done.output
+    assert {row["case"] for row in data["rows"]} == set(CASES.split(","))
+    assert data["machine"]["torch"]
+    assert data["machine"]["simulated"] is SIMULATED
+    for row in data["rows"]:
+        assert row["ours"]["median"] > 0, row
+        assert row["limit"] is not None or row["operation"] == "both", row
+    live = next(row for row in data["rows"] if row["case"] == "live")
+    part = float(live["notes"].partition("%")[0])
+    # In so little memory what is left over at the ends of segments counts.
+    assert 15 < part < 50, live["notes"]

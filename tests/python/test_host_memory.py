@@ -1,0 +1,286 @@
+"""Host memory of backups: what the environment and the program say about it, in fresh processes on the simulated GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from conftest import Program
+from fake_torch import FakeTorch
+
+from torch_memory_saver import _core, errors
+from torch_memory_saver.saver import TorchMemorySaver
+
+MIB = 1 << 20
+
+#: Waiting for what the library does in the background.
+WAIT = """
+import time
+def wait_for(condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, torch_memory_saver.stats()
+        time.sleep(0.001)
+def resident():
+    return torch_memory_saver.stats().host_resident_bytes
+def pooled():
+    return torch_memory_saver.stats().host_pooled_bytes
+def allocate(size, value, **settings):
+    with torch_memory_saver.region("a", enable_cpu_backup=True, **settings):
+        address = cuda_malloc(size)
+    fill(address, size, value)
+    return address
+"""
+
+
+# What the environment says.
+
+
+@pytest.mark.parametrize("policy", ["release", "pool", "retain"])
+def test_the_environment_says_what_becomes_of_it(program: Program, policy: str) -> None:
+    text = f"""
+assert torch_memory_saver.host_memory == "{policy}"
+assert torch_memory_saver.retain_cpu_backup is {policy == "retain"}
+address = allocate(8 * MIB, 5)
+torch_memory_saver.pause()
+torch_memory_saver.resume()
+assert read(address, 8 * MIB) == bytes([5]) * 8 * MIB
+wait_for(lambda: (pooled() > 0, resident() > 0) == ({policy == "pool"}, {policy != "release"}))
+assert (_core.host_backup(address, MIB) is not None) is {policy == "retain"}
+"""
+    program(WAIT + text, TMS_HOST_MEMORY=policy)
+
+
+def test_the_older_variable_means_retain(program: Program) -> None:
+    program('assert torch_memory_saver.host_memory == "retain"', TMS_RETAIN_CPU_BACKUP="1")
+
+
+@pytest.mark.parametrize("value", ["keep", "Pool!", "1"])
+def test_an_unknown_policy_is_reported_and_ignored(program: Program, value: str) -> None:
+    done = program('assert torch_memory_saver.host_memory == "release"', TMS_HOST_MEMORY=value)
+    assert done.stderr.count("TMS_HOST_MEMORY") == 1
+    assert value in done.stderr
+
+
+@pytest.mark.parametrize("name", ["TMS_HOST_MEMORY_LIMIT_MB", "TMS_HOST_POOL_LIMIT_MB"])
+@pytest.mark.parametrize("value", ["-1", "many", "99999999999999999999"])
+def test_limits_that_make_no_sense_are_reported_and_ignored(program: Program, name: str, value: str) -> None:
+    text = """
+address = allocate(8 * MIB, 5)
+torch_memory_saver.pause()
+torch_memory_saver.resume()
+assert read(address, 8 * MIB) == bytes([5]) * 8 * MIB
+"""
+    done = program(WAIT + text, **{name: value})
+    assert done.stderr.count(name) == 1
+    assert value in done.stderr
+
+
+def test_what_does_not_fit_the_limit_changes_nothing(program: Program) -> None:
+    text = """
+from torch_memory_saver import OutOfHostMemoryError
+address = allocate(200 * MIB, 5)
+free = free_bytes()
+for _ in range(2):
+    try:
+        torch_memory_saver.pause()
+    except OutOfHostMemoryError as error:
+        assert "TMS_HOST_MEMORY_LIMIT_MB" in str(error), error
+    else:
+        raise AssertionError
+    wait_for(lambda: resident() == 0)
+    assert free_bytes() == free
+    assert torch_memory_saver.stats().tags["a"].resident_bytes == 200 * MIB
+assert read(address, 200 * MIB) == bytes([5]) * 200 * MIB
+try:
+    torch_memory_saver.reserve_host_memory(200 * MIB)
+except OutOfHostMemoryError as error:
+    assert "TMS_HOST_MEMORY_LIMIT_MB" in str(error), error
+else:
+    raise AssertionError
+assert (pooled(), resident()) == (0, 0)
+assert torch_memory_saver.pause(backup="discard").copied_bytes == 0
+torch_memory_saver.resume(zero=True)
+assert read(address, 200 * MIB) == bytes(200 * MIB)
+"""
+    program(WAIT + text, TMS_HOST_MEMORY_LIMIT_MB="128")
+
+
+def test_the_pool_keeps_to_its_limit(program: Program) -> None:
+    text = """
+address = allocate(300 * MIB, 5, host_memory="pool")
+torch_memory_saver.pause()
+torch_memory_saver.resume()
+wait_for(lambda: resident() <= 128 * MIB)
+assert pooled() <= 128 * MIB
+assert read(address, 300 * MIB) == bytes([5]) * 300 * MIB
+torch_memory_saver.reserve_host_memory(192 * MIB)
+wait_for(lambda: pooled() >= 192 * MIB)
+"""
+    program(WAIT + text, TMS_HOST_POOL_LIMIT_MB="128")
+
+
+# What the program says.
+
+
+def test_a_reservation_is_used_by_the_next_pause(program: Program) -> None:
+    text = """
+address = allocate(100 * MIB, 5)
+torch_memory_saver.reserve_host_memory(128 * MIB, device=0)
+wait_for(lambda: pooled() >= 128 * MIB)
+before = resident()
+torch_memory_saver.pause()
+assert resident() == before
+assert pooled() < before
+torch_memory_saver.resume(host_memory="pool")
+assert read(address, 100 * MIB) == bytes([5]) * 100 * MIB
+wait_for(lambda: pooled() == resident() == before)
+"""
+    program(WAIT + text)
+
+
+def test_a_view_keeps_its_memory_after_the_resume(program: Program) -> None:
+    for policy in ("release", "pool", "retain"):
+        text = f"""
+address = allocate(64 * MIB, 5, host_memory="{policy}")
+torch_memory_saver.pause()
+view = _core.host_backup(address, 64 * MIB)
+torch_memory_saver.resume()
+held = resident()
+assert held >= 64 * MIB and pooled() == 0
+if "{policy}" != "retain":
+    fill(address, 64 * MIB, 6)
+    torch_memory_saver.pause()
+    torch_memory_saver.resume(host_memory="release")
+assert ctypes.string_at(view.address, 64 * MIB) == bytes([5]) * 64 * MIB
+del view
+wait_for(lambda: (pooled(), resident()) == {{"release": (0, 0), "pool": (held, held), "retain": (0, held)}}["{policy}"])
+"""
+        program(WAIT + text)
+
+
+def test_absurd_reservations_change_nothing(saver: TorchMemorySaver, simulator: Any) -> None:
+    before = saver.stats()
+    for size, device in ((-1, None), (1 << 63, None), (1.5, None), (MIB, 2), (MIB, -1), (MIB, "cuda:0"), (True, None)):
+        with pytest.raises(errors.InvalidArgumentError):
+            saver.reserve_host_memory(size, device)  # type: ignore[arg-type,unused-ignore]
+    for size in (1 << 50, (1 << 63) - 1):
+        with pytest.raises(errors.OutOfHostMemoryError):
+            saver.reserve_host_memory(size, 0)
+    assert saver.stats().host_resident_bytes == before.host_resident_bytes
+
+
+def test_the_policy_of_the_process(saver: TorchMemorySaver, simulator: Any) -> None:
+    assert saver.host_memory == "release"
+    for policy in ("pool", "retain", "release"):
+        saver.host_memory = policy
+        assert saver.host_memory == policy
+        assert saver.retain_cpu_backup is (policy == "retain")
+    for wrong in ("", "keep", None, 2):
+        with pytest.raises(errors.InvalidArgumentError, match="host_memory"):
+            saver.host_memory = wrong  # type: ignore[assignment]
+    assert saver.host_memory == "release"
+
+
+def test_bad_choices_are_refused_before_anything_changes(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    with saver.region("a", enable_cpu_backup=True):
+        fake_torch.allocate(2 * MIB)
+    for call in (
+        lambda: saver.region("a", host_memory="keep"),
+        lambda: saver.cuda_graph(None, host_memory="keep"),
+        lambda: saver.pause("a", backup="tape"),
+        lambda: saver.pause("a", progress="bar"),  # type: ignore[arg-type]
+        lambda: saver.resume("a", host_memory="keep"),
+        lambda: saver.resume("a", progress=1),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(errors.InvalidArgumentError):
+            call()
+    assert saver.stats().tags["a"].resident_bytes == 2 * MIB
+    assert _core.region_current()[3] == 0
+
+
+def test_keywords_that_were_not_given_are_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another implementation, in the place of ours, need not know them."""
+    given: list[tuple[str, dict[str, Any]]] = []
+
+    class Theirs:
+        def __getattr__(self, name: str) -> Any:
+            return lambda **keywords: given.append((name, keywords))
+
+    saver = TorchMemorySaver()
+    saver._impl = Theirs()
+    saver.region("a", enable_cpu_backup=True)
+    saver.pause("a", backup=None, live_only=True, progress=None)
+    saver.resume("a", host_memory=None, zero=False, progress=None)
+    saver.pause("a", backup="disk", live_only=False, progress=print)
+    saver.resume("a", host_memory="pool", zero=True, progress=print)
+    saver.region("a", host_memory="retain")
+    assert given == [
+        ("region", {"tag": "a", "enable_cpu_backup": True}),
+        ("pause", {"tag": "a"}),
+        ("resume", {"tag": "a"}),
+        ("pause", {"tag": "a", "backup": "disk", "live_only": False, "progress": print}),
+        ("resume", {"tag": "a", "host_memory": "pool", "zero": True, "progress": print}),
+        ("region", {"tag": "a", "enable_cpu_backup": False, "host_memory": "retain"}),
+    ]
+
+
+# The end of the program.
+
+
+def test_the_core_is_closed_at_exit_once_it_was_used(program: Program) -> None:
+    text = """
+_core.close = lambda: print("closed")
+"""
+    assert program(text).stdout == ""
+    assert program(text + "torch_memory_saver.stats()\ntorch_memory_saver.pause()\n").stdout == "closed\n"
+
+
+def test_closing_twice_and_using_it_afterwards(program: Program) -> None:
+    """What the end of the program still does: contents come back, and nothing is lost for want of threads."""
+    text = """
+from torch_memory_saver import InvalidStateError
+address = allocate(64 * MIB, 5)
+torch_memory_saver.pause()
+_core.close()
+_core.close()
+torch_memory_saver.resume()
+assert read(address, 64 * MIB) == bytes([5]) * 64 * MIB
+try:
+    torch_memory_saver.pause()
+except InvalidStateError as error:
+    assert "the process ends" in str(error), error
+    assert torch_memory_saver.stats().tags["a"].resident_bytes == 64 * MIB
+else:
+    torch_memory_saver.resume()
+assert read(address, 64 * MIB) == bytes([5]) * 64 * MIB
+assert torch_memory_saver.pause(backup="discard").allocations == 1
+torch_memory_saver.resume()
+"""
+    assert program(WAIT + text).stderr == ""
+
+
+@pytest.mark.parametrize("last", ["reserve_host_memory(192 * MIB)", "pause()", "resume()"])
+def test_exit_while_memory_is_made_ready_or_given_back(program: Program, last: str) -> None:
+    text = f"""
+address = allocate(192 * MIB, 5)
+if "{last}" == "resume()":
+    torch_memory_saver.pause()
+torch_memory_saver.{last}
+"""
+    assert program(WAIT + text).stderr == ""
+
+
+def test_a_forked_child_closes_nothing_of_its_parents(program: Program) -> None:
+    text = """
+address = allocate(64 * MIB, 5)
+torch_memory_saver.pause()
+torch_memory_saver.reserve_host_memory(128 * MIB)
+child = os.fork()
+if not child:
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+torch_memory_saver.resume()
+assert read(address, 64 * MIB) == bytes([5]) * 64 * MIB
+"""
+    assert program(WAIT + text).stderr == ""
