@@ -34,7 +34,7 @@ test: build ## the Python tests on the simulated GPU, with the package of the so
 	$(IN_TREE) -m pytest $(PYTEST_ARGUMENTS)
 
 .PHONY: faults
-faults: build ## every call of the driver and the C library fails, in every way that is known, on the simulated GPU (6 minutes)
+faults: build ## every call of the driver and the C library fails, in every way that is known, on the simulated GPU (half an hour)
 	$(IN_TREE) -m pytest -m faults tests/faults $(PYTEST_ARGUMENTS)
 
 SIMULATE = $(IN_TREE) -m torch_memory_saver simulate --devices 2 --memory 8GiB

@@ -240,7 +240,7 @@ def main() -> None:
     parser.add_argument("--only")
     parser.add_argument("--skip", type=int, nargs=2, default=(0, 0), help="the last injection that is done already")
     arguments = parser.parse_args()
-    sys.path.insert(1, str(Path(__file__).resolve().parent.parent))
+    sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "shared"))
     Worker(arguments.scenario, arguments.directory, arguments.full).run(arguments.only, tuple(arguments.skip))
 
 

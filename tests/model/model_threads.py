@@ -92,6 +92,10 @@ def conclude(world: World, tags: Any, selected: list[Allocation], freed: list[Al
         after_pause(world, tags, selected, ended)
         world.clean = clean
     for allocation in freed:
+        if isinstance(ended, Exception):
+            # It may have written over a retained backup, and nobody can tell any more.
+            for view in (view for view in world.views if view.owner is allocation):
+                view.contents = None
         world.forget(allocation)
     if isinstance(ended, Exception):
         after_failed_held_pause(world, kept)

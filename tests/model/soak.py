@@ -14,6 +14,7 @@ import faulthandler
 import logging
 import os
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -93,10 +94,12 @@ def main() -> int:
     arguments = parser.parse_args()
     seed = random.SystemRandom().randrange(1 << 32) if arguments.seed is None else arguments.seed
     faulthandler.enable()
+    # In the background of a shell it is ignored, and a pause that is interrupted would wait for ever.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="tms-soak-") as name:
         directory = Path(name)
         prepare(directory)
-        sys.path[:0] = [str(HERE), str(HERE.parent)]
+        sys.path[:0] = [str(HERE), str(HERE.parent / "shared")]
         from model_machine import Machine
 
         logging.disable(logging.CRITICAL)

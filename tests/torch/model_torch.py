@@ -25,7 +25,7 @@ import torch_memory_saver
 from torch_memory_saver import _core, errors
 from torch_memory_saver import torch_memory_saver as saver
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "shared"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "model"))
 
 from model_choice import RandomChoice
