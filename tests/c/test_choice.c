@@ -325,8 +325,10 @@ static void both_devices_copy(void **state) {
 static void a_failure_on_one_device_is_one_on_all(void **state) {
     fixture_t *f = *state;
     const char *calls[] = {"cuMemcpyDtoHAsync", "cuStreamCreate", "cuStreamSynchronize", "cuMemcpyHtoDAsync", "cuMemMap"};
+    /* The second wait for a stream may be the one before the first is closed, which fails nothing. */
+    const uint64_t occurrences[] = {2, 2, 1, 2, 2};
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
-        for (uint64_t occurrence = 0; occurrence < 2; occurrence++) {
+        for (uint64_t occurrence = 0; occurrence < occurrences[i]; occurrence++) {
             tms_error_t error;
             uint64_t addresses[] = {allocate_on(f, 0, "a", TMS_BACKUP_PINNED, 2 * MIB),
                                     allocate_on(f, 1, "a", TMS_BACKUP_PINNED, 2 * MIB)};

@@ -196,12 +196,13 @@ static void idle_memory_makes_room_for_what_does_not_fit_otherwise(void **state)
     tms_host_buffer_drop(large);
     tms_host_store_settle(&f->store);
     /* Not more than is missing. */
-    tms_host_buffer_drop(pinned(f, 6 * PIECE, TMS_HOST_POOL));
-    large = pinned(f, 7 * PIECE, TMS_HOST_RELEASE);
+    tms_host_buffer_drop(pinned(f, 4 * PIECE, TMS_HOST_POOL));
+    large = pinned(f, 6 * PIECE, TMS_HOST_RELEASE);
+    assert_int_equal(pooled(f), 2 * PIECE);
     tms_host_buffer_drop(large);
     tms_host_buffer_drop(small);
     tms_host_store_settle(&f->store);
-    assert_int_equal(pooled(f), 2 * PIECE);
+    assert_int_equal(pooled(f), 4 * PIECE);
 }
 
 /* Also what waits to be given back. */
