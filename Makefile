@@ -173,8 +173,8 @@ sanitize-threads: ## the C tests with threads, with TSan
 # threads, in whose child ASan's own allocator can wait for ever.
 SANITIZED_PYTHON := $(abspath build/c/asan/python)
 SANITIZED_TESTS ?= tests/python tests/preload
-NOT_SANITIZED := $(OF_SETUP) $(addprefix --ignore=tests/,python/test_torch_cpu.py preload/test_harmless.py) \
-	$(addprefix --deselect=tests/preload/test_process.py::,test_beside_another_preloaded_library \
+NOT_SANITIZED := $(OF_SETUP) $(addprefix --ignore=tests/,python/test_torch_cpu.py preload/test_harmless.py \
+	python/test_bench.py) $(addprefix --deselect=tests/preload/test_process.py::,test_beside_another_preloaded_library \
 	test_allocations_inside_an_allocation_are_not_the_programs) \
 	--deselect=tests/python/test_exit.py::test_a_forked_child_leaves_what_is_its_parent_s
 sanitize-python: ## the Python tests on the simulated GPU, with ASan and UBSan in the three libraries
