@@ -41,14 +41,13 @@ static tms_status_t populate(tms_transition_t *t, tms_segment_t *segment, tms_de
 }
 
 /* Whether the memory that a device's segments need is likely to be there. */
-static bool will_fit(const tms_transition_t *t, int device) {
+static tms_status_t find_fit(const tms_transition_t *t, int device, bool *fits, tms_error_t *error) {
     tms_error_context_t context = tms_transition_context(t, device);
     uint64_t needed = 0, free_bytes = 0, total_bytes = 0;
-    tms_error_t reason;
     TMS_FOR_EACH(segment, t) needed += segment->device == device ? tms_segment_reserved(segment) : 0;
-    tms_status_t status = tms_devices_memory(t->saver->devices, device, &free_bytes, &total_bytes, &context, &reason);
-    tms_saver_note(t->saver, status, &reason); /* all of it gets its memory first then */
-    return status == TMS_OK && free_bytes >= needed;
+    tms_status_t status = tms_devices_memory(t->saver->devices, device, &free_bytes, &total_bytes, &context, error);
+    *fits = free_bytes >= needed;
+    return status;
 }
 
 static bool is_copied(const tms_transition_t *t, const tms_segment_t *segment) {
@@ -93,7 +92,9 @@ static tms_status_t restore_device(tms_transition_t *t, int device, tms_wait_t *
     bool copies = false;
     TMS_FOR_EACH(segment, t) copies |= segment->device == device && is_copied(t, segment);
     tms_status_t status = tms_devices_peers(t->saver->devices, device, &all.peers, &context, error);
-    if (status == TMS_OK && copies && !will_fit(t, device)) {
+    bool fits = true;
+    if (status == TMS_OK && copies) status = find_fit(t, device, &fits, error);
+    if (status == TMS_OK && !fits) {
         /* Better to know that before anything is copied. */
         status = restore_segments(t, device, &all, wait, error);
         all.populated = true;
