@@ -1,9 +1,10 @@
 /* pause and resume: one call moves many segments, or none.
  *
- * pause:  take the turn; mark PAUSING -> prepare every backup -> synchronise every affected device -> save every backup
- *         -- commit point -- -> unmap and release each -> mark PAUSED.
- * resume: (take the devices' locks;) take the turn; mark RESUMING -> create, map and give access to each -> load every
- * backup and wait -- commit point -- -> mark ACTIVE, let the backups go. A failure before the commit point undoes this
+ * pause:  take the turn; mark PAUSING -> synchronise every affected device -> ask what is live -> plan every backup -> save
+ *         every backup, all devices at once -- commit point -- -> unmap and release each -> mark PAUSED.
+ * resume: (take the devices' locks;) take the turn; mark RESUMING -> on all devices at once: create, map and give access to
+ *         each and load its backup, and wait -- commit point -- -> mark ACTIVE, let the backups go. A failure before the
+ *         commit point undoes this
  * call's work and leaves every segment as it was. After it, pause goes on with the rest, marks what the driver refused
  * DAMAGED, and reports all of it. Segments freed meanwhile are disposed of at the end.
  *

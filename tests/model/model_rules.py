@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -31,8 +32,9 @@ class Rules(RuleBasedStateMachine):
         self.failed = False
         self.world = self.begin()
 
+    @abc.abstractmethod
     def begin(self) -> AnyWorld:
-        raise NotImplementedError
+        """A world in which nothing has happened yet."""
 
     def guarded(self, step: Callable[[], Any]) -> None:
         try:
