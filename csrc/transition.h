@@ -3,10 +3,11 @@
  * pause:  take the turn; mark PAUSING -> synchronise every affected device -> ask what is live -> plan every backup -> save
  *         every backup, all devices at once -- commit point -- -> unmap and release each -> mark PAUSED.
  * resume: (take the devices' locks;) take the turn; mark RESUMING -> on all devices at once: create, map and give access to
- *         each and load its backup, and wait -- commit point -- -> mark ACTIVE, let the backups go. A failure before the
- *         commit point undoes this
- * call's work and leaves every segment as it was. After it, pause goes on with the rest, marks what the driver refused
- * DAMAGED, and reports all of it. Segments freed meanwhile are disposed of at the end.
+ *         each and load its backup, and wait -- commit point -- -> mark ACTIVE, let the backups go.
+ *
+ * A failure before the commit point undoes this call's work and leaves every segment as it was, except in a pending resume
+ * that a stream waits for already (pending.h). After it, pause goes on with the rest, marks what the driver refused DAMAGED,
+ * and reports all of it. Segments freed meanwhile are disposed of at the end.
  *
  * Selected segments that were DAMAGED before, and that the driver has refused again to take back, are passed over: a resume
  * that has resumed the rest then fails with what the driver said, and a pause logs it.
