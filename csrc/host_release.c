@@ -31,8 +31,9 @@ void tms_host_piece_retire(tms_host_piece_t *piece, tms_host_policy_t policy, tm
     tms_host_store_t *store = piece->block->store;
     /* Its batch is at work on it, and looks at it again at the end; or its batch ended before it was usable. */
     if (piece->state != TMS_PIECE_USABLE && piece->state != TMS_PIECE_ABSENT) return;
-    bool fits = piece->bytes <= store->pool_limit_bytes &&
-                atomic_load(&store->pooled_bytes) <= store->pool_limit_bytes - piece->bytes;
+    /* What a reservation has on its way comes into the pool without being asked. */
+    uint64_t held = atomic_load(&store->pooled_bytes) + store->reserving_bytes;
+    bool fits = piece->bytes <= store->pool_limit_bytes && held <= store->pool_limit_bytes - piece->bytes;
     if (piece->state == TMS_PIECE_USABLE && policy == TMS_HOST_POOL && fits)
         tms_host_pool_take(piece);
     else

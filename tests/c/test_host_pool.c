@@ -270,6 +270,23 @@ static void a_batch_waits_for_the_reservation_under_way(void **state) {
     assert_int_equal(pooled(f), 8 * PIECE);
 }
 
+/* Together they would be more than the pool may hold. */
+static void what_comes_back_leaves_room_for_the_reservation_under_way(void **state) {
+    host_fixture_t *f = *state;
+    tms_host_store_set_pool_limit(&f->store, 8 * PIECE);
+    tms_host_buffer_t *buffer = pinned(f, 4 * PIECE, TMS_HOST_POOL);
+    hold_registering(true);
+    reserve(f, 0, 6 * PIECE);
+    await_held(1);
+    tms_host_buffer_drop(buffer);
+    assert_int_equal(pooled(f), 2 * PIECE);
+    hold_registering(false);
+    await_reserved(f);
+    assert_int_equal(pooled(f), 8 * PIECE);
+    tms_host_store_settle(&f->store);
+    assert_int_equal(resident(f), 8 * PIECE);
+}
+
 static void reserving_what_cannot_be_had_changes_nothing(void **state) {
     host_fixture_t *f = *state;
     const uint64_t sizes[] = {(uint64_t)1 << 60, UINT64_MAX, (uint64_t)1 << 46};
@@ -337,6 +354,7 @@ int main(void) {
         TEST(what_waits_to_be_released_makes_room),
         TEST(a_reservation_fills_the_pool_in_the_background),
         TEST(a_batch_waits_for_the_reservation_under_way),
+        TEST(what_comes_back_leaves_room_for_the_reservation_under_way),
         TEST(reserving_what_cannot_be_had_changes_nothing),
         TEST(a_reservation_that_fails_later_is_logged_and_keeps_what_it_has),
         TEST(without_a_thread_the_caller_reserves),
