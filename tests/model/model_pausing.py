@@ -147,8 +147,11 @@ def after_failed_pause(world: World, selected: list[Allocation]) -> None:
 
 def renewed_in_vain(world: World, allocation: Allocation) -> None:
     """A retained backup that the failed pause had begun to write over is no backup any more, and its memory goes."""
-    row = _core.find(allocation.address)
-    if not allocation.buffer or (row is not None and row[3]):
+    if not allocation.buffer:
+        return
+    begin, end = allocation.kept[0]
+    # Its counted bytes do not tell: a file that it has as well counts where there is no other backup.
+    if _core.host_backup(allocation.address + begin, end - begin) is not None:
         return
     allocation.loses_backup()
     for view in world.views:
