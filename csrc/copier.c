@@ -75,6 +75,15 @@ static void count_done(tms_copier_t *copier, uint64_t bytes) {
     if (copier->done) atomic_fetch_add(copier->done, bytes);
 }
 
+static tms_status_t use_the_time(const tms_copier_t *copier, CUevent event, tms_error_t *error) {
+    const tms_driver_table_t *driver = copier->driver;
+    bool more = copier->meanwhile && driver->cuEventQuery;
+    tms_status_t status = TMS_OK;
+    while (status == TMS_OK && more && driver->cuEventQuery(event) == CUDA_ERROR_NOT_READY)
+        status = copier->meanwhile(copier->meanwhile_context, &more, error);
+    return status;
+}
+
 /* A mark behind what was queued since the last one, and a wait for the mark before: two chunks are in flight at most. */
 static tms_status_t end_chunk(tms_copier_t *copier, const tms_error_context_t *context, tms_error_t *error) {
     CUevent *event = &copier->events[copier->next];
@@ -88,7 +97,9 @@ static tms_status_t end_chunk(tms_copier_t *copier, const tms_error_context_t *c
     uint64_t before = copier->behind[copier->next];
     if (before == 0) return TMS_OK;
     copier->behind[copier->next] = 0;
-    status = TMS_DRIVER_CALL(copier->driver, context, error, cuEventSynchronize, copier->events[copier->next]);
+    status = use_the_time(copier, copier->events[copier->next], error);
+    if (status == TMS_OK)
+        status = TMS_DRIVER_CALL(copier->driver, context, error, cuEventSynchronize, copier->events[copier->next]);
     if (status == TMS_OK) count_done(copier, before);
     return status;
 }

@@ -21,6 +21,10 @@ typedef struct tms_copier {
     int device;
     tms_wait_t *wait;       /* of the call; NULL: not interruptible, and every copy is one driver call */
     _Atomic uint64_t *done; /* NULL, or counts the bytes that are certain to have been copied */
+    /* NULL, or done over and over instead of waiting for a chunk, as long as there is *more to do. A failure is the copy's.
+     */
+    tms_status_t (*meanwhile)(void *context, bool *more, tms_error_t *error);
+    void *meanwhile_context;
     CUstream stream;
     CUevent events[TMS_COPIER_EVENTS];  /* behind the last two chunks; made when the first chunk is full */
     uint64_t behind[TMS_COPIER_EVENTS]; /* bytes that the event is behind, if it is in the stream and not waited for yet;

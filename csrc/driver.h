@@ -42,6 +42,7 @@
     X(cuEventCreate, "cuEventCreate", (CUevent * event, unsigned int flags))                                                \
     X(cuEventRecord, "cuEventRecord", (CUevent event, CUstream stream))                                                     \
     X(cuEventSynchronize, "cuEventSynchronize", (CUevent event))                                                            \
+    X(cuEventQuery, "cuEventQuery", (CUevent event))                                                                        \
     X(cuEventDestroy, "cuEventDestroy_v2", (CUevent event))                                                                 \
     X(cuStreamWaitEvent, "cuStreamWaitEvent", (CUstream stream, CUevent event, unsigned int flags))                         \
     X(cuMemGetInfo, "cuMemGetInfo_v2", (size_t *free_bytes, size_t *total_bytes))                                           \

@@ -19,14 +19,15 @@ enum {
 static const uint64_t no_limit = (uint64_t)1 << 62;
 static const uint64_t kib = 1024;
 
-/* The files of a version. */
+/* The files of a version. Above `brake` a group is slowed down until it uses less, which page-locked memory never lets it.
+ */
 typedef struct cgroup_files {
-    const char *limit, *usage, *statistics, *droppable;
+    const char *limit, *brake, *usage, *statistics, *droppable;
 } cgroup_files_t;
 
-static const cgroup_files_t version_1 = {"memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat",
+static const cgroup_files_t version_1 = {"memory.limit_in_bytes", NULL, "memory.usage_in_bytes", "memory.stat",
                                          "total_inactive_file"};
-static const cgroup_files_t version_2 = {"memory.max", "memory.current", "memory.stat", "inactive_file"};
+static const cgroup_files_t version_2 = {"memory.max", "memory.high", "memory.current", "memory.stat", "inactive_file"};
 
 typedef struct tms_host_cgroup {
     const cgroup_files_t *files;
@@ -236,9 +237,11 @@ static void look_at_system(const tms_host_limits_t *limits, tms_host_headroom_t 
     (void)snprintf(headroom->where, sizeof headroom->where, "MemAvailable in /proc/meminfo");
 }
 
-static void look_at_cgroup(const tms_host_limits_t *limits, const cgroup_t *cgroup, tms_host_headroom_t *headroom) {
+/* One of the limits of a group. */
+static void look_at_limit(const tms_host_limits_t *limits, const cgroup_t *cgroup, const char *name,
+                          tms_host_headroom_t *headroom) {
     uint64_t limit = 0, usage = 0, droppable = 0;
-    if (!read_bytes(limits->root, cgroup->directory, cgroup->files->limit, &limit) || limit >= no_limit ||
+    if (!read_bytes(limits->root, cgroup->directory, name, &limit) || limit >= no_limit ||
         !read_bytes(limits->root, cgroup->directory, cgroup->files->usage, &usage))
         return;
     /* What the kernel would drop makes the room larger only; the file is long, and collected when it is read. */
@@ -249,7 +252,12 @@ static void look_at_cgroup(const tms_host_limits_t *limits, const cgroup_t *cgro
     uint64_t bytes = subtract(subtract(limit, subtract(usage, droppable)), limits->floor_bytes);
     if (bytes >= headroom->bytes) return;
     *headroom = (tms_host_headroom_t){.bytes = bytes, .limit_bytes = limit};
-    (void)snprintf(headroom->where, sizeof headroom->where, "%s/%s", cgroup->directory, cgroup->files->limit);
+    (void)snprintf(headroom->where, sizeof headroom->where, "%s/%s", cgroup->directory, name);
+}
+
+static void look_at_cgroup(const tms_host_limits_t *limits, const cgroup_t *cgroup, tms_host_headroom_t *headroom) {
+    look_at_limit(limits, cgroup, cgroup->files->limit, headroom);
+    if (cgroup->files->brake) look_at_limit(limits, cgroup, cgroup->files->brake, headroom);
 }
 
 tms_host_headroom_t tms_host_limits_headroom(const tms_host_limits_t *limits, uint64_t held_bytes) {

@@ -1,6 +1,5 @@
 #include <unistd.h>
 
-#include "backup_disk_copy.h"
 #include "transition_call.h"
 
 /* How long to let others go first before trying again: doubled from the first to the most, and each time a random part of
@@ -26,91 +25,6 @@ typedef struct patience {
 } patience_t;
 
 /* ---- one attempt ---- */
-
-static tms_status_t populate(tms_transition_t *t, tms_segment_t *segment, tms_device_mask_t peers, tms_error_t *error) {
-    tms_error_context_t context = tms_transition_context_of(t, segment);
-    tms_status_t status = tms_segment_populate(segment, t->driver, t->devices, peers, &context, error);
-    if (status == TMS_OK)
-        atomic_fetch_add(&t->mapped_bytes, tms_segment_reserved(segment));
-    else if (status == TMS_OUT_OF_DEVICE_MEMORY)
-        tms_error_append(error,
-                         " %llu bytes were mapped before that and have been given back: everything stays paused, and "
-                         "resume() can be called again.",
-                         (unsigned long long)atomic_load(&t->mapped_bytes));
-    return status;
-}
-
-/* Whether the memory that a device's segments need is likely to be there. */
-static tms_status_t find_fit(const tms_transition_t *t, int device, bool *fits, tms_error_t *error) {
-    tms_error_context_t context = tms_transition_context(t, device);
-    uint64_t needed = 0, free_bytes = 0, total_bytes = 0;
-    TMS_FOR_EACH(segment, t) needed += segment->device == device ? tms_segment_reserved(segment) : 0;
-    tms_status_t status = tms_devices_memory(t->saver->devices, device, &free_bytes, &total_bytes, &context, error);
-    *fits = free_bytes >= needed;
-    return status;
-}
-
-static bool is_copied(const tms_transition_t *t, const tms_segment_t *segment) {
-    return (segment->backup.saved && segment->backup.held.bytes > 0) ||
-           (t->selection->zero && tms_backup_lacks_contents(&segment->backup));
-}
-
-static tms_status_t load(tms_transition_t *t, tms_segment_t *segment, tms_copier_t *copier, tms_error_t *error) {
-    tms_error_context_t context = tms_transition_context_of(t, segment);
-    CUdeviceptr address = tms_segment_address(segment);
-    tms_status_t status = TMS_OK;
-    if (t->selection->zero && tms_backup_lacks_contents(&segment->backup))
-        status = tms_copier_zero(copier, address, tms_segment_reserved(segment), &context, error);
-    return status == TMS_OK ? tms_backup_load(&segment->backup, copier, address, &context, error) : status;
-}
-
-/* What one device's segments need: memory, access for these peers, contents. */
-typedef struct restoration {
-    tms_device_mask_t peers;
-    bool populated; /* all of them have memory already */
-    tms_copier_t copier;
-} restoration_t;
-
-/* While one segment's contents are being copied the next ones get their memory. */
-static tms_status_t restore_segments(tms_transition_t *t, int device, restoration_t *all, tms_wait_t *wait,
-                                     tms_error_t *error) {
-    tms_status_t status = TMS_OK;
-    TMS_FOR_EACH(segment, t) {
-        if (status != TMS_OK) break;
-        if (segment->device != device) continue;
-        tms_error_context_t context = tms_transition_context_of(t, segment);
-        if (!all->populated) status = populate(t, segment, all->peers, error);
-        if (status == TMS_OK && all->copier.open) status = load(t, segment, &all->copier, error);
-        if (status == TMS_OK) status = tms_wait_check(wait, &context, error);
-    }
-    return status;
-}
-
-static tms_status_t restore_device(tms_transition_t *t, int device, tms_wait_t *wait, tms_error_t *error) {
-    restoration_t all = {.populated = false};
-    tms_error_context_t context = tms_transition_context(t, device);
-    bool copies = false;
-    TMS_FOR_EACH(segment, t) copies |= segment->device == device && is_copied(t, segment);
-    tms_status_t status = tms_devices_peers(t->saver->devices, device, &all.peers, &context, error);
-    bool fits = true;
-    if (status == TMS_OK && copies) status = find_fit(t, device, &fits, error);
-    if (status == TMS_OK && !fits) {
-        /* Better to know that before anything is copied. */
-        status = restore_segments(t, device, &all, wait, error);
-        all.populated = true;
-    }
-    /* Nobody waits for a pending one, which would rather have all its copies queued than be stopped between two of them. */
-    if (status == TMS_OK && copies)
-        status = tms_copier_open(&all.copier, &t->saver->stores, device, t->pending ? NULL : wait, &context, error);
-    all.copier.done = &t->done_bytes;
-    if (status == TMS_OK && (copies || !all.populated)) status = restore_segments(t, device, &all, wait, error);
-    if (status == TMS_FORKED) return status; /* in the child now: the stream and its context are the parent's */
-    if (status == TMS_OK && copies) status = tms_disk_copy_wait(&all.copier, &context, error);
-    if (status == TMS_OK && copies) status = tms_pending_queued(t->pending, &all.copier, &context, error);
-    if (status == TMS_OK && copies) status = tms_copier_wait(&all.copier, &context, error);
-    tms_copier_close(&all.copier);
-    return status;
-}
 
 static void undo(tms_transition_t *t) {
     TMS_FOR_EACH(segment, t) {
@@ -138,10 +52,11 @@ static tms_status_t resume_all(tms_transition_t *t, tms_error_t *error) {
     tms_device_mask_t copying = 0;
     TMS_FOR_EACH(segment, t) {
         t->total_bytes += segment->backup.saved ? segment->backup.held.bytes : 0;
-        if (is_copied(t, segment)) copying |= (tms_device_mask_t)1 << segment->device;
+        if (tms_restore_copies(t, segment)) copying |= (tms_device_mask_t)1 << segment->device;
     }
     tms_pending_expect(t->pending, __builtin_popcountll(copying));
-    tms_status_t status = tms_transition_on_devices(t, t->owners, restore_device, error);
+    tms_restore_sort(t);
+    tms_status_t status = tms_transition_on_devices(t, t->owners, tms_restore_device, error);
     if (status == TMS_FORKED) return status; /* in the child now: what is on the list is the parent's */
     if (status == TMS_OK) {
         t->report.copied_bytes = t->total_bytes;

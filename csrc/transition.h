@@ -2,8 +2,9 @@
  *
  * pause:  take the turn; mark PAUSING -> synchronise every affected device -> ask what is live -> plan every backup -> save
  *         every backup, all devices at once -- commit point -- -> unmap and release each -> mark PAUSED.
- * resume: (take the devices' locks;) take the turn; mark RESUMING -> on all devices at once: create, map and give access to
- *         each and load its backup, and wait -- commit point -- -> mark ACTIVE, let the backups go.
+ * resume: (take the devices' locks;) take the turn; mark RESUMING -> on all devices at once, those with most to copy first:
+ *         create, map and give access to each and load its backup, and wait -- commit point -- -> mark ACTIVE, let the
+ *         backups go.
  *
  * A failure before the commit point undoes this call's work and leaves every segment as it was, except in a pending resume
  * that a stream waits for already (pending.h). After it, pause goes on with the rest, marks what the driver refused DAMAGED,
@@ -17,7 +18,8 @@
  * waits (wait.h), and undoes everything if it is to stop.
  *
  * Any thread, but not from inside another of these calls on the same thread (`interrupted`, a signal handler, a finaliser).
- * Takes the saver's lock for marking only. transition.c has what both have in common, pause.c and resume.c the rest. */
+ * Takes the saver's lock for marking only. transition.c has what both have in common, pause.c, resume.c and restore.c the
+ * rest. */
 #ifndef TMS_TRANSITION_H
 #define TMS_TRANSITION_H
 

@@ -1,4 +1,4 @@
-/* Inside of transition.c, pause.c and resume.c: one call of pause or resume, and the steps that both have.
+/* Inside of transition.c, pause.c, resume.c and restore.c: one call of pause or resume, and the steps that both have.
  *
  * The segments on a call's list are in its state (PAUSING or RESUMING) and nobody else touches them. What the steps must do
  * in which order is in transition.h. */
@@ -19,7 +19,7 @@ typedef struct tms_transition {
     tms_status_t (*perform)(struct tms_transition *t, tms_error_t *error);
     tms_wait_t wait;
     tms_pending_t *pending;        /* NULL, or who waits for the end of a resume that nobody waits for */
-    tms_segment_t *first, **end;   /* in order of allocation */
+    tms_segment_t *first, **end;   /* in order of allocation; a resume sorts them */
     tms_device_mask_t collectable; /* only segments of these devices may come on the list */
     tms_device_mask_t owners;      /* devices that own a segment on the list */
     tms_device_mask_t affected;    /* devices that can access one */
@@ -66,6 +66,14 @@ tms_status_t tms_transition_on_devices(tms_transition_t *t, tms_device_mask_t de
                                        tms_error_t *error);
 /* Tells the caller how far the copies are, if it wants to know. On the thread of the call. */
 void tms_transition_report_progress(const tms_transition_t *t);
+
+/* Puts those with most to copy first, and leaves others in their order: while the bus is busy with them, the rest gets its
+ * memory, which costs time for every segment, however small. */
+void tms_restore_sort(tms_transition_t *t);
+/* Whether it has contents that come back with a copy, or zeros. */
+bool tms_restore_copies(const tms_transition_t *t, const tms_segment_t *segment);
+/* One device's part of a resume: memory, access and contents for its segments. */
+tms_status_t tms_restore_device(tms_transition_t *t, int device, tms_wait_t *wait, tms_error_t *error);
 
 /* Publishes every segment's new state (`moved`: it did what the call is for) and finishes the frees that came meanwhile. The
  * list is empty afterwards. */

@@ -258,6 +258,21 @@ static void both_versions_count_where_both_are_mounted(void **state) {
 
 /* ---- what is said ---- */
 
+/* Above it a group is slowed down for as long as it stays there, and page-locked memory stays. */
+static void the_brake_of_version_2_counts_as_well(void **state) {
+    (void)state;
+    put_available(64 * GIB);
+    put("/proc/self/cgroup", "0::/job\n");
+    put("/proc/self/mountinfo", "30 20 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+    put_second("/sys/fs/cgroup/job", 8 * GIB, GIB, 0);
+    put("/sys/fs/cgroup/job/memory.high", "max\n");
+    assert_room(headroom(UINT64_MAX, 0), 7 * GIB - 256 * MIB, 8 * GIB, "/sys/fs/cgroup/job/memory.max");
+    put_number("/sys/fs/cgroup/job/memory.high", 6 * GIB);
+    assert_room(headroom(UINT64_MAX, 0), 5 * GIB - 256 * MIB, 6 * GIB, "/sys/fs/cgroup/job/memory.high");
+    put_number("/sys/fs/cgroup/job/memory.high", 9 * GIB);
+    assert_room(headroom(UINT64_MAX, 0), 7 * GIB - 256 * MIB, 8 * GIB, "/sys/fs/cgroup/job/memory.max");
+}
+
 static void the_message_names_what_is_needed_what_is_left_and_what_to_do(void **state) {
     (void)state;
     const tms_error_context_t context = {.operation = "pause", .device = 1, .bytes = 1, .tag = "weights"};
@@ -304,6 +319,7 @@ int main(void) {
         TEST(blanks_in_a_path_are_read),
         TEST(a_group_of_version_1_limits_it),
         TEST(both_versions_count_where_both_are_mounted),
+        TEST(the_brake_of_version_2_counts_as_well),
         TEST(the_message_names_what_is_needed_what_is_left_and_what_to_do),
         TEST(the_real_files_are_understood),
     };
