@@ -20,7 +20,7 @@ from torch_memory_saver.errors import InvalidArgumentError
 
 MIB = 1 << 20
 #: Cases that need PyTorch's allocator.
-OF_TORCH = {"live"}
+OF_TORCH = {"live-torch"}
 
 #: A package of the same name, with as much of its API as the C++ package has had in every release.
 PEER = """
@@ -73,7 +73,7 @@ def test_every_case(command: Program, tmp_path: Path) -> None:
         if row["unit"] == "seconds" and row["bytes"]:
             assert row["bytes_per_second"] == pytest.approx(row["bytes"] / row["ours"]["median"])
     assert {row["operation"] for row in data["rows"] if row["case"] == "pooled"} == {
-        *("pause", "resume", "pause parity", "resume parity"),
+        *("pause", "resume", "pause parity", "resume parity", "pause, bare", "resume, bare", "resume at once"),
     }
     assert "On the simulated GPU times mean nothing" in done.stdout
     assert all(len(line) <= 80 for line in done.stdout.splitlines())

@@ -30,7 +30,14 @@ typedef struct CUaccess {
     CUlocation location;
     int flags;
 } CUaccess;
-enum { CUDA_SUCCESS = 0, ALLOCATION_PINNED = 1, LOCATION_DEVICE = 1, ACCESS_READ_WRITE = 3, ATTRIBUTE_RDMA = 110 };
+enum {
+    CUDA_SUCCESS = 0,
+    ALLOCATION_PINNED = 1,
+    LOCATION_DEVICE = 1,
+    ACCESS_READ_WRITE = 3,
+    ATTRIBUTE_RDMA = 110,
+    NON_BLOCKING = 1
+};
 
 /* Name in the library, member, parameters. */
 #define CALLS(X)                                                                                                            \
@@ -45,7 +52,11 @@ enum { CUDA_SUCCESS = 0, ALLOCATION_PINNED = 1, LOCATION_DEVICE = 1, ACCESS_READ
     X("cuMemRelease", release, (CUhandle))                                                                                  \
     X("cuMemMap", map, (CUdeviceptr, size_t, size_t, CUhandle, unsigned long long))                                         \
     X("cuMemUnmap", unmap, (CUdeviceptr, size_t))                                                                           \
-    X("cuMemSetAccess", set_access, (CUdeviceptr, size_t, const CUaccess *, size_t))
+    X("cuMemSetAccess", set_access, (CUdeviceptr, size_t, const CUaccess *, size_t))                                        \
+    X("cuStreamCreate", stream_create, (void **, unsigned))                                                                 \
+    X("cuStreamSynchronize", stream_synchronize, (void *))                                                                  \
+    X("cuMemcpyDtoHAsync_v2", copy_out, (void *, CUdeviceptr, size_t, void *))                                              \
+    X("cuMemcpyHtoDAsync_v2", copy_back, (CUdeviceptr, const void *, size_t, void *))
 
 static struct bare {
 #define MEMBER(name, member, parameters) CUresult(*member) parameters;
@@ -56,6 +67,7 @@ static struct bare {
     size_t count, bytes;
     CUdeviceptr *address;
     CUhandle *handle;
+    void *stream;
 } bare;
 
 /* Loads the driver, makes the device's primary context current, and sets up properties like those of the library. */
@@ -74,20 +86,23 @@ EXPORT int bare_open(const char *driver, int ordinal) {
     if (result == CUDA_SUCCESS) result = bare.context_retain(&context, device);
     if (result == CUDA_SUCCESS) result = bare.context_set_current(context);
     if (result == CUDA_SUCCESS) result = bare.device_get_attribute(&rdma, ATTRIBUTE_RDMA, device);
+    if (result == CUDA_SUCCESS && bare.stream == NULL) result = bare.stream_create(&bare.stream, NON_BLOCKING);
     bare.properties = (CUproperties){.type = ALLOCATION_PINNED, .location = {.type = LOCATION_DEVICE, .id = ordinal}};
     bare.properties.flags.rdma_capable = (unsigned char)(rdma != 0);
     bare.access = (CUaccess){.location = bare.properties.location, .flags = ACCESS_READ_WRITE};
     return result;
 }
 
+static CUresult resume_one(size_t i) {
+    CUresult result = bare.create(&bare.handle[i], bare.bytes, &bare.properties, 0);
+    if (result == CUDA_SUCCESS) result = bare.map(bare.address[i], bare.bytes, 0, bare.handle[i], 0);
+    return result == CUDA_SUCCESS ? bare.set_access(bare.address[i], bare.bytes, &bare.access, 1) : result;
+}
+
 /* What a resume has to do. */
 EXPORT int bare_resume(void) {
     CUresult result = CUDA_SUCCESS;
-    for (size_t i = 0; i < bare.count && result == CUDA_SUCCESS; i++) {
-        result = bare.create(&bare.handle[i], bare.bytes, &bare.properties, 0);
-        if (result == CUDA_SUCCESS) result = bare.map(bare.address[i], bare.bytes, 0, bare.handle[i], 0);
-        if (result == CUDA_SUCCESS) result = bare.set_access(bare.address[i], bare.bytes, &bare.access, 1);
-    }
+    for (size_t i = 0; i < bare.count && result == CUDA_SUCCESS; i++) result = resume_one(i);
     return result;
 }
 
@@ -99,6 +114,28 @@ EXPORT int bare_pause(void) {
         if (result == CUDA_SUCCESS) result = bare.release(bare.handle[i]);
     }
     return result;
+}
+
+/* The same with contents, which lie one behind the other in page-locked memory: each is copied while the next ones get their
+ * memory. */
+EXPORT int bare_resume_with_contents(const char *host) {
+    CUresult result = CUDA_SUCCESS;
+    for (size_t i = 0; i < bare.count && result == CUDA_SUCCESS; i++) {
+        result = resume_one(i);
+        if (result == CUDA_SUCCESS) result = bare.copy_back(bare.address[i], host + i * bare.bytes, bare.bytes, bare.stream);
+    }
+    CUresult waited = bare.stream_synchronize(bare.stream);
+    return result == CUDA_SUCCESS ? waited : result;
+}
+
+/* Nothing is unmapped before everything has been copied. */
+EXPORT int bare_pause_with_contents(char *host) {
+    CUresult result = CUDA_SUCCESS;
+    for (size_t i = 0; i < bare.count && result == CUDA_SUCCESS; i++)
+        result = bare.copy_out(host + i * bare.bytes, bare.address[i], bare.bytes, bare.stream);
+    CUresult waited = bare.stream_synchronize(bare.stream);
+    if (result == CUDA_SUCCESS) result = waited;
+    return result == CUDA_SUCCESS ? bare_pause() : result;
 }
 
 /* Reserves `count` ranges of `bytes` bytes, without memory. */

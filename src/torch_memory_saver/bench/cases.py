@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from .figures import Row, parity_rows
-from .host_cases import LARGE, SMALL, FirstPause, HostMemory, LiveBytes, Mmap, Pooled, Release, Retained, TwoDevices
+from .host_cases import LARGE, SMALL, FirstPause, HostMemory, Mmap, Pooled, Release, Retained, TwoDevices
+from .live_cases import LiveBytes, LiveBytesOfTorch
 from .other_cases import Disk, Dropped, WakeUp
 from .overhead_cases import AllocateOverhead, ImportTime, RegionOverhead
 from .setting import Case
@@ -19,6 +20,7 @@ CASES: tuple[Case, ...] = (
     Pooled(),
     Retained(),
     LiveBytes(),
+    LiveBytesOfTorch(),
     Mmap(),
     Disk(),
     TwoDevices(),

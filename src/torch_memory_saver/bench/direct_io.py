@@ -21,7 +21,8 @@ _TRIED_BYTES = 1 << 30
 
 
 class DirectFile:
-    """A file of `size` bytes in a directory, which is written and read past the page cache. Removed at the close.
+    """A file of `size` bytes in a directory, which is written and read past the page cache. It has no name, and its space is
+    reserved once: making it anew would have the file system discard the old one's blocks beside what is measured next.
 
     Where the file system refuses direct I/O, `direct` is False and the page cache is used.
 
@@ -39,13 +40,13 @@ class DirectFile:
         self.direct = True
         self._descriptor = -1
         self._depths = {"write": 1, "read": 1}
+        self._open()
 
     def choose_depths(self) -> None:
         """Writes and reads some of it with each number of requests in flight, and keeps to the fastest from now on."""
         tried = min(self.bytes, _TRIED_BYTES)
         writes, reads = {}, {}
         for depth in _DEPTHS:
-            self._open()
             writes[depth] = self._transfer(os.pwritev, depth, tried)
             reads[depth] = self._transfer(os.preadv, depth, tried)
         self._depths = {"write": min(writes, key=lambda depth: writes[depth]), "read": min(reads, key=lambda d: reads[d])}
@@ -56,8 +57,7 @@ class DirectFile:
         return f"{how}, {self._depths['write']} writes, {self._depths['read']} reads at once"
 
     def write(self) -> float:
-        """Makes the file anew, reserves its space and writes it. Seconds of the writes."""
-        self._open()
+        """Writes all of it. Seconds."""
         return self._transfer(os.pwritev, self._depths["write"], self.bytes)
 
     def read(self) -> float:
@@ -65,13 +65,12 @@ class DirectFile:
         return self._transfer(os.preadv, self._depths["read"], self.bytes)
 
     def close(self) -> None:
-        """The file has no name any more: it goes with its descriptor."""
+        """The file goes with its descriptor."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
     def _open(self) -> None:
-        self.close()
         created, path = tempfile.mkstemp(prefix="torch_memory_saver_bench_", dir=self._directory)
         os.close(created)
         try:

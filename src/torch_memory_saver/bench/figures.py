@@ -30,6 +30,7 @@ __all__ = [
 AT_LEAST, AT_MOST, GAIN, MEMORY = "at least", "at most", "gain", "memory"
 #: The end of the name of an operation that is held against the same operation of another shape.
 PARITY = " parity"
+_PARITY_OPERATIONS = ("pause", "resume")
 _KINDS = (AT_LEAST, AT_MOST, GAIN, MEMORY)
 
 
@@ -207,7 +208,9 @@ def parity_rows(rows: Sequence[Row], cases: Sequence[str], shape: str, like: str
     result = []
     for row in rows:
         other = found.get((row.case, like, row.operation))
-        if row.case not in cases or row.shape != shape or other is None or row.ours is None or other.ours is None:
+        if row.case not in cases or row.shape != shape or row.operation not in _PARITY_OPERATIONS:
+            continue
+        if other is None or row.ours is None or other.ours is None:
             continue
         by = row.bytes / other.bytes
         result.append(

@@ -9,14 +9,17 @@ from functools import partial
 
 from .driver import PinnedCopy
 from .figures import AT_LEAST, GAIN, MEMORY, Row, Samples, Target
-from .memory import Block, live_and_dead_sizes
 from .savers import Unavailable
-from .setting import GIB, MIB, Case, ResidentSampler, Setting, Shape, resident_bytes
+from .setting import MIB, Case, ResidentSampler, Setting, Shape, resident_bytes
+from .yardstick import BareAllocations, NoYardstick
 
-__all__ = ["LARGE", "SMALL", "FirstPause", "HostMemory", "LiveBytes", "Mmap", "Pooled", "Release", "Retained", "TwoDevices"]
+__all__ = ["LARGE", "SMALL", "FirstPause", "HostMemory", "Mmap", "Pooled", "Release", "Retained", "TwoDevices"]
 
 LARGE = Shape(32, 512 * MIB)
 SMALL = Shape(800, 16 * MIB)
+
+
+_BARE = "the driver's copies and calls alone"
 
 
 class _Cycles(Case):
@@ -42,13 +45,13 @@ class _Cycles(Case):
         pauses, resumes, outs, backs = [], [], [], []
         for _ in range(setting.repetitions):
             pauses.append(setting.timed(lambda: saver.pause(tag)))
+            setting.rest(shape.bytes)
             resumes.append(setting.timed(lambda: saver.resume(tag)))
             saver.settle()
             if copy is not None:
                 outs.append(setting.timed(copy.out))
                 backs.append(setting.timed(copy.back))
-        setting.check(blocks, self.name)
-        return [
+        rows = [
             setting.row(
                 self, shape, operation, shape.bytes, ours, limit or None, PinnedCopy.name, Target(AT_LEAST, at_least)
             )
@@ -57,6 +60,16 @@ class _Cycles(Case):
                 ("resume", resumes, backs, self.resume_at_least),
             )
         ]
+        if copy is not None:
+            rows += self.beside_bare_calls(setting, shape, copy, pauses, resumes)
+        setting.check(blocks, self.name)
+        return rows
+
+    def beside_bare_calls(
+        self, setting: Setting, shape: Shape, copy: PinnedCopy, pauses: list[float], resumes: list[float]
+    ) -> list[Row]:
+        """More rows, of a case that has them."""
+        return []
 
 
 class Release(_Cycles):
@@ -67,11 +80,44 @@ class Release(_Cycles):
 
 
 class Pooled(_Cycles):
+    """Beside one copy, also beside what the driver needs for the same handles: copies, then unmap and release; create, map,
+    access and copies. And a resume that does not let the driver clear what the pause has released."""
+
     name = "pooled"
     title = "host backup, memory kept in the pool"
     host_memory = "pool"
     peer_repetitions = 0
     pause_at_least = resume_at_least = 0.97
+
+    def beside_bare_calls(
+        self, setting: Setting, shape: Shape, copy: PinnedCopy, pauses: list[float], resumes: list[float]
+    ) -> list[Row]:
+        saver, tag = setting.saver, self.name
+        times: dict[str, list[float]] = {name: [] for name in ("out", "back", "at once", "bare at once")}
+        try:
+            bare = BareAllocations(shape.count, shape.size, setting.device.ordinal)
+        except NoYardstick:
+            return []
+        bare.resume()
+        host = copy.host.address
+        for _ in range(setting.repetitions):
+            times["out"].append(setting.timed(lambda: bare.pause_with_contents(host)))
+            setting.rest(shape.bytes)
+            times["back"].append(setting.timed(lambda: bare.resume_with_contents(host)))
+            bare.pause_with_contents(host)
+            times["bare at once"].append(setting.timed(lambda: bare.resume_with_contents(host)))
+            saver.pause(tag)
+            times["at once"].append(setting.timed(lambda: saver.resume(tag)))
+        bare.pause()
+        bare.close()
+        return [
+            setting.row(self, shape, operation, shape.bytes, ours, limit, _BARE)
+            for operation, ours, limit in (
+                ("pause, bare", pauses, times["out"]),
+                ("resume, bare", resumes, times["back"]),
+                ("resume at once", times["at once"], times["bare at once"]),
+            )
+        ]
 
 
 class Retained(_Cycles):
@@ -129,6 +175,7 @@ class Mmap(Case):
         backs: list[list[float]] = [[] for _ in pieces]
         for _ in range(setting.repetitions):
             pauses.append(setting.timed(lambda: saver.pause(tag)))
+            setting.rest(shape.bytes)
             resumes.append(setting.timed(lambda: saver.resume(tag)))
             for index, piece in enumerate(pieces):
                 copy = PinnedCopy(setting.device, shape.bytes, piece)
@@ -155,68 +202,6 @@ class Mmap(Case):
         ]
 
 
-class LiveBytes(Case):
-    """Segments in which 30 % of the bytes are live: blocks that were kept and blocks that were freed, in turns."""
-
-    name = "live"
-    title = "30 % live bytes, in turns with copying everything"
-    shapes = (Shape(1, 16 * GIB),)
-    peer_repetitions = 0
-    #: Of what is allocated; what is left over at the ends of segments counts as dead too.
-    part = 0.307
-    #: torch keeps blocks up to 1 MiB in segments of their own: blocks alternate in both kinds.
-    sizes = ((64 << 10, MIB), (MIB + 512, 8 * MIB))
-    #: Of the bytes, in the segments of small blocks.
-    small_part = 0.2
-
-    def run(self, setting: Setting, shape: Shape) -> list[Row]:
-        if not setting.allocator.caches:
-            raise Unavailable("it needs PyTorch's allocator")
-        saver, tag = setting.saver, self.name
-        before = setting.allocator.reserved_bytes()
-        kept = self._allocate(setting, shape.bytes)
-        times: dict[tuple[bool, str], list[float]] = {}
-        for repetition in range(-1, setting.repetitions):
-            for live_only in (False, True) if repetition % 2 else (True, False):
-                pause = setting.timed(partial(saver.pause, tag, live_only=live_only))
-                resume = setting.timed(lambda: saver.resume(tag))
-                if repetition >= 0:
-                    times.setdefault((live_only, "pause"), []).append(pause)
-                    times.setdefault((live_only, "resume"), []).append(resume)
-        setting.check(kept, self.name)
-        # The first pause has given back the few segments in which nothing is live.
-        total, live = setting.allocator.reserved_bytes() - before, sum(block.size for block in kept)
-        notes = f"{live / total:.1%} of {total} bytes are live"
-        return [
-            setting.row(
-                self,
-                f"{total / GIB:.1f} GiB, {live / total:.0%} live",
-                operation,
-                total,
-                times[True, operation],
-                times[False, operation],
-                "copying everything",
-                Target(GAIN, 2.5),
-                notes,
-            )
-            for operation in ("pause", "resume")
-        ]
-
-    def _allocate(self, setting: Setting, size: int) -> list[Block]:
-        kept: list[Block] = []
-        dead: list[Block] = []
-        parts = (self.small_part, 1 - self.small_part)
-        with setting.saver.region(self.name, "pinned", "pool"):
-            for seed, (part, (smallest, largest)) in enumerate(zip(parts, self.sizes, strict=True)):
-                for live, freed in live_and_dead_sizes(int(size * part), self.part, smallest, largest, seed):
-                    kept.append(setting.allocator.allocate(setting.device, live, len(kept) % 251 + 1))
-                    dead.append(setting.allocator.allocate(setting.device, freed, 0))
-        dead.clear()
-        for block in kept:
-            block.fill()
-        return kept
-
-
 class TwoDevices(Case):
     name = "two-gpus"
     title = "host backup of two GPUs in one call, beside one GPU twice"
@@ -237,6 +222,7 @@ class TwoDevices(Case):
         for _ in range(setting.repetitions):
             for tags in ("first", None):
                 times.setdefault((tags, "pause"), []).append(setting.timed(partial(saver.pause, tags)))
+                setting.rest(shape.bytes)
                 times.setdefault((tags, "resume"), []).append(setting.timed(partial(saver.resume, tags)))
         setting.check(blocks, self.name)
         return [

@@ -73,10 +73,12 @@ class Dropped(Case):
 
 
 class Disk(Case):
+    """In turns with direct I/O on a file beside it, each first every other time: disks get faster and slower."""
+
     name = "disk"
     title = "disk backup"
     shapes = (Shape(8, 512 * MIB),)
-    repetitions = 3
+    repetitions = 6
     peer_repetitions = 2
 
     def run(self, setting: Setting, shape: Shape) -> list[Row]:
@@ -86,23 +88,32 @@ class Disk(Case):
         file = None if setting.is_peer else DirectFile(setting.directory, shape.bytes)
         if file is not None:
             file.choose_depths()
-        pauses, resumes, writes, reads = [], [], [], []
-        for _ in range(setting.repetitions):
+        times: dict[str, list[float]] = {"pause": [], "resume": [], "write": [], "read": []}
+
+        def ours() -> None:
             with setting.bar("pause to disk") as bar:
-                pauses.append(setting.timed(partial(saver.pause, tag, progress=bar)))
+                times["pause"].append(setting.timed(partial(saver.pause, tag, progress=bar)))
             with setting.bar("resume from disk") as bar:
-                resumes.append(setting.timed(partial(saver.resume, tag, progress=bar)))
+                times["resume"].append(setting.timed(partial(saver.resume, tag, progress=bar)))
+
+        def limit() -> None:
             if file is not None:
                 # It writes whole blocks, which may be a little more.
-                writes.append(file.write() * shape.bytes / file.bytes)
-                reads.append(file.read() * shape.bytes / file.bytes)
+                times["write"].append(file.write() * shape.bytes / file.bytes)
+                times["read"].append(file.read() * shape.bytes / file.bytes)
+
+        for repetition in range(setting.repetitions):
+            for side in (limit, ours) if repetition % 2 else (ours, limit):
+                side()
         name = "" if file is None else file.name
         if file is not None:
             file.close()
         setting.check(blocks, self.name)
         return [
-            setting.row(self, shape, operation, shape.bytes, ours, limit or None, name, Target(AT_LEAST, 0.85))
-            for operation, ours, limit in (("pause", pauses, writes), ("resume", resumes, reads))
+            setting.row(
+                self, shape, operation, shape.bytes, times[operation], times[limits] or None, name, Target(AT_LEAST, 0.85)
+            )
+            for operation, limits in (("pause", "write"), ("resume", "read"))
         ]
 
 
@@ -128,6 +139,7 @@ class WakeUp(Case):
         measured: dict[str, list[float]] = {name: [] for name in ("weights", "kv_cache", "copy", "bare")}
         for _ in range(setting.repetitions):
             saver.pause()
+            setting.rest(shape.bytes + cache.bytes)
             measured["weights"].append(setting.timed(lambda: saver.resume("weights")))
             measured["kv_cache"].append(setting.timed(lambda: saver.resume("kv_cache")))
             saver.pause()

@@ -28,6 +28,8 @@ _SMALLEST = 12 * MIB
 #: Segments are multiples of this.
 _GRANULARITY = 2 * MIB
 _SAMPLING_S = 0.001
+#: Seconds for each GiB that was released: several times what an H200 takes to clear it, during which copies are slower.
+_REST_S = 0.02
 
 
 class WrongContents(Exception):
@@ -94,6 +96,10 @@ class Setting:
         work()
         self._synchronize()
         return time.perf_counter() - start
+
+    def rest(self, size: int) -> None:
+        """Between a pause of `size` bytes and a resume, while in use others work: the driver clears what was released."""
+        time.sleep(_REST_S * size / GIB)
 
     def _synchronize(self) -> None:
         for device in reversed(self.devices):  # so that the first is the current one in the end

@@ -50,6 +50,7 @@ def _load() -> ctypes.CDLL:
     nanoseconds = ctypes.POINTER(ctypes.c_uint64)
     loaded.bare_open.argtypes = [ctypes.c_char_p, ctypes.c_int]
     loaded.bare_make.argtypes = [size, size]
+    loaded.bare_pause_with_contents.argtypes = loaded.bare_resume_with_contents.argtypes = [ctypes.c_void_p]
     loaded.bare_allocate_and_free.argtypes = [size, size, nanoseconds, nanoseconds]
     loaded.core_allocate_and_free.argtypes = [ctypes.c_void_p, ctypes.c_void_p, size, size, nanoseconds, nanoseconds]
     return loaded
@@ -91,6 +92,13 @@ class BareAllocations:
 
     def pause(self) -> None:
         self._call("bare_pause")
+
+    def resume_with_contents(self, host: int) -> None:
+        """From page-locked memory at that address, as much as all allocations are."""
+        self._call("bare_resume_with_contents", host)
+
+    def pause_with_contents(self, host: int) -> None:
+        self._call("bare_pause_with_contents", host)
 
     def close(self) -> None:
         """Frees the address ranges; they must be paused."""
