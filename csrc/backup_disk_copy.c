@@ -132,7 +132,8 @@ static tms_status_t add_buffers(pipe_t *pipe, uint64_t pieces, const tms_error_c
     /* Twice as many each time: a small backup does not wait for memory that it does not use. */
     int wanted = before > 0 ? before : pieces < TMS_DISK_BUFFERS_MOST ? (int)pieces : TMS_DISK_BUFFERS_MOST;
     tms_error_t reason;
-    tms_status_t status = tms_disk_staging_grow(staging, pipe->copier->driver, wanted, context, &reason);
+    tms_status_t status =
+        tms_disk_staging_grow(staging, pipe->copier->stores, pipe->copier->driver, wanted, context, &reason);
     for (int i = before; i < staging->count; i++) pipe->idle[pipe->idle_count++] = i;
     pipe->has_all_buffers = staging->count == staging->most || status != TMS_OK;
     if (status == TMS_OUT_OF_HOST_MEMORY && before > 0) {

@@ -2,6 +2,9 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+
+#include "host_map.h"
 
 /* Large enough for the disk and for the bus, small enough for several to be under way, and for what is under way to end soon
  * when a call is to stop. */
@@ -27,28 +30,50 @@ tms_status_t tms_disk_staging_create(tms_disk_staging_t **staging, tms_devices_t
     return TMS_OK;
 }
 
-tms_status_t tms_disk_staging_grow(tms_disk_staging_t *staging, const tms_driver_table_t *driver, int more,
-                                   const tms_error_context_t *context, tms_error_t *error) {
+/* ---- buffers ---- */
+
+static tms_status_t lock(tms_disk_staging_block_t *block, tms_backup_stores_t *stores, const tms_driver_table_t *driver,
+                         const tms_error_context_t *context, tms_error_t *error) {
     tms_error_t reason;
+    tms_status_t status = TMS_DRIVER_CALL(driver, context, &reason, cuMemHostRegister, block->memory, block->bytes,
+                                          CU_MEMHOSTREGISTER_PORTABLE);
+    block->locked = status == TMS_OK;
+    if (status == TMS_OK) return TMS_OK;
+    if (!tms_driver_is_gone(&reason)) {
+        tms_host_store_say_not_locked(&stores->host, &reason);
+        return TMS_OK;
+    }
+    if (error) *error = reason;
+    return status;
+}
+
+static tms_status_t add_block(tms_disk_staging_t *staging, uint64_t bytes, tms_backup_stores_t *stores,
+                              const tms_driver_table_t *driver, const tms_error_context_t *context, tms_error_t *error) {
     tms_error_context_t here = *context;
-    void *block = NULL;
-    if (more > staging->most - staging->count) more = staging->most - staging->count;
-    here.bytes = (uint64_t)more * staging->buffer_bytes;
-    tms_status_t status =
-        TMS_DRIVER_CALL(driver, &here, &reason, cuMemHostAlloc, &block, here.bytes, CU_MEMHOSTALLOC_PORTABLE);
-    if (status == TMS_OUT_OF_DEVICE_MEMORY)
-        return tms_driver_explain(error, &reason, TMS_OUT_OF_HOST_MEMORY, &here,
-                                  "no pinned memory for a staging buffer of that size; lower TMS_DISK_BACKUP_CHUNK_MB");
-    if (status != TMS_OK) {
-        if (error) *error = reason;
+    here.bytes = bytes;
+    char *memory = tms_host_map(bytes);
+    if (!memory) {
+        tms_status_t status = tms_error_set_os(error, &here, "mmap", errno, NULL);
+        if (error) tms_error_append(error, " TMS_DISK_BACKUP_CHUNK_MB says how large the staging buffers may be.");
         return status;
     }
-    staging->blocks[staging->block_count++] = block;
+    tms_disk_staging_block_t *block = &staging->blocks[staging->block_count++];
+    *block = (tms_disk_staging_block_t){.memory = memory, .bytes = bytes};
+    return lock(block, stores, driver, &here, error);
+}
+
+tms_status_t tms_disk_staging_grow(tms_disk_staging_t *staging, tms_backup_stores_t *stores,
+                                   const tms_driver_table_t *driver, int more, const tms_error_context_t *context,
+                                   tms_error_t *error) {
+    if (more > staging->most - staging->count) more = staging->most - staging->count;
+    tms_status_t status = add_block(staging, (uint64_t)more * staging->buffer_bytes, stores, driver, context, error);
+    if (status != TMS_OK) return status;
+    char *memory = staging->blocks[staging->block_count - 1].memory;
     for (int i = 0; i < more; i++) {
         CUevent *event = &staging->events[staging->count];
         status = TMS_DRIVER_CALL(driver, context, error, cuEventCreate, event, CU_EVENT_DISABLE_TIMING);
         if (status != TMS_OK) return status;
-        staging->buffers[staging->count++] = (char *)block + (uint64_t)i * staging->buffer_bytes;
+        staging->buffers[staging->count++] = memory + (uint64_t)i * staging->buffer_bytes;
     }
     return TMS_OK;
 }
@@ -63,13 +88,26 @@ static bool is_gone(CUresult result) {
 /* A driver that lacks the call keeps what it made, as one that refuses it. */
 #define TAKES_BACK(driver, name, held) ((driver)->name && is_gone((driver)->name(held)))
 
+static bool give_back_block(tms_disk_staging_block_t *block, const tms_driver_table_t *driver) {
+    if (block->locked) {
+        CUresult result = driver->cuMemHostUnregister ? driver->cuMemHostUnregister(block->memory) : CUDA_ERROR_UNKNOWN;
+        /* A driver that has gone may not have stopped the device: the memory stays where it is. */
+        if (tms_status_from_driver(result) == TMS_DRIVER_UNAVAILABLE) return true;
+        /* Its context may have been reset or destroyed, and the registration with it. */
+        if (result != CUDA_SUCCESS && result != CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED) return false;
+        block->locked = false;
+    }
+    return munmap(block->memory, block->bytes) == 0;
+}
+
 /* Under the device's context. Goes on whatever is refused, and says what is left. */
 static tms_quarantine_mask_t give_back(tms_disk_staging_t *staging, const tms_driver_table_t *driver) {
     tms_quarantine_mask_t left = tms_disk_uring_close(&staging->uring) ? 0 : TMS_QUARANTINE_BIT(HOST);
     for (int i = 0; i < TMS_DISK_BUFFERS_MOST; i++) {
-        if (staging->blocks[i] && TAKES_BACK(driver, cuMemFreeHost, staging->blocks[i])) staging->blocks[i] = NULL;
+        tms_disk_staging_block_t *block = &staging->blocks[i];
+        if (block->memory && give_back_block(block, driver)) block->memory = NULL;
         if (staging->events[i] && TAKES_BACK(driver, cuEventDestroy, staging->events[i])) staging->events[i] = NULL;
-        if (staging->blocks[i]) left |= TMS_QUARANTINE_BIT(HOST);
+        if (block->memory) left |= TMS_QUARANTINE_BIT(HOST);
         if (staging->events[i]) left |= TMS_QUARANTINE_BIT(OTHER);
     }
     return left;

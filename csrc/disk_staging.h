@@ -1,5 +1,7 @@
-/* The memory that disk copies go through: page-locked buffers on one device, each with an event that says when the device is
- * done with it, and the io_uring that reads and writes them.
+/* The memory that disk copies go through: page-locked buffers of one device, each with an event that says when the device is
+ * done with it, and the io_uring that reads and writes them. On huge pages: direct I/O to 4 KiB pages, which lie anywhere,
+ * was a third slower on a virtual disk. Where page-locking is refused they are ordinary memory, and the device's part is
+ * slower.
  *
  * On the heap, because what the driver or the system does not take back goes to the quarantine as it is. Used under the
  * device's context by the thread of its copier. */
@@ -11,6 +13,13 @@
 
 enum { TMS_DISK_BUFFERS_MOST = 12, TMS_DISK_BUFFERS_LEAST = 2 };
 
+/* One mapping, of several buffers. */
+typedef struct tms_disk_staging_block {
+    char *memory;
+    uint64_t bytes;
+    bool locked; /* registered with the driver */
+} tms_disk_staging_block_t;
+
 typedef struct tms_disk_staging {
     tms_quarantined_t node; /* first */
     tms_devices_t *devices;
@@ -19,7 +28,7 @@ typedef struct tms_disk_staging {
     int most, count;       /* buffers there may be, and are */
     char *buffers[TMS_DISK_BUFFERS_MOST];
     CUevent events[TMS_DISK_BUFFERS_MOST];
-    void *blocks[TMS_DISK_BUFFERS_MOST]; /* what the driver gave: several buffers each */
+    tms_disk_staging_block_t blocks[TMS_DISK_BUFFERS_MOST];
     int block_count;
     tms_disk_uring_t uring; /* closed, for the user to open */
 } tms_disk_staging_t;
@@ -27,9 +36,10 @@ typedef struct tms_disk_staging {
 /* Empty; for buffers of `staging_bytes` in all, or two of one block each if that is more. */
 tms_status_t tms_disk_staging_create(tms_disk_staging_t **staging, tms_devices_t *devices, int device,
                                      uint64_t staging_bytes, const tms_error_context_t *context, tms_error_t *error);
-/* `more` buffers, at most as many as may still be. TMS_OUT_OF_HOST_MEMORY where there is no page-locked memory for them. */
-tms_status_t tms_disk_staging_grow(tms_disk_staging_t *staging, const tms_driver_table_t *driver, int more,
-                                   const tms_error_context_t *context, tms_error_t *error);
+/* `more` buffers, at most as many as may still be. TMS_OUT_OF_HOST_MEMORY where there is no memory for them. */
+tms_status_t tms_disk_staging_grow(tms_disk_staging_t *staging, tms_backup_stores_t *stores,
+                                   const tms_driver_table_t *driver, int more, const tms_error_context_t *context,
+                                   tms_error_t *error);
 /* Nothing may be in flight. What cannot be given back goes to the quarantine. */
 void tms_disk_staging_destroy(tms_disk_staging_t *staging, const tms_driver_table_t *driver, const tms_log_t *log,
                               tms_quarantine_t *quarantine);

@@ -58,8 +58,6 @@
       (CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags))     \
     X(cuMemUnmap, "cuMemUnmap", (CUdeviceptr address, size_t size))                                                         \
     X(cuMemSetAccess, "cuMemSetAccess", (CUdeviceptr address, size_t size, const CUmemAccessDesc *desc, size_t count))      \
-    X(cuMemHostAlloc, "cuMemHostAlloc", (void **host, size_t size, unsigned int flags))                                     \
-    X(cuMemFreeHost, "cuMemFreeHost", (void *host))                                                                         \
     X(cuMemHostRegister, "cuMemHostRegister_v2", (void *host, size_t size, unsigned int flags))                             \
     X(cuMemHostUnregister, "cuMemHostUnregister", (void *host))                                                             \
     X(cuMemsetD8Async, "cuMemsetD8Async", (CUdeviceptr device, unsigned char value, size_t size, CUstream stream))          \

@@ -6,27 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-uint64_t tms_host_page_bytes(void) { return (uint64_t)sysconf(_SC_PAGESIZE); }
-
 /* ---- mapping ---- */
-
-/* At a multiple of huge pages: what sticks out on both sides is given back. */
-static void *map_aligned(uint64_t bytes) {
-    /* No accounting: on a machine whose memory grows with its use the system would refuse more than it has now, and how much
-     * may be used is asked elsewhere. */
-    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    if (bytes < TMS_HOST_HUGE_PAGE_BYTES) return mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
-    uint64_t wanted = bytes + TMS_HOST_HUGE_PAGE_BYTES;
-    if (wanted < bytes) return errno = ENOMEM, MAP_FAILED;
-    char *memory = mmap(NULL, wanted, PROT_READ | PROT_WRITE, flags, -1, 0);
-    if (memory == MAP_FAILED) return MAP_FAILED;
-    char *aligned = (char *)(uintptr_t)tms_host_round((uintptr_t)memory, TMS_HOST_HUGE_PAGE_BYTES);
-    uint64_t before = (uint64_t)(aligned - memory), after = wanted - before - bytes;
-    /* Addresses that the system does not take back cost nothing. */
-    if (before) (void)munmap(memory, before);
-    if (after) (void)munmap(aligned + bytes, after);
-    return aligned;
-}
 
 static void describe_pieces(struct tms_host_block *block) {
     uint64_t unit = block->store->piece_bytes;
@@ -48,16 +28,12 @@ tms_status_t tms_host_block_map(struct tms_host_block *block, const tms_error_co
     size_t count = (size_t)((bytes + store->piece_bytes - 1) / store->piece_bytes);
     tms_host_piece_t *pieces = calloc(count, sizeof *pieces);
     if (!pieces) return tms_error_set_os(error, &here, "calloc", ENOMEM, NULL);
-    char *memory = map_aligned(bytes);
-    if (memory == MAP_FAILED) {
+    char *memory = tms_host_map(bytes);
+    if (!memory) {
         int os_error = errno;
         free(pieces);
         return tms_error_set_os(error, &here, "mmap", os_error, NULL);
     }
-    /* A forked child has no use for a copy of tens of GiB, not even a lazy one. Where the kernel refuses, nothing is lost.
-     */
-    (void)madvise(memory, bytes, MADV_DONTFORK);
-    if (unit == TMS_HOST_HUGE_PAGE_BYTES) (void)madvise(memory, bytes, MADV_HUGEPAGE); /* seen when it is touched */
     tms_host_node_prefer(memory, bytes, tms_host_node(store->devices, block->device, store->limits.root));
     block->memory = memory;
     block->bytes = bytes;
@@ -155,9 +131,7 @@ tms_status_t tms_host_piece_lock(tms_host_piece_t *piece, const tms_error_contex
         if (error) *error = reason;
         return status;
     }
-    tms_log_once(store->log, &store->said_not_locked, TMS_LOG_WARNING,
-                 "%s Copies from and to this memory are slower. A limit of locked memory (ulimit -l) may be the reason.",
-                 reason.message);
+    tms_host_store_say_not_locked(store, &reason);
     return TMS_OK;
 }
 

@@ -6,12 +6,11 @@
 #ifndef TMS_HOST_BLOCK_H
 #define TMS_HOST_BLOCK_H
 
+#include "host_map.h"
 #include "host_store.h"
 
-/* Of a transparent huge page, and what a thread touches before it looks for more work: neither has to be right, only fast.
- */
-#define TMS_HOST_HUGE_PAGE_BYTES ((uint64_t)2 << 20)
-#define TMS_HOST_TOUCH_BYTES     ((uint64_t)4 << 20)
+/* What a thread touches before it looks for more work. */
+#define TMS_HOST_TOUCH_BYTES ((uint64_t)4 << 20)
 
 typedef enum tms_piece_state {
     TMS_PIECE_ABSENT,   /* nothing is under way, and nothing usable there: its batch has ended before */
@@ -83,8 +82,6 @@ void tms_host_node_prefer(void *memory, uint64_t bytes, int node);
 
 /* ---- under the store's lock ---- */
 
-static inline uint64_t tms_host_round(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
-uint64_t tms_host_page_bytes(void);
 /* What a buffer takes of its block. */
 static inline uint64_t tms_host_buffer_extent(const tms_host_buffer_t *buffer) {
     return tms_host_round(buffer->bytes, tms_host_page_bytes());

@@ -31,9 +31,9 @@ typedef struct tms_host_headroom {
     char where[256];      /* "TMS_HOST_MEMORY_LIMIT_MB", "/sys/fs/cgroup/a/memory.max", "MemAvailable in /proc/meminfo" */
 } tms_host_headroom_t;
 
-/* Finds the cgroups: /proc/self/cgroup and /proc/self/mountinfo, version 1 (memory.limit_in_bytes), version 2 (memory.max and
- * memory.high) or both, every directory from the process's own up to the mount. Files that are not there or cannot be read
- * set no limit. TMS_OUT_OF_HOST_MEMORY. */
+/* Finds the cgroups: /proc/self/cgroup and /proc/self/mountinfo, version 1 (memory.limit_in_bytes), version 2 (memory.max
+ * and memory.high) or both, every directory from the process's own up to the mount. Files that are not there or cannot be
+ * read set no limit. TMS_OUT_OF_HOST_MEMORY. */
 tms_status_t tms_host_limits_init(tms_host_limits_t *limits, const char *root, uint64_t cap_bytes, tms_error_t *error);
 void tms_host_limits_release(tms_host_limits_t *limits);
 

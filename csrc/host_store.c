@@ -113,6 +113,12 @@ bool tms_host_store_make_room(tms_host_store_t *store, uint64_t bytes, tms_host_
     return tms_host_store_fits(store, bytes, headroom);
 }
 
+void tms_host_store_say_not_locked(tms_host_store_t *store, const tms_error_t *reason) {
+    tms_log_once(store->log, &store->said_not_locked, TMS_LOG_WARNING,
+                 "%s Copies from and to this memory are slower. A limit of locked memory (ulimit -l) may be the reason.",
+                 reason->message);
+}
+
 /* ---- the pool ---- */
 
 void tms_host_store_set_pool_limit(tms_host_store_t *store, uint64_t bytes) {

@@ -144,6 +144,8 @@ void tms_host_buffer_drop(tms_host_buffer_t *buffer); /* NULL is fine; calls no 
 
 /* ---- giving back ---- */
 
+/* Page-locking was refused for this reason, and ordinary memory serves instead: one log line, the first time. */
+void tms_host_store_say_not_locked(tms_host_store_t *store, const tms_error_t *reason);
 /* On this thread: everything of kind MMAP that waits to be released. Waits for what another thread has begun with. */
 void tms_host_store_release_now(tms_host_store_t *store);
 /* Until nothing waits to be released any more; gives back on this thread too. */

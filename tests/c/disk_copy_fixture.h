@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -31,6 +32,7 @@ static struct {
     int direct_open_error, direct_transfer_error, write_error;
     int setup_error, submit_error, submit_after, wait_error;
     int threads_after; /* EAGAIN */
+    int maps_after;    /* of staging memory; ENOMEM */
     uint32_t short_by; /* of each request of the kernel, in bytes */
     bool bad_descriptor;
     int pipe_end; /* requests of the kernel read from it instead, and wait for a byte; -1 */
@@ -38,7 +40,7 @@ static struct {
 } fault;
 
 static struct {
-    _Atomic int direct_opens, plain_opens, setups, submits, waits, threads;
+    _Atomic int direct_opens, plain_opens, setups, submits, waits, threads, maps;
     _Atomic int direct_writes, plain_writes, direct_reads, plain_reads;
     _Atomic int submits_before_wait; /* -1: nothing has been waited for yet */
 } calls;
@@ -159,13 +161,28 @@ ssize_t pread(int fd, void *data, size_t bytes, off_t offset) {
     return syscall(SYS_pread64, fd, data, bytes, offset);
 }
 
+/* Whether the call comes from this program, and not from the simulated GPU. */
+static inline bool is_ours(const void *caller) {
+    Dl_info found, self;
+    return dladdr(caller, &found) && dladdr(base, &self) && found.dli_fbase == self.dli_fbase;
+}
+
+__attribute__((visibility("default"))) void *mmap(void *address, size_t bytes, int protection, int flags, int file,
+                                                  off_t offset) {
+    void *(*next)(void *, size_t, int, int, int, off_t);
+    *(void **)&next = dlsym(RTLD_NEXT, "mmap");
+    if (flags & MAP_NORESERVE && is_ours(__builtin_return_address(0))) {
+        if (calls.maps >= fault.maps_after) return errno = ENOMEM, MAP_FAILED;
+        calls.maps++;
+    }
+    return next(address, bytes, protection, flags, file, offset);
+}
+
 __attribute__((visibility("default"))) int pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
                                                           void *(*start)(void *), void *argument) {
     int (*next)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
     *(void **)&next = dlsym(RTLD_NEXT, "pthread_create");
-    /* Not the simulated GPU's. */
-    Dl_info caller, self;
-    bool ours = dladdr(__builtin_return_address(0), &caller) && dladdr(base, &self) && caller.dli_fbase == self.dli_fbase;
+    bool ours = is_ours(__builtin_return_address(0));
     if (ours && calls.threads >= fault.threads_after) return EAGAIN;
     calls.threads += ours;
     return next(thread, attributes, start, argument);
@@ -176,7 +193,7 @@ __attribute__((visibility("default"))) int pthread_create(pthread_t *thread, con
 static inline void reset_faults(void) {
     memset(&fault, 0, sizeof fault);
     memset(&calls, 0, sizeof calls);
-    fault.threads_after = NEVER;
+    fault.threads_after = fault.maps_after = NEVER;
     fault.pipe_end = fault.release = calls.submits_before_wait = -1;
     set_gate(false);
 }
@@ -286,7 +303,7 @@ static inline void assert_nothing_held(void) {
     assert_int_equal(usage.host_bytes, 0);
     assert_int_equal(usage.streams, 0);
     assert_int_equal(simulator()->calls("cuEventCreate"), simulator()->calls("cuEventDestroy"));
-    assert_int_equal(simulator()->calls("cuMemHostAlloc"), simulator()->calls("cuMemFreeHost"));
+    assert_int_equal(simulator()->calls("cuMemHostRegister"), simulator()->calls("cuMemHostUnregister"));
     assert_null(ring_entries());
 }
 

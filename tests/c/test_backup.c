@@ -188,7 +188,7 @@ static void what_a_copier_cannot_give_back_waits(void **state) {
         tms_quarantine_kind_t kind;
     } points[] = {{"cuStreamDestroy", TMS_QUARANTINE_OTHER},
                   {"cuEventDestroy", TMS_QUARANTINE_OTHER},
-                  {"cuMemFreeHost", TMS_QUARANTINE_HOST}};
+                  {"cuMemHostUnregister", TMS_QUARANTINE_HOST}};
     f->saver.stores.copy_chunk_bytes = f->saver.stores.chunk_bytes = MIB;
     tms_log_init(&f->log, TMS_LOG_SILENT);
     for (size_t i = 0; i < sizeof points / sizeof *points; i++) {

@@ -287,8 +287,11 @@ static void what_the_driver_refuses_is_an_error_and_leaves_nothing(void **state)
     static const struct {
         const char *call;
         bool saving, loading;
-    } points[] = {{"cuMemcpyDtoHAsync", true, false}, {"cuMemcpyHtoDAsync", false, true}, {"cuEventCreate", true, true},
-                  {"cuEventRecord", true, true},      {"cuEventSynchronize", true, true}, {"cuMemHostAlloc", true, true}};
+    } points[] = {{"cuMemcpyDtoHAsync", true, false},
+                  {"cuMemcpyHtoDAsync", false, true},
+                  {"cuEventCreate", true, true},
+                  {"cuEventRecord", true, true},
+                  {"cuEventSynchronize", true, true}};
     uint64_t address = allocate_filled(f, 11);
     tms_backup_t backup = prepared(f, BYTES);
     save_one(f, &backup, address);
@@ -296,8 +299,7 @@ static void what_the_driver_refuses_is_an_error_and_leaves_nothing(void **state)
     for (size_t i = 0; i < sizeof points / sizeof *points; i++) {
         for (int loading = 0; loading < 2; loading++) {
             if (!(loading ? points[i].loading : points[i].saving)) continue;
-            uint64_t tries = strcmp(points[i].call, "cuMemHostAlloc") == 0 ? 1 : (uint64_t)PIECES;
-            for (uint64_t after = 0; after < tries; after++) {
+            for (uint64_t after = 0; after < (uint64_t)PIECES; after++) {
                 tms_error_t error;
                 tms_copier_t copier;
                 if (!loading) plan(f, &backup);
@@ -320,18 +322,44 @@ static void what_the_driver_refuses_is_an_error_and_leaves_nothing(void **state)
     tms_backup_destroy(&backup, &f->saver.stores);
 }
 
-static void without_page_locked_memory_there_is_no_copy(void **state) {
+/* As under a limit of locked memory. */
+static void what_cannot_be_page_locked_serves_as_it_is(void **state) {
+    fixture_t *f = *state;
+    char logged[TEXT_BYTES];
+    tms_sim_usage_t usage;
+    uint64_t address = allocate_filled(f, 12);
+    tms_backup_t backup = prepared(f, BYTES);
+    for (int i = 0; i < 2; i++) {
+        clear_calls();
+        simulator()->fail_after("cuMemHostRegister", 0, NEVER, i ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_ERROR_OUT_OF_MEMORY);
+        captured_stderr_t captured = capture_begin();
+        save_one(f, &backup, address);
+        assert_loads(f, &backup, address, 12);
+        capture_end(captured, logged, sizeof logged);
+        assert_logged(logged, i == 0, "cuMemHostRegister"); /* once is enough */
+        assert_true(simulator()->calls("cuMemHostRegister") > 0);
+        assert_int_equal(simulator()->calls("cuMemHostUnregister"), 0);
+        simulator()->fail_after("cuMemHostRegister", 0, 0, 0);
+    }
+    simulator()->usage(0, &usage);
+    assert_int_equal(usage.host_bytes, 0);
+    tms_backup_destroy(&backup, &f->saver.stores);
+}
+
+static void without_memory_there_is_no_copy(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_copier_t copier;
     uint64_t address = allocate_filled(f, 12);
     tms_backup_t backup = prepared(f, BYTES);
     open_copier(f, &copier, NULL);
-    simulator()->fail_after("cuMemHostAlloc", 0, 1, CUDA_ERROR_OUT_OF_MEMORY);
+    clear_calls();
+    fault.maps_after = 0;
     assert_int_equal(tms_backup_save(&backup, &copier, address, &CONTEXT, &error), TMS_OUT_OF_HOST_MEMORY);
-    assert_string_equal(error.call, "cuMemHostAlloc");
-    assert_non_null(strstr(error.message, "lower TMS_DISK_BACKUP_CHUNK_MB"));
+    assert_string_equal(error.call, "mmap");
+    assert_non_null(strstr(error.message, "TMS_DISK_BACKUP_CHUNK_MB"));
     tms_copier_close(&copier);
+    assert_nothing_held();
     tms_backup_destroy(&backup, &f->saver.stores);
 }
 
@@ -377,16 +405,17 @@ static void a_ring_that_cannot_grow_is_a_small_one(void **state) {
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, MIB);
     fill(address, MIB, 13);
     for (int i = 0; i < SMALL; i++) backups[i] = prepared(f, MIB);
-    for (uint64_t after = 1; after < 4; after++) {
+    for (int after = 1; after < 4; after++) {
         open_copier(f, &copier, NULL);
         clear_calls();
-        simulator()->fail_after("cuMemHostAlloc", after, 1, CUDA_ERROR_OUT_OF_MEMORY);
+        fault.maps_after = after;
         captured_stderr_t captured = capture_begin();
         for (int i = 0; i < SMALL; i++) ASSERT_OK(tms_backup_save(&backups[i], &copier, address, &CONTEXT, &error), error);
         ASSERT_OK(tms_copier_wait(&copier, &CONTEXT, &error), error);
         capture_end(captured, logged, sizeof logged);
-        assert_logged(logged, 1, "cuMemHostAlloc");
-        assert_int_equal(simulator()->calls("cuMemHostAlloc"), after + 1);
+        assert_logged(logged, 1, "mmap failed");
+        assert_int_equal(calls.maps, after);
+        fault.maps_after = NEVER;
         tms_copier_close(&copier);
     }
     for (int i = 0; i < SMALL; i++) {
@@ -402,7 +431,7 @@ static void buffers_and_events_that_are_not_taken_back_wait(void **state) {
     static const struct {
         const char *call;
         tms_quarantine_kind_t kind;
-    } points[] = {{"cuEventDestroy", TMS_QUARANTINE_OTHER}, {"cuMemFreeHost", TMS_QUARANTINE_HOST}};
+    } points[] = {{"cuEventDestroy", TMS_QUARANTINE_OTHER}, {"cuMemHostUnregister", TMS_QUARANTINE_HOST}};
     uint64_t address = allocate_filled(f, 14);
     tms_backup_t backup = prepared(f, BYTES);
     tms_log_init(&f->log, TMS_LOG_SILENT);
@@ -437,7 +466,8 @@ int main(void) {
         COPIES(a_disk_that_refuses_all_writes_is_an_error),
         COPIES(a_file_that_is_replaced_is_not_written_to),
         COPIES(what_the_driver_refuses_is_an_error_and_leaves_nothing),
-        COPIES(without_page_locked_memory_there_is_no_copy),
+        COPIES(what_cannot_be_page_locked_serves_as_it_is),
+        COPIES(without_memory_there_is_no_copy),
         COPIES(closing_waits_for_what_the_kernel_has),
         COPIES(a_ring_that_cannot_grow_is_a_small_one),
         COPIES(buffers_and_events_that_are_not_taken_back_wait),

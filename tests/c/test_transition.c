@@ -261,9 +261,9 @@ static void a_failed_pause_changes_nothing(void **state) {
     const struct {
         const char *call;
         uint64_t occurrences;
-    } points[] = {{"cuCtxSynchronize", 1},   {"cuStreamCreate", 1},      {"cuMemcpyDtoHAsync", 2},
-                  {"cuMemHostAlloc", 1},     {"cuEventCreate", 1},       {"cuEventRecord", 1},
-                  {"cuEventSynchronize", 1}, {"cuStreamSynchronize", 1}, {"cuDevicePrimaryCtxRetain", 1}};
+    } points[] = {{"cuCtxSynchronize", 1},    {"cuStreamCreate", 1},          {"cuMemcpyDtoHAsync", 2},
+                  {"cuEventCreate", 1},       {"cuEventRecord", 1},           {"cuEventSynchronize", 1},
+                  {"cuStreamSynchronize", 1}, {"cuDevicePrimaryCtxRetain", 1}};
     for (size_t i = 0; i < sizeof points / sizeof *points; i++) {
         for (uint64_t occurrence = 0; occurrence < points[i].occurrences; occurrence++) {
             fail_each(f, points[i].call, occurrence, pause_tag, TMS_SEGMENT_ACTIVE, addresses, 3);
@@ -291,9 +291,8 @@ static void a_failed_resume_changes_nothing(void **state) {
     const struct {
         const char *call;
         uint64_t occurrences;
-    } points[] = {{"cuMemCreate", 3},       {"cuMemMap", 3},           {"cuMemSetAccess", 3},
-                  {"cuMemcpyHtoDAsync", 2}, {"cuMemHostAlloc", 1},     {"cuEventCreate", 1},
-                  {"cuEventRecord", 1},     {"cuEventSynchronize", 1}, {"cuStreamSynchronize", 1}};
+    } points[] = {{"cuMemCreate", 3},   {"cuMemMap", 3},      {"cuMemSetAccess", 3},     {"cuMemcpyHtoDAsync", 2},
+                  {"cuEventCreate", 1}, {"cuEventRecord", 1}, {"cuEventSynchronize", 1}, {"cuStreamSynchronize", 1}};
     for (size_t i = 0; i < sizeof points / sizeof *points; i++) {
         for (uint64_t occurrence = 0; occurrence < points[i].occurrences; occurrence++) {
             fail_each(f, points[i].call, occurrence, resume_tag, TMS_SEGMENT_PAUSED, addresses, 3);

@@ -32,7 +32,7 @@ PRELOADED = [
 ]
 
 #: A worker is ended by itself long before, if an injection hangs.
-WORKER_SECONDS = 1200
+WORKER_SECONDS = 3600
 DISK_CHUNK_MB = "1"
 
 #: The name of a scenario, and whether the preload library is there.

@@ -5,7 +5,6 @@ from __future__ import annotations
 #: Calls whose failure need not fail what the user asked for, and why. Every other failure is an exception that names it.
 TOLERATED = {
     # What the driver or the system refuses to take back waits in the quarantine.
-    "cuMemFreeHost": "the copies are done; the memory waits in the quarantine",
     "cuMemHostUnregister": "the copies are done; the memory waits in the quarantine",
     "cuMemAddressFree": "the owner is done with it; the range waits in the quarantine",
     "cuStreamDestroy": "the copies are done; the stream waits in the quarantine",

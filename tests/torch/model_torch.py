@@ -324,14 +324,13 @@ def pause_held(world: TorchWorld, choose: Any) -> bool:
 
 
 #: Calls that PyTorch itself does not make.
-CALLS = ("cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease", "cuMemAddressReserve", "cuMemHostAlloc")
+CALLS = ("cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease", "cuMemAddressReserve")
 COPIES = (
     "cuMemcpyDtoHAsync",
     "cuMemcpyHtoDAsync",
     "cuStreamCreate",
     "cuCtxSynchronize",
     "cuMemAddressFree",
-    "cuMemFreeHost",
     "cuMemHostRegister",
     "cuMemHostUnregister",
     "cuEventCreate",

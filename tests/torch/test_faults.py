@@ -26,7 +26,7 @@ pytestmark = pytest.mark.faults
 
 MIB = 1 << 20
 OUT_OF_MEMORY, OPERATING_SYSTEM = 2, 304
-SAYS_OUT_OF_MEMORY = {"cuMemCreate", "cuMemHostAlloc", "cuMemAddressReserve", "cuStreamCreate", "cuDevicePrimaryCtxRetain"}
+SAYS_OUT_OF_MEMORY = {"cuMemCreate", "cuMemAddressReserve", "cuStreamCreate", "cuDevicePrimaryCtxRetain"}
 #: What PyTorch calls itself; where the first fails, it ends the process (an exception in a destructor).
 NOT_FAILED = {
     "cuDevicePrimaryCtxGetState",
