@@ -73,7 +73,7 @@ def test_every_case(command: Program, tmp_path: Path) -> None:
         if row["unit"] == "seconds" and row["bytes"]:
             assert row["bytes_per_second"] == pytest.approx(row["bytes"] / row["ours"]["median"])
     assert {row["operation"] for row in data["rows"] if row["case"] == "pooled"} == {
-        *("pause", "resume", "pause parity", "resume parity", "pause, bare", "resume, bare", "resume at once"),
+        *("pause", "resume", "pause parity", "resume parity", "pause bare", "resume bare", "resume at once"),
     }
     assert "On the simulated GPU times mean nothing" in done.stdout
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
@@ -258,7 +258,7 @@ def test_direct_io(file: direct_io.DirectFile, tmp_path: Path) -> None:
     assert "reads at once" in file.name
 
 
-def test_direct_io_that_is_refused(monkeypatch: pytest.MonkeyPatch, file: direct_io.DirectFile) -> None:
+def test_direct_io_that_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(direct_io.os, "O_DIRECT", 1 << 30)
 
     real = os.open
@@ -269,9 +269,11 @@ def test_direct_io_that_is_refused(monkeypatch: pytest.MonkeyPatch, file: direct
         return real(path, flags, mode)
 
     monkeypatch.setattr(direct_io.os, "open", opens)
-    file.write()
+    file = direct_io.DirectFile(str(tmp_path), 20 * MIB)
+    assert file.write() >= 0
     assert file.direct is False
     assert file.name.startswith("direct I/O is refused")
+    file.close()
 
 
 @pytest.fixture

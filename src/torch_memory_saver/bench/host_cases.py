@@ -19,7 +19,7 @@ LARGE = Shape(32, 512 * MIB)
 SMALL = Shape(800, 16 * MIB)
 
 
-_BARE = "the driver's copies and calls alone"
+_BARE = "bare copies and calls"
 
 
 class _Cycles(Case):
@@ -113,8 +113,8 @@ class Pooled(_Cycles):
         return [
             setting.row(self, shape, operation, shape.bytes, ours, limit, _BARE)
             for operation, ours, limit in (
-                ("pause, bare", pauses, times["out"]),
-                ("resume, bare", resumes, times["back"]),
+                ("pause bare", pauses, times["out"]),
+                ("resume bare", resumes, times["back"]),
                 ("resume at once", times["at once"], times["bare at once"]),
             )
         ]
