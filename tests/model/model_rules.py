@@ -13,7 +13,6 @@ from hypothesis.errors import Flaky
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from model_choice import DrawnChoice
 
-
 #: How often the steps may depend on which of two threads comes first before that is a failure.
 ATTEMPTS = 5
 
