@@ -104,7 +104,7 @@ class Steps(World):
                 return []
             return [] if DAMAGED in states and failed & REFUSALS else [f"a resume that nobody waited for left {states}"]
 
-        return Step(run, verify, retry=lambda: self.resume(tags), keeps=True)
+        return Step(run, verify, retry=lambda: self.resume(tags), keeps=True, logs_its_end=True)
 
     @staticmethod
     def repairing(step: Step) -> Step:

@@ -135,10 +135,14 @@ class Worker:
         return result
 
     def one(self, faults: list[Any], again: bool = False) -> dict[str, Any]:
-        """Another time, if the call that was to fail is one that is not always made and was not made this time."""
+        """Another time, if the call that was to fail is one that is not always made and was not made this time; or if nobody
+        was told, because a thread of what went before met it. What nobody is ever told is so each time."""
+        from world import UNTOLD
+
         for _ in range(TRIES):
             result = self.forked(faults, again) if self.scenario.fresh else self.guarded(faults, again)
-            if result["problems"] != [NOT_FIRED] or faults[0].call.name not in VARYING:
+            varies = result["problems"] == [NOT_FIRED] and faults[0].call.name in VARYING
+            if not varies and result["problems"] != [UNTOLD]:
                 break
         return result
 
