@@ -6,10 +6,10 @@ end clean. After one that did not, or that killed the worker, a new worker goes 
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
-import runpy
 import shutil
 import subprocess
 import sys
@@ -24,7 +24,8 @@ import pytest
 from torch_memory_saver.preload import LIBRARY_NAME, library_path
 
 HERE = Path(__file__).parent
-SCENARIOS = sorted(runpy.run_path(str(HERE / "scenarios.py"))["SCENARIOS"])
+sys.path.insert(0, str(HERE))
+SCENARIOS = sorted(importlib.import_module("all_scenarios").SCENARIOS)
 #: These also with the preload library loaded, which then holds the state in the place of the package's own library.
 PRELOADED = [
     *("capture_end", "first_allocation", "free_while_resuming", "pause_disk", "pause_live", "pause_pool_warm"),

@@ -38,8 +38,8 @@ def tell(**fields: Any) -> None:
 
 class Worker:
     def __init__(self, name: str, directory: Path, full: bool) -> None:
+        from all_scenarios import SCENARIOS
         from machine import Machine
-        from scenarios import SCENARIOS
 
         from torch_memory_saver import _core
 

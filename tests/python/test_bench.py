@@ -306,6 +306,25 @@ def test_the_limit_copies_what_there_is(simulator: Any) -> None:
 
 
 @pytest.mark.usefixtures("own_context")
+def test_the_bare_calls_keep_contents(simulator: Any) -> None:
+    driver.Device(0)
+    before = simulator.usage()
+    bare = yardstick.BareAllocations(3, 2 * MIB)
+    host = driver.HostMemory(6 * MIB)
+    contents = os.urandom(6 * MIB)
+    simulator.write(host.address, contents)
+    bare.resume_with_contents(host.address)
+    assert simulator.usage().physical_bytes == before.physical_bytes + 6 * MIB
+    ctypes.memset(host.address, 0, 6 * MIB)
+    bare.pause_with_contents(host.address)
+    assert ctypes.string_at(host.address, 6 * MIB) == contents
+    assert simulator.usage().physical_bytes == before.physical_bytes
+    bare.close()
+    host.close()
+    assert simulator.usage().host_bytes == before.host_bytes
+
+
+@pytest.mark.usefixtures("own_context")
 def test_failures_of_the_driver_have_names(simulator: Any) -> None:
     simulator.fail_after("cuMemHostRegister", 0, 1, 2)
     with pytest.raises(driver.DriverFailure, match="cuMemHostRegister_v2 failed with CUDA_ERROR_OUT_OF_MEMORY"):
