@@ -234,13 +234,25 @@ class PinnedCopy:
         device.fill(self._address, size, 1)
         self.host = HostMemory(size, piece)
 
-    def out(self) -> None:
+    def start_out(self) -> None:
+        self._device.make_current()
         self._device.start_copy_out(self.host, self._address)
+
+    def start_back(self) -> None:
+        self._device.make_current()
+        self._device.start_copy_back(self.host, self._address)
+
+    def wait(self) -> None:
+        self._device.make_current()
         self._device.wait_for_copies()
 
+    def out(self) -> None:
+        self.start_out()
+        self.wait()
+
     def back(self) -> None:
-        self._device.start_copy_back(self.host, self._address)
-        self._device.wait_for_copies()
+        self.start_back()
+        self.wait()
 
     def back_and_release(self) -> None:
         """The copy back, and then the host memory to the system."""

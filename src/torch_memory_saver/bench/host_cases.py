@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from .driver import PinnedCopy
@@ -203,6 +203,8 @@ class Mmap(Case):
 
 
 class TwoDevices(Case):
+    """Beside one GPU twice, also beside one pinned copy on each of them at once: what the host's memory and buses allow."""
+
     name = "two-gpus"
     title = "host backup of two GPUs in one call, beside one GPU twice"
     shapes = (LARGE,)
@@ -218,26 +220,50 @@ class TwoDevices(Case):
             blocks += setting.allocate(tag, shape, "pinned", "retain", device)
         saver.pause()
         saver.resume()
+        copies = [] if setting.is_peer else [PinnedCopy(device, shape.bytes) for device in setting.devices[: self.devices]]
         times: dict[tuple[str | None, str], list[float]] = {}
+        bare: dict[str, list[float]] = {}
         for _ in range(setting.repetitions):
             for tags in ("first", None):
                 times.setdefault((tags, "pause"), []).append(setting.timed(partial(saver.pause, tags)))
                 setting.rest(shape.bytes)
                 times.setdefault((tags, "resume"), []).append(setting.timed(partial(saver.resume, tags)))
+            for operation, starts in (("pause", [c.start_out for c in copies]), ("resume", [c.start_back for c in copies])):
+                bare.setdefault(operation, []).append(setting.timed(partial(self._at_once, starts, copies)))
         setting.check(blocks, self.name)
-        return [
+        both = {operation: times[None, operation] for operation in ("pause", "resume")}
+        rows = [
             setting.row(
                 self,
                 f"{shape} on each",
                 operation,
                 2 * shape.bytes,
-                times[None, operation],
+                both[operation],
                 [2 * seconds for seconds in times["first", operation]],
                 "one GPU, twice",
                 Target(GAIN, 1.9),
             )
-            for operation in ("pause", "resume")
+            for operation in both
         ]
+        return rows + [
+            setting.row(
+                self,
+                f"{shape} on each",
+                f"{operation} bare",
+                2 * shape.bytes,
+                both[operation],
+                bare[operation],
+                "a pinned copy on each at once",
+            )
+            for operation in (both if copies else ())
+        ]
+
+    @staticmethod
+    def _at_once(starts: Sequence[Callable[[], None]], copies: Sequence[PinnedCopy]) -> None:
+        for start in starts:
+            start()
+        for copy in copies:
+            copy.wait()
 
 
 class HostMemory(Case):
