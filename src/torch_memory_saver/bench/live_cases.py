@@ -7,10 +7,12 @@ from array import array
 from collections.abc import Callable
 from functools import partial
 
+from .driver import PinnedCopy
 from .figures import GAIN, Row, Target
 from .memory import Block, live_and_dead_sizes
 from .savers import Ours, Unavailable
 from .setting import GIB, MIB, Case, Setting, Shape
+from .yardstick import BareAllocations, NoYardstick
 
 __all__ = ["LiveBytes", "LiveBytesOfTorch"]
 
@@ -37,20 +39,22 @@ class _LiveBytes(Case):
         setting.check(kept, self.name)
         live = sum(block.size for block in kept)
         notes = f"{live / total():.1%} of {total()} bytes are live, in {len(kept)} blocks"
-        return [
+        what = f"{total() / GIB:.1f} GiB, {live / total():.0%} live"
+        gain, copying = Target(GAIN, 2.5), "copying everything"
+        rows = [
             setting.row(
-                self,
-                f"{total() / GIB:.1f} GiB, {live / total():.0%} live",
-                operation,
-                total(),
-                times[True, operation],
-                times[False, operation],
-                "copying everything",
-                Target(GAIN, 2.5),
-                notes,
+                self, what, operation, total(), times[True, operation], times[False, operation], copying, gain, notes
             )
             for operation in ("pause", "resume")
         ]
+        return rows + [
+            setting.row(self, what, f"{operation} bare", total(), times[True, operation], limit, name)
+            for operation, limit, name in self.bare(setting, live)
+        ]
+
+    def bare(self, setting: Setting, live: int) -> list[tuple[str, list[float], str]]:
+        """Other limits of a pause and a resume of `live` bytes, and their names."""
+        return []
 
     @abstractmethod
     def prepare(self, setting: Setting, shape: Shape) -> tuple[list[Block], Callable[[], int], Callable[[], object]]:
@@ -130,3 +134,24 @@ class LiveBytesOfTorch(_LiveBytes):
             lambda: setting.allocator.reserved_bytes() - before,
             partial(setting.saver.pause, self.name, live_only=True),
         )
+
+    def bare(self, setting: Setting, live: int) -> list[tuple[str, list[float], str]]:
+        """What the driver needs for as many allocations of these sizes, and one copy: after another in a pause, which unmaps
+        nothing before it has copied everything, and in a resume at the same time, so that the longer of them counts."""
+        assert isinstance(setting.saver, Ours)
+        copy = PinnedCopy(setting.device, live)
+        times: list[tuple[float, float]] = []
+        try:
+            for _ in range(setting.repetitions):
+                pause = resume = 0.0
+                for size, count in setting.saver.allocations(self.name).items():
+                    bare = BareAllocations(count, size, setting.device.ordinal)
+                    resume += setting.timed(bare.resume)
+                    pause += setting.timed(bare.pause)
+                    setting.rest(count * size)
+                    bare.close()
+                times.append((pause + setting.timed(copy.out), max(resume, setting.timed(copy.back))))
+        except NoYardstick:
+            return []
+        pauses, resumes = (list(each) for each in zip(*times, strict=True))
+        return [("pause", pauses, "one copy and the calls"), ("resume", resumes, "one copy or the calls")]

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -71,6 +72,11 @@ class Ours(Saver):
         core = importlib.import_module("torch_memory_saver._core")
         copied: int = core.pause((tag,), None, False, None, lambda: live)[2]
         return copied
+
+    def allocations(self, tag: str) -> Counter[int]:
+        """How many of each size have the tag."""
+        core = importlib.import_module("torch_memory_saver._core")
+        return Counter(reserved for _, _, reserved, *_, found in core.segments() if found == tag)
 
     def resume(self, tag: Any = None, *, progress: Any = None) -> None:
         self._saver.resume(tag, progress=progress)
