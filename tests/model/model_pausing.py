@@ -118,7 +118,8 @@ def pause_tags(world: World, actor: Actor, tags: Tags, choice: PauseChoice) -> N
     after_pause(world, tags, selected, report)
 
 
-def after_pause(world: World, tags: Tags, selected: list[Allocation], report: Any) -> None:
+def after_pause(world: World, tags: Tags, selected: list[Allocation], report: Any, unknown: int | None = None) -> None:
+    """`unknown`: how many of the tags nothing had when the pause began, if that may have changed."""
     assert not (world.captures and (world.allocations or something_waits())), "paused during a capture"
     if world.rule is None:
         world.repaired()
@@ -126,7 +127,8 @@ def after_pause(world: World, tags: Tags, selected: list[Allocation], report: An
     world.moved_to_paused(selected)
     if world.rule is not None:
         reclaimed(world)
-    expected = (len(selected), sum(a.reserved for a in selected), copied, unknown_tags(tags))
+    unknown = unknown_tags(tags) if unknown is None else unknown
+    expected = (len(selected), sum(a.reserved for a in selected), copied, unknown)
     assert (report.allocations, report.bytes, report.copied_bytes, report.unknown_tags) == expected, (report, expected)
 
 

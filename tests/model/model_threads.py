@@ -17,7 +17,7 @@ from model_operations import (
     leave_region,
     write_bytes,
 )
-from model_pausing import after_failed_pause, after_pause, call_pause, choose_pause, choose_tags
+from model_pausing import after_failed_pause, after_pause, call_pause, choose_pause, choose_tags, unknown_tags
 from model_world import ACTIVE, FAILURES, MAX_ALLOCATIONS, PAUSED, Allocation, ResumeChoice, World, describe_error
 
 from torch_memory_saver import _core, errors
@@ -45,6 +45,7 @@ def pause_held(world: World, choose: Any) -> bool:
     world.say(f"second: pause({tags}), held")
     assert second.worker is not None and third.worker is not None
     choice = world.pausing = choose_pause(world, choose)
+    unknown = unknown_tags(tags)
     join = second.worker.start(lambda: call_pause(tags, choice))
     world.machine.wait_until_synchronizing()
     world.machine.wait_for(lambda: _core.find(victim.address)[5] == _core.STATE_PAUSING)
@@ -69,7 +70,7 @@ def pause_held(world: World, choose: Any) -> bool:
         if rule is not None:
             world.machine.fail(rule[0], 0, 0, 0)
     fired = world.machine.fired() - fired
-    return conclude(world, tags, selected, freed, ended, fired)
+    return conclude(world, tags, selected, freed, ended, fired, unknown)
 
 
 def finished(join: Callable[[], Any]) -> Any:
@@ -79,7 +80,9 @@ def finished(join: Callable[[], Any]) -> Any:
         return error
 
 
-def conclude(world: World, tags: Any, selected: list[Allocation], freed: list[Allocation], ended: Any, fired: int) -> bool:
+def conclude(
+    world: World, tags: Any, selected: list[Allocation], freed: list[Allocation], ended: Any, fired: int, unknown: int
+) -> bool:
     """What the held pause came to. Those that were freed meanwhile count in its report, and are gone."""
     kept = [allocation for allocation in selected if allocation not in freed]
     world.clean = world.clean and not fired
@@ -89,7 +92,7 @@ def conclude(world: World, tags: Any, selected: list[Allocation], freed: list[Al
     else:
         world.say(f"second: pause -> {ended}")
         clean = world.clean
-        after_pause(world, tags, selected, ended)
+        after_pause(world, tags, selected, ended, unknown)
         world.clean = clean
     for allocation in freed:
         if isinstance(ended, Exception):
