@@ -21,8 +21,7 @@ typedef struct tms_copier {
     int device;
     tms_wait_t *wait;       /* of the call; NULL: not interruptible, and every copy is one driver call */
     _Atomic uint64_t *done; /* NULL, or counts the bytes that are certain to have been copied */
-    /* NULL, or done over and over instead of waiting for a chunk, as long as there is *more to do. A failure is the copy's.
-     */
+    /* NULL, or done instead of waiting for a chunk, as often as there is *more to do. A failure is the copy's. */
     tms_status_t (*meanwhile)(void *context, bool *more, tms_error_t *error);
     void *meanwhile_context;
     CUstream stream;

@@ -65,13 +65,6 @@ static bool add_entries(struct tms_host_batch *batch, struct tms_host_block *blo
     return true;
 }
 
-static void add_lane(struct tms_host_batch *batch, int device) {
-    for (int i = 0; i < batch->lane_count; i++) {
-        if (batch->lanes[i].device == device) return;
-    }
-    batch->lanes[batch->lane_count++] = (tms_host_lane_t){.batch = batch, .device = device};
-}
-
 /* So much more in the block that such requests share; `end` is where it ended before. */
 static tms_status_t plan(struct tms_host_batch *batch, const tms_host_request_t *request, struct tms_host_block **block,
                          uint64_t *end, const tms_error_context_t *context, tms_error_t *error) {
@@ -82,7 +75,6 @@ static tms_status_t plan(struct tms_host_batch *batch, const tms_host_request_t 
     if (!found) return TMS_OUT_OF_HOST_MEMORY;
     if (found->bytes + bytes > too_much) return tms_error_set_os(error, context, "mmap", ENOMEM, NULL);
     if (!add_entries(batch, found, bytes)) return tms_error_set_os(error, context, "realloc", ENOMEM, NULL);
-    add_lane(batch, request->device);
     *block = found;
     *end = found->bytes;
     found->bytes += bytes;
@@ -95,7 +87,7 @@ tms_status_t tms_host_batch_plan_pool(struct tms_host_batch *batch, int device, 
     struct tms_host_block *block = NULL;
     uint64_t end = 0;
     tms_status_t status = plan(batch, &request, &block, &end, context, error);
-    if (status == TMS_OK) block->for_pool = true;
+    if (status == TMS_OK && block) block->for_pool = true; /* there is one then, which gcc's analyzer does not see */
     return status;
 }
 

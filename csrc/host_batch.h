@@ -13,15 +13,6 @@ typedef struct tms_host_entry {
     size_t piece;
 } tms_host_entry_t;
 
-/* The pieces of one device, which one thread page-locks in order. */
-typedef struct tms_host_lane {
-    struct tms_host_batch *batch;
-    int device;
-    size_t next; /* of the entries: the ones before it, of this device, are done */
-    bool has_thread;
-    pthread_t thread;
-} tms_host_lane_t;
-
 struct tms_host_batch {
     tms_host_store_t *store;
     tms_error_context_t context;
@@ -34,10 +25,7 @@ struct tms_host_batch {
     size_t allowed;         /* entries that may be touched */
     size_t touching;        /* entries all of whose parts have been given out */
     uint64_t touch_offset;  /* and so much of the next */
-    size_t left;            /* entries that are not usable yet */
     uint64_t allowed_below; /* in_flight_bytes must be less before it is worth asking again whether more may be touched */
-    tms_host_lane_t lanes[TMS_MAX_DEVICES];
-    int lane_count;
     pthread_t touchers[TMS_HOST_TOUCHING_THREADS];
     int toucher_count;
 };
@@ -59,7 +47,8 @@ void tms_host_work_start(struct tms_host_batch *batch); /* as many threads as ca
 void tms_host_work_stop(struct tms_host_batch *batch);  /* and joins them */
 /* Works until all is usable, or the batch has failed or is to stop. */
 void tms_host_work_through(struct tms_host_batch *batch);
-/* With the lock, which it gives up meanwhile: does something that brings a piece nearer to its use, if no thread does. */
+/* With the lock, which it gives up meanwhile: page-locks a touched piece, and where no thread touches, touches. False: there
+ * is nothing to do for it now. */
 bool tms_host_work_help(struct tms_host_batch *batch, tms_host_piece_t *piece);
 
 #endif

@@ -8,7 +8,8 @@
  * ordinary memory: copies are slower, and one log line says so.
  *
  * A batch is all the memory that one pause needs: buffers are added, then it is started, and from then on its pieces become
- * usable in the order of adding while the caller copies into the first ones: several threads touch memory, one page-locks.
+ * usable in the order of adding while the caller copies into the first ones: several threads touch memory, and whoever waits
+ * for a piece page-locks it.
  * Before each slab is touched the headroom is read again (host_limit.h), and a slab that would pass it fails the batch with
  * TMS_OUT_OF_HOST_MEMORY; whatever the batch made then goes when its buffers are dropped.
  *
@@ -119,6 +120,9 @@ tms_status_t tms_host_batch_start(struct tms_host_batch *batch, const tms_error_
  * dropped. */
 void tms_host_batch_destroy(struct tms_host_batch *batch);
 
+/* On a thread that has nothing better to do: page-locks the first piece of `device` that is ready for it. False: none is. */
+bool tms_host_batch_help(struct tms_host_batch *batch, int device);
+
 /* ---- buffers ---- */
 
 struct tms_host_buffer {
@@ -135,17 +139,17 @@ struct tms_host_buffer {
 };
 
 /* How many bytes from `offset` on can be copied in one go: up to the end of the piece, or of the buffer. Waits until they
- * are usable. What `wait` says; what has failed the batch; TMS_INVALID_STATE after the batch was destroyed early, or at
- * exit. */
+ * are touched, and page-locks them, unless another thread does. What `wait` says; what has failed the batch;
+ * TMS_INVALID_STATE after the batch was destroyed early, or at exit. */
 tms_status_t tms_host_buffer_await(tms_host_buffer_t *buffer, uint64_t offset, tms_wait_t *wait, uint64_t *bytes,
                                    const tms_error_context_t *context, tms_error_t *error);
 void tms_host_buffer_acquire(tms_host_buffer_t *buffer);
 void tms_host_buffer_drop(tms_host_buffer_t *buffer); /* NULL is fine; calls no driver */
+/* Page-locking was refused for this reason, and ordinary memory serves instead: one log line, the first time. */
+void tms_host_store_say_not_locked(tms_host_store_t *store, const tms_error_t *reason);
 
 /* ---- giving back ---- */
 
-/* Page-locking was refused for this reason, and ordinary memory serves instead: one log line, the first time. */
-void tms_host_store_say_not_locked(tms_host_store_t *store, const tms_error_t *reason);
 /* On this thread: everything of kind MMAP that waits to be released. Waits for what another thread has begun with. */
 void tms_host_store_release_now(tms_host_store_t *store);
 /* Until nothing waits to be released any more; gives back on this thread too. */

@@ -137,7 +137,11 @@ static void *touch_all(void *argument) {
     return NULL;
 }
 
-/* ---- page-locking ---- */
+/* ---- page-locking ----
+ *
+ * By whoever waits for the piece, which is who copies into it next. A thread of its own held the driver's lock, which is not
+ * fair, nearly all the time, and most copies came after it was done (first pause of 32 x 512 MiB on an H200, medians: 0.60 s
+ * so, 0.54 s this way). */
 
 static void lock_piece(struct tms_host_batch *batch, tms_host_piece_t *piece) {
     tms_host_store_t *store = batch->store;
@@ -150,7 +154,6 @@ static void lock_piece(struct tms_host_batch *batch, tms_host_piece_t *piece) {
     tms_host_call_end(store);
     if (status == TMS_OK) {
         piece->state = TMS_PIECE_USABLE;
-        batch->left--;
         if (piece->reserved) store->reserving_bytes -= piece->bytes;
         piece->reserved = false;
         if (piece->open && piece->buffers == 0) tms_host_pool_take(piece);
@@ -161,30 +164,17 @@ static void lock_piece(struct tms_host_batch *batch, tms_host_piece_t *piece) {
     pthread_cond_broadcast(&store->changed);
 }
 
-/* The next piece of a lane, or NULL. */
-static tms_host_piece_t *next_of(tms_host_lane_t *lane) {
-    const struct tms_host_batch *batch = lane->batch;
-    for (; lane->next < batch->entry_count; lane->next++) {
-        const tms_host_entry_t *entry = &batch->entries[lane->next];
-        if (entry->block->device == lane->device && tms_host_entry_piece(entry)->state < TMS_PIECE_USABLE)
-            return tms_host_entry_piece(entry);
+bool tms_host_batch_help(struct tms_host_batch *batch, int device) {
+    tms_host_store_t *store = batch->store;
+    tms_host_piece_t *found = NULL;
+    pthread_mutex_lock(&store->lock);
+    for (size_t i = 0; i < batch->allowed && !found && !is_over(batch); i++) {
+        tms_host_piece_t *piece = tms_host_entry_piece(&batch->entries[i]);
+        if (batch->entries[i].block->device == device && piece->state == TMS_PIECE_TOUCHED) found = piece;
     }
-    return NULL;
-}
-
-static void *lock_all(void *argument) {
-    tms_host_lane_t *lane = argument;
-    struct tms_host_batch *batch = lane->batch;
-    tms_host_piece_t *piece = NULL;
-    pthread_mutex_lock(&batch->store->lock);
-    while (!is_over(batch) && (piece = next_of(lane))) {
-        if (piece->state == TMS_PIECE_TOUCHED)
-            lock_piece(batch, piece);
-        else
-            pthread_cond_wait(&batch->store->changed, &batch->store->lock);
-    }
-    pthread_mutex_unlock(&batch->store->lock);
-    return NULL;
+    if (found) lock_piece(batch, found);
+    pthread_mutex_unlock(&store->lock);
+    return found;
 }
 
 /* ---- threads ---- */
@@ -192,17 +182,9 @@ static void *lock_all(void *argument) {
 void tms_host_work_start(struct tms_host_batch *batch) {
     tms_host_store_t *store = batch->store;
     int os_error = 0, touchers = 0;
-    for (int i = 0; i < batch->lane_count; i++) {
-        int failed = tms_thread_start(&batch->lanes[i].thread, lock_all, &batch->lanes[i]);
-        pthread_mutex_lock(&store->lock);
-        batch->lanes[i].has_thread = failed == 0;
-        pthread_mutex_unlock(&store->lock);
-        if (failed) os_error = failed;
-    }
-    for (int wanted = tms_host_batch_touchers(batch); touchers < wanted; touchers++) {
-        int failed = tms_thread_start(&batch->touchers[touchers], touch_all, batch);
-        if (failed) os_error = failed;
-        if (failed) break;
+    for (int wanted = tms_host_batch_touchers(batch); touchers < wanted && os_error == 0;) {
+        os_error = tms_thread_start(&batch->touchers[touchers], touch_all, batch);
+        if (os_error == 0) touchers++;
     }
     pthread_mutex_lock(&store->lock);
     batch->toucher_count = touchers;
@@ -216,21 +198,11 @@ void tms_host_work_stop(struct tms_host_batch *batch) {
     pthread_cond_broadcast(&batch->store->changed);
     pthread_mutex_unlock(&batch->store->lock);
     for (int i = 0; i < batch->toucher_count; i++) pthread_join(batch->touchers[i], NULL);
-    for (int i = 0; i < batch->lane_count; i++) {
-        if (batch->lanes[i].has_thread) pthread_join(batch->lanes[i].thread, NULL);
-    }
-}
-
-static bool has_locker(const struct tms_host_batch *batch, int device) {
-    for (int i = 0; i < batch->lane_count; i++) {
-        if (batch->lanes[i].device == device) return batch->lanes[i].has_thread;
-    }
-    return false;
 }
 
 bool tms_host_work_help(struct tms_host_batch *batch, tms_host_piece_t *piece) {
     if (is_over(batch)) return false;
-    if (piece->state == TMS_PIECE_TOUCHED && !has_locker(batch, piece->block->device)) {
+    if (piece->state == TMS_PIECE_TOUCHED) {
         lock_piece(batch, piece);
         return true;
     }

@@ -18,17 +18,25 @@ static bool needs_host_memory(const tms_transition_t *t) {
     return false;
 }
 
-/* What a pause needs until its copies are complete. */
-typedef struct plan {
+/* What a device's copies do instead of waiting for the bus. */
+typedef struct ahead {
     struct tms_host_batch *batch;
-    tms_device_mask_t copying; /* devices that own a segment with contents to copy */
-} plan_t;
+    int device;
+} ahead_t;
 
-static tms_status_t plan_all(tms_transition_t *t, const tms_live_t *live, plan_t *plan, tms_error_t *error) {
+static tms_status_t lock_ahead(void *context, bool *more, tms_error_t *error) {
+    const ahead_t *ahead = context;
+    (void)error; /* a failure is for who waits for the piece */
+    *more = tms_host_batch_help(ahead->batch, ahead->device);
+    return TMS_OK;
+}
+
+/* `copying`: the devices that own a segment with contents to copy. */
+static tms_status_t plan_all(tms_transition_t *t, const tms_live_t *live, tms_device_mask_t *copying, tms_error_t *error) {
     tms_backup_stores_t *stores = &t->saver->stores;
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     tms_status_t status = TMS_OK;
-    if (needs_host_memory(t)) status = tms_host_batch_create(&plan->batch, &stores->host, &context, error);
+    if (needs_host_memory(t)) status = tms_host_batch_create(&t->batch, &stores->host, &context, error);
     TMS_FOR_EACH(segment, t) {
         if (status != TMS_OK) return status;
         tms_error_context_t here = tms_transition_context_of(t, segment);
@@ -38,16 +46,16 @@ static tms_status_t plan_all(tms_transition_t *t, const tms_live_t *live, plan_t
                                         .group = segment->tag,
                                         .address = tms_segment_address(segment),
                                         .live = live,
-                                        .batch = plan->batch,
+                                        .batch = t->batch,
                                         .wait = &t->wait};
         status = tms_backup_plan(&segment->backup, stores, &wish, &here, error);
         if (status != TMS_OK) return status;
         status = tms_wait_check(&t->wait, &here, error);
         if (segment->backup.planned.bytes == 0) continue;
-        plan->copying |= (tms_device_mask_t)1 << segment->device;
+        *copying |= (tms_device_mask_t)1 << segment->device;
         t->total_bytes += segment->backup.planned.bytes;
     }
-    if (status == TMS_OK && plan->batch) status = tms_host_batch_start(plan->batch, &context, error);
+    if (status == TMS_OK && t->batch) status = tms_host_batch_start(t->batch, &context, error);
     return status;
 }
 
@@ -56,6 +64,9 @@ static tms_status_t save_device(tms_transition_t *t, int device, tms_wait_t *wai
     tms_error_context_t context = tms_transition_context(t, device);
     tms_status_t status = tms_copier_open(&copier, &t->saver->stores, device, wait, &context, error);
     copier.done = &t->done_bytes;
+    ahead_t ahead = {.batch = t->batch, .device = device};
+    if (t->batch) copier.meanwhile = lock_ahead;
+    copier.meanwhile_context = &ahead;
     TMS_FOR_EACH(segment, t) {
         if (status != TMS_OK) break;
         if (segment->device != device) continue;
@@ -81,17 +92,18 @@ static tms_status_t find_live(tms_transition_t *t, tms_live_t *live, const tms_l
 
 static tms_status_t save_contents(tms_transition_t *t, tms_error_t *error) {
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
-    plan_t plan = {.batch = NULL};
+    tms_device_mask_t copying = 0;
     tms_live_t live = {0};
     const tms_live_t *known = NULL;
     /* First, although host memory could be prepared meanwhile: a call that is to stop would have to give page-locked memory
      * back, which waits for the device and lets nobody launch anything until then (cuMemHostUnregister, seen on an H200). */
     tms_status_t status = tms_wait_for_devices(&t->wait, t->saver->devices, t->affected, t->saver->log, &context, error);
     if (status == TMS_OK) status = find_live(t, &live, &known, error);
-    if (status == TMS_OK) status = plan_all(t, known, &plan, error);
-    if (status == TMS_OK) status = tms_transition_on_devices(t, plan.copying, save_device, error);
+    if (status == TMS_OK) status = plan_all(t, known, &copying, error);
+    if (status == TMS_OK) status = tms_transition_on_devices(t, copying, save_device, error);
     if (status == TMS_FORKED) return status;
-    tms_host_batch_destroy(plan.batch);
+    tms_host_batch_destroy(t->batch);
+    t->batch = NULL;
     if (status == TMS_OK) {
         t->report.copied_bytes = t->total_bytes;
         tms_transition_report_progress(t);

@@ -43,9 +43,8 @@ tms_status_t tms_pending_wait_stream(tms_pending_t *pending, void *stream, int32
                                      tms_error_t *error);
 void tms_pending_release(tms_pending_t *pending);
 
-/* For resume.c, on the threads of the call; NULL is an ordinary call. How many devices will say that their copies are
- * queued:
- */
+/* For resume.c and restore.c, on the threads of the call; NULL is an ordinary call. */
+/* This many devices will say that their copies are queued. */
 void tms_pending_expect(tms_pending_t *pending, int devices);
 /* A device's last copy is in the copier's stream. Its context is current. */
 tms_status_t tms_pending_queued(tms_pending_t *pending, const struct tms_copier *copier, const tms_error_context_t *context,

@@ -18,6 +18,7 @@ typedef struct tms_transition {
     /* NULL, or: one whole attempt of a call that makes several. */
     tms_status_t (*perform)(struct tms_transition *t, tms_error_t *error);
     tms_wait_t wait;
+    struct tms_host_batch *batch;  /* NULL, or the host memory that a pause is making ready */
     tms_pending_t *pending;        /* NULL, or who waits for the end of a resume that nobody waits for */
     tms_segment_t *first, **end;   /* in order of allocation; a resume sorts them */
     tms_device_mask_t collectable; /* only segments of these devices may come on the list */

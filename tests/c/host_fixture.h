@@ -19,7 +19,7 @@
 #define PIECE  MIB
 #define UNUSED __attribute__((unused)) /* by some of the programs */
 
-enum { MAX_REGISTERED = 64 };
+enum { MAX_REGISTERED = 64, MAX_GIVEN_BACK = 256 };
 
 typedef struct host_fixture {
     tms_log_t log;
@@ -60,7 +60,8 @@ UNUSED static tms_host_buffer_t *make_buffer(host_fixture_t *f, tms_backup_kind_
                                              tms_host_policy_t policy);
 
 UNUSED static uint64_t locked_bytes(void); /* that the simulator has page-locked */
-UNUSED static bool is_mapped(const void *memory);
+/* Whether the store still has this piece. One that was given back may be a thread's since, or ASan's. */
+UNUSED static bool is_mapped(const void *piece);
 /* Nothing is held by the store any more, once it has settled. */
 UNUSED static void assert_empty(host_fixture_t *f);
 
@@ -68,7 +69,7 @@ UNUSED static void assert_empty(host_fixture_t *f);
 typedef enum host_call { CALL_MMAP, CALL_MUNMAP, CALL_MINCORE, CALL_THREAD, HOST_CALLS } host_call_t;
 UNUSED static void fail_call(host_call_t call, int succeed, int fail);
 UNUSED static int calls_made(host_call_t call); /* since the test began */
-/* Called at the end of each mincore, which the store makes once for each part that it touches, with the count so far. */
+/* Called at the end of each mincore, which the store makes once for each part that it touches, with its number. */
 UNUSED static void on_touch(void (*watch)(int count));
 
 /* ---- system calls ---- */
@@ -77,6 +78,11 @@ static struct {
     _Atomic int made, succeed, fail;
 } faults[HOST_CALLS];
 static void (*_Atomic touch_watch)(int);
+/* Pieces that the system has taken back, the oldest forgotten first. */
+static struct {
+    _Atomic unsigned count;
+    _Atomic uintptr_t pieces[MAX_GIVEN_BACK];
+} given_back;
 
 static void fail_call(host_call_t call, int succeed, int fail) {
     atomic_store(&faults[call].succeed, succeed);
@@ -87,11 +93,17 @@ static int calls_made(host_call_t call) { return atomic_load(&faults[call].made)
 
 static void on_touch(void (*watch)(int count)) { atomic_store(&touch_watch, watch); }
 
-static bool is_to_fail(host_call_t call) {
-    atomic_fetch_add(&faults[call].made, 1);
+/* `count`: how many calls there are with this one. */
+static bool is_to_fail_counted(host_call_t call, int *count) {
+    *count = atomic_fetch_add(&faults[call].made, 1) + 1;
     if (atomic_load(&faults[call].fail) <= 0) return false;
     if (atomic_fetch_sub(&faults[call].succeed, 1) > 0) return false;
     return atomic_fetch_sub(&faults[call].fail, 1) > 0;
+}
+
+static bool is_to_fail(host_call_t call) {
+    int count;
+    return is_to_fail_counted(call, &count);
 }
 
 #define REAL(name) ((__typeof__(&(name)))dlsym(RTLD_NEXT, #name))
@@ -106,7 +118,13 @@ void *mmap(void *address, size_t bytes, int protection, int flags, int file, off
         errno = ENOMEM;
         return MAP_FAILED;
     }
-    return REAL(mmap)(address, bytes, protection, flags, file, offset);
+    void *memory = REAL(mmap)(address, bytes, protection, flags, file, offset);
+    if (memory == MAP_FAILED || !is_the_stores(bytes, protection, flags)) return memory;
+    for (int i = 0; i < MAX_GIVEN_BACK; i++) { /* it is the store's again */
+        uintptr_t piece = atomic_load(&given_back.pieces[i]);
+        if (piece >= (uintptr_t)memory && piece - (uintptr_t)memory < bytes) atomic_store(&given_back.pieces[i], 0);
+    }
+    return memory;
 }
 
 int munmap(void *address, size_t bytes) {
@@ -114,15 +132,22 @@ int munmap(void *address, size_t bytes) {
         errno = ENOMEM;
         return -1;
     }
-    return REAL(munmap)(address, bytes);
+    if (bytes != PIECE) return REAL(munmap)(address, bytes);
+    /* Before the call: after it the address may be the store's again at once. */
+    _Atomic uintptr_t *place = &given_back.pieces[atomic_fetch_add(&given_back.count, 1) % MAX_GIVEN_BACK];
+    atomic_store(place, (uintptr_t)address);
+    int result = REAL(munmap)(address, bytes);
+    if (result != 0) atomic_store(place, 0);
+    return result;
 }
 
 int mincore(void *address, size_t bytes, unsigned char *resident) {
-    bool refused = is_to_fail(CALL_MINCORE);
+    int count;
+    bool refused = is_to_fail_counted(CALL_MINCORE, &count);
     void (*watch)(int) = atomic_load(&touch_watch);
     int result = refused ? -1 : REAL(mincore)(address, bytes, resident);
     if (refused) errno = EAGAIN;
-    if (watch) watch(calls_made(CALL_MINCORE));
+    if (watch) watch(count);
     return result;
 }
 
@@ -241,6 +266,9 @@ static int setup_host(void **state) {
 static int teardown_host(void **state) {
     host_fixture_t *f = *state;
     for (int i = 0; i < HOST_CALLS; i++) fail_call((host_call_t)i, 0, 0);
+    /* A test that failed may have held them. */
+    hold_registering(false);
+    hold_unregistering(false);
     tms_host_store_release(&f->store);
     assert_null(f->store.blocks);
     assert_int_equal(f->store.threads, 0);
@@ -290,9 +318,11 @@ static tms_host_buffer_t *make_buffer(host_fixture_t *f, tms_backup_kind_t kind,
 
 static uint64_t locked_bytes(void) { return usage_of(0).host_bytes; }
 
-static bool is_mapped(const void *memory) {
+static bool is_mapped(const void *piece) {
     unsigned char resident;
-    return REAL(mincore)((void *)(uintptr_t)memory, 1, &resident) == 0;
+    for (int i = 0; i < MAX_GIVEN_BACK; i++)
+        if (atomic_load(&given_back.pieces[i]) == (uintptr_t)piece) return false;
+    return REAL(mincore)((void *)(uintptr_t)piece, 1, &resident) == 0;
 }
 
 static void assert_empty(host_fixture_t *f) {

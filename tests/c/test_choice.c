@@ -53,17 +53,24 @@ static void a_pause_may_choose_another_place(void **state) {
     }
 }
 
+/* Active, and its contents of the pause before retained. */
+static uint64_t allocate_retained(fixture_t *f, uint32_t seed) {
+    tms_error_t error;
+    uint64_t address = allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB);
+    atomic_store(&f->saver.host_policy, TMS_HOST_RETAIN);
+    fill(address, 2 * MIB, seed);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    return address;
+}
+
 static void a_discarded_pause_forgets_what_was_retained(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_host_buffer_t *buffer = NULL;
     void *host = NULL;
     tms_selection_t discard = {.has_backup = 1, .backup = TMS_BACKUP_NONE};
-    uint64_t address = allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB);
-    atomic_store(&f->saver.host_policy, TMS_HOST_RETAIN);
-    fill(address, 2 * MIB, 1);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    uint64_t address = allocate_retained(f, 1);
     assert_int_equal(counters_of(f).host_backup_bytes, 2 * MIB);
     ASSERT_OK(pause_selected(f, &discard, NULL, &error), error);
     ASSERT_OK(tms_saver_host_backup(&f->saver, address, 2 * MIB, &buffer, &host, &error), error);
@@ -79,11 +86,7 @@ static void a_failed_pause_keeps_what_was_retained(void **state) {
     tms_host_buffer_t *buffer = NULL;
     void *host = NULL;
     tms_selection_t to_disk = {.has_backup = 1, .backup = TMS_BACKUP_DISK};
-    uint64_t address = allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB);
-    atomic_store(&f->saver.host_policy, TMS_HOST_RETAIN);
-    fill(address, 2 * MIB, 1);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    uint64_t address = allocate_retained(f, 1);
     fill(address, 2 * MIB, 2);
     simulator()->fail_after("cuStreamSynchronize", 0, 1, CUDA_ERROR_UNKNOWN);
     assert_int_equal(pause_selected(f, &to_disk, NULL, &error), TMS_DRIVER);

@@ -4,7 +4,6 @@
 
 #include <sched.h>
 #include <stdio.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "captured_stderr.h"
@@ -72,6 +71,7 @@ static void pieces_are_page_locked_once_each_and_in_order(void **state) {
     const uint64_t bytes[] = {7 * PIECE, 9 * PIECE};
     tms_host_buffer_t *buffers[2];
     struct tms_host_batch *batch = start_batch(f, TMS_BACKUP_PINNED, bytes, 2, TMS_HOST_RELEASE, buffers);
+    await_all(buffers[0]);
     await_all(buffers[1]);
     registrations_t seen = registrations();
     assert_int_equal(seen.count, 16);
@@ -123,24 +123,54 @@ static void contents_come_back(void **state) {
     assert_empty(f);
 }
 
-static void the_first_piece_can_be_used_while_the_rest_is_made_ready(void **state) {
+static void await_touched(int parts) {
+    while (calls_made(CALL_MINCORE) < parts) sched_yield();
+}
+
+/* All is touched without it, and nothing page-locked that nobody waits for. */
+static void whoever_waits_page_locks(void **state) {
     host_fixture_t *f = *state;
     const uint64_t bytes = 8 * PIECE;
     tms_host_buffer_t *buffer;
     tms_error_t error;
     uint64_t part = 0;
-    hold_registering(true);
     struct tms_host_batch *batch = start_batch(f, TMS_BACKUP_PINNED, &bytes, 1, TMS_HOST_RELEASE, &buffer);
-    await_held(1);
-    /* The touching threads do not wait for the page-locking one. */
-    while (calls_made(CALL_MINCORE) < 8) usleep(100);
+    await_touched(8);
     assert_int_equal(registrations().count, 0);
-    hold_registering(false);
-    ASSERT_OK(tms_host_buffer_await(buffer, 0, NULL, &part, &CONTEXT, &error), error);
-    assert_true(registrations().count >= 1);
+    for (int i = 0; i < 2; i++) {
+        ASSERT_OK(tms_host_buffer_await(buffer, 5 * PIECE + 7, NULL, &part, &CONTEXT, &error), error);
+        assert_int_equal(registrations().count, 1);
+        assert_ptr_equal(registrations().addresses[0], (char *)buffer->memory + 5 * PIECE);
+    }
     await_all(buffer);
+    assert_int_equal(registrations().count, 8);
     tms_host_batch_destroy(batch);
     tms_host_buffer_drop(buffer);
+    assert_empty(f);
+}
+
+/* In order, and of its device only. */
+static void who_has_time_page_locks_what_is_next(void **state) {
+    host_fixture_t *f = *state;
+    struct tms_host_batch *batch = create(f);
+    tms_host_buffer_t *buffers[] = {add(batch, 2 * MIB, 0, NULL), add(batch, 2 * MIB, 1, NULL),
+                                    add(batch, 2 * MIB, 0, NULL)};
+    const tms_host_buffer_t *expected[] = {buffers[0], buffers[0], buffers[2], buffers[2], buffers[1], buffers[1]};
+    tms_error_t error;
+    assert_false(tms_host_batch_help(batch, 0)); /* it has not begun */
+    ASSERT_OK(tms_host_batch_start(batch, &CONTEXT, &error), error);
+    await_touched(6);
+    for (int i = 0; i < 6; i++) {
+        /* A part that was touched becomes a touched piece a moment later. */
+        while (!tms_host_batch_help(batch, i < 4 ? 0 : 1)) sched_yield();
+        assert_int_equal(registrations().count, i + 1);
+        assert_ptr_equal(registrations().addresses[i], (char *)expected[i]->memory + (uint64_t)(i % 2) * PIECE);
+    }
+    for (int device = 0; device < 2; device++) assert_false(tms_host_batch_help(batch, device));
+    for (int i = 0; i < 3; i++) await_all(buffers[i]);
+    assert_int_equal(registrations().count, 6);
+    tms_host_batch_destroy(batch);
+    drop_all(buffers, 3);
     assert_empty(f);
 }
 
@@ -205,6 +235,7 @@ static void a_driver_that_has_gone_fails_the_batch(void **state) {
     uint64_t part = 0;
     CALL(fail_after, "cuMemHostRegister", 1, 1, CUDA_ERROR_DEINITIALIZED);
     struct tms_host_batch *batch = start_batch(f, TMS_BACKUP_PINNED, &bytes, 1, TMS_HOST_RELEASE, &buffer);
+    ASSERT_OK(tms_host_buffer_await(buffer, 0, NULL, &part, &CONTEXT, &error), error);
     assert_int_equal(tms_host_buffer_await(buffer, 2 * PIECE, NULL, &part, &CONTEXT, &error), TMS_DRIVER_UNAVAILABLE);
     assert_string_equal(error.call, "cuMemHostRegister");
     ASSERT_OK(tms_host_buffer_await(buffer, 0, NULL, &part, &CONTEXT, &error), error);
@@ -278,7 +309,7 @@ static void every_page_is_resident_before_it_is_page_locked(void **state) {
 
 /* ---- threads ---- */
 
-/* All of them are refused, only the page-locking one, or only those that touch. */
+/* All of them are refused, only the first, or all but the first. */
 static void without_threads_whoever_waits_does_the_work(void **state) {
     host_fixture_t *f = *state;
     const struct {
@@ -312,6 +343,12 @@ static int32_t stop(void *asked) {
     return 1;
 }
 
+static _Atomic bool touching_is_held;
+static void hold_touching(int count) {
+    (void)count;
+    while (atomic_load(&touching_is_held)) sched_yield();
+}
+
 static void whoever_waits_can_be_interrupted(void **state) {
     host_fixture_t *f = *state;
     const uint64_t bytes = 4 * PIECE;
@@ -320,12 +357,13 @@ static void whoever_waits_can_be_interrupted(void **state) {
     tms_wait_t wait;
     uint64_t part = 0;
     int asked = 0;
-    hold_registering(true);
+    atomic_store(&touching_is_held, true);
+    on_touch(hold_touching);
     struct tms_host_batch *batch = start_batch(f, TMS_BACKUP_PINNED, &bytes, 1, TMS_HOST_RELEASE, &buffer);
     tms_wait_begin(&wait, stop, &asked, 1);
     assert_int_equal(tms_host_buffer_await(buffer, 0, &wait, &part, &CONTEXT, &error), TMS_INTERRUPTED);
     assert_int_equal(asked, 1);
-    hold_registering(false);
+    atomic_store(&touching_is_held, false);
     tms_host_batch_destroy(batch);
     tms_host_buffer_drop(buffer);
     assert_empty(f);
@@ -486,49 +524,6 @@ static void memory_that_runs_short_midway_fails_the_batch(void **state) {
     }
 }
 
-/* ---- memory nodes ---- */
-
-static void put_below(const char *folder, const char *name, const char *text) {
-    char command[4 * TEMPORARY_BYTES];
-    (void)snprintf(command, sizeof command, "mkdir -p '%s%s' && echo '%s' > '%s%s/%s'", fake.root, folder, text, fake.root,
-                   folder, name);
-    assert_int_equal(system(command), 0);
-}
-
-static void memory_is_wanted_from_the_node_of_its_device(void **state) {
-    host_fixture_t *f = *state;
-    int bus = 0, slot = 0;
-    char folder[TEMPORARY_BYTES];
-    enum { WHERE = 1 << 1, PREFER = 1 }; /* MPOL_F_ADDR, MPOL_PREFERRED */
-    int mode = -1;
-    assert_non_null(make_temporary_directory(fake.root, "host-node"));
-    ASSERT_CUDA(CALL(cuDeviceGetAttribute, &bus, CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, 1));
-    ASSERT_CUDA(CALL(cuDeviceGetAttribute, &slot, CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID, 1));
-    (void)snprintf(folder, sizeof folder, "/sys/bus/pci/devices/0000:%02x:%02x.0", (unsigned)bus, (unsigned)slot);
-    assert_int_equal(tms_host_node(&f->devices, 1, fake.root), -1);
-    put_below("/sys/devices/system/node", "online", "0-1");
-    assert_int_equal(tms_host_node(&f->devices, 1, fake.root), -1);
-    put_below(folder, "numa_node", "1");
-    assert_int_equal(tms_host_node(&f->devices, 1, fake.root), 1);
-    assert_int_equal(tms_host_node(&f->devices, 0, fake.root), -1); /* another one's folder */
-    put_below(folder, "numa_node", "-1");
-    assert_int_equal(tms_host_node(&f->devices, 1, fake.root), -1);
-    put_below("/sys/devices/system/node", "online", "0");
-    put_below(folder, "numa_node", "0");
-    assert_int_equal(tms_host_node(&f->devices, 1, fake.root), -1); /* there is no other to choose */
-    /* What the system is told. Node 0 is on every machine; some do not allow the question. */
-    void *memory = mmap(NULL, 2 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    tms_host_node_prefer(memory, 2 * MIB, -1);
-    if (syscall(SYS_get_mempolicy, &mode, NULL, 0, memory, WHERE) == 0) {
-        assert_int_not_equal(mode, PREFER);
-        tms_host_node_prefer(memory, 2 * MIB, 0);
-        assert_int_equal(syscall(SYS_get_mempolicy, &mode, NULL, 0, memory, WHERE), 0);
-        assert_int_equal(mode, PREFER);
-    }
-    munmap(memory, 2 * MIB);
-    assert_int_equal(remove_temporary_directory(fake.root), 0);
-}
-
 /* ---- fork ---- */
 
 static struct {
@@ -552,15 +547,16 @@ static void forget_and_go(void) {
 static void a_child_that_is_forked_meanwhile_forgets_the_batch(void **state) {
     host_fixture_t *f = *state;
     const uint64_t bytes = 16 * PIECE;
-    hold_registering(true);
+    atomic_store(&touching_is_held, true);
+    on_touch(hold_touching);
     in_child.f = f;
     in_child.batch = start_batch(f, TMS_BACKUP_PINNED, &bytes, 1, TMS_HOST_RELEASE, &in_child.buffer);
-    await_held(1);
+    await_touched(1);
     pthread_mutex_lock(&f->store.lock); /* as process.c does */
     int status = run_in_child(forget_and_go);
     pthread_mutex_unlock(&f->store.lock);
     assert_int_equal(status, 0);
-    hold_registering(false);
+    atomic_store(&touching_is_held, false);
     await_all(in_child.buffer);
     memset(in_child.buffer->memory, 1, bytes);
     tms_host_batch_destroy(in_child.batch);
@@ -575,7 +571,8 @@ int main(void) {
         TEST(buffers_lie_back_to_back_and_end_at_pieces),
         TEST(pieces_are_page_locked_once_each_and_in_order),
         TEST(contents_come_back),
-        TEST(the_first_piece_can_be_used_while_the_rest_is_made_ready),
+        TEST(whoever_waits_page_locks),
+        TEST(who_has_time_page_locks_what_is_next),
         TEST(groups_kinds_and_devices_do_not_share_blocks),
         TEST(memory_that_cannot_be_page_locked_serves_all_the_same),
         TEST(a_device_that_cannot_be_entered_leaves_ordinary_memory),
@@ -591,7 +588,6 @@ int main(void) {
         TEST(a_batch_that_does_not_fit_is_refused_before_anything_is_touched),
         TEST(a_batch_that_fits_exactly_fits),
         TEST(memory_that_runs_short_midway_fails_the_batch),
-        TEST(memory_is_wanted_from_the_node_of_its_device),
         TEST(a_child_that_is_forked_meanwhile_forgets_the_batch),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,4 +1,4 @@
-/* The order in which a resume gives memory and contents back, and what it does while it waits for copies. */
+/* The order in which a resume gives memory and contents back, and what it and a pause do while they wait for copies. */
 
 #include "support.h"
 
@@ -11,22 +11,23 @@ static int32_t never(void *context) {
     return 0;
 }
 
-/* Chunks of a MiB, each of which takes longer than everything else of a resume together. */
+/* Chunks of a MiB, each of which takes longer than everything else of a call together. */
 static void copy_slowly(fixture_t *f) {
     f->saver.stores.copy_chunk_bytes = MIB;
     simulator()->set_bandwidth(16 * MIB);
 }
 
-/* What a resume did, a letter each: C for a segment that got memory, H for a copy to the device. */
+/* What a call did, a letter each: C for a segment that got memory, H for a copy to the device, D for one from it, L for host
+ * memory that was page-locked. */
 static void read_steps(char *steps) {
     static char trace[1 << 16];
     size_t count = 0;
     simulator()->read_trace(trace, sizeof trace);
+    static const char *const calls[] = {"CcuMemCreate", "HcuMemcpyHtoDAsync", "DcuMemcpyDtoHAsync", "LcuMemHostRegister"};
     for (const char *line = trace; line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
-        bool creates = strncmp(line, "cuMemCreate", strlen("cuMemCreate")) == 0;
-        bool copies = strncmp(line, "cuMemcpyHtoDAsync", strlen("cuMemcpyHtoDAsync")) == 0;
         assert_true(count + 1 < STEPS_BYTES);
-        if (creates || copies) steps[count++] = creates ? 'C' : 'H';
+        for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
+            if (strncmp(line, calls[i] + 1, strlen(calls[i] + 1)) == 0) steps[count++] = calls[i][0];
     }
     steps[count] = '\0';
 }
@@ -83,6 +84,60 @@ static void the_rest_gets_its_memory_while_copies_are_waited_for(void **state) {
     for (uint32_t i = 0; i < OTHERS; i++) assert_filled(small[i], MIB, i);
 }
 
+/* Where part of the backups goes to the pool's memory, the rest gets ready behind its copies. */
+static void a_pause_page_locks_while_copies_are_waited_for(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    char steps[STEPS_BYTES];
+    const tms_selection_t selection = {.interrupted = never};
+    f->saver.stores.host.piece_bytes = MIB;
+    atomic_store(&f->saver.host_policy, TMS_HOST_POOL);
+    uint64_t before = allocate(f, "before", TMS_BACKUP_PINNED, 4 * MIB);
+    fill(before, 4 * MIB, 1);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    uint64_t after = allocate(f, "after", TMS_BACKUP_PINNED, 2 * MIB);
+    fill(after, 2 * MIB, 2);
+    copy_slowly(f);
+    simulator()->trace(1);
+    simulator()->clear_counts();
+    ASSERT_OK(pause_selected(f, &selection, NULL, &error), error);
+    read_steps(steps);
+    simulator()->trace(0);
+    simulator()->set_bandwidth(0);
+    assert_int_equal(simulator()->calls("cuMemHostRegister"), 2);
+    assert_int_equal(simulator()->calls("cuMemcpyDtoHAsync"), 6);
+    size_t copies = 0;
+    for (const char *step = steps; step < strrchr(steps, 'L'); step++) copies += *step == 'D';
+    if (copies > 4) fail_msg("the last was locked after %zu copies: %s", copies, steps);
+    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    assert_filled(before, 4 * MIB, 1);
+    assert_filled(after, 2 * MIB, 2);
+}
+
+/* A driver that does not say whether a copy is done is waited for. */
+static void without_an_answer_it_waits(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    char steps[STEPS_BYTES];
+    const tms_selection_t selection = {.interrupted = never};
+    uint64_t large = allocate(f, "large", TMS_BACKUP_PINNED, 3 * MIB);
+    fill(large, 3 * MIB, 1);
+    allocate(f, "empty", TMS_BACKUP_NONE, MIB);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    copy_slowly(f);
+    simulator()->trace(1);
+    simulator()->clear_counts();
+    simulator()->fail_after("cuEventQuery", 0, 2, CUDA_ERROR_UNKNOWN);
+    ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+    assert_int_equal(simulator()->calls("cuEventQuery"), 2);
+    read_steps(steps);
+    simulator()->trace(0);
+    simulator()->set_bandwidth(0);
+    assert_string_equal(steps, "CHHHC");
+    assert_filled(large, 3 * MIB, 1);
+}
+
 static void a_failure_ahead_of_the_copies_undoes_everything(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -113,8 +168,8 @@ static void a_failure_ahead_of_the_copies_undoes_everything(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        TEST(what_takes_longest_to_copy_comes_first),
-        TEST(the_rest_gets_its_memory_while_copies_are_waited_for),
+        TEST(what_takes_longest_to_copy_comes_first),          TEST(the_rest_gets_its_memory_while_copies_are_waited_for),
+        TEST(a_pause_page_locks_while_copies_are_waited_for),  TEST(without_an_answer_it_waits),
         TEST(a_failure_ahead_of_the_copies_undoes_everything),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
