@@ -129,8 +129,9 @@ static tms_status_t pass_on(pipe_t *pipe, tms_error_t *error) {
 static tms_status_t add_buffers(pipe_t *pipe, uint64_t pieces, const tms_error_context_t *context, tms_error_t *error) {
     tms_disk_staging_t *staging = pipe->staging;
     int before = staging->count;
-    /* Twice as many each time: a small backup does not wait for memory that it does not use. */
+    /* Twice as many each time: a small backup does not wait for memory that it does not use. At least a huge page. */
     int wanted = before > 0 ? before : pieces < TMS_DISK_BUFFERS_MOST ? (int)pieces : TMS_DISK_BUFFERS_MOST;
+    if (wanted < TMS_DISK_BUFFERS_LEAST) wanted = TMS_DISK_BUFFERS_LEAST;
     tms_error_t reason;
     tms_status_t status =
         tms_disk_staging_grow(staging, pipe->copier->stores, pipe->copier->driver, wanted, context, &reason);
@@ -181,7 +182,7 @@ static tms_status_t empty(pipe_t *pipe, tms_error_t *error) {
 
 static tms_status_t add_piece(pipe_t *pipe, open_file_t *file, CUdeviceptr address, uint64_t offset,
                               const tms_error_context_t *context, tms_error_t *error) {
-    uint64_t bytes = pipe->staging->buffer_bytes, left = file->handle.file->bytes - offset;
+    uint64_t bytes = TMS_DISK_BUFFER_BYTES, left = file->handle.file->bytes - offset;
     tms_status_t status = tms_wait_check(pipe->copier->wait, context, error);
     if (status == TMS_OK) status = need_buffer(pipe, (left + bytes - 1) / bytes, context, error);
     if (status != TMS_OK) return status;
@@ -229,7 +230,7 @@ static tms_status_t copy(tms_backup_t *backup, tms_copier_t *copier, CUdeviceptr
     if (status == TMS_OK && pipe->saving != saving) status = empty(pipe, &reason);
     pipe->saving = saving;
     if (status == TMS_OK && backup->bytes > 0) status = open_for(pipe, backup->file, &file, context, &reason);
-    for (uint64_t offset = 0; status == TMS_OK && offset < backup->bytes; offset += pipe->staging->buffer_bytes)
+    for (uint64_t offset = 0; status == TMS_OK && offset < backup->bytes; offset += TMS_DISK_BUFFER_BYTES)
         status = add_piece(pipe, file, address, offset, context, &reason);
     return keep(pipe, status, &reason, error);
 }

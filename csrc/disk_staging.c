@@ -6,24 +6,15 @@
 
 #include "host_map.h"
 
-/* Large enough for the disk and for the bus, small enough for several to be under way, and for what is under way to end soon
- * when a call is to stop. */
-#define LARGEST_BUFFER_BYTES (4 * TMS_DISK_BLOCK_BYTES)
-enum { SHARES = 4 }; /* a small ring is divided into so many buffers */
-
 tms_status_t tms_disk_staging_create(tms_disk_staging_t **staging, tms_devices_t *devices, int device,
                                      uint64_t staging_bytes, const tms_error_context_t *context, tms_error_t *error) {
     tms_disk_staging_t *made = calloc(1, sizeof *made);
     if (!made) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
-    uint64_t bytes = staging_bytes / SHARES / TMS_DISK_BLOCK_BYTES * TMS_DISK_BLOCK_BYTES;
-    if (bytes < TMS_DISK_BLOCK_BYTES) bytes = TMS_DISK_BLOCK_BYTES;
-    if (bytes > LARGEST_BUFFER_BYTES) bytes = LARGEST_BUFFER_BYTES;
-    uint64_t most = staging_bytes / bytes;
+    uint64_t most = staging_bytes / TMS_DISK_BUFFER_BYTES;
     if (most < TMS_DISK_BUFFERS_LEAST) most = TMS_DISK_BUFFERS_LEAST;
     if (most > TMS_DISK_BUFFERS_MOST) most = TMS_DISK_BUFFERS_MOST;
     made->devices = devices;
     made->device = device;
-    made->buffer_bytes = bytes;
     made->most = (int)most;
     made->uring.fd = -1;
     *staging = made;
@@ -66,14 +57,14 @@ tms_status_t tms_disk_staging_grow(tms_disk_staging_t *staging, tms_backup_store
                                    const tms_driver_table_t *driver, int more, const tms_error_context_t *context,
                                    tms_error_t *error) {
     if (more > staging->most - staging->count) more = staging->most - staging->count;
-    tms_status_t status = add_block(staging, (uint64_t)more * staging->buffer_bytes, stores, driver, context, error);
+    tms_status_t status = add_block(staging, (uint64_t)more * TMS_DISK_BUFFER_BYTES, stores, driver, context, error);
     if (status != TMS_OK) return status;
     char *memory = staging->blocks[staging->block_count - 1].memory;
     for (int i = 0; i < more; i++) {
         CUevent *event = &staging->events[staging->count];
         status = TMS_DRIVER_CALL(driver, context, error, cuEventCreate, event, CU_EVENT_DISABLE_TIMING);
         if (status != TMS_OK) return status;
-        staging->buffers[staging->count++] = memory + (uint64_t)i * staging->buffer_bytes;
+        staging->buffers[staging->count++] = memory + (uint64_t)i * TMS_DISK_BUFFER_BYTES;
     }
     return TMS_OK;
 }

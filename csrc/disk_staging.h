@@ -11,6 +11,10 @@
 #include "backup.h"
 #include "disk_uring.h"
 
+/* Of one buffer, and of one request. On the disk of an H200 machine, a virtual one, eight requests of 1 MiB at once wrote a
+ * tenth faster than eight of 4 MiB; reading did not differ by more than its spread. And what is under way ends soon when a
+ * call is to stop. */
+#define TMS_DISK_BUFFER_BYTES TMS_DISK_BLOCK_BYTES
 enum { TMS_DISK_BUFFERS_MOST = 12, TMS_DISK_BUFFERS_LEAST = 2 };
 
 /* One mapping, of several buffers. */
@@ -24,8 +28,7 @@ typedef struct tms_disk_staging {
     tms_quarantined_t node; /* first */
     tms_devices_t *devices;
     int device;
-    uint64_t buffer_bytes; /* of each: a multiple of TMS_DISK_BLOCK_BYTES */
-    int most, count;       /* buffers there may be, and are */
+    int most, count; /* buffers there may be, and are */
     char *buffers[TMS_DISK_BUFFERS_MOST];
     CUevent events[TMS_DISK_BUFFERS_MOST];
     tms_disk_staging_block_t blocks[TMS_DISK_BUFFERS_MOST];
@@ -33,10 +36,10 @@ typedef struct tms_disk_staging {
     tms_disk_uring_t uring; /* closed, for the user to open */
 } tms_disk_staging_t;
 
-/* Empty; for buffers of `staging_bytes` in all, or two of one block each if that is more. */
+/* Empty; for buffers of `staging_bytes` in all, but at least two and at most TMS_DISK_BUFFERS_MOST. */
 tms_status_t tms_disk_staging_create(tms_disk_staging_t **staging, tms_devices_t *devices, int device,
                                      uint64_t staging_bytes, const tms_error_context_t *context, tms_error_t *error);
-/* `more` buffers, at most as many as may still be. TMS_OUT_OF_HOST_MEMORY where there is no memory for them. */
+/* `more` buffers, or as many as may still be. TMS_OUT_OF_HOST_MEMORY where there is no memory for them. */
 tms_status_t tms_disk_staging_grow(tms_disk_staging_t *staging, tms_backup_stores_t *stores,
                                    const tms_driver_table_t *driver, int more, const tms_error_context_t *context,
                                    tms_error_t *error);

@@ -21,7 +21,7 @@
 #include "backup_disk_copy.h"
 #include "disk_queue.h"
 
-enum { PATH_BYTES = 512, IN_FLIGHT_MOST = 8, BUFFERS_MOST = 12, ALIGNMENT = 4096, NEVER = 1 << 30 };
+enum { PATH_BYTES = 512, IN_FLIGHT_MOST = 8, BUFFERS_MOST = 12, BUFFER = 1 << 20, ALIGNMENT = 4096, NEVER = 1 << 30 };
 static const tms_error_context_t CONTEXT = {.operation = "pause", .device = 0, .tag = "first"};
 static char base[PATH_BYTES];
 

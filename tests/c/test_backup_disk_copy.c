@@ -8,21 +8,19 @@
 
 /* ---- contents ---- */
 
-static uint64_t buffer_of(uint64_t chunk) { return chunk >= 16 * MIB ? 4 * MIB : chunk < 8 * MIB ? MIB : 2 * MIB; }
-
 /* The pieces of a file, those with something to transfer directly, and those with a rest that cannot be. */
-static void count_pieces(uint64_t bytes, uint64_t buffer, int *pieces, int *direct, int *rests) {
+static void count_pieces(uint64_t bytes, int *pieces, int *direct, int *rests) {
     for (*pieces = *direct = *rests = 0; bytes > 0; ++*pieces) {
-        uint64_t piece = bytes < buffer ? bytes : buffer;
+        uint64_t piece = bytes < BUFFER ? bytes : BUFFER;
         *direct += piece >= ALIGNMENT;
         *rests += piece % ALIGNMENT != 0;
         bytes -= piece;
     }
 }
 
-static void assert_calls(way_t way, bool saving, uint64_t bytes, uint64_t chunk) {
+static void assert_calls(way_t way, bool saving, uint64_t bytes) {
     int pieces, direct, rests;
-    count_pieces(bytes, buffer_of(chunk), &pieces, &direct, &rests);
+    count_pieces(bytes, &pieces, &direct, &rests);
     int direct_calls = saving ? calls.direct_writes : calls.direct_reads;
     int plain_calls = saving ? calls.plain_writes : calls.plain_reads;
     assert_int_equal(simulator()->calls(saving ? "cuMemcpyDtoHAsync" : "cuMemcpyHtoDAsync"), pieces);
@@ -59,13 +57,13 @@ static void round_trip(fixture_t *f, way_t way, uint64_t bytes, uint64_t chunk) 
     fill(address, bytes, seed);
     clear_calls();
     save_one(f, &backup, address);
-    assert_calls(way, true, bytes, chunk);
+    assert_calls(way, true, bytes);
     assert_nothing_held();
     assert_file(backup.file->path, bytes, seed);
     memset((void *)address, 0, bytes);
     clear_calls();
     ASSERT_OK(load_one(f, &backup, address, &error), error);
-    assert_calls(way, false, bytes, chunk);
+    assert_calls(way, false, bytes);
     assert_filled(address, bytes, seed);
     assert_nothing_held();
     tms_backup_destroy(&backup, &f->saver.stores);
@@ -91,7 +89,7 @@ static void contents_of_every_size_make_the_round_trip(void **state) {
                  {9 * MIB - 512, 8 * MIB},
                  {4 * MIB - 1, 256 * MIB},
                  {4 * MIB + 1, 16 * MIB},
-                 {4 * BUFFERS_MOST * MIB + 4 * MIB + 5, 256 * MIB}};
+                 {2 * BUFFERS_MOST * BUFFER + 5, 256 * MIB}};
     FOR_EACH_WAY(way) {
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) round_trip(f, way, sizes[i].bytes, sizes[i].chunk);
     }
@@ -176,9 +174,9 @@ static void many_files_share_one_ring(void **state) {
             }
             ASSERT_OK(tms_copier_wait(&copier, &CONTEXT, &error), error);
             tms_copier_close(&copier);
-            /* 1, 1, 2, 4 and 4 buffers of 4 MiB */
-            assert_int_equal(simulator()->calls("cuMemHostRegister"), 5);
-            assert_int_equal(calls.maps, 5);
+            /* The first file has four pieces: 4, 4 and 4 buffers. */
+            assert_int_equal(simulator()->calls("cuMemHostRegister"), 3);
+            assert_int_equal(calls.maps, 3);
             assert_int_equal(simulator()->calls("cuEventCreate"), BUFFERS_MOST);
             assert_int_equal(calls.setups, way == BY_URING);
             assert_int_equal(calls.threads, way == BY_URING ? 0 : TMS_DISK_WORKERS_MOST);
@@ -283,9 +281,8 @@ static void assert_untouched(uint64_t address, uint64_t from, uint64_t to) {
 
 static void a_damaged_block_never_reaches_the_device(void **state) {
     fixture_t *f = *state;
-    const uint64_t bytes = 7 * MIB + 100, buffer = 2 * MIB;
+    const uint64_t bytes = 7 * MIB + 100;
     static const uint64_t places[] = {0, 2 * MIB - 1, 2 * MIB, 5 * MIB + 4095, 7 * MIB + 99};
-    f->saver.stores.chunk_bytes = 4 * buffer;
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, bytes);
     FOR_EACH_WAY(way) {
         tms_backup_t backup = prepared(f, bytes);
@@ -294,14 +291,14 @@ static void a_damaged_block_never_reaches_the_device(void **state) {
         save_one(f, &backup, address);
         for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
             tms_error_t error;
-            uint64_t piece = places[i] / buffer * buffer;
+            uint64_t piece = places[i] / BUFFER * BUFFER;
             change_byte(backup.file->path, places[i], 1);
             memset((void *)address, FRESH, bytes);
             clear_calls();
             assert_int_equal(load_one(f, &backup, address, &error), TMS_BACKUP_IO);
             assert_non_null(strstr(error.message, "was changed or truncated"));
             assert_non_null(strstr(error.message, backup.file->path));
-            assert_int_equal(simulator()->calls("cuMemcpyHtoDAsync"), piece / buffer);
+            assert_int_equal(simulator()->calls("cuMemcpyHtoDAsync"), piece / BUFFER);
             assert_filled(address, piece, 5);
             assert_untouched(address, piece, bytes);
             assert_nothing_held();
