@@ -41,9 +41,12 @@ static bool visit_pages(int file, off_t start, uint64_t bytes, bool (*visit)(int
     return true;
 }
 
+/* Whether all of a piece is filled with poison, and has all its pages therefore. */
+static bool is_filled(uint64_t bytes) { return bytes <= sim_state.poison_limit || bytes <= 2 * (uint64_t)SIM_CHUNK_BYTES; }
+
 static bool poison(int file, off_t offset, uint64_t bytes) {
     uint64_t pages = 0, edge = SIM_CHUNK_BYTES;
-    if (bytes <= sim_state.poison_limit || bytes <= 2 * edge) return poison_range(file, offset, bytes);
+    if (is_filled(bytes)) return poison_range(file, offset, bytes);
     return visit_pages(file, offset + (off_t)edge, bytes - 2 * edge, poison_range, &pages) &&
            poison_range(file, offset, edge) && poison_range(file, offset + (off_t)(bytes - edge), edge);
 }
@@ -86,8 +89,9 @@ bool sim_piece_take(sim_device_t *device, uint64_t bytes, off_t *offset) {
 }
 
 void sim_piece_put(sim_device_t *device, off_t offset, uint64_t bytes, bool keep) {
-    uint64_t pages = 0, limit = sim_state.poison_limit < kept_bytes ? sim_state.poison_limit : kept_bytes;
-    if (keep) visit_pages(device->memory, offset, bytes, NULL, &pages);
+    uint64_t pages = bytes, limit = sim_state.poison_limit < kept_bytes ? sim_state.poison_limit : kept_bytes;
+    /* Looking for the end of its pages goes through those of the pieces behind it: many small ones would take for ever. */
+    if (keep && !is_filled(bytes)) visit_pages(device->memory, offset, bytes, NULL, &pages);
     if (!keep || pages > limit) {
         punch_hole(device->memory, offset, bytes);
         return;

@@ -1,6 +1,8 @@
 /* The simulated GPU's virtual memory management: the driver's rules with its codes, and the bytes behind them. */
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -288,6 +290,25 @@ static void freed_memory_is_used_again_without_its_contents(void **state) {
     CALL(set_poison_limit, 8 * MIB);
 }
 
+/* By the simulator, too, whose calls come here. */
+static _Atomic int searches;
+__attribute__((visibility("default"))) off_t lseek(int file, off_t offset, int whence) {
+    atomic_fetch_add(&searches, 1);
+    return ((__typeof__(&lseek))dlsym(RTLD_NEXT, "lseek"))(file, offset, whence);
+}
+
+/* Each search goes through the pages of all that lies behind: of 2000 allocations a pause took half a minute. */
+static void small_memory_is_not_searched_for_pages(void **state) {
+    (void)state;
+    atomic_store(&searches, 0);
+    block_t blocks[] = {make_block(0, GRANULE), make_block(0, 8 * MIB), make_block(0, GRANULE)};
+    for (size_t i = 0; i < 3; i++) drop_block(&blocks[i]);
+    assert_int_equal(atomic_load(&searches), 0);
+    block_t large = make_block(0, 16 * MIB);
+    drop_block(&large);
+    assert_true(atomic_load(&searches) > 0);
+}
+
 static void not_much_freed_memory_is_kept(void **state) {
     size_t available = 0, total = 0;
     (void)state;
@@ -406,6 +427,7 @@ int main(void) {
         ONE(bytes_go_with_the_physical_memory),
         ONE(large_memory_is_poisoned_at_its_ends),
         ONE(freed_memory_is_used_again_without_its_contents),
+        ONE(small_memory_is_not_searched_for_pages),
         ONE(not_much_freed_memory_is_kept),
         ONE(memory_that_others_may_see_is_not_used_again),
         ONE(handles_cost_no_file_each),
