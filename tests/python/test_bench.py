@@ -230,10 +230,15 @@ def test_no_yardstick_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def test_without_a_compiler_there_is_no_limit(command: Program, tmp_path: Path) -> None:
     path = tmp_path / "out.json"
-    arguments = ("bench", "--device", "simulated", "--cases", "dropped,allocate", "--repetitions", "1")
+    arguments = ("bench", "--device", "simulated", "--cases", "dropped,pooled,wake-up,allocate", "--repetitions", "1")
     command(*arguments, "--json", str(path), CC="/nonexistent/cc")
     data = json.loads(path.read_text())
-    assert all(row["limit"] is None and "no limit: the C compiler" in row["notes"] for row in data["rows"])
+    without = {(row["case"], row["operation"]) for row in data["rows"] if "no limit: the C compiler" in row["notes"]}
+    assert without == {
+        *(("dropped", "pause"), ("dropped", "resume"), ("wake-up", "resume kv_cache")),
+        *(("pooled", "pause bare"), ("pooled", "resume bare"), ("pooled", "resume at once")),
+    }
+    assert all(row["limit"] is None for row in data["rows"] if (row["case"], row["operation"]) in without)
     assert [entry["case"] for entry in data["left_out"]] == ["allocate"]
 
 
@@ -246,7 +251,7 @@ def file(tmp_path: Path) -> Iterator[direct_io.DirectFile]:
 
 def test_direct_io(file: direct_io.DirectFile, tmp_path: Path) -> None:
     assert file.bytes == 32 * MIB
-    file.choose_depths()
+    file.choose_ways()
     assert file.write() >= 0
     assert file.read() >= 0
     assert os.fstat(file._descriptor).st_size == 32 * MIB
@@ -255,7 +260,7 @@ def test_direct_io(file: direct_io.DirectFile, tmp_path: Path) -> None:
     assert len(content) == 32 * MIB
     assert all(content[start : start + 4096] != bytes(4096) for start in range(0, 32 * MIB, MIB))
     assert list(tmp_path.iterdir()) == [], "the file has no name"
-    assert "reads at once" in file.name
+    assert " MiB, reads " in file.name
 
 
 def test_direct_io_that_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Direct I/O on one file, as `dd` does it: what the disk allows, with the number of requests in flight that is best."""
+"""Direct I/O on one file, as `dd` does it: what the disk allows, with the requests that are best."""
 
 from __future__ import annotations
 
@@ -9,13 +9,25 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 __all__ = ["DirectFile"]
 
-#: Of one request.
-_BLOCK_BYTES = 16 << 20
-#: Requests in flight that are tried.
-_DEPTHS = (1, 4, 8)
+
+@dataclass(frozen=True)
+class _Way:
+    """So many requests at once, of so many bytes each."""
+
+    requests: int
+    bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.requests} x {self.bytes >> 20} MiB"
+
+
+#: Those that are tried: virtual disks differ in which they like.
+_WAYS = (_Way(1, 16 << 20), _Way(4, 16 << 20), _Way(8, 4 << 20), _Way(2, 4 << 20), _Way(8, 1 << 20))
+_LARGEST_BYTES = max(way.bytes for way in _WAYS)
 #: Of the file, when they are.
 _TRIED_BYTES = 1 << 30
 
@@ -33,38 +45,38 @@ class DirectFile:
     def __init__(self, directory: str, size: int) -> None:
         self._directory = directory
         # Direct I/O takes whole blocks only.
-        self.bytes = -(-size // _BLOCK_BYTES) * _BLOCK_BYTES
-        self._buffers = [mmap.mmap(-1, _BLOCK_BYTES) for _ in range(max(_DEPTHS))]
+        self.bytes = -(-size // _LARGEST_BYTES) * _LARGEST_BYTES
+        self._buffers = [mmap.mmap(-1, _LARGEST_BYTES) for _ in range(max(way.requests for way in _WAYS))]
         for buffer in self._buffers:
             # Requests to 4 KiB pages, which lie anywhere, can be a third slower.
             buffer.madvise(mmap.MADV_HUGEPAGE)
-            buffer.write(os.urandom(1 << 16) * (_BLOCK_BYTES >> 16))
+            buffer.write(os.urandom(1 << 16) * (_LARGEST_BYTES >> 16))
         self.direct = True
         self._descriptor = -1
-        self._depths = {"write": 1, "read": 1}
+        self._ways = {"write": _WAYS[0], "read": _WAYS[0]}
         self._open()
 
-    def choose_depths(self) -> None:
-        """Writes and reads some of it with each number of requests in flight, and keeps to the fastest from now on."""
+    def choose_ways(self) -> None:
+        """Writes and reads some of it in each way, and keeps to the fastest from now on."""
         tried = min(self.bytes, _TRIED_BYTES)
         writes, reads = {}, {}
-        for depth in _DEPTHS:
-            writes[depth] = self._transfer(os.pwritev, depth, tried)
-            reads[depth] = self._transfer(os.preadv, depth, tried)
-        self._depths = {"write": min(writes, key=lambda depth: writes[depth]), "read": min(reads, key=lambda d: reads[d])}
+        for way in _WAYS:
+            writes[way] = self._transfer(os.pwritev, way, tried)
+            reads[way] = self._transfer(os.preadv, way, tried)
+        self._ways = {"write": min(writes, key=lambda way: writes[way]), "read": min(reads, key=lambda way: reads[way])}
 
     @property
     def name(self) -> str:
         how = "direct I/O" if self.direct else "direct I/O is refused: buffered"
-        return f"{how}, {self._depths['write']} writes, {self._depths['read']} reads at once"
+        return f"{how}, writes {self._ways['write']}, reads {self._ways['read']}"
 
     def write(self) -> float:
         """Writes all of it. Seconds."""
-        return self._transfer(os.pwritev, self._depths["write"], self.bytes)
+        return self._transfer(os.pwritev, self._ways["write"], self.bytes)
 
     def read(self) -> float:
         """Reads it. Seconds."""
-        return self._transfer(os.preadv, self._depths["read"], self.bytes)
+        return self._transfer(os.preadv, self._ways["read"], self.bytes)
 
     def close(self) -> None:
         """The file goes with its descriptor."""
@@ -87,15 +99,15 @@ class DirectFile:
             os.unlink(path)
         os.posix_fallocate(self._descriptor, 0, self.bytes)
 
-    def _transfer(self, operation: Callable[[int, list[mmap.mmap], int], int], depth: int, size: int) -> float:
+    def _transfer(self, operation: Callable[[int, list[memoryview], int], int], way: _Way, size: int) -> float:
         def run(worker: int) -> None:
-            buffer = self._buffers[worker]
-            for offset in range(worker * _BLOCK_BYTES, size, depth * _BLOCK_BYTES):
-                done = operation(self._descriptor, [buffer], offset)
-                if done != _BLOCK_BYTES:
-                    raise OSError(errno.EIO, f"a request of {_BLOCK_BYTES} bytes ended after {done}")
+            with memoryview(self._buffers[worker]) as buffer, buffer[: way.bytes] as part:
+                for offset in range(worker * way.bytes, size, way.requests * way.bytes):
+                    done = operation(self._descriptor, [part], offset)
+                    if done != way.bytes:
+                        raise OSError(errno.EIO, f"a request of {way.bytes} bytes ended after {done}")
 
-        with ThreadPoolExecutor(depth) as pool:
+        with ThreadPoolExecutor(way.requests) as pool:
             start = time.perf_counter()
-            list(pool.map(run, range(depth)))
+            list(pool.map(run, range(way.requests)))
             return time.perf_counter() - start

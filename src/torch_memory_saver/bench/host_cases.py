@@ -11,7 +11,7 @@ from .driver import PinnedCopy
 from .figures import AT_LEAST, GAIN, MEMORY, Row, Samples, Target
 from .savers import Unavailable
 from .setting import MIB, Case, ResidentSampler, Setting, Shape, resident_bytes
-from .yardstick import BareAllocations, NoYardstick
+from .yardstick import bare_allocations
 
 __all__ = ["LARGE", "SMALL", "FirstPause", "HostMemory", "Mmap", "Pooled", "Release", "Retained", "TwoDevices"]
 
@@ -94,24 +94,24 @@ class Pooled(_Cycles):
     ) -> list[Row]:
         saver, tag = setting.saver, self.name
         times: dict[str, list[float]] = {name: [] for name in ("out", "back", "at once", "bare at once")}
-        try:
-            bare = BareAllocations(shape.count, shape.size, setting.device.ordinal)
-        except NoYardstick:
-            return []
-        bare.resume()
+        bare, notes = bare_allocations(shape.count, shape.size, setting.device.ordinal)
         host = copy.host.address
+        if bare is not None:
+            bare.resume()
         for _ in range(setting.repetitions):
-            times["out"].append(setting.timed(lambda: bare.pause_with_contents(host)))
-            setting.rest(shape.bytes)
-            times["back"].append(setting.timed(lambda: bare.resume_with_contents(host)))
-            bare.pause_with_contents(host)
-            times["bare at once"].append(setting.timed(lambda: bare.resume_with_contents(host)))
+            if bare is not None:
+                times["out"].append(setting.timed(partial(bare.pause_with_contents, host)))
+                setting.rest(shape.bytes)
+                times["back"].append(setting.timed(partial(bare.resume_with_contents, host)))
+                bare.pause_with_contents(host)
+                times["bare at once"].append(setting.timed(partial(bare.resume_with_contents, host)))
             saver.pause(tag)
             times["at once"].append(setting.timed(lambda: saver.resume(tag)))
-        bare.pause()
-        bare.close()
+        if bare is not None:
+            bare.pause()
+            bare.close()
         return [
-            setting.row(self, shape, operation, shape.bytes, ours, limit, _BARE)
+            setting.row(self, shape, operation, shape.bytes, ours, limit or None, _BARE, notes=notes)
             for operation, ours, limit in (
                 ("pause bare", pauses, times["out"]),
                 ("resume bare", resumes, times["back"]),

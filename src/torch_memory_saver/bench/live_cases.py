@@ -12,7 +12,7 @@ from .figures import GAIN, Row, Target
 from .memory import Block, live_and_dead_sizes
 from .savers import Ours, Unavailable
 from .setting import GIB, MIB, Case, Setting, Shape
-from .yardstick import BareAllocations, NoYardstick
+from .yardstick import bare_allocations
 
 __all__ = ["LiveBytes", "LiveBytesOfTorch"]
 
@@ -48,12 +48,12 @@ class _LiveBytes(Case):
             for operation in ("pause", "resume")
         ]
         return rows + [
-            setting.row(self, what, f"{operation} bare", total(), times[True, operation], limit, name)
-            for operation, limit, name in self.bare(setting, live)
+            setting.row(self, what, f"{operation} bare", total(), times[True, operation], limit, name, notes=notes)
+            for operation, limit, name, notes in self.bare(setting, live)
         ]
 
-    def bare(self, setting: Setting, live: int) -> list[tuple[str, list[float], str]]:
-        """Other limits of a pause and a resume of `live` bytes, and their names."""
+    def bare(self, setting: Setting, live: int) -> list[tuple[str, list[float] | None, str, str]]:
+        """Other limits of a pause and a resume of `live` bytes, with their names and notes."""
         return []
 
     @abstractmethod
@@ -135,23 +135,23 @@ class LiveBytesOfTorch(_LiveBytes):
             partial(setting.saver.pause, self.name, live_only=True),
         )
 
-    def bare(self, setting: Setting, live: int) -> list[tuple[str, list[float], str]]:
+    def bare(self, setting: Setting, live: int) -> list[tuple[str, list[float] | None, str, str]]:
         """What the driver needs for as many allocations of these sizes, and one copy: after another in a pause, which unmaps
         nothing before it has copied everything, and in a resume at the same time, so that the longer of them counts."""
         assert isinstance(setting.saver, Ours)
         copy = PinnedCopy(setting.device, live)
-        times: list[tuple[float, float]] = []
-        try:
-            for _ in range(setting.repetitions):
-                pause = resume = 0.0
-                for size, count in setting.saver.allocations(self.name).items():
-                    bare = BareAllocations(count, size, setting.device.ordinal)
-                    resume += setting.timed(bare.resume)
-                    pause += setting.timed(bare.pause)
-                    setting.rest(count * size)
-                    bare.close()
-                times.append((pause + setting.timed(copy.out), max(resume, setting.timed(copy.back))))
-        except NoYardstick:
-            return []
-        pauses, resumes = (list(each) for each in zip(*times, strict=True))
-        return [("pause", pauses, "one copy and the calls"), ("resume", resumes, "one copy or the calls")]
+        limits: dict[str, list[float]] = {"pause": [], "resume": []}
+        names, notes = {"pause": "one copy and the calls", "resume": "one copy or the calls"}, ""
+        for _ in range(setting.repetitions):
+            pause = resume = 0.0
+            for size, count in setting.saver.allocations(self.name).items():
+                bare, notes = bare_allocations(count, size, setting.device.ordinal)
+                if bare is None:
+                    return [(operation, None, name, notes) for operation, name in names.items()]
+                resume += setting.timed(bare.resume)
+                pause += setting.timed(bare.pause)
+                setting.rest(count * size)
+                bare.close()
+            limits["pause"].append(pause + setting.timed(copy.out))
+            limits["resume"].append(max(resume, setting.timed(copy.back)))
+        return [(operation, limits[operation], name, notes) for operation, name in names.items()]

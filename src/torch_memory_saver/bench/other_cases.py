@@ -10,7 +10,7 @@ from .direct_io import DirectFile
 from .driver import PinnedCopy
 from .figures import AT_LEAST, AT_MOST, Row, Target
 from .setting import GIB, MIB, Case, Setting, Shape
-from .yardstick import BareAllocations, NoYardstick
+from .yardstick import BareAllocations, bare_allocations
 
 __all__ = ["Disk", "Dropped", "WakeUp"]
 
@@ -19,25 +19,20 @@ _BARE = "bare driver calls"
 
 def _bare(setting: Setting, shape: Shape) -> tuple[BareAllocations | None, str]:
     """The bare driver calls on as many handles; None, and why, where there are none."""
-    if setting.is_peer:
-        return None, ""
-    try:
-        return BareAllocations(shape.count, shape.size, setting.device.ordinal), ""
-    except NoYardstick as error:
-        return None, f"no limit: {error}"
+    return (None, "") if setting.is_peer else bare_allocations(shape.count, shape.size, setting.device.ordinal)
 
 
 class Dropped(Case):
-    """The driver clears memory that was released a moment ago before it hands it out again, which can cost a resume ten
-    times its own time. So that this hits both sides alike, they take turns, each resumed and paused while the other is
-    paused, in one order and then in the other; each therefore gets the memory that the other has just released."""
+    """In turns with the bare calls, each resumed and paused while the other is paused, in one order and then in the other.
+    The driver clears memory that was released a moment ago before it hands it out again, which can cost a resume ten times
+    its own time: both rest after their pauses."""
 
     name = "dropped"
     title = "contents dropped"
     shapes = (Shape(1, 32 * GIB), Shape(128, 512 * MIB), Shape(2000, 16 * MIB))
-    repetitions = 16
-    peer_repetitions = 16
-    warm_up = 2
+    repetitions = 8
+    peer_repetitions = 4
+    warm_up = 1
 
     def run(self, setting: Setting, shape: Shape) -> list[Row]:
         saver, tag = setting.saver, self.name
@@ -57,6 +52,7 @@ class Dropped(Case):
             for name in order:
                 resume, pause = sides[name]
                 resumed, paused = setting.timed(resume), setting.timed(pause)
+                setting.rest(shape.bytes)
                 if repetition >= 0:
                     resumes[name].append(resumed)
                     pauses[name].append(paused)
@@ -87,7 +83,7 @@ class Disk(Case):
         blocks = setting.allocate(tag, shape, "disk")
         file = None if setting.is_peer else DirectFile(setting.directory, shape.bytes)
         if file is not None:
-            file.choose_depths()
+            file.choose_ways()
         times: dict[str, list[float]] = {"pause": [], "resume": [], "write": [], "read": []}
 
         def ours() -> None:
@@ -131,8 +127,12 @@ class WakeUp(Case):
         saver = setting.saver
         cache = self.cache.scaled(setting.scale)
         weights = setting.allocate("weights", shape, "pinned", "retain")
-        setting.allocate("kv_cache", cache)
+        blocks = setting.allocate("kv_cache", cache)
         saver.pause()
+        free, _ = setting.device.memory()
+        saver.resume("kv_cache")
+        taken = free - setting.device.memory()[0]
+        assert taken >= sum(block.size for block in blocks), f"the cache came back as {taken} bytes"
         saver.resume()
         copy = None if setting.is_peer else PinnedCopy(setting.device, shape.bytes)
         bare, notes = _bare(setting, cache)

@@ -114,7 +114,7 @@ class Setting:
             blocks = [self.allocator.allocate(device, shape.size, index % 251 + 1) for index in range(shape.count)]
         for block in blocks:
             block.fill()
-        self.device.make_current()
+        self._synchronize()  # Not every library waits for the device before it unmaps.
         return blocks
 
     def check(self, blocks: Sequence[Block], when: str) -> None:

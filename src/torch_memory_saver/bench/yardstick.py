@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .driver import DriverFailure, driver_name
 
-__all__ = ["BareAllocations", "NoYardstick", "open_driver"]
+__all__ = ["BareAllocations", "NoYardstick", "bare_allocations", "open_driver"]
 
 _SOURCE = Path(__file__).with_name("bare_driver.c")
 _COMPILERS = ("gcc", "cc", "clang")
@@ -103,3 +103,15 @@ class BareAllocations:
     def close(self) -> None:
         """Frees the address ranges; they must be paused."""
         self._call("bare_unmake")
+
+
+def bare_allocations(count: int, size: int, ordinal: int) -> tuple[BareAllocations | None, str]:
+    """None, and a note of a row without a limit, where it cannot be compiled.
+
+    Raises:
+        DriverFailure: The driver refused.
+    """
+    try:
+        return BareAllocations(count, size, ordinal), ""
+    except NoYardstick as error:
+        return None, f"no limit: {error}"
