@@ -24,7 +24,6 @@ CALLS = (
     "cuMemRelease",
     "cuMemAddressReserve",
     "cuMemAddressFree",
-    "cuEventQuery",
     "cuMemHostRegister",
     "cuMemHostUnregister",
     "cuThreadExchangeStreamCaptureMode",

@@ -18,7 +18,17 @@ from model_operations import (
     write_bytes,
 )
 from model_pausing import after_failed_pause, after_pause, call_pause, choose_pause, choose_tags, unknown_tags
-from model_world import ACTIVE, FAILURES, MAX_ALLOCATIONS, PAUSED, Allocation, ResumeChoice, World, describe_error
+from model_world import (
+    ACTIVE,
+    FAILURES,
+    MAX_ALLOCATIONS,
+    PAUSED,
+    Allocation,
+    ResumeChoice,
+    World,
+    describe_error,
+    reclaimed_late,
+)
 
 from torch_memory_saver import _core, errors
 from torch_memory_saver import torch_memory_saver as saver
@@ -39,6 +49,8 @@ def pause_held(world: World, choose: Any) -> bool:
     if not selected or not quiet(world):
         return False
     victim = choose.pick(selected)
+    # The pause would try it again before anything else, and taking memory back waits for the device.
+    reclaimed_late()
     gate = world.machine.new_gate()
     launch(world, victim, 7, gate)
     _, second, third = world.actors

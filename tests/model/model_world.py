@@ -25,7 +25,8 @@ from settling import wait_for_host_memory
 
 from torch_memory_saver import _core, errors
 
-TAGS = ("weights", "kv_cache", "cuda_graph")
+#: Nobody else's: a tag that has been allocated with once is known to the process for good.
+TAGS = ("model weights", "model cache", "model graph")
 BACKUPS = (_core.BACKUP_NONE, _core.BACKUP_PINNED, _core.BACKUP_MMAP, _core.BACKUP_DISK)
 BACKUP_NAMES = dict(zip(BACKUPS, ("none", "pinned", "mmap", "disk"), strict=True))
 STATE_NAMES = ("ACTIVE", "PAUSING", "PAUSED", "RESUMING", "DAMAGED")
@@ -250,6 +251,15 @@ class Actor:
 
     def call(self, function: Callable[[], Any]) -> Any:
         return function() if self.worker is None else self.worker.call(function)
+
+
+def reclaimed_late() -> bool:
+    """Has what is left of host memory tried again: a thread of the library's may have met the failure later than the call
+    that tried everything again. Whether there was something."""
+    if not _core.counters()["quarantined_host"]:
+        return False
+    _core.resume((), None)
+    return True
 
 
 class World:
@@ -483,9 +493,7 @@ class World:
                 "quarantined_host": 0,
                 "quarantined_other": 0,
             }
-        if self.clean and not self.captures and counters["quarantined_host"]:
-            # A thread of the library's met the failure, and was slower than the call that tried everything again.
-            _core.resume((), None)
+        if self.clean and not self.captures and reclaimed_late():
             counters = _core.counters()
         wrong = {name: (counters[name], value) for name, value in expected.items() if counters[name] != value}
         assert not wrong, f"counters (is, should be): {wrong}"

@@ -21,7 +21,7 @@ from model_operations import OPERATIONS, allocate, allocate_on
 from model_pausing import pause, resume
 from model_rules import Rules, add_rule, run
 from model_threads import THREADED
-from model_world import BACKUPS, Level, World
+from model_world import BACKUPS, TAGS, Level, World
 
 import torch_memory_saver
 from torch_memory_saver import _core
@@ -47,7 +47,7 @@ class Model(Rules):
         world = World(self.machine, self.directory, payload=PAYLOAD)
         # Something to begin with, so that the first pause is about something: hypothesis makes few steps.
         main = world.actors[0]
-        for tag, backup in zip(("weights", "weights", "kv_cache", "kv_cache"), BACKUPS, strict=True):
+        for tag, backup in zip((TAGS[0], TAGS[0], TAGS[1], TAGS[1]), BACKUPS, strict=True):
             main.bottom = Level(tag, backup, True)
             _core.region_set(tag, backup, True)
             allocate_on(world, main, 5000, backup % 2)

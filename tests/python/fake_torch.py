@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from torch_memory_saver import _core
+from torch_memory_saver.saver import TorchMemorySaver
 from torch_memory_saver.torch_routing import ThreadRouting, make_immortal
 
 PoolId = tuple[int, int]
@@ -228,3 +229,24 @@ class FakeTorch:
             self.capturing.pop()
             self.end_routing(self.device, pool)
             self.stream = before
+
+
+@contextlib.contextmanager
+def another_thread_inside(saver: TorchMemorySaver, fake_torch: FakeTorch, tag: str) -> Iterator[None]:
+    """A second thread is in a region of the tag, where it has allocated 2 MiB."""
+    inside, leave = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with saver.region(tag):
+            fake_torch.allocate(2 << 20)
+            inside.set()
+            leave.wait(60)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        assert inside.wait(60)
+        yield
+    finally:
+        leave.set()
+        thread.join()

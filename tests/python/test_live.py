@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gc
 import itertools
-import threading
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from fake_torch import CAPTURE_STREAM, DEFAULT, FakeGraph, FakeTorch
+from fake_torch import CAPTURE_STREAM, DEFAULT, FakeGraph, FakeTorch, another_thread_inside
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -278,20 +277,8 @@ def test_another_threads_region_is_none_of_a_pauses_business(
 ) -> None:
     with saver.region("a"):
         address = fake_torch.allocate(2 * MIB)
-    inside, leave = threading.Event(), threading.Event()
-
-    def work() -> None:
-        with saver.region("b"):
-            fake_torch.allocate(2 * MIB)
-            inside.set()
-            leave.wait(60)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    assert inside.wait(60)
-    assert find("a") == [address]
-    leave.set()
-    thread.join()
+    with another_thread_inside(saver, fake_torch, "b"):
+        assert find("a") == [address]
 
 
 def test_regions_with_different_host_memory_share_no_pool(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from fake_torch import FakeTorch
+from fake_torch import FakeTorch, another_thread_inside
 
 from torch_memory_saver import _core, errors, pausing
 from torch_memory_saver.pools import PoolStore
@@ -139,26 +139,12 @@ def test_a_second_pause_inside_the_region(saver: TorchMemorySaver, fake_torch: F
 def test_another_thread_in_the_region_is_an_error(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
     with saver.region("b"):
         fake_torch.allocate(2 * MIB)
-    inside, leave = threading.Event(), threading.Event()
-
-    def work() -> None:
-        with saver.region("a"):
-            fake_torch.allocate(2 * MIB)
-            inside.set()
-            leave.wait(60)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    assert inside.wait(60)
-    try:
+    with another_thread_inside(saver, fake_torch, "a"):
         for tags in (None, "a", ["b", "a"]):
             with pytest.raises(errors.InvalidStateError, match="another thread"):
                 saver.pause(tags)
         assert saver.stats().total.paused_bytes == 0
         assert saver.pause("b").bytes == 2 * MIB, "a tag that nobody is in can be paused"
-    finally:
-        leave.set()
-        thread.join()
     assert saver.pause("a").bytes == 2 * MIB
 
 
