@@ -5,6 +5,9 @@
 
 #include "sim_modules.h"
 
+/* What top and debuggers call such a thread; at most 15 characters. */
+static const char thread_name[] = "gpu stream";
+
 /* The legacy stream and the blocking ones of its context wait for one another's earlier work. */
 static bool is_held_back(const sim_stream_t *stream, const sim_op_t *op) {
     if (!stream->blocking && !stream->legacy) return false;
@@ -55,6 +58,7 @@ static void wait_for_work(sim_stream_t *stream) {
 
 static void *serve_stream(void *argument) {
     sim_stream_t *stream = argument;
+    pthread_setname_np(pthread_self(), thread_name);
     pthread_mutex_lock(&sim_state.lock);
     while (!sim_state.stopping && (stream->first || !stream->closing)) {
         if (!stream->first || !is_ready(stream, stream->first)) {

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,6 +39,8 @@ NOT_FAILED = {
     "cuPointerGetAttribute",
 }
 REFUSALS = {"cuMemUnmap", "cuMemRelease"}
+SETTLE_SECONDS = 60
+STREAM_THREAD = "gpu stream"
 LEFT = ("handles", "mappings", "reservations", "physical_bytes", "host_bytes", "streams")
 
 
@@ -247,6 +252,28 @@ CASES: dict[str, Callable[[], Case]] = {
 }
 
 
+def threads_of_the_library() -> int:
+    """Those that block SIGINT: the library's do from their first moment on, and no others do but the simulated GPU's, which
+    have a name."""
+    count = 0
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            status = (task / "status").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended
+        fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+        count += fields["Name"] != STREAM_THREAD and int(fields["SigBlk"], 16) >> (signal.SIGINT - 1) & 1
+    return count
+
+
+def settle_background() -> None:
+    """Waits for what goes on on threads of the library, such as giving host memory back: its driver calls count, too."""
+    give_up = time.monotonic() + SETTLE_SECONDS
+    while threads_of_the_library():
+        assert time.monotonic() < give_up, "a thread of the library does not end"
+        time.sleep(0)
+
+
 def finish(case: Case) -> None:
     """Everything that the case made goes away again."""
     if case.again:
@@ -265,12 +292,14 @@ def settle() -> None:
     torch_memory_saver.empty_cache()
     torch.cuda.empty_cache()
     _core.resume((), None)
+    settle_background()
 
 
 @pytest.fixture(autouse=True)
 def a_clean_device() -> Iterator[None]:
     torch.cuda.init()
     torch.zeros(1, device="cuda")
+    settle_background()
     yield
     gc.collect()
     torch_memory_saver.empty_cache()
@@ -295,6 +324,7 @@ def inject(make: Callable[[], Case], name: str, number: int, times: int, baselin
     except (RuntimeError, MemoryError) as caught:
         error = caught
     finally:
+        settle_background()
         DRIVER.fail(name, 0, 0, 0)
     fired = DRIVER.fired() - before
     problems = [] if fired else ["the failure did not fire"]
@@ -319,6 +349,7 @@ def test_every_driver_call_fails(name: str, full: bool, count_injected: Callable
         case = make()
         DRIVER.record()
         case.act()
+        settle_background()
         calls = DRIVER.recorded()
         case.check()
         finish(case)
