@@ -264,6 +264,6 @@ void tms_disk_copy_close(tms_copier_t *copier) {
     for (int i = 0; i <= TMS_DISK_BUFFERS_MOST; i++) {
         if (pipe->files[i].in_use) (void)tms_disk_handle_close(&pipe->files[i].handle, NULL, NULL);
     }
-    tms_disk_staging_destroy(pipe->staging, copier->driver, copier->stores->log, copier->stores->quarantine);
+    tms_disk_staging_destroy(pipe->staging, copier->driver, copier->wait, copier->stores->log, copier->stores->quarantine);
     free(pipe);
 }

@@ -91,12 +91,12 @@ static bool give_back_block(tms_disk_staging_block_t *block, const tms_driver_ta
     return munmap(block->memory, block->bytes) == 0;
 }
 
-/* Under the device's context. Goes on whatever is refused, and says what is left. */
-static tms_quarantine_mask_t give_back(tms_disk_staging_t *staging, const tms_driver_table_t *driver) {
+/* Under the device's context. Goes on whatever is refused, and says what is left. `hurry`: nothing that is page-locked. */
+static tms_quarantine_mask_t give_back(tms_disk_staging_t *staging, const tms_driver_table_t *driver, bool hurry) {
     tms_quarantine_mask_t left = tms_disk_uring_close(&staging->uring) ? 0 : TMS_QUARANTINE_BIT(HOST);
     for (int i = 0; i < TMS_DISK_BUFFERS_MOST; i++) {
         tms_disk_staging_block_t *block = &staging->blocks[i];
-        if (block->memory && give_back_block(block, driver)) block->memory = NULL;
+        if (block->memory && !(hurry && block->locked) && give_back_block(block, driver)) block->memory = NULL;
         if (staging->events[i] && TAKES_BACK(driver, cuEventDestroy, staging->events[i])) staging->events[i] = NULL;
         if (block->memory) left |= TMS_QUARANTINE_BIT(HOST);
         if (staging->events[i]) left |= TMS_QUARANTINE_BIT(OTHER);
@@ -108,20 +108,21 @@ static tms_quarantine_mask_t retry(tms_quarantined_t *node) {
     tms_disk_staging_t *staging = (tms_disk_staging_t *)node;
     tms_error_context_t context = {.operation = "reclaim", .device = staging->device};
     if (tms_devices_enter(staging->devices, staging->device, &context, NULL) != TMS_OK) return node->holds;
-    tms_quarantine_mask_t left = give_back(staging, atomic_load(&staging->devices->driver->table));
+    tms_quarantine_mask_t left = give_back(staging, atomic_load(&staging->devices->driver->table), false);
     tms_devices_leave(staging->devices, staging->device);
     if (!left) free(staging);
     return left;
 }
 
-void tms_disk_staging_destroy(tms_disk_staging_t *staging, const tms_driver_table_t *driver, const tms_log_t *log,
-                              tms_quarantine_t *quarantine) {
-    staging->node = (tms_quarantined_t){.retry = retry, .holds = give_back(staging, driver)};
+void tms_disk_staging_destroy(tms_disk_staging_t *staging, const tms_driver_table_t *driver, const tms_wait_t *wait,
+                              const tms_log_t *log, tms_quarantine_t *quarantine) {
+    bool hurry = wait && wait->stopped;
+    staging->node = (tms_quarantined_t){.retry = retry, .holds = give_back(staging, driver, hurry)};
     if (!staging->node.holds) {
         free(staging);
         return;
     }
-    tms_log_write(log, TMS_LOG_WARNING,
+    tms_log_write(log, hurry ? TMS_LOG_INFO : TMS_LOG_WARNING,
                   "an event or a staging buffer of disk copies on device %d was not taken back; later calls try again",
                   staging->device);
     tms_quarantine_add(quarantine, &staging->node);

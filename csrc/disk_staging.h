@@ -43,8 +43,9 @@ tms_status_t tms_disk_staging_create(tms_disk_staging_t **staging, tms_devices_t
 tms_status_t tms_disk_staging_grow(tms_disk_staging_t *staging, tms_backup_stores_t *stores,
                                    const tms_driver_table_t *driver, int more, const tms_error_context_t *context,
                                    tms_error_t *error);
-/* Nothing may be in flight. What cannot be given back goes to the quarantine. */
-void tms_disk_staging_destroy(tms_disk_staging_t *staging, const tms_driver_table_t *driver, const tms_log_t *log,
-                              tms_quarantine_t *quarantine);
+/* Nothing may be in flight. What cannot be given back goes to the quarantine; and so does what is page-locked where the call
+ * is to stop (`wait`, or NULL): giving that back waits for everything that runs on the device. */
+void tms_disk_staging_destroy(tms_disk_staging_t *staging, const tms_driver_table_t *driver, const tms_wait_t *wait,
+                              const tms_log_t *log, tms_quarantine_t *quarantine);
 
 #endif

@@ -97,6 +97,11 @@ static CUstreamCaptureMode exchange_mode(const tms_driver_table_t *driver, CUstr
     return mode;
 }
 
+void tms_host_stay_out_of_captures(tms_host_store_t *store) {
+    const tms_driver_table_t *driver = atomic_load(&store->devices->driver->table);
+    if (driver) (void)exchange_mode(driver, CU_STREAM_CAPTURE_MODE_RELAXED);
+}
+
 static tms_status_t enter(tms_devices_t *devices, int device, const tms_driver_table_t **driver, CUstreamCaptureMode *mode,
                           const tms_error_context_t *context, tms_error_t *error) {
     tms_status_t status = tms_devices_load(devices, driver, NULL, context, error);

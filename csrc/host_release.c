@@ -145,6 +145,36 @@ void tms_host_release_start(tms_host_store_t *store) {
     pthread_mutex_unlock(&store->lock);
 }
 
+/* ---- the thread that tries again ---- */
+
+static void *retry_all(void *argument) {
+    tms_host_store_t *store = argument;
+    pthread_detach(pthread_self());
+    tms_host_stay_out_of_captures(store);
+    pthread_mutex_lock(&store->lock);
+    bool may = tms_host_call_begin(store); /* not every one of those that are tried is a piece, which looks itself */
+    pthread_mutex_unlock(&store->lock);
+    if (may) tms_quarantine_retry_part(store->quarantine, true);
+    pthread_mutex_lock(&store->lock);
+    if (may) tms_host_call_end(store);
+    store->retrying = false;
+    pthread_mutex_unlock(&store->lock);
+    tms_host_thread_end(store);
+    return NULL;
+}
+
+void tms_host_store_retry(tms_host_store_t *store) {
+    if (tms_quarantine_held(store->quarantine, TMS_QUARANTINE_HOST) == 0) return;
+    pthread_mutex_lock(&store->lock);
+    bool wanted = !store->retrying && !store->closing;
+    if (wanted) store->retrying = true;
+    pthread_mutex_unlock(&store->lock);
+    if (!wanted || tms_host_thread_detach(store, retry_all, store) == 0) return;
+    pthread_mutex_lock(&store->lock);
+    store->retrying = false;
+    pthread_mutex_unlock(&store->lock);
+}
+
 /* ---- on the caller's thread ---- */
 
 static void release_here(tms_host_store_t *store, bool only_mmap) {

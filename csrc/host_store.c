@@ -63,7 +63,7 @@ void tms_host_store_after_fork_in_child(tms_host_store_t *store) {
     store->planned_bytes = store->in_flight_bytes = store->reserving_bytes = store->calls = 0;
     store->leaving[0] = store->leaving[1] = 0;
     store->threads = 0;
-    store->checking = store->releasing = store->closing = false;
+    store->checking = store->releasing = store->retrying = store->closing = false;
     atomic_store(&store->buffer_bytes, 0);
     atomic_store(&store->resident_bytes, 0);
     atomic_store(&store->pooled_bytes, 0);

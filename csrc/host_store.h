@@ -71,9 +71,10 @@ typedef struct tms_host_store {
     uint64_t reserving_bytes;                        /* on its way into the pool */
     uint64_t leaving[2];                             /* pieces that are being given back now: [1] those of kind MMAP */
     uint64_t calls;                                  /* driver calls under way */
-    int threads;                                     /* detached ones: releasing, reserving */
+    int threads;                                     /* detached ones: releasing, retrying, reserving */
     bool checking;                                   /* a thread reads the headroom for what it wants to touch */
     bool releasing;                                  /* the thread that gives memory back is running */
+    bool retrying;                                   /* the thread that tries what was refused again is */
     bool closing;                                    /* no driver call is to be begun any more */
     _Atomic uint64_t buffer_bytes;                   /* of all buffers, as they were asked for */
     _Atomic uint64_t
@@ -152,6 +153,9 @@ void tms_host_store_say_not_locked(tms_host_store_t *store, const tms_error_t *r
 
 /* On this thread: everything of kind MMAP that waits to be released. Waits for what another thread has begun with. */
 void tms_host_store_release_now(tms_host_store_t *store);
+/* Has everything in the quarantine that holds host memory tried again on a thread: taking page-locked memory back waits for
+ * the device, which no caller is to wait for. Cheap when there is nothing. */
+void tms_host_store_retry(tms_host_store_t *store);
 /* Until nothing waits to be released any more; gives back on this thread too. */
 void tms_host_store_settle(tms_host_store_t *store);
 /* Has `bytes` of idle page-locked memory made ready in the background, in `device`'s context, where the pool has less.

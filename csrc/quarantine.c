@@ -48,12 +48,25 @@ void tms_quarantine_add(tms_quarantine_t *quarantine, tms_quarantined_t *node) {
     put(quarantine, node);
 }
 
-void tms_quarantine_retry(tms_quarantine_t *quarantine) {
-    if (tms_quarantine_is_empty(quarantine)) return;
+/* Takes off the list what is to be tried, which is then this thread's: what holds one of `kinds` (`with`), or none. */
+static tms_quarantined_t *take(tms_quarantine_t *quarantine, tms_quarantine_mask_t kinds, bool with) {
+    tms_quarantined_t *taken = NULL;
+    if (tms_quarantine_is_empty(quarantine)) return NULL;
     pthread_mutex_lock(&quarantine->lock);
-    tms_quarantined_t *node = quarantine->first;
-    quarantine->first = NULL;
+    for (tms_quarantined_t **place = &quarantine->first, *node; (node = *place);) {
+        if (((node->holds & kinds) != 0) != with) {
+            place = &node->next;
+            continue;
+        }
+        *place = node->next;
+        node->next = taken;
+        taken = node;
+    }
     pthread_mutex_unlock(&quarantine->lock);
+    return taken;
+}
+
+static void try_all(tms_quarantine_t *quarantine, tms_quarantined_t *node) {
     while (node) {
         tms_quarantined_t *next = node->next;
         tms_quarantine_mask_t before = node->holds, now = node->retry(node);
@@ -66,4 +79,10 @@ void tms_quarantine_retry(tms_quarantine_t *quarantine) {
         }
         node = next;
     }
+}
+
+void tms_quarantine_retry(tms_quarantine_t *quarantine) { try_all(quarantine, take(quarantine, 0, false)); }
+
+void tms_quarantine_retry_part(tms_quarantine_t *quarantine, bool host) {
+    try_all(quarantine, take(quarantine, TMS_QUARANTINE_BIT(HOST), host));
 }

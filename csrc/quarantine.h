@@ -10,6 +10,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "status.h"
@@ -51,6 +52,9 @@ void tms_quarantine_after_fork_in_child(tms_quarantine_t *quarantine);
 void tms_quarantine_add(tms_quarantine_t *quarantine, tms_quarantined_t *node);
 /* Tries everything again, once. Cheap when there is nothing. */
 void tms_quarantine_retry(tms_quarantine_t *quarantine);
+/* The same with what holds host memory only (`host`), which waits for the device where it is page-locked, or with the rest.
+ */
+void tms_quarantine_retry_part(tms_quarantine_t *quarantine, bool host);
 
 static inline uint64_t tms_quarantine_held(const tms_quarantine_t *quarantine, tms_quarantine_kind_t kind) {
     return atomic_load(&((tms_quarantine_t *)quarantine)->held[kind]);

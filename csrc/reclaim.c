@@ -233,7 +233,8 @@ void tms_saver_reclaim_within(tms_saver_t *saver, tms_wait_t *wait) {
     /* Much of it would wait for the device, which would break a capture. */
     if (tms_capture_visible(&saver->capture) || !tms_saver_has_reclaimable(saver)) return;
     tms_devices_reclaim(saver->devices);
-    tms_quarantine_retry(&saver->quarantine);
+    tms_quarantine_retry_part(&saver->quarantine, false);
+    tms_host_store_retry(&saver->stores.host);
     retry_deferred(saver, wait);
     repair_damaged(saver, wait);
 }

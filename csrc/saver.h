@@ -109,8 +109,8 @@ tms_error_context_t tms_saver_context(const char *operation, const tms_segment_t
 void tms_saver_note(tms_saver_t *saver, tms_status_t status, const tms_error_t *reason);
 /* Tries again what waits: the quarantine, references to contexts, deferred frees once no capture is visible, and damaged
  * segments, which become PAUSED when the driver takes back what it refused; meanwhile they are PAUSING, and belong to the
- * thread that does this. Called by pause, resume, the end of a capture, and allocations that ran
- * out of memory. Cheap when nothing waits. */
+ * thread that does this. Host memory is tried on a thread of its own, which nobody waits for. Called by pause, resume, the
+ * end of a capture, and allocations that ran out of memory. Cheap when nothing waits. */
 void tms_saver_reclaim(tms_saver_t *saver);
 /* The same in a call that can be told to stop, also while it waits for devices here: the caller has to look afterwards. */
 void tms_saver_reclaim_within(tms_saver_t *saver, tms_wait_t *wait);

@@ -77,8 +77,16 @@ int teardown(void **state) {
     return 0;
 }
 
+void settle_host_memory(tms_saver_t *saver) {
+    tms_host_store_t *store = &saver->stores.host;
+    pthread_mutex_lock(&store->lock);
+    while (store->threads > 0) pthread_cond_wait(&store->changed, &store->lock);
+    pthread_mutex_unlock(&store->lock);
+}
+
 void assert_nothing_waits(tms_saver_t *saver) {
     tms_counters_t counters;
+    settle_host_memory(saver);
     tms_saver_counters(saver, &counters);
     assert_int_equal(counters.damaged, 0);
     assert_int_equal(counters.deferred_frees, 0);

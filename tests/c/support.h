@@ -64,6 +64,8 @@ int teardown(void **state);
 void fixture_begin(fixture_t *fixture, int devices);
 void fixture_end(fixture_t *fixture, int devices);
 
+/* Until no thread gives host memory back, or tries again to. */
+void settle_host_memory(tms_saver_t *saver);
 /* That the driver has taken back everything, and nobody waits for it: no damaged segment, deferred free or quarantine. */
 void assert_nothing_waits(tms_saver_t *saver);
 

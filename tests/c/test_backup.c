@@ -209,6 +209,7 @@ static void what_a_copier_cannot_give_back_waits(void **state) {
         tms_copier_close(&copier);
         assert_int_equal(tms_quarantine_held(&f->saver.quarantine, points[i].kind), 1);
         tms_saver_reclaim(&f->saver);
+        settle_host_memory(&f->saver);
         assert_true(tms_quarantine_is_empty(&f->saver.quarantine));
         simulator()->usage(0, &usage);
         assert_int_equal(usage.streams, 0);

@@ -444,6 +444,7 @@ static void buffers_and_events_that_are_not_taken_back_wait(void **state) {
         assert_int_equal(tms_quarantine_held(&f->saver.quarantine, points[i].kind), 1);
         assert_null(ring_entries());
         tms_saver_reclaim(&f->saver);
+        settle_host_memory(&f->saver);
         assert_true(tms_quarantine_is_empty(&f->saver.quarantine));
         simulator()->usage(0, &usage);
         assert_int_equal(usage.host_bytes, 0);

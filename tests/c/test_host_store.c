@@ -21,7 +21,7 @@ static uint64_t resident(const host_fixture_t *f) { return atomic_load(&((host_f
 static uint64_t pooled(const host_fixture_t *f) { return atomic_load(&((host_fixture_t *)f)->store.pooled_bytes); }
 static uint64_t quarantined(const host_fixture_t *f) { return tms_quarantine_held(&f->quarantine, TMS_QUARANTINE_HOST); }
 
-/* Until the thread that gives memory back has ended. */
+/* Until the threads that give memory back, or try again to, have ended. */
 static void await_thread(host_fixture_t *f) {
     pthread_mutex_lock(&f->store.lock);
     while (f->store.threads > 0) pthread_cond_wait(&f->store.changed, &f->store.lock);
@@ -301,6 +301,56 @@ static void dropping_does_not_wait_for_the_device(void **state) {
     tms_devices_leave(&f->devices, 0);
 }
 
+/* As tms_host_store_retry does: trying again waits for the device as well, and on a thread. */
+static void trying_again_does_not_wait_for_the_device(void **state) {
+    host_fixture_t *f = *state;
+    tms_host_buffer_t *buffer = pinned(f, 2 * PIECE, TMS_HOST_RELEASE);
+    char *memory = buffer->memory;
+    atomic_store(&f->log.level, TMS_LOG_SILENT);
+    int started = calls_made(CALL_THREAD);
+    tms_host_store_retry(&f->store); /* nothing to do */
+    assert_int_equal(calls_made(CALL_THREAD), started);
+    CALL(fail_after, "cuMemHostUnregister", 0, 2, CUDA_ERROR_UNKNOWN);
+    tms_host_buffer_drop(buffer);
+    tms_host_store_settle(&f->store);
+    await_thread(f);
+    assert_int_equal(quarantined(f), 2);
+
+    fail_call(CALL_THREAD, 0, 1);
+    tms_host_store_retry(&f->store);
+    assert_int_equal(f->store.threads, 0);
+    assert_int_equal(quarantined(f), 2); /* the next call has another try */
+    started = calls_made(CALL_THREAD);
+
+    hold_unregistering(true);
+    tms_host_store_retry(&f->store);
+    await_held(1);
+    tms_host_store_retry(&f->store); /* one thread does it */
+    assert_int_equal(calls_made(CALL_THREAD), started + 1);
+    assert_int_equal(f->store.threads, 1);
+    assert_true(is_mapped(memory));
+    hold_unregistering(false);
+    await_thread(f);
+    assert_int_equal(quarantined(f), 0);
+    assert_false(is_mapped(memory));
+    assert_empty(f);
+}
+
+static void closing_leaves_what_was_refused(void **state) {
+    host_fixture_t *f = *state;
+    atomic_store(&f->log.level, TMS_LOG_SILENT);
+    CALL(fail_after, "cuMemHostUnregister", 0, 1, CUDA_ERROR_UNKNOWN);
+    tms_host_buffer_drop(pinned(f, PIECE, TMS_HOST_RELEASE));
+    tms_host_store_settle(&f->store);
+    await_thread(f);
+    tms_host_store_close(&f->store);
+    int started = calls_made(CALL_THREAD);
+    tms_host_store_retry(&f->store);
+    assert_int_equal(calls_made(CALL_THREAD), started);
+    assert_int_equal(registrations().unregistered, 0);
+    assert_int_equal(quarantined(f), 1);
+}
+
 static _Atomic bool closed;
 
 static void *close_store(void *store) {
@@ -435,6 +485,8 @@ int main(void) {
         TEST(memory_that_the_system_keeps_is_emptied_and_given_back_later),
         TEST(a_driver_that_has_gone_keeps_nothing),
         TEST(dropping_does_not_wait_for_the_device),
+        TEST(trying_again_does_not_wait_for_the_device),
+        TEST(closing_leaves_what_was_refused),
         TEST(closing_waits_for_the_call_under_way_and_allows_no_other),
         TEST(a_forked_child_touches_nothing),
         TEST(threads_do_not_get_into_each_others_way),

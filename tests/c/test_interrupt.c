@@ -42,8 +42,11 @@ static void assert_states(fixture_t *f, const uint64_t *addresses, size_t count,
     for (size_t i = 0; i < count; i++) assert_int_equal(state_of(f, addresses[i]), expected);
 }
 
+/* What an interrupted call has left to be given back when the device rests goes with the next one. */
 static void assert_nothing_held(fixture_t *f) {
     tms_sim_usage_t usage;
+    tms_saver_reclaim(&f->saver);
+    settle_host_memory(&f->saver);
     tms_host_store_settle(&f->saver.stores.host);
     simulator()->usage(0, &usage);
     assert_int_equal(usage.host_bytes, 0);
@@ -166,6 +169,35 @@ static void no_free_keeps_a_call_from_stopping(void **state) {
     destroy_stream(f, stream);
 }
 
+/* Taking page-locked memory back waits for the device, on an H200 as here. Refused once, it is tried again by the next call.
+ */
+static void no_refused_host_memory_keeps_a_call_from_stopping(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_counters_t counters;
+    tms_log_init(&f->log, TMS_LOG_SILENT);
+    uint64_t kept = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB), other = allocate(f, "b", TMS_BACKUP_NONE, 2 * MIB);
+    uint64_t backed = allocate(f, "c", TMS_BACKUP_PINNED, 2 * MIB);
+    ASSERT_OK(pause_tag(f, "c", NULL, &error), error);
+    ASSERT_OK(pause_tag(f, "b", NULL, &error), error);
+    simulator()->fail_after("cuMemHostUnregister", 0, 1, CUDA_ERROR_UNKNOWN);
+    ASSERT_OK(resume_tag(f, "c", NULL, &error), error);
+    settle_host_memory(&f->saver);
+    CUstream stream = launch_behind_gate(f, GATE, kept);
+
+    asker_t asker = {.stop = true};
+    tms_selection_t selection = asking(&asker);
+    assert_int_equal(pause_selected(f, &selection, NULL, &error), TMS_INTERRUPTED);
+    tms_saver_counters(&f->saver, &counters);
+    assert_int_equal(counters.quarantined_host, 1);     /* a thread waits with it */
+    ASSERT_OK(resume_tag(f, "b", NULL, &error), error); /* needs nothing of the device's */
+    assert_int_equal(state_of(f, other), TMS_SEGMENT_ACTIVE);
+    assert_int_equal(state_of(f, backed), TMS_SEGMENT_ACTIVE);
+    simulator()->open_gate(GATE);
+    assert_nothing_held(f);
+    destroy_stream(f, stream);
+}
+
 /* ---- while it waits for its turn ---- */
 
 typedef struct other_pause {
@@ -253,6 +285,34 @@ static void a_copy_stops_between_chunks(void **state) {
         assert_filled(address, COPIED * MIB + 5, i);
         assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
     }
+}
+
+/* The staging memory of a resume from disk is page-locked; what runs on the device is somebody else's. */
+static void no_staging_memory_keeps_a_resume_from_stopping(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    asker_t asker = {.stop = true};
+    tms_selection_t selection = asking(&asker);
+    uint64_t busy = allocate(f, "busy", TMS_BACKUP_NONE, 2 * MIB), address = allocate(f, "a", TMS_BACKUP_DISK, COPIED * MIB);
+    const char *const tags[] = {"a"};
+    fill(address, COPIED * MIB, 1);
+    ASSERT_OK(pause_tag(f, "a", NULL, &error), error);
+    CUstream stream = launch_behind_gate(f, GATE, busy);
+    copy_slowly(f);
+    selection.tags = tags;
+    selection.tag_count = 1;
+    simulator()->clear_counts();
+    assert_int_equal(resume_selected(f, &selection, NULL, &error), TMS_INTERRUPTED);
+    assert_true(simulator()->calls("cuMemHostRegister") > 0);
+    assert_int_equal(simulator()->calls("cuMemHostUnregister"), 0);
+    assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
+    simulator()->open_gate(GATE);
+    simulator()->set_bandwidth(0);
+    ASSERT_OK(resume_tag(f, "a", NULL, &error), error);
+    assert_filled(address, COPIED * MIB, 1);
+    assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK); /* its file stays until then */
+    assert_nothing_held(f);
+    destroy_stream(f, stream);
 }
 
 /* The child has a copy of the call, and nothing of the device's. */
@@ -418,6 +478,8 @@ int main(void) {
         ONE(a_failure_in_the_middle_of_chunks_undoes_everything),
         ONE(a_resume_that_waits_for_memory_stops),
         ONE(no_free_keeps_a_call_from_stopping),
+        ONE(no_refused_host_memory_keeps_a_call_from_stopping),
+        ONE(no_staging_memory_keeps_a_resume_from_stopping),
         ONE(a_child_of_a_copy_calls_no_driver),
         TWO(a_device_that_comes_into_use_meanwhile_gets_access),
         TWO(a_device_that_comes_into_use_during_a_resume_gets_access),

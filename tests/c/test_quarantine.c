@@ -13,11 +13,11 @@
 
 #include "quarantine.h"
 
-/* Something with two parts, each of which goes after so many refusals. */
+/* Something with parts, each of which goes after so many refusals. */
 typedef struct thing {
     int handle_refusals;
     tms_quarantined_t node; /* not first, as in a segment */
-    int range_refusals, tries;
+    int range_refusals, host_refusals, tries;
     bool *freed;
 } thing_t;
 
@@ -34,23 +34,30 @@ static tms_quarantine_mask_t retry(tms_quarantined_t *node) {
     tms_quarantine_mask_t left = 0;
     if (thing->handle_refusals > 0 && --thing->handle_refusals > 0) left |= TMS_QUARANTINE_BIT(HANDLE);
     if (thing->range_refusals > 0 && --thing->range_refusals > 0) left |= TMS_QUARANTINE_BIT(RANGE);
+    if (thing->host_refusals > 0 && --thing->host_refusals > 0) left |= TMS_QUARANTINE_BIT(HOST);
     if (left) return left;
     *thing->freed = true;
     free(thing);
     return 0;
 }
 
-static thing_t *add(int handle_refusals, int range_refusals, bool *freed) {
-    thing_t *thing = calloc(1, sizeof *thing);
-    assert_non_null(thing);
+static thing_t *add_thing(thing_t thing, bool *freed) {
+    thing_t *added = calloc(1, sizeof *added);
+    assert_non_null(added);
     *freed = false;
-    *thing = (thing_t){.handle_refusals = handle_refusals, .range_refusals = range_refusals, .freed = freed};
-    thing->node = (tms_quarantined_t){.retry = retry,
+    *added = thing;
+    added->freed = freed;
+    added->node = (tms_quarantined_t){.retry = retry,
                                       .context = &quarantine,
-                                      .holds = (handle_refusals ? TMS_QUARANTINE_BIT(HANDLE) : 0) |
-                                               (range_refusals ? TMS_QUARANTINE_BIT(RANGE) : 0)};
-    tms_quarantine_add(&quarantine, &thing->node);
-    return thing;
+                                      .holds = (thing.handle_refusals ? TMS_QUARANTINE_BIT(HANDLE) : 0) |
+                                               (thing.range_refusals ? TMS_QUARANTINE_BIT(RANGE) : 0) |
+                                               (thing.host_refusals ? TMS_QUARANTINE_BIT(HOST) : 0)};
+    tms_quarantine_add(&quarantine, &added->node);
+    return added;
+}
+
+static thing_t *add(int handle_refusals, int range_refusals, bool *freed) {
+    return add_thing((thing_t){.handle_refusals = handle_refusals, .range_refusals = range_refusals}, freed);
 }
 
 static void assert_held(uint64_t handles, uint64_t ranges) {
@@ -101,6 +108,33 @@ static void a_retry_tries_each_once(void **state) {
     assert_int_equal(thing->tries, 2);
     tms_quarantine_retry(&quarantine);
     assert_true(freed);
+}
+
+static void host_memory_is_tried_by_itself(void **state) {
+    (void)state;
+    bool freed[3];
+    thing_t *rest = add(2, 0, &freed[0]), *host = add_thing((thing_t){.host_refusals = 3}, &freed[1]);
+    thing_t *mixed = add_thing((thing_t){.host_refusals = 1, .handle_refusals = 2}, &freed[2]);
+    tms_quarantine_retry_part(&quarantine, true);
+    assert_int_equal(rest->tries, 0);
+    assert_int_equal(host->tries, 1);
+    assert_int_equal(mixed->tries, 1);
+    assert_int_equal(tms_quarantine_held(&quarantine, TMS_QUARANTINE_HOST),
+                     1); /* the other has none left: it is of the rest */
+    assert_int_equal(tms_quarantine_held(&quarantine, TMS_QUARANTINE_HANDLE), 2);
+    tms_quarantine_retry_part(&quarantine, false);
+    assert_int_equal(host->tries, 1);
+    assert_true(freed[2]);
+    assert_int_equal(rest->tries, 1);
+    tms_quarantine_retry_part(&quarantine, false);
+    assert_true(freed[0]);
+    tms_quarantine_retry_part(&quarantine, false); /* nothing to do */
+    assert_int_equal(host->tries, 1);
+    tms_quarantine_retry_part(&quarantine, true);
+    assert_false(freed[1]);
+    tms_quarantine_retry(&quarantine); /* all of it */
+    assert_true(freed[1]);
+    assert_held(0, 0);
 }
 
 static void release_tries_once_more(void **state) {
@@ -179,8 +213,12 @@ static void threads_share_it(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        TEST(each_part_is_counted_until_it_is_taken),     TEST(a_retry_tries_each_once), TEST(release_tries_once_more),
-        TEST(a_forked_child_forgets_what_is_the_parents), TEST(threads_share_it),
+        TEST(each_part_is_counted_until_it_is_taken),
+        TEST(a_retry_tries_each_once),
+        TEST(host_memory_is_tried_by_itself),
+        TEST(release_tries_once_more),
+        TEST(threads_share_it),
+        TEST(a_forked_child_forgets_what_is_the_parents),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
