@@ -80,7 +80,7 @@ static tms_status_t choose_content(tms_backup_t *backup, const tms_backup_wish_t
                                    const tms_error_context_t *context, tms_error_t *error) {
     *content = (tms_backup_content_t){.kind = wish->kind};
     if (wish->kind == TMS_BACKUP_NONE) return TMS_OK;
-    if (on_host(wish->kind) && wish->live && is_listed(wish->live, wish->address))
+    if (wish->live && is_listed(wish->live, wish->address))
         return find_extents(wish->live, wish->address, backup->bytes, content, context, error);
     content->bytes = backup->bytes;
     return TMS_OK;
@@ -110,12 +110,13 @@ static tms_status_t plan_host(tms_backup_t *backup, const tms_backup_wish_t *wis
     return status;
 }
 
-static tms_status_t plan_file(tms_backup_t *backup, tms_backup_stores_t *stores, tms_wait_t *wait,
+static tms_status_t plan_file(tms_backup_t *backup, tms_backup_stores_t *stores, uint64_t bytes, tms_wait_t *wait,
                               const tms_error_context_t *context, tms_error_t *error) {
-    if (backup->file && tms_disk_file_is_usable(backup->file)) return TMS_OK;
+    if (bytes == 0 || (backup->file && tms_disk_file_is_usable(backup->file))) return TMS_OK;
     /* A file that was removed, replaced or truncated since the last pause holds nothing that is still needed. */
     tms_disk_file_destroy(&stores->disk, backup->file);
     backup->file = NULL;
+    /* Room for everything, whatever is live today: the next pause cannot run out of space. */
     tms_status_t status = tms_disk_file_create(&stores->disk, backup->bytes, &backup->file, wait, context, error);
     backup->fresh_file = status == TMS_OK;
     return status;
@@ -126,7 +127,8 @@ tms_status_t tms_backup_plan(tms_backup_t *backup, tms_backup_stores_t *stores, 
     tms_backup_content_t content;
     tms_status_t status = choose_content(backup, wish, &content, context, error);
     if (status == TMS_OK && on_host(wish->kind)) status = plan_host(backup, wish, content.bytes, context, error);
-    if (status == TMS_OK && wish->kind == TMS_BACKUP_DISK) status = plan_file(backup, stores, wish->wait, context, error);
+    if (status == TMS_OK && wish->kind == TMS_BACKUP_DISK)
+        status = plan_file(backup, stores, content.bytes, wish->wait, context, error);
     if (status == TMS_OK)
         backup->planned = content;
     else
@@ -151,9 +153,9 @@ static tms_status_t step_to_device(tms_copier_t *copier, char *host, CUdeviceptr
 static tms_status_t copy_extents(const tms_backup_content_t *content, tms_host_buffer_t *buffer, step_t step,
                                  tms_copier_t *copier, CUdeviceptr address, const tms_error_context_t *context,
                                  tms_error_t *error) {
-    const tms_extent_t whole = {.offset = 0, .packed = 0, .bytes = content->bytes};
-    const tms_extent_t *extents = content->extents ? content->extents : &whole;
-    size_t count = content->extents ? content->extent_count : content->bytes > 0;
+    tms_extent_t whole;
+    size_t count;
+    const tms_extent_t *extents = tms_backup_extents(content, &whole, &count);
     uint64_t usable_until = 0;
     tms_status_t status = TMS_OK;
     for (size_t i = 0; i < count; i++) {
@@ -185,7 +187,7 @@ tms_status_t tms_backup_save(tms_backup_t *backup, tms_copier_t *copier, CUdevic
 
 tms_status_t tms_backup_load(tms_backup_t *backup, tms_copier_t *copier, CUdeviceptr address,
                              const tms_error_context_t *context, tms_error_t *error) {
-    if (!backup->saved) return TMS_OK;
+    if (!backup->saved || backup->held.bytes == 0) return TMS_OK;
     if (backup->held.kind == TMS_BACKUP_DISK) return tms_disk_copy_load(backup, copier, address, context, error);
     return copy_extents(&backup->held, backup->host, step_to_device, copier, address, context, error);
 }
@@ -229,7 +231,7 @@ void tms_backup_commit(tms_backup_t *backup, tms_backup_stores_t *stores) {
 
 void tms_backup_discard(tms_backup_t *backup, tms_backup_stores_t *stores, tms_host_policy_t policy) {
     if (backup->kind != TMS_BACKUP_DISK) drop_file(backup, stores);
-    /* A file keeps its size, so that the next pause cannot run out of space. */
+    /* A file stays, so that the next pause cannot run out of space. */
     if (policy == TMS_HOST_RETAIN && backup->saved && backup->held.kind != TMS_BACKUP_DISK) return;
     if (backup->host) atomic_store(&backup->host->policy, policy == TMS_HOST_POOL ? TMS_HOST_POOL : TMS_HOST_RELEASE);
     drop_host(&backup->host);

@@ -39,7 +39,7 @@ typedef struct tms_backup {
     tms_backup_content_t planned; /* by the pause under way */
     tms_host_buffer_t *host;      /* our reference, or NULL */
     tms_host_buffer_t *fresh;     /* the planned one, where `host` will not do */
-    tms_disk_file_t *file;        /* made at the first pause to disk; kept until the segment is freed if `kind` is DISK */
+    tms_disk_file_t *file;        /* made at a pause to disk; kept until the segment is freed if `kind` is DISK */
 } tms_backup_t;
 
 /* What all stores need; lives in the saver. */
@@ -66,7 +66,7 @@ typedef struct tms_backup_wish {
     tms_wait_t *wait;
 } tms_backup_wish_t;
 
-/* Disk backups are always of everything. A backup that still has memory or a file that will do is used again. */
+/* A backup that still has memory or a file that will do is used again. */
 tms_status_t tms_backup_plan(tms_backup_t *backup, tms_backup_stores_t *stores, const tms_backup_wish_t *wish,
                              const tms_error_context_t *context, tms_error_t *error);
 tms_status_t tms_backup_save(tms_backup_t *backup, tms_copier_t *copier, CUdeviceptr address,
@@ -82,6 +82,13 @@ void tms_backup_discard(tms_backup_t *backup, tms_backup_stores_t *stores, tms_h
 /* The segment is freed: everything goes. */
 void tms_backup_destroy(tms_backup_t *backup, tms_backup_stores_t *stores);
 
+/* The parts that `content` is of, in their order. `whole` is room for the only one, where that is everything. */
+static inline const tms_extent_t *tms_backup_extents(const tms_backup_content_t *content, tms_extent_t *whole,
+                                                     size_t *count) {
+    *whole = (tms_extent_t){.offset = 0, .packed = 0, .bytes = content->bytes};
+    *count = content->extents ? content->extent_count : content->bytes > 0;
+    return content->extents ? content->extents : whole;
+}
 /* Where the copy of `bytes` at `offset` of the segment lies, if all of it is in host memory; else NULL. */
 void *tms_backup_find(const tms_backup_t *backup, uint64_t offset, uint64_t bytes);
 /* Whether a resume with `zero` has something to zero. */

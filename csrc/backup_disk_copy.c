@@ -23,8 +23,11 @@ typedef struct open_file {
 typedef struct piece {
     tms_disk_request_t request;
     open_file_t *file;
-    CUdeviceptr address;
-    CUevent event; /* of the buffer */
+    const tms_backup_content_t *content;
+    size_t extent;       /* of the content: where the piece begins */
+    uint64_t bytes;      /* of the content */
+    CUdeviceptr segment; /* its address */
+    CUevent event;       /* of the buffer */
     int buffer;
 } piece_t;
 
@@ -75,10 +78,19 @@ static tms_status_t start_on_device(pipe_t *pipe, piece_t *piece, tms_error_t *e
     const tms_driver_table_t *driver = pipe->copier->driver;
     const tms_error_context_t *context = &piece->request.context;
     CUstream stream = pipe->copier->stream;
-    tms_status_t status = pipe->saving ? TMS_DRIVER_CALL(driver, context, error, cuMemcpyDtoHAsync, piece->request.data,
-                                                         piece->address, piece->request.bytes, stream)
-                                       : TMS_DRIVER_CALL(driver, context, error, cuMemcpyHtoDAsync, piece->address,
-                                                         piece->request.data, piece->request.bytes, stream);
+    tms_status_t status = TMS_OK;
+    tms_extent_t whole;
+    size_t count;
+    const tms_extent_t *extent = tms_backup_extents(piece->content, &whole, &count) + piece->extent;
+    for (uint64_t part, done = 0; status == TMS_OK && done < piece->bytes; done += part, extent++) {
+        uint64_t into = piece->request.offset + done - extent->packed;
+        char *data = piece->request.data + done;
+        CUdeviceptr address = piece->segment + extent->offset + into;
+        part = extent->bytes - into;
+        if (part > piece->bytes - done) part = piece->bytes - done;
+        status = pipe->saving ? TMS_DRIVER_CALL(driver, context, error, cuMemcpyDtoHAsync, data, address, part, stream)
+                              : TMS_DRIVER_CALL(driver, context, error, cuMemcpyHtoDAsync, address, data, part, stream);
+    }
     return status == TMS_OK ? TMS_DRIVER_CALL(driver, context, error, cuEventRecord, piece->event, stream) : status;
 }
 
@@ -101,7 +113,7 @@ static tms_status_t retire(pipe_t *pipe, tms_error_t *error) {
     piece_t *piece = piece_at(pipe, pipe->first);
     tms_status_t status = pipe->saving ? finish_on_disk(pipe, piece, error) : finish_on_device(pipe, piece, error);
     if (status != TMS_OK) return status;
-    if (pipe->copier->done) atomic_fetch_add(pipe->copier->done, piece->request.bytes);
+    if (pipe->copier->done) atomic_fetch_add(pipe->copier->done, piece->bytes);
     pipe->idle[pipe->idle_count++] = piece->buffer;
     pipe->first++;
     return TMS_OK;
@@ -180,21 +192,34 @@ static tms_status_t empty(pipe_t *pipe, tms_error_t *error) {
     return status;
 }
 
-static tms_status_t add_piece(pipe_t *pipe, open_file_t *file, CUdeviceptr address, uint64_t offset,
-                              const tms_error_context_t *context, tms_error_t *error) {
-    uint64_t bytes = TMS_DISK_BUFFER_BYTES, left = file->handle.file->bytes - offset;
-    tms_status_t status = tms_wait_check(pipe->copier->wait, context, error);
-    if (status == TMS_OK) status = need_buffer(pipe, (left + bytes - 1) / bytes, context, error);
-    if (status != TMS_OK) return status;
-    piece_t *piece = piece_at(pipe, pipe->next);
+static uint64_t at_most(uint64_t bytes, uint64_t limit) { return bytes < limit ? bytes : limit; }
+
+/* The content from `offset` on, in a buffer of its own. */
+static void fill_piece(pipe_t *pipe, piece_t *piece, open_file_t *file, const tms_backup_content_t *content,
+                       uint64_t offset) {
     piece->file = file;
-    piece->address = address + offset;
+    piece->content = content;
+    piece->bytes = at_most(content->bytes - offset, TMS_DISK_BUFFER_BYTES);
     piece->buffer = pipe->idle[--pipe->idle_count];
     piece->event = pipe->staging->events[piece->buffer];
     piece->request.handle = &file->handle;
     piece->request.data = pipe->staging->buffers[piece->buffer];
-    piece->request.bytes = left < bytes ? left : bytes;
+    piece->request.bytes = at_most(file->handle.file->bytes - offset, TMS_DISK_BUFFER_BYTES);
     piece->request.offset = offset;
+}
+
+/* `extent`: the one in which the piece before ended; left at the one that this begins in. */
+static tms_status_t add_piece(pipe_t *pipe, open_file_t *file, const tms_backup_content_t *content, uint64_t offset,
+                              size_t *extent, CUdeviceptr address, const tms_error_context_t *context, tms_error_t *error) {
+    uint64_t bytes = TMS_DISK_BUFFER_BYTES, left = content->bytes - offset;
+    tms_status_t status = tms_wait_check(pipe->copier->wait, context, error);
+    if (status == TMS_OK) status = need_buffer(pipe, (left + bytes - 1) / bytes, context, error);
+    if (status != TMS_OK) return status;
+    piece_t *piece = piece_at(pipe, pipe->next);
+    fill_piece(pipe, piece, file, content, offset);
+    while (content->extents && content->extents[*extent].packed + content->extents[*extent].bytes <= offset) ++*extent;
+    piece->extent = *extent;
+    piece->segment = address;
     piece->request.context = *context;
     if (pipe->saving) status = start_on_device(pipe, piece, error);
     if (status != TMS_OK) return status;
@@ -220,6 +245,8 @@ static tms_status_t keep(pipe_t *pipe, tms_status_t status, const tms_error_t *r
 
 static tms_status_t copy(tms_backup_t *backup, tms_copier_t *copier, CUdeviceptr address, bool saving,
                          const tms_error_context_t *context, tms_error_t *error) {
+    const tms_backup_content_t *content = saving ? &backup->planned : &backup->held;
+    size_t extent = 0;
     tms_status_t status = copier->disk ? TMS_OK : open_pipe(copier, context, error);
     if (status != TMS_OK) return status;
     pipe_t *pipe = copier->disk;
@@ -229,9 +256,9 @@ static tms_status_t copy(tms_backup_t *backup, tms_copier_t *copier, CUdeviceptr
     status = pipe->status;
     if (status == TMS_OK && pipe->saving != saving) status = empty(pipe, &reason);
     pipe->saving = saving;
-    if (status == TMS_OK && backup->bytes > 0) status = open_for(pipe, backup->file, &file, context, &reason);
-    for (uint64_t offset = 0; status == TMS_OK && offset < backup->bytes; offset += TMS_DISK_BUFFER_BYTES)
-        status = add_piece(pipe, file, address, offset, context, &reason);
+    if (status == TMS_OK) status = open_for(pipe, backup->file, &file, context, &reason);
+    for (uint64_t offset = 0; status == TMS_OK && offset < content->bytes; offset += TMS_DISK_BUFFER_BYTES)
+        status = add_piece(pipe, file, content, offset, &extent, address, context, &reason);
     return keep(pipe, status, &reason, error);
 }
 

@@ -4,15 +4,18 @@
  * takes one, goes through two stages (from the device, to the disk; or from the disk, to the device), and several pieces are
  * in each stage at once, also of different files: the device copies, the disk transfers and the checksums are computed at
  * the same time. Pieces pass from one stage to the next, and out, in their order. What is read goes to the device only once
- * it is known to be what was written. */
+ * it is known to be what was written.
+ *
+ * A file holds what is kept of a segment without gaps: a piece of it may be of several parts of the segment. Where
+ * that is less than the file the end of the last piece is whatever the buffer held. */
 #ifndef TMS_BACKUP_DISK_COPY_H
 #define TMS_BACKUP_DISK_COPY_H
 
 #include "backup.h"
 
-/* Begin to copy; the rest may happen in later calls, until tms_disk_copy_wait, and fail there, with the context of its own
- * backup. After any failure only tms_disk_copy_close is of use. TMS_INTERRUPTED within a second, as far as the disk takes
- * 32 MiB in that. */
+/* Begin to copy what is planned, or held, which is not nothing; the rest may happen in later calls, until
+ * tms_disk_copy_wait, and fail there, with the context of its own backup. After any failure only tms_disk_copy_close is of
+ * use. TMS_INTERRUPTED within a second, as far as the disk takes 32 MiB in that. */
 tms_status_t tms_disk_copy_save(tms_backup_t *backup, tms_copier_t *copier, CUdeviceptr address,
                                 const tms_error_context_t *context, tms_error_t *error);
 tms_status_t tms_disk_copy_load(tms_backup_t *backup, tms_copier_t *copier, CUdeviceptr address,

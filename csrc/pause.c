@@ -18,6 +18,13 @@ static bool needs_host_memory(const tms_transition_t *t) {
     return false;
 }
 
+static bool keeps_contents(const tms_transition_t *t) {
+    TMS_FOR_EACH(segment, t) {
+        if (kind_of(t, segment) != TMS_BACKUP_NONE) return true;
+    }
+    return false;
+}
+
 /* What a device's copies do instead of waiting for the bus. */
 typedef struct ahead {
     struct tms_host_batch *batch;
@@ -85,7 +92,7 @@ static tms_status_t find_live(tms_transition_t *t, tms_live_t *live, const tms_l
     const tms_selection_t *selection = t->selection;
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     *known = NULL;
-    if (!selection->find_live || !needs_host_memory(t)) return TMS_OK;
+    if (!selection->find_live || !keeps_contents(t)) return TMS_OK;
     if (selection->find_live(selection->live_context, live) == 0) *known = live;
     return tms_wait_ask(&t->wait, &context, error);
 }

@@ -179,7 +179,7 @@ class Implementation:
         with pausing(self._store, torch, tags) as leave_paused_pools:
             reusable = self._reusable_bytes(torch, tags)
             find_live = None
-            if live_only and kind in (None, _core.BACKUP_PINNED):
+            if live_only and kind != _core.BACKUP_NONE:
                 find_live = live_finder(torch, self._store, tags, every_backup=kind is not None)
             try:
                 allocations, paused, copied, unknown, seconds = _core.pause(

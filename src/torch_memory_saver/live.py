@@ -3,7 +3,7 @@
 torch keeps freed blocks in its segments and hands them out again: what lies in them is nobody's. Only segments are thinned
 whose blocks torch tells the truth about: those of its default pool, and of pools that region() alone has used. Outputs of
 replayed CUDA graphs lie in blocks that are shown as free, so a pool that a capture has used is copied whole, and so is
-memory that torch does not list. Files are as large as the memory that they stand for, and hold all of it.
+memory that torch does not list.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ __all__ = ["Live", "live_finder", "live_ranges"]
 #: What the core takes: addresses of allocations, and begins and ends of live ranges; sorted 64-bit numbers.
 Live = tuple[bytes, bytes]
 
-_HOST_BACKUPS = (_core.BACKUP_PINNED, _core.BACKUP_MMAP)
 _DEFAULT_POOL: PoolId = (0, 0)
 #: The legacy default stream, which cannot be captured.
 _DEFAULT_STREAM = 0
@@ -36,7 +35,7 @@ def live_finder(
     is live.
 
     Args:
-        every_backup: Contents go to host memory whatever backup an allocation has of its own.
+        every_backup: Contents are kept whatever backup an allocation has of its own.
     """
     if torch is None:
         return None
@@ -46,7 +45,7 @@ def live_finder(
         managed = {
             row[0]: (row[1], row[2])
             for row in _core.segments()
-            if selects(tags, row[7]) and (every_backup or row[6] in _HOST_BACKUPS)
+            if selects(tags, row[7]) and (every_backup or row[6] != _core.BACKUP_NONE)
         }
         if not managed:
             return None

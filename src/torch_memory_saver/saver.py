@@ -188,8 +188,8 @@ class TorchMemorySaver:
         that it happens to fails; a later one that meets it still damaged says so in the log only.
 
         Of what PyTorch caches, segments that hold no tensor go back to the driver, and of the others only the blocks are
-        copied to host memory that hold something, or that a stream still uses. Copied whole is what goes to disk, the memory
-        of CUDA graphs and of other pools than those of :meth:`region` and PyTorch's own, and what PyTorch does not know of.
+        copied that hold something, or that a stream still uses. Copied whole is the memory of CUDA graphs and of other pools
+        than those of :meth:`region` and PyTorch's own, and what PyTorch does not know of.
 
         Args:
             tag: A tag, several, or None for every tag.

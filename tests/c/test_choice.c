@@ -175,6 +175,49 @@ static void only_live_bytes_are_kept(void **state) {
     assert_int_equal(knowledge.asked, 2);
 }
 
+/* What is kept lies in the file without gaps: of each piece of it several parts go to, and come from, several places. */
+static void only_live_bytes_reach_the_disk(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_report_t report;
+    enum { FIRST = 1000, EACH = 8 << 10, STEP = 2 * EACH, PARTS = 300, AT_BORDERS = 2, CYCLES = 2 };
+    const uint64_t bytes = 8 * MIB, kept = FIRST + (uint64_t)PARTS * EACH;
+    uint64_t thinned = allocate(f, "a", TMS_BACKUP_DISK, bytes), whole = allocate(f, "a", TMS_BACKUP_DISK, bytes);
+    uint64_t empty = allocate(f, "a", TMS_BACKUP_DISK, bytes);
+    tms_live_range_t ranges[1 + PARTS] = {{thinned, thinned + FIRST}};
+    for (uint64_t i = 0; i < PARTS; i++) {
+        uint64_t begin = thinned + (i + 1) * STEP;
+        ranges[1 + i] = (tms_live_range_t){begin, begin + EACH};
+    }
+    const uint64_t known[] = {thinned < empty ? thinned : empty, thinned < empty ? empty : thinned};
+    knowledge_t knowledge = {
+        .live = {.allocations = known, .allocation_count = 2, .ranges = ranges, .range_count = 1 + PARTS}};
+    for (int cycle = 0; cycle < CYCLES; cycle++) {
+        fill(thinned, bytes, 1);
+        fill(whole, bytes, 2);
+        ASSERT_OK(pause_knowing(f, &knowledge, &report, &error), error);
+        assert_int_equal(knowledge.asked, cycle + 1);
+        assert_int_equal(report.copied_bytes, kept + bytes);
+        assert_int_equal(simulator()->calls("cuMemcpyDtoHAsync"), 1 + PARTS + AT_BORDERS + bytes / MIB);
+        assert_int_equal(counters_of(f).disk_backup_bytes, 2 * bytes); /* room for everything, where there is anything */
+        ASSERT_OK(resume_tag(f, NULL, &report, &error), error);
+        assert_int_equal(report.copied_bytes, kept + bytes);
+        assert_filled(whole, bytes, 2);
+        for (size_t i = 0; i <= PARTS; i++) {
+            uint64_t end = i < PARTS ? ranges[i + 1].begin : thinned + bytes;
+            assert_filled_part(thinned, ranges[i].begin - thinned, ranges[i].end - ranges[i].begin, 1);
+            assert_poisoned(ranges[i].end, end - ranges[i].end);
+        }
+        assert_poisoned(empty, bytes);
+    }
+    const tms_selection_t everything = {0};
+    fill(thinned, bytes, 3);
+    ASSERT_OK(pause_selected(f, &everything, &report, &error), error); /* nobody says what is live */
+    assert_int_equal(report.copied_bytes, 3 * bytes);
+    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    assert_filled(thinned, bytes, 3);
+}
+
 static void nothing_live_is_nothing_kept(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -205,12 +248,11 @@ static void who_does_not_know_gets_everything_kept(void **state) {
     assert_filled(address, 2 * MIB, 1);
 }
 
-static void nobody_is_asked_where_nothing_goes_to_host_memory(void **state) {
+static void nobody_is_asked_where_nothing_is_kept(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     knowledge_t knowledge = {.result = 0};
     allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
-    allocate(f, "a", TMS_BACKUP_DISK, 2 * MIB);
     ASSERT_OK(pause_knowing(f, &knowledge, NULL, &error), error);
     assert_int_equal(knowledge.asked, 0);
 }
@@ -364,9 +406,10 @@ int main(void) {
         ONE(a_failed_pause_keeps_what_was_retained),
         ONE(choices_are_checked),
         ONE(only_live_bytes_are_kept),
+        ONE(only_live_bytes_reach_the_disk),
         ONE(nothing_live_is_nothing_kept),
         ONE(who_does_not_know_gets_everything_kept),
-        ONE(nobody_is_asked_where_nothing_goes_to_host_memory),
+        ONE(nobody_is_asked_where_nothing_is_kept),
         ONE(memory_without_contents_can_come_back_zeroed),
         ONE(the_narrowest_policy_counts),
         ONE(progress_is_told_to_the_end),

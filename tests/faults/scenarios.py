@@ -203,12 +203,13 @@ def _(world: World) -> Step:
 
 
 def _thinned(world: World) -> None:
-    """Several ranges, the end of one, nothing at all, and everything; files hold everything."""
+    """Several ranges, the end of one, nothing at all, and everything; in host memory and in files."""
     world.thin(world.allocate(LARGE, PINNED), (0, 4096), (4096, 9000), (100_001, 2_000_001), (LARGE - 5, LARGE))
     world.thin(world.allocate(SMALL, MMAP), (SMALL - 70_000, SMALL))
     world.thin(world.allocate(SMALL, PINNED))
     world.thin(world.allocate(SMALL, MMAP), (0, SMALL))
-    world.thin(world.allocate(SMALL, DISK), (1, 2))
+    world.thin(world.allocate(LARGE, DISK), (1, 2), (4096, 1_500_000), (LARGE - 5, LARGE))
+    world.thin(world.allocate(SMALL, DISK))
     world.allocate(SMALL, PINNED)
 
 

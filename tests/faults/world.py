@@ -88,7 +88,7 @@ class Block:
         kind, thinned = self.chosen
         self.paused, self.stored = True, kind
         self.known &= kind != NONE
-        if kind in ON_HOST and thinned and self.live is not None:
+        if kind != NONE and thinned and self.live is not None:
             self.ranges = self.live
         if kind in ON_HOST:
             self.saved = self.data

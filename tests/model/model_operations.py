@@ -296,7 +296,7 @@ def let_backup_go(world: World, choose: Any) -> bool:
 
 def spoil_file(world: World, choose: Any) -> bool:
     """A byte of every backup file changes: a resume says so and changes nothing; with the byte back it succeeds."""
-    on_disk = [a for a in world.with_state(PAUSED) if a.saved == _core.BACKUP_DISK]
+    on_disk = [a for a in world.with_state(PAUSED) if a.saved == _core.BACKUP_DISK and a.kept]
     if not on_disk or world.captures or not world.clean:
         return False
     tags = (choose.pick(on_disk).tag,)

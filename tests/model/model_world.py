@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ DEVICES = 2
 ROOM = 48 * MIB
 MAX_ALLOCATIONS = 14
 STEPS_KEPT = 400
+RECLAIM_SECONDS = 60
 
 Tags = tuple[str, ...] | None
 
@@ -80,7 +82,7 @@ class PauseChoice:
         kind = self.kind(allocation)
         if kind == _core.BACKUP_NONE:
             return []
-        if kind in ON_HOST and self.live is not None and allocation.address in self.live:
+        if self.live is not None and allocation.address in self.live:
             return merged(self.live[allocation.address])
         return [(0, allocation.size)]
 
@@ -156,7 +158,8 @@ class Allocation:
         self.copy = self.contents if on_host else None
         if self.saved == _core.BACKUP_NONE:
             self.contents = None
-        self.file = self.saved == _core.BACKUP_DISK or (self.file and self.backup == _core.BACKUP_DISK)
+        to_disk = self.saved == _core.BACKUP_DISK and bytes_kept > 0
+        self.file = to_disk or (self.file and self.backup == _core.BACKUP_DISK)
         if on_host and 0 < bytes_kept <= self.buffer:
             return False
         self.buffer = bytes_kept if on_host else 0
@@ -254,11 +257,15 @@ class Actor:
 
 
 def reclaimed_late() -> bool:
-    """Has what is left of host memory tried again: a thread of the library's may have met the failure later than the call
-    that tried everything again. Whether there was something."""
+    """Has what is left of host memory tried again, and waits for that: it happens on a thread of the library's. No work may
+    wait on a device. Whether there was something."""
     if not _core.counters()["quarantined_host"]:
         return False
-    _core.resume((), None)
+    give_up = time.monotonic() + RECLAIM_SECONDS
+    while _core.counters()["quarantined_host"]:
+        assert time.monotonic() < give_up, "host memory is not taken back"
+        _core.resume((), None)
+        time.sleep(0)
     return True
 
 
