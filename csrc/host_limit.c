@@ -84,6 +84,11 @@ static bool find_number(const char *text, const char *name, uint64_t *number) {
 
 /* ---- finding the cgroups ---- */
 
+/* A file that is not there, or not for us, sets no limit; one that the system could not open now may. */
+static void note_failure(tms_host_limits_t *limits, int os_error) {
+    if (os_error == EMFILE || os_error == ENFILE || os_error == ENOMEM) limits->os_error = os_error;
+}
+
 static bool list_has(const char *list, const char *word) {
     size_t length = strlen(word);
     for (const char *at = list; at; at = strchr(at, ',')) {
@@ -153,7 +158,10 @@ static bool parse_mount(char *line, bool second, char **shown, char **mounted) {
 static tms_status_t add(tms_host_limits_t *limits, const cgroup_files_t *files, const char *directory, tms_error_t *error) {
     const tms_error_context_t context = {.operation = "start", .device = TMS_NO_DEVICE};
     char text[NUMBER_BYTES];
-    if (!read_text(limits->root, directory, files->limit, text, sizeof text)) return TMS_OK;
+    if (!read_text(limits->root, directory, files->limit, text, sizeof text)) {
+        note_failure(limits, errno);
+        return TMS_OK;
+    }
     cgroup_t *grown = realloc(limits->cgroups, (limits->cgroup_count + 1) * sizeof *grown);
     if (!grown) return tms_error_set_os(error, &context, "realloc", ENOMEM, NULL);
     limits->cgroups = grown;
@@ -186,7 +194,10 @@ static tms_status_t find_cgroups(tms_host_limits_t *limits, bool second, const c
     if (!find_path(groups, second, path)) return TMS_OK;
     int length = snprintf(name, sizeof name, "%s/proc/self/mountinfo", limits->root);
     FILE *mounts = length > 0 && (size_t)length < sizeof name ? fopen(name, "re") : NULL;
-    if (!mounts) return TMS_OK;
+    if (!mounts) {
+        note_failure(limits, errno);
+        return TMS_OK;
+    }
     char *line = NULL, *shown = NULL, *mounted = NULL;
     size_t capacity = 0;
     tms_status_t status = TMS_OK;
@@ -206,11 +217,13 @@ tms_status_t tms_host_limits_init(tms_host_limits_t *limits, const char *root, u
     *limits = (tms_host_limits_t){.cap_bytes = cap_bytes, .floor_bytes = TMS_HOST_FLOOR_BYTES, .root = strdup(root)};
     char *groups = malloc(TEXT_BYTES);
     tms_status_t status = TMS_OK;
-    if (!limits->root || !groups)
+    if (!limits->root || !groups) {
         status = tms_error_set_os(error, &context, limits->root ? "malloc" : "strdup", ENOMEM, NULL);
-    else if (read_text(limits->root, "/proc/self", "cgroup", groups, TEXT_BYTES)) {
+    } else if (read_text(limits->root, "/proc/self", "cgroup", groups, TEXT_BYTES)) {
         status = find_cgroups(limits, true, groups, error);
         if (status == TMS_OK) status = find_cgroups(limits, false, groups, error);
+    } else {
+        note_failure(limits, errno);
     }
     free(groups);
     if (status != TMS_OK) tms_host_limits_release(limits);

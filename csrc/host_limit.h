@@ -22,6 +22,7 @@ typedef struct tms_host_limits {
     char *root;                      /* "", or where tests keep a /proc and /sys of their own */
     struct tms_host_cgroup *cgroups; /* every one on the path to the root that has a limit or may get one */
     size_t cgroup_count;
+    int os_error; /* not 0: the system lacked descriptors or memory to look at all of them, and there may be more */
 } tms_host_limits_t;
 
 /* The limit that leaves least room, for messages. */
@@ -32,7 +33,7 @@ typedef struct tms_host_headroom {
 } tms_host_headroom_t;
 
 /* Finds the cgroups: /proc/self/cgroup and /proc/self/mountinfo, version 1 (memory.limit_in_bytes), version 2 (memory.max
- * and memory.high) or both, every directory from the process's own up to the mount. Files that are not there or cannot be
+ * and memory.high) or both, every directory from the process's own up to the mount. Files that are not there or may not be
  * read set no limit. TMS_OUT_OF_HOST_MEMORY. */
 tms_status_t tms_host_limits_init(tms_host_limits_t *limits, const char *root, uint64_t cap_bytes, tms_error_t *error);
 void tms_host_limits_release(tms_host_limits_t *limits);

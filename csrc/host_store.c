@@ -16,6 +16,11 @@ tms_status_t tms_host_store_init(tms_host_store_t *store, tms_devices_t *devices
                                 .pool_limit_bytes = pool_limit_bytes};
     tms_status_t status = tms_host_limits_init(&store->limits, "", cap_bytes, error);
     if (status != TMS_OK) return status;
+    if (store->limits.os_error != 0)
+        tms_log_write(log, TMS_LOG_WARNING,
+                      "the memory limits of this process's cgroups are not all known (open: %s): backups in host memory may "
+                      "pass them. Raise the limit of open files (ulimit -n)",
+                      strerror(store->limits.os_error));
     if (pthread_mutex_init(&store->lock, NULL) != 0) {
         tms_host_limits_release(&store->limits);
         return tms_error_set_os(error, &context, "pthread_mutex_init", ENOMEM, NULL);

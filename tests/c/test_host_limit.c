@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -305,6 +306,22 @@ static void the_real_files_are_understood(void **state) {
     tms_host_limits_release(&limits);
 }
 
+/* Not there is one thing; not to be opened for want of descriptors is another. */
+static void limits_that_cannot_be_looked_for_are_not_taken_for_none(void **state) {
+    (void)state;
+    struct rlimit found, none;
+    tms_host_limits_t limits = find(UINT64_MAX);
+    assert_int_equal(limits.os_error, 0); /* an empty directory */
+    tms_host_limits_release(&limits);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &found), 0);
+    none = (struct rlimit){.rlim_cur = 0, .rlim_max = found.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    limits = find(UINT64_MAX);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &found), 0);
+    assert_int_equal(limits.os_error, EMFILE);
+    tms_host_limits_release(&limits);
+}
+
 #define TEST(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 
 int main(void) {
@@ -322,6 +339,7 @@ int main(void) {
         TEST(the_brake_of_version_2_counts_as_well),
         TEST(the_message_names_what_is_needed_what_is_left_and_what_to_do),
         TEST(the_real_files_are_understood),
+        TEST(limits_that_cannot_be_looked_for_are_not_taken_for_none),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

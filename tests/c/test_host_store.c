@@ -4,6 +4,7 @@
 
 #include <sched.h>
 #include <stdio.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "captured_stderr.h"
@@ -274,6 +275,25 @@ static void a_driver_that_has_gone_keeps_nothing(void **state) {
     assert_int_equal(munmap(memory, 2 * PIECE), 0);
 }
 
+static void limits_that_cannot_be_looked_for_are_told(void **state) {
+    host_fixture_t *f = *state;
+    tms_host_store_t store;
+    tms_error_t error;
+    char text[TEXT_BYTES];
+    struct rlimit found, none;
+    captured_stderr_t captured = capture_begin();
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &found), 0);
+    none = (struct rlimit){.rlim_cur = 0, .rlim_max = found.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    tms_status_t status = tms_host_store_init(&store, &f->devices, &f->log, &f->quarantine, UINT64_MAX, 0, &error);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &found), 0);
+    capture_end(captured, text, sizeof text);
+    ASSERT_OK(status, error);
+    assert_int_equal(count_lines(text), 1);
+    assert_non_null(strstr(text, strerror(EMFILE)));
+    tms_host_store_release(&store);
+}
+
 /* ---- the device, exit and fork ---- */
 
 /* Giving back waits for the device, on a thread of the store: whoever drops, or begins another pause, does not. */
@@ -484,6 +504,7 @@ int main(void) {
         TEST(registrations_that_a_reset_has_ended_are_not_missed),
         TEST(memory_that_the_system_keeps_is_emptied_and_given_back_later),
         TEST(a_driver_that_has_gone_keeps_nothing),
+        TEST(limits_that_cannot_be_looked_for_are_told),
         TEST(dropping_does_not_wait_for_the_device),
         TEST(trying_again_does_not_wait_for_the_device),
         TEST(closing_leaves_what_was_refused),
