@@ -14,7 +14,7 @@ from conftest import Program
 
 import torch_memory_saver
 from torch_memory_saver.bench import command as bench
-from torch_memory_saver.bench import direct_io, driver, savers, yardstick
+from torch_memory_saver.bench import direct_io, driver, savers, staged_copy, yardstick
 from torch_memory_saver.bench.cases import CASES, find
 from torch_memory_saver.errors import InvalidArgumentError
 
@@ -308,6 +308,29 @@ def test_the_limit_copies_what_there_is(simulator: Any) -> None:
     assert other.host.pieces() == [(0, 4 * MIB)]
     other.close()
     assert (simulator.usage().host_bytes, simulator.usage().runtime_allocations) == (0, 0)
+
+
+@pytest.mark.usefixtures("own_context")
+def test_what_goes_through_buffers_comes_back(monkeypatch: pytest.MonkeyPatch, simulator: Any) -> None:
+    monkeypatch.setattr(staged_copy, "_BUFFER_BYTES", MIB)
+    monkeypatch.setattr(staged_copy, "_BUFFERS", 3)
+    size = 8 * MIB + 4096
+    before = simulator.usage()
+    staged = staged_copy.StagedCopy(driver.Device(0), size)
+    assert simulator.usage().host_bytes == before.host_bytes + 3 * MIB, "only the buffers"
+    for _ in range(2):
+        contents = os.urandom(size)
+        simulator.write(staged._address, contents)
+        staged.out()
+        assert staged.host is not None
+        assert ctypes.string_at(staged.host.address, size) == contents
+        simulator.write(staged._address, bytes(size))
+        staged.back()
+        assert simulator.read(staged._address, size) == contents
+        assert staged.host is None
+    staged.close()
+    left = simulator.usage()
+    assert (left.host_bytes, left.runtime_allocations) == (before.host_bytes, before.runtime_allocations)
 
 
 @pytest.mark.usefixtures("own_context")

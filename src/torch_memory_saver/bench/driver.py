@@ -14,7 +14,17 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-__all__ = ["Device", "DriverFailure", "HostMemory", "PinnedCopy", "driver_name", "touch", "use_memory"]
+__all__ = [
+    "Device",
+    "DriverFailure",
+    "HostMemory",
+    "OrdinaryMemory",
+    "PinnedCopy",
+    "call",
+    "driver_name",
+    "touch",
+    "use_memory",
+]
 
 _HUGE_PAGE = 2 << 20
 _MADV_HUGEPAGE = 14
@@ -98,8 +108,29 @@ def _has_room() -> bool:
         time.sleep(_GROWING_S / 50)
 
 
-class HostMemory:
-    """An anonymous mapping on huge pages where the system has them, touched.
+class OrdinaryMemory:
+    """An anonymous mapping, on huge pages where the system has them once it is touched.
+
+    Raises:
+        DriverFailure: The system does not have it.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.bytes = size
+        self._mapped = size + _HUGE_PAGE
+        base = _libc().mmap(None, self._mapped, _PROT_READ_WRITE, _MAP_PRIVATE_ANONYMOUS, -1, 0)
+        if base in (None, ctypes.c_void_p(-1).value):
+            raise DriverFailure(f"{size} bytes of host memory could not be mapped: {os.strerror(ctypes.get_errno())}")
+        self._base = int(base)
+        self.address = -(-self._base // _HUGE_PAGE) * _HUGE_PAGE
+        _libc().madvise(self.address, size, _MADV_HUGEPAGE)  # Advice; where it is not taken, things are slower.
+
+    def close(self) -> None:
+        _libc().munmap(self._base, self._mapped)
+
+
+class HostMemory(OrdinaryMemory):
+    """The same, touched and page-locked.
 
     Args:
         size: Bytes.
@@ -110,14 +141,7 @@ class HostMemory:
     """
 
     def __init__(self, size: int, piece: int | None = None) -> None:
-        self.bytes = size
-        self._mapped = size + _HUGE_PAGE
-        base = _libc().mmap(None, self._mapped, _PROT_READ_WRITE, _MAP_PRIVATE_ANONYMOUS, -1, 0)
-        if base in (None, ctypes.c_void_p(-1).value):
-            raise DriverFailure(f"{size} bytes of host memory could not be mapped: {os.strerror(ctypes.get_errno())}")
-        self._base = int(base)
-        self.address = -(-self._base // _HUGE_PAGE) * _HUGE_PAGE
-        _libc().madvise(self.address, size, _MADV_HUGEPAGE)  # Advice; where it is not taken, things are slower.
+        super().__init__(size)
         touch(self.address, size)
         self.is_open = True
         self._registered: list[int] = []
@@ -136,7 +160,7 @@ class HostMemory:
         """Unregisters and unmaps it."""
         while self._registered:
             call("cuMemHostUnregister", ctypes.c_void_p(self._registered.pop()))
-        _libc().munmap(self._base, self._mapped)
+        super().close()
         self.is_open = False
 
 
@@ -214,6 +238,15 @@ class Device:
         for offset, length in host.pieces():
             target, source = ctypes.c_uint64(address + offset), ctypes.c_void_p(host.address + offset)
             call("cuMemcpyHtoDAsync_v2", target, source, ctypes.c_size_t(length), self._stream)
+
+    def start_piece_out(self, target: int, source: int, size: int, event: ctypes.c_void_p) -> None:
+        """One copy from the device to page-locked memory, and the event behind it. The context is current."""
+        call("cuMemcpyDtoHAsync_v2", ctypes.c_void_p(target), ctypes.c_uint64(source), ctypes.c_size_t(size), self._stream)
+        call("cuEventRecord", event, self._stream)
+
+    def start_piece_back(self, target: int, source: int, size: int, event: ctypes.c_void_p) -> None:
+        call("cuMemcpyHtoDAsync_v2", ctypes.c_uint64(target), ctypes.c_void_p(source), ctypes.c_size_t(size), self._stream)
+        call("cuEventRecord", event, self._stream)
 
     def wait_for_copies(self) -> None:
         call("cuStreamSynchronize", self._stream)

@@ -11,6 +11,7 @@ from .driver import PinnedCopy
 from .figures import AT_LEAST, GAIN, MEMORY, Row, Samples, Target
 from .savers import Unavailable
 from .setting import MIB, Case, ResidentSampler, Setting, Shape, resident_bytes
+from .staged_copy import StagedCopy
 from .yardstick import bare_allocations
 
 __all__ = ["LARGE", "SMALL", "FirstPause", "HostMemory", "Mmap", "Pooled", "Release", "Retained", "TwoDevices"]
@@ -129,7 +130,8 @@ class Retained(_Cycles):
 
 
 class FirstPause(Case):
-    """In a fresh process each: nothing has been page-locked before, and everything has to be found."""
+    """In a fresh process each: nothing has been page-locked before, and everything has to be found. Also beside a way to do
+    without page-locking."""
 
     name = "first"
     title = "host backup, the first of a fresh process"
@@ -146,10 +148,29 @@ class FirstPause(Case):
         resume = setting.timed(lambda: saver.resume(tag))
         setting.check(blocks, "after the first resume")
         saver.settle()
-        outs, backs = None, None
-        if not setting.is_peer:
-            copy = PinnedCopy(setting.device, shape.bytes)
-            outs, backs = [setting.timed(copy.out)], [setting.timed(copy.back)]
+        if setting.is_peer:
+            return self._rows(setting, shape, pause, resume, (None, None))
+        copy = PinnedCopy(setting.device, shape.bytes)
+        rows = self._rows(setting, shape, pause, resume, ([setting.timed(copy.out)], [setting.timed(copy.back)]))
+        copy.close()
+        staged = StagedCopy(setting.device, shape.bytes)
+        out, back = setting.timed(staged.out), setting.timed(staged.back)
+        staged.close()
+        return [
+            *rows,
+            setting.row(self, shape, "pause staged", shape.bytes, [pause], [out], StagedCopy.name),
+            setting.row(self, shape, "resume staged", shape.bytes, [resume], [back], StagedCopy.name),
+        ]
+
+    def _rows(
+        self,
+        setting: Setting,
+        shape: Shape,
+        pause: float,
+        resume: float,
+        limits: tuple[list[float] | None, list[float] | None],
+    ) -> list[Row]:
+        outs, backs = limits
         return [
             setting.row(self, shape, "pause", shape.bytes, [pause], outs, PinnedCopy.name, Target(AT_LEAST, 0.6)),
             setting.row(self, shape, "resume", shape.bytes, [resume], backs, PinnedCopy.name),
