@@ -115,6 +115,11 @@ static tms_status_t api_reserve_host_memory(uint64_t bytes, int32_t device, tms_
     return tms_host_store_reserve(&state->saver.stores.host, device, bytes, error);
 }
 
+static void api_release_host_memory(void) {
+    tms_state_t *state = tms_state_if_made();
+    if (state) tms_host_store_trim(&state->saver.stores.host);
+}
+
 static void api_close(void) {
     tms_state_t *state = tms_state_if_made();
     if (!state || atomic_load(&state->saver.forked)) return;
@@ -254,6 +259,7 @@ const tms_api_t *tms_get_api(uint32_t version) {
         .pending_wait_stream = tms_pending_wait_stream,
         .pending_release = tms_pending_release,
         .reserve_host_memory = api_reserve_host_memory,
+        .release_host_memory = api_release_host_memory,
         .set_host_policy = api_set_host_policy,
         .get_host_policy = api_get_host_policy,
         .close = api_close,

@@ -135,6 +135,13 @@ void tms_host_store_set_pool_limit(tms_host_store_t *store, uint64_t bytes) {
     tms_host_release_start(store);
 }
 
+void tms_host_store_trim(tms_host_store_t *store) {
+    pthread_mutex_lock(&store->lock);
+    tms_host_pool_give_up(store, UINT64_MAX);
+    pthread_mutex_unlock(&store->lock);
+    tms_host_release_start(store);
+}
+
 /* A reservation that nobody waits for. */
 static void make_ready(struct tms_host_batch *batch) {
     tms_host_store_t *store = batch->store;

@@ -164,5 +164,7 @@ void tms_host_store_settle(tms_host_store_t *store);
 tms_status_t tms_host_store_reserve(tms_host_store_t *store, int device, uint64_t bytes, tms_error_t *error);
 /* Gives idle memory back until no more than `bytes` are pooled, and keeps to that from now on. */
 void tms_host_store_set_pool_limit(tms_host_store_t *store, uint64_t bytes);
+/* What the pool holds idle is to be given back, in the background. Its limit stays. */
+void tms_host_store_trim(tms_host_store_t *store);
 
 #endif

@@ -16,6 +16,7 @@
     BARE(get_retain_backup, "()", "Whether host backups are kept after a resume.")                                          \
     TAKES(set_disk_directory, "(path)", "Where new backup files are made; created if needed.")                              \
     TAKES(reserve_host_memory, "(size, device=-1)", "Has host memory made ready for backups, in the background.")           \
+    BARE(release_host_memory, "()", "Gives idle pooled host memory back, in the background.")                               \
     TAKES(set_host_policy, "(policy)", "What becomes of host memory after a resume where nothing else says.")               \
     BARE(get_host_policy, "()", "What becomes of host memory after a resume where nothing else says.")                      \
     BARE(close, "()", "No thread of the library's own calls the driver after this.")                                        \

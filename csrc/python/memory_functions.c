@@ -115,6 +115,12 @@ PyObject *tms_py_reserve_host_memory(PyObject *module, PyObject *const *argument
     Py_RETURN_NONE;
 }
 
+PyObject *tms_py_release_host_memory(PyObject *module, PyObject *unused) {
+    (void)unused;
+    tms_py_api(module)->release_host_memory();
+    Py_RETURN_NONE;
+}
+
 PyObject *tms_py_set_host_policy(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
     static const tms_py_signature_t signature = {"set_host_policy", 1, 1, {"policy"}};
     tms_py_call_t call;

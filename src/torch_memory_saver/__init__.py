@@ -47,6 +47,7 @@ resume = torch_memory_saver.resume
 empty_cache = torch_memory_saver.empty_cache
 get_cpu_backup = torch_memory_saver.get_cpu_backup
 reserve_host_memory = torch_memory_saver.reserve_host_memory
+release_host_memory = torch_memory_saver.release_host_memory
 set_disk_backup_dir = torch_memory_saver.set_disk_backup_dir
 enable_peer_access = torch_memory_saver.enable_peer_access
 stats = torch_memory_saver.stats
@@ -84,6 +85,7 @@ __all__ = [
     "memory_saver",
     "pause",
     "region",
+    "release_host_memory",
     "reserve_host_memory",
     "resume",
     "set_disk_backup_dir",

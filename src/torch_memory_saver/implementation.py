@@ -265,6 +265,9 @@ class Implementation:
             raise InvalidArgumentError(f"device must be below {_core.device_count()}, but is {ordinal}")
         _core.reserve_host_memory(size, ordinal)
 
+    def release_host_memory(self) -> None:
+        _core.release_host_memory()
+
     def enable_peer_access(self) -> None:
         _core.refresh_peers()
 

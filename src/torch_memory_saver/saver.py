@@ -353,6 +353,11 @@ class TorchMemorySaver:
         """
         self._use().reserve_host_memory(bytes, device)
 
+    def release_host_memory(self) -> None:
+        """Gives the host memory back that the pool holds and nobody uses, in the background: the way back from
+        ``host_memory="pool"`` and :meth:`reserve_host_memory`. What backups lie in stays, and so does the pool's limit."""
+        self._use().release_host_memory()
+
     def enable_peer_access(self) -> None:
         """Makes managed memory accessible to every device that this process uses by now. Needed in hook mode "torch" after
         the process has begun to use another device, if no region was entered or left since."""

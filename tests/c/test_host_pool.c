@@ -137,6 +137,26 @@ static void the_pool_keeps_to_its_limit(void **state) {
     assert_empty(f);
 }
 
+static void the_pool_can_be_emptied(void **state) {
+    host_fixture_t *f = *state;
+    tms_host_store_trim(&f->store); /* there is none */
+    assert_int_equal(calls_made(CALL_THREAD), 0);
+    tms_host_store_set_pool_limit(&f->store, 8 * PIECE);
+    tms_host_buffer_drop(pinned(f, 8 * PIECE, TMS_HOST_POOL));
+    tms_host_buffer_t *buffer = pinned(f, 3 * PIECE, TMS_HOST_POOL); /* the rest of the block is idle */
+    assert_int_equal(pooled(f), 5 * PIECE);
+    tms_host_store_trim(&f->store);
+    tms_host_store_settle(&f->store);
+    assert_int_equal(pooled(f), 0);
+    assert_int_equal(resident(f), 3 * PIECE);
+    assert_int_equal(locked_bytes(), 3 * PIECE);
+    assert_bytes((CUdeviceptr)memset(buffer->memory, 7, 3 * PIECE), 3 * PIECE, 7);
+    tms_host_buffer_drop(buffer); /* the limit has stayed */
+    assert_int_equal(pooled(f), 3 * PIECE);
+    tms_host_store_trim(&f->store);
+    assert_empty(f);
+}
+
 /* A released buffer takes what it lies in out of the pool. */
 static void what_happens_to_pooled_memory_is_the_last_buffers_choice(void **state) {
     host_fixture_t *f = *state;
@@ -348,6 +368,7 @@ int main(void) {
         TEST(places_are_looked_for_behind_the_last_one),
         TEST(gaps_outside_the_pool_stay_empty),
         TEST(the_pool_keeps_to_its_limit),
+        TEST(the_pool_can_be_emptied),
         TEST(what_happens_to_pooled_memory_is_the_last_buffers_choice),
         TEST(another_devices_pool_serves_as_well),
         TEST(idle_memory_makes_room_for_what_does_not_fit_otherwise),

@@ -103,6 +103,12 @@ def reserve_host_memory(world: World, choose: Any) -> bool:
     return True
 
 
+def release_host_memory(world: World, choose: Any) -> bool:
+    world.say("release_host_memory()")
+    saver.release_host_memory()
+    return True
+
+
 def set_margin(world: World, choose: Any) -> bool:
     world.margin = choose.pick((0, 0, 2 * MIB, 12 * MIB))
     world.say(f"memory_margin_bytes = {world.margin}")
@@ -362,6 +368,7 @@ OPERATIONS: dict[Operation, int] = {
     change_region: 3,
     set_host_memory: 4,
     reserve_host_memory: 1,
+    release_host_memory: 1,
     set_margin: 2,
     set_directory: 2,
     take_memory: 4,

@@ -139,6 +139,25 @@ wait_for(lambda: pooled() == resident() == before)
     program(WAIT + text)
 
 
+def test_the_pool_is_emptied_on_request(program: Program) -> None:
+    text = """
+torch_memory_saver.release_host_memory()  # there is none
+address = allocate(100 * MIB, 5)
+torch_memory_saver.reserve_host_memory(256 * MIB, device=0)
+wait_for(lambda: pooled() >= 256 * MIB)
+torch_memory_saver.pause()
+torch_memory_saver.release_host_memory()
+wait_for(lambda: pooled() == 0 and resident() < 256 * MIB)
+assert resident() >= 100 * MIB, "the backup"
+torch_memory_saver.resume(host_memory="pool")
+assert read(address, 100 * MIB) == bytes([5]) * 100 * MIB
+assert pooled() >= 100 * MIB, "the limit has stayed"
+torch_memory_saver.release_host_memory()
+wait_for(lambda: (pooled(), resident()) == (0, 0))
+"""
+    program(WAIT + text)
+
+
 def test_a_view_keeps_its_memory_after_the_resume(program: Program) -> None:
     for policy in ("release", "pool", "retain"):
         text = f"""

@@ -121,4 +121,6 @@ except errors.OutOfHostMemoryError as error:
 else:
     raise AssertionError
 saver.reserve_host_memory(0, device=0)
+saver.release_host_memory()
+wait_for(lambda: pooled() == 0)
 print("ok", flush=True)
