@@ -167,6 +167,38 @@ def test_ctrl_c_during_a_pause_that_waits_for_a_long_kernel(backup: str, tmp_pat
     write_and_check(tensor, 5)
 
 
+@contextlib.contextmanager
+def slow_copies() -> Iterator[None]:
+    """On the simulated GPU, where they would be over before anybody could be asked."""
+    control = ctypes.CDLL(os.environ["TMS_CUDA_DRIVER"]) if SIMULATED else None
+    if control is not None:
+        control.tms_sim_set_bandwidth(ctypes.c_uint64(LARGE))
+    try:
+        yield
+    finally:
+        if control is not None:
+            control.tms_sim_set_bandwidth(ctypes.c_uint64(0))
+
+
+def test_ctrl_c_during_a_resume_from_disk_beside_a_long_kernel(tmp_path: Path) -> None:
+    """The kernel is somebody else's, and what the resume gives back must not wait for it."""
+    saver.set_disk_backup_dir(str(tmp_path))
+    with saver.region(tag="weights", enable_disk_backup=True):
+        tensor = empty(LARGE)
+    with saver.region(tag="other"):
+        other = empty(2 * MIB)
+    tensor.fill_(3)
+    saver.pause("weights")
+    with long_kernel(other) as done:
+        with slow_copies(), pytest.raises(KeyboardInterrupt), while_waiting(interrupt):
+            saver.resume("weights")
+        assert not done.query(), "the call ended before the kernel"
+        assert state_of(tensor) == core.STATE_PAUSED
+    saver.resume("weights")
+    assert bool((tensor == 3).all())
+    write_and_check(tensor, 5)
+
+
 def free_bytes_now() -> int:
     """Free memory, without waiting for the device."""
     return int(torch.cuda.mem_get_info()[0])
