@@ -140,13 +140,13 @@ def test_without_torch_everything_is_live(store: PoolStore) -> None:
 
 def test_pools_of_regions_are_thinned(saver: TorchMemorySaver, fake_torch: FakeTorch, find: Any) -> None:
     made = {}
-    for tag in ("a", "b", "c"):
-        with saver.region(tag, enable_cpu_backup=tag == "a", enable_disk_backup=tag == "c"):
+    for tag in ("a", "b", "on disk"):
+        with saver.region(tag, enable_cpu_backup=tag == "a", enable_disk_backup=tag == "on disk"):
             made[tag] = fake_torch.allocate(2 * MIB)
             assert find(tag) == [made[tag]], "also while it is routed"
     assert find() == sorted(made.values())
     assert find("a") == [made["a"]]
-    assert find(every_backup=False) == sorted((made["a"], made["c"])), "what has no backup is not asked about"
+    assert find(every_backup=False) == sorted((made["a"], made["on disk"])), "what has no backup is not asked about"
     assert find("b", every_backup=False) == []
 
 
