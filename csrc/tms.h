@@ -190,7 +190,7 @@ typedef struct tms_pending tms_pending_t;
 /* A host copy that stays valid while a reference is held, whatever happens to the allocation it came from. */
 typedef struct tms_host_buffer tms_host_buffer_t;
 
-#define TMS_API_VERSION 3u
+#define TMS_API_VERSION 2u
 
 typedef struct tms_api {
     uint32_t version; /* TMS_API_VERSION of the library that holds the state */
@@ -263,8 +263,6 @@ typedef struct tms_api {
     /* Has page-locked host memory made ready for later backups, in the background (TMS_HOST_POOL keeps to it); see
      * tms_host_store_reserve. `device` -1: the current one. */
     tms_status_t (*reserve_host_memory)(uint64_t bytes, int32_t device, tms_error_t *error);
-    /* Gives idle memory of the pool back to the system, in the background. */
-    void (*release_host_memory)(void);
     /* What TMS_HOST_DEFAULT means where neither call nor region says; set_retain_backup(1) is TMS_HOST_RETAIN. */
     tms_status_t (*set_host_policy)(int32_t policy, tms_error_t *error);
     int32_t (*get_host_policy)(void);
@@ -274,6 +272,9 @@ typedef struct tms_api {
     /* Whether the calling thread is inside a pause or resume, which then asks it whether to stop: another one on this thread
      * would fail with TMS_INVALID_STATE. */
     int32_t (*in_transition)(void);
+
+    /* Gives idle memory of the pool back to the system, in the background. */
+    void (*release_host_memory)(void);
 } tms_api_t;
 
 /* The table of the library that it is called in, or NULL if that library does not speak `version`. */
