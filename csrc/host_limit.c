@@ -36,10 +36,11 @@ typedef struct tms_host_cgroup {
 
 /* ---- files ---- */
 
-/* The beginning of a file, as text. False where it cannot be read. */
+/* The beginning of a file, as text. False, and errno, where it cannot be read. */
 static bool read_text(const char *root, const char *directory, const char *name, char *text, size_t capacity) {
     char path[PATH_MAX];
     int length = snprintf(path, sizeof path, "%s%s/%s", root, directory, name);
+    errno = ENAMETOOLONG;
     if (length < 0 || (size_t)length >= sizeof path) return false;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return false;
@@ -193,6 +194,7 @@ static tms_status_t find_cgroups(tms_host_limits_t *limits, bool second, const c
     char path[PATH_MAX], name[PATH_MAX];
     if (!find_path(groups, second, path)) return TMS_OK;
     int length = snprintf(name, sizeof name, "%s/proc/self/mountinfo", limits->root);
+    errno = ENAMETOOLONG;
     FILE *mounts = length > 0 && (size_t)length < sizeof name ? fopen(name, "re") : NULL;
     if (!mounts) {
         note_failure(limits, errno);
