@@ -134,15 +134,20 @@ static void *release_all(void *argument) {
     return NULL;
 }
 
+/* Starts a thread of which there is one at a time: `running` says whether it is. Entered with the lock, left without. */
+static void start_one(tms_host_store_t *store, bool *running, bool wanted, void *(*run)(void *)) {
+    bool start = wanted && !*running && !store->closing;
+    if (start) *running = true;
+    pthread_mutex_unlock(&store->lock);
+    if (!start || tms_host_thread_detach(store, run, store) == 0) return;
+    pthread_mutex_lock(&store->lock);
+    *running = false;
+    pthread_mutex_unlock(&store->lock);
+}
+
 void tms_host_release_start(tms_host_store_t *store) {
     pthread_mutex_lock(&store->lock);
-    bool wanted = store->waiting && !store->releasing && !store->closing;
-    if (wanted) store->releasing = true;
-    pthread_mutex_unlock(&store->lock);
-    if (!wanted || tms_host_thread_detach(store, release_all, store) == 0) return;
-    pthread_mutex_lock(&store->lock);
-    store->releasing = false;
-    pthread_mutex_unlock(&store->lock);
+    start_one(store, &store->releasing, store->waiting, release_all);
 }
 
 /* ---- the thread that tries again ---- */
@@ -166,13 +171,7 @@ static void *retry_all(void *argument) {
 void tms_host_store_retry(tms_host_store_t *store) {
     if (tms_quarantine_held(store->quarantine, TMS_QUARANTINE_HOST) == 0) return;
     pthread_mutex_lock(&store->lock);
-    bool wanted = !store->retrying && !store->closing;
-    if (wanted) store->retrying = true;
-    pthread_mutex_unlock(&store->lock);
-    if (!wanted || tms_host_thread_detach(store, retry_all, store) == 0) return;
-    pthread_mutex_lock(&store->lock);
-    store->retrying = false;
-    pthread_mutex_unlock(&store->lock);
+    start_one(store, &store->retrying, true, retry_all);
 }
 
 /* ---- on the caller's thread ---- */
