@@ -36,14 +36,17 @@ typedef struct tms_host_cgroup {
 
 /* ---- files ---- */
 
-/* The beginning of a file, as text. False, and errno, where it cannot be read. */
-static bool read_text(const char *root, const char *directory, const char *name, char *text, size_t capacity) {
+/* A file that is not there, or not for us, sets no limit; one that the system could not open now may. */
+static bool is_want(int os_error) { return os_error == EMFILE || os_error == ENFILE || os_error == ENOMEM; }
+
+/* The beginning of a file, as text. NULL, or the call that failed, and errno. */
+static const char *read_text(const char *root, const char *directory, const char *name, char *text, size_t capacity) {
     char path[PATH_MAX];
     int length = snprintf(path, sizeof path, "%s%s/%s", root, directory, name);
     errno = ENAMETOOLONG;
-    if (length < 0 || (size_t)length >= sizeof path) return false;
+    if (length < 0 || (size_t)length >= sizeof path) return "open";
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return false;
+    if (fd < 0) return "open";
     size_t used = 0;
     ssize_t got = 1;
     while (got > 0 && used + 1 < capacity) {
@@ -51,9 +54,11 @@ static bool read_text(const char *root, const char *directory, const char *name,
         if (got > 0) used += (size_t)got;
         if (got < 0 && errno == EINTR) got = 1;
     }
+    int os_error = errno;
     close(fd);
+    errno = os_error;
     text[used] = '\0';
-    return got >= 0;
+    return got < 0 ? "read" : NULL;
 }
 
 /* A number of bytes; "max" and anything else is none. */
@@ -65,11 +70,6 @@ static bool parse_bytes(const char *text, uint64_t *bytes) {
     if (errno != 0 || (*end != '\0' && *end != '\n' && *end != ' ')) return false;
     *bytes = value;
     return true;
-}
-
-static bool read_bytes(const char *root, const char *directory, const char *name, uint64_t *bytes) {
-    char text[NUMBER_BYTES];
-    return read_text(root, directory, name, text, sizeof text) && parse_bytes(text, bytes);
 }
 
 /* The number behind `name` and its separator, at the beginning of a line. */
@@ -85,9 +85,8 @@ static bool find_number(const char *text, const char *name, uint64_t *number) {
 
 /* ---- finding the cgroups ---- */
 
-/* A file that is not there, or not for us, sets no limit; one that the system could not open now may. */
 static void note_failure(tms_host_limits_t *limits, int os_error) {
-    if (os_error == EMFILE || os_error == ENFILE || os_error == ENOMEM) limits->os_error = os_error;
+    if (is_want(os_error)) limits->os_error = os_error;
 }
 
 static bool list_has(const char *list, const char *word) {
@@ -159,7 +158,7 @@ static bool parse_mount(char *line, bool second, char **shown, char **mounted) {
 static tms_status_t add(tms_host_limits_t *limits, const cgroup_files_t *files, const char *directory, tms_error_t *error) {
     const tms_error_context_t context = {.operation = "start", .device = TMS_NO_DEVICE};
     char text[NUMBER_BYTES];
-    if (!read_text(limits->root, directory, files->limit, text, sizeof text)) {
+    if (read_text(limits->root, directory, files->limit, text, sizeof text)) {
         note_failure(limits, errno);
         return TMS_OK;
     }
@@ -222,10 +221,10 @@ tms_status_t tms_host_limits_init(tms_host_limits_t *limits, const char *root, u
     if (!limits->root || !groups) {
         status = tms_error_set_os(error, &context, limits->root ? "malloc" : "strdup", ENOMEM, NULL);
     } else if (read_text(limits->root, "/proc/self", "cgroup", groups, TEXT_BYTES)) {
+        note_failure(limits, errno);
+    } else {
         status = find_cgroups(limits, true, groups, error);
         if (status == TMS_OK) status = find_cgroups(limits, false, groups, error);
-    } else {
-        note_failure(limits, errno);
     }
     free(groups);
     if (status != TMS_OK) tms_host_limits_release(limits);
@@ -243,10 +242,28 @@ void tms_host_limits_release(tms_host_limits_t *limits) {
 
 static uint64_t subtract(uint64_t from, uint64_t amount) { return from > amount ? from - amount : 0; }
 
+/* False where the file cannot be read. For want of descriptors or memory nobody knows what it says: there is no room until
+ * it can be read again. */
+static bool read_now(const tms_host_limits_t *limits, const char *directory, const char *name, char *text, size_t capacity,
+                     tms_host_headroom_t *headroom) {
+    const char *call = read_text(limits->root, directory, name, text, capacity);
+    if (!call) return true;
+    if (!is_want(errno)) return false;
+    *headroom = (tms_host_headroom_t){.call = call, .os_error = errno};
+    (void)snprintf(headroom->where, sizeof headroom->where, "%s/%s", directory, name);
+    return false;
+}
+
+static bool read_bytes(const tms_host_limits_t *limits, const char *directory, const char *name, uint64_t *bytes,
+                       tms_host_headroom_t *headroom) {
+    char text[NUMBER_BYTES];
+    return read_now(limits, directory, name, text, sizeof text, headroom) && parse_bytes(text, bytes);
+}
+
 static void look_at_system(const tms_host_limits_t *limits, tms_host_headroom_t *headroom) {
     char text[TEXT_BYTES];
     uint64_t available = 0;
-    if (!read_text(limits->root, "/proc", "meminfo", text, sizeof text) || !find_number(text, "MemAvailable", &available))
+    if (!read_now(limits, "/proc", "meminfo", text, sizeof text, headroom) || !find_number(text, "MemAvailable", &available))
         return;
     *headroom = (tms_host_headroom_t){.bytes = subtract(available * kib, limits->floor_bytes)};
     (void)snprintf(headroom->where, sizeof headroom->where, "MemAvailable in /proc/meminfo");
@@ -256,13 +273,13 @@ static void look_at_system(const tms_host_limits_t *limits, tms_host_headroom_t 
 static void look_at_limit(const tms_host_limits_t *limits, const cgroup_t *cgroup, const char *name,
                           tms_host_headroom_t *headroom) {
     uint64_t limit = 0, usage = 0, droppable = 0;
-    if (!read_bytes(limits->root, cgroup->directory, name, &limit) || limit >= no_limit ||
-        !read_bytes(limits->root, cgroup->directory, cgroup->files->usage, &usage))
+    if (!read_bytes(limits, cgroup->directory, name, &limit, headroom) || limit >= no_limit ||
+        !read_bytes(limits, cgroup->directory, cgroup->files->usage, &usage, headroom))
         return;
     /* What the kernel would drop makes the room larger only; the file is long, and collected when it is read. */
     if (subtract(subtract(limit, usage), limits->floor_bytes) >= headroom->bytes) return;
     char text[TEXT_BYTES];
-    if (read_text(limits->root, cgroup->directory, cgroup->files->statistics, text, sizeof text))
+    if (!read_text(limits->root, cgroup->directory, cgroup->files->statistics, text, sizeof text))
         (void)find_number(text, cgroup->files->droppable, &droppable);
     uint64_t bytes = subtract(subtract(limit, subtract(usage, droppable)), limits->floor_bytes);
     if (bytes >= headroom->bytes) return;
@@ -287,6 +304,19 @@ tms_host_headroom_t tms_host_limits_headroom(const tms_host_limits_t *limits, ui
     return headroom;
 }
 
+static tms_status_t fail_unread(const tms_host_headroom_t *headroom, const tms_error_context_t *context,
+                                tms_error_t *error) {
+    tms_status_t status =
+        tms_error_set(error, TMS_OUT_OF_HOST_MEMORY, context,
+                      "'%s' says how much memory may still be used, and %s failed with errno %d (%s). Try again when there "
+                      "are descriptors and memory to spare",
+                      headroom->where, headroom->call, headroom->os_error, strerror(headroom->os_error));
+    if (!error) return status;
+    error->os_error = headroom->os_error;
+    (void)snprintf(error->call, sizeof error->call, "%s", headroom->call);
+    return status;
+}
+
 tms_status_t tms_host_headroom_fail(const tms_host_headroom_t *headroom, uint64_t needed_bytes,
                                     const tms_error_context_t *context, tms_error_t *error) {
     const double mib = 1 << 20;
@@ -294,6 +324,7 @@ tms_status_t tms_host_headroom_fail(const tms_host_headroom_t *headroom, uint64_
     char limit[NUMBER_BYTES] = "";
     here.bytes = needed_bytes;
     here.address = 0;
+    if (headroom->call) return fail_unread(headroom, &here, error);
     if (headroom->limit_bytes) (void)snprintf(limit, sizeof limit, " (%.1f MiB)", (double)headroom->limit_bytes / mib);
     return tms_error_set(error, TMS_OUT_OF_HOST_MEMORY, &here,
                          "%.1f MiB may still be used before %s%s is reached. Raise that limit or TMS_HOST_MEMORY_LIMIT_MB, "

@@ -29,6 +29,8 @@ typedef struct tms_host_limits {
 typedef struct tms_host_headroom {
     uint64_t bytes;       /* that may still be used; 0 where the floor has been passed; UINT64_MAX: nobody knows a limit */
     uint64_t limit_bytes; /* the limit itself; 0 where `where` is the system's available memory */
+    const char *call;     /* not NULL: it failed, and nobody knows what `where` says, for want of descriptors or memory */
+    int os_error;         /* of `call` */
     char where[256];      /* "TMS_HOST_MEMORY_LIMIT_MB", "/sys/fs/cgroup/a/memory.max", "MemAvailable in /proc/meminfo" */
 } tms_host_headroom_t;
 
@@ -40,9 +42,10 @@ void tms_host_limits_release(tms_host_limits_t *limits);
 
 /* The room that is left now. `held_bytes`: what this process holds for backups already, which counts against the cap. The
  * page cache of a cgroup counts as free as far as the kernel would drop it (inactive_file). Limits are read anew each time:
- * they may change under a running process. */
+ * they may change under a running process. One that cannot be looked at for want of descriptors or memory leaves no room. */
 tms_host_headroom_t tms_host_limits_headroom(const tms_host_limits_t *limits, uint64_t held_bytes);
-/* TMS_OUT_OF_HOST_MEMORY, with what is needed, what is left, who says so, and what to do. */
+/* TMS_OUT_OF_HOST_MEMORY, with what is needed, what is left, who says so, and what to do; or which limit could not be looked
+ * at, with the call and its errno. */
 tms_status_t tms_host_headroom_fail(const tms_host_headroom_t *headroom, uint64_t needed_bytes,
                                     const tms_error_context_t *context, tms_error_t *error);
 

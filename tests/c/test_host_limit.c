@@ -306,19 +306,57 @@ static void the_real_files_are_understood(void **state) {
     tms_host_limits_release(&limits);
 }
 
+static struct rlimit descriptors;
+
+static void take_descriptors(void) {
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &descriptors), 0);
+    const struct rlimit none = {.rlim_cur = 0, .rlim_max = descriptors.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+}
+
+static void give_descriptors_back(void) { assert_int_equal(setrlimit(RLIMIT_NOFILE, &descriptors), 0); }
+
 /* Not there is one thing; not to be opened for want of descriptors is another. */
 static void limits_that_cannot_be_looked_for_are_not_taken_for_none(void **state) {
     (void)state;
-    struct rlimit found, none;
     tms_host_limits_t limits = find(UINT64_MAX);
     assert_int_equal(limits.os_error, 0); /* an empty directory */
     tms_host_limits_release(&limits);
-    assert_int_equal(getrlimit(RLIMIT_NOFILE, &found), 0);
-    none = (struct rlimit){.rlim_cur = 0, .rlim_max = found.rlim_max};
-    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    take_descriptors();
     limits = find(UINT64_MAX);
-    assert_int_equal(setrlimit(RLIMIT_NOFILE, &found), 0);
+    give_descriptors_back();
     assert_int_equal(limits.os_error, EMFILE);
+    tms_host_limits_release(&limits);
+}
+
+static void assert_no_room_without_descriptors(const tms_host_limits_t *limits, const char *where) {
+    const tms_error_context_t context = {.operation = "pause", .device = 1, .tag = "weights"};
+    tms_error_t error;
+    take_descriptors();
+    tms_host_headroom_t found = tms_host_limits_headroom(limits, 0);
+    give_descriptors_back();
+    assert_room(found, 0, 0, where);
+    assert_int_equal(tms_host_headroom_fail(&found, GIB, &context, &error), TMS_OUT_OF_HOST_MEMORY);
+    assert_int_equal(error.os_error, EMFILE);
+    assert_string_equal(error.call, "open");
+    assert_int_equal(error.bytes, GIB);
+    assert_non_null(strstr(error.message, where));
+    assert_non_null(strstr(error.message, strerror(EMFILE)));
+}
+
+/* It was there, and may say anything by now. */
+static void a_limit_that_cannot_be_opened_any_more_leaves_no_room(void **state) {
+    (void)state;
+    put_available(64 * GIB);
+    tms_host_limits_t limits = find(UINT64_MAX);
+    assert_no_room_without_descriptors(&limits, "/proc/meminfo");
+    tms_host_limits_release(&limits);
+    put("/proc/self/cgroup", "0::/job\n");
+    put("/proc/self/mountinfo", SECOND);
+    put_second("/sys/fs/cgroup/job", 8 * GIB, GIB, 0);
+    limits = find(UINT64_MAX);
+    assert_no_room_without_descriptors(&limits, "/sys/fs/cgroup/job/memory.high"); /* the last that was looked at */
+    assert_room(tms_host_limits_headroom(&limits, 0), 7 * GIB - 256 * MIB, 8 * GIB, "/sys/fs/cgroup/job/memory.max");
     tms_host_limits_release(&limits);
 }
 
@@ -340,6 +378,7 @@ int main(void) {
         TEST(the_message_names_what_is_needed_what_is_left_and_what_to_do),
         TEST(the_real_files_are_understood),
         TEST(limits_that_cannot_be_looked_for_are_not_taken_for_none),
+        TEST(a_limit_that_cannot_be_opened_any_more_leaves_no_room),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
