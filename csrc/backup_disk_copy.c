@@ -6,15 +6,20 @@
 #include "disk_queue.h"
 #include "disk_staging.h"
 
-/* Pieces at once with the disk: enough to keep it busy, and done soon when the call is to stop. */
-enum { WITH_DISK_MOST = 8, WITH_DEVICE_FIRST = 1 };
-_Static_assert((int)WITH_DISK_MOST < (int)TMS_DISK_BUFFERS_MOST && (int)WITH_DISK_MOST <= (int)TMS_DISK_URING_ENTRIES,
-               "while the disk is busy the device can be too, and the queue has room");
+/* Pieces at once with the disk: enough to keep it busy, and done soon when the call is to stop. Reads arrive in any order
+ * and are taken in theirs, so that more have been begun than are with the disk: it does not wait for the one that is late.
+ */
+enum { WITH_DISK_MOST = 8, READ_AHEAD_MOST = 20, WITH_DEVICE_FIRST = 1 };
+_Static_assert((int)WITH_DISK_MOST <= (int)TMS_DISK_URING_ENTRIES, "the queue has room");
+_Static_assert((int)WITH_DISK_MOST < (int)READ_AHEAD_MOST && (int)READ_AHEAD_MOST < (int)TMS_DISK_BUFFERS_MOST,
+               "while the disk is busy the device can be too");
 
 /* An open file. Closed with its last piece. */
 typedef struct open_file {
     tms_disk_handle_t handle;
-    int pieces; /* that have not been through the disk's stage */
+    const tms_backup_content_t *content; /* what is in it, or will be */
+    size_t extent;                       /* of the content: in which the piece made last begins */
+    int pieces;                          /* that have not been through the disk's stage */
     bool in_use;
     bool is_read; /* in whole: no more pieces will be made of it */
 } open_file_t;
@@ -23,11 +28,11 @@ typedef struct open_file {
 typedef struct piece {
     tms_disk_request_t request;
     open_file_t *file;
-    const tms_backup_content_t *content;
-    size_t extent;       /* of the content: where the piece begins */
-    uint64_t bytes;      /* of the content */
-    CUdeviceptr segment; /* its address */
-    CUevent event;       /* of the buffer */
+    const tms_backup_content_t *content; /* the file's, which is closed before all of it is on the device */
+    size_t extent;                       /* of the content: where the piece begins */
+    uint64_t bytes;                      /* of the content */
+    CUdeviceptr segment;                 /* its address */
+    CUevent event;                       /* of the buffer */
     int buffer;
 } piece_t;
 
@@ -53,12 +58,14 @@ static piece_t *piece_at(pipe_t *pipe, uint64_t number) { return &pipe->pieces[n
 
 /* ---- files ---- */
 
-static tms_status_t open_for(pipe_t *pipe, tms_disk_file_t *file, open_file_t **opened, const tms_error_context_t *context,
-                             tms_error_t *error) {
+static tms_status_t open_for(pipe_t *pipe, tms_disk_file_t *file, const tms_backup_content_t *content, open_file_t **opened,
+                             const tms_error_context_t *context, tms_error_t *error) {
     open_file_t *found = pipe->files; /* one is free: at most each buffer holds another file */
     while (found->in_use) found++;
     tms_status_t status = tms_disk_handle_open(&found->handle, file, pipe->saving, true, context, error);
     if (status != TMS_OK) return status;
+    found->content = content;
+    found->extent = 0;
     found->pieces = 0;
     found->is_read = false;
     found->in_use = true;
@@ -195,10 +202,13 @@ static tms_status_t empty(pipe_t *pipe, tms_error_t *error) {
 static uint64_t at_most(uint64_t bytes, uint64_t limit) { return bytes < limit ? bytes : limit; }
 
 /* The content from `offset` on, in a buffer of its own. */
-static void fill_piece(pipe_t *pipe, piece_t *piece, open_file_t *file, const tms_backup_content_t *content,
-                       uint64_t offset) {
+static void fill_piece(pipe_t *pipe, piece_t *piece, open_file_t *file, uint64_t offset) {
+    const tms_backup_content_t *content = file->content;
+    while (content->extents && content->extents[file->extent].packed + content->extents[file->extent].bytes <= offset)
+        file->extent++;
     piece->file = file;
     piece->content = content;
+    piece->extent = file->extent;
     piece->bytes = at_most(content->bytes - offset, TMS_DISK_BUFFER_BYTES);
     piece->buffer = pipe->idle[--pipe->idle_count];
     piece->event = pipe->staging->events[piece->buffer];
@@ -208,26 +218,25 @@ static void fill_piece(pipe_t *pipe, piece_t *piece, open_file_t *file, const tm
     piece->request.offset = offset;
 }
 
-/* `extent`: the one in which the piece before ended; left at the one that this begins in. */
-static tms_status_t add_piece(pipe_t *pipe, open_file_t *file, const tms_backup_content_t *content, uint64_t offset,
-                              size_t *extent, CUdeviceptr address, const tms_error_context_t *context, tms_error_t *error) {
-    uint64_t bytes = TMS_DISK_BUFFER_BYTES, left = content->bytes - offset;
+/* Of a segment at `address`. */
+static tms_status_t add_piece(pipe_t *pipe, open_file_t *file, uint64_t offset, CUdeviceptr address,
+                              const tms_error_context_t *context, tms_error_t *error) {
+    uint64_t bytes = TMS_DISK_BUFFER_BYTES, left = file->content->bytes - offset;
     tms_status_t status = tms_wait_check(pipe->copier->wait, context, error);
     if (status == TMS_OK) status = need_buffer(pipe, (left + bytes - 1) / bytes, context, error);
     if (status != TMS_OK) return status;
     piece_t *piece = piece_at(pipe, pipe->next);
-    fill_piece(pipe, piece, file, content, offset);
-    while (content->extents && content->extents[*extent].packed + content->extents[*extent].bytes <= offset) ++*extent;
-    piece->extent = *extent;
+    fill_piece(pipe, piece, file, offset);
     piece->segment = address;
     piece->request.context = *context;
-    if (pipe->saving) status = start_on_device(pipe, piece, error);
+    status = pipe->saving ? start_on_device(pipe, piece, error)
+                          : tms_disk_queue_make_room(&pipe->queue, WITH_DISK_MOST, pipe->copier->wait, context, error);
     if (status != TMS_OK) return status;
     file->pieces++;
     file->is_read = left <= bytes;
     if (!pipe->saving) tms_disk_queue_submit(&pipe->queue, &piece->request);
     pipe->next++;
-    uint64_t ahead = pipe->saving ? WITH_DEVICE_FIRST : WITH_DISK_MOST - 1;
+    uint64_t ahead = pipe->saving ? WITH_DEVICE_FIRST : READ_AHEAD_MOST - 1;
     while (status == TMS_OK && pipe->next - pipe->middle > ahead) status = pass_on(pipe, error);
     return status;
 }
@@ -246,7 +255,6 @@ static tms_status_t keep(pipe_t *pipe, tms_status_t status, const tms_error_t *r
 static tms_status_t copy(tms_backup_t *backup, tms_copier_t *copier, CUdeviceptr address, bool saving,
                          const tms_error_context_t *context, tms_error_t *error) {
     const tms_backup_content_t *content = saving ? &backup->planned : &backup->held;
-    size_t extent = 0;
     tms_status_t status = copier->disk ? TMS_OK : open_pipe(copier, context, error);
     if (status != TMS_OK) return status;
     pipe_t *pipe = copier->disk;
@@ -256,9 +264,9 @@ static tms_status_t copy(tms_backup_t *backup, tms_copier_t *copier, CUdeviceptr
     status = pipe->status;
     if (status == TMS_OK && pipe->saving != saving) status = empty(pipe, &reason);
     pipe->saving = saving;
-    if (status == TMS_OK) status = open_for(pipe, backup->file, &file, context, &reason);
+    if (status == TMS_OK) status = open_for(pipe, backup->file, content, &file, context, &reason);
     for (uint64_t offset = 0; status == TMS_OK && offset < content->bytes; offset += TMS_DISK_BUFFER_BYTES)
-        status = add_piece(pipe, file, content, offset, &extent, address, context, &reason);
+        status = add_piece(pipe, file, offset, address, context, &reason);
     return keep(pipe, status, &reason, error);
 }
 

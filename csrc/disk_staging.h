@@ -15,7 +15,7 @@
  * tenth faster than eight of 4 MiB; reading did not differ by more than its spread. And what is under way ends soon when a
  * call is to stop. */
 #define TMS_DISK_BUFFER_BYTES TMS_DISK_BLOCK_BYTES
-enum { TMS_DISK_BUFFERS_MOST = 12, TMS_DISK_BUFFERS_LEAST = 2 };
+enum { TMS_DISK_BUFFERS_MOST = 24, TMS_DISK_BUFFERS_LEAST = 2 };
 
 /* One mapping, of several buffers. */
 typedef struct tms_disk_staging_block {

@@ -21,7 +21,15 @@
 #include "backup_disk_copy.h"
 #include "disk_queue.h"
 
-enum { PATH_BYTES = 512, IN_FLIGHT_MOST = 8, BUFFERS_MOST = 12, BUFFER = 1 << 20, ALIGNMENT = 4096, NEVER = 1 << 30 };
+enum {
+    PATH_BYTES = 512,
+    IN_FLIGHT_MOST = 8,
+    AHEAD_MOST = 20,
+    BUFFERS_MOST = 24,
+    BUFFER = 1 << 20,
+    ALIGNMENT = 4096,
+    NEVER = 1 << 30
+};
 static const tms_error_context_t CONTEXT = {.operation = "pause", .device = 0, .tag = "first"};
 static char base[PATH_BYTES];
 
@@ -36,6 +44,7 @@ static struct {
     uint32_t short_by; /* of each request of the kernel, in bytes */
     bool bad_descriptor;
     int pipe_end; /* requests of the kernel read from it instead, and wait for a byte; -1 */
+    int piped;    /* so many of them do */
     int release;  /* its other end, written to when one is waited for; -1 */
 } fault;
 
@@ -117,6 +126,7 @@ long syscall(long number, ...) {
         calls.setups++;
     } else if (number == __NR_io_uring_enter && a[1] > 0) {
         if (fault.submit_error && fault.submit_after-- <= 0) return refuse(fault.submit_error);
+        if (fault.piped-- <= 0) fault.pipe_end = -1;
         if (fault.short_by || fault.bad_descriptor || fault.pipe_end >= 0) spoil_entries();
         calls.submits++;
     } else if (number == __NR_io_uring_enter) {
@@ -193,7 +203,7 @@ __attribute__((visibility("default"))) int pthread_create(pthread_t *thread, con
 static inline void reset_faults(void) {
     memset(&fault, 0, sizeof fault);
     memset(&calls, 0, sizeof calls);
-    fault.threads_after = fault.maps_after = NEVER;
+    fault.threads_after = fault.maps_after = fault.piped = NEVER;
     fault.pipe_end = fault.release = calls.submits_before_wait = -1;
     set_gate(false);
 }

@@ -174,10 +174,10 @@ static void many_files_share_one_ring(void **state) {
             }
             ASSERT_OK(tms_copier_wait(&copier, &CONTEXT, &error), error);
             tms_copier_close(&copier);
-            /* The first file has four pieces: 4, 4 and 4 buffers. */
-            assert_int_equal(simulator()->calls("cuMemHostRegister"), 3);
-            assert_int_equal(calls.maps, 3);
-            assert_int_equal(simulator()->calls("cuEventCreate"), BUFFERS_MOST);
+            /* The first file has four pieces: 4, 4 and 8 buffers, and 8 more for what is read ahead. */
+            assert_int_equal(simulator()->calls("cuMemHostRegister"), saving ? 3 : 4);
+            assert_int_equal(calls.maps, saving ? 3 : 4);
+            assert_int_equal(simulator()->calls("cuEventCreate"), saving ? 16 : BUFFERS_MOST);
             assert_int_equal(calls.setups, way == BY_URING);
             assert_int_equal(calls.threads, way == BY_URING ? 0 : TMS_DISK_WORKERS_MOST);
             assert_nothing_held();
@@ -244,6 +244,54 @@ static void a_save_does_not_wait_for_its_writes(void **state) {
         assert_loads(f, &backups[i], address, 1);
         tms_backup_destroy(&backups[i], &f->saver.stores);
     }
+}
+
+/* Asked while something is waited for: lets the late request end once no other has been begun for a while. */
+typedef struct watcher {
+    int release, submits, still, submits_when_late;
+    char byte; /* that it reads */
+} watcher_t;
+
+static int32_t release_when_nothing_moves(void *context) {
+    enum { LONG = 20 };
+    watcher_t *watcher = context;
+    if (watcher->submits != calls.submits) watcher->still = 0;
+    watcher->submits = calls.submits;
+    if (++watcher->still != LONG || watcher->submits_when_late) return 0;
+    watcher->submits_when_late = watcher->submits;
+    assert_int_equal(write(watcher->release, &watcher->byte, 1), 1);
+    return 0;
+}
+
+/* The disk has work for as long as there is room for what it reads. */
+static void reads_do_not_wait_for_one_that_is_late(void **state) {
+    fixture_t *f = *state;
+    const uint64_t bytes = 64 * MIB;
+    tms_error_t error;
+    tms_copier_t copier;
+    tms_wait_t wait;
+    int ends[2];
+    if (!has_way(BY_URING)) skip();
+    uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, bytes);
+    tms_backup_t backup = prepared(f, bytes);
+    fill(address, bytes, 3);
+    watcher_t watcher = {.byte = *(const char *)address};
+    save_one(f, &backup, address);
+    memset((void *)address, 0, bytes);
+    assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
+    watcher.release = ends[1];
+    clear_calls();
+    fault.pipe_end = ends[0];
+    fault.piped = 1;
+    tms_wait_begin(&wait, release_when_nothing_moves, &watcher, 0);
+    open_copier(f, &copier, &wait);
+    ASSERT_OK(tms_backup_load(&backup, &copier, address, &CONTEXT, &error), error);
+    ASSERT_OK(tms_copier_wait(&copier, &CONTEXT, &error), error);
+    tms_copier_close(&copier);
+    close(ends[0]), close(ends[1]);
+    assert_int_equal(watcher.submits_when_late, AHEAD_MOST);
+    assert_filled(address, bytes, 3);
+    tms_backup_destroy(&backup, &f->saver.stores);
 }
 
 /* One copier, first to the disk and then from it, without a wait between. */
@@ -381,6 +429,7 @@ static void a_call_stops_while_the_disk_stands_still(void **state) {
             assert_int_equal(tms_copier_wait(&copier, &CONTEXT, &error), TMS_INTERRUPTED);
             if (saving) assert_true(simulator()->calls("cuMemcpyDtoHAsync") <= BUFFERS_MOST);
             if (!saving) assert_int_equal(simulator()->calls("cuMemcpyHtoDAsync"), 0);
+            if (!saving && way == BY_URING) assert_int_equal(calls.submits, IN_FLIGHT_MOST);
             tms_copier_close(&copier);
             fault.pipe_end = -1;
             /* Giving it back would wait for whatever runs on the device. */
@@ -450,6 +499,7 @@ int main(void) {
         COPIES(a_file_system_in_memory_has_threads),
         COPIES(many_files_share_one_ring),
         COPIES(small_files_keep_the_disk_busy),
+        COPIES(reads_do_not_wait_for_one_that_is_late),
         COPIES(a_save_does_not_wait_for_its_writes),
         COPIES(a_copier_turns_around),
         COPIES(a_damaged_block_never_reaches_the_device),
