@@ -27,7 +27,7 @@ from model_world import (
     ResumeChoice,
     World,
     describe_error,
-    reclaimed_late,
+    reclaim_late,
 )
 
 from torch_memory_saver import _core, errors
@@ -50,7 +50,7 @@ def pause_held(world: World, choose: Any) -> bool:
         return False
     victim = choose.pick(selected)
     # It could not be taken back while the device is held, and what is checked meanwhile would find it.
-    reclaimed_late()
+    reclaim_late()
     # Before the gate: a test case that hypothesis gives up ends with its next draw, and nobody would open it.
     choice = world.pausing = choose_pause(world, choose)
     gate = world.machine.new_gate()

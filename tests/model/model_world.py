@@ -256,17 +256,14 @@ class Actor:
         return function() if self.worker is None else self.worker.call(function)
 
 
-def reclaimed_late() -> bool:
+def reclaim_late() -> None:
     """Has what is left of host memory tried again, and waits for that: it happens on a thread of the library's. No work may
-    wait on a device. Whether there was something."""
-    if not _core.counters()["quarantined_host"]:
-        return False
+    wait on a device."""
     give_up = time.monotonic() + RECLAIM_SECONDS
     while _core.counters()["quarantined_host"]:
         assert time.monotonic() < give_up, "host memory is not taken back"
         _core.resume((), None)
         time.sleep(0)
-    return True
 
 
 class World:
@@ -500,10 +497,9 @@ class World:
                 "quarantined_other": 0,
             }
         # During a capture it waits: a thread of the library's may have met a failure later than the last call before that.
-        if self.clean and not self.captures:
-            expected["quarantined_host"] = 0
-            if reclaimed_late():
-                counters = _core.counters()
+        while self.clean and not self.captures and counters["quarantined_host"]:
+            reclaim_late()
+            counters = _core.counters()
         wrong = {name: (counters[name], value) for name, value in expected.items() if counters[name] != value}
         assert not wrong, f"counters (is, should be): {wrong}"
         assert counters["host_pooled_bytes"] <= max(pool_limit, World.reserved), counters
