@@ -218,6 +218,16 @@ static void fill_piece(pipe_t *pipe, piece_t *piece, open_file_t *file, uint64_t
     piece->request.offset = offset;
 }
 
+/* The disk may be given a read. As long as it is busy, what it has read is passed on: never while it could read. */
+static tms_status_t make_room(pipe_t *pipe, const tms_error_context_t *context, tms_error_t *error) {
+    tms_status_t status = TMS_OK;
+    while (status == TMS_OK && tms_disk_queue_in_kernel(&pipe->queue) >= WITH_DISK_MOST)
+        status = tms_disk_queue_kernel_has_done(&piece_at(pipe, pipe->middle)->request)
+                     ? pass_on(pipe, error)
+                     : tms_disk_queue_wait(&pipe->queue, pipe->copier->wait, context, error);
+    return status;
+}
+
 /* Of a segment at `address`. */
 static tms_status_t add_piece(pipe_t *pipe, open_file_t *file, uint64_t offset, CUdeviceptr address,
                               const tms_error_context_t *context, tms_error_t *error) {
@@ -229,8 +239,7 @@ static tms_status_t add_piece(pipe_t *pipe, open_file_t *file, uint64_t offset, 
     fill_piece(pipe, piece, file, offset);
     piece->segment = address;
     piece->request.context = *context;
-    status = pipe->saving ? start_on_device(pipe, piece, error)
-                          : tms_disk_queue_make_room(&pipe->queue, WITH_DISK_MOST, pipe->copier->wait, context, error);
+    status = pipe->saving ? start_on_device(pipe, piece, error) : make_room(pipe, context, error);
     if (status != TMS_OK) return status;
     file->pieces++;
     file->is_read = left <= bytes;

@@ -71,19 +71,16 @@ static void take_arrived(tms_disk_queue_t *queue) {
     }
 }
 
-static tms_status_t wait_for_kernel(tms_disk_queue_t *queue, tms_wait_t *wait, const tms_error_context_t *context,
-                                    tms_error_t *error) {
+int tms_disk_queue_in_kernel(tms_disk_queue_t *queue) {
+    take_arrived(queue);
+    return queue->in_kernel;
+}
+
+tms_status_t tms_disk_queue_wait(tms_disk_queue_t *queue, tms_wait_t *wait, const tms_error_context_t *context,
+                                 tms_error_t *error) {
     tms_disk_uring_wait(queue->uring, TMS_WAIT_POLL_SECONDS);
     take_arrived(queue);
     return tms_wait_check(wait, context, error);
-}
-
-tms_status_t tms_disk_queue_make_room(tms_disk_queue_t *queue, int most, tms_wait_t *wait,
-                                      const tms_error_context_t *context, tms_error_t *error) {
-    tms_status_t status = TMS_OK;
-    take_arrived(queue);
-    while (status == TMS_OK && queue->in_kernel >= most) status = wait_for_kernel(queue, wait, context, error);
-    return status;
 }
 
 tms_status_t tms_disk_queue_await(tms_disk_queue_t *queue, tms_disk_request_t *request, tms_wait_t *wait,
@@ -93,7 +90,7 @@ tms_status_t tms_disk_queue_await(tms_disk_queue_t *queue, tms_disk_request_t *r
     if (request->done) return TMS_OK;
     take_arrived(queue);
     while (!request->arrived) {
-        tms_status_t status = wait_for_kernel(queue, wait, context, error);
+        tms_status_t status = tms_disk_queue_wait(queue, wait, context, error);
         if (status != TMS_OK) return status;
     }
     /* Whatever went wrong, the calling thread tries again, and knows for certain. */

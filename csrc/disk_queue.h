@@ -21,10 +21,15 @@ typedef struct tms_disk_queue {
 void tms_disk_queue_open(tms_disk_queue_t *queue, tms_disk_uring_t *uring, tms_disk_directory_t *directory);
 /* At most TMS_DISK_URING_ENTRIES at a time. */
 void tms_disk_queue_submit(tms_disk_queue_t *queue, tms_disk_request_t *request);
-/* Waits until the kernel has fewer than `most` of them. What `wait` says. The threads take no more at once than there are of
- * them. */
-tms_status_t tms_disk_queue_make_room(tms_disk_queue_t *queue, int most, tms_wait_t *wait,
-                                      const tms_error_context_t *context, tms_error_t *error);
+/* How many of them the kernel has not done yet. */
+int tms_disk_queue_in_kernel(tms_disk_queue_t *queue);
+/* Whether this one is among those that it has done. */
+static inline bool tms_disk_queue_kernel_has_done(const tms_disk_request_t *request) {
+    return request->performer == TMS_DISK_BY_KERNEL && request->arrived;
+}
+/* Until the kernel has done another one, of those it has. What `wait` says. */
+tms_status_t tms_disk_queue_wait(tms_disk_queue_t *queue, tms_wait_t *wait, const tms_error_context_t *context,
+                                 tms_error_t *error);
 /* Waits until it is done; `request->status` counts then. What `wait` says: it is still under way. */
 tms_status_t tms_disk_queue_await(tms_disk_queue_t *queue, tms_disk_request_t *request, tms_wait_t *wait,
                                   const tms_error_context_t *context, tms_error_t *error);

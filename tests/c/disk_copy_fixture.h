@@ -44,7 +44,8 @@ static struct {
     uint32_t short_by; /* of each request of the kernel, in bytes */
     bool bad_descriptor;
     int pipe_end; /* requests of the kernel read from it instead, and wait for a byte; -1 */
-    int piped;    /* so many of them do */
+    int unpiped;  /* so many of them do not, before */
+    int piped;    /* so many do, then */
     int release;  /* its other end, written to when one is waited for; -1 */
 } fault;
 
@@ -95,13 +96,13 @@ static inline struct io_uring_sqe *ring_entries(void) {
 }
 
 /* Whatever the next entry is: the kernel is done with the others. */
-static inline void spoil_entries(void) {
+static inline void spoil_entries(bool through) {
     struct io_uring_sqe *entries = ring_entries();
     assert_non_null(entries);
     for (int i = 0; i < TMS_DISK_URING_ENTRIES; i++) {
         if (fault.bad_descriptor) entries[i].fd = -1;
         if (entries[i].len > fault.short_by) entries[i].len -= fault.short_by;
-        if (fault.pipe_end < 0) continue;
+        if (fault.pipe_end < 0 || through) continue;
         entries[i].opcode = IORING_OP_READ;
         entries[i].fd = fault.pipe_end;
         entries[i].off = UINT64_MAX;
@@ -126,8 +127,9 @@ long syscall(long number, ...) {
         calls.setups++;
     } else if (number == __NR_io_uring_enter && a[1] > 0) {
         if (fault.submit_error && fault.submit_after-- <= 0) return refuse(fault.submit_error);
-        if (fault.piped-- <= 0) fault.pipe_end = -1;
-        if (fault.short_by || fault.bad_descriptor || fault.pipe_end >= 0) spoil_entries();
+        bool through = fault.unpiped-- > 0;
+        if (!through && fault.piped-- <= 0) fault.pipe_end = -1;
+        if (fault.short_by || fault.bad_descriptor || (fault.pipe_end >= 0 && !through)) spoil_entries(through);
         calls.submits++;
     } else if (number == __NR_io_uring_enter) {
         if (calls.waits++ == 0) calls.submits_before_wait = calls.submits;

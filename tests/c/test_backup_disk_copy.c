@@ -294,6 +294,55 @@ static void reads_do_not_wait_for_one_that_is_late(void **state) {
     tms_backup_destroy(&backup, &f->saver.stores);
 }
 
+/* Asked while the disk stands still: looks how far what it has read has come, and lets the rest go on. */
+typedef struct warden {
+    int release, submits, still;
+    uint64_t on_device;
+} warden_t;
+
+static int32_t look_and_release(void *context) {
+    enum { LONG = 20, REST = 63 };
+    warden_t *warden = context;
+    const char bytes[REST] = {0};
+    if (warden->submits != calls.submits) warden->still = 0;
+    warden->submits = calls.submits;
+    if (++warden->still != LONG || warden->on_device) return 0;
+    warden->on_device = simulator()->calls("cuMemcpyHtoDAsync");
+    assert_int_equal(write(warden->release, bytes, REST), REST);
+    return 0;
+}
+
+static void what_is_read_goes_on_while_the_disk_stands_still(void **state) {
+    fixture_t *f = *state;
+    const uint64_t bytes = 64 * MIB;
+    tms_error_t error;
+    tms_copier_t copier;
+    tms_wait_t wait;
+    int ends[2];
+    if (!has_way(BY_URING)) skip();
+    uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, bytes);
+    tms_backup_t backup = prepared(f, bytes);
+    memset((void *)address, 0, bytes);
+    for (uint64_t i = 0; i < bytes; i += MIB) memset((void *)(address + i + 1), (int)(i / MIB) + 1, MIB - 1);
+    save_one(f, &backup, address);
+    memset((void *)address, 0xEE, bytes);
+    assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
+    warden_t warden = {.release = ends[1]};
+    clear_calls();
+    fault.pipe_end = ends[0];
+    fault.unpiped = 1;
+    tms_wait_begin(&wait, look_and_release, &warden, 0);
+    open_copier(f, &copier, &wait);
+    ASSERT_OK(tms_backup_load(&backup, &copier, address, &CONTEXT, &error), error);
+    ASSERT_OK(tms_copier_wait(&copier, &CONTEXT, &error), error);
+    tms_copier_close(&copier);
+    close(ends[0]), close(ends[1]);
+    assert_int_equal(warden.on_device, 1);
+    for (uint64_t i = 0; i < bytes; i++)
+        assert_int_equal(((const uint8_t *)address)[i], i % MIB == 0 ? 0 : (uint8_t)(i / MIB + 1));
+    tms_backup_destroy(&backup, &f->saver.stores);
+}
+
 /* One copier, first to the disk and then from it, without a wait between. */
 static void a_copier_turns_around(void **state) {
     fixture_t *f = *state;
@@ -500,6 +549,7 @@ int main(void) {
         COPIES(many_files_share_one_ring),
         COPIES(small_files_keep_the_disk_busy),
         COPIES(reads_do_not_wait_for_one_that_is_late),
+        COPIES(what_is_read_goes_on_while_the_disk_stands_still),
         COPIES(a_save_does_not_wait_for_its_writes),
         COPIES(a_copier_turns_around),
         COPIES(a_damaged_block_never_reaches_the_device),

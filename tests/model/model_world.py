@@ -540,6 +540,8 @@ class World:
     def end(self) -> None:
         """Frees everything. Nothing is left."""
         self.abandon()
+        # Staging memory of disk copies that was refused is not among what the store has resident.
+        reclaim_late()
         wait_for_host_memory(_core)
         for device, before in enumerate(self._before):
             usage = self.machine.usage(device)
