@@ -108,6 +108,7 @@ bool tms_host_store_make_room(tms_host_store_t *store, uint64_t bytes, tms_host_
     if (tms_host_store_fits(store, bytes, headroom)) return true;
     tms_host_store_settle(store);
     if (tms_host_store_fits(store, bytes, headroom)) return true;
+    if (headroom->call) return false; /* nobody knows whether giving memory up would help */
     pthread_mutex_lock(&store->lock);
     uint64_t missing = bytes - (headroom->bytes < bytes ? headroom->bytes : bytes) + store->in_flight_bytes;
     tms_host_pool_give_up(store, missing);

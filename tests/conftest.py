@@ -21,7 +21,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "shared"))
 
-from settling import drain_pool, wait_for_host_memory
+from settling import wait_for_host_memory
 
 PACKAGE = "torch_memory_saver"
 DRIVER_VARIABLE = "TMS_CUDA_DRIVER"
@@ -291,7 +291,7 @@ def _release_managed(core: Any) -> None:
     # Tries again what the driver refused to take back while a test made its calls fail.
     core.resume((), None)
     wait_for_host_memory(core)
-    drain_pool(core)
+    core.release_host_memory()
     wait_for_host_memory(core)
 
 

@@ -11,10 +11,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "descriptors.h"
 #include "host_limit.h"
 #include "temporary.h"
 
@@ -306,25 +306,15 @@ static void the_real_files_are_understood(void **state) {
     tms_host_limits_release(&limits);
 }
 
-static struct rlimit descriptors;
-
-static void take_descriptors(void) {
-    assert_int_equal(getrlimit(RLIMIT_NOFILE, &descriptors), 0);
-    const struct rlimit none = {.rlim_cur = 0, .rlim_max = descriptors.rlim_max};
-    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
-}
-
-static void give_descriptors_back(void) { assert_int_equal(setrlimit(RLIMIT_NOFILE, &descriptors), 0); }
-
 /* Not there is one thing; not to be opened for want of descriptors is another. */
 static void limits_that_cannot_be_looked_for_are_not_taken_for_none(void **state) {
     (void)state;
     tms_host_limits_t limits = find(UINT64_MAX);
     assert_int_equal(limits.os_error, 0); /* an empty directory */
     tms_host_limits_release(&limits);
-    take_descriptors();
+    taken_descriptors_t taken = take_descriptors();
     limits = find(UINT64_MAX);
-    give_descriptors_back();
+    give_descriptors_back(taken);
     assert_int_equal(limits.os_error, EMFILE);
     tms_host_limits_release(&limits);
 }
@@ -332,9 +322,9 @@ static void limits_that_cannot_be_looked_for_are_not_taken_for_none(void **state
 static void assert_no_room_without_descriptors(const tms_host_limits_t *limits, const char *where) {
     const tms_error_context_t context = {.operation = "pause", .device = 1, .tag = "weights"};
     tms_error_t error;
-    take_descriptors();
+    taken_descriptors_t taken = take_descriptors();
     tms_host_headroom_t found = tms_host_limits_headroom(limits, 0);
-    give_descriptors_back();
+    give_descriptors_back(taken);
     assert_room(found, 0, 0, where);
     assert_int_equal(tms_host_headroom_fail(&found, GIB, &context, &error), TMS_OUT_OF_HOST_MEMORY);
     assert_int_equal(error.os_error, EMFILE);

@@ -2,7 +2,10 @@
 
 #include "host_fixture.h"
 
+#include <errno.h>
+
 #include "captured_stderr.h"
+#include "descriptors.h"
 
 enum { TEXT_BYTES = 8192 };
 
@@ -225,6 +228,29 @@ static void idle_memory_makes_room_for_what_does_not_fit_otherwise(void **state)
     assert_int_equal(pooled(f), 4 * PIECE);
 }
 
+/* Where nobody knows how much more may be used, the pool keeps what it has: without it that is not known either. */
+static void the_pool_stays_where_limits_cannot_be_looked_at(void **state) {
+    host_fixture_t *f = *state;
+    const tms_host_request_t request = {.bytes = 6 * PIECE, .kind = TMS_BACKUP_PINNED};
+    struct tms_host_batch *batch = NULL;
+    tms_host_buffer_t *buffer = NULL;
+    tms_error_t error;
+    tms_host_store_set_pool_limit(&f->store, 64 * PIECE);
+    tms_host_buffer_drop(pinned(f, 4 * PIECE, TMS_HOST_POOL));
+    ASSERT_OK(tms_host_batch_create(&batch, &f->store, &CONTEXT, &error), error);
+    ASSERT_OK(tms_host_batch_add(batch, &request, &buffer, &CONTEXT, &error), error);
+    taken_descriptors_t taken = take_descriptors();
+    tms_status_t status = tms_host_batch_start(batch, &CONTEXT, &error);
+    give_descriptors_back(taken);
+    assert_int_equal(status, TMS_OUT_OF_HOST_MEMORY);
+    assert_int_equal(error.os_error, EMFILE);
+    tms_host_batch_destroy(batch);
+    tms_host_buffer_drop(buffer);
+    tms_host_store_settle(&f->store);
+    assert_int_equal(pooled(f), 4 * PIECE);
+    tms_host_buffer_drop(pinned(f, 6 * PIECE, TMS_HOST_RELEASE));
+}
+
 /* Also what waits to be given back. */
 static void what_waits_to_be_released_makes_room(void **state) {
     host_fixture_t *f = *state;
@@ -372,6 +398,7 @@ int main(void) {
         TEST(what_happens_to_pooled_memory_is_the_last_buffers_choice),
         TEST(another_devices_pool_serves_as_well),
         TEST(idle_memory_makes_room_for_what_does_not_fit_otherwise),
+        TEST(the_pool_stays_where_limits_cannot_be_looked_at),
         TEST(what_waits_to_be_released_makes_room),
         TEST(a_reservation_fills_the_pool_in_the_background),
         TEST(a_batch_waits_for_the_reservation_under_way),

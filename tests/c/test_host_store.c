@@ -4,10 +4,10 @@
 
 #include <sched.h>
 #include <stdio.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include "captured_stderr.h"
+#include "descriptors.h"
 #include "own_process.h"
 
 enum { TEXT_BYTES = 8192, GATE = 1 };
@@ -280,13 +280,10 @@ static void limits_that_cannot_be_looked_for_are_told(void **state) {
     tms_host_store_t store;
     tms_error_t error;
     char text[TEXT_BYTES];
-    struct rlimit found, none;
     captured_stderr_t captured = capture_begin();
-    assert_int_equal(getrlimit(RLIMIT_NOFILE, &found), 0);
-    none = (struct rlimit){.rlim_cur = 0, .rlim_max = found.rlim_max};
-    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    taken_descriptors_t taken = take_descriptors();
     tms_status_t status = tms_host_store_init(&store, &f->devices, &f->log, &f->quarantine, UINT64_MAX, 0, &error);
-    assert_int_equal(setrlimit(RLIMIT_NOFILE, &found), 0);
+    give_descriptors_back(taken);
     capture_end(captured, text, sizeof text);
     ASSERT_OK(status, error);
     assert_int_equal(count_lines(text), 1);

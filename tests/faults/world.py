@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from machine import DRIVER, OUT_OF_MEMORY, Call, Fault, Machine
-from settling import drain_pool
 from tolerated import TOLERATED
 
 from torch_memory_saver import _core as core
@@ -575,7 +574,7 @@ class World:
         self.reclaim()
         self.machine.settle()
         if self.pools:
-            drain_pool(core, "a" + self.tag_suffix)
+            core.release_host_memory()
             self.machine.settle()
         if self.backup_directory != self.directory / "backups":
             self.set_directory(self.directory / "backups")

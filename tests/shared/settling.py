@@ -16,23 +16,3 @@ def wait_for_host_memory(core: Any) -> None:
     while (counters := core.counters())["host_resident_bytes"] != counters["host_pooled_bytes"]:
         assert time.monotonic() < give_up, counters
         time.sleep(0)
-
-
-def drain_pool(core: Any, tag: str = "drain") -> None:
-    """Gives the memory of the pool back, by way of backups that lie in it and that do not leave it to the pool. `tag` must
-    have no allocations."""
-    size, page = core.counters()["host_pooled_bytes"], 4096
-    addresses = []
-    while (left := core.counters()["host_pooled_bytes"]) > 0 and size >= page:
-        depth = core.region_push(tag, core.BACKUP_PINNED, True, core.HOST_RELEASE)
-        try:
-            addresses.append(core.allocate(size, 0))
-        finally:
-            core.region_pop(depth)
-        core.pause((tag,), None)
-        if core.counters()["host_pooled_bytes"] == left:
-            size //= 2  # it has no gap of that size
-    if addresses:
-        core.resume((tag,), None, host_policy=core.HOST_RELEASE)
-        for address in addresses:
-            core.free(address)
