@@ -137,12 +137,14 @@ class WakeUp(Case):
         copy = None if setting.is_peer else PinnedCopy(setting.device, shape.bytes)
         bare, notes = _bare(setting, cache)
         measured: dict[str, list[float]] = {name: [] for name in ("weights", "kv_cache", "copy", "bare")}
+        everything = shape.bytes + cache.bytes
         for _ in range(setting.repetitions):
             saver.pause()
-            setting.rest(shape.bytes + cache.bytes)
+            setting.rest(everything)
             measured["weights"].append(setting.timed(lambda: saver.resume("weights")))
             measured["kv_cache"].append(setting.timed(lambda: saver.resume("kv_cache")))
             saver.pause()
+            setting.rest(everything)
             if copy is not None:
                 measured["copy"].append(setting.timed(copy.back))
             if bare is not None:
@@ -172,5 +174,5 @@ class WakeUp(Case):
                 Target(AT_MOST),
                 notes,
             ),
-            setting.row(self, f"{shape}, {cache}", "both", shape.bytes + cache.bytes, both),
+            setting.row(self, f"{shape}, {cache}", "both", everything, both),
         ]
