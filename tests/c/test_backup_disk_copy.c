@@ -246,101 +246,76 @@ static void a_save_does_not_wait_for_its_writes(void **state) {
     }
 }
 
-/* Asked while something is waited for: lets the late request end once no other has been begun for a while. */
+/* Asked while something is waited for: when no read has been begun for a while it looks how far everything has come, and
+ * lets those that wait end. */
 typedef struct watcher {
-    int release, submits, still, submits_when_late;
-    char byte; /* that it reads */
+    int release, submits, still; /* `submits` in the end: before they were let go */
+    uint64_t on_device;
+    bool released;
 } watcher_t;
 
-static int32_t release_when_nothing_moves(void *context) {
-    enum { LONG = 20 };
+static int32_t look_and_release(void *context) {
+    enum { LONG = 20, ENOUGH = 64 };
     watcher_t *watcher = context;
+    const char bytes[ENOUGH] = {0};
+    if (watcher->released) return 0;
     if (watcher->submits != calls.submits) watcher->still = 0;
     watcher->submits = calls.submits;
-    if (++watcher->still != LONG || watcher->submits_when_late) return 0;
-    watcher->submits_when_late = watcher->submits;
-    assert_int_equal(write(watcher->release, &watcher->byte, 1), 1);
+    if (++watcher->still < LONG) return 0;
+    watcher->on_device = simulator()->calls("cuMemcpyHtoDAsync");
+    watcher->released = true;
+    assert_int_equal(write(watcher->release, bytes, ENOUGH), ENOUGH);
     return 0;
+}
+
+/* Of the reads all but the first `unpiped` wait, or so many of them, until nothing else moves. */
+static watcher_t load_while_reads_wait(fixture_t *f, int unpiped, int piped) {
+    const uint64_t bytes = 64 * MIB;
+    tms_error_t error;
+    tms_copier_t copier;
+    tms_wait_t wait;
+    int ends[2];
+    uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, bytes);
+    tms_backup_t backup = prepared(f, bytes);
+    fill(address, bytes, 3);
+    /* What a read that waited gets from the pipe: its first byte. */
+    for (uint64_t i = 0; i < bytes; i += MIB) *(char *)(address + i) = 0;
+    char *expected = malloc(bytes);
+    assert_non_null(expected);
+    memcpy(expected, (const void *)address, bytes);
+    save_one(f, &backup, address);
+    memset((void *)address, 0xEE, bytes);
+    assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
+    watcher_t watcher = {.release = ends[1]};
+    clear_calls();
+    fault.pipe_end = ends[0];
+    fault.unpiped = unpiped;
+    fault.piped = piped;
+    tms_wait_begin(&wait, look_and_release, &watcher, 0);
+    open_copier(f, &copier, &wait);
+    ASSERT_OK(tms_backup_load(&backup, &copier, address, &CONTEXT, &error), error);
+    ASSERT_OK(tms_copier_wait(&copier, &CONTEXT, &error), error);
+    tms_copier_close(&copier);
+    fault.pipe_end = -1;
+    close(ends[0]), close(ends[1]);
+    assert_memory_equal((const void *)address, expected, bytes);
+    free(expected);
+    tms_backup_destroy(&backup, &f->saver.stores);
+    assert_true(watcher.released);
+    return watcher;
 }
 
 /* The disk has work for as long as there is room for what it reads. */
 static void reads_do_not_wait_for_one_that_is_late(void **state) {
-    fixture_t *f = *state;
-    const uint64_t bytes = 64 * MIB;
-    tms_error_t error;
-    tms_copier_t copier;
-    tms_wait_t wait;
-    int ends[2];
     if (!has_way(BY_URING)) skip();
-    uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, bytes);
-    tms_backup_t backup = prepared(f, bytes);
-    fill(address, bytes, 3);
-    watcher_t watcher = {.byte = *(const char *)address};
-    save_one(f, &backup, address);
-    memset((void *)address, 0, bytes);
-    assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
-    watcher.release = ends[1];
-    clear_calls();
-    fault.pipe_end = ends[0];
-    fault.piped = 1;
-    tms_wait_begin(&wait, release_when_nothing_moves, &watcher, 0);
-    open_copier(f, &copier, &wait);
-    ASSERT_OK(tms_backup_load(&backup, &copier, address, &CONTEXT, &error), error);
-    ASSERT_OK(tms_copier_wait(&copier, &CONTEXT, &error), error);
-    tms_copier_close(&copier);
-    close(ends[0]), close(ends[1]);
-    assert_int_equal(watcher.submits_when_late, AHEAD_MOST);
-    assert_filled(address, bytes, 3);
-    tms_backup_destroy(&backup, &f->saver.stores);
-}
-
-/* Asked while the disk stands still: looks how far what it has read has come, and lets the rest go on. */
-typedef struct warden {
-    int release, submits, still;
-    uint64_t on_device;
-} warden_t;
-
-static int32_t look_and_release(void *context) {
-    enum { LONG = 20, REST = 63 };
-    warden_t *warden = context;
-    const char bytes[REST] = {0};
-    if (warden->submits != calls.submits) warden->still = 0;
-    warden->submits = calls.submits;
-    if (++warden->still != LONG || warden->on_device) return 0;
-    warden->on_device = simulator()->calls("cuMemcpyHtoDAsync");
-    assert_int_equal(write(warden->release, bytes, REST), REST);
-    return 0;
+    assert_int_equal(load_while_reads_wait(*state, 0, 1).submits, AHEAD_MOST);
 }
 
 static void what_is_read_goes_on_while_the_disk_stands_still(void **state) {
-    fixture_t *f = *state;
-    const uint64_t bytes = 64 * MIB;
-    tms_error_t error;
-    tms_copier_t copier;
-    tms_wait_t wait;
-    int ends[2];
     if (!has_way(BY_URING)) skip();
-    uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, bytes);
-    tms_backup_t backup = prepared(f, bytes);
-    memset((void *)address, 0, bytes);
-    for (uint64_t i = 0; i < bytes; i += MIB) memset((void *)(address + i + 1), (int)(i / MIB) + 1, MIB - 1);
-    save_one(f, &backup, address);
-    memset((void *)address, 0xEE, bytes);
-    assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
-    warden_t warden = {.release = ends[1]};
-    clear_calls();
-    fault.pipe_end = ends[0];
-    fault.unpiped = 1;
-    tms_wait_begin(&wait, look_and_release, &warden, 0);
-    open_copier(f, &copier, &wait);
-    ASSERT_OK(tms_backup_load(&backup, &copier, address, &CONTEXT, &error), error);
-    ASSERT_OK(tms_copier_wait(&copier, &CONTEXT, &error), error);
-    tms_copier_close(&copier);
-    close(ends[0]), close(ends[1]);
-    assert_int_equal(warden.on_device, 1);
-    for (uint64_t i = 0; i < bytes; i++)
-        assert_int_equal(((const uint8_t *)address)[i], i % MIB == 0 ? 0 : (uint8_t)(i / MIB + 1));
-    tms_backup_destroy(&backup, &f->saver.stores);
+    watcher_t watcher = load_while_reads_wait(*state, 1, NEVER);
+    assert_int_equal(watcher.submits, 1 + IN_FLIGHT_MOST);
+    assert_int_equal(watcher.on_device, 1);
 }
 
 /* One copier, first to the disk and then from it, without a wait between. */
