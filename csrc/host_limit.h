@@ -27,7 +27,7 @@ typedef struct tms_host_limits {
 
 /* The limit that leaves least room, for messages. */
 typedef struct tms_host_headroom {
-    uint64_t bytes; /* that may still be used; 0 where the floor has been passed, or `call` failed; UINT64_MAX: none is known */
+    uint64_t bytes;       /* that may still be used; 0 if the floor was passed or `call` failed; UINT64_MAX: none is known */
     uint64_t limit_bytes; /* the limit itself; 0 where `where` is the system's available memory */
     const char *call;     /* not NULL: it failed, and nobody knows what `where` says, for want of descriptors or memory */
     int os_error;         /* of `call` */

@@ -102,8 +102,8 @@ class OutOfMemoryError(TorchMemorySaverError):
 
 
 class OutOfHostMemoryError(TorchMemorySaverError, MemoryError):
-    """The host has too little memory, for a backup or for bookkeeping; or there are no descriptors to look at its limits with
-    (``os_error`` is then the system's error number)."""
+    """The host has too little memory, for a backup or for bookkeeping; or its limits cannot be looked at for want of
+    descriptors (``os_error`` is then the system's error number)."""
 
 
 class BackupIOError(TorchMemorySaverError, OSError):
