@@ -55,11 +55,20 @@ def test_targets(kind: str, value: float | None, ours: float, limit: float, rati
     assert measured.met is met
 
 
-def test_the_ratio_is_that_of_the_medians() -> None:
+def test_the_ratio_is_the_median_of_all_pairs() -> None:
     measured = row(ours=Samples.of([1.0, 2.0, 30.0]), limit=Samples.of([1.0, 1.5, 1.6]), peer=Samples.of([3.0, 3.0, 9.0]))
-    assert measured.ratio == pytest.approx(0.75)
-    assert measured.peer_ratio == pytest.approx(0.5)
+    assert measured.ratio == pytest.approx(0.75)  # of 1, 1.5, 1.6, their halves and thirtieths
+    assert measured.peer_ratio == pytest.approx(1 / 3)
     assert measured.speed(measured.ours) == 4 * MIB
+
+
+def test_a_machine_with_two_speeds_makes_no_difference_where_there_is_none() -> None:
+    slow, fast = [2.0, 2.02, 1.98, 2.01], [1.0, 1.01, 0.99]
+    sides = Samples.of([*slow, *fast]), Samples.of([*fast, *(value / 2 for value in slow[:1]), *slow[:3]])
+    assert sides[0].median / sides[1].median > 1.9, "what the ratio of the medians would say"
+    assert Target(AT_MOST, 1.15).ratio(*sides) == pytest.approx(1.0, abs=0.03)
+    a_tenth_more = Samples.of(value * 1.1 for value in sides[0].values)
+    assert Target(AT_MOST, 1.15).ratio(a_tenth_more, sides[1]) == pytest.approx(1.1, abs=0.04)
 
 
 def test_without_a_limit_or_a_moving_clock_nothing_is_claimed() -> None:

@@ -30,7 +30,7 @@ class Dropped(Case):
     name = "dropped"
     title = "contents dropped"
     shapes = (Shape(1, 32 * GIB), Shape(128, 512 * MIB), Shape(2000, 16 * MIB))
-    repetitions = 8
+    repetitions = 16
     peer_repetitions = 4
     warm_up = 1
 
