@@ -182,10 +182,12 @@ class Worker:
     def plan(self, points: list[Any]) -> Iterator[tuple[str, list[Any], bool]]:
         from machine import Fault
 
+        twice = points if self.full else self.ends(points)
         for call in points:
             for code in call.codes() if self.full else call.codes()[:1]:
                 yield f"{Fault(call, code)}", [Fault(call, code)], False
-            yield f"{Fault(call, call.codes()[0], 2)}", [Fault(call, call.codes()[0], 2)], True
+            if call in twice:
+                yield f"{Fault(call, call.codes()[0], 2)}", [Fault(call, call.codes()[0], 2)], True
         if not self.full:
             return
         for number, call in enumerate(points):
