@@ -29,6 +29,8 @@ ALWAYS = 1 << 40
 #: take more of it; one call may learn of several writes that have ended.
 VARYING = {"pthread_create", "syscall"}
 TRIES = 20
+#: In which a call of these must be made, to be one of the scenario's, if it is not the first of its function.
+MORE_RUNS = 6
 NOT_FIRED = "the failure did not fire"
 
 
@@ -160,6 +162,9 @@ class Worker:
         if not self.scenario.fresh:
             self.baseline = {}
             runs = [self.one([]) for _ in range(2)]
+        if any(name in VARYING and number > 0 for run in runs for _, name, number in run["calls"]):
+            # What is to fail has to be made nearly always, or none of the tries may make it.
+            runs += [self.one([]) for _ in range(MORE_RUNS)]
         problems = [problem for run in runs for problem in run["problems"]]
         made = [set(map(tuple, run["calls"])) for run in runs]
         always = set.intersection(*made)
