@@ -110,6 +110,8 @@ def terminal(
             table.append([cell or "" for cell in cells] + ([_value(row, row.peer)] if peer else []))
         lines += ["", _title(case), *_limits(group)]
         lines += _aligned(table, [row.shape for row in group])
+    if any(row.ratio is not None and row.target.kind != MEMORY for row in rows):
+        lines += ["", "Times are medians; a ratio is the median over all pairs of a time and a limit."]
     if peer:
         lines += ["", f"C++: torch_memory_saver {peer}, the same work through its API."]
     if left_out:
