@@ -36,7 +36,7 @@
 #include "wait.h"
 
 /* Contents are checked in blocks of this size; transfers begin at a multiple of it. */
-#define TMS_DISK_BLOCK_BYTES ((uint64_t)1 << 20)
+#define TMS_DISK_BLOCK_BYTES ((uint64_t)512 << 10)
 
 /* Which file of its file system it is, whatever its name. */
 typedef struct tms_disk_identity {

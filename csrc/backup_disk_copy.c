@@ -8,10 +8,13 @@
 
 /* Pieces at once with the disk: enough to keep it busy, and done soon when the call is to stop. Reads arrive in any order
  * and are taken in theirs, so that more have been begun than are with the disk: it does not wait for the one that is late.
- */
-enum { WITH_DISK_MOST = 8, READ_AHEAD_MOST = 20, WITH_DEVICE_FIRST = 1 };
+ *
+ * Few with the device: its copies are done long before the disk's, and a buffer that is used again soon is in the caches
+ * still, where the next read finds it. */
+enum { WITH_DISK_MOST = 16, READ_AHEAD_MOST = 22, WITH_DEVICE_FIRST = 1, WITH_DEVICE_LAST = 2 };
 _Static_assert((int)WITH_DISK_MOST <= (int)TMS_DISK_URING_ENTRIES, "the queue has room");
-_Static_assert((int)WITH_DISK_MOST < (int)READ_AHEAD_MOST && (int)READ_AHEAD_MOST < (int)TMS_DISK_BUFFERS_MOST,
+_Static_assert((int)WITH_DISK_MOST < (int)READ_AHEAD_MOST &&
+                   (int)READ_AHEAD_MOST + (int)WITH_DEVICE_LAST <= (int)TMS_DISK_BUFFERS_MOST,
                "while the disk is busy the device can be too");
 
 /* An open file. Closed with its last piece. */
@@ -129,15 +132,14 @@ static tms_status_t retire(pipe_t *pipe, tms_error_t *error) {
 /* The oldest piece in its first stage passes on to the second. */
 static tms_status_t pass_on(pipe_t *pipe, tms_error_t *error) {
     piece_t *piece = piece_at(pipe, pipe->middle);
+    const uint64_t most = pipe->saving ? WITH_DISK_MOST : WITH_DEVICE_LAST;
     tms_status_t status = TMS_OK;
-    if (pipe->saving) {
-        while (status == TMS_OK && pipe->middle - pipe->first >= WITH_DISK_MOST) status = retire(pipe, error);
-        if (status == TMS_OK) status = finish_on_device(pipe, piece, error);
-        if (status == TMS_OK) tms_disk_queue_submit(&pipe->queue, &piece->request);
-    } else {
-        status = finish_on_disk(pipe, piece, error);
-        if (status == TMS_OK) status = start_on_device(pipe, piece, error);
-    }
+    while (status == TMS_OK && pipe->middle - pipe->first >= most) status = retire(pipe, error);
+    if (status == TMS_OK) status = pipe->saving ? finish_on_device(pipe, piece, error) : finish_on_disk(pipe, piece, error);
+    if (status == TMS_OK && pipe->saving)
+        tms_disk_queue_submit(&pipe->queue, &piece->request);
+    else if (status == TMS_OK)
+        status = start_on_device(pipe, piece, error);
     if (status == TMS_OK) pipe->middle++;
     return status;
 }

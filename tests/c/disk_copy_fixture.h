@@ -23,10 +23,10 @@
 
 enum {
     PATH_BYTES = 512,
-    IN_FLIGHT_MOST = 8,
-    AHEAD_MOST = 20,
+    IN_FLIGHT_MOST = 16,
+    AHEAD_MOST = 22,
     BUFFERS_MOST = 24,
-    BUFFER = 1 << 20,
+    BUFFER = 512 << 10,
     ALIGNMENT = 4096,
     NEVER = 1 << 30
 };

@@ -74,22 +74,22 @@ static void contents_of_every_size_make_the_round_trip(void **state) {
     fixture_t *f = *state;
     const struct {
         uint64_t bytes, chunk;
-    } sizes[] = {{1, MIB},
-                 {ALIGNMENT - 1, MIB},
-                 {ALIGNMENT, MIB},
-                 {ALIGNMENT + 1, 256 * MIB},
-                 {MIB - 1, MIB},
-                 {MIB, MIB},
-                 {MIB + 1, MIB},
-                 {MIB + ALIGNMENT, MIB},
-                 {2 * MIB + ALIGNMENT + 1, 3 * MIB},
-                 {3 * MIB + 17, MIB},
-                 {2 * MIB, 8 * MIB},
-                 {2 * MIB + 512, 8 * MIB},
-                 {9 * MIB - 512, 8 * MIB},
-                 {4 * MIB - 1, 256 * MIB},
-                 {4 * MIB + 1, 16 * MIB},
-                 {2 * BUFFERS_MOST * BUFFER + 5, 256 * MIB}};
+    } sizes[] = {{1, BUFFER},
+                 {ALIGNMENT - 1, BUFFER},
+                 {ALIGNMENT, BUFFER},
+                 {ALIGNMENT + 1, 256 * BUFFER},
+                 {BUFFER - 1, BUFFER},
+                 {BUFFER, BUFFER},
+                 {BUFFER + 1, BUFFER},
+                 {BUFFER + ALIGNMENT, BUFFER},
+                 {2 * BUFFER + ALIGNMENT + 1, 3 * BUFFER},
+                 {3 * BUFFER + 17, BUFFER},
+                 {2 * BUFFER, 8 * BUFFER},
+                 {2 * BUFFER + 512, 8 * BUFFER},
+                 {9 * BUFFER - 512, 8 * BUFFER},
+                 {4 * BUFFER - 1, 256 * BUFFER},
+                 {4 * BUFFER + 1, 16 * BUFFER},
+                 {2 * BUFFERS_MOST * BUFFER + 5, 256 * BUFFER}};
     FOR_EACH_WAY(way) {
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) round_trip(f, way, sizes[i].bytes, sizes[i].chunk);
     }
@@ -98,7 +98,7 @@ static void contents_of_every_size_make_the_round_trip(void **state) {
 /* What was saved in one way is loaded in another: the file is the same. */
 static void the_ways_are_of_one_file(void **state) {
     fixture_t *f = *state;
-    const uint64_t bytes = 5 * MIB + 33;
+    const uint64_t bytes = 5 * BUFFER + 33;
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, bytes);
     tms_backup_t backup = prepared(f, bytes);
     uint32_t seed = 0;
@@ -117,7 +117,7 @@ static void the_ways_are_of_one_file(void **state) {
 static void a_file_system_in_memory_has_threads(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
-    const uint64_t bytes = 3 * MIB + 5;
+    const uint64_t bytes = 3 * BUFFER + 5;
     char shared[] = "/dev/shm/tms-test-copies-XXXXXX";
     if (!mkdtemp(shared)) {
         print_message("skipped: there is no /dev/shm to write to\n");
@@ -127,7 +127,7 @@ static void a_file_system_in_memory_has_threads(void **state) {
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, bytes);
     tms_backup_t backup = prepared(f, bytes);
     bool in_memory = backup.file->identity.in_memory;
-    f->saver.stores.chunk_bytes = MIB;
+    f->saver.stores.chunk_bytes = BUFFER;
     fill(address, bytes, 3);
     clear_calls();
     save_one(f, &backup, address);
@@ -149,8 +149,8 @@ enum { FILES = 40 };
 
 static void many_files_share_one_ring(void **state) {
     fixture_t *f = *state;
-    static const uint64_t sizes[] = {3 * MIB + 7, 16 * 1024, 5 * MIB, ALIGNMENT - 9};
-    f->saver.stores.chunk_bytes = 256 * MIB;
+    static const uint64_t sizes[] = {3 * BUFFER + 7, 16 * 1024, 5 * BUFFER, ALIGNMENT - 9};
+    f->saver.stores.chunk_bytes = 256 * BUFFER;
     FOR_EACH_WAY(way) {
         tms_error_t error;
         tms_copier_t copier;
@@ -174,10 +174,10 @@ static void many_files_share_one_ring(void **state) {
             }
             ASSERT_OK(tms_copier_wait(&copier, &CONTEXT, &error), error);
             tms_copier_close(&copier);
-            /* The first file has four pieces: 4, 4 and 8 buffers, and 8 more for what is read ahead. */
-            assert_int_equal(simulator()->calls("cuMemHostRegister"), saving ? 3 : 4);
-            assert_int_equal(calls.maps, saving ? 3 : 4);
-            assert_int_equal(simulator()->calls("cuEventCreate"), saving ? 16 : BUFFERS_MOST);
+            /* The first file has four pieces: 4, 4, 8 and 8 buffers. */
+            assert_int_equal(simulator()->calls("cuMemHostRegister"), 4);
+            assert_int_equal(calls.maps, 4);
+            assert_int_equal(simulator()->calls("cuEventCreate"), BUFFERS_MOST);
             assert_int_equal(calls.setups, way == BY_URING);
             assert_int_equal(calls.threads, way == BY_URING ? 0 : TMS_DISK_WORKERS_MOST);
             assert_nothing_held();
@@ -200,9 +200,9 @@ static void small_files_keep_the_disk_busy(void **state) {
     tms_copier_t copier;
     tms_backup_t backups[SMALL];
     if (!has_way(BY_URING)) skip();
-    uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, MIB);
-    fill(address, MIB, 1);
-    for (int i = 0; i < SMALL; i++) backups[i] = prepared(f, MIB);
+    uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, BUFFER);
+    fill(address, BUFFER, 1);
+    for (int i = 0; i < SMALL; i++) backups[i] = prepared(f, BUFFER);
     for (int saving = 1; saving >= 0; saving--) {
         clear_calls();
         open_copier(f, &copier, NULL);
@@ -218,7 +218,7 @@ static void small_files_keep_the_disk_busy(void **state) {
         if (calls.waits > 0) assert_true(calls.submits_before_wait >= IN_FLIGHT_MOST);
         for (int i = 0; saving && i < SMALL; i++) tms_backup_commit(&backups[i], &f->saver.stores);
     }
-    assert_filled(address, MIB, 1);
+    assert_filled(address, BUFFER, 1);
     for (int i = 0; i < SMALL; i++) tms_backup_destroy(&backups[i], &f->saver.stores);
 }
 
@@ -229,9 +229,9 @@ static void a_save_does_not_wait_for_its_writes(void **state) {
     tms_copier_t copier;
     tms_backup_t backups[IN_FLIGHT_MOST];
     set_way(f, BY_THREADS);
-    uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, MIB);
-    fill(address, MIB, 1);
-    for (int i = 0; i < IN_FLIGHT_MOST; i++) backups[i] = prepared(f, MIB);
+    uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, BUFFER);
+    fill(address, BUFFER, 1);
+    for (int i = 0; i < IN_FLIGHT_MOST; i++) backups[i] = prepared(f, BUFFER);
     open_copier(f, &copier, NULL);
     set_gate(true);
     for (int i = 0; i < IN_FLIGHT_MOST; i++)
@@ -249,8 +249,8 @@ static void a_save_does_not_wait_for_its_writes(void **state) {
 /* Asked while something is waited for: when no read has been begun for a while it looks how far everything has come, and
  * lets those that wait end. */
 typedef struct watcher {
-    int release, submits, still; /* `submits` in the end: before they were let go */
-    uint64_t on_device;
+    int release, submits, still;    /* `submits` in the end: before they were let go */
+    uint64_t on_device, off_device; /* copies to the device that were begun, and that were waited for */
     bool released;
 } watcher_t;
 
@@ -263,6 +263,7 @@ static int32_t look_and_release(void *context) {
     watcher->submits = calls.submits;
     if (++watcher->still < LONG) return 0;
     watcher->on_device = simulator()->calls("cuMemcpyHtoDAsync");
+    watcher->off_device = simulator()->calls("cuEventSynchronize");
     watcher->released = true;
     assert_int_equal(write(watcher->release, bytes, ENOUGH), ENOUGH);
     return 0;
@@ -270,7 +271,7 @@ static int32_t look_and_release(void *context) {
 
 /* Of the reads all but the first `unpiped` wait, or so many of them, until nothing else moves. */
 static watcher_t load_while_reads_wait(fixture_t *f, int unpiped, int piped) {
-    const uint64_t bytes = 64 * MIB;
+    const uint64_t bytes = 64 * BUFFER;
     tms_error_t error;
     tms_copier_t copier;
     tms_wait_t wait;
@@ -279,7 +280,7 @@ static watcher_t load_while_reads_wait(fixture_t *f, int unpiped, int piped) {
     tms_backup_t backup = prepared(f, bytes);
     fill(address, bytes, 3);
     /* What a read that waited gets from the pipe: its first byte. */
-    for (uint64_t i = 0; i < bytes; i += MIB) *(char *)(address + i) = 0;
+    for (uint64_t i = 0; i < bytes; i += BUFFER) *(char *)(address + i) = 0;
     char *expected = malloc(bytes);
     assert_non_null(expected);
     memcpy(expected, (const void *)address, bytes);
@@ -318,12 +319,22 @@ static void what_is_read_goes_on_while_the_disk_stands_still(void **state) {
     assert_int_equal(watcher.on_device, 1);
 }
 
+/* Although there are buffers left: one that was used a moment ago is read into faster. */
+static void a_read_takes_the_buffer_that_was_used_last(void **state) {
+    enum { READ = 6, WITH_DEVICE = 2 };
+    if (!has_way(BY_URING)) skip();
+    watcher_t watcher = load_while_reads_wait(*state, READ, NEVER);
+    assert_int_equal(watcher.submits, READ + IN_FLIGHT_MOST);
+    assert_int_equal(watcher.on_device, READ);
+    assert_int_equal(watcher.off_device, READ - WITH_DEVICE);
+}
+
 /* One copier, first to the disk and then from it, without a wait between. */
 static void a_copier_turns_around(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_copier_t copier;
-    const uint64_t bytes = 6 * MIB + 1;
+    const uint64_t bytes = 6 * BUFFER + 1;
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, bytes), other = allocate(f, "a", TMS_BACKUP_NONE, bytes);
     fill(address, bytes, 4);
     FOR_EACH_WAY(way) {
@@ -353,8 +364,8 @@ static void assert_untouched(uint64_t address, uint64_t from, uint64_t to) {
 
 static void a_damaged_block_never_reaches_the_device(void **state) {
     fixture_t *f = *state;
-    const uint64_t bytes = 7 * MIB + 100;
-    static const uint64_t places[] = {0, 2 * MIB - 1, 2 * MIB, 5 * MIB + 4095, 7 * MIB + 99};
+    const uint64_t bytes = 7 * BUFFER + 100;
+    static const uint64_t places[] = {0, 2 * BUFFER - 1, 2 * BUFFER, 5 * BUFFER + 4095, 7 * BUFFER + 99};
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, bytes);
     FOR_EACH_WAY(way) {
         tms_backup_t backup = prepared(f, bytes);
@@ -383,9 +394,9 @@ static void a_damaged_block_never_reaches_the_device(void **state) {
 
 static void a_truncated_file_never_reaches_the_device(void **state) {
     fixture_t *f = *state;
-    const uint64_t bytes = 3 * MIB + 100;
-    static const uint64_t ends[] = {0, 1, ALIGNMENT, MIB - 1, 2 * MIB + ALIGNMENT + 7, 3 * MIB + 99};
-    f->saver.stores.chunk_bytes = MIB;
+    const uint64_t bytes = 3 * BUFFER + 100;
+    static const uint64_t ends[] = {0, 1, ALIGNMENT, BUFFER - 1, 2 * BUFFER + ALIGNMENT + 7, 3 * BUFFER + 99};
+    f->saver.stores.chunk_bytes = BUFFER;
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, bytes);
     FOR_EACH_WAY(way) {
         set_way(f, way);
@@ -401,7 +412,7 @@ static void a_truncated_file_never_reaches_the_device(void **state) {
             snprintf(text, sizeof text, "it ends at offset %llu of %llu", (unsigned long long)ends[i],
                      (unsigned long long)bytes);
             if (!strstr(error.message, text)) fail_msg("'%s' does not say '%s'", error.message, text);
-            assert_untouched(address, ends[i] / MIB * MIB, bytes);
+            assert_untouched(address, ends[i] / BUFFER * BUFFER, bytes);
             tms_backup_destroy(&backup, &f->saver.stores);
         }
     }
@@ -425,7 +436,7 @@ static int32_t stop_and_release(void *context) {
 
 static void a_call_stops_while_the_disk_stands_still(void **state) {
     fixture_t *f = *state;
-    const uint64_t bytes = 64 * MIB;
+    const uint64_t bytes = 64 * BUFFER;
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, bytes);
     fill(address, bytes, 7);
     FOR_EACH_WAY(way) {
@@ -487,7 +498,7 @@ static int32_t fork_once(void *context) {
 /* Its copy of the ring, the threads' requests and the device are the parent's. */
 static void a_child_that_is_forked_meanwhile_leaves_everything_alone(void **state) {
     fixture_t *f = *state;
-    const uint64_t bytes = 64 * MIB;
+    const uint64_t bytes = 64 * BUFFER;
     tms_error_t error;
     tms_copier_t copier;
     tms_wait_t wait;
@@ -525,6 +536,7 @@ int main(void) {
         COPIES(small_files_keep_the_disk_busy),
         COPIES(reads_do_not_wait_for_one_that_is_late),
         COPIES(what_is_read_goes_on_while_the_disk_stands_still),
+        COPIES(a_read_takes_the_buffer_that_was_used_last),
         COPIES(a_save_does_not_wait_for_its_writes),
         COPIES(a_copier_turns_around),
         COPIES(a_damaged_block_never_reaches_the_device),

@@ -10,7 +10,7 @@
 enum { TEXT_BYTES = 8192 };
 /* More than are at once with the disk, fewer than there are buffers. The last is too small for direct I/O. */
 enum { PIECES = 10 };
-static const uint64_t BYTES = (PIECES - 1) * MIB + 77;
+static const uint64_t BYTES = (PIECES - 1) * BUFFER + 77;
 
 static uint64_t allocate_filled(fixture_t *f, uint32_t seed) {
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, BYTES);
@@ -97,7 +97,7 @@ static void a_wait_that_fails_is_no_failure(void **state) {
 static void short_and_failed_completions_are_made_up_for(void **state) {
     fixture_t *f = *state;
     char logged[TEXT_BYTES];
-    static const uint32_t short_by[] = {ALIGNMENT, (uint32_t)MIB, 512, 1, (uint32_t)MIB + 513};
+    static const uint32_t short_by[] = {ALIGNMENT, (uint32_t)BUFFER, 512, 1, (uint32_t)BUFFER + 513};
     if (!has_way(BY_URING)) skip();
     uint64_t address = allocate_filled(f, 4);
     for (size_t i = 0; i < sizeof short_by / sizeof *short_by; i++) {
@@ -200,12 +200,12 @@ static void memory_that_is_not_aligned_goes_through_the_page_cache(void **state)
 static void a_write_that_fails_later_is_told_with_its_own_backup(void **state) {
     fixture_t *f = *state;
     const tms_error_context_t second = {.operation = "pause", .device = 0, .tag = "second"};
-    uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, MIB);
+    uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, BUFFER);
     FOR_EACH_WAY(way) {
         if (way == BY_URING) continue; /* its writes cannot fail without being tried again by pwrite: below */
         tms_error_t error;
         tms_copier_t copier;
-        tms_backup_t backups[] = {prepared(f, MIB), prepared(f, MIB)};
+        tms_backup_t backups[] = {prepared(f, BUFFER), prepared(f, BUFFER)};
         int descriptors = count_descriptors();
         set_way(f, way);
         fault.write_error = ENOSPC;
@@ -369,7 +369,7 @@ static void closing_waits_for_what_the_kernel_has(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_copier_t copier;
-    const uint64_t bytes = 4 * MIB; /* all of it is with the kernel, and nothing is waited for */
+    const uint64_t bytes = 4 * BUFFER; /* all of it is with the kernel, and nothing is waited for */
     int ends[2], left = 0;
     if (!has_way(BY_URING)) skip();
     uint64_t address = allocate_filled(f, 15);
@@ -404,9 +404,9 @@ static void a_ring_that_cannot_grow_is_a_small_one(void **state) {
     tms_copier_t copier;
     tms_backup_t backups[SMALL];
     char logged[TEXT_BYTES];
-    uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, MIB);
-    fill(address, MIB, 13);
-    for (int i = 0; i < SMALL; i++) backups[i] = prepared(f, MIB);
+    uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, BUFFER);
+    fill(address, BUFFER, 13);
+    for (int i = 0; i < SMALL; i++) backups[i] = prepared(f, BUFFER);
     for (int after = 1; after < 4; after++) {
         open_copier(f, &copier, NULL);
         clear_calls();
