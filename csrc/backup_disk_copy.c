@@ -9,8 +9,8 @@
 /* Pieces at once with the disk: enough to keep it busy, and done soon when the call is to stop. Reads arrive in any order
  * and are taken in theirs, so that more have been begun than are with the disk: it does not wait for the one that is late.
  *
- * Few with the device: its copies are done long before the disk's, and a buffer that is used again soon is in the caches
- * still, where the next read finds it. */
+ * Few with the device: its copies are done long before the disk's, and the fewer buffers are gone through, the better
+ * (disk_staging.h). */
 enum { WITH_DISK_MOST = 16, READ_AHEAD_MOST = 22, WITH_DEVICE_FIRST = 1, WITH_DEVICE_LAST = 2 };
 _Static_assert((int)WITH_DISK_MOST <= (int)TMS_DISK_URING_ENTRIES, "the queue has room");
 _Static_assert((int)WITH_DISK_MOST < (int)READ_AHEAD_MOST &&
