@@ -75,6 +75,10 @@ def test_every_case(command: Program, tmp_path: Path) -> None:
     assert {row["operation"] for row in data["rows"] if row["case"] == "pooled"} == {
         *("pause", "resume", "pause parity", "resume parity", "pause bare", "resume bare", "resume at once"),
     }
+    firsts = {row["operation"]: row for row in data["rows"] if row["case"] == "first" and row["limit"] is not None}
+    assert {"pause", "pause bare", "pause staged"} <= set(firsts)
+    assert firsts["pause bare"]["ours"] == firsts["pause"]["ours"]
+    assert len(firsts["pause bare"]["limit"]["values"]) == len(firsts["pause"]["limit"]["values"])
     assert "On the simulated GPU times mean nothing" in done.stdout
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
     assert all(f"{case.name}: {case.title}" in done.stdout for case in CASES if case.name in measured)
@@ -331,6 +335,30 @@ def test_what_goes_through_buffers_comes_back(monkeypatch: pytest.MonkeyPatch, s
     staged.close()
     left = simulator.usage()
     assert (left.host_bytes, left.runtime_allocations) == (before.host_bytes, before.runtime_allocations)
+
+
+@pytest.mark.usefixtures("own_context")
+def test_a_bare_first_pause_keeps_contents(simulator: Any) -> None:
+    """Pieces of 64 MiB that begin in the middle of allocations, and one that is smaller."""
+    driver.Device(0)
+    before, calls = simulator.usage(), simulator.calls("cuMemHostRegister")
+    size, count = 40 * MIB, 4
+    bare = yardstick.BareAllocations(count, size)
+    contents = os.urandom(1 << 20) * (size * count // MIB - 1) + os.urandom(1 << 20)
+    source = driver.HostMemory(len(contents))
+    ctypes.memmove(source.address, contents, len(contents))
+    for _ in range(2):
+        bare.resume_with_contents(source.address)
+        address = bare.first_pause()
+        assert ctypes.string_at(address, len(contents)) == contents
+        assert simulator.usage().host_bytes == before.host_bytes + 2 * len(contents)
+        assert simulator.usage().physical_bytes == before.physical_bytes
+        bare.forget_host()
+    bare.close()
+    source.close()
+    after = simulator.usage()
+    assert (after.host_bytes, after.physical_bytes) == (before.host_bytes, before.physical_bytes)
+    assert simulator.calls("cuMemHostRegister") == calls + 1 + 2 * 3
 
 
 @pytest.mark.usefixtures("own_context")

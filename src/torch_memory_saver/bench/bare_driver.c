@@ -1,11 +1,14 @@
 /* The yardstick of the benchmarks: the driver calls alone, in plain loops, with nothing around them.
  *
  * Compiled by yardstick.py with any C compiler when a benchmark runs, and called through ctypes, one call a loop. One
- * thread; one set of allocations at a time. Functions return a CUresult, or -1 where it is not the driver that failed. What
- * it needs of cuda.h is declared here, because it is compiled where there may be none; the driver's ABI does not change. */
+ * thread, but for new host memory, which several touch; one set of allocations at a time. Functions return a CUresult, or -1
+ * where it is not the driver that failed. What it needs of cuda.h is declared here, because it is compiled where there may
+ * be none; the driver's ABI does not change. */
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <time.h>
 
 #define EXPORT __attribute__((visibility("default")))
@@ -36,7 +39,8 @@ enum {
     LOCATION_DEVICE = 1,
     ACCESS_READ_WRITE = 3,
     ATTRIBUTE_RDMA = 110,
-    NON_BLOCKING = 1
+    NON_BLOCKING = 1,
+    REGISTER_PORTABLE = 1
 };
 
 /* Name in the library, member, parameters. */
@@ -53,6 +57,8 @@ enum {
     X("cuMemMap", map, (CUdeviceptr, size_t, size_t, CUhandle, unsigned long long))                                         \
     X("cuMemUnmap", unmap, (CUdeviceptr, size_t))                                                                           \
     X("cuMemSetAccess", set_access, (CUdeviceptr, size_t, const CUaccess *, size_t))                                        \
+    X("cuMemHostRegister_v2", lock_host, (void *, size_t, unsigned))                                                        \
+    X("cuMemHostUnregister", unlock_host, (void *))                                                                         \
     X("cuStreamCreate", stream_create, (void **, unsigned))                                                                 \
     X("cuStreamSynchronize", stream_synchronize, (void *))                                                                  \
     X("cuMemcpyDtoHAsync_v2", copy_out, (void *, CUdeviceptr, size_t, void *))                                              \
@@ -137,6 +143,111 @@ EXPORT int bare_pause_with_contents(char *host) {
     if (result == CUDA_SUCCESS) result = waited;
     return result == CUDA_SUCCESS ? bare_pause() : result;
 }
+
+/* ---- a first pause: its host memory has to be made ---- */
+
+/* In pieces that are page-locked, and parts that a thread touches, as the library does it. */
+#define HUGE_PAGE_BYTES ((size_t)2 << 20)
+#define PART_BYTES      ((size_t)4 << 20)
+#define PIECE_BYTES     ((size_t)64 << 20)
+enum { THREADS_MOST = 64 };
+
+static struct host {
+    pthread_mutex_t lock;
+    pthread_cond_t touched; /* a piece has been, all of it */
+    void *mapping;
+    size_t mapped_bytes;
+    char *memory;
+    size_t bytes, given_bytes; /* `given_bytes`: to threads that touch */
+    size_t *untouched_bytes;   /* of each piece */
+    size_t locked;             /* pieces */
+} host = {.lock = PTHREAD_MUTEX_INITIALIZER, .touched = PTHREAD_COND_INITIALIZER};
+
+static size_t smaller(size_t one, size_t other) { return one < other ? one : other; }
+static size_t piece_bytes(size_t piece) { return smaller(PIECE_BYTES, host.bytes - piece * PIECE_BYTES); }
+
+static void *touch_parts(void *unused) {
+    (void)unused;
+    pthread_mutex_lock(&host.lock);
+    while (host.given_bytes < host.bytes) {
+        size_t from = host.given_bytes, bytes = smaller(PART_BYTES, host.bytes - from);
+        host.given_bytes += bytes;
+        pthread_mutex_unlock(&host.lock);
+        for (size_t at = from; at < from + bytes; at += HUGE_PAGE_BYTES) ((volatile char *)host.memory)[at] = 0;
+        pthread_mutex_lock(&host.lock);
+        size_t *left = &host.untouched_bytes[from / PIECE_BYTES];
+        *left -= bytes;
+        if (*left == 0) pthread_cond_signal(&host.touched);
+    }
+    pthread_mutex_unlock(&host.lock);
+    return NULL;
+}
+
+static int map_host(size_t bytes) {
+    size_t pieces = (bytes + PIECE_BYTES - 1) / PIECE_BYTES;
+    host.bytes = bytes;
+    host.given_bytes = host.locked = 0;
+    host.mapped_bytes = bytes + HUGE_PAGE_BYTES;
+    host.untouched_bytes = calloc(pieces, sizeof *host.untouched_bytes);
+    if (host.untouched_bytes == NULL) return FAILED;
+    host.mapping = mmap(NULL, host.mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (host.mapping == MAP_FAILED) return FAILED;
+    uintptr_t aligned = ((uintptr_t)host.mapping + HUGE_PAGE_BYTES - 1) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
+    host.memory = (char *)aligned;
+    (void)madvise(host.memory, bytes, MADV_HUGEPAGE); /* advice; where it is not taken, things are slower */
+    for (size_t piece = 0; piece < pieces; piece++) host.untouched_bytes[piece] = piece_bytes(piece);
+    return CUDA_SUCCESS;
+}
+
+/* Once it has been touched. */
+static CUresult lock_piece(size_t piece) {
+    pthread_mutex_lock(&host.lock);
+    while (host.untouched_bytes[piece] > 0) pthread_cond_wait(&host.touched, &host.lock);
+    pthread_mutex_unlock(&host.lock);
+    CUresult result = bare.lock_host(host.memory + piece * PIECE_BYTES, piece_bytes(piece), REGISTER_PORTABLE);
+    if (result == CUDA_SUCCESS) host.locked++;
+    return result;
+}
+
+/* A copy must not cross from one registration to the next. */
+static CUresult lock_and_copy(void) {
+    CUresult result = CUDA_SUCCESS;
+    for (size_t bytes, at = 0; at < host.bytes && result == CUDA_SUCCESS; at += bytes) {
+        bytes = smaller(bare.bytes - at % bare.bytes, PIECE_BYTES - at % PIECE_BYTES);
+        if (at % PIECE_BYTES == 0) result = lock_piece(at / PIECE_BYTES);
+        if (result == CUDA_SUCCESS)
+            result = bare.copy_out(host.memory + at, bare.address[at / bare.bytes] + at % bare.bytes, bytes, bare.stream);
+    }
+    CUresult waited = bare.stream_synchronize(bare.stream);
+    return result == CUDA_SUCCESS ? waited : result;
+}
+
+/* What a pause has to do that finds no host memory: `threads` of them touch some, which is page-locked and copied to piece
+ * by piece. It stays until bare_forget_host. */
+EXPORT int bare_first_pause(int threads) {
+    pthread_t started[THREADS_MOST];
+    int count = 0, result = map_host(bare.count * bare.bytes);
+    if (result != CUDA_SUCCESS) return result;
+    while (count < threads && count < THREADS_MOST && pthread_create(&started[count], NULL, touch_parts, NULL) == 0) count++;
+    if (count == 0) (void)touch_parts(NULL);
+    result = lock_and_copy();
+    for (int i = 0; i < count; i++) pthread_join(started[i], NULL);
+    return result == CUDA_SUCCESS ? bare_pause() : result;
+}
+
+EXPORT void *bare_host_memory(void) { return host.memory; }
+
+EXPORT int bare_forget_host(void) {
+    CUresult result = CUDA_SUCCESS;
+    for (; host.locked > 0 && result == CUDA_SUCCESS; host.locked--)
+        result = bare.unlock_host(host.memory + (host.locked - 1) * PIECE_BYTES);
+    free(host.untouched_bytes);
+    host.untouched_bytes = NULL;
+    if (munmap(host.mapping, host.mapped_bytes) != 0) return FAILED;
+    return result;
+}
+
+/* ---- the ranges ---- */
 
 /* Reserves `count` ranges of `bytes` bytes, without memory. */
 EXPORT int bare_make(size_t count, size_t bytes) {

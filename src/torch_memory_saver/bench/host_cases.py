@@ -21,6 +21,7 @@ SMALL = Shape(800, 16 * MIB)
 
 
 _BARE = "bare copies and calls"
+_BARE_FIRST = "bare touching, page-locking, copies and calls"
 
 
 class _Cycles(Case):
@@ -130,8 +131,8 @@ class Retained(_Cycles):
 
 
 class FirstPause(Case):
-    """In a fresh process each: nothing has been page-locked before, and everything has to be found. Also beside a way to do
-    without page-locking."""
+    """In a fresh process each: nothing has been page-locked before, and everything has to be found. Also beside what the
+    system and the driver need for the same host memory and handles, and beside a way to do without page-locking."""
 
     name = "first"
     title = "host backup, the first of a fresh process"
@@ -153,11 +154,19 @@ class FirstPause(Case):
         copy = PinnedCopy(setting.device, shape.bytes)
         rows = self._rows(setting, shape, pause, resume, ([setting.timed(copy.out)], [setting.timed(copy.back)]))
         copy.close()
+        bare, notes = bare_allocations(shape.count, shape.size, setting.device.ordinal)
+        bare_pauses = []
+        if bare is not None:
+            bare.resume()
+            bare_pauses.append(setting.timed(bare.first_pause))
+            bare.forget_host()
+            bare.close()
         staged = StagedCopy(setting.device, shape.bytes)
         out, back = setting.timed(staged.out), setting.timed(staged.back)
         staged.close()
         return [
             *rows,
+            setting.row(self, shape, "pause bare", shape.bytes, [pause], bare_pauses or None, _BARE_FIRST, notes=notes),
             setting.row(self, shape, "pause staged", shape.bytes, [pause], [out], StagedCopy.name),
             setting.row(self, shape, "resume staged", shape.bytes, [resume], [back], StagedCopy.name),
         ]

@@ -17,7 +17,11 @@ __all__ = ["BareAllocations", "NoYardstick", "bare_allocations", "open_driver"]
 
 _SOURCE = Path(__file__).with_name("bare_driver.c")
 _COMPILERS = ("gcc", "cc", "clang")
-_FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-shared", "-w")
+_FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-shared", "-pthread", "-w")
+
+
+#: That touch new host memory: as many as the library has.
+_MOST_THREADS = 15
 
 
 class NoYardstick(Exception):
@@ -51,6 +55,7 @@ def _load() -> ctypes.CDLL:
     loaded.bare_open.argtypes = [ctypes.c_char_p, ctypes.c_int]
     loaded.bare_make.argtypes = [size, size]
     loaded.bare_pause_with_contents.argtypes = loaded.bare_resume_with_contents.argtypes = [ctypes.c_void_p]
+    loaded.bare_host_memory.restype = ctypes.c_void_p
     loaded.bare_allocate_and_free.argtypes = [size, size, nanoseconds, nanoseconds]
     loaded.core_allocate_and_free.argtypes = [ctypes.c_void_p, ctypes.c_void_p, size, size, nanoseconds, nanoseconds]
     return loaded
@@ -99,6 +104,15 @@ class BareAllocations:
 
     def pause_with_contents(self, host: int) -> None:
         self._call("bare_pause_with_contents", host)
+
+    def first_pause(self) -> int:
+        """To new host memory, which is kept until forget_host. Its address."""
+        self._call("bare_first_pause", min(_MOST_THREADS, max(1, len(os.sched_getaffinity(0)) - 1)))
+        address: int = self._library.bare_host_memory()
+        return address
+
+    def forget_host(self) -> None:
+        self._call("bare_forget_host")
 
     def close(self) -> None:
         """Frees the address ranges; they must be paused."""
