@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -265,6 +266,18 @@ def test_direct_io(file: direct_io.DirectFile, tmp_path: Path) -> None:
     assert all(content[start : start + 4096] != bytes(4096) for start in range(0, 32 * MIB, MIB))
     assert list(tmp_path.iterdir()) == [], "the file has no name"
     assert " MiB, reads " in file.name
+
+
+def test_a_way_that_was_fast_once_is_not_the_fastest(file: direct_io.DirectFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    lucky, steady = direct_io._WAYS[1], direct_io._WAYS[3]
+    lucky_times = itertools.cycle((1.0, 1.0, 9.0, 9.0, 9.0, 9.0))  # a write and a read each time
+
+    def transfer(operation: object, way: direct_io._Way, size: int) -> float:
+        return next(lucky_times) if way == lucky else 2.0 if way == steady else 3.0
+
+    monkeypatch.setattr(file, "_transfer", transfer)
+    file.choose_ways()
+    assert file._ways == {"write": steady, "read": steady}
 
 
 def test_direct_io_that_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
