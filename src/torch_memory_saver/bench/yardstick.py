@@ -18,8 +18,6 @@ __all__ = ["BareAllocations", "NoYardstick", "bare_allocations", "open_driver"]
 _SOURCE = Path(__file__).with_name("bare_driver.c")
 _COMPILERS = ("gcc", "cc", "clang")
 _FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-shared", "-pthread", "-w")
-
-
 #: That touch new host memory: as many as the library has.
 _MOST_THREADS = 15
 
