@@ -14,8 +14,10 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from glob import glob
 from pathlib import Path
+from typing import Any
 
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
@@ -76,8 +78,9 @@ def sources(*folders: str) -> list[str]:
     return sorted(path for folder in folders for path in glob(f"{folder}/*.c"))
 
 
-def native(name: str, own: str, core: bool, link_flags: list[str], python: bool = False) -> Extension:
-    """A library of the C files in the folder `own`, with those of the core or without."""
+def native(name: str, own: str, core: bool, link_flags: list[str]) -> Extension:
+    """A library of the C files in the folder `own`, with those of the core or without. All are compiled with the same
+    options, so that those of the core can be compiled once."""
     warnings_are_errors = ["-Werror"] if os.environ.get("TMS_WERROR") == "1" else []
     exports = f"{own}/exports.map"
     return Extension(
@@ -85,7 +88,7 @@ def native(name: str, own: str, core: bool, link_flags: list[str], python: bool 
         sources=sources("csrc", own) if core else sources(own),
         include_dirs=["csrc"],
         depends=[exports, *sorted(glob("csrc/*.h") + glob("csrc/*/*.h"))],
-        define_macros=[("_GNU_SOURCE", None)] + ([("Py_LIMITED_API", LIMITED_API)] if python else []),
+        define_macros=[("_GNU_SOURCE", None), ("Py_LIMITED_API", LIMITED_API)],
         extra_compile_args=[*COMPILE_FLAGS, *warnings_are_errors],
         extra_link_args=[*LINK_FLAGS, *link_flags, f"-Wl,--version-script={exports}"],
         libraries=["dl", "rt"],
@@ -98,7 +101,7 @@ class BuildLibraries(build_ext):
 
     def finalize_options(self) -> None:
         super().finalize_options()
-        # The core's objects are compiled for two libraries and have the same names: not at the same time.
+        # One library after the other: they share objects, whose files are compiled at the same time.
         self.parallel = None
 
     def build_extensions(self) -> None:
@@ -106,7 +109,27 @@ class BuildLibraries(build_ext):
         cuda_include = find_cuda_include()
         for extension in self.extensions:
             extension.extra_compile_args += ["-isystem", cuda_include]
-        super().build_extensions()
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            self.compile_at_the_same_time(pool)
+            super().build_extensions()
+
+    def compile_at_the_same_time(self, pool: ThreadPoolExecutor) -> None:
+        """setuptools compiles the files of a library one after the other, and those of the core again for each library."""
+        compile_file, compile_files = self.compiler._compile, self.compiler.compile
+        begun: dict[str, Future[None]] = {}
+
+        def begin(*arguments: Any) -> None:
+            what = repr(arguments)
+            if what not in begun:
+                begun[what] = pool.submit(compile_file, *arguments)
+
+        def compile_all(*arguments: Any, **options: Any) -> list[str]:
+            objects: list[str] = compile_files(*arguments, **options)
+            for work in begun.values():
+                work.result()
+            return objects
+
+        self.compiler._compile, self.compiler.compile = begin, compile_all
 
     def get_ext_filename(self, fullname: str) -> str:
         """The simulator is no extension of any Python, so its name carries no Python's suffix."""
@@ -133,7 +156,7 @@ def main() -> None:
         include_package_data=False,
         zip_safe=False,
         ext_modules=[
-            native(CORE, "csrc/python", core=True, link_flags=[*STAY_LOADED, *RESOLVED_AT_LOADING], python=True),
+            native(CORE, "csrc/python", core=True, link_flags=[*STAY_LOADED, *RESOLVED_AT_LOADING]),
             native(PRELOAD, "csrc/preload", core=True, link_flags=[*STAY_LOADED, *ALL_DEFINED]),
             native(SIMULATOR, "csrc/simulator", core=False, link_flags=ALL_DEFINED),
         ],

@@ -281,6 +281,44 @@ def test_cuda_h_not_found_is_one_sentence(setup_script: ModuleType, monkeypatch:
 # The distribution.
 
 
+#: A compiler that writes down what it compiles, and makes empty files of everything but `FAILS`.
+COMPILER = """#!/bin/sh
+for argument; do
+    case "$argument" in *.c) echo "$argument" >>"$LOG"; [ "${argument##*/}" != "$FAILS" ] || exit 1 ;; esac
+    [ "$before" != -o ] || : >"$argument"
+    before=$argument
+done
+"""
+
+
+@needs_source_tree
+def test_each_file_is_compiled_once(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools", reason="needs setuptools")
+    compiler, log = tmp_path / "compiler", tmp_path / "log"
+    compiler.write_text(COMPILER)
+    compiler.chmod(0o755)
+    make_toolkit(tmp_path / "cuda")
+    folders = ("--build-temp", str(tmp_path / "objects"), "--build-lib", str(tmp_path / "libraries"))
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--force", *folders]
+    environment = os.environ | {
+        "CC": str(compiler),
+        "LDSHARED": str(compiler),
+        "LOG": str(log),
+        "CUDA_HOME": str(tmp_path / "cuda"),
+    }
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    expected = [str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "csrc").rglob("*.c")]
+    assert sorted(log.read_text().split()) == sorted(expected)
+    made = {path.name for path in (tmp_path / "libraries").rglob("*.so")}
+    assert made == {path.name for path in LIBRARIES.values()}
+    failed = subprocess.run(
+        command, cwd=REPOSITORY, env=environment | {"FAILS": "saver.c"}, capture_output=True, text=True, check=False
+    )
+    assert failed.returncode != 0
+    assert "failed" in failed.stderr
+
+
 @needs_source_tree
 def test_version_has_one_source() -> None:
     import torch_memory_saver
