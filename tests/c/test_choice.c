@@ -180,8 +180,9 @@ static void only_live_bytes_reach_the_disk(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_report_t report;
-    enum { FIRST = 1000, EACH = 8 << 10, STEP = 2 * EACH, PARTS = 300, AT_BORDERS = 2, CYCLES = 2 };
+    enum { FIRST = 1000, EACH = 8 << 10, STEP = 2 * EACH, PARTS = 300, CYCLES = 2 };
     const uint64_t bytes = 8 * MIB, kept = FIRST + (uint64_t)PARTS * EACH;
+    const uint64_t at_borders = kept / TMS_DISK_BLOCK_BYTES; /* of pieces, each of which divides a part */
     uint64_t thinned = allocate(f, "a", TMS_BACKUP_DISK, bytes), whole = allocate(f, "a", TMS_BACKUP_DISK, bytes);
     uint64_t empty = allocate(f, "a", TMS_BACKUP_DISK, bytes);
     tms_live_range_t ranges[1 + PARTS] = {{thinned, thinned + FIRST}};
@@ -198,7 +199,8 @@ static void only_live_bytes_reach_the_disk(void **state) {
         ASSERT_OK(pause_knowing(f, &knowledge, &report, &error), error);
         assert_int_equal(knowledge.asked, cycle + 1);
         assert_int_equal(report.copied_bytes, kept + bytes);
-        assert_int_equal(simulator()->calls("cuMemcpyDtoHAsync"), 1 + PARTS + AT_BORDERS + bytes / MIB);
+        uint64_t copies = 1 + PARTS + at_borders + bytes / TMS_DISK_BLOCK_BYTES;
+        assert_int_equal(simulator()->calls("cuMemcpyDtoHAsync"), copies);
         assert_int_equal(counters_of(f).disk_backup_bytes, 2 * bytes); /* room for everything, where there is anything */
         ASSERT_OK(resume_tag(f, NULL, &report, &error), error);
         assert_int_equal(report.copied_bytes, kept + bytes);

@@ -116,7 +116,7 @@ static int setup_disk(void **state) {
     if (!make_temporary_directory(base, "hostile") || setup_one_device(state) != 0) return -1;
     fixture_t *f = *state;
     snprintf(directory, sizeof directory, "%s/d", base);
-    f->saver.stores.chunk_bytes = 8 * MIB; /* buffers of 2 MiB */
+    f->saver.stores.chunk_bytes = 8 * MIB;
     tms_log_init(&f->log, TMS_LOG_SILENT);
     return tms_disk_set_directory(&f->saver.stores.disk, directory, &error) == TMS_OK ? 0 : -1;
 }
@@ -180,7 +180,7 @@ static void a_changed_backup_never_reaches_the_device(void **state) {
         simulator()->clear_counts();
         assert_resume_refused(f, address, 0, "was changed or truncated");
         /* The pinned memory, and the blocks before the one with the change. */
-        assert_int_equal(simulator()->calls("cuMemcpyHtoDAsync"), 1 + (uint64_t)places[i] / MIB);
+        assert_int_equal(simulator()->calls("cuMemcpyHtoDAsync"), 1 + (uint64_t)places[i] / TMS_DISK_BLOCK_BYTES);
         assert_int_equal(state_of(f, pinned), TMS_SEGMENT_PAUSED);
         change_byte(file_of(f, address), places[i], -1);
     }

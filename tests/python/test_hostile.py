@@ -19,6 +19,8 @@ from torch_memory_saver import _core, errors
 from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20
+#: Of a backup file, with a checksum of its own.
+BLOCK = 512 << 10
 SIZE = 3 * MIB
 ACTIVE, PAUSED = _core.STATE_ACTIVE, _core.STATE_PAUSED
 
@@ -69,9 +71,9 @@ def disk(saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any, tmp_pat
 def test_a_changed_backup_is_not_restored(disk: Disk) -> None:
     disk.saver.pause()
     with disk.file.open("r+b") as stream:
-        stream.seek(MIB + 5)
+        stream.seek(BLOCK + 5)
         byte = stream.read(1)
-        stream.seek(MIB + 5)
+        stream.seek(BLOCK + 5)
         stream.write(bytes([byte[0] ^ 1]))
     disk.simulator.clear_counts()
     error = disk.resume_is_refused("was changed or truncated")
@@ -79,7 +81,7 @@ def test_a_changed_backup_is_not_restored(disk: Disk) -> None:
     assert error.errno is None
     assert disk.simulator.calls("cuMemcpyHtoDAsync") == 1, "the block before it"
     with disk.file.open("r+b") as stream:
-        stream.seek(MIB + 5)
+        stream.seek(BLOCK + 5)
         stream.write(byte)
     disk.resumes()
 
