@@ -15,7 +15,7 @@
 
 /* Begin to copy what is planned, or held, which is not nothing; the rest may happen in later calls, until
  * tms_disk_copy_wait, and fail there, with the context of its own backup. After any failure only tms_disk_copy_close is of
- * use. TMS_INTERRUPTED within a second, as far as the disk takes 32 MiB in that. */
+ * use. TMS_INTERRUPTED within a second, as far as the disk takes 12 MiB in that. */
 tms_status_t tms_disk_copy_save(tms_backup_t *backup, tms_copier_t *copier, CUdeviceptr address,
                                 const tms_error_context_t *context, tms_error_t *error);
 tms_status_t tms_disk_copy_load(tms_backup_t *backup, tms_copier_t *copier, CUdeviceptr address,

@@ -319,8 +319,8 @@ static void what_is_read_goes_on_while_the_disk_stands_still(void **state) {
     assert_int_equal(watcher.on_device, 1);
 }
 
-/* Although there are buffers left: one that was used a moment ago is read into faster. */
-static void a_read_takes_the_buffer_that_was_used_last(void **state) {
+/* Although there are others left: the fewer are gone through, the better. */
+static void buffers_come_back_from_the_device_early(void **state) {
     enum { READ = 6, WITH_DEVICE = 2 };
     if (!has_way(BY_URING)) skip();
     watcher_t watcher = load_while_reads_wait(*state, READ, NEVER);
@@ -536,7 +536,7 @@ int main(void) {
         COPIES(small_files_keep_the_disk_busy),
         COPIES(reads_do_not_wait_for_one_that_is_late),
         COPIES(what_is_read_goes_on_while_the_disk_stands_still),
-        COPIES(a_read_takes_the_buffer_that_was_used_last),
+        COPIES(buffers_come_back_from_the_device_early),
         COPIES(a_save_does_not_wait_for_its_writes),
         COPIES(a_copier_turns_around),
         COPIES(a_damaged_block_never_reaches_the_device),

@@ -278,7 +278,7 @@ def test_cuda_h_not_found_is_one_sentence(setup_script: ModuleType, monkeypatch:
     assert "\n" not in message
 
 
-# The distribution.
+# Compiling.
 
 
 #: A compiler that writes down what it compiles, and makes empty files of everything but `FAILS`.
@@ -317,6 +317,9 @@ def test_each_file_is_compiled_once(tmp_path: Path) -> None:
     )
     assert failed.returncode != 0
     assert "failed" in failed.stderr
+
+
+# The distribution.
 
 
 @needs_source_tree

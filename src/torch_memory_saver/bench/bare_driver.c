@@ -191,7 +191,10 @@ static int map_host(size_t bytes) {
     host.untouched_bytes = calloc(pieces, sizeof *host.untouched_bytes);
     if (host.untouched_bytes == NULL) return FAILED;
     host.mapping = mmap(NULL, host.mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (host.mapping == MAP_FAILED) return FAILED;
+    if (host.mapping == MAP_FAILED) {
+        free(host.untouched_bytes);
+        return FAILED;
+    }
     uintptr_t aligned = ((uintptr_t)host.mapping + HUGE_PAGE_BYTES - 1) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
     host.memory = (char *)aligned;
     (void)madvise(host.memory, bytes, MADV_HUGEPAGE); /* advice; where it is not taken, things are slower */
