@@ -81,6 +81,8 @@ bench: build ## what pause and resume reach of what the hardware allows; BENCH_A
 
 VARIANT ?= plain
 C_TESTS ?= $(wildcard tests/c/test_*.c)
+# For one program, which hangs if it takes longer.
+C_TEST_SECONDS := 300
 C_BUILD := build/c/$(VARIANT)
 C_FLAGS_plain := -O1
 C_FLAGS_asan := -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
@@ -114,7 +116,7 @@ ctest-build: $(C_PROGRAMS) $(C_DRIVER)
 ctest: ctest-build ## the C unit tests (C_TESTS=tests/c/test_x.c for one)
 	@failed=""; for program in $(C_PROGRAMS); do \
 		echo "== $$program"; \
-		TMS_CUDA_DRIVER="$(abspath $(C_DRIVER))" $$program || failed="$$failed $$program"; \
+		TMS_CUDA_DRIVER="$(abspath $(C_DRIVER))" timeout $(C_TEST_SECONDS) $$program || failed="$$failed $$program"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi; \
 	echo "$(words $(C_PROGRAMS)) C test programs passed ($(VARIANT))"

@@ -8,6 +8,10 @@ enum { SKIPPED = 77 };
 /* Runs `body` in a child. Returns wait's status, -1 where there was no child; a deadlock ends by SIGALRM. */
 int run_in_child(void (*body)(void));
 
+/* Ends a child of a process with threads. TSan takes those that have ended for threads that nobody will join, and makes that
+ * the status of _exit; they are the parent's. */
+_Noreturn void end_child(int status);
+
 /* Runs it and fails the test unless the child exits with 0. */
 void assert_exits(void (*body)(void));
 

@@ -72,6 +72,8 @@ int setup_two_devices(void **state) { return set_up(state, 2); }
 
 int teardown(void **state) {
     fixture_t *fixture = *state;
+    /* A test that fails in a callback leaves its pause or resume for ever, and giving memory back would wait for its end. */
+    if (fixture->saver.transition_running) return -1;
     fixture_end(fixture, fixture->topology->count);
     free(fixture);
     return 0;
@@ -165,12 +167,15 @@ static uint8_t pattern(uint64_t position, uint32_t seed) {
     return (uint8_t)((position * 2654435761u + seed * 40503u) >> 13);
 }
 
-void fill(uint64_t address, uint64_t bytes, uint32_t seed) {
+/* Not TSan's, which would take minutes over all these bytes: whoever else writes there spoils the contents. */
+#define UNSEEN_BY_TSAN __attribute__((no_sanitize("thread")))
+
+UNSEEN_BY_TSAN void fill(uint64_t address, uint64_t bytes, uint32_t seed) {
     uint8_t *memory = (uint8_t *)address;
     for (uint64_t i = 0; i < bytes; i++) memory[i] = pattern(i, seed);
 }
 
-void assert_filled_part(uint64_t address, uint64_t offset, uint64_t bytes, uint32_t seed) {
+UNSEEN_BY_TSAN void assert_filled_part(uint64_t address, uint64_t offset, uint64_t bytes, uint32_t seed) {
     const uint8_t *memory = (const uint8_t *)address;
     for (uint64_t i = offset; i < offset + bytes; i++) {
         if (memory[i] != pattern(i, seed)) fail_msg("byte %llu differs", (unsigned long long)i);

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 
 #include "disk_copy_fixture.h"
+#include "own_process.h"
 
 /* ---- contents ---- */
 
@@ -514,7 +515,7 @@ static void a_child_that_is_forked_meanwhile_leaves_everything_alone(void **stat
     tms_status_t status = tms_backup_save(&backup, &copier, address, &CONTEXT, &error);
     if (getpid() != parent) {
         bool idle = calls.direct_writes + calls.plain_writes + calls.submits + calls.threads == 0;
-        _exit(status != TMS_FORKED ? 1 : !idle || simulator()->calls("cuEventSynchronize") > 0 ? 2 : 0);
+        end_child(status != TMS_FORKED ? 1 : !idle || simulator()->calls("cuEventSynchronize") > 0 ? 2 : 0);
     }
     ASSERT_OK(status, error);
     ASSERT_OK(tms_copier_wait(&copier, &CONTEXT, &error), error);

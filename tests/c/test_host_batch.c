@@ -541,7 +541,7 @@ static void forget_and_go(void) {
     tms_host_store_release_now(&f->store);
     tms_host_store_settle(&f->store);
     bool empty = atomic_load(&f->store.buffer_bytes) == 0 && atomic_load(&f->store.resident_bytes) == 0 && !f->store.blocks;
-    _exit(empty && f->store.threads == 0 ? 0 : 3);
+    end_child(empty && f->store.threads == 0 ? 0 : 3);
 }
 
 static void a_child_that_is_forked_meanwhile_forgets_the_batch(void **state) {

@@ -8,6 +8,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "own_process.h"
+
 enum { GATE = 1 };
 
 /* What `interrupted` does when it is asked, and what it answers. */
@@ -343,7 +345,7 @@ static void a_child_of_a_copy_calls_no_driver(void **state) {
     if (getpid() != parent) {
         uint64_t calls = simulator()->calls("cuStreamSynchronize") + simulator()->calls("cuStreamDestroy") +
                          simulator()->calls("cuCtxPopCurrent") + simulator()->calls("cuDevicePrimaryCtxRelease");
-        _exit(status != TMS_FORKED ? 1 : calls != 0 ? 2 : 0);
+        end_child(status != TMS_FORKED ? 1 : calls != 0 ? 2 : 0);
     }
     ASSERT_OK(status, error);
     assert_true(asker.asked >= 1);
