@@ -91,9 +91,8 @@ def test_some_cases_as_markdown(command: Program) -> None:
     arguments = ("bench", "--device", "simulated", "--cases", "region, host-memory", "--repetitions", "2", "--markdown")
     lines = command(*arguments).stdout.splitlines()
     assert lines[2].startswith("| case |")
-    cases = [line.split("|")[1].split(",")[0].strip() for line in lines[4:]]
-    assert set(cases) == {"region", "host-memory"}
-    assert cases == sorted(cases, reverse=True), "in the order that was asked for"
+    names = [line.split("|")[1].split(",")[0].strip() for line in lines[4:]]
+    assert [name for name in names if name] == ["region", "host-memory"], "in the order that was asked for"
 
 
 def test_host_memory_comes_and_goes(command: Program, tmp_path: Path) -> None:

@@ -229,6 +229,8 @@ def test_markdown() -> None:
     assert "C++ 9.9" in lines[2]
     assert "GB/s" in lines[4].split("|")[-2]
     assert "MiB" in lines[-1]
+    shapes = dict.fromkeys(f"{row.case}, {row.shape}" for row in wide_rows())
+    assert [name for line in lines[4:] if (name := line.split("|")[1].strip())] == list(shapes)
     without = table.markdown([row()], MACHINE, None).splitlines()
     assert {line.count("|") for line in without[2:]} == {8}
 

@@ -156,14 +156,16 @@ def _aligned(table: Sequence[Sequence[str]], shapes: Sequence[str]) -> list[str]
 
 
 def markdown(rows: Sequence[Row], machine: Mapping[str, Any], peer: str | None) -> str:
-    """One table, for a document."""
+    """One table, for a document. What was measured is named in the first of its rows."""
     header = ["case", "", "median (spread)", "GB/s", "limit", "ratio", "target", *([f"C++ {peer}"] if peer else [])]
     lines = [f"{machine_line(machine)}.", "", _markdown_row(header), _markdown_row(["---"] * len(header))]
     for _, group in _groups(rows):
+        named = ""
         for row in group:
+            name, named = "" if row.shape == named else f"{row.case}, {row.shape}", row.shape
             unit = " MiB" if row.target.kind == MEMORY else " ms"
             limit = _NONE if row.limit is None else f"{_value(row, row.limit)}{unit}, {row.limit_name}"
-            cells = [f"{row.case}, {row.shape}", row.operation, f"{_value(row, row.ours)}{unit} ({_spread(row)})"]
+            cells = [name, row.operation, f"{_value(row, row.ours)}{unit} ({_spread(row)})"]
             more = " MiB" if row.target.kind == MEMORY else ""
             cells += [_speed(row, row.ours), limit, _ratio(row, row.ratio) + more, _target(row)]
             lines.append(_markdown_row([*cells, *([_peer_cell(row, unit)] if peer else [])]))
