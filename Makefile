@@ -171,12 +171,12 @@ sanitize-threads: ## the C tests with threads, with TSan
 
 # Python itself is not instrumented: leaks are looked for in the C tests. The compiled programs of tests/preload have the
 # runtime by CFLAGS, with the preload library before it (verify_asan_link_order). Left out is what is about the libraries that
-# setup.py builds, what starts programs that have no runtime or a malloc of their own, PyTorch, and forks of a process with
-# threads, in whose child ASan's own allocator can wait for ever.
+# setup.py builds, what starts programs that have no runtime or a malloc of their own, command lines, PyTorch, and forks of a
+# process with threads, in whose child ASan's own allocator can wait for ever.
 SANITIZED_PYTHON := $(abspath build/c/asan/python)
 SANITIZED_TESTS ?= tests/python tests/preload
 NOT_SANITIZED := $(OF_SETUP) $(addprefix --ignore=tests/,python/test_torch_cpu.py preload/test_harmless.py \
-	python/test_bench.py) $(addprefix --deselect=tests/preload/test_process.py::,test_beside_another_preloaded_library \
+	python/test_bench.py python/test_build.py python/test_cli.py python/test_simulate.py) $(addprefix --deselect=tests/preload/test_process.py::,test_beside_another_preloaded_library \
 	test_allocations_inside_an_allocation_are_not_the_programs) \
 	--deselect=tests/python/test_exit.py::test_a_forked_child_leaves_what_is_its_parent_s \
 	--deselect=tests/python/test_host_memory.py::test_a_forked_child_closes_nothing_of_its_parents
