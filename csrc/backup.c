@@ -136,18 +136,21 @@ tms_status_t tms_backup_plan(tms_backup_t *backup, tms_backup_stores_t *stores, 
     return status;
 }
 
-/* One step of a copy: `bytes` between the device and the buffer, in parts that end with its pieces. */
-typedef tms_status_t (*step_t)(tms_copier_t *copier, char *host, CUdeviceptr address, uint64_t bytes,
+/* One step of a copy: `bytes` between the device and the buffer, in parts that end with its pieces. `thinned`: one of many
+ * of its segment. */
+typedef tms_status_t (*step_t)(tms_copier_t *copier, char *host, CUdeviceptr address, uint64_t bytes, bool thinned,
                                const tms_error_context_t *context, tms_error_t *error);
 
-static tms_status_t step_to_host(tms_copier_t *copier, char *host, CUdeviceptr address, uint64_t bytes,
+static tms_status_t step_to_host(tms_copier_t *copier, char *host, CUdeviceptr address, uint64_t bytes, bool thinned,
                                  const tms_error_context_t *context, tms_error_t *error) {
-    return tms_copier_to_host(copier, host, address, bytes, context, error);
+    return thinned ? tms_copier_part_to_host(copier, host, address, bytes, context, error)
+                   : tms_copier_to_host(copier, host, address, bytes, context, error);
 }
 
-static tms_status_t step_to_device(tms_copier_t *copier, char *host, CUdeviceptr address, uint64_t bytes,
+static tms_status_t step_to_device(tms_copier_t *copier, char *host, CUdeviceptr address, uint64_t bytes, bool thinned,
                                    const tms_error_context_t *context, tms_error_t *error) {
-    return tms_copier_to_device(copier, address, host, bytes, context, error);
+    return thinned ? tms_copier_part_to_device(copier, address, host, bytes, context, error)
+                   : tms_copier_to_device(copier, address, host, bytes, context, error);
 }
 
 static tms_status_t copy_extents(const tms_backup_content_t *content, tms_host_buffer_t *buffer, step_t step,
@@ -158,7 +161,8 @@ static tms_status_t copy_extents(const tms_backup_content_t *content, tms_host_b
     const tms_extent_t *extents = tms_backup_extents(content, &whole, &count);
     uint64_t usable_until = 0;
     tms_status_t status = TMS_OK;
-    for (size_t i = 0; i < count; i++) {
+    if (content->extents) status = tms_copier_begin_parts(copier, address, context, error);
+    for (size_t i = 0; status == TMS_OK && i < count; i++) {
         for (uint64_t part, done = 0; done < extents[i].bytes; done += part) {
             uint64_t packed = extents[i].packed + done, run = usable_until - packed;
             if (packed >= usable_until) {
@@ -167,11 +171,12 @@ static tms_status_t copy_extents(const tms_backup_content_t *content, tms_host_b
                 usable_until = packed + run;
             }
             part = extents[i].bytes - done < run ? extents[i].bytes - done : run;
-            status = step(copier, (char *)buffer->memory + packed, address + extents[i].offset + done, part, context, error);
+            status = step(copier, (char *)buffer->memory + packed, address + extents[i].offset + done, part,
+                          content->extents != NULL, context, error);
             if (status != TMS_OK) return status;
         }
     }
-    return TMS_OK;
+    return status;
 }
 
 tms_status_t tms_backup_save(tms_backup_t *backup, tms_copier_t *copier, CUdeviceptr address,

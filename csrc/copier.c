@@ -87,8 +87,9 @@ static tms_status_t use_the_time(const tms_copier_t *copier, CUevent event, tms_
 /* A mark behind what was queued since the last one, and a wait for the mark before: two chunks are in flight at most. */
 static tms_status_t end_chunk(tms_copier_t *copier, const tms_error_context_t *context, tms_error_t *error) {
     CUevent *event = &copier->events[copier->next];
-    tms_status_t status = TMS_OK;
-    if (!*event) status = TMS_DRIVER_CALL(copier->driver, context, error, cuEventCreate, event, CU_EVENT_DISABLE_TIMING);
+    tms_status_t status = tms_copier_flush(copier, error);
+    if (status == TMS_OK && !*event)
+        status = TMS_DRIVER_CALL(copier->driver, context, error, cuEventCreate, event, CU_EVENT_DISABLE_TIMING);
     if (status == TMS_OK) status = TMS_DRIVER_CALL(copier->driver, context, error, cuEventRecord, *event, copier->stream);
     if (status != TMS_OK) return status;
     copier->behind[copier->next] = copier->queued;
@@ -142,13 +143,102 @@ tms_status_t tms_copier_to_device(tms_copier_t *copier, CUdeviceptr address, con
     return status;
 }
 
+/* ---- parts of segments ---- */
+
+static tms_status_t queue_one_by_one(const tms_copier_t *copier, const tms_error_context_t *context, tms_error_t *error) {
+    const tms_gathered_t *all = &copier->gathered;
+    tms_status_t status = TMS_OK;
+    for (size_t i = 0; status == TMS_OK && i < all->count; i++) {
+        if (all->to_host)
+            status = TMS_DRIVER_CALL(copier->driver, context, error, cuMemcpyDtoHAsync, (void *)(uintptr_t)all->targets[i],
+                                     all->sources[i], all->sizes[i], copier->stream);
+        else
+            status = TMS_DRIVER_CALL(copier->driver, context, error, cuMemcpyHtoDAsync, all->targets[i],
+                                     (void *)(uintptr_t)all->sources[i], all->sizes[i], copier->stream);
+    }
+    return status;
+}
+
+static bool copies_at_once(const tms_driver_table_t *driver) { return driver->cuMemcpyBatchAsync && driver->cuMemGetAccess; }
+
+tms_status_t tms_copier_begin_parts(const tms_copier_t *copier, CUdeviceptr segment, const tms_error_context_t *context,
+                                    tms_error_t *error) {
+    const CUmemLocation here = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = copier->device};
+    unsigned long long access = 0;
+    if (!copies_at_once(copier->driver)) return TMS_OK;
+    return TMS_DRIVER_CALL(copier->driver, context, error, cuMemGetAccess, &access, &here, segment);
+}
+
+/* *refused: the driver has no such call, or not for this device. */
+static tms_status_t queue_at_once(tms_copier_t *copier, bool *refused, const tms_error_context_t *context,
+                                  tms_error_t *error) {
+    tms_gathered_t *all = &copier->gathered;
+    const tms_driver_table_t *driver = copier->driver;
+    tms_copy_attributes_t attributes = {.source_order = TMS_IN_STREAM_ORDER};
+    size_t first = 0;
+    *refused = !copies_at_once(driver);
+    if (*refused) return TMS_OK;
+    CUresult result = driver->cuMemcpyBatchAsync(all->targets, all->sources, all->sizes, all->count,
+                                                 (struct CUmemcpyAttributes_st *)&attributes, &first, 1, copier->stream);
+    *refused = result == CUDA_ERROR_NOT_SUPPORTED;
+    return *refused ? TMS_OK : tms_driver_check(driver, context, "cuMemcpyBatchAsync", result, error);
+}
+
+tms_status_t tms_copier_flush(tms_copier_t *copier, tms_error_t *error) {
+    tms_gathered_t *all = &copier->gathered;
+    tms_error_context_t context = all->context;
+    tms_status_t status = TMS_OK;
+    bool one_by_one = all->count == 1;
+    context.bytes = all->bytes;
+    if (all->count > 1) status = queue_at_once(copier, &one_by_one, &context, error);
+    if (status == TMS_OK && one_by_one) status = queue_one_by_one(copier, &context, error);
+    all->count = 0;
+    all->bytes = 0;
+    return status;
+}
+
+static tms_status_t gather(tms_copier_t *copier, bool to_host, CUdeviceptr target, CUdeviceptr source, uint64_t bytes,
+                           const tms_error_context_t *context, tms_error_t *error) {
+    tms_gathered_t *all = &copier->gathered;
+    tms_status_t status = TMS_OK;
+    if (all->count > 0 && (all->to_host != to_host || all->context.tag != context->tag))
+        status = tms_copier_flush(copier, error);
+    for (uint64_t part, done = 0; status == TMS_OK && done < bytes; done += part) {
+        part = part_of(copier, bytes - done);
+        if (all->count == 0) {
+            all->to_host = to_host;
+            all->context = *context;
+        }
+        all->targets[all->count] = target + done;
+        all->sources[all->count] = source + done;
+        all->sizes[all->count++] = part;
+        all->bytes += part;
+        if (all->count == TMS_GATHERED_COPIES || all->bytes >= TMS_GATHERED_BYTES) status = tms_copier_flush(copier, error);
+        if (status == TMS_OK) status = after_part(copier, part, context, error);
+    }
+    return status;
+}
+
+tms_status_t tms_copier_part_to_host(tms_copier_t *copier, void *host, CUdeviceptr address, uint64_t bytes,
+                                     const tms_error_context_t *context, tms_error_t *error) {
+    return gather(copier, true, (uintptr_t)host, address, bytes, context, error);
+}
+
+tms_status_t tms_copier_part_to_device(tms_copier_t *copier, CUdeviceptr address, const void *host, uint64_t bytes,
+                                       const tms_error_context_t *context, tms_error_t *error) {
+    return gather(copier, false, address, (uintptr_t)host, bytes, context, error);
+}
+
+/* ---- the rest ---- */
+
 tms_status_t tms_copier_zero(tms_copier_t *copier, CUdeviceptr address, uint64_t bytes, const tms_error_context_t *context,
                              tms_error_t *error) {
     return TMS_DRIVER_CALL(copier->driver, context, error, cuMemsetD8Async, address, 0, bytes, copier->stream);
 }
 
 tms_status_t tms_copier_wait(tms_copier_t *copier, const tms_error_context_t *context, tms_error_t *error) {
-    tms_status_t status = tms_disk_copy_wait(copier, context, error);
+    tms_status_t status = tms_copier_flush(copier, error);
+    if (status == TMS_OK) status = tms_disk_copy_wait(copier, context, error);
     if (status == TMS_OK) status = TMS_DRIVER_CALL(copier->driver, context, error, cuStreamSynchronize, copier->stream);
     if (status != TMS_OK) return status;
     for (int i = 0; i < TMS_COPIER_EVENTS; i++) {

@@ -14,6 +14,14 @@
 #include "log.h"
 #include "status.h"
 
+/* CUmemcpyAttributes, which cuda.h has since CUDA 12.8. */
+typedef struct tms_copy_attributes {
+    int source_order;                       /* TMS_IN_STREAM_ORDER */
+    CUmemLocation source_hint, target_hint; /* of memory that has no place of its own: none of ours */
+    unsigned int flags;
+} tms_copy_attributes_t;
+enum { TMS_IN_STREAM_ORDER = 1 }; /* CU_MEMCPY_SRC_ACCESS_ORDER_STREAM */
+
 /* X(field and base name, symbol in the library, parameter list). Symbols carry their ABI version, which CUDA 12 and 13
  * drivers share; names are spelled out because cuda.h's macros differ between toolkits. */
 #define TMS_DRIVER_ENTRY_POINTS(X)                                                                                          \
@@ -58,11 +66,15 @@
       (CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags))     \
     X(cuMemUnmap, "cuMemUnmap", (CUdeviceptr address, size_t size))                                                         \
     X(cuMemSetAccess, "cuMemSetAccess", (CUdeviceptr address, size_t size, const CUmemAccessDesc *desc, size_t count))      \
+    X(cuMemGetAccess, "cuMemGetAccess", (unsigned long long *flags, const CUmemLocation *location, CUdeviceptr address))    \
     X(cuMemHostRegister, "cuMemHostRegister_v2", (void *host, size_t size, unsigned int flags))                             \
     X(cuMemHostUnregister, "cuMemHostUnregister", (void *host))                                                             \
     X(cuMemsetD8Async, "cuMemsetD8Async", (CUdeviceptr device, unsigned char value, size_t size, CUstream stream))          \
     X(cuMemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2", (void *host, CUdeviceptr device, size_t size, CUstream stream))            \
-    X(cuMemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2", (CUdeviceptr device, const void *host, size_t size, CUstream stream))
+    X(cuMemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2", (CUdeviceptr device, const void *host, size_t size, CUstream stream))      \
+    X(cuMemcpyBatchAsync, "cuMemcpyBatchAsync_v2", /* since CUDA 13 */                                                      \
+      (CUdeviceptr * targets, CUdeviceptr * sources, size_t *sizes, size_t count, struct CUmemcpyAttributes_st *attributes, \
+       size_t *first_copies, size_t attribute_count, CUstream stream))
 
 typedef struct tms_driver_table {
 #define TMS_DRIVER_FIELD(name, symbol, parameters) CUresult(*name) parameters;

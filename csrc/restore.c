@@ -135,6 +135,7 @@ tms_status_t tms_restore_device(tms_transition_t *t, int device, tms_wait_t *wai
     all.copier.meanwhile_context = &all;
     if (status == TMS_OK) status = restore_segments(&all, wait, error);
     if (status == TMS_FORKED) return status; /* in the child now: the stream and its context are the parent's */
+    if (status == TMS_OK) status = tms_copier_flush(&all.copier, error);
     if (status == TMS_OK) status = tms_disk_copy_wait(&all.copier, &context, error);
     if (status == TMS_OK) status = tms_pending_queued(t->pending, &all.copier, &context, error);
     if (status == TMS_OK) status = tms_copier_wait(&all.copier, &context, error);

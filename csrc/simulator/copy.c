@@ -1,4 +1,6 @@
 /* Copies and fills: checked when they are issued, then work of a stream. */
+#include <signal.h>
+
 #include "sim_modules.h"
 
 static bool is_whole(const sim_host_t *host, uint64_t address, uint64_t bytes) {
@@ -88,6 +90,42 @@ CUresult sim_copy_htod_async(CUdeviceptr device, const void *host, size_t bytes,
 CUresult sim_copy_dtod_async(CUdeviceptr destination, CUdeviceptr source, size_t bytes, CUstream stream) {
     const sim_op_t op = copy_op(destination, true, source, true, bytes);
     return issue(&op, stream, false);
+}
+
+static bool is_without_memory(uint64_t address) {
+    return !sim_memory_mapping_at(address) && !sim_memory_unreserved(address, 1);
+}
+
+/* Every copy belongs to the attributes that begin last at or before it. */
+static bool are_attributes(const sim_copy_attributes_t *attributes, const size_t *first, size_t count, size_t copies) {
+    if (!attributes || !first || count == 0 || count > copies || first[0] != 0) return false;
+    for (size_t i = 0; i < count; i++) {
+        if (attributes[i].source_order < 1 || attributes[i].source_order > SIM_SOURCE_ORDERS) return false;
+        if (i > 0 && (first[i] <= first[i - 1] || first[i] >= copies)) return false;
+    }
+    return true;
+}
+
+/* The driver (580) does not survive an address that is reserved and has no memory, and neither does this. */
+CUresult sim_copy_batch_async(CUdeviceptr *targets, CUdeviceptr *sources, size_t *sizes, size_t count,
+                              struct CUmemcpyAttributes_st *attributes, size_t *first_copies, size_t attribute_count,
+                              CUstream stream) {
+    if (!targets || !sources || !sizes || count == 0 || !stream) return CUDA_ERROR_INVALID_VALUE;
+    if (!are_attributes((const sim_copy_attributes_t *)attributes, first_copies, attribute_count, count))
+        return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < count; i++) {
+        if (!targets[i] || !sources[i] || sizes[i] == 0) return CUDA_ERROR_INVALID_VALUE;
+        if (is_without_memory(targets[i]) || is_without_memory(sources[i])) raise(SIGSEGV);
+    }
+    const sim_stream_t *found = sim_stream_find(stream);
+    if (found && found->capture) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    CUresult result = CUDA_SUCCESS;
+    for (size_t i = 0; result == CUDA_SUCCESS && i < count; i++) {
+        const sim_op_t op =
+            copy_op(targets[i], sim_memory_mapping_at(targets[i]), sources[i], sim_memory_mapping_at(sources[i]), sizes[i]);
+        result = issue(&op, stream, false);
+    }
+    return result;
 }
 
 CUresult sim_copy_set(CUdeviceptr address, unsigned char value, size_t bytes) {

@@ -114,6 +114,10 @@
       (CUdeviceptr device, const void *host, size_t bytes, CUstream stream), (device, host, bytes, stream))                 \
     X(cuMemcpyDtoDAsync_v2, sim_copy_dtod_async, SIM_CONTEXT,                                                               \
       (CUdeviceptr destination, CUdeviceptr source, size_t bytes, CUstream stream), (destination, source, bytes, stream))   \
+    X(cuMemcpyBatchAsync_v2, sim_copy_batch_async, SIM_CONTEXT,                                                             \
+      (CUdeviceptr * targets, CUdeviceptr * sources, size_t *sizes, size_t count, struct CUmemcpyAttributes_st *attributes, \
+       size_t *first_copies, size_t attribute_count, CUstream stream),                                                      \
+      (targets, sources, sizes, count, attributes, first_copies, attribute_count, stream))                                  \
     X(cuMemsetD8_v2, sim_copy_set, SIM_CONTEXT, (CUdeviceptr address, unsigned char value, size_t bytes),                   \
       (address, value, bytes))                                                                                              \
     X(cuMemsetD8Async, sim_copy_set_async, SIM_CONTEXT,                                                                     \

@@ -31,6 +31,15 @@ typedef struct sim_function_attributes {
 } sim_function_attributes_t;
 
 struct CUmulticastObjectProp_st; /* not in every cuda.h */
+struct CUmemcpyAttributes_st;    /* nor this: sim_copy_attributes_t */
+
+/* CUmemcpyAttributes. */
+typedef struct sim_copy_attributes {
+    int source_order;
+    CUmemLocation source_hint, target_hint;
+    unsigned int flags;
+} sim_copy_attributes_t;
+enum { SIM_SOURCE_ORDERS = 3 }; /* 1 to this: in stream order, during the call, any */
 
 /* cudaStreamCallback_t and cudaHostFn_t. */
 typedef void sim_stream_callback_t(CUstream stream, CUresult status, void *argument);

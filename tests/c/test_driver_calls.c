@@ -149,6 +149,8 @@ static bool is_optional(const char *call) {
                                            "cuMemHostRegister",
                                            "cuMemHostUnregister",
                                            "cuMemsetD8Async",
+                                           "cuMemGetAccess",
+                                           "cuMemcpyBatchAsync",
                                            "cuStreamWaitEvent"};
     for (size_t i = 0; i < sizeof optional / sizeof optional[0]; i++) {
         if (strcmp(optional[i], call) == 0) return true;

@@ -11,7 +11,7 @@ import functools
 import glob
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -43,8 +43,8 @@ RESULT_NAMES = {
 VERSION_2 = {
     "cuCtxPopCurrent", "cuCtxPushCurrent", "cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxReset",
     "cuDevicePrimaryCtxSetFlags", "cuDeviceTotalMem", "cuEventDestroy", "cuMemAlloc", "cuMemFree", "cuMemGetInfo",
-    "cuMemHostRegister", "cuMemcpyDtoD", "cuMemcpyDtoDAsync", "cuMemcpyDtoH", "cuMemcpyDtoHAsync", "cuMemcpyHtoD",
-    "cuMemcpyHtoDAsync", "cuMemsetD8", "cuStreamBeginCapture", "cuStreamDestroy",
+    "cuMemHostRegister", "cuMemcpyBatchAsync", "cuMemcpyDtoD", "cuMemcpyDtoDAsync", "cuMemcpyDtoH", "cuMemcpyDtoHAsync",
+    "cuMemcpyHtoD", "cuMemcpyHtoDAsync", "cuMemsetD8", "cuStreamBeginCapture", "cuStreamDestroy",
 }  # fmt: skip
 
 #: What a call of a function that the library does not have is seen to do.
@@ -76,6 +76,12 @@ class Access(ctypes.Structure):
     """CUmemAccessDesc."""
 
     _fields_ = [("location", Location), ("flags", ctypes.c_int)]
+
+
+class CopyAttributes(ctypes.Structure):
+    """CUmemcpyAttributes."""
+
+    _fields_ = [("order", ctypes.c_int), ("source", Location), ("target", Location), ("flags", ctypes.c_uint)]
 
 
 class PointerAttributes(ctypes.Structure):
@@ -221,6 +227,22 @@ class Gpu:
         if result != "SUCCESS":
             return result
         return "bytes " + " ".join(f"{value:02x}" for value in sorted(set(host)))
+
+    def batch(
+        self,
+        copies: Sequence[tuple[int, int, int]],
+        stream: int,
+        *,
+        orders: Sequence[int] = (1,),
+        first: Sequence[int] = (0,),
+    ) -> str:
+        """Copies of (target, source, bytes), with as many attributes as there are orders, each from its first copy on."""
+        targets, sources, sizes = zip(*copies, strict=True) if copies else ((), (), ())
+        addresses, lengths = ctypes.c_uint64 * max(1, len(copies)), ctypes.c_size_t * max(1, len(copies))
+        attributes = (CopyAttributes * max(1, len(orders)))(*[CopyAttributes(order=order) for order in orders])
+        indices = (ctypes.c_size_t * max(1, len(first)))(*first)
+        arrays = (addresses(*targets), addresses(*sources), lengths(*sizes), len(copies), attributes, indices, len(orders))
+        return self.call("cuMemcpyBatchAsync", *arrays, stream)
 
     def free_bytes(self) -> int:
         free, total = ctypes.c_uint64(), ctypes.c_uint64()

@@ -112,6 +112,19 @@ def copying(gpu: Gpu) -> Observations:
 
 
 @behaviour
+def copying_in_batches(gpu: Gpu) -> Observations:
+    """On the stream that is captured, and on another one meanwhile."""
+    block, pinned, other = gpu.block(), gpu.pinned(), gpu.stream()
+    copies = [(pinned, block.address, 1024), (pinned + 1024, block.address + 2048, 1024)]
+    seen: Observations = {
+        "captured": during(gpu, lambda stream: gpu.batch(copies, stream)),
+        "beside": during(gpu, lambda stream: gpu.batch(copies, other)),
+    }
+    seen["synchronize"] = gpu.cuStreamSynchronize(other)
+    return seen
+
+
+@behaviour
 def legacy_stream(gpu: Gpu) -> Observations:
     """The status of the legacy stream, and begin on it."""
     seen: Observations = {"idle": gpu.capture_status(0), "begin": gpu.cuStreamBeginCapture(0, RELAXED)}

@@ -148,6 +148,67 @@ def copies_of_unregistered(gpu: Gpu) -> Observations:
     return seen
 
 
+@behaviour
+def batches_of_copies(gpu: Gpu) -> Observations:
+    """Several copies by one call, and what it takes for an argument."""
+    pages, block, other, stream = Pages(MIB), gpu.block(), gpu.block(), gpu.stream()
+    at, half = pages.address, pages.size // 2
+    gpu.put(block.address, 0x21, PAGE)
+    gpu.put(block.address + GRANULE // 2, 0x43, PAGE)
+    both = [(at, block.address, PAGE), (at + half, block.address + GRANULE // 2, PAGE)]
+    seen: Observations = {"to pages": [gpu.batch(both, stream), gpu.cuStreamSynchronize(stream)]}
+    seen["pages"] = [ctypes.string_at(at + offset, 1).hex() for offset in (0, PAGE - 1, half, half + PAGE - 1)]
+    ctypes.memset(at, 0, pages.size)
+    seen["register"] = gpu.cuMemHostRegister(at, pages.size, 0)
+    seen["to registered"] = [gpu.batch(both, stream), gpu.cuStreamSynchronize(stream)]
+    seen["registered"] = [ctypes.string_at(at + offset, 1).hex() for offset in (0, PAGE - 1, half, half + PAGE - 1)]
+    back = [(other.address + PAGE, at, PAGE), (other.address, at + half, PAGE)]
+    seen["back"] = [gpu.batch(back, stream), gpu.cuStreamSynchronize(stream)]
+    seen["on the device"] = [gpu.read(other.address), gpu.read(other.address + PAGE)]
+    mixed = [(other.address, block.address, PAGE), both[0]]
+    seen["both ways"] = [gpu.batch(mixed, stream), gpu.cuStreamSynchronize(stream), gpu.read(other.address)]
+    seen["two attributes"] = [gpu.batch(both, stream, orders=(1, 3), first=(0, 1)), gpu.cuStreamSynchronize(stream)]
+    seen["one copy"] = [gpu.batch(both[:1], stream), gpu.cuStreamSynchronize(stream)]
+    seen["no copies"] = gpu.batch([], stream)
+    seen["no attributes"] = gpu.batch(both, stream, orders=())
+    seen["more attributes than copies"] = gpu.batch(both[:1], stream, orders=(1, 1), first=(0, 1))
+    seen["attributes from the second on"] = gpu.batch(both, stream, first=(1,))
+    seen["no order"] = gpu.batch(both, stream, orders=(0,))
+    seen["an unknown order"] = gpu.batch(both, stream, orders=(4,))
+    seen["no bytes"] = gpu.batch([both[0], (at, block.address, 0)], stream)
+    seen["no target"] = gpu.batch([both[0], (0, block.address, PAGE)], stream)
+    seen["no source"] = gpu.batch([both[0], (at, 0, PAGE)], stream)
+    seen["legacy stream"] = gpu.batch(both, 0)
+    seen["synchronize"] = gpu.cuCtxSynchronize()
+    gpu.must("cuMemHostUnregister", at)
+    gpu.drop(block)
+    gpu.drop(other)
+    return seen
+
+
+@behaviour
+def batches_over_the_end_of_registered_memory(gpu: Gpu) -> Observations:
+    pages, block, stream = Pages(MIB), gpu.block(), gpu.stream()
+    at, half = pages.address, pages.size // 2
+    gpu.put(block.address, 0x21, MIB)
+    seen: Observations = {"register half": gpu.cuMemHostRegister(at, half, 0)}
+    seen["to both halves"] = gpu.batch([(at, block.address, PAGE), (at + half - PAGE, block.address, 2 * PAGE)], stream)
+    seen["from both halves"] = gpu.batch(
+        [(block.address, at, PAGE), (block.address + PAGE, at + half - PAGE, 2 * PAGE)], stream
+    )
+    seen["synchronize"] = gpu.cuStreamSynchronize(stream)
+    gpu.must("cuMemHostUnregister", at)
+    gpu.drop(block)
+    return seen
+
+
+@behaviour(own_process=True)
+def batches_with_unmapped_memory(gpu: Gpu) -> Observations:
+    gpu.start()
+    block, pinned, stream = gpu.block(), gpu.pinned(), gpu.stream()
+    return {"from it": gpu.batch([(pinned, block.address, PAGE), (pinned + PAGE, gpu.reserve(), PAGE)], stream)}
+
+
 @behaviour(own_process=True)
 def copies_of_read_only_pages(gpu: Gpu) -> Observations:
     gpu.start()

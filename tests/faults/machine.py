@@ -30,6 +30,7 @@ DRIVER_CODES: dict[str, tuple[int, ...]] = {
     "cuStreamSynchronize": (OPERATING_SYSTEM, LAUNCH_FAILED),
     "cuMemcpyDtoHAsync": (OPERATING_SYSTEM, LAUNCH_FAILED),
     "cuMemcpyHtoDAsync": (OPERATING_SYSTEM, LAUNCH_FAILED),
+    "cuMemcpyBatchAsync": (OPERATING_SYSTEM, LAUNCH_FAILED),
 }
 LIBC_CODES: dict[str, tuple[int, ...]] = {
     "malloc": (errno.ENOMEM,),

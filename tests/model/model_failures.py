@@ -31,6 +31,8 @@ CALLS = (
     "cuEventCreate",
     "cuMemcpyDtoHAsync",
     "cuMemcpyHtoDAsync",
+    "cuMemcpyBatchAsync",
+    "cuMemGetAccess",
     "cuStreamCreate",
     "cuStreamSynchronize",
     "cuStreamDestroy",

@@ -328,6 +328,8 @@ CALLS = ("cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemReleas
 COPIES = (
     "cuMemcpyDtoHAsync",
     "cuMemcpyHtoDAsync",
+    "cuMemcpyBatchAsync",
+    "cuMemGetAccess",
     "cuStreamCreate",
     "cuCtxSynchronize",
     "cuMemAddressFree",
