@@ -60,7 +60,10 @@ static tms_state_t *made_state(void) {
 
 static tms_disk_file_t *made_file(tms_state_t *state) {
     tms_disk_file_t *file = NULL;
-    CHECK(tms_disk_file_create(&state->saver.stores.disk, FILE_BYTES, &file, NULL, &context, NULL) == TMS_OK);
+    tms_error_t error;
+    tms_status_t status = tms_disk_file_create(&state->saver.stores.disk, FILE_BYTES, &file, NULL, &context, &error);
+    if (status != TMS_OK) fprintf(stderr, "%s\n", error.message);
+    CHECK(status == TMS_OK);
     return file;
 }
 
