@@ -14,7 +14,8 @@
 #include "log.h"
 #include "status.h"
 
-/* CUmemcpyAttributes, which cuda.h has since CUDA 12.8. */
+struct CUmemcpyAttributes_st; /* which cuda.h has since CUDA 12.8 */
+/* The same. */
 typedef struct tms_copy_attributes {
     int source_order;                       /* TMS_IN_STREAM_ORDER */
     CUmemLocation source_hint, target_hint; /* of memory that has no place of its own: none of ours */
