@@ -264,7 +264,13 @@ def test_direct_io(file: direct_io.DirectFile, tmp_path: Path) -> None:
     assert len(content) == 32 * MIB
     assert all(content[start : start + 4096] != bytes(4096) for start in range(0, 32 * MIB, MIB))
     assert list(tmp_path.iterdir()) == [], "the file has no name"
-    assert " MiB, reads " in file.name
+    written, read = file.name.removeprefix("direct I/O, writes ").split(", reads ")
+    assert {written, read} <= {str(way) for way in direct_io._WAYS}
+
+
+def test_a_way_is_told_in_units_that_fit() -> None:
+    assert str(direct_io._Way(4, 16 * MIB)) == "4 x 16 MiB"
+    assert str(direct_io._Way(16, MIB // 2)) == "16 x 512 KiB"
 
 
 def test_a_way_that_was_fast_once_is_not_the_fastest(file: direct_io.DirectFile, monkeypatch: pytest.MonkeyPatch) -> None:
