@@ -22,10 +22,12 @@ enum {
     FILE_MODE = 0600,
     NAME_BYTES = 64,    /* "tms-<pid>-<random>.lock" and its NUL */
     RANDOM_DIGITS = 16, /* of 64 bits in hexadecimal */
-    NAME_ATTEMPTS = 8
+    NAME_ATTEMPTS = 8,
+    NEW_SECONDS = 60 /* after which a lock file without its name is taken for left over; it gets it in microseconds */
 };
 
 #define NAME_START    "tms-"
+#define NEW_SUFFIX    ".new"
 #define LOCK_SUFFIX   ".lock"
 #define BACKUP_SUFFIX ".backup"
 
@@ -142,7 +144,7 @@ static uint64_t random_number(void) {
 }
 
 /* Locks a lock file just made. NULL; or the name of the call that failed, and errno: EWOULDBLOCK if another process's
- * clean-up got in between, and the file is or will be gone. */
+ * clean-up got in between after all (its clock is far ahead), and the file is or will be gone. */
 static const char *lock_new_file(int fd, const char *path, const tms_log_t *log) {
     if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
         if (errno == EWOULDBLOCK) return "flock";
@@ -156,6 +158,20 @@ static const char *lock_new_file(int fd, const char *path, const tms_log_t *log)
     return ours.st_nlink > 0 ? NULL : "flock";
 }
 
+static void write_name(const tms_disk_lock_t *lock, const char *suffix, char name[NAME_BYTES]) {
+    snprintf(name, NAME_BYTES, "%s%s", lock->name, suffix);
+}
+
+/* Gives it the name that others know it by. NULL; or the name of the call that failed, and errno. */
+static const char *publish(tms_disk_lock_t *lock) {
+    char new_name[NAME_BYTES], name[NAME_BYTES];
+    write_name(lock, NEW_SUFFIX, new_name);
+    write_name(lock, LOCK_SUFFIX, name);
+    if (renameat(lock->directory, new_name, lock->directory, name) != 0) return "renameat";
+    lock->suffix = LOCK_SUFFIX;
+    return NULL;
+}
+
 /* One attempt at a lock file with a new name. NULL; or the name of the call that failed, and errno. Then lock->fd is -1,
  * unless the system refuses to take the file back. */
 static const char *make_lock_file(tms_disk_lock_t *lock, const char *path, size_t prefix_bytes, const tms_log_t *log) {
@@ -163,11 +179,13 @@ static const char *make_lock_file(tms_disk_lock_t *lock, const char *path, size_
     snprintf(lock->prefix, prefix_bytes, "%s/" NAME_START "%ld-%0*" PRIx64, path, (long)getpid(), RANDOM_DIGITS,
              random_number());
     lock->name = lock->prefix + strlen(path) + 1;
-    snprintf(name, sizeof(name), "%s" LOCK_SUFFIX, lock->name);
+    lock->suffix = NEW_SUFFIX;
+    write_name(lock, lock->suffix, name);
     lock->fd = tms_disk_open_at(lock->directory, name, O_RDWR | O_CREAT | O_EXCL);
     if (lock->fd < 0) return "openat";
     const char *failed = tms_disk_identify(lock->fd, &lock->identity);
     if (!failed) failed = lock_new_file(lock->fd, lock->prefix, log);
+    if (!failed) failed = publish(lock);
     if (!failed) return NULL;
     int os_error = errno;
     if (unlinkat(lock->directory, name, 0) == 0 || errno == ENOENT) {
@@ -202,7 +220,7 @@ tms_status_t tms_disk_lock_create(const char *path, int directory, const tms_log
 
 bool tms_disk_lock_remove(tms_disk_lock_t *lock) {
     char name[NAME_BYTES];
-    snprintf(name, sizeof(name), "%s" LOCK_SUFFIX, lock->name);
+    write_name(lock, lock->suffix, name);
     return tms_disk_unlink(lock->directory, name, &lock->identity) || errno == ENOENT || errno == ESTALE;
 }
 
@@ -236,9 +254,17 @@ static size_t prefix_length(const char *name) {
     return cursor - digits == RANDOM_DIGITS ? (size_t)(cursor - name) : 0;
 }
 
-static bool is_lock_name(const char *name) {
+/* "<prefix><suffix>" */
+static bool is_name_with(const char *name, const char *suffix) {
     size_t length = prefix_length(name);
-    return length && strcmp(name + length, LOCK_SUFFIX) == 0;
+    return length && strcmp(name + length, suffix) == 0;
+}
+
+/* Whether it is a lock file that is old and never got its name: its process was killed before. */
+static bool is_left_over(int directory, const char *name) {
+    struct stat found;
+    return is_name_with(name, NEW_SUFFIX) && fstatat(directory, name, &found, AT_SYMLINK_NOFOLLOW) == 0 &&
+           time(NULL) - found.st_mtime > NEW_SECONDS;
 }
 
 /* "<prefix>-<number>.backup" */
@@ -287,7 +313,7 @@ void tms_disk_remove_dead(int directory, const tms_log_t *log) {
     DIR *stream = list_directory(directory);
     if (!stream) return;
     for (const struct dirent *entry; (entry = readdir(stream));) {
-        if (!is_lock_name(entry->d_name)) continue;
+        if (!is_name_with(entry->d_name, LOCK_SUFFIX) && !is_left_over(directory, entry->d_name)) continue;
         int fd = seize_lock(directory, entry->d_name);
         if (fd < 0) continue;
         /* The lock file goes last: as long as it is there, whoever comes next can finish what was interrupted. */

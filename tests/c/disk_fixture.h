@@ -1,6 +1,6 @@
 /* What the tests of the disk backups share: a directory and a tms_disk_directory_t of their own, and system calls that can
- * be told to fail. Included once in a program, after cmocka.h: it defines fallocate, flock, pwrite and pread, which take the
- * place of the C library's. */
+ * be told to fail. Included once in a program, after cmocka.h: it defines fallocate, flock, renameat, pwrite and pread,
+ * which take the place of the C library's. */
 #ifndef TMS_TESTS_DISK_FIXTURE_H
 #define TMS_TESTS_DISK_FIXTURE_H
 
@@ -28,9 +28,10 @@ static tms_error_t error;
 
 /* Faults: the errno that each call fails with, 0 for none; transfers give at most `transfer_most` bytes. */
 static struct {
-    int fallocate_error, flock_error, pwrite_error;
-    int interruptions;        /* EINTR before a call is let through */
-    unsigned vanishing_locks; /* lock files removed by "another process" before they are locked */
+    int fallocate_error, flock_error, renameat_error, pwrite_error;
+    int interruptions;         /* EINTR before a call is let through */
+    unsigned vanishing_locks;  /* lock files removed by "another process" before they are locked */
+    void (*before_lock)(void); /* what "another process" does before a file is locked */
     size_t transfer_most;
     _Atomic uint64_t reserved; /* bytes asked of fallocate so far */
 } fault;
@@ -68,8 +69,14 @@ int flock(int fd, int operation) {
         if (length > 0) path[length] = '\0';
         if (length > 0) unlink(path);
     }
+    if (fault.before_lock) fault.before_lock();
     if (fault.flock_error) return refuse(fault.flock_error);
     return (int)syscall(SYS_flock, fd, operation);
+}
+
+int renameat(int from_directory, const char *from, int to_directory, const char *to) {
+    if (fault.renameat_error) return refuse(fault.renameat_error);
+    return (int)syscall(SYS_renameat2, from_directory, from, to_directory, to, 0);
 }
 
 ssize_t pwrite(int fd, const void *data, size_t bytes, off_t offset) {
@@ -105,6 +112,7 @@ static inline unsigned count_entries(const char *path, const char *ending) {
 static inline void assert_entries(const char *path, unsigned backups, unsigned locks) {
     assert_int_equal(count_entries(path, ".backup"), backups);
     assert_int_equal(count_entries(path, ".lock"), locks);
+    assert_int_equal(count_entries(path, ".new"), 0);
 }
 
 static inline bool exists(const char *path) {

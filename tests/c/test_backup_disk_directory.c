@@ -1,5 +1,6 @@
 /* backup_disk_directory.c: the directory, the lock that tells the living from the dead, and what must never be touched. */
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -9,12 +10,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
+#include "backup_disk_directory.h"
 #include "captured_stderr.h"
 #include "disk_fixture.h"
 
@@ -270,6 +274,67 @@ static void test_file_systems_without_locks(void **state) {
     assert_entries(base, 1, 1);
 }
 
+/* The clean-up of another process, at the worst moment: a lock file has been made, and nobody has locked it yet. */
+static unsigned clean_ups;
+
+static void clean_up_beside(void) {
+    int directory = open(base, O_PATH | O_DIRECTORY);
+    assert_true(directory >= 0);
+    fault.before_lock = NULL; /* it locks files, too */
+    tms_disk_remove_dead(directory, &log_under_test);
+    fault.before_lock = clean_up_beside;
+    close(directory);
+    clean_ups++;
+}
+
+static void test_a_clean_up_takes_no_lock_file_for_a_dead_one_s_that_is_not_locked_yet(void **state) {
+    (void)state;
+    clean_ups = 0;
+    fault.before_lock = clean_up_beside;
+    tms_disk_file_t *file = create(10);
+    fault.before_lock = NULL;
+    assert_int_equal(clean_ups, 2); /* before the lock, at the first attempt; and when our own clean-up met it */
+    assert_entries(base, 1, 1);
+    assert_int_equal(count_entries(base, ""), 2);
+    tms_disk_file_destroy(&disk, file);
+    assert_int_equal(count_entries(base, ""), 0);
+}
+
+static void make_old(const char *path) {
+    const struct timespec times[2] = {{.tv_sec = time(NULL) - 3600}, {.tv_sec = time(NULL) - 3600}};
+    assert_int_equal(utimensat(AT_FDCWD, path, times, 0), 0);
+}
+
+static void test_lock_files_that_were_never_locked_are_removed_once_they_are_old(void **state) {
+    (void)state;
+    static const char *const old[] = {DEAD ".new", "tms-2-0123456789abcdef.new", "tms-x-0123456789abcdef.new",
+                                      DEAD ".new.new"};
+    for (size_t i = 0; i < sizeof(old) / sizeof(old[0]); i++) {
+        put_file(below(old[i]), "");
+        make_old(below(old[i]));
+    }
+    put_file(below("tms-3-0123456789abcdef.new"), ""); /* by somebody who is about to lock it */
+    int living = open(below(old[1]), O_RDWR);
+    assert_int_equal(flock(living, LOCK_EX | LOCK_NB), 0);
+    assert_int_equal(tms_disk_set_directory(&disk, base, &error), TMS_OK);
+    assert_false(exists(below(old[0])));
+    for (size_t i = 1; i < sizeof(old) / sizeof(old[0]); i++) assert_true(exists(below(old[i])));
+    assert_true(exists(below("tms-3-0123456789abcdef.new")));
+    close(living);
+    assert_int_equal(tms_disk_set_directory(&disk, base, &error), TMS_OK);
+    assert_false(exists(below(old[1])));
+}
+
+static void test_a_lock_file_that_cannot_get_its_name(void **state) {
+    (void)state;
+    fault.renameat_error = EACCES;
+    assert_create_fails(10, TMS_BACKUP_IO, EACCES);
+    assert_string_equal(error.call, "renameat");
+    assert_int_equal(count_entries(base, ""), 0);
+    fault.renameat_error = 0;
+    tms_disk_file_destroy(&disk, create(10));
+}
+
 enum { THREADS = 4, ROUNDS = 25 };
 
 static void *make_and_remove_files(void *argument) {
@@ -357,6 +422,9 @@ int main(void) {
         DISK_TEST(test_only_what_is_ours_is_removed),
         DISK_TEST(test_files_of_other_users_stay),
         DISK_TEST(test_file_systems_without_locks),
+        DISK_TEST(test_a_clean_up_takes_no_lock_file_for_a_dead_one_s_that_is_not_locked_yet),
+        DISK_TEST(test_lock_files_that_were_never_locked_are_removed_once_they_are_old),
+        DISK_TEST(test_a_lock_file_that_cannot_get_its_name),
         DISK_TEST(test_threads),
         DISK_TEST(test_processes_in_one_directory),
         DISK_TEST(test_a_lock_file_that_vanishes_is_made_again),

@@ -64,6 +64,7 @@
     X(getrandom)                                                                                                            \
     X(unlink)                                                                                                               \
     X(unlinkat)                                                                                                             \
+    X(renameat)                                                                                                             \
     X(pthread_create)
 
 #define EXPORT __attribute__((visibility("default")))
@@ -508,6 +509,8 @@ FORWARD(char *, NULL, getcwd, (char *path, size_t bytes), (path, bytes))
 FORWARD(ssize_t, -1, getrandom, (void *data, size_t bytes, unsigned flags), (data, bytes, flags))
 FORWARD(int, -1, unlink, (const char *path), (path))
 FORWARD(int, -1, unlinkat, (int directory, const char *path, int flags), (directory, path, flags))
+FORWARD(int, -1, renameat, (int from_directory, const char *from, int to_directory, const char *to),
+        (from_directory, from, to_directory, to))
 
 #define open_of_system open
 static const void *const functions[CALL_COUNT] = {

@@ -63,6 +63,7 @@ LIBC_CODES: dict[str, tuple[int, ...]] = {
     "pthread_create": (errno.EAGAIN,),
     "unlink": (errno.EACCES, errno.EIO),
     "unlinkat": (errno.EACCES, errno.EIO),
+    "renameat": (errno.EACCES, errno.ENOSPC),
 }
 
 #: Longer than anything that the library does on a thread of its own takes.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -15,7 +16,7 @@ from torch_memory_saver import _core as core
 
 #: Names that a process which is dead could have left, and what belongs to somebody else.
 DEAD = "tms-999999999-0123456789abcdef"
-REMAINS = (f"{DEAD}.lock", f"{DEAD}-0.backup", f"{DEAD}-17.backup")
+REMAINS = (f"{DEAD}.lock", f"{DEAD}-0.backup", f"{DEAD}-17.backup", f"{DEAD}.new")
 OTHERS = ("notes.txt", f"{DEAD}-0.backup.kept", "tms-1-0.lock")
 
 
@@ -241,6 +242,7 @@ class Steps(World):
             wanted.mkdir(parents=True)
             for name in (*REMAINS, *OTHERS):
                 (wanted / name).write_text(name)
+            os.utime(wanted / f"{DEAD}.new", (0, 0))  # a young one may be about to be locked
             (wanted / f"{DEAD}-1.backup").symlink_to(wanted / "notes.txt")
 
         def run() -> None:
