@@ -62,9 +62,10 @@ class Operations:
         ]
 
     def run(self, count: int) -> None:
+        """As many, and as many more as it takes until each has come, up to ten times as many."""
         calls = [call for call, _ in self._choices]
         weights = [weight for _, weight in self._choices]
-        while (number := sum(self.done.values())) < count:
+        while (number := sum(self.done.values())) < count or (len(self.done) < len(calls) and number < 10 * count):
             (call,) = self._random.choices(calls, weights)
             if not call():
                 continue  # there was nothing to do it with

@@ -140,7 +140,7 @@ def test_random_operations(tmp_path: Path) -> None:
     finally:
         operations.close()
     print(f"{sum(operations.done.values())} operations, {operations.compared_bytes} bytes compared: {operations.done}")
-    assert sum(operations.done.values()) == RANDOM_OPERATIONS
+    assert sum(operations.done.values()) >= RANDOM_OPERATIONS
     assert set(operations.done) == {"allocate", "write", "fill", "copy", "compare", "free", "pause", "resume"} | {
         "read_backup",
         "empty_cache",
