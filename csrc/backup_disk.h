@@ -11,7 +11,7 @@
  * open and flock'ed. The kernel drops that lock however the process ends, so the next process that uses the directory
  * recognises what a dead one left (a lock file that can be locked) and removes it with its backups; processes in other
  * PID namespaces are told apart the same way. A lock file is made as "tms-<pid>-<random>.new" and gets its name when it
- * is locked, because the clean-up of another process could lock it first. Files are 0600, made with O_EXCL and
+ * is locked: by that name the clean-up of another process could find it before. Files are 0600, made with O_EXCL and
  * O_NOFOLLOW, and looked up relative to the directory as it was opened. A file is written to and removed only if it is
  * still the one that was made (device and inode), and what is read must have the checksum of what was written. Of dead
  * processes only regular files of the same user are removed. All files of the process go at exit (process.h) and never in

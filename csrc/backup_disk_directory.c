@@ -260,7 +260,8 @@ static bool is_name_with(const char *name, const char *suffix) {
     return length && strcmp(name + length, suffix) == 0;
 }
 
-/* Whether it is a lock file that is old and never got its name: its process was killed before. */
+/* Whether it is a lock file that is old and never got its name, because its process was killed before. A younger one may be
+ * about to be locked. */
 static bool is_left_over(int directory, const char *name) {
     struct stat found;
     return is_name_with(name, NEW_SUFFIX) && fstatat(directory, name, &found, AT_SYMLINK_NOFOLLOW) == 0 &&
