@@ -341,29 +341,45 @@ void tms_devices_after_fork_in_child(tms_devices_t *devices) {
 
 /* ---- waiting ---- */
 
+/* *at_rest: the device runs nothing any more. Only its own context's answer to cuCtxSynchronize tells that it is lost: while
+ * another device is, the driver may refuse other calls with that one's error (cuDevicePrimaryCtxRetain, seen on an H200). */
 static tms_status_t synchronize_one(tms_devices_t *devices, const tms_driver_table_t *driver,
-                                    const tms_device_table_t *table, int ordinal, const tms_error_context_t *context,
-                                    tms_error_t *error) {
+                                    const tms_device_table_t *table, int ordinal, bool *at_rest,
+                                    const tms_error_context_t *context, tms_error_t *error) {
     tms_status_t status = TMS_OK;
     tms_error_context_t here = *context;
     here.device = ordinal;
+    *at_rest = false;
     /* Without an active primary context no work can be in flight, and asking for it would create one. */
-    if (!is_active(driver, table->device[ordinal].handle, &status, &here, error)) return status;
+    if (!is_active(driver, table->device[ordinal].handle, &status, &here, error)) {
+        *at_rest = status == TMS_OK;
+        return status;
+    }
     status = tms_devices_enter(devices, ordinal, &here, error);
     if (status != TMS_OK) return status;
     status = TMS_DRIVER_CALL(driver, &here, error, cuCtxSynchronize);
     tms_devices_leave(devices, ordinal);
+    *at_rest = status == TMS_OK || status == TMS_DEVICE_LOST;
     return status;
 }
 
-tms_status_t tms_devices_synchronize(tms_devices_t *devices, tms_device_mask_t mask, const tms_error_context_t *context,
-                                     tms_error_t *error) {
+tms_status_t tms_devices_synchronize(tms_devices_t *devices, tms_device_mask_t mask, tms_device_mask_t *at_rest,
+                                     const tms_error_context_t *context, tms_error_t *error) {
     const tms_driver_table_t *driver = NULL;
     const tms_device_table_t *table = NULL;
+    tms_device_mask_t resting = 0;
     tms_status_t status = tms_devices_load(devices, &driver, &table, context, error);
-    for (int i = 0; status == TMS_OK && i < table->count; i++) {
-        if (mask >> i & 1) status = synchronize_one(devices, driver, table, i, context, error);
+    for (int i = 0; table && i < table->count; i++) {
+        tms_error_t reason;
+        bool rests = false;
+        if (!(mask >> i & 1)) continue;
+        tms_status_t one = synchronize_one(devices, driver, table, i, &rests, context, &reason);
+        if (rests) resting |= (tms_device_mask_t)1 << i;
+        if (one == TMS_OK || (status != TMS_OK && (status != TMS_DEVICE_LOST || one == TMS_DEVICE_LOST))) continue;
+        status = one;
+        if (error) *error = reason;
     }
+    if (at_rest) *at_rest = resting;
     return status;
 }
 

@@ -56,9 +56,12 @@ tms_status_t tms_devices_peers(tms_devices_t *devices, int owner, tms_device_mas
 tms_status_t tms_devices_current(tms_devices_t *devices, int *ordinal, const tms_error_context_t *context,
                                  tms_error_t *error);
 
-/* Waits until each device of `mask` whose primary context is active has finished all work queued before the call. */
-tms_status_t tms_devices_synchronize(tms_devices_t *devices, tms_device_mask_t mask, const tms_error_context_t *context,
-                                     tms_error_t *error);
+/* Waits until each device of `mask` whose primary context is active has finished all work queued before the call. Goes on
+ * where one fails, and returns the first failure; TMS_DEVICE_LOST only if there is no other. *at_rest (NULL: not asked) is
+ * filled in any case: the devices of `mask` that run nothing any more, because they are idle, not in use, or themselves
+ * lost. Work of the others may still be under way. */
+tms_status_t tms_devices_synchronize(tms_devices_t *devices, tms_device_mask_t mask, tms_device_mask_t *at_rest,
+                                     const tms_error_context_t *context, tms_error_t *error);
 
 /* How much of a device's memory is free now, and how much there is. Asked at every region entry: where the device is the
  * thread's current one its context need not be entered. */

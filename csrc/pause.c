@@ -104,7 +104,8 @@ static tms_status_t save_contents(tms_transition_t *t, tms_error_t *error) {
     const tms_live_t *known = NULL;
     /* First, although host memory could be prepared meanwhile: a call that is to stop would have to give page-locked memory
      * back, which waits for the device and lets nobody launch anything until then (cuMemHostUnregister, seen on an H200). */
-    tms_status_t status = tms_wait_for_devices(&t->wait, t->saver->devices, t->affected, t->saver->log, &context, error);
+    tms_status_t status =
+        tms_wait_for_devices(&t->wait, t->saver->devices, t->affected, NULL, t->saver->log, &context, error);
     if (status == TMS_OK) status = find_live(t, &live, &known, error);
     if (status == TMS_OK) status = plan_all(t, known, &copying, error);
     if (status == TMS_OK) status = tms_transition_on_devices(t, copying, save_device, error);

@@ -115,20 +115,19 @@ static use_t wait_for_users(tms_saver_t *saver, const tms_segment_t *segment, tm
     if (!segment->mapped) return UNUSED;
     if (tms_capture_visible(&saver->capture)) return UNTIL_CAPTURE_ENDS;
     if (wait && wait->stopped) return PERHAPS_IN_USE;
-    tms_status_t status = tms_wait_for_devices(wait, saver->devices, segment->accessible, saver->log, &context, reason);
-    switch (status) {
-    case TMS_OK:
-    case TMS_DRIVER_UNAVAILABLE: return UNUSED;
-    case TMS_DEVICE_LOST: /* it runs nothing any more */
+    tms_device_mask_t at_rest = 0;
+    tms_status_t status =
+        tms_wait_for_devices(wait, saver->devices, segment->accessible, &at_rest, saver->log, &context, reason);
+    if (status == TMS_OK) return UNUSED;
+    if ((segment->accessible & ~at_rest) == 0) { /* whichever failed is lost */
         tms_log_write(saver->log, TMS_LOG_WARNING, "%s It is freed all the same.", reason->message);
         return UNUSED;
-    case TMS_INTERRUPTED:
-    case TMS_FORKED: return PERHAPS_IN_USE; /* the call that waits says so */
-    default:
-        tms_log_write(saver->log, status == TMS_CAPTURE_IN_PROGRESS ? TMS_LOG_INFO : TMS_LOG_WARNING,
-                      "%s The memory goes back later.", reason->message);
-        return PERHAPS_IN_USE;
     }
+    if (status == TMS_INTERRUPTED || status == TMS_FORKED) return PERHAPS_IN_USE; /* the call that waits says so */
+    if (tms_driver_is_gone(reason)) return UNUSED;
+    tms_log_write(saver->log, status == TMS_CAPTURE_IN_PROGRESS ? TMS_LOG_INFO : TMS_LOG_WARNING,
+                  "%s The memory goes back later.", reason->message);
+    return PERHAPS_IN_USE;
 }
 
 /* False: the capture that it was to wait for has ended meanwhile, and nobody would come back to it. */

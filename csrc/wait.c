@@ -104,7 +104,7 @@ typedef struct job {
     int holders;
     bool finished;
     tms_devices_t *devices;
-    tms_device_mask_t mask;
+    tms_device_mask_t mask, at_rest;
     tms_error_context_t context;
     tms_status_t status;
     tms_error_t error;
@@ -123,11 +123,13 @@ static void let_go(job_t *job) {
 static void *help(void *argument) {
     job_t *job = argument;
     tms_error_t error;
+    tms_device_mask_t at_rest = 0;
     tms_error_clear(&error);
-    tms_status_t status = tms_devices_synchronize(job->devices, job->mask, &job->context, &error);
+    tms_status_t status = tms_devices_synchronize(job->devices, job->mask, &at_rest, &job->context, &error);
     atomic_fetch_sub(&job->devices->helpers, 1);
     pthread_mutex_lock(&job->lock);
     job->status = status;
+    job->at_rest = at_rest;
     job->error = error;
     job->finished = true;
     pthread_cond_signal(&job->finished_condition);
@@ -175,15 +177,18 @@ static job_t *begin_job(pthread_t *thread, tms_devices_t *devices, tms_device_ma
     return NULL;
 }
 
-tms_status_t tms_wait_for_devices(tms_wait_t *wait, tms_devices_t *devices, tms_device_mask_t mask, const tms_log_t *log,
-                                  const tms_error_context_t *context, tms_error_t *error) {
+tms_status_t tms_wait_for_devices(tms_wait_t *wait, tms_devices_t *devices, tms_device_mask_t mask,
+                                  tms_device_mask_t *at_rest, const tms_log_t *log, const tms_error_context_t *context,
+                                  tms_error_t *error) {
     pthread_t thread;
     job_t *job = tms_wait_is_interruptible(wait) ? begin_job(&thread, devices, mask, log, context) : NULL;
-    if (!job) return tms_devices_synchronize(devices, mask, context, error);
+    if (!job) return tms_devices_synchronize(devices, mask, at_rest, context, error);
+    if (at_rest) *at_rest = 0;
     tms_status_t status = await_helper(wait, job, context, error);
     if (status == TMS_OK) {
         pthread_join(thread, NULL);
         status = job->status;
+        if (at_rest) *at_rest = job->at_rest;
         if (status != TMS_OK && error) *error = job->error;
     } else if (status == TMS_FORKED) {
         return status; /* the helper is the parent's, and the lock may be in its hand */

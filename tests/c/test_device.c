@@ -24,7 +24,7 @@ static void loading_reads_every_device_and_creates_no_context(void **state) {
 static void synchronizing_an_unused_device_does_not_wake_it(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
-    ASSERT_OK(tms_devices_synchronize(&f->devices, 3, &CONTEXT, &error), error);
+    ASSERT_OK(tms_devices_synchronize(&f->devices, 3, NULL, &CONTEXT, &error), error);
     assert_int_equal(simulator()->calls("cuCtxSynchronize"), 1);
     assert_int_equal(is_active(f, 1), 0);
 }

@@ -142,7 +142,7 @@ static void a_sleep_ends_when_it_is_to_stop(void **state) {
 /* ---- the devices ---- */
 
 static tms_status_t wait_for_device_0(fixture_t *f, tms_wait_t *wait, tms_error_t *error) {
-    return tms_wait_for_devices(wait, &f->devices, 1, &f->log, &CONTEXT, error);
+    return tms_wait_for_devices(wait, &f->devices, 1, NULL, &f->log, &CONTEXT, error);
 }
 
 static void without_anybody_to_ask_there_is_no_thread(void **state) {
