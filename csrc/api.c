@@ -153,7 +153,8 @@ static void api_capture_end(void) {
 
 static tms_status_t api_refresh_peers(tms_error_t *error) {
     tms_state_t *state = tms_state(error);
-    return state ? tms_saver_refresh_peers(&state->saver, error) : TMS_OUT_OF_HOST_MEMORY;
+    if (!state) return TMS_OUT_OF_HOST_MEMORY;
+    return tms_saver_explain_loss(&state->saver, tms_saver_refresh_peers(&state->saver, error), error);
 }
 
 /* The driver and the devices for the queries below; fails in a forked child like everything that needs the GPU. */
@@ -180,7 +181,8 @@ static tms_status_t api_active_devices(uint64_t *mask, tms_error_t *error) {
     tms_error_context_t context = {.operation = "active_devices", .device = TMS_NO_DEVICE};
     tms_state_t *state = NULL;
     tms_status_t status = load_devices(&context, &state, NULL, NULL, error);
-    return status == TMS_OK ? tms_devices_active(&state->devices, mask, &context, error) : status;
+    if (status != TMS_OK) return status;
+    return tms_saver_explain_loss(&state->saver, tms_devices_active(&state->devices, mask, &context, error), error);
 }
 
 static tms_status_t api_device_memory(int32_t device, uint64_t *free_bytes, uint64_t *total_bytes, tms_error_t *error) {
@@ -192,7 +194,8 @@ static tms_status_t api_device_memory(int32_t device, uint64_t *free_bytes, uint
     if (status != TMS_OK) return status;
     if (device < 0 || device >= devices->count)
         return tms_error_set(error, TMS_INVALID_ARGUMENT, &context, "devices 0 to %d exist", devices->count - 1);
-    return tms_devices_memory(&state->devices, device, free_bytes, total_bytes, &context, error);
+    status = tms_devices_memory(&state->devices, device, free_bytes, total_bytes, &context, error);
+    return tms_saver_explain_loss(&state->saver, status, error);
 }
 
 static size_t api_segments(tms_segment_info_t *rows, size_t capacity) {

@@ -216,7 +216,7 @@ tms_status_t tms_saver_allocate(tms_saver_t *saver, const tms_region_t *region, 
     }
     if (status != TMS_OK) {
         tms_stats_add(&saver->stats.failures_total, 1);
-        return status;
+        return tms_saver_explain_loss(saver, status, error);
     }
     *address = tms_segment_address(segment); /* before publishing: from then on another thread may free it */
     publish(saver, segment, devices_in_use);

@@ -121,5 +121,8 @@ tms_status_t tms_saver_host_backup(tms_saver_t *saver, uint64_t address, uint64_
 size_t tms_saver_segments(tms_saver_t *saver, tms_segment_info_t *rows, size_t capacity);
 tms_status_t tms_saver_find(tms_saver_t *saver, uint64_t address, tms_segment_info_t *row);
 void tms_saver_counters(tms_saver_t *saver, tms_counters_t *counters);
+/* Where `status` is TMS_DEVICE_LOST: adds to the message how many bytes of which tags are not ACTIVE, because touching those
+ * is what loses most devices. Hands the status on. For calls at their end, with no lock held; walks the registry. */
+tms_status_t tms_saver_explain_loss(tms_saver_t *saver, tms_status_t status, tms_error_t *error);
 
 #endif

@@ -319,5 +319,5 @@ tms_status_t tms_transition_run(tms_transition_t *t, _Atomic uint64_t *successes
     tms_stats_add(status == TMS_OK ? successes : &t->saver->stats.failures_total, 1);
     t->report.seconds = tms_wait_elapsed(&t->wait);
     if (status == TMS_OK && report) *report = t->report;
-    return status;
+    return tms_saver_explain_loss(t->saver, status, error);
 }

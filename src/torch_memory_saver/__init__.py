@@ -46,6 +46,7 @@ pause = torch_memory_saver.pause
 resume = torch_memory_saver.resume
 empty_cache = torch_memory_saver.empty_cache
 get_cpu_backup = torch_memory_saver.get_cpu_backup
+is_paused = torch_memory_saver.is_paused
 reserve_host_memory = torch_memory_saver.reserve_host_memory
 release_host_memory = torch_memory_saver.release_host_memory
 set_disk_backup_dir = torch_memory_saver.set_disk_backup_dir
@@ -82,6 +83,7 @@ __all__ = [
     "empty_cache",
     "enable_peer_access",
     "get_cpu_backup",
+    "is_paused",
     "memory_saver",
     "pause",
     "region",

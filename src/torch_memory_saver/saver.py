@@ -11,6 +11,7 @@ from torch_memory_saver import preload
 from torch_memory_saver.arguments import DEFAULT_TAG
 from torch_memory_saver.errors import InvalidStateError
 from torch_memory_saver.implementation import Implementation
+from torch_memory_saver.paused import is_paused
 from torch_memory_saver.pending import PendingResume
 from torch_memory_saver.report import PauseReport, ResumeReport
 from torch_memory_saver.usage import Stats
@@ -324,6 +325,19 @@ class TorchMemorySaver:
         """
         backup: torch.Tensor | None = self._use().get_cpu_backup(x, zero_copy=zero_copy)
         return backup
+
+    def is_paused(self, x: torch.Tensor) -> bool:
+        """Whether touching a tensor would be an error now: its storage lies in managed memory that is not resident.
+
+        That is memory which is paused, being paused or resumed, or damaged (see :meth:`pause`). A copy from or to it fails
+        with "invalid argument". A kernel that touches it is an illegal memory access, after which the process cannot use the
+        device any more. Any device, any view; tensors of other memory, on the CPU for instance, are never paused. Of a
+        tensor that is made of others (``DTensor``) each counts.
+
+        Raises:
+            InvalidArgumentError: Not a tensor, or one without a storage of its own, such as a sparse one: ask for its parts.
+        """
+        return is_paused(x)
 
     def set_disk_backup_dir(self, path: str | os.PathLike[str]) -> None:
         """The directory for disk backups from now on, made if it is not there. Default: ``TMS_DISK_BACKUP_DIR``, else the

@@ -124,6 +124,9 @@ static void devices_can_be_asked_for(void **state) {
     assert_int_equal(api->device_memory(count, &free_bytes, &total, &error), TMS_INVALID_ARGUMENT);
     assert_int_equal(api->device_memory(-1, &free_bytes, &total, &error), TMS_INVALID_ARGUMENT);
     ASSERT_OK(api->refresh_peers(&error), error);
+    simulator()->fail_after("cuMemGetInfo_v2", 0, 1, CUDA_ERROR_ILLEGAL_ADDRESS);
+    assert_int_equal(api->device_memory(0, &free_bytes, &total, &error), TMS_DEVICE_LOST);
+    assert_non_null(strstr(error.message, "No managed memory was paused"));
 }
 
 static void captures_through_the_table(void **state) {

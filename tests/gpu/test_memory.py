@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from gpu_support import (
     GIB,
@@ -12,6 +14,7 @@ from gpu_support import (
     assert_close_to,
     core,
     empty,
+    errors,
     free_bytes,
     process_bytes,
     saver,
@@ -147,3 +150,69 @@ def test_a_managed_tensor_behaves_like_any_other() -> None:
         numbers.mul_(3)
     torch.cuda.current_stream().wait_stream(side)
     assert numbers.view(1024, 1024)[5].sum().item() == 6 * 1024
+
+
+# -- touching paused memory --------------------------------------------------------------------------------------------
+
+
+def test_is_paused_says_which_tensors_must_not_be_touched() -> None:
+    with saver.region(tag="kv_cache"):
+        cache = torch.zeros(2 * MIB, dtype=torch.uint8, device="cuda")
+    with saver.region(tag="weights", enable_cpu_backup=True):
+        weights = torch.ones(1024, 1024, device="cuda", requires_grad=True)
+    ordinary = torch.ones(4, device="cuda")
+    tensors = (cache, cache[100:101], weights, weights.t()[3:], weights.detach()[5, 7], ordinary, ordinary.cpu())
+    sparse = torch.sparse_coo_tensor(
+        torch.zeros(2, 1, dtype=torch.int64, device="cuda"), ordinary[:1], (2, 2), check_invariants=False
+    )
+
+    def paused() -> list[bool]:
+        return [saver.is_paused(tensor) for tensor in tensors]
+
+    assert not any(paused())
+    saver.pause("kv_cache")
+    assert paused() == [True, True, False, False, False, False, False]
+    saver.pause("weights")
+    assert paused() == [True, True, True, True, True, False, False]
+    assert tms.is_paused(weights)
+    saver.resume("kv_cache")
+    assert paused() == [False, False, True, True, True, False, False]
+    assert not saver.is_paused(torch.empty(0, device="cuda"))
+    for wrong in (sparse, 5, None, weights.data_ptr()):
+        with pytest.raises(errors.InvalidArgumentError, match="is_paused"):
+            saver.is_paused(wrong)  # type: ignore[arg-type]
+    saver.resume("weights")
+    assert not any(paused())
+
+
+def pair_of(first: torch.Tensor, second: torch.Tensor) -> Any:
+    """A tensor made of two others, as torch has one for its own tests."""
+    from torch.testing._internal.two_tensor import TwoTensor as Pair
+
+    return Pair(first, second)
+
+
+def test_is_paused_looks_into_tensors_that_are_made_of_others() -> None:
+    with saver.region(tag="weights"):
+        managed = torch.zeros(2 * MIB, dtype=torch.uint8, device="cuda")
+    ordinary = torch.zeros(2 * MIB, dtype=torch.uint8, device="cuda")
+    pairs = (pair_of(managed, ordinary), pair_of(ordinary, managed), pair_of(ordinary, ordinary))
+    parameter = torch.nn.Parameter(managed, requires_grad=False)
+    assert not any(saver.is_paused(tensor) for tensor in (*pairs, parameter))
+    saver.pause("weights")
+    assert [saver.is_paused(tensor) for tensor in (*pairs, parameter)] == [True, True, False, True]
+    saver.resume("weights")
+
+
+def test_a_copy_of_a_paused_tensor_is_refused_and_harms_nothing() -> None:
+    with saver.region(tag="weights", enable_cpu_backup=True):
+        tensor = torch.full((2 * MIB,), 7, dtype=torch.uint8, device="cuda")
+    other = torch.zeros(2 * MIB, dtype=torch.uint8, device="cuda")
+    host = torch.zeros(2 * MIB, dtype=torch.uint8)
+    saver.pause("weights")
+    for copy in (tensor.cpu, lambda: tensor[3].item(), lambda: other.copy_(tensor), lambda: tensor.copy_(host)):
+        with pytest.raises(RuntimeError, match="invalid argument"):
+            copy()
+    saver.resume("weights")
+    assert int(tensor.min()) == int(tensor.max()) == 7
+    assert int(other.max()) == 0

@@ -34,6 +34,8 @@ for device in range(lost + 1):
     with torch.cuda.device(device), saver.region(tag="saved", enable_cpu_backup=True):
         cache.append(empty(SIZE, device))
 saver.pause("saved")
+assert all(saver.is_paused(tensor) for tensor in cache)
+assert not any(saver.is_paused(tensor) for tensor in weights)
 cache[lost].fill_(1)
 try:
     torch.cuda.synchronize(lost)
@@ -51,6 +53,10 @@ for _ in range(2):
         refused(lambda: saver.resume()),
     ):
         assert error.error_name.startswith("CUDA_ERROR_"), str(error)
+        assert f"{SIZE * len(cache)} bytes" in str(error), str(error)
+        assert "of managed memory were paused" in str(error), str(error)
+        assert "'saved'" in str(error), str(error)
+        assert "'weights'" not in str(error), str(error)
     assert {state_of(tensor) for tensor in weights} == {core.STATE_ACTIVE}
     assert {state_of(tensor) for tensor in cache} == {core.STATE_PAUSED}
 try:
