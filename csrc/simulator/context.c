@@ -71,6 +71,7 @@ static CUresult activate(sim_context_t *context) {
     CUresult lost = lost_for_good();
     if (lost != CUDA_SUCCESS) return lost;
     if (!name_context(context)) return CUDA_ERROR_OUT_OF_MEMORY;
+    context->life = sim_state_new_id();
     context->alive = true;
     return CUDA_SUCCESS;
 }
@@ -132,6 +133,14 @@ CUresult sim_context_get_current(CUcontext *handle) {
     const sim_thread_t *thread = sim_state_thread();
     if (!handle) return CUDA_ERROR_INVALID_VALUE;
     *handle = thread->depth ? (CUcontext)(uintptr_t)thread->contexts[thread->depth - 1] : NULL;
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_context_identifier(CUcontext handle, unsigned long long *id) {
+    const sim_context_t *context = handle ? find_context(handle) : sim_context_current();
+    if (!context) return CUDA_ERROR_INVALID_CONTEXT;
+    if (!id) return CUDA_ERROR_INVALID_VALUE;
+    *id = context->life;
     return CUDA_SUCCESS;
 }
 

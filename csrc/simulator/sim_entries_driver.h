@@ -36,6 +36,7 @@
     X(cuCtxSetCurrent, sim_context_set_current, SIM_INIT, (CUcontext context), (context))                                   \
     X(cuCtxPushCurrent_v2, sim_context_push, SIM_INIT, (CUcontext context), (context))                                      \
     X(cuCtxPopCurrent_v2, sim_context_pop, SIM_INIT, (CUcontext * context), (context))                                      \
+    X(cuCtxGetId, sim_context_identifier, SIM_INIT, (CUcontext context, unsigned long long *id), (context, id))             \
     X(cuCtxGetDevice, sim_context_get_device, SIM_INIT, (CUdevice * device), (device))                                      \
     X(cuCtxEnablePeerAccess, sim_context_enable_peer, SIM_CONTEXT, (CUcontext peer, unsigned int flags), (peer, flags))     \
     X(cuCtxSynchronize, sim_context_synchronize, SIM_CONTEXT, (void), ())                                                   \
@@ -149,6 +150,7 @@
       (CUdeviceptr address, unsigned int value, size_t count, CUstream stream), (address, value, count, stream))            \
     X(cuStreamCreateWithPriority, sim_stream_create_with_priority, SIM_CONTEXT,                                             \
       (CUstream * stream, unsigned int flags, int priority), (stream, flags, priority))                                     \
+    X(cuStreamGetCtx, sim_stream_context, SIM_CONTEXT, (CUstream stream, CUcontext * context), (stream, context))           \
     X(cuStreamGetPriority, sim_stream_priority, SIM_CONTEXT, (CUstream stream, int *priority), (stream, priority))          \
     X(cuLaunchHostFunc, sim_stream_host_function, SIM_CONTEXT,                                                              \
       (CUstream stream, sim_host_function_t * function, void *argument), (stream, function, argument))                      \

@@ -82,6 +82,7 @@ typedef struct sim_context {
     uint64_t id;
     int device;
     bool alive;
+    uint64_t life;       /* of this one life; the handle of a primary context is the same in each */
     unsigned references; /* of a primary context */
     unsigned flags;
     CUresult error;                  /* sticky */

@@ -25,6 +25,14 @@ CUresult sim_stream_identifier(CUstream handle, unsigned long long *id) {
     return CUDA_SUCCESS;
 }
 
+CUresult sim_stream_context(CUstream handle, CUcontext *context) {
+    const sim_stream_t *stream = sim_stream_find(handle);
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    if (!context) return CUDA_ERROR_INVALID_VALUE;
+    *context = (CUcontext)(uintptr_t)stream->context->id;
+    return CUDA_SUCCESS;
+}
+
 CUresult sim_stream_device(CUstream handle, int *device) {
     const sim_stream_t *stream = sim_stream_find(handle);
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
