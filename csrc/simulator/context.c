@@ -1,4 +1,5 @@
-/* Contexts: the primary one of each device, with the driver's reference counts, and each thread's stack of current ones. */
+/* Contexts: the primary one of each device, with the driver's reference counts, those of cuCtxCreate, and each thread's
+ * stack of current ones. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -78,8 +79,8 @@ static CUresult activate(sim_context_t *context) {
 
 void sim_context_destroy(sim_context_t *context) {
     sim_stream_close_all(context);
-    sim_device_memory_clear(context->device);
-    sim_host_clear_device(context->device);
+    sim_device_memory_clear(context);
+    sim_host_clear_context(context);
     context->alive = false;
     context->references = 0;
     context->runtime = false;
@@ -128,6 +129,62 @@ CUresult sim_context_primary_reset(CUdevice device) {
     sim_context_destroy(&sim_state.devices[device].primary);
     return CUDA_SUCCESS;
 }
+
+/* ---- contexts of cuCtxCreate ---- */
+
+CUresult sim_context_create(CUcontext *handle, unsigned int flags, CUdevice device) {
+    sim_thread_t *thread = sim_state_thread();
+    CUresult lost = lost_for_good();
+    if (!handle || flags & ~(unsigned)CU_CTX_FLAGS_MASK) return CUDA_ERROR_INVALID_VALUE;
+    if (!sim_device_valid(device)) return CUDA_ERROR_INVALID_DEVICE;
+    if (lost != CUDA_SUCCESS) return lost;
+    if (thread->depth == SIM_CONTEXT_DEPTH) return CUDA_ERROR_INVALID_CONTEXT;
+    sim_context_t *context = calloc(1, sizeof *context);
+    if (!context) return CUDA_ERROR_OUT_OF_MEMORY;
+    *context = (sim_context_t){.life = sim_state_new_id(), .device = device, .alive = true, .created = true, .flags = flags};
+    if (!name_context(context)) {
+        free(context);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *handle = context_handle(context);
+    thread->contexts[thread->depth++] = context->id;
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_context_create_with_affinity(CUcontext *handle, CUexecAffinityParam *affinities, int count, unsigned int flags,
+                                          CUdevice device) {
+    if (count < 0 || (count > 0 && !affinities)) return CUDA_ERROR_INVALID_VALUE;
+    return count > 0 ? CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY : sim_context_create(handle, flags, device);
+}
+
+CUresult sim_context_create_with_parameters(CUcontext *handle, struct CUctxCreateParams_st *parameters, unsigned int flags,
+                                            CUdevice device) {
+    const sim_context_parameters_t *wanted = (const void *)parameters;
+    if (wanted && wanted->graphics) return CUDA_ERROR_NOT_SUPPORTED;
+    if (wanted && wanted->affinities) return CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY;
+    return sim_context_create(handle, flags, device);
+}
+
+/* Where it is current on other threads it stays that, and of no use. */
+CUresult sim_context_destroy_created(CUcontext handle) {
+    sim_thread_t *thread = sim_state_thread();
+    sim_context_t *context = find_context(handle);
+    if (!handle) return CUDA_ERROR_INVALID_VALUE;
+    if (!context || !context->created) return CUDA_ERROR_INVALID_CONTEXT;
+    if (thread->depth && thread->contexts[thread->depth - 1] == context->id) thread->depth--;
+    sim_context_destroy(context);
+    return CUDA_SUCCESS;
+}
+
+void sim_context_clear(void) {
+    for (size_t i = 0; i < sim_state.contexts.count; i++) {
+        sim_context_t *context = sim_state.contexts.slots[i].value;
+        if (context->created) free(context);
+    }
+    sim_table_release(&sim_state.contexts);
+}
+
+/* ---- each thread's stack ---- */
 
 CUresult sim_context_get_current(CUcontext *handle) {
     const sim_thread_t *thread = sim_state_thread();
@@ -206,6 +263,7 @@ CUresult sim_context_select(int device) {
 CUresult sim_context_attach_runtime(void) {
     int device = sim_state_thread()->device;
     const sim_context_t *current = sim_context_current();
+    if (current && current->created) return CUDA_SUCCESS;
     /* A primary context that the driver made current gets a reference of the runtime's, too. */
     if (current) return sim_context_retain_for_runtime(current->device);
     CUresult result = sim_context_retain_for_runtime(device);

@@ -23,6 +23,7 @@ CUresult sim_device_memory_allocate(CUdeviceptr *address, size_t bytes) {
     result = sim_memory_protect(mapping, device, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
     if (result != CUDA_SUCCESS) goto no_access;
     mapping->bytes = bytes;
+    mapping->context = sim_context_current();
     physical->references = 0; /* it lives as long as its mapping */
     sim_state.devices[device].runtime_allocations++;
     *address = range;
@@ -59,15 +60,22 @@ CUresult sim_device_memory_free(CUdeviceptr address) {
     const sim_mapping_t *mapping = find_allocation(address);
     if (!address) return CUDA_SUCCESS;
     if (!mapping) return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = sim_context_drain(&sim_state.devices[mapping->physical->device].primary);
+    CUresult result = sim_context_drain(mapping->context);
     return result == CUDA_SUCCESS ? free_allocation(address) : result;
 }
 
-void sim_device_memory_clear(int device) {
+/* Memory of another process goes with the primary context of the device that it is on. */
+static bool goes_with(const sim_mapping_t *mapping, const sim_context_t *context) {
+    if (!mapping->runtime) return false;
+    if (mapping->physical->imported) return !context->created && mapping->physical->device == context->device;
+    return mapping->context == context;
+}
+
+void sim_device_memory_clear(const sim_context_t *context) {
     for (size_t i = 0; i < sim_state.mappings.count;) {
         sim_mapping_t *mapping = sim_state.mappings.slots[i].value;
         CUresult result = CUDA_ERROR_INVALID_VALUE;
-        if (mapping->runtime && mapping->physical->device == device)
+        if (goes_with(mapping, context))
             result = mapping->physical->imported ? sim_ipc_forget(mapping) : free_allocation(mapping->address);
         /* Freeing may wait for a chunk, and the table be another one after that. */
         i = result == CUDA_SUCCESS ? 0 : i + 1;

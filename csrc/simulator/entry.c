@@ -18,10 +18,19 @@ static const sim_call_info_t calls[SIM_CALL_COUNT];
 
 /* The length of a symbol without its ABI suffix: cuMemGetInfo_v2, cudaStreamEndCapture_ptsz. */
 static size_t base_length(const char *symbol) {
+    static const char *const suffixes[] = {"_v2", "_v3", "_v4", "_ptsz"};
     const char *suffix = strrchr(symbol, '_');
-    if (suffix && (strcmp(suffix, "_v2") == 0 || strcmp(suffix, "_v3") == 0 || strcmp(suffix, "_ptsz") == 0))
-        return (size_t)(suffix - symbol);
+    for (size_t i = 0; suffix && i < sizeof suffixes / sizeof *suffixes; i++) {
+        if (strcmp(suffix, suffixes[i]) == 0) return (size_t)(suffix - symbol);
+    }
     return strlen(symbol);
+}
+
+/* The release of CUDA from which on cuGetProcAddress gives this symbol for its base name, by cudaTypedefs.h. */
+static int offered_since(const char *symbol) {
+    enum { CUDA_11_4 = 11040, CUDA_12_5 = 12050 };
+    if (strcmp(symbol, "cuCtxCreate_v3") == 0) return CUDA_11_4;
+    return strcmp(symbol, "cuCtxCreate_v4") == 0 ? CUDA_12_5 : 0;
 }
 
 /* The documentation calls it cuGraphInstantiate; only the symbol is longer. */
@@ -132,12 +141,15 @@ static const sim_call_info_t calls[SIM_CALL_COUNT] = {SIM_DRIVER_ENTRIES(DRIVER_
 
 CUresult sim_entry_address(const char *symbol, void **function, int version, cuuint64_t flags,
                            CUdriverProcAddressQueryResult *status) {
-    (void)version;
+    int best = -1;
     (void)flags;
     if (!symbol || !function) return CUDA_ERROR_INVALID_VALUE;
     *function = NULL;
-    for (size_t i = 0; i < SIM_CALL_COUNT && !*function; i++) {
-        if (calls[i].driver && is_named(calls[i].symbol, symbol)) *function = calls[i].address;
+    for (size_t i = 0; i < SIM_CALL_COUNT; i++) {
+        int since = offered_since(calls[i].symbol);
+        if (!calls[i].driver || !is_named(calls[i].symbol, symbol) || since <= best || since > version) continue;
+        *function = calls[i].address;
+        best = since;
     }
     if (status) *status = *function ? CU_GET_PROC_ADDRESS_SUCCESS : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
     return *function ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;

@@ -22,8 +22,7 @@ sim_host_t *sim_host_at(uint64_t address) {
 static CUresult add_host(uint64_t address, uint64_t bytes, bool registered) {
     sim_host_t *host = calloc(1, sizeof *host);
     if (!host) return CUDA_ERROR_OUT_OF_MEMORY;
-    *host =
-        (sim_host_t){.address = address, .bytes = bytes, .registered = registered, .device = sim_context_current()->device};
+    *host = (sim_host_t){.address = address, .bytes = bytes, .registered = registered, .context = sim_context_current()};
     if (!sim_table_insert(&sim_state.hosts, address, host)) {
         free(host);
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -55,13 +54,13 @@ CUresult sim_host_allocate(void **address, size_t bytes, unsigned int flags) {
 }
 
 /* Takes a block away once no work in flight uses it, and, where its context goes on, the device has done all that it was
- * given: the real driver waits for the device of the block's context, whatever the work, and for no other. Any other address
+ * given: the real driver waits for the block's context, whatever the work, and for no other. Any other address
  * in a block is a wrong one; what is missing is something else only where there is no block at all. */
 static CUresult take_away(uint64_t address, bool registered, CUresult missing, bool context_goes_on) {
     sim_host_t *host = sim_host_at(address);
     if (!host) return sim_memory_mapping_at(address) ? CUDA_ERROR_INVALID_VALUE : missing;
     if (host->address != address || host->registered != registered) return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = context_goes_on ? sim_context_drain(&sim_state.devices[host->device].primary) : CUDA_SUCCESS;
+    CUresult result = context_goes_on ? sim_context_drain(host->context) : CUDA_SUCCESS;
     if (result != CUDA_SUCCESS) return result;
     host = sim_table_find(&sim_state.hosts, address); /* another thread may have been faster */
     if (!host) return missing;
@@ -76,7 +75,7 @@ static CUresult take_away(uint64_t address, bool registered, CUresult missing, b
 /* Nothing is given back to a context that has failed, whichever is current. */
 static CUresult give_back(uint64_t address, bool registered, CUresult missing) {
     const sim_host_t *host = sim_host_at(address);
-    CUresult failed = host ? sim_state.devices[host->device].primary.error : CUDA_SUCCESS;
+    CUresult failed = host ? host->context->error : CUDA_SUCCESS;
     return failed == CUDA_SUCCESS ? take_away(address, registered, missing, true) : failed;
 }
 
@@ -136,11 +135,11 @@ CUresult sim_host_device_pointer(void **device, void *host, unsigned int flags) 
 }
 
 /* The blocks go with the context in which they were made. */
-void sim_host_clear_device(int device) {
+void sim_host_clear_context(const sim_context_t *context) {
     for (size_t i = 0; i < sim_state.hosts.count;) {
         const sim_host_t *host = sim_state.hosts.slots[i].value;
         CUresult result = CUDA_ERROR_INVALID_VALUE;
-        if (host->device == device) result = take_away(host->address, host->registered, CUDA_ERROR_INVALID_VALUE, false);
+        if (host->context == context) result = take_away(host->address, host->registered, CUDA_ERROR_INVALID_VALUE, false);
         /* It may have waited for work, and the table be another one after that. */
         i = result == CUDA_SUCCESS ? 0 : i + 1;
     }

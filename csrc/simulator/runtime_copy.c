@@ -127,7 +127,7 @@ CUresult sim_runtime_pointer_attributes(sim_pointer_attributes_t *attributes, co
             attributes->device_pointer = (void *)(uintptr_t)address;
     } else if (host) {
         attributes->type = MEMORY_HOST;
-        attributes->device = host->device;
+        attributes->device = host->context->device;
         attributes->device_pointer = attributes->host_pointer = (void *)(uintptr_t)address;
     } else {
         attributes->host_pointer = (void *)(uintptr_t)address; /* for all that the runtime knows */

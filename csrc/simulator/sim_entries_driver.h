@@ -8,6 +8,14 @@
 
 #include "sim_runtime.h"
 
+struct CUctxCreateParams_st; /* which cuda.h has since CUDA 12.5 */
+/* The same. */
+typedef struct sim_context_parameters {
+    void *affinities;
+    int affinity_count;
+    void *graphics;
+} sim_context_parameters_t;
+
 #define SIM_DRIVER_DEVICE_ENTRIES(X)                                                                                        \
     X(cuInit, sim_device_init, 0, (unsigned int flags), (flags))                                                            \
     X(cuDriverGetVersion, sim_device_driver_version, SIM_PURE, (int *version), (version))                                   \
@@ -32,6 +40,15 @@
       (context, device))                                                                                                    \
     X(cuDevicePrimaryCtxRelease_v2, sim_context_primary_release, SIM_INIT, (CUdevice device), (device))                     \
     X(cuDevicePrimaryCtxReset_v2, sim_context_primary_reset, SIM_INIT, (CUdevice device), (device))                         \
+    X(cuCtxCreate_v2, sim_context_create, SIM_INIT, (CUcontext * context, unsigned int flags, CUdevice device),             \
+      (context, flags, device))                                                                                             \
+    X(cuCtxCreate_v3, sim_context_create_with_affinity, SIM_INIT,                                                           \
+      (CUcontext * context, CUexecAffinityParam * affinities, int count, unsigned int flags, CUdevice device),              \
+      (context, affinities, count, flags, device))                                                                          \
+    X(cuCtxCreate_v4, sim_context_create_with_parameters, SIM_INIT,                                                         \
+      (CUcontext * context, struct CUctxCreateParams_st * parameters, unsigned int flags, CUdevice device),                 \
+      (context, parameters, flags, device))                                                                                 \
+    X(cuCtxDestroy_v2, sim_context_destroy_created, SIM_INIT, (CUcontext context), (context))                               \
     X(cuCtxGetCurrent, sim_context_get_current, SIM_INIT, (CUcontext * context), (context))                                 \
     X(cuCtxSetCurrent, sim_context_set_current, SIM_INIT, (CUcontext context), (context))                                   \
     X(cuCtxPushCurrent_v2, sim_context_push, SIM_INIT, (CUcontext context), (context))                                      \

@@ -48,6 +48,7 @@ CUresult sim_context_select(int device);
 CUresult sim_context_attach_runtime(void);
 void sim_context_fail(sim_context_t *context, CUresult error); /* the first error stays */
 void sim_context_destroy(sim_context_t *context);
+void sim_context_clear(void); /* forgets all handles, and frees what cuCtxCreate made */
 /* Waits for all work submitted to it so far. */
 CUresult sim_context_drain(sim_context_t *context);
 
@@ -92,15 +93,15 @@ bool sim_export_held(const sim_physical_t *physical);
 /* Frees released memory that nobody has any more. */
 void sim_export_sweep(void);
 
-/* device_memory.c: gives back all that was allocated in a context's device. */
-void sim_device_memory_clear(int device);
+/* device_memory.c: gives back all that was allocated in a context. */
+void sim_device_memory_clear(const sim_context_t *context);
 
 /* reservation.c: whether no address of a range is one of the device's. */
 bool sim_memory_unreserved(uint64_t address, uint64_t bytes);
 
 /* host_memory.c: the pinned block around an address, or NULL. */
 sim_host_t *sim_host_at(uint64_t address);
-void sim_host_clear_device(int device); /* what was allocated or registered in a device's context */
+void sim_host_clear_context(const sim_context_t *context); /* what was allocated or registered in it */
 void sim_host_clear(void);
 
 /* stream.c. NULL for a handle that names none; CU_STREAM_LEGACY and NULL are the current context's legacy stream. */

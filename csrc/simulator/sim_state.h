@@ -29,6 +29,7 @@ enum {
     SIM_GREATEST_PRIORITY = -5, /* of a stream; the least is 0 */
 };
 
+typedef struct sim_context sim_context_t;
 typedef struct sim_graph sim_graph_t;
 typedef struct sim_stream sim_stream_t;
 typedef struct sim_kernel sim_kernel_t; /* sim_kernel.h */
@@ -73,23 +74,25 @@ typedef struct sim_mapping {
     CUmemAccess_flags access[TMS_SIM_MAX_DEVICES];
     unsigned pins; /* chunks of it that workers are touching just now */
     bool runtime;
+    sim_context_t *context; /* of cudaMalloc's memory that is not imported: in which it was made, and with which it goes */
 } sim_mapping_t;
 
 /* Kinds of CUmemLocation that cuda.h names since CUDA 12.2. */
 enum { SIM_LOCATION_HOST = 2, SIM_LOCATION_HOST_NUMA = 3, SIM_LOCATION_HOST_NUMA_CURRENT = 4 };
 
-typedef struct sim_context {
+struct sim_context {
     uint64_t id;
     int device;
     bool alive;
     uint64_t life;       /* of this one life; the handle of a primary context is the same in each */
+    bool created;        /* by cuCtxCreate: not a primary one; stays in the table until a reset */
     unsigned references; /* of a primary context */
     unsigned flags;
     CUresult error;                  /* sticky */
     bool runtime;                    /* the runtime holds one reference */
     bool peers[TMS_SIM_MAX_DEVICES]; /* whose cudaMalloc memory kernels of this context may touch */
     sim_stream_t *legacy;            /* made at its first use */
-} sim_context_t;
+};
 
 typedef struct sim_device {
     sim_context_t primary;
@@ -166,6 +169,7 @@ struct sim_stream {
     bool dropping; /* its context is being destroyed: what is queued is not done */
     int priority;
     bool per_thread; /* a thread's default stream: not one that the program made */
+    uint64_t owner;  /* of such a stream: that thread */
     bool served;     /* it has its thread */
     pthread_t thread;
     pthread_cond_t wanted;  /* to a thread without work: there is some, or the stream closes */
@@ -212,7 +216,7 @@ struct sim_graph {
 typedef struct sim_host {
     uint64_t address;
     uint64_t bytes;
-    int device; /* in whose context it was made */
+    sim_context_t *context; /* in which it was made, and with which it goes */
     bool registered;
 } sim_host_t;
 
@@ -289,7 +293,7 @@ typedef struct sim_thread {
     int last_error;
     CUstreamCaptureMode mode;
     bool calls_back;                       /* it is a worker that calls a function of the program */
-    uint64_t streams[TMS_SIM_MAX_DEVICES]; /* its default stream in each device's context */
+    uint64_t streams[TMS_SIM_MAX_DEVICES]; /* its default stream in each device's primary context */
 } sim_thread_t;
 
 /* Takes the lock, setting everything up at the first call of the process. False in a forked child of a process that had

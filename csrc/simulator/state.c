@@ -110,7 +110,7 @@ void sim_state_clear(void) {
     sim_table_release(&sim_state.gates);
     sim_memory_clear();
     sim_host_clear();
-    sim_table_release(&sim_state.contexts);
+    sim_context_clear();
     for (int i = 0; i < TMS_SIM_MAX_DEVICES; i++) {
         sim_budget_credit(i, sim_state.devices[i].taken, true);
         sim_piece_clear(&sim_state.devices[i]);

@@ -109,17 +109,28 @@ static sim_stream_t *make_stream(sim_context_t *context, bool legacy, bool block
     return NULL;
 }
 
+/* A thread's default stream in a context of cuCtxCreate. */
+static sim_stream_t *find_stream_of(const sim_thread_t *thread, const sim_context_t *context) {
+    for (size_t i = 0; i < sim_state.streams.count; i++) {
+        sim_stream_t *stream = sim_state.streams.slots[i].value;
+        if (stream->context == context && stream->per_thread && stream->owner == thread->id) return stream;
+    }
+    return NULL;
+}
+
 /* A thread's default stream goes with the context; a thread that ends leaves it behind. */
 static sim_stream_t *find_own_stream(void) {
     sim_context_t *context = sim_context_current();
     if (!context) return NULL;
-    uint64_t *id = &sim_state_thread()->streams[context->device];
-    sim_stream_t *stream = sim_table_find(&sim_state.streams, *id);
+    sim_thread_t *thread = sim_state_thread();
+    uint64_t *known = context->created ? NULL : &thread->streams[context->device];
+    sim_stream_t *stream = known ? sim_table_find(&sim_state.streams, *known) : find_stream_of(thread, context);
     if (stream && !stream->closing) return stream;
     stream = make_stream(context, false, true);
     if (!stream) return NULL;
     stream->per_thread = true;
-    *id = stream->id;
+    stream->owner = thread->id;
+    if (known) *known = stream->id;
     return stream;
 }
 
