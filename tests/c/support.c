@@ -1,9 +1,12 @@
 #include "support.h"
 
 #include <dlfcn.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define DEVICE_BYTES (256 * MIB)
 
 const simulator_t *simulator(void) {
     static simulator_t controls;
@@ -24,7 +27,7 @@ const simulator_t *simulator(void) {
 
 void fixture_begin(fixture_t *fixture, int devices) {
     tms_error_t error;
-    simulator()->reset(devices, 256 * MIB);
+    simulator()->reset(devices, DEVICE_BYTES);
     *fixture = (fixture_t){0};
     tms_log_init(&fixture->log, TMS_LOG_WARNING);
     ASSERT_OK(tms_config_read(&fixture->config, &fixture->log, &error), error);
@@ -52,12 +55,13 @@ void fixture_end(fixture_t *fixture, int devices) {
     tms_config_release(&fixture->config);
 }
 
-static int set_up(void **state, int devices) {
+static int set_up(void **state, int devices, uint64_t memory_bytes) {
     tms_error_t error;
     tms_error_context_t context = {.operation = "test", .device = TMS_NO_DEVICE};
     fixture_t *fixture = malloc(sizeof *fixture);
     assert_non_null(fixture);
     fixture_begin(fixture, devices);
+    simulator()->reset(devices, memory_bytes);
     ASSERT_OK(tms_devices_load(&fixture->devices, &fixture->cuda, &fixture->topology, &context, &error), error);
     /* The first entry makes the context and keeps it. */
     ASSERT_OK(tms_devices_enter(&fixture->devices, 0, &context, &error), error);
@@ -67,13 +71,16 @@ static int set_up(void **state, int devices) {
     return 0;
 }
 
-int setup_one_device(void **state) { return set_up(state, 1); }
-int setup_two_devices(void **state) { return set_up(state, 2); }
+int setup_one_device(void **state) { return set_up(state, 1, DEVICE_BYTES); }
+int setup_two_devices(void **state) { return set_up(state, 2, DEVICE_BYTES); }
+int setup_large_device(void **state) { return set_up(state, 1, 8 * GIB); }
 
 int teardown(void **state) {
     fixture_t *fixture = *state;
     /* A test that fails in a callback leaves its pause or resume for ever, and giving memory back would wait for its end. */
     if (fixture->saver.transition_running) return -1;
+    /* Nor may the work that it has left behind a gate keep the rest from ending. */
+    for (int gate = 1; gate <= fixture->last_gate; gate++) simulator()->open_gate(gate);
     fixture_end(fixture, fixture->topology->count);
     free(fixture);
     return 0;
@@ -151,6 +158,7 @@ CUstream launch_behind_gate(fixture_t *fixture, int gate, uint64_t address) {
     ASSERT_OK(tms_devices_enter(&fixture->devices, 0, &context, &error), error);
     assert_int_equal(fixture->cuda->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
     assert_int_equal(simulator()->launch_add(stream, address, MIB, 1, gate), CUDA_SUCCESS);
+    if (gate > fixture->last_gate) fixture->last_gate = gate;
     tms_devices_leave(&fixture->devices, 0);
     return stream;
 }
@@ -161,6 +169,30 @@ void destroy_stream(fixture_t *fixture, CUstream stream) {
     ASSERT_OK(tms_devices_enter(&fixture->devices, 0, &context, &error), error);
     assert_int_equal(fixture->cuda->cuStreamDestroy(stream), CUDA_SUCCESS);
     tms_devices_leave(&fixture->devices, 0);
+}
+
+static void *run_pause(void *argument) {
+    held_pause_t *held = argument;
+    held->status = pause_tag(held->fixture, held->tag, NULL, &held->error);
+    atomic_store(&held->ended, true);
+    return NULL;
+}
+
+void begin_pause(held_pause_t *held, fixture_t *fixture, const char *tag) {
+    uint64_t waits = simulator()->calls("cuCtxSynchronize");
+    *held = (held_pause_t){.fixture = fixture, .tag = tag};
+    assert_int_equal(pthread_create(&held->thread, NULL, run_pause, held), 0);
+    while (simulator()->calls("cuCtxSynchronize") == waits && !atomic_load(&held->ended)) sched_yield();
+    if (atomic_load(&held->ended)) {
+        (void)pthread_join(held->thread, NULL);
+        fail_msg("the pause has ended without waiting for the device");
+    }
+    simulator()->wait_until_synchronizing();
+}
+
+void join_pause(held_pause_t *held) {
+    assert_int_equal(pthread_join(held->thread, NULL), 0);
+    ASSERT_OK(held->status, held->error);
 }
 
 static uint8_t pattern(uint64_t position, uint32_t seed) {

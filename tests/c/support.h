@@ -4,6 +4,7 @@
 #ifndef TMS_TEST_SUPPORT_H
 #define TMS_TEST_SUPPORT_H
 
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,6 +17,7 @@
 #include "transition.h"
 
 #define MIB ((uint64_t)1 << 20)
+#define GIB ((uint64_t)1 << 30)
 
 /* The simulator's control functions, found by dlsym. */
 #define SIMULATOR_CONTROLS(X)                                                                                               \
@@ -51,12 +53,15 @@ typedef struct fixture {
     tms_saver_t saver;
     const tms_driver_table_t *cuda;     /* the driver's entry points, loaded */
     const tms_device_table_t *topology; /* loaded */
+    int last_gate;                      /* the highest one of launch_behind_gate; teardown opens all up to it */
 } fixture_t;
 
 /* One device with 256 MiB, or two; the first device's primary context is active, as in a program that has used it. Teardown
  * frees every segment and fails the test if the simulator still has memory, mappings or reservations. */
 int setup_one_device(void **state);
 int setup_two_devices(void **state);
+/* One with 8 GiB, for segments beyond 4 GiB. Their memory costs the host what is written of it, and 2 MiB. */
+int setup_large_device(void **state);
 int teardown(void **state);
 
 /* What the setups and the teardown are made of, for tests with a fixture of their own: a saver on simulated devices of 256
@@ -87,6 +92,19 @@ tms_status_t resume_selected(fixture_t *fixture, const tms_selection_t *selectio
 /* Work on `stream`, made here on device 0, that adds 1 to the first MiB at `address` once the gate is open. */
 CUstream launch_behind_gate(fixture_t *fixture, int gate, uint64_t address);
 void destroy_stream(fixture_t *fixture, CUstream stream);
+
+/* A pause of one tag on a thread of its own, held up by work behind a gate. begin_pause returns once it waits for the
+ * device, and fails the test if it ends without waiting. */
+typedef struct held_pause {
+    pthread_t thread;
+    fixture_t *fixture;
+    const char *tag;
+    _Atomic bool ended;
+    tms_status_t status;
+    tms_error_t error;
+} held_pause_t;
+void begin_pause(held_pause_t *held, fixture_t *fixture, const char *tag);
+void join_pause(held_pause_t *held); /* the gate is open: it has succeeded */
 
 /* Fills memory with a pattern that depends on `seed` and position, and checks it. */
 void fill(uint64_t address, uint64_t bytes, uint32_t seed);

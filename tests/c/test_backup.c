@@ -3,7 +3,10 @@
 #include "support.h"
 
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
+
+#include "host_block.h"
 
 static const tms_error_context_t CONTEXT = {.operation = "test", .device = 0};
 static const tms_backup_kind_t KINDS[] = {TMS_BACKUP_PINNED, TMS_BACKUP_MMAP, TMS_BACKUP_DISK};
@@ -153,6 +156,69 @@ static void memory_that_cannot_be_page_locked_will_do(void **state) {
     tms_backup_destroy(&backup, &f->saver.stores);
 }
 
+/* ---- backups of more than 4 GiB, of which only what is copied is ever touched ---- */
+
+static void a_plan_of_more_than_4_gib(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    struct tms_host_batch *batch = NULL;
+    const uint64_t address = 16 * GIB, bytes = 8 * GIB;
+    const tms_live_range_t ranges[] = {{address, address + 5 * GIB}, {address + 6 * GIB, address + 6 * GIB + MIB}};
+    const tms_live_t live = {.allocations = &address, .allocation_count = 1, .ranges = ranges, .range_count = 2};
+    tms_backup_t backup = {.kind = TMS_BACKUP_PINNED, .bytes = bytes};
+    ASSERT_OK(tms_host_batch_create(&batch, &f->saver.stores.host, &CONTEXT, &error), error);
+    const tms_backup_wish_t wish = {
+        .kind = backup.kind, .policy = TMS_HOST_RELEASE, .address = address, .live = &live, .batch = batch};
+    ASSERT_OK(tms_backup_plan(&backup, &f->saver.stores, &wish, &CONTEXT, &error), error);
+    assert_int_equal(backup.planned.bytes, 5 * GIB + MIB);
+    assert_int_equal(backup.fresh->bytes, 5 * GIB + MIB);
+    assert_int_equal(backup.planned.extent_count, 2);
+    assert_int_equal(backup.planned.extents[0].bytes, 5 * GIB);
+    assert_int_equal(backup.planned.extents[1].offset, 6 * GIB);
+    assert_int_equal(backup.planned.extents[1].packed, 5 * GIB);
+    assert_int_equal(backup.planned.extents[1].bytes, MIB);
+    tms_host_batch_destroy(batch); /* never started: nothing was mapped */
+    tms_backup_cancel(&backup, &f->saver.stores);
+    assert_int_equal(held_bytes(f), 0);
+}
+
+/* A buffer of one piece that is usable already, and a backup in which the second extent lies behind 4 GiB. */
+static void copies_from_and_to_beyond_4_gib(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_copier_t copier;
+    const uint64_t room = 5 * GIB;
+    f->saver.stores.host.piece_bytes = room;
+    uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 4 * MIB);
+    char *memory = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    assert_ptr_not_equal(memory, MAP_FAILED);
+    tms_host_piece_t piece = {.bytes = room, .state = TMS_PIECE_USABLE};
+    struct tms_host_block block = {.store = &f->saver.stores.host, .memory = memory, .bytes = room, .pieces = &piece};
+    tms_host_buffer_t buffer = {.store = block.store, .block = &block, .memory = memory, .bytes = room};
+    tms_extent_t extents[] = {{.offset = 0, .packed = 0, .bytes = MIB},
+                              {.offset = 2 * MIB, .packed = 4 * GIB + MIB, .bytes = 2 * MIB}};
+    const tms_backup_content_t content = {
+        .kind = TMS_BACKUP_MMAP, .bytes = 4 * GIB + 3 * MIB, .extents = extents, .extent_count = 2};
+    tms_backup_t backup = {.kind = TMS_BACKUP_MMAP, .bytes = room, .planned = content, .host = &buffer};
+    fill(address, 4 * MIB, 1);
+    ASSERT_OK(tms_copier_open(&copier, &f->saver.stores, 0, NULL, &CONTEXT, &error), error);
+    ASSERT_OK(tms_backup_save(&backup, &copier, address, &CONTEXT, &error), error);
+    ASSERT_OK(tms_copier_wait(&copier, &CONTEXT, &error), error);
+    assert_memory_equal(memory, (void *)address, MIB);
+    assert_memory_equal(memory + 4 * GIB + MIB, (void *)(address + 2 * MIB), 2 * MIB);
+
+    backup.held = content;
+    backup.saved = true;
+    assert_ptr_equal(tms_backup_find(&backup, 3 * MIB, MIB), memory + 4 * GIB + 2 * MIB);
+    memset((void *)address, 0, 4 * MIB);
+    ASSERT_OK(tms_backup_load(&backup, &copier, address, &CONTEXT, &error), error);
+    ASSERT_OK(tms_copier_wait(&copier, &CONTEXT, &error), error);
+    tms_copier_close(&copier);
+    assert_filled_part(address, 0, MIB, 1);
+    assert_filled_part(address, 2 * MIB, 2 * MIB, 1);
+    assert_int_equal(munmap(memory, room), 0);
+}
+
 static void mmap_beyond_reason_is_refused(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -250,6 +316,8 @@ int main(void) {
         ONE(discard_keeps_files_and_retained_memory),
         ONE(a_host_buffer_lives_as_long_as_its_last_reference),
         ONE(memory_that_cannot_be_page_locked_will_do),
+        ONE(a_plan_of_more_than_4_gib),
+        ONE(copies_from_and_to_beyond_4_gib),
         ONE(mmap_beyond_reason_is_refused),
         ONE(a_copier_leaves_nothing_open),
         ONE(what_a_copier_cannot_give_back_waits),

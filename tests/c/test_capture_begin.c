@@ -60,6 +60,7 @@ static void a_capture_waits_for_the_call_under_way(void **state) {
     script_t script = {.capture = {.fixture = f, .address = address}};
     tms_selection_t selection = {.interrupted = play, .interrupt_context = &script};
     ASSERT_OK(pause_selected(f, &selection, NULL, &error), error);
+    assert_true(script.asked >= 2); /* it has waited for the device */
     assert_int_equal(pthread_join(script.capture.thread, NULL), 0);
     ASSERT_OK(script.capture.status, script.capture.error);
     assert_int_equal(script.capture.state, TMS_SEGMENT_PAUSED); /* and not still PAUSING */
@@ -80,6 +81,7 @@ static void a_capture_that_waits_keeps_nobody_from_the_turn(void **state) {
     const char *const tags[] = {"held"};
     tms_selection_t selection = {.tags = tags, .tag_count = 1, .interrupted = play, .interrupt_context = &script};
     ASSERT_OK(pause_selected(f, &selection, NULL, &error), error);
+    assert_true(script.asked >= 3);
     assert_int_equal(pthread_join(script.capture.thread, NULL), 0);
     assert_int_equal(pthread_join(script.pause.thread, NULL), 0);
     alarm(0);
@@ -145,6 +147,64 @@ static void a_capture_while_a_resume_waits_for_memory(void **state) {
     assert_filled(address, 40 * MIB, 1);
 }
 
+/* A pause that waits for its turn while another call has it. */
+typedef struct late {
+    fixture_t *fixture;
+    pthread_t thread;
+    int asked;
+    bool started;
+    tms_status_t capture_status, pause_status;
+    tms_error_t error;
+} late_t;
+
+/* Announced directly: tms_saver_capture_begin would wait for the call that has the turn. */
+static int32_t capture_and_end_the_other(void *context) {
+    late_t *late = context;
+    if (late->asked++ > 0) return 0;
+    const tms_error_context_t here = {.operation = "test", .device = TMS_NO_DEVICE};
+    tms_saver_t *saver = &late->fixture->saver;
+    pthread_mutex_lock(&saver->lock);
+    late->capture_status = tms_capture_begin(&saver->capture, NULL, &here, NULL);
+    pthread_mutex_unlock(&saver->lock);
+    simulator()->open_gate(GATE);
+    return 0;
+}
+
+static void *pause_late(void *argument) {
+    late_t *late = argument;
+    const char *const tags[] = {"late"};
+    const tms_selection_t selection = {
+        .tags = tags, .tag_count = 1, .interrupted = capture_and_end_the_other, .interrupt_context = late};
+    late->pause_status = pause_selected(late->fixture, &selection, NULL, &late->error);
+    return NULL;
+}
+
+static int32_t start_late_pause(void *context) {
+    late_t *late = context;
+    if (!late->started) assert_int_equal(pthread_create(&late->thread, NULL, pause_late, late), 0);
+    late->started = true;
+    return 0;
+}
+
+static void a_capture_that_began_while_a_pause_waited_for_its_turn(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t held = allocate(f, "held", TMS_BACKUP_NONE, 2 * MIB), address = allocate(f, "late", TMS_BACKUP_NONE, 2 * MIB);
+    CUstream stream = launch_behind_gate(f, GATE, held);
+    late_t late = {.fixture = f};
+    const char *const tags[] = {"held"};
+    tms_selection_t selection = {.tags = tags, .tag_count = 1, .interrupted = start_late_pause, .interrupt_context = &late};
+    ASSERT_OK(pause_selected(f, &selection, NULL, &error), error);
+    assert_true(late.started);
+    assert_int_equal(pthread_join(late.thread, NULL), 0);
+    assert_int_equal(late.asked, 1);
+    assert_int_equal(late.capture_status, TMS_OK);
+    assert_int_equal(late.pause_status, TMS_CAPTURE_IN_PROGRESS);
+    assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
+    tms_saver_capture_end(&f->saver);
+    destroy_stream(f, stream);
+}
+
 static CUresult say_capturing(CUstream stream, CUstreamCaptureStatus *status) {
     (void)stream;
     *status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
@@ -180,6 +240,7 @@ int main(void) {
         TEST(a_capture_that_waits_keeps_nobody_from_the_turn),
         TEST(a_capture_from_inside_is_refused),
         TEST(a_capture_while_a_resume_waits_for_memory),
+        TEST(a_capture_that_began_while_a_pause_waited_for_its_turn),
         TEST(the_callers_stream_is_asked_also_where_only_something_waits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -220,6 +220,48 @@ static void only_live_bytes_reach_the_disk(void **state) {
     assert_filled(thinned, bytes, 3);
 }
 
+/* Of a range that begins before the segment or ends behind it, what lies in the segment is kept, at its place. */
+static void ranges_are_cut_to_the_segment(void **state) {
+    fixture_t *f = *state;
+    const tms_backup_kind_t kinds[] = {TMS_BACKUP_PINNED, TMS_BACKUP_MMAP, TMS_BACKUP_DISK};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        tms_error_t error;
+        tms_report_t report;
+        uint64_t address = allocate(f, "a", kinds[i], 4 * MIB);
+        const tms_live_range_t ranges[] = {{address - 3 * MIB, address + MIB}, {address + 3 * MIB, address + 9 * MIB}};
+        knowledge_t knowledge = {
+            .live = {.allocations = &address, .allocation_count = 1, .ranges = ranges, .range_count = 2}};
+        fill(address, 4 * MIB, 1);
+        ASSERT_OK(pause_knowing(f, &knowledge, &report, &error), error);
+        assert_int_equal(report.copied_bytes, 2 * MIB);
+        ASSERT_OK(resume_tag(f, NULL, &report, &error), error);
+        assert_int_equal(report.copied_bytes, 2 * MIB);
+        assert_filled_part(address, 0, MIB, 1);
+        assert_poisoned(address + MIB, 2 * MIB);
+        assert_filled_part(address, 3 * MIB, MIB, 1);
+        assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+    }
+}
+
+static void live_bytes_beyond_4_gib(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_report_t report;
+    const uint64_t bytes = 4 * GIB + 4 * MIB;
+    uint64_t address = allocate(f, "a", TMS_BACKUP_PINNED, bytes);
+    const tms_live_range_t ranges[] = {{address, address + MIB},
+                                       {address + 4 * GIB, address + 4 * GIB + 2 * MIB},
+                                       {address + bytes - MIB, address + bytes}};
+    knowledge_t knowledge = {.live = {.allocations = &address, .allocation_count = 1, .ranges = ranges, .range_count = 3}};
+    for (uint32_t i = 0; i < 3; i++) fill(ranges[i].begin, ranges[i].end - ranges[i].begin, i);
+    ASSERT_OK(pause_knowing(f, &knowledge, &report, &error), error);
+    assert_int_equal(report.bytes, bytes);
+    assert_int_equal(report.copied_bytes, 4 * MIB);
+    assert_int_equal(physical_bytes(0), 0);
+    ASSERT_OK(resume_tag(f, NULL, &report, &error), error);
+    for (uint32_t i = 0; i < 3; i++) assert_filled(ranges[i].begin, ranges[i].end - ranges[i].begin, i);
+}
+
 static void nothing_live_is_nothing_kept(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -409,6 +451,8 @@ int main(void) {
         ONE(choices_are_checked),
         ONE(only_live_bytes_are_kept),
         ONE(only_live_bytes_reach_the_disk),
+        ONE(ranges_are_cut_to_the_segment),
+        cmocka_unit_test_setup_teardown(live_bytes_beyond_4_gib, setup_large_device, teardown),
         ONE(nothing_live_is_nothing_kept),
         ONE(who_does_not_know_gets_everything_kept),
         ONE(nobody_is_asked_where_nothing_is_kept),

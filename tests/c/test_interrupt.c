@@ -3,7 +3,6 @@
 #include "support.h"
 
 #include <math.h>
-#include <pthread.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -202,28 +201,14 @@ static void no_refused_host_memory_keeps_a_call_from_stopping(void **state) {
 
 /* ---- while it waits for its turn ---- */
 
-typedef struct other_pause {
-    fixture_t *fixture;
-    tms_status_t status;
-    tms_error_t error;
-} other_pause_t;
-
-static void *run_pause(void *argument) {
-    other_pause_t *other = argument;
-    other->status = pause_tag(other->fixture, "held", NULL, &other->error);
-    return NULL;
-}
-
 static void a_call_that_waits_for_its_turn_stops(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
-    pthread_t thread;
-    other_pause_t other = {.fixture = f};
+    held_pause_t other;
     uint64_t held = allocate(f, "held", TMS_BACKUP_NONE, 2 * MIB), mine = allocate(f, "mine", TMS_BACKUP_NONE, 2 * MIB);
     fill(mine, 2 * MIB, 1);
     CUstream stream = launch_behind_gate(f, GATE, held);
-    assert_int_equal(pthread_create(&thread, NULL, run_pause, &other), 0);
-    simulator()->wait_until_synchronizing();
+    begin_pause(&other, f, "held");
 
     asker_t asker = {.stop = true};
     tms_selection_t selection = asking(&asker);
@@ -236,8 +221,7 @@ static void a_call_that_waits_for_its_turn_stops(void **state) {
 
     asker = (asker_t){.gate = GATE}; /* and one that goes on gets the turn after the other */
     ASSERT_OK(pause_selected(f, &selection, NULL, &error), error);
-    assert_int_equal(pthread_join(thread, NULL), 0);
-    ASSERT_OK(other.status, other.error);
+    join_pause(&other);
     assert_int_equal(physical_bytes(0), 0);
     destroy_stream(f, stream);
 }
@@ -383,6 +367,31 @@ static void a_device_that_comes_into_use_meanwhile_gets_access(void **state) {
     destroy_stream(f, stream);
 }
 
+/* The same, and nobody looks for peers before the call has ended. */
+static int32_t only_use_second_device(void *context) {
+    asker_t *asker = context;
+    CUcontext primary;
+    if (asker->asked++ > 0) return 0;
+    asker->results[0] =
+        (tms_status_t)asker->fixture->cuda->cuDevicePrimaryCtxRetain(&primary, asker->fixture->topology->device[1].handle);
+    return 0;
+}
+
+static void a_resume_looks_for_peers_once_more_when_it_ends(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    asker_t asker = {.fixture = f};
+    tms_selection_t selection = {.interrupted = only_use_second_device, .interrupt_context = &asker};
+    uint64_t address = allocate(f, "a", TMS_BACKUP_MMAP, COPIED * MIB);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    copy_slowly(f);
+    ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+    simulator()->set_bandwidth(0);
+    assert_true(asker.asked >= 1);
+    assert_int_equal(asker.results[0], CUDA_SUCCESS);
+    assert_int_equal(tms_segment_of(tms_registry_find(&f->saver.registry, address))->accessible, 3);
+}
+
 static void a_device_that_comes_into_use_during_a_resume_gets_access(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -485,6 +494,7 @@ int main(void) {
         ONE(a_child_of_a_copy_calls_no_driver),
         TWO(a_device_that_comes_into_use_meanwhile_gets_access),
         TWO(a_device_that_comes_into_use_during_a_resume_gets_access),
+        TWO(a_resume_looks_for_peers_once_more_when_it_ends),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

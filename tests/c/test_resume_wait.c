@@ -7,6 +7,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "temporary.h"
 
@@ -165,6 +168,20 @@ static void enough_memory_costs_no_question(void **state) {
 /* ---- the devices' locks: a second set of locks stands for another process ---- */
 
 static char lock_directory[TEMPORARY_BYTES];
+/* While unlocking is watched: how often that was done, and what the device still held of ours then. */
+static struct {
+    bool watched;
+    int count;
+    uint64_t held_bytes;
+} unlocking;
+
+int flock(int fd, int operation) {
+    if (unlocking.watched && operation & LOCK_UN) {
+        unlocking.count++;
+        unlocking.held_bytes += physical_bytes(0);
+    }
+    return (int)syscall(SYS_flock, fd, operation);
+}
 
 static void begin_other(fixture_t *f, tms_device_locks_t *locks) {
     tms_error_t error;
@@ -223,6 +240,26 @@ static void the_lock_goes_with_the_last_of_what_was_resumed(void **state) {
     tms_device_locks_destroy(&other);
 }
 
+/* The process that waits for the lock wants the memory. */
+static void the_lock_goes_after_the_memory(void **state) {
+    fixture_t *f = *state;
+    for (int is_free = 0; is_free < 2; is_free++) {
+        tms_error_t error;
+        uint64_t addresses[] = {allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB), allocate(f, "a", TMS_BACKUP_NONE, 4 * MIB)};
+        tms_selection_t selection = {.exclusive = 1};
+        ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+        ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+        unlocking.count = 0;
+        unlocking.held_bytes = 0;
+        unlocking.watched = true;
+        if (!is_free) ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+        for (size_t i = 0; i < 2; i++) assert_int_equal(tms_saver_free(&f->saver, addresses[i], &error), TMS_OK);
+        unlocking.watched = false;
+        assert_int_equal(unlocking.count, 1);
+        assert_int_equal(unlocking.held_bytes, 0);
+    }
+}
+
 static void a_failed_resume_keeps_no_lock(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -268,6 +305,7 @@ int main(void) {
         ONE(enough_memory_costs_no_question),
         ONE(an_exclusive_resume_waits_for_the_lock),
         ONE(the_lock_goes_with_the_last_of_what_was_resumed),
+        ONE(the_lock_goes_after_the_memory),
         ONE(a_failed_resume_keeps_no_lock),
     };
     return cmocka_run_group_tests(tests, make_lock_directory, remove_lock_directory);

@@ -2,7 +2,6 @@
 
 #include "support.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -91,6 +90,23 @@ static void the_order_of_driver_calls_is_the_contract(void **state) {
     assert_true(last_copy && unlocked && strstr(last_copy, "cuStreamSynchronize") < unlocked);
 }
 
+/* Kernels may still use what is dropped. */
+static void a_pause_that_drops_everything_waits_for_the_device(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    static char trace[1 << 12];
+    for (int i = 0; i < 3; i++) allocate(f, "kv_cache", TMS_BACKUP_NONE, 2 * MIB);
+    simulator()->trace(1);
+    simulator()->clear_counts();
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    simulator()->read_trace(trace, sizeof trace);
+    simulator()->trace(0);
+    const char *wait = strstr(trace, "cuCtxSynchronize"), *unmap = strstr(trace, "cuMemUnmap");
+    assert_int_equal(lines_of(trace, "cuCtxSynchronize"), 1);
+    assert_int_equal(lines_of(trace, "cuMemUnmap"), 3);
+    assert_true(wait && unmap && wait < unmap);
+}
+
 static void tags_are_independent_and_repeats_do_nothing(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -175,33 +191,14 @@ static void a_pause_waits_for_every_stream(void **state) {
     tms_devices_leave(&f->devices, 0);
 }
 
-/* A pause on its own thread, held up by work on the device until the gate opens. */
-typedef struct held_pause {
-    fixture_t *fixture;
-    tms_status_t status;
-    tms_error_t error;
-} held_pause_t;
-
-static void *run_pause(void *argument) {
-    held_pause_t *held = argument;
-    held->status = pause_tag(held->fixture, "weights", NULL, &held->error);
-    return NULL;
-}
-
 static void a_pause_under_way_stops_no_other_thread(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
-    tms_error_context_t context = {.operation = "test", .device = 0};
-    CUstream stream = NULL;
-    pthread_t thread;
-    held_pause_t held = {.fixture = f};
+    held_pause_t held;
     uint64_t freed = allocate(f, "weights", TMS_BACKUP_PINNED, 2 * MIB),
              kept = allocate(f, "weights", TMS_BACKUP_NONE, 2 * MIB);
-    ASSERT_OK(tms_devices_enter(&f->devices, 0, &context, &error), error);
-    assert_int_equal(f->cuda->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
-    assert_int_equal(simulator()->launch_add(stream, kept, MIB, 1, 1), CUDA_SUCCESS);
-    assert_int_equal(pthread_create(&thread, NULL, run_pause, &held), 0);
-    simulator()->wait_until_synchronizing();
+    CUstream stream = launch_behind_gate(f, 1, kept);
+    begin_pause(&held, f, "weights");
 
     /* The pause owns its segments now and waits for the device. Others allocate, look and free as if it were not there. */
     assert_int_equal(state_of(f, kept), TMS_SEGMENT_PAUSING);
@@ -211,14 +208,12 @@ static void a_pause_under_way_stops_no_other_thread(void **state) {
     assert_int_equal(physical_bytes(0), 6 * MIB); /* the queued free has not happened yet */
 
     simulator()->open_gate(1);
-    assert_int_equal(pthread_join(thread, NULL), 0);
-    ASSERT_OK(held.status, held.error);
+    join_pause(&held);
     assert_false(tms_saver_owns(&f->saver, freed));
     assert_int_equal(state_of(f, kept), TMS_SEGMENT_PAUSED);
     assert_int_equal(state_of(f, other), TMS_SEGMENT_ACTIVE);
     assert_int_equal(physical_bytes(0), 2 * MIB);
-    assert_int_equal(f->cuda->cuStreamDestroy(stream), CUDA_SUCCESS);
-    tms_devices_leave(&f->devices, 0);
+    destroy_stream(f, stream);
 }
 
 static void a_capture_forbids_both_before_anything_changes(void **state) {
@@ -473,6 +468,7 @@ int main(void) {
         ONE(memory_goes_and_comes_back_at_the_same_address),
         ONE(contents_survive_in_every_backup),
         ONE(the_order_of_driver_calls_is_the_contract),
+        ONE(a_pause_that_drops_everything_waits_for_the_device),
         ONE(tags_are_independent_and_repeats_do_nothing),
         ONE(a_selection_of_several_tags),
         ONE(counters_and_tags_say_what_is_paused),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from gpu_support import (
+    GIB,
     LARGE,
     MIB,
     assert_close_to,
@@ -76,6 +77,23 @@ def test_contents_are_the_same_after_pause_and_resume(kind: str, disk: Path) -> 
     if kind == "disk":
         assert files(disk)
     del tensors, scratch, tensor
+
+
+@pytest.mark.real_gpu("copies 4 GiB: the C tests show that offsets beyond are right")
+@pytest.mark.parametrize("kind", ["pinned", "disk"])
+def test_one_tensor_of_more_than_4_gib(kind: str, disk: Path) -> None:
+    size = 4 * GIB + 6 * MIB
+    with saver.region(tag="weights", **BACKUPS[kind]):
+        tensor = empty(size)
+    assert segment_of(tensor)[1] >= size
+    for seed, part in enumerate(tensor.split(GIB)):
+        fill_random(part, seed)
+    sums = [checksum(part) for part in tensor.split(GIB)]
+    assert len(set(sums)) == len(sums)
+    assert saver.pause("weights").copied_bytes >= size
+    saver.resume("weights")
+    assert [checksum(part) for part in tensor.split(GIB)] == sums
+    del tensor, part
 
 
 def test_disk_files_are_as_large_as_what_they_hold_and_go_with_the_allocation(disk: Path) -> None:
