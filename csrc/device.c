@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "capture_mode.h"
+
 void tms_devices_init(tms_devices_t *devices, tms_driver_t *driver) {
     devices->driver = driver;
     atomic_init(&devices->table, NULL);
@@ -281,10 +283,14 @@ tms_status_t tms_devices_enter(tms_devices_t *devices, int ordinal, const tms_er
     if (status != TMS_OK) return status;
     CUdevice device = table->device[ordinal].handle;
     settle_stack(driver);
+    tms_capture_mode_relax(driver, devices->driver->log);
     bool existed = is_active(driver, device, &status, context, error), kept = false;
     CUcontext primary = NULL;
     if (status == TMS_OK) status = TMS_DRIVER_CALL(driver, context, error, cuDevicePrimaryCtxRetain, &primary, device);
-    if (status != TMS_OK) return status;
+    if (status != TMS_OK) {
+        tms_capture_mode_restore(driver, devices->driver->log);
+        return status;
+    }
     if (!existed) {
         CUcontext again = NULL; /* one more reference, never given back: else leaving would destroy it */
         status = TMS_DRIVER_CALL(driver, context, error, cuDevicePrimaryCtxRetain, &again, device);
@@ -294,6 +300,7 @@ tms_status_t tms_devices_enter(tms_devices_t *devices, int ordinal, const tms_er
     if (status != TMS_OK) {
         if (kept) release(devices, driver, ordinal, device, context);
         release(devices, driver, ordinal, device, context);
+        tms_capture_mode_restore(driver, devices->driver->log);
         return status;
     }
     note_entered(primary);
@@ -307,11 +314,14 @@ void tms_devices_leave(tms_devices_t *devices, int ordinal) {
     pop(devices, driver, &context);
     settle_stack(driver);
     release(devices, driver, ordinal, device, &context);
+    tms_capture_mode_restore(driver, devices->driver->log);
 }
 
 void tms_devices_settle(tms_devices_t *devices) {
     const tms_driver_table_t *driver = atomic_load(&devices->driver->table);
-    if (driver) settle_stack(driver);
+    if (!driver) return;
+    settle_stack(driver);
+    tms_capture_mode_settle(driver);
 }
 
 void tms_devices_reclaim(tms_devices_t *devices) {

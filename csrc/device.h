@@ -68,9 +68,9 @@ tms_status_t tms_devices_synchronize(tms_devices_t *devices, tms_device_mask_t m
 tms_status_t tms_devices_memory(tms_devices_t *devices, int ordinal, uint64_t *free_bytes, uint64_t *total_bytes,
                                 const tms_error_context_t *context, tms_error_t *error);
 
-/* Makes a device's primary context current for a few calls, and undoes that. What the driver refuses to undo is logged and
- * tried again: a context left on the thread's stack when this thread enters or leaves again, or by tms_devices_settle; a
- * reference by tms_devices_reclaim. */
+/* Makes a device's primary context current for a few calls, with the thread's capture mode relaxed (capture_mode.h), and
+ * undoes that. What the driver refuses to undo is logged and tried again: a context left on the thread's stack when this
+ * thread enters or leaves again, or by tms_devices_settle; a reference by tms_devices_reclaim. */
 tms_status_t tms_devices_enter(tms_devices_t *devices, int ordinal, const tms_error_context_t *context, tms_error_t *error);
 void tms_devices_leave(tms_devices_t *devices, int ordinal);
 

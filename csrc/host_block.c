@@ -90,45 +90,18 @@ void tms_host_piece_touch(tms_host_piece_t *piece, uint64_t from, uint64_t bytes
 
 /* ---- page-locking ---- */
 
-/* A capture that another thread has begun forbids its calls to threads that have not said that they take no part in it, and
- * would be broken by them; what the store does has nothing to do with it. */
-static CUstreamCaptureMode exchange_mode(const tms_driver_table_t *driver, CUstreamCaptureMode mode) {
-    if (driver->cuThreadExchangeStreamCaptureMode) (void)driver->cuThreadExchangeStreamCaptureMode(&mode);
-    return mode;
-}
-
-void tms_host_stay_out_of_captures(tms_host_store_t *store) {
-    const tms_driver_table_t *driver = atomic_load(&store->devices->driver->table);
-    if (driver) (void)exchange_mode(driver, CU_STREAM_CAPTURE_MODE_RELAXED);
-}
-
-static tms_status_t enter(tms_devices_t *devices, int device, const tms_driver_table_t **driver, CUstreamCaptureMode *mode,
-                          const tms_error_context_t *context, tms_error_t *error) {
-    tms_status_t status = tms_devices_load(devices, driver, NULL, context, error);
-    if (status != TMS_OK) return status;
-    *mode = exchange_mode(*driver, CU_STREAM_CAPTURE_MODE_RELAXED);
-    status = tms_devices_enter(devices, device, context, error);
-    if (status != TMS_OK) (void)exchange_mode(*driver, *mode);
-    return status;
-}
-
-static void leave(tms_devices_t *devices, int device, const tms_driver_table_t *driver, CUstreamCaptureMode mode) {
-    tms_devices_leave(devices, device);
-    (void)exchange_mode(driver, mode);
-}
-
 tms_status_t tms_host_piece_lock(tms_host_piece_t *piece, const tms_error_context_t *context, tms_error_t *error) {
     struct tms_host_block *block = piece->block;
     tms_host_store_t *store = block->store;
     const tms_driver_table_t *driver = NULL;
-    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
     tms_error_t reason;
     tms_error_context_t here = {.operation = context->operation, .device = block->device, .bytes = piece->bytes};
-    tms_status_t status = enter(store->devices, block->device, &driver, &mode, &here, &reason);
+    tms_status_t status = tms_devices_load(store->devices, &driver, NULL, &here, &reason);
+    if (status == TMS_OK) status = tms_devices_enter(store->devices, block->device, &here, &reason);
     if (status == TMS_OK) {
         status = TMS_DRIVER_CALL(driver, &here, &reason, cuMemHostRegister, block->memory + piece->offset, piece->bytes,
                                  CU_MEMHOSTREGISTER_PORTABLE);
-        leave(store->devices, block->device, driver, mode);
+        tms_devices_leave(store->devices, block->device);
     }
     piece->locked = status == TMS_OK;
     if (status == TMS_OK) return TMS_OK;
@@ -146,11 +119,11 @@ static tms_status_t unlock(tms_host_piece_t *piece, const tms_error_context_t *c
     struct tms_host_block *block = piece->block;
     tms_devices_t *devices = block->store->devices;
     const tms_driver_table_t *driver = NULL;
-    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
-    tms_status_t status = enter(devices, block->device, &driver, &mode, context, error);
+    tms_status_t status = tms_devices_load(devices, &driver, NULL, context, error);
+    if (status == TMS_OK) status = tms_devices_enter(devices, block->device, context, error);
     if (status != TMS_OK) return status;
     status = TMS_DRIVER_CALL(driver, context, error, cuMemHostUnregister, block->memory + piece->offset);
-    leave(devices, block->device, driver, mode);
+    tms_devices_leave(devices, block->device);
     /* Its context has been reset or destroyed, and the registration with it. */
     if (status != TMS_OK && error->driver_result == CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED) status = TMS_OK;
     return status;

@@ -70,8 +70,6 @@ void tms_host_piece_touch(tms_host_piece_t *piece, uint64_t from, uint64_t bytes
 /* Page-locks a piece; where that is refused it stays ordinary memory, and piece->locked false. TMS_DRIVER_UNAVAILABLE where
  * the driver has gone. */
 tms_status_t tms_host_piece_lock(tms_host_piece_t *piece, const tms_error_context_t *context, tms_error_t *error);
-/* For a thread of the store, until it ends: its driver calls break nobody's stream capture. */
-void tms_host_stay_out_of_captures(tms_host_store_t *store);
 /* Gives a piece back to the driver and the system. A driver that has gone may not have stopped the device: the piece is then
  * left as it is, and that is TMS_OK. */
 tms_status_t tms_host_piece_give_back(tms_host_piece_t *piece, tms_error_t *error);

@@ -155,7 +155,6 @@ void tms_host_release_start(tms_host_store_t *store) {
 static void *retry_all(void *argument) {
     tms_host_store_t *store = argument;
     pthread_detach(pthread_self());
-    tms_host_stay_out_of_captures(store);
     pthread_mutex_lock(&store->lock);
     bool may = tms_host_call_begin(store); /* not every one of those that are tried is a piece, which looks itself */
     pthread_mutex_unlock(&store->lock);

@@ -28,9 +28,6 @@
  * pieces, those in which nothing lies, count against the pool's limit; one that would pass it is given back, and so are the
  * last pieces of the newest blocks when the limit is lowered or host memory runs short.
  *
- * Driver calls of the store are made with the thread's capture mode relaxed: they have nothing to do with anybody's stream
- * capture, and must not break it.
- *
  * Locks: the store's `lock` is a leaf; it is not held during any system or driver call. Any thread. Threads of the store
  * block all signals, and none runs unless there is something to do. */
 #ifndef TMS_HOST_STORE_H

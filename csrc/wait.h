@@ -4,7 +4,8 @@
  * The caller's `interrupted` is asked on the thread of the call, with no lock of ours held, and at most once in
  * TMS_WAIT_POLL_SECONDS. It may run anything that may be run on that thread (Python's signal handlers, a garbage
  * collection); what it may not do is pause, resume, or begin a capture. During a copy it finds the context of the device
- * that copies current, not the caller's, and what it makes current then is popped with that. Once it has said "stop" it is
+ * that copies current, not the caller's, and the thread's capture mode relaxed (capture_mode.h); what it makes current then
+ * is popped with that. Once it has said "stop" it is
  * not asked again. A call is not interruptible after its commit point, and then simply asks no more.
  *
  * A tms_wait_t belongs to one call and is used on its thread only. Every function takes NULL for one that has no limit, is

@@ -1,5 +1,6 @@
 #include "hooks.h"
 
+#include "capture_mode.h"
 #include "transition.h"
 
 /* Set while this thread is inside an interposed allocation: what is allocated on its behalf is not the program's. */
@@ -36,7 +37,11 @@ static tms_status_t ensure_context(tms_state_t *state, tms_error_t *error) {
     if (status != TMS_OK) return status;
     if (driver->cuCtxGetCurrent && driver->cuCtxGetCurrent(&current) == CUDA_SUCCESS && current) return TMS_OK;
     tms_cudaFree_t initialize = REAL(state, cudaFree);
-    if (!initialize || initialize(NULL) == TMS_CUDA_SUCCESS) return TMS_OK;
+    if (!initialize) return TMS_OK;
+    tms_capture_mode_relax(driver, &state->log);
+    tms_cuda_error_t result = initialize(NULL);
+    tms_capture_mode_restore(driver, &state->log);
+    if (result == TMS_CUDA_SUCCESS) return TMS_OK;
     return tms_error_set(error, TMS_DRIVER_UNAVAILABLE, &context, "The CUDA runtime did not initialise.");
 }
 

@@ -417,8 +417,9 @@ static void a_stream_capture_is_not_broken(void **state) {
     host_fixture_t *f = *state;
     CUstream stream = NULL;
     CUgraph graph = NULL;
-    tms_error_t error;
-    ASSERT_OK(tms_devices_enter(&f->devices, 0, &CONTEXT, &error), error);
+    CUcontext context = NULL;
+    ASSERT_CUDA(CALL(cuDevicePrimaryCtxRetain, &context, 0));
+    ASSERT_CUDA(CALL(cuCtxPushCurrent_v2, context));
     ASSERT_CUDA(CALL(cuStreamCreate, &stream, CU_STREAM_NON_BLOCKING));
     ASSERT_CUDA(CALL(cuStreamBeginCapture_v2, stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
     tms_host_buffer_t *buffer = make_buffer(f, TMS_BACKUP_PINNED, 4 * PIECE, TMS_HOST_RELEASE);
@@ -439,7 +440,8 @@ static void a_stream_capture_is_not_broken(void **state) {
     assert_non_null(graph);
     ASSERT_CUDA(CALL(cuGraphDestroy, graph));
     ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
-    tms_devices_leave(&f->devices, 0);
+    ASSERT_CUDA(CALL(cuCtxPopCurrent_v2, &context));
+    ASSERT_CUDA(CALL(cuDevicePrimaryCtxRelease_v2, 0));
 }
 
 /* ---- headroom ---- */
