@@ -136,7 +136,9 @@ tms_cuda_error_t tms_compat_cuda_error(tms_status_t status, const tms_error_t *e
 
 typedef tms_status_t (*move_t)(const tms_selection_t *selection, tms_report_t *report, tms_error_t *error);
 
+/* NULL and "" mean every tag. */
 static tms_cuda_error_t move(move_t what, const char *tag) {
+    if (tag && !*tag) tag = NULL;
     tms_selection_t selection = {.tags = tag ? &tag : NULL, .tag_count = tag ? 1 : 0};
     tms_report_t report;
     tms_error_t error;

@@ -26,8 +26,8 @@ from torch_memory_saver.errors import (
     TorchMemorySaverError,
     TorchUnavailableError,
 )
+from torch_memory_saver.hook_modes import register_hook_mode
 from torch_memory_saver.pending import PendingResume
-from torch_memory_saver.preload import configure_subprocess
 from torch_memory_saver.report import PauseReport, ResumeReport, TransitionReport
 from torch_memory_saver.saver import TorchMemorySaver
 from torch_memory_saver.usage import Allocation, Stats, TagUsage
@@ -39,6 +39,7 @@ torch_memory_saver = TorchMemorySaver()
 #: The same object under another name that is in use.
 memory_saver = torch_memory_saver
 
+configure_subprocess = torch_memory_saver.configure_subprocess
 region = torch_memory_saver.region
 cuda_graph = torch_memory_saver.cuda_graph
 disable = torch_memory_saver.disable
@@ -87,6 +88,7 @@ __all__ = [
     "memory_saver",
     "pause",
     "region",
+    "register_hook_mode",
     "release_host_memory",
     "reserve_host_memory",
     "resume",

@@ -12,6 +12,7 @@ from torch_memory_saver.errors import InvalidArgumentError
 __all__ = [
     "DEFAULT_TAG",
     "HOST_MEMORY",
+    "backend_checks",
     "check_bytes",
     "check_device",
     "check_progress",
@@ -26,6 +27,8 @@ __all__ = [
 DEFAULT_TAG = "default"
 
 _BACKENDS = {"pinned": _core.BACKUP_PINNED, "mmap": _core.BACKUP_MMAP}
+#: Further checks of a backend: called with its name, each raises InvalidArgumentError to refuse it.
+backend_checks: list[Callable[[str], None]] = []
 _PAUSE_BACKUPS = {"host": _core.BACKUP_PINNED, "disk": _core.BACKUP_DISK, "discard": _core.BACKUP_NONE}
 #: The core's numbers for what becomes of host memory after a resume.
 HOST_MEMORY = {"release": _core.HOST_RELEASE, "pool": _core.HOST_POOL, "retain": _core.HOST_RETAIN}
@@ -47,8 +50,8 @@ def check_tag(tag: object) -> str:
 
 
 def check_tags(tags: object) -> tuple[str, ...] | None:
-    """The tags of a pause or resume: None is every tag, a str one, an iterable of str several (each once, in order)."""
-    if tags is None:
+    """The tags of a pause or resume: None or "" is every tag, a str one, an iterable several (each once, in order)."""
+    if tags is None or tags == "":
         return None
     if isinstance(tags, str):
         return (check_tag(tags),)
@@ -65,7 +68,9 @@ def choose_backup(enable_cpu_backup: object, enable_disk_backup: object, cpu_bac
         if not isinstance(cpu_backup_backend, str) or cpu_backup_backend not in _BACKENDS:
             raise InvalidArgumentError(f'cpu_backup_backend must be "pinned" or "mmap", not {cpu_backup_backend!r}')
         if not enable_cpu_backup:
-            raise InvalidArgumentError("cpu_backup_backend needs enable_cpu_backup=True")
+            raise InvalidArgumentError("cpu_backup_backend requires enable_cpu_backup=True")
+        for check in backend_checks:
+            check(cpu_backup_backend)
         return _BACKENDS[cpu_backup_backend]
     if enable_disk_backup:
         return _core.BACKUP_DISK

@@ -9,16 +9,29 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch_memory_saver import _core, preload
-from torch_memory_saver.errors import InvalidStateError
+from torch_memory_saver.arguments import DEFAULT_TAG, check_tag, choose_backup
+from torch_memory_saver.hook_modes import check_hook_mode
 
-__all__ = ["BinaryWrapper", "binary_wrapper", "change_env", "get_binary_path_from_package"]
+if TYPE_CHECKING:
+    from torch_memory_saver.implementation import Implementation
+    from torch_memory_saver.pools import Key
+
+__all__ = [
+    "BinaryWrapper",
+    "HookMode",
+    "HookUtilBase",
+    "HookUtilModePreload",
+    "HookUtilModeTorch",
+    "binary_wrapper",
+    "corner_of",
+]
+
+HookMode = Literal["auto", "preload", "torch"]
 
 # name: (result, arguments)
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -44,6 +57,33 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 }
 
 
+class _Library(ctypes.CDLL):
+    """A library of ours that has the CUDA runtime's functions, too: the C++ package's were linked to it."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            function = _runtime_function(name)
+            if function is None:
+                raise
+        setattr(self, name, function)
+        return function
+
+
+def _runtime_function(name: str) -> Any:
+    """The function of the CUDA runtime that this process has loaded, or None. Loads nothing."""
+    if not name.startswith("cuda"):
+        return None
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        paths = {line.split(maxsplit=5)[5].rstrip("\n") for line in maps if "/libcudart.so" in line}
+    for path in (None, *sorted(paths)):  # None: what the program has loaded for all of its libraries
+        function = getattr(ctypes.CDLL(path), name, None)
+        if function is not None:
+            return function
+    return None
+
+
 class BinaryWrapper:
     """The C library that holds the process's state.
 
@@ -52,7 +92,7 @@ class BinaryWrapper:
     """
 
     def __init__(self, path_binary: str) -> None:
-        self.cdll = ctypes.CDLL(path_binary)
+        self.cdll = _Library(path_binary)
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(self.cdll, name)
             function.restype = result
@@ -79,41 +119,13 @@ def binary_wrapper() -> BinaryWrapper:
     return BinaryWrapper(_core.library_path)
 
 
-def get_binary_path_from_package(stem: str) -> Path:
-    """The shared library of that stem, in the package's directory or in the one that holds it.
-
-    Raises:
-        InvalidStateError: There is none.
-    """
-    package = Path(os.path.abspath(__file__)).parent
-    for directory in (package, package.parent):
-        for path in sorted(directory.glob(f"{stem}*.so")):
-            if path.name.split(".")[0] == stem:
-                return path
-    raise InvalidStateError(f"there is no shared library {stem!r} in {package} or {package.parent}")
-
-
-@contextmanager
-def change_env(key: str, value: str) -> Iterator[None]:
-    """The environment variable has that value inside, and is as before afterwards."""
-    before = os.environ.get(key)
-    os.environ[key] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(key, None)
-        else:
-            os.environ[key] = before
-
-
 class HookUtilBase:
     """Tells the path of the library that holds the process's state."""
 
     @staticmethod
     def create(hook_mode: str) -> HookUtilBase:
         """The helper of a hook mode."""
-        mode = preload.check_hook_mode(hook_mode)
+        mode = check_hook_mode(hook_mode)
         mode = preload.mode_in_force() if mode == "auto" else mode
         return HookUtilModePreload() if mode == "preload" else HookUtilModeTorch()
 
@@ -140,3 +152,82 @@ class HookUtilModeTorch(HookUtilBase):
         from torch_memory_saver import torch_layer
 
         return torch_layer.require().allocator()
+
+
+class MemPools(Mapping[tuple[str, bool, bool, str, int], Any]):
+    """The pools that regions have left idle, by what the C++ package calls them: tag, whether there is a CPU backup, a disk
+    backup, the CPU backup's backend ("" without one), device.
+
+    To take one out ends it: torch returns its memory when the program has dropped the MemPool and the tensors in it, at the
+    next emptying of the cache. Where several pools have one name, they go together.
+    """
+
+    def __init__(self, implementation: Implementation) -> None:
+        self._implementation = implementation
+
+    def _idle(self) -> dict[tuple[str, bool, bool, str, int], Any]:
+        return {_name_of(pool.key): pool.memory_pool for pool in self._implementation._store.idle_pools()}
+
+    def __getitem__(self, name: tuple[str, bool, bool, str, int]) -> Any:
+        return self._idle()[name]
+
+    def __iter__(self) -> Iterator[tuple[str, bool, bool, str, int]]:
+        return iter(self._idle())
+
+    def __len__(self) -> int:
+        return len(self._idle())
+
+    def pop(self, name: tuple[str, bool, bool, str, int], *default: Any) -> Any:
+        """Takes a pool out and returns its ``torch.cuda.MemPool``."""
+        taken = self._take(lambda key: _name_of(key) == name)
+        if not taken and not default:
+            raise KeyError(name)
+        return taken[-1] if taken else default[0]
+
+    def clear(self) -> None:
+        """Takes every pool out."""
+        self._take(lambda key: True)
+
+    def _take(self, matches: Callable[[Key], bool]) -> list[Any]:
+        torch = self._implementation._find_torch()
+        return [] if torch is None else self._implementation._store.give_away(torch, matches)
+
+
+def _name_of(key: Key) -> tuple[str, bool, bool, str, int]:
+    tag, backup, device, _ = key
+    backend = {_core.BACKUP_PINNED: "pinned", _core.BACKUP_MMAP: "mmap"}.get(backup, "")
+    return tag, bool(backend), backup == _core.BACKUP_DISK, backend, device
+
+
+@contextmanager
+def _region_config(
+    tag: str = DEFAULT_TAG,
+    enable_cpu_backup: bool = False,
+    cpu_backup_backend: str | None = None,
+    enable_disk_backup: bool = False,
+) -> Iterator[None]:
+    """The settings of a region for this thread's allocations, without a pool of torch's."""
+    depth = _core.region_push(check_tag(tag), choose_backup(enable_cpu_backup, enable_disk_backup, cpu_backup_backend), True)
+    try:
+        yield
+    finally:
+        _core.region_pop(depth)
+
+
+def corner_of(implementation: Implementation, name: str) -> Any:
+    """A private attribute of the C++ package's implementation, as far as ours can have it.
+
+    Raises:
+        AttributeError: There is none of that name.
+    """
+    if name == "_binary_wrapper":
+        return binary_wrapper()
+    if name == "_hook_mode":
+        return implementation.hook_mode
+    if name == "_hook_util":
+        return HookUtilBase.create(implementation.hook_mode)
+    if name == "_mem_pools":
+        return MemPools(implementation)
+    if name == "_with_region_config":
+        return _region_config
+    raise AttributeError(f"{type(implementation).__name__!r} object has no attribute {name!r}")

@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch_memory_saver import _core, cpu_backup, preload, torch_layer
 from torch_memory_saver.arguments import (
@@ -25,6 +25,7 @@ from torch_memory_saver.arguments import (
 )
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 from torch_memory_saver.graphs import GraphCapture, GraphPools, check_token
+from torch_memory_saver.hook_modes import check_hook_mode
 from torch_memory_saver.live import live_finder
 from torch_memory_saver.pausing import pausing
 from torch_memory_saver.pending import PendingResume, on_main_thread
@@ -33,9 +34,6 @@ from torch_memory_saver.regions import Disabled, Region
 from torch_memory_saver.report import PauseReport, ResumeReport
 from torch_memory_saver.torch_layer import TorchCuda
 from torch_memory_saver.usage import Stats, take_stats
-
-if TYPE_CHECKING:
-    from torch_memory_saver.compat import BinaryWrapper
 
 __all__ = ["Implementation", "graph_pools", "pool_store"]
 
@@ -81,7 +79,7 @@ class Implementation:
     """
 
     def __init__(self, hook_mode: str = "auto") -> None:
-        self.hook_mode = preload.resolve_hook_mode(preload.check_hook_mode(hook_mode))
+        self.hook_mode = preload.resolve_hook_mode(check_hook_mode(hook_mode))
         _close_at_exit()
         self._find_torch: Callable[[], TorchCuda | None] = torch_layer.loaded if _core.preloaded else torch_layer.require
         self._store = pool_store
@@ -102,12 +100,11 @@ class Implementation:
                 preload.library_path(),
             )
 
-    @property
-    def _binary_wrapper(self) -> BinaryWrapper:
-        """The C library under the names of the C++ package: see compat.py."""
-        from torch_memory_saver.compat import binary_wrapper
+    def __getattr__(self, name: str) -> Any:
+        """The private corners of the C++ package's implementation, such as ``_binary_wrapper``: see compat.py."""
+        from torch_memory_saver.compat import corner_of
 
-        return binary_wrapper()
+        return corner_of(self, name)
 
     def region(
         self,

@@ -469,6 +469,18 @@ class PoolStore:
             for frame in routed:
                 self._begin_routing(torch, frame)
 
+    def give_away(self, torch: TorchCuda, matches: Callable[[Key], bool]) -> list[Any]:
+        """Retires the idle pools of those keys and returns their MemPools. An object that counts as a use keeps its pool
+        alive."""
+        with self._lock:
+            keys = [key for key in self._idle if matches(key)]
+            taken = [pool for key in keys for pool in self._idle.pop(key)]
+        self._strike_off(taken)  # A program that has the object may capture into the pool.
+        memory_pools = [pool.memory_pool for pool in taken]
+        for pool in taken:
+            self.retire(torch, pool)
+        return memory_pools
+
     def idle_pools(self, tags: Tags = None) -> list[Pool]:
         """The idle pools of the tags, at this moment."""
         with self._lock:

@@ -1,22 +1,21 @@
-"""The preload library: where it is, how a child process gets it, and which hook mode is in force."""
+"""The preload library: where it is, how a child process gets it, and which built-in hook mode is in force."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from torch_memory_saver import _core
-from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
+from torch_memory_saver.errors import InvalidStateError
 
-__all__ = ["LIBRARY_NAME", "check_hook_mode", "configure_subprocess", "library_path", "mode_in_force", "resolve_hook_mode"]
+__all__ = ["LIBRARY_NAME", "configure_subprocess", "library_path", "mode_in_force", "preloading", "resolve_hook_mode"]
 
 #: File name of the library for LD_PRELOAD; it lies in the directory that holds the package's directory.
 LIBRARY_NAME = "torch_memory_saver_hook_mode_preload.abi3.so"
 
 _VARIABLE = "LD_PRELOAD"
-_HOOK_MODES = ("auto", "preload", "torch")
 _HOW_TO_PRELOAD = (
     "start the process inside `with torch_memory_saver.configure_subprocess():`, or with the environment variable "
     f"{_VARIABLE}={{path}}"
@@ -28,8 +27,7 @@ def library_path() -> Path:
     return Path(os.path.abspath(__file__)).parent.parent / LIBRARY_NAME
 
 
-@contextmanager
-def configure_subprocess() -> Iterator[None]:
+def configure_subprocess() -> AbstractContextManager[None]:
     """Child processes started inside get the preload library; ``LD_PRELOAD`` is as before afterwards.
 
     Other entries of ``LD_PRELOAD`` are kept. Changes this process's environment meanwhile, and so for every thread of it.
@@ -42,15 +40,25 @@ def configure_subprocess() -> Iterator[None]:
         raise InvalidStateError(
             f"the preload library is not installed: there is no {path}", operation="configure_subprocess"
         )
-    if any(separator in str(path) for separator in " :"):
+    return preloading(str(path))
+
+
+@contextmanager
+def preloading(path: str) -> Iterator[None]:
+    """``LD_PRELOAD`` begins with that library inside, its other entries behind it, and is as before afterwards.
+
+    Raises:
+        InvalidStateError: ``LD_PRELOAD`` cannot name the path.
+    """
+    if any(separator in path for separator in " :"):
         raise InvalidStateError(
-            f"{_VARIABLE} cannot name {str(path)!r}, because of the space or colon in it: install the package elsewhere",
+            f"{_VARIABLE} cannot name {path!r}, because of the space or colon in it: install the package elsewhere",
             operation="configure_subprocess",
         )
     before = os.environ.get(_VARIABLE)
     entries = (before or "").replace(":", " ").split()
-    if str(path) not in entries:
-        os.environ[_VARIABLE] = ":".join([str(path), *entries])
+    if path not in entries:
+        os.environ[_VARIABLE] = ":".join([path, *entries])
     try:
         yield
     finally:
@@ -58,13 +66,6 @@ def configure_subprocess() -> Iterator[None]:
             os.environ.pop(_VARIABLE, None)
         else:
             os.environ[_VARIABLE] = before
-
-
-def check_hook_mode(mode: object) -> str:
-    """The mode, if it is one of "auto", "preload" and "torch"."""
-    if not isinstance(mode, str) or mode not in _HOOK_MODES:
-        raise InvalidArgumentError(f'hook_mode must be "auto", "preload" or "torch", not {mode!r}')
-    return mode
 
 
 def mode_in_force() -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from torch_memory_saver import preload
+from torch_memory_saver import hook_modes, preload
 from torch_memory_saver.arguments import DEFAULT_TAG
 from torch_memory_saver.errors import InvalidStateError
 from torch_memory_saver.implementation import Implementation
@@ -38,8 +38,16 @@ class TorchMemorySaver:
 
     def _ensure_initialized(self) -> None:
         """Makes the implementation at the first use."""
-        if self._impl is None:
-            self._impl = Implementation(**self._impl_ctor_kwargs)
+        if self._impl is not None:
+            return
+        mode = self._impl_ctor_kwargs.get("hook_mode", "auto")
+        factory = hook_modes.factory_of(mode)
+        implementation = Implementation(**self._impl_ctor_kwargs) if factory is None else factory()
+        if implementation is None:
+            raise InvalidStateError(
+                f"the factory of hook mode {mode!r} returned None instead of an implementation", operation="initialize"
+            )
+        self._impl = implementation
 
     def _use(self) -> Any:
         if self._impl is None:
@@ -57,7 +65,8 @@ class TorchMemorySaver:
 
         "preload" where the process was started with the preload library (see :func:`configure_subprocess`): allocations of
         every library are managed inside regions. "torch" otherwise: those that PyTorch makes. It may be set before the first
-        use, to "preload" in order to insist on it. "torch" in a preloaded process changes nothing.
+        use, to "preload" in order to insist on it, or to a name given to :func:`register_hook_mode`. "torch" in a preloaded
+        process changes nothing.
 
         Raises:
             InvalidArgumentError: Set to an unknown mode.
@@ -65,21 +74,37 @@ class TorchMemorySaver:
         """
         if self._impl is None:
             return self._impl_ctor_kwargs.get("hook_mode", "auto")
-        return str(getattr(self._impl, "hook_mode", preload.mode_in_force()))
+        # Programs that put an implementation in may delete the arguments of ours.
+        chosen = getattr(self, "_impl_ctor_kwargs", {}).get("hook_mode", "auto")
+        other = preload.mode_in_force() if chosen in hook_modes.BUILT_IN else chosen
+        return str(getattr(self._impl, "hook_mode", other))
 
     @hook_mode.setter
     def hook_mode(self, mode: str) -> None:
-        preload.check_hook_mode(mode)
+        hook_modes.check_hook_mode(mode)
         if self._impl is None:
             if mode == "auto":
                 self._impl_ctor_kwargs.pop("hook_mode", None)
             else:
                 self._impl_ctor_kwargs["hook_mode"] = mode
-        elif mode == "preload" and self.hook_mode != "preload":
+        elif mode != self.hook_mode and mode not in ("auto", "torch"):
             raise InvalidStateError(
                 f'hook_mode cannot become "{mode}" after the first use: "{self.hook_mode}" is in force',
                 operation="set hook_mode",
             )
+
+    def configure_subprocess(self) -> AbstractContextManager[None]:
+        """Child processes started inside get the preload library; ``LD_PRELOAD`` is as before afterwards.
+
+        Other entries of ``LD_PRELOAD`` are kept. Changes this process's environment meanwhile, and so for every thread of
+        it. Does nothing where :attr:`hook_mode` is a registered mode without preloading.
+
+        Raises:
+            InvalidStateError: The library is not installed, or lies at a path that ``LD_PRELOAD`` cannot name.
+        """
+        if hook_modes.uses_preload(self.hook_mode):
+            return preload.configure_subprocess()
+        return nullcontext()
 
     def region(
         self,

@@ -80,6 +80,9 @@ static void contents_come_back(void **state) {
     assert_non_null(address);
     fill((uintptr_t)address, 3 * MIB, 5);
     assert_int_equal(tms_pause("weights"), TMS_CUDA_SUCCESS);
+    assert_int_equal(tms_resume(""), TMS_CUDA_SUCCESS); /* every tag */
+    assert_filled((uintptr_t)address, 3 * MIB, 5);
+    assert_int_equal(tms_pause(""), TMS_CUDA_SUCCESS);
     assert_int_equal(physical_bytes(0), 0);
     const uint8_t *copy = tms_get_cpu_backup_pointer(address, 3 * MIB);
     assert_non_null(copy);

@@ -26,13 +26,14 @@ def test_any_other_text_is_a_tag(tag: str) -> None:
 
 def test_tags_select() -> None:
     assert arguments.check_tags(None) is None
+    assert arguments.check_tags("") is None
     assert arguments.check_tags("a") == ("a",)
     assert arguments.check_tags(["b", "a", "b"]) == ("b", "a")
     assert arguments.check_tags(tag for tag in "ab") == ("a", "b")
     assert arguments.check_tags(()) == ()
 
 
-@pytest.mark.parametrize("tags", [3, b"a", bytearray(b"a"), "", ["a", ""], [None], object()])
+@pytest.mark.parametrize("tags", [3, b"a", bytearray(b"a"), ["a", ""], [""], [None], object()])
 def test_bad_selections_are_refused(tags: object) -> None:
     with pytest.raises(errors.InvalidArgumentError):
         arguments.check_tags(tags)

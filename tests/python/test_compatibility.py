@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+import os
+import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, get_args
 
 import pytest
-from conftest import Program
+from conftest import SIMULATOR, Program
 from fake_torch import FakeTorch
 
 import torch_memory_saver as module
-from torch_memory_saver import _core, compat, entrypoint, errors, preload, testing_utils, utils
+from torch_memory_saver import _core, binary_wrapper, compat, entrypoint, errors, hook_modes, preload, testing_utils, utils
 from torch_memory_saver.hooks import base, mode_preload, mode_torch
+from torch_memory_saver.pools import PoolStore
 from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20
@@ -21,8 +29,10 @@ def test_old_import_paths() -> None:
     assert entrypoint.TorchMemorySaver is TorchMemorySaver
     assert issubclass(mode_preload.HookUtilModePreload, base.HookUtilBase)
     assert issubclass(mode_torch.HookUtilModeTorch, base.HookUtilBase)
-    assert mode_preload.configure_subprocess is module.configure_subprocess
-    assert utils.is_xpu() is False
+    assert entrypoint.HookUtilBase is base.HookUtilBase
+    assert binary_wrapper.BinaryWrapper is entrypoint.BinaryWrapper is compat.BinaryWrapper
+    assert get_args(base.HookMode) == ("auto", "preload", "torch")
+    assert utils.is_xpu() is testing_utils.is_xpu() is entrypoint.is_xpu() is False
     assert testing_utils.get_device() == "cuda"
 
 
@@ -44,9 +54,82 @@ def test_the_preload_library_lies_where_programs_look_for_it() -> None:
         utils.get_binary_path_from_package("nothing_of_that_name")
 
 
-def test_change_env(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
+@pytest.mark.parametrize(
+    ("torch", "there", "found"),
+    [
+        (SimpleNamespace(cuda="12.9", hip=None), ["stem_cu12.abi3.so", "stem_cu13.abi3.so"], "stem_cu12.abi3.so"),
+        (SimpleNamespace(cuda="13.0", hip=None), ["stem.abi3.so", "stem_cu12.abi3.so", "stem_cu13.so"], "stem_cu13.so"),
+        (SimpleNamespace(cuda="13.0", hip=None), ["stem_cu12.abi3.so", "stem.abi3.so"], "stem.abi3.so"),
+        (SimpleNamespace(cuda=None, hip="7.2.0"), ["stem_cu12.abi3.so", "stem.abi3.so"], "stem.abi3.so"),
+        (None, ["stem_cu12.abi3.so", "stem_cu13.abi3.so", "stem.abi3.so"], "stem_cu13.abi3.so"),
+        (SimpleNamespace(cuda="12.9", hip=None), ["stem_cu13.abi3.so", "stem_other.so", "stem.txt"], None),
+    ],
+)
+@pytest.mark.parametrize("beside", [True, False], ids=["in the package", "beside the package"])
+def test_a_binary_is_looked_for_beside_utils(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, torch: object, there: list[str], found: str | None, beside: bool
+) -> None:
+    package = tmp_path / "torch_memory_saver"
+    package.mkdir()
+    monkeypatch.setattr(utils, "__file__", str(package / "utils.py"))
+    monkeypatch.setitem(sys.modules, "torch", None if torch is None else SimpleNamespace(version=torch))
+    directory = package if beside else tmp_path
+    for name in there:
+        (directory / name).touch()
+    if found is None:
+        with pytest.raises(errors.InvalidStateError, match=f"'stem' in {package} or {tmp_path}"):
+            utils.get_binary_path_from_package("stem")
+    else:
+        assert utils.get_binary_path_from_package("stem") == directory / found
 
+
+@pytest.mark.parametrize(
+    ("before", "inside"),
+    [(None, "/their/tms.so"), ("/a.so", "/their/tms.so:/a.so"), ("/a.so /b.so", "/their/tms.so:/a.so:/b.so")],
+)
+def test_a_program_may_replace_the_preload_library(monkeypatch: pytest.MonkeyPatch, before: str | None, inside: str) -> None:
+    monkeypatch.setattr(mode_preload, "get_binary_path_from_package", lambda stem: Path("/their/tms.so"))
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    if before is not None:
+        monkeypatch.setenv("LD_PRELOAD", before)
+    with mode_preload.configure_subprocess():
+        assert os.environ["LD_PRELOAD"] == inside
+    assert os.environ.get("LD_PRELOAD") == before
+
+
+def test_the_old_configure_subprocess_finds_our_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    with mode_preload.configure_subprocess():
+        old = os.environ["LD_PRELOAD"]
+    with module.configure_subprocess():
+        assert os.environ["LD_PRELOAD"] == old == str(preload.library_path())
+
+
+@pytest.mark.parametrize("backend", ["pinned", "mmap"])
+def test_a_backend_needs_a_cpu_backup(saver: TorchMemorySaver, backend: str) -> None:
+    with pytest.raises(ValueError, match=r"cpu_backup_backend requires enable_cpu_backup=True"):
+        saver.region(cpu_backup_backend=backend)
+
+
+def test_backends_of_other_platforms(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that finds itself on another platform, by what it has put into entrypoint, hears of it at region()."""
+    monkeypatch.setattr(entrypoint, "is_xpu", lambda: True)
+    for backend in ("pinned", "mmap"):
+        with pytest.raises(ValueError, match="not supported on XPU"):
+            saver.region(enable_cpu_backup=True, cpu_backup_backend=backend)
+    with saver.region(enable_cpu_backup=True):
+        fake_torch.free(fake_torch.allocate(2 * MIB))
+    monkeypatch.setattr(entrypoint, "is_xpu", lambda: False)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(version=SimpleNamespace(hip="6.2.0")))
+    with pytest.raises(ValueError, match="not supported on ROCm"):
+        saver.region(enable_cpu_backup=True, cpu_backup_backend="mmap")
+    with saver.region(enable_cpu_backup=True, cpu_backup_backend="pinned"):
+        fake_torch.free(fake_torch.allocate(2 * MIB))
+
+
+def test_change_env(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SOME_VARIABLE", raising=False)
     with utils.change_env("SOME_VARIABLE", "1"):
         assert os.environ["SOME_VARIABLE"] == "1"
@@ -95,6 +178,101 @@ def test_the_region_flag_can_be_toggled(saver: TorchMemorySaver, fake_torch: Fak
     assert _core.region_current()[3] == 0
 
 
+def test_settings_of_a_region_without_a_pool(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    saver.pause()
+    with saver.region("outer"):
+        routed = list(fake_torch.routings)
+        with saver._impl._with_region_config(tag="a", enable_cpu_backup=True, cpu_backup_backend="mmap"):
+            assert _core.region_current() == ("a", _core.BACKUP_MMAP, True, 2)
+            assert fake_torch.routings == routed
+        with pytest.raises(ZeroDivisionError), saver._impl._with_region_config("b", False, None, enable_disk_backup=True):
+            assert _core.region_current()[:3] == ("b", _core.BACKUP_DISK, True)
+            raise ZeroDivisionError
+        assert _core.region_current()[0] == "outer"
+    assert _core.region_current()[3] == 0
+
+
+def test_idle_pools_by_their_old_names(saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore) -> None:
+    def allocate(**region: Any) -> int:
+        with saver.region(**region):
+            return fake_torch.allocate(2 * MIB)
+
+    plain = allocate(tag="a")
+    allocate(tag="a", enable_cpu_backup=True, cpu_backup_backend="mmap")
+    allocate(tag="a", enable_disk_backup=True)
+    allocate(tag="b", enable_cpu_backup=True)
+    pools = saver._impl._mem_pools
+    names = {
+        ("a", False, False, "", 0),
+        ("a", True, False, "mmap", 0),
+        ("a", False, True, "", 0),
+        ("b", True, False, "pinned", 0),
+    }
+    assert set(pools) == names
+    assert len(pools) == 4
+    taken = pools[("a", False, False, "", 0)]
+    assert taken.id == fake_torch.pool_of(plain)
+    assert pools.pop(("a", False, False, "", 0)) is taken
+    assert set(pools) == names - {("a", False, False, "", 0)}
+    assert pools.pop(("a", False, False, "", 0), None) is None
+    with pytest.raises(KeyError):
+        pools.pop(("a", False, False, "", 0))
+    fake_torch.free(plain)
+    pool = taken.id
+    del taken
+    gc.collect()
+    fake_torch.empty_cache()
+    assert pool not in fake_torch.alive
+    assert saver.stats().tags["a"].allocations == 2
+    pools.clear()
+    assert len(saver._impl._mem_pools) == 0
+
+
+def test_the_hook_mode_and_its_helper(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    saver.hook_mode = "torch"
+    saver.pause()
+    assert saver._impl._hook_mode == "torch"
+    assert isinstance(saver._impl._hook_util, mode_torch.HookUtilModeTorch)
+    with pytest.raises(AttributeError, match="_nothing_of_that_name"):
+        saver._impl._nothing_of_that_name  # noqa: B018
+
+
+def test_the_library_has_what_the_cuda_runtime_exports(program: Program) -> None:
+    """Of a runtime that is loaded for the whole program, and of one that is loaded for one library only."""
+    text = """
+torch_memory_saver.pause()
+cdll = torch_memory_saver._impl._binary_wrapper.cdll
+count = ctypes.c_int()
+cdll.cudaGetDeviceCount.argtypes = [ctypes.POINTER(ctypes.c_int)]
+assert cdll.cudaGetDeviceCount(ctypes.byref(count)) == 0
+assert count.value == 1
+assert cdll.cudaGetDeviceCount is cdll.cudaGetDeviceCount
+for name in ("cudaNothingOfThatName", "tms_nothing_of_that_name"):
+    try:
+        getattr(cdll, name)
+    except AttributeError as error:
+        assert name in str(error)
+    else:
+        raise AssertionError(name)
+"""
+    program(text)
+    program(text, preloaded=True, LD_PRELOAD=str(SIMULATOR))
+
+
+def test_the_library_finds_a_runtime_that_is_not_global(program: Program, tmp_path: Path) -> None:
+    runtime = tmp_path / "libcudart.so.13"
+    shutil.copy(SIMULATOR, runtime)  # a link would be known by the name of what it points to
+    text = f"""
+import ctypes, os
+from torch_memory_saver import compat
+cdll = compat.binary_wrapper().cdll
+assert not hasattr(cdll, "cudaGetDeviceCount")
+ctypes.CDLL({str(runtime)!r}, mode=os.RTLD_LOCAL)
+assert cdll.cudaGetLastError() == 0
+"""
+    program(text, preloaded=False, TMS_CUDA_DRIVER="/nothing")
+
+
 def test_pause_through_the_c_functions(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
     with saver.region("a"):
         used = fake_torch.allocate(2 * MIB)
@@ -106,6 +284,109 @@ def test_pause_through_the_c_functions(saver: TorchMemorySaver, fake_torch: Fake
         assert fake_torch.allocate(2 * MIB) != used, "such a pause, too, keeps its pools from being entered"
     assert cdll.tms_resume(None) == 0
     assert saver.stats().tags["a"].paused_bytes == 0
+
+
+def test_an_empty_tag_is_every_tag(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    for tag in ("a", "b"):
+        with saver.region(tag):
+            fake_torch.allocate(2 * MIB)
+    cdll = compat.binary_wrapper().cdll
+    assert cdll.tms_pause(b"") == 0
+    assert saver.stats().total.paused_bytes == 4 * MIB
+    assert cdll.tms_resume(b"") == 0
+    assert saver.stats().total.paused_bytes == 0
+    assert saver.pause("").allocations == 2
+    assert saver.resume("").allocations == 2
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """The registered hook modes; what the test adds is gone after it."""
+    registered: dict[str, Any] = {}
+    monkeypatch.setattr(hook_modes, "_registered", registered)
+    yield registered
+
+
+class TheirSaver:
+    """An implementation that notes its calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+
+    def pause(self, **keywords: Any) -> str:
+        self.calls.append(("pause", keywords))
+        return "paused"
+
+    def resume(self, **keywords: Any) -> None:
+        self.calls.append(("resume", keywords))
+
+
+def test_a_registered_hook_mode_makes_the_implementation(saver: TorchMemorySaver, registry: dict[str, Any]) -> None:
+    made: list[TheirSaver] = []
+
+    def factory() -> TheirSaver:
+        made.append(TheirSaver())
+        return made[-1]
+
+    with pytest.raises(errors.InvalidArgumentError, match="register_hook_mode"):
+        saver.hook_mode = "theirs"
+    module.register_hook_mode("theirs", factory)
+    saver.hook_mode = "theirs"
+    assert saver.hook_mode == "theirs"
+    assert made == []
+    assert saver.pause("a") == "paused"  # type: ignore[comparison-overlap]
+    saver.resume()
+    assert saver._impl is made[0]
+    assert made[0].calls == [("pause", {"tag": "a"}), ("resume", {"tag": None})]
+    assert saver.hook_mode == "theirs"
+    saver.hook_mode = "theirs"
+    saver.hook_mode = "torch"
+    with pytest.raises(errors.InvalidStateError, match='"theirs" is in force'):
+        saver.hook_mode = "preload"
+
+
+def test_a_hook_mode_that_this_process_has_not_registered(saver: TorchMemorySaver, registry: dict[str, Any]) -> None:
+    module.register_hook_mode("theirs", TheirSaver)
+    saver.hook_mode = "theirs"
+    registry.clear()
+    with pytest.raises(errors.InvalidArgumentError, match=r"register_hook_mode\(\) in this process, not 'theirs'"):
+        saver.pause()
+
+
+def test_a_factory_that_makes_nothing(saver: TorchMemorySaver, registry: dict[str, Any]) -> None:
+    module.register_hook_mode("nothing", lambda: None)
+    saver.hook_mode = "nothing"
+    with pytest.raises(errors.InvalidStateError, match="'nothing' returned None"):
+        saver.pause()
+    assert saver._impl is None
+
+
+@pytest.mark.parametrize("name", ["auto", "preload", "torch", "theirs", "", 3])
+def test_names_of_hook_modes_that_are_refused(registry: dict[str, Any], name: Any) -> None:
+    module.register_hook_mode("theirs", TheirSaver)
+    with pytest.raises(errors.InvalidArgumentError):
+        module.register_hook_mode(name, TheirSaver)
+    assert list(registry) == ["theirs"]
+
+
+def test_a_factory_has_to_be_callable(registry: dict[str, Any]) -> None:
+    with pytest.raises(errors.InvalidArgumentError, match="cannot be called"):
+        module.register_hook_mode("theirs", "TheirSaver")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("uses_preload", "inside"), [(True, str(preload.library_path())), (False, None)])
+def test_a_registered_hook_mode_says_whether_children_are_preloaded(
+    saver: TorchMemorySaver,
+    registry: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    uses_preload: bool,
+    inside: str | None,
+) -> None:
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    module.register_hook_mode("theirs", TheirSaver, uses_preload=uses_preload)
+    saver.hook_mode = "theirs"
+    with saver.configure_subprocess():
+        assert os.environ.get("LD_PRELOAD") == inside
 
 
 def test_the_preload_library_holds_the_state_of_a_preloaded_process(program: Program) -> None:

@@ -1,5 +1,5 @@
 """An old import path: see compat.py."""
 
-from torch_memory_saver.compat import HookUtilBase
+from torch_memory_saver.compat import HookMode, HookUtilBase
 
-__all__ = ["HookUtilBase"]
+__all__ = ["HookMode", "HookUtilBase"]

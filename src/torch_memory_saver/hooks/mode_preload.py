@@ -1,6 +1,14 @@
-"""An old import path: see compat.py."""
+"""An old import path: see compat.py. Programs replace ``get_binary_path_from_package`` here."""
 
+from contextlib import AbstractContextManager
+
+from torch_memory_saver import preload
 from torch_memory_saver.compat import HookUtilModePreload
-from torch_memory_saver.preload import configure_subprocess
+from torch_memory_saver.utils import get_binary_path_from_package
 
-__all__ = ["HookUtilModePreload", "configure_subprocess"]
+__all__ = ["HookUtilModePreload", "configure_subprocess", "get_binary_path_from_package"]
+
+
+def configure_subprocess() -> AbstractContextManager[None]:
+    """As :meth:`torch_memory_saver.TorchMemorySaver.configure_subprocess`, whatever the hook mode is."""
+    return preload.preloading(str(get_binary_path_from_package("torch_memory_saver_hook_mode_preload")))
