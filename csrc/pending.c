@@ -22,14 +22,15 @@ struct tms_pending {
     int holders;
     tms_saver_t *saver;
     pid_t process;
-    tms_selection_t selection; /* of the tags below */
-    char **tags;               /* our own block of them; NULL: all */
-    int expected;              /* devices that will leave a mark in this attempt; -1: not known yet */
-    int queued;                /* devices that have */
-    int count;                 /* of `marks`, also of earlier attempts */
+    tms_selection_t selection;  /* of the tags below */
+    char **tags;                /* our own block of them; NULL: all */
+    tms_device_mask_t expected; /* devices that a stream relies on; 0: not known yet, or it must not */
+    tms_device_mask_t ready;    /* those that are, in this attempt */
+    tms_device_mask_t marked;   /* those that have recorded their mark in this attempt */
+    int count;                  /* of `marks`, also of earlier attempts */
     mark_t marks[TMS_MAX_DEVICES];
-    bool promised; /* a stream waits for the marks: there is no undoing */
-    bool undone;   /* it has failed, and nobody may be made to wait for it */
+    bool promised; /* a stream relies on this attempt: there is no undoing */
+    bool failed;   /* the attempt has, and no further stream may rely on it */
     bool finished;
     bool told; /* how it ended */
     tms_status_t status;
@@ -146,12 +147,12 @@ static void *run(void *argument) {
 
 /* ---- what the resume says ---- */
 
-void tms_pending_expect(tms_pending_t *pending, int devices) {
+void tms_pending_expect(tms_pending_t *pending, tms_device_mask_t devices) {
     if (!pending) return;
     pthread_mutex_lock(&pending->lock);
     pending->expected = devices;
-    pending->queued = 0;
-    pending->undone = false;
+    pending->ready = pending->marked = 0;
+    pending->failed = false;
     pthread_cond_broadcast(&pending->changed);
     pthread_mutex_unlock(&pending->lock);
 }
@@ -173,15 +174,19 @@ static tms_status_t need_mark(tms_pending_t *pending, const tms_copier_t *copier
     return TMS_OK;
 }
 
-tms_status_t tms_pending_queued(tms_pending_t *pending, const tms_copier_t *copier, const tms_error_context_t *context,
-                                tms_error_t *error) {
+tms_status_t tms_pending_ready(tms_pending_t *pending, int device, const tms_copier_t *copier,
+                               const tms_error_context_t *context, tms_error_t *error) {
+    const tms_device_mask_t bit = (tms_device_mask_t)1 << device;
     CUevent event = NULL;
+    tms_status_t status = TMS_OK;
     if (!pending) return TMS_OK;
-    tms_status_t status = need_mark(pending, copier, &event, context, error);
-    if (status == TMS_OK) status = TMS_DRIVER_CALL(copier->driver, context, error, cuEventRecord, event, copier->stream);
+    if (copier) status = need_mark(pending, copier, &event, context, error);
+    if (event && status == TMS_OK)
+        status = TMS_DRIVER_CALL(copier->driver, context, error, cuEventRecord, event, copier->stream);
     if (status != TMS_OK) return status;
     pthread_mutex_lock(&pending->lock);
-    pending->queued++;
+    pending->ready |= bit;
+    if (event) pending->marked |= bit;
     pthread_cond_broadcast(&pending->changed);
     pthread_mutex_unlock(&pending->lock);
     return TMS_OK;
@@ -191,7 +196,7 @@ bool tms_pending_may_undo(tms_pending_t *pending) {
     if (!pending) return true;
     pthread_mutex_lock(&pending->lock);
     bool may = !pending->promised;
-    pending->undone = may;
+    pending->failed = true;
     pthread_mutex_unlock(&pending->lock);
     return may;
 }
@@ -240,7 +245,6 @@ tms_status_t tms_pending_begin(tms_saver_t *saver, const tms_selection_t *select
     made->saver = saver;
     made->process = getpid();
     made->holders = 2;
-    made->expected = -1;
     pthread_mutex_init(&made->lock, NULL);
     tms_wait_condition_init(&made->changed);
     status = copy_selection(made, selection, &context, error);
@@ -270,8 +274,8 @@ int32_t tms_pending_done(tms_pending_t *pending) {
 }
 
 static bool is_finished(const tms_pending_t *pending) { return pending->finished; }
-static bool is_queued(const tms_pending_t *pending) {
-    return pending->finished || (pending->queued == pending->expected && !pending->undone);
+static bool is_ready(const tms_pending_t *pending) {
+    return pending->finished || (pending->expected != 0 && pending->ready == pending->expected && !pending->failed);
 }
 
 /* Until the condition holds; returns with the lock held where it does. */
@@ -311,19 +315,62 @@ tms_status_t tms_pending_wait(tms_pending_t *pending, int32_t (*interrupted)(voi
     return status;
 }
 
+/* ---- streams ---- */
+
+static bool is_default_stream(const void *stream) {
+    return !stream || stream == (void *)CU_STREAM_LEGACY || stream == (void *)CU_STREAM_PER_THREAD;
+}
+
+/* A thread without a context gets one for the calls about the stream: *entered, else TMS_NO_DEVICE. Its default streams are
+ * those of device 0, as in the CUDA runtime. */
+static tms_status_t enter_if_outside(const tms_pending_t *pending, const void *stream, int *entered,
+                                     const tms_error_context_t *context, tms_error_t *error) {
+    tms_devices_t *devices = pending->saver->devices;
+    const tms_driver_table_t *driver = atomic_load(&devices->driver->table);
+    tms_device_mask_t active = 0;
+    CUdevice current;
+    bool by_default = is_default_stream(stream);
+    int device = by_default ? 0 : __builtin_ctzll(pending->marked);
+    *entered = TMS_NO_DEVICE;
+    CUresult result = driver->cuCtxGetDevice ? driver->cuCtxGetDevice(&current) : CUDA_SUCCESS;
+    if (result == CUDA_SUCCESS) return TMS_OK;
+    if (result != CUDA_ERROR_INVALID_CONTEXT) return tms_driver_fail(driver, context, "cuCtxGetDevice", result, error);
+    tms_status_t status = by_default ? tms_devices_active(devices, &active, context, error) : TMS_OK;
+    if (status == TMS_OK && by_default && !(active & 1))
+        return tms_error_set(error, TMS_INVALID_STATE, context,
+                             "this thread has no CUDA context, and device 0, whose default stream it would use, is not in "
+                             "use; make a device current first (torch.cuda.set_device), or call wait()");
+    if (status == TMS_OK) status = tms_devices_enter(devices, device, context, error);
+    if (status == TMS_OK) *entered = device;
+    return status;
+}
+
+/* With the lock held, and every device ready. */
+static tms_status_t hold_back(const tms_pending_t *pending, void *stream, tms_error_t *error) {
+    const tms_error_context_t context = {.operation = "resume", .device = TMS_NO_DEVICE};
+    const tms_driver_table_t *driver = atomic_load(&pending->saver->devices->driver->table);
+    int entered = TMS_NO_DEVICE;
+    if (pending->marked == 0) return TMS_OK; /* the memory is there, and nothing is copied into it */
+    tms_status_t status = enter_if_outside(pending, stream, &entered, &context, error);
+    for (int i = 0; i < pending->count && status == TMS_OK; i++) {
+        if (!(pending->marked >> pending->marks[i].device & 1)) continue;
+        status = TMS_DRIVER_CALL(driver, &context, error, cuStreamWaitEvent, stream, pending->marks[i].event, 0);
+    }
+    if (entered != TMS_NO_DEVICE) tms_devices_leave(pending->saver->devices, entered);
+    return status;
+}
+
 tms_status_t tms_pending_wait_stream(tms_pending_t *pending, void *stream, int32_t (*interrupted)(void *), void *context,
                                      tms_error_t *error) {
-    const tms_error_context_t here = {.operation = "resume", .device = TMS_NO_DEVICE};
-    tms_status_t status = await(pending, is_queued, interrupted, context, error);
+    tms_status_t status = await(pending, is_ready, interrupted, context, error);
     if (status != TMS_OK) return status;
     if (pending->finished) {
         status = outcome(pending, error); /* the contents are there, or never will be */
     } else {
-        const tms_driver_table_t *driver = atomic_load(&pending->saver->devices->driver->table);
-        /* Before the stream waits, and under the lock: the call must not begin to undo in between. */
-        pending->promised = true;
-        for (int i = 0; i < pending->count && status == TMS_OK; i++)
-            status = TMS_DRIVER_CALL(driver, &here, error, cuStreamWaitEvent, stream, pending->marks[i].event, 0);
+        status = hold_back(pending, stream, error);
+        /* Only now: a caller that gets an error must not rely on anything. The call cannot have begun to undo meanwhile,
+         * because that needs the lock. */
+        if (status == TMS_OK) pending->promised = true;
     }
     pthread_mutex_unlock(&pending->lock);
     return status;

@@ -1,8 +1,10 @@
 /* Resumes that go on while their callers do something else: resume(wait=False).
  *
- * A pending resume is an ordinary one (transition.h) on a thread of its own. When a device's last copy has been queued it
- * leaves an event behind that copy, which streams of the program can be made to wait for. Once one of them has been, the
- * call is beyond undoing: a kernel may be using what it restored.
+ * A pending resume is an ordinary one (transition.h) on a thread of its own. A device that owns some of what it restores is
+ * ready when all of that is mapped and the last copy queued, with an event behind it where there is one. Once every such
+ * device is ready, streams of the program can be made to wait for the events. From then on the call is beyond undoing: a
+ * kernel may be using what it restored. An attempt that leaves damaged allocations out is never ready, because a stream
+ * cannot be told of those: waiting for it ends with the call.
  *
  * The thread and the caller's handle hold a pending resume, and the last to let go frees it. Its lock is a leaf. The saver's
  * list of those under way is there for the end of the process, which stops them. */
@@ -44,12 +46,13 @@ tms_status_t tms_pending_wait_stream(tms_pending_t *pending, void *stream, int32
 void tms_pending_release(tms_pending_t *pending);
 
 /* For resume.c and restore.c, on the threads of the call; NULL is an ordinary call. */
-/* This many devices will say that their copies are queued. */
-void tms_pending_expect(tms_pending_t *pending, int devices);
-/* A device's last copy is in the copier's stream. Its context is current. */
-tms_status_t tms_pending_queued(tms_pending_t *pending, const struct tms_copier *copier, const tms_error_context_t *context,
-                                tms_error_t *error);
-/* The call has failed: whether it can still be undone. If so, nobody is made to wait for its copies any more. */
+/* An attempt begins, and each of these devices is going to be ready. 0: no stream may rely on this attempt. */
+void tms_pending_expect(tms_pending_t *pending, tms_device_mask_t devices);
+/* All memory of the device is mapped, and the last copy is in the copier's stream, whose context is current; NULL: nothing
+ * is copied. */
+tms_status_t tms_pending_ready(tms_pending_t *pending, int device, const struct tms_copier *copier,
+                               const tms_error_context_t *context, tms_error_t *error);
+/* The attempt has failed: whether it can still be undone. No further stream can rely on it. */
 bool tms_pending_may_undo(tms_pending_t *pending);
 
 #endif

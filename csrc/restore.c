@@ -42,7 +42,8 @@ void tms_restore_sort(tms_transition_t *t) {
     t->end = NULL; /* nothing is added any more */
 }
 
-bool tms_restore_copies(const tms_transition_t *t, const tms_segment_t *segment) {
+/* Whether it has contents that come back with a copy, or zeros. */
+static bool is_copied(const tms_transition_t *t, const tms_segment_t *segment) {
     return bytes_to_load(segment) > 0 || (t->selection->zero && tms_backup_lacks_contents(&segment->backup));
 }
 
@@ -122,12 +123,13 @@ tms_status_t tms_restore_device(tms_transition_t *t, int device, tms_wait_t *wai
     restoration_t all = {.t = t, .device = device, .unmapped = t->first};
     tms_error_context_t context = tms_transition_context(t, device);
     bool copies = false, fits = true;
-    TMS_FOR_EACH(segment, t) copies |= segment->device == device && tms_restore_copies(t, segment);
+    TMS_FOR_EACH(segment, t) copies |= segment->device == device && is_copied(t, segment);
     tms_status_t status = tms_devices_peers(t->saver->devices, device, &all.peers, &context, error);
     if (status == TMS_OK && copies) status = find_fit(&all, &fits, error);
     /* Where that is not so, it is better known before anything is copied. */
     if (status == TMS_OK && (!copies || !fits)) status = restore_segments(&all, wait, error);
-    if (status != TMS_OK || !copies) return status;
+    if (status != TMS_OK) return status;
+    if (!copies) return tms_pending_ready(t->pending, device, NULL, &context, error);
     /* Nobody waits for a pending one, which would rather have all its copies queued than be stopped between two of them. */
     status = tms_copier_open(&all.copier, &t->saver->stores, device, t->pending ? NULL : wait, &context, error);
     all.copier.done = &t->done_bytes;
@@ -137,7 +139,7 @@ tms_status_t tms_restore_device(tms_transition_t *t, int device, tms_wait_t *wai
     if (status == TMS_FORKED) return status; /* in the child now: the stream and its context are the parent's */
     if (status == TMS_OK) status = tms_copier_flush(&all.copier, error);
     if (status == TMS_OK) status = tms_disk_copy_wait(&all.copier, &context, error);
-    if (status == TMS_OK) status = tms_pending_queued(t->pending, &all.copier, &context, error);
+    if (status == TMS_OK) status = tms_pending_ready(t->pending, device, &all.copier, &context, error);
     if (status == TMS_OK) status = tms_copier_wait(&all.copier, &context, error);
     tms_copier_close(&all.copier);
     return status;

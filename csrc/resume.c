@@ -49,12 +49,8 @@ static void commit(tms_transition_t *t) {
 }
 
 static tms_status_t resume_all(tms_transition_t *t, tms_error_t *error) {
-    tms_device_mask_t copying = 0;
-    TMS_FOR_EACH(segment, t) {
-        t->total_bytes += segment->backup.saved ? segment->backup.held.bytes : 0;
-        if (tms_restore_copies(t, segment)) copying |= (tms_device_mask_t)1 << segment->device;
-    }
-    tms_pending_expect(t->pending, __builtin_popcountll(copying));
+    TMS_FOR_EACH(segment, t) t->total_bytes += segment->backup.saved ? segment->backup.held.bytes : 0;
+    tms_pending_expect(t->pending, t->incomplete ? 0 : t->owners);
     tms_restore_sort(t);
     tms_status_t status = tms_transition_on_devices(t, t->owners, tms_restore_device, error);
     if (status == TMS_FORKED) return status; /* in the child now: what is on the list is the parent's */

@@ -107,10 +107,12 @@ static void collect(tms_transition_t *t) {
     t->first = NULL;
     t->end = &t->first;
     t->owners = t->affected = 0;
+    t->incomplete = false;
     pthread_mutex_lock(&t->saver->lock);
     t->devices_in_use = t->saver->devices_in_use;
     for (tms_registry_node_t *node = t->saver->registry.first; node; node = node->next) {
         tms_segment_t *segment = tms_segment_of(node);
+        if (tms_transition_passes_over(t, segment)) t->incomplete = true;
         if (!tms_transition_selects(t, segment)) continue;
         segment->state = t->through;
         segment->next_in_transition = NULL;

@@ -27,6 +27,7 @@ typedef struct tms_transition {
     const tms_driver_table_t *driver;
     const tms_device_table_t *devices; /* NULL: there was nothing to act on, and the driver has not been asked for */
     tms_device_mask_t devices_in_use;  /* saver->devices_in_use when the list was made */
+    bool incomplete;                   /* the list lacks selected segments, which are damaged */
     bool damaged;                      /* an attempt has left something damaged: another would pass over it */
     _Atomic uint64_t done_bytes;       /* of `total_bytes`, copied for certain */
     uint64_t total_bytes;              /* that this attempt copies */
@@ -71,8 +72,6 @@ void tms_transition_report_progress(const tms_transition_t *t);
 /* Puts those with most to copy first, and leaves others in their order: while the bus is busy with them, the rest gets its
  * memory, which costs time for every segment, however small. */
 void tms_restore_sort(tms_transition_t *t);
-/* Whether it has contents that come back with a copy, or zeros. */
-bool tms_restore_copies(const tms_transition_t *t, const tms_segment_t *segment);
 /* One device's part of a resume: memory, access and contents for its segments. */
 tms_status_t tms_restore_device(tms_transition_t *t, int device, tms_wait_t *wait, tms_error_t *error);
 

@@ -39,18 +39,22 @@ class PendingResume:
         return ResumeReport(*_core.pending_wait(self._pending, on_main_thread()))
 
     def wait_stream(self, stream: Any = None) -> None:
-        """Has a CUDA stream wait for the contents: kernels that are launched on it afterwards see them.
+        """Has a CUDA stream wait for what is resumed: kernels that are launched on it afterwards find memory and contents.
 
-        Returns as soon as all copies are queued, which takes as long as it takes to map the memory, and then costs the
-        program nothing. From then on the resume is not undone: where a copy fails, :meth:`wait` raises, and what was to be
-        resumed is damaged, its backup intact.
+        Returns once the memory is mapped on every device and all copies are queued; with a ``timeout`` that includes the
+        wait for memory. The copies themselves then cost the program nothing. From then on the resume is not undone: where a
+        copy fails, :meth:`wait` raises, and what was to be resumed is damaged, its backup intact. It may be called for
+        several streams, one after the other.
 
         Args:
-            stream: A ``torch.cuda.Stream``, or the handle of one; None is PyTorch's current stream.
+            stream: A ``torch.cuda.Stream``, or the handle of one; None is PyTorch's current stream. On a thread without a
+                CUDA context the default stream is that of device 0, as in the CUDA runtime.
 
         Raises:
             InvalidArgumentError: Not a stream.
-            TorchMemorySaverError: The resume has failed already.
+            InvalidStateError: The default stream of a thread without a CUDA context, while device 0 is not in use.
+            TorchMemorySaverError: The resume has failed, as :meth:`wait` raises it, and is undone; or the driver refused to
+                make the stream wait, and launching on it is not safe before :meth:`wait` has returned.
         """
         _core.pending_wait_stream(self._pending, _handle_of(stream), on_main_thread())
 

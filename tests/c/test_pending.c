@@ -146,6 +146,215 @@ static void what_a_stream_waits_for_is_not_undone(void **state) {
     destroy_and_leave(f, stream);
 }
 
+/* What keeps a resume with a timeout waiting until somebody asks. */
+typedef struct hoard {
+    int device;
+    int64_t bytes;
+} hoard_t;
+
+static hoard_t take_all_but(int device, uint64_t left) {
+    tms_sim_usage_t usage;
+    simulator()->usage(device, &usage);
+    hoard_t hoard = {.device = device, .bytes = (int64_t)(256 * MIB - usage.physical_bytes - left)};
+    assert_int_equal(simulator()->take_memory(device, hoard.bytes), 0);
+    return hoard;
+}
+
+/* As `interrupted`: asked only by a call that waits. */
+static int32_t give_it_back(void *context) {
+    hoard_t *hoard = context;
+    if (hoard->bytes > 0) assert_int_equal(simulator()->take_memory(hoard->device, -hoard->bytes), 0);
+    hoard->bytes = 0;
+    return 0;
+}
+
+/* Enough for the driver to be busy with when the stream is to wait. */
+enum { MANY = 24 };
+
+/* Paused, without contents, and with memory for all but the last of them. */
+static hoard_t pause_many(fixture_t *f, int device, uint64_t addresses[MANY]) {
+    tms_error_t error;
+    for (int i = 0; i < MANY; i++) addresses[i] = allocate_on(f, device, "cache", TMS_BACKUP_NONE, BYTES);
+    ASSERT_OK(pause_tag(f, "cache", NULL, &error), error);
+    return take_all_but(device, (MANY - 1) * BYTES);
+}
+
+/* A kernel on the stream uses memory that nothing is copied into: all of it must be there. */
+static void a_stream_waits_for_memory_without_contents(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_pending_t *pending = NULL;
+    uint64_t addresses[MANY];
+    const tms_selection_t patient = {.timeout_seconds = 3600};
+    CUstream stream = enter_and_make_stream(f);
+    hoard_t hoard = pause_many(f, 0, addresses);
+    ASSERT_OK(tms_pending_begin(&f->saver, &patient, &pending, &error), error);
+    ASSERT_OK(tms_pending_wait_stream(pending, stream, give_it_back, &hoard, &error), error);
+    for (int i = 0; i < MANY; i++) assert_int_equal(simulator()->launch_add(stream, addresses[i], MIB, 1, 0), 0);
+    assert_int_equal(f->cuda->cuStreamSynchronize(stream), CUDA_SUCCESS);
+    ASSERT_OK(tms_pending_wait(pending, NULL, NULL, NULL, &error), error);
+    assert_int_equal(simulator()->calls("cuStreamWaitEvent"), 0); /* nothing is copied: nothing to wait for */
+    tms_pending_release(pending);
+    destroy_and_leave(f, stream);
+}
+
+/* The first device's copies are queued long before the second has memory. */
+static void a_stream_waits_for_every_device(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_pending_t *pending = NULL;
+    const tms_selection_t patient = {.timeout_seconds = 3600};
+    uint64_t filled = paused(f, "a", TMS_BACKUP_PINNED, 10), empty[MANY];
+    CUstream stream = enter_and_make_stream(f);
+    hoard_t hoard = pause_many(f, 1, empty);
+    ASSERT_OK(tms_pending_begin(&f->saver, &patient, &pending, &error), error);
+    ASSERT_OK(tms_pending_wait_stream(pending, stream, give_it_back, &hoard, &error), error);
+    assert_int_equal(physical_bytes(1), MANY * BYTES);
+    ASSERT_OK(tms_pending_wait(pending, NULL, NULL, NULL, &error), error);
+    assert_filled(filled, BYTES, 10);
+    assert_poisoned(empty[MANY - 1], BYTES);
+    tms_pending_release(pending);
+    destroy_and_leave(f, stream);
+}
+
+/* One device has its copies under way, slowly, when the other finds too little memory. */
+static void too_little_memory_is_undone_although_a_stream_is_to_wait(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_pending_t *pending = NULL;
+    const tms_selection_t all = {0};
+    uint64_t filled = paused(f, "a", TMS_BACKUP_PINNED, 11), empty[MANY];
+    CUstream stream = enter_and_make_stream(f);
+    hoard_t hoard = pause_many(f, 1, empty);
+    simulator()->set_bandwidth(16 * MIB);
+    ASSERT_OK(tms_pending_begin(&f->saver, &all, &pending, &error), error);
+    assert_int_equal(tms_pending_wait_stream(pending, stream, NULL, NULL, &error), TMS_OUT_OF_DEVICE_MEMORY);
+    assert_int_equal(tms_pending_wait(pending, NULL, NULL, NULL, &error), TMS_OUT_OF_DEVICE_MEMORY);
+    simulator()->set_bandwidth(0);
+    assert_int_equal(simulator()->calls("cuStreamWaitEvent"), 0);
+    assert_int_equal(state_of(f, filled), TMS_SEGMENT_PAUSED);
+    for (int i = 0; i < MANY; i++) assert_int_equal(state_of(f, empty[i]), TMS_SEGMENT_PAUSED);
+    assert_int_equal(physical_bytes(0) + physical_bytes(1), 0);
+    (void)give_it_back(&hoard);
+    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    assert_filled(filled, BYTES, 11);
+    tms_pending_release(pending);
+    destroy_and_leave(f, stream);
+}
+
+/* The copies of the rest are under way, slowly, and a stream that waited for them alone would not wait for all. */
+static void a_stream_is_not_told_of_a_resume_that_leaves_something_out(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t filled = paused(f, "a", TMS_BACKUP_PINNED, 12), damaged = allocate(f, "b", TMS_BACKUP_NONE, BYTES);
+    CUstream stream = enter_and_make_stream(f);
+    simulator()->fail_after("cuMemUnmap", 0, 1, CUDA_ERROR_UNKNOWN);
+    assert_int_equal(pause_tag(f, "b", NULL, &error), TMS_DRIVER);
+    simulator()->fail_after("cuMemUnmap", 0, 1, CUDA_ERROR_UNKNOWN); /* in the resume, which tries first to repair it */
+    simulator()->set_bandwidth(16 * MIB);
+    const tms_selection_t all = {0};
+    tms_pending_t *pending = NULL;
+    ASSERT_OK(tms_pending_begin(&f->saver, &all, &pending, &error), error);
+    assert_int_equal(tms_pending_wait_stream(pending, stream, NULL, NULL, &error), TMS_DRIVER);
+    assert_string_equal(error.call, "cuMemUnmap");
+    simulator()->set_bandwidth(0);
+    assert_int_equal(simulator()->calls("cuStreamWaitEvent"), 0);
+    assert_int_equal(state_of(f, damaged), TMS_SEGMENT_DAMAGED);
+    assert_int_equal(state_of(f, filled), TMS_SEGMENT_ACTIVE); /* wait_stream has waited for its end */
+    assert_filled(filled, BYTES, 12);
+    tms_pending_release(pending);
+    destroy_and_leave(f, stream);
+}
+
+static void take_turn(fixture_t *f, bool taken) {
+    pthread_mutex_lock(&f->saver.lock);
+    f->saver.transition_running = taken;
+    pthread_cond_broadcast(&f->saver.turn);
+    pthread_mutex_unlock(&f->saver.lock);
+}
+
+/* Who gets an error relies on nothing: what the test says in the place of a resume can be undone. */
+static void a_wait_that_the_driver_refuses_is_no_promise(void **state) {
+    fixture_t *f = *state;
+    const tms_error_context_t context = {.operation = "test", .device = 0};
+    tms_error_t error;
+    tms_copier_t copier;
+    uint64_t address = paused(f, "a", TMS_BACKUP_PINNED, 13);
+    CUstream stream = enter_and_make_stream(f);
+    ASSERT_OK(tms_copier_open(&copier, &f->saver.stores, 0, NULL, &context, &error), error);
+    take_turn(f, true); /* its thread waits until the end */
+    tms_pending_t *pending = begin(f, "a");
+    for (int promised = 0; promised < 2; promised++) {
+        tms_pending_expect(pending, 1);
+        ASSERT_OK(tms_pending_ready(pending, 0, &copier, &context, &error), error);
+        if (!promised) simulator()->fail_after("cuStreamWaitEvent", 0, 1, CUDA_ERROR_UNKNOWN);
+        tms_status_t status = tms_pending_wait_stream(pending, stream, NULL, NULL, &error);
+        assert_int_equal(status, promised ? TMS_OK : TMS_DRIVER);
+        assert_int_equal(tms_pending_may_undo(pending), !promised);
+        /* It has failed, and is not over: whoever comes now waits for its end, or the next attempt. */
+        assert_int_equal(tms_pending_wait_stream(pending, stream, at_once, NULL, &error), TMS_INTERRUPTED);
+    }
+    tms_copier_close(&copier);
+    take_turn(f, false);
+    ASSERT_OK(tms_pending_wait(pending, NULL, NULL, NULL, &error), error);
+    assert_filled(address, BYTES, 13);
+    tms_pending_release(pending);
+    destroy_and_leave(f, stream);
+}
+
+/* Device 0's default stream, as in the CUDA runtime. */
+static void a_thread_without_a_context_has_a_default_stream(void **state) {
+    fixture_t *f = *state;
+    const tms_error_context_t context = {.operation = "test", .device = 0};
+    tms_error_t error;
+    CUcontext current = NULL;
+    uint64_t address = paused(f, "a", TMS_BACKUP_PINNED, 14);
+    simulator()->set_bandwidth(16 * MIB);
+    tms_pending_t *pending = begin(f, "a");
+    ASSERT_OK(tms_pending_wait_stream(pending, NULL, NULL, NULL, &error), error);
+    assert_int_equal(simulator()->calls("cuStreamWaitEvent"), 1);
+    assert_int_equal(f->cuda->cuCtxGetCurrent(&current), CUDA_SUCCESS);
+    assert_null(current);
+    ASSERT_OK(tms_devices_enter(&f->devices, 0, &context, &error), error);
+    assert_int_equal(simulator()->launch_add(NULL, address + BYTES - MIB, MIB, 1, 0), 0);
+    assert_int_equal(f->cuda->cuStreamSynchronize(NULL), CUDA_SUCCESS);
+    tms_devices_leave(&f->devices, 0);
+    ASSERT_OK(tms_pending_wait(pending, NULL, NULL, NULL, &error), error);
+    simulator()->set_bandwidth(0);
+    uint8_t *bytes = (uint8_t *)address;
+    for (uint64_t i = BYTES - MIB; i < BYTES; i++) bytes[i]--;
+    assert_filled(address, BYTES, 14);
+    tms_pending_release(pending);
+}
+
+/* Nor is a context made there: the caller is told what to do. */
+static void a_default_stream_of_a_device_that_is_not_in_use_is_refused(void **state) {
+    (void)state;
+    const tms_error_context_t context = {.operation = "test", .device = 1};
+    tms_device_mask_t active = 0;
+    tms_error_t error;
+    fixture_t f;
+    fixture_begin(&f, 2);
+    ASSERT_OK(tms_devices_load(&f.devices, &f.cuda, &f.topology, &context, &error), error);
+    ASSERT_OK(tms_devices_enter(&f.devices, 1, &context, &error), error);
+    uint64_t address = allocate_on(&f, 1, "a", TMS_BACKUP_PINNED, BYTES);
+    fill(address, BYTES, 15);
+    ASSERT_OK(pause_tag(&f, "a", NULL, &error), error);
+    tms_devices_leave(&f.devices, 1);
+    simulator()->set_bandwidth(16 * MIB);
+    tms_pending_t *pending = begin(&f, "a");
+    assert_int_equal(tms_pending_wait_stream(pending, NULL, NULL, NULL, &error), TMS_INVALID_STATE);
+    assert_non_null(strstr(error.message, "no CUDA context"));
+    assert_non_null(strstr(error.message, "wait()"));
+    ASSERT_OK(tms_devices_active(&f.devices, &active, &context, &error), error);
+    assert_int_equal(active, 2);
+    simulator()->set_bandwidth(0);
+    ASSERT_OK(tms_pending_wait(pending, NULL, NULL, NULL, &error), error);
+    assert_filled(address, BYTES, 15);
+    tms_pending_release(pending);
+    fixture_end(&f, 2);
+}
+
 static void a_wait_can_be_stopped_and_the_resume_goes_on(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -191,6 +400,7 @@ static void the_end_of_the_process_stops_it(void **state) {
 }
 
 #define ONE(test) cmocka_unit_test_setup_teardown(test, setup_one_device, teardown)
+#define TWO(test) cmocka_unit_test_setup_teardown(test, setup_two_devices, teardown)
 
 int main(void) {
     const struct CMUnitTest tests[] = {
@@ -199,6 +409,13 @@ int main(void) {
         ONE(a_stream_waits_for_the_copies_and_the_caller_does_not),
         ONE(a_failure_is_told_by_wait_and_undone),
         ONE(what_a_stream_waits_for_is_not_undone),
+        ONE(a_stream_waits_for_memory_without_contents),
+        TWO(a_stream_waits_for_every_device),
+        TWO(too_little_memory_is_undone_although_a_stream_is_to_wait),
+        ONE(a_stream_is_not_told_of_a_resume_that_leaves_something_out),
+        ONE(a_wait_that_the_driver_refuses_is_no_promise),
+        ONE(a_thread_without_a_context_has_a_default_stream),
+        cmocka_unit_test(a_default_stream_of_a_device_that_is_not_in_use_is_refused),
         ONE(a_wait_can_be_stopped_and_the_resume_goes_on),
         ONE(marks_that_the_driver_keeps_wait_in_the_quarantine),
         ONE(the_end_of_the_process_stops_it),

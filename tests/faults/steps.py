@@ -56,6 +56,7 @@ class Steps(World):
         def run() -> None:
             pending: list[Any] = []
             refused: list[BaseException] = []
+            step.keeps = False
             for block in self._chosen(tags):
                 block.zeroed = options.get("zero", False)
             fired, ended = self.machine.fired(), threading.Event()
@@ -73,6 +74,7 @@ class Steps(World):
                 ended.set()
                 core.pending_wait(pending[0])
                 if refused:
+                    step.keeps = True  # it is about the stream, and the resume keeps what it has made
                     raise refused.pop()
             finally:
                 ended.set()
@@ -81,8 +83,6 @@ class Steps(World):
                 refused.clear()
 
         def verify(before: dict[int, int], error: BaseException | None, failed: set[str]) -> list[str]:
-            # Which is not about the resume: that keeps what it has made.
-            step.keeps = getattr(error, "driver_call", "") == "cuStreamWaitEvent"
             if step.keeps:
                 error = None
             # Kernels of the program may use what a failed copy was to restore.

@@ -139,6 +139,57 @@ def test_work_queued_after_a_resume_sees_the_contents() -> None:
         assert checksum(tensor) == expected
 
 
+@pytest.mark.parametrize("own_stream", [False, True])
+def test_kernels_after_wait_stream_find_memory_and_contents(own_stream: bool) -> None:
+    """A cache without contents, which nothing is copied into, and weights that are, resumed in the background."""
+    with saver.region(tag="kv_cache"):
+        cache = [empty(64 * MIB) for _ in range(16)]
+    with saver.region(tag="weights", enable_cpu_backup=True):
+        weights = empty(64 * MIB)
+    fill_random(weights, 4)
+    expected = checksum(weights)
+    stream = torch.cuda.Stream() if own_stream else torch.cuda.current_stream()
+    for tags in (["kv_cache"], ["kv_cache", "weights"]):
+        saver.pause(["kv_cache", "weights"])
+        if len(tags) == 1:
+            saver.resume("weights")
+        pending = saver.resume(tags, wait=False)
+        with torch.cuda.stream(stream):
+            pending.wait_stream(stream)
+            for index, tensor in enumerate(cache):
+                tensor.fill_(index + 1)
+            for index, tensor in enumerate(cache):
+                assert bool((tensor == index + 1).all())
+            assert checksum(weights) == expected
+        assert pending.wait().allocations >= 1
+    del cache, weights, tensor
+
+
+def test_wait_stream_on_a_thread_of_its_own() -> None:
+    """The thread has no context before it: its default stream is device 0's."""
+    with saver.region(tag="weights", enable_cpu_backup=True):
+        weights = empty(256 * MIB)
+    fill_random(weights, 5)
+    expected = checksum(weights)
+    saver.pause("weights")
+    pending = saver.resume("weights", wait=False)
+    seen: list[object] = []
+
+    def use(tensor: torch.Tensor) -> None:
+        try:
+            pending.wait_stream()
+            seen.append(checksum(tensor))
+        except BaseException as error:
+            seen.append(error)
+
+    thread = threading.Thread(target=use, args=(weights,))
+    thread.start()
+    thread.join(60)
+    assert seen == [expected]
+    assert pending.wait().allocations >= 1
+    del weights
+
+
 def test_threads_allocate_and_free_while_another_pauses_and_resumes() -> None:
     """Allocations of other tags go on during transitions, and nothing is lost or mixed up."""
     with saver.region(tag="weights", enable_cpu_backup=True):

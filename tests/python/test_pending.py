@@ -81,6 +81,50 @@ def test_a_stream_waits_for_the_contents(simulator: Any, address: int, context: 
     assert simulator.calls("cuStreamWaitEvent") == 1
 
 
+@pytest.fixture
+def cache(simulator: Any) -> Iterator[list[int]]:
+    """Paused allocations without contents, enough of them for the driver to be busy when a stream is to wait."""
+    depth = _core.region_push("cache", _core.BACKUP_NONE, True)
+    made = [_core.allocate(SIZE, 0) for _ in range(32)]
+    _core.region_pop(depth)
+    _core.pause(("cache",), None)
+    yield made
+    for each in made:
+        _core.free(each)
+
+
+def test_a_stream_waits_for_memory_without_contents(simulator: Any, cache: list[int], context: None) -> None:
+    add = simulator.library.tms_sim_launch_add
+    add.argtypes = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint8, ctypes.c_int)
+    pending = PendingResume(_core.resume_begin(("cache",), None))
+    pending.wait_stream(0)
+    assert [add(None, each, SIZE, 1, 0) for each in reversed(cache)] == [0] * len(cache)
+    assert simulator.library.cuCtxSynchronize() == 0
+    assert pending.wait().allocations == len(cache)
+
+
+def test_too_little_memory_is_undone_although_a_stream_is_to_wait(simulator: Any, cache: list[int], context: None) -> None:
+    taken = _core.device_memory(0)[0] - SIZE * (len(cache) - 1)
+    assert simulator.library.tms_sim_take_memory(0, ctypes.c_int64(taken)) == 0
+    pending = PendingResume(_core.resume_begin(("cache",), None))
+    with pytest.raises(OutOfMemoryError):
+        pending.wait_stream(0)
+    with pytest.raises(OutOfMemoryError):
+        pending.wait()
+    assert {_core.find(each)[5] for each in cache} == {_core.STATE_PAUSED}  # type: ignore[index]
+    assert simulator.library.tms_sim_take_memory(0, ctypes.c_int64(-taken)) == 0
+    _core.resume(("cache",), None)
+
+
+def test_a_thread_without_a_context_has_a_default_stream(simulator: Any, address: int) -> None:
+    simulator.set_bandwidth(64 * MIB)
+    pending = begin()
+    pending.wait_stream(0)
+    assert simulator.calls("cuStreamWaitEvent") == 1
+    pending.wait()
+    assert simulator.read(address, SIZE) == PATTERN
+
+
 def test_wait_raises_what_went_wrong(simulator: Any, address: int) -> None:
     simulator.fail_after("cuMemCreate", 0, 1, 2)
     pending = begin()
