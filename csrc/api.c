@@ -28,6 +28,16 @@ static void api_region_pop(int32_t depth) {
     if (state) tms_region_pop(&state->regions, depth);
 }
 
+static tms_status_t api_region_enter(const tms_region_settings_t *settings, uint64_t *level, tms_error_t *error) {
+    tms_state_t *state = tms_state(error);
+    return state ? tms_region_enter(&state->regions, settings, level, error) : TMS_OUT_OF_HOST_MEMORY;
+}
+
+static int32_t api_region_leave(uint64_t level) {
+    tms_state_t *state = tms_state_if_made();
+    return state ? tms_region_leave(&state->regions, level) : TMS_NO_SUCH_LEVEL;
+}
+
 static void api_region_current(tms_region_settings_t *settings, int32_t *depth) {
     tms_state_t *state = tms_state(NULL);
     if (!state) {
@@ -267,6 +277,8 @@ const tms_api_t *tms_get_api(uint32_t version) {
         .get_host_policy = api_get_host_policy,
         .close = api_close,
         .in_transition = api_in_transition,
+        .region_enter = api_region_enter,
+        .region_leave = api_region_leave,
     };
     return version == TMS_API_VERSION ? &api : NULL;
 }

@@ -10,6 +10,7 @@ typedef struct region_stack {
     const tms_region_defaults_t *owner;
     int depth;
     tms_region_t level[TMS_REGION_MAX_DEPTH + 1]; /* [0]: the initial level */
+    uint64_t id[TMS_REGION_MAX_DEPTH + 1];        /* of each level; [0]: 0 */
 } region_stack_t;
 
 static _Thread_local region_stack_t thread_stack;
@@ -83,6 +84,7 @@ tms_status_t tms_region_init(tms_region_defaults_t *defaults, const tms_config_t
         return status;
     }
     defaults->initial = (tms_region_t){.tag = tag, .backup = tms_config_init_backup(config), .managed = config->init_enable};
+    atomic_init(&defaults->last_level, 0);
     return TMS_OK;
 }
 
@@ -97,6 +99,7 @@ static region_stack_t *stack_of_thread(const tms_region_defaults_t *defaults) {
         stack->owner = defaults;
         stack->depth = 0;
         stack->level[0] = defaults->initial;
+        stack->id[0] = 0;
     }
     return stack;
 }
@@ -122,8 +125,8 @@ tms_status_t tms_region_from_settings(tms_region_defaults_t *defaults, const tms
     return TMS_OK;
 }
 
-tms_status_t tms_region_push(tms_region_defaults_t *defaults, const tms_region_settings_t *settings, int *depth,
-                             tms_error_t *error) {
+tms_status_t tms_region_enter(tms_region_defaults_t *defaults, const tms_region_settings_t *settings, uint64_t *level,
+                              tms_error_t *error) {
     region_stack_t *stack = stack_of_thread(defaults);
     if (stack->depth == TMS_REGION_MAX_DEPTH) {
         return tms_error_set(error, TMS_INVALID_STATE, &region_context,
@@ -133,8 +136,28 @@ tms_status_t tms_region_push(tms_region_defaults_t *defaults, const tms_region_s
     tms_status_t status = tms_region_from_settings(defaults, settings, &region, error);
     if (status != TMS_OK) return status;
     stack->level[++stack->depth] = region;
-    *depth = stack->depth;
+    *level = stack->id[stack->depth] = atomic_fetch_add_explicit(&defaults->last_level, 1, memory_order_relaxed) + 1;
     return TMS_OK;
+}
+
+int tms_region_leave(tms_region_defaults_t *defaults, uint64_t level) {
+    region_stack_t *stack = stack_of_thread(defaults);
+    int at = stack->depth;
+    while (at > 0 && stack->id[at] != level) at--;
+    if (at == 0) return TMS_NO_SUCH_LEVEL;
+    int later = stack->depth - at;
+    memmove(&stack->level[at], &stack->level[at + 1], (size_t)later * sizeof(stack->level[0]));
+    memmove(&stack->id[at], &stack->id[at + 1], (size_t)later * sizeof(stack->id[0]));
+    stack->depth--;
+    return later;
+}
+
+tms_status_t tms_region_push(tms_region_defaults_t *defaults, const tms_region_settings_t *settings, int *depth,
+                             tms_error_t *error) {
+    uint64_t level = 0;
+    tms_status_t status = tms_region_enter(defaults, settings, &level, error);
+    if (status == TMS_OK) *depth = thread_stack.depth;
+    return status;
 }
 
 void tms_region_pop(tms_region_defaults_t *defaults, int depth) {

@@ -192,6 +192,8 @@ typedef struct tms_host_buffer tms_host_buffer_t;
 
 #define TMS_API_VERSION 2u
 
+enum { TMS_NO_SUCH_LEVEL = -1 }; /* of region_leave */
+
 typedef struct tms_api {
     uint32_t version; /* TMS_API_VERSION of the library that holds the state */
     uint32_t size;    /* sizeof(tms_api_t) there */
@@ -275,6 +277,12 @@ typedef struct tms_api {
 
     /* Gives idle memory of the pool back to the system, in the background. */
     void (*release_host_memory)(void);
+
+    /* As region_push, but gives an id of the level, for region_leave: that level and no other is left, in whatever order.
+     * Tasks of an event loop and generators share a thread and interleave. Returns how many levels entered after it stay in
+     * force, or TMS_NO_SUCH_LEVEL: it was entered on another thread, or has been left. */
+    tms_status_t (*region_enter)(const tms_region_settings_t *settings, uint64_t *level, tms_error_t *error);
+    int32_t (*region_leave)(uint64_t level);
 } tms_api_t;
 
 /* The table of the library that it is called in, or NULL if that library does not speak `version`. */

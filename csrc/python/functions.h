@@ -39,6 +39,10 @@
     TAKES(region_push, "(tag, backup, managed, host_policy=0)",                                                             \
           "Enters a level of settings on this thread; returns its depth.")                                                  \
     TAKES(region_pop, "(depth)", "Leaves that level, and every one entered after it.")                                      \
+    TAKES(region_enter, "(tag, backup, managed, host_policy=0)",                                                            \
+          "Enters a level of settings on this thread; returns its id.")                                                     \
+    TAKES(region_leave, "(level)",                                                                                          \
+          "Leaves that level and no other; the number of later ones that stay, -1: it is none of this thread's.")           \
     BARE(region_current, "()", "(tag, backup, managed, depth) of this thread; depth 0 is outside every region.")            \
     TAKES(region_set, "(tag, backup, managed, host_policy=0)", "Changes this thread's innermost level in place.")           \
     TAKES(capture_begin, "(tag, backup, host_policy=0)",                                                                    \

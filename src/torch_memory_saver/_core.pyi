@@ -55,6 +55,13 @@ def region_push(tag: str, backup: int, managed: bool, host_policy: int = 0) -> i
     """Enters a level of settings on this thread; returns the depth for :func:`region_pop`."""
 
 def region_pop(depth: int) -> None: ...
+def region_enter(tag: str, backup: int, managed: bool, host_policy: int = 0) -> int:
+    """Enters a level of settings on this thread; returns the id for :func:`region_leave`, never 0."""
+
+def region_leave(level: int) -> int:
+    """Leaves that level and no other, in whatever order. How many levels entered after it stay in force; -1: it is none of
+    this thread's, or has been left."""
+
 def region_current() -> tuple[str, int, bool, int]:
     """(tag, backup, managed, depth) of this thread; depth 0 is outside every region."""
 

@@ -13,12 +13,12 @@ import os
 import sys
 import threading
 import weakref
-from contextlib import ContextDecorator
 from types import TracebackType
 from typing import Any
 
 from torch_memory_saver import _core
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
+from torch_memory_saver.frames import FunctionDecorator
 from torch_memory_saver.pools import Key, Pool, PoolStore
 from torch_memory_saver.torch_layer import PoolId, TorchCuda
 
@@ -135,7 +135,7 @@ class GraphPools:
         weakref.finalize(graph, self.release, shared).atexit = False
 
 
-class GraphCapture(ContextDecorator):
+class GraphCapture(FunctionDecorator):
     """What cuda_graph() returns."""
 
     def __init__(
@@ -176,11 +176,11 @@ class GraphCapture(ContextDecorator):
         self._around = contextlib.ExitStack()
         self._around.enter_context(self._store.routing_suspended(torch))
         self._around.enter_context(torch.capturing_into(self._shared.pool.memory_pool))
-        depth = -1
+        level = 0
         capturing = False
         try:
             # Not managed: allocations outside the pool are ordinary. Those of the pool get these settings anyway.
-            depth = _core.region_push(self._tag, self._backup, False, self._host_policy)
+            level = _core.region_enter(self._tag, self._backup, False, self._host_policy)
             _core.capture_begin(self._tag, self._backup, self._host_policy)
             capturing = True
             self._capture = torch.torch.cuda.graph(
@@ -189,10 +189,10 @@ class GraphCapture(ContextDecorator):
             self._capture.__enter__()
         except BaseException:
             torch.torch.cuda.set_stream(stream_before)
-            self._leave(depth, capturing)
+            self._leave(level, capturing)
             self._pools.release(self._shared)
             raise
-        self._depth = depth
+        self._level = level
 
     def __exit__(
         self, exception_type: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
@@ -202,17 +202,17 @@ class GraphCapture(ContextDecorator):
             self._capture.__exit__(exception_type, exception, traceback)
             captured = True
         finally:
-            self._leave(self._depth, capturing=True)
+            self._leave(self._level, capturing=True)
             if captured:
                 self._pools.keep_with(self._graph, self._shared)
             else:
                 self._pools.release(self._shared)
 
-    def _leave(self, depth: int, capturing: bool) -> None:
+    def _leave(self, level: int, capturing: bool) -> None:
         if capturing:
             _core.capture_end()
-        if depth >= 0:
-            _core.region_pop(depth)
+        if level:
+            _core.region_leave(level)
         self._around.close()
 
 

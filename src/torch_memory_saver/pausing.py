@@ -12,7 +12,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from torch_memory_saver import _core
-from torch_memory_saver.pools import Frame, PoolStore, Tags, selects
+from torch_memory_saver.frames import Frame
+from torch_memory_saver.pools import PoolStore, Tags, selects
 from torch_memory_saver.torch_layer import PoolId, TorchCuda
 
 __all__ = ["pausing"]

@@ -26,9 +26,10 @@ from typing import Any
 
 from torch_memory_saver import _core
 from torch_memory_saver.errors import InvalidStateError
+from torch_memory_saver.frames import Frame
 from torch_memory_saver.torch_layer import PoolId, TorchCuda
 
-__all__ = ["Frame", "Key", "Pool", "PoolStore", "Tags", "selects"]
+__all__ = ["Key", "Pool", "PoolStore", "Tags", "selects"]
 
 logger = logging.getLogger("torch_memory_saver")
 
@@ -71,22 +72,6 @@ class Pool:
     @property
     def device(self) -> int:
         return self.key[2]
-
-
-class Frame:
-    """One entry of a region or of disable() on one thread, and the pools that it routes."""
-
-    __slots__ = ("closed", "managed", "pools", "routed", "stack", "tag", "thread", "torch")
-
-    def __init__(self, torch: TorchCuda | None, tag: str, managed: bool, stack: list[Frame]) -> None:
-        self.torch = torch  # None: only the native core's settings count
-        self.tag = tag
-        self.managed = managed
-        self.thread = threading.get_ident()
-        self.stack = stack  # of the thread that entered
-        self.pools: list[Pool] = []
-        self.routed = False
-        self.closed = False
 
 
 class PoolStore:
@@ -171,37 +156,34 @@ class PoolStore:
                 tag=frame.tag,
             )
 
-    def leave(self, frame: Frame) -> None:
-        """Ends the frame, and those entered later on its thread that were not left before it."""
+    def leave(self, frame: Frame) -> list[Frame]:
+        """Ends the frame and no other. Returns those entered after it on its thread, which stay; the last is in force."""
         if frame.closed:
-            return
+            return []
         stack = frame.stack
-        if stack and stack[-1] is frame:
-            leaving = [stack.pop()]
-        else:
-            leaving = stack[stack.index(frame) :]
-            del stack[-len(leaving) :]
+        later = stack[stack.index(frame) + 1 :]
+        stack.remove(frame)
+        frame.closed = True
+        torch = frame.torch
         emptied_by: TorchCuda | None = None
-        for left in reversed(leaving):
-            left.closed = True
-            torch = left.torch
-            if torch is not None:
-                if _may_be_capturing(torch):
-                    self._strike_off(left.pools)
-                self._end_routing(torch, left)
-                if not left.managed:
-                    for pool in left.pools:
-                        self.retire(torch, pool)
-                    left.pools = []
-                    emptied_by = torch
-                self._discard(left)
-        outer = stack[-1] if stack else None
-        if outer is not None and outer.torch is not None and not outer.routed and frame.thread == threading.get_ident():
-            self._begin_routing(outer.torch, outer)
+        if torch is not None:
+            if _may_be_capturing(torch):
+                self._strike_off(frame.pools)
+            self._end_routing(torch, frame)
+            if not frame.managed:
+                for pool in frame.pools:
+                    self.retire(torch, pool)
+                frame.pools = []
+                emptied_by = torch
+            self._discard(frame)
+        inner = stack[-1] if stack else None
+        if inner is not None and inner.torch is not None and not inner.routed and frame.thread == threading.get_ident():
+            self._begin_routing(inner.torch, inner)
         if emptied_by is not None:
             self.empty_torch_cache(emptied_by)
-        elif self._pending and frame.torch is not None:
-            self._empty_pending(frame.torch)
+        elif self._pending and torch is not None:
+            self._empty_pending(torch)
+        return later
 
     def _devices_to_route(self, torch: TorchCuda, stack: list[Frame]) -> tuple[int, ...]:
         if self.single_device:

@@ -1,8 +1,8 @@
 """The context managers of region() and disable(). Classes rather than generators, because entering one must cost
 microseconds.
 
-Each enters a level of settings of the native core and, where torch is in play, routes pools. Leaving restores what was in
-force whatever happened inside; leaving an outer one first also leaves those inside it.
+Each enters a level of settings of the native core and, where torch is in play, routes pools. Leaving takes away that one
+level, whatever happened inside; those entered after it on the same thread stay in force (frames.py).
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import ContextDecorator
 from types import TracebackType
 
 from torch_memory_saver import _core
 from torch_memory_saver.errors import ForkedProcessError, TorchMemorySaverError
-from torch_memory_saver.pools import Frame, PoolStore
+from torch_memory_saver.frames import Frame, FunctionDecorator, choose_frame, note_entered, note_left, warn
+from torch_memory_saver.pools import PoolStore
 from torch_memory_saver.torch_layer import TorchCuda
 
 __all__ = ["Disabled", "Region"]
@@ -23,8 +23,8 @@ __all__ = ["Disabled", "Region"]
 logger = logging.getLogger("torch_memory_saver")
 
 
-class _Level(ContextDecorator):
-    """One level of settings. An object may be entered again after it was left; not twice at once."""
+class _Level(FunctionDecorator):
+    """One level of settings. An object may be entered again, also while it is entered, on whatever thread."""
 
     def __init__(
         self,
@@ -41,42 +41,41 @@ class _Level(ContextDecorator):
         self._backup = backup
         self._managed = managed
         self._host_policy = host_policy
-        self._frames: list[tuple[Frame, int]] = []
+        self._frames: list[Frame] = []
 
     def __enter__(self) -> None:
         torch = self._find_torch()
-        depth = _core.region_push(self._tag, self._backup, self._managed, self._host_policy)
+        level = _core.region_enter(self._tag, self._backup, self._managed, self._host_policy)
         frame: Frame | None = None
         try:
             frame = self._store.enter(torch, self._tag, self._backup, self._managed, self._host_policy)
-            self._frames.append((frame, depth))
+            frame.level = level
+            self._frames.append(frame)
         except BaseException:
-            _core.region_pop(depth)
+            _core.region_leave(level)
             if frame is not None:  # A signal's exception came when it had been entered.
                 self._store.leave(frame)
-                self._frames[:] = [entered for entered in self._frames if entered[0] is not frame]
+                self._frames[:] = [entered for entered in self._frames if entered is not frame]
             raise
-        if torch is not None and not self._store.single_device:
-            try:
+        try:
+            if torch is not None and not self._store.single_device:
                 _core.refresh_peers()
-            except BaseException as error:
-                self.__exit__(type(error), error, error.__traceback__)
-                raise
+            note_entered(frame)
+        except BaseException as error:
+            self._leave(frame, error)
+            raise
 
     def __exit__(
         self, exception_type: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        frame, depth = self._frames.pop()
-        if frame.closed:
-            return  # An outer level was left first, and took this one with it.
-        if frame.thread == threading.get_ident():
-            _core.region_pop(depth)
-        else:
-            logger.warning(
-                "region(tag=%r) was entered on another thread than it was left on: the native settings of that thread stay",
-                self._tag,
-            )
-        self._store.leave(frame)
+        self._leave(choose_frame(self._frames), exception)
+
+    def _leave(self, frame: Frame, exception: BaseException | None) -> None:
+        self._frames.remove(frame)
+        on_own_thread = frame.thread == threading.get_ident()
+        if on_own_thread:
+            _core.region_leave(frame.level)
+        later = self._store.leave(frame)
         if frame.torch is not None and not self._store.single_device:
             try:
                 _core.refresh_peers()
@@ -87,6 +86,14 @@ class _Level(ContextDecorator):
                     raise
                 # What the region's body raised must not be lost.
                 logger.warning("leaving region(tag=%r) after an exception: %s", self._tag, error)
+        if on_own_thread:
+            note_left(frame, later)
+        else:
+            warn(
+                f"{frame} is left on another thread than it was entered on. It is over for PyTorch; in preload mode what "
+                "other libraries allocate on the thread that entered it is still managed. Leave a region on its thread.",
+                frames_up=3,
+            )
 
 
 class Region(_Level):

@@ -69,6 +69,25 @@ static void a_region_gives_its_settings_to_allocations(void **state) {
     assert_int_equal(api->free(outside, &error), TMS_NOT_MANAGED);
 }
 
+static void a_region_is_left_although_one_entered_later_is_not(void **state) {
+    (void)state;
+    tms_error_t error;
+    tms_region_settings_t outer = {.managed = 1, .backup = TMS_BACKUP_NONE, .tag = "outer"}, current;
+    tms_region_settings_t inner = {.managed = 1, .backup = TMS_BACKUP_PINNED, .tag = "inner"};
+    uint64_t first = 0, second = 77;
+    int32_t depth = -1;
+    ASSERT_OK(api->region_enter(&outer, &first, &error), error);
+    ASSERT_OK(api->region_enter(&inner, &second, &error), error);
+    assert_int_equal(api->region_leave(first), 1);
+    api->region_current(&current, &depth);
+    assert_string_equal(current.tag, "inner");
+    assert_int_equal(depth, 1);
+    assert_int_equal(api->region_leave(second), 0);
+    assert_int_equal(api->region_leave(second), TMS_NO_SUCH_LEVEL);
+    inner.tag = NULL;
+    assert_int_equal(api->region_enter(&inner, &second, &error), TMS_INVALID_ARGUMENT);
+}
+
 static void contents_come_back_through_the_table(void **state) {
     (void)state;
     tms_error_t error;
@@ -157,6 +176,7 @@ int main(void) {
         cmocka_unit_test(versions_that_it_does_not_speak_get_no_table),
         cmocka_unit_test(queries_before_any_use_make_no_state), /* before those that make it */
         cmocka_unit_test(a_region_gives_its_settings_to_allocations),
+        cmocka_unit_test(a_region_is_left_although_one_entered_later_is_not),
         cmocka_unit_test(contents_come_back_through_the_table),
         cmocka_unit_test(settings_are_kept),
         cmocka_unit_test(devices_can_be_asked_for),

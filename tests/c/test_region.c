@@ -99,6 +99,72 @@ static void test_nesting(void **state) {
     assert_string_equal(tms_region_current(&defaults, NULL).tag->name, TMS_DEFAULT_TAG);
 }
 
+static uint64_t enter(const char *tag, int backup, int managed) {
+    uint64_t level = 0;
+    tms_region_settings_t settings = settings_of(tag, backup, managed);
+    assert_int_equal(tms_region_enter(&defaults, &settings, &level, &error), TMS_OK);
+    assert_int_not_equal(level, 0);
+    return level;
+}
+
+static void test_levels_are_left_in_any_order(void **state) {
+    (void)state;
+    uint64_t a = enter("a", TMS_BACKUP_PINNED, 1), b = enter("b", TMS_BACKUP_NONE, 0), c = enter("c", TMS_BACKUP_DISK, 1);
+    assert_int_equal(tms_region_leave(&defaults, a), 2); /* tasks that share this thread leave as they like */
+    assert_region("c", TMS_BACKUP_DISK, true, 2);
+    assert_int_equal(tms_region_leave(&defaults, a), TMS_NO_SUCH_LEVEL);
+    uint64_t d = enter("d", TMS_BACKUP_MMAP, 1);
+    assert_int_equal(tms_region_leave(&defaults, c), 1);
+    assert_region("d", TMS_BACKUP_MMAP, true, 2);
+    assert_int_equal(tms_region_leave(&defaults, d), 0);
+    assert_region("b", TMS_BACKUP_NONE, false, 1);
+    assert_int_equal(tms_region_leave(&defaults, b), 0);
+    assert_region(TMS_DEFAULT_TAG, TMS_BACKUP_NONE, false, 0);
+    assert_int_equal(tms_region_leave(&defaults, b), TMS_NO_SUCH_LEVEL);
+    assert_int_equal(tms_region_leave(&defaults, 0), TMS_NO_SUCH_LEVEL); /* the initial level stays */
+}
+
+static void test_levels_pushed_and_entered_mix(void **state) {
+    (void)state;
+    uint64_t a = enter("a", TMS_BACKUP_NONE, 1);
+    assert_int_equal(push("b", TMS_BACKUP_PINNED, 1), 2);
+    uint64_t c = enter("c", TMS_BACKUP_NONE, 1);
+    tms_region_pop(&defaults, 2); /* and what was entered later */
+    assert_int_equal(tms_region_leave(&defaults, c), TMS_NO_SUCH_LEVEL);
+    assert_region("a", TMS_BACKUP_NONE, true, 1);
+    assert_int_equal(tms_region_leave(&defaults, a), 0);
+}
+
+static void test_a_left_level_makes_room_for_another(void **state) {
+    (void)state;
+    uint64_t level[TMS_REGION_MAX_DEPTH];
+    for (int i = 0; i < TMS_REGION_MAX_DEPTH; i++) level[i] = enter(i == TMS_REGION_MAX_DEPTH - 1 ? "last" : "a", i % 4, 1);
+    assert_int_equal(tms_region_leave(&defaults, level[0]), TMS_REGION_MAX_DEPTH - 1);
+    assert_region("last", (TMS_REGION_MAX_DEPTH - 1) % 4, true, TMS_REGION_MAX_DEPTH - 1);
+    uint64_t one_more = enter("b", TMS_BACKUP_NONE, 1);
+    assert_int_equal(tms_region_leave(&defaults, one_more), 0);
+    for (int i = 1; i < TMS_REGION_MAX_DEPTH; i++)
+        assert_int_equal(tms_region_leave(&defaults, level[i]), TMS_REGION_MAX_DEPTH - 1 - i);
+    assert_region(TMS_DEFAULT_TAG, TMS_BACKUP_NONE, false, 0);
+}
+
+static void *leave_a_level_of_another_thread(void *argument) {
+    uint64_t own = enter("own", TMS_BACKUP_NONE, 1);
+    int left = tms_region_leave(&defaults, *(const uint64_t *)argument);
+    return (void *)(intptr_t)(left == TMS_NO_SUCH_LEVEL && tms_region_leave(&defaults, own) == 0);
+}
+
+static void test_a_level_is_its_threads(void **state) {
+    (void)state;
+    pthread_t thread;
+    void *as_expected = NULL;
+    uint64_t level = enter("a", TMS_BACKUP_PINNED, 1);
+    assert_int_equal(pthread_create(&thread, NULL, leave_a_level_of_another_thread, &level), 0);
+    pthread_join(thread, &as_expected);
+    assert_non_null(as_expected);
+    assert_region("a", TMS_BACKUP_PINNED, true, 1);
+}
+
 static void test_depth_is_bounded(void **state) {
     (void)state;
     int depth = -1;
@@ -239,6 +305,10 @@ int main(void) {
         REGION_TEST(test_tags_are_interned),
         REGION_TEST(test_bad_tags),
         REGION_TEST(test_nesting),
+        REGION_TEST(test_levels_are_left_in_any_order),
+        REGION_TEST(test_levels_pushed_and_entered_mix),
+        REGION_TEST(test_a_left_level_makes_room_for_another),
+        REGION_TEST(test_a_level_is_its_threads),
         REGION_TEST(test_depth_is_bounded),
         REGION_TEST(test_bad_settings_change_nothing),
         REGION_TEST(test_set_replaces_the_innermost_level),

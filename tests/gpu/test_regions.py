@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from gpu_support import (
@@ -67,6 +68,64 @@ def test_the_innermost_region_wins_and_the_outer_one_continues() -> None:
     assert segment_of(second)[6] == core.BACKUP_PINNED
     assert segment_of(fourth)[6] == core.BACKUP_NONE
     assert core.region_current()[3] == 0
+
+
+def test_tasks_that_interleave_keep_what_they_allocate() -> None:
+    """A task's region stays in force when another task on the thread leaves one that was entered before it."""
+    weights, caches = [], []
+
+    async def main() -> None:
+        inside_cache, inside_weights, left_cache = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def make_cache() -> None:
+            with saver.region(tag="kv_cache"):
+                caches.append(empty(16 * MIB))
+                inside_cache.set()
+                await inside_weights.wait()
+            left_cache.set()
+
+        async def load_weights() -> None:
+            await inside_cache.wait()
+            with saver.region(tag="weights", enable_cpu_backup=True):
+                weights.append(empty(16 * MIB))
+                inside_weights.set()
+                await left_cache.wait()
+                weights.append(empty(16 * MIB))
+
+        await asyncio.gather(make_cache(), load_weights())
+
+    with pytest.warns(RuntimeWarning, match=r"region\(tag='weights'\) is entered while .* region\(tag='kv_cache'\)"):
+        asyncio.run(main())
+    assert not is_managed(empty(16 * MIB))
+    assert [segment_of(tensor)[7] for tensor in (*weights, *caches)] == ["weights", "weights", "kv_cache"]
+    for value, tensor in enumerate(weights, start=1):
+        tensor.fill_(value)
+    saver.pause()
+    saver.resume()
+    for value, tensor in enumerate(weights, start=1):
+        assert int(tensor.min()) == int(tensor.max()) == value
+    del tensor
+
+
+def test_a_generator_inside_a_region_outlives_its_callers_region() -> None:
+    def tensors() -> Iterator[torch.Tensor]:
+        with saver.region(tag="inner", enable_cpu_backup=True):
+            while True:
+                yield empty(16 * MIB)
+
+    generator = tensors()
+    outer = saver.region(tag="outer")
+    outer.__enter__()
+    made = [next(generator)]
+    with pytest.warns(RuntimeWarning, match=r"region\(tag='outer'\) is left while region\(tag='inner'\)"):
+        outer.__exit__(None, None, None)
+    made.append(next(generator))
+    assert core.region_current()[:2] == ("inner", core.BACKUP_PINNED)
+    generator.close()
+    assert [segment_of(tensor)[7] for tensor in made] == ["inner", "inner"]
+    assert not is_managed(empty(16 * MIB))
+    assert core.region_current()[3] == 0
+    made.clear()
 
 
 def test_the_same_region_nested_and_in_two_threads_at_once() -> None:

@@ -51,23 +51,31 @@ def enter_region(world: World, choose: Any) -> bool:
     if len(actor.levels) >= MOST_LEVELS:
         return False
     level = choose_level(choose)
-    depth = actor.call(lambda: _core.region_push(level.tag, level.backup, level.managed, level.policy))
+    identity = actor.call(lambda: _core.region_enter(level.tag, level.backup, level.managed, level.policy))
     actor.levels.append(level)
-    world.say(f"{actor.name}: region_push({level}) -> {depth}")
-    assert depth == len(actor.levels)
+    world.say(f"{actor.name}: region_enter({level}) -> {identity}")
+    assert identity not in [0, *(other for one in world.actors for other in one.ids)]
+    actor.ids.append(identity)
     return True
 
 
 def leave_region(world: World, choose: Any) -> bool:
-    """Also several levels at once."""
+    """One level, not always the innermost; or several at once."""
     actors = [actor for actor in world.actors if actor.levels]
     if not actors:
         return False
     actor = choose.pick(actors)
     depth = choose.integer(1, len(actor.levels))
+    if choose.integer(0, 1):
+        identity = actor.ids.pop(depth - 1)
+        del actor.levels[depth - 1]
+        world.say(f"{actor.name}: region_leave({identity})")
+        assert actor.call(lambda: _core.region_leave(identity)) == len(actor.levels) - depth + 1
+        return True
     world.say(f"{actor.name}: region_pop({depth})")
     actor.call(lambda: _core.region_pop(depth))
     del actor.levels[depth - 1 :]
+    del actor.ids[depth - 1 :]
     return True
 
 

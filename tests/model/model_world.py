@@ -250,6 +250,7 @@ class Actor:
     name: str
     worker: Worker | None
     levels: list[Level] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)  # of the levels
     bottom: Level = field(default_factory=lambda: Level("default", _core.BACKUP_NONE, False))
 
     def call(self, function: Callable[[], Any]) -> Any:

@@ -115,6 +115,10 @@ def test_two_copies_of_the_module_share_the_state(simulator: Any) -> None:
         ("region_push", ("a", 0, 1), TypeError, "managed must be a bool"),
         ("region_set", ("", 0, True), ValueError, r"region_set\(\): a tag"),
         ("region_pop", ("1",), TypeError, "depth must be an int"),
+        ("region_enter", ("", 0, True), ValueError, r"region_enter\(\): a tag must be a str that is not empty"),
+        ("region_enter", ("a", 4, True), ValueError, "backup"),
+        ("region_leave", ("1",), TypeError, "level must be an int"),
+        ("region_leave", (-1,), (ValueError, OverflowError), "level"),
         ("pause", ("weights", None), TypeError, "tags must be a tuple of str or None, not <class 'str'>"),
         ("pause", (["weights"], None), TypeError, "tags must be a tuple of str or None, not <class 'list'>"),
         ("pause", (("a", 1), None), TypeError, "tags must be a tuple of str or None, not <class 'int'>"),
@@ -334,6 +338,23 @@ def test_regions_nest_and_belong_to_their_thread() -> None:
     _core.region_pop(outer)
     assert _core.region_current() == outside
     assert outside[3] == 0
+
+
+def test_regions_are_left_in_any_order_on_their_thread() -> None:
+    outside = _core.region_current()
+    outer = _core.region_enter("outer", _core.BACKUP_MMAP, True)
+    inner = _core.region_enter(tag="inner", backup=_core.BACKUP_NONE, managed=False, host_policy=_core.HOST_POOL)
+    assert len({0, outer, inner}) == 3
+    seen: list[int] = []
+    thread = threading.Thread(target=lambda: seen.append(_core.region_leave(outer)))
+    thread.start()
+    thread.join()
+    assert seen == [-1]
+    assert _core.region_leave(outer) == 1
+    assert _core.region_current() == ("inner", _core.BACKUP_NONE, False, 1)
+    assert _core.region_leave(level=inner) == 0
+    assert _core.region_leave(inner) == -1
+    assert _core.region_current() == outside
 
 
 def test_capture_refuses_pause_and_lends_its_settings(simulator: Any) -> None:

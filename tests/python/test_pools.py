@@ -165,33 +165,6 @@ def test_a_failed_entry_restores_everything(saver: TorchMemorySaver, fake_torch:
     assert saver.pause("a").allocations == 0, "no thread is inside it"
 
 
-def test_leaving_the_outer_region_first_leaves_the_inner_one_too(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
-    outer, inner, later, last = (saver.region(tag) for tag in ("outer", "inner", "later", "last"))
-    outer.__enter__()
-    inner.__enter__()
-    outer.__exit__(None, None, None)
-    assert fake_torch.routings == []
-    assert _core.region_current()[3] == 0
-    later.__enter__()
-    last.__enter__()
-    inner.__exit__(None, None, None)
-    assert _core.region_current()[0] == "last", "leaving it a second time must not leave what was entered since"
-    assert fake_torch.pool_of(fake_torch.allocate(2 * MIB)) != DEFAULT
-    last.__exit__(None, None, None)
-    later.__exit__(None, None, None)
-
-
-def test_leaving_on_another_thread_ends_the_routing(
-    saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore
-) -> None:
-    region = saver.region("a")
-    region.__enter__()
-    in_thread(lambda: region.__exit__(None, None, None))
-    assert fake_torch.routings == []
-    assert store.stack() == []
-    assert saver.pause("a").allocations == 0
-
-
 def test_a_region_decorates_functions(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
     @saver.region("a")  # type: ignore[operator]
     def work(depth: int) -> int:

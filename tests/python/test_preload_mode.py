@@ -57,6 +57,39 @@ print(subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert outside.startswith("False ")
 
 
+def test_tasks_that_interleave_keep_what_they_allocate(program: Program) -> None:
+    text = """
+import asyncio, warnings
+made = {}
+async def main():
+    inside_a, inside_b, left_a = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    async def a():
+        with torch_memory_saver.region("a"):
+            made["a"] = cuda_malloc(2 * MIB)
+            inside_a.set()
+            await inside_b.wait()
+        left_a.set()
+    async def b():
+        await inside_a.wait()
+        with torch_memory_saver.region("b", enable_cpu_backup=True):
+            made["b1"] = cuda_malloc(2 * MIB)
+            inside_b.set()
+            await left_a.wait()
+            made["b2"] = cuda_malloc(2 * MIB)
+    await asyncio.gather(a(), b())
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    asyncio.run(main())
+made["outside"] = cuda_malloc(2 * MIB)
+found = {name: _core.find(address) for name, address in made.items()}
+print({name: row and (row[7], row[6] == _core.BACKUP_PINNED) for name, row in found.items()})
+print([(warning.category.__name__, "'a'" in str(warning.message), "'b'" in str(warning.message)) for warning in caught])
+"""
+    tags, warned = program(text).stdout.splitlines()
+    assert tags == "{'a': ('a', False), 'b1': ('b', True), 'b2': ('b', True), 'outside': None}"
+    assert warned == "[('RuntimeWarning', True, True)]"
+
+
 def test_a_cycle(program: Program) -> None:
     text = """
 with torch_memory_saver.region("weights", enable_cpu_backup=True):
