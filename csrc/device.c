@@ -11,6 +11,7 @@ void tms_devices_init(tms_devices_t *devices, tms_driver_t *driver) {
     devices->driver = driver;
     atomic_init(&devices->table, NULL);
     atomic_init(&devices->helpers, 0);
+    atomic_init(&devices->said_other_context, false);
     for (int i = 0; i < TMS_MAX_DEVICES; i++) {
         atomic_init(&devices->asked[i], 0);
         atomic_init(&devices->reachable[i], 0);
@@ -259,6 +260,20 @@ static void pop(const tms_devices_t *devices, const tms_driver_table_t *driver, 
                   reason.message);
 }
 
+tms_status_t tms_devices_push(tms_devices_t *devices, CUcontext pushed_context, const tms_error_context_t *context,
+                              tms_error_t *error) {
+    const tms_driver_table_t *driver = atomic_load(&devices->driver->table);
+    tms_status_t status = TMS_DRIVER_CALL(driver, context, error, cuCtxPushCurrent, pushed_context);
+    if (status == TMS_OK) note_entered(pushed_context);
+    return status;
+}
+
+void tms_devices_pop(tms_devices_t *devices, const tms_error_context_t *context) {
+    const tms_driver_table_t *driver = atomic_load(&devices->driver->table);
+    pop(devices, driver, context);
+    settle_stack(driver);
+}
+
 static tms_status_t release_reference(const tms_driver_table_t *driver, CUdevice device, const tms_error_context_t *context,
                                       tms_error_t *error) {
     tms_status_t status = TMS_DRIVER_CALL(driver, context, error, cuDevicePrimaryCtxRelease, device);
@@ -296,23 +311,20 @@ tms_status_t tms_devices_enter(tms_devices_t *devices, int ordinal, const tms_er
         status = TMS_DRIVER_CALL(driver, context, error, cuDevicePrimaryCtxRetain, &again, device);
         kept = status == TMS_OK;
     }
-    if (status == TMS_OK) status = TMS_DRIVER_CALL(driver, context, error, cuCtxPushCurrent, primary);
+    if (status == TMS_OK) status = tms_devices_push(devices, primary, context, error);
     if (status != TMS_OK) {
         if (kept) release(devices, driver, ordinal, device, context);
         release(devices, driver, ordinal, device, context);
         tms_capture_mode_restore(driver, devices->driver->log);
-        return status;
     }
-    note_entered(primary);
-    return TMS_OK;
+    return status;
 }
 
 void tms_devices_leave(tms_devices_t *devices, int ordinal) {
     const tms_error_context_t context = {.operation = "leave a device's context", .device = ordinal};
     const tms_driver_table_t *driver = atomic_load(&devices->driver->table);
     CUdevice device = atomic_load(&devices->table)->device[ordinal].handle;
-    pop(devices, driver, &context);
-    settle_stack(driver);
+    tms_devices_pop(devices, &context);
     release(devices, driver, ordinal, device, &context);
     tms_capture_mode_restore(driver, devices->driver->log);
 }
@@ -347,50 +359,6 @@ uint64_t tms_devices_unreleased(const tms_devices_t *devices) {
 void tms_devices_after_fork_in_child(tms_devices_t *devices) {
     atomic_store(&devices->helpers, 0);
     for (int i = 0; i < TMS_MAX_DEVICES; i++) atomic_store(&devices->unreleased[i], 0);
-}
-
-/* ---- waiting ---- */
-
-/* *at_rest: the device runs nothing any more. Only its own context's answer to cuCtxSynchronize tells that it is lost: while
- * another device is, the driver may refuse other calls with that one's error (cuDevicePrimaryCtxRetain, seen on an H200). */
-static tms_status_t synchronize_one(tms_devices_t *devices, const tms_driver_table_t *driver,
-                                    const tms_device_table_t *table, int ordinal, bool *at_rest,
-                                    const tms_error_context_t *context, tms_error_t *error) {
-    tms_status_t status = TMS_OK;
-    tms_error_context_t here = *context;
-    here.device = ordinal;
-    *at_rest = false;
-    /* Without an active primary context no work can be in flight, and asking for it would create one. */
-    if (!is_active(driver, table->device[ordinal].handle, &status, &here, error)) {
-        *at_rest = status == TMS_OK;
-        return status;
-    }
-    status = tms_devices_enter(devices, ordinal, &here, error);
-    if (status != TMS_OK) return status;
-    status = TMS_DRIVER_CALL(driver, &here, error, cuCtxSynchronize);
-    tms_devices_leave(devices, ordinal);
-    *at_rest = status == TMS_OK || status == TMS_DEVICE_LOST;
-    return status;
-}
-
-tms_status_t tms_devices_synchronize(tms_devices_t *devices, tms_device_mask_t mask, tms_device_mask_t *at_rest,
-                                     const tms_error_context_t *context, tms_error_t *error) {
-    const tms_driver_table_t *driver = NULL;
-    const tms_device_table_t *table = NULL;
-    tms_device_mask_t resting = 0;
-    tms_status_t status = tms_devices_load(devices, &driver, &table, context, error);
-    for (int i = 0; table && i < table->count; i++) {
-        tms_error_t reason;
-        bool rests = false;
-        if (!(mask >> i & 1)) continue;
-        tms_status_t one = synchronize_one(devices, driver, table, i, &rests, context, &reason);
-        if (rests) resting |= (tms_device_mask_t)1 << i;
-        if (one == TMS_OK || (status != TMS_OK && (status != TMS_DEVICE_LOST || one == TMS_DEVICE_LOST))) continue;
-        status = one;
-        if (error) *error = reason;
-    }
-    if (at_rest) *at_rest = resting;
-    return status;
 }
 
 /* ---- memory ---- */

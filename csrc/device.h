@@ -34,6 +34,7 @@ typedef struct tms_devices {
     _Atomic tms_device_mask_t asked[TMS_MAX_DEVICES], reachable[TMS_MAX_DEVICES];
     _Atomic uint32_t unreleased[TMS_MAX_DEVICES]; /* references to primary contexts that the driver refused to take back */
     _Atomic int helpers; /* threads of wait.c that wait for devices; one that was left behind still uses this struct */
+    _Atomic bool said_other_context; /* a wait met a context that is no primary one: one log line is enough */
 } tms_devices_t;
 
 void tms_devices_init(tms_devices_t *devices, tms_driver_t *driver);
@@ -56,12 +57,25 @@ tms_status_t tms_devices_peers(tms_devices_t *devices, int owner, tms_device_mas
 tms_status_t tms_devices_current(tms_devices_t *devices, int *ordinal, const tms_error_context_t *context,
                                  tms_error_t *error);
 
-/* Waits until each device of `mask` whose primary context is active has finished all work queued before the call. Goes on
- * where one fails, and returns the first failure; TMS_DEVICE_LOST only if there is no other. *at_rest (NULL: not asked) is
- * filled in any case: the devices of `mask` that run nothing any more, because they are idle, not in use, or themselves
- * lost. Work of the others may still be under way. */
-tms_status_t tms_devices_synchronize(tms_devices_t *devices, tms_device_mask_t mask, tms_device_mask_t *at_rest,
-                                     const tms_error_context_t *context, tms_error_t *error);
+/* A thread's current context and its device; NULL where it has none. It may be one of cuCtxCreate, or of a green context. */
+typedef struct tms_current_context {
+    CUcontext context;
+    int device;
+} tms_current_context_t;
+/* That of the calling thread. One that has been destroyed counts as none. */
+tms_status_t tms_devices_current_context(tms_devices_t *devices, tms_current_context_t *current,
+                                         const tms_error_context_t *context, tms_error_t *error);
+
+/* Waits until each device of `mask` whose primary context is active has finished all work queued there before the call.
+ * `current` is that of the thread that pauses or frees, which may not be this one: where it is no primary context, and on a
+ * device of the mask, it is waited for as well. There is no list of such contexts, so work in others is not waited for; one
+ * log line says so.
+ *
+ * Goes on where one device fails, and returns the first failure; TMS_DEVICE_LOST only if there is no other. *at_rest (NULL:
+ * not asked) is filled in any case: the devices of `mask` that run nothing any more, because they are idle, not in use, or
+ * themselves lost. Work of the others may still be under way. device_synchronize.c. */
+tms_status_t tms_devices_synchronize(tms_devices_t *devices, tms_device_mask_t mask, const tms_current_context_t *current,
+                                     tms_device_mask_t *at_rest, const tms_error_context_t *context, tms_error_t *error);
 
 /* How much of a device's memory is free now, and how much there is. Asked at every region entry: where the device is the
  * thread's current one its context need not be entered. */
@@ -73,6 +87,11 @@ tms_status_t tms_devices_memory(tms_devices_t *devices, int ordinal, uint64_t *f
  * thread enters or leaves again, or by tms_devices_settle; a reference by tms_devices_reclaim. */
 tms_status_t tms_devices_enter(tms_devices_t *devices, int ordinal, const tms_error_context_t *context, tms_error_t *error);
 void tms_devices_leave(tms_devices_t *devices, int ordinal);
+
+/* What those do on the thread's stack of contexts, for a context that the program keeps alive. */
+tms_status_t tms_devices_push(tms_devices_t *devices, CUcontext pushed_context, const tms_error_context_t *context,
+                              tms_error_t *error);
+void tms_devices_pop(tms_devices_t *devices, const tms_error_context_t *context);
 
 /* Tries again to take off this thread's stack what was left on it. Cheap when there is nothing. */
 void tms_devices_settle(tms_devices_t *devices);

@@ -105,6 +105,7 @@ typedef struct job {
     bool finished;
     tms_devices_t *devices;
     tms_device_mask_t mask, at_rest;
+    tms_current_context_t current; /* of the caller: the helper has none */
     tms_error_context_t context;
     tms_status_t status;
     tms_error_t error;
@@ -125,7 +126,7 @@ static void *help(void *argument) {
     tms_error_t error;
     tms_device_mask_t at_rest = 0;
     tms_error_clear(&error);
-    tms_status_t status = tms_devices_synchronize(job->devices, job->mask, &at_rest, &job->context, &error);
+    tms_status_t status = tms_devices_synchronize(job->devices, job->mask, &job->current, &at_rest, &job->context, &error);
     atomic_fetch_sub(&job->devices->helpers, 1);
     pthread_mutex_lock(&job->lock);
     job->status = status;
@@ -153,12 +154,12 @@ static tms_status_t await_helper(tms_wait_t *wait, job_t *job, const tms_error_c
 }
 
 /* A job that both hold, its helper under way; NULL where that cannot be had. */
-static job_t *begin_job(pthread_t *thread, tms_devices_t *devices, tms_device_mask_t mask, const tms_log_t *log,
-                        const tms_error_context_t *context) {
+static job_t *begin_job(pthread_t *thread, tms_devices_t *devices, tms_device_mask_t mask,
+                        const tms_current_context_t *current, const tms_log_t *log, const tms_error_context_t *context) {
     job_t *job = calloc(1, sizeof *job);
     int os_error = ENOMEM;
     if (job) {
-        *job = (job_t){.holders = 2, .devices = devices, .mask = mask, .context = *context};
+        *job = (job_t){.holders = 2, .devices = devices, .mask = mask, .current = *current, .context = *context};
         pthread_mutex_init(&job->lock, NULL);
         tms_wait_condition_init(&job->finished_condition);
         atomic_fetch_add(&devices->helpers, 1);
@@ -181,10 +182,13 @@ tms_status_t tms_wait_for_devices(tms_wait_t *wait, tms_devices_t *devices, tms_
                                   tms_device_mask_t *at_rest, const tms_log_t *log, const tms_error_context_t *context,
                                   tms_error_t *error) {
     pthread_t thread;
-    job_t *job = tms_wait_is_interruptible(wait) ? begin_job(&thread, devices, mask, log, context) : NULL;
-    if (!job) return tms_devices_synchronize(devices, mask, at_rest, context, error);
+    tms_current_context_t current;
     if (at_rest) *at_rest = 0;
-    tms_status_t status = await_helper(wait, job, context, error);
+    tms_status_t status = tms_devices_current_context(devices, &current, context, error);
+    if (status != TMS_OK) return status;
+    job_t *job = tms_wait_is_interruptible(wait) ? begin_job(&thread, devices, mask, &current, log, context) : NULL;
+    if (!job) return tms_devices_synchronize(devices, mask, &current, at_rest, context, error);
+    status = await_helper(wait, job, context, error);
     if (status == TMS_OK) {
         pthread_join(thread, NULL);
         status = job->status;

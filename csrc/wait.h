@@ -59,9 +59,9 @@ void tms_wait_condition_init(pthread_cond_t *condition);
  * between two questions. May wake up early; the caller looks at what it waits for, and asks (without the mutex). */
 void tms_wait_on_condition(tms_wait_t *wait, pthread_cond_t *condition, pthread_mutex_t *mutex);
 
-/* tms_devices_synchronize, interruptible: a helper thread waits for the devices while this one asks. When it is to stop the
- * helper is left to end by itself, and TMS_INTERRUPTED returned, with no device *at_rest. Where the call is not
- * interruptible, or no thread can be had (which is logged), this thread waits itself. */
+/* tms_devices_synchronize with this thread's current context, interruptible: a helper thread waits for the devices while
+ * this one asks. When it is to stop the helper is left to end by itself, and TMS_INTERRUPTED returned, with no device
+ * *at_rest. Where the call is not interruptible, or no thread can be had (which is logged), this thread waits itself. */
 tms_status_t tms_wait_for_devices(tms_wait_t *wait, tms_devices_t *devices, tms_device_mask_t mask,
                                   tms_device_mask_t *at_rest, const tms_log_t *log, const tms_error_context_t *context,
                                   tms_error_t *error);

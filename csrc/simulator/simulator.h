@@ -14,10 +14,10 @@
  *   - A call that needs a current context fails with the context's sticky error; calls of the virtual memory management,
  *     which need no context, go on working.
  *   - An asynchronous copy from or to pageable host memory returns when it is complete.
- *   - cuMemFreeHost and cuMemHostUnregister wait for all work of the context in which the memory was pinned, and cuMemFree
- * for the whole context, as the real ones do; the former also for copies of other devices that use the memory. Meanwhile
- * other threads can launch kernels, which the real driver has wait. cuMemUnmap waits for nothing but the chunk of at most 1
- * MiB that is being touched.
+ *   - cuMemFreeHost and cuMemHostUnregister wait for all work of the context in which the memory was pinned, as the real
+ *     ones do, and also for copies of other devices that use it. Meanwhile other threads can launch kernels, which the real
+ *     driver has wait. cuMemFree waits for the whole context. cuMemUnmap waits for nothing but the chunk of at most 1 MiB
+ *     that is being touched.
  *   - A forked child of a process that has used it gets CUDA_ERROR_NOT_INITIALIZED from every call but those that look at
  *     nothing of the device: versions, names of errors, cudaGetDeviceCount, cuThreadExchangeStreamCaptureMode.
  *   - Exported memory is charged to the process that made it, as long as that lives, whoever holds it.

@@ -3,6 +3,7 @@
 #include "support.h"
 
 static const tms_error_context_t CONTEXT = {.operation = "test", .device = TMS_NO_DEVICE};
+static const tms_current_context_t NOWHERE = {.context = NULL, .device = TMS_NO_DEVICE};
 
 static int is_active(fixture_t *f, int device) {
     unsigned int flags = 0;
@@ -24,7 +25,7 @@ static void loading_reads_every_device_and_creates_no_context(void **state) {
 static void synchronizing_an_unused_device_does_not_wake_it(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
-    ASSERT_OK(tms_devices_synchronize(&f->devices, 3, NULL, &CONTEXT, &error), error);
+    ASSERT_OK(tms_devices_synchronize(&f->devices, 3, &NOWHERE, NULL, &CONTEXT, &error), error);
     assert_int_equal(simulator()->calls("cuCtxSynchronize"), 1);
     assert_int_equal(is_active(f, 1), 0);
 }

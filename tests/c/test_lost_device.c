@@ -7,6 +7,7 @@
 enum { LOST = CUDA_ERROR_ILLEGAL_ADDRESS, GATE = 7, BOTH = 3 };
 
 static const tms_error_context_t CONTEXT = {.operation = "test", .device = TMS_NO_DEVICE};
+static const tms_current_context_t NOWHERE = {.context = NULL, .device = TMS_NO_DEVICE};
 
 static void assert_context_whole(fixture_t *f, int device) {
     tms_error_t error;
@@ -54,7 +55,7 @@ static void every_device_is_waited_for_although_one_fails(void **state) {
     for (int failing = 0; failing < 2; failing++) {
         simulator()->clear_counts();
         simulator()->fail_after("cuCtxSynchronize", (uint64_t)failing, 1, CUDA_ERROR_UNKNOWN);
-        assert_int_equal(tms_devices_synchronize(&f->devices, BOTH, &at_rest, &CONTEXT, &error), TMS_DRIVER);
+        assert_int_equal(tms_devices_synchronize(&f->devices, BOTH, &NOWHERE, &at_rest, &CONTEXT, &error), TMS_DRIVER);
         assert_int_equal(error.device, failing);
         assert_int_equal(simulator()->calls("cuCtxSynchronize"), 2);
         assert_int_equal(at_rest, failing ? 1 : 2);
@@ -67,11 +68,11 @@ static void a_lost_device_is_at_rest_and_any_other_failure_comes_first(void **st
     tms_device_mask_t at_rest = 0;
     (void)allocate_shared(f, TMS_BACKUP_NONE);
     simulator()->lose_device(0, LOST);
-    assert_int_equal(tms_devices_synchronize(&f->devices, BOTH, &at_rest, &CONTEXT, &error), TMS_DEVICE_LOST);
+    assert_int_equal(tms_devices_synchronize(&f->devices, BOTH, &NOWHERE, &at_rest, &CONTEXT, &error), TMS_DEVICE_LOST);
     assert_int_equal(error.device, 0);
     assert_int_equal(at_rest, BOTH);
     simulator()->fail_after("cuCtxSynchronize", 1, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(tms_devices_synchronize(&f->devices, BOTH, &at_rest, &CONTEXT, &error), TMS_DRIVER);
+    assert_int_equal(tms_devices_synchronize(&f->devices, BOTH, &NOWHERE, &at_rest, &CONTEXT, &error), TMS_DRIVER);
     assert_int_equal(error.device, 1);
     assert_int_equal(at_rest, 1);
 }
