@@ -34,16 +34,21 @@ static int add_constants(PyObject *module) {
     return 0;
 }
 
+/* The main interpreter's identifier, in every Python and in every life of the runtime. */
+enum { MAIN_INTERPRETER = 0 };
+
 static int execute(PyObject *module) {
     tms_py_state_t *state = PyModule_GetState(module);
     tms_py_library_t library;
     int result;
 
     if (!tms_py_library_find(&library)) return -1;
+    bool is_main = PyInterpreterState_GetID(PyInterpreterState_Get()) == MAIN_INTERPRETER;
     state->api = library.api;
     result = PyModule_AddObjectRef(module, "library_path", library.path);
     Py_DECREF(library.path);
     if (result < 0 || PyModule_AddObjectRef(module, "preloaded", library.preloaded ? Py_True : Py_False) < 0) return -1;
+    if (PyModule_AddObjectRef(module, "main_interpreter", is_main ? Py_True : Py_False) < 0) return -1;
     state->host_buffer_type = tms_py_host_buffer_type(module);
     if (!state->host_buffer_type || PyModule_AddType(module, (PyTypeObject *)state->host_buffer_type) < 0) return -1;
     state->pending_type = tms_py_pending_type(module);

@@ -30,6 +30,8 @@ STATE_DAMAGED: Final[int]
 library_path: Final[str]
 #: Whether the state lives in the preload library.
 preloaded: Final[bool]
+#: Whether this is the main interpreter, at whose end the process ends, and not a sub-interpreter.
+main_interpreter: Final[bool]
 
 class Pending:
     """A resume that goes on in the background."""

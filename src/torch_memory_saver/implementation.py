@@ -58,8 +58,12 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 @functools.cache
 def _close_at_exit() -> None:
-    """At this process's exit, no thread of the native core's own calls a driver that may be gone."""
-    atexit.register(_core.close)
+    """At this process's exit, no thread of the native core's own calls a driver that may be gone.
+
+    Handlers of :mod:`atexit` also run at the end of a sub-interpreter, which the process survives.
+    """
+    if _core.main_interpreter:
+        atexit.register(_core.close)
 
 
 def _init_enabled() -> bool:

@@ -255,6 +255,34 @@ _core.close = lambda: print("closed")
     assert program(text + "torch_memory_saver.stats()\ntorch_memory_saver.pause()\n").stdout == "closed\n"
 
 
+def test_the_end_of_a_sub_interpreter_ends_nothing(program: Program) -> None:
+    text = """
+try:
+    import _interpreters as interpreters # Python 3.13 and later.
+except ImportError:
+    import _xxsubinterpreters as interpreters
+    create, run = lambda: interpreters.create(isolated=False), interpreters.run_string
+else:
+    create, run = lambda: interpreters.create("legacy"), interpreters.exec
+address = allocate(4 * MIB, 5)
+other = create()
+failure = run(other, f"import sys; sys.path[:] = {sys.path}\\n" + '''
+from torch_memory_saver import _core, torch_memory_saver
+torch_memory_saver.pause()
+torch_memory_saver.resume()
+print(_core.main_interpreter)
+sys.stdout.flush()
+''')
+assert failure is None, failure
+interpreters.destroy(other)
+torch_memory_saver.pause()
+torch_memory_saver.resume()
+assert read(address, 4 * MIB) == bytes([5]) * 4 * MIB
+print(_core.main_interpreter)
+"""
+    assert program(WAIT + text).stdout == "False\nTrue\n"
+
+
 def test_closing_twice_and_using_it_afterwards(program: Program) -> None:
     """What the end of the program still does: contents come back, and nothing is lost for want of threads."""
     text = """
