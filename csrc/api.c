@@ -20,7 +20,8 @@ static tms_status_t api_free(uint64_t address, tms_error_t *error) {
 
 static tms_status_t api_region_push(const tms_region_settings_t *settings, int32_t *depth, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
-    return state ? tms_region_push(&state->regions, settings, depth, error) : TMS_OUT_OF_HOST_MEMORY;
+    tms_status_t status = state ? tms_saver_check_settings(&state->saver, error) : TMS_OUT_OF_HOST_MEMORY;
+    return status == TMS_OK ? tms_region_push(&state->regions, settings, depth, error) : status;
 }
 
 static void api_region_pop(int32_t depth) {
@@ -117,6 +118,7 @@ static tms_status_t api_reserve_host_memory(uint64_t bytes, int32_t device, tms_
     const tms_device_table_t *devices = NULL;
     if (!state) return TMS_OUT_OF_HOST_MEMORY;
     tms_status_t status = tms_saver_check_process(&state->saver, &context, error);
+    if (status == TMS_OK) status = tms_saver_check_settings(&state->saver, error);
     if (status == TMS_OK) status = tms_devices_load(&state->devices, NULL, &devices, &context, error);
     if (status == TMS_OK && device == TMS_NO_DEVICE) status = tms_devices_current(&state->devices, &device, &context, error);
     if (status != TMS_OK) return status;
@@ -150,7 +152,7 @@ static tms_status_t api_set_disk_directory(const char *path, tms_error_t *error)
 static tms_status_t api_capture_begin(const tms_region_settings_t *settings, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
     tms_region_t region;
-    tms_status_t status = state ? TMS_OK : TMS_OUT_OF_HOST_MEMORY;
+    tms_status_t status = state ? tms_saver_check_settings(&state->saver, error) : TMS_OUT_OF_HOST_MEMORY;
     if (status == TMS_OK && settings) status = tms_region_from_settings(&state->regions, settings, &region, error);
     if (status == TMS_OK) status = tms_saver_capture_begin(&state->saver, settings ? &region : NULL, error);
     return status;

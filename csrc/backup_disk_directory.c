@@ -47,24 +47,14 @@ tms_status_t tms_disk_make_directory(const char *path, const tms_error_context_t
     struct stat found;
     if (stat(path, &found) == 0 && S_ISDIR(found.st_mode)) return TMS_OK;
 
-    tms_status_t status = TMS_OK;
-    char *partial = strdup(path);
-    if (!partial) return tms_error_set_os(error, context, "strdup", ENOMEM, path);
-    for (char *cursor = partial + 1;; cursor++) {
-        char end = *cursor;
-        if (end != '/' && end != '\0') continue;
-        *cursor = '\0';
-        /* What exists is let be, also where it may not be written to: the last mkdir, or the lock file, will tell. */
-        int os_error = mkdir(partial, DIRECTORY_MODE) == 0 ? 0 : errno;
-        if (os_error != 0 && stat(partial, &found) != 0) {
-            bool exists = os_error == EEXIST;
-            status = tms_error_set_os(error, context, exists ? "stat" : "mkdir", exists ? errno : os_error, partial);
-            break;
-        }
-        *cursor = end;
-        if (end == '\0') break;
-    }
-    free(partial);
+    if (mkdir(path, DIRECTORY_MODE) == 0) return TMS_OK;
+    int os_error = errno;
+    if (os_error == EEXIST && stat(path, &found) == 0) return TMS_OK; /* made just now; or no directory, which shows next */
+    tms_status_t status = tms_error_set_os(error, context, "mkdir", os_error, path);
+    if (os_error == ENOENT)
+        tms_error_append(error,
+                         " Only the last part of the path is created, so that a misspelled one is noticed: create the "
+                         "directories above it first.");
     return status;
 }
 

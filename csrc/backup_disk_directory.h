@@ -13,7 +13,7 @@
 /* A copy of `path`, absolute where the working directory is known, without slashes at its end; NULL: out of memory. */
 char *tms_disk_absolute_path(const char *path);
 
-/* Creates the directory and those above it (0700) where they are missing. */
+/* Creates the directory (0700) if it is missing. Those above it must be there: a misspelled path is an error. */
 tms_status_t tms_disk_make_directory(const char *path, const tms_error_context_t *context, tms_error_t *error);
 /* A descriptor of the directory, made if it is missing. A symbolic link is followed only if it is this user's or root's. */
 tms_status_t tms_disk_open_directory(const char *path, int *directory, const tms_error_context_t *context,

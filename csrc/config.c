@@ -18,8 +18,8 @@
     X(BACKEND, "TMS_INIT_CPU_BACKUP_BACKEND", NULL, init_cpu_backup_backend, "pinned", "pinned or mmap")                    \
     X(BOOL, "TMS_RETAIN_CPU_BACKUP", NULL, retain_cpu_backup, "0", BOOL_ALLOWED)                                            \
     X(POLICY, "TMS_HOST_MEMORY", NULL, host_policy, "release", "release, pool or retain")                                   \
-    X(LIMIT, "TMS_HOST_MEMORY_LIMIT_MB", NULL, host_memory_limit_bytes, "", "a whole number from 1 to 2^40")                \
-    X(LIMIT, "TMS_HOST_POOL_LIMIT_MB", NULL, host_pool_limit_bytes, "", "a whole number from 1 to 2^40")                    \
+    X(LIMIT, "TMS_HOST_MEMORY_LIMIT_MB", NULL, host_memory_limit_bytes, "", "a whole number from 0 to 2^40")                \
+    X(LIMIT, "TMS_HOST_POOL_LIMIT_MB", NULL, host_pool_limit_bytes, "", "a whole number from 0 to 2^40")                    \
     X(TEXT, "TMS_DISK_BACKUP_DIR", "TMPDIR", disk_backup_directory, "/tmp", "a directory")                                  \
     X(MEGABYTES, "TMS_DISK_BACKUP_CHUNK_MB", NULL, disk_backup_chunk_bytes, "256", "a whole number from 1 to 2^40")         \
     X(TEXT, "TMS_LOCK_DIR", "XDG_RUNTIME_DIR", lock_directory, "", "a directory")                                           \
@@ -32,7 +32,7 @@ typedef enum variable_kind {
     KIND_BACKEND,
     KIND_POLICY,
     KIND_MEGABYTES,
-    KIND_LIMIT, /* megabytes; "": none */
+    KIND_LIMIT, /* megabytes, 0 included; "": none */
     KIND_LEVEL,
     KIND_TEXT
 } variable_kind_t;
@@ -96,13 +96,15 @@ bool tms_config_parse_host_policy(const char *text, int *out) {
 
 bool tms_config_parse_level(const char *text, int *out) {
     static const char *const words[] = {"silent", "error", "warning", "info", "debug"}; /* in order of tms_log_level_t */
-    int index = word_index(text, words, sizeof(words) / sizeof(words[0]));
-    if (index < 0) return false;
-    *out = index;
-    return true;
+    for (int i = 0; text && i < (int)(sizeof(words) / sizeof(words[0])); i++) {
+        if (strcasecmp(text, words[i]) != 0) continue;
+        *out = i;
+        return true;
+    }
+    return false;
 }
 
-bool tms_config_parse_megabytes(const char *text, uint64_t *bytes) {
+bool tms_config_parse_limit(const char *text, uint64_t *bytes) {
     const uint64_t most = (uint64_t)1 << MEGABYTES_MAX_SHIFT;
     uint64_t megabytes = 0;
     if (!text || !*text) return false;
@@ -111,8 +113,14 @@ bool tms_config_parse_megabytes(const char *text, uint64_t *bytes) {
         megabytes = megabytes * DECIMAL + (uint64_t)(*digit - '0');
         if (megabytes > most) return false; /* long before it could overflow */
     }
-    if (megabytes == 0) return false;
     *bytes = megabytes << MEGABYTE_SHIFT;
+    return true;
+}
+
+bool tms_config_parse_megabytes(const char *text, uint64_t *bytes) {
+    uint64_t parsed = 0;
+    if (!tms_config_parse_limit(text, &parsed) || parsed == 0) return false;
+    *bytes = parsed;
     return true;
 }
 
@@ -124,7 +132,7 @@ static bool parse_value(variable_kind_t kind, const char *text, void *field) {
     case KIND_POLICY: return tms_config_parse_host_policy(text, field);
     case KIND_MEGABYTES: return tms_config_parse_megabytes(text, field);
     case KIND_LIMIT:
-        if (*text) return tms_config_parse_megabytes(text, field);
+        if (*text) return tms_config_parse_limit(text, field);
         *(uint64_t *)field = UINT64_MAX;
         return true;
     case KIND_LEVEL: return tms_config_parse_level(text, field);
@@ -160,6 +168,13 @@ static tms_status_t copy_text(const char *text, char **field, tms_error_t *error
 #pragma GCC diagnostic pop
 #endif
 
+static void note_malformed(const variable_t *variable, const char *value, tms_config_t *config) {
+    if (config->malformed.status != TMS_OK) return;
+    tms_error_set(&config->malformed, TMS_INVALID_ARGUMENT, &read_context,
+                  "%s='%.*s' is not a limit: it must be %s (MiB), or be unset for no limit", variable->name,
+                  LONGEST_VALUE_SHOWN, value, variable->allowed);
+}
+
 static tms_status_t read_variable(const variable_t *variable, tms_config_t *config, const tms_log_t *log,
                                   tms_error_t *error) {
     const char *value = environment_value(variable);
@@ -171,12 +186,16 @@ static tms_status_t read_variable(const variable_t *variable, tms_config_t *conf
     }
     void *field = (char *)config + variable->offset;
     parse_value(variable->kind, variable->initial, field);
-    if (value && !parse_value(variable->kind, value, field)) {
+    if (!value || parse_value(variable->kind, value, field)) return TMS_OK;
+    if (variable->kind == KIND_LIMIT)
+        note_malformed(variable, value, config);
+    else
         tms_log_write(log, TMS_LOG_WARNING, "%s='%.*s' is ignored: it may be %s; the default '%s' is used", variable->name,
                       LONGEST_VALUE_SHOWN, value, variable->allowed, variable->initial);
-    }
     return TMS_OK;
 }
+
+const char *tms_config_name(size_t index) { return index < VARIABLE_COUNT ? variables[index].name : NULL; }
 
 tms_status_t tms_config_read(tms_config_t *config, tms_log_t *log, tms_error_t *error) {
     memset(config, 0, sizeof(*config));

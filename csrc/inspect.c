@@ -1,6 +1,7 @@
 /* What there is, for whoever asks: backups, segments, counters. Declared in saver.h. */
 
 #include "saver.h"
+#include "tag_bytes.h"
 
 /* While a segment is in transition its backup belongs to the call that owns it, and is not for others to look at. */
 static bool is_settled(const tms_segment_t *segment) {
@@ -120,34 +121,13 @@ void tms_saver_counters(tms_saver_t *saver, tms_counters_t *counters) {
 
 /* ---- what was paused when a device was lost ---- */
 
-enum { MOST_TAGS_NAMED = 4 };
-
-typedef struct paused_bytes {
-    const tms_tag_t *tag[MOST_TAGS_NAMED];
-    uint64_t bytes[MOST_TAGS_NAMED];
-    size_t named;
-    uint64_t others, total;
-} paused_bytes_t;
-
-static void count_paused(paused_bytes_t *paused, const tms_segment_t *segment) {
-    uint64_t bytes = tms_segment_reserved(segment);
-    size_t i = 0;
-    while (i < paused->named && paused->tag[i] != segment->tag) i++;
-    paused->total += bytes;
-    if (i == MOST_TAGS_NAMED) {
-        paused->others += bytes;
-        return;
-    }
-    if (i == paused->named) paused->tag[paused->named++] = segment->tag;
-    paused->bytes[i] += bytes;
-}
-
 tms_status_t tms_saver_explain_loss(tms_saver_t *saver, tms_status_t status, tms_error_t *error) {
-    paused_bytes_t paused = {.named = 0};
+    tms_tag_bytes_t paused = {.named = 0};
     if (status != TMS_DEVICE_LOST || !error) return status;
     pthread_mutex_lock(&saver->lock);
     for (tms_registry_node_t *node = saver->registry.first; node; node = node->next) {
-        if (tms_segment_of(node)->state != TMS_SEGMENT_ACTIVE) count_paused(&paused, tms_segment_of(node));
+        const tms_segment_t *segment = tms_segment_of(node);
+        if (segment->state != TMS_SEGMENT_ACTIVE) tms_tag_bytes_add(&paused, segment->tag, tms_segment_reserved(segment));
     }
     pthread_mutex_unlock(&saver->lock);
     if (paused.total == 0) {
@@ -159,14 +139,7 @@ tms_status_t tms_saver_explain_loss(tms_saver_t *saver, tms_status_t status, tms
     tms_error_append(error,
                      " of managed memory were paused when this was found. A kernel that touches a paused tensor loses "
                      "the device; is_paused(tensor) tells which are. By tag: ");
-    for (size_t i = 0; i < paused.named; i++) {
-        tms_error_append(error, "%s'%s' ", i ? ", " : "", paused.tag[i]->name);
-        tms_error_append_bytes(error, paused.bytes[i]);
-    }
-    if (paused.others) {
-        tms_error_append(error, ", others ");
-        tms_error_append_bytes(error, paused.others);
-    }
+    tms_tag_bytes_append(&paused, error);
     tms_error_append(error, ".");
     return status;
 }

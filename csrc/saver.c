@@ -52,6 +52,12 @@ tms_status_t tms_saver_check_process(tms_saver_t *saver, const tms_error_context
     return tms_error_set(error, TMS_FORKED, context, "start workers with the spawn or forkserver method instead");
 }
 
+tms_status_t tms_saver_check_settings(const tms_saver_t *saver, tms_error_t *error) {
+    const tms_error_t *malformed = &saver->config->malformed;
+    if (malformed->status != TMS_OK && error) *error = *malformed;
+    return malformed->status;
+}
+
 tms_region_t tms_saver_settings(tms_saver_t *saver) {
     int depth = 0;
     tms_region_t region = tms_region_current(saver->regions, &depth);
@@ -202,6 +208,7 @@ tms_status_t tms_saver_allocate(tms_saver_t *saver, const tms_region_t *region, 
     uint64_t reserved = 0;
 
     tms_status_t status = tms_saver_check_process(saver, &context, error);
+    if (status == TMS_OK) status = tms_saver_check_settings(saver, error);
     if (status == TMS_OK && bytes == 0) {
         *address = 0; /* as cudaMalloc has it */
         return TMS_OK;

@@ -79,6 +79,10 @@ tms_host_policy_t tms_saver_host_policy(const tms_saver_t *saver, tms_host_polic
 /* TMS_FORKED where this process is a forked child. The first thing that every function above does. */
 tms_status_t tms_saver_check_process(tms_saver_t *saver, const tms_error_context_t *context, tms_error_t *error);
 
+/* TMS_INVALID_ARGUMENT where a limit in the environment is malformed. For the calls with which a program begins to use this
+ * library: regions, allocations, pauses and resumes. */
+tms_status_t tms_saver_check_settings(const tms_saver_t *saver, tms_error_t *error);
+
 /* reclaim.c. For transition.c and saver.c: finishes a free whose owner has gone. The segment is out of the registry and
  * belongs to the callee; takes the lock for bookkeeping only. What the driver refuses goes to the quarantine, with a log
  * line.

@@ -145,6 +145,7 @@ static void settle(tms_transition_t *t, tms_segment_t *segment, bool moved) {
     if (moved && !damaged) {
         t->report.allocations++;
         t->report.bytes += bytes;
+        tms_transition_note(t, segment);
     }
 }
 
@@ -248,6 +249,7 @@ static tms_status_t report_passed_over(tms_transition_t *t, tms_error_t *error) 
 static tms_status_t check(tms_transition_t *t, tms_error_t *error) {
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     tms_status_t status = tms_saver_check_process(t->saver, &context, error);
+    if (status == TMS_OK) status = tms_saver_check_settings(t->saver, error);
     if (status != TMS_OK) return status;
     /* Also on a machine without a driver. What waits to be given back may wait for a device, which a capture forbids. */
     if (!tms_saver_has_segments(t->saver) && !tms_saver_has_reclaimable(t->saver)) return TMS_OK;
@@ -261,6 +263,7 @@ tms_status_t tms_transition_attempt(tms_transition_t *t, tms_error_t *error) {
     if (status != TMS_OK) return status;
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     t->report = (tms_report_t){.unknown_tags = unknown_tags}; /* an attempt before this one counts for nothing */
+    t->notes = (tms_transition_notes_t){.host_bytes = 0};
     t->total_bytes = 0;
     atomic_store(&t->done_bytes, 0);
     atomic_store(&t->mapped_bytes, 0);
@@ -321,5 +324,6 @@ tms_status_t tms_transition_run(tms_transition_t *t, _Atomic uint64_t *successes
     tms_stats_add(status == TMS_OK ? successes : &t->saver->stats.failures_total, 1);
     t->report.seconds = tms_wait_elapsed(&t->wait);
     if (status == TMS_OK && report) *report = t->report;
+    if (status == TMS_OK) tms_transition_log(t);
     return tms_saver_explain_loss(t->saver, status, error);
 }

@@ -5,8 +5,15 @@
 #ifndef TMS_TRANSITION_CALL_H
 #define TMS_TRANSITION_CALL_H
 
+#include "tag_bytes.h"
 #include "transition.h"
 #include "wait.h"
+
+/* What the log says of one call that has succeeded. */
+typedef struct tms_transition_notes {
+    tms_tag_bytes_t moved;                          /* released or mapped */
+    uint64_t host_bytes, disk_bytes, dropped_bytes; /* a pause: where contents went */
+} tms_transition_notes_t;
 
 typedef struct tms_transition {
     tms_saver_t *saver;
@@ -33,6 +40,7 @@ typedef struct tms_transition {
     uint64_t total_bytes;              /* that this attempt copies */
     _Atomic uint64_t mapped_bytes;     /* that this attempt has mapped */
     tms_report_t report;
+    tms_transition_notes_t notes;
 } tms_transition_t;
 
 #define TMS_FOR_EACH(segment, t) for (tms_segment_t *segment = (t)->first; segment; segment = segment->next_in_transition)
@@ -74,6 +82,11 @@ void tms_transition_report_progress(const tms_transition_t *t);
 void tms_restore_sort(tms_transition_t *t);
 /* One device's part of a resume: memory, access and contents for its segments. */
 tms_status_t tms_restore_device(tms_transition_t *t, int device, tms_wait_t *wait, tms_error_t *error);
+
+/* transition_log.c. Under the lock: notes a segment that has done what the call is for, for the log. */
+void tms_transition_note(tms_transition_t *t, const tms_segment_t *segment);
+/* One line, at level info, about a call that has succeeded. */
+void tms_transition_log(const tms_transition_t *t);
 
 /* Publishes every segment's new state (`moved`: it did what the call is for) and finishes the frees that came meanwhile. The
  * list is empty afterwards. */

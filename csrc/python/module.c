@@ -5,6 +5,7 @@
  * and hence absent: their defaults say what is true, sub-interpreters that share the GIL are supported. */
 #include "module.h"
 
+#include "config.h"
 #include "functions.h"
 #include "library.h"
 
@@ -37,6 +38,23 @@ static int add_constants(PyObject *module) {
 /* The main interpreter's identifier, in every Python and in every life of the runtime. */
 enum { MAIN_INTERPRETER = 0 };
 
+/* SETTINGS: the names of the environment variables that the core reads. */
+static int add_settings(PyObject *module) {
+    size_t count = 0;
+    int result = -1;
+    PyObject *names;
+
+    while (tms_config_name(count)) count++;
+    names = PyTuple_New((Py_ssize_t)count);
+    for (size_t index = 0; names && index < count; index++) {
+        PyObject *name = PyUnicode_FromString(tms_config_name(index));
+        if (!name || PyTuple_SetItem(names, (Py_ssize_t)index, name) < 0) Py_CLEAR(names);
+    }
+    if (names) result = PyModule_AddObjectRef(module, "SETTINGS", names);
+    Py_XDECREF(names);
+    return result;
+}
+
 static int execute(PyObject *module) {
     tms_py_state_t *state = PyModule_GetState(module);
     tms_py_library_t library;
@@ -53,7 +71,7 @@ static int execute(PyObject *module) {
     if (!state->host_buffer_type || PyModule_AddType(module, (PyTypeObject *)state->host_buffer_type) < 0) return -1;
     state->pending_type = tms_py_pending_type(module);
     if (!state->pending_type || PyModule_AddType(module, (PyTypeObject *)state->pending_type) < 0) return -1;
-    return add_constants(module);
+    return add_constants(module) < 0 ? -1 : add_settings(module);
 }
 
 static int traverse(PyObject *module, visitproc visit, void *arg) {

@@ -15,6 +15,7 @@ BACKUP_MMAP: Final[int]
 BACKUP_DISK: Final[int]
 
 #: What becomes of host memory after a resume; DEFAULT: what the next wider setting says.
+SETTINGS: Final[tuple[str, ...]]
 HOST_DEFAULT: Final[int]
 HOST_RELEASE: Final[int]
 HOST_POOL: Final[int]

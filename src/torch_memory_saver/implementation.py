@@ -32,6 +32,7 @@ from torch_memory_saver.pending import PendingResume, on_main_thread
 from torch_memory_saver.pools import PoolStore, Tags, selects
 from torch_memory_saver.regions import Disabled, Region
 from torch_memory_saver.report import PauseReport, ResumeReport
+from torch_memory_saver.settings import warn_of_unknown_variables
 from torch_memory_saver.torch_layer import TorchCuda
 from torch_memory_saver.usage import Stats, take_stats
 
@@ -83,6 +84,7 @@ class Implementation:
     """
 
     def __init__(self, hook_mode: str = "auto") -> None:
+        warn_of_unknown_variables()
         self.hook_mode = preload.resolve_hook_mode(check_hook_mode(hook_mode))
         _close_at_exit()
         self._find_torch: Callable[[], TorchCuda | None] = torch_layer.loaded if _core.preloaded else torch_layer.require

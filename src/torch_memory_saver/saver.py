@@ -14,6 +14,7 @@ from torch_memory_saver.implementation import Implementation
 from torch_memory_saver.paused import is_paused
 from torch_memory_saver.pending import PendingResume
 from torch_memory_saver.report import PauseReport, ResumeReport
+from torch_memory_saver.settings import suggestion
 from torch_memory_saver.usage import Stats
 
 if TYPE_CHECKING:
@@ -35,6 +36,13 @@ class TorchMemorySaver:
         # Programs in the field rely on both names: they look for the implementation and put another one in.
         self._impl: Any = None
         self._impl_ctor_kwargs: dict[str, str] = {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuses names that nothing reads; those of a leading underscore are for programs that reach inside."""
+        if not name.startswith("_") and not hasattr(type(self), name):
+            settable = [key for key, kind in vars(TorchMemorySaver).items() if isinstance(kind, property) and kind.fset]
+            raise AttributeError(f"torch_memory_saver has no setting {name!r}{suggestion(name, settable)}")
+        super().__setattr__(name, value)
 
     def _ensure_initialized(self) -> None:
         """Makes the implementation at the first use."""
@@ -365,8 +373,8 @@ class TorchMemorySaver:
         return is_paused(x)
 
     def set_disk_backup_dir(self, path: str | os.PathLike[str]) -> None:
-        """The directory for disk backups from now on, made if it is not there. Default: ``TMS_DISK_BACKUP_DIR``, else the
-        system's temporary directory.
+        """The directory for disk backups from now on, made if it is not there; those above it must be. Default:
+        ``TMS_DISK_BACKUP_DIR``, else the system's temporary directory.
 
         Raises:
             InvalidArgumentError: Not a path.

@@ -25,6 +25,8 @@
 static void test_set_directory(void **state) {
     (void)state;
     tms_disk_file_t *old = create(10);
+    assert_int_equal(mkdir(below("a"), 0700), 0);
+    assert_int_equal(mkdir(below("a/b"), 0700), 0);
     assert_int_equal(tms_disk_set_directory(&disk, below("a/b/c///"), &error), TMS_OK);
     assert_string_equal(disk.path, below("a/b/c"));
     assert_entries(below("a/b/c"), 0, 0); /* the attempt to make a file there has left nothing */
@@ -41,6 +43,7 @@ static void test_set_directory(void **state) {
 
 static void test_a_directory_name_that_begins_like_another(void **state) {
     (void)state;
+    assert_int_equal(mkdir(below("x"), 0700), 0);
     assert_int_equal(tms_disk_set_directory(&disk, below("x/y"), &error), TMS_OK);
     tms_disk_file_t *inner = create(1);
     assert_int_equal(tms_disk_set_directory(&disk, below("x"), &error), TMS_OK);
@@ -82,6 +85,20 @@ static void test_bad_directories_change_nothing(void **state) {
     tms_disk_file_t *file = create(1);
     assert_entries(base, 1, 1);
     tms_disk_file_destroy(&disk, file);
+}
+
+/* A mount that is missing, or a misspelled path, must not become a directory on another disk. */
+static void test_only_the_last_directory_is_made(void **state) {
+    (void)state;
+    assert_int_equal(tms_disk_set_directory(&disk, below("missing/backups"), &error), TMS_BACKUP_IO);
+    assert_int_equal(error.os_error, ENOENT);
+    assert_string_equal(error.call, "mkdir");
+    assert_non_null(strstr(error.message, below("missing/backups")));
+    assert_non_null(strstr(error.message, "create the directories above it first"));
+    assert_int_equal(access(below("missing"), F_OK), -1);
+    assert_string_equal(disk.path, base);
+    assert_int_equal(mkdir(below("missing"), 0700), 0);
+    assert_int_equal(tms_disk_set_directory(&disk, below("missing/backups"), &error), TMS_OK);
 }
 
 static void test_an_unwritable_directory(void **state) {
@@ -415,6 +432,7 @@ int main(void) {
         DISK_TEST(test_a_directory_name_that_begins_like_another),
         DISK_TEST(test_relative_directories_are_fixed_when_set),
         DISK_TEST(test_bad_directories_change_nothing),
+        DISK_TEST(test_only_the_last_directory_is_made),
         DISK_TEST(test_an_unwritable_directory),
         DISK_TEST(test_a_directory_that_vanished_is_made_again),
         DISK_TEST(test_files_of_dead_processes_are_removed),

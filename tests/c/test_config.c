@@ -18,6 +18,9 @@ static const char *const all_variables[] = {
     "TMS_INIT_ENABLE_DISK_BACKUP",
     "TMS_INIT_CPU_BACKUP_BACKEND",
     "TMS_RETAIN_CPU_BACKUP",
+    "TMS_HOST_MEMORY",
+    "TMS_HOST_MEMORY_LIMIT_MB",
+    "TMS_HOST_POOL_LIMIT_MB",
     "TMS_DISK_BACKUP_DIR",
     "TMS_DISK_BACKUP_CHUNK_MB",
     "TMS_CUDA_DRIVER",
@@ -159,6 +162,51 @@ static void test_chunk(void **state) {
     }
 }
 
+static void test_limits(void **state) {
+    (void)state;
+    static const struct {
+        const char *name;
+        const uint64_t *field;
+    } limits[] = {{"TMS_HOST_MEMORY_LIMIT_MB", &config.host_memory_limit_bytes},
+                  {"TMS_HOST_POOL_LIMIT_MB", &config.host_pool_limit_bytes}};
+    static const char *const bad[] = {"abc", "-1", "1.5", "16GiB", " 0", "1099511627777", "none"};
+    for (size_t l = 0; l < sizeof(limits) / sizeof(limits[0]); l++) {
+        clear_environment(NULL);
+        assert_int_equal(read_config(), 0);
+        assert_int_equal(*limits[l].field, UINT64_MAX);
+        setenv(limits[l].name, "0", 1);
+        assert_int_equal(read_config(), 0);
+        assert_int_equal(*limits[l].field, 0);
+        setenv(limits[l].name, "64", 1);
+        assert_int_equal(read_config(), 0);
+        assert_int_equal(*limits[l].field, 64 << 20);
+        assert_int_equal(config.malformed.status, TMS_OK);
+        for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+            char expected[128];
+            setenv(limits[l].name, bad[i], 1);
+            assert_int_equal(read_config(), 0); /* for the first call that has to keep to it, not for every process */
+            assert_int_equal(config.malformed.status, TMS_INVALID_ARGUMENT);
+            snprintf(expected, sizeof(expected), "%s='%s' is not a limit: it must be a whole number from 0 to 2^40",
+                     limits[l].name, bad[i]);
+            if (!strstr(config.malformed.message, expected)) fail_msg("%s", config.malformed.message);
+        }
+    }
+}
+
+static void test_names(void **state) {
+    (void)state;
+    size_t count = 0;
+    bool has_level = false, has_fallback = false;
+    for (const char *name; (name = tms_config_name(count)); count++) {
+        has_level |= strcmp(name, "TMS_LOG_LEVEL") == 0;
+        has_fallback |= strcmp(name, "TMPDIR") == 0;
+    }
+    assert_true(count > 10);
+    assert_true(has_level);
+    assert_false(has_fallback);
+    assert_null(tms_config_name(count + 1));
+}
+
 static void test_texts_are_copied(void **state) {
     (void)state;
     setenv("TMPDIR", "/scratch", 1);
@@ -204,6 +252,12 @@ static void test_level(void **state) {
         assert_int_equal(config.log_level, i);
         assert_int_equal(tms_log_enabled(&log_under_test, TMS_LOG_DEBUG), i == TMS_LOG_DEBUG);
     }
+    setenv("TMS_LOG_LEVEL", "INFO", 1);
+    assert_int_equal(read_config(), 0);
+    assert_int_equal(config.log_level, TMS_LOG_INFO);
+    setenv("TMS_LOG_LEVEL", "Error", 1);
+    assert_int_equal(read_config(), 0);
+    assert_int_equal(config.log_level, TMS_LOG_ERROR);
     setenv("TMS_LOG_LEVEL", "loud", 1);
     read_config();
     assert_warned("TMS_LOG_LEVEL", "loud", "silent, error, warning, info or debug");
@@ -266,6 +320,7 @@ static void test_parsers_leave_the_result_alone_on_failure(void **state) {
         assert_false(tms_config_parse_backend(bad[i], &number));
         assert_false(tms_config_parse_level(bad[i], &number));
         assert_false(tms_config_parse_megabytes(bad[i], &bytes));
+        assert_false(tms_config_parse_limit(bad[i], &bytes));
     }
     assert_true(flag);
     assert_int_equal(number, 77);
@@ -279,6 +334,8 @@ int main(void) {
         CONFIG_TEST(test_booleans),
         CONFIG_TEST(test_backend),
         CONFIG_TEST(test_chunk),
+        CONFIG_TEST(test_limits),
+        CONFIG_TEST(test_names),
         CONFIG_TEST(test_texts_are_copied),
         CONFIG_TEST(test_a_text_that_cannot_be_copied_is_an_error),
         CONFIG_TEST(test_level),

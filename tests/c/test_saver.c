@@ -29,6 +29,23 @@ static void an_allocation_is_fresh_writable_memory(void **state) {
     assert_false(tms_saver_owns(&f->saver, address));
 }
 
+static void a_malformed_limit_stops_the_first_use(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t address = 77;
+    tms_error_set(&f->config.malformed, TMS_INVALID_ARGUMENT, NULL, "TMS_HOST_MEMORY_LIMIT_MB='abc' is not a limit");
+    assert_int_equal(try_allocate(f, MIB, 0, &address, &error), TMS_INVALID_ARGUMENT);
+    assert_non_null(strstr(error.message, "TMS_HOST_MEMORY_LIMIT_MB='abc'"));
+    assert_int_equal(address, 77);
+    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_INVALID_ARGUMENT);
+    assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_INVALID_ARGUMENT);
+    assert_non_null(strstr(error.message, "TMS_HOST_MEMORY_LIMIT_MB='abc'"));
+    assert_int_equal(resume_tag(f, NULL, NULL, NULL), TMS_INVALID_ARGUMENT);
+    assert_int_equal(simulator()->calls("cuMemCreate"), 0);
+    ASSERT_OK(tms_saver_refresh_peers(&f->saver, &error), error); /* what takes no host memory goes on */
+    tms_error_clear(&f->config.malformed);
+}
+
 static void an_allocation_makes_only_the_calls_it_needs(void **state) {
     fixture_t *f = *state;
     char trace[512];
@@ -239,6 +256,7 @@ static void a_forked_child_may_not_allocate_and_may_free(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         ONE(an_allocation_is_fresh_writable_memory),
+        ONE(a_malformed_limit_stops_the_first_use),
         ONE(an_allocation_makes_only_the_calls_it_needs),
         ONE(sizes_behave_as_cudamalloc_has_them),
         ONE(out_of_memory_leaves_nothing_behind),

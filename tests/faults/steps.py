@@ -239,7 +239,7 @@ class Steps(World):
         """Another directory for backup files, which does not exist, or holds what a dead process left."""
         former, wanted = self.backup_directory, self.new_directory()
         if remains:
-            wanted.mkdir(parents=True)
+            wanted.mkdir()
             for name in (*REMAINS, *OTHERS):
                 (wanted / name).write_text(name)
             os.utime(wanted / f"{DEAD}.new", (0, 0))  # a young one may be about to be locked

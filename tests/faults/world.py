@@ -315,9 +315,11 @@ class World:
         self.free(block)
 
     def new_directory(self) -> Path:
-        """One that does not exist, and neither does that above it."""
+        """One that does not exist, below one of its own that does."""
         self.directories += 1
-        return self.directory / f"above-{self.seed}-{self.directories}" / "backups"
+        above = self.directory / f"above-{self.seed}-{self.directories}"
+        above.mkdir()
+        return above / "backups"
 
     def set_directory(self, directory: Path) -> None:
         core.set_disk_directory(str(directory))

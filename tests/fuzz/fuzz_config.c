@@ -59,12 +59,16 @@ static void parse(const char *text) {
     else
         MUST(backend == UNTOUCHED);
     if (tms_config_parse_level(text, &level))
-        MUST(level >= TMS_LOG_SILENT && level <= TMS_LOG_DEBUG && strcmp(text, levels[level]) == 0);
+        MUST(level >= TMS_LOG_SILENT && level <= TMS_LOG_DEBUG && strcasecmp(text, levels[level]) == 0);
     else
         MUST(level == UNTOUCHED);
     uint64_t megabytes = megabytes_of(text);
     MUST(tms_config_parse_megabytes(text, &bytes) == (megabytes != 0));
     MUST(bytes == (megabytes ? megabytes << MEGABYTE_SHIFT : UNTOUCHED));
+    bool zero = *text && strspn(text, "0") == strlen(text);
+    bytes = UNTOUCHED;
+    MUST(tms_config_parse_limit(text, &bytes) == (zero || megabytes != 0));
+    MUST(bytes == (zero ? 0 : megabytes ? megabytes << MEGABYTE_SHIFT : UNTOUCHED));
 }
 
 /* The text of the variable that the field holds, of its fallback, or what stands for neither. */

@@ -65,7 +65,9 @@ def test_hook_mode_is_checked_and_fixed_after_the_first_use(mode: str) -> None:
 def test_a_disk_directory_that_cannot_be_written(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("not a directory")
-    saver.set_disk_backup_dir(str(tmp_path / "made" / "when needed"))
+    saver.set_disk_backup_dir(str(tmp_path / "made when needed"))
+    with pytest.raises(errors.BackupIOError, match="create the directories above it first"):
+        saver.set_disk_backup_dir(str(tmp_path / "misspelled" / "backups"))
     with pytest.raises(errors.TorchMemorySaverError):
         saver.set_disk_backup_dir(str(file / "below"))
     with saver.region(tag="weights", enable_disk_backup=True):

@@ -19,6 +19,8 @@ EVERYTHING_ON = {
     "TMS_INIT_ENABLE": "1",
     "TMS_INIT_ENABLE_CPU_BACKUP": "1",
     "TMS_LOG_LEVEL": "debug",
+    "TMS_HOST_MEMORY_LIMIT_MB": "malformed",
+    "TMS_INIT_ENABEL": "1",
     "TMS_CUDA_DRIVER": "/nonexistent/libcuda.so.1",
 }
 

@@ -62,20 +62,6 @@ def test_an_unknown_policy_is_reported_and_ignored(program: Program, value: str)
     assert value in done.stderr
 
 
-@pytest.mark.parametrize("name", ["TMS_HOST_MEMORY_LIMIT_MB", "TMS_HOST_POOL_LIMIT_MB"])
-@pytest.mark.parametrize("value", ["-1", "many", "99999999999999999999"])
-def test_limits_that_make_no_sense_are_reported_and_ignored(program: Program, name: str, value: str) -> None:
-    text = """
-address = allocate(8 * MIB, 5)
-torch_memory_saver.pause()
-torch_memory_saver.resume()
-assert read(address, 8 * MIB) == bytes([5]) * 8 * MIB
-"""
-    done = program(WAIT + text, **{name: value})
-    assert done.stderr.count(name) == 1
-    assert value in done.stderr
-
-
 def test_what_does_not_fit_the_limit_changes_nothing(program: Program) -> None:
     text = """
 from torch_memory_saver import OutOfHostMemoryError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -18,7 +19,7 @@ from conftest import Program
 from fake_torch import FakeTorch
 
 import torch_memory_saver as module
-from torch_memory_saver import _core, errors, torch_layer
+from torch_memory_saver import _core, errors, settings, torch_layer
 from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20
@@ -197,12 +198,12 @@ def test_retention_is_read_at_resume(saver: TorchMemorySaver, fake_torch: FakeTo
 
 
 def test_the_disk_directory_is_made(saver: TorchMemorySaver, fake_torch: FakeTorch, tmp_path: Path) -> None:
-    directory = tmp_path / "not" / "yet"
+    directory = tmp_path / "not yet"
     saver.set_disk_backup_dir(directory)
     with saver.region("a", enable_disk_backup=True):
         fake_torch.allocate(2 * MIB)
     assert saver.pause().copied_bytes == 2 * MIB
-    assert [stat.S_IMODE(path.stat().st_mode) for path in (directory.parent, directory)] == [0o700, 0o700]
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     files = [path for path in directory.iterdir() if path.suffix == ".backup"]
     assert [path.stat().st_size >= 2 * MIB for path in files] == [True]
     assert saver.resume().copied_bytes == 2 * MIB
@@ -219,6 +220,13 @@ def test_a_disk_directory_that_cannot_be_made(saver: TorchMemorySaver, tmp_path:
     with pytest.raises(errors.BackupIOError, match="file") as caught:
         saver.set_disk_backup_dir(tmp_path / "file" / "directory")
     assert caught.value.errno == caught.value.os_error != 0
+
+
+def test_a_disk_directory_without_its_parent_is_not_made(saver: TorchMemorySaver, tmp_path: Path) -> None:
+    with pytest.raises(errors.BackupIOError, match="create the directories above it first") as caught:
+        saver.set_disk_backup_dir(tmp_path / "misspelled" / "backups")
+    assert caught.value.errno == errno.ENOENT
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -253,6 +261,150 @@ def test_init_enable_without_the_library_is_one_warning(
         saver.resume()
     assert len(caplog.records) == 1
     assert "LD_PRELOAD" in caplog.text
+
+
+# Misspelled settings
+
+
+def test_an_unknown_attribute_is_refused_with_a_suggestion(saver: TorchMemorySaver) -> None:
+    for name, meant in (
+        ("retain_cpu_backups", "retain_cpu_backup"),
+        ("hookmode", "hook_mode"),
+        ("host_memry", "host_memory"),
+        ("memory_margin_byte", "memory_margin_bytes"),
+    ):
+        with pytest.raises(AttributeError, match=f"no setting '{name}'; did you mean {meant}\\?"):
+            setattr(saver, name, True)
+        assert not hasattr(saver, name)
+    with pytest.raises(AttributeError, match=r"no setting 'colour'$"):
+        saver.colour = "red"  # type: ignore[attr-defined]
+    assert saver._impl is None
+
+
+def test_what_programs_in_the_field_set_can_be_set(saver: TorchMemorySaver, monkeypatch: pytest.MonkeyPatch) -> None:
+    implementation = SimpleNamespace(hook_mode="other", retain_cpu_backup=False)
+    saver._impl = implementation
+    saver._impl_ctor_kwargs = {}
+    saver._private_to_them = 1  # type: ignore[attr-defined]
+    monkeypatch.setattr(saver, "pause", lambda tag=None: "replaced")
+    saver.retain_cpu_backup = True
+    assert saver.pause() == "replaced"  # type: ignore[comparison-overlap]
+    assert implementation.retain_cpu_backup is True
+
+
+@pytest.mark.parametrize("preloaded", [False, True])
+@pytest.mark.parametrize("name", ["TMS_HOST_MEMORY_LIMIT_MB", "TMS_HOST_POOL_LIMIT_MB"])
+def test_a_malformed_limit_is_an_error_at_the_first_use(program: Program, name: str, preloaded: bool) -> None:
+    text = f"""
+from torch_memory_saver import torch_memory_saver, _core, InvalidArgumentError
+def refused(action):
+    try:
+        action()
+    except InvalidArgumentError as error:
+        for part in ("{name}='16 GiB'", "whole number from 0 to 2^40"):
+            assert part in str(error), error
+    else:
+        raise AssertionError(action)
+for action in (torch_memory_saver.pause, torch_memory_saver.resume, lambda: torch_memory_saver.reserve_host_memory(1 << 20)):
+    refused(action)
+refused(lambda: _core.region_push("a", _core.BACKUP_NONE, True))
+refused(lambda: _core.allocate(1 << 21))
+assert _core.region_current()[3] == 0
+"""
+    done = program(text, preloaded=preloaded, **{name: "16 GiB"})
+    assert done.stderr == ""
+
+
+def test_a_limit_of_nothing_is_one(program: Program) -> None:
+    text = """
+from torch_memory_saver import OutOfHostMemoryError
+with torch_memory_saver.region("a", enable_cpu_backup=True):
+    address = cuda_malloc(2 * MIB)
+fill(address, 2 * MIB, 7)
+try:
+    torch_memory_saver.pause()
+except OutOfHostMemoryError as error:
+    assert "TMS_HOST_MEMORY_LIMIT_MB" in str(error), error
+else:
+    raise AssertionError
+assert read(address, 4) == bytes([7] * 4)
+assert torch_memory_saver.pause(backup="discard").allocations == 1
+"""
+    program(text, TMS_HOST_MEMORY_LIMIT_MB="0")
+
+
+def test_a_pool_of_nothing_keeps_nothing(program: Program) -> None:
+    text = """
+import time
+torch_memory_saver.host_memory = "pool"
+with torch_memory_saver.region("a", enable_cpu_backup=True):
+    address = cuda_malloc(2 * MIB)
+torch_memory_saver.pause()
+torch_memory_saver.resume()
+end = time.monotonic() + 60
+while torch_memory_saver.stats().host_resident_bytes:
+    assert time.monotonic() < end
+assert torch_memory_saver.stats().host_pooled_bytes == 0
+"""
+    program(text, TMS_HOST_POOL_LIMIT_MB="0")
+
+
+def test_unknown_variables_are_said_once_with_a_suggestion(program: Program) -> None:
+    text = """
+import torch_memory_saver as module
+saver = module.torch_memory_saver
+assert saver.hook_mode == "auto"
+print("before the first use", file=__import__("sys").stderr)
+saver.pause(), saver.resume(), module.TorchMemorySaver().pause()
+"""
+    variables = {"TMS_HOST_MEMORY_LIMIT": "5", "TMS_INIT_ENABEL": "1", "TMS_XYZZY": "1", "TMS_WERROR": "1"}
+    done = program(text, preloaded=False, **variables)
+    lines = done.stderr.splitlines()
+    assert lines[0] == "before the first use"
+    assert len(lines) == 4, done.stderr
+    assert lines[1].endswith(
+        "variable TMS_HOST_MEMORY_LIMIT has no effect: it is unknown; did you mean TMS_HOST_MEMORY_LIMIT_MB?"
+    )
+    assert lines[2].endswith("variable TMS_INIT_ENABEL has no effect: it is unknown; did you mean TMS_INIT_ENABLE?")
+    assert lines[3].endswith("variable TMS_XYZZY has no effect: it is unknown")
+
+
+def test_every_variable_that_is_documented_or_read_is_known() -> None:
+    table = re.search(r"## Environment\n(.*?)\n## ", (REPOSITORY / "README.md").read_text(), re.DOTALL)
+    assert table is not None
+    documented = {
+        name for row in re.findall(r"^\| (`TMS_.*?) \|", table.group(1), re.M) for name in re.findall(r"TMS_\w+", row)
+    }
+    assert documented == set(_core.SETTINGS)
+    mentioned = re.findall(r"\bTMS_[A-Z_]+[A-Z]\b", (REPOSITORY / "README.md").read_text())
+    assert settings.unknown_variables(mentioned) == []
+    assert settings.unknown_variables(["TMS_SIMULATED_DEVICES", "TMS_GPU_SEED", "PATH", "tms_x"]) == []
+
+
+def test_a_process_that_only_inherits_variables_hears_nothing(program: Program) -> None:
+    text = """
+address = cuda_malloc(2 * MIB)
+fill(address, 2 * MIB, 7)
+cuda_free(address)
+"""
+    done = program(text, TMS_HOST_MEMORY_LIMIT_MB="abc", TMS_INIT_ENABEL="1")
+    assert done.stderr == ""
+
+
+def test_info_is_a_line_for_each_pause_and_resume(program: Program) -> None:
+    text = """
+with torch_memory_saver.region("a", enable_cpu_backup=True):
+    address = cuda_malloc(2 * MIB)
+torch_memory_saver.pause("a")
+torch_memory_saver.resume()
+"""
+    lines = program(text, TMS_LOG_LEVEL="Info").stderr.splitlines()
+    assert [re.sub(r"[0-9.]+ seconds", "T seconds", line.split(" info: ")[1]) for line in lines] == [
+        "pause: 1 allocation, 2097152 bytes (2.0 MiB), in T seconds, 2097152 bytes (2.0 MiB) of contents to host memory; "
+        "now 0 bytes are resident and 2097152 bytes (2.0 MiB) paused; by tag: 'a' 2097152 bytes (2.0 MiB)",
+        "resume: 1 allocation, 2097152 bytes (2.0 MiB), in T seconds, 2097152 bytes (2.0 MiB) of contents from backups; "
+        "now 2097152 bytes (2.0 MiB) are resident and 0 bytes paused; by tag: 'a' 2097152 bytes (2.0 MiB)",
+    ]
 
 
 # Another implementation in its place, as NVIDIA Dynamo does it
