@@ -291,8 +291,8 @@ def test_settings_of_allocations(simulator: Any, tmp_path: Path) -> None:
     assert _core.get_host_policy() == _core.HOST_RETAIN
     _core.set_retain_backup(False)
     assert _core.get_host_policy() == _core.HOST_RELEASE
-    _core.set_disk_directory(tmp_path / "made" / "here")  # type: ignore[arg-type]
-    assert (tmp_path / "made" / "here").is_dir()
+    _core.set_disk_directory(tmp_path / "made here")  # type: ignore[arg-type]
+    assert (tmp_path / "made here").is_dir()
 
 
 def test_devices(simulator: Any) -> None:
