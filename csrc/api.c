@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "process.h"
 #include "state.h"
 #include "transition.h"
 
@@ -135,8 +136,7 @@ static void api_release_host_memory(void) {
 static void api_close(void) {
     tms_state_t *state = tms_state_if_made();
     if (!state || atomic_load(&state->saver.forked)) return;
-    tms_pendings_close(&state->saver.pendings);
-    tms_host_store_close(&state->saver.stores.host);
+    tms_process_end_threads(&state->saver);
 }
 
 static tms_status_t api_resume_begin(const tms_selection_t *selection, tms_pending_t **pending, tms_error_t *error) {

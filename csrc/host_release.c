@@ -14,7 +14,9 @@ bool tms_host_call_begin(tms_host_store_t *store) {
 }
 
 void tms_host_call_end(tms_host_store_t *store) {
-    if (--store->calls == 0 && store->closing) pthread_cond_broadcast(&store->changed);
+    store->calls--;
+    if (store->abandoned_calls > store->calls) store->abandoned_calls = store->calls;
+    if (store->closing) pthread_cond_broadcast(&store->changed);
 }
 
 void tms_host_release_queue(tms_host_piece_t *piece, tms_backup_kind_t kind) {

@@ -51,11 +51,13 @@ void tms_host_store_release(tms_host_store_t *store) {
     pthread_mutex_destroy(&store->lock);
 }
 
-void tms_host_store_close(tms_host_store_t *store) {
+void tms_host_store_close(tms_host_store_t *store, double deadline) {
     pthread_mutex_lock(&store->lock);
     store->closing = true;
     pthread_cond_broadcast(&store->changed);
-    while (store->calls > 0) pthread_cond_wait(&store->changed, &store->lock);
+    while (store->calls > store->abandoned_calls && tms_wait_until(&store->changed, &store->lock, deadline)) {
+    }
+    store->abandoned_calls = store->calls;
     pthread_mutex_unlock(&store->lock);
 }
 
@@ -65,7 +67,8 @@ void tms_host_store_after_fork_in_child(tms_host_store_t *store) {
     store->blocks = NULL;
     store->waiting = store->last_waiting = NULL;
     memset(store->recent, 0, sizeof store->recent);
-    store->planned_bytes = store->in_flight_bytes = store->reserving_bytes = store->calls = 0;
+    store->planned_bytes = store->in_flight_bytes = store->reserving_bytes = 0;
+    store->calls = store->abandoned_calls = 0;
     store->leaving[0] = store->leaving[1] = 0;
     store->threads = 0;
     store->checking = store->releasing = store->retrying = store->closing = false;

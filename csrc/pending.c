@@ -42,17 +42,19 @@ struct tms_pending {
 
 void tms_pendings_init(tms_pendings_t *pendings) {
     pthread_mutex_init(&pendings->lock, NULL);
-    pthread_cond_init(&pendings->ended, NULL);
-    pendings->running = 0;
+    tms_wait_condition_init(&pendings->ended);
+    pendings->running = pendings->abandoned = 0;
     atomic_init(&pendings->stop, false);
 }
 
-void tms_pendings_close(tms_pendings_t *pendings) {
+void tms_pendings_close(tms_pendings_t *pendings, double deadline) {
     atomic_store(&pendings->stop, true);
     pthread_mutex_lock(&pendings->lock);
-    while (pendings->running > 0) pthread_cond_wait(&pendings->ended, &pendings->lock);
+    while (pendings->running > pendings->abandoned && tms_wait_until(&pendings->ended, &pendings->lock, deadline)) {
+    }
+    pendings->abandoned = pendings->running;
+    atomic_store(&pendings->stop, pendings->abandoned > 0);
     pthread_mutex_unlock(&pendings->lock);
-    atomic_store(&pendings->stop, false);
 }
 
 void tms_pendings_after_fork_in_child(tms_pendings_t *pendings) { tms_pendings_init(pendings); }
@@ -60,7 +62,8 @@ void tms_pendings_after_fork_in_child(tms_pendings_t *pendings) { tms_pendings_i
 static void count_running(tms_pendings_t *pendings, int change) {
     pthread_mutex_lock(&pendings->lock);
     pendings->running += change;
-    if (pendings->running == 0) pthread_cond_broadcast(&pendings->ended);
+    if (pendings->abandoned > pendings->running) pendings->abandoned = pendings->running;
+    if (change < 0) pthread_cond_broadcast(&pendings->ended);
     pthread_mutex_unlock(&pendings->lock);
 }
 

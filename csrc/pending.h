@@ -26,12 +26,14 @@ typedef struct tms_pendings {
     pthread_mutex_t lock;
     pthread_cond_t ended;
     int running;
+    int abandoned;     /* of them, those that no close waits for any more: the process ends */
     _Atomic bool stop; /* each is to end, with everything undone that can be */
 } tms_pendings_t;
 
 void tms_pendings_init(tms_pendings_t *pendings);
-/* Stops those that are under way and waits for them. */
-void tms_pendings_close(tms_pendings_t *pendings);
+/* Stops those that are under way and waits for them until `deadline` (tms_wait_now; INFINITY: none). What is left then is
+ * abandoned: a later call does not wait for it, and no new one gets far. */
+void tms_pendings_close(tms_pendings_t *pendings, double deadline);
 /* In a forked child, with `lock` held by the forking thread. */
 void tms_pendings_after_fork_in_child(tms_pendings_t *pendings);
 

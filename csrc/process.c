@@ -50,11 +50,15 @@ static void after_fork_in_child(void) {
     if (atomic_load(&state->driver.table)) atomic_store(&saver->forked, true);
 }
 
+void tms_process_end_threads(tms_saver_t *saver) {
+    tms_pendings_close(&saver->pendings, tms_wait_now() + TMS_EXIT_RESUME_SECONDS);
+    tms_host_store_close(&saver->stores.host, tms_wait_now() + TMS_EXIT_RELEASE_SECONDS);
+}
+
 static void at_exit(void) {
     tms_state_t *state = tms_state_if_made();
     if (!state || atomic_load(&state->saver.forked)) return;
-    tms_pendings_close(&state->saver.pendings);
-    tms_host_store_close(&state->saver.stores.host);
+    tms_process_end_threads(&state->saver);
     tms_disk_remove_all(&state->saver.stores.disk);
 }
 

@@ -11,6 +11,16 @@
 
 #include "state.h"
 
+/* How long the end of the process waits for what the library's own threads do with the driver. Giving pinned memory back
+ * waits for its device, where a kernel may never end; a resume that was begun with wait=False may have much to copy, and the
+ * driver is better not shut down under it. */
+#define TMS_EXIT_RELEASE_SECONDS 2.0
+#define TMS_EXIT_RESUME_SECONDS  30.0
+
+/* At exit, as early as it is known: ends what the library's own threads do with the driver, or gives up waiting for that.
+ * The handler of the C library's exit does it again. */
+void tms_process_end_threads(tms_saver_t *saver);
+
 /* Called once, by the thread that has just published the state. TMS_OUT_OF_HOST_MEMORY. */
 tms_status_t tms_process_register(tms_error_t *error);
 

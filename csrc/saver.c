@@ -1,6 +1,7 @@
 #include "saver.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 
 #include "transition.h"
@@ -345,7 +346,7 @@ tms_status_t tms_saver_refresh_peers(tms_saver_t *saver, tms_error_t *error) {
 }
 
 void tms_saver_release(tms_saver_t *saver) {
-    tms_pendings_close(&saver->pendings);
+    tms_pendings_close(&saver->pendings, INFINITY);
     while (tms_capture_visible(&saver->capture)) tms_saver_capture_end(saver);
     while (saver->registry.first) (void)tms_saver_free(saver, saver->registry.first->begin, NULL);
     tms_saver_reclaim(saver);

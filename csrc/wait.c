@@ -94,6 +94,17 @@ void tms_wait_on_condition(tms_wait_t *wait, pthread_cond_t *condition, pthread_
     (void)pthread_cond_timedwait(condition, mutex, &until);
 }
 
+bool tms_wait_until(pthread_cond_t *condition, pthread_mutex_t *mutex, double deadline) {
+    if (isinf(deadline)) {
+        pthread_cond_wait(condition, mutex);
+        return true;
+    }
+    if (tms_wait_now() >= deadline) return false;
+    struct timespec until = split(deadline);
+    (void)pthread_cond_timedwait(condition, mutex, &until);
+    return true;
+}
+
 /* ---- the devices ---- */
 
 /* What the helper does. Two hold it, the caller and the helper, and the last to let go frees it: the caller may leave first.

@@ -58,6 +58,8 @@ void tms_wait_condition_init(pthread_cond_t *condition);
 /* Waits on it, with `mutex` held, once: for as long as it takes where the call is not interruptible, else for the interval
  * between two questions. May wake up early; the caller looks at what it waits for, and asks (without the mutex). */
 void tms_wait_on_condition(tms_wait_t *wait, pthread_cond_t *condition, pthread_mutex_t *mutex);
+/* The same until `deadline` (tms_wait_now; INFINITY: none). False, at once, where that has passed. */
+bool tms_wait_until(pthread_cond_t *condition, pthread_mutex_t *mutex, double deadline);
 
 /* tms_devices_synchronize with this thread's current context, interruptible: a helper thread waits for the devices while
  * this one asks. When it is to stop the helper is left to end by itself, and TMS_INTERRUPTED returned, with no device

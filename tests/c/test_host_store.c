@@ -2,6 +2,7 @@
 
 #include "host_fixture.h"
 
+#include <math.h>
 #include <sched.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -360,7 +361,7 @@ static void closing_leaves_what_was_refused(void **state) {
     tms_host_buffer_drop(pinned(f, PIECE, TMS_HOST_RELEASE));
     tms_host_store_settle(&f->store);
     await_thread(f);
-    tms_host_store_close(&f->store);
+    tms_host_store_close(&f->store, INFINITY);
     int started = calls_made(CALL_THREAD);
     tms_host_store_retry(&f->store);
     assert_int_equal(calls_made(CALL_THREAD), started);
@@ -371,7 +372,7 @@ static void closing_leaves_what_was_refused(void **state) {
 static _Atomic bool closed;
 
 static void *close_store(void *store) {
-    tms_host_store_close(store);
+    tms_host_store_close(store, INFINITY);
     atomic_store(&closed, true);
     return NULL;
 }
@@ -407,6 +408,28 @@ static void closing_waits_for_the_call_under_way_and_allows_no_other(void **stat
     tms_host_batch_destroy(batch);
     tms_host_buffer_drop(late);
     assert_int_equal(CALL(calls, "cuMemHostRegister"), 6);
+}
+
+/* As where a kernel never ends, for which the driver's call waits. */
+static void closing_gives_up_on_a_call_that_does_not_return(void **state) {
+    host_fixture_t *f = *state;
+    tms_host_buffer_t *buffer = pinned(f, 2 * PIECE, TMS_HOST_RELEASE);
+    hold_unregistering(true);
+    tms_host_buffer_drop(buffer);
+    await_held(1);
+    tms_host_store_close(&f->store, tms_wait_now());
+    pthread_mutex_lock(&f->store.lock);
+    assert_true(f->store.closing);
+    assert_int_equal(f->store.calls, 1);
+    assert_int_equal(f->store.abandoned_calls, 1);
+    pthread_mutex_unlock(&f->store.lock);
+    tms_host_store_close(&f->store, INFINITY); /* it has been given up for good */
+    hold_unregistering(false);
+    await_thread(f);
+    assert_int_equal(registrations().unregistered, 1); /* and no other call is begun */
+    assert_int_equal(f->store.calls, 0);
+    assert_int_equal(f->store.abandoned_calls, 0);
+    tms_host_store_close(&f->store, INFINITY);
 }
 
 static struct {
@@ -506,6 +529,7 @@ int main(void) {
         TEST(trying_again_does_not_wait_for_the_device),
         TEST(closing_leaves_what_was_refused),
         TEST(closing_waits_for_the_call_under_way_and_allows_no_other),
+        TEST(closing_gives_up_on_a_call_that_does_not_return),
         TEST(a_forked_child_touches_nothing),
         TEST(threads_do_not_get_into_each_others_way),
     };

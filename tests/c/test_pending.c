@@ -3,6 +3,7 @@
 
 #include "support.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "pending.h"
@@ -374,7 +375,7 @@ static void marks_that_the_driver_keeps_wait_in_the_quarantine(void **state) {
     paused(f, "a", TMS_BACKUP_PINNED, 7);
     tms_pending_t *pending = begin(f, "a");
     ASSERT_OK(tms_pending_wait(pending, NULL, NULL, NULL, &error), error);
-    tms_pendings_close(&f->saver.pendings); /* its thread has let go */
+    tms_pendings_close(&f->saver.pendings, INFINITY); /* its thread has let go */
     simulator()->fail_after("cuEventDestroy", 0, 1, CUDA_ERROR_UNKNOWN);
     tms_pending_release(pending);
     assert_int_equal(tms_quarantine_held(&f->saver.quarantine, TMS_QUARANTINE_OTHER), 1);
@@ -392,11 +393,35 @@ static void the_end_of_the_process_stops_it(void **state) {
     const tms_selection_t selection = {.timeout_seconds = 3600};
     tms_pending_t *pending = NULL;
     ASSERT_OK(tms_pending_begin(&f->saver, &selection, &pending, &error), error);
-    tms_pendings_close(&f->saver.pendings);
+    tms_pendings_close(&f->saver.pendings, INFINITY);
     assert_int_equal(tms_pending_wait(pending, NULL, NULL, NULL, &error), TMS_INTERRUPTED);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
     simulator()->take_memory(0, -(int64_t)(256 * MIB));
     tms_pending_release(pending);
+}
+
+static void the_end_of_the_process_gives_up_on_what_does_not_stop(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_pendings_t *pendings = &f->saver.pendings;
+    uint64_t address = paused(f, "a", TMS_BACKUP_PINNED, 8);
+    simulator()->set_bandwidth(1);
+    tms_pending_t *pending = begin(f, "a");
+    simulator()->wait_until_synchronizing(); /* for its copies */
+    tms_pendings_close(pendings, tms_wait_now());
+    assert_int_equal(pendings->abandoned, 1);
+    assert_true(atomic_load(&pendings->stop));
+    tms_pendings_close(pendings, INFINITY); /* it has been given up for good */
+    simulator()->set_bandwidth(0);
+    ASSERT_OK(tms_pending_wait(pending, NULL, NULL, NULL, &error), error);
+    assert_filled(address, BYTES, 8);
+    tms_pending_release(pending);
+    pthread_mutex_lock(&pendings->lock);
+    while (pendings->running > 0) pthread_cond_wait(&pendings->ended, &pendings->lock);
+    pthread_mutex_unlock(&pendings->lock);
+    tms_pendings_close(pendings, INFINITY);
+    assert_int_equal(pendings->abandoned, 0);
+    assert_false(atomic_load(&pendings->stop));
 }
 
 #define ONE(test) cmocka_unit_test_setup_teardown(test, setup_one_device, teardown)
@@ -417,6 +442,7 @@ int main(void) {
         ONE(a_thread_without_a_context_has_a_default_stream),
         cmocka_unit_test(a_default_stream_of_a_device_that_is_not_in_use_is_refused),
         ONE(a_wait_can_be_stopped_and_the_resume_goes_on),
+        ONE(the_end_of_the_process_gives_up_on_what_does_not_stop),
         ONE(marks_that_the_driver_keeps_wait_in_the_quarantine),
         ONE(the_end_of_the_process_stops_it),
     };

@@ -100,6 +100,11 @@ def test_a_program_ends_silently_and_with_its_own_status(start: Start, tmp_path:
         assert files(tmp_path) == []
 
 
+def test_a_program_ends_although_a_kernel_does_not(start: Start, tmp_path: Path) -> None:
+    assert ended(start("exit_state.py", "releasing", "exit_3")) == (3, "", "")
+    assert files(tmp_path) == []
+
+
 def test_what_an_abrupt_end_left_is_removed_by_the_next_process(start: Start, tmp_path: Path) -> None:
     assert ended(start("exit_state.py", "paused", "_exit")) == (4, "", "")
     assert [name.endswith(".backup") for name in files(tmp_path)].count(True) == 1

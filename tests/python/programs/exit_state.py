@@ -63,6 +63,16 @@ def view() -> None:
     views.append(_core.host_backup(owners[1].address, 2 * MIB))
 
 
+def releasing() -> None:
+    """Host memory is being given back, for which the driver waits for the device, where a kernel never ends."""
+    del owners[2:]  # Of those the memory is given back by the resume itself.
+    saver.pause()
+    hold()
+    saver.resume()
+    simulator.tms_sim_wait_until_synchronizing()
+    Owner.__del__ = lambda self: None  # type: ignore[method-assign] # A free would wait for it as well, as cudaFree does.
+
+
 def paused_capture() -> None:
     saver.pause("kept")
     _core.capture_begin("captured", _core.BACKUP_NONE)
@@ -96,6 +106,7 @@ STATES = {
     "exclusive": exclusive,
     "damaged": damaged,
     "pause_on_another_thread": pause_on_another_thread,
+    "releasing": releasing,
 }
 
 owners = [Owner("kept", backup) for backup in BACKUPS]
