@@ -136,21 +136,21 @@ tms_status_t tms_backup_plan(tms_backup_t *backup, tms_backup_stores_t *stores, 
     return status;
 }
 
-/* One step of a copy: `bytes` between the device and the buffer, in parts that end with its pieces. `thinned`: one of many
- * of its segment. */
-typedef tms_status_t (*step_t)(tms_copier_t *copier, char *host, CUdeviceptr address, uint64_t bytes, bool thinned,
+/* One step of a copy: `bytes` between the device and the buffer, in parts that end with its pieces. `gathered`: it may be
+ * queued together with others. */
+typedef tms_status_t (*step_t)(tms_copier_t *copier, char *host, CUdeviceptr address, uint64_t bytes, bool gathered,
                                const tms_error_context_t *context, tms_error_t *error);
 
-static tms_status_t step_to_host(tms_copier_t *copier, char *host, CUdeviceptr address, uint64_t bytes, bool thinned,
+static tms_status_t step_to_host(tms_copier_t *copier, char *host, CUdeviceptr address, uint64_t bytes, bool gathered,
                                  const tms_error_context_t *context, tms_error_t *error) {
-    return thinned ? tms_copier_part_to_host(copier, host, address, bytes, context, error)
-                   : tms_copier_to_host(copier, host, address, bytes, context, error);
+    return gathered ? tms_copier_part_to_host(copier, host, address, bytes, context, error)
+                    : tms_copier_to_host(copier, host, address, bytes, context, error);
 }
 
-static tms_status_t step_to_device(tms_copier_t *copier, char *host, CUdeviceptr address, uint64_t bytes, bool thinned,
+static tms_status_t step_to_device(tms_copier_t *copier, char *host, CUdeviceptr address, uint64_t bytes, bool gathered,
                                    const tms_error_context_t *context, tms_error_t *error) {
-    return thinned ? tms_copier_part_to_device(copier, address, host, bytes, context, error)
-                   : tms_copier_to_device(copier, address, host, bytes, context, error);
+    return gathered ? tms_copier_part_to_device(copier, address, host, bytes, context, error)
+                    : tms_copier_to_device(copier, address, host, bytes, context, error);
 }
 
 static tms_status_t copy_extents(const tms_backup_content_t *content, tms_host_buffer_t *buffer, step_t step,
@@ -160,6 +160,7 @@ static tms_status_t copy_extents(const tms_backup_content_t *content, tms_host_b
     size_t count;
     const tms_extent_t *extents = tms_backup_extents(content, &whole, &count);
     uint64_t usable_until = 0;
+    bool gathered = false;
     tms_status_t status = TMS_OK;
     if (content->extents) status = tms_copier_begin_parts(copier, address, context, error);
     for (size_t i = 0; status == TMS_OK && i < count; i++) {
@@ -169,10 +170,12 @@ static tms_status_t copy_extents(const tms_backup_content_t *content, tms_host_b
                 status = tms_host_buffer_await(buffer, packed, copier->wait, &run, context, error);
                 if (status != TMS_OK) return status;
                 usable_until = packed + run;
+                /* What the driver does with pageable memory is documented for single copies only. */
+                gathered = content->extents && tms_host_buffer_is_pinned(buffer, packed);
             }
             part = extents[i].bytes - done < run ? extents[i].bytes - done : run;
-            status = step(copier, (char *)buffer->memory + packed, address + extents[i].offset + done, part,
-                          content->extents != NULL, context, error);
+            status = step(copier, (char *)buffer->memory + packed, address + extents[i].offset + done, part, gathered,
+                          context, error);
             if (status != TMS_OK) return status;
         }
     }

@@ -282,3 +282,11 @@ tms_status_t tms_host_buffer_await(tms_host_buffer_t *buffer, uint64_t offset, t
     pthread_mutex_unlock(&store->lock);
     return status;
 }
+
+bool tms_host_buffer_is_pinned(tms_host_buffer_t *buffer, uint64_t offset) {
+    tms_host_store_t *store = buffer->store;
+    pthread_mutex_lock(&store->lock);
+    bool pinned = tms_host_piece_at(buffer->block, buffer->offset + offset)->locked;
+    pthread_mutex_unlock(&store->lock);
+    return pinned;
+}

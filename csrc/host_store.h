@@ -144,6 +144,8 @@ struct tms_host_buffer {
  * TMS_INVALID_STATE after the batch was destroyed early, or at exit. */
 tms_status_t tms_host_buffer_await(tms_host_buffer_t *buffer, uint64_t offset, tms_wait_t *wait, uint64_t *bytes,
                                    const tms_error_context_t *context, tms_error_t *error);
+/* Whether the piece there is pinned: one that has been awaited is not where the driver refused that. */
+bool tms_host_buffer_is_pinned(tms_host_buffer_t *buffer, uint64_t offset);
 void tms_host_buffer_acquire(tms_host_buffer_t *buffer);
 void tms_host_buffer_drop(tms_host_buffer_t *buffer); /* NULL is fine; calls no driver */
 /* Page-locking was refused for this reason, and ordinary memory serves instead: one log line, the first time. */

@@ -201,6 +201,25 @@ static void without_the_call_they_go_one_by_one(void **state) {
 }
 
 /* Where a call can be told to stop, a chunk's event is behind all copies of the chunk. */
+static void parts_of_memory_that_is_not_pinned_go_one_by_one(void **state) {
+    fixture_t *f = *state;
+    world_t world;
+    tms_error_t error;
+    make(&world, f, 1);
+    tms_log_init(&f->log, TMS_LOG_SILENT);
+    simulator()->fail_after("cuMemHostRegister", 0, 1, CUDA_ERROR_OUT_OF_MEMORY);
+    ASSERT_OK(pause_thinned(&world, false, &error), error);
+    assert_copies(0, PARTS, 0);
+    simulator()->clear_counts();
+    ASSERT_OK(resume_tag(f, "a", NULL, &error), error);
+    assert_copies(0, 0, PARTS);
+    assert_only_parts(&world, 1);
+    ASSERT_OK(pause_thinned(&world, false, &error), error); /* memory of the next pause can be pinned */
+    assert_copies(1, 0, 0);
+    ASSERT_OK(resume_tag(f, "a", NULL, &error), error);
+    assert_parts(&world, 1);
+}
+
 static void a_chunk_ends_behind_its_parts(void **state) {
     static world_t world;
     tms_error_t error;
@@ -294,10 +313,15 @@ static void memory_that_somebody_took_is_an_error(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        ONE(parts_of_many_segments_go_at_once), ONE(many_bytes_do_not_wait_for_more),
-        ONE(a_call_copies_parts_of_one_tag),    ONE(without_the_call_they_go_one_by_one),
-        ONE(a_chunk_ends_behind_its_parts),     ONE(the_mark_of_a_pending_resume_is_behind_all_parts),
-        ONE(whole_segments_go_by_themselves),   ONE(memory_that_somebody_took_is_an_error),
+        ONE(parts_of_many_segments_go_at_once),
+        ONE(many_bytes_do_not_wait_for_more),
+        ONE(a_call_copies_parts_of_one_tag),
+        ONE(without_the_call_they_go_one_by_one),
+        ONE(a_chunk_ends_behind_its_parts),
+        ONE(the_mark_of_a_pending_resume_is_behind_all_parts),
+        ONE(parts_of_memory_that_is_not_pinned_go_one_by_one),
+        ONE(whole_segments_go_by_themselves),
+        ONE(memory_that_somebody_took_is_an_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
