@@ -20,6 +20,9 @@ static const tms_error_context_t region_context = {.operation = "region", .devic
 void tms_tag_table_init(tms_tag_table_t *table) {
     pthread_mutex_init(&table->lock, NULL);
     table->first = NULL;
+    table->count = 0;
+    table->index = NULL;
+    table->steps = 0;
 }
 
 void tms_tag_table_release(tms_tag_table_t *table) {
@@ -28,22 +31,78 @@ void tms_tag_table_release(tms_tag_table_t *table) {
         table->first = tag->next;
         free(tag);
     }
+    free(table->index);
     pthread_mutex_destroy(&table->lock);
 }
 
 void tms_tag_table_after_fork_in_child(tms_tag_table_t *table) { pthread_mutex_init(&table->lock, NULL); }
 
-/* Under the table's lock. A process has a handful of tags, so a list is as fast as anything. */
-static tms_tag_t *find_locked(const tms_tag_table_t *table, const char *name) {
-    tms_tag_t *tag = table->first;
-    while (tag && strcmp(tag->name, name) != 0) tag = tag->next;
+/* ---- the index: all under the table's lock ---- */
+
+enum { FIRST_SLOTS = 16 };
+
+/* FNV-1a, and its upper half into the lower, which chooses the slot. */
+static uint64_t hash_of(const char *name) {
+    const uint64_t basis = 14695981039346656037u, prime = 1099511628211u;
+    uint64_t hash = basis;
+    for (; *name; name++) hash = (hash ^ (unsigned char)*name) * prime;
+    return hash ^ hash >> 32;
+}
+
+/* The slot of the tag of that name, or the free one where it would lie. NULL where there is no index. */
+static tms_tag_t **find_slot(tms_tag_table_t *table, const char *name, uint64_t hash) {
+    tms_tag_index_t *index = table->index;
+    if (!index) return NULL;
+    for (uint64_t i = hash;; i++) {
+        tms_tag_t **slot = &index->slots[i & (index->size - 1)];
+        table->steps++;
+        if (!*slot || ((*slot)->hash == hash && strcmp((*slot)->name, name) == 0)) return slot;
+    }
+}
+
+static bool grow(tms_tag_table_t *table) {
+    size_t size = table->index ? 2 * table->index->size : FIRST_SLOTS;
+    tms_tag_index_t *grown = calloc(1, sizeof *grown + size * sizeof *grown->slots);
+    if (!grown) return false;
+    grown->size = size;
+    for (tms_tag_t *tag = table->first; tag; tag = tag->next) {
+        uint64_t i = tag->hash;
+        while (grown->slots[i & (size - 1)]) i++;
+        grown->slots[i & (size - 1)] = tag;
+    }
+    free(table->index);
+    table->index = grown;
+    return true;
+}
+
+/* Room for one more tag, half of the slots staying free. */
+static bool make_room(tms_tag_table_t *table) {
+    size_t size = table->index ? table->index->size : 0;
+    return table->count < size / 2 || grow(table);
+}
+
+/* NULL, with the table as it was: memory is short. */
+static tms_tag_t *insert(tms_tag_table_t *table, const char *name, uint64_t hash) {
+    size_t bytes = strlen(name) + 1;
+    if (!make_room(table)) return NULL;
+    tms_tag_t *tag = calloc(1, sizeof *tag + bytes);
+    if (!tag) return NULL;
+    memcpy(tag->name, name, bytes);
+    tag->hash = hash;
+    tag->next = table->first;
+    table->first = tag;
+    table->count++;
+    *find_slot(table, name, hash) = tag;
     return tag;
 }
 
+/* ---- tags ---- */
+
 tms_tag_t *tms_tag_find(tms_tag_table_t *table, const char *name) {
     if (!name) return NULL;
+    uint64_t hash = hash_of(name);
     pthread_mutex_lock(&table->lock);
-    tms_tag_t *tag = find_locked(table, name);
+    tms_tag_t **slot = find_slot(table, name, hash), *tag = slot ? *slot : NULL;
     pthread_mutex_unlock(&table->lock);
     return tag;
 }
@@ -52,17 +111,10 @@ tms_status_t tms_tag_intern(tms_tag_table_t *table, const char *name, tms_tag_t 
     if (!name || !*name) {
         return tms_error_set(error, TMS_INVALID_ARGUMENT, &region_context, "a tag must be a non-empty string");
     }
+    uint64_t hash = hash_of(name);
     pthread_mutex_lock(&table->lock);
-    tms_tag_t *found = find_locked(table, name);
-    if (!found) {
-        size_t bytes = strlen(name) + 1;
-        found = calloc(1, sizeof(*found) + bytes);
-        if (found) {
-            memcpy(found->name, name, bytes);
-            found->next = table->first;
-            table->first = found;
-        }
-    }
+    tms_tag_t **slot = find_slot(table, name, hash), *found = slot ? *slot : NULL;
+    if (!found) found = insert(table, name, hash);
     pthread_mutex_unlock(&table->lock);
     if (!found) return tms_error_set_os(error, &region_context, "calloc", ENOMEM, NULL);
     *tag = found;

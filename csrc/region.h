@@ -1,14 +1,15 @@
 /* Tags and the thread's stack of region settings.
  *
  * Tags are interned: a tms_tag_t lives as long as its table, so that segments and threads can hold pointers to it and
- * compare them. Settings are per thread: a fixed stack in thread-local storage whose bottom entry is, until the thread
- * enters a region, the process's initial settings (TMS_INIT_*). Nothing here allocates except interning a tag never seen
- * before.
+ * compare them. They are found by hash, in constant time, and listed from the newest to the oldest. Settings are per thread:
+ * a fixed stack in thread-local storage whose bottom entry is, until the thread enters a region, the process's initial
+ * settings (TMS_INIT_*). Nothing here allocates except interning a tag never seen before.
  *
  * Each level has an id that no other level of the process has, so that it can be left in any order: tasks of an event loop
  * and generators share a thread, and leave their regions when they come to it.
  *
- * Lock: the tag table has its own mutex, a leaf (nothing else is taken under it). The stack belongs to its thread. */
+ * Lock: the tag table has its own mutex, a leaf (nothing else is taken under it). The index grows under it, each time to
+ * twice its size, so that an insertion costs constant time on average. The stack belongs to its thread. */
 #ifndef TMS_REGION_H
 #define TMS_REGION_H
 
@@ -23,16 +24,27 @@ enum { TMS_REGION_MAX_DEPTH = 64 };
 #define TMS_DEFAULT_TAG "default"
 
 typedef struct tms_tag {
-    struct tms_tag *next;
+    struct tms_tag *next;         /* older */
+    uint64_t hash;                /* of the name */
+    uint64_t mark;                /* the look at all segments that has chosen or counted it last; under the saver's lock */
     _Atomic uint64_t paused;      /* segments of the tag that are not ACTIVE; written under the saver's lock */
     _Atomic uint64_t pause_epoch; /* pauses that changed a segment of the tag; written under the saver's lock */
     _Atomic bool used;            /* a segment of this tag was ever allocated */
     char name[];                  /* UTF-8, not empty */
 } tms_tag_t;
 
+/* Open addressing: a tag lies in the first slot, from that of its hash on, that was free. */
+typedef struct tms_tag_index {
+    size_t size; /* a power of two; half of the slots are free at least */
+    tms_tag_t *slots[];
+} tms_tag_index_t;
+
 typedef struct tms_tag_table {
     pthread_mutex_t lock;
-    tms_tag_t *first;
+    tms_tag_t *first; /* the newest */
+    size_t count;
+    tms_tag_index_t *index; /* NULL: no tag yet */
+    uint64_t steps;         /* slots that searches have looked at; for tests of how their work grows */
 } tms_tag_table_t;
 
 void tms_tag_table_init(tms_tag_table_t *table);

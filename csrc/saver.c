@@ -136,14 +136,8 @@ static tms_status_t populate(tms_saver_t *saver, tms_segment_t *segment, const t
     return status == TMS_OK ? tms_segment_populate(segment, driver, devices, peers, context, error) : status;
 }
 
-bool tms_saver_note_passed_over(tms_saver_t *saver, tms_device_mask_t devices_in_use) {
-    bool passed_over = (saver->devices_in_use & ~devices_in_use) != 0;
-    if (passed_over) saver->devices_in_use = 0;
-    return passed_over;
-}
-
-/* `devices_in_use`: when the segment was not made yet. */
-static void publish(tms_saver_t *saver, tms_segment_t *segment, tms_device_mask_t devices_in_use) {
+/* `seen`: the devices that looks for peers had seen when the segment was not made yet. */
+static void publish(tms_saver_t *saver, tms_segment_t *segment, tms_device_mask_t seen) {
     segment->state = TMS_SEGMENT_ACTIVE;
     atomic_store_explicit(&segment->tag->used, true, memory_order_relaxed);
     pthread_mutex_lock(&saver->lock);
@@ -151,15 +145,8 @@ static void publish(tms_saver_t *saver, tms_segment_t *segment, tms_device_mask_
     tms_stats_add(&saver->stats.allocations_total, 1);
     tms_stats_add(&saver->stats.resident_bytes, tms_segment_reserved(segment));
     tms_registry_insert(&saver->registry, &segment->node);
-    (void)tms_saver_note_passed_over(saver, devices_in_use); /* allocate looks next */
+    (void)tms_peers_note_passed_over(saver, seen); /* allocate looks next */
     pthread_mutex_unlock(&saver->lock);
-}
-
-static tms_device_mask_t read_devices_in_use(tms_saver_t *saver) {
-    pthread_mutex_lock(&saver->lock);
-    tms_device_mask_t devices = saver->devices_in_use;
-    pthread_mutex_unlock(&saver->lock);
-    return devices;
 }
 
 /* A segment with memory, not yet published. On failure nothing is left but what the driver refused to take back, in
@@ -205,7 +192,7 @@ tms_status_t tms_saver_allocate(tms_saver_t *saver, const tms_region_t *region, 
     const tms_driver_table_t *driver = NULL;
     const tms_device_table_t *devices = NULL;
     tms_segment_t *segment = NULL;
-    tms_device_mask_t devices_in_use = 0;
+    tms_device_mask_t seen = 0;
     uint64_t reserved = 0;
 
     tms_status_t status = tms_saver_check_process(saver, &context, error);
@@ -219,7 +206,7 @@ tms_status_t tms_saver_allocate(tms_saver_t *saver, const tms_region_t *region, 
         status = tms_devices_current(saver->devices, &context.device, &context, error);
     if (status == TMS_OK) status = check_size(saver, devices, bytes, &reserved, &context, error);
     if (status == TMS_OK) {
-        devices_in_use = read_devices_in_use(saver);
+        seen = tms_peers_seen(saver);
         status = make_segment(saver, region, bytes, reserved, driver, devices, &segment, &context, error);
     }
     if (status != TMS_OK) {
@@ -227,13 +214,9 @@ tms_status_t tms_saver_allocate(tms_saver_t *saver, const tms_region_t *region, 
         return tms_saver_explain_loss(saver, status, error);
     }
     *address = tms_segment_address(segment); /* before publishing: from then on another thread may free it */
-    publish(saver, segment, devices_in_use);
-    if (devices->count > 1) {
-        /* A device that came into use since the last look also wants what was allocated before it did. The allocation stands
-         * whatever comes of that. */
-        tms_error_t reason;
-        tms_saver_note(saver, tms_saver_refresh_peers(saver, &reason), &reason);
-    }
+    publish(saver, segment, seen);
+    /* A device that came into use since the last look also wants what was allocated before it did. */
+    if (devices->count > 1) tms_peers_refresh_after_allocation(saver);
     return TMS_OK;
 }
 
@@ -291,7 +274,7 @@ tms_status_t tms_saver_free(tms_saver_t *saver, uint64_t address, tms_error_t *e
     return TMS_OK;
 }
 
-/* ---- captures and peers ---- */
+/* ---- captures ---- */
 
 tms_status_t tms_saver_capture_begin(tms_saver_t *saver, const tms_region_t *region, tms_error_t *error) {
     tms_error_context_t context = {.operation = "capture_begin", .device = TMS_NO_DEVICE};
@@ -314,35 +297,6 @@ void tms_saver_capture_end(tms_saver_t *saver) {
     bool ended = tms_capture_end(&saver->capture);
     pthread_mutex_unlock(&saver->lock);
     if (ended && !tms_capture_visible(&saver->capture) && !atomic_load(&saver->forked)) tms_saver_reclaim(saver);
-}
-
-tms_status_t tms_saver_refresh_peers(tms_saver_t *saver, tms_error_t *error) {
-    tms_error_context_t context = {.operation = "enable_peer_access", .device = TMS_NO_DEVICE};
-    const tms_driver_table_t *driver = NULL;
-    const tms_device_table_t *devices = NULL;
-    tms_device_mask_t active = 0;
-    tms_status_t status = tms_saver_check_process(saver, &context, error);
-    if (status == TMS_OK) status = tms_devices_load(saver->devices, &driver, &devices, &context, error);
-    if (status != TMS_OK || devices->count == 1) return status;
-    status = tms_devices_active(saver->devices, &active, &context, error);
-    if (status != TMS_OK) return status;
-
-    pthread_mutex_lock(&saver->lock);
-    bool grown = (active & ~saver->devices_in_use) != 0;
-    for (tms_registry_node_t *node = grown ? saver->registry.first : NULL; node; node = node->next) {
-        tms_segment_t *segment = tms_segment_of(node);
-        tms_device_mask_t peers = 0;
-        if (segment->state != TMS_SEGMENT_ACTIVE) continue; /* who makes it that notes that it was passed over */
-        tms_error_context_t here = tms_saver_context(context.operation, segment);
-        /* Goes on where one fails: the others are not to want for it. The first failure is reported. */
-        tms_error_t *unfilled = status == TMS_OK ? error : NULL;
-        tms_status_t one = tms_devices_peers(saver->devices, segment->device, &peers, &here, unfilled);
-        if (one == TMS_OK) one = tms_segment_share(segment, driver, peers, &here, unfilled);
-        if (status == TMS_OK) status = one;
-    }
-    if (status == TMS_OK) saver->devices_in_use = active;
-    pthread_mutex_unlock(&saver->lock);
-    return status;
 }
 
 void tms_saver_release(tms_saver_t *saver) {

@@ -1,11 +1,11 @@
 /* The saver: every managed allocation of the process, and allocate and free as transactions.
  *
- * saver.c has allocate and free, reclaim.c what waits to be given back, inspect.c the queries. The saver owns the registry,
- * the segments and their states, and the deferred frees; `lock` guards all of that. It also owns the quarantine and the
- * devices' locks, which have locks of their own, leaves below this one. It is
- * held for look-ups and state changes, and while access for peers is granted (rare, short); never across dlopen, a wait for
- * the device, a copy, or the creation or release of physical memory. Callers may hold torch's allocator mutex and the GIL;
- * nobody may hold `lock` and call either.
+ * saver.c has allocate and free, peers.c access for peers, reclaim.c what waits to be given back, inspect.c the queries. The
+ * saver owns the registry, the segments and their states, and the deferred frees; `lock` guards all of that. It also owns
+ * the quarantine and the devices' locks, which have locks of their own, leaves below this one. It is held for look-ups and
+ * state changes, and while access for peers is granted (rare, short); never across dlopen, a wait for the device, a copy, or
+ * the creation or release of physical memory. Callers may hold torch's allocator mutex and the GIL; nobody may hold `lock`
+ * and call either.
  *
  * A segment in PAUSING or RESUMING belongs to the call that put it there (transition.h), which touches it without the lock.
  * Frees of such a segment only set `free_requested`. At most one transition runs at a time; a second call waits for its turn
@@ -23,6 +23,13 @@
 #include "segment.h"
 #include "stats.h"
 
+/* Looks for devices that have come into use and have no access to what was allocated before (peers.c). */
+typedef struct tms_peer_looks {
+    tms_device_mask_t complete; /* all ACTIVE segments are accessible to these, as far as they can be */
+    tms_device_mask_t seen;     /* in use at the last look, which may have failed for some segment */
+    uint32_t left_out, pause;   /* allocations since a look that failed, and how many of them do not look again */
+} tms_peer_looks_t;
+
 typedef struct tms_saver {
     const tms_config_t *config;
     const tms_log_t *log;
@@ -33,6 +40,8 @@ typedef struct tms_saver {
     pthread_mutex_t lock;
     pthread_cond_t turn; /* broadcast when a transition ends */
     bool transition_running;
+    uint64_t marks; /* the last that a look of a transition has put on tags */
+    uint64_t steps; /* segments and tags that transitions have looked at under the lock; for tests of how that grows */
     tms_registry_t registry;
     tms_capture_t capture;
     tms_segment_t
@@ -40,8 +49,8 @@ typedef struct tms_saver {
     tms_registry_t aside; /* freed segments in the quarantine whose address range the driver did not take back */
     tms_quarantine_t quarantine;
     tms_device_locks_t device_locks;
-    uint64_t damaged;                 /* segments in the registry that are DAMAGED */
-    tms_device_mask_t devices_in_use; /* as last seen by tms_saver_refresh_peers; what it passed over takes it back */
+    uint64_t damaged; /* segments in the registry that are DAMAGED */
+    tms_peer_looks_t peers;
 
     tms_pendings_t pendings; /* has its own lock */
     _Atomic uint64_t memory_margin_bytes;
@@ -62,7 +71,7 @@ tms_status_t tms_saver_free(tms_saver_t *saver, uint64_t address, tms_error_t *e
 /* Whether an address is the start of a managed allocation, or lies in one. Takes the lock, calls no driver. */
 bool tms_saver_owns(tms_saver_t *saver, uint64_t address);
 
-/* tms_api_t.refresh_peers. */
+/* peers.c. tms_api_t.refresh_peers: gives access to devices that have come into use. */
 tms_status_t tms_saver_refresh_peers(tms_saver_t *saver, tms_error_t *error);
 
 /* tms_api_t.capture_begin and capture_end. The end of the last one finishes the deferred frees. The begin waits for a
@@ -99,9 +108,16 @@ void tms_saver_retire(tms_saver_t *saver, tms_segment_t *segment, tms_wait_t *wa
  * quarantine has it, the driver has taken that back although it said otherwise, and the quarantine gives up its claim. */
 tms_status_t tms_saver_claim_range(tms_saver_t *saver, const tms_segment_t *segment, const tms_error_context_t *context,
                                    tms_error_t *error);
-/* Under the lock: a segment becomes ACTIVE that looks for peers since `devices_in_use` had this value have passed over.
- * True where there was one; the next look is then at everything. */
-bool tms_saver_note_passed_over(tms_saver_t *saver, tms_device_mask_t devices_in_use);
+/* peers.c, for saver.c and transition.c. The same after an allocation, which stands whatever comes of it: a failure is
+ * logged. A look asks the driver about every segment. Where one segment keeps failing 1, 2, 4, ... allocations leave the
+ * look out after each that failed; the next pause, resume or explicit call, and every device that comes into use, begin
+ * anew. */
+void tms_peers_refresh_after_allocation(tms_saver_t *saver);
+/* The devices in use as of the last look; takes the lock. */
+tms_device_mask_t tms_peers_seen(tms_saver_t *saver);
+/* Under the lock: a segment becomes ACTIVE that looks since `seen` had this value have passed over. True where there was
+ * one; the next look is then at everything. */
+bool tms_peers_note_passed_over(tms_saver_t *saver, tms_device_mask_t seen);
 /* Under the lock: takes a segment that its owner has given up out of the registry and the counters. It must not be in
  * transition. */
 void tms_saver_unpublish(tms_saver_t *saver, tms_segment_t *segment);

@@ -1,5 +1,6 @@
 /* What pause and resume have in common: see transition_call.h. */
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -74,12 +75,33 @@ static tms_status_t check_capture(tms_transition_t *t, tms_error_t *error) {
 
 /* ---- selection ---- */
 
-static bool has_selected_tag(const tms_transition_t *t, const tms_segment_t *segment) {
-    if (!t->selection->tags) return true;
-    for (size_t i = 0; i < t->selection->tag_count; i++) {
-        if (strcmp(t->selection->tags[i], segment->tag->name) == 0) return true;
+/* Finds the tags, once a call and without the saver's lock; counts those that no allocation ever had. */
+static tms_status_t find_tags(tms_transition_t *t, tms_error_t *error) {
+    const tms_selection_t *selection = t->selection;
+    tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
+    if (!selection->tags) return TMS_OK;
+    t->tags = calloc(selection->tag_count + 1, sizeof *t->tags);
+    if (!t->tags) return tms_error_set_os(error, &context, "calloc", ENOMEM, NULL);
+    for (size_t i = 0; i < selection->tag_count; i++) {
+        tms_tag_t *tag = tms_tag_find(&t->saver->regions->tags, selection->tags[i]);
+        if (tag) t->tags[t->tag_count++] = tag;
+        if (tag && atomic_load(&tag->used)) continue;
+        t->report.unknown_tags++;
+        tms_log_write(t->saver->log, TMS_LOG_WARNING, "%s: no allocation ever had the tag '%s'; nothing to do for it",
+                      t->operation, selection->tags[i]);
     }
-    return false;
+    return TMS_OK;
+}
+
+void tms_transition_begin_look(tms_transition_t *t) {
+    t->mark = ++t->saver->marks;
+    for (size_t i = 0; i < t->tag_count; i++) t->tags[i]->mark = t->mark;
+    t->saver->steps += t->tag_count;
+}
+
+static bool has_selected_tag(const tms_transition_t *t, const tms_segment_t *segment) {
+    t->saver->steps++;
+    return !t->tags || segment->tag->mark == t->mark;
 }
 
 bool tms_transition_selects(const tms_transition_t *t, const tms_segment_t *segment) {
@@ -92,24 +114,14 @@ bool tms_transition_passes_over(const tms_transition_t *t, const tms_segment_t *
     return damaged && has_selected_tag(t, segment);
 }
 
-static void count_unknown_tags(tms_transition_t *t) {
-    const tms_selection_t *selection = t->selection;
-    for (size_t i = 0; selection->tags && i < selection->tag_count; i++) {
-        tms_tag_t *tag = tms_tag_find(&t->saver->regions->tags, selection->tags[i]);
-        if (tag && atomic_load(&tag->used)) continue;
-        t->report.unknown_tags++;
-        tms_log_write(t->saver->log, TMS_LOG_WARNING, "%s: no allocation ever had the tag '%s'; nothing to do for it",
-                      t->operation, selection->tags[i]);
-    }
-}
-
 static void collect(tms_transition_t *t) {
     t->first = NULL;
     t->end = &t->first;
     t->owners = t->affected = 0;
     t->incomplete = false;
     pthread_mutex_lock(&t->saver->lock);
-    t->devices_in_use = t->saver->devices_in_use;
+    tms_transition_begin_look(t);
+    t->peers_seen = t->saver->peers.seen;
     for (tms_registry_node_t *node = t->saver->registry.first; node; node = node->next) {
         tms_segment_t *segment = tms_segment_of(node);
         if (tms_transition_passes_over(t, segment)) t->incomplete = true;
@@ -149,13 +161,14 @@ static void settle(tms_transition_t *t, tms_segment_t *segment, bool moved) {
     }
 }
 
-/* Counts one pause for each tag that it changed. */
+/* Counts one pause for each tag that it changed: the first segment of a tag marks it. */
 static void advance_epochs(tms_transition_t *t) {
+    uint64_t counted = ++t->saver->marks;
     TMS_FOR_EACH(segment, t) {
-        bool counted = false;
-        for (tms_segment_t *before = t->first; before != segment && !counted; before = before->next_in_transition)
-            counted = before->tag == segment->tag;
-        if (!counted) atomic_fetch_add_explicit(&segment->tag->pause_epoch, 1, memory_order_relaxed);
+        t->saver->steps++;
+        if (segment->tag->mark == counted) continue;
+        segment->tag->mark = counted;
+        atomic_fetch_add_explicit(&segment->tag->pause_epoch, 1, memory_order_relaxed);
     }
 }
 
@@ -172,7 +185,8 @@ void tms_transition_finish(tms_transition_t *t, bool moved) {
         freed = segment;
     }
     t->first = NULL;
-    bool passed_over = tms_saver_note_passed_over(t->saver, t->devices_in_use);
+    bool passed_over = tms_peers_note_passed_over(t->saver, t->peers_seen);
+    t->saver->peers.pause = 0; /* what kept failing may be PAUSED now, or new */
     pthread_mutex_unlock(&t->saver->lock);
     /* A call that is to stop does not wait for what was freed meanwhile; another call does. */
     tms_wait_t *wait = t->wait.stopped ? &t->wait : NULL;
@@ -200,6 +214,7 @@ typedef struct passed_over {
 static passed_over_t find_passed_over(tms_transition_t *t) {
     passed_over_t found = {.allocations = 0};
     pthread_mutex_lock(&t->saver->lock);
+    tms_transition_begin_look(t);
     for (tms_registry_node_t *node = t->saver->registry.first; node; node = node->next) {
         const tms_segment_t *segment = tms_segment_of(node);
         /* After a resume PAUSED: another thread has repaired it just now. */
@@ -212,7 +227,7 @@ static passed_over_t find_passed_over(tms_transition_t *t) {
             found.result = segment->refused_result;
         }
         found.bytes += tms_segment_reserved(segment);
-        if (strcmp(found.context.tag, segment->tag->name) != 0) found.has_other_tags = true;
+        if (found.context.tag != segment->tag->name) found.has_other_tags = true; /* interned: one tag, one name */
     }
     pthread_mutex_unlock(&t->saver->lock);
     return found;
@@ -275,7 +290,7 @@ tms_status_t tms_transition_attempt(tms_transition_t *t, tms_error_t *error) {
     }
     if (status == TMS_OK && t->devices) collect(t);
     if (status == TMS_OK && t->first) status = t->act(t, error);
-    if (status == TMS_OK && t->devices) status = report_passed_over(t, error);
+    if (status == TMS_OK && t->incomplete) status = report_passed_over(t, error);
     end_turn(t->saver);
     return status;
 }
@@ -315,11 +330,10 @@ tms_status_t tms_transition_run(tms_transition_t *t, _Atomic uint64_t *successes
     if (status == TMS_OK) {
         status = check_selection(t, error);
         if (status == TMS_OK) status = check(t, error);
-        if (status == TMS_OK) {
-            count_unknown_tags(t);
-            status = t->perform ? t->perform(t, error) : tms_transition_attempt(t, error);
-        }
+        if (status == TMS_OK) status = find_tags(t, error);
+        if (status == TMS_OK) status = t->perform ? t->perform(t, error) : tms_transition_attempt(t, error);
         inside = false;
+        free(t->tags);
     }
     tms_stats_add(status == TMS_OK ? successes : &t->saver->stats.failures_total, 1);
     t->report.seconds = tms_wait_elapsed(&t->wait);

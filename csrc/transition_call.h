@@ -18,6 +18,9 @@ typedef struct tms_transition_notes {
 typedef struct tms_transition {
     tms_saver_t *saver;
     const tms_selection_t *selection;
+    tms_tag_t **tags; /* those of the selection that exist; NULL: all */
+    size_t tag_count;
+    uint64_t mark; /* of the look at all segments under way, on the tags selected; under the lock */
     const char *operation;
     tms_segment_state_t from, through, to;
     /* Moves the segments on the list, or undoes what it did, and publishes where they ended up (tms_transition_finish). */
@@ -33,7 +36,7 @@ typedef struct tms_transition {
     tms_device_mask_t affected;    /* devices that can access one */
     const tms_driver_table_t *driver;
     const tms_device_table_t *devices; /* NULL: there was nothing to act on, and the driver has not been asked for */
-    tms_device_mask_t devices_in_use;  /* saver->devices_in_use when the list was made */
+    tms_device_mask_t peers_seen;      /* saver->peers.seen when the list was made */
     bool incomplete;                   /* the list lacks selected segments, which are damaged */
     bool damaged;                      /* an attempt has left something damaged: another would pass over it */
     _Atomic uint64_t done_bytes;       /* of `total_bytes`, copied for certain */
@@ -61,8 +64,12 @@ tms_status_t tms_transition_run(tms_transition_t *t, _Atomic uint64_t *successes
 /* One attempt: takes the turn, collects the list, acts, and gives the turn to the next. */
 tms_status_t tms_transition_attempt(tms_transition_t *t, tms_error_t *error);
 
+/* Under the lock, before a look at all segments: marks the tags selected, so that asking for each segment costs no search.
+ * The mark holds until the lock is given up. */
+void tms_transition_begin_look(tms_transition_t *t);
+/* Under the lock, in such a look. */
 bool tms_transition_selects(const tms_transition_t *t, const tms_segment_t *segment);
-/* Under the lock: whether it is selected, but the driver has not taken its memory back, so that a resume has passed it over.
+/* In such a look: whether it is selected, but the driver has not taken its memory back, so that a resume has passed it over.
  */
 bool tms_transition_passes_over(const tms_transition_t *t, const tms_segment_t *segment);
 

@@ -64,6 +64,14 @@ def _(world: World) -> Step:
     return world.allocate_step(lambda: world.allocate(SMALL, NONE, "never seen"))
 
 
+@scenario("many_new_tags", fresh=True)
+def _(world: World) -> Step:
+    """So many that their table grows; which of them are made is for nobody to see."""
+    world.use_device(0)
+    world.allocate(SMALL, NONE)
+    return world.other_step(world.make_tags)
+
+
 @scenario("pause_unused", fresh=True)
 def _(world: World) -> Step:
     """Nothing was ever allocated."""

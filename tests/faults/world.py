@@ -270,6 +270,11 @@ class World:
     def margin(self, size: int) -> None:
         core.set_memory_margin(size)
 
+    def make_tags(self, count: int = 16) -> None:
+        """That no allocation has had."""
+        for number in range(count):
+            core.region_pop(core.region_push(f"tag {number}{self.tag_suffix}", NONE, True))
+
     def refresh_peers(self) -> None:
         core.refresh_peers()
 
