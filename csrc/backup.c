@@ -189,8 +189,9 @@ tms_status_t tms_backup_save(tms_backup_t *backup, tms_copier_t *copier, CUdevic
     /* What a retained buffer or a kept file held is being overwritten. */
     if (content->kind == TMS_BACKUP_DISK ? backup->held.kind == TMS_BACKUP_DISK : !backup->fresh) backup->saved = false;
     if (content->kind == TMS_BACKUP_DISK) return tms_disk_copy_save(backup, copier, address, context, error);
-    return copy_extents(content, backup->fresh ? backup->fresh : backup->host, step_to_host, copier, address, context,
-                        error);
+    tms_host_buffer_t *buffer = backup->fresh ? backup->fresh : backup->host;
+    tms_status_t status = tms_copier_hold(copier, buffer, context, error);
+    return status == TMS_OK ? copy_extents(content, buffer, step_to_host, copier, address, context, error) : status;
 }
 
 tms_status_t tms_backup_load(tms_backup_t *backup, tms_copier_t *copier, CUdeviceptr address,

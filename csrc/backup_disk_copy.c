@@ -91,6 +91,7 @@ static tms_status_t start_on_device(pipe_t *pipe, piece_t *piece, tms_error_t *e
     tms_status_t status = TMS_OK;
     tms_extent_t whole;
     size_t count;
+    pipe->copier->idle = false;
     const tms_extent_t *extent = tms_backup_extents(piece->content, &whole, &count) + piece->extent;
     for (uint64_t part, done = 0; status == TMS_OK && done < piece->bytes; done += part, extent++) {
         uint64_t into = piece->request.offset + done - extent->packed;
@@ -301,15 +302,19 @@ tms_status_t tms_disk_copy_wait(tms_copier_t *copier, const tms_error_context_t 
     return keep(pipe, status, &reason, error);
 }
 
-void tms_disk_copy_close(tms_copier_t *copier) {
+tms_disk_staging_t *tms_disk_copy_close(tms_copier_t *copier, bool idle) {
     pipe_t *pipe = copier->disk;
-    if (!pipe) return;
+    if (!pipe) return NULL;
+    tms_disk_staging_t *kept = idle ? NULL : pipe->staging;
     copier->disk = NULL;
     tms_disk_queue_close(&pipe->queue);
     /* Open only after a failure, which has been told. */
     for (int i = 0; i <= TMS_DISK_BUFFERS_MOST; i++) {
         if (pipe->files[i].in_use) (void)tms_disk_handle_close(&pipe->files[i].handle, NULL, NULL);
     }
-    tms_disk_staging_destroy(pipe->staging, copier->driver, copier->wait, copier->stores->log, copier->stores->quarantine);
+    if (idle)
+        tms_disk_staging_destroy(pipe->staging, copier->driver, copier->wait, copier->stores->log,
+                                 copier->stores->quarantine);
     free(pipe);
+    return kept;
 }

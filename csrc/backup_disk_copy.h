@@ -12,6 +12,7 @@
 #define TMS_BACKUP_DISK_COPY_H
 
 #include "backup.h"
+#include "disk_staging.h"
 
 /* Begin to copy what is planned, or held, which is not nothing; the rest may happen in later calls, until
  * tms_disk_copy_wait, and fail there, with the context of its own backup. After any failure only tms_disk_copy_close is of
@@ -22,7 +23,8 @@ tms_status_t tms_disk_copy_load(tms_backup_t *backup, tms_copier_t *copier, CUde
                                 const tms_error_context_t *context, tms_error_t *error);
 /* Waits until everything is copied. Only then is a file a backup. */
 tms_status_t tms_disk_copy_wait(tms_copier_t *copier, const tms_error_context_t *context, tms_error_t *error);
-/* Nothing is in flight afterwards. Before it the stream must have been waited for, and still be there. */
-void tms_disk_copy_close(tms_copier_t *copier);
+/* The disk has nothing in flight afterwards. `idle`: nor has the device. Otherwise the buffers must stay as they are until
+ * that is so, and are the caller's; NULL where there are none. */
+tms_disk_staging_t *tms_disk_copy_close(tms_copier_t *copier, bool idle);
 
 #endif

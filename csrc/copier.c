@@ -5,16 +5,21 @@
 
 #include "backup.h"
 #include "backup_disk_copy.h"
+#include "disk_staging.h"
 #include "quarantine.h"
 
 /* What a copier has to give back when it is closed. On the heap, and made when it is opened, because what the driver does
  * not take back has to be kept without needing memory for that. */
 struct tms_copier_holdings {
     tms_quarantined_t node; /* first */
-    tms_devices_t *devices;
+    tms_backup_stores_t *stores;
     int device;
+    bool busy; /* the device may still be copying: nothing is given back before that has ended */
     CUstream stream;
     CUevent events[TMS_COPIER_EVENTS];
+    tms_host_buffer_t **buffers; /* that the device writes to: one reference each */
+    size_t buffer_count, buffer_capacity;
+    tms_disk_staging_t *staging; /* NULL, or what the device reads and writes for the disk */
 };
 
 /* Whether it need not be tried again: the driver took it, or is gone and everything with it. */
@@ -25,8 +30,27 @@ static bool is_gone(CUresult result) {
 /* A driver that lacks the call keeps what it made, as one that refuses it. */
 #define TAKES_BACK(driver, name, held) ((driver)->name && is_gone((driver)->name(held)))
 
+static void release_host_memory(struct tms_copier_holdings *held, const tms_driver_table_t *driver) {
+    tms_backup_stores_t *stores = held->stores;
+    while (held->buffer_count > 0) tms_host_buffer_drop(held->buffers[--held->buffer_count]);
+    free(held->buffers);
+    held->buffers = NULL;
+    if (held->staging) tms_disk_staging_destroy(held->staging, driver, NULL, stores->log, stores->quarantine);
+    held->staging = NULL;
+}
+
+/* Under the device's context. Waits once for a stream that could not be waited for before. */
+static bool has_settled(const struct tms_copier_holdings *held, const tms_driver_table_t *driver, tms_error_t *reason) {
+    const tms_error_context_t context = {.operation = "wait for copies", .device = held->device};
+    tms_status_t status = TMS_DRIVER_CALL(driver, &context, reason, cuStreamSynchronize, held->stream);
+    return status == TMS_OK || status == TMS_DEVICE_LOST || tms_driver_is_gone(reason);
+}
+
 /* Under the device's context. Goes on whatever is refused, and says what is left. */
 static tms_quarantine_mask_t give_back(struct tms_copier_holdings *held, const tms_driver_table_t *driver) {
+    if (held->busy)
+        return TMS_QUARANTINE_BIT(OTHER) | (held->buffer_count > 0 || held->staging ? TMS_QUARANTINE_BIT(HOST) : 0);
+    release_host_memory(held, driver);
     for (int i = 0; i < TMS_COPIER_EVENTS; i++) {
         if (held->events[i] && TAKES_BACK(driver, cuEventDestroy, held->events[i])) held->events[i] = NULL;
     }
@@ -38,21 +62,27 @@ static tms_quarantine_mask_t give_back(struct tms_copier_holdings *held, const t
 static tms_quarantine_mask_t retry(tms_quarantined_t *node) {
     struct tms_copier_holdings *held = (struct tms_copier_holdings *)node;
     tms_error_context_t context = {.operation = "reclaim", .device = held->device};
-    tms_status_t status = tms_devices_enter(held->devices, held->device, &context, NULL);
+    tms_error_t reason;
+    tms_devices_t *devices = held->stores->devices;
+    tms_status_t status = tms_devices_enter(devices, held->device, &context, NULL);
     if (status != TMS_OK) return node->holds;
-    tms_quarantine_mask_t left = give_back(held, atomic_load(&held->devices->driver->table));
-    tms_devices_leave(held->devices, held->device);
+    const tms_driver_table_t *driver = atomic_load(&devices->driver->table);
+    if (held->busy) held->busy = !has_settled(held, driver, &reason);
+    tms_quarantine_mask_t left = give_back(held, driver);
+    tms_devices_leave(devices, held->device);
     if (!left) free(held);
     return left;
 }
 
 tms_status_t tms_copier_open(tms_copier_t *copier, tms_backup_stores_t *stores, int device, tms_wait_t *wait,
                              const tms_error_context_t *context, tms_error_t *error) {
-    *copier = (tms_copier_t){.stores = stores, .device = device, .wait = wait};
+    *copier = (tms_copier_t){.stores = stores, .device = device, .wait = wait, .idle = true};
     tms_status_t status = tms_devices_load(stores->devices, &copier->driver, NULL, context, error);
     if (status != TMS_OK) return status;
     copier->held = calloc(1, sizeof *copier->held);
     if (!copier->held) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
+    copier->held->stores = stores;
+    copier->held->device = device;
     status = tms_devices_enter(stores->devices, device, context, error);
     if (status != TMS_OK) goto forget;
     /* Its own stream, which the legacy stream's implicit waits do not touch: other threads' work goes on. */
@@ -67,6 +97,21 @@ forget:
     free(copier->held);
     copier->held = NULL;
     return status;
+}
+
+tms_status_t tms_copier_hold(tms_copier_t *copier, tms_host_buffer_t *buffer, const tms_error_context_t *context,
+                             tms_error_t *error) {
+    struct tms_copier_holdings *held = copier->held;
+    if (held->buffer_count == held->buffer_capacity) {
+        size_t capacity = 2 * held->buffer_capacity + 1;
+        tms_host_buffer_t **grown = realloc(held->buffers, capacity * sizeof(tms_host_buffer_t *));
+        if (!grown) return tms_error_set_os(error, context, "realloc", ENOMEM, NULL);
+        held->buffers = grown;
+        held->buffer_capacity = capacity;
+    }
+    tms_host_buffer_acquire(buffer);
+    held->buffers[held->buffer_count++] = buffer;
+    return TMS_OK;
 }
 
 /* ---- copies ---- */
@@ -122,6 +167,7 @@ static tms_status_t after_part(tms_copier_t *copier, uint64_t part, const tms_er
 tms_status_t tms_copier_to_host(tms_copier_t *copier, void *host, CUdeviceptr address, uint64_t bytes,
                                 const tms_error_context_t *context, tms_error_t *error) {
     tms_status_t status = TMS_OK;
+    copier->idle = false;
     for (uint64_t part, done = 0; status == TMS_OK && done < bytes; done += part) {
         part = part_of(copier, bytes - done);
         status = TMS_DRIVER_CALL(copier->driver, context, error, cuMemcpyDtoHAsync, (char *)host + done, address + done,
@@ -134,6 +180,7 @@ tms_status_t tms_copier_to_host(tms_copier_t *copier, void *host, CUdeviceptr ad
 tms_status_t tms_copier_to_device(tms_copier_t *copier, CUdeviceptr address, const void *host, uint64_t bytes,
                                   const tms_error_context_t *context, tms_error_t *error) {
     tms_status_t status = TMS_OK;
+    copier->idle = false;
     for (uint64_t part, done = 0; status == TMS_OK && done < bytes; done += part) {
         part = part_of(copier, bytes - done);
         status = TMS_DRIVER_CALL(copier->driver, context, error, cuMemcpyHtoDAsync, address + done,
@@ -190,6 +237,7 @@ tms_status_t tms_copier_flush(tms_copier_t *copier, tms_error_t *error) {
     tms_status_t status = TMS_OK;
     bool one_by_one = all->count == 1;
     context.bytes = all->bytes;
+    if (all->count > 0) copier->idle = false;
     if (all->count > 1) status = queue_at_once(copier, &one_by_one, &context, error);
     if (status == TMS_OK && one_by_one) status = queue_one_by_one(copier, &context, error);
     all->count = 0;
@@ -233,6 +281,7 @@ tms_status_t tms_copier_part_to_device(tms_copier_t *copier, CUdeviceptr address
 
 tms_status_t tms_copier_zero(tms_copier_t *copier, CUdeviceptr address, uint64_t bytes, const tms_error_context_t *context,
                              tms_error_t *error) {
+    copier->idle = false;
     return TMS_DRIVER_CALL(copier->driver, context, error, cuMemsetD8Async, address, 0, bytes, copier->stream);
 }
 
@@ -241,6 +290,7 @@ tms_status_t tms_copier_wait(tms_copier_t *copier, const tms_error_context_t *co
     if (status == TMS_OK) status = tms_disk_copy_wait(copier, context, error);
     if (status == TMS_OK) status = TMS_DRIVER_CALL(copier->driver, context, error, cuStreamSynchronize, copier->stream);
     if (status != TMS_OK) return status;
+    copier->idle = true;
     for (int i = 0; i < TMS_COPIER_EVENTS; i++) {
         count_done(copier, copier->behind[i]);
         copier->behind[i] = 0;
@@ -253,39 +303,47 @@ tms_status_t tms_copier_wait(tms_copier_t *copier, const tms_error_context_t *co
 /* ---- closing ---- */
 
 /* After a failure copies may still be in flight, to memory that the caller is about to take away: a wait that fails once is
- * tried again, and then the whole device waited for. One that cannot be waited for at all (a lost one) copies nothing any
- * more either. */
-static void drain(tms_copier_t *copier) {
+ * tried again, and then the whole device waited for, unless that would only cost a stream capture. One that is lost copies
+ * nothing any more, and a driver that has gone takes nothing away. Whether that is so now. */
+static bool drain(const tms_copier_t *copier) {
     const tms_driver_table_t *driver = copier->driver;
     const tms_log_t *log = copier->stores->log;
     tms_error_t reason;
-    tms_error_context_t context = {.operation = "wait for copies", .device = copier->device};
-    if (TMS_DRIVER_CALL(driver, &context, &reason, cuStreamSynchronize, copier->stream) == TMS_OK) return;
-    if (!tms_driver_is_gone(&reason)) tms_log_write(log, TMS_LOG_WARNING, "%s It is tried again.", reason.message);
-    if (TMS_DRIVER_CALL(driver, &context, &reason, cuStreamSynchronize, copier->stream) == TMS_OK) return;
-    if (TMS_DRIVER_CALL(driver, &context, &reason, cuCtxSynchronize) == TMS_OK) return;
-    if (!tms_driver_is_gone(&reason)) tms_log_write(log, TMS_LOG_ERROR, "%s", reason.message);
+    const tms_error_context_t context = {.operation = "wait for copies", .device = copier->device};
+    struct tms_copier_holdings *held = copier->held;
+    if (copier->idle || has_settled(held, driver, &reason)) return true;
+    tms_log_write(log, TMS_LOG_WARNING, "%s It is tried again.", reason.message);
+    if (has_settled(held, driver, &reason)) return true;
+    tms_status_t status = reason.status;
+    if (status != TMS_CAPTURE_IN_PROGRESS) status = TMS_DRIVER_CALL(driver, &context, &reason, cuCtxSynchronize);
+    if (status == TMS_OK || status == TMS_DEVICE_LOST || tms_driver_is_gone(&reason)) return true;
+    tms_log_write(log, TMS_LOG_ERROR,
+                  "%s Copies may still be under way: the memory that they use stays where it is; later calls try again.",
+                  reason.message);
+    return false;
 }
 
-void tms_copier_close(tms_copier_t *copier) {
-    if (!copier->open) return;
+bool tms_copier_close(tms_copier_t *copier) {
+    if (!copier->open) return true;
     struct tms_copier_holdings *held = copier->held;
-    drain(copier);
-    tms_disk_copy_close(copier);
-    *held = (struct tms_copier_holdings){.node = {.retry = retry},
-                                         .devices = copier->stores->devices,
-                                         .device = copier->device,
-                                         .stream = copier->stream,
-                                         .events = {copier->events[0], copier->events[1]}};
+    held->stream = copier->stream;
+    for (int i = 0; i < TMS_COPIER_EVENTS; i++) held->events[i] = copier->events[i];
+    bool idle = drain(copier);
+    held->busy = !idle;
+    held->staging = tms_disk_copy_close(copier, idle);
+    held->node.retry = retry;
     held->node.holds = give_back(held, copier->driver);
     tms_devices_leave(copier->stores->devices, copier->device);
     copier->open = false;
     copier->held = NULL;
     if (!held->node.holds) {
         free(held);
-        return;
+        return idle;
     }
-    tms_log_write(copier->stores->log, TMS_LOG_WARNING,
-                  "the driver did not take back a stream or an event of device %d; later calls try again", copier->device);
+    if (idle)
+        tms_log_write(copier->stores->log, TMS_LOG_WARNING,
+                      "the driver did not take back a stream or an event of device %d; later calls try again",
+                      copier->device);
     tms_quarantine_add(copier->stores->quarantine, &held->node);
+    return idle;
 }

@@ -47,6 +47,7 @@ typedef struct tms_copier {
     uint64_t queued;                    /* bytes behind the event recorded last, with those that are gathered */
     tms_gathered_t gathered;            /* not queued yet */
     bool open;
+    bool idle;                        /* what was queued has been waited for */
     struct tms_disk_pipe *disk;       /* backup_disk_copy.c; made at the first disk copy */
     struct tms_copier_holdings *held; /* copier.c */
 } tms_copier_t;
@@ -54,6 +55,10 @@ typedef struct tms_copier {
 /* `wait` may be NULL. */
 tms_status_t tms_copier_open(tms_copier_t *copier, struct tms_backup_stores *stores, int device, tms_wait_t *wait,
                              const tms_error_context_t *context, tms_error_t *error);
+/* Before the first copy into host memory: keeps a reference to it until the copies are known to be done, whatever becomes of
+ * the call. */
+tms_status_t tms_copier_hold(tms_copier_t *copier, tms_host_buffer_t *buffer, const tms_error_context_t *context,
+                             tms_error_t *error);
 /* Queues a copy. TMS_INTERRUPTED between chunks. After any failure what was queued may still be under way until the copier
  * is closed. */
 tms_status_t tms_copier_to_host(tms_copier_t *copier, void *host, CUdeviceptr address, uint64_t bytes,
@@ -75,6 +80,10 @@ tms_status_t tms_copier_zero(tms_copier_t *copier, CUdeviceptr address, uint64_t
                              tms_error_t *error);
 /* Flushes, and waits for everything queued. A backup is valid, or may be let go, only after this has succeeded. */
 tms_status_t tms_copier_wait(tms_copier_t *copier, const tms_error_context_t *context, tms_error_t *error);
-void tms_copier_close(tms_copier_t *copier); /* accepts one that was never opened */
+/* Waits for what a failed call has left in flight. False: the device may still be copying, and could not be waited for. Then
+ * device memory that the copier copied from or to must stay mapped, and host memory that it copies from must stay as it is;
+ * host memory that it copies to (tms_copier_hold) waits in the quarantine. A device that is lost copies nothing any more.
+ * Accepts one that was never opened. */
+bool tms_copier_close(tms_copier_t *copier);
 
 #endif

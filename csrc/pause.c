@@ -82,7 +82,7 @@ static tms_status_t save_device(tms_transition_t *t, int device, tms_wait_t *wai
     }
     if (status == TMS_FORKED) return status; /* in the child now: the stream and its context are the parent's */
     if (status == TMS_OK) status = tms_copier_wait(&copier, &context, error);
-    tms_copier_close(&copier);
+    (void)tms_copier_close(&copier); /* what is ACTIVE stays mapped, and the copier keeps the host memory if need be */
     return status;
 }
 

@@ -141,6 +141,6 @@ tms_status_t tms_restore_device(tms_transition_t *t, int device, tms_wait_t *wai
     if (status == TMS_OK) status = tms_disk_copy_wait(&all.copier, &context, error);
     if (status == TMS_OK) status = tms_pending_ready(t->pending, device, &all.copier, &context, error);
     if (status == TMS_OK) status = tms_copier_wait(&all.copier, &context, error);
-    tms_copier_close(&all.copier);
+    if (!tms_copier_close(&all.copier)) atomic_fetch_or(&t->busy, (tms_device_mask_t)1 << device);
     return status;
 }

@@ -26,10 +26,20 @@ typedef struct patience {
 
 /* ---- one attempt ---- */
 
+/* What a device may still be copying to stays mapped. It counts as damaged, with its backup, until the device has been
+ * waited for. */
+static bool may_be_in_use(const tms_transition_t *t, const tms_segment_t *segment) {
+    return segment->mapped && (atomic_load(&((tms_transition_t *)t)->busy) >> segment->device & 1);
+}
+
 static void undo(tms_transition_t *t) {
     TMS_FOR_EACH(segment, t) {
         tms_error_t reason;
         tms_error_context_t context = tms_transition_context_of(t, segment);
+        if (may_be_in_use(t, segment)) {
+            t->damaged = true;
+            continue;
+        }
         if (tms_segment_depopulate(segment, t->driver, &context, &reason) == TMS_OK) continue;
         t->damaged = true;
         tms_log_write(t->saver->log, TMS_LOG_ERROR, "undoing a failed resume: %s The allocation is damaged.",

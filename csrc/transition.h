@@ -10,6 +10,10 @@
  * that a stream waits for already (pending.h). After it, pause goes on with the rest, marks what the driver refused DAMAGED,
  * and reports all of it. Segments freed meanwhile are disposed of at the end.
  *
+ * A failed call waits for its copies before it undoes anything. Where a device cannot be waited for, what it may still be
+ * copying to stays mapped, DAMAGED and with its backup, and host memory that it may still be writing to waits in the
+ * quarantine. A device that is lost copies nothing any more.
+ *
  * Selected segments that were DAMAGED before, and that the driver has refused again to take back, are passed over: a resume
  * that has resumed the rest then fails with what the driver said, and a pause logs it.
  *

@@ -38,6 +38,7 @@ typedef struct tms_transition {
     const tms_device_table_t *devices; /* NULL: there was nothing to act on, and the driver has not been asked for */
     tms_device_mask_t peers_seen;      /* saver->peers.seen when the list was made */
     bool incomplete;                   /* the list lacks selected segments, which are damaged */
+    _Atomic tms_device_mask_t busy;    /* devices that may still be copying although a call of theirs has failed */
     bool damaged;                      /* an attempt has left something damaged: another would pass over it */
     _Atomic uint64_t done_bytes;       /* of `total_bytes`, copied for certain */
     uint64_t total_bytes;              /* that this attempt copies */

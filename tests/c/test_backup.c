@@ -194,7 +194,7 @@ static void copies_from_and_to_beyond_4_gib(void **state) {
     assert_ptr_not_equal(memory, MAP_FAILED);
     tms_host_piece_t piece = {.bytes = room, .state = TMS_PIECE_USABLE};
     struct tms_host_block block = {.store = &f->saver.stores.host, .memory = memory, .bytes = room, .pieces = &piece};
-    tms_host_buffer_t buffer = {.store = block.store, .block = &block, .memory = memory, .bytes = room};
+    tms_host_buffer_t buffer = {.store = block.store, .block = &block, .memory = memory, .bytes = room, .references = 1};
     tms_extent_t extents[] = {{.offset = 0, .packed = 0, .bytes = MIB},
                               {.offset = 2 * MIB, .packed = 4 * GIB + MIB, .bytes = 2 * MIB}};
     const tms_backup_content_t content = {
