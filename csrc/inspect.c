@@ -3,7 +3,8 @@
 #include "saver.h"
 #include "tag_bytes.h"
 
-/* While a segment is in transition its backup belongs to the call that owns it, and is not for others to look at. */
+/* While a segment is in transition its backup belongs to the call that owns it, which writes to it without the lock: nobody
+ * else may read more of it than its `kind`, which never changes. */
 static bool is_settled(const tms_segment_t *segment) {
     return segment->state == TMS_SEGMENT_ACTIVE || segment->state == TMS_SEGMENT_PAUSED;
 }
@@ -55,14 +56,19 @@ tms_status_t tms_saver_host_backup(tms_saver_t *saver, uint64_t address, uint64_
     return TMS_OK;
 }
 
-static tms_segment_info_t describe(const tms_segment_t *segment) {
+/* Bytes of host memory or of a file; 0 while nobody may look. */
+static uint64_t held_bytes(const tms_segment_t *segment) {
     const tms_backup_t *backup = &segment->backup;
-    uint64_t held = backup->saved ? backup->held.bytes : backup->file ? backup->bytes : 0;
+    if (!is_settled(segment)) return 0;
+    return backup->saved ? backup->held.bytes : backup->file ? backup->bytes : 0;
+}
+
+static tms_segment_info_t describe(const tms_segment_t *segment) {
     return (tms_segment_info_t){
         .address = tms_segment_address(segment),
         .bytes = segment->bytes,
         .reserved_bytes = tms_segment_reserved(segment),
-        .backup_bytes = is_settled(segment) ? held : 0,
+        .backup_bytes = held_bytes(segment),
         .device = segment->device,
         .state = segment->state,
         .backup = segment->backup.kind,

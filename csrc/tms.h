@@ -255,9 +255,10 @@ typedef struct tms_api {
     /* Waits for the end. `interrupted` as in tms_selection_t: TMS_INTERRUPTED ends the wait, not the resume. */
     tms_status_t (*pending_wait)(tms_pending_t *pending, int32_t (*interrupted)(void *), void *interrupt_context,
                                  tms_report_t *report, tms_error_t *error);
-    /* Waits until the last copy has been queued, and has `stream` (a CUstream) wait for it: what is queued there afterwards
-     * sees the contents. From then on nothing is undone: where a copy fails, the allocations of the call become DAMAGED
-     * (their backups stay), and pending_wait tells. */
+    /* Waits until all memory is mapped, on every device, and the last copies have been queued, and has `stream` (a CUstream)
+     * wait for these: what is queued there afterwards finds memory and contents. From then on nothing is undone: where a
+     * copy fails, the allocations of the call become DAMAGED (their backups stay), and pending_wait tells. A resume that has
+     * failed before is undone, and its failure returned. */
     tms_status_t (*pending_wait_stream)(tms_pending_t *pending, void *stream, int32_t (*interrupted)(void *),
                                         void *interrupt_context, tms_error_t *error);
     void (*pending_release)(tms_pending_t *pending); /* NULL is fine */
