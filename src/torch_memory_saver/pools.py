@@ -21,7 +21,7 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch_memory_saver import _core
@@ -47,6 +47,12 @@ _MOST_RETIRED = 10_000
 def selects(tags: Tags, tag: str) -> bool:
     """Whether a pause or resume of `tags` is about `tag`."""
     return tags is None or tag in tags
+
+
+def _devices_in_use() -> list[int]:
+    """Those that this process has a context on."""
+    mask = _core.active_devices()
+    return [device for device in range(mask.bit_length()) if mask >> device & 1]
 
 
 def _may_be_capturing(torch: TorchCuda) -> bool:
@@ -93,6 +99,7 @@ class PoolStore:
         self._doomed: deque[Pool] = deque()  # to be retired at the next opportunity; appended to without the lock
         self._uncaptured: set[PoolId] = set()  # pools of regions that no capture has used
         self._retired: set[PoolId] = set()  # of these, the retired ones
+        self._devices: Sequence[int] = ()  # every visible one, once that is known
         self.single_device = False
 
     after_fork_in_child = _reset
@@ -108,7 +115,8 @@ class PoolStore:
         return stack
 
     def enter(self, torch: TorchCuda | None, tag: str, backup: int, managed: bool, host_policy: int = 0) -> Frame:
-        """Routes this thread's allocations to a pool on every device that the process uses. Without torch only notes it."""
+        """Routes this thread's allocations to a pool on every visible device: it may come to use any of them inside. That
+        makes no context on any. Without torch only notes it."""
         stack = self.stack()
         frame = Frame(torch, tag, managed, stack)
         if torch is None:
@@ -116,8 +124,8 @@ class PoolStore:
             return frame
         if self._doomed:
             self.retire_doomed(torch)
-        devices = self._devices_to_route(torch, stack)
-        for device in devices:
+        devices = self._devices_to_route(torch)
+        for device in devices if len(devices) == 1 else _devices_in_use():
             self.make_room(torch, device)
         outer = stack[-1] if stack and not torch.last_routed_wins else None
         try:
@@ -127,8 +135,7 @@ class PoolStore:
                 if torch.routes_every_thread:
                     self._check_alone(frame)
                 self._frames[id(frame)] = frame
-            for device in devices:
-                frame.pools.append(self.check_out(torch, (tag, backup, device, host_policy), managed))
+            self._check_out_all(torch, frame, (tag, backup, host_policy), devices)
             if _may_be_capturing(torch):
                 self._strike_off(frame.pools)
             if outer is not None:
@@ -185,19 +192,13 @@ class PoolStore:
             self._empty_pending(torch)
         return later
 
-    def _devices_to_route(self, torch: TorchCuda, stack: list[Frame]) -> tuple[int, ...]:
-        if self.single_device:
-            return (0,)
-        if _core.device_count() == 1:
-            self.single_device = True
-            return (0,)
+    def _devices_to_route(self, torch: TorchCuda) -> Sequence[int]:
         if torch.routes_every_thread:
             return (torch.current_device(),)
-        mask = _core.active_devices() | 1 << torch.current_device()
-        if stack:
-            for pool in stack[-1].pools:
-                mask |= 1 << pool.device
-        return tuple(device for device in range(mask.bit_length()) if mask >> device & 1)
+        if not self._devices:
+            self._devices = range(_core.device_count())
+            self.single_device = len(self._devices) == 1
+        return self._devices
 
     def pause_entry(self, tags: Tags) -> tuple[int, Tags]:
         """What :meth:`begin_pause` and :meth:`end_pause` take, for a pause by this thread."""
@@ -270,6 +271,24 @@ class PoolStore:
         frame.pools = []
 
     # Pools
+
+    def _check_out_all(self, torch: TorchCuda, frame: Frame, what: tuple[str, int, int], devices: Sequence[int]) -> None:
+        """Gives a new frame its pool of each device."""
+        tag, backup, host_policy = what
+        if frame.managed and len(devices) > 1:
+            paused, epoch = _core.tag_info(tag)
+            if not paused:
+                with self._lock:  # Once for all devices: an entry must stay cheap where there are many.
+                    for device in devices:
+                        idle = self._idle.get((tag, backup, device, host_policy))
+                        if not idle:
+                            break
+                        pool = idle.pop()
+                        pool.epoch = epoch
+                        frame.pools.append(pool)
+                devices = devices[len(frame.pools) :]
+        for device in devices:
+            frame.pools.append(self.check_out(torch, (tag, backup, device, host_policy), frame.managed))
 
     def check_out(self, torch: TorchCuda, key: Key, managed: bool = True) -> Pool:
         """A pool that is nobody else's and hands out no paused memory: an idle one, or a new one."""
@@ -416,8 +435,10 @@ class PoolStore:
             for key in [key for key in self._idle if selects(tags, key[0])]:
                 del self._idle[key]
         retired = False
+        # Most pools of a device that is not in use hold nothing: asking for each one's segments costs more than this.
+        devices = {device for device in {pool.device for pool in taken} if torch.releasable_bytes(device)}
         for pool in taken:
-            if self.has_idle_segment(torch, pool):
+            if pool.device in devices and self.has_idle_segment(torch, pool):
                 self.retire(torch, pool)
                 retired = True
             else:

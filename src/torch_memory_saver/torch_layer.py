@@ -54,6 +54,9 @@ class TorchCuda:
         self.routes_every_thread: bool = routing.every_thread
         self._made = routing.made
         self.current_device = extension._cuda_getDevice
+        self._exchange_device = extension._cuda_maybeExchangeDevice
+        # torch.cuda.set_device makes a context even where the device is the current one; the accelerators' does not.
+        self._set_device = getattr(extension, "_accelerator_setDeviceIndex", extension._cuda_setDevice)
         self.is_capturing = extension._cuda_isCurrentStreamCapturing
         self._raw_stream = extension._cuda_getCurrentRawStream
         self._memory_stats = extension._cuda_memoryStats
@@ -72,17 +75,33 @@ class TorchCuda:
         """The handle of this thread's current stream on its current device."""
         return int(self._raw_stream(self.current_device()))
 
+    def _make_current(self, device: int) -> None:
+        """Has torch take `device` for this thread's current one, without a context on a device that has none.
+
+        Of such a device torch only makes a note. Where the CUDA runtime is on the device already the note of another one
+        stays; then torch has to be told a second time.
+        """
+        self._exchange_device(device)
+        if self.current_device() != device:
+            self._set_device(device)
+
     @contextlib.contextmanager
     def on_device(self, device: int) -> Iterator[None]:
-        """Makes `device` the current one inside."""
-        with self.torch.cuda.device(device):
+        """Makes `device` torch's current one inside. No device gets a context by that."""
+        before = self.current_device()
+        if before == device:
             yield
+            return
+        self._make_current(device)
+        try:
+            yield
+        finally:
+            self._make_current(before)
 
     def make_pool(self, device: int, managed: bool) -> Any:
         """A new torch.cuda.MemPool of the device, immortal until given up; with our allocator, or as torch makes it."""
         arguments = (self.allocator(),) if managed else ()
-        current = self.current_device() == device
-        with contextlib.nullcontext() if current else self.on_device(device):
+        with self.on_device(device):
             memory_pool = self.torch.cuda.MemPool(*arguments)
         make_immortal(memory_pool)
         self._made(memory_pool, managed)

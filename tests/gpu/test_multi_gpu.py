@@ -221,6 +221,14 @@ def test_a_process_that_uses_one_gpu_pays_nothing_for_the_other() -> None:
 
 
 @pytest.mark.outer
+def test_gpus_that_are_first_used_inside_a_region_are_managed_and_entering_makes_no_context() -> None:
+    for preload in (False, True):
+        programs = [Program("first_use_in_region.py", (current,), preload=preload) for current in ("-1", "1")]
+        for done in run_programs(programs):
+            done.check()
+
+
+@pytest.mark.outer
 @pytest.mark.real_gpu("needs NCCL")
 @pytest.mark.parametrize("preload", [False, True], ids=["torch", "preload"])
 def test_a_captured_all_reduce_replays_after_a_pause(preload: bool) -> None:

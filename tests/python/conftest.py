@@ -121,6 +121,7 @@ def fake_torch(request: pytest.FixtureRequest, simulator: Any, monkeypatch: pyte
     """torch as the package sees it. Nothing may have crashed it, and nothing may be routed, when the test ends."""
     fake = FakeTorch(last_routed_wins=request.param)
     monkeypatch.setattr(torch_layer, "_torch_cuda", fake)
+    monkeypatch.setattr(_core, "device_count", lambda: fake.devices)
     # Which contexts are active depends on the tests that this process has run.
     monkeypatch.setattr(_core, "active_devices", lambda: fake.active_devices)
     yield fake

@@ -88,6 +88,7 @@ class FakeTorch:
         self.crashes: list[str] = []
         self.capturing: list[tuple[FakeGraph, PoolId]] = []
         self.fail_begin_of_new_pools_on = -1  # a device
+        self.devices = 1  # that are visible
         self.device = 0
         self.active_devices = 1 << 0
         self.emptied = 0

@@ -141,7 +141,7 @@ def test_what_the_body_raised_is_not_lost_where_leaving_fails(
     def refuse() -> None:
         raise errors.DriverError("told to fail")
 
-    monkeypatch.setattr(store, "single_device", False)
+    fake_torch.devices = 2
     with monkeypatch.context() as inside, pytest.raises(ZeroDivisionError), saver.region("a"):
         inside.setattr(_core, "refresh_peers", refuse)
         raise ZeroDivisionError
@@ -185,15 +185,10 @@ def test_one_object_can_be_entered_again_and_nested(saver: TorchMemorySaver, fak
     assert resident(saver, "a") == 4 * MIB
 
 
-def test_only_the_devices_in_use_are_routed(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+def test_every_visible_device_is_routed(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    fake_torch.devices = 3  # Only 0 is in use.
     with saver.region("a"):
-        assert [routing[0] for routing in fake_torch.routings] == [0]
-
-
-def test_every_device_in_use_is_routed(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
-    fake_torch.active_devices = 0b11
-    with saver.region("a"):
-        assert [routing[0] for routing in fake_torch.routings] == [0, 1]
+        assert [routing[0] for routing in fake_torch.routings] == [0, 1, 2]
         inside = fake_torch.allocate(2 * MIB, device=1)
     assert fake_torch.routings == []
     row = _core.find(inside)
@@ -201,21 +196,60 @@ def test_every_device_in_use_is_routed(saver: TorchMemorySaver, fake_torch: Fake
     assert (row[4], row[7]) == (1, "a")
 
 
-def test_an_inner_region_routes_what_the_outer_one_does(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
-    fake_torch.device = 1  # Not in use yet, but current.
+def test_pools_of_every_device_are_used_again(saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore) -> None:
+    fake_torch.devices = 3
+    for _ in range(3):
+        with saver.region("a"), saver.disable(), saver.region("a"):
+            pass
+    assert [pool.key[2] for pool in store.idle_pools()] == [0, 0, 1, 1, 2, 2]
+    assert len(fake_torch.alive) == 6, "those of disable() are gone"
+
+
+def test_a_pool_of_one_device_that_is_missing_is_made(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore
+) -> None:
+    fake_torch.devices = 3
     with saver.region("a"):
-        fake_torch.device = 0
-        with saver.region("b"):
-            inside = fake_torch.allocate(2 * MIB, device=1)
-    row = _core.find(inside)
-    assert row is not None
-    assert row[7] == "b"
+        gone = fake_torch.allocate(2 * MIB, device=1)
+    fake_torch.free(gone)
+    saver.empty_cache()
+    assert [pool.key[2] for pool in store.idle_pools()] == [0, 2]
+    before = {pool.id for pool in store.idle_pools()}
+    with saver.region("a"):
+        routed = [routing[:2] for routing in fake_torch.routings]
+    assert [device for device, _ in routed] == [0, 1, 2]
+    assert {pool for device, pool in routed if device != 1} == before
+
+
+def test_devices_that_are_not_in_use_are_not_asked_for_memory(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_torch.devices = 2
+    asked: list[int] = []
+    device_memory = _core.device_memory
+    monkeypatch.setattr(_core, "device_memory", lambda device: (asked.append(device), device_memory(device))[1])
+    with saver.region("a"):
+        pass
+    assert asked == [0], "asking makes a context"
+
+
+def test_a_region_of_a_paused_tag_gets_other_pools_on_every_device(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    fake_torch.devices = 2
+    with saver.region("a"):
+        first = [fake_torch.allocate(2 * MIB, device) for device in (0, 1)]
+    saver.pause("a")
+    with saver.region("a"):
+        second = [fake_torch.allocate(2 * MIB, device) for device in (0, 1)]
+    saver.resume("a")
+    assert not {fake_torch.pool_of(address) for address in first} & {fake_torch.pool_of(address) for address in second}
+    devices = {row.address: row.device for row in saver.stats().allocations}
+    assert [devices[address] for address in first + second] == [0, 1, 0, 1]
 
 
 def test_a_failed_entry_on_the_second_device_restores_everything(
     saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore
 ) -> None:
-    fake_torch.active_devices = 0b11
+    fake_torch.devices = 2
     with saver.region("outer"):
         routed = list(fake_torch.routings)
         region = saver.region("a")
