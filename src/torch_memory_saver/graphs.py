@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from torch_memory_saver import _core
+from torch_memory_saver.eager import eager_methods
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 from torch_memory_saver.frames import FunctionDecorator
 from torch_memory_saver.pools import Key, Pool, PoolStore
@@ -135,6 +136,7 @@ class GraphPools:
         weakref.finalize(graph, self.release, shared).atexit = False
 
 
+@eager_methods
 class GraphCapture(FunctionDecorator):
     """What cuda_graph() returns."""
 

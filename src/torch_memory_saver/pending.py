@@ -6,12 +6,14 @@ import threading
 from typing import Any
 
 from torch_memory_saver import _core, torch_layer
+from torch_memory_saver.eager import eager_methods
 from torch_memory_saver.errors import InvalidArgumentError
 from torch_memory_saver.report import ResumeReport
 
 __all__ = ["PendingResume", "on_main_thread"]
 
 
+@eager_methods
 class PendingResume:
     """What ``resume(wait=False)`` returns. It may be used on any thread, and dropped at any time: the resume goes on.
 

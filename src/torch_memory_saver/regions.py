@@ -13,6 +13,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from torch_memory_saver import _core
+from torch_memory_saver.eager import eager_methods
 from torch_memory_saver.errors import ForkedProcessError, TorchMemorySaverError
 from torch_memory_saver.frames import Frame, FunctionDecorator, choose_frame, note_entered, note_left, warn
 from torch_memory_saver.pools import PoolStore
@@ -23,6 +24,7 @@ __all__ = ["Disabled", "Region"]
 logger = logging.getLogger("torch_memory_saver")
 
 
+@eager_methods
 class _Level(FunctionDecorator):
     """One level of settings. An object may be entered again, also while it is entered, on whatever thread."""
 

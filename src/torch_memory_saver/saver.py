@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch_memory_saver import hook_modes, preload
 from torch_memory_saver.arguments import DEFAULT_TAG
+from torch_memory_saver.eager import eager_methods
 from torch_memory_saver.errors import InvalidStateError
 from torch_memory_saver.implementation import Implementation
 from torch_memory_saver.paused import is_paused
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["TorchMemorySaver"]
 
 
+@eager_methods
 class TorchMemorySaver:
     """Pauses and resumes GPU memory without changing its addresses.
 

@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterator
 import pytest
 from gpu_support import (
     MIB,
+    STARTED_PRELOADED,
+    Program,
     assert_close_to,
     core,
     empty,
     errors,
     free_bytes,
     is_managed,
+    run_programs,
     saver,
     segment_of,
     skip_where_the_outer_pool_wins,
@@ -386,3 +389,10 @@ def test_expandable_segments_toggled_at_run_time(mode: str) -> None:
         assert is_managed(tensor), mode
         assert bool((tensor == number).all())
     del tensor
+
+
+def test_regions_pauses_and_resumes_in_compiled_code() -> None:
+    (done,) = run_programs([Program("compiled.py", preload=STARTED_PRELOADED)])
+    done.check()
+    assert done.output == "ready\n"
+    assert "file an issue" not in done.error
