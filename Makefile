@@ -37,6 +37,11 @@ test: build ## the Python tests on the simulated GPU, with the package of the so
 faults: build ## every call of the driver and the C library fails, in every way that is known, on the simulated GPU (half an hour)
 	$(IN_TREE) -m pytest -m faults tests/faults $(PYTEST_ARGUMENTS)
 
+MUTANTS_ARGUMENTS ?=
+.PHONY: mutants
+mutants: ## plants one bug at a time in a copy of the sources, and expects the tests named for it to fail (MUTANTS_ARGUMENTS=NAME for some)
+	$(PYTHON) -u tests/mutants/run.py $(MUTANTS_ARGUMENTS)
+
 SIMULATE = $(IN_TREE) -m torch_memory_saver simulate --devices 2 --memory 8GiB
 # Side by side, because one leaves half of two cores idle; what each prints is shown when it has ended.
 .PHONY: torch-test torch-test-torch torch-test-preload

@@ -73,6 +73,7 @@ static int set_up(void **state, int devices, uint64_t memory_bytes) {
 
 int setup_one_device(void **state) { return set_up(state, 1, DEVICE_BYTES); }
 int setup_two_devices(void **state) { return set_up(state, 2, DEVICE_BYTES); }
+int setup_three_devices(void **state) { return set_up(state, 3, DEVICE_BYTES); }
 int setup_large_device(void **state) { return set_up(state, 1, 8 * GIB); }
 
 int teardown(void **state) {

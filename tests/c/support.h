@@ -56,10 +56,11 @@ typedef struct fixture {
     int last_gate;                      /* the highest one of launch_behind_gate; teardown opens all up to it */
 } fixture_t;
 
-/* One device with 256 MiB, or two; the first device's primary context is active, as in a program that has used it. Teardown
- * frees every segment and fails the test if the simulator still has memory, mappings or reservations. */
+/* One device with 256 MiB, or two, or three; the first device's primary context is active, as in a program that has used it.
+ * Teardown frees every segment and fails the test if the simulator still has memory, mappings or reservations. */
 int setup_one_device(void **state);
 int setup_two_devices(void **state);
+int setup_three_devices(void **state);
 /* One with 8 GiB, for segments beyond 4 GiB. Their memory costs the host what is written of it, and 2 MiB. */
 int setup_large_device(void **state);
 int teardown(void **state);

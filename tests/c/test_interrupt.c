@@ -434,6 +434,28 @@ static void copies_wait_no_more_than_they_must(void **state) {
     for (uint32_t i = 0; i < COUNT; i++) assert_filled(addresses[i], MIB, i);
 }
 
+/* The failure is what the call reports, although a device before it in order has only been stopped. */
+static void a_failure_on_one_device_stops_the_others(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t addresses[] = {allocate_on(f, 0, "a", TMS_BACKUP_NONE, 2 * MIB),
+                            allocate_on(f, 1, "a", TMS_BACKUP_PINNED, COPIED * MIB),
+                            allocate_on(f, 2, "a", TMS_BACKUP_NONE, 2 * MIB)};
+    fill(addresses[1], COPIED * MIB, 1);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    assert_int_equal(simulator()->take_memory(2, (int64_t)(256 * MIB)), 0);
+    copy_slowly(f);
+    simulator()->clear_counts();
+    assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_OUT_OF_DEVICE_MEMORY);
+    assert_int_equal(error.device, 2);
+    assert_true(simulator()->calls("cuMemcpyHtoDAsync") < COPIED);
+    simulator()->set_bandwidth(0);
+    assert_states(f, addresses, 3, TMS_SEGMENT_PAUSED);
+    assert_int_equal(simulator()->take_memory(2, -(int64_t)(256 * MIB)), 0);
+    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    assert_filled(addresses[1], COPIED * MIB, 1);
+}
+
 static void a_failure_in_the_middle_of_chunks_undoes_everything(void **state) {
     fixture_t *f = *state;
     asker_t asker = {.stop = false};
@@ -486,6 +508,7 @@ int main(void) {
         ONE(a_call_that_waits_for_its_turn_stops),
         ONE(a_copy_stops_between_chunks),
         ONE(copies_wait_no_more_than_they_must),
+        cmocka_unit_test_setup_teardown(a_failure_on_one_device_stops_the_others, setup_three_devices, teardown),
         ONE(a_failure_in_the_middle_of_chunks_undoes_everything),
         ONE(a_resume_that_waits_for_memory_stops),
         ONE(no_free_keeps_a_call_from_stopping),

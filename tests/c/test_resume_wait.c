@@ -136,6 +136,56 @@ static void a_refusal_without_a_shortage_is_tried_again(void **state) {
     assert_filled(address, 2 * MIB, 1);
 }
 
+/* A free that fails at first holds the very memory that is missing. */
+static int32_t free_and_be_refused(void *context) {
+    enum { ENOUGH_QUESTIONS = 100 };
+    others_t *others = context;
+    if (simulator()->calls("cuMemGetInfo") == 0) return 0;
+    if (others->asked++ > 0) return others->asked > ENOUGH_QUESTIONS;
+    simulator()->fail_after("cuCtxSynchronize", 0, 1, CUDA_ERROR_UNKNOWN);
+    assert_int_equal(tms_saver_free(&others->fixture->saver, others->free_address, NULL), TMS_OK);
+    return 0;
+}
+
+static void what_could_not_be_freed_is_tried_again_while_it_waits(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_log_init(&f->log, TMS_LOG_SILENT);
+    uint64_t address = allocate(f, "a", TMS_BACKUP_PINNED, 40 * MIB), held = allocate(f, "b", TMS_BACKUP_NONE, 40 * MIB);
+    fill(address, 40 * MIB, 1);
+    ASSERT_OK(pause_tag(f, "a", NULL, &error), error);
+    take(190);
+    simulator()->clear_counts();
+    others_t others = {.fixture = f, .free_address = held};
+    tms_selection_t selection = {
+        .interrupted = free_and_be_refused, .interrupt_context = &others, .timeout_seconds = LONG_SECONDS};
+    ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+    assert_int_equal(simulator()->failures_fired(), 1);
+    assert_filled(address, 40 * MIB, 1);
+    assert_int_equal(simulator()->take_memory(0, -(int64_t)(190 * MIB)), 0);
+}
+
+/* Another attempt would pass over it, and find memory enough for the rest. */
+static void what_is_damaged_while_it_is_undone_ends_the_wait(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_log_init(&f->log, TMS_LOG_SILENT);
+    uint64_t a = allocate(f, "a", TMS_BACKUP_NONE, 40 * MIB), b = allocate(f, "b", TMS_BACKUP_NONE, 40 * MIB);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    take(TAKEN);
+    simulator()->clear_counts();
+    simulator()->fail_after("cuMemUnmap", 0, 1, CUDA_ERROR_UNKNOWN);
+    others_t others = {.fixture = f, .give_back = TAKEN * MIB};
+    tms_selection_t selection = waiting(&others, LONG_SECONDS);
+    assert_int_equal(resume_selected(f, &selection, NULL, &error), TMS_OUT_OF_DEVICE_MEMORY);
+    assert_int_equal(others.asked, 0); /* it has not waited */
+    assert_int_equal(state_of(f, a), TMS_SEGMENT_DAMAGED);
+    assert_int_equal(state_of(f, b), TMS_SEGMENT_PAUSED);
+    assert_int_equal(simulator()->take_memory(0, -(int64_t)(TAKEN * MIB)), 0);
+    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    assert_int_equal(state_of(f, a), TMS_SEGMENT_ACTIVE);
+}
+
 static void what_else_goes_wrong_ends_the_wait(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -260,6 +310,41 @@ static void the_lock_goes_after_the_memory(void **state) {
     }
 }
 
+/* Pauses what is on the second device while the call waits for the lock of the first. */
+static void *pause_late(void *argument) {
+    assert_int_equal(pause_tag(argument, "late", NULL, NULL), TMS_OK);
+    return NULL;
+}
+
+static int32_t pause_late_and_let_go(void *context) {
+    others_t *others = context;
+    pthread_t thread;
+    if (others->asked++ > 0) return 0;
+    assert_int_equal(pthread_create(&thread, NULL, pause_late, others->fixture), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    tms_device_locks_release(others->let_go, 1);
+    return 0;
+}
+
+static void only_devices_that_are_locked_are_resumed(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_report_t report;
+    tms_device_locks_t other;
+    uint64_t a = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB), late = allocate_on(f, 1, "late", TMS_BACKUP_NONE, 2 * MIB);
+    begin_other(f, &other);
+    ASSERT_OK(pause_tag(f, "a", NULL, &error), error);
+    assert_int_equal(try_lock(&other), TMS_OK);
+    others_t others = {.fixture = f, .let_go = &other};
+    tms_selection_t selection = {
+        .exclusive = 1, .interrupted = pause_late_and_let_go, .interrupt_context = &others, .timeout_seconds = LONG_SECONDS};
+    ASSERT_OK(resume_selected(f, &selection, &report, &error), error);
+    assert_int_equal(report.allocations, 1);
+    assert_int_equal(state_of(f, a), TMS_SEGMENT_ACTIVE);
+    assert_int_equal(state_of(f, late), TMS_SEGMENT_PAUSED);
+    tms_device_locks_destroy(&other);
+}
+
 static void a_failed_resume_keeps_no_lock(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -294,6 +379,7 @@ static int remove_lock_directory(void **state) {
 }
 
 #define ONE(test) cmocka_unit_test_setup_teardown(test, setup_one_device, teardown)
+#define TWO(test) cmocka_unit_test_setup_teardown(test, setup_two_devices, teardown)
 
 int main(void) {
     const struct CMUnitTest tests[] = {
@@ -301,11 +387,14 @@ int main(void) {
         ONE(when_time_is_up_it_says_what_is_missing),
         ONE(what_is_freed_meanwhile_is_needed_no_more),
         ONE(a_refusal_without_a_shortage_is_tried_again),
+        ONE(what_could_not_be_freed_is_tried_again_while_it_waits),
+        ONE(what_is_damaged_while_it_is_undone_ends_the_wait),
         ONE(what_else_goes_wrong_ends_the_wait),
         ONE(enough_memory_costs_no_question),
         ONE(an_exclusive_resume_waits_for_the_lock),
         ONE(the_lock_goes_with_the_last_of_what_was_resumed),
         ONE(the_lock_goes_after_the_memory),
+        TWO(only_devices_that_are_locked_are_resumed),
         ONE(a_failed_resume_keeps_no_lock),
     };
     return cmocka_run_group_tests(tests, make_lock_directory, remove_lock_directory);

@@ -267,7 +267,10 @@ static void a_failed_pause_changes_nothing(void **state) {
             for (uint32_t k = 0; k < 3; k++) assert_filled(addresses[k], 2 * MIB, k);
         }
     }
+    const tms_tag_t *tag = tms_tag_find(&f->regions.tags, "a");
+    assert_int_equal(tag->pause_epoch, 0);
     ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    assert_int_equal(tag->pause_epoch, 1);
     ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
     for (uint32_t k = 0; k < 2; k++) assert_filled(addresses[k], 2 * MIB, k);
 }
@@ -307,7 +310,9 @@ static void no_memory_at_resume_can_be_waited_out(void **state) {
     fill(b, 40 * MIB, 2);
     ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
     assert_int_equal(simulator()->take_memory(0, (int64_t)(200 * MIB)), 0);
+    simulator()->clear_counts();
     assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_OUT_OF_DEVICE_MEMORY);
+    assert_int_equal(simulator()->calls("cuMemcpyHtoDAsync"), 0); /* that it lacks memory is known before it copies */
     assert_string_equal(error.call, "cuMemCreate");
     assert_string_equal(error.tag, "b");
     assert_int_equal(state_of(f, a), TMS_SEGMENT_PAUSED);
@@ -449,6 +454,20 @@ static void two_devices_pause_and_resume_together(void **state) {
     assert_int_equal(current, 0);
 }
 
+/* The other device's kernels may use what it has access to. */
+static void a_pause_waits_for_every_device_with_access(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    const tms_error_context_t context = {.operation = "test", .device = 1};
+    ASSERT_OK(tms_devices_enter(&f->devices, 1, &context, &error), error);
+    tms_devices_leave(&f->devices, 1);
+    uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
+    assert_int_equal(tms_segment_of(tms_registry_find(&f->saver.registry, address))->accessible, 3);
+    simulator()->clear_counts();
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    assert_int_equal(simulator()->calls("cuCtxSynchronize"), 2);
+}
+
 static void a_forked_child_is_told(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -484,6 +503,7 @@ int main(void) {
         ONE(a_view_of_a_backup_outlives_the_resume),
         ONE(frees_of_paused_memory_touch_no_device),
         TWO(two_devices_pause_and_resume_together),
+        TWO(a_pause_waits_for_every_device_with_access),
         ONE(a_forked_child_is_told),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import sys
@@ -109,6 +110,43 @@ def test_a_capture_inside_a_region(saver: TorchMemorySaver, fake_torch: FakeTorc
             captured = fake_torch.allocate(2 * MIB)
         after = fake_torch.allocate(2 * MIB)
     assert {row.address: row.tag for row in saver.stats().allocations} == {before: "outer", captured: "g", after: "outer"}
+
+
+def test_a_capture_begins_with_an_empty_cache(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    with saver.region("outer"):
+        kept, idle = fake_torch.allocate(2 * MIB), fake_torch.allocate(4 * MIB)
+        fake_torch.free(idle)
+        with saver.cuda_graph(FakeGraph(), tag="g"):
+            assert [row.address for row in saver.stats().allocations] == [kept]
+
+
+def test_memory_of_a_failed_capture_goes_back(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    capture = fake_torch.capture
+    fake_torch.torch.cuda.graph = lambda *arguments, **keywords: InvalidatedCapture(capture(*arguments, **keywords))
+    graph = FakeGraph()
+    with pytest.raises(RuntimeError, match="was invalidated"), saver.cuda_graph(graph, tag="g"):
+        fake_torch.free(fake_torch.allocate(2 * MIB))
+    assert saver.stats().total.allocations == 1, "the graph may still name its pool"
+    del graph
+    gc.collect()
+    saver.empty_cache()
+    assert saver.stats().total.allocations == 0
+
+
+class InvalidatedCapture(contextlib.ExitStack):
+    """A capture whose end fails."""
+
+    def __init__(self, capture: contextlib.AbstractContextManager[None]) -> None:
+        super().__init__()
+        self.capture = capture
+
+    def __enter__(self) -> InvalidatedCapture:
+        self.callback(self.fail)
+        self.enter_context(self.capture)
+        return self
+
+    def fail(self) -> None:
+        raise RuntimeError("the capture was invalidated")
 
 
 def test_what_torch_allocates_before_the_capture_is_not_managed(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:

@@ -126,6 +126,20 @@ def test_a_paused_block_of_ones_own_region_is_not_handed_out(saver: TorchMemoryS
         saver.resume("a")
 
 
+def test_the_pool_that_was_paused_inside_its_region_is_used_again(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore
+) -> None:
+    with saver.region("a"):
+        used = fake_torch.allocate(2 * MIB)
+        saver.pause("a")
+    saver.resume("a")
+    pools = {pool.id for pool in store.idle_pools(("a",))}
+    assert fake_torch.pool_of(used) in pools
+    with saver.region("a"), saver.region("a"):
+        pass
+    assert {pool.id for pool in store.idle_pools(("a",))} == pools, "no pool was made"
+
+
 def test_a_second_pause_inside_the_region(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
     with saver.region("a"):
         for expected in (2 * MIB, 2 * MIB):

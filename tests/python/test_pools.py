@@ -314,6 +314,9 @@ def test_empty_cache_inside_regions(saver: TorchMemorySaver, fake_torch: FakeTor
         last = fake_torch.allocate(2 * MIB)
     tags = {row.address: row.tag for row in saver.stats().allocations}
     assert tags == {kept: "b", again: "b", last: "a"}
+    assert fake_torch.pool_of(again) != fake_torch.pool_of(last), (
+        "the inner region's pool is in force again, not the outer one's"
+    )
 
 
 def test_empty_cache_while_another_thread_is_in_a_region(

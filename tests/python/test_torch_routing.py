@@ -4,6 +4,7 @@ Later releases are in the tests of pools, over the fake torch."""
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from torch_memory_saver import _core
 from torch_memory_saver.errors import TorchUnavailableError
-from torch_memory_saver.torch_routing import ProcessRouting, ThreadRouting, make_routing
+from torch_memory_saver.torch_routing import ProcessRouting, ThreadRouting, make_immortal, make_routing
 
 POOL = (0, 7)
 
@@ -115,6 +116,28 @@ def test_nothing_is_emptied_while_somebody_routes(routing: ProcessRouting, old: 
     old.busy = False
     routing.empty_cache()
     assert old.calls == [("empty", ()), ("release", POOL), ("empty", (POOL,))]
+
+
+class MemPool:
+    """A MemPool, of which only its end matters."""
+
+
+@pytest.mark.parametrize("quietly", [True, False])
+def test_the_end_of_a_pool_that_is_given_up(quietly: bool) -> None:
+    """Up to 2.9 the end of an object whose pool has another use ends the process: there the object stays."""
+    calls: list[str] = []
+    extension = SimpleNamespace(
+        _cuda_beginAllocateCurrentThreadToPool=lambda device, pool: calls.append("begin"),
+        _cuda_endAllocateToPool=lambda device, pool: calls.append("end"),
+        _cuda_releasePool=lambda device, pool: calls.append("release"),
+        _cuda_emptyCache=None,
+    )
+    given_up = SimpleNamespace(id=POOL, device=0, memory_pool=MemPool())
+    make_immortal(given_up.memory_pool)
+    alive = weakref.ref(given_up.memory_pool)
+    ThreadRouting(extension, objects_end_quietly=quietly).give_up(given_up)
+    assert (alive() is None) == quietly
+    assert calls == (["begin", "end", "release"] if quietly else ["release"])
 
 
 def test_which_routing_a_torch_has(old: OldTorch) -> None:

@@ -363,13 +363,17 @@ static void no_peer_access(void) {
 
 /* The program has its answer, also where giving access fails: the call was about something else. */
 static void failing_peer_access(void) {
-    enum { NOT_SUPPORTED = 801 };
+    enum { NOT_SUPPORTED = 801, PEER_ACCESS_ALREADY_ENABLED = 704 };
     TMS(tms_set_interesting_region)(true);
-    (void)allocate(2 * MIB);
+    unsigned char *address = allocate(2 * MIB);
+    fill(address, 2 * MIB, 0);
     EQUAL(cudaSetDevice(1), SUCCESS);
     EQUAL(tms_sim_fail_after("cuMemSetAccess", 0, 1, NOT_SUPPORTED), 0);
     EQUAL(cudaDeviceEnablePeerAccess(0, 0), SUCCESS);
     EQUAL(tms_sim_failures_fired(), 1);
+    /* Asking once more tries once more, although the runtime knows the peer already. */
+    EQUAL(cudaDeviceEnablePeerAccess(0, 0), PEER_ACCESS_ALREADY_ENABLED);
+    EQUAL(touch_from_second_device(address), SUCCESS);
 }
 
 static void torch_entry_points(void) {

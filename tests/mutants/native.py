@@ -1,0 +1,207 @@
+"""Bugs in the C sources: transitions, what they keep, frees, the devices' locks, and the interposers."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+_TRANSITIONS = (
+    Mutant(
+        "a-pause-unlocks-the-device-before-the-memory-is-back",
+        "csrc/pause.c",
+        "status = release_memory(t, error);",
+        "TMS_FOR_EACH(segment, t) tms_saver_let_go_of_lock(t->saver, segment);\nstatus = release_memory(t, error);",
+        ("tests/c/test_resume_wait.c",),
+    ),
+    Mutant(
+        "a-free-unlocks-the-device-before-the-memory-is-back",
+        "csrc/reclaim.c",
+        "bool gone = give_back(saver, segment, &reason);",
+        "tms_saver_let_go_of_lock(saver, segment);\nbool gone = give_back(saver, segment, &reason);",
+        ("tests/c/test_resume_wait.c",),
+    ),
+    Mutant(
+        "what-is-dropped-is-not-waited-for",
+        "csrc/pause.c",
+        "tms_wait_for_devices(&t->wait,",
+        "!keeps_contents(t) ? TMS_OK : tms_wait_for_devices(&t->wait,",
+        ("tests/c/test_transition.c", "tests/c/test_interrupt.c", "tests/c/test_capture_begin.c"),
+    ),
+    Mutant(
+        "only-owners-are-waited-for",
+        "csrc/transition.c",
+        "        t->affected |= segment->accessible;",
+        "        t->affected |= (tms_device_mask_t)1 << segment->device;",
+        ("tests/c/test_transition.c",),
+    ),
+    Mutant(
+        "no-second-look-for-captures",
+        "csrc/transition.c",
+        "    if (t->devices) status = check_visible_captures(t, error);",
+        "    if (t->devices && t->perform) status = check_visible_captures(t, error);",
+        ("tests/c/test_capture_begin.c",),
+    ),
+    Mutant(
+        "no-last-look-for-peers",
+        "csrc/resume.c",
+        "t.devices->count > 1)",
+        "t.devices->count > TMS_MAX_DEVICES)",
+        ("tests/c/test_interrupt.c",),
+    ),
+    Mutant(
+        "a-failed-pause-is-committed",
+        "csrc/pause.c",
+        "    bool committed = status == TMS_OK;",
+        "    bool committed = true;",
+        ("tests/c/test_transition.c",),
+    ),
+    Mutant(
+        "a-failed-pause-counts-as-one",
+        "csrc/transition.c",
+        "    if (moved && t->from == TMS_SEGMENT_ACTIVE)",
+        "    if (t->from == TMS_SEGMENT_ACTIVE)",
+        ("tests/c/test_transition.c",),
+    ),
+    Mutant(
+        "a-resume-forgets-what-waits-when-memory-is-missing",
+        "csrc/resume.c",
+        "        tms_saver_reclaim_within(t->saver, &t->wait); /* what waits there",
+        "        /* what waits there",
+        ("tests/c/test_resume_wait.c",),
+    ),
+    Mutant(
+        "a-resume-tries-again-over-what-it-damaged",
+        "csrc/resume.c",
+        "status == TMS_OUT_OF_DEVICE_MEMORY && !t->damaged",
+        "status == TMS_OUT_OF_DEVICE_MEMORY",
+        ("tests/c/test_resume_wait.c",),
+    ),
+    Mutant(
+        "an-exclusive-resume-takes-devices-that-it-has-not-locked",
+        "csrc/resume.c",
+        "    t->collectable = concerned;\n",
+        "",
+        ("tests/c/test_resume_wait.c",),
+    ),
+    Mutant(
+        "a-resume-without-room-copies-first",
+        "csrc/restore.c",
+        "    *fits = free_bytes >= needed;",
+        "    *fits = true;",
+        ("tests/c/test_transition.c",),
+    ),
+    Mutant(
+        "a-device-that-was-stopped-hides-the-failure",
+        "csrc/transition_devices.c",
+        "if (!failed || failed->status == TMS_INTERRUPTED) failed = &parts[i];",
+        "if (!failed) failed = &parts[i];",
+        ("tests/c/test_interrupt.c",),
+    ),
+    Mutant(
+        "a-failure-stops-no-other-device",
+        "csrc/transition_devices.c",
+        "    if (part->status != TMS_OK) atomic_store(&part->crew->stop, true);",
+        "",
+        ("tests/c/test_interrupt.c",),
+    ),
+)
+
+_BACKUPS = (
+    Mutant(
+        "a-live-range-that-begins-before-its-segment",
+        "csrc/backup.c",
+        "range->begin > begin ? range->begin : begin",
+        "range->begin",
+        ("tests/c/test_choice.c",),
+    ),
+    Mutant(
+        "a-live-range-that-ends-behind-its-segment",
+        "csrc/backup.c",
+        "range->end < end ? range->end : end",
+        "range->end",
+        ("tests/c/test_choice.c",),
+    ),
+    Mutant(
+        "copies-of-a-backup-end-at-4-gib",
+        "csrc/backup.c",
+        "uint64_t packed = extents[i].packed + done,",
+        "uint64_t packed = (uint32_t)(extents[i].packed + done),",
+        ("tests/c/test_backup.c",),
+    ),
+    Mutant(
+        "plans-of-a-backup-end-at-4-gib",
+        "csrc/backup.c",
+        "        packed += size;",
+        "        packed = (uint32_t)(packed + size);",
+        ("tests/c/test_backup.c",),
+    ),
+)
+
+_INTERPOSERS = (
+    Mutant(
+        "allocations-inside-an-allocation-are-managed",
+        "csrc/preload/hooks.c",
+        "if (!nested && state && address",
+        "if (state && address",
+        ("tests/preload/test_process.py::test_allocations_inside_an_allocation_are_not_the_programs",),
+    ),
+    Mutant(
+        "a-managed-allocation-makes-no-context",
+        "csrc/preload/hooks.c",
+        "    if (!initialize) return TMS_OK;",
+        "    return TMS_OK;",
+        ("tests/preload/test_memory.py::test_the_first_cuda_call_of_a_process_may_be_a_managed_allocation",),
+    ),
+    Mutant(
+        "a-capture-lends-its-settings-to-cudamalloc",
+        "csrc/preload/hooks.c",
+        "region = tms_region_current(&state->regions, NULL);",
+        "region = tms_saver_settings(&state->saver);",
+        ("tests/preload/test_capture.py",),
+    ),
+    Mutant(
+        "peer-access-that-was-enabled-before-is-not-looked-at",
+        "csrc/preload/hooks.c",
+        "result == TMS_CUDA_SUCCESS || result == TMS_CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;",
+        "result == TMS_CUDA_SUCCESS;",
+        ("tests/preload/test_memory.py",),
+    ),
+    Mutant(
+        "a-capture-that-failed-to-begin-goes-on",
+        "csrc/preload/hooks.c",
+        "if (result != TMS_CUDA_SUCCESS && entry != NOT_ANNOUNCED)",
+        "if (false && entry != NOT_ANNOUNCED)",
+        ("tests/preload/test_capture.py",),
+    ),
+    Mutant(
+        "a-capture-whose-end-failed-has-ended",
+        "csrc/preload/hooks.c",
+        "(result == TMS_CUDA_SUCCESS || !goes_on(state, meant))",
+        "true",
+        ("tests/preload/test_capture.py::test_a_capture_whose_end_failed_still_counts",),
+    ),
+    Mutant(
+        "threads-share-their-own-default-stream",
+        "csrc/preload/hooks.c",
+        "static _Thread_local char own_stream;",
+        "static char own_stream;",
+        ("tests/preload/test_capture.py::test_default_streams_of_threads_are_different_streams",),
+    ),
+    Mutant(
+        "a-capture-outlives-its-stream",
+        "csrc/preload/hooks.c",
+        "if (state && stream && result == TMS_CUDA_SUCCESS) retract_stream(state, key_of(stream));",
+        "",
+        ("tests/preload/test_capture.py",),
+    ),
+    Mutant(
+        "an-interposer-takes-itself-for-the-runtime",
+        "csrc/preload/resolve.c",
+        "return address && !is_ours(address) ? address : NULL;",
+        "return address;",
+        ("tests/preload/test_process.py::test_library_that_is_taken_for_the_runtime_does_not_call_itself",),
+    ),
+)
+
+MUTANTS = (*_TRANSITIONS, *_BACKUPS, *_INTERPOSERS)

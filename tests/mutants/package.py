@@ -1,0 +1,192 @@
+"""Bugs in the Python package: pools, what a pause needs of them, live bytes, routing, regions and graphs."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+_SOURCES = "src/torch_memory_saver/"
+_TESTS = "tests/python/"
+
+_POOLS = (
+    Mutant(
+        "a-pool-with-paused-memory-is-entered",
+        _SOURCES + "pools.py",
+        "                    if pool.epoch == epoch:",
+        "                    if pool.epoch <= epoch:",
+        (_TESTS + "test_pausing.py",),
+    ),
+    Mutant(
+        "a-pause-beside-another-threads-region",
+        _SOURCES + "pools.py",
+        "if frame.managed and frame.thread != thread and selects(tags, frame.tag):",
+        "if frame.managed and frame.thread == thread and selects(tags, frame.tag) and not self._idle:",
+        (_TESTS + "test_pausing.py::test_another_thread_in_the_region_is_an_error",),
+    ),
+    Mutant(
+        "a-region-of-another-tag-holds-up-a-pause",
+        _SOURCES + "pools.py",
+        "frame.thread != thread and selects(tags, frame.tag)",
+        "frame.thread != thread",
+        (_TESTS + "test_pausing.py",),
+    ),
+    Mutant(
+        "what-another-thread-kept-is-never-emptied",
+        _SOURCES + "pools.py",
+        "            due = self._pending - self._routed_devices()",
+        "            due = self._pending & self._routed_devices()",
+        (_TESTS + "test_pools.py::test_empty_cache_while_another_thread_is_in_a_region",),
+    ),
+    Mutant(
+        "a-replaced-pool-is-forgotten",
+        _SOURCES + "pools.py",
+        "self.check_out(torch, pool.key, pool.managed)\n                self.retire(torch, pool)",
+        "self.check_out(torch, pool.key, pool.managed)",
+        (_TESTS + "test_pools.py",),
+    ),
+    Mutant(
+        "an-idle-pool-that-is-kept-is-forgotten",
+        _SOURCES + "pools.py",
+        "            else:\n                self.check_in(pool)\n        return retired",
+        "        return retired",
+        (_TESTS + "test_pools.py",),
+    ),
+    Mutant(
+        "a-suspended-region-stays-so",
+        _SOURCES + "pools.py",
+        "            for frame in routed:\n                self._begin_routing(torch, frame)",
+        "            for frame in routed[:1]:\n                self._begin_routing(torch, frame)",
+        (_TESTS + "test_pools.py",),
+    ),
+    Mutant(
+        "a-paused-pool-is-forgotten",
+        _SOURCES + "pausing.py",
+        "            for pool in paused:\n                store.check_in(pool)",
+        "            pass",
+        (_TESTS + "test_pausing.py",),
+    ),
+    Mutant(
+        "memory-is-emptied-during-a-capture-elsewhere",
+        _SOURCES + "pausing.py",
+        'torch.is_capturing() or bool(_core.counters()["visible_captures"])',
+        "torch.is_capturing()",
+        (_TESTS + "test_pausing.py",),
+    ),
+    Mutant(
+        "idle-memory-of-retired-pools-is-paused",
+        _SOURCES + "pausing.py",
+        "    elif retired or (active and _has_idle_segment(torch, loose, active)):",
+        "    elif retired:",
+        (_TESTS + "test_live.py::test_idle_segments_of_a_retired_pool_go_back",),
+    ),
+)
+
+_REGIONS = (
+    Mutant(
+        "leaving-an-outer-region-leaves-the-inner-ones",
+        _SOURCES + "pools.py",
+        "        stack.remove(frame)\n",
+        "        del stack[stack.index(frame) :]\n",
+        (_TESTS + "test_interleaved.py",),
+    ),
+    Mutant(
+        "settings-of-an-outer-region-that-was-left-stay",
+        "csrc/region.c",
+        "    stack->depth--;\n    return later;",
+        "    stack->depth--;\n    if (later) stack->level[stack->depth] = stack->level[at - 1];\n    return later;",
+        ("tests/c/test_region.c",),
+    ),
+)
+
+_LIVE = (
+    Mutant(
+        "blocks-that-wait-for-a-stream-are-dropped",
+        _SOURCES + "live.py",
+        'if block["state"] != _FREE:',
+        'if block["state"] == "active_allocated":',
+        (_TESTS + "test_live.py::test_used_and_pending_blocks_are_live",),
+    ),
+    Mutant(
+        "a-segment-that-grew-is-thinned",
+        _SOURCES + "live.py",
+        'not sizes[0] <= segment["total_size"] <= sizes[1]',
+        'not sizes[0] <= segment["total_size"]',
+        (_TESTS + "test_live.py",),
+    ),
+    Mutant(
+        "streams-of-captures-are-thinned",
+        _SOURCES + "live.py",
+        'if default_stream_only and segment.get("stream") != _DEFAULT_STREAM:',
+        "if default_stream_only and False:",
+        (_TESTS + "test_live.py::test_streams_that_a_capture_may_have_used",),
+    ),
+    Mutant(
+        "a-capture-by-id-is-not-seen",
+        _SOURCES + "pools.py",
+        "if torch.uses_of(pool.memory_pool) > uses]",
+        "if torch.uses_of(pool.memory_pool) > uses + 1]",
+        (_TESTS + "test_live.py::test_a_pool_that_somebody_captures_into_by_its_id",),
+    ),
+)
+
+_TORCH_LAYER = (
+    Mutant(
+        "a-retired-pool-keeps-its-use",
+        _SOURCES + "torch_routing.py",
+        "        pool.memory_pool = None\n        self.release(pool.device, pool.id)",
+        "        pool.memory_pool = None",
+        (_TESTS + "test_pools.py",),
+    ),
+    Mutant(
+        "a-pool-dies-while-torch-would-end-the-process",
+        _SOURCES + "torch_routing.py",
+        "        if self._objects_end_quietly:",
+        "        if True:",
+        (_TESTS + "test_torch_routing.py",),
+    ),
+    Mutant(
+        "memory-of-another-thread-is-given-to-cudafree",
+        _SOURCES + "torch_routing.py",
+        "all(_is_idle(segment) and self._is_ours(segment) for segment in self._segments_of(pool))",
+        "all(_is_idle(segment) for segment in self._segments_of(pool))",
+        (_TESTS + "test_torch_routing.py::test_memory_of_another_thread_stays",),
+    ),
+    Mutant(
+        "a-region-is-left-on-the-wrong-thread-without-a-word",
+        _SOURCES + "regions.py",
+        "on_own_thread = frame.thread == threading.get_ident()",
+        "on_own_thread = True",
+        (_TESTS + "test_interleaved.py",),
+    ),
+    Mutant(
+        "a-failed-entry-leaves-its-settings",
+        _SOURCES + "regions.py",
+        "        except BaseException:\n            _core.region_leave(level)",
+        "        except BaseException:",
+        (_TESTS + "test_pools.py::test_a_failed_entry_restores_everything",),
+    ),
+    Mutant(
+        "a-capture-leaves-the-cache-full",
+        _SOURCES + "graphs.py",
+        "        self._store.empty_cache(torch)",
+        "",
+        (_TESTS + "test_graphs.py",),
+    ),
+    Mutant(
+        "a-failed-capture-keeps-its-pool",
+        _SOURCES + "graphs.py",
+        "            else:\n                self._pools.release(self._shared)",
+        "",
+        (_TESTS + "test_graphs.py::test_memory_of_a_failed_capture_goes_back",),
+    ),
+    Mutant(
+        "a-paused-graph-pool-is-captured-into",
+        _SOURCES + "graphs.py",
+        "if paused and shared.pool.epoch != epoch:",
+        "if paused and shared.pool.epoch > epoch:",
+        (_TESTS + "test_graphs.py::test_a_paused_pool_is_an_error_until_it_is_resumed",),
+    ),
+)
+
+MUTANTS = (*_POOLS, *_REGIONS, *_LIVE, *_TORCH_LAYER)
