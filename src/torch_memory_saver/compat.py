@@ -207,11 +207,13 @@ def _region_config(
     enable_disk_backup: bool = False,
 ) -> Iterator[None]:
     """The settings of a region for this thread's allocations, without a pool of torch's."""
-    depth = _core.region_push(check_tag(tag), choose_backup(enable_cpu_backup, enable_disk_backup, cpu_backup_backend), True)
+    level = _core.region_enter(
+        check_tag(tag), choose_backup(enable_cpu_backup, enable_disk_backup, cpu_backup_backend), True
+    )
     try:
         yield
     finally:
-        _core.region_pop(depth)
+        _core.region_leave(level)
 
 
 def corner_of(implementation: Implementation, name: str) -> Any:

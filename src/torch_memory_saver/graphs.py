@@ -1,8 +1,9 @@
 """cuda_graph(): torch.cuda.graph with a managed pool.
 
-torch cannot attach an allocator to a pool that somebody named with a token, so each token is mapped to a pool of ours at its
-first use, by tag, what becomes of contents, and device, and later captures with that token share it. Such a pool lives as
-long as a graph captured with it: replays use its memory, and torch does not know which of it.
+A capture uses the pool that the program's token names where that can be managed (graph_tokens.py), and torch looks after it.
+Otherwise it uses a pool of ours: one of its own without a token, and else the one that the token was mapped to at its first
+use, by tag, what becomes of contents, and device. Such a pool lives as long as a graph captured with it: replays use its
+memory, and torch does not know which of it.
 """
 
 from __future__ import annotations
@@ -18,8 +19,14 @@ from typing import Any
 
 from torch_memory_saver import _core
 from torch_memory_saver.eager import eager_methods
-from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
+from torch_memory_saver.errors import InvalidStateError
 from torch_memory_saver.frames import FunctionDecorator
+from torch_memory_saver.graph_tokens import (
+    bytes_not_managed,
+    managed_default_pool_bytes,
+    names_pool_to_use,
+    replaced_error,
+)
 from torch_memory_saver.pools import Key, Pool, PoolStore
 from torch_memory_saver.torch_layer import PoolId, TorchCuda
 
@@ -28,12 +35,22 @@ __all__ = ["GraphCapture", "GraphPools"]
 logger = logging.getLogger("torch_memory_saver")
 
 
-class _SharedPool:
+class _CapturePool:
+    """What a capture allocates from: the pool that its token names."""
+
+    __slots__ = ("id",)
+
+    def __init__(self, id: PoolId) -> None:
+        self.id = id
+
+
+class _SharedPool(_CapturePool):
     """A pool of ours that captures use, and how many graphs and captures under way need it."""
 
     __slots__ = ("pool", "token", "users")
 
     def __init__(self, pool: Pool, token: PoolId | None) -> None:
+        super().__init__(pool.id)
         self.pool = pool
         self.token = token
         self.users = 0
@@ -45,6 +62,8 @@ class GraphPools:
     def __init__(self, store: PoolStore) -> None:
         self._store = store
         self.warned_of_nccl = False
+        #: Whether torch's default pool may have managed memory.
+        self.default_pool_managed = False
         self._reset()
 
     def _reset(self) -> None:
@@ -52,20 +71,25 @@ class GraphPools:
         self._by_token: dict[tuple[PoolId, Key], _SharedPool] = {}
         self._by_id: dict[PoolId, _SharedPool] = {}
         self._streams: dict[int, Any] = {}
+        self._said: set[PoolId] = set()  # tokens of pools with ordinary memory
 
     after_fork_in_child = _reset
 
-    def acquire(self, torch: TorchCuda, token: PoolId | None, key: Key) -> _SharedPool:
+    def acquire(self, torch: TorchCuda, token: PoolId | None, key: Key) -> _CapturePool:
         """The pool for a capture, with one more user.
 
         Raises:
             InvalidStateError: The token already has memory that is not managed, or its pool is paused.
         """
+        tag, backup, device, _ = key
         with self._lock:
             shared = self._find(token, key)
             if shared is not None:
                 shared.users += 1
+            is_ours = token in self._by_id
         if shared is None:
+            if token is not None and not is_ours and names_pool_to_use(torch, token, tag, backup, device):
+                return _CapturePool(token)
             return self._create(torch, token, key)
         paused, epoch = _core.tag_info(key[0])
         if paused and shared.pool.epoch != epoch:
@@ -87,13 +111,6 @@ class GraphPools:
         return self._by_token.get((token, key))
 
     def _create(self, torch: TorchCuda, token: PoolId | None, key: Key) -> _SharedPool:
-        if token is not None and token not in self._by_id and torch.segments(token):
-            raise InvalidStateError(
-                f"graph pool {token} already holds memory that is not managed: give cuda_graph() a token that only "
-                "cuda_graph() has used, or none",
-                operation="cuda_graph",
-                tag=key[0],
-            )
         pool = self._store.make_pool(torch, key)
         pool.epoch = _core.tag_info(key[0])[1]
         shared = _SharedPool(pool, token)
@@ -119,8 +136,10 @@ class GraphPools:
             self._streams[device] = torch.torch.cuda.Stream(device)
         return self._streams[device]
 
-    def release(self, shared: _SharedPool) -> None:
+    def release(self, shared: _CapturePool) -> None:
         """One user less; the last one gives the pool up. Runs in finalizers, too, and so calls nothing of torch."""
+        if not isinstance(shared, _SharedPool):
+            return
         with self._lock:
             shared.users -= 1
             if shared.users:
@@ -130,10 +149,33 @@ class GraphPools:
                 self._by_token.pop((shared.token, shared.pool.key), None)
         self._store.retire_later(shared.pool)
 
-    def keep_with(self, graph: Any, shared: _SharedPool) -> None:
+    def keep_with(self, graph: Any, shared: _CapturePool) -> None:
         """The user that the capture was becomes the graph that it made."""
+        if not isinstance(shared, _SharedPool):
+            return
         # At exit the pool stays: it is immortal then.
         weakref.finalize(graph, self.release, shared).atexit = False
+
+    def look_at(self, torch: TorchCuda, token: PoolId) -> None:
+        """After a capture into the pool of a program's token, preloaded: says what a pause would not do right."""
+        ordinary = 0 if token in self._said else bytes_not_managed(torch, token)
+        if ordinary:
+            self._said.add(token)
+            logger.warning(
+                "%d bytes of graph pool %s are ordinary memory, which no pause gives back: they were allocated before by "
+                "torch.cuda.graph(), or during the capture by another thread",
+                ordinary,
+                token,
+            )
+        reusable = 0 if self.default_pool_managed else managed_default_pool_bytes(torch)
+        if reusable:
+            self.default_pool_managed = True
+            logger.warning(
+                "PyTorch's default pool got %d bytes of managed memory during a capture, because routing to the graph's "
+                "pool was ended in it: a tensor made there while they are paused would be an illegal access (see the "
+                "report's reusable_bytes)",
+                reusable,
+            )
 
 
 @eager_methods
@@ -170,64 +212,53 @@ class GraphCapture(FunctionDecorator):
         _warn_of_nccl(self._pools)
         # torch empties its cache before a capture, which does nothing while this thread is in a region.
         self._store.empty_cache(torch)
-        self._shared = self._pools.acquire(torch, self._token, (self._tag, self._backup, device, self._host_policy))
+        key = (self._tag, self._backup, device, self._host_policy)
         stream = self._pools.capture_stream(torch, device) if self._stream is None else self._stream
-        stream_before = torch.torch.cuda.current_stream()
-        # While the capture runs its pool is the only one that this thread routes: first torch allocates what belongs to the
-        # device's random generator, for all graphs to come, and that must not be paused with any tag.
-        self._around = contextlib.ExitStack()
-        self._around.enter_context(self._store.routing_suspended(torch))
-        self._around.enter_context(torch.capturing_into(self._shared.pool.memory_pool))
-        level = 0
-        capturing = False
-        try:
-            # Not managed: allocations outside the pool are ordinary. Those of the pool get these settings anyway.
-            level = _core.region_enter(self._tag, self._backup, False, self._host_policy)
+        with contextlib.ExitStack() as around, contextlib.ExitStack() as failed:
+            # While the capture runs its pool is the only one that this thread routes: first torch allocates what belongs to
+            # the device's random generator, for all graphs to come, and that must not be paused with any tag.
+            around.enter_context(self._store.routing_suspended(torch))
+            pool = self._pools.acquire(torch, self._token, key)
+            failed.callback(self._pools.release, pool)
+            if isinstance(pool, _SharedPool):
+                around.enter_context(torch.capturing_into(pool.pool.memory_pool))
+            # Not managed: allocations outside the pool are ordinary. Those of a pool with our allocator get these settings
+            # anyway.
+            self._enter_level(around, managed=False)
             _core.capture_begin(self._tag, self._backup, self._host_policy)
-            capturing = True
-            self._capture = torch.torch.cuda.graph(
-                self._graph, pool=self._shared.pool.id, stream=stream, capture_error_mode=self._capture_error_mode
+            around.callback(_core.capture_end)
+            failed.callback(torch.torch.cuda.set_stream, torch.torch.cuda.current_stream())
+            around.enter_context(
+                torch.torch.cuda.graph(self._graph, pool=pool.id, stream=stream, capture_error_mode=self._capture_error_mode)
             )
-            self._capture.__enter__()
-        except BaseException:
-            torch.torch.cuda.set_stream(stream_before)
-            self._leave(level, capturing)
-            self._pools.release(self._shared)
-            raise
-        self._level = level
+            if _core.preloaded and not isinstance(pool, _SharedPool):
+                # torch calls cudaMalloc for such a pool, which asks for the settings of its thread.
+                around.enter_context(torch.autograd_on_this_thread())
+                self._enter_level(around, managed=True)
+            failed.pop_all()
+            self._around = around.pop_all()
+        self._pool = pool
+
+    def _enter_level(self, stack: contextlib.ExitStack, managed: bool) -> None:
+        stack.callback(_core.region_leave, _core.region_enter(self._tag, self._backup, managed, self._host_policy))
 
     def __exit__(
         self, exception_type: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
     ) -> None:
         captured = False
         try:
-            self._capture.__exit__(exception_type, exception, traceback)
+            self._around.__exit__(exception_type, exception, traceback)
             captured = True
         finally:
-            self._leave(self._level, capturing=True)
             if captured:
-                self._pools.keep_with(self._graph, self._shared)
+                self._pools.keep_with(self._graph, self._pool)
             else:
-                self._pools.release(self._shared)
-
-    def _leave(self, level: int, capturing: bool) -> None:
-        if capturing:
-            _core.capture_end()
-        if level:
-            _core.region_leave(level)
-        self._around.close()
-
-
-def check_token(token: object) -> PoolId | None:
-    """A pool token of torch's: a pair of ints."""
-    if token is None:
-        return None
-    if isinstance(token, (tuple, list)) and len(token) == 2 and all(isinstance(part, int) for part in token):
-        return (int(token[0]), int(token[1]))
-    raise InvalidArgumentError(
-        "pool must be a token from torch.cuda.graph_pool_handle() or from a graph's or MemPool's id, or None, "
-        f"not {type(token).__name__}: {token!r}"
-    )
+                self._pools.release(self._pool)
+        if _core.preloaded and not isinstance(self._pool, _SharedPool):
+            self._pools.look_at(self._torch, self._pool.id)
+        error = replaced_error(exception, self._token, self._pool.id)
+        if error is not None:
+            raise error from exception
 
 
 def _warn_of_nccl(pools: GraphPools) -> None:

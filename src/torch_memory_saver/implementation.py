@@ -24,7 +24,8 @@ from torch_memory_saver.arguments import (
     choose_pause_backup,
 )
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
-from torch_memory_saver.graphs import GraphCapture, GraphPools, check_token
+from torch_memory_saver.graph_tokens import check_token
+from torch_memory_saver.graphs import GraphCapture, GraphPools
 from torch_memory_saver.hook_modes import check_hook_mode
 from torch_memory_saver.live import live_finder
 from torch_memory_saver.pausing import pausing
@@ -92,6 +93,8 @@ class Implementation:
         self._graph_pools = graph_pools
         self._said_reusable = False
         self._manages_everything = _core.preloaded and _init_enabled()
+        if self._manages_everything:
+            self._graph_pools.default_pool_managed = True
         if self._manages_everything and torch_layer.expandable_segments_on(os.environ):
             raise InvalidStateError(
                 "TMS_INIT_ENABLE=1 cannot manage PyTorch's memory while its expandable segments are on, because they bypass "
@@ -227,7 +230,7 @@ class Implementation:
 
     def _reusable_bytes(self, torch: TorchCuda | None, tags: Tags) -> int:
         """Free blocks in managed segments of torch's default pool: torch may hand them out although they are paused."""
-        if torch is None or not self._manages_everything:
+        if torch is None or not self._graph_pools.default_pool_managed:
             return 0
         managed = {row[0] for row in _core.segments() if row[5] == _core.STATE_ACTIVE and selects(tags, row[7])}
         reusable = sum(

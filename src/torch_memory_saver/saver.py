@@ -169,15 +169,17 @@ class TorchMemorySaver:
         Args:
             cuda_graph: The graph to capture into.
             pool: A token from ``torch.cuda.graph_pool_handle()``, another graph's ``pool()`` or a ``MemPool``'s ``id``:
-                graphs captured here with the same token, tag and backup share one managed pool. None: a pool of the graph's
-                own.
+                graphs captured here with the same token, tag and backup share one managed pool. In preload mode, and where
+                a ``MemPool`` has our allocator, it is the token's own; otherwise a managed one takes its place. None: a pool
+                of the graph's own.
             stream: The stream to capture on; None is torch's capture stream.
             capture_error_mode: "global", "thread_local" or "relaxed".
             tag, enable_cpu_backup, cpu_backup_backend, host_memory: As for :meth:`region`.
 
         Raises:
             InvalidArgumentError: As for :meth:`region`, or something that is not a graph or a token.
-            InvalidStateError: The token already holds memory that is not managed, or its memory is paused.
+            InvalidStateError: The token's memory is paused; or, in hook mode "torch", it already holds memory that is not
+                managed, or the program has ended routing to a token that had been replaced.
         """
         optional: dict[str, Any] = {} if cpu_backup_backend is None else {"cpu_backup_backend": cpu_backup_backend}
         if host_memory is not None:

@@ -107,6 +107,30 @@ class TorchCuda:
         self._made(memory_pool, managed)
         return memory_pool
 
+    def autograd_on_this_thread(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, a ``backward()`` of this thread runs on it, not on threads of autograd's own, which are in no region."""
+        manager: contextlib.AbstractContextManager[None] = self.torch.autograd.set_multithreading_enabled(False)
+        return manager
+
+    def has_our_allocator(self, pool: PoolId, device: int) -> bool:
+        """Whether memory of the pool with that id comes from our allocator; an allocation tells. If nothing else uses the
+        pool it is gone with the next emptying."""
+        if self.routes_every_thread:
+            return False
+        try:
+            self.begin_routing(device, pool)
+        except RuntimeError:  # It is routed already, or has no user left: a capture could not use it either.
+            return False
+        try:
+            with self.on_device(device):
+                address = self.torch.cuda.caching_allocator_alloc(1)
+                managed = _core.find(address) is not None
+                self.torch.cuda.caching_allocator_delete(address)
+        finally:
+            self.end_routing(device, pool)
+            self.release_pool(device, pool)
+        return managed
+
     @staticmethod
     def uses_of(memory_pool: Any) -> int:
         """How many users torch counts of a pool: its object, routings, graphs. 0 where it does not tell."""

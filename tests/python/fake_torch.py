@@ -22,8 +22,9 @@ DEFAULT_STREAM, CAPTURE_STREAM = 0, 7
 
 
 class FakeSegment:
-    def __init__(self, pool: PoolId, device: int, address: int, size: int, stream: int) -> None:
+    def __init__(self, pool: PoolId, device: int, address: int, size: int, stream: int, managed: bool) -> None:
         self.pool = pool
+        self.managed = managed
         self.device = device
         self.address = address
         self.size = size
@@ -126,7 +127,7 @@ class FakeTorch:
         if any((device, pool) == routing[:2] for routing in self.routings):
             raise RuntimeError("already recording to mempool_id")
         self.begun.add(pool)
-        self.uses[pool] += 1
+        self.uses[pool] = self.uses.get(pool, 0) + 1  # a token's pool is made at its first use
         self.routings.append((device, pool, threading.get_ident()))
 
     def end_routing(self, device: int, pool: PoolId) -> None:
@@ -146,7 +147,7 @@ class FakeTorch:
             routed = any(row.device == device for device, *_ in self.routings)
             if not row.in_use and not routed and (row.pool == DEFAULT or self.uses[row.pool] == 0):
                 self.rows.remove(row)
-                if self.managed.get(row.pool):
+                if row.managed:
                     assert _core.free(row.address)
 
     def current_device(self) -> int:
@@ -157,6 +158,12 @@ class FakeTorch:
 
     def is_capturing(self) -> bool:
         return bool(self.capturing)
+
+    def has_our_allocator(self, pool: PoolId, device: int) -> bool:
+        return self.managed.get(pool, False)
+
+    def autograd_on_this_thread(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def uses_of(self, memory_pool: FakeMemPool) -> int:
         return self.uses[memory_pool.id]
@@ -195,11 +202,13 @@ class FakeTorch:
             if (row.pool, row.device, row.in_use) == (pool, device, False) and row.size >= size:
                 row.in_use = True
                 return row.address
-        if self.managed.get(pool):
+        managed = self.managed.get(pool, False) or (_core.preloaded and _core.region_current()[2])
+        if managed:
             address = _core.allocate(size, device)
         else:
             address = self.unmanaged_address = self.unmanaged_address + size
-        self.rows.append(FakeSegment(pool, device, address, size, CAPTURE_STREAM if self.capturing else DEFAULT_STREAM))
+        stream = CAPTURE_STREAM if self.capturing else DEFAULT_STREAM
+        self.rows.append(FakeSegment(pool, device, address, size, stream, managed))
         return address
 
     def free(self, address: int) -> None:

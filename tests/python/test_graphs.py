@@ -6,6 +6,7 @@ import contextlib
 import gc
 import logging
 import sys
+from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -101,6 +102,133 @@ def test_a_paused_pool_is_an_error_until_it_is_resumed(saver: TorchMemorySaver, 
     with saver.cuda_graph(again, pool=TOKEN, tag="g"):
         pass
     assert again.pool_id == graph.pool_id != other.pool_id
+
+
+# A token of the program's
+
+
+@pytest.fixture
+def preloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's cudaMalloc is ours: what it allocates where a region's settings are in force is managed."""
+    monkeypatch.setattr(_core, "preloaded", True)
+
+
+def capture(saver: TorchMemorySaver, fake_torch: FakeTorch, **keywords: Any) -> tuple[FakeGraph, int]:
+    """A graph, and the address of what was allocated during its capture."""
+    graph = FakeGraph()
+    with saver.cuda_graph(graph, **keywords):
+        address = fake_torch.allocate(2 * MIB)
+    return graph, address
+
+
+@pytest.mark.parametrize("region", [False, True])
+def test_a_token_s_own_pool_is_used_in_a_preloaded_process(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, preloaded: None, region: bool
+) -> None:
+    with saver.region("outer") if region else contextlib.nullcontext():
+        graph, address = capture(saver, fake_torch, pool=TOKEN, tag="g", enable_cpu_backup=True)
+        assert (_core.region_current()[0], len(fake_torch.routings)) == (("outer", 1) if region else ("default", 0))
+    assert graph.pool() == TOKEN
+    (row,) = saver.stats().allocations
+    assert (row.address, row.tag, row.backup) == (address, "g", "pinned")
+    fake_torch.free(address)
+    again, other = capture(saver, fake_torch, pool=graph.pool(), tag="g", enable_cpu_backup=True)
+    assert (again.pool(), other) == (TOKEN, address)
+    fake_torch.free(address)
+    saver.empty_cache()
+    assert saver.stats().total.allocations == 1
+    del graph, again
+    gc.collect()
+    saver.empty_cache()
+    assert saver.stats().total.allocations == 0
+    assert _core.region_current()[3] == 0
+
+
+def test_settings_of_a_capture_end_before_it_does(saver: TorchMemorySaver, fake_torch: FakeTorch, preloaded: None) -> None:
+    seen: list[tuple[str, bool]] = []
+
+    @contextlib.contextmanager
+    def noting(*arguments: Any, **keywords: Any) -> Iterator[None]:
+        seen.append((_core.region_current()[0], _core.region_current()[2]))
+        yield
+        seen.append((_core.region_current()[0], _core.region_current()[2]))
+
+    fake_torch.torch.cuda.graph = noting
+    with saver.cuda_graph(FakeGraph(), pool=TOKEN, tag="g"):
+        assert _core.region_current()[:3] == ("g", _core.BACKUP_NONE, True)
+    assert seen == [("g", False), ("g", False)], "what torch itself allocates for all graphs is not managed"
+
+
+def test_another_tag_gets_a_pool_of_its_own(saver: TorchMemorySaver, fake_torch: FakeTorch, preloaded: None) -> None:
+    graph, address = capture(saver, fake_torch, pool=TOKEN, tag="g")
+    fake_torch.free(address)
+    other, _ = capture(saver, fake_torch, pool=TOKEN, tag="other")
+    kept, _ = capture(saver, fake_torch, pool=TOKEN, tag="g", enable_cpu_backup=True)
+    assert len({graph.pool(), other.pool(), kept.pool()}) == 3
+    assert saver.pause("g").allocations == 2
+    assert [row.tag for row in saver.stats().allocations if row.state == "active"] == ["other"]
+
+
+@pytest.mark.parametrize("is_preloaded", [True, False])
+def test_a_token_s_paused_pool_is_an_error(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, monkeypatch: pytest.MonkeyPatch, is_preloaded: bool
+) -> None:
+    monkeypatch.setattr(_core, "preloaded", is_preloaded)
+    token = TOKEN if is_preloaded else fake_torch.make_pool(0, managed=True).id
+    graph, _ = capture(saver, fake_torch, pool=token, tag="g")
+    assert graph.pool() == token
+    saver.pause("g")
+    with pytest.raises(errors.InvalidStateError, match="resume tag 'g'"):
+        capture(saver, fake_torch, pool=token, tag="g")
+    assert _core.counters()["visible_captures"] == 0
+    saver.resume("g")
+    again, _ = capture(saver, fake_torch, pool=token, tag="g")
+    assert again.pool() == token
+
+
+def test_a_token_with_ordinary_memory_is_said_once(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, preloaded: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = FakeGraph()
+    with fake_torch.capture(plain, TOKEN, None, "global"):
+        fake_torch.allocate(6 * MIB)
+    with caplog.at_level(logging.WARNING, "torch_memory_saver"):
+        graphs = [capture(saver, fake_torch, pool=TOKEN, tag="g")[0] for _ in range(2)]
+    assert [graph.pool() for graph in graphs] == [TOKEN, TOKEN]
+    assert saver.stats().total.allocations == 2
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith(f"{6 * MIB} bytes of graph pool {TOKEN} are ordinary memory")
+
+
+def test_a_default_pool_with_managed_memory_is_said_once(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, preloaded: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "torch_memory_saver"):
+        for _ in range(2):
+            with saver.cuda_graph(FakeGraph(), pool=TOKEN, tag="g"):
+                fake_torch.end_routing(0, TOKEN)
+                outside = fake_torch.allocate(4 * MIB)
+                fake_torch.begin_routing(0, TOKEN)
+                fake_torch.release_pool(0, TOKEN)
+    fake_torch.split(outside, (MIB, "active_allocated"), (3 * MIB, "inactive"))
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert f"default pool got {4 * MIB} bytes" in said
+    assert saver.pause("g").reusable_bytes == 3 * MIB
+    saver.resume("g")
+
+
+def test_ending_routing_to_a_token_that_was_replaced_is_explained(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    with (
+        pytest.raises(errors.InvalidStateError, match=r'hook mode "preload".*MemPool') as caught,
+        saver.cuda_graph(FakeGraph(), pool=TOKEN, tag="g"),
+    ):
+        fake_torch.end_routing(0, TOKEN)
+    assert "not currently recording" in str(caught.value.__cause__)
+    with pytest.raises(RuntimeError, match="already recording"), saver.cuda_graph(FakeGraph(), pool=TOKEN, tag="g"):
+        fake_torch.begin_routing(0, fake_torch.routings[-1][1])
+    with pytest.raises(RuntimeError, match="not currently recording") as plain, saver.cuda_graph(FakeGraph(), tag="g"):
+        fake_torch.end_routing(0, TOKEN)
+    assert plain.type is RuntimeError
 
 
 def test_a_capture_inside_a_region(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
@@ -202,6 +330,9 @@ class FailingCapture:
     def __enter__(self) -> None:
         self.fake_torch.stream = "capture stream"
         raise RuntimeError("cannot capture")
+
+    def __exit__(self, *exception: object) -> None:
+        pytest.fail("it has not begun")
 
 
 @pytest.mark.parametrize(
