@@ -142,10 +142,12 @@ class PoolStore:
                 self._end_routing(torch, outer)
             self._begin_routing(torch, frame)
             stack.append(frame)
+            self._settle_autograd(torch)
         except BaseException:
             # A signal's exception comes at any time, also after the last step.
             if stack and stack[-1] is frame:
                 stack.pop()
+            self._settle_autograd(torch)
             self._end_routing(torch, frame)
             if outer is not None:
                 self._begin_routing(torch, outer)
@@ -174,6 +176,8 @@ class PoolStore:
         torch = frame.torch
         emptied_by: TorchCuda | None = None
         if torch is not None:
+            if frame.thread == threading.get_ident():
+                self._settle_autograd(torch)
             if _may_be_capturing(torch):
                 self._strike_off(frame.pools)
             self._end_routing(torch, frame)
@@ -191,6 +195,18 @@ class PoolStore:
         elif self._pending and torch is not None:
             self._empty_pending(torch)
         return later
+
+    def _settle_autograd(self, torch: TorchCuda) -> None:
+        """Inside regions backward() runs on the thread that calls it. On torch's own threads, where it runs otherwise,
+        gradients would be outside every region."""
+        inside = any(frame.torch is not None for frame in self.stack())
+        before: bool | None = getattr(self._local, "autograd_threads", None)
+        if inside and before is None:
+            self._local.autograd_threads = torch.autograd_threads()
+            torch.set_autograd_threads(False)
+        elif not inside and before is not None:
+            self._local.autograd_threads = None
+            torch.set_autograd_threads(before)
 
     def _devices_to_route(self, torch: TorchCuda) -> Sequence[int]:
         if torch.routes_every_thread:

@@ -129,6 +129,9 @@ class TorchMemorySaver:
         Regions nest, the innermost counts. Tensors made outside stay ordinary. While the tag is paused a region of it may be
         entered: what is allocated then is resident.
 
+        A ``backward()`` inside runs on this thread and not on PyTorch's own, so that its gradients are managed, too. What
+        other threads allocate is not.
+
         Args:
             tag: A name for pause and resume to select by; any non-empty str.
             enable_cpu_backup: A pause keeps the contents in host memory. Without a backup contents are lost at a pause.

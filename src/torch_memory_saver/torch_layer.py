@@ -61,6 +61,9 @@ class TorchCuda:
         self._raw_stream = extension._cuda_getCurrentRawStream
         self._memory_stats = extension._cuda_memoryStats
         self._memory_snapshot = extension._cuda_memorySnapshot
+        # Whether backward() on this thread runs on torch's own threads, one a device; thread-local in torch.
+        self.autograd_threads: Callable[[], bool] = extension._is_multithreading_enabled
+        self.set_autograd_threads: Callable[[bool], None] = extension._set_multithreading_enabled
         self.last_routed_wins = version >= _LAST_ROUTED_WINS
         self.captures_join_regions = version < _CAPTURES_KEEP_APART
         # Never freed: torch calls it for segments that outlive everything of ours.

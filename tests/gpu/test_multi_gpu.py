@@ -19,6 +19,7 @@ from gpu_support import (
     hold_stream,
     run_programs,
     saver,
+    segment_of,
     state_of,
     subprocess_run,
     tensor_at,
@@ -173,6 +174,18 @@ def test_regions_on_both_devices_pause_on_all_and_restore_the_current_device(cur
     for value, tensor in enumerate(caches):
         write_and_check(tensor, value)
     del tensors, caches, tensor
+
+
+def test_gradients_on_both_gpus_are_managed() -> None:
+    with saver.region(tag="trainer"):
+        weights = [torch.ones(4 * MIB, device=f"cuda:{device}", requires_grad=True) for device in (0, 1)]
+        total = (weights[0] * 2).to("cuda:1") * weights[1] * 3
+        total.backward(torch.ones_like(total))
+    found = [segment_of(tensor.grad) for tensor in weights if tensor.grad is not None]
+    assert [(row[4], row[7]) for row in found] == [(0, "trainer"), (1, "trainer")]
+    for tensor in weights:
+        assert torch.equal(tensor.grad.cpu(), torch.full((4 * MIB,), 6.0))
+    del total, weights, tensor
 
 
 def test_out_of_memory_on_one_device_leaves_both_as_they_were() -> None:

@@ -163,6 +163,31 @@ def test_a_thread_started_inside_a_region_is_outside() -> None:
     assert found == [False]
 
 
+def test_gradients_of_a_backward_inside_are_managed() -> None:
+    """PyTorch's own threads, on which backward() runs otherwise, are outside every region."""
+    with saver.region(tag="weights", enable_cpu_backup=True):
+        weights = torch.ones(4 * MIB, device="cuda", requires_grad=True)
+    threads: list[int] = []
+    with saver.region(tag="trainer"):
+        result = weights * 2
+        result.register_hook(lambda gradient: threads.append(threading.get_ident()))
+        result.backward(torch.ones_like(result))
+    assert weights.grad is not None
+    assert segment_of(weights.grad)[7] == "trainer"
+    assert threads == [threading.get_ident()]
+    assert torch.equal(weights.grad, torch.full_like(weights, 2))
+    saver.pause()
+    saver.resume()
+    weights.grad = None
+    result = weights * 3
+    result.register_hook(lambda gradient: threads.append(threading.get_ident()))
+    result.backward(torch.ones_like(result))
+    assert threads[1] != threading.get_ident(), "outside regions as ever"
+    assert torch.equal(weights.grad, torch.full_like(weights, 3))
+    del result
+    weights.grad = None
+
+
 def test_allocating_in_a_region_whose_tag_is_paused() -> None:
     with saver.region(tag="a"):
         paused = empty(64 * MIB)

@@ -89,6 +89,7 @@ class FakeTorch:
         self.crashes: list[str] = []
         self.capturing: list[tuple[FakeGraph, PoolId]] = []
         self.fail_begin_of_new_pools_on = -1  # a device
+        self.threads_without_autograds: set[int] = set()
         self.devices = 1  # that are visible
         self.device = 0
         self.active_devices = 1 << 0
@@ -149,6 +150,13 @@ class FakeTorch:
                 self.rows.remove(row)
                 if row.managed:
                     assert _core.free(row.address)
+
+    def autograd_threads(self) -> bool:
+        return threading.get_ident() not in self.threads_without_autograds
+
+    def set_autograd_threads(self, enabled: bool) -> None:
+        thread = threading.get_ident()
+        (self.threads_without_autograds.discard if enabled else self.threads_without_autograds.add)(thread)
 
     def current_device(self) -> int:
         return self.device

@@ -264,6 +264,51 @@ def test_a_failed_entry_on_the_second_device_restores_everything(
         assert [routing[0] for routing in fake_torch.routings] == [0, 1]
 
 
+# backward()
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_backward_runs_on_its_caller_inside_regions(saver: TorchMemorySaver, fake_torch: FakeTorch, before: bool) -> None:
+    fake_torch.set_autograd_threads(before)
+    with saver.region("a"):
+        assert not fake_torch.autograd_threads()
+        with saver.disable(), saver.region("b"):
+            assert not fake_torch.autograd_threads()
+        in_thread(lambda: pytest.fail("another thread's setting") if not fake_torch.autograd_threads() else None)
+        assert not fake_torch.autograd_threads()
+    assert fake_torch.autograd_threads() is before
+
+
+def test_backward_runs_as_before_when_the_last_region_is_left(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    first, second = saver.region("a"), saver.region("b")
+    first.__enter__()
+    second.__enter__()
+    with pytest.warns(RuntimeWarning, match="stays in force"):
+        first.__exit__(None, None, None)
+    assert not fake_torch.autograd_threads()
+    second.__exit__(None, None, None)
+    assert fake_torch.autograd_threads()
+
+
+def test_backward_runs_as_before_after_a_region_that_another_thread_left(
+    saver: TorchMemorySaver, fake_torch: FakeTorch
+) -> None:
+    region = saver.region("a")
+    region.__enter__()
+    with pytest.warns(RuntimeWarning, match="another thread"):
+        in_thread(lambda: region.__exit__(None, None, None))
+    with saver.region("b"):
+        assert not fake_torch.autograd_threads()
+    assert fake_torch.autograd_threads()
+
+
+def test_backward_runs_as_before_after_a_failed_entry(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    fake_torch.fail_begin_of_new_pools_on = 0
+    with pytest.raises(RuntimeError, match="told to fail"):
+        saver.region("a").__enter__()
+    assert fake_torch.autograd_threads()
+
+
 # empty_cache
 
 
