@@ -12,6 +12,7 @@
 #include "driver.h"
 
 enum { TMS_MAX_DEVICES = 64 };
+_Static_assert(TMS_LOG_DEVICES == 1 + TMS_MAX_DEVICES, "the log tells all devices apart");
 typedef uint64_t tms_device_mask_t; /* bit d: device of ordinal d */
 
 typedef struct tms_device {

@@ -93,7 +93,7 @@ static tms_quarantine_mask_t retry(tms_quarantined_t *node) {
     pthread_mutex_unlock(&store->lock);
     tms_host_block_free(forgotten);
     if (status == TMS_OK) return 0;
-    tms_log_write(store->log, TMS_LOG_WARNING, "%s It is still kept aside.", reason.message);
+    tms_log_recurring(store->log, TMS_LOG_KEPT_ASIDE, TMS_LOG_WARNING, &reason, "It is still kept aside.");
     return TMS_QUARANTINE_BIT(HOST);
 }
 
@@ -113,7 +113,8 @@ static void give_back(tms_host_store_t *store, tms_host_piece_t *piece) {
     pthread_mutex_unlock(&store->lock);
     tms_host_block_free(forgotten);
     if (status != TMS_OK) {
-        tms_log_write(store->log, TMS_LOG_ERROR, "%s It is kept aside and tried again by later calls.", reason.message);
+        tms_log_recurring(store->log, TMS_LOG_KEPT_ASIDE, TMS_LOG_ERROR, &reason,
+                          "It is kept aside and tried again by later calls.");
         piece->quarantined = (tms_quarantined_t){.retry = retry, .holds = TMS_QUARANTINE_BIT(HOST)};
         tms_quarantine_add(store->quarantine, &piece->quarantined);
     }

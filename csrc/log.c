@@ -12,7 +12,10 @@
 /* A line: an error message (tms.h) and what is put around it. Longer ones are cut. */
 enum { LINE_BYTES = 2048 };
 
-void tms_log_init(tms_log_t *log, tms_log_level_t level) { atomic_store(&log->level, (int)level); }
+void tms_log_init(tms_log_t *log, tms_log_level_t level) {
+    atomic_store(&log->level, (int)level);
+    tms_log_after_fork_in_child(log);
+}
 
 bool tms_log_enabled(const tms_log_t *log, tms_log_level_t level) {
     return level != TMS_LOG_SILENT && (int)level <= atomic_load_explicit(&((tms_log_t *)log)->level, memory_order_relaxed);
@@ -72,4 +75,75 @@ void tms_log_write(const tms_log_t *log, tms_log_level_t level, const char *form
     line[length++] = '\n';
     write_line(line, length);
     errno = errno_before;
+}
+
+/* ---- causes that recur ---- */
+
+static const char *const cause_texts[] = {
+#define CAUSE_TEXT(name, text) text,
+    TMS_LOG_CAUSES(CAUSE_TEXT)
+#undef CAUSE_TEXT
+};
+
+void tms_log_after_fork_in_child(tms_log_t *log) {
+    for (int cause = 0; cause < TMS_LOG_CAUSE_COUNT; cause++) {
+        for (int i = 0; i < TMS_LOG_DEVICES; i++) {
+            tms_log_recurrence_t *one = &log->recurrences[cause][i];
+            atomic_store(&one->written, 0);
+            atomic_store(&one->count, 0);
+            atomic_store(&one->bytes, 0);
+            atomic_store(&one->told, 0);
+        }
+    }
+    atomic_store(&log->recurred, false);
+}
+
+/* FNV-1a. */
+static uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t count) {
+    const uint64_t prime = 1099511628211u;
+    for (size_t i = 0; i < count; i++) hash = (hash ^ ((const unsigned char *)bytes)[i]) * prime;
+    return hash;
+}
+
+/* The bit of an error: of the call that failed and its result. */
+static uint64_t bit_of(const tms_error_t *error) {
+    const uint64_t basis = 14695981039346656037u;
+    enum { TOP_SIX_BITS = 58 };
+    const int32_t results[] = {error->status, error->driver_result, error->os_error};
+    uint64_t hash = hash_bytes(basis, error->call, strlen(error->call));
+    return (uint64_t)1 << (hash_bytes(hash, results, sizeof results) >> TOP_SIX_BITS);
+}
+
+void tms_log_recurring(const tms_log_t *log, tms_log_cause_t cause, tms_log_level_t level, const tms_error_t *error,
+                       const char *consequence) {
+    bool has_device = error->device >= 0 && error->device < TMS_LOG_DEVICES - 1;
+    tms_log_recurrence_t *one = &((tms_log_t *)log)->recurrences[cause][has_device ? error->device + 1 : 0];
+    uint64_t bit = bit_of(error);
+    if (!(atomic_fetch_or(&one->written, bit) & bit)) {
+        tms_log_write(log, level, "%s%s%s", error->message, *consequence ? " " : "", consequence);
+        return;
+    }
+    atomic_fetch_add(&one->bytes, error->bytes);
+    atomic_fetch_add(&one->count, 1);
+    atomic_store(&((tms_log_t *)log)->recurred, true);
+}
+
+static void summarize(const tms_log_t *log, int cause, int device, tms_log_recurrence_t *one, bool last) {
+    enum { FACTOR = 2 };
+    char where[sizeof "device -2147483648: "] = "";
+    uint64_t count = atomic_load(&one->count), told = atomic_load(&one->told);
+    if (count == told || (!last && count < FACTOR * told)) return;
+    if (!atomic_compare_exchange_strong(&one->told, &told, count)) return; /* another thread tells it */
+    if (device >= 0) snprintf(where, sizeof where, "device %d: ", device);
+    tms_log_write(log, TMS_LOG_WARNING, "%s%s: %llu more time%s since that was logged, %llu bytes in all", where,
+                  cause_texts[cause], (unsigned long long)count, count == 1 ? "" : "s",
+                  (unsigned long long)atomic_load(&one->bytes));
+}
+
+void tms_log_summarize(const tms_log_t *log, bool last) {
+    tms_log_t *own = (tms_log_t *)log;
+    if (!atomic_exchange(&own->recurred, false) && !last) return;
+    for (int cause = 0; cause < TMS_LOG_CAUSE_COUNT; cause++) {
+        for (int i = 0; i < TMS_LOG_DEVICES; i++) summarize(log, cause, i - 1, &own->recurrences[cause][i], last);
+    }
 }

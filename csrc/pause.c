@@ -137,8 +137,8 @@ static tms_status_t release_memory(tms_transition_t *t, tms_error_t *error) {
             first = reason;
         }
         bytes += tms_segment_reserved(segment);
-        tms_log_write(t->saver->log, TMS_LOG_ERROR, "%s The allocation is damaged; its address stays reserved.",
-                      reason.message);
+        tms_log_recurring(t->saver->log, TMS_LOG_DAMAGED, TMS_LOG_ERROR, &reason,
+                          "The allocation is damaged; its address stays reserved.");
     }
     if (refused > 0 && error) {
         *error = first;

@@ -44,6 +44,7 @@ static void after_fork_in_child(void) {
     tms_device_locks_after_fork_in_child(&saver->device_locks);
     tms_pendings_after_fork_in_child(&saver->pendings);
     tms_devices_after_fork_in_child(&state->devices);
+    tms_log_after_fork_in_child(&state->log);
     /* A transition that ran in the parent has no thread here that could end it. */
     saver->transition_running = false;
     /* A driver that was never initialised can be in the child. */
@@ -60,6 +61,7 @@ static void at_exit(void) {
     if (!state || atomic_load(&state->saver.forked)) return;
     tms_process_end_threads(&state->saver);
     tms_disk_remove_all(&state->saver.stores.disk);
+    tms_log_summarize(&state->log, true);
 }
 
 tms_status_t tms_process_register(tms_error_t *error) {

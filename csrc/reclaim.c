@@ -52,7 +52,7 @@ static tms_quarantine_mask_t retry(tms_quarantined_t *node) {
         free(segment);
         return 0;
     }
-    tms_log_write(saver->log, TMS_LOG_WARNING, "%s It is still kept aside.", reason.message);
+    tms_log_recurring(saver->log, TMS_LOG_KEPT_ASIDE, TMS_LOG_WARNING, &reason, "It is still kept aside.");
     tms_quarantine_mask_t holds = set_aside(saver, segment);
     if (!holds) free(segment);
     return holds;
@@ -92,7 +92,8 @@ void tms_saver_dispose(tms_saver_t *saver, tms_segment_t *segment) {
         free(segment);
         return;
     }
-    tms_log_write(saver->log, TMS_LOG_ERROR, "%s It is kept aside and tried again by later calls.", reason.message);
+    tms_log_recurring(saver->log, TMS_LOG_KEPT_ASIDE, TMS_LOG_ERROR, &reason,
+                      "It is kept aside and tried again by later calls.");
     tms_quarantine_mask_t holds = set_aside(saver, segment);
     if (!holds) {
         free(segment);
@@ -120,13 +121,13 @@ static use_t wait_for_users(tms_saver_t *saver, const tms_segment_t *segment, tm
         tms_wait_for_devices(wait, saver->devices, segment->accessible, &at_rest, saver->log, &context, reason);
     if (status == TMS_OK) return UNUSED;
     if ((segment->accessible & ~at_rest) == 0) { /* whichever failed is lost */
-        tms_log_write(saver->log, TMS_LOG_WARNING, "%s It is freed all the same.", reason->message);
+        tms_log_recurring(saver->log, TMS_LOG_FREED_ON_LOST_DEVICE, TMS_LOG_WARNING, reason, "It is freed all the same.");
         return UNUSED;
     }
     if (status == TMS_INTERRUPTED || status == TMS_FORKED) return PERHAPS_IN_USE; /* the call that waits says so */
     if (tms_driver_is_gone(reason)) return UNUSED;
-    tms_log_write(saver->log, status == TMS_CAPTURE_IN_PROGRESS ? TMS_LOG_INFO : TMS_LOG_WARNING,
-                  "%s The memory goes back later.", reason->message);
+    tms_log_recurring(saver->log, TMS_LOG_FREE_DEFERRED, status == TMS_CAPTURE_IN_PROGRESS ? TMS_LOG_INFO : TMS_LOG_WARNING,
+                      reason, "The memory goes back later.");
     return PERHAPS_IN_USE;
 }
 
@@ -191,7 +192,7 @@ static void repair(tms_saver_t *saver, tms_segment_t *segment, tms_wait_t *wait)
     tms_error_clear(&reason);
     bool was_mapped = segment->mapped, unused = wait_for_users(saver, segment, wait, &reason) == UNUSED;
     bool whole = unused && tms_segment_depopulate(segment, driver, &context, &reason) == TMS_OK;
-    if (unused && !whole) tms_log_write(saver->log, TMS_LOG_WARNING, "%s It is still damaged.", reason.message);
+    if (unused && !whole) tms_log_recurring(saver->log, TMS_LOG_DAMAGED, TMS_LOG_WARNING, &reason, "It is still damaged.");
     pthread_mutex_lock(&saver->lock);
     if (was_mapped && !segment->mapped) tms_stats_subtract(&saver->stats.resident_bytes, tms_segment_reserved(segment));
     segment->state = whole ? TMS_SEGMENT_PAUSED : TMS_SEGMENT_DAMAGED;

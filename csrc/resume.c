@@ -42,8 +42,8 @@ static void undo(tms_transition_t *t) {
         }
         if (tms_segment_depopulate(segment, t->driver, &context, &reason) == TMS_OK) continue;
         t->damaged = true;
-        tms_log_write(t->saver->log, TMS_LOG_ERROR, "undoing a failed resume: %s The allocation is damaged.",
-                      reason.message);
+        tms_log_recurring(t->saver->log, TMS_LOG_DAMAGED, TMS_LOG_ERROR, &reason,
+                          "This was to undo a failed resume: the allocation is damaged.");
     }
 }
 

@@ -90,7 +90,7 @@ bool tms_saver_has_segments(tms_saver_t *saver) {
 
 void tms_saver_note(tms_saver_t *saver, tms_status_t status, const tms_error_t *reason) {
     if (status != TMS_OK && status != TMS_DRIVER_UNAVAILABLE)
-        tms_log_write(saver->log, TMS_LOG_WARNING, "%s", reason->message);
+        tms_log_recurring(saver->log, TMS_LOG_NO_PEER_ACCESS, TMS_LOG_WARNING, reason, "");
 }
 
 tms_error_context_t tms_saver_context(const char *operation, const tms_segment_t *segment) {

@@ -125,7 +125,8 @@ bool tms_saver_has_segments(tms_saver_t *saver);
 bool tms_saver_has_reclaimable(tms_saver_t *saver);
 /* What is known about a segment when something fails. */
 tms_error_context_t tms_saver_context(const char *operation, const tms_segment_t *segment);
-/* Logs what went wrong in something that the call does not depend on; silent at process exit, when the driver has gone. */
+/* Logs why other devices could not be given access, which the call does not depend on; silent at process exit, when the
+ * driver has gone. */
 void tms_saver_note(tms_saver_t *saver, tms_status_t status, const tms_error_t *reason);
 /* Tries again what waits: the quarantine, references to contexts, deferred frees once no capture is visible, and damaged
  * segments, which become PAUSED when the driver takes back what it refused; meanwhile they are PAUSING, and belong to the

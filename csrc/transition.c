@@ -339,5 +339,6 @@ tms_status_t tms_transition_run(tms_transition_t *t, _Atomic uint64_t *successes
     t->report.seconds = tms_wait_elapsed(&t->wait);
     if (status == TMS_OK && report) *report = t->report;
     if (status == TMS_OK) tms_transition_log(t);
+    tms_log_summarize(t->saver->log, false);
     return tms_saver_explain_loss(t->saver, status, error);
 }

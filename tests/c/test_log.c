@@ -154,6 +154,105 @@ static void test_threads_do_not_mix_lines(void **state) {
     for (size_t at = 0; at < length; at += strlen(line)) assert_memory_equal(output + at, line, strlen(line));
 }
 
+static tms_error_t error_on(int device, int result, uint64_t bytes) {
+    tms_error_t error = {
+        .status = TMS_DRIVER, .call = "cuMemRelease", .driver_result = result, .device = device, .bytes = bytes};
+    snprintf(error.message, sizeof error.message, "free: failed with %d on %d.", result, device);
+    return error;
+}
+
+static void recur(tms_log_t *log, int device, int result, uint64_t bytes) {
+    tms_error_t error = error_on(device, result, bytes);
+    tms_log_recurring(log, TMS_LOG_KEPT_ASIDE, TMS_LOG_WARNING, &error, "It is kept.");
+}
+
+static unsigned summarize(tms_log_t *log, bool last) {
+    captured_stderr_t captured = capture_begin();
+    tms_log_summarize(log, last);
+    capture_end(captured, output, sizeof(output));
+    return count_lines(output);
+}
+
+static void test_a_cause_is_a_line_once_and_then_counted(void **state) {
+    (void)state;
+    static tms_log_t log;
+    tms_log_init(&log, TMS_LOG_WARNING);
+    captured_stderr_t captured = capture_begin();
+    for (int i = 0; i < 5; i++) recur(&log, 1, 700, 1024);
+    capture_end(captured, output, sizeof(output));
+    assert_int_equal(count_lines(output), 1);
+    assert_non_null(strstr(output, "warning: free: failed with 700 on 1. It is kept.\n"));
+    assert_int_equal(summarize(&log, false), 1);
+    assert_non_null(strstr(
+        output,
+        "device 1: memory that was not taken back was kept aside: 4 more times since that was logged, 4096 bytes in all\n"));
+    assert_int_equal(summarize(&log, false), 0);
+    assert_int_equal(summarize(&log, true), 0);
+}
+
+static void test_causes_are_told_apart(void **state) {
+    (void)state;
+    static tms_log_t log;
+    tms_log_init(&log, TMS_LOG_WARNING);
+    captured_stderr_t captured = capture_begin();
+    tms_error_t error = error_on(-1, 700, 1);
+    for (int i = 0; i < 2; i++) {
+        recur(&log, 0, 700, 1);
+        recur(&log, 63, 700, 1);
+        recur(&log, -1, 700, 1);
+        tms_log_recurring(&log, TMS_LOG_DAMAGED, TMS_LOG_ERROR, &error, "");
+    }
+    recur(&log, 0, 999, 1);
+    capture_end(captured, output, sizeof(output));
+    assert_int_equal(count_lines(output), 5);
+    assert_non_null(strstr(output, "failed with 999 on 0."));
+    assert_int_equal(summarize(&log, true), 4);
+    assert_non_null(strstr(output, "warning: memory that was not taken back was kept aside: 1 more time since"));
+    assert_non_null(strstr(output, "device 0: memory that was not taken back was kept aside: 1 more time since"));
+}
+
+/* Two objects that fail differently, in turn. */
+static void test_errors_that_alternate_do_not_flood(void **state) {
+    (void)state;
+    static tms_log_t log;
+    tms_log_init(&log, TMS_LOG_WARNING);
+    captured_stderr_t captured = capture_begin();
+    for (int i = 0; i < 100; i++) recur(&log, 0, i % 2 ? 700 : 999, 1);
+    capture_end(captured, output, sizeof(output));
+    assert_int_equal(count_lines(output), 2);
+    assert_int_equal(summarize(&log, true), 1);
+    assert_non_null(strstr(output, ": 98 more times since"));
+}
+
+static void test_summaries_grow_rare(void **state) {
+    (void)state;
+    enum { CALLS = 1000, MOST = 10 }; /* 2 to the tenth is more */
+    static tms_log_t log;
+    unsigned lines = 0;
+    tms_log_init(&log, TMS_LOG_WARNING);
+    captured_stderr_t captured = capture_begin();
+    recur(&log, 0, 700, 1);
+    capture_end(captured, output, sizeof(output));
+    for (int i = 0; i < CALLS; i++) {
+        recur(&log, 0, 700, 1);
+        lines += summarize(&log, false);
+    }
+    assert_int_equal(lines, MOST);
+    assert_int_equal(summarize(&log, true), 1); /* the rest, at the end */
+    assert_non_null(strstr(output, ": 1000 more times since"));
+}
+
+static void test_a_child_tells_nothing_of_its_parent(void **state) {
+    (void)state;
+    static tms_log_t log;
+    tms_log_init(&log, TMS_LOG_WARNING);
+    captured_stderr_t captured = capture_begin();
+    for (int i = 0; i < 3; i++) recur(&log, 0, 700, 1);
+    capture_end(captured, output, sizeof(output));
+    tms_log_after_fork_in_child(&log);
+    assert_int_equal(summarize(&log, true), 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_levels),
@@ -163,6 +262,11 @@ int main(void) {
         cmocka_unit_test(test_a_broken_pipe_is_survived),
         cmocka_unit_test(test_once),
         cmocka_unit_test(test_threads_do_not_mix_lines),
+        cmocka_unit_test(test_a_cause_is_a_line_once_and_then_counted),
+        cmocka_unit_test(test_causes_are_told_apart),
+        cmocka_unit_test(test_errors_that_alternate_do_not_flood),
+        cmocka_unit_test(test_summaries_grow_rare),
+        cmocka_unit_test(test_a_child_tells_nothing_of_its_parent),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,8 +2,12 @@
 
 #include "support.h"
 
+#include <stdio.h>
 #include <string.h>
 
+#include "captured_stderr.h"
+
+enum { FREES = 50, TEXT_BYTES = 1 << 15 };
 enum { LOST = CUDA_ERROR_ILLEGAL_ADDRESS, GATE = 7, BOTH = 3 };
 
 static const tms_error_context_t CONTEXT = {.operation = "test", .device = TMS_NO_DEVICE};
@@ -157,6 +161,56 @@ static void only_its_own_context_tells_that_a_device_is_lost(void **state) {
     }
 }
 
+/* ---- the log ---- */
+
+static void many_frees_on_a_lost_device_are_a_line_and_a_summary(void **state) {
+    fixture_t *f = *state;
+    static char text[TEXT_BYTES];
+    char bytes[TEXT_BYTES];
+    tms_error_t error;
+    uint64_t addresses[FREES];
+    for (int i = 0; i < FREES; i++) addresses[i] = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
+    (void)allocate(f, "kept", TMS_BACKUP_NONE, 2 * MIB);
+    simulator()->lose_device(0, LOST);
+    captured_stderr_t captured = capture_begin();
+    for (int i = 0; i < FREES; i++) assert_int_equal(tms_saver_free(&f->saver, addresses[i], &error), TMS_OK);
+    capture_end(captured, text, sizeof text);
+    assert_int_equal(physical_bytes(0), 2 * MIB);
+    assert_int_equal(count_lines(text), 1);
+    assert_non_null(strstr(text, "It is freed all the same."));
+    captured = capture_begin();
+    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DEVICE_LOST);
+    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DEVICE_LOST);
+    capture_end(captured, text, sizeof text);
+    assert_int_equal(count_lines(text), 1);
+    snprintf(
+        bytes, sizeof bytes,
+        "device 0: memory was freed although the device is lost: %d more times since that was logged, %llu bytes in all",
+        FREES - 1, (unsigned long long)(2 * MIB * (FREES - 1)));
+    assert_non_null(strstr(text, bytes));
+}
+
+/* Deferred frees are tried again by every call. */
+static void frees_that_are_deferred_again_and_again_do_not_flood(void **state) {
+    fixture_t *f = *state;
+    static char text[TEXT_BYTES];
+    tms_error_t error;
+    tms_counters_t counters;
+    uint64_t addresses[FREES];
+    for (int i = 0; i < FREES; i++) addresses[i] = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
+    simulator()->fail_after("cuCtxSynchronize", 0, 3 * FREES, CUDA_ERROR_UNKNOWN);
+    captured_stderr_t captured = capture_begin();
+    for (int i = 0; i < FREES; i++) assert_int_equal(tms_saver_free(&f->saver, addresses[i], &error), TMS_OK);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error); /* the first summary */
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error); /* and too few more for another */
+    capture_end(captured, text, sizeof text);
+    assert_int_equal(count_lines(text), 2);
+    tms_saver_counters(&f->saver, &counters);
+    assert_int_equal(counters.deferred_frees, FREES);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    assert_nothing_waits(&f->saver);
+}
+
 /* ---- pauses ---- */
 
 static void a_pause_with_a_lost_device_fails_and_unmaps_nothing(void **state) {
@@ -183,6 +237,8 @@ int main(void) {
         TEST(a_free_waits_for_a_device_although_another_is_lost),
         TEST(a_free_is_deferred_where_one_is_lost_and_another_cannot_be_waited_for),
         TEST(only_its_own_context_tells_that_a_device_is_lost),
+        TEST(many_frees_on_a_lost_device_are_a_line_and_a_summary),
+        TEST(frees_that_are_deferred_again_and_again_do_not_flood),
         TEST(a_pause_with_a_lost_device_fails_and_unmaps_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
