@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 
 import pytest
-from gpu_support import MIB, checksum, core, cuda_runtime, empty, fill_random, is_managed, saver, segment_of, torch
+from gpu_support import MIB, checksum, core, cuda_runtime, empty, fill_random, is_managed, saver, segment_of, tms, torch
 
 from torch_memory_saver import torch_layer
 
@@ -126,3 +127,99 @@ def test_asking_torch_for_the_segments_of_a_pool_takes_no_references_away() -> N
         assert layer.segments((numbers[0], numbers[1])) == []
     lost = [earlier - sys.getrefcount(number) for earlier, number in zip(before, numbers, strict=True)]
     assert max(lost) <= 0
+
+
+def retained_backup(device: int) -> tuple[torch.Tensor, int]:
+    """A tensor whose backup stays after a resume, and the backup's address."""
+    expected = torch.arange(4096, dtype=torch.int64) + device
+    with torch.cuda.device(device), saver.region(tag="retained", enable_cpu_backup=True):
+        tensor = expected.to(device)
+    saver.retain_cpu_backup = True
+    saver.pause("retained")
+    backup = saver.get_cpu_backup(tensor, zero_copy=True)
+    assert torch.equal(backup, expected)
+    address = backup.data_ptr()
+    del backup
+    saver.resume("retained")
+    backup = saver.get_cpu_backup(tensor, zero_copy=True)
+    assert backup.data_ptr() == address
+    assert torch.equal(tensor.cpu(), expected)
+    return tensor, address
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_pool_that_is_taken_out_gives_its_memory_and_backups_back(paused: bool) -> None:
+    tensor, _ = retained_backup(0)
+    if paused:
+        saver.pause("retained")
+    pool = saver._impl._mem_pools.pop(("retained", True, False, "pinned", 0))
+    assert isinstance(pool, torch.cuda.MemPool)
+    assert core.counters()["host_backup_bytes"] > 0
+    with saver._impl._with_region_config(tag="retained", enable_cpu_backup=True, cpu_backup_backend="pinned"):
+        del tensor, pool
+        gc.collect()
+        torch.cuda.empty_cache()
+    counters = core.counters()
+    assert (counters["allocations"], counters["host_backup_bytes"]) == (0, 0)
+
+
+@pytest.mark.real_gpu("the simulated runtime has no cudaHostGetFlags")
+def test_the_cdll_has_the_runtimes_functions(cdll: ctypes.CDLL) -> None:
+    """The C++ package's library is linked to the runtime; programs ask it whether a backup is pinned still."""
+    get_flags = cdll.cudaHostGetFlags
+    get_flags.argtypes = [ctypes.POINTER(ctypes.c_uint), ctypes.c_void_p]
+
+    def is_pinned(address: int) -> bool:
+        flags = ctypes.c_uint()
+        status: int = get_flags(ctypes.byref(flags), address)
+        if status != 0:
+            cdll.cudaGetLastError()
+        return status == 0
+
+    tensor, address = retained_backup(0)
+    assert is_pinned(address)
+    del tensor
+    gc.collect()
+    tms.empty_cache()
+    assert not is_pinned(address)
+
+
+def test_the_cdll_asks_the_runtime_that_torch_uses(cdll: ctypes.CDLL) -> None:
+    device = ctypes.c_int(-1)
+    torch.cuda.set_device(torch.cuda.device_count() - 1)
+    try:
+        assert cdll.cudaGetDevice(ctypes.byref(device)) == 0
+    finally:
+        torch.cuda.set_device(0)
+    assert device.value == torch.cuda.device_count() - 1
+
+
+def test_memory_is_printed_as_the_driver_has_it(capsys: pytest.CaptureFixture[str]) -> None:
+    from torch_memory_saver import testing_utils
+
+    assert testing_utils.is_xpu() is False
+    before = testing_utils.get_and_print_gpu_memory("before", gpu_id=0)
+    with saver.region(tag="weights"):
+        tensor = empty(64 * MIB)
+    torch.cuda.synchronize()
+    after = testing_utils.get_and_print_gpu_memory("after", gpu_id=0)
+    assert after - before >= 64 * MIB
+    assert "(before)" in capsys.readouterr().out
+    saver.pause("")
+    assert testing_utils._xpu_used_memory(0) <= after - 64 * MIB
+    saver.resume("")
+    assert is_managed(tensor)
+
+
+def test_what_torch_only_cached_at_a_pause_does_not_come_back() -> None:
+    """The one difference that is meant: the C++ package maps everything again, cached memory too."""
+    with saver.region(tag="weights"):
+        kept = empty(32 * MIB)
+        cached = empty(64 * MIB)
+    del cached
+    assert core.counters()["resident_bytes"] == 96 * MIB
+    report = saver.pause("weights")
+    assert report.bytes == 32 * MIB
+    assert saver.resume("weights").bytes == 32 * MIB
+    assert core.counters()["resident_bytes"] == 32 * MIB
+    assert is_managed(kept)
