@@ -22,7 +22,7 @@
     X(LIMIT, "TMS_HOST_POOL_LIMIT_MB", NULL, host_pool_limit_bytes, "", "a whole number from 0 to 2^40")                    \
     X(TEXT, "TMS_DISK_BACKUP_DIR", "TMPDIR", disk_backup_directory, "/tmp", "a directory")                                  \
     X(MEGABYTES, "TMS_DISK_BACKUP_CHUNK_MB", NULL, disk_backup_chunk_bytes, "256", "a whole number from 1 to 2^40")         \
-    X(TEXT, "TMS_LOCK_DIR", "XDG_RUNTIME_DIR", lock_directory, "", "a directory")                                           \
+    X(TEXT, "TMS_LOCK_DIR", NULL, lock_directory, "", "a directory")                                                        \
     X(TEXT, "TMS_CUDA_DRIVER", NULL, driver_path, "libcuda.so.1", "a library's path or name")
 
 #define BOOL_ALLOWED "1, true, yes, 0, false or no"

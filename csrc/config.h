@@ -25,7 +25,7 @@ typedef struct tms_config {
     uint64_t host_pool_limit_bytes;   /* TMS_HOST_POOL_LIMIT_MB, likewise */
     char *disk_backup_directory;      /* TMS_DISK_BACKUP_DIR; default: TMPDIR, else /tmp */
     uint64_t disk_backup_chunk_bytes; /* TMS_DISK_BACKUP_CHUNK_MB, in bytes; default 256 MiB, of which 12 are used */
-    char *lock_directory;             /* TMS_LOCK_DIR, else XDG_RUNTIME_DIR; "": see device_lock.h */
+    char *lock_directory;             /* TMS_LOCK_DIR; "": see device_lock.h */
     char *driver_path;                /* TMS_CUDA_DRIVER; default libcuda.so.1 */
     int log_level;                    /* TMS_LOG_LEVEL: silent|error|warning|info|debug in any case; default warning */
     tms_error_t malformed;            /* TMS_INVALID_ARGUMENT about the first malformed limit; TMS_OK where there is none */

@@ -3,16 +3,21 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 enum {
     DIRECTORY_MODE = 0700,
+    OTHERS = 077, /* what the default directory must not allow */
     FILE_MODE = 0600,
     NAME_BYTES = 80,       /* "torch_memory_saver-GPU-<uuid>.lock" and its NUL */
+    HOLDER_BYTES = 48,     /* a process id and a time, both decimal, a space between them, and a line's end */
+    TIME_BYTES = 32,       /* "2026-01-02T03:04:05Z" and its NUL */
     REPLACED_ATTEMPTS = 8, /* a file that is removed each time it has been locked is not going to stay */
     NOT_OPEN = -1
 };
@@ -25,13 +30,28 @@ typedef struct wanted {
     CUuuid uuid;
 } wanted_t;
 
+/* Who holds a lock, as its file says. */
+typedef struct holder {
+    long process;    /* 0: not known */
+    long long since; /* seconds since the epoch */
+} holder_t;
+
 /* What went wrong with a file, and with which. */
 typedef struct failure {
     const char *call;
     int os_error; /* EWOULDBLOCK: another process holds it */
     int device;
+    bool replaced; /* this process holds a lock file that was removed, and another process the new one */
+    holder_t holder;
     char path[PATH_MAX];
 } failure_t;
+
+/* What an attempt could not do that the lock does not depend on. */
+typedef struct unwritten {
+    int os_error; /* 0: nothing */
+    const char *call;
+    char path[PATH_MAX];
+} unwritten_t;
 
 tms_status_t tms_device_locks_init(tms_device_locks_t *locks, const tms_config_t *config, tms_devices_t *devices,
                                    tms_error_t *error) {
@@ -85,11 +105,13 @@ static bool make_directory(const tms_device_locks_t *locks, failure_t *failure) 
     return true;
 }
 
-static bool check_directory(int fd, failure_t *failure) {
+static bool check_directory(const tms_device_locks_t *locks, int fd, failure_t *failure) {
     struct stat found;
+    bool configured = locks->directory && locks->directory[0];
     if (fd < 0) return fail(failure, "open", errno);
     if (fstat(fd, &found) != 0) return fail(failure, "fstat", errno);
     if (found.st_uid != geteuid()) return fail(failure, "the check that it is this user's", EPERM);
+    if (!configured && (found.st_mode & OTHERS)) return fail(failure, "the check that others cannot use it", EPERM);
     return true;
 }
 
@@ -97,7 +119,7 @@ static bool check_directory(int fd, failure_t *failure) {
 static int open_directory(const tms_device_locks_t *locks, failure_t *failure) {
     if (!make_directory(locks, failure)) return NOT_OPEN;
     int fd = open(failure->path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (check_directory(fd, failure)) return fd;
+    if (check_directory(locks, fd, failure)) return fd;
     if (fd >= 0) close(fd);
     return NOT_OPEN;
 }
@@ -110,29 +132,78 @@ static int try_flock(int fd) {
     return result;
 }
 
-/* Locks an open file. `named` says whether it still has a name afterwards. */
-static bool lock_file(int fd, bool *named, failure_t *failure) {
+/* From the directory's path to that of a file in it. */
+static void append_name(failure_t *failure, const char *name) {
+    size_t length = strlen(failure->path);
+    snprintf(failure->path + length, sizeof(failure->path) - length, "/%s", name);
+}
+
+/* Whether an open file is the one that others find under its path. */
+static bool find_current(int fd, bool *current, failure_t *failure) {
+    struct stat held, named;
+    if (fstat(fd, &held) != 0) return fail(failure, "fstat", errno);
+    bool found = fstatat(AT_FDCWD, failure->path, &named, AT_SYMLINK_NOFOLLOW) == 0;
+    if (!found && errno != ENOENT && errno != ENOTDIR) return fail(failure, "fstatat", errno);
+    *current = found && named.st_dev == held.st_dev && named.st_ino == held.st_ino;
+    return true;
+}
+
+/* The file says who holds it, for people. The kernel alone knows whether it is held. */
+static holder_t read_holder(int fd) {
+    char text[HOLDER_BYTES + 1], end = 0;
+    holder_t holder = {0};
+    ssize_t length = pread(fd, text, HOLDER_BYTES, 0);
+    if (length <= 0) return holder;
+    text[length] = '\0';
+    if (sscanf(text, "%ld %lld%c", &holder.process, &holder.since, &end) != 3 || end != '\n' || holder.process <= 0)
+        holder.process = 0;
+    return holder;
+}
+
+static void write_holder(int fd, const char *path, unwritten_t *unwritten) {
+    char text[HOLDER_BYTES];
+    struct timespec now = {0};
+    clock_gettime(CLOCK_REALTIME, &now);
+    int length = snprintf(text, sizeof(text), "%ld %lld\n", (long)getpid(), (long long)now.tv_sec);
+    const char *failed = NULL;
+    if (ftruncate(fd, 0) != 0)
+        failed = "ftruncate";
+    else if (pwrite(fd, text, (size_t)length, 0) != length)
+        failed = "pwrite";
+    if (!failed) return;
+    unwritten->os_error = errno;
+    unwritten->call = failed;
+    snprintf(unwritten->path, sizeof(unwritten->path), "%s", path);
+}
+
+/* Locks an open file. `current` says whether others would still find it. */
+static bool lock_file(int fd, bool *current, failure_t *failure) {
     struct stat found;
     if (fstat(fd, &found) != 0) return fail(failure, "fstat", errno);
     if (!S_ISREG(found.st_mode) || found.st_uid != geteuid())
         return fail(failure, "the check that it is a regular file of this user's", EPERM);
-    if (try_flock(fd) != 0) return fail(failure, "flock", errno);
-    if (fstat(fd, &found) != 0) return fail(failure, "fstat", errno);
-    *named = found.st_nlink > 0;
-    return true;
+    if (try_flock(fd) == 0) return find_current(fd, current, failure);
+    int os_error = errno;
+    if (os_error == EWOULDBLOCK) failure->holder = read_holder(fd);
+    return fail(failure, "flock", os_error);
 }
 
 /* Opens the file of that name and locks it: its descriptor, or NOT_OPEN and the failure. */
-static int open_locked(int directory, const char *name, failure_t *failure) {
-    bool locked = true, named = false;
+static int open_locked(const tms_device_locks_t *locks, const char *name, failure_t *failure) {
+    bool locked = true, current = false;
     for (int attempt = 0; locked && attempt < REPLACED_ATTEMPTS; attempt++) {
+        int directory = open_directory(locks, failure);
+        if (directory == NOT_OPEN) return NOT_OPEN;
         /* O_NONBLOCK: opening a FIFO must not wait for its other end. */
         int fd = openat(directory, name, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, FILE_MODE);
-        locked = fd >= 0 ? lock_file(fd, &named, failure) : fail(failure, "openat", errno);
-        if (locked && named) return fd;
+        int os_error = errno;
+        close(directory);
+        append_name(failure, name);
+        locked = fd >= 0 ? lock_file(fd, &current, failure) : fail(failure, "openat", os_error);
+        if (locked && current) return fd;
         if (fd >= 0) close(fd);
     }
-    /* Somebody tidied up between open and flock: the lock on a file without a name keeps nobody away. */
+    /* The lock on a file that others do not find keeps nobody away. */
     if (locked) fail(failure, "flock of a file that is removed again and again", ESTALE);
     return NOT_OPEN;
 }
@@ -151,52 +222,59 @@ static void write_name(char name[NAME_BYTES], const CUuuid *uuid) {
 /* ---- counts; all under the mutex ---- */
 
 static void unlock(tms_device_lock_t *lock) {
+    (void)ftruncate(lock->fd, 0); /* else the next holder can be taken for this one, until it has written its name */
     /* Unlocked first: closing alone would leave the lock with a child that is between fork and exec. */
     (void)flock(lock->fd, LOCK_UN);
     close(lock->fd);
     lock->fd = NOT_OPEN;
 }
 
-static void release_one(tms_device_lock_t *lock) {
-    if (lock->count > 0 && --lock->count == 0) unlock(lock);
+/* False if the file was removed while it was locked: another process may have had the lock of a new one. */
+static bool release_one(tms_device_lock_t *lock) {
+    struct stat found;
+    if (lock->count == 0 || --lock->count > 0) return true;
+    bool named = fstat(lock->fd, &found) != 0 || found.st_nlink > 0;
+    unlock(lock);
+    return named;
 }
 
-static bool acquire_one(tms_device_lock_t *lock, const wanted_t *wanted, int directory, failure_t *failure) {
+/* Opens and locks the file of a device, also where the one that is held has been removed or replaced. */
+static bool lock_device(const tms_device_locks_t *locks, tms_device_lock_t *lock, const wanted_t *wanted,
+                        unwritten_t *unwritten, failure_t *failure) {
     char name[NAME_BYTES];
-    if (lock->count == 0) {
-        write_name(name, &wanted->uuid);
-        failure->device = wanted->device;
-        lock->fd = open_locked(directory, name, failure);
-        if (lock->fd == NOT_OPEN) {
-            size_t length = strlen(failure->path);
-            snprintf(failure->path + length, sizeof(failure->path) - length, "/%s", name);
-            return false;
-        }
+    bool current = false;
+    write_name(name, &wanted->uuid);
+    failure->device = wanted->device;
+    if (lock->count > 0) {
+        if (!write_directory_path(locks, failure)) return fail(failure, "open", ENAMETOOLONG);
+        append_name(failure, name);
+        if (!find_current(lock->fd, &current, failure)) return false;
+        if (current) return true;
     }
-    lock->count++;
-    return true;
-}
-
-static bool holds_all(const tms_device_locks_t *locks, const wanted_t *wanted, int count) {
-    for (int i = 0; i < count; i++) {
-        if (locks->device[wanted[i].device].count == 0) return false;
-    }
+    int fd = open_locked(locks, name, failure);
+    failure->replaced = lock->count > 0;
+    if (fd == NOT_OPEN) return false;
+    if (lock->count > 0) close(lock->fd);
+    lock->fd = fd;
+    write_holder(fd, failure->path, unwritten);
     return true;
 }
 
 /* One count more for all, or for none. */
-static bool try_all(tms_device_locks_t *locks, const wanted_t *wanted, int count, failure_t *failure) {
+static bool try_all(tms_device_locks_t *locks, const wanted_t *wanted, int count, unwritten_t *unwritten,
+                    failure_t *failure) {
+    int held = 0;
     failure->device = TMS_NO_DEVICE;
     failure->os_error = 0;
+    failure->holder.process = 0;
     pthread_mutex_lock(&locks->mutex);
-    bool needs_files = !holds_all(locks, wanted, count);
-    int directory = needs_files ? open_directory(locks, failure) : NOT_OPEN, held = 0;
-    if (!needs_files || directory != NOT_OPEN) {
-        while (held < count && acquire_one(&locks->device[wanted[held].device], &wanted[held], directory, failure)) held++;
+    for (; held < count; held++) {
+        tms_device_lock_t *lock = &locks->device[wanted[held].device];
+        if (!lock_device(locks, lock, &wanted[held], unwritten, failure)) break;
+        lock->count++;
     }
-    if (directory != NOT_OPEN) close(directory);
     if (held < count) {
-        for (int i = 0; i < held; i++) release_one(&locks->device[wanted[i].device]);
+        for (int i = 0; i < held; i++) (void)release_one(&locks->device[wanted[i].device]);
     }
     pthread_mutex_unlock(&locks->mutex);
     return held == count;
@@ -232,14 +310,32 @@ static tms_status_t list_devices(tms_device_locks_t *locks, tms_device_mask_t de
     return status;
 }
 
+/* "process 4321 since 2026-01-02T03:04:05Z has it", as far as that is known. */
+static void describe_holder(const holder_t *holder, tms_error_t *error) {
+    struct tm utc;
+    char since[TIME_BYTES] = "";
+    time_t seconds = (time_t)holder->since;
+    if (!error || holder->process == 0) return;
+    if (gmtime_r(&seconds, &utc)) strftime(since, sizeof(since), "%Y-%m-%dT%H:%M:%SZ", &utc);
+    tms_error_append(error, " Process %ld has held it since %s.", holder->process, since[0] ? since : "an unknown time");
+    /* A process of another PID namespace, or of another machine that shares the directory, has a number of its own there. */
+    if (kill((pid_t)holder->process, 0) != 0 && errno == ESRCH)
+        tms_error_append(error, " This process cannot see that one: it is in another PID namespace, or has just ended.");
+}
+
 static tms_status_t report(const failure_t *failure, const tms_wait_t *wait, const tms_error_context_t *context,
                            tms_error_t *error) {
     char reason[TMS_ERROR_NAME_BYTES];
     tms_error_context_t here = *context;
     if (failure->device != TMS_NO_DEVICE) here.device = failure->device;
-    if (failure->os_error == EWOULDBLOCK)
-        return tms_error_set(error, TMS_DEVICE_LOCKED, &here, "waited %.3f seconds for '%s'",
-                             wait ? tms_wait_elapsed(wait) : 0.0, failure->path);
+    if (failure->os_error == EWOULDBLOCK) {
+        tms_error_set(error, TMS_DEVICE_LOCKED, &here, "waited %.3f seconds for '%s'%s", wait ? tms_wait_elapsed(wait) : 0.0,
+                      failure->path,
+                      failure->replaced ? ", which has replaced the lock file that this process holds: do not remove them"
+                                        : "");
+        describe_holder(&failure->holder, error);
+        return TMS_DEVICE_LOCKED;
+    }
     tms_status_t status = failure->os_error == ENOMEM ? TMS_OUT_OF_HOST_MEMORY : TMS_INVALID_STATE;
     tms_error_set(error, status, &here, "the lock '%s' cannot be used: %s failed with errno %d (%s). See TMS_LOCK_DIR",
                   failure->path, failure->call, failure->os_error, strerror_r(failure->os_error, reason, sizeof(reason)));
@@ -254,16 +350,22 @@ tms_status_t tms_device_locks_acquire(tms_device_locks_t *locks, tms_device_mask
                                       const tms_error_context_t *context, tms_error_t *error) {
     wanted_t wanted[TMS_MAX_DEVICES];
     failure_t failure;
+    unwritten_t unwritten = {.os_error = 0};
     int count = 0;
     if (!devices) return TMS_OK;
     tms_status_t status = list_devices(locks, devices, wanted, &count, context, error);
     double pause = first_pause_seconds;
-    while (status == TMS_OK && !try_all(locks, wanted, count, &failure)) {
+    while (status == TMS_OK && !try_all(locks, wanted, count, &unwritten, &failure)) {
         bool held = failure.os_error == EWOULDBLOCK;
         if (!held || !wait || tms_wait_remaining(wait) <= 0) return report(&failure, wait, context, error);
         status = tms_wait_sleep(wait, pause, context, error);
         pause = pause * 2 < longest_pause_seconds ? pause * 2 : longest_pause_seconds;
     }
+    if (unwritten.os_error != 0)
+        tms_log_write(locks->devices->driver->log, TMS_LOG_WARNING,
+                      "%s: the lock file '%s' does not name this process as its holder: %s failed with errno %d. The lock "
+                      "itself holds.",
+                      context->operation, unwritten.path, unwritten.call, unwritten.os_error);
     return status;
 }
 
@@ -274,10 +376,18 @@ void tms_device_locks_retain(tms_device_locks_t *locks, int device) {
 }
 
 void tms_device_locks_release(tms_device_locks_t *locks, tms_device_mask_t devices) {
+    tms_device_mask_t removed = 0;
     if (!devices) return;
     pthread_mutex_lock(&locks->mutex);
     for (int i = 0; i < TMS_MAX_DEVICES; i++) {
-        if (devices >> i & 1) release_one(&locks->device[i]);
+        if ((devices >> i & 1) && !release_one(&locks->device[i])) removed |= (tms_device_mask_t)1 << i;
     }
     pthread_mutex_unlock(&locks->mutex);
+    for (int i = 0; removed >> i; i++) {
+        if (!(removed >> i & 1)) continue;
+        tms_log_write(locks->devices->driver->log, TMS_LOG_WARNING,
+                      "the lock file of device %d was removed while this process held it: another process may have held the "
+                      "lock at the same time. Do not remove lock files; TMS_LOCK_DIR chooses another directory.",
+                      i);
+    }
 }

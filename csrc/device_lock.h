@@ -2,9 +2,14 @@
  *
  * One file a GPU, named after its UUID and so the same for every process whatever its CUDA_VISIBLE_DEVICES, and flock'ed:
  * the kernel drops the lock however its holder ends. The file itself stays for ever, because unlinking a locked file would
- * let a second process lock a new one of that name. The directory is TMS_LOCK_DIR, else XDG_RUNTIME_DIR, else
- * /tmp/torch_memory_saver-<uid>; it is made (0700) if it is missing, and refused unless it is a real directory of this user.
- * Files are 0600, opened without following links, and refused unless they are regular files of this user.
+ * let a second process lock a new one of that name. The directory is TMS_LOCK_DIR, else /tmp/torch_memory_saver-<uid>
+ * (XDG_RUNTIME_DIR is removed when its user's last login ends, and missing in services and containers). It is made (0700) if
+ * it is missing, and refused unless it is a real directory of this user, the default one also if others can use it. Files
+ * are 0600, opened without following links, and refused unless they are regular files of this user.
+ *
+ * A file that was removed or replaced all the same is noticed: by a process that waits, which opens it anew at each attempt,
+ * and by its holder when it acquires again, which then locks the new one, or fails if another process has that. A holder
+ * that finds out when it releases its last count logs a warning. Each file names its holder, in text that only messages use.
  *
  * A process holds the lock of a device while its count is not 0. How transition.c uses it: a resume acquires the locks of
  * the devices concerned, one count a device for the call; when it succeeds it adds one count for each segment that it

@@ -26,7 +26,6 @@ static const char *const all_variables[] = {
     "TMS_CUDA_DRIVER",
     "TMS_LOG_LEVEL",
     "TMS_LOCK_DIR",
-    "XDG_RUNTIME_DIR",
     "TMPDIR",
 };
 
@@ -213,9 +212,6 @@ static void test_texts_are_copied(void **state) {
     assert_int_equal(read_config(), 0);
     assert_string_equal(config.disk_backup_directory, "/scratch");
     assert_string_equal(config.lock_directory, "");
-    setenv("XDG_RUNTIME_DIR", "/run/user/1", 1);
-    assert_int_equal(read_config(), 0);
-    assert_string_equal(config.lock_directory, "/run/user/1");
     setenv("TMS_LOCK_DIR", "/run/locks", 1);
     setenv("TMS_DISK_BACKUP_DIR", "/data/backups", 1);
     setenv("TMS_CUDA_DRIVER", "/opt/libdriver.so", 1);

@@ -18,10 +18,12 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
+#include "captured_stderr.h"
 #include "own_process.h"
 #include "state.h"
 #include "temporary.h"
@@ -32,11 +34,17 @@ static const tms_error_context_t context = {.operation = "resume", .device = TMS
 static char base[PATH_BYTES];
 static tms_error_t error;
 
-/* Faults of flock in the process of a test: the errno of the next calls that lock, and how many. */
+/* Faults in the process of a test: the errno of the next calls of flock that lock, and how many; that of every pwrite. */
 static struct {
-    int flock_error, flock_failures;
-    bool remove_first; /* somebody removes the file before it is locked, once */
+    int flock_error, flock_failures, pwrite_error;
+    bool remove_first; /* the file is removed before it is locked, once */
 } fault;
+
+ssize_t pwrite(int fd, const void *data, size_t bytes, off_t offset) {
+    if (fault.pwrite_error == 0) return syscall(SYS_pwrite64, fd, data, bytes, offset);
+    errno = fault.pwrite_error;
+    return -1;
+}
 
 int flock(int fd, int operation) {
     if (!(operation & LOCK_UN) && fault.flock_failures > 0) {
@@ -383,17 +391,156 @@ static void survive_failing_calls(void) {
     fault.remove_first = true; /* a lock on a file without a name would keep nobody away */
     CHECK(acquire(1) == TMS_OK && is_locked(0));
     tms_device_locks_release(locks(), 1);
-    /* A held device needs no file any more. */
+    /* Who cannot see whether its lock file is still there does not rely on it. */
     CHECK(acquire(1) == TMS_OK);
     locks()->directory = "/nowhere/at/all";
-    CHECK(acquire(1) == TMS_OK);
-    CHECK(acquire(2) == TMS_INVALID_STATE);
+    CHECK(acquire(1) == TMS_INVALID_STATE && strstr(error.message, "mkdir"));
+    locks()->directory = base;
+    CHECK(locks()->device[0].count == 1 && is_locked(0));
 }
 
-static void lie_in_the_runtime_directory(void) {
-    unsetenv("TMS_LOCK_DIR");
+/* ---- files that are removed ---- */
+
+static void notice_a_removed_file(void) {
+    CHECK(acquire(1) == TMS_OK);
+    CHECK(unlink(file_of(0)) == 0 && !is_locked(0));
+    CHECK(acquire(1) == TMS_OK);
+    CHECK(is_locked(0)); /* the new one */
+    tms_device_locks_release(locks(), 1);
+    CHECK(is_locked(0));
+    tms_device_locks_release(locks(), 1);
+    CHECK(!is_locked(0));
+}
+
+static void notice_a_replaced_directory(void) {
+    locks()->directory = below("made");
+    CHECK(acquire(3) == TMS_OK);
+    CHECK(rename(below("made"), below("moved")) == 0 && mkdir(below("made"), 0700) == 0);
+    int before = open_descriptors();
+    CHECK(acquire(3) == TMS_OK);
+    CHECK(open_descriptors() == before);
+    locks()->directory = base;
+    CHECK(rename(below("made"), below("again")) == 0);
+    strcat(base, "/again"); /* where is_locked looks */
+    CHECK(is_locked(0) && is_locked(1));
+    *strrchr(base, '/') = '\0';
+}
+
+/* Another process that has locked the file made in place of the removed one. */
+static void fail_where_another_process_has_replaced_the_file(void) {
+    int ready[2], go[2];
+    char byte = 0;
+    CHECK(pipe(ready) == 0 && pipe(go) == 0);
+    pid_t owner = fork();
+    CHECK(owner >= 0);
+    if (owner == 0) {
+        CHECK(acquire(1) == TMS_OK && unlink(file_of(0)) == 0);
+        CHECK(write(ready[1], "r", 1) == 1 && read(go[0], &byte, 1) == 1);
+        CHECK(acquire(1) == TMS_DEVICE_LOCKED && strstr(error.message, "replaced"));
+        CHECK(locks()->device[0].count == 1); /* what it had before */
+        CHECK(acquire(2) == TMS_OK);          /* the other device is not concerned */
+        _exit(0);
+    }
+    int status = -1;
+    CHECK(read(ready[0], &byte, 1) == 1);
+    CHECK(acquire(1) == TMS_OK);
+    CHECK(write(go[1], "g", 1) == 1);
+    CHECK(waitpid(owner, &status, 0) == owner && status == 0);
+}
+
+static void say_at_the_end_that_the_file_was_removed(void) {
+    char text[1024];
+    CHECK(acquire(3) == TMS_OK && unlink(file_of(1)) == 0);
+    captured_stderr_t captured = capture_begin();
+    tms_device_locks_release(locks(), 3);
+    capture_end(captured, text, sizeof text);
+    CHECK(strstr(text, "the lock file of device 1 was removed") && !strstr(text, "device 0"));
+}
+
+static int32_t replace_the_directory(void *argument) {
+    const pid_t *process = argument;
+    questions++;
+    if (access(below("moved"), F_OK) == 0) return 0;
+    CHECK(kill(*process, 0) == 0); /* still holds the lock that lies elsewhere now */
+    return rename(below("made"), below("moved")) == 0 ? 0 : 1;
+}
+
+static void wait_for_the_file_of_the_present_directory(void) {
+    tms_wait_t wait;
+    setenv("TMS_LOCK_DIR", below("made"), 1);
+    holder_t holder = start_holder(1);
+    tms_wait_begin(&wait, replace_the_directory, &holder.process, INFINITY);
+    CHECK(tms_device_locks_acquire(locks(), 1, &wait, &context, &error) == TMS_OK);
+    CHECK(questions > 0 && access(below("made"), F_OK) == 0);
+    end_holder(&holder);
+}
+
+/* ---- what a file says of its holder ---- */
+
+static void name_the_holder(void) {
+    char said[64];
+    holder_t holder = start_holder(1);
+    time_t now = time(NULL);
+    CHECK(acquire(1) == TMS_DEVICE_LOCKED);
+    snprintf(said, sizeof said, "Process %ld has held it since 2", (long)holder.process);
+    const char *since = strstr(error.message, said);
+    struct tm utc = {0};
+    CHECK(since && strptime(since + strlen(said) - 1, "%Y-%m-%dT%H:%M:%SZ", &utc));
+    CHECK(now - timegm(&utc) >= 0 && now - timegm(&utc) < 60);
+    end_holder(&holder);
+    struct stat found;
+    CHECK(stat(file_of(0), &found) == 0 && found.st_size == 0); /* no name stays behind */
+}
+
+static void not_believe_what_is_no_name(void) {
+    static const char *const texts[] = {"",
+                                        "\n",
+                                        "0 0\n",
+                                        "-1 5\n",
+                                        "12 34",
+                                        "12 34 evil\033[2J\n",
+                                        "99999999999999999999999999999999999999999999999999999999999999999999 1\n"};
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        int fd = open(file_of(0), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+        CHECK(fd >= 0 && write(fd, texts[i], strlen(texts[i])) == (ssize_t)strlen(texts[i]));
+        CHECK(syscall(SYS_flock, fd, LOCK_EX) == 0);
+        CHECK(acquire(1) == TMS_DEVICE_LOCKED);
+        CHECK(!strstr(error.message, "Process") && !strstr(error.message, "evil"));
+        close(fd);
+    }
+    CHECK(acquire(1) == TMS_OK);
+}
+
+static void hold_without_a_name_where_it_cannot_be_written(void) {
+    char text[1024];
+    fault.pwrite_error = ENOSPC;
+    captured_stderr_t captured = capture_begin();
+    tms_status_t status = acquire(1);
+    capture_end(captured, text, sizeof text);
+    CHECK(status == TMS_OK && is_locked(0));
+    CHECK(strstr(text, "pwrite") && strstr(text, file_of(0)));
+}
+
+/* The default directory lies where everybody can make files: of a user that nobody else tests with. */
+static void refuse_a_default_directory_that_others_can_use(void) {
+    char directory[64];
+    struct stat found;
+    uid_t user = SOMEBODY_ELSE + (uid_t)getpid();
+    if (geteuid() != 0) exit(SKIPPED); /* only root can be another user */
+    CHECK(acquire(1) == TMS_OK);       /* what the simulated GPU makes is root's */
+    tms_device_locks_release(locks(), 1);
     setenv("XDG_RUNTIME_DIR", base, 1);
-    CHECK(acquire(1) == TMS_OK && is_locked(0));
+    locks()->directory = "";
+    CHECK(seteuid(user) == 0);
+    snprintf(directory, sizeof directory, "/tmp/torch_memory_saver-%lu", (unsigned long)user);
+    CHECK(symlink("/tmp", directory) == 0);
+    CHECK(acquire(1) == TMS_INVALID_STATE && error.os_error == ENOTDIR);
+    CHECK(unlink(directory) == 0 && mkdir(directory, 0700) == 0 && chmod(directory, 0750) == 0);
+    CHECK(acquire(1) == TMS_INVALID_STATE && error.os_error == EPERM && strstr(error.message, "others cannot use it"));
+    CHECK(rmdir(directory) == 0);
+    CHECK(acquire(1) == TMS_OK);
+    CHECK(stat(directory, &found) == 0 && (found.st_mode & 07777) == 0700);
+    CHECK(seteuid(0) == 0 && remove_temporary_directory(directory) == 0);
 }
 
 static CUresult reversed_uuid(CUuuid *uuid, CUdevice device) {
@@ -447,7 +594,15 @@ static void ask_the_driver_who_is_who(void) {
     X(refuse_foreign_owners)                                                                                                \
     X(refuse_hostile_files)                                                                                                 \
     X(survive_failing_calls)                                                                                                \
-    X(lie_in_the_runtime_directory)                                                                                         \
+    X(notice_a_removed_file)                                                                                                \
+    X(notice_a_replaced_directory)                                                                                          \
+    X(fail_where_another_process_has_replaced_the_file)                                                                     \
+    X(say_at_the_end_that_the_file_was_removed)                                                                             \
+    X(wait_for_the_file_of_the_present_directory)                                                                           \
+    X(name_the_holder)                                                                                                      \
+    X(not_believe_what_is_no_name)                                                                                          \
+    X(hold_without_a_name_where_it_cannot_be_written)                                                                       \
+    X(refuse_a_default_directory_that_others_can_use)                                                                       \
     X(ask_the_driver_who_is_who)
 
 #define DEFINE(body)                                                                                                        \

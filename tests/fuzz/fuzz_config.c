@@ -30,7 +30,6 @@ static const char *const names[] = {
     "TMPDIR",
     "TMS_DISK_BACKUP_CHUNK_MB",
     "TMS_LOCK_DIR",
-    "XDG_RUNTIME_DIR",
     "TMS_CUDA_DRIVER",
 };
 enum { NAMES = sizeof names / sizeof names[0] };
@@ -88,7 +87,7 @@ static void read_all(void) {
     MUST(!(config.init_enable_cpu_backup && config.init_enable_disk_backup));
     MUST(config.disk_backup_chunk_bytes >= (1ULL << MEGABYTE_SHIFT));
     MUST(strcmp(config.disk_backup_directory, text_of("TMS_DISK_BACKUP_DIR", "TMPDIR", "/tmp")) == 0);
-    MUST(strcmp(config.lock_directory, text_of("TMS_LOCK_DIR", "XDG_RUNTIME_DIR", "")) == 0);
+    MUST(strcmp(config.lock_directory, text_of("TMS_LOCK_DIR", NULL, "")) == 0);
     MUST(strcmp(config.driver_path, text_of("TMS_CUDA_DRIVER", NULL, "libcuda.so.1")) == 0);
     tms_backup_kind_t backup = tms_config_init_backup(&config);
     MUST(backup >= TMS_BACKUP_NONE && backup <= TMS_BACKUP_DISK);
