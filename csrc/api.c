@@ -149,18 +149,37 @@ static tms_status_t api_set_disk_directory(const char *path, tms_error_t *error)
     return state ? tms_disk_set_directory(&state->saver.stores.disk, path, error) : TMS_OUT_OF_HOST_MEMORY;
 }
 
-static tms_status_t api_capture_begin(const tms_region_settings_t *settings, tms_error_t *error) {
+static tms_status_t api_capture_announce(const tms_region_settings_t *settings, uint64_t *identity, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
     tms_region_t region;
     tms_status_t status = state ? tms_saver_check_settings(&state->saver, error) : TMS_OUT_OF_HOST_MEMORY;
     if (status == TMS_OK && settings) status = tms_region_from_settings(&state->regions, settings, &region, error);
-    if (status == TMS_OK) status = tms_saver_capture_begin(&state->saver, settings ? &region : NULL, error);
+    if (status == TMS_OK) status = tms_saver_capture_begin(&state->saver, settings ? &region : NULL, identity, error);
     return status;
+}
+
+static tms_status_t api_capture_begin(const tms_region_settings_t *settings, tms_error_t *error) {
+    return api_capture_announce(settings, NULL, error);
 }
 
 static void api_capture_end(void) {
     tms_state_t *state = tms_state_if_made();
-    if (state) tms_saver_capture_end(&state->saver);
+    if (state) (void)tms_saver_capture_end(&state->saver, 0);
+}
+
+static tms_status_t api_capture_begin_on(void *stream, uint64_t *identity, tms_error_t *error) {
+    tms_state_t *state = tms_state(error);
+    tms_capture_begun_t begun;
+    tms_status_t status = state ? tms_saver_capture_begin_on(&state->saver, stream, &begun, error) : TMS_OUT_OF_HOST_MEMORY;
+    if (status == TMS_OK) *identity = begun.identity;
+    return status;
+}
+
+static int32_t api_capture_retract(uint64_t identity, int32_t unless_it_goes_on) {
+    tms_state_t *state = tms_state_if_made();
+    if (!state || identity == 0) return 0;
+    if (unless_it_goes_on && tms_saver_capture_goes_on(&state->saver, identity)) return 0;
+    return tms_saver_capture_end(&state->saver, identity);
 }
 
 static tms_status_t api_refresh_peers(tms_error_t *error) {
@@ -260,6 +279,9 @@ const tms_api_t *tms_get_api(uint32_t version) {
         .set_disk_directory = api_set_disk_directory,
         .capture_begin = api_capture_begin,
         .capture_end = api_capture_end,
+        .capture_announce = api_capture_announce,
+        .capture_begin_on = api_capture_begin_on,
+        .capture_retract = api_capture_retract,
         .refresh_peers = api_refresh_peers,
         .device_count = api_device_count,
         .active_devices = api_active_devices,

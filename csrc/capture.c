@@ -1,29 +1,116 @@
 #include "capture.h"
 
-void tms_capture_init(tms_capture_t *capture) { atomic_init(&capture->visible, 0); }
+/* Names the calling thread, as long as it lives. */
+static uintptr_t this_thread(void) {
+    static _Thread_local char own;
+    return (uintptr_t)&own;
+}
 
-tms_status_t tms_capture_begin(tms_capture_t *capture, const tms_region_t *region, const tms_error_context_t *context,
-                               tms_error_t *error) {
-    int depth = tms_capture_visible(capture);
-    if (depth == TMS_CAPTURE_MAX_NESTED)
+void tms_capture_init(tms_capture_t *capture) {
+    atomic_init(&capture->visible, 0);
+    capture->last_identity = 0;
+}
+
+/* A new last entry, empty. */
+static tms_status_t add(tms_capture_t *capture, tms_capture_entry_t **added, const tms_error_context_t *context,
+                        tms_error_t *error) {
+    int count = tms_capture_visible(capture);
+    if (count == TMS_CAPTURE_MAX_NESTED)
         return tms_error_set(error, TMS_INVALID_STATE, context, "%d stream captures are under way already; end one first",
-                             depth);
-    capture->settings[depth] = region ? *region : (tms_region_t){.managed = false};
-    atomic_store(&capture->visible, depth + 1);
+                             count);
+    capture->entries[count] = (tms_capture_entry_t){.thread = this_thread()};
+    *added = &capture->entries[count];
+    atomic_store(&capture->visible, count + 1);
     return TMS_OK;
 }
 
-bool tms_capture_end(tms_capture_t *capture) {
-    int depth = tms_capture_visible(capture);
-    if (depth == 0) return false;
-    atomic_store(&capture->visible, depth - 1);
-    return true;
+static void take_out(tms_capture_t *capture, int index) {
+    int count = tms_capture_visible(capture) - 1;
+    for (int i = index; i < count; i++) capture->entries[i] = capture->entries[i + 1];
+    atomic_store(&capture->visible, count);
+}
+
+tms_status_t tms_capture_begin(tms_capture_t *capture, const tms_region_t *region, uint64_t *identity,
+                               const tms_error_context_t *context, tms_error_t *error) {
+    tms_capture_entry_t *entry = NULL;
+    tms_status_t status = add(capture, &entry, context, error);
+    if (status != TMS_OK) return status;
+    if (region) entry->settings = *region;
+    *identity = entry->announced = ++capture->last_identity;
+    return TMS_OK;
+}
+
+/* What this thread has announced last and not begun yet. */
+static tms_capture_entry_t *find_announced(tms_capture_t *capture) {
+    for (int i = tms_capture_visible(capture); i-- > 0;) {
+        tms_capture_entry_t *entry = &capture->entries[i];
+        if (entry->announced && !entry->begun && entry->thread == this_thread()) return entry;
+    }
+    return NULL;
+}
+
+tms_status_t tms_capture_begin_on(tms_capture_t *capture, const tms_capture_stream_t *where, uint64_t *identity, bool *known,
+                                  const tms_error_context_t *context, tms_error_t *error) {
+    uint64_t found = tms_capture_find(capture, where->key);
+    *known = found != 0;
+    if (*known) {
+        *identity = found;
+        return TMS_OK;
+    }
+    tms_capture_entry_t *entry = find_announced(capture);
+    tms_status_t status = entry ? TMS_OK : add(capture, &entry, context, error);
+    if (status != TMS_OK) return status;
+    entry->where = *where;
+    *identity = entry->begun = ++capture->last_identity;
+    return TMS_OK;
+}
+
+bool tms_capture_end(tms_capture_t *capture, uint64_t identity) {
+    for (int i = tms_capture_visible(capture); identity && i-- > 0;) {
+        tms_capture_entry_t *entry = &capture->entries[i];
+        if (entry->announced != identity && entry->begun != identity) continue;
+        if (entry->announced == identity) {
+            entry->announced = 0;
+            entry->settings = (tms_region_t){.managed = false};
+        } else {
+            entry->begun = 0;
+        }
+        if (!entry->announced && !entry->begun) take_out(capture, i);
+        return true;
+    }
+    return false;
+}
+
+bool tms_capture_end_last(tms_capture_t *capture) {
+    int count = tms_capture_visible(capture);
+    for (int i = count; i-- > 0;) {
+        if (capture->entries[i].announced) return tms_capture_end(capture, capture->entries[i].announced);
+    }
+    return count > 0 && tms_capture_end(capture, capture->entries[count - 1].begun);
+}
+
+uint64_t tms_capture_find(const tms_capture_t *capture, uintptr_t key) {
+    for (int i = tms_capture_visible(capture); i-- > 0;) {
+        if (capture->entries[i].begun && capture->entries[i].where.key == key) return capture->entries[i].begun;
+    }
+    return 0;
+}
+
+int tms_capture_drop(tms_capture_t *capture, bool (*ended)(void *context, const tms_capture_stream_t *where),
+                     void *context) {
+    int dropped = 0;
+    for (int i = tms_capture_visible(capture); i-- > 0;) {
+        if (!capture->entries[i].begun || !ended(context, &capture->entries[i].where)) continue;
+        take_out(capture, i);
+        dropped++;
+    }
+    return dropped;
 }
 
 bool tms_capture_settings(const tms_capture_t *capture, tms_region_t *region) {
     for (int i = tms_capture_visible(capture); i-- > 0;) {
-        if (!capture->settings[i].managed) continue;
-        *region = capture->settings[i];
+        if (!capture->entries[i].settings.managed) continue;
+        *region = capture->entries[i].settings;
         return true;
     }
     return false;

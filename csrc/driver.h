@@ -43,6 +43,8 @@ enum { TMS_IN_STREAM_ORDER = 1 }; /* CU_MEMCPY_SRC_ACCESS_ORDER_STREAM */
     X(cuCtxPushCurrent, "cuCtxPushCurrent_v2", (CUcontext context))                                                         \
     X(cuCtxPopCurrent, "cuCtxPopCurrent_v2", (CUcontext * context))                                                         \
     X(cuCtxSynchronize, "cuCtxSynchronize", (void))                                                                         \
+    X(cuCtxGetId, "cuCtxGetId", (CUcontext context, unsigned long long *identifier)) /* since CUDA 12 */                    \
+    X(cuStreamGetCtx, "cuStreamGetCtx", (CUstream stream, CUcontext * context))                                             \
     X(cuStreamIsCapturing, "cuStreamIsCapturing", (CUstream stream, CUstreamCaptureStatus * status))                        \
     X(cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", (CUstreamCaptureMode * mode))                 \
     X(cuStreamCreate, "cuStreamCreate", (CUstream * stream, unsigned int flags))                                            \

@@ -93,7 +93,9 @@ static tms_status_t find_live(tms_transition_t *t, tms_live_t *live, const tms_l
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     *known = NULL;
     if (!selection->find_live || !keeps_contents(t)) return TMS_OK;
+    tms_saver_callback_begin(t->saver);
     if (selection->find_live(selection->live_context, live) == 0) *known = live;
+    tms_saver_callback_end(t->saver);
     return tms_wait_ask(&t->wait, &context, error);
 }
 

@@ -47,6 +47,7 @@ static void after_fork_in_child(void) {
     tms_log_after_fork_in_child(&state->log);
     /* A transition that ran in the parent has no thread here that could end it. */
     saver->transition_running = false;
+    saver->callback_began = 0;
     /* A driver that was never initialised can be in the child. */
     if (atomic_load(&state->driver.table)) atomic_store(&saver->forked, true);
 }

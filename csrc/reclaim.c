@@ -114,7 +114,7 @@ typedef enum use {
 static use_t wait_for_users(tms_saver_t *saver, const tms_segment_t *segment, tms_wait_t *wait, tms_error_t *reason) {
     tms_error_context_t context = tms_saver_context("free", segment);
     if (!segment->mapped) return UNUSED;
-    if (tms_capture_visible(&saver->capture)) return UNTIL_CAPTURE_ENDS;
+    if (tms_saver_captures(saver) > 0) return UNTIL_CAPTURE_ENDS;
     if (wait && wait->stopped) return PERHAPS_IN_USE;
     tms_device_mask_t at_rest = 0;
     tms_status_t status =
@@ -231,7 +231,7 @@ bool tms_saver_has_reclaimable(tms_saver_t *saver) {
 void tms_saver_reclaim_within(tms_saver_t *saver, tms_wait_t *wait) {
     tms_devices_settle(saver->devices);
     /* Much of it would wait for the device, which would break a capture. */
-    if (tms_capture_visible(&saver->capture) || !tms_saver_has_reclaimable(saver)) return;
+    if (!tms_saver_has_reclaimable(saver) || tms_saver_captures(saver) > 0) return;
     tms_devices_reclaim(saver->devices);
     tms_quarantine_retry_part(&saver->quarantine, false);
     tms_host_store_retry(&saver->stores.host);

@@ -34,6 +34,7 @@ tms_status_t tms_saver_init(tms_saver_t *saver, const tms_config_t *config, cons
     tms_registry_init(&saver->registry);
     tms_registry_init(&saver->aside);
     tms_capture_init(&saver->capture);
+    saver->callback_patience_seconds = TMS_CALLBACK_PATIENCE_SECONDS;
     atomic_init(&saver->host_policy, config->retain_cpu_backup ? TMS_HOST_RETAIN : config->host_policy);
     return TMS_OK;
 
@@ -274,34 +275,11 @@ tms_status_t tms_saver_free(tms_saver_t *saver, uint64_t address, tms_error_t *e
     return TMS_OK;
 }
 
-/* ---- captures ---- */
-
-tms_status_t tms_saver_capture_begin(tms_saver_t *saver, const tms_region_t *region, tms_error_t *error) {
-    tms_error_context_t context = {.operation = "capture_begin", .device = TMS_NO_DEVICE};
-    tms_status_t status = tms_saver_check_process(saver, &context, error);
-    if (status != TMS_OK) return status;
-    if (tms_transition_is_inside())
-        return tms_error_set(error, TMS_INVALID_STATE, &context,
-                             "this thread is inside pause() or resume(), which may wait for the device; do not begin a "
-                             "capture in signal handlers, callbacks or finalisers");
-    pthread_mutex_lock(&saver->lock);
-    /* A transition under way has asked already whether a capture is visible, and would wait for a device during this one. */
-    while (saver->transition_running) pthread_cond_wait(&saver->turn, &saver->lock);
-    status = tms_capture_begin(&saver->capture, region, &context, error);
-    pthread_mutex_unlock(&saver->lock);
-    return status;
-}
-
-void tms_saver_capture_end(tms_saver_t *saver) {
-    pthread_mutex_lock(&saver->lock);
-    bool ended = tms_capture_end(&saver->capture);
-    pthread_mutex_unlock(&saver->lock);
-    if (ended && !tms_capture_visible(&saver->capture) && !atomic_load(&saver->forked)) tms_saver_reclaim(saver);
-}
+/* ---- the end ---- */
 
 void tms_saver_release(tms_saver_t *saver) {
     tms_pendings_close(&saver->pendings, INFINITY);
-    while (tms_capture_visible(&saver->capture)) tms_saver_capture_end(saver);
+    while (tms_saver_capture_end(saver, 0)) continue;
     while (saver->registry.first) (void)tms_saver_free(saver, saver->registry.first->begin, NULL);
     tms_saver_reclaim(saver);
     tms_device_locks_destroy(&saver->device_locks);

@@ -30,6 +30,9 @@ typedef struct tms_peer_looks {
     uint32_t left_out, pause;   /* allocations since a look that failed, and how many of them do not look again */
 } tms_peer_looks_t;
 
+/* How long the begin of a capture waits for a callback of a pause or resume: far more than one takes that can run. */
+#define TMS_CALLBACK_PATIENCE_SECONDS 5.0
+
 typedef struct tms_saver {
     const tms_config_t *config;
     const tms_log_t *log;
@@ -40,7 +43,9 @@ typedef struct tms_saver {
     pthread_mutex_t lock;
     pthread_cond_t turn; /* broadcast when a transition ends */
     bool transition_running;
-    uint64_t marks; /* the last that a look of a transition has put on tags */
+    double callback_began; /* when the transition under way called back, on tms_wait_now's clock; 0: it is in no callback */
+    double callback_patience_seconds; /* TMS_CALLBACK_PATIENCE_SECONDS; tests use less */
+    uint64_t marks;                   /* the last that a look of a transition has put on tags */
     uint64_t steps; /* segments and tags that transitions have looked at under the lock; for tests of how that grows */
     tms_registry_t registry;
     tms_capture_t capture;
@@ -74,11 +79,34 @@ bool tms_saver_owns(tms_saver_t *saver, uint64_t address);
 /* peers.c. tms_api_t.refresh_peers: gives access to devices that have come into use. */
 tms_status_t tms_saver_refresh_peers(tms_saver_t *saver, tms_error_t *error);
 
-/* tms_api_t.capture_begin and capture_end. The end of the last one finishes the deferred frees. The begin waits for a
- * transition that is under way, so the caller must hold nothing that this needs to end (the GIL; no lock of ours); on a
- * thread that is itself inside one it is TMS_INVALID_STATE. */
-tms_status_t tms_saver_capture_begin(tms_saver_t *saver, const tms_region_t *region, tms_error_t *error);
-void tms_saver_capture_end(tms_saver_t *saver);
+/* saver_captures.c: tms_api_t.capture_begin, capture_end and the like. A begin waits for a transition that is under way, but
+ * not for longer than TMS_CALLBACK_PATIENCE_SECONDS for one of its callbacks, which may need what the caller holds (the
+ * GIL): then, and on a thread that is itself inside a transition, it is TMS_INVALID_STATE. `identity` may be NULL. */
+tms_status_t tms_saver_capture_begin(tms_saver_t *saver, const tms_region_t *region, uint64_t *identity, tms_error_t *error);
+/* A capture is about to begin on this stream; not the legacy one, which cannot be captured. */
+typedef struct tms_capture_begun {
+    uint64_t identity;   /* 0 where it was not announced */
+    bool known;          /* it is that of a capture whose end was not seen */
+    bool must_not_begin; /* on failure: a transition that could not be waited for would break the capture, and it that */
+} tms_capture_begun_t;
+tms_status_t tms_saver_capture_begin_on(tms_saver_t *saver, void *stream, tms_capture_begun_t *begun, tms_error_t *error);
+/* Ends what has this identity (0: the last one), or began on this stream. The end of the last one finishes the deferred
+ * frees. */
+bool tms_saver_capture_end(tms_saver_t *saver, uint64_t identity);
+void tms_saver_capture_end_on(tms_saver_t *saver, void *stream);
+/* For a call that destroys a stream, or (`stream` NULL) the context of a device: before it, what began there is taken out,
+ * because a stream that is gone must not be asked; after it that is told whether it is `gone`. `taken` has room for
+ * TMS_CAPTURE_MAX_NESTED. */
+size_t tms_saver_capture_take(tms_saver_t *saver, void *stream, int device, tms_capture_stream_t *taken);
+void tms_saver_capture_taken(tms_saver_t *saver, const tms_capture_stream_t *taken, size_t count, bool gone);
+/* Whether the stream on which this one began says that it captures. */
+bool tms_saver_capture_goes_on(tms_saver_t *saver, uint64_t identity);
+/* How many captures are under way. Asks the streams first, and drops those whose capture has ended without our knowing.
+ * Holds the lock meanwhile, so that no stream is destroyed under it. */
+int tms_saver_captures(tms_saver_t *saver);
+/* Around every callback that a transition makes. */
+void tms_saver_callback_begin(tms_saver_t *saver);
+void tms_saver_callback_end(tms_saver_t *saver);
 
 /* The settings for an allocation of this thread: its region, else a visible capture's, else the initial ones. */
 tms_region_t tms_saver_settings(tms_saver_t *saver);

@@ -18,8 +18,6 @@ typedef struct tms_state {
     tms_region_defaults_t regions;
     tms_saver_t saver;
     _Atomic(void *) real[TMS_MAX_HOOKS]; /* preload only: the runtime's own functions */
-    /* Preload only: the streams whose captures the interposers have announced, each once; 0 is a free entry. */
-    _Atomic uintptr_t capturing[TMS_CAPTURE_MAX_NESTED];
     _Atomic bool said_no_runtime;        /* preload only: no CUDA runtime to hand on to */
     _Atomic bool said_not_managed;       /* preload only: an allocation in a region had to be ordinary */
     _Atomic bool said_too_many_captures; /* preload only */

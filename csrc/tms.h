@@ -284,6 +284,16 @@ typedef struct tms_api {
      * force, or TMS_NO_SUCH_LEVEL: it was entered on another thread, or has been left. */
     tms_status_t (*region_enter)(const tms_region_settings_t *settings, uint64_t *level, tms_error_t *error);
     int32_t (*region_leave)(uint64_t level);
+
+    /* As capture_begin, but gives an identity for capture_retract, which is never 0: ends may come in any order. */
+    tms_status_t (*capture_announce)(const tms_region_settings_t *settings, uint64_t *identity, tms_error_t *error);
+    /* A capture is about to begin on `stream` (a CUstream). What this thread has announced and not begun yet is this one.
+     * The stream is asked later whether the capture goes on, so the end may go unseen where only the driver is told of it. A
+     * stream that has not been seen to end its last capture keeps that one's identity. Waits as capture_begin does. */
+    tms_status_t (*capture_begin_on)(void *stream, uint64_t *identity, tms_error_t *error);
+    /* That has ended, or failed to begin. `unless_it_goes_on`: only if its stream does not say that it captures. Whether
+     * there was one. */
+    int32_t (*capture_retract)(uint64_t identity, int32_t unless_it_goes_on);
 } tms_api_t;
 
 /* The table of the library that it is called in, or NULL if that library does not speak `version`. */

@@ -51,7 +51,7 @@ static void end_turn(tms_saver_t *saver) {
 /* Nothing may synchronise during a capture; better said before anything has changed. */
 static tms_status_t check_visible_captures(tms_transition_t *t, tms_error_t *error) {
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
-    int visible = tms_capture_visible(&t->saver->capture);
+    int visible = tms_saver_captures(t->saver);
     if (visible == 0) return TMS_OK;
     return tms_error_set(error, TMS_CAPTURE_IN_PROGRESS, &context, "%d stream capture%s under way; end %s first", visible,
                          visible == 1 ? " is" : "s are", visible == 1 ? "it" : "them");
@@ -297,15 +297,21 @@ tms_status_t tms_transition_attempt(tms_transition_t *t, tms_error_t *error) {
 
 void tms_transition_report_progress(const tms_transition_t *t) {
     const tms_selection_t *selection = t->selection;
-    if (selection->progress && t->total_bytes > 0)
-        selection->progress(selection->progress_context, atomic_load(&((tms_transition_t *)t)->done_bytes), t->total_bytes);
+    if (!selection->progress || t->total_bytes == 0) return;
+    tms_saver_callback_begin(t->saver);
+    selection->progress(selection->progress_context, atomic_load(&((tms_transition_t *)t)->done_bytes), t->total_bytes);
+    tms_saver_callback_end(t->saver);
 }
 
 /* What the call's tms_wait_t asks. */
 static int32_t poll(void *context) {
     const tms_transition_t *t = context;
     tms_transition_report_progress(t);
-    return t->selection->interrupted ? t->selection->interrupted(t->selection->interrupt_context) : 0;
+    if (!t->selection->interrupted) return 0;
+    tms_saver_callback_begin(t->saver);
+    int32_t stop = t->selection->interrupted(t->selection->interrupt_context);
+    tms_saver_callback_end(t->saver);
+    return stop;
 }
 
 static tms_status_t check_selection(const tms_transition_t *t, tms_error_t *error) {

@@ -130,52 +130,18 @@ static void *resolve_stream(void *stream, bool per_thread) {
     return per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
 }
 
-/* What a stream is called in the table. The handle of the thread's own default stream is the same on every thread; the
- * address of a variable of the thread is not. */
-static uintptr_t key_of(void *stream) {
-    static _Thread_local char own_stream;
-    return stream == (void *)CU_STREAM_PER_THREAD ? (uintptr_t)&own_stream : (uintptr_t)stream;
-}
-
-enum { NOT_ANNOUNCED = -1 };
-
-/* Makes a capture known, before it begins: a pause in between would break it. Returns its entry in the table, or
- * NOT_ANNOUNCED where the stream has one already (from a capture whose end we did not see) or there is none left. */
-static int announce(tms_state_t *state, uintptr_t stream) {
+/* Makes a capture known, before it begins: a pause in between would break it. False: it must not begin. */
+static bool announce(tms_state_t *state, void *stream, tms_capture_begun_t *begun) {
     tms_error_t error;
-    for (int i = 0; i < TMS_CAPTURE_MAX_NESTED; i++) {
-        if (atomic_load(&state->capturing[i]) == stream) return NOT_ANNOUNCED;
-    }
-    for (int i = 0; i < TMS_CAPTURE_MAX_NESTED; i++) {
-        uintptr_t free_entry = 0;
-        if (!atomic_compare_exchange_strong(&state->capturing[i], &free_entry, stream)) continue;
-        tms_status_t status = tms_saver_capture_begin(&state->saver, NULL, &error);
-        if (status == TMS_OK) return i;
-        atomic_store(&state->capturing[i], 0);
-        if (status == TMS_FORKED) return NOT_ANNOUNCED; /* nothing of the GPU's works here, captures included */
-        if (tms_transition_is_inside()) {
-            tms_log_write(&state->log, TMS_LOG_WARNING, "%s", error.message);
-            return NOT_ANNOUNCED;
-        }
-        break;
-    }
-    tms_log_once(&state->log, &state->said_too_many_captures, TMS_LOG_WARNING,
-                 "more than %d stream captures are under way at once; pause() will not see all of them",
-                 TMS_CAPTURE_MAX_NESTED);
-    return NOT_ANNOUNCED;
-}
-
-/* Takes the stream out of an entry, and counts one capture less if it was still there. */
-static bool retract(tms_state_t *state, int entry, uintptr_t stream) {
-    if (!atomic_compare_exchange_strong(&state->capturing[entry], &stream, 0)) return false;
-    tms_saver_capture_end(&state->saver);
-    return true;
-}
-
-static void retract_stream(tms_state_t *state, uintptr_t stream) {
-    for (int i = 0; i < TMS_CAPTURE_MAX_NESTED; i++) {
-        if (retract(state, i, stream)) return;
-    }
+    tms_status_t status = tms_saver_capture_begin_on(&state->saver, stream, begun, &error);
+    if (status == TMS_OK || status == TMS_FORKED) return true; /* nothing of the GPU's works there, captures included */
+    if (begun->must_not_begin || tms_transition_is_inside())
+        tms_log_write(&state->log, TMS_LOG_WARNING, "%s", error.message);
+    else
+        tms_log_once(&state->log, &state->said_too_many_captures, TMS_LOG_WARNING,
+                     "more than %d stream captures are under way at once; pause() will not see all of them",
+                     TMS_CAPTURE_MAX_NESTED);
+    return !begun->must_not_begin;
 }
 
 /* Whether a capture goes on although ending it failed, as it does on the wrong thread. */
@@ -190,22 +156,25 @@ static bool goes_on(const tms_state_t *state, void *stream) {
 #define BEGIN_CAPTURE(name, stream, per_thread, ...)                                                                        \
     do {                                                                                                                    \
         tms_state_t *state = tms_state(NULL);                                                                               \
-        uintptr_t key = key_of(resolve_stream((stream), (per_thread)));                                                     \
-        int entry = state ? announce(state, key) : NOT_ANNOUNCED;                                                           \
+        tms_capture_begun_t begun = {.identity = 0};                                                                        \
         tms_cuda_error_t result;                                                                                            \
+        if (state && !announce(state, resolve_stream((stream), (per_thread)), &begun))                                      \
+            return TMS_CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;                                                               \
         CALL_REAL(result, state, name, __VA_ARGS__);                                                                        \
-        if (result != TMS_CUDA_SUCCESS && entry != NOT_ANNOUNCED) (void)retract(state, entry, key);                         \
+        if (result != TMS_CUDA_SUCCESS && begun.identity && !begun.known)                                                   \
+            (void)tms_saver_capture_end(&state->saver, begun.identity);                                                     \
         return result;                                                                                                      \
     } while (0)
 
-/* An end that we saw no beginning of finds no entry and counts nothing. */
+/* An end that we saw no beginning of finds none and counts nothing. */
 #define END_CAPTURE(name, stream, per_thread, ...)                                                                          \
     do {                                                                                                                    \
         tms_state_t *state = tms_state(NULL);                                                                               \
         void *meant = resolve_stream((stream), (per_thread));                                                               \
         tms_cuda_error_t result;                                                                                            \
         CALL_REAL(result, state, name, __VA_ARGS__);                                                                        \
-        if (state && (result == TMS_CUDA_SUCCESS || !goes_on(state, meant))) retract_stream(state, key_of(meant));          \
+        if (state && (result == TMS_CUDA_SUCCESS || !goes_on(state, meant)))                                                \
+            tms_saver_capture_end_on(&state->saver, meant);                                                                 \
         return result;                                                                                                      \
     } while (0)
 
@@ -235,10 +204,29 @@ tms_cuda_error_t cudaStreamEndCapture_ptsz(void *stream, void **graph) {
     END_CAPTURE(cudaStreamEndCapture_ptsz, stream, true, stream, graph);
 }
 
+/* From before the call on, the stream is not asked any more whether it captures. */
 tms_cuda_error_t cudaStreamDestroy(void *stream) {
     tms_state_t *state = tms_state_if_made(); /* without one no capture was ever announced */
+    tms_capture_stream_t taken[TMS_CAPTURE_MAX_NESTED];
     tms_cuda_error_t result;
+    size_t count = state && stream ? tms_saver_capture_take(&state->saver, stream, TMS_NO_DEVICE, taken) : 0;
     CALL_REAL(result, state, cudaStreamDestroy, stream);
-    if (state && stream && result == TMS_CUDA_SUCCESS) retract_stream(state, key_of(stream));
+    if (count > 0) tms_saver_capture_taken(&state->saver, taken, count, result == TMS_CUDA_SUCCESS);
+    return result;
+}
+
+/* Nor are any streams of the device whose context goes. */
+tms_cuda_error_t cudaDeviceReset(void) {
+    const tms_error_context_t context = {.operation = "cudaDeviceReset", .device = TMS_NO_DEVICE};
+    tms_state_t *state = tms_state_if_made();
+    tms_capture_stream_t taken[TMS_CAPTURE_MAX_NESTED];
+    tms_cuda_error_t result;
+    size_t count = 0;
+    int device = TMS_NO_DEVICE;
+    if (state && tms_capture_visible(&state->saver.capture) > 0 &&
+        tms_devices_current(&state->devices, &device, &context, NULL) == TMS_OK)
+        count = tms_saver_capture_take(&state->saver, NULL, device, taken);
+    CALL_REAL(result, state, cudaDeviceReset);
+    if (count > 0) tms_saver_capture_taken(&state->saver, taken, count, result == TMS_CUDA_SUCCESS);
     return result;
 }

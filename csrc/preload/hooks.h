@@ -19,9 +19,9 @@
 #include "compat.h"
 #include "state.h"
 
-/* X(function, parameter list). Stream and graph handles are pointers. Destroying a stream is among them because it ends a
- * capture that is under way on it. The functions with the suffix are the ones that programs built for per-thread default
- * streams call. */
+/* X(function, parameter list). Stream and graph handles are pointers. Destroying a stream, or the context that it
+ * belongs to, is among them because it ends a capture that is under way there. The functions with the suffix are the ones
+ * that programs built for per-thread default streams call. */
 #define TMS_HOOKS(X)                                                                                                        \
     X(cudaMalloc, (void **address, size_t bytes))                                                                           \
     X(cudaFree, (void *address))                                                                                            \
@@ -34,7 +34,8 @@
       (void *stream, void *graph, const void *dependencies, const void *edges, size_t count, int mode))                     \
     X(cudaStreamEndCapture, (void *stream, void **graph))                                                                   \
     X(cudaStreamEndCapture_ptsz, (void *stream, void **graph))                                                              \
-    X(cudaStreamDestroy, (void *stream))
+    X(cudaStreamDestroy, (void *stream))                                                                                    \
+    X(cudaDeviceReset, (void))
 
 typedef enum tms_hook {
 #define TMS_HOOK_ENUMERATOR(name, parameters) TMS_HOOK_##name,

@@ -47,7 +47,9 @@
     TAKES(region_set, "(tag, backup, managed, host_policy=0)", "Changes this thread's innermost level in place.")           \
     TAKES(capture_begin, "(tag, backup, host_policy=0)",                                                                    \
           "A stream capture is about to begin; None: no settings for other threads.")                                       \
-    BARE(capture_end, "()", "A stream capture has ended.")                                                                  \
+    TAKES(capture_begin_on, "(stream)",                                                                                     \
+          "A stream capture is about to begin on this stream, which is asked later whether it goes on.")                    \
+    TAKES(capture_end, "(identity=0, unless_it_goes_on=False)", "A stream capture has ended; 0: the last one.")             \
     /* query_functions.c */                                                                                                 \
     BARE(refresh_peers, "()", "Gives devices that this process has begun to use access to managed memory.")                 \
     BARE(device_count, "()", "How many CUDA devices there are.")                                                            \

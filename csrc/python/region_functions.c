@@ -95,6 +95,7 @@ PyObject *tms_py_capture_begin(PyObject *module, PyObject *const *arguments, Py_
     tms_py_call_t call;
     tms_status_t status;
     tms_error_t error;
+    uint64_t identity;
 
     if (!tms_py_bind(&call, &signature, arguments, positional, keywords)) return NULL;
     has_settings = call.values[0] != Py_None;
@@ -103,18 +104,42 @@ PyObject *tms_py_capture_begin(PyObject *module, PyObject *const *arguments, Py_
         return NULL;
     tms_error_clear(&error);
     Py_BEGIN_ALLOW_THREADS;
-    status = api->capture_begin(has_settings ? &settings : NULL, &error);
+    status = api->capture_announce(has_settings ? &settings : NULL, &identity, &error);
     Py_END_ALLOW_THREADS;
-    if (status != TMS_OK) return tms_py_raise(&error);
-    Py_RETURN_NONE;
+    return status == TMS_OK ? PyLong_FromUnsignedLongLong(identity) : tms_py_raise(&error);
 }
 
-PyObject *tms_py_capture_end(PyObject *module, PyObject *unused) {
+PyObject *tms_py_capture_begin_on(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
+    static const tms_py_signature_t signature = {"capture_begin_on", 1, 1, {"stream"}};
     const tms_api_t *api = tms_py_api(module);
+    tms_py_call_t call;
+    tms_status_t status;
+    tms_error_t error;
+    uint64_t stream, identity;
 
-    (void)unused;
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_u64(&call, 0, &stream)) return NULL;
+    tms_error_clear(&error);
     Py_BEGIN_ALLOW_THREADS;
-    api->capture_end();
+    status = api->capture_begin_on((void *)(uintptr_t)stream, &identity, &error);
     Py_END_ALLOW_THREADS;
-    Py_RETURN_NONE;
+    return status == TMS_OK ? PyLong_FromUnsignedLongLong(identity) : tms_py_raise(&error);
+}
+
+PyObject *tms_py_capture_end(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
+    static const tms_py_signature_t signature = {"capture_end", 0, 2, {"identity", "unless_it_goes_on"}};
+    const tms_api_t *api = tms_py_api(module);
+    tms_py_call_t call;
+    uint64_t identity = 0;
+    bool unless = false, ended = true;
+
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) ||
+        (call.values[0] && !tms_py_get_u64(&call, 0, &identity)) || !tms_py_get_bool(&call, 1, &unless))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    if (identity)
+        ended = api->capture_retract(identity, unless) != 0;
+    else
+        api->capture_end();
+    Py_END_ALLOW_THREADS;
+    return PyBool_FromLong(ended);
 }

@@ -143,10 +143,16 @@ def get_host_policy() -> int: ...
 def close() -> None:
     """At the program's exit: no thread of the library's own calls the driver after this."""
 
-def capture_begin(tag: str | None, backup: int, host_policy: int = 0) -> None:
-    """A stream capture is about to begin. `tag` None: no settings for threads outside regions."""
+def capture_begin(tag: str | None, backup: int, host_policy: int = 0) -> int:
+    """A stream capture is about to begin. `tag` None: no settings for threads outside regions. The result names it."""
 
-def capture_end() -> None: ...
+def capture_begin_on(stream: int) -> int:
+    """A stream capture is about to begin on this CUstream, on this thread: what the thread has announced, if it has."""
+
+def capture_end(identity: int = 0, unless_it_goes_on: bool = False) -> bool:
+    """The capture of that name has ended, or failed to begin; 0: the last one. Whether there was one. `unless_it_goes_on`:
+    nothing, where its stream says that it captures."""
+
 def refresh_peers() -> None: ...
 def device_count() -> int: ...
 def active_devices() -> int:

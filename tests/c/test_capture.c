@@ -1,25 +1,45 @@
-/* The count of captures, and the settings that they lend. */
+/* The list of captures: what was announced, what was seen to begin on a stream, and which end is whose. */
 
 #include "support.h"
 
 static const tms_error_context_t CONTEXT = {.operation = "test", .device = TMS_NO_DEVICE};
 
+static uint64_t announce(tms_capture_t *capture, const tms_region_t *region) {
+    tms_error_t error;
+    uint64_t identity = 0;
+    ASSERT_OK(tms_capture_begin(capture, region, &identity, &CONTEXT, &error), error);
+    assert_int_not_equal(identity, 0);
+    return identity;
+}
+
+static tms_capture_stream_t stream_of(uintptr_t key) { return (tms_capture_stream_t){.key = key, .device = TMS_NO_DEVICE}; }
+
+static uint64_t begin_on(tms_capture_t *capture, uintptr_t key, bool expect_known) {
+    const tms_capture_stream_t where = stream_of(key);
+    tms_error_t error;
+    uint64_t identity = 0;
+    bool known = !expect_known;
+    ASSERT_OK(tms_capture_begin_on(capture, &where, &identity, &known, &CONTEXT, &error), error);
+    assert_int_not_equal(identity, 0);
+    assert_int_equal(known, expect_known);
+    return identity;
+}
+
 static void captures_nest_and_end_in_pairs(void **state) {
     (void)state;
     tms_capture_t capture;
-    tms_error_t error;
     tms_region_t region, outer = {.managed = true, .backup = TMS_BACKUP_PINNED};
     tms_capture_init(&capture);
-    assert_false(tms_capture_end(&capture));
+    assert_false(tms_capture_end_last(&capture));
     assert_false(tms_capture_settings(&capture, &region));
-    ASSERT_OK(tms_capture_begin(&capture, &outer, &CONTEXT, &error), error);
-    ASSERT_OK(tms_capture_begin(&capture, NULL, &CONTEXT, &error), error);
+    announce(&capture, &outer);
+    announce(&capture, NULL);
     assert_int_equal(tms_capture_visible(&capture), 2);
     assert_true(tms_capture_settings(&capture, &region)); /* the inner one has none: the outer one's count */
     assert_int_equal(region.backup, TMS_BACKUP_PINNED);
-    assert_true(tms_capture_end(&capture));
-    assert_true(tms_capture_end(&capture));
-    assert_false(tms_capture_end(&capture));
+    assert_true(tms_capture_end_last(&capture));
+    assert_true(tms_capture_end_last(&capture));
+    assert_false(tms_capture_end_last(&capture));
     assert_int_equal(tms_capture_visible(&capture), 0);
 }
 
@@ -27,16 +47,114 @@ static void too_many_is_an_error_and_changes_nothing(void **state) {
     (void)state;
     tms_capture_t capture;
     tms_error_t error;
+    uint64_t identity = 0;
+    bool known = false;
+    const tms_capture_stream_t where = stream_of(1);
     tms_capture_init(&capture);
-    for (int i = 0; i < TMS_CAPTURE_MAX_NESTED; i++) ASSERT_OK(tms_capture_begin(&capture, NULL, &CONTEXT, &error), error);
-    assert_int_equal(tms_capture_begin(&capture, NULL, &CONTEXT, &error), TMS_INVALID_STATE);
+    for (int i = 0; i < TMS_CAPTURE_MAX_NESTED; i++) begin_on(&capture, (uintptr_t)i + 2, false);
+    assert_int_equal(tms_capture_begin(&capture, NULL, &identity, &CONTEXT, &error), TMS_INVALID_STATE);
+    assert_int_equal(tms_capture_begin_on(&capture, &where, &identity, &known, &CONTEXT, &error), TMS_INVALID_STATE);
+    assert_int_equal(identity, 0);
     assert_int_equal(tms_capture_visible(&capture), TMS_CAPTURE_MAX_NESTED);
+}
+
+static void an_end_is_its_own_beginnings(void **state) {
+    (void)state;
+    tms_capture_t capture;
+    tms_region_t region, first = {.managed = true, .backup = TMS_BACKUP_PINNED},
+                         second = {.managed = true, .backup = TMS_BACKUP_DISK};
+    tms_capture_init(&capture);
+    uint64_t one = announce(&capture, &first), other = announce(&capture, &second);
+    assert_int_not_equal(one, other);
+    assert_true(tms_capture_end(&capture, one)); /* not the last */
+    assert_true(tms_capture_settings(&capture, &region));
+    assert_int_equal(region.backup, TMS_BACKUP_DISK);
+    assert_false(tms_capture_end(&capture, one)); /* once */
+    assert_false(tms_capture_end(&capture, 0));
+    assert_true(tms_capture_end(&capture, other));
+    assert_false(tms_capture_settings(&capture, &region));
+}
+
+/* cuda_graph() announces, and then the capture is seen to begin: that is one capture, whichever part ends first. */
+static void what_was_announced_and_begins_counts_once(void **state) {
+    (void)state;
+    tms_region_t region, settings = {.managed = true};
+    for (int announced_first = 0; announced_first < 2; announced_first++) {
+        tms_capture_t capture;
+        tms_capture_init(&capture);
+        uint64_t announced = announce(&capture, &settings), begun = begin_on(&capture, 7, false);
+        assert_int_not_equal(announced, begun);
+        assert_int_equal(tms_capture_visible(&capture), 1);
+        assert_true(tms_capture_end(&capture, announced_first ? announced : begun));
+        assert_int_equal(tms_capture_visible(&capture), 1);
+        assert_int_equal(tms_capture_settings(&capture, &region), !announced_first);
+        assert_true(tms_capture_end(&capture, announced_first ? begun : announced));
+        assert_int_equal(tms_capture_visible(&capture), 0);
+    }
+}
+
+static void *announce_there(void *argument) {
+    announce(argument, NULL);
+    return NULL;
+}
+
+static void what_another_thread_announced_is_another_capture(void **state) {
+    (void)state;
+    tms_capture_t capture;
+    pthread_t thread;
+    tms_capture_init(&capture);
+    assert_int_equal(pthread_create(&thread, NULL, announce_there, &capture), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    begin_on(&capture, 7, false);
+    begin_on(&capture, 8, false);
+    assert_int_equal(tms_capture_visible(&capture), 3);
+}
+
+static void a_stream_has_one_capture(void **state) {
+    (void)state;
+    tms_capture_t capture;
+    tms_capture_init(&capture);
+    uint64_t first = begin_on(&capture, 7, false), other = begin_on(&capture, 8, false);
+    assert_int_equal(begin_on(&capture, 7, true), first);
+    assert_int_equal(tms_capture_visible(&capture), 2);
+    assert_int_equal(tms_capture_find(&capture, 8), other);
+    assert_int_equal(tms_capture_find(&capture, 9), 0);
+    assert_true(tms_capture_end(&capture, first));
+    assert_int_equal(tms_capture_find(&capture, 7), 0);
+    assert_true(tms_capture_end_last(&capture)); /* where nothing was announced */
+    assert_int_equal(tms_capture_visible(&capture), 0);
+}
+
+static bool is_seven(void *asked, const tms_capture_stream_t *where) {
+    ++*(int *)asked;
+    return where->key == 7;
+}
+
+static void what_has_ended_is_dropped_whole(void **state) {
+    (void)state;
+    tms_capture_t capture;
+    int asked = 0;
+    tms_capture_init(&capture);
+    uint64_t announced = announce(&capture, NULL);
+    begin_on(&capture, 7, false);
+    begin_on(&capture, 8, false);
+    announce(&capture, NULL); /* has no stream to ask */
+    assert_int_equal(tms_capture_drop(&capture, is_seven, &asked), 1);
+    assert_int_equal(asked, 2);
+    assert_int_equal(tms_capture_visible(&capture), 2);
+    assert_false(tms_capture_end(&capture, announced));
+    assert_int_not_equal(tms_capture_find(&capture, 8), 0);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(captures_nest_and_end_in_pairs),
         cmocka_unit_test(too_many_is_an_error_and_changes_nothing),
+        cmocka_unit_test(an_end_is_its_own_beginnings),
+        cmocka_unit_test(what_was_announced_and_begins_counts_once),
+        cmocka_unit_test(what_another_thread_announced_is_another_capture),
+        cmocka_unit_test(a_stream_has_one_capture),
+        cmocka_unit_test(what_has_ended_is_dropped_whole),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

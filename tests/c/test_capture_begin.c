@@ -14,13 +14,14 @@ typedef struct other {
     pthread_t thread;
     uint64_t address;
     tms_segment_state_t state; /* of `address`, when its call had ended */
+    bool must_not_begin;
     tms_status_t status;
     tms_error_t error;
 } other_t;
 
 static void *begin_capture(void *argument) {
     other_t *other = argument;
-    other->status = tms_saver_capture_begin(&other->fixture->saver, NULL, &other->error);
+    other->status = tms_saver_capture_begin(&other->fixture->saver, NULL, NULL, &other->error);
     other->state = state_of(other->fixture, other->address);
     return NULL;
 }
@@ -65,7 +66,7 @@ static void a_capture_waits_for_the_call_under_way(void **state) {
     ASSERT_OK(script.capture.status, script.capture.error);
     assert_int_equal(script.capture.state, TMS_SEGMENT_PAUSED); /* and not still PAUSING */
     assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_CAPTURE_IN_PROGRESS);
-    tms_saver_capture_end(&f->saver);
+    (void)tms_saver_capture_end(&f->saver, 0);
     ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
     destroy_stream(f, stream);
 }
@@ -90,14 +91,82 @@ static void a_capture_that_waits_keeps_nobody_from_the_turn(void **state) {
     bool paused = script.pause.status == TMS_OK;
     if (!paused) assert_int_equal(script.pause.status, TMS_CAPTURE_IN_PROGRESS);
     assert_int_equal(state_of(f, other), paused ? TMS_SEGMENT_PAUSED : TMS_SEGMENT_ACTIVE);
-    tms_saver_capture_end(&f->saver);
+    (void)tms_saver_capture_end(&f->saver, 0);
     ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
     destroy_stream(f, stream);
 }
 
+/* A callback that does not return before a capture of another thread has begun or failed, as one that needs the GIL which
+ * that thread holds. */
+typedef struct needy {
+    other_t capture, on_stream;
+    int called;
+} needy_t;
+
+static void *begin_capture_on(void *argument) {
+    other_t *other = argument;
+    int stream = 0; /* its address is as good as a stream's */
+    tms_capture_begun_t begun;
+    other->status = tms_saver_capture_begin_on(&other->fixture->saver, &stream, &begun, &other->error);
+    other->must_not_begin = begun.must_not_begin;
+    return NULL;
+}
+
+static void need_what_they_hold(needy_t *needy) {
+    if (needy->called++ > 0) return;
+    assert_int_equal(pthread_create(&needy->capture.thread, NULL, begin_capture, &needy->capture), 0);
+    assert_int_equal(pthread_create(&needy->on_stream.thread, NULL, begin_capture_on, &needy->on_stream), 0);
+    assert_int_equal(pthread_join(needy->capture.thread, NULL), 0);
+    assert_int_equal(pthread_join(needy->on_stream.thread, NULL), 0);
+    simulator()->open_gate(GATE);
+}
+
+static int32_t needy_interrupted(void *context) {
+    need_what_they_hold(context);
+    return 0;
+}
+static int32_t needy_find_live(void *context, tms_live_t *live) {
+    need_what_they_hold(context);
+    *live = (tms_live_t){.allocation_count = 0};
+    return 1;
+}
+static void needy_progress(void *context, uint64_t done_bytes, uint64_t total_bytes) {
+    (void)done_bytes;
+    (void)total_bytes;
+    need_what_they_hold(context);
+}
+
+static void a_capture_does_not_wait_for_a_callback_that_waits_for_it(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    needy_t needy[3];
+    const tms_selection_t selections[] = {{.interrupted = needy_interrupted, .interrupt_context = &needy[0]},
+                                          {.find_live = needy_find_live, .live_context = &needy[1]},
+                                          {.progress = needy_progress, .progress_context = &needy[2]}};
+    alarm(GIVE_UP_SECONDS);
+    f->saver.callback_patience_seconds = 0.01;
+    for (size_t i = 0; i < sizeof selections / sizeof *selections; i++) {
+        uint64_t address = allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB);
+        fill(address, 2 * MIB, 1);
+        CUstream stream = i == 0 ? launch_behind_gate(f, GATE, allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB)) : NULL;
+        needy[i] = (needy_t){.capture = {.fixture = f, .address = address}, .on_stream = {.fixture = f}};
+        ASSERT_OK(pause_selected(f, &selections[i], NULL, &error), error);
+        assert_true(needy[i].called > 0);
+        assert_int_equal(needy[i].capture.status, TMS_INVALID_STATE);
+        assert_non_null(strstr(needy[i].capture.error.message, "GIL"));
+        assert_int_equal(needy[i].on_stream.status, TMS_INVALID_STATE);
+        assert_true(needy[i].on_stream.must_not_begin);
+        assert_int_equal(tms_capture_visible(&f->saver.capture), 0);
+        ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+        assert_filled(address, 2 * MIB, 1);
+        if (stream) destroy_stream(f, stream);
+    }
+    alarm(0);
+}
+
 static int32_t begin_inside(void *context) {
     other_t *other = context;
-    other->status = tms_saver_capture_begin(&other->fixture->saver, NULL, &other->error);
+    other->status = tms_saver_capture_begin(&other->fixture->saver, NULL, NULL, &other->error);
     simulator()->open_gate(GATE);
     return 0;
 }
@@ -142,7 +211,7 @@ static void a_capture_while_a_resume_waits_for_memory(void **state) {
     assert_int_equal(resume_selected(f, &selection, NULL, &error), TMS_CAPTURE_IN_PROGRESS);
     ASSERT_OK(script.capture.status, script.capture.error);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
-    tms_saver_capture_end(&f->saver);
+    (void)tms_saver_capture_end(&f->saver, 0);
     ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
     assert_filled(address, 40 * MIB, 1);
 }
@@ -154,6 +223,7 @@ typedef struct late {
     int asked;
     bool started;
     tms_status_t capture_status, pause_status;
+    uint64_t identity;
     tms_error_t error;
 } late_t;
 
@@ -164,7 +234,7 @@ static int32_t capture_and_end_the_other(void *context) {
     const tms_error_context_t here = {.operation = "test", .device = TMS_NO_DEVICE};
     tms_saver_t *saver = &late->fixture->saver;
     pthread_mutex_lock(&saver->lock);
-    late->capture_status = tms_capture_begin(&saver->capture, NULL, &here, NULL);
+    late->capture_status = tms_capture_begin(&saver->capture, NULL, &late->identity, &here, NULL);
     pthread_mutex_unlock(&saver->lock);
     simulator()->open_gate(GATE);
     return 0;
@@ -201,7 +271,7 @@ static void a_capture_that_began_while_a_pause_waited_for_its_turn(void **state)
     assert_int_equal(late.capture_status, TMS_OK);
     assert_int_equal(late.pause_status, TMS_CAPTURE_IN_PROGRESS);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
-    tms_saver_capture_end(&f->saver);
+    (void)tms_saver_capture_end(&f->saver, 0);
     destroy_stream(f, stream);
 }
 
@@ -238,6 +308,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(a_capture_waits_for_the_call_under_way),
         TEST(a_capture_that_waits_keeps_nobody_from_the_turn),
+        TEST(a_capture_does_not_wait_for_a_callback_that_waits_for_it),
         TEST(a_capture_from_inside_is_refused),
         TEST(a_capture_while_a_resume_waits_for_memory),
         TEST(a_capture_that_began_while_a_pause_waited_for_its_turn),

@@ -141,6 +141,8 @@ static bool is_optional(const char *call) {
                                            "cuCtxGetCurrent",
                                            "cuCtxPopCurrent",
                                            "cuStreamIsCapturing",
+                                           "cuStreamGetCtx",
+                                           "cuCtxGetId",
                                            "cuMemAddressFree",
                                            "cuStreamDestroy",
                                            "cuEventDestroy",

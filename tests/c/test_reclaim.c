@@ -83,11 +83,11 @@ static void a_capture_lets_nothing_be_tried_again(void **state) {
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     simulator()->fail_after("cuMemRelease", 0, 1, CUDA_ERROR_UNKNOWN);
     assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
-    ASSERT_OK(tms_saver_capture_begin(&f->saver, NULL, &error), error);
+    ASSERT_OK(tms_saver_capture_begin(&f->saver, NULL, NULL, &error), error);
     simulator()->clear_counts();
     tms_saver_reclaim(&f->saver);
     assert_int_equal(simulator()->calls("cuMemRelease"), 0);
-    tms_saver_capture_end(&f->saver);
+    (void)tms_saver_capture_end(&f->saver, 0);
     assert_int_equal(simulator()->calls("cuMemRelease"), 1);
     assert_nothing_waits(&f->saver);
 }

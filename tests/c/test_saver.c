@@ -156,7 +156,7 @@ static void a_free_during_a_capture_is_deferred(void **state) {
     tms_counters_t counters;
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     simulator()->clear_counts();
-    ASSERT_OK(tms_saver_capture_begin(&f->saver, NULL, &error), error);
+    ASSERT_OK(tms_saver_capture_begin(&f->saver, NULL, NULL, &error), error);
     assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
     assert_int_equal(simulator()->calls("cuCtxSynchronize"), 0);
     assert_int_equal(simulator()->calls("cuMemUnmap"), 0);
@@ -164,7 +164,7 @@ static void a_free_during_a_capture_is_deferred(void **state) {
     tms_saver_counters(&f->saver, &counters);
     assert_int_equal(counters.deferred_frees, 1);
     assert_int_equal(counters.allocations, 0);
-    tms_saver_capture_end(&f->saver);
+    (void)tms_saver_capture_end(&f->saver, 0);
     assert_int_equal(physical_bytes(0), 0);
     tms_saver_counters(&f->saver, &counters);
     assert_int_equal(counters.deferred_frees, 0);
@@ -177,13 +177,13 @@ static void a_capture_lends_its_settings_to_threads_outside_regions(void **state
     tms_region_t region;
     int depth = 0;
     ASSERT_OK(tms_region_from_settings(&f->regions, &settings, &region, &error), error);
-    ASSERT_OK(tms_saver_capture_begin(&f->saver, &region, &error), error);
+    ASSERT_OK(tms_saver_capture_begin(&f->saver, &region, NULL, &error), error);
     assert_string_equal(tms_saver_settings(&f->saver).tag->name, "cuda_graph");
     settings.tag = "inner";
     ASSERT_OK(tms_region_push(&f->regions, &settings, &depth, &error), error);
     assert_string_equal(tms_saver_settings(&f->saver).tag->name, "inner");
     tms_region_pop(&f->regions, depth);
-    tms_saver_capture_end(&f->saver);
+    (void)tms_saver_capture_end(&f->saver, 0);
     assert_string_equal(tms_saver_settings(&f->saver).tag->name, TMS_DEFAULT_TAG);
 }
 

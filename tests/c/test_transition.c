@@ -221,10 +221,10 @@ static void a_capture_forbids_both_before_anything_changes(void **state) {
     tms_error_t error;
     uint64_t address = allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB);
     simulator()->clear_counts();
-    ASSERT_OK(tms_saver_capture_begin(&f->saver, NULL, &error), error);
+    ASSERT_OK(tms_saver_capture_begin(&f->saver, NULL, NULL, &error), error);
     assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_CAPTURE_IN_PROGRESS);
     assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_CAPTURE_IN_PROGRESS);
-    tms_saver_capture_end(&f->saver);
+    (void)tms_saver_capture_end(&f->saver, 0);
     assert_int_equal(simulator()->calls("cuCtxSynchronize"), 0);
     assert_int_equal(simulator()->calls("cuMemHostRegister"), 0);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);

@@ -24,6 +24,8 @@ TOLERATED = {
     "pthread_create": "the calling thread, or a later call, does it",
     "cuMemHostRegister": "ordinary memory serves as well, only slower",
     "cuThreadExchangeStreamCaptureMode": "only a capture under way would notice",
+    "cuStreamGetCtx": "the stream is then not asked whether its capture goes on",
+    "cuCtxGetId": "the stream is then not asked whether its capture goes on",
     "mincore": "the memory is then touched page by page",
     "syscall": "memory of another node serves as well; files are written and read without io_uring",
     "sched_getaffinity": "the number of processors is asked for in another way",

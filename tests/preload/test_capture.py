@@ -32,6 +32,8 @@ def test_pause_during_a_capture_fails_and_changes_nothing(run_scenario: Scenario
         "unseen_end",
         "announced_settings",
         "captures_of_many_threads",
+        "end_by_the_driver",
+        "reset_device",
     ],
 )
 def test_scenario_without_a_word_in_the_log(run_scenario: Scenario, scenario: str) -> None:
@@ -41,6 +43,12 @@ def test_scenario_without_a_word_in_the_log(run_scenario: Scenario, scenario: st
 def test_a_capture_whose_end_failed_still_counts(run_scenario: Scenario) -> None:
     done = run_scenario("capture", "failed_end", silent=False)
     assert len(done.stderr.splitlines()) == 1 and " error: pause: " in done.stderr
+
+
+def test_a_capture_does_not_wait_for_a_callback_that_waits_for_its_thread(run_scenario: Scenario) -> None:
+    done = run_scenario("capture", "begin_with_what_a_callback_needs", silent=False)
+    assert len(done.stderr.splitlines()) == 1
+    assert " warning: capture_begin: " in done.stderr and "perhaps because this thread holds the GIL" in done.stderr
 
 
 def test_more_captures_than_can_be_remembered_are_one_warning(run_scenario: Scenario) -> None:

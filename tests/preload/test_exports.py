@@ -65,7 +65,7 @@ def test_exports_are_exactly_the_list(libraries: Any) -> None:
     assert {name for name in exported if name.startswith("cu")} == {
         name
         for name in exported
-        if re.match(r"cuda(Malloc|Free|DeviceEnablePeerAccess|Stream(Begin|End)Capture|StreamDestroy)", name)
+        if re.match(r"cuda(Malloc|Free|DeviceEnablePeerAccess|Stream(Begin|End)Capture|StreamDestroy|DeviceReset)", name)
     }
 
 

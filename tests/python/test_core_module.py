@@ -153,6 +153,9 @@ def test_two_copies_of_the_module_share_the_state(simulator: Any) -> None:
         ("set_disk_directory", (3,), TypeError, "str, bytes or os.PathLike"),
         ("set_disk_directory", ("a\0b",), ValueError, "null byte"),
         ("capture_begin", (3, 0), TypeError, "tag must be a str"),
+        ("capture_begin_on", ("x",), TypeError, "stream must be an int"),
+        ("capture_end", ("x",), TypeError, "identity must be an int"),
+        ("capture_end", (1, 1), TypeError, "unless_it_goes_on must be a bool"),
         ("tag_info", ("",), ValueError, r"tag_info\(\): a tag"),
         ("find", ("x",), TypeError, "address must be an int"),
         ("device_memory", (0.0,), TypeError, "device must be an int"),
@@ -370,6 +373,22 @@ def test_capture_refuses_pause_and_lends_its_settings(simulator: Any) -> None:
     _core.capture_end()
     assert _core.counters()["visible_captures"] == 0
     assert _core.pause(None, None)[0] == 1
+
+
+def test_each_capture_ends_by_its_own_name(simulator: Any) -> None:
+    first = _core.capture_begin("cuda_graph", _core.BACKUP_NONE)
+    second = _core.capture_begin("other", _core.BACKUP_NONE)
+    assert first and second and first != second
+    assert _core.capture_end(first)
+    assert not _core.capture_end(first)
+    address = _core.allocate(MIB, 0)
+    row = _core.find(address)
+    assert row is not None and row[7] == "other"
+    begun = _core.capture_begin_on(1 << 40)  # The announced one, of this thread.
+    assert _core.counters()["visible_captures"] == 1
+    assert _core.capture_end(second) and _core.counters()["visible_captures"] == 1
+    assert _core.capture_end(identity=begun, unless_it_goes_on=True) and _core.counters()["visible_captures"] == 0
+    _core.free(address)
 
 
 # Host buffers.

@@ -5,6 +5,7 @@
 #include "support.h"
 
 int cuStreamEndCapture(void *stream, void **graph);
+int cudaDeviceReset(void);
 
 static void *new_stream(void) {
     void *stream = NULL;
@@ -176,6 +177,92 @@ static void unseen_end(void) {
     EQUAL(captures(), 0);
 }
 
+/* Nor does such an end keep a pause from working: the stream is asked. */
+static void end_by_the_driver(void) {
+    void *stream = new_stream(), *graph = NULL;
+    TMS(tms_set_interesting_region)(true);
+    void *address = allocate(2 * MIB), *freed = allocate(2 * MIB);
+    EQUAL(cudaStreamBeginCapture(stream, CAPTURE_MODE_RELAXED), SUCCESS);
+    EQUAL(cudaFree(freed), SUCCESS);
+    EQUAL(counters().deferred_frees, 1);
+    EQUAL(cuStreamEndCapture(stream, &graph), SUCCESS);
+    EQUAL(captures(), 1);
+    EQUAL(TMS(tms_pause)(NULL), SUCCESS);
+    EQUAL(captures(), 0);
+    EQUAL(counters().deferred_frees, 0);
+    EQUAL(usage_of(0).physical_bytes, 0);
+    EQUAL(cudaFree(address), SUCCESS);
+}
+
+/* A reset ends the captures of its device, and of no other. */
+static void reset_device(void) {
+    void *stream[2], *graph = NULL;
+    TMS(tms_set_interesting_region)(true);
+    void *address = allocate(2 * MIB);
+    for (int device = 0; device < 2; device++) {
+        EQUAL(cudaSetDevice(device), SUCCESS);
+        stream[device] = new_stream();
+        EQUAL(cudaStreamBeginCapture(stream[device], CAPTURE_MODE_RELAXED), SUCCESS);
+    }
+    EQUAL(captures(), 2);
+    EQUAL(tms_sim_fail_after("cudaDeviceReset", 0, 1, CAPTURE_UNSUPPORTED), 0);
+    EQUAL(cudaSetDevice(0), SUCCESS);
+    EQUAL(cudaDeviceReset(), CAPTURE_UNSUPPORTED);
+    EQUAL(captures(), 2);
+    EQUAL(cudaDeviceReset(), SUCCESS);
+    EQUAL(captures(), 1);
+    EQUAL(cudaSetDevice(1), SUCCESS);
+    EQUAL(cudaStreamEndCapture(stream[1], &graph), SUCCESS);
+    EQUAL(captures(), 0);
+    EQUAL(TMS(tms_pause)(NULL), SUCCESS);
+    EQUAL(segment_of(address).state, TMS_SEGMENT_PAUSED);
+    EQUAL(cudaFree(address), SUCCESS);
+}
+
+/* What a Python program's GIL is: the callback of a pause needs it, and the thread that begins a capture holds it. */
+static pthread_mutex_t gil = PTHREAD_MUTEX_INITIALIZER;
+static pthread_barrier_t in_callback;
+
+static int32_t find_live(void *context, tms_live_t *live) {
+    (void)context;
+    (void)live;
+    pthread_barrier_wait(&in_callback);
+    EQUAL(pthread_mutex_lock(&gil), 0);
+    EQUAL(pthread_mutex_unlock(&gil), 0);
+    return 1;
+}
+
+static void *pause_everything(void *argument) {
+    (void)argument;
+    const tms_selection_t selection = {.find_live = find_live};
+    tms_error_t error;
+    EQUAL(API()->pause(&selection, NULL, &error), TMS_OK);
+    return NULL;
+}
+
+static void begin_with_what_a_callback_needs(void) {
+    const tms_region_settings_t region = {.managed = 1, .backup = TMS_BACKUP_PINNED, .tag = "a"};
+    void *stream = new_stream(), *graph = NULL;
+    pthread_t thread;
+    int32_t depth = 0;
+    EQUAL(API()->region_push(&region, &depth, NULL), TMS_OK);
+    void *address = allocate(2 * MIB);
+    API()->region_pop(depth);
+    EQUAL(pthread_barrier_init(&in_callback, NULL, 2), 0);
+    EQUAL(pthread_mutex_lock(&gil), 0);
+    EQUAL(pthread_create(&thread, NULL, pause_everything, NULL), 0);
+    pthread_barrier_wait(&in_callback);
+    EQUAL(cudaStreamBeginCapture(stream, CAPTURE_MODE_RELAXED), CAPTURE_UNSUPPORTED);
+    EQUAL(captures(), 0);
+    CHECK(cuStreamEndCapture(stream, &graph) != SUCCESS); /* it has not begun */
+    EQUAL(pthread_mutex_unlock(&gil), 0);
+    EQUAL(pthread_join(thread, NULL), 0);
+    EQUAL(segment_of(address).state, TMS_SEGMENT_PAUSED);
+    EQUAL(cudaStreamBeginCapture(stream, CAPTURE_MODE_RELAXED), SUCCESS);
+    EQUAL(cudaStreamEndCapture(stream, &graph), SUCCESS);
+    EQUAL(cudaFree(address), SUCCESS);
+}
+
 /* cuda_graph() announces the capture with its settings before the interposer sees it. They are for torch's pools, whose
  * allocations may come from threads that are in no region, as autograd's are; a thread that is in one keeps its own. A
  * cudaMalloc of another thread is no business of the graph's. */
@@ -206,7 +293,7 @@ static void announced_settings(void) {
     int32_t depth = 0;
     EQUAL(API()->capture_begin(&settings, NULL), TMS_OK);
     EQUAL(cudaStreamBeginCapture(stream, CAPTURE_MODE_RELAXED), SUCCESS);
-    EQUAL(captures(), 2);
+    EQUAL(captures(), 1); /* it is the one that was announced */
     void *pooled = from_another_thread(allocate_for_pool);
     EQUAL(strcmp(segment_of(pooled).tag, "cuda_graph"), 0);
     EQUAL(segment_of(pooled).backup, TMS_BACKUP_MMAP);
@@ -262,4 +349,5 @@ static void captures_of_many_threads(void) {
 
 MAIN(SCENARIO(pause_fails), SCENARIO(free_is_deferred), SCENARIO(allocation_during_capture), SCENARIO(every_begin),
      SCENARIO(count_cannot_drift), SCENARIO(failed_end), SCENARIO(destroyed_stream), SCENARIO(unseen_end),
-     SCENARIO(announced_settings), SCENARIO(many_captures), SCENARIO(captures_of_many_threads))
+     SCENARIO(announced_settings), SCENARIO(many_captures), SCENARIO(captures_of_many_threads), SCENARIO(end_by_the_driver),
+     SCENARIO(reset_device), SCENARIO(begin_with_what_a_callback_needs))
