@@ -2,7 +2,8 @@
 
 It can where what torch allocates in that pool is managed:
 
-- preloaded, in any pool: inside the capture a region's settings are in force, and torch calls cudaMalloc, which is ours;
+- preloaded, in any pool: inside the capture a region's settings are in force, and torch calls cudaMalloc, which is ours. Not
+  for expandable segments, which torch makes in every pool without an allocator while they are on;
 - otherwise in a pool with our allocator. torch makes the pool of a bare token (``graph_pool_handle()``) at its first use,
   and no allocator can be attached to it. Whether a pool has ours is seen by its segments, or by an allocation.
 
@@ -25,8 +26,8 @@ _DEFAULT_POOL: PoolId = (0, 0)
 #: What torch says where a routing is ended that is not in force.
 _NOT_ROUTED = "not currently recording to mempool_id"
 _WAYS_OUT = (
-    'start the process with the preload library (hook mode "preload"; see configure_subprocess()), or give cuda_graph() the '
-    "id of a torch.cuda.MemPool that was made with this package's allocator"
+    'start the process with the preload library (hook mode "preload"; see configure_subprocess()) and without PyTorch\'s '
+    "expandable_segments, or give cuda_graph() the id of a torch.cuda.MemPool that was made with this package's allocator"
 )
 
 
@@ -57,7 +58,7 @@ def names_pool_to_use(torch: TorchCuda, token: PoolId, tag: str, backup: int, de
             operation="cuda_graph",
             tag=paused[7],
         )
-    if not _core.preloaded:
+    if not _core.preloaded or torch.settings().get("expandable_segments", False):
         if len(managed) < len(found):
             raise InvalidStateError(
                 f"graph pool {token} already holds memory that is not managed: give cuda_graph() a token that only "

@@ -200,6 +200,25 @@ def test_a_token_that_a_plain_graph_uses_after_a_managed_one() -> None:
     step.kept.clear()
 
 
+def test_a_token_s_pool_is_replaced_while_expandable_segments_are_on() -> None:
+    """torch makes them without cudaMalloc, in every pool that has no allocator: what it put there could not be paused."""
+    token = Token(BARE)
+    step = Step()
+    graph, other = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    try:
+        step.capture(graph, token.id, symmetric=False)
+        assert all(is_managed(tensor) for tensor in step.kept)
+        with pytest.raises(errors.InvalidStateError, match="expandable_segments"):
+            step.capture(other, token.id, symmetric=True)
+        cycle()
+        step.check(graph)
+    finally:
+        torch.cuda.memory._set_allocator_settings("expandable_segments:False")
+    del graph, other
+    step.kept.clear()
+
+
 def test_gradients_in_a_token_are_managed() -> None:
     """Autograd's own threads are in no region: what they allocate in a pool of torch's would be ordinary memory."""
     token = Token(BARE)

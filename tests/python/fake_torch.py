@@ -94,6 +94,7 @@ class FakeTorch:
         self.device = 0
         self.active_devices = 1 << 0
         self.emptied = 0
+        self.expandable_segments = False
         self.next = 0
         self.unmanaged_address = 1 << 60
         self.stream: object = "main stream"
@@ -166,6 +167,9 @@ class FakeTorch:
 
     def is_capturing(self) -> bool:
         return bool(self.capturing)
+
+    def settings(self) -> dict[str, Any]:
+        return {"expandable_segments": self.expandable_segments}
 
     def has_our_allocator(self, pool: PoolId, device: int) -> bool:
         return self.managed.get(pool, False)

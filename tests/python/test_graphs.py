@@ -144,6 +144,22 @@ def test_a_token_s_own_pool_is_used_in_a_preloaded_process(
     assert _core.region_current()[3] == 0
 
 
+def test_expandable_segments_do_not_come_from_cuda_malloc(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, preloaded: None
+) -> None:
+    fake_torch.expandable_segments = True
+    graph, address = capture(saver, fake_torch, pool=TOKEN, tag="g")
+    assert graph.pool() != TOKEN
+    assert [row.address for row in saver.stats().allocations] == [address]
+    ours = fake_torch.make_pool(0, managed=True).id
+    assert capture(saver, fake_torch, pool=ours, tag="g")[0].pool() == ours
+    plain = FakeGraph()
+    with fake_torch.capture(plain, (8, 0), None, "global"):
+        fake_torch.allocate(2 * MIB)
+    with pytest.raises(errors.InvalidStateError, match="expandable_segments"):
+        capture(saver, fake_torch, pool=(8, 0), tag="g")
+
+
 def test_settings_of_a_capture_end_before_it_does(saver: TorchMemorySaver, fake_torch: FakeTorch, preloaded: None) -> None:
     seen: list[tuple[str, bool]] = []
 
