@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from torch_memory_saver import _core
+from torch_memory_saver import _core, sharing
 from torch_memory_saver.errors import ForkedProcessError, InvalidStateError, TorchUnavailableError
 from torch_memory_saver.torch_routing import PoolId, make_immortal, make_routing
 
@@ -242,6 +242,7 @@ def _initialize(torch: Any) -> TorchCuda:
         kind = ForkedProcessError if _is_in_bad_fork(torch) else TorchUnavailableError
         raise kind(f"PyTorch could not initialise CUDA: {error}", operation="initialize") from error
     _torch_cuda = TorchCuda(torch)
+    sharing.install(torch)
     return _torch_cuda
 
 

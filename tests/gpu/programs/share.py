@@ -1,0 +1,51 @@
+"""Sends managed tensors to another process: an error that names this package, and a receiver that does not wait for ever.
+
+python share.py
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_memory_saver import errors
+from torch_memory_saver import torch_memory_saver as saver
+
+SIZE = 2 << 20
+
+
+def receive(queue: Any, answers: Any) -> None:
+    """Says of each message what get() gave, until None comes."""
+    while True:
+        try:
+            message = queue.get()
+        except errors.InvalidStateError as error:
+            answers.send(f"{error.operation} {error.tag}: {error}")
+        else:
+            answers.send("end" if message is None else "a message")
+            if message is None:
+                return
+
+
+def main() -> None:
+    with saver.region("weights", enable_cpu_backup=True):
+        weights = torch.full((SIZE,), 7, dtype=torch.uint8, device="cuda")
+    context = torch.multiprocessing.get_context("spawn")
+    queue, answers = context.Queue(), context.Pipe(duplex=False)
+    receiver = context.Process(target=receive, args=(queue, answers[1]))
+    receiver.start()
+    for message in (weights, {"deep": [(1, weights[5:])]}, weights.cpu(), None):
+        queue.put(message)
+    told = [answers[0].recv() for _ in range(4)]
+    receiver.join()
+    for answer in told[:2]:
+        assert answer.startswith("share weights: share: this tensor is in managed memory, tag 'weights'"), answer
+    assert told[2:] == ["a message", "end"], told
+    assert receiver.exitcode == 0
+    assert int(weights.min()) == 7
+    print("ready")
+
+
+if __name__ == "__main__":
+    main()
