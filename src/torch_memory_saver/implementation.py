@@ -33,6 +33,7 @@ from torch_memory_saver.pending import PendingResume, on_main_thread
 from torch_memory_saver.pools import PoolStore, Tags, selects
 from torch_memory_saver.regions import Disabled, Region
 from torch_memory_saver.report import PauseReport, ResumeReport
+from torch_memory_saver.resuming import make_room, with_room
 from torch_memory_saver.settings import warn_of_unknown_variables
 from torch_memory_saver.torch_layer import TorchCuda
 from torch_memory_saver.usage import Stats, take_stats
@@ -220,13 +221,17 @@ class Implementation:
         if not wait:
             if told is not None:
                 raise InvalidArgumentError("progress needs a call that waits: it is told on the thread of the call")
+            make_room(self._store, torch, tags)
             return PendingResume(
                 _core.resume_begin(tags, _stream(torch), seconds_to_wait, bool(exclusive), host_policy, bool(zero))
             )
-        allocations, resumed, copied, unknown, seconds = _core.resume(
-            tags, _stream(torch), on_main_thread(), seconds_to_wait, bool(exclusive), host_policy, bool(zero), told
-        )
-        return ResumeReport(allocations, resumed, copied, unknown, seconds)
+
+        def resume(seconds: float) -> _core.Report:
+            return _core.resume(
+                tags, _stream(torch), on_main_thread(), seconds, bool(exclusive), host_policy, bool(zero), told
+            )
+
+        return ResumeReport(*with_room(self._store, torch, tags, seconds_to_wait, resume))
 
     def _reusable_bytes(self, torch: TorchCuda | None, tags: Tags) -> int:
         """Free blocks in managed segments of torch's default pool: torch may hand them out although they are paused."""

@@ -16,7 +16,7 @@ from torch_memory_saver.frames import Frame
 from torch_memory_saver.pools import PoolStore, Tags, selects
 from torch_memory_saver.torch_layer import PoolId, TorchCuda
 
-__all__ = ["pausing"]
+__all__ = ["may_not_free", "pausing"]
 
 _DEFAULT_POOL: PoolId = (0, 0)
 
@@ -45,7 +45,7 @@ def _own_frames(store: PoolStore, tags: Tags) -> list[Frame]:
 
 
 def _return_idle_segments(store: PoolStore, torch: TorchCuda, tags: Tags) -> None:
-    if _may_not_free(torch):
+    if may_not_free(torch):
         return
     store.retire_doomed(torch)
     own = _own_frames(store, tags)
@@ -84,7 +84,7 @@ def _has_idle_segment(torch: TorchCuda, pools: frozenset[PoolId], active: dict[i
     )
 
 
-def _may_not_free(torch: TorchCuda) -> bool:
+def may_not_free(torch: TorchCuda) -> bool:
     """Whether a capture is under way, or the device is lost and cannot say. The native pause, which comes next and asks the
     same, refuses and says why."""
     try:

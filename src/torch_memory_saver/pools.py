@@ -29,7 +29,7 @@ from torch_memory_saver.errors import InvalidStateError
 from torch_memory_saver.frames import Frame
 from torch_memory_saver.torch_layer import PoolId, TorchCuda
 
-__all__ = ["Key", "Pool", "PoolStore", "Tags", "selects"]
+__all__ = ["Key", "Pool", "PoolStore", "Tags", "devices_in_use", "selects"]
 
 logger = logging.getLogger("torch_memory_saver")
 
@@ -49,7 +49,7 @@ def selects(tags: Tags, tag: str) -> bool:
     return tags is None or tag in tags
 
 
-def _devices_in_use() -> list[int]:
+def devices_in_use() -> list[int]:
     """Those that this process has a context on."""
     mask = _core.active_devices()
     return [device for device in range(mask.bit_length()) if mask >> device & 1]
@@ -125,7 +125,7 @@ class PoolStore:
         if self._doomed:
             self.retire_doomed(torch)
         devices = self._devices_to_route(torch)
-        for device in devices if len(devices) == 1 else _devices_in_use():
+        for device in devices if len(devices) == 1 else devices_in_use():
             self.make_room(torch, device)
         outer = stack[-1] if stack and not torch.last_routed_wins else None
         try:

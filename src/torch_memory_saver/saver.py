@@ -298,6 +298,9 @@ class TorchMemorySaver:
     ) -> ResumeReport | PendingResume:
         """Gives what is paused new physical memory at the same addresses, with its contents if it has a backup.
 
+        Where a device has too little free memory, and PyTorch only caches some of it in this process, that cache is emptied
+        before the resume fails or waits; with ``wait=False`` at the beginning only.
+
         Args:
             tag: A tag, several, or None for every tag.
             timeout: Seconds to wait while others hold the memory; None does not wait, ``math.inf`` does for ever. The memory
@@ -314,7 +317,7 @@ class TorchMemorySaver:
 
         Raises:
             OutOfMemoryError: The device has too little free memory. What was paused still is, with its backup: make room and
-                call again. The message says how much is missing.
+                call again. The message says how much is missing, and what PyTorch's cache gave.
             DeviceLockedError: ``exclusive``, and another process holds a device's lock. Nothing was changed.
             DriverError: Some of it is damaged (see :meth:`pause`), and the driver, asked again, has refused again. The rest
                 has been resumed and stays so. The damaged addresses stay reserved and must not be touched; call again. Where

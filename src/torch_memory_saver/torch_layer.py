@@ -151,6 +151,10 @@ class TorchCuda:
         )
         return int(reserved - active - split)
 
+    def reserved_bytes(self, device: int) -> int:
+        """Bytes of the device's segments, in every pool, paused ones included."""
+        return int(self._memory_stats(device)["reserved_bytes"]["all"]["current"])
+
     def segments(self, pool: PoolId = _DEFAULT_POOL) -> list[dict[str, Any]]:
         """The segments of one pool, on every device; of the default pool's id: those of every pool."""
         segments: list[dict[str, Any]] = self._snapshot(pool)["segments"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from gpu_support import (
     LARGE,
@@ -162,6 +164,77 @@ def test_resume_waits_for_memory_as_long_as_it_is_told() -> None:
     assert report.allocations == 1
     assert core.counters()["failures_total"] == failures + 1
     assert checksum(weights) == expected
+
+
+def cache_all_but(left: int) -> None:
+    """Has torch cache all free memory but `left` bytes."""
+    assert take_all_but(left).numel() >= LARGE
+
+
+@pytest.mark.parametrize("timeout", [None, 60])
+@pytest.mark.parametrize("wait", [True, False])
+def test_resume_finds_memory_that_torch_only_caches(timeout: float | None, wait: bool) -> None:
+    with saver.region(tag="weights", enable_cpu_backup=True):
+        weights = empty(2 * LARGE)
+    fill_random(weights, 7)
+    expected = checksum(weights)
+    saver.pause("weights")
+    cache_all_but(LARGE)
+    failures = core.counters()["failures_total"]
+    report = (
+        saver.resume("weights", timeout=timeout) if wait else saver.resume("weights", timeout=timeout, wait=False).wait()
+    )
+    assert report.allocations == 1
+    assert core.counters()["failures_total"] == failures
+    assert checksum(weights) == expected
+
+
+def test_resume_finds_memory_that_torch_only_caches_inside_a_region() -> None:
+    with saver.region(tag="weights"):
+        weights = empty(2 * LARGE)
+    saver.pause("weights")
+    with saver.region(tag="other"):
+        cache_all_but(LARGE)
+        assert saver.resume("weights").allocations == 1
+        assert is_managed(empty(LARGE))
+    write_and_check(weights, 1)
+
+
+def test_resume_says_what_torchs_cache_gave() -> None:
+    with saver.region(tag="weights", enable_cpu_backup=True):
+        weights = empty(4 * LARGE)
+    fill_random(weights, 8)
+    expected = checksum(weights)
+    saver.pause("weights")
+    other = take_all_but(2 * LARGE)
+    cache_all_but(LARGE)
+    free = free_bytes()
+    with pytest.raises(errors.OutOfMemoryError, match="emptied before, which gave") as caught:
+        saver.resume("weights", timeout=0.1)
+    given = re.search(r"which gave (\d+) bytes", str(caught.value))
+    assert given is not None
+    assert_close_to(int(given[1]), free_bytes() - free, "what the cache gave", slack=4 * MIB)
+    assert int(given[1]) >= LARGE
+    assert isinstance(caught.value, torch.OutOfMemoryError)
+    assert state_of(weights) == core.STATE_PAUSED
+    with pytest.raises(errors.OutOfMemoryError) as caught:
+        saver.resume("weights")
+    assert "cache in this process was emptied" not in str(caught.value)
+    del other
+    assert saver.resume("weights").allocations == 1
+    assert checksum(weights) == expected
+
+
+def test_with_room_for_the_resume_torchs_cache_stays() -> None:
+    with saver.region(tag="weights"):
+        weights = empty(LARGE)
+    saver.pause("weights")
+    cached = empty(LARGE)
+    del cached
+    reserved = torch.cuda.memory_reserved()
+    saver.resume("weights")
+    assert torch.cuda.memory_reserved() == reserved
+    write_and_check(weights, 1)
 
 
 def test_memory_margin() -> None:

@@ -183,6 +183,9 @@ class FakeTorch:
     def releasable_bytes(self, device: int) -> int:
         return sum(row.size for row in self.rows if row.device == device and not row.in_use)
 
+    def reserved_bytes(self, device: int) -> int:
+        return sum(row.size for row in self.rows if row.device == device)
+
     def segments(self, pool: PoolId = DEFAULT) -> list[dict[str, Any]]:
         return [
             {
