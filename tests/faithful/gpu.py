@@ -41,7 +41,8 @@ RESULT_NAMES = {
 
 #: The functions that cuda.h renames. Others have a second version too (cuCtxSynchronize), which is another function.
 VERSION_2 = {
-    "cuCtxPopCurrent", "cuCtxPushCurrent", "cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxReset",
+    "cuCtxCreate", "cuCtxDestroy", "cuCtxPopCurrent", "cuCtxPushCurrent", "cuDevicePrimaryCtxRelease",
+    "cuDevicePrimaryCtxReset",
     "cuDevicePrimaryCtxSetFlags", "cuDeviceTotalMem", "cuEventDestroy", "cuMemAlloc", "cuMemFree", "cuMemGetInfo",
     "cuMemHostRegister", "cuMemcpyBatchAsync", "cuMemcpyDtoD", "cuMemcpyDtoDAsync", "cuMemcpyDtoH", "cuMemcpyDtoHAsync",
     "cuMemcpyHtoD", "cuMemcpyHtoDAsync", "cuMemsetD8", "cuStreamBeginCapture", "cuStreamDestroy",

@@ -1,4 +1,4 @@
-"""Before cuInit, without a current context, primary contexts, the stack of contexts, the runtime's device."""
+"""Before cuInit, without a current context, primary contexts, those of cuCtxCreate, the stack, the runtime's device."""
 
 from __future__ import annotations
 
@@ -158,6 +158,69 @@ def context_stack(gpu: Gpu) -> Observations:
         "push, set NULL over it": [gpu.cuCtxPushCurrent(context.value), gpu.cuCtxSetCurrent(0), gpu.context() == 0],
         "pop after that": gpu.cuCtxPopCurrent(top),
         "get without result": gpu.cuCtxGetCurrent(None),
+    }
+
+
+@behaviour(own_process=True)
+def created_context(gpu: Gpu) -> Observations:
+    """A context of cuCtxCreate, which is current from then on, and beside it the primary one."""
+    gpu.must("cuInit", 0)
+    primary, created, other, number = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_int(-1)
+    seen: Observations = {
+        "create": gpu.cuCtxCreate(created, 0, 0),
+        "current": gpu.context() == created.value,
+        "primary active": gpu.primary_active(),
+        "device": [gpu.cuCtxGetDevice(number), number.value],
+        "retain": [gpu.cuDevicePrimaryCtxRetain(primary, 0), primary.value == created.value],
+        "cudaFree NULL": [gpu.cudaFree(None), gpu.context() == created.value],
+        "destroy the primary one": gpu.cuCtxDestroy(primary.value),
+        "destroy NULL": gpu.cuCtxDestroy(None),
+        "unknown flags": gpu.cuCtxCreate(other, 1 << 30, 0),
+        "no such device": gpu.cuCtxCreate(other, 0, 99),
+        "no result": gpu.cuCtxCreate(None, 0, 0),
+    }
+    seen["set the primary one"] = [gpu.cuCtxSetCurrent(primary.value), gpu.context() == primary.value]
+    seen["and back"] = [gpu.cuCtxSetCurrent(created.value), gpu.cuCtxSynchronize()]
+    seen["destroy"] = [gpu.cuCtxDestroy(created.value), gpu.context() == 0]
+    seen["device afterwards"] = gpu.cuCtxGetDevice(number)
+    return seen
+
+
+@behaviour(own_process=True)
+def created_context_goes(gpu: Gpu) -> Observations:
+    """What a context of cuCtxCreate takes with it."""
+    gpu.must("cuInit", 0)
+    created, pointer, pinned = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_uint64()
+    gpu.must("cuCtxCreate", created, 0, 0)
+    gpu.must("cuMemAlloc", pointer, GRANULE)
+    gpu.must("cuMemHostAlloc", pinned, MIB, 0)
+    stream, block = gpu.stream(), gpu.block()
+    gpu.must("cuCtxDestroy", created.value)
+    gpu.start()
+    return {
+        "its memory": gpu.cuMemFree(pointer.value),
+        "its pinned memory": gpu.cuMemFreeHost(pinned.value),
+        "its stream": gpu.cuStreamSynchronize(stream),
+        "memory of no context": [gpu.fill(block.address, 7), gpu.read(block.address)],
+    }
+
+
+@behaviour(own_process=True)
+def created_context_at_work(gpu: Gpu) -> Observations:
+    """Work of one context while another is waited for."""
+    gpu.start()
+    primary, created = gpu.context(), ctypes.c_uint64()
+    gpu.must("cuCtxCreate", created, 0, 0)
+    busy, stream = gpu.block(128 * GRANULE), gpu.stream()
+    for _ in range(16):
+        gpu.must("cuMemsetD8Async", busy.address, 1, busy.bytes, stream)
+    gpu.must("cuCtxPushCurrent", primary)
+    return {
+        "synchronize the primary one": gpu.cuCtxSynchronize(),
+        "still at work": gpu.cuStreamQuery(stream),
+        "pop": gpu.cuCtxPopCurrent(None),
+        "synchronize": gpu.cuCtxSynchronize(),
+        "done": gpu.cuStreamQuery(stream),
     }
 
 

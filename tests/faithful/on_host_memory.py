@@ -149,6 +149,30 @@ def copies_of_unregistered(gpu: Gpu) -> Observations:
 
 
 @behaviour
+def batches_of_pageable_memory(gpu: Gpu) -> Observations:
+    """Many copies by one call, to and from host memory that is not pinned; each end somewhere in a page."""
+    count, size, step = 64, 40_000, 48 * 1024
+    pages, block, stream = Pages(count * step), gpu.block(2 * GRANULE), gpu.stream()
+    places = [i * step + 64 * (i % 7) for i in range(count)]
+    for i, place in enumerate(places):
+        gpu.put(block.address + place, i + 1, size)
+    to_host = [(pages.address + place, block.address + place, size) for place in places]
+    seen: Observations = {"to host": [gpu.batch(to_host, stream), gpu.cuStreamSynchronize(stream)]}
+    expected = [bytes([i + 1]) * size for i in range(count)]
+    seen["same"] = [ctypes.string_at(pages.address + place, size) for place in places] == expected
+    gpu.put(block.address, 0, block.bytes)
+    to_device = [(target, host, size) for host, target, size in to_host]
+    for order in (1, 3):
+        gpu.put(block.address, 0, block.bytes)
+        seen[f"to device, order {order}"] = [gpu.batch(to_device, stream, orders=(order,)), gpu.cuStreamSynchronize(stream)]
+        seen[f"same, order {order}"] = [gpu.read(block.address + place, size) for place in places] == [
+            f"bytes {i + 1:02x}" for i in range(count)
+        ]
+    gpu.drop(block)
+    return seen
+
+
+@behaviour
 def batches_of_copies(gpu: Gpu) -> Observations:
     """Several copies by one call, and what it takes for an argument."""
     pages, block, other, stream = Pages(MIB), gpu.block(), gpu.block(), gpu.stream()
