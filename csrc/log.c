@@ -119,7 +119,7 @@ void tms_log_recurring(const tms_log_t *log, tms_log_cause_t cause, tms_log_leve
     bool has_device = error->device >= 0 && error->device < TMS_LOG_DEVICES - 1;
     tms_log_recurrence_t *one = &((tms_log_t *)log)->recurrences[cause][has_device ? error->device + 1 : 0];
     uint64_t bit = bit_of(error);
-    if (!(atomic_fetch_or(&one->written, bit) & bit)) {
+    if (!(atomic_fetch_or(&one->written, bit) & bit) || tms_log_enabled(log, TMS_LOG_DEBUG)) {
         tms_log_write(log, level, "%s%s%s", error->message, *consequence ? " " : "", consequence);
         return;
     }

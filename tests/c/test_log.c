@@ -242,6 +242,17 @@ static void test_summaries_grow_rare(void **state) {
     assert_non_null(strstr(output, ": 1000 more times since"));
 }
 
+static void test_nothing_is_left_out_at_level_debug(void **state) {
+    (void)state;
+    static tms_log_t log;
+    tms_log_init(&log, TMS_LOG_DEBUG);
+    captured_stderr_t captured = capture_begin();
+    for (int i = 0; i < 5; i++) recur(&log, 1, 700, 1024);
+    capture_end(captured, output, sizeof(output));
+    assert_int_equal(count_lines(output), 5);
+    assert_int_equal(summarize(&log, true), 0);
+}
+
 static void test_a_child_tells_nothing_of_its_parent(void **state) {
     (void)state;
     static tms_log_t log;
@@ -266,6 +277,7 @@ int main(void) {
         cmocka_unit_test(test_causes_are_told_apart),
         cmocka_unit_test(test_errors_that_alternate_do_not_flood),
         cmocka_unit_test(test_summaries_grow_rare),
+        cmocka_unit_test(test_nothing_is_left_out_at_level_debug),
         cmocka_unit_test(test_a_child_tells_nothing_of_its_parent),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

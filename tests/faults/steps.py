@@ -6,11 +6,10 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 from machine import CAPTURE_UNSUPPORTED, OUT_OF_MEMORY
-from world import ACTIVE, DAMAGED, DISK, PAUSED, PAUSING, REFUSALS, RESUMING, Block, Step, World
+from world import ACTIVE, DAMAGED, DISK, PAUSED, PAUSING, REFUSALS, RESUMING, Block, Step, World, read_log
 
 from torch_memory_saver import _core as core
 
@@ -177,7 +176,7 @@ class Steps(World):
             counters = core.counters()
             if error is not None or counters["host_pooled_bytes"] >= size:
                 return []
-            log = Path("/proc/self/fd/2").read_text()
+            log = read_log()
             return [] if "What was made ready before stays" in log else [f"nothing is said of what is not there: {counters}"]
 
         return self.other_step(lambda: core.reserve_host_memory(size, 0), expect)

@@ -69,6 +69,8 @@ class Run:
             "TMS_DISK_BACKUP_DIR": str(backups / "backups"),
             "TMS_DISK_BACKUP_CHUNK_MB": DISK_CHUNK_MB,
             "TMS_LOCK_DIR": str(self.directory / "locks"),
+            # A worker injects many failures, of which the log would tell the like of once (world.py, read_log).
+            "TMS_LOG_LEVEL": "debug",
         }
         command = [sys.executable, str(HERE / "worker.py"), self.scenario, "--directory", str(backups)]
         command += ["--skip", *map(str, skip)]

@@ -34,6 +34,13 @@ REFUSALS = {"cuMemUnmap", "cuMemRelease"}
 #: What is wrong with a failure of which neither an exception nor the log says anything.
 UNTOLD = "the call succeeded, and its failure was told nobody"
 
+
+def read_log() -> str:
+    """The lines of the log that a program gets without asking for more: those of a level below warning do not count."""
+    lines = Path("/proc/self/fd/2").read_text().splitlines()
+    return "\n".join(line for line in lines if "] info: " not in line and "] debug: " not in line)
+
+
 #: Counters of what will change by itself.
 WAITING = ("deferred_frees", "damaged")
 
@@ -517,7 +524,7 @@ class World:
         if self.holds_copies:
             self.machine.drain()  # a copy must see that it was let go before the next hold
         fired = self.machine.fired() - count
-        log = Path("/proc/self/fd/2").read_text()
+        log = read_log()
         # With one failure of several it was the first one's, or, on another thread, another one's.
         blamed = faults if fired else ()
         problems = step.verify(before, error, {fault.call.name for fault in blamed})
