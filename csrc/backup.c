@@ -186,12 +186,17 @@ tms_status_t tms_backup_save(tms_backup_t *backup, tms_copier_t *copier, CUdevic
                              const tms_error_context_t *context, tms_error_t *error) {
     const tms_backup_content_t *content = &backup->planned;
     if (content->kind == TMS_BACKUP_NONE || content->bytes == 0) return TMS_OK;
-    /* What a retained buffer or a kept file held is being overwritten. */
-    if (content->kind == TMS_BACKUP_DISK ? backup->held.kind == TMS_BACKUP_DISK : !backup->fresh) backup->saved = false;
-    if (content->kind == TMS_BACKUP_DISK) return tms_disk_copy_save(backup, copier, address, context, error);
+    if (content->kind == TMS_BACKUP_DISK) {
+        if (backup->held.kind == TMS_BACKUP_DISK) backup->saved = false;
+        return tms_disk_copy_save(backup, copier, address, context, error);
+    }
     tms_host_buffer_t *buffer = backup->fresh ? backup->fresh : backup->host;
+    uint64_t begun = copier->begun;
     tms_status_t status = tms_copier_hold(copier, buffer, context, error);
-    return status == TMS_OK ? copy_extents(content, buffer, step_to_host, copier, address, context, error) : status;
+    if (status == TMS_OK) status = copy_extents(content, buffer, step_to_host, copier, address, context, error);
+    /* What a retained buffer held is being written over. */
+    if (!backup->fresh && copier->begun != begun) backup->saved = false;
+    return status;
 }
 
 tms_status_t tms_backup_load(tms_backup_t *backup, tms_copier_t *copier, CUdeviceptr address,
@@ -218,11 +223,9 @@ void tms_backup_cancel(tms_backup_t *backup, tms_backup_stores_t *stores) {
     drop_host(&backup->fresh);
     if (backup->fresh_file) drop_file(backup, stores);
     forget(&backup->planned);
-    /* A retained buffer that has been written over holds nothing any more. */
-    if (!backup->saved) {
-        drop_host(&backup->host);
-        forget(&backup->held);
-    }
+    /* Without contents too a retained buffer stays, at its address. Where the device could not be waited for it may still be
+     * written to; the next pause waits for the device before it copies. */
+    if (!backup->saved) forget(&backup->held);
 }
 
 void tms_backup_commit(tms_backup_t *backup, tms_backup_stores_t *stores) {

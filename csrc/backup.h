@@ -5,8 +5,11 @@
  *
  * Life: plan (what this pause keeps, and where; host memory is asked for, a file is made, or nothing has changed) -> save
  * (contents are in it, once the copier has waited) -> commit -> load (contents are on the device again, once the copier has
- * waited) -> discard. cancel undoes plan. `saved` says whether it holds contents, and `held` what they are; until the commit
- * that is what an earlier pause kept (a retained backup), if save has not begun to write over it. */
+ * waited) -> discard. cancel undoes plan. `saved` says whether it holds contents, and `held` what they are.
+ *
+ * A retained backup holds those of an earlier pause. A pause writes over it, so that its memory keeps its address from pause
+ * to pause. One that fails before the commit leaves it as it was where nothing has been copied into it yet; else it has no
+ * contents until the next pause, since they are in part those of either pause, but its memory stays where it is. */
 #ifndef TMS_BACKUP_H
 #define TMS_BACKUP_H
 
@@ -73,7 +76,8 @@ tms_status_t tms_backup_save(tms_backup_t *backup, tms_copier_t *copier, CUdevic
                              const tms_error_context_t *context, tms_error_t *error);
 tms_status_t tms_backup_load(tms_backup_t *backup, tms_copier_t *copier, CUdeviceptr address,
                              const tms_error_context_t *context, tms_error_t *error);
-/* The pause under way failed: takes away what plan made. Its batch has ended. */
+/* The pause under way failed: takes away what plan made, and the contents of what save has written to. Its batch has ended.
+ */
 void tms_backup_cancel(tms_backup_t *backup, tms_backup_stores_t *stores);
 /* The pause under way has succeeded: the planned contents count from now on. */
 void tms_backup_commit(tms_backup_t *backup, tms_backup_stores_t *stores);

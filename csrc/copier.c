@@ -172,6 +172,9 @@ tms_status_t tms_copier_to_host(tms_copier_t *copier, void *host, CUdeviceptr ad
         part = part_of(copier, bytes - done);
         status = TMS_DRIVER_CALL(copier->driver, context, error, cuMemcpyDtoHAsync, (char *)host + done, address + done,
                                  part, copier->stream);
+        /* A copy that is refused has written nothing; one to memory that is not pinned may fail half-way, with its device.
+         */
+        if (status == TMS_OK || status == TMS_DEVICE_LOST) copier->begun++;
         if (status == TMS_OK) status = after_part(copier, part, context, error);
     }
     return status;
@@ -261,6 +264,7 @@ static tms_status_t gather(tms_copier_t *copier, bool to_host, CUdeviceptr targe
         all->sources[all->count] = source + done;
         all->sizes[all->count++] = part;
         all->bytes += part;
+        if (to_host) copier->begun++;
         if (all->count == TMS_GATHERED_COPIES || all->bytes >= TMS_GATHERED_BYTES) status = tms_copier_flush(copier, error);
         if (status == TMS_OK) status = after_part(copier, part, context, error);
     }

@@ -46,6 +46,7 @@ typedef struct tms_copier {
     int next;                           /* of events */
     uint64_t queued;                    /* bytes behind the event recorded last, with those that are gathered */
     tms_gathered_t gathered;            /* not queued yet */
+    uint64_t begun;                     /* copies to host memory that may have written there, or will once queued */
     bool open;
     bool idle;                        /* what was queued has been waited for */
     struct tms_disk_pipe *disk;       /* backup_disk_copy.c; made at the first disk copy */

@@ -355,12 +355,13 @@ class TorchMemorySaver:
 
         There is one while the tensor is paused, if its region had a CPU backup; after a resume only with
         ``host_memory="retain"`` or :attr:`retain_cpu_backup`. There is none of memory that was not copied as a whole: free
-        blocks of PyTorch's.
+        blocks of PyTorch's. A pause that fails or is interrupted leaves a retained copy as it was, unless it had begun to
+        write the new contents over it: that one is gone until the next pause, which makes it at the same address.
 
         Args:
             x: A contiguous CUDA tensor.
             zero_copy: The result is the backup's own memory rather than a copy of it. It stays valid for as long as the
-                result lives; later pauses may write to it.
+                result lives; later pauses may write to it, and one that fails half-way leaves a mixture there.
 
         Raises:
             NotManagedError: The tensor is not in managed memory.

@@ -148,17 +148,17 @@ def after_failed_pause(world: World, selected: list[Allocation]) -> None:
 
 
 def renewed_in_vain(world: World, allocation: Allocation) -> None:
-    """A retained backup that the failed pause had begun to write over is no backup any more, and its memory goes."""
-    if not allocation.buffer:
+    """A retained backup that the failed pause had begun to write over has no contents any more; its memory stays."""
+    if not allocation.kept or not allocation.buffer:
         return
     begin, end = allocation.kept[0]
     # Its counted bytes do not tell: a file that it has as well counts where there is no other backup.
     if _core.host_backup(allocation.address + begin, end - begin) is not None:
         return
-    allocation.loses_backup()
+    allocation.loses_contents_of_backup()
     for view in world.views:
         if view.owner is allocation:
-            view.owner, view.contents = None, None
+            view.contents = None
 
 
 def reclaimed(world: World) -> None:

@@ -184,7 +184,11 @@ class Allocation:
         return True
 
     def loses_backup(self) -> None:
-        self.buffer, self.saved, self.kept, self.copy = 0, _core.BACKUP_NONE, [], None
+        self.buffer = 0
+        self.loses_contents_of_backup()
+
+    def loses_contents_of_backup(self) -> None:
+        self.saved, self.kept, self.copy = _core.BACKUP_NONE, [], None
 
 
 @dataclass(eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import pytest
@@ -162,6 +163,33 @@ del view
 wait_for(lambda: (pooled(), resident()) == {{"release": (0, 0), "pool": (held, held), "retain": (0, held)}}["{policy}"])
 """
         program(WAIT + text)
+
+
+def test_a_failed_pause_leaves_a_retained_copy_at_its_address(simulator: Any) -> None:
+    """With its contents where nothing had been copied, else without; a view stays valid in any case."""
+    depth = _core.region_push("retained", _core.BACKUP_PINNED, True, _core.HOST_RETAIN)
+    address = _core.allocate(MIB, 0)
+    _core.region_pop(depth)
+    simulator.write(address, b"1" * MIB)
+    _core.pause(None, None)
+    _core.resume(None, None)
+    view = _core.host_backup(address, MIB)
+    assert view is not None
+    simulator.write(address, b"2" * MIB)
+    for call, contents in (("cuMemcpyDtoHAsync", b"1" * MIB), ("cuStreamSynchronize", None)):
+        simulator.fail_after(call, 0, 1, 999)
+        with pytest.raises(errors.DriverError):
+            _core.pause(None, None)
+        kept = _core.host_backup(address, MIB)
+        assert (kept is None) == (contents is None)
+        if kept is not None:
+            assert kept.address == view.address
+            assert ctypes.string_at(kept.address, MIB) == contents
+    _core.pause(None, None)
+    renewed = _core.host_backup(address, MIB)
+    assert renewed is not None and renewed.address == view.address
+    assert ctypes.string_at(view.address, MIB) == b"2" * MIB
+    _core.free(address)
 
 
 def test_absurd_reservations_change_nothing(saver: TorchMemorySaver, simulator: Any) -> None:
