@@ -123,6 +123,13 @@ def test_one_of_two_devices_is_lost() -> None:
     lose(1)
 
 
+@pytest.mark.multigpu
+def test_a_free_waits_for_one_device_although_the_other_is_lost() -> None:
+    (done,) = run_programs([Program("lost_beside.py", preload=STARTED_PRELOADED)])
+    print(done.check().output)
+    assert done.output.endswith("waited\n")
+
+
 # -- random operations -------------------------------------------------------------------------------------------------
 
 
