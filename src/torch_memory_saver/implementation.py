@@ -23,6 +23,7 @@ from torch_memory_saver.arguments import (
     choose_host_policy,
     choose_pause_backup,
 )
+from torch_memory_saver.default_pool import DefaultPool
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 from torch_memory_saver.graph_tokens import check_token
 from torch_memory_saver.graphs import GraphCapture, GraphPools
@@ -30,7 +31,7 @@ from torch_memory_saver.hook_modes import check_hook_mode
 from torch_memory_saver.live import live_finder
 from torch_memory_saver.pausing import pausing
 from torch_memory_saver.pending import PendingResume, on_main_thread
-from torch_memory_saver.pools import PoolStore, Tags, selects
+from torch_memory_saver.pools import PoolStore, selects
 from torch_memory_saver.regions import Disabled, Region
 from torch_memory_saver.report import PauseReport, ResumeReport
 from torch_memory_saver.resuming import make_room, with_room
@@ -92,7 +93,7 @@ class Implementation:
         self._find_torch: Callable[[], TorchCuda | None] = torch_layer.loaded if _core.preloaded else torch_layer.require
         self._store = pool_store
         self._graph_pools = graph_pools
-        self._said_reusable = False
+        self._default_pool = DefaultPool()
         self._manages_everything = _core.preloaded and _init_enabled()
         if self._manages_everything:
             self._graph_pools.default_pool_managed = True
@@ -184,7 +185,9 @@ class Implementation:
         if torch is not None and self._manages_everything and not _core.counters()["visible_captures"]:
             self._store.empty_torch_cache(torch)
         with pausing(self._store, torch, tags) as leave_paused_pools:
-            reusable = self._reusable_bytes(torch, tags)
+            reusable = unmanaged = 0
+            if torch is not None and self._graph_pools.default_pool_managed:
+                reusable, unmanaged = self._default_pool.look(torch, tags, self._manages_everything)
             find_live = None
             if live_only and kind != _core.BACKUP_NONE:
                 find_live = live_finder(torch, self._store, tags, every_backup=kind is not None)
@@ -199,7 +202,7 @@ class Implementation:
                 raise
             if allocations:
                 leave_paused_pools()
-        return PauseReport(allocations, paused, copied, unknown, seconds, reusable)
+        return PauseReport(allocations, paused, copied, unknown, seconds, reusable, unmanaged)
 
     def resume(
         self,
@@ -232,28 +235,6 @@ class Implementation:
             )
 
         return ResumeReport(*with_room(self._store, torch, tags, seconds_to_wait, resume))
-
-    def _reusable_bytes(self, torch: TorchCuda | None, tags: Tags) -> int:
-        """Free blocks in managed segments of torch's default pool: torch may hand them out although they are paused."""
-        if torch is None or not self._graph_pools.default_pool_managed:
-            return 0
-        managed = {row[0] for row in _core.segments() if row[5] == _core.STATE_ACTIVE and selects(tags, row[7])}
-        reusable = sum(
-            int(block["size"])
-            for segment in torch.segments()
-            if segment["address"] in managed and tuple(segment.get("segment_pool_id", (0, 0))) == (0, 0)
-            for block in segment["blocks"]
-            if block["state"] == "inactive"
-        )
-        if reusable and not self._said_reusable:
-            self._said_reusable = True
-            logger.warning(
-                "%d bytes of the memory that this pause gives back are free blocks of PyTorch's default pool: a tensor made "
-                "in them before the resume would be an illegal access. Allocate inside disable() while paused. "
-                "(Said once; the report's reusable_bytes has the number of each pause.)",
-                reusable,
-            )
-        return reusable
 
     def empty_cache(self) -> None:
         torch = torch_layer.in_use()

@@ -34,9 +34,12 @@ class PauseReport(TransitionReport):
         reusable_bytes: Bytes of paused memory that PyTorch could still hand out to new tensors before the resume, because
             they are free blocks of its default pool. Not 0 only in processes that manage everything (``TMS_INIT_ENABLE=1``):
             allocate inside ``disable()`` while paused there.
+        unmanaged_bytes: Bytes of PyTorch's default pool that stay on the GPU although ``TMS_INIT_ENABLE=1`` is to manage
+            everything, because they were allocated while PyTorch's expandable segments were on: those bypass cudaMalloc.
     """
 
     reusable_bytes: int = 0
+    unmanaged_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -86,8 +86,9 @@ def test_the_first_cuda_call_is_cuda_malloc() -> None:
         pytest.param((), (("TMS_INIT_ENABLE_CPU_BACKUP", "1"), ("TMS_INIT_CPU_BACKUP_BACKEND", "mmap")), marks=trains),
         (("expandable",), (("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),)),
         (("expandable",), (("PYTORCH_ALLOC_CONF", "expandable_segments:True"),)),
+        (("toggled",), (("TMS_INIT_ENABLE_CPU_BACKUP", "1"),)),
     ],
-    ids=["discard", "cpu backup", "mmap backup", "expandable segments", "expandable segments, new name"],
+    ids=["discard", "cpu backup", "mmap backup", "expandable segments", "expandable segments, new name", "at run time"],
 )
 def test_init_enable(arguments: tuple[str, ...], environment: tuple[tuple[str, str], ...]) -> None:
     program = Program("init_enable.py", arguments, (("TMS_INIT_ENABLE", "1"), *environment), preload=True)

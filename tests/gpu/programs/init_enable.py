@@ -1,13 +1,15 @@
 """TMS_INIT_ENABLE=1 in a preloaded process: everything is managed, pauses, and comes back.
 
-    python init_enable.py [expandable]
+    python init_enable.py [expandable|toggled]
 
 With TMS_INIT_ENABLE_CPU_BACKUP=1 contents are checked too. With `expandable`, expandable segments are on: a named error.
+With `toggled`, they are switched on and off at run time, as some trainers do around each step.
 """
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import sys
 
@@ -17,6 +19,7 @@ from torch_memory_saver import _core, errors
 from torch_memory_saver import torch_memory_saver as saver
 
 MIB = 1 << 20
+BYPASSING = 80 * MIB  # expandable segments grow by 20 MiB
 backup = os.environ.get("TMS_INIT_ENABLE_CPU_BACKUP") == "1"
 
 
@@ -86,7 +89,47 @@ def train() -> None:
     print("ok")
 
 
+def toggle() -> None:
+    records: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("torch_memory_saver").addHandler(handler)
+    # Before PyTorch 2.9 it has another name.
+    settings = getattr(torch._C, "_accelerator_setAllocatorSettings", None) or torch.cuda.memory._set_allocator_settings
+    managed = torch.full((64 * MIB,), 1, dtype=torch.uint8, device="cuda")
+    report = saver.pause()
+    assert (report.bytes, report.unmanaged_bytes) == (64 * MIB, 0), report
+    saver.resume()
+    settings("expandable_segments:True")
+    try:
+        bypassing = torch.full((BYPASSING,), 2, dtype=torch.uint8, device="cuda")
+        with saver.region(tag="weights", enable_cpu_backup=True):
+            weights = torch.full((32 * MIB,), 3, dtype=torch.uint8, device="cuda")
+        cached = torch.full((BYPASSING,), 2, dtype=torch.uint8, device="cuda")
+        del cached
+        for _ in range(2):
+            report = saver.pause()
+            assert (report.bytes, report.unmanaged_bytes) == (96 * MIB, BYPASSING), report
+            assert bool((bypassing == 2).all())
+            saver.resume()
+            assert saver.pause("weights").unmanaged_bytes == 0, "another tag than the one that has everything"
+            saver.resume()
+    finally:
+        settings("expandable_segments:False")
+    assert bool((weights == 3).all())
+    del bypassing
+    report = saver.pause()
+    assert report.unmanaged_bytes == 0, report
+    saver.resume()
+    said = [record for record in records if "expandable" in record]
+    assert len(said) == 1 and said[0].startswith(f"{BYPASSING} bytes stay on the GPU"), records
+    managed.fill_(4)
+    print("ok")
+
+
 if sys.argv[1:] == ["expandable"]:
     expect_named_error()
+elif sys.argv[1:] == ["toggled"]:
+    toggle()
 else:
     train()
