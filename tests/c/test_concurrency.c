@@ -153,15 +153,15 @@ static void do_something_else(worker_t *worker) {
     fixture_t *f = worker->shared->f;
     tms_error_t error;
     tms_region_t region = tms_saver_settings(&f->saver);
-    uint64_t free_bytes, total_bytes;
+    uint64_t capture = 0, free_bytes, total_bytes;
     const tms_error_context_t context = {.operation = "test", .device = 0};
     tms_status_t status = TMS_OK;
     switch (choose(worker, 24)) {
     case 0: status = tms_host_store_reserve(&f->saver.stores.host, 0, 8 * MIB, &error); break;
     case 1: tms_host_store_trim(&f->saver.stores.host); break;
     case 2:
-        status = tms_saver_capture_begin(&f->saver, &region, &error);
-        if (status == TMS_OK) tms_saver_capture_end(&f->saver);
+        status = tms_saver_capture_begin(&f->saver, &region, &capture, &error);
+        if (status == TMS_OK) (void)tms_saver_capture_end(&f->saver, capture);
         break;
     case 3:
         status = tms_disk_set_directory(&f->saver.stores.disk, worker->shared->directories[choose(worker, 2)], &error);

@@ -199,6 +199,33 @@ static void a_stream_waits_for_memory_without_contents(void **state) {
     destroy_and_leave(f, stream);
 }
 
+/* Zeros are copies like others; every stream that asks waits for them. */
+static void several_streams_wait_for_zeros(void **state) {
+    fixture_t *f = *state;
+    enum { STREAMS = 2 };
+    tms_error_t error;
+    tms_pending_t *pending = NULL;
+    CUstream streams[STREAMS];
+    uint64_t address = paused(f, "a", TMS_BACKUP_NONE, 16), filled = paused(f, "a", TMS_BACKUP_PINNED, 17);
+    const tms_selection_t zeroing = {.zero = 1};
+    for (int i = 0; i < STREAMS; i++) streams[i] = enter_and_make_stream(f);
+    simulator()->set_bandwidth(16 * MIB); /* so that it does not end before the streams are there */
+    ASSERT_OK(tms_pending_begin(&f->saver, &zeroing, &pending, &error), error);
+    simulator()->clear_counts();
+    for (int i = 0; i < STREAMS; i++) {
+        ASSERT_OK(tms_pending_wait_stream(pending, streams[i], NULL, NULL, &error), error);
+        assert_int_equal(simulator()->launch_add(streams[i], address + (uint64_t)i * MIB, MIB, 1, 0), 0);
+    }
+    assert_int_equal(simulator()->calls("cuStreamWaitEvent"), STREAMS);
+    for (int i = 0; i < STREAMS; i++) assert_int_equal(f->cuda->cuStreamSynchronize(streams[i]), CUDA_SUCCESS);
+    ASSERT_OK(tms_pending_wait(pending, NULL, NULL, NULL, &error), error);
+    simulator()->set_bandwidth(0);
+    for (uint64_t i = 0; i < BYTES; i++) assert_int_equal(((uint8_t *)address)[i], i < STREAMS * MIB);
+    assert_filled(filled, BYTES, 17);
+    tms_pending_release(pending);
+    for (int i = STREAMS - 1; i >= 0; i--) destroy_and_leave(f, streams[i]);
+}
+
 /* The first device's copies are queued long before the second has memory. */
 static void a_stream_waits_for_every_device(void **state) {
     fixture_t *f = *state;
@@ -435,6 +462,7 @@ int main(void) {
         ONE(a_failure_is_told_by_wait_and_undone),
         ONE(what_a_stream_waits_for_is_not_undone),
         ONE(a_stream_waits_for_memory_without_contents),
+        ONE(several_streams_wait_for_zeros),
         TWO(a_stream_waits_for_every_device),
         TWO(too_little_memory_is_undone_although_a_stream_is_to_wait),
         ONE(a_stream_is_not_told_of_a_resume_that_leaves_something_out),
