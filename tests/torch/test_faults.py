@@ -198,14 +198,14 @@ def out_of_memory() -> Case:
     return Case(act, lambda: None, again, kept)
 
 
-def capturing() -> Case:
+def capturing(token: Any = None) -> Case:
     """A graph whose pool is managed, and what it computes."""
     source = torch.full((1024,), 2, dtype=torch.int32, device="cuda")
     kept: list[Any] = []
 
     def act() -> None:
         graph = torch.cuda.CUDAGraph()
-        with saver.cuda_graph(graph, tag="graph", enable_cpu_backup=True):
+        with saver.cuda_graph(graph, pool=token, tag="graph", enable_cpu_backup=True):
             result = source + 5
         kept[:] = [graph, result]
 
@@ -223,6 +223,11 @@ def capturing() -> Case:
         check()
 
     return Case(act, check, again, kept)
+
+
+def capturing_into_a_token() -> Case:
+    """Preloaded, the pool is torch's own, which gets its memory from cudaMalloc."""
+    return capturing(torch.cuda.graph_pool_handle())
 
 
 def pausing_a_graph() -> Case:
@@ -248,6 +253,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "empty_cache": emptying,
     "out_of_memory": out_of_memory,
     "cuda_graph": capturing,
+    "graph_token": capturing_into_a_token,
     "pause_graph": pausing_a_graph,
 }
 
