@@ -7,16 +7,18 @@
  * Contents go past the page cache (O_DIRECT) where the file system takes that, which costs no memory and is as fast as the
  * disk; where it does not, they go through it.
  *
- * Names are "tms-<pid>-<random>-<number>.backup"; beside them a process that has any keeps "tms-<pid>-<random>.lock",
- * open and flock'ed. The kernel drops that lock however the process ends, so the next process that uses the directory
- * recognises what a dead one left (a lock file that can be locked) and removes it with its backups; processes in other
- * PID namespaces are told apart the same way. A lock file is made as "tms-<pid>-<random>.new" and gets its name when it
- * is locked: by that name the clean-up of another process could find it before. Files are 0600, made with O_EXCL and
- * O_NOFOLLOW, and looked up relative to the directory as it was opened. A file is written to and removed only if it is
- * still the one that was made (device and inode), and what is read must have the checksum of what was written. Of dead
- * processes only regular files of the same user are removed. All files of the process go at exit (process.h) and never in
- * a forked child. Where the file system has no flock, backups work and files of killed processes stay; one that several
- * machines share must honour flock between them.
+ * Names are "tms-<domain>-<pid>-<random>-<number>.backup"; beside them a process that has any keeps a lock file,
+ * "tms-<domain>-<pid>-<random>.lock", open and flock'ed. The kernel drops that lock however the process ends, so the next
+ * process of the same lock domain (disk_domain.h) that uses the directory recognises what a dead one left (a lock file that
+ * can be locked) and removes it with its backups. What processes of other domains left stays: their locks may not be seen
+ * here. A lock file is made with the suffix ".new" and gets its name when it is locked, because the clean-up of another
+ * process finds it by that name. Where the file system has no locks it becomes ".unlocked", which no clean-up looks at:
+ * backups work, and the files of a killed process stay.
+ *
+ * Files are 0600, made with O_EXCL and O_NOFOLLOW, and looked up relative to the directory as it was opened. A file is
+ * written to and removed only if it is still the one that was made (device and inode), and what is read must have the
+ * checksum of what was written. Of dead processes only regular files of the same user are removed. All files of the process
+ * go at exit (process.h) and never in a forked child.
  *
  * What the system refuses to remove is kept aside and tried again: by the quarantine, if there is one, and whenever a file
  * is made.
@@ -69,9 +71,9 @@ typedef struct tms_disk_lock {
     tms_disk_identity_t identity;
     int fd;
     unsigned files;
-    const char *name;   /* "tms-<pid>-<random>"; the end of `prefix` */
+    const char *name;   /* "tms-<domain>-<pid>-<random>"; the end of `prefix` */
     const char *suffix; /* of the file, whose name is `name` and this */
-    char prefix[];      /* "<directory>/tms-<pid>-<random>" */
+    char prefix[];      /* "<directory>/tms-<domain>-<pid>-<random>" */
 } tms_disk_lock_t;
 
 typedef struct tms_disk_directory {

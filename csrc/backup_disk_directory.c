@@ -17,19 +17,24 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "disk_domain.h"
+
 enum {
     DIRECTORY_MODE = 0700,
     FILE_MODE = 0600,
-    NAME_BYTES = 64,    /* "tms-<pid>-<random>.lock" and its NUL */
+    HEXADECIMAL = 16,
+    NAME_BYTES = 80,    /* "tms-<domain>-<pid>-<random>.unlocked" and its NUL */
     RANDOM_DIGITS = 16, /* of 64 bits in hexadecimal */
     NAME_ATTEMPTS = 8,
+    INTERRUPTED_ATTEMPTS = 100, /* of flock; a file system that interrupts each of them has no locks */
     NEW_SECONDS = 60 /* after which a lock file without its name is taken for left over; it gets it in microseconds */
 };
 
-#define NAME_START    "tms-"
-#define NEW_SUFFIX    ".new"
-#define LOCK_SUFFIX   ".lock"
-#define BACKUP_SUFFIX ".backup"
+#define NAME_START      "tms-"
+#define NEW_SUFFIX      ".new"
+#define LOCK_SUFFIX     ".lock"
+#define UNLOCKED_SUFFIX ".unlocked"
+#define BACKUP_SUFFIX   ".backup"
 
 char *tms_disk_absolute_path(const char *path) {
     char *directory = path[0] == '/' ? NULL : getcwd(NULL, 0);
@@ -133,13 +138,27 @@ static uint64_t random_number(void) {
     return ((uint64_t)now.tv_sec << 32) ^ (uint64_t)now.tv_nsec ^ (uint64_t)(uintptr_t)&number;
 }
 
+/* 0 or errno. */
+static int try_flock(int fd) {
+    for (int attempt = 1; flock(fd, LOCK_EX | LOCK_NB) != 0; attempt++) {
+        if (errno != EINTR || attempt == INTERRUPTED_ATTEMPTS) return errno;
+    }
+    return 0;
+}
+
 /* Locks a lock file just made. NULL; or the name of the call that failed, and errno: EWOULDBLOCK if another process's
- * clean-up got in between after all (its clock is far ahead), and the file is or will be gone. */
-static const char *lock_new_file(int fd, const char *path, const tms_log_t *log) {
-    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-        if (errno == EWOULDBLOCK) return "flock";
-        tms_log_write(log, TMS_LOG_INFO, "flock of '%s.lock' failed (%s): if this process is killed, its backup files stay",
-                      path, strerror(errno));
+ * clean-up got in between after all (its clock is far ahead), and the file is or will be gone. *locked is false where the
+ * file system has no locks. */
+static const char *lock_new_file(int fd, const char *path, bool *locked, const tms_log_t *log) {
+    int os_error = try_flock(fd);
+    *locked = os_error == 0;
+    errno = os_error;
+    if (os_error == EWOULDBLOCK) return "flock";
+    if (os_error != 0) {
+        tms_log_write(log, TMS_LOG_INFO,
+                      "flock of '%s" NEW_SUFFIX "' failed (%s): if this process is killed, its backup files stay until they "
+                      "are removed by hand",
+                      path, strerror(os_error));
         return NULL;
     }
     struct stat ours;
@@ -152,13 +171,15 @@ static void write_name(const tms_disk_lock_t *lock, const char *suffix, char nam
     snprintf(name, NAME_BYTES, "%s%s", lock->name, suffix);
 }
 
-/* Gives it the name that others know it by. NULL; or the name of the call that failed, and errno. */
-static const char *publish(tms_disk_lock_t *lock) {
+/* Gives it the name that others know it by: one that says that its process is dead as soon as it can be locked, or, where
+ * it is not locked, one that no clean-up looks at. NULL; or the name of the call that failed, and errno. */
+static const char *publish(tms_disk_lock_t *lock, bool locked) {
     char new_name[NAME_BYTES], name[NAME_BYTES];
+    const char *suffix = locked ? LOCK_SUFFIX : UNLOCKED_SUFFIX;
     write_name(lock, NEW_SUFFIX, new_name);
-    write_name(lock, LOCK_SUFFIX, name);
+    write_name(lock, suffix, name);
     if (renameat(lock->directory, new_name, lock->directory, name) != 0) return "renameat";
-    lock->suffix = LOCK_SUFFIX;
+    lock->suffix = suffix;
     return NULL;
 }
 
@@ -166,16 +187,17 @@ static const char *publish(tms_disk_lock_t *lock) {
  * unless the system refuses to take the file back. */
 static const char *make_lock_file(tms_disk_lock_t *lock, const char *path, size_t prefix_bytes, const tms_log_t *log) {
     char name[NAME_BYTES];
-    snprintf(lock->prefix, prefix_bytes, "%s/" NAME_START "%ld-%0*" PRIx64, path, (long)getpid(), RANDOM_DIGITS,
-             random_number());
+    bool locked = false;
+    snprintf(lock->prefix, prefix_bytes, "%s/" NAME_START "%0*" PRIx64 "-%ld-%0*" PRIx64, path, TMS_DISK_DOMAIN_DIGITS,
+             tms_disk_domain(), (long)getpid(), RANDOM_DIGITS, random_number());
     lock->name = lock->prefix + strlen(path) + 1;
     lock->suffix = NEW_SUFFIX;
     write_name(lock, lock->suffix, name);
     lock->fd = tms_disk_open_at(lock->directory, name, O_RDWR | O_CREAT | O_EXCL);
     if (lock->fd < 0) return "openat";
     const char *failed = tms_disk_identify(lock->fd, &lock->identity);
-    if (!failed) failed = lock_new_file(lock->fd, lock->prefix, log);
-    if (!failed) failed = publish(lock);
+    if (!failed) failed = lock_new_file(lock->fd, lock->prefix, &locked, log);
+    if (!failed) failed = publish(lock, locked);
     if (!failed) return NULL;
     int os_error = errno;
     if (unlinkat(lock->directory, name, 0) == 0 || errno == ENOENT) {
@@ -232,16 +254,29 @@ bool tms_disk_unlink(int directory, const char *name, const tms_disk_identity_t 
     return unlinkat(directory, name, 0) == 0;
 }
 
-/* The number of characters of "tms-<pid>-<random>" that a name begins with, or 0. */
+/* Of that many hexadecimal digits and nothing else: what follows them, or NULL. */
+static const char *skip_digits(const char *cursor, int digits) {
+    for (int i = 0; i < digits; i++) {
+        if (!isxdigit((unsigned char)cursor[i])) return NULL;
+    }
+    return isxdigit((unsigned char)cursor[digits]) ? NULL : cursor + digits;
+}
+
+/* The number of characters of "tms-<domain>-<pid>-<random>" that a name begins with, or 0. */
 static size_t prefix_length(const char *name) {
     if (strncmp(name, NAME_START, strlen(NAME_START)) != 0) return 0;
-    const char *cursor = name + strlen(NAME_START);
+    const char *cursor = skip_digits(name + strlen(NAME_START), TMS_DISK_DOMAIN_DIGITS);
+    if (!cursor || *cursor++ != '-') return 0;
     const char *pid = cursor;
     while (isdigit((unsigned char)*cursor)) cursor++;
     if (cursor == pid || *cursor++ != '-') return 0;
-    const char *digits = cursor;
-    while (isxdigit((unsigned char)*cursor)) cursor++;
-    return cursor - digits == RANDOM_DIGITS ? (size_t)(cursor - name) : 0;
+    cursor = skip_digits(cursor, RANDOM_DIGITS);
+    return cursor ? (size_t)(cursor - name) : 0;
+}
+
+/* Whether a name of that form is of this lock domain, so that its lock says whether its process is dead. */
+static bool is_of_domain(const char *name, uint64_t domain) {
+    return domain != 0 && strtoull(name + strlen(NAME_START), NULL, HEXADECIMAL) == domain;
 }
 
 /* "<prefix><suffix>" */
@@ -273,7 +308,7 @@ static int seize_lock(int directory, const char *name) {
     /* For writing, which a lock over NFS needs; and without waiting, should somebody have put a FIFO or a device there. */
     int fd = tms_disk_open_at(directory, name, O_RDWR | O_NONBLOCK);
     if (fd < 0) return -1;
-    if (fstat(fd, &found) == 0 && is_own_file(&found) && flock(fd, LOCK_EX | LOCK_NB) == 0) return fd;
+    if (fstat(fd, &found) == 0 && is_own_file(&found) && try_flock(fd) == 0) return fd;
     close(fd);
     return -1;
 }
@@ -301,10 +336,12 @@ static void remove_backups(int directory, const char *lock_name, const tms_log_t
 }
 
 void tms_disk_remove_dead(int directory, const tms_log_t *log) {
+    uint64_t domain = tms_disk_domain();
     DIR *stream = list_directory(directory);
     if (!stream) return;
     for (const struct dirent *entry; (entry = readdir(stream));) {
         if (!is_name_with(entry->d_name, LOCK_SUFFIX) && !is_left_over(directory, entry->d_name)) continue;
+        if (!is_of_domain(entry->d_name, domain)) continue;
         int fd = seize_lock(directory, entry->d_name);
         if (fd < 0) continue;
         /* The lock file goes last: as long as it is there, whoever comes next can finish what was interrupted. */

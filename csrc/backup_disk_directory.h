@@ -42,7 +42,8 @@ bool tms_disk_lock_remove(tms_disk_lock_t *lock);
 /* Closes its descriptors, and so unlocks it. */
 void tms_disk_lock_forget(tms_disk_lock_t *lock);
 
-/* Removes lock and backup files whose process is dead. What cannot be removed or recognised is left alone. */
+/* Removes lock and backup files of dead processes of this lock domain (disk_domain.h). What cannot be removed or recognised
+ * is left alone. */
 void tms_disk_remove_dead(int directory, const tms_log_t *log);
 
 #endif

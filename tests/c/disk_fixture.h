@@ -1,11 +1,12 @@
 /* What the tests of the disk backups share: a directory and a tms_disk_directory_t of their own, and system calls that can
- * be told to fail. Included once in a program, after cmocka.h: it defines fallocate, flock, renameat, pwrite and pread,
- * which take the place of the C library's. */
+ * be told to fail. Included once in a program, after cmocka.h: it defines fallocate, flock, stat, renameat, pwrite and
+ * pread, which take the place of the C library's. */
 #ifndef TMS_TESTS_DISK_FIXTURE_H
 #define TMS_TESTS_DISK_FIXTURE_H
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,6 +30,8 @@ static tms_error_t error;
 /* Faults: the errno that each call fails with, 0 for none; transfers give at most `transfer_most` bytes. */
 static struct {
     int fallocate_error, flock_error, renameat_error, pwrite_error;
+    int flock_interruptions;   /* EINTR before a lock is let through */
+    int stat_error;            /* of /proc/self/ns/pid */
     int interruptions;         /* EINTR before a call is let through */
     unsigned vanishing_locks;  /* lock files removed by "another process" before they are locked */
     void (*before_lock)(void); /* what "another process" does before a file is locked */
@@ -70,8 +73,17 @@ int flock(int fd, int operation) {
         if (length > 0) unlink(path);
     }
     if (fault.before_lock) fault.before_lock();
+    if (fault.flock_interruptions > 0) {
+        fault.flock_interruptions--;
+        return refuse(EINTR);
+    }
     if (fault.flock_error) return refuse(fault.flock_error);
     return (int)syscall(SYS_flock, fd, operation);
+}
+
+int stat(const char *path, struct stat *found) {
+    if (fault.stat_error && strcmp(path, "/proc/self/ns/pid") == 0) return refuse(fault.stat_error);
+    return fstatat(AT_FDCWD, path, found, 0);
 }
 
 int renameat(int from_directory, const char *from, int to_directory, const char *to) {

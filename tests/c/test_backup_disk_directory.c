@@ -20,6 +20,7 @@
 
 #include "backup_disk_directory.h"
 #include "captured_stderr.h"
+#include "disk_domain.h"
 #include "disk_fixture.h"
 
 static void test_set_directory(void **state) {
@@ -199,32 +200,50 @@ static void test_files_of_living_processes_stay(void **state) {
     assert_entries(base, 0, 0);
 }
 
-#define DEAD "tms-1-0123456789abcdef"
+/* The name of a file as a process of this lock domain makes it, from the number of the process on. */
+static const char *own(const char *rest) {
+    static char names[4][PATH_BYTES];
+    static unsigned next;
+    char *name = names[next++ % 4];
+    snprintf(name, PATH_BYTES, "tms-%016llx-%s", (unsigned long long)tms_disk_domain(), rest);
+    return name;
+}
+
+static const char *below_own(const char *rest) { return below(own(rest)); }
+
+#define DEAD "1-0123456789abcdef"
+
+static void make_old(const char *path) {
+    const struct timespec times[2] = {{.tv_sec = time(NULL) - 3600}, {.tv_sec = time(NULL) - 3600}};
+    assert_int_equal(utimensat(AT_FDCWD, path, times, 0), 0);
+}
 
 static void test_only_what_is_ours_is_removed(void **state) {
     (void)state;
-    static const char *const kept[] = {
-        "notes.txt",
-        "tms-1.lock",
-        "tms-x-0123456789abcdef.lock",
-        "tms-1-0123456789abcde.lock",
-        "tms-1-0123456789abcdef0.lock",
-        DEAD ".backup",
-        DEAD "-.backup",
-        DEAD "-1x.backup",
-        DEAD "-1.backup.bak",
-        "tms-1-fedcba9876543210-1.backup", /* has no lock file: nothing says that its process is dead */
+    static const char *const kept[] =
+        {
+            "1.lock",
+            "x-0123456789abcdef.lock",
+            "1-0123456789abcde.lock",
+            "1-0123456789abcdef0.lock",
+            DEAD ".backup",
+            DEAD "-.backup",
+            DEAD "-1x.backup",
+            DEAD "-1.backup.bak",
+            "1-fedcba9876543210-1.backup", /* has no lock file: nothing says that its process is dead */
     };
     put_file(below("victim"), "precious");
-    for (size_t i = 0; i < sizeof(kept) / sizeof(kept[0]); i++) put_file(below(kept[i]), "kept");
-    put_file(below(DEAD ".lock"), "");
-    put_file(below(DEAD "-1.backup"), "old");
-    assert_int_equal(symlink(below("victim"), below(DEAD "-2.backup")), 0);
-    assert_int_equal(mkdir(below(DEAD "-3.backup"), 0700), 0);
-    assert_int_equal(symlink(below("victim"), below("tms-2-0123456789abcdef.lock")), 0);
-    put_file(below("tms-2-0123456789abcdef-1.backup"), "kept");
-    assert_int_equal(mkfifo(below("tms-3-0123456789abcdef.lock"), 0600), 0);
-    put_file(below("tms-3-0123456789abcdef-1.backup"), "kept");
+    for (size_t i = 0; i < sizeof(kept) / sizeof(kept[0]); i++) put_file(below_own(kept[i]), "kept");
+    put_file(below("notes.txt"), "kept");
+    put_file(below("tms-1-0123456789abcdef.lock"), "kept"); /* without a domain */
+    put_file(below_own(DEAD ".lock"), "");
+    put_file(below_own(DEAD "-1.backup"), "old");
+    assert_int_equal(symlink(below("victim"), below_own(DEAD "-2.backup")), 0);
+    assert_int_equal(mkdir(below_own(DEAD "-3.backup"), 0700), 0);
+    assert_int_equal(symlink(below("victim"), below_own("2-0123456789abcdef.lock")), 0);
+    put_file(below_own("2-0123456789abcdef-1.backup"), "kept");
+    assert_int_equal(mkfifo(below_own("3-0123456789abcdef.lock"), 0600), 0);
+    put_file(below_own("3-0123456789abcdef-1.backup"), "kept");
 
     captured_stderr_t captured = capture_begin();
     tms_status_t status = tms_disk_set_directory(&disk, base, &error);
@@ -232,16 +251,50 @@ static void test_only_what_is_ours_is_removed(void **state) {
     capture_end(captured, output, sizeof(output));
     assert_int_equal(status, TMS_OK);
     assert_int_equal(count_lines(output), 2); /* the link and the directory */
-    assert_false(exists(below(DEAD ".lock")));
-    assert_false(exists(below(DEAD "-1.backup")));
-    assert_true(exists(below(DEAD "-2.backup")));
-    assert_true(exists(below(DEAD "-3.backup")));
-    assert_true(exists(below("tms-2-0123456789abcdef.lock")));
-    assert_file(below("tms-2-0123456789abcdef-1.backup"), "kept");
-    assert_true(exists(below("tms-3-0123456789abcdef.lock")));
-    assert_file(below("tms-3-0123456789abcdef-1.backup"), "kept");
-    for (size_t i = 0; i < sizeof(kept) / sizeof(kept[0]); i++) assert_file(below(kept[i]), "kept");
+    assert_false(exists(below_own(DEAD ".lock")));
+    assert_false(exists(below_own(DEAD "-1.backup")));
+    assert_true(exists(below_own(DEAD "-2.backup")));
+    assert_true(exists(below_own(DEAD "-3.backup")));
+    assert_true(exists(below_own("2-0123456789abcdef.lock")));
+    assert_file(below_own("2-0123456789abcdef-1.backup"), "kept");
+    assert_true(exists(below_own("3-0123456789abcdef.lock")));
+    assert_file(below_own("3-0123456789abcdef-1.backup"), "kept");
+    for (size_t i = 0; i < sizeof(kept) / sizeof(kept[0]); i++) assert_file(below_own(kept[i]), "kept");
     assert_file(below("victim"), "precious");
+    assert_file(below("notes.txt"), "kept");
+    assert_file(below("tms-1-0123456789abcdef.lock"), "kept");
+}
+
+/* On a file system whose locks are local to each machine the lock of a living process of another one can be had. */
+static void test_files_of_other_lock_domains_stay(void **state) {
+    (void)state;
+    char lock[PATH_BYTES], backup[PATH_BYTES];
+    const unsigned long long domains[] = {tms_disk_domain() ^ 1, 0};
+    assert_true(tms_disk_domain() != 0 && tms_disk_domain() == tms_disk_domain());
+    for (size_t i = 0; i < 2; i++) {
+        for (int is_new = 0; is_new < 2; is_new++) {
+            snprintf(lock, sizeof(lock), "tms-%016llx-1-0123456789abcde%d%s", domains[i], is_new, is_new ? ".new" : ".lock");
+            snprintf(backup, sizeof(backup), "tms-%016llx-1-0123456789abcde%d-1.backup", domains[i], is_new);
+            put_file(below(lock), "kept");
+            make_old(below(lock));
+            put_file(below(backup), "kept");
+        }
+    }
+    assert_int_equal(tms_disk_set_directory(&disk, base, &error), TMS_OK);
+    assert_int_equal(count_entries(base, ""), 8);
+}
+
+static void test_a_process_that_does_not_know_its_lock_domain(void **state) {
+    (void)state;
+    fault.stat_error = EACCES;
+    assert_true(tms_disk_domain() == 0);
+    put_file(below("tms-0000000000000000-1-0123456789abcdef.lock"), "kept");
+    tms_disk_file_t *file = create(10);
+    fault.stat_error = 0;
+    assert_non_null(strstr(file->path, "/tms-0000000000000000-"));
+    assert_entries(base, 1, 2);
+    tms_disk_file_destroy(&disk, file);
+    assert_int_equal(count_entries(base, ""), 1);
 }
 
 static void test_files_of_other_users_stay(void **state) {
@@ -251,18 +304,18 @@ static void test_files_of_other_users_stay(void **state) {
         skip();
     }
     const uid_t other = 12345;
-    put_file(below(DEAD ".lock"), "");
-    put_file(below(DEAD "-1.backup"), "kept");
-    assert_int_equal(chown(below(DEAD ".lock"), other, (gid_t)-1), 0);
-    put_file(below("tms-2-0123456789abcdef.lock"), "");
-    put_file(below("tms-2-0123456789abcdef-1.backup"), "kept");
-    assert_int_equal(chown(below("tms-2-0123456789abcdef-1.backup"), other, (gid_t)-1), 0);
+    put_file(below_own(DEAD ".lock"), "");
+    put_file(below_own(DEAD "-1.backup"), "kept");
+    assert_int_equal(chown(below_own(DEAD ".lock"), other, (gid_t)-1), 0);
+    put_file(below_own("2-0123456789abcdef.lock"), "");
+    put_file(below_own("2-0123456789abcdef-1.backup"), "kept");
+    assert_int_equal(chown(below_own("2-0123456789abcdef-1.backup"), other, (gid_t)-1), 0);
     tms_log_init(&log_under_test, TMS_LOG_SILENT);
     assert_int_equal(tms_disk_set_directory(&disk, base, &error), TMS_OK);
-    assert_true(exists(below(DEAD ".lock")));
-    assert_file(below(DEAD "-1.backup"), "kept");
-    assert_false(exists(below("tms-2-0123456789abcdef.lock")));
-    assert_file(below("tms-2-0123456789abcdef-1.backup"), "kept");
+    assert_true(exists(below_own(DEAD ".lock")));
+    assert_file(below_own(DEAD "-1.backup"), "kept");
+    assert_false(exists(below_own("2-0123456789abcdef.lock")));
+    assert_file(below_own("2-0123456789abcdef-1.backup"), "kept");
 
     /* A backup of ours that has become another user's is neither written nor read nor removed. */
     tms_disk_file_t *file = create(100);
@@ -277,18 +330,40 @@ static void test_files_of_other_users_stay(void **state) {
 
 static void test_file_systems_without_locks(void **state) {
     (void)state;
-    put_file(below(DEAD ".lock"), "");
-    put_file(below(DEAD "-1.backup"), "kept");
-    fault.flock_error = ENOLCK;
-    tms_disk_file_t *file = create(10); /* works, and removes nothing, since nothing can be told */
-    assert_entries(base, 2, 2);
-    tms_disk_file_destroy(&disk, file);
-    assert_file(below(DEAD "-1.backup"), "kept");
+    static const int errors[] = {ENOLCK, EOPNOTSUPP, EINTR, EIO};
+    const int directory = open(base, O_PATH | O_DIRECTORY);
+    put_file(below_own(DEAD ".lock"), "");
+    put_file(below_own(DEAD "-1.backup"), "kept");
+    for (size_t i = 0; i < sizeof(errors) / sizeof(errors[0]); i++) {
+        fault.flock_error = errors[i];
+        tms_disk_file_t *file = create(10); /* works, and removes nothing, since nothing can be told */
+        fault.flock_error = 0;
+        assert_entries(base, 2, 1);
+        assert_int_equal(count_entries(base, ".unlocked"), 1);
+        /* Another process, which can lock what it finds, cleans up beside it. */
+        put_file(below_own(DEAD ".lock"), "");
+        tms_disk_remove_dead(directory, &log_under_test);
+        assert_true(tms_disk_file_is_usable(file));
+        tms_disk_file_destroy(&disk, file);
+        assert_int_equal(count_entries(base, ""), 0);
+        put_file(below_own(DEAD ".lock"), "");
+        put_file(below_own(DEAD "-1.backup"), "kept");
+    }
+    close(directory);
 
-    /* A lock that somebody else always has first: given up after a few names, and none of them stays. */
+    /* A lock that another process always has first: given up after a few names, and none of them stays. */
     fault.flock_error = EWOULDBLOCK;
     assert_create_fails(10, TMS_BACKUP_IO, EWOULDBLOCK);
     assert_entries(base, 1, 1);
+}
+
+static void test_an_interrupted_lock_is_tried_again(void **state) {
+    (void)state;
+    fault.flock_interruptions = 3;
+    tms_disk_file_t *file = create(10);
+    assert_int_equal(fault.flock_interruptions, 0);
+    assert_entries(base, 1, 1);
+    tms_disk_file_destroy(&disk, file);
 }
 
 /* The clean-up of another process, at the worst moment: a lock file has been made, and nobody has locked it yet. */
@@ -317,29 +392,23 @@ static void test_a_clean_up_takes_no_lock_file_for_a_dead_one_s_that_is_not_lock
     assert_int_equal(count_entries(base, ""), 0);
 }
 
-static void make_old(const char *path) {
-    const struct timespec times[2] = {{.tv_sec = time(NULL) - 3600}, {.tv_sec = time(NULL) - 3600}};
-    assert_int_equal(utimensat(AT_FDCWD, path, times, 0), 0);
-}
-
 static void test_lock_files_that_were_never_locked_are_removed_once_they_are_old(void **state) {
     (void)state;
-    static const char *const old[] = {DEAD ".new", "tms-2-0123456789abcdef.new", "tms-x-0123456789abcdef.new",
-                                      DEAD ".new.new"};
+    static const char *const old[] = {DEAD ".new", "2-0123456789abcdef.new", "x-0123456789abcdef.new", DEAD ".new.new"};
     for (size_t i = 0; i < sizeof(old) / sizeof(old[0]); i++) {
-        put_file(below(old[i]), "");
-        make_old(below(old[i]));
+        put_file(below_own(old[i]), "");
+        make_old(below_own(old[i]));
     }
-    put_file(below("tms-3-0123456789abcdef.new"), ""); /* by somebody who is about to lock it */
-    int living = open(below(old[1]), O_RDWR);
+    put_file(below_own("3-0123456789abcdef.new"), ""); /* by somebody who is about to lock it */
+    int living = open(below_own(old[1]), O_RDWR);
     assert_int_equal(flock(living, LOCK_EX | LOCK_NB), 0);
     assert_int_equal(tms_disk_set_directory(&disk, base, &error), TMS_OK);
-    assert_false(exists(below(old[0])));
-    for (size_t i = 1; i < sizeof(old) / sizeof(old[0]); i++) assert_true(exists(below(old[i])));
-    assert_true(exists(below("tms-3-0123456789abcdef.new")));
+    assert_false(exists(below_own(old[0])));
+    for (size_t i = 1; i < sizeof(old) / sizeof(old[0]); i++) assert_true(exists(below_own(old[i])));
+    assert_true(exists(below_own("3-0123456789abcdef.new")));
     close(living);
     assert_int_equal(tms_disk_set_directory(&disk, base, &error), TMS_OK);
-    assert_false(exists(below(old[1])));
+    assert_false(exists(below_own(old[1])));
 }
 
 static void test_a_lock_file_that_cannot_get_its_name(void **state) {
@@ -440,6 +509,9 @@ int main(void) {
         DISK_TEST(test_only_what_is_ours_is_removed),
         DISK_TEST(test_files_of_other_users_stay),
         DISK_TEST(test_file_systems_without_locks),
+        DISK_TEST(test_an_interrupted_lock_is_tried_again),
+        DISK_TEST(test_files_of_other_lock_domains_stay),
+        DISK_TEST(test_a_process_that_does_not_know_its_lock_domain),
         DISK_TEST(test_a_clean_up_takes_no_lock_file_for_a_dead_one_s_that_is_not_locked_yet),
         DISK_TEST(test_lock_files_that_were_never_locked_are_removed_once_they_are_old),
         DISK_TEST(test_a_lock_file_that_cannot_get_its_name),

@@ -13,10 +13,10 @@ from world import ACTIVE, DAMAGED, DISK, PAUSED, PAUSING, REFUSALS, RESUMING, Bl
 
 from torch_memory_saver import _core as core
 
-#: Names that a process which is dead could have left, and what belongs to somebody else.
-DEAD = "tms-999999999-0123456789abcdef"
-REMAINS = (f"{DEAD}.lock", f"{DEAD}-0.backup", f"{DEAD}-17.backup", f"{DEAD}.new")
-OTHERS = ("notes.txt", f"{DEAD}-0.backup.kept", "tms-1-0.lock")
+#: The end of the names that a process which is dead could have left, what follows it, and what is not of such a process.
+DEAD = "999999999-0123456789abcdef"
+REMAINS = (".lock", "-0.backup", "-17.backup", ".new")
+OTHERS = ("notes.txt", "tms-1-0.lock", f"tms-0123456789abcdef-{DEAD}.lock")
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -234,15 +234,26 @@ class Steps(World):
         """Outside any region."""
         return self.adopt(core.allocate(size, 0), size, 0, tag + self.tag_suffix, 0)
 
+    def lock_domain(self) -> str:
+        """As it stands in the names of this process's backup files."""
+        probe = self.allocate(1000, DISK, "probe")
+        self.pause(("probe",))
+        backup = next(self.backup_directory.glob(f"tms-*-{os.getpid()}-*.backup"))
+        self.free(probe)
+        return backup.name.split("-")[1]
+
     def directory_step(self, remains: bool) -> Step:
         """Another directory for backup files, which does not exist, or holds what a dead process left."""
         former, wanted = self.backup_directory, self.new_directory()
+        dead = f"tms-{self.lock_domain()}-{DEAD}"
+        remaining = {dead + end for end in REMAINS}
+        others = {*OTHERS, f"{dead}-0.backup.kept"}
         if remains:
             wanted.mkdir()
-            for name in (*REMAINS, *OTHERS):
+            for name in remaining | others:
                 (wanted / name).write_text(name)
-            os.utime(wanted / f"{DEAD}.new", (0, 0))  # a young one may be about to be locked
-            (wanted / f"{DEAD}-1.backup").symlink_to(wanted / "notes.txt")
+            os.utime(wanted / f"{dead}.new", (0, 0))  # a young one may be about to be locked
+            (wanted / f"{dead}-1.backup").symlink_to(wanted / "notes.txt")
 
         def run() -> None:
             self.set_directory(wanted)
@@ -258,13 +269,13 @@ class Steps(World):
             if made != {former if error else wanted}:
                 problems.append(f"the directory in force is {made}")
             left = sorted(path.name for path in wanted.iterdir()) if wanted.exists() else []
-            if remains and not set(OTHERS) <= set(left):
+            if remains and not others <= set(left):
                 problems.append(f"somebody else's files are gone: {left}")
-            if remains and not error and not failed and set(REMAINS) & set(left):
+            if remains and not error and not failed and remaining & set(left):
                 problems.append(f"a dead process's files are still there: {left}")
             return problems
 
         def finish() -> None:
-            self.remove_directory(wanted, (*REMAINS, *OTHERS, f"{DEAD}-1.backup"))
+            self.remove_directory(wanted, (*remaining, *others, f"{dead}-1.backup"))
 
         return Step(run, verify, finish=finish)

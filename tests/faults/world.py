@@ -8,6 +8,7 @@ import errno
 import functools
 import os
 import random
+import tempfile
 from array import array
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -147,7 +148,6 @@ class World:
     tag_suffix: str = ""
     blocks: dict[int, Block] = field(default_factory=dict)
     seed: int = 0
-    directories: int = 0
     taken: dict[int, int] = field(default_factory=dict)
     backup_directory: Path = field(init=False)
     holds_copies: bool = False
@@ -328,10 +328,7 @@ class World:
 
     def new_directory(self) -> Path:
         """One that does not exist, below one of its own that does."""
-        self.directories += 1
-        above = self.directory / f"above-{self.seed}-{self.directories}"
-        above.mkdir()
-        return above / "backups"
+        return Path(tempfile.mkdtemp(prefix="above-", dir=self.directory)) / "backups"
 
     def set_directory(self, directory: Path) -> None:
         core.set_disk_directory(str(directory))

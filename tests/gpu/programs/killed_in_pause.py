@@ -22,7 +22,7 @@ with saver.region(tag="weights", enable_disk_backup=True):
     tensors = [empty(size // COUNT) for _ in range(COUNT)]
 for value, tensor in enumerate(tensors):
     tensor.fill_(value)
-others = set(directory.iterdir())
+others = set(directory.glob("*.backup"))
 begin = threading.Event()
 
 
@@ -30,7 +30,8 @@ def kill_when_something_is_written() -> None:
     begin.set()
     while True:
         states = {state_of(tensor) for tensor in tensors}
-        written = sum(path.stat().st_size for path in directory.iterdir() if path not in others)
+        # Backup files keep their names; a lock file gets its own while this looks.
+        written = sum(path.stat().st_size for path in set(directory.glob("*.backup")) - others)
         if states == {core.STATE_PAUSED}:
             print("failed: the pause was over before anything was seen", flush=True)
             return
