@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "backup_disk_directory.h"
+#include "host_store.h"
 
 enum {
     NUMBER_BYTES = 32,             /* "-<number>.backup" and its NUL */
@@ -36,6 +37,8 @@ static void unlist(tms_disk_directory_t *directory, tms_disk_file_t *file) {
     if (file->next) file->next->previous = file->previous;
     file->previous = file->next = NULL;
     atomic_fetch_sub(directory->total, file->bytes);
+    if (file->claimed_bytes > 0) tms_host_store_disclaim(directory->host, file->claimed_bytes);
+    file->claimed_bytes = 0;
     file->owner_lock->files--;
     file->owner_lock = NULL;
 }
@@ -293,6 +296,21 @@ static tms_status_t create_entry(tms_disk_directory_t *directory, tms_disk_file_
     return status;
 }
 
+/* Room in host memory for a file of a file system in memory. */
+static tms_status_t claim_memory(tms_disk_directory_t *directory, tms_disk_file_t *file, uint64_t bytes,
+                                 const tms_error_context_t *context, tms_error_t *error) {
+    if (!file->identity.in_memory || !directory->host || bytes == 0) return TMS_OK;
+    tms_log_once(directory->log, &directory->said_in_memory, TMS_LOG_WARNING,
+                 "the backup file '%s' is in memory (tmpfs): disk backups there use host memory, and count against its "
+                 "limits. TMS_DISK_BACKUP_DIR or set_disk_backup_dir() chooses a directory on a disk.",
+                 file->path);
+    tms_error_context_t here = *context;
+    here.bytes = bytes;
+    tms_status_t status = tms_host_store_claim(directory->host, bytes, &here, error);
+    if (status == TMS_OK) file->claimed_bytes = bytes;
+    return status;
+}
+
 tms_status_t tms_disk_file_create(tms_disk_directory_t *directory, uint64_t bytes, tms_disk_file_t **file, tms_wait_t *wait,
                                   const tms_error_context_t *context, tms_error_t *error) {
     tms_disk_file_t *made = NULL;
@@ -304,7 +322,9 @@ tms_status_t tms_disk_file_create(tms_disk_directory_t *directory, uint64_t byte
     if (!made) return status;
 
     /* Without the lock: a file system in memory clears every page here. */
-    status = reserve_space(fd, bytes, made->path, wait, context, error);
+    status = claim_memory(directory, made, bytes, context, error);
+    if (status == TMS_OK) status = reserve_space(fd, bytes, made->path, wait, context, error);
+    if (made->claimed_bytes > 0) tms_host_store_claim_used(directory->host, made->claimed_bytes);
     if (close(fd) != 0 && status == TMS_OK && errno != EINTR)
         status = tms_error_set_os(error, context, "close", errno, made->path);
     /* After the space, since only what fits on a disk needs a number of checksums that fits in memory. */

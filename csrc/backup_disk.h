@@ -20,6 +20,9 @@
  * checksum of what was written. Of dead processes only regular files of the same user are removed. All files of the process
  * go at exit (process.h) and never in a forked child.
  *
+ * Files of a file system in memory (tmpfs, as /tmp often is) are host memory: they are claimed from the host store before
+ * they get their space, and count as its own (host_store.h).
+ *
  * What the system refuses to remove is kept aside and tried again: by the quarantine, if there is one, and whenever a file
  * is made.
  *
@@ -39,6 +42,8 @@
 #include "status.h"
 #include "wait.h"
 
+struct tms_host_store;
+
 /* Contents are checked in blocks of this size; transfers begin at a multiple of it. */
 #define TMS_DISK_BLOCK_BYTES ((uint64_t)512 << 10)
 
@@ -55,6 +60,7 @@ typedef struct tms_disk_file {
     struct tms_disk_directory *directory;
     struct tms_disk_lock *owner_lock; /* NULL: the file is gone (exit) or the parent's (fork) */
     uint64_t bytes;
+    uint64_t claimed_bytes; /* of host memory, where the file system is in memory */
     tms_checksum_t *checksum_of;
     uint32_t *checksums; /* of each block */
     tms_disk_identity_t identity;
@@ -90,11 +96,13 @@ typedef struct tms_disk_directory {
     bool no_direct, no_uring;     /* for tests: as if the system refused */
     bool refuses;                 /* the system has refused to remove something, which is tried again */
     tms_quarantine_t *quarantine; /* NULL: none */
-    tms_quarantined_t refused;    /* one for all of it */
-    bool in_quarantine;           /* `refused` is there */
+    struct tms_host_store *host;  /* NULL, or whose limits and counts files of a file system in memory are part of */
+    _Atomic bool said_in_memory;
+    tms_quarantined_t refused; /* one for all of it */
+    bool in_quarantine;        /* `refused` is there */
 } tms_disk_directory_t;
 
-/* `path` is copied. Touches no file. `quarantine` is none, and may be set before the first use. */
+/* `path` is copied. Touches no file. `quarantine` and `host` are none, and may be set before the first use. */
 tms_status_t tms_disk_init(tms_disk_directory_t *directory, const char *path, const tms_log_t *log, _Atomic uint64_t *total,
                            tms_error_t *error);
 /* Creates the directory if needed (0700), checks that files can be made in it, removes what dead processes left there. On

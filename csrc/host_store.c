@@ -122,6 +122,29 @@ bool tms_host_store_make_room(tms_host_store_t *store, uint64_t bytes, tms_host_
     return tms_host_store_fits(store, bytes, headroom);
 }
 
+/* Counted before it is asked for, so that two claims never rely on the same room. */
+tms_status_t tms_host_store_claim(tms_host_store_t *store, uint64_t bytes, const tms_error_context_t *context,
+                                  tms_error_t *error) {
+    tms_host_headroom_t headroom;
+    pthread_mutex_lock(&store->lock);
+    store->in_flight_bytes += bytes;
+    atomic_fetch_add(&store->resident_bytes, bytes);
+    pthread_mutex_unlock(&store->lock);
+    if (tms_host_store_make_room(store, 0, &headroom)) return TMS_OK;
+    tms_host_store_claim_used(store, bytes);
+    tms_host_store_disclaim(store, bytes);
+    return tms_host_headroom_fail(&headroom, bytes, context, error);
+}
+
+void tms_host_store_claim_used(tms_host_store_t *store, uint64_t bytes) {
+    pthread_mutex_lock(&store->lock);
+    store->in_flight_bytes -= bytes;
+    pthread_cond_broadcast(&store->changed);
+    pthread_mutex_unlock(&store->lock);
+}
+
+void tms_host_store_disclaim(tms_host_store_t *store, uint64_t bytes) { atomic_fetch_sub(&store->resident_bytes, bytes); }
+
 void tms_host_store_say_not_locked(tms_host_store_t *store, const tms_error_t *reason) {
     tms_log_once(store->log, &store->said_not_locked, TMS_LOG_WARNING,
                  "%s Copies from and to this memory are slower. A limit of locked memory (ulimit -l) may be the reason.",

@@ -76,8 +76,8 @@ typedef struct tms_host_store {
     bool closing;                                    /* no driver call is to be begun any more */
     _Atomic uint64_t buffer_bytes;                   /* of all buffers, as they were asked for */
     _Atomic uint64_t
-        resident_bytes;            /* touched and not yet given back: buffers, pool, quarantine, what waits to be released */
-    _Atomic uint64_t pooled_bytes; /* of them idle, kept for later */
+        resident_bytes; /* touched and not yet given back: buffers, pool, quarantine, what waits to be released; claims */
+    _Atomic uint64_t pooled_bytes;                                     /* of them idle, kept for later */
     _Atomic bool said_not_locked, said_no_huge_pages, said_no_threads; /* one log line of each is enough */
 } tms_host_store_t;
 
@@ -94,6 +94,17 @@ void tms_host_store_release(tms_host_store_t *store);
 void tms_host_store_close(tms_host_store_t *store, double deadline);
 /* In a forked child, with `lock` held by the forking thread: forgets everything, which is the parent's. */
 void tms_host_store_after_fork_in_child(tms_host_store_t *store);
+
+/* ---- memory that is not the store's ---- */
+
+/* Backup files of a file system in memory are host memory, too: they count against the limits and in resident_bytes. A claim
+ * asks whether there is room; its bytes are in flight until tms_host_store_claim_used says that the system counts them.
+ * TMS_OUT_OF_HOST_MEMORY, as for a piece of the store. */
+tms_status_t tms_host_store_claim(tms_host_store_t *store, uint64_t bytes, const tms_error_context_t *context,
+                                  tms_error_t *error);
+void tms_host_store_claim_used(tms_host_store_t *store, uint64_t bytes);
+/* The memory is back with the system, after tms_host_store_claim_used. Takes no lock. */
+void tms_host_store_disclaim(tms_host_store_t *store, uint64_t bytes);
 
 /* ---- batches ---- */
 

@@ -23,6 +23,7 @@ tms_status_t tms_saver_init(tms_saver_t *saver, const tms_config_t *config, cons
     status = tms_host_store_init(&saver->stores.host, devices, log, &saver->quarantine, config->host_memory_limit_bytes,
                                  config->host_pool_limit_bytes, error);
     if (status != TMS_OK) goto release_disk;
+    saver->stores.disk.host = &saver->stores.host;
     status = tms_device_locks_init(&saver->device_locks, config, devices, error);
     if (status != TMS_OK) goto release_host;
     if (pthread_mutex_init(&saver->lock, NULL) != 0) {

@@ -174,7 +174,7 @@ typedef struct tms_counters {
     uint64_t visible_captures; /* stream captures that we know to be under way */
     uint64_t quarantined_host; /* pieces of host memory that could not be given back; retried likewise */
     uint64_t quarantined_other;   /* streams, events, context references, files: likewise */
-    uint64_t host_resident_bytes; /* host memory that the store has from the system: backups, pool, what is being released */
+    uint64_t host_resident_bytes; /* host memory used now: backups, pool, what is being released, backup files on a tmpfs */
     uint64_t host_pooled_bytes;   /* of it kept for later backups, with no contents */
 } tms_counters_t;
 
