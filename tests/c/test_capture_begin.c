@@ -267,7 +267,7 @@ static void a_capture_that_began_while_a_pause_waited_for_its_turn(void **state)
     ASSERT_OK(pause_selected(f, &selection, NULL, &error), error);
     assert_true(late.started);
     assert_int_equal(pthread_join(late.thread, NULL), 0);
-    assert_int_equal(late.asked, 1);
+    assert_true(late.asked >= 1);
     assert_int_equal(late.capture_status, TMS_OK);
     assert_int_equal(late.pause_status, TMS_CAPTURE_IN_PROGRESS);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);

@@ -445,6 +445,7 @@ static void a_failure_on_one_device_stops_the_others(void **state) {
     ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
     assert_int_equal(simulator()->take_memory(2, (int64_t)(256 * MIB)), 0);
     copy_slowly(f);
+    simulator()->set_bandwidth(4 * MIB); /* two seconds, for the threads of the others to begin meanwhile */
     simulator()->clear_counts();
     assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_OUT_OF_DEVICE_MEMORY);
     assert_int_equal(error.device, 2);

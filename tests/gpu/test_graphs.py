@@ -18,6 +18,7 @@ from gpu_support import (
     free_bytes,
     is_managed,
     saver,
+    skip_where_routing_is_of_the_process,
     skip_where_the_outer_pool_wins,
     tms,
     torch,
@@ -196,6 +197,17 @@ def test_an_ordinary_graph_captured_inside_a_region() -> None:
     graph.replay()
     assert_same(decoder.output, expected)
     del graph
+
+
+def test_what_another_stream_allocates_during_a_capture_is_ordinary() -> None:
+    skip_where_routing_is_of_the_process()
+    source, graph, other = torch.ones(1024, device="cuda"), torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with saver.cuda_graph(graph, tag="graphs", capture_error_mode="relaxed"):
+        captured = source + 1
+        with torch.cuda.stream(other):
+            ordinary = empty(64 * MIB)
+    assert is_managed(captured)
+    assert not is_managed(ordinary)
 
 
 def test_managed_graph_inside_a_region_of_another_tag() -> None:

@@ -20,6 +20,7 @@ from gpu_support import (
     run_programs,
     saver,
     segment_of,
+    skip_where_routing_is_of_the_process,
     skip_where_the_outer_pool_wins,
     state_of,
     tms,
@@ -307,6 +308,24 @@ def test_empty_cache_inside_a_region_gives_memory_back() -> None:
     assert is_managed(again)
     write_and_check(keep, 1)
     write_and_check(again, 2)
+
+
+def test_emptying_keeps_the_pool_of_a_tag_without_idle_memory() -> None:
+    skip_where_routing_is_of_the_process()
+
+    def pool_of(tensor: torch.Tensor) -> object:
+        address = segment_of(tensor)[0]
+        return next(row["segment_pool_id"] for row in torch.cuda.memory_snapshot() if row["address"] == address)
+
+    with saver.region(tag="weights"):
+        kept = empty(64 * MIB)
+    with saver.region(tag="kv_cache"):
+        idle = empty(64 * MIB)
+    del idle
+    saver.empty_cache()
+    with saver.region(tag="weights"):
+        later = empty(64 * MIB)
+    assert pool_of(later) == pool_of(kept)
 
 
 def test_empty_cache_while_another_thread_is_in_a_region() -> None:

@@ -139,6 +139,27 @@ _TORCH_LAYER = (
         (_TESTS + "test_pools.py",),
     ),
     Mutant(
+        "what-torch-caches-is-not-seen",
+        _SOURCES + "torch_layer.py",
+        "return int(reserved - active - split)",
+        "return int(split)",
+        ("torch:tests/gpu/test_out_of_memory.py::test_a_region_finds_memory_that_torch_only_caches",),
+    ),
+    Mutant(
+        "segments-of-every-pool-count-as-one-pools",
+        _SOURCES + "torch_layer.py",
+        'self._snapshot(pool)["segments"]',
+        'self._snapshot(_DEFAULT_POOL)["segments"]',
+        ("torch:tests/gpu/test_regions.py::test_emptying_keeps_the_pool_of_a_tag_without_idle_memory",),
+    ),
+    Mutant(
+        "what-a-graph-allocates-elsewhere-is-managed",
+        _SOURCES + "graphs.py",
+        "_core.region_enter(self._tag, self._backup, False, self._host_policy)",
+        "_core.region_enter(self._tag, self._backup, True, self._host_policy)",
+        ("preload:tests/gpu/test_graphs.py::test_what_another_stream_allocates_during_a_capture_is_ordinary",),
+    ),
+    Mutant(
         "a-pool-dies-while-torch-would-end-the-process",
         _SOURCES + "torch_routing.py",
         "        if self._objects_end_quietly:",

@@ -11,6 +11,7 @@ any more; 2 where nothing can be said, because the tests fail without a bug.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import re
 import shutil
@@ -155,8 +156,8 @@ def _show(output: str) -> None:
 
 def _has_torch() -> bool:
     """Whether this Python has PyTorch's CUDA build, which `simulate` runs."""
-    program = "import sys, torch; sys.exit(0 if torch.version.cuda else 1)"
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode == 0
+    torch = importlib.util.find_spec("torch")  # not imported: the libraries that it is linked with may be missing
+    return torch is not None and torch.origin is not None and (Path(torch.origin).parent / "lib/libtorch_cuda.so").is_file()
 
 
 def _passes_without_bugs(tree: Tree, mutants: list[Mutant]) -> bool:
