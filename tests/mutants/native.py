@@ -170,8 +170,8 @@ _INTERPOSERS = (
     Mutant(
         "a-capture-that-failed-to-begin-goes-on",
         "csrc/preload/hooks.c",
-        "if (result != TMS_CUDA_SUCCESS && entry != NOT_ANNOUNCED)",
-        "if (false && entry != NOT_ANNOUNCED)",
+        "if (result != TMS_CUDA_SUCCESS && begun.identity",
+        "if (false && begun.identity",
         ("tests/preload/test_capture.py",),
     ),
     Mutant(
@@ -183,7 +183,7 @@ _INTERPOSERS = (
     ),
     Mutant(
         "threads-share-their-own-default-stream",
-        "csrc/preload/hooks.c",
+        "csrc/capture_stream.c",
         "static _Thread_local char own_stream;",
         "static char own_stream;",
         ("tests/preload/test_capture.py::test_default_streams_of_threads_are_different_streams",),
@@ -191,8 +191,8 @@ _INTERPOSERS = (
     Mutant(
         "a-capture-outlives-its-stream",
         "csrc/preload/hooks.c",
-        "if (state && stream && result == TMS_CUDA_SUCCESS) retract_stream(state, key_of(stream));",
-        "",
+        "size_t count = state && stream ?",
+        "size_t count = state && !stream ?",
         ("tests/preload/test_capture.py",),
     ),
     Mutant(
@@ -204,4 +204,35 @@ _INTERPOSERS = (
     ),
 )
 
-MUTANTS = (*_TRANSITIONS, *_BACKUPS, *_INTERPOSERS)
+_CAPTURES = (
+    Mutant(
+        "an-end-is-that-of-the-last-capture",
+        "csrc/capture.c",
+        "        if (entry->announced != identity && entry->begun != identity) continue;",
+        "",
+        ("tests/c/test_capture.c",),
+    ),
+    Mutant(
+        "what-another-thread-announced-is-taken-for-ones-own",
+        "csrc/capture.c",
+        "!entry->begun && entry->thread == this_thread()",
+        "!entry->begun",
+        ("tests/c/test_capture.c",),
+    ),
+    Mutant(
+        "captures-that-have-ended-unseen-count",
+        "csrc/transition.c",
+        "int visible = tms_saver_captures(t->saver);",
+        "int visible = tms_capture_visible(&t->saver->capture);",
+        ("tests/c/test_capture_ended.c",),
+    ),
+    Mutant(
+        "a-stream-of-a-context-that-is-gone-is-asked",
+        "csrc/capture_stream.c",
+        "        ended = now != where->context;",
+        "        ended = false;",
+        ("tests/c/test_capture_ended.c",),
+    ),
+)
+
+MUTANTS = (*_TRANSITIONS, *_BACKUPS, *_INTERPOSERS, *_CAPTURES)

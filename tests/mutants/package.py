@@ -155,8 +155,8 @@ _TORCH_LAYER = (
     Mutant(
         "what-a-graph-allocates-elsewhere-is-managed",
         _SOURCES + "graphs.py",
-        "_core.region_enter(self._tag, self._backup, False, self._host_policy)",
-        "_core.region_enter(self._tag, self._backup, True, self._host_policy)",
+        "self._enter_level(around, managed=False)",
+        "self._enter_level(around, managed=True)",
         ("preload:tests/gpu/test_graphs.py::test_what_another_stream_allocates_during_a_capture_is_ordinary",),
     ),
     Mutant(
@@ -197,7 +197,7 @@ _TORCH_LAYER = (
     Mutant(
         "a-failed-capture-keeps-its-pool",
         _SOURCES + "graphs.py",
-        "            else:\n                self._pools.release(self._shared)",
+        "            else:\n                self._pools.release(self._pool)",
         "",
         (_TESTS + "test_graphs.py::test_memory_of_a_failed_capture_goes_back",),
     ),
