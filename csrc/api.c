@@ -170,7 +170,12 @@ static void api_capture_end(void) {
 static tms_status_t api_capture_begin_on(void *stream, uint64_t *identity, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
     tms_capture_begun_t begun;
-    tms_status_t status = state ? tms_saver_capture_begin_on(&state->saver, stream, &begun, error) : TMS_OUT_OF_HOST_MEMORY;
+    if (!state) return TMS_OUT_OF_HOST_MEMORY;
+    tms_status_t status = tms_saver_capture_begin_on(&state->saver, stream, &begun, error);
+    if (status == TMS_INVALID_STATE && !begun.must_not_begin) {
+        tms_state_say_too_many_captures(state);
+        status = TMS_OK;
+    }
     if (status == TMS_OK) *identity = begun.identity;
     return status;
 }

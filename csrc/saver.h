@@ -87,7 +87,7 @@ tms_status_t tms_saver_capture_begin(tms_saver_t *saver, const tms_region_t *reg
 typedef struct tms_capture_begun {
     uint64_t identity;   /* 0 where it was not announced */
     bool known;          /* it is that of a capture whose end was not seen */
-    bool must_not_begin; /* on failure: a transition that could not be waited for would break the capture, and it that */
+    bool must_not_begin; /* on failure: a transition under way would break the capture, and the capture that */
 } tms_capture_begun_t;
 tms_status_t tms_saver_capture_begin_on(tms_saver_t *saver, void *stream, tms_capture_begun_t *begun, tms_error_t *error);
 /* Ends what has this identity (0: the last one), or began on this stream. The end of the last one finishes the deferred

@@ -66,11 +66,12 @@ tms_status_t tms_saver_capture_begin_on(tms_saver_t *saver, void *stream, tms_ca
     const tms_error_context_t context = {.operation = "capture_begin", .device = TMS_NO_DEVICE};
     *begun = (tms_capture_begun_t){.identity = 0};
     tms_status_t status = check_begin(saver, &context, error);
+    begun->must_not_begin = status == TMS_INVALID_STATE;
     if (status != TMS_OK) return status;
     const tms_capture_stream_t where = tms_capture_locate(saver->devices, stream);
     pthread_mutex_lock(&saver->lock);
     status = await_transition(saver, &context, error);
-    begun->must_not_begin = status != TMS_OK;
+    begun->must_not_begin = status == TMS_INVALID_STATE;
     if (status == TMS_OK)
         status = tms_capture_begin_on(&saver->capture, &where, &begun->identity, &begun->known, &context, error);
     pthread_mutex_unlock(&saver->lock);

@@ -49,6 +49,12 @@ static void destroy_state(tms_state_t *state) {
     free(state);
 }
 
+void tms_state_say_too_many_captures(tms_state_t *state) {
+    tms_log_once(&state->log, &state->said_too_many_captures, TMS_LOG_WARNING,
+                 "more than %d stream captures are under way at once; pause() will not see all of them",
+                 TMS_CAPTURE_MAX_NESTED);
+}
+
 tms_state_t *tms_state_if_made(void) { return atomic_load_explicit(&the_state, memory_order_acquire); }
 
 tms_state_t *tms_state(tms_error_t *error) {

@@ -20,13 +20,15 @@ typedef struct tms_state {
     _Atomic(void *) real[TMS_MAX_HOOKS]; /* preload only: the runtime's own functions */
     _Atomic bool said_no_runtime;        /* preload only: no CUDA runtime to hand on to */
     _Atomic bool said_not_managed;       /* preload only: an allocation in a region had to be ordinary */
-    _Atomic bool said_too_many_captures; /* preload only */
-    _Atomic bool said_malformed_use;     /* compat.c: one warning about wrong use is enough */
+    _Atomic bool said_too_many_captures;
+    _Atomic bool said_malformed_use; /* compat.c: one warning about wrong use is enough */
 } tms_state_t;
 
 /* The state, made if need be; NULL only if memory for it could not be had, with *error filled. After the first call one
  * atomic load. */
 tms_state_t *tms_state(tms_error_t *error);
+/* One warning that a capture began for which there is no room in the list. */
+void tms_state_say_too_many_captures(tms_state_t *state);
 /* The state if it has been made, else NULL: for paths that must not make it (fork, exit). */
 tms_state_t *tms_state_if_made(void);
 

@@ -289,7 +289,8 @@ typedef struct tms_api {
     tms_status_t (*capture_announce)(const tms_region_settings_t *settings, uint64_t *identity, tms_error_t *error);
     /* A capture is about to begin on `stream` (a CUstream). What this thread has announced and not begun yet is this one.
      * The stream is asked later whether the capture goes on, so the end may go unseen where only the driver is told of it. A
-     * stream that has not been seen to end its last capture keeps that one's identity. Waits as capture_begin does. */
+     * stream that has not been seen to end its last capture keeps that one's identity. 0: there is no room for it, which is
+     * logged. Waits as capture_begin does; after a failure the capture must not begin. */
     tms_status_t (*capture_begin_on)(void *stream, uint64_t *identity, tms_error_t *error);
     /* That has ended, or failed to begin. `unless_it_goes_on`: only if its stream does not say that it captures. Whether
      * there was one. */

@@ -135,12 +135,10 @@ static bool announce(tms_state_t *state, void *stream, tms_capture_begun_t *begu
     tms_error_t error;
     tms_status_t status = tms_saver_capture_begin_on(&state->saver, stream, begun, &error);
     if (status == TMS_OK || status == TMS_FORKED) return true; /* nothing of the GPU's works there, captures included */
-    if (begun->must_not_begin || tms_transition_is_inside())
+    if (begun->must_not_begin)
         tms_log_write(&state->log, TMS_LOG_WARNING, "%s", error.message);
     else
-        tms_log_once(&state->log, &state->said_too_many_captures, TMS_LOG_WARNING,
-                     "more than %d stream captures are under way at once; pause() will not see all of them",
-                     TMS_CAPTURE_MAX_NESTED);
+        tms_state_say_too_many_captures(state);
     return !begun->must_not_begin;
 }
 

@@ -225,8 +225,7 @@ class GraphCapture(FunctionDecorator):
             # Not managed: allocations outside the pool are ordinary. Those of a pool with our allocator get these settings
             # anyway.
             self._enter_level(around, managed=False)
-            _core.capture_begin(self._tag, self._backup, self._host_policy)
-            around.callback(_core.capture_end)
+            around.callback(_core.capture_end, _core.capture_begin(self._tag, self._backup, self._host_policy))
             failed.callback(torch.torch.cuda.set_stream, torch.torch.cuda.current_stream())
             around.enter_context(
                 torch.torch.cuda.graph(self._graph, pool=pool.id, stream=stream, capture_error_mode=self._capture_error_mode)

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch_memory_saver import _core, sharing
 from torch_memory_saver.errors import ForkedProcessError, InvalidStateError, TorchUnavailableError
+from torch_memory_saver.torch_captures import watch_captures
 from torch_memory_saver.torch_routing import PoolId, make_immortal, make_routing
 
 __all__ = ["PoolId", "TorchCuda", "expandable_segments_on", "in_use", "loaded", "require"]
@@ -247,6 +248,7 @@ def _initialize(torch: Any) -> TorchCuda:
         raise kind(f"PyTorch could not initialise CUDA: {error}", operation="initialize") from error
     _torch_cuda = TorchCuda(torch)
     sharing.install(torch)
+    watch_captures(torch)
     return _torch_cuda
 
 
