@@ -172,7 +172,7 @@ sanitize-c: ## the C tests and the corpus of the fuzz targets, with ASan and UBS
 # Ordered by another process, which TSan does not see.
 TSAN_BLIND := tests/c/test_simulator_ipc.c
 sanitize-threads: ## the C tests with threads, with TSan
-	TSAN_OPTIONS=halt_on_error=1:suppressions=$(abspath tests/sanitize/thread.suppressions) $(MAKE) ctest VARIANT=tsan C_TESTS="$$(grep -l pthread_create $(filter-out $(TSAN_BLIND),$(wildcard tests/c/test_*.c)) | xargs)"
+	TSAN_OPTIONS=halt_on_error=1:suppressions=$(abspath tests/sanitize/thread.suppressions) $(MAKE) ctest VARIANT=tsan C_TESTS="$$(grep -lE 'pthread_create|begin_pause' $(filter-out $(TSAN_BLIND),$(wildcard tests/c/test_*.c)) | xargs)"
 
 # Python itself is not instrumented: leaks are looked for in the C tests. The compiled programs of tests/preload have the
 # runtime by CFLAGS, with the preload library before it (verify_asan_link_order). Left out is what is about the libraries that
