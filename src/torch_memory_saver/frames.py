@@ -20,6 +20,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torch_memory_saver.elsewhere import Reading
     from torch_memory_saver.pools import Pool
     from torch_memory_saver.torch_layer import TorchCuda
 
@@ -35,10 +36,24 @@ class Frame:
         level: The native core's id of the entry's settings.
         outer: The frame that this context was in at the entry.
         over: The frame of another context that was in force at the entry, if there was one.
+        reading: What PyTorch had at the entry, if that is to be compared at the exit (elsewhere.py).
         closed: It has been left.
     """
 
-    __slots__ = ("closed", "level", "managed", "outer", "over", "pools", "routed", "stack", "tag", "thread", "torch")
+    __slots__ = (
+        "closed",
+        "level",
+        "managed",
+        "outer",
+        "over",
+        "pools",
+        "reading",
+        "routed",
+        "stack",
+        "tag",
+        "thread",
+        "torch",
+    )
 
     def __init__(self, torch: TorchCuda | None, tag: str, managed: bool, stack: list[Frame]) -> None:
         self.torch = torch
@@ -50,6 +65,7 @@ class Frame:
         self.outer: Frame | None = None
         self.over: Frame | None = None
         self.pools: list[Pool] = []
+        self.reading: Reading | None = None
         self.routed = False
         self.closed = False
 

@@ -25,11 +25,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch_memory_saver import _core
+from torch_memory_saver.elsewhere import Watch
 from torch_memory_saver.errors import InvalidStateError
 from torch_memory_saver.frames import Frame
-from torch_memory_saver.torch_layer import PoolId, TorchCuda
+from torch_memory_saver.torch_layer import PoolId, TorchCuda, devices_in_use
 
-__all__ = ["Key", "Pool", "PoolStore", "Tags", "devices_in_use", "selects"]
+__all__ = ["Key", "Pool", "PoolStore", "Tags", "selects"]
 
 logger = logging.getLogger("torch_memory_saver")
 
@@ -47,12 +48,6 @@ _MOST_RETIRED = 10_000
 def selects(tags: Tags, tag: str) -> bool:
     """Whether a pause or resume of `tags` is about `tag`."""
     return tags is None or tag in tags
-
-
-def devices_in_use() -> list[int]:
-    """Those that this process has a context on."""
-    mask = _core.active_devices()
-    return [device for device in range(mask.bit_length()) if mask >> device & 1]
 
 
 def _may_be_capturing(torch: TorchCuda) -> bool:
@@ -101,6 +96,7 @@ class PoolStore:
         self._retired: set[PoolId] = set()  # of these, the retired ones
         self._devices: Sequence[int] = ()  # every visible one, once that is known
         self.single_device = False
+        self.watch = Watch()
 
     after_fork_in_child = _reset
 

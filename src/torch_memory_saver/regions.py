@@ -62,6 +62,8 @@ class _Level(FunctionDecorator):
         try:
             if torch is not None and not self._store.single_device:
                 _core.refresh_peers()
+            if torch is not None:
+                frame.reading = self._store.watch.begin(torch, frame)
             note_entered(frame)
         except BaseException as error:
             self._leave(frame, error)
@@ -75,6 +77,7 @@ class _Level(FunctionDecorator):
     def _leave(self, frame: Frame, exception: BaseException | None) -> None:
         self._frames.remove(frame)
         on_own_thread = frame.thread == threading.get_ident()
+        pools = frame.pools
         if on_own_thread:
             _core.region_leave(frame.level)
         later = self._store.leave(frame)
@@ -88,6 +91,8 @@ class _Level(FunctionDecorator):
                     raise
                 # What the region's body raised must not be lost.
                 logger.warning("leaving region(tag=%r) after an exception: %s", self._tag, error)
+        if exception is None:
+            self._store.watch.end(frame, pools)
         if on_own_thread:
             note_left(frame, later)
         else:

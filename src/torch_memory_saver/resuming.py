@@ -12,8 +12,8 @@ from typing import TypeVar
 from torch_memory_saver import _core
 from torch_memory_saver.errors import OutOfMemoryError
 from torch_memory_saver.pausing import may_not_free
-from torch_memory_saver.pools import PoolStore, Tags, devices_in_use, selects
-from torch_memory_saver.torch_layer import TorchCuda
+from torch_memory_saver.pools import PoolStore, Tags, selects
+from torch_memory_saver.torch_layer import TorchCuda, devices_in_use
 
 __all__ = ["make_room", "with_room"]
 

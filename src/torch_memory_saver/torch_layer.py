@@ -16,7 +16,7 @@ from torch_memory_saver.errors import ForkedProcessError, InvalidStateError, Tor
 from torch_memory_saver.torch_captures import watch_captures
 from torch_memory_saver.torch_routing import PoolId, make_immortal, make_routing
 
-__all__ = ["PoolId", "TorchCuda", "expandable_segments_on", "in_use", "loaded", "require"]
+__all__ = ["PoolId", "TorchCuda", "devices_in_use", "expandable_segments_on", "in_use", "loaded", "require"]
 
 _DEFAULT_POOL: PoolId = (0, 0)
 #: A pool that never exists: a snapshot of it has the allocator's settings and no segments.
@@ -274,6 +274,12 @@ def expandable_segments_on(environment: Mapping[str, str]) -> bool:
             if key.strip() == "expandable_segments":
                 return value.strip().lower() == "true"
     return False
+
+
+def devices_in_use() -> list[int]:
+    """Those that this process has a context on. PyTorch holds no memory of others."""
+    mask = _core.active_devices()
+    return [device for device in range(mask.bit_length()) if mask >> device & 1]
 
 
 def _version(text: str) -> tuple[int, int]:

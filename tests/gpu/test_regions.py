@@ -153,15 +153,38 @@ def test_the_same_region_nested_and_in_two_threads_at_once() -> None:
     del tensor
 
 
-def test_a_thread_started_inside_a_region_is_outside() -> None:
+def test_a_thread_started_inside_a_region_is_outside_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
     found: list[bool] = []
 
     def other() -> None:
         found.append(is_managed(empty(16 * MIB)))
 
-    with saver.region(tag="weights"):
-        in_thread(other)
-    assert found == [False]
+    for _ in range(2):
+        torch.cuda.empty_cache()
+        with saver.region(tag="threads"):
+            inside = empty(16 * MIB)
+            in_thread(other)
+    assert found == [False, False]
+    assert is_managed(inside)
+    said = [record.getMessage() for record in caplog.records if "no region manages" in record.getMessage()]
+    assert len(said) == 1, said
+    assert f"region(tag='threads') was open PyTorch took {16 * MIB} bytes" in said[0]
+
+
+def test_memory_of_the_users_own_pool_inside_a_region_is_said_not_to_be_managed(
+    mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    skip_where_the_outer_pool_wins()
+    pool = torch.cuda.MemPool()
+    with saver.region(tag="own pool"), torch.cuda.use_mem_pool(pool):
+        tensor = empty(16 * MIB)
+    # In preload mode it is: PyTorch's cudaMalloc is caught whichever pool it is for.
+    assert is_managed(tensor) is (mode == "preload")
+    said = [record for record in caplog.records if "no region manages" in record.getMessage()]
+    assert len(said) == (0 if mode == "preload" else 1)
+    del tensor
+    torch.cuda.synchronize()
+    del pool
 
 
 def test_gradients_of_a_backward_inside_are_managed() -> None:

@@ -193,6 +193,7 @@ class FakeTorch:
                 "total_size": row.size,
                 "segment_pool_id": row.pool,
                 "stream": row.stream,
+                "allocated_size": row.size if row.in_use else 0,
                 "blocks": [
                     {"size": size, "state": state}
                     for size, state in row.blocks or [(row.size, "active_allocated" if row.in_use else "inactive")]
