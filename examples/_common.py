@@ -10,11 +10,34 @@ MIB = 1 << 20
 GIB = 1 << 30
 
 
+#: Of a device's memory, what an example uses where nothing is said: some need several times as much for a moment.
+SHARE = 1 / 16
+
+
+class Options(argparse.ArgumentParser):
+    """A parser with --gib, whose default is `gib`, or less where the device is small."""
+
+    def __init__(self, description: str | None, gib: float) -> None:
+        super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+        self.most = gib
+        help = f"size of the example's memory, GiB (default {gib}, and no more than a sixteenth of the device's)"
+        self.add_argument("--gib", type=float, help=help)
+
+    def parse_args(self) -> argparse.Namespace:  # type: ignore[override]
+        arguments = super().parse_args()
+        if arguments.gib is None:
+            arguments.gib = min(self.most, device_bytes() * SHARE / GIB)
+        return arguments
+
+
 def options(description: str | None, gib: float) -> argparse.ArgumentParser:
     """A parser with --gib, the size of what the example allocates."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gib", type=float, default=gib, help="size of the example's memory, GiB (default %(default)s)")
-    return parser
+    return Options(description, gib)
+
+
+def device_bytes() -> int:
+    """The memory of the current device."""
+    return int(torch.cuda.mem_get_info()[1])
 
 
 def check(holds: bool, what: str) -> None:

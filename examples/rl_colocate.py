@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
-from _common import GIB, MIB, check
+from _common import GIB, MIB, check, device_bytes
 from _rl_processes import GRAPH, KV_CACHE, WEIGHTS, Engine, Remote, RemoteError, Setup, Trainer
 
 
@@ -214,15 +214,32 @@ def show(rows: list[tuple[str, ...]]) -> None:
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weights-gb", type=float, default=15.4, help="of the model, 10^9 bytes (default %(default)s)")
-    parser.add_argument("--kv-gib", type=float, default=40, help="of the KV cache for the table, GiB (default %(default)s)")
+    parser.add_argument("--weights-gb", type=float, help="of the model, 10^9 bytes (default 15.4)")
+    parser.add_argument("--kv-gib", type=float, help="of the KV cache for the table, GiB (default 40)")
     parser.add_argument("--training-gib", type=float, help="gradients and optimizer state, GiB (default: twice the weights)")
-    parser.add_argument("--width", type=int, default=8192, help="of the square matrices (default %(default)s)")
-    parser.add_argument("--chunk-mib", type=int, default=512, help="of one allocation of the KV cache (default %(default)s)")
-    parser.add_argument("--bucket-mib", type=int, default=512, help="of the synchronisation (default %(default)s)")
+    parser.add_argument("--width", type=int, help="of the square matrices (default 8192)")
+    parser.add_argument("--chunk-mib", type=int, help="of one allocation of the KV cache (default 512)")
+    parser.add_argument("--bucket-mib", type=int, help="of the synchronisation (default 512)")
     parser.add_argument("--steps", type=int, default=2, help="per strategy; the last one is shown (default %(default)s)")
     parser.add_argument("--skip-search", action="store_true", help="leave out the part that fills the GPU")
-    return parser.parse_args()
+    parser.epilog = "The defaults are for a GPU of 128 GiB or more; they are smaller where there is less."
+    return fill_in(parser.parse_args())
+
+
+def fill_in(arguments: argparse.Namespace) -> argparse.Namespace:
+    """The defaults that suit the device. On a small one, which may be simulated, they take a small part of it."""
+    part = min(1.0, device_bytes() / (128 * GIB))
+    defaults = {
+        "weights_gb": 15.4 * part**2,
+        "kv_gib": 40 * part**2,
+        "width": int(8192 * part),
+        "chunk_mib": max(16, int(512 * part**2)),
+        "bucket_mib": max(16, int(512 * part**2)),
+    }
+    for name, default in defaults.items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, default)
+    return arguments
 
 
 def main() -> None:

@@ -20,20 +20,18 @@ CALLS: dict[str, list[str]] = {
     "preload.py": ["--gib", "0.5"],
     "rl_colocate.py": ["--weights-gb", "0.5", "--kv-gib", "1", "--width", "2048", "--skip-search"],
 }
-#: Smaller still, because the simulated GPU's memory is the host's. rl_colocate.py fills a whole GPU: one of its own.
-SIMULATED_GIB = ["--gib", "0.0625"]
-SIMULATED_COLOCATE = (
-    "--weights-gb 0.05 --kv-gib 0.1 --training-gib 0.1 --width 1024 --chunk-mib 16 --bucket-mib 16 --steps 1"
-)
-OWN_MACHINE = {"TMS_SIMULATED_SHARED": f"example-{os.getpid()}", "TMS_SIMULATED_MEMORY": "512MiB"}
+#: With the defaults, on a simulated machine of its own, as the command `simulate` has it where nothing is said.
+OWN_MACHINE = {
+    "TMS_SIMULATED_SHARED": f"example-{os.getpid()}",
+    "TMS_SIMULATED_MEMORY": "8GiB",
+    "TMS_SIMULATED_DEVICES": "1",
+}
 SHARED_MEMORY = Path(f"/dev/shm/tms_simulated_example-{os.getpid()}")
 
 
 def call(name: str) -> tuple[list[str], dict[str, str]]:
     """The arguments of an example, and its additional environment."""
-    if not SIMULATED:
-        return CALLS[name], {}
-    return (SIMULATED_COLOCATE.split(), OWN_MACHINE) if name == "rl_colocate.py" else (SIMULATED_GIB, {})
+    return ([], OWN_MACHINE) if SIMULATED else (CALLS[name], {})
 
 
 @pytest.mark.parametrize("name", CALLS)
