@@ -1,18 +1,8 @@
-"""PyTorch memory pools with our allocator: one for each entry of a region, by tag, what becomes of contents, and device.
+"""Routing this thread's allocations to pools (pool_stock.py), frame by frame, and giving back what the pools hold.
 
-A pool is *idle* (in the store, nobody's), *routed* (allocations of one thread come from it), or *retired* (given up: torch
-returns its segments as they empty). A pool can be routed by one thread at a time; while its object
-lives none of its segments go back to the driver; destroying the object while anything is routed on any thread ends the
-process. Therefore objects are immortal until they are retired, and retiring is a recipe (:meth:`PoolStore.retire`).
-
-A pool that may hold paused memory must not be entered, because torch would hand out its free blocks. Each pool remembers how
-many pauses its tag had seen when it was last entered: with more since, and something of the tag still paused, it stays idle.
-
-Of a pool that no stream capture has used, free blocks hold nothing (live.py). The store keeps the ids of those pools, also
-of retired ones until torch has returned their memory, and strikes a pool off for good once a capture may have used it.
-
-Locks: `_lock` guards the bookkeeping below and is never held across a call of torch, because torch's allocator calls the
-native core with its own mutex held. Frames are entered and left by their own thread; another thread may only look at them.
+Locks: `_lock` guards the bookkeeping of frames and pools and is never held across a call of torch, because torch's allocator
+calls the native core with its own mutex held. Frames are entered and left by their own thread; another thread may only look
+at them.
 """
 
 from __future__ import annotations
@@ -20,34 +10,22 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from torch_memory_saver import _core
 from torch_memory_saver.elsewhere import Watch
 from torch_memory_saver.errors import InvalidStateError
 from torch_memory_saver.frames import Frame
+from torch_memory_saver.pool_stock import Key, Pool, PoolStock, Tags, selects
 from torch_memory_saver.torch_layer import PoolId, TorchCuda, devices_in_use
 
 __all__ = ["Key", "Pool", "PoolStore", "Tags", "selects"]
 
 logger = logging.getLogger("torch_memory_saver")
 
-#: What an idle pool is found by: tag, backup, device, host memory policy.
-Key = tuple[str, int, int, int]
-#: A selection of tags: None is every tag.
-Tags = tuple[str, ...] | None
-
 #: How many uses torch counts of a pool of ours that nobody else uses: the object's, and a routing's.
 _OBJECT_USES, _ROUTING_USES = 1, 1
-#: How many retired pools are remembered, in a program that never pauses.
-_MOST_RETIRED = 10_000
-
-
-def selects(tags: Tags, tag: str) -> bool:
-    """Whether a pause or resume of `tags` is about `tag`."""
-    return tags is None or tag in tags
 
 
 def _may_be_capturing(torch: TorchCuda) -> bool:
@@ -58,24 +36,7 @@ def _may_be_capturing(torch: TorchCuda) -> bool:
         return True
 
 
-class Pool:
-    """One torch.cuda.MemPool and what we know of it."""
-
-    __slots__ = ("epoch", "id", "key", "managed", "memory_pool")
-
-    def __init__(self, memory_pool: Any, key: Key, managed: bool) -> None:
-        self.memory_pool = memory_pool
-        self.id: PoolId = memory_pool.id
-        self.key = key
-        self.managed = managed
-        self.epoch = 0  # pauses that the tag had seen when this pool was last entered
-
-    @property
-    def device(self) -> int:
-        return self.key[2]
-
-
-class PoolStore:
+class PoolStore(PoolStock):
     """Every pool of the process and every frame of every thread."""
 
     def __init__(self) -> None:
@@ -83,17 +44,11 @@ class PoolStore:
         self._reset()
 
     def _reset(self) -> None:
-        """The state of a process that has no pools: at the start, and in a forked child, where torch cannot use them."""
-        # Reentrant, because the garbage collector may run a finalizer that enters a region wherever an object is made.
-        self._lock = threading.RLock()
+        self._reset_stock()
         self._pause_ended = threading.Condition(self._lock)
-        self._idle: dict[Key, list[Pool]] = {}
         self._frames: dict[int, Frame] = {}  # those with pools, by id()
         self._pending: set[int] = set()  # devices whose cache is to be emptied by whoever leaves last
         self._pauses: list[tuple[int, Tags]] = []  # under way: thread and tags
-        self._doomed: deque[Pool] = deque()  # to be retired at the next opportunity; appended to without the lock
-        self._uncaptured: set[PoolId] = set()  # pools of regions that no capture has used
-        self._retired: set[PoolId] = set()  # of these, the retired ones
         self._devices: Sequence[int] = ()  # every visible one, once that is known
         self.single_device = False
         self.watch = Watch()
@@ -282,85 +237,6 @@ class PoolStore:
                     self._doomed.append(pool)
         frame.pools = []
 
-    # Pools
-
-    def _check_out_all(self, torch: TorchCuda, frame: Frame, what: tuple[str, int, int], devices: Sequence[int]) -> None:
-        """Gives a new frame its pool of each device."""
-        tag, backup, host_policy = what
-        if frame.managed and len(devices) > 1:
-            paused, epoch = _core.tag_info(tag)
-            if not paused:
-                with self._lock:  # Once for all devices: an entry must stay cheap where there are many.
-                    for device in devices:
-                        idle = self._idle.get((tag, backup, device, host_policy))
-                        if not idle:
-                            break
-                        pool = idle.pop()
-                        pool.epoch = epoch
-                        frame.pools.append(pool)
-                devices = devices[len(frame.pools) :]
-        for device in devices:
-            frame.pools.append(self.check_out(torch, (tag, backup, device, host_policy), frame.managed))
-
-    def check_out(self, torch: TorchCuda, key: Key, managed: bool = True) -> Pool:
-        """A pool that is nobody else's and hands out no paused memory: an idle one, or a new one."""
-        if not managed:
-            return self.make_pool(torch, key, managed=False)
-        paused, epoch = _core.tag_info(key[0])
-        suspects: list[Pool] = []
-        with self._lock:
-            idle = self._idle.get(key)
-            if idle:
-                if not paused:
-                    pool = idle.pop()
-                    pool.epoch = epoch
-                    return pool
-                for pool in reversed(idle):
-                    if pool.epoch == epoch:
-                        idle.remove(pool)
-                        return pool
-                suspects, self._idle[key] = idle, []
-        # Those that hold nothing at all hold nothing that is paused.
-        empty = next((pool for pool in suspects if not torch.segments(pool.id)), None)
-        if suspects:
-            with self._lock:
-                self._idle.setdefault(key, []).extend(pool for pool in suspects if pool is not empty)
-        if empty is not None:
-            pool = empty
-        else:
-            pool = self.make_pool(torch, key)
-            with self._lock:
-                self._uncaptured.add(pool.id)
-        pool.epoch = epoch
-        return pool
-
-    def check_in(self, pool: Pool) -> None:
-        """The pool is idle again."""
-        with self._lock:
-            self._idle.setdefault(pool.key, []).append(pool)
-
-    def make_pool(self, torch: TorchCuda, key: Key, managed: bool = True) -> Pool:
-        """A new pool; immortal until it is retired."""
-        return Pool(torch.make_pool(key[2], managed), key, managed)
-
-    def retire(self, torch: TorchCuda, pool: Pool) -> None:
-        """Gives up a pool that is not routed: torch returns its segments at an emptying after their last tensor is gone."""
-        with self._lock:
-            if pool.id in self._uncaptured:
-                if len(self._retired) == _MOST_RETIRED:
-                    self._forget(set(self._retired))
-                self._retired.add(pool.id)
-        torch.give_up(pool)
-
-    def retire_later(self, pool: Pool) -> None:
-        """For finalizers: they run anywhere, also where the lock is held."""
-        self._doomed.append(pool)
-
-    def retire_doomed(self, torch: TorchCuda) -> None:
-        """Retires what finalizers left."""
-        while self._doomed:
-            self.retire(torch, self._doomed.popleft())
-
     # Captures
 
     def pools_without_captures(self, torch: TorchCuda, listed: Collection[PoolId | None]) -> frozenset[PoolId]:
@@ -377,19 +253,6 @@ class PoolStore:
         self._strike_off([pool for pool, uses in alive if torch.uses_of(pool.memory_pool) > uses])
         with self._lock:
             return frozenset(self._uncaptured)
-
-    def retired_pools(self) -> frozenset[PoolId]:
-        """Pools that torch may still have memory of, and returns as it empties."""
-        with self._lock:
-            return frozenset(self._retired)
-
-    def _strike_off(self, pools: Iterable[Pool]) -> None:
-        with self._lock:
-            self._forget({pool.id for pool in pools})
-
-    def _forget(self, pools: set[PoolId]) -> None:
-        self._uncaptured -= pools
-        self._retired -= pools
 
     # Giving memory back
 
@@ -440,27 +303,6 @@ class PoolStore:
         """Those on which some thread routes a pool of ours. The caller holds the lock."""
         return {pool.device for frame in self._frames.values() if frame.routed for pool in frame.pools}
 
-    def retire_idle(self, torch: TorchCuda, tags: Tags) -> bool:
-        """Retires the idle pools of `tags` that hold a segment without tensors; whether there were any."""
-        with self._lock:
-            taken = [pool for key, pools in self._idle.items() if selects(tags, key[0]) for pool in pools]
-            for key in [key for key in self._idle if selects(tags, key[0])]:
-                del self._idle[key]
-        retired = False
-        # Most pools of a device that is not in use hold nothing: asking for each one's segments costs more than this.
-        devices = {device for device in {pool.device for pool in taken} if torch.releasable_bytes(device)}
-        for pool in taken:
-            if pool.device in devices and self.has_idle_segment(torch, pool):
-                self.retire(torch, pool)
-                retired = True
-            else:
-                self.check_in(pool)
-        return retired
-
-    @staticmethod
-    def has_idle_segment(torch: TorchCuda, pool: Pool) -> bool:
-        return torch.gives_back(torch.segments(pool.id))
-
     def replace_pools(self, torch: TorchCuda, frame: Frame, only_if: Callable[[TorchCuda, Pool], bool]) -> None:
         """Gives a suspended frame fresh pools in place of those that `only_if` names, which are retired."""
         for index, pool in enumerate(frame.pools):
@@ -495,8 +337,3 @@ class PoolStore:
         for pool in taken:
             self.retire(torch, pool)
         return memory_pools
-
-    def idle_pools(self, tags: Tags = None) -> list[Pool]:
-        """The idle pools of the tags, at this moment."""
-        with self._lock:
-            return [pool for key, pools in self._idle.items() if selects(tags, key[0]) for pool in pools]

@@ -12,7 +12,7 @@ _TESTS = "tests/python/"
 _POOLS = (
     Mutant(
         "a-pool-with-paused-memory-is-entered",
-        _SOURCES + "pools.py",
+        _SOURCES + "pool_stock.py",
         "                    if pool.epoch == epoch:",
         "                    if pool.epoch <= epoch:",
         (_TESTS + "test_pausing.py",),
@@ -47,7 +47,7 @@ _POOLS = (
     ),
     Mutant(
         "an-idle-pool-that-is-kept-is-forgotten",
-        _SOURCES + "pools.py",
+        _SOURCES + "pool_stock.py",
         "            else:\n                self.check_in(pool)\n        return retired",
         "        return retired",
         (_TESTS + "test_pools.py",),

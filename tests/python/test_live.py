@@ -14,7 +14,7 @@ from fake_torch import CAPTURE_STREAM, DEFAULT, FakeGraph, FakeTorch, another_th
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_memory_saver import _core, pools
+from torch_memory_saver import _core, pool_stock
 from torch_memory_saver.live import Live, live_finder, live_ranges
 from torch_memory_saver.pools import PoolStore
 from torch_memory_saver.saver import TorchMemorySaver
@@ -172,7 +172,7 @@ def test_memory_of_a_retired_pool_is_thinned_until_torch_has_given_it_back(
 def test_too_many_retired_pools_are_forgotten(
     saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore, find: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pools, "_MOST_RETIRED", 2)
+    monkeypatch.setattr(pool_stock, "_MOST_RETIRED", 2)
     for _ in range(3):
         with saver.region("a"):
             kept, gone = fake_torch.allocate(2 * MIB), fake_torch.allocate(2 * MIB)
