@@ -104,7 +104,7 @@ bool tms_saver_capture_goes_on(tms_saver_t *saver, uint64_t identity);
 /* How many captures are under way. Asks the streams first, and drops those whose capture has ended without our knowing.
  * Holds the lock meanwhile, so that no stream is destroyed under it. */
 int tms_saver_captures(tms_saver_t *saver);
-/* Around every callback that a transition makes. */
+/* Around every callback that a transition makes while it has the turn. */
 void tms_saver_callback_begin(tms_saver_t *saver);
 void tms_saver_callback_end(tms_saver_t *saver);
 

@@ -36,12 +36,14 @@ static tms_status_t take_turn(tms_transition_t *t, tms_error_t *error) {
         status = tms_wait_check(&t->wait, &context, error);
         pthread_mutex_lock(&saver->lock);
     }
-    if (status == TMS_OK) saver->transition_running = true;
+    if (status == TMS_OK) saver->transition_running = t->has_turn = true;
     pthread_mutex_unlock(&saver->lock);
     return status;
 }
 
-static void end_turn(tms_saver_t *saver) {
+static void end_turn(tms_transition_t *t) {
+    tms_saver_t *saver = t->saver;
+    t->has_turn = false;
     pthread_mutex_lock(&saver->lock);
     saver->transition_running = false;
     pthread_cond_broadcast(&saver->turn); /* a capture that is to begin does not take the turn, and would keep a signal */
@@ -291,16 +293,26 @@ tms_status_t tms_transition_attempt(tms_transition_t *t, tms_error_t *error) {
     if (status == TMS_OK && t->devices) collect(t);
     if (status == TMS_OK && t->first) status = t->act(t, error);
     if (status == TMS_OK && t->incomplete) status = report_passed_over(t, error);
-    end_turn(t->saver);
+    end_turn(t);
     return status;
+}
+
+/* A call that waits for its turn, or for memory, holds up no capture: its callbacks are not those that a capture's begin
+ * asks about, and must not hide those of the call that has the turn. */
+static void begin_callback(const tms_transition_t *t) {
+    if (t->has_turn) tms_saver_callback_begin(t->saver);
+}
+
+static void end_callback(const tms_transition_t *t) {
+    if (t->has_turn) tms_saver_callback_end(t->saver);
 }
 
 void tms_transition_report_progress(const tms_transition_t *t) {
     const tms_selection_t *selection = t->selection;
     if (!selection->progress || t->total_bytes == 0) return;
-    tms_saver_callback_begin(t->saver);
+    begin_callback(t);
     selection->progress(selection->progress_context, atomic_load(&((tms_transition_t *)t)->done_bytes), t->total_bytes);
-    tms_saver_callback_end(t->saver);
+    end_callback(t);
 }
 
 /* What the call's tms_wait_t asks. */
@@ -308,9 +320,9 @@ static int32_t poll(void *context) {
     const tms_transition_t *t = context;
     tms_transition_report_progress(t);
     if (!t->selection->interrupted) return 0;
-    tms_saver_callback_begin(t->saver);
+    begin_callback(t);
     int32_t stop = t->selection->interrupted(t->selection->interrupt_context);
-    tms_saver_callback_end(t->saver);
+    end_callback(t);
     return stop;
 }
 

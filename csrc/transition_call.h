@@ -27,6 +27,7 @@ typedef struct tms_transition {
     tms_status_t (*act)(struct tms_transition *t, tms_error_t *error);
     /* NULL, or: one whole attempt of a call that makes several. */
     tms_status_t (*perform)(struct tms_transition *t, tms_error_t *error);
+    bool has_turn;
     tms_wait_t wait;
     struct tms_host_batch *batch;  /* NULL, or the host memory that a pause is making ready */
     tms_pending_t *pending;        /* NULL, or who waits for the end of a resume that nobody waits for */

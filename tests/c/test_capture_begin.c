@@ -3,6 +3,7 @@
 #include "support.h"
 
 #include <pthread.h>
+#include <semaphore.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -275,6 +276,115 @@ static void a_capture_that_began_while_a_pause_waited_for_its_turn(void **state)
     destroy_stream(f, stream);
 }
 
+/* Two pauses, of which the second waits for its turn. Only the one that has the turn is what a capture waits for. */
+typedef struct turns {
+    fixture_t *fixture;
+    pthread_t waiting;
+    sem_t asked; /* posted by each question of the pause that waits */
+    int questions;
+    other_t capture;
+    bool is_kept;      /* what is noted of the callback of the pause that has the turn, while the other one asks */
+    double began_seen; /* what is noted in a question of the pause that waits */
+    tms_status_t status;
+    tms_error_t error;
+} turns_t;
+
+static double callback_began(turns_t *turns) {
+    tms_saver_t *saver = &turns->fixture->saver;
+    pthread_mutex_lock(&saver->lock);
+    double began = saver->callback_began;
+    pthread_mutex_unlock(&saver->lock);
+    return began;
+}
+
+static int32_t ask_while_waiting(void *context) {
+    turns_t *turns = context;
+    turns->began_seen = callback_began(turns);
+    (void)sem_post(&turns->asked);
+    return 0;
+}
+
+static void *pause_second(void *argument) {
+    turns_t *turns = argument;
+    const char *const tags[] = {"second"};
+    const tms_selection_t selection = {
+        .tags = tags, .tag_count = 1, .interrupted = ask_while_waiting, .interrupt_context = turns};
+    turns->status = pause_selected(turns->fixture, &selection, NULL, &turns->error);
+    return NULL;
+}
+
+/* Does not return before a capture has been refused, while the other pause asks again and again. */
+static int32_t hold_up_a_capture(void *context) {
+    turns_t *turns = context;
+    if (turns->questions++ > 0) return 0;
+    double began = callback_began(turns);
+    assert_int_equal(pthread_create(&turns->waiting, NULL, pause_second, turns), 0);
+    for (int i = 0; i < 2; i++) assert_int_equal(sem_wait(&turns->asked), 0); /* the first has ended by the second */
+    turns->is_kept = began > 0 && callback_began(turns) == began;
+    simulator()->open_gate(GATE);
+    if (!turns->is_kept) return 0; /* the capture would wait for ever */
+    assert_int_equal(pthread_create(&turns->capture.thread, NULL, begin_capture, &turns->capture), 0);
+    assert_int_equal(pthread_join(turns->capture.thread, NULL), 0);
+    return 0;
+}
+
+static void a_call_that_waits_for_its_turn_hides_no_callback(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    alarm(GIVE_UP_SECONDS);
+    f->saver.callback_patience_seconds = 0.01;
+    uint64_t held = allocate(f, "held", TMS_BACKUP_NONE, 2 * MIB), second = allocate(f, "second", TMS_BACKUP_NONE, 2 * MIB);
+    CUstream stream = launch_behind_gate(f, GATE, held);
+    turns_t turns = {.fixture = f, .capture = {.fixture = f, .address = held}};
+    assert_int_equal(sem_init(&turns.asked, 0, 0), 0);
+    const char *const tags[] = {"held"};
+    tms_selection_t selection = {
+        .tags = tags, .tag_count = 1, .interrupted = hold_up_a_capture, .interrupt_context = &turns};
+    ASSERT_OK(pause_selected(f, &selection, NULL, &error), error);
+    assert_int_equal(pthread_join(turns.waiting, NULL), 0);
+    alarm(0);
+    ASSERT_OK(turns.status, turns.error);
+    assert_int_equal(state_of(f, second), TMS_SEGMENT_PAUSED);
+    assert_int_equal(sem_destroy(&turns.asked), 0);
+    destroy_stream(f, stream);
+    assert_true(turns.is_kept);
+    assert_int_equal(turns.capture.status, TMS_INVALID_STATE);
+}
+
+static void *pause_held(void *argument) {
+    turns_t *turns = argument;
+    turns->status = pause_tag(turns->fixture, "held", NULL, &turns->error);
+    return NULL;
+}
+
+static int32_t ask_and_end_the_other(void *context) {
+    (void)ask_while_waiting(context);
+    simulator()->open_gate(GATE);
+    return 0;
+}
+
+/* Nothing holds up a capture then but a call that goes on by itself. */
+static void a_callback_of_a_call_that_waits_for_its_turn_does_not_count(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t held = allocate(f, "held", TMS_BACKUP_NONE, 2 * MIB), second = allocate(f, "second", TMS_BACKUP_NONE, 2 * MIB);
+    CUstream stream = launch_behind_gate(f, GATE, held);
+    turns_t turns = {.fixture = f, .began_seen = -1};
+    assert_int_equal(sem_init(&turns.asked, 0, 0), 0);
+    assert_int_equal(pthread_create(&turns.waiting, NULL, pause_held, &turns), 0);
+    simulator()->wait_until_synchronizing();
+    const char *const tags[] = {"second"};
+    tms_selection_t selection = {
+        .tags = tags, .tag_count = 1, .interrupted = ask_and_end_the_other, .interrupt_context = &turns};
+    ASSERT_OK(pause_selected(f, &selection, NULL, &error), error);
+    assert_int_equal(pthread_join(turns.waiting, NULL), 0);
+    ASSERT_OK(turns.status, turns.error);
+    assert_int_equal(state_of(f, second), TMS_SEGMENT_PAUSED);
+    assert_int_equal(sem_destroy(&turns.asked), 0);
+    destroy_stream(f, stream);
+    assert_true(turns.began_seen == 0);
+}
+
 static CUresult say_capturing(CUstream stream, CUstreamCaptureStatus *status) {
     (void)stream;
     *status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
@@ -312,6 +422,8 @@ int main(void) {
         TEST(a_capture_from_inside_is_refused),
         TEST(a_capture_while_a_resume_waits_for_memory),
         TEST(a_capture_that_began_while_a_pause_waited_for_its_turn),
+        TEST(a_call_that_waits_for_its_turn_hides_no_callback),
+        TEST(a_callback_of_a_call_that_waits_for_its_turn_does_not_count),
         TEST(the_callers_stream_is_asked_also_where_only_something_waits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
