@@ -32,7 +32,8 @@ static void api_region_pop(int32_t depth) {
 
 static tms_status_t api_region_enter(const tms_region_settings_t *settings, uint64_t *level, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
-    return state ? tms_region_enter(&state->regions, settings, level, error) : TMS_OUT_OF_HOST_MEMORY;
+    tms_status_t status = state ? tms_saver_check_settings(&state->saver, error) : TMS_OUT_OF_HOST_MEMORY;
+    return status == TMS_OK ? tms_region_enter(&state->regions, settings, level, error) : status;
 }
 
 static int32_t api_region_leave(uint64_t level) {
