@@ -93,7 +93,8 @@ C_FLAGS_plain := -O1
 C_FLAGS_asan := -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 C_FLAGS_tsan := -O1 -fno-omit-frame-pointer -fsanitize=thread
 C_FLAGS_coverage := -O0 --coverage -fprofile-update=atomic
-C_FLAGS = -std=c11 -D_GNU_SOURCE -g -pthread -fPIC -fvisibility=hidden -Wall -Wextra -Werror $(C_FLAGS_$(VARIANT)) \
+# Not fortified, although a distribution's compiler may do it by default: the sanitizers look at the plain calls.
+C_FLAGS = -std=c11 -D_GNU_SOURCE -U_FORTIFY_SOURCE -g -pthread -fPIC -fvisibility=hidden -Wall -Wextra -Werror $(C_FLAGS_$(VARIANT)) \
 	-Icsrc -isystem $(CUDA_INCLUDE) -MMD -MP
 C_LIBRARIES := -lcmocka -ldl -lrt
 
@@ -207,7 +208,7 @@ FUZZ_REPLAYERS := $(patsubst %,$(C_BUILD)/tests/fuzz/replay_%,$(FUZZ_TARGETS))
 
 $(FUZZ_BUILD)/fuzz_%: tests/fuzz/fuzz_%.c $(wildcard csrc/*.[ch]) Makefile
 	@mkdir -p $(@D) && echo "  CC $@"
-	@$(FUZZ_CC) -std=c11 -D_GNU_SOURCE -g -O1 -pthread -Wall -Wextra -Werror -fsanitize=fuzzer,address,undefined \
+	@$(FUZZ_CC) -std=c11 -D_GNU_SOURCE -U_FORTIFY_SOURCE -g -O1 -pthread -Wall -Wextra -Werror -fsanitize=fuzzer,address,undefined \
 		-fno-sanitize-recover=undefined -Icsrc -isystem $(CUDA_INCLUDE) $(filter %.c,$^) -ldl -lrt -o $@
 
 $(C_BUILD)/tests/fuzz/replay_%: $(C_BUILD)/tests/fuzz/fuzz_%.o $(C_BUILD)/tests/fuzz/replay.o $(C_CORE)

@@ -222,7 +222,9 @@ static void write_name(char name[NAME_BYTES], const CUuuid *uuid) {
 /* ---- counts; all under the mutex ---- */
 
 static void unlock(tms_device_lock_t *lock) {
-    (void)ftruncate(lock->fd, 0); /* else the next holder can be taken for this one, until it has written its name */
+    /* Where this fails, the next holder can be taken for this one until it has written its name. */
+    int emptied = ftruncate(lock->fd, 0);
+    (void)emptied;
     /* Unlocked first: closing alone would leave the lock with a child that is between fork and exec. */
     (void)flock(lock->fd, LOCK_UN);
     close(lock->fd);

@@ -167,18 +167,18 @@ static const void *called_from(const uint8_t *caller) {
 }
 #endif
 
-/* Whether a call of our function `self` that returns to `caller` is a watched object's own. */
-static bool is_watched(const void *caller, const void *self) {
+static const void *const functions[CALL_COUNT], *const checked_functions[CALL_COUNT];
+
+/* Whether a call of our function that returns to `caller` is a watched object's own. */
+static bool is_watched(const void *caller, call_t call) {
     if (!in_watched_text((uintptr_t)caller)) return false;
     const void *called = called_from(caller);
-    return !called || called == self;
+    return !called || called == functions[call] || called == checked_functions[call];
 }
-
-static const void *const functions[CALL_COUNT];
 
 /* Notes a call of a watched object; true, with errno: it is to fail. */
 static bool fails(call_t call, const void *caller) {
-    if (!is_watched(caller, functions[call])) return false;
+    if (!is_watched(caller, call)) return false;
     /* The simulated GPU's count of calls puts both records in one order. It has its own lock and never calls back. */
     uint64_t stamp = it.recording && it.clock ? it.clock("*") : 0;
     bool failing = false;
@@ -205,7 +205,7 @@ static size_t slot_of(uintptr_t address) { return (address >> 4) * UINT64_C(0x9E
 
 /* A new block of a watched object. */
 static void *keep(call_t call, void *address, const void *caller) {
-    if (!address || !is_watched(caller, functions[call])) return address;
+    if (!address || !is_watched(caller, call)) return address;
     pthread_mutex_lock(&it.lock);
     size_t slot = slot_of((uintptr_t)address);
     while (atomic_load(&it.live[slot].address) > 1) slot = (slot + 1) % LIVE_SLOTS;
@@ -376,7 +376,7 @@ EXPORT void *mmap(void *address, size_t bytes, int protection, int flags, int fd
     NEXT(void *, mmap)
     if (fails(CALL_mmap, CALLER)) return MAP_FAILED;
     void *mapped = next(address, bytes, protection, flags, fd, offset);
-    if (mapped == MAP_FAILED || !is_watched(CALLER, functions[CALL_mmap])) return mapped;
+    if (mapped == MAP_FAILED || !is_watched(CALLER, CALL_mmap)) return mapped;
     pthread_mutex_lock(&it.lock);
     add_mapped((uintptr_t)mapped, (uintptr_t)mapped + bytes);
     pthread_mutex_unlock(&it.lock);
@@ -430,7 +430,7 @@ EXPORT int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, v
         errno = before;
         return error;
     }
-    thread_t *counted = is_watched(CALLER, functions[CALL_pthread_create]) ? __libc_malloc(sizeof *counted) : NULL;
+    thread_t *counted = is_watched(CALLER, CALL_pthread_create) ? __libc_malloc(sizeof *counted) : NULL;
     if (!counted) return next(thread, attributes, start, argument);
     *counted = (thread_t){.start = start, .argument = argument};
     atomic_fetch_add(&it.threads, 1);
@@ -511,6 +511,29 @@ FORWARD(int, -1, unlink, (const char *path), (path))
 FORWARD(int, -1, unlinkat, (int directory, const char *path, int flags), (directory, path, flags))
 FORWARD(int, -1, renameat, (int from_directory, const char *from, int to_directory, const char *to),
         (from_directory, from, to_directory, to))
+
+/* ---- what the compiler makes of some of these calls where _FORTIFY_SOURCE has it check their arguments ---- */
+
+#define FORWARD_CHECKED(type, failed, call, name, parameters, arguments)                                                    \
+    EXPORT type name parameters;                                                                                            \
+    EXPORT type name parameters {                                                                                           \
+        NEXT(type, name)                                                                                                    \
+        return fails(call, CALLER) ? failed : next arguments;                                                               \
+    }
+
+FORWARD_CHECKED(ssize_t, -1, CALL_read, __read_chk, (int fd, void *data, size_t bytes, size_t room), (fd, data, bytes, room))
+FORWARD_CHECKED(ssize_t, -1, CALL_pread, __pread_chk, (int fd, void *data, size_t bytes, off_t offset, size_t room),
+                (fd, data, bytes, offset, room))
+FORWARD_CHECKED(char *, NULL, CALL_getcwd, __getcwd_chk, (char *path, size_t bytes, size_t room), (path, bytes, room))
+FORWARD_CHECKED(int, -1, is_of_system(path) ? CALL_open_of_system : CALL_open, __open_2, (const char *path, int flags),
+                (path, flags))
+FORWARD_CHECKED(int, -1, CALL_openat, __openat_2, (int directory, const char *path, int flags), (directory, path, flags))
+
+static const void *const checked_functions[CALL_COUNT] = {
+    [CALL_read] = (const void *)__read_chk,         [CALL_pread] = (const void *)__pread_chk,
+    [CALL_getcwd] = (const void *)__getcwd_chk,     [CALL_open] = (const void *)__open_2,
+    [CALL_open_of_system] = (const void *)__open_2, [CALL_openat] = (const void *)__openat_2,
+};
 
 #define open_of_system open
 static const void *const functions[CALL_COUNT] = {

@@ -48,6 +48,12 @@ def dynamic_symbols(library: Path) -> dict[bool, set[str]]:
     return names
 
 
+def plain(symbol: str) -> str:
+    """The C library's function that a fortified call (``__read_chk``, ``__open_2``) checks and makes; others as they are."""
+    fortified = re.fullmatch(r"__(\w+)_(?:chk|2)", symbol)
+    return fortified[1] if fortified else symbol
+
+
 def declared_exports() -> set[str]:
     """What csrc/tms.h marks as exported."""
     text = (REPOSITORY / "csrc" / "tms.h").read_text()
@@ -70,18 +76,18 @@ def test_libraries_need_the_c_library_only(name: str) -> None:
 
 
 #: Every way of the C library and of Python's to end the process, and to write to stdout.
-ENDS_THE_PROCESS = {"exit", "_exit", "_Exit", "quick_exit", "abort", "raise", "kill", "tgkill", "pthread_kill"}
+ENDS_THE_PROCESS = {"exit", "_exit", "_Exit", "quick_exit", "abort", "raise", "tgkill", "pthread_kill"}
 ENDS_THE_PROCESS |= {"__assert_fail", "__assert_perror_fail", "err", "errx", "error", "Py_Exit", "Py_FatalError"}
 ENDS_THE_PROCESS |= {"_Py_FatalErrorFunc", "_Py_FatalErrorFormat", "pthread_exit", "execve", "execv", "execvp", "longjmp"}
-WRITES_TO_STDOUT = {"stdout", "printf", "vprintf", "__printf_chk", "__vprintf_chk", "puts", "putchar", "putchar_unlocked"}
-WRITES_TO_STDOUT |= {"putc", "fputc", "fputs", "fwrite", "fprintf", "vfprintf", "__fprintf_chk", "__vfprintf_chk"}
+WRITES_TO_STDOUT = {"stdout", "printf", "vprintf", "puts", "putchar", "putchar_unlocked"}
+WRITES_TO_STDOUT |= {"putc", "fputc", "fputs", "fwrite", "fprintf", "vfprintf"}
 WRITES_TO_STDOUT |= {"dprintf", "vdprintf", "psignal", "PySys_WriteStdout", "PySys_FormatStdout", "PyObject_Print"}
 
 
 @needs_readelf
 @pytest.mark.parametrize("name", ["core", "preload"])
 def test_libraries_cannot_end_the_process_or_write_to_stdout(name: str) -> None:
-    wanted = dynamic_symbols(LIBRARIES[name])[False]
+    wanted = {plain(symbol) for symbol in dynamic_symbols(LIBRARIES[name])[False]}
     assert {"snprintf", "write"} <= wanted  # the names are those of functions, and there are some
     assert wanted & (ENDS_THE_PROCESS | WRITES_TO_STDOUT) == set()
 
@@ -101,6 +107,16 @@ def test_the_system_calls_made_by_number_are_known() -> None:
 
 
 @needs_source_tree
+def test_signals_are_only_asked_for_and_never_sent() -> None:
+    """`kill` with the signal 0 asks whether a process lives."""
+    calls: list[str] = []
+    for path in (REPOSITORY / "csrc").rglob("*.c"):
+        calls += re.findall(r"(?<![\w>.])kill\([^;]*?, (\w+)\)", path.read_text())
+    assert calls
+    assert set(calls) == {"0"}
+
+
+@needs_source_tree
 def test_the_only_plain_write_is_that_of_the_log_to_stderr() -> None:
     calls = {}
     for path in (REPOSITORY / "csrc").rglob("*.c"):
@@ -109,6 +125,28 @@ def test_the_only_plain_write_is_that_of_the_log_to_stderr() -> None:
             if found:
                 calls[path.name] = found
     assert calls == {"log.c": ["STDERR_FILENO"]}
+
+
+@needs_readelf
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_libraries_are_hardened_where_they_are_mapped(name: str) -> None:
+    """No code on the stack, none that the loader writes to, and a table of calls that is read-only after loading."""
+    segments = {
+        fields[0]: fields for fields in map(str.split, readelf("--segments", LIBRARIES[name]).splitlines()) if fields
+    }
+    assert segments["GNU_STACK"][6] == "RW"
+    assert segments["GNU_RELRO"][6] == "R"
+    dynamic = readelf("--dynamic", LIBRARIES[name])
+    assert re.search(r"\(FLAGS_1\) .*\bNOW\b", dynamic)
+    assert "TEXTREL" not in dynamic
+
+
+@needs_readelf
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_libraries_check_their_stack_and_their_calls_of_the_c_library(name: str) -> None:
+    wanted = dynamic_symbols(LIBRARIES[name])[False]
+    assert "__stack_chk_fail" in wanted
+    assert "__snprintf_chk" in wanted
 
 
 @needs_readelf
@@ -317,6 +355,33 @@ def test_each_file_is_compiled_once(tmp_path: Path) -> None:
     )
     assert failed.returncode != 0
     assert "failed" in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("compiler", "level"),
+    [
+        ('case "$*" in *_FORTIFY_SOURCE=3*) exit 1 ;; esac', "2"),
+        ("exit 0", "3"),
+    ],
+)
+def test_calls_are_fortified_as_far_as_the_compiler_knows(
+    setup_script: ModuleType, tmp_path: Path, compiler: str, level: str
+) -> None:
+    path = tmp_path / "compiler"
+    path.write_text(f"#!/bin/sh\n{compiler}\n")
+    path.chmod(0o755)
+    assert setup_script.fortify([str(path)]) == ["-U_FORTIFY_SOURCE", f"-D_FORTIFY_SOURCE={level}"]
+
+
+@needs_source_tree
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@pytest.mark.parametrize("variant", ["plain", "asan", "tsan", "coverage"])
+def test_what_the_c_tests_are_built_of_is_not_fortified(variant: str) -> None:
+    command = ["make", "--dry-run", "--always-make", "ctest-build", f"VARIANT={variant}", f"PYTHON={sys.executable}"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    compiled = [line for line in done.stdout.splitlines() if " -c csrc/" in line]
+    assert len(compiled) >= len(list((REPOSITORY / "csrc").glob("*.c")))
+    assert [line for line in compiled if "-U_FORTIFY_SOURCE" not in line or "-D_FORTIFY_SOURCE" in line] == []
 
 
 # The distribution.

@@ -1,0 +1,74 @@
+"""The interposer sees the calls of a library also where _FORTIFY_SOURCE has given them other names."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+#: What compilers make of calls with a buffer whose size they know, or with flags that they do not know.
+SOURCE = """
+#include <fcntl.h>
+#include <unistd.h>
+
+enum { ROOM = 4096 };
+static char room[ROOM];
+
+ssize_t __read_chk(int fd, void *data, size_t bytes, size_t room);
+ssize_t __pread_chk(int fd, void *data, size_t bytes, off_t offset, size_t room);
+char *__getcwd_chk(char *path, size_t bytes, size_t room);
+int __open_2(const char *path, int flags);
+int __openat_2(int directory, const char *path, int flags);
+
+/* The sum keeps the compiler from turning the call into a jump. */
+static volatile long nothing;
+long call_read(int fd) { return __read_chk(fd, room, ROOM, ROOM) + nothing; }
+long call_pread(int fd) { return __pread_chk(fd, room, ROOM, 0, ROOM) + nothing; }
+long call_getcwd(int fd) { return (void)fd, (__getcwd_chk(room, ROOM, ROOM) ? 0 : -1) + nothing; }
+long call_open(int fd) { return (void)fd, __open_2("/dev/null", O_RDONLY) + nothing; }
+long call_open_of_system(int fd) { return (void)fd, __open_2("/proc/self/stat", O_RDONLY) + nothing; }
+long call_openat(int fd) { return (void)fd, __openat_2(AT_FDCWD, "/dev/null", O_RDONLY) + nothing; }
+"""
+CALLS = ["read", "pread", "getcwd", "open", "open_of_system", "openat"]
+COMPILE = ["-D_GNU_SOURCE", "-O2", "-fPIC", "-shared", "-x", "c", "-"]
+
+#: Of each call: whether it succeeds, what it returns when it is to fail, its error then, and how many have failed so far.
+PROGRAM = """
+import ctypes, errno, json, os, sys
+
+interposer = ctypes.CDLL(None, use_errno=True)
+library = ctypes.CDLL(sys.argv[1], use_errno=True)
+interposer.tms_fault_fail_after.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int]
+interposer.tms_fault_fired.restype = ctypes.c_uint64
+assert interposer.tms_fault_watch(sys.argv[1].encode()) > 0
+fd = os.open(sys.argv[1], os.O_RDONLY)
+found = {}
+for name in sys.argv[2:]:
+    function = getattr(library, "call_" + name)
+    function.restype = ctypes.c_long
+    succeeds = function(fd) >= 0
+    assert interposer.tms_fault_fail_after(name.encode(), 0, 1, errno.EIO) == 0
+    failed = function(fd)
+    found[name] = [succeeds, failed, ctypes.get_errno(), interposer.tms_fault_fired()]
+print(json.dumps(found))
+"""
+
+
+def test_fortified_calls_fail_like_plain_ones(interposer: Path, tmp_path: Path) -> None:
+    library = tmp_path / "fortified.so"
+    compiler = shutil.which(os.environ.get("CC", "cc").split()[0]) or "gcc"
+    subprocess.run([compiler, *COMPILE, "-o", str(library)], input=SOURCE, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(library), *CALLS],
+        env=os.environ | {"LD_PRELOAD": str(interposer)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    expected = {name: [True, -1, errno.EIO, count] for count, name in enumerate(CALLS, start=1)}
+    assert json.loads(done.stdout) == expected
