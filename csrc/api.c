@@ -184,8 +184,16 @@ static tms_status_t api_capture_begin_on(void *stream, uint64_t *identity, tms_e
 static int32_t api_capture_retract(uint64_t identity, int32_t unless_it_goes_on) {
     tms_state_t *state = tms_state_if_made();
     if (!state || identity == 0) return 0;
-    if (unless_it_goes_on && tms_saver_capture_goes_on(&state->saver, identity)) return 0;
+    if (unless_it_goes_on && tms_saver_capture_goes_on(&state->saver, identity)) {
+        tms_saver_capture_begun(&state->saver, identity);
+        return 0;
+    }
     return tms_saver_capture_end(&state->saver, identity);
+}
+
+static void api_capture_begun(uint64_t identity) {
+    tms_state_t *state = tms_state_if_made();
+    if (state) tms_saver_capture_begun(&state->saver, identity);
 }
 
 static tms_status_t api_refresh_peers(tms_error_t *error) {
@@ -309,6 +317,7 @@ const tms_api_t *tms_get_api(uint32_t version) {
         .in_transition = api_in_transition,
         .region_enter = api_region_enter,
         .region_leave = api_region_leave,
+        .capture_begun = api_capture_begun,
     };
     return version == TMS_API_VERSION ? &api : NULL;
 }

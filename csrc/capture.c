@@ -49,11 +49,20 @@ static tms_capture_entry_t *find_announced(tms_capture_t *capture) {
     return NULL;
 }
 
+/* The entry with this identity of a begin; NULL: none has. */
+static tms_capture_entry_t *find_begun(tms_capture_t *capture, uint64_t identity) {
+    for (int i = tms_capture_visible(capture); identity && i-- > 0;) {
+        if (capture->entries[i].begun == identity) return &capture->entries[i];
+    }
+    return NULL;
+}
+
 tms_status_t tms_capture_begin_on(tms_capture_t *capture, const tms_capture_stream_t *where, uint64_t *identity, bool *known,
                                   const tms_error_context_t *context, tms_error_t *error) {
     uint64_t found = tms_capture_find(capture, where->key);
     *known = found != 0;
     if (*known) {
+        find_begun(capture, found)->beginner = this_thread();
         *identity = found;
         return TMS_OK;
     }
@@ -61,8 +70,14 @@ tms_status_t tms_capture_begin_on(tms_capture_t *capture, const tms_capture_stre
     tms_status_t status = entry ? TMS_OK : add(capture, &entry, context, error);
     if (status != TMS_OK) return status;
     entry->where = *where;
+    entry->beginner = this_thread();
     *identity = entry->begun = ++capture->last_identity;
     return TMS_OK;
+}
+
+void tms_capture_begun(tms_capture_t *capture, uint64_t identity) {
+    tms_capture_entry_t *entry = find_begun(capture, identity);
+    if (entry) entry->beginner = 0;
 }
 
 bool tms_capture_end(tms_capture_t *capture, uint64_t identity) {
@@ -100,7 +115,10 @@ int tms_capture_drop(tms_capture_t *capture, bool (*ended)(void *context, const 
                      void *context) {
     int dropped = 0;
     for (int i = tms_capture_visible(capture); i-- > 0;) {
-        if (!capture->entries[i].begun || !ended(context, &capture->entries[i].where)) continue;
+        const tms_capture_entry_t *entry = &capture->entries[i];
+        /* This thread is in no such call any more: it ended without tms_capture_begun. */
+        bool may_be_asked = entry->begun && (!entry->beginner || entry->beginner == this_thread());
+        if (!may_be_asked || !ended(context, &entry->where)) continue;
         take_out(capture, i);
         dropped++;
     }

@@ -90,6 +90,9 @@ typedef struct tms_capture_begun {
     bool must_not_begin; /* on failure: a transition under way would break the capture, and the capture that */
 } tms_capture_begun_t;
 tms_status_t tms_saver_capture_begin_on(tms_saver_t *saver, void *stream, tms_capture_begun_t *begun, tms_error_t *error);
+/* The call that was to begin it on the stream has returned: without an error, or with one for what was `known`. From now on
+ * the stream is asked. */
+void tms_saver_capture_begun(tms_saver_t *saver, uint64_t identity);
 /* Ends what has this identity (0: the last one), or began on this stream. The end of the last one finishes the deferred
  * frees. */
 bool tms_saver_capture_end(tms_saver_t *saver, uint64_t identity);

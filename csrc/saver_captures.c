@@ -78,6 +78,12 @@ tms_status_t tms_saver_capture_begin_on(tms_saver_t *saver, void *stream, tms_ca
     return status;
 }
 
+void tms_saver_capture_begun(tms_saver_t *saver, uint64_t identity) {
+    pthread_mutex_lock(&saver->lock);
+    tms_capture_begun(&saver->capture, identity);
+    pthread_mutex_unlock(&saver->lock);
+}
+
 /* ---- the end ---- */
 
 /* The last end finishes what had to wait for it. */
@@ -122,8 +128,10 @@ void tms_saver_capture_taken(tms_saver_t *saver, const tms_capture_stream_t *tak
     uint64_t identity;
     bool known;
     pthread_mutex_lock(&saver->lock);
-    for (size_t i = 0; i < count && !gone; i++) /* the room that they had is enough, unless others have begun since */
-        (void)tms_capture_begin_on(&saver->capture, &taken[i], &identity, &known, &context, NULL);
+    for (size_t i = 0; i < count && !gone; i++) { /* the room that they had is enough, unless others have begun since */
+        if (tms_capture_begin_on(&saver->capture, &taken[i], &identity, &known, &context, NULL) == TMS_OK)
+            tms_capture_begun(&saver->capture, identity);
+    }
     pthread_mutex_unlock(&saver->lock);
     after_end(saver, gone && count > 0);
 }

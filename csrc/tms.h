@@ -295,6 +295,9 @@ typedef struct tms_api {
     /* That has ended, or failed to begin. `unless_it_goes_on`: only if its stream does not say that it captures. Whether
      * there was one. */
     int32_t (*capture_retract)(uint64_t identity, int32_t unless_it_goes_on);
+    /* What capture_begin_on announced has begun. The stream is not asked before this: it would say that it does not capture.
+     * Where the begin fails capture_retract takes its place. */
+    void (*capture_begun)(uint64_t identity);
 } tms_api_t;
 
 /* The table of the library that it is called in, or NULL if that library does not speak `version`. */

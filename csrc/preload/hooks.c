@@ -150,7 +150,16 @@ static bool goes_on(const tms_state_t *state, void *stream) {
     return driver->cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-/* Announces the capture, begins it with the real function, and takes the announcement back if that fails. */
+/* Takes the announcement back where the begin has failed. One that was there before is of a capture that may go on. */
+static void after_begin(tms_state_t *state, const tms_capture_begun_t *begun, bool failed) {
+    if (begun->identity == 0) return;
+    if (failed && !begun->known)
+        (void)tms_saver_capture_end(&state->saver, begun->identity);
+    else
+        tms_saver_capture_begun(&state->saver, begun->identity);
+}
+
+/* Announces the capture, and begins it with the real function. */
 #define BEGIN_CAPTURE(name, stream, per_thread, ...)                                                                        \
     do {                                                                                                                    \
         tms_state_t *state = tms_state(NULL);                                                                               \
@@ -159,8 +168,7 @@ static bool goes_on(const tms_state_t *state, void *stream) {
         if (state && !announce(state, resolve_stream((stream), (per_thread)), &begun))                                      \
             return TMS_CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;                                                               \
         CALL_REAL(result, state, name, __VA_ARGS__);                                                                        \
-        if (result != TMS_CUDA_SUCCESS && begun.identity && !begun.known)                                                   \
-            (void)tms_saver_capture_end(&state->saver, begun.identity);                                                     \
+        after_begin(state, &begun, result != TMS_CUDA_SUCCESS);                                                             \
         return result;                                                                                                      \
     } while (0)
 

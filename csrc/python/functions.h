@@ -49,6 +49,7 @@
           "A stream capture is about to begin; None: no settings for other threads.")                                       \
     TAKES(capture_begin_on, "(stream)",                                                                                     \
           "A stream capture is about to begin on this stream, which is asked later whether it goes on.")                    \
+    TAKES(capture_begun, "(identity)", "What capture_begin_on announced has begun.")                                        \
     TAKES(capture_end, "(identity=0, unless_it_goes_on=False)", "A stream capture has ended; 0: the last one.")             \
     /* query_functions.c */                                                                                                 \
     BARE(refresh_peers, "()", "Gives devices that this process has begun to use access to managed memory.")                 \

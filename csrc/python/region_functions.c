@@ -125,6 +125,20 @@ PyObject *tms_py_capture_begin_on(PyObject *module, PyObject *const *arguments, 
     return status == TMS_OK ? PyLong_FromUnsignedLongLong(identity) : tms_py_raise(&error);
 }
 
+PyObject *tms_py_capture_begun(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
+    static const tms_py_signature_t signature = {"capture_begun", 1, 1, {"identity"}};
+    const tms_api_t *api = tms_py_api(module);
+    tms_py_call_t call;
+    uint64_t identity;
+
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_u64(&call, 0, &identity))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    api->capture_begun(identity);
+    Py_END_ALLOW_THREADS;
+    Py_RETURN_NONE;
+}
+
 PyObject *tms_py_capture_end(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
     static const tms_py_signature_t signature = {"capture_end", 0, 2, {"identity", "unless_it_goes_on"}};
     const tms_api_t *api = tms_py_api(module);

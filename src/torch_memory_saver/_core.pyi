@@ -149,6 +149,9 @@ def capture_begin(tag: str | None, backup: int, host_policy: int = 0) -> int:
 def capture_begin_on(stream: int) -> int:
     """A stream capture is about to begin on this CUstream, on this thread: what the thread has announced, if it has."""
 
+def capture_begun(identity: int) -> None:
+    """The capture of that name has begun. Until then its stream is not asked whether it captures. 0: nothing."""
+
 def capture_end(identity: int = 0, unless_it_goes_on: bool = False) -> bool:
     """The capture of that name has ended, or failed to begin; 0: the last one. Whether there was one. `unless_it_goes_on`:
     nothing, where its stream says that it captures."""

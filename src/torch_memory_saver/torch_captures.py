@@ -45,6 +45,7 @@ def watch_captures(torch: Any) -> None:
             return begin(graph, *arguments, **keywords)  # PyTorch says why that cannot work.
         try:
             result = begin(graph, *arguments, **keywords)
+            _core.capture_begun(identity)
         except BaseException:
             _core.capture_end(identity, unless_it_goes_on=True)
             raise

@@ -2,6 +2,8 @@
 
 #include "support.h"
 
+#include <pthread.h>
+
 #include "simulated_cuda.h"
 
 /* Device 0's primary context, current on the test's thread, and a stream of it. */
@@ -26,6 +28,7 @@ static uint64_t begin(fixture_t *f, CUstream stream) {
     ASSERT_OK(tms_saver_capture_begin_on(&f->saver, stream, &begun, &error), error);
     assert_false(begun.must_not_begin);
     ASSERT_CUDA(CALL(cuStreamBeginCapture_v2, stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+    tms_saver_capture_begun(&f->saver, begun.identity);
     return begun.identity;
 }
 
@@ -69,6 +72,67 @@ static void each_stream_is_asked(void **state) {
     ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
     ASSERT_CUDA(CALL(cuStreamDestroy_v2, one));
     ASSERT_CUDA(CALL(cuStreamDestroy_v2, other));
+    leave();
+}
+
+/* A capture that this thread is about to begin, and another thread that pauses and frees before it has begun. */
+typedef struct beside {
+    fixture_t *fixture;
+    uint64_t freed;
+    tms_status_t status;
+} beside_t;
+
+static void *free_and_pause(void *argument) {
+    beside_t *beside = argument;
+    tms_error_t error;
+    beside->status = tms_saver_free(&beside->fixture->saver, beside->freed, &error);
+    if (beside->status == TMS_OK) beside->status = pause_tag(beside->fixture, NULL, NULL, &error);
+    return NULL;
+}
+
+static tms_status_t free_and_pause_on_another_thread(fixture_t *f) {
+    beside_t beside = {.fixture = f, .freed = allocate(f, "freed", TMS_BACKUP_NONE, 2 * MIB)};
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, free_and_pause, &beside), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    return beside.status;
+}
+
+static void a_stream_is_not_asked_before_its_capture_has_begun(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_capture_begun_t begun;
+    uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
+    CUstream stream = enter();
+    for (int again = 0; again < 2; again++) { /* the second time the end of the first was not seen */
+        ASSERT_OK(tms_saver_capture_begin_on(&f->saver, stream, &begun, &error), error);
+        assert_int_equal(begun.known, again);
+        assert_int_equal(free_and_pause_on_another_thread(f), TMS_CAPTURE_IN_PROGRESS);
+        assert_int_equal(tms_capture_visible(&f->saver.capture), 1);
+        ASSERT_CUDA(CALL(cuStreamBeginCapture_v2, stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        assert_int_equal(free_and_pause_on_another_thread(f), TMS_CAPTURE_IN_PROGRESS);
+        tms_saver_capture_begun(&f->saver, begun.identity);
+        assert_int_equal(free_and_pause_on_another_thread(f), TMS_CAPTURE_IN_PROGRESS);
+        assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
+        end_by_driver(stream);
+    }
+    assert_int_equal(free_and_pause_on_another_thread(f), TMS_OK);
+    assert_int_equal(physical_bytes(0), 0);
+    ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
+    leave();
+}
+
+/* As where an exception takes a thread out of the call. */
+static void a_begin_that_was_given_up_is_noticed_by_its_thread(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_capture_begun_t begun;
+    allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
+    CUstream stream = enter();
+    ASSERT_OK(tms_saver_capture_begin_on(&f->saver, stream, &begun, &error), error);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    assert_int_equal(tms_capture_visible(&f->saver.capture), 0);
+    ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
     leave();
 }
 
@@ -188,10 +252,16 @@ static void an_end_that_failed_is_looked_at(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        TEST(an_end_through_the_driver_is_noticed),          TEST(each_stream_is_asked),
-        TEST(a_deferred_free_need_not_wait_for_it),          TEST(a_stream_that_went_with_its_context_is_not_asked),
-        TEST(a_stream_that_is_being_destroyed_is_not_asked), TEST(what_cannot_be_asked_counts),
-        TEST(a_stream_that_does_not_answer_counts),          TEST(an_end_that_failed_is_looked_at),
+        TEST(an_end_through_the_driver_is_noticed),
+        TEST(each_stream_is_asked),
+        TEST(a_stream_is_not_asked_before_its_capture_has_begun),
+        TEST(a_begin_that_was_given_up_is_noticed_by_its_thread),
+        TEST(a_deferred_free_need_not_wait_for_it),
+        TEST(a_stream_that_went_with_its_context_is_not_asked),
+        TEST(a_stream_that_is_being_destroyed_is_not_asked),
+        TEST(what_cannot_be_asked_counts),
+        TEST(a_stream_that_does_not_answer_counts),
+        TEST(an_end_that_failed_is_looked_at),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -170,8 +170,8 @@ _INTERPOSERS = (
     Mutant(
         "a-capture-that-failed-to-begin-goes-on",
         "csrc/preload/hooks.c",
-        "if (result != TMS_CUDA_SUCCESS && begun.identity",
-        "if (false && begun.identity",
+        "if (failed && !begun->known)",
+        "if (false)",
         ("tests/preload/test_capture.py",),
     ),
     Mutant(
@@ -218,6 +218,20 @@ _CAPTURES = (
         "!entry->begun && entry->thread == this_thread()",
         "!entry->begun",
         ("tests/c/test_capture.c",),
+    ),
+    Mutant(
+        "a-stream-is-asked-before-its-capture-has-begun",
+        "csrc/capture.c",
+        "bool may_be_asked = entry->begun && (!entry->beginner || entry->beginner == this_thread());",
+        "bool may_be_asked = entry->begun;",
+        ("tests/c/test_capture_ended.c",),
+    ),
+    Mutant(
+        "a-call-that-waits-for-its-turn-hides-a-callback",
+        "csrc/transition.c",
+        "if (t->has_turn) tms_saver_callback_end(t->saver);",
+        "tms_saver_callback_end(t->saver);",
+        ("tests/c/test_capture_begin.c",),
     ),
     Mutant(
         "captures-that-have-ended-unseen-count",

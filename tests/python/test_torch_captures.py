@@ -122,6 +122,23 @@ def test_the_next_capture_of_a_stream_replaces_one_that_was_left(torch: SimpleNa
     assert visible() == 0
 
 
+def test_the_stream_may_be_asked_once_the_capture_has_begun(torch: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int] = []
+    monkeypatch.setattr(_core, "capture_begun", begun.append)
+    graph, failing = torch._C._CUDAGraph(), torch._C._CUDAGraph()
+    identity = _core.capture_begin_on(STREAM)
+    assert _core.capture_end(identity)
+    assert graph.capture_begin() == "begun"
+    assert begun == [identity + 1]
+    torch.stream += 16
+    torch.fails = True
+    with pytest.raises(Failure):
+        failing.capture_begin()
+    assert begun == [identity + 1]
+    torch.fails = False
+    graph.capture_end()
+
+
 def test_more_captures_than_there_is_room_for_go_on_unseen(torch: SimpleNamespace) -> None:
     most = 16
     graphs = [torch._C._CUDAGraph() for _ in range(most + 1)]
