@@ -1,4 +1,4 @@
-/* What is left at the end of the process. */
+/* What the process has at its end: what is alive then, such as a framework's cache, and what leaked. */
 #include <stdio.h>
 
 #include "sim_modules.h"
@@ -10,16 +10,17 @@ void sim_report(void) {
         const sim_device_t *device = &sim_state.devices[i];
         if (!device->used && !device->mappings && !device->streams) continue;
         clean = false;
-        fprintf(
-            stderr,
-            "simulated GPU: leaked on device %d: %llu bytes in %llu handles and %llu runtime allocations, %llu mappings, "
-            "%llu streams\n",
-            i, (unsigned long long)device->used, (unsigned long long)device->handles,
-            (unsigned long long)device->runtime_allocations, (unsigned long long)device->mappings,
-            (unsigned long long)device->streams);
+        fprintf(stderr,
+                "simulated GPU: in use at the end on device %d: %llu bytes in %llu handles and %llu runtime allocations, "
+                "%llu mappings, "
+                "%llu streams\n",
+                i, (unsigned long long)device->used, (unsigned long long)device->handles,
+                (unsigned long long)device->runtime_allocations, (unsigned long long)device->mappings,
+                (unsigned long long)device->streams);
     }
     if (sim_state.reserved || sim_state.host_bytes)
-        fprintf(stderr, "simulated GPU: leaked in the process: %llu reservations, %llu bytes of pinned host memory\n",
+        fprintf(stderr,
+                "simulated GPU: in use at the end in the process: %llu reservations, %llu bytes of pinned host memory\n",
                 (unsigned long long)sim_state.reserved, (unsigned long long)sim_state.host_bytes);
-    if (clean) fprintf(stderr, "simulated GPU: nothing leaked\n");
+    if (clean) fprintf(stderr, "simulated GPU: nothing in use at the end\n");
 }

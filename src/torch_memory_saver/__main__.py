@@ -2,7 +2,11 @@
 
 import sys
 
-from torch_memory_saver.cli import main
-
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        from torch_memory_saver.cli import main
+
+        status = main()
+    except KeyboardInterrupt:  # before or after a command: while it is imported, or its output written
+        status = 130
+    sys.exit(status)

@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from torch_memory_saver import __version__, _core, preload, simulate, torch_memory_saver
 from torch_memory_saver.errors import InvalidArgumentError, TorchMemorySaverError
 
+#: The exit status of a command that Ctrl-C ended, as shells have it.
+_INTERRUPTED = 130
+
 __all__ = ["BenchCommand", "Command", "DemoCommand", "InfoCommand", "SimulateCommand", "main"]
 
 
@@ -95,8 +98,9 @@ class InfoCommand(Command):
     def _torch() -> str:
         try:
             import torch
-        except ImportError:
-            return "not installed"
+        except ImportError as error:
+            missing = isinstance(error, ModuleNotFoundError) and error.name == "torch"
+            return "not installed" if missing else f"installed, and cannot be imported: {' '.join(str(error).split())}"
         cuda = torch.version.cuda
         return f"{torch.__version__} ({f'CUDA {cuda}' if cuda else 'built without CUDA'})"
 
@@ -154,7 +158,7 @@ class SimulateCommand(Command):
         )
         parser.add_argument("--preload", action="store_true", help='preload the hook library too (hook mode "preload")')
         parser.add_argument(
-            "--report", action="store_true", help="print at the end of each process what it leaked on the GPU"
+            "--report", action="store_true", help="print at the end of each process what it still has on the GPU"
         )
         parser.add_argument("--trace", metavar="FILE", help="append every call of the CUDA driver and runtime to this file")
         parser.add_argument(
@@ -165,6 +169,7 @@ class SimulateCommand(Command):
         command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
         if not command:
             raise InvalidArgumentError("there is no command to run: simulate [options] -- python script.py ...")
+        simulate.check_imports(command)
         variables = simulate.environment(
             devices=arguments.devices,
             memory=arguments.memory,
@@ -205,4 +210,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TorchMemorySaverError as error:
         print(f"{parser.prog}: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return _INTERRUPTED
     return status

@@ -6,7 +6,9 @@ library: there "tensors" are memory from cudaMalloc, and the regions, pauses and
 
 from __future__ import annotations
 
+import functools
 import os
+import signal
 import subprocess
 import sys
 
@@ -149,4 +151,6 @@ def _run_in_child(ascii_only: bool) -> int:
     environment = simulate.environment_without_torch(memory=_SIMULATED_MEMORY) | {_CHILD: "1"}
     command = [sys.executable, "-m", "torch_memory_saver", "demo", *(["--ascii"] if ascii_only else [])]
     sys.stdout.flush()
-    return subprocess.run(command, env=environment, check=False).returncode
+    # Ctrl-C reaches both processes. This one then ends the other, which may be inside a call that no signal ends.
+    ignore = functools.partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    return subprocess.run(command, env=environment, check=False, preexec_fn=ignore).returncode

@@ -6,6 +6,7 @@ beside it lies a folder of stub libraries for those that torch is linked with. W
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
 import re
@@ -16,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch_memory_saver import __version__, preload
-from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
+from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, TorchUnavailableError
 from torch_memory_saver.simulate_elf import read_library
 from torch_memory_saver.simulate_stubs import cached_folder, make_folder
 from torch_memory_saver.simulate_torch import find_torch, read_wanted
@@ -24,6 +25,7 @@ from torch_memory_saver.simulate_torch import find_torch, read_wanted
 __all__ = [
     "KERNELS",
     "MAX_DEVICES",
+    "check_imports",
     "environment",
     "environment_without_torch",
     "find_torch",
@@ -98,15 +100,16 @@ def environment(
         bandwidth: Bytes a second of copies in flight, in the same form; None is as fast as the host copies.
         kernels: "error": the launch of a kernel that cannot be interpreted fails; "skip": it does nothing.
         preload_hook: Whether the hook library is preloaded as well (hook mode "preload").
-        report: Whether each process prints what it leaked when it ends.
+        report: Whether each process prints what it still has on the devices when it ends.
         trace: A file to which every call of the driver or runtime is appended.
         base: The environment to start from, by default this process's. Its entries of LD_PRELOAD and LD_LIBRARY_PATH are
             kept; its TMS_SIMULATED_* variables too, where no argument sets the same. Its CUDA_VISIBLE_DEVICES chooses among
             the simulated devices.
 
     Raises:
-        InvalidArgumentError: An argument is out of range.
-        InvalidStateError: A library of this package is missing, or there is no C compiler.
+        InvalidArgumentError: An argument is out of range, or the trace cannot be written.
+        InvalidStateError: A library of this package is missing, the stub libraries cannot be written, or there is no C
+            compiler.
         TorchUnavailableError: The installed torch is not built for CUDA.
     """
     _check_devices(devices)
@@ -134,7 +137,7 @@ def environment(
     if report:
         result[_OWN_VARIABLES + "REPORT"] = "1"
     if trace is not None:
-        result[_OWN_VARIABLES + "TRACE"] = os.path.abspath(trace)
+        result[_OWN_VARIABLES + "TRACE"] = _writable(trace)
     return result
 
 
@@ -229,8 +232,55 @@ def _size(value: int | str) -> int:
     return parse_bytes(str(value))
 
 
+def _writable(trace: str | os.PathLike[str]) -> str:
+    """The absolute path of the file for a trace, which is there afterwards."""
+    path = os.path.abspath(trace)
+    try:
+        with open(path, "ab"):
+            return path
+    except OSError as error:
+        raise InvalidArgumentError(f"the trace cannot be written to {path}: {error.strerror}") from error
+
+
+def check_imports(command: Sequence[str]) -> None:
+    """That this Python has the PyTorch which a script imports first thing, before its traceback says so.
+
+    Raises:
+        TorchUnavailableError: It has not.
+    """
+    scripts = [part for part in command[1:2] if command[0] in _PYTHON and part.endswith(".py")]
+    if not scripts or find_torch() is not None:
+        return
+    with contextlib.suppress(OSError, SyntaxError, ValueError):
+        body = ast.parse(Path(scripts[0]).read_bytes()).body
+        names = [alias.name for part in body if isinstance(part, ast.Import) for alias in part.names]
+        names += [part.module or "" for part in body if isinstance(part, ast.ImportFrom) and part.level == 0]
+        if "torch" in {name.partition(".")[0] for name in names}:
+            raise TorchUnavailableError(
+                f"{scripts[0]} imports torch, which is not installed for {sys.executable}: install PyTorch's CUDA build "
+                "(pip install --no-deps torch; NVIDIA's packages are not needed), or use the Python that has it",
+                operation="simulate",
+            )
+
+
 def _stubs(simulator: Path) -> tuple[Path, list[Path]]:
-    """The folder of stub libraries, made if need be, and those in it that must be preloaded to come before real ones."""
+    """The folder of stub libraries, made if need be, and those in it that must be preloaded to come before real ones.
+
+    Raises:
+        InvalidStateError: It cannot be made.
+    """
+    try:
+        return _find_stubs(simulator)
+    except OSError as error:
+        raise InvalidStateError(
+            f"the stub libraries cannot be made: {error.strerror}: {error.filename}; set XDG_CACHE_HOME to a folder that "
+            "can be written to",
+            operation="simulate",
+            os_error=error.errno or 0,
+        ) from error
+
+
+def _find_stubs(simulator: Path) -> tuple[Path, list[Path]]:
     build = find_torch()
     provided = {symbol.name for symbol in read_library(simulator, _PROVIDED_PREFIXES).symbols if symbol.defined}
     folder = cached_folder(build, simulator, provided, __version__)

@@ -80,8 +80,14 @@ static void say(const char *name, char *said) {{
 def cache_root() -> Path:
     """The folder that holds what was compiled: ``$XDG_CACHE_HOME/torch_memory_saver``, or that in ``~/.cache``."""
     configured = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(configured) if os.path.isabs(configured) else Path.home() / ".cache"
-    return base / "torch_memory_saver"
+    if os.path.isabs(configured):
+        return Path(configured) / "torch_memory_saver"
+    try:
+        return Path.home() / ".cache" / "torch_memory_saver"
+    except RuntimeError as error:
+        raise InvalidStateError(
+            f"there is no folder for the stub libraries: set XDG_CACHE_HOME ({error})", operation="simulate"
+        ) from error
 
 
 def find_compiler() -> list[str]:

@@ -40,11 +40,12 @@ static void the_report_tells_what_leaked(void **state) {
     char output[OUTPUT_BYTES];
     (void)state;
     assert_int_equal(run_again("leak", variables, output, sizeof output), 0);
-    assert_string_equal(output, "simulated GPU: leaked on device 0: 4194304 bytes in 1 handles and 1 runtime allocations, "
-                                "1 mappings, 1 streams\n"
-                                "simulated GPU: leaked in the process: 1 reservations, 4096 bytes of pinned host memory\n");
+    assert_string_equal(
+        output, "simulated GPU: in use at the end on device 0: 4194304 bytes in 1 handles and 1 runtime allocations, "
+                "1 mappings, 1 streams\n"
+                "simulated GPU: in use at the end in the process: 1 reservations, 4096 bytes of pinned host memory\n");
     assert_int_equal(run_again("leave_nothing", variables, output, sizeof output), 0);
-    assert_string_equal(output, "simulated GPU: nothing leaked\n");
+    assert_string_equal(output, "simulated GPU: nothing in use at the end\n");
     assert_int_equal(run_again("leak", silent, output, sizeof output), 0);
     assert_string_equal(output, "");
 }

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
-from conftest import Program
+from conftest import TIMEOUT_S, Program, environment
 
 import torch_memory_saver
 from torch_memory_saver import cli, demo_chart
@@ -43,6 +49,46 @@ def test_info(command: Program) -> None:
 
 def test_info_without_a_driver(command: Program) -> None:
     assert "could not be loaded" in command("info", TMS_CUDA_DRIVER="/nonexistent.so").stdout
+
+
+def test_info_says_why_an_installed_torch_cannot_be_imported(command: Program, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13: cannot open\\nshared object file')")
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    text = command("info", PYTHONPATH=path).stdout
+    assert "PyTorch" in text
+    assert "installed, and cannot be imported: libcudart.so.13: cannot open shared object file\n" in text
+    (tmp_path / "torch.py").write_text("import no_such_module")
+    assert "cannot be imported: No module named 'no_such_module'\n" in command("info", PYTHONPATH=path).stdout
+
+
+@pytest.mark.parametrize("group", [True, False], ids=["Ctrl-C", "only the command"])
+def test_ctrl_c_ends_the_demo(group: bool) -> None:
+    """While a copy goes on that takes longer than the test may, in the process that the command has started."""
+    # PYTHONUNBUFFERED: the line must be there before the stage that it announces.
+    slow = {"TMS_SIMULATED_BANDWIDTH": str(64 << 10), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "torch_memory_saver", "demo", "--device", "simulated"],
+        env=environment(False, **slow),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        while not process.stdout.readline().startswith("1."):
+            assert process.poll() is None
+        (os.killpg if group else os.kill)(process.pid, signal.SIGINT)
+        _, error = process.communicate(timeout=TIMEOUT_S)  # ends when both processes have closed their output
+    assert process.returncode == 130
+    assert error == ""
+
+
+def test_ctrl_c_in_a_command_is_a_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.InfoCommand, "run", interrupted)
+    assert cli.main(["info"]) == 130
 
 
 def test_the_demo_on_the_simulated_gpu(command: Program) -> None:

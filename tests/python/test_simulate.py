@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -206,19 +207,53 @@ def test_a_program_that_cannot_be_started(run_simulate: Program, tmp_path: Path)
     assert "could not be started" in run_simulate("--", str(tmp_path / "text"), status=126).stderr
 
 
-def test_leaks_are_reported_if_asked_for(run_simulate: Program) -> None:
+def test_what_is_in_use_at_the_end_is_reported_if_asked_for(run_simulate: Program) -> None:
     text = (
         "import ctypes; runtime = ctypes.CDLL('libcudart.so.13'); address = ctypes.c_void_p();"
         "assert runtime.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(4 << 20)) == 0"
     )
     assert run_simulate("--", "python", "-c", text).stderr == ""
-    assert "4194304" in run_simulate("--report", "--", "python", "-c", text).stderr
+    report = run_simulate("--report", "--", "python", "-c", text).stderr
+    assert "in use at the end on device 0: 4194304 bytes" in report
+    assert "leak" not in report  # it may be alive
+    text += "; runtime.cudaFree(address)"
+    assert "nothing in use at the end" in run_simulate("--report", "--", "python", "-c", text).stderr
 
 
 def test_calls_are_traced_if_asked_for(run_simulate: Program, tmp_path: Path) -> None:
     text = "import ctypes; ctypes.CDLL('libcuda.so.1').cuInit(0)"
     run_simulate("--trace", str(tmp_path / "trace"), "--", "python", "-c", text)
     assert "cuInit" in (tmp_path / "trace").read_text()
+
+
+def assert_one_sentence(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert done.stderr.startswith("python -m torch_memory_saver: ")
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert all(word in done.stderr for word in words), done.stderr
+    assert done.stdout == ""
+
+
+def test_a_trace_that_cannot_be_written(run_simulate: Program, tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "no" / "such"):
+        done = run_simulate("--trace", str(path), "--", "python", "-c", "print('started')", status=1)
+        assert_one_sentence(done, f"the trace cannot be written to {path}")
+
+
+def test_a_cache_that_cannot_be_written(run_simulate: Program, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        done = run_simulate("--", "python", "-c", "print('started')", status=1, XDG_CACHE_HOME=str(path))
+        assert_one_sentence(done, "the stub libraries cannot be made", str(tmp_path / "file"), "XDG_CACHE_HOME")
+
+
+def test_a_script_that_imports_a_torch_that_is_not_there(run_simulate: Program, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    for text in ("import os, torch.cuda\n", "from torch import nn\n"):
+        script.write_text(text)
+        done = run_simulate("--", "python", str(script), status=1)
+        assert_one_sentence(done, f"{script} imports torch, which is not installed", "pip install")
+    script.write_text("try:\n    import torch\nexcept ImportError:\n    pass\nfrom . import torch\n")
+    assert "no known parent package" in run_simulate("--", "python", str(script), status=1).stderr
 
 
 @pytest.mark.parametrize(
