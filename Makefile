@@ -186,7 +186,8 @@ NOT_SANITIZED := $(OF_SETUP) $(addprefix --ignore=tests/,python/test_torch_cpu.p
 	python/test_bench.py python/test_build.py python/test_cli.py python/test_simulate.py) $(addprefix --deselect=tests/preload/test_process.py::,test_beside_another_preloaded_library \
 	test_allocations_inside_an_allocation_are_not_the_programs) \
 	--deselect=tests/python/test_exit.py::test_a_forked_child_leaves_what_is_its_parent_s \
-	--deselect=tests/python/test_host_memory.py::test_a_forked_child_closes_nothing_of_its_parents
+	--deselect=tests/python/test_host_memory.py::test_a_forked_child_closes_nothing_of_its_parents \
+	--deselect=tests/python/test_host_memory.py::test_a_forked_child_inherits_copies_of_a_backup_and_not_its_memory
 sanitize-python: ## the Python tests on the simulated GPU, with ASan and UBSan in the three libraries
 	$(MAKE) site VARIANT=asan
 	$(PYTHON) tests/sanitize/make_python.py $(SANITIZED_PYTHON) "$$($(CC) -print-file-name=libasan.so)" $(CC)

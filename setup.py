@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from glob import glob
@@ -160,7 +161,17 @@ class BuildLibraries(build_ext):
         return []
 
 
+def refuse_free_threaded_python() -> None:
+    """Exits with one sentence where Python has no stable ABI, which the extension and the tag of the wheel are made for."""
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        raise SystemExit(
+            "error: free-threaded builds of Python are not supported, because they lack the stable ABI (abi3): install "
+            "torch_memory_saver with a build of Python that has the GIL."
+        )
+
+
 def main() -> None:
+    refuse_free_threaded_python()
     setup(
         license="Apache-2.0",
         package_dir={"": PACKAGE_ROOT},

@@ -28,7 +28,8 @@ static void *map_aligned(uint64_t bytes) {
 void *tms_host_map(uint64_t bytes) {
     void *memory = map_aligned(bytes);
     if (memory == MAP_FAILED) return NULL;
-    /* A forked child has no use for a copy of tens of GiB, not even a lazy one. Where this is refused, nothing is lost. */
+    /* A forked child has no use for a copy of tens of GiB, not even a lazy one, whose copy-on-write could also move pages of
+     * this process that a device copies to. Where this is refused, nothing else is lost. */
     (void)madvise(memory, bytes, MADV_DONTFORK);
     if (bytes >= TMS_HOST_HUGE_PAGE_BYTES) (void)madvise(memory, bytes, MADV_HUGEPAGE); /* seen when it is touched */
     return memory;

@@ -361,7 +361,8 @@ class TorchMemorySaver:
         Args:
             x: A contiguous CUDA tensor.
             zero_copy: The result is the backup's own memory rather than a copy of it. It stays valid for as long as the
-                result lives; later pauses may write to it, and one that fails half-way leaves a mixture there.
+                result lives; later pauses may write to it, and one that fails half-way leaves a mixture there. A forked
+                child does not inherit this memory and gets SIGSEGV where it touches it: copy it before the fork.
 
         Raises:
             NotManagedError: The tensor is not in managed memory.

@@ -316,6 +316,21 @@ def test_cuda_h_not_found_is_one_sentence(setup_script: ModuleType, monkeypatch:
     assert "\n" not in message
 
 
+def test_free_threaded_python_is_refused_in_one_sentence(setup_script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[bool] = []
+    monkeypatch.setattr(setup_script, "setup", lambda **_: ran.append(True))
+    monkeypatch.setattr(setup_script.sysconfig, "get_config_var", {"Py_GIL_DISABLED": 1}.get)
+    with pytest.raises(SystemExit) as end:
+        setup_script.main()
+    message = str(end.value)
+    assert message.startswith("error: free-threaded builds of Python are not supported")
+    assert "\n" not in message
+    assert ran == []
+    monkeypatch.setattr(setup_script.sysconfig, "get_config_var", {"Py_GIL_DISABLED": 0}.get)
+    setup_script.main()
+    assert ran == [True]
+
+
 # Compiling.
 
 

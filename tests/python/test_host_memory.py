@@ -345,3 +345,22 @@ torch_memory_saver.resume()
 assert read(address, 64 * MIB) == bytes([5]) * 64 * MIB
 """
     assert program(WAIT + text).stderr == ""
+
+
+def test_a_forked_child_inherits_copies_of_a_backup_and_not_its_memory(program: Program) -> None:
+    text = """
+import signal
+address = allocate(2 * MIB, 5)
+torch_memory_saver.pause()
+backup = _core.host_backup(address, 2 * MIB)
+copy = ctypes.string_at(backup.address, 2 * MIB)
+def status_of_child(memory):
+    child = os.fork()
+    if not child:
+        os._exit(0 if ctypes.string_at(memory, 2 * MIB) == bytes([5]) * 2 * MIB else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+assert status_of_child(copy) == 0
+assert status_of_child(backup.address) == -signal.SIGSEGV
+assert ctypes.string_at(backup.address, 2 * MIB) == copy
+"""
+    program(WAIT + text)
