@@ -7,8 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "backup_disk_directory.h"
@@ -188,25 +186,6 @@ tms_status_t tms_disk_set_directory(tms_disk_directory_t *directory, const char 
     return status;
 }
 
-/* Whether the file system has room for `bytes`; 0 or errno. *call is set where the question itself fails. */
-static int check_free_space(int fd, uint64_t bytes, const char **call) {
-    struct statvfs space;
-    while (fstatvfs(fd, &space) != 0) {
-        if (errno == EINTR) continue;
-        *call = "fstatvfs";
-        return errno;
-    }
-    if (space.f_frsize == 0) return 0; /* a file system that does not say */
-    uint64_t blocks = bytes / space.f_frsize + (bytes % space.f_frsize != 0);
-    return blocks > space.f_bavail ? ENOSPC : 0;
-}
-
-int tms_disk_check_size_limit(uint64_t end) {
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return 0;
-    return end > limit.rlim_cur ? EFBIG : 0;
-}
-
 /* One step of a reservation. 0 or errno. */
 static int reserve_step(int fd, uint64_t offset, uint64_t bytes) {
     while (fallocate(fd, 0, (off_t)offset, (off_t)bytes) != 0) {
@@ -228,7 +207,7 @@ static tms_status_t reserve_space(int fd, uint64_t bytes, const char *path, tms_
     const char *call = "fallocate";
     int os_error = tms_disk_check_size_limit(bytes);
     /* Asked first, because a reservation that cannot succeed would fill the disk for everybody else until it fails. */
-    if (os_error == 0) os_error = check_free_space(fd, bytes, &call);
+    if (os_error == 0) os_error = tms_disk_check_free_space(fd, bytes, &call);
     for (uint64_t offset = 0; os_error == 0 && offset < bytes; offset += RESERVE_STEP_BYTES) {
         tms_status_t status = tms_wait_check(wait, context, error);
         if (status != TMS_OK) return status;
@@ -296,9 +275,9 @@ static tms_status_t create_entry(tms_disk_directory_t *directory, tms_disk_file_
     return status;
 }
 
-/* Room in host memory for a file of a file system in memory. */
-static tms_status_t claim_memory(tms_disk_directory_t *directory, tms_disk_file_t *file, uint64_t bytes,
-                                 const tms_error_context_t *context, tms_error_t *error) {
+/* Room in host memory for a file of a file system in memory: *claimed bytes, of which the file knows nothing yet. */
+static tms_status_t claim_memory(tms_disk_directory_t *directory, const tms_disk_file_t *file, uint64_t bytes,
+                                 uint64_t *claimed, const tms_error_context_t *context, tms_error_t *error) {
     if (!file->identity.in_memory || !directory->host || bytes == 0) return TMS_OK;
     tms_log_once(directory->log, &directory->said_in_memory, TMS_LOG_WARNING,
                  "the backup file '%s' is in memory (tmpfs): disk backups there use host memory, and count against its "
@@ -307,13 +286,26 @@ static tms_status_t claim_memory(tms_disk_directory_t *directory, tms_disk_file_
     tms_error_context_t here = *context;
     here.bytes = bytes;
     tms_status_t status = tms_host_store_claim(directory->host, bytes, &here, error);
-    if (status == TMS_OK) file->claimed_bytes = bytes;
+    if (status == TMS_OK) *claimed = bytes;
     return status;
+}
+
+/* The system counts the file's pages now. At exit the file may have been removed meanwhile, and its pages with it. */
+static void settle_claim(tms_disk_directory_t *directory, tms_disk_file_t *file, uint64_t claimed) {
+    if (claimed == 0) return;
+    tms_host_store_claim_used(directory->host, claimed);
+    pthread_mutex_lock(&directory->lock);
+    if (file->owner_lock)
+        file->claimed_bytes = claimed;
+    else
+        tms_host_store_disclaim(directory->host, claimed);
+    pthread_mutex_unlock(&directory->lock);
 }
 
 tms_status_t tms_disk_file_create(tms_disk_directory_t *directory, uint64_t bytes, tms_disk_file_t **file, tms_wait_t *wait,
                                   const tms_error_context_t *context, tms_error_t *error) {
     tms_disk_file_t *made = NULL;
+    uint64_t claimed = 0;
     int fd = -1;
     if (bytes > (uint64_t)INT64_MAX) return tms_error_set_os(error, context, "fallocate", EFBIG, NULL);
     pthread_mutex_lock(&directory->lock);
@@ -322,9 +314,9 @@ tms_status_t tms_disk_file_create(tms_disk_directory_t *directory, uint64_t byte
     if (!made) return status;
 
     /* Without the lock: a file system in memory clears every page here. */
-    status = claim_memory(directory, made, bytes, context, error);
+    status = claim_memory(directory, made, bytes, &claimed, context, error);
     if (status == TMS_OK) status = reserve_space(fd, bytes, made->path, wait, context, error);
-    if (made->claimed_bytes > 0) tms_host_store_claim_used(directory->host, made->claimed_bytes);
+    settle_claim(directory, made, claimed);
     if (close(fd) != 0 && status == TMS_OK && errno != EINTR)
         status = tms_error_set_os(error, context, "close", errno, made->path);
     /* After the space, since only what fits on a disk needs a number of checksums that fits in memory. */

@@ -60,7 +60,7 @@ typedef struct tms_disk_file {
     struct tms_disk_directory *directory;
     struct tms_disk_lock *owner_lock; /* NULL: the file is gone (exit) or the parent's (fork) */
     uint64_t bytes;
-    uint64_t claimed_bytes; /* of host memory, where the file system is in memory */
+    uint64_t claimed_bytes; /* of host memory, where the file system is in memory; under the directory's lock */
     tms_checksum_t *checksum_of;
     uint32_t *checksums; /* of each block */
     tms_disk_identity_t identity;

@@ -12,7 +12,9 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
@@ -108,6 +110,24 @@ tms_status_t tms_disk_open_directory(const char *path, int *directory, const tms
     }
     *directory = fd;
     return TMS_OK;
+}
+
+int tms_disk_check_size_limit(uint64_t end) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return 0;
+    return end > limit.rlim_cur ? EFBIG : 0;
+}
+
+int tms_disk_check_free_space(int fd, uint64_t bytes, const char **call) {
+    struct statvfs space;
+    while (fstatvfs(fd, &space) != 0) {
+        if (errno == EINTR) continue;
+        *call = "fstatvfs";
+        return errno;
+    }
+    if (space.f_frsize == 0) return 0; /* a file system that does not say */
+    uint64_t blocks = bytes / space.f_frsize + (bytes % space.f_frsize != 0);
+    return blocks > space.f_bavail ? ENOSPC : 0;
 }
 
 const char *tms_disk_identify(int fd, tms_disk_identity_t *identity) {

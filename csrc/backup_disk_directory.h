@@ -24,6 +24,8 @@ int tms_disk_open_at(int directory, const char *name, int flags);
 
 /* 0, or EFBIG where a file may not grow to `end`: the system would not only refuse, it would send SIGXFSZ. */
 int tms_disk_check_size_limit(uint64_t end);
+/* Whether the file system of `fd` has room for `bytes`; 0 or errno. *call is set where the question itself fails. */
+int tms_disk_check_free_space(int fd, uint64_t bytes, const char **call);
 
 /* NULL; or the name of the call that failed, and errno. */
 const char *tms_disk_identify(int fd, tms_disk_identity_t *identity);

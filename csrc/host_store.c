@@ -113,11 +113,12 @@ bool tms_host_store_make_room(tms_host_store_t *store, uint64_t bytes, tms_host_
     if (tms_host_store_fits(store, bytes, headroom)) return true;
     if (headroom->call) return false; /* nobody knows whether giving memory up would help */
     pthread_mutex_lock(&store->lock);
-    uint64_t missing = bytes - (headroom->bytes < bytes ? headroom->bytes : bytes) + store->in_flight_bytes;
+    uint64_t wanted = bytes + store->in_flight_bytes; /* which may be less by now than when the headroom was read */
+    uint64_t missing = wanted > headroom->bytes ? wanted - headroom->bytes : 0;
     tms_host_pool_give_up(store, missing);
-    bool given_up = store->waiting != NULL;
+    bool helps = missing == 0 || store->waiting;
     pthread_mutex_unlock(&store->lock);
-    if (!given_up) return false;
+    if (!helps) return false;
     tms_host_store_settle(store);
     return tms_host_store_fits(store, bytes, headroom);
 }

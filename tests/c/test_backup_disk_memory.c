@@ -1,5 +1,6 @@
 /* Backup files of a file system in memory: host memory that the limits count. Each test in a process of its own, because the
  * limits are read once. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -101,6 +102,25 @@ static void give_the_claim_back_where_there_is_no_space(void) {
     CHECK(held(stores) == 0);
 }
 
+/* As at the exit, while another thread makes a file. */
+static int32_t remove_all(void *directory) {
+    tms_disk_remove_all(directory);
+    return 0;
+}
+
+static void give_the_claim_back_where_the_file_goes_meanwhile(void) {
+    tms_backup_stores_t *stores = begin(IN_MEMORY);
+    tms_disk_file_t *file = NULL;
+    tms_wait_t wait;
+    tms_wait_begin(&wait, remove_all, &stores->disk, INFINITY);
+    wait.asked = -INFINITY;
+    CHECK(tms_disk_file_create(&stores->disk, 4 * MIB, &file, &wait, &context, &error) == TMS_OK);
+    CHECK(wait.asked > 0 && !file->owner_lock);
+    CHECK(held(stores) == 0);
+    tms_disk_file_destroy(&stores->disk, file);
+    CHECK(held(stores) == 0 && atomic_load(&stores->disk_bytes) == 0);
+}
+
 static void not_count_on_a_disk(void) {
     struct statfs system;
     char directory[TEMPORARY_BYTES];
@@ -121,6 +141,7 @@ static void not_count_on_a_disk(void) {
     X(count_against_the_limit)                                                                                              \
     X(share_the_limit_with_host_memory)                                                                                     \
     X(give_the_claim_back_where_there_is_no_space)                                                                          \
+    X(give_the_claim_back_where_the_file_goes_meanwhile)                                                                    \
     X(not_count_on_a_disk)
 
 #define DEFINE(body)                                                                                                        \

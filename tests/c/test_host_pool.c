@@ -229,6 +229,24 @@ static void idle_memory_makes_room_for_what_does_not_fit_otherwise(void **state)
 }
 
 /* Where nobody knows how much more may be used, the pool keeps what it has: without it that is not known either. */
+/* Files of a file system in memory: no more of the pool goes than what is missing. */
+static void idle_memory_makes_room_for_claims(void **state) {
+    host_fixture_t *f = *state;
+    tms_error_t error;
+    f->store.limits.cap_bytes = 10 * PIECE;
+    reserve(f, 0, 8 * PIECE);
+    await_reserved(f);
+    ASSERT_OK(tms_host_store_claim(&f->store, 4 * PIECE, &CONTEXT, &error), error);
+    assert_int_equal(f->store.in_flight_bytes, 4 * PIECE);
+    assert_int_equal(resident(f), 10 * PIECE);
+    assert_int_equal(pooled(f), 6 * PIECE);
+    tms_host_store_claim_used(&f->store, 4 * PIECE);
+    tms_host_store_disclaim(&f->store, 4 * PIECE);
+    assert_int_equal(f->store.in_flight_bytes, 0);
+    tms_host_store_set_pool_limit(&f->store, 0);
+    assert_empty(f);
+}
+
 static void the_pool_stays_where_limits_cannot_be_looked_at(void **state) {
     host_fixture_t *f = *state;
     const tms_host_request_t request = {.bytes = 6 * PIECE, .kind = TMS_BACKUP_PINNED};
@@ -398,6 +416,7 @@ int main(void) {
         TEST(what_happens_to_pooled_memory_is_the_last_buffers_choice),
         TEST(another_devices_pool_serves_as_well),
         TEST(idle_memory_makes_room_for_what_does_not_fit_otherwise),
+        TEST(idle_memory_makes_room_for_claims),
         TEST(the_pool_stays_where_limits_cannot_be_looked_at),
         TEST(what_waits_to_be_released_makes_room),
         TEST(a_reservation_fills_the_pool_in_the_background),
