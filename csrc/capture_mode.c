@@ -19,8 +19,8 @@ void tms_capture_mode_relax(const tms_driver_table_t *driver, const tms_log_t *l
     own.changed = TMS_DRIVER_CALL(driver, &context, &reason, cuThreadExchangeStreamCaptureMode, &mode) == TMS_OK;
     own.before = mode;
     if (!own.changed && !tms_driver_is_gone(&reason))
-        tms_log_write(log, TMS_LOG_WARNING, "%s A stream capture that another thread has under way may be lost.",
-                      reason.message);
+        tms_log_recurring(log, TMS_LOG_NOT_RELAXED, TMS_LOG_WARNING, &reason,
+                          "A stream capture that another thread has under way may be lost.");
 }
 
 static bool restore(const tms_driver_table_t *driver, tms_error_t *reason) {

@@ -288,7 +288,7 @@ static void release(tms_devices_t *devices, const tms_driver_table_t *driver, in
     tms_error_t reason;
     if (release_reference(driver, device, context, &reason) == TMS_OK) return;
     atomic_fetch_add(&devices->unreleased[ordinal], 1);
-    tms_log_write(devices->driver->log, TMS_LOG_ERROR, "%s Tried again by later calls.", reason.message);
+    tms_log_recurring(devices->driver->log, TMS_LOG_CONTEXT_KEPT, TMS_LOG_ERROR, &reason, "Tried again by later calls.");
 }
 
 tms_status_t tms_devices_enter(tms_devices_t *devices, int ordinal, const tms_error_context_t *context, tms_error_t *error) {
@@ -346,7 +346,8 @@ void tms_devices_reclaim(tms_devices_t *devices) {
         while (waiting > 0 && release_reference(driver, table->device[i].handle, &context, &reason) == TMS_OK) waiting--;
         if (waiting == 0) continue;
         atomic_fetch_add(&devices->unreleased[i], waiting);
-        tms_log_write(devices->driver->log, TMS_LOG_WARNING, "%s Tried again by later calls.", reason.message);
+        tms_log_recurring(devices->driver->log, TMS_LOG_CONTEXT_KEPT, TMS_LOG_WARNING, &reason,
+                          "Tried again by later calls.");
     }
 }
 

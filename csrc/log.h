@@ -26,7 +26,9 @@ typedef enum tms_log_level {
     X(FREE_DEFERRED, "freed memory could not go back to the driver yet")                                                    \
     X(KEPT_ASIDE, "memory that was not taken back was kept aside")                                                          \
     X(DAMAGED, "an allocation was damaged, or could not be repaired")                                                       \
-    X(NO_PEER_ACCESS, "other devices were not given access")
+    X(NO_PEER_ACCESS, "other devices were not given access")                                                                \
+    X(NOT_RELAXED, "a driver call of ours may have broken a stream capture of another thread")                              \
+    X(CONTEXT_KEPT, "a reference to the device's context was not given back")
 
 typedef enum tms_log_cause {
 #define TMS_LOG_CAUSE(name, text) TMS_LOG_##name,

@@ -213,6 +213,31 @@ static void frees_that_are_deferred_again_and_again_do_not_flood(void **state) {
 
 /* ---- pauses ---- */
 
+/* What every entering and leaving of a device's context meets may fail each time: the driver may answer any call with the
+ * error of what ran before. */
+static void what_each_entering_meets_does_not_flood(void **state) {
+    static const char *const calls[] = {"cuThreadExchangeStreamCaptureMode", "cuDevicePrimaryCtxRelease"};
+    fixture_t *f = *state;
+    char text[TEXT_BYTES];
+    tms_error_t error;
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        simulator()->fail_after(calls[i], 0, UINT64_MAX, LOST);
+        captured_stderr_t captured = capture_begin();
+        for (int j = 0; j < FREES; j++) {
+            ASSERT_OK(tms_devices_enter(&f->devices, 0, &CONTEXT, &error), error);
+            tms_devices_leave(&f->devices, 0);
+            tms_devices_reclaim(&f->devices);
+        }
+        tms_log_summarize(&f->log, true);
+        capture_end(captured, text, sizeof text);
+        assert_int_equal(count_lines(text), 2);
+        assert_non_null(strstr(text, calls[i]));
+        simulator()->fail_after(calls[i], 0, 0, 0);
+        tms_devices_reclaim(&f->devices);
+        assert_int_equal(tms_devices_unreleased(&f->devices), 0);
+    }
+}
+
 static void a_pause_with_a_lost_device_fails_and_unmaps_nothing(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -239,6 +264,7 @@ int main(void) {
         TEST(only_its_own_context_tells_that_a_device_is_lost),
         TEST(many_frees_on_a_lost_device_are_a_line_and_a_summary),
         TEST(frees_that_are_deferred_again_and_again_do_not_flood),
+        TEST(what_each_entering_meets_does_not_flood),
         TEST(a_pause_with_a_lost_device_fails_and_unmaps_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
