@@ -290,7 +290,7 @@ static tms_status_t claim_memory(tms_disk_directory_t *directory, const tms_disk
     return status;
 }
 
-/* The system counts the file's pages now. At exit the file may have been removed meanwhile, and its pages with it. */
+/* The system counts the file's pages now. The exit may have removed the file, and its pages with it. */
 static void settle_claim(tms_disk_directory_t *directory, tms_disk_file_t *file, uint64_t claimed) {
     if (claimed == 0) return;
     tms_host_store_claim_used(directory->host, claimed);

@@ -3,7 +3,7 @@
  *
  * While one is under way nothing may synchronise a context, so pause and resume fail with a clear error before anything
  * changes, and frees of ACTIVE memory are deferred (saver.h). There is no driver query for "some capture is under way", so
- * this is a list of what was announced, and captures begun behind our back stay unseen.
+ * this is a list of what was announced, and captures that were not announced stay unseen.
  *
  * An entry has up to two parts, each with an identity of its own, and is there as long as one of them: what a program
  * announced (with settings, before it begins the capture), and the stream on which a capture was seen to begin. A begin on
@@ -65,8 +65,8 @@ bool tms_capture_end(tms_capture_t *capture, uint64_t identity);
 bool tms_capture_end_last(tms_capture_t *capture);
 /* The identity of what was seen to begin on a stream; 0: nothing. */
 uint64_t tms_capture_find(const tms_capture_t *capture, uintptr_t key);
-/* Drops whole entries with a stream of which `ended` says so; how many. Those that another thread is about to begin are not
- * asked. */
+/* Drops whole entries for whose stream `ended` is true; returns how many. Those that another thread is about to begin are
+ * not asked. */
 int tms_capture_drop(tms_capture_t *capture, bool (*ended)(void *context, const tms_capture_stream_t *where), void *context);
 /* The settings of the innermost capture that has any; false where none has. */
 bool tms_capture_settings(const tms_capture_t *capture, tms_region_t *region);

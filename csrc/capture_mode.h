@@ -2,7 +2,7 @@
  *
  * A stream capture of another thread in the driver's default (global) mode forbids waits for streams and events, copies and
  * the pinning of host memory to every thread whose own mode is the default, and is lost if one makes such a call. Ours have
- * nothing to do with anybody's capture, so they are made in relaxed mode, which spares all captures; only waiting for a
+ * nothing to do with any capture, so they are made in relaxed mode, which spares all captures; only waiting for a
  * whole device (cuCtxSynchronize) spares none. tms_devices_enter and tms_devices_leave are where this happens, because every
  * one of those calls needs a context.
  *

@@ -1,4 +1,4 @@
-/* Asking a stream whether its capture goes on: for captures whose end nobody told us, because the driver was called for it,
+/* Asking a stream whether its capture goes on: for captures whose end was not seen, because the driver was called for it,
  * the stream was destroyed there, or its context was reset.
  *
  * The driver must not be given the handle of a stream that is gone: what it does then is undefined. A stream is gone with

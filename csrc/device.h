@@ -69,8 +69,8 @@ tms_status_t tms_devices_current_context(tms_devices_t *devices, tms_current_con
 
 /* Waits until each device of `mask` whose primary context is active has finished all work queued there before the call.
  * `current` is that of the thread that pauses or frees, which may not be this one: where it is no primary context, and on a
- * device of the mask, it is waited for as well. There is no list of such contexts, so work in others is not waited for; one
- * log line says so.
+ * device of the mask, it is waited for as well. There is no list of such contexts, so work in others is not waited for; a
+ * warning is logged once.
  *
  * Goes on where one device fails, and returns the first failure; TMS_DEVICE_LOST only if there is no other. *at_rest (NULL:
  * not asked) is filled in any case: the devices of `mask` that run nothing any more, because they are idle, not in use, or

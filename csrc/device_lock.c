@@ -203,7 +203,7 @@ static int open_locked(const tms_device_locks_t *locks, const char *name, failur
         if (locked && current) return fd;
         if (fd >= 0) close(fd);
     }
-    /* The lock on a file that others do not find keeps nobody away. */
+    /* A lock on a file that other processes do not find excludes none of them. */
     if (locked) fail(failure, "flock of a file that is removed again and again", ESTALE);
     return NOT_OPEN;
 }

@@ -52,7 +52,7 @@ static tms_status_t synchronize_primary(tms_devices_t *devices, const tms_driver
     return status;
 }
 
-/* Waits for a context that is not the primary one. One that another thread has destroyed meanwhile runs nothing any more. */
+/* Waits for a context that is not the primary one. One that another thread has destroyed since runs nothing. */
 static tms_status_t synchronize_other(tms_devices_t *devices, const tms_driver_table_t *driver, CUcontext other,
                                       bool *at_rest, const tms_error_context_t *context, tms_error_t *error) {
     tms_log_once(

@@ -11,7 +11,7 @@
 
 enum { BOOT_ID_BYTES = 36 }; /* a UUID as text */
 
-/* FNV-1a: names must differ, nobody must be kept from guessing them. */
+/* FNV-1a: names must differ, and need not be hard to guess. */
 static const uint64_t hash_start = 14695981039346656037u, hash_prime = 1099511628211u;
 
 static uint64_t add(uint64_t hash, const void *data, size_t bytes) {

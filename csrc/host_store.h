@@ -87,10 +87,10 @@ tms_status_t tms_host_store_init(tms_host_store_t *store, tms_devices_t *devices
 /* For tests: gives everything back. No buffer may be left, and no other thread be in the store. What is in the quarantine
  * may still be retried afterwards. */
 void tms_host_store_release(tms_host_store_t *store);
-/* At exit: nobody in the store begins another driver call after this has returned. Waits for those that are under way, until
- * `deadline` (tms_wait_now; INFINITY: none): giving pinned memory back waits for its device, where a kernel may never end.
- * What is left then is abandoned, and a later close does not wait for it. What is dropped later is left to the end of the
- * process. */
+/* At exit: no thread in the store begins another driver call after this has returned. Waits for those that are under way,
+ * until `deadline` (tms_wait_now; INFINITY: none): giving pinned memory back waits for its device, where a kernel may never
+ * end. What is left then is abandoned, and a later close does not wait for it. What is dropped later is left to the end of
+ * the process. */
 void tms_host_store_close(tms_host_store_t *store, double deadline);
 /* In a forked child, with `lock` held by the forking thread: forgets everything, which is the parent's. */
 void tms_host_store_after_fork_in_child(tms_host_store_t *store);

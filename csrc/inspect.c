@@ -3,8 +3,8 @@
 #include "saver.h"
 #include "tag_bytes.h"
 
-/* While a segment is in transition its backup belongs to the call that owns it, which writes to it without the lock: nobody
- * else may read more of it than its `kind`, which never changes. */
+/* While a segment is in transition its backup belongs to the call that owns it, which writes to it without the lock: no
+ * other call may read more of it than its `kind`, which never changes. */
 static bool is_settled(const tms_segment_t *segment) {
     return segment->state == TMS_SEGMENT_ACTIVE || segment->state == TMS_SEGMENT_PAUSED;
 }
@@ -56,7 +56,7 @@ tms_status_t tms_saver_host_backup(tms_saver_t *saver, uint64_t address, uint64_
     return TMS_OK;
 }
 
-/* Bytes of host memory or of a file; 0 while nobody may look. */
+/* Bytes of host memory or of a file; 0 in a transition. */
 static uint64_t held_bytes(const tms_segment_t *segment) {
     const tms_backup_t *backup = &segment->backup;
     if (!is_settled(segment)) return 0;

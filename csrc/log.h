@@ -37,7 +37,7 @@ typedef enum tms_log_cause {
         TMS_LOG_CAUSE_COUNT
 } tms_log_cause_t;
 
-/* Devices that are told apart, and before them those messages that are about none. */
+/* Devices that are distinguished, and, in front of them, messages that are about none. */
 enum { TMS_LOG_DEVICES = 1 + 64 };
 
 /* One cause on one device. */
@@ -66,9 +66,9 @@ __attribute__((format(printf, 3, 4))) void tms_log_write(const tms_log_t *log, t
         if (!atomic_exchange((said), true)) tms_log_write((log), (level), __VA_ARGS__);                                     \
     } while (0)
 
-/* Writes an error's message and then `consequence`, unless a line of this cause for this device has told of the same result
- * of the same call before: then it is only counted. There are at most 64 such lines; one that is not written because its
- * hash is another's is counted, too. At level debug all are written. */
+/* Writes an error's message and then `consequence`, unless a line of this cause for this device was written for the same
+ * result of the same call before: then it is only counted. There are at most 64 such lines; one that is not written because
+ * its hash is another's is counted, too. At level debug all are written. */
 void tms_log_recurring(const tms_log_t *log, tms_log_cause_t cause, tms_log_level_t level, const tms_error_t *error,
                        const char *consequence);
 /* One line for each cause and device with messages that were only counted: how many, and of how many bytes. `last`: also

@@ -111,7 +111,7 @@ static void let_go(tms_pending_t *pending) {
     pthread_mutex_unlock(&pending->lock);
     if (!last) return;
     if (pending->status != TMS_OK && pending->status != TMS_INTERRUPTED && !pending->told)
-        tms_log_write(pending->saver->log, TMS_LOG_ERROR, "%s Nobody waited for this resume.", pending->error.message);
+        tms_log_write(pending->saver->log, TMS_LOG_ERROR, "%s No call waited for this resume.", pending->error.message);
     if (destroy_marks(pending)) {
         destroy(pending);
         return;
@@ -260,7 +260,8 @@ tms_status_t tms_pending_begin(tms_saver_t *saver, const tms_selection_t *select
     if (os_error == 0) {
         pthread_detach(thread);
     } else {
-        tms_log_write(saver->log, TMS_LOG_WARNING, "resume: there is no thread to go on with (pthread_create: %s): it waits",
+        tms_log_write(saver->log, TMS_LOG_WARNING,
+                      "resume(wait=False): no thread could be started (pthread_create: %s): the call waits",
                       strerror(os_error));
         (void)run(made);
     }
@@ -371,7 +372,7 @@ tms_status_t tms_pending_wait_stream(tms_pending_t *pending, void *stream, int32
         status = outcome(pending, error); /* the contents are there, or never will be */
     } else {
         status = hold_back(pending, stream, error);
-        /* Only now: a caller that gets an error must not rely on anything. The call cannot have begun to undo meanwhile,
+        /* Only now: a caller that gets an error must not rely on anything. The call cannot have begun to undo by now,
          * because that needs the lock. */
         if (status == TMS_OK) pending->promised = true;
     }

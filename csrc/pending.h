@@ -4,7 +4,7 @@
  * ready when all of that is mapped and the last copy queued, with an event behind it where there is one. Once every such
  * device is ready, streams of the program can be made to wait for the events. From then on the call is beyond undoing: a
  * kernel may be using what it restored. An attempt that leaves damaged allocations out is never ready, because a stream
- * cannot be told of those: waiting for it ends with the call.
+ * cannot wait for those: a wait for it ends with the call.
  *
  * The thread and the caller's handle hold a pending resume, and the last to let go frees it. Its lock is a leaf. The saver's
  * list of those under way is there for the end of the process, which stops them. */

@@ -124,7 +124,7 @@ static use_t wait_for_users(tms_saver_t *saver, const tms_segment_t *segment, tm
         tms_log_recurring(saver->log, TMS_LOG_FREED_ON_LOST_DEVICE, TMS_LOG_WARNING, reason, "It is freed all the same.");
         return UNUSED;
     }
-    if (status == TMS_INTERRUPTED || status == TMS_FORKED) return PERHAPS_IN_USE; /* the call that waits says so */
+    if (status == TMS_INTERRUPTED || status == TMS_FORKED) return PERHAPS_IN_USE; /* the call that waits returns it */
     if (tms_driver_is_gone(reason)) return UNUSED;
     tms_log_recurring(saver->log, TMS_LOG_FREE_DEFERRED, status == TMS_CAPTURE_IN_PROGRESS ? TMS_LOG_INFO : TMS_LOG_WARNING,
                       reason, "The memory goes back later.");

@@ -1,11 +1,11 @@
 /* The saver: every managed allocation of the process, and allocate and free as transactions.
  *
- * saver.c has allocate and free, peers.c access for peers, reclaim.c what waits to be given back, inspect.c the queries. The
- * saver owns the registry, the segments and their states, and the deferred frees; `lock` guards all of that. It also owns
- * the quarantine and the devices' locks, which have locks of their own, leaves below this one. It is held for look-ups and
- * state changes, and while access for peers is granted (rare, short); never across dlopen, a wait for the device, a copy, or
- * the creation or release of physical memory. Callers may hold torch's allocator mutex and the GIL; nobody may hold `lock`
- * and call either.
+ * saver.c has allocate and free, peers.c access for peers, reclaim.c what waits to be given back, inspect.c the queries.
+ * The saver owns the registry, the segments and their states, and the deferred frees; `lock` guards all of that. It also
+ * owns the quarantine and the devices' locks, which have locks of their own, leaves below this one. It is held for look-
+ * ups and state changes, and while access for peers is granted or streams are asked whether they capture (both rare and
+ * short); never across dlopen, a wait for the device, a copy, or the creation or release of physical memory. Callers may
+ * hold torch's allocator mutex and the GIL; no thread may call either with `lock` held.
  *
  * A segment in PAUSING or RESUMING belongs to the call that put it there (transition.h), which touches it without the lock.
  * Frees of such a segment only set `free_requested`. At most one transition runs at a time; a second call waits for its turn
@@ -98,14 +98,14 @@ void tms_saver_capture_begun(tms_saver_t *saver, uint64_t identity);
 bool tms_saver_capture_end(tms_saver_t *saver, uint64_t identity);
 void tms_saver_capture_end_on(tms_saver_t *saver, void *stream);
 /* For a call that destroys a stream, or (`stream` NULL) the context of a device: before it, what began there is taken out,
- * because a stream that is gone must not be asked; after it that is told whether it is `gone`. `taken` has room for
+ * because a stream that is gone must not be asked; after it `gone` tells what became of it. `taken` has room for
  * TMS_CAPTURE_MAX_NESTED. */
 size_t tms_saver_capture_take(tms_saver_t *saver, void *stream, int device, tms_capture_stream_t *taken);
 void tms_saver_capture_taken(tms_saver_t *saver, const tms_capture_stream_t *taken, size_t count, bool gone);
 /* Whether the stream on which this one began says that it captures. */
 bool tms_saver_capture_goes_on(tms_saver_t *saver, uint64_t identity);
 /* How many captures are under way. Asks the streams first, and drops those whose capture has ended without our knowing.
- * Holds the lock meanwhile, so that no stream is destroyed under it. */
+ * Holds the lock while it asks, so that no stream is destroyed then. */
 int tms_saver_captures(tms_saver_t *saver);
 /* Around every callback that a transition makes while it has the turn. */
 void tms_saver_callback_begin(tms_saver_t *saver);

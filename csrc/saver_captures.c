@@ -9,7 +9,7 @@
 static void note_callback(tms_saver_t *saver, double began) {
     pthread_mutex_lock(&saver->lock);
     saver->callback_began = began;
-    pthread_cond_broadcast(&saver->turn); /* who waits for the turn may wait for this only so long */
+    pthread_cond_broadcast(&saver->turn); /* a capture that is to begin waits for a callback only so long */
     pthread_mutex_unlock(&saver->lock);
 }
 

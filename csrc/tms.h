@@ -288,7 +288,7 @@ typedef struct tms_api {
     /* As capture_begin, but gives an identity for capture_retract, which is never 0: ends may come in any order. */
     tms_status_t (*capture_announce)(const tms_region_settings_t *settings, uint64_t *identity, tms_error_t *error);
     /* A capture is about to begin on `stream` (a CUstream). What this thread has announced and not begun yet is this one.
-     * The stream is asked later whether the capture goes on, so the end may go unseen where only the driver is told of it. A
+     * The stream is asked later whether the capture goes on, so an end by the driver's own function may go unseen. A
      * stream that has not been seen to end its last capture keeps that one's identity. 0: there is no room for it, which is
      * logged. Waits as capture_begin does; after a failure the capture must not begin. */
     tms_status_t (*capture_begin_on)(void *stream, uint64_t *identity, tms_error_t *error);
