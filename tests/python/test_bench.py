@@ -6,6 +6,7 @@ import ctypes
 import itertools
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,18 @@ def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch, command: Program) -> Non
         pytest.skip("PyTorch finds a GPU")
     assert "bench finds no GPU" in command("bench", "--device", "gpu", status=1).stderr
     assert "this is the simulated one" in command("bench", "--cases", "import", "--repetitions", "1").stderr
+
+
+def test_a_scale_for_a_gpu_is_too_large_for_the_simulated_one(command: Program, tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    arguments = ("--scale", "0.1", "--cases", "dropped", "--repetitions", "1", "--json", str(path))
+    done = command("bench", *arguments, CUDA_VISIBLE_DEVICES="")
+    assert "sizes are multiplied with 0.00195 there, not with 0.1" in done.stderr
+    assert "Left out" not in done.stdout
+    data = json.loads(path.read_text())
+    assert data["scale"] == 1 / 512
+    assert {(entry["case"], entry["operation"]) for entry in data["rows"]} == {("dropped", "pause"), ("dropped", "resume")}
+    assert not re.search(r"x (ok|NO)", done.stdout)
 
 
 def test_interrupted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -248,3 +248,36 @@ def test_the_plot(peer: str | None, tmp_path: Any) -> None:
     plot.draw(str(path), wide_rows(), MACHINE, peer)
     assert path.read_bytes().startswith(b"\x89PNG")
     plot.draw(str(path), [], MACHINE, peer)
+
+
+@pytest.mark.parametrize("simulated", [False, True])
+def test_the_plot_has_every_row_and_says_what_is_what(
+    simulated: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    pyplot = plot.require()
+    figures: list[Any] = []
+    monkeypatch.setattr(pyplot, "close", figures.append)
+    rows = [*wide_rows(), row("wake-up", "2 x 2", "both", limit=None), row("import", "once", "x", bytes=0)]
+    plot.draw(str(tmp_path / "plot.png"), rows, {**MACHINE, "simulated": simulated}, "9.9")
+    (figure,) = figures
+    (axes,) = figure.axes
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert sorted(labels) == sorted(f"{row.case}, {row.shape}: {row.operation}" for row in rows)
+    numbers = {round(text.xy[1]) for text in axes.texts}
+    assert numbers == set(range(len(rows))), "each has a bar with a number, or a number"
+    (legend,) = figure.legends
+    meanings = [text.get_text() for text in legend.get_texts()]
+    targets = [] if simulated else ["target"]
+    assert meanings == ["torch_memory_saver", "C++ package 9.9", "100: the limit", *targets]
+    marks = [line for line in axes.lines if len(set(line.get_xdata())) == 1 and line.get_linewidth() > 1]
+    assert bool(marks) is not simulated
+    assert ("times mean nothing" in axes.get_title()) is simulated
+
+
+def test_nothing_is_judged_on_the_simulated_gpu() -> None:
+    missed = row(ours=Samples.of([9.0]), limit=Samples.of([1.0]), target=Target(AT_MOST, 1.15))
+    for show in (lambda machine: table.terminal([missed], [], machine, None), lambda m: table.markdown([missed], m, None)):
+        assert "<= 1.15x NO" in show(MACHINE)
+        assert "1.15x" not in show({**MACHINE, "simulated": True})
+        assert "9.00x" in show({**MACHINE, "simulated": True})

@@ -70,6 +70,7 @@ class _Machine:
     environment: Mapping[str, str]
     allocator: str
     simulated: bool
+    largest_scale: float = 1.0
 
 
 @dataclass
@@ -202,6 +203,9 @@ def run(options: Options) -> int:
         return _show_former(options)
     machine = _choose_machine(options.device)
     scale = options.scale or (_SIMULATED_SCALE if machine.simulated else 1.0)
+    if scale > machine.largest_scale:
+        _say(f"Its memory is the host's: sizes are multiplied with {machine.largest_scale:.3g} there, not with {scale:g}.")
+        scale = machine.largest_scale
     jobs = list(_jobs(options, machine, scale))
     needed = max((job.case.host_bytes for job in jobs), default=0)
     if needed and not machine.simulated:
@@ -261,8 +265,10 @@ def _choose_machine(device: str) -> _Machine:
     except TorchUnavailableError:  # built without CUDA
         with_torch = False
     if with_torch:
-        return _Machine(simulate.environment(devices=2, memory=_SIMULATED_MEMORY), "torch", True)
-    return _Machine(simulate.environment_without_torch(devices=2, memory=_SIMULATED_MEMORY), "runtime", True)
+        environment, allocator = simulate.environment(devices=2, memory=_SIMULATED_MEMORY), "torch"
+    else:
+        environment, allocator = simulate.environment_without_torch(devices=2, memory=_SIMULATED_MEMORY), "runtime"
+    return _Machine(environment, allocator, True, _SIMULATED_SCALE)
 
 
 def _jobs(options: Options, machine: _Machine, scale: float) -> Iterator[_Job]:

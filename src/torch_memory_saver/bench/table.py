@@ -10,7 +10,7 @@ from typing import Any
 from .cases import find
 from .figures import AT_LEAST, AT_MOST, MEMORY, PARITY, Row, Samples
 
-__all__ = ["machine_line", "markdown", "terminal"]
+__all__ = ["amount", "groups", "machine_line", "markdown", "terminal"]
 
 _MIB = 1 << 20
 _GIB = 1 << 30
@@ -48,6 +48,11 @@ def _value(row: Row, samples: Samples | None) -> str:
     return f"{samples.median / _MIB:.0f}" if row.target.kind == MEMORY else _number(samples.median * 1e3)
 
 
+def amount(row: Row, samples: Samples) -> str:
+    """What was measured, with its unit."""
+    return f"{_value(row, samples)} {'MiB' if row.target.kind == MEMORY else 'ms'}"
+
+
 def _spread(row: Row) -> str:
     if row.ours is None:
         return _NONE
@@ -72,8 +77,9 @@ def _ratio(row: Row, ratio: float | None, value: bool = False) -> str:
     return f"{ratio:g}x" if value else f"{ratio:.2f}x"
 
 
-def _target(row: Row) -> str:
-    if row.target.value is None:
+def _target(row: Row, judged: bool) -> str:
+    """Empty where times mean nothing. Bytes always mean something."""
+    if row.target.value is None or not (judged or row.target.kind == MEMORY):
         return ""
     sign = "<=" if row.target.kind in (AT_MOST, MEMORY) else ">="
     met = {True: " ok", False: " NO", None: ""}[row.met]
@@ -85,7 +91,7 @@ def _title(case: str) -> str:
     return case if found is None else f"{case}: {found.title}"
 
 
-def _groups(rows: Sequence[Row]) -> Iterable[tuple[str, list[Row]]]:
+def groups(rows: Sequence[Row]) -> Iterable[tuple[str, list[Row]]]:
     """By case, in the order of first appearance."""
     order = list(dict.fromkeys(row.case for row in rows))
     for case, group in itertools.groupby(sorted(rows, key=lambda row: order.index(row.case)), key=lambda row: row.case):
@@ -97,16 +103,17 @@ def terminal(
 ) -> str:
     """A table a case. Times are milliseconds, medians; the speed is ours, in 10^9 bytes a second."""
     lines = [machine_line(machine)]
-    if machine.get("simulated"):
+    judged = not machine.get("simulated")
+    if not judged:
         lines.append("On the simulated GPU times mean nothing: this shows only that everything works.")
     header = ["", "ms", "min - max", "GB/s", "limit", "ratio", "target"] + (["C++"] if peer else [])
-    for case, group in _groups(rows):
+    for case, group in groups(rows):
         memory = all(row.target.kind == MEMORY for row in group)
         titles = ["", "MiB", "min - max", "", "limit", "more", "target"] + (["C++"] if peer else []) if memory else header
         table = [titles]
         for row in group:
             cells = [f"  {row.operation}", _value(row, row.ours), _spread(row), _speed(row, row.ours)]
-            cells += [_value(row, row.limit), _ratio(row, row.ratio), _target(row)]
+            cells += [_value(row, row.limit), _ratio(row, row.ratio), _target(row, judged)]
             table.append([cell or "" for cell in cells] + ([_value(row, row.peer)] if peer else []))
         lines += ["", _title(case), *_limits(group)]
         lines += _aligned(table, [row.shape for row in group])
@@ -159,7 +166,8 @@ def markdown(rows: Sequence[Row], machine: Mapping[str, Any], peer: str | None) 
     """One table, for a document. What was measured is named in the first of its rows."""
     header = ["case", "", "median (spread)", "GB/s", "limit", "ratio", "target", *([f"C++ {peer}"] if peer else [])]
     lines = [f"{machine_line(machine)}.", "", _markdown_row(header), _markdown_row(["---"] * len(header))]
-    for _, group in _groups(rows):
+    judged = not machine.get("simulated")
+    for _, group in groups(rows):
         named = ""
         for row in group:
             name, named = "" if row.shape == named else f"{row.case}, {row.shape}", row.shape
@@ -167,7 +175,7 @@ def markdown(rows: Sequence[Row], machine: Mapping[str, Any], peer: str | None) 
             limit = _NONE if row.limit is None else f"{_value(row, row.limit)}{unit}, {row.limit_name}"
             cells = [name, row.operation, f"{_value(row, row.ours)}{unit} ({_spread(row)})"]
             more = " MiB" if row.target.kind == MEMORY else ""
-            cells += [_speed(row, row.ours), limit, _ratio(row, row.ratio) + more, _target(row)]
+            cells += [_speed(row, row.ours), limit, _ratio(row, row.ratio) + more, _target(row, judged)]
             lines.append(_markdown_row([*cells, *([_peer_cell(row, unit)] if peer else [])]))
     return "\n".join(lines)
 
