@@ -2,8 +2,8 @@
  *
  * saver.c has allocate and free, peers.c access for peers, reclaim.c what waits to be given back, inspect.c the queries.
  * The saver owns the registry, the segments and their states, and the deferred frees; `lock` guards all of that. It also
- * owns the quarantine and the devices' locks, which have locks of their own, leaves below this one. It is held for look-
- * ups and state changes, and while access for peers is granted or streams are asked whether they capture (both rare and
+ * owns the quarantine and the devices' locks, which have locks of their own, leaves below this one. It is held for look-ups
+ * and state changes, and while access for peers is granted or streams are asked whether they capture (both rare and
  * short); never across dlopen, a wait for the device, a copy, or the creation or release of physical memory. Callers may
  * hold torch's allocator mutex and the GIL; no thread may call either with `lock` held.
  *
