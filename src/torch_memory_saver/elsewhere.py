@@ -5,6 +5,10 @@ without cuda_graph() are ordinary memory, and nothing else tells the user. What 
 what is managed of it, so that what PyTorch serves from its cache is not noticed. That takes some ten microseconds: of the
 regions of a tag the first, second, fourth, eighth and so on are looked at.
 
+Other threads allocate and free managed memory at the same time. A reading counts only if no counter changed while it was
+taken. Managed memory that was freed while the region was open prevents the comparison: PyTorch may have freed it before, if
+that was deferred, or may never have had it.
+
 No lock: counts that are lost when threads enter at once do not matter.
 """
 
@@ -12,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch_memory_saver import _core
 from torch_memory_saver.errors import TorchMemorySaverError
@@ -30,20 +34,43 @@ logger = logging.getLogger("torch_memory_saver")
 _SMALL_BYTES = 2 << 20
 #: Of so many tags the regions are counted.
 _MOST_TAGS = 1000
+#: How often a reading is taken until nothing changes during it.
+_ATTEMPTS = 3
 _MIB = 1 << 20
+#: The native core's counters of what PyTorch's memory is compared with.
+_COMPARED = ("allocations_total", "frees_total", "resident_bytes", "paused_bytes")
 
 
-class Reading:
-    """What PyTorch and this package had when a region was entered."""
+class Reading(NamedTuple):
+    """What PyTorch and this package had when a region was entered or left.
 
-    __slots__ = ("allocations", "disabled", "unmanaged_bytes")
+    Attributes:
+        unmanaged_bytes: Device memory that PyTorch had and this package did not manage.
+        allocations, frees: Managed ones since the process began.
+        disabled: Entries of disable() since then.
+    """
 
-    def __init__(self, torch: TorchCuda, disabled: int) -> None:
-        counters = _core.counters()
+    unmanaged_bytes: int
+    allocations: int
+    frees: int
+    disabled: int
+
+
+def _take_reading(torch: TorchCuda, disabled: int) -> Reading | None:
+    """None where other threads change the numbers each time they are read."""
+    for _ in range(_ATTEMPTS):
+        before = _managed()
+        # This waits for a call of PyTorch's allocator under way on the device: then both sides count what it allocates.
         reserved = sum(torch.reserved_bytes(device) for device in devices_in_use())
-        self.unmanaged_bytes = reserved - counters["resident_bytes"] - counters["paused_bytes"]
-        self.allocations = counters["allocations_total"]
-        self.disabled = disabled
+        if _managed() == before:
+            allocations, frees, resident, paused = before
+            return Reading(reserved - resident - paused, allocations, frees, disabled)
+    return None
+
+
+def _managed() -> tuple[int, ...]:
+    counters = _core.counters()
+    return tuple(counters[name] for name in _COMPARED)
 
 
 class Watch:
@@ -66,7 +93,7 @@ class Watch:
         self._entries[frame.tag] = entries
         if entries & (entries - 1) or frame.tag in self._warned:
             return None
-        return Reading(torch, self._disabled)
+        return _take_reading(torch, self._disabled)
 
     def end(self, frame: Frame, pools: Sequence[Pool]) -> None:
         """After the exit of a region without an exception; `pools` were its own."""
@@ -74,11 +101,11 @@ class Watch:
         if before is None or torch is None:
             return
         try:
-            after = Reading(torch, self._disabled)
+            after = _take_reading(torch, self._disabled)
         except (TorchMemorySaverError, RuntimeError) as error:  # A device is lost, or this is a forked child.
-            logger.debug("%s: what PyTorch took meanwhile is not known: %s", frame, error)
+            logger.debug("%s: what PyTorch took inside is not known: %s", frame, error)
             return
-        if after.disabled != before.disabled:
+        if after is None or (after.disabled, after.frees) != (before.disabled, before.frees):
             return
         grown = after.unmanaged_bytes - before.unmanaged_bytes
         if grown > _SMALL_BYTES:

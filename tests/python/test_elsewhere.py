@@ -6,9 +6,10 @@ import logging
 from collections.abc import Callable
 
 import pytest
-from fake_torch import FakeTorch, another_thread_inside
+from fake_torch import FakeSegment, FakeTorch, another_thread_inside
 from test_pools import in_thread
 
+from torch_memory_saver import _core
 from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20
@@ -69,6 +70,70 @@ def test_what_is_managed_is_not_said(
         in_thread(lambda: fake_torch.allocate(2 * MIB))  # too little
         saver.pause("b")
         saver.resume("b")
+    assert said(TAKEN) == []
+
+
+@pytest.mark.parametrize("at_entry", [True, False])
+def test_what_other_regions_allocate_during_a_look_is_not_said(
+    saver: TorchMemorySaver,
+    fake_torch: FakeTorch,
+    said: Callable[[str], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    at_entry: bool,
+) -> None:
+    """Here another thread allocates after what is managed was read, and before PyTorch says what it has."""
+    reserved_bytes = fake_torch.reserved_bytes
+    looks: list[int] = []
+
+    def allocate() -> None:
+        with saver.region("b"):
+            fake_torch.allocate(20 * MIB)
+
+    def look(device: int) -> int:
+        looks.append(device)
+        if len(looks) == 1:
+            in_thread(allocate)
+        return reserved_bytes(device)
+
+    for _ in range(2):  # The next region of the tag, its third, is not looked at.
+        with saver.region("b"):
+            fake_torch.allocate(2 * MIB)
+    if at_entry:
+        monkeypatch.setattr(fake_torch, "reserved_bytes", look)
+    with saver.region("a"):
+        fake_torch.allocate(2 * MIB)
+        monkeypatch.setattr(fake_torch, "reserved_bytes", look)
+    assert len(looks) == 2 + at_entry  # the look that was disturbed, again, and after an entry's that of the exit
+    assert said(TAKEN) == []
+
+
+def test_a_look_that_is_always_disturbed_says_nothing(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, said: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserved_bytes = fake_torch.reserved_bytes
+    looks: list[int] = []
+
+    def look(device: int) -> int:
+        looks.append(device)
+        fake_torch.rows.append(FakeSegment((0, 9), device, _core.allocate(20 * MIB, device), 20 * MIB, 0, True))
+        return reserved_bytes(device)
+
+    with saver.region("a"):
+        fake_torch.allocate(2 * MIB)
+        monkeypatch.setattr(fake_torch, "reserved_bytes", look)
+    assert looks == [0, 0, 0]
+    assert said(TAKEN) == []
+
+
+def test_managed_memory_of_others_that_is_freed_is_not_said(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, said: Callable[[str], list[str]]
+) -> None:
+    """Such as a communication library's buffer in preload mode, or what PyTorch has freed while a pause went on."""
+    with saver.region("b"):
+        address = _core.allocate(20 * MIB, 0)
+    with saver.region("a"):
+        fake_torch.allocate(2 * MIB)
+        _core.free(address)
     assert said(TAKEN) == []
 
 
