@@ -93,14 +93,19 @@ class _Level(FunctionDecorator):
                 logger.warning("leaving region(tag=%r) after an exception: %s", self._tag, error)
         if exception is None:
             self._store.watch.end(frame, pools)
-        if on_own_thread:
-            note_left(frame, later)
-        else:
-            warn(
-                f"{frame} is left on another thread than it was entered on. It is over for PyTorch; in preload mode what "
-                "other libraries allocate on the thread that entered it is still managed. Leave a region on its thread.",
-                frames_up=3,
-            )
+        try:
+            if on_own_thread:
+                note_left(frame, later)
+            else:
+                warn(
+                    f"{frame} is left on another thread than it was entered on. It is over for PyTorch; in preload mode "
+                    "what other libraries allocate on the thread that entered it is still managed. Leave a region on its "
+                    "thread.",
+                    frames_up=3,
+                )
+        except RuntimeWarning:  # Warnings are errors here.
+            if exception is None:
+                raise
 
 
 class Region(_Level):

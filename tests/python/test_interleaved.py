@@ -193,6 +193,21 @@ def test_where_warnings_are_errors_a_refused_entry_leaves_nothing(
     assert _core.region_current()[3] == 0
 
 
+def test_where_warnings_are_errors_the_exception_of_the_body_is_kept(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore, no_warning: None
+) -> None:
+    inner = saver.region("inner")
+    with pytest.raises(ZeroDivisionError), saver.region("outer"):
+        inner.__enter__()
+        raise ZeroDivisionError
+    elsewhere = saver.region("elsewhere")
+    in_thread(elsewhere.__enter__)
+    error = ZeroDivisionError()
+    elsewhere.__exit__(ZeroDivisionError, error, None)
+    inner.__exit__(None, None, None)
+    assert store.stack() == []
+
+
 def test_tasks_that_share_one_object_leave_their_own_entry(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
     region = saver.region("a")
     frames: list[Any] = []
