@@ -43,7 +43,11 @@ def with_room(
         except OutOfMemoryError as error:
             failure = error
     failure.args = (str(failure) + _account(torch, given + more),)
-    raise failure
+    try:
+        raise failure
+    finally:
+        # Its traceback has this frame: with the variable the two would keep the callers' tensors until a garbage collection.
+        del failure
 
 
 def make_room(store: PoolStore, torch: TorchCuda | None, tags: Tags) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -64,6 +66,31 @@ def test_what_another_threads_region_keeps_is_named(saver: TorchMemorySaver, fak
         assert "which gave" not in str(caught.value)
         assert state_of(address) == _core.STATE_PAUSED
     assert saver.resume("a").allocations == 1
+
+
+def test_a_failure_keeps_nothing_of_its_callers(saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any) -> None:
+    """Their frames hold tensors, which have to go with the exception and not at the next garbage collection."""
+
+    class Tensor:
+        pass
+
+    def caller() -> weakref.ref[Tensor]:
+        tensor = Tensor()
+        kept = weakref.ref(tensor)
+        with pytest.raises(errors.OutOfMemoryError):
+            saver.resume("a")
+        return kept
+
+    with saver.region("a"):
+        fake_torch.allocate(300 * MIB)
+    saver.pause("a")
+    with saver.region("b"):
+        fake_torch.allocate(300 * MIB)
+    gc.disable()
+    try:
+        assert caller()() is None
+    finally:
+        gc.enable()
 
 
 def test_what_is_cached_after_the_first_look_is_given_back_as_well(
