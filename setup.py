@@ -15,9 +15,11 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from glob import glob
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -170,8 +172,21 @@ def refuse_free_threaded_python() -> None:
         )
 
 
+def require_wheel(arguments: Sequence[str]) -> None:
+    """Exits with one sentence where setuptools is to make a wheel, does not know how to (before 70.1), and lacks the package
+    that does: it would say "invalid command 'bdist_wheel'". An isolated build has that package (pyproject.toml)."""
+    if not {"bdist_wheel", "dist_info"} & set(arguments):
+        return
+    if find_spec("setuptools.command.bdist_wheel") is None and find_spec("wheel") is None:
+        raise SystemExit(
+            f"error: setuptools {version('setuptools')} needs the package wheel to build one: pip install wheel, or pip "
+            "install 'setuptools>=70.1', and install torch_memory_saver again."
+        )
+
+
 def main() -> None:
     refuse_free_threaded_python()
+    require_wheel(sys.argv)
     setup(
         license="Apache-2.0",
         package_dir={"": PACKAGE_ROOT},

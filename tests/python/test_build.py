@@ -345,6 +345,26 @@ done
 
 
 @needs_source_tree
+@pytest.mark.parametrize("command", ["dist_info", "bdist_wheel"])
+def test_a_setuptools_that_cannot_make_wheels_is_one_sentence(
+    setup_script: ModuleType, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    there = {"setuptools.command.bdist_wheel": False, "wheel": False}
+    monkeypatch.setattr(setup_script, "find_spec", lambda name: object() if there[name] else None)
+    monkeypatch.setattr(setup_script, "version", lambda name: "65.5.0")
+    with pytest.raises(SystemExit) as end:
+        setup_script.require_wheel(["setup.py", command, "--output-dir", "x"])
+    text = str(end.value)
+    assert "setuptools 65.5.0 needs the package wheel" in text
+    assert "pip install wheel" in text
+    assert "\n" not in text
+    setup_script.require_wheel(["setup.py", "-q", "build_ext", "--inplace"])
+    for name in there:
+        there[name] = True
+        setup_script.require_wheel(["setup.py", command])
+        there[name] = False
+
+
 def test_each_file_is_compiled_once(tmp_path: Path) -> None:
     pytest.importorskip("setuptools", reason="needs setuptools")
     compiler, log = tmp_path / "compiler", tmp_path / "log"
