@@ -33,7 +33,8 @@ def register_hook_mode(name: str, factory: Callable[[], Any], *, uses_preload: b
         name: The mode's name; any str but those of the built-in modes.
         factory: Called without arguments at the first use of a saver that has the mode. Returns the implementation: an
             object with the methods that the program calls on the saver, such as ``region``, ``cuda_graph``, ``disable``,
-            ``pause`` and ``resume``. They get the saver's arguments by keyword, optional ones only where they were given.
+            ``pause`` and ``resume``. These get the saver's arguments by keyword, those that the C++ package's methods lack
+            only where they were given. Other methods get paths, tensors and sizes by position.
         uses_preload: Whether ``configure_subprocess()`` sets ``LD_PRELOAD`` while the mode is chosen.
 
     Raises:
