@@ -233,13 +233,15 @@ def _size(value: int | str) -> int:
 
 
 def _writable(trace: str | os.PathLike[str]) -> str:
-    """The absolute path of the file for a trace, which is there afterwards."""
+    """The absolute path of the file for a trace, which the programs make."""
     path = os.path.abspath(trace)
-    try:
-        with open(path, "ab"):
-            return path
-    except OSError as error:
-        raise InvalidArgumentError(f"the trace cannot be written to {path}: {error.strerror}") from error
+    exists = os.path.exists(path)
+    if os.path.isdir(path) or not os.access(path if exists else os.path.dirname(path), os.W_OK):
+        reason = (
+            "it is a folder" if os.path.isdir(path) else "no permission" if exists else "its folder cannot be written to"
+        )
+        raise InvalidArgumentError(f"the trace cannot be written to {path}: {reason}")
+    return path
 
 
 def check_imports(command: Sequence[str]) -> None:
