@@ -30,7 +30,7 @@
       (value, attribute, device))                                                                                           \
     X(cudaDeviceGetPCIBusId, sim_device_bus_text, SIM_DEVICES, (char *text, int length, int device),                        \
       (text, length, device))                                                                                               \
-    X(cudaDeviceGetStreamPriorityRange, sim_device_priority_range, SIM_DEVICES, (int *least, int *greatest),                \
+    X(cudaDeviceGetStreamPriorityRange, sim_device_priority_range, SIM_RUNTIME, (int *least, int *greatest),                \
       (least, greatest))                                                                                                    \
     X(cudaDeviceDisablePeerAccess, sim_runtime_disable_peer, SIM_RUNTIME, (int peer), (peer))                               \
     X(cudaFuncGetAttributes, sim_function_attributes, SIM_RUNTIME,                                                          \

@@ -64,7 +64,7 @@ class PendingResume:
 def _handle_of(stream: Any) -> int:
     if stream is None:
         torch = torch_layer.in_use()
-        return 0 if torch is None else torch.current_stream()
+        return (None if torch is None else torch.current_stream()) or 0
     handle = getattr(stream, "cuda_stream", stream)
     if isinstance(handle, bool) or not isinstance(handle, int) or handle < 0:
         raise InvalidArgumentError(f"stream must be a torch.cuda.Stream or the handle of one, not {stream!r}")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch_memory_saver import _core, sharing
-from torch_memory_saver.errors import ForkedProcessError, InvalidStateError, TorchUnavailableError
+from torch_memory_saver.errors import ForkedProcessError, InvalidStateError, TorchMemorySaverError, TorchUnavailableError
 from torch_memory_saver.torch_captures import watch_captures
 from torch_memory_saver.torch_routing import PoolId, make_immortal, make_routing
 
@@ -75,9 +75,15 @@ class TorchCuda:
         """Our allocator as torch's pools take it."""
         return self._allocator.allocator()
 
-    def current_stream(self) -> int:
-        """The handle of this thread's current stream on its current device."""
-        return int(self._raw_stream(self.current_device()))
+    def current_stream(self) -> int | None:
+        """The handle of this thread's current stream on its current device. None while the process does not use that
+        device: PyTorch would make a context there to tell, and no stream of it can be capturing."""
+        device = self.current_device()
+        try:
+            in_use = _core.active_devices() >> device & 1
+        except TorchMemorySaverError:
+            in_use = 1  # the call that the stream is for tells what is wrong
+        return int(self._raw_stream(device)) if in_use else None
 
     def _make_current(self, device: int) -> None:
         """Has torch take `device` for this thread's current one, without a context on a device that has none.
