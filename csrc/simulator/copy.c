@@ -19,12 +19,11 @@ static bool is_pageable(uint64_t address, uint64_t bytes) {
     return !host || !is_whole(host, address, bytes);
 }
 
-/* `wait`: also until it is complete. Asynchronous copies of pageable memory are staged by the real driver, which makes them
- * as unsafe as any wait; here they are waited for. */
+/* `wait`: also until it is complete. Copies of pageable memory are staged by the real driver; here they are waited for. */
 static CUresult issue(const sim_op_t *op, CUstream handle, bool wait) {
     sim_stream_t *stream = sim_stream_find(handle);
     uint64_t position = 0;
-    bool copies = op->kind == SIM_OP_COPY, staged = false;
+    bool copies = op->kind == SIM_OP_COPY;
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
     if (!op->bytes) return CUDA_SUCCESS;
     uint64_t written = sim_op_extent(op, op->destination_pitch), read = sim_op_extent(op, op->source_pitch);
@@ -33,11 +32,10 @@ static CUresult issue(const sim_op_t *op, CUstream handle, bool wait) {
     /* The driver takes a fill into a graph unseen, and looks at it when the graph is instantiated. */
     bool later = stream->capture && op->kind == SIM_OP_SET;
     if (!later && !sim_work_reachable(stream->context, op)) return CUDA_ERROR_INVALID_VALUE;
-    if (!op->destination_on_device) staged = is_pageable(op->destination, written);
-    if (copies && !op->source_on_device) staged = staged || is_pageable(op->source, read);
-    CUresult result = staged && !wait && !stream->capture ? sim_capture_check_unsafe() : CUDA_SUCCESS;
-    if (result == CUDA_SUCCESS) result = sim_stream_submit(stream, op, &position);
-    return result == CUDA_SUCCESS && (wait || staged) && position ? sim_stream_wait(stream, position) : result;
+    if (!op->destination_on_device) wait = wait || is_pageable(op->destination, written);
+    if (copies && !op->source_on_device) wait = wait || is_pageable(op->source, read);
+    CUresult result = sim_stream_submit(stream, op, &position);
+    return result == CUDA_SUCCESS && wait && position ? sim_stream_wait(stream, position) : result;
 }
 
 /* A synchronous call uses the legacy stream; a capture of a stream that does not follow that one is not disturbed. */
