@@ -262,6 +262,15 @@ def release_everything() -> None:
     torch.cuda.empty_cache()
 
 
+def pool_snapshot(token: tuple[int, int]) -> list[dict[str, Any]]:
+    """torch.cuda.memory_snapshot(token). PyTorch 2.11 gives away a reference to each number of the token that was never its
+    own, so each gets one more: numbers above 256 would be destroyed while pools use them."""
+    for number in token:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(number))
+    rows: list[dict[str, Any]] = torch.cuda.memory_snapshot(token)
+    return rows
+
+
 def driver() -> ctypes.CDLL:
     """The driver library, for questions that neither torch nor we answer."""
     return ctypes.CDLL("libcuda.so.1")

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from gpu_support import MIB, checksum, core, cuda_runtime, empty, fill_random, is_managed, saver, segment_of, tms, torch
+from settling import wait_for_host_memory
 
 from torch_memory_saver import torch_layer
 
@@ -181,6 +182,7 @@ def test_the_cdll_has_the_runtimes_functions(cdll: ctypes.CDLL) -> None:
     del tensor
     gc.collect()
     tms.empty_cache()
+    wait_for_host_memory(core)
     assert not is_pinned(address)
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from gpu_support import MIB, assert_same, core, empty, errors, is_managed, saver, segment_of, tms, torch
+from gpu_support import MIB, assert_same, core, empty, errors, is_managed, pool_snapshot, saver, segment_of, tms, torch
 
 WIDTH = 1 << 20
 BARE = "a token of graph_pool_handle()"
@@ -81,7 +81,7 @@ def cycle() -> None:
 
 def pool_addresses(token: tuple[int, int]) -> dict[int, bool]:
     """The segments that torch shows of a pool, and whether each is managed."""
-    return {row["address"]: core.find(row["address"]) is not None for row in torch.cuda.memory_snapshot(token)}
+    return {row["address"]: core.find(row["address"]) is not None for row in pool_snapshot(token)}
 
 
 @pytest.mark.parametrize("kind", [BARE, OWN])
@@ -177,7 +177,7 @@ def test_a_token_that_a_plain_graph_used_first(mode: str, caplog: pytest.LogCapt
         assert not any(before.values())
         assert all(after[address] for address in after.keys() - before.keys())
         assert after.keys() > before.keys(), "the plain graph's tensors are alive: the managed one needs memory of its own"
-        size = sum(row["total_size"] for row in torch.cuda.memory_snapshot(token.id) if row["address"] in before)
+        size = sum(row["total_size"] for row in pool_snapshot(token.id) if row["address"] in before)
         (said,) = [record.getMessage() for record in caplog.records if "ordinary memory" in record.getMessage()]
         assert f"{size} bytes of graph pool {token.id}" in said
         cycle()
