@@ -286,7 +286,13 @@ static tms_status_t claim_memory(tms_disk_directory_t *directory, const tms_disk
     tms_error_context_t here = *context;
     here.bytes = bytes;
     tms_status_t status = tms_host_store_claim(directory->host, bytes, &here, error);
-    if (status == TMS_OK) *claimed = bytes;
+    if (status == TMS_OK)
+        *claimed = bytes;
+    else
+        tms_error_append(error,
+                         " The backup file '%s' is in memory (tmpfs): TMS_DISK_BACKUP_DIR or set_disk_backup_dir() chooses "
+                         "a directory on a disk.",
+                         file->path);
     return status;
 }
 

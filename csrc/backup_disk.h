@@ -10,10 +10,10 @@
  * Names are "tms-<domain>-<pid>-<random>-<number>.backup"; beside them a process that has any keeps a lock file,
  * "tms-<domain>-<pid>-<random>.lock", open and flock'ed. The kernel drops that lock however the process ends, so the next
  * process of the same lock domain (disk_domain.h) that uses the directory recognises what a dead one left (a lock file that
- * can be locked) and removes it with its backups. What processes of other domains left stays: their locks may not be seen
- * here. A lock file is made with the suffix ".new" and gets its name when it is locked, because the clean-up of another
- * process finds it by that name. Where the file system has no locks it becomes ".unlocked", which no clean-up looks at:
- * backups work, and the files of a killed process stay.
+ * can be locked, of a process that does not run) and removes it with its backups. What processes of other domains left
+ * stays: their locks may not be seen here. A lock file is made with the suffix ".new" and gets its name when it is locked,
+ * because the clean-up of another process finds it by that name. Where the file system has no locks it becomes ".unlocked",
+ * which no clean-up looks at: backups work, and the files of a killed process stay.
  *
  * Files are 0600, made with O_EXCL and O_NOFOLLOW, and looked up relative to the directory as it was opened. A file is
  * written to and removed only if it is still the one that was made (device and inode), and what is read must have the

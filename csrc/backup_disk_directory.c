@@ -25,6 +25,7 @@ enum {
     DIRECTORY_MODE = 0700,
     FILE_MODE = 0600,
     HEXADECIMAL = 16,
+    DECIMAL = 10,
     NAME_BYTES = 80,    /* "tms-<domain>-<pid>-<random>.unlocked" and its NUL */
     RANDOM_DIGITS = 16, /* of 64 bits in hexadecimal */
     NAME_ATTEMPTS = 8,
@@ -299,6 +300,13 @@ static bool is_of_domain(const char *name, uint64_t domain) {
     return domain != 0 && strtoull(name + strlen(NAME_START), NULL, HEXADECIMAL) == domain;
 }
 
+/* Whether a name of that form is of another process that runs. Its lock can be had all the same where two mounts of one
+ * directory on this machine have locks of their own. */
+static bool is_of_running_process(const char *name) {
+    long process = strtol(name + strlen(NAME_START) + TMS_DISK_DOMAIN_DIGITS + 1, NULL, DECIMAL);
+    return process != (long)getpid() && tms_disk_domain_runs(process);
+}
+
 /* "<prefix><suffix>" */
 static bool is_name_with(const char *name, const char *suffix) {
     size_t length = prefix_length(name);
@@ -361,7 +369,7 @@ void tms_disk_remove_dead(int directory, const tms_log_t *log) {
     if (!stream) return;
     for (const struct dirent *entry; (entry = readdir(stream));) {
         if (!is_name_with(entry->d_name, LOCK_SUFFIX) && !is_left_over(directory, entry->d_name)) continue;
-        if (!is_of_domain(entry->d_name, domain)) continue;
+        if (!is_of_domain(entry->d_name, domain) || is_of_running_process(entry->d_name)) continue;
         int fd = seize_lock(directory, entry->d_name);
         if (fd < 0) continue;
         /* The lock file goes last: as long as it is there, whoever comes next can finish what was interrupted. */

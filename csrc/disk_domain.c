@@ -2,14 +2,18 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdbool.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
-enum { BOOT_ID_BYTES = 36 }; /* a UUID as text */
+enum {
+    BOOT_ID_BYTES = 36, /* a UUID as text */
+    PATH_BYTES = 64,    /* "/proc/<pid>/stat" and its NUL */
+    STAT_BYTES = 256    /* "<pid> (<name>) <state> ...", as far as the state */
+};
 
 /* FNV-1a: names must differ, and need not be hard to guess. */
 static const uint64_t hash_start = 14695981039346656037u, hash_prime = 1099511628211u;
@@ -20,14 +24,21 @@ static uint64_t add(uint64_t hash, const void *data, size_t bytes) {
     return hash;
 }
 
-static bool read_boot_id(char boot_id[BOOT_ID_BYTES]) {
-    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return false;
+/* The beginning of a file. -1 and errno. */
+static ssize_t read_start(const char *path, char *text, size_t bytes) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return -1;
     ssize_t length;
-    do length = read(fd, boot_id, BOOT_ID_BYTES);
+    do length = read(fd, text, bytes);
     while (length < 0 && errno == EINTR);
+    int os_error = errno;
     close(fd);
-    return length == BOOT_ID_BYTES;
+    errno = os_error;
+    return length;
+}
+
+static bool read_boot_id(char boot_id[BOOT_ID_BYTES]) {
+    return read_start("/proc/sys/kernel/random/boot_id", boot_id, BOOT_ID_BYTES) == BOOT_ID_BYTES;
 }
 
 uint64_t tms_disk_domain(void) {
@@ -40,4 +51,14 @@ uint64_t tms_disk_domain(void) {
     hash = add(hash, &processes.st_dev, sizeof(processes.st_dev));
     hash = add(hash, &processes.st_ino, sizeof(processes.st_ino));
     return hash ? hash : 1;
+}
+
+bool tms_disk_domain_runs(long process) {
+    char path[PATH_BYTES], text[STAT_BYTES + 1];
+    snprintf(path, sizeof(path), "/proc/%ld/stat", process);
+    ssize_t length = read_start(path, text, STAT_BYTES);
+    if (length < 0) return errno != ENOENT && errno != ESRCH;
+    text[length] = '\0';
+    const char *state = strrchr(text, ')'); /* the name may have brackets of its own */
+    return !state || (strncmp(state, ") Z", strlen(") Z")) != 0 && strncmp(state, ") X", strlen(") X")) != 0);
 }

@@ -1,4 +1,4 @@
-/* Whose file locks this process can rely on.
+/* Whose file locks this process can rely on, and whether the process behind one lives.
  *
  * A file lock (flock) excludes other processes for certain if they run on the same kernel. Processes of other machines, of
  * other boots or of other containers may see the same directory through a file system whose locks are local to each of them
@@ -10,6 +10,7 @@
 #ifndef TMS_DISK_DOMAIN_H
 #define TMS_DISK_DOMAIN_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 enum { TMS_DISK_DOMAIN_DIGITS = 16 }; /* in hexadecimal, as it stands in names */
@@ -17,5 +18,9 @@ enum { TMS_DISK_DOMAIN_DIGITS = 16 }; /* in hexadecimal, as it stands in names *
 /* A number made of the boot (boot_id), the host's name and the PID namespace. 0: not known, because /proc is missing or may
  * not be read; then no files are cleaned, and the files of this process are cleaned by no other. */
 uint64_t tms_disk_domain(void);
+
+/* Whether a process of this domain runs, as /proc tells; false only where it certainly does not. One that has ended and is
+ * not waited for (a zombie) does not run. A number that another process has got since counts as running. */
+bool tms_disk_domain_runs(long process);
 
 #endif

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -146,6 +147,7 @@ static pid_t start_process_with_files(int files) {
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that fails does not wait for it */
         tms_disk_directory_t own;
         _Atomic uint64_t own_total = 0;
         if (tms_disk_init(&own, disk.path, &log_under_test, &own_total, NULL) != TMS_OK) _exit(2);
@@ -200,6 +202,44 @@ static void test_files_of_living_processes_stay(void **state) {
     assert_entries(base, 0, 0);
 }
 
+/* As where each mount of a directory has locks of its own, on one machine. */
+static void test_files_of_living_processes_stay_although_their_lock_can_be_had(void **state) {
+    (void)state;
+    pid_t living = start_process_with_files(2), dead = start_process_with_files(3);
+    kill_process(dead);
+    fault.local_locks = true;
+    assert_int_equal(tms_disk_set_directory(&disk, base, &error), TMS_OK);
+    assert_entries(base, 2, 1);
+    kill_process(living);
+    assert_int_equal(tms_disk_set_directory(&disk, base, &error), TMS_OK);
+    assert_entries(base, 0, 0);
+}
+
+/* Its parent may never wait for it. */
+static void test_files_of_zombies_are_removed(void **state) {
+    (void)state;
+    siginfo_t ended;
+    pid_t zombie = start_process_with_files(2);
+    assert_int_equal(kill(zombie, SIGKILL), 0);
+    assert_int_equal(waitid(P_PID, (id_t)zombie, &ended, WEXITED | WNOWAIT), 0);
+    assert_int_equal(tms_disk_set_directory(&disk, base, &error), TMS_OK);
+    assert_entries(base, 0, 0);
+    assert_int_equal(waitpid(zombie, NULL, 0), zombie);
+}
+
+/* As after the program has started itself anew with exec. */
+static void test_files_of_this_process_s_former_program_are_removed(void **state) {
+    (void)state;
+    char lock[PATH_BYTES], backup[PATH_BYTES];
+    const unsigned long long domain = tms_disk_domain();
+    snprintf(lock, sizeof(lock), "tms-%016llx-%ld-0123456789abcdef.lock", domain, (long)getpid());
+    snprintf(backup, sizeof(backup), "tms-%016llx-%ld-0123456789abcdef-1.backup", domain, (long)getpid());
+    put_file(below(lock), "");
+    put_file(below(backup), "old");
+    assert_int_equal(tms_disk_set_directory(&disk, base, &error), TMS_OK);
+    assert_entries(base, 0, 0);
+}
+
 /* The name of a file as a process of this lock domain makes it, from the number of the process on. */
 static const char *own(const char *rest) {
     static char names[4][PATH_BYTES];
@@ -211,7 +251,8 @@ static const char *own(const char *rest) {
 
 static const char *below_own(const char *rest) { return below(own(rest)); }
 
-#define DEAD "1-0123456789abcdef"
+/* Numbers above all that Linux gives to processes. */
+#define DEAD "999999991-0123456789abcdef"
 
 static void make_old(const char *path) {
     const struct timespec times[2] = {{.tv_sec = time(NULL) - 3600}, {.tv_sec = time(NULL) - 3600}};
@@ -220,30 +261,29 @@ static void make_old(const char *path) {
 
 static void test_only_what_is_ours_is_removed(void **state) {
     (void)state;
-    static const char *const kept[] =
-        {
-            "1.lock",
-            "x-0123456789abcdef.lock",
-            "1-0123456789abcde.lock",
-            "1-0123456789abcdef0.lock",
-            DEAD ".backup",
-            DEAD "-.backup",
-            DEAD "-1x.backup",
-            DEAD "-1.backup.bak",
-            "1-fedcba9876543210-1.backup", /* has no lock file: nothing says that its process is dead */
+    static const char *const kept[] = {
+        "999999991.lock",
+        "x-0123456789abcdef.lock",
+        "999999991-0123456789abcde.lock",
+        "999999991-0123456789abcdef0.lock",
+        DEAD ".backup",
+        DEAD "-.backup",
+        DEAD "-1x.backup",
+        DEAD "-1.backup.bak",
+        "999999991-fedcba9876543210-1.backup", /* has no lock file: nothing says that its process is dead */
     };
     put_file(below("victim"), "precious");
     for (size_t i = 0; i < sizeof(kept) / sizeof(kept[0]); i++) put_file(below_own(kept[i]), "kept");
     put_file(below("notes.txt"), "kept");
-    put_file(below("tms-1-0123456789abcdef.lock"), "kept"); /* without a domain */
+    put_file(below("tms-999999991-0123456789abcdef.lock"), "kept"); /* without a domain */
     put_file(below_own(DEAD ".lock"), "");
     put_file(below_own(DEAD "-1.backup"), "old");
     assert_int_equal(symlink(below("victim"), below_own(DEAD "-2.backup")), 0);
     assert_int_equal(mkdir(below_own(DEAD "-3.backup"), 0700), 0);
-    assert_int_equal(symlink(below("victim"), below_own("2-0123456789abcdef.lock")), 0);
-    put_file(below_own("2-0123456789abcdef-1.backup"), "kept");
-    assert_int_equal(mkfifo(below_own("3-0123456789abcdef.lock"), 0600), 0);
-    put_file(below_own("3-0123456789abcdef-1.backup"), "kept");
+    assert_int_equal(symlink(below("victim"), below_own("999999992-0123456789abcdef.lock")), 0);
+    put_file(below_own("999999992-0123456789abcdef-1.backup"), "kept");
+    assert_int_equal(mkfifo(below_own("999999993-0123456789abcdef.lock"), 0600), 0);
+    put_file(below_own("999999993-0123456789abcdef-1.backup"), "kept");
 
     captured_stderr_t captured = capture_begin();
     tms_status_t status = tms_disk_set_directory(&disk, base, &error);
@@ -255,14 +295,14 @@ static void test_only_what_is_ours_is_removed(void **state) {
     assert_false(exists(below_own(DEAD "-1.backup")));
     assert_true(exists(below_own(DEAD "-2.backup")));
     assert_true(exists(below_own(DEAD "-3.backup")));
-    assert_true(exists(below_own("2-0123456789abcdef.lock")));
-    assert_file(below_own("2-0123456789abcdef-1.backup"), "kept");
-    assert_true(exists(below_own("3-0123456789abcdef.lock")));
-    assert_file(below_own("3-0123456789abcdef-1.backup"), "kept");
+    assert_true(exists(below_own("999999992-0123456789abcdef.lock")));
+    assert_file(below_own("999999992-0123456789abcdef-1.backup"), "kept");
+    assert_true(exists(below_own("999999993-0123456789abcdef.lock")));
+    assert_file(below_own("999999993-0123456789abcdef-1.backup"), "kept");
     for (size_t i = 0; i < sizeof(kept) / sizeof(kept[0]); i++) assert_file(below_own(kept[i]), "kept");
     assert_file(below("victim"), "precious");
     assert_file(below("notes.txt"), "kept");
-    assert_file(below("tms-1-0123456789abcdef.lock"), "kept");
+    assert_file(below("tms-999999991-0123456789abcdef.lock"), "kept");
 }
 
 /* On a file system whose locks are local to each machine the lock of a living process of another one can be had. */
@@ -273,8 +313,9 @@ static void test_files_of_other_lock_domains_stay(void **state) {
     assert_true(tms_disk_domain() != 0 && tms_disk_domain() == tms_disk_domain());
     for (size_t i = 0; i < 2; i++) {
         for (int is_new = 0; is_new < 2; is_new++) {
-            snprintf(lock, sizeof(lock), "tms-%016llx-1-0123456789abcde%d%s", domains[i], is_new, is_new ? ".new" : ".lock");
-            snprintf(backup, sizeof(backup), "tms-%016llx-1-0123456789abcde%d-1.backup", domains[i], is_new);
+            snprintf(lock, sizeof(lock), "tms-%016llx-999999991-0123456789abcde%d%s", domains[i], is_new,
+                     is_new ? ".new" : ".lock");
+            snprintf(backup, sizeof(backup), "tms-%016llx-999999991-0123456789abcde%d-1.backup", domains[i], is_new);
             put_file(below(lock), "kept");
             make_old(below(lock));
             put_file(below(backup), "kept");
@@ -288,7 +329,7 @@ static void test_a_process_that_does_not_know_its_lock_domain(void **state) {
     (void)state;
     fault.stat_error = EACCES;
     assert_true(tms_disk_domain() == 0);
-    put_file(below("tms-0000000000000000-1-0123456789abcdef.lock"), "kept");
+    put_file(below("tms-0000000000000000-999999991-0123456789abcdef.lock"), "kept");
     tms_disk_file_t *file = create(10);
     fault.stat_error = 0;
     assert_non_null(strstr(file->path, "/tms-0000000000000000-"));
@@ -307,15 +348,15 @@ static void test_files_of_other_users_stay(void **state) {
     put_file(below_own(DEAD ".lock"), "");
     put_file(below_own(DEAD "-1.backup"), "kept");
     assert_int_equal(chown(below_own(DEAD ".lock"), other, (gid_t)-1), 0);
-    put_file(below_own("2-0123456789abcdef.lock"), "");
-    put_file(below_own("2-0123456789abcdef-1.backup"), "kept");
-    assert_int_equal(chown(below_own("2-0123456789abcdef-1.backup"), other, (gid_t)-1), 0);
+    put_file(below_own("999999992-0123456789abcdef.lock"), "");
+    put_file(below_own("999999992-0123456789abcdef-1.backup"), "kept");
+    assert_int_equal(chown(below_own("999999992-0123456789abcdef-1.backup"), other, (gid_t)-1), 0);
     tms_log_init(&log_under_test, TMS_LOG_SILENT);
     assert_int_equal(tms_disk_set_directory(&disk, base, &error), TMS_OK);
     assert_true(exists(below_own(DEAD ".lock")));
     assert_file(below_own(DEAD "-1.backup"), "kept");
-    assert_false(exists(below_own("2-0123456789abcdef.lock")));
-    assert_file(below_own("2-0123456789abcdef-1.backup"), "kept");
+    assert_false(exists(below_own("999999992-0123456789abcdef.lock")));
+    assert_file(below_own("999999992-0123456789abcdef-1.backup"), "kept");
 
     /* A backup of ours that has become another user's is neither written nor read nor removed. */
     tms_disk_file_t *file = create(100);
@@ -394,18 +435,19 @@ static void test_a_clean_up_takes_no_lock_file_for_a_dead_one_s_that_is_not_lock
 
 static void test_lock_files_that_were_never_locked_are_removed_once_they_are_old(void **state) {
     (void)state;
-    static const char *const old[] = {DEAD ".new", "2-0123456789abcdef.new", "x-0123456789abcdef.new", DEAD ".new.new"};
+    static const char *const old[] = {DEAD ".new", "999999992-0123456789abcdef.new", "x-0123456789abcdef.new",
+                                      DEAD ".new.new"};
     for (size_t i = 0; i < sizeof(old) / sizeof(old[0]); i++) {
         put_file(below_own(old[i]), "");
         make_old(below_own(old[i]));
     }
-    put_file(below_own("3-0123456789abcdef.new"), ""); /* by somebody who is about to lock it */
+    put_file(below_own("999999993-0123456789abcdef.new"), ""); /* by somebody who is about to lock it */
     int living = open(below_own(old[1]), O_RDWR);
     assert_int_equal(flock(living, LOCK_EX | LOCK_NB), 0);
     assert_int_equal(tms_disk_set_directory(&disk, base, &error), TMS_OK);
     assert_false(exists(below_own(old[0])));
     for (size_t i = 1; i < sizeof(old) / sizeof(old[0]); i++) assert_true(exists(below_own(old[i])));
-    assert_true(exists(below_own("3-0123456789abcdef.new")));
+    assert_true(exists(below_own("999999993-0123456789abcdef.new")));
     close(living);
     assert_int_equal(tms_disk_set_directory(&disk, base, &error), TMS_OK);
     assert_false(exists(below_own(old[1])));
@@ -506,6 +548,9 @@ int main(void) {
         DISK_TEST(test_a_directory_that_vanished_is_made_again),
         DISK_TEST(test_files_of_dead_processes_are_removed),
         DISK_TEST(test_files_of_living_processes_stay),
+        DISK_TEST(test_files_of_living_processes_stay_although_their_lock_can_be_had),
+        DISK_TEST(test_files_of_zombies_are_removed),
+        DISK_TEST(test_files_of_this_process_s_former_program_are_removed),
         DISK_TEST(test_only_what_is_ours_is_removed),
         DISK_TEST(test_files_of_other_users_stay),
         DISK_TEST(test_file_systems_without_locks),

@@ -74,6 +74,8 @@ static void count_against_the_limit(void) {
     CHECK(!create(stores, 2 * MIB));
     CHECK(error.status == TMS_OUT_OF_HOST_MEMORY && error.bytes == 2 * MIB);
     CHECK(strstr(error.message, "TMS_HOST_MEMORY_LIMIT_MB"));
+    CHECK(strstr(error.message, "'" IN_MEMORY "/tms-") && strstr(error.message, "is in memory") &&
+          strstr(error.message, "TMS_DISK_BACKUP_DIR"));
     CHECK(held(stores) == 15 * MIB);
     tms_disk_file_destroy(&stores->disk, first);
     CHECK(held(stores) == 5 * MIB);
