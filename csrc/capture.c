@@ -11,17 +11,16 @@ void tms_capture_init(tms_capture_t *capture) {
     capture->last_identity = 0;
 }
 
-/* A new last entry, empty. */
-static tms_status_t add(tms_capture_t *capture, tms_capture_entry_t **added, const tms_error_context_t *context,
-                        tms_error_t *error) {
+/* A new last entry, empty. NULL, with TMS_INVALID_STATE in *error: there is room for no other. */
+static tms_capture_entry_t *add(tms_capture_t *capture, const tms_error_context_t *context, tms_error_t *error) {
     int count = tms_capture_visible(capture);
-    if (count == TMS_CAPTURE_MAX_NESTED)
-        return tms_error_set(error, TMS_INVALID_STATE, context, "%d stream captures are under way already; end one first",
-                             count);
+    if (count == TMS_CAPTURE_MAX_NESTED) {
+        tms_error_set(error, TMS_INVALID_STATE, context, "%d stream captures are under way already; end one first", count);
+        return NULL;
+    }
     capture->entries[count] = (tms_capture_entry_t){.thread = this_thread()};
-    *added = &capture->entries[count];
     atomic_store(&capture->visible, count + 1);
-    return TMS_OK;
+    return &capture->entries[count];
 }
 
 static void take_out(tms_capture_t *capture, int index) {
@@ -32,9 +31,8 @@ static void take_out(tms_capture_t *capture, int index) {
 
 tms_status_t tms_capture_begin(tms_capture_t *capture, const tms_region_t *region, uint64_t *identity,
                                const tms_error_context_t *context, tms_error_t *error) {
-    tms_capture_entry_t *entry = NULL;
-    tms_status_t status = add(capture, &entry, context, error);
-    if (status != TMS_OK) return status;
+    tms_capture_entry_t *entry = add(capture, context, error);
+    if (!entry) return TMS_INVALID_STATE;
     if (region) entry->settings = *region;
     *identity = entry->announced = ++capture->last_identity;
     return TMS_OK;
@@ -59,16 +57,16 @@ static tms_capture_entry_t *find_begun(tms_capture_t *capture, uint64_t identity
 
 tms_status_t tms_capture_begin_on(tms_capture_t *capture, const tms_capture_stream_t *where, uint64_t *identity, bool *known,
                                   const tms_error_context_t *context, tms_error_t *error) {
-    uint64_t found = tms_capture_find(capture, where->key);
-    *known = found != 0;
-    if (*known) {
-        find_begun(capture, found)->beginner = this_thread();
-        *identity = found;
+    tms_capture_entry_t *entry = find_begun(capture, tms_capture_find(capture, where->key));
+    *known = entry != NULL;
+    if (entry) {
+        entry->beginner = this_thread();
+        *identity = entry->begun;
         return TMS_OK;
     }
-    tms_capture_entry_t *entry = find_announced(capture);
-    tms_status_t status = entry ? TMS_OK : add(capture, &entry, context, error);
-    if (status != TMS_OK) return status;
+    entry = find_announced(capture);
+    if (!entry) entry = add(capture, context, error);
+    if (!entry) return TMS_INVALID_STATE;
     entry->where = *where;
     entry->beginner = this_thread();
     *identity = entry->begun = ++capture->last_identity;

@@ -9,20 +9,13 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include "hash.h"
+
 enum {
     BOOT_ID_BYTES = 36, /* a UUID as text */
     PATH_BYTES = 64,    /* "/proc/<pid>/stat" and its NUL */
     STAT_BYTES = 256    /* "<pid> (<name>) <state> ...", as far as the state */
 };
-
-/* FNV-1a: names must differ, and need not be hard to guess. */
-static const uint64_t hash_start = 14695981039346656037u, hash_prime = 1099511628211u;
-
-static uint64_t add(uint64_t hash, const void *data, size_t bytes) {
-    const unsigned char *byte = data;
-    for (size_t i = 0; i < bytes; i++) hash = (hash ^ byte[i]) * hash_prime;
-    return hash;
-}
 
 /* The beginning of a file. -1 and errno. */
 static ssize_t read_start(const char *path, char *text, size_t bytes) {
@@ -46,10 +39,10 @@ uint64_t tms_disk_domain(void) {
     struct utsname host;
     struct stat processes;
     if (!read_boot_id(boot_id) || uname(&host) != 0 || stat("/proc/self/ns/pid", &processes) != 0) return 0;
-    uint64_t hash = add(hash_start, boot_id, sizeof(boot_id));
-    hash = add(hash, host.nodename, strlen(host.nodename));
-    hash = add(hash, &processes.st_dev, sizeof(processes.st_dev));
-    hash = add(hash, &processes.st_ino, sizeof(processes.st_ino));
+    uint64_t hash = tms_hash_bytes(TMS_HASH_START, boot_id, sizeof(boot_id));
+    hash = tms_hash_bytes(hash, host.nodename, strlen(host.nodename));
+    hash = tms_hash_bytes(hash, &processes.st_dev, sizeof(processes.st_dev));
+    hash = tms_hash_bytes(hash, &processes.st_ino, sizeof(processes.st_ino));
     return hash ? hash : 1;
 }
 

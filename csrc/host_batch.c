@@ -65,9 +65,11 @@ static bool add_entries(struct tms_host_batch *batch, struct tms_host_block *blo
     return true;
 }
 
-/* So much more in the block that such requests share; `end` is where it ended before. */
-static tms_status_t plan(struct tms_host_batch *batch, const tms_host_request_t *request, struct tms_host_block **block,
-                         uint64_t *end, const tms_error_context_t *context, tms_error_t *error) {
+/* So much more in the block that such requests share; `end` is where it ended before. `for_pool`: of a batch that holds
+ * nothing else. */
+static tms_status_t plan(struct tms_host_batch *batch, const tms_host_request_t *request, bool for_pool,
+                         struct tms_host_block **block, uint64_t *end, const tms_error_context_t *context,
+                         tms_error_t *error) {
     if (request->bytes > too_much) return tms_error_set_os(error, context, "mmap", ENOMEM, NULL);
     uint64_t bytes = tms_host_round(request->bytes, tms_host_page_bytes());
     struct tms_host_block *found = find_block(batch, request);
@@ -75,6 +77,7 @@ static tms_status_t plan(struct tms_host_batch *batch, const tms_host_request_t 
     if (!found) return TMS_OUT_OF_HOST_MEMORY;
     if (found->bytes + bytes > too_much) return tms_error_set_os(error, context, "mmap", ENOMEM, NULL);
     if (!add_entries(batch, found, bytes)) return tms_error_set_os(error, context, "realloc", ENOMEM, NULL);
+    found->for_pool = for_pool;
     *block = found;
     *end = found->bytes;
     found->bytes += bytes;
@@ -86,9 +89,7 @@ tms_status_t tms_host_batch_plan_pool(struct tms_host_batch *batch, int device, 
     const tms_host_request_t request = {.bytes = bytes, .device = device, .kind = TMS_BACKUP_PINNED};
     struct tms_host_block *block = NULL;
     uint64_t end = 0;
-    tms_status_t status = plan(batch, &request, &block, &end, context, error);
-    if (status == TMS_OK && block) block->for_pool = true; /* there is one then, which gcc's analyzer does not see */
-    return status;
+    return plan(batch, &request, true, &block, &end, context, error);
 }
 
 tms_status_t tms_host_batch_add(struct tms_host_batch *batch, const tms_host_request_t *request, tms_host_buffer_t **buffer,
@@ -104,7 +105,7 @@ tms_status_t tms_host_batch_add(struct tms_host_batch *batch, const tms_host_req
     bool placed = request->bytes <= too_much && tms_host_pool_place(store, made, request->device);
     pthread_mutex_unlock(&store->lock);
     if (!placed) {
-        status = plan(batch, request, &made->block, &made->offset, context, error);
+        status = plan(batch, request, false, &made->block, &made->offset, context, error);
         if (status == TMS_OK) tms_host_buffer_link(made, made->block->last); /* nobody else knows the block yet */
     }
     if (status != TMS_OK) {

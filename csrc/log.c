@@ -9,6 +9,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "hash.h"
+
 /* A line: an error message (tms.h) and what is put around it. Longer ones are cut. */
 enum { LINE_BYTES = 2048 };
 
@@ -98,20 +100,14 @@ void tms_log_after_fork_in_child(tms_log_t *log) {
     atomic_store(&log->recurred, false);
 }
 
-/* FNV-1a. */
-static uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t count) {
-    const uint64_t prime = 1099511628211u;
-    for (size_t i = 0; i < count; i++) hash = (hash ^ ((const unsigned char *)bytes)[i]) * prime;
-    return hash;
-}
-
 /* The bit of an error: of the call that failed and its result. */
 static uint64_t bit_of(const tms_error_t *error) {
-    const uint64_t basis = 14695981039346656037u;
     enum { TOP_SIX_BITS = 58 };
-    const int32_t results[] = {error->status, error->driver_result, error->os_error};
-    uint64_t hash = hash_bytes(basis, error->call, strlen(error->call));
-    return (uint64_t)1 << (hash_bytes(hash, results, sizeof results) >> TOP_SIX_BITS);
+    uint64_t hash = tms_hash_bytes(TMS_HASH_START, error->call, strlen(error->call));
+    hash = tms_hash_number(hash, (uint32_t)error->status);
+    hash = tms_hash_number(hash, (uint32_t)error->driver_result);
+    hash = tms_hash_number(hash, (uint32_t)error->os_error);
+    return (uint64_t)1 << (hash >> TOP_SIX_BITS);
 }
 
 void tms_log_recurring(const tms_log_t *log, tms_log_cause_t cause, tms_log_level_t level, const tms_error_t *error,

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "hash.h"
+
 /* The stack of one thread. `owner` tells whose it is: a process has one tms_region_defaults_t, tests have several, and a
  * thread that meets another one starts afresh. */
 typedef struct region_stack {
@@ -41,18 +43,14 @@ void tms_tag_table_after_fork_in_child(tms_tag_table_t *table) { pthread_mutex_i
 
 enum { FIRST_SLOTS = 16 };
 
-/* FNV-1a, and its upper half into the lower, which chooses the slot. */
+/* The upper half is folded into the lower, which chooses the slot. */
 static uint64_t hash_of(const char *name) {
-    const uint64_t basis = 14695981039346656037u, prime = 1099511628211u;
-    uint64_t hash = basis;
-    for (; *name; name++) hash = (hash ^ (unsigned char)*name) * prime;
+    uint64_t hash = tms_hash_bytes(TMS_HASH_START, name, strlen(name));
     return hash ^ hash >> 32;
 }
 
-/* The slot of the tag of that name, or the free one where it would lie. NULL where there is no index. */
-static tms_tag_t **find_slot(tms_tag_table_t *table, const char *name, uint64_t hash) {
-    tms_tag_index_t *index = table->index;
-    if (!index) return NULL;
+/* The slot of the tag of that name, or the free one where it would lie. */
+static tms_tag_t **find_slot(tms_tag_table_t *table, tms_tag_index_t *index, const char *name, uint64_t hash) {
     for (uint64_t i = hash;; i++) {
         tms_tag_t **slot = &index->slots[i & (index->size - 1)];
         table->steps++;
@@ -62,7 +60,7 @@ static tms_tag_t **find_slot(tms_tag_table_t *table, const char *name, uint64_t 
 
 static bool grow(tms_tag_table_t *table) {
     size_t size = table->index ? 2 * table->index->size : FIRST_SLOTS;
-    tms_tag_index_t *grown = calloc(1, sizeof *grown + size * sizeof *grown->slots);
+    tms_tag_index_t *grown = calloc(1, sizeof *grown + size * sizeof(void *));
     if (!grown) return false;
     grown->size = size;
     for (tms_tag_t *tag = table->first; tag; tag = tag->next) {
@@ -92,7 +90,7 @@ static tms_tag_t *insert(tms_tag_table_t *table, const char *name, uint64_t hash
     tag->next = table->first;
     table->first = tag;
     table->count++;
-    *find_slot(table, name, hash) = tag;
+    *find_slot(table, table->index, name, hash) = tag;
     return tag;
 }
 
@@ -102,7 +100,7 @@ tms_tag_t *tms_tag_find(tms_tag_table_t *table, const char *name) {
     if (!name) return NULL;
     uint64_t hash = hash_of(name);
     pthread_mutex_lock(&table->lock);
-    tms_tag_t **slot = find_slot(table, name, hash), *tag = slot ? *slot : NULL;
+    tms_tag_t *tag = table->index ? *find_slot(table, table->index, name, hash) : NULL;
     pthread_mutex_unlock(&table->lock);
     return tag;
 }
@@ -113,7 +111,7 @@ tms_status_t tms_tag_intern(tms_tag_table_t *table, const char *name, tms_tag_t 
     }
     uint64_t hash = hash_of(name);
     pthread_mutex_lock(&table->lock);
-    tms_tag_t **slot = find_slot(table, name, hash), *found = slot ? *slot : NULL;
+    tms_tag_t *found = table->index ? *find_slot(table, table->index, name, hash) : NULL;
     if (!found) found = insert(table, name, hash);
     pthread_mutex_unlock(&table->lock);
     if (!found) return tms_error_set_os(error, &region_context, "calloc", ENOMEM, NULL);

@@ -82,7 +82,7 @@ static tms_status_t find_tags(tms_transition_t *t, tms_error_t *error) {
     const tms_selection_t *selection = t->selection;
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     if (!selection->tags) return TMS_OK;
-    t->tags = calloc(selection->tag_count + 1, sizeof *t->tags);
+    t->tags = calloc(selection->tag_count + 1, sizeof(void *));
     if (!t->tags) return tms_error_set_os(error, &context, "calloc", ENOMEM, NULL);
     for (size_t i = 0; i < selection->tag_count; i++) {
         tms_tag_t *tag = tms_tag_find(&t->saver->regions->tags, selection->tags[i]);

@@ -201,9 +201,11 @@ def test_an_ordinary_graph_captured_inside_a_region() -> None:
 
 def test_what_another_stream_allocates_during_a_capture_is_ordinary() -> None:
     skip_where_routing_is_of_the_process()
-    source, graph, other = torch.ones(1024, device="cuda"), torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    source, graph = torch.ones(1024, device="cuda"), torch.cuda.CUDAGraph()
     with saver.cuda_graph(graph, tag="graphs", capture_error_mode="relaxed"):
         captured = source + 1
+        # PyTorch hands out a few streams in turn: one of them is the capture's.
+        other = next(stream for stream in iter(torch.cuda.Stream, None) if stream != torch.cuda.current_stream())
         with torch.cuda.stream(other):
             ordinary = empty(64 * MIB)
     assert is_managed(captured)
