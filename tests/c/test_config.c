@@ -27,6 +27,7 @@ static const char *const all_variables[] = {
     "TMS_LOG_LEVEL",
     "TMS_LOCK_DIR",
     "TMPDIR",
+    "XDG_RUNTIME_DIR",
 };
 
 static char output[1 << 14];
@@ -209,9 +210,10 @@ static void test_names(void **state) {
 static void test_texts_are_copied(void **state) {
     (void)state;
     setenv("TMPDIR", "/scratch", 1);
+    setenv("XDG_RUNTIME_DIR", "/run/user/1", 1);
     assert_int_equal(read_config(), 0);
     assert_string_equal(config.disk_backup_directory, "/scratch");
-    assert_string_equal(config.lock_directory, "");
+    assert_string_equal(config.lock_directory, ""); /* XDG_RUNTIME_DIR goes with its user's last login */
     setenv("TMS_LOCK_DIR", "/run/locks", 1);
     setenv("TMS_DISK_BACKUP_DIR", "/data/backups", 1);
     setenv("TMS_CUDA_DRIVER", "/opt/libdriver.so", 1);

@@ -365,6 +365,7 @@ def test_a_setuptools_that_cannot_make_wheels_is_one_sentence(
         there[name] = False
 
 
+@needs_source_tree
 def test_each_file_is_compiled_once(tmp_path: Path) -> None:
     pytest.importorskip("setuptools", reason="needs setuptools")
     compiler, log = tmp_path / "compiler", tmp_path / "log"
