@@ -206,6 +206,7 @@ NOT_FAILED = {
             "snprintf",
             "vsnprintf",
             "strtod",
+            "strtol",
             "strtoul",
             "strtoull",
             "sysconf",
