@@ -1,4 +1,4 @@
-/* FNV-1a: spreads names and numbers over tables and file names. It keeps nobody from choosing what collides. */
+/* FNV-1a, for tables and file names. Not safe against chosen collisions. */
 #ifndef TMS_HASH_H
 #define TMS_HASH_H
 
