@@ -90,7 +90,7 @@ def managed_default_pool_bytes(torch: TorchCuda) -> int:
 
 
 def replaced_error(exception: BaseException | None, token: PoolId | None, used: PoolId) -> InvalidStateError | None:
-    """What a program is told that ended routing to its token while a pool of ours was in the place of the token's."""
+    """The error of ending the routing to a token whose pool has been replaced by one of ours."""
     if token in (None, used) or not isinstance(exception, RuntimeError) or _NOT_ROUTED not in str(exception):
         return None
     return InvalidStateError(

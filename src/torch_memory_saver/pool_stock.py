@@ -90,7 +90,7 @@ class PoolStock:
             frame.pools.append(self.check_out(torch, (tag, backup, device, host_policy), frame.managed))
 
     def check_out(self, torch: TorchCuda, key: Key, managed: bool = True) -> Pool:
-        """A pool that is nobody else's and hands out no paused memory: an idle one, or a new one."""
+        """A pool that is not in use and hands out no paused memory: an idle one, or a new one."""
         if not managed:
             return self.make_pool(torch, key, managed=False)
         paused, epoch = _core.tag_info(key[0])

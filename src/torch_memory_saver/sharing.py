@@ -1,4 +1,4 @@
-"""Managed tensors cannot be sent to another process: the error that says so, in the place of CUDA's "invalid argument".
+"""Managed tensors cannot be sent to another process: our error replaces CUDA's "invalid argument".
 
 CUDA's IPC handles are of physical memory that cudaMalloc made, and managed memory is neither cudaMalloc's nor the same after
 a resume. :func:`install` puts two thin layers into PyTorch, at this package's first use of it: one around

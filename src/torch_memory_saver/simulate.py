@@ -245,10 +245,10 @@ def _writable(trace: str | os.PathLike[str]) -> str:
 
 
 def check_imports(command: Sequence[str]) -> None:
-    """That this Python has the PyTorch which a script imports first thing, before its traceback says so.
+    """Checks that PyTorch is installed if the script imports it, so that the user gets one sentence and no traceback.
 
     Raises:
-        TorchUnavailableError: It has not.
+        TorchUnavailableError: It is not installed.
     """
     scripts = [part for part in command[1:2] if command[0] in _PYTHON and part.endswith(".py")]
     if not scripts or find_torch() is not None:

@@ -46,7 +46,7 @@ else:
 
 assert flag[0] == 0, "the kernel has ended before the free"
 assert core.free(used)
-# On a real GPU the other context can be lost with the first one, which its own answer tells. Then nothing is waited for.
+# On H200s the kernel had not ended when the free returned. That is right only if the other context is lost, too.
 assert driver().cuCtxPushCurrent_v2(context) == 0
 other = driver().cuCtxSynchronize()
 assert flag[0] == 7 or (other != 0 and not SIMULATED), f"the free has not waited, and the other context answers {other}"
