@@ -11,36 +11,47 @@ CC := $(if $(filter default,$(origin CC)),gcc,$(CC))
 CLANG_FORMAT ?= clang-format
 PYTEST_ARGUMENTS ?=
 
-# Asked once, and only by what needs it: setup.py knows where the package and cuda.h are.
-PACKAGE_ROOT = $(eval PACKAGE_ROOT := $$(shell $(PYTHON) -c 'import setup; print(setup.PACKAGE_ROOT)'))$(PACKAGE_ROOT)
+# Asked once, and only by what needs it: setup.py knows where cuda.h is.
 CUDA_INCLUDE = $(eval CUDA_INCLUDE := $$(shell $(PYTHON) -c 'import setup; print(setup.find_cuda_include())'))$(CUDA_INCLUDE)
+INTERFACE = $(shell $(PYTHON) -c 'import setup; print(setup.interface())')
 PYTHON_INCLUDE = $(shell $(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')
-IN_TREE = PYTHONPATH="$(abspath $(PACKAGE_ROOT))$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON)
+IN_TREE = PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON)
 
-C_FILES = $(shell find csrc src tests -name '*.[ch]')
-PYTHON_FILES = setup.py $(wildcard $(PACKAGE_ROOT)/torch_memory_saver tests examples)
+C_FILES = $(shell find csrc torch_memory_saver tests tools -name '*.[ch]')
+PYTHON_FILES = setup.py $(wildcard torch_memory_saver tests tools examples docs/*.py)
 
 .PHONY: help
 help: ## this list
 	@echo "make <target>, where <target> is one of"
-	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' Makefile | expand -t 14
+	@sed -nE 's/^##@ (.*)/\n\1/p; s/^([a-z-]+):.*## (.*)/  \1\t\2/p' Makefile | expand -t 20
+
+##@ Build
 
 .PHONY: build
 build: ## the three libraries, built in the source tree
 	$(PYTHON) setup.py -q build_ext --inplace
 
+.PHONY: clean
+clean: ## removes everything that was built
+	rm -rf build dist *.egg-info *.so torch_memory_saver/*.so
+
+##@ Test on the simulated GPU
 .PHONY: test
 test: build ## the Python tests on the simulated GPU, with the package of the source tree
 	$(IN_TREE) -m pytest $(PYTEST_ARGUMENTS)
 
+.PHONY: slow
+slow: build ## the Python tests that plain pytest has no time for: more failures, the benchmark, the demo, random operations
+	$(IN_TREE) -m pytest -m slow $(PYTEST_ARGUMENTS)
+
 .PHONY: faults
 faults: build ## every call of the driver and the C library fails, in every way that is known, on the simulated GPU (half an hour)
-	$(IN_TREE) -m pytest -m faults tests/faults $(PYTEST_ARGUMENTS)
+	$(IN_TREE) -m pytest -m faults tests/fault_injection $(PYTEST_ARGUMENTS)
 
 MUTANTS_ARGUMENTS ?=
 .PHONY: mutants
 mutants: ## plants one bug at a time in a copy of the sources, and expects the tests named for it to fail (MUTANTS_ARGUMENTS=NAME for some)
-	$(PYTHON) -u tests/mutants/run.py $(MUTANTS_ARGUMENTS)
+	$(PYTHON) -u tools/mutants.py $(MUTANTS_ARGUMENTS)
 
 SIMULATE = $(IN_TREE) -m torch_memory_saver simulate --devices 2 --memory 8GiB
 # Side by side, because one leaves half of two cores idle; what each prints is shown when it has ended.
@@ -56,7 +67,7 @@ SOAK_SECONDS ?= 3600
 SOAK_ARGUMENTS ?=
 .PHONY: soak
 soak: build ## random operations against a model, every byte compared, for SOAK_SECONDS (3600); SOAK_ARGUMENTS="--seed N"
-	$(IN_TREE) tests/model/soak.py --seconds $(SOAK_SECONDS) $(SOAK_ARGUMENTS)
+	$(IN_TREE) tools/soak.py --seconds $(SOAK_SECONDS) $(SOAK_ARGUMENTS)
 
 .PHONY: torch-soak
 torch-soak: build ## the same with tensors, through PyTorch on the simulated GPU: SOAK_SECONDS in each hook mode
@@ -65,27 +76,30 @@ torch-soak: build ## the same with tensors, through PyTorch on the simulated GPU
 
 .PHONY: torch-matrix
 torch-matrix: ## the same with several releases of PyTorch, each in an environment of its own that is removed
-	$(PYTHON) tests/torch/matrix.py
+	$(PYTHON) tools/torch_matrix.py
 
+##@ On real GPUs
 .PHONY: gpu-test
 gpu-test: build ## the GPU tests on the GPUs of this machine, in both hook modes
 	$(IN_TREE) -m pytest --gpu tests/gpu $(PYTEST_ARGUMENTS)
 
 RECORD ?= h200
-.PHONY: faithful
-faithful: ## on a real GPU: records what it does in tests/faithful, for the simulated one to be compared with (RECORD=h200)
-	$(PYTHON) tests/faithful/record.py --output tests/faithful/recorded_$(RECORD).json
+.PHONY: conformance
+conformance: ## on a real GPU: records what it does in tests/conformance, for the simulated one to be compared with (RECORD=h200)
+	$(PYTHON) tools/record_gpu.py --output tests/conformance/recorded_$(RECORD).json
 
 BENCH_ARGUMENTS ?=
 .PHONY: bench
 bench: build ## what pause and resume reach of what the hardware allows; BENCH_ARGUMENTS="--peer PATH --json FILE"
 	$(IN_TREE) -m torch_memory_saver bench $(BENCH_ARGUMENTS)
 
-# ---- C unit tests. Each tests/c/test_*.c is a program, linked with the core and the other files of tests/c. One build a
+##@ Test the C code
+# ---- C unit tests. Each test_*.c below tests/unit is a program, linked with the core and with tests/unit/support. One build a
 # variant: plain, asan (with UBSan), tsan, coverage.
 
 VARIANT ?= plain
-C_TESTS ?= $(wildcard tests/c/test_*.c)
+ALL_C_TESTS := $(shell find tests/unit -name 'test_*.c' | sort)
+C_TESTS ?= $(ALL_C_TESTS)
 # For one program, which hangs if it takes longer.
 C_TEST_SECONDS := 300
 C_BUILD := build/c/$(VARIANT)
@@ -95,12 +109,16 @@ C_FLAGS_tsan := -O1 -fno-omit-frame-pointer -fsanitize=thread
 C_FLAGS_coverage := -O0 --coverage -fprofile-update=atomic
 # Not fortified, although a distribution's compiler may do it by default: the sanitizers look at the plain calls.
 C_FLAGS = -std=c11 -D_GNU_SOURCE -U_FORTIFY_SOURCE -g -pthread -fPIC -fvisibility=hidden -Wall -Wextra -Werror $(C_FLAGS_$(VARIANT)) \
-	-Icsrc -isystem $(CUDA_INCLUDE) -MMD -MP
+	-Icsrc -Itests/unit/support -isystem $(CUDA_INCLUDE) -MMD -MP
 C_LIBRARIES := -lcmocka -ldl -lrt
 
-C_CORE := $(patsubst %.c,$(C_BUILD)/%.o,$(wildcard csrc/*.c))
-C_SUPPORT := $(patsubst %.c,$(C_BUILD)/%.o,$(filter-out tests/c/test_%,$(wildcard tests/c/*.c)))
-C_SIMULATOR := $(patsubst %.c,$(C_BUILD)/%.o,$(wildcard csrc/simulator/*.c))
+CORE_LAYERS := $(addprefix csrc/,base device backup core abi)
+CORE_SOURCES := $(shell find $(CORE_LAYERS) -name '*.c' | sort)
+# What runs inside a user's process: everything but the simulated GPU.
+SHIPPED_SOURCES := $(CORE_SOURCES) $(wildcard csrc/python/*.c csrc/preload/*.c)
+C_CORE := $(patsubst %.c,$(C_BUILD)/%.o,$(CORE_SOURCES))
+C_SUPPORT := $(patsubst %.c,$(C_BUILD)/%.o,$(wildcard tests/unit/support/*.c))
+C_SIMULATOR := $(patsubst %.c,$(C_BUILD)/%.o,$(shell find csrc/simulator -name '*.c' | sort))
 C_PROGRAMS := $(patsubst %.c,$(C_BUILD)/%,$(C_TESTS))
 C_DRIVER := $(C_BUILD)/_simulated_cuda.so
 
@@ -119,7 +137,7 @@ $(C_PROGRAMS): %: %.o $(C_CORE) $(C_SUPPORT)
 
 .PHONY: ctest-build ctest
 ctest-build: $(C_PROGRAMS) $(C_DRIVER)
-ctest: ctest-build ## the C unit tests (C_TESTS=tests/c/test_x.c for one)
+ctest: ctest-build ## the C unit tests (C_TESTS=tests/unit/core/test_region.c for one)
 	@failed=""; for program in $(C_PROGRAMS); do \
 		echo "== $$program"; \
 		TMS_CUDA_DRIVER="$(abspath $(C_DRIVER))" timeout $(C_TEST_SECONDS) $$program || failed="$$failed $$program"; \
@@ -140,6 +158,8 @@ LINK_SHARED = mkdir -p $(@D) && echo "  LD $@" && $(CC) $(C_FLAGS_$(VARIANT)) -s
 COMMA := ,
 
 $(C_GLUE): C_FLAGS += -DPy_LIMITED_API=0x030A0000 -isystem $(PYTHON_INCLUDE)
+$(C_BUILD)/csrc/python/module.o: C_FLAGS += -DTMS_PY_INTERFACE=$(INTERFACE)
+$(C_BUILD)/csrc/python/module.o: torch_memory_saver/_core.pyi
 $(SITE_CORE): $(C_CORE) $(C_GLUE) csrc/python/exports.map
 	@$(LINK_SHARED)
 $(SITE_PRELOAD): $(C_CORE) $(C_PRELOAD) csrc/preload/exports.map
@@ -147,15 +167,19 @@ $(SITE_PRELOAD): $(C_CORE) $(C_PRELOAD) csrc/preload/exports.map
 $(SITE_SIMULATOR): $(C_SIMULATOR) csrc/simulator/exports.map
 	@$(LINK_SHARED)
 
+# Its tests run in that folder: Python started in the source tree imports the package that lies there.
 .PHONY: site
 site: $(SITE_CORE) $(SITE_PRELOAD) $(SITE_SIMULATOR)
-	@cd $(PACKAGE_ROOT) && find torch_memory_saver \( -name '*.py' -o -name '*.pyi' -o -name '*.c' -o -name py.typed \) -exec cp --parents -t $(abspath $(SITE)) {} +
+	@find torch_memory_saver \( -name '*.py' -o -name '*.pyi' -o -name '*.c' -o -name py.typed \) -exec cp --parents -t $(abspath $(SITE)) {} +
+	@ln -sfn $(addprefix $(CURDIR)/,csrc tests tools Makefile pyproject.toml setup.py) $(SITE)
 
 # Tests of what is in the libraries that setup.py builds: names that begin so.
-OF_SETUP := --ignore=tests/preload/test_exports.py --deselect=tests/python/test_simulate_elf.py::test_the_simulated_gpu \
-	$(addprefix --deselect=tests/python/test_build.py::test_,libraries_ core_exports preload_library_exports simulator_exports \
-	source_distribution)
+OF_SETUP := --ignore=tests/unit/preload/test_exports.py --ignore=tests/unit/python/setup/test_installing.py \
+	--deselect=tests/unit/python/simulate/test_elf.py::test_the_simulated_gpu \
+	$(addprefix --deselect=tests/unit/python/setup/test_libraries.py::test_,libraries_ core_exports preload_library_exports \
+	simulator_exports) --deselect=tests/unit/python/setup/test_setup.py::test_source_distribution
 
+##@ Sanitizers, fuzzing, coverage
 # ---- Sanitizers.
 
 .PHONY: sanitize sanitize-c sanitize-python sanitize-threads
@@ -172,29 +196,30 @@ sanitize-c: ## the C tests and the corpus of the fuzz targets, with ASan and UBS
 
 # Threads of the library itself run in most programs. Left out is what another process orders, which TSan does not see, and
 # what makes the calls of other programs once more for a minute.
-NOT_TSAN := tests/c/test_simulator_ipc.c tests/c/test_driver_calls.c
+NOT_TSAN := tests/unit/simulator/test_ipc.c tests/unit/core/test_driver_calls.c
 sanitize-threads: ## the C tests with TSan
-	TSAN_OPTIONS=halt_on_error=1:suppressions=$(abspath tests/sanitize/thread.suppressions) $(MAKE) ctest VARIANT=tsan C_TESTS="$(filter-out $(NOT_TSAN),$(wildcard tests/c/test_*.c))"
+	TSAN_OPTIONS=halt_on_error=1:suppressions=$(abspath tests/sanitize/thread.suppressions) $(MAKE) ctest VARIANT=tsan C_TESTS="$(filter-out $(NOT_TSAN),$(ALL_C_TESTS))"
 
-# Python itself is not instrumented: leaks are looked for in the C tests. The compiled programs of tests/preload have the
+# Python itself is not instrumented: leaks are looked for in the C tests. The compiled programs of tests/unit/preload have the
 # runtime by CFLAGS, with the preload library before it (verify_asan_link_order). Left out is what is about the libraries that
 # setup.py builds, what starts programs that have no runtime or a malloc of their own, command lines, PyTorch, and forks of a
 # process with threads, in whose child ASan's own allocator can wait for ever.
 SANITIZED_PYTHON := $(abspath build/c/asan/python)
-SANITIZED_TESTS ?= tests/python tests/preload
-NOT_SANITIZED := $(OF_SETUP) $(addprefix --ignore=tests/,python/test_torch_cpu.py preload/test_harmless.py \
-	python/test_bench.py python/test_build.py python/test_cli.py python/test_simulate.py) $(addprefix --deselect=tests/preload/test_process.py::,test_beside_another_preloaded_library \
+SANITIZED_TESTS ?= tests/unit/python tests/unit/preload
+NOT_SANITIZED := $(OF_SETUP) $(addprefix --ignore=tests/unit/,preload/test_harmless.py \
+	$(addprefix python/,torch/test_torch_cpu.py bench/test_command.py bench/test_direct_io.py bench/test_yardstick.py setup cli/test_commands.py \
+	cli/test_demo.py cli/test_chart.py simulate/test_simulate.py)) $(addprefix --deselect=tests/unit/preload/test_process.py::,test_beside_another_preloaded_library \
 	test_allocations_inside_an_allocation_are_not_the_programs) \
-	--deselect=tests/python/test_exit.py::test_a_forked_child_leaves_what_is_its_parent_s \
-	--deselect=tests/python/test_host_memory.py::test_a_forked_child_closes_nothing_of_its_parents \
-	--deselect=tests/python/test_host_memory.py::test_a_forked_child_inherits_copies_of_a_backup_and_not_its_memory
+	--deselect=tests/unit/python/test_exit.py::test_a_forked_child_leaves_what_is_its_parent_s \
+	--deselect=tests/unit/python/backup/test_host_memory.py::test_a_forked_child_closes_nothing_of_its_parents \
+	--deselect=tests/unit/python/backup/test_host_memory.py::test_a_forked_child_inherits_copies_of_a_backup_and_not_its_memory
 sanitize-python: ## the Python tests on the simulated GPU, with ASan and UBSan in the three libraries
 	$(MAKE) site VARIANT=asan
-	$(PYTHON) tests/sanitize/make_python.py $(SANITIZED_PYTHON) "$$($(CC) -print-file-name=libasan.so)" $(CC)
+	$(PYTHON) tools/sanitizer/make_python.py $(SANITIZED_PYTHON) "$$($(CC) -print-file-name=libasan.so)" $(CC)
 	@rm -rf $(SANITIZER_REPORTS) && mkdir -p $(SANITIZER_REPORTS)
 	@export PATH="$(SANITIZED_PYTHON)/bin:$$PATH" PYTHONPATH="$(abspath build/c/asan/site)" PYTHONMALLOC=malloc CFLAGS=-fsanitize=address \
 		ASAN_OPTIONS=$(ASAN_SETTINGS):detect_leaks=0:verify_asan_link_order=0:log_path=$(SANITIZER_REPORTS)/address \
-		UBSAN_OPTIONS=$(UBSAN_SETTINGS):log_path=$(SANITIZER_REPORTS)/undefined; set -x; \
+		UBSAN_OPTIONS=$(UBSAN_SETTINGS):log_path=$(SANITIZER_REPORTS)/undefined; cd build/c/asan/site; set -x; \
 	python -m pytest -q tests/sanitize/check_detection.py && \
 	python -m pytest $(SANITIZED_TESTS) $(NOT_SANITIZED) $(PYTEST_ARGUMENTS)
 	@if [ -n "$$(ls $(SANITIZER_REPORTS))" ]; then head -n 60 $(SANITIZER_REPORTS)/*; exit 1; else echo "no reports of the sanitizers"; fi
@@ -207,7 +232,7 @@ FUZZ_TARGETS := $(patsubst tests/fuzz/fuzz_%.c,%,$(wildcard tests/fuzz/fuzz_*.c)
 FUZZ_BUILD := build/fuzz
 FUZZ_REPLAYERS := $(patsubst %,$(C_BUILD)/tests/fuzz/replay_%,$(FUZZ_TARGETS))
 
-$(FUZZ_BUILD)/fuzz_%: tests/fuzz/fuzz_%.c $(wildcard csrc/*.[ch]) Makefile
+$(FUZZ_BUILD)/fuzz_%: tests/fuzz/fuzz_%.c $(CORE_SOURCES) Makefile
 	@mkdir -p $(@D) && echo "  CC $@"
 	@$(FUZZ_CC) -std=c11 -D_GNU_SOURCE -U_FORTIFY_SOURCE -g -O1 -pthread -Wall -Wextra -Werror -fsanitize=fuzzer,address,undefined \
 		-fno-sanitize-recover=undefined -Icsrc -isystem $(CUDA_INCLUDE) $(filter %.c,$^) -ldl -lrt -o $@
@@ -233,39 +258,44 @@ fuzz-corpus: $(FUZZ_REPLAYERS) ## runs the kept inputs of the fuzz targets once
 
 COVERAGE_LINES := 95
 COVERAGE_BRANCHES := 85
-COVERAGE_TESTS ?= tests/python tests/preload $(wildcard tests/faults)
+COVERAGE_TESTS ?= tests/unit/python tests/unit/preload $(wildcard tests/fault_injection)
 # test_harmless.py compares the output of programs, and gcov's library has functions of its own that can fail.
-NOT_COVERAGE := $(OF_SETUP) --ignore=tests/preload/test_harmless.py \
-	--deselect=tests/faults/test_faults.py::test_nothing_that_can_fail_is_left_out
+NOT_COVERAGE := $(OF_SETUP) --ignore=tests/unit/preload/test_harmless.py \
+	--deselect=tests/fault_injection/test_faults.py::test_nothing_that_can_fail_is_left_out
 .PHONY: coverage coverage-report
 coverage: ## how much of the C code without the simulator the tests run through; fails below the thresholds of the Makefile
 	@find build/c/coverage -name '*.gcda' -delete 2>/dev/null || true
 	$(MAKE) ctest site VARIANT=coverage
-	PYTHONPATH="$(abspath build/c/coverage/site)" $(PYTHON) -m pytest -q $(COVERAGE_TESTS) $(NOT_COVERAGE) $(PYTEST_ARGUMENTS)
+	cd build/c/coverage/site && PYTHONPATH="$$PWD" $(PYTHON) -m pytest -q -m '' $(COVERAGE_TESTS) $(NOT_COVERAGE) $(PYTEST_ARGUMENTS)
 	$(MAKE) coverage-report
 coverage-report: # of the runs so far
-	$(PYTHON) tests/coverage/report.py --lines $(COVERAGE_LINES) --branches $(COVERAGE_BRANCHES) build/c/coverage csrc csrc/python csrc/preload
+	$(PYTHON) tools/coverage_report.py --lines $(COVERAGE_LINES) --branches $(COVERAGE_BRANCHES) build/c/coverage $(patsubst %/,%,$(sort $(dir $(SHIPPED_SOURCES))))
 
 -include $(shell find $(C_BUILD) -name '*.d' 2>/dev/null)
 
+##@ Style and static analysis
 # ---- Lint. A tool that is not there is named, and skipped where it is one of two that look for the same.
 
-.PHONY: lint lint-format lint-c lint-python analyze
-lint: lint-format lint-c analyze lint-python ## formatting, static analysis of the C, ruff, mypy
+.PHONY: lint lint-format lint-c lint-python analyze layers layers-picture
+lint: lint-format layers lint-c analyze lint-python ## formatting, the layers of csrc, static analysis of the C, ruff, mypy
+layers: $(C_CORE) $(C_GLUE) $(C_PRELOAD) $(C_SIMULATOR) ## fails where a file of csrc uses one of a higher layer, or files use each other in a circle
+	$(PYTHON) tools/check_layers.py --objects $(C_BUILD) --need-objects
+layers-picture: layers ## docs/images/layers.svg, drawn anew
+	$(PYTHON) tools/check_layers.py --objects $(C_BUILD) --svg docs/images/layers.svg
 lint-format:
 	@echo "$(CLANG_FORMAT) --dry-run -Werror" && $(CLANG_FORMAT) --dry-run -Werror $(C_FILES)
 lint-c:
 	@if command -v cppcheck >/dev/null; then \
-		set -x; cppcheck --quiet --std=c11 --library=python --enable=warning,performance,portability --inline-suppr --error-exitcode=1 \
+		set -x; cppcheck --std=c11 --library=python --enable=warning,performance,portability --inline-suppr --error-exitcode=1 \
 			--suppress=missingIncludeSystem -D_GNU_SOURCE -Icsrc csrc; \
 	else echo "skipped: cppcheck is not installed"; fi
 	@if command -v clang-tidy >/dev/null; then \
-		set -x; clang-tidy --quiet --warnings-as-errors='*' $(wildcard csrc/*.c csrc/*/*.c) -- -std=c11 -D_GNU_SOURCE \
+		set -x; clang-tidy --warnings-as-errors='*' $(shell find csrc -name '*.c' | sort) -- -std=c11 -D_GNU_SOURCE \
 			-DPy_LIMITED_API=0x030A0000 -Icsrc -isystem $(PYTHON_INCLUDE) -isystem $(CUDA_INCLUDE) 2>&1 | sed -E '/^[0-9]+ warnings? generated\.$$/d'; \
 	else echo "skipped: clang-tidy is not installed"; fi
 analyze: ## the C code without the simulator through gcc's analyzer, every report of which is an error
 	@if gcc --version >/dev/null 2>&1; then \
-		echo "gcc -fanalyzer"; failed=0; for file in $(wildcard csrc/*.c csrc/python/*.c csrc/preload/*.c); do \
+		echo "gcc -fanalyzer"; failed=0; for file in $(SHIPPED_SOURCES); do \
 			gcc -std=c11 -D_GNU_SOURCE -O1 -fanalyzer -Wall -Wextra -Werror -DPy_LIMITED_API=0x030A0000 -Icsrc -isystem $(PYTHON_INCLUDE) \
 				-isystem $(CUDA_INCLUDE) -c $$file -o /dev/null || failed=1; \
 		done; exit $$failed; \
@@ -273,18 +303,18 @@ analyze: ## the C code without the simulator through gcc's analyzer, every repor
 lint-python:
 	$(PYTHON) -m ruff check $(PYTHON_FILES)
 	$(PYTHON) -m ruff format --check $(PYTHON_FILES)
-	$(PYTHON) -m mypy $(PACKAGE_ROOT)/torch_memory_saver
+	$(PYTHON) -m mypy torch_memory_saver $(wildcard tools)
 
 # What compiles with it compiles with all: cuda.h only grows. pip has it as a package, which is unpacked and not installed.
 OLDEST_CUDA := 12.0.107
 OLDEST_HEADERS := build/cuda-$(OLDEST_CUDA)
 $(OLDEST_HEADERS)/nvidia/cuda_runtime/include/cuda.h:
-	$(PYTHON) -m pip install --quiet --no-deps --target $(OLDEST_HEADERS) nvidia-cuda-runtime-cu12==$(OLDEST_CUDA)
+	$(PYTHON) -m pip install --no-deps --target $(OLDEST_HEADERS) nvidia-cuda-runtime-cu12==$(OLDEST_CUDA)
 
 .PHONY: oldest-cuda
 oldest-cuda: $(OLDEST_HEADERS)/nvidia/cuda_runtime/include/cuda.h ## compiles all of the C against the oldest cuda.h that will do
-	@for file in $(filter-out tests/sanitize/%,$(filter %.c,$(C_FILES))); do \
-		$(CC) -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -fsyntax-only -DPy_LIMITED_API=0x030A0000 -Icsrc -I$(PYTHON_INCLUDE) \
+	@for file in $(filter-out tools/%,$(filter %.c,$(C_FILES))); do \
+		$(CC) -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -fsyntax-only -DPy_LIMITED_API=0x030A0000 -Icsrc -Itests/unit/support -I$(PYTHON_INCLUDE) \
 			-isystem $(<D) $$file || exit 1; \
 	done; echo "all of the C compiles with the cuda.h of CUDA $(OLDEST_CUDA)"
 
@@ -293,10 +323,11 @@ format: ## the C and Python files, rewritten in their format
 	$(CLANG_FORMAT) -i $(C_FILES)
 	$(PYTHON) -m ruff format $(PYTHON_FILES)
 
+##@ Release
+.PHONY: docs
+docs: ## the documentation, in build/docs (PYTHON has the extra docs and the package)
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
+
 .PHONY: wheel
 wheel: ## dist/: a source distribution, and the wheel built from it
 	$(PYTHON) -m build --outdir dist
-
-.PHONY: clean
-clean: ## removes everything that was built
-	rm -rf build dist *.egg-info $(PACKAGE_ROOT)/*.egg-info $(PACKAGE_ROOT)/*.so $(PACKAGE_ROOT)/torch_memory_saver/*.so

@@ -4,17 +4,20 @@
 - ``torch_memory_saver_hook_mode_preload.abi3.so``, beside the package: the core and the interposers, for LD_PRELOAD.
 - ``torch_memory_saver/_simulated_cuda.so``: the simulated GPU.
 
-They need a C compiler, Python's headers and ``cuda.h``. They are linked with the C library only: the CUDA driver is looked
-for when it is first needed. ``TMS_WERROR=1`` makes warnings errors.
+Every build also puts them beside the sources, so that Python started in a clone finds them. They need a C compiler, Python's
+headers and ``cuda.h``. They are linked with the C library only: the CUDA driver is looked for when it is first needed.
+``TMS_WERROR=1`` makes warnings errors.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from glob import glob
@@ -26,14 +29,16 @@ from typing import Any
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
-#: Where the Python package lies. The package is not at the root of the repository, so that a Python started there imports
-#: the installed package and not the sources, which lack the built libraries.
-PACKAGE_ROOT = "src"
 PACKAGE = "torch_memory_saver"
 
 CORE = f"{PACKAGE}._core"
+DECLARATIONS = f"{PACKAGE}/_core.pyi"
+TABLE = "csrc/include/tms.h"
 PRELOAD = "torch_memory_saver_hook_mode_preload"
 SIMULATOR = f"{PACKAGE}._simulated_cuda"
+
+#: The layers of the native core, the lowest first (ARCHITECTURE.md). The extension and the preload library have them both.
+CORE_LAYERS = ["csrc/base", "csrc/device", "csrc/backup", "csrc/core", "csrc/abi"]
 
 #: The oldest Python whose limited API is used; the tag of the wheel says the same.
 LIMITED_API = "0x030A0000"
@@ -90,8 +95,19 @@ def fortify(compiler: list[str]) -> list[str]:
     return options if known else ["-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"]
 
 
+def interface() -> int:
+    """The id of the interface between the Python files and the library, which the package compares at import: a checksum of
+    what declares the library's functions. Exits with one sentence if that names another function table than there is."""
+    text = Path(DECLARATIONS).read_bytes()
+    declared = re.search(rb"^API_VERSION: Final = (\d+)$", text, re.MULTILINE)
+    version = re.search(rb"^#define TMS_API_VERSION (\d+)u$", Path(TABLE).read_bytes(), re.MULTILINE)
+    if declared is None or version is None or declared[1] != version[1]:
+        raise SystemExit(f"error: API_VERSION in {DECLARATIONS} is not TMS_API_VERSION in {TABLE}: make them the same.")
+    return zlib.crc32(text)
+
+
 def sources(*folders: str) -> list[str]:
-    return sorted(path for folder in folders for path in glob(f"{folder}/*.c"))
+    return sorted(path for folder in folders for path in glob(f"{folder}/**/*.c", recursive=True))
 
 
 def native(name: str, own: str, core: bool, link_flags: list[str]) -> Extension:
@@ -101,10 +117,10 @@ def native(name: str, own: str, core: bool, link_flags: list[str]) -> Extension:
     exports = f"{own}/exports.map"
     return Extension(
         name,
-        sources=sources("csrc", own) if core else sources(own),
+        sources=sources(*CORE_LAYERS, own) if core else sources(own),
         include_dirs=["csrc"],
-        depends=["setup.py", exports, *sorted(glob("csrc/*.h") + glob("csrc/*/*.h"))],
-        define_macros=[("_GNU_SOURCE", None), ("Py_LIMITED_API", LIMITED_API)],
+        depends=["setup.py", DECLARATIONS, exports, *sorted(glob("csrc/**/*.h", recursive=True))],
+        define_macros=[("_GNU_SOURCE", None), ("Py_LIMITED_API", LIMITED_API), ("TMS_PY_INTERFACE", str(interface()))],
         extra_compile_args=[*COMPILE_FLAGS, *warnings_are_errors],
         extra_link_args=[*LINK_FLAGS, *link_flags, f"-Wl,--version-script={exports}"],
         libraries=["dl", "rt"],
@@ -119,6 +135,22 @@ class BuildLibraries(build_ext):
         super().finalize_options()
         # One library after the other: they share objects, whose files are compiled at the same time.
         self.parallel = None
+
+    def run(self) -> None:
+        super().run()  # which copies them itself with --inplace and for an editable install
+        if not self.inplace:
+            self.copy_extensions_to_source()
+
+    def copy_extensions_to_source(self) -> None:
+        """Writes them aside and renames them: processes keep what they have loaded, and none meets a part of a library."""
+        for extension in self.extensions:
+            place = Path(self.get_ext_filename(extension.name))
+            aside = place.with_name(f".{os.getpid()}.{place.name}")
+            try:
+                shutil.copy(Path(self.build_lib, place), aside)
+                os.replace(aside, place)
+            finally:
+                aside.unlink(missing_ok=True)
 
     def build_extensions(self) -> None:
         """With cuda.h, which only compiling needs. Its folder is a system folder, so that nothing in it gives a warning."""
@@ -189,9 +221,8 @@ def main() -> None:
     require_wheel(sys.argv)
     setup(
         license="Apache-2.0",
-        package_dir={"": PACKAGE_ROOT},
-        packages=find_packages(PACKAGE_ROOT, include=[PACKAGE, f"{PACKAGE}.*"]),
-        package_data={PACKAGE: ["py.typed", "*.pyi"], f"{PACKAGE}.bench": ["*.c"]},
+        packages=find_packages(include=[PACKAGE, f"{PACKAGE}.*"]),
+        package_data={PACKAGE: ["py.typed", "*.pyi"], f"{PACKAGE}._bench": ["*.c"]},
         include_package_data=False,
         zip_safe=False,
         ext_modules=[

@@ -10,7 +10,7 @@ MIB = 1 << 20
 GIB = 1 << 30
 
 
-#: Of a device's memory, what an example uses where nothing is said: some need several times as much for a moment.
+#: The part of a device's memory that an example uses by default: some need several times as much for a moment.
 SHARE = 1 / 16
 
 

@@ -195,7 +195,7 @@ class Engine:
 
 
 def serve(role: type, setup: Setup, connection: Connection) -> None:
-    """The main function of both processes: makes the object, then does what is asked until there is nobody to ask."""
+    """The main function of both processes: makes the object, then serves calls until the other end closes."""
     try:
         worker = role(setup)
         connection.send((True, None))

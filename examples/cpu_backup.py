@@ -1,8 +1,8 @@
 """Contents kept in host memory while the device memory is away.
 
-`enable_cpu_backup=True` copies to page-locked memory ("pinned": fast) or to ordinary memory ("mmap": goes back to the
-system at the resume). While paused, `get_cpu_backup()` gives the host copy of a tensor, for instance to save a
-checkpoint. With `retain_cpu_backup` the host memory is kept from one cycle to the next, which saves finding it again.
+`enable_cpu_backup=True` copies to pinned memory ("pinned": fast) or to ordinary memory ("mmap": released at the
+resume). While paused, `get_cpu_backup()` gives the host copy of a tensor, for instance to save a
+checkpoint. With `retain_cpu_backup` the host memory is kept from one cycle to the next, which saves allocating it again.
 
     python examples/cpu_backup.py
 """
@@ -29,7 +29,7 @@ def cycle(backend: str, size: float) -> None:
     report = torch_memory_saver.resume(backend)
     print(f"  resumed in {report.seconds:.2f} s, {report.copied_bytes / 1e9 / report.seconds:.1f} GB/s")
     check(checksum(weights) == expected, "the contents are what they were")
-    check(host is not None and torch.equal(host, weights[0].cpu()), "and what the host copy said")
+    check(host is not None and torch.equal(host, weights[0].cpu()), "and the same as the host copy")
     check(torch_memory_saver.get_cpu_backup(weights[0]) is None, "the backup has gone with the resume")
 
 

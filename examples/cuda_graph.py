@@ -55,7 +55,7 @@ def main() -> None:
     torch_memory_saver.pause("cuda_graph")
     check_bytes(free_bytes() - before, held, "given back by weights and graphs")
     other = torch.full((held // 2,), 0xFF, dtype=torch.uint8, device="cuda")
-    check(bool((other[:MIB] == 0xFF).all()), "somebody else has used the memory")
+    check(bool((other[:MIB] == 0xFF).all()), "another tensor has used the memory")
     del other
     torch.cuda.empty_cache()
     torch_memory_saver.resume("cuda_graph")

@@ -1,8 +1,8 @@
-"""The whole idea in a page: memory that goes and comes back while the tensor stays where it is.
+"""The idea on one page: the memory is released and restored, and the tensor keeps its address.
 
 A tensor made inside `region()` has an address of its own and physical memory behind it. `pause()` gives the physical
-memory back to the driver, for anybody to use; `resume()` puts new memory behind the same address. Contents are lost
-unless a backup is asked for (see cpu_backup.py).
+memory back to the driver, where any process can use it; `resume()` puts new memory behind the same address.
+Contents are lost unless a backup is asked for (see cpu_backup.py).
 
     python examples/simple.py
 """
@@ -28,7 +28,7 @@ def main() -> None:
     print(f"Paused: {report.bytes / GIB:.2f} GiB released in {report.seconds * 1e3:.2f} ms.")
     check_bytes(start - free_bytes(), 0, "still taken")
 
-    print("Somebody else uses the memory.")
+    print("Another tensor uses the memory.")
     other = torch.full((size,), 2, dtype=torch.uint8, device="cuda")
     check(bool((other[:MIB] == 2).all()), "another tensor of that size fits and works")
     del other

@@ -34,6 +34,9 @@ DEVICE_MEMORY = 512 * MIB
 #: About the build, not about the package's behaviour; they stay as they are. Every other TMS_ variable of the caller's goes.
 BUILD_VARIABLES = {"TMS_WERROR"}
 
+#: That share the tests, however many cores there are.
+PROCESSES_MOST = 8
+
 #: How many failures the tests with the marker ``faults`` have injected.
 INJECTED = pytest.StashKey[int]()
 
@@ -64,6 +67,17 @@ def started_by_simulate() -> bool:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--gpu", action="store_true", help="run tests/gpu, on the CUDA driver that the environment gives")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """A process a core, unless -n says otherwise or --gpu is given: there is one GPU, and tests look at its free memory."""
+    # A process of pytest-xdist comes here too, with -n taken away, and so does a pytest that a test starts.
+    if "PYTEST_XDIST_WORKER" in os.environ or hasattr(config, "workerinput") or config.getoption("--gpu"):
+        return
+    if getattr(config.option, "numprocesses", "pytest-xdist is not installed") is None:
+        config.option.numprocesses = min(len(os.sched_getaffinity(0)), PROCESSES_MOST)
+        config.option.dist = "worksteal"  # a file stays together, with its fixtures, until others are idle
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -101,6 +115,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("gpu") or item.get_closest_marker("multigpu"):
             item.add_marker(skip)
+
+
+def pytest_collection_finish() -> None:
+    # The fixture `simulator` collects garbage after each test: what exists by now is no part of it.
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    if output is not None:  # in a process of pytest-xdist
+        output["injected"] = session.config.stash.get(INJECTED, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    injected = getattr(node, "workeroutput", {}).get("injected", 0)
+    node.config.stash[INJECTED] = node.config.stash.get(INJECTED, 0) + injected
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -230,7 +262,7 @@ class Simulator:
         return usage
 
     def take_memory(self, size: int, device: int = 0) -> None:
-        """`size` bytes of a device are somebody else's from now on; a negative size gives them back."""
+        """`size` bytes of a device are taken by another user from now on; a negative size gives them back."""
         assert self.library.tms_sim_take_memory(device, size) == 0, f"device {device} does not have {size} bytes free"
         self._taken[device] += size
 

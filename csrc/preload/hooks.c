@@ -1,7 +1,10 @@
 #include "hooks.h"
 
-#include "capture_mode.h"
-#include "transition.h"
+#include "abi/start.h"
+#include "core/allocation/allocation.h"
+#include "core/capture_end.h"
+#include "core/peers.h"
+#include "device/capture_mode.h"
 
 /* Set while this thread is inside an interposed allocation: what is allocated on its behalf is not the program's. */
 static _Thread_local bool inside_hook;
@@ -11,7 +14,7 @@ static _Thread_local bool inside_hook;
 
 static tms_cuda_error_t no_runtime(tms_state_t *state, tms_hook_t hook) {
     if (state)
-        tms_log_once(&state->log, &state->said_no_runtime, TMS_LOG_ERROR,
+        tms_log_once(&state->log, &state->warned_no_runtime, TMS_LOG_ERROR,
                      "%s was called, and no CUDA runtime (libcudart) that has it is loaded to hand the call on to",
                      tms_hook_name(hook));
     return TMS_CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND;
@@ -70,7 +73,7 @@ static tms_cuda_error_t allocate_managed(tms_state_t *state, const tms_region_t 
     tms_cuda_error_t result;
     CALL_REAL(result, state, cudaMalloc, address, bytes);
     if (result == TMS_CUDA_SUCCESS)
-        tms_log_once(&state->log, &state->said_not_managed, TMS_LOG_WARNING,
+        tms_log_once(&state->log, &state->warned_not_managed, TMS_LOG_WARNING,
                      "an allocation in a region is ordinary and cannot be paused: %s", error.message);
     return result;
 }
@@ -92,7 +95,7 @@ tms_cuda_error_t cudaMalloc(void **address, size_t bytes) {
     return result;
 }
 
-/* Whoever calls it, and from wherever: an address of ours never reaches the real one, and every other one does. NULL too:
+/* On any thread, in any state: an address of ours never reaches the real one, and every other one does. NULL too:
  * cudaFree(NULL) is how programs initialise the runtime. */
 tms_cuda_error_t cudaFree(void *address) {
     tms_state_t *state = tms_state(NULL);
@@ -138,7 +141,7 @@ static bool announce(tms_state_t *state, void *stream, tms_capture_begun_t *begu
     if (begun->must_not_begin)
         tms_log_write(&state->log, TMS_LOG_WARNING, "%s", error.message);
     else
-        tms_state_say_too_many_captures(state);
+        tms_state_warn_too_many_captures(state);
     return !begun->must_not_begin;
 }
 

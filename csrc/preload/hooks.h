@@ -1,63 +1,19 @@
-/* The functions of the CUDA runtime that the preload library stands before, in one X-macro, and how the real ones are found.
+/* The interposers: what programs call in place of the functions of resolve.h.
  *
  * A hook does the least it can: where the thread's allocations are not managed, where we are already inside a hook on this
  * thread, or where the state cannot be made, it calls the real function and nothing else. No hook runs before the program
  * calls a CUDA function, and loading the library does nothing at all, so processes without CUDA never notice it.
  *
- * The real function is the next one in the search order (RTLD_NEXT); where that finds none (the runtime was opened with
- * RTLD_LOCAL, as Python packages do), the one of the libcudart already loaded. Nothing is ever loaded for it. The result is
- * kept in the state (state.h: real[]). No lock is held across the search. Threads: any.
- *
  * Two things differ from the real functions. The runtime's record of its last error is not ours to set: an allocation of
  * ours that fails returns its error, and cudaGetLastError() does not know of it. And where a program captures with the
- * driver's functions, or with a runtime that is linked into it statically, nobody calls us. */
+ * driver's functions, or with a runtime that is linked into it statically, no hook is called. Threads: any. */
 #ifndef TMS_PRELOAD_HOOKS_H
 #define TMS_PRELOAD_HOOKS_H
 
-#include <stddef.h>
+#include "resolve.h"
 
-#include "compat.h"
-#include "state.h"
-
-/* X(function, parameter list). Stream and graph handles are pointers. Destroying a stream, or the context that it
- * belongs to, is among them because it ends a capture that is under way there. The functions with the suffix are the ones
- * that programs built for per-thread default streams call. */
-#define TMS_HOOKS(X)                                                                                                        \
-    X(cudaMalloc, (void **address, size_t bytes))                                                                           \
-    X(cudaFree, (void *address))                                                                                            \
-    X(cudaDeviceEnablePeerAccess, (int peer, unsigned int flags))                                                           \
-    X(cudaStreamBeginCapture, (void *stream, int mode))                                                                     \
-    X(cudaStreamBeginCapture_ptsz, (void *stream, int mode))                                                                \
-    X(cudaStreamBeginCaptureToGraph,                                                                                        \
-      (void *stream, void *graph, const void *dependencies, const void *edges, size_t count, int mode))                     \
-    X(cudaStreamBeginCaptureToGraph_ptsz,                                                                                   \
-      (void *stream, void *graph, const void *dependencies, const void *edges, size_t count, int mode))                     \
-    X(cudaStreamEndCapture, (void *stream, void **graph))                                                                   \
-    X(cudaStreamEndCapture_ptsz, (void *stream, void **graph))                                                              \
-    X(cudaStreamDestroy, (void *stream))                                                                                    \
-    X(cudaDeviceReset, (void))
-
-typedef enum tms_hook {
-#define TMS_HOOK_ENUMERATOR(name, parameters) TMS_HOOK_##name,
-    TMS_HOOKS(TMS_HOOK_ENUMERATOR)
-#undef TMS_HOOK_ENUMERATOR
-        TMS_HOOK_COUNT
-} tms_hook_t;
-_Static_assert((int)TMS_HOOK_COUNT <= (int)TMS_MAX_HOOKS, "the state has too little room for the runtime's functions");
-
-/* The interposers, and the type of each: tms_cudaMalloc_t. */
-#define TMS_HOOK_DECLARE(name, parameters)                                                                                  \
-    TMS_EXPORT tms_cuda_error_t name parameters;                                                                            \
-    typedef tms_cuda_error_t(*tms_##name##_t) parameters;
+#define TMS_HOOK_DECLARE(name, parameters) TMS_EXPORT tms_cuda_error_t name parameters;
 TMS_HOOKS(TMS_HOOK_DECLARE)
 #undef TMS_HOOK_DECLARE
-
-/* A function of any type; cast it to its own before calling. */
-typedef void (*tms_hook_function_t)(void);
-
-const char *tms_hook_name(tms_hook_t hook);
-
-/* The runtime's own function, or NULL where the process has none. `state` may be NULL: then nothing is remembered. */
-tms_hook_function_t tms_hook_real(tms_state_t *state, tms_hook_t hook);
 
 #endif

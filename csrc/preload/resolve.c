@@ -1,10 +1,10 @@
+#include "resolve.h"
+
 #include <dlfcn.h>
 #include <limits.h>
 #include <link.h>
 #include <stdio.h>
 #include <string.h>
-
-#include "hooks.h"
 
 /* Names of the runtime's library: libcudart.so.13, and libcudart-<hash>.so.11.0 in some Python packages. */
 static const char *const runtime_prefixes[] = {"libcudart.so", "libcudart-"};

@@ -203,15 +203,3 @@ bool tms_py_get_callable(const tms_py_call_t *call, int index, PyObject **callab
 }
 
 PyObject *tms_py_text(const char *text) { return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace"); }
-
-PyObject *tms_py_segment(const tms_segment_info_t *row) {
-    return Py_BuildValue("(KKKKiiiN)", (unsigned long long)row->address, (unsigned long long)row->bytes,
-                         (unsigned long long)row->reserved_bytes, (unsigned long long)row->backup_bytes, (int)row->device,
-                         (int)row->state, (int)row->backup, tms_py_text(row->tag));
-}
-
-PyObject *tms_py_report(const tms_report_t *report) {
-    return Py_BuildValue("(KKKKd)", (unsigned long long)report->allocations, (unsigned long long)report->bytes,
-                         (unsigned long long)report->copied_bytes, (unsigned long long)report->unknown_tags,
-                         report->seconds);
-}

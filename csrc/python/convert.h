@@ -10,7 +10,7 @@
 #include <Python.h>
 #include <stdbool.h>
 
-#include "tms.h"
+#include "include/tms.h"
 
 enum { TMS_PY_MAX_PARAMETERS = 8 };
 
@@ -52,7 +52,5 @@ bool tms_py_get_callable(const tms_py_call_t *call, int index, PyObject **callab
 
 /* Text from the native side: UTF-8, but perhaps cut off in the middle of a character. NULL with an exception set. */
 PyObject *tms_py_text(const char *text);
-PyObject *tms_py_segment(const tms_segment_info_t *row); /* the tuple that the stub calls Segment */
-PyObject *tms_py_report(const tms_report_t *report);     /* the tuple that the stub calls Report */
 
 #endif

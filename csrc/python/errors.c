@@ -2,8 +2,8 @@
 
 #include <string.h>
 
+#include "base/status.h"
 #include "convert.h"
-#include "status.h"
 
 /* The sentence to show. A status may come without one. */
 static PyObject *message_of(const tms_error_t *error) {

@@ -4,7 +4,7 @@
 
 #include <Python.h>
 
-#include "tms.h"
+#include "include/tms.h"
 
 /* Sets the exception that torch_memory_saver.errors makes for `error`; always returns NULL, so that a function can write
  * `return tms_py_raise(&error)`. Needs the GIL, and no lock of ours, because it imports and calls Python code. Where that

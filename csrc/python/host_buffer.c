@@ -1,10 +1,10 @@
 /* HostBuffer: a Python object that keeps a host backup's memory valid. It needs the function table after the module may be
  * gone (the last reference can be dropped while the interpreter shuts down), so each holds its own pointer to it. */
+#include "base/status.h"
 #include "convert.h"
 #include "errors.h"
 #include "functions.h"
-#include "module.h"
-#include "status.h"
+#include "state.h"
 
 typedef struct host_buffer {
     PyObject_HEAD const tms_api_t *api;
@@ -12,7 +12,7 @@ typedef struct host_buffer {
     void *memory;              /* of the range that was asked for */
 } host_buffer_t;
 
-/* Giving up the last reference frees page-locked memory, which takes tens of milliseconds a GiB: not with the GIL held. */
+/* Giving up the last reference frees pinned memory, which takes tens of milliseconds a GiB: not with the GIL held. */
 static void release(const tms_api_t *api, tms_host_buffer_t *buffer) {
     Py_BEGIN_ALLOW_THREADS;
     api->host_buffer_release(buffer);

@@ -5,7 +5,7 @@
 #include <Python.h>
 #include <stdbool.h>
 
-#include "tms.h"
+#include "include/tms.h"
 
 typedef struct tms_py_library {
     const tms_api_t *api;

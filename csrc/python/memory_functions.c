@@ -1,9 +1,9 @@
 /* Allocations, and the settings that hold for all of them. */
+#include "base/status.h"
 #include "convert.h"
 #include "errors.h"
 #include "functions.h"
-#include "module.h"
-#include "status.h"
+#include "state.h"
 
 PyObject *tms_py_allocate(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
     static const tms_py_signature_t signature = {"allocate", 1, 2, {"size", "device"}};

@@ -3,11 +3,11 @@
  * Multi-phase initialisation and per-interpreter state, within the limited API of Python 3.10, so one build serves every
  * later Python. The slots that later Pythons added (Py_mod_multiple_interpreters, Py_mod_gil) are errors in 3.10 and 3.11
  * and hence absent: their defaults say what is true, sub-interpreters that share the GIL are supported. */
-#include "module.h"
-
-#include "config.h"
+#include "base/config.h"
 #include "functions.h"
 #include "library.h"
+#include "rows.h"
+#include "state.h"
 
 static PyMethodDef methods[] = {
 #define TAKES(function, signature, text)                                                                                    \
@@ -19,20 +19,53 @@ static PyMethodDef methods[] = {
 #undef BARE
         {NULL, NULL, 0, NULL}};
 
+/* Of _core.pyi, given by the build. */
+#ifndef TMS_PY_INTERFACE
+#define TMS_PY_INTERFACE 0
+#endif
+
 static const struct constant {
     const char *name;
     long value;
-} constants[] = {
-    {"BACKUP_NONE", TMS_BACKUP_NONE},     {"BACKUP_PINNED", TMS_BACKUP_PINNED},     {"BACKUP_MMAP", TMS_BACKUP_MMAP},
-    {"BACKUP_DISK", TMS_BACKUP_DISK},     {"STATE_ACTIVE", TMS_SEGMENT_ACTIVE},     {"STATE_PAUSING", TMS_SEGMENT_PAUSING},
-    {"STATE_PAUSED", TMS_SEGMENT_PAUSED}, {"STATE_RESUMING", TMS_SEGMENT_RESUMING}, {"STATE_DAMAGED", TMS_SEGMENT_DAMAGED},
-    {"HOST_DEFAULT", TMS_HOST_DEFAULT},   {"HOST_RELEASE", TMS_HOST_RELEASE},       {"HOST_POOL", TMS_HOST_POOL},
-    {"HOST_RETAIN", TMS_HOST_RETAIN}};
+} constants[] = {{"STATE_ACTIVE", TMS_SEGMENT_ACTIVE},   {"STATE_PAUSING", TMS_SEGMENT_PAUSING},
+                 {"STATE_PAUSED", TMS_SEGMENT_PAUSED},   {"STATE_RESUMING", TMS_SEGMENT_RESUMING},
+                 {"STATE_DAMAGED", TMS_SEGMENT_DAMAGED}, {"STATE_REPAIRING", TMS_SEGMENT_REPAIRING},
+                 {"HOST_DEFAULT", TMS_HOST_DEFAULT},     {"HOST_RELEASE", TMS_HOST_RELEASE},
+                 {"HOST_POOL", TMS_HOST_POOL},           {"HOST_RETAIN", TMS_HOST_RETAIN},
+                 {"API_VERSION", TMS_API_VERSION},       {"INTERFACE", TMS_PY_INTERFACE}};
 
 static int add_constants(PyObject *module) {
     for (size_t index = 0; index < sizeof(constants) / sizeof(constants[0]); index++)
         if (PyModule_AddIntConstant(module, constants[index].name, constants[index].value) < 0) return -1;
     return 0;
+}
+
+static const struct backup_kind {
+    const char *constant, *name;
+    long number;
+} backup_kinds[] = {
+#define KIND(kind, number, name) {"BACKUP_" #kind, (name), (number)},
+    TMS_BACKUP_KINDS(KIND)
+#undef KIND
+};
+
+/* BACKUP_<kind> of each, and BACKUP_KINDS: their numbers by their names. */
+static int add_backup_kinds(PyObject *module) {
+    PyObject *numbers = PyDict_New(), *view = NULL;
+    int result = numbers ? 0 : -1;
+
+    for (size_t index = 0; result == 0 && index < sizeof(backup_kinds) / sizeof(backup_kinds[0]); index++) {
+        const struct backup_kind *kind = &backup_kinds[index];
+        PyObject *number = PyLong_FromLong(kind->number);
+        result = number ? PyDict_SetItemString(numbers, kind->name, number) : -1;
+        if (result == 0) result = PyModule_AddObjectRef(module, kind->constant, number);
+        Py_XDECREF(number);
+    }
+    if (result == 0) view = PyDictProxy_New(numbers);
+    result = view ? PyModule_AddObjectRef(module, "BACKUP_KINDS", view) : -1;
+    Py_XDECREF(view);
+    Py_XDECREF(numbers);
+    return result;
 }
 
 /* The main interpreter's identifier, in every Python and in every life of the runtime. */
@@ -71,18 +104,26 @@ static int execute(PyObject *module) {
     if (!state->host_buffer_type || PyModule_AddType(module, (PyTypeObject *)state->host_buffer_type) < 0) return -1;
     state->pending_type = tms_py_pending_type(module);
     if (!state->pending_type || PyModule_AddType(module, (PyTypeObject *)state->pending_type) < 0) return -1;
-    return add_constants(module) < 0 ? -1 : add_settings(module);
+    if (!tms_py_rows_create(module, state->rows)) return -1;
+    if (add_constants(module) < 0 || add_backup_kinds(module) < 0) return -1;
+    return add_settings(module);
 }
 
 static int traverse(PyObject *module, visitproc visit, void *arg) {
-    Py_VISIT(((tms_py_state_t *)PyModule_GetState(module))->host_buffer_type);
-    Py_VISIT(((tms_py_state_t *)PyModule_GetState(module))->pending_type);
+    tms_py_state_t *state = PyModule_GetState(module);
+
+    Py_VISIT(state->host_buffer_type);
+    Py_VISIT(state->pending_type);
+    for (int row = 0; row < TMS_PY_ROWS; row++) Py_VISIT(state->rows[row]);
     return 0;
 }
 
 static int clear(PyObject *module) {
-    Py_CLEAR(((tms_py_state_t *)PyModule_GetState(module))->host_buffer_type);
-    Py_CLEAR(((tms_py_state_t *)PyModule_GetState(module))->pending_type);
+    tms_py_state_t *state = PyModule_GetState(module);
+
+    Py_CLEAR(state->host_buffer_type);
+    Py_CLEAR(state->pending_type);
+    for (int row = 0; row < TMS_PY_ROWS; row++) Py_CLEAR(state->rows[row]);
     return 0;
 }
 

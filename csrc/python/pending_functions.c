@@ -1,11 +1,12 @@
 /* Pending: a resume that goes on while its caller does something else. Like HostBuffer it has its own pointer to the
- * function table. What waits here lets other threads run, and on the main thread runs signal handlers meanwhile; one that
+ * function table. What waits here lets other threads run, and on the main thread runs signal handlers too; one that
  * raises ends the wait, not the resume. */
+#include "base/status.h"
 #include "convert.h"
 #include "errors.h"
 #include "functions.h"
-#include "module.h"
-#include "status.h"
+#include "rows.h"
+#include "state.h"
 
 typedef struct pending {
     PyObject_HEAD const tms_api_t *api;
@@ -16,7 +17,7 @@ static void deallocate(PyObject *self) {
     pending_t *object = (pending_t *)self;
     PyTypeObject *type = Py_TYPE(self);
 
-    /* The last to let go gives events back to the driver, which may take its time. */
+    /* The last release gives events back to the driver, which may take its time. */
     Py_BEGIN_ALLOW_THREADS;
     object->api->pending_release(object->pending);
     Py_END_ALLOW_THREADS;
@@ -124,7 +125,7 @@ PyObject *tms_py_pending_wait(PyObject *module, PyObject *const *arguments, Py_s
     status = object->api->pending_wait(object->pending, interruptible ? check_signals : NULL, &waiting, &report, &error);
     PyEval_RestoreThread(waiting.thread);
     if (PyErr_Occurred()) return NULL;
-    return status == TMS_OK ? tms_py_report(&report) : tms_py_raise(&error);
+    return status == TMS_OK ? tms_py_report(module, &report) : tms_py_raise(&error);
 }
 
 PyObject *tms_py_pending_wait_stream(PyObject *module, PyObject *const *arguments, Py_ssize_t positional,

@@ -1,13 +1,14 @@
 /* What there is: devices, allocations, tags, counters. Only tag_info and in_transition keep the GIL: they read numbers that
- * nobody locks. The rest waits for the driver or for the saver's lock. */
+ * need no lock. The rest waits for the driver or for the saver's lock. */
 #include <stddef.h>
 #include <stdlib.h>
 
+#include "base/status.h"
 #include "convert.h"
 #include "errors.h"
 #include "functions.h"
-#include "module.h"
-#include "status.h"
+#include "rows.h"
+#include "state.h"
 
 PyObject *tms_py_refresh_peers(PyObject *module, PyObject *unused) {
     const tms_api_t *api = tms_py_api(module);
@@ -66,7 +67,7 @@ PyObject *tms_py_device_memory(PyObject *module, PyObject *const *arguments, Py_
     status = api->device_memory(device, &free_bytes, &total_bytes, &error);
     Py_END_ALLOW_THREADS;
     if (status != TMS_OK) return tms_py_raise(&error);
-    return Py_BuildValue("(KK)", (unsigned long long)free_bytes, (unsigned long long)total_bytes);
+    return tms_py_device_memory_row(module, free_bytes, total_bytes);
 }
 
 /* All rows, in memory for the caller to give to free(); NULL where there is no memory. Allocations may be made
@@ -103,7 +104,7 @@ PyObject *tms_py_segments(PyObject *module, PyObject *unused) {
     if (!rows) return PyErr_NoMemory();
     list = PyList_New((Py_ssize_t)count);
     for (size_t index = 0; list && index < count; index++) {
-        PyObject *row = tms_py_segment(&rows[index]);
+        PyObject *row = tms_py_segment(module, &rows[index]);
         if (!row || PyList_SetItem(list, (Py_ssize_t)index, row) < 0) Py_CLEAR(list);
     }
     free(rows);
@@ -123,7 +124,7 @@ PyObject *tms_py_find(PyObject *module, PyObject *const *arguments, Py_ssize_t p
     status = api->find(address, &row);
     Py_END_ALLOW_THREADS;
     if (status != TMS_OK) Py_RETURN_NONE; /* NOT_MANAGED is the only failure */
-    return tms_py_segment(&row);
+    return tms_py_segment(module, &row);
 }
 
 PyObject *tms_py_tag_info(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
@@ -134,7 +135,7 @@ PyObject *tms_py_tag_info(PyObject *module, PyObject *const *arguments, Py_ssize
 
     if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_tag(&call, 0, &tag)) return NULL;
     tms_py_api(module)->tag_info(tag, &info);
-    return Py_BuildValue("(KK)", (unsigned long long)info.paused, (unsigned long long)info.pause_epoch);
+    return tms_py_tag_info_row(module, info.paused, info.pause_epoch);
 }
 
 static const struct counter {

@@ -1,11 +1,12 @@
 /* The settings of the calling thread, and captures. Regions are entered and left around single allocations, so these calls
- * keep the GIL: they touch thread-local storage, the tag table's own lock, and nothing that waits. Beginning and ending a
+ * keep the GIL: they use thread-local storage, the tag table's own lock, and nothing that waits. Beginning and ending a
  * capture takes the saver's lock and may free memory, so there the GIL is released. */
+#include "base/status.h"
 #include "convert.h"
 #include "errors.h"
 #include "functions.h"
-#include "module.h"
-#include "status.h"
+#include "rows.h"
+#include "state.h"
 
 /* Arguments 0 to 3 as settings: tag, backup, managed, host_policy. */
 static bool get_settings(const tms_py_call_t *call, tms_region_settings_t *settings) {
@@ -71,8 +72,7 @@ PyObject *tms_py_region_current(PyObject *module, PyObject *unused) {
 
     (void)unused;
     tms_py_api(module)->region_current(&settings, &depth);
-    return Py_BuildValue("(NiNi)", tms_py_text(settings.tag), (int)settings.backup, PyBool_FromLong(settings.managed),
-                         (int)depth);
+    return tms_py_region_settings(module, &settings, depth);
 }
 
 PyObject *tms_py_region_set(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {

@@ -1,15 +1,16 @@
-/* pause and resume, and what they ask and tell the caller meanwhile.
+/* pause and resume, and what they ask and tell the caller during the call.
  *
  * The core calls back on the thread of the call, with nothing of ours locked and the GIL released; each callback takes the
- * GIL for as long as it runs. An exception in one of them ends the call: it is put aside, the core is told to stop at the
+ * GIL for as long as it runs. An exception in one of them ends the call: it is kept, the core is cancelled at the
  * next question, and the call raises it. One that comes after the commit point is raised when the call has done its work. */
 #include <string.h>
 
+#include "base/status.h"
 #include "convert.h"
 #include "errors.h"
 #include "functions.h"
-#include "module.h"
-#include "status.h"
+#include "rows.h"
+#include "state.h"
 
 typedef tms_status_t (*transition_t)(const tms_selection_t *selection, tms_report_t *report, tms_error_t *error);
 
@@ -22,8 +23,8 @@ typedef struct conversation {
     PyObject *type, *value, *traceback; /* of the exception that ends the call; all NULL: none yet */
 } conversation_t;
 
-/* With the GIL: puts the exception that is set aside. The first one counts. */
-static void put_aside(conversation_t *c) {
+/* With the GIL: keeps the exception that is set, unless one is kept already. */
+static void keep_exception(conversation_t *c) {
     if (c->type)
         PyErr_Clear();
     else
@@ -37,7 +38,7 @@ static int32_t check_interrupted(void *context) {
 
     if (c->signals && !c->type) {
         PyEval_RestoreThread(c->thread);
-        if (PyErr_CheckSignals()) put_aside(c);
+        if (PyErr_CheckSignals()) keep_exception(c);
         c->thread = PyEval_SaveThread();
     }
     return c->type != NULL;
@@ -98,7 +99,7 @@ static int32_t ask_find_live(void *context, tms_live_t *live) {
     result = PyObject_CallFunctionObjArgs(c->find_live, NULL);
     if (result && result != Py_None) known = read_live(c, result, &found);
     Py_XDECREF(result);
-    if (PyErr_Occurred()) put_aside(c);
+    if (PyErr_Occurred()) keep_exception(c);
     c->thread = PyEval_SaveThread();
     if (known) *live = found;
     return !known;
@@ -111,21 +112,21 @@ static void tell_progress(void *context, uint64_t done_bytes, uint64_t total_byt
     if (c->type) return; /* the call is about to end */
     PyEval_RestoreThread(c->thread);
     result = PyObject_CallFunction(c->progress, "KK", (unsigned long long)done_bytes, (unsigned long long)total_bytes);
-    if (!result) put_aside(c);
+    if (!result) keep_exception(c);
     Py_XDECREF(result);
     c->thread = PyEval_SaveThread();
 }
 
 /* Takes the selection's array of tags. */
-static PyObject *run(transition_t transition, tms_selection_t *selection, conversation_t *c) {
+static PyObject *run(PyObject *module, transition_t transition, tms_selection_t *selection, conversation_t *c) {
     tms_report_t report;
     tms_status_t status;
     tms_error_t error;
 
     selection->find_live = c->find_live ? ask_find_live : NULL;
     selection->live_context = c;
-    selection->progress = c->progress ? tell_progress : NULL;
-    selection->progress_context = c;
+    selection->on_progress = c->progress ? tell_progress : NULL;
+    selection->on_progress_context = c;
     if (c->signals || c->find_live || c->progress) {
         selection->interrupted = check_interrupted;
         selection->interrupt_context = c;
@@ -141,7 +142,7 @@ static PyObject *run(transition_t transition, tms_selection_t *selection, conver
         PyErr_Restore(c->type, c->value, c->traceback);
         return NULL;
     }
-    return status == TMS_OK ? tms_py_report(&report) : tms_py_raise(&error);
+    return status == TMS_OK ? tms_py_report(module, &report) : tms_py_raise(&error);
 }
 
 PyObject *tms_py_pause(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
@@ -156,7 +157,7 @@ PyObject *tms_py_pause(PyObject *module, PyObject *const *arguments, Py_ssize_t 
         !tms_py_get_callable(&call, 4, &conversation.find_live) || !tms_py_get_callable(&call, 5, &conversation.progress) ||
         !tms_py_get_tags(&call, 0, &selection))
         return NULL;
-    return run(tms_py_api(module)->pause, &selection, &conversation);
+    return run(module, tms_py_api(module)->pause, &selection, &conversation);
 }
 
 PyObject *tms_py_resume(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
@@ -175,5 +176,5 @@ PyObject *tms_py_resume(PyObject *module, PyObject *const *arguments, Py_ssize_t
         return NULL;
     selection.exclusive = exclusive;
     selection.zero = zero;
-    return run(tms_py_api(module)->resume, &selection, &conversation);
+    return run(module, tms_py_api(module)->resume, &selection, &conversation);
 }

@@ -20,8 +20,8 @@
  *     that is being touched.
  *   - A forked child of a process that has used it gets CUDA_ERROR_NOT_INITIALIZED from every call but those that look at
  *     nothing of the device: versions, names of errors, cudaGetDeviceCount, cuThreadExchangeStreamCaptureMode.
- *   - Exported memory is charged to the process that made it, as long as that lives, whoever holds it.
- * What else differs is listed, with reasons, in tests/faithful/known_differences.json. */
+ *   - Exported memory is charged to the process that made it, as long as that lives, whichever process holds it.
+ * What else differs is listed, with reasons, in tests/conformance/known_differences.json. */
 #ifndef TMS_SIMULATOR_H
 #define TMS_SIMULATOR_H
 
@@ -95,7 +95,7 @@ TMS_SIM_EXPORT uint64_t tms_sim_events(void); /* alive, of the whole process */
 /* References to the device's primary context: retains less releases, of a runtime that uses it one more. */
 TMS_SIM_EXPORT uint64_t tms_sim_context_references(int device);
 
-/* Memory taken by "somebody else": charged to the device's budget, belongs to nobody. Negative gives back. 0 on success,
+/* Memory taken by "another process": charged to the device's budget, in no allocation. Negative gives back. 0 on success,
  * else 2. */
 TMS_SIM_EXPORT int tms_sim_take_memory(int device, int64_t bytes);
 
@@ -107,7 +107,7 @@ TMS_SIM_EXPORT int tms_sim_take_memory(int device, int64_t bytes);
 TMS_SIM_EXPORT int tms_sim_launch_add(void *stream, uint64_t address, uint64_t bytes, uint8_t value, int gate);
 /* Kernels of PyTorch that were launched and interpreted (in a capture: recorded), and that were skipped, since reset. The
  * elementwise fills, conversions, additions, multiplications, divisions, comparisons for equality, and the sums, means,
- * maxima, minima, all and any are; see kernel_names.c. */
+ * maxima, minima, all and any are; see kernels/names.c. */
 TMS_SIM_EXPORT uint64_t tms_sim_kernels_launched(void);
 TMS_SIM_EXPORT uint64_t tms_sim_kernels_skipped(void);
 /* Whether others are skipped: see TMS_SIMULATED_KERNELS. */
@@ -115,7 +115,7 @@ TMS_SIM_EXPORT void tms_sim_skip_kernels(int skip);
 /* Opens a gate, for good (until tms_sim_reset). */
 TMS_SIM_EXPORT void tms_sim_open_gate(int gate);
 /* Blocks until a thread waits for the device, in cuCtxSynchronize, cuStreamSynchronize or another call that waits (a test's
- * way to know that somebody is waiting). */
+ * way to know that a thread is waiting). */
 TMS_SIM_EXPORT void tms_sim_wait_until_synchronizing(void);
 /* Makes a device's context fail with `code` from now on (CUDA_ERROR_ILLEGAL_ADDRESS, ...), as after a fault. Lasts until the
  * context is destroyed; then the device is unavailable, until tms_sim_reset. */

@@ -9,7 +9,7 @@
 #include <strings.h>
 #include <unistd.h>
 
-#include "config.h"
+#include "base/config.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

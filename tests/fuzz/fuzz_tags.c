@@ -7,9 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "compat.h"
-#include "region.h"
-#include "status.h"
+#include "abi/compat.h"
+#include "base/status.h"
+#include "core/region.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

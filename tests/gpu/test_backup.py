@@ -63,7 +63,7 @@ def test_contents_are_the_same_after_pause_and_resume(kind: str, disk: Path) -> 
         counters = core.counters()
         held = counters["disk_backup_bytes"] if kind == "disk" else counters["host_backup_bytes"]
         assert held >= sum(sizes)
-        # Whoever uses the memory meanwhile writes over it.
+        # What uses the memory meanwhile writes over it.
         other = empty(LARGE)
         other.fill_(0xA5)
         del other

@@ -1,5 +1,5 @@
 """Captures that other threads have under way, seen and unseen: what a pause, a resume and a free do beside them, and how a
-capture that nobody ends properly is noticed."""
+capture that is not ended properly is noticed."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_a_capture_whose_graph_is_deleted_goes_on() -> None:
     library, stream = driver(), torch.cuda.Stream()
     torch.cuda.synchronize()
     assert library.cuStreamBeginCapture_v2(ctypes.c_void_p(stream.cuda_stream), _RELAXED) == 0
-    # As a capture of torch's that nobody ends: announced, and begun.
+    # As a capture of torch's that is never ended: announced, and begun.
     identity = core.capture_begin_on(stream.cuda_stream) if not core.preloaded else 0
     ended = ctypes.c_void_p()
     if identity:

@@ -10,7 +10,7 @@ import pytest
 from gpu_support import MIB, checksum, core, cuda_runtime, empty, fill_random, is_managed, saver, segment_of, tms, torch
 from settling import wait_for_host_memory
 
-from torch_memory_saver import torch_layer
+from torch_memory_saver._torch import layer
 
 
 @pytest.fixture
@@ -120,12 +120,12 @@ def test_asking_torch_for_the_segments_of_a_pool_takes_no_references_away() -> N
     numbers, and False, would be destroyed while in use."""
     with saver.region():
         empty(2 * MIB)
-    layer = torch_layer.loaded()
-    assert layer is not None
+    torch_layer = layer.loaded()
+    assert torch_layer is not None
     numbers = [int("1000001"), int("1000002")]  # objects of their own: constants would be shared
     before = [sys.getrefcount(number) for number in numbers]
     for _ in range(20):
-        assert layer.segments((numbers[0], numbers[1])) == []
+        assert torch_layer.segments((numbers[0], numbers[1])) == []
     lost = [earlier - sys.getrefcount(number) for earlier, number in zip(before, numbers, strict=True)]
     assert max(lost) <= 0
 

@@ -1,4 +1,4 @@
-"""Nothing lost, nobody killed: damaged files, killed processes, lost devices, and random operations. What each leaves is
+"""Nothing lost, no process killed: damaged files, killed processes, lost devices, and random operations. What each leaves is
 looked at: states, bytes, contents."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """CUDA graphs: captured before a pause, replayed right after the resume, with their memory managed too; captures that are
-under way while somebody pauses or frees."""
+under way while another thread pauses or frees."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def test_ctrl_c_during_a_pause_that_waits_for_a_long_kernel(backup: str, tmp_pat
 
 @contextlib.contextmanager
 def slow_copies() -> Iterator[None]:
-    """On the simulated GPU, where they would be over before anybody could be asked."""
+    """On the simulated GPU, where they would be over before the call could be interrupted."""
     control = ctypes.CDLL(os.environ["TMS_CUDA_DRIVER"]) if SIMULATED else None
     if control is not None:
         control.tms_sim_set_bandwidth(ctypes.c_uint64(LARGE))
@@ -181,7 +181,7 @@ def slow_copies() -> Iterator[None]:
 
 
 def test_ctrl_c_during_a_resume_from_disk_beside_a_long_kernel(tmp_path: Path) -> None:
-    """The kernel is somebody else's, and what the resume gives back must not wait for it."""
+    """The kernel is not ours, and what the resume gives back must not wait for it."""
     saver.set_disk_backup_dir(str(tmp_path))
     with saver.region(tag="weights", enable_disk_backup=True):
         tensor = empty(LARGE)

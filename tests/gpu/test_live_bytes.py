@@ -204,7 +204,7 @@ def test_outputs_of_reduce_overhead_live_through_a_pause() -> None:
 
 
 def test_other_threads_allocate_meanwhile() -> None:
-    """In memory of their own, of PyTorch's and of another tag: nobody waits for anybody for ever, and nothing is lost."""
+    """In memory of their own, of PyTorch's and of another tag: no thread waits for ever, and nothing is lost."""
     tensors = with_holes("weights", enable_cpu_backup=True)
     sums = [checksum(tensor) for tensor in tensors]
     stop, failures = threading.Event(), []

@@ -56,7 +56,7 @@ def test_pause_gives_physical_memory_back_and_resume_takes_it_at_the_same_addres
     counters = core.counters()
     assert (counters["resident_bytes"], counters["paused_bytes"]) == (0, count * size)
 
-    # Somebody else uses it meanwhile.
+    # Another user has it meanwhile.
     other = empty(count * size // 2)
     write_and_check(other[: 256 * MIB], 3)
     del other

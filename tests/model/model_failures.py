@@ -6,10 +6,11 @@ import os
 import signal
 from typing import Any
 
+from model_allocations import ACTIVE, PauseChoice
 from model_machine import OPERATING_SYSTEM, OUT_OF_MEMORY, UNKNOWN
 from model_operations import Operation, allocate, end_capture, free, launch
 from model_pausing import pause, renewed_in_vain, resume
-from model_world import ACTIVE, PauseChoice, World
+from model_world import World
 
 from torch_memory_saver import _core
 from torch_memory_saver import torch_memory_saver as saver

@@ -9,25 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from model_actors import Actor, Level
+from model_allocations import ACTIVE, BACKUPS, DAMAGED, DEVICES, PAUSED, TAGS, Allocation, Tags, View
 from model_machine import GRANULARITY, MIB, write
 from model_pausing import POLICIES, choose_pause, pause, pause_tags, resume
-from model_world import (
-    ACTIVE,
-    BACKUPS,
-    DAMAGED,
-    DEVICES,
-    FAILURES,
-    MAX_ALLOCATIONS,
-    PAUSED,
-    TAGS,
-    Actor,
-    Allocation,
-    Level,
-    Tags,
-    View,
-    World,
-    describe_error,
-)
+from model_world import FAILURES, MAX_ALLOCATIONS, World, describe_error
 
 from torch_memory_saver import _core, errors
 from torch_memory_saver import torch_memory_saver as saver

@@ -6,21 +6,9 @@ import os
 from array import array
 from typing import Any, NamedTuple
 
-from model_world import (
-    ACTIVE,
-    DAMAGED,
-    FAILURES,
-    PAUSED,
-    TAGS,
-    Actor,
-    Allocation,
-    PauseChoice,
-    ResumeChoice,
-    Tags,
-    World,
-    describe_error,
-    used_tags,
-)
+from model_actors import Actor
+from model_allocations import ACTIVE, DAMAGED, PAUSED, TAGS, Allocation, PauseChoice, ResumeChoice, Tags, used_tags
+from model_world import FAILURES, World, describe_error
 
 from torch_memory_saver import _core, errors
 from torch_memory_saver import torch_memory_saver as saver

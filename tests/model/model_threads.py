@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from model_allocations import ACTIVE, PAUSED, Allocation, ResumeChoice
+from model_comparison import reclaim_late
 from model_machine import GRANULARITY
 from model_operations import (
     MOST_LEVELS,
@@ -18,17 +20,7 @@ from model_operations import (
     write_bytes,
 )
 from model_pausing import after_failed_pause, after_pause, call_pause, choose_pause, choose_tags, unknown_tags
-from model_world import (
-    ACTIVE,
-    FAILURES,
-    MAX_ALLOCATIONS,
-    PAUSED,
-    Allocation,
-    ResumeChoice,
-    World,
-    describe_error,
-    reclaim_late,
-)
+from model_world import FAILURES, MAX_ALLOCATIONS, World, describe_error
 
 from torch_memory_saver import _core, errors
 from torch_memory_saver import torch_memory_saver as saver
@@ -51,7 +43,7 @@ def pause_held(world: World, choose: Any) -> bool:
     victim = choose.pick(selected)
     # It could not be taken back while the device is held, and what is checked meanwhile would find it.
     reclaim_late()
-    # Before the gate: a test case that hypothesis gives up ends with its next draw, and nobody would open it.
+    # Before the gate: a test case that hypothesis gives up ends with its next draw, and the gate would stay closed.
     choice = world.pausing = choose_pause(world, choose)
     gate = world.machine.new_gate()
     launch(world, victim, 7, gate)
@@ -109,7 +101,7 @@ def conclude(
         world.clean = clean
     for allocation in freed:
         if isinstance(ended, Exception):
-            # It may have written over a retained backup, and nobody can tell any more.
+            # It may have written over a retained backup, which cannot be known any more.
             for view in (view for view in world.views if view.owner is allocation):
                 view.contents = None
         world.forget(allocation)
@@ -220,7 +212,7 @@ def write_other(world: World, choose: Any, allocation: Allocation) -> None:
 
 
 def resume_waits(world: World, choose: Any) -> bool:
-    """A resume on another thread waits for memory that somebody else has; meanwhile some of what it wants is freed."""
+    """A resume on another thread waits for memory that others have; meanwhile some of what it wants is freed."""
     tags = choose_tags(world, choose)
     selected = world.selected(tags, PAUSED)
     if not selected or not quiet(world) or world.lacks(selected):

@@ -15,18 +15,20 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from model_actors import Level
+from model_allocations import BACKUPS, TAGS
 from model_failures import FAILING, fault
 from model_machine import Machine
 from model_operations import OPERATIONS, allocate, allocate_on
 from model_pausing import pause, resume
 from model_rules import Rules, add_rule, run
 from model_threads import THREADED
-from model_world import BACKUPS, TAGS, Level, World
+from model_world import World
 
 import torch_memory_saver
 from torch_memory_saver import _core
 
-HERE = Path(__file__).parent
+SOAK = Path(__file__).resolve().parents[2] / "tools" / "soak.py"
 
 #: Some 20 seconds together. More: TMS_ variables are the package's, so these have another prefix.
 EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "80"))
@@ -69,13 +71,14 @@ def test_the_core_does_what_the_model_does(simulator: Any, tmp_path: Path) -> No
     run(Model, EXAMPLES, STEPS)
 
 
+@pytest.mark.slow
 def test_the_driver_of_the_long_runs(request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--gpu"):
         pytest.skip("needs the simulated GPU, and --gpu was given")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TMS_")}
     package = Path(torch_memory_saver.__file__).parent
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(package.parent), environment.get("PYTHONPATH")]))
-    command = [sys.executable, str(HERE / "soak.py"), "--seconds", SOAK_SECONDS, "--episode", "400", "--check-every", "2"]
+    command = [sys.executable, str(SOAK), "--seconds", SOAK_SECONDS, "--episode", "400", "--check-every", "2"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     print(done.stdout, done.stderr)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

@@ -21,9 +21,9 @@ class Mutant:
         file: From the root of the repository.
         old: Stands exactly once in the file. As little as says what is meant, so that other changes leave it alone.
         new: Takes its place.
-        tests: Each of them has to fail. ``tests/c/test_x.c`` is a whole program; ``tests/python`` and ``tests/preload``
-            stand for pytest, on the simulated GPU, as ``file::test``; ``torch:`` or ``preload:`` before ``tests/gpu`` or
-            ``tests/torch`` for PyTorch under `simulate`, in that hook mode.
+        tests: Each of them has to fail. A C file is a whole program; a Python file stands for pytest, on the simulated GPU,
+            as ``file::test``; ``torch:`` or ``preload:`` before ``tests/gpu`` or ``tests/torch`` for PyTorch under
+            `simulate`, in that hook mode.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""That the sanitizers see what _core does: mistakes of a caller, made on purpose through the function table of csrc/tms.h.
+"""That the sanitizers see what _core does: mistakes of a caller, made on purpose through the function table of tms.h.
 
 `make sanitize-python` runs this before the tests. It is no test of an ordinary build, and so pytest does not collect it.
 """
@@ -47,4 +47,4 @@ def test_a_mistake_ends_the_process_with_a_report(address: str, report: str) -> 
     )
     assert done.returncode == -signal.SIGABRT, done.stderr
     assert report in done.stderr
-    assert "csrc/region.c" in done.stderr or "csrc/api.c" in done.stderr
+    assert "csrc/core/region.c" in done.stderr or "csrc/abi/api.c" in done.stderr

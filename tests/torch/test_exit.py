@@ -35,7 +35,7 @@ ENDINGS = {
 
 def run(state: str, ending: str, directory: Path) -> tuple[int, str, str]:
     done = subprocess.run(
-        # A process with several threads that forks is warned by Python 3.12 and later, whoever's threads they are.
+        # A process with several threads that forks is warned by Python 3.12 and later, whichever threads they are.
         [sys.executable, "-W", "ignore::DeprecationWarning", str(PROGRAM), state, ending],
         env=os.environ | {"TMS_DISK_BACKUP_DIR": str(directory)},
         capture_output=True,

@@ -1,8 +1,8 @@
-"""What tests/faults does to the core, through PyTorch: every driver call that a scenario makes fails once, and with
+"""What tests/fault_injection does to the core, through PyTorch: every driver call that a scenario makes fails once, and with
 ``-m faults`` again twice.
 
 After each: everything is either paused or not, the bytes are right, the same again succeeds, and nothing is left on the
-simulated GPU. Which call may fail how is tests/faults' business; here it is that PyTorch's pools survive it.
+simulated GPU. Which call may fail how is tests/fault_injection' business; here it is that PyTorch's pools survive it.
 """
 
 from __future__ import annotations

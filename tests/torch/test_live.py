@@ -38,7 +38,7 @@ def values(size: int, seed: int) -> torch.Tensor:
 
 
 def bytes_at(address: int, size: int) -> torch.Tensor:
-    """What is on the device, whoever has it now. The device is simulated: its addresses are the host's."""
+    """What is on the device, also where it has another owner now. The device is simulated: its addresses are the host's."""
 
     interface = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 2}
     raw = type("Raw", (), {"__cuda_array_interface__": interface})()

@@ -19,8 +19,8 @@ from torch_memory_saver import torch_memory_saver as saver
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "model"))
 
+from model_allocations import poison
 from model_machine import Machine, first_difference, holds
-from model_world import poison
 from settling import wait_for_host_memory
 
 

@@ -83,7 +83,7 @@ for tag in ("pool", "None", "release"):
     wait_for(lambda: pooled() >= SIZE)
     assert resident() == once, "nothing was added"
 
-# A view is valid for as long as it lives, and its memory is nobody else's.
+# A view is valid for as long as it lives, and its memory is given to no other.
 tensors["pool"].fill_(9)
 saver.pause("pool")
 view = saver.get_cpu_backup(tensors["pool"], zero_copy=True)

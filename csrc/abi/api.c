@@ -1,0 +1,330 @@
+/* The function table: each entry finds the process's state and hands on to the module that does the work. */
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "abi/process.h"
+#include "abi/start.h"
+#include "core/allocation/allocation.h"
+#include "core/capture_end.h"
+#include "core/inspect.h"
+#include "core/peers.h"
+#include "core/transition/background.h"
+#include "core/transition/pause.h"
+#include "core/transition/resume.h"
+#include "core/turn.h"
+
+static tms_status_t api_allocate(uint64_t bytes, int32_t device, uint64_t *address, tms_error_t *error) {
+    tms_state_t *state = tms_state(error);
+    if (!state) return TMS_OUT_OF_HOST_MEMORY;
+    tms_region_t region = tms_saver_settings(&state->saver);
+    return tms_saver_allocate(&state->saver, &region, bytes, device, address, error);
+}
+
+static tms_status_t api_free(uint64_t address, tms_error_t *error) {
+    tms_state_t *state = tms_state(error);
+    return state ? tms_saver_free(&state->saver, address, error) : TMS_OUT_OF_HOST_MEMORY;
+}
+
+static tms_status_t api_region_push(const tms_region_settings_t *settings, int32_t *depth, tms_error_t *error) {
+    tms_state_t *state = tms_state(error);
+    tms_status_t status = state ? tms_saver_check_settings(&state->saver, error) : TMS_OUT_OF_HOST_MEMORY;
+    return status == TMS_OK ? tms_region_push(&state->regions, settings, depth, error) : status;
+}
+
+static void api_region_pop(int32_t depth) {
+    tms_state_t *state = tms_state_if_made();
+    if (state) tms_region_pop(&state->regions, depth);
+}
+
+static tms_status_t api_region_enter(const tms_region_settings_t *settings, uint64_t *level, tms_error_t *error) {
+    tms_state_t *state = tms_state(error);
+    tms_status_t status = state ? tms_saver_check_settings(&state->saver, error) : TMS_OUT_OF_HOST_MEMORY;
+    return status == TMS_OK ? tms_region_enter(&state->regions, settings, level, error) : status;
+}
+
+static int32_t api_region_leave(uint64_t level) {
+    tms_state_t *state = tms_state_if_made();
+    return state ? tms_region_leave(&state->regions, level) : TMS_NO_SUCH_LEVEL;
+}
+
+static void api_region_current(tms_region_settings_t *settings, int32_t *depth) {
+    tms_state_t *state = tms_state(NULL);
+    if (!state) {
+        *settings = (tms_region_settings_t){.tag = TMS_DEFAULT_TAG};
+        if (depth) *depth = 0;
+        return;
+    }
+    tms_region_t region = tms_region_current(&state->regions, depth);
+    *settings = (tms_region_settings_t){
+        .managed = region.managed, .backup = region.backup, .tag = region.tag->name, .host_policy = region.host_policy};
+}
+
+static tms_status_t api_region_set(const tms_region_settings_t *settings, tms_error_t *error) {
+    tms_state_t *state = tms_state(error);
+    return state ? tms_region_set(&state->regions, settings, error) : TMS_OUT_OF_HOST_MEMORY;
+}
+
+static tms_status_t api_pause(const tms_selection_t *selection, tms_report_t *report, tms_error_t *error) {
+    tms_state_t *state = tms_state(error);
+    return state ? tms_transition_pause(&state->saver, selection, report, error) : TMS_OUT_OF_HOST_MEMORY;
+}
+
+static tms_status_t api_resume(const tms_selection_t *selection, tms_report_t *report, tms_error_t *error) {
+    tms_state_t *state = tms_state(error);
+    return state ? tms_transition_resume(&state->saver, selection, report, error) : TMS_OUT_OF_HOST_MEMORY;
+}
+
+static tms_status_t api_host_backup(uint64_t address, uint64_t bytes, tms_host_buffer_t **buffer, void **host,
+                                    tms_error_t *error) {
+    tms_state_t *state = tms_state(error);
+    return state ? tms_saver_host_backup(&state->saver, address, bytes, buffer, host, error) : TMS_OUT_OF_HOST_MEMORY;
+}
+
+static void api_set_memory_margin(uint64_t bytes) {
+    tms_state_t *state = tms_state(NULL);
+    if (state) atomic_store(&state->saver.memory_margin_bytes, bytes);
+}
+
+static uint64_t api_get_memory_margin(void) {
+    tms_state_t *state = tms_state(NULL);
+    return state ? atomic_load(&state->saver.memory_margin_bytes) : 0;
+}
+
+static int32_t api_get_host_policy(void) {
+    tms_state_t *state = tms_state(NULL);
+    return state ? atomic_load(&state->saver.host_policy) : TMS_HOST_RELEASE;
+}
+
+static tms_status_t api_set_host_policy(int32_t policy, tms_error_t *error) {
+    const tms_error_context_t context = {.operation = "set host_memory", .device = TMS_NO_DEVICE};
+    tms_state_t *state = tms_state(error);
+    if (!state) return TMS_OUT_OF_HOST_MEMORY;
+    if (policy != TMS_HOST_RELEASE && policy != TMS_HOST_POOL && policy != TMS_HOST_RETAIN)
+        return tms_error_set(error, TMS_INVALID_ARGUMENT, &context, "there is no host memory policy %d", (int)policy);
+    atomic_store(&state->saver.host_policy, policy);
+    return TMS_OK;
+}
+
+static int32_t api_get_retain_backup(void) { return api_get_host_policy() == TMS_HOST_RETAIN; }
+
+/* Turned off, it is what the environment says, as if it had never been on. */
+static void api_set_retain_backup(int32_t retain) {
+    tms_state_t *state = tms_state(NULL);
+    int on = TMS_HOST_RETAIN;
+    if (!state) return;
+    if (retain)
+        atomic_store(&state->saver.host_policy, TMS_HOST_RETAIN);
+    else
+        (void)atomic_compare_exchange_strong(&state->saver.host_policy, &on,
+                                             state->config.host_policy == TMS_HOST_RETAIN ? TMS_HOST_RELEASE
+                                                                                          : state->config.host_policy);
+}
+
+static tms_status_t api_reserve_host_memory(uint64_t bytes, int32_t device, tms_error_t *error) {
+    tms_error_context_t context = {.operation = "reserve_host_memory", .device = device, .bytes = bytes};
+    tms_state_t *state = tms_state(error);
+    const tms_device_table_t *devices = NULL;
+    if (!state) return TMS_OUT_OF_HOST_MEMORY;
+    tms_status_t status = tms_saver_check_process(&state->saver, &context, error);
+    if (status == TMS_OK) status = tms_saver_check_settings(&state->saver, error);
+    if (status == TMS_OK) status = tms_devices_load(&state->devices, NULL, &devices, &context, error);
+    if (status == TMS_OK && device == TMS_NO_DEVICE) status = tms_devices_current(&state->devices, &device, &context, error);
+    if (status != TMS_OK) return status;
+    if (device < 0 || device >= devices->count)
+        return tms_error_set(error, TMS_INVALID_ARGUMENT, &context, "devices 0 to %d exist", devices->count - 1);
+    return tms_host_store_reserve(&state->saver.stores.host, device, bytes, error);
+}
+
+static void api_release_host_memory(void) {
+    tms_state_t *state = tms_state_if_made();
+    if (state) tms_host_store_trim(&state->saver.stores.host);
+}
+
+static void api_close(void) {
+    tms_state_t *state = tms_state_if_made();
+    if (!state || atomic_load(&state->saver.forked)) return;
+    tms_process_end_threads(&state->saver);
+}
+
+static tms_status_t api_resume_begin(const tms_selection_t *selection, tms_pending_t **pending, tms_error_t *error) {
+    tms_state_t *state = tms_state(error);
+    return state ? tms_pending_begin(&state->saver, selection, pending, error) : TMS_OUT_OF_HOST_MEMORY;
+}
+
+static tms_status_t api_set_disk_directory(const char *path, tms_error_t *error) {
+    tms_state_t *state = tms_state(error);
+    return state ? tms_disk_set_directory(&state->saver.stores.disk, path, error) : TMS_OUT_OF_HOST_MEMORY;
+}
+
+static tms_status_t api_capture_announce(const tms_region_settings_t *settings, uint64_t *identity, tms_error_t *error) {
+    tms_state_t *state = tms_state(error);
+    tms_region_t region;
+    tms_status_t status = state ? tms_saver_check_settings(&state->saver, error) : TMS_OUT_OF_HOST_MEMORY;
+    if (status == TMS_OK && settings) status = tms_region_from_settings(&state->regions, settings, &region, error);
+    if (status == TMS_OK) status = tms_saver_capture_begin(&state->saver, settings ? &region : NULL, identity, error);
+    return status;
+}
+
+static tms_status_t api_capture_begin(const tms_region_settings_t *settings, tms_error_t *error) {
+    return api_capture_announce(settings, NULL, error);
+}
+
+static void api_capture_end(void) {
+    tms_state_t *state = tms_state_if_made();
+    if (state) (void)tms_saver_capture_end(&state->saver, 0);
+}
+
+static tms_status_t api_capture_begin_on(void *stream, uint64_t *identity, tms_error_t *error) {
+    tms_state_t *state = tms_state(error);
+    tms_capture_begun_t begun;
+    if (!state) return TMS_OUT_OF_HOST_MEMORY;
+    tms_status_t status = tms_saver_capture_begin_on(&state->saver, stream, &begun, error);
+    if (status == TMS_INVALID_STATE && !begun.must_not_begin) {
+        tms_state_warn_too_many_captures(state);
+        status = TMS_OK;
+    }
+    if (status == TMS_OK) *identity = begun.identity;
+    return status;
+}
+
+static int32_t api_capture_retract(uint64_t identity, int32_t unless_it_goes_on) {
+    tms_state_t *state = tms_state_if_made();
+    if (!state || identity == 0) return 0;
+    if (unless_it_goes_on && tms_saver_capture_goes_on(&state->saver, identity)) {
+        tms_saver_capture_begun(&state->saver, identity);
+        return 0;
+    }
+    return tms_saver_capture_end(&state->saver, identity);
+}
+
+static void api_capture_begun(uint64_t identity) {
+    tms_state_t *state = tms_state_if_made();
+    if (state) tms_saver_capture_begun(&state->saver, identity);
+}
+
+static tms_status_t api_refresh_peers(tms_error_t *error) {
+    tms_state_t *state = tms_state(error);
+    if (!state) return TMS_OUT_OF_HOST_MEMORY;
+    return tms_saver_explain_loss(&state->saver, tms_saver_refresh_peers(&state->saver, error), error);
+}
+
+/* The driver and the devices for the queries below; fails in a forked child like everything that needs the GPU. */
+static tms_status_t load_devices(const tms_error_context_t *context, tms_state_t **made, const tms_driver_table_t **driver,
+                                 const tms_device_table_t **devices, tms_error_t *error) {
+    tms_state_t *state = tms_state(error);
+    if (!state) return TMS_OUT_OF_HOST_MEMORY;
+    tms_status_t status = tms_saver_check_process(&state->saver, context, error);
+    if (status == TMS_OK) status = tms_devices_load(&state->devices, driver, devices, context, error);
+    if (status == TMS_OK) *made = state;
+    return status;
+}
+
+static tms_status_t api_device_count(int32_t *count, tms_error_t *error) {
+    tms_error_context_t context = {.operation = "device_count", .device = TMS_NO_DEVICE};
+    tms_state_t *state = NULL;
+    const tms_device_table_t *devices = NULL;
+    tms_status_t status = load_devices(&context, &state, NULL, &devices, error);
+    if (status == TMS_OK) *count = devices->count;
+    return status;
+}
+
+static tms_status_t api_active_devices(uint64_t *mask, tms_error_t *error) {
+    tms_error_context_t context = {.operation = "active_devices", .device = TMS_NO_DEVICE};
+    tms_state_t *state = NULL;
+    tms_status_t status = load_devices(&context, &state, NULL, NULL, error);
+    if (status != TMS_OK) return status;
+    return tms_saver_explain_loss(&state->saver, tms_devices_active(&state->devices, mask, &context, error), error);
+}
+
+static tms_status_t api_device_memory(int32_t device, uint64_t *free_bytes, uint64_t *total_bytes, tms_error_t *error) {
+    tms_error_context_t context = {.operation = "device_memory", .device = device};
+    tms_state_t *state = NULL;
+    const tms_driver_table_t *driver = NULL;
+    const tms_device_table_t *devices = NULL;
+    tms_status_t status = load_devices(&context, &state, &driver, &devices, error);
+    if (status != TMS_OK) return status;
+    if (device < 0 || device >= devices->count)
+        return tms_error_set(error, TMS_INVALID_ARGUMENT, &context, "devices 0 to %d exist", devices->count - 1);
+    status = tms_devices_memory(&state->devices, device, free_bytes, total_bytes, &context, error);
+    return tms_saver_explain_loss(&state->saver, status, error);
+}
+
+static size_t api_segments(tms_segment_info_t *rows, size_t capacity) {
+    tms_state_t *state = tms_state_if_made();
+    return state ? tms_saver_segments(&state->saver, rows, capacity) : 0;
+}
+
+static tms_status_t api_find(uint64_t address, tms_segment_info_t *row) {
+    tms_state_t *state = tms_state_if_made();
+    return state ? tms_saver_find(&state->saver, address, row) : TMS_NOT_MANAGED;
+}
+
+static void api_tag_info(const char *tag, tms_tag_info_t *info) {
+    tms_state_t *state = tms_state_if_made();
+    tms_tag_t *found = state ? tms_tag_find(&state->regions.tags, tag) : NULL;
+    *info = (tms_tag_info_t){0};
+    if (!found) return;
+    info->paused = atomic_load(&found->paused);
+    info->pause_epoch = atomic_load(&found->pause_epoch);
+}
+
+static void api_counters(tms_counters_t *counters) {
+    tms_state_t *state = tms_state_if_made();
+    if (state)
+        tms_saver_counters(&state->saver, counters);
+    else
+        memset(counters, 0, sizeof *counters);
+}
+
+static int32_t api_in_transition(void) { return tms_turn_is_inside(); }
+
+const tms_api_t *tms_get_api(uint32_t version) {
+    static const tms_api_t api = {
+        .version = TMS_API_VERSION,
+        .size = sizeof(tms_api_t),
+        .allocate = api_allocate,
+        .free = api_free,
+        .region_push = api_region_push,
+        .region_pop = api_region_pop,
+        .region_current = api_region_current,
+        .region_set = api_region_set,
+        .pause = api_pause,
+        .resume = api_resume,
+        .host_backup = api_host_backup,
+        .host_buffer_release = tms_host_buffer_drop,
+        .set_memory_margin = api_set_memory_margin,
+        .get_memory_margin = api_get_memory_margin,
+        .set_retain_backup = api_set_retain_backup,
+        .get_retain_backup = api_get_retain_backup,
+        .set_disk_directory = api_set_disk_directory,
+        .capture_begin = api_capture_begin,
+        .capture_end = api_capture_end,
+        .capture_announce = api_capture_announce,
+        .capture_begin_on = api_capture_begin_on,
+        .capture_retract = api_capture_retract,
+        .refresh_peers = api_refresh_peers,
+        .device_count = api_device_count,
+        .active_devices = api_active_devices,
+        .device_memory = api_device_memory,
+        .segments = api_segments,
+        .find = api_find,
+        .tag_info = api_tag_info,
+        .counters = api_counters,
+        .resume_begin = api_resume_begin,
+        .pending_done = tms_pending_done,
+        .pending_wait = tms_pending_wait,
+        .pending_wait_stream = tms_pending_wait_stream,
+        .pending_release = tms_pending_release,
+        .reserve_host_memory = api_reserve_host_memory,
+        .release_host_memory = api_release_host_memory,
+        .set_host_policy = api_set_host_policy,
+        .get_host_policy = api_get_host_policy,
+        .close = api_close,
+        .in_transition = api_in_transition,
+        .region_enter = api_region_enter,
+        .region_leave = api_region_leave,
+        .capture_begun = api_capture_begun,
+    };
+    return version == TMS_API_VERSION ? &api : NULL;
+}

@@ -1,0 +1,75 @@
+#include "abi/process.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+/* The handlers run in every fork and at exit of a process that has made the state. Locks are taken in the order of
+ * saver.h (the saver's, then the leaves), so that the child's copy of what they guard is whole. */
+
+static void before_fork(void) {
+    tms_state_t *state = tms_state_if_made();
+    if (!state) return;
+    pthread_mutex_lock(&state->saver.lock);
+    pthread_mutex_lock(&state->regions.tags.lock);
+    tms_backup_stores_lock(&state->saver.stores);
+    pthread_mutex_lock(&state->saver.quarantine.lock);
+    pthread_mutex_lock(&state->saver.device_locks.mutex);
+    pthread_mutex_lock(&state->saver.pendings.lock);
+}
+
+static void after_fork_in_parent(void) {
+    tms_state_t *state = tms_state_if_made();
+    if (!state) return;
+    pthread_mutex_unlock(&state->saver.pendings.lock);
+    pthread_mutex_unlock(&state->saver.device_locks.mutex);
+    pthread_mutex_unlock(&state->saver.quarantine.lock);
+    tms_backup_stores_unlock(&state->saver.stores);
+    pthread_mutex_unlock(&state->regions.tags.lock);
+    pthread_mutex_unlock(&state->saver.lock);
+}
+
+static void after_fork_in_child(void) {
+    tms_state_t *state = tms_state_if_made();
+    if (!state) return;
+    tms_saver_t *saver = &state->saver;
+    /* Made anew, not unlocked: the thread that holds them exists in the parent only. */
+    pthread_mutex_init(&saver->lock, NULL);
+    tms_wait_condition_init(&saver->turn);
+    tms_tag_table_after_fork_in_child(&state->regions.tags);
+    tms_quarantine_after_fork_in_child(&saver->quarantine);
+    tms_backup_stores_after_fork_in_child(&saver->stores);
+    tms_device_locks_after_fork_in_child(&saver->device_locks);
+    tms_pendings_after_fork_in_child(&saver->pendings);
+    tms_devices_after_fork_in_child(&state->devices);
+    tms_log_after_fork_in_child(&state->log);
+    /* A transition that ran in the parent has no thread here that could end it. */
+    saver->transition_running = false;
+    saver->callback_began = 0;
+    /* A driver that was never initialised can be in the child. */
+    if (atomic_load(&state->driver.table)) atomic_store(&saver->forked, true);
+}
+
+void tms_process_end_threads(tms_saver_t *saver) {
+    tms_pendings_close(&saver->pendings, tms_wait_now() + TMS_EXIT_RESUME_SECONDS);
+    tms_backup_stores_close(&saver->stores, tms_wait_now() + TMS_EXIT_RELEASE_SECONDS);
+}
+
+static void at_exit(void) {
+    tms_state_t *state = tms_state_if_made();
+    if (!state || atomic_load(&state->saver.forked)) return;
+    tms_process_end_threads(&state->saver);
+    tms_backup_stores_at_exit(&state->saver.stores);
+    tms_log_summarize(&state->log, true);
+}
+
+tms_status_t tms_process_register(tms_error_t *error) {
+    const tms_error_context_t context = {.operation = "start", .device = TMS_NO_DEVICE};
+    /* Independent of each other: where one fails the other still helps. Both fail for want of memory only. */
+    bool fork_refused = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) != 0;
+    bool exit_refused = atexit(at_exit) != 0;
+    if (!fork_refused && !exit_refused) return TMS_OK;
+    tms_error_set_os(error, &context, fork_refused ? "pthread_atfork" : "atexit", ENOMEM, NULL);
+    tms_error_append(error, " Without it %s.",
+                     fork_refused ? "a forked child must not use this library" : "disk backups may stay behind at exit");
+    return TMS_OUT_OF_HOST_MEMORY;
+}

@@ -1,0 +1,381 @@
+#include "backup/disk/directory.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <linux/magic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/vfs.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "backup/disk/domain.h"
+
+enum {
+    DIRECTORY_MODE = 0700,
+    FILE_MODE = 0600,
+    HEXADECIMAL = 16,
+    DECIMAL = 10,
+    NAME_BYTES = 80,    /* "tms-<domain>-<pid>-<random>.unlocked" and its NUL */
+    RANDOM_DIGITS = 16, /* of 64 bits in hexadecimal */
+    NAME_ATTEMPTS = 8,
+    INTERRUPTED_ATTEMPTS = 100, /* of flock; a file system that interrupts each of them has no locks */
+    NEW_SECONDS = 60 /* after which a lock file without its name is taken for left over; it gets it in microseconds */
+};
+
+#define NAME_START      "tms-"
+#define NEW_SUFFIX      ".new"
+#define LOCK_SUFFIX     ".lock"
+#define UNLOCKED_SUFFIX ".unlocked"
+#define BACKUP_SUFFIX   ".backup"
+
+char *tms_disk_absolute_path(const char *path) {
+    char *directory = path[0] == '/' ? NULL : getcwd(NULL, 0);
+    size_t bytes = (directory ? strlen(directory) + 1 : 0) + strlen(path) + 1;
+    char *absolute = malloc(bytes);
+    if (absolute) {
+        snprintf(absolute, bytes, "%s%s%s", directory ? directory : "", directory ? "/" : "", path);
+        for (size_t end = strlen(absolute); end > 1 && absolute[end - 1] == '/'; end--) absolute[end - 1] = '\0';
+    }
+    free(directory);
+    return absolute;
+}
+
+tms_status_t tms_disk_make_directory(const char *path, const tms_error_context_t *context, tms_error_t *error) {
+    struct stat found;
+    if (stat(path, &found) == 0 && S_ISDIR(found.st_mode)) return TMS_OK;
+
+    if (mkdir(path, DIRECTORY_MODE) == 0) return TMS_OK;
+    int os_error = errno;
+    if (os_error == EEXIST && stat(path, &found) == 0) return TMS_OK; /* made just now; or no directory, which shows next */
+    tms_status_t status = tms_error_set_os(error, context, "mkdir", os_error, path);
+    if (os_error == ENOENT)
+        tms_error_append(error,
+                         " Only the last part of the path is created, so that a misspelled one is noticed: create the "
+                         "directories above it first.");
+    return status;
+}
+
+/* open and openat may wait on network file systems, and be interrupted. */
+static int open_again(int directory, const char *name, int flags, mode_t mode) {
+    int fd;
+    do fd = openat(directory, name, flags | O_CLOEXEC, mode);
+    while (fd < 0 && errno == EINTR);
+    return fd;
+}
+
+int tms_disk_open_at(int directory, const char *name, int flags) {
+    return open_again(directory, name, flags | O_NOFOLLOW, FILE_MODE);
+}
+
+/* Refuses a `path` that is another user's symbolic link, which could be pointed elsewhere at any time, or that cannot be
+ * examined. Checked before and after opening: in a directory like /tmp only its owner can remove a link, and where others
+ * can, they could also replace the directory itself. */
+static tms_status_t check_link(const char *path, const tms_error_context_t *context, tms_error_t *error) {
+    struct stat found;
+    if (lstat(path, &found) != 0) return errno == ENOENT ? TMS_OK : tms_error_set_os(error, context, "lstat", errno, path);
+    if (!S_ISLNK(found.st_mode) || found.st_uid == geteuid() || found.st_uid == 0) return TMS_OK;
+    tms_error_set(error, TMS_BACKUP_IO, context,
+                  "the directory '%s' is a symbolic link of another user (uid %ld), which is not followed", path,
+                  (long)found.st_uid);
+    if (error) error->os_error = EPERM;
+    return TMS_BACKUP_IO;
+}
+
+tms_status_t tms_disk_open_directory(const char *path, int *directory, const tms_error_context_t *context,
+                                     tms_error_t *error) {
+    tms_status_t status = check_link(path, context, error);
+    if (status != TMS_OK) return status;
+    /* O_PATH: it need not be readable to make files in it. */
+    int fd = open_again(AT_FDCWD, path, O_PATH | O_DIRECTORY, 0);
+    if (fd < 0 && errno == ENOENT) {
+        status = tms_disk_make_directory(path, context, error);
+        if (status != TMS_OK) return status;
+        fd = open_again(AT_FDCWD, path, O_PATH | O_DIRECTORY, 0);
+    }
+    if (fd < 0) return tms_error_set_os(error, context, "openat", errno, path);
+    status = check_link(path, context, error);
+    if (status != TMS_OK) {
+        close(fd);
+        return status;
+    }
+    *directory = fd;
+    return TMS_OK;
+}
+
+int tms_disk_check_size_limit(uint64_t end) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return 0;
+    return end > limit.rlim_cur ? EFBIG : 0;
+}
+
+int tms_disk_check_free_space(int fd, uint64_t bytes, const char **call) {
+    struct statvfs space;
+    while (fstatvfs(fd, &space) != 0) {
+        if (errno == EINTR) continue;
+        *call = "fstatvfs";
+        return errno;
+    }
+    if (space.f_frsize == 0) return 0; /* a file system that does not say */
+    uint64_t blocks = bytes / space.f_frsize + (bytes % space.f_frsize != 0);
+    return blocks > space.f_bavail ? ENOSPC : 0;
+}
+
+const char *tms_disk_identify(int fd, tms_disk_identity_t *identity) {
+    struct stat found;
+    struct statfs system;
+    if (fstat(fd, &found) != 0) return "fstat";
+    if (fstatfs(fd, &system) != 0) return "fstatfs";
+    uint64_t type = (uint64_t)system.f_type;
+    /* A file system in user space may give a file a new number at any time. */
+    *identity = (tms_disk_identity_t){.device = found.st_dev,
+                                      .number = found.st_ino,
+                                      .known = type != FUSE_SUPER_MAGIC,
+                                      .in_memory = type == TMPFS_MAGIC || type == RAMFS_MAGIC};
+    return NULL;
+}
+
+bool tms_disk_is_same(const struct stat *found, const tms_disk_identity_t *identity) {
+    if (!S_ISREG(found->st_mode) || found->st_uid != geteuid()) return false;
+    return !identity->known || (found->st_dev == identity->device && found->st_ino == identity->number);
+}
+
+static uint64_t random_number(void) {
+    uint64_t number = 0;
+    if (getrandom(&number, sizeof(number), GRND_NONBLOCK) == (ssize_t)sizeof(number)) return number;
+    /* Early in the boot. O_EXCL keeps names apart; being random only makes collisions rare. */
+    struct timespec now = {0, 0};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return ((uint64_t)now.tv_sec << 32) ^ (uint64_t)now.tv_nsec ^ (uint64_t)(uintptr_t)&number;
+}
+
+/* 0 or errno. */
+static int try_flock(int fd) {
+    for (int attempt = 1; flock(fd, LOCK_EX | LOCK_NB) != 0; attempt++) {
+        if (errno != EINTR || attempt == INTERRUPTED_ATTEMPTS) return errno;
+    }
+    return 0;
+}
+
+/* Locks a lock file just made. NULL; or the name of the call that failed, and errno: EWOULDBLOCK if the
+ * clean-up of another process, whose clock is far ahead, was faster, and the file is or will be gone. *locked is false where
+ * the file system has no locks. */
+static const char *lock_new_file(int fd, const char *path, bool *locked, const tms_log_t *log) {
+    int os_error = try_flock(fd);
+    *locked = os_error == 0;
+    errno = os_error;
+    if (os_error == EWOULDBLOCK) return "flock";
+    if (os_error != 0) {
+        tms_log_write(log, TMS_LOG_INFO,
+                      "flock of '%s" NEW_SUFFIX "' failed (%s): if this process is killed, its backup files stay until they "
+                      "are removed by hand",
+                      path, strerror(os_error));
+        return NULL;
+    }
+    struct stat ours;
+    if (fstat(fd, &ours) != 0) return "fstat";
+    errno = EWOULDBLOCK;
+    return ours.st_nlink > 0 ? NULL : "flock";
+}
+
+static void write_name(const tms_disk_lock_t *lock, const char *suffix, char name[NAME_BYTES]) {
+    snprintf(name, NAME_BYTES, "%s%s", lock->name, suffix);
+}
+
+/* Gives it the name that others know it by: one that says that its process is dead as soon as it can be locked, or, where
+ * it is not locked, one that no clean-up looks at. NULL; or the name of the call that failed, and errno. */
+static const char *publish(tms_disk_lock_t *lock, bool locked) {
+    char new_name[NAME_BYTES], name[NAME_BYTES];
+    const char *suffix = locked ? LOCK_SUFFIX : UNLOCKED_SUFFIX;
+    write_name(lock, NEW_SUFFIX, new_name);
+    write_name(lock, suffix, name);
+    if (renameat(lock->directory, new_name, lock->directory, name) != 0) return "renameat";
+    lock->suffix = suffix;
+    return NULL;
+}
+
+/* One attempt at a lock file with a new name. NULL; or the name of the call that failed, and errno. Then lock->fd is -1,
+ * unless the system refuses to take the file back. */
+static const char *make_lock_file(tms_disk_lock_t *lock, const char *path, size_t prefix_bytes, const tms_log_t *log) {
+    char name[NAME_BYTES];
+    bool locked = false;
+    snprintf(lock->prefix, prefix_bytes, "%s/" NAME_START "%0*" PRIx64 "-%ld-%0*" PRIx64, path, TMS_DISK_DOMAIN_DIGITS,
+             tms_disk_domain(), (long)getpid(), RANDOM_DIGITS, random_number());
+    lock->name = lock->prefix + strlen(path) + 1;
+    lock->suffix = NEW_SUFFIX;
+    write_name(lock, lock->suffix, name);
+    lock->fd = tms_disk_open_at(lock->directory, name, O_RDWR | O_CREAT | O_EXCL);
+    if (lock->fd < 0) return "openat";
+    const char *failed = tms_disk_identify(lock->fd, &lock->identity);
+    if (!failed) failed = lock_new_file(lock->fd, lock->prefix, &locked, log);
+    if (!failed) failed = publish(lock, locked);
+    if (!failed) return NULL;
+    int os_error = errno;
+    if (unlinkat(lock->directory, name, 0) == 0 || errno == ENOENT) {
+        close(lock->fd);
+        lock->fd = -1;
+    }
+    errno = os_error;
+    return failed;
+}
+
+tms_status_t tms_disk_lock_create(const char *path, int directory, const tms_log_t *log, tms_disk_lock_t **lock,
+                                  const tms_error_context_t *context, tms_error_t *error) {
+    size_t prefix_bytes = strlen(path) + 1 + NAME_BYTES;
+    tms_disk_lock_t *made = calloc(1, sizeof(*made) + prefix_bytes);
+    if (!made) return tms_error_set_os(error, context, "calloc", ENOMEM, path);
+    made->directory = directory;
+    made->fd = -1;
+    const char *failed = tms_disk_identify(directory, &made->place);
+    if (!failed) {
+        int attempts = 0;
+        do failed = make_lock_file(made, path, prefix_bytes, log);
+        while (failed && made->fd < 0 && (errno == EEXIST || errno == EWOULDBLOCK) && ++attempts < NAME_ATTEMPTS);
+    }
+    tms_status_t status = failed ? tms_error_set_os(error, context, failed, errno, path) : TMS_OK;
+    if (failed) made->place = (tms_disk_identity_t){.known = false}; /* it is no lock, only something to be removed */
+    if (made->fd >= 0)
+        *lock = made;
+    else
+        free(made);
+    return status;
+}
+
+bool tms_disk_lock_remove(tms_disk_lock_t *lock) {
+    char name[NAME_BYTES];
+    write_name(lock, lock->suffix, name);
+    return tms_disk_unlink(lock->directory, name, &lock->identity) || errno == ENOENT || errno == ESTALE;
+}
+
+void tms_disk_lock_forget(tms_disk_lock_t *lock) {
+    close(lock->fd);
+    close(lock->directory);
+    free(lock);
+}
+
+static bool is_own_file(const struct stat *found) { return S_ISREG(found->st_mode) && found->st_uid == geteuid(); }
+
+bool tms_disk_unlink(int directory, const char *name, const tms_disk_identity_t *identity) {
+    struct stat found;
+    if (fstatat(directory, name, &found, AT_SYMLINK_NOFOLLOW) != 0) return false;
+    if (identity ? !tms_disk_is_same(&found, identity) : !is_own_file(&found)) {
+        errno = identity ? ESTALE : EPERM;
+        return false;
+    }
+    return unlinkat(directory, name, 0) == 0;
+}
+
+/* Of that many hexadecimal digits and nothing else: what follows them, or NULL. */
+static const char *skip_digits(const char *cursor, int digits) {
+    for (int i = 0; i < digits; i++) {
+        if (!isxdigit((unsigned char)cursor[i])) return NULL;
+    }
+    return isxdigit((unsigned char)cursor[digits]) ? NULL : cursor + digits;
+}
+
+/* The number of characters of "tms-<domain>-<pid>-<random>" that a name begins with, or 0. */
+static size_t prefix_length(const char *name) {
+    if (strncmp(name, NAME_START, strlen(NAME_START)) != 0) return 0;
+    const char *cursor = skip_digits(name + strlen(NAME_START), TMS_DISK_DOMAIN_DIGITS);
+    if (!cursor || *cursor++ != '-') return 0;
+    const char *pid = cursor;
+    while (isdigit((unsigned char)*cursor)) cursor++;
+    if (cursor == pid || *cursor++ != '-') return 0;
+    cursor = skip_digits(cursor, RANDOM_DIGITS);
+    return cursor ? (size_t)(cursor - name) : 0;
+}
+
+/* Whether a name of that form is of this lock domain, so that its lock says whether its process is dead. */
+static bool is_of_domain(const char *name, uint64_t domain) {
+    return domain != 0 && strtoull(name + strlen(NAME_START), NULL, HEXADECIMAL) == domain;
+}
+
+/* Whether a name of that form is of another process that runs. Its lock can be had all the same where two mounts of one
+ * directory on this machine have locks of their own. */
+static bool is_of_running_process(const char *name) {
+    long process = strtol(name + strlen(NAME_START) + TMS_DISK_DOMAIN_DIGITS + 1, NULL, DECIMAL);
+    return process != (long)getpid() && tms_disk_domain_runs(process);
+}
+
+/* "<prefix><suffix>" */
+static bool is_name_with(const char *name, const char *suffix) {
+    size_t length = prefix_length(name);
+    return length && strcmp(name + length, suffix) == 0;
+}
+
+/* Whether it is a lock file that is old and never got its name, because its process was killed before. A younger one may be
+ * about to be locked. */
+static bool is_left_over(int directory, const char *name) {
+    struct stat found;
+    return is_name_with(name, NEW_SUFFIX) && fstatat(directory, name, &found, AT_SYMLINK_NOFOLLOW) == 0 &&
+           time(NULL) - found.st_mtime > NEW_SECONDS;
+}
+
+/* "<prefix>-<number>.backup" */
+static bool is_backup_name(const char *name, const char *prefix, size_t length) {
+    if (prefix_length(name) != length || strncmp(name, prefix, length) != 0 || name[length] != '-') return false;
+    const char *cursor = name + length + 1;
+    if (!isdigit((unsigned char)*cursor)) return false;
+    while (isdigit((unsigned char)*cursor)) cursor++;
+    return strcmp(cursor, BACKUP_SUFFIX) == 0;
+}
+
+/* Opens a lock file and locks it, which is possible if its process is dead; else -1. */
+static int seize_lock(int directory, const char *name) {
+    struct stat found;
+    /* For writing, which a lock over NFS needs; and without waiting, should the name be a FIFO or a device. */
+    int fd = tms_disk_open_at(directory, name, O_RDWR | O_NONBLOCK);
+    if (fd < 0) return -1;
+    if (fstat(fd, &found) == 0 && is_own_file(&found) && try_flock(fd) == 0) return fd;
+    close(fd);
+    return -1;
+}
+
+/* A second stream over the same directory: each must have its own position. */
+static DIR *list_directory(int directory) {
+    int fd = open_again(directory, ".", O_RDONLY | O_DIRECTORY, 0);
+    DIR *stream = fd < 0 ? NULL : fdopendir(fd);
+    if (fd >= 0 && !stream) close(fd);
+    return stream;
+}
+
+/* Removes the backup files that belong to a lock file. */
+static void remove_backups(int directory, const char *lock_name, const tms_log_t *log) {
+    size_t length = prefix_length(lock_name);
+    DIR *stream = list_directory(directory);
+    if (!stream) return;
+    for (const struct dirent *entry; (entry = readdir(stream));) {
+        if (!is_backup_name(entry->d_name, lock_name, length)) continue;
+        bool removed = tms_disk_unlink(directory, entry->d_name, NULL);
+        tms_log_write(log, removed ? TMS_LOG_INFO : TMS_LOG_WARNING, "the backup file '%s' of a dead process was %s",
+                      entry->d_name, removed ? "removed" : "not removed");
+    }
+    closedir(stream);
+}
+
+void tms_disk_remove_dead(int directory, const tms_log_t *log) {
+    uint64_t domain = tms_disk_domain();
+    DIR *stream = list_directory(directory);
+    if (!stream) return;
+    for (const struct dirent *entry; (entry = readdir(stream));) {
+        if (!is_name_with(entry->d_name, LOCK_SUFFIX) && !is_left_over(directory, entry->d_name)) continue;
+        if (!is_of_domain(entry->d_name, domain) || is_of_running_process(entry->d_name)) continue;
+        int fd = seize_lock(directory, entry->d_name);
+        if (fd < 0) continue;
+        /* The lock file goes last: as long as it is there, the next clean-up can finish an interrupted one. */
+        remove_backups(directory, entry->d_name, log);
+        (void)tms_disk_unlink(directory, entry->d_name, NULL);
+        close(fd);
+    }
+    closedir(stream);
+}

@@ -1,0 +1,312 @@
+#include "backup/host/batch.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "backup/host/block.h"
+#include "backup/host/pool.h"
+#include "backup/host/release.h"
+#include "backup/host/room.h"
+#include "backup/host/work.h"
+
+/* More than a process can address; sums of what is less do not overflow. */
+static const uint64_t too_much = (uint64_t)1 << 47;
+
+tms_status_t tms_host_batch_create(struct tms_host_batch **batch, tms_host_store_t *store,
+                                   const tms_error_context_t *context, tms_error_t *error) {
+    struct tms_host_batch *made = calloc(1, sizeof *made);
+    if (!made) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
+    made->store = store;
+    made->context = (tms_error_context_t){.operation = context->operation, .device = TMS_NO_DEVICE};
+    made->process = getpid();
+    made->allowed_below = UINT64_MAX;
+    *batch = made;
+    return TMS_OK;
+}
+
+/* ---- planning ---- */
+
+static struct tms_host_block *find_block(const struct tms_host_batch *batch, const tms_host_request_t *request) {
+    for (size_t i = batch->block_count; i-- > 0;) {
+        struct tms_host_block *block = batch->blocks[i];
+        if (block->device == request->device && block->kind == request->kind && block->group == request->group) return block;
+    }
+    return NULL;
+}
+
+/* NULL, with *error filled, where memory is short. */
+static struct tms_host_block *make_block(struct tms_host_batch *batch, const tms_host_request_t *request,
+                                         const tms_error_context_t *context, tms_error_t *error) {
+    struct tms_host_block **grown = realloc(batch->blocks, (batch->block_count + 1) * sizeof(struct tms_host_block *));
+    if (grown) batch->blocks = grown;
+    struct tms_host_block *block = grown ? calloc(1, sizeof *block) : NULL;
+    if (!block) {
+        (void)tms_error_set_os(error, context, grown ? "calloc" : "realloc", ENOMEM, NULL);
+        return NULL;
+    }
+    block->store = batch->store;
+    block->batch = batch;
+    block->device = request->device;
+    block->kind = request->kind;
+    block->group = request->group;
+    batch->blocks[batch->block_count++] = block;
+    return block;
+}
+
+static bool add_entries(struct tms_host_batch *batch, struct tms_host_block *block, uint64_t bytes) {
+    uint64_t unit = batch->store->piece_bytes;
+    size_t first = (size_t)((block->bytes + unit - 1) / unit), end = (size_t)((block->bytes + bytes + unit - 1) / unit);
+    size_t wanted = batch->entry_count + (end - first);
+    if (wanted > batch->entry_capacity) {
+        size_t capacity = wanted * 2;
+        tms_host_entry_t *grown = realloc(batch->entries, capacity * sizeof *grown);
+        if (!grown) return false;
+        batch->entries = grown;
+        batch->entry_capacity = capacity;
+    }
+    for (size_t i = first; i < end; i++) batch->entries[batch->entry_count++] = (tms_host_entry_t){block, i};
+    return true;
+}
+
+/* So much more in the block that such requests share; `end` is where it ended before. `for_pool`: of a batch that holds
+ * nothing else. */
+static tms_status_t plan(struct tms_host_batch *batch, const tms_host_request_t *request, bool for_pool,
+                         struct tms_host_block **block, uint64_t *end, const tms_error_context_t *context,
+                         tms_error_t *error) {
+    if (request->bytes > too_much) return tms_error_set_os(error, context, "mmap", ENOMEM, NULL);
+    uint64_t bytes = tms_host_round(request->bytes, tms_host_page_bytes());
+    struct tms_host_block *found = find_block(batch, request);
+    if (!found) found = make_block(batch, request, context, error);
+    if (!found) return TMS_OUT_OF_HOST_MEMORY;
+    if (found->bytes + bytes > too_much) return tms_error_set_os(error, context, "mmap", ENOMEM, NULL);
+    if (!add_entries(batch, found, bytes)) return tms_error_set_os(error, context, "realloc", ENOMEM, NULL);
+    found->for_pool = for_pool;
+    *block = found;
+    *end = found->bytes;
+    found->bytes += bytes;
+    return TMS_OK;
+}
+
+tms_status_t tms_host_batch_plan_pool(struct tms_host_batch *batch, int device, uint64_t bytes,
+                                      const tms_error_context_t *context, tms_error_t *error) {
+    const tms_host_request_t request = {.bytes = bytes, .device = device, .kind = TMS_BACKUP_PINNED};
+    struct tms_host_block *block = NULL;
+    uint64_t end = 0;
+    return plan(batch, &request, true, &block, &end, context, error);
+}
+
+tms_status_t tms_host_batch_add(struct tms_host_batch *batch, const tms_host_request_t *request, tms_host_buffer_t **buffer,
+                                const tms_error_context_t *context, tms_error_t *error) {
+    tms_host_store_t *store = batch->store;
+    tms_status_t status = TMS_OK;
+    tms_host_buffer_t *made = calloc(1, sizeof *made);
+    if (!made) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
+    *made = (tms_host_buffer_t){.store = store, .kind = request->kind, .bytes = request->bytes, .process = batch->process};
+    atomic_init(&made->references, 1);
+    atomic_init(&made->policy, TMS_HOST_RELEASE);
+    pthread_mutex_lock(&store->lock);
+    bool placed = request->bytes <= too_much && tms_host_pool_place(store, made, request->device);
+    pthread_mutex_unlock(&store->lock);
+    if (!placed) {
+        status = plan(batch, request, false, &made->block, &made->offset, context, error);
+        if (status == TMS_OK) tms_host_buffer_link(made, made->block->last); /* no other thread knows the block yet */
+    }
+    if (status != TMS_OK) {
+        free(made);
+        return status;
+    }
+    atomic_fetch_add(&store->buffer_bytes, made->bytes);
+    *buffer = made;
+    return TMS_OK;
+}
+
+/* ---- starting ---- */
+
+/* The store's from now on, and what lies in it can be told where. Under the lock. */
+static void list_block(struct tms_host_block *block) {
+    tms_host_store_t *store = block->store;
+    block->next = store->blocks;
+    if (block->next) block->next->previous = block;
+    store->blocks = block;
+    block->listed = true;
+    for (size_t i = 0; i < block->piece_count; i++) {
+        tms_host_piece_t *piece = &block->pieces[i];
+        piece->state = TMS_PIECE_PLANNED;
+        piece->open = piece->reserved = block->for_pool;
+        store->planned_bytes += piece->bytes;
+        if (piece->reserved) store->reserving_bytes += piece->bytes;
+    }
+    for (tms_host_buffer_t *buffer = block->first; buffer; buffer = buffer->next) {
+        uint64_t end = buffer->offset + tms_host_buffer_extent(buffer);
+        buffer->memory = block->memory + buffer->offset;
+        for (uint64_t at = buffer->offset; at < end;) {
+            tms_host_piece_t *piece = tms_host_piece_at(block, at);
+            piece->buffers++;
+            at = piece->offset + piece->bytes;
+        }
+    }
+}
+
+/* Rounding may have added a piece that no buffer needs. */
+static tms_status_t add_last_piece(struct tms_host_batch *batch, struct tms_host_block *block,
+                                   const tms_error_context_t *context, tms_error_t *error) {
+    uint64_t unit = batch->store->piece_bytes, planned = block->bytes;
+    tms_status_t status = tms_host_block_map(block, context, error);
+    if (status != TMS_OK) return status;
+    uint64_t mapped = block->bytes;
+    block->bytes = planned;
+    bool added = (mapped + unit - 1) / unit == (planned + unit - 1) / unit || add_entries(batch, block, mapped - planned);
+    block->bytes = mapped;
+    return added ? TMS_OK : tms_error_set_os(error, context, "realloc", ENOMEM, NULL);
+}
+
+tms_status_t tms_host_batch_map(struct tms_host_batch *batch, const tms_error_context_t *context, tms_error_t *error) {
+    tms_host_store_t *store = batch->store;
+    tms_host_headroom_t headroom;
+    tms_status_t status = TMS_OK;
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < batch->block_count; i++) bytes += batch->blocks[i]->bytes;
+    pthread_mutex_lock(&store->lock);
+    uint64_t planned = store->planned_bytes;
+    pthread_mutex_unlock(&store->lock);
+    if (bytes > 0 && !tms_host_store_make_room(store, bytes + planned, &headroom))
+        return tms_host_headroom_fail(&headroom, bytes + planned, context, error);
+    for (size_t i = 0; i < batch->block_count && status == TMS_OK; i++)
+        status = add_last_piece(batch, batch->blocks[i], context, error);
+    if (status != TMS_OK) {
+        for (size_t i = 0; i < batch->block_count; i++) tms_host_block_unmap(batch->blocks[i]);
+        return status;
+    }
+    pthread_mutex_lock(&store->lock);
+    for (size_t i = 0; i < batch->block_count; i++) list_block(batch->blocks[i]);
+    batch->mapped = true;
+    pthread_mutex_unlock(&store->lock);
+    return TMS_OK;
+}
+
+tms_status_t tms_host_batch_start(struct tms_host_batch *batch, const tms_error_context_t *context, tms_error_t *error) {
+    tms_host_release_start(batch->store); /* what found no thread before */
+    tms_status_t status = tms_host_batch_map(batch, context, error);
+    if (status == TMS_OK && batch->entry_count > 0) tms_host_work_start(batch);
+    return status;
+}
+
+/* ---- ending ---- */
+
+/* Gives up what its threads have not done. Under the lock. */
+static void abandon(struct tms_host_batch *batch, size_t index) {
+    tms_host_store_t *store = batch->store;
+    tms_host_piece_t *piece = tms_host_entry_piece(&batch->entries[index]);
+    if (index >= batch->allowed) store->planned_bytes -= piece->bytes;
+    if (piece->in_flight) store->in_flight_bytes -= piece->bytes;
+    if (piece->reserved) store->reserving_bytes -= piece->bytes;
+    piece->in_flight = piece->reserved = false;
+    if (piece->state < TMS_PIECE_USABLE) piece->state = TMS_PIECE_ABSENT;
+    /* Its buffers have been dropped since. Idle pieces of the pool stay. */
+    bool idle = piece->open && piece->state == TMS_PIECE_USABLE;
+    if (piece->buffers == 0 && piece->state <= TMS_PIECE_USABLE && !idle)
+        tms_host_piece_retire(piece, TMS_HOST_RELEASE, piece->block->kind);
+}
+
+void tms_host_batch_destroy(struct tms_host_batch *batch) {
+    if (!batch) return;
+    tms_host_store_t *store = batch->store;
+    if (batch->process == getpid()) { /* in a forked child its threads and blocks are the parent's */
+        tms_host_work_stop(batch);
+        pthread_mutex_lock(&store->lock);
+        for (size_t i = 0; batch->mapped && i < batch->entry_count; i++) abandon(batch, i);
+        for (size_t i = 0; i < batch->block_count; i++) {
+            batch->blocks[i]->batch = NULL;
+            batch->blocks[i] = tms_host_block_forget(batch->blocks[i]);
+        }
+        pthread_cond_broadcast(&store->changed);
+        pthread_mutex_unlock(&store->lock);
+        for (size_t i = 0; i < batch->block_count; i++) tms_host_block_free(batch->blocks[i]);
+        tms_host_release_start(store);
+    }
+    free(batch->blocks);
+    free(batch->entries);
+    free(batch);
+}
+
+/* ---- waiting and helping ---- */
+
+bool tms_host_batch_help(struct tms_host_batch *batch, int device) {
+    tms_host_store_t *store = batch->store;
+    tms_host_piece_t *found = NULL;
+    pthread_mutex_lock(&store->lock);
+    for (size_t i = 0; i < batch->allowed && !found; i++) {
+        tms_host_piece_t *piece = tms_host_entry_piece(&batch->entries[i]);
+        if (batch->entries[i].block->device == device && piece->state == TMS_PIECE_PREFAULTED) found = piece;
+    }
+    bool helped = found && tms_host_work_help(batch, found);
+    pthread_mutex_unlock(&store->lock);
+    return helped;
+}
+
+static tms_status_t refuse(const tms_host_buffer_t *buffer, const tms_error_context_t *context, tms_error_t *error) {
+    const struct tms_host_block *block = buffer->block;
+    if (block->failed) {
+        if (error) *error = block->failure;
+        return block->failure.status;
+    }
+    return tms_error_set(error, TMS_INVALID_STATE, context, "the host memory for this backup is not being made ready%s",
+                         block->store->closing ? " any more: the process ends" : "");
+}
+
+tms_status_t tms_host_buffer_await(tms_host_buffer_t *buffer, uint64_t offset, tms_wait_t *wait, uint64_t *bytes,
+                                   const tms_error_context_t *context, tms_error_t *error) {
+    tms_host_store_t *store = buffer->store;
+    struct tms_host_block *block = buffer->block;
+    tms_status_t status = TMS_OK;
+    pthread_mutex_lock(&store->lock);
+    for (;;) {
+        tms_host_piece_t *piece = block->pieces ? tms_host_piece_at(block, buffer->offset + offset) : NULL;
+        if (piece && piece->state == TMS_PIECE_USABLE) {
+            uint64_t in_piece = piece->offset + piece->bytes - (buffer->offset + offset), rest = buffer->bytes - offset;
+            *bytes = rest < in_piece ? rest : in_piece;
+            break;
+        }
+        if (!piece || !block->batch || block->failed || store->closing) {
+            status = refuse(buffer, context, error);
+            break;
+        }
+        /* A batch of the pool has a thread of its own, on which it also ends. */
+        if (block->for_pool || !tms_host_work_help(block->batch, piece))
+            tms_wait_on_condition(wait, &store->changed, &store->lock);
+        pthread_mutex_unlock(&store->lock);
+        status = tms_wait_check(wait, context, error);
+        if (status != TMS_OK) return status;
+        pthread_mutex_lock(&store->lock);
+    }
+    pthread_mutex_unlock(&store->lock);
+    return status;
+}
+
+bool tms_host_buffer_is_pinned(tms_host_buffer_t *buffer, uint64_t offset) {
+    tms_host_store_t *store = buffer->store;
+    pthread_mutex_lock(&store->lock);
+    bool pinned = tms_host_piece_at(buffer->block, buffer->offset + offset)->pinned;
+    pthread_mutex_unlock(&store->lock);
+    return pinned;
+}
+
+/* ---- references ---- */
+
+void tms_host_buffer_acquire(tms_host_buffer_t *buffer) { atomic_fetch_add(&buffer->references, 1); }
+
+void tms_host_buffer_drop(tms_host_buffer_t *buffer) {
+    if (!buffer || atomic_fetch_sub(&buffer->references, 1) != 1) return;
+    if (buffer->process == getpid()) { /* what it points to belongs to the parent otherwise, which the child has forgotten */
+        tms_host_store_t *store = buffer->store;
+        atomic_fetch_sub(&store->buffer_bytes, buffer->bytes);
+        pthread_mutex_lock(&store->lock);
+        tms_host_buffer_unlink(buffer);
+        struct tms_host_block *forgotten = tms_host_block_forget(buffer->block);
+        pthread_mutex_unlock(&store->lock);
+        tms_host_block_free(forgotten);
+        tms_host_release_start(store);
+    }
+    free(buffer);
+}

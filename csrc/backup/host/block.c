@@ -1,0 +1,145 @@
+#include "backup/host/block.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "backup/host/node.h"
+
+/* ---- mapping ---- */
+
+static void describe_pieces(struct tms_host_block *block) {
+    uint64_t unit = block->store->piece_bytes;
+    for (size_t i = 0; i < block->piece_count; i++) {
+        uint64_t offset = i * unit, rest = block->bytes - offset, bytes = rest < unit ? rest : unit;
+        block->pieces[i] = (tms_host_piece_t){.block = block, .offset = offset, .bytes = bytes, .not_prefaulted = bytes};
+    }
+}
+
+tms_status_t tms_host_block_map(struct tms_host_block *block, const tms_error_context_t *context, tms_error_t *error) {
+    tms_host_store_t *store = block->store;
+    tms_error_context_t here = *context;
+    here.device = block->device;
+    here.bytes = block->bytes;
+    /* Whole huge pages: a mapping that ends on small ones would be prefaulted page by page there. */
+    uint64_t unit = block->bytes < TMS_HOST_HUGE_PAGE_BYTES ? tms_host_page_bytes() : TMS_HOST_HUGE_PAGE_BYTES;
+    if (block->bytes > UINT64_MAX - unit) return tms_error_set_os(error, &here, "mmap", ENOMEM, NULL);
+    uint64_t bytes = tms_host_round(block->bytes, unit);
+    size_t count = (size_t)((bytes + store->piece_bytes - 1) / store->piece_bytes);
+    tms_host_piece_t *pieces = calloc(count, sizeof *pieces);
+    if (!pieces) return tms_error_set_os(error, &here, "calloc", ENOMEM, NULL);
+    char *memory = tms_host_map(bytes);
+    if (!memory) {
+        int os_error = errno;
+        free(pieces);
+        return tms_error_set_os(error, &here, "mmap", os_error, NULL);
+    }
+    tms_host_node_prefer(memory, bytes, tms_host_node(store->devices, block->device, store->limits.root));
+    block->memory = memory;
+    block->bytes = bytes;
+    block->pieces = pieces;
+    block->piece_count = block->left = count;
+    describe_pieces(block);
+    return TMS_OK;
+}
+
+void tms_host_block_unmap(struct tms_host_block *block) {
+    if (!block->memory) return;
+    (void)munmap(block->memory, block->bytes); /* not resident: if this fails only addresses stay */
+    free(block->pieces);
+    block->memory = NULL;
+    block->pieces = NULL;
+    block->piece_count = block->left = 0;
+}
+
+void tms_host_block_free(struct tms_host_block *block) {
+    if (!block) return;
+    free(block->pieces);
+    free(block);
+}
+
+/* ---- prefaulting ---- */
+
+/* Writing a byte finds its page, and with luck the whole huge page around it. mincore says what is still missing. */
+static void prefault_part(tms_host_store_t *store, char *begin, uint64_t bytes) {
+    enum { MOST_PAGES = TMS_HOST_PREFAULT_BYTES / 4096 };
+    unsigned char resident[MOST_PAGES];
+    uint64_t page = tms_host_page_bytes();
+    size_t pages = (size_t)(bytes / page), missing = 0;
+    for (uint64_t at = 0; at < bytes; at += TMS_HOST_HUGE_PAGE_BYTES) ((volatile char *)begin)[at] = 0;
+    if (mincore(begin, bytes, resident) != 0) memset(resident, 0, sizeof resident); /* as good as no answer */
+    for (size_t i = 0; i < pages; i++) {
+        if (resident[i] & 1) continue;
+        ((volatile char *)begin)[i * page] = 0;
+        missing++;
+    }
+    if (missing > 0 && bytes >= TMS_HOST_HUGE_PAGE_BYTES)
+        tms_log_once(
+            store->log, &store->warned_no_huge_pages, TMS_LOG_INFO,
+            "the system gives no huge pages, or not always: host memory for backups takes longer to make ready. See "
+            "/sys/kernel/mm/transparent_hugepage/enabled");
+}
+
+void tms_host_piece_prefault(tms_host_piece_t *piece, uint64_t from, uint64_t bytes) {
+    char *begin = piece->block->memory + piece->offset + from;
+    for (uint64_t part, done = 0; done < bytes; done += part) {
+        part = bytes - done < TMS_HOST_PREFAULT_BYTES ? bytes - done : TMS_HOST_PREFAULT_BYTES;
+        prefault_part(piece->block->store, begin + done, part);
+    }
+}
+
+/* ---- pinning ---- */
+
+tms_status_t tms_host_piece_pin(tms_host_piece_t *piece, const tms_error_context_t *context, tms_error_t *error) {
+    struct tms_host_block *block = piece->block;
+    tms_host_store_t *store = block->store;
+    const tms_driver_table_t *driver = NULL;
+    tms_error_t reason;
+    tms_error_context_t here = {.operation = context->operation, .device = block->device, .bytes = piece->bytes};
+    tms_status_t status = tms_devices_load(store->devices, &driver, NULL, &here, &reason);
+    if (status == TMS_OK) status = tms_devices_enter(store->devices, block->device, &here, &reason);
+    if (status == TMS_OK) {
+        status = TMS_DRIVER_CALL(driver, &here, &reason, cuMemHostRegister, block->memory + piece->offset, piece->bytes,
+                                 CU_MEMHOSTREGISTER_PORTABLE);
+        tms_devices_leave(store->devices, block->device);
+    }
+    piece->pinned = status == TMS_OK;
+    if (status == TMS_OK) return TMS_OK;
+    if (tms_driver_is_gone(&reason)) {
+        if (error) *error = reason;
+        return status;
+    }
+    tms_host_warn_not_pinned(store, &reason);
+    return TMS_OK;
+}
+
+/* ---- giving back ---- */
+
+static tms_status_t unpin(tms_host_piece_t *piece, const tms_error_context_t *context, tms_error_t *error) {
+    struct tms_host_block *block = piece->block;
+    tms_devices_t *devices = block->store->devices;
+    const tms_driver_table_t *driver = NULL;
+    tms_status_t status = tms_devices_load(devices, &driver, NULL, context, error);
+    if (status == TMS_OK) status = tms_devices_enter(devices, block->device, context, error);
+    if (status != TMS_OK) return status;
+    status = TMS_DRIVER_CALL(driver, context, error, cuMemHostUnregister, block->memory + piece->offset);
+    tms_devices_leave(devices, block->device);
+    /* Its context has been reset or destroyed, and the registration with it. */
+    if (status != TMS_OK && error->driver_result == CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED) status = TMS_OK;
+    return status;
+}
+
+tms_status_t tms_host_piece_give_back(tms_host_piece_t *piece, tms_error_t *error) {
+    char *memory = piece->block->memory + piece->offset;
+    tms_error_context_t context = {.operation = "free a backup", .device = piece->block->device, .bytes = piece->bytes};
+    tms_status_t status = piece->pinned ? unpin(piece, &context, error) : TMS_OK;
+    if (status != TMS_OK) return tms_driver_is_gone(error) ? TMS_OK : status;
+    piece->pinned = false;
+    if (munmap(memory, piece->bytes) == 0) return TMS_OK;
+    int os_error = errno;
+    /* The system may lack the memory to split a mapping in two. The pages can go all the same; only addresses stay. */
+    (void)madvise(memory, piece->bytes, MADV_DONTNEED);
+    return tms_error_set_os(error, &context, "munmap", os_error, NULL);
+}

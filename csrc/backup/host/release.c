@@ -1,0 +1,172 @@
+#include "backup/host/release.h"
+
+#include <stdlib.h>
+
+#include "backup/host/block.h"
+
+/* ---- under the lock ---- */
+
+void tms_host_release_queue(tms_host_piece_t *piece, tms_backup_kind_t kind) {
+    tms_host_store_t *store = piece->block->store;
+    piece->state = TMS_PIECE_WAITING;
+    piece->open = false;
+    piece->kind = kind;
+    piece->next = NULL;
+    *(store->last_waiting ? &store->last_waiting->next : &store->waiting) = piece;
+    store->last_waiting = piece;
+}
+
+struct tms_host_block *tms_host_block_forget(struct tms_host_block *block) {
+    if (block->first || block->batch || block->left > 0) return NULL;
+    if (block->listed) {
+        *(block->previous ? &block->previous->next : &block->store->blocks) = block->next;
+        if (block->next) block->next->previous = block->previous;
+    }
+    return block;
+}
+
+/* The first piece that waits, of kind MMAP if only that is wanted. */
+static tms_host_piece_t *take_waiting(tms_host_store_t *store, bool only_mmap) {
+    tms_host_piece_t *before = NULL, *piece = store->waiting;
+    while (piece && only_mmap && piece->kind != TMS_BACKUP_MMAP) {
+        before = piece;
+        piece = piece->next;
+    }
+    if (!piece || !tms_host_call_begin(store)) return NULL;
+    *(before ? &before->next : &store->waiting) = piece->next;
+    if (store->last_waiting == piece) store->last_waiting = before;
+    piece->state = TMS_PIECE_RELEASING;
+    store->releasing[piece->kind == TMS_BACKUP_MMAP]++;
+    return piece;
+}
+
+/* It has been given back. Its block is to be freed if this was the last of it. */
+static struct tms_host_block *count_out(tms_host_piece_t *piece) {
+    if (piece->counted) atomic_fetch_sub(&piece->block->store->resident_bytes, piece->bytes);
+    piece->counted = false;
+    piece->state = TMS_PIECE_GONE;
+    piece->block->left--;
+    return tms_host_block_forget(piece->block);
+}
+
+/* ---- giving back ---- */
+
+static tms_quarantine_mask_t retry(tms_quarantined_t *node) {
+    tms_host_piece_t *piece = (tms_host_piece_t *)node;
+    tms_host_store_t *store = piece->block->store;
+    struct tms_host_block *forgotten = NULL;
+    tms_error_t reason;
+    pthread_mutex_lock(&store->lock);
+    bool may = tms_host_call_begin(store);
+    pthread_mutex_unlock(&store->lock);
+    if (!may) return TMS_QUARANTINE_BIT(HOST);
+    tms_status_t status = tms_host_piece_give_back(piece, &reason);
+    pthread_mutex_lock(&store->lock);
+    tms_host_call_end(store);
+    if (status == TMS_OK) forgotten = count_out(piece);
+    pthread_mutex_unlock(&store->lock);
+    tms_host_block_free(forgotten);
+    if (status == TMS_OK) return 0;
+    tms_log_recurring(store->log, TMS_LOG_QUARANTINED, TMS_LOG_WARNING, &reason, "It is still quarantined.");
+    return TMS_QUARANTINE_BIT(HOST);
+}
+
+/* Entered and left with the lock; `piece` was taken. */
+static void give_back(tms_host_store_t *store, tms_host_piece_t *piece) {
+    bool mmap = piece->kind == TMS_BACKUP_MMAP;
+    struct tms_host_block *forgotten = NULL;
+    tms_error_t reason;
+    pthread_mutex_unlock(&store->lock);
+    tms_status_t status = tms_host_piece_give_back(piece, &reason);
+    pthread_mutex_lock(&store->lock);
+    tms_host_call_end(store);
+    if (status == TMS_OK)
+        forgotten = count_out(piece);
+    else
+        piece->state = TMS_PIECE_REFUSED;
+    pthread_mutex_unlock(&store->lock);
+    tms_host_block_free(forgotten);
+    if (status != TMS_OK) {
+        tms_log_recurring(store->log, TMS_LOG_QUARANTINED, TMS_LOG_ERROR, &reason,
+                          "It is quarantined; later calls try to give it back again.");
+        piece->quarantined = (tms_quarantined_t){.retry = retry, .holds = TMS_QUARANTINE_BIT(HOST)};
+        tms_quarantine_add(store->quarantine, &piece->quarantined);
+    }
+    pthread_mutex_lock(&store->lock);
+    store->releasing[mmap]--;
+    pthread_cond_broadcast(&store->changed);
+}
+
+/* ---- the thread ---- */
+
+static void *release_all(void *argument) {
+    tms_host_store_t *store = argument;
+    tms_host_piece_t *piece = NULL;
+    pthread_detach(pthread_self());
+    pthread_mutex_lock(&store->lock);
+    while ((piece = take_waiting(store, false))) give_back(store, piece);
+    store->release_thread = false;
+    pthread_mutex_unlock(&store->lock);
+    tms_host_thread_end(store);
+    return NULL;
+}
+
+/* Starts a thread of which there is one at a time: `running` says whether it is. Entered with the lock, left without. */
+static void start_one(tms_host_store_t *store, bool *running, bool wanted, void *(*run)(void *)) {
+    bool start = wanted && !*running && !store->closing;
+    if (start) *running = true;
+    pthread_mutex_unlock(&store->lock);
+    if (!start || tms_host_thread_detach(store, run, store) == 0) return;
+    pthread_mutex_lock(&store->lock);
+    *running = false;
+    pthread_mutex_unlock(&store->lock);
+}
+
+void tms_host_release_start(tms_host_store_t *store) {
+    pthread_mutex_lock(&store->lock);
+    start_one(store, &store->release_thread, store->waiting, release_all);
+}
+
+/* ---- the thread that tries again ---- */
+
+static void *retry_all(void *argument) {
+    tms_host_store_t *store = argument;
+    pthread_detach(pthread_self());
+    pthread_mutex_lock(&store->lock);
+    bool may = tms_host_call_begin(store); /* not every one of those that are tried is a piece, which looks itself */
+    pthread_mutex_unlock(&store->lock);
+    if (may) tms_quarantine_retry_part(store->quarantine, true);
+    pthread_mutex_lock(&store->lock);
+    if (may) tms_host_call_end(store);
+    store->retry_thread = false;
+    pthread_mutex_unlock(&store->lock);
+    tms_host_thread_end(store);
+    return NULL;
+}
+
+void tms_host_store_retry(tms_host_store_t *store) {
+    if (tms_quarantine_held(store->quarantine, TMS_QUARANTINE_HOST) == 0) return;
+    pthread_mutex_lock(&store->lock);
+    start_one(store, &store->retry_thread, true, retry_all);
+}
+
+/* ---- on the caller's thread ---- */
+
+static void release_here(tms_host_store_t *store, bool only_mmap) {
+    tms_host_piece_t *piece = NULL;
+    pthread_mutex_lock(&store->lock);
+    do {
+        while ((piece = take_waiting(store, only_mmap))) give_back(store, piece);
+        bool others = store->releasing[1] > 0 || (!only_mmap && store->releasing[0] > 0);
+        if (!others) break;
+        pthread_cond_wait(&store->changed, &store->lock);
+    } while (true);
+    pthread_mutex_unlock(&store->lock);
+}
+
+void tms_host_store_release_now(tms_host_store_t *store) {
+    release_here(store, true);
+    tms_host_release_start(store); /* what found no thread before */
+}
+
+void tms_host_store_settle(tms_host_store_t *store) { release_here(store, false); }

@@ -1,0 +1,232 @@
+#include "backup/stores.h"
+
+/* ---- the list ---- */
+
+void tms_backup_stores_add(tms_backup_stores_t *stores, const tms_backup_operations_t *operations, void *store,
+                           tms_backup_kind_t chosen_as, unsigned kinds) {
+    stores->list[stores->count++] = (tms_backup_store_t){operations, store, chosen_as, kinds};
+}
+
+tms_status_t tms_backup_stores_init(tms_backup_stores_t *stores, const tms_config_t *config, const tms_copying_t *copying,
+                                    tms_error_t *error) {
+    *stores = (tms_backup_stores_t){.copying = *copying};
+    const tms_backup_store_t rows[] = {
+#define ROW(member, type, operations, chosen_as, kinds) {&(operations), &stores->member, (chosen_as), (kinds)},
+        TMS_BACKUP_STORE_ROWS(ROW)
+#undef ROW
+    };
+    enum { ROWS = sizeof rows / sizeof *rows };
+    _Static_assert((int)ROWS < (int)TMS_BACKUP_STORES_MOST, "there is room for one that is added");
+    const tms_backup_setup_t setup = {.config = config, .copying = &stores->copying, .host = &stores->host};
+    tms_status_t status = TMS_OK;
+    for (int i = 0; i < ROWS && status == TMS_OK; i++) {
+        status = rows[i].operations->init(rows[i].store, &setup, error);
+        if (status == TMS_OK)
+            tms_backup_stores_add(stores, rows[i].operations, rows[i].store, rows[i].chosen_as, rows[i].kinds);
+    }
+    if (status == TMS_OK) return TMS_OK;
+    tms_backup_stores_drain(stores);
+    tms_backup_stores_release(stores);
+    return status;
+}
+
+const tms_backup_store_t *tms_backup_stores_find(const tms_backup_stores_t *stores, tms_backup_kind_t kind) {
+    if ((unsigned)kind >= 8 * sizeof stores->list->kinds) return NULL;
+    for (int i = 0; i < stores->count; i++) {
+        if (stores->list[i].kinds & (uint64_t)1 << kind) return &stores->list[i];
+    }
+    return NULL;
+}
+
+bool tms_backup_stores_is_choice(const tms_backup_stores_t *stores, int32_t kind) {
+    const tms_backup_store_t *entry = tms_backup_stores_find(stores, (tms_backup_kind_t)kind);
+    return kind == TMS_BACKUP_NONE || (entry && entry->chosen_as == (tms_backup_kind_t)kind);
+}
+
+tms_backup_kind_t tms_backup_stores_choose(const tms_backup_stores_t *stores, tms_backup_kind_t choice,
+                                           tms_backup_kind_t own) {
+    const tms_backup_store_t *entry = tms_backup_stores_find(stores, choice);
+    return entry && entry == tms_backup_stores_find(stores, own) ? own : choice;
+}
+
+/* ---- all of them ---- */
+
+/* Calls an operation that may be NULL, with the instance and what follows. */
+#define CALL(entry, operation, ...)                                                                                         \
+    do {                                                                                                                    \
+        if ((entry)->operations->operation) (entry)->operations->operation(__VA_ARGS__);                                    \
+    } while (0)
+#define FOR_EACH(entry, stores)                                                                                             \
+    for (const tms_backup_store_t *entry = (stores)->list; entry < (stores)->list + (stores)->count; entry++)
+
+void tms_backup_stores_drain(tms_backup_stores_t *stores) { FOR_EACH(entry, stores) CALL(entry, drain, entry->store); }
+
+void tms_backup_stores_release(tms_backup_stores_t *stores) { FOR_EACH(entry, stores) CALL(entry, release, entry->store); }
+
+void tms_backup_stores_after_resume(tms_backup_stores_t *stores) {
+    FOR_EACH(entry, stores) CALL(entry, after_resume, entry->store);
+}
+
+void tms_backup_stores_retry(tms_backup_stores_t *stores) { FOR_EACH(entry, stores) CALL(entry, retry, entry->store); }
+
+void tms_backup_stores_count(const tms_backup_stores_t *stores, tms_counters_t *counters) {
+    FOR_EACH(entry, stores) CALL(entry, count, entry->store, counters);
+}
+
+void tms_backup_stores_close(tms_backup_stores_t *stores, double deadline) {
+    FOR_EACH(entry, stores) CALL(entry, close, entry->store, deadline);
+}
+
+void tms_backup_stores_at_exit(tms_backup_stores_t *stores) { FOR_EACH(entry, stores) CALL(entry, at_exit, entry->store); }
+
+/* The last first: what is later in the list may take the locks of what is before it. */
+void tms_backup_stores_lock(tms_backup_stores_t *stores) {
+    for (int i = stores->count; i-- > 0;) CALL(&stores->list[i], lock, stores->list[i].store);
+}
+
+void tms_backup_stores_unlock(tms_backup_stores_t *stores) { FOR_EACH(entry, stores) CALL(entry, unlock, entry->store); }
+
+void tms_backup_stores_after_fork_in_child(tms_backup_stores_t *stores) {
+    for (int i = stores->count; i-- > 0;) CALL(&stores->list[i], after_fork_in_child, stores->list[i].store);
+}
+
+/* ---- one pause ---- */
+
+static tms_status_t begin(const tms_backup_store_t *entry, void **batch, const tms_error_context_t *context,
+                          tms_error_t *error) {
+    const tms_error_context_t here = {.operation = context->operation, .device = TMS_NO_DEVICE};
+    return *batch || !entry->operations->begin ? TMS_OK : entry->operations->begin(entry->store, batch, &here, error);
+}
+
+tms_status_t tms_backup_batch_start(tms_backup_stores_t *stores, tms_backup_batch_t *batch,
+                                    const tms_error_context_t *context, tms_error_t *error) {
+    tms_status_t status = TMS_OK;
+    for (int i = 0; i < stores->count && status == TMS_OK; i++) {
+        if (batch->of[i] && stores->list[i].operations->start)
+            status = stores->list[i].operations->start(batch->of[i], context, error);
+    }
+    return status;
+}
+
+bool tms_backup_batch_can_help(const tms_backup_stores_t *stores, const tms_backup_batch_t *batch) {
+    for (int i = 0; i < stores->count; i++) {
+        if (batch->of[i] && stores->list[i].operations->help) return true;
+    }
+    return false;
+}
+
+bool tms_backup_batch_help(const tms_backup_stores_t *stores, const tms_backup_batch_t *batch, int device) {
+    for (int i = 0; i < stores->count; i++) {
+        const tms_backup_operations_t *operations = stores->list[i].operations;
+        if (batch->of[i] && operations->help && operations->help(batch->of[i], device)) return true;
+    }
+    return false;
+}
+
+void tms_backup_batch_end(tms_backup_stores_t *stores, tms_backup_batch_t *batch) {
+    for (int i = 0; i < stores->count; i++) {
+        if (batch->of[i]) CALL(&stores->list[i], end, batch->of[i]);
+        batch->of[i] = NULL;
+    }
+}
+
+/* ---- one segment ---- */
+
+static bool is_empty(const tms_backup_slot_t *slot) { return !slot->kept && !slot->fresh; }
+
+tms_status_t tms_backup_plan(tms_backup_t *backup, tms_backup_stores_t *stores, tms_backup_batch_t *batch,
+                             const tms_backup_request_t *request, const tms_error_context_t *context, tms_error_t *error) {
+    tms_backup_content_t content;
+    const tms_backup_store_t *entry = tms_backup_stores_find(stores, request->kind);
+    tms_status_t status =
+        tms_backup_content_choose(&content, request->kind, request->live, request->address, backup->bytes, context, error);
+    if (status == TMS_OK && entry) {
+        size_t index = (size_t)(entry - stores->list);
+        status = begin(entry, &batch->of[index], context, error);
+        if (status == TMS_OK)
+            status = entry->operations->plan(entry->store, batch->of[index], backup, &backup->slots[index], request,
+                                             &content, context, error);
+    }
+    if (status == TMS_OK)
+        backup->planned = content;
+    else
+        tms_backup_content_forget(&content);
+    return status;
+}
+
+tms_status_t tms_backup_save(tms_backup_t *backup, tms_backup_stores_t *stores, tms_copier_t *copier, CUdeviceptr address,
+                             const tms_error_context_t *context, tms_error_t *error) {
+    const tms_backup_store_t *entry = tms_backup_stores_find(stores, backup->planned.kind);
+    if (!entry || backup->planned.bytes == 0) return TMS_OK;
+    return entry->operations->save(entry->store, backup, &backup->slots[entry - stores->list], copier, address, context,
+                                   error);
+}
+
+tms_status_t tms_backup_load(tms_backup_t *backup, tms_backup_stores_t *stores, tms_copier_t *copier, CUdeviceptr address,
+                             const tms_error_context_t *context, tms_error_t *error) {
+    if (tms_backup_held_bytes(backup) == 0) return TMS_OK;
+    const tms_backup_store_t *entry = tms_backup_stores_find(stores, backup->held.kind);
+    if (!entry)
+        return tms_error_set(error, TMS_INVALID_STATE, context, "no store keeps contents of kind %d",
+                             (int)backup->held.kind);
+    return entry->operations->load(entry->store, backup, &backup->slots[entry - stores->list], copier, address, context,
+                                   error);
+}
+
+void tms_backup_cancel(tms_backup_t *backup, tms_backup_stores_t *stores) {
+    for (int i = 0; i < stores->count; i++) {
+        if (!is_empty(&backup->slots[i])) CALL(&stores->list[i], cancel, stores->list[i].store, backup, &backup->slots[i]);
+    }
+    tms_backup_content_forget(&backup->planned);
+    if (!backup->saved) tms_backup_content_forget(&backup->held);
+}
+
+void tms_backup_commit(tms_backup_t *backup, tms_backup_stores_t *stores) {
+    for (int i = 0; i < stores->count; i++) {
+        if (!is_empty(&backup->slots[i])) CALL(&stores->list[i], commit, stores->list[i].store, backup, &backup->slots[i]);
+    }
+    tms_backup_content_forget(&backup->held);
+    backup->held = backup->planned;
+    backup->planned = (tms_backup_content_t){.kind = TMS_BACKUP_NONE};
+    backup->saved = backup->held.kind != TMS_BACKUP_NONE;
+}
+
+void tms_backup_discard(tms_backup_t *backup, tms_backup_stores_t *stores, tms_host_policy_t policy) {
+    const tms_backup_store_t *holder = tms_backup_stores_find(stores, backup->held.kind);
+    bool stays = false;
+    for (int i = 0; i < stores->count; i++) {
+        const tms_backup_store_t *entry = &stores->list[i];
+        /* Also the store of what is held without a byte, which may say that it stays. */
+        if (entry == holder || !is_empty(&backup->slots[i]))
+            stays |= entry->operations->discard(entry->store, backup, &backup->slots[i], policy);
+    }
+    if (stays) return;
+    tms_backup_content_forget(&backup->held);
+    backup->saved = false;
+}
+
+void tms_backup_destroy(tms_backup_t *backup, tms_backup_stores_t *stores) {
+    for (int i = 0; i < stores->count; i++) {
+        if (!is_empty(&backup->slots[i])) CALL(&stores->list[i], destroy, stores->list[i].store, backup, &backup->slots[i]);
+    }
+    tms_backup_content_forget(&backup->planned);
+    tms_backup_content_forget(&backup->held);
+    backup->saved = false;
+}
+
+void *tms_backup_find(const tms_backup_t *backup, const tms_backup_stores_t *stores, uint64_t offset, uint64_t bytes,
+                      tms_host_buffer_t **buffer) {
+    const tms_backup_store_t *entry = backup->saved ? tms_backup_stores_find(stores, backup->held.kind) : NULL;
+    if (!entry || !entry->operations->find) return NULL;
+    return entry->operations->find(entry->store, backup, &backup->slots[entry - stores->list], offset, bytes, buffer);
+}
+
+uint64_t tms_backup_taken_bytes(const tms_backup_t *backup, const tms_backup_stores_t *stores) {
+    uint64_t bytes = 0;
+    if (backup->saved) return backup->held.bytes;
+    for (int i = 0; i < stores->count; i++) {
+        if (stores->list[i].operations->reserved_bytes)
+            bytes += stores->list[i].operations->reserved_bytes(backup, &backup->slots[i]);
+    }
+    return bytes;
+}

@@ -1,0 +1,68 @@
+/* Every TMS_* environment variable that the native code reads, in one table (config.c), read once, validated.
+ *
+ * Owns the strings it copies. tms_config_read is called once, while the state is being made; afterwards the struct is
+ * constant and may be read from any thread without a lock. A malformed value is reported in one warning that names the
+ * variable, the value and what is allowed, and the default stays; TMS_LOG_LEVEL is read first and governs those warnings.
+ * A malformed limit is an error instead, for the first call that would have to keep to it: a process that only inherited it
+ * is not affected. Booleans: 1/true/yes and 0/false/no in any case. Empty counts as unset. */
+#ifndef TMS_CONFIG_H
+#define TMS_CONFIG_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/log.h"
+#include "include/tms.h"
+
+/* The comment of a variable's field, from its name to the end, is what the documentation says of it (docs/hooks.py).
+ * Defaults and allowed values are in the table of config.c. Limits and sizes are kept in bytes; UINT64_MAX is no limit.
+ * The backend is TMS_BACKUP_PINNED or TMS_BACKUP_MMAP, the policy is never TMS_HOST_DEFAULT, and an empty lock_directory
+ * is explained in device_lock.h. */
+typedef struct tms_config {
+    bool init_enable;             /* TMS_INIT_ENABLE: preload mode: allocations outside regions are managed too, with the tag
+                                     `default` */
+    bool init_enable_cpu_backup;  /* TMS_INIT_ENABLE_CPU_BACKUP: these allocations have a backup in host memory */
+    bool init_enable_disk_backup; /* TMS_INIT_ENABLE_DISK_BACKUP: these allocations have a backup in a file */
+    int init_cpu_backup_backend;  /* TMS_INIT_CPU_BACKUP_BACKEND: the host memory of these backups */
+    bool retain_cpu_backup;       /* TMS_RETAIN_CPU_BACKUP: the same as `TMS_HOST_MEMORY=retain` */
+    int host_policy;              /* TMS_HOST_MEMORY: what becomes of a backup's host memory after a resume: it goes back to
+                                     the system, is kept for any later pause, or is kept with its contents */
+    uint64_t host_memory_limit_bytes; /* TMS_HOST_MEMORY_LIMIT_MB: the most host memory that backups may use, the pool
+                                         included, in MiB; 0 means no host memory */
+    uint64_t host_pool_limit_bytes;   /* TMS_HOST_POOL_LIMIT_MB: the most host memory that the pool keeps, in MiB; 0 means
+                                         that nothing is kept */
+    char *disk_backup_directory;      /* TMS_DISK_BACKUP_DIR: where backup files are made. The directory is created where it
+                                         is missing, those above it are not */
+    uint64_t disk_backup_chunk_bytes; /* TMS_DISK_BACKUP_CHUNK_MB: pinned staging memory of disk backups for each GPU that
+                                         copies, in MiB; more than 12 are never used */
+    char *lock_directory;             /* TMS_LOCK_DIR: where `resume(exclusive=True)` keeps one lock file for each GPU.
+                                         Unset means `/tmp/torch_memory_saver-<uid>`. All processes that take turns use the
+                                         same directory and belong to the same user */
+    char *driver_path;                /* TMS_CUDA_DRIVER: the CUDA driver library to load */
+    int log_level;                    /* TMS_LOG_LEVEL: what is logged on stderr, in any case of letters. `info` adds a line
+                                         for each pause and resume, `debug` also what is otherwise logged once and then
+                                         counted */
+    tms_error_t malformed;            /* TMS_INVALID_ARGUMENT about the first malformed limit; TMS_OK where there is none */
+} tms_config_t;
+
+/* Reads the environment and sets the level of `log`. Both backups asked for by the INIT variables is reported and counts as
+ * the CPU backup. TMS_OUT_OF_HOST_MEMORY for a string, and then there is nothing to release: a user's settings
+ * must not be ignored. */
+tms_status_t tms_config_read(tms_config_t *config, tms_log_t *log, tms_error_t *error);
+void tms_config_release(tms_config_t *config);
+
+/* The names of the variables: the one at `index`, NULL after the last. */
+const char *tms_config_name(size_t index);
+
+/* The backup that the INIT variables ask for. */
+tms_backup_kind_t tms_config_init_backup(const tms_config_t *config);
+
+/* Parsers, public for tests and fuzzing. False: `text` is malformed, *out is unchanged. */
+bool tms_config_parse_bool(const char *text, bool *out);
+bool tms_config_parse_backend(const char *text, int *out);          /* "pinned" | "mmap" */
+bool tms_config_parse_megabytes(const char *text, uint64_t *bytes); /* decimal, 1 .. 2^40 MiB */
+bool tms_config_parse_limit(const char *text, uint64_t *bytes);     /* decimal, 0 .. 2^40 MiB */
+bool tms_config_parse_host_policy(const char *text, int *out);      /* "release" | "pool" | "retain" */
+bool tms_config_parse_level(const char *text, int *out);            /* in any case */
+
+#endif

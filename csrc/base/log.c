@@ -1,0 +1,144 @@
+#include "base/log.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/hash.h"
+
+/* A line: an error message (tms.h) and what is put around it. Longer ones are cut. */
+enum { LINE_BYTES = 2048 };
+
+void tms_log_init(tms_log_t *log, tms_log_level_t level) {
+    atomic_store(&log->level, (int)level);
+    tms_log_after_fork_in_child(log);
+}
+
+bool tms_log_enabled(const tms_log_t *log, tms_log_level_t level) {
+    return level != TMS_LOG_SILENT && (int)level <= atomic_load_explicit(&log->level, memory_order_relaxed);
+}
+
+static const char *level_name(tms_log_level_t level) {
+    switch (level) {
+    case TMS_LOG_ERROR: return "error";
+    case TMS_LOG_WARNING: return "warning";
+    case TMS_LOG_INFO: return "info";
+    case TMS_LOG_DEBUG: return "debug";
+    case TMS_LOG_SILENT: break;
+    }
+    return "silent";
+}
+
+/* Writes to stderr. Where stderr is a pipe without a reader, the write must not end the process: SIGPIPE is held
+ * back on this thread and, if our write caused it, taken away again. */
+static void write_line(const char *line, size_t length) {
+    const struct timespec at_once = {0, 0};
+    sigset_t broken_pipe, pending, before;
+    sigemptyset(&broken_pipe);
+    sigaddset(&broken_pipe, SIGPIPE);
+    sigemptyset(&pending);
+    sigpending(&pending);
+    bool blocked = pthread_sigmask(SIG_BLOCK, &broken_pipe, &before) == 0;
+    ssize_t written;
+    do {
+        written = write(STDERR_FILENO, line, length);
+    } while (written < 0 && errno == EINTR);
+    if (!blocked) return;
+    if (written < 0 && errno == EPIPE && !sigismember(&pending, SIGPIPE)) {
+        while (sigtimedwait(&broken_pipe, NULL, &at_once) < 0 && errno == EINTR) {
+        }
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+void tms_log_write(const tms_log_t *log, tms_log_level_t level, const char *format, ...) {
+    if (!tms_log_enabled(log, level)) return;
+    int errno_before = errno;
+    char line[LINE_BYTES];
+    const size_t room = sizeof(line) - 1; /* for the newline */
+    int head = snprintf(line, room, "torch_memory_saver[%ld] %s: ", (long)getpid(), level_name(level));
+    size_t length = head < 0 ? 0 : (size_t)head;
+
+    va_list arguments;
+    va_start(arguments, format);
+    int body = vsnprintf(line + length, room - length, format, arguments);
+    va_end(arguments);
+    if (body > 0) length = length + (size_t)body < room ? length + (size_t)body : room - 1;
+
+    /* A message is one line whatever a tag or a path in it contains. */
+    for (size_t i = 0; i < length; i++) {
+        if (line[i] == '\n' || line[i] == '\r') line[i] = ' ';
+    }
+    line[length++] = '\n';
+    write_line(line, length);
+    errno = errno_before;
+}
+
+/* ---- causes that recur ---- */
+
+static const char *const cause_texts[] = {
+#define CAUSE_TEXT(name, text) text,
+    TMS_LOG_CAUSES(CAUSE_TEXT)
+#undef CAUSE_TEXT
+};
+
+void tms_log_after_fork_in_child(tms_log_t *log) {
+    for (int cause = 0; cause < TMS_LOG_CAUSE_COUNT; cause++) {
+        for (int i = 0; i < TMS_LOG_DEVICES; i++) {
+            tms_log_recurrence_t *one = &log->recurrences[cause][i];
+            atomic_store(&one->written, 0);
+            atomic_store(&one->count, 0);
+            atomic_store(&one->bytes, 0);
+            atomic_store(&one->told, 0);
+        }
+    }
+    atomic_store(&log->recurred, false);
+}
+
+/* The bit of an error: of the call that failed and its result. */
+static uint64_t bit_of(const tms_error_t *error) {
+    enum { TOP_SIX_BITS = 58 };
+    uint64_t hash = tms_hash_bytes(TMS_HASH_START, error->call, strlen(error->call));
+    hash = tms_hash_number(hash, (uint32_t)error->status);
+    hash = tms_hash_number(hash, (uint32_t)error->driver_result);
+    hash = tms_hash_number(hash, (uint32_t)error->os_error);
+    return (uint64_t)1 << (hash >> TOP_SIX_BITS);
+}
+
+void tms_log_recurring(tms_log_t *log, tms_log_cause_t cause, tms_log_level_t level, const tms_error_t *error,
+                       const char *consequence) {
+    bool has_device = error->device >= 0 && error->device < TMS_LOG_DEVICES - 1;
+    tms_log_recurrence_t *one = &log->recurrences[cause][has_device ? error->device + 1 : 0];
+    uint64_t bit = bit_of(error);
+    if (!(atomic_fetch_or(&one->written, bit) & bit) || tms_log_enabled(log, TMS_LOG_DEBUG)) {
+        tms_log_write(log, level, "%s%s%s", error->message, *consequence ? " " : "", consequence);
+        return;
+    }
+    atomic_fetch_add(&one->bytes, error->bytes);
+    atomic_fetch_add(&one->count, 1);
+    atomic_store(&log->recurred, true);
+}
+
+static void summarize(const tms_log_t *log, int cause, int device, tms_log_recurrence_t *one, bool last) {
+    enum { FACTOR = 2 };
+    char where[sizeof "device -2147483648: "] = "";
+    uint64_t count = atomic_load(&one->count), told = atomic_load(&one->told);
+    if (count == told || (!last && count < FACTOR * told)) return;
+    if (!atomic_compare_exchange_strong(&one->told, &told, count)) return; /* another thread tells it */
+    if (device >= 0) snprintf(where, sizeof where, "device %d: ", device);
+    tms_log_write(log, TMS_LOG_WARNING, "%s%s: %llu more time%s since that was logged, %llu bytes in all", where,
+                  cause_texts[cause], (unsigned long long)count, count == 1 ? "" : "s",
+                  (unsigned long long)atomic_load(&one->bytes));
+}
+
+void tms_log_summarize(tms_log_t *log, bool last) {
+    if (!atomic_exchange(&log->recurred, false) && !last) return;
+    for (int cause = 0; cause < TMS_LOG_CAUSE_COUNT; cause++) {
+        for (int i = 0; i < TMS_LOG_DEVICES; i++) summarize(log, cause, i - 1, &log->recurrences[cause][i], last);
+    }
+}

@@ -1,0 +1,82 @@
+/* The log: one line a message on stderr, "torch_memory_saver[pid] level: text", written with one write(2).
+ *
+ * Owns the level, and what has been logged of causes that recur. Any thread, any lock held, also in a forked child and at
+ * exit.
+ */
+#ifndef TMS_LOG_H
+#define TMS_LOG_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "include/tms.h"
+
+typedef enum tms_log_level {
+    TMS_LOG_SILENT = 0,
+    TMS_LOG_ERROR = 1,
+    TMS_LOG_WARNING = 2,
+    TMS_LOG_INFO = 3,
+    TMS_LOG_DEBUG = 4
+} tms_log_level_t;
+
+/* Causes that come again with every free, every allocation or every retry: X(name, what a summary says has happened). */
+#define TMS_LOG_CAUSES(X)                                                                                                   \
+    X(FREED_ON_LOST_DEVICE, "memory was freed although the device is lost")                                                 \
+    X(FREE_DEFERRED, "freed memory could not go back to the driver yet")                                                    \
+    X(QUARANTINED, "memory that was not taken back was quarantined")                                                        \
+    X(DAMAGED, "an allocation was damaged, or could not be repaired")                                                       \
+    X(NO_PEER_ACCESS, "other devices were not given access")                                                                \
+    X(NOT_RELAXED, "a driver call of ours may have broken a stream capture of another thread")                              \
+    X(ANOTHER_FAILED, "one of several devices could not be waited for")                                                     \
+    X(CONTEXT_KEPT, "a reference to the device's context was not given back")
+
+typedef enum tms_log_cause {
+#define TMS_LOG_CAUSE(name, text) TMS_LOG_##name,
+    TMS_LOG_CAUSES(TMS_LOG_CAUSE)
+#undef TMS_LOG_CAUSE
+        TMS_LOG_CAUSE_COUNT
+} tms_log_cause_t;
+
+/* Devices that are distinguished, and, in front of them, messages that are about none. */
+enum { TMS_LOG_DEVICES = 1 + 64 };
+
+/* One cause on one device. */
+typedef struct tms_log_recurrence {
+    _Atomic uint64_t written; /* the errors whose lines have been written: the bit of each one's hash */
+    _Atomic uint64_t count;   /* messages that were not written */
+    _Atomic uint64_t bytes;   /* that they were about */
+    _Atomic uint64_t told;    /* `count` in the last summary */
+} tms_log_recurrence_t;
+
+/* Lives in the one state (state.h). All zero is a silent one. */
+typedef struct tms_log {
+    _Atomic int level;
+    _Atomic bool recurred; /* a message was not written since the last look for a summary */
+    tms_log_recurrence_t recurrences[TMS_LOG_CAUSE_COUNT][TMS_LOG_DEVICES];
+} tms_log_t;
+
+void tms_log_init(tms_log_t *log, tms_log_level_t level);
+bool tms_log_enabled(const tms_log_t *log, tms_log_level_t level);
+__attribute__((format(printf, 3, 4))) void tms_log_write(const tms_log_t *log, tms_log_level_t level, const char *format,
+                                                         ...);
+
+/* Writes one line for each `warned`, which the caller keeps in the state. */
+#define tms_log_once(log, warned, level, ...)                                                                               \
+    do {                                                                                                                    \
+        if (!atomic_exchange((warned), true)) tms_log_write((log), (level), __VA_ARGS__);                                   \
+    } while (0)
+
+/* Writes an error's message and then `consequence`, unless a line of this cause for this device was written for the same
+ * result of the same call before: then it is only counted. There are at most 64 such lines; one that is not written because
+ * its hash is another's is counted, too. At level debug all are written. */
+void tms_log_recurring(tms_log_t *log, tms_log_cause_t cause, tms_log_level_t level, const tms_error_t *error,
+                       const char *consequence);
+/* One line for each cause and device with messages that were only counted: how many, and of how many bytes. `last`: also
+ * where there are fewer than twice as many as in the summary before, so that calls which go on failing do not flood the log
+ * with summaries. Called at the end of each pause and resume, and at exit. */
+void tms_log_summarize(tms_log_t *log, bool last);
+/* In a forked child: what was counted is the parent's to tell. */
+void tms_log_after_fork_in_child(tms_log_t *log);
+
+#endif

@@ -1,0 +1,93 @@
+#include "base/registry.h"
+
+/* Every walk is a loop over links (addresses of the pointers that hold nodes), so a degenerate tree could cost time but
+ * never stack. Expected depth is logarithmic. */
+
+enum { RANDOM_SEED = 0x9E3779B9 & 0x7FFFFFFF }; /* any value but 0 */
+
+void tms_registry_init(tms_registry_t *registry) { *registry = (tms_registry_t){.random = RANDOM_SEED}; }
+
+/* xorshift32, which never leaves a non-zero state. */
+static uint32_t next_priority(tms_registry_t *registry) {
+    uint32_t state = registry->random;
+    state ^= state << 13;
+    state ^= state >> 17;
+    state ^= state << 5;
+    registry->random = state;
+    return state;
+}
+
+/* Splits a tree into the nodes before and from `key` on. */
+static void split(tms_registry_node_t *tree, uint64_t key, tms_registry_node_t **before, tms_registry_node_t **after) {
+    while (tree) {
+        if (tree->begin < key) {
+            *before = tree;
+            before = &tree->right;
+            tree = tree->right;
+        } else {
+            *after = tree;
+            after = &tree->left;
+            tree = tree->left;
+        }
+    }
+    *before = NULL;
+    *after = NULL;
+}
+
+/* Joins two trees, all of whose nodes are ordered left before right, into *link. */
+static void join(tms_registry_node_t **link, tms_registry_node_t *left, tms_registry_node_t *right) {
+    while (left && right) {
+        if (left->priority >= right->priority) {
+            *link = left;
+            link = &left->right;
+            left = left->right;
+        } else {
+            *link = right;
+            link = &right->left;
+            right = right->left;
+        }
+    }
+    *link = left ? left : right;
+}
+
+void tms_registry_insert(tms_registry_t *registry, tms_registry_node_t *node) {
+    node->priority = next_priority(registry);
+    tms_registry_node_t **link = &registry->root;
+    while (*link && (*link)->priority >= node->priority) {
+        link = node->begin < (*link)->begin ? &(*link)->left : &(*link)->right;
+    }
+    split(*link, node->begin, &node->left, &node->right);
+    *link = node;
+
+    node->previous = registry->last;
+    node->next = NULL;
+    *(registry->last ? &registry->last->next : &registry->first) = node;
+    registry->last = node;
+    registry->count++;
+}
+
+void tms_registry_remove(tms_registry_t *registry, tms_registry_node_t *node) {
+    tms_registry_node_t **link = &registry->root;
+    while (*link && *link != node) link = node->begin < (*link)->begin ? &(*link)->left : &(*link)->right;
+    if (!*link) return; /* not in this registry */
+    join(link, node->left, node->right);
+
+    *(node->previous ? &node->previous->next : &registry->first) = node->next;
+    *(node->next ? &node->next->previous : &registry->last) = node->previous;
+    node->left = node->right = node->previous = node->next = NULL;
+    registry->count--;
+}
+
+tms_registry_node_t *tms_registry_find(const tms_registry_t *registry, uint64_t address) {
+    tms_registry_node_t *node = registry->root;
+    while (node && (address < node->begin || address >= node->end)) {
+        node = address < node->begin ? node->left : node->right;
+    }
+    return node;
+}
+
+tms_registry_node_t *tms_registry_overlapping(const tms_registry_t *registry, uint64_t begin, uint64_t end) {
+    tms_registry_node_t *node = registry->root;
+    while (node && (node->end <= begin || node->begin >= end)) node = node->end <= begin ? node->right : node->left;
+    return node;
+}

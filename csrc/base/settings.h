@@ -1,0 +1,15 @@
+/* What a region says of the allocations made in it. A value: copied into the thread's stack of regions (core/region.h), into
+ * announced captures (device/capture.h) and into segments. */
+#ifndef TMS_SETTINGS_H
+#define TMS_SETTINGS_H
+
+#include "base/tag.h"
+
+typedef struct tms_region {
+    tms_tag_t *tag;
+    tms_backup_kind_t backup;
+    tms_host_policy_t host_policy;
+    bool managed;
+} tms_region_t;
+
+#endif

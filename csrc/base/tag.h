@@ -1,0 +1,48 @@
+/* Tags, interned: one tms_tag_t for each name, which lives as long as its table, so that segments and threads can hold
+ * pointers to it and compare them. They are found by hash, in constant time, and listed from the newest to the oldest.
+ * Nothing here allocates except interning a tag never seen before.
+ *
+ * Lock: the table has its own mutex, a leaf (nothing else is taken under it). The index grows under it, each time to twice
+ * its size, so that an insertion costs constant time on average. Any thread may call. */
+#ifndef TMS_TAG_H
+#define TMS_TAG_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "base/status.h"
+
+typedef struct tms_tag {
+    struct tms_tag *next;         /* older */
+    uint64_t hash;                /* of the name */
+    uint64_t mark;                /* the look at all segments that has chosen or counted it last; under the saver's lock */
+    _Atomic uint64_t paused;      /* segments of the tag that are not ACTIVE; written under the saver's lock */
+    _Atomic uint64_t pause_epoch; /* pauses that changed a segment of the tag; written under the saver's lock */
+    _Atomic bool used;            /* a segment of this tag was ever allocated */
+    char name[];                  /* UTF-8, not empty */
+} tms_tag_t;
+
+/* Open addressing: a tag lies in the first slot, from that of its hash on, that was free. */
+typedef struct tms_tag_index {
+    size_t size; /* a power of two; half of the slots are free at least */
+    tms_tag_t *slots[];
+} tms_tag_index_t;
+
+typedef struct tms_tag_table {
+    pthread_mutex_t lock;
+    tms_tag_t *first; /* the newest */
+    size_t count;
+    tms_tag_index_t *index; /* NULL: no tag yet */
+    uint64_t steps;         /* slots that searches have looked at; for tests of how their work grows */
+} tms_tag_table_t;
+
+void tms_tag_table_init(tms_tag_table_t *table);
+void tms_tag_table_release(tms_tag_table_t *table);
+/* The tag of that name, made if it is new. TMS_INVALID_ARGUMENT for NULL or "", TMS_OUT_OF_HOST_MEMORY. */
+tms_status_t tms_tag_intern(tms_tag_table_t *table, const char *name, tms_tag_t **tag, tms_error_t *error);
+tms_tag_t *tms_tag_find(tms_tag_table_t *table, const char *name); /* or NULL */
+/* In a forked child: another thread may have held the lock. */
+void tms_tag_table_after_fork_in_child(tms_tag_table_t *table);
+
+#endif

@@ -1,0 +1,166 @@
+#include "core/allocation/allocation.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "core/allocation/reclaim.h"
+#include "core/allocation/retire.h"
+#include "core/inspect.h"
+#include "core/peers.h"
+
+/* ---- allocate ---- */
+
+static tms_status_t check_size(tms_saver_t *saver, const tms_device_table_t *devices, uint64_t bytes, uint64_t *reserved,
+                               const tms_error_context_t *context, tms_error_t *error) {
+    if (context->device < 0 || context->device >= devices->count)
+        return tms_error_set(error, TMS_INVALID_ARGUMENT, context, "devices 0 to %d exist", devices->count - 1);
+    const tms_device_t *device = &devices->device[context->device];
+    if (device->granularity == 0)
+        return tms_error_set(error, TMS_DRIVER_UNAVAILABLE, context,
+                             "this device has no virtual memory management (cuMemCreate)");
+    uint64_t rounded = tms_segment_round(bytes, device->granularity);
+    if (rounded == 0 || rounded > device->total_bytes)
+        return tms_error_set(error, TMS_OUT_OF_DEVICE_MEMORY, context, "the device has %llu bytes in all",
+                             (unsigned long long)device->total_bytes);
+    uint64_t margin = atomic_load(&saver->memory_margin_bytes);
+    if (margin > 0) {
+        uint64_t free_bytes = 0, total_bytes = 0;
+        tms_status_t status = tms_devices_memory(saver->devices, context->device, &free_bytes, &total_bytes, context, error);
+        if (status != TMS_OK) return status;
+        if (free_bytes < rounded || free_bytes - rounded < margin)
+            return tms_error_set(error, TMS_OUT_OF_DEVICE_MEMORY, context,
+                                 "%llu bytes are free, and memory_margin_bytes keeps %llu of them",
+                                 (unsigned long long)free_bytes, (unsigned long long)margin);
+    }
+    *reserved = rounded;
+    return TMS_OK;
+}
+
+static tms_status_t populate(tms_saver_t *saver, tms_segment_t *segment, const tms_driver_table_t *driver,
+                             const tms_device_table_t *devices, const tms_error_context_t *context, tms_error_t *error) {
+    tms_device_mask_t peers = 0;
+    tms_status_t status = tms_devices_peers(saver->devices, segment->device, &peers, context, error);
+    return status == TMS_OK ? tms_segment_populate(segment, driver, devices, peers, context, error) : status;
+}
+
+/* `seen`: the devices that looks for peers had seen when the segment was not made yet. */
+static void publish(tms_saver_t *saver, tms_segment_t *segment, tms_device_mask_t seen) {
+    segment->state = TMS_SEGMENT_ACTIVE;
+    atomic_store_explicit(&segment->tag->used, true, memory_order_relaxed);
+    pthread_mutex_lock(&saver->lock);
+    /* Under the lock: from here on another thread may pause or free it, and take these away again. */
+    tms_stats_add(&saver->stats.allocations_total, 1);
+    tms_stats_add(&saver->stats.resident_bytes, tms_segment_reserved(segment));
+    tms_registry_insert(&saver->registry, &segment->node);
+    (void)tms_peers_note_skipped(saver, seen); /* allocate looks next */
+    pthread_mutex_unlock(&saver->lock);
+}
+
+/* A segment with memory, not yet published. On failure nothing is left but what the driver refused to take back, in
+ * quarantine. */
+static tms_status_t make_segment(tms_saver_t *saver, const tms_region_t *region, uint64_t bytes, uint64_t reserved,
+                                 const tms_driver_table_t *driver, const tms_device_table_t *devices, tms_segment_t **made,
+                                 const tms_error_context_t *context, tms_error_t *error) {
+    tms_segment_t *segment = calloc(1, sizeof *segment);
+    if (!segment) {
+        tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
+        return TMS_OUT_OF_HOST_MEMORY;
+    }
+    segment->bytes = bytes;
+    segment->device = context->device;
+    segment->tag = region->tag;
+    segment->backup = (tms_backup_t){.kind = region->backup, .policy = region->host_policy, .bytes = bytes};
+    tms_status_t status = tms_segment_reserve(segment, driver, reserved, context, error);
+    if (status != TMS_OK) {
+        free(segment);
+        return status;
+    }
+    status = tms_saver_claim_range(saver, segment, context, error);
+    if (status != TMS_OK) {
+        free(segment); /* not the range, which belongs to another segment */
+        return status;
+    }
+    status = populate(saver, segment, driver, devices, context, error);
+    if (status == TMS_OUT_OF_DEVICE_MEMORY && !segment->mapped && !segment->has_handle && tms_saver_has_reclaimable(saver)) {
+        tms_saver_reclaim(saver);
+        status = populate(saver, segment, driver, devices, context, error);
+    }
+    if (status != TMS_OK) {
+        tms_saver_dispose(saver, segment, tms_quiesced_never_handed_out());
+        return status;
+    }
+    *made = segment;
+    return TMS_OK;
+}
+
+tms_status_t tms_saver_allocate(tms_saver_t *saver, const tms_region_t *region, uint64_t bytes, int device,
+                                uint64_t *address, tms_error_t *error) {
+    tms_error_context_t context = {.operation = "allocate", .device = device, .bytes = bytes, .tag = region->tag->name};
+    const tms_driver_table_t *driver = NULL;
+    const tms_device_table_t *devices = NULL;
+    tms_segment_t *segment = NULL;
+    tms_device_mask_t seen = 0;
+    uint64_t reserved = 0;
+
+    tms_status_t status = tms_saver_check_process(saver, &context, error);
+    if (status == TMS_OK) status = tms_saver_check_settings(saver, error);
+    if (status == TMS_OK && bytes == 0) {
+        *address = 0; /* as cudaMalloc has it */
+        return TMS_OK;
+    }
+    if (status == TMS_OK) status = tms_devices_load(saver->devices, &driver, &devices, &context, error);
+    if (status == TMS_OK && device == TMS_NO_DEVICE)
+        status = tms_devices_current(saver->devices, &context.device, &context, error);
+    if (status == TMS_OK) status = check_size(saver, devices, bytes, &reserved, &context, error);
+    if (status == TMS_OK) {
+        seen = tms_peers_seen(saver);
+        status = make_segment(saver, region, bytes, reserved, driver, devices, &segment, &context, error);
+    }
+    if (status != TMS_OK) {
+        tms_stats_add(&saver->stats.failures_total, 1);
+        return tms_saver_explain_loss(saver, status, error);
+    }
+    *address = tms_segment_address(segment); /* before publishing: from then on another thread may free it */
+    publish(saver, segment, seen);
+    /* A device that came into use since the last look also wants what was allocated before it did. */
+    if (devices->count > 1) tms_peers_refresh_after_allocation(saver);
+    return TMS_OK;
+}
+
+/* ---- free ---- */
+
+tms_status_t tms_saver_free(tms_saver_t *saver, uint64_t address, tms_error_t *error) {
+    tms_segment_t *retired = NULL;
+    pthread_mutex_lock(&saver->lock);
+    tms_registry_node_t *node = tms_registry_find(&saver->registry, address);
+    tms_segment_t *segment = node ? tms_segment_of(node) : NULL;
+    bool freed_before = segment && segment->free_requested;
+    bool at_start = segment && tms_segment_address(segment) == address;
+    tms_error_context_t context = {.operation = "free", .device = TMS_NO_DEVICE, .address = address};
+    if (segment) context = tms_saver_context("free", segment);
+    if (at_start && !freed_before && !atomic_load(&saver->forked)) {
+        if (tms_segment_has_owner(segment)) {
+            segment->free_requested = true; /* the owner finishes it */
+        } else {
+            tms_saver_unpublish(saver, segment);
+            retired = segment;
+        }
+    }
+    pthread_mutex_unlock(&saver->lock);
+
+    if (!segment) {
+        if (error) {
+            tms_error_clear(error);
+            error->status = TMS_NOT_MANAGED;
+        }
+        return TMS_NOT_MANAGED;
+    }
+    if (atomic_load(&saver->forked)) return TMS_OK; /* the memory is the parent's */
+    if (!at_start)
+        return tms_error_set(error, TMS_INVALID_ARGUMENT, &context,
+                             "address 0x%llx lies inside an allocation that starts at 0x%llx", (unsigned long long)address,
+                             (unsigned long long)context.address);
+    if (freed_before) return tms_error_set(error, TMS_INVALID_ARGUMENT, &context, "it has been freed already");
+    if (retired) tms_saver_retire(saver, retired, NULL);
+    return TMS_OK;
+}

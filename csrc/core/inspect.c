@@ -1,0 +1,146 @@
+#include "core/inspect.h"
+
+#include "core/tag_bytes.h"
+
+/* While a segment is in transition its backup belongs to the call that owns it, which writes to it without the lock: no
+ * other call may read more of it than its `kind`, which never changes. */
+static bool is_settled(const tms_segment_t *segment) {
+    return segment->state == TMS_SEGMENT_ACTIVE || segment->state == TMS_SEGMENT_PAUSED;
+}
+
+/* The copy of a part of a segment, if it is in host memory; with `buffer`, and a reference to it. */
+static void *find_copy(tms_saver_t *saver, const tms_segment_t *segment, uint64_t offset, uint64_t bytes,
+                       tms_host_buffer_t **buffer) {
+    if (!is_settled(segment)) return NULL;
+    return tms_backup_find(&segment->backup, &saver->stores, offset, bytes, buffer);
+}
+
+tms_status_t tms_saver_host_backup(tms_saver_t *saver, uint64_t address, uint64_t bytes, tms_host_buffer_t **buffer,
+                                   void **host, tms_error_t *error) {
+    tms_error_context_t context = {
+        .operation = "get_cpu_backup", .device = TMS_NO_DEVICE, .bytes = bytes, .address = address};
+    tms_status_t status = TMS_OK;
+    uint64_t begin = 0, whole = 0;
+    tms_host_buffer_t *found = NULL;
+    void *copy = NULL;
+    pthread_mutex_lock(&saver->lock);
+    tms_registry_node_t *node = tms_registry_find(&saver->registry, address);
+    tms_segment_t *segment = node ? tms_segment_of(node) : NULL;
+    if (!segment) {
+        status = TMS_NOT_MANAGED;
+    } else {
+        begin = tms_segment_address(segment);
+        whole = segment->bytes;
+        context.device = segment->device;
+        context.tag = segment->tag->name;
+        if (bytes > whole || address - begin > whole - bytes) {
+            status = TMS_INVALID_ARGUMENT;
+        } else if (atomic_load(&saver->forked)) {
+            /* The pages are the parent's: pinned, or not copied into this process. */
+            if (find_copy(saver, segment, address - begin, bytes, NULL)) status = TMS_FORKED;
+        } else {
+            copy = find_copy(saver, segment, address - begin, bytes, &found);
+        }
+    }
+    pthread_mutex_unlock(&saver->lock);
+
+    if (status == TMS_NOT_MANAGED)
+        return tms_error_set(error, status, &context, "address 0x%llx was not allocated in a region",
+                             (unsigned long long)address);
+    if (status == TMS_INVALID_ARGUMENT)
+        return tms_error_set(error, status, &context, "the range goes beyond its allocation of %llu bytes at 0x%llx",
+                             (unsigned long long)whole, (unsigned long long)begin);
+    if (status == TMS_FORKED) return tms_saver_check_process(saver, &context, error);
+    *buffer = found;
+    *host = copy;
+    return TMS_OK;
+}
+
+/* Bytes of host memory or of a file; 0 in a transition. */
+static uint64_t taken_bytes(const tms_saver_t *saver, const tms_segment_t *segment) {
+    return is_settled(segment) ? tms_backup_taken_bytes(&segment->backup, &saver->stores) : 0;
+}
+
+static tms_segment_info_t describe(const tms_saver_t *saver, const tms_segment_t *segment) {
+    return (tms_segment_info_t){
+        .address = tms_segment_address(segment),
+        .bytes = segment->bytes,
+        .reserved_bytes = tms_segment_reserved(segment),
+        .backup_bytes = taken_bytes(saver, segment),
+        .device = segment->device,
+        .state = segment->state,
+        .backup = segment->backup.kind,
+        .tag = segment->tag->name,
+    };
+}
+
+size_t tms_saver_segments(tms_saver_t *saver, tms_segment_info_t *rows, size_t capacity) {
+    size_t written = 0;
+    pthread_mutex_lock(&saver->lock);
+    for (tms_registry_node_t *node = saver->registry.first; node && written < capacity; node = node->next)
+        rows[written++] = describe(saver, tms_segment_of(node));
+    size_t count = saver->registry.count;
+    pthread_mutex_unlock(&saver->lock);
+    return count;
+}
+
+tms_status_t tms_saver_find(tms_saver_t *saver, uint64_t address, tms_segment_info_t *row) {
+    pthread_mutex_lock(&saver->lock);
+    tms_registry_node_t *node = tms_registry_find(&saver->registry, address);
+    if (node) *row = describe(saver, tms_segment_of(node));
+    pthread_mutex_unlock(&saver->lock);
+    return node ? TMS_OK : TMS_NOT_MANAGED;
+}
+
+void tms_saver_counters(tms_saver_t *saver, tms_counters_t *counters) {
+    *counters = (tms_counters_t){
+        .allocations_total = tms_stats_read(&saver->stats.allocations_total),
+        .frees_total = tms_stats_read(&saver->stats.frees_total),
+        .resident_bytes = tms_stats_read(&saver->stats.resident_bytes),
+        .paused_bytes = tms_stats_read(&saver->stats.paused_bytes),
+        .pauses_total = tms_stats_read(&saver->stats.pauses_total),
+        .resumes_total = tms_stats_read(&saver->stats.resumes_total),
+        .failures_total = tms_stats_read(&saver->stats.failures_total),
+        .quarantined_handles = tms_quarantine_held(&saver->quarantine, TMS_QUARANTINE_HANDLE),
+        .quarantined_ranges = tms_quarantine_held(&saver->quarantine, TMS_QUARANTINE_RANGE),
+        .quarantined_host = tms_quarantine_held(&saver->quarantine, TMS_QUARANTINE_HOST),
+        .quarantined_other =
+            tms_quarantine_held(&saver->quarantine, TMS_QUARANTINE_OTHER) + tms_devices_unreleased(saver->devices),
+        .visible_captures = (uint64_t)tms_capture_visible(&saver->capture),
+    };
+    tms_backup_stores_count(&saver->stores, counters);
+    pthread_mutex_lock(&saver->lock);
+    counters->allocations = saver->registry.count;
+    counters->damaged = saver->damaged;
+    for (tms_segment_t *s = saver->deferred; s; s = s->next_in_transition) counters->deferred_frees++;
+    for (tms_registry_node_t *node = saver->damaged ? saver->registry.first : NULL; node; node = node->next) {
+        const tms_segment_t *segment = tms_segment_of(node);
+        counters->quarantined_handles += segment->state == TMS_SEGMENT_DAMAGED && segment->has_handle;
+    }
+    pthread_mutex_unlock(&saver->lock);
+}
+
+/* ---- what was paused when a device was lost ---- */
+
+tms_status_t tms_saver_explain_loss(tms_saver_t *saver, tms_status_t status, tms_error_t *error) {
+    tms_tag_bytes_t paused = {.named = 0};
+    if (status != TMS_DEVICE_LOST || !error) return status;
+    pthread_mutex_lock(&saver->lock);
+    for (tms_registry_node_t *node = saver->registry.first; node; node = node->next) {
+        const tms_segment_t *segment = tms_segment_of(node);
+        if (segment->state != TMS_SEGMENT_ACTIVE) tms_tag_bytes_add(&paused, segment->tag, tms_segment_reserved(segment));
+    }
+    pthread_mutex_unlock(&saver->lock);
+    if (paused.total == 0) {
+        tms_error_append(error, " No managed memory was paused when this was found.");
+        return status;
+    }
+    tms_error_append(error, " ");
+    tms_error_append_bytes(error, paused.total);
+    tms_error_append(error,
+                     " of managed memory were paused when this was found. A kernel that accesses a paused tensor loses "
+                     "the device; is_paused(tensor) tells which are. By tag: ");
+    tms_tag_bytes_append(&paused, error);
+    tms_error_append(error, ".");
+    return status;
+}

@@ -1,0 +1,99 @@
+#include "core/segment.h"
+
+uint64_t tms_segment_round(uint64_t bytes, size_t granularity) {
+    uint64_t rest = bytes % granularity;
+    if (rest == 0) return bytes;
+    uint64_t missing = granularity - rest;
+    return bytes > UINT64_MAX - missing ? 0 : bytes + missing;
+}
+
+tms_status_t tms_segment_reserve(tms_segment_t *segment, const tms_driver_table_t *driver, uint64_t reserved,
+                                 const tms_error_context_t *context, tms_error_t *error) {
+    CUdeviceptr address = 0;
+    tms_status_t status = TMS_DRIVER_CALL(driver, context, error, cuMemAddressReserve, &address, reserved, 0, 0, 0);
+    if (status != TMS_OK) return status;
+    segment->node.begin = address;
+    segment->node.end = address + reserved;
+    segment->has_range = true;
+    return TMS_OK;
+}
+
+tms_status_t tms_segment_unreserve(tms_segment_t *segment, const tms_driver_table_t *driver,
+                                   const tms_error_context_t *context, tms_error_t *error) {
+    if (!segment->has_range) return TMS_OK;
+    tms_status_t status = TMS_DRIVER_CALL(driver, context, error, cuMemAddressFree, tms_segment_address(segment),
+                                          tms_segment_reserved(segment));
+    if (status == TMS_OK) segment->has_range = false;
+    return status;
+}
+
+static tms_status_t set_access(tms_segment_t *segment, const tms_driver_table_t *driver, tms_device_mask_t devices,
+                               const tms_error_context_t *context, tms_error_t *error) {
+    CUmemAccessDesc access[TMS_MAX_DEVICES];
+    size_t count = 0;
+    for (int i = 0; i < TMS_MAX_DEVICES; i++) {
+        if (!(devices >> i & 1)) continue;
+        access[count++] = (CUmemAccessDesc){.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = i},
+                                            .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    }
+    return TMS_DRIVER_CALL(driver, context, error, cuMemSetAccess, tms_segment_address(segment),
+                           tms_segment_reserved(segment), access, count);
+}
+
+tms_status_t tms_segment_populate(tms_segment_t *segment, const tms_driver_table_t *driver,
+                                  const tms_device_table_t *devices, tms_device_mask_t peers,
+                                  const tms_error_context_t *context, tms_error_t *error) {
+    /* No exportable handle types until exporting is a feature; RDMA capability costs nothing where the device has it. */
+    CUmemAllocationProp properties = {
+        .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+        .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = segment->device},
+        .allocFlags = {.gpuDirectRDMACapable = devices->device[segment->device].rdma_capable},
+    };
+    uint64_t size = tms_segment_reserved(segment);
+    tms_device_mask_t accessible = peers | (tms_device_mask_t)1 << segment->device;
+
+    tms_status_t status = TMS_DRIVER_CALL(driver, context, error, cuMemCreate, &segment->handle, size, &properties, 0);
+    if (status != TMS_OK) return status;
+    segment->has_handle = true;
+    status = TMS_DRIVER_CALL(driver, context, error, cuMemMap, tms_segment_address(segment), size, 0, segment->handle, 0);
+    if (status != TMS_OK) goto undo;
+    segment->mapped = true;
+    status = set_access(segment, driver, accessible, context, error);
+    if (status != TMS_OK) goto undo;
+    segment->accessible = accessible;
+    return TMS_OK;
+
+undo:
+    /* The first failure is the one to report; what this one leaves behind stays marked in the segment. */
+    (void)tms_segment_depopulate(segment, tms_quiesced_never_handed_out(), driver, context, NULL);
+    return status;
+}
+
+tms_status_t tms_segment_depopulate(tms_segment_t *segment, tms_quiesced_t quiesced, const tms_driver_table_t *driver,
+                                    const tms_error_context_t *context, tms_error_t *error) {
+    if (segment->mapped) {
+        if (!tms_quiesced_covers(quiesced, segment->accessible))
+            return tms_error_set(error, TMS_INVALID_STATE, context, "a device that has access has not been waited for");
+        tms_status_t status =
+            TMS_DRIVER_CALL(driver, context, error, cuMemUnmap, tms_segment_address(segment), tms_segment_reserved(segment));
+        /* Releasing the handle of mapped memory would free nothing, and lose the only name of the memory. */
+        if (status != TMS_OK) return status;
+        segment->mapped = false;
+        segment->accessible = 0;
+    }
+    if (segment->has_handle) {
+        tms_status_t status = TMS_DRIVER_CALL(driver, context, error, cuMemRelease, segment->handle);
+        if (status != TMS_OK) return status;
+        segment->has_handle = false;
+    }
+    return TMS_OK;
+}
+
+tms_status_t tms_segment_share(tms_segment_t *segment, const tms_driver_table_t *driver, tms_device_mask_t peers,
+                               const tms_error_context_t *context, tms_error_t *error) {
+    tms_device_mask_t missing = peers & ~segment->accessible;
+    if (!missing) return TMS_OK;
+    tms_status_t status = set_access(segment, driver, missing, context, error);
+    if (status == TMS_OK) segment->accessible |= missing;
+    return status;
+}

@@ -1,0 +1,136 @@
+#include "core/transition/devices.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/thread.h"
+
+/* What the parts share; on the stack of the call, which waits for all of them. */
+typedef struct crew {
+    tms_transition_t *t;
+    tms_device_work_t work;
+    pthread_mutex_t lock;
+    pthread_cond_t ended; /* a thread has done its part */
+    int running;
+    _Atomic bool cancelled;
+} crew_t;
+
+typedef struct part {
+    crew_t *crew;
+    int device;
+    bool has_thread;
+    pthread_t thread;
+    tms_status_t status;
+    tms_error_t error;
+} part_t;
+
+static int32_t is_cancelled(void *context) { return atomic_load(&((crew_t *)context)->cancelled); }
+
+static void perform(part_t *part, tms_wait_t *wait) {
+    tms_error_clear(&part->error);
+    part->status = part->crew->work(part->crew->t, part->device, wait, &part->error);
+    if (part->status != TMS_OK) atomic_store(&part->crew->cancelled, true);
+}
+
+static void *run(void *argument) {
+    part_t *part = argument;
+    tms_wait_t wait;
+    tms_wait_begin(&wait, is_cancelled, part->crew, 0);
+    perform(part, &wait);
+    pthread_mutex_lock(&part->crew->lock);
+    part->crew->running--;
+    pthread_cond_signal(&part->crew->ended);
+    pthread_mutex_unlock(&part->crew->lock);
+    return NULL;
+}
+
+/* Waits for the threads, and asks whether the call is cancelled. What the call's wait says. */
+static tms_status_t await_threads(crew_t *crew, const tms_error_context_t *context, tms_error_t *error) {
+    tms_status_t status = TMS_OK;
+    bool running = true;
+    while (running) {
+        pthread_mutex_lock(&crew->lock);
+        if (crew->running > 0) tms_wait_on_condition(&crew->t->wait, &crew->ended, &crew->lock);
+        running = crew->running > 0;
+        pthread_mutex_unlock(&crew->lock);
+        if (!running || status != TMS_OK) continue;
+        status = tms_wait_check(&crew->t->wait, context, error);
+        if (status == TMS_FORKED) return status;
+        if (status != TMS_OK) atomic_store(&crew->cancelled, true);
+    }
+    return status;
+}
+
+/* The failure to report: a part that was cancelled has none of its own. */
+static const part_t *find_failure(const part_t *parts, int count) {
+    const part_t *failed = NULL;
+    for (int i = 0; i < count; i++) {
+        if (parts[i].status == TMS_OK) continue;
+        if (!failed || failed->status == TMS_INTERRUPTED) failed = &parts[i];
+    }
+    return failed;
+}
+
+/* The first part runs on this thread, as does every one that no thread can be had for. */
+static tms_status_t perform_parts(crew_t *crew, part_t *parts, int count, tms_error_t *error) {
+    tms_error_context_t context = tms_transition_context(crew->t, TMS_NO_DEVICE);
+    for (int i = 1; i < count; i++) {
+        pthread_mutex_lock(&crew->lock);
+        crew->running++;
+        pthread_mutex_unlock(&crew->lock);
+        int os_error = tms_thread_start(&parts[i].thread, run, &parts[i]);
+        parts[i].has_thread = os_error == 0;
+        if (parts[i].has_thread) continue;
+        pthread_mutex_lock(&crew->lock);
+        crew->running--;
+        pthread_mutex_unlock(&crew->lock);
+        tms_log_write(
+            crew->t->saver->log, TMS_LOG_WARNING,
+            "%s: no thread could be started for device %d (pthread_create: %s): its part waits for those of other devices",
+            context.operation, parts[i].device, strerror(os_error));
+    }
+    for (int i = 0; i < count; i++) {
+        if (parts[i].has_thread) continue;
+        if (atomic_load(&crew->cancelled)) break;
+        perform(&parts[i], &crew->t->wait);
+        if (parts[i].status == TMS_FORKED) break;
+    }
+    tms_status_t status = TMS_OK;
+    if (getpid() == crew->t->wait.process) status = await_threads(crew, &context, error);
+    if (getpid() != crew->t->wait.process)
+        return tms_error_set(error, TMS_FORKED, &context, "the call began in the parent process, which owns the memory");
+    for (int i = 1; i < count; i++) {
+        if (parts[i].has_thread) pthread_join(parts[i].thread, NULL);
+    }
+    const part_t *failed = find_failure(parts, count);
+    if (!failed) return status;
+    if (status != TMS_OK && failed->status == TMS_INTERRUPTED) return status;
+    if (error) *error = failed->error;
+    return failed->status;
+}
+
+tms_status_t tms_transition_on_devices(tms_transition_t *t, tms_device_mask_t devices, tms_device_work_t work,
+                                       tms_error_t *error) {
+    const tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
+    crew_t crew = {.t = t, .work = work};
+    if (devices == 0) return TMS_OK;
+    if ((devices & (devices - 1)) == 0) return work(t, __builtin_ctzll(devices), &t->wait, error);
+    int count = 0;
+    part_t *parts = calloc((size_t)__builtin_popcountll(devices), sizeof *parts);
+    if (!parts) return tms_error_set_os(error, &context, "calloc", ENOMEM, NULL);
+    for (int device = 0; device < t->devices->count; device++) {
+        if (devices >> device & 1) parts[count++] = (part_t){.crew = &crew, .device = device};
+    }
+    pthread_mutex_init(&crew.lock, NULL);
+    tms_wait_condition_init(&crew.ended);
+    tms_status_t status = perform_parts(&crew, parts, count, error);
+    if (status != TMS_FORKED) { /* else the threads that hold them are the parent's */
+        pthread_cond_destroy(&crew.ended);
+        pthread_mutex_destroy(&crew.lock);
+    }
+    free(parts);
+    return status;
+}

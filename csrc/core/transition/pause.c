@@ -1,0 +1,180 @@
+#include "core/transition/pause.h"
+
+#include "core/allocation/retire.h"
+#include "core/transition/devices.h"
+#include "core/transition/transition.h"
+#include "core/turn.h"
+
+/* ---- what is kept ---- */
+
+/* Where the contents of a segment go this time. */
+static tms_backup_kind_t kind_of(const tms_transition_t *t, const tms_segment_t *segment) {
+    const tms_selection_t *selection = t->asked.selection;
+    if (!selection->has_backup) return segment->backup.kind;
+    return tms_backup_stores_choose(&t->saver->stores, (tms_backup_kind_t)selection->backup, segment->backup.kind);
+}
+
+static bool keeps_contents(const tms_transition_t *t) {
+    TMS_FOR_EACH(segment, t) {
+        if (kind_of(t, segment) != TMS_BACKUP_NONE) return true;
+    }
+    return false;
+}
+
+/* What a device's copies do instead of waiting for the bus. */
+typedef struct ahead {
+    const tms_transition_t *t;
+    int device;
+} ahead_t;
+
+static tms_status_t prepare_ahead(void *context, bool *more, tms_error_t *error) {
+    const ahead_t *ahead = context;
+    (void)error; /* a failure is reported to the thread that waits for the piece */
+    *more = tms_backup_batch_help(&ahead->t->saver->stores, &ahead->t->planned.batch, ahead->device);
+    return TMS_OK;
+}
+
+/* `copying`: the devices that own a segment with contents to copy. */
+static tms_status_t plan_all(tms_transition_t *t, const tms_live_t *live, tms_device_mask_t *copying, tms_error_t *error) {
+    tms_backup_stores_t *stores = &t->saver->stores;
+    tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
+    tms_status_t status = TMS_OK;
+    TMS_FOR_EACH(segment, t) {
+        if (status != TMS_OK) return status;
+        tms_error_context_t here = tms_transition_context_of(t, segment);
+        const tms_backup_request_t request = {.kind = kind_of(t, segment),
+                                              .policy = tms_saver_host_policy(t->saver, segment->backup.policy),
+                                              .device = segment->device,
+                                              .group = segment->tag,
+                                              .address = tms_segment_address(segment),
+                                              .live = live,
+                                              .wait = &t->wait};
+        status = tms_backup_plan(&segment->backup, stores, &t->planned.batch, &request, &here, error);
+        if (status != TMS_OK) return status;
+        status = tms_wait_check(&t->wait, &here, error);
+        if (segment->backup.planned.bytes == 0) continue;
+        *copying |= (tms_device_mask_t)1 << segment->device;
+        t->planned.total_bytes += segment->backup.planned.bytes;
+    }
+    return status == TMS_OK ? tms_backup_batch_start(stores, &t->planned.batch, &context, error) : status;
+}
+
+static tms_status_t save_device(tms_transition_t *t, int device, tms_wait_t *wait, tms_error_t *error) {
+    tms_copier_t copier = {.open = false};
+    tms_error_context_t context = tms_transition_context(t, device);
+    tms_status_t status = tms_copier_open(&copier, &t->saver->stores.copying, device, wait, &context, error);
+    copier.done = &t->done.copied_bytes;
+    ahead_t ahead = {.t = t, .device = device};
+    if (tms_backup_batch_can_help(&t->saver->stores, &t->planned.batch)) copier.on_idle = prepare_ahead;
+    copier.on_idle_context = &ahead;
+    TMS_FOR_EACH(segment, t) {
+        if (status != TMS_OK) break;
+        if (segment->device != device) continue;
+        tms_error_context_t here = tms_transition_context_of(t, segment);
+        status = tms_backup_save(&segment->backup, &t->saver->stores, &copier, tms_segment_address(segment), &here, error);
+    }
+    if (status == TMS_FORKED) return status; /* in the child now: the stream and its context are the parent's */
+    if (status == TMS_OK) status = tms_copier_wait(&copier, &context, error);
+    (void)tms_copier_close(&copier); /* what is ACTIVE stays mapped, and the copier keeps the host memory if need be */
+    return status;
+}
+
+/* Which bytes are live, if the caller knows; else NULL in *known. It can be asked only once the devices have nothing to do
+ * any more, and it may have failed, which `interrupted` then tells. */
+static tms_status_t find_live(tms_transition_t *t, tms_live_t *live, const tms_live_t **known, tms_error_t *error) {
+    const tms_selection_t *selection = t->asked.selection;
+    tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
+    *known = NULL;
+    if (!selection->find_live || !keeps_contents(t)) return TMS_OK;
+    tms_turn_callback_begin(t->saver);
+    if (selection->find_live(selection->live_context, live) == 0) *known = live;
+    tms_turn_callback_end(t->saver);
+    return tms_wait_ask(&t->wait, &context, error);
+}
+
+/* ---- the steps ---- */
+
+/* The first step, although host memory could be prepared during the wait: a cancelled call would have to unpin that, which
+ * waits for the device and keeps every thread from launching until then. */
+static tms_status_t quiesce(tms_transition_t *t, tms_quiesced_t *quiesced, tms_error_t *error) {
+    tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
+    return tms_quiesce(&t->wait, t->saver->devices, t->planned.affected, quiesced, NULL, t->saver->log, &context, error);
+}
+
+static tms_status_t save(tms_transition_t *t, tms_error_t *error) {
+    tms_device_mask_t copying = 0;
+    tms_live_t live = {0};
+    const tms_live_t *known = NULL;
+    tms_status_t status = find_live(t, &live, &known, error);
+    if (status == TMS_OK) status = plan_all(t, known, &copying, error);
+    if (status == TMS_OK) status = tms_transition_on_devices(t, copying, save_device, error);
+    if (status == TMS_FORKED) return status;
+    tms_backup_batch_end(&t->saver->stores, &t->planned.batch);
+    if (status == TMS_OK) {
+        t->done.report.copied_bytes = t->planned.total_bytes;
+        tms_transition_report_progress(t);
+    }
+    return status;
+}
+
+static void commit(tms_transition_t *t) { TMS_FOR_EACH(segment, t) tms_backup_commit(&segment->backup, &t->saver->stores); }
+
+static void cancel(tms_transition_t *t) { TMS_FOR_EACH(segment, t) tms_backup_cancel(&segment->backup, &t->saver->stores); }
+
+/* After the commit point: goes on whatever happens, and reports the first of it. */
+static tms_status_t release(tms_transition_t *t, tms_quiesced_t quiesced, tms_error_t *error) {
+    tms_status_t first_status = TMS_OK;
+    uint64_t refused = 0, bytes = 0;
+    tms_error_t first = {0};
+    TMS_FOR_EACH(segment, t) {
+        tms_error_t reason;
+        tms_error_context_t context = tms_transition_context_of(t, segment);
+        tms_status_t status = tms_segment_depopulate(segment, quiesced, t->driver, &context, &reason);
+        if (status == TMS_OK) continue;
+        if (refused++ == 0) {
+            first_status = status;
+            first = reason;
+        }
+        bytes += tms_segment_reserved(segment);
+        tms_log_recurring(t->saver->log, TMS_LOG_DAMAGED, TMS_LOG_ERROR, &reason,
+                          "The allocation is damaged; its address stays reserved.");
+    }
+    TMS_FOR_EACH(segment, t) tms_saver_release_lock(t->saver, segment);
+    if (refused > 0 && error) {
+        *error = first;
+        tms_error_append(
+            error, " In all %llu allocations of %llu bytes could not be released and are damaged; all others are paused.",
+            (unsigned long long)refused, (unsigned long long)bytes);
+    }
+    return first_status;
+}
+
+/* ---- the order ---- */
+
+static tms_status_t pause_all(tms_transition_t *t, tms_error_t *error) {
+    tms_quiesced_t quiesced;
+    tms_status_t status = quiesce(t, &quiesced, error);
+    if (status == TMS_OK) status = save(t, error);
+    if (status == TMS_FORKED) return status; /* in the child now: what is on the list is the parent's */
+    bool committed = status == TMS_OK;
+    if (committed) {
+        commit(t);
+        status = release(t, quiesced, error);
+    } else {
+        cancel(t);
+    }
+    tms_transition_finish(t, committed);
+    return status;
+}
+
+tms_status_t tms_transition_pause(tms_saver_t *saver, const tms_selection_t *selection, tms_report_t *report,
+                                  tms_error_t *error) {
+    tms_transition_t t = {.saver = saver,
+                          .asked = {.selection = selection,
+                                    .operation = "pause",
+                                    .from = TMS_SEGMENT_ACTIVE,
+                                    .through = TMS_SEGMENT_PAUSING,
+                                    .to = TMS_SEGMENT_PAUSED},
+                          .act = pause_all};
+    return tms_transition_run(&t, &saver->stats.pauses_total, report, error);
+}

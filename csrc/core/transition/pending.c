@@ -1,0 +1,328 @@
+#include "core/transition/pending.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* A device's mark behind its last copy. */
+typedef struct mark {
+    int device;
+    CUevent event;
+} mark_t;
+
+struct tms_pending {
+    tms_quarantined_t
+        quarantined; /* first; once both references are dropped, for events that the driver does not take back */
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    int holders;
+    tms_saver_t *saver;
+    pid_t process;
+    tms_selection_t selection;  /* of the tags below */
+    char **tags;                /* our own block of them; NULL: all */
+    tms_device_mask_t expected; /* devices that a stream relies on; 0: not known yet, or it must not */
+    tms_device_mask_t ready;    /* those that are, in this attempt */
+    tms_device_mask_t marked;   /* those that have recorded their mark in this attempt */
+    int count;                  /* of `marks`, also of earlier attempts */
+    mark_t marks[TMS_MAX_DEVICES];
+    bool promised; /* a stream relies on this attempt: there is no undoing */
+    bool failed;   /* the attempt has, and no further stream may rely on it */
+    bool finished;
+    bool told; /* how it ended */
+    tms_status_t status;
+    tms_report_t report;
+    tms_error_t error;
+};
+
+/* ---- references ---- */
+
+/* Whether the driver has taken all marks back. */
+static bool destroy_marks(tms_pending_t *pending) {
+    tms_devices_t *devices = pending->saver->devices;
+    const tms_driver_table_t *driver = atomic_load(&devices->driver->table);
+    int left = 0;
+    for (int i = 0; i < pending->count; i++) {
+        tms_error_t reason;
+        const tms_error_context_t context = {.operation = "resume", .device = pending->marks[i].device};
+        tms_status_t status = tms_devices_enter(devices, context.device, &context, &reason);
+        if (status == TMS_OK) {
+            status = TMS_DRIVER_CALL(driver, &context, &reason, cuEventDestroy, pending->marks[i].event);
+            tms_devices_leave(devices, context.device);
+        }
+        if (status == TMS_OK || tms_driver_is_gone(&reason)) continue;
+        tms_log_write(pending->saver->log, TMS_LOG_WARNING, "%s It is quarantined; later calls try to give it back again.",
+                      reason.message);
+        pending->marks[left++] = pending->marks[i];
+    }
+    pending->count = left;
+    return left == 0;
+}
+
+static void destroy(tms_pending_t *pending) {
+    free(pending->tags);
+    pthread_cond_destroy(&pending->changed);
+    pthread_mutex_destroy(&pending->lock);
+    free(pending);
+}
+
+static tms_quarantine_mask_t retry(tms_quarantined_t *node) {
+    tms_pending_t *pending = (tms_pending_t *)node;
+    if (!destroy_marks(pending)) return node->holds;
+    destroy(pending);
+    return 0;
+}
+
+static void drop_reference(tms_pending_t *pending) {
+    pthread_mutex_lock(&pending->lock);
+    bool last = --pending->holders == 0;
+    pthread_mutex_unlock(&pending->lock);
+    if (!last) return;
+    if (pending->status != TMS_OK && pending->status != TMS_INTERRUPTED && !pending->told)
+        tms_log_write(pending->saver->log, TMS_LOG_ERROR, "%s No call waited for this resume.", pending->error.message);
+    if (destroy_marks(pending)) {
+        destroy(pending);
+        return;
+    }
+    pending->quarantined = (tms_quarantined_t){.retry = retry, .holds = TMS_QUARANTINE_BIT(OTHER)};
+    tms_quarantine_add(&pending->saver->quarantine, &pending->quarantined);
+}
+
+void tms_pending_release(tms_pending_t *pending) {
+    if (!pending || pending->process != getpid()) return; /* in a forked child the other holder is the parent's */
+    drop_reference(pending);
+}
+
+/* ---- the call ---- */
+
+/* In one block, the strings behind the pointers to them. NULL where memory is short. */
+static char **copy_tags(const char *const *tags, size_t count) {
+    size_t bytes = (count + 1) * sizeof(char *);
+    for (size_t i = 0; i < count; i++) bytes += strlen(tags[i]) + 1;
+    char **copies = malloc(bytes);
+    if (!copies) return NULL;
+    char *end = (char *)(copies + count + 1);
+    for (size_t i = 0; i < count; i++) {
+        size_t length = strlen(tags[i]) + 1;
+        copies[i] = memcpy(end, tags[i], length);
+        end += length;
+    }
+    return copies;
+}
+
+static tms_status_t copy_selection(tms_pending_t *pending, const tms_selection_t *selection,
+                                   const tms_error_context_t *context, tms_error_t *error) {
+    pending->selection = *selection;
+    pending->selection.interrupted = tms_pendings_is_cancelled;
+    pending->selection.interrupt_context = &pending->saver->pendings;
+    pending->selection.find_live = NULL;
+    pending->selection.on_progress = NULL;
+    pending->selection.tags = NULL;
+    if (!selection->tags) return TMS_OK;
+    pending->tags = copy_tags(selection->tags, selection->tag_count);
+    pending->selection.tags = (const char *const *)pending->tags;
+    return pending->tags ? TMS_OK : tms_error_set_os(error, context, "malloc", ENOMEM, NULL);
+}
+
+tms_status_t tms_pending_create(tms_saver_t *saver, const tms_selection_t *selection, tms_pending_t **pending,
+                                const tms_error_context_t *context, tms_error_t *error) {
+    tms_pending_t *made = calloc(1, sizeof *made);
+    if (!made) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
+    made->saver = saver;
+    made->process = getpid();
+    made->holders = 2;
+    pthread_mutex_init(&made->lock, NULL);
+    tms_wait_condition_init(&made->changed);
+    tms_status_t status = copy_selection(made, selection, context, error);
+    if (status != TMS_OK) {
+        destroy(made);
+        return status;
+    }
+    *pending = made;
+    return TMS_OK;
+}
+
+tms_saver_t *tms_pending_saver(const tms_pending_t *pending) { return pending->saver; }
+
+const tms_selection_t *tms_pending_selection(const tms_pending_t *pending) { return &pending->selection; }
+
+void tms_pending_end(tms_pending_t *pending, tms_status_t status, const tms_report_t *report, const tms_error_t *error) {
+    pthread_mutex_lock(&pending->lock);
+    pending->status = status;
+    pending->report = *report;
+    pending->error = *error;
+    pending->finished = true;
+    pthread_cond_broadcast(&pending->changed);
+    pthread_mutex_unlock(&pending->lock);
+    drop_reference(pending);
+}
+
+/* ---- what the resume says ---- */
+
+void tms_pending_expect(tms_pending_t *pending, tms_device_mask_t devices) {
+    if (!pending) return;
+    pthread_mutex_lock(&pending->lock);
+    pending->expected = devices;
+    pending->ready = pending->marked = 0;
+    pending->failed = false;
+    pthread_cond_broadcast(&pending->changed);
+    pthread_mutex_unlock(&pending->lock);
+}
+
+/* The device's mark, made if it has none of an earlier attempt. Only this device's thread asks for it. */
+static tms_status_t need_mark(tms_pending_t *pending, const tms_copier_t *copier, CUevent *event,
+                              const tms_error_context_t *context, tms_error_t *error) {
+    pthread_mutex_lock(&pending->lock);
+    for (int i = 0; i < pending->count; i++) {
+        if (pending->marks[i].device == copier->device) *event = pending->marks[i].event;
+    }
+    pthread_mutex_unlock(&pending->lock);
+    if (*event) return TMS_OK;
+    tms_status_t status = TMS_DRIVER_CALL(copier->driver, context, error, cuEventCreate, event, CU_EVENT_DISABLE_TIMING);
+    if (status != TMS_OK) return status;
+    pthread_mutex_lock(&pending->lock);
+    pending->marks[pending->count++] = (mark_t){.device = copier->device, .event = *event};
+    pthread_mutex_unlock(&pending->lock);
+    return TMS_OK;
+}
+
+tms_status_t tms_pending_ready(tms_pending_t *pending, int device, const tms_copier_t *copier,
+                               const tms_error_context_t *context, tms_error_t *error) {
+    const tms_device_mask_t bit = (tms_device_mask_t)1 << device;
+    CUevent event = NULL;
+    tms_status_t status = TMS_OK;
+    if (!pending) return TMS_OK;
+    if (copier) status = need_mark(pending, copier, &event, context, error);
+    if (event && status == TMS_OK)
+        status = TMS_DRIVER_CALL(copier->driver, context, error, cuEventRecord, event, copier->stream);
+    if (status != TMS_OK) return status;
+    pthread_mutex_lock(&pending->lock);
+    pending->ready |= bit;
+    if (event) pending->marked |= bit;
+    pthread_cond_broadcast(&pending->changed);
+    pthread_mutex_unlock(&pending->lock);
+    return TMS_OK;
+}
+
+bool tms_pending_may_undo(tms_pending_t *pending) {
+    if (!pending) return true;
+    pthread_mutex_lock(&pending->lock);
+    bool may = !pending->promised;
+    pending->failed = true;
+    pthread_mutex_unlock(&pending->lock);
+    return may;
+}
+
+/* ---- the caller ---- */
+
+int32_t tms_pending_done(tms_pending_t *pending) {
+    if (pending->process != getpid()) return 1;
+    pthread_mutex_lock(&pending->lock);
+    bool finished = pending->finished;
+    pthread_mutex_unlock(&pending->lock);
+    return finished;
+}
+
+static bool is_finished(const tms_pending_t *pending) { return pending->finished; }
+static bool is_ready(const tms_pending_t *pending) {
+    return pending->finished || (pending->expected != 0 && pending->ready == pending->expected && !pending->failed);
+}
+
+/* Until the condition holds; returns with the lock held where it does. */
+static tms_status_t await(tms_pending_t *pending, bool (*holds)(const tms_pending_t *), int32_t (*interrupted)(void *),
+                          void *interrupt_context, tms_error_t *error) {
+    const tms_error_context_t context = {.operation = "resume", .device = TMS_NO_DEVICE};
+    tms_wait_t wait;
+    tms_wait_begin(&wait, interrupted, interrupt_context, INFINITY);
+    if (pending->process != getpid())
+        return tms_error_set(error, TMS_FORKED, &context, "the call began in the parent process, which owns the memory");
+    pthread_mutex_lock(&pending->lock);
+    while (!holds(pending)) {
+        tms_wait_on_condition(&wait, &pending->changed, &pending->lock);
+        if (holds(pending) || !tms_wait_is_interruptible(&wait)) continue;
+        pthread_mutex_unlock(&pending->lock);
+        tms_status_t status = tms_wait_check(&wait, &context, error);
+        if (status != TMS_OK) return status;
+        pthread_mutex_lock(&pending->lock);
+    }
+    return TMS_OK;
+}
+
+/* With the lock held. */
+static tms_status_t outcome(tms_pending_t *pending, tms_error_t *error) {
+    pending->told = true;
+    if (pending->status != TMS_OK && error) *error = pending->error;
+    return pending->status;
+}
+
+tms_status_t tms_pending_wait(tms_pending_t *pending, int32_t (*interrupted)(void *), void *context, tms_report_t *report,
+                              tms_error_t *error) {
+    tms_status_t status = await(pending, is_finished, interrupted, context, error);
+    if (status != TMS_OK) return status;
+    status = outcome(pending, error);
+    if (status == TMS_OK && report) *report = pending->report;
+    pthread_mutex_unlock(&pending->lock);
+    return status;
+}
+
+/* ---- streams ---- */
+
+static bool is_default_stream(const void *stream) {
+    return !stream || stream == (void *)CU_STREAM_LEGACY || stream == (void *)CU_STREAM_PER_THREAD;
+}
+
+/* A thread without a context gets one for the calls about the stream: *entered, else TMS_NO_DEVICE. Its default streams are
+ * those of device 0, as in the CUDA runtime. */
+static tms_status_t enter_if_outside(const tms_pending_t *pending, const void *stream, int *entered,
+                                     const tms_error_context_t *context, tms_error_t *error) {
+    tms_devices_t *devices = pending->saver->devices;
+    const tms_driver_table_t *driver = atomic_load(&devices->driver->table);
+    tms_device_mask_t active = 0;
+    CUdevice current;
+    bool by_default = is_default_stream(stream);
+    int device = by_default ? 0 : __builtin_ctzll(pending->marked);
+    *entered = TMS_NO_DEVICE;
+    CUresult result = driver->cuCtxGetDevice ? driver->cuCtxGetDevice(&current) : CUDA_SUCCESS;
+    if (result == CUDA_SUCCESS) return TMS_OK;
+    if (result != CUDA_ERROR_INVALID_CONTEXT) return tms_driver_fail(driver, context, "cuCtxGetDevice", result, error);
+    tms_status_t status = by_default ? tms_devices_active(devices, &active, context, error) : TMS_OK;
+    if (status == TMS_OK && by_default && !(active & 1))
+        return tms_error_set(error, TMS_INVALID_STATE, context,
+                             "this thread has no CUDA context, and device 0, whose default stream it would use, is not in "
+                             "use; make a device current first (torch.cuda.set_device), or call wait()");
+    if (status == TMS_OK) status = tms_devices_enter(devices, device, context, error);
+    if (status == TMS_OK) *entered = device;
+    return status;
+}
+
+/* With the lock held, and every device ready. */
+static tms_status_t hold_back(const tms_pending_t *pending, void *stream, tms_error_t *error) {
+    const tms_error_context_t context = {.operation = "resume", .device = TMS_NO_DEVICE};
+    const tms_driver_table_t *driver = atomic_load(&pending->saver->devices->driver->table);
+    int entered = TMS_NO_DEVICE;
+    if (pending->marked == 0) return TMS_OK; /* the memory is there, and nothing is copied into it */
+    tms_status_t status = enter_if_outside(pending, stream, &entered, &context, error);
+    for (int i = 0; i < pending->count && status == TMS_OK; i++) {
+        if (!(pending->marked >> pending->marks[i].device & 1)) continue;
+        status = TMS_DRIVER_CALL(driver, &context, error, cuStreamWaitEvent, stream, pending->marks[i].event, 0);
+    }
+    if (entered != TMS_NO_DEVICE) tms_devices_leave(pending->saver->devices, entered);
+    return status;
+}
+
+tms_status_t tms_pending_wait_stream(tms_pending_t *pending, void *stream, int32_t (*interrupted)(void *), void *context,
+                                     tms_error_t *error) {
+    tms_status_t status = await(pending, is_ready, interrupted, context, error);
+    if (status != TMS_OK) return status;
+    if (pending->finished) {
+        status = outcome(pending, error); /* the contents are there, or never will be */
+    } else {
+        status = hold_back(pending, stream, error);
+        /* Only now: a caller that gets an error must not rely on anything. The call cannot have begun to undo by now,
+         * because that needs the lock. */
+        if (status == TMS_OK) pending->promised = true;
+    }
+    pthread_mutex_unlock(&pending->lock);
+    return status;
+}

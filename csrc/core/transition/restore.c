@@ -1,0 +1,143 @@
+#include "core/transition/restore.h"
+
+#include "core/transition/pending.h"
+
+/* ---- the order ---- */
+
+static uint64_t bytes_to_load(const tms_segment_t *segment) { return tms_backup_held_bytes(&segment->backup); }
+
+/* Of two sorted lists one. */
+static tms_segment_t *merge(tms_segment_t *one, tms_segment_t *other) {
+    tms_segment_t *first = NULL, **end = &first;
+    while (one && other) {
+        tms_segment_t **taken = bytes_to_load(one) >= bytes_to_load(other) ? &one : &other;
+        *end = *taken;
+        end = &(*taken)->next_in_transition;
+        *taken = *end;
+    }
+    *end = one ? one : other;
+    return first;
+}
+
+void tms_restore_sort(tms_transition_t *t) {
+    enum { RUNS = 8 * sizeof(size_t) };
+    tms_segment_t *runs[RUNS] = {NULL}; /* the i-th is empty or has 2^i segments, which come before those of lower ones */
+    tms_segment_t *segment = t->planned.first, *all = NULL;
+    while (segment) {
+        tms_segment_t *run = segment;
+        segment = segment->next_in_transition;
+        run->next_in_transition = NULL;
+        int i = 0;
+        for (; runs[i]; i++) {
+            run = merge(runs[i], run);
+            runs[i] = NULL;
+        }
+        runs[i] = run;
+    }
+    for (int i = 0; i < RUNS; i++) all = merge(runs[i], all);
+    t->planned.first = all;
+    t->planned.end = NULL; /* nothing is added any more */
+}
+
+/* Whether it has contents that come back with a copy, or zeros. */
+static bool is_copied(const tms_transition_t *t, const tms_segment_t *segment) {
+    return bytes_to_load(segment) > 0 || (t->asked.selection->zero && tms_backup_lacks_contents(&segment->backup));
+}
+
+/* ---- memory ---- */
+
+/* What one device's segments need: memory, access for these peers, contents. */
+typedef struct restoration {
+    tms_transition_t *t;
+    int device;
+    tms_device_mask_t peers;
+    tms_copier_t copier;
+    tms_segment_t *unmapped; /* those before it on the list have memory */
+} restoration_t;
+
+static tms_status_t populate(const restoration_t *all, tms_segment_t *segment, tms_error_t *error) {
+    tms_transition_t *t = all->t;
+    tms_error_context_t context = tms_transition_context_of(t, segment);
+    tms_status_t status = tms_segment_populate(segment, t->driver, t->devices, all->peers, &context, error);
+    if (status == TMS_OK)
+        atomic_fetch_add(&t->done.mapped_bytes, tms_segment_reserved(segment));
+    else if (status == TMS_OUT_OF_DEVICE_MEMORY)
+        tms_error_append(error,
+                         " %llu bytes were mapped before that and have been given back: everything stays paused, and "
+                         "resume() can be called again.",
+                         (unsigned long long)atomic_load(&t->done.mapped_bytes));
+    return status;
+}
+
+/* What a copier does instead of waiting for the device: gives the next segment its memory. */
+static tms_status_t populate_ahead(void *context, bool *more, tms_error_t *error) {
+    restoration_t *all = context;
+    tms_segment_t *segment = all->unmapped;
+    while (segment && (segment->device != all->device || segment->mapped)) segment = segment->next_in_transition;
+    all->unmapped = segment;
+    *more = segment != NULL;
+    return segment ? populate(all, segment, error) : TMS_OK;
+}
+
+/* Whether the memory that the device's segments need is likely to be there. */
+static tms_status_t find_fit(const restoration_t *all, bool *fits, tms_error_t *error) {
+    const tms_transition_t *t = all->t;
+    tms_error_context_t context = tms_transition_context(t, all->device);
+    uint64_t needed = 0, free_bytes = 0, total_bytes = 0;
+    TMS_FOR_EACH(segment, t) needed += segment->device == all->device ? tms_segment_reserved(segment) : 0;
+    tms_status_t status = tms_devices_memory(t->saver->devices, all->device, &free_bytes, &total_bytes, &context, error);
+    *fits = free_bytes >= needed;
+    return status;
+}
+
+/* ---- contents ---- */
+
+static tms_status_t load(restoration_t *all, tms_segment_t *segment, tms_error_t *error) {
+    const tms_transition_t *t = all->t;
+    tms_error_context_t context = tms_transition_context_of(t, segment);
+    CUdeviceptr address = tms_segment_address(segment);
+    tms_status_t status = TMS_OK;
+    if (t->asked.selection->zero && tms_backup_lacks_contents(&segment->backup))
+        status = tms_copier_zero(&all->copier, address, tms_segment_reserved(segment), &context, error);
+    return status == TMS_OK ? tms_backup_load(&segment->backup, &t->saver->stores, &all->copier, address, &context, error)
+                            : status;
+}
+
+/* While one segment's contents are being copied the next ones get their memory. */
+static tms_status_t restore_segments(restoration_t *all, tms_wait_t *wait, tms_error_t *error) {
+    tms_status_t status = TMS_OK;
+    TMS_FOR_EACH(segment, all->t) {
+        if (status != TMS_OK) break;
+        if (segment->device != all->device) continue;
+        tms_error_context_t context = tms_transition_context_of(all->t, segment);
+        if (!segment->mapped) status = populate(all, segment, error);
+        if (status == TMS_OK && all->copier.open) status = load(all, segment, error);
+        if (status == TMS_OK) status = tms_wait_check(wait, &context, error);
+    }
+    return status;
+}
+
+tms_status_t tms_restore_device(tms_transition_t *t, int device, tms_wait_t *wait, tms_error_t *error) {
+    restoration_t all = {.t = t, .device = device, .unmapped = t->planned.first};
+    tms_error_context_t context = tms_transition_context(t, device);
+    bool copies = false, fits = true;
+    TMS_FOR_EACH(segment, t) copies |= segment->device == device && is_copied(t, segment);
+    tms_status_t status = tms_devices_peers(t->saver->devices, device, &all.peers, &context, error);
+    if (status == TMS_OK && copies) status = find_fit(&all, &fits, error);
+    /* Where it does not fit, that is found before anything is copied. */
+    if (status == TMS_OK && (!copies || !fits)) status = restore_segments(&all, wait, error);
+    if (status != TMS_OK) return status;
+    if (!copies) return tms_pending_ready(t->pending, device, NULL, &context, error);
+    /* No caller waits for a pending one: it queues all its copies rather than check for cancellation between them. */
+    status = tms_copier_open(&all.copier, &t->saver->stores.copying, device, t->pending ? NULL : wait, &context, error);
+    all.copier.done = &t->done.copied_bytes;
+    all.copier.on_idle = populate_ahead;
+    all.copier.on_idle_context = &all;
+    if (status == TMS_OK) status = restore_segments(&all, wait, error);
+    if (status == TMS_FORKED) return status; /* in the child now: the stream and its context are the parent's */
+    if (status == TMS_OK) status = tms_copier_queue_all(&all.copier, error);
+    if (status == TMS_OK) status = tms_pending_ready(t->pending, device, &all.copier, &context, error);
+    if (status == TMS_OK) status = tms_copier_wait(&all.copier, &context, error);
+    if (!tms_copier_close(&all.copier)) atomic_fetch_or(&t->done.busy, (tms_device_mask_t)1 << device);
+    return status;
+}

@@ -1,0 +1,236 @@
+#include "core/transition/resume.h"
+
+#include <unistd.h>
+
+#include "core/allocation/reclaim.h"
+#include "core/peers.h"
+#include "core/transition/devices.h"
+#include "core/transition/pending.h"
+#include "core/transition/restore.h"
+#include "core/transition/transition.h"
+
+/* The delay before another attempt, doubled from the first to the most. A random part of it is waited, so that two processes
+ * that fail together do not try again together. */
+#define FIRST_DELAY_SECONDS 0.001
+#define MOST_DELAY_SECONDS  0.1
+
+/* What the segments that a call would resume need now, on each device. */
+typedef struct demand {
+    tms_device_mask_t owners; /* also of what is damaged, and may be whole by the time of the next attempt */
+    uint64_t bytes[TMS_MAX_DEVICES];
+} demand_t;
+
+/* The device that lacks most of what is needed on it; `missing` is 0 where all have enough. */
+typedef struct shortage {
+    int device;
+    uint64_t needed, free, missing;
+} shortage_t;
+
+typedef struct patience {
+    double delay; /* seconds */
+    uint32_t random;
+} patience_t;
+
+/* ---- one attempt ---- */
+
+/* What a device may still be copying to stays mapped. It counts as damaged, with its backup, until the device has been
+ * waited for. */
+static bool may_be_in_use(tms_transition_t *t, const tms_segment_t *segment) {
+    return segment->mapped && (atomic_load(&t->done.busy) >> segment->device & 1);
+}
+
+static void undo(tms_transition_t *t) {
+    const tms_quiesced_t quiesced = tms_quiesced_never_handed_out();
+    TMS_FOR_EACH(segment, t) {
+        tms_error_t reason;
+        tms_error_context_t context = tms_transition_context_of(t, segment);
+        if (may_be_in_use(t, segment)) {
+            t->done.damaged = true;
+            continue;
+        }
+        if (tms_segment_depopulate(segment, quiesced, t->driver, &context, &reason) == TMS_OK) continue;
+        t->done.damaged = true;
+        tms_log_recurring(t->saver->log, TMS_LOG_DAMAGED, TMS_LOG_ERROR, &reason,
+                          "This was to undo a failed resume: the allocation is damaged.");
+    }
+}
+
+static void commit(tms_transition_t *t) {
+    tms_host_policy_t asked = (tms_host_policy_t)t->asked.selection->host_policy;
+    TMS_FOR_EACH(segment, t) {
+        tms_host_policy_t policy = asked != TMS_HOST_DEFAULT ? asked : segment->backup.policy;
+        tms_backup_discard(&segment->backup, &t->saver->stores, tms_saver_host_policy(t->saver, policy));
+        if (!t->asked.selection->exclusive) continue;
+        tms_device_locks_retain(&t->saver->device_locks, segment->device);
+        segment->exclusive = true;
+    }
+}
+
+static tms_status_t resume_all(tms_transition_t *t, tms_error_t *error) {
+    TMS_FOR_EACH(segment, t) t->planned.total_bytes += tms_backup_held_bytes(&segment->backup);
+    tms_pending_expect(t->pending, t->planned.incomplete ? 0 : t->planned.owners);
+    tms_restore_sort(t);
+    tms_status_t status = tms_transition_on_devices(t, t->planned.owners, tms_restore_device, error);
+    if (status == TMS_FORKED) return status; /* in the child now: what is on the list is the parent's */
+    if (status == TMS_OK) {
+        t->done.report.copied_bytes = t->planned.total_bytes;
+        tms_transition_report_progress(t);
+        commit(t);
+    } else if (tms_pending_may_undo(t->pending)) {
+        undo(t);
+    } else {
+        /* Kernels of the program may be using it. With its memory it counts as damaged, and its backup stays. */
+        t->done.damaged = true;
+    }
+    tms_transition_finish(t, status == TMS_OK);
+    return status;
+}
+
+/* ---- waiting for memory ---- */
+
+static demand_t measure_demand(tms_transition_t *t) {
+    demand_t demand = {0};
+    pthread_mutex_lock(&t->saver->lock);
+    tms_transition_begin_look(t);
+    for (tms_registry_node_t *node = t->saver->registry.first; node; node = node->next) {
+        const tms_segment_t *segment = tms_segment_of(node);
+        bool selected = tms_transition_selects(t, segment);
+        if (selected || tms_transition_skips_damaged(t, segment)) demand.owners |= (tms_device_mask_t)1 << segment->device;
+        if (selected) demand.bytes[segment->device] += tms_segment_reserved(segment);
+    }
+    pthread_mutex_unlock(&t->saver->lock);
+    return demand;
+}
+
+static tms_status_t find_shortage(tms_transition_t *t, shortage_t *worst, tms_error_t *error) {
+    demand_t demand = measure_demand(t);
+    shortage_t found = {.device = TMS_NO_DEVICE};
+    for (int device = 0; device < t->devices->count; device++) {
+        uint64_t free_bytes = 0, total_bytes = 0, needed = demand.bytes[device];
+        tms_error_context_t context = tms_transition_context(t, device);
+        if (!(demand.owners >> device & 1)) continue;
+        tms_status_t status = tms_devices_memory(t->saver->devices, device, &free_bytes, &total_bytes, &context, error);
+        if (status != TMS_OK) return status;
+        uint64_t missing = needed > free_bytes ? needed - free_bytes : 0;
+        if (found.device != TMS_NO_DEVICE && missing <= found.missing) continue;
+        found = (shortage_t){.device = device, .needed = needed, .free = free_bytes, .missing = missing};
+    }
+    *worst = found;
+    return TMS_OK;
+}
+
+/* Adds to the error of the last attempt what a reader needs to decide what to do. */
+static void describe_shortage(tms_transition_t *t, tms_error_t *error) {
+    shortage_t shortage;
+    if (!error || find_shortage(t, &shortage, NULL) != TMS_OK || shortage.device == TMS_NO_DEVICE) return;
+    tms_error_append(error, " In all device %d needs ", shortage.device);
+    tms_error_append_bytes(error, shortage.needed);
+    tms_error_append(error, ", has ");
+    tms_error_append_bytes(error, shortage.free);
+    tms_error_append(error, " free, and ");
+    if (shortage.missing > 0)
+        tms_error_append_bytes(error, shortage.missing);
+    else
+        tms_error_append(error, "by now nothing");
+    tms_error_append(error, " %s missing", shortage.missing > 0 ? "are" : "is");
+    if (t->asked.selection->timeout_seconds > 0) tms_error_append(error, " after %.1f seconds", tms_wait_elapsed(&t->wait));
+    tms_error_append(error, ".");
+}
+
+/* Different in two processes that begin at the same time, and not 0. */
+static uint32_t seed(const tms_transition_t *t) {
+    const double nanoseconds = 1e9;
+    const uint32_t spread = 2654435761u; /* a large odd number: neighbouring process ids get far apart */
+    return ((uint32_t)(uint64_t)(t->wait.started * nanoseconds) ^ (uint32_t)getpid() * spread) | 1;
+}
+
+static double next_delay(patience_t *patience) {
+    enum { SHIFT_A = 13, SHIFT_B = 17, SHIFT_C = 5 }; /* of Marsaglia's xorshift */
+    patience->random ^= patience->random << SHIFT_A;
+    patience->random ^= patience->random >> SHIFT_B;
+    patience->random ^= patience->random << SHIFT_C;
+    double delay = patience->delay * (0.5 + 0.5 * (double)patience->random / (double)UINT32_MAX);
+    patience->delay = patience->delay * 2 < MOST_DELAY_SECONDS ? patience->delay * 2 : MOST_DELAY_SECONDS;
+    return delay;
+}
+
+/* Until as much is free as is needed: an attempt that cannot succeed would take memory from other processes that also
+ * wait. TMS_OUT_OF_DEVICE_MEMORY, with *error as it was, when time is up. */
+static tms_status_t await_memory(tms_transition_t *t, patience_t *patience, tms_error_t *error) {
+    tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
+    shortage_t shortage = {0};
+    do {
+        if (tms_wait_remaining(&t->wait) <= 0) return TMS_OUT_OF_DEVICE_MEMORY;
+        tms_status_t status = tms_wait_sleep(&t->wait, next_delay(patience), &context, error);
+        if (status != TMS_OK) return status;
+        tms_saver_reclaim_within(t->saver, &t->wait); /* what waits there may be the very memory that is missing */
+        status = tms_wait_check(&t->wait, &context, error);
+        if (status == TMS_OK) status = find_shortage(t, &shortage, error);
+        if (status != TMS_OK) return status;
+    } while (shortage.missing > 0);
+    return TMS_OK;
+}
+
+static tms_status_t attempt_until_memory_suffices(tms_transition_t *t, tms_error_t *error) {
+    patience_t patience = {.delay = FIRST_DELAY_SECONDS, .random = seed(t)};
+    for (;;) {
+        tms_status_t status = tms_transition_attempt(t, error);
+        /* Another attempt would skip what is damaged, and so find memory enough for the rest. */
+        if (status == TMS_OUT_OF_DEVICE_MEMORY && !t->done.damaged) {
+            status = await_memory(t, &patience, error);
+            if (status == TMS_OUT_OF_DEVICE_MEMORY) describe_shortage(t, error);
+            if (status == TMS_OK) continue;
+        }
+        return status;
+    }
+}
+
+/* Under the locks of the devices concerned, if asked for: taken before the turn, so that this process's other threads can
+ * pause during the wait, perhaps for the very process that holds the lock. */
+static tms_status_t perform(tms_transition_t *t, tms_error_t *error) {
+    tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
+    if (!t->asked.selection->exclusive || !t->devices) return attempt_until_memory_suffices(t, error);
+    tms_device_locks_t *locks = &t->saver->device_locks;
+    tms_saver_reclaim_within(t->saver, &t->wait); /* what was damaged is to be resumed as well, so its device is concerned */
+    tms_status_t status = tms_wait_check(&t->wait, &context, error);
+    if (status != TMS_OK) return status;
+    tms_device_mask_t concerned = measure_demand(t).owners;
+    status = tms_device_locks_acquire(locks, concerned, &t->wait, &context, error);
+    if (status != TMS_OK) return status;
+    t->planned.collectable = concerned;
+    status = attempt_until_memory_suffices(t, error);
+    tms_device_locks_release(locks, concerned);
+    return status;
+}
+
+static tms_status_t resume(tms_saver_t *saver, const tms_selection_t *selection, tms_pending_t *pending,
+                           tms_report_t *report, tms_error_t *error) {
+    tms_transition_t t = {.saver = saver,
+                          .asked = {.selection = selection,
+                                    .operation = "resume",
+                                    .from = TMS_SEGMENT_PAUSED,
+                                    .through = TMS_SEGMENT_RESUMING,
+                                    .to = TMS_SEGMENT_ACTIVE},
+                          .pending = pending,
+                          .act = resume_all,
+                          .perform = perform};
+    tms_status_t status = tms_transition_run(&t, &saver->stats.resumes_total, report, error);
+    tms_backup_stores_after_resume(&saver->stores);
+    /* Also after a call that fails because it skipped damaged ones. */
+    if (t.done.report.allocations > 0 && t.devices->count > 1) {
+        /* A device that came into use while the memory was being mapped. What was resumed stands whatever comes of this. */
+        tms_error_t reason;
+        tms_saver_note(saver, tms_saver_refresh_peers(saver, &reason), &reason);
+    }
+    return status;
+}
+
+tms_status_t tms_transition_resume(tms_saver_t *saver, const tms_selection_t *selection, tms_report_t *report,
+                                   tms_error_t *error) {
+    return resume(saver, selection, NULL, report, error);
+}
+
+tms_status_t tms_transition_resume_pending(tms_saver_t *saver, tms_pending_t *pending, tms_report_t *report,
+                                           tms_error_t *error) {
+    return resume(saver, tms_pending_selection(pending), pending, report, error);
+}

@@ -1,0 +1,329 @@
+#include "core/transition/transition.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/allocation/reclaim.h"
+#include "core/allocation/retire.h"
+#include "core/captures.h"
+#include "core/inspect.h"
+#include "core/peers.h"
+#include "core/transition/log.h"
+#include "core/turn.h"
+
+/* ---- captures ---- */
+
+/* Nothing may synchronise during a capture, so that is reported before anything has changed. */
+static tms_status_t check_visible_captures(tms_transition_t *t, tms_error_t *error) {
+    tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
+    int visible = tms_saver_captures(t->saver);
+    if (visible == 0) return TMS_OK;
+    return tms_error_set(error, TMS_CAPTURE_IN_PROGRESS, &context, "%d stream capture%s under way; end %s first", visible,
+                         visible == 1 ? " is" : "s are", visible == 1 ? "it" : "them");
+}
+
+static tms_status_t check_capture(tms_transition_t *t, tms_error_t *error) {
+    tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
+    CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE;
+    tms_status_t status = check_visible_captures(t, error);
+    if (status != TMS_OK) return status;
+    if (!t->asked.selection->has_stream) return TMS_OK;
+    CUresult result = t->driver->cuStreamIsCapturing ? t->driver->cuStreamIsCapturing(t->asked.selection->stream, &capturing)
+                                                     : CUDA_SUCCESS;
+    if (result == CUDA_SUCCESS && capturing != CU_STREAM_CAPTURE_STATUS_NONE)
+        return tms_error_set(error, TMS_CAPTURE_IN_PROGRESS, &context,
+                             "the current stream is capturing; end the capture first");
+    /* A thread without a context has no stream that could be capturing. */
+    if (result == CUDA_SUCCESS || result == CUDA_ERROR_INVALID_CONTEXT) return TMS_OK;
+    return tms_driver_fail(t->driver, &context, "cuStreamIsCapturing", result, error);
+}
+
+/* ---- selection ---- */
+
+/* Finds the tags, once a call and without the saver's lock; counts those that no allocation ever had. */
+static tms_status_t find_tags(tms_transition_t *t, tms_error_t *error) {
+    const tms_selection_t *selection = t->asked.selection;
+    tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
+    if (!selection->tags) return TMS_OK;
+    t->asked.tags = calloc(selection->tag_count + 1, sizeof(void *));
+    if (!t->asked.tags) return tms_error_set_os(error, &context, "calloc", ENOMEM, NULL);
+    for (size_t i = 0; i < selection->tag_count; i++) {
+        tms_tag_t *tag = tms_tag_find(&t->saver->regions->tags, selection->tags[i]);
+        if (tag) t->asked.tags[t->asked.tag_count++] = tag;
+        if (tag && atomic_load(&tag->used)) continue;
+        t->done.report.unknown_tags++;
+        tms_log_write(t->saver->log, TMS_LOG_WARNING, "%s: no allocation ever had the tag '%s'; nothing to do for it",
+                      t->asked.operation, selection->tags[i]);
+    }
+    return TMS_OK;
+}
+
+void tms_transition_begin_look(tms_transition_t *t) {
+    t->mark = ++t->saver->marks;
+    for (size_t i = 0; i < t->asked.tag_count; i++) t->asked.tags[i]->mark = t->mark;
+    t->saver->steps += t->asked.tag_count;
+}
+
+static bool has_selected_tag(const tms_transition_t *t, const tms_segment_t *segment) {
+    t->saver->steps++;
+    return !t->asked.tags || segment->tag->mark == t->mark;
+}
+
+bool tms_transition_selects(const tms_transition_t *t, const tms_segment_t *segment) {
+    return segment->state == t->asked.from && (t->planned.collectable >> segment->device & 1) &&
+           has_selected_tag(t, segment);
+}
+
+bool tms_transition_skips_damaged(const tms_transition_t *t, const tms_segment_t *segment) {
+    /* REPAIRING: another thread tries, and may not succeed. */
+    bool damaged = segment->state == TMS_SEGMENT_DAMAGED || segment->state == TMS_SEGMENT_REPAIRING;
+    return damaged && has_selected_tag(t, segment);
+}
+
+static void collect(tms_transition_t *t) {
+    t->planned.first = NULL;
+    t->planned.end = &t->planned.first;
+    t->planned.owners = t->planned.affected = 0;
+    t->planned.incomplete = false;
+    pthread_mutex_lock(&t->saver->lock);
+    tms_transition_begin_look(t);
+    t->planned.peers_seen = t->saver->peers.seen;
+    for (tms_registry_node_t *node = t->saver->registry.first; node; node = node->next) {
+        tms_segment_t *segment = tms_segment_of(node);
+        if (tms_transition_skips_damaged(t, segment)) t->planned.incomplete = true;
+        if (!tms_transition_selects(t, segment)) continue;
+        segment->state = t->asked.through;
+        segment->next_in_transition = NULL;
+        *t->planned.end = segment;
+        t->planned.end = &segment->next_in_transition;
+        t->planned.owners |= (tms_device_mask_t)1 << segment->device;
+        t->planned.affected |= segment->accessible;
+    }
+    pthread_mutex_unlock(&t->saver->lock);
+}
+
+/* ---- ending ---- */
+
+/* Under the lock: where a segment ends up, in the books. `moved`: it did what the call is for. */
+static void settle(tms_transition_t *t, tms_segment_t *segment, bool moved) {
+    tms_stats_t *stats = &t->saver->stats;
+    uint64_t bytes = tms_segment_reserved(segment);
+    bool was_active = t->asked.from == TMS_SEGMENT_ACTIVE;
+    bool damaged = moved ? was_active && (segment->mapped || segment->has_handle)
+                         : !was_active && (segment->mapped || segment->has_handle);
+    segment->state = damaged ? TMS_SEGMENT_DAMAGED : moved ? t->asked.to : t->asked.from;
+    bool is_active = segment->state == TMS_SEGMENT_ACTIVE;
+    if (was_active && !segment->mapped) tms_stats_subtract(&stats->resident_bytes, bytes);
+    if (!was_active && segment->mapped) tms_stats_add(&stats->resident_bytes, bytes);
+    if (!was_active && segment->state != TMS_SEGMENT_PAUSED) tms_stats_subtract(&stats->paused_bytes, bytes);
+    if (was_active && segment->state == TMS_SEGMENT_PAUSED) tms_stats_add(&stats->paused_bytes, bytes);
+    if (damaged) t->saver->damaged++;
+    if (was_active && !is_active) atomic_fetch_add_explicit(&segment->tag->paused, 1, memory_order_relaxed);
+    if (!was_active && is_active) atomic_fetch_sub_explicit(&segment->tag->paused, 1, memory_order_relaxed);
+    if (moved && !damaged) {
+        t->done.report.allocations++;
+        t->done.report.bytes += bytes;
+        tms_transition_note(t, segment);
+    }
+}
+
+/* Counts one pause for each tag that it changed: the first segment of a tag marks it. */
+static void advance_epochs(tms_transition_t *t) {
+    uint64_t counted = ++t->saver->marks;
+    TMS_FOR_EACH(segment, t) {
+        t->saver->steps++;
+        if (segment->tag->mark == counted) continue;
+        segment->tag->mark = counted;
+        atomic_fetch_add_explicit(&segment->tag->pause_epoch, 1, memory_order_relaxed);
+    }
+}
+
+void tms_transition_finish(tms_transition_t *t, bool moved) {
+    tms_segment_t *freed = NULL;
+    pthread_mutex_lock(&t->saver->lock);
+    if (moved && t->asked.from == TMS_SEGMENT_ACTIVE) advance_epochs(t);
+    for (tms_segment_t *next, *segment = t->planned.first; segment; segment = next) {
+        next = segment->next_in_transition;
+        settle(t, segment, moved);
+        if (!segment->free_requested) continue;
+        tms_saver_unpublish(t->saver, segment);
+        segment->next_in_transition = freed;
+        freed = segment;
+    }
+    t->planned.first = NULL;
+    bool skipped = tms_peers_note_skipped(t->saver, t->planned.peers_seen);
+    t->saver->peers.pause = 0; /* what kept failing may be PAUSED now, or new */
+    pthread_mutex_unlock(&t->saver->lock);
+    /* A cancelled call does not wait for what was freed during it; a later call does. */
+    tms_wait_t *wait = t->wait.cancelled ? &t->wait : NULL;
+    for (tms_segment_t *next, *segment = freed; segment; segment = next) {
+        next = segment->next_in_transition;
+        tms_saver_retire(t->saver, segment, wait);
+    }
+    if (skipped) {
+        tms_error_t reason;
+        tms_saver_note(t->saver, tms_saver_refresh_peers(t->saver, &reason), &reason);
+    }
+}
+
+/* ---- what was skipped ---- */
+
+/* Selected segments that are not where the call was to bring them, as a failure of the driver. */
+typedef struct skipped {
+    uint64_t allocations, bytes;
+    tms_error_context_t context; /* of the first */
+    char call[TMS_ERROR_NAME_BYTES];
+    int result;
+    bool has_other_tags;
+} skipped_t;
+
+static skipped_t find_skipped(tms_transition_t *t) {
+    skipped_t found = {.allocations = 0};
+    pthread_mutex_lock(&t->saver->lock);
+    tms_transition_begin_look(t);
+    for (tms_registry_node_t *node = t->saver->registry.first; node; node = node->next) {
+        const tms_segment_t *segment = tms_segment_of(node);
+        /* After a resume PAUSED: another thread has repaired it just now. */
+        if (!tms_transition_skips_damaged(t, segment) &&
+            !(t->asked.from == TMS_SEGMENT_PAUSED && tms_transition_selects(t, segment)))
+            continue;
+        if (found.allocations++ == 0) {
+            found.context = tms_transition_context_of(t, segment);
+            memcpy(found.call, segment->refused_call, sizeof found.call);
+            found.result = segment->refused_result;
+        }
+        found.bytes += tms_segment_reserved(segment);
+        if (found.context.tag != segment->tag->name) found.has_other_tags = true; /* interned: one tag, one name */
+    }
+    pthread_mutex_unlock(&t->saver->lock);
+    return found;
+}
+
+/* A call whose work is done says what it had to leave out. For a pause, whose contents are safe, that is no failure; the
+ * user of a resume would take all of it for resident. */
+static tms_status_t report_skipped(tms_transition_t *t, tms_error_t *error) {
+    tms_error_t own;
+    skipped_t found = find_skipped(t);
+    if (found.allocations == 0) return TMS_OK;
+    tms_status_t status = found.call[0]
+                              ? tms_driver_fail(t->driver, &found.context, found.call, (CUresult)found.result, &own)
+                              : tms_error_set(&own, TMS_DRIVER, &found.context, "another thread is trying to repair it");
+    tms_error_append(&own, " In all %llu allocation%s of %llu bytes with the tag '%s'%s %s still damaged",
+                     (unsigned long long)found.allocations, found.allocations == 1 ? "" : "s",
+                     (unsigned long long)found.bytes, found.context.tag, found.has_other_tags ? " and others" : "",
+                     found.allocations == 1 ? "is" : "are");
+    if (t->asked.from == TMS_SEGMENT_ACTIVE) {
+        tms_error_append(&own, "; later calls try again.");
+        tms_log_write(t->saver->log, TMS_LOG_ERROR, "%s", own.message);
+        return TMS_OK;
+    }
+    tms_error_append(&own, "; everything else has been resumed. Call resume() again: the addresses stay reserved, and must "
+                           "not be used before that has succeeded.");
+    t->done.damaged = true;
+    if (error) *error = own;
+    return status;
+}
+
+/* ---- the call ---- */
+
+/* What must hold before a call may change anything. */
+static tms_status_t check(tms_transition_t *t, tms_error_t *error) {
+    tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
+    tms_status_t status = tms_saver_check_process(t->saver, &context, error);
+    if (status == TMS_OK) status = tms_saver_check_settings(t->saver, error);
+    if (status != TMS_OK) return status;
+    /* Also on a machine without a driver. What waits to be given back may wait for a device, which a capture forbids. */
+    if (!tms_saver_has_segments(t->saver) && !tms_saver_has_reclaimable(t->saver)) return TMS_OK;
+    status = tms_devices_load(t->saver->devices, &t->driver, &t->devices, &context, error);
+    return status == TMS_OK ? check_capture(t, error) : status;
+}
+
+tms_status_t tms_transition_attempt(tms_transition_t *t, tms_error_t *error) {
+    uint64_t unknown_tags = t->done.report.unknown_tags;
+    tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
+    tms_status_t status = tms_turn_take(t->saver, &t->wait, &context, error);
+    if (status != TMS_OK) return status;
+    t->has_turn = true;
+    t->done.report = (tms_report_t){.unknown_tags = unknown_tags}; /* an attempt before this one counts for nothing */
+    t->done.notes = (tms_transition_notes_t){.dropped_bytes = 0};
+    t->planned.total_bytes = 0;
+    atomic_store(&t->done.copied_bytes, 0);
+    atomic_store(&t->done.mapped_bytes, 0);
+    /* Again: one may have begun while this call waited for its turn, or for memory. */
+    if (t->devices) status = check_visible_captures(t, error);
+    if (status == TMS_OK) {
+        tms_saver_reclaim_within(t->saver, &t->wait);
+        status = tms_wait_check(&t->wait, &context, error);
+    }
+    if (status == TMS_OK && t->devices) collect(t);
+    if (status == TMS_OK && t->planned.first) status = t->act(t, error);
+    if (status == TMS_OK && t->planned.incomplete) status = report_skipped(t, error);
+    t->has_turn = false;
+    tms_turn_end(t->saver);
+    return status;
+}
+
+/* A call that waits for its turn, or for memory, holds up no capture: its callbacks are not those that a capture's begin
+ * asks about, and must not hide those of the call that has the turn. */
+static void begin_callback(const tms_transition_t *t) {
+    if (t->has_turn) tms_turn_callback_begin(t->saver);
+}
+
+static void end_callback(const tms_transition_t *t) {
+    if (t->has_turn) tms_turn_callback_end(t->saver);
+}
+
+void tms_transition_report_progress(tms_transition_t *t) {
+    const tms_selection_t *selection = t->asked.selection;
+    if (!selection->on_progress || t->planned.total_bytes == 0) return;
+    begin_callback(t);
+    selection->on_progress(selection->on_progress_context, atomic_load(&t->done.copied_bytes), t->planned.total_bytes);
+    end_callback(t);
+}
+
+/* What the call's tms_wait_t asks. */
+static int32_t poll(void *context) {
+    tms_transition_t *t = context;
+    tms_transition_report_progress(t);
+    if (!t->asked.selection->interrupted) return 0;
+    begin_callback(t);
+    int32_t stop = t->asked.selection->interrupted(t->asked.selection->interrupt_context);
+    end_callback(t);
+    return stop;
+}
+
+static tms_status_t check_selection(const tms_transition_t *t, tms_error_t *error) {
+    const tms_selection_t *selection = t->asked.selection;
+    tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
+    if (selection->has_backup && !tms_backup_stores_is_choice(&t->saver->stores, selection->backup))
+        return tms_error_set(error, TMS_INVALID_ARGUMENT, &context, "there is no backup kind %d for one pause",
+                             (int)selection->backup);
+    if (selection->host_policy < TMS_HOST_DEFAULT || selection->host_policy > TMS_HOST_RETAIN)
+        return tms_error_set(error, TMS_INVALID_ARGUMENT, &context, "there is no host memory policy %d",
+                             (int)selection->host_policy);
+    return TMS_OK;
+}
+
+tms_status_t tms_transition_run(tms_transition_t *t, _Atomic uint64_t *successes, tms_report_t *report, tms_error_t *error) {
+    const tms_selection_t *selection = t->asked.selection;
+    bool asks = selection->interrupted || selection->on_progress;
+    tms_wait_begin(&t->wait, asks ? poll : NULL, t, selection->timeout_seconds);
+    t->planned.collectable = ~(tms_device_mask_t)0;
+    tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
+    tms_status_t status = tms_turn_enter(&context, error);
+    if (status == TMS_OK) {
+        status = check_selection(t, error);
+        if (status == TMS_OK) status = check(t, error);
+        if (status == TMS_OK) status = find_tags(t, error);
+        if (status == TMS_OK) status = t->perform ? t->perform(t, error) : tms_transition_attempt(t, error);
+        tms_turn_leave();
+        free(t->asked.tags);
+    }
+    tms_stats_add(status == TMS_OK ? successes : &t->saver->stats.failures_total, 1);
+    t->done.report.seconds = tms_wait_elapsed(&t->wait);
+    if (status == TMS_OK && report) *report = t->done.report;
+    if (status == TMS_OK) tms_transition_log(t);
+    tms_log_summarize(t->saver->log, false);
+    return tms_saver_explain_loss(t->saver, status, error);
+}

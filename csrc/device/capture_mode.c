@@ -1,0 +1,48 @@
+#include "device/capture_mode.h"
+
+/* What this thread has changed of its own mode. Only this thread can put it back. */
+static _Thread_local struct {
+    unsigned depth;             /* of nested relaxing */
+    bool changed;               /* the mode is relaxed, and was `before` */
+    CUstreamCaptureMode before; /* if `changed` */
+} own;
+
+/* A call that undoes something is tried again at once: what it failed with may have been meant for an earlier one. */
+enum { UNDO_ATTEMPTS = 3 };
+
+static const tms_error_context_t context = {.operation = "change the thread's capture mode", .device = TMS_NO_DEVICE};
+
+void tms_capture_mode_relax(const tms_driver_table_t *driver, tms_log_t *log) {
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    tms_error_t reason;
+    if (own.depth++ > 0 || own.changed || !driver->cuThreadExchangeStreamCaptureMode) return;
+    own.changed = TMS_DRIVER_CALL(driver, &context, &reason, cuThreadExchangeStreamCaptureMode, &mode) == TMS_OK;
+    own.before = mode;
+    if (!own.changed && !tms_driver_is_gone(&reason))
+        tms_log_recurring(log, TMS_LOG_NOT_RELAXED, TMS_LOG_WARNING, &reason,
+                          "A stream capture that another thread has under way may be lost.");
+}
+
+static bool restore(const tms_driver_table_t *driver, tms_error_t *reason) {
+    CUstreamCaptureMode mode = own.before;
+    if (TMS_DRIVER_CALL(driver, &context, reason, cuThreadExchangeStreamCaptureMode, &mode) != TMS_OK &&
+        !tms_driver_is_gone(reason))
+        return false;
+    own.changed = false;
+    return true;
+}
+
+void tms_capture_mode_restore(const tms_driver_table_t *driver, tms_log_t *log) {
+    tms_error_t reason;
+    if (--own.depth > 0 || !own.changed) return;
+    for (int i = 0; i < UNDO_ATTEMPTS; i++) {
+        if (restore(driver, &reason)) return;
+    }
+    tms_log_write(log, TMS_LOG_ERROR, "%s This thread's capture mode stays relaxed until a later call can restore it.",
+                  reason.message);
+}
+
+void tms_capture_mode_settle(const tms_driver_table_t *driver) {
+    tms_error_t reason;
+    if (own.depth == 0 && own.changed) (void)restore(driver, &reason);
+}

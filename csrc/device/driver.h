@@ -1,0 +1,129 @@
+/* The CUDA driver: the table of entry points that we use, resolved from a library loaded on first use.
+ *
+ * Nothing is loaded, and no GPU used, before tms_driver_load. The table is published atomically once complete and never
+ * changes after; a failed load leaves nothing behind, and the next call tries again. No lock is held across dlopen and
+ * dlsym: two threads may load at once, and the first to finish wins. An entry point that the library lacks is NULL in the
+ * table, and calling it through TMS_DRIVER_CALL is an error value that names it. */
+#ifndef TMS_DRIVER_H
+#define TMS_DRIVER_H
+
+#include <cuda.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "base/log.h"
+#include "base/status.h"
+
+struct CUmemcpyAttributes_st; /* which cuda.h has since CUDA 12.8 */
+/* The same. */
+typedef struct tms_copy_attributes {
+    int source_order;                       /* TMS_IN_STREAM_ORDER */
+    CUmemLocation source_hint, target_hint; /* of memory that has no place of its own: none of ours */
+    unsigned int flags;
+} tms_copy_attributes_t;
+enum { TMS_IN_STREAM_ORDER = 1 }; /* CU_MEMCPY_SRC_ACCESS_ORDER_STREAM */
+
+/* X(field and base name, symbol in the library, parameter list). Symbols carry their ABI version, which CUDA 12 and 13
+ * drivers share; names are spelled out because cuda.h's macros differ between toolkits. */
+#define TMS_DRIVER_ENTRY_POINTS(X)                                                                                          \
+    X(cuInit, "cuInit", (unsigned int flags))                                                                               \
+    X(cuDriverGetVersion, "cuDriverGetVersion", (int *version))                                                             \
+    X(cuGetErrorName, "cuGetErrorName", (CUresult result, const char **name))                                               \
+    X(cuDeviceGetCount, "cuDeviceGetCount", (int *count))                                                                   \
+    X(cuDeviceGet, "cuDeviceGet", (CUdevice * device, int ordinal))                                                         \
+    X(cuDeviceTotalMem, "cuDeviceTotalMem_v2", (size_t *bytes, CUdevice device))                                            \
+    X(cuDeviceGetAttribute, "cuDeviceGetAttribute", (int *value, CUdevice_attribute attribute, CUdevice device))            \
+    X(cuDeviceCanAccessPeer, "cuDeviceCanAccessPeer", (int *can, CUdevice device, CUdevice peer))                           \
+    X(cuDeviceGetUuid, "cuDeviceGetUuid_v2", (CUuuid * uuid, CUdevice device))                                              \
+    X(cuDevicePrimaryCtxGetState, "cuDevicePrimaryCtxGetState", (CUdevice device, unsigned int *flags, int *active))        \
+    X(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", (CUcontext * context, CUdevice device))                         \
+    X(cuDevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2", (CUdevice device))                                         \
+    X(cuCtxGetCurrent, "cuCtxGetCurrent", (CUcontext * context))                                                            \
+    X(cuCtxGetDevice, "cuCtxGetDevice", (CUdevice * device))                                                                \
+    X(cuCtxPushCurrent, "cuCtxPushCurrent_v2", (CUcontext context))                                                         \
+    X(cuCtxPopCurrent, "cuCtxPopCurrent_v2", (CUcontext * context))                                                         \
+    X(cuCtxSynchronize, "cuCtxSynchronize", (void))                                                                         \
+    X(cuCtxGetId, "cuCtxGetId", (CUcontext context, unsigned long long *identifier)) /* since CUDA 12 */                    \
+    X(cuStreamGetCtx, "cuStreamGetCtx", (CUstream stream, CUcontext * context))                                             \
+    X(cuStreamIsCapturing, "cuStreamIsCapturing", (CUstream stream, CUstreamCaptureStatus * status))                        \
+    X(cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", (CUstreamCaptureMode * mode))                 \
+    X(cuStreamCreate, "cuStreamCreate", (CUstream * stream, unsigned int flags))                                            \
+    X(cuStreamDestroy, "cuStreamDestroy_v2", (CUstream stream))                                                             \
+    X(cuStreamSynchronize, "cuStreamSynchronize", (CUstream stream))                                                        \
+    X(cuEventCreate, "cuEventCreate", (CUevent * event, unsigned int flags))                                                \
+    X(cuEventRecord, "cuEventRecord", (CUevent event, CUstream stream))                                                     \
+    X(cuEventSynchronize, "cuEventSynchronize", (CUevent event))                                                            \
+    X(cuEventQuery, "cuEventQuery", (CUevent event))                                                                        \
+    X(cuEventDestroy, "cuEventDestroy_v2", (CUevent event))                                                                 \
+    X(cuStreamWaitEvent, "cuStreamWaitEvent", (CUstream stream, CUevent event, unsigned int flags))                         \
+    X(cuMemGetInfo, "cuMemGetInfo_v2", (size_t *free_bytes, size_t *total_bytes))                                           \
+    X(cuMemGetAllocationGranularity, "cuMemGetAllocationGranularity",                                                       \
+      (size_t *granularity, const CUmemAllocationProp *prop, CUmemAllocationGranularity_flags option))                      \
+    X(cuMemAddressReserve, "cuMemAddressReserve",                                                                           \
+      (CUdeviceptr * address, size_t size, size_t alignment, CUdeviceptr hint, unsigned long long flags))                   \
+    X(cuMemAddressFree, "cuMemAddressFree", (CUdeviceptr address, size_t size))                                             \
+    X(cuMemCreate, "cuMemCreate",                                                                                           \
+      (CUmemGenericAllocationHandle * handle, size_t size, const CUmemAllocationProp *prop, unsigned long long flags))      \
+    X(cuMemRelease, "cuMemRelease", (CUmemGenericAllocationHandle handle))                                                  \
+    X(cuMemMap, "cuMemMap",                                                                                                 \
+      (CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags))     \
+    X(cuMemUnmap, "cuMemUnmap", (CUdeviceptr address, size_t size))                                                         \
+    X(cuMemSetAccess, "cuMemSetAccess", (CUdeviceptr address, size_t size, const CUmemAccessDesc *desc, size_t count))      \
+    X(cuMemGetAccess, "cuMemGetAccess", (unsigned long long *flags, const CUmemLocation *location, CUdeviceptr address))    \
+    X(cuMemHostRegister, "cuMemHostRegister_v2", (void *host, size_t size, unsigned int flags))                             \
+    X(cuMemHostUnregister, "cuMemHostUnregister", (void *host))                                                             \
+    X(cuMemsetD8Async, "cuMemsetD8Async", (CUdeviceptr device, unsigned char value, size_t size, CUstream stream))          \
+    X(cuMemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2", (void *host, CUdeviceptr device, size_t size, CUstream stream))            \
+    X(cuMemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2", (CUdeviceptr device, const void *host, size_t size, CUstream stream))      \
+    X(cuMemcpyBatchAsync, "cuMemcpyBatchAsync_v2", /* since CUDA 13 */                                                      \
+      (CUdeviceptr * targets, CUdeviceptr * sources, size_t *sizes, size_t count, struct CUmemcpyAttributes_st *attributes, \
+       size_t *first_copies, size_t attribute_count, CUstream stream))
+
+typedef struct tms_driver_table {
+#define TMS_DRIVER_FIELD(name, symbol, parameters) CUresult(*name) parameters;
+    TMS_DRIVER_ENTRY_POINTS(TMS_DRIVER_FIELD)
+#undef TMS_DRIVER_FIELD
+} tms_driver_table_t;
+
+typedef struct tms_driver {
+    const char *path; /* what to dlopen; owned by the configuration */
+    tms_log_t *log;
+    _Atomic(const tms_driver_table_t *) table; /* NULL until loaded and cuInit has succeeded */
+} tms_driver_t;
+
+void tms_driver_init(tms_driver_t *driver, const char *path, tms_log_t *log);
+/* For tests that make several: forgets the table (the library stays loaded). */
+void tms_driver_release(tms_driver_t *driver);
+
+/* Loads the library, resolves the table and calls cuInit, once; later calls cost one atomic load. Fails with
+ * TMS_DRIVER_UNAVAILABLE naming the path and dlerror, or cuInit's result, or "too old" where cuMemCreate is missing. */
+tms_status_t tms_driver_load(tms_driver_t *driver, const tms_driver_table_t **table, const tms_error_context_t *context,
+                             tms_error_t *error);
+
+/* The name of a result for a message, "CUDA_ERROR_OUT_OF_MEMORY", or NULL. */
+const char *tms_driver_result_name(const tms_driver_table_t *table, CUresult result);
+
+/* Fills *error for a failed or missing call. Used through the macro below. */
+tms_status_t tms_driver_fail(const tms_driver_table_t *table, const tms_error_context_t *context, const char *call,
+                             CUresult result, tms_error_t *error);
+
+/* Fills *error for a failed driver call, `reason`, that means `status` here; `detail` says why. It keeps the call and its
+ * result. */
+tms_status_t tms_driver_explain(tms_error_t *error, const tms_error_t *reason, tms_status_t status,
+                                const tms_error_context_t *context, const char *detail);
+
+/* Whether a call failed because the driver has shut down, as it does at process exit: it has taken everything back then. */
+static inline bool tms_driver_is_gone(const tms_error_t *error) {
+    return error->driver_result == CUDA_ERROR_DEINITIALIZED || error->driver_result == CUDA_ERROR_NOT_INITIALIZED;
+}
+
+/* Calls an entry point; evaluates to a status and fills *error on failure. `table->name` may be missing. */
+#define TMS_DRIVER_CALL(table, context, error, name, ...)                                                                   \
+    tms_driver_check((table), (context), #name, (table)->name ? (table)->name(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND, (error))
+
+static inline tms_status_t tms_driver_check(const tms_driver_table_t *table, const tms_error_context_t *context,
+                                            const char *call, CUresult result, tms_error_t *error) {
+    return __builtin_expect(result == CUDA_SUCCESS, 1) ? TMS_OK : tms_driver_fail(table, context, call, result, error);
+}
+
+#endif

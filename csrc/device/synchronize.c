@@ -1,0 +1,118 @@
+#include "device/synchronize.h"
+
+#include "device/capture_mode.h"
+
+tms_status_t tms_devices_current_context(tms_devices_t *devices, tms_current_context_t *current,
+                                         const tms_error_context_t *context, tms_error_t *error) {
+    const tms_driver_table_t *driver = NULL;
+    tms_current_context_t found = {.context = NULL, .device = TMS_NO_DEVICE};
+    tms_status_t status = tms_devices_load(devices, &driver, NULL, context, error);
+    if (status == TMS_OK && driver->cuCtxGetCurrent)
+        status = TMS_DRIVER_CALL(driver, context, error, cuCtxGetCurrent, &found.context);
+    if (status != TMS_OK) return status;
+    if (found.context) {
+        tms_error_t reason;
+        status = tms_devices_current(devices, &found.device, context, &reason);
+        bool none = status == TMS_INVALID_STATE || /* on a device of which we have nothing */
+                    (status != TMS_OK && reason.driver_result == CUDA_ERROR_CONTEXT_IS_DESTROYED);
+        if (none) found = (tms_current_context_t){.context = NULL, .device = TMS_NO_DEVICE};
+        if (status != TMS_OK && !none && error) *error = reason;
+        if (status != TMS_OK && !none) return status;
+    }
+    *current = found;
+    return TMS_OK;
+}
+
+/* Only its own context's answer to cuCtxSynchronize tells that a device is lost: while another device is, the driver may
+ * refuse other calls with that one's error (cuDevicePrimaryCtxRetain, seen on an H200). */
+static bool is_at_rest(tms_status_t synchronized) { return synchronized == TMS_OK || synchronized == TMS_DEVICE_LOST; }
+
+/* `primary` is NULL where the device's primary context is not active. */
+static tms_status_t synchronize_primary(tms_devices_t *devices, const tms_driver_table_t *driver, CUdevice device,
+                                        CUcontext *primary, bool *at_rest, const tms_error_context_t *context,
+                                        tms_error_t *error) {
+    unsigned int flags = 0;
+    int active = 0;
+    *primary = NULL;
+    *at_rest = false;
+    tms_status_t status = TMS_DRIVER_CALL(driver, context, error, cuDevicePrimaryCtxGetState, device, &flags, &active);
+    if (status != TMS_OK) return status;
+    /* Without an active primary context it has no work in flight, and asking for it would create one. */
+    *at_rest = !active;
+    if (!active) return TMS_OK;
+    status = tms_devices_enter(devices, context->device, context, error);
+    if (status != TMS_OK) return status;
+    if (driver->cuCtxGetCurrent) status = TMS_DRIVER_CALL(driver, context, error, cuCtxGetCurrent, primary);
+    if (status == TMS_OK) {
+        status = TMS_DRIVER_CALL(driver, context, error, cuCtxSynchronize);
+        *at_rest = is_at_rest(status);
+    }
+    tms_devices_leave(devices, context->device);
+    return status;
+}
+
+/* Waits for a context that is not the primary one. One that another thread has destroyed since runs nothing. */
+static tms_status_t synchronize_other(tms_devices_t *devices, const tms_driver_table_t *driver, CUcontext other,
+                                      bool *at_rest, const tms_error_context_t *context, tms_error_t *error) {
+    tms_log_once(
+        devices->driver->log, &devices->warned_other_context, TMS_LOG_WARNING,
+        "%s: this thread's current context is not the primary one of device %d (cuCtxCreate, or a green context). It "
+        "is waited for, but work in other such contexts is not: synchronize them before pause(), and before memory "
+        "that they use is freed",
+        context->operation, context->device);
+    tms_capture_mode_relax(driver, devices->driver->log);
+    tms_status_t status = tms_devices_push(devices, other, context, error);
+    *at_rest = false;
+    if (status == TMS_OK) {
+        status = TMS_DRIVER_CALL(driver, context, error, cuCtxSynchronize);
+        *at_rest = is_at_rest(status);
+        tms_devices_pop(devices, context);
+    }
+    tms_capture_mode_restore(driver, devices->driver->log);
+    if (status == TMS_OK ||
+        (error->driver_result != CUDA_ERROR_INVALID_CONTEXT && error->driver_result != CUDA_ERROR_CONTEXT_IS_DESTROYED))
+        return status;
+    *at_rest = true;
+    return TMS_OK;
+}
+
+/* Keeps the failure that says more in *status and *kept: of a lost device it is known that it runs nothing. The other one is
+ * logged, because the caller gets one only. */
+static void note_failure(const tms_devices_t *devices, tms_status_t one, const tms_error_t *reason, tms_status_t *status,
+                         tms_error_t *kept) {
+    if (one == TMS_OK) return;
+    bool says_more = *status == TMS_OK || (*status == TMS_DEVICE_LOST && one != TMS_DEVICE_LOST);
+    if (*status != TMS_OK)
+        tms_log_recurring(devices->driver->log, TMS_LOG_ANOTHER_FAILED, TMS_LOG_WARNING, says_more ? kept : reason,
+                          "Another device or context failed as well.");
+    if (!says_more) return;
+    *status = one;
+    *kept = *reason;
+}
+
+tms_status_t tms_devices_synchronize(tms_devices_t *devices, tms_device_mask_t mask, const tms_current_context_t *current,
+                                     tms_device_mask_t *at_rest, const tms_error_context_t *context, tms_error_t *error) {
+    const tms_driver_table_t *driver = NULL;
+    const tms_device_table_t *table = NULL;
+    tms_device_mask_t resting = 0;
+    tms_error_t kept;
+    tms_status_t status = tms_devices_load(devices, &driver, &table, context, &kept);
+    for (int i = 0; table && i < table->count; i++) {
+        tms_error_context_t here = *context;
+        tms_error_t reason;
+        CUcontext primary = NULL;
+        bool rests = false;
+        if (!(mask >> i & 1)) continue;
+        here.device = i;
+        tms_status_t one = synchronize_primary(devices, driver, table->device[i].handle, &primary, &rests, &here, &reason);
+        note_failure(devices, one, &reason, &status, &kept);
+        if (rests && current->context && current->device == i && current->context != primary) {
+            one = synchronize_other(devices, driver, current->context, &rests, &here, &reason);
+            note_failure(devices, one, &reason, &status, &kept);
+        }
+        if (rests) resting |= (tms_device_mask_t)1 << i;
+    }
+    if (status != TMS_OK && error) *error = kept;
+    if (at_rest) *at_rest = resting;
+    return status;
+}

@@ -1,0 +1,99 @@
+#include "rows.h"
+
+#include "convert.h"
+
+enum { MOST_FIELDS = 8 };
+
+/* The fields are in the order of the functions below, and of _core.pyi. */
+static PyStructSequence_Field segment_fields[] = {{"address", "of the first byte"},
+                                                  {"bytes", "as asked for"},
+                                                  {"reserved_bytes", "of the address range"},
+                                                  {"backup_bytes", "held in a backup now"},
+                                                  {"device", "CUDA ordinal"},
+                                                  {"state", "one of STATE_*"},
+                                                  {"backup", "one of BACKUP_*"},
+                                                  {"tag", "the region's"},
+                                                  {NULL, NULL}};
+static PyStructSequence_Field report_fields[] = {
+    {"allocations", "that changed state"},         {"bytes", "of device memory given back or taken"},
+    {"copied_bytes", "to or from backups"},        {"unknown_tags", "tags of the call that no allocation ever had"},
+    {"seconds", "of the native part of the call"}, {NULL, NULL}};
+static PyStructSequence_Field tag_info_fields[] = {
+    {"paused", "allocations that are not active"}, {"epoch", "pauses that ever changed one"}, {NULL, NULL}};
+static PyStructSequence_Field device_memory_fields[] = {{"free", "bytes"}, {"total", "bytes"}, {NULL, NULL}};
+static PyStructSequence_Field region_settings_fields[] = {{"tag", "of allocations"},
+                                                          {"backup", "one of BACKUP_*"},
+                                                          {"managed", "whether allocations are"},
+                                                          {"depth", "0: outside every region"},
+                                                          {NULL, NULL}};
+
+static PyStructSequence_Desc descriptions[TMS_PY_ROWS] = {
+    [TMS_PY_SEGMENT] = {"torch_memory_saver._core.Segment", "An allocation.", segment_fields, 8},
+    [TMS_PY_REPORT] = {"torch_memory_saver._core.Report", "What a pause or resume did.", report_fields, 5},
+    [TMS_PY_TAG_INFO] = {"torch_memory_saver._core.TagInfo", "How far a tag is paused.", tag_info_fields, 2},
+    [TMS_PY_DEVICE_MEMORY] = {"torch_memory_saver._core.DeviceMemory", "A device's memory.", device_memory_fields, 2},
+    [TMS_PY_REGION_SETTINGS] = {"torch_memory_saver._core.RegionSettings", "A thread's settings.", region_settings_fields,
+                                4},
+};
+
+bool tms_py_rows_create(PyObject *module, PyTypeObject *types[TMS_PY_ROWS]) {
+    for (int row = 0; row < TMS_PY_ROWS; row++) {
+        types[row] = PyStructSequence_NewType(&descriptions[row]);
+        if (!types[row] || PyModule_AddType(module, types[row]) < 0) return false;
+    }
+    return true;
+}
+
+/* Takes the references to the values, of which each may be NULL with an exception set. */
+static PyObject *make(PyObject *module, tms_py_row_t row, PyObject *const *values) {
+    PyTypeObject *type = ((tms_py_state_t *)PyModule_GetState(module))->rows[row];
+    const int count = descriptions[row].n_in_sequence;
+    PyObject *result;
+    bool complete = true;
+
+    for (int field = 0; field < count; field++) complete = complete && values[field];
+    result = complete ? PyStructSequence_New(type) : NULL;
+    for (int field = 0; field < count; field++)
+        if (result)
+            PyStructSequence_SetItem(result, field, values[field]);
+        else
+            Py_XDECREF(values[field]);
+    return result;
+}
+
+static PyObject *number(uint64_t value) { return PyLong_FromUnsignedLongLong(value); }
+
+PyObject *tms_py_segment(PyObject *module, const tms_segment_info_t *segment) {
+    PyObject *values[MOST_FIELDS] = {number(segment->address),         number(segment->bytes),
+                                     number(segment->reserved_bytes),  number(segment->backup_bytes),
+                                     PyLong_FromLong(segment->device), PyLong_FromLong(segment->state),
+                                     PyLong_FromLong(segment->backup), tms_py_text(segment->tag)};
+
+    return make(module, TMS_PY_SEGMENT, values);
+}
+
+PyObject *tms_py_report(PyObject *module, const tms_report_t *report) {
+    PyObject *values[MOST_FIELDS] = {number(report->allocations), number(report->bytes), number(report->copied_bytes),
+                                     number(report->unknown_tags), PyFloat_FromDouble(report->seconds)};
+
+    return make(module, TMS_PY_REPORT, values);
+}
+
+PyObject *tms_py_tag_info_row(PyObject *module, uint64_t paused, uint64_t pause_epoch) {
+    PyObject *values[MOST_FIELDS] = {number(paused), number(pause_epoch)};
+
+    return make(module, TMS_PY_TAG_INFO, values);
+}
+
+PyObject *tms_py_device_memory_row(PyObject *module, uint64_t free_bytes, uint64_t total_bytes) {
+    PyObject *values[MOST_FIELDS] = {number(free_bytes), number(total_bytes)};
+
+    return make(module, TMS_PY_DEVICE_MEMORY, values);
+}
+
+PyObject *tms_py_region_settings(PyObject *module, const tms_region_settings_t *settings, int32_t depth) {
+    PyObject *values[MOST_FIELDS] = {tms_py_text(settings->tag), PyLong_FromLong(settings->backup),
+                                     PyBool_FromLong(settings->managed), PyLong_FromLong(depth)};
+
+    return make(module, TMS_PY_REGION_SETTINGS, values);
+}

@@ -1,0 +1,23 @@
+/* Rows: results of several fields with names, as struct sequences, which are tuples too. Each interpreter has types of its
+ * own, in the module's state. Everything needs the GIL. */
+#ifndef TMS_PYTHON_ROWS_H
+#define TMS_PYTHON_ROWS_H
+
+#include <Python.h>
+#include <stdbool.h>
+
+#include "include/tms.h"
+#include "state.h"
+
+/* Makes the types, as new references, and adds them to the module. False with an exception set; what was made stays in the
+ * array, for the module's clearing. */
+bool tms_py_rows_create(PyObject *module, PyTypeObject *types[TMS_PY_ROWS]);
+
+/* Each is a new reference, or NULL with an exception set. */
+PyObject *tms_py_segment(PyObject *module, const tms_segment_info_t *segment);
+PyObject *tms_py_report(PyObject *module, const tms_report_t *report);
+PyObject *tms_py_tag_info_row(PyObject *module, uint64_t paused, uint64_t pause_epoch);
+PyObject *tms_py_device_memory_row(PyObject *module, uint64_t free_bytes, uint64_t total_bytes);
+PyObject *tms_py_region_settings(PyObject *module, const tms_region_settings_t *settings, int32_t depth);
+
+#endif

@@ -1,0 +1,28 @@
+/* What the extension keeps for each interpreter that imports it, and how the functions reach it. */
+#ifndef TMS_PYTHON_STATE_H
+#define TMS_PYTHON_STATE_H
+
+#include <Python.h>
+
+#include "include/tms.h"
+
+/* The struct sequences (rows.h). */
+typedef enum tms_py_row {
+    TMS_PY_SEGMENT,
+    TMS_PY_REPORT,
+    TMS_PY_TAG_INFO,
+    TMS_PY_DEVICE_MEMORY,
+    TMS_PY_REGION_SETTINGS,
+    TMS_PY_ROWS
+} tms_py_row_t;
+
+typedef struct tms_py_state {
+    const tms_api_t *api;       /* of the library that holds the process's state; never changes after the import */
+    PyObject *host_buffer_type; /* HostBuffer */
+    PyObject *pending_type;     /* Pending */
+    PyTypeObject *rows[TMS_PY_ROWS];
+} tms_py_state_t;
+
+static inline const tms_api_t *tms_py_api(PyObject *module) { return ((tms_py_state_t *)PyModule_GetState(module))->api; }
+
+#endif

@@ -1,0 +1,33 @@
+/* A sorted table from a 64-bit key (an address, or an identifier) to an object, with the search for the object below an
+ * address that memory needs. Owns nothing but its array. Called with the simulator's lock held. */
+#ifndef TMS_SIM_BASE_TABLE_H
+#define TMS_SIM_BASE_TABLE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct sim_slot {
+    uint64_t key;
+    void *value;
+} sim_slot_t;
+
+typedef struct sim_table {
+    sim_slot_t *slots;
+    size_t count;
+    size_t capacity;
+} sim_table_t;
+
+/* False without memory. The key must not be in the table. */
+bool sim_table_insert(sim_table_t *table, uint64_t key, void *value);
+/* The object of this key, or NULL. */
+void *sim_table_find(const sim_table_t *table, uint64_t key);
+/* The object with the largest key that is not above `key`, or NULL. */
+void *sim_table_floor(const sim_table_t *table, uint64_t key);
+/* The number of keys below `key`: where a walk from it starts. */
+size_t sim_table_position(const sim_table_t *table, uint64_t key);
+/* Takes the key out and returns its object, or NULL. */
+void *sim_table_remove(sim_table_t *table, uint64_t key);
+void sim_table_release(sim_table_t *table);
+
+#endif

@@ -1,0 +1,150 @@
+/* cuMemAlloc and cudaMalloc: memory that is mapped from the first to the last, for its own device and, where peers are
+ * enabled, for theirs; and what a pointer points to. */
+#include "simulator/contexts/device_memory.h"
+
+#include "simulator/base/state.h"
+#include "simulator/base/table.h"
+#include "simulator/contexts/entries.h"
+#include "simulator/contexts/ipc_memory.h"
+#include "simulator/devices/budget.h"
+#include "simulator/devices/context.h"
+#include "simulator/memory/export.h"
+#include "simulator/memory/host.h"
+#include "simulator/memory/mapping.h"
+#include "simulator/memory/physical.h"
+#include "simulator/memory/reservation.h"
+#include "simulator/simulator.h"
+#include "simulator/streams/wait.h"
+
+static uint64_t whole_granules(uint64_t bytes) {
+    return (bytes + TMS_SIM_GRANULARITY - 1) / TMS_SIM_GRANULARITY * TMS_SIM_GRANULARITY;
+}
+
+CUresult sim_device_memory_allocate(CUdeviceptr *address, size_t bytes) {
+    int device = sim_context_current()->device;
+    if (!address || !bytes) return CUDA_ERROR_INVALID_VALUE;
+    *address = 0; /* the driver does, too, when there is no memory */
+    if (bytes > sim_budget_total()) return CUDA_ERROR_OUT_OF_MEMORY;
+    uint64_t span = whole_granules(bytes), range = 0;
+    sim_physical_t *physical = NULL;
+    sim_mapping_t *mapping = NULL;
+    CUresult result = sim_memory_create_physical(device, span, true, &physical);
+    if (result != CUDA_SUCCESS) return result;
+    result = sim_memory_reserve_range(span, TMS_SIM_GRANULARITY, 0, true, &range);
+    if (result != CUDA_SUCCESS) goto no_range;
+    result = sim_memory_map_physical(range, span, physical, &mapping);
+    if (result != CUDA_SUCCESS) goto no_mapping;
+    result = sim_memory_protect(mapping, device, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+    if (result != CUDA_SUCCESS) goto no_access;
+    mapping->bytes = bytes;
+    mapping->context = sim_context_current();
+    physical->references = 0; /* it lives as long as its mapping */
+    sim_state.devices[device].runtime_allocations++;
+    *address = range;
+    return CUDA_SUCCESS;
+
+no_access:
+    sim_memory_unmap_range(range, span, true);
+no_mapping:
+    sim_memory_free_range(sim_memory_reservation_at(range));
+no_range:
+    physical->references = 0;
+    sim_memory_drop_physical(physical);
+    return result;
+}
+
+/* The allocation that starts here. */
+static sim_mapping_t *find_allocation(uint64_t address) {
+    sim_mapping_t *mapping = sim_table_find(&sim_state.mappings, address);
+    return mapping && mapping->runtime && !mapping->physical->imported ? mapping : NULL;
+}
+
+static CUresult free_allocation(uint64_t address) {
+    const sim_mapping_t *mapping = find_allocation(address);
+    if (!mapping) return CUDA_ERROR_INVALID_VALUE;
+    int device = mapping->physical->device;
+    CUresult result = sim_memory_unmap_range(address, mapping->span, true);
+    if (result != CUDA_SUCCESS) return result;
+    sim_memory_free_range(sim_memory_reservation_at(address));
+    sim_state.devices[device].runtime_allocations--;
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_device_memory_free(CUdeviceptr address) {
+    const sim_mapping_t *mapping = find_allocation(address);
+    if (!address) return CUDA_SUCCESS;
+    if (!mapping) return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = sim_stream_drain(mapping->context);
+    return result == CUDA_SUCCESS ? free_allocation(address) : result;
+}
+
+/* Memory of another process goes with the primary context of the device that it is on. */
+static bool goes_with(const sim_mapping_t *mapping, const sim_context_t *context) {
+    if (!mapping->runtime) return false;
+    if (mapping->physical->imported) return !context->created && mapping->physical->device == context->device;
+    return mapping->context == context;
+}
+
+void sim_device_memory_clear(const sim_context_t *context) {
+    for (size_t i = 0; i < sim_state.mappings.count;) {
+        sim_mapping_t *mapping = sim_state.mappings.slots[i].value;
+        CUresult result = CUDA_ERROR_INVALID_VALUE;
+        if (goes_with(mapping, context))
+            result = mapping->physical->imported ? sim_ipc_forget(mapping) : free_allocation(mapping->address);
+        /* Freeing may wait for a chunk, and the table be another one after that. */
+        i = result == CUDA_SUCCESS ? 0 : i + 1;
+    }
+}
+
+static CUresult device_pointer_attribute(void *data, CUpointer_attribute attribute, const sim_mapping_t *mapping,
+                                         uint64_t address) {
+    switch ((int)attribute) {
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: *(unsigned *)data = CU_MEMORYTYPE_DEVICE; break;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)data = mapping->physical->device; break;
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: *(CUdeviceptr *)data = address; break;
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: *(CUdeviceptr *)data = mapping->address; break;
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE: *(size_t *)data = mapping->bytes; break;
+    case CU_POINTER_ATTRIBUTE_MAPPED: *(int *)data = 1; break;
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(unsigned *)data = 0; break;
+    default: return CUDA_ERROR_INVALID_VALUE;
+    }
+    return CUDA_SUCCESS;
+}
+
+static CUresult host_pointer_attribute(void *data, CUpointer_attribute attribute, const sim_host_t *host, uint64_t address) {
+    switch ((int)attribute) {
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: *(unsigned *)data = CU_MEMORYTYPE_HOST; break;
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER: *(uint64_t *)data = address; break;
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: *(CUdeviceptr *)data = host->address; break;
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE: *(size_t *)data = host->bytes; break;
+    case CU_POINTER_ATTRIBUTE_MAPPED: *(int *)data = 1; break;
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(unsigned *)data = 0; break;
+    default: return CUDA_ERROR_INVALID_VALUE;
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_device_memory_range(CUdeviceptr *start, size_t *bytes, CUdeviceptr address) {
+    const sim_mapping_t *mapping = sim_memory_mapping_at(address);
+    if (!mapping) return CUDA_ERROR_NOT_FOUND;
+    if (start) *start = mapping->address;
+    if (bytes) *bytes = mapping->bytes;
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_pointer_attribute(void *data, CUpointer_attribute attribute, CUdeviceptr address) {
+    const sim_mapping_t *mapping = sim_memory_mapping_at(address);
+    const sim_host_t *host = sim_host_at(address);
+    if (!data) return CUDA_ERROR_INVALID_VALUE;
+    if (mapping) return device_pointer_attribute(data, attribute, mapping, address);
+    return host ? host_pointer_attribute(data, attribute, host, address) : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult sim_device_memory_info(size_t *available, size_t *total) {
+    const sim_context_t *context = sim_context_current();
+    sim_export_sweep();
+    if (available) *available = sim_budget_available(context->device);
+    if (total) *total = sim_budget_total();
+    return CUDA_SUCCESS;
+}

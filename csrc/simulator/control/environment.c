@@ -1,0 +1,120 @@
+#include "simulator/control/environment.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "simulator/base/state.h"
+#include "simulator/control/entry.h"
+#include "simulator/devices/visible.h"
+#include "simulator/simulator.h"
+
+static void complain(const char *name, const char *text) {
+    fprintf(stderr, "simulated GPU: %s=%s is ignored: it is not understood\n", name, text);
+}
+
+/* A whole number with an optional binary suffix. */
+static bool parse_bytes(const char *text, uint64_t *bytes) {
+    static const struct {
+        const char *text;
+        unsigned shift;
+    } suffixes[] = {{"", 0}, {"KiB", 10}, {"MiB", 20}, {"GiB", 30}};
+    if (*text < '0' || *text > '9') return false;
+    char *end = NULL;
+    errno = 0;
+    unsigned long long value = strtoull(text, &end, 10);
+    if (errno) return false;
+    for (size_t i = 0; i < sizeof suffixes / sizeof *suffixes; i++) {
+        if (strcmp(end, suffixes[i].text) == 0 && value <= UINT64_MAX >> suffixes[i].shift) {
+            *bytes = (uint64_t)value << suffixes[i].shift;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The value of a variable, in `limit` at most; false where it is unset, empty or malformed. */
+static bool read_number(const char *name, uint64_t limit, uint64_t *value) {
+    const char *text = getenv(name);
+    if (!text || !*text) return false;
+    uint64_t number = 0;
+    if (!parse_bytes(text, &number) || number > limit) {
+        complain(name, text);
+        return false;
+    }
+    *value = number;
+    return true;
+}
+
+static bool read_switch(const char *name, bool fallback) {
+    uint64_t value = fallback;
+    read_number(name, 1, &value);
+    return value != 0;
+}
+
+/* One rule, "call:succeed:fail:code". */
+static bool parse_fault(const char *rule) {
+    char name[SIM_NAME_BYTES];
+    unsigned long long succeed = 0, fail = 0;
+    int code = 0, end = 0;
+    const char *colon = strchr(rule, ':');
+    if (!colon || colon == rule || (size_t)(colon - rule) >= sizeof name) return false;
+    memcpy(name, rule, (size_t)(colon - rule));
+    name[colon - rule] = '\0';
+    if (sscanf(colon, ":%llu:%llu:%d%n", &succeed, &fail, &code, &end) != 3 || colon[end] != '\0') return false;
+    return sim_entry_fail_after(name, succeed, fail, code) == 0;
+}
+
+static void read_faults(void) {
+    const char *name = "TMS_SIMULATED_FAULT", *text = getenv(name);
+    if (!text || !*text) return;
+    char *rules = strdup(text), *rest = rules;
+    if (!rules) return complain(name, text);
+    for (char *rule = strsep(&rest, ","); rule; rule = strsep(&rest, ",")) {
+        if (*rule && !parse_fault(rule)) complain(name, rule);
+    }
+    free(rules);
+}
+
+static void open_trace(void) {
+    const char *path = getenv("TMS_SIMULATED_TRACE");
+    if (!path || !*path) return;
+    enum { TRACE_MODE = 0644 };
+    sim_state.trace_file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, TRACE_MODE);
+    if (sim_state.trace_file < 0) fprintf(stderr, "simulated GPU: cannot open %s: %s\n", path, strerror(errno));
+}
+
+static void read_kernels(void) {
+    const char *name = "TMS_SIMULATED_KERNELS", *text = getenv(name);
+    sim_state.kernels_skipped_silently = text && strcmp(text, "skip") == 0;
+    if (text && *text && strcmp(text, "skip") != 0 && strcmp(text, "error") != 0) complain(name, text);
+}
+
+int sim_environment_devices(void) {
+    uint64_t devices = 1;
+    read_number("TMS_SIMULATED_DEVICES", TMS_SIM_MAX_DEVICES, &devices);
+    return (int)devices;
+}
+
+void sim_environment_read(void) {
+    sim_state.machine_count = sim_environment_devices();
+    if (read_switch("TMS_SIMULATED_VISIBLE", false))
+        sim_visible_read();
+    else
+        sim_visible_all();
+    read_number("TMS_SIMULATED_MEMORY", INT64_MAX, &sim_state.device_bytes);
+    read_number("TMS_SIMULATED_BANDWIDTH", INT64_MAX, &sim_state.bandwidth);
+    read_number("TMS_SIMULATED_POISON", INT64_MAX, &sim_state.poison_limit);
+    sim_state.peer_capable = read_switch("TMS_SIMULATED_PEERS", true);
+    sim_state.report = read_switch("TMS_SIMULATED_REPORT", false);
+    read_kernels();
+    const char *shared = getenv("TMS_SIMULATED_SHARED");
+    if (shared && (strlen(shared) >= sizeof sim_state.shared_name / 2 || strchr(shared, '/')))
+        complain("TMS_SIMULATED_SHARED", shared);
+    else if (shared && *shared)
+        snprintf(sim_state.shared_name, sizeof sim_state.shared_name, "/tms_simulated_%s", shared);
+    open_trace();
+    read_faults();
+}

@@ -1,0 +1,117 @@
+#include "simulator/control/life.h"
+
+#include <stdatomic.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "simulator/base/state.h"
+#include "simulator/base/table.h"
+#include "simulator/control/entry.h"
+#include "simulator/control/environment.h"
+#include "simulator/control/report.h"
+#include "simulator/devices/budget.h"
+#include "simulator/devices/context.h"
+#include "simulator/devices/visible.h"
+#include "simulator/memory/host.h"
+#include "simulator/memory/mapping.h"
+#include "simulator/memory/pieces.h"
+#include "simulator/simulator.h"
+#include "simulator/streams/stream.h"
+#include "simulator/work/capture.h"
+#include "simulator/work/event.h"
+#include "simulator/work/graph.h"
+
+static const uint64_t default_device_bytes = (uint64_t)8 << 30;
+static const uint64_t default_poison_limit = (uint64_t)8 << 20;
+
+/* What a program may change, as it is before the environment was read. */
+static void set_defaults(void) {
+    sim_state.epoch++;
+    sim_state.initialized = false;
+    sim_state.deinitialized = false;
+    sim_state.stopping = false;
+    sim_state.machine_count = 1;
+    sim_visible_all();
+    sim_state.device_bytes = default_device_bytes;
+    sim_state.bandwidth = 0;
+    sim_state.peer_capable = true;
+    sim_state.tracing = false;
+    sim_state.failures = 0;
+    sim_state.kernels_launched = sim_state.kernels_skipped = 0;
+    sim_table_release(&sim_state.kernels_named);
+    memset(sim_state.faults, 0, sizeof sim_state.faults);
+    sim_state.fault_any = (sim_fault_t){0};
+    for (int i = 0; i < TMS_SIM_MAX_DEVICES; i++)
+        sim_state.devices[i] = (sim_device_t){.memory = -1, .primary = {.device = i}};
+}
+
+static void set_up(void) {
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&sim_state.changed, &attributes);
+    pthread_condattr_destroy(&attributes);
+    sim_state.next_id = SIM_FIRST_ID;
+    sim_state.poison_limit = default_poison_limit;
+    set_defaults();
+    sim_environment_read();
+    sim_budget_attach();
+    atomic_store(&sim_state.pid, getpid());
+}
+
+bool sim_life_enter(void) {
+    if (sim_state_forked()) return false;
+    pthread_mutex_lock(&sim_state.lock);
+    if (atomic_load_explicit(&sim_state.pid, memory_order_relaxed) == 0) set_up();
+    return true;
+}
+
+void sim_life_leave(void) { pthread_mutex_unlock(&sim_state.lock); }
+
+/* Everything allocated goes. */
+static void clear(void) {
+    sim_stream_clear();
+    sim_capture_clear();
+    sim_graph_clear();
+    sim_event_clear();
+    sim_table_release(&sim_state.gates);
+    sim_memory_clear();
+    sim_host_clear();
+    sim_context_clear();
+    for (int i = 0; i < TMS_SIM_MAX_DEVICES; i++) {
+        sim_budget_credit(i, sim_state.devices[i].taken, true);
+        sim_piece_clear(&sim_state.devices[i]);
+    }
+}
+
+void tms_sim_reset(int devices, uint64_t memory_bytes) {
+    if (!sim_life_enter()) return;
+    clear();
+    set_defaults();
+    sim_entry_clear();
+    sim_state.machine_count = devices < 0 ? 0 : devices > TMS_SIM_MAX_DEVICES ? TMS_SIM_MAX_DEVICES : devices;
+    sim_visible_all();
+    sim_state.device_bytes = memory_bytes;
+    sim_life_leave();
+}
+
+void tms_sim_deinitialize(void) {
+    if (!sim_life_enter()) return;
+    sim_state.deinitialized = true;
+    sim_state_changed();
+    sim_life_leave();
+}
+
+/* The end of the process, or of the library in it. Threads of the program may go on calling: they get
+ * CUDA_ERROR_DEINITIALIZED. Mappings stay, because such a thread may be looking at them. */
+__attribute__((destructor)) static void tear_down(void) {
+    if (atomic_load(&sim_state.pid) == 0 || sim_state_forked()) return;
+    pthread_mutex_lock(&sim_state.lock);
+    sim_state.deinitialized = true;
+    if (sim_state.report) sim_report();
+    sim_stream_clear();
+    sim_budget_detach();
+    if (sim_state.trace_file >= 0) close(sim_state.trace_file);
+    sim_state.trace_file = -1;
+    pthread_mutex_unlock(&sim_state.lock);
+}

@@ -1,0 +1,148 @@
+/* The little of NVIDIA's management library that frameworks ask: which devices the machine has, whatever
+ * CUDA_VISIBLE_DEVICES leaves of them. It uses nothing of the simulator's state, because a process that has only asked here
+ * may still fork. */
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "simulator/control/environment.h"
+#include "simulator/devices/visible.h"
+#include "simulator/simulator.h"
+
+enum {
+    NVML_SUCCESS = 0,
+    NVML_ERROR_INVALID_ARGUMENT = 2,
+    NVML_ERROR_NOT_SUPPORTED = 3,
+    NVML_ERROR_NOT_FOUND = 6,
+    NVML_ERROR_INSUFFICIENT_SIZE = 7,
+};
+
+/* A place, counted from one. */
+typedef void *nvml_device_t;
+
+static unsigned machine_devices(void) { return (unsigned)sim_environment_devices(); }
+
+static int place_of(nvml_device_t device) { return (int)(uintptr_t)device - 1; }
+
+static bool is_device(nvml_device_t device) { return device && (uintptr_t)device <= machine_devices(); }
+
+static int find(unsigned place, nvml_device_t *device) {
+    if (!device) return NVML_ERROR_INVALID_ARGUMENT;
+    if (place >= machine_devices()) return NVML_ERROR_NOT_FOUND;
+    *device = (nvml_device_t)(uintptr_t)(place + 1);
+    return NVML_SUCCESS;
+}
+
+static int write_text(const char *from, char *text, unsigned length) {
+    if (!text) return NVML_ERROR_INVALID_ARGUMENT;
+    if (strlen(from) >= length) return NVML_ERROR_INSUFFICIENT_SIZE;
+    memcpy(text, from, strlen(from) + 1);
+    return NVML_SUCCESS;
+}
+
+/* Some have a later version that does the same. */
+TMS_SIM_EXPORT int nvmlInit(void);
+TMS_SIM_EXPORT int nvmlInit_v2(void) __attribute__((alias("nvmlInit")));
+TMS_SIM_EXPORT int nvmlInitWithFlags(unsigned flags);
+TMS_SIM_EXPORT int nvmlShutdown(void);
+TMS_SIM_EXPORT int nvmlSystemGetCudaDriverVersion(int *version);
+TMS_SIM_EXPORT int nvmlSystemGetCudaDriverVersion_v2(int *version) __attribute__((alias("nvmlSystemGetCudaDriverVersion")));
+TMS_SIM_EXPORT int nvmlDeviceGetCount(unsigned *count);
+TMS_SIM_EXPORT int nvmlDeviceGetCount_v2(unsigned *count) __attribute__((alias("nvmlDeviceGetCount")));
+TMS_SIM_EXPORT int nvmlDeviceGetHandleByIndex(unsigned index, nvml_device_t *device);
+TMS_SIM_EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, nvml_device_t *device)
+    __attribute__((alias("nvmlDeviceGetHandleByIndex")));
+TMS_SIM_EXPORT int nvmlDeviceGetHandleByPciBusId(const char *text, nvml_device_t *device);
+TMS_SIM_EXPORT int nvmlDeviceGetHandleByPciBusId_v2(const char *text, nvml_device_t *device)
+    __attribute__((alias("nvmlDeviceGetHandleByPciBusId")));
+TMS_SIM_EXPORT int nvmlDeviceGetUUID(nvml_device_t device, char *text, unsigned length);
+TMS_SIM_EXPORT int nvmlDeviceGetName(nvml_device_t device, char *text, unsigned length);
+TMS_SIM_EXPORT int nvmlDeviceGetComputeRunningProcesses(nvml_device_t device, unsigned *count, void *processes);
+TMS_SIM_EXPORT int nvmlDeviceGetGpuFabricInfoV(nvml_device_t device, void *information);
+TMS_SIM_EXPORT int nvmlDeviceGetNvLinkRemoteDeviceType(nvml_device_t device, unsigned link, int *type);
+TMS_SIM_EXPORT int nvmlDeviceGetNvLinkRemotePciInfo_v2(nvml_device_t device, unsigned link, void *information);
+TMS_SIM_EXPORT const char *nvmlErrorString(int result);
+
+int nvmlInit(void) { return NVML_SUCCESS; }
+
+int nvmlInitWithFlags(unsigned flags) {
+    (void)flags;
+    return NVML_SUCCESS;
+}
+
+int nvmlShutdown(void) { return NVML_SUCCESS; }
+
+int nvmlSystemGetCudaDriverVersion(int *version) {
+    if (!version) return NVML_ERROR_INVALID_ARGUMENT;
+    *version = TMS_SIM_DRIVER_VERSION;
+    return NVML_SUCCESS;
+}
+
+int nvmlDeviceGetCount(unsigned *count) {
+    if (!count) return NVML_ERROR_INVALID_ARGUMENT;
+    *count = machine_devices();
+    return NVML_SUCCESS;
+}
+
+int nvmlDeviceGetHandleByIndex(unsigned index, nvml_device_t *device) {
+    int result = find(index, device);
+    return result == NVML_ERROR_NOT_FOUND ? NVML_ERROR_INVALID_ARGUMENT : result;
+}
+
+int nvmlDeviceGetHandleByPciBusId(const char *text, nvml_device_t *device) {
+    unsigned domain = 0, bus = 0;
+    if (!text || sscanf(text, "%x:%x:", &domain, &bus) != 2) return NVML_ERROR_INVALID_ARGUMENT;
+    return domain == 0 && bus >= SIM_FIRST_BUS ? find(bus - SIM_FIRST_BUS, device) : NVML_ERROR_NOT_FOUND;
+}
+
+int nvmlDeviceGetUUID(nvml_device_t device, char *text, unsigned length) {
+    char uuid[SIM_UUID_TEXT_BYTES];
+    if (!is_device(device)) return NVML_ERROR_INVALID_ARGUMENT;
+    sim_visible_uuid_text(place_of(device), uuid);
+    return write_text(uuid, text, length);
+}
+
+int nvmlDeviceGetName(nvml_device_t device, char *text, unsigned length) {
+    return is_device(device) ? write_text("Simulated GPU", text, length) : NVML_ERROR_INVALID_ARGUMENT;
+}
+
+/* None that is known: what other processes hold is told by the free memory only. */
+int nvmlDeviceGetComputeRunningProcesses(nvml_device_t device, unsigned *count, void *processes) {
+    (void)processes;
+    if (!is_device(device) || !count) return NVML_ERROR_INVALID_ARGUMENT;
+    *count = 0;
+    return NVML_SUCCESS;
+}
+
+/* A state of 0 is a device without a fabric. */
+int nvmlDeviceGetGpuFabricInfoV(nvml_device_t device, void *information) {
+    enum { SIZE_MASK = 0xFFFFFF };
+    uint32_t version = 0; /* what the structure begins with; the program sets it, and its size is in it */
+    if (!is_device(device) || !information) return NVML_ERROR_INVALID_ARGUMENT;
+    memcpy(&version, information, sizeof version);
+    if ((version & SIZE_MASK) > sizeof version)
+        memset((char *)information + sizeof version, 0, (version & SIZE_MASK) - sizeof version);
+    return NVML_SUCCESS;
+}
+
+int nvmlDeviceGetNvLinkRemoteDeviceType(nvml_device_t device, unsigned link, int *type) {
+    (void)link;
+    return is_device(device) && type ? NVML_ERROR_NOT_SUPPORTED : NVML_ERROR_INVALID_ARGUMENT;
+}
+
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(nvml_device_t device, unsigned link, void *information) {
+    (void)link;
+    return is_device(device) && information ? NVML_ERROR_NOT_SUPPORTED : NVML_ERROR_INVALID_ARGUMENT;
+}
+
+const char *nvmlErrorString(int result) {
+    switch (result) {
+    case NVML_SUCCESS: return "Success";
+    case NVML_ERROR_INVALID_ARGUMENT: return "Invalid Argument";
+    case NVML_ERROR_NOT_SUPPORTED: return "Not Supported";
+    case NVML_ERROR_NOT_FOUND: return "Not Found";
+    case NVML_ERROR_INSUFFICIENT_SIZE: return "Insufficient Size";
+    default: return "Unknown Error";
+    }
+}

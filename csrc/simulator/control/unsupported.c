@@ -1,0 +1,34 @@
+/* Functions that programs want to find, and that cannot be simulated: each says so once, on stderr. */
+#include <stdio.h>
+
+#include "simulator/base/state.h"
+#include "simulator/control/entries.h"
+
+typedef enum unsupported { MULTICAST_CREATE, MULTICAST_ADD, MULTICAST_BIND, MULTICAST_UNBIND } unsupported_t;
+
+static CUresult refuse(unsupported_t which, const char *name) {
+    if (!(sim_state.refused >> which & 1)) fprintf(stderr, "simulated GPU: %s is not simulated and fails\n", name);
+    sim_state.refused |= 1U << which;
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+CUresult sim_multicast_create(CUmemGenericAllocationHandle *handle, const struct CUmulticastObjectProp_st *properties) {
+    (void)handle, (void)properties;
+    return refuse(MULTICAST_CREATE, "cuMulticastCreate");
+}
+
+CUresult sim_multicast_add(CUmemGenericAllocationHandle handle, CUdevice device) {
+    (void)handle, (void)device;
+    return refuse(MULTICAST_ADD, "cuMulticastAddDevice");
+}
+
+CUresult sim_multicast_bind(CUmemGenericAllocationHandle handle, size_t at, CUmemGenericAllocationHandle memory,
+                            size_t offset, size_t bytes, unsigned long long flags) {
+    (void)handle, (void)at, (void)memory, (void)offset, (void)bytes, (void)flags;
+    return refuse(MULTICAST_BIND, "cuMulticastBindMem");
+}
+
+CUresult sim_multicast_unbind(CUmemGenericAllocationHandle handle, CUdevice device, size_t offset, size_t bytes) {
+    (void)handle, (void)device, (void)offset, (void)bytes;
+    return refuse(MULTICAST_UNBIND, "cuMulticastUnbind");
+}

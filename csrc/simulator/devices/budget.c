@@ -1,0 +1,200 @@
+/* How much memory each device has, and who has charged how much of it.
+ *
+ * Alone, a process compares its own charges with TMS_SIMULATED_MEMORY. With TMS_SIMULATED_SHARED the charges of all
+ * processes of that name stand in one piece of POSIX shared memory, guarded by a robust mutex: a process that was killed
+ * inside leaves it usable, and one that was killed anywhere is noticed by the next that attaches, asks or runs short, which
+ * strikes its entry out. The first process of a name sets the budgets; the last one to leave removes the name. */
+#include "simulator/devices/budget.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "simulator/base/state.h"
+#include "simulator/devices/visible.h"
+#include "simulator/simulator.h"
+
+enum { SEATS = 64, SHARED_MODE = 0600, START_TIME_FIELD = 22, STAT_BYTES = 1024 };
+
+typedef struct sim_seat {
+    int pid; /* 0: free */
+    unsigned long long started;
+    uint64_t charged[TMS_SIM_MAX_DEVICES];
+} sim_seat_t;
+
+struct sim_shared {
+    pthread_mutex_t lock;
+    uint64_t device_bytes;
+    sim_seat_t seats[SEATS];
+};
+
+/* When the process started, in clock ticks since boot: with its pid it names a process for good. 0 if there is none. */
+static unsigned long long start_time(int pid) {
+    char path[SIM_NAME_BYTES], text[STAT_BYTES];
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0) return 0;
+    ssize_t length = read(file, text, sizeof text - 1);
+    close(file);
+    if (length <= 0) return 0;
+    text[length] = '\0';
+    /* The second field is the program's name in parentheses, which may hold anything. */
+    char *field = strrchr(text, ')');
+    unsigned long long started = 0;
+    if (!field || field[1] != ' ' || field[2] == 'Z' || field[2] == 'X') return 0; /* a zombie holds nothing */
+    for (int i = 2; field && i < START_TIME_FIELD; i++) field = strchr(field + 1, ' ');
+    return field && sscanf(field, " %llu", &started) == 1 ? started : 0;
+}
+
+static void lock_shared(void) {
+    /* A seat counts by its pid alone and is emptied before it is taken, so whatever a dead owner left is consistent. */
+    if (pthread_mutex_lock(&sim_state.shared->lock) == EOWNERDEAD) pthread_mutex_consistent(&sim_state.shared->lock);
+}
+
+static void unlock_shared(void) { pthread_mutex_unlock(&sim_state.shared->lock); }
+
+static void strike_out_dead(sim_shared_t *shared) {
+    for (unsigned i = 0; i < SEATS; i++) {
+        sim_seat_t *seat = &shared->seats[i];
+        if (seat->pid && seat->started != start_time(seat->pid)) seat->pid = 0;
+    }
+}
+
+static bool take_seat(void) {
+    sim_shared_t *shared = sim_state.shared;
+    lock_shared();
+    strike_out_dead(shared);
+    unsigned seat = 0;
+    while (seat < SEATS && shared->seats[seat].pid) seat++;
+    if (seat < SEATS) {
+        shared->seats[seat] = (sim_seat_t){.started = start_time(getpid())};
+        shared->seats[seat].pid = getpid();
+        sim_state.shared_seat = seat;
+    }
+    unlock_shared();
+    return seat < SEATS;
+}
+
+static void initialize_shared(sim_shared_t *shared) {
+    pthread_mutexattr_t attributes;
+    pthread_mutexattr_init(&attributes);
+    pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+    pthread_mutex_init(&shared->lock, &attributes);
+    pthread_mutexattr_destroy(&attributes);
+    shared->device_bytes = sim_state.device_bytes;
+}
+
+/* The file of the name, locked against others that attach or leave. One that has been removed is not taken. */
+static int open_shared(void) {
+    for (;;) {
+        struct stat status;
+        int file = shm_open(sim_state.shared_name, O_RDWR | O_CREAT, SHARED_MODE);
+        if (file < 0) return -1;
+        if (flock(file, LOCK_EX) == 0 && fstat(file, &status) == 0 && status.st_nlink > 0) return file;
+        close(file);
+    }
+}
+
+void sim_budget_attach(void) {
+    struct stat status;
+    void *shared = MAP_FAILED;
+    if (!sim_state.shared_name[0]) return;
+    int file = open_shared();
+    if (file < 0 || fstat(file, &status) != 0) goto failed;
+    if (status.st_size == 0 && ftruncate(file, sizeof(sim_shared_t)) != 0) goto failed;
+    shared = mmap(NULL, sizeof(sim_shared_t), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (shared == MAP_FAILED) goto failed;
+    if (status.st_size == 0) initialize_shared(shared);
+    sim_state.shared = shared;
+    sim_state.shared_file = file;
+    bool seated = take_seat();
+    flock(file, LOCK_UN);
+    if (seated) return;
+    errno = EUSERS;
+    sim_state.shared = NULL;
+    sim_state.shared_file = -1;
+failed:
+    fprintf(stderr, "simulated GPU: the budget is not shared as %s: %s\n", sim_state.shared_name, strerror(errno));
+    if (shared != MAP_FAILED) munmap(shared, sizeof(sim_shared_t));
+    if (file >= 0) close(file);
+}
+
+void sim_budget_detach(void) {
+    if (!sim_state.shared) return;
+    flock(sim_state.shared_file, LOCK_EX);
+    lock_shared();
+    sim_state.shared->seats[sim_state.shared_seat].pid = 0;
+    strike_out_dead(sim_state.shared);
+    bool empty = true;
+    for (unsigned i = 0; i < SEATS; i++) empty = empty && !sim_state.shared->seats[i].pid;
+    unlock_shared();
+    if (empty) shm_unlink(sim_state.shared_name);
+    munmap(sim_state.shared, sizeof(sim_shared_t));
+    close(sim_state.shared_file); /* and with it the lock */
+    sim_state.shared = NULL;
+    sim_state.shared_file = -1;
+}
+
+static uint64_t shared_charges(int device) {
+    uint64_t charged = 0;
+    for (unsigned i = 0; i < SEATS; i++) {
+        if (sim_state.shared->seats[i].pid) charged += sim_state.shared->seats[i].charged[sim_visible_place(device)];
+    }
+    return charged;
+}
+
+/* What this process has charged is kept here too: the seat only repeats it. */
+static void store_charge(int device) {
+    sim_device_t *own = &sim_state.devices[device];
+    sim_state.shared->seats[sim_state.shared_seat].charged[sim_visible_place(device)] = own->used + own->taken;
+}
+
+bool sim_budget_charge(int device, uint64_t bytes, bool taken) {
+    sim_device_t *own = &sim_state.devices[device];
+    uint64_t *account = taken ? &own->taken : &own->used, total = sim_budget_total();
+    bool fits = false;
+    if (!sim_state.shared) {
+        fits = bytes <= total && own->used + own->taken <= total - bytes;
+        if (fits) *account += bytes;
+        return fits;
+    }
+    lock_shared();
+    if (bytes <= total && shared_charges(device) > total - bytes) strike_out_dead(sim_state.shared);
+    fits = bytes <= total && shared_charges(device) <= total - bytes;
+    if (fits) *account += bytes;
+    store_charge(device);
+    unlock_shared();
+    return fits;
+}
+
+bool sim_budget_credit(int device, uint64_t bytes, bool taken) {
+    sim_device_t *own = &sim_state.devices[device];
+    uint64_t *account = taken ? &own->taken : &own->used;
+    if (*account < bytes) return false;
+    *account -= bytes;
+    if (!sim_state.shared) return true;
+    lock_shared();
+    store_charge(device);
+    unlock_shared();
+    return true;
+}
+
+uint64_t sim_budget_available(int device) {
+    uint64_t charged = sim_state.devices[device].used + sim_state.devices[device].taken, total = sim_budget_total();
+    if (sim_state.shared) {
+        lock_shared();
+        strike_out_dead(sim_state.shared);
+        charged = shared_charges(device);
+        unlock_shared();
+    }
+    return charged < total ? total - charged : 0;
+}
+
+uint64_t sim_budget_total(void) { return sim_state.shared ? sim_state.shared->device_bytes : sim_state.device_bytes; }

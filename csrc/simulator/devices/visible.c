@@ -1,0 +1,84 @@
+#include "simulator/devices/visible.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "simulator/base/state.h"
+#include "simulator/simulator.h"
+
+enum { UUID_BYTES = 16 };
+
+static const char uuid_prefix[] = "GPU-";
+
+int sim_visible_place(int ordinal) { return sim_state.visible[ordinal]; }
+
+int sim_visible_ordinal(int place) {
+    for (int ordinal = 0; ordinal < sim_state.device_count; ordinal++) {
+        if (sim_state.visible[ordinal] == place) return ordinal;
+    }
+    return -1;
+}
+
+void sim_visible_uuid(int place, unsigned char *uuid) {
+    static const char text[UUID_BYTES] = "Simulated GPU";
+    memcpy(uuid, text, sizeof text);
+    uuid[sizeof text - 1] = (unsigned char)place;
+}
+
+void sim_visible_uuid_text(int place, char *text) {
+    static const bool dash_before[UUID_BYTES] = {[4] = true, [6] = true, [8] = true, [10] = true};
+    unsigned char uuid[UUID_BYTES];
+    sim_visible_uuid(place, uuid);
+    text += sprintf(text, "%s", uuid_prefix);
+    for (int i = 0; i < UUID_BYTES; i++) text += sprintf(text, dash_before[i] ? "-%02x" : "%02x", uuid[i]);
+}
+
+/* The one device whose UUID begins like this, or -1. */
+static int find_uuid(const char *text, size_t length) {
+    int found = -1;
+    for (int place = 0; place < sim_state.machine_count; place++) {
+        char uuid[SIM_UUID_TEXT_BYTES];
+        sim_visible_uuid_text(place, uuid);
+        if (length >= sizeof uuid || strncmp(uuid, text, length) != 0) continue;
+        if (found >= 0) return -1;
+        found = place;
+    }
+    return found;
+}
+
+/* One entry of the list: a number, of which what follows the digits does not count, or a UUID. */
+static int find_entry(const char *text, size_t length) {
+    enum { DECIMAL = 10 };
+    char *end = NULL;
+    if (strncmp(text, uuid_prefix, strlen(uuid_prefix)) == 0) return find_uuid(text, length);
+    long number = strtol(text, &end, DECIMAL);
+    return end > text && end <= text + length && number >= 0 && number < sim_state.machine_count ? (int)number : -1;
+}
+
+void sim_visible_all(void) {
+    sim_state.device_count = sim_state.machine_count;
+    for (int i = 0; i < TMS_SIM_MAX_DEVICES; i++) sim_state.visible[i] = i;
+}
+
+/* As the real one: the list ends at its first entry that names no device, and one that repeats itself names none at all. */
+void sim_visible_read(void) {
+    const char *text = getenv("CUDA_VISIBLE_DEVICES");
+    int count = 0;
+    sim_visible_all();
+    if (!text) return;
+    for (size_t length = strcspn(text, ","); count < TMS_SIM_MAX_DEVICES; length = strcspn(text, ",")) {
+        while (length && *text == ' ') text++, length--;
+        int place = length ? find_entry(text, length) : -1;
+        if (place < 0) break;
+        for (int i = 0; i < count; i++) {
+            if (sim_state.visible[i] != place) continue;
+            sim_state.device_count = 0;
+            return;
+        }
+        sim_state.visible[count++] = place;
+        if (text[length] == '\0') break;
+        text += length + 1;
+    }
+    sim_state.device_count = count;
+}

@@ -1,0 +1,92 @@
+/* What a graph consists of, for programs that ask. */
+#include <stdio.h>
+#include <string.h>
+
+#include "simulator/base/runtime_types.h"
+#include "simulator/base/state.h"
+#include "simulator/base/table.h"
+#include "simulator/graphs/entries.h"
+
+static const sim_node_t *find_node(CUgraphNode handle) {
+    return sim_table_find(&sim_state.nodes, (uint64_t)(uintptr_t)handle);
+}
+
+static const sim_graph_t *find_graph(CUgraph handle) {
+    const sim_graph_t *graph = sim_table_find(&sim_state.graphs, (uint64_t)(uintptr_t)handle);
+    return graph && !graph->executable ? graph : NULL;
+}
+
+/* Writes handles into a caller's array as the real one does: without an array only the number is told; what is left over of
+ * the array becomes NULL. `at` is the place of the next. */
+typedef struct listing {
+    CUgraphNode *nodes;
+    size_t capacity, at;
+} listing_t;
+
+static void list_node(listing_t *listing, uint64_t id) {
+    if (listing->nodes && listing->at < listing->capacity) listing->nodes[listing->at] = (CUgraphNode)(uintptr_t)id;
+    listing->at++;
+}
+
+static void end_listing(const listing_t *listing, size_t *count) {
+    if (!listing->nodes) {
+        *count = listing->at;
+        return;
+    }
+    for (size_t i = listing->at; i < listing->capacity; i++) listing->nodes[i] = NULL;
+    *count = listing->at < listing->capacity ? listing->at : listing->capacity;
+}
+
+CUresult sim_graph_nodes(CUgraph handle, CUgraphNode *nodes, size_t *count) {
+    const sim_graph_t *graph = find_graph(handle);
+    if (!graph || !count) return CUDA_ERROR_INVALID_VALUE;
+    listing_t listing = {.nodes = nodes, .capacity = *count};
+    for (const sim_node_t *node = graph->first; node; node = node->next) list_node(&listing, node->id);
+    end_listing(&listing, count);
+    return CUDA_SUCCESS;
+}
+
+static CUresult list_dependencies(CUgraphNode handle, CUgraphNode *nodes, void *edges, size_t *count) {
+    const sim_node_t *node = find_node(handle);
+    if (!node || !count) return CUDA_ERROR_INVALID_VALUE;
+    listing_t listing = {.nodes = nodes, .capacity = *count};
+    for (size_t i = 0; i < node->dependencies.count; i++) list_node(&listing, node->dependencies.ids[i]);
+    end_listing(&listing, count);
+    if (edges && nodes) memset(edges, 0, *count * SIM_EDGE_DATA_BYTES);
+    return CUDA_SUCCESS;
+}
+
+/* CUDA 12's function has no edges' data: what comes third is the number. */
+CUresult sim_graph_dependencies(CUgraphNode node, CUgraphNode *nodes, void *edges, size_t *count) {
+    if (sim_runtime_is_12()) return list_dependencies(node, nodes, NULL, edges);
+    return list_dependencies(node, nodes, edges, count);
+}
+
+static const char *kind_of(const sim_op_t *op) {
+    switch (op->kind) {
+    case SIM_OP_SET: return "MEMSET";
+    case SIM_OP_COPY: return "MEMCPY";
+    case SIM_OP_WAIT:
+    case SIM_OP_REMOTE: return "EVENT_WAIT";
+    case SIM_OP_RECORD: return "EVENT_RECORD";
+    case SIM_OP_HOST: return "HOST";
+    default: return "KERNEL";
+    }
+}
+
+CUresult sim_graph_print(CUgraph handle, const char *path, unsigned int flags) {
+    const sim_graph_t *graph = find_graph(handle);
+    (void)flags;
+    if (!graph || !path) return CUDA_ERROR_INVALID_VALUE;
+    FILE *file = fopen(path, "we");
+    if (!file) return CUDA_ERROR_OPERATING_SYSTEM;
+    fprintf(file, "digraph simulated {\n");
+    for (const sim_node_t *node = graph->first; node; node = node->next) {
+        fprintf(file, "    n%llu [label=\"%s\"];\n", (unsigned long long)node->id, kind_of(&node->op));
+        for (size_t i = 0; i < node->dependencies.count; i++)
+            fprintf(file, "    n%llu -> n%llu;\n", (unsigned long long)node->dependencies.ids[i],
+                    (unsigned long long)node->id);
+    }
+    fprintf(file, "}\n");
+    return fclose(file) == 0 ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
+}

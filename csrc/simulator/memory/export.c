@@ -1,0 +1,170 @@
+/* Physical memory as a file descriptor, for other processes or for this one.
+ *
+ * What is exported moves from its device's memfd to a memfd of its own. Each descriptor that is given away is opened anew
+ * and holds a shared lock (flock), which all its duplicates share, in whatever process, and which goes with the last of them
+ * and with the last mapping made of it. So the owner finds out whether anybody still has the memory: only then does an
+ * exclusive lock fail. A close is not announced, so released memory that others hold is looked at again whenever memory is
+ * counted. */
+#include "simulator/memory/export.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "simulator/base/state.h"
+#include "simulator/base/table.h"
+#include "simulator/devices/visible.h"
+#include "simulator/memory/entries.h"
+#include "simulator/memory/mapping.h"
+#include "simulator/memory/physical.h"
+#include "simulator/memory/pieces.h"
+
+#define MEMORY_NAME "simulated memory of GPU "
+
+static bool write_all(int file, const char *bytes, size_t count, off_t offset) {
+    for (size_t done = 0; done < count;) {
+        ssize_t written = pwrite(file, bytes + done, count - done, offset + (off_t)done);
+        if (written < 0 && errno != EINTR) return false;
+        if (written > 0) done += (size_t)written;
+    }
+    return true;
+}
+
+/* Copies what is not zero: large memory holds little else. */
+static bool copy_contents(int from, off_t start, uint64_t bytes, int to) {
+    enum { BUFFER_BYTES = 1 << 16 };
+    char buffer[BUFFER_BYTES];
+    off_t end = start + (off_t)bytes;
+    for (off_t at = lseek(from, start, SEEK_DATA); at >= 0 && at < end; at = lseek(from, at, SEEK_DATA)) {
+        size_t part = end - at < BUFFER_BYTES ? (size_t)(end - at) : BUFFER_BYTES;
+        ssize_t got = pread(from, buffer, part, at);
+        if (got <= 0 && !(got < 0 && errno == EINTR)) return false;
+        if (got > 0 && !write_all(to, buffer, (size_t)got, at - start)) return false;
+        if (got > 0) at += got;
+    }
+    return true;
+}
+
+/* Makes the memory a file of its own. */
+static CUresult separate(sim_physical_t *physical) {
+    char name[SIM_NAME_BYTES];
+    struct stat status;
+    int old = sim_state.devices[physical->device].memory;
+    snprintf(name, sizeof name, MEMORY_NAME "%d", sim_visible_place(physical->device));
+    int file = memfd_create(name, MFD_CLOEXEC);
+    if (file < 0) return CUDA_ERROR_OPERATING_SYSTEM;
+    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+    if (ftruncate(file, (off_t)physical->bytes) != 0 || fstat(file, &status) != 0) goto failed;
+    if (!copy_contents(old, physical->offset, physical->bytes, file)) goto failed;
+    result = sim_memory_remap(physical, file);
+    if (result != CUDA_SUCCESS) goto failed;
+    sim_piece_put(&sim_state.devices[physical->device], physical->offset, physical->bytes, false);
+    physical->file = file;
+    physical->file_id = status.st_ino;
+    physical->offset = 0;
+    return CUDA_SUCCESS;
+failed:
+    close(file);
+    return result;
+}
+
+/* A descriptor of its own, which holds the lock. */
+static int give_away(const sim_physical_t *physical) {
+    char path[SIM_NAME_BYTES];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", physical->file);
+    int file = open(path, O_RDWR | O_CLOEXEC);
+    if (file < 0) return -1;
+    if (flock(file, LOCK_SH) == 0) return file;
+    close(file);
+    return -1;
+}
+
+CUresult sim_memory_export(void *shareable, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
+                           unsigned long long flags) {
+    sim_physical_t *physical = sim_memory_find_physical(handle);
+    if (!shareable || flags || !physical) return CUDA_ERROR_INVALID_VALUE;
+    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || !(physical->handle_types & (unsigned)type))
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = sim_memory_await_pins(handle); /* it is not touched while it moves */
+    if (result != CUDA_SUCCESS) return result;
+    physical = sim_memory_find_physical(handle); /* another thread may have released it */
+    if (!physical) return CUDA_ERROR_INVALID_VALUE;
+    if (physical->file < 0) result = separate(physical);
+    if (result != CUDA_SUCCESS) return result;
+    int file = physical->imported ? fcntl(physical->file, F_DUPFD_CLOEXEC, 0) : give_away(physical);
+    if (file < 0) return CUDA_ERROR_OPERATING_SYSTEM;
+    *(int *)shareable = file;
+    return CUDA_SUCCESS;
+}
+
+/* Which of this process's devices the memory is of, by the file's name; -1 where it is no such file. */
+static int device_of(int file) {
+    char path[SIM_NAME_BYTES], target[SIM_NAME_BYTES];
+    int place = -1;
+    snprintf(path, sizeof path, "/proc/self/fd/%d", file);
+    ssize_t length = readlink(path, target, sizeof target - 1);
+    if (length < 0) return -1;
+    target[length] = '\0';
+    return sscanf(target, "/memfd:" MEMORY_NAME "%d", &place) == 1 ? sim_visible_ordinal(place) : -1;
+}
+
+/* What was imported before. The owner's own memory is not: to it, too, an import is another handle. */
+static sim_physical_t *find_import(uint64_t file_id) {
+    for (size_t i = 0; i < sim_state.physicals.count; i++) {
+        sim_physical_t *physical = sim_state.physicals.slots[i].value;
+        if (physical->imported && !physical->runtime && physical->file_id == file_id) return physical;
+    }
+    return NULL;
+}
+
+CUresult sim_memory_import(CUmemGenericAllocationHandle *handle, void *shareable, CUmemAllocationHandleType type) {
+    struct stat status;
+    int given = (int)(intptr_t)shareable, device = -1;
+    if (!handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_INVALID_VALUE;
+    if (fstat(given, &status) != 0) return CUDA_ERROR_INVALID_VALUE;
+    if ((device = device_of(given)) < 0) return CUDA_ERROR_UNKNOWN; /* a file of something else */
+    sim_physical_t *physical = find_import(status.st_ino);
+    if (physical) {
+        physical->references++;
+        *handle = physical->id;
+        return CUDA_SUCCESS;
+    }
+    int file = fcntl(given, F_DUPFD_CLOEXEC, 0);
+    physical = calloc(1, sizeof *physical);
+    if (file < 0 || !physical) goto failed;
+    *physical = (sim_physical_t){.id = sim_state_new_id(),
+                                 .device = device,
+                                 .bytes = (uint64_t)status.st_size,
+                                 .references = 1,
+                                 .handle_types = (unsigned)type,
+                                 .imported = true,
+                                 .file = file,
+                                 .file_id = status.st_ino};
+    if (!sim_table_insert(&sim_state.physicals, physical->id, physical)) goto failed;
+    sim_state.devices[device].handles++;
+    *handle = physical->id;
+    return CUDA_SUCCESS;
+failed:
+    if (file >= 0) close(file);
+    free(physical);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+bool sim_export_held(const sim_physical_t *physical) {
+    if (physical->imported || physical->file < 0) return false;
+    if (flock(physical->file, LOCK_EX | LOCK_NB) != 0) return errno == EWOULDBLOCK;
+    flock(physical->file, LOCK_UN);
+    return false;
+}
+
+void sim_export_sweep(void) {
+    for (size_t i = sim_state.physicals.count; sim_state.held && i-- > 0;) {
+        sim_physical_t *physical = sim_state.physicals.slots[i].value;
+        if (physical->held) sim_memory_drop_physical(physical);
+    }
+}

@@ -1,0 +1,223 @@
+#include "simulator/memory/mapping.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "simulator/base/state.h"
+#include "simulator/base/table.h"
+#include "simulator/devices/device.h"
+#include "simulator/memory/entries.h"
+#include "simulator/memory/export.h"
+#include "simulator/memory/physical.h"
+#include "simulator/memory/reservation.h"
+#include "simulator/simulator.h"
+
+static bool overlaps_mapping(uint64_t address, uint64_t bytes) {
+    const sim_mapping_t *before = sim_table_floor(&sim_state.mappings, address);
+    if (before && address - before->address < before->span) return true;
+    size_t next = sim_table_position(&sim_state.mappings, address);
+    return next < sim_state.mappings.count && sim_state.mappings.slots[next].key < address + bytes;
+}
+
+CUresult sim_memory_map_physical(uint64_t address, uint64_t bytes, sim_physical_t *physical, sim_mapping_t **made) {
+    const sim_reservation_t *reservation = sim_memory_reservation_at(address);
+    if (!reservation || bytes > reservation->bytes - (address - reservation->address)) return CUDA_ERROR_INVALID_VALUE;
+    if (overlaps_mapping(address, bytes)) return CUDA_ERROR_INVALID_VALUE;
+    sim_mapping_t *mapping = calloc(1, sizeof *mapping);
+    if (!mapping) return CUDA_ERROR_OUT_OF_MEMORY;
+    *mapping = (sim_mapping_t){
+        .address = address, .bytes = bytes, .span = bytes, .physical = physical, .runtime = reservation->runtime};
+    if (!sim_table_insert(&sim_state.mappings, address, mapping)) {
+        free(mapping);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    int file = physical->file >= 0 ? physical->file : sim_state.devices[physical->device].memory;
+    if (mmap((void *)(uintptr_t)address, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, file, physical->offset) == MAP_FAILED) {
+        sim_table_remove(&sim_state.mappings, address);
+        free(mapping);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    physical->mapped++;
+    if (!mapping->runtime) sim_state.devices[physical->device].mappings++;
+    *made = mapping;
+    return CUDA_SUCCESS;
+}
+
+sim_mapping_t *sim_memory_mapping_at(uint64_t address) {
+    sim_mapping_t *mapping = sim_table_floor(&sim_state.mappings, address);
+    return mapping && address - mapping->address < mapping->bytes ? mapping : NULL;
+}
+
+/* Whether a range is exactly one or more adjacent mappings of one reservation; `first` is the place of the first. */
+static bool covers_mappings(uint64_t address, uint64_t bytes, bool runtime, size_t *first) {
+    const sim_reservation_t *reservation = sim_memory_reservation_at(address);
+    if (!reservation || reservation->runtime != runtime || !bytes) return false;
+    if (bytes > reservation->bytes - (address - reservation->address)) return false;
+    uint64_t at = address;
+    *first = sim_table_position(&sim_state.mappings, address);
+    for (size_t i = *first; at < address + bytes; i++) {
+        if (i == sim_state.mappings.count || sim_state.mappings.slots[i].key != at) return false;
+        at += ((const sim_mapping_t *)sim_state.mappings.slots[i].value)->span;
+    }
+    return at == address + bytes;
+}
+
+/* Whether a range lies in one reservation and no mapping reaches over its ends: that much can be unmapped. What is not
+ * mapped in it does no harm, as was seen of the real driver; `first` is the place of the first mapping. */
+static bool contains_mappings(uint64_t address, uint64_t bytes, bool runtime, size_t *first) {
+    const sim_reservation_t *reservation = sim_memory_reservation_at(address);
+    if (!reservation || reservation->runtime != runtime || !bytes) return false;
+    if (address % TMS_SIM_GRANULARITY || bytes % TMS_SIM_GRANULARITY) return false;
+    if (bytes > reservation->bytes - (address - reservation->address)) return false;
+    const sim_mapping_t *before = sim_table_floor(&sim_state.mappings, address);
+    if (before && before->address < address && address - before->address < before->span) return false;
+    const sim_mapping_t *last = sim_table_floor(&sim_state.mappings, address + bytes - 1);
+    *first = sim_table_position(&sim_state.mappings, address);
+    return !last || last->address < address || last->address + last->span <= address + bytes;
+}
+
+static void remove_mapping(sim_mapping_t *mapping) {
+    sim_physical_t *physical = mapping->physical;
+    /* The addresses stay reserved: nothing else may come to lie there, not even for a moment. */
+    (void)mmap((void *)(uintptr_t)mapping->address, mapping->span, PROT_NONE,
+               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    sim_table_remove(&sim_state.mappings, mapping->address);
+    if (!mapping->runtime) sim_state.devices[physical->device].mappings--;
+    physical->mapped--;
+    free(mapping);
+    sim_memory_drop_physical(physical);
+}
+
+static bool is_pinned(size_t first, uint64_t end) {
+    for (size_t i = first; i < sim_state.mappings.count && sim_state.mappings.slots[i].key < end; i++) {
+        if (((const sim_mapping_t *)sim_state.mappings.slots[i].value)->pins) return true;
+    }
+    return false;
+}
+
+CUresult sim_memory_unmap_range(uint64_t address, uint64_t bytes, bool runtime) {
+    size_t first = 0;
+    /* Only one thread at a time waits for pins. Workers take no new ones then, so the wait is one chunk long. */
+    while (sim_state.unmapping) {
+        if (!sim_state_wait()) return CUDA_ERROR_DEINITIALIZED;
+    }
+    if (!contains_mappings(address, bytes, runtime, &first)) return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = CUDA_SUCCESS;
+    sim_state.unmapping = true;
+    while (result == CUDA_SUCCESS && is_pinned(first, address + bytes)) {
+        if (!sim_state_wait()) result = CUDA_ERROR_DEINITIALIZED;
+        /* Other threads may have mapped something elsewhere while the lock was free. */
+        if (result == CUDA_SUCCESS && !contains_mappings(address, bytes, runtime, &first)) result = CUDA_ERROR_INVALID_VALUE;
+    }
+    sim_state.unmapping = false;
+    sim_state_changed();
+    if (result != CUDA_SUCCESS) return result;
+    while (first < sim_state.mappings.count && sim_state.mappings.slots[first].key < address + bytes)
+        remove_mapping(sim_state.mappings.slots[first].value);
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_memory_unmap(CUdeviceptr address, size_t bytes) { return sim_memory_unmap_range(address, bytes, false); }
+
+static int host_protection(const sim_mapping_t *mapping) {
+    int protection = PROT_NONE;
+    for (int i = 0; i < TMS_SIM_MAX_DEVICES; i++) {
+        if (mapping->access[i] & CU_MEM_ACCESS_FLAGS_PROT_READ) protection |= PROT_READ;
+        if (mapping->access[i] == CU_MEM_ACCESS_FLAGS_PROT_READWRITE) protection |= PROT_READ | PROT_WRITE;
+    }
+    return protection;
+}
+
+CUresult sim_memory_remap(const sim_physical_t *physical, int file) {
+    for (size_t i = 0; i < sim_state.mappings.count; i++) {
+        const sim_mapping_t *mapping = sim_state.mappings.slots[i].value;
+        if (mapping->physical != physical) continue;
+        void *address = (void *)(uintptr_t)mapping->address;
+        if (mmap(address, mapping->span, host_protection(mapping), MAP_SHARED | MAP_FIXED, file, 0) == MAP_FAILED)
+            return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    return CUDA_SUCCESS;
+}
+
+static bool is_touched(CUmemGenericAllocationHandle handle) {
+    for (size_t i = 0; i < sim_state.mappings.count; i++) {
+        const sim_mapping_t *mapping = sim_state.mappings.slots[i].value;
+        if (mapping->physical->id == handle && mapping->pins) return true;
+    }
+    return false;
+}
+
+CUresult sim_memory_await_pins(CUmemGenericAllocationHandle handle) {
+    CUresult result = CUDA_SUCCESS;
+    while (sim_state.unmapping) {
+        if (!sim_state_wait()) return CUDA_ERROR_DEINITIALIZED;
+    }
+    sim_state.unmapping = true;
+    while (result == CUDA_SUCCESS && is_touched(handle)) {
+        if (!sim_state_wait()) result = CUDA_ERROR_DEINITIALIZED;
+    }
+    sim_state.unmapping = false;
+    sim_state_changed();
+    return result;
+}
+
+/* The host, which plays every device, may do what any of them may. */
+CUresult sim_memory_protect(sim_mapping_t *mapping, int device, CUmemAccess_flags flags) {
+    mapping->access[device] = flags;
+    int status = mprotect((void *)(uintptr_t)mapping->address, mapping->span, host_protection(mapping));
+    return status == 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static CUresult check_access(const CUmemAccessDesc *access, int owner) {
+    if ((int)access->location.type == SIM_LOCATION_HOST) return CUDA_ERROR_NOT_SUPPORTED;
+    if (access->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
+    if (!sim_device_valid(access->location.id)) return CUDA_ERROR_INVALID_VALUE;
+    if (access->location.id != owner && !sim_state.peer_capable) return CUDA_ERROR_INVALID_DEVICE;
+    switch ((int)access->flags) {
+    case CU_MEM_ACCESS_FLAGS_PROT_NONE:
+    case CU_MEM_ACCESS_FLAGS_PROT_READ:
+    case CU_MEM_ACCESS_FLAGS_PROT_READWRITE: return CUDA_SUCCESS;
+    default: return CUDA_ERROR_INVALID_VALUE;
+    }
+}
+
+CUresult sim_memory_set_access(CUdeviceptr address, size_t bytes, const CUmemAccessDesc *access, size_t count) {
+    size_t first = 0;
+    CUresult result = CUDA_SUCCESS;
+    if (!access || !count || !covers_mappings(address, bytes, false, &first)) return CUDA_ERROR_INVALID_VALUE;
+    for (uint64_t pass = 0; pass < 2; pass++) { /* nothing changes unless everything is right */
+        for (size_t i = first; i < sim_state.mappings.count && sim_state.mappings.slots[i].key < address + bytes; i++) {
+            sim_mapping_t *mapping = sim_state.mappings.slots[i].value;
+            for (size_t j = 0; j < count && result == CUDA_SUCCESS; j++) {
+                result = pass == 0 ? check_access(&access[j], mapping->physical->device)
+                                   : sim_memory_protect(mapping, access[j].location.id, access[j].flags);
+            }
+        }
+    }
+    return result;
+}
+
+CUresult sim_memory_get_access(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr address) {
+    const sim_mapping_t *mapping = sim_memory_mapping_at(address);
+    if (!flags || !location) return CUDA_ERROR_INVALID_VALUE;
+    if (location->type != CU_MEM_LOCATION_TYPE_DEVICE || !sim_device_valid(location->id)) return CUDA_ERROR_INVALID_DEVICE;
+    *flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    if (!mapping || mapping->runtime) return CUDA_ERROR_INVALID_VALUE;
+    *flags = (unsigned long long)mapping->access[location->id];
+    return CUDA_SUCCESS;
+}
+
+void sim_memory_clear(void) {
+    while (sim_state.mappings.count) remove_mapping(sim_state.mappings.slots[0].value);
+    while (sim_state.reservations.count) sim_memory_free_range(sim_state.reservations.slots[0].value);
+    while (sim_state.physicals.count) {
+        sim_physical_t *physical = sim_state.physicals.slots[0].value;
+        physical->references = 0;
+        physical->imported = physical->imported || sim_export_held(physical); /* what others have is theirs */
+        sim_memory_drop_physical(physical);
+    }
+    sim_table_release(&sim_state.mappings);
+    sim_table_release(&sim_state.reservations);
+    sim_table_release(&sim_state.physicals);
+    for (int i = 0; i < TMS_SIM_MAX_DEVICES; i++) sim_state.devices[i].runtime_allocations = 0;
+}

@@ -1,0 +1,135 @@
+/* Physical memory: pieces of one memfd a device.
+ *
+ * A piece of one file, and not a file each, because a process may hold more allocations than it may open files. */
+#include "simulator/memory/physical.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "simulator/base/state.h"
+#include "simulator/base/table.h"
+#include "simulator/devices/budget.h"
+#include "simulator/devices/device.h"
+#include "simulator/memory/entries.h"
+#include "simulator/memory/export.h"
+#include "simulator/memory/mapping.h"
+#include "simulator/memory/pieces.h"
+#include "simulator/memory/reservation.h"
+#include "simulator/simulator.h"
+
+static void give_back(const sim_physical_t *physical) {
+    if (physical->imported) {
+        close(physical->file);
+        return;
+    }
+    if (physical->file >= 0)
+        close(physical->file);
+    else /* what another process may still have open is never used again */
+        sim_piece_put(&sim_state.devices[physical->device], physical->offset, physical->bytes, !physical->shown);
+    sim_budget_credit(physical->device, physical->bytes, false);
+}
+
+CUresult sim_memory_create_physical(int device, uint64_t bytes, bool runtime, sim_physical_t **made) {
+    sim_device_t *owner = &sim_state.devices[device];
+    sim_physical_t *physical = calloc(1, sizeof *physical);
+    if (!physical) return CUDA_ERROR_OUT_OF_MEMORY;
+    sim_export_sweep();
+    if (!sim_budget_charge(device, bytes, false)) goto no_budget;
+    *physical = (sim_physical_t){
+        .id = sim_state_new_id(), .device = device, .bytes = bytes, .references = 1, .runtime = runtime, .file = -1};
+    if (!sim_piece_take(owner, bytes, &physical->offset)) goto no_memory;
+    if (!sim_table_insert(&sim_state.physicals, physical->id, physical)) goto no_place;
+    if (!runtime) owner->handles++;
+    *made = physical;
+    return CUDA_SUCCESS;
+
+no_place:
+    sim_piece_put(owner, physical->offset, bytes, true);
+no_memory:
+    sim_budget_credit(device, bytes, false);
+no_budget:
+    free(physical);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+void sim_memory_drop_physical(sim_physical_t *physical) {
+    if (physical->references || physical->mapped) return;
+    bool was_held = physical->held;
+    physical->held = sim_export_held(physical);
+    sim_state.held += (unsigned)physical->held - (unsigned)was_held;
+    if (physical->held) return;
+    give_back(physical);
+    sim_table_remove(&sim_state.physicals, physical->id);
+    if (!physical->runtime) sim_state.devices[physical->device].handles--;
+    free(physical);
+}
+
+sim_physical_t *sim_memory_find_physical(CUmemGenericAllocationHandle handle) {
+    sim_physical_t *physical = sim_table_find(&sim_state.physicals, handle);
+    return physical && physical->references && !physical->runtime ? physical : NULL;
+}
+
+static CUresult check_properties(const CUmemAllocationProp *properties) {
+    if (!properties || properties->type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
+    int kind = (int)properties->location.type;
+    if (kind >= SIM_LOCATION_HOST && kind <= SIM_LOCATION_HOST_NUMA_CURRENT) return CUDA_ERROR_NOT_SUPPORTED;
+    if (kind != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
+    return sim_device_valid(properties->location.id) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+CUresult sim_memory_granularity(size_t *granularity, const CUmemAllocationProp *properties,
+                                CUmemAllocationGranularity_flags option) {
+    /* The real driver does not look at what the properties say, either. */
+    if (!granularity || !properties || (unsigned)option > CU_MEM_ALLOC_GRANULARITY_RECOMMENDED)
+        return CUDA_ERROR_INVALID_VALUE;
+    *granularity = TMS_SIM_GRANULARITY;
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_memory_create(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
+                           unsigned long long flags) {
+    if (!handle || !bytes || bytes % TMS_SIM_GRANULARITY || flags) return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = check_properties(properties);
+    sim_physical_t *physical = NULL;
+    if (result == CUDA_SUCCESS) result = sim_memory_create_physical(properties->location.id, bytes, false, &physical);
+    if (result != CUDA_SUCCESS) return result;
+    physical->handle_types = (unsigned)properties->requestedHandleTypes;
+    *handle = physical->id;
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_memory_release(CUmemGenericAllocationHandle handle) {
+    sim_physical_t *physical = sim_memory_find_physical(handle);
+    if (!physical) return CUDA_ERROR_INVALID_VALUE;
+    physical->references--;
+    sim_memory_drop_physical(physical);
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_memory_retain(CUmemGenericAllocationHandle *handle, void *address) {
+    sim_mapping_t *mapping = sim_memory_mapping_at((uintptr_t)address);
+    if (!handle || !mapping || mapping->runtime) return CUDA_ERROR_INVALID_VALUE;
+    mapping->physical->references++;
+    *handle = mapping->physical->id;
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_memory_properties(CUmemAllocationProp *properties, CUmemGenericAllocationHandle handle) {
+    const sim_physical_t *physical = sim_memory_find_physical(handle);
+    if (!properties || !physical) return CUDA_ERROR_INVALID_VALUE;
+    *properties = (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                        .requestedHandleTypes = (CUmemAllocationHandleType)physical->handle_types,
+                                        .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = physical->device}};
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_memory_map(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+                        unsigned long long flags) {
+    sim_physical_t *physical = sim_memory_find_physical(handle);
+    sim_mapping_t *mapping = NULL;
+    if (!bytes || address % TMS_SIM_GRANULARITY || flags || !physical) return CUDA_ERROR_INVALID_VALUE;
+    if (offset || bytes != physical->bytes) return CUDA_ERROR_NOT_SUPPORTED;
+    const sim_reservation_t *reservation = sim_memory_reservation_at(address);
+    if (!reservation || reservation->runtime) return CUDA_ERROR_INVALID_VALUE;
+    return sim_memory_map_physical(address, bytes, physical, &mapping);
+}

@@ -1,0 +1,51 @@
+#include "simulator/memory/touch.h"
+
+#include <sys/mman.h>
+
+#include "simulator/base/state.h"
+#include "simulator/memory/mapping.h"
+#include "simulator/simulator.h"
+
+static bool may_touch(const sim_mapping_t *mapping, unsigned devices, bool writes, const sim_context_t *kernel) {
+    unsigned needed = writes ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_READ;
+    if (mapping->runtime) {
+        int owner = mapping->physical->device;
+        return !kernel || kernel->device == owner || kernel->peers[owner];
+    }
+    for (int i = 0; i < TMS_SIM_MAX_DEVICES; i++) {
+        if (devices >> i & 1 && (mapping->access[i] & needed) != needed) return false;
+    }
+    return true;
+}
+
+sim_mapping_t *sim_memory_pin(uint64_t address, uint64_t *bytes, unsigned devices, bool writes,
+                              const sim_context_t *kernel) {
+    sim_mapping_t *mapping = sim_memory_mapping_at(address);
+    if (!mapping || !may_touch(mapping, devices, writes, kernel)) return NULL;
+    uint64_t left = mapping->bytes - (address - mapping->address);
+    if (*bytes > left) *bytes = left;
+    mapping->pins++;
+    return mapping;
+}
+
+void sim_memory_unpin(sim_mapping_t *mapping) {
+    if (--mapping->pins == 0 && sim_state.unmapping) sim_state_changed();
+}
+
+bool sim_memory_reachable(uint64_t address, uint64_t bytes, unsigned devices, bool writes, const sim_context_t *kernel) {
+    if (bytes > UINT64_MAX - address) return false;
+    for (uint64_t at = address, end = address + bytes; at < end;) {
+        const sim_mapping_t *mapping = sim_memory_mapping_at(at);
+        if (!mapping || !may_touch(mapping, devices, writes, kernel)) return false;
+        at = mapping->address + mapping->bytes;
+    }
+    return true;
+}
+
+void sim_memory_populate(uint64_t address, uint64_t bytes, bool writes) {
+    static const uint64_t page = 4096, worth_while = (uint64_t)1 << 16;
+    static const int populate_read = 22, populate_write = 23; /* of Linux 5.14; older headers lack the names */
+    uint64_t start = address / page * page;
+    if (bytes < worth_while) return;
+    (void)madvise((void *)(uintptr_t)start, address + bytes - start, writes ? populate_write : populate_read);
+}

@@ -1,0 +1,113 @@
+/* Launches: the kernel is found by its name and its arguments are copied out at once, since they are valid during the call
+ * only; the rest is work of the stream. */
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "simulator/base/runtime_types.h"
+#include "simulator/base/state.h"
+#include "simulator/base/table.h"
+#include "simulator/kernels/kernel.h"
+#include "simulator/runtime/entries.h"
+#include "simulator/simulator.h"
+#include "simulator/streams/stream.h"
+
+enum { CALL_CONFIGURATIONS = 8 }; /* launches that are being prepared at a time by one thread */
+
+/* The C++ library, where the program has one, knows how to write names. */
+typedef char *demangle_t(const char *mangled, char *text, size_t *bytes, int *status);
+
+/* Once for each kernel: a program that is told to go on launches the same ones for ever. */
+static void name_kernel(const char *mangled, const char *what) {
+    uint64_t key = (uintptr_t)mangled;
+    if (sim_table_find(&sim_state.kernels_named, key)) return;
+    sim_table_insert(&sim_state.kernels_named, key, &sim_state);
+    demangle_t *demangle = (demangle_t *)dlsym(RTLD_DEFAULT, "__cxa_demangle");
+    char *text = demangle ? demangle(mangled, NULL, NULL, NULL) : NULL;
+    fprintf(stderr, "simulated GPU: %s: %s\n", what, text ? text : mangled);
+    free(text);
+}
+
+/* A kernel that is not interpreted: skipped, or an error. */
+static CUresult refuse(const char *mangled) {
+    bool harmless = sim_kernel_is_harmless(mangled);
+    if (harmless || sim_state.kernels_skipped_silently) {
+        sim_state.kernels_skipped++;
+        if (!harmless) name_kernel(mangled, "a kernel that it cannot interpret is skipped");
+        return CUDA_SUCCESS;
+    }
+    name_kernel(mangled, "a kernel that it cannot interpret was launched (TMS_SIMULATED_KERNELS=skip passes over them)");
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+static CUresult launch(const void *function, void *const *arguments, CUstream handle) {
+    const char *mangled = sim_kernel_registered(function);
+    sim_stream_t *stream = sim_stream_find(handle);
+    sim_kernel_name_t name;
+    bool understood = false;
+    if (!mangled) return (CUresult)SIM_ERROR_INVALID_DEVICE_FUNCTION;
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    if (!sim_kernel_parse(mangled, &name)) return refuse(mangled);
+    if (!arguments) return CUDA_ERROR_INVALID_VALUE;
+    sim_kernel_t *kernel = sim_kernel_new(&name, arguments, &understood);
+    if (!understood) return refuse(mangled);
+    if (!kernel) return CUDA_ERROR_OUT_OF_MEMORY;
+    const sim_op_t op = {.kind = SIM_OP_KERNEL, .kernel = kernel};
+    CUresult result = sim_stream_submit(stream, &op, NULL);
+    sim_kernel_release(kernel);
+    if (result == CUDA_SUCCESS) sim_state.kernels_launched++;
+    return result;
+}
+
+CUresult sim_kernel_launch(const void *function, sim_dim3_t grid, sim_dim3_t block, void **arguments, size_t shared_bytes,
+                           CUstream stream) {
+    (void)shared_bytes;
+    if (!grid.x || !grid.y || !grid.z || !block.x || !block.y || !block.z) return (CUresult)SIM_ERROR_INVALID_CONFIGURATION;
+    return launch(function, arguments, stream);
+}
+
+CUresult sim_kernel_launch_configured(const sim_launch_config_t *config, const void *function, void **arguments) {
+    if (!config) return CUDA_ERROR_INVALID_VALUE;
+    return sim_kernel_launch(function, config->grid, config->block, arguments, config->shared_bytes, config->stream);
+}
+
+CUresult sim_kernel_get(const void **kernel, const void *function) {
+    if (!kernel) return CUDA_ERROR_INVALID_VALUE;
+    if (!sim_kernel_registered(function)) return (CUresult)SIM_ERROR_INVALID_DEVICE_FUNCTION;
+    *kernel = function;
+    return CUDA_SUCCESS;
+}
+
+/* A kernel<<<...>>> call leaves its configuration here for the stub that launches it. The thread's own, so no lock. */
+typedef struct configuration {
+    sim_dim3_t grid, block;
+    size_t shared_bytes;
+    void *stream;
+} configuration_t;
+
+static _Thread_local struct {
+    configuration_t stack[CALL_CONFIGURATIONS];
+    unsigned depth;
+} prepared;
+
+TMS_SIM_EXPORT unsigned int __cudaPushCallConfiguration(sim_dim3_t grid, sim_dim3_t block, size_t shared_bytes,
+                                                        void *stream);
+TMS_SIM_EXPORT CUresult __cudaPopCallConfiguration(sim_dim3_t *grid, sim_dim3_t *block, size_t *shared_bytes, void *stream);
+
+/* Other than 0: the launch does not take place. */
+unsigned int __cudaPushCallConfiguration(sim_dim3_t grid, sim_dim3_t block, size_t shared_bytes, void *stream) {
+    if (prepared.depth == CALL_CONFIGURATIONS) return 1;
+    prepared.stack[prepared.depth++] = (configuration_t){grid, block, shared_bytes, stream};
+    return 0;
+}
+
+/* `stream` points at one. */
+CUresult __cudaPopCallConfiguration(sim_dim3_t *grid, sim_dim3_t *block, size_t *shared_bytes, void *stream) {
+    if (!prepared.depth) return (CUresult)SIM_ERROR_MISSING_CONFIGURATION;
+    const configuration_t *top = &prepared.stack[--prepared.depth];
+    *grid = top->grid;
+    *block = top->block;
+    *shared_bytes = top->shared_bytes;
+    *(void **)stream = top->stream;
+    return CUDA_SUCCESS;
+}

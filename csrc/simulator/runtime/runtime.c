@@ -1,0 +1,82 @@
+/* The runtime's functions, where they differ from the driver's. They are implemented over the same inner functions, so that
+ * a program's cudaMalloc is one call for an interposer before it. Errors are the driver's numbers, which the runtime
+ * shares. */
+#include <string.h>
+
+#include "simulator/base/state.h"
+#include "simulator/contexts/entries.h"
+#include "simulator/devices/context.h"
+#include "simulator/devices/device.h"
+#include "simulator/devices/entries.h"
+#include "simulator/runtime/entries.h"
+#include "simulator/streams/entries.h"
+
+CUresult sim_runtime_device_count(int *count) { return sim_device_count(count); }
+
+CUresult sim_runtime_get_device(int *device) {
+    const sim_context_t *context = sim_context_current();
+    if (!device) return CUDA_ERROR_INVALID_VALUE;
+    *device = context ? context->device : sim_state_thread()->device;
+    return CUDA_SUCCESS;
+}
+
+/* Since CUDA 12 this makes the device's primary context, too. */
+CUresult sim_runtime_set_device(int device) {
+    if (!sim_device_valid(device)) return CUDA_ERROR_INVALID_DEVICE;
+    /* It is the current device, even if there is no context to be had of it. */
+    CUresult result = sim_context_retain_for_runtime(device);
+    sim_state_thread()->device = device;
+    /* Only the top of the stack is replaced; what lies below belongs to the caller that pushed it. */
+    CUresult selected = sim_context_select(device);
+    return result == CUDA_SUCCESS ? selected : result;
+}
+
+CUresult sim_runtime_device_reset(void) {
+    int device = 0;
+    CUresult result = sim_runtime_get_device(&device);
+    return result == CUDA_SUCCESS ? sim_context_primary_reset(device) : result;
+}
+
+/* Makes the peer's primary context, as was seen on two H200s (driver 580): that is how a device comes into use that the
+ * program has never set. */
+CUresult sim_runtime_enable_peer(int peer, unsigned int flags) {
+    sim_context_t *context = sim_context_current();
+    if (!sim_device_valid(peer)) return CUDA_ERROR_INVALID_DEVICE;
+    if (flags) return CUDA_ERROR_INVALID_VALUE;
+    if (peer == context->device || !sim_state.peer_capable) return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+    if (context->peers[peer]) return CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
+    CUresult result = sim_context_retain_for_runtime(peer);
+    if (result == CUDA_SUCCESS) context->peers[peer] = true;
+    return result;
+}
+
+CUresult sim_runtime_disable_peer(int peer) {
+    sim_context_t *context = sim_context_current();
+    if (!sim_device_valid(peer)) return CUDA_ERROR_INVALID_DEVICE;
+    if (!context->peers[peer]) return CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
+    context->peers[peer] = false;
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_runtime_version(int *version) { return sim_device_driver_version(version); }
+
+CUresult sim_runtime_event_create(CUevent *event) { return sim_event_create(event, CU_EVENT_DEFAULT); }
+
+/* Nothing profiles here. */
+CUresult sim_runtime_profiler(void) { return CUDA_SUCCESS; }
+
+CUresult sim_runtime_malloc(void **address, size_t bytes) {
+    CUdeviceptr allocated = 0;
+    if (!address) return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = bytes ? sim_device_memory_allocate(&allocated, bytes) : CUDA_SUCCESS;
+    *address = (void *)(uintptr_t)allocated; /* no bytes: NULL, and no error; no memory: NULL, too */
+    return result;
+}
+
+CUresult sim_runtime_free(void *address) { return address ? sim_device_memory_free((uintptr_t)address) : CUDA_SUCCESS; }
+
+CUresult sim_runtime_malloc_host(void **host, size_t bytes) {
+    return sim_host_allocate(host, bytes, CU_MEMHOSTALLOC_PORTABLE);
+}
+
+CUresult sim_runtime_stream_create(CUstream *stream) { return sim_stream_create(stream, CU_STREAM_DEFAULT); }

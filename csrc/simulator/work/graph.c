@@ -1,0 +1,74 @@
+/* Graphs: the work of a capture as nodes, to be submitted again.
+ *
+ * Nodes run in the order in which they were captured, which respects every dependency; what each depends on is kept for
+ * programs that ask. */
+#include "simulator/work/graph.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "simulator/base/state.h"
+#include "simulator/base/table.h"
+#include "simulator/work/nodes.h"
+#include "simulator/work/op.h"
+
+sim_graph_t *sim_graph_new(bool executable) {
+    sim_graph_t *graph = calloc(1, sizeof *graph);
+    if (!graph) return NULL;
+    graph->id = sim_state_new_id();
+    graph->executable = executable;
+    if (sim_table_insert(&sim_state.graphs, graph->id, graph)) return graph;
+    free(graph);
+    return NULL;
+}
+
+static void delete_node(sim_node_t *node) {
+    sim_table_remove(&sim_state.nodes, node->id);
+    sim_op_release(&node->op);
+    sim_nodes_clear(&node->dependencies);
+    free(node);
+}
+
+/* The work as a node of no graph; only a graph that is not executable has nodes that the program can name. */
+static sim_node_t *new_node(const sim_op_t *work, const sim_nodes_t *dependencies) {
+    sim_node_t *node = calloc(1, sizeof *node);
+    if (!node) return NULL;
+    node->op = *work;
+    node->op.next = NULL;
+    sim_op_retain(&node->op);
+    if (!dependencies) return node;
+    node->id = sim_state_new_id();
+    if (sim_nodes_add(&node->dependencies, dependencies->ids, dependencies->count) &&
+        sim_table_insert(&sim_state.nodes, node->id, node))
+        return node;
+    delete_node(node);
+    return NULL;
+}
+
+sim_node_t *sim_graph_append(sim_graph_t *graph, const sim_op_t *work, const sim_nodes_t *dependencies) {
+    sim_node_t *node = new_node(work, graph->executable ? NULL : dependencies);
+    if (!node) return NULL;
+    if (graph->last)
+        graph->last->next = node;
+    else
+        graph->first = node;
+    graph->last = node;
+    graph->count++;
+    return node;
+}
+
+void sim_graph_delete(sim_graph_t *graph) {
+    while (graph->first) {
+        sim_node_t *node = graph->first;
+        graph->first = node->next;
+        delete_node(node);
+    }
+    sim_table_remove(&sim_state.graphs, graph->id);
+    free(graph);
+}
+
+void sim_graph_clear(void) {
+    while (sim_state.graphs.count) sim_graph_delete(sim_state.graphs.slots[0].value);
+    sim_table_release(&sim_state.graphs);
+    sim_table_release(&sim_state.nodes);
+}

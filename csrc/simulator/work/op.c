@@ -1,0 +1,19 @@
+#include "simulator/work/op.h"
+
+#include "simulator/base/state.h"
+#include "simulator/kernels/kernel.h"
+#include "simulator/work/event.h"
+
+void sim_op_retain(const sim_op_t *op) {
+    sim_kernel_retain(op->kernel);
+    if (op->event) op->event->references++;
+}
+
+void sim_op_release(const sim_op_t *op) {
+    sim_kernel_release(op->kernel);
+    if (op->event) sim_event_release(op->event);
+}
+
+uint64_t sim_op_rows(const sim_op_t *op) { return op->rows ? op->rows : 1; }
+
+uint64_t sim_op_extent(const sim_op_t *op, uint64_t pitch) { return (sim_op_rows(op) - 1) * pitch + op->bytes; }

@@ -1,1 +1,0 @@
-"""Old import paths of the hook helpers: see compat.py."""

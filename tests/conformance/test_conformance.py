@@ -1,0 +1,147 @@
+"""The simulated GPU does what a real one was seen to do.
+
+Each recorded_*.json holds what a machine did (tools/record_gpu.py). The same behaviours are run here on the simulated GPU,
+with as many devices as that machine had, and compared. A behaviour that is in the table and not in the record is skipped by
+name until it is recorded on that machine, and then compared like the others.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+RECORD_GPU = HERE.parents[1] / "tools" / "record_gpu.py"
+RECORDS = sorted(HERE.glob("recorded_*.json"))
+MEMORY = "8GiB"
+
+
+def load(name: str) -> ModuleType:
+    specification = importlib.util.spec_from_file_location(f"faithful_{name}", HERE / f"{name}.py")
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[module.__name__] = module
+    specification.loader.exec_module(module)
+    return module
+
+
+compare = load("compare")
+
+
+def simulate(devices: int, output: Path) -> dict[str, Any]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TMS_SIMULATED_")}
+    environment["TMS_SIMULATED_DEVICES"] = str(devices)
+    environment["TMS_SIMULATED_MEMORY"] = MEMORY
+    assert environment.get("TMS_CUDA_DRIVER"), "conftest.py names the simulated GPU"
+    subprocess.run([sys.executable, str(RECORD_GPU), "--output", str(output)], env=environment, check=True, timeout=300)
+    simulated: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
+    return simulated
+
+
+@pytest.fixture(autouse=True)
+def _on_the_simulated_gpu(request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--gpu"):
+        pytest.skip("compares the simulated GPU with the record; record_gpu.py runs on the real one")
+
+
+def test_there_is_a_record() -> None:
+    if not RECORDS:
+        pytest.skip("no record: nobody has run 'make conformance' on a GPU yet")
+    for path in RECORDS:
+        recorded = json.loads(path.read_text(encoding="utf-8"))
+        assert recorded["machine"]["device"] != "Simulated GPU", f"{path.name} is not of a real GPU"
+
+
+@functools.cache
+def table() -> dict[str, int]:
+    """How many devices each behaviour needs."""
+    command = [sys.executable, str(RECORD_GPU), "--table"]
+    answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=60)
+    needed: dict[str, int] = json.loads(answer.stdout)
+    return needed
+
+
+def pending() -> list[tuple[Path, str]]:
+    names = []
+    for path in RECORDS:
+        recorded = json.loads(path.read_text(encoding="utf-8"))
+        devices = recorded["machine"]["devices"]
+        wanted = [name for name, needed in table().items() if needed <= devices]
+        names += [(path, name) for name in wanted if name not in recorded["behaviours"]]
+    return names
+
+
+@pytest.mark.parametrize(("path", "name"), [pytest.param(*each, id=each[1]) for each in pending()])
+def test_to_be_recorded(path: Path, name: str) -> None:
+    pytest.skip(f"{name} is not in {path.name} yet: run record_gpu.py on that machine")
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
+def test_like_the_recorded_gpu(path: Path, tmp_path: Path) -> None:
+    recorded = json.loads(path.read_text(encoding="utf-8"))
+    simulated = simulate(recorded["machine"]["devices"], tmp_path / "simulated.json")
+    result = compare.compare(recorded, simulated, compare.read_known())
+    lines = [str(difference) for difference in result.unexpected]
+    lines += [f"known_differences.json lists what does not differ any more: {entry}" for entry in result.outdated]
+    assert not lines, "\n".join(["", *lines])
+    assert [each for each in pending() if each[0] == path] == [(path, name) for name in result.pending]
+    told = (HERE / "README.md").read_text(encoding="utf-8")
+    assert f"\n{result.equal} observations are the same\n{len(result.known)} observations differ\n" in told, "README.md"
+
+
+MACHINE = {"devices": 1}
+
+
+def compared(recorded: Any, simulated: Any, *known: tuple[str, str]) -> Any:
+    entries = [{"behaviour": "b", "observation": label, "reason": reason} for label, reason in known]
+    sides = [{"machine": MACHINE, "behaviours": {"b": seen}} for seen in (recorded, simulated)]
+    return compare.compare(*sides, entries)
+
+
+def test_a_difference_is_found() -> None:
+    result = compared({"x": "SUCCESS", "y": {"z": 1}}, {"x": "SUCCESS", "y": {"z": 2}})
+    assert [(d.observation, d.recorded, d.simulated) for d in result.unexpected] == [("y / z", 1, 2)]
+    assert result.equal == 1
+
+
+def test_an_observation_that_is_missing_differs() -> None:
+    result = compared({"x": 1}, {})
+    assert [(d.observation, d.simulated) for d in result.unexpected] == [("x", compare.ABSENT)]
+
+
+@pytest.mark.parametrize("label", ["y / z", "y", "*"])
+def test_a_known_difference_is_allowed(label: str) -> None:
+    result = compared({"y": {"z": 1}}, {"y": {"z": 2}}, (label, "because"))
+    assert not result.unexpected and not result.outdated and len(result.known) == 1
+
+
+def test_a_known_difference_that_is_gone_is_told() -> None:
+    result = compared({"y": 1}, {"y": 1}, ("y", "because"))
+    assert result.outdated == ["b: y"]
+
+
+def test_a_behaviour_that_was_not_recorded_is_pending() -> None:
+    sides = [{"machine": MACHINE, "behaviours": seen} for seen in ({}, {"b": {"x": 1}})]
+    result = compare.compare(*sides, [])
+    assert result.pending == ["b"] and not result.unexpected
+
+
+def test_a_behaviour_that_left_the_table_differs() -> None:
+    sides = [{"machine": MACHINE, "behaviours": seen} for seen in ({"b": {"x": 1}}, {})]
+    result = compare.compare(*sides, [])
+    assert not result.pending and [d.behaviour for d in result.unexpected] == ["b"]
+
+
+def test_the_table_is_as_large_as_told() -> None:
+    told = re.search(r"^(\d+) behaviours$", (HERE / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert told and int(told.group(1)) == len(table()), f"README.md: {len(table())} behaviours"

@@ -1,0 +1,90 @@
+"""Guards that the reference pages cannot go stale: what docs/hooks.py takes from the code is all that the code has, what the
+pages ask for exists, and names of the code that the pages use do."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from document_blocks import REPOSITORY, pages
+
+import torch_memory_saver
+from torch_memory_saver import _core
+
+if not (REPOSITORY / "docs").is_dir():
+    pytest.skip("needs the sources: there is no docs/", allow_module_level=True)
+
+
+def _load_hooks() -> ModuleType:
+    specification = importlib.util.spec_from_file_location("documentation_hooks", REPOSITORY / "docs" / "hooks.py")
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+hooks = _load_hooks()
+
+
+def _expanded(page: Path) -> str:
+    return str(hooks.expand(page.read_text(encoding="utf-8"), lambda target: None))
+
+
+def test_every_variable_has_a_row_and_an_explanation() -> None:
+    rows = hooks.variables()
+    assert {row.name for row in rows} == set(_core.SETTINGS)
+    assert [row.name for row in rows if len(row.meaning) < 10 or not row.allowed or not row.default] == []
+
+
+def test_every_variable_of_the_simulated_gpu_has_a_row() -> None:
+    sources = (REPOSITORY / "csrc" / "simulator").rglob("*.c")
+    read = {name for path in sources for name in re.findall(r'"(TMS_SIMULATED_\w+)"', path.read_text(encoding="utf-8"))}
+    assert {name for name, _ in hooks.simulated_variables()} == read
+
+
+def test_variables_that_the_pages_mention_exist() -> None:
+    known = set(_core.SETTINGS) | {name for name, _ in hooks.simulated_variables()}
+    for page in pages():
+        mentioned = set(re.findall(r"\bTMS_[A-Z_]+[A-Z]\b(?!\*)", page.read_text(encoding="utf-8")))
+        assert mentioned <= known, page
+
+
+def test_every_command_and_option_is_shown() -> None:
+    page = _expanded(REPOSITORY / "docs" / "reference" / "command-line.md")
+    commands = dict(hooks.commands())
+    assert {"", "demo", "bench", "info", "simulate"} <= set(commands)
+    for name, text in commands.items():
+        assert text.rstrip() in page, name
+    assert "--bandwidth SIZE" in page
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    page = (REPOSITORY / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
+    page += (REPOSITORY / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
+    bound = {name for name in torch_memory_saver.__all__ if hasattr(torch_memory_saver.TorchMemorySaver, name)}
+    names = set(torch_memory_saver.__all__) - bound - {"__version__", "memory_saver", "torch_memory_saver"}
+    assert [name for name in sorted(names) if not re.search(rf"\b{name}\b", page)] == []
+
+
+def test_requests_of_the_pages_are_answered() -> None:
+    for page in pages():
+        assert not re.search(r"<!-- (generated|include):", _expanded(page)), page
+
+
+def test_functions_that_the_pages_name_are_in_the_code() -> None:
+    code = "\n".join(path.read_text(encoding="utf-8") for path in (REPOSITORY / "csrc").rglob("*.[ch]"))
+    for page in (REPOSITORY / "docs").rglob("*.md"):
+        for name in set(re.findall(r"\btms_[a-z_]+[a-z]\b", page.read_text(encoding="utf-8"))):
+            assert re.search(rf"\b{name}\b", code), f"{page}: {name}"
+
+
+def test_files_that_the_pages_name_are_there() -> None:
+    for page in pages():
+        names = re.findall(
+            r"`((?:csrc|tests|examples|tools|benchmarks|torch_memory_saver)/[\w./-]*)`", page.read_text("utf-8")
+        )
+        missing = [name for name in names if not (REPOSITORY / name).exists() and not name.endswith(".so")]
+        assert missing == [], page

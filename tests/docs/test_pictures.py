@@ -1,0 +1,54 @@
+"""Guards that the pictures of docs show what the benchmark's table and the demo say."""
+
+from __future__ import annotations
+
+import importlib.util
+from types import ModuleType
+
+import pytest
+from document_blocks import REPOSITORY
+
+if not (REPOSITORY / "docs").is_dir():
+    pytest.skip("needs the sources: there is no docs/", allow_module_level=True)
+
+_PRINTED = """
+  generate       |##=== | 290 MiB
+  paused         |      |   2 MiB
+  wake weights   |##++. | 354 MiB
+                  # weights   = kv_cache   + trainer   . other
+
+Every check held.
+"""
+
+
+def _load(name: str) -> ModuleType:
+    specification = importlib.util.spec_from_file_location(name, REPOSITORY / "docs" / f"{name}.py")
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def test_the_picture_of_the_benchmark_is_that_of_its_table() -> None:
+    picture = _load("draw_performance")
+    assert len(picture.bars()) > 20
+    assert picture.PICTURE.read_text(encoding="utf-8") == picture.draw(), "run: python docs/draw_performance.py"
+
+
+def test_the_picture_of_the_demo_has_its_stages() -> None:
+    picture = _load("draw_demo")
+    drawn = picture.PICTURE.read_text(encoding="utf-8")
+    assert [name for name, caption in picture._CAPTIONS.items() if name not in drawn or caption not in drawn] == []
+
+
+def test_a_chart_is_read_as_it_was_printed() -> None:
+    rows = _load("draw_demo").stages(_PRINTED)
+    assert [(row.name, row.amount) for row in rows] == [
+        ("generate", "290 MiB"),
+        ("paused", "2 MiB"),
+        ("wake weights", "354 MiB"),
+    ]
+    ends = [{kind: round(end * 6) for kind, end in row.ends} for row in rows]
+    assert ends[0] == {"weights": 2, "kv_cache": 5, "trainer": 0, "other": 0}
+    assert ends[1] == dict.fromkeys(ends[0], 0)
+    assert ends[2] == {"weights": 2, "kv_cache": 0, "trainer": 4, "other": 5}

@@ -1,0 +1,10 @@
+"""Every scenario there is: importing the modules puts theirs on the list."""
+
+from __future__ import annotations
+
+import scenarios
+import scenarios_of_allocations
+import scenarios_of_host_memory
+from scenario import SCENARIOS
+
+__all__ = ["SCENARIOS", "scenarios", "scenarios_of_allocations", "scenarios_of_host_memory"]

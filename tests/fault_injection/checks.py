@@ -1,0 +1,306 @@
+"""What must be true after a call of which something failed: of states, contents, books, the exception and the log."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from blocks import (
+    ACTIVE,
+    DAMAGED,
+    DEVICES,
+    DISK,
+    PAUSED,
+    STATE_NAMES,
+    Block,
+)
+from machine import DRIVER, OUT_OF_MEMORY, Fault
+from step import Outcome, Step
+from tolerated import TOLERATED
+from world import World
+
+from torch_memory_saver import _core as core
+from torch_memory_saver.errors import DeviceLockedError, TorchMemorySaverError
+
+#: Only these make DAMAGED true: the driver refuses to unmap, or to release.
+REFUSALS = {"cuMemUnmap", "cuMemRelease"}
+
+#: What is wrong with a failure of which neither an exception nor the log says anything.
+UNTOLD = "the call succeeded, and its failure was told nobody"
+
+
+def read_log() -> str:
+    """The lines of the log that a program gets without asking for more: those of a level below warning do not count."""
+    lines = Path("/proc/self/fd/2").read_text().splitlines()
+    return "\n".join(line for line in lines if "] info: " not in line and "] debug: " not in line)
+
+
+#: Counters of what will change by itself.
+WAITING = ("deferred_frees", "damaged")
+
+
+def grew(before: Any, after: Any) -> bool:
+    return bool(set(after) - set(before) if isinstance(after, list) else after > before)
+
+
+def is_of_host_memory(name: str) -> bool:
+    """Of what is held: where there is a pool, a call that fails may leave it larger."""
+    return "host_" in name or name in ("mapped bytes", "touched bytes", "blocks of memory")
+
+
+class CheckedWorld(World):
+    """The world, and whether it is as it must be."""
+
+    @staticmethod
+    def unchanged(before: dict[int, int], after: dict[int, int], moved: set[int]) -> list[str]:
+        problems = []
+        for address in (set(before) & set(after)) - moved:
+            # A damaged one becomes whole when the driver takes back what it refused.
+            if after[address] != before[address] and (before[address], after[address]) != (DAMAGED, PAUSED):
+                problems.append(
+                    f"{address:#x} went from {STATE_NAMES[before[address]]} to {STATE_NAMES[after[address]]} by a call "
+                    "that did not concern it"
+                )
+        return problems
+
+    def verify_move(
+        self,
+        tags: tuple[str, ...] | None,
+        source: int,
+        target: int,
+        before: dict[int, int],
+        error: BaseException | None,
+        failed: set[str],
+        damaging: Collection[str] = frozenset(REFUSALS),
+    ) -> list[str]:
+        """`damaging`: what makes DAMAGED true."""
+        after = self.states()
+        chosen = {
+            address
+            for address, state in before.items()
+            if state in (source, DAMAGED) and (tags is None or self.blocks[address].tag in tags)
+        }
+        moved = {address for address in chosen if before[address] == source}
+        if source == PAUSED:  # a resume also takes what it finds whole again
+            moved |= {address for address in chosen if after.get(address) != DAMAGED}
+        # A resume does what it can, and says that it had to pass over what is still damaged.
+        passed_over = source == PAUSED and any(
+            before[address] == DAMAGED and after.get(address) == DAMAGED for address in chosen
+        )
+        problems = self.unchanged(before, after, chosen)
+        if set(after) != set(before):
+            return [*problems, "allocations came or went"]
+        states = {after[address] for address in moved}
+        shown = ", ".join(sorted(STATE_NAMES[state] for state in states)) or "nothing"
+        if error is None:
+            if states - {target}:
+                problems.append(f"the call succeeded and left {shown}")
+            if passed_over:
+                problems.append("the resume succeeded, and left DAMAGED what was damaged")
+        elif DAMAGED in states:
+            if not failed & set(damaging):
+                problems.append(f"DAMAGED without a refusal of the driver: {shown}")
+            if states - {DAMAGED, PAUSED}:
+                problems.append(f"beside DAMAGED there may only be PAUSED, not {shown}")
+        elif states - {source} and not (passed_over and states == {target}):
+            problems.append(f"the call failed and left {shown}")
+        return problems
+
+    def check_contents(self) -> list[str]:
+        """Every byte of every allocation, on the device or in its backup."""
+        problems = []
+        files = [path for path in self.directory.rglob("*.backup") if path.stat().st_size]
+        for block in self.blocks.values():
+            state, name = self.state(block), f"{block.tag}/{block.address:#x}"
+            if state == ACTIVE:
+                wrong = block.known and not self._holds(block, block.address)
+                problems += [f"contents of {name} are wrong"] if wrong else []
+                view = core.host_backup(block.address, block.size)
+                if view is not None and (block.saved is None or not self.machine.holds(view.address, block.saved)):
+                    problems.append(f"the backup that was retained of {name} is wrong")
+            elif not block.known or state == DAMAGED:
+                continue
+            elif state != PAUSED:
+                problems.append(f"{name} is in state {state} after the call")
+            elif block.stored == DISK:
+                kept = b"".join(block.data[begin:end] for begin, end in block.ranges)
+                sized = [path for path in files if path.stat().st_size == block.size]
+                if kept and not any(path.read_bytes().startswith(kept) for path in sized):
+                    problems.append(f"no backup file holds the contents of {name}")
+            else:
+                problems += self._check_host_backup(block, name)
+        return problems
+
+    def _holds(self, block: Block, address: int) -> bool:
+        return all(self.machine.holds(address + begin, block.data[begin:end]) for begin, end in block.ranges)
+
+    def _check_host_backup(self, block: Block, name: str) -> list[str]:
+        problems = []
+        if block.ranges != ((0, block.size),) and core.host_backup(block.address, block.size) is not None:
+            problems.append(f"there is a whole backup of {name}, of which a part was kept")
+        for begin, end in block.ranges:
+            view = core.host_backup(block.address + begin, end - begin)
+            if view is None or not self.machine.holds(view.address, block.data[begin:end]):
+                problems.append(f"the backup of bytes {begin} to {end} of {name} is wrong or missing")
+        return problems
+
+    def check_books(self) -> list[str]:
+        """The counters against the states, and against what the simulated GPU holds."""
+        counters, rows = core.counters(), core.segments()
+        reserved = {state: sum(row[2] for row in rows if row[5] == state) for state in STATE_NAMES}
+        damaged = sum(row[5] == DAMAGED for row in rows)
+        problems = []
+        if {row[0] for row in rows} != set(self.blocks):
+            problems.append("the allocations listed are not those that their owner has")
+        if counters["allocations"] != len(rows) or counters["damaged"] != damaged:
+            problems.append(f"counted {counters['allocations']} allocations, {counters['damaged']} damaged: {rows}")
+        if counters["paused_bytes"] != reserved[PAUSED]:
+            problems.append(f"paused_bytes {counters['paused_bytes']}, really {reserved[PAUSED]}")
+        if not reserved[ACTIVE] <= counters["resident_bytes"] <= reserved[ACTIVE] + reserved[DAMAGED]:
+            problems.append(f"resident_bytes {counters['resident_bytes']}, really {reserved[ACTIVE]}")
+        physical = sum(self.machine.physical_bytes(device) for device in range(DEVICES))
+        waiting = any(counters[name] for name in ("quarantined_handles", *WAITING))
+        if not waiting and physical != counters["resident_bytes"]:
+            problems.append(f"{physical} bytes of physical memory, and resident_bytes is {counters['resident_bytes']}")
+        for tag in {block.tag for block in self.blocks.values()}:
+            paused = sum(row[5] != ACTIVE for row in rows if row[7] == tag)
+            if core.tag_info(tag)[0] != paused:
+                problems.append(f"tag_info says {core.tag_info(tag)[0]} of '{tag}' are paused, really {paused}")
+        return problems
+
+    @staticmethod
+    def check_error(step: Step, error: BaseException, faults: Iterable[Fault]) -> list[str]:
+        """The exception must name the call and the code."""
+        driver_call, result = getattr(error, "driver_call", ""), getattr(error, "driver_result", 0)
+        os_error = getattr(error, "os_error", 0)
+        if (driver_call, result) in step.causes:
+            return []
+        faults = tuple(faults)
+        # Where everything fails from a call on, another device's thread may meet a failure before that call is made.
+        codes = {fault.code for fault in faults if fault.call.domain == DRIVER} if len(faults) > 2 else set()
+        if result in codes and driver_call in str(error):
+            return []
+        for fault in faults:
+            if isinstance(error, DeviceLockedError) and (fault.call.name, fault.code) == ("flock", errno.EWOULDBLOCK):
+                return []  # which is how the system says that another process holds it
+            if isinstance(error, TorchMemorySaverError):
+                code = result if fault.call.domain == DRIVER else os_error
+                # A call may be counted under several names, by what it is called with.
+                name = fault.call.name.removesuffix("_of_system")
+                if driver_call == name and code == fault.code and name in str(error):
+                    return []
+            elif isinstance(error, MemoryError) and fault.call.name in ("malloc", "calloc", "realloc", "strdup"):
+                return []  # Python's own, out of the glue
+        named = f"driver_call={driver_call!r}, driver_result={result}, os_error={os_error}"
+        return [f"the exception does not name the call and the code: {type(error).__name__}({named}): {error}"]
+
+    @staticmethod
+    def check_tolerated(step: Step, fault: Fault, log: str, locked: bool) -> list[str]:
+        """Whether a call may succeed in spite of this: some do silently, others say so in the log. `locked`: all host memory
+        is page-locked; that a piece could not be is said once a process."""
+        if (
+            not locked
+            or fault.call.name in TOLERATED
+            or fault.call.name in step.tolerates
+            or (fault.call.domain == DRIVER and fault.code in step.waits_for)
+        ):
+            return []
+        if fault.call.domain != DRIVER and fault.code in (errno.EINTR, errno.EOPNOTSUPP):
+            return []
+        return [] if fault.call.name in log else [UNTOLD]
+
+    # ---- running ----
+
+    def attempt(self, call: Callable[[], None], step: Step, faults: Sequence[Fault]) -> Outcome:
+        """One call with `faults` in force, and everything that must be true after it, when they are not any more."""
+        before, count = self.states(), self.machine.fired()
+        held = self.holdings()
+        os.ftruncate(2, 0)
+        error: BaseException | None = None
+        self.armed = True
+        self.machine.arm(faults)
+        self.machine.record()
+        try:
+            call()
+        except Exception as caught:
+            error = caught
+        self.machine.settle()
+        calls = self.machine.recorded()
+        self.machine.disarm()
+        self.armed = False
+        self.note()
+        if self.holds_copies:
+            self.machine.drain()  # a copy must see that it was let go before the next hold
+        fired = self.machine.fired() - count
+        log = read_log()
+        # With one failure of several it was the first one's, or, on another thread, another one's.
+        blamed = faults if fired else ()
+        problems = step.verify(before, error, {fault.call.name for fault in blamed})
+        problems += self.check_contents() + self.check_books()
+        if error is not None and not step.keeps:
+            problems += self.check_kept(held, {fault.call.name for fault in blamed})
+        if error is None:
+            # Where everything fails from a call on, that call is the one that was certainly reached.
+            told = [fault for fault in blamed if fault is faults[0] or fault.times == 1]
+            # What waits because of the first is given back, and the allocation tried again.
+            if faults and faults[0].call.name in TOLERATED:
+                told = [fault for fault in told if (fault.call.name, fault.code) != ("cuMemCreate", OUT_OF_MEMORY)]
+            locked = self.machine.host_bytes() >= core.counters()["host_resident_bytes"]
+            # What was not unregistered hides what was not registered.
+            locked &= all(fault.call.name != "cuMemHostUnregister" for fault in blamed)
+            untold = [self.check_tolerated(step, fault, log, locked) for fault in told]
+            # Which of several was reached first depends on the threads where everything fails from a call on.
+            reached = len(faults) > 2 and any(fault.call.name in log for fault in faults)
+            # One message, as an exception is one.
+            reached |= step.logs_its_end and any(fault.call.name in log for fault in told)
+            if (fired >= len(faults) or all(untold)) and not reached:
+                problems += [problem for found in untold for problem in found]
+        elif blamed or step.causes:
+            problems += self.check_error(step, error, blamed)
+        else:
+            problems.append(f"failed without a cause: {type(error).__name__}: {error}")
+        return Outcome(error, problems, fired, calls)
+
+    def check_kept(self, before: dict[str, Any], failed: set[str]) -> list[str]:
+        """A call that failed has kept nothing of what it made, except what it could not give back."""
+        after = self.holdings()
+        if any(
+            held[name] for held in (before, after) for name in after if name in WAITING or name.startswith("quarantined")
+        ):
+            return []
+        return [
+            f"the failed call kept {name}: {before[name]}, now {after[name]}"
+            for name in after
+            if grew(before[name], after[name])
+            # Without a thread to give it back, host memory waits for the next call.
+            and not ((self.pools or "pthread_create" in failed) and is_of_host_memory(name))
+            and not (name == "mapped bytes" and "munmap" in failed)  # addresses that were never touched
+        ]
+
+    def complete(self) -> list[str]:
+        """With no cause of failure left: everything can be resumed, is right, and can be freed."""
+        problems = []
+        for device, size in self.taken.items():
+            self.machine.take_memory(device, -size)
+        self.taken.clear()
+        core.set_host_policy(core.HOST_RELEASE)
+        self.margin(0)
+        while core.counters()["visible_captures"]:
+            core.capture_end()
+        self.resume(None)
+        if set(self.states().values()) - {ACTIVE}:
+            problems.append("a resume of everything left something paused")
+        problems += self.check_contents()
+        for block in list(self.blocks.values()):
+            self.free(block)
+        self.reclaim()
+        self.machine.settle()
+        if self.pools:
+            core.release_host_memory()
+            self.machine.settle()
+        if self.backup_directory != self.directory / "backups":
+            self.set_directory(self.directory / "backups")
+        return problems

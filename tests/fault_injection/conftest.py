@@ -1,0 +1,34 @@
+"""Every test of this folder has the marker ``faults``. ``pytest -m faults`` injects more than plain ``pytest`` does."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+#: -fno-builtin: its own malloc must not be taken for the C library's.
+COMPILE = ["-std=c11", "-D_GNU_SOURCE", "-O2", "-Wall", "-fPIC", "-fvisibility=hidden", "-fno-builtin", "-shared"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker("faults")
+
+
+@pytest.fixture(scope="session")
+def interposer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library that lets calls of the C library fail, compiled."""
+    compiler = shutil.which(os.environ.get("CC", "cc").split()[0]) or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    path = tmp_path_factory.mktemp("interposer") / "interposer.so"
+    command = [compiler, *COMPILE, *map(str, sorted(HERE.glob("interposer*.c"))), "-o", str(path), "-ldl", "-pthread"]
+    built = subprocess.run(command, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    return path

@@ -1,0 +1,269 @@
+/* Stands between the library under test and the C library, counts what the one asks of the other, and lets chosen calls
+ * fail.
+ *
+ * Loaded with LD_PRELOAD into a worker process. Only calls whose return address lies in a watched object are counted or
+ * fail; everybody else's, the simulated GPU's among them, pass through. What the watched objects allocate and map is
+ * remembered, so that a test can ask what they still hold. A close that fails closes all the same, as the system's does.
+ *
+ * Here: what is watched, which calls are to fail, the records, and what a test asks and sets. */
+#include "interposer.h"
+
+#include <errno.h>
+#include <link.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { WATCHED_MOST = 8, TRACE_MOST = 1 << 16, LIVE_SLOTS = 1 << 16, MAPPED_MOST = 1 << 12, NAME_BYTES = 32 };
+
+static const char *const names[CALL_COUNT] = {
+#define NAME(name) #name,
+    CALLS(NAME)
+#undef NAME
+};
+
+typedef struct rule {
+    uint64_t succeed, fail;
+    int error;
+} rule_t;
+
+/* A block of memory that a watched object holds. */
+typedef struct live {
+    _Atomic uintptr_t address; /* 0: never used, 1: used once */
+} live_t;
+
+/* What a watched object has mapped, and not unmapped since. */
+typedef struct mapped {
+    uintptr_t begin, end;
+} mapped_t;
+
+static struct {
+    pthread_mutex_t lock;
+    struct {
+        uintptr_t begin, end;
+    } watched[WATCHED_MOST];
+    atomic_int watched_count;
+    bool recording;
+    size_t trace_count;
+    uint8_t trace[TRACE_MOST];
+    uint64_t stamps[TRACE_MOST];
+    uint64_t (*clock)(const char *);
+    rule_t rules[CALL_COUNT];
+    uint64_t fired;
+    live_t live[LIVE_SLOTS];
+    atomic_size_t live_count;
+    uint64_t blocks;
+    mapped_t mapped[MAPPED_MOST];
+    size_t mapped_count;
+    atomic_uint_least64_t threads;
+} it = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static bool in_watched_text(uintptr_t address) {
+    int count = atomic_load_explicit(&it.watched_count, memory_order_acquire);
+    for (int i = 0; i < count; i++) {
+        if (address >= it.watched[i].begin && address < it.watched[i].end) return true;
+    }
+    return false;
+}
+
+#ifdef __x86_64__
+static uint32_t displacement_at(const uint8_t *code) {
+    uint32_t displacement;
+    memcpy(&displacement, code, sizeof displacement);
+    return displacement;
+}
+
+/* Where an instruction with an address relative to its end, `end`, points to. */
+static const uint8_t *relative(const uint8_t *end) { return end + (int32_t)displacement_at(end - 4); }
+
+/* The function of another object that was called from `caller`, or NULL for one of the same object. The compiler turns a
+ * last call into a jump, so that what Python calls for a watched object has the watched object's return address as well. */
+static const void *called_from(const uint8_t *caller) {
+    enum { DIRECT = 0xE8, INDIRECT = 0xFF, THROUGH_RIP = 0x15, JUMP_THROUGH_RIP = 0x25, BND = 0xF2 };
+    static const uint8_t landing[] = {0xF3, 0x0F, 0x1E, 0xFA}; /* endbr64 */
+    const void *const *slot = NULL;
+    if (caller[-6] == INDIRECT && caller[-5] == THROUGH_RIP) {
+        slot = (const void *const *)(uintptr_t)relative(caller);
+    } else if (caller[-5] == DIRECT) {
+        const uint8_t *code = relative(caller);
+        if (!in_watched_text((uintptr_t)code)) return code;
+        if (memcmp(code, landing, sizeof landing) == 0) code += sizeof landing;
+        if (*code == BND) code++;
+        if (code[0] == INDIRECT && code[1] == JUMP_THROUGH_RIP) slot = (const void *const *)(uintptr_t)relative(code + 6);
+    }
+    return slot ? *slot : NULL;
+}
+#else
+static const void *called_from(const uint8_t *caller) {
+    (void)caller;
+    return NULL;
+}
+#endif
+
+bool is_watched(const void *caller, call_t call) {
+    if (!in_watched_text((uintptr_t)caller)) return false;
+    const void *called = called_from(caller);
+    return !called || called == functions[call] || called == checked_functions[call];
+}
+
+bool fails(call_t call, const void *caller) {
+    if (!is_watched(caller, call)) return false;
+    /* The simulated GPU's count of calls puts both records in one order. It has its own lock and never calls back. */
+    uint64_t stamp = it.recording && it.clock ? it.clock("*") : 0;
+    bool failing = false;
+    pthread_mutex_lock(&it.lock);
+    if (it.recording && it.trace_count < TRACE_MOST) {
+        it.stamps[it.trace_count] = stamp;
+        it.trace[it.trace_count++] = (uint8_t)call;
+    }
+    rule_t *rule = &it.rules[call];
+    if (rule->fail && rule->succeed) {
+        rule->succeed--;
+    } else if (rule->fail) {
+        rule->fail--;
+        it.fired++;
+        failing = true;
+    }
+    int error = rule->error;
+    pthread_mutex_unlock(&it.lock);
+    if (failing) errno = error;
+    return failing;
+}
+
+static size_t slot_of(uintptr_t address) { return (address >> 4) * UINT64_C(0x9E3779B97F4A7C15) >> 48; }
+
+void *keep(call_t call, void *address, const void *caller) {
+    if (!address || !is_watched(caller, call)) return address;
+    pthread_mutex_lock(&it.lock);
+    size_t slot = slot_of((uintptr_t)address);
+    while (atomic_load(&it.live[slot].address) > 1) slot = (slot + 1) % LIVE_SLOTS;
+    atomic_store(&it.live[slot].address, (uintptr_t)address);
+    atomic_fetch_add(&it.live_count, 1);
+    it.blocks++;
+    pthread_mutex_unlock(&it.lock);
+    return address;
+}
+
+void forget(void *address) {
+    if (!address || !atomic_load_explicit(&it.live_count, memory_order_relaxed)) return;
+    size_t slot = slot_of((uintptr_t)address);
+    for (uintptr_t found; (found = atomic_load(&it.live[slot].address)) != (uintptr_t)address;
+         slot = (slot + 1) % LIVE_SLOTS) {
+        if (!found) return;
+    }
+    pthread_mutex_lock(&it.lock);
+    atomic_store(&it.live[slot].address, 1);
+    atomic_fetch_sub(&it.live_count, 1);
+    it.blocks--;
+    pthread_mutex_unlock(&it.lock);
+}
+
+/* Under the lock. */
+static void add_mapped(uintptr_t begin, uintptr_t end) {
+    if (begin < end && it.mapped_count < MAPPED_MOST) it.mapped[it.mapped_count++] = (mapped_t){begin, end};
+}
+
+void keep_mapped(uintptr_t begin, uintptr_t end) {
+    pthread_mutex_lock(&it.lock);
+    add_mapped(begin, end);
+    pthread_mutex_unlock(&it.lock);
+}
+
+void forget_mapped(uintptr_t begin, uintptr_t end) {
+    if (it.mapped_count == 0) return;
+    pthread_mutex_lock(&it.lock);
+    for (size_t i = 0; i < it.mapped_count;) {
+        mapped_t one = it.mapped[i];
+        if (one.end <= begin || end <= one.begin) {
+            i++;
+            continue;
+        }
+        it.mapped[i] = it.mapped[--it.mapped_count];
+        add_mapped(one.begin, begin);
+        add_mapped(end, one.end);
+        i = 0;
+    }
+    pthread_mutex_unlock(&it.lock);
+}
+
+void count_thread(int change) { atomic_fetch_add(&it.threads, (uint_least64_t)change); }
+
+/* ---- control ---- */
+
+static int watch_object(struct dl_phdr_info *info, size_t size, void *wanted) {
+    (void)size;
+    const char *path = wanted;
+    size_t length = strlen(path), found = strlen(info->dlpi_name);
+    if (found < length || strcmp(info->dlpi_name + found - length, path) != 0) return 0;
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+        const ElfW(Phdr) *header = &info->dlpi_phdr[i];
+        int count = atomic_load(&it.watched_count);
+        if (header->p_type != PT_LOAD || !(header->p_flags & PF_X) || count == WATCHED_MOST) continue;
+        it.watched[count].begin = info->dlpi_addr + header->p_vaddr;
+        it.watched[count].end = it.watched[count].begin + header->p_memsz;
+        atomic_store_explicit(&it.watched_count, count + 1, memory_order_release);
+    }
+    return 0;
+}
+
+/* Watches the loaded objects whose path ends so; returns the number of pieces of text that are watched. */
+EXPORT int tms_fault_watch(const char *path) {
+    dl_iterate_phdr(watch_object, (void *)(uintptr_t)path);
+    return atomic_load(&it.watched_count);
+}
+
+EXPORT void tms_fault_clock(uint64_t (*clock)(const char *)) { it.clock = clock; }
+
+EXPORT void tms_fault_record(int on) {
+    pthread_mutex_lock(&it.lock);
+    it.recording = on != 0;
+    if (on) it.trace_count = 0;
+    pthread_mutex_unlock(&it.lock);
+}
+
+/* The calls since recording began: one name and the number of driver calls before it a row. */
+EXPORT size_t tms_fault_trace_length(void) { return it.trace_count; }
+EXPORT const char *tms_fault_trace_name(size_t row) { return names[it.trace[row]]; }
+EXPORT uint64_t tms_fault_trace_stamp(size_t row) { return it.stamps[row]; }
+
+EXPORT int tms_fault_fail_after(const char *name, uint64_t succeed, uint64_t fail, int error) {
+    for (int call = 0; call < CALL_COUNT; call++) {
+        if (strcmp(names[call], name) != 0) continue;
+        pthread_mutex_lock(&it.lock);
+        it.rules[call] = (rule_t){.succeed = succeed, .fail = fail, .error = error};
+        pthread_mutex_unlock(&it.lock);
+        return 0;
+    }
+    return 1;
+}
+
+EXPORT void tms_fault_stop(void) {
+    pthread_mutex_lock(&it.lock);
+    memset(it.rules, 0, sizeof it.rules);
+    pthread_mutex_unlock(&it.lock);
+}
+
+EXPORT uint64_t tms_fault_fired(void) { return it.fired; }
+EXPORT uint64_t tms_fault_blocks(void) { return it.blocks; }
+EXPORT uint64_t tms_fault_mapped_bytes(void) {
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < it.mapped_count; i++) bytes += it.mapped[i].end - it.mapped[i].begin;
+    return bytes;
+}
+/* Of it, what the system has found pages for. */
+EXPORT uint64_t tms_fault_touched_bytes(void) {
+    uint64_t bytes = 0;
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    for (size_t i = 0; i < it.mapped_count; i++) {
+        for (uintptr_t at = it.mapped[i].begin; at < it.mapped[i].end; at += page) {
+            unsigned char resident = 0;
+            if (mincore((void *)at, page, &resident) == 0 && resident & 1) bytes += page;
+        }
+    }
+    return bytes;
+}
+EXPORT uint64_t tms_fault_threads(void) { return it.threads; }
+/* The names of what can fail, NULL after the last. */
+EXPORT const char *tms_fault_name(size_t row) { return row < CALL_COUNT ? names[row] : NULL; }

@@ -1,0 +1,39 @@
+"""The list of scenarios, and what they share: each makes its allocations and returns the step under test (steps.py).
+
+`fresh` ones run each time in a new process that has not used the library yet. The worker gives every other scenario a thread
+with device 0's context current, as PyTorch does, and device 1 in use. Nothing is imported that uses the library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from step import Step
+    from world import World
+
+NONE, PINNED, MMAP, DISK = range(4)
+RELEASE, POOL, RETAIN = 1, 2, 3
+KINDS = {"none": NONE, "pinned": PINNED, "mmap": MMAP, "disk": DISK}
+
+#: Two pieces of physical memory for the large one; neither size is a whole number of pages.
+SMALL, LARGE = 1_000_003, (2 << 20) + 70_001
+
+
+@dataclass(frozen=True)
+class Scenario:
+    prepare: Callable[[Any], Any]
+    fresh: bool = False
+
+
+SCENARIOS: dict[str, Scenario] = {}
+
+
+def scenario(name: str, fresh: bool = False) -> Callable[[Callable[[World], Step]], Callable[[World], Step]]:
+    def add(prepare: Callable[[World], Step]) -> Callable[[World], Step]:
+        SCENARIOS[name] = Scenario(prepare, fresh)
+        return prepare
+
+    return add

@@ -1,0 +1,212 @@
+"""What is done while calls fail: allocations, frees, captures, and the directory of backup files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from scenario import DISK, KINDS, LARGE, MMAP, NONE, PINNED, SMALL, scenario
+
+if TYPE_CHECKING:
+    from step import Step
+    from world import World
+
+
+# ---- allocations ----
+
+
+@scenario("allocate")
+def _(world: World) -> Step:
+    return world.allocate_step(lambda: world.allocate(LARGE, PINNED))
+
+
+@scenario("allocate_on_other_device")
+def _(world: World) -> Step:
+    return world.allocate_step(lambda: world.allocate(SMALL, NONE, device=1))
+
+
+@scenario("allocate_with_margin")
+def _(world: World) -> Step:
+    world.margin(1 << 20)
+    return world.allocate_step(lambda: world.allocate(SMALL, NONE))
+
+
+@scenario("allocate_reclaiming")
+def _(world: World) -> Step:
+    """Out of memory at first; what the driver had refused to take back makes room."""
+    block = world.allocate(LARGE, NONE)
+    world.allocate(SMALL, PINNED)
+    world.free_refused(block)
+    world.fill_device(0)
+    return world.allocate_step(lambda: world.allocate(SMALL, NONE), out_of_memory=True)
+
+
+@scenario("first_allocation", fresh=True)
+def _(world: World) -> Step:
+    """Loads the driver, asks for its devices, makes everything that is made once."""
+    step = world.allocate_step(lambda: world.allocate(SMALL, PINNED))
+    # The driver's file is looked at before dlopen, which looks again and says what is wrong.
+    step.tolerates = {"stat", "open", "pread"}
+    return step
+
+
+@scenario("first_pause", fresh=True)
+def _(world: World) -> Step:
+    world.use_device(0)
+    world.allocate(SMALL, DISK)
+    world.allocate(SMALL, PINNED)
+    return world.pause_step()
+
+
+@scenario("new_tag", fresh=True)
+def _(world: World) -> Step:
+    world.use_device(0)
+    world.allocate(SMALL, NONE)
+    return world.allocate_step(lambda: world.allocate(SMALL, NONE, "never seen"))
+
+
+@scenario("many_new_tags", fresh=True)
+def _(world: World) -> Step:
+    """So many that their table grows; which of them are made cannot be seen."""
+    world.use_device(0)
+    world.allocate(SMALL, NONE)
+    return world.other_step(world.make_tags)
+
+
+@scenario("pause_unused", fresh=True)
+def _(world: World) -> Step:
+    """Nothing was ever allocated."""
+    return world.pause_step()
+
+
+# ---- frees ----
+
+
+def _free(kind: int) -> Callable[[World], Step]:
+    def prepare(world: World) -> Step:
+        return world.free_step([world.allocate(SMALL, kind), world.allocate(LARGE, kind)])
+
+    return prepare
+
+
+def _free_paused(kind: int) -> Callable[[World], Step]:
+    def prepare(world: World) -> Step:
+        blocks = [world.allocate(SMALL, kind), world.allocate(LARGE, kind)]
+        world.allocate(SMALL, kind)
+        world.pause(None)
+        return world.free_step(blocks)
+
+    return prepare
+
+
+scenario("free_active")(_free(NONE))
+for _name, _kind in KINDS.items():
+    scenario(f"free_paused_{_name}")(_free_paused(_kind))
+
+
+@scenario("free_active_after_disk")
+def _(world: World) -> Step:
+    """The file of an allocation that was paused once is kept until it is freed."""
+    blocks = [world.allocate(SMALL, DISK), world.allocate(SMALL, DISK)]
+    world.cycle()
+    return world.free_step(blocks)
+
+
+@scenario("free_active_retained")
+def _(world: World) -> Step:
+    world.retain(True)
+    blocks = [world.allocate(SMALL, PINNED), world.allocate(SMALL, MMAP)]
+    world.cycle()
+    return world.free_step(blocks)
+
+
+@scenario("free_damaged")
+def _(world: World) -> Step:
+    block = world.allocate(SMALL, PINNED)
+    world.damage(block)
+    return world.free_step([block])
+
+
+@scenario("free_two_devices")
+def _(world: World) -> Step:
+    return world.free_step([world.allocate(SMALL, NONE, device=device) for device in (1, 0)])
+
+
+@scenario("free_while_pausing")
+def _(world: World) -> Step:
+    block = world.allocate(SMALL, PINNED)
+    world.allocate(SMALL, MMAP)
+    step = world.free_in_transition(block, world.pause, lambda: world.hold(block))
+    # Memory that could not be page-locked, which is said once a process, has gone with the block.
+    step.tolerates = {"cuDevicePrimaryCtxGetState", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent"}
+    return step
+
+
+@scenario("free_while_saving_to_disk")
+def _(world: World) -> Step:
+    block = world.allocate(SMALL, DISK)
+    world.allocate(SMALL, DISK)
+    return world.free_in_transition(block, world.pause, world.hold_copies)
+
+
+@scenario("free_while_resuming")
+def _(world: World) -> Step:
+    block = world.allocate(SMALL, PINNED)
+    world.allocate(SMALL, DISK)
+    world.pause(None)
+    return world.free_in_transition(block, world.resume, world.hold_copies)
+
+
+@scenario("release_views")
+def _(world: World) -> Step:
+    """Views of backups that outlive their allocations: the memory goes with them."""
+    blocks = [world.allocate(SMALL, PINNED), world.allocate(SMALL, MMAP)]
+    world.pause(None)
+    views = [world.view(block) for block in blocks]
+    for block in blocks:
+        world.free(block)
+    return world.free_step([], views.clear)
+
+
+# ---- captures ----
+
+
+@scenario("capture_end")
+def _(world: World) -> Step:
+    """The frees that a capture put off."""
+    blocks = [world.allocate(SMALL, NONE), world.allocate(SMALL, NONE, device=1)]
+    world.allocate(SMALL, NONE)
+    world.capture_begin()
+    for block in blocks:
+        world.free(block)
+    return world.free_step([], world.capture_end)
+
+
+@scenario("allocate_in_capture")
+def _(world: World) -> Step:
+    """Outside any region, with the capture's settings: what autograd's threads do for a graph pool."""
+    block = world.allocate(SMALL, NONE)
+    world.capture_begin("a")
+    world.free(block)
+    return world.allocate_step(lambda: world.allocate_outside(SMALL, "a"), out_of_memory=True)
+
+
+@scenario("capture_begin", fresh=True)
+def _(world: World) -> Step:
+    return world.other_step(lambda: world.capture_begin("graph"))
+
+
+# ---- the directory of backup files ----
+
+
+def _set_directory(remains: bool) -> Callable[[World], Step]:
+    def prepare(world: World) -> Step:
+        world.allocate(SMALL, DISK)
+        world.pause(None)
+        return world.directory_step(remains)
+
+    return prepare
+
+
+scenario("set_disk_directory")(_set_directory(False))
+scenario("set_disk_directory_with_remains")(_set_directory(True))

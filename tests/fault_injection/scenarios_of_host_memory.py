@@ -1,0 +1,97 @@
+"""What is done while calls fail: host memory that is pooled, retained, reserved and released."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scenario import LARGE, MMAP, PINNED, RELEASE, RETAIN, SMALL, scenario
+
+if TYPE_CHECKING:
+    from step import Step
+    from world import World
+
+
+# ---- what becomes of host memory ----
+
+
+def _pooled(world: World) -> None:
+    world.pool()
+    world.allocate(SMALL, PINNED)
+    world.allocate(LARGE, PINNED)
+    world.allocate(SMALL, MMAP, "b")
+
+
+@scenario("pause_pool_cold")
+def _(world: World) -> Step:
+    _pooled(world)
+    return world.pause_step()
+
+
+@scenario("pause_pool_warm")
+def _(world: World) -> Step:
+    _pooled(world)
+    world.cycle()
+    world.rewrite()
+    return world.pause_step()
+
+
+@scenario("pause_pool_larger")
+def _(world: World) -> Step:
+    """Some of it is in the pool."""
+    _pooled(world)
+    world.cycle()
+    world.rewrite()
+    world.allocate(LARGE, PINNED)
+    return world.pause_step()
+
+
+@scenario("resume_to_pool")
+def _(world: World) -> Step:
+    _pooled(world)
+    world.pause(None)
+    return world.resume_step()
+
+
+@scenario("resume_pool_released")
+def _(world: World) -> Step:
+    _pooled(world)
+    world.cycle()
+    world.pause(None)
+    return world.resume_step(host_policy=RELEASE)
+
+
+@scenario("resume_to_retain")
+def _(world: World) -> Step:
+    world.allocate(SMALL, PINNED)
+    world.allocate(LARGE, MMAP)
+    world.pause(None)
+    return world.resume_step(host_policy=RETAIN)
+
+
+@scenario("reserve_host_memory")
+def _(world: World) -> Step:
+    return world.reserve_step(LARGE)
+
+
+@scenario("reserve_more_host_memory")
+def _(world: World) -> Step:
+    _pooled(world)
+    world.cycle()
+    return world.reserve_step(4 * LARGE)
+
+
+@scenario("pause_into_reserved")
+def _(world: World) -> Step:
+    world.allocate(LARGE, PINNED)
+    world.reserve(2 * LARGE)
+    return world.pause_step()
+
+
+@scenario("release_views_after_resume")
+def _(world: World) -> Step:
+    """Views of backups that the resume had to leave: the memory goes with them."""
+    blocks = [world.allocate(SMALL, PINNED), world.allocate(SMALL, MMAP)]
+    world.pause(None)
+    views = [world.view(block) for block in blocks]
+    world.resume(None)
+    return world.free_step([], views.clear)

@@ -1,0 +1,39 @@
+"""A call under test, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from machine import Call
+
+
+@dataclass
+class Outcome:
+    """What one call did: the exception it raised, if any, and what is wrong."""
+
+    error: BaseException | None
+    problems: list[str]
+    fired: int
+    calls: list[Call]
+
+
+@dataclass
+class Step:
+    """The call under test. `verify` is told the states before, the exception or None, and the names of what failed; `retry`
+    is what a user does when the cause of a failure is gone."""
+
+    run: Callable[[], None]
+    verify: Callable[[dict[int, int], BaseException | None, set[str]], list[str]]
+    retry: Callable[[], None] | None = None
+    finish: Callable[[], None] | None = None
+    #: What the call may say beside the injected failure, because it is true: (call, code).
+    causes: set[tuple[str, int]] = field(default_factory=set)
+    #: Codes of the driver that the call waits out, or that make it wait until later.
+    waits_for: set[int] = field(default_factory=set)
+    #: Functions that may fail unnoticed in this scenario only.
+    tolerates: set[str] = field(default_factory=set)
+    #: A failure may leave something made: what is made once a process, or what another thread freed meanwhile is gone.
+    keeps: bool = False
+    #: No caller gets its failure, so that one message in the log stands for all that failed.
+    logs_its_end: bool = False

@@ -1,0 +1,283 @@
+"""The calls under test, each with what must be true after it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from blocks import ACTIVE, DAMAGED, DISK, PAUSED, PAUSING, RESUMING, Block
+from checks import REFUSALS, CheckedWorld, read_log
+from machine import CAPTURE_UNSUPPORTED, OUT_OF_MEMORY
+from step import Step
+
+from torch_memory_saver import _core as core
+
+#: The end of the names that a process which is dead could have left, what follows it, and what is not of such a process.
+DEAD = "999999999-0123456789abcdef"
+REMAINS = (".lock", "-0.backup", "-17.backup", ".new")
+OTHERS = ("notes.txt", "tms-1-0.lock", f"tms-0123456789abcdef-{DEAD}.lock")
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Looks again and again, giving other threads their turn. What is waited for must stay once it is there."""
+    while not condition():
+        time.sleep(0)
+
+
+def let_go(failed: Callable[[], bool], ended: threading.Event, go_on: Callable[[], None]) -> None:
+    """Lets go on what is held once something has failed, or the call that was to come first has ended."""
+    wait_until(lambda: ended.is_set() or failed())
+    go_on()
+
+
+class Steps(CheckedWorld):
+    """The world with the steps that scenarios return."""
+
+    def pause_step(self, tags: Iterable[str] | None = None, **options: Any) -> Step:
+        def verify(before: dict[int, int], error: BaseException | None, failed: set[str]) -> list[str]:
+            return self.verify_move(self._tags(tags), ACTIVE, PAUSED, before, error, failed)
+
+        return Step(lambda: self.pause(tags, **options), verify)
+
+    def resume_step(self, tags: Iterable[str] | None = None, **options: Any) -> Step:
+        def verify(before: dict[int, int], error: BaseException | None, failed: set[str]) -> list[str]:
+            return self.verify_move(self._tags(tags), PAUSED, ACTIVE, before, error, failed)
+
+        step = Step(lambda: self.resume(tags, **options), verify)
+        if options.get("timeout"):
+            step.waits_for.add(OUT_OF_MEMORY)
+        return step
+
+    def pending_step(self, tags: Iterable[str] | None = None, stream: bool = False, **options: Any) -> Step:
+        """A resume in the background. `stream`: one of the program's waits for its contents, before any copy is done."""
+
+        def run() -> None:
+            pending: list[Any] = []
+            refused: list[BaseException] = []
+            step.keeps = False
+            for block in self._chosen(tags):
+                block.zeroed = options.get("zero", False)
+            fired, ended = self.machine.fired(), threading.Event()
+            go_on = self.hold_copies() if stream else lambda: None
+            # What goes wrong before all copies are queued must wait for those that are.
+            letting_go = threading.Thread(target=let_go, args=(lambda: self.machine.fired() > fired, ended, go_on))
+            letting_go.start()
+            try:
+                pending.append(core.resume_begin(self._tags(tags), None, **options))
+                try:
+                    if stream:
+                        core.pending_wait_stream(pending[0], 0)
+                except Exception as error:
+                    refused.append(error)
+                ended.set()
+                core.pending_wait(pending[0])
+                if refused:
+                    step.keeps = True  # it is about the stream, and the resume keeps what it has made
+                    raise refused.pop()
+            finally:
+                ended.set()
+                letting_go.join()
+                pending.clear()  # what is raised refers to this frame
+                refused.clear()
+
+        def verify(before: dict[int, int], error: BaseException | None, failed: set[str]) -> list[str]:
+            if step.keeps:
+                error = None
+            # Kernels of the program may use what a failed copy was to restore.
+            allowed = REFUSALS | failed if stream else REFUSALS
+            return self.verify_move(self._tags(tags), PAUSED, ACTIVE, before, error, failed, allowed)
+
+        step = Step(run, verify)
+        return step
+
+    def dropped_step(self, tags: Iterable[str] | None = None) -> Step:
+        """A resume in the background whose end no caller waits for. What goes wrong is logged."""
+
+        def run() -> None:
+            core.resume_begin(self._tags(tags), None)
+
+        def verify(before: dict[int, int], error: BaseException | None, failed: set[str]) -> list[str]:
+            after = self.states()
+            states = {after[block.address] for block in self._chosen(tags)}
+            if len(states) == 1 and (ACTIVE in states or (PAUSED in states and failed)):
+                return []
+            return [] if DAMAGED in states and failed & REFUSALS else [f"a resume that nobody waited for left {states}"]
+
+        return Step(run, verify, retry=lambda: self.resume(tags), keeps=True, logs_its_end=True)
+
+    @staticmethod
+    def repairing(step: Step) -> Step:
+        """One that also tries what is damaged again, and leaves it for later while a graph is captured."""
+        step.waits_for.add(CAPTURE_UNSUPPORTED)
+        return step
+
+    def free_step(self, blocks: list[Block], call: Callable[[], None] | None = None) -> Step:
+        """Frees never fail: what is refused waits."""
+
+        def run() -> None:
+            for block in blocks:
+                self.free(block)
+            if call:
+                call()
+
+        def verify(before: dict[int, int], error: BaseException | None, failed: set[str]) -> list[str]:
+            problems = [] if error is None else [f"a free failed: {error}"]
+            after = self.states()
+            gone = {block.address for block in blocks}
+            if set(after) != set(before) - gone:
+                problems.append("other allocations than the freed ones are gone, or a freed one is still there")
+            return problems + self.unchanged(before, after, set())
+
+        return Step(run, verify, retry=self.reclaim, waits_for={CAPTURE_UNSUPPORTED})
+
+    def allocate_step(self, allocate: Callable[[], Block], out_of_memory: bool = False) -> Step:
+        """`out_of_memory`: the driver has none left, or something waits to be given back."""
+
+        def verify(before: dict[int, int], error: BaseException | None, failed: set[str]) -> list[str]:
+            after = self.states()
+            added = set(after) - set(before)
+            problems = self.unchanged(before, after, set())
+            if len(added) != (0 if error else 1) or not set(before) <= set(after):
+                problems.append(
+                    f"{len(added)} allocations more after an allocation that {'failed' if error else 'succeeded'}"
+                )
+            if any(after[address] != ACTIVE for address in added):
+                problems.append("what was allocated is not ACTIVE")
+            return problems
+
+        step = Step(lambda: [allocate()].clear(), verify)
+        if out_of_memory:
+            step.causes.add(("cuMemCreate", OUT_OF_MEMORY))
+            step.waits_for.add(OUT_OF_MEMORY)  # what waits is given back, and the call tried again
+        return step
+
+    def other_step(self, run: Callable[[], None], expect: Callable[[BaseException | None], list[str]] | None = None) -> Step:
+        """A call that changes no state of any allocation."""
+
+        def verify(before: dict[int, int], error: BaseException | None, failed: set[str]) -> list[str]:
+            after = self.states()
+            problems = [] if set(after) == set(before) else ["allocations came or went"]
+            return problems + self.unchanged(before, after, set()) + (expect(error) if expect else [])
+
+        return Step(run, verify)
+
+    def reserve(self, size: int) -> None:
+        """Host memory is there for later backups once this has returned."""
+        self.pools = True
+        core.reserve_host_memory(size, 0)
+        self.machine.settle()
+
+    def reserve_step(self, size: int) -> Step:
+        """What goes wrong in the background is logged; some of it may then be there."""
+        self.pools = True
+
+        def expect(error: BaseException | None) -> list[str]:
+            counters = core.counters()
+            if error is not None or counters["host_pooled_bytes"] >= size:
+                return []
+            log = read_log()
+            return [] if "What was made ready before stays" in log else [f"nothing is said of what is not there: {counters}"]
+
+        return self.other_step(lambda: core.reserve_host_memory(size, 0), expect)
+
+    def free_in_transition(self, block: Block, move: Callable[[], None], held: Callable[[], Callable[[], None]]) -> Step:
+        """`move` on a second thread, and a free of `block` while it is in its hands. `held` makes the move wait, and returns
+        what lets it go on."""
+        others = [other for other in self.blocks.values() if other is not block]
+        result: list[BaseException | None] = []
+
+        def target() -> None:
+            try:
+                move()
+                result.append(None)
+            except BaseException as error:
+                result.append(error)
+
+        def run() -> None:
+            result.clear()
+            freeable = block.address in self.blocks
+            go_on = held() if freeable else None
+            thread = threading.Thread(target=target)
+            thread.start()
+            if go_on:
+                wait_until(lambda: bool(result) or self.state(block) in (PAUSING, RESUMING))
+                # A move that failed at once has not begun, or has put everything back: then the next try frees it. One that
+                # fails just now leaves a free that waits for the device, so that the device must not wait for the free.
+                if not result:
+                    freeing = threading.Thread(target=self.free, args=(block,))
+                    freeing.start()
+                    wait_until(lambda: bool(result) or not freeing.is_alive())
+                    go_on()
+                    freeing.join()
+                else:
+                    go_on()
+            thread.join()
+            if result[0] is not None:
+                raise result[0]
+
+        def verify(before: dict[int, int], error: BaseException | None, failed: set[str]) -> list[str]:
+            after = self.states()
+            problems = []
+            if block.address in after and block.address not in self.blocks:
+                problems.append("an allocation freed in transition is still there")
+            states = {after.get(other.address) for other in others}
+            if len(states - {DAMAGED}) > 1:
+                problems.append(f"part of them moved: {states}")
+            if DAMAGED in states and not failed & REFUSALS:
+                problems.append("DAMAGED without a refusal of the driver")
+            return problems
+
+        return Step(run, verify, keeps=True, waits_for={CAPTURE_UNSUPPORTED})
+
+    def allocate_outside(self, size: int, tag: str) -> Block:
+        """Outside any region."""
+        return self.adopt(core.allocate(size, 0), size, 0, tag + self.tag_suffix, 0)
+
+    def lock_domain(self) -> str:
+        """As it stands in the names of this process's backup files."""
+        probe = self.allocate(1000, DISK, "probe")
+        self.pause(("probe",))
+        backup = next(self.backup_directory.glob(f"tms-*-{os.getpid()}-*.backup"))
+        self.free(probe)
+        return backup.name.split("-")[1]
+
+    def directory_step(self, remains: bool) -> Step:
+        """Another directory for backup files, which does not exist, or holds what a dead process left."""
+        former, wanted = self.backup_directory, self.new_directory()
+        dead = f"tms-{self.lock_domain()}-{DEAD}"
+        remaining = {dead + end for end in REMAINS}
+        others = {*OTHERS, f"{dead}-0.backup.kept"}
+        if remains:
+            wanted.mkdir()
+            for name in remaining | others:
+                (wanted / name).write_text(name)
+            os.utime(wanted / f"{dead}.new", (0, 0))  # a young one may be about to be locked
+            (wanted / f"{dead}-1.backup").symlink_to(wanted / "notes.txt")
+
+        def run() -> None:
+            self.set_directory(wanted)
+
+        def verify(before: dict[int, int], error: BaseException | None, failed: set[str]) -> list[str]:
+            problems = [] if self.states() == before else ["allocations changed"]
+            # What is paused next goes to the directory that is in force.
+            files = set(self.directory.rglob("*.backup"))
+            probe = self.allocate(1000, DISK, "probe")
+            self.pause(("probe",))
+            made = {path.parent for path in set(self.directory.rglob("*.backup")) - files}
+            self.free(probe)
+            if made != {former if error else wanted}:
+                problems.append(f"the directory in force is {made}")
+            left = sorted(path.name for path in wanted.iterdir()) if wanted.exists() else []
+            if remains and not others <= set(left):
+                problems.append(f"somebody else's files are gone: {left}")
+            if remains and not error and not failed and remaining & set(left):
+                problems.append(f"a dead process's files are still there: {left}")
+            return problems
+
+        def finish() -> None:
+            self.remove_directory(wanted, (*remaining, *others, f"{dead}-1.backup"))
+
+        return Step(run, verify, finish=finish)

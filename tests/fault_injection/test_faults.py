@@ -1,0 +1,266 @@
+"""Every call of every scenario fails once, and nothing is lost, leaked or untrue afterwards.
+
+Each scenario runs in a worker process of its own (worker.py), which goes on from injection to injection, because each must
+end clean. After one that did not, or that killed the worker, a new worker goes on with the next.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torch_memory_saver._saver.preload import LIBRARY_NAME, library_path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+SCENARIOS = sorted(importlib.import_module("all_scenarios").SCENARIOS)
+#: These also with the preload library loaded, which then holds the state in the place of the package's own library.
+PRELOADED = [
+    *("capture_end", "first_allocation", "free_while_resuming", "pause_disk", "pause_live", "pause_pool_warm"),
+    *("resume_mixture", "resume_pending_stream"),
+]
+
+#: A worker is ended by itself long before, if an injection hangs.
+WORKER_SECONDS = 3600
+DISK_CHUNK_MB = "1"
+
+#: The name of a scenario, and whether the preload library is there.
+Case = tuple[str, bool]
+#: Which injection: its number, and that of the second failure that goes with the first, or 0.
+Position = tuple[int, int]
+
+
+@dataclass
+class Result:
+    points: int = 0
+    injected: int = 0
+    visited: set[str] = field(default_factory=set)
+    wanted: set[str] = field(default_factory=set)
+    problems: list[str] = field(default_factory=list)
+
+
+class Run:
+    """One scenario, by as many workers as it takes."""
+
+    def __init__(self, scenario: str, preloaded: bool, interposer: Path, directory: Path, full: bool) -> None:
+        self.scenario, self.preloaded, self.directory, self.full = scenario, preloaded, directory, full
+        self.libraries = [str(interposer), str(library_path())] if preloaded else [str(interposer)]
+        self.result = Result()
+        self.log = directory / "log"
+
+    def _worker(self, skip: Position) -> tuple[int, list[dict[str, Any]]]:
+        backups = self.directory / f"from-{skip[0]}-{skip[1]}"
+        backups.mkdir()
+        environment = {
+            **os.environ,
+            "LD_PRELOAD": ":".join(self.libraries),
+            "TMS_DISK_BACKUP_DIR": str(backups / "backups"),
+            "TMS_DISK_BACKUP_CHUNK_MB": DISK_CHUNK_MB,
+            "TMS_LOCK_DIR": str(self.directory / "locks"),
+            # A worker injects many failures, of which the log would tell the like of once (checks.py, read_log).
+            "TMS_LOG_LEVEL": "debug",
+        }
+        command = [sys.executable, str(HERE / "worker.py"), self.scenario, "--directory", str(backups)]
+        command += ["--skip", *map(str, skip)]
+        with self.log.open("ab") as log:
+            done = subprocess.run(
+                command + ["--full"] * self.full, env=environment, stdout=subprocess.PIPE, stderr=log, timeout=WORKER_SECONDS
+            )
+        return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+
+    def go(self) -> Result:
+        skip: Position | None = (0, 0)
+        while skip is not None:
+            skip = self._read(skip, *self._worker(skip))
+        return self.result
+
+    def _read(self, skip: Position, status: int, rows: list[dict[str, Any]]) -> Position | None:
+        """Takes what a worker told. Where the next one goes on, or None."""
+        result, begun, following = self.result, None, None
+        finished = False
+        for row in rows:
+            if "counted" in row:
+                result.points = row["counted"]
+                if (row["library"] == LIBRARY_NAME) != self.preloaded:
+                    result.problems.append(f"{self.scenario}: the state is held by {row['library']}")
+                result.problems += [f"{self.scenario}, with nothing failing: {problem}" for problem in row["problems"]]
+            elif "begin" in row:
+                begun = row
+            elif "end" in row:
+                result.injected += row["fired"]
+                result.visited.add(row["end"].partition("=")[0])
+                result.problems += [f"{self.scenario}, {row['end']}: {problem}" for problem in row["problems"]]
+                begun = None
+            elif "restart" in row:
+                following = (row["restart"][0], row["restart"][1])
+            elif "done" in row:
+                finished = True
+                result.wanted = set(row["points"])
+        if status == 0 and (finished or following is not None):
+            return following
+        tail = self.log.read_text(errors="replace")[-3000:]
+        name = begun["begin"] if begun else "no injection"
+        result.problems.append(f"{self.scenario}, {name}: the worker ended with status {status}:\n{tail}")
+        return (begun["number"][0], begun["number"][1]) if begun and tuple(begun["number"]) > skip else None
+
+
+#: What `make faults` alone has the time for: variants of scenarios that plain pytest runs.
+ONLY_FULL_ALONE = {
+    "pause_disk_to_host_and_back",
+    "pause_into_reserved",
+    "pause_live_retained",
+    "pause_pool_larger",
+    "pause_retained_to_discard",
+    "pause_retained_to_disk",
+    "reserve_more_host_memory",
+    "resume_dropped",
+    "resume_live_zero",
+    "resume_pending_stream_two_devices",
+    "resume_pending_zero",
+    "resume_to_retain",
+}
+ONLY_FULL_PRELOADED = {"pause_disk", "pause_live", "resume_mixture"}
+ONLY_FULL: set[Case] = {(name, False) for name in ONLY_FULL_ALONE} | {(name, True) for name in ONLY_FULL_PRELOADED}
+
+CASES: list[Case] = [(name, False) for name in SCENARIOS] + [(name, True) for name in PRELOADED]
+
+#: Scenarios of few calls, which every run of pytest has the time for; the others are `make slow` and `make faults`.
+SHORT = {
+    *("allocate", "allocate_in_capture", "allocate_on_other_device", "allocate_reclaiming", "allocate_with_margin"),
+    *("capture_end", "free_active", "free_active_retained", "free_damaged", "free_paused_disk", "free_paused_mmap"),
+    *("free_paused_none", "free_paused_pinned", "free_two_devices", "many_new_tags", "new_tag", "pause_exclusive"),
+    *("pause_none", "pause_retained", "pause_to_discard", "pause_to_host", "release_views", "reserve_host_memory"),
+    *("resume_from_discard", "resume_from_host", "resume_interruptible", "resume_none", "resume_retained"),
+    *("set_disk_directory",),
+}
+
+
+def parameter(case: Case) -> Any:
+    name, preloaded = case
+    marks = () if name in SHORT and not preloaded else (pytest.mark.slow,)
+    return pytest.param(case, id=name + "-preloaded" * preloaded, marks=marks)
+
+
+@pytest.mark.parametrize("case", [parameter(case) for case in CASES])
+def test_every_call_fails(
+    case: Case, full: bool, interposer: Path, tmp_path: Path, count_injected: Callable[[int], None]
+) -> None:
+    if case in ONLY_FULL and not full:
+        pytest.skip("one of those that only make faults has the time for")
+    result = Run(*case, interposer, tmp_path, full).go()
+    count_injected(result.injected)
+    print(f"{case[0]}: {result.points} calls, {result.injected} injected failures")
+    assert not result.problems, f"{len(result.problems)} problems:\n" + "\n".join(result.problems[:40])
+    assert result.points > 0
+    assert result.wanted <= result.visited, f"not visited: {sorted(result.wanted - result.visited)}"
+    assert result.injected >= result.points
+
+
+#: Functions of the C library that the library calls and the interposer lets be, and why.
+NOT_FAILED = {
+    "cannot fail": {
+        *("__ctype_b_loc", "__errno_location", "__tls_get_addr", "free", "getpid", "geteuid", "getenv", "clock_gettime"),
+        "time",
+        "uname",
+        *(
+            "memcpy",
+            "memset",
+            "memcmp",
+            "memmove",
+            "strcasecmp",
+            "strchr",
+            "strcmp",
+            "strlen",
+            "strncmp",
+            "strncpy",
+            "strrchr",
+            "stpcpy",
+            "strcspn",
+            "strpbrk",
+            "strspn",
+            "strstr",
+            "strtok_r",
+            "__isoc99_sscanf",
+            "__sched_cpucount",
+        ),
+        *(
+            "gmtime_r",
+            "strftime",
+            "strerror",
+            "strerror_r",
+            "snprintf",
+            "vsnprintf",
+            "strtod",
+            "strtol",
+            "strtoul",
+            "strtoull",
+            "sysconf",
+            "dirfd",
+        ),
+        *(
+            "pthread_self",
+            "sigaddset",
+            "sigemptyset",
+            "sigfillset",
+            "sigismember",
+            "__stack_chk_fail",
+            "nanosleep",
+            "sched_yield",
+        ),
+    },
+    "fails for wrong arguments only": {
+        *("pthread_mutex_destroy", "pthread_mutex_lock", "pthread_mutex_unlock", "pthread_mutex_trylock"),
+        *("pthread_cond_destroy", "pthread_cond_signal", "pthread_cond_broadcast", "pthread_cond_wait"),
+        *("pthread_cond_timedwait", "pthread_condattr_init", "pthread_condattr_setclock", "pthread_condattr_destroy"),
+        *("pthread_attr_init", "pthread_attr_setdetachstate", "pthread_attr_destroy", "pthread_detach", "pthread_join"),
+        *("pthread_mutex_init", "pthread_cond_init", "pthread_sigmask", "sigpending", "sigtimedwait", "closedir"),
+        *("pthread_setcancelstate", "pthread_mutexattr_init", "clock_nanosleep", "readdir", "fclose"),
+    },
+    "ends what the system says of itself": {"fgets", "__getdelim"},
+    "once a process, tested in tests/unit": {"__cxa_atexit", "__cxa_finalize", "__register_atfork", "getrlimit"},
+    "finding the driver, tested in tests/unit": {"dladdr", "dlclose", "dlerror", "dlopen", "dlsym", "realpath"},
+    "only makes a message longer": {"kill"},
+    "the log": {"write", "fprintf", "fwrite"},
+}
+
+
+def imported_functions(library: Path) -> set[str]:
+    """What a library takes from others, Python's aside."""
+    listed = subprocess.run(
+        ["nm", "-D", "--undefined-only", str(library)], capture_output=True, text=True, check=True
+    ).stdout
+    names = {line.split()[-1].partition("@")[0] for line in listed.splitlines() if line.split()[-2] == "U"}
+    return {name for name in names if not name.startswith(("Py", "_Py"))}
+
+
+def plain(name: str) -> str:
+    """The function that a fortified call (``__read_chk``, ``__open_2``) checks and makes; others as they are."""
+    fortified = re.fullmatch(r"__(\w+)_(?:chk|2)", name)
+    return fortified[1] if fortified else name
+
+
+def test_nothing_that_can_fail_is_left_out(interposer: Path) -> None:
+    if shutil.which("nm") is None:
+        pytest.skip("needs nm of the binutils")
+    specification = importlib.util.find_spec("torch_memory_saver._core")
+    assert specification is not None
+    assert specification.origin is not None
+    interposed = subprocess.run(
+        ["nm", "-D", "--defined-only", str(interposer)], capture_output=True, text=True, check=True
+    ).stdout.split()
+    # A fortified call of what can fail has a name of its own, which must be interposed as well.
+    wanted = imported_functions(Path(specification.origin)) - set(interposed)
+    left_out = {name for name in wanted if plain(name) not in set().union(*NOT_FAILED.values())}
+    assert not left_out, f"let these fail in interposer_calls.c, or say why not: {sorted(left_out)}"

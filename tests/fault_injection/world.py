@@ -1,0 +1,236 @@
+"""The world of one injection: the allocations that a scenario makes, the calls under test, and what scenarios prepare."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import tempfile
+from array import array
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from blocks import (
+    ACTIVE,
+    DAMAGED,
+    DEVICE_MEMORY,
+    DEVICES,
+    MMAP,
+    NONE,
+    PAUSED,
+    PINNED,
+    Block,
+    pattern,
+)
+from machine import Machine
+
+from torch_memory_saver import _core as core
+from torch_memory_saver.errors import TorchMemorySaverError
+
+
+@dataclass
+class World:
+    machine: Machine
+    directory: Path
+    tag_suffix: str = ""
+    blocks: dict[int, Block] = field(default_factory=dict)
+    seed: int = 0
+    taken: dict[int, int] = field(default_factory=dict)
+    backup_directory: Path = field(init=False)
+    holds_copies: bool = False
+    #: Calls are counted, and may fail: nothing else is asked of the library meanwhile.
+    armed: bool = False
+    #: Host memory may be kept for later.
+    pools: bool = False
+
+    def __post_init__(self) -> None:
+        self.backup_directory = self.directory / "backups"
+
+    # ---- allocations ----
+
+    def allocate(self, size: int, kind: int, tag: str = "a", device: int = 0) -> Block:
+        depth = core.region_push(tag + self.tag_suffix, kind, True)
+        try:
+            address = core.allocate(size, device)
+        finally:
+            core.region_pop(depth)
+        return self.adopt(address, size, kind, tag + self.tag_suffix, device)
+
+    def adopt(self, address: int, size: int, kind: int, tag: str, device: int) -> Block:
+        """Takes an allocation into the books, and gives it contents."""
+        self.seed += 1
+        block = Block(address, size, tag, kind, device, pattern(self.seed, size))
+        ctypes.memmove(address, block.data, size)
+        self.blocks[address] = block
+        return block
+
+    def free(self, block: Block) -> None:
+        del self.blocks[block.address]
+        assert core.free(block.address) is True, "free did not know the allocation"
+
+    def states(self) -> dict[int, int]:
+        return {row[0]: row[5] for row in core.segments()}
+
+    def state(self, block: Block) -> int:
+        row = core.find(block.address)
+        return row[5] if row else -1
+
+    # ---- the calls ----
+
+    def _tags(self, tags: Iterable[str] | None) -> tuple[str, ...] | None:
+        return None if tags is None else tuple(tag + self.tag_suffix for tag in tags)
+
+    def _chosen(self, tags: Iterable[str] | None) -> list[Block]:
+        names = self._tags(tags)
+        return [block for block in self.blocks.values() if names is None or block.tag in names]
+
+    def pause(
+        self, tags: Iterable[str] | None = None, interruptible: bool = False, backup: int | None = None, live: bool = False
+    ) -> None:
+        """`live`: the core is told which bytes of each block are (`Block.live`; None: all of them)."""
+        for block in self._chosen(tags):
+            if not block.paused:
+                keeps_backend = backup == PINNED and block.kind == MMAP
+                block.chosen = (block.kind if backup is None or keeps_backend else backup, live)
+        try:
+            core.pause(self._tags(tags), None, interruptible, backup, self.find_live if live else None)
+        finally:
+            self.note()
+
+    def find_live(self) -> tuple[bytes, bytes]:
+        thinned = sorted((block for block in self.blocks.values() if block.live is not None), key=lambda one: one.address)
+        addresses, ends = array("Q"), array("Q")
+        for block in thinned:
+            addresses.append(block.address)
+            for begin, end in block.live or ():
+                ends.extend((block.address + begin, block.address + end))
+        return addresses.tobytes(), ends.tobytes()
+
+    def resume(
+        self,
+        tags: Iterable[str] | None = None,
+        interruptible: bool = False,
+        timeout: float = 0.0,
+        exclusive: bool = False,
+        host_policy: int = core.HOST_DEFAULT,
+        zero: bool = False,
+    ) -> None:
+        for block in self._chosen(tags):
+            block.zeroed = zero
+        try:
+            core.resume(self._tags(tags), None, interruptible, timeout, exclusive, host_policy, zero)
+        finally:
+            self.note()
+
+    def note(self) -> None:
+        """Takes over what the last call has moved; while one is under test, only when that is over."""
+        if self.armed:
+            return
+        states = self.states()
+        for block in self.blocks.values():
+            state = states.get(block.address, -1)
+            if block.paused and state == ACTIVE:
+                block.becomes_active()
+            elif not block.paused and state in (PAUSED, DAMAGED):
+                block.becomes_paused()
+
+    def reclaim(self) -> None:
+        self.resume(())
+
+    # ---- what scenarios prepare ----
+
+    def cycle(self) -> None:
+        self.pause(None)
+        self.resume(None)
+
+    def rewrite(self) -> None:
+        """Other contents than those that an earlier pause saved."""
+        for block in self.blocks.values():
+            self.seed += 1
+            block.write(pattern(self.seed, block.size))
+
+    def retain(self, on: bool) -> None:
+        core.set_retain_backup(on)
+
+    def pool(self) -> None:
+        """Host memory is kept for later backups from now on."""
+        self.pools = True
+        core.set_host_policy(core.HOST_POOL)
+
+    def thin(self, block: Block, *ranges: tuple[int, int]) -> Block:
+        block.live = ranges
+        return block
+
+    def margin(self, size: int) -> None:
+        core.set_memory_margin(size)
+
+    def make_tags(self, count: int = 16) -> None:
+        """That no allocation has had."""
+        for number in range(count):
+            core.region_pop(core.region_push(f"tag {number}{self.tag_suffix}", NONE, True))
+
+    def refresh_peers(self) -> None:
+        core.refresh_peers()
+
+    def capture_begin(self, tag: str | None = None) -> None:
+        core.capture_begin(tag + self.tag_suffix if tag else None, NONE)
+
+    def capture_end(self) -> None:
+        core.capture_end()
+
+    def view(self, block: Block) -> Any:
+        return core.host_backup(block.address, block.size)
+
+    def use_device(self, device: int) -> None:
+        context = self.machine.retain(device)
+        if device == 0:
+            self.machine.push(context)
+
+    def fill_device(self, device: int) -> None:
+        size = DEVICE_MEMORY - self.machine.physical_bytes(device)
+        self.machine.take_memory(device, size)
+        self.taken[device] = self.taken.get(device, 0) + size
+
+    def hold(self, block: Block) -> Callable[[], None]:
+        """Keeps the device busy until what is returned is called."""
+        gate = self.machine.hold_device(block.address)
+        return lambda: self.machine.open_gate(gate)
+
+    def hold_copies(self) -> Callable[[], None]:
+        self.holds_copies = True
+        self.machine.set_bandwidth(1)
+        return lambda: self.machine.set_bandwidth(0)
+
+    def damage(self, block: Block) -> None:
+        """Lets the driver refuse to unmap this one."""
+        self.machine.refuse_once("cuMemUnmap")
+        with contextlib.suppress(TorchMemorySaverError):
+            self.pause((block.tag.removesuffix(self.tag_suffix),))
+        assert self.state(block) == DAMAGED, "the scenario could not damage an allocation"
+
+    def free_refused(self, block: Block) -> None:
+        """A free whose memory the driver does not take back at once."""
+        self.machine.refuse_once("cuMemUnmap")
+        self.free(block)
+
+    def new_directory(self) -> Path:
+        """One that does not exist, below one of its own that does."""
+        return Path(tempfile.mkdtemp(prefix="above-", dir=self.directory)) / "backups"
+
+    def set_directory(self, directory: Path) -> None:
+        core.set_disk_directory(str(directory))
+        self.backup_directory = directory
+
+    def remove_directory(self, directory: Path, names: Iterable[str]) -> None:
+        for name in names:
+            (directory / name).unlink(missing_ok=True)
+
+    def holdings(self) -> dict[str, Any]:
+        """Everything that could have leaked."""
+        held: dict[str, Any] = self.machine.holdings(DEVICES)
+        # Totals of what was done are not held.
+        held |= {name: value for name, value in core.counters().items() if not name.endswith("_total")}
+        held["files"] = sorted(os.path.relpath(path, self.directory) for path in self.directory.rglob("*") if path.is_file())
+        return held

@@ -1,0 +1,391 @@
+"""What the GPU tests share: lazily imported modules, sizes, memory readings, contents, and fresh processes.
+
+Nothing here imports torch or touches a GPU before a test runs, so that the folder can be collected (and skipped, with the
+reason) on a machine that has neither.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import itertools
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+MIB = 1 << 20
+GIB = 1 << 30
+#: Whether the GPU is the simulated one, as under `python -m torch_memory_saver simulate`.
+SIMULATED = os.path.basename(os.environ.get("TMS_CUDA_DRIVER", "")) == "_simulated_cuda.so"
+#: A size that is large for the device, bytes: what is used of the simulated one is memory of the host.
+LARGE = 64 * MIB if SIMULATED else GIB
+#: Clock cycles that a spinning kernel takes, a good part of a second on any GPU of today.
+SPIN_CYCLES = 600_000_000
+#: The driver's granularity of physical memory, bytes.
+GRANULARITY = 2 * MIB
+HERE = Path(__file__).resolve().parent.parent
+PROGRAMS = HERE / "programs"
+REPOSITORY = HERE.parent.parent
+#: Set in the pytest that tests/gpu/test_preload_mode.py starts, which must not start another.
+INNER = "TMS_GPU_INNER"
+_HOOK = "hook_mode_preload"
+#: How many operations a random run of them does: fewer on the simulated GPU, whose kernels the host computes, and in the
+#: pytest inside the pytest.
+RANDOM_OPERATIONS = 400 if SIMULATED else 3_000 if os.environ.get(INNER) == "1" else 10_000
+#: Whether this process was started with our library preloaded: by test_preload_mode.py, or by `simulate --preload`.
+STARTED_PRELOADED = os.environ.get(INNER) == "1" or (SIMULATED and _HOOK in os.environ.get("LD_PRELOAD", ""))
+
+
+class _Lazy:
+    """Stands for a module, or an attribute of one, imported at the first use."""
+
+    def __init__(self, module: str, attribute: str | None = None) -> None:
+        object.__setattr__(self, "_where", (module, attribute))
+
+    def _target(self) -> Any:
+        module, attribute = object.__getattribute__(self, "_where")
+        found = importlib.import_module(module)
+        return found if attribute is None else getattr(found, attribute)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._target(), name, value)
+
+
+if TYPE_CHECKING:
+    import torch
+
+    import torch_memory_saver as tms
+    from torch_memory_saver import _core as core
+    from torch_memory_saver import errors
+    from torch_memory_saver import torch_memory_saver as saver
+else:
+    torch = _Lazy("torch")
+    tms = _Lazy("torch_memory_saver")
+    core = _Lazy("torch_memory_saver._core")
+    errors = _Lazy("torch_memory_saver.errors")
+    saver = _Lazy("torch_memory_saver", "torch_memory_saver")
+
+
+# -- memory readings ---------------------------------------------------------------------------------------------------
+
+
+def free_bytes(device: int = 0) -> int:
+    """Free physical memory of a device, bytes, as cudaMemGetInfo says."""
+    torch.cuda.synchronize(device)
+    return int(torch.cuda.mem_get_info(device)[0])
+
+
+def process_bytes(device: int = 0) -> int | None:
+    """Device memory of this process, bytes, as nvidia-smi would show it; None where NVML cannot tell."""
+    if SIMULATED:
+        return None
+    try:
+        import pynvml  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(device)
+        for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+            if process.pid == os.getpid() and process.usedGpuMemory:
+                return int(process.usedGpuMemory)
+    except Exception:  # an optional second opinion: any failure of NVML means that there is none
+        return None
+    return None
+
+
+def assert_close_to(actual: int, expected: int, what: str, slack: int | None = None) -> None:
+    """Bytes may differ by `slack`: by default 16 MiB or a thousandth, for page tables and the driver's own bookkeeping."""
+    slack = max(16 * MIB, expected // 1000) if slack is None else slack
+    assert abs(actual - expected) <= slack, (
+        f"{what}: {actual / MIB:.1f} MiB instead of {expected / MIB:.1f} MiB (allowed difference {slack / MIB:.1f} MiB)"
+    )
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process on the host, bytes. That of the simulated GPU, files in memory, is not the host's."""
+    if SIMULATED:
+        with open("/proc/self/status", encoding="ascii") as status:
+            return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon:"))
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+# -- tensors -----------------------------------------------------------------------------------------------------------
+
+
+def empty(size: int, device: int = 0) -> torch.Tensor:
+    """An uninitialised tensor of `size` bytes on a GPU."""
+    return torch.empty(size, dtype=torch.uint8, device=f"cuda:{device}")
+
+
+def take_all_but(left: int, device: int = 0) -> torch.Tensor:
+    """An ordinary tensor that leaves `left` bytes of the device free."""
+    size = (free_bytes(device) - left) // GRANULARITY * GRANULARITY
+    return empty(size, device)
+
+
+def fill_random(tensor: torch.Tensor, seed: int) -> None:
+    """Random bytes. The size must be a multiple of 8 bytes."""
+    if SIMULATED:  # which computes random numbers one by one: the host is faster
+        words = tensor.view(torch.int64)
+        least, greatest = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
+        host = torch.Generator().manual_seed(seed)
+        words.copy_(torch.randint(least, greatest, words.shape, dtype=torch.int64, generator=host))
+        return
+    generator = torch.Generator(device=tensor.device)
+    generator.manual_seed(seed)
+    tensor.view(torch.int64).random_(generator=generator)
+
+
+def checksum(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """Three sums over different parts of the contents, computed on the GPU without temporary memory worth naming."""
+    words = tensor.view(torch.int64)
+    return (int(words.sum()), int(words[::3].sum()), int(words[: words.numel() // 2].sum()))
+
+
+def fill_normal(tensor: torch.Tensor, seed: int, std: float = 1.0) -> None:
+    """Normally distributed numbers that the host makes, the same on every device."""
+    numbers = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed)) * std
+    tensor.copy_(numbers.to(tensor.dtype))
+
+
+def assert_same(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Equal within the tolerance of torch.testing, compared on the host."""
+    torch.testing.assert_close(actual.cpu(), expected.cpu())
+
+
+def segment_of(tensor: torch.Tensor) -> tuple[int, int, int, int, int, int, int, str]:
+    """The managed allocation that a tensor lies in."""
+    found = core.find(tensor.data_ptr())
+    assert found is not None, f"the tensor at {tensor.data_ptr():#x} is not managed"
+    return found
+
+
+def is_managed(tensor: torch.Tensor) -> bool:
+    return core.find(tensor.data_ptr()) is not None
+
+
+def state_of(tensor: torch.Tensor) -> int:
+    return segment_of(tensor)[5]
+
+
+def assert_usable(tensor: torch.Tensor) -> None:
+    """Checks the state before any kernel touches the memory: a touch of paused memory would lose the whole context."""
+    found = core.find(tensor.data_ptr())
+    assert found is None or found[5] == core.STATE_ACTIVE, f"memory of tag {found[7]!r} in state {found[5]} was handed out"
+
+
+def write_and_check(tensor: torch.Tensor, value: int) -> None:
+    """Writes every byte and reads every byte back, without a temporary tensor that torch would keep in its cache."""
+    assert_usable(tensor)
+    tensor.fill_(value)
+    assert int(tensor.min()) == int(tensor.max()) == value
+
+
+_gates = itertools.count(1 << 20)
+
+
+def skip_where_the_outer_pool_wins() -> None:
+    """Skips a test that puts one pool of PyTorch's into another. Before pytorch#168382 the outer of the two served both."""
+    release = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if release < (2, 11):
+        pytest.skip(f"PyTorch {torch.__version__} serves a pool inside another from the outer one")
+
+
+def skip_where_routing_is_of_the_process() -> None:
+    """Skips a test of what other threads or streams allocate, or of pools that stay in use. Up to 2.7 routing to a pool is
+    about every thread, and a pool's memory about the thread's active pool."""
+    release = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if release < (2, 8):
+        pytest.skip(f"PyTorch {torch.__version__} routes the allocations of the whole process")
+
+
+def hold_stream() -> None:
+    """Queues work on the current stream that is still in flight when this returns: a long kernel on a real GPU. On the
+    simulated one, a kernel that ends only after a thread has begun to wait for the device, or for a stream of it."""
+    if not SIMULATED:
+        torch.cuda._sleep(SPIN_CYCLES)
+        return
+    control = ctypes.CDLL(os.environ["TMS_CUDA_DRIVER"])
+    gate = next(_gates)
+    touched = torch.empty(512, dtype=torch.uint8, device="cuda")
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    launched = control.tms_sim_launch_add(
+        stream, ctypes.c_uint64(touched.data_ptr()), ctypes.c_uint64(512), ctypes.c_uint8(0), ctypes.c_int(gate)
+    )
+    assert launched == 0, f"launch failed with CUresult {launched}"
+
+    def open_when_waited_for() -> None:
+        control.tms_sim_wait_until_synchronizing()
+        control.tms_sim_open_gate(ctypes.c_int(gate))
+
+    threading.Thread(target=open_when_waited_for, daemon=True).start()
+
+
+class _RawMemory:
+    """Memory at an address, as the array interface that torch understands."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 2,
+        }
+
+
+def tensor_at(address: int, size: int, device: int = 0) -> torch.Tensor:
+    """A tensor over memory that has no other owner, for instance of `_core.allocate`. It does not keep the memory."""
+    return torch.as_tensor(_RawMemory(address, size), device=f"cuda:{device}")
+
+
+def release_everything() -> None:
+    """Gives every byte that no tensor uses back to the driver, managed or not."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()
+    tms.empty_cache()
+    torch.cuda.empty_cache()
+
+
+def pool_snapshot(token: tuple[int, int]) -> list[dict[str, Any]]:
+    """torch.cuda.memory_snapshot(token). PyTorch 2.11 gives away a reference to each number of the token that was never its
+    own, so each gets one more: numbers above 256 would be destroyed while pools use them."""
+    for number in token:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(number))
+    rows: list[dict[str, Any]] = torch.cuda.memory_snapshot(token)
+    return rows
+
+
+def driver() -> ctypes.CDLL:
+    """The driver library, for questions that neither torch nor we answer."""
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def cuda_runtime() -> ctypes.CDLL:
+    """The CUDA runtime that torch has loaded. A look-up in it finds the runtime's own functions, never interposed ones."""
+    torch.cuda.init()
+    if SIMULATED:
+        return ctypes.CDLL(os.environ["TMS_CUDA_DRIVER"])
+    with open("/proc/self/maps", encoding="utf-8") as file:
+        paths = {line.split(maxsplit=5)[5].strip() for line in file if "/libcudart" in line}
+    assert len(paths) == 1, f"one CUDA runtime expected, found {sorted(paths)}"
+    return ctypes.CDLL(paths.pop())
+
+
+# -- fresh processes ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a program left behind."""
+
+    name: str
+    status: int
+    output: str
+    error: str
+
+    def check(self, status: int = 0) -> Finished:
+        assert self.status == status, (
+            f"{self.name}: exit status {self.status} instead of {status}\n{self.output}\n{self.error}"
+        )
+        return self
+
+
+def preload_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` with our library in LD_PRELOAD, as configure_subprocess() leaves it for children."""
+    with tms.configure_subprocess():
+        return {**environment, "LD_PRELOAD": os.environ["LD_PRELOAD"]}
+
+
+def _is_kept(name: str) -> bool:
+    """Whether a fresh process inherits an environment variable: all but ours, except for what chooses the device."""
+    if name == "TMS_CUDA_DRIVER" or name.startswith("TMS_SIMULATED_") or name == "LD_PRELOAD":
+        return SIMULATED
+    return not name.startswith("TMS_")
+
+
+def _environment(extra: Mapping[str, str], preload: bool) -> dict[str, str]:
+    keep = {name: value for name, value in os.environ.items() if _is_kept(name)}
+    package_root = str(Path(str(tms.__file__)).resolve().parent.parent)
+    keep["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, keep.get("PYTHONPATH", "")]))
+    keep["PYTHONWARNINGS"] = "ignore"
+    if "LD_PRELOAD" in keep:  # the simulated GPU's, without the hook library of `simulate --preload`
+        keep["LD_PRELOAD"] = ":".join(path for path in keep["LD_PRELOAD"].split(":") if _HOOK not in path)
+    keep.update(extra)
+    return preload_environment(keep) if preload else keep
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program of tests/gpu/programs to run: its arguments, its additional environment, and its hook mode."""
+
+    script: str
+    arguments: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    preload: bool = False
+
+    @property
+    def name(self) -> str:
+        settings = " ".join(f"{key}={value}" for key, value in self.environment)
+        mode = "preload" if self.preload else "torch"
+        return " ".join(filter(None, [settings, self.script, *self.arguments, f"({mode} mode)"]))
+
+    def start(self, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, str(PROGRAMS / self.script), *self.arguments],
+            env=_environment(dict(self.environment), self.preload),
+            cwd=HERE,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+
+def run_programs(programs: Iterable[Program], timeout: float = 110) -> list[Finished]:
+    """Runs programs at the same time, each in a fresh process, and returns what each left, in order."""
+    listed = list(programs)
+    started = [program.start() for program in listed]
+    finished = []
+    try:
+        for program, process in zip(listed, started, strict=True):
+            output, error = process.communicate(timeout=timeout)
+            finished.append(Finished(program.name, process.returncode, output, error))
+    finally:
+        for process in started:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+    return finished
+
+
+def subprocess_run(
+    command: Sequence[str], environment: Mapping[str, str] | None = None, preload: bool = False, timeout: float = 110
+) -> Finished:
+    """Runs `python *command` in a fresh process with a clean TMS_ environment."""
+    done = subprocess.run(
+        [sys.executable, *command],
+        env=_environment(environment or {}, preload),
+        cwd=HERE,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    return Finished(" ".join(command), done.returncode, done.stdout, done.stderr)

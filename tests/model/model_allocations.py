@@ -1,0 +1,181 @@
+"""What the model knows of an allocation: what it holds, where, and what a pause and a resume make of that."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+from model_machine import GRANULARITY, MIB, POISON
+
+from torch_memory_saver import _core
+
+#: Of this model alone: a tag that has been allocated with once is known to the process for good.
+TAGS = ("model weights", "model cache", "model graph")
+BACKUPS = (_core.BACKUP_NONE, _core.BACKUP_PINNED, _core.BACKUP_MMAP, _core.BACKUP_DISK)
+BACKUP_NAMES = dict(zip(BACKUPS, ("none", "pinned", "mmap", "disk"), strict=True))
+STATE_NAMES = ("ACTIVE", "PAUSING", "PAUSED", "RESUMING", "DAMAGED", "REPAIRING")
+ACTIVE, PAUSED, DAMAGED = _core.STATE_ACTIVE, _core.STATE_PAUSED, _core.STATE_DAMAGED
+ON_HOST = (_core.BACKUP_PINNED, _core.BACKUP_MMAP)
+DEVICES = 2
+
+Tags = tuple[str, ...] | None
+
+_POISON: dict[int, bytes] = {}
+#: Of idle host memory; TMS_HOST_POOL_LIMIT_MB, which the core reads once.
+pool_limit = int(os.environ.get("TMS_HOST_POOL_LIMIT_MB") or 1 << 30) * MIB
+#: Tags that this process has ever allocated with: the core remembers them.
+used_tags: set[str] = set()
+
+
+def poison(size: int) -> bytes:
+    """What new physical memory holds on the simulated GPU."""
+    if size not in _POISON:
+        if len(_POISON) > 64:
+            _POISON.clear()
+        _POISON[size] = bytes([POISON]) * size
+    return _POISON[size]
+
+
+def selects(tags: Tags, tag: str) -> bool:
+    return tags is None or tag in tags
+
+
+Ranges = list[tuple[int, int]]
+
+
+@dataclass
+class PauseChoice:
+    """How a pause is called: where contents go in spite of the region, and what is live of some allocations."""
+
+    backup: int | None = None
+    live: dict[int, Ranges] | None = None  # by address; of others everything is
+
+    def kind(self, allocation: Allocation) -> int:
+        if self.backup is None or (self.backup == _core.BACKUP_PINNED and allocation.backup == _core.BACKUP_MMAP):
+            return allocation.backup
+        return self.backup
+
+    def kept(self, allocation: Allocation) -> Ranges:
+        """What the pause keeps of it."""
+        kind = self.kind(allocation)
+        if kind == _core.BACKUP_NONE:
+            return []
+        if self.live is not None and allocation.address in self.live:
+            return merged(self.live[allocation.address])
+        return [(0, allocation.size)]
+
+    def copied(self, allocation: Allocation) -> int:
+        return total(self.kept(allocation))
+
+
+@dataclass
+class ResumeChoice:
+    host_policy: int = _core.HOST_DEFAULT
+    zero: bool = False
+
+
+def total(ranges: Ranges) -> int:
+    return sum(end - begin for begin, end in ranges)
+
+
+def merged(ranges: Ranges) -> Ranges:
+    """Without the empty ones, and touching ones as one."""
+    result: Ranges = []
+    for begin, end in ranges:
+        if result and result[-1][1] == begin and begin < end:
+            result[-1] = (result[-1][0], end)
+        elif begin < end:
+            result.append((begin, end))
+    return result
+
+
+@dataclass(eq=False)
+class Allocation:
+    name: int
+    address: int
+    size: int
+    device: int
+    tag: str
+    backup: int
+    contents: bytes | None  # what it holds, or held when it was paused; None: lost
+    policy: int = _core.HOST_DEFAULT
+    state: int = ACTIVE
+    buffer: int = 0  # bytes of its host buffer
+    saved: int = _core.BACKUP_NONE  # where its contents are, or are retained
+    kept: Ranges = field(default_factory=list)  # of them, if saved
+    copy: bytes | None = None  # the contents that `kept` are parts of, if they are in host memory
+    file: bool = False
+
+    @property
+    def reserved(self) -> int:
+        return -(-self.size // GRANULARITY) * GRANULARITY
+
+    @property
+    def whole_copy(self) -> bytes | None:
+        return self.copy if self.kept == [(0, self.size)] else None
+
+    def __repr__(self) -> str:
+        return f"#{self.name}"
+
+    def described(self) -> str:
+        return (
+            f"#{self.name} at {self.address:#x}: {self.size} bytes on device {self.device}, tag {self.tag!r}, "
+            f"backup {BACKUP_NAMES[self.backup]}, {STATE_NAMES[self.state]}"
+        )
+
+    def row(self) -> tuple[int, int, int, int, int, int, int, str]:
+        """What _core.segments() says of it."""
+        held = total(self.kept) if self.saved else self.size * self.file
+        backup_bytes = held if self.state in (ACTIVE, PAUSED) else 0
+        return (self.address, self.size, self.reserved, backup_bytes, self.device, self.state, self.backup, self.tag)
+
+    def becomes_paused(self, state: int, choice: PauseChoice) -> bool:
+        """Whether its host buffer, if it had one, is another one now, or none."""
+        self.state, self.saved, self.kept = state, choice.kind(self), choice.kept(self)
+        on_host, bytes_kept = self.saved in ON_HOST, total(self.kept)
+        self.copy = self.contents if on_host else None
+        if self.saved == _core.BACKUP_NONE:
+            self.contents = None
+        to_disk = self.saved == _core.BACKUP_DISK and bytes_kept > 0
+        self.file = to_disk or (self.file and self.backup == _core.BACKUP_DISK)
+        if on_host and 0 < bytes_kept <= self.buffer:
+            return False
+        self.buffer = bytes_kept if on_host else 0
+        return True
+
+    def becomes_active(self, choice: ResumeChoice, process_policy: int) -> bool:
+        """Whether its host buffer has gone."""
+        self.state = ACTIVE
+        new = bytes(self.size) if choice.zero else poison(self.size)
+        if self.contents is None:
+            self.contents = new
+        elif self.kept != [(0, self.size)]:
+            whole = bytearray(new)
+            for begin, end in self.kept:
+                whole[begin:end] = self.contents[begin:end]
+            self.contents = bytes(whole)
+        self.file = self.file and self.backup == _core.BACKUP_DISK
+        policy = choice.host_policy or self.policy or process_policy
+        if policy == _core.HOST_RETAIN and self.saved in ON_HOST:
+            return False
+        self.loses_backup()
+        return True
+
+    def loses_backup(self) -> None:
+        self.buffer = 0
+        self.loses_contents_of_backup()
+
+    def loses_contents_of_backup(self) -> None:
+        self.saved, self.kept, self.copy = _core.BACKUP_NONE, [], None
+
+
+@dataclass(eq=False)
+class View:
+    """A HostBuffer that the test holds on to."""
+
+    buffer: Any
+    owner: Allocation | None  # whose backup it still is
+    address: int
+    buffer_bytes: int
+    contents: bytes | None

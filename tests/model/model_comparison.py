@@ -1,0 +1,155 @@
+"""The comparison of a World with the native core: the states, the sizes, every byte of what is resident, every byte of what
+has a host backup, the files, the counters, and what the simulated GPU says is allocated."""
+
+from __future__ import annotations
+
+import stat
+import time
+from typing import TYPE_CHECKING, Any
+
+from model_allocations import (
+    ACTIVE,
+    DAMAGED,
+    DEVICES,
+    PAUSED,
+    TAGS,
+    Allocation,
+    pool_limit,
+)
+from model_machine import first_difference, holds
+
+from torch_memory_saver import _core
+
+if TYPE_CHECKING:
+    from model_world import World
+
+RECLAIM_SECONDS = 60
+
+
+def reclaim_late() -> None:
+    """Has what is left of host memory tried again, and waits for that: it happens on a thread of the library's. No work may
+    wait on a device."""
+    give_up = time.monotonic() + RECLAIM_SECONDS
+    while _core.counters()["quarantined_host"]:
+        assert time.monotonic() < give_up, "host memory is not taken back"
+        _core.resume((), None)
+        time.sleep(0)
+
+
+def compare(world: World) -> None:
+    """Everything there is, against the core."""
+    expected = sorted(allocation.row() for allocation in world.allocations)
+    found = sorted(_core.segments())
+    assert found == expected, _differing(expected, found)
+    for allocation in world.allocations:
+        _check_contents(allocation)
+    for view in world.views:
+        if view.contents is not None:
+            assert holds(view.address, view.contents), f"view: {first_difference(view.address, view.contents)}"
+    _check_counters(world)
+    _check_files(world)
+    for actor in world.actors:
+        level = actor.levels[-1] if actor.levels else actor.bottom
+        current = actor.call(_core.region_current)
+        assert current == (level.tag, level.backup, level.managed, len(actor.levels)), (actor, current)
+        if world.clean:
+            assert actor.call(lambda: _context_left(world)) is None, f"{actor.name}: a context of ours is current"
+    for tag in TAGS:
+        paused = sum(allocation.state != ACTIVE for allocation in world.allocations if allocation.tag == tag)
+        assert _core.tag_info(tag)[0] == paused, (tag, paused)
+
+
+def _context_left(world: World) -> int | None:
+    """What is current on this thread, which had no context, after a call that has tried to put that right."""
+    for device in range(DEVICES if world.machine.current_context() is not None else 0):
+        _core.device_memory(device)  # enters the context of a device that is not current
+    return world.machine.current_context()
+
+
+def _check_contents(allocation: Allocation) -> None:
+    """Every byte of one allocation and of its host backup."""
+    if allocation.state == ACTIVE:
+        assert allocation.contents is not None
+        assert holds(allocation.address, allocation.contents), (
+            f"{allocation.described()}: {first_difference(allocation.address, allocation.contents)}"
+        )
+    whole = allocation.whole_copy if allocation.state != DAMAGED else None
+    buffer = _core.host_backup(allocation.address, allocation.size)
+    assert (buffer is None) == (whole is None), f"{allocation.described()}: {'no' if buffer is None else 'a'} whole backup"
+    if allocation.state == DAMAGED or allocation.copy is None:
+        return
+    for begin, end in allocation.kept:
+        part = _core.host_backup(allocation.address + begin, end - begin)
+        assert part is not None, f"{allocation.described()}: has no backup of {begin} to {end}"
+        expected = allocation.copy[begin:end]
+        assert holds(part.address, expected), (
+            f"backup of {begin} to {end} of {allocation.described()}: {first_difference(part.address, expected)}"
+        )
+
+
+def _differing(expected: list[Any], found: list[Any]) -> str:
+    lines = [f"  the core has {row}" for row in found if row not in expected]
+    return "\n".join(["allocations differ:", *lines, *(f"  should be   {row}" for row in expected if row not in found)])
+
+
+def _check_counters(world: World) -> None:
+    counters = _core.counters()
+    existing = [*world.allocations, *world.deferred]
+    host = sum(a.buffer for a in existing)
+    detached = {view.address: view.buffer_bytes for view in world.views if view.owner is None}
+    expected = {
+        "allocations": len(world.allocations),
+        "allocations_total": world.counted[0] + world.made,
+        "frees_total": world.counted[1] + world.given_back,
+        "paused_bytes": sum(a.reserved for a in world.with_state(PAUSED)),
+        "damaged": len(world.with_state(DAMAGED)),
+        "visible_captures": len(world.captures),
+    }
+    if world.clean:
+        expected |= {
+            "host_backup_bytes": host + sum(detached.values()),
+            "disk_backup_bytes": sum(a.size for a in existing if a.file),
+            "resident_bytes": sum(a.reserved for a in world.with_state(ACTIVE)),
+            "deferred_frees": len(world.deferred),
+            "quarantined_handles": 0,
+            "quarantined_ranges": 0,
+        }
+    # During a capture it waits: a thread of the library's may have met a failure later than the last call before that.
+    while world.clean and not world.captures and counters["quarantined_host"]:
+        reclaim_late()
+        counters = _core.counters()
+    # What disk copies go through has events beside its memory, which wait with it.
+    if world.clean and not counters["quarantined_host"]:
+        expected["quarantined_other"] = 0
+    wrong = {name: (counters[name], value) for name, value in expected.items() if counters[name] != value}
+    assert not wrong, f"counters (is, should be): {wrong}"
+    assert counters["host_pooled_bytes"] <= max(pool_limit, world.reserved), counters
+    if not world.clean:
+        return
+    assert counters["host_resident_bytes"] >= expected["host_backup_bytes"] + counters["host_pooled_bytes"], counters
+    for device, before in enumerate(world.before):
+        usage = world.machine.usage(device)
+        resident = [a for a in [*world.with_state(ACTIVE), *world.deferred] if a.device == device]
+        sums = {
+            "physical_bytes": sum(a.reserved for a in resident),
+            "handles": len(resident),
+            "mappings": len(resident),
+            "reservations": len(world.allocations) + len(world.deferred),
+            "streams": 0,
+        }
+        wrong = {
+            name: (getattr(usage, name) - getattr(before, name), value)
+            for name, value in sums.items()
+            if getattr(usage, name) - getattr(before, name) != value
+        }
+        assert not wrong, f"the simulated GPU has (is, should be): {wrong} on device {device}"
+
+
+def _check_files(world: World) -> None:
+    sizes = []
+    for path in world.files():
+        status = path.stat()
+        assert stat.S_IMODE(status.st_mode) == 0o600, path
+        sizes.append(status.st_size)
+    needed = sorted(a.size for a in [*world.allocations, *world.deferred] if a.file)
+    assert sorted(sizes) == needed or not world.clean, f"backup files of {sorted(sizes)} bytes, should be {needed}"

@@ -1,0 +1,264 @@
+/* backup/disk/copy.c while something is late: who waits for the disk and for the device, and who does not; stopping,
+ * and forks. pthread_create: there are threads. */
+#include "support.h"
+
+#include <sys/wait.h>
+
+#include "disk_copy_fixture.h"
+#include "own_process.h"
+
+/* ---- many files ---- */
+
+/* While the disk stands still, saves go on until the ring is full; nothing counts as written before the wait. */
+static void a_save_does_not_wait_for_its_writes(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_copier_t copier;
+    tms_backup_t backups[IN_FLIGHT_MOST];
+    set_way(f, BY_THREADS);
+    uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, BUFFER);
+    fill(address, BUFFER, 1);
+    for (int i = 0; i < IN_FLIGHT_MOST; i++) backups[i] = prepared(f, BUFFER);
+    open_copier(f, &copier, NULL);
+    set_gate(true);
+    for (int i = 0; i < IN_FLIGHT_MOST; i++)
+        ASSERT_OK(tms_backup_save(&backups[i], &f->saver.stores, &copier, address, &CONTEXT, &error), error);
+    set_gate(false);
+    ASSERT_OK(tms_copier_wait(&copier, &CONTEXT, &error), error);
+    tms_copier_close(&copier);
+    for (int i = 0; i < IN_FLIGHT_MOST; i++) {
+        tms_backup_commit(&backups[i], &f->saver.stores);
+        assert_loads(f, &backups[i], address, 1);
+        tms_backup_destroy(&backups[i], &f->saver.stores);
+    }
+}
+
+/* Asked while something is waited for: when no read has been begun for a while it looks how far everything has come, and
+ * lets those that wait end. */
+typedef struct watcher {
+    int release, submits, still;    /* `submits` in the end: before they were let go */
+    uint64_t on_device, off_device; /* copies to the device that were begun, and that were waited for */
+    bool released;
+} watcher_t;
+
+static int32_t look_and_release(void *context) {
+    enum { LONG = 20, ENOUGH = 64 };
+    watcher_t *watcher = context;
+    const char bytes[ENOUGH] = {0};
+    if (watcher->released) return 0;
+    if (watcher->submits != calls.submits) watcher->still = 0;
+    watcher->submits = calls.submits;
+    if (++watcher->still < LONG) return 0;
+    watcher->on_device = simulator()->calls("cuMemcpyHtoDAsync");
+    watcher->off_device = simulator()->calls("cuEventSynchronize");
+    watcher->released = true;
+    assert_int_equal(write(watcher->release, bytes, ENOUGH), ENOUGH);
+    return 0;
+}
+
+/* Of the reads all but the first `unpiped` wait, or so many of them, until nothing else moves. */
+static watcher_t load_while_reads_wait(fixture_t *f, int unpiped, int piped) {
+    const uint64_t bytes = 64 * BUFFER;
+    tms_error_t error;
+    tms_copier_t copier;
+    tms_wait_t wait;
+    int ends[2];
+    uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, bytes);
+    tms_backup_t backup = prepared(f, bytes);
+    fill(address, bytes, 3);
+    /* What a read that waited gets from the pipe: its first byte. */
+    for (uint64_t i = 0; i < bytes; i += BUFFER) *(char *)(address + i) = 0;
+    char *expected = malloc(bytes);
+    assert_non_null(expected);
+    memcpy(expected, (const void *)address, bytes);
+    save_one(f, &backup, address);
+    memset((void *)address, 0xEE, bytes);
+    assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
+    watcher_t watcher = {.release = ends[1]};
+    clear_calls();
+    fault.pipe_end = ends[0];
+    fault.unpiped = unpiped;
+    fault.piped = piped;
+    tms_wait_begin(&wait, look_and_release, &watcher, 0);
+    open_copier(f, &copier, &wait);
+    ASSERT_OK(tms_backup_load(&backup, &f->saver.stores, &copier, address, &CONTEXT, &error), error);
+    ASSERT_OK(tms_copier_wait(&copier, &CONTEXT, &error), error);
+    tms_copier_close(&copier);
+    fault.pipe_end = -1;
+    close(ends[0]), close(ends[1]);
+    assert_memory_equal((const void *)address, expected, bytes);
+    free(expected);
+    tms_backup_destroy(&backup, &f->saver.stores);
+    assert_true(watcher.released);
+    return watcher;
+}
+
+/* The disk has work for as long as there is room for what it reads. */
+static void reads_do_not_wait_for_one_that_is_late(void **state) {
+    if (!has_way(BY_URING)) skip();
+    assert_int_equal(load_while_reads_wait(*state, 0, 1).submits, AHEAD_MOST);
+}
+
+static void what_is_read_goes_on_while_the_disk_stands_still(void **state) {
+    if (!has_way(BY_URING)) skip();
+    watcher_t watcher = load_while_reads_wait(*state, 1, NEVER);
+    assert_int_equal(watcher.submits, 1 + IN_FLIGHT_MOST);
+    assert_int_equal(watcher.on_device, 1);
+}
+
+/* Although there are others left: the fewer are gone through, the better. */
+static void buffers_come_back_from_the_device_early(void **state) {
+    enum { READ = 6, WITH_DEVICE = 2 };
+    if (!has_way(BY_URING)) skip();
+    watcher_t watcher = load_while_reads_wait(*state, READ, NEVER);
+    assert_int_equal(watcher.submits, READ + IN_FLIGHT_MOST);
+    assert_int_equal(watcher.on_device, READ);
+    assert_int_equal(watcher.off_device, READ - WITH_DEVICE);
+}
+
+/* One copier, first to the disk and then from it, without a wait between. */
+static void a_copier_turns_around(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_copier_t copier;
+    const uint64_t bytes = 6 * BUFFER + 1;
+    uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, bytes), other = allocate(f, "a", TMS_BACKUP_NONE, bytes);
+    fill(address, bytes, 4);
+    FOR_EACH_WAY(way) {
+        tms_backup_t backup = prepared(f, bytes);
+        set_way(f, way);
+        memset((void *)other, 0, bytes);
+        open_copier(f, &copier, NULL);
+        ASSERT_OK(tms_backup_save(&backup, &f->saver.stores, &copier, address, &CONTEXT, &error), error);
+        tms_backup_commit(&backup, &f->saver.stores);
+        ASSERT_OK(tms_backup_load(&backup, &f->saver.stores, &copier, other, &CONTEXT, &error), error);
+        ASSERT_OK(tms_copier_wait(&copier, &CONTEXT, &error), error);
+        tms_copier_close(&copier);
+        assert_filled(other, bytes, 4);
+        tms_backup_destroy(&backup, &f->saver.stores);
+    }
+}
+
+/* ---- interruption ---- */
+
+typedef struct asker {
+    int asked, release; /* a descriptor that lets requests of the kernel end, or -1 */
+} asker_t;
+
+/* The disk stands still until the call is asked whether to stop. */
+static int32_t stop_and_release(void *context) {
+    asker_t *asker = context;
+    const char bytes[IN_FLIGHT_MOST] = {0};
+    asker->asked++;
+    if (asker->release >= 0) assert_int_equal(write(asker->release, bytes, sizeof bytes), sizeof bytes);
+    set_gate(false);
+    return 1;
+}
+
+static void a_call_stops_while_the_disk_stands_still(void **state) {
+    fixture_t *f = *state;
+    const uint64_t bytes = 64 * BUFFER;
+    uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, bytes);
+    fill(address, bytes, 7);
+    FOR_EACH_WAY(way) {
+        tms_backup_t backup = prepared(f, bytes);
+        set_way(f, way);
+        save_one(f, &backup, address);
+        int descriptors = count_descriptors();
+        for (int saving = 0; saving < 2; saving++) {
+            tms_error_t error;
+            tms_copier_t copier;
+            tms_wait_t wait;
+            int ends[2] = {-1, -1};
+            if (way == BY_URING) assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
+            asker_t asker = {.release = ends[1]};
+            fault.pipe_end = ends[0];
+            set_gate(true);
+            clear_calls();
+            if (saving) plan(f, &backup);
+            tms_wait_begin(&wait, stop_and_release, &asker, 0);
+            open_copier(f, &copier, &wait);
+            tms_status_t status = saving ? tms_backup_save(&backup, &f->saver.stores, &copier, address, &CONTEXT, &error)
+                                         : tms_backup_load(&backup, &f->saver.stores, &copier, address, &CONTEXT, &error);
+            assert_int_equal(status, TMS_INTERRUPTED);
+            assert_int_equal(asker.asked, 1);
+            assert_int_equal(tms_copier_wait(&copier, &CONTEXT, &error), TMS_INTERRUPTED);
+            if (saving) assert_true(simulator()->calls("cuMemcpyDtoHAsync") <= BUFFERS_MOST);
+            if (!saving) assert_int_equal(simulator()->calls("cuMemcpyHtoDAsync"), 0);
+            if (!saving && way == BY_URING) assert_int_equal(calls.submits, IN_FLIGHT_MOST);
+            tms_copier_close(&copier);
+            fault.pipe_end = -1;
+            /* Giving it back would wait for whatever runs on the device. */
+            assert_int_equal(simulator()->calls("cuMemHostUnregister"), 0);
+            tms_saver_reclaim(&f->saver);
+            settle_host_memory(&f->saver);
+            assert_nothing_held();
+            if (ends[0] >= 0) close(ends[0]), close(ends[1]);
+            assert_int_equal(count_descriptors(), descriptors);
+            assert_filled(address, bytes, 7);
+        }
+        tms_backup_destroy(&backup, &f->saver.stores);
+    }
+}
+
+static int32_t fork_once(void *context) {
+    asker_t *asker = context;
+    if (asker->asked++ > 0) return 0;
+    pid_t child = fork();
+    if (child == 0) {
+        clear_calls();
+        return 0;
+    }
+    int ended = -1;
+    set_gate(false);
+    assert_int_equal(waitpid(child, &ended, 0), child);
+    assert_int_equal(ended, 0);
+    return 0;
+}
+
+/* Its copy of the ring, the threads' requests and the device are the parent's. */
+static void a_child_that_is_forked_meanwhile_leaves_everything_alone(void **state) {
+    fixture_t *f = *state;
+    const uint64_t bytes = 64 * BUFFER;
+    tms_error_t error;
+    tms_copier_t copier;
+    tms_wait_t wait;
+    asker_t asker = {.release = -1};
+    uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, bytes);
+    tms_backup_t backup = prepared(f, bytes);
+    pid_t parent = getpid();
+    set_way(f, BY_THREADS);
+    fill(address, bytes, 8);
+    set_gate(true);
+    tms_wait_begin(&wait, fork_once, &asker, 0);
+    open_copier(f, &copier, &wait);
+    tms_status_t status = tms_backup_save(&backup, &f->saver.stores, &copier, address, &CONTEXT, &error);
+    if (getpid() != parent) {
+        bool idle = calls.direct_writes + calls.plain_writes + calls.submits + calls.threads == 0;
+        end_child(status != TMS_FORKED ? 1 : !idle || simulator()->calls("cuEventSynchronize") > 0 ? 2 : 0);
+    }
+    ASSERT_OK(status, error);
+    ASSERT_OK(tms_copier_wait(&copier, &CONTEXT, &error), error);
+    tms_copier_close(&copier);
+    tms_backup_commit(&backup, &f->saver.stores);
+    assert_true(asker.asked >= 1);
+    assert_loads(f, &backup, address, 8);
+    tms_backup_destroy(&backup, &f->saver.stores);
+}
+
+/* ---- interruption ---- */
+
+#define COPIES(test) cmocka_unit_test_setup_teardown(test, setup_disk_copies, teardown_disk_copies)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        COPIES(reads_do_not_wait_for_one_that_is_late),
+        COPIES(what_is_read_goes_on_while_the_disk_stands_still),
+        COPIES(buffers_come_back_from_the_device_early),
+        COPIES(a_save_does_not_wait_for_its_writes),
+        COPIES(a_copier_turns_around),
+        COPIES(a_call_stops_while_the_disk_stands_still),
+        COPIES(a_child_that_is_forked_meanwhile_leaves_everything_alone),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,130 @@
+/* Reservations of the host store: memory for its pool that is made ready before a pause needs it. */
+#include "host_pool_fixture.h"
+
+enum { TEXT_BYTES = 8192 };
+
+/* ---- reservations ---- */
+
+static void a_reservation_fills_the_pool_in_the_background(void **state) {
+    host_fixture_t *f = *state;
+    hold_registering(true);
+    reserve(f, 0, 6 * PIECE); /* returns */
+    await_held(1);
+    assert_int_equal(pooled(f), 0);
+    assert_int_equal(f->store.pool_limit_bytes, 6 * PIECE);
+    reserve(f, 0, 4 * PIECE); /* that much is on its way already */
+    hold_registering(false);
+    await_reserved(f);
+    assert_int_equal(pooled(f), 6 * PIECE);
+    assert_int_equal(registrations().count, 6);
+    reserve(f, 0, 8 * PIECE);
+    await_reserved(f);
+    assert_int_equal(pooled(f), 8 * PIECE);
+    assert_int_equal(registrations().count, 8);
+    tms_host_buffer_drop(pinned(f, 6 * PIECE, TMS_HOST_POOL));
+    assert_int_equal(registrations().count, 8);
+    reserve(f, 0, 0);
+    assert_int_equal(pooled(f), 8 * PIECE);
+}
+
+/* A pause right after the reservation takes what is on its way, and not as much again. */
+static void a_batch_waits_for_the_reservation_under_way(void **state) {
+    host_fixture_t *f = *state;
+    const uint64_t bytes[] = {5 * PIECE, 3 * PIECE};
+    tms_host_buffer_t *buffers[2];
+    hold_registering(true);
+    reserve(f, 0, 8 * PIECE);
+    await_held(1);
+    struct tms_host_batch *batch = start_batch(f, TMS_BACKUP_PINNED, bytes, 2, TMS_HOST_POOL, buffers);
+    hold_registering(false);
+    await_all(buffers[0]);
+    await_all(buffers[1]);
+    tms_host_batch_destroy(batch);
+    await_reserved(f);
+    assert_int_equal(registrations().count, 8);
+    assert_int_equal(pooled(f), 0);
+    tms_host_buffer_drop(buffers[0]);
+    tms_host_buffer_drop(buffers[1]);
+    assert_int_equal(pooled(f), 8 * PIECE);
+}
+
+/* Together they would be more than the pool may hold. */
+static void what_comes_back_leaves_room_for_the_reservation_under_way(void **state) {
+    host_fixture_t *f = *state;
+    tms_host_store_set_pool_limit(&f->store, 8 * PIECE);
+    tms_host_buffer_t *buffer = pinned(f, 4 * PIECE, TMS_HOST_POOL);
+    hold_registering(true);
+    reserve(f, 0, 6 * PIECE);
+    await_held(1);
+    tms_host_buffer_drop(buffer);
+    assert_int_equal(pooled(f), 2 * PIECE);
+    hold_registering(false);
+    await_reserved(f);
+    assert_int_equal(pooled(f), 8 * PIECE);
+    tms_host_store_settle(&f->store);
+    assert_int_equal(resident(f), 8 * PIECE);
+}
+
+static void reserving_what_cannot_be_had_changes_nothing(void **state) {
+    host_fixture_t *f = *state;
+    const uint64_t sizes[] = {(uint64_t)1 << 60, UINT64_MAX, (uint64_t)1 << 46};
+    tms_error_t error;
+    for (size_t i = 0; i < 3; i++) {
+        assert_int_equal(tms_host_store_reserve(&f->store, 0, sizes[i], &error), TMS_OUT_OF_HOST_MEMORY);
+        assert_int_equal(f->store.pool_limit_bytes, 0);
+        assert_empty(f);
+    }
+    assert_int_equal(tms_host_store_reserve(&f->store, 2, PIECE, &error), TMS_INVALID_ARGUMENT);
+    assert_int_equal(tms_host_store_reserve(&f->store, -1, PIECE, &error), TMS_INVALID_ARGUMENT);
+    fail_call(CALL_MMAP, 0, 1);
+    assert_int_equal(tms_host_store_reserve(&f->store, 0, 4 * PIECE, &error), TMS_OUT_OF_HOST_MEMORY);
+    assert_int_equal(f->store.pool_limit_bytes, 0);
+    assert_empty(f);
+}
+
+static void a_reservation_that_fails_later_is_logged_and_keeps_what_it_has(void **state) {
+    host_fixture_t *f = *state;
+    char text[TEXT_BYTES];
+    tms_error_t error;
+    uint64_t part = 0;
+    captured_stderr_t captured = capture_begin();
+    CALL(fail_after, "cuMemHostRegister", 2, 1, CUDA_ERROR_DEINITIALIZED);
+    hold_registering(true);
+    reserve(f, 0, 6 * PIECE);
+    await_held(1);
+    const uint64_t bytes = 6 * PIECE;
+    tms_host_buffer_t *buffer;
+    struct tms_host_batch *batch = start_batch(f, TMS_BACKUP_PINNED, &bytes, 1, TMS_HOST_RELEASE, &buffer);
+    hold_registering(false);
+    assert_int_equal(tms_host_buffer_await(buffer, 5 * PIECE, NULL, &part, &CONTEXT, &error), TMS_DRIVER_UNAVAILABLE);
+    tms_host_batch_destroy(batch);
+    await_reserved(f);
+    capture_end(captured, text, sizeof text);
+    assert_non_null(strstr(text, "reserve host memory"));
+    assert_int_equal(count_lines(text), 1);
+    tms_host_buffer_drop(buffer);
+    assert_empty(f);
+}
+
+/* Where pthread_create fails. */
+static void without_a_thread_the_caller_reserves(void **state) {
+    host_fixture_t *f = *state;
+    atomic_store(&f->log.level, TMS_LOG_SILENT);
+    fail_call(CALL_THREAD, 0, 1000);
+    reserve(f, 0, 4 * PIECE);
+    assert_int_equal(pooled(f), 4 * PIECE);
+    assert_int_equal(locked_bytes(), 4 * PIECE);
+    fail_call(CALL_THREAD, 0, 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(a_reservation_fills_the_pool_in_the_background),
+        TEST(a_batch_waits_for_the_reservation_under_way),
+        TEST(what_comes_back_leaves_room_for_the_reservation_under_way),
+        TEST(reserving_what_cannot_be_had_changes_nothing),
+        TEST(a_reservation_that_fails_later_is_logged_and_keeps_what_it_has),
+        TEST(without_a_thread_the_caller_reserves),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

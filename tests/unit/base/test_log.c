@@ -1,0 +1,283 @@
+/* log.c: levels, the shape of a line, and what must not disturb the program. */
+#include <errno.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#include <cmocka.h>
+
+#include "base/log.h"
+#include "captured_stderr.h"
+
+static char output[1 << 16];
+
+static void test_levels(void **state) {
+    (void)state;
+    static const char *const names[] = {NULL, "error", "warning", "info", "debug"};
+    for (int level = TMS_LOG_SILENT; level <= TMS_LOG_DEBUG; level++) {
+        tms_log_t log;
+        tms_log_init(&log, (tms_log_level_t)level);
+        assert_false(tms_log_enabled(&log, TMS_LOG_SILENT));
+        for (int message = TMS_LOG_ERROR; message <= TMS_LOG_DEBUG; message++) {
+            char expected[128] = "";
+            if (message <= level) {
+                snprintf(expected, sizeof(expected), "torch_memory_saver[%ld] %s: number 7\n", (long)getpid(),
+                         names[message]);
+            }
+            captured_stderr_t captured = capture_begin();
+            tms_log_write(&log, (tms_log_level_t)message, "number %d", 7);
+            capture_end(captured, output, sizeof(output));
+            assert_string_equal(output, expected);
+            assert_int_equal(tms_log_enabled(&log, (tms_log_level_t)message), message <= level);
+        }
+    }
+}
+
+static void test_a_message_is_one_line(void **state) {
+    (void)state;
+    tms_log_t log;
+    tms_log_init(&log, TMS_LOG_WARNING);
+    captured_stderr_t captured = capture_begin();
+    tms_log_write(&log, TMS_LOG_WARNING, "tag '%s'", "a\nb\r\n");
+    size_t length = capture_end(captured, output, sizeof(output));
+    assert_int_equal(count_lines(output), 1);
+    assert_int_equal(output[length - 1], '\n');
+    assert_non_null(strstr(output, "tag 'a b  '\n"));
+}
+
+static void test_long_messages_are_cut(void **state) {
+    (void)state;
+    tms_log_t log;
+    char *text = calloc(1, 10000);
+    assert_non_null(text);
+    memset(text, 'x', 9999);
+    tms_log_init(&log, TMS_LOG_ERROR);
+    captured_stderr_t captured = capture_begin();
+    tms_log_write(&log, TMS_LOG_ERROR, "%s", text);
+    size_t length = capture_end(captured, output, sizeof(output));
+    free(text);
+    assert_int_equal(length, 2047);
+    assert_int_equal(count_lines(output), 1);
+    assert_int_equal(output[length - 1], '\n');
+    assert_int_equal(output[length - 2], 'x');
+}
+
+static void test_errno_is_kept(void **state) {
+    (void)state;
+    tms_log_t log;
+    tms_log_init(&log, TMS_LOG_ERROR);
+    int saved = dup(STDERR_FILENO);
+    close(STDERR_FILENO);
+    errno = EXDEV;
+    tms_log_write(&log, TMS_LOG_ERROR, "nobody reads this");
+    int after = errno;
+    dup2(saved, STDERR_FILENO);
+    close(saved);
+    assert_int_equal(after, EXDEV);
+}
+
+/* A program whose stderr is a pipe without a reader must survive a warning, and later get its own SIGPIPE as ever. */
+static void test_a_broken_pipe_is_survived(void **state) {
+    (void)state;
+    int report[2];
+    char survived = 0;
+    assert_int_equal(pipe(report), 0);
+    fflush(NULL);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        int ends[2];
+        sigset_t pending, mask;
+        tms_log_t log;
+        tms_log_init(&log, TMS_LOG_ERROR);
+        signal(SIGPIPE, SIG_DFL);
+        if (pipe(ends) != 0) _exit(2);
+        dup2(ends[1], STDERR_FILENO);
+        close(ends[0]);
+        tms_log_write(&log, TMS_LOG_ERROR, "nobody reads this");
+        sigpending(&pending);
+        pthread_sigmask(SIG_SETMASK, NULL, &mask);
+        if (sigismember(&pending, SIGPIPE) || sigismember(&mask, SIGPIPE)) _exit(3);
+        if (write(report[1], "s", 1) != 1) _exit(4);
+        ssize_t written = write(ends[1], "x", 1);
+        _exit(written == 1 ? 5 : 6);
+    }
+    int status = 0;
+    close(report[1]);
+    ssize_t got = read(report[0], &survived, 1);
+    close(report[0]);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(got, 1);
+    assert_int_equal(survived, 's');
+    assert_true(WIFSIGNALED(status));
+    assert_int_equal(WTERMSIG(status), SIGPIPE);
+}
+
+static void test_once(void **state) {
+    (void)state;
+    tms_log_t log;
+    _Atomic bool said = false;
+    tms_log_init(&log, TMS_LOG_WARNING);
+    captured_stderr_t captured = capture_begin();
+    for (int i = 0; i < 3; i++) tms_log_once(&log, &said, TMS_LOG_WARNING, "time %d", i);
+    capture_end(captured, output, sizeof(output));
+    assert_int_equal(count_lines(output), 1);
+    assert_non_null(strstr(output, "time 0\n"));
+}
+
+enum { THREADS = 4, LINES = 100 };
+
+static void *write_lines(void *argument) {
+    for (int i = 0; i < LINES; i++) tms_log_write(argument, TMS_LOG_ERROR, "abcdefghijklmnopqrstuvwxyz");
+    return NULL;
+}
+
+static void test_threads_do_not_mix_lines(void **state) {
+    (void)state;
+    tms_log_t log;
+    char line[128];
+    pthread_t threads[THREADS];
+    tms_log_init(&log, TMS_LOG_ERROR);
+    snprintf(line, sizeof(line), "torch_memory_saver[%ld] error: abcdefghijklmnopqrstuvwxyz\n", (long)getpid());
+    captured_stderr_t captured = capture_begin();
+    for (int i = 0; i < THREADS; i++) pthread_create(&threads[i], NULL, write_lines, &log);
+    for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
+    size_t length = capture_end(captured, output, sizeof(output));
+    assert_int_equal(length, (size_t)THREADS * LINES * strlen(line));
+    for (size_t at = 0; at < length; at += strlen(line)) assert_memory_equal(output + at, line, strlen(line));
+}
+
+static tms_error_t error_on(int device, int result, uint64_t bytes) {
+    tms_error_t error = {
+        .status = TMS_DRIVER, .call = "cuMemRelease", .driver_result = result, .device = device, .bytes = bytes};
+    snprintf(error.message, sizeof error.message, "free: failed with %d on %d.", result, device);
+    return error;
+}
+
+static void recur(tms_log_t *log, int device, int result, uint64_t bytes) {
+    tms_error_t error = error_on(device, result, bytes);
+    tms_log_recurring(log, TMS_LOG_QUARANTINED, TMS_LOG_WARNING, &error, "It is kept.");
+}
+
+static unsigned summarize(tms_log_t *log, bool last) {
+    captured_stderr_t captured = capture_begin();
+    tms_log_summarize(log, last);
+    capture_end(captured, output, sizeof(output));
+    return count_lines(output);
+}
+
+static void test_a_cause_is_a_line_once_and_then_counted(void **state) {
+    (void)state;
+    static tms_log_t log;
+    tms_log_init(&log, TMS_LOG_WARNING);
+    captured_stderr_t captured = capture_begin();
+    for (int i = 0; i < 5; i++) recur(&log, 1, 700, 1024);
+    capture_end(captured, output, sizeof(output));
+    assert_int_equal(count_lines(output), 1);
+    assert_non_null(strstr(output, "warning: free: failed with 700 on 1. It is kept.\n"));
+    assert_int_equal(summarize(&log, false), 1);
+    assert_non_null(strstr(output, "device 1: memory that was not taken back was quarantined: 4 more times since that was "
+                                   "logged, 4096 bytes in all\n"));
+    assert_int_equal(summarize(&log, false), 0);
+    assert_int_equal(summarize(&log, true), 0);
+}
+
+static void test_causes_are_told_apart(void **state) {
+    (void)state;
+    static tms_log_t log;
+    tms_log_init(&log, TMS_LOG_WARNING);
+    captured_stderr_t captured = capture_begin();
+    tms_error_t error = error_on(-1, 700, 1);
+    for (int i = 0; i < 2; i++) {
+        recur(&log, 0, 700, 1);
+        recur(&log, 63, 700, 1);
+        recur(&log, -1, 700, 1);
+        tms_log_recurring(&log, TMS_LOG_DAMAGED, TMS_LOG_ERROR, &error, "");
+    }
+    recur(&log, 0, 999, 1);
+    capture_end(captured, output, sizeof(output));
+    assert_int_equal(count_lines(output), 5);
+    assert_non_null(strstr(output, "failed with 999 on 0."));
+    assert_int_equal(summarize(&log, true), 4);
+    assert_non_null(strstr(output, "warning: memory that was not taken back was quarantined: 1 more time since"));
+    assert_non_null(strstr(output, "device 0: memory that was not taken back was quarantined: 1 more time since"));
+}
+
+/* Two objects that fail differently, in turn. */
+static void test_errors_that_alternate_do_not_flood(void **state) {
+    (void)state;
+    static tms_log_t log;
+    tms_log_init(&log, TMS_LOG_WARNING);
+    captured_stderr_t captured = capture_begin();
+    for (int i = 0; i < 100; i++) recur(&log, 0, i % 2 ? 700 : 999, 1);
+    capture_end(captured, output, sizeof(output));
+    assert_int_equal(count_lines(output), 2);
+    assert_int_equal(summarize(&log, true), 1);
+    assert_non_null(strstr(output, ": 98 more times since"));
+}
+
+static void test_summaries_grow_rare(void **state) {
+    (void)state;
+    enum { CALLS = 1000, MOST = 10 }; /* 2 to the tenth is more */
+    static tms_log_t log;
+    unsigned lines = 0;
+    tms_log_init(&log, TMS_LOG_WARNING);
+    captured_stderr_t captured = capture_begin();
+    recur(&log, 0, 700, 1);
+    capture_end(captured, output, sizeof(output));
+    for (int i = 0; i < CALLS; i++) {
+        recur(&log, 0, 700, 1);
+        lines += summarize(&log, false);
+    }
+    assert_int_equal(lines, MOST);
+    assert_int_equal(summarize(&log, true), 1); /* the rest, at the end */
+    assert_non_null(strstr(output, ": 1000 more times since"));
+}
+
+static void test_nothing_is_left_out_at_level_debug(void **state) {
+    (void)state;
+    static tms_log_t log;
+    tms_log_init(&log, TMS_LOG_DEBUG);
+    captured_stderr_t captured = capture_begin();
+    for (int i = 0; i < 5; i++) recur(&log, 1, 700, 1024);
+    capture_end(captured, output, sizeof(output));
+    assert_int_equal(count_lines(output), 5);
+    assert_int_equal(summarize(&log, true), 0);
+}
+
+static void test_a_child_tells_nothing_of_its_parent(void **state) {
+    (void)state;
+    static tms_log_t log;
+    tms_log_init(&log, TMS_LOG_WARNING);
+    captured_stderr_t captured = capture_begin();
+    for (int i = 0; i < 3; i++) recur(&log, 0, 700, 1);
+    capture_end(captured, output, sizeof(output));
+    tms_log_after_fork_in_child(&log);
+    assert_int_equal(summarize(&log, true), 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_levels),
+        cmocka_unit_test(test_a_message_is_one_line),
+        cmocka_unit_test(test_long_messages_are_cut),
+        cmocka_unit_test(test_errno_is_kept),
+        cmocka_unit_test(test_a_broken_pipe_is_survived),
+        cmocka_unit_test(test_once),
+        cmocka_unit_test(test_threads_do_not_mix_lines),
+        cmocka_unit_test(test_a_cause_is_a_line_once_and_then_counted),
+        cmocka_unit_test(test_causes_are_told_apart),
+        cmocka_unit_test(test_errors_that_alternate_do_not_flood),
+        cmocka_unit_test(test_summaries_grow_rare),
+        cmocka_unit_test(test_nothing_is_left_out_at_level_debug),
+        cmocka_unit_test(test_a_child_tells_nothing_of_its_parent),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

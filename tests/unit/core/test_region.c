@@ -1,0 +1,286 @@
+/* region.c: the stack of settings of each thread. */
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "core/region.h"
+
+static tms_region_defaults_t defaults;
+static tms_error_t error;
+
+static int make(void **state) {
+    (void)state;
+    const tms_config_t config = {.init_cpu_backup_backend = TMS_BACKUP_PINNED};
+    return tms_region_init(&defaults, &config, &error) == TMS_OK ? 0 : -1;
+}
+
+static int release(void **state) {
+    (void)state;
+    tms_region_release(&defaults);
+    return 0;
+}
+
+static tms_region_settings_t settings_of(const char *tag, int backup, int managed) {
+    return (tms_region_settings_t){.managed = managed, .backup = backup, .tag = tag};
+}
+
+static void assert_region(const char *tag, tms_backup_kind_t backup, bool managed, int expected_depth) {
+    int depth = -1;
+    tms_region_t region = tms_region_current(&defaults, &depth);
+    assert_string_equal(region.tag->name, tag);
+    assert_int_equal(region.backup, backup);
+    assert_int_equal(region.managed, managed);
+    assert_int_equal(depth, expected_depth);
+}
+
+static int push(const char *tag, int backup, int managed) {
+    int depth = -1;
+    tms_region_settings_t settings = settings_of(tag, backup, managed);
+    assert_int_equal(tms_region_push(&defaults, &settings, &depth, &error), TMS_OK);
+    return depth;
+}
+
+static void test_nesting(void **state) {
+    (void)state;
+    assert_region(TMS_DEFAULT_TAG, TMS_BACKUP_NONE, false, 0);
+    assert_int_equal(push("a", TMS_BACKUP_PINNED, 1), 1);
+    assert_int_equal(push("b", TMS_BACKUP_DISK, 7), 2);
+    assert_region("b", TMS_BACKUP_DISK, true, 2);
+    assert_int_equal(push("a", TMS_BACKUP_NONE, 0), 3);
+    assert_region("a", TMS_BACKUP_NONE, false, 3);
+    tms_region_pop(&defaults, 3);
+    assert_region("b", TMS_BACKUP_DISK, true, 2);
+    tms_region_pop(&defaults, 3); /* not reached any more */
+    tms_region_pop(&defaults, 5);
+    tms_region_pop(&defaults, 0); /* the initial level stays */
+    tms_region_pop(&defaults, -1);
+    assert_region("b", TMS_BACKUP_DISK, true, 2);
+    push("c", TMS_BACKUP_MMAP, 1);
+    tms_region_pop(&defaults, 1); /* drops what was pushed later, too */
+    assert_region(TMS_DEFAULT_TAG, TMS_BACKUP_NONE, false, 0);
+    assert_string_equal(tms_region_current(&defaults, NULL).tag->name, TMS_DEFAULT_TAG);
+}
+
+static uint64_t enter(const char *tag, int backup, int managed) {
+    uint64_t level = 0;
+    tms_region_settings_t settings = settings_of(tag, backup, managed);
+    assert_int_equal(tms_region_enter(&defaults, &settings, &level, &error), TMS_OK);
+    assert_int_not_equal(level, 0);
+    return level;
+}
+
+static void test_levels_are_left_in_any_order(void **state) {
+    (void)state;
+    uint64_t a = enter("a", TMS_BACKUP_PINNED, 1), b = enter("b", TMS_BACKUP_NONE, 0), c = enter("c", TMS_BACKUP_DISK, 1);
+    assert_int_equal(tms_region_leave(&defaults, a), 2); /* tasks that share this thread leave as they like */
+    assert_region("c", TMS_BACKUP_DISK, true, 2);
+    assert_int_equal(tms_region_leave(&defaults, a), TMS_NO_SUCH_LEVEL);
+    uint64_t d = enter("d", TMS_BACKUP_MMAP, 1);
+    assert_int_equal(tms_region_leave(&defaults, c), 1);
+    assert_region("d", TMS_BACKUP_MMAP, true, 2);
+    assert_int_equal(tms_region_leave(&defaults, d), 0);
+    assert_region("b", TMS_BACKUP_NONE, false, 1);
+    assert_int_equal(tms_region_leave(&defaults, b), 0);
+    assert_region(TMS_DEFAULT_TAG, TMS_BACKUP_NONE, false, 0);
+    assert_int_equal(tms_region_leave(&defaults, b), TMS_NO_SUCH_LEVEL);
+    assert_int_equal(tms_region_leave(&defaults, 0), TMS_NO_SUCH_LEVEL); /* the initial level stays */
+}
+
+static void test_levels_pushed_and_entered_mix(void **state) {
+    (void)state;
+    uint64_t a = enter("a", TMS_BACKUP_NONE, 1);
+    assert_int_equal(push("b", TMS_BACKUP_PINNED, 1), 2);
+    uint64_t c = enter("c", TMS_BACKUP_NONE, 1);
+    tms_region_pop(&defaults, 2); /* and what was entered later */
+    assert_int_equal(tms_region_leave(&defaults, c), TMS_NO_SUCH_LEVEL);
+    assert_region("a", TMS_BACKUP_NONE, true, 1);
+    assert_int_equal(tms_region_leave(&defaults, a), 0);
+}
+
+static void test_a_left_level_makes_room_for_another(void **state) {
+    (void)state;
+    uint64_t level[TMS_REGION_MAX_DEPTH];
+    for (int i = 0; i < TMS_REGION_MAX_DEPTH; i++) level[i] = enter(i == TMS_REGION_MAX_DEPTH - 1 ? "last" : "a", i % 4, 1);
+    assert_int_equal(tms_region_leave(&defaults, level[0]), TMS_REGION_MAX_DEPTH - 1);
+    assert_region("last", (TMS_REGION_MAX_DEPTH - 1) % 4, true, TMS_REGION_MAX_DEPTH - 1);
+    uint64_t one_more = enter("b", TMS_BACKUP_NONE, 1);
+    assert_int_equal(tms_region_leave(&defaults, one_more), 0);
+    for (int i = 1; i < TMS_REGION_MAX_DEPTH; i++)
+        assert_int_equal(tms_region_leave(&defaults, level[i]), TMS_REGION_MAX_DEPTH - 1 - i);
+    assert_region(TMS_DEFAULT_TAG, TMS_BACKUP_NONE, false, 0);
+}
+
+static void *leave_a_level_of_another_thread(void *argument) {
+    uint64_t own = enter("own", TMS_BACKUP_NONE, 1);
+    int left = tms_region_leave(&defaults, *(const uint64_t *)argument);
+    return (void *)(intptr_t)(left == TMS_NO_SUCH_LEVEL && tms_region_leave(&defaults, own) == 0);
+}
+
+static void test_a_level_is_its_threads(void **state) {
+    (void)state;
+    pthread_t thread;
+    void *as_expected = NULL;
+    uint64_t level = enter("a", TMS_BACKUP_PINNED, 1);
+    assert_int_equal(pthread_create(&thread, NULL, leave_a_level_of_another_thread, &level), 0);
+    pthread_join(thread, &as_expected);
+    assert_non_null(as_expected);
+    assert_region("a", TMS_BACKUP_PINNED, true, 1);
+}
+
+static void test_depth_is_bounded(void **state) {
+    (void)state;
+    int depth = -1;
+    tms_region_settings_t settings = settings_of("one too many", TMS_BACKUP_NONE, 1);
+    for (int i = 1; i <= TMS_REGION_MAX_DEPTH; i++) assert_int_equal(push("a", TMS_BACKUP_NONE, 1), i);
+    assert_int_equal(tms_region_push(&defaults, &settings, &depth, &error), TMS_INVALID_STATE);
+    assert_int_equal(depth, -1);
+    assert_non_null(strstr(error.message, "64 nested regions"));
+    assert_null(tms_tag_find(&defaults.tags, "one too many"));
+    assert_region("a", TMS_BACKUP_NONE, true, TMS_REGION_MAX_DEPTH);
+    tms_region_pop(&defaults, 1);
+    assert_int_equal(push("b", TMS_BACKUP_NONE, 1), 1);
+}
+
+static void test_bad_settings_change_nothing(void **state) {
+    (void)state;
+    const tms_region_settings_t bad[] = {settings_of(NULL, TMS_BACKUP_NONE, 1), settings_of("", TMS_BACKUP_NONE, 1),
+                                         settings_of("x", -1, 1), settings_of("x", TMS_BACKUP_DISK + 1, 1)};
+    push("a", TMS_BACKUP_PINNED, 1);
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        int depth = 77;
+        assert_int_equal(tms_region_push(&defaults, &bad[i], &depth, &error), TMS_INVALID_ARGUMENT);
+        assert_int_equal(depth, 77);
+        assert_int_equal(tms_region_set(&defaults, &bad[i], &error), TMS_INVALID_ARGUMENT);
+        assert_region("a", TMS_BACKUP_PINNED, true, 1);
+    }
+    int depth = 77;
+    assert_int_equal(tms_region_push(&defaults, NULL, &depth, NULL), TMS_INVALID_ARGUMENT);
+    assert_null(tms_tag_find(&defaults.tags, "x"));
+}
+
+static void test_set_replaces_the_innermost_level(void **state) {
+    (void)state;
+    tms_region_settings_t settings = settings_of("changed", TMS_BACKUP_MMAP, 1);
+    push("a", TMS_BACKUP_PINNED, 1);
+    push("b", TMS_BACKUP_NONE, 1);
+    assert_int_equal(tms_region_set(&defaults, &settings, &error), TMS_OK);
+    assert_region("changed", TMS_BACKUP_MMAP, true, 2);
+    tms_region_pop(&defaults, 2);
+    assert_region("a", TMS_BACKUP_PINNED, true, 1);
+}
+
+static void *look_at_initial_level(void *argument) {
+    *(tms_region_t *)argument = tms_region_current(&defaults, NULL);
+    return NULL;
+}
+
+static void test_set_of_the_initial_level_is_this_threads(void **state) {
+    (void)state;
+    pthread_t thread;
+    tms_region_t seen;
+    tms_region_settings_t settings = settings_of("mine", TMS_BACKUP_DISK, 1);
+    assert_int_equal(tms_region_set(&defaults, &settings, &error), TMS_OK);
+    assert_region("mine", TMS_BACKUP_DISK, true, 0);
+    assert_string_equal(defaults.initial.tag->name, TMS_DEFAULT_TAG);
+    assert_int_equal(pthread_create(&thread, NULL, look_at_initial_level, &seen), 0);
+    pthread_join(thread, NULL);
+    assert_string_equal(seen.tag->name, TMS_DEFAULT_TAG);
+    assert_int_equal(seen.backup, TMS_BACKUP_NONE);
+    assert_false(seen.managed);
+}
+
+static void test_configuration_gives_the_initial_level(void **state) {
+    (void)state;
+    tms_region_defaults_t other;
+    const tms_config_t config = {
+        .init_enable = true, .init_enable_cpu_backup = true, .init_cpu_backup_backend = TMS_BACKUP_MMAP};
+    push("a", TMS_BACKUP_PINNED, 1);
+    assert_int_equal(tms_region_init(&other, &config, &error), TMS_OK);
+    tms_region_t region = tms_region_current(&other, NULL);
+    assert_true(region.managed);
+    assert_int_equal(region.backup, TMS_BACKUP_MMAP);
+    assert_ptr_equal(region.tag, tms_tag_find(&other.tags, TMS_DEFAULT_TAG));
+    /* Made anew at the same address: nothing of the former one may be left in this thread. */
+    tms_region_settings_t settings = settings_of("old", TMS_BACKUP_NONE, 1);
+    assert_int_equal(tms_region_set(&other, &settings, &error), TMS_OK);
+    tms_region_release(&other);
+    assert_int_equal(tms_region_init(&other, &config, &error), TMS_OK);
+    assert_ptr_equal(tms_region_current(&other, NULL).tag, tms_tag_find(&other.tags, TMS_DEFAULT_TAG));
+    tms_region_release(&other);
+}
+
+enum { THREADS = 4, ROUNDS = 200 };
+
+typedef struct worker {
+    pthread_t thread;
+    int number;
+    int faults;
+    tms_tag_t *shared[ROUNDS];
+} worker_t;
+
+/* Each thread nests in its own way, and all intern the same names at once. */
+static void *work(void *argument) {
+    worker_t *worker = argument;
+    char own[32], shared[32];
+    snprintf(own, sizeof(own), "thread-%d", worker->number);
+    for (int round = 0; round < ROUNDS; round++) {
+        int depths[8];
+        for (int level = 0; level < 8; level++) {
+            tms_region_settings_t settings = settings_of(own, level % 4, level % 2);
+            if (tms_region_push(&defaults, &settings, &depths[level], NULL) != TMS_OK) worker->faults++;
+        }
+        for (int level = 7; level >= 0; level--) {
+            int depth = -1;
+            tms_region_t region = tms_region_current(&defaults, &depth);
+            worker->faults += depth != level + 1 || strcmp(region.tag->name, own) != 0 || (int)region.backup != level % 4 ||
+                              region.managed != (level % 2 == 1);
+            tms_region_pop(&defaults, depths[level]);
+        }
+        snprintf(shared, sizeof(shared), "shared-%d", round);
+        if (tms_tag_intern(&defaults.tags, shared, &worker->shared[round], NULL) != TMS_OK) worker->faults++;
+    }
+    return NULL;
+}
+
+static void test_threads(void **state) {
+    (void)state;
+    static worker_t workers[THREADS];
+    size_t tags = 0;
+    push("main", TMS_BACKUP_PINNED, 1);
+    for (int i = 0; i < THREADS; i++) {
+        workers[i].number = i;
+        assert_int_equal(pthread_create(&workers[i].thread, NULL, work, &workers[i]), 0);
+    }
+    for (int i = 0; i < THREADS; i++) pthread_join(workers[i].thread, NULL);
+    for (int i = 0; i < THREADS; i++) {
+        assert_int_equal(workers[i].faults, 0);
+        assert_memory_equal(workers[i].shared, workers[0].shared, sizeof(workers[0].shared));
+    }
+    for (const tms_tag_t *tag = defaults.tags.first; tag; tag = tag->next) tags++;
+    assert_int_equal(tags, 2 + THREADS + ROUNDS); /* "default" and "main" */
+    assert_region("main", TMS_BACKUP_PINNED, true, 1);
+}
+
+int main(void) {
+#define REGION_TEST(test) cmocka_unit_test_setup_teardown(test, make, release)
+    const struct CMUnitTest tests[] = {
+        REGION_TEST(test_nesting),
+        REGION_TEST(test_levels_are_left_in_any_order),
+        REGION_TEST(test_levels_pushed_and_entered_mix),
+        REGION_TEST(test_a_left_level_makes_room_for_another),
+        REGION_TEST(test_a_level_is_its_threads),
+        REGION_TEST(test_depth_is_bounded),
+        REGION_TEST(test_bad_settings_change_nothing),
+        REGION_TEST(test_set_replaces_the_innermost_level),
+        REGION_TEST(test_set_of_the_initial_level_is_this_threads),
+        REGION_TEST(test_configuration_gives_the_initial_level),
+        REGION_TEST(test_threads),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,372 @@
+/* A resume in the background: its end, streams that wait for its copies, and what cannot be undone. */
+#include "pending_fixture.h"
+
+/* As a program has it, whose thread has a context. */
+static CUstream enter_and_make_stream(fixture_t *f) {
+    const tms_error_context_t context = {.operation = "test", .device = 0};
+    CUstream stream = NULL;
+    assert_int_equal(tms_devices_enter(&f->devices, 0, &context, NULL), TMS_OK);
+    assert_int_equal(f->cuda->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    return stream;
+}
+
+static void destroy_and_leave(fixture_t *f, CUstream stream) {
+    assert_int_equal(f->cuda->cuStreamDestroy(stream), CUDA_SUCCESS);
+    tms_devices_leave(&f->devices, 0);
+}
+
+static void it_ends_like_any_other(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_report_t report;
+    char tag[] = "weights";
+    uint64_t address = paused(f, tag, TMS_BACKUP_PINNED, 1);
+    tms_pending_t *pending = begin(f, tag);
+    memset(tag, 'x', strlen(tag)); /* the selection was copied */
+    ASSERT_OK(tms_pending_wait(pending, NULL, NULL, &report, &error), error);
+    assert_int_equal(tms_pending_done(pending), 1);
+    assert_int_equal(report.allocations, 1);
+    assert_int_equal(report.copied_bytes, BYTES);
+    assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
+    assert_filled(address, BYTES, 1);
+    ASSERT_OK(tms_pending_wait(pending, NULL, NULL, &report, &error), error); /* as often as one likes */
+    tms_pending_release(pending);
+}
+
+static void a_handle_may_be_given_back_before_the_end(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t address = paused(f, "a", TMS_BACKUP_MMAP, 2);
+    simulator()->set_bandwidth(64 * MIB);
+    tms_pending_release(begin(f, "a"));
+    tms_pending_release(NULL);
+    /* Another call waits for its turn, and finds it done. */
+    ASSERT_OK(resume_tag(f, "a", NULL, &error), error);
+    simulator()->set_bandwidth(0);
+    assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
+    assert_filled(address, BYTES, 2);
+}
+
+/* The stream's work adds 1 to what the copies bring: it must come after them. */
+static void a_stream_waits_for_the_copies_and_the_caller_does_not(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t address = paused(f, "a", TMS_BACKUP_PINNED, 3);
+    CUstream stream = enter_and_make_stream(f);
+    simulator()->set_bandwidth(16 * MIB); /* a quarter of a second */
+    tms_pending_t *pending = begin(f, "a");
+    simulator()->clear_counts();
+    ASSERT_OK(tms_pending_wait_stream(pending, stream, NULL, NULL, &error), error);
+    assert_int_equal(simulator()->calls("cuStreamWaitEvent"), 1);
+    simulator()->open_gate(GATE);
+    assert_int_equal(simulator()->launch_add(stream, address, MIB, 1, GATE), 0);
+    assert_int_equal(f->cuda->cuStreamSynchronize(stream), CUDA_SUCCESS);
+    ASSERT_OK(tms_pending_wait(pending, NULL, NULL, NULL, &error), error);
+    simulator()->set_bandwidth(0);
+    uint8_t *bytes = (uint8_t *)address;
+    for (uint64_t i = 0; i < MIB; i++) bytes[i]--;
+    assert_filled(address, BYTES, 3);
+    ASSERT_OK(tms_pending_wait_stream(pending, stream, NULL, NULL, &error), error); /* ended: nothing to wait for */
+    tms_pending_release(pending);
+    destroy_and_leave(f, stream);
+}
+
+static void a_failure_is_told_by_wait_and_undone(void **state) {
+    fixture_t *f = *state;
+    const char *calls[] = {"cuMemCreate", "cuMemcpyHtoDAsync", "cuEventCreate", "cuEventRecord", "cuStreamSynchronize"};
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        tms_error_t error;
+        uint64_t address = paused(f, "a", TMS_BACKUP_PINNED, 4);
+        simulator()->fail_after(calls[i], 0, 1, CUDA_ERROR_UNKNOWN);
+        tms_pending_t *pending = begin(f, "a");
+        assert_int_equal(tms_pending_wait(pending, NULL, NULL, NULL, &error), TMS_DRIVER);
+        assert_string_equal(error.call, calls[i]);
+        assert_int_equal(tms_pending_wait_stream(pending, NULL, NULL, NULL, &error), TMS_DRIVER);
+        tms_pending_release(pending);
+        assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
+        assert_int_equal(physical_bytes(0), 0);
+        ASSERT_OK(resume_tag(f, "a", NULL, &error), error);
+        assert_filled(address, BYTES, 4);
+        assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+    }
+}
+
+static void what_a_stream_waits_for_is_not_undone(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t address = paused(f, "a", TMS_BACKUP_PINNED, 5);
+    CUstream stream = enter_and_make_stream(f);
+    tms_log_init(&f->log, TMS_LOG_SILENT);
+    simulator()->set_bandwidth(16 * MIB);
+    tms_pending_t *pending = begin(f, "a");
+    ASSERT_OK(tms_pending_wait_stream(pending, stream, NULL, NULL, &error), error);
+    simulator()->fail_after("cuStreamSynchronize", 0, 1, CUDA_ERROR_UNKNOWN);
+    /* It may have been under way already; then there was no failure, and nothing to see here. */
+    tms_status_t status = tms_pending_wait(pending, NULL, NULL, NULL, &error);
+    simulator()->set_bandwidth(0);
+    if (simulator()->failures_fired() == 1 && status != TMS_OK) {
+        assert_int_equal(status, TMS_DRIVER);
+        assert_int_equal(state_of(f, address), TMS_SEGMENT_DAMAGED);
+        assert_true(physical_bytes(0) > 0);                 /* kernels may be using it */
+        ASSERT_OK(resume_tag(f, "a", NULL, &error), error); /* repairs it, and brings the contents back */
+    }
+    assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
+    assert_filled(address, BYTES, 5);
+    tms_pending_release(pending);
+    destroy_and_leave(f, stream);
+}
+
+/* What keeps a resume with a timeout waiting until it is asked. */
+typedef struct hoard {
+    int device;
+    int64_t bytes;
+} hoard_t;
+
+static hoard_t take_all_but(int device, uint64_t left) {
+    tms_sim_usage_t usage;
+    simulator()->usage(device, &usage);
+    hoard_t hoard = {.device = device, .bytes = (int64_t)(256 * MIB - usage.physical_bytes - left)};
+    assert_int_equal(simulator()->take_memory(device, hoard.bytes), 0);
+    return hoard;
+}
+
+/* As `interrupted`: asked only by a call that waits. */
+static int32_t give_it_back(void *context) {
+    hoard_t *hoard = context;
+    if (hoard->bytes > 0) assert_int_equal(simulator()->take_memory(hoard->device, -hoard->bytes), 0);
+    hoard->bytes = 0;
+    return 0;
+}
+
+/* Enough for the driver to be busy with when the stream is to wait. */
+enum { MANY = 24 };
+
+/* Paused, without contents, and with memory for all but the last of them. */
+static hoard_t pause_many(fixture_t *f, int device, uint64_t addresses[MANY]) {
+    tms_error_t error;
+    for (int i = 0; i < MANY; i++) addresses[i] = allocate_on(f, device, "cache", TMS_BACKUP_NONE, BYTES);
+    ASSERT_OK(pause_tag(f, "cache", NULL, &error), error);
+    return take_all_but(device, (MANY - 1) * BYTES);
+}
+
+/* A kernel on the stream uses memory that nothing is copied into: all of it must be there. */
+static void a_stream_waits_for_memory_without_contents(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_pending_t *pending = NULL;
+    uint64_t addresses[MANY];
+    const tms_selection_t patient = {.timeout_seconds = 3600};
+    CUstream stream = enter_and_make_stream(f);
+    hoard_t hoard = pause_many(f, 0, addresses);
+    ASSERT_OK(tms_pending_begin(&f->saver, &patient, &pending, &error), error);
+    ASSERT_OK(tms_pending_wait_stream(pending, stream, give_it_back, &hoard, &error), error);
+    for (int i = 0; i < MANY; i++) assert_int_equal(simulator()->launch_add(stream, addresses[i], MIB, 1, 0), 0);
+    assert_int_equal(f->cuda->cuStreamSynchronize(stream), CUDA_SUCCESS);
+    ASSERT_OK(tms_pending_wait(pending, NULL, NULL, NULL, &error), error);
+    assert_int_equal(simulator()->calls("cuStreamWaitEvent"), 0); /* nothing is copied: nothing to wait for */
+    tms_pending_release(pending);
+    destroy_and_leave(f, stream);
+}
+
+/* Zeros are copies like others; every stream that asks waits for them. */
+static void several_streams_wait_for_zeros(void **state) {
+    fixture_t *f = *state;
+    enum { STREAMS = 2 };
+    tms_error_t error;
+    tms_pending_t *pending = NULL;
+    CUstream streams[STREAMS];
+    uint64_t address = paused(f, "a", TMS_BACKUP_NONE, 16), filled = paused(f, "a", TMS_BACKUP_PINNED, 17);
+    const tms_selection_t zeroing = {.zero = 1};
+    for (int i = 0; i < STREAMS; i++) streams[i] = enter_and_make_stream(f);
+    simulator()->set_bandwidth(16 * MIB); /* so that it does not end before the streams are there */
+    ASSERT_OK(tms_pending_begin(&f->saver, &zeroing, &pending, &error), error);
+    simulator()->clear_counts();
+    for (int i = 0; i < STREAMS; i++) {
+        ASSERT_OK(tms_pending_wait_stream(pending, streams[i], NULL, NULL, &error), error);
+        assert_int_equal(simulator()->launch_add(streams[i], address + (uint64_t)i * MIB, MIB, 1, 0), 0);
+    }
+    assert_int_equal(simulator()->calls("cuStreamWaitEvent"), STREAMS);
+    for (int i = 0; i < STREAMS; i++) assert_int_equal(f->cuda->cuStreamSynchronize(streams[i]), CUDA_SUCCESS);
+    ASSERT_OK(tms_pending_wait(pending, NULL, NULL, NULL, &error), error);
+    simulator()->set_bandwidth(0);
+    for (uint64_t i = 0; i < BYTES; i++) assert_int_equal(((uint8_t *)address)[i], i < STREAMS * MIB);
+    assert_filled(filled, BYTES, 17);
+    tms_pending_release(pending);
+    for (int i = STREAMS - 1; i >= 0; i--) destroy_and_leave(f, streams[i]);
+}
+
+/* The first device's copies are queued long before the second has memory. */
+static void a_stream_waits_for_every_device(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_pending_t *pending = NULL;
+    const tms_selection_t patient = {.timeout_seconds = 3600};
+    uint64_t filled = paused(f, "a", TMS_BACKUP_PINNED, 10), empty[MANY];
+    CUstream stream = enter_and_make_stream(f);
+    hoard_t hoard = pause_many(f, 1, empty);
+    ASSERT_OK(tms_pending_begin(&f->saver, &patient, &pending, &error), error);
+    ASSERT_OK(tms_pending_wait_stream(pending, stream, give_it_back, &hoard, &error), error);
+    assert_int_equal(physical_bytes(1), MANY * BYTES);
+    ASSERT_OK(tms_pending_wait(pending, NULL, NULL, NULL, &error), error);
+    assert_filled(filled, BYTES, 10);
+    assert_poisoned(empty[MANY - 1], BYTES);
+    tms_pending_release(pending);
+    destroy_and_leave(f, stream);
+}
+
+/* One device has its copies under way, slowly, when the other finds too little memory. */
+static void too_little_memory_is_undone_although_a_stream_is_to_wait(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_pending_t *pending = NULL;
+    const tms_selection_t all = {0};
+    uint64_t filled = paused(f, "a", TMS_BACKUP_PINNED, 11), empty[MANY];
+    CUstream stream = enter_and_make_stream(f);
+    hoard_t hoard = pause_many(f, 1, empty);
+    simulator()->set_bandwidth(16 * MIB);
+    ASSERT_OK(tms_pending_begin(&f->saver, &all, &pending, &error), error);
+    assert_int_equal(tms_pending_wait_stream(pending, stream, NULL, NULL, &error), TMS_OUT_OF_DEVICE_MEMORY);
+    assert_int_equal(tms_pending_wait(pending, NULL, NULL, NULL, &error), TMS_OUT_OF_DEVICE_MEMORY);
+    simulator()->set_bandwidth(0);
+    assert_int_equal(simulator()->calls("cuStreamWaitEvent"), 0);
+    assert_int_equal(state_of(f, filled), TMS_SEGMENT_PAUSED);
+    for (int i = 0; i < MANY; i++) assert_int_equal(state_of(f, empty[i]), TMS_SEGMENT_PAUSED);
+    assert_int_equal(physical_bytes(0) + physical_bytes(1), 0);
+    (void)give_it_back(&hoard);
+    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    assert_filled(filled, BYTES, 11);
+    tms_pending_release(pending);
+    destroy_and_leave(f, stream);
+}
+
+/* The copies of the rest are under way, slowly, and a stream that waited for them alone would not wait for all. */
+static void a_stream_is_not_told_of_a_resume_that_leaves_something_out(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t filled = paused(f, "a", TMS_BACKUP_PINNED, 12), damaged = allocate(f, "b", TMS_BACKUP_NONE, BYTES);
+    CUstream stream = enter_and_make_stream(f);
+    simulator()->fail_after("cuMemUnmap", 0, 1, CUDA_ERROR_UNKNOWN);
+    assert_int_equal(pause_tag(f, "b", NULL, &error), TMS_DRIVER);
+    simulator()->fail_after("cuMemUnmap", 0, 1, CUDA_ERROR_UNKNOWN); /* in the resume, which tries first to repair it */
+    simulator()->set_bandwidth(16 * MIB);
+    const tms_selection_t all = {0};
+    tms_pending_t *pending = NULL;
+    ASSERT_OK(tms_pending_begin(&f->saver, &all, &pending, &error), error);
+    assert_int_equal(tms_pending_wait_stream(pending, stream, NULL, NULL, &error), TMS_DRIVER);
+    assert_string_equal(error.call, "cuMemUnmap");
+    simulator()->set_bandwidth(0);
+    assert_int_equal(simulator()->calls("cuStreamWaitEvent"), 0);
+    assert_int_equal(state_of(f, damaged), TMS_SEGMENT_DAMAGED);
+    assert_int_equal(state_of(f, filled), TMS_SEGMENT_ACTIVE); /* wait_stream has waited for its end */
+    assert_filled(filled, BYTES, 12);
+    tms_pending_release(pending);
+    destroy_and_leave(f, stream);
+}
+
+static void take_turn(fixture_t *f, bool taken) {
+    pthread_mutex_lock(&f->saver.lock);
+    f->saver.transition_running = taken;
+    pthread_cond_broadcast(&f->saver.turn);
+    pthread_mutex_unlock(&f->saver.lock);
+}
+
+/* Who gets an error relies on nothing: what the test says in the place of a resume can be undone. */
+static void a_wait_that_the_driver_refuses_is_no_promise(void **state) {
+    fixture_t *f = *state;
+    const tms_error_context_t context = {.operation = "test", .device = 0};
+    tms_error_t error;
+    tms_copier_t copier;
+    uint64_t address = paused(f, "a", TMS_BACKUP_PINNED, 13);
+    CUstream stream = enter_and_make_stream(f);
+    ASSERT_OK(tms_copier_open(&copier, &f->saver.stores.copying, 0, NULL, &context, &error), error);
+    take_turn(f, true); /* its thread waits until the end */
+    tms_pending_t *pending = begin(f, "a");
+    for (int promised = 0; promised < 2; promised++) {
+        tms_pending_expect(pending, 1);
+        ASSERT_OK(tms_pending_ready(pending, 0, &copier, &context, &error), error);
+        if (!promised) simulator()->fail_after("cuStreamWaitEvent", 0, 1, CUDA_ERROR_UNKNOWN);
+        tms_status_t status = tms_pending_wait_stream(pending, stream, NULL, NULL, &error);
+        assert_int_equal(status, promised ? TMS_OK : TMS_DRIVER);
+        assert_int_equal(tms_pending_may_undo(pending), !promised);
+        /* It has failed, and is not over: a call that comes now waits for its end, or the next attempt. */
+        assert_int_equal(tms_pending_wait_stream(pending, stream, at_once, NULL, &error), TMS_INTERRUPTED);
+    }
+    tms_copier_close(&copier);
+    take_turn(f, false);
+    ASSERT_OK(tms_pending_wait(pending, NULL, NULL, NULL, &error), error);
+    assert_filled(address, BYTES, 13);
+    tms_pending_release(pending);
+    destroy_and_leave(f, stream);
+}
+
+/* Device 0's default stream, as in the CUDA runtime. */
+static void a_thread_without_a_context_has_a_default_stream(void **state) {
+    fixture_t *f = *state;
+    const tms_error_context_t context = {.operation = "test", .device = 0};
+    tms_error_t error;
+    CUcontext current = NULL;
+    uint64_t address = paused(f, "a", TMS_BACKUP_PINNED, 14);
+    simulator()->set_bandwidth(16 * MIB);
+    tms_pending_t *pending = begin(f, "a");
+    ASSERT_OK(tms_pending_wait_stream(pending, NULL, NULL, NULL, &error), error);
+    assert_int_equal(simulator()->calls("cuStreamWaitEvent"), 1);
+    assert_int_equal(f->cuda->cuCtxGetCurrent(&current), CUDA_SUCCESS);
+    assert_null(current);
+    ASSERT_OK(tms_devices_enter(&f->devices, 0, &context, &error), error);
+    assert_int_equal(simulator()->launch_add(NULL, address + BYTES - MIB, MIB, 1, 0), 0);
+    assert_int_equal(f->cuda->cuStreamSynchronize(NULL), CUDA_SUCCESS);
+    tms_devices_leave(&f->devices, 0);
+    ASSERT_OK(tms_pending_wait(pending, NULL, NULL, NULL, &error), error);
+    simulator()->set_bandwidth(0);
+    uint8_t *bytes = (uint8_t *)address;
+    for (uint64_t i = BYTES - MIB; i < BYTES; i++) bytes[i]--;
+    assert_filled(address, BYTES, 14);
+    tms_pending_release(pending);
+}
+
+/* Nor is a context made there: the caller is told what to do. */
+static void a_default_stream_of_a_device_that_is_not_in_use_is_refused(void **state) {
+    (void)state;
+    const tms_error_context_t context = {.operation = "test", .device = 1};
+    tms_device_mask_t active = 0;
+    tms_error_t error;
+    fixture_t f;
+    fixture_begin(&f, 2);
+    ASSERT_OK(tms_devices_load(&f.devices, &f.cuda, &f.topology, &context, &error), error);
+    ASSERT_OK(tms_devices_enter(&f.devices, 1, &context, &error), error);
+    uint64_t address = allocate_on(&f, 1, "a", TMS_BACKUP_PINNED, BYTES);
+    fill(address, BYTES, 15);
+    ASSERT_OK(pause_tag(&f, "a", NULL, &error), error);
+    tms_devices_leave(&f.devices, 1);
+    simulator()->set_bandwidth(16 * MIB);
+    tms_pending_t *pending = begin(&f, "a");
+    assert_int_equal(tms_pending_wait_stream(pending, NULL, NULL, NULL, &error), TMS_INVALID_STATE);
+    assert_non_null(strstr(error.message, "no CUDA context"));
+    assert_non_null(strstr(error.message, "wait()"));
+    ASSERT_OK(tms_devices_active(&f.devices, &active, &context, &error), error);
+    assert_int_equal(active, 2);
+    simulator()->set_bandwidth(0);
+    ASSERT_OK(tms_pending_wait(pending, NULL, NULL, NULL, &error), error);
+    assert_filled(address, BYTES, 15);
+    tms_pending_release(pending);
+    fixture_end(&f, 2);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        ONE(it_ends_like_any_other),
+        ONE(a_handle_may_be_given_back_before_the_end),
+        ONE(a_stream_waits_for_the_copies_and_the_caller_does_not),
+        ONE(a_failure_is_told_by_wait_and_undone),
+        ONE(what_a_stream_waits_for_is_not_undone),
+        ONE(a_stream_waits_for_memory_without_contents),
+        ONE(several_streams_wait_for_zeros),
+        TWO(a_stream_waits_for_every_device),
+        TWO(too_little_memory_is_undone_although_a_stream_is_to_wait),
+        ONE(a_stream_is_not_told_of_a_resume_that_leaves_something_out),
+        ONE(a_wait_that_the_driver_refuses_is_no_promise),
+        ONE(a_thread_without_a_context_has_a_default_stream),
+        cmocka_unit_test(a_default_stream_of_a_device_that_is_not_in_use_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

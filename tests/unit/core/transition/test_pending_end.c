@@ -1,0 +1,80 @@
+/* A resume in the background: what stops the wait for it, and what the end of the process does to it. */
+#include "pending_fixture.h"
+
+static void a_wait_can_be_stopped_and_the_resume_goes_on(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t address = paused(f, "a", TMS_BACKUP_PINNED, 6);
+    simulator()->set_bandwidth(16 * MIB);
+    tms_pending_t *pending = begin(f, "a");
+    assert_int_equal(tms_pending_wait(pending, at_once, NULL, NULL, &error), TMS_INTERRUPTED);
+    simulator()->set_bandwidth(0);
+    ASSERT_OK(tms_pending_wait(pending, NULL, NULL, NULL, &error), error);
+    assert_filled(address, BYTES, 6);
+    tms_pending_release(pending);
+}
+
+static void marks_that_the_driver_keeps_wait_in_the_quarantine(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    paused(f, "a", TMS_BACKUP_PINNED, 7);
+    tms_pending_t *pending = begin(f, "a");
+    ASSERT_OK(tms_pending_wait(pending, NULL, NULL, NULL, &error), error);
+    tms_pendings_close(&f->saver.pendings, INFINITY); /* its thread has let go */
+    simulator()->fail_after("cuEventDestroy", 0, 1, CUDA_ERROR_UNKNOWN);
+    tms_pending_release(pending);
+    assert_int_equal(tms_quarantine_held(&f->saver.quarantine, TMS_QUARANTINE_OTHER), 1);
+    tms_saver_reclaim(&f->saver);
+    assert_true(tms_quarantine_is_empty(&f->saver.quarantine));
+}
+
+static void the_end_of_the_process_stops_it(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t address = paused(f, "a", TMS_BACKUP_PINNED, 8);
+    uint64_t other = paused(f, "b", TMS_BACKUP_NONE, 9);
+    (void)other;
+    simulator()->take_memory(0, (int64_t)(256 * MIB)); /* it waits for memory that never comes */
+    const tms_selection_t selection = {.timeout_seconds = 3600};
+    tms_pending_t *pending = NULL;
+    ASSERT_OK(tms_pending_begin(&f->saver, &selection, &pending, &error), error);
+    tms_pendings_close(&f->saver.pendings, INFINITY);
+    assert_int_equal(tms_pending_wait(pending, NULL, NULL, NULL, &error), TMS_INTERRUPTED);
+    assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
+    simulator()->take_memory(0, -(int64_t)(256 * MIB));
+    tms_pending_release(pending);
+}
+
+static void the_end_of_the_process_gives_up_on_what_does_not_stop(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_pendings_t *pendings = &f->saver.pendings;
+    uint64_t address = paused(f, "a", TMS_BACKUP_PINNED, 8);
+    simulator()->set_bandwidth(1);
+    tms_pending_t *pending = begin(f, "a");
+    simulator()->wait_until_synchronizing(); /* for its copies */
+    tms_pendings_close(pendings, tms_wait_now());
+    assert_int_equal(pendings->abandoned, 1);
+    assert_true(atomic_load(&pendings->cancelled));
+    tms_pendings_close(pendings, INFINITY); /* it has been given up for good */
+    simulator()->set_bandwidth(0);
+    ASSERT_OK(tms_pending_wait(pending, NULL, NULL, NULL, &error), error);
+    assert_filled(address, BYTES, 8);
+    tms_pending_release(pending);
+    pthread_mutex_lock(&pendings->lock);
+    while (pendings->running > 0) pthread_cond_wait(&pendings->ended, &pendings->lock);
+    pthread_mutex_unlock(&pendings->lock);
+    tms_pendings_close(pendings, INFINITY);
+    assert_int_equal(pendings->abandoned, 0);
+    assert_false(atomic_load(&pendings->cancelled));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        ONE(a_wait_can_be_stopped_and_the_resume_goes_on),
+        ONE(the_end_of_the_process_gives_up_on_what_does_not_stop),
+        ONE(marks_that_the_driver_keeps_wait_in_the_quarantine),
+        ONE(the_end_of_the_process_stops_it),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,184 @@
+/* resume(exclusive=True) under the locks of the devices: it waits for them, and gives them back after the memory. A second
+ * set of locks stands for another process. */
+
+#include "resume_wait_fixture.h"
+
+#include <stdlib.h>
+#include <sys/file.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "temporary.h"
+
+static char lock_directory[TEMPORARY_BYTES];
+/* While unlocking is watched: how often that was done, and what the device still held of ours then. */
+static struct {
+    bool watched;
+    int count;
+    uint64_t held_bytes;
+} unlocking;
+
+int flock(int fd, int operation) {
+    if (unlocking.watched && operation & LOCK_UN) {
+        unlocking.count++;
+        unlocking.held_bytes += physical_bytes(0);
+    }
+    return (int)syscall(SYS_flock, fd, operation);
+}
+
+static void begin_other(fixture_t *f, tms_device_locks_t *locks) {
+    tms_error_t error;
+    ASSERT_OK(tms_device_locks_init(locks, &f->config, &f->devices, &error), error);
+}
+
+static tms_status_t try_lock(tms_device_locks_t *locks) {
+    tms_error_context_t context = {.operation = "test", .device = 0};
+    return tms_device_locks_acquire(locks, 1, NULL, &context, NULL);
+}
+
+static void an_exclusive_resume_waits_for_the_lock(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_device_locks_t other;
+    uint64_t address = allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB);
+    fill(address, 2 * MIB, 1);
+    begin_other(f, &other);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    assert_int_equal(try_lock(&other), TMS_OK);
+
+    tms_selection_t selection = {.exclusive = 1};
+    assert_int_equal(resume_selected(f, &selection, NULL, &error), TMS_DEVICE_LOCKED);
+    assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
+    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error); /* who does not ask for it does not wait for it */
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+
+    others_t others = {.fixture = f, .let_go = &other};
+    selection = waiting(&others, LONG_SECONDS);
+    selection.exclusive = 1;
+    ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+    assert_int_equal(others.asked > 0, 1);
+    assert_filled(address, 2 * MIB, 1);
+    assert_int_equal(try_lock(&other), TMS_DEVICE_LOCKED);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    assert_int_equal(try_lock(&other), TMS_OK);
+    tms_device_locks_release(&other, 1);
+    tms_device_locks_destroy(&other);
+}
+
+static void the_lock_goes_with_the_last_of_what_was_resumed(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_device_locks_t other;
+    uint64_t a = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
+    allocate(f, "b", TMS_BACKUP_NONE, 2 * MIB);
+    begin_other(f, &other);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    tms_selection_t selection = {.exclusive = 1};
+    ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+    assert_int_equal(tms_saver_free(&f->saver, a, &error), TMS_OK);
+    assert_int_equal(try_lock(&other), TMS_DEVICE_LOCKED);
+    ASSERT_OK(pause_tag(f, "b", NULL, &error), error);
+    assert_int_equal(try_lock(&other), TMS_OK);
+    tms_device_locks_release(&other, 1);
+    tms_device_locks_destroy(&other);
+}
+
+/* The process that waits for the lock wants the memory. */
+static void the_lock_goes_after_the_memory(void **state) {
+    fixture_t *f = *state;
+    for (int is_free = 0; is_free < 2; is_free++) {
+        tms_error_t error;
+        uint64_t addresses[] = {allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB), allocate(f, "a", TMS_BACKUP_NONE, 4 * MIB)};
+        tms_selection_t selection = {.exclusive = 1};
+        ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+        ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+        unlocking.count = 0;
+        unlocking.held_bytes = 0;
+        unlocking.watched = true;
+        if (!is_free) ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+        for (size_t i = 0; i < 2; i++) assert_int_equal(tms_saver_free(&f->saver, addresses[i], &error), TMS_OK);
+        unlocking.watched = false;
+        assert_int_equal(unlocking.count, 1);
+        assert_int_equal(unlocking.held_bytes, 0);
+    }
+}
+
+/* Pauses what is on the second device while the call waits for the lock of the first. */
+static void *pause_late(void *argument) {
+    assert_int_equal(pause_tag(argument, "late", NULL, NULL), TMS_OK);
+    return NULL;
+}
+
+static int32_t pause_late_and_let_go(void *context) {
+    others_t *others = context;
+    pthread_t thread;
+    if (others->asked++ > 0) return 0;
+    assert_int_equal(pthread_create(&thread, NULL, pause_late, others->fixture), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    tms_device_locks_release(others->let_go, 1);
+    return 0;
+}
+
+static void only_devices_that_are_locked_are_resumed(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_report_t report;
+    tms_device_locks_t other;
+    uint64_t a = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB), late = allocate_on(f, 1, "late", TMS_BACKUP_NONE, 2 * MIB);
+    begin_other(f, &other);
+    ASSERT_OK(pause_tag(f, "a", NULL, &error), error);
+    assert_int_equal(try_lock(&other), TMS_OK);
+    others_t others = {.fixture = f, .let_go = &other};
+    tms_selection_t selection = {
+        .exclusive = 1, .interrupted = pause_late_and_let_go, .interrupt_context = &others, .timeout_seconds = LONG_SECONDS};
+    ASSERT_OK(resume_selected(f, &selection, &report, &error), error);
+    assert_int_equal(report.allocations, 1);
+    assert_int_equal(state_of(f, a), TMS_SEGMENT_ACTIVE);
+    assert_int_equal(state_of(f, late), TMS_SEGMENT_PAUSED);
+    tms_device_locks_destroy(&other);
+}
+
+static void a_failed_resume_keeps_no_lock(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_device_locks_t other;
+    uint64_t address = allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB);
+    begin_other(f, &other);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    tms_selection_t selection = {.exclusive = 1};
+    simulator()->fail_after("cuMemMap", 0, 1, CUDA_ERROR_UNKNOWN);
+    assert_int_equal(resume_selected(f, &selection, NULL, &error), TMS_DRIVER);
+    assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
+    assert_int_equal(try_lock(&other), TMS_OK);
+    tms_device_locks_release(&other, 1);
+    ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+    assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+    assert_int_equal(try_lock(&other), TMS_OK);
+    tms_device_locks_release(&other, 1);
+    ASSERT_OK(resume_selected(f, &selection, NULL, &error), error); /* nothing to resume: no lock is taken */
+    assert_int_equal(try_lock(&other), TMS_OK);
+    tms_device_locks_release(&other, 1);
+    tms_device_locks_destroy(&other);
+}
+
+static int make_lock_directory(void **state) {
+    (void)state;
+    return make_temporary_directory(lock_directory, "locks") ? setenv("TMS_LOCK_DIR", lock_directory, 1) : -1;
+}
+
+static int remove_lock_directory(void **state) {
+    (void)state;
+    return remove_temporary_directory(lock_directory);
+}
+
+#define ONE(test) cmocka_unit_test_setup_teardown(test, setup_one_device, teardown)
+#define TWO(test) cmocka_unit_test_setup_teardown(test, setup_two_devices, teardown)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        ONE(an_exclusive_resume_waits_for_the_lock), ONE(the_lock_goes_with_the_last_of_what_was_resumed),
+        ONE(the_lock_goes_after_the_memory),         TWO(only_devices_that_are_locked_are_resumed),
+        ONE(a_failed_resume_keeps_no_lock),
+    };
+    return cmocka_run_group_tests(tests, make_lock_directory, remove_lock_directory);
+}

@@ -1,0 +1,197 @@
+/* resume with a timeout waits for memory: until it is there, until time is up, or until something else goes wrong. */
+
+#include "resume_wait_fixture.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { TAKEN = 200 };
+
+static void take(uint64_t mebibytes) { assert_int_equal(simulator()->take_memory(0, (int64_t)(mebibytes * MIB)), 0); }
+
+static void it_goes_on_when_the_memory_is_there(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_report_t report;
+    uint64_t a = allocate(f, "a", TMS_BACKUP_PINNED, 40 * MIB), b = allocate(f, "b", TMS_BACKUP_DISK, 40 * MIB);
+    fill(a, 40 * MIB, 1);
+    fill(b, 40 * MIB, 2);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    take(TAKEN);
+    simulator()->clear_counts();
+    others_t others = {.fixture = f, .give_back = TAKEN * MIB};
+    tms_selection_t selection = waiting(&others, LONG_SECONDS);
+    ASSERT_OK(resume_selected(f, &selection, &report, &error), error);
+    /* One attempt that failed at its second allocation, none while it could not succeed, and one that did. */
+    assert_int_equal(others.creates_when_asked, 2);
+    assert_int_equal(simulator()->calls("cuMemCreate"), 4);
+    assert_int_equal(report.allocations, 2);
+    assert_int_equal(report.bytes, 80 * MIB);
+    assert_int_equal(report.copied_bytes, 80 * MIB); /* of the attempt that counts */
+    assert_filled(a, 40 * MIB, 1);
+    assert_filled(b, 40 * MIB, 2);
+    tms_counters_t counters;
+    tms_saver_counters(&f->saver, &counters);
+    assert_int_equal(counters.failures_total, 0);
+    assert_int_equal(counters.resumes_total, 1);
+}
+
+static void when_time_is_up_it_says_what_is_missing(void **state) {
+    fixture_t *f = *state;
+    const double timeouts[] = {0, 0.001};
+    for (int i = 0; i < 2; i++) {
+        tms_error_t error;
+        char expected[128];
+        uint64_t a = allocate(f, "a", TMS_BACKUP_PINNED, 40 * MIB), b = allocate(f, "b", TMS_BACKUP_NONE, 40 * MIB);
+        fill(a, 40 * MIB, 1);
+        ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+        take(TAKEN);
+        tms_selection_t selection = {.timeout_seconds = timeouts[i]};
+        assert_int_equal(resume_selected(f, &selection, NULL, &error), TMS_OUT_OF_DEVICE_MEMORY);
+        assert_int_equal(error.status, TMS_OUT_OF_DEVICE_MEMORY);
+        assert_string_equal(error.call, "cuMemCreate");
+        snprintf(expected, sizeof expected,
+                 "In all device 0 needs %llu bytes (80.0 MiB), has %llu bytes (56.0 MiB) free, and ", 80 * 1048576ull,
+                 56 * 1048576ull);
+        assert_non_null(strstr(error.message, expected));
+        assert_non_null(strstr(error.message, "25165824 bytes (24.0 MiB) are missing"));
+        assert_int_equal(strstr(error.message, " seconds.") != NULL, timeouts[i] > 0);
+        assert_int_equal(state_of(f, a), TMS_SEGMENT_PAUSED);
+        assert_int_equal(state_of(f, b), TMS_SEGMENT_PAUSED);
+        assert_int_equal(physical_bytes(0), 0);
+        assert_int_equal(simulator()->take_memory(0, -(int64_t)(TAKEN * MIB)), 0);
+        ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+        assert_filled(a, 40 * MIB, 1);
+        assert_int_equal(tms_saver_free(&f->saver, a, &error), TMS_OK);
+        assert_int_equal(tms_saver_free(&f->saver, b, &error), TMS_OK);
+    }
+}
+
+static void what_is_freed_meanwhile_is_needed_no_more(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_report_t report;
+    uint64_t a = allocate(f, "a", TMS_BACKUP_PINNED, 40 * MIB), b = allocate(f, "b", TMS_BACKUP_PINNED, 40 * MIB);
+    fill(a, 40 * MIB, 1);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    take(TAKEN);
+    simulator()->clear_counts();
+    others_t others = {.fixture = f, .free_address = b};
+    tms_selection_t selection = waiting(&others, LONG_SECONDS);
+    ASSERT_OK(resume_selected(f, &selection, &report, &error), error);
+    assert_int_equal(report.allocations, 1);
+    assert_filled(a, 40 * MIB, 1);
+    assert_false(tms_saver_owns(&f->saver, b));
+    assert_int_equal(simulator()->take_memory(0, -(int64_t)(TAKEN * MIB)), 0);
+}
+
+/* Too little for what is free to say: the driver refuses although there is enough. */
+static void a_refusal_without_a_shortage_is_tried_again(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t address = allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB);
+    fill(address, 2 * MIB, 1);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    simulator()->fail_after("cuMemCreate", 0, 3, CUDA_ERROR_OUT_OF_MEMORY);
+    simulator()->clear_counts();
+    tms_selection_t selection = {.timeout_seconds = INFINITY};
+    ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+    assert_int_equal(simulator()->calls("cuMemCreate"), 4);
+    assert_filled(address, 2 * MIB, 1);
+}
+
+/* A free that fails at first holds the very memory that is missing. */
+static int32_t free_and_be_refused(void *context) {
+    enum { ENOUGH_QUESTIONS = 100 };
+    others_t *others = context;
+    if (simulator()->calls("cuMemGetInfo") == 0) return 0;
+    if (others->asked++ > 0) return others->asked > ENOUGH_QUESTIONS;
+    simulator()->fail_after("cuCtxSynchronize", 0, 1, CUDA_ERROR_UNKNOWN);
+    assert_int_equal(tms_saver_free(&others->fixture->saver, others->free_address, NULL), TMS_OK);
+    return 0;
+}
+
+static void what_could_not_be_freed_is_tried_again_while_it_waits(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_log_init(&f->log, TMS_LOG_SILENT);
+    uint64_t address = allocate(f, "a", TMS_BACKUP_PINNED, 40 * MIB), held = allocate(f, "b", TMS_BACKUP_NONE, 40 * MIB);
+    fill(address, 40 * MIB, 1);
+    ASSERT_OK(pause_tag(f, "a", NULL, &error), error);
+    take(190);
+    simulator()->clear_counts();
+    others_t others = {.fixture = f, .free_address = held};
+    tms_selection_t selection = {
+        .interrupted = free_and_be_refused, .interrupt_context = &others, .timeout_seconds = LONG_SECONDS};
+    ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+    assert_int_equal(simulator()->failures_fired(), 1);
+    assert_filled(address, 40 * MIB, 1);
+    assert_int_equal(simulator()->take_memory(0, -(int64_t)(190 * MIB)), 0);
+}
+
+/* Another attempt would pass over it, and find memory enough for the rest. */
+static void what_is_damaged_while_it_is_undone_ends_the_wait(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_log_init(&f->log, TMS_LOG_SILENT);
+    uint64_t a = allocate(f, "a", TMS_BACKUP_NONE, 40 * MIB), b = allocate(f, "b", TMS_BACKUP_NONE, 40 * MIB);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    take(TAKEN);
+    simulator()->clear_counts();
+    simulator()->fail_after("cuMemUnmap", 0, 1, CUDA_ERROR_UNKNOWN);
+    others_t others = {.fixture = f, .give_back = TAKEN * MIB};
+    tms_selection_t selection = waiting(&others, LONG_SECONDS);
+    assert_int_equal(resume_selected(f, &selection, NULL, &error), TMS_OUT_OF_DEVICE_MEMORY);
+    assert_int_equal(others.asked, 0); /* it has not waited */
+    assert_int_equal(state_of(f, a), TMS_SEGMENT_DAMAGED);
+    assert_int_equal(state_of(f, b), TMS_SEGMENT_PAUSED);
+    assert_int_equal(simulator()->take_memory(0, -(int64_t)(TAKEN * MIB)), 0);
+    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    assert_int_equal(state_of(f, a), TMS_SEGMENT_ACTIVE);
+}
+
+static void what_else_goes_wrong_ends_the_wait(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 100 * MIB);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    take(TAKEN);
+    simulator()->fail_after("cuMemGetInfo", 0, 1, CUDA_ERROR_UNKNOWN);
+    tms_selection_t selection = {.timeout_seconds = INFINITY};
+    assert_int_equal(resume_selected(f, &selection, NULL, &error), TMS_DRIVER);
+    assert_string_equal(error.call, "cuMemGetInfo");
+    assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
+    assert_int_equal(simulator()->take_memory(0, -(int64_t)(TAKEN * MIB)), 0);
+}
+
+static void enough_memory_costs_no_question(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    for (int copies = 0; copies < 2; copies++) {
+        allocate(f, "a", copies ? TMS_BACKUP_PINNED : TMS_BACKUP_NONE, 2 * MIB);
+        ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+        simulator()->clear_counts();
+        tms_selection_t selection = {.timeout_seconds = LONG_SECONDS};
+        ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+        /* Whether memory and contents can come in turns is asked once. */
+        assert_int_equal(simulator()->calls("cuMemGetInfo"), copies);
+        assert_int_equal(simulator()->calls("cuEventCreate"), 0);
+    }
+}
+
+#define ONE(test) cmocka_unit_test_setup_teardown(test, setup_one_device, teardown)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        ONE(it_goes_on_when_the_memory_is_there),
+        ONE(when_time_is_up_it_says_what_is_missing),
+        ONE(what_is_freed_meanwhile_is_needed_no_more),
+        ONE(a_refusal_without_a_shortage_is_tried_again),
+        ONE(what_could_not_be_freed_is_tried_again_while_it_waits),
+        ONE(what_is_damaged_while_it_is_undone_ends_the_wait),
+        ONE(what_else_goes_wrong_ends_the_wait),
+        ONE(enough_memory_costs_no_question),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

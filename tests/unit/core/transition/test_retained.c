@@ -1,0 +1,290 @@
+/* Backups that are kept after a resume, and pauses that fail: what they have not begun to write over keeps its contents, the
+ * rest has none until the next pause, and all of it keeps its address. */
+
+#include "support.h"
+
+#include <string.h>
+
+#include "temporary.h"
+
+static const uint64_t BYTES = 4 * MIB;
+
+/* A host copy that the test holds on to, as a zero-copy view does; `host` is NULL where there is none. */
+typedef struct view {
+    tms_host_buffer_t *buffer;
+    void *host;
+} view_t;
+
+static view_t look(fixture_t *f, uint64_t address) {
+    tms_error_t error;
+    view_t view = {NULL, NULL};
+    ASSERT_OK(tms_saver_host_backup(&f->saver, address, BYTES, &view.buffer, &view.host, &error), error);
+    return view;
+}
+
+/* Active, filled with `seed`, and that retained. */
+static uint64_t allocate_retained(fixture_t *f, const char *tag, tms_backup_kind_t backup, uint32_t seed) {
+    tms_error_t error;
+    uint64_t address = allocate(f, tag, backup, BYTES);
+    atomic_store(&f->saver.host_policy, TMS_HOST_RETAIN);
+    fill(address, BYTES, seed);
+    ASSERT_OK(pause_tag(f, tag, NULL, &error), error);
+    ASSERT_OK(resume_tag(f, tag, NULL, &error), error);
+    return address;
+}
+
+static void assert_copy(fixture_t *f, uint64_t address, const void *where, uint32_t seed) {
+    view_t view = look(f, address);
+    assert_ptr_equal(view.host, where);
+    assert_filled((uint64_t)view.host, BYTES, seed);
+    tms_host_buffer_drop(view.buffer);
+}
+
+/* The next pause makes a copy of `seed` at the same place. */
+static void assert_renewed(fixture_t *f, uint64_t address, const void *where, uint32_t seed) {
+    tms_error_t error;
+    fill(address, BYTES, seed);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    assert_copy(f, address, where, seed);
+    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    assert_filled(address, BYTES, seed);
+    assert_copy(f, address, where, seed);
+}
+
+static uint64_t buffer_bytes(fixture_t *f) { return atomic_load(&f->saver.stores.host.buffer_bytes); }
+
+/* ---- nothing has been copied ---- */
+
+static void a_pause_that_fails_before_it_copies_keeps_the_contents(void **state) {
+    fixture_t *f = *state;
+    static const tms_backup_kind_t kinds[] = {TMS_BACKUP_PINNED, TMS_BACKUP_MMAP};
+    static const char *const calls[] = {"cuCtxSynchronize", "cuStreamCreate", "cuMemcpyDtoHAsync"};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        tms_error_t error;
+        uint64_t address = allocate_retained(f, "a", kinds[i], 1);
+        view_t view = look(f, address);
+        for (size_t j = 0; j < sizeof calls / sizeof *calls; j++) {
+            fill(address, BYTES, 2);
+            simulator()->fail_after(calls[j], 0, 1, CUDA_ERROR_UNKNOWN);
+            assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DRIVER);
+            assert_string_equal(error.call, calls[j]);
+            assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
+            assert_copy(f, address, view.host, 1);
+        }
+        assert_renewed(f, address, view.host, 3);
+        tms_host_buffer_drop(view.buffer);
+        assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+        assert_int_equal(buffer_bytes(f), 0);
+    }
+}
+
+/* The device may have failed half-way into memory that is not pinned. */
+static void a_copy_that_fails_with_its_device_counts_as_begun(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t address = allocate_retained(f, "a", TMS_BACKUP_PINNED, 1);
+    view_t view = look(f, address);
+    simulator()->fail_after("cuMemcpyDtoHAsync", 0, 1, CUDA_ERROR_ILLEGAL_ADDRESS);
+    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DEVICE_LOST);
+    assert_null(look(f, address).host);
+    assert_renewed(f, address, view.host, 2);
+    tms_host_buffer_drop(view.buffer);
+}
+
+static void a_pause_that_finds_no_host_memory_for_others_keeps_the_contents(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t address = allocate_retained(f, "a", TMS_BACKUP_PINNED, 1);
+    view_t view = look(f, address);
+    uint64_t other = allocate(f, "b", TMS_BACKUP_PINNED, BYTES);
+    fill(address, BYTES, 2);
+    f->saver.stores.host.limits.cap_bytes = BYTES;
+    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_OUT_OF_HOST_MEMORY);
+    f->saver.stores.host.limits.cap_bytes = UINT64_MAX;
+    assert_int_equal(state_of(f, other), TMS_SEGMENT_ACTIVE);
+    assert_copy(f, address, view.host, 1);
+    assert_int_equal(buffer_bytes(f), BYTES);
+    assert_renewed(f, address, view.host, 3);
+    tms_host_buffer_drop(view.buffer);
+}
+
+/* ---- something has ---- */
+
+/* The first is written over, the second is not reached. */
+static void a_pause_that_fails_among_its_copies_keeps_those_that_it_has_not_begun(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t first = allocate_retained(f, "a", TMS_BACKUP_PINNED, 1),
+             second = allocate_retained(f, "b", TMS_BACKUP_PINNED, 2);
+    view_t views[] = {look(f, first), look(f, second)};
+    fill(first, BYTES, 3);
+    fill(second, BYTES, 4);
+    simulator()->fail_after("cuMemcpyDtoHAsync", 1, 1, CUDA_ERROR_UNKNOWN);
+    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DRIVER);
+    assert_null(look(f, first).host);
+    assert_copy(f, second, views[1].host, 2);
+    assert_int_equal(buffer_bytes(f), 2 * BYTES); /* the memory of both stays */
+    assert_renewed(f, first, views[0].host, 5);
+    assert_copy(f, second, views[1].host, 4);
+    for (int i = 0; i < 2; i++) tms_host_buffer_drop(views[i].buffer);
+}
+
+static void a_pause_that_fails_at_the_end_of_its_copies_moves_nothing(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t address = allocate_retained(f, "a", TMS_BACKUP_MMAP, 1);
+    view_t view = look(f, address);
+    for (uint32_t i = 0; i < 2; i++) { /* the second has no contents to begin with */
+        simulator()->fail_after("cuStreamSynchronize", 0, 1, CUDA_ERROR_UNKNOWN);
+        assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DRIVER);
+        assert_null(look(f, address).host);
+        assert_int_equal(buffer_bytes(f), BYTES);
+    }
+    assert_renewed(f, address, view.host, 2);
+    tms_host_buffer_drop(view.buffer);
+}
+
+static int32_t after_the_first_chunk(void *context) {
+    (void)context;
+    return simulator()->calls("cuMemcpyDtoHAsync") > 0;
+}
+
+/* A view stays valid, and shows what the copy has left. */
+static void a_pause_that_is_stopped_among_its_copies_moves_nothing(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t address = allocate_retained(f, "a", TMS_BACKUP_PINNED, 1);
+    view_t view = look(f, address);
+    const tms_selection_t selection = {.interrupted = after_the_first_chunk};
+    fill(address, BYTES, 2);
+    f->saver.stores.copying.chunk_bytes = MIB;
+    simulator()->set_bandwidth(8 * MIB); /* so that it is asked before the end */
+    simulator()->clear_counts();
+    assert_int_equal(pause_selected(f, &selection, NULL, &error), TMS_INTERRUPTED);
+    simulator()->set_bandwidth(0);
+    assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
+    assert_null(look(f, address).host);
+    assert_filled_part((uint64_t)view.host, 0, MIB, 2);
+    assert_filled_part((uint64_t)view.host, 3 * MIB, MIB, 1);
+    assert_renewed(f, address, view.host, 3);
+    tms_host_buffer_drop(view.buffer);
+}
+
+typedef struct knowledge {
+    uint64_t address;
+    tms_live_range_t ranges[2];
+} knowledge_t;
+
+static int32_t tell(void *context, tms_live_t *live) {
+    const knowledge_t *known = context;
+    *live = (tms_live_t){.allocations = &known->address, .allocation_count = 1, .ranges = known->ranges, .range_count = 2};
+    return 0;
+}
+
+/* Parts are gathered before they are queued: until the first is, nothing is written over. */
+static void a_pause_of_live_bytes_does_the_same(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t address = allocate_retained(f, "a", TMS_BACKUP_PINNED, 1);
+    view_t view = look(f, address);
+    knowledge_t known = {address, {{address, address + MIB}, {address + 2 * MIB, address + 3 * MIB}}};
+    const tms_selection_t selection = {.find_live = tell, .live_context = &known};
+    static const char *const calls[] = {"cuMemGetAccess", "cuMemcpyBatchAsync"};
+    for (int i = 0; i < 2; i++) {
+        fill(address, BYTES, 2);
+        simulator()->fail_after(calls[i], 0, 1, CUDA_ERROR_UNKNOWN);
+        assert_int_equal(pause_selected(f, &selection, NULL, &error), TMS_DRIVER);
+        assert_string_equal(error.call, calls[i]);
+        if (i == 0)
+            assert_copy(f, address, view.host, 1);
+        else
+            assert_null(look(f, address).host);
+    }
+    assert_renewed(f, address, view.host, 3);
+    tms_host_buffer_drop(view.buffer);
+}
+
+/* ---- what becomes of the memory ---- */
+
+static void memory_without_contents_goes_with_its_policy_or_its_allocation(void **state) {
+    fixture_t *f = *state;
+    for (int freed = 0; freed < 2; freed++) {
+        tms_error_t error;
+        uint64_t address = allocate_retained(f, "a", TMS_BACKUP_PINNED, 1);
+        simulator()->fail_after("cuStreamSynchronize", 0, 1, CUDA_ERROR_UNKNOWN);
+        assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DRIVER);
+        assert_int_equal(buffer_bytes(f), BYTES);
+        if (!freed) {
+            atomic_store(&f->saver.host_policy, TMS_HOST_RELEASE);
+            ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+            ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+            assert_filled(address, BYTES, 1);
+            assert_int_equal(buffer_bytes(f), 0);
+        }
+        assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+        assert_int_equal(buffer_bytes(f), 0);
+    }
+}
+
+/* Where contents go elsewhere, or nowhere. */
+static void memory_without_contents_goes_when_a_pause_keeps_them_elsewhere(void **state) {
+    fixture_t *f = *state;
+    static const tms_backup_kind_t choices[] = {TMS_BACKUP_NONE, TMS_BACKUP_DISK};
+    char directory[TEMPORARY_BYTES];
+    tms_error_t error;
+    assert_non_null(make_temporary_directory(directory, "retained"));
+    ASSERT_OK(tms_disk_set_directory(&f->saver.stores.disk, directory, &error), error);
+    for (size_t i = 0; i < 2; i++) {
+        const tms_selection_t selection = {.has_backup = 1, .backup = choices[i]};
+        uint64_t address = allocate_retained(f, "a", TMS_BACKUP_PINNED, 1);
+        simulator()->fail_after("cuStreamSynchronize", 0, 1, CUDA_ERROR_UNKNOWN);
+        assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DRIVER);
+        ASSERT_OK(pause_selected(f, &selection, NULL, &error), error);
+        assert_int_equal(buffer_bytes(f), 0);
+        ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+        if (choices[i] == TMS_BACKUP_DISK) assert_filled(address, BYTES, 1);
+        assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+    }
+    assert_int_equal(remove_temporary_directory(directory), 0);
+}
+
+/* A device that could not be waited for may still be writing there: the next pause waits for it before it copies. */
+static void memory_that_may_still_be_written_to_is_used_again_once_the_device_rests(void **state) {
+    fixture_t *f = *state;
+    enum { CHUNK = 8192 };
+    static char trace[CHUNK];
+    tms_error_t error;
+    uint64_t address = allocate_retained(f, "a", TMS_BACKUP_PINNED, 1);
+    view_t view = look(f, address);
+    tms_log_init(&f->log, TMS_LOG_SILENT);
+    simulator()->fail_after("cuStreamSynchronize", 0, 3, CUDA_ERROR_UNKNOWN);
+    simulator()->fail_after("cuCtxSynchronize", 1, 1, CUDA_ERROR_UNKNOWN); /* not the one that a pause begins with */
+    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DRIVER);
+    assert_null(look(f, address).host);
+    simulator()->clear_counts();
+    simulator()->trace(1);
+    assert_renewed(f, address, view.host, 2);
+    simulator()->read_trace(trace, sizeof trace);
+    const char *wait = strstr(trace, "cuCtxSynchronize"), *copy = strstr(trace, "cuMemcpyDtoHAsync");
+    assert_true(wait && copy && wait < copy);
+    tms_host_buffer_drop(view.buffer);
+    assert_nothing_waits(&f->saver);
+}
+
+#define ONE(test) cmocka_unit_test_setup_teardown(test, setup_one_device, teardown)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        ONE(a_pause_that_fails_before_it_copies_keeps_the_contents),
+        ONE(a_copy_that_fails_with_its_device_counts_as_begun),
+        ONE(a_pause_that_finds_no_host_memory_for_others_keeps_the_contents),
+        ONE(a_pause_that_fails_among_its_copies_keeps_those_that_it_has_not_begun),
+        ONE(a_pause_that_fails_at_the_end_of_its_copies_moves_nothing),
+        ONE(a_pause_that_is_stopped_among_its_copies_moves_nothing),
+        ONE(a_pause_of_live_bytes_does_the_same),
+        ONE(memory_without_contents_goes_with_its_policy_or_its_allocation),
+        ONE(memory_without_contents_goes_when_a_pause_keeps_them_elsewhere),
+        ONE(memory_that_may_still_be_written_to_is_used_again_once_the_device_rests),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

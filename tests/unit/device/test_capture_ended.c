@@ -1,0 +1,267 @@
+/* Captures whose end we were not told: the stream is asked before a call is refused, unless it may be gone. */
+
+#include "support.h"
+
+#include <pthread.h>
+
+#include "simulated_cuda.h"
+
+/* Device 0's primary context, current on the test's thread, and a stream of it. */
+static CUstream enter(void) {
+    CUcontext context = NULL;
+    CUstream stream = NULL;
+    ASSERT_CUDA(CALL(cuDevicePrimaryCtxRetain, &context, 0));
+    ASSERT_CUDA(CALL(cuCtxPushCurrent_v2, context));
+    ASSERT_CUDA(CALL(cuStreamCreate, &stream, CU_STREAM_NON_BLOCKING));
+    return stream;
+}
+
+static void leave(void) {
+    CUcontext context = NULL;
+    ASSERT_CUDA(CALL(cuCtxPopCurrent_v2, &context));
+    ASSERT_CUDA(CALL(cuDevicePrimaryCtxRelease_v2, 0));
+}
+
+static uint64_t begin(fixture_t *f, CUstream stream) {
+    tms_capture_begun_t begun;
+    tms_error_t error;
+    ASSERT_OK(tms_saver_capture_begin_on(&f->saver, stream, &begun, &error), error);
+    assert_false(begun.must_not_begin);
+    ASSERT_CUDA(CALL(cuStreamBeginCapture_v2, stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+    tms_saver_capture_begun(&f->saver, begun.identity);
+    return begun.identity;
+}
+
+static void end_by_driver(CUstream stream) {
+    CUgraph graph = NULL;
+    ASSERT_CUDA(CALL(cuStreamEndCapture, stream, &graph));
+    ASSERT_CUDA(CALL(cuGraphDestroy, graph));
+}
+
+static void an_end_through_the_driver_is_noticed(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
+    CUstream stream = enter();
+    uint64_t identity = begin(f, stream);
+    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_CAPTURE_IN_PROGRESS); /* it goes on */
+    assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
+    end_by_driver(stream);
+    assert_int_equal(tms_capture_visible(&f->saver.capture), 1);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    assert_int_equal(tms_capture_visible(&f->saver.capture), 0);
+    assert_false(tms_saver_capture_end(&f->saver, identity)); /* an end that comes late ends no other */
+    ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
+    leave();
+}
+
+/* The one that goes on counts. */
+static void each_stream_is_asked(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
+    CUstream one = enter(), other = NULL;
+    ASSERT_CUDA(CALL(cuStreamCreate, &other, CU_STREAM_NON_BLOCKING));
+    begin(f, one);
+    uint64_t identity = begin(f, other);
+    end_by_driver(one);
+    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_CAPTURE_IN_PROGRESS);
+    assert_int_equal(tms_capture_visible(&f->saver.capture), 1);
+    end_by_driver(other);
+    assert_true(tms_saver_capture_end(&f->saver, identity));
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_CUDA(CALL(cuStreamDestroy_v2, one));
+    ASSERT_CUDA(CALL(cuStreamDestroy_v2, other));
+    leave();
+}
+
+/* A capture that this thread is about to begin, and another thread that pauses and frees before it has begun. */
+typedef struct beside {
+    fixture_t *fixture;
+    uint64_t freed;
+    tms_status_t status;
+} beside_t;
+
+static void *free_and_pause(void *argument) {
+    beside_t *beside = argument;
+    tms_error_t error;
+    beside->status = tms_saver_free(&beside->fixture->saver, beside->freed, &error);
+    if (beside->status == TMS_OK) beside->status = pause_tag(beside->fixture, NULL, NULL, &error);
+    return NULL;
+}
+
+static tms_status_t free_and_pause_on_another_thread(fixture_t *f) {
+    beside_t beside = {.fixture = f, .freed = allocate(f, "freed", TMS_BACKUP_NONE, 2 * MIB)};
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, free_and_pause, &beside), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    return beside.status;
+}
+
+static void a_stream_is_not_asked_before_its_capture_has_begun(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_capture_begun_t begun;
+    uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
+    CUstream stream = enter();
+    for (int again = 0; again < 2; again++) { /* the second time the end of the first was not seen */
+        ASSERT_OK(tms_saver_capture_begin_on(&f->saver, stream, &begun, &error), error);
+        assert_int_equal(begun.known, again);
+        assert_int_equal(free_and_pause_on_another_thread(f), TMS_CAPTURE_IN_PROGRESS);
+        assert_int_equal(tms_capture_visible(&f->saver.capture), 1);
+        ASSERT_CUDA(CALL(cuStreamBeginCapture_v2, stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        assert_int_equal(free_and_pause_on_another_thread(f), TMS_CAPTURE_IN_PROGRESS);
+        tms_saver_capture_begun(&f->saver, begun.identity);
+        assert_int_equal(free_and_pause_on_another_thread(f), TMS_CAPTURE_IN_PROGRESS);
+        assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
+        end_by_driver(stream);
+    }
+    assert_int_equal(free_and_pause_on_another_thread(f), TMS_OK);
+    assert_int_equal(physical_bytes(0), 0);
+    ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
+    leave();
+}
+
+/* As where an exception takes a thread out of the call. */
+static void a_begin_that_was_given_up_is_noticed_by_its_thread(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_capture_begun_t begun;
+    allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
+    CUstream stream = enter();
+    ASSERT_OK(tms_saver_capture_begin_on(&f->saver, stream, &begun, &error), error);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    assert_int_equal(tms_capture_visible(&f->saver.capture), 0);
+    ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
+    leave();
+}
+
+static void a_deferred_free_need_not_wait_for_it(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t first = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB), second = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
+    CUstream stream = enter();
+    begin(f, stream);
+    assert_int_equal(tms_saver_free(&f->saver, first, &error), TMS_OK);
+    assert_int_equal(physical_bytes(0), 4 * MIB);
+    end_by_driver(stream);
+    assert_int_equal(tms_saver_free(&f->saver, second, &error), TMS_OK);
+    assert_int_equal(physical_bytes(0), 2 * MIB);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    assert_int_equal(physical_bytes(0), 0);
+    ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
+    leave();
+}
+
+/* A stream that was destroyed with its context is not asked: a real driver would read through its handle. */
+static void a_stream_that_went_with_its_context_is_not_asked(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    for (int again = 0; again < 2; again++) {
+        uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
+        begin(f, enter());
+        ASSERT_CUDA(CALL(cuDevicePrimaryCtxReset_v2, 0));
+        if (again) ASSERT_CUDA(CALL(cuStreamDestroy_v2, enter())); /* the handle of the context is the same again */
+        simulator()->clear_counts();
+        ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+        assert_int_equal(simulator()->calls("cuStreamIsCapturing"), 0);
+        assert_int_equal(tms_capture_visible(&f->saver.capture), 0);
+        assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+        if (again) leave();
+        CUcontext context = NULL;
+        ASSERT_CUDA(CALL(cuCtxPopCurrent_v2, &context));
+    }
+}
+
+/* What is taken out for a call that destroys it is not asked meanwhile, and counts again if that fails. */
+static void a_stream_that_is_being_destroyed_is_not_asked(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_capture_stream_t taken[TMS_CAPTURE_MAX_NESTED];
+    allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
+    CUstream stream = enter();
+    uint64_t identity = begin(f, stream);
+    assert_int_equal(tms_saver_capture_take(&f->saver, stream, TMS_NO_DEVICE, taken), 1);
+    assert_int_equal(tms_saver_captures(&f->saver), 0);
+    tms_saver_capture_taken(&f->saver, taken, 1, false);
+    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_CAPTURE_IN_PROGRESS);
+    assert_false(tms_saver_capture_end(&f->saver, identity));
+    assert_int_equal(tms_saver_capture_take(&f->saver, NULL, 1, taken), 0); /* of another device */
+    assert_int_equal(tms_saver_capture_take(&f->saver, NULL, 0, taken), 1);
+    ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
+    tms_saver_capture_taken(&f->saver, taken, 1, true);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    leave();
+}
+
+/* A capture that cannot be asked for counts until its end is seen. */
+static void what_cannot_be_asked_counts(void **state) {
+    static const char *const missing[] = {"cuStreamGetCtx", "cuCtxGetId", "cuDevicePrimaryCtxGetState"};
+    fixture_t *f = *state;
+    tms_error_t error;
+    allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
+    CUstream stream = enter();
+    for (size_t i = 0; i < sizeof missing / sizeof *missing; i++) {
+        simulator()->fail_after(missing[i], 0, 1, CUDA_ERROR_UNKNOWN);
+        uint64_t identity = begin(f, stream);
+        end_by_driver(stream);
+        assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_CAPTURE_IN_PROGRESS);
+        assert_true(tms_saver_capture_end(&f->saver, identity));
+        ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+        ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    }
+    ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
+    leave();
+}
+
+/* An answer that cannot be had is no end. */
+static void a_stream_that_does_not_answer_counts(void **state) {
+    static const char *const refused[] = {"cuStreamIsCapturing", "cuCtxGetId", "cuCtxPushCurrent",
+                                          "cuDevicePrimaryCtxGetState"};
+    fixture_t *f = *state;
+    tms_error_t error;
+    allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
+    CUstream stream = enter();
+    uint64_t identity = begin(f, stream);
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        simulator()->fail_after(refused[i], 0, 1, CUDA_ERROR_UNKNOWN);
+        assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_CAPTURE_IN_PROGRESS);
+        assert_int_equal(simulator()->failures_fired(), i + 1);
+    }
+    end_by_driver(stream);
+    assert_true(tms_saver_capture_end(&f->saver, identity));
+    ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
+    leave();
+}
+
+static void an_end_that_failed_is_looked_at(void **state) {
+    fixture_t *f = *state;
+    CUstream stream = enter();
+    allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
+    uint64_t identity = begin(f, stream);
+    assert_true(tms_saver_capture_goes_on(&f->saver, identity));
+    end_by_driver(stream);
+    assert_false(tms_saver_capture_goes_on(&f->saver, identity));
+    assert_true(tms_saver_capture_end(&f->saver, identity));
+    assert_false(tms_saver_capture_goes_on(&f->saver, identity));
+    ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
+    leave();
+}
+
+#define TEST(test) cmocka_unit_test_setup_teardown(test, setup_one_device, teardown)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(an_end_through_the_driver_is_noticed),
+        TEST(each_stream_is_asked),
+        TEST(a_stream_is_not_asked_before_its_capture_has_begun),
+        TEST(a_begin_that_was_given_up_is_noticed_by_its_thread),
+        TEST(a_deferred_free_need_not_wait_for_it),
+        TEST(a_stream_that_went_with_its_context_is_not_asked),
+        TEST(a_stream_that_is_being_destroyed_is_not_asked),
+        TEST(what_cannot_be_asked_counts),
+        TEST(a_stream_that_does_not_answer_counts),
+        TEST(an_end_that_failed_is_looked_at),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,191 @@
+"""Tests of the preload library, each in fresh processes: small C programs, compiled here, that use the simulated GPU as
+their CUDA runtime and driver, and programs that have nothing to do with CUDA."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+PRELOAD_NAME = "torch_memory_saver_hook_mode_preload.abi3.so"
+SIMULATOR_NAME = "_simulated_cuda.so"
+#: What the runtime is called where programs look for it.
+RUNTIME_NAME = "libcudart.so.13"
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+PROGRAMS = Path(__file__).resolve().parent / "programs"
+HEADERS = REPOSITORY / "csrc"
+
+#: No program here takes longer, on a busy machine and under a sanitizer. Reached only by one that hangs.
+TIMEOUT_SECONDS = 120
+
+COMPILE_FLAGS = ["-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", "-pthread", "-Wall", "-Wextra", "-Werror", f"-I{HEADERS}"]
+#: What the caller adds: the flag of a sanitizer, where the libraries under test have it.
+COMPILE_FLAGS += shlex.split(os.environ.get("CFLAGS", ""))
+
+
+@dataclass(frozen=True)
+class Libraries:
+    """Where the libraries under test are."""
+
+    preload: Path
+    simulator: Path
+    #: Holds the simulated GPU under the name of the CUDA runtime, for linking and for LD_LIBRARY_PATH.
+    runtime_folder: Path
+
+
+class Compile(Protocol):
+    def __call__(self, name: str, *flags: str, output: str | None = None, or_skip: str = "") -> Path:
+        """Compiles programs/<name>.c, once a session for each `output`, and returns the path of the result. A failure is the
+        test's, or with `or_skip` a skip for that reason."""
+
+
+class Run(Protocol):
+    def __call__(
+        self,
+        command: Sequence[str | Path],
+        *,
+        preload: Sequence[str | Path] | None = None,
+        env: dict[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a command with the preload library, or with the libraries named, and `env` on top of a clean environment."""
+
+
+def package_folders() -> list[Path]:
+    """Where the package may be, the best first: the one that is imported, then the one of the source tree."""
+    folders = [REPOSITORY / "torch_memory_saver"]
+    specification = importlib.util.find_spec("torch_memory_saver")
+    if specification is not None and specification.origin is not None:
+        folders.insert(0, Path(specification.origin).resolve().parent)
+    return folders
+
+
+@pytest.fixture(scope="session")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Libraries:
+    for package in package_folders():
+        preload, simulator = package.parent / PRELOAD_NAME, package / SIMULATOR_NAME
+        if preload.is_file() and simulator.is_file():
+            break
+    else:
+        pytest.fail(f"{PRELOAD_NAME} and {SIMULATOR_NAME} are not built: run 'pip install .', or 'make test'", pytrace=False)
+    folder = tmp_path_factory.mktemp("runtime")
+    (folder / RUNTIME_NAME).symlink_to(simulator)
+    return Libraries(preload, simulator, folder)
+
+
+@pytest.fixture(scope="session")
+def compiler() -> str:
+    for name in ("gcc", "cc", "clang"):
+        path = shutil.which(name)
+        if path:
+            return path
+    pytest.skip("needs a C compiler")
+
+
+@pytest.fixture(scope="session")
+def compile_program(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Compile:
+    folder = tmp_path_factory.mktemp("programs")
+
+    def compile_one(name: str, *flags: str, output: str | None = None, or_skip: str = "") -> Path:
+        result = folder / (output or name)
+        if not result.exists():
+            result.parent.mkdir(exist_ok=True)
+            command = [compiler, *COMPILE_FLAGS, str(PROGRAMS / f"{name}.c"), "-o", str(result), *flags, "-ldl"]
+            made = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS)
+            if made.returncode != 0 and or_skip:
+                pytest.skip(or_skip)
+            if made.returncode != 0:
+                pytest.fail(f"{' '.join(command)}\n{made.stderr}", pytrace=False)
+        return result
+
+    return compile_one
+
+
+@pytest.fixture(scope="session")
+def cuda_program(compile_program: Compile, libraries: Libraries) -> Callable[[str], Path]:
+    """Compiles a program that is linked with the CUDA runtime."""
+    return lambda name: compile_program(name, f"-L{libraries.runtime_folder}", f"-l:{RUNTIME_NAME}")
+
+
+@pytest.fixture(scope="session")
+def stub_runtime(compile_program: Compile) -> Path:
+    """A runtime without a GPU behind it, in a folder of its own; its symbols carry versions, as the real one's do."""
+    return compile_program(
+        "stub_runtime",
+        "-shared",
+        "-fPIC",
+        f"-Wl,-soname,{RUNTIME_NAME}",
+        f"-Wl,--version-script={PROGRAMS / 'stub_runtime.map'}",
+        output=f"stub/{RUNTIME_NAME}",
+    )
+
+
+def clean_environment(libraries: Libraries) -> dict[str, str]:
+    """The caller's environment without what steers the libraries, and with the simulated GPU as runtime and driver."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("TMS_", "LD_", "CUDA_"))}
+    variables["LC_ALL"] = "C"
+    variables["LD_LIBRARY_PATH"] = str(libraries.runtime_folder)
+    variables["TMS_CUDA_DRIVER"] = str(libraries.simulator)
+    variables["TMS_SIMULATED_DEVICES"] = "2"
+    variables["TMS_SIMULATED_MEMORY"] = "64MiB"
+    return variables
+
+
+@pytest.fixture
+def environment(libraries: Libraries) -> dict[str, str]:
+    """What `run` starts from, for tests that start a process themselves; with the preload library in LD_PRELOAD."""
+    return {**clean_environment(libraries), "LD_PRELOAD": str(libraries.preload)}
+
+
+@pytest.fixture
+def run(libraries: Libraries) -> Run:
+    def run_one(
+        command: Sequence[str | Path],
+        *,
+        preload: Sequence[str | Path] | None = None,
+        env: dict[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        variables = clean_environment(libraries)
+        loaded = [libraries.preload] if preload is None else preload
+        if loaded:
+            variables["LD_PRELOAD"] = ":".join(str(path) for path in loaded)
+        return subprocess.run(
+            [str(word) for word in command],
+            env={**variables, **(env or {})},
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=TIMEOUT_SECONDS,
+        )
+
+    return run_one
+
+
+@pytest.fixture
+def run_scenario(cuda_program: Callable[[str], Path], run: Run) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs one scenario of a program and asserts that every check in it held. A test that expects lines in the log passes
+    `silent=False` and looks at them."""
+
+    def run_one(
+        program: str, scenario: str, *, silent: bool = True, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        done = run([cuda_program(program), scenario], env=env)
+        assert done.returncode == 0, f"{scenario}: status {done.returncode}\n{done.stdout}{done.stderr}"
+        assert done.stdout.endswith("done\n")
+        if silent:
+            assert done.stderr == ""
+        return done
+
+    return run_one

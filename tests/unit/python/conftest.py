@@ -1,0 +1,94 @@
+"""Fixtures of the tests of the Python layer: programs in fresh processes, and a fake torch over the simulated GPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "support"))
+
+from fake_torch import FakeTorch
+from processes import ELSEWHERE, PRELUDE, TIMEOUT_S, Program, environment
+
+from torch_memory_saver import _core
+from torch_memory_saver._saver import implementation
+from torch_memory_saver._torch import layer
+from torch_memory_saver._torch.graphs import GraphPools
+from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver.saver import TorchMemorySaver
+
+
+@pytest.fixture
+def program() -> Program:
+    """Runs Python text in a fresh process, preloaded unless `preloaded` is False, with more variables by keyword. It must
+    end with `status`."""
+
+    def run(text: str, *, preloaded: bool = True, status: int = 0, **variables: str) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-c", (PRELUDE if preloaded else "") + text],
+            env=environment(preloaded, **variables),
+            cwd=ELSEWHERE,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        assert done.returncode == status, f"{done.stdout}\n{done.stderr}"
+        return done
+
+    return run
+
+
+@pytest.fixture
+def command() -> Program:
+    """Runs ``python -m torch_memory_saver`` with arguments, on a machine without a GPU."""
+
+    def run(*arguments: str, status: int = 0, **variables: str) -> subprocess.CompletedProcess[str]:
+        if arguments[:1] == ("simulate",):
+            variables.setdefault("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")  # Simulated ones are meant there.
+        done = subprocess.run(
+            [sys.executable, "-m", "torch_memory_saver", *arguments],
+            env=environment(False, **variables),
+            cwd=ELSEWHERE,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        assert done.returncode == status, f"{done.stdout}\n{done.stderr}"
+        return done
+
+    return run
+
+
+@pytest.fixture(params=[True, False], ids=["torch-2.11", "torch-2.8"])
+def fake_torch(request: pytest.FixtureRequest, simulator: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTorch]:
+    """torch as the package sees it. Nothing may have crashed it, and nothing may be routed, when the test ends."""
+    fake = FakeTorch(last_routed_wins=request.param)
+    monkeypatch.setattr(layer, "_torch_cuda", fake)
+    monkeypatch.setattr(_core, "device_count", lambda: fake.devices)
+    # Which contexts are active depends on the tests that this process has run.
+    monkeypatch.setattr(_core, "active_devices", lambda: fake.active_devices)
+    yield fake
+    assert fake.crashes == []
+    assert fake.routings == []
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> PoolStore:
+    """A pool store that no other test has used, in place of the process's."""
+    store = PoolStore()
+    monkeypatch.setattr(implementation, "pool_store", store)
+    monkeypatch.setattr(implementation, "graph_pools", GraphPools(store))
+    return store
+
+
+@pytest.fixture
+def saver(store: PoolStore) -> TorchMemorySaver:
+    """A saver that has not been used."""
+    return TorchMemorySaver()

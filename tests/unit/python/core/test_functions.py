@@ -1,0 +1,197 @@
+"""The functions of the extension module: memory, regions, captures and counters.
+
+What the native core does behind them is tested in tests/unit, and through the package in the other folders here.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torch_memory_saver import _core, errors
+
+MIB = 1 << 20
+
+
+# Memory.
+
+
+def test_pause_and_resume_with_bytes_through_the_module(simulator: Any) -> None:
+    size = 3 * MIB
+    reserved = 4 * MIB
+    depth = _core.region_push("module bytes", _core.BACKUP_PINNED, True)
+    address = _core.allocate(size, 1)
+    _core.region_pop(depth)
+    content = bytes(range(256)) * (size // 256)
+    simulator.write(address, content)
+    active = (address, size, reserved, 0, 1, _core.STATE_ACTIVE, _core.BACKUP_PINNED, "module bytes")
+    assert _core.find(address + size - 1) == active
+    assert _core.segments() == [active]
+    assert _core.tag_info("module bytes") == (0, 0)
+
+    report = _core.pause(("module bytes", "nobody"), None)
+    assert report[:4] == (1, reserved, size, 1)
+    assert isinstance(report[4], float) and report[4] >= 0
+    assert simulator.usage(1).physical_bytes == 0
+    row = _core.find(address)
+    assert row is not None
+    assert row[3:] == (size, 1, _core.STATE_PAUSED, _core.BACKUP_PINNED, "module bytes")
+    assert _core.tag_info("module bytes") == (1, 1)
+
+    assert _core.resume(None, 0)[:4] == (1, reserved, size, 0)
+    assert simulator.read(address, size) == content
+    assert simulator.usage(1).physical_bytes == reserved
+    assert _core.tag_info("module bytes") == (0, 1)
+    assert _core.free(address) is True
+    assert _core.free(address) is False
+    assert _core.find(address) is None
+    assert simulator.usage(1).handles == 0
+
+
+def test_no_tags_selects_nothing_and_none_selects_everything(simulator: Any) -> None:
+    _core.allocate(MIB, 0)
+    assert _core.pause((), None)[:4] == (0, 0, 0, 0)
+    assert simulator.usage(0).handles == 1
+    assert _core.pause(None, None)[:2] == (1, 2 * MIB)
+    assert simulator.usage(0).handles == 0
+
+
+def test_size_zero_and_absurd_sizes(simulator: Any) -> None:
+    assert _core.allocate(0, 0) == 0
+    assert _core.segments() == []
+    for size in (simulator.device_memory + 1, 1 << 46, (1 << 64) - 1):
+        with pytest.raises(errors.OutOfMemoryError) as failure:
+            _core.allocate(size, 0)
+        assert failure.value.bytes == size
+    assert simulator.usage(0).reservations == 0
+
+
+def test_segments_lists_more_than_it_first_has_room_for(simulator: Any) -> None:
+    addresses = [_core.allocate(MIB, 0) for _ in range(100)]
+    assert [row[0] for row in _core.segments()] == addresses
+
+
+def test_free_of_what_is_not_managed(simulator: Any) -> None:
+    address = _core.allocate(4 * MIB, 0)
+    assert _core.free(0xDEAD000) is False
+    with pytest.raises(errors.InvalidArgumentError):
+        _core.free(address + MIB)
+    assert _core.free(address) is True
+
+
+def test_settings_of_allocations(simulator: Any, tmp_path: Path) -> None:
+    _core.set_memory_margin(simulator.device_memory)
+    assert _core.get_memory_margin() == simulator.device_memory
+    with pytest.raises(errors.OutOfMemoryError):
+        _core.allocate(MIB, 0)
+    _core.set_memory_margin(0)
+    _core.set_retain_backup(True)
+    assert _core.get_retain_backup() is True
+    _core.set_retain_backup(False)
+    assert _core.get_retain_backup() is False
+    for policy in (_core.HOST_POOL, _core.HOST_RETAIN, _core.HOST_RELEASE):
+        _core.set_host_policy(policy)
+        assert _core.get_host_policy() == policy
+        assert _core.get_retain_backup() is (policy == _core.HOST_RETAIN)
+    _core.set_retain_backup(True)
+    assert _core.get_host_policy() == _core.HOST_RETAIN
+    _core.set_retain_backup(False)
+    assert _core.get_host_policy() == _core.HOST_RELEASE
+    _core.set_disk_directory(tmp_path / "made here")  # type: ignore[arg-type]
+    assert (tmp_path / "made here").is_dir()
+
+
+def test_devices(simulator: Any) -> None:
+    assert _core.device_count() == simulator.devices
+    _core.allocate(MIB, 1)
+    assert _core.active_devices() & 2
+    free, total = _core.device_memory(1)
+    assert (total - free, total) == (2 * MIB, simulator.device_memory)
+    _core.refresh_peers()
+    with pytest.raises(errors.InvalidArgumentError, match="device"):
+        _core.device_memory(simulator.devices)
+
+
+def test_counters_follow(simulator: Any) -> None:
+    before = _core.counters()
+    address = _core.allocate(MIB, 0)
+    _core.pause(None, None)
+    after = _core.counters()
+    changed = {name: after[name] - before[name] for name in after if after[name] != before[name]}
+    assert changed == {"allocations": 1, "allocations_total": 1, "paused_bytes": 2 * MIB, "pauses_total": 1}
+    _core.free(address)
+    assert _core.counters()["frees_total"] == before["frees_total"] + 1
+
+
+# Regions and captures.
+
+
+def test_regions_nest_and_belong_to_their_thread() -> None:
+    outside = _core.region_current()
+    outer = _core.region_push("outer", _core.BACKUP_MMAP, True)
+    inner = _core.region_push("inn\u00e9r", _core.BACKUP_NONE, False)
+    assert _core.region_current() == ("inn\u00e9r", _core.BACKUP_NONE, False, inner)
+    seen: list[Any] = []
+    thread = threading.Thread(target=lambda: seen.append(_core.region_current()))
+    thread.start()
+    thread.join()
+    assert seen == [outside]
+    _core.region_set("changed", _core.BACKUP_DISK, True)
+    assert _core.region_current() == ("changed", _core.BACKUP_DISK, True, inner)
+    _core.region_pop(inner)
+    assert _core.region_current() == ("outer", _core.BACKUP_MMAP, True, outer)
+    _core.region_push("left open", _core.BACKUP_NONE, True)
+    _core.region_pop(outer)
+    assert _core.region_current() == outside
+    assert outside[3] == 0
+
+
+def test_regions_are_left_in_any_order_on_their_thread() -> None:
+    outside = _core.region_current()
+    outer = _core.region_enter("outer", _core.BACKUP_MMAP, True)
+    inner = _core.region_enter(tag="inner", backup=_core.BACKUP_NONE, managed=False, host_policy=_core.HOST_POOL)
+    assert len({0, outer, inner}) == 3
+    seen: list[int] = []
+    thread = threading.Thread(target=lambda: seen.append(_core.region_leave(outer)))
+    thread.start()
+    thread.join()
+    assert seen == [-1]
+    assert _core.region_leave(outer) == 1
+    assert _core.region_current() == ("inner", _core.BACKUP_NONE, False, 1)
+    assert _core.region_leave(level=inner) == 0
+    assert _core.region_leave(inner) == -1
+    assert _core.region_current() == outside
+
+
+def test_capture_refuses_pause_and_lends_its_settings(simulator: Any) -> None:
+    _core.capture_begin("cuda_graph", _core.BACKUP_NONE)
+    address = _core.allocate(MIB, 0)
+    row = _core.find(address)
+    assert row is not None and row[7] == "cuda_graph"
+    with pytest.raises(errors.CaptureInProgressError):
+        _core.pause(None, None)
+    assert _core.counters()["visible_captures"] == 1
+    _core.capture_begin(None, _core.BACKUP_NONE)
+    _core.capture_end()
+    _core.capture_end()
+    assert _core.counters()["visible_captures"] == 0
+    assert _core.pause(None, None)[0] == 1
+
+
+def test_each_capture_ends_by_its_own_name(simulator: Any) -> None:
+    first = _core.capture_begin("cuda_graph", _core.BACKUP_NONE)
+    second = _core.capture_begin("other", _core.BACKUP_NONE)
+    assert first and second and first != second
+    assert _core.capture_end(first)
+    assert not _core.capture_end(first)
+    address = _core.allocate(MIB, 0)
+    row = _core.find(address)
+    assert row is not None and row[7] == "other"
+    begun = _core.capture_begin_on(1 << 40)  # The announced one, of this thread.
+    assert _core.counters()["visible_captures"] == 1
+    assert _core.capture_end(second) and _core.counters()["visible_captures"] == 1
+    assert _core.capture_end(identity=begun, unless_it_goes_on=True) and _core.counters()["visible_captures"] == 0
+    _core.free(address)

@@ -1,0 +1,67 @@
+"""What a pause or resume asks for is one frozen object, and the native core gets all of it by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+
+from torch_memory_saver import _core
+from torch_memory_saver._saver import native
+from torch_memory_saver._saver.options import PauseOptions, ResumeOptions
+from torch_memory_saver.errors import InvalidArgumentError
+
+
+def tell(done: int, total: int) -> None:
+    pass
+
+
+PAUSE = PauseOptions.check(["a", "b", "a"], "host", 1, tell)
+RESUME = ResumeOptions.check("a", math.inf, 1, "pool", 1, tell, 1)
+
+
+class Core:
+    """Stands for the native core: answers with what it was called with."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *positional, **named: (name, positional, named)
+
+
+def test_options_are_checked_values_that_stay() -> None:
+    assert PauseOptions(("a", "b"), _core.BACKUP_PINNED, True, tell) == PAUSE
+    assert ResumeOptions(("a",), math.inf, True, _core.HOST_POOL, True, tell, True) == RESUME
+    for options in (PAUSE, RESUME):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            options.tags = None  # type: ignore[misc]
+
+
+def test_a_pause_that_keeps_nothing_asks_for_no_live_bytes() -> None:
+    assert PAUSE.asks_for_live
+    assert PauseOptions.check(None, None, True, None).asks_for_live
+    assert not PauseOptions.check(None, "discard", True, None).asks_for_live
+    assert not PauseOptions.check(None, "host", False, None).asks_for_live
+
+
+def test_progress_without_waiting_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="progress needs a call that waits"):
+        ResumeOptions.check(None, None, False, None, False, tell, False)
+
+
+def test_the_core_gets_every_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_core", Core())
+    calls: Any = native
+    assert calls.pause(PAUSE, 7, find_live := object()) == (
+        "pause",
+        (("a", "b"), 7),
+        {"interruptible": True, "backup": _core.BACKUP_PINNED, "find_live": find_live, "progress": tell},
+    )
+    named = {"timeout": math.inf, "exclusive": True, "host_policy": _core.HOST_POOL, "zero": True}
+    assert calls.resume(RESUME, 7) == ("resume", (("a",), 7), {**named, "interruptible": True, "progress": tell})
+    assert calls.begin_resume(RESUME, None) == ("resume_begin", (("a",), None), named)
+    assert calls.resume(RESUME.at_once(), 7) == (
+        "resume",
+        (("a",), 7),
+        {**named, "timeout": 0.0, "interruptible": True, "progress": tell},
+    )

@@ -1,0 +1,230 @@
+"""Every way to install the package, each from a clone of its own: `pip install .`, an editable install, a wheel, a source
+distribution. And what the import says where the Python files and the native library do not belong together.
+
+The C files are compiled once in all, without optimisation: the compiler of these tests keeps every object file.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[4]
+PRELOAD = "torch_memory_saver_hook_mode_preload.abi3.so"
+LIBRARIES = ("torch_memory_saver/_core.abi3.so", "torch_memory_saver/_simulated_cuda.so", PRELOAD)
+
+pytestmark = [
+    pytest.mark.skipif(not (REPOSITORY / "setup.py").is_file(), reason="needs the source tree"),
+    pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc"),
+]
+
+#: Keeps what it has compiled by the path of the file. All of these trees are copies of one, compiled with the same options.
+COMPILER = """#!/bin/sh
+source= output= before= compiles=
+for argument; do
+    case "$argument" in -c) compiles=1 ;; *.c) source=$argument ;; esac
+    [ "$before" != -o ] || output=$argument
+    before=$argument
+done
+[ -n "$compiles" ] || exec gcc "$@"
+kept="$KEPT_OBJECTS/$source.o"
+if [ ! -f "$kept" ]; then
+    gcc "$@" -O0 -g0 -U_FORTIFY_SOURCE -w || exit 1
+    cp "$output" "$kept.$$" && mv "$kept.$$" "$kept"
+fi
+cp "$kept" "$output"
+"""
+
+DEMO = ["-m", "torch_memory_saver", "demo", "--ascii"]
+WHERE = "import torch_memory_saver as t; from torch_memory_saver import _core; print(t.__file__); print(_core.library_path)"
+
+
+class Clone:
+    """A copy of the sources with a virtual environment beside it. Packages that build are those of this environment."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self.tree = folder / "clone"
+        self.outside = folder / "elsewhere"
+        self.outside.mkdir(parents=True)
+        self._environment = environment
+        ignored = shutil.ignore_patterns(".*_cache", ".git", ".venv", ".hypothesis", "build", "dist", "*.egg-info", "*.so")
+        shutil.copytree(REPOSITORY, self.tree, ignore=ignored)
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
+        self.python = folder / "venv" / "bin" / "python"
+        self.site = next((folder / "venv" / "lib").glob("python*")) / "site-packages"
+        # Behind its own packages: pip, setuptools and wheel.
+        (self.site / "zz_tools.pth").write_text(sysconfig.get_path("purelib") + "\n")
+
+    def run(self, *arguments: str, folder: Path | None = None, status: int = 0) -> str:
+        """What Python prints, with the errors behind it."""
+        done = subprocess.run(
+            [str(self.python), *arguments],
+            cwd=folder or self.outside,
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+        assert done.returncode == status, done.stdout
+        return done.stdout
+
+    def install(self, *what: str) -> None:
+        options = ("--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--ignore-installed")
+        self.run("-m", "pip", "install", *options, *what, folder=self.tree)
+
+    def imported(self, folder: Path | None = None) -> list[str]:
+        """Paths of the package and of the library that holds the state, of Python started in that folder."""
+        return [str(Path(line).resolve()) for line in self.run("-c", WHERE, folder=folder).splitlines()]
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    for module in ("pip", "setuptools"):  # which are not imported here: pip and setuptools do not go together in one process
+        if subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True).returncode:
+            pytest.skip(f"needs {module}")
+    makes_wheels = "from importlib.util import find_spec as f; exit(not (f('setuptools.command.bdist_wheel') or f('wheel')))"
+    if subprocess.run([sys.executable, "-c", makes_wheels], capture_output=True).returncode:
+        pytest.skip("needs setuptools 70.1, or the package wheel, to build wheels without the package index")
+    folder = tmp_path_factory.mktemp("compiler")
+    (folder / "compiler").write_text(COMPILER)
+    (folder / "compiler").chmod(0o755)
+    for source in (REPOSITORY / "csrc").rglob("*.c"):
+        (folder / "kept" / source.relative_to(REPOSITORY)).parent.mkdir(parents=True, exist_ok=True)
+    own = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "LD_PRELOAD", "CFLAGS")}
+    return own | {
+        "CC": str(folder / "compiler"),
+        "LDSHARED": "gcc -shared",
+        "KEPT_OBJECTS": str(folder / "kept"),
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+
+def libraries_of(root: Path) -> Sequence[Path]:
+    return [root / name for name in LIBRARIES if (root / name).is_file()]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Clone:
+    """After `pip install .` in a fresh clone."""
+    clone = Clone(tmp_path_factory.mktemp("installed"), environment)
+    clone.install(".")
+    return clone
+
+
+def test_an_install_works_started_inside_the_clone(installed: Clone) -> None:
+    assert "Every check held" in installed.run(*DEMO, folder=installed.tree)
+    package, library = installed.imported(installed.tree)
+    assert package == str(installed.tree / "torch_memory_saver" / "__init__.py")
+    assert library == str(installed.tree / LIBRARIES[0])
+    assert len(libraries_of(installed.tree)) == len(LIBRARIES)
+    assert [path.name for path in installed.tree.rglob(".*.so")] == []  # what is written aside
+
+
+def test_an_install_works_started_elsewhere(installed: Clone) -> None:
+    assert "Every check held" in installed.run(*DEMO)
+    assert installed.imported()[0] == str(installed.site / "torch_memory_saver" / "__init__.py")
+    assert len(libraries_of(installed.site)) == len(LIBRARIES)
+
+
+def test_a_build_leaves_processes_the_library_that_they_have_loaded(installed: Clone) -> None:
+    library = installed.tree / LIBRARIES[0]
+    with library.open("rb") as loaded:
+        before = loaded.read()
+        installed.run("setup.py", "-q", "build_ext", "--inplace", folder=installed.tree)
+        assert os.fstat(loaded.fileno()).st_nlink == 0  # another file has the name
+        loaded.seek(0)
+        assert loaded.read() == before
+    assert library.stat().st_mode & 0o111
+
+
+def test_a_wheel_and_a_source_distribution(installed: Clone, tmp_path: Path, environment: dict[str, str]) -> None:
+    """A source distribution of a clone with libraries beside the sources, the wheel of it, and that one installed."""
+    installed.run("setup.py", "-q", "sdist", "--formats=gztar", "--dist-dir", str(tmp_path), folder=installed.tree)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    shutil.unpack_archive(archive, tmp_path / "unpacked")
+    (sources,) = (tmp_path / "unpacked").iterdir()
+    assert libraries_of(sources) == []
+    other = Clone(tmp_path / "other", environment)
+    wheels = ("wheel", "--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", str(tmp_path))
+    other.run("-m", "pip", *wheels, str(sources))
+    (wheel,) = tmp_path.glob("*.whl")
+    other.install(str(wheel))
+    assert "Every check held" in other.run(*DEMO)
+    assert other.imported()[0] == str(other.site / "torch_memory_saver" / "__init__.py")
+    assert (other.site / "torch_memory_saver" / "_bench" / "bare_driver.c").is_file()
+    assert "torch_memory_saver has no native library" in other.run(*DEMO, folder=other.tree, status=1)
+
+
+def test_an_editable_install_survives_the_edit_of_a_python_file(tmp_path: Path, environment: dict[str, str]) -> None:
+    clone = Clone(tmp_path, environment)
+    clone.install("--editable", ".")
+    assert clone.imported()[0] == str(clone.tree / "torch_memory_saver" / "__init__.py")
+    saver = clone.tree / "torch_memory_saver" / "saver.py"
+    saver.write_text(saver.read_text() + "\nEDITED = True\n")
+    assert clone.run("-c", "import torch_memory_saver.saver as saver; print(saver.EDITED)") == "True\n"
+    assert "Every check held" in clone.run(*DEMO)
+    assert clone.run(
+        "-c", "from torch_memory_saver._saver.preload import library_path as path; print(path().is_file())"
+    ) == ("True\n")
+
+
+# The interface between the Python files and the library.
+
+
+def copy_of_the_package(tmp_path: Path) -> Path:
+    """The package as it is imported here, with a setup.py beside it, as in a clone."""
+    import torch_memory_saver
+
+    package = Path(torch_memory_saver.__file__).parent
+    shutil.copytree(package, tmp_path / package.name, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "setup.py").touch()
+    return tmp_path / package.name
+
+
+def import_error(package: Path) -> str:
+    code = "import torch_memory_saver"
+    environment = os.environ | {"PYTHONPATH": str(package.parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=package, env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 1
+    return done.stderr.strip().splitlines()[-1]
+
+
+def test_a_library_of_another_interface_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    package = copy_of_the_package(tmp_path)
+    declarations = package / "_core.pyi"
+    declarations.write_text(declarations.read_text() + "\ndef added() -> None: ...\n")
+    assert import_error(package) == (
+        f"ImportError: the native library {package / '_core.abi3.so'} was not built for the Python files of "
+        f"torch_memory_saver in {package}: build it with 'pip install .' in {tmp_path}"
+    )
+
+
+def test_a_missing_library_is_one_sentence(tmp_path: Path) -> None:
+    package = copy_of_the_package(tmp_path)
+    (package / "_core.abi3.so").unlink()
+    begin = f"ImportError: torch_memory_saver has no native library in {package}: "
+    assert import_error(package) == f"{begin}build it with 'pip install .' in {tmp_path}"
+    (tmp_path / "setup.py").unlink()
+    again = "install the package again with 'pip install --force-reinstall torch_memory_saver'"
+    assert import_error(package) == begin + again
+
+
+def test_the_library_was_built_for_these_declarations() -> None:
+    from torch_memory_saver import _core
+
+    declarations = Path(_core.__file__).with_name("_core.pyi")
+    assert zlib.crc32(declarations.read_bytes()) == _core.INTERFACE
+    assert f"\nAPI_VERSION: Final = {_core.API_VERSION}\n" in declarations.read_text()

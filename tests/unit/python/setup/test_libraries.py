@@ -1,0 +1,226 @@
+"""The libraries that the build makes: where they lie, what they need and export, and that a process has one state."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from built import LIBRARIES, PACKAGE, REPOSITORY, needs_source_tree
+
+#: What every Linux has. No libpython, no CUDA library, no C++ runtime.
+SYSTEM_LIBRARIES = {"libc.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1"}
+SYSTEM_LIBRARIES |= {"ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
+
+needs_readelf = pytest.mark.skipif(shutil.which("readelf") is None, reason="needs readelf (binutils)")
+needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler named cc")
+
+
+def readelf(option: str, library: Path) -> str:
+    command = ["readelf", "--wide", option, str(library)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def dynamic_symbols(library: Path) -> dict[bool, set[str]]:
+    """The names in the dynamic symbol table: those defined (True) and those that others must define (False)."""
+    names: dict[bool, set[str]] = {True: set(), False: set()}
+    for line in readelf("--dyn-syms", library).splitlines():
+        fields = line.split()
+        if len(fields) >= 8 and fields[0].rstrip(":").isdigit():
+            names[fields[6] != "UND"].add(fields[7].partition("@")[0])
+    return names
+
+
+def plain(symbol: str) -> str:
+    """The C library's function that a fortified call (``__read_chk``, ``__open_2``) checks and makes; others as they are."""
+    fortified = re.fullmatch(r"__(\w+)_(?:chk|2)", symbol)
+    return fortified[1] if fortified else symbol
+
+
+def declared_exports() -> set[str]:
+    """What csrc/include/tms.h marks as exported."""
+    text = (REPOSITORY / "csrc/include/tms.h").read_text()
+    return set(re.findall(r"^TMS_EXPORT [^(;]*?\**(\w+)\(", text, re.MULTILINE))
+
+
+# The libraries.
+
+
+def test_libraries_lie_where_programs_look_for_them() -> None:
+    assert [str(path) for path in LIBRARIES.values() if not path.is_file()] == []
+
+
+@needs_readelf
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_libraries_need_the_c_library_only(name: str) -> None:
+    needed = set(re.findall(r"\(NEEDED\).*\[(.*)\]", readelf("--dynamic", LIBRARIES[name])))
+    assert "libc.so.6" in needed
+    assert needed - SYSTEM_LIBRARIES == set()
+
+
+#: Every way of the C library and of Python's to end the process, and to write to stdout.
+ENDS_THE_PROCESS = {"exit", "_exit", "_Exit", "quick_exit", "abort", "raise", "tgkill", "pthread_kill"}
+ENDS_THE_PROCESS |= {"__assert_fail", "__assert_perror_fail", "err", "errx", "error", "Py_Exit", "Py_FatalError"}
+ENDS_THE_PROCESS |= {"_Py_FatalErrorFunc", "_Py_FatalErrorFormat", "pthread_exit", "execve", "execv", "execvp", "longjmp"}
+WRITES_TO_STDOUT = {"stdout", "printf", "vprintf", "puts", "putchar", "putchar_unlocked"}
+WRITES_TO_STDOUT |= {"putc", "fputc", "fputs", "fwrite", "fprintf", "vfprintf"}
+WRITES_TO_STDOUT |= {"dprintf", "vdprintf", "psignal", "PySys_WriteStdout", "PySys_FormatStdout", "PyObject_Print"}
+
+
+@needs_readelf
+@pytest.mark.parametrize("name", ["core", "preload"])
+def test_libraries_cannot_end_the_process_or_write_to_stdout(name: str) -> None:
+    wanted = {plain(symbol) for symbol in dynamic_symbols(LIBRARIES[name])[False]}
+    assert {"snprintf", "write"} <= wanted  # the names are those of functions, and there are some
+    assert wanted & (ENDS_THE_PROCESS | WRITES_TO_STDOUT) == set()
+
+
+#: What the C library has no function for.
+SYSTEM_CALLS = {"SYS_mbind", "__NR_io_uring_setup", "__NR_io_uring_enter"}
+
+
+@needs_source_tree
+def test_the_system_calls_made_by_number_are_known() -> None:
+    """`syscall` could end the process as well; the symbol table does not tell."""
+    called: set[str] = set()
+    for path in (REPOSITORY / "csrc").rglob("*.c"):
+        if "simulator" not in path.parts:
+            called.update(re.findall(r"(?<![\w>.])syscall\(\s*([\w]+)", path.read_text()))
+    assert called == SYSTEM_CALLS
+
+
+@needs_source_tree
+def test_signals_are_only_asked_for_and_never_sent() -> None:
+    """`kill` with the signal 0 asks whether a process lives."""
+    calls: list[str] = []
+    for path in (REPOSITORY / "csrc").rglob("*.c"):
+        calls += re.findall(r"(?<![\w>.])kill\([^;]*?, (\w+)\)", path.read_text())
+    assert calls
+    assert set(calls) == {"0"}
+
+
+@needs_source_tree
+def test_the_only_plain_write_is_that_of_the_log_to_stderr() -> None:
+    calls = {}
+    for path in (REPOSITORY / "csrc").rglob("*.c"):
+        if "simulator" not in path.parts:
+            found = re.findall(r"(?<![\w>.])write\(([^,;]*),", path.read_text())
+            if found:
+                calls[path.name] = found
+    assert calls == {"log.c": ["STDERR_FILENO"]}
+
+
+@needs_readelf
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_libraries_are_hardened_where_they_are_mapped(name: str) -> None:
+    """No code on the stack, none that the loader writes to, and a table of calls that is read-only after loading."""
+    segments = {
+        fields[0]: fields for fields in map(str.split, readelf("--segments", LIBRARIES[name]).splitlines()) if fields
+    }
+    assert segments["GNU_STACK"][6] == "RW"
+    assert segments["GNU_RELRO"][6] == "R"
+    dynamic = readelf("--dynamic", LIBRARIES[name])
+    assert re.search(r"\(FLAGS_1\) .*\bNOW\b", dynamic)
+    assert "TEXTREL" not in dynamic
+
+
+@needs_readelf
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_libraries_check_their_stack_and_their_calls_of_the_c_library(name: str) -> None:
+    wanted = dynamic_symbols(LIBRARIES[name])[False]
+    assert "__stack_chk_fail" in wanted
+    assert "__snprintf_chk" in wanted
+
+
+@needs_readelf
+@pytest.mark.parametrize("name", ["core", "preload"])
+def test_libraries_with_callbacks_are_never_unmapped(name: str) -> None:
+    assert "NODELETE" in readelf("--dynamic", LIBRARIES[name])
+
+
+@needs_readelf
+@needs_source_tree
+def test_core_exports_the_c_interface_and_its_start() -> None:
+    assert len(declared_exports()) >= 20
+    assert dynamic_symbols(LIBRARIES["core"])[True] == declared_exports() | {"PyInit__core"}
+
+
+@needs_readelf
+@needs_source_tree
+def test_preload_library_exports_the_c_interface_and_the_hooks() -> None:
+    hooks = set(re.findall(r"^\s+X\((\w+),", (REPOSITORY / "csrc/preload/resolve.h").read_text(), re.MULTILINE))
+    assert {"cudaMalloc", "cudaFree", "cudaStreamBeginCapture"} <= hooks
+    assert dynamic_symbols(LIBRARIES["preload"])[True] == declared_exports() | hooks
+
+
+@needs_readelf
+def test_simulator_exports_calls_and_controls_only() -> None:
+    exported = dynamic_symbols(LIBRARIES["simulator"])[True]
+    assert {"cuInit", "cuMemCreate", "cudaMalloc", "tms_sim_reset"} <= exported
+    assert {name for name in exported if not name.startswith(("cu", "__cuda", "nvml", "tms_sim_"))} == set()
+
+
+@needs_readelf
+@pytest.mark.parametrize("name", ["preload", "simulator"])
+def test_libraries_that_are_no_extensions_ask_nothing_of_python_or_cuda(name: str) -> None:
+    wanted = dynamic_symbols(LIBRARIES[name])[False]
+    assert {symbol for symbol in wanted if symbol.startswith(("Py", "_Py", "cu"))} == set()
+
+
+def test_preload_library_has_the_bytes_that_launchers_look_for() -> None:
+    assert b"TMS_INIT_ENABLE_DISK_BACKUP" in LIBRARIES["preload"].read_bytes()
+
+
+# One state a process.
+
+IMPORT = "from torch_memory_saver import _core; print(_core.preloaded, _core.library_path)"
+
+
+def import_with_preload(library: Path | str, directory: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"LD_PRELOAD": str(library)}
+    environment["PYTHONPATH"] = os.pathsep.join([str(PACKAGE.parent), *filter(None, [environment.get("PYTHONPATH")])])
+    command = [sys.executable, "-c", IMPORT]
+    return subprocess.run(command, env=environment, cwd=directory, capture_output=True, text=True, timeout=120)
+
+
+def test_module_uses_the_preload_library_s_state() -> None:
+    library = LIBRARIES["preload"]
+    done = import_with_preload(library)
+    assert (done.returncode, done.stdout) == (0, f"True {library.resolve()}\n"), done.stderr
+
+
+def test_path_is_absolute_where_the_loader_was_given_a_relative_one() -> None:
+    library = LIBRARIES["preload"]
+    done = import_with_preload(f"./{library.name}", directory=library.parent)
+    assert (done.returncode, done.stdout) == (0, f"True {library.resolve()}\n"), done.stderr
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("source", "offer"),
+    [
+        ("void *tms_get_api(unsigned version) { (void)version; return 0; }", "no version that this package knows"),
+        (
+            "static unsigned table[1024] = {7, sizeof(table)};\n"
+            "void *tms_get_api(unsigned version) { (void)version; return table; }",
+            "version 7 with 4096 bytes",
+        ),
+        (
+            "static unsigned table[2] = {2, 8};\nvoid *tms_get_api(unsigned version) { (void)version; return table; }",
+            "version 2 with 8 bytes",
+        ),
+    ],
+)
+def test_preload_library_of_another_release_is_refused(source: str, offer: str, tmp_path: Path) -> None:
+    library = tmp_path / "other_release.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(library)], input=source, text=True, check=True)
+    done = import_with_preload(library)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"ImportError: the library {library}, loaded into this process")
+    assert offer in last
+    assert "LD_PRELOAD" in last

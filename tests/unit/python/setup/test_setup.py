@@ -1,0 +1,241 @@
+"""setup.py: how it finds cuda.h, what it compiles and how, and what a source distribution holds."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from built import LIBRARIES, REPOSITORY, needs_source_tree
+
+# cuda.h.
+
+
+@pytest.fixture
+def setup_script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """setup.py as a module, on a machine where nothing is in PATH and no toolkit is named."""
+    path = REPOSITORY / "setup.py"
+    if not path.is_file():
+        pytest.skip("needs the source tree")
+    pytest.importorskip("setuptools", reason="needs setuptools")
+    specification = importlib.util.spec_from_file_location("tms_setup", path)
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    for variable in ("CUDA_HOME", "CUDA_PATH", "PATH"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(sys, "path", [])
+    return module
+
+
+def make_toolkit(home: Path, include: str = "include") -> Path:
+    header = home / include / "cuda.h"
+    header.parent.mkdir(parents=True)
+    header.touch()
+    return header.parent
+
+
+def make_nvcc(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "nvcc").touch(mode=0o755)
+    return folder
+
+
+def test_cuda_h_is_taken_from_the_most_wanted_place(
+    setup_script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from_pip = make_toolkit(tmp_path / "site-packages" / "nvidia" / "cu13")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site-packages")])
+    candidates = [str(path) for path in setup_script.cuda_include_candidates()]
+    assert candidates == ["/usr/local/cuda/include", str(from_pip)]
+
+    beside_nvcc = make_toolkit(tmp_path / "toolkit")
+    monkeypatch.setenv("PATH", str(make_nvcc(tmp_path / "toolkit" / "bin")))
+    assert setup_script.find_cuda_include() == str(beside_nvcc)
+
+    from_path = make_toolkit(tmp_path / "cuda_path")
+    monkeypatch.setenv("CUDA_PATH", str(tmp_path / "cuda_path"))
+    assert setup_script.find_cuda_include() == str(from_path)
+
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "without"))
+    assert setup_script.find_cuda_include() == str(from_path)
+    from_home = make_toolkit(tmp_path / "cuda_home")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda_home"))
+    assert setup_script.find_cuda_include() == str(from_home)
+
+
+def test_cuda_h_is_found_where_a_link_to_nvcc_points(
+    setup_script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    include = make_toolkit(tmp_path / "toolkit", "targets/x86_64-linux/include")
+    compiler = make_nvcc(tmp_path / "toolkit" / "bin") / "nvcc"
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nvcc").symlink_to(compiler)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert setup_script.find_cuda_include() == str(include)
+
+
+def test_cuda_h_not_found_is_one_sentence(setup_script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup_script, "cuda_include_candidates", lambda: iter([]))
+    with pytest.raises(SystemExit) as end:
+        setup_script.find_cuda_include()
+    message = str(end.value)
+    assert message.startswith("error: cuda.h was not found: set CUDA_HOME")
+    assert "pip install nvidia-cuda-runtime" in message
+    assert "\n" not in message
+
+
+def test_free_threaded_python_is_refused_in_one_sentence(setup_script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[bool] = []
+    monkeypatch.setattr(setup_script, "setup", lambda **_: ran.append(True))
+    monkeypatch.setattr(setup_script.sysconfig, "get_config_var", {"Py_GIL_DISABLED": 1}.get)
+    with pytest.raises(SystemExit) as end:
+        setup_script.main()
+    message = str(end.value)
+    assert message.startswith("error: free-threaded builds of Python are not supported")
+    assert "\n" not in message
+    assert ran == []
+    monkeypatch.setattr(setup_script.sysconfig, "get_config_var", {"Py_GIL_DISABLED": 0}.get)
+    setup_script.main()
+    assert ran == [True]
+
+
+# Compiling.
+
+
+#: A compiler that writes down what it compiles, and makes empty files of everything but `FAILS`.
+COMPILER = """#!/bin/sh
+for argument; do
+    case "$argument" in *.c) echo "$argument" >>"$LOG"; [ "${argument##*/}" != "$FAILS" ] || exit 1 ;; esac
+    [ "$before" != -o ] || : >"$argument"
+    before=$argument
+done
+"""
+
+
+@needs_source_tree
+@pytest.mark.parametrize("command", ["dist_info", "bdist_wheel"])
+def test_a_setuptools_that_cannot_make_wheels_is_one_sentence(
+    setup_script: ModuleType, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    there = {"setuptools.command.bdist_wheel": False, "wheel": False}
+    monkeypatch.setattr(setup_script, "find_spec", lambda name: object() if there[name] else None)
+    monkeypatch.setattr(setup_script, "version", lambda name: "65.5.0")
+    with pytest.raises(SystemExit) as end:
+        setup_script.require_wheel(["setup.py", command, "--output-dir", "x"])
+    text = str(end.value)
+    assert "setuptools 65.5.0 needs the package wheel" in text
+    assert "pip install wheel" in text
+    assert "\n" not in text
+    setup_script.require_wheel(["setup.py", "-q", "build_ext", "--inplace"])
+    for name in there:
+        there[name] = True
+        setup_script.require_wheel(["setup.py", command])
+        there[name] = False
+
+
+@needs_source_tree
+def test_each_file_is_compiled_once(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools", reason="needs setuptools")
+    compiler, log = tmp_path / "compiler", tmp_path / "log"
+    compiler.write_text(COMPILER)
+    compiler.chmod(0o755)
+    make_toolkit(tmp_path / "cuda")
+    tree = tmp_path / "tree"  # a build puts its libraries beside the sources
+    for name in ("csrc", "torch_memory_saver"):
+        shutil.copytree(REPOSITORY / name, tree / name, ignore=shutil.ignore_patterns("*.so"))
+    for name in ("setup.py", "pyproject.toml", "README.md"):
+        shutil.copy(REPOSITORY / name, tree)
+    folders = ("--build-temp", str(tmp_path / "objects"), "--build-lib", str(tmp_path / "libraries"))
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--force", *folders]
+    environment = os.environ | {
+        "CC": str(compiler),
+        "LDSHARED": str(compiler),
+        "LOG": str(log),
+        "CUDA_HOME": str(tmp_path / "cuda"),
+    }
+    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    expected = [str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "csrc").rglob("*.c")]
+    assert sorted(log.read_text().split()) == sorted(expected)
+    made = {path.name for path in (tmp_path / "libraries").rglob("*.so")}
+    assert made == {path.name for path in LIBRARIES.values()}
+    assert {path.name for path in tree.rglob("*.so")} == made
+    failed = subprocess.run(
+        command, cwd=tree, env=environment | {"FAILS": "saver.c"}, capture_output=True, text=True, check=False
+    )
+    assert failed.returncode != 0
+    assert "failed" in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("compiler", "level"),
+    [
+        ('case "$*" in *_FORTIFY_SOURCE=3*) exit 1 ;; esac', "2"),
+        ("exit 0", "3"),
+    ],
+)
+def test_calls_are_fortified_as_far_as_the_compiler_knows(
+    setup_script: ModuleType, tmp_path: Path, compiler: str, level: str
+) -> None:
+    path = tmp_path / "compiler"
+    path.write_text(f"#!/bin/sh\n{compiler}\n")
+    path.chmod(0o755)
+    assert setup_script.fortify([str(path)]) == ["-U_FORTIFY_SOURCE", f"-D_FORTIFY_SOURCE={level}"]
+
+
+@needs_source_tree
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@pytest.mark.parametrize("variant", ["plain", "asan", "tsan", "coverage"])
+def test_what_the_c_tests_are_built_of_is_not_fortified(variant: str) -> None:
+    command = ["make", "--dry-run", "--always-make", "ctest-build", f"VARIANT={variant}", f"PYTHON={sys.executable}"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    compiled = [line for line in done.stdout.splitlines() if " -c csrc/" in line]
+    native = {path for path in (REPOSITORY / "csrc").rglob("*.c") if path.parent.name not in ("python", "preload")}
+    assert {Path(line.split(" -c ")[1].split()[0]) for line in compiled} >= {path.relative_to(REPOSITORY) for path in native}
+    assert [line for line in compiled if "-U_FORTIFY_SOURCE" not in line or "-D_FORTIFY_SOURCE" in line] == []
+
+
+# The distribution.
+
+
+@needs_source_tree
+def test_version_has_one_source() -> None:
+    import torch_memory_saver
+
+    declared = re.search(r'^version = "(.*)"$', (REPOSITORY / "pyproject.toml").read_text(), re.MULTILINE)
+    assert declared is not None
+    try:
+        installed = importlib.metadata.version("torch_memory_saver")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("the package is not installed: its libraries were built in the source tree")
+    assert installed == declared[1]
+    assert torch_memory_saver.__version__ == declared[1]
+
+
+@needs_source_tree
+def test_source_distribution_holds_what_building_and_testing_need(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools", reason="needs setuptools")
+    tree = tmp_path / "tree"
+    ignored = shutil.ignore_patterns(".*_cache", ".git", ".venv", ".hypothesis", "build", "dist", "*.egg-info")
+    shutil.copytree(REPOSITORY, tree, ignore=ignored)
+    command = [sys.executable, "setup.py", "-q", "sdist", "--formats=gztar", "--dist-dir", str(tmp_path / "dist")]
+    subprocess.run(command, cwd=tree, check=True, capture_output=True, timeout=120)
+    (archive,) = (tmp_path / "dist").iterdir()
+    with tarfile.open(archive) as opened:
+        packed = {name.partition("/")[2] for name in opened.getnames()}
+    endings = (".c", ".h", ".map", ".py", ".pyi", ".md", ".toml", ".in", ".json", ".txt")
+    present = {str(path.relative_to(tree)) for path in tree.rglob("*") if path.is_file() and path.name.endswith(endings)}
+    present = {path for path in present if not path.startswith(".") and ".egg-info" not in path}
+    assert len(present) > 50
+    assert present - packed == set()
+    assert {"LICENSE", "Makefile", ".ci/run", ".clang-format", ".clang-tidy"} <= packed
+    assert {name for name in packed if name.endswith((".so", ".o", ".pyc"))} == set()

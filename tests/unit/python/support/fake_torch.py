@@ -1,0 +1,278 @@
+"""A stand-in for layer.TorchCuda: torch's pools as they were seen to behave, over managed
+memory of the simulated GPU.
+
+Each segment holds one tensor. What would end a process with torch is noted in `crashes` instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from torch_memory_saver import _core
+from torch_memory_saver._torch.routing import ThreadRouting, leak_reference
+from torch_memory_saver.saver import TorchMemorySaver
+
+PoolId = tuple[int, int]
+DEFAULT: PoolId = (0, 0)
+DEFAULT_STREAM, CAPTURE_STREAM = 0, 7
+
+
+class FakeSegment:
+    def __init__(self, pool: PoolId, device: int, address: int, size: int, stream: int, managed: bool) -> None:
+        self.pool = pool
+        self.managed = managed
+        self.device = device
+        self.address = address
+        self.size = size
+        self.stream = stream
+        self.in_use = True
+        self.blocks: list[tuple[int, str]] | None = None  # as a test says; None: one, of the one tensor
+
+
+class FakeMemPool:
+    def __init__(self, torch: FakeTorch, device: int, managed: bool) -> None:
+        self.torch = torch
+        self.id = torch.new_id()
+        self.device = device
+        torch.uses[self.id] = 1
+        torch.managed[self.id] = managed
+
+    def __del__(self) -> None:
+        if self.torch.uses[self.id] == 1 and self.torch.routings:
+            self.torch.crashes.append(f"{self.id} was dropped while {self.torch.routings} were routed")
+        if self.torch.uses[self.id] != 1 and not self.torch.last_routed_wins:
+            self.torch.crashes.append(f"{self.id} was dropped with {self.torch.uses[self.id]} uses")
+        self.torch.uses[self.id] -= 1
+
+
+class FakeGraph:
+    def __init__(self) -> None:
+        self.pool_id: PoolId | None = None
+        self.torch: FakeTorch | None = None
+
+    def __del__(self) -> None:
+        if self.torch is not None and self.pool_id is not None:
+            self.torch.release_pool(0, self.pool_id)
+
+    def pool(self) -> PoolId | None:
+        return self.pool_id
+
+
+class FakeTorch:
+    """`last_routed_wins` False is torch 2.8 and 2.9."""
+
+    def __init__(self, last_routed_wins: bool = True) -> None:
+        self.last_routed_wins = last_routed_wins
+        self.captures_join_regions = not last_routed_wins
+        self.routes_every_thread = False
+        self.routing = ThreadRouting(
+            SimpleNamespace(
+                _cuda_beginAllocateCurrentThreadToPool=self.begin_routing,
+                _cuda_endAllocateToPool=self.end_routing,
+                _cuda_releasePool=self.release_pool,
+                _cuda_emptyCache=self.empty_cache,
+            ),
+            objects_end_quietly=last_routed_wins,
+        )
+        self.give_up = self.routing.give_up
+        self.gives_back = self.routing.gives_back
+        self.capturing_into = self.routing.capturing
+        self.uses: dict[PoolId, int] = {}
+        self.managed: dict[PoolId, bool] = {}
+        self.begun: set[PoolId] = set()
+        self.routings: list[tuple[int, PoolId, int]] = []
+        self.rows: list[FakeSegment] = []
+        self.crashes: list[str] = []
+        self.capturing: list[tuple[FakeGraph, PoolId]] = []
+        self.fail_begin_of_new_pools_on = -1  # a device
+        self.threads_without_autograds: set[int] = set()
+        self.devices = 1  # that are visible
+        self.device = 0
+        self.active_devices = 1 << 0
+        self.emptied = 0
+        self.expandable_segments = False
+        self.next = 0
+        self.unmanaged_address = 1 << 60
+        self.stream: object = "main stream"
+        self.torch = SimpleNamespace(
+            cuda=SimpleNamespace(
+                CUDAGraph=FakeGraph,
+                graph=self.capture,
+                current_stream=lambda: self.stream,
+                set_stream=lambda stream: setattr(self, "stream", stream),
+            )
+        )
+
+    @property
+    def alive(self) -> set[PoolId]:
+        """The pools in use."""
+        return {pool for pool, uses in self.uses.items() if uses}
+
+    def new_id(self) -> PoolId:
+        self.next += 1
+        return (0, self.next)
+
+    # What TorchCuda has.
+
+    def make_pool(self, device: int, managed: bool) -> FakeMemPool:
+        memory_pool = FakeMemPool(self, device, managed)
+        leak_reference(memory_pool)
+        return memory_pool
+
+    def begin_routing(self, device: int, pool: PoolId) -> None:
+        if device == self.fail_begin_of_new_pools_on and pool not in self.begun:
+            raise RuntimeError("begin was told to fail")
+        if any((device, pool) == routing[:2] for routing in self.routings):
+            raise RuntimeError("already recording to mempool_id")
+        self.begun.add(pool)
+        self.uses[pool] = self.uses.get(pool, 0) + 1  # a token's pool is made at its first use
+        self.routings.append((device, pool, threading.get_ident()))
+
+    def end_routing(self, device: int, pool: PoolId) -> None:
+        for routing in self.routings:
+            if routing[:2] == (device, pool):
+                self.routings.remove(routing)
+                return
+        raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+
+    def release_pool(self, device: int, pool: PoolId) -> None:
+        assert self.uses[pool] > 0
+        self.uses[pool] -= 1
+
+    def empty_cache(self) -> None:
+        self.emptied += 1
+        for row in list(self.rows):
+            routed = any(row.device == device for device, *_ in self.routings)
+            if not row.in_use and not routed and (row.pool == DEFAULT or self.uses[row.pool] == 0):
+                self.rows.remove(row)
+                if row.managed:
+                    assert _core.free(row.address)
+
+    def autograd_threads(self) -> bool:
+        return threading.get_ident() not in self.threads_without_autograds
+
+    def set_autograd_threads(self, enabled: bool) -> None:
+        thread = threading.get_ident()
+        (self.threads_without_autograds.discard if enabled else self.threads_without_autograds.add)(thread)
+
+    def current_device(self) -> int:
+        return self.device
+
+    def current_stream(self) -> int:
+        return 0
+
+    def is_capturing(self) -> bool:
+        return bool(self.capturing)
+
+    def settings(self) -> dict[str, Any]:
+        return {"expandable_segments": self.expandable_segments}
+
+    def has_our_allocator(self, pool: PoolId, device: int) -> bool:
+        return self.managed.get(pool, False)
+
+    def autograd_on_this_thread(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def uses_of(self, memory_pool: FakeMemPool) -> int:
+        return self.uses[memory_pool.id]
+
+    def releasable_bytes(self, device: int) -> int:
+        return sum(row.size for row in self.rows if row.device == device and not row.in_use)
+
+    def reserved_bytes(self, device: int) -> int:
+        return sum(row.size for row in self.rows if row.device == device)
+
+    def segments(self, pool: PoolId = DEFAULT) -> list[dict[str, Any]]:
+        return [
+            {
+                "address": row.address,
+                "total_size": row.size,
+                "segment_pool_id": row.pool,
+                "stream": row.stream,
+                "allocated_size": row.size if row.in_use else 0,
+                "blocks": [
+                    {"size": size, "state": state}
+                    for size, state in row.blocks or [(row.size, "active_allocated" if row.in_use else "inactive")]
+                ],
+            }
+            for row in self.rows
+            if pool in (DEFAULT, row.pool)
+        ]
+
+    # What a program does.
+
+    def pool_of_thread(self, device: int) -> PoolId:
+        mine = [pool for routed, pool, thread in self.routings if (routed, thread) == (device, threading.get_ident())]
+        if not mine:
+            return DEFAULT
+        return mine[-1] if self.last_routed_wins else mine[0]
+
+    def allocate(self, size: int, device: int = 0) -> int:
+        """A tensor: an idle segment of its pool, or a new one. The address."""
+        pool = self.pool_of_thread(device)
+        for row in self.rows:
+            if (row.pool, row.device, row.in_use) == (pool, device, False) and row.size >= size:
+                row.in_use = True
+                return row.address
+        managed = self.managed.get(pool, False) or (_core.preloaded and _core.region_current()[2])
+        if managed:
+            address = _core.allocate(size, device)
+        else:
+            address = self.unmanaged_address = self.unmanaged_address + size
+        stream = CAPTURE_STREAM if self.capturing else DEFAULT_STREAM
+        self.rows.append(FakeSegment(pool, device, address, size, stream, managed))
+        return address
+
+    def free(self, address: int) -> None:
+        """The tensor is gone; its segment stays with torch."""
+        (row,) = (row for row in self.rows if row.address == address)
+        row.in_use = False
+
+    def split(self, address: int, *blocks: tuple[int, str]) -> None:
+        """The segment's blocks, in order, by size and state."""
+        (row,) = (row for row in self.rows if row.address == address)
+        row.blocks = list(blocks)
+
+    def pool_of(self, address: int) -> PoolId:
+        (row,) = (row for row in self.rows if row.address == address)
+        return row.pool
+
+    @contextlib.contextmanager
+    def capture(self, graph: FakeGraph, pool: PoolId, stream: object, capture_error_mode: str) -> Iterator[None]:
+        """torch.cuda.graph. Ending it after an exception fails, as it does in torch when the capture was invalidated."""
+        before = self.stream
+        self.stream = "capture stream"
+        self.begin_routing(self.device, pool)
+        self.capturing.append((graph, pool))
+        graph.pool_id, graph.torch = pool, self
+        try:
+            yield
+        finally:
+            self.capturing.pop()
+            self.end_routing(self.device, pool)
+            self.stream = before
+
+
+@contextlib.contextmanager
+def another_thread_inside(saver: TorchMemorySaver, fake_torch: FakeTorch, tag: str) -> Iterator[None]:
+    """A second thread is in a region of the tag, where it has allocated 2 MiB."""
+    inside, leave = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with saver.region(tag):
+            fake_torch.allocate(2 << 20)
+            inside.set()
+            leave.wait(60)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        assert inside.wait(60)
+        yield
+    finally:
+        leave.set()
+        thread.join()

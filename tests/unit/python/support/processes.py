@@ -1,0 +1,66 @@
+"""Programs in fresh processes: what their environment is, and what stands before their text."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch_memory_saver
+from torch_memory_saver._saver import preload
+
+PACKAGE = Path(torch_memory_saver.__file__).parent
+SIMULATOR = PACKAGE / "_simulated_cuda.so"
+TIMEOUT_S = 120
+#: Where programs are started. In the repository's root Python imports the package there, and not the one under test.
+ELSEWHERE = Path(__file__).parent
+
+#: Put before every program: the CUDA runtime's functions as the preload library and the simulated GPU give them.
+PRELUDE = """
+import ctypes, logging, os, sys
+import torch_memory_saver as module
+from torch_memory_saver import torch_memory_saver, _core
+MIB = 1 << 20
+runtime = ctypes.CDLL(None)
+def cuda_malloc(size):
+    address = ctypes.c_void_p()
+    result = runtime.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(size))
+    assert result == 0, result
+    return address.value
+def cuda_free(address):
+    assert runtime.cudaFree(ctypes.c_void_p(address)) == 0
+def fill(address, size, value):
+    assert runtime.cudaMemset(ctypes.c_void_p(address), value, ctypes.c_size_t(size)) == 0
+def read(address, size):
+    host = ctypes.create_string_buffer(size)
+    assert runtime.cudaMemcpy(host, ctypes.c_void_p(address), ctypes.c_size_t(size), 2) == 0
+    return host.raw
+def free_bytes():
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    assert runtime.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total)) == 0
+    return free.value
+"""
+
+Program = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """For what the library does in the background, such as giving host memory back."""
+    end = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.001)
+
+
+def environment(preloaded: bool, **variables: str) -> dict[str, str]:
+    """A process's environment: the package under test, the simulated GPU, and the libraries preloaded or not."""
+    result = {name: value for name, value in os.environ.items() if not name.startswith(("TMS_", "LD_PRELOAD"))}
+    result["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PACKAGE.parent), result.get("PYTHONPATH")]))
+    result["TMS_CUDA_DRIVER"] = str(SIMULATOR)
+    result["TMS_SIMULATED_MEMORY"] = "512MiB"
+    result["CUDA_VISIBLE_DEVICES"] = ""  # torch must not find a real GPU; the simulated one looks at it under simulate only.
+    if preloaded:
+        result["LD_PRELOAD"] = f"{preload.library_path()}:{SIMULATOR}"
+    return result | variables

@@ -1,0 +1,51 @@
+"""Other threads of the tests: one that does a thing and ends, and one that stays in a region."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from fake_torch import FakeTorch
+
+from torch_memory_saver.saver import TorchMemorySaver
+
+MIB = 1 << 20
+
+
+def in_thread(function: Callable[[], object]) -> None:
+    """Runs it on another thread, and raises here what it raised there."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            function()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+
+
+class InsideRegion:
+    """A thread that is inside a region, until it is told to leave."""
+
+    def __init__(self, saver: TorchMemorySaver, tag: str, fake_torch: FakeTorch) -> None:
+        self.address = 0
+        self._inside, self._leave = threading.Event(), threading.Event()
+
+        def work() -> None:
+            with saver.region(tag):
+                self.address = fake_torch.allocate(2 * MIB)
+                self._inside.set()
+                self._leave.wait(60)
+
+        self._thread = threading.Thread(target=work)
+        self._thread.start()
+        assert self._inside.wait(60)
+
+    def leave(self) -> None:
+        self._leave.set()
+        self._thread.join()

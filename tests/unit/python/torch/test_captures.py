@@ -1,0 +1,168 @@
+"""The wrappers around the two functions with which PyTorch's Python code begins and ends captures."""
+
+from __future__ import annotations
+
+import gc
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from torch_memory_saver import _core
+from torch_memory_saver._torch.captures import watch_captures
+from torch_memory_saver.errors import InvalidStateError
+
+STREAM = 1 << 40
+
+
+class Failure(Exception):
+    pass
+
+
+def visible() -> int:
+    return int(_core.counters()["visible_captures"])
+
+
+@pytest.fixture
+def torch(simulator: Any) -> SimpleNamespace:
+    """Of torch, what is wrapped: a class whose functions do what the test says."""
+
+    class Graph:
+        def capture_begin(self, pool: object = None, capture_error_mode: str = "global") -> str:
+            """The documentation of the begin."""
+            module.seen.append(("begin", visible(), pool, capture_error_mode))
+            if module.fails:
+                raise Failure
+            return "begun"
+
+        def capture_end(self) -> str:
+            module.seen.append(("end", visible()))
+            if module.fails:
+                raise Failure
+            return "ended"
+
+    module = SimpleNamespace(
+        _C=SimpleNamespace(
+            _CUDAGraph=Graph, _cuda_getDevice=lambda: 0, _cuda_getCurrentRawStream=lambda device: module.stream + device
+        ),
+        seen=[],
+        fails=False,
+        stream=STREAM,
+    )
+    watch_captures(module)
+    return module
+
+
+def test_a_capture_is_known_from_before_its_begin_to_its_end(torch: SimpleNamespace) -> None:
+    graph = torch._C._CUDAGraph()
+    assert graph.capture_begin("pool", capture_error_mode="relaxed") == "begun"
+    assert visible() == 1
+    assert graph.capture_end() == "ended"
+    assert visible() == 0
+    assert torch.seen == [("begin", 1, "pool", "relaxed"), ("end", 1)]
+
+
+def test_wrapping_twice_is_wrapping_once(torch: SimpleNamespace) -> None:
+    graph_class = torch._C._CUDAGraph
+    begin, end = graph_class.capture_begin, graph_class.capture_end
+    watch_captures(torch)
+    assert (graph_class.capture_begin, graph_class.capture_end) == (begin, end)
+    assert begin.__doc__ == "The documentation of the begin."
+
+
+def test_a_torch_without_graphs_is_left_alone() -> None:
+    for extension in (SimpleNamespace(), SimpleNamespace(_CUDAGraph=object)):
+        watch_captures(SimpleNamespace(_C=extension))
+        assert not hasattr(getattr(extension, "_CUDAGraph", None), "capture_begin")
+
+
+def test_a_begin_that_fails_is_taken_back(torch: SimpleNamespace) -> None:
+    torch.fails = True
+    graph = torch._C._CUDAGraph()
+    with pytest.raises(Failure):
+        graph.capture_begin()
+    assert visible() == 0
+    with pytest.raises(Failure):
+        graph.capture_end()  # Of nothing.
+    assert visible() == 0
+
+
+def test_an_end_that_fails_ends_what_cannot_be_asked(torch: SimpleNamespace) -> None:
+    graph = torch._C._CUDAGraph()
+    graph.capture_begin()
+    torch.fails = True
+    with pytest.raises(Failure):
+        graph.capture_end()
+    assert visible() == 0
+
+
+def test_ends_are_matched_to_their_own_graphs(torch: SimpleNamespace) -> None:
+    graphs = [torch._C._CUDAGraph() for _ in range(3)]
+    for number, graph in enumerate(graphs):
+        torch.stream = STREAM + 16 * number
+        graph.capture_begin()
+    assert visible() == 3
+    graphs[0].capture_end()
+    graphs[0].capture_end()  # A second time ends no other's.
+    assert visible() == 2
+    graphs[2].capture_end()
+    graphs[1].capture_end()
+    assert visible() == 0
+
+
+def test_the_next_capture_of_a_stream_replaces_one_that_was_left(torch: SimpleNamespace) -> None:
+    left, graph = torch._C._CUDAGraph(), torch._C._CUDAGraph()
+    left.capture_begin()
+    del left
+    gc.collect()
+    assert visible() == 1
+    graph.capture_begin()
+    assert visible() == 1
+    graph.capture_end()
+    assert visible() == 0
+
+
+def test_the_stream_may_be_asked_once_the_capture_has_begun(torch: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int] = []
+    monkeypatch.setattr(_core, "capture_begun", begun.append)
+    graph, failing = torch._C._CUDAGraph(), torch._C._CUDAGraph()
+    identity = _core.capture_begin_on(STREAM)
+    assert _core.capture_end(identity)
+    assert graph.capture_begin() == "begun"
+    assert begun == [identity + 1]
+    torch.stream += 16
+    torch.fails = True
+    with pytest.raises(Failure):
+        failing.capture_begin()
+    assert begun == [identity + 1]
+    torch.fails = False
+    graph.capture_end()
+
+
+def test_more_captures_than_there_is_room_for_go_on_unseen(torch: SimpleNamespace) -> None:
+    most = 16
+    graphs = [torch._C._CUDAGraph() for _ in range(most + 1)]
+    for number, graph in enumerate(graphs):
+        torch.stream = STREAM + 16 * number
+        assert graph.capture_begin() == "begun"
+    assert visible() == most
+    for graph in reversed(graphs):
+        graph.capture_end()
+    assert visible() == 0
+
+
+def test_a_capture_inside_a_pause_of_its_own_thread_is_an_error(torch: SimpleNamespace) -> None:
+    graph, caught = torch._C._CUDAGraph(), []
+    depth = _core.region_push("a", _core.BACKUP_PINNED, True)
+    address = _core.allocate(1 << 20, 0)
+    _core.region_pop(depth)
+
+    def find_live() -> None:
+        with pytest.raises(InvalidStateError, match="inside pause"):
+            graph.capture_begin()
+        caught.append(visible())
+
+    assert _core.pause(None, None, False, None, find_live)[0] == 1
+    assert caught == [0]
+    assert torch.seen == []
+    _core.free(address)

@@ -1,0 +1,178 @@
+"""Memory that torch takes outside of every region while one is open."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+from fake_torch import FakeSegment, FakeTorch, another_thread_inside
+from threads import in_thread
+
+from torch_memory_saver import _core
+from torch_memory_saver.saver import TorchMemorySaver
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[str]]:
+    caplog.set_level(logging.INFO, logger="torch_memory_saver")
+
+    def messages(words: str) -> list[str]:
+        return [record.getMessage() for record in caplog.records if words in record.getMessage()]
+
+    return messages
+
+
+TAKEN, NOTHING = "no region manages", "managed nothing"
+
+
+def test_what_another_thread_allocates_is_said_once(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, said: Callable[[str], list[str]]
+) -> None:
+    for _ in range(4):
+        with saver.region("a"):
+            fake_torch.allocate(2 * MIB)
+            in_thread(lambda: fake_torch.allocate(6 * MIB))
+    (message,) = said(TAKEN)
+    assert message.startswith(f"while region(tag='a') was open PyTorch took {6 * MIB} bytes (6 MiB)")
+    assert "thread pool" in message
+    with saver.region("b"):
+        in_thread(lambda: fake_torch.allocate(6 * MIB))
+    assert len(said(TAKEN)) == 2
+
+
+def test_later_regions_of_a_tag_are_looked_at_as_well(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, said: Callable[[str], list[str]]
+) -> None:
+    for _ in range(3):
+        with saver.region("a"):
+            fake_torch.allocate(2 * MIB)
+    for expected in (1, 1):
+        with saver.region("a"):  # the fourth, and one that is not looked at
+            in_thread(lambda: fake_torch.allocate(6 * MIB))
+        assert len(said(TAKEN)) == expected
+
+
+def test_what_is_managed_is_not_said(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, said: Callable[[str], list[str]]
+) -> None:
+    with saver.region("a"):
+        fake_torch.allocate(20 * MIB)
+        with saver.region("b"):
+            fake_torch.allocate(20 * MIB)
+        with another_thread_inside(saver, fake_torch, "c"):
+            pass
+        graph = fake_torch.torch.cuda.CUDAGraph()
+        with saver.cuda_graph(graph):
+            fake_torch.allocate(20 * MIB)
+        in_thread(lambda: fake_torch.allocate(2 * MIB))  # too little
+        saver.pause("b")
+        saver.resume("b")
+    assert said(TAKEN) == []
+
+
+@pytest.mark.parametrize("at_entry", [True, False])
+def test_what_other_regions_allocate_during_a_look_is_not_said(
+    saver: TorchMemorySaver,
+    fake_torch: FakeTorch,
+    said: Callable[[str], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    at_entry: bool,
+) -> None:
+    """Here another thread allocates after what is managed was read, and before PyTorch says what it has."""
+    reserved_bytes = fake_torch.reserved_bytes
+    looks: list[int] = []
+
+    def allocate() -> None:
+        with saver.region("b"):
+            fake_torch.allocate(20 * MIB)
+
+    def look(device: int) -> int:
+        looks.append(device)
+        if len(looks) == 1:
+            in_thread(allocate)
+        return reserved_bytes(device)
+
+    for _ in range(2):  # The next region of the tag, its third, is not looked at.
+        with saver.region("b"):
+            fake_torch.allocate(2 * MIB)
+    if at_entry:
+        monkeypatch.setattr(fake_torch, "reserved_bytes", look)
+    with saver.region("a"):
+        fake_torch.allocate(2 * MIB)
+        monkeypatch.setattr(fake_torch, "reserved_bytes", look)
+    assert len(looks) == 2 + at_entry  # the look that was disturbed, again, and after an entry's that of the exit
+    assert said(TAKEN) == []
+
+
+def test_a_look_that_is_always_disturbed_says_nothing(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, said: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserved_bytes = fake_torch.reserved_bytes
+    looks: list[int] = []
+
+    def look(device: int) -> int:
+        looks.append(device)
+        fake_torch.rows.append(FakeSegment((0, 9), device, _core.allocate(20 * MIB, device), 20 * MIB, 0, True))
+        return reserved_bytes(device)
+
+    with saver.region("a"):
+        fake_torch.allocate(2 * MIB)
+        monkeypatch.setattr(fake_torch, "reserved_bytes", look)
+    assert looks == [0, 0, 0]
+    assert said(TAKEN) == []
+
+
+def test_managed_memory_of_others_that_is_freed_is_not_said(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, said: Callable[[str], list[str]]
+) -> None:
+    """Such as a communication library's buffer in preload mode, or what PyTorch has freed while a pause went on."""
+    with saver.region("b"):
+        address = _core.allocate(20 * MIB, 0)
+    with saver.region("a"):
+        fake_torch.allocate(2 * MIB)
+        _core.free(address)
+    assert said(TAKEN) == []
+
+
+def test_disable_is_meant(saver: TorchMemorySaver, fake_torch: FakeTorch, said: Callable[[str], list[str]]) -> None:
+    with saver.region("a"), saver.disable():
+        fake_torch.allocate(20 * MIB)
+    assert said(TAKEN) == []
+
+
+def test_what_fails_is_not_looked_at(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, said: Callable[[str], list[str]]
+) -> None:
+    with pytest.raises(ZeroDivisionError), saver.region("a"):
+        in_thread(lambda: fake_torch.allocate(20 * MIB))
+        raise ZeroDivisionError
+    assert said(TAKEN) == []
+
+
+def test_a_region_in_which_nothing_is_allocated_is_information(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, said: Callable[[str], list[str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    with saver.region("a"):
+        fake_torch.allocate(2 * MIB)
+    with saver.region("a"):
+        pass  # What was allocated before is still there.
+    assert said(NOTHING) == []
+    for _ in range(4):
+        with saver.region("empty"):
+            pass
+    (message,) = said(NOTHING)
+    assert "region(tag='empty')" in message
+    assert {record.levelno for record in caplog.records if NOTHING in record.getMessage()} == {logging.INFO}
+
+
+def test_only_so_many_tags_are_counted(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, said: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch_memory_saver._torch.elsewhere._MOST_TAGS", 1)
+    for tag, expected in (("a", 1), ("b", 1)):
+        with saver.region(tag):
+            in_thread(lambda: fake_torch.allocate(6 * MIB))
+        assert len(said(TAKEN)) == expected

@@ -1,0 +1,21 @@
+/* What the tests of the choices of one call share. */
+#ifndef TMS_TESTS_CHOICE_FIXTURE_H
+#define TMS_TESTS_CHOICE_FIXTURE_H
+
+#include "support.h"
+
+#include <string.h>
+
+static tms_counters_t counters_of(fixture_t *f) {
+    tms_counters_t counters;
+    tms_host_store_settle(&f->saver.stores.host);
+    tms_saver_counters(&f->saver, &counters);
+    return counters;
+}
+
+/* ---- progress, and devices at once ---- */
+
+#define ONE(test) cmocka_unit_test_setup_teardown(test, setup_one_device, teardown)
+#define TWO(test) cmocka_unit_test_setup_teardown(test, setup_two_devices, teardown)
+
+#endif

@@ -1,0 +1,72 @@
+/* What the tests of calls that are asked whether to stop share. */
+#ifndef TMS_TESTS_INTERRUPT_FIXTURE_H
+#define TMS_TESTS_INTERRUPT_FIXTURE_H
+
+#include "support.h"
+
+#include <math.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "own_process.h"
+
+enum { GATE = 1 };
+
+/* What `interrupted` does when it is asked, and what it answers. */
+typedef struct asker {
+    fixture_t *fixture;
+    int asked;
+    bool stop;
+    int gate;         /* to open, or 0 */
+    uint64_t address; /* to free, or 0 */
+    bool nested;      /* calls pause and resume */
+    tms_status_t results[2];
+    tms_error_t error;
+} asker_t;
+
+static int32_t ask(void *context) {
+    asker_t *asker = context;
+    asker->asked++;
+    if (asker->nested) {
+        assert_true(tms_turn_is_inside());
+        asker->results[0] = pause_tag(asker->fixture, NULL, NULL, &asker->error);
+        asker->results[1] = resume_tag(asker->fixture, NULL, NULL, &asker->error);
+    }
+    if (asker->address && asker->asked == 1)
+        asker->results[0] = tms_saver_free(&asker->fixture->saver, asker->address, NULL);
+    if (asker->gate) simulator()->open_gate(asker->gate);
+    return asker->stop;
+}
+
+static tms_selection_t asking(asker_t *asker) { return (tms_selection_t){.interrupted = ask, .interrupt_context = asker}; }
+
+/* What an interrupted call has left to be given back when the device rests goes with the next one. */
+static void assert_nothing_held(fixture_t *f) {
+    tms_sim_usage_t usage;
+    tms_saver_reclaim(&f->saver);
+    settle_host_memory(&f->saver);
+    tms_host_store_settle(&f->saver.stores.host);
+    simulator()->usage(0, &usage);
+    assert_int_equal(usage.host_bytes, 0);
+    assert_int_equal(atomic_load(&f->saver.stores.host.buffer_bytes), 0);
+    assert_int_equal(atomic_load(&f->saver.stores.disk.total), 0);
+}
+
+/* ---- while it copies ---- */
+
+enum { COPIED = 8 };
+
+/* Slow enough that several chunks take longer than the time between two questions. */
+static void copy_slowly(fixture_t *f) {
+    f->saver.stores.copying.chunk_bytes = MIB;
+    f->saver.stores.disk.staging_bytes = MIB;
+    simulator()->set_bandwidth(16 * MIB);
+}
+
+/* ---- while it waits for memory ---- */
+
+#define ONE(test) cmocka_unit_test_setup_teardown(test, setup_one_device, teardown)
+#define TWO(test) cmocka_unit_test_setup_teardown(test, setup_two_devices, teardown)
+
+#endif

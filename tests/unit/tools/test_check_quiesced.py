@@ -1,0 +1,67 @@
+"""tools/check_quiesced.py notices every way to a tms_quiesced_t that has not waited, and passes the sources as they are."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    specification = importlib.util.spec_from_file_location("check_quiesced", ROOT / "tools" / "check_quiesced.py")
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def test_the_sources_are_in_order(tool: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tool.main() == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "tms_quiesced_t mine = {0};",
+        "tms_quiesced_t mine = {.quiesced_devices = 3};",
+        "unmap((tms_quiesced_t){0});",
+        "unmap(*(tms_quiesced_t *)other);",
+        "unmap(*(const tms_quiesced_t *)other);",
+        "memset(&quiesced, 0, sizeof quiesced);",
+        "quiesced->quiesced_devices |= 1;",
+        "tms_segment_t other = {.quiesced = {0}};",
+        "unmap(tms_quiesced_never_handed_out());",
+        "unmap(tms_quiesced_devices_lost(1));",
+        "driver->cuMemUnmap(address, size);",
+        "TMS_DRIVER_CALL(driver, context, error, cuMemUnmap, address, size);",
+    ],
+)
+def test_what_has_not_waited_is_found(tool: ModuleType, line: str) -> None:
+    source = f"static void other(int a) {{\n    {line}\n}}\n"
+    (problem,) = {text.split(": ")[0] for text in tool.check("core/transition/pause.c", source)}
+    assert problem == "csrc/core/transition/pause.c:2"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "tms_quiesced_t quiesced;",
+        "segment->quiesced = quiesced;",
+        "tms_status_t status = tms_quiesce(wait, devices, mask, &quiesced, NULL, log, context, error);",
+        "/* tms_quiesced_t mine = {0}; */",
+        'log("cuMemUnmap(");',
+    ],
+)
+def test_what_hands_a_value_on_passes(tool: ModuleType, line: str) -> None:
+    assert tool.check("core/transition/pause.c", f"static void other(int a) {{\n    {line}\n}}\n") == []
+
+
+def test_a_named_function_may(tool: ModuleType) -> None:
+    source = "static void undo(tms_transition_t *t) {\n    tms_quiesced_t quiesced = tms_quiesced_never_handed_out();\n}\n"
+    assert tool.check("core/transition/resume.c", source) == []
+    assert len(tool.check("core/transition/resume.c", source.replace("undo", "redo"))) == 1

@@ -1,0 +1,299 @@
+#!/usr/bin/env python3
+"""The layers of csrc/: fails where a file uses what it must not.
+
+The order is base < device < backup < core < abi < preload, python. A file uses its own layer and lower ones; preload and
+python do not use each other; all may use include/, the public ABI. The simulator stands beside them, shares only include/,
+and has its own order of folders (SIMULATOR_ORDER). A use is an `#include "..."` or, where objects are found, a symbol that
+one object needs and another defines (nm). A module is x.c with x.h. It fails on
+
+- a use against the order of the layers, or of the simulator's folders;
+- a circle of modules in a layer, or of folders in the simulator;
+- Python.h outside csrc/python.
+
+There is no list of exceptions. What has to call upwards goes through a pointer in a table that the upper layer fills.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+import layers_picture
+
+# From the lowest to the highest; those of one row do not use each other.
+LAYERS: tuple[tuple[str, ...], ...] = (("base",), ("device",), ("backup",), ("core",), ("abi",), ("preload", "python"))
+SHARED = "include"
+SIMULATOR = "simulator"
+# The folders of csrc/simulator, likewise. "." are the files directly in it.
+SIMULATOR_ORDER: tuple[tuple[str, ...], ...] = (
+    (".",),
+    ("base",),
+    ("devices",),
+    ("memory",),
+    ("kernels",),
+    ("work",),
+    ("streams",),
+    ("graphs",),
+    ("contexts",),
+    ("runtime",),
+    ("control",),
+)
+
+RANKS = {layer: rank for rank, row in enumerate(LAYERS) for layer in row}
+ONLY_IN_PYTHON = "Python.h"
+
+_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]+([\"<])([^\">\n]+)[\">]", re.MULTILINE)
+
+
+@dataclass
+class Use:
+    """How one module uses another: by which includes (file, header) and which symbols."""
+
+    includes: list[tuple[str, str]] = field(default_factory=list)
+    symbols: list[str] = field(default_factory=list)
+
+    def describe(self, user: str, used: str) -> str:
+        parts = [f'{file} has #include "{header}"' for file, header in self.includes]
+        if self.symbols:
+            parts.append(f"{user}.c uses {', '.join(self.symbols)} of {used}.c")
+        return "; ".join(parts)
+
+
+Graph = dict[str, dict[str, Use]]
+
+
+@dataclass
+class Sources:
+    """What was read: every path is relative to csrc. Modules name themselves by a path without its ending."""
+
+    modules: set[str] = field(default_factory=set)
+    graph: Graph = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    objects: int = 0
+
+    def use(self, user: str, used: str) -> Use:
+        return self.graph.setdefault(user, {}).setdefault(used, Use())
+
+
+def module_of(file: str) -> str:
+    return str(PurePosixPath(file).with_suffix(""))
+
+
+def layer_of(module: str) -> str:
+    return module.split("/", 1)[0]
+
+
+def folder_of(module: str) -> str:
+    """The folder of a module of the simulator, in the simulator."""
+    folders = PurePosixPath(module).parts[1:-1]
+    return folders[0] if folders else "."
+
+
+def read_includes(csrc: Path, sources: Sources) -> None:
+    files = sorted(path.relative_to(csrc).as_posix() for path in csrc.rglob("*.[ch]"))
+    known = set(files)
+    sources.modules.update(map(module_of, files))
+    for file in files:
+        for quote, header in _INCLUDE.findall((csrc / file).read_text(encoding="utf-8")):
+            if header == ONLY_IN_PYTHON and layer_of(file) != "python":
+                sources.problems.append(f"{file} includes {ONLY_IN_PYTHON}, which is for csrc/python only")
+            if quote == "<" or header == ONLY_IN_PYTHON:
+                continue
+            beside = (PurePosixPath(file).parent / header).as_posix()
+            target = beside if beside in known else header
+            if target not in known:
+                sources.problems.append(f'{file} has #include "{header}", which is not in csrc')
+            elif module_of(target) != module_of(file):
+                sources.use(module_of(file), module_of(target)).includes.append((file, header))
+
+
+def find_objects(folder: Path, csrc: Path) -> dict[str, Path]:
+    """The objects under `folder`/csrc by module, without those whose source is gone or newer."""
+    objects = {}
+    for path in sorted((folder / "csrc").rglob("*.o")):
+        module = module_of(path.relative_to(folder / "csrc").as_posix())
+        source = csrc / f"{module}.c"
+        if source.is_file() and source.stat().st_mtime <= path.stat().st_mtime:
+            objects[module] = path
+    return objects
+
+
+def read_symbols(objects: Mapping[str, Path], sources: Sources) -> None:
+    defined: dict[str, list[str]] = {}
+    needed: dict[str, list[str]] = {}
+    for module, path in objects.items():
+        output = subprocess.run(["nm", "-P", str(path)], check=True, capture_output=True, text=True).stdout
+        for line in output.splitlines():
+            name, kind = line.split()[:2]
+            if kind in "Uwv":
+                needed.setdefault(module, []).append(name)
+            elif kind.isupper():
+                defined.setdefault(name, []).append(module)
+    for user, names in needed.items():
+        for name in sorted(names):
+            for used in _definers(user, defined.get(name, [])):
+                sources.use(user, used).symbols.append(name)
+    sources.objects = len(objects)
+
+
+def _definers(user: str, modules: list[str]) -> list[str]:
+    """Which of the modules that define a symbol a user means: the libraries that come of csrc have some names in common."""
+    for same in (
+        [module for module in modules if layer_of(module) == layer_of(user)],
+        [module for module in modules if (layer_of(module) == SIMULATOR) == (layer_of(user) == SIMULATOR)],
+    ):
+        if same:
+            return same
+    return modules
+
+
+def may_use(user: str, used: str) -> bool:
+    """Whether the order of the layers lets a module use another one."""
+    above, below = layer_of(user), layer_of(used)
+    if above == below or below == SHARED:
+        return True
+    return above in RANKS and below in RANKS and RANKS[above] > RANKS[below]
+
+
+def check_layers(sources: Sources) -> Iterator[str]:
+    known = {*RANKS, SHARED, SIMULATOR}
+    for module in sorted(sources.modules):
+        if layer_of(module) not in known:
+            yield f"{module} is in no layer; the layers are {', '.join(sorted(known))}"
+    for user, uses in sorted(sources.graph.items()):
+        for used, use in sorted(uses.items()):
+            if not may_use(user, used):
+                yield f"against the order, {layer_of(user)} uses {layer_of(used)}: {use.describe(user, used)}"
+
+
+def check_simulator(sources: Sources) -> Iterator[str]:
+    ranks = {folder: rank for rank, row in enumerate(SIMULATOR_ORDER) for folder in row}
+    edges: dict[str, dict[str, list[str]]] = {}
+    for user, uses in sorted(sources.graph.items()):
+        for used, use in sorted(uses.items()):
+            above, below = folder_of(user), folder_of(used)
+            if layer_of(user) != SIMULATOR or layer_of(used) != SIMULATOR or above == below:
+                continue
+            edges.setdefault(above, {}).setdefault(below, []).append(use.describe(user, used))
+            if above in ranks and below in ranks and ranks[above] <= ranks[below]:
+                yield f"against the order in the simulator, {above} uses {below}: {use.describe(user, used)}"
+    if ranks:
+        for folder in sorted({folder_of(module) for module in sources.modules if layer_of(module) == SIMULATOR}):
+            if folder not in ranks:
+                yield f"simulator/{folder} is not in SIMULATOR_ORDER"
+        return
+    for circle in circles(edges):
+        yield f"a circle of the simulator's folders {', '.join(circle)}:" + "".join(
+            f"\n    {above} uses {below}: {edges[above][below][0]}"
+            for above in circle
+            for below in edges[above]
+            if below in circle
+        )
+
+
+def check_circles(sources: Sources) -> Iterator[str]:
+    inside = {
+        user: {used: use for used, use in uses.items() if layer_of(user) == layer_of(used)}
+        for user, uses in sources.graph.items()
+        if layer_of(user) != SIMULATOR
+    }
+    for circle in circles(inside):
+        yield f"a circle of {', '.join(circle)}:" + "".join(
+            f"\n    {use.describe(user, used)}"
+            for user in circle
+            for used, use in sorted(inside[user].items())
+            if used in circle
+        )
+
+
+def circles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
+    """The strongly connected components of more than one node (Tarjan's algorithm), each sorted."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for used in graph.get(node, ()):
+            if used not in index:
+                visit(used)
+                low[node] = min(low[node], low[used])
+            elif used in stack:
+                low[node] = min(low[node], index[used])
+        if low[node] == index[node]:
+            component = stack[stack.index(node) :]
+            del stack[stack.index(node) :]
+            if len(component) > 1:
+                found.append(sorted(component))
+
+    for node in sorted(graph):
+        if node not in index:
+            visit(node)
+    return sorted(found)
+
+
+def read(csrc: Path, objects: Path) -> Sources:
+    sources = Sources()
+    read_includes(csrc, sources)
+    read_symbols(find_objects(objects, csrc), sources)
+    return sources
+
+
+def check(sources: Sources) -> list[str]:
+    """What is wrong, a sentence or a few lines each."""
+    return [*sources.problems, *check_layers(sources), *check_circles(sources), *check_simulator(sources)]
+
+
+def count_uses(sources: Sources) -> layers_picture.Counts:
+    """How many modules of one folder use how many of another: pairs of modules."""
+    counts: layers_picture.Counts = {}
+    for user, uses in sources.graph.items():
+        for used in uses:
+            pair = (str(PurePosixPath(user).parent), str(PurePosixPath(used).parent))
+            if pair[0] != pair[1]:
+                counts[pair] = counts.get(pair, 0) + 1
+    return counts
+
+
+def main(arguments: list[str] | None = None) -> int:
+    root = Path(__file__).resolve().parents[1]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--csrc", type=Path, default=root / "csrc", help="the sources (default: this repository's)")
+    parser.add_argument(
+        "--objects",
+        type=Path,
+        default=root / "build/c/plain",
+        help="what was built of them (default: by `make ctest-build`)",
+    )
+    parser.add_argument("--need-objects", action="store_true", help="fail where a source file has no object")
+    parser.add_argument("--dot", action="store_true", help="print the graph of the folders for graphviz, and check nothing")
+    parser.add_argument("--svg", type=Path, metavar="PATH", help="draw the layers into a file, and check nothing")
+    options = parser.parse_args(arguments)
+
+    sources = read(options.csrc, options.objects)
+    if options.dot:
+        print(layers_picture.dot(count_uses(sources)), end="")
+    if options.svg:
+        options.svg.write_text(layers_picture.svg(count_uses(sources), LAYERS, SHARED, SIMULATOR, SIMULATOR_ORDER))
+    if options.dot or options.svg:
+        return 0
+    problems = check(sources)
+    compiled = {module for module in sources.modules if (options.csrc / f"{module}.c").is_file()}
+    if options.need_objects and sources.objects < len(compiled):
+        problems.append(f"only {sources.objects} of {len(compiled)} files have an object of theirs in {options.objects}")
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    print(f"{len(sources.modules)} modules, the symbols of {sources.objects}: ", end="")
+    print(f"problems: {len(problems)}" if problems else "every use follows the order of the layers")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""The tests of PyTorch on the simulated GPU, with several releases of it: ``make torch-matrix``.
+
+Our wheel is built once. For each release a virtual environment is made, with PyTorch's CUDA build (without its CUDA
+packages) and that same wheel in it, the tests run in both hook modes, and the environment is removed. Prints a table;
+the exit status is 1 if a test failed. A release that cannot be installed with this Python is shown as such.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+import xml.etree.ElementTree as ElementTree
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+REQUIREMENTS = ROOT / "tests" / "torch" / "requirements.txt"
+
+NEWEST = "newest"
+VERSIONS = ("2.6.0", "2.8.0", "2.11.0", NEWEST)
+#: Options of simulate for each hook mode.
+MODES: dict[str, list[str]] = {"torch": [], "preload": ["--preload"]}
+MACHINE = ("--devices", "2", "--memory", "4GiB")
+#: Of what a failed build printed.
+_LAST_LINES = 20
+DESCRIBE = "import torch; print(torch.__version__, torch.version.cuda)"
+
+
+@dataclass(frozen=True)
+class Row:
+    """The outcome of one release in one hook mode."""
+
+    version: str
+    mode: str
+    outcome: str
+    seconds: float
+    good: bool
+
+
+def run(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Runs a command and keeps what it printed."""
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def build_wheel(folder: Path) -> Path:
+    """Our wheel, built in `folder`."""
+    done = run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT))
+    if done.returncode != 0:
+        raise SystemExit("the wheel could not be built:\n" + "\n".join(done.stderr.splitlines()[-_LAST_LINES:]))
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def install(folder: Path, version: str, wheel: Path) -> tuple[str, str]:
+    """Makes the environment. Returns its interpreter, and "" or why this release cannot be had."""
+    venv.create(folder, with_pip=True)
+    python = str(folder / "bin" / "python")
+    torch = "torch" if version == NEWEST else f"torch=={version}"
+    for arguments in (["--no-deps", torch], ["-r", str(REQUIREMENTS)], [f"{wheel}[test]"]):
+        done = run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments)
+        if done.returncode != 0:
+            errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+            return python, "not to be had: " + (errors or ["pip failed"])[-1].removeprefix("ERROR: ")
+    return python, ""
+
+
+def count(report: Path) -> tuple[str, bool]:
+    """What a JUnit report says, and whether nothing failed and something passed."""
+    try:
+        suite = ElementTree.parse(report).getroot().find("testsuite")
+    except (OSError, ElementTree.ParseError):
+        suite = None
+    if suite is None:
+        return "crashed: there is no report", False
+    total, skipped, failures, errors = (int(suite.get(name, "0")) for name in ("tests", "skipped", "failures", "errors"))
+    failed = failures + errors
+    return f"{total - skipped - failed:5} {skipped:7} {failed:6}", failed == 0 and total > skipped
+
+
+def test(python: str, mode: str, tests: list[str], scratch: Path, log: Path) -> tuple[str, float, bool]:
+    """Runs the tests in one hook mode."""
+    report = scratch / f"{mode}.xml"
+    command = [python, "-m", "torch_memory_saver", "simulate", *MACHINE, *MODES[mode], "--"]
+    command += ["python", "-m", "pytest", *tests, f"--junitxml={report}", "-q", "-p", "no:cacheprovider"]
+    start = time.monotonic()
+    done = run(*command)
+    seconds = time.monotonic() - start
+    log.write_text(done.stdout + done.stderr)
+    outcome, good = count(report)
+    return outcome, seconds, good and done.returncode == 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Runs the tests on the simulated GPU with several releases of PyTorch.")
+    parser.add_argument("--versions", nargs="+", default=VERSIONS, help=f'such as 2.6.0, or "{NEWEST}"')
+    parser.add_argument("--tests", nargs="+", default=["tests/torch"], help="what pytest is to run")
+    parser.add_argument("--wheel", type=Path, help="our wheel, if it is built already")
+    parser.add_argument("--logs", type=Path, default=ROOT / "build" / "torch-matrix", help="where pytest's output goes")
+    arguments = parser.parse_args()
+    arguments.logs.mkdir(parents=True, exist_ok=True)
+    os.environ.pop("PYTHONPATH", None)  # The installed wheel is what is tested.
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="torch-matrix-") as scratch:
+        wheel = arguments.wheel.resolve() if arguments.wheel else build_wheel(Path(scratch))
+        for version in arguments.versions:
+            with tempfile.TemporaryDirectory(dir=scratch) as folder:
+                python, problem = install(Path(folder, "venv"), version, wheel)
+                if problem:
+                    rows.append(Row(version, "-", problem, 0, good=True))
+                    continue
+                found = run(python, "-m", "torch_memory_saver", "simulate", "--", "python", "-c", DESCRIBE)
+                name = found.stdout.strip().replace(" ", ", CUDA ") or f"{version} (cannot be imported)"
+                for mode in MODES:
+                    log = arguments.logs / f"{version}-{mode}.log"
+                    outcome, seconds, good = test(python, mode, arguments.tests, Path(folder), log)
+                    rows.append(Row(name, mode, outcome, seconds, good))
+                    print(f"{name}, {mode}: {'good' if good else f'see {log}'}", file=sys.stderr)
+    print(f"{'PyTorch':28} {'mode':8} passed skipped failed seconds")
+    for row in rows:
+        print(f"{row.version:28} {row.mode:8} {row.outcome}" + (f" {row.seconds:7.0f}" if row.seconds else ""))
+    return 0 if all(row.good for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

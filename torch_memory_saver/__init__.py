@@ -1,0 +1,99 @@
+"""Pause and resume the GPU memory of tensors without changing their addresses.
+
+    from torch_memory_saver import torch_memory_saver
+
+    with torch_memory_saver.region(tag="kv_cache"):
+        cache = torch.zeros(1 << 30, dtype=torch.uint8, device="cuda")
+    torch_memory_saver.pause("kv_cache")   # the physical memory is the driver's again
+    torch_memory_saver.resume("kv_cache")  # new physical memory at the same address
+
+Importing this module loads no driver, makes no CUDA context, starts no thread and does not import torch.
+"""
+
+from torch_memory_saver import _interface as _interface
+from torch_memory_saver._saver.hook_modes import register_hook_mode
+from torch_memory_saver.errors import (
+    BackupIOError,
+    CaptureInProgressError,
+    DeviceLockedError,
+    DeviceLostError,
+    DriverError,
+    DriverUnavailableError,
+    ForkedProcessError,
+    InvalidArgumentError,
+    InvalidStateError,
+    NotManagedError,
+    OutOfHostMemoryError,
+    OutOfMemoryError,
+    TorchMemorySaverError,
+    TorchUnavailableError,
+)
+from torch_memory_saver.pending import PendingResume
+from torch_memory_saver.report import PauseReport, ResumeReport, TransitionReport
+from torch_memory_saver.saver import TorchMemorySaver
+from torch_memory_saver.usage import Allocation, Stats, TagUsage
+
+__version__ = "1.0.0a1"
+
+#: The one saver of this process.
+torch_memory_saver = TorchMemorySaver()
+#: The same object under another name that is in use.
+memory_saver = torch_memory_saver
+
+configure_subprocess = torch_memory_saver.configure_subprocess
+region = torch_memory_saver.region
+cuda_graph = torch_memory_saver.cuda_graph
+disable = torch_memory_saver.disable
+pause = torch_memory_saver.pause
+resume = torch_memory_saver.resume
+empty_cache = torch_memory_saver.empty_cache
+get_cpu_backup = torch_memory_saver.get_cpu_backup
+is_paused = torch_memory_saver.is_paused
+reserve_host_memory = torch_memory_saver.reserve_host_memory
+release_host_memory = torch_memory_saver.release_host_memory
+set_disk_backup_dir = torch_memory_saver.set_disk_backup_dir
+enable_peer_access = torch_memory_saver.enable_peer_access
+stats = torch_memory_saver.stats
+
+__all__ = [
+    "Allocation",
+    "BackupIOError",
+    "CaptureInProgressError",
+    "DeviceLockedError",
+    "DeviceLostError",
+    "DriverError",
+    "DriverUnavailableError",
+    "ForkedProcessError",
+    "InvalidArgumentError",
+    "InvalidStateError",
+    "NotManagedError",
+    "OutOfHostMemoryError",
+    "OutOfMemoryError",
+    "PauseReport",
+    "PendingResume",
+    "ResumeReport",
+    "Stats",
+    "TagUsage",
+    "TorchMemorySaver",
+    "TorchMemorySaverError",
+    "TorchUnavailableError",
+    "TransitionReport",
+    "__version__",
+    "configure_subprocess",
+    "cuda_graph",
+    "disable",
+    "empty_cache",
+    "enable_peer_access",
+    "get_cpu_backup",
+    "is_paused",
+    "memory_saver",
+    "pause",
+    "region",
+    "register_hook_mode",
+    "release_host_memory",
+    "reserve_host_memory",
+    "resume",
+    "set_disk_backup_dir",
+    "stats",
+    "torch_memory_saver",
+]

@@ -1,0 +1,12 @@
+"""``python -m torch_memory_saver``."""
+
+import sys
+
+if __name__ == "__main__":
+    try:
+        from torch_memory_saver._cli.commands import main
+
+        status = main()
+    except KeyboardInterrupt:  # before or after a command: while it is imported, or its output written
+        status = 130
+    sys.exit(status)

@@ -1,0 +1,1 @@
+"""Host copies of paused tensors."""

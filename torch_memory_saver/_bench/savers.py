@@ -1,0 +1,147 @@
+"""The two libraries, under one set of calls: this one, and the C++ package whose place it takes."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Ours", "Peer", "Saver", "Unavailable"]
+
+#: How long released host memory may take to be gone.
+_SETTLING_S = 3.0
+_POLL_S = 0.002
+
+
+class Unavailable(Exception):
+    """The library cannot do it."""
+
+
+class Saver(ABC):
+    """A library. `backup` is "none", "pinned", "mmap" or "disk"; `host_memory` "release", "pool" or "retain"."""
+
+    @abstractmethod
+    def region(self, tag: str, backup: str, host_memory: str) -> AbstractContextManager[None]:
+        """Raises Unavailable."""
+
+    @abstractmethod
+    def pause(self, tag: Any = None, *, live_only: bool = True, progress: Any = None) -> None: ...
+
+    @abstractmethod
+    def resume(self, tag: Any = None, *, progress: Any = None) -> None: ...
+
+    @abstractmethod
+    def set_disk_directory(self, path: str) -> None: ...
+
+    def settle(self) -> None:
+        """Waits until host memory that is being released is gone."""
+        return
+
+    def progress(self, title: str) -> AbstractContextManager[Callable[[int, int], None] | None] | None:
+        """A bar to hand to pause or resume; None where the library has none."""
+        return None
+
+
+class Ours(Saver):
+    """This library."""
+
+    def __init__(self) -> None:
+        self._module = importlib.import_module("torch_memory_saver")
+        self._saver = self._module.torch_memory_saver
+
+    def region(self, tag: str, backup: str, host_memory: str) -> AbstractContextManager[None]:
+        settings: dict[str, Any] = {}
+        if backup == "disk":
+            settings["enable_disk_backup"] = True
+        elif backup != "none":
+            settings |= {"enable_cpu_backup": True, "cpu_backup_backend": backup, "host_memory": host_memory}
+        manager: AbstractContextManager[None] = self._saver.region(tag=tag, **settings)
+        return manager
+
+    def pause(self, tag: Any = None, *, live_only: bool = True, progress: Any = None) -> None:
+        self._saver.pause(tag, live_only=live_only, progress=progress)
+
+    def pause_with_live(self, tag: str, live: tuple[bytes, bytes]) -> int:
+        """A pause with the live bytes given by the caller, in the form of live.py. Returns the bytes that it copied."""
+        core = importlib.import_module("torch_memory_saver._core")
+        copied: int = core.pause((tag,), None, False, None, lambda: live).copied_bytes
+        return copied
+
+    def allocations(self, tag: str) -> Counter[int]:
+        """How many of each size have the tag."""
+        core = importlib.import_module("torch_memory_saver._core")
+        return Counter(row.reserved_bytes for row in core.segments() if row.tag == tag)
+
+    def resume(self, tag: Any = None, *, progress: Any = None) -> None:
+        self._saver.resume(tag, progress=progress)
+
+    def set_disk_directory(self, path: str) -> None:
+        self._saver.set_disk_backup_dir(path)
+
+    def settle(self) -> None:
+        """Of what is resident, backups in use and pooled memory stay."""
+        deadline = time.monotonic() + _SETTLING_S
+        while time.monotonic() < deadline:
+            counters = self._saver.stats().counters
+            if counters["host_resident_bytes"] <= counters["host_backup_bytes"] + counters["host_pooled_bytes"]:
+                return
+            time.sleep(_POLL_S)
+
+    def progress(self, title: str) -> AbstractContextManager[Callable[[int, int], None] | None]:
+        bar: AbstractContextManager[Callable[[int, int], None] | None]
+        bar = importlib.import_module("torch_memory_saver._cli.progress").progress_bar(title)
+        return bar
+
+
+class Peer(Saver):
+    """The C++ package, in hook mode "torch", which has to lie in `folder`.
+
+    Raises:
+        Unavailable: It does not.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._module = importlib.import_module("torch_memory_saver")
+        found = Path(str(self._module.__file__)).resolve()
+        if Path(folder).resolve() not in found.parents:
+            raise Unavailable(f"there is no torch_memory_saver in {folder}: python found {found.parent}")
+        self._saver = self._module.torch_memory_saver
+        self._saver.hook_mode = "torch"
+
+    def region(self, tag: str, backup: str, host_memory: str) -> AbstractContextManager[None]:
+        known = inspect.signature(self._saver.region).parameters
+        settings: dict[str, Any] = {}
+        if backup == "disk":
+            settings["enable_disk_backup"] = True
+        elif backup != "none":
+            settings["enable_cpu_backup"] = True
+            if backup == "mmap":
+                settings["cpu_backup_backend"] = backup
+        for name in settings:
+            if name not in known:
+                raise Unavailable(f"it has no {name}")
+        if host_memory == "pool":
+            raise Unavailable("it has no pool of host memory")
+        if host_memory == "retain":
+            if not hasattr(type(self._saver), "retain_cpu_backup"):
+                raise Unavailable("it does not retain backups")
+            self._saver.retain_cpu_backup = True
+        manager: AbstractContextManager[None] = self._saver.region(tag=tag, **settings)
+        return manager
+
+    def pause(self, tag: Any = None, *, live_only: bool = True, progress: Any = None) -> None:
+        self._saver.pause(tag)
+
+    def resume(self, tag: Any = None, *, progress: Any = None) -> None:
+        self._saver.resume(tag)
+
+    def set_disk_directory(self, path: str) -> None:
+        if not hasattr(self._saver, "set_disk_backup_dir"):
+            raise Unavailable("it has no disk backups")
+        self._saver.set_disk_backup_dir(path)

@@ -1,0 +1,129 @@
+"""The driver calls of a pause and a resume in a C loop (bare_driver.c), compiled when they are needed."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from .driver import DriverFailure, driver_name
+
+__all__ = ["BareAllocations", "NoYardstick", "bare_allocations", "open_driver"]
+
+_SOURCE = Path(__file__).with_name("bare_driver.c")
+_COMPILERS = ("gcc", "cc", "clang")
+_FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-shared", "-pthread", "-w")
+#: Threads that prefault new host memory: as many as the library has.
+_MOST_THREADS = 15
+
+
+class NoYardstick(Exception):
+    """There is no C compiler, or it did not compile it."""
+
+
+@functools.cache
+def _load() -> ctypes.CDLL:
+    """The compiled functions, by the compiler that CC names or the first that there is.
+
+    Raises:
+        NoYardstick: There is none, or it failed.
+    """
+    asked = shlex.split(os.environ.get("CC", ""))
+    compiler = asked or [path for path in map(shutil.which, _COMPILERS) if path is not None][:1]
+    if not compiler:
+        raise NoYardstick(f"there is no C compiler: none of {', '.join(_COMPILERS)} was found, and CC is not set")
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder, "bare_driver.so")
+        try:
+            done = subprocess.run(
+                [*compiler, *_FLAGS, str(_SOURCE), "-o", str(library), "-ldl"], capture_output=True, text=True, check=False
+            )
+        except OSError as error:
+            raise NoYardstick(f"the C compiler {compiler[0]} could not be started: {error.strerror}") from error
+        if done.returncode != 0:
+            raise NoYardstick(f"{compiler[0]} failed:\n{done.stderr.strip()}")
+        loaded = ctypes.CDLL(str(library))
+    size = ctypes.c_size_t
+    nanoseconds = ctypes.POINTER(ctypes.c_uint64)
+    loaded.bare_open.argtypes = [ctypes.c_char_p, ctypes.c_int]
+    loaded.bare_make.argtypes = [size, size]
+    loaded.bare_pause_with_contents.argtypes = loaded.bare_resume_with_contents.argtypes = [ctypes.c_void_p]
+    loaded.bare_host_memory.restype = ctypes.c_void_p
+    loaded.bare_allocate_and_free.argtypes = [size, size, nanoseconds, nanoseconds]
+    loaded.core_allocate_and_free.argtypes = [ctypes.c_void_p, ctypes.c_void_p, size, size, nanoseconds, nanoseconds]
+    return loaded
+
+
+def open_driver(ordinal: int) -> ctypes.CDLL:
+    """The compiled functions, ready to be used on a device, whose primary context is current then.
+
+    Raises:
+        NoYardstick: They could not be compiled.
+        DriverFailure: The driver refused.
+    """
+    library = _load()
+    result = library.bare_open(driver_name().encode(), ordinal)
+    if result != 0:
+        raise DriverFailure(f"the yardstick could not open the driver: {result}")
+    return library
+
+
+class BareAllocations:
+    """`count` address ranges of `size` bytes on a device, resumed and paused by the driver calls alone. Paused at first.
+
+    Raises:
+        NoYardstick: It could not be compiled.
+        DriverFailure: The driver refused.
+    """
+
+    def __init__(self, count: int, size: int, ordinal: int = 0) -> None:
+        self._library = open_driver(ordinal)
+        self._call("bare_make", count, size)
+
+    def _call(self, name: str, *arguments: int) -> None:
+        result = getattr(self._library, name)(*arguments)
+        if result != 0:
+            raise DriverFailure(f"{name} of the yardstick failed with {result}")
+
+    def resume(self) -> None:
+        self._call("bare_resume")
+
+    def pause(self) -> None:
+        self._call("bare_pause")
+
+    def resume_with_contents(self, host: int) -> None:
+        """From pinned memory at that address, as much as all allocations are."""
+        self._call("bare_resume_with_contents", host)
+
+    def pause_with_contents(self, host: int) -> None:
+        self._call("bare_pause_with_contents", host)
+
+    def first_pause(self) -> int:
+        """To new host memory, which is kept until forget_host. Its address."""
+        self._call("bare_first_pause", min(_MOST_THREADS, max(1, len(os.sched_getaffinity(0)) - 1)))
+        address: int = self._library.bare_host_memory()
+        return address
+
+    def forget_host(self) -> None:
+        self._call("bare_forget_host")
+
+    def close(self) -> None:
+        """Frees the address ranges; they must be paused."""
+        self._call("bare_unmake")
+
+
+def bare_allocations(count: int, size: int, ordinal: int) -> tuple[BareAllocations | None, str]:
+    """None, and a note of a row without a limit, where it cannot be compiled.
+
+    Raises:
+        DriverFailure: The driver refused.
+    """
+    try:
+        return BareAllocations(count, size, ordinal), ""
+    except NoYardstick as error:
+        return None, f"no limit: {error}"

@@ -1,0 +1,216 @@
+"""The command line: one class a command. Nothing here needs torch or a GPU before a command that does is run."""
+
+from __future__ import annotations
+
+import abc
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from torch_memory_saver import __version__, _core, simulate, torch_memory_saver
+from torch_memory_saver._saver import preload
+from torch_memory_saver.errors import InvalidArgumentError, TorchMemorySaverError
+
+#: The exit status of a command that Ctrl-C ended, as shells have it.
+_INTERRUPTED = 130
+
+__all__ = ["BenchCommand", "Command", "DemoCommand", "InfoCommand", "SimulateCommand", "main"]
+
+
+class Command(abc.ABC):
+    """One command. `name` is what the user types, `help` one line about it."""
+
+    name = ""
+    help = ""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declares the command's options."""
+        return
+
+    @abc.abstractmethod
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Does it and returns the exit status."""
+
+
+class DemoCommand(Command):
+    """The cycle of reinforcement learning, checked."""
+
+    name = "demo"
+    help = "show a whole cycle of pause and resume, on the GPU or on the simulated one"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "--device",
+            choices=["auto", "gpu", "simulated"],
+            default="auto",
+            help="where to run: the GPU through PyTorch, the simulated GPU, or (auto) the GPU if there is one",
+        )
+        parser.add_argument("--ascii", action="store_true", help="draw without Unicode characters")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        from torch_memory_saver._cli.demo import run_demo
+
+        return run_demo(arguments.device, ascii_only=arguments.ascii)
+
+
+class BenchCommand(Command):
+    """The benchmarks."""
+
+    name = "bench"
+    help = "measure pause and resume beside what the hardware allows, on the GPU or (in small) on the simulated one"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        from torch_memory_saver._bench import command
+
+        command.add_arguments(parser)
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        from torch_memory_saver._bench import command
+
+        return command.run(command.from_arguments(arguments))
+
+
+class InfoCommand(Command):
+    """What is installed and what it finds."""
+
+    name = "info"
+    help = "print versions, library paths, the driver, devices and settings"
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        rows = [
+            ("torch_memory_saver", __version__),
+            ("Python", f"{sys.version.split()[0]} ({sys.executable})"),
+            ("PyTorch", self._torch()),
+            ("hook mode", preload.mode_in_force()),
+            ("library", _core.library_path),
+            ("preload library", self._preload_library()),
+            ("driver library", os.environ.get("TMS_CUDA_DRIVER") or "libcuda.so.1"),
+            *self._devices(),
+            ("host memory", f"after a resume: {torch_memory_saver.host_memory}"),
+            *((name, value) for name, value in sorted(os.environ.items()) if name.startswith("TMS_")),
+        ]
+        width = max(len(name) for name, _ in rows)
+        for name, value in rows:
+            print(f"{name:<{width}}  {value}")
+        return 0
+
+    @staticmethod
+    def _torch() -> str:
+        try:
+            import torch
+        except ImportError as error:
+            missing = isinstance(error, ModuleNotFoundError) and error.name == "torch"
+            return "not installed" if missing else f"installed, and cannot be imported: {' '.join(str(error).split())}"
+        cuda = torch.version.cuda
+        return f"{torch.__version__} ({f'CUDA {cuda}' if cuda else 'built without CUDA'})"
+
+    @staticmethod
+    def _preload_library() -> str:
+        path = preload.library_path()
+        return str(path) if path.is_file() else f"{path} (missing)"
+
+    @staticmethod
+    def _devices() -> list[tuple[str, str]]:
+        try:
+            count = _core.device_count()
+        except TorchMemorySaverError as error:
+            return [("devices", f"none: {error}")]
+        rows = [("devices", str(count))]
+        for device in range(count):
+            try:
+                free, total = _core.device_memory(device)
+                rows.append((f"device {device}", f"{total / (1 << 30):.1f} GiB, {free / (1 << 30):.1f} GiB free"))
+            except TorchMemorySaverError as error:
+                rows.append((f"device {device}", str(error)))
+        return rows
+
+
+class SimulateCommand(Command):
+    """A program on the simulated GPU."""
+
+    name = "simulate"
+    help = "run a program, PyTorch's CUDA build included, on a simulated GPU: simulate [options] -- python script.py ..."
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.usage = "%(prog)s [options] -- command ..."
+        parser.add_argument(
+            "--devices",
+            type=int,
+            choices=range(simulate.MAX_DEVICES + 1),
+            default=1,
+            metavar="N",
+            help=f"how many GPUs, 0 to {simulate.MAX_DEVICES} (default 1)",
+        )
+        parser.add_argument(
+            "--memory", type=self._size, default="8GiB", metavar="SIZE", help="memory of each (default 8GiB)"
+        )
+        parser.add_argument(
+            "--bandwidth",
+            type=self._size,
+            metavar="SIZE",
+            help="bytes a second of copies on a stream, such as 20GiB (default: as fast as the host)",
+        )
+        parser.add_argument(
+            "--kernels",
+            choices=simulate.KERNELS,
+            default=simulate.KERNELS[0],
+            help="what a kernel that cannot be interpreted does: fail (the default), or nothing",
+        )
+        parser.add_argument("--preload", action="store_true", help='preload the hook library too (hook mode "preload")')
+        parser.add_argument(
+            "--report", action="store_true", help="print at the end of each process what it still has on the GPU"
+        )
+        parser.add_argument("--trace", metavar="FILE", help="append every call of the CUDA driver and runtime to this file")
+        parser.add_argument(
+            "command", nargs=argparse.REMAINDER, help='the program and its arguments; "python" is this Python'
+        )
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+        if not command:
+            raise InvalidArgumentError("there is no command to run: simulate [options] -- python script.py ...")
+        simulate.check_imports(command)
+        variables = simulate.environment(
+            devices=arguments.devices,
+            memory=arguments.memory,
+            bandwidth=arguments.bandwidth,
+            kernels=arguments.kernels,
+            preload_hook=arguments.preload,
+            report=arguments.report,
+            trace=arguments.trace,
+        )
+        return simulate.run_command(command, variables)
+
+    @staticmethod
+    def _size(text: str) -> int:
+        try:
+            return simulate.parse_bytes(text)
+        except InvalidArgumentError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+
+_COMMANDS: tuple[Command, ...] = (DemoCommand(), BenchCommand(), InfoCommand(), SimulateCommand())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command that `argv` (default: the process's arguments) names and returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m torch_memory_saver",
+        description="Pause and resume the GPU memory of tensors without changing their addresses.",
+    )
+    parser.add_argument("--version", action="version", version=f"torch_memory_saver {__version__}")
+    subparsers = parser.add_subparsers(title="commands", metavar="command", required=True)
+    for command in _COMMANDS:
+        subparser = subparsers.add_parser(command.name, help=command.help, description=command.help)
+        command.add_arguments(subparser)
+        subparser.set_defaults(run=command.run)
+    arguments = parser.parse_args(argv)
+    try:
+        status: int = arguments.run(arguments)
+    except TorchMemorySaverError as error:
+        print(f"{parser.prog}: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    return status

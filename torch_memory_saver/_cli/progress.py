@@ -1,0 +1,66 @@
+"""A bar on the terminal for what takes long: tqdm's where it is installed, else a line when a tenth more is done.
+
+Nothing is shown where stderr is no terminal. Stdout is never written to: it is for results.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO
+
+from torch_memory_saver._cli.chart import format_bytes
+
+__all__ = ["progress_bar"]
+
+#: A plain line is written when another such part is done.
+_LINES = 10
+
+
+@contextlib.contextmanager
+def progress_bar(title: str, stream: TextIO | None = None) -> Iterator[Callable[[int, int], None] | None]:
+    """What to hand to pause or resume as ``progress``, for as long as the context lasts; None where nothing is to be shown.
+
+    Args:
+        title: What is being done.
+        stream: Where to, if it is a terminal; default stderr.
+    """
+    stream = sys.stderr if stream is None else stream
+    if not stream.isatty():
+        yield None
+        return
+    try:
+        tqdm = importlib.import_module("tqdm").tqdm
+    except ImportError:
+        yield _Lines(title, stream)
+        return
+    with tqdm(desc=title, file=stream, unit="B", unit_scale=True, unit_divisor=1024, leave=False) as bar:
+        yield _Bar(bar)
+
+
+class _Bar:
+    """Feeds a bar of tqdm's."""
+
+    def __init__(self, bar: Any) -> None:
+        self._bar = bar
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._bar.total != total:
+            self._bar.reset(total)
+        self._bar.update(done - self._bar.n)
+
+
+class _Lines:
+    """Writes how far it is, in tenths."""
+
+    def __init__(self, title: str, stream: TextIO) -> None:
+        self._title, self._stream = title, stream
+        self._shown = -1
+
+    def __call__(self, done: int, total: int) -> None:
+        part = done * _LINES // total if total else _LINES
+        if part > self._shown:
+            self._shown = part
+            print(f"{self._title}: {format_bytes(done)} of {format_bytes(total)}", file=self._stream, flush=True)

@@ -1,0 +1,50 @@
+"""Importing this module fails where the native library beside these files is missing, or is not the one that they call.
+
+The library's ``INTERFACE`` is the CRC-32 of the ``_core.pyi`` that it was built with (setup.py). That file declares all that
+the Python files use of the library, and the version of the function table (``TMS_API_VERSION``). So an editable install
+survives every edit of a Python file, and no library of other sources is ever called.
+"""
+
+from __future__ import annotations
+
+import importlib
+import zlib
+from pathlib import Path
+
+__all__: list[str] = []
+
+_FOLDER = Path(__file__).parent
+
+
+def _what_to_do() -> str:
+    root = _FOLDER.parent
+    if (root / "setup.py").is_file():
+        return f"build it with 'pip install .' in {root}"
+    return "install the package again with 'pip install --force-reinstall torch_memory_saver'"
+
+
+def _check() -> None:
+    """
+    Raises:
+        ImportError: The library is missing, or of another interface. It says what to do, in one sentence.
+    """
+    try:
+        core = importlib.import_module("torch_memory_saver._core")
+    except ModuleNotFoundError as error:
+        if error.name != "torch_memory_saver._core":
+            raise
+        text = f"torch_memory_saver has no native library in {_FOLDER}: {_what_to_do()}"
+        raise ImportError(text, name=error.name, path=str(_FOLDER)) from None
+    try:
+        declared = zlib.crc32((_FOLDER / "_core.pyi").read_bytes())
+    except OSError:
+        return  # a packager took the declarations away, and with them what there is to compare
+    if getattr(core, "INTERFACE", None) != declared:
+        text = (
+            f"the native library {core.__file__} was not built for the Python files of torch_memory_saver in {_FOLDER}: "
+            f"{_what_to_do()}"
+        )
+        raise ImportError(text, name=core.__name__, path=core.__file__)
+
+
+_check()

@@ -1,0 +1,242 @@
+"""The private corners of the C++ package that programs in the field reach into. A layer over the real thing: nothing else in
+this package needs it.
+
+``torch_memory_saver._impl._binary_wrapper.cdll`` is the C library that holds the process's state, with the functions of
+compat.c under their old names.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch_memory_saver import _core
+from torch_memory_saver._saver import preload
+from torch_memory_saver._saver.arguments import DEFAULT_TAG, check_tag, choose_backup
+from torch_memory_saver._saver.hook_modes import check_hook_mode
+
+if TYPE_CHECKING:
+    from torch_memory_saver._saver.implementation import Implementation
+    from torch_memory_saver._torch.pools import Key
+
+__all__ = [
+    "BinaryWrapper",
+    "HookMode",
+    "HookUtilBase",
+    "HookUtilModePreload",
+    "HookUtilModeTorch",
+    "binary_wrapper",
+    "corner_of",
+]
+
+HookMode = Literal["auto", "preload", "torch"]
+
+# name: (result, arguments)
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "tms_set_interesting_region": (None, [ctypes.c_bool]),
+    "tms_get_interesting_region": (ctypes.c_bool, []),
+    "tms_set_current_tag": (None, [ctypes.c_char_p]),
+    "tms_get_current_tag": (ctypes.c_char_p, []),
+    "tms_set_enable_cpu_backup": (None, [ctypes.c_bool]),
+    "tms_get_enable_cpu_backup": (ctypes.c_bool, []),
+    "tms_set_cpu_backup_backend": (None, [ctypes.c_char_p]),
+    "tms_get_cpu_backup_backend": (ctypes.c_char_p, []),
+    "tms_set_enable_disk_backup": (None, [ctypes.c_bool]),
+    "tms_get_enable_disk_backup": (ctypes.c_bool, []),
+    "tms_set_disk_backup_dir": (None, [ctypes.c_char_p]),
+    "tms_set_retain_cpu_backup": (None, [ctypes.c_bool]),
+    "tms_get_retain_cpu_backup": (ctypes.c_bool, []),
+    "set_memory_margin_bytes": (None, [ctypes.c_uint64]),
+    "tms_pause": (ctypes.c_int, [ctypes.c_char_p]),
+    "tms_resume": (ctypes.c_int, [ctypes.c_char_p]),
+    "tms_get_cpu_backup_pointer": (ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_uint64]),
+    "tms_torch_malloc": (ctypes.c_void_p, [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]),
+    "tms_torch_free": (None, [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]),
+}
+
+
+class _Library(ctypes.CDLL):
+    """A library of ours that has the CUDA runtime's functions, too: the C++ package's were linked to it."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            function = _runtime_function(name)
+            if function is None:
+                raise
+        setattr(self, name, function)
+        return function
+
+
+def _runtime_function(name: str) -> Any:
+    """The function of the CUDA runtime that this process has loaded, or None. Loads nothing."""
+    if not name.startswith("cuda"):
+        return None
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        paths = {line.split(maxsplit=5)[5].rstrip("\n") for line in maps if "/libcudart.so" in line}
+    for path in (None, *sorted(paths)):  # None: what the program has loaded for all of its libraries
+        function = getattr(ctypes.CDLL(path), name, None)
+        if function is not None:
+            return function
+    return None
+
+
+class BinaryWrapper:
+    """The C library that holds the process's state.
+
+    Args:
+        path_binary: The library's path.
+    """
+
+    def __init__(self, path_binary: str) -> None:
+        self.cdll = _Library(path_binary)
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(self.cdll, name)
+            function.restype = result
+            function.argtypes = arguments
+
+    def set_config(self, *, tag: str, interesting_region: bool, enable_cpu_backup: bool, **others: Any) -> None:
+        """Changes the settings of this thread's innermost region.
+
+        Args:
+            others: ``enable_disk_backup`` (a bool) or ``cpu_backup_backend`` ("pinned" or "mmap").
+        """
+        self.cdll.tms_set_current_tag(tag.encode())
+        self.cdll.tms_set_interesting_region(interesting_region)
+        self.cdll.tms_set_enable_cpu_backup(enable_cpu_backup)
+        if "enable_disk_backup" in others:
+            self.cdll.tms_set_enable_disk_backup(bool(others["enable_disk_backup"]))
+        if others.get("cpu_backup_backend") is not None:
+            self.cdll.tms_set_cpu_backup_backend(others["cpu_backup_backend"].encode())
+
+
+@functools.cache
+def binary_wrapper() -> BinaryWrapper:
+    """The wrapper of this process."""
+    return BinaryWrapper(_core.library_path)
+
+
+class HookUtilBase:
+    """Tells the path of the library that holds the process's state."""
+
+    @staticmethod
+    def create(hook_mode: str) -> HookUtilBase:
+        """The helper of a hook mode."""
+        mode = check_hook_mode(hook_mode)
+        mode = preload.mode_in_force() if mode == "auto" else mode
+        return HookUtilModePreload() if mode == "preload" else HookUtilModeTorch()
+
+    def get_path_binary(self) -> str:
+        """The library's path."""
+        return _core.library_path
+
+    def get_allocator(self) -> Any:
+        """A torch allocator over the library, or None."""
+        return None
+
+
+class HookUtilModePreload(HookUtilBase):
+    """Hook mode "preload"."""
+
+    def get_path_binary(self) -> str:
+        return str(preload.library_path())
+
+
+class HookUtilModeTorch(HookUtilBase):
+    """Hook mode "torch"."""
+
+    def get_allocator(self) -> Any:
+        from torch_memory_saver._torch import layer
+
+        return layer.require().allocator()
+
+
+class MemPools(Mapping[tuple[str, bool, bool, str, int], Any]):
+    """The pools that regions have left idle, by what the C++ package calls them: tag, whether there is a CPU backup, a disk
+    backup, the CPU backup's backend ("" without one), device.
+
+    To take one out ends it: torch returns its memory when the program has dropped the MemPool and the tensors in it, at the
+    next emptying of the cache. Where several pools have one name, they go together.
+    """
+
+    def __init__(self, implementation: Implementation) -> None:
+        self._implementation = implementation
+
+    def _idle(self) -> dict[tuple[str, bool, bool, str, int], Any]:
+        return {_name_of(pool.key): pool.memory_pool for pool in self._implementation._store.idle_pools()}
+
+    def __getitem__(self, name: tuple[str, bool, bool, str, int]) -> Any:
+        return self._idle()[name]
+
+    def __iter__(self) -> Iterator[tuple[str, bool, bool, str, int]]:
+        return iter(self._idle())
+
+    def __len__(self) -> int:
+        return len(self._idle())
+
+    def pop(self, name: tuple[str, bool, bool, str, int], *default: Any) -> Any:
+        """Takes a pool out and returns its ``torch.cuda.MemPool``."""
+        taken = self._take(lambda key: _name_of(key) == name)
+        if not taken and not default:
+            raise KeyError(name)
+        return taken[-1] if taken else default[0]
+
+    def clear(self) -> None:
+        """Takes every pool out."""
+        self._take(lambda key: True)
+
+    def _take(self, matches: Callable[[Key], bool]) -> list[Any]:
+        torch = self._implementation._find_torch()
+        return [] if torch is None else self._implementation._store.give_away(torch, matches)
+
+
+def _name_of(key: Key) -> tuple[str, bool, bool, str, int]:
+    backend = {_core.BACKUP_PINNED: "pinned", _core.BACKUP_MMAP: "mmap"}.get(key.backup, "")
+    return key.tag, bool(backend), key.backup == _core.BACKUP_DISK, backend, key.device
+
+
+@contextmanager
+def _region_config(
+    tag: str = DEFAULT_TAG,
+    enable_cpu_backup: bool = False,
+    cpu_backup_backend: str | None = None,
+    enable_disk_backup: bool = False,
+) -> Iterator[None]:
+    """The settings of a region for this thread's allocations, without a pool of torch's."""
+    level = _core.region_enter(
+        check_tag(tag), choose_backup(enable_cpu_backup, enable_disk_backup, cpu_backup_backend), True
+    )
+    try:
+        yield
+    finally:
+        _core.region_leave(level)
+
+
+def _affected_devices(tag: str | None = None) -> list[int]:
+    """The devices that own allocations with a tag, in ascending order; None: with any tag."""
+    return sorted({row.device for row in _core.segments() if tag is None or row.tag == tag})
+
+
+def corner_of(implementation: Implementation, name: str) -> Any:
+    """A private attribute of the C++ package's implementation, as far as ours can have it.
+
+    Raises:
+        AttributeError: There is none of that name.
+    """
+    if name == "_binary_wrapper":
+        return binary_wrapper()
+    if name == "_hook_mode":
+        return implementation.hook_mode
+    if name == "_hook_util":
+        return HookUtilBase.create(implementation.hook_mode)
+    if name == "_mem_pools":
+        return MemPools(implementation)
+    if name == "_with_region_config":
+        return _region_config
+    if name == "_affected_devices":
+        return _affected_devices
+    raise AttributeError(f"{type(implementation).__name__!r} object has no attribute {name!r}")

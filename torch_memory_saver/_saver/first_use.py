@@ -1,0 +1,128 @@
+"""What is beneath the public class: its implementation, made at the first use, and what programs can set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch_memory_saver._saver import hook_modes, preload
+from torch_memory_saver._saver.implementation import Implementation
+from torch_memory_saver._saver.settings import suggestion
+from torch_memory_saver._torch.eager import eager_methods
+from torch_memory_saver.errors import InvalidStateError
+
+__all__ = ["UsedAtFirstCall"]
+
+
+@eager_methods
+class UsedAtFirstCall:
+    """Holds the implementation, and passes on what programs set."""
+
+    def __init__(self) -> None:
+        # Programs in the field rely on both names: they look for the implementation and put another one in.
+        self._impl: Any = None
+        self._impl_ctor_kwargs: dict[str, str] = {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuses names that nothing reads; those of a leading underscore are for programs that reach inside."""
+        if not name.startswith("_") and not hasattr(type(self), name):
+            settable = [key for key, kind in vars(UsedAtFirstCall).items() if isinstance(kind, property) and kind.fset]
+            raise AttributeError(f"torch_memory_saver has no setting {name!r}{suggestion(name, settable)}")
+        super().__setattr__(name, value)
+
+    def _ensure_initialized(self) -> None:
+        """Makes the implementation at the first use."""
+        if self._impl is not None:
+            return
+        mode = self._impl_ctor_kwargs.get("hook_mode", "auto")
+        factory = hook_modes.factory_of(mode)
+        implementation = Implementation(**self._impl_ctor_kwargs) if factory is None else factory()
+        if implementation is None:
+            raise InvalidStateError(
+                f"the factory of hook mode {mode!r} returned None instead of an implementation", operation="initialize"
+            )
+        self._impl = implementation
+
+    def _use(self) -> Any:
+        if self._impl is None:
+            self._ensure_initialized()
+        return self._impl
+
+    @property
+    def enabled(self) -> bool:
+        """Always True: this is the real saver."""
+        return True
+
+    @property
+    def hook_mode(self) -> str:
+        """How allocations are caught: "preload" or "torch"; "auto", the default, until the first use decides.
+
+        "preload" where the process was started with the preload library (see :func:`configure_subprocess`): allocations of
+        every library are managed inside regions. "torch" otherwise: those that PyTorch makes. It may be set before the first
+        use, to "preload" in order to insist on it, or to a name given to :func:`register_hook_mode`. "torch" in a preloaded
+        process changes nothing.
+
+        Raises:
+            InvalidArgumentError: Set to an unknown mode.
+            InvalidStateError: Set after the first use to a mode that is not in force.
+        """
+        if self._impl is None:
+            return self._impl_ctor_kwargs.get("hook_mode", "auto")
+        # Programs that put an implementation in may delete the arguments of ours.
+        chosen = getattr(self, "_impl_ctor_kwargs", {}).get("hook_mode", "auto")
+        other = preload.mode_in_force() if chosen in hook_modes.BUILT_IN else chosen
+        return str(getattr(self._impl, "hook_mode", other))
+
+    @hook_mode.setter
+    def hook_mode(self, mode: str) -> None:
+        hook_modes.check_hook_mode(mode)
+        if self._impl is None:
+            if mode == "auto":
+                self._impl_ctor_kwargs.pop("hook_mode", None)
+            else:
+                self._impl_ctor_kwargs["hook_mode"] = mode
+        elif mode != self.hook_mode and mode not in ("auto", "torch"):
+            raise InvalidStateError(
+                f'hook_mode cannot become "{mode}" after the first use: "{self.hook_mode}" is in force',
+                operation="set hook_mode",
+            )
+
+    @property
+    def memory_margin_bytes(self) -> int:
+        """A managed allocation that would leave less free memory on its device than this fails as out of memory. Default 0.
+
+        Raises:
+            InvalidArgumentError: Set to something that is not a number of bytes.
+        """
+        return int(self._use().memory_margin_bytes)
+
+    @memory_margin_bytes.setter
+    def memory_margin_bytes(self, value: int) -> None:
+        self._use().memory_margin_bytes = value
+
+    @property
+    def retain_cpu_backup(self) -> bool:
+        """Whether a resume keeps CPU backups for the next pause and for :meth:`get_cpu_backup`. Default False, or
+        ``TMS_RETAIN_CPU_BACKUP``. Read at each resume. True is the same as :attr:`host_memory` "retain"."""
+        return bool(self._use().retain_cpu_backup)
+
+    @retain_cpu_backup.setter
+    def retain_cpu_backup(self, value: bool) -> None:
+        self._use().retain_cpu_backup = value
+
+    @property
+    def host_memory(self) -> str:
+        """What becomes of host memory after a resume, where neither the call nor the region says: "release" (back to the
+        system; the default), "pool" (kept, pinned, for any later backup) or "retain" (kept with its contents).
+
+        The environment sets it (``TMS_HOST_MEMORY``), and limits: ``TMS_HOST_MEMORY_LIMIT_MB`` is the most that backups and
+        the pool may have together, in MiB; ``TMS_HOST_POOL_LIMIT_MB`` is what the pool keeps. What a container allows and
+        what the system has available are limits anyway.
+
+        Raises:
+            InvalidArgumentError: Set to something else.
+        """
+        return str(self._use().host_memory)
+
+    @host_memory.setter
+    def host_memory(self, value: str) -> None:
+        self._use().host_memory = value

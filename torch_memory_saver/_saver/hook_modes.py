@@ -1,0 +1,72 @@
+"""The hook modes that a program can choose: the built-in ones, and implementations of its own under other names.
+
+A registered mode is a factory, called at the first use of a saver that has the mode. What it returns takes the place of
+:class:`torch_memory_saver._saver.implementation.Implementation`: calls of the saver's methods go to methods of the same
+names.
+Registrations are the process's: a child process that was not forked makes its own. Any thread may register.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch_memory_saver.errors import InvalidArgumentError
+
+__all__ = ["BUILT_IN", "check_hook_mode", "factory_of", "register_hook_mode", "uses_preload"]
+
+#: The modes of this package. "auto" is one of the other two, decided at the first use.
+BUILT_IN = ("auto", "preload", "torch")
+
+
+class _Registered(NamedTuple):
+    factory: Callable[[], Any]
+    uses_preload: bool
+
+
+_registered: dict[str, _Registered] = {}
+
+
+def register_hook_mode(name: str, factory: Callable[[], Any], *, uses_preload: bool = True) -> None:
+    """Makes `name` a value of ``hook_mode``.
+
+    Args:
+        name: The mode's name; any str but those of the built-in modes.
+        factory: Called without arguments at the first use of a saver that has the mode. Returns the implementation: an
+            object with the methods that the program calls on the saver, such as ``region``, ``cuda_graph``, ``disable``,
+            ``pause`` and ``resume``. These get the saver's arguments by keyword, those that the C++ package's methods lack
+            only where they were given. Other methods get paths, tensors and sizes by position.
+        uses_preload: Whether ``configure_subprocess()`` sets ``LD_PRELOAD`` while the mode is chosen.
+
+    Raises:
+        InvalidArgumentError: The name is empty or taken, or the factory cannot be called.
+    """
+    if not isinstance(name, str) or not name:
+        raise InvalidArgumentError(f"the name of a hook mode must be a non-empty str, not {name!r}")
+    if not callable(factory):
+        raise InvalidArgumentError(f"the factory of hook mode {name!r} cannot be called: {factory!r}")
+    entry = _Registered(factory, bool(uses_preload))
+    if name in BUILT_IN or _registered.setdefault(name, entry) is not entry:
+        raise InvalidArgumentError(f"hook mode {name!r} is registered already: choose another name")
+
+
+def check_hook_mode(mode: object) -> str:
+    """The mode, if it is a built-in or a registered one."""
+    if not isinstance(mode, str) or (mode not in BUILT_IN and mode not in _registered):
+        raise InvalidArgumentError(
+            f'hook_mode must be "auto", "preload" or "torch", or a name given to register_hook_mode() in this process, '
+            f"not {mode!r}"
+        )
+    return mode
+
+
+def factory_of(mode: str) -> Callable[[], Any] | None:
+    """The factory of a registered mode; None for every other."""
+    entry = _registered.get(mode)
+    return None if entry is None else entry.factory
+
+
+def uses_preload(mode: str) -> bool:
+    """Whether child processes of a process with that mode are to be started with the preload library."""
+    entry = _registered.get(mode)
+    return entry is None or entry.uses_preload

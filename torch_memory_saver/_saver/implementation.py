@@ -1,0 +1,299 @@
+"""What the saver does once it is in use. One class; its objects share the one pool store of the process."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+from torch_memory_saver import _core
+from torch_memory_saver._backup import cpu_backup
+from torch_memory_saver._saver import native, preload
+from torch_memory_saver._saver.arguments import (
+    DEFAULT_TAG,
+    HOST_MEMORY,
+    check_bytes,
+    check_device,
+    check_tag,
+    choose_backup,
+    choose_host_policy,
+)
+from torch_memory_saver._saver.hook_modes import check_hook_mode
+from torch_memory_saver._saver.options import PauseOptions, ResumeOptions
+from torch_memory_saver._saver.regions import Disabled, Region
+from torch_memory_saver._saver.settings import warn_of_unknown_variables
+from torch_memory_saver._torch import layer
+from torch_memory_saver._torch.default_pool import DefaultPool
+from torch_memory_saver._torch.graph_tokens import check_token
+from torch_memory_saver._torch.graphs import GraphCapture, GraphPools
+from torch_memory_saver._torch.layer import TorchCuda
+from torch_memory_saver._torch.live import live_finder
+from torch_memory_saver._torch.pausing import pausing
+from torch_memory_saver._torch.pools import PoolStore, selects
+from torch_memory_saver._torch.resuming import make_room, with_room
+from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
+from torch_memory_saver.pending import PendingResume
+from torch_memory_saver.report import PauseReport, ResumeReport, pause_report, resume_report
+from torch_memory_saver.usage import Stats, take_stats
+
+__all__ = ["Implementation", "graph_pools", "pool_store"]
+
+logger = logging.getLogger("torch_memory_saver")
+
+_CAPTURE_MODES = ("global", "thread_local", "relaxed")
+_TRUE = ("1", "true", "yes")
+
+#: The pools of this process.
+pool_store = PoolStore()
+graph_pools = GraphPools(pool_store)
+
+
+def _after_fork_in_child() -> None:
+    layer.after_fork_in_child()
+    pool_store.after_fork_in_child()
+    graph_pools.after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+@functools.cache
+def _close_at_exit() -> None:
+    """At this process's exit, no thread of the native core's own calls a driver that may be gone.
+
+    Handlers of :mod:`atexit` also run at the end of a sub-interpreter, which the process survives.
+    """
+    if _core.main_interpreter:
+        atexit.register(_core.close)
+
+
+def _init_enabled() -> bool:
+    """Whether TMS_INIT_ENABLE asks for everything to be managed."""
+    return os.environ.get("TMS_INIT_ENABLE", "").strip().lower() in _TRUE
+
+
+class Implementation:
+    """The saver in use: made at its first use, when the hook mode is decided.
+
+    Args:
+        hook_mode: "auto", "preload" or "torch".
+
+    Raises:
+        InvalidArgumentError: An unknown hook mode.
+        InvalidStateError: "preload" without the preload library, or ``TMS_INIT_ENABLE`` with expandable segments.
+    """
+
+    def __init__(self, hook_mode: str = "auto") -> None:
+        warn_of_unknown_variables()
+        self.hook_mode = preload.resolve_hook_mode(check_hook_mode(hook_mode))
+        _close_at_exit()
+        self._find_torch: Callable[[], TorchCuda | None] = layer.loaded if _core.preloaded else layer.require
+        self._store = pool_store
+        self._graph_pools = graph_pools
+        self._default_pool = DefaultPool()
+        self._manages_everything = _core.preloaded and _init_enabled()
+        if self._manages_everything:
+            self._graph_pools.default_pool_managed = True
+        if self._manages_everything and layer.expandable_segments_on(os.environ):
+            raise InvalidStateError(
+                "TMS_INIT_ENABLE=1 cannot manage PyTorch's memory while its expandable segments are on, because they bypass "
+                "cudaMalloc: take expandable_segments:True out of PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF, or use "
+                "regions instead of TMS_INIT_ENABLE",
+                operation="initialize",
+            )
+        if _init_enabled() and not _core.preloaded:
+            logger.warning(
+                "TMS_INIT_ENABLE is set, but this process was started without the preload library: only regions are "
+                "managed; start it with LD_PRELOAD=%s",
+                preload.library_path(),
+            )
+
+    def __getattr__(self, name: str) -> Any:
+        """The private corners of the C++ package's implementation, such as ``_binary_wrapper``: see _legacy/compat.py."""
+        from torch_memory_saver._legacy.compat import corner_of
+
+        return corner_of(self, name)
+
+    def region(
+        self,
+        tag: str = DEFAULT_TAG,
+        enable_cpu_backup: bool = False,
+        enable_disk_backup: bool = False,
+        cpu_backup_backend: str | None = None,
+        host_memory: str | None = None,
+    ) -> Region:
+        backup = choose_backup(enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
+        return Region(self._store, self._find_torch, check_tag(tag), backup, choose_host_policy(host_memory))
+
+    def disable(self) -> Disabled:
+        current = _core.region_current()
+        if not current.managed and current.depth == 0 and not self._manages_everything:
+            raise InvalidStateError(
+                "disable() is for use inside a region, or where TMS_INIT_ENABLE=1 manages everything; here nothing is",
+                operation="disable",
+            )
+        return Disabled(self._store, self._find_torch, current.tag)
+
+    def cuda_graph(
+        self,
+        cuda_graph: Any,
+        pool: Any = None,
+        stream: Any = None,
+        capture_error_mode: str = "global",
+        tag: str = DEFAULT_TAG,
+        enable_cpu_backup: bool = False,
+        cpu_backup_backend: str | None = None,
+        host_memory: str | None = None,
+    ) -> GraphCapture:
+        backup = choose_backup(enable_cpu_backup, False, cpu_backup_backend)
+        host_policy = choose_host_policy(host_memory)
+        if capture_error_mode not in _CAPTURE_MODES:
+            raise InvalidArgumentError(f"capture_error_mode must be one of {_CAPTURE_MODES}, not {capture_error_mode!r}")
+        token = check_token(pool)
+        torch = layer.require()
+        if not isinstance(cuda_graph, torch.torch.cuda.CUDAGraph):
+            raise InvalidArgumentError(f"cuda_graph must be a torch.cuda.CUDAGraph, not {type(cuda_graph).__name__}")
+        return GraphCapture(
+            self._store,
+            self._graph_pools,
+            torch,
+            cuda_graph,
+            token,
+            stream,
+            capture_error_mode,
+            check_tag(tag),
+            backup,
+            host_policy,
+        )
+
+    def pause(
+        self,
+        tag: Any = None,
+        *,
+        backup: str | None = None,
+        live_only: bool = True,
+        progress: Callable[[int, int], Any] | None = None,
+    ) -> PauseReport:
+        options = PauseOptions.check(tag, backup, live_only, progress)
+        _refuse_inner_call("pause")
+        torch = layer.in_use()
+        if torch is not None and self._manages_everything and not _core.counters()["visible_captures"]:
+            self._store.empty_torch_cache(torch)
+        with pausing(self._store, torch, options.tags) as leave_paused_pools:
+            reusable = unmanaged = 0
+            if torch is not None and self._graph_pools.default_pool_managed:
+                reusable, unmanaged = self._default_pool.look(torch, options.tags, self._manages_everything)
+            find_live = None
+            if options.asks_for_live:
+                find_live = live_finder(torch, self._store, options.tags, every_backup=options.backup is not None)
+            try:
+                done = native.pause(options, _stream(torch), find_live)
+            except BaseException:
+                # One that fails after its commit point has paused all the same.
+                if any(row.state != _core.STATE_ACTIVE and selects(options.tags, row.tag) for row in _core.segments()):
+                    leave_paused_pools()
+                raise
+            if done.allocations:
+                leave_paused_pools()
+        return pause_report(done, reusable, unmanaged)
+
+    def resume(
+        self,
+        tag: Any = None,
+        timeout: float | None = None,
+        exclusive: bool = False,
+        *,
+        host_memory: str | None = None,
+        zero: bool = False,
+        progress: Callable[[int, int], Any] | None = None,
+        wait: bool = True,
+    ) -> ResumeReport | PendingResume:
+        options = ResumeOptions.check(tag, timeout, exclusive, host_memory, zero, progress, wait)
+        _refuse_inner_call("resume")
+        torch = layer.in_use()
+        if not options.wait:
+            make_room(self._store, torch, options.tags)
+            return PendingResume(native.begin_resume(options, _stream(torch)))
+        return resume_report(
+            with_room(
+                self._store,
+                torch,
+                options.tags,
+                lambda: native.resume(options, _stream(torch)),
+                lambda: native.resume(options.at_once(), _stream(torch)),
+            )
+        )
+
+    def empty_cache(self) -> None:
+        torch = layer.in_use()
+        if torch is not None:
+            self._store.empty_cache(torch)
+
+    def get_cpu_backup(self, x: Any, zero_copy: bool = False) -> Any:
+        return cpu_backup.get_cpu_backup(x, zero_copy)
+
+    def set_disk_backup_dir(self, path: str | os.PathLike[str]) -> None:
+        text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+        if not isinstance(text, str) or not text or "\0" in text:
+            raise InvalidArgumentError(f"path must be a non-empty str or path object, not {path!r}")
+        _core.set_disk_directory(os.path.abspath(text))
+
+    def reserve_host_memory(self, bytes: int, device: Any = None) -> None:
+        size = check_bytes("bytes", bytes)
+        ordinal = check_device(device)
+        if ordinal >= 0 and ordinal >= _core.device_count():
+            raise InvalidArgumentError(f"device must be below {_core.device_count()}, but is {ordinal}")
+        _core.reserve_host_memory(size, ordinal)
+
+    def release_host_memory(self) -> None:
+        _core.release_host_memory()
+
+    def enable_peer_access(self) -> None:
+        _core.refresh_peers()
+
+    def stats(self) -> Stats:
+        return take_stats()
+
+    @property
+    def memory_margin_bytes(self) -> int:
+        return _core.get_memory_margin()
+
+    @memory_margin_bytes.setter
+    def memory_margin_bytes(self, value: int) -> None:
+        _core.set_memory_margin(check_bytes("memory_margin_bytes", value))
+
+    @property
+    def retain_cpu_backup(self) -> bool:
+        return _core.get_retain_backup()
+
+    @retain_cpu_backup.setter
+    def retain_cpu_backup(self, value: bool) -> None:
+        _core.set_retain_backup(bool(value))
+
+    @property
+    def host_memory(self) -> str:
+        policy = _core.get_host_policy()
+        return next((name for name, number in HOST_MEMORY.items() if number == policy), "release")
+
+    @host_memory.setter
+    def host_memory(self, value: str) -> None:
+        if value is None:
+            raise InvalidArgumentError('host_memory must be "release", "pool" or "retain", not None')
+        _core.set_host_policy(choose_host_policy(value))
+
+
+def _refuse_inner_call(operation: str) -> None:
+    """The native core refuses as well, but only after what torch's pools need around a pause has been done."""
+    if _core.in_transition():
+        raise InvalidStateError(
+            f"{operation}: this thread is inside pause() or resume() already; do not call them from signal handlers, "
+            "callbacks or finalisers",
+            operation=operation,
+        )
+
+
+def _stream(torch: TorchCuda | None) -> int | None:
+    return None if torch is None else torch.current_stream()

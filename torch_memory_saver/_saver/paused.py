@@ -1,0 +1,39 @@
+"""is_paused(): whether a tensor's memory may be accessed."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from torch_memory_saver import _core
+from torch_memory_saver.errors import InvalidArgumentError
+
+__all__ = ["is_paused"]
+
+
+def is_paused(x: Any) -> bool:
+    """See :meth:`TorchMemorySaver.is_paused`. Neither imports torch nor loads a driver."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not isinstance(x, torch.Tensor):
+        raise InvalidArgumentError(f"is_paused() needs a torch.Tensor, not {type(x).__name__}")
+    parts = _parts(torch, x)
+    if parts is not None:
+        return any(is_paused(part) for part in parts)
+    if not x.is_cuda:
+        return False
+    try:
+        address = int(x.untyped_storage().data_ptr())
+    except (RuntimeError, NotImplementedError) as error:
+        raise InvalidArgumentError(
+            f"is_paused() needs a tensor with a storage of its own; this one, of layout {x.layout}, has none: ask for the "
+            f"tensors that it is made of ({str(error).splitlines()[0]})"
+        ) from error
+    row = _core.find(address)
+    return row is not None and bool(row.state != _core.STATE_ACTIVE)
+
+
+def _parts(torch: Any, x: Any) -> list[Any] | None:
+    """The tensors that one of a subclass is made of; None of an ordinary one."""
+    if type(x) is torch.Tensor or not hasattr(x, "__tensor_flatten__"):
+        return None
+    return [getattr(x, name) for name in x.__tensor_flatten__()[0]]

@@ -1,0 +1,135 @@
+"""The context managers of region() and disable(). Classes rather than generators, because entering one must cost
+microseconds.
+
+Each enters a level of settings of the native core and, where torch is in play, routes pools. Leaving takes away that one
+level, whatever happened inside; those entered after it on the same thread stay in force (frames.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from types import TracebackType
+
+from torch_memory_saver import _core
+from torch_memory_saver._torch.eager import eager_methods
+from torch_memory_saver._torch.frames import Frame, FunctionDecorator, choose_frame, note_entered, note_left, warn
+from torch_memory_saver._torch.layer import TorchCuda
+from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver.errors import ForkedProcessError, TorchMemorySaverError
+
+__all__ = ["Disabled", "Region"]
+
+logger = logging.getLogger("torch_memory_saver")
+
+
+@eager_methods
+class _Level(FunctionDecorator):
+    """One level of settings. An object may be entered again, also while it is entered, on whatever thread."""
+
+    def __init__(
+        self,
+        store: PoolStore,
+        find_torch: Callable[[], TorchCuda | None],
+        tag: str,
+        backup: int,
+        managed: bool,
+        host_policy: int = _core.HOST_DEFAULT,
+    ) -> None:
+        self._store = store
+        self._find_torch = find_torch
+        self._tag = tag
+        self._backup = backup
+        self._managed = managed
+        self._host_policy = host_policy
+        self._frames: list[Frame] = []
+
+    def __enter__(self) -> None:
+        torch = self._find_torch()
+        level = _core.region_enter(self._tag, self._backup, self._managed, self._host_policy)
+        frame: Frame | None = None
+        try:
+            frame = self._store.enter(torch, self._tag, self._backup, self._managed, self._host_policy)
+            frame.level = level
+            self._frames.append(frame)
+        except BaseException:
+            _core.region_leave(level)
+            if frame is not None:  # A signal's exception came when it had been entered.
+                self._store.leave(frame)
+                self._frames[:] = [entered for entered in self._frames if entered is not frame]
+            raise
+        try:
+            if torch is not None and not self._store.single_device:
+                _core.refresh_peers()
+            if torch is not None:
+                frame.reading = self._store.watch.begin(torch, frame)
+            note_entered(frame)
+        except BaseException as error:
+            self._leave(frame, error)
+            raise
+
+    def __exit__(
+        self, exception_type: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._leave(choose_frame(self._frames), exception)
+
+    def _leave(self, frame: Frame, exception: BaseException | None) -> None:
+        self._frames.remove(frame)
+        on_own_thread = frame.thread == threading.get_ident()
+        pools = frame.pools
+        if on_own_thread:
+            _core.region_leave(frame.level)
+        later = self._store.leave(frame)
+        if frame.torch is not None and not self._store.single_device:
+            try:
+                _core.refresh_peers()
+            except ForkedProcessError:
+                pass  # A process forked inside the region leaves it as well, and has no memory to share.
+            except TorchMemorySaverError as error:
+                if exception is None:
+                    raise
+                # What the region's body raised must not be lost.
+                logger.warning("leaving region(tag=%r) after an exception: %s", self._tag, error)
+        if exception is None:
+            self._store.watch.end(frame, pools)
+        try:
+            if on_own_thread:
+                note_left(frame, later)
+            else:
+                warn(
+                    f"{frame} is left on another thread than it was entered on. It is over for PyTorch; in preload mode "
+                    "what other libraries allocate on the thread that entered it is still managed. Leave a region on its "
+                    "thread.",
+                    frames_up=3,
+                )
+        except RuntimeWarning:  # Warnings are errors here.
+            if exception is None:
+                raise
+
+
+class Region(_Level):
+    """What region() returns."""
+
+    def __init__(
+        self,
+        store: PoolStore,
+        find_torch: Callable[[], TorchCuda | None],
+        tag: str,
+        backup: int,
+        host_policy: int = _core.HOST_DEFAULT,
+    ) -> None:
+        super().__init__(store, find_torch, tag, backup, True, host_policy)
+
+    def _recreate_cm(self) -> Region:
+        return Region(self._store, self._find_torch, self._tag, self._backup, self._host_policy)
+
+
+class Disabled(_Level):
+    """What disable() returns."""
+
+    def __init__(self, store: PoolStore, find_torch: Callable[[], TorchCuda | None], tag: str) -> None:
+        super().__init__(store, find_torch, tag, _core.BACKUP_NONE, managed=False)
+
+    def _recreate_cm(self) -> Disabled:
+        return Disabled(self._store, self._find_torch, self._tag)

@@ -1,0 +1,1 @@
+"""What a program needs to run on the simulated GPU: an ELF reader and stand-ins for libraries."""

@@ -1,0 +1,165 @@
+"""Entries of regions on one thread, and the order in which they are left.
+
+A thread's regions are a stack, and the innermost is in force. Tasks of an event loop share a thread, and so do generators:
+one may be inside a region when another enters its own, and the outer one may be left first. Leaving one region then leaves
+the others in force. Memory allocated meanwhile cannot be attributed: it belongs to the innermost region. Both cases are
+warned of, since contents may be lost: a tensor that was to have a backup may have none.
+
+Which task entered a region is known from its context (:mod:`contextvars`): a task that was started inside a region has it in
+its context, another one has not. Generators share the context of their callers, so there the order of leaving tells.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import ContextDecorator
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch_memory_saver._torch.elsewhere import Reading
+    from torch_memory_saver._torch.layer import TorchCuda
+    from torch_memory_saver._torch.pools import Pool
+
+__all__ = ["Frame", "FunctionDecorator", "choose_frame", "note_entered", "note_left", "warn"]
+
+
+class Frame:
+    """One entry of a region or of disable() on one thread, and the pools that it routes.
+
+    Attributes:
+        torch: None: only the native core's settings count.
+        stack: The frames of the thread that entered, outermost first.
+        level: The native core's id of the entry's settings.
+        outer: The frame that this context was in at the entry.
+        over: The frame of another context that was in force at the entry, if there was one.
+        reading: What PyTorch had at the entry, if that is to be compared at the exit (elsewhere.py).
+        closed: It has been left.
+    """
+
+    __slots__ = (
+        "closed",
+        "level",
+        "managed",
+        "outer",
+        "over",
+        "pools",
+        "reading",
+        "routed",
+        "stack",
+        "tag",
+        "thread",
+        "torch",
+    )
+
+    def __init__(self, torch: TorchCuda | None, tag: str, managed: bool, stack: list[Frame]) -> None:
+        self.torch = torch
+        self.tag = tag
+        self.managed = managed
+        self.thread = threading.get_ident()
+        self.stack = stack
+        self.level = 0
+        self.outer: Frame | None = None
+        self.over: Frame | None = None
+        self.pools: list[Pool] = []
+        self.reading: Reading | None = None
+        self.routed = False
+        self.closed = False
+
+    def __str__(self) -> str:
+        return f"region(tag={self.tag!r})" if self.managed else "disable()"
+
+
+#: The frame that this context entered last. It may have been left since.
+_entered: ContextVar[Frame | None] = ContextVar("torch_memory_saver.region", default=None)
+
+
+def _own_frame() -> Frame | None:
+    """The innermost frame that this context has entered and not left."""
+    frame = _entered.get()
+    while frame is not None and frame.closed:
+        frame = frame.outer
+    return frame
+
+
+def note_entered(frame: Frame) -> None:
+    """To be called after each entry, with the innermost frame of its thread.
+
+    Raises:
+        RuntimeWarning: As far as warnings are errors, the frame is open all the same.
+    """
+    frame.outer = _own_frame()
+    _entered.set(frame)
+    below = frame.stack[-2] if len(frame.stack) > 1 else None
+    if below is not None and below is not frame.outer:
+        frame.over = below
+        warn(
+            f"{frame} is entered while another task is inside {below} on the same thread. Until one of them is left, what "
+            f"either allocates is {_belonging(frame)}. Do not await inside a region: put it around the allocations only.",
+            frames_up=3,
+        )
+
+
+def note_left(frame: Frame, later: Sequence[Frame]) -> None:
+    """To be called after each exit, with the frames of its thread that were entered later and stay."""
+    _entered.set(_own_frame())
+    if later and all(other.over is not frame for other in later):
+        warn(
+            f"{frame} is left while {later[-1]}, entered after it on the same thread, stays in force: what was allocated "
+            f"since then is {_belonging(later[-1])}. Leave regions in reverse order: do not yield or await inside one.",
+            frames_up=4,
+        )
+
+
+def _belonging(frame: Frame) -> str:
+    return f"memory of tag {frame.tag!r}" if frame.managed else "not managed"
+
+
+def warn(message: str, frames_up: int) -> None:
+    """A warning about how the program uses regions, shown at its line: so many calls above the caller of this."""
+    warnings.warn(message, RuntimeWarning, stacklevel=frames_up + 1)
+
+
+def choose_frame(frames: Sequence[Frame]) -> Frame:
+    """The one that an object which entered all of these leaves next: of this context the last, else of this thread, else
+    the last of all."""
+    if len(frames) > 1:
+        own = _own_frame()
+        while own is not None:
+            if own in frames and not own.closed:
+                return own
+            own = own.outer
+        thread = threading.get_ident()
+        for frame in reversed(frames):
+            if frame.thread == thread:
+                return frame
+    return frames[-1]
+
+
+class FunctionDecorator(ContextDecorator):
+    """A context manager that decorates functions, but not those whose body runs after the call has returned."""
+
+    def __call__(self, function: Callable[..., Any]) -> Any:
+        kind = _kind_of(function)
+        if kind is not None:
+            name = getattr(function, "__qualname__", repr(function))
+            raise TypeError(
+                f"{name} is {kind}, which cannot be decorated with this context manager: it would be left before the body "
+                "runs. Use a with statement in the body, around the allocations, without an await or yield inside it."
+            )
+        return super().__call__(function)
+
+
+def _kind_of(function: Callable[..., Any]) -> str | None:
+    """What a function is whose body does not run during its call."""
+    for candidate in (function, type(function).__call__):
+        if inspect.iscoroutinefunction(candidate):
+            return "a coroutine function"
+        if inspect.isasyncgenfunction(candidate):
+            return "an asynchronous generator function"
+        if inspect.isgeneratorfunction(candidate):
+            return "a generator function"
+    return None

@@ -1,0 +1,100 @@
+"""Tokens of graph pools that a program passes to cuda_graph(): whether a capture can use the pool that the token names.
+
+It can where what torch allocates in that pool is managed:
+
+- preloaded, in any pool: inside the capture a region's settings are in force, and torch calls cudaMalloc, which is ours. Not
+  for expandable segments, which torch makes in every pool without an allocator while they are on;
+- otherwise in a pool with our allocator. torch makes the pool of a bare token (``graph_pool_handle()``) at its first use,
+  and no allocator can be attached to it. Whether a pool has ours is seen by its segments, or by an allocation.
+
+A pool holds memory of one tag and one backup choice, because graphs of one pool use each other's idle memory. Where the
+token's pool cannot be used a pool of ours takes its place (graphs.py), and only a program that routes to the token itself
+notices.
+
+Everything here calls torch, and so is called without a lock.
+"""
+
+from __future__ import annotations
+
+from torch_memory_saver import _core
+from torch_memory_saver._torch.layer import PoolId, TorchCuda
+from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
+
+__all__ = ["bytes_not_managed", "check_token", "managed_default_pool_bytes", "names_pool_to_use", "replaced_error"]
+
+_DEFAULT_POOL: PoolId = (0, 0)
+#: What torch says where a routing is ended that is not in force.
+_NOT_ROUTED = "not currently recording to mempool_id"
+_WAYS_OUT = (
+    'start the process with the preload library (hook mode "preload"; see configure_subprocess()) and without PyTorch\'s '
+    "expandable_segments, or give cuda_graph() the id of a torch.cuda.MemPool that was made with this package's allocator"
+)
+
+
+def check_token(token: object) -> PoolId | None:
+    """A pool token of torch's: a pair of ints."""
+    if token is None:
+        return None
+    if isinstance(token, (tuple, list)) and len(token) == 2 and all(isinstance(part, int) for part in token):
+        return (int(token[0]), int(token[1]))
+    raise InvalidArgumentError(
+        "pool must be a token from torch.cuda.graph_pool_handle() or from a graph's or MemPool's id, or None, "
+        f"not {type(token).__name__}: {token!r}"
+    )
+
+
+def names_pool_to_use(torch: TorchCuda, token: PoolId, tag: str, backup: int, device: int) -> bool:
+    """Whether a capture uses the token's own pool. False: a pool of ours takes its place.
+
+    Raises:
+        InvalidStateError: The pool holds memory that cannot be managed, or that is paused.
+    """
+    found = [_core.find(segment["address"]) for segment in torch.segments(token)]
+    managed = [row for row in found if row is not None]
+    paused = next((row for row in managed if row.state != _core.STATE_ACTIVE), None)
+    if paused is not None:
+        raise InvalidStateError(
+            f"the memory of graph pool {token} is paused: resume tag {paused.tag!r} before capturing into it again",
+            operation="cuda_graph",
+            tag=paused.tag,
+        )
+    if not _core.preloaded or torch.settings().get("expandable_segments", False):
+        if len(managed) < len(found):
+            raise InvalidStateError(
+                f"graph pool {token} already holds memory that is not managed: give cuda_graph() a token that only "
+                f"cuda_graph() has used, or none, or {_WAYS_OUT}",
+                operation="cuda_graph",
+                tag=tag,
+            )
+        if not found:
+            level = _core.region_enter(tag, backup, True)
+            try:
+                return torch.has_our_allocator(token, device)
+            finally:
+                _core.region_leave(level)
+    return all((row.tag, row.backup) == (tag, backup) for row in managed)
+
+
+def bytes_not_managed(torch: TorchCuda, token: PoolId) -> int:
+    """Bytes of ordinary memory in the token's pool."""
+    return sum(int(row["total_size"]) for row in torch.segments(token) if _core.find(row["address"]) is None)
+
+
+def managed_default_pool_bytes(torch: TorchCuda) -> int:
+    """Managed bytes of the pool that torch uses where nothing is routed."""
+    return sum(
+        int(row["total_size"])
+        for row in torch.segments()
+        if tuple(row.get("segment_pool_id", _DEFAULT_POOL)) == _DEFAULT_POOL and _core.find(row["address"]) is not None
+    )
+
+
+def replaced_error(exception: BaseException | None, token: PoolId | None, used: PoolId) -> InvalidStateError | None:
+    """The error of ending the routing to a token whose pool has been replaced by one of ours."""
+    if token in (None, used) or not isinstance(exception, RuntimeError) or _NOT_ROUTED not in str(exception):
+        return None
+    return InvalidStateError(
+        f"routing to graph pool {token} was ended inside a capture, which allocates from pool {used} in its place, because "
+        f"PyTorch cannot manage the token's own: {_WAYS_OUT}",
+        operation="cuda_graph",
+    )

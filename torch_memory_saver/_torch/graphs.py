@@ -1,0 +1,276 @@
+"""cuda_graph(): torch.cuda.graph with a managed pool.
+
+A capture uses the pool that the program's token names where that can be managed (graph_tokens.py), and torch looks after it.
+Otherwise it uses a pool of ours: one of its own without a token, and else the one that the token was mapped to at its first
+use, by tag, what becomes of contents, and device. Such a pool lives as long as a graph captured with it: replays use its
+memory, and torch does not know which of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+import weakref
+from types import TracebackType
+from typing import Any
+
+from torch_memory_saver import _core
+from torch_memory_saver._torch.eager import eager_methods
+from torch_memory_saver._torch.frames import FunctionDecorator
+from torch_memory_saver._torch.graph_tokens import (
+    bytes_not_managed,
+    managed_default_pool_bytes,
+    names_pool_to_use,
+    replaced_error,
+)
+from torch_memory_saver._torch.layer import PoolId, TorchCuda
+from torch_memory_saver._torch.pools import Key, Pool, PoolStore
+from torch_memory_saver.errors import InvalidStateError
+
+__all__ = ["GraphCapture", "GraphPools"]
+
+logger = logging.getLogger("torch_memory_saver")
+
+
+class _CapturePool:
+    """What a capture allocates from: the pool that its token names."""
+
+    __slots__ = ("id",)
+
+    def __init__(self, id: PoolId) -> None:
+        self.id = id
+
+
+class _SharedPool(_CapturePool):
+    """A pool of ours that captures use, and how many graphs and captures under way need it."""
+
+    __slots__ = ("pool", "token", "users")
+
+    def __init__(self, pool: Pool, token: PoolId | None) -> None:
+        super().__init__(pool.id)
+        self.pool = pool
+        self.token = token
+        self.users = 0
+
+
+class GraphPools:
+    """The pools that captured graphs use. Its lock is like the store's: never held across a call of torch."""
+
+    def __init__(self, store: PoolStore) -> None:
+        self._store = store
+        self.warned_of_nccl = False
+        #: Whether torch's default pool may have managed memory.
+        self.default_pool_managed = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lock = threading.RLock()
+        self._by_token: dict[tuple[PoolId, Key], _SharedPool] = {}
+        self._by_id: dict[PoolId, _SharedPool] = {}
+        self._streams: dict[int, Any] = {}
+        self._warned: set[PoolId] = set()  # tokens of pools with ordinary memory
+
+    after_fork_in_child = _reset
+
+    def acquire(self, torch: TorchCuda, token: PoolId | None, key: Key) -> _CapturePool:
+        """The pool for a capture, with one more user.
+
+        Raises:
+            InvalidStateError: The token already has memory that is not managed, or its pool is paused.
+        """
+        tag, backup, device, _ = key
+        with self._lock:
+            shared = self._find(token, key)
+            if shared is not None:
+                shared.users += 1
+            is_ours = token in self._by_id
+        if shared is None:
+            if token is not None and not is_ours and names_pool_to_use(torch, token, tag, backup, device):
+                return _CapturePool(token)
+            return self._create(torch, token, key)
+        info = _core.tag_info(key.tag)
+        if info.paused and shared.pool.epoch != info.epoch:
+            self.release(shared)
+            raise InvalidStateError(
+                f"the memory of this graph pool may be paused: resume tag {key.tag!r} before capturing into it again",
+                operation="cuda_graph",
+                tag=key.tag,
+            )
+        shared.pool.epoch = info.epoch
+        return shared
+
+    def _find(self, token: PoolId | None, key: Key) -> _SharedPool | None:
+        if token is None:
+            return None
+        own = self._by_id.get(token)
+        if own is not None and own.pool.key == key:
+            return own
+        return self._by_token.get((token, key))
+
+    def _create(self, torch: TorchCuda, token: PoolId | None, key: Key) -> _SharedPool:
+        pool = self._store.make_pool(torch, key)
+        pool.epoch = _core.tag_info(key.tag).epoch
+        shared = _SharedPool(pool, token)
+        with self._lock:
+            other = self._find(token, key)
+            if other is None:
+                shared.users = 1
+                self._by_id[pool.id] = shared
+                if token is not None:
+                    self._by_token[token, key] = shared
+                return shared
+            other.users += 1
+        self._store.retire(torch, pool)
+        return other
+
+    def capture_stream(self, torch: TorchCuda, device: int) -> Any:
+        """The stream for captures that name none. torch's is on the device of the process's first capture: None if that is
+        this one, which leaves the choice to torch."""
+        default = getattr(torch.torch.cuda.graph, "default_capture_stream", None)
+        if default is None or default.device_index == device:
+            return None
+        if device not in self._streams:
+            self._streams[device] = torch.torch.cuda.Stream(device)
+        return self._streams[device]
+
+    def release(self, shared: _CapturePool) -> None:
+        """Removes one user; the last one gives the pool up. Also runs in finalizers, and so calls nothing of torch."""
+        if not isinstance(shared, _SharedPool):
+            return
+        with self._lock:
+            shared.users -= 1
+            if shared.users:
+                return
+            self._by_id.pop(shared.pool.id, None)
+            if shared.token is not None:
+                self._by_token.pop((shared.token, shared.pool.key), None)
+        self._store.retire_later(shared.pool)
+
+    def keep_with(self, graph: Any, shared: _CapturePool) -> None:
+        """The user that the capture was becomes the graph that it made."""
+        if not isinstance(shared, _SharedPool):
+            return
+        # At exit the pool stays: its reference is leaked.
+        weakref.finalize(graph, self.release, shared).atexit = False
+
+    def look_at(self, torch: TorchCuda, token: PoolId) -> None:
+        """After a capture into the pool of a program's token, preloaded: warns of memory that a pause cannot handle."""
+        ordinary = 0 if token in self._warned else bytes_not_managed(torch, token)
+        if ordinary:
+            self._warned.add(token)
+            logger.warning(
+                "%d bytes of graph pool %s are ordinary memory, which no pause gives back: they were allocated before by "
+                "torch.cuda.graph(), or during the capture by another thread",
+                ordinary,
+                token,
+            )
+        reusable = 0 if self.default_pool_managed else managed_default_pool_bytes(torch)
+        if reusable:
+            self.default_pool_managed = True
+            logger.warning(
+                "PyTorch's default pool got %d bytes of managed memory during a capture, because routing to the graph's "
+                "pool was ended in it: a tensor made there while they are paused would be an illegal access (see the "
+                "report's reusable_bytes)",
+                reusable,
+            )
+
+
+@eager_methods
+class GraphCapture(FunctionDecorator):
+    """What cuda_graph() returns."""
+
+    def __init__(
+        self,
+        store: PoolStore,
+        pools: GraphPools,
+        torch: TorchCuda,
+        graph: Any,
+        token: PoolId | None,
+        stream: Any,
+        capture_error_mode: str,
+        tag: str,
+        backup: int,
+        host_policy: int = _core.HOST_DEFAULT,
+    ) -> None:
+        self._store = store
+        self._pools = pools
+        self._torch = torch
+        self._graph = graph
+        self._token = token
+        self._stream = stream
+        self._capture_error_mode = capture_error_mode
+        self._tag = tag
+        self._backup = backup
+        self._host_policy = host_policy
+
+    def __enter__(self) -> None:
+        torch = self._torch
+        device = torch.current_device() if self._stream is None else self._stream.device_index
+        _warn_of_nccl(self._pools)
+        # torch empties its cache before a capture, which does nothing while this thread is in a region.
+        self._store.empty_cache(torch)
+        key = Key(self._tag, self._backup, device, self._host_policy)
+        stream = self._pools.capture_stream(torch, device) if self._stream is None else self._stream
+        with contextlib.ExitStack() as around, contextlib.ExitStack() as failed:
+            # While the capture runs its pool is the only one that this thread routes: first torch allocates what belongs to
+            # the device's random generator, for all graphs to come, and that must not be paused with any tag.
+            around.enter_context(self._store.routing_suspended(torch))
+            pool = self._pools.acquire(torch, self._token, key)
+            failed.callback(self._pools.release, pool)
+            if isinstance(pool, _SharedPool):
+                around.enter_context(torch.capturing_into(pool.pool.memory_pool))
+            # Not managed: allocations outside the pool are ordinary. Those of a pool with our allocator get these settings
+            # anyway.
+            self._enter_level(around, managed=False)
+            around.callback(_core.capture_end, _core.capture_begin(self._tag, self._backup, self._host_policy))
+            failed.callback(torch.torch.cuda.set_stream, torch.torch.cuda.current_stream())
+            around.enter_context(
+                torch.torch.cuda.graph(self._graph, pool=pool.id, stream=stream, capture_error_mode=self._capture_error_mode)
+            )
+            if _core.preloaded and not isinstance(pool, _SharedPool):
+                # torch calls cudaMalloc for such a pool, which asks for the settings of its thread.
+                around.enter_context(torch.autograd_on_this_thread())
+                self._enter_level(around, managed=True)
+            failed.pop_all()
+            self._around = around.pop_all()
+        self._pool = pool
+
+    def _enter_level(self, stack: contextlib.ExitStack, managed: bool) -> None:
+        stack.callback(_core.region_leave, _core.region_enter(self._tag, self._backup, managed, self._host_policy))
+
+    def __exit__(
+        self, exception_type: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        captured = False
+        try:
+            self._around.__exit__(exception_type, exception, traceback)
+            captured = True
+        finally:
+            if captured:
+                self._pools.keep_with(self._graph, self._pool)
+            else:
+                self._pools.release(self._pool)
+        if _core.preloaded and not isinstance(self._pool, _SharedPool):
+            self._pools.look_at(self._torch, self._pool.id)
+        error = replaced_error(exception, self._token, self._pool.id)
+        if error is not None:
+            raise error from exception
+
+
+def _warn_of_nccl(pools: GraphPools) -> None:
+    """One warning where collectives in this graph would keep addresses of physical memory that a pause gives back."""
+    if pools.warned_of_nccl or os.environ.get("NCCL_GRAPH_REGISTER") == "0":
+        return
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return
+    backends = f"{distributed.get_backend()} {getattr(distributed, 'get_backend_config', lambda: '')()}"
+    if "nccl" in backends.lower():
+        pools.warned_of_nccl = True
+        logger.warning(
+            "NCCL registers the physical memory of captured graphs, and a pause gives that memory back: graphs with "
+            "collectives may hang after a resume. Set NCCL_GRAPH_REGISTER=0 before NCCL is initialised."
+        )

@@ -1,0 +1,297 @@
+"""What this package needs of PyTorch, in one place: finding it, and the functions of its CUDA allocator.
+
+Only :func:`require` imports torch. :func:`loaded` is for processes that may not use torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch_memory_saver import _core
+from torch_memory_saver._torch import sharing
+from torch_memory_saver._torch.captures import watch_captures
+from torch_memory_saver._torch.routing import PoolId, leak_reference, make_routing
+from torch_memory_saver.errors import ForkedProcessError, InvalidStateError, TorchMemorySaverError, TorchUnavailableError
+
+__all__ = ["PoolId", "TorchCuda", "devices_in_use", "expandable_segments_on", "in_use", "loaded", "require"]
+
+_DEFAULT_POOL: PoolId = (0, 0)
+#: A pool that never exists: a snapshot of it has the allocator's settings and no segments.
+_NO_POOL: PoolId = (0, (1 << 62) - 1)
+#: Since this version the pool routed last is the one that allocations come from; before, it was the one routed first.
+_LAST_ROUTED_WINS = (2, 10)
+#: Since this version a capture inside a region certainly allocates from the graph's own pool.
+_CAPTURES_KEEP_APART = (2, 11)
+
+
+class TorchCuda:
+    """torch.cuda, initialised, and the private functions of its allocator that pools need.
+
+    The functions of ``torch._C`` are used directly because a region must cost microseconds.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        extension = torch._C
+        backend = extension._cuda_getAllocatorBackend()
+        if backend != "native":
+            raise InvalidStateError(
+                f"PyTorch's {backend} allocator has no memory pools: unset `backend` in PYTORCH_CUDA_ALLOC_CONF and "
+                "PYTORCH_ALLOC_CONF",
+                operation="initialize",
+            )
+        version = _version(torch.__version__)
+        routing = make_routing(torch, version, self.segments)
+        self.torch = torch
+        self.begin_routing: Callable[[int, PoolId], None] = routing.begin
+        self.end_routing: Callable[[int, PoolId], None] = routing.end
+        self.release_pool: Callable[[int, PoolId], None] = routing.release
+        self.empty_cache: Callable[[], None] = routing.empty_cache
+        self.give_up: Callable[[Any], None] = routing.give_up
+        self.gives_back: Callable[[list[dict[str, Any]]], bool] = routing.gives_back
+        self.capturing_into: Callable[[Any], contextlib.AbstractContextManager[None]] = routing.capturing
+        self.routes_every_thread: bool = routing.every_thread
+        self._made = routing.made
+        self.current_device = extension._cuda_getDevice
+        self._exchange_device = extension._cuda_maybeExchangeDevice
+        # torch.cuda.set_device makes a context even where the device is the current one; the accelerators' does not.
+        self._set_device = getattr(extension, "_accelerator_setDeviceIndex", extension._cuda_setDevice)
+        self.is_capturing = extension._cuda_isCurrentStreamCapturing
+        self._raw_stream = extension._cuda_getCurrentRawStream
+        self._memory_stats = extension._cuda_memoryStats
+        self._memory_snapshot = extension._cuda_memorySnapshot
+        # Whether backward() on this thread runs on torch's own threads, one a device; thread-local in torch.
+        self.autograd_threads: Callable[[], bool] = extension._is_multithreading_enabled
+        self.set_autograd_threads: Callable[[bool], None] = extension._set_multithreading_enabled
+        self.last_routed_wins = version >= _LAST_ROUTED_WINS
+        self.captures_join_regions = version < _CAPTURES_KEEP_APART
+        # Never freed: torch calls it for segments that outlive everything of ours.
+        self._allocator = torch.cuda.memory.CUDAPluggableAllocator(_core.library_path, "tms_torch_malloc", "tms_torch_free")
+        leak_reference(self._allocator)
+
+    def allocator(self) -> Any:
+        """Our allocator as torch's pools take it."""
+        return self._allocator.allocator()
+
+    def current_stream(self) -> int | None:
+        """The handle of this thread's current stream on its current device. None while the process does not use that
+        device: PyTorch would make a context there to tell, and no stream of it can be capturing."""
+        device = self.current_device()
+        try:
+            in_use = _core.active_devices() >> device & 1
+        except TorchMemorySaverError:
+            in_use = 1  # the call that needs the stream raises the error
+        return int(self._raw_stream(device)) if in_use else None
+
+    def _make_current(self, device: int) -> None:
+        """Has torch take `device` for this thread's current one, without a context on a device that has none.
+
+        Of such a device torch only makes a note. If the CUDA runtime is on the device already, the note of another device
+        stays, and a second call replaces it.
+        """
+        self._exchange_device(device)
+        if self.current_device() != device:
+            self._set_device(device)
+
+    @contextlib.contextmanager
+    def on_device(self, device: int) -> Iterator[None]:
+        """Makes `device` torch's current one inside. No device gets a context by that."""
+        before = self.current_device()
+        if before == device:
+            yield
+            return
+        self._make_current(device)
+        try:
+            yield
+        finally:
+            self._make_current(before)
+
+    def make_pool(self, device: int, managed: bool) -> Any:
+        """A new MemPool of the device, with our allocator or torch's. Its reference is leaked until it is retired."""
+        arguments = (self.allocator(),) if managed else ()
+        with self.on_device(device):
+            memory_pool = self.torch.cuda.MemPool(*arguments)
+        leak_reference(memory_pool)
+        self._made(memory_pool, managed)
+        return memory_pool
+
+    def autograd_on_this_thread(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, a ``backward()`` of this thread runs on it, not on threads of autograd's own, which are in no region."""
+        manager: contextlib.AbstractContextManager[None] = self.torch.autograd.set_multithreading_enabled(False)
+        return manager
+
+    def has_our_allocator(self, pool: PoolId, device: int) -> bool:
+        """Whether memory of the pool with that id comes from our allocator; an allocation tells. If nothing else uses the
+        pool it is gone with the next emptying."""
+        if self.routes_every_thread:
+            return False
+        try:
+            self.begin_routing(device, pool)
+        except RuntimeError:  # It is routed already, or has no user left: a capture could not use it either.
+            return False
+        try:
+            with self.on_device(device):
+                address = self.torch.cuda.caching_allocator_alloc(1)
+                managed = _core.find(address) is not None
+                self.torch.cuda.caching_allocator_delete(address)
+        finally:
+            self.end_routing(device, pool)
+            self.release_pool(device, pool)
+        return managed
+
+    @staticmethod
+    def uses_of(memory_pool: Any) -> int:
+        """How many users torch counts of a pool: its object, routings, graphs. 0 if torch does not report it."""
+        use_count: Callable[[], int] | None = getattr(memory_pool, "use_count", None)
+        return 0 if use_count is None else use_count()
+
+    def releasable_bytes(self, device: int) -> int:
+        """Bytes of segments on the device that hold no block in use, in every pool.
+
+        What torch reserves is in use, free in a segment that is partly in use, or in segments that are wholly free.
+        """
+        stats = self._memory_stats(device)
+        reserved, active, split = (
+            stats[name]["all"]["current"] for name in ("reserved_bytes", "active_bytes", "inactive_split_bytes")
+        )
+        return int(reserved - active - split)
+
+    def reserved_bytes(self, device: int) -> int:
+        """Bytes of the device's segments, in every pool, paused ones included."""
+        return int(self._memory_stats(device)["reserved_bytes"]["all"]["current"])
+
+    def segments(self, pool: PoolId = _DEFAULT_POOL) -> list[dict[str, Any]]:
+        """The segments of one pool, on every device; of the default pool's id: those of every pool."""
+        segments: list[dict[str, Any]] = self._snapshot(pool)["segments"]
+        return segments
+
+    def settings(self) -> dict[str, Any]:
+        """The allocator's settings in force; empty if torch does not report them."""
+        settings: dict[str, Any] = self._snapshot(_NO_POOL).get("allocator_settings", {})
+        return settings
+
+    def _snapshot(self, pool: PoolId) -> Any:
+        try:
+            return self._snapshot_of((*pool, False))
+        except (TypeError, ValueError, RuntimeError):
+            pass  # Before traces could be left out, the argument was the pool's id alone.
+        try:
+            return self._snapshot_of(pool)
+        except (TypeError, ValueError, RuntimeError):
+            pass  # Before it could be of one pool, there was none.
+        try:
+            snapshot = dict(self._memory_snapshot(None))
+        except TypeError:
+            snapshot = dict(self._memory_snapshot())
+        if pool != _DEFAULT_POOL:
+            snapshot["segments"] = [row for row in snapshot["segments"] if tuple(row.get("segment_pool_id", ())) == pool]
+        return snapshot
+
+    def _snapshot_of(self, argument: tuple[int, ...]) -> Any:
+        # torch 2.11 gives away a reference to each element at every call that was never its own: without one more, the
+        # numbers of pools in use, and False, would be destroyed after some thousand calls. With a correct torch this leaks
+        # an unused number.
+        for element in argument:
+            leak_reference(element)
+        return self._memory_snapshot(argument)
+
+
+_torch_cuda: TorchCuda | None = None
+
+
+def loaded() -> TorchCuda | None:
+    """torch.cuda, initialised now if it was not; None where torch is not loaded or sees no CUDA device."""
+    if _torch_cuda is not None:
+        return _torch_cuda
+    torch = sys.modules.get("torch")
+    # Another thread may be importing torch right now.
+    if torch is None or not hasattr(torch, "cuda") or not hasattr(torch, "__version__") or not torch.cuda.is_available():
+        return None
+    return _initialize(torch)
+
+
+def in_use() -> TorchCuda | None:
+    """torch.cuda if this process uses it already, else None: for what has nothing to do with torch before that."""
+    if _torch_cuda is not None:
+        return _torch_cuda
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    return loaded() if hasattr(cuda, "is_initialized") and cuda.is_initialized() else None
+
+
+def require() -> TorchCuda:
+    """torch.cuda, imported and initialised if need be.
+
+    Raises:
+        TorchUnavailableError: torch is not installed, sees no CUDA device, or has no memory pools.
+        ForkedProcessError: This process was forked from one that used CUDA.
+    """
+    if _torch_cuda is not None:
+        return _torch_cuda
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError as error:
+        raise TorchUnavailableError(
+            'this needs PyTorch, which could not be imported: install it, or use the preload library (hook mode "preload")',
+            operation="initialize",
+        ) from error
+    if not torch.cuda.is_available() and not _is_in_bad_fork(torch):
+        raise TorchUnavailableError(
+            f"PyTorch {torch.__version__} has no usable CUDA device"
+            + ("" if torch.version.cuda else ": it is a build without CUDA"),
+            operation="initialize",
+        )
+    return _initialize(torch)
+
+
+def _initialize(torch: Any) -> TorchCuda:
+    global _torch_cuda
+    try:
+        torch.cuda.init()
+    except RuntimeError as error:
+        kind = ForkedProcessError if _is_in_bad_fork(torch) else TorchUnavailableError
+        raise kind(f"PyTorch could not initialise CUDA: {error}", operation="initialize") from error
+    _torch_cuda = TorchCuda(torch)
+    sharing.install(torch)
+    watch_captures(torch)
+    return _torch_cuda
+
+
+def _is_in_bad_fork(torch: Any) -> bool:
+    """Whether this process was forked from one that used CUDA."""
+    return bool(getattr(torch.cuda, "_is_in_bad_fork", lambda: False)())
+
+
+def after_fork_in_child() -> None:
+    """Forgets the parent's torch.cuda, which a forked child cannot use. The next use raises an error that says why."""
+    global _torch_cuda
+    _torch_cuda = None
+
+
+def expandable_segments_on(environment: Mapping[str, str]) -> bool:
+    """Whether PyTorch's expandable segments are on, by its settings if it runs, else by its variables."""
+    torch_cuda = in_use()
+    if torch_cuda is not None:
+        return bool(torch_cuda.settings().get("expandable_segments", False))
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        for entry in environment.get(name, "").split(","):
+            key, _, value = entry.partition(":")
+            if key.strip() == "expandable_segments":
+                return value.strip().lower() == "true"
+    return False
+
+
+def devices_in_use() -> list[int]:
+    """Those that this process has a context on. PyTorch holds no memory of others."""
+    mask = _core.active_devices()
+    return [device for device in range(mask.bit_length()) if mask >> device & 1]
+
+
+def _version(text: str) -> tuple[int, int]:
+    try:
+        major, minor = text.split("+")[0].split(".")[:2]
+        return int(major), int(minor)
+    except ValueError:
+        return 0, 0

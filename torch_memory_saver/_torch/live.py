@@ -1,0 +1,115 @@
+"""Which bytes of managed memory hold something, as torch's allocator knows it, so that a pause copies those only.
+
+torch keeps freed blocks in its segments and hands them out again: their contents are dead. Only those segments are thinned
+whose blocks torch reports correctly: those of its default pool, and of pools that region() alone has used. Outputs of
+replayed CUDA graphs lie in blocks that are shown as free, so a pool that a capture has used is copied whole, and so is
+memory that torch does not list.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from torch_memory_saver import _core
+from torch_memory_saver._torch.layer import PoolId, TorchCuda
+from torch_memory_saver._torch.pools import PoolStore, Tags, selects
+
+__all__ = ["Live", "Sizes", "live_finder", "live_ranges"]
+
+#: What the core takes: addresses of allocations, and begins and ends of live ranges; sorted 64-bit numbers.
+Live = tuple[bytes, bytes]
+
+_DEFAULT_POOL: PoolId = (0, 0)
+#: The legacy default stream, which cannot be captured.
+_DEFAULT_STREAM = 0
+#: Every other state of a block means that the block may be in use: it holds a tensor, or waits for a stream.
+_FREE = "inactive"
+
+
+class Sizes(NamedTuple):
+    """Of a managed allocation: bytes asked for, and bytes reserved."""
+
+    bytes: int
+    reserved_bytes: int
+
+
+def live_finder(
+    torch: TorchCuda | None, store: PoolStore, tags: Tags, every_backup: bool
+) -> Callable[[], Live | None] | None:
+    """For a pause of `tags`: what the core asks for the live bytes after the devices have been waited for. None: everything
+    is live.
+
+    Args:
+        every_backup: Contents are kept whatever backup an allocation has of its own.
+    """
+    if torch is None:
+        return None
+    found = torch
+
+    def find() -> Live | None:
+        managed = {
+            row.address: Sizes(row.bytes, row.reserved_bytes)
+            for row in _core.segments()
+            if selects(tags, row.tag) and (every_backup or row.backup != _core.BACKUP_NONE)
+        }
+        if not managed:
+            return None
+        segments = found.segments()
+        thinned = {_DEFAULT_POOL, *store.pools_without_captures(found, {_pool_of(segment) for segment in segments})}
+        return live_ranges(segments, managed, thinned, default_stream_only=found.captures_join_regions)
+
+    return find
+
+
+def live_ranges(
+    segments: Iterable[Mapping[str, Any]],
+    managed: Mapping[int, Sizes],
+    thinned: Collection[PoolId],
+    default_stream_only: bool = False,
+) -> Live:
+    """The managed allocations among the segments of torch's snapshot that may be thinned, and their live ranges.
+
+    Args:
+        managed: Allocations by address.
+        thinned: The pools that no capture has used.
+        default_stream_only: Captures may have used any pool, but on streams of their own.
+    """
+    addresses, ranges = array("Q"), array("Q")
+    for segment in sorted(segments, key=_address_of):
+        address = segment["address"]
+        sizes = managed.get(address)
+        # A segment is one allocation of ours; anything else at its address is not torch's.
+        if (
+            sizes is None
+            or not sizes.bytes <= segment["total_size"] <= sizes.reserved_bytes
+            or _pool_of(segment) not in thinned
+        ):
+            continue
+        if default_stream_only and segment.get("stream") != _DEFAULT_STREAM:
+            continue
+        addresses.append(address)
+        end = 0  # of the segment's last range
+        for block in segment["blocks"]:  # in order, without gaps
+            size = block["size"]
+            if block["state"] != _FREE:
+                if end == address:
+                    ranges[-1] = end = address + size
+                else:
+                    end = address + size
+                    ranges.append(address)
+                    ranges.append(end)
+            address += size
+    return addresses.tobytes(), ranges.tobytes()
+
+
+def _address_of(segment: Mapping[str, Any]) -> int:
+    address: int = segment["address"]
+    return address
+
+
+def _pool_of(segment: Mapping[str, Any]) -> PoolId | None:
+    """None: this torch does not report it."""
+    pool = segment.get("segment_pool_id")
+    return None if pool is None else (pool[0], pool[1])

@@ -1,0 +1,195 @@
+"""PyTorch memory pools with our allocator: one for each entry of a region, by tag, what becomes of contents, and device.
+
+A pool is *idle* (in the stock, in no use), *routed* (allocations of one thread come from it), or *retired* (given up: torch
+releases its segments as they empty). A pool can be routed by one thread at a time; while its object
+lives none of its segments go back to the driver; destroying the object while anything is routed on any thread ends the
+process. Therefore the reference to each object is leaked until :meth:`PoolStock.retire` drops it.
+
+A pool that may hold paused memory must not be entered, because torch would hand out its free blocks. Each pool remembers how
+many pauses its tag had seen when it was last entered: with more since, and something of the tag still paused, it stays idle.
+
+Of a pool that no stream capture has used, free blocks hold nothing (live.py). The stock keeps the ids of those pools, also
+of retired ones until torch has returned their memory, and removes a pool for good once a capture may have used it.
+
+Lock: `_lock` guards the bookkeeping below and is never held across a call of torch, because torch's allocator calls the
+native core with its own mutex held. pools.py, which routes what is checked out here, uses the same lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from torch_memory_saver import _core
+from torch_memory_saver._torch.frames import Frame
+from torch_memory_saver._torch.layer import PoolId, TorchCuda
+
+__all__ = ["Key", "Pool", "PoolStock", "Tags", "selects"]
+
+#: A selection of tags: None is every tag.
+Tags = tuple[str, ...] | None
+
+#: How many retired pools are remembered, in a program that never pauses.
+_MOST_RETIRED = 10_000
+
+
+class Key(NamedTuple):
+    """What an idle pool is found by: the region's tag, what becomes of contents, and the device."""
+
+    tag: str
+    backup: int
+    device: int
+    host_policy: int
+
+
+def selects(tags: Tags, tag: str) -> bool:
+    """Whether a pause or resume of `tags` is about `tag`."""
+    return tags is None or tag in tags
+
+
+class Pool:
+    """One torch.cuda.MemPool and what we know of it."""
+
+    __slots__ = ("epoch", "id", "key", "managed", "memory_pool")
+
+    def __init__(self, memory_pool: Any, key: Key, managed: bool) -> None:
+        self.memory_pool = memory_pool
+        self.id: PoolId = memory_pool.id
+        self.key = key
+        self.managed = managed
+        self.epoch = 0  # pauses that the tag had seen when this pool was last entered
+
+    @property
+    def device(self) -> int:
+        return self.key.device
+
+
+class PoolStock:
+    """Every pool of the process that is not routed, and what is known of the others."""
+
+    def _reset_stock(self) -> None:
+        """The state of a process that has no pools: at the start, and in a forked child, where torch cannot use them."""
+        # Reentrant, because the garbage collector may run a finalizer that enters a region wherever an object is made.
+        self._lock = threading.RLock()
+        self._idle: dict[Key, list[Pool]] = {}
+        self._doomed: deque[Pool] = deque()  # to be retired at the next opportunity; appended to without the lock
+        self._uncaptured: set[PoolId] = set()  # pools of regions that no capture has used
+        self._retired: set[PoolId] = set()  # of these, the retired ones
+
+    def _check_out_all(self, torch: TorchCuda, frame: Frame, what: tuple[str, int, int], devices: Sequence[int]) -> None:
+        """Gives a new frame its pool of each device."""
+        tag, backup, host_policy = what
+        if frame.managed and len(devices) > 1:
+            info = _core.tag_info(tag)
+            if not info.paused:
+                with self._lock:  # Once for all devices: an entry must stay cheap where there are many.
+                    for device in devices:
+                        idle = self._idle.get(Key(tag, backup, device, host_policy))
+                        if not idle:
+                            break
+                        pool = idle.pop()
+                        pool.epoch = info.epoch
+                        frame.pools.append(pool)
+                devices = devices[len(frame.pools) :]
+        for device in devices:
+            frame.pools.append(self.check_out(torch, Key(tag, backup, device, host_policy), frame.managed))
+
+    def check_out(self, torch: TorchCuda, key: Key, managed: bool = True) -> Pool:
+        """A pool that is not in use and hands out no paused memory: an idle one, or a new one."""
+        if not managed:
+            return self.make_pool(torch, key, managed=False)
+        paused, epoch = _core.tag_info(key.tag)
+        suspects: list[Pool] = []
+        with self._lock:
+            idle = self._idle.get(key)
+            if idle:
+                if not paused:
+                    pool = idle.pop()
+                    pool.epoch = epoch
+                    return pool
+                for pool in reversed(idle):
+                    if pool.epoch == epoch:
+                        idle.remove(pool)
+                        return pool
+                suspects, self._idle[key] = idle, []
+        # A pool without memory has no paused memory.
+        empty = next((pool for pool in suspects if not torch.segments(pool.id)), None)
+        if suspects:
+            with self._lock:
+                self._idle.setdefault(key, []).extend(pool for pool in suspects if pool is not empty)
+        if empty is not None:
+            pool = empty
+        else:
+            pool = self.make_pool(torch, key)
+            with self._lock:
+                self._uncaptured.add(pool.id)
+        pool.epoch = epoch
+        return pool
+
+    def check_in(self, pool: Pool) -> None:
+        """The pool is idle again."""
+        with self._lock:
+            self._idle.setdefault(pool.key, []).append(pool)
+
+    def make_pool(self, torch: TorchCuda, key: Key, managed: bool = True) -> Pool:
+        """A new pool. Its reference is leaked until it is retired."""
+        return Pool(torch.make_pool(key.device, managed), key, managed)
+
+    def retire(self, torch: TorchCuda, pool: Pool) -> None:
+        """Gives up a pool that is not routed: torch returns its segments at an emptying after their last tensor is gone."""
+        with self._lock:
+            if pool.id in self._uncaptured:
+                if len(self._retired) == _MOST_RETIRED:
+                    self._forget(set(self._retired))
+                self._retired.add(pool.id)
+        torch.give_up(pool)
+
+    def retire_later(self, pool: Pool) -> None:
+        """For finalizers: they run anywhere, also where the lock is held."""
+        self._doomed.append(pool)
+
+    def retire_doomed(self, torch: TorchCuda) -> None:
+        """Retires what finalizers left."""
+        while self._doomed:
+            self.retire(torch, self._doomed.popleft())
+
+    def retired_pools(self) -> frozenset[PoolId]:
+        """Pools that torch may still have memory of, and returns as it empties."""
+        with self._lock:
+            return frozenset(self._retired)
+
+    def _strike_off(self, pools: Iterable[Pool]) -> None:
+        with self._lock:
+            self._forget({pool.id for pool in pools})
+
+    def _forget(self, pools: set[PoolId]) -> None:
+        self._uncaptured -= pools
+        self._retired -= pools
+
+    def retire_idle(self, torch: TorchCuda, tags: Tags) -> bool:
+        """Retires the idle pools of `tags` that hold a segment without tensors; whether there were any."""
+        with self._lock:
+            taken = [pool for key, pools in self._idle.items() if selects(tags, key.tag) for pool in pools]
+            for key in [key for key in self._idle if selects(tags, key.tag)]:
+                del self._idle[key]
+        retired = False
+        # Most pools of a device that is not in use hold nothing: asking for each one's segments costs more than this.
+        devices = {device for device in {pool.device for pool in taken} if torch.releasable_bytes(device)}
+        for pool in taken:
+            if pool.device in devices and self.has_idle_segment(torch, pool):
+                self.retire(torch, pool)
+                retired = True
+            else:
+                self.check_in(pool)
+        return retired
+
+    @staticmethod
+    def has_idle_segment(torch: TorchCuda, pool: Pool) -> bool:
+        return torch.gives_back(torch.segments(pool.id))
+
+    def idle_pools(self, tags: Tags = None) -> list[Pool]:
+        """The idle pools of the tags, at this moment."""
+        with self._lock:
+            return [pool for key, pools in self._idle.items() if selects(tags, key.tag) for pool in pools]

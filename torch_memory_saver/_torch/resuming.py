@@ -1,0 +1,104 @@
+"""Room for a resume: memory that PyTorch only caches in this process goes back before a resume fails or waits.
+
+Cached memory looks free to the program, but the driver counts it as used. Only the Python layer can empty the cache: it
+ends this thread's routing around it, and no lock is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from torch_memory_saver import _core
+from torch_memory_saver._torch.layer import TorchCuda, devices_in_use
+from torch_memory_saver._torch.pausing import may_not_free
+from torch_memory_saver._torch.pools import PoolStore, Tags, selects
+from torch_memory_saver.errors import OutOfMemoryError
+
+__all__ = ["make_room", "with_room"]
+
+_Result = TypeVar("_Result")
+_MIB = 1 << 20
+
+
+def with_room(
+    store: PoolStore,
+    torch: TorchCuda | None,
+    tags: Tags,
+    resume: Callable[[], _Result],
+    resume_at_once: Callable[[], _Result],
+) -> _Result:
+    """Calls `resume`. Where a device has too little free memory for `tags`, PyTorch's cache is emptied first; where the
+    resume runs out of memory all the same, and there is something in the cache by then, once more, and `resume_at_once`, the
+    same without waiting, is called.
+
+    Raises:
+        OutOfMemoryError: With a message that says what the cache gave.
+    """
+    given = make_room(store, torch, tags)
+    try:
+        return resume()
+    except OutOfMemoryError as error:
+        failure = error
+    more = _empty_cache(store, torch) if torch is not None and _caching(torch) else 0
+    if more:
+        try:
+            return resume_at_once()
+        except OutOfMemoryError as error:
+            failure = error
+    failure.args = (str(failure) + _account(torch, given + more),)
+    try:
+        raise failure
+    finally:
+        # Its traceback has this frame: with the variable the two would keep the callers' tensors until a garbage collection.
+        del failure
+
+
+def make_room(store: PoolStore, torch: TorchCuda | None, tags: Tags) -> int:
+    """Empties PyTorch's cache if a device has less free memory than a resume of `tags` takes and the cache holds some of it.
+    Returns the bytes of device memory that this gave back."""
+    caching = [] if torch is None else _caching(torch)
+    if torch is None or not caching:
+        return 0
+    missing = dict.fromkeys(caching, 0)
+    for row in _core.segments():
+        if row.state != _core.STATE_ACTIVE and row.device in missing and selects(tags, row.tag):
+            missing[row.device] += row.reserved_bytes
+    if all(not size or _core.device_memory(device).free >= size for device, size in missing.items()):
+        return 0
+    return _empty_cache(store, torch)
+
+
+def _caching(torch: TorchCuda) -> list[int]:
+    """The devices of which PyTorch holds segments without a tensor."""
+    return [device for device in devices_in_use() if torch.releasable_bytes(device)]
+
+
+def _empty_cache(store: PoolStore, torch: TorchCuda) -> int:
+    if may_not_free(torch):
+        return 0
+    before = _held_bytes(torch)
+    store.empty_cache(torch)
+    return max(0, before - _held_bytes(torch))
+
+
+def _held_bytes(torch: TorchCuda) -> int:
+    """Device memory that PyTorch holds, without what is paused of it."""
+    reserved = sum(torch.reserved_bytes(device) for device in devices_in_use())
+    return reserved - _core.counters()["paused_bytes"]
+
+
+def _account(torch: TorchCuda | None, given: int) -> str:
+    """The part of the message about PyTorch's cache."""
+    text = ""
+    if given:
+        text = (
+            f" PyTorch's cache in this process was emptied before, which gave {given} bytes ({given / _MIB:.0f} MiB) back."
+        )
+    kept = 0 if torch is None else sum(torch.releasable_bytes(device) for device in _caching(torch))
+    if kept:
+        text += (
+            f" PyTorch still caches {kept} bytes ({kept / _MIB:.0f} MiB), which it keeps while another thread is inside a "
+            "region or a capture is under way."
+        )
+    return text

@@ -1,0 +1,240 @@
+"""How allocations get into a memory pool, and out of it, in the releases of PyTorch that differ.
+
+===========  ===========================  ========================  ==========================================
+PyTorch      a routing applies to         a pool's frees are by     the end of a MemPool that has another use
+===========  ===========================  ========================  ==========================================
+2.10 and on  its thread                   the pool's allocator      does nothing
+2.8, 2.9     its thread                   the pool's allocator      ends the process
+2.6, 2.7     every thread of the process  the thread's active pool  ends the process
+===========  ===========================  ========================  ==========================================
+
+Up to 2.9 the objects are therefore never destroyed: a pool that was given up leaves some hundred bytes behind.
+:class:`ProcessRouting` lists the limits of 2.6 and 2.7.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from torch_memory_saver import _core
+from torch_memory_saver.errors import TorchUnavailableError
+
+__all__ = ["PoolId", "ProcessRouting", "ThreadRouting", "drop_reference", "leak_reference", "make_routing"]
+
+logger = logging.getLogger("torch_memory_saver")
+
+#: What torch calls a pool by.
+PoolId = tuple[int, int]
+Segments = list[dict[str, Any]]
+
+_OLDEST_VERSION = "2.6"
+#: Since this version the end of a MemPool does not depend on its other uses.
+_OBJECTS_END_QUIETLY = (2, 10)
+#: The error of 2.6 and 2.7 when their cache is emptied while anything is routed or captured on any thread.
+_BUSY = "captures_underway.empty()"
+
+
+class _Pool(Protocol):
+    """pools.Pool, as far as it matters here."""
+
+    memory_pool: Any
+    id: PoolId
+
+    @property
+    def device(self) -> int: ...
+
+
+class ThreadRouting:
+    """PyTorch 2.8 and later.
+
+    Attributes:
+        every_thread: Whether a routing applies to every thread, and to one device at a time.
+        begin: (device, pool id): this thread's allocations on the device come from the pool.
+        end: (device, pool id): no longer. The pool has one use more than before; `release` takes it away.
+        release: (device, pool id).
+        empty_cache: Returns what is in use by nothing.
+    """
+
+    every_thread = False
+
+    def __init__(self, extension: Any, objects_end_quietly: bool) -> None:
+        self.begin: Callable[[int, PoolId], None] = extension._cuda_beginAllocateCurrentThreadToPool
+        self.end: Callable[[int, PoolId], None] = extension._cuda_endAllocateToPool
+        self.release: Callable[[int, PoolId], None] = extension._cuda_releasePool
+        self.empty_cache: Callable[[], None] = extension._cuda_emptyCache
+        self._objects_end_quietly = objects_end_quietly
+
+    def made(self, memory_pool: Any, managed: bool) -> None:
+        """Called for each new MemPool, whose reference is leaked."""
+
+    def give_up(self, pool: _Pool) -> None:
+        """torch returns the pool's segments at the next emptying after their last tensor is gone. It must not be routed.
+
+        Routing it once leaves it with a count of uses beside the object's own, so that the object's end does nothing,
+        whatever else is routed then; releasing that count does the rest. Where that would end the process the object's own
+        count is released, and the object stays.
+        """
+        if self._objects_end_quietly:
+            self.begin(pool.device, pool.id)
+            self.end(pool.device, pool.id)
+            drop_reference(pool.memory_pool)
+        pool.memory_pool = None
+        self.release(pool.device, pool.id)
+
+    def gives_back(self, segments: Segments) -> bool:
+        """Whether retiring a pool with these segments releases memory to the driver."""
+        return any(_is_idle(segment) for segment in segments)
+
+    @contextlib.contextmanager
+    def capturing(self, memory_pool: Any) -> Iterator[None]:
+        """Around a capture into the pool."""
+        yield
+
+
+class ProcessRouting:
+    """PyTorch 2.6 and 2.7, where a pool's memory is allocated and freed by the allocator of the thread's active pool.
+
+    Limits compared with later releases:
+
+    - Allocations of every thread come from the pool while it is routed, and two pools cannot be routed at once. A segment
+      that another thread needs is not managed, what the region puts there later is not managed either, and without the
+      preload library the pool stays with torch: neither cudaFree nor our allocator can free both kinds. Other threads should
+      allocate nothing meanwhile.
+    - A region applies to the device that is current when it is entered.
+    - Without the preload library, only our emptying releases a pool's idle segments, once it has no tensor left. torch's
+      own emptying would call cudaFree on memory that is not cudaMalloc's, so torch must not find them.
+    """
+
+    every_thread = True
+
+    def __init__(self, extension: Any, segments_of: Callable[[PoolId], Segments]) -> None:
+        self._begin = extension._cuda_beginAllocateToPool
+        self._end = extension._cuda_endAllocateCurrentStreamToPool
+        self.release: Callable[[int, PoolId], None] = extension._cuda_releasePool
+        self._empty_cache = extension._cuda_emptyCache
+        self._context = extension._MemPoolContext
+        self._segments_of = segments_of
+        self._pools: dict[PoolId, tuple[Any, bool]] = {}  # the object, and whether it is managed
+        self._contexts: dict[tuple[int, PoolId], tuple[int, Any]] = {}  # (device, pool) -> thread, and what makes it active
+        self._given_up: dict[PoolId, int] = {}  # -> device
+        self._freeable: set[PoolId] = set()  # of those given up: released to torch already
+        self._lock = threading.Lock()
+        self._warned = False
+
+    def made(self, memory_pool: Any, managed: bool) -> None:
+        self._pools[memory_pool.id] = (memory_pool, managed)
+
+    def begin(self, device: int, pool: PoolId) -> None:
+        self._begin(device, pool)
+        self._contexts[device, pool] = threading.get_ident(), self._context(self._pools[pool][0])
+
+    def end(self, device: int, pool: PoolId) -> None:
+        thread, context = self._contexts.pop((device, pool))
+        if thread != threading.get_ident():
+            # Its end would make this thread's active pool what it was on the other one.
+            leak_reference(context)
+        del context
+        self._end(device, pool)
+
+    def give_up(self, pool: _Pool) -> None:
+        pool.memory_pool = None
+        managed = self._pools[pool.id][1]
+        if _core.preloaded or not managed:  # With the preload library torch's cudaFree reaches ours.
+            del self._pools[pool.id]
+            self.release(pool.device, pool.id)
+        else:
+            with self._lock:
+                self._given_up[pool.id] = pool.device
+
+    def gives_back(self, segments: Segments) -> bool:
+        if _core.preloaded:
+            return any(_is_idle(segment) for segment in segments)
+        return bool(segments) and all(_is_idle(segment) and self._is_ours(segment) for segment in segments)
+
+    def empty_cache(self) -> None:
+        """torch's emptying, and that of the pools that were given up and have no tensor left. Not while one is routed."""
+        try:
+            self._empty_cache()
+        except RuntimeError as error:
+            if _BUSY not in str(error):
+                raise
+            logger.debug("nothing is emptied while another thread is in a region, or captures a graph")
+            return
+        with self._lock:
+            waiting = list(self._given_up.items())
+        for pool, device in waiting:
+            self._return(pool, device)
+
+    def _return(self, pool: PoolId, device: int) -> None:
+        if pool not in self._freeable:
+            if not all(_is_idle(segment) and self._is_ours(segment) for segment in self._segments_of(pool)):
+                return
+            self._freeable.add(pool)
+            self.release(device, pool)
+        context = self._context(self._pools[pool][0])
+        try:
+            self._empty_cache()
+        except RuntimeError as error:
+            if _BUSY not in str(error):
+                raise
+            return  # Another thread captures or routes now: retried at the next emptying.
+        finally:
+            del context
+        with self._lock:
+            del self._given_up[pool]
+        self._freeable.discard(pool)
+        del self._pools[pool]
+
+    def _is_ours(self, segment: dict[str, Any]) -> bool:
+        if _core.find(segment["address"]) is not None:
+            return True
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "another thread allocated memory during a region, and it stays with PyTorch, as does that region's: this "
+                "release routes the allocations of every thread (2.8 and later do not)"
+            )
+        return False
+
+    @contextlib.contextmanager
+    def capturing(self, memory_pool: Any) -> Iterator[None]:
+        context = self._context(memory_pool)
+        try:
+            yield
+        finally:
+            del context
+
+
+def make_routing(torch: Any, version: tuple[int, int], segments_of: Callable[[PoolId], Segments]) -> Any:
+    """The routing of this torch.
+
+    Raises:
+        TorchUnavailableError: It has no memory pools.
+    """
+    extension = torch._C
+    if hasattr(torch.cuda, "MemPool"):
+        if hasattr(extension, "_cuda_beginAllocateCurrentThreadToPool"):
+            return ThreadRouting(extension, objects_end_quietly=version >= _OBJECTS_END_QUIETLY)
+        if hasattr(extension, "_MemPoolContext"):
+            return ProcessRouting(extension, segments_of)
+    raise TorchUnavailableError(f"this PyTorch ({torch.__version__}) has no memory pools: {_OLDEST_VERSION} is needed")
+
+
+def leak_reference(thing: object) -> None:
+    """Keeps an object through the interpreter's exit. A MemPool that is destroyed while any pool is routed, as at the exit
+    of a program that stops inside a region, would end the process with an abort."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def drop_reference(thing: object) -> None:
+    """Undoes :func:`leak_reference`."""
+    ctypes.pythonapi.Py_DecRef(ctypes.py_object(thing))
+
+
+def _is_idle(segment: dict[str, Any]) -> bool:
+    return all(block["state"] == "inactive" for block in segment["blocks"])

@@ -1,0 +1,34 @@
+"""Old import paths of the saver's classes: see _legacy/compat.py. Programs replace ``is_xpu`` here."""
+
+import sys
+
+from torch_memory_saver._legacy.compat import BinaryWrapper
+from torch_memory_saver._saver.arguments import backend_checks
+from torch_memory_saver._saver.hook_modes import register_hook_mode
+from torch_memory_saver._saver.implementation import Implementation as _TorchMemorySaverImpl
+from torch_memory_saver.errors import InvalidArgumentError
+from torch_memory_saver.hooks.base import HookMode, HookUtilBase
+from torch_memory_saver.saver import TorchMemorySaver
+from torch_memory_saver.utils import is_xpu
+
+__all__ = [
+    "BinaryWrapper",
+    "HookMode",
+    "HookUtilBase",
+    "TorchMemorySaver",
+    "_TorchMemorySaverImpl",
+    "is_xpu",
+    "register_hook_mode",
+]
+
+
+def _check_platform(backend: str) -> None:
+    """The C++ package has no choice of a backend on Intel's GPUs, nor memory that is not pinned on AMD's. Once a program has
+    imported this module, these choices raise an error here too."""
+    if is_xpu():
+        raise InvalidArgumentError("cpu_backup_backend is not supported on XPU")
+    if backend == "mmap" and getattr(getattr(sys.modules.get("torch"), "version", None), "hip", None):
+        raise InvalidArgumentError('cpu_backup_backend "mmap" is not supported on ROCm')
+
+
+backend_checks.append(_check_platform)

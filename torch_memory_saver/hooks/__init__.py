@@ -1,0 +1,1 @@
+"""Old import paths of the hook helpers: see _legacy/compat.py."""

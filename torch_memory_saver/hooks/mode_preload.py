@@ -1,0 +1,14 @@
+"""An old import path: see _legacy/compat.py. Programs replace ``get_binary_path_from_package`` here."""
+
+from contextlib import AbstractContextManager
+
+from torch_memory_saver._legacy.compat import HookUtilModePreload
+from torch_memory_saver._saver import preload
+from torch_memory_saver.utils import get_binary_path_from_package
+
+__all__ = ["HookUtilModePreload", "configure_subprocess", "get_binary_path_from_package"]
+
+
+def configure_subprocess() -> AbstractContextManager[None]:
+    """As :meth:`torch_memory_saver.TorchMemorySaver.configure_subprocess`, whatever the hook mode is."""
+    return preload.preloading(str(get_binary_path_from_package("torch_memory_saver_hook_mode_preload")))

@@ -1,0 +1,77 @@
+"""A resume in the background."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from torch_memory_saver import _core
+from torch_memory_saver._torch import layer
+from torch_memory_saver._torch.eager import eager_methods
+from torch_memory_saver.errors import InvalidArgumentError
+from torch_memory_saver.report import ResumeReport, resume_report
+
+__all__ = ["PendingResume", "on_main_thread"]
+
+
+@eager_methods
+class PendingResume:
+    """What ``resume(wait=False)`` returns. It may be used on any thread, and dropped at any time: the resume goes on.
+
+    The tensors must not be accessed before :meth:`wait` has returned, or, by kernels, before the stream that they are
+    launched on has been handed to :meth:`wait_stream`.
+    """
+
+    def __init__(self, pending: _core.Pending) -> None:
+        self._pending = pending
+
+    @property
+    def done(self) -> bool:
+        """Whether the resume has ended, well or not. Does not wait."""
+        return _core.pending_done(self._pending)
+
+    def wait(self) -> ResumeReport:
+        """Waits until the resume has ended, and returns its report. It may be called again.
+
+        On the main thread a signal whose handler raises (Ctrl-C) ends the wait. The resume goes on.
+
+        Raises:
+            TorchMemorySaverError: The resume has failed, as a waiting one would have: nothing has changed. After
+                :meth:`wait_stream` what was to be resumed may be damaged instead, its backup intact: call ``resume`` again.
+        """
+        return resume_report(_core.pending_wait(self._pending, on_main_thread()))
+
+    def wait_stream(self, stream: Any = None) -> None:
+        """Has a CUDA stream wait for what is resumed: kernels that are launched on it afterwards find memory and contents.
+
+        Returns once the memory is mapped on every device and all copies are queued; with a ``timeout`` that includes the
+        wait for memory. The copies themselves then cost the program nothing. From then on the resume is not undone: where a
+        copy fails, :meth:`wait` raises, and what was to be resumed is damaged, its backup intact. It may be called for
+        several streams, one after the other.
+
+        Args:
+            stream: A ``torch.cuda.Stream``, or the handle of one; None is PyTorch's current stream. On a thread without a
+                CUDA context the default stream is that of device 0, as in the CUDA runtime.
+
+        Raises:
+            InvalidArgumentError: Not a stream.
+            InvalidStateError: The default stream of a thread without a CUDA context, while device 0 is not in use.
+            TorchMemorySaverError: The resume has failed, as :meth:`wait` raises it, and is undone; or the driver refused to
+                make the stream wait, and launching on it is not safe before :meth:`wait` has returned.
+        """
+        _core.pending_wait_stream(self._pending, _handle_of(stream), on_main_thread())
+
+
+def _handle_of(stream: Any) -> int:
+    if stream is None:
+        torch = layer.in_use()
+        return (None if torch is None else torch.current_stream()) or 0
+    handle = getattr(stream, "cuda_stream", stream)
+    if isinstance(handle, bool) or not isinstance(handle, int) or handle < 0:
+        raise InvalidArgumentError(f"stream must be a torch.cuda.Stream or the handle of one, not {stream!r}")
+    return handle
+
+
+def on_main_thread() -> bool:
+    """Signal handlers run on the main thread only, so calls on others need not ask for them."""
+    return threading.get_ident() == threading.main_thread().ident

@@ -1,0 +1,73 @@
+"""What pause and resume return."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch_memory_saver import _core
+
+__all__ = ["PauseReport", "ResumeReport", "TransitionReport", "pause_report", "resume_report"]
+
+
+@dataclass(frozen=True)
+class TransitionReport:
+    """What one pause or resume did.
+
+    Attributes:
+        allocations: Allocations that changed state.
+        bytes: Bytes of physical device memory given back or taken.
+        copied_bytes: Bytes copied to or from backups. Free blocks of PyTorch's segments hold nothing and are not copied.
+        unknown_tags: Tags in the call that no allocation ever had.
+        seconds: Wall-clock time of the native part of the call.
+    """
+
+    allocations: int = 0
+    bytes: int = 0
+    copied_bytes: int = 0
+    unknown_tags: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class PauseReport(TransitionReport):
+    """What one pause did.
+
+    Attributes:
+        reusable_bytes: Bytes of paused memory that PyTorch could still hand out to new tensors before the resume, because
+            they are free blocks of its default pool. Not 0 only in processes that manage everything (``TMS_INIT_ENABLE=1``):
+            allocate inside ``disable()`` while paused there.
+        unmanaged_bytes: Bytes of PyTorch's default pool that stay on the GPU although ``TMS_INIT_ENABLE=1`` is to manage
+            everything, because they were allocated while PyTorch's expandable segments were on: those bypass cudaMalloc.
+    """
+
+    reusable_bytes: int = 0
+    unmanaged_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class ResumeReport(TransitionReport):
+    """What one resume did."""
+
+
+def pause_report(done: _core.Report, reusable_bytes: int, unmanaged_bytes: int) -> PauseReport:
+    """The report of a native pause, with the numbers of PyTorch's default pool."""
+    return PauseReport(
+        allocations=done.allocations,
+        bytes=done.bytes,
+        copied_bytes=done.copied_bytes,
+        unknown_tags=done.unknown_tags,
+        seconds=done.seconds,
+        reusable_bytes=reusable_bytes,
+        unmanaged_bytes=unmanaged_bytes,
+    )
+
+
+def resume_report(done: _core.Report) -> ResumeReport:
+    """The report of a native resume."""
+    return ResumeReport(
+        allocations=done.allocations,
+        bytes=done.bytes,
+        copied_bytes=done.copied_bytes,
+        unknown_tags=done.unknown_tags,
+        seconds=done.seconds,
+    )

@@ -1,0 +1,312 @@
+"""Starts programs on the simulated GPU, PyTorch's CUDA build included, on machines without a GPU or CUDA packages.
+
+The dynamic linker does the work. The simulated GPU is preloaded, so its functions come before all others of the same name;
+beside it lies a folder of stub libraries for those that torch is linked with. What is set is inherited by child processes.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import os
+import re
+import secrets
+import select
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torch_memory_saver import __version__
+from torch_memory_saver._saver import preload
+from torch_memory_saver._simulate.elf import read_library
+from torch_memory_saver._simulate.stubs import cached_folder, make_folder
+from torch_memory_saver._simulate.torch_build import find_torch, read_wanted
+from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, TorchUnavailableError
+
+__all__ = [
+    "KERNELS",
+    "MAX_DEVICES",
+    "check_imports",
+    "environment",
+    "environment_without_torch",
+    "find_torch",
+    "parse_bytes",
+    "run_command",
+    "simulator_path",
+]
+
+#: What a kernel that cannot be interpreted does: fail its launch, or nothing.
+KERNELS = ("error", "skip")
+#: The simulator's TMS_SIM_MAX_DEVICES.
+MAX_DEVICES = 8
+
+_LIBRARY_NAME = "_simulated_cuda.so"
+_OWN_VARIABLES = "TMS_SIMULATED_"
+_MACHINE = _OWN_VARIABLES + "SHARED"
+#: The shared memory of a machine, as csrc/simulator/devices/budget.c names it, before the machine's own name.
+_SHARED_MEMORY = "/dev/shm/tms_simulated_"
+_PROVIDED_PREFIXES = ("cu", "__cuda")
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)?", re.ASCII)
+_UNITS = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_MAX_BYTES = (1 << 63) - 1
+#: Random bytes in the name of a machine.
+_NAME_BYTES = 4
+
+#: A command of this name is the interpreter that runs this, because the stubs are made for its torch.
+_PYTHON = ("python", "python3")
+#: Exit statuses of a command that could not be started, as shells have them.
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
+
+
+def simulator_path() -> Path:
+    """The simulated GPU's library, whether or not the file is there."""
+    return Path(os.path.abspath(__file__)).parent / _LIBRARY_NAME
+
+
+def parse_bytes(text: str) -> int:
+    """A positive number of bytes from text such as ``8GiB``, ``1.5 GiB`` or ``1048576``.
+
+    Raises:
+        InvalidArgumentError: It is none.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    size = int(float(match[1]) * _UNITS[match[2]]) if match is not None else 0
+    if not 0 < size <= _MAX_BYTES:
+        raise InvalidArgumentError(f"{text!r} is not a size: write a number with B, KiB, MiB, GiB or TiB, such as 8GiB")
+    return size
+
+
+def environment(
+    *,
+    devices: int = 1,
+    memory: int | str = "8GiB",
+    bandwidth: int | str | None = None,
+    kernels: str = "error",
+    preload_hook: bool = False,
+    report: bool = False,
+    trace: str | os.PathLike[str] | None = None,
+    base: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """The environment of a process that is to run on the simulated GPU.
+
+    Processes that inherit it share the devices' memory, as on a real machine. Another call describes another machine, unless
+    its `base` is such an environment: then it is the same one.
+
+    The first call for an installed torch compiles stub libraries, which takes seconds; later ones find them in the cache.
+
+    Args:
+        devices: How many there are, 0 to 8.
+        memory: Bytes a device, as a number or a text such as "8GiB".
+        bandwidth: Bytes a second of copies in flight, in the same form; None is as fast as the host copies.
+        kernels: "error": the launch of a kernel that cannot be interpreted fails; "skip": it does nothing.
+        preload_hook: Whether the hook library is preloaded as well (hook mode "preload").
+        report: Whether each process prints what it still has on the devices when it ends.
+        trace: A file to which every call of the driver or runtime is appended.
+        base: The environment to start from, by default this process's. Its entries of LD_PRELOAD and LD_LIBRARY_PATH are
+            kept; its TMS_SIMULATED_* variables too, where no argument sets the same. Its CUDA_VISIBLE_DEVICES chooses among
+            the simulated devices.
+
+    Raises:
+        InvalidArgumentError: An argument is out of range, or the trace cannot be written.
+        InvalidStateError: A library of this package is missing, the stub libraries cannot be written, or there is no C
+            compiler.
+        TorchUnavailableError: The installed torch is not built for CUDA.
+    """
+    _check_devices(devices)
+    if kernels not in KERNELS:
+        raise InvalidArgumentError(f"kernels must be one of {', '.join(KERNELS)}, not {kernels!r}")
+    simulator = simulator_path()
+    libraries = [simulator]
+    if preload_hook:
+        libraries.insert(0, preload.library_path())
+    _check_libraries(libraries)
+    folder, shadowing = _stubs(simulator)
+    result = dict(os.environ if base is None else base)
+    result["LD_PRELOAD"] = _join("LD_PRELOAD", [*libraries, *shadowing], re.split("[ :]", result.get("LD_PRELOAD", "")))
+    kept = re.split("[;:]", result.get("LD_LIBRARY_PATH", ""))
+    result["LD_LIBRARY_PATH"] = _join("LD_LIBRARY_PATH", [folder], kept)
+    result["TMS_CUDA_DRIVER"] = str(simulator)
+    result[_OWN_VARIABLES + "DEVICES"] = str(devices)
+    result[_OWN_VARIABLES + "VISIBLE"] = "1"
+    result[_OWN_VARIABLES + "MEMORY"] = str(_size(memory))
+    result[_OWN_VARIABLES + "KERNELS"] = kernels
+    # All processes that inherit this are on one machine: what one takes of a device's memory, the others do not have.
+    result.setdefault(_MACHINE, f"{os.getpid()}-{secrets.token_hex(_NAME_BYTES)}")
+    if bandwidth is not None:
+        result[_OWN_VARIABLES + "BANDWIDTH"] = str(_size(bandwidth))
+    if report:
+        result[_OWN_VARIABLES + "REPORT"] = "1"
+    if trace is not None:
+        result[_OWN_VARIABLES + "TRACE"] = _writable(trace)
+    return result
+
+
+def environment_without_torch(
+    *, devices: int = 1, memory: int | str = "8GiB", base: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The environment of a process that uses the CUDA runtime's functions, and no PyTorch, on the simulated GPU, with the
+    hook library preloaded. Nothing is compiled for it. Of the TMS_ variables it keeps those of the simulator.
+
+    Raises:
+        InvalidArgumentError: An argument is out of range.
+        InvalidStateError: A library of this package is missing.
+    """
+    simulator = simulator_path()
+    _check_devices(devices)
+    _check_libraries([preload.library_path(), simulator])
+    kept = os.environ if base is None else base
+    result = {name: value for name, value in kept.items() if not name.startswith("TMS_") or name.startswith(_OWN_VARIABLES)}
+    # First the hook library, whose functions stand before the runtime's, then the simulated runtime.
+    others = re.split("[ :]", result.get("LD_PRELOAD", ""))
+    result["LD_PRELOAD"] = _join("LD_PRELOAD", [preload.library_path(), simulator], others)
+    result["TMS_CUDA_DRIVER"] = str(simulator)
+    result[_OWN_VARIABLES + "DEVICES"] = str(devices)
+    result[_OWN_VARIABLES + "MEMORY"] = str(_size(memory))
+    return result
+
+
+def run_command(command: Sequence[str], variables: Mapping[str, str]) -> int:
+    """Becomes the program that `command` names, with `variables` as its environment. ``python`` is this interpreter.
+
+    A machine that is not this process's own ends with the program, however that ends: what its processes share is removed.
+
+    Returns only if it could not be started, with the exit status that a shell would give.
+    """
+    program = sys.executable if command[0] in _PYTHON else command[0]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    machine = variables.get(_MACHINE)
+    if machine is not None and machine != os.environ.get(_MACHINE):
+        _remove_afterwards(Path(_SHARED_MEMORY + machine))
+    try:
+        os.execvpe(program, [program, *command[1:]], dict(variables))
+    except OSError as error:
+        print(f"simulate: {program} could not be started: {error.strerror}", file=sys.stderr)
+        return _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
+
+
+def _remove_afterwards(path: Path) -> None:
+    """Leaves a process that removes a file once this one, whatever program it has become, has ended.
+
+    The last of the machine's processes removes it by itself, unless it is killed. Linux before 5.3 has only that.
+    """
+    try:
+        program = os.pidfd_open(os.getpid())
+    except (AttributeError, OSError):
+        return
+    child = os.fork()
+    if child != 0:
+        os.close(program)
+        os.waitpid(child, 0)
+        return
+    # A child of the program's would be found by its wait(); a grandchild is the system's. In a session of its own no signal
+    # from the terminal reaches it, and it keeps no file open that another process waits for.
+    try:
+        os.setsid()
+        if os.fork() == 0:
+            os.chdir("/")
+            for file in map(int, os.listdir("/proc/self/fd")):
+                if file != program:
+                    with contextlib.suppress(OSError):  # that of the folder is closed already
+                        os.close(file)
+            ended = select.poll()
+            ended.register(program, select.POLLIN)
+            ended.poll()
+            path.unlink(missing_ok=True)
+    finally:
+        os._exit(0)
+
+
+def _check_devices(devices: int) -> None:
+    if not 0 <= devices <= MAX_DEVICES:
+        raise InvalidArgumentError(f"there can be 0 to {MAX_DEVICES} simulated devices, not {devices}")
+
+
+def _check_libraries(libraries: Sequence[Path]) -> None:
+    for path in libraries:
+        if not path.is_file():
+            raise InvalidStateError(f"this installation is incomplete: there is no {path}", operation="simulate")
+
+
+def _size(value: int | str) -> int:
+    return parse_bytes(str(value))
+
+
+def _writable(trace: str | os.PathLike[str]) -> str:
+    """The absolute path of the file for a trace, which the programs make."""
+    path = os.path.abspath(trace)
+    exists = os.path.exists(path)
+    if os.path.isdir(path) or not os.access(path if exists else os.path.dirname(path), os.W_OK):
+        reason = (
+            "it is a folder" if os.path.isdir(path) else "no permission" if exists else "its folder cannot be written to"
+        )
+        raise InvalidArgumentError(f"the trace cannot be written to {path}: {reason}")
+    return path
+
+
+def check_imports(command: Sequence[str]) -> None:
+    """Checks that PyTorch is installed if the script imports it, so that the user gets one sentence and no traceback.
+
+    Raises:
+        TorchUnavailableError: It is not installed.
+    """
+    scripts = [part for part in command[1:2] if command[0] in _PYTHON and part.endswith(".py")]
+    if not scripts or find_torch() is not None:
+        return
+    with contextlib.suppress(OSError, SyntaxError, ValueError):
+        body = ast.parse(Path(scripts[0]).read_bytes()).body
+        names = [alias.name for part in body if isinstance(part, ast.Import) for alias in part.names]
+        names += [part.module or "" for part in body if isinstance(part, ast.ImportFrom) and part.level == 0]
+        if "torch" in {name.partition(".")[0] for name in names}:
+            raise TorchUnavailableError(
+                f"{scripts[0]} imports torch, which is not installed for {sys.executable}: install PyTorch's CUDA build "
+                "(pip install --no-deps torch; NVIDIA's packages are not needed), or use the Python that has it",
+                operation="simulate",
+            )
+
+
+def _stubs(simulator: Path) -> tuple[Path, list[Path]]:
+    """The folder of stub libraries, made if need be, and those in it that must be preloaded to come before real ones.
+
+    Raises:
+        InvalidStateError: It cannot be made.
+    """
+    try:
+        return _find_stubs(simulator)
+    except OSError as error:
+        raise InvalidStateError(
+            f"the stub libraries cannot be made: {error.strerror}: {error.filename}; set XDG_CACHE_HOME to a folder that "
+            "can be written to",
+            operation="simulate",
+            os_error=error.errno or 0,
+        ) from error
+
+
+def _find_stubs(simulator: Path) -> tuple[Path, list[Path]]:
+    build = find_torch()
+    provided = {symbol.name for symbol in read_library(simulator, _PROVIDED_PREFIXES).symbols if symbol.defined}
+    folder = cached_folder(build, simulator, provided, __version__)
+    make_folder(folder, lambda: [] if build is None else read_wanted(build, provided), simulator, provided)
+    if build is None:
+        return folder, []
+    names = [path.name for path in folder.iterdir()]
+    return folder, [folder / soname for soname in build.found_by_rpath(names)]
+
+
+def _join(variable: str, first: Sequence[Path], kept: Sequence[str]) -> str:
+    """The value of a variable that lists paths: `first`, then those of `kept` that are not among them.
+
+    Raises:
+        InvalidStateError: A path has a character that separates entries.
+    """
+    entries = [str(path) for path in first]
+    for entry in entries:
+        if re.search("[ :;]", entry):
+            raise InvalidStateError(
+                f"{variable} cannot name {entry!r}, because of the space, colon or semicolon in it: install the package, or "
+                "set XDG_CACHE_HOME, elsewhere",
+                operation="simulate",
+            )
+    entries += [entry for entry in kept if entry and entry not in entries]
+    return ":".join(entries)

@@ -1,0 +1,131 @@
+"""What is managed at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch_memory_saver import _core
+
+__all__ = ["Allocation", "Stats", "TagUsage", "take_stats"]
+
+_STATES = {
+    _core.STATE_ACTIVE: "active",
+    _core.STATE_PAUSING: "pausing",
+    _core.STATE_PAUSED: "paused",
+    _core.STATE_RESUMING: "resuming",
+    _core.STATE_DAMAGED: "damaged",
+    _core.STATE_REPAIRING: "repairing",
+}
+_BACKUPS = {number: name for name, number in _core.BACKUP_KINDS.items()}
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """One managed allocation. In PyTorch this is a segment of its allocator, which may hold several tensors.
+
+    Attributes:
+        address: Of the first byte, on the device.
+        bytes: As asked for.
+        reserved_bytes: Of the address range, and of physical memory while it is resident.
+        backup_bytes: Held in a backup now.
+        device: CUDA ordinal.
+        state: "active", "pausing", "paused", "resuming", "damaged" or "repairing" (damaged, and a call
+            tries again).
+        backup: "none", "pinned", "mmap" or "disk".
+        tag: The region's.
+    """
+
+    address: int
+    bytes: int
+    reserved_bytes: int
+    backup_bytes: int
+    device: int
+    state: str
+    backup: str
+    tag: str
+
+
+@dataclass(frozen=True)
+class TagUsage:
+    """The allocations of one tag, or of all.
+
+    Damaged ones count in ``allocations`` and ``bytes``, but neither as resident nor as paused, since their memory cannot
+    be used. What the driver still keeps mapped of it is in the counter ``resident_bytes`` of :class:`Stats`.
+
+    Attributes:
+        allocations: Their number, in every state.
+        bytes: As asked for.
+        resident_bytes: Physical device memory of those that are active, pausing or repairing.
+        paused_bytes: Physical device memory that a resume would take for those that are paused or resuming.
+        backup_bytes: Held in backups now.
+    """
+
+    allocations: int = 0
+    bytes: int = 0
+    resident_bytes: int = 0
+    paused_bytes: int = 0
+    backup_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What is managed now.
+
+    Attributes:
+        total: Every allocation.
+        tags: By tag.
+        allocations: Each, in order of allocation.
+        counters: The core's counters by name: see ``tms_counters_t`` in ``tms.h``.
+        host_resident_bytes: Host memory that backups have from the system now: what holds contents, what is kept for later,
+            and what is being given back.
+        host_pooled_bytes: Of it, what is kept for later and holds nothing (``host_memory="pool"``, ``reserve_host_memory``).
+    """
+
+    total: TagUsage
+    tags: Mapping[str, TagUsage]
+    allocations: tuple[Allocation, ...]
+    counters: Mapping[str, int]
+    host_resident_bytes: int = 0
+    host_pooled_bytes: int = 0
+
+
+def take_stats() -> Stats:
+    """A snapshot. Rows and counters are read one after the other, and may differ by what other threads do meanwhile."""
+    allocations = tuple(
+        Allocation(
+            address=row.address,
+            bytes=row.bytes,
+            reserved_bytes=row.reserved_bytes,
+            backup_bytes=row.backup_bytes,
+            device=row.device,
+            state=_STATES.get(row.state, str(row.state)),
+            backup=_BACKUPS.get(row.backup, str(row.backup)),
+            tag=row.tag,
+        )
+        for row in _core.segments()
+    )
+    tags: dict[str, list[Allocation]] = {}
+    for allocation in allocations:
+        tags.setdefault(allocation.tag, []).append(allocation)
+    counters = _core.counters()
+    return Stats(
+        total=_sum_up(allocations),
+        tags={tag: _sum_up(rows) for tag, rows in tags.items()},
+        allocations=allocations,
+        counters=counters,
+        host_resident_bytes=counters["host_resident_bytes"],
+        host_pooled_bytes=counters["host_pooled_bytes"],
+    )
+
+
+def _sum_up(rows: tuple[Allocation, ...] | list[Allocation]) -> TagUsage:
+    # Memory stays mapped while a pause copies it, and a resume under way is not yet one.
+    resident = sum(row.reserved_bytes for row in rows if row.state in ("active", "pausing", "repairing"))
+    return TagUsage(
+        allocations=len(rows),
+        bytes=sum(row.bytes for row in rows),
+        resident_bytes=resident,
+        paused_bytes=sum(row.reserved_bytes for row in rows if row.state in ("paused", "resuming")),
+        backup_bytes=sum(row.backup_bytes for row in rows),
+    )
