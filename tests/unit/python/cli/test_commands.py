@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from processes import Program
+from processes import Program, environment
 
 import torch_memory_saver
 from torch_memory_saver._cli import commands
@@ -47,7 +47,7 @@ def test_info_without_a_driver(command: Program) -> None:
 
 def test_info_says_why_an_installed_torch_cannot_be_imported(command: Program, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13: cannot open\\nshared object file')")
-    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(tmp_path), environment(False).get("PYTHONPATH")]))
     text = command("info", PYTHONPATH=path).stdout
     assert "PyTorch" in text
     assert "installed, and cannot be imported: libcudart.so.13: cannot open shared object file\n" in text

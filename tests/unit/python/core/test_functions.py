@@ -5,6 +5,7 @@ What the native core does behind them is tested in tests/unit, and through the p
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from pathlib import Path
 from typing import Any
@@ -106,8 +107,11 @@ def test_settings_of_allocations(simulator: Any, tmp_path: Path) -> None:
 
 def test_devices(simulator: Any) -> None:
     assert _core.device_count() == simulator.devices
-    _core.allocate(MIB, 1)
+    primary = ctypes.c_void_p()
+    assert simulator.library.cuDevicePrimaryCtxRetain(ctypes.byref(primary), 1) == 0
     assert _core.active_devices() & 2
+    assert simulator.library.cuDevicePrimaryCtxRelease_v2(1) == 0
+    _core.allocate(MIB, 1)
     free, total = _core.device_memory(1)
     assert (total - free, total) == (2 * MIB, simulator.device_memory)
     _core.refresh_peers()
