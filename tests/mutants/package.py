@@ -13,8 +13,8 @@ _POOLS = (
     Mutant(
         "a-pool-with-paused-memory-is-entered",
         _SOURCES + "_torch/pool_stock.py",
-        "                    if pool.epoch == epoch:",
-        "                    if pool.epoch <= epoch:",
+        "                    if pool.epoch == info.epoch:",
+        "                    if pool.epoch <= info.epoch:",
         (_TESTS + "torch/test_pausing.py",),
     ),
     Mutant(
@@ -41,9 +41,9 @@ _POOLS = (
     Mutant(
         "a-replaced-pool-is-forgotten",
         _SOURCES + "_torch/pools.py",
-        "self.check_out(torch, pool.key, pool.managed)\n                self.retire(torch, pool)",
-        "self.check_out(torch, pool.key, pool.managed)",
-        (_TESTS + "torch/test_pools.py",),
+        "self.check_out(torch, pool.key)\n                self.retire(torch, pool)",
+        "self.check_out(torch, pool.key)",
+        (_TESTS + "torch/test_pool_stock.py::test_empty_cache_inside_regions",),
     ),
     Mutant(
         "an-idle-pool-that-is-kept-is-forgotten",
@@ -83,6 +83,20 @@ _POOLS = (
 )
 
 _REGIONS = (
+    Mutant(
+        "a-region-forgets-its-host-memory",
+        _SOURCES + "_saver/native.py",
+        "managed=options.managed, host_policy=options.host_policy",
+        "managed=options.managed",
+        (_TESTS + "saver/test_options.py::test_the_core_gets_every_field",),
+    ),
+    Mutant(
+        "regions-of-different-options-share-a-pool",
+        _SOURCES + "_saver/options.py",
+        "    host_policy: int\n    managed: bool\n",
+        "    host_policy: int = dataclasses.field(compare=False)\n    managed: bool\n",
+        (_TESTS + "torch/test_live.py::test_regions_with_different_host_memory_share_no_pool",),
+    ),
     Mutant(
         "leaving-an-outer-region-leaves-the-inner-ones",
         _SOURCES + "_torch/pools.py",
@@ -155,8 +169,8 @@ _TORCH_LAYER = (
     Mutant(
         "what-a-graph-allocates-elsewhere-is-managed",
         _SOURCES + "_torch/graphs.py",
-        "self._enter_level(around, managed=False)",
-        "self._enter_level(around, managed=True)",
+        "native.enter_region(self._options.unmanaged())",
+        "native.enter_region(self._options)",
         ("preload:tests/gpu/test_graphs.py::test_what_another_stream_allocates_during_a_capture_is_ordinary",),
     ),
     Mutant(

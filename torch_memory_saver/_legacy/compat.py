@@ -11,12 +11,13 @@ import ctypes
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from torch_memory_saver import _core
-from torch_memory_saver._saver import preload
-from torch_memory_saver._saver.arguments import DEFAULT_TAG, check_tag, choose_backup
+from torch_memory_saver._saver import native, preload
+from torch_memory_saver._saver.arguments import DEFAULT_TAG
 from torch_memory_saver._saver.hook_modes import check_hook_mode
+from torch_memory_saver._saver.options import RegionOptions
 
 if TYPE_CHECKING:
     from torch_memory_saver._saver.implementation import Implementation
@@ -155,9 +156,19 @@ class HookUtilModeTorch(HookUtilBase):
         return layer.require().allocator()
 
 
-class MemPools(Mapping[tuple[str, bool, bool, str, int], Any]):
-    """The pools that regions have left idle, by what the C++ package calls them: tag, whether there is a CPU backup, a disk
-    backup, the CPU backup's backend ("" without one), device.
+class PoolName(NamedTuple):
+    """What the C++ package calls a pool. Its users pass and read plain tuples."""
+
+    tag: str
+    enable_cpu_backup: bool
+    enable_disk_backup: bool
+    #: "" without a CPU backup.
+    cpu_backup_backend: str
+    device: int
+
+
+class MemPools(Mapping[PoolName, Any]):
+    """The pools that regions have left idle, by what the C++ package calls them.
 
     To take one out ends it: torch returns its memory when the program has dropped the MemPool and the tensors in it, at the
     next emptying of the cache. Where several pools have one name, they go together.
@@ -166,19 +177,19 @@ class MemPools(Mapping[tuple[str, bool, bool, str, int], Any]):
     def __init__(self, implementation: Implementation) -> None:
         self._implementation = implementation
 
-    def _idle(self) -> dict[tuple[str, bool, bool, str, int], Any]:
+    def _idle(self) -> dict[PoolName, Any]:
         return {_name_of(pool.key): pool.memory_pool for pool in self._implementation._store.idle_pools()}
 
-    def __getitem__(self, name: tuple[str, bool, bool, str, int]) -> Any:
+    def __getitem__(self, name: PoolName) -> Any:
         return self._idle()[name]
 
-    def __iter__(self) -> Iterator[tuple[str, bool, bool, str, int]]:
+    def __iter__(self) -> Iterator[PoolName]:
         return iter(self._idle())
 
     def __len__(self) -> int:
         return len(self._idle())
 
-    def pop(self, name: tuple[str, bool, bool, str, int], *default: Any) -> Any:
+    def pop(self, name: PoolName, *default: Any) -> Any:
         """Takes a pool out and returns its ``torch.cuda.MemPool``."""
         taken = self._take(lambda key: _name_of(key) == name)
         if not taken and not default:
@@ -194,9 +205,10 @@ class MemPools(Mapping[tuple[str, bool, bool, str, int], Any]):
         return [] if torch is None else self._implementation._store.give_away(torch, matches)
 
 
-def _name_of(key: Key) -> tuple[str, bool, bool, str, int]:
-    backend = {_core.BACKUP_PINNED: "pinned", _core.BACKUP_MMAP: "mmap"}.get(key.backup, "")
-    return key.tag, bool(backend), key.backup == _core.BACKUP_DISK, backend, key.device
+def _name_of(key: Key) -> PoolName:
+    options = key.options
+    backend = {_core.BACKUP_PINNED: "pinned", _core.BACKUP_MMAP: "mmap"}.get(options.backup, "")
+    return PoolName(options.tag, bool(backend), options.backup == _core.BACKUP_DISK, backend, key.device)
 
 
 @contextmanager
@@ -207,9 +219,8 @@ def _region_config(
     enable_disk_backup: bool = False,
 ) -> Iterator[None]:
     """The settings of a region for this thread's allocations, without a pool of torch's."""
-    level = _core.region_enter(
-        check_tag(tag), choose_backup(enable_cpu_backup, enable_disk_backup, cpu_backup_backend), True
-    )
+    options = RegionOptions.check(tag, enable_cpu_backup, enable_disk_backup, cpu_backup_backend, host_memory=None)
+    level = native.enter_region(options)
     try:
         yield
     finally:

@@ -17,13 +17,11 @@ from torch_memory_saver._saver.arguments import (
     HOST_MEMORY,
     check_bytes,
     check_device,
-    check_tag,
-    choose_backup,
     choose_host_policy,
 )
 from torch_memory_saver._saver.hook_modes import check_hook_mode
-from torch_memory_saver._saver.options import PauseOptions, ResumeOptions
-from torch_memory_saver._saver.regions import Disabled, Region
+from torch_memory_saver._saver.options import PauseOptions, RegionOptions, ResumeOptions
+from torch_memory_saver._saver.regions import Region
 from torch_memory_saver._saver.settings import warn_of_unknown_variables
 from torch_memory_saver._torch import layer
 from torch_memory_saver._torch.default_pool import DefaultPool
@@ -125,17 +123,17 @@ class Implementation:
         cpu_backup_backend: str | None = None,
         host_memory: str | None = None,
     ) -> Region:
-        backup = choose_backup(enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
-        return Region(self._store, self._find_torch, check_tag(tag), backup, choose_host_policy(host_memory))
+        options = RegionOptions.check(tag, enable_cpu_backup, enable_disk_backup, cpu_backup_backend, host_memory)
+        return Region(self._store, self._find_torch, options)
 
-    def disable(self) -> Disabled:
+    def disable(self) -> Region:
         current = _core.region_current()
         if not current.managed and current.depth == 0 and not self._manages_everything:
             raise InvalidStateError(
                 "disable() is for use inside a region, or where TMS_INIT_ENABLE=1 manages everything; here nothing is",
                 operation="disable",
             )
-        return Disabled(self._store, self._find_torch, current.tag)
+        return Region(self._store, self._find_torch, RegionOptions.disabled(current.tag))
 
     def cuda_graph(
         self,
@@ -148,26 +146,14 @@ class Implementation:
         cpu_backup_backend: str | None = None,
         host_memory: str | None = None,
     ) -> GraphCapture:
-        backup = choose_backup(enable_cpu_backup, False, cpu_backup_backend)
-        host_policy = choose_host_policy(host_memory)
+        options = RegionOptions.check(tag, enable_cpu_backup, False, cpu_backup_backend, host_memory)
         if capture_error_mode not in _CAPTURE_MODES:
             raise InvalidArgumentError(f"capture_error_mode must be one of {_CAPTURE_MODES}, not {capture_error_mode!r}")
         token = check_token(pool)
         torch = layer.require()
         if not isinstance(cuda_graph, torch.torch.cuda.CUDAGraph):
             raise InvalidArgumentError(f"cuda_graph must be a torch.cuda.CUDAGraph, not {type(cuda_graph).__name__}")
-        return GraphCapture(
-            self._store,
-            self._graph_pools,
-            torch,
-            cuda_graph,
-            token,
-            stream,
-            capture_error_mode,
-            check_tag(tag),
-            backup,
-            host_policy,
-        )
+        return GraphCapture(self._store, self._graph_pools, torch, cuda_graph, token, stream, capture_error_mode, options)
 
     def pause(
         self,

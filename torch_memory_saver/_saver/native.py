@@ -1,4 +1,4 @@
-"""The native core's calls for the options of a pause or resume: the one place where such an object becomes arguments.
+"""The native core's calls for the options of regions, pauses and resumes: the one place where they become arguments.
 
 The core takes arguments rather than the object: ``_core.pyi`` declares each with its name and type, which mypy compares with
 the options' here, and the core's own check names the argument that is wrong. Attributes that C looked up by name would be
@@ -10,11 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torch_memory_saver import _core
-from torch_memory_saver._saver.options import PauseOptions, ResumeOptions
+from torch_memory_saver._saver.options import PauseOptions, RegionOptions, ResumeOptions
 from torch_memory_saver._torch.live import Live
 from torch_memory_saver.pending import on_main_thread
 
-__all__ = ["begin_resume", "pause", "resume"]
+__all__ = ["begin_capture", "begin_resume", "enter_region", "pause", "resume"]
+
+
+def enter_region(options: RegionOptions) -> int:
+    """A level of settings on this thread. Returns its id, for ``_core.region_leave``."""
+    return _core.region_enter(
+        tag=options.tag, backup=options.backup, managed=options.managed, host_policy=options.host_policy
+    )
+
+
+def begin_capture(options: RegionOptions) -> int:
+    """A capture is about to begin, whose memory is managed: also what threads outside regions allocate meanwhile. Returns
+    its id, for ``_core.capture_end``."""
+    return _core.capture_begin(tag=options.tag, backup=options.backup, host_policy=options.host_policy)
 
 
 def pause(options: PauseOptions, stream: int | None, find_live: Callable[[], Live | None] | None) -> _core.Report:

@@ -1,4 +1,5 @@
-"""What one call of pause() or resume() asks for: a frozen object, checked once, that every layer below passes on as it is.
+"""What one call asks for that begins a region, pauses or resumes: a frozen object, checked once, that every layer below
+passes on as it is. native.py makes the core's arguments of it.
 
 The implementation's methods make it first of all. The saver hands them keywords, because an implementation may be one that a
 program has registered: that is the contract of ``register_hook_mode``.
@@ -13,16 +14,60 @@ from typing import Any
 from torch_memory_saver import _core
 from torch_memory_saver._saver.arguments import (
     check_progress,
+    check_tag,
     check_tags,
     check_timeout,
+    choose_backup,
     choose_host_policy,
     choose_pause_backup,
 )
 from torch_memory_saver.errors import InvalidArgumentError
 
-__all__ = ["PauseOptions", "ResumeOptions"]
+__all__ = ["PauseOptions", "RegionOptions", "ResumeOptions"]
 
 Progress = Callable[[int, int], Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RegionOptions:
+    """A checked region, of memory or of a graph: what allocations inside get.
+
+    Attributes:
+        tag: What pause and resume select by.
+        backup: The core's number for where a pause puts contents.
+        host_policy: The core's number for what becomes of the backups' host memory after a resume.
+        managed: False: allocations inside are ordinary.
+    """
+
+    tag: str
+    backup: int
+    host_policy: int
+    managed: bool
+
+    @classmethod
+    def check(
+        cls,
+        tag: object,
+        enable_cpu_backup: object,
+        enable_disk_backup: object,
+        cpu_backup_backend: object,
+        host_memory: object,
+    ) -> RegionOptions:
+        """
+        Raises:
+            InvalidArgumentError: One of them is not what :meth:`TorchMemorySaver.region` takes.
+        """
+        backup = choose_backup(enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
+        return cls(check_tag(tag), backup, choose_host_policy(host_memory), managed=True)
+
+    @classmethod
+    def disabled(cls, tag: str) -> RegionOptions:
+        """Those of disable() in a region of the tag."""
+        return cls(tag, _core.BACKUP_NONE, _core.HOST_DEFAULT, managed=False)
+
+    def unmanaged(self) -> RegionOptions:
+        """The same for ordinary memory."""
+        return dataclasses.replace(self, managed=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

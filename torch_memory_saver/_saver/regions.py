@@ -1,7 +1,7 @@
-"""The context managers of region() and disable(). Classes rather than generators, because entering one must cost
+"""The context manager of region() and disable(). A class rather than a generator, because entering one must cost
 microseconds.
 
-Each enters a level of settings of the native core and, where torch is in play, routes pools. Leaving takes away that one
+It enters a level of settings of the native core and, where torch is in play, routes pools. Leaving takes away that one
 level, whatever happened inside; those entered after it on the same thread stay in force (frames.py).
 """
 
@@ -13,44 +13,36 @@ from collections.abc import Callable
 from types import TracebackType
 
 from torch_memory_saver import _core
+from torch_memory_saver._saver import native
+from torch_memory_saver._saver.options import RegionOptions
 from torch_memory_saver._torch.eager import eager_methods
 from torch_memory_saver._torch.frames import Frame, FunctionDecorator, choose_frame, note_entered, note_left, warn
 from torch_memory_saver._torch.layer import TorchCuda
 from torch_memory_saver._torch.pools import PoolStore
 from torch_memory_saver.errors import ForkedProcessError, TorchMemorySaverError
 
-__all__ = ["Disabled", "Region"]
+__all__ = ["Region"]
 
 logger = logging.getLogger("torch_memory_saver")
 
 
 @eager_methods
-class _Level(FunctionDecorator):
-    """One level of settings. An object may be entered again, also while it is entered, on whatever thread."""
+class Region(FunctionDecorator):
+    """What region() and disable() return: one level of settings. An object may be entered again, also while it is
+    entered, on whatever thread."""
 
-    def __init__(
-        self,
-        store: PoolStore,
-        find_torch: Callable[[], TorchCuda | None],
-        tag: str,
-        backup: int,
-        managed: bool,
-        host_policy: int = _core.HOST_DEFAULT,
-    ) -> None:
+    def __init__(self, store: PoolStore, find_torch: Callable[[], TorchCuda | None], options: RegionOptions) -> None:
         self._store = store
         self._find_torch = find_torch
-        self._tag = tag
-        self._backup = backup
-        self._managed = managed
-        self._host_policy = host_policy
+        self._options = options
         self._frames: list[Frame] = []
 
     def __enter__(self) -> None:
         torch = self._find_torch()
-        level = _core.region_enter(self._tag, self._backup, self._managed, self._host_policy)
+        level = native.enter_region(self._options)
         frame: Frame | None = None
         try:
-            frame = self._store.enter(torch, self._tag, self._backup, self._managed, self._host_policy)
+            frame = self._store.enter(torch, self._options)
             frame.level = level
             self._frames.append(frame)
         except BaseException:
@@ -90,7 +82,7 @@ class _Level(FunctionDecorator):
                 if exception is None:
                     raise
                 # What the region's body raised must not be lost.
-                logger.warning("leaving region(tag=%r) after an exception: %s", self._tag, error)
+                logger.warning("leaving region(tag=%r) after an exception: %s", self._options.tag, error)
         if exception is None:
             self._store.watch.end(frame, pools)
         try:
@@ -107,29 +99,5 @@ class _Level(FunctionDecorator):
             if exception is None:
                 raise
 
-
-class Region(_Level):
-    """What region() returns."""
-
-    def __init__(
-        self,
-        store: PoolStore,
-        find_torch: Callable[[], TorchCuda | None],
-        tag: str,
-        backup: int,
-        host_policy: int = _core.HOST_DEFAULT,
-    ) -> None:
-        super().__init__(store, find_torch, tag, backup, True, host_policy)
-
     def _recreate_cm(self) -> Region:
-        return Region(self._store, self._find_torch, self._tag, self._backup, self._host_policy)
-
-
-class Disabled(_Level):
-    """What disable() returns."""
-
-    def __init__(self, store: PoolStore, find_torch: Callable[[], TorchCuda | None], tag: str) -> None:
-        super().__init__(store, find_torch, tag, _core.BACKUP_NONE, managed=False)
-
-    def _recreate_cm(self) -> Disabled:
-        return Disabled(self._store, self._find_torch, self._tag)
+        return Region(self._store, self._find_torch, self._options)

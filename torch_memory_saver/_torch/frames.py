@@ -20,6 +20,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torch_memory_saver._saver.options import RegionOptions
     from torch_memory_saver._torch.elsewhere import Reading
     from torch_memory_saver._torch.layer import TorchCuda
     from torch_memory_saver._torch.pools import Pool
@@ -32,6 +33,7 @@ class Frame:
 
     Attributes:
         torch: None: only the native core's settings count.
+        options: The region's.
         stack: The frames of the thread that entered, outermost first.
         level: The native core's id of the entry's settings.
         outer: The frame that this context was in at the entry.
@@ -43,22 +45,20 @@ class Frame:
     __slots__ = (
         "closed",
         "level",
-        "managed",
+        "options",
         "outer",
         "over",
         "pools",
         "reading",
         "routed",
         "stack",
-        "tag",
         "thread",
         "torch",
     )
 
-    def __init__(self, torch: TorchCuda | None, tag: str, managed: bool, stack: list[Frame]) -> None:
+    def __init__(self, torch: TorchCuda | None, options: RegionOptions, stack: list[Frame]) -> None:
         self.torch = torch
-        self.tag = tag
-        self.managed = managed
+        self.options = options
         self.thread = threading.get_ident()
         self.stack = stack
         self.level = 0
@@ -68,6 +68,14 @@ class Frame:
         self.reading: Reading | None = None
         self.routed = False
         self.closed = False
+
+    @property
+    def tag(self) -> str:
+        return self.options.tag
+
+    @property
+    def managed(self) -> bool:
+        return self.options.managed
 
     def __str__(self) -> str:
         return f"region(tag={self.tag!r})" if self.managed else "disable()"

@@ -17,7 +17,9 @@ Everything here calls torch, and so is called without a lock.
 from __future__ import annotations
 
 from torch_memory_saver import _core
+from torch_memory_saver._saver import native
 from torch_memory_saver._torch.layer import PoolId, TorchCuda
+from torch_memory_saver._torch.pool_stock import Key
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 
 __all__ = ["bytes_not_managed", "check_token", "managed_default_pool_bytes", "names_pool_to_use", "replaced_error"]
@@ -43,12 +45,13 @@ def check_token(token: object) -> PoolId | None:
     )
 
 
-def names_pool_to_use(torch: TorchCuda, token: PoolId, tag: str, backup: int, device: int) -> bool:
+def names_pool_to_use(torch: TorchCuda, token: PoolId, key: Key) -> bool:
     """Whether a capture uses the token's own pool. False: a pool of ours takes its place.
 
     Raises:
         InvalidStateError: The pool holds memory that cannot be managed, or that is paused.
     """
+    options = key.options
     found = [_core.find(segment["address"]) for segment in torch.segments(token)]
     managed = [row for row in found if row is not None]
     paused = next((row for row in managed if row.state != _core.STATE_ACTIVE), None)
@@ -64,15 +67,15 @@ def names_pool_to_use(torch: TorchCuda, token: PoolId, tag: str, backup: int, de
                 f"graph pool {token} already holds memory that is not managed: give cuda_graph() a token that only "
                 f"cuda_graph() has used, or none, or {_WAYS_OUT}",
                 operation="cuda_graph",
-                tag=tag,
+                tag=options.tag,
             )
         if not found:
-            level = _core.region_enter(tag, backup, True)
+            level = native.enter_region(options)
             try:
-                return torch.has_our_allocator(token, device)
+                return torch.has_our_allocator(token, key.device)
             finally:
                 _core.region_leave(level)
-    return all((row.tag, row.backup) == (tag, backup) for row in managed)
+    return all(row.tag == options.tag and row.backup == options.backup for row in managed)
 
 
 def bytes_not_managed(torch: TorchCuda, token: PoolId) -> int:

@@ -15,9 +15,11 @@ import sys
 import threading
 import weakref
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch_memory_saver import _core
+from torch_memory_saver._saver import native
+from torch_memory_saver._saver.options import RegionOptions
 from torch_memory_saver._torch.eager import eager_methods
 from torch_memory_saver._torch.frames import FunctionDecorator
 from torch_memory_saver._torch.graph_tokens import (
@@ -56,6 +58,13 @@ class _SharedPool(_CapturePool):
         self.users = 0
 
 
+class _TokenKey(NamedTuple):
+    """What a pool is found by that took the place of a token's own."""
+
+    token: PoolId
+    key: Key
+
+
 class GraphPools:
     """The pools that captured graphs use. Its lock is like the store's: never held across a call of torch."""
 
@@ -68,7 +77,7 @@ class GraphPools:
 
     def _reset(self) -> None:
         self._lock = threading.RLock()
-        self._by_token: dict[tuple[PoolId, Key], _SharedPool] = {}
+        self._by_token: dict[_TokenKey, _SharedPool] = {}
         self._by_id: dict[PoolId, _SharedPool] = {}
         self._streams: dict[int, Any] = {}
         self._warned: set[PoolId] = set()  # tokens of pools with ordinary memory
@@ -81,23 +90,23 @@ class GraphPools:
         Raises:
             InvalidStateError: The token already has memory that is not managed, or its pool is paused.
         """
-        tag, backup, device, _ = key
         with self._lock:
             shared = self._find(token, key)
             if shared is not None:
                 shared.users += 1
             is_ours = token in self._by_id
         if shared is None:
-            if token is not None and not is_ours and names_pool_to_use(torch, token, tag, backup, device):
+            if token is not None and not is_ours and names_pool_to_use(torch, token, key):
                 return _CapturePool(token)
             return self._create(torch, token, key)
-        info = _core.tag_info(key.tag)
+        tag = key.options.tag
+        info = _core.tag_info(tag)
         if info.paused and shared.pool.epoch != info.epoch:
             self.release(shared)
             raise InvalidStateError(
-                f"the memory of this graph pool may be paused: resume tag {key.tag!r} before capturing into it again",
+                f"the memory of this graph pool may be paused: resume tag {tag!r} before capturing into it again",
                 operation="cuda_graph",
-                tag=key.tag,
+                tag=tag,
             )
         shared.pool.epoch = info.epoch
         return shared
@@ -108,11 +117,11 @@ class GraphPools:
         own = self._by_id.get(token)
         if own is not None and own.pool.key == key:
             return own
-        return self._by_token.get((token, key))
+        return self._by_token.get(_TokenKey(token, key))
 
     def _create(self, torch: TorchCuda, token: PoolId | None, key: Key) -> _SharedPool:
         pool = self._store.make_pool(torch, key)
-        pool.epoch = _core.tag_info(key.tag).epoch
+        pool.epoch = _core.tag_info(key.options.tag).epoch
         shared = _SharedPool(pool, token)
         with self._lock:
             other = self._find(token, key)
@@ -120,7 +129,7 @@ class GraphPools:
                 shared.users = 1
                 self._by_id[pool.id] = shared
                 if token is not None:
-                    self._by_token[token, key] = shared
+                    self._by_token[_TokenKey(token, key)] = shared
                 return shared
             other.users += 1
         self._store.retire(torch, pool)
@@ -146,7 +155,7 @@ class GraphPools:
                 return
             self._by_id.pop(shared.pool.id, None)
             if shared.token is not None:
-                self._by_token.pop((shared.token, shared.pool.key), None)
+                self._by_token.pop(_TokenKey(shared.token, shared.pool.key), None)
         self._store.retire_later(shared.pool)
 
     def keep_with(self, graph: Any, shared: _CapturePool) -> None:
@@ -191,9 +200,7 @@ class GraphCapture(FunctionDecorator):
         token: PoolId | None,
         stream: Any,
         capture_error_mode: str,
-        tag: str,
-        backup: int,
-        host_policy: int = _core.HOST_DEFAULT,
+        options: RegionOptions,
     ) -> None:
         self._store = store
         self._pools = pools
@@ -202,9 +209,7 @@ class GraphCapture(FunctionDecorator):
         self._token = token
         self._stream = stream
         self._capture_error_mode = capture_error_mode
-        self._tag = tag
-        self._backup = backup
-        self._host_policy = host_policy
+        self._options = options
 
     def __enter__(self) -> None:
         torch = self._torch
@@ -212,7 +217,7 @@ class GraphCapture(FunctionDecorator):
         _warn_of_nccl(self._pools)
         # torch empties its cache before a capture, which does nothing while this thread is in a region.
         self._store.empty_cache(torch)
-        key = Key(self._tag, self._backup, device, self._host_policy)
+        key = Key(self._options, device)
         stream = self._pools.capture_stream(torch, device) if self._stream is None else self._stream
         with contextlib.ExitStack() as around, contextlib.ExitStack() as failed:
             # While the capture runs its pool is the only one that this thread routes: first torch allocates what belongs to
@@ -224,8 +229,8 @@ class GraphCapture(FunctionDecorator):
                 around.enter_context(torch.capturing_into(pool.pool.memory_pool))
             # Not managed: allocations outside the pool are ordinary. Those of a pool with our allocator get these settings
             # anyway.
-            self._enter_level(around, managed=False)
-            around.callback(_core.capture_end, _core.capture_begin(self._tag, self._backup, self._host_policy))
+            around.callback(_core.region_leave, native.enter_region(self._options.unmanaged()))
+            around.callback(_core.capture_end, native.begin_capture(self._options))
             failed.callback(torch.torch.cuda.set_stream, torch.torch.cuda.current_stream())
             around.enter_context(
                 torch.torch.cuda.graph(self._graph, pool=pool.id, stream=stream, capture_error_mode=self._capture_error_mode)
@@ -233,13 +238,10 @@ class GraphCapture(FunctionDecorator):
             if _core.preloaded and not isinstance(pool, _SharedPool):
                 # torch calls cudaMalloc for such a pool, which asks for the settings of its thread.
                 around.enter_context(torch.autograd_on_this_thread())
-                self._enter_level(around, managed=True)
+                around.callback(_core.region_leave, native.enter_region(self._options))
             failed.pop_all()
             self._around = around.pop_all()
         self._pool = pool
-
-    def _enter_level(self, stack: contextlib.ExitStack, managed: bool) -> None:
-        stack.callback(_core.region_leave, _core.region_enter(self._tag, self._backup, managed, self._host_policy))
 
     def __exit__(
         self, exception_type: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None

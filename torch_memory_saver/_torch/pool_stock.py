@@ -23,6 +23,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from torch_memory_saver import _core
+from torch_memory_saver._saver.options import RegionOptions
 from torch_memory_saver._torch.frames import Frame
 from torch_memory_saver._torch.layer import PoolId, TorchCuda
 
@@ -36,12 +37,11 @@ _MOST_RETIRED = 10_000
 
 
 class Key(NamedTuple):
-    """What an idle pool is found by: the region's tag, what becomes of contents, and the device."""
+    """What an idle pool is found by: the region's options and the device. Read by field name only; a tuple, because every
+    entry of a region looks one up for each device."""
 
-    tag: str
-    backup: int
+    options: RegionOptions
     device: int
-    host_policy: int
 
 
 def selects(tags: Tags, tag: str) -> bool:
@@ -52,13 +52,12 @@ def selects(tags: Tags, tag: str) -> bool:
 class Pool:
     """One torch.cuda.MemPool and what we know of it."""
 
-    __slots__ = ("epoch", "id", "key", "managed", "memory_pool")
+    __slots__ = ("epoch", "id", "key", "memory_pool")
 
-    def __init__(self, memory_pool: Any, key: Key, managed: bool) -> None:
+    def __init__(self, memory_pool: Any, key: Key) -> None:
         self.memory_pool = memory_pool
         self.id: PoolId = memory_pool.id
         self.key = key
-        self.managed = managed
         self.epoch = 0  # pauses that the tag had seen when this pool was last entered
 
     @property
@@ -78,15 +77,15 @@ class PoolStock:
         self._uncaptured: set[PoolId] = set()  # pools of regions that no capture has used
         self._retired: set[PoolId] = set()  # of these, the retired ones
 
-    def _check_out_all(self, torch: TorchCuda, frame: Frame, what: tuple[str, int, int], devices: Sequence[int]) -> None:
+    def _check_out_all(self, torch: TorchCuda, frame: Frame, devices: Sequence[int]) -> None:
         """Gives a new frame its pool of each device."""
-        tag, backup, host_policy = what
-        if frame.managed and len(devices) > 1:
-            info = _core.tag_info(tag)
+        options = frame.options
+        if options.managed and len(devices) > 1:
+            info = _core.tag_info(options.tag)
             if not info.paused:
                 with self._lock:  # Once for all devices: an entry must stay cheap where there are many.
                     for device in devices:
-                        idle = self._idle.get(Key(tag, backup, device, host_policy))
+                        idle = self._idle.get(Key(options, device))
                         if not idle:
                             break
                         pool = idle.pop()
@@ -94,23 +93,23 @@ class PoolStock:
                         frame.pools.append(pool)
                 devices = devices[len(frame.pools) :]
         for device in devices:
-            frame.pools.append(self.check_out(torch, Key(tag, backup, device, host_policy), frame.managed))
+            frame.pools.append(self.check_out(torch, Key(options, device)))
 
-    def check_out(self, torch: TorchCuda, key: Key, managed: bool = True) -> Pool:
+    def check_out(self, torch: TorchCuda, key: Key) -> Pool:
         """A pool that is not in use and hands out no paused memory: an idle one, or a new one."""
-        if not managed:
-            return self.make_pool(torch, key, managed=False)
-        paused, epoch = _core.tag_info(key.tag)
+        if not key.options.managed:
+            return self.make_pool(torch, key)
+        info = _core.tag_info(key.options.tag)
         suspects: list[Pool] = []
         with self._lock:
             idle = self._idle.get(key)
             if idle:
-                if not paused:
+                if not info.paused:
                     pool = idle.pop()
-                    pool.epoch = epoch
+                    pool.epoch = info.epoch
                     return pool
                 for pool in reversed(idle):
-                    if pool.epoch == epoch:
+                    if pool.epoch == info.epoch:
                         idle.remove(pool)
                         return pool
                 suspects, self._idle[key] = idle, []
@@ -125,7 +124,7 @@ class PoolStock:
             pool = self.make_pool(torch, key)
             with self._lock:
                 self._uncaptured.add(pool.id)
-        pool.epoch = epoch
+        pool.epoch = info.epoch
         return pool
 
     def check_in(self, pool: Pool) -> None:
@@ -133,9 +132,9 @@ class PoolStock:
         with self._lock:
             self._idle.setdefault(pool.key, []).append(pool)
 
-    def make_pool(self, torch: TorchCuda, key: Key, managed: bool = True) -> Pool:
+    def make_pool(self, torch: TorchCuda, key: Key) -> Pool:
         """A new pool. Its reference is leaked until it is retired."""
-        return Pool(torch.make_pool(key.device, managed), key, managed)
+        return Pool(torch.make_pool(key.device, key.options.managed), key)
 
     def retire(self, torch: TorchCuda, pool: Pool) -> None:
         """Gives up a pool that is not routed: torch returns its segments at an emptying after their last tensor is gone."""
@@ -171,8 +170,8 @@ class PoolStock:
     def retire_idle(self, torch: TorchCuda, tags: Tags) -> bool:
         """Retires the idle pools of `tags` that hold a segment without tensors; whether there were any."""
         with self._lock:
-            taken = [pool for key, pools in self._idle.items() if selects(tags, key.tag) for pool in pools]
-            for key in [key for key in self._idle if selects(tags, key.tag)]:
+            taken = [pool for key, pools in self._idle.items() if selects(tags, key.options.tag) for pool in pools]
+            for key in [key for key in self._idle if selects(tags, key.options.tag)]:
                 del self._idle[key]
         retired = False
         # Most pools of a device that is not in use hold nothing: asking for each one's segments costs more than this.
@@ -192,4 +191,4 @@ class PoolStock:
     def idle_pools(self, tags: Tags = None) -> list[Pool]:
         """The idle pools of the tags, at this moment."""
         with self._lock:
-            return [pool for key, pools in self._idle.items() if selects(tags, key.tag) for pool in pools]
+            return [pool for key, pools in self._idle.items() if selects(tags, key.options.tag) for pool in pools]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from torch_memory_saver import _core
+from torch_memory_saver._saver.options import RegionOptions
 from torch_memory_saver._torch.elsewhere import Watch
 from torch_memory_saver._torch.frames import Frame
 from torch_memory_saver._torch.layer import PoolId, TorchCuda, devices_in_use
@@ -65,11 +66,11 @@ class PoolStore(PoolStock):
             stack = self._local.stack = []
         return stack
 
-    def enter(self, torch: TorchCuda | None, tag: str, backup: int, managed: bool, host_policy: int = 0) -> Frame:
+    def enter(self, torch: TorchCuda | None, options: RegionOptions) -> Frame:
         """Routes this thread's allocations to a pool on every visible device: it may come to use any of them inside. That
         makes no context on any. Without torch only notes it."""
         stack = self.stack()
-        frame = Frame(torch, tag, managed, stack)
+        frame = Frame(torch, options, stack)
         if torch is None:
             stack.append(frame)
             return frame
@@ -81,12 +82,12 @@ class PoolStore(PoolStock):
         outer = stack[-1] if stack and not torch.last_routed_wins else None
         try:
             with self._lock:
-                if managed and self._pauses:
-                    self._wait_for_pauses(tag)
+                if options.managed and self._pauses:
+                    self._wait_for_pauses(options.tag)
                 if torch.routes_every_thread:
                     self._check_alone(frame)
                 self._frames[id(frame)] = frame
-            self._check_out_all(torch, frame, (tag, backup, host_policy), devices)
+            self._check_out_all(torch, frame, devices)
             if _may_be_capturing(torch):
                 self._strike_off(frame.pools)
             if outer is not None:
@@ -231,7 +232,7 @@ class PoolStore(PoolStock):
         with self._lock:
             self._frames.pop(id(frame), None)
             for pool in frame.pools:
-                if pool.managed:
+                if pool.key.options.managed:
                     self._idle.setdefault(pool.key, []).append(pool)
                 else:
                     self._doomed.append(pool)
@@ -261,11 +262,11 @@ class PoolStore(PoolStock):
 
         Outside pools torch does that itself when memory runs out; inside one it fails.
         """
-        free, total = _core.device_memory(device)
+        memory = _core.device_memory(device)
         # What torch could give back is in use as far as the driver knows: with half of the device free there is no need.
-        if 2 * free >= total or torch.is_capturing():
+        if 2 * memory.free >= memory.total or torch.is_capturing():
             return
-        if free < torch.releasable_bytes(device):
+        if memory.free < torch.releasable_bytes(device):
             self.empty_cache(torch)
 
     def empty_cache(self, torch: TorchCuda) -> None:
@@ -307,7 +308,7 @@ class PoolStore(PoolStock):
         """Gives a suspended frame fresh pools in place of those that `only_if` names, which are retired."""
         for index, pool in enumerate(frame.pools):
             if only_if(torch, pool):
-                frame.pools[index] = self.check_out(torch, pool.key, pool.managed)
+                frame.pools[index] = self.check_out(torch, pool.key)
                 self.retire(torch, pool)
 
     @contextlib.contextmanager

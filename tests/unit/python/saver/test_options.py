@@ -1,4 +1,4 @@
-"""What a pause or resume asks for is one frozen object, and the native core gets all of it by name."""
+"""What a region, pause or resume asks for is one frozen object, and the native core gets all of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from torch_memory_saver import _core
 from torch_memory_saver._saver import native
-from torch_memory_saver._saver.options import PauseOptions, ResumeOptions
+from torch_memory_saver._saver.options import PauseOptions, RegionOptions, ResumeOptions
 from torch_memory_saver.errors import InvalidArgumentError
 
 
@@ -18,6 +18,7 @@ def tell(done: int, total: int) -> None:
     pass
 
 
+REGION = RegionOptions.check("a", True, False, "mmap", "pool")
 PAUSE = PauseOptions.check(["a", "b", "a"], "host", 1, tell)
 RESUME = ResumeOptions.check("a", math.inf, 1, "pool", 1, tell, 1)
 
@@ -30,11 +31,33 @@ class Core:
 
 
 def test_options_are_checked_values_that_stay() -> None:
+    assert RegionOptions("a", _core.BACKUP_MMAP, _core.HOST_POOL, managed=True) == REGION
     assert PauseOptions(("a", "b"), _core.BACKUP_PINNED, True, tell) == PAUSE
     assert ResumeOptions(("a",), math.inf, True, _core.HOST_POOL, True, tell, True) == RESUME
-    for options in (PAUSE, RESUME):
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            options.tags = None  # type: ignore[misc]
+    options: Any
+    for options in (REGION, PAUSE, RESUME):
+        for field in dataclasses.fields(options):
+            with pytest.raises(dataclasses.FrozenInstanceError):
+                setattr(options, field.name, None)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("", False, False, None, None),
+        ("a", True, True, None, None),
+        ("a", False, False, "pinned", None),
+        ("a", True, False, None, "keep"),
+    ],
+)
+def test_a_region_that_makes_no_sense_has_no_options(arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(InvalidArgumentError):
+        RegionOptions.check(*arguments)
+
+
+def test_options_of_ordinary_memory() -> None:
+    assert REGION.unmanaged() == RegionOptions("a", _core.BACKUP_MMAP, _core.HOST_POOL, managed=False)
+    assert RegionOptions.disabled("a") == RegionOptions("a", _core.BACKUP_NONE, _core.HOST_DEFAULT, managed=False)
 
 
 def test_a_pause_that_keeps_nothing_asks_for_no_live_bytes() -> None:
@@ -52,6 +75,10 @@ def test_progress_without_waiting_is_refused() -> None:
 def test_the_core_gets_every_field(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "_core", Core())
     calls: Any = native
+    settings = {"tag": "a", "backup": _core.BACKUP_MMAP, "host_policy": _core.HOST_POOL}
+    assert calls.enter_region(REGION) == ("region_enter", (), {**settings, "managed": True})
+    assert calls.enter_region(REGION.unmanaged()) == ("region_enter", (), {**settings, "managed": False})
+    assert calls.begin_capture(REGION) == ("capture_begin", (), settings)
     assert calls.pause(PAUSE, 7, find_live := object()) == (
         "pause",
         (("a", "b"), 7),

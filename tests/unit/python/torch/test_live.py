@@ -226,7 +226,7 @@ def test_a_capture_that_is_begun_inside_a_region(saver: TorchMemorySaver, fake_t
         before = fake_torch.allocate(2 * MIB)
         with capture(fake_torch, (5, 0)):
             captured = fake_torch.allocate(2 * MIB)
-    assert (captured in [row[0] for row in _core.segments()]) == fake_torch.captures_join_regions
+    assert (captured in [row.address for row in _core.segments()]) == fake_torch.captures_join_regions
     assert find() == [before]
 
 
@@ -289,7 +289,7 @@ def test_regions_with_different_host_memory_share_no_pool(
         for host_memory in (None, "pool", "retain"):
             with saver.region("a", enable_cpu_backup=True, host_memory=host_memory):
                 pass
-    policies = {pool.key[3] for pool in store.idle_pools()}
+    policies = {pool.key.options.host_policy for pool in store.idle_pools()}
     assert policies == {_core.HOST_DEFAULT, _core.HOST_POOL, _core.HOST_RETAIN}
     assert len(store.idle_pools()) == 3
 

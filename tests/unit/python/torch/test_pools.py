@@ -9,7 +9,8 @@ from fake_torch import DEFAULT, FakeTorch
 from threads import InsideRegion, in_thread
 
 from torch_memory_saver import _core, errors
-from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver._saver.options import RegionOptions
+from torch_memory_saver._torch.pools import Key, PoolStore
 from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20
@@ -32,13 +33,14 @@ def test_a_region_routes_a_pool_and_leaves_none(saver: TorchMemorySaver, fake_to
     outside = fake_torch.allocate(2 * MIB)
     with saver.region("a"):
         inside = fake_torch.allocate(2 * MIB)
-        assert _core.region_current()[:3] == ("a", _core.BACKUP_NONE, True)
+        assert _core.region_current() == ("a", _core.BACKUP_NONE, True, 1)
     after = fake_torch.allocate(2 * MIB)
     assert fake_torch.pool_of(outside) == fake_torch.pool_of(after) == DEFAULT
     assert fake_torch.pool_of(inside) != DEFAULT
     assert resident(saver, "a") == 2 * MIB
-    assert _core.region_current()[3] == 0
-    assert [pool.key for pool in store.idle_pools()] == [("a", _core.BACKUP_NONE, 0, _core.HOST_DEFAULT)]
+    assert _core.region_current().depth == 0
+    options = RegionOptions("a", _core.BACKUP_NONE, _core.HOST_DEFAULT, managed=True)
+    assert [pool.key for pool in store.idle_pools()] == [Key(options, device=0)]
 
 
 def test_the_pool_is_used_again(saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore) -> None:
@@ -88,7 +90,7 @@ def test_an_exception_restores_everything(saver: TorchMemorySaver, fake_torch: F
         raise ZeroDivisionError
     assert fake_torch.routings == []
     assert store.stack() == []
-    assert _core.region_current()[3] == 0
+    assert _core.region_current().depth == 0
 
 
 def test_what_the_body_raised_is_not_lost_where_leaving_fails(
@@ -110,7 +112,7 @@ def test_what_the_body_raised_is_not_lost_where_leaving_fails(
         inside.setattr(_core, "refresh_peers", refuse)
     assert fake_torch.routings == []
     assert store.stack() == []
-    assert _core.region_current()[3] == 0
+    assert _core.region_current().depth == 0
 
 
 def test_a_failed_entry_restores_everything(saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore) -> None:
@@ -120,7 +122,7 @@ def test_a_failed_entry_restores_everything(saver: TorchMemorySaver, fake_torch:
         with pytest.raises(RuntimeError, match="told to fail"):
             saver.region("a").__enter__()
         assert fake_torch.routings == routed
-        assert _core.region_current()[0] == "outer"
+        assert _core.region_current().tag == "outer"
         assert len(store.stack()) == 1
     assert saver.pause("a").allocations == 0, "no thread is inside it"
 
@@ -141,7 +143,7 @@ def test_one_object_can_be_entered_again_and_nested(saver: TorchMemorySaver, fak
     for _ in range(2):
         with region, region:
             fake_torch.allocate(2 * MIB)
-    assert _core.region_current()[3] == 0
+    assert _core.region_current().depth == 0
     assert resident(saver, "a") == 4 * MIB
 
 
@@ -153,7 +155,7 @@ def test_every_visible_device_is_routed(saver: TorchMemorySaver, fake_torch: Fak
     assert fake_torch.routings == []
     row = _core.find(inside)
     assert row is not None
-    assert (row[4], row[7]) == (1, "a")
+    assert (row.device, row.tag) == (1, "a")
 
 
 def test_pools_of_every_device_are_used_again(saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore) -> None:
@@ -161,7 +163,7 @@ def test_pools_of_every_device_are_used_again(saver: TorchMemorySaver, fake_torc
     for _ in range(3):
         with saver.region("a"), saver.disable(), saver.region("a"):
             pass
-    assert [pool.key[2] for pool in store.idle_pools()] == [0, 0, 1, 1, 2, 2]
+    assert [pool.key.device for pool in store.idle_pools()] == [0, 0, 1, 1, 2, 2]
     assert len(fake_torch.alive) == 6, "those of disable() are gone"
 
 
@@ -173,7 +175,7 @@ def test_a_pool_of_one_device_that_is_missing_is_made(
         gone = fake_torch.allocate(2 * MIB, device=1)
     fake_torch.free(gone)
     saver.empty_cache()
-    assert [pool.key[2] for pool in store.idle_pools()] == [0, 2]
+    assert [pool.key.device for pool in store.idle_pools()] == [0, 2]
     before = {pool.id for pool in store.idle_pools()}
     with saver.region("a"):
         routed = [routing[:2] for routing in fake_torch.routings]
@@ -218,7 +220,7 @@ def test_a_failed_entry_on_the_second_device_restores_everything(
             region.__enter__()
         fake_torch.fail_begin_of_new_pools_on = -1
         assert fake_torch.routings == routed
-        assert _core.region_current()[0] == "outer"
+        assert _core.region_current().tag == "outer"
     assert store.stack() == []
     with saver.region("a"):
         assert [routing[0] for routing in fake_torch.routings] == [0, 1]
@@ -277,7 +279,7 @@ def test_disable_gives_ordinary_memory_that_goes_back_at_its_exit(saver: TorchMe
         cached = fake_torch.allocate(2 * MIB)
         fake_torch.free(cached)
         with saver.disable():
-            assert _core.region_current()[2] is False
+            assert _core.region_current().managed is False
             gone, kept = fake_torch.allocate(2 * MIB), fake_torch.allocate(2 * MIB)
             assert cached not in (gone, kept), "managed memory of the region must not be handed out"
             fake_torch.free(gone)
@@ -318,7 +320,7 @@ def test_an_interrupted_entry_leaves_nothing_routed(
         assert region._frames == []  # type: ignore[attr-defined]
         assert fake_torch.routings == routed
         assert [frame.tag for frame in store._frames.values()] == ["outer"]
-        assert _core.region_current()[3] == 1
+        assert _core.region_current().depth == 1
     assert fake_torch.routings == []
 
 
