@@ -319,7 +319,7 @@ def _release_managed(core: Any) -> None:
     core.set_retain_backup(False)
     core.set_host_policy(core.HOST_RELEASE)
     for row in core.segments():
-        core.free(row[0])
+        core.free(row.address)
     # Tries again what the driver refused to take back while a test made its calls fail.
     core.resume((), None)
     wait_for_host_memory(core)

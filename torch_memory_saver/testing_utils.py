@@ -26,5 +26,5 @@ def get_and_print_gpu_memory(message: str, gpu_id: int = 0) -> int:
 
 def _xpu_used_memory(gpu_id: int = 0) -> int:
     """The bytes in use on a device, by every process. The name is the C++ package's; the devices are CUDA's."""
-    free, total = _core.device_memory(gpu_id)
-    return total - free
+    memory = _core.device_memory(gpu_id)
+    return memory.total - memory.free

@@ -150,10 +150,10 @@ class CheckedWorld(World):
     def check_books(self) -> list[str]:
         """The counters against the states, and against what the simulated GPU holds."""
         counters, rows = core.counters(), core.segments()
-        reserved = {state: sum(row[2] for row in rows if row[5] == state) for state in STATE_NAMES}
-        damaged = sum(row[5] == DAMAGED for row in rows)
+        reserved = {state: sum(row.reserved_bytes for row in rows if row.state == state) for state in STATE_NAMES}
+        damaged = sum(row.state == DAMAGED for row in rows)
         problems = []
-        if {row[0] for row in rows} != set(self.blocks):
+        if {row.address for row in rows} != set(self.blocks):
             problems.append("the allocations listed are not those that their owner has")
         if counters["allocations"] != len(rows) or counters["damaged"] != damaged:
             problems.append(f"counted {counters['allocations']} allocations, {counters['damaged']} damaged: {rows}")
@@ -166,9 +166,9 @@ class CheckedWorld(World):
         if not waiting and physical != counters["resident_bytes"]:
             problems.append(f"{physical} bytes of physical memory, and resident_bytes is {counters['resident_bytes']}")
         for tag in {block.tag for block in self.blocks.values()}:
-            paused = sum(row[5] != ACTIVE for row in rows if row[7] == tag)
-            if core.tag_info(tag)[0] != paused:
-                problems.append(f"tag_info says {core.tag_info(tag)[0]} of '{tag}' are paused, really {paused}")
+            paused = sum(row.state != ACTIVE for row in rows if row.tag == tag)
+            if core.tag_info(tag).paused != paused:
+                problems.append(f"tag_info says {core.tag_info(tag).paused} of '{tag}' are paused, really {paused}")
         return problems
 
     @staticmethod

@@ -71,11 +71,11 @@ class World:
         assert core.free(block.address) is True, "free did not know the allocation"
 
     def states(self) -> dict[int, int]:
-        return {row[0]: row[5] for row in core.segments()}
+        return {row.address: row.state for row in core.segments()}
 
     def state(self, block: Block) -> int:
         row = core.find(block.address)
-        return row[5] if row else -1
+        return row.state if row else -1
 
     # ---- the calls ----
 

@@ -34,7 +34,7 @@ Refused = (TypeError, ValueError, RuntimeError)
 def test_region_settings_that_make_no_sense(settings: dict[str, object]) -> None:
     with pytest.raises(errors.TorchMemorySaverError), saver.region(tag="weights", **settings):  # type: ignore[arg-type]
         pass
-    assert core.region_current()[3] == 0
+    assert core.region_current().depth == 0
     with saver.region(tag="weights"):
         tensor = empty(2 * MIB)
     write_and_check(tensor, 1)
@@ -43,7 +43,7 @@ def test_region_settings_that_make_no_sense(settings: dict[str, object]) -> None
 def test_disable_outside_a_region() -> None:
     with pytest.raises(errors.TorchMemorySaverError), saver.disable():
         pass
-    assert core.region_current()[3] == 0
+    assert core.region_current().depth == 0
 
 
 def test_hook_mode_is_checked_and_fixed_after_the_first_use(mode: str) -> None:

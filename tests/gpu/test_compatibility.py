@@ -73,7 +73,7 @@ def test_pause_and_resume_by_the_cdll(cdll: ctypes.CDLL) -> None:
     host = tensor.cpu()
     torch.cuda.synchronize()
     assert cdll.tms_pause(ctypes.c_char_p(b"weights")) == 0
-    assert segment_of(tensor)[5] == core.STATE_PAUSED
+    assert segment_of(tensor).state == core.STATE_PAUSED
     pointer = cdll.tms_get_cpu_backup_pointer(tensor.data_ptr(), 16 * MIB)
     assert ctypes.string_at(pointer, 4096) == bytes(host[:4096].tolist())
     assert cdll.tms_resume(None) == 0
@@ -98,7 +98,7 @@ def test_cuda_malloc_of_other_libraries_is_managed_in_preload_mode(mode: str) ->
         assert preloaded.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(32 * MIB)) == 0
     found = core.find(int(address.value or 0))
     assert found is not None
-    assert (found[1], found[7], found[6]) == (32 * MIB, "weights", core.BACKUP_PINNED)
+    assert (found.bytes, found.tag, found.backup) == (32 * MIB, "weights", core.BACKUP_PINNED)
     assert runtime.cudaMemset(address, 7, ctypes.c_size_t(32 * MIB)) == 0
     assert saver.pause("weights").allocations == 1
     assert saver.resume("weights").allocations == 1

@@ -103,7 +103,7 @@ def test_routing_to_the_token_is_ended_and_begun_again_inside_a_capture(kind: st
     assert all(shown.values()), "all of the token's memory is managed, also what was allocated after routing began again"
     # Between the two, torch calls cudaMalloc for a pool without an allocator, as anywhere in a region.
     assert [is_managed(tensor) for tensor in step.kept[:3]] == [True, mode == "preload", True]
-    assert {core.find(address)[7] for address in shown} == {"cuda_graph"}  # type: ignore[index]
+    assert {core.find(address).tag for address in shown} == {"cuda_graph"}  # type: ignore[union-attr]
     step.check(first, second)
     cycle()
     step.check(first, second, first)
@@ -120,7 +120,7 @@ def test_a_snapshot_of_the_token_shows_its_memory(kind: str, mode: str) -> None:
     graph = torch.cuda.CUDAGraph()
     step.capture(graph, token.id, symmetric=False)
     shown = pool_addresses(token.id)
-    assert sorted(shown) == sorted(row[0] for row in core.segments() if row[7] == "cuda_graph")
+    assert sorted(shown) == sorted(row.address for row in core.segments() if row.tag == "cuda_graph")
     del graph
     step.kept.clear()
 
@@ -151,7 +151,7 @@ def test_tags_of_one_token_are_paused_apart() -> None:
     step.kept.clear()
     with saver.cuda_graph(other, pool=token.id, tag="other"):
         step.run(token.id, symmetric=False)
-    assert {row[7] for row in core.segments()} == {"cuda_graph", "other"}
+    assert {row.tag for row in core.segments()} == {"cuda_graph", "other"}
     saver.pause("cuda_graph")
     step.check(other)
     saver.resume("cuda_graph")
@@ -269,10 +269,10 @@ def test_memory_outside_of_the_graphs_pool_is_said(mode: str, caplog: pytest.Log
         assert is_managed(outside[0])
         (said,) = [record.getMessage() for record in caplog.records if "default pool" in record.getMessage()]
     segment = segment_of(outside[0])
-    assert f"{segment[1]} bytes" in said
+    assert f"{segment.bytes} bytes" in said
     del outside[0]
     report = saver.pause("cuda_graph")
-    assert (report.bytes, report.reusable_bytes) == (segment[1], segment[1] - 4 * MIB)
+    assert (report.bytes, report.reusable_bytes) == (segment.bytes, segment.bytes - 4 * MIB)
     saver.resume("cuda_graph")
     del graph, outside
     torch.cuda.empty_cache()

@@ -58,7 +58,7 @@ class Decoder:
 
 
 def graph_bytes() -> int:
-    return sum(row[2] for row in core.segments() if row[7] == "cuda_graph" and row[5] == core.STATE_ACTIVE)
+    return sum(row.reserved_bytes for row in core.segments() if row.tag == "cuda_graph" and row.state == core.STATE_ACTIVE)
 
 
 def cycle() -> None:
@@ -220,7 +220,7 @@ def test_managed_graph_inside_a_region_of_another_tag() -> None:
         with saver.cuda_graph(graph, tag="cuda_graph"):
             decoder.step()
         tensor = empty(16 * MIB)
-    assert core.find(tensor.data_ptr())[7] == "weights"  # type: ignore[index]
+    assert core.find(tensor.data_ptr()).tag == "weights"  # type: ignore[union-attr]
     assert graph_bytes() > 0
     cycle()
     graph.replay()
@@ -247,8 +247,8 @@ def test_pause_and_resume_during_a_capture_are_refused_and_the_capture_survives(
         with pytest.raises(errors.CaptureInProgressError):
             saver.resume("kv_cache")
         result.add_(1)
-    assert core.find(tensor.data_ptr())[5] == core.STATE_ACTIVE  # type: ignore[index]
-    assert core.find(cache.data_ptr())[5] == core.STATE_PAUSED  # type: ignore[index]
+    assert core.find(tensor.data_ptr()).state == core.STATE_ACTIVE  # type: ignore[union-attr]
+    assert core.find(cache.data_ptr()).state == core.STATE_PAUSED  # type: ignore[union-attr]
     saver.pause("weights")
     saver.resume()
     graph.replay()

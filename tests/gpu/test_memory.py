@@ -39,7 +39,7 @@ def test_pause_gives_physical_memory_back_and_resume_takes_it_at_the_same_addres
         tensors = [empty(size) for _ in range(count)]
     addresses = [tensor.data_ptr() for tensor in tensors]
     assert len(set(addresses)) == count
-    assert {segment_of(tensor)[7] for tensor in tensors} == {"weights"}
+    assert {segment_of(tensor).tag for tensor in tensors} == {"weights"}
     resident = core.counters()["resident_bytes"]
     assert resident == count * size
     active = free_bytes()
@@ -97,7 +97,7 @@ def test_physical_memory_comes_in_multiples_of_two_mebibytes(size: int, physical
     for address in addresses:
         found = core.find(address)
         assert found is not None
-        assert (found[0], found[1], found[2]) == (address, size, physical)
+        assert (found.address, found.bytes, found.reserved_bytes) == (address, size, physical)
     assert_close_to(before - free_bytes(), 64 * physical, "memory taken", slack=8 * MIB)
     assert core.find(addresses[0] + physical - 1) is not None
     saver.pause("granularity")
@@ -127,7 +127,7 @@ def test_size_zero_and_absurd_sizes() -> None:
 def test_tensors_of_a_region_share_segments_as_in_any_torch_pool() -> None:
     with saver.region(tag="small"):
         tensors = [empty(4096) for _ in range(64)]
-    assert len({segment_of(tensor)[0] for tensor in tensors}) == 1
+    assert len({segment_of(tensor).address for tensor in tensors}) == 1
     for index, tensor in enumerate(tensors):
         tensor.fill_(index)
     saver.pause("small")

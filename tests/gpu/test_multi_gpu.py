@@ -157,7 +157,7 @@ def test_regions_on_both_devices_pause_on_all_and_restore_the_current_device(cur
         for device, tensor in enumerate(tensors):
             fill_random(tensor, device)
         sums = [checksum(tensor) for tensor in tensors]
-        assert [core.find(tensor.data_ptr())[4] for tensor in (*tensors, *caches)] == [0, 1, 1, 0]  # type: ignore[index]
+        assert [core.find(tensor.data_ptr()).device for tensor in (*tensors, *caches)] == [0, 1, 1, 0]  # type: ignore[union-attr]
         context = current_context()
         free = [free_bytes(device) for device in (0, 1)]
         report = saver.pause()
@@ -182,7 +182,7 @@ def test_gradients_on_both_gpus_are_managed() -> None:
         total = (weights[0] * 2).to("cuda:1") * weights[1] * 3
         total.backward(torch.ones_like(total))
     found = [segment_of(tensor.grad) for tensor in weights if tensor.grad is not None]
-    assert [(row[4], row[7]) for row in found] == [(0, "trainer"), (1, "trainer")]
+    assert [(row.device, row.tag) for row in found] == [(0, "trainer"), (1, "trainer")]
     for tensor in weights:
         assert torch.equal(tensor.grad.cpu(), torch.full((4 * MIB,), 6.0))
     del total, weights, tensor
@@ -223,7 +223,7 @@ def test_a_graph_on_the_second_gpu() -> None:
         saver.resume("cuda_graph")
         graph.replay()
         assert torch.equal(result, numbers * 2 + 1)
-    assert {row[4] for row in core.segments() if row[7] == "cuda_graph"} == {1}
+    assert {row.device for row in core.segments() if row.tag == "cuda_graph"} == {1}
     del graph
 
 

@@ -64,7 +64,7 @@ def test_pausing_inside_the_region() -> None:
         new = [empty(64 * MIB), empty(MIB)]
         for value, tensor in enumerate(new):
             write_and_check(tensor, value)
-        assert all(segment_of(tensor)[7] == "a" for tensor in new)
+        assert all(segment_of(tensor).tag == "a" for tensor in new)
         saver.resume("a")
         later = empty(64 * MIB)
         write_and_check(later, 3)
@@ -152,7 +152,7 @@ def test_emptying_keeps_the_pool_of_a_tag_without_idle_memory() -> None:
     skip_where_routing_is_of_the_process()
 
     def pool_of(tensor: torch.Tensor) -> object:
-        address = segment_of(tensor)[0]
+        address = segment_of(tensor).address
         return next(row["segment_pool_id"] for row in torch.cuda.memory_snapshot() if row["address"] == address)
 
     with saver.region(tag="weights"):
@@ -191,7 +191,7 @@ def test_empty_cache_while_another_thread_is_in_a_region() -> None:
         thread.join(60)
     # While that thread was in its region torch could return nothing; leaving it did.
     assert_close_to(start - free_bytes(), 128 * MIB, "memory still taken")
-    assert [segment_of(tensor)[7] for tensor in held] == ["b", "b"]
+    assert [segment_of(tensor).tag for tensor in held] == ["b", "b"]
     for value, tensor in enumerate(held):
         write_and_check(tensor, value)
     del tensor
@@ -221,7 +221,7 @@ def test_a_region_inside_disable_is_managed() -> None:
         with saver.region(tag="b"):
             tensor = empty(16 * MIB)
         plain = empty(16 * MIB)
-    assert segment_of(tensor)[7] == "b"
+    assert segment_of(tensor).tag == "b"
     assert not is_managed(plain)
 
 

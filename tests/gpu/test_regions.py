@@ -27,7 +27,7 @@ def test_only_allocations_inside_are_managed() -> None:
         inside = empty(16 * MIB)
     after = empty(16 * MIB)
     assert [is_managed(tensor) for tensor in (before, inside, after)] == [False, True, False]
-    assert segment_of(inside)[7] == "default"
+    assert segment_of(inside).tag == "default"
 
 
 def test_the_innermost_region_wins_and_the_outer_one_continues() -> None:
@@ -41,11 +41,11 @@ def test_the_innermost_region_wins_and_the_outer_one_continues() -> None:
         with pytest.raises(KeyError), saver.region(tag="failing"):
             raise KeyError("leaves the region")
         fifth = empty(16 * MIB)
-    tags = [segment_of(tensor)[7] for tensor in (first, second, third, fourth, fifth)]
+    tags = [segment_of(tensor).tag for tensor in (first, second, third, fourth, fifth)]
     assert tags == ["outer", "inner", "outer", "outer", "outer"]
-    assert segment_of(second)[6] == core.BACKUP_PINNED
-    assert segment_of(fourth)[6] == core.BACKUP_NONE
-    assert core.region_current()[3] == 0
+    assert segment_of(second).backup == core.BACKUP_PINNED
+    assert segment_of(fourth).backup == core.BACKUP_NONE
+    assert core.region_current().depth == 0
 
 
 def test_tasks_that_interleave_keep_what_they_allocate() -> None:
@@ -75,7 +75,7 @@ def test_tasks_that_interleave_keep_what_they_allocate() -> None:
     with pytest.warns(RuntimeWarning, match=r"region\(tag='weights'\) is entered while .* region\(tag='kv_cache'\)"):
         asyncio.run(main())
     assert not is_managed(empty(16 * MIB))
-    assert [segment_of(tensor)[7] for tensor in (*weights, *caches)] == ["weights", "weights", "kv_cache"]
+    assert [segment_of(tensor).tag for tensor in (*weights, *caches)] == ["weights", "weights", "kv_cache"]
     for value, tensor in enumerate(weights, start=1):
         tensor.fill_(value)
     saver.pause()
@@ -98,11 +98,12 @@ def test_a_generator_inside_a_region_outlives_its_callers_region() -> None:
     with pytest.warns(RuntimeWarning, match=r"region\(tag='outer'\) is left while region\(tag='inner'\)"):
         outer.__exit__(None, None, None)
     made.append(next(generator))
-    assert core.region_current()[:2] == ("inner", core.BACKUP_PINNED)
+    current = core.region_current()
+    assert (current.tag, current.backup) == ("inner", core.BACKUP_PINNED)
     generator.close()
-    assert [segment_of(tensor)[7] for tensor in made] == ["inner", "inner"]
+    assert [segment_of(tensor).tag for tensor in made] == ["inner", "inner"]
     assert not is_managed(empty(16 * MIB))
-    assert core.region_current()[3] == 0
+    assert core.region_current().depth == 0
     made.clear()
 
 
@@ -119,7 +120,7 @@ def test_the_same_region_nested_and_in_two_threads_at_once() -> None:
 
             in_thread(other)
         tensors.append(empty(16 * MIB))
-    assert [segment_of(tensor)[7] for tensor in tensors] == ["weights"] * 4
+    assert [segment_of(tensor).tag for tensor in tensors] == ["weights"] * 4
     saver.pause("weights")
     saver.resume("weights")
     for value, tensor in enumerate(tensors):
@@ -171,7 +172,7 @@ def test_gradients_of_a_backward_inside_are_managed() -> None:
         result.register_hook(lambda gradient: threads.append(threading.get_ident()))
         result.backward(torch.ones_like(result))
     assert weights.grad is not None
-    assert segment_of(weights.grad)[7] == "trainer"
+    assert segment_of(weights.grad).tag == "trainer"
     assert threads == [threading.get_ident()]
     assert torch.equal(weights.grad, torch.full_like(weights, 2))
     saver.pause()

@@ -118,7 +118,7 @@ def test_sglang_order_with_an_empty_cache_while_kv_cache_is_paused() -> None:
     tms.empty_cache()
     saver.pause("weights")
     saver.pause("cuda_graph")
-    assert {row[5] for row in core.segments()} == {core.STATE_PAUSED}
+    assert {row.state for row in core.segments()} == {core.STATE_PAUSED}
     assert core.counters()["resident_bytes"] == 0
     training = empty(2 * LARGE)
     training.fill_(0x5A)
@@ -174,7 +174,7 @@ def test_any_string_is_a_tag() -> None:
         with saver.region(tag=tag):
             tensors.append(empty(4 * MIB))
     for tag, tensor in zip(tags, tensors, strict=True):
-        assert core.find(tensor.data_ptr())[7] == tag  # type: ignore[index]
+        assert core.find(tensor.data_ptr()).tag == tag  # type: ignore[union-attr]
         assert saver.pause(tag).allocations == 1
         assert state_of(tensor) == core.STATE_PAUSED
         saver.resume(tag)

@@ -56,7 +56,7 @@ def compare(world: World) -> None:
             assert actor.call(lambda: _context_left(world)) is None, f"{actor.name}: a context of ours is current"
     for tag in TAGS:
         paused = sum(allocation.state != ACTIVE for allocation in world.allocations if allocation.tag == tag)
-        assert _core.tag_info(tag)[0] == paused, (tag, paused)
+        assert _core.tag_info(tag).paused == paused, (tag, paused)
 
 
 def _context_left(world: World) -> int | None:

@@ -85,7 +85,7 @@ def interrupt_pause(world: World, choose: Any) -> bool:
 
     def interrupt() -> None:
         world.machine.wait_until_synchronizing()
-        world.machine.wait_for(lambda: _core.find(allocation.address)[5] == _core.STATE_PAUSING)
+        world.machine.wait_for(lambda: _core.find(allocation.address).state == _core.STATE_PAUSING)
         os.kill(os.getpid(), signal.SIGINT)
 
     world.say(f"pause({allocation.tag!r}), interrupted")

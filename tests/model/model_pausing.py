@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from typing import Any, NamedTuple
+from typing import Any
 
 from model_actors import Actor
 from model_allocations import ACTIVE, DAMAGED, PAUSED, TAGS, Allocation, PauseChoice, ResumeChoice, Tags, used_tags
@@ -17,17 +17,6 @@ from torch_memory_saver import torch_memory_saver as saver
 BACKUPS_BY_NAME = {"host": _core.BACKUP_PINNED, "disk": _core.BACKUP_DISK, "discard": _core.BACKUP_NONE}
 NAMES_OF_BACKUPS: dict[int | None, str] = {number: name for name, number in BACKUPS_BY_NAME.items()}
 POLICIES = {"release": _core.HOST_RELEASE, "pool": _core.HOST_POOL, "retain": _core.HOST_RETAIN}
-
-
-class Report(NamedTuple):
-    """What _core.pause returns."""
-
-    allocations: int
-    bytes: int
-    copied_bytes: int
-    unknown_tags: int
-    seconds: float
-
 
 UNUSED_TAG = "never allocated with"
 
@@ -77,7 +66,7 @@ def call_pause(tags: Tags, choice: PauseChoice) -> Any:
                 ends.extend((address + begin, address + end))
         return addresses.tobytes(), ends.tobytes()
 
-    return Report(*_core.pause(tags, None, False, choice.backup, find_live))
+    return _core.pause(tags, None, False, choice.backup, find_live)
 
 
 def pause(world: World, choose: Any) -> bool:
@@ -122,7 +111,7 @@ def after_pause(world: World, tags: Tags, selected: list[Allocation], report: An
 
 def after_failed_pause(world: World, selected: list[Allocation]) -> None:
     """All that were selected stay, or all go, some of them perhaps DAMAGED."""
-    states = {row[0]: row[5] for row in _core.segments()}
+    states = {row.address: row.state for row in _core.segments()}
     now = {states[allocation.address] for allocation in selected}
     if now - {ACTIVE}:
         assert now <= {PAUSED, DAMAGED}, f"a failed pause left {now}"
@@ -224,7 +213,7 @@ def something_waits(host: bool = True) -> bool:
 
 def passed_over(world: World, selected: list[Allocation]) -> None:
     """A resume that found some damaged still has resumed the rest all the same, and fails."""
-    states = {row[0]: row[5] for row in _core.segments()}
+    states = {row.address: row.state for row in _core.segments()}
     resumed = [allocation for allocation in selected if states[allocation.address] == ACTIVE]
     if not resumed:
         return
@@ -237,7 +226,7 @@ def passed_over(world: World, selected: list[Allocation]) -> None:
 def after_resume(world: World, tags: Tags, selected: list[Allocation], report: Any) -> None:
     assert not (world.captures and (world.allocations or something_waits(host=False))), "resumed during a capture"
     if world.rule is not None:
-        states = {row[0]: row[5] for row in _core.segments()}
+        states = {row.address: row.state for row in _core.segments()}
         assert all(states[a.address] == ACTIVE for a in selected), "resume left something paused"
         world.moved_to_active(selected)
         reclaimed(world)

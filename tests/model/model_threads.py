@@ -53,7 +53,7 @@ def pause_held(world: World, choose: Any) -> bool:
     unknown = unknown_tags(tags)
     join = second.worker.start(lambda: call_pause(tags, choice))
     world.machine.wait_until_synchronizing()
-    world.machine.wait_for(lambda: _core.find(victim.address)[5] == _core.STATE_PAUSING)
+    world.machine.wait_for(lambda: _core.find(victim.address).state == _core.STATE_PAUSING)
     freed: list[Allocation] = []
     late: list[tuple[str, Callable[[], Any]]] = []
     rule = None
@@ -113,7 +113,7 @@ def conclude(
 
 
 def after_failed_held_pause(world: World, kept: list[Allocation]) -> None:
-    states = {row[0]: row[5] for row in _core.segments()}
+    states = {row.address: row.state for row in _core.segments()}
     if kept and any(states[allocation.address] == PAUSED for allocation in kept):
         # The one that is DAMAGED may be one of those that were freed.
         for allocation in kept:
@@ -155,7 +155,7 @@ def meanwhile(
             free_one(world, main, choose.pick(paused))
     elif kind == 4 and in_transition:
         allocation = choose.pick(in_transition)
-        assert _core.find(allocation.address)[5] == _core.STATE_PAUSING
+        assert _core.find(allocation.address).state == _core.STATE_PAUSING
         assert _core.host_backup(allocation.address, allocation.size) is None
         must_be_refused(allocation.address + choose.integer(1, allocation.reserved - 1))
     elif kind == 5 and others:

@@ -71,15 +71,13 @@ class World:
             with machine.context(device):
                 pass
             machine.synchronize(device)
-            free, _ = _core.device_memory(device)
-            machine.take(device, free - room)
+            machine.take(device, _core.device_memory(device).free - room)
         self.others = [machine.taken[device] // GRANULARITY for device in range(DEVICES)]
         _core.refresh_peers()
         self.actors = [Actor("main", None), Actor("second", Worker()), Actor("third", Worker())]
-        tag, backup, managed, depth = _core.region_current()
-        assert depth == 0, "another test left a region"
-        self._found_settings = (tag, backup, managed)
-        self.actors[0].bottom = Level(tag, backup, managed)
+        found = self._found_settings = _core.region_current()
+        assert found.depth == 0, "another test left a region"
+        self.actors[0].bottom = Level(found.tag, found.backup, found.managed)
         counters = _core.counters()
         assert counters["allocations"] == 0, counters
         self.counted = (counters["allocations_total"], counters["frees_total"])
@@ -141,7 +139,7 @@ class World:
         return [allocation for allocation in self.with_state(*states) if selects(tags, allocation.tag)]
 
     def free_bytes(self, device: int) -> int:
-        return _core.device_memory(device)[0]
+        return _core.device_memory(device).free
 
     def lacks(self, allocations: list[Allocation]) -> bool:
         """Whether some device has too little memory to resume all of these."""
@@ -172,7 +170,7 @@ class World:
 
     def observe_states(self, allowed: dict[int, tuple[int, ...]], tags: Tags = None) -> None:
         """Takes over the states that the core says, where the model cannot know which of several it is."""
-        rows = {row[0]: row[5] for row in _core.segments()}
+        rows = {row.address: row.state for row in _core.segments()}
         for allocation in self.allocations:
             state = rows.get(allocation.address)
             if state == allocation.state or not selects(tags, allocation.tag):
@@ -231,12 +229,13 @@ class World:
             actor.call(lambda: _core.region_pop(1))
             if actor.worker is not None:
                 actor.worker.end()
-        _core.region_set(*self._found_settings)
+        found = self._found_settings
+        _core.region_set(found.tag, found.backup, found.managed)
         while _core.counters()["visible_captures"]:
             _core.capture_end()
         self.views.clear()
         for row in _core.segments():
-            _core.free(row[0])
+            _core.free(row.address)
         _core.resume((), None)
         for device, taken in self.machine.taken.items():
             if taken:

@@ -181,7 +181,7 @@ def pause_held(world: TorchWorld, choose: Any) -> bool:
     size, dropped = choose.pick(SIZES), choose.integer(0, 1)
     try:
         world.machine.wait_until_synchronizing()
-        if _core.find(victim.tensor.data_ptr())[5] == _core.STATE_PAUSING:
+        if _core.find(victim.tensor.data_ptr()).state == _core.STATE_PAUSING:
             with saver.region(tag=other, enable_cpu_backup=True):
                 tensor = torch.empty(size, dtype=torch.uint8, device="cuda")
         if tensor is not None and dropped:

@@ -115,7 +115,7 @@ def holds(tensor: torch.Tensor, value: int) -> bool:
 
 
 def states() -> set[int]:
-    return {row[5] for row in _core.segments()}
+    return {row.state for row in _core.segments()}
 
 
 def allocation() -> Case:
@@ -135,7 +135,7 @@ def pausing() -> Case:
     def check() -> None:
         assert _core.STATE_PAUSING not in states()
         assert holds(other, 7)
-        if _core.tag_info("weights")[0] == 0:
+        if _core.tag_info("weights").paused == 0:
             assert holds(tensor, 5)
         else:
             copy = saver.get_cpu_backup(tensor)
@@ -156,7 +156,7 @@ def resuming() -> Case:
 
     def check() -> None:
         assert _core.STATE_RESUMING not in states()
-        if not _core.tag_info("weights")[0]:
+        if not _core.tag_info("weights").paused:
             assert holds(tensor, 9)
 
     def again() -> None:
@@ -240,7 +240,7 @@ def pausing_a_graph() -> Case:
         case.check()
 
     def check() -> None:
-        if not _core.tag_info("graph")[0]:
+        if not _core.tag_info("graph").paused:
             case.check()
 
     return Case(lambda: [saver.pause("graph")].clear(), check, again, case.keep)

@@ -25,12 +25,12 @@ def nothing_is_left() -> Iterator[None]:
 
 
 def live_bytes(tag: str) -> int:
-    managed = {row[0] for row in _core.segments() if row[7] == tag}
+    managed = {row.address for row in _core.segments() if row.tag == tag}
     return sum(int(row["active_size"]) for row in torch.cuda.memory_snapshot() if row["address"] in managed)
 
 
 def all_bytes(tag: str) -> int:
-    return sum(row[1] for row in _core.segments() if row[7] == tag)
+    return sum(row.bytes for row in _core.segments() if row.tag == tag)
 
 
 def values(size: int, seed: int) -> torch.Tensor:

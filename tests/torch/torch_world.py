@@ -108,9 +108,9 @@ class TorchWorld:
             row = _core.find(each.tensor.data_ptr())
             if each.tag is None or row is None:
                 continue
-            if each.active and row[5] != _core.STATE_ACTIVE:
+            if each.active and row.state != _core.STATE_ACTIVE:
                 self.paused(each)
-            elif not each.active and row[5] == _core.STATE_ACTIVE:
+            elif not each.active and row.state == _core.STATE_ACTIVE:
                 self.resumed(each)
             elif each.active and each.copy is not None and saver.get_cpu_backup(each.tensor) is None:
                 each.copy = None  # the failed pause had begun to renew it
@@ -127,7 +127,7 @@ class TorchWorld:
             assert row is None, f"{each} is managed: {row}"
         else:
             assert row is not None, f"{each} is not managed"
-            assert (row[5], row[7]) == (_core.STATE_ACTIVE if each.active else _core.STATE_PAUSED, each.tag), (
+            assert (row.state, row.tag) == (_core.STATE_ACTIVE if each.active else _core.STATE_PAUSED, each.tag), (
                 f"{each}: {row}"
             )
             backup = None if each.inherits else saver.get_cpu_backup(each.tensor)

@@ -119,8 +119,9 @@ class InfoCommand(Command):
         rows = [("devices", str(count))]
         for device in range(count):
             try:
-                free, total = _core.device_memory(device)
-                rows.append((f"device {device}", f"{total / (1 << 30):.1f} GiB, {free / (1 << 30):.1f} GiB free"))
+                memory = _core.device_memory(device)
+                free, total = memory.free / (1 << 30), memory.total / (1 << 30)
+                rows.append((f"device {device}", f"{total:.1f} GiB, {free:.1f} GiB free"))
             except TorchMemorySaverError as error:
                 rows.append((f"device {device}", str(error)))
         return rows

@@ -61,7 +61,7 @@ for function, expected in ((in_regions, 2), (decorated, 3)):
     for _ in range(2):
         result, *managed = compiled(x)
         assert result.tolist() == [expected] * 4, function
-        tags += [None if (row := core.find(tensor.data_ptr())) is None else row[7] for tensor in managed]
+        tags += [None if (row := core.find(tensor.data_ptr())) is None else row.tag for tensor in managed]
 assert tags == ["inside", None, "made before"] * 2 + ["decorated"] * 2, tags
 with saver.region("inside", enable_cpu_backup=True):
     weights = empty(2 * MIB)
@@ -70,7 +70,7 @@ for _ in range(2):
     assert result.tolist() == [3] * 4
     assert [bool(answer) for answer in answers] == [True, False, True]
     assert not saver.is_paused(weights)
-assert core.region_current()[3] == 0
+assert core.region_current().depth == 0
 try:
     torch.compile(whole, backend="eager", fullgraph=True)(x)
 except torch._dynamo.exc.Unsupported as error:

@@ -23,7 +23,7 @@ def shard(device: int, value: int) -> torch.Tensor:
 
 def tags(tensors: list[torch.Tensor]) -> list[tuple[int, str] | None]:
     rows = [_core.find(tensor.data_ptr()) for tensor in tensors]
-    return [None if row is None else (row[4], row[7]) for row in rows]
+    return [None if row is None else (row.device, row.tag) for row in rows]
 
 
 def enter_and_leave() -> None:

@@ -79,7 +79,7 @@ def train() -> None:
     with saver.region(tag="weights"):
         weights = torch.ones(16 * MIB, device="cuda")
     found = _core.find(weights.data_ptr())
-    assert found is not None and found[7] == "weights"
+    assert found is not None and found.tag == "weights"
     saver.pause("weights")
     torch.cuda.synchronize()
     assert (batch * 0).numel() == batch.numel()  # everything else is usable while one tag is paused

@@ -11,12 +11,12 @@ MIB = 1 << 20
 
 
 def live_bytes() -> int:
-    managed = {row[0] for row in _core.segments()}
+    managed = {row.address for row in _core.segments()}
     return sum(int(row["active_size"]) for row in torch.cuda.memory_snapshot() if row["address"] in managed)
 
 
 def all_bytes() -> int:
-    return sum(row[1] for row in _core.segments())
+    return sum(row.bytes for row in _core.segments())
 
 
 tensors = [torch.full((size,), 3, dtype=torch.uint8, device="cuda") for size in [300_000, 3 * MIB, 512, 6 * MIB] * 4]
@@ -39,7 +39,7 @@ assert all(bool((tensor == number).all()) for number, tensor in enumerate(tensor
 # A pause through the C functions copies everything.
 cdll = saver._impl._binary_wrapper.cdll
 assert cdll.tms_pause(None) == 0
-held = sum(row[3] for row in _core.segments())
+held = sum(row.backup_bytes for row in _core.segments())
 assert held >= all_bytes(), (held, all_bytes())
 assert cdll.tms_resume(None) == 0
 assert all(bool((tensor == number).all()) for number, tensor in enumerate(tensors))

@@ -168,7 +168,7 @@ def assert_same(actual: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(actual.cpu(), expected.cpu())
 
 
-def segment_of(tensor: torch.Tensor) -> tuple[int, int, int, int, int, int, int, str]:
+def segment_of(tensor: torch.Tensor) -> core.Segment:
     """The managed allocation that a tensor lies in."""
     found = core.find(tensor.data_ptr())
     assert found is not None, f"the tensor at {tensor.data_ptr():#x} is not managed"
@@ -180,13 +180,15 @@ def is_managed(tensor: torch.Tensor) -> bool:
 
 
 def state_of(tensor: torch.Tensor) -> int:
-    return segment_of(tensor)[5]
+    return segment_of(tensor).state
 
 
 def assert_usable(tensor: torch.Tensor) -> None:
     """Checks the state before any kernel touches the memory: a touch of paused memory would lose the whole context."""
     found = core.find(tensor.data_ptr())
-    assert found is None or found[5] == core.STATE_ACTIVE, f"memory of tag {found[7]!r} in state {found[5]} was handed out"
+    assert found is None or found.state == core.STATE_ACTIVE, (
+        f"memory of tag {found.tag!r} in state {found.state} was handed out"
+    )
 
 
 def write_and_check(tensor: torch.Tensor, value: int) -> None:

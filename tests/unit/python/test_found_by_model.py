@@ -33,7 +33,7 @@ def fails(call, name, code=304, succeed=0):
     raise AssertionError("it did not fail")
 
 def state(address):
-    return _core.find(address)[5]
+    return _core.find(address).state
 
 def current_context():
     context = ctypes.c_void_p()

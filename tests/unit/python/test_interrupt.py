@@ -54,7 +54,7 @@ def when_out_of_memory(function):
     threading.Thread(target=watch, daemon=True).start()
 
 def state(address):
-    return _core.find(address)[5]
+    return _core.find(address).state
 """
 
 Program = Callable[..., Any]

@@ -104,14 +104,14 @@ def test_a_stream_waits_for_memory_without_contents(simulator: Any, cache: list[
 
 
 def test_too_little_memory_is_undone_although_a_stream_is_to_wait(simulator: Any, cache: list[int], context: None) -> None:
-    taken = _core.device_memory(0)[0] - SIZE * (len(cache) - 1)
+    taken = _core.device_memory(0).free - SIZE * (len(cache) - 1)
     assert simulator.library.tms_sim_take_memory(0, ctypes.c_int64(taken)) == 0
     pending = PendingResume(_core.resume_begin(("cache",), None))
     with pytest.raises(OutOfMemoryError):
         pending.wait_stream(0)
     with pytest.raises(OutOfMemoryError):
         pending.wait()
-    assert {_core.find(each)[5] for each in cache} == {_core.STATE_PAUSED}  # type: ignore[index]
+    assert {_core.find(each).state for each in cache} == {_core.STATE_PAUSED}  # type: ignore[union-attr]
     assert simulator.library.tms_sim_take_memory(0, ctypes.c_int64(-taken)) == 0
     _core.resume(("cache",), None)
 
@@ -135,7 +135,7 @@ def test_wait_raises_what_went_wrong(simulator: Any, address: int) -> None:
     with pytest.raises(OutOfMemoryError):
         pending.wait_stream(0)
     assert pending.done
-    assert _core.find(address)[5] == _core.STATE_PAUSED  # type: ignore[index]
+    assert _core.find(address).state == _core.STATE_PAUSED  # type: ignore[union-attr]
     begin().wait()
     assert simulator.read(address, SIZE) == PATTERN
 
@@ -183,14 +183,14 @@ simulator.tms_sim_take_memory.argtypes = (ctypes.c_int, ctypes.c_int64)
 depth = _core.region_push("a", _core.BACKUP_PINNED, True)
 address = _core.allocate(1 << 20, 0)
 _core.pause(None, None)
-simulator.tms_sim_take_memory(0, _core.device_memory(0)[0])
+simulator.tms_sim_take_memory(0, _core.device_memory(0).free)
 pending = _core.resume_begin(None, None, timeout=3600.0)
 _core.close()
 print(_core.pending_done(pending))
 try:
     _core.pending_wait(pending)
 except errors.CallInterruptedError:
-    print(_core.find(address)[5] == _core.STATE_PAUSED)
+    print(_core.find(address).state == _core.STATE_PAUSED)
 """
     )
     assert done.stdout == "True\nTrue\n"

@@ -229,7 +229,7 @@ def test_bad_choices_are_refused_before_anything_changes(saver: TorchMemorySaver
         with pytest.raises(errors.InvalidArgumentError):
             call()
     assert saver.stats().tags["a"].resident_bytes == 2 * MIB
-    assert _core.region_current()[3] == 0
+    assert _core.region_current().depth == 0
 
 
 def test_keywords_that_were_not_given_are_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,16 +31,20 @@ def numbers(*values: int) -> bytes:
 def state(address: int) -> int:
     row = _core.find(address)
     assert row is not None
-    return row[5]
+    return row.state
+
+
+def amounts(report: _core.Report) -> tuple[int, int, int]:
+    return report.allocations, report.bytes, report.copied_bytes
 
 
 def assert_untouched(simulator: Any, address: int) -> None:
     """Active, with its contents, and with no backup; and the next cycle works."""
     row = _core.find(address)
-    assert row is not None and (row[3], row[5]) == (0, _core.STATE_ACTIVE)
+    assert row is not None and (row.backup_bytes, row.state) == (0, _core.STATE_ACTIVE)
     assert simulator.read(address, SIZE) == CONTENT[:SIZE]
-    assert _core.pause(None, None)[:3] == (1, SIZE, SIZE)
-    assert _core.resume(None, None)[:3] == (1, SIZE, SIZE)
+    assert amounts(_core.pause(None, None)) == (1, SIZE, SIZE)
+    assert amounts(_core.resume(None, None)) == (1, SIZE, SIZE)
     assert simulator.read(address, SIZE) == CONTENT[:SIZE]
 
 
@@ -54,18 +58,18 @@ def test_live_bytes_alone_are_copied(simulator: Any, backup: int) -> None:
     asked: list[Any] = []
 
     def find_live() -> tuple[bytes, bytes]:
-        asked.append((threading.get_ident(), _core.in_transition(), [row[5] for row in _core.segments()]))
+        asked.append((threading.get_ident(), _core.in_transition(), [row.state for row in _core.segments()]))
         return numbers(first, second), numbers(*(end for pair in ranges for end in pair))
 
     live = sum(end - begin for begin, end in ranges)
     report = _core.pause(None, None, False, None, find_live)
     assert asked == [(threading.get_ident(), True, [_core.STATE_PAUSING] * 2)]
-    assert report[:3] == (2, 2 * SIZE, live)
-    assert sum(row[3] for row in _core.segments()) == live
+    assert amounts(report) == (2, 2 * SIZE, live)
+    assert sum(row.backup_bytes for row in _core.segments()) == live
     assert _core.host_backup(first, SIZE) is None, "it was not copied as a whole"
     assert _core.host_backup(first + 500, 13) is None
     assert _core.host_backup(first + MIB, 1) is not None
-    assert _core.resume(None, None)[:3] == (2, 2 * SIZE, live)
+    assert amounts(_core.resume(None, None)) == (2, 2 * SIZE, live)
     for begin, end in ranges:
         base = first if begin < first + SIZE else second
         assert simulator.read(begin, end - begin) == CONTENT[begin - base : end - base]
@@ -75,7 +79,7 @@ def test_live_bytes_alone_are_copied(simulator: Any, backup: int) -> None:
 def test_allocations_that_are_not_named_are_copied_whole(simulator: Any) -> None:
     named, other = allocate(simulator), allocate(simulator)
     report = _core.pause(None, None, False, None, lambda: (numbers(named), numbers(named, named + 4096)))
-    assert report[2] == 4096 + SIZE
+    assert report.copied_bytes == 4096 + SIZE
     _core.resume(None, None)
     assert simulator.read(named, 4096) == CONTENT[:4096]
     assert simulator.read(other, SIZE) == CONTENT[:SIZE]
@@ -83,25 +87,27 @@ def test_allocations_that_are_not_named_are_copied_whole(simulator: Any) -> None
 
 def test_files_hold_what_is_live(simulator: Any) -> None:
     address = allocate(simulator, backup=_core.BACKUP_DISK)
-    assert _core.pause(None, None, False, None, lambda: (numbers(address), numbers(address, address + 512)))[2] == 512
-    assert _core.resume(None, None)[:3] == (1, SIZE, 512)
+    assert (
+        _core.pause(None, None, False, None, lambda: (numbers(address), numbers(address, address + 512))).copied_bytes == 512
+    )
+    assert amounts(_core.resume(None, None)) == (1, SIZE, 512)
     assert simulator.read(address, 512) == CONTENT[:512]
 
 
 def test_an_allocation_without_a_live_byte(simulator: Any) -> None:
     address = allocate(simulator)
-    assert _core.pause(None, None, False, None, lambda: (numbers(address), b""))[:3] == (1, SIZE, 0)
+    assert amounts(_core.pause(None, None, False, None, lambda: (numbers(address), b""))) == (1, SIZE, 0)
     assert _core.host_backup(address, 1) is None
-    assert _core.resume(None, None)[:3] == (1, SIZE, 0)
+    assert amounts(_core.resume(None, None)) == (1, SIZE, 0)
     simulator.write(address, CONTENT[:SIZE])
-    assert _core.pause(None, None)[:3] == (1, SIZE, SIZE)
+    assert amounts(_core.pause(None, None)) == (1, SIZE, SIZE)
     _core.resume(None, None)
     assert simulator.read(address, SIZE) == CONTENT[:SIZE]
 
 
 def test_nobody_knows_what_is_live(simulator: Any) -> None:
     address = allocate(simulator)
-    assert _core.pause(None, None, False, None, lambda: None)[2] == SIZE
+    assert _core.pause(None, None, False, None, lambda: None).copied_bytes == SIZE
     _core.resume(None, None)
     assert simulator.read(address, SIZE) == CONTENT[:SIZE]
 
@@ -116,7 +122,7 @@ def test_live_bytes_of_what_is_not_there(simulator: Any) -> None:
     def find_live() -> tuple[bytes, bytes]:
         return numbers(*known), numbers(*(end for begin in known for end in (begin, begin + 512)))
 
-    assert _core.pause(("a",), None, False, None, find_live)[:3] == (1, SIZE, SIZE)
+    assert amounts(_core.pause(("a",), None, False, None, find_live)) == (1, SIZE, SIZE)
     assert state(other) == _core.STATE_ACTIVE
     _core.resume(None, None)
     assert simulator.read(address, SIZE) == CONTENT[:SIZE]
@@ -197,7 +203,7 @@ def test_memory_is_allocated_and_freed_in_a_callback(simulator: Any) -> None:
         made.append(allocate(simulator))
 
     report = _core.pause(None, None, False, None, find_live)
-    assert report[0] <= 1
+    assert report.allocations <= 1
     assert _core.find(address) is None
     assert state(made[0]) == _core.STATE_ACTIVE
     assert simulator.read(made[0], SIZE) == CONTENT[:SIZE]
@@ -222,7 +228,7 @@ def test_progress_is_told(simulator: Any) -> None:
     for call in (_core.pause, _core.resume):
         told.clear()
         report = call(None, None, progress=lambda *numbers: told.append(numbers))
-        assert report[2] == 3 * SIZE
+        assert report.copied_bytes == 3 * SIZE
         assert told[-1] == (3 * SIZE, 3 * SIZE)
         assert {total for _, total in told} == {3 * SIZE}
         assert [done for done, _ in told] == sorted(done for done, _ in told)

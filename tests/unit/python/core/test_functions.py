@@ -39,10 +39,11 @@ def test_pause_and_resume_with_bytes_through_the_module(simulator: Any) -> None:
     assert simulator.usage(1).physical_bytes == 0
     row = _core.find(address)
     assert row is not None
-    assert row[3:] == (size, 1, _core.STATE_PAUSED, _core.BACKUP_PINNED, "module bytes")
+    assert row == (address, size, reserved, size, 1, _core.STATE_PAUSED, _core.BACKUP_PINNED, "module bytes")
     assert _core.tag_info("module bytes") == (1, 1)
 
-    assert _core.resume(None, 0)[:4] == (1, reserved, size, 0)
+    done = _core.resume(None, 0)
+    assert (done.allocations, done.bytes, done.copied_bytes, done.unknown_tags) == (1, reserved, size, 0)
     assert simulator.read(address, size) == content
     assert simulator.usage(1).physical_bytes == reserved
     assert _core.tag_info("module bytes") == (0, 1)
@@ -54,9 +55,11 @@ def test_pause_and_resume_with_bytes_through_the_module(simulator: Any) -> None:
 
 def test_no_tags_selects_nothing_and_none_selects_everything(simulator: Any) -> None:
     _core.allocate(MIB, 0)
-    assert _core.pause((), None)[:4] == (0, 0, 0, 0)
+    nothing = _core.pause((), None)
+    assert (nothing.allocations, nothing.bytes, nothing.copied_bytes, nothing.unknown_tags) == (0, 0, 0, 0)
     assert simulator.usage(0).handles == 1
-    assert _core.pause(None, None)[:2] == (1, 2 * MIB)
+    everything = _core.pause(None, None)
+    assert (everything.allocations, everything.bytes) == (1, 2 * MIB)
     assert simulator.usage(0).handles == 0
 
 
@@ -72,7 +75,7 @@ def test_size_zero_and_absurd_sizes(simulator: Any) -> None:
 
 def test_segments_lists_more_than_it_first_has_room_for(simulator: Any) -> None:
     addresses = [_core.allocate(MIB, 0) for _ in range(100)]
-    assert [row[0] for row in _core.segments()] == addresses
+    assert [row.address for row in _core.segments()] == addresses
 
 
 def test_free_of_what_is_not_managed(simulator: Any) -> None:
@@ -112,8 +115,8 @@ def test_devices(simulator: Any) -> None:
     assert _core.active_devices() & 2
     assert simulator.library.cuDevicePrimaryCtxRelease_v2(1) == 0
     _core.allocate(MIB, 1)
-    free, total = _core.device_memory(1)
-    assert (total - free, total) == (2 * MIB, simulator.device_memory)
+    memory = _core.device_memory(1)
+    assert (memory.total - memory.free, memory.total) == (2 * MIB, simulator.device_memory)
     _core.refresh_peers()
     with pytest.raises(errors.InvalidArgumentError, match="device"):
         _core.device_memory(simulator.devices)
@@ -150,7 +153,7 @@ def test_regions_nest_and_belong_to_their_thread() -> None:
     _core.region_push("left open", _core.BACKUP_NONE, True)
     _core.region_pop(outer)
     assert _core.region_current() == outside
-    assert outside[3] == 0
+    assert outside.depth == 0
 
 
 def test_regions_are_left_in_any_order_on_their_thread() -> None:
@@ -174,7 +177,7 @@ def test_capture_refuses_pause_and_lends_its_settings(simulator: Any) -> None:
     _core.capture_begin("cuda_graph", _core.BACKUP_NONE)
     address = _core.allocate(MIB, 0)
     row = _core.find(address)
-    assert row is not None and row[7] == "cuda_graph"
+    assert row is not None and row.tag == "cuda_graph"
     with pytest.raises(errors.CaptureInProgressError):
         _core.pause(None, None)
     assert _core.counters()["visible_captures"] == 1
@@ -182,7 +185,7 @@ def test_capture_refuses_pause_and_lends_its_settings(simulator: Any) -> None:
     _core.capture_end()
     _core.capture_end()
     assert _core.counters()["visible_captures"] == 0
-    assert _core.pause(None, None)[0] == 1
+    assert _core.pause(None, None).allocations == 1
 
 
 def test_each_capture_ends_by_its_own_name(simulator: Any) -> None:
@@ -193,7 +196,7 @@ def test_each_capture_ends_by_its_own_name(simulator: Any) -> None:
     assert not _core.capture_end(first)
     address = _core.allocate(MIB, 0)
     row = _core.find(address)
-    assert row is not None and row[7] == "other"
+    assert row is not None and row.tag == "other"
     begun = _core.capture_begin_on(1 << 40)  # The announced one, of this thread.
     assert _core.counters()["visible_captures"] == 1
     assert _core.capture_end(second) and _core.counters()["visible_captures"] == 1

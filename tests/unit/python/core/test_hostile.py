@@ -46,7 +46,7 @@ class Disk:
     def state(self) -> int:
         segment = _core.find(self.address)
         assert segment is not None
-        return segment[5]
+        return segment.state
 
     def resume_is_refused(self, text: str) -> errors.BackupIOError:
         before = self.simulator.usage(0).physical_bytes

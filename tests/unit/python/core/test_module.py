@@ -214,7 +214,7 @@ def test_arguments_may_be_keywords_and_what_is_an_integer(simulator: Any) -> Non
 
     address = _core.allocate(device=0, size=Integer())  # type: ignore[arg-type]
     row = _core.find(address=address)
-    assert row is not None and row[1] == MIB
+    assert row is not None and row.bytes == MIB
     depth = _core.region_push(managed=True, tag="keywords", backup=_core.BACKUP_NONE)
     assert _core.region_current() == ("keywords", _core.BACKUP_NONE, True, depth)
     _core.region_pop(depth=depth)

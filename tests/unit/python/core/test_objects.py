@@ -149,10 +149,10 @@ assert simulator.tms_sim_launch_add(None, address, 1 << 20, 1, 1) == 0
 thread = threading.Thread(target=_core.pause, args=(None, None))
 thread.start()
 simulator.tms_sim_wait_until_synchronizing()
-print("running", _core.find(address)[5] == _core.STATE_PAUSING, flush=True)
+print("running", _core.find(address).state == _core.STATE_PAUSING, flush=True)
 simulator.tms_sim_open_gate(1)
 thread.join()
-print("paused", _core.find(address)[5] == _core.STATE_PAUSED)
+print("paused", _core.find(address).state == _core.STATE_PAUSED)
 """
     done = run_python(program)
     assert (done.stdout, done.returncode) == ("running True\npaused True\n", 0), done.stderr

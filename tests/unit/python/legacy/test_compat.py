@@ -172,11 +172,11 @@ def test_the_region_flag_can_be_toggled(saver: TorchMemorySaver, fake_torch: Fak
         assert cdll.tms_get_current_tag() == b"a"
         assert cdll.tms_get_enable_cpu_backup() is True
         cdll.tms_set_interesting_region(False)
-        assert _core.region_current()[2] is False
+        assert _core.region_current().managed is False
         cdll.tms_set_interesting_region(True)
         wrapper.set_config(tag="b", interesting_region=True, enable_cpu_backup=False)
-        assert _core.region_current()[:3] == ("b", _core.BACKUP_NONE, True)
-    assert _core.region_current()[3] == 0
+        assert _core.region_current() == ("b", _core.BACKUP_NONE, True, 1)
+    assert _core.region_current().depth == 0
 
 
 def test_settings_of_a_region_without_a_pool(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
@@ -187,10 +187,10 @@ def test_settings_of_a_region_without_a_pool(saver: TorchMemorySaver, fake_torch
             assert _core.region_current() == ("a", _core.BACKUP_MMAP, True, 2)
             assert fake_torch.routings == routed
         with pytest.raises(ZeroDivisionError), saver._impl._with_region_config("b", False, None, enable_disk_backup=True):
-            assert _core.region_current()[:3] == ("b", _core.BACKUP_DISK, True)
+            assert _core.region_current() == ("b", _core.BACKUP_DISK, True, 2)
             raise ZeroDivisionError
-        assert _core.region_current()[0] == "outer"
-    assert _core.region_current()[3] == 0
+        assert _core.region_current().tag == "outer"
+    assert _core.region_current().depth == 0
 
 
 def test_idle_pools_by_their_old_names(saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore) -> None:
@@ -339,6 +339,6 @@ assert len(torch_memory_saver.stats().allocations) == 2
 
 
 def test_memory_is_printed_and_returned(simulator: object, capsys: pytest.CaptureFixture[str]) -> None:
-    free, total = _core.device_memory(0)
-    assert testing_utils.get_and_print_gpu_memory("now") == total - free
+    memory = _core.device_memory(0)
+    assert testing_utils.get_and_print_gpu_memory("now") == memory.total - memory.free
     assert "(now)" in capsys.readouterr().out

@@ -61,7 +61,7 @@ try:
 except (SystemExit, KeyboardInterrupt) as error:
     if ENDING != "print":
         raise
-    states = [_core.find(address)[5] for address in (paused, held)]
+    states = [_core.find(address).state for address in (paused, held)]
     assert states == [_core.STATE_PAUSED, _core.STATE_ACTIVE], states
     simulator.tms_sim_open_gate(1)
     saver.pause("held")

@@ -83,7 +83,7 @@ with warnings.catch_warnings(record=True) as caught:
     asyncio.run(main())
 made["outside"] = cuda_malloc(2 * MIB)
 found = {name: _core.find(address) for name, address in made.items()}
-print({name: row and (row[7], row[6] == _core.BACKUP_PINNED) for name, row in found.items()})
+print({name: row and (row.tag, row.backup == _core.BACKUP_PINNED) for name, row in found.items()})
 print([(warning.category.__name__, "'a'" in str(warning.message), "'b'" in str(warning.message)) for warning in caught])
 """
     tags, warned = program(text).stdout.splitlines()

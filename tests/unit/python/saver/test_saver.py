@@ -96,7 +96,7 @@ def test_a_torch_that_has_not_used_cuda_is_left_alone(
         action()
     with pytest.raises(AssertionError):
         saver.region("a").__enter__()
-    assert _core.region_current()[3] == 0
+    assert _core.region_current().depth == 0
 
 
 # Hook mode

@@ -35,7 +35,7 @@ def test_bad_arguments_of_region(saver: TorchMemorySaver) -> None:
     for arguments in bad:
         with pytest.raises(errors.InvalidArgumentError):
             saver.region(**arguments)
-    assert _core.region_current()[3] == 0
+    assert _core.region_current().depth == 0
 
 
 @pytest.mark.parametrize("tags", [3, ["a", ""], b"a"])
@@ -54,8 +54,7 @@ def test_bad_margins(saver: TorchMemorySaver, simulator: object, value: Any) -> 
 
 
 def test_a_margin_is_kept_free(saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any) -> None:
-    free, _ = _core.device_memory(0)
-    saver.memory_margin_bytes = free - 4 * MIB
+    saver.memory_margin_bytes = _core.device_memory(0).free - 4 * MIB
     with saver.region("a"):
         fake_torch.allocate(4 * MIB)
         with pytest.raises(errors.OutOfMemoryError, match="a") as caught:
@@ -164,7 +163,7 @@ for action in (torch_memory_saver.pause, torch_memory_saver.resume, lambda: torc
 refused(lambda: _core.region_push("a", _core.BACKUP_NONE, True))
 refused(lambda: _core.region_enter("a", _core.BACKUP_NONE, True))
 refused(lambda: _core.allocate(1 << 21))
-assert _core.region_current()[3] == 0
+assert _core.region_current().depth == 0
 """
     done = program(text, preloaded=preloaded, **{name: "16 GiB"})
     assert done.stderr == ""

@@ -218,7 +218,7 @@ class FakeTorch:
             if (row.pool, row.device, row.in_use) == (pool, device, False) and row.size >= size:
                 row.in_use = True
                 return row.address
-        managed = self.managed.get(pool, False) or (_core.preloaded and _core.region_current()[2])
+        managed = self.managed.get(pool, False) or (_core.preloaded and _core.region_current().managed)
         if managed:
             address = _core.allocate(size, device)
         else:

@@ -162,7 +162,7 @@ def test_a_capture_inside_a_pause_of_its_own_thread_is_an_error(torch: SimpleNam
             graph.capture_begin()
         caught.append(visible())
 
-    assert _core.pause(None, None, False, None, find_live)[0] == 1
+    assert _core.pause(None, None, False, None, find_live).allocations == 1
     assert caught == [0]
     assert torch.seen == []
     _core.free(address)

@@ -20,11 +20,12 @@ MIB = 1 << 20
 
 def tag_of(address: int) -> str | None:
     row = _core.find(address)
-    return None if row is None else row[7]
+    return None if row is None else row.tag
 
 
 def settings() -> tuple[str, int]:
-    return _core.region_current()[:2]
+    current = _core.region_current()
+    return current.tag, current.backup
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def test_leaving_the_outer_region_first_leaves_the_inner_one_in_force(
     inner.__exit__(None, None, None)
     assert tag_of(inside) == "inner"
     assert tag_of(fake_torch.allocate(2 * MIB)) is None
-    assert _core.region_current()[3] == 0
+    assert _core.region_current().depth == 0
     assert store.stack() == []
     assert saver.pause("outer").allocations == 0, "no thread is inside it"
 
@@ -66,7 +67,7 @@ def test_leaving_the_middle_region_leaves_the_others(saver: TorchMemorySaver, fa
     assert settings() == ("outer", _core.BACKUP_NONE)
     outer.__exit__(None, None, None)
     assert [tag_of(first), tag_of(second)] == ["inner", "outer"]
-    assert _core.region_current()[3] == 0
+    assert _core.region_current().depth == 0
 
 
 def test_leaving_disable_first_leaves_the_region_in_it(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
@@ -100,7 +101,7 @@ def test_a_generator_that_is_inside_a_region_when_its_caller_leaves_one(
     second = next(generator)
     generator.close()
     assert [tag_of(address) for address in (first, caught_up, second)] == ["weights"] * 3
-    assert settings()[0] == "default"
+    assert _core.region_current().tag == "default"
     assert tag_of(fake_torch.allocate(2 * MIB)) is None
 
 
@@ -135,7 +136,7 @@ def test_tasks_of_an_event_loop(saver: TorchMemorySaver, fake_torch: FakeTorch, 
     # What `a` allocated while `b` was open is b's, and said to be; b's is right throughout.
     assert {name: tag_of(address) for name, address in made.items()} == {"a1": "a", "a2": "b", "b1": "b", "b2": "b"}
     row = _core.find(made["b2"])
-    assert row is not None and row[6] == _core.BACKUP_PINNED
+    assert row is not None and row.backup == _core.BACKUP_PINNED
     assert store.stack() == []
     assert fake_torch.pool_of(fake_torch.allocate(2 * MIB)) == DEFAULT
 
@@ -179,7 +180,7 @@ def test_where_warnings_are_errors_a_refused_entry_leaves_nothing(
                 inside.set()
                 await refused.wait()
                 assert [frame.tag for frame in store.stack()] == ["a"]
-                assert settings()[0] == "a"
+                assert _core.region_current().tag == "a"
 
         async def b() -> None:
             await inside.wait()
@@ -190,7 +191,7 @@ def test_where_warnings_are_errors_a_refused_entry_leaves_nothing(
         await asyncio.gather(a(), b())
 
     asyncio.run(main())
-    assert _core.region_current()[3] == 0
+    assert _core.region_current().depth == 0
 
 
 def test_where_warnings_are_errors_the_exception_of_the_body_is_kept(
@@ -250,7 +251,7 @@ def test_threads_that_share_one_object_leave_their_own_entry(
 
     other = InsideRegion(Shared(), "a", fake_torch)  # type: ignore[arg-type]
     region.__exit__(None, None, None)
-    assert settings()[0] == "default"
+    assert _core.region_current().tag == "default"
     assert len(fake_torch.routings) == 1, "the other thread's"
     other.leave()
 

@@ -127,7 +127,7 @@ def test_a_token_s_own_pool_is_used_in_a_preloaded_process(
 ) -> None:
     with saver.region("outer") if region else contextlib.nullcontext():
         graph, address = capture(saver, fake_torch, pool=TOKEN, tag="g", enable_cpu_backup=True)
-        assert (_core.region_current()[0], len(fake_torch.routings)) == (("outer", 1) if region else ("default", 0))
+        assert (_core.region_current().tag, len(fake_torch.routings)) == (("outer", 1) if region else ("default", 0))
     assert graph.pool() == TOKEN
     (row,) = saver.stats().allocations
     assert (row.address, row.tag, row.backup) == (address, "g", "pinned")
@@ -141,7 +141,7 @@ def test_a_token_s_own_pool_is_used_in_a_preloaded_process(
     gc.collect()
     saver.empty_cache()
     assert saver.stats().total.allocations == 0
-    assert _core.region_current()[3] == 0
+    assert _core.region_current().depth == 0
 
 
 def test_expandable_segments_do_not_come_from_cuda_malloc(
@@ -165,13 +165,14 @@ def test_settings_of_a_capture_end_before_it_does(saver: TorchMemorySaver, fake_
 
     @contextlib.contextmanager
     def noting(*arguments: Any, **keywords: Any) -> Iterator[None]:
-        seen.append((_core.region_current()[0], _core.region_current()[2]))
+        seen.append((_core.region_current().tag, _core.region_current().managed))
         yield
-        seen.append((_core.region_current()[0], _core.region_current()[2]))
+        seen.append((_core.region_current().tag, _core.region_current().managed))
 
     fake_torch.torch.cuda.graph = noting
     with saver.cuda_graph(FakeGraph(), pool=TOKEN, tag="g"):
-        assert _core.region_current()[:3] == ("g", _core.BACKUP_NONE, True)
+        current = _core.region_current()
+        assert (current.tag, current.backup, current.managed) == ("g", _core.BACKUP_NONE, True)
     assert seen == [("g", False), ("g", False)], "what torch itself allocates for all graphs is not managed"
 
 
@@ -303,7 +304,8 @@ def test_what_torch_allocates_before_the_capture_is_not_managed(saver: TorchMemo
 
     fake_torch.torch.cuda.graph = with_seeds
     with saver.region("outer"), saver.cuda_graph(FakeGraph(), tag="g"):
-        assert _core.region_current()[:3] == ("g", _core.BACKUP_NONE, False)
+        current = _core.region_current()
+        assert (current.tag, current.backup, current.managed) == ("g", _core.BACKUP_NONE, False)
     assert fake_torch.pool_of(seeds[0]) == DEFAULT
 
 
@@ -318,11 +320,11 @@ def test_an_exception_inside_restores_everything(
     if region:
         with saver.region("outer"):
             capture()
-            assert _core.region_current()[0] == "outer"
+            assert _core.region_current().tag == "outer"
             assert len(fake_torch.routings) == 1
     else:
         capture()
-    assert _core.region_current()[3] == 0
+    assert _core.region_current().depth == 0
     assert _core.counters()["visible_captures"] == 0
     assert store.stack() == []
 
@@ -334,7 +336,7 @@ def test_a_failed_begin_restores_everything(saver: TorchMemorySaver, fake_torch:
         with pytest.raises(RuntimeError, match="cannot capture"):
             manager.__enter__()
         assert fake_torch.stream == "main stream"
-        assert _core.region_current()[0] == "outer"
+        assert _core.region_current().tag == "outer"
         assert len(fake_torch.routings) == 1
     assert _core.counters()["visible_captures"] == 0
 

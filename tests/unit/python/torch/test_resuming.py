@@ -29,7 +29,7 @@ def paused(saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any) -> in
 def state_of(address: int) -> int:
     row = _core.find(address)
     assert row is not None
-    return row[5]
+    return row.state
 
 
 @pytest.mark.parametrize("wait", [True, False])
