@@ -34,6 +34,7 @@ typedef struct sim_context sim_context_t;
 typedef struct sim_graph sim_graph_t;
 typedef struct sim_stream sim_stream_t;
 typedef struct sim_kernel sim_kernel_t; /* kernels/kernel.h */
+typedef struct sim_task sim_task_t;     /* work/task.h */
 typedef struct sim_event sim_event_t;
 typedef struct sim_shared_event sim_shared_event_t; /* work/event_shared.c */
 
@@ -117,6 +118,7 @@ typedef enum sim_op_kind {
     SIM_OP_RECORD, /* the `position`th of an event */
     SIM_OP_HOST,   /* a function of the program */
     SIM_OP_KERNEL,
+    SIM_OP_TASK,
 } sim_op_kind_t;
 
 /* Nodes of a graph, by their identifiers. */
@@ -145,6 +147,7 @@ typedef struct sim_op {
     uint64_t stream, position; /* SIM_OP_WAIT: for this much of that stream */
     sim_event_t *event;        /* one reference of it */
     sim_kernel_t *kernel;      /* SIM_OP_KERNEL: one reference of it */
+    sim_task_t *task;          /* SIM_OP_TASK: one reference of it */
     sim_host_function_t *function;
     sim_stream_callback_t *callback; /* SIM_OP_HOST has one of the two */
     void *argument;

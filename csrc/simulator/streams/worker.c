@@ -12,6 +12,7 @@
 #include "simulator/memory/touch.h"
 #include "simulator/work/event.h"
 #include "simulator/work/op.h"
+#include "simulator/work/task.h"
 
 static const uint64_t nanoseconds = 1000000000;
 
@@ -124,6 +125,7 @@ CUresult sim_stream_work(sim_stream_t *stream, sim_op_t *op) {
     case SIM_OP_RECORD: sim_event_reach(op->event, op->position); return CUDA_SUCCESS;
     case SIM_OP_HOST: call_back(stream, op); return CUDA_SUCCESS;
     case SIM_OP_KERNEL: return sim_kernel_work(stream, op->kernel);
+    case SIM_OP_TASK: return op->task->work(stream, op->task);
     default: break;
     }
     clock_gettime(CLOCK_MONOTONIC, &start);

@@ -60,8 +60,14 @@ class Clone:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
         self.python = folder / "venv" / "bin" / "python"
         self.site = next((folder / "venv" / "lib").glob("python*")) / "site-packages"
-        # Behind its own packages: pip, setuptools and wheel.
-        (self.site / "zz_tools.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        # Behind its own packages: pip, setuptools and wheel; not a torch_memory_saver that is installed beside them, which
+        # Python would find before an editable one.
+        tools = folder / "tools"
+        tools.mkdir()
+        for entry in Path(sysconfig.get_path("purelib")).iterdir():
+            if "torch_memory_saver" not in entry.name:
+                (tools / entry.name).symlink_to(entry)
+        (self.site / "zz_tools.pth").write_text(f"{tools}\n")
 
     def run(self, *arguments: str, folder: Path | None = None, status: int = 0) -> str:
         """What Python prints, with the errors behind it."""
