@@ -4,9 +4,9 @@
 
 #include <stddef.h>
 
-/* This thread has done with [data, data + bytes), and another CPU or the host of this machine writes there next: its lines
- * may go to the cache that all share, where that finds them. CLDEMOTE (Intel 64 Architectures Software Developer's Manual,
- * volume 2A) by its bytes, because older assemblers do not know it; CPUs without it execute a NOP. */
+/* This thread is done with [data, data + bytes), and another CPU or the host of this virtual machine writes there next: its
+ * lines may move to the shared cache. CLDEMOTE (Intel 64 Architectures Software Developer's Manual, volume 2A) by its bytes,
+ * because older assemblers do not know it; CPUs without it execute a NOP. */
 static inline void tms_cache_demote(const void *data, size_t bytes) {
 #if defined(__x86_64__)
     enum { LINE_BYTES = 64 };

@@ -8,8 +8,8 @@
 
 #include "base/status.h"
 
-/* X(kind, variable, variable read where that one is unset, field, default, what is allowed). A default is written as the
- * variable would be. TMS_LOG_LEVEL comes first because it governs the warnings about the rest. */
+/* X(kind, variable, fallback variable, field, default, allowed values). A default is written like a value of the variable.
+ * TMS_LOG_LEVEL comes first because it governs the warnings about the rest. */
 #define CONFIG_VARIABLES(X)                                                                                                 \
     X(LEVEL, "TMS_LOG_LEVEL", NULL, log_level, "warning", "silent, error, warning, info or debug")                          \
     X(BOOL, "TMS_INIT_ENABLE", NULL, init_enable, "0", BOOL_ALLOWED)                                                        \
@@ -32,7 +32,7 @@ typedef enum variable_kind {
     KIND_BACKEND,
     KIND_POLICY,
     KIND_MEGABYTES,
-    KIND_LIMIT, /* megabytes, 0 included; "": none */
+    KIND_LIMIT, /* megabytes, 0 included; "": no limit */
     KIND_LEVEL,
     KIND_TEXT
 } variable_kind_t;
@@ -124,7 +124,7 @@ bool tms_config_parse_megabytes(const char *text, uint64_t *bytes) {
     return true;
 }
 
-/* Everything but text, which needs memory. */
+/* Every kind except KIND_TEXT, which needs memory. */
 static bool parse_value(variable_kind_t kind, const char *text, void *field) {
     switch (kind) {
     case KIND_BOOL: return tms_config_parse_bool(text, field);
@@ -153,7 +153,7 @@ static const char *environment_value(const variable_t *variable) {
 
 static const tms_error_context_t read_context = {.operation = "start", .device = TMS_NO_DEVICE};
 
-/* gcc's analyzer does not follow a pointer that is stored at an offset from a table, and takes the copy for lost. */
+/* gcc's analyzer does not follow a pointer stored at an offset taken from a table, and reports a leak. */
 #ifndef __clang__
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wanalyzer-malloc-leak"

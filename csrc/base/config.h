@@ -1,10 +1,10 @@
-/* Every TMS_* environment variable that the native code reads, in one table (config.c), read once, validated.
+/* The TMS_* environment variables of the native code: one table (config.c), read and validated once.
  *
  * Owns the strings it copies. tms_config_read is called once, while the state is being made; afterwards the struct is
  * constant and may be read from any thread without a lock. A malformed value is reported in one warning that names the
- * variable, the value and what is allowed, and the default stays; TMS_LOG_LEVEL is read first and governs those warnings.
- * A malformed limit is an error instead, for the first call that would have to keep to it: a process that only inherited it
- * is not affected. Booleans: 1/true/yes and 0/false/no in any case. Empty counts as unset. */
+ * variable, the value and what is allowed, and the default stays; TMS_LOG_LEVEL is read first and governs those warnings. A
+ * malformed limit is an error of the first call that depends on it. A process that only inherited the variable is not
+ * affected. Booleans: 1/true/yes and 0/false/no in any case. Empty counts as unset. */
 #ifndef TMS_CONFIG_H
 #define TMS_CONFIG_H
 
@@ -14,10 +14,10 @@
 #include "base/log.h"
 #include "include/tms.h"
 
-/* The comment of a variable's field, from its name to the end, is what the documentation says of it (docs/hooks.py).
- * Defaults and allowed values are in the table of config.c. Limits and sizes are kept in bytes; UINT64_MAX is no limit.
- * The backend is TMS_BACKUP_PINNED or TMS_BACKUP_MMAP, the policy is never TMS_HOST_DEFAULT, and an empty lock_directory
- * is explained in device_lock.h. */
+/* docs/hooks.py copies the comment of each variable's field, from the name to the end, into the documentation. Defaults and
+ * allowed values are in the table of config.c. Limits and sizes are kept in bytes; UINT64_MAX is no limit. The backend is
+ * TMS_BACKUP_PINNED or TMS_BACKUP_MMAP, the policy is never TMS_HOST_DEFAULT, and an empty lock_directory is explained in
+ * device_lock.h. */
 typedef struct tms_config {
     bool init_enable;             /* TMS_INIT_ENABLE: preload mode: allocations outside regions are managed too, with the tag
                                      `default` */
@@ -45,16 +45,15 @@ typedef struct tms_config {
     tms_error_t malformed;            /* TMS_INVALID_ARGUMENT about the first malformed limit; TMS_OK where there is none */
 } tms_config_t;
 
-/* Reads the environment and sets the level of `log`. Both backups asked for by the INIT variables is reported and counts as
- * the CPU backup. TMS_OUT_OF_HOST_MEMORY for a string, and then there is nothing to release: a user's settings
- * must not be ignored. */
+/* Reads the environment and sets the level of `log`. If the INIT variables request both backups, the CPU backup is used and
+ * a warning is logged. TMS_OUT_OF_HOST_MEMORY if a string cannot be copied; nothing needs to be released then. */
 tms_status_t tms_config_read(tms_config_t *config, tms_log_t *log, tms_error_t *error);
 void tms_config_release(tms_config_t *config);
 
 /* The names of the variables: the one at `index`, NULL after the last. */
 const char *tms_config_name(size_t index);
 
-/* The backup that the INIT variables ask for. */
+/* The backup that the INIT variables select. */
 tms_backup_kind_t tms_config_init_backup(const tms_config_t *config);
 
 /* Parsers, public for tests and fuzzing. False: `text` is malformed, *out is unchanged. */

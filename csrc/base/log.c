@@ -11,7 +11,7 @@
 
 #include "base/hash.h"
 
-/* A line: an error message (tms.h) and what is put around it. Longer ones are cut. */
+/* A line: an error message (tms.h) with its prefix. Longer lines are truncated. */
 enum { LINE_BYTES = 2048 };
 
 void tms_log_init(tms_log_t *log, tms_log_level_t level) {
@@ -34,8 +34,8 @@ static const char *level_name(tms_log_level_t level) {
     return "silent";
 }
 
-/* Writes to stderr. Where stderr is a pipe without a reader, the write must not end the process: SIGPIPE is held
- * back on this thread and, if our write caused it, taken away again. */
+/* Writes to stderr. If stderr is a pipe without a reader, the write must not end the process: SIGPIPE is blocked on this
+ * thread and, if this write raised it, consumed. */
 static void write_line(const char *line, size_t length) {
     const struct timespec at_once = {0, 0};
     sigset_t broken_pipe, pending, before;
@@ -70,7 +70,7 @@ void tms_log_write(const tms_log_t *log, tms_log_level_t level, const char *form
     va_end(arguments);
     if (body > 0) length = length + (size_t)body < room ? length + (size_t)body : room - 1;
 
-    /* A message is one line whatever a tag or a path in it contains. */
+    /* A message stays one line even if a tag or a path contains a line break. */
     for (size_t i = 0; i < length; i++) {
         if (line[i] == '\n' || line[i] == '\r') line[i] = ' ';
     }
@@ -94,13 +94,13 @@ void tms_log_after_fork_in_child(tms_log_t *log) {
             atomic_store(&one->written, 0);
             atomic_store(&one->count, 0);
             atomic_store(&one->bytes, 0);
-            atomic_store(&one->told, 0);
+            atomic_store(&one->summarized, 0);
         }
     }
     atomic_store(&log->recurred, false);
 }
 
-/* The bit of an error: of the call that failed and its result. */
+/* The bit of an error: a hash of the failed call and its result. */
 static uint64_t bit_of(const tms_error_t *error) {
     enum { TOP_SIX_BITS = 58 };
     uint64_t hash = tms_hash_bytes(TMS_HASH_START, error->call, strlen(error->call));
@@ -127,9 +127,9 @@ void tms_log_recurring(tms_log_t *log, tms_log_cause_t cause, tms_log_level_t le
 static void summarize(const tms_log_t *log, int cause, int device, tms_log_recurrence_t *one, bool last) {
     enum { FACTOR = 2 };
     char where[sizeof "device -2147483648: "] = "";
-    uint64_t count = atomic_load(&one->count), told = atomic_load(&one->told);
-    if (count == told || (!last && count < FACTOR * told)) return;
-    if (!atomic_compare_exchange_strong(&one->told, &told, count)) return; /* another thread tells it */
+    uint64_t count = atomic_load(&one->count), summarized = atomic_load(&one->summarized);
+    if (count == summarized || (!last && count < FACTOR * summarized)) return;
+    if (!atomic_compare_exchange_strong(&one->summarized, &summarized, count)) return; /* another thread writes it */
     if (device >= 0) snprintf(where, sizeof where, "device %d: ", device);
     tms_log_write(log, TMS_LOG_WARNING, "%s%s: %llu more time%s since that was logged, %llu bytes in all", where,
                   cause_texts[cause], (unsigned long long)count, count == 1 ? "" : "s",

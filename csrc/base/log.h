@@ -1,7 +1,7 @@
 /* The log: one line a message on stderr, "torch_memory_saver[pid] level: text", written with one write(2).
  *
- * Owns the level, and what has been logged of causes that recur. Any thread, any lock held, also in a forked child and at
- * exit.
+ * Owns the level and the counts of recurring causes. May be called on any thread, with any lock held, in a forked child and
+ * at exit.
  */
 #ifndef TMS_LOG_H
 #define TMS_LOG_H
@@ -20,7 +20,7 @@ typedef enum tms_log_level {
     TMS_LOG_DEBUG = 4
 } tms_log_level_t;
 
-/* Causes that come again with every free, every allocation or every retry: X(name, what a summary says has happened). */
+/* Causes that recur with every free, allocation or retry: X(name, text of a summary). */
 #define TMS_LOG_CAUSES(X)                                                                                                   \
     X(FREED_ON_LOST_DEVICE, "memory was freed although the device is lost")                                                 \
     X(FREE_DEFERRED, "freed memory could not go back to the driver yet")                                                    \
@@ -38,21 +38,21 @@ typedef enum tms_log_cause {
         TMS_LOG_CAUSE_COUNT
 } tms_log_cause_t;
 
-/* Devices that are distinguished, and, in front of them, messages that are about none. */
+/* One slot for messages without a device, then one for each device. */
 enum { TMS_LOG_DEVICES = 1 + 64 };
 
 /* One cause on one device. */
 typedef struct tms_log_recurrence {
-    _Atomic uint64_t written; /* the errors whose lines have been written: the bit of each one's hash */
-    _Atomic uint64_t count;   /* messages that were not written */
-    _Atomic uint64_t bytes;   /* that they were about */
-    _Atomic uint64_t told;    /* `count` in the last summary */
+    _Atomic uint64_t written;    /* the errors that have been logged: one bit of each one's hash */
+    _Atomic uint64_t count;      /* messages suppressed */
+    _Atomic uint64_t bytes;      /* the sum of their bytes */
+    _Atomic uint64_t summarized; /* `count` as of the last summary */
 } tms_log_recurrence_t;
 
-/* Lives in the one state (state.h). All zero is a silent one. */
+/* Part of the process's state (state.h). All zero is a silent log. */
 typedef struct tms_log {
     _Atomic int level;
-    _Atomic bool recurred; /* a message was not written since the last look for a summary */
+    _Atomic bool recurred; /* a message was suppressed since the last tms_log_summarize */
     tms_log_recurrence_t recurrences[TMS_LOG_CAUSE_COUNT][TMS_LOG_DEVICES];
 } tms_log_t;
 
@@ -67,16 +67,16 @@ __attribute__((format(printf, 3, 4))) void tms_log_write(const tms_log_t *log, t
         if (!atomic_exchange((warned), true)) tms_log_write((log), (level), __VA_ARGS__);                                   \
     } while (0)
 
-/* Writes an error's message and then `consequence`, unless a line of this cause for this device was written for the same
- * result of the same call before: then it is only counted. There are at most 64 such lines; one that is not written because
- * its hash is another's is counted, too. At level debug all are written. */
+/* Writes an error's message and then `consequence`, once for each result of each call, by cause and device. Repetitions are
+ * only counted. At most 64 lines are written by cause and device; a message whose hash collides is counted as well. At level
+ * debug every message is written. */
 void tms_log_recurring(tms_log_t *log, tms_log_cause_t cause, tms_log_level_t level, const tms_error_t *error,
                        const char *consequence);
-/* One line for each cause and device with messages that were only counted: how many, and of how many bytes. `last`: also
- * where there are fewer than twice as many as in the summary before, so that calls which go on failing do not flood the log
- * with summaries. Called at the end of each pause and resume, and at exit. */
+/* Writes one line for each cause and device with suppressed messages: their number and their bytes. Writes it only if the
+ * number has doubled since the last summary, so that repeated failures do not flood the log; `last` writes it in any case.
+ * Called at the end of each pause and resume, and at exit. */
 void tms_log_summarize(tms_log_t *log, bool last);
-/* In a forked child: what was counted is the parent's to tell. */
+/* In a forked child: forgets the counts, which the parent reports. */
 void tms_log_after_fork_in_child(tms_log_t *log);
 
 #endif

@@ -6,7 +6,7 @@ tms_status_t tms_quarantine_init(tms_quarantine_t *quarantine, tms_error_t *erro
     const tms_error_context_t context = {.operation = "start", .device = TMS_NO_DEVICE};
     *quarantine = (tms_quarantine_t){.first = NULL};
     int os_error = pthread_mutex_init(&quarantine->lock, NULL);
-    /* Whatever the system says, what it lacks is memory for it. */
+    /* The only possible cause is a lack of memory. */
     return os_error == 0 ? TMS_OK : tms_error_set_os(error, &context, "pthread_mutex_init", ENOMEM, NULL);
 }
 
@@ -22,7 +22,7 @@ static void forget_all(tms_quarantine_t *quarantine) {
 }
 
 void tms_quarantine_after_fork_in_child(tms_quarantine_t *quarantine) {
-    (void)pthread_mutex_init(&quarantine->lock, NULL); /* the same memory served before */
+    (void)pthread_mutex_init(&quarantine->lock, NULL); /* it succeeded on this memory before */
     forget_all(quarantine);
 }
 
@@ -48,7 +48,7 @@ void tms_quarantine_add(tms_quarantine_t *quarantine, tms_quarantined_t *node) {
     put(quarantine, node);
 }
 
-/* Takes off the list what is to be tried, which is then this thread's: what holds one of `kinds` (`with`), or none. */
+/* Moves nodes from the list to this thread: those that hold one of `kinds` (`with`), or those that hold none. */
 static tms_quarantined_t *take(tms_quarantine_t *quarantine, tms_quarantine_mask_t kinds, bool with) {
     tms_quarantined_t *taken = NULL;
     if (tms_quarantine_is_empty(quarantine)) return NULL;

@@ -1,10 +1,10 @@
-/* What the driver or the system refused to take back: kept, counted, and tried again by later calls.
+/* Resources that the driver or the system failed to release. They are kept, counted, and retried by later calls.
  *
- * Each thing that might be refused has a node embedded in it, so that adding one never needs memory. The owner that
- * could not give a thing back fills `retry` and `holds` and adds the node. From then on the thing belongs to the quarantine;
- * `retry` tries again and frees the thing when nothing is left of it.
+ * Each such resource embeds a node, so that adding it never needs memory. An owner that fails to release its resource fills
+ * `retry` and `holds` and adds the node. From then on the quarantine owns the resource; `retry` tries to release it again
+ * and frees it when nothing is left.
  *
- * Any thread. `lock` is a leaf and is not held during a retry: a node is off the list while it is tried, by one thread. */
+ * Any thread. `lock` is a leaf and is not held during a retry: the retrying thread takes the node off the list first. */
 #ifndef TMS_QUARANTINE_H
 #define TMS_QUARANTINE_H
 
@@ -15,7 +15,7 @@
 
 #include "base/status.h"
 
-/* What is held; each is counted by itself. */
+/* The kinds of resources, counted separately. */
 typedef enum tms_quarantine_kind {
     TMS_QUARANTINE_HANDLE, /* physical device memory */
     TMS_QUARANTINE_RANGE,  /* an address range of the device */
@@ -27,10 +27,11 @@ typedef enum tms_quarantine_kind {
 typedef uint32_t tms_quarantine_mask_t;
 #define TMS_QUARANTINE_BIT(kind) ((tms_quarantine_mask_t)1 << TMS_QUARANTINE_##kind)
 
-/* Embedded in the thing, and the quarantine's from tms_quarantine_add on. */
+/* Embedded in the resource. Owned by the quarantine from tms_quarantine_add on. */
 typedef struct tms_quarantined {
     struct tms_quarantined *next;
-    /* Tries again, without any lock held, and returns what is still refused. 0: nothing, and the thing has been freed. */
+    /* Retries the release, with no lock held, and returns what is still held. 0: everything was released, and the resource
+     * has been freed. */
     tms_quarantine_mask_t (*retry)(struct tms_quarantined *node);
     void *context;               /* for `retry` */
     tms_quarantine_mask_t holds; /* not 0: TMS_QUARANTINE_BIT(HANDLE) | ... */
@@ -39,21 +40,20 @@ typedef struct tms_quarantined {
 typedef struct tms_quarantine {
     pthread_mutex_t lock;
     tms_quarantined_t *first;
-    _Atomic uint64_t held[TMS_QUARANTINE_KINDS]; /* also of nodes that are being tried again at the moment */
+    _Atomic uint64_t held[TMS_QUARANTINE_KINDS]; /* including nodes that are being retried */
     _Atomic uint64_t nodes;
 } tms_quarantine_t;
 
 tms_status_t tms_quarantine_init(tms_quarantine_t *quarantine, tms_error_t *error);
-/* Tries everything once more, then forgets what is left. */
+/* Retries everything once, then forgets the rest. */
 void tms_quarantine_release(tms_quarantine_t *quarantine);
-/* In a forked child, with `lock` held by the forking thread: forgets everything, which is the parent's. */
+/* In a forked child, with `lock` held by the forking thread: forgets everything, which belongs to the parent. */
 void tms_quarantine_after_fork_in_child(tms_quarantine_t *quarantine);
 
 void tms_quarantine_add(tms_quarantine_t *quarantine, tms_quarantined_t *node);
-/* Tries everything again, once. Cheap when there is nothing. */
+/* Retries everything once. Cheap when the quarantine is empty. */
 void tms_quarantine_retry(tms_quarantine_t *quarantine);
-/* The same with what holds host memory only (`host`), which waits for the device where it is pinned, or with the rest.
- */
+/* Retries only the nodes that hold host memory (`host`), or only the others. Unpinning host memory waits for the device. */
 void tms_quarantine_retry_part(tms_quarantine_t *quarantine, bool host);
 
 static inline uint64_t tms_quarantine_held(const tms_quarantine_t *quarantine, tms_quarantine_kind_t kind) {

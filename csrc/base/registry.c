@@ -1,7 +1,7 @@
 #include "base/registry.h"
 
-/* Every walk is a loop over links (addresses of the pointers that hold nodes), so a degenerate tree could cost time but
- * never stack. Expected depth is logarithmic. */
+/* Every walk is a loop over links (addresses of the pointers to nodes), so a degenerate tree costs time but no stack. The
+ * expected depth is logarithmic. */
 
 enum { RANDOM_SEED = 0x9E3779B9 & 0x7FFFFFFF }; /* any value but 0 */
 

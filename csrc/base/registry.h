@@ -1,4 +1,4 @@
-/* Address -> segment, interior addresses too; and the segments in order of allocation.
+/* Maps addresses, interior ones included, to segments, and lists the segments in order of allocation.
  *
  * An intrusive search tree (a treap: a tree ordered by address and heap-ordered by a random priority) plus an intrusive
  * list, so inserting cannot fail and removing frees nothing. Owns no segment. Every call needs the saver's lock. */

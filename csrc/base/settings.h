@@ -1,5 +1,5 @@
-/* What a region says of the allocations made in it. A value: copied into the thread's stack of regions (core/region.h), into
- * announced captures (device/capture.h) and into segments. */
+/* The settings of a region, which apply to the allocations made in it. A value, copied into the thread's stack of regions
+ * (core/region.h), into announced captures (device/capture.h) and into segments. */
 #ifndef TMS_SETTINGS_H
 #define TMS_SETTINGS_H
 

@@ -1,5 +1,5 @@
-/* Counters. Written with relaxed atomics by the code that does the thing counted; read at any time, each
- * exact by itself. What can be derived (damaged, quarantined, deferred) is counted when a caller asks (tms_saver_counters).
+/* Counters. Each is updated with relaxed atomics where the counted event happens, and may be read at any time on any thread.
+ * Derived numbers (damaged, quarantined, deferred) are computed by tms_saver_counters.
  */
 #ifndef TMS_STATS_H
 #define TMS_STATS_H

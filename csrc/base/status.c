@@ -8,12 +8,12 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Results that the oldest supported cuda.h does not know yet. */
+/* Results that the oldest supported cuda.h does not define. */
 enum { RESULT_CONTAINED = 226, RESULT_TENSOR_MEMORY_LEAK = 721 };
 
-/* What a reader can do about an error, appended to its message. Statuses without a row depend on the case too much. Where
- * the last column is false, a caller that gives a detail knows better what to do, and its word is enough. X(enumerator
- * suffix, advice, whether it is appended to a detail, too) */
+/* The advice that is appended to an error's message. Statuses without a row have no advice that fits every case.
+ * X(enumerator suffix, advice, whether it is also appended to a detail). Where the last column is false, a detail contains
+ * its own advice. */
 #define STATUS_ADVICE(X)                                                                                                    \
     X(OUT_OF_DEVICE_MEMORY,                                                                                                 \
       "Pause other tags, delete tensors and empty the framework's cache, or let the other processes on the device give "    \
@@ -88,8 +88,8 @@ tms_status_t tms_status_from_driver(int result) {
     case CUDA_ERROR_MPS_MAX_CLIENTS_REACHED:
     case CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED: return TMS_DRIVER_UNAVAILABLE;
 
-    /* The results after which cuda.h says that the process must be relaunched. CUDA_ERROR_CONTEXT_IS_DESTROYED is not one:
-     * it is about one context, and another can be used. */
+    /* The results after which the process must be relaunched, according to cuda.h. CUDA_ERROR_CONTEXT_IS_DESTROYED is not
+     * one of them: it concerns one context, and another can be used. */
     case CUDA_ERROR_ECC_UNCORRECTABLE:
     case CUDA_ERROR_NVLINK_UNCORRECTABLE:
     case RESULT_CONTAINED:
@@ -127,8 +127,8 @@ void tms_error_clear(tms_error_t *error) {
     error->device = TMS_NO_DEVICE;
 }
 
-/* The length that is left when an incomplete UTF-8 sequence is cut off the end: tags and paths are UTF-8, and a text
- * truncated inside a character could not be decoded any more. */
+/* The length without an incomplete UTF-8 sequence at the end. Tags and paths are UTF-8, and a text truncated inside a
+ * character cannot be decoded. */
 static size_t whole_characters(const char *text, size_t length) {
     enum { CONTINUATION_MASK = 0xC0, CONTINUATION = 0x80, LONGEST = 4 };
     size_t lead = length;
@@ -195,7 +195,7 @@ static void begin(tms_error_t *error, tms_status_t status, const tms_error_conte
     tms_error_append(error, "%s%s%s", error->operation, error->operation[0] ? ": " : "", tms_status_text(status));
 }
 
-/* ": <bytes> bytes, device <d>, ..." of what is known; returns what may stand between that and a detail. */
+/* Appends ": <bytes> bytes, device <d>, ..." for the known fields; returns the separator before a detail. */
 static const char *append_facts(tms_error_t *error) {
     const char *separator = ": ", *end = ": ";
     if (error->bytes) {
@@ -218,7 +218,7 @@ static const char *append_facts(tms_error_t *error) {
     return end;
 }
 
-/* Ends the sentence, and says what to do. */
+/* Ends the sentence and appends the advice. */
 static void finish(tms_error_t *error, bool has_detail) {
     size_t length = strlen(error->message);
     if (length == 0 || !strchr(".?!", error->message[length - 1])) tms_error_append(error, ".");

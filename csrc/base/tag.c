@@ -6,7 +6,7 @@
 
 #include "base/hash.h"
 
-/* Tags are interned where a region is entered, and so its errors are named. */
+/* Tags are interned when a region is entered, so errors name that operation. */
 static const tms_error_context_t region_context = {.operation = "region", .device = TMS_NO_DEVICE};
 
 void tms_tag_table_init(tms_tag_table_t *table) {
@@ -39,7 +39,7 @@ static uint64_t hash_of(const char *name) {
     return hash ^ hash >> 32;
 }
 
-/* The slot of the tag of that name, or the free one where it would lie. */
+/* The slot of the tag with this name, or the free slot for it. */
 static tms_tag_t **find_slot(tms_tag_table_t *table, tms_tag_index_t *index, const char *name, uint64_t hash) {
     for (uint64_t i = hash;; i++) {
         tms_tag_t **slot = &index->slots[i & (index->size - 1)];
@@ -63,13 +63,13 @@ static bool grow(tms_tag_table_t *table) {
     return true;
 }
 
-/* Room for one more tag, half of the slots staying free. */
+/* Makes room for one more tag, with half of the slots free. */
 static bool make_room(tms_tag_table_t *table) {
     size_t size = table->index ? table->index->size : 0;
     return table->count < size / 2 || grow(table);
 }
 
-/* NULL, with the table as it was: memory is short. */
+/* NULL if memory is short; the table is unchanged then. */
 static tms_tag_t *insert(tms_tag_table_t *table, const char *name, uint64_t hash) {
     size_t bytes = strlen(name) + 1;
     if (!make_room(table)) return NULL;

@@ -16,16 +16,17 @@
 typedef struct tms_tag {
     struct tms_tag *next;         /* older */
     uint64_t hash;                /* of the name */
-    uint64_t mark;                /* the look at all segments that has chosen or counted it last; under the saver's lock */
+    uint64_t mark;                /* number of the last walk over the segments that selected or counted this tag; under the
+                                     saver's lock */
     _Atomic uint64_t paused;      /* segments of the tag that are not ACTIVE; written under the saver's lock */
     _Atomic uint64_t pause_epoch; /* pauses that changed a segment of the tag; written under the saver's lock */
     _Atomic bool used;            /* a segment of this tag was ever allocated */
     char name[];                  /* UTF-8, not empty */
 } tms_tag_t;
 
-/* Open addressing: a tag lies in the first slot, from that of its hash on, that was free. */
+/* Open addressing: a tag lies in the first free slot from that of its hash on. */
 typedef struct tms_tag_index {
-    size_t size; /* a power of two; half of the slots are free at least */
+    size_t size; /* a power of two; at least half of the slots are free */
     tms_tag_t *slots[];
 } tms_tag_index_t;
 
@@ -34,15 +35,15 @@ typedef struct tms_tag_table {
     tms_tag_t *first; /* the newest */
     size_t count;
     tms_tag_index_t *index; /* NULL: no tag yet */
-    uint64_t steps;         /* slots that searches have looked at; for tests of how their work grows */
+    uint64_t steps;         /* slots that searches have visited; for complexity tests */
 } tms_tag_table_t;
 
 void tms_tag_table_init(tms_tag_table_t *table);
 void tms_tag_table_release(tms_tag_table_t *table);
-/* The tag of that name, made if it is new. TMS_INVALID_ARGUMENT for NULL or "", TMS_OUT_OF_HOST_MEMORY. */
+/* The tag with this name, created if it is new. TMS_INVALID_ARGUMENT for NULL or ""; TMS_OUT_OF_HOST_MEMORY. */
 tms_status_t tms_tag_intern(tms_tag_table_t *table, const char *name, tms_tag_t **tag, tms_error_t *error);
 tms_tag_t *tms_tag_find(tms_tag_table_t *table, const char *name); /* or NULL */
-/* In a forked child: another thread may have held the lock. */
+/* In a forked child: reinitialises the lock, which another thread may have held. */
 void tms_tag_table_after_fork_in_child(tms_tag_table_t *table);
 
 #endif

@@ -1,5 +1,5 @@
-/* The library's own threads. They block all signals, because handlers of the program may rely on running on its threads.
- * Any thread may start one; no lock. */
+/* The library's own threads. They block all signals, because the program's handlers may expect to run on its own threads.
+ * Any thread may start one. No lock. */
 #ifndef TMS_THREAD_H
 #define TMS_THREAD_H
 

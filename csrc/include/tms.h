@@ -4,9 +4,9 @@
  * gets it by `tms_get_api` of the library that holds it, and checks `version` and `size`. Fields are only ever appended
  * within a version. Nothing here needs cuda.h or Python.h.
  *
- * Every function may be called on any thread unless its comment says otherwise, takes no lock of the caller's, never calls
- * back (pause and resume do, where they are given a function to ask), never exits and never prints to stdout. Functions that
- * can fail return a status and fill `*error` (which may be NULL); out-parameters are written on success only. */
+ * Every function may be called on any thread unless its comment says otherwise. It takes no lock of the caller's, never
+ * exits and never prints to stdout. Only the functions that take a callback call back. Functions that can fail return a
+ * status and fill `*error` (which may be NULL); out-parameters are written on success only. */
 #ifndef TMS_H
 #define TMS_H
 
@@ -44,7 +44,7 @@ enum {
     TMS_ERROR_MESSAGE_BYTES = 1024 /* the whole sentence */
 };
 
-/* What went wrong. Plain data, copied freely. Fields that do not apply are 0, "" or, for `device`, -1. */
+/* An error. Plain data, copied freely. Fields that do not apply are 0, "" or, for `device`, -1. */
 typedef struct tms_error {
     tms_status_t status;
     int32_t driver_result; /* CUresult */
@@ -73,10 +73,10 @@ typedef enum tms_backup_kind {
 #undef TMS_BACKUP_KIND
 } tms_backup_kind_t;
 
-/* What becomes of host memory when the contents are on the device again. The numbers are part of the ABI. */
+/* What happens to a backup's host memory once the contents are on the device again. The numbers are part of the ABI. */
 typedef enum tms_host_policy {
-    TMS_HOST_DEFAULT = 0, /* as the next wider setting says: the call, the region, the process */
-    TMS_HOST_RELEASE = 1, /* back to the system */
+    TMS_HOST_DEFAULT = 0, /* the next wider setting applies: the call, the region, the process */
+    TMS_HOST_RELEASE = 1, /* released to the system */
     TMS_HOST_POOL = 2,    /* kept, pinned, for any later backup */
     TMS_HOST_RETAIN = 3   /* kept with its contents, for this allocation */
 } tms_host_policy_t;
@@ -95,14 +95,15 @@ typedef enum tms_segment_state {
     TMS_SEGMENT_PAUSING = 1,  /* owned by a pause() under way; mapped until it is done */
     TMS_SEGMENT_PAUSED = 2,   /* address reserved, no physical memory */
     TMS_SEGMENT_RESUMING = 3, /* owned by a resume() under way */
-    TMS_SEGMENT_DAMAGED = 4,  /* the driver refused to unmap it, or to undo: the address is kept and never used again */
-    TMS_SEGMENT_REPAIRING = 5 /* DAMAGED, and owned by a call that tries again */
+    TMS_SEGMENT_DAMAGED = 4,  /* the driver failed to unmap it or to undo a resume: the address stays reserved and is never
+                                 reused */
+    TMS_SEGMENT_REPAIRING = 5 /* DAMAGED, and owned by a call that retries the release */
 } tms_segment_state_t;
 
 /* One allocation, as seen at one moment. */
 typedef struct tms_segment_info {
     uint64_t address;
-    uint64_t bytes;          /* as asked for */
+    uint64_t bytes;          /* as requested */
     uint64_t reserved_bytes; /* of the address range, and of physical memory while resident: a multiple of the granularity */
     uint64_t backup_bytes;   /* held in a backup now */
     int32_t device;
@@ -112,14 +113,15 @@ typedef struct tms_segment_info {
     const char *tag; /* valid for ever */
 } tms_segment_info_t;
 
-/* Which bytes of some allocations are live, as torch's allocator knows. Both arrays are sorted, and stay the property of the
- * function that filled this in, until the call ends. */
+/* The live bytes of some allocations, from torch's allocator. Both arrays are sorted. The function that filled this in owns
+ * them and keeps them valid until the call ends. */
 typedef struct tms_live_range {
     uint64_t begin, end; /* [begin, end), inside one of `allocations` */
 } tms_live_range_t;
 
 typedef struct tms_live {
-    const uint64_t *allocations; /* addresses of the allocations that this is about: of others everything is live */
+    const uint64_t *allocations; /* addresses of the allocations described here; every byte of any other allocation is
+                                    live */
     size_t allocation_count;
     const tms_live_range_t *ranges; /* do not overlap */
     size_t range_count;
@@ -129,27 +131,28 @@ typedef struct tms_live {
 typedef struct tms_selection {
     const char *const *tags; /* NULL: every tag */
     size_t tag_count;
-    void *stream;       /* the caller's current stream (a CUstream), asked whether it is capturing; read if has_stream */
-    int32_t has_stream; /* 0: no stream to ask */
+    void *stream;       /* the caller's current stream (a CUstream), queried for an active capture; read if has_stream */
+    int32_t has_stream; /* 0: no stream to query */
     int32_t exclusive;  /* resume: take the lock of every device concerned, until what was resumed is paused or freed */
     /* resume: how long to wait for device memory that others hold (and for the locks). 0: not at all; INFINITY: for ever */
     double timeout_seconds;
-    /* NULL, or asked whether the call is cancelled: on the calling thread, with no lock held, about every 50 ms while the
-     * call waits and can still be undone. Not 0: the call ends with TMS_INTERRUPTED. It must not call pause or resume. */
+    /* NULL, or polled for cancellation: on the calling thread, with no lock held, about every 50 ms while the call waits and
+     * can still be undone. A non-zero result ends the call with TMS_INTERRUPTED. It must not call pause or resume. */
     int32_t (*interrupted)(void *interrupt_context);
     void *interrupt_context;
-    /* pause: where contents go this time, whatever the region said: TMS_BACKUP_NONE, TMS_BACKUP_DISK, or
-     * TMS_BACKUP_PINNED (host memory; allocations with a backup of kind MMAP keep that). Read if has_backup. */
+    /* pause: overrides the backup of the regions for this call: TMS_BACKUP_NONE, TMS_BACKUP_DISK, or TMS_BACKUP_PINNED (host
+     * memory; allocations with a backup of kind MMAP keep that). Read if has_backup. */
     int32_t has_backup;
     int32_t backup;
-    int32_t host_policy; /* resume: tms_host_policy_t for what this call resumes; TMS_HOST_DEFAULT: as the regions said */
+    int32_t host_policy; /* resume: tms_host_policy_t for what this call resumes; TMS_HOST_DEFAULT: the policies of the
+                            regions */
     int32_t zero;        /* resume: memory that comes back without contents is zeroed */
-    /* pause: NULL, or asked once, after the devices have been waited for, on the calling thread and with no lock held: which
-     * bytes are live. Not 0: it does not know, and everything is copied. */
+    /* pause: NULL, or called once to find the live bytes: after the devices have been synchronized, on the calling thread,
+     * with no lock held. A non-zero result means that they are unknown; everything is copied then. */
     int32_t (*find_live)(void *live_context, tms_live_t *live);
     void *live_context;
-    /* NULL, or told how many bytes of the call's copies are done: on the calling thread, with no lock held, at most about
-     * every 50 ms while it copies, and once at the end of them. It must not call pause or resume. */
+    /* NULL, or called with the number of bytes copied so far: on the calling thread, with no lock held, at most about every
+     * 50 ms while the call copies, and once at the end. It must not call pause or resume. */
     void (*on_progress)(void *on_progress_context, uint64_t done_bytes, uint64_t total_bytes);
     void *on_progress_context;
 } tms_selection_t;
@@ -175,26 +178,27 @@ typedef struct tms_counters {
     uint64_t resumes_total;       /* calls that succeeded */
     uint64_t failures_total;      /* pauses, resumes and allocations that failed */
     uint64_t damaged;             /* allocations in state DAMAGED */
-    uint64_t quarantined_handles; /* physical allocations that the driver refused to release; retried by the next call */
-    uint64_t quarantined_ranges;  /* address ranges that the driver refused to free; retried likewise */
-    uint64_t deferred_frees;   /* frees that wait: for the end of a stream capture, for a device that cannot be waited for */
-    uint64_t visible_captures; /* stream captures that we know to be under way */
-    uint64_t quarantined_host; /* pieces of host memory that could not be given back; retried likewise */
+    uint64_t quarantined_handles; /* physical allocations that the driver failed to release; retried by the next call */
+    uint64_t quarantined_ranges;  /* address ranges that the driver failed to free; retried likewise */
+    uint64_t deferred_frees;      /* frees that wait for the end of a stream capture, or for a device that could not be
+                                     synchronized */
+    uint64_t visible_captures;    /* stream captures known to be active */
+    uint64_t quarantined_host;    /* pieces of host memory that could not be released; retried likewise */
     uint64_t quarantined_other;   /* streams, events, context references, files: likewise */
-    uint64_t host_resident_bytes; /* host memory used now: backups, pool, what is being released, backup files on a tmpfs */
-    uint64_t host_pooled_bytes;   /* of it kept for later backups, with no contents */
+    uint64_t host_resident_bytes; /* host memory in use: backups, pool, memory being released, backup files on a tmpfs */
+    uint64_t host_pooled_bytes;   /* part of it that is kept for later backups, without contents */
 } tms_counters_t;
 
-/* How far a tag is paused. A pool of torch's whose memory may be paused must not be entered: see _torch/pools.py. */
+/* How far a tag is paused. A torch pool whose memory may be paused must not be entered; see _torch/pools.py. */
 typedef struct tms_tag_info {
     uint64_t paused;      /* allocations of the tag that are not ACTIVE */
     uint64_t pause_epoch; /* number of pauses that ever changed an allocation of this tag */
 } tms_tag_info_t;
 
-/* A resume that goes on while its caller does something else. */
+/* A resume that runs in the background. */
 typedef struct tms_pending tms_pending_t;
 
-/* A host copy that stays valid while a reference is held, whatever happens to the allocation it came from. */
+/* A host copy that stays valid while a reference is held, even if the allocation it came from is freed. */
 typedef struct tms_host_buffer tms_host_buffer_t;
 
 #define TMS_API_VERSION 2u
@@ -206,14 +210,14 @@ typedef struct tms_api {
     uint32_t size;    /* sizeof(tms_api_t) there */
 
     /* A managed allocation with the settings of the calling thread's region; outside any region those of a visible capture
-     * begun with settings, else the process's initial settings. `device` -1 is the current device. Always managed: whether
-     * the thread's allocations should be is for the caller to ask (`region_current`). Size 0 gives address 0. */
+     * begun with settings, else the process's initial settings. `device` -1 is the current device. The allocation is always
+     * managed; the caller checks `region_current` first. Size 0 gives address 0. */
     tms_status_t (*allocate)(uint64_t bytes, int32_t device, uint64_t *address, tms_error_t *error);
-    /* Frees what `allocate` gave, in any state. TMS_NOT_MANAGED (without a message) for every address that is not the start
-     * of a managed allocation and lies in none; TMS_INVALID_ARGUMENT for one inside. */
+    /* Frees an allocation made by `allocate`, in any state. TMS_NOT_MANAGED (without a message) for every address that is
+     * not the start of a managed allocation and lies in none; TMS_INVALID_ARGUMENT for one inside. */
     tms_status_t (*free)(uint64_t address, tms_error_t *error);
 
-    /* The thread's stack of regions. `push` gives the depth to hand to `pop`, which also drops whatever was pushed later. */
+    /* The thread's stack of regions. `push` returns the depth to pass to `pop`, which also drops every later level. */
     tms_status_t (*region_push)(const tms_region_settings_t *settings, int32_t *depth, tms_error_t *error);
     void (*region_pop)(int32_t depth);
     void (*region_current)(tms_region_settings_t *settings, int32_t *depth);
@@ -224,7 +228,8 @@ typedef struct tms_api {
     tms_status_t (*resume)(const tms_selection_t *selection, tms_report_t *report, tms_error_t *error);
 
     /* The host copy of [address, address + bytes), which must lie in one managed allocation. TMS_OK with *buffer NULL: there
-     * is none now (active and not retained, discarded, or on disk). Each *buffer is given back with host_buffer_release. */
+     * is no host copy now (active and not retained, discarded, or on disk). Each *buffer is released with
+     * host_buffer_release. */
     tms_status_t (*host_backup)(uint64_t address, uint64_t bytes, tms_host_buffer_t **buffer, void **host,
                                 tms_error_t *error);
     void (*host_buffer_release)(tms_host_buffer_t *buffer);
@@ -235,13 +240,13 @@ typedef struct tms_api {
     int32_t (*get_retain_backup)(void);
     tms_status_t (*set_disk_directory)(const char *path, tms_error_t *error);
 
-    /* A capture that the caller is about to begin, or has ended, on `device`. `settings` are for allocations made during it
-     * by threads outside any region (autograd's); NULL where the caller has none. Pairs nest. The begin waits for a pause or
-     * resume that is under way on another thread; inside one of its own thread it is TMS_INVALID_STATE. */
+    /* Announce that the caller is about to begin a capture, or has ended one. `settings` apply to allocations made during it
+     * by threads outside any region (autograd's); NULL: none. Pairs nest. The begin waits for a pause or resume on another
+     * thread; inside one on the same thread it fails with TMS_INVALID_STATE. */
     tms_status_t (*capture_begin)(const tms_region_settings_t *settings, tms_error_t *error);
     void (*capture_end)(void);
 
-    /* Gives the devices that this process has begun to use access to what is ACTIVE. Cheap where none is new. */
+    /* Grants the devices that this process has begun to use access to ACTIVE allocations. Cheap if none is new. */
     tms_status_t (*refresh_peers)(tms_error_t *error);
 
     tms_status_t (*device_count)(int32_t *count, tms_error_t *error);
@@ -254,60 +259,59 @@ typedef struct tms_api {
     void (*tag_info)(const char *tag, tms_tag_info_t *info);
     void (*counters)(tms_counters_t *counters);
 
-    /* Begins a resume on a thread of the library's and returns at once; the selection is copied, its functions are not
-     * called. What goes wrong is told by pending_wait. A handle is given back with pending_release, which does not end the
-     * resume. */
+    /* Begins a resume on a background thread and returns at once. The selection is copied; its callbacks are not called.
+     * pending_wait reports a failure. pending_release releases the handle and does not end the resume. */
     tms_status_t (*resume_begin)(const tms_selection_t *selection, tms_pending_t **pending, tms_error_t *error);
-    int32_t (*pending_done)(tms_pending_t *pending); /* whether it has ended, well or not */
-    /* Waits for the end. `interrupted` as in tms_selection_t: TMS_INTERRUPTED ends the wait, not the resume. */
+    int32_t (*pending_done)(tms_pending_t *pending); /* whether it has ended, successfully or not */
+    /* Waits for the end. `interrupted` as in tms_selection_t; TMS_INTERRUPTED ends the wait, not the resume. */
     tms_status_t (*pending_wait)(tms_pending_t *pending, int32_t (*interrupted)(void *), void *interrupt_context,
                                  tms_report_t *report, tms_error_t *error);
-    /* Waits until all memory is mapped, on every device, and the last copies have been queued, and has `stream` (a CUstream)
-     * wait for these: what is queued there afterwards finds memory and contents. From then on nothing is undone: where a
-     * copy fails, the allocations of the call become DAMAGED (their backups stay), and pending_wait tells. A resume that has
-     * failed before is undone, and its failure returned. */
+    /* Waits until all memory is mapped on every device and the last copies are queued, then makes `stream` (a CUstream) wait
+     * for these copies. Work queued on `stream` afterwards finds memory and contents. From then on the resume is not undone:
+     * if a copy fails, the allocations of the call become DAMAGED, their backups stay, and pending_wait reports the failure.
+     * A resume that failed earlier is undone, and its failure is returned. */
     tms_status_t (*pending_wait_stream)(tms_pending_t *pending, void *stream, int32_t (*interrupted)(void *),
                                         void *interrupt_context, tms_error_t *error);
     void (*pending_release)(tms_pending_t *pending); /* NULL is fine */
 
-    /* Has pinned host memory made ready for later backups, in the background (TMS_HOST_POOL keeps to it); see
-     * tms_host_store_reserve. `device` -1: the current one. */
+    /* Prepares pinned host memory for later backups, in the background; see tms_host_store_reserve. `device` -1: the current
+     * one. */
     tms_status_t (*reserve_host_memory)(uint64_t bytes, int32_t device, tms_error_t *error);
-    /* What TMS_HOST_DEFAULT means where neither call nor region says; set_retain_backup(1) is TMS_HOST_RETAIN. */
+    /* The policy of the process: used where neither call nor region has one. set_retain_backup(1) is TMS_HOST_RETAIN. */
     tms_status_t (*set_host_policy)(int32_t policy, tms_error_t *error);
     int32_t (*get_host_policy)(void);
-    /* At exit of the program: no thread of the library's own calls the driver after this. */
+    /* At exit: no thread of the library calls the driver after this. */
     void (*close)(void);
 
-    /* Whether the calling thread is inside a pause or resume, which then asks whether it is cancelled: another one on this
-     * thread would fail with TMS_INVALID_STATE. */
+    /* Whether the calling thread is in a callback of its own pause or resume. Another pause or resume on this thread would
+     * fail with TMS_INVALID_STATE. */
     int32_t (*in_transition)(void);
 
-    /* Gives idle memory of the pool back to the system, in the background. */
+    /* Releases idle memory of the pool to the system, in the background. */
     void (*release_host_memory)(void);
 
-    /* As region_push, but gives an id of the level, for region_leave: that level and no other is left, in whatever order.
-     * Tasks of an event loop and generators share a thread and interleave. Returns how many levels entered after it stay in
-     * force, or TMS_NO_SUCH_LEVEL: it was entered on another thread, or has been left. */
+    /* As region_push, but returns an id of the level for region_leave. region_leave leaves that level only, in any order,
+     * because tasks of an event loop and generators share a thread and interleave. It returns how many later levels stay in
+     * force, or TMS_NO_SUCH_LEVEL if the level was entered on another thread or has been left. */
     tms_status_t (*region_enter)(const tms_region_settings_t *settings, uint64_t *level, tms_error_t *error);
     int32_t (*region_leave)(uint64_t level);
 
-    /* As capture_begin, but gives an identity for capture_retract, which is never 0: ends may come in any order. */
+    /* As capture_begin, but returns an identity for capture_retract. It is never 0. Ends may come in any order. */
     tms_status_t (*capture_announce)(const tms_region_settings_t *settings, uint64_t *identity, tms_error_t *error);
-    /* A capture is about to begin on `stream` (a CUstream). What this thread has announced and not begun yet is this one.
-     * The stream is asked later whether the capture goes on, so an end by the driver's own function may go unseen. A
-     * stream that has not been seen to end its last capture keeps that one's identity. 0: there is no room for it, which is
-     * logged. Waits as capture_begin does; after a failure the capture must not begin. */
+    /* A capture is about to begin on `stream` (a CUstream). It completes what this thread has announced and not begun yet.
+     * The stream is queried later for an active capture, so an end through the driver's own function need not be reported.
+     * If the last capture of this stream has no recorded end, its identity is returned again. Identity 0: the table is full,
+     * which is logged. Waits as capture_begin does; after a failure the capture must not begin. */
     tms_status_t (*capture_begin_on)(void *stream, uint64_t *identity, tms_error_t *error);
-    /* That has ended, or failed to begin. `unless_it_goes_on`: only if its stream does not say that it captures. Whether
-     * there was one. */
+    /* The capture has ended or failed to begin. `unless_it_goes_on`: only if its stream reports no active capture. Returns
+     * whether there was one. */
     int32_t (*capture_retract)(uint64_t identity, int32_t unless_it_goes_on);
-    /* What capture_begin_on announced has begun. The stream is not asked before this: it would say that it does not capture.
-     * Where the begin fails capture_retract takes its place. */
+    /* The capture of capture_begin_on has begun. The stream is not queried before this call, because it would report no
+     * capture yet. If the begin fails, capture_retract is called instead. */
     void (*capture_begun)(uint64_t identity);
 } tms_api_t;
 
-/* The table of the library that it is called in, or NULL if that library does not speak `version`. */
+/* The table of the library that exports it, or NULL if that library does not support `version`. */
 TMS_EXPORT const tms_api_t *tms_get_api(uint32_t version);
 
 /* For torch.cuda.memory.CUDAPluggableAllocator: any thread, in or out of a region. NULL on failure, which torch turns into
