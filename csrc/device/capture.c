@@ -1,6 +1,6 @@
 #include "device/capture.h"
 
-/* Names the calling thread, as long as it lives. */
+/* Identifies the calling thread for its lifetime. */
 static uintptr_t this_thread(void) {
     static _Thread_local char own;
     return (uintptr_t)&own;
@@ -11,7 +11,7 @@ void tms_capture_init(tms_capture_t *capture) {
     capture->last_identity = 0;
 }
 
-/* A new last entry, empty. NULL, with TMS_INVALID_STATE in *error: there is room for no other. */
+/* Appends an empty entry. NULL, with TMS_INVALID_STATE in *error, if the table is full. */
 static tms_capture_entry_t *add(tms_capture_t *capture, const tms_error_context_t *context, tms_error_t *error) {
     int count = tms_capture_visible(capture);
     if (count == TMS_CAPTURE_MAX_NESTED) {
@@ -23,7 +23,7 @@ static tms_capture_entry_t *add(tms_capture_t *capture, const tms_error_context_
     return &capture->entries[count];
 }
 
-static void take_out(tms_capture_t *capture, int index) {
+static void remove_entry(tms_capture_t *capture, int index) {
     int count = tms_capture_visible(capture) - 1;
     for (int i = index; i < count; i++) capture->entries[i] = capture->entries[i + 1];
     atomic_store(&capture->visible, count);
@@ -38,7 +38,7 @@ tms_status_t tms_capture_begin(tms_capture_t *capture, const tms_region_t *regio
     return TMS_OK;
 }
 
-/* What this thread has announced last and not begun yet. */
+/* The last announcement of this thread whose capture has not begun yet, or NULL. */
 static tms_capture_entry_t *find_announced(tms_capture_t *capture) {
     for (int i = tms_capture_visible(capture); i-- > 0;) {
         tms_capture_entry_t *entry = &capture->entries[i];
@@ -47,7 +47,7 @@ static tms_capture_entry_t *find_announced(tms_capture_t *capture) {
     return NULL;
 }
 
-/* The entry with this identity of a begin; NULL: none has. */
+/* The entry whose begin has this identity, or NULL. */
 static tms_capture_entry_t *find_begun(tms_capture_t *capture, uint64_t identity) {
     for (int i = tms_capture_visible(capture); identity && i-- > 0;) {
         if (capture->entries[i].begun == identity) return &capture->entries[i];
@@ -88,7 +88,7 @@ bool tms_capture_end(tms_capture_t *capture, uint64_t identity) {
         } else {
             entry->begun = 0;
         }
-        if (!entry->announced && !entry->begun) take_out(capture, i);
+        if (!entry->announced && !entry->begun) remove_entry(capture, i);
         return true;
     }
     return false;
@@ -114,10 +114,10 @@ int tms_capture_drop(tms_capture_t *capture, bool (*ended)(void *context, const 
     int dropped = 0;
     for (int i = tms_capture_visible(capture); i-- > 0;) {
         const tms_capture_entry_t *entry = &capture->entries[i];
-        /* This thread is in no such call any more: it ended without tms_capture_begun. */
-        bool may_be_asked = entry->begun && (!entry->beginner || entry->beginner == this_thread());
-        if (!may_be_asked || !ended(context, &entry->where)) continue;
-        take_out(capture, i);
+        /* If `beginner` is this thread, its begin has returned without tms_capture_begun. */
+        bool may_be_queried = entry->begun && (!entry->beginner || entry->beginner == this_thread());
+        if (!may_be_queried || !ended(context, &entry->where)) continue;
+        remove_entry(capture, i);
         dropped++;
     }
     return dropped;

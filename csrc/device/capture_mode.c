@@ -1,13 +1,13 @@
 #include "device/capture_mode.h"
 
-/* What this thread has changed of its own mode. Only this thread can put it back. */
+/* The changes to this thread's own mode. Only this thread can restore it. */
 static _Thread_local struct {
-    unsigned depth;             /* of nested relaxing */
-    bool changed;               /* the mode is relaxed, and was `before` */
+    unsigned depth;             /* of nested calls of tms_capture_mode_relax */
+    bool changed;               /* the mode was `before` and is relaxed now */
     CUstreamCaptureMode before; /* if `changed` */
 } own;
 
-/* A call that undoes something is tried again at once: what it failed with may have been meant for an earlier one. */
+/* A call that undoes a change is retried at once: it may report the asynchronous error of an earlier call. */
 enum { UNDO_ATTEMPTS = 3 };
 
 static const tms_error_context_t context = {.operation = "change the thread's capture mode", .device = TMS_NO_DEVICE};

@@ -8,27 +8,27 @@ typedef struct held_memory {
     void (*release)(void *held);
 } held_memory_t;
 
-/* What a copier has to give back when it is closed. On the heap, and made when it is opened, because what the driver does
- * not take back has to be kept without needing memory for that. */
+/* The resources that a copier releases when it is closed. Allocated when it is opened, because a resource that cannot be
+ * released must be kept without allocating memory. */
 struct tms_copier_holdings {
     tms_quarantined_t node; /* first */
     const tms_copying_t *copying;
     int device;
-    bool busy; /* the device may still be copying: nothing is given back before that has ended */
+    bool busy; /* the device may still be copying: nothing is released before it has finished */
     CUstream stream;
     CUevent events[TMS_COPIER_EVENTS];
-    held_memory_t *memory; /* that the device writes to */
+    held_memory_t *memory; /* host memory that the device writes to */
     size_t memory_count, memory_capacity;
     tms_copier_relay_t *relays; /* in the order of adding */
 };
 
-/* Whether it need not be tried again: the driver took it back, or has shut down and released everything. */
+/* Whether no retry is needed: the driver released the object, or has shut down and released everything. */
 static bool is_gone(CUresult result) {
     return result == CUDA_SUCCESS || tms_status_from_driver(result) == TMS_DRIVER_UNAVAILABLE;
 }
 
-/* A driver that lacks the call keeps what it made, as one that refuses it. */
-#define TAKES_BACK(driver, name, held) ((driver)->name && is_gone((driver)->name(held)))
+/* Whether the driver released an object. A driver that lacks the call counts as one that fails it. */
+#define RELEASED(driver, name, held) ((driver)->name && is_gone((driver)->name(held)))
 
 static void release_host_memory(struct tms_copier_holdings *held, const tms_driver_table_t *driver, const tms_wait_t *wait) {
     while (held->relays) {
@@ -44,23 +44,23 @@ static void release_host_memory(struct tms_copier_holdings *held, const tms_driv
     held->memory = NULL;
 }
 
-/* Under the device's context. Waits once for a stream that could not be waited for before. */
+/* Waits for the stream, in the device's context. False: the device may still be copying. */
 static bool has_settled(const struct tms_copier_holdings *held, const tms_driver_table_t *driver, tms_error_t *reason) {
     const tms_error_context_t context = {.operation = "wait for copies", .device = held->device};
     tms_status_t status = TMS_DRIVER_CALL(driver, &context, reason, cuStreamSynchronize, held->stream);
     return status == TMS_OK || status == TMS_DEVICE_LOST || tms_driver_is_gone(reason);
 }
 
-/* Under the device's context. Goes on whatever is refused, and says what is left. `wait`: the call's, if it is under way. */
-static tms_quarantine_mask_t give_back(struct tms_copier_holdings *held, const tms_driver_table_t *driver,
-                                       const tms_wait_t *wait) {
+/* Releases what it can, in the device's context, and returns what is left. `wait`: that of the current call, or NULL. */
+static tms_quarantine_mask_t release_holdings(struct tms_copier_holdings *held, const tms_driver_table_t *driver,
+                                              const tms_wait_t *wait) {
     if (held->busy)
         return TMS_QUARANTINE_BIT(OTHER) | (held->memory_count > 0 || held->relays ? TMS_QUARANTINE_BIT(HOST) : 0);
     release_host_memory(held, driver, wait);
     for (int i = 0; i < TMS_COPIER_EVENTS; i++) {
-        if (held->events[i] && TAKES_BACK(driver, cuEventDestroy, held->events[i])) held->events[i] = NULL;
+        if (held->events[i] && RELEASED(driver, cuEventDestroy, held->events[i])) held->events[i] = NULL;
     }
-    if (held->stream && TAKES_BACK(driver, cuStreamDestroy, held->stream)) held->stream = NULL;
+    if (held->stream && RELEASED(driver, cuStreamDestroy, held->stream)) held->stream = NULL;
     bool other = held->stream || held->events[0] || held->events[1];
     return other ? TMS_QUARANTINE_BIT(OTHER) : 0;
 }
@@ -74,7 +74,7 @@ static tms_quarantine_mask_t retry(tms_quarantined_t *node) {
     if (status != TMS_OK) return node->holds;
     const tms_driver_table_t *driver = atomic_load(&devices->driver->table);
     if (held->busy) held->busy = !has_settled(held, driver, &reason);
-    tms_quarantine_mask_t left = give_back(held, driver, NULL);
+    tms_quarantine_mask_t left = release_holdings(held, driver, NULL);
     tms_devices_leave(devices, held->device);
     if (!left) free(held);
     return left;
@@ -91,7 +91,8 @@ tms_status_t tms_copier_open(tms_copier_t *copier, const tms_copying_t *copying,
     copier->held->device = device;
     status = tms_devices_enter(copying->devices, device, context, error);
     if (status != TMS_OK) goto forget;
-    /* Its own stream, to which the legacy stream's implicit waits do not apply: other threads' work goes on. */
+    /* A stream of its own, without the implicit synchronisation of the legacy stream: the work of other threads
+     * continues. */
     status = TMS_DRIVER_CALL(copier->driver, context, error, cuStreamCreate, &copier->stream, CU_STREAM_NON_BLOCKING);
     if (status != TMS_OK) goto leave;
     copier->open = true;
@@ -132,7 +133,7 @@ void tms_copier_add_relay(tms_copier_t *copier, tms_copier_relay_t *relay) {
     *end = relay;
 }
 
-/* ---- what is gathered ---- */
+/* ---- gathered copies ---- */
 
 static tms_status_t queue_one_by_one(const tms_copier_t *copier, const tms_error_context_t *context, tms_error_t *error) {
     const tms_gathered_t *all = &copier->gathered;
@@ -150,7 +151,7 @@ static tms_status_t queue_one_by_one(const tms_copier_t *copier, const tms_error
 
 static bool copies_at_once(const tms_driver_table_t *driver) { return driver->cuMemcpyBatchAsync && driver->cuMemGetAccess; }
 
-/* *refused: the driver has no such call, or not for this device. */
+/* *refused: the driver lacks the call, or does not support it for this device. */
 static tms_status_t queue_at_once(tms_copier_t *copier, bool *refused, const tms_error_context_t *context,
                                   tms_error_t *error) {
     tms_gathered_t *all = &copier->gathered;
@@ -194,7 +195,8 @@ static tms_status_t call_on_idle(const tms_copier_t *copier, CUevent event, tms_
     return status;
 }
 
-/* A mark behind what was queued since the last one, and a wait for the mark before: two chunks are in flight at most. */
+/* Records an event after the copies queued since the last one, and waits for the event before it: at most two chunks are in
+ * flight. */
 static tms_status_t end_chunk(tms_copier_t *copier, const tms_error_context_t *context, tms_error_t *error) {
     CUevent *event = &copier->events[copier->next];
     tms_status_t status = flush(copier, error);
@@ -215,7 +217,7 @@ static tms_status_t end_chunk(tms_copier_t *copier, const tms_error_context_t *c
     return status;
 }
 
-/* How much to queue in one driver call. */
+/* The number of bytes to queue in one driver call. */
 static uint64_t part_of(const tms_copier_t *copier, uint64_t bytes) {
     if (!tms_wait_is_interruptible(copier->wait)) return bytes;
     uint64_t room = copier->copying->chunk_bytes - copier->queued;
@@ -237,7 +239,7 @@ tms_status_t tms_copier_to_host(tms_copier_t *copier, void *host, CUdeviceptr ad
         part = part_of(copier, bytes - done);
         status = TMS_DRIVER_CALL(copier->driver, context, error, cuMemcpyDtoHAsync, (char *)host + done, address + done,
                                  part, copier->stream);
-        /* A copy that is refused has written nothing; one to memory that is not pinned may fail half-way, with its device.
+        /* A rejected copy has written nothing. A copy to memory that is not pinned may fail half-way if the device is lost.
          */
         if (status == TMS_OK || status == TMS_DEVICE_LOST) copier->begun++;
         if (status == TMS_OK) status = after_part(copier, part, context, error);
@@ -331,9 +333,9 @@ tms_status_t tms_copier_wait(tms_copier_t *copier, const tms_error_context_t *co
 
 /* ---- closing ---- */
 
-/* After a failure copies may still be in flight, to memory that the caller is about to take away: a wait that fails once is
- * tried again, and then the whole device waited for, unless that would only cost a stream capture. One that is lost copies
- * nothing any more, and a driver that has gone takes nothing away. Whether that is so now. */
+/* After a failure copies may still be in flight, to memory that the caller is about to free. Waits for the stream, retries
+ * once, and then waits for the whole device, unless that would invalidate a stream capture. A lost device and a driver that
+ * has shut down copy nothing any more. Returns whether no copy is in flight. */
 static bool drain(const tms_copier_t *copier) {
     const tms_driver_table_t *driver = copier->driver;
     const tms_log_t *log = copier->copying->log;
@@ -361,7 +363,7 @@ bool tms_copier_close(tms_copier_t *copier) {
     held->busy = !idle;
     for (tms_copier_relay_t *relay = held->relays; relay; relay = relay->next) relay->table->close(relay);
     held->node.retry = retry;
-    held->node.holds = give_back(held, copier->driver, copier->wait);
+    held->node.holds = release_holdings(held, copier->driver, copier->wait);
     tms_devices_leave(copier->copying->devices, copier->device);
     copier->open = false;
     copier->held = NULL;

@@ -1,11 +1,11 @@
 /* A copier: a stream on one device for the copies of one call.
  *
- * Its device's context is current between open and close. Used by one thread. Where the call can be cancelled, copies go
- * in chunks, of which at most two are in flight.
+ * Its device's context is current between open and close. Used by one thread; no lock. If the call can be cancelled, copies
+ * are queued in chunks, of which at most two are in flight.
  *
- * A copier knows no store. A store that copies to or from host memory that may be freed has it held (tms_copier_hold). One
- * that moves contents on to a place that the driver cannot copy to adds a relay. Both outlive the copier where the device
- * cannot be waited for: they then wait in the quarantine. */
+ * A copier knows no store. A store registers host memory that must outlive the copies with tms_copier_hold. A store whose
+ * medium the driver cannot access (files) adds a relay. If the device cannot be synchronized, both outlive the copier in the
+ * quarantine. */
 #ifndef TMS_COPIER_H
 #define TMS_COPIER_H
 
@@ -14,13 +14,13 @@
 #include "device/device.h"
 #include "device/wait.h"
 
-/* How much is queued before it is asked again whether the call is cancelled. At most twice this much is in flight then. */
+/* The bytes queued between two checks for cancellation. At most twice as many are in flight. */
 #define TMS_COPY_CHUNK_BYTES ((uint64_t)256 << 20)
 
 enum { TMS_COPIER_EVENTS = 2 };
 
-/* Parts of segments are gathered, and queued by one driver call once there are so many of them, or so many bytes: enough for
- * the calls to cost little, too few for the bus to wait (docs/performance.md). */
+/* Parts of segments are gathered and queued by one driver call when this number of parts or bytes is reached: enough to make
+ * the cost of the calls small, too few to leave the bus idle (docs/performance.md). */
 enum { TMS_GATHERED_COPIES = 64 };
 #define TMS_GATHERED_BYTES ((uint64_t)16 << 20)
 
@@ -33,33 +33,32 @@ typedef struct tms_gathered {
     size_t sizes[TMS_GATHERED_COPIES];
 } tms_gathered_t;
 
-/* What the copiers of a process share. Constant while there is one. */
+/* Shared by the copiers of a process. Constant while one exists. */
 typedef struct tms_copying {
     tms_devices_t *devices;
     tms_log_t *log;
-    tms_quarantine_t *quarantine; /* for what cannot be given back */
+    tms_quarantine_t *quarantine; /* for resources that cannot be released */
     uint64_t chunk_bytes;         /* TMS_COPY_CHUNK_BYTES; tests use less */
 } tms_copying_t;
 
 struct tms_copier_relay_table;
 
-/* What a store adds to a copier: the first member of a struct of the store's, on the heap, which keeps the state of the
- * store's copies under way in this copier. */
+/* An extension that a store adds to a copier: the first member of a heap-allocated struct with the state of the store's
+ * copies in this copier. */
 typedef struct tms_copier_relay {
     const struct tms_copier_relay_table *table;
     struct tms_copier_relay *next; /* of the same copier */
 } tms_copier_relay_t;
 
-/* `wait` and `close` are called on the copier's thread; all three under its device's context and without any lock. */
+/* `wait` and `close` are called on the copier's thread. All three are called in its device's context, with no lock held. */
 typedef struct tms_copier_relay_table {
-    /* Waits until every copy that the store has begun is done, or is queued in the copier's stream. A failure is the call's;
-     * only `close` and `release` come after it. */
+    /* Waits until every copy begun by the store is done or queued in the copier's stream. A failure fails the call; only
+     * `close` and `release` are called after it. */
     tms_status_t (*wait)(tms_copier_relay_t *relay, tms_error_t *error);
-    /* Once, also after a failure: nothing of it is under way afterwards but what is in the stream. It cannot use the copier
-     * any more. */
+    /* Called once, also after a failure. Afterwards only copies in the stream are in flight. It must not use the copier. */
     void (*close)(tms_copier_relay_t *relay);
-    /* Once, after close: the device has stopped copying. Frees the relay; what cannot be freed is the relay's to put into
-     * the quarantine. `wait`: the call's, or NULL where a later call does this, on any thread. */
+    /* Called once, after close, when the device has stopped copying. Frees the relay, and adds resources that cannot be
+     * released to the quarantine. `wait`: that of the call, or NULL if a later call does this, on any thread. */
     void (*release)(tms_copier_relay_t *relay, const tms_driver_table_t *driver, const tms_wait_t *wait);
 } tms_copier_relay_table_t;
 
@@ -68,61 +67,63 @@ typedef struct tms_copier {
     const tms_driver_table_t *driver;
     int device;
     tms_wait_t *wait;       /* of the call; NULL: not interruptible, and every copy is one driver call */
-    _Atomic uint64_t *done; /* NULL, or counts the bytes that are certain to have been copied */
-    /* NULL, or called instead of waiting for a chunk, as often as there is *more to do. A failure is the copy's. */
+    _Atomic uint64_t *done; /* NULL, or counts the bytes that have been copied */
+    /* NULL, or called instead of waiting for a chunk, as long as it sets *more. A failure fails the copy. */
     tms_status_t (*on_idle)(void *context, bool *more, tms_error_t *error);
     void *on_idle_context;
     CUstream stream;
-    CUevent events[TMS_COPIER_EVENTS];  /* behind the last two chunks; made when the first chunk is full */
-    uint64_t behind[TMS_COPIER_EVENTS]; /* bytes that the event is behind, if it is in the stream and not waited for yet;
-                                           else 0 */
-    int next;                           /* of events */
-    uint64_t queued;                    /* bytes behind the event recorded last, with those that are gathered */
+    CUevent events[TMS_COPIER_EVENTS];  /* recorded after the last two chunks; created when the first chunk is full */
+    uint64_t behind[TMS_COPIER_EVENTS]; /* bytes that the event completes, if it is recorded and not waited for yet; else
+                                           0 */
+    int next;                           /* index of the next event */
+    uint64_t queued;                    /* bytes after the last recorded event, including gathered ones */
     tms_gathered_t gathered;            /* not queued yet */
-    uint64_t begun;                     /* copies to host memory that may have written there, or will once queued */
+    uint64_t begun;                     /* number of copies to host memory that may have written there, or will once
+                                           queued */
     bool open;
-    bool idle;                        /* what was queued has been waited for */
+    bool idle;                        /* everything queued has completed */
     struct tms_copier_holdings *held; /* copier.c */
 } tms_copier_t;
 
 /* `wait` may be NULL. */
 tms_status_t tms_copier_open(tms_copier_t *copier, const tms_copying_t *copying, int device, tms_wait_t *wait,
                              const tms_error_context_t *context, tms_error_t *error);
-/* Before the first copy into host memory: has release(held) called once the copies are known to be done, whatever becomes of
- * the call; perhaps on another thread, under the device's context, and without any lock. TMS_OUT_OF_HOST_MEMORY: it will not
- * be called. */
+/* To be called before the first copy into host memory. The copier calls release(held) once all copies have completed, even
+ * if the call fails: on any thread, in the device's context, with no lock held. After TMS_OUT_OF_HOST_MEMORY it is not
+ * called. */
 tms_status_t tms_copier_hold(tms_copier_t *copier, void *held, void (*release)(void *held),
                              const tms_error_context_t *context, tms_error_t *error);
 /* The relay with this table, or NULL. A copier has at most one of each. */
 tms_copier_relay_t *tms_copier_find_relay(const tms_copier_t *copier, const tms_copier_relay_table_t *table);
-/* From now on the copier's, which waits for it, closes and releases it. `table` is set. */
+/* Passes ownership of the relay to the copier, which waits for it, closes it and releases it. `table` is set. */
 void tms_copier_add_relay(tms_copier_t *copier, tms_copier_relay_t *relay);
-/* Queues a copy. TMS_INTERRUPTED between chunks. After any failure what was queued may still be under way until the copier
- * is closed. */
+/* Queues a copy. TMS_INTERRUPTED between chunks. After a failure queued copies may be in flight until the copier is
+ * closed. */
 tms_status_t tms_copier_to_host(tms_copier_t *copier, void *host, CUdeviceptr address, uint64_t bytes,
                                 const tms_error_context_t *context, tms_error_t *error);
 tms_status_t tms_copier_to_device(tms_copier_t *copier, CUdeviceptr address, const void *host, uint64_t bytes,
                                   const tms_error_context_t *context, tms_error_t *error);
-/* Before the first part of a segment: fails if its memory is gone. A single copy of an address without memory is
- * refused; the driver (580) does not survive one among several at once. */
+/* To be called before the first part of a segment: fails if its memory is gone. The driver rejects a single copy of an
+ * unmapped address, but crashes if a batch contains one (release 580). */
 tms_status_t tms_copier_begin_parts(const tms_copier_t *copier, CUdeviceptr segment, const tms_error_context_t *context,
                                     tms_error_t *error);
-/* A copy as above of a part of a segment, queued by tms_copier_queue_all at the latest. */
+/* As the copies above, for a part of a segment. tms_copier_queue_all queues it at the latest. */
 tms_status_t tms_copier_part_to_host(tms_copier_t *copier, void *host, CUdeviceptr address, uint64_t bytes,
                                      const tms_error_context_t *context, tms_error_t *error);
 tms_status_t tms_copier_part_to_device(tms_copier_t *copier, CUdeviceptr address, const void *host, uint64_t bytes,
                                        const tms_error_context_t *context, tms_error_t *error);
-/* Everything begun is in the stream afterwards, or done: what is gathered, and what the relays have under way. */
+/* Queues the gathered copies and those of the relays. Afterwards everything begun is done or in the stream. */
 tms_status_t tms_copier_queue_all(tms_copier_t *copier, tms_error_t *error);
 /* Queues zeros; later copies of this copier come after them. */
 tms_status_t tms_copier_zero(tms_copier_t *copier, CUdeviceptr address, uint64_t bytes, const tms_error_context_t *context,
                              tms_error_t *error);
-/* The same, and waits for all of it. A backup is valid, or may be discarded, only after this has succeeded. */
+/* tms_copier_queue_all, and waits for everything queued. A backup is valid, or may be discarded, only after this has
+ * succeeded. */
 tms_status_t tms_copier_wait(tms_copier_t *copier, const tms_error_context_t *context, tms_error_t *error);
-/* Waits for what a failed call has left in flight. False: the device may still be copying, and could not be waited for. Then
- * device memory that the copier copied from or to must stay mapped, and host memory that it copies from must stay as it is;
- * host memory that it copies to (tms_copier_hold, relays) waits in the quarantine. A device that is lost copies nothing any
- * more. Accepts one that was never opened. */
+/* Waits for copies left in flight by a failed call. False: the device may still be copying and could not be synchronized.
+ * Then the caller must keep the device memory mapped and the host memory that is read unchanged; host memory that is written
+ * (tms_copier_hold, relays) is quarantined. A lost device copies nothing any more. Accepts a copier that was never
+ * opened. */
 bool tms_copier_close(tms_copier_t *copier);
 
 #endif

@@ -30,7 +30,7 @@ static CUmemAllocationProp device_properties(int ordinal) {
     return properties;
 }
 
-/* Checked, because sizes and addresses are computed with it. */
+/* Sizes and addresses are computed with the granularity. */
 static tms_status_t check_granularity(const tms_device_t *device, int ordinal, const tms_error_context_t *context,
                                       tms_error_t *error) {
     size_t granularity = device->granularity;
@@ -56,10 +56,10 @@ static tms_status_t read_device(const tms_driver_table_t *driver, int ordinal, t
     }
     if (status != TMS_OK) return status;
     device->total_bytes = total;
-    if (!vmm) return TMS_OK; /* allocations on it will be refused; the others are usable */
+    if (!vmm) return TMS_OK; /* allocations on it will fail; other devices are usable */
     CUresult result =
         driver->cuDeviceGetAttribute(&rdma, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, device->handle);
-    /* A driver that does not know this attribute has no device that is capable. */
+    /* If the driver does not know this attribute, no device is capable. */
     if (result != CUDA_SUCCESS && result != CUDA_ERROR_INVALID_VALUE)
         return tms_driver_fail(driver, context, "cuDeviceGetAttribute", result, error);
     device->rdma_capable = result == CUDA_SUCCESS && rdma != 0;
@@ -100,7 +100,7 @@ tms_status_t tms_devices_load(tms_devices_t *devices, const tms_driver_table_t *
             free(made);
             return status;
         }
-        /* Two threads may have read it at once; both read the same, and the first to finish wins. */
+        /* Two threads may read it at once. Both read the same values, and the first to finish publishes its table. */
         if (atomic_compare_exchange_strong(&devices->table, &known, made))
             known = made;
         else
@@ -134,7 +134,7 @@ tms_status_t tms_devices_active(tms_devices_t *devices, tms_device_mask_t *mask,
     return TMS_OK;
 }
 
-/* Whether `peer` can access memory of `owner`; asked once a pair. */
+/* Whether `peer` can access memory of `owner`. Queried once for each pair. */
 static tms_status_t can_reach(tms_devices_t *devices, const tms_driver_table_t *driver, const tms_device_table_t *table,
                               int peer, int owner, bool *reaches, const tms_error_context_t *context, tms_error_t *error) {
     tms_device_mask_t bit = (tms_device_mask_t)1 << peer;
@@ -144,7 +144,7 @@ static tms_status_t can_reach(tms_devices_t *devices, const tms_driver_table_t *
                                               table->device[peer].handle, table->device[owner].handle);
         if (status != TMS_OK) return status;
         if (can) atomic_fetch_or(&devices->reachable[owner], bit);
-        atomic_fetch_or(&devices->asked[owner], bit); /* last: a thread that sees it sees the answer */
+        atomic_fetch_or(&devices->asked[owner], bit); /* set last: a thread that sees it also sees `reachable` */
     }
     *reaches = (atomic_load(&devices->reachable[owner]) & bit) != 0;
     return TMS_OK;
@@ -192,26 +192,25 @@ tms_status_t tms_devices_current(tms_devices_t *devices, int *ordinal, const tms
 
 /* ---- entering and leaving ---- */
 
-/* What this thread has pushed on its stack of contexts. Only this thread can pop it. */
+/* The contexts that the library pushed on this thread's stack. Only this thread can pop them. */
 enum { MAX_ENTERED = 8, MAX_UNPOPPED = 64 };
 static _Thread_local struct {
     struct {
         CUcontext context;
-        unsigned below;     /* of `unpopped`: they lay on the stack already */
-    } entered[MAX_ENTERED]; /* and not left yet; nested calls are few */
+        unsigned below;     /* number of `unpopped` contexts below it on the stack */
+    } entered[MAX_ENTERED]; /* not left yet; calls nest only a few levels */
     unsigned depth;
-    CUcontext unpopped[MAX_UNPOPPED]; /* left, but the driver refused to pop them; the last lies uppermost */
+    CUcontext unpopped[MAX_UNPOPPED]; /* left, but the driver failed to pop them; the last one is on top */
     unsigned count;
 } pushed;
 
-/* A call that undoes something is tried again at once: what it failed with may have been meant for an earlier one, since the
- * driver reports asynchronous errors at any later call. */
+/* A call that undoes a change is retried at once: it may report the asynchronous error of an earlier call. */
 enum { UNDO_ATTEMPTS = 3 };
 
 static void settle_stack(const tms_driver_table_t *driver) {
     while (pushed.count > 0) {
         CUcontext current = NULL;
-        /* Where another library has changed the stack since then, a pop would take a context of its own. */
+        /* If another library has changed the stack since, a pop would remove one of its contexts. */
         if (!driver->cuCtxGetCurrent || !driver->cuCtxPopCurrent || driver->cuCtxGetCurrent(&current) != CUDA_SUCCESS ||
             current != pushed.unpopped[pushed.count - 1] || driver->cuCtxPopCurrent(&current) != CUDA_SUCCESS)
             return;
@@ -227,7 +226,7 @@ static void note_entered(CUcontext context) {
     pushed.depth++;
 }
 
-/* The context stays on the stack, above the first `below` of those that do. */
+/* The context stays on the stack, above the first `below` unpopped ones. */
 static void note_unpopped(CUcontext context, unsigned below) {
     if (!context || pushed.count == MAX_UNPOPPED) return;
     for (unsigned i = pushed.count; i > below; i--) pushed.unpopped[i] = pushed.unpopped[i - 1];
@@ -245,7 +244,7 @@ static void pop(const tms_devices_t *devices, const tms_driver_table_t *driver, 
         left = pushed.entered[pushed.depth].context;
         below = pushed.entered[pushed.depth].below < pushed.count ? pushed.entered[pushed.depth].below : pushed.count;
     }
-    if (below < pushed.count) { /* what an inner call left lies above */
+    if (below < pushed.count) { /* an unpopped context of an inner call lies above */
         note_unpopped(left, below);
         return;
     }
@@ -277,7 +276,7 @@ void tms_devices_pop(tms_devices_t *devices, const tms_error_context_t *context)
 static tms_status_t release_reference(const tms_driver_table_t *driver, CUdevice device, const tms_error_context_t *context,
                                       tms_error_t *error) {
     tms_status_t status = TMS_DRIVER_CALL(driver, context, error, cuDevicePrimaryCtxRelease, device);
-    /* A context that was reset, or has failed for good, has no references left to release. */
+    /* A context that was reset or is lost has no references left to release. */
     bool gone = status != TMS_OK && (tms_driver_is_gone(error) || error->driver_result == CUDA_ERROR_INVALID_CONTEXT ||
                                      error->driver_result == CUDA_ERROR_CONTEXT_IS_DESTROYED);
     return gone ? TMS_OK : status;
@@ -307,7 +306,7 @@ tms_status_t tms_devices_enter(tms_devices_t *devices, int ordinal, const tms_er
         return status;
     }
     if (!existed) {
-        CUcontext again = NULL; /* one more reference, never given back: else leaving would destroy it */
+        CUcontext again = NULL; /* one more reference, never released: otherwise leaving would destroy it */
         status = TMS_DRIVER_CALL(driver, context, error, cuDevicePrimaryCtxRetain, &again, device);
         kept = status == TMS_OK;
     }
@@ -373,7 +372,7 @@ tms_status_t tms_devices_memory(tms_devices_t *devices, int ordinal, uint64_t *f
     tms_status_t status = tms_devices_load(devices, &driver, &table, context, error);
     if (status != TMS_OK) return status;
     CUresult result = driver->cuCtxGetDevice ? driver->cuCtxGetDevice(&current) : CUDA_ERROR_INVALID_CONTEXT;
-    /* A thread without a context is no failure. */
+    /* A thread without a context is not an error. */
     if (result != CUDA_SUCCESS && result != CUDA_ERROR_INVALID_CONTEXT)
         return tms_driver_fail(driver, context, "cuCtxGetDevice", result, error);
     bool is_current = result == CUDA_SUCCESS && current == table->device[ordinal].handle;

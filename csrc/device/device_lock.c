@@ -13,12 +13,12 @@
 
 enum {
     DIRECTORY_MODE = 0700,
-    OTHERS = 077, /* what the default directory must not allow */
+    OTHERS = 077, /* permissions that the default directory must not have */
     FILE_MODE = 0600,
     NAME_BYTES = 80,       /* "torch_memory_saver-GPU-<uuid>.lock" and its NUL */
-    HOLDER_BYTES = 48,     /* a process id and a time, both decimal, a space between them, and a line's end */
+    HOLDER_BYTES = 48,     /* a process id and a time, both decimal, separated by a space, and a newline */
     TIME_BYTES = 32,       /* "2026-01-02T03:04:05Z" and its NUL */
-    REPLACED_ATTEMPTS = 8, /* a file that is removed each time it has been locked is not going to stay */
+    REPLACED_ATTEMPTS = 8, /* attempts to lock a file that is removed each time */
     NOT_OPEN = -1
 };
 
@@ -30,13 +30,13 @@ typedef struct wanted {
     CUuuid uuid;
 } wanted_t;
 
-/* The holder of a lock, as its file names it. */
+/* The holder of a lock, as recorded in its file. */
 typedef struct holder {
     long process;    /* 0: not known */
     long long since; /* seconds since the epoch */
 } holder_t;
 
-/* What went wrong with a file, and with which. */
+/* A failure and the file that it concerns. */
 typedef struct failure {
     const char *call;
     int os_error; /* EWOULDBLOCK: another process holds it */
@@ -46,9 +46,9 @@ typedef struct failure {
     char path[PATH_MAX];
 } failure_t;
 
-/* A failure of an attempt on which the lock does not depend. */
+/* A failure to record the holder. The lock does not depend on it. */
 typedef struct unwritten {
-    int os_error; /* 0: nothing */
+    int os_error; /* 0: no failure */
     const char *call;
     char path[PATH_MAX];
 } unwritten_t;
@@ -70,9 +70,9 @@ void tms_device_locks_destroy(tms_device_locks_t *locks) {
 }
 
 void tms_device_locks_after_fork_in_child(tms_device_locks_t *locks) {
-    (void)pthread_mutex_init(&locks->mutex, NULL); /* the same memory served before */
+    (void)pthread_mutex_init(&locks->mutex, NULL); /* it succeeded on this memory before */
     for (int i = 0; i < TMS_MAX_DEVICES; i++) {
-        /* Closed, and not unlocked, which would take the lock away from the parent. */
+        /* Closed without unlocking, which would release the parent's lock. */
         if (locks->device[i].fd != NOT_OPEN) close(locks->device[i].fd);
         locks->device[i] = (tms_device_lock_t){.fd = NOT_OPEN};
     }
@@ -86,7 +86,7 @@ static bool fail(failure_t *failure, const char *call, int os_error) {
     return false;
 }
 
-/* Writes the path of the directory, without slashes at its end: behind a slash a link would be followed. */
+/* Writes the path of the directory without trailing slashes: with one, open would follow a symbolic link. */
 static bool write_directory_path(const tms_device_locks_t *locks, failure_t *failure) {
     bool configured = locks->directory && locks->directory[0];
     int length =
@@ -99,7 +99,7 @@ static bool write_directory_path(const tms_device_locks_t *locks, failure_t *fai
 
 static bool make_directory(const tms_device_locks_t *locks, failure_t *failure) {
     if (!write_directory_path(locks, failure)) return fail(failure, "open", ENAMETOOLONG);
-    /* A relative path is another directory for a process with another working directory. */
+    /* A relative path names a different directory in a process with a different working directory. */
     if (failure->path[0] != '/') return fail(failure, "open of a path that is not absolute", EINVAL);
     if (mkdir(failure->path, DIRECTORY_MODE) != 0 && errno != EEXIST) return fail(failure, "mkdir", errno);
     return true;
@@ -115,7 +115,7 @@ static bool check_directory(const tms_device_locks_t *locks, int fd, failure_t *
     return true;
 }
 
-/* The directory, made if need be: its descriptor, or NOT_OPEN and the failure. */
+/* Opens the directory, creating it if missing. Returns its descriptor, or NOT_OPEN and the failure. */
 static int open_directory(const tms_device_locks_t *locks, failure_t *failure) {
     if (!make_directory(locks, failure)) return NOT_OPEN;
     int fd = open(failure->path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -132,13 +132,13 @@ static int try_flock(int fd) {
     return result;
 }
 
-/* From the directory's path to that of a file in it. */
+/* Extends the directory's path to that of a file in it. */
 static void append_name(failure_t *failure, const char *name) {
     size_t length = strlen(failure->path);
     snprintf(failure->path + length, sizeof(failure->path) - length, "/%s", name);
 }
 
-/* Whether an open file is the one that others find under its path. */
+/* Whether an open file is still the one at its path. */
 static bool find_current(int fd, bool *current, failure_t *failure) {
     struct stat held, named;
     if (fstat(fd, &held) != 0) return fail(failure, "fstat", errno);
@@ -148,7 +148,7 @@ static bool find_current(int fd, bool *current, failure_t *failure) {
     return true;
 }
 
-/* The file names the holder, for messages. Only the kernel knows whether the lock is held. */
+/* Reads the holder for messages. Only the kernel knows whether the lock is held. */
 static holder_t read_holder(int fd) {
     char text[HOLDER_BYTES + 1], end = 0;
     holder_t holder = {0};
@@ -176,7 +176,7 @@ static void write_holder(int fd, const char *path, unwritten_t *unwritten) {
     snprintf(unwritten->path, sizeof(unwritten->path), "%s", path);
 }
 
-/* Locks an open file. `current` says whether others would still find it. */
+/* Locks an open file. *current: whether the file is still the one at its path. */
 static bool lock_file(int fd, bool *current, failure_t *failure) {
     struct stat found;
     if (fstat(fd, &found) != 0) return fail(failure, "fstat", errno);
@@ -188,7 +188,7 @@ static bool lock_file(int fd, bool *current, failure_t *failure) {
     return fail(failure, "flock", os_error);
 }
 
-/* Opens the file of that name and locks it: its descriptor, or NOT_OPEN and the failure. */
+/* Opens and locks the file with this name. Returns its descriptor, or NOT_OPEN and the failure. */
 static int open_locked(const tms_device_locks_t *locks, const char *name, failure_t *failure) {
     bool locked = true, current = false;
     for (int attempt = 0; locked && attempt < REPLACED_ATTEMPTS; attempt++) {
@@ -203,13 +203,13 @@ static int open_locked(const tms_device_locks_t *locks, const char *name, failur
         if (locked && current) return fd;
         if (fd >= 0) close(fd);
     }
-    /* A lock on a file that other processes do not find excludes none of them. */
+    /* A lock on a file that other processes cannot find excludes none of them. */
     if (locked) fail(failure, "flock of a file that is removed again and again", ESTALE);
     return NOT_OPEN;
 }
 
 static void write_name(char name[NAME_BYTES], const CUuuid *uuid) {
-    /* As nvidia-smi writes it: a dash before the bytes 4, 6, 8 and 10. */
+    /* The format of nvidia-smi: a dash before bytes 4, 6, 8 and 10. */
     static const unsigned dashes = 1u << 4 | 1u << 6 | 1u << 8 | 1u << 10;
     int used = snprintf(name, NAME_BYTES, "torch_memory_saver-GPU-");
     for (unsigned i = 0; i < sizeof(uuid->bytes); i++) {
@@ -222,16 +222,16 @@ static void write_name(char name[NAME_BYTES], const CUuuid *uuid) {
 /* ---- counts; all under the mutex ---- */
 
 static void unlock(tms_device_lock_t *lock) {
-    /* Where this fails, the next holder can be taken for this one until it has written its name. */
+    /* If this fails, messages name this holder until the next one has written its own id. */
     int emptied = ftruncate(lock->fd, 0);
     (void)emptied;
-    /* Unlocked first: closing alone would leave the lock with a child that is between fork and exec. */
+    /* Unlocked first: closing alone would leave the lock held by a child between fork and exec. */
     (void)flock(lock->fd, LOCK_UN);
     close(lock->fd);
     lock->fd = NOT_OPEN;
 }
 
-/* False if the file was removed while it was locked: another process may have had the lock of a new one. */
+/* False if the file was removed while it was locked: another process may have locked a new one. */
 static bool release_one(tms_device_lock_t *lock) {
     struct stat found;
     if (lock->count == 0 || --lock->count > 0) return true;
@@ -240,7 +240,7 @@ static bool release_one(tms_device_lock_t *lock) {
     return named;
 }
 
-/* Opens and locks the file of a device, also where the one that is held has been removed or replaced. */
+/* Opens and locks the file of a device. A held file that has been removed or replaced is opened anew. */
 static bool lock_device(const tms_device_locks_t *locks, tms_device_lock_t *lock, const wanted_t *wanted,
                         unwritten_t *unwritten, failure_t *failure) {
     char name[NAME_BYTES];
@@ -262,7 +262,7 @@ static bool lock_device(const tms_device_locks_t *locks, tms_device_lock_t *lock
     return true;
 }
 
-/* One count more for all, or for none. */
+/* Adds one count for each wanted device, or for none. */
 static bool try_all(tms_device_locks_t *locks, const wanted_t *wanted, int count, unwritten_t *unwritten,
                     failure_t *failure) {
     int held = 0;
@@ -284,7 +284,7 @@ static bool try_all(tms_device_locks_t *locks, const wanted_t *wanted, int count
 
 /* ---- acquire and release ---- */
 
-/* The devices of the mask with their UUIDs, in order of these. */
+/* The devices of the mask with their UUIDs, in order of UUID. */
 static tms_status_t list_devices(tms_device_locks_t *locks, tms_device_mask_t devices, wanted_t wanted[TMS_MAX_DEVICES],
                                  int *count, const tms_error_context_t *context, tms_error_t *error) {
     const tms_driver_table_t *driver = NULL;
@@ -312,7 +312,7 @@ static tms_status_t list_devices(tms_device_locks_t *locks, tms_device_mask_t de
     return status;
 }
 
-/* "process 4321 since 2026-01-02T03:04:05Z has it", as far as that is known. */
+/* Appends the process id and the start time of the holder, if known. */
 static void describe_holder(const holder_t *holder, tms_error_t *error) {
     struct tm utc;
     char since[TIME_BYTES] = "";
@@ -320,7 +320,8 @@ static void describe_holder(const holder_t *holder, tms_error_t *error) {
     if (!error || holder->process == 0) return;
     if (gmtime_r(&seconds, &utc)) strftime(since, sizeof(since), "%Y-%m-%dT%H:%M:%SZ", &utc);
     tms_error_append(error, " Process %ld has held it since %s.", holder->process, since[0] ? since : "an unknown time");
-    /* A process of another PID namespace, or of another machine that shares the directory, has a number of its own there. */
+    /* The id is meaningless here if the holder runs in another PID namespace or on another machine that shares the
+     * directory. */
     if (kill((pid_t)holder->process, 0) != 0 && errno == ESRCH)
         tms_error_append(error, " This process cannot see that one: it is in another PID namespace, or has just ended.");
 }

@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Without these there is no virtual memory management, which drivers have had since CUDA 10.2 (some since 11). */
+/* Required for virtual memory management, which drivers support since CUDA 10.2 (some since 11). */
 #define REQUIRED_ENTRY_POINTS(X)                                                                                            \
     X(cuMemAddressReserve)                                                                                                  \
     X(cuMemAddressFree)                                                                                                     \
@@ -42,7 +42,7 @@ static bool is_missing(const tms_driver_table_t *table, const char *call) {
     return false;
 }
 
-/* Adds to an error made by tms_error_set what it says about a driver call. */
+/* Adds the driver call and its result to an error made by tms_error_set. */
 static void set_call(tms_error_t *error, const tms_driver_table_t *table, const char *call, CUresult result) {
     if (!error) return;
     const char *name = tms_driver_result_name(table, result);
@@ -93,17 +93,17 @@ static const char *first_missing(const tms_driver_table_t *table) {
     return NULL;
 }
 
-/* Whether a segment that is to be mapped lies beyond the end of an ELF file. */
+/* Whether a loadable segment of an ELF file extends beyond the end of the file. */
 static bool is_truncated(int fd, uint64_t size) {
     ElfW(Ehdr) header;
     ElfW(Phdr) segment;
     if (pread(fd, &header, sizeof(header), 0) != (ssize_t)sizeof(header) || memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 ||
         header.e_phentsize != sizeof(segment))
-        return false; /* something else, which dlopen describes */
+        return false; /* not an ELF file; dlopen reports it */
     for (unsigned i = 0; i < header.e_phnum; i++) {
         off_t offset = (off_t)(header.e_phoff + i * sizeof(segment));
         ssize_t got = pread(fd, &segment, sizeof(segment), offset);
-        if (got < 0) return false; /* dlopen reads it again, and says what is wrong */
+        if (got < 0) return false; /* dlopen reads it again and reports the error */
         if (got != (ssize_t)sizeof(segment)) return true;
         if (segment.p_type == PT_LOAD && (segment.p_offset > size || segment.p_filesz > size - segment.p_offset))
             return true;
@@ -111,8 +111,7 @@ static bool is_truncated(int fd, uint64_t size) {
     return false;
 }
 
-/* Why dlopen must not be given this file: it would wait for the other end of a FIFO, and crash on the missing pages of a
- * truncated library. NULL: it may. */
+/* Why this file must not be passed to dlopen, or NULL. dlopen would block on a FIFO and crash on a truncated library. */
 static const char *why_unfit(const char *path) {
     struct stat found;
     if (stat(path, &found) != 0) return NULL;
@@ -124,7 +123,7 @@ static const char *why_unfit(const char *path) {
     return truncated ? "is truncated" : NULL;
 }
 
-/* Fills the table from the library and initialises the driver. On success the library stays loaded for good. */
+/* Fills the table from the library and initialises the driver. On success the library stays loaded. */
 static tms_status_t open_driver(const tms_driver_t *driver, tms_driver_table_t *table, const tms_error_context_t *context,
                                 tms_error_t *error) {
     const char *unfit = strchr(driver->path, '/') ? why_unfit(driver->path) : NULL;
@@ -157,7 +156,7 @@ static tms_status_t open_driver(const tms_driver_t *driver, tms_driver_table_t *
 
     CUresult result = table->cuInit(0);
     if (result == CUDA_SUCCESS) return TMS_OK;
-    /* A driver that has begun to initialise is never unloaded: it may have left threads and handlers behind. */
+    /* A driver whose initialisation failed is never unloaded: it may have left threads and handlers behind. */
     const char *name = tms_driver_result_name(table, result);
     status = tms_error_set(error, TMS_DRIVER_UNAVAILABLE, context, "cuInit of '%s' failed with %s (%d)", driver->path,
                            name ? name : "an unnamed error", (int)result);
@@ -188,7 +187,7 @@ tms_status_t tms_driver_load(tms_driver_t *driver, const tms_driver_table_t **ta
         published = fresh;
         tms_log_write(driver->log, TMS_LOG_DEBUG, "the CUDA driver '%s' is loaded", driver->path);
     } else {
-        free(fresh); /* another thread was first; both tables say the same */
+        free(fresh); /* another thread was first; both tables are equal */
     }
     *table = published;
     return TMS_OK;

@@ -1,9 +1,9 @@
-/* The CUDA driver: the table of entry points that we use, resolved from a library loaded on first use.
+/* The CUDA driver: the table of the entry points in use, resolved from a library that is loaded on first use.
  *
- * Nothing is loaded, and no GPU used, before tms_driver_load. The table is published atomically once complete and never
- * changes after; a failed load leaves nothing behind, and the next call tries again. No lock is held across dlopen and
- * dlsym: two threads may load at once, and the first to finish wins. An entry point that the library lacks is NULL in the
- * table, and calling it through TMS_DRIVER_CALL is an error value that names it. */
+ * Nothing is loaded, and no GPU used, before tms_driver_load. The complete table is published atomically and never changes.
+ * A failed load leaves nothing behind, and the next call retries it. Any thread; no lock is held across dlopen and dlsym.
+ * Two threads may load at once; the first to finish publishes its table. An entry point that the library lacks is NULL in
+ * the table; TMS_DRIVER_CALL then returns an error that names it. */
 #ifndef TMS_DRIVER_H
 #define TMS_DRIVER_H
 
@@ -14,11 +14,11 @@
 #include "base/log.h"
 #include "base/status.h"
 
-struct CUmemcpyAttributes_st; /* which cuda.h has since CUDA 12.8 */
-/* The same. */
+struct CUmemcpyAttributes_st; /* in cuda.h since CUDA 12.8 */
+/* The layout of CUmemcpyAttributes_st. */
 typedef struct tms_copy_attributes {
     int source_order;                       /* TMS_IN_STREAM_ORDER */
-    CUmemLocation source_hint, target_hint; /* of memory that has no place of its own: none of ours */
+    CUmemLocation source_hint, target_hint; /* for managed memory only; unused */
     unsigned int flags;
 } tms_copy_attributes_t;
 enum { TMS_IN_STREAM_ORDER = 1 }; /* CU_MEMCPY_SRC_ACCESS_ORDER_STREAM */
@@ -86,13 +86,13 @@ typedef struct tms_driver_table {
 } tms_driver_table_t;
 
 typedef struct tms_driver {
-    const char *path; /* what to dlopen; owned by the configuration */
+    const char *path; /* the library to load; owned by the configuration */
     tms_log_t *log;
     _Atomic(const tms_driver_table_t *) table; /* NULL until loaded and cuInit has succeeded */
 } tms_driver_t;
 
 void tms_driver_init(tms_driver_t *driver, const char *path, tms_log_t *log);
-/* For tests that make several: forgets the table (the library stays loaded). */
+/* For tests that create several: frees the table; the library stays loaded. */
 void tms_driver_release(tms_driver_t *driver);
 
 /* Loads the library, resolves the table and calls cuInit, once; later calls cost one atomic load. Fails with
@@ -107,12 +107,11 @@ const char *tms_driver_result_name(const tms_driver_table_t *table, CUresult res
 tms_status_t tms_driver_fail(const tms_driver_table_t *table, const tms_error_context_t *context, const char *call,
                              CUresult result, tms_error_t *error);
 
-/* Fills *error for a failed driver call, `reason`, that means `status` here; `detail` says why. It keeps the call and its
- * result. */
+/* Fills *error with `status` and `detail` for the failed driver call of `reason`, whose call and result it keeps. */
 tms_status_t tms_driver_explain(tms_error_t *error, const tms_error_t *reason, tms_status_t status,
                                 const tms_error_context_t *context, const char *detail);
 
-/* Whether a call failed because the driver has shut down, as it does at process exit: it has taken everything back then. */
+/* Whether a call failed because the driver has shut down, as it does at process exit. It has released everything then. */
 static inline bool tms_driver_is_gone(const tms_error_t *error) {
     return error->driver_result == CUDA_ERROR_DEINITIALIZED || error->driver_result == CUDA_ERROR_NOT_INITIALIZED;
 }

@@ -13,7 +13,7 @@ tms_status_t tms_devices_current_context(tms_devices_t *devices, tms_current_con
     if (found.context) {
         tms_error_t reason;
         status = tms_devices_current(devices, &found.device, context, &reason);
-        bool none = status == TMS_INVALID_STATE || /* on a device of which we have nothing */
+        bool none = status == TMS_INVALID_STATE || /* on a device that is not in the table */
                     (status != TMS_OK && reason.driver_result == CUDA_ERROR_CONTEXT_IS_DESTROYED);
         if (none) found = (tms_current_context_t){.context = NULL, .device = TMS_NO_DEVICE};
         if (status != TMS_OK && !none && error) *error = reason;
@@ -23,8 +23,8 @@ tms_status_t tms_devices_current_context(tms_devices_t *devices, tms_current_con
     return TMS_OK;
 }
 
-/* Only its own context's answer to cuCtxSynchronize tells that a device is lost: while another device is, the driver may
- * refuse other calls with that one's error (cuDevicePrimaryCtxRetain, seen on an H200). */
+/* Only the result of cuCtxSynchronize in the device's own context shows that the device is lost. While another device is
+ * lost, the driver may fail other calls with that device's error (cuDevicePrimaryCtxRetain on an H200). */
 static bool is_at_rest(tms_status_t synchronized) { return synchronized == TMS_OK || synchronized == TMS_DEVICE_LOST; }
 
 /* `primary` is NULL where the device's primary context is not active. */
@@ -37,7 +37,7 @@ static tms_status_t synchronize_primary(tms_devices_t *devices, const tms_driver
     *at_rest = false;
     tms_status_t status = TMS_DRIVER_CALL(driver, context, error, cuDevicePrimaryCtxGetState, device, &flags, &active);
     if (status != TMS_OK) return status;
-    /* Without an active primary context it has no work in flight, and asking for it would create one. */
+    /* Without an active primary context the device has no work in flight, and entering would create one. */
     *at_rest = !active;
     if (!active) return TMS_OK;
     status = tms_devices_enter(devices, context->device, context, error);
@@ -51,7 +51,7 @@ static tms_status_t synchronize_primary(tms_devices_t *devices, const tms_driver
     return status;
 }
 
-/* Waits for a context that is not the primary one. One that another thread has destroyed since runs nothing. */
+/* Waits for a context that is not the primary one. A context that another thread has destroyed runs nothing. */
 static tms_status_t synchronize_other(tms_devices_t *devices, const tms_driver_table_t *driver, CUcontext other,
                                       bool *at_rest, const tms_error_context_t *context, tms_error_t *error) {
     tms_log_once(
@@ -76,16 +76,16 @@ static tms_status_t synchronize_other(tms_devices_t *devices, const tms_driver_t
     return TMS_OK;
 }
 
-/* Keeps the failure that says more in *status and *kept: of a lost device it is known that it runs nothing. The other one is
- * logged, because the caller gets one only. */
+/* Keeps the more important failure in *status and *kept: any other failure outranks a lost device, which runs nothing. Logs
+ * the other failure, because the caller gets only one. */
 static void note_failure(const tms_devices_t *devices, tms_status_t one, const tms_error_t *reason, tms_status_t *status,
                          tms_error_t *kept) {
     if (one == TMS_OK) return;
-    bool says_more = *status == TMS_OK || (*status == TMS_DEVICE_LOST && one != TMS_DEVICE_LOST);
+    bool outranks = *status == TMS_OK || (*status == TMS_DEVICE_LOST && one != TMS_DEVICE_LOST);
     if (*status != TMS_OK)
-        tms_log_recurring(devices->driver->log, TMS_LOG_ANOTHER_FAILED, TMS_LOG_WARNING, says_more ? kept : reason,
+        tms_log_recurring(devices->driver->log, TMS_LOG_ANOTHER_FAILED, TMS_LOG_WARNING, outranks ? kept : reason,
                           "Another device or context failed as well.");
-    if (!says_more) return;
+    if (!outranks) return;
     *status = one;
     *kept = *reason;
 }

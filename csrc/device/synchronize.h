@@ -1,6 +1,7 @@
-/* Waiting for devices: the work queued on them before the call has finished after it.
+/* Waiting for devices: work queued on them before the call has finished when it returns.
  *
- * The driver's wait cannot be interrupted; wait.h makes it on another thread where the caller may stop. Any thread, no lock.
+ * The driver's wait cannot be interrupted; wait.h makes it on a helper thread if the call can be cancelled. Any thread, no
+ * lock.
  */
 #ifndef TMS_SYNCHRONIZE_H
 #define TMS_SYNCHRONIZE_H
@@ -12,18 +13,18 @@ typedef struct tms_current_context {
     CUcontext context;
     int device;
 } tms_current_context_t;
-/* That of the calling thread. One that has been destroyed counts as none. */
+/* The current context of the calling thread. A destroyed one counts as none. */
 tms_status_t tms_devices_current_context(tms_devices_t *devices, tms_current_context_t *current,
                                          const tms_error_context_t *context, tms_error_t *error);
 
 /* Waits until each device of `mask` whose primary context is active has finished all work queued there before the call.
- * `current` is that of the thread that pauses or frees, which may not be this one: where it is no primary context, and on a
- * device of the mask, it is waited for as well. There is no list of such contexts, so work in others is not waited for; a
- * warning is logged once.
+ * `current` is the current context of the thread that pauses or frees, which need not be this one. If it is not a primary
+ * context and belongs to a device of the mask, it is waited for as well. The driver has no list of such contexts, so work in
+ * others is not waited for; a warning is logged once.
  *
- * Goes on where one device fails, and returns the first failure; TMS_DEVICE_LOST only if there is no other. Further failures
- * are logged. *at_rest (NULL: not asked) is filled in any case: the devices of `mask` that run nothing
- * any more, because they are idle, not in use, or themselves lost. Work of the others may still be under way. */
+ * Continues after a failure, and returns the first one; TMS_DEVICE_LOST only if there is no other. Logs further failures.
+ * Fills *at_rest (may be NULL) in any case: the devices of `mask` that run nothing, because they are idle, not in use, or
+ * lost. Work on the others may be in flight. */
 tms_status_t tms_devices_synchronize(tms_devices_t *devices, tms_device_mask_t mask, const tms_current_context_t *current,
                                      tms_device_mask_t *at_rest, const tms_error_context_t *context, tms_error_t *error);
 

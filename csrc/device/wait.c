@@ -49,7 +49,7 @@ bool tms_wait_interrupted(tms_wait_t *wait) {
     if (wait->cancelled) return true;
     if (tms_wait_now() - wait->asked < TMS_WAIT_POLL_SECONDS) return false;
     wait->cancelled = wait->interrupted(wait->context) != 0 || getpid() != wait->process;
-    wait->asked = tms_wait_now(); /* after the handler, which may be slow */
+    wait->asked = tms_wait_now(); /* read after the callback, which may be slow */
     return wait->cancelled;
 }
 
@@ -108,8 +108,8 @@ bool tms_wait_until(pthread_cond_t *condition, pthread_mutex_t *mutex, double de
 
 /* ---- the devices ---- */
 
-/* What the helper does. The caller and the helper hold a reference each; the last one dropped frees it. A cancelled caller
- * drops its own first. */
+/* The work of a helper thread. The caller and the helper hold a reference each; the last one dropped frees it. A cancelled
+ * caller drops its reference first. */
 typedef struct job {
     pthread_mutex_t lock;
     pthread_cond_t finished_condition;
@@ -117,7 +117,7 @@ typedef struct job {
     bool finished;
     tms_devices_t *devices;
     tms_device_mask_t mask, at_rest;
-    tms_current_context_t current; /* of the caller: the helper has none */
+    tms_current_context_t current; /* that of the caller; the helper has none */
     tms_error_context_t context;
     tms_status_t status;
     tms_error_t error;
@@ -133,7 +133,7 @@ static void drop_reference(job_t *job) {
     free(job);
 }
 
-static void *help(void *argument) {
+static void *run_helper(void *argument) {
     job_t *job = argument;
     tms_error_t error;
     tms_device_mask_t at_rest = 0;
@@ -151,7 +151,7 @@ static void *help(void *argument) {
     return NULL;
 }
 
-/* Waits for the helper, and asks. The lock is not held while asking. */
+/* Waits for the helper and checks for cancellation, without holding the lock. */
 static tms_status_t await_helper(tms_wait_t *wait, job_t *job, const tms_error_context_t *context, tms_error_t *error) {
     tms_status_t status = TMS_OK;
     bool finished = false;
@@ -165,7 +165,7 @@ static tms_status_t await_helper(tms_wait_t *wait, job_t *job, const tms_error_c
     return status;
 }
 
-/* A job with a running helper, and both references held; NULL where memory or a thread cannot be had. */
+/* Starts a job with a helper, with both references held. NULL if memory or a thread is not available. */
 static job_t *begin_job(pthread_t *thread, tms_devices_t *devices, tms_device_mask_t mask,
                         const tms_current_context_t *current, const tms_log_t *log, const tms_error_context_t *context) {
     job_t *job = calloc(1, sizeof *job);
@@ -175,7 +175,7 @@ static job_t *begin_job(pthread_t *thread, tms_devices_t *devices, tms_device_ma
         pthread_mutex_init(&job->lock, NULL);
         tms_wait_condition_init(&job->finished_condition);
         atomic_fetch_add(&devices->helpers, 1);
-        os_error = tms_thread_start(thread, help, job);
+        os_error = tms_thread_start(thread, run_helper, job);
         if (os_error == 0) return job;
         atomic_fetch_sub(&devices->helpers, 1);
     }
@@ -208,7 +208,7 @@ tms_status_t tms_wait_for_devices(tms_wait_t *wait, tms_devices_t *devices, tms_
         if (at_rest) *at_rest = job->at_rest;
         if (status != TMS_OK && error) *error = job->error;
     } else if (status == TMS_FORKED) {
-        return status; /* the helper is the parent's, and may hold the lock */
+        return status; /* the helper exists only in the parent, and may hold the lock */
     } else {
         pthread_detach(thread);
     }

@@ -1,15 +1,15 @@
-/* Waiting: for the devices, for a turn, for memory that others hold. Each wait of a call goes through the call's tms_wait_t,
- * which knows the deadline and the function that says whether the call is cancelled.
+/* Waiting: for the devices, for a turn, for memory held by other processes. Each wait of a call goes through the call's
+ * tms_wait_t, which contains the deadline and the callback that cancels the call.
  *
- * The caller's `interrupted` is asked on the thread of the call, with no lock of ours held, and at most once in
- * TMS_WAIT_POLL_SECONDS. It may run anything that may be run on that thread (Python's signal handlers, a garbage
- * collection); what it may not do is pause, resume, or begin a capture. During a copy it finds the context of the device
- * that copies current, not the caller's, and the thread's capture mode relaxed (capture_mode.h); what it makes current then
- * is popped with that. Once it has cancelled the call it is not asked again. After its commit point a call cannot be
- * cancelled, and asks no more.
+ * The caller's `interrupted` is called on the thread of the call, with no lock of the library held, at most once in
+ * TMS_WAIT_POLL_SECONDS. It may run any code (Python's signal handlers, a garbage collection), but it must not pause,
+ * resume, or begin a capture. During a copy the current context is that of the copying device, not the caller's, and the
+ * thread's capture mode is relaxed (capture_mode.h). A context that it makes current is popped together with these. Once it
+ * has cancelled the call, it is not called again. After the commit point a call cannot be cancelled, and it is not called
+ * any more.
  *
- * A tms_wait_t belongs to one call and is used on its thread only. Every function takes NULL for one that has no limit, is
- * not interruptible and never sleeps. */
+ * A tms_wait_t belongs to one call and is used on its thread only. No lock. Every function accepts NULL: no deadline, not
+ * interruptible, never sleeps. */
 #ifndef TMS_WAIT_H
 #define TMS_WAIT_H
 
@@ -26,9 +26,9 @@ typedef struct tms_wait {
     void *context;                  /* of `interrupted` */
     double started;                 /* all times: seconds of CLOCK_MONOTONIC */
     double deadline;                /* INFINITY: none */
-    double asked;                   /* when `interrupted` was asked last, or the call began */
+    double asked;                   /* when `interrupted` was called last, or the call began */
     bool cancelled;                 /* `interrupted` returned non-zero */
-    pid_t process;                  /* where the call began: a signal handler may fork */
+    pid_t process;                  /* the process that made the call: a signal handler may fork */
 } tms_wait_t;
 
 double tms_wait_now(void);
@@ -40,30 +40,30 @@ double tms_wait_remaining(const tms_wait_t *wait); /* seconds until the deadline
 
 static inline bool tms_wait_is_interruptible(const tms_wait_t *wait) { return wait && wait->interrupted; }
 
-/* Whether the call is cancelled. Asks if it is time to. */
+/* Whether the call is cancelled. Calls `interrupted` if the interval has passed. */
 bool tms_wait_interrupted(tms_wait_t *wait);
 /* The same as a status: TMS_OK, TMS_INTERRUPTED, or TMS_FORKED in a child that `interrupted` forked. */
 tms_status_t tms_wait_check(tms_wait_t *wait, const tms_error_context_t *context, tms_error_t *error);
 
-/* tms_wait_check that asks at once. */
+/* tms_wait_check that calls `interrupted` at once. */
 tms_status_t tms_wait_ask(tms_wait_t *wait, const tms_error_context_t *context, tms_error_t *error);
 
 /* Sleeps `seconds`, but not beyond the deadline. TMS_INTERRUPTED as soon as the call is cancelled. */
 tms_status_t tms_wait_sleep(tms_wait_t *wait, double seconds, const tms_error_context_t *context, tms_error_t *error);
 
-/* A condition variable for tms_wait_on_condition: its timeouts must not follow the wall clock. Also remade in a forked
+/* Initialises a condition variable for tms_wait_on_condition, with timeouts on the monotonic clock. Also called in a forked
  * child.
  */
 void tms_wait_condition_init(pthread_cond_t *condition);
-/* Waits on it, with `mutex` held, once: for as long as it takes where the call is not interruptible, else for the interval
- * between two questions. May wake up early; the caller looks at what it waits for, and asks (without the mutex). */
+/* Waits once on the condition, with `mutex` held: without limit if the call is not interruptible, else for the polling
+ * interval. May wake up early. The caller checks its predicate and, without the mutex, for cancellation. */
 void tms_wait_on_condition(tms_wait_t *wait, pthread_cond_t *condition, pthread_mutex_t *mutex);
-/* The same until `deadline` (tms_wait_now; INFINITY: none). False, at once, where that has passed. */
+/* Waits once until `deadline` (tms_wait_now; INFINITY: none). False, at once, if that has passed. */
 bool tms_wait_until(pthread_cond_t *condition, pthread_mutex_t *mutex, double deadline);
 
 /* tms_devices_synchronize with this thread's current context, interruptible: a helper thread waits for the devices while
- * this one asks. When the call is cancelled the helper is left to end by itself, and TMS_INTERRUPTED returned, with no
- * device *at_rest. Where the call is not interruptible, or no thread can be had (which is logged), this thread waits itself.
+ * this one checks for cancellation. If the call is cancelled, returns TMS_INTERRUPTED with an empty *at_rest, and the helper
+ * ends by itself. If the call is not interruptible, or no thread can be started (which is logged), this thread waits itself.
  */
 tms_status_t tms_wait_for_devices(tms_wait_t *wait, tms_devices_t *devices, tms_device_mask_t mask,
                                   tms_device_mask_t *at_rest, const tms_log_t *log, const tms_error_context_t *context,
