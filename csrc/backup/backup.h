@@ -1,17 +1,16 @@
-/* A backup, and the interface of the stores that keep one: what every store implements. backup/stores.h has the list of them
- * and the functions that the core calls.
+/* A backup, and the interface that every store implements. backup/stores.h has the list of stores and the functions that the
+ * core calls.
  *
- * A backup belongs to its segment. The thread that owns the segment in a transition handles it, without a lock; `find` and
- * `reserved_bytes` are called under the saver's lock, for segments that are in no transition.
+ * A backup belongs to its segment. The thread that owns the segment during a transition uses it without a lock. `find` and
+ * `reserved_bytes` are called under the saver's lock, for segments outside a transition.
  *
- * Life: plan (what this pause keeps, and where) -> save (contents are in it once the copier has waited) -> commit -> load
- * (contents are on the device again once the copier has waited) -> discard. cancel undoes plan and save. `saved` says
- * whether it holds contents, and `held` what they are.
+ * Life: plan (what this pause keeps, and where) -> save (complete once the copier has waited) -> commit -> load (complete
+ * once the copier has waited) -> discard. cancel undoes plan and save. `saved`: it holds contents, which `held` describes.
  *
- * Each store has a slot in every backup: one pause may keep a segment's contents in another store than the last. A retained
- * backup holds the contents of an earlier pause. A pause writes over it, so that its memory keeps its address from pause to
- * pause. One that fails before the commit leaves it as it was where nothing has been copied into it yet; else it has no
- * contents until the next pause, since they are in part those of either pause, but its memory stays where it is. */
+ * Each store has a slot in every backup, because successive pauses may use different stores. A retained backup holds the
+ * contents of an earlier pause. A pause overwrites it, so that its memory keeps its address from pause to pause. A pause
+ * that fails before anything was copied into it leaves it unchanged. A pause that fails later leaves it without contents
+ * until the next pause, because they would be a mixture; its memory stays. */
 #ifndef TMS_BACKUP_H
 #define TMS_BACKUP_H
 
@@ -22,126 +21,127 @@
 #include "device/copier.h"
 #include "device/wait.h"
 
-/* There is room for so many stores. */
+/* The maximum number of stores. */
 enum { TMS_BACKUP_STORES_MOST = 4 };
 
-/* What a store has for a segment: the store's own, which alone looks at it. NULL: nothing. */
+/* A store's data for a segment, opaque to everything else. NULL: nothing. */
 typedef struct tms_backup_slot {
-    void *kept;  /* from the pauses before */
-    void *fresh; /* made by the pause under way, where `kept` will not do */
+    void *kept;  /* from earlier pauses */
+    void *fresh; /* made by the current pause if `kept` does not suffice */
 } tms_backup_slot_t;
 
 typedef struct tms_backup {
     tms_backup_kind_t kind;                          /* as the region said */
-    tms_host_policy_t policy;                        /* as the region said; TMS_HOST_DEFAULT */
-    uint64_t bytes;                                  /* of the segment's contents: the size that was asked for */
+    tms_host_policy_t policy;                        /* of the region; TMS_HOST_DEFAULT: none */
+    uint64_t bytes;                                  /* of the segment's contents: the requested size */
     bool saved;                                      /* holds the contents of a pause */
     tms_backup_content_t held;                       /* if saved */
-    tms_backup_content_t planned;                    /* by the pause under way */
+    tms_backup_content_t planned;                    /* by the current pause */
     tms_backup_slot_t slots[TMS_BACKUP_STORES_MOST]; /* in the order of the stores */
 } tms_backup_t;
 
-/* What one pause wants of the backup of one segment. */
+/* The request of one pause for one segment. */
 typedef struct tms_backup_request {
-    tms_backup_kind_t kind;   /* this time */
-    tms_host_policy_t policy; /* for host memory that is made; not TMS_HOST_DEFAULT */
+    tms_backup_kind_t kind;   /* for this pause */
+    tms_host_policy_t policy; /* for new host memory; not TMS_HOST_DEFAULT */
     int device;               /* of the segment */
-    const void *group;        /* what is discarded together: segments with the same; compared only */
+    const void *group;        /* segments with equal groups are discarded together; only compared */
     uint64_t address;         /* of the segment */
-    const tms_live_t *live;   /* NULL: everything is */
+    const tms_live_t *live;   /* NULL: everything is live */
     tms_wait_t *wait;         /* of the call, or NULL */
 } tms_backup_request_t;
 
-/* What a store is made with. */
+/* The arguments of `init`. */
 typedef struct tms_backup_setup {
     const tms_config_t *config;
     const tms_copying_t *copying;
-    struct tms_host_store *host; /* whose limits all host memory counts against */
+    struct tms_host_store *host; /* all host memory counts against its limits */
 } tms_backup_setup_t;
 
-/* The operations of a store; `store` is its instance. Those that may be NULL do nothing then.
+/* The operations of a store; `store` is its instance. An optional operation may be NULL and then does nothing.
  *
- * Unless it says otherwise an operation is called without any lock, and on any thread; those of one segment never on two
- * threads at once. A failure fills *error, and leaves the slot such that cancel, discard and destroy can follow. */
+ * Unless stated otherwise, an operation is called with no lock held, on any thread. Operations on one segment are never
+ * called on two threads at once. A failure fills *error and leaves the slot valid for cancel, discard and destroy. */
 typedef struct tms_backup_operations {
-    const char *place; /* where contents go, for the log: "host memory" */
+    const char *place; /* the name of the store in the log: "host memory" */
 
     /* ---- one segment ---- */
 
-    /* Makes in `slot->fresh` what the kept memory, file or the like lacks for content->bytes, which may be 0. What is kept
-     * already and will do is used again. `batch`: what `begin` has made, or NULL. After a failure cancel follows.
-     * TMS_OUT_OF_HOST_MEMORY, TMS_BACKUP_IO; what request->wait says. */
+    /* Prepares space for content->bytes, which may be 0: reuses `slot->kept` if it suffices, else creates `slot->fresh`.
+     * `batch`: the result of `begin`, or NULL. After a failure cancel follows. TMS_OUT_OF_HOST_MEMORY, TMS_BACKUP_IO;
+     * TMS_INTERRUPTED if request->wait was cancelled. */
     tms_status_t (*plan)(void *store, void *batch, tms_backup_t *backup, tms_backup_slot_t *slot,
                          const tms_backup_request_t *request, const tms_backup_content_t *content,
                          const tms_error_context_t *context, tms_error_t *error);
-    /* Begins to copy backup->planned, which is not nothing, from the segment at `address`; all of it is there once the
-     * copier has waited. A store whose copies do not end in the copier's stream adds a relay to it, whose `wait` then is a
-     * part of that (device/copier.h). Memory that the device writes to is held by the copier. Sets `saved` to false before
-     * what is held is written over. On the thread of the copier's device, beside those of other devices. */
+    /* Begins to copy backup->planned, which is not empty, from the segment at `address`. The copy is complete once the
+     * copier has waited. A store whose copies do not end in the copier's stream adds a relay to the copier
+     * (device/copier.h). The copier holds memory that the device writes to. Sets `saved` to false before the held contents
+     * are overwritten. Called on the thread of the copier's device, concurrently with those of other devices. */
     tms_status_t (*save)(void *store, tms_backup_t *backup, tms_backup_slot_t *slot, tms_copier_t *copier,
                          CUdeviceptr address, const tms_error_context_t *context, tms_error_t *error);
-    /* The same of backup->held, to the device. What is held stays as it is, whatever comes of it: the call can be made
-     * again. */
+    /* Begins to copy backup->held to the device. The held contents stay unchanged even after a failure, so that the call can
+     * be repeated. */
     tms_status_t (*load)(void *store, tms_backup_t *backup, tms_backup_slot_t *slot, tms_copier_t *copier,
                          CUdeviceptr address, const tms_error_context_t *context, tms_error_t *error);
-    /* The pause has succeeded: `fresh`, if there is one, becomes `kept`; what backup->planned does not need goes. Called for
-     * every store with something in its slot, whichever was planned. Cannot fail. */
+    /* The pause has succeeded: `fresh`, if any, becomes `kept`; space that backup->planned does not need is released. Called
+     * for every store with a non-empty slot. Cannot fail. */
     void (*commit)(void *store, tms_backup_t *backup, tms_backup_slot_t *slot);
-    /* The pause has failed: `fresh` goes. Also where it was not planned, or plan has failed. */
+    /* The pause has failed: releases `fresh`. Also called if nothing was planned or plan failed. */
     void (*cancel)(void *store, tms_backup_t *backup, tms_backup_slot_t *slot);
-    /* After a resume: contents are no longer needed. True: what backup->held says stays all the same (TMS_HOST_RETAIN). A
-     * store may keep the space. `policy` is not TMS_HOST_DEFAULT. */
+    /* After a resume: the contents are no longer needed. A store may keep the space. True: it keeps the contents as well
+     * (TMS_HOST_RETAIN). `policy` is not TMS_HOST_DEFAULT. */
     bool (*discard)(void *store, tms_backup_t *backup, tms_backup_slot_t *slot, tms_host_policy_t policy);
-    /* NULL, or where the copy of `bytes` at `offset` of the segment lies, if all of it is in host memory; else NULL.
-     * `buffer` may be NULL; else *buffer is a reference of the caller's to the memory. Calls no driver. */
+    /* Optional. The address of the copy of `bytes` at `offset` of the segment if all of it is in host memory, else NULL.
+     * `buffer` may be NULL; else *buffer is a reference to the memory, owned by the caller. Makes no driver call. */
     void *(*find)(void *store, const tms_backup_t *backup, const tms_backup_slot_t *slot, uint64_t offset, uint64_t bytes,
                   tms_host_buffer_t **buffer);
-    /* NULL, or the space that the slot takes although no contents are held. */
+    /* Optional. The space that the slot occupies while no contents are held. */
     uint64_t (*reserved_bytes)(const tms_backup_t *backup, const tms_backup_slot_t *slot);
-    /* The segment is freed: everything goes. Cannot fail: what cannot be given back goes to the quarantine. */
+    /* The segment is freed: releases everything. Cannot fail: resources that cannot be released are quarantined. */
     void (*destroy)(void *store, tms_backup_t *backup, tms_backup_slot_t *slot);
 
-    /* ---- one pause; all of these may be NULL ---- */
+    /* ---- one pause; all optional ---- */
 
     /* Before the first plan of a pause in this store. */
     tms_status_t (*begin)(void *store, void **batch, const tms_error_context_t *context, tms_error_t *error);
-    /* After the last plan. What was planned need not be ready before `save` gets to it. */
+    /* After the last plan. The planned space need not be ready before `save` uses it. */
     tms_status_t (*start)(void *batch, const tms_error_context_t *context, tms_error_t *error);
-    /* On a thread that waits for its device: a step of what makes the planned memory ready. False: there is none. */
+    /* On a thread that waits for its device: does one step of preparing the planned memory. False: nothing to do. */
     bool (*help)(void *batch, int device);
-    /* After the last save, or a failure before: waits for what is under way. Before commit and cancel. */
+    /* After the last save or a failure, before commit and cancel: ends the batch and waits for its threads. */
     void (*end)(void *batch);
 
-    /* ---- the process; all but `init` may be NULL ---- */
+    /* ---- the process; all but `init` optional ---- */
 
-    /* The instance, which is zeros. Makes no driver call and no file. */
+    /* Initialises the zeroed instance. Makes no driver call and creates no file. */
     tms_status_t (*init)(void *store, const tms_backup_setup_t *setup, tms_error_t *error);
-    /* For tests: gives back all that it holds; no backup is left. The quarantine is still there. */
+    /* For tests: releases everything. No backup is left; the quarantine still exists. */
     void (*drain)(void *store);
     /* For tests, after drain; the quarantine has been released. */
     void (*release)(void *store);
-    /* A resume has ended: gives back at once what need not wait for a device. */
+    /* A resume has ended: releases at once what can be released without waiting for a device. */
     void (*after_resume)(void *store);
-    /* Tries to give back again what the driver or the system has refused; waits for no device. */
+    /* Retries failed releases. Does not wait for a device. */
     void (*retry)(void *store);
-    /* Adds to `counters` what it holds. */
+    /* Adds the store's memory and files to `counters`. */
     void (*count)(void *store, tms_counters_t *counters);
-    /* At exit: no thread of it begins another driver call. Waits for calls under way until `deadline` (tms_wait_now). */
+    /* At exit: its threads begin no further driver call. Waits for calls in flight until `deadline` (tms_wait_now). */
     void (*close)(void *store, double deadline);
-    /* At exit, after close of all stores: nothing of it outlives the process. */
+    /* At exit, after close of all stores: removes everything that would outlive the process. */
     void (*at_exit)(void *store);
-    /* Before a fork, and after it in the parent: takes and releases its locks. */
+    /* Before a fork, and after it in the parent: acquire and release its locks. */
     void (*lock)(void *store);
     void (*unlock)(void *store);
-    /* After a fork in the child, with the locks held: forgets what is the parent's, and makes them anew. */
+    /* After a fork in the child, with the locks held: forgets everything, which belongs to the parent, and reinitialises the
+     * locks. */
     void (*after_fork_in_child)(void *store);
 } tms_backup_operations_t;
 
-/* Whether a resume with `zero` has something to zero. */
+/* Whether a resume with `zero` zeroes part of the segment. */
 static inline bool tms_backup_lacks_contents(const tms_backup_t *backup) {
     return !backup->saved || backup->held.bytes < backup->bytes;
 }
-/* What a resume copies. */
+/* The bytes that a resume copies. */
 static inline uint64_t tms_backup_held_bytes(const tms_backup_t *backup) { return backup->saved ? backup->held.bytes : 0; }
 
 #endif

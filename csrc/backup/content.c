@@ -9,7 +9,7 @@ void tms_backup_content_forget(tms_backup_content_t *content) {
     *content = (tms_backup_content_t){.kind = TMS_BACKUP_NONE};
 }
 
-/* Whether the segment at `address` is one of those of which is known what is live. */
+/* Whether `live` describes the segment at `address`. */
 static bool is_listed(const tms_live_t *live, uint64_t address) {
     size_t low = 0, high = live->allocation_count;
     while (low < high) {
@@ -35,19 +35,19 @@ static size_t first_range(const tms_live_t *live, uint64_t address) {
     return low;
 }
 
-/* Cuts a range to what was asked for of the segment [begin, end). Empty where nothing of it is there. */
+/* Clips a range to [begin, end). Empty if they do not overlap. */
 static tms_live_range_t clip(const tms_live_range_t *range, uint64_t begin, uint64_t end) {
     tms_live_range_t part = {range->begin > begin ? range->begin : begin, range->end < end ? range->end : end};
     if (part.end < part.begin) part.end = part.begin;
     return part;
 }
 
-/* Which parts of a segment are live, as extents back to back; adjacent ones are merged. */
+/* The live parts of a segment as extents, packed without gaps; adjacent ones are merged. */
 static tms_status_t find_extents(const tms_live_t *live, uint64_t address, uint64_t bytes, tms_backup_content_t *content,
                                  const tms_error_context_t *context, tms_error_t *error) {
     size_t first = first_range(live, address), last = first, count = 0;
     while (last < live->range_count && live->ranges[last].begin < address + bytes) last++;
-    if (first == last) return TMS_OK; /* nothing is */
+    if (first == last) return TMS_OK; /* nothing is live */
     tms_extent_t *extents = calloc(last - first, sizeof *extents);
     if (!extents) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
     uint64_t packed = 0;

@@ -51,7 +51,7 @@ tms_backup_kind_t tms_backup_stores_choose(const tms_backup_stores_t *stores, tm
 
 /* ---- all of them ---- */
 
-/* Calls an operation that may be NULL, with the instance and what follows. */
+/* Calls an optional operation. */
 #define CALL(entry, operation, ...)                                                                                         \
     do {                                                                                                                    \
         if ((entry)->operations->operation) (entry)->operations->operation(__VA_ARGS__);                                    \
@@ -79,7 +79,7 @@ void tms_backup_stores_close(tms_backup_stores_t *stores, double deadline) {
 
 void tms_backup_stores_at_exit(tms_backup_stores_t *stores) { FOR_EACH(entry, stores) CALL(entry, at_exit, entry->store); }
 
-/* The last first: what is later in the list may take the locks of what is before it. */
+/* The last first: a store may take the locks of stores before it in the list. */
 void tms_backup_stores_lock(tms_backup_stores_t *stores) {
     for (int i = stores->count; i-- > 0;) CALL(&stores->list[i], lock, stores->list[i].store);
 }
@@ -193,14 +193,14 @@ void tms_backup_commit(tms_backup_t *backup, tms_backup_stores_t *stores) {
 
 void tms_backup_discard(tms_backup_t *backup, tms_backup_stores_t *stores, tms_host_policy_t policy) {
     const tms_backup_store_t *holder = tms_backup_stores_find(stores, backup->held.kind);
-    bool stays = false;
+    bool retained = false;
     for (int i = 0; i < stores->count; i++) {
         const tms_backup_store_t *entry = &stores->list[i];
-        /* Also the store of what is held without a byte, which may say that it stays. */
+        /* Also called for the store of empty held contents, which may retain them. */
         if (entry == holder || !is_empty(&backup->slots[i]))
-            stays |= entry->operations->discard(entry->store, backup, &backup->slots[i], policy);
+            retained |= entry->operations->discard(entry->store, backup, &backup->slots[i], policy);
     }
-    if (stays) return;
+    if (retained) return;
     tms_backup_content_forget(&backup->held);
     backup->saved = false;
 }

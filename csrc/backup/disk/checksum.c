@@ -11,7 +11,7 @@
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "words are read with their first byte lowest");
 
 /* Bits are reflected: the most significant bit of a remainder is the coefficient of x^0. The state of a computation is the
- * inverse of the checksum of what has been seen, so that it begins as all ones. */
+ * inverse of the checksum of the bytes so far, so it begins as all ones. */
 enum { WORD_BYTES = sizeof(uint64_t), SLICES = WORD_BYTES, BYTE_VALUES = 256, BYTE_BITS = 8 };
 #define POLYNOMIAL UINT32_C(0x82F63B78)
 #define X_TO_0     UINT32_C(0x80000000)
@@ -19,8 +19,8 @@ enum { WORD_BYTES = sizeof(uint64_t), SLICES = WORD_BYTES, BYTE_VALUES = 256, BY
 
 /* ---- tables ---- */
 
-/* ENTRY: the remainder that `byte` leaves when as many more bytes have passed as its slice says. It is linear, so eight bits
- * make it, and each of the 64 remainders of one bit is the one before, multiplied by x. */
+/* ENTRY: the remainder of `byte` followed by as many zero bytes as the number of its slice. It is linear, so it is the sum
+ * of the remainders of its bits. Each of the 64 one-bit remainders is the previous one multiplied by x. */
 #define BIT(byte, bit, remainder) ((byte) >> (bit) & 1 ? (remainder) : 0)
 #define ENTRY(byte, r7, r6, r5, r4, r3, r2, r1, r0)                                                                         \
     (BIT(byte, 7, r7) ^ BIT(byte, 6, r6) ^ BIT(byte, 5, r5) ^ BIT(byte, 4, r4) ^ BIT(byte, 3, r3) ^ BIT(byte, 2, r2) ^      \
@@ -68,7 +68,7 @@ uint32_t tms_checksum_by_table(const void *data, size_t bytes) {
 
 #define WITH_INSTRUCTION __attribute__((target("sse4.2")))
 
-/* Asked of the CPU itself: the compiler's own function for it runs a constructor in every process that loads the library. */
+/* Queries the CPU directly: the compiler's builtin would add a constructor to every process that loads the library. */
 bool tms_checksum_has_instruction(void) {
     unsigned a = 0, b = 0, features = 0, d = 0;
     return __get_cpuid(1, &a, &b, &features, &d) && (features & bit_SSE4_2);
@@ -93,7 +93,7 @@ static inline uint32_t step_word(uint32_t state, uint64_t word) {
 
 #if defined(WITH_INSTRUCTION)
 
-/* Below this the three streams do not repay their combination. */
+/* Below this size, combining three streams costs more than they save. */
 enum { STREAMS = 3, STREAMED_LEAST_BYTES = 16 << 10 };
 
 /* The product of two remainders. */
@@ -106,7 +106,7 @@ static uint32_t multiply(uint32_t one, uint32_t other) {
     return product;
 }
 
-/* What a state is to be multiplied by for `bytes` zero bytes to pass. */
+/* The factor by which `bytes` zero bytes multiply a state. */
 static uint32_t shift_over(size_t bytes) {
     uint32_t shift = X_TO_0;
     for (uint32_t square = X_TO_8; bytes; bytes >>= 1, square = multiply(square, square)) {

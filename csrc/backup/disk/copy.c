@@ -6,12 +6,11 @@
 #include "backup/disk/queue.h"
 #include "backup/disk/staging.h"
 
-/* Pieces at once with the disk: enough to keep it busy, few enough to end soon when the call is cancelled. Reads arrive in
- * any order and are taken in the order of the file. More are begun than are with the disk, so that it never waits for a late
- * one.
+/* Pieces in flight on the disk: enough to keep it busy, few enough to end soon when the call is cancelled. Reads complete in
+ * any order and are taken in the order of the file. More pieces are begun than are on the disk, so that it never waits for a
+ * late one.
  *
- * Few with the device: its copies are done long before the disk's, and the fewer buffers are gone through, the better
- * (backup/disk/staging.h). */
+ * Few on the device: its copies finish long before the disk's, and fewer buffers are faster (backup/disk/staging.h). */
 enum { WITH_DISK_MOST = 16, READ_AHEAD_MOST = 22, WITH_DEVICE_FIRST = 1, WITH_DEVICE_LAST = 2 };
 _Static_assert((int)WITH_DISK_MOST <= (int)TMS_DISK_URING_ENTRIES, "the queue has room");
 _Static_assert((int)WITH_DISK_MOST < (int)READ_AHEAD_MOST &&
@@ -21,19 +20,19 @@ _Static_assert((int)WITH_DISK_MOST < (int)READ_AHEAD_MOST &&
 /* An open file. Closed with its last piece. */
 typedef struct open_file {
     tms_disk_handle_t handle;
-    const tms_backup_content_t *content; /* what is in it, or will be */
-    size_t extent;                       /* of the content: in which the piece made last begins */
-    int pieces;                          /* that have not been through the disk's stage */
+    const tms_backup_content_t *content; /* its contents, or those to be written */
+    size_t extent;                       /* index of the extent in which the last piece begins */
+    int pieces;                          /* number of pieces that have not completed the disk's stage */
     bool in_use;
-    bool is_read; /* in whole: no more pieces will be made of it */
+    bool is_read; /* completely: no more pieces follow */
 } open_file_t;
 
 /* A part of a file, in a buffer. */
 typedef struct piece {
     tms_disk_request_t request;
     open_file_t *file;
-    const tms_backup_content_t *content; /* the file's, which is closed before all of it is on the device */
-    size_t extent;                       /* of the content: where the piece begins */
+    const tms_backup_content_t *content; /* that of the file, which is closed before the device has all of it */
+    size_t extent;                       /* index of the extent in which the piece begins */
     uint64_t bytes;                      /* of the content */
     CUdeviceptr segment;                 /* its address */
     CUevent event;                       /* of the buffer */
@@ -47,8 +46,9 @@ typedef struct pipe {
     tms_disk_staging_t *staging;
     tms_disk_queue_t queue;
     bool saving;
-    bool has_all_buffers; /* there will be no more */
-    /* Of the pieces made so far, those from `first` on are in the pipe, and from `middle` on in their first stage. */
+    bool has_all_buffers; /* no more will be added */
+    /* Numbers of pieces: from `first` on they are in the pipe, from `middle` on in their first stage; `next` is the next
+     * one. */
     uint64_t first, middle, next;
     piece_t pieces[TMS_DISK_BUFFERS_MOST]; /* a ring */
     int idle[TMS_DISK_BUFFERS_MOST];       /* buffers without a piece */
@@ -64,7 +64,7 @@ static piece_t *piece_at(pipe_t *pipe, uint64_t number) { return &pipe->pieces[n
 
 static tms_status_t open_for(pipe_t *pipe, tms_disk_file_t *file, const tms_backup_content_t *content, open_file_t **opened,
                              const tms_error_context_t *context, tms_error_t *error) {
-    open_file_t *found = pipe->files; /* one is free: at most each buffer holds another file */
+    open_file_t *found = pipe->files; /* one is free: each buffer belongs to at most one file */
     while (found->in_use) found++;
     tms_status_t status = tms_disk_handle_open(&found->handle, file, pipe->saving, true, context, error);
     if (status != TMS_OK) return status;
@@ -120,7 +120,7 @@ static tms_status_t finish_on_disk(pipe_t *pipe, piece_t *piece, tms_error_t *er
     return request->status;
 }
 
-/* The oldest piece leaves the pipe; it is in its second stage. */
+/* Completes the oldest piece, which is in its second stage. */
 static tms_status_t retire(pipe_t *pipe, tms_error_t *error) {
     piece_t *piece = piece_at(pipe, pipe->first);
     tms_status_t status = pipe->saving ? finish_on_disk(pipe, piece, error) : finish_on_device(pipe, piece, error);
@@ -131,7 +131,7 @@ static tms_status_t retire(pipe_t *pipe, tms_error_t *error) {
     return TMS_OK;
 }
 
-/* The oldest piece in its first stage passes on to the second. */
+/* Moves the oldest piece of the first stage to the second. */
 static tms_status_t pass_on(pipe_t *pipe, tms_error_t *error) {
     piece_t *piece = piece_at(pipe, pipe->middle);
     const uint64_t most = pipe->saving ? WITH_DISK_MOST : WITH_DEVICE_LAST;
@@ -148,11 +148,11 @@ static tms_status_t pass_on(pipe_t *pipe, tms_error_t *error) {
 
 /* ---- buffers ---- */
 
-/* More of them, if there may be more and memory for them. `pieces`: what is left of the file. */
+/* Adds buffers, if the limit and memory allow. `pieces`: the number left in the file. */
 static tms_status_t add_buffers(pipe_t *pipe, uint64_t pieces, const tms_error_context_t *context, tms_error_t *error) {
     tms_disk_staging_t *staging = pipe->staging;
     int before = staging->count;
-    /* Twice as many each time: a small backup does not wait for memory that it does not use. At least a huge page. */
+    /* Doubles the number each time: a small backup does not wait for memory that it does not use. At least a huge page. */
     int wanted = before > 0 ? before : pieces < TMS_DISK_BUFFERS_MOST ? (int)pieces : TMS_DISK_BUFFERS_MOST;
     if (wanted < TMS_DISK_BUFFERS_LEAST) wanted = TMS_DISK_BUFFERS_LEAST;
     tms_error_t reason;
@@ -178,7 +178,7 @@ static tms_status_t need_buffer(pipe_t *pipe, uint64_t pieces, const tms_error_c
 
 /* ---- the pipe ---- */
 
-/* Everything in it passes through. */
+/* Completes every piece in the pipe. */
 static tms_status_t empty(pipe_t *pipe, tms_error_t *error) {
     tms_status_t status = TMS_OK;
     while (status == TMS_OK && pipe->first < pipe->next)
@@ -188,7 +188,7 @@ static tms_status_t empty(pipe_t *pipe, tms_error_t *error) {
 
 static uint64_t at_most(uint64_t bytes, uint64_t limit) { return bytes < limit ? bytes : limit; }
 
-/* The content from `offset` on, in a buffer of its own. */
+/* Fills a piece with the content from `offset` on and an idle buffer. */
 static void fill_piece(pipe_t *pipe, piece_t *piece, open_file_t *file, uint64_t offset) {
     const tms_backup_content_t *content = file->content;
     while (content->extents && content->extents[file->extent].packed + content->extents[file->extent].bytes <= offset)
@@ -205,7 +205,7 @@ static void fill_piece(pipe_t *pipe, piece_t *piece, open_file_t *file, uint64_t
     piece->request.offset = offset;
 }
 
-/* The disk may be given a read. As long as it is busy, what it has read is passed on: never while it could read. */
+/* Waits until the disk can take another read. While the disk is busy, moves completed reads on. */
 static tms_status_t make_room(pipe_t *pipe, const tms_error_context_t *context, tms_error_t *error) {
     tms_status_t status = TMS_OK;
     while (status == TMS_OK && tms_disk_queue_in_kernel(&pipe->queue) >= WITH_DISK_MOST)
@@ -215,7 +215,7 @@ static tms_status_t make_room(pipe_t *pipe, const tms_error_context_t *context, 
     return status;
 }
 
-/* Of a segment at `address`. */
+/* Adds the piece at `offset` of the file, for the segment at `address`. */
 static tms_status_t add_piece(pipe_t *pipe, open_file_t *file, uint64_t offset, CUdeviceptr address,
                               const tms_error_context_t *context, tms_error_t *error) {
     uint64_t bytes = TMS_DISK_BUFFER_BYTES, left = file->content->bytes - offset;
@@ -237,7 +237,7 @@ static tms_status_t add_piece(pipe_t *pipe, open_file_t *file, uint64_t offset, 
     return status;
 }
 
-/* The first failure is the one that counts. */
+/* Keeps the first failure and returns it. */
 static tms_status_t keep(pipe_t *pipe, tms_status_t status, const tms_error_t *reason, tms_error_t *error) {
     if (status == TMS_OK) return TMS_OK;
     if (pipe->status == TMS_OK) {
@@ -260,7 +260,7 @@ static void close_pipe(tms_copier_relay_t *relay) {
     pipe_t *pipe = (pipe_t *)relay;
     pipe->copier = NULL;
     tms_disk_queue_close(&pipe->queue);
-    /* Open only after a failure, which has been told. */
+    /* Files are open only after a failure, which has been reported. */
     for (int i = 0; i <= TMS_DISK_BUFFERS_MOST; i++) {
         if (pipe->files[i].in_use) (void)tms_disk_handle_close(&pipe->files[i].handle, NULL, NULL);
     }
@@ -272,12 +272,12 @@ static void release_pipe(tms_copier_relay_t *relay, const tms_driver_table_t *dr
     free(pipe);
 }
 
-static const tms_copier_relay_table_t as_relay = {.wait = wait_for_pipe, .close = close_pipe, .release = release_pipe};
+static const tms_copier_relay_table_t relay_table = {.wait = wait_for_pipe, .close = close_pipe, .release = release_pipe};
 
-/* The copier's, made at its first copy; NULL with *status where it cannot be made. */
+/* The copier's pipe, created at its first copy. NULL and *status if it cannot be created. */
 static pipe_t *open_pipe(tms_disk_directory_t *directory, tms_copier_t *copier, tms_status_t *status,
                          const tms_error_context_t *context, tms_error_t *error) {
-    pipe_t *made = (pipe_t *)tms_copier_find_relay(copier, &as_relay);
+    pipe_t *made = (pipe_t *)tms_copier_find_relay(copier, &relay_table);
     *status = TMS_OK;
     if (made) return made;
     made = calloc(1, sizeof *made);
@@ -291,7 +291,7 @@ static pipe_t *open_pipe(tms_disk_directory_t *directory, tms_copier_t *copier, 
         free(made);
         return NULL;
     }
-    made->relay.table = &as_relay;
+    made->relay.table = &relay_table;
     made->directory = directory;
     made->copier = copier;
     tms_disk_queue_open(&made->queue, directory->no_uring ? NULL : &made->staging->uring, directory);

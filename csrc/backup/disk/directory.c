@@ -29,8 +29,8 @@ enum {
     NAME_BYTES = 80,    /* "tms-<domain>-<pid>-<random>.unlocked" and its NUL */
     RANDOM_DIGITS = 16, /* of 64 bits in hexadecimal */
     NAME_ATTEMPTS = 8,
-    INTERRUPTED_ATTEMPTS = 100, /* of flock; a file system that interrupts each of them has no locks */
-    NEW_SECONDS = 60 /* after which a lock file without its name is taken for left over; it gets it in microseconds */
+    INTERRUPTED_ATTEMPTS = 100, /* of flock; a file system that interrupts all of them counts as one without locks */
+    NEW_SECONDS = 60 /* age after which a lock file without its final name is stale; renaming takes microseconds */
 };
 
 #define NAME_START      "tms-"
@@ -57,7 +57,9 @@ tms_status_t tms_disk_make_directory(const char *path, const tms_error_context_t
 
     if (mkdir(path, DIRECTORY_MODE) == 0) return TMS_OK;
     int os_error = errno;
-    if (os_error == EEXIST && stat(path, &found) == 0) return TMS_OK; /* made just now; or no directory, which shows next */
+    if (os_error == EEXIST && stat(path, &found) == 0)
+        return TMS_OK; /* created meanwhile; or not a directory, which the
+                          next call reports */
     tms_status_t status = tms_error_set_os(error, context, "mkdir", os_error, path);
     if (os_error == ENOENT)
         tms_error_append(error,
@@ -66,7 +68,7 @@ tms_status_t tms_disk_make_directory(const char *path, const tms_error_context_t
     return status;
 }
 
-/* open and openat may wait on network file systems, and be interrupted. */
+/* openat may block on network file systems and be interrupted. */
 static int open_again(int directory, const char *name, int flags, mode_t mode) {
     int fd;
     do fd = openat(directory, name, flags | O_CLOEXEC, mode);
@@ -78,9 +80,9 @@ int tms_disk_open_at(int directory, const char *name, int flags) {
     return open_again(directory, name, flags | O_NOFOLLOW, FILE_MODE);
 }
 
-/* Refuses a `path` that is another user's symbolic link, which could be pointed elsewhere at any time, or that cannot be
- * examined. Checked before and after opening: in a directory like /tmp only its owner can remove a link, and where others
- * can, they could also replace the directory itself. */
+/* Fails if `path` cannot be examined or is another user's symbolic link, which that user could redirect at any time. Checked
+ * before and after opening: in a directory like /tmp only its owner can remove a link, and in any other directory users with
+ * write access could replace the target itself. */
 static tms_status_t check_link(const char *path, const tms_error_context_t *context, tms_error_t *error) {
     struct stat found;
     if (lstat(path, &found) != 0) return errno == ENOENT ? TMS_OK : tms_error_set_os(error, context, "lstat", errno, path);
@@ -96,7 +98,7 @@ tms_status_t tms_disk_open_directory(const char *path, int *directory, const tms
                                      tms_error_t *error) {
     tms_status_t status = check_link(path, context, error);
     if (status != TMS_OK) return status;
-    /* O_PATH: it need not be readable to make files in it. */
+    /* O_PATH: creating files does not require read permission. */
     int fd = open_again(AT_FDCWD, path, O_PATH | O_DIRECTORY, 0);
     if (fd < 0 && errno == ENOENT) {
         status = tms_disk_make_directory(path, context, error);
@@ -126,7 +128,7 @@ int tms_disk_check_free_space(int fd, uint64_t bytes, const char **call) {
         *call = "fstatvfs";
         return errno;
     }
-    if (space.f_frsize == 0) return 0; /* a file system that does not say */
+    if (space.f_frsize == 0) return 0; /* the file system does not report it */
     uint64_t blocks = bytes / space.f_frsize + (bytes % space.f_frsize != 0);
     return blocks > space.f_bavail ? ENOSPC : 0;
 }
@@ -137,7 +139,7 @@ const char *tms_disk_identify(int fd, tms_disk_identity_t *identity) {
     if (fstat(fd, &found) != 0) return "fstat";
     if (fstatfs(fd, &system) != 0) return "fstatfs";
     uint64_t type = (uint64_t)system.f_type;
-    /* A file system in user space may give a file a new number at any time. */
+    /* A file system in user space may change a file's inode number at any time. */
     *identity = (tms_disk_identity_t){.device = found.st_dev,
                                       .number = found.st_ino,
                                       .known = type != FUSE_SUPER_MAGIC,
@@ -153,7 +155,8 @@ bool tms_disk_is_same(const struct stat *found, const tms_disk_identity_t *ident
 static uint64_t random_number(void) {
     uint64_t number = 0;
     if (getrandom(&number, sizeof(number), GRND_NONBLOCK) == (ssize_t)sizeof(number)) return number;
-    /* Early in the boot. O_EXCL keeps names apart; being random only makes collisions rare. */
+    /* The kernel has no random numbers yet early in the boot. O_EXCL makes names unique; randomness only makes collisions
+     * rare. */
     struct timespec now = {0, 0};
     clock_gettime(CLOCK_MONOTONIC, &now);
     return ((uint64_t)now.tv_sec << 32) ^ (uint64_t)now.tv_nsec ^ (uint64_t)(uintptr_t)&number;
@@ -167,9 +170,8 @@ static int try_flock(int fd) {
     return 0;
 }
 
-/* Locks a lock file just made. NULL; or the name of the call that failed, and errno: EWOULDBLOCK if the
- * clean-up of another process, whose clock is far ahead, was faster, and the file is or will be gone. *locked is false where
- * the file system has no locks. */
+/* Locks a new lock file. NULL, or the name of the failed call, and errno: EWOULDBLOCK if the clean-up of another process,
+ * whose clock is far ahead, has removed the file or is about to. *locked is false if the file system has no locks. */
 static const char *lock_new_file(int fd, const char *path, bool *locked, const tms_log_t *log) {
     int os_error = try_flock(fd);
     *locked = os_error == 0;
@@ -192,8 +194,8 @@ static void write_name(const tms_disk_lock_t *lock, const char *suffix, char nam
     snprintf(name, NAME_BYTES, "%s%s", lock->name, suffix);
 }
 
-/* Gives it the name that others know it by: one that says that its process is dead as soon as it can be locked, or, where
- * it is not locked, one that no clean-up looks at. NULL; or the name of the call that failed, and errno. */
+/* Renames a lock file to its final name: ".lock", by which the clean-up of other processes finds it, or ".unlocked", which
+ * every clean-up ignores. NULL, or the name of the failed call, and errno. */
 static const char *publish(tms_disk_lock_t *lock, bool locked) {
     char new_name[NAME_BYTES], name[NAME_BYTES];
     const char *suffix = locked ? LOCK_SUFFIX : UNLOCKED_SUFFIX;
@@ -204,8 +206,8 @@ static const char *publish(tms_disk_lock_t *lock, bool locked) {
     return NULL;
 }
 
-/* One attempt at a lock file with a new name. NULL; or the name of the call that failed, and errno. Then lock->fd is -1,
- * unless the system refuses to take the file back. */
+/* One attempt to create a lock file with a new name. NULL, or the name of the failed call, and errno; lock->fd is -1 then,
+ * unless the file could not be removed again. */
 static const char *make_lock_file(tms_disk_lock_t *lock, const char *path, size_t prefix_bytes, const tms_log_t *log) {
     char name[NAME_BYTES];
     bool locked = false;
@@ -243,7 +245,7 @@ tms_status_t tms_disk_lock_create(const char *path, int directory, const tms_log
         while (failed && made->fd < 0 && (errno == EEXIST || errno == EWOULDBLOCK) && ++attempts < NAME_ATTEMPTS);
     }
     tms_status_t status = failed ? tms_error_set_os(error, context, failed, errno, path) : TMS_OK;
-    if (failed) made->place = (tms_disk_identity_t){.known = false}; /* it is no lock, only something to be removed */
+    if (failed) made->place = (tms_disk_identity_t){.known = false}; /* not a lock, only a file to be removed */
     if (made->fd >= 0)
         *lock = made;
     else
@@ -275,7 +277,7 @@ bool tms_disk_unlink(int directory, const char *name, const tms_disk_identity_t 
     return unlinkat(directory, name, 0) == 0;
 }
 
-/* Of that many hexadecimal digits and nothing else: what follows them, or NULL. */
+/* Skips exactly `digits` hexadecimal digits. NULL if there are fewer or more. */
 static const char *skip_digits(const char *cursor, int digits) {
     for (int i = 0; i < digits; i++) {
         if (!isxdigit((unsigned char)cursor[i])) return NULL;
@@ -283,7 +285,7 @@ static const char *skip_digits(const char *cursor, int digits) {
     return isxdigit((unsigned char)cursor[digits]) ? NULL : cursor + digits;
 }
 
-/* The number of characters of "tms-<domain>-<pid>-<random>" that a name begins with, or 0. */
+/* The length of "tms-<domain>-<pid>-<random>" at the beginning of a name, or 0. */
 static size_t prefix_length(const char *name) {
     if (strncmp(name, NAME_START, strlen(NAME_START)) != 0) return 0;
     const char *cursor = skip_digits(name + strlen(NAME_START), TMS_DISK_DOMAIN_DIGITS);
@@ -295,13 +297,13 @@ static size_t prefix_length(const char *name) {
     return cursor ? (size_t)(cursor - name) : 0;
 }
 
-/* Whether a name of that form is of this lock domain, so that its lock says whether its process is dead. */
+/* Whether a name of that form is of this lock domain, so that its lock shows whether its process is dead. */
 static bool is_of_domain(const char *name, uint64_t domain) {
     return domain != 0 && strtoull(name + strlen(NAME_START), NULL, HEXADECIMAL) == domain;
 }
 
-/* Whether a name of that form is of another process that runs. Its lock can be had all the same where two mounts of one
- * directory on this machine have locks of their own. */
+/* Whether a name of that form is of another running process. Its lock can still be acquired if two mounts of one directory
+ * on this machine have separate locks. */
 static bool is_of_running_process(const char *name) {
     long process = strtol(name + strlen(NAME_START) + TMS_DISK_DOMAIN_DIGITS + 1, NULL, DECIMAL);
     return process != (long)getpid() && tms_disk_domain_runs(process);
@@ -313,8 +315,8 @@ static bool is_name_with(const char *name, const char *suffix) {
     return length && strcmp(name + length, suffix) == 0;
 }
 
-/* Whether it is a lock file that is old and never got its name, because its process was killed before. A younger one may be
- * about to be locked. */
+/* Whether it is an old lock file without its final name, because its process was killed. A newer one may be about to be
+ * locked. */
 static bool is_left_over(int directory, const char *name) {
     struct stat found;
     return is_name_with(name, NEW_SUFFIX) && fstatat(directory, name, &found, AT_SYMLINK_NOFOLLOW) == 0 &&
@@ -330,10 +332,10 @@ static bool is_backup_name(const char *name, const char *prefix, size_t length) 
     return strcmp(cursor, BACKUP_SUFFIX) == 0;
 }
 
-/* Opens a lock file and locks it, which is possible if its process is dead; else -1. */
+/* Opens and locks a lock file, which succeeds if its process is dead; else -1. */
 static int seize_lock(int directory, const char *name) {
     struct stat found;
-    /* For writing, which a lock over NFS needs; and without waiting, should the name be a FIFO or a device. */
+    /* O_RDWR: NFS requires it for a lock. O_NONBLOCK: the name may be a FIFO or a device. */
     int fd = tms_disk_open_at(directory, name, O_RDWR | O_NONBLOCK);
     if (fd < 0) return -1;
     if (fstat(fd, &found) == 0 && is_own_file(&found) && try_flock(fd) == 0) return fd;
@@ -341,7 +343,7 @@ static int seize_lock(int directory, const char *name) {
     return -1;
 }
 
-/* A second stream over the same directory: each must have its own position. */
+/* Opens a new stream over a directory, with its own position. */
 static DIR *list_directory(int directory) {
     int fd = open_again(directory, ".", O_RDONLY | O_DIRECTORY, 0);
     DIR *stream = fd < 0 ? NULL : fdopendir(fd);
@@ -372,7 +374,7 @@ void tms_disk_remove_dead(int directory, const tms_log_t *log) {
         if (!is_of_domain(entry->d_name, domain) || is_of_running_process(entry->d_name)) continue;
         int fd = seize_lock(directory, entry->d_name);
         if (fd < 0) continue;
-        /* The lock file goes last: as long as it is there, the next clean-up can finish an interrupted one. */
+        /* The lock file is removed last, so that the next clean-up can finish an interrupted one. */
         remove_backups(directory, entry->d_name, log);
         (void)tms_disk_unlink(directory, entry->d_name, NULL);
         close(fd);

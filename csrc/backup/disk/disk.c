@@ -14,7 +14,7 @@
 
 enum {
     NUMBER_BYTES = 32,             /* "-<number>.backup" and its NUL */
-    RESERVE_STEP_BYTES = 64 << 20, /* at once: an interrupted step is begun again, so it must not take long */
+    RESERVE_STEP_BYTES = 64 << 20, /* per step: an interrupted step is restarted, so it must be short */
 };
 
 tms_status_t tms_disk_init(tms_disk_directory_t *directory, const char *path, const tms_log_t *log, tms_error_t *error) {
@@ -26,9 +26,9 @@ tms_status_t tms_disk_init(tms_disk_directory_t *directory, const char *path, co
     return TMS_OK;
 }
 
-/* ---- what could not be removed ---- */
+/* ---- files that could not be removed ---- */
 
-/* Takes a file off the list; its struct stays. */
+/* Removes a file from the list; its struct stays. */
 static void unlist(tms_disk_directory_t *directory, tms_disk_file_t *file) {
     *(file->previous ? &file->previous->next : &directory->files) = file->next;
     if (file->next) file->next->previous = file->previous;
@@ -45,7 +45,7 @@ static void free_file(tms_disk_file_t *file) {
     free(file);
 }
 
-/* Removes a file, or finds that it is gone or not ours any more. False: the system refuses, and the file stays listed. */
+/* Removes a file, unless it is gone or replaced. False: the system failed to remove it, and the file stays listed. */
 static bool remove_entry(tms_disk_directory_t *directory, tms_disk_file_t *file) {
     if (!tms_disk_unlink(file->owner_lock->directory, file->name, &file->identity) && errno != ENOENT) {
         bool replaced = errno == ESTALE;
@@ -58,7 +58,7 @@ static bool remove_entry(tms_disk_directory_t *directory, tms_disk_file_t *file)
     return true;
 }
 
-/* Removes the lock files that no backup needs any more. Whether some could not be removed. */
+/* Removes the lock files that no backup needs any more. Returns whether some could not be removed. */
 static bool drop_unused_locks(tms_disk_directory_t *directory) {
     bool refused = false;
     for (tms_disk_lock_t **link = &directory->locks; *link;) {
@@ -118,8 +118,8 @@ static bool is_place_of(const tms_disk_lock_t *lock, const tms_disk_identity_t *
     return lock->place.device == place->device && lock->place.number == place->number;
 }
 
-/* This process's lock in the directory `path`, made if need be, and with it the directory. The path is looked up each time:
- * what it meant before may have been removed or moved away. */
+/* This process's lock in the directory `path`. Creates the lock and the directory if missing. The path is resolved each
+ * time, because the directory may have been removed or moved. */
 static tms_status_t acquire_lock(tms_disk_directory_t *directory, const char *path, tms_disk_lock_t **lock,
                                  const tms_error_context_t *context, tms_error_t *error) {
     int fd = -1;
@@ -175,7 +175,7 @@ tms_status_t tms_disk_set_directory(tms_disk_directory_t *directory, const char 
     tms_disk_lock_t *lock = NULL;
     tms_status_t status = acquire_lock(directory, absolute, &lock, &context, error);
     if (lock) {
-        drop_lock(directory, lock); /* having it was the test */
+        drop_lock(directory, lock); /* acquiring it was the test */
         char *former = directory->path;
         directory->path = absolute;
         absolute = former;
@@ -200,21 +200,20 @@ static int set_size(int fd, uint64_t bytes) {
     return 0;
 }
 
-/* Gives an empty file `bytes` of space. */
+/* Reserves `bytes` of space for an empty file. */
 static tms_status_t reserve_space(int fd, uint64_t bytes, const char *path, tms_wait_t *wait,
                                   const tms_error_context_t *context, tms_error_t *error) {
     const char *call = "fallocate";
     int os_error = tms_disk_check_size_limit(bytes);
-    /* Asked first, because a reservation that cannot succeed would fill the disk for other programs until it fails. */
+    /* Checked first, because a reservation that cannot succeed would fill the disk for other programs until it fails. */
     if (os_error == 0) os_error = tms_disk_check_free_space(fd, bytes, &call);
     for (uint64_t offset = 0; os_error == 0 && offset < bytes; offset += RESERVE_STEP_BYTES) {
         tms_status_t status = tms_wait_check(wait, context, error);
         if (status != TMS_OK) return status;
         os_error = reserve_step(fd, offset, bytes - offset < RESERVE_STEP_BYTES ? bytes - offset : RESERVE_STEP_BYTES);
         if (os_error == EOPNOTSUPP || os_error == ENOSYS || os_error == EINVAL) {
-            /* The file system cannot reserve (NFS before 4.2, some FUSE). Writing zeros would do it for certain, but doubles
-             * the work of every first backup; a disk that others fill is noticed when the contents are
-             * written, which is before anything is unmapped. */
+            /* The file system cannot reserve (NFS before 4.2, some FUSE). Writing zeros would, but doubles the work of every
+             * first backup. A disk that fills up later fails the write of the contents, before anything is unmapped. */
             call = "ftruncate";
             os_error = set_size(fd, bytes);
             break;
@@ -223,8 +222,8 @@ static tms_status_t reserve_space(int fd, uint64_t bytes, const char *path, tms_
     return os_error == 0 ? TMS_OK : tms_error_set_os(error, context, call, os_error, path);
 }
 
-/* Makes the empty file `made` and enters it in the list, which it is in unless *fd is -1 afterwards. NULL; or the name of
- * the call that failed, and errno. */
+/* Creates the empty file `made` and adds it to the list, unless *fd is -1 afterwards. NULL, or the name of the failed call,
+ * and errno. */
 static const char *enter_file(tms_disk_directory_t *directory, tms_disk_lock_t *lock, tms_disk_file_t *made,
                               size_t path_bytes, int *fd) {
     snprintf(made->path, path_bytes, "%s-%u.backup", lock->prefix, directory->next_number++);
@@ -274,7 +273,7 @@ static tms_status_t create_entry(tms_disk_directory_t *directory, tms_disk_file_
     return status;
 }
 
-/* Room in host memory for a file of a file system in memory: *claimed bytes, of which the file knows nothing yet. */
+/* Claims host memory for a file on a file system in memory: *claimed bytes, not recorded in the file yet. */
 static tms_status_t claim_memory(tms_disk_directory_t *directory, const tms_disk_file_t *file, uint64_t bytes,
                                  uint64_t *claimed, const tms_error_context_t *context, tms_error_t *error) {
     if (!file->identity.in_memory || !directory->host || bytes == 0) return TMS_OK;
@@ -295,7 +294,7 @@ static tms_status_t claim_memory(tms_disk_directory_t *directory, const tms_disk
     return status;
 }
 
-/* The system counts the file's pages now. The exit may have removed the file, and its pages with it. */
+/* The system counts the file's pages now. Records the claim in the file, unless the file was removed at exit. */
 static void settle_claim(tms_disk_directory_t *directory, tms_disk_file_t *file, uint64_t claimed) {
     if (claimed == 0) return;
     tms_host_store_claim_used(directory->host, claimed);
@@ -318,13 +317,13 @@ tms_status_t tms_disk_file_create(tms_disk_directory_t *directory, uint64_t byte
     pthread_mutex_unlock(&directory->lock);
     if (!made) return status;
 
-    /* Without the lock: a file system in memory clears every page here. */
+    /* Without the lock: a file system in memory zeroes every page here. */
     status = claim_memory(directory, made, bytes, &claimed, context, error);
     if (status == TMS_OK) status = reserve_space(fd, bytes, made->path, wait, context, error);
     settle_claim(directory, made, claimed);
     if (close(fd) != 0 && status == TMS_OK && errno != EINTR)
         status = tms_error_set_os(error, context, "close", errno, made->path);
-    /* After the space, since only what fits on a disk needs a number of checksums that fits in memory. */
+    /* After the reservation: a size that does not fit on the disk may need more checksums than fit in memory. */
     if (status == TMS_OK) {
         made->checksums = calloc(bytes / TMS_DISK_BLOCK_BYTES + 1, sizeof(*made->checksums));
         if (!made->checksums) status = tms_error_set_os(error, context, "calloc", ENOMEM, made->path);
@@ -333,7 +332,7 @@ tms_status_t tms_disk_file_create(tms_disk_directory_t *directory, uint64_t byte
         tms_disk_file_destroy(directory, made);
         return status;
     }
-    /* Under the lock again, because the exit may have removed the file, which must not be counted then. */
+    /* Under the lock again: a file that was removed at exit must not be counted. */
     pthread_mutex_lock(&directory->lock);
     made->bytes = bytes;
     if (made->owner_lock) atomic_fetch_add(&directory->total, bytes);
@@ -359,7 +358,7 @@ void tms_disk_remove_all(tms_disk_directory_t *directory) {
     pthread_mutex_unlock(&directory->lock);
 }
 
-/* Leaves the files where they are, and knows nothing of them any more. */
+/* Forgets the files and leaves them on the disk. */
 static void forget_all(tms_disk_directory_t *directory) {
     for (tms_disk_file_t *file = directory->files, *next; file; file = next) {
         next = file->next;
@@ -368,7 +367,7 @@ static void forget_all(tms_disk_directory_t *directory) {
         if (file->abandoned) free_file(file);
     }
     directory->files = NULL;
-    /* Closing a copy of a descriptor keeps the parent's lock; unlocking it would not. */
+    /* Closing a copy of a descriptor keeps the parent's lock; unlocking would release it. */
     while (directory->locks) {
         tms_disk_lock_t *lock = directory->locks;
         directory->locks = lock->next;

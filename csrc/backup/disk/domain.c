@@ -14,10 +14,10 @@
 enum {
     BOOT_ID_BYTES = 36, /* a UUID as text */
     PATH_BYTES = 64,    /* "/proc/<pid>/stat" and its NUL */
-    STAT_BYTES = 256    /* "<pid> (<name>) <state> ...", as far as the state */
+    STAT_BYTES = 256    /* "<pid> (<name>) <state> ...", up to the state */
 };
 
-/* The beginning of a file. -1 and errno. */
+/* Reads the beginning of a file. -1 and errno on failure. */
 static ssize_t read_start(const char *path, char *text, size_t bytes) {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return -1;
@@ -52,6 +52,6 @@ bool tms_disk_domain_runs(long process) {
     ssize_t length = read_start(path, text, STAT_BYTES);
     if (length < 0) return errno != ENOENT && errno != ESRCH;
     text[length] = '\0';
-    const char *state = strrchr(text, ')'); /* the name may have brackets of its own */
+    const char *state = strrchr(text, ')'); /* the name may contain brackets */
     return !state || (strncmp(state, ") Z", strlen(") Z")) != 0 && strncmp(state, ") X", strlen(") X")) != 0);
 }

@@ -1,10 +1,9 @@
-/* Whose file locks this process can rely on, and whether the process behind one lives.
+/* The lock domain: the processes whose file locks this process can rely on, and whether one of them runs.
  *
- * A file lock (flock) excludes other processes for certain if they run on the same kernel. Processes of other machines, of
- * other boots or of other containers may see the same directory through a file system whose locks are local to each of them
- * (NFS with local locks, Lustre, FUSE, 9p, virtiofs): a lock that this process gets there proves nothing. So files in a
- * directory of disk backups carry the lock domain of their process in their names, and are cleaned only by processes of the
- * same domain.
+ * A file lock (flock) reliably excludes processes on the same kernel. Processes on other machines, of other boots or in
+ * other containers may share the directory through a file system with local locks (NFS with local locks, Lustre, FUSE, 9p,
+ * virtiofs): a lock acquired there proves nothing. So the names of backup files contain the lock domain of their process,
+ * and only processes of the same domain clean them up.
  *
  * Any thread, no lock, no state. */
 #ifndef TMS_DISK_DOMAIN_H
@@ -13,14 +12,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { TMS_DISK_DOMAIN_DIGITS = 16 }; /* in hexadecimal, as it stands in names */
+enum { TMS_DISK_DOMAIN_DIGITS = 16 }; /* hexadecimal digits in file names */
 
-/* A number made of the boot (boot_id), the host's name and the PID namespace. 0: not known, because /proc is missing or may
- * not be read; then no files are cleaned, and the files of this process are cleaned by no other. */
+/* A hash of the boot (boot_id), the host's name and the PID namespace. 0: unknown, because /proc is missing or unreadable.
+ * This process then cleans up no files, and no other process cleans up its files. */
 uint64_t tms_disk_domain(void);
 
-/* Whether a process of this domain runs, as /proc tells; false only where it certainly does not. One that has ended and is
- * not waited for (a zombie) does not run. A number that another process has got since counts as running. */
+/* Whether a process of this domain runs, according to /proc; false only if it certainly does not. A zombie does not run. An
+ * id that has been reused counts as running. */
 bool tms_disk_domain_runs(long process);
 
 #endif

@@ -16,10 +16,10 @@ static tms_status_t plan(void *store, void *batch, tms_backup_t *backup, tms_bac
     (void)batch;
     tms_disk_file_t *file = slot->fresh ? slot->fresh : slot->kept;
     if (content->bytes == 0 || (file && tms_disk_file_is_usable(file))) return TMS_OK;
-    /* A file that was removed, replaced or truncated since the last pause holds nothing that is still needed. */
+    /* A file that was removed, replaced or truncated since the last pause contains nothing that is still needed. */
     drop(store, &slot->kept);
     drop(store, &slot->fresh);
-    /* Room for everything, whatever is live today: the next pause cannot run out of space. */
+    /* Reserves space for the whole segment, regardless of the live bytes, so that the next pause cannot run out of space. */
     tms_status_t status = tms_disk_file_create(store, backup->bytes, &fresh, request->wait, context, error);
     if (status == TMS_OK) slot->fresh = fresh;
     return status;
@@ -39,7 +39,7 @@ static tms_status_t load(void *store, tms_backup_t *backup, tms_backup_slot_t *s
 }
 
 static void commit(void *store, tms_backup_t *backup, tms_backup_slot_t *slot) {
-    if (slot->fresh) slot->kept = slot->fresh; /* plan has let the former one go */
+    if (slot->fresh) slot->kept = slot->fresh; /* plan has dropped the former one */
     slot->fresh = NULL;
     if (backup->planned.kind != TMS_BACKUP_DISK && backup->kind != TMS_BACKUP_DISK) drop(store, &slot->kept);
 }

@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <string.h>
 
-/* Where it is not there or forbidden, as in many containers. */
+/* The errors of a missing or forbidden io_uring, common in containers. */
 static bool is_usual(int os_error) { return os_error == ENOSYS || os_error == EPERM || os_error == EACCES; }
 
 void tms_disk_queue_open(tms_disk_queue_t *queue, tms_disk_uring_t *uring, tms_disk_directory_t *directory) {
@@ -11,7 +11,7 @@ void tms_disk_queue_open(tms_disk_queue_t *queue, tms_disk_uring_t *uring, tms_d
     tms_disk_workers_open(&queue->workers, directory->log);
 }
 
-/* Whether the kernel can be given a request. */
+/* Whether a request can be submitted to the kernel. */
 static bool is_ready(tms_disk_queue_t *queue) {
     if (queue->refuses || queue->is_open) return !queue->refuses;
     const char *call = NULL;
@@ -55,7 +55,7 @@ void tms_disk_queue_submit(tms_disk_queue_t *queue, tms_disk_request_t *request)
         tms_disk_workers_submit(&queue->workers, request);
         return;
     }
-    request->performer = TMS_DISK_BY_CALLER; /* too little for a thread */
+    request->performer = TMS_DISK_BY_CALLER; /* too small for a thread */
     tms_disk_request_perform(request);
     request->done = true;
 }
@@ -93,7 +93,7 @@ tms_status_t tms_disk_queue_await(tms_disk_queue_t *queue, tms_disk_request_t *r
         tms_status_t status = tms_disk_queue_wait(queue, wait, context, error);
         if (status != TMS_OK) return status;
     }
-    /* Whatever went wrong, the calling thread tries again, and knows for certain. */
+    /* After a failure the calling thread retries, which gives the final result. */
     tms_disk_request_end(request, request->result > 0 ? (uint64_t)request->result : 0);
     request->done = true;
     return TMS_OK;

@@ -69,36 +69,35 @@ tms_status_t tms_disk_staging_grow(tms_disk_staging_t *staging, tms_host_store_t
     return TMS_OK;
 }
 
-/* ---- giving back ---- */
+/* ---- releasing ---- */
 
-/* Whether it need not be tried again: the driver took it, or is gone and everything with it. */
+/* Whether no retry is needed: the driver released the object, or has shut down and released everything. */
 static bool is_gone(CUresult result) {
     return result == CUDA_SUCCESS || tms_status_from_driver(result) == TMS_DRIVER_UNAVAILABLE;
 }
 
-/* A driver that lacks the call keeps what it made, as one that refuses it. */
-#define TAKES_BACK(driver, name, held) ((driver)->name && is_gone((driver)->name(held)))
+/* Whether the driver released an object. A driver that lacks the call counts as one that fails it. */
+#define RELEASED(driver, name, held) ((driver)->name && is_gone((driver)->name(held)))
 
-static bool give_back_block(tms_disk_staging_block_t *block, const tms_driver_table_t *driver) {
+static bool release_block(tms_disk_staging_block_t *block, const tms_driver_table_t *driver) {
     if (block->pinned) {
         CUresult result = driver->cuMemHostUnregister ? driver->cuMemHostUnregister(block->memory) : CUDA_ERROR_UNKNOWN;
-        /* A driver that has gone may not have stopped the device: the memory stays where it is. */
+        /* If the driver has shut down, the device may still be running: the memory stays mapped. */
         if (tms_status_from_driver(result) == TMS_DRIVER_UNAVAILABLE) return true;
-        /* Its context may have been reset or destroyed, and the registration with it. */
+        /* The context may have been reset or destroyed together with the registration. */
         if (result != CUDA_SUCCESS && result != CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED) return false;
         block->pinned = false;
     }
     return munmap(block->memory, block->bytes) == 0;
 }
 
-/* Under the device's context. Goes on whatever is refused, and says what is left. `keep_pinned`: no pinned
- * memory. */
-static tms_quarantine_mask_t give_back(tms_disk_staging_t *staging, const tms_driver_table_t *driver, bool keep_pinned) {
+/* Releases what it can, in the device's context, and returns what is left. `keep_pinned`: keeps pinned memory. */
+static tms_quarantine_mask_t release_all(tms_disk_staging_t *staging, const tms_driver_table_t *driver, bool keep_pinned) {
     tms_quarantine_mask_t left = tms_disk_uring_close(&staging->uring) ? 0 : TMS_QUARANTINE_BIT(HOST);
     for (int i = 0; i < TMS_DISK_BUFFERS_MOST; i++) {
         tms_disk_staging_block_t *block = &staging->blocks[i];
-        if (block->memory && !(keep_pinned && block->pinned) && give_back_block(block, driver)) block->memory = NULL;
-        if (staging->events[i] && TAKES_BACK(driver, cuEventDestroy, staging->events[i])) staging->events[i] = NULL;
+        if (block->memory && !(keep_pinned && block->pinned) && release_block(block, driver)) block->memory = NULL;
+        if (staging->events[i] && RELEASED(driver, cuEventDestroy, staging->events[i])) staging->events[i] = NULL;
         if (block->memory) left |= TMS_QUARANTINE_BIT(HOST);
         if (staging->events[i]) left |= TMS_QUARANTINE_BIT(OTHER);
     }
@@ -109,7 +108,7 @@ static tms_quarantine_mask_t retry(tms_quarantined_t *node) {
     tms_disk_staging_t *staging = (tms_disk_staging_t *)node;
     tms_error_context_t context = {.operation = "reclaim", .device = staging->device};
     if (tms_devices_enter(staging->devices, staging->device, &context, NULL) != TMS_OK) return node->holds;
-    tms_quarantine_mask_t left = give_back(staging, atomic_load(&staging->devices->driver->table), false);
+    tms_quarantine_mask_t left = release_all(staging, atomic_load(&staging->devices->driver->table), false);
     tms_devices_leave(staging->devices, staging->device);
     if (!left) free(staging);
     return left;
@@ -118,7 +117,7 @@ static tms_quarantine_mask_t retry(tms_quarantined_t *node) {
 void tms_disk_staging_destroy(tms_disk_staging_t *staging, const tms_driver_table_t *driver, const tms_wait_t *wait,
                               const tms_log_t *log, tms_quarantine_t *quarantine) {
     bool keep_pinned = wait && wait->cancelled;
-    staging->node = (tms_quarantined_t){.retry = retry, .holds = give_back(staging, driver, keep_pinned)};
+    staging->node = (tms_quarantined_t){.retry = retry, .holds = release_all(staging, driver, keep_pinned)};
     if (!staging->node.holds) {
         free(staging);
         return;

@@ -10,13 +10,13 @@
 
 /* ---- files ---- */
 
-/* Opens a backup file, and nothing else that may have its name by now. What is read is known by its checksum; what is
- * written to must be the very file that was made. -1, errno (ESTALE for another file) and the call that failed. */
+/* Opens a backup file, and no other file that may have its name now. Checksums verify data that is read; a file that is
+ * written must be the original one. -1, errno (ESTALE for another file) and the failed call. */
 static int open_file(tms_disk_file_t *file, int flags, struct stat *found, const char **call) {
     int fd = -1;
     *call = "openat";
     errno = ENOENT;
-    /* Under the lock, because at exit another thread may let the directory go. */
+    /* Under the lock, because at exit another thread may close the directory. */
     pthread_mutex_lock(&file->directory->lock);
     /* O_NONBLOCK: opening a FIFO would wait for its other end. */
     if (file->owner_lock) fd = tms_disk_open_at(file->owner_lock->directory, file->name, flags | O_NONBLOCK);
@@ -53,9 +53,9 @@ bool tms_disk_file_is_usable(tms_disk_file_t *file) {
     return (uint64_t)found.st_size == file->bytes;
 }
 
-/* ---- past the page cache ---- */
+/* ---- direct I/O ---- */
 
-/* Whether there is a disk, and its file system has not refused yet. */
+/* Whether the file system has a disk and has not rejected direct I/O yet. */
 static bool may_be_direct(tms_disk_file_t *file) {
     tms_disk_directory_t *directory = file->directory;
     if (file->identity.in_memory) return false;
@@ -65,7 +65,7 @@ static bool may_be_direct(tms_disk_file_t *file) {
     return !refused;
 }
 
-/* The file system refuses. Logged once for each, unless several refuse in turns. */
+/* Records that the file system rejects direct I/O. Logged once for each file system, unless several alternate. */
 static void note_indirect(tms_disk_file_t *file, int os_error) {
     tms_disk_directory_t *directory = file->directory;
     pthread_mutex_lock(&directory->lock);
@@ -79,7 +79,8 @@ static void note_indirect(tms_disk_file_t *file, int os_error) {
                   strerror(os_error));
 }
 
-/* What a direct transfer says where the file system wants another alignment, has none, or cannot have this memory. */
+/* The errors of a direct transfer if the file system needs another alignment, has no direct I/O, or cannot use this
+ * memory. */
 static bool is_refusal(int os_error) {
     return os_error == EINVAL || os_error == EOPNOTSUPP || os_error == ENOSYS || os_error == EFAULT;
 }
@@ -124,7 +125,7 @@ tms_status_t tms_disk_handle_close(tms_disk_handle_t *handle, const tms_error_co
     }
     handle->direct_fd = -1;
     atomic_store(&handle->plain_fd, -1);
-    /* Network file systems report here that the disk is full. */
+    /* Network file systems report a full disk here. */
     if (os_error == 0 || !handle->write) return TMS_OK;
     return tms_error_set_os(error, context, "close", os_error, handle->file->path);
 }
@@ -148,13 +149,13 @@ void tms_disk_request_begin(tms_disk_request_t *request) {
     tms_disk_file_t *file = request->handle->file;
     request->status = TMS_OK;
     if (!request->handle->write) return;
-    /* Of the memory, before it is written: what goes wrong from here on is seen. */
+    /* Computed from the memory before it is written, so that any later change is detected. */
     for (uint64_t done = 0; done < request->bytes; done += TMS_DISK_BLOCK_BYTES)
         file->checksums[(request->offset + done) / TMS_DISK_BLOCK_BYTES] =
             file->checksum_of(request->data + done, block_at(request->bytes - done));
 }
 
-/* How much of what is left after `done` bytes can be moved past the page cache. */
+/* The part of the bytes after `done` that direct I/O can move. */
 static uint64_t direct_part(const tms_disk_request_t *request, uint64_t done) {
     const uint64_t below = TMS_DISK_ALIGNMENT - 1;
     if (!atomic_load(&request->handle->direct)) return 0;
@@ -164,7 +165,7 @@ static uint64_t direct_part(const tms_disk_request_t *request, uint64_t done) {
 
 uint64_t tms_disk_request_part(const tms_disk_request_t *request) { return direct_part(request, 0); }
 
-/* Moves some of what is left after `done` bytes. How much; 0 at the end of the file; -1, errno and *call. */
+/* Moves some of the bytes after `done`. Returns their number; 0 at the end of the file; -1, errno and *call on failure. */
 static ssize_t move_some(const tms_disk_request_t *request, uint64_t done, const char **call) {
     tms_disk_handle_t *handle = request->handle;
     char *data = request->data + done;
@@ -190,7 +191,7 @@ static tms_status_t verify(const tms_disk_request_t *request, tms_error_t *error
         uint64_t offset = request->offset + done;
         size_t bytes = block_at(request->bytes - done);
         uint32_t checksum = file->checksum_of(request->data + done, bytes);
-        /* The next read goes there, and a virtual disk's host copies slower into lines that this CPU keeps
+        /* The next read writes there, and the host of a virtual disk copies slower into lines in this CPU's cache
          * (docs/performance.md). */
         tms_cache_demote(request->data + done, bytes);
         uint32_t expected = file->checksums[offset / TMS_DISK_BLOCK_BYTES];
@@ -212,7 +213,7 @@ static tms_status_t finish(const tms_disk_request_t *request, uint64_t moved, tm
         ssize_t more = move_some(request, moved, &call);
         if (more < 0 && strcmp(call, "openat") == 0) return fail_to_open(file, call, errno, &request->context, error);
         if (more < 0) return tms_error_set_os(error, &request->context, call, errno, file->path);
-        if (more == 0 && request->handle->write) /* cannot happen to a regular file; must not loop for ever if it does */
+        if (more == 0 && request->handle->write) /* impossible for a regular file; prevents an endless loop */
             return tms_error_set_os(error, &request->context, call, EIO, file->path);
         if (more == 0)
             return tms_error_set(error, TMS_BACKUP_IO, &request->context,

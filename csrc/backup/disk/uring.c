@@ -16,7 +16,7 @@
 enum { NANOSECONDS = 1000000000 };
 
 bool tms_disk_uring_close(tms_disk_uring_t *uring) {
-    /* After a refused close there is no descriptor either. */
+    /* The descriptor is gone even if close fails. */
     if (uring->fd >= 0) (void)close(uring->fd);
     uring->fd = -1;
     if (uring->rings && munmap(uring->rings, uring->rings_bytes) == 0) uring->rings = NULL;
@@ -24,10 +24,10 @@ bool tms_disk_uring_close(tms_disk_uring_t *uring) {
     return !uring->rings && !uring->entries;
 }
 
-/* The header may be older than the kernel that the program will run on, and the other way round. */
+/* The header may be older or newer than the running kernel. */
 #if defined(__NR_io_uring_setup) && defined(IORING_ENTER_EXT_ARG) && defined(IORING_FEAT_EXT_ARG)
 
-/* Entry points of the kernel that the C library has no functions for. */
+/* System calls without a function in the C library. */
 static int setup(unsigned entries, struct io_uring_params *parameters) {
     return (int)syscall(__NR_io_uring_setup, entries, parameters);
 }
@@ -52,8 +52,8 @@ static void locate(tms_disk_uring_t *uring, const struct io_uring_params *parame
 }
 
 int tms_disk_uring_open(tms_disk_uring_t *uring, const char **call) {
-    /* One mapping for both rings; no completion is lost; waits can end by themselves. The last came with Linux 5.11, and
-     * reading and writing before it. */
+    /* One mapping for both rings; no lost completions; waits with a timeout, since Linux 5.11, which also has reads and
+     * writes. */
     const unsigned needed = IORING_FEAT_SINGLE_MMAP | IORING_FEAT_NODROP | IORING_FEAT_EXT_ARG;
     struct io_uring_params parameters = {0};
     *uring = (tms_disk_uring_t){.fd = -1};
@@ -76,7 +76,7 @@ int tms_disk_uring_open(tms_disk_uring_t *uring, const char **call) {
 
 int tms_disk_uring_submit(tms_disk_uring_t *uring, bool write, int fd, void *data, uint32_t bytes, uint64_t offset,
                           void *tag) {
-    /* The kernel reads the queue during the call only, so that it is empty before and after. */
+    /* The kernel reads the queue only during the call, so it is empty before and after. */
     unsigned tail = *uring->submission_tail, place = tail & uring->submission_mask;
     struct io_uring_sqe *entry = (struct io_uring_sqe *)uring->entries + place;
     *entry = (struct io_uring_sqe){.opcode = write ? IORING_OP_WRITE : IORING_OP_READ,
@@ -113,7 +113,7 @@ void tms_disk_uring_wait(tms_disk_uring_t *uring, double seconds) {
     struct io_uring_getevents_arg argument = {.ts = (uint64_t)(uintptr_t)&limit};
     if (enter(uring->fd, 0, 1, IORING_ENTER_GETEVENTS | IORING_ENTER_EXT_ARG, &argument, sizeof argument) >= 0) return;
     if (errno == ETIME || errno == EINTR) return;
-    /* Cannot be, and what is under way must be waited for all the same: transfers also end without anybody waiting. */
+    /* Should not happen. Transfers also complete without a waiter, so the caller polls. */
     const struct timespec pause = {.tv_nsec = NANOSECONDS / 1000};
     (void)nanosleep(&pause, NULL);
 }

@@ -1,9 +1,9 @@
-/* Threads that perform requests (backup/disk/transfer.h), where there is no io_uring.
+/* Threads that perform requests (backup/disk/transfer.h) that an io_uring does not.
  *
- * A thread for each of the first requests, up to TMS_DISK_WORKERS_MOST; where none can be had, the caller's thread does the
- * work. They call no driver, and end when the workers are closed.
+ * Each of the first requests starts a thread, up to TMS_DISK_WORKERS_MOST. If none can be started, the caller's thread does
+ * the work. The threads make no driver calls, and end when the workers are closed.
  *
- * Lock: `lock` is a leaf, and not held while a request is performed. Requests are submitted and awaited by one thread. */
+ * Lock: `lock` is a leaf, not held while a request is performed. One thread submits and awaits the requests. */
 #ifndef TMS_DISK_WORKERS_H
 #define TMS_DISK_WORKERS_H
 
@@ -21,17 +21,17 @@ typedef struct tms_disk_workers {
     const tms_log_t *log;
     tms_disk_request_t *first, **end; /* submitted, not begun */
     bool closing;
-    bool refused; /* the system gives no thread */
+    bool refused; /* a thread could not be started */
     int count;
     pthread_t threads[TMS_DISK_WORKERS_MOST];
 } tms_disk_workers_t;
 
 void tms_disk_workers_open(tms_disk_workers_t *workers, const tms_log_t *log);
 void tms_disk_workers_submit(tms_disk_workers_t *workers, tms_disk_request_t *request);
-/* Waits until it is done. What `wait` says. */
+/* Waits until the request is done. TMS_INTERRUPTED if `wait` was cancelled. */
 tms_status_t tms_disk_workers_await(tms_disk_workers_t *workers, tms_disk_request_t *request, tms_wait_t *wait,
                                     const tms_error_context_t *context, tms_error_t *error);
-/* Drops what has not begun, waits for the rest, ends the threads. */
+/* Drops the requests that have not begun, waits for the others, and ends the threads. */
 void tms_disk_workers_close(tms_disk_workers_t *workers);
 
 #endif

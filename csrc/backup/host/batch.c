@@ -10,7 +10,7 @@
 #include "backup/host/room.h"
 #include "backup/host/work.h"
 
-/* More than a process can address; sums of what is less do not overflow. */
+/* More than a process can address. Sums of smaller sizes do not overflow. */
 static const uint64_t too_much = (uint64_t)1 << 47;
 
 tms_status_t tms_host_batch_create(struct tms_host_batch **batch, tms_host_store_t *store,
@@ -35,7 +35,7 @@ static struct tms_host_block *find_block(const struct tms_host_batch *batch, con
     return NULL;
 }
 
-/* NULL, with *error filled, where memory is short. */
+/* NULL, with *error filled, if memory is short. */
 static struct tms_host_block *make_block(struct tms_host_batch *batch, const tms_host_request_t *request,
                                          const tms_error_context_t *context, tms_error_t *error) {
     struct tms_host_block **grown = realloc(batch->blocks, (batch->block_count + 1) * sizeof(struct tms_host_block *));
@@ -69,8 +69,8 @@ static bool add_entries(struct tms_host_batch *batch, struct tms_host_block *blo
     return true;
 }
 
-/* So much more in the block that such requests share; `end` is where it ended before. `for_pool`: of a batch that holds
- * nothing else. */
+/* Extends the block that such requests share by request->bytes; *end is its previous end. `for_pool`: the batch is a
+ * reservation for the pool. */
 static tms_status_t plan(struct tms_host_batch *batch, const tms_host_request_t *request, bool for_pool,
                          struct tms_host_block **block, uint64_t *end, const tms_error_context_t *context,
                          tms_error_t *error) {
@@ -110,7 +110,7 @@ tms_status_t tms_host_batch_add(struct tms_host_batch *batch, const tms_host_req
     pthread_mutex_unlock(&store->lock);
     if (!placed) {
         status = plan(batch, request, false, &made->block, &made->offset, context, error);
-        if (status == TMS_OK) tms_host_buffer_link(made, made->block->last); /* no other thread knows the block yet */
+        if (status == TMS_OK) tms_host_buffer_link(made, made->block->last); /* the block is still private to this thread */
     }
     if (status != TMS_OK) {
         free(made);
@@ -123,7 +123,7 @@ tms_status_t tms_host_batch_add(struct tms_host_batch *batch, const tms_host_req
 
 /* ---- starting ---- */
 
-/* The store's from now on, and what lies in it can be told where. Under the lock. */
+/* Adds a mapped block to the store and sets the addresses of its buffers. Under the lock. */
 static void list_block(struct tms_host_block *block) {
     tms_host_store_t *store = block->store;
     block->next = store->blocks;
@@ -148,7 +148,7 @@ static void list_block(struct tms_host_block *block) {
     }
 }
 
-/* Rounding may have added a piece that no buffer needs. */
+/* Maps a block, and adds an entry for a last piece created by rounding. */
 static tms_status_t add_last_piece(struct tms_host_batch *batch, struct tms_host_block *block,
                                    const tms_error_context_t *context, tms_error_t *error) {
     uint64_t unit = batch->store->piece_bytes, planned = block->bytes;
@@ -186,7 +186,7 @@ tms_status_t tms_host_batch_map(struct tms_host_batch *batch, const tms_error_co
 }
 
 tms_status_t tms_host_batch_start(struct tms_host_batch *batch, const tms_error_context_t *context, tms_error_t *error) {
-    tms_host_release_start(batch->store); /* what found no thread before */
+    tms_host_release_start(batch->store); /* pieces for which no thread could be started before */
     tms_status_t status = tms_host_batch_map(batch, context, error);
     if (status == TMS_OK && batch->entry_count > 0) tms_host_work_start(batch);
     return status;
@@ -194,7 +194,7 @@ tms_status_t tms_host_batch_start(struct tms_host_batch *batch, const tms_error_
 
 /* ---- ending ---- */
 
-/* Gives up what its threads have not done. Under the lock. */
+/* Undoes the unfinished work on an entry. Under the lock. */
 static void abandon(struct tms_host_batch *batch, size_t index) {
     tms_host_store_t *store = batch->store;
     tms_host_piece_t *piece = tms_host_entry_piece(&batch->entries[index]);
@@ -203,7 +203,7 @@ static void abandon(struct tms_host_batch *batch, size_t index) {
     if (piece->reserved) store->reserving_bytes -= piece->bytes;
     piece->in_flight = piece->reserved = false;
     if (piece->state < TMS_PIECE_USABLE) piece->state = TMS_PIECE_ABSENT;
-    /* Its buffers have been dropped since. Idle pieces of the pool stay. */
+    /* Its buffers have been dropped meanwhile. Idle pieces of the pool stay. */
     bool idle = piece->open && piece->state == TMS_PIECE_USABLE;
     if (piece->buffers == 0 && piece->state <= TMS_PIECE_USABLE && !idle)
         tms_host_piece_retire(piece, TMS_HOST_RELEASE, piece->block->kind);
@@ -212,7 +212,7 @@ static void abandon(struct tms_host_batch *batch, size_t index) {
 void tms_host_batch_destroy(struct tms_host_batch *batch) {
     if (!batch) return;
     tms_host_store_t *store = batch->store;
-    if (batch->process == getpid()) { /* in a forked child its threads and blocks are the parent's */
+    if (batch->process == getpid()) { /* in a forked child its threads and blocks belong to the parent */
         tms_host_work_stop(batch);
         pthread_mutex_lock(&store->lock);
         for (size_t i = 0; batch->mapped && i < batch->entry_count; i++) abandon(batch, i);
@@ -245,7 +245,7 @@ bool tms_host_batch_help(struct tms_host_batch *batch, int device) {
     return helped;
 }
 
-static tms_status_t refuse(const tms_host_buffer_t *buffer, const tms_error_context_t *context, tms_error_t *error) {
+static tms_status_t fail_await(const tms_host_buffer_t *buffer, const tms_error_context_t *context, tms_error_t *error) {
     const struct tms_host_block *block = buffer->block;
     if (block->failed) {
         if (error) *error = block->failure;
@@ -269,10 +269,10 @@ tms_status_t tms_host_buffer_await(tms_host_buffer_t *buffer, uint64_t offset, t
             break;
         }
         if (!piece || !block->batch || block->failed || store->closing) {
-            status = refuse(buffer, context, error);
+            status = fail_await(buffer, context, error);
             break;
         }
-        /* A batch of the pool has a thread of its own, on which it also ends. */
+        /* The batch of a reservation has a thread of its own, which also destroys it. */
         if (block->for_pool || !tms_host_work_help(block->batch, piece))
             tms_wait_on_condition(wait, &store->changed, &store->lock);
         pthread_mutex_unlock(&store->lock);
@@ -298,7 +298,7 @@ void tms_host_buffer_acquire(tms_host_buffer_t *buffer) { atomic_fetch_add(&buff
 
 void tms_host_buffer_drop(tms_host_buffer_t *buffer) {
     if (!buffer || atomic_fetch_sub(&buffer->references, 1) != 1) return;
-    if (buffer->process == getpid()) { /* what it points to belongs to the parent otherwise, which the child has forgotten */
+    if (buffer->process == getpid()) { /* in a forked child the store belongs to the parent and has been forgotten */
         tms_host_store_t *store = buffer->store;
         atomic_fetch_sub(&store->buffer_bytes, buffer->bytes);
         pthread_mutex_lock(&store->lock);

@@ -23,7 +23,7 @@ tms_status_t tms_host_block_map(struct tms_host_block *block, const tms_error_co
     tms_error_context_t here = *context;
     here.device = block->device;
     here.bytes = block->bytes;
-    /* Whole huge pages: a mapping that ends on small ones would be prefaulted page by page there. */
+    /* Whole huge pages: the end of a mapping on small pages would be prefaulted page by page. */
     uint64_t unit = block->bytes < TMS_HOST_HUGE_PAGE_BYTES ? tms_host_page_bytes() : TMS_HOST_HUGE_PAGE_BYTES;
     if (block->bytes > UINT64_MAX - unit) return tms_error_set_os(error, &here, "mmap", ENOMEM, NULL);
     uint64_t bytes = tms_host_round(block->bytes, unit);
@@ -47,7 +47,7 @@ tms_status_t tms_host_block_map(struct tms_host_block *block, const tms_error_co
 
 void tms_host_block_unmap(struct tms_host_block *block) {
     if (!block->memory) return;
-    (void)munmap(block->memory, block->bytes); /* not resident: if this fails only addresses stay */
+    (void)munmap(block->memory, block->bytes); /* not resident: if this fails, only addresses are leaked */
     free(block->pieces);
     block->memory = NULL;
     block->pieces = NULL;
@@ -62,14 +62,14 @@ void tms_host_block_free(struct tms_host_block *block) {
 
 /* ---- prefaulting ---- */
 
-/* Writing a byte finds its page, and with luck the whole huge page around it. mincore says what is still missing. */
+/* A written byte allocates its page, usually the whole huge page. mincore finds the pages that are still missing. */
 static void prefault_part(tms_host_store_t *store, char *begin, uint64_t bytes) {
     enum { MOST_PAGES = TMS_HOST_PREFAULT_BYTES / 4096 };
     unsigned char resident[MOST_PAGES];
     uint64_t page = tms_host_page_bytes();
     size_t pages = (size_t)(bytes / page), missing = 0;
     for (uint64_t at = 0; at < bytes; at += TMS_HOST_HUGE_PAGE_BYTES) ((volatile char *)begin)[at] = 0;
-    if (mincore(begin, bytes, resident) != 0) memset(resident, 0, sizeof resident); /* as good as no answer */
+    if (mincore(begin, bytes, resident) != 0) memset(resident, 0, sizeof resident); /* treated as not resident */
     for (size_t i = 0; i < pages; i++) {
         if (resident[i] & 1) continue;
         ((volatile char *)begin)[i * page] = 0;
@@ -115,7 +115,7 @@ tms_status_t tms_host_piece_pin(tms_host_piece_t *piece, const tms_error_context
     return TMS_OK;
 }
 
-/* ---- giving back ---- */
+/* ---- releasing ---- */
 
 static tms_status_t unpin(tms_host_piece_t *piece, const tms_error_context_t *context, tms_error_t *error) {
     struct tms_host_block *block = piece->block;
@@ -126,7 +126,7 @@ static tms_status_t unpin(tms_host_piece_t *piece, const tms_error_context_t *co
     if (status != TMS_OK) return status;
     status = TMS_DRIVER_CALL(driver, context, error, cuMemHostUnregister, block->memory + piece->offset);
     tms_devices_leave(devices, block->device);
-    /* Its context has been reset or destroyed, and the registration with it. */
+    /* The context was reset or destroyed together with the registration. */
     if (status != TMS_OK && error->driver_result == CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED) status = TMS_OK;
     return status;
 }
@@ -139,7 +139,8 @@ tms_status_t tms_host_piece_give_back(tms_host_piece_t *piece, tms_error_t *erro
     piece->pinned = false;
     if (munmap(memory, piece->bytes) == 0) return TMS_OK;
     int os_error = errno;
-    /* The system may lack the memory to split a mapping in two. The pages can go all the same; only addresses stay. */
+    /* The system may lack the memory to split a mapping in two. The pages can still be released; only addresses are
+     * leaked. */
     (void)madvise(memory, piece->bytes, MADV_DONTNEED);
     return tms_error_set_os(error, &context, "munmap", os_error, NULL);
 }

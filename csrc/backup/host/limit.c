@@ -11,16 +11,16 @@
 #include <unistd.h>
 
 enum {
-    TEXT_BYTES = 16384, /* of memory.stat and /proc/meminfo, whose lines that matter come early */
+    TEXT_BYTES = 16384, /* of memory.stat and /proc/meminfo; the relevant lines come early */
     NUMBER_BYTES = 64
 };
 
-/* Version 1 says "no limit" with the largest number of whole pages. */
+/* Version 1 represents "no limit" by the largest number of whole pages. */
 static const uint64_t no_limit = (uint64_t)1 << 62;
 static const uint64_t kib = 1024;
 
-/* The files of a version. Above `brake` the kernel slows a group down until it uses less, which pinned memory
- * prevents for ever. */
+/* The files of a cgroup version. Above `brake` the kernel throttles a group until it uses less, which pinned memory prevents
+ * for ever. */
 typedef struct cgroup_files {
     const char *limit, *brake, *usage, *statistics, *droppable;
 } cgroup_files_t;
@@ -36,10 +36,11 @@ typedef struct tms_host_cgroup {
 
 /* ---- files ---- */
 
-/* A file that is missing or forbidden sets no limit; one that the system could not open now may set one. */
-static bool is_want(int os_error) { return os_error == EMFILE || os_error == ENFILE || os_error == ENOMEM; }
+/* Whether the system lacked descriptors or memory. A missing or forbidden file sets no limit; a file that could not be
+ * opened for this reason may set one. */
+static bool is_shortage(int os_error) { return os_error == EMFILE || os_error == ENFILE || os_error == ENOMEM; }
 
-/* The beginning of a file, as text. NULL, or the call that failed, and errno. */
+/* Reads the beginning of a file as text. NULL on success, else the failed call, with errno. */
 static const char *read_text(const char *root, const char *directory, const char *name, char *text, size_t capacity) {
     char path[PATH_MAX];
     int length = snprintf(path, sizeof path, "%s%s/%s", root, directory, name);
@@ -61,7 +62,7 @@ static const char *read_text(const char *root, const char *directory, const char
     return got < 0 ? "read" : NULL;
 }
 
-/* A number of bytes; "max" and anything else is none. */
+/* Parses a number of bytes. False for "max" and anything else. */
 static bool parse_bytes(const char *text, uint64_t *bytes) {
     char *end = NULL;
     if (*text < '0' || *text > '9') return false;
@@ -72,7 +73,7 @@ static bool parse_bytes(const char *text, uint64_t *bytes) {
     return true;
 }
 
-/* The number behind `name` and its separator, at the beginning of a line. */
+/* Finds the number after `name` and its separator at the beginning of a line. */
 static bool find_number(const char *text, const char *name, uint64_t *number) {
     size_t length = strlen(name);
     for (const char *line = text; line && *line; line = strchr(line, '\n')) {
@@ -86,7 +87,7 @@ static bool find_number(const char *text, const char *name, uint64_t *number) {
 /* ---- finding the cgroups ---- */
 
 static void note_failure(tms_host_limits_t *limits, int os_error) {
-    if (is_want(os_error)) limits->os_error = os_error;
+    if (is_shortage(os_error)) limits->os_error = os_error;
 }
 
 static bool list_has(const char *list, const char *word) {
@@ -117,7 +118,7 @@ static bool find_path(const char *text, bool second, char path[PATH_MAX]) {
     return false;
 }
 
-/* Blanks in a path are written as octal numbers. */
+/* Decodes the octal escapes of blanks in a path. */
 static void unescape(char *text) {
     char *to = text;
     for (const char *from = text; *from; to++) {
@@ -132,7 +133,8 @@ static void unescape(char *text) {
     *to = '\0';
 }
 
-/* Whether a line of mountinfo is the mount of a version's memory controller; what of the hierarchy it shows, and where. */
+/* Whether a line of mountinfo is the mount of a version's memory controller. *shown: the mounted part of the hierarchy;
+ * *mounted: the mount point. */
 static bool parse_mount(char *line, bool second, char **shown, char **mounted) {
     enum { SHOWN = 3, MOUNTED = 4 };
     char *rest = NULL, *dash = strstr(line, " - ");
@@ -171,8 +173,8 @@ static tms_status_t add(tms_host_limits_t *limits, const cgroup_files_t *files, 
     return TMS_OK;
 }
 
-/* Every directory from the process's own up to the mount. In a container `shown` is often the process's own group, or it has
- * a path that only the host sees; the mount is all there is to look at then. */
+/* Adds every directory from the process's own up to the mount. In a container `shown` is often the process's own group, or a
+ * path that exists only on the host; then only the mount point is added. */
 static tms_status_t add_path(tms_host_limits_t *limits, const cgroup_files_t *files, const char *shown, const char *mounted,
                              const char *path, tms_error_t *error) {
     char directory[PATH_MAX];
@@ -202,7 +204,7 @@ static tms_status_t find_cgroups(tms_host_limits_t *limits, bool second, const c
     char *line = NULL, *shown = NULL, *mounted = NULL;
     size_t capacity = 0;
     tms_status_t status = TMS_OK;
-    /* The first will do: the others show the same hierarchy elsewhere. */
+    /* The first match suffices: the others mount the same hierarchy elsewhere. */
     while (getline(&line, &capacity, mounts) > 0) {
         if (!parse_mount(line, second, &shown, &mounted)) continue;
         status = add_path(limits, second ? &version_2 : &version_1, shown, mounted, path, error);
@@ -242,13 +244,12 @@ void tms_host_limits_release(tms_host_limits_t *limits) {
 
 static uint64_t subtract(uint64_t from, uint64_t amount) { return from > amount ? from - amount : 0; }
 
-/* False where the file cannot be read. Where that is for want of descriptors or memory, there is no room until it can be
- * read again. */
+/* False if the file cannot be read. If that is for lack of descriptors or memory, the headroom is zero. */
 static bool read_now(const tms_host_limits_t *limits, const char *directory, const char *name, char *text, size_t capacity,
                      tms_host_headroom_t *headroom) {
     const char *call = read_text(limits->root, directory, name, text, capacity);
     if (!call) return true;
-    if (!is_want(errno)) return false;
+    if (!is_shortage(errno)) return false;
     *headroom = (tms_host_headroom_t){.call = call, .os_error = errno};
     (void)snprintf(headroom->where, sizeof headroom->where, "%s/%s", directory, name);
     return false;
@@ -260,7 +261,7 @@ static bool read_bytes(const tms_host_limits_t *limits, const char *directory, c
     return read_now(limits, directory, name, text, sizeof text, headroom) && parse_bytes(text, bytes);
 }
 
-static void look_at_system(const tms_host_limits_t *limits, tms_host_headroom_t *headroom) {
+static void apply_system(const tms_host_limits_t *limits, tms_host_headroom_t *headroom) {
     char text[TEXT_BYTES];
     uint64_t available = 0;
     if (!read_now(limits, "/proc", "meminfo", text, sizeof text, headroom) || !find_number(text, "MemAvailable", &available))
@@ -269,14 +270,14 @@ static void look_at_system(const tms_host_limits_t *limits, tms_host_headroom_t 
     (void)snprintf(headroom->where, sizeof headroom->where, "MemAvailable in /proc/meminfo");
 }
 
-/* One of the limits of a group. */
-static void look_at_limit(const tms_host_limits_t *limits, const cgroup_t *cgroup, const char *name,
-                          tms_host_headroom_t *headroom) {
+/* Applies one of the limits of a cgroup. */
+static void apply_limit(const tms_host_limits_t *limits, const cgroup_t *cgroup, const char *name,
+                        tms_host_headroom_t *headroom) {
     uint64_t limit = 0, usage = 0, droppable = 0;
     if (!read_bytes(limits, cgroup->directory, name, &limit, headroom) || limit >= no_limit ||
         !read_bytes(limits, cgroup->directory, cgroup->files->usage, &usage, headroom))
         return;
-    /* What the kernel would drop makes the room larger only; the file is long, and collected when it is read. */
+    /* Droppable page cache only increases the room. Its file is long and expensive to read. */
     if (subtract(subtract(limit, usage), limits->floor_bytes) >= headroom->bytes) return;
     char text[TEXT_BYTES];
     if (!read_text(limits->root, cgroup->directory, cgroup->files->statistics, text, sizeof text))
@@ -287,15 +288,15 @@ static void look_at_limit(const tms_host_limits_t *limits, const cgroup_t *cgrou
     (void)snprintf(headroom->where, sizeof headroom->where, "%s/%s", cgroup->directory, name);
 }
 
-static void look_at_cgroup(const tms_host_limits_t *limits, const cgroup_t *cgroup, tms_host_headroom_t *headroom) {
-    look_at_limit(limits, cgroup, cgroup->files->limit, headroom);
-    if (cgroup->files->brake) look_at_limit(limits, cgroup, cgroup->files->brake, headroom);
+static void apply_cgroup(const tms_host_limits_t *limits, const cgroup_t *cgroup, tms_host_headroom_t *headroom) {
+    apply_limit(limits, cgroup, cgroup->files->limit, headroom);
+    if (cgroup->files->brake) apply_limit(limits, cgroup, cgroup->files->brake, headroom);
 }
 
 tms_host_headroom_t tms_host_limits_headroom(const tms_host_limits_t *limits, uint64_t held_bytes) {
     tms_host_headroom_t headroom = {.bytes = UINT64_MAX};
-    look_at_system(limits, &headroom);
-    for (size_t i = 0; i < limits->cgroup_count; i++) look_at_cgroup(limits, &limits->cgroups[i], &headroom);
+    apply_system(limits, &headroom);
+    for (size_t i = 0; i < limits->cgroup_count; i++) apply_cgroup(limits, &limits->cgroups[i], &headroom);
     if (limits->cap_bytes == UINT64_MAX) return headroom;
     uint64_t bytes = subtract(limits->cap_bytes, held_bytes);
     if (bytes >= headroom.bytes) return headroom;

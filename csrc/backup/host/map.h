@@ -1,5 +1,5 @@
-/* Anonymous memory to be pinned. It is on huge pages where the system has them, because the driver, the bus and disks then
- * take it in fewer and larger parts. Any thread, no lock, no state. */
+/* Anonymous memory to be pinned. It uses huge pages if the system has them, because the driver, the bus and disks then
+ * process it in fewer and larger parts. Any thread, no lock, no state. */
 #ifndef TMS_HOST_MAP_H
 #define TMS_HOST_MAP_H
 
@@ -11,8 +11,8 @@
 static inline uint64_t tms_host_round(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
 uint64_t tms_host_page_bytes(void);
 
-/* Maps `bytes`, whole pages that are not resident yet; a forked child does not inherit them. Aligned to huge pages, unless
- * smaller than one. NULL and errno on failure. The caller unmaps it with munmap. */
+/* Maps `bytes`, whole pages that are not resident yet. A forked child does not inherit them. Aligned to huge pages, unless
+ * smaller than one. NULL and errno on failure. The caller unmaps the memory with munmap. */
 void *tms_host_map(uint64_t bytes);
 
 #endif

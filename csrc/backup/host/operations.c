@@ -77,7 +77,7 @@ static tms_status_t copy_extents(const tms_backup_content_t *content, tms_host_b
                 status = tms_host_buffer_await(buffer, packed, copier->wait, &run, context, error);
                 if (status != TMS_OK) return status;
                 usable_until = packed + run;
-                /* What the driver does with pageable memory is documented for single copies only. */
+                /* The behaviour with pageable memory is documented for single copies only. */
                 gathered = content->extents && tms_host_buffer_is_pinned(buffer, packed);
             }
             part = extents[i].bytes - done < run ? extents[i].bytes - done : run;
@@ -99,7 +99,7 @@ static tms_status_t save(void *store, tms_backup_t *backup, tms_backup_slot_t *s
     tms_status_t status = tms_copier_hold(copier, buffer, drop_held, context, error);
     if (status == TMS_OK) tms_host_buffer_acquire(buffer);
     if (status == TMS_OK) status = copy_extents(&backup->planned, buffer, step_to_host, copier, address, context, error);
-    /* What a retained buffer held is being written over. */
+    /* The contents of a retained buffer are being overwritten. */
     if (!slot->fresh && copier->begun != begun) backup->saved = false;
     return status;
 }
@@ -120,8 +120,8 @@ static void commit(void *store, tms_backup_t *backup, tms_backup_slot_t *slot) {
     slot->fresh = NULL;
 }
 
-/* Without contents too a retained buffer stays, at its address. Where the device could not be waited for it may still be
- * written to; the next pause waits for the device before it copies. */
+/* A retained buffer stays at its address even without contents. If the device could not be synchronized, it may still write
+ * to the buffer; the next pause waits for the device before it copies. */
 static void cancel(void *store, tms_backup_t *backup, tms_backup_slot_t *slot) {
     (void)store;
     (void)backup;

@@ -11,9 +11,9 @@ void tms_host_pool_take(tms_host_piece_t *piece) {
 
 void tms_host_piece_retire(tms_host_piece_t *piece, tms_host_policy_t policy, tms_backup_kind_t kind) {
     tms_host_store_t *store = piece->block->store;
-    /* Its batch is at work on it, and looks at it again at the end; or its batch ended before it was usable. */
+    /* A piece in another state belongs to its batch, which retires it at the end. */
     if (piece->state != TMS_PIECE_USABLE && piece->state != TMS_PIECE_ABSENT) return;
-    /* What a reservation has on its way comes into the pool without being asked. */
+    /* Reserved pieces will enter the pool in any case. */
     uint64_t held = atomic_load(&store->pooled_bytes) + store->reserving_bytes;
     bool fits = piece->bytes <= store->pool_limit_bytes && held <= store->pool_limit_bytes - piece->bytes;
     if (piece->state == TMS_PIECE_USABLE && policy == TMS_HOST_POOL && fits)
@@ -68,7 +68,7 @@ static bool is_placeable(const tms_host_piece_t *piece) {
     return piece->state == TMS_PIECE_USABLE || !piece->block->failed;
 }
 
-/* Room for `bytes` in the gap behind `after` (NULL: before the first buffer), all of it in pieces of the pool. */
+/* Finds room for `bytes` in the gap after `after` (NULL: before the first buffer), in pieces of the pool only. */
 static bool find_in_gap(const struct tms_host_block *block, const tms_host_buffer_t *after, uint64_t bytes,
                         uint64_t *offset) {
     const tms_host_buffer_t *next = after ? after->next : block->first;

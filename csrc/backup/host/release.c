@@ -25,7 +25,7 @@ struct tms_host_block *tms_host_block_forget(struct tms_host_block *block) {
     return block;
 }
 
-/* The first piece that waits, of kind MMAP if only that is wanted. */
+/* Takes the first waiting piece (`only_mmap`: of kind MMAP), or NULL. */
 static tms_host_piece_t *take_waiting(tms_host_store_t *store, bool only_mmap) {
     tms_host_piece_t *before = NULL, *piece = store->waiting;
     while (piece && only_mmap && piece->kind != TMS_BACKUP_MMAP) {
@@ -40,7 +40,7 @@ static tms_host_piece_t *take_waiting(tms_host_store_t *store, bool only_mmap) {
     return piece;
 }
 
-/* It has been given back. Its block is to be freed if this was the last of it. */
+/* The piece has been released. Returns its block if this was the last piece, to be freed by the caller. */
 static struct tms_host_block *count_out(tms_host_piece_t *piece) {
     if (piece->counted) atomic_fetch_sub(&piece->block->store->resident_bytes, piece->bytes);
     piece->counted = false;
@@ -49,7 +49,7 @@ static struct tms_host_block *count_out(tms_host_piece_t *piece) {
     return tms_host_block_forget(piece->block);
 }
 
-/* ---- giving back ---- */
+/* ---- releasing ---- */
 
 static tms_quarantine_mask_t retry(tms_quarantined_t *node) {
     tms_host_piece_t *piece = (tms_host_piece_t *)node;
@@ -71,8 +71,8 @@ static tms_quarantine_mask_t retry(tms_quarantined_t *node) {
     return TMS_QUARANTINE_BIT(HOST);
 }
 
-/* Entered and left with the lock; `piece` was taken. */
-static void give_back(tms_host_store_t *store, tms_host_piece_t *piece) {
+/* Releases a piece from take_waiting. Called and returns with the lock held. */
+static void release_piece(tms_host_store_t *store, tms_host_piece_t *piece) {
     bool mmap = piece->kind == TMS_BACKUP_MMAP;
     struct tms_host_block *forgotten = NULL;
     tms_error_t reason;
@@ -104,14 +104,14 @@ static void *release_all(void *argument) {
     tms_host_piece_t *piece = NULL;
     pthread_detach(pthread_self());
     pthread_mutex_lock(&store->lock);
-    while ((piece = take_waiting(store, false))) give_back(store, piece);
+    while ((piece = take_waiting(store, false))) release_piece(store, piece);
     store->release_thread = false;
     pthread_mutex_unlock(&store->lock);
     tms_host_thread_end(store);
     return NULL;
 }
 
-/* Starts a thread of which there is one at a time: `running` says whether it is. Entered with the lock, left without. */
+/* Starts a thread unless *running. Called with the lock held, returns without it. */
 static void start_one(tms_host_store_t *store, bool *running, bool wanted, void *(*run)(void *)) {
     bool start = wanted && !*running && !store->closing;
     if (start) *running = true;
@@ -127,13 +127,13 @@ void tms_host_release_start(tms_host_store_t *store) {
     start_one(store, &store->release_thread, store->waiting, release_all);
 }
 
-/* ---- the thread that tries again ---- */
+/* ---- the retrying thread ---- */
 
 static void *retry_all(void *argument) {
     tms_host_store_t *store = argument;
     pthread_detach(pthread_self());
     pthread_mutex_lock(&store->lock);
-    bool may = tms_host_call_begin(store); /* not every one of those that are tried is a piece, which looks itself */
+    bool may = tms_host_call_begin(store); /* not every quarantined node is a piece, whose retry checks this itself */
     pthread_mutex_unlock(&store->lock);
     if (may) tms_quarantine_retry_part(store->quarantine, true);
     pthread_mutex_lock(&store->lock);
@@ -156,7 +156,7 @@ static void release_here(tms_host_store_t *store, bool only_mmap) {
     tms_host_piece_t *piece = NULL;
     pthread_mutex_lock(&store->lock);
     do {
-        while ((piece = take_waiting(store, only_mmap))) give_back(store, piece);
+        while ((piece = take_waiting(store, only_mmap))) release_piece(store, piece);
         bool others = store->releasing[1] > 0 || (!only_mmap && store->releasing[0] > 0);
         if (!others) break;
         pthread_cond_wait(&store->changed, &store->lock);
@@ -166,7 +166,7 @@ static void release_here(tms_host_store_t *store, bool only_mmap) {
 
 void tms_host_store_release_now(tms_host_store_t *store) {
     release_here(store, true);
-    tms_host_release_start(store); /* what found no thread before */
+    tms_host_release_start(store); /* pieces for which no thread could be started before */
 }
 
 void tms_host_store_settle(tms_host_store_t *store) { release_here(store, false); }

@@ -1,4 +1,4 @@
-/* Releasing host memory: the queue of pieces that are not needed any more, and the threads that give them back. */
+/* Releasing host memory: the queue of pieces that are no longer needed, and the threads that release them. Any thread. */
 #ifndef TMS_HOST_RELEASE_H
 #define TMS_HOST_RELEASE_H
 
@@ -6,21 +6,21 @@
 
 /* ---- under the store's lock ---- */
 
-/* A piece in which nothing lies is to be given back. */
+/* Queues a piece without buffers for release. */
 void tms_host_release_queue(tms_host_piece_t *piece, tms_backup_kind_t kind);
-/* Takes a block off the store's list if nothing is left of it, to be freed by the caller; else NULL. */
+/* Removes a block from the store's list if nothing is left of it, and returns it to be freed by the caller; else NULL. */
 struct tms_host_block *tms_host_block_forget(struct tms_host_block *block);
 
 /* ---- without it ---- */
 
-/* Starts the releasing thread if there is something for it to do. */
+/* Starts the releasing thread if a piece is queued. */
 void tms_host_release_start(tms_host_store_t *store);
-/* On this thread: releases everything of kind MMAP that waits for it. Also waits for what another thread is releasing. */
+/* Releases all queued pieces of kind MMAP on this thread, and waits for those that other threads are releasing. */
 void tms_host_store_release_now(tms_host_store_t *store);
-/* Has everything in the quarantine that holds host memory tried again on a thread, because unpinning waits for the device
- * and no caller should. Cheap when there is nothing. */
+/* Retries the quarantined host memory on a background thread, because unpinning waits for the device. Cheap when there is
+ * none. */
 void tms_host_store_retry(tms_host_store_t *store);
-/* Returns when nothing waits to be released; releases on this thread too. */
+/* Releases all queued pieces, on this thread as well, and returns when none is left. */
 void tms_host_store_settle(tms_host_store_t *store);
 
 #endif

@@ -7,7 +7,7 @@ bool tms_host_store_fits(tms_host_store_t *store, uint64_t bytes, tms_host_headr
     pthread_mutex_lock(&store->lock);
     uint64_t in_flight = store->in_flight_bytes, resident = atomic_load(&store->resident_bytes);
     pthread_mutex_unlock(&store->lock);
-    /* It is unknown how much of what is in flight the system has counted already. */
+    /* The system may or may not have counted the bytes in flight already. */
     *headroom = tms_host_limits_headroom(&store->limits, resident - in_flight);
     return in_flight <= headroom->bytes && bytes <= headroom->bytes - in_flight;
 }
@@ -16,9 +16,9 @@ bool tms_host_store_make_room(tms_host_store_t *store, uint64_t bytes, tms_host_
     if (tms_host_store_fits(store, bytes, headroom)) return true;
     tms_host_store_settle(store);
     if (tms_host_store_fits(store, bytes, headroom)) return true;
-    if (headroom->call) return false; /* it is unknown whether giving memory up would help */
+    if (headroom->call) return false; /* it is unknown whether releasing memory would help */
     pthread_mutex_lock(&store->lock);
-    uint64_t wanted = bytes + store->in_flight_bytes; /* which may be less by now than when the headroom was read */
+    uint64_t wanted = bytes + store->in_flight_bytes; /* may be less than when the headroom was read */
     uint64_t missing = wanted > headroom->bytes ? wanted - headroom->bytes : 0;
     tms_host_pool_give_up(store, missing);
     bool helps = missing == 0 || store->waiting;
@@ -28,7 +28,7 @@ bool tms_host_store_make_room(tms_host_store_t *store, uint64_t bytes, tms_host_
     return tms_host_store_fits(store, bytes, headroom);
 }
 
-/* Counted before it is asked for, so that two claims never rely on the same room. */
+/* Counted before the check, so that two claims never rely on the same room. */
 tms_status_t tms_host_store_claim(tms_host_store_t *store, uint64_t bytes, const tms_error_context_t *context,
                                   tms_error_t *error) {
     tms_host_headroom_t headroom;

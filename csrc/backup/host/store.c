@@ -47,7 +47,7 @@ void tms_host_store_release(tms_host_store_t *store) {
     tms_quarantine_retry(store->quarantine);
     end_threads(store);
     tms_host_limits_release(&store->limits);
-    if (store->blocks) return; /* the quarantine may still need the lock */
+    if (store->blocks) return; /* quarantined pieces may still need the lock */
     pthread_cond_destroy(&store->changed);
     pthread_mutex_destroy(&store->lock);
 }
@@ -63,7 +63,7 @@ void tms_host_store_close(tms_host_store_t *store, double deadline) {
 }
 
 void tms_host_store_after_fork_in_child(tms_host_store_t *store) {
-    (void)pthread_mutex_init(&store->lock, NULL); /* the same memory served before */
+    (void)pthread_mutex_init(&store->lock, NULL); /* it succeeded on this memory before */
     tms_wait_condition_init(&store->changed);
     store->blocks = NULL;
     store->waiting = store->last_waiting = NULL;
@@ -96,7 +96,7 @@ void tms_host_store_trim(tms_host_store_t *store) {
     tms_host_release_start(store);
 }
 
-/* A reservation, for which no caller waits. */
+/* Does the work of a reservation, whose failure is only logged. */
 static void make_ready(struct tms_host_batch *batch) {
     tms_host_store_t *store = batch->store;
     tms_error_t reason;
@@ -120,7 +120,7 @@ static void *reserve(void *argument) {
     return NULL;
 }
 
-/* How much the pool is short of `bytes`, what is on its way counted in. */
+/* The bytes that the pool lacks to reach `bytes`, with reserved pieces counted. */
 static uint64_t missing_in_pool(tms_host_store_t *store, uint64_t bytes) {
     pthread_mutex_lock(&store->lock);
     uint64_t have = atomic_load(&store->pooled_bytes) + store->reserving_bytes;
@@ -154,7 +154,7 @@ tms_status_t tms_host_store_reserve(tms_host_store_t *store, int device, uint64_
     }
     raise_pool_limit(store, bytes);
     if (!batch) return TMS_OK;
-    /* Where no thread can be had, this one does the work. */
+    /* If no thread can be started, this one does the work. */
     if (tms_host_thread_detach(store, reserve, batch) != 0) make_ready(batch);
     return TMS_OK;
 }

@@ -1,33 +1,33 @@
-/* The host store: the memory that backups are kept in. backup/host/state.h has what its files share, and their order.
+/* The host store: the host memory of backups. backup/host/state.h has its shared state and the order of its files.
  *
- * Memory comes in blocks: one anonymous mapping each, aligned to huge pages, not inherited by a forked child, on the NUMA
- * node of its GPU where there are several. A block is divided into pieces of TMS_HOST_PIECE_BYTES, which are prefaulted,
- * pinned (cuMemHostRegister, PORTABLE, in the primary context of the block's device) and given back one by one. A buffer is
- * a contiguous range of a block, of any number of pieces or a part of one. A copy must not cross from one piece to the next:
- * the driver refuses a range that lies in two registrations. Where pinning is refused the piece stays ordinary memory:
- * copies are slower, and one log line says so.
+ * Memory is allocated in blocks: one anonymous mapping each, aligned to huge pages, not inherited by a forked child, on the
+ * NUMA node closest to its GPU. A block is divided into pieces of TMS_HOST_PIECE_BYTES, which are prefaulted, pinned
+ * (cuMemHostRegister, PORTABLE, in the primary context of the block's device) and released one by one. A buffer is a
+ * contiguous range of a block: a part of a piece, or any number of pieces. A copy must not cross a piece boundary: the
+ * driver rejects a range that lies in two registrations. If pinning fails, the piece stays pageable memory: copies are
+ * slower, and a warning is logged once.
  *
  * A batch is all the memory that one pause needs. Buffers are added, then the batch is started. Its pieces become usable in
  * the order of adding, while the caller copies into the first ones. Several threads prefault; a thread that waits for a
- * piece pins it. Before each piece is prefaulted the headroom is read again (backup/host/limit.h). A piece that would pass
- * it fails the batch with TMS_OUT_OF_HOST_MEMORY; what the batch made goes when its buffers are dropped.
+ * piece pins it. Before each piece is prefaulted the headroom is read again (backup/host/limit.h). A piece that would exceed
+ * it fails the batch with TMS_OUT_OF_HOST_MEMORY. The pieces of a failed batch are released when its buffers are dropped.
  *
- * Buffers are reference-counted, because a zero-copy view may outlive them. With the last reference a buffer's policy
- * decides about the pieces that no other buffer lies in: RELEASE gives them back to the system (PINNED: on a thread of the
- * store, soon; MMAP: by tms_host_store_release_now, or by that thread), POOL keeps them, pinned, for any later buffer,
- * as long as the pool's limit allows. What cannot be given back goes to the quarantine. Unpinning waits
- * for the device and keeps other threads from launching until then, so the thread gives back one piece at a time.
+ * Buffers are reference-counted, because a zero-copy view may outlive the backup. When the last reference is dropped, the
+ * buffer's policy applies to the pieces that no other buffer overlaps. RELEASE releases them to the system (PINNED: on the
+ * releasing thread; MMAP: by tms_host_store_release_now, or on that thread). POOL keeps them, pinned, for any later buffer,
+ * within the pool's limit. Pieces that cannot be released are quarantined. Unpinning waits for the device and blocks
+ * launches of other threads until then, so the thread releases one piece at a time.
  *
- * The pool: a new buffer goes first where there is room in the pool, behind the buffer that was placed there last for the
- * same device, else in the first gap that is large enough, of blocks of its own device before those of others: pinned
- * memory is usable by every device. A gap may reach over several pieces of one block. Pieces of the pool are those that were
- * given to it idle, and all of what tms_host_store_reserve makes, also before they are usable: awaiting them waits for its
- * thread. No buffer is placed in a block outside of the pool, because that would keep the block from being given back. Idle
- * pieces, those in which nothing lies, count against the pool's limit; one that would pass it is given back, and so are the
- * last pieces of the newest blocks when the limit is lowered or host memory runs short.
+ * The pool: a new buffer is placed in the pool if that has room: after the last buffer placed there for the same device,
+ * else in the first gap that is large enough. Blocks of its own device come before those of others; pinned memory is usable
+ * by every device. A gap may span several pieces of one block. The pool contains the pieces kept by POOL, and all pieces of
+ * tms_host_store_reserve, even before they are usable: awaiting them waits for the reserving thread. No buffer is placed in
+ * other pieces, because that would delay their release. Idle pieces (without buffers) count against the pool's limit. A
+ * piece that would exceed the limit is released. So are the last pieces of the newest blocks when the limit is lowered or
+ * host memory runs short.
  *
- * Locks: the store's `lock` is a leaf; it is not held during any system or driver call. Any thread. Threads of the store
- * block all signals, and none runs unless there is something to do. */
+ * Locks: the store's `lock` is a leaf. It is not held during any system or driver call. Any thread. The threads of the store
+ * block all signals, and run only while they have work. */
 #ifndef TMS_HOST_STORE_H
 #define TMS_HOST_STORE_H
 
@@ -38,26 +38,24 @@
 tms_status_t tms_host_store_init(tms_host_store_t *store, tms_devices_t *devices, tms_log_t *log,
                                  tms_quarantine_t *quarantine, uint64_t cap_bytes, uint64_t pool_limit_bytes,
                                  tms_error_t *error);
-/* For tests: gives everything back. No buffer may be left, and no other thread be in the store. What is in the quarantine
- * may still be retried afterwards. */
+/* For tests: releases everything. No buffer may be left, and no other thread may use the store. Quarantined pieces may still
+ * be retried afterwards. */
 void tms_host_store_release(tms_host_store_t *store);
-/* At exit: no thread in the store begins another driver call after this has returned. Waits for those that are under way,
- * until `deadline` (tms_wait_now; INFINITY: none): giving pinned memory back waits for its device, where a kernel may never
- * end. What is left then is abandoned, and a later close does not wait for it. What is dropped later is left to the end of
- * the process. */
+/* At exit: no thread of the store begins another driver call after this has returned. Waits until `deadline` (tms_wait_now;
+ * INFINITY: none) for calls in flight: unpinning waits for the device, where a kernel may never end. Calls that are still in
+ * flight then are abandoned; a later close does not wait for them. Buffers dropped later are released with the process. */
 void tms_host_store_close(tms_host_store_t *store, double deadline);
-/* In a forked child, with `lock` held by the forking thread: forgets everything, which is the parent's. */
+/* In a forked child, with `lock` held by the forking thread: forgets everything, which belongs to the parent. */
 void tms_host_store_after_fork_in_child(tms_host_store_t *store);
 
 /* ---- the pool ---- */
 
-/* Has `bytes` of idle pinned memory made ready in the background, in `device`'s context, where the pool has less.
- * TMS_OUT_OF_HOST_MEMORY if it is clear at once that this cannot be; later failures are logged. Raises the pool's limit to
- * at least `bytes`. */
+/* Fills the pool to `bytes` of idle pinned memory in the background, in `device`'s context. Raises the pool's limit to at
+ * least `bytes`. TMS_OUT_OF_HOST_MEMORY if the headroom is too small now; later failures are logged. */
 tms_status_t tms_host_store_reserve(tms_host_store_t *store, int device, uint64_t bytes, tms_error_t *error);
-/* Gives idle memory back until no more than `bytes` are pooled, and keeps to that from now on. */
+/* Sets the pool's limit, and releases idle memory that exceeds it. */
 void tms_host_store_set_pool_limit(tms_host_store_t *store, uint64_t bytes);
-/* What the pool holds idle is to be given back, in the background. Its limit stays. */
+/* Releases the idle memory of the pool in the background. The limit stays. */
 void tms_host_store_trim(tms_host_store_t *store);
 
 #endif

@@ -1,4 +1,4 @@
-/* Static functions are called with the store's lock held, and release it while they work. */
+/* Static functions are called with the store's lock held and release it during system and driver calls. */
 
 #include "backup/host/work.h"
 
@@ -10,7 +10,7 @@
 #include "backup/host/room.h"
 #include "base/thread.h"
 
-/* How many pieces are allowed ahead of those that are being prefaulted, so that no thread waits for the answer. */
+/* The number of pieces allowed ahead of prefaulting, so that no thread waits for the headroom. */
 enum { LOOKAHEAD = 2 };
 
 static bool is_over(const struct tms_host_batch *batch) {
@@ -38,14 +38,13 @@ static void allow(struct tms_host_batch *batch, tms_host_piece_t *piece) {
     batch->allowed_below = UINT64_MAX;
 }
 
-static bool may_ask(const struct tms_host_batch *batch) {
+static bool may_check(const struct tms_host_batch *batch) {
     return batch->allowed < batch->entry_count && batch->allowed < batch->prefaulting + LOOKAHEAD &&
            !batch->store->checking && batch->store->in_flight_bytes < batch->allowed_below;
 }
 
-/* Asks whether there is room for the next piece. One thread of the store at a time, so that two do not count on the same
- * room. */
-static void ask(struct tms_host_batch *batch) {
+/* Checks for room for the next piece. One thread of the store at a time, so that two do not rely on the same room. */
+static void check_room(struct tms_host_batch *batch) {
     tms_host_store_t *store = batch->store;
     tms_host_piece_t *piece = tms_host_entry_piece(&batch->entries[batch->allowed]);
     uint64_t in_flight = store->in_flight_bytes;
@@ -54,7 +53,7 @@ static void ask(struct tms_host_batch *batch) {
     store->checking = true;
     pthread_mutex_unlock(&store->lock);
     bool fits = tms_host_store_fits(store, piece->bytes, &headroom);
-    /* What other threads are prefaulting may be counted twice. Only with nothing in flight the answer is certain. */
+    /* Pieces in flight may be counted twice. The result is certain only if nothing is in flight. */
     if (!fits && in_flight == 0) {
         fits = tms_host_store_make_room(store, piece->bytes, &headroom);
         if (!fits) (void)tms_host_headroom_fail(&headroom, piece->bytes, &batch->context, &error);
@@ -81,7 +80,7 @@ static void prefault_part(struct tms_host_batch *batch) {
     if (bytes == rest) {
         batch->prefaulting++;
         batch->prefault_offset = 0;
-        if (may_ask(batch)) pthread_cond_broadcast(&store->changed);
+        if (may_check(batch)) pthread_cond_broadcast(&store->changed);
     }
     pthread_mutex_unlock(&store->lock);
     tms_host_piece_prefault(piece, from, bytes);
@@ -94,11 +93,11 @@ static void prefault_part(struct tms_host_batch *batch) {
     pthread_cond_broadcast(&store->changed);
 }
 
-/* One step; false where there is nothing to do now. */
+/* Does one step. False: nothing to do now. */
 static bool prefault_step(struct tms_host_batch *batch) {
     if (is_over(batch)) return false;
-    if (may_ask(batch))
-        ask(batch);
+    if (may_check(batch))
+        check_room(batch);
     else if (batch->prefaulting < batch->allowed)
         prefault_part(batch);
     else
@@ -118,8 +117,8 @@ static void *prefault_all(void *argument) {
 
 /* ---- pinning ----
  *
- * By the thread that waits for the piece, which copies into it next. Other threads would hold the driver's lock, which is
- * not fair, and delay the copies (docs/performance.md). */
+ * The thread that waits for a piece pins it and copies into it next. Other threads would delay the copies by holding the
+ * driver's lock, which is not fair (docs/performance.md). */
 
 static void pin_piece(struct tms_host_batch *batch, tms_host_piece_t *piece) {
     tms_host_store_t *store = batch->store;
@@ -147,7 +146,7 @@ static void pin_piece(struct tms_host_batch *batch, tms_host_piece_t *piece) {
 static int count_processors(void) {
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
-    long online = sysconf(_SC_NPROCESSORS_ONLN); /* there are more than the set has room for */
+    long online = sysconf(_SC_NPROCESSORS_ONLN); /* more processors than the set can hold */
     return online > 0 && online < CPU_SETSIZE ? (int)online : 1;
 }
 
