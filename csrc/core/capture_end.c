@@ -3,7 +3,7 @@
 #include "core/allocation/reclaim.h"
 #include "device/capture_stream.h"
 
-/* The last end finishes what had to wait for it. */
+/* The last end reclaims what was deferred until then. */
 static void after_end(tms_saver_t *saver, bool ended) {
     if (ended && !tms_capture_visible(&saver->capture) && !atomic_load(&saver->forked)) tms_saver_reclaim(saver);
 }
@@ -23,7 +23,7 @@ void tms_saver_capture_end_on(tms_saver_t *saver, void *stream) {
     after_end(saver, ended);
 }
 
-/* ---- streams that go ---- */
+/* ---- destroyed streams ---- */
 
 size_t tms_saver_capture_take(tms_saver_t *saver, void *stream, int device, tms_capture_stream_t *taken) {
     uintptr_t key = stream ? tms_capture_key(stream) : 0;
@@ -31,8 +31,8 @@ size_t tms_saver_capture_take(tms_saver_t *saver, void *stream, int device, tms_
     pthread_mutex_lock(&saver->lock);
     for (int i = tms_capture_visible(&saver->capture); i-- > 0;) {
         const tms_capture_entry_t *entry = &saver->capture.entries[i];
-        bool meant = key ? entry->where.key == key : entry->where.device == device;
-        if (!entry->begun || !meant) continue;
+        bool matches = key ? entry->where.key == key : entry->where.device == device;
+        if (!entry->begun || !matches) continue;
         taken[count++] = entry->where;
         (void)tms_capture_end(&saver->capture, entry->begun);
     }
@@ -45,7 +45,7 @@ void tms_saver_capture_taken(tms_saver_t *saver, const tms_capture_stream_t *tak
     uint64_t identity;
     bool known;
     pthread_mutex_lock(&saver->lock);
-    for (size_t i = 0; i < count && !gone; i++) { /* the room that they had is enough, unless others have begun since */
+    for (size_t i = 0; i < count && !gone; i++) { /* the table has room for them, unless others have begun meanwhile */
         if (tms_capture_begin_on(&saver->capture, &taken[i], &identity, &known, &context, NULL) == TMS_OK)
             tms_capture_begun(&saver->capture, identity);
     }

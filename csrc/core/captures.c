@@ -49,7 +49,7 @@ void tms_saver_capture_begun(tms_saver_t *saver, uint64_t identity) {
     pthread_mutex_unlock(&saver->lock);
 }
 
-/* ---- asking ---- */
+/* ---- queries ---- */
 
 static bool has_ended(void *context, const tms_capture_stream_t *where) { return tms_capture_has_ended(context, where); }
 

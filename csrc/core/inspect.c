@@ -2,13 +2,14 @@
 
 #include "core/tag_bytes.h"
 
-/* While a segment is in transition its backup belongs to the call that owns it, which writes to it without the lock: no
- * other call may read more of it than its `kind`, which never changes. */
+/* During a transition the backup belongs to the call that owns the segment, which writes to it without the lock. Other calls
+ * may read only its `kind`, which never changes. */
 static bool is_settled(const tms_segment_t *segment) {
     return segment->state == TMS_SEGMENT_ACTIVE || segment->state == TMS_SEGMENT_PAUSED;
 }
 
-/* The copy of a part of a segment, if it is in host memory; with `buffer`, and a reference to it. */
+/* The copy of a part of a segment if it is in host memory, else NULL. `buffer` may be NULL; else *buffer is a reference to
+ * it. */
 static void *find_copy(tms_saver_t *saver, const tms_segment_t *segment, uint64_t offset, uint64_t bytes,
                        tms_host_buffer_t **buffer) {
     if (!is_settled(segment)) return NULL;
@@ -36,7 +37,7 @@ tms_status_t tms_saver_host_backup(tms_saver_t *saver, uint64_t address, uint64_
         if (bytes > whole || address - begin > whole - bytes) {
             status = TMS_INVALID_ARGUMENT;
         } else if (atomic_load(&saver->forked)) {
-            /* The pages are the parent's: pinned, or not copied into this process. */
+            /* The pages belong to the parent and are not mapped in this process. */
             if (find_copy(saver, segment, address - begin, bytes, NULL)) status = TMS_FORKED;
         } else {
             copy = find_copy(saver, segment, address - begin, bytes, &found);
@@ -56,7 +57,7 @@ tms_status_t tms_saver_host_backup(tms_saver_t *saver, uint64_t address, uint64_
     return TMS_OK;
 }
 
-/* Bytes of host memory or of a file; 0 in a transition. */
+/* The bytes of the backup; 0 during a transition. */
 static uint64_t taken_bytes(const tms_saver_t *saver, const tms_segment_t *segment) {
     return is_settled(segment) ? tms_backup_taken_bytes(&segment->backup, &saver->stores) : 0;
 }
@@ -120,7 +121,7 @@ void tms_saver_counters(tms_saver_t *saver, tms_counters_t *counters) {
     pthread_mutex_unlock(&saver->lock);
 }
 
-/* ---- what was paused when a device was lost ---- */
+/* ---- memory that was paused when a device was lost ---- */
 
 tms_status_t tms_saver_explain_loss(tms_saver_t *saver, tms_status_t status, tms_error_t *error) {
     tms_tag_bytes_t paused = {.named = 0};

@@ -1,6 +1,6 @@
-/* What there is, for callers that ask: backups, segments, counters, and what was paused when a device was lost.
+/* Queries: backups, segments, counters, and the memory that was paused when a device was lost.
  *
- * Any thread. Each takes the saver's lock and calls no driver. */
+ * Any thread. Each function takes the saver's lock and makes no driver call. */
 #ifndef TMS_INSPECT_H
 #define TMS_INSPECT_H
 
@@ -12,8 +12,8 @@ tms_status_t tms_saver_host_backup(tms_saver_t *saver, uint64_t address, uint64_
 size_t tms_saver_segments(tms_saver_t *saver, tms_segment_info_t *rows, size_t capacity);
 tms_status_t tms_saver_find(tms_saver_t *saver, uint64_t address, tms_segment_info_t *row);
 void tms_saver_counters(tms_saver_t *saver, tms_counters_t *counters);
-/* Where `status` is TMS_DEVICE_LOST: adds to the message how many bytes of which tags are not ACTIVE, because accessing
- * those is what loses most devices. Hands the status on. For calls at their end, with no lock held; walks the registry. */
+/* If `status` is TMS_DEVICE_LOST, adds to the message how many bytes of which tags are not ACTIVE, because access to these
+ * is the most common cause. Returns `status`. Called at the end of a call, with no lock held; walks the registry. */
 tms_status_t tms_saver_explain_loss(tms_saver_t *saver, tms_status_t status, tms_error_t *error);
 
 #endif

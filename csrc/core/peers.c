@@ -1,9 +1,9 @@
 #include "core/peers.h"
 
-/* The most allocations in a row that do not look again after a look that failed. */
+/* The maximum number of consecutive allocations that skip the look after a failed one. */
 enum { MOST_LEFT_OUT = 1024 };
 
-/* The peers that each owner's segments are to have, asked once a look. */
+/* The peers of each owner's segments, queried once for each look. */
 typedef struct wanted {
     tms_device_mask_t asked;
     tms_device_mask_t peers[TMS_MAX_DEVICES];
@@ -17,8 +17,8 @@ static tms_status_t find_wanted(tms_saver_t *saver, wanted_t *wanted, int owner,
     return status;
 }
 
-/* Under the lock: a look at every segment. Goes on where one fails, so that the others get access. The first failure is
- * reported. */
+/* Under the lock: a look at every segment. Continues after a failure, so that the other segments get access, and returns the
+ * first failure. */
 static tms_status_t share_all(tms_saver_t *saver, const tms_driver_table_t *driver, const char *operation,
                               tms_error_t *error) {
     wanted_t wanted = {0};
@@ -27,7 +27,7 @@ static tms_status_t share_all(tms_saver_t *saver, const tms_driver_table_t *driv
         tms_segment_t *segment = tms_segment_of(node);
         int owner = segment->device;
         if (segment->state != TMS_SEGMENT_ACTIVE)
-            continue; /* the call that makes it ACTIVE notes that looks have skipped it */
+            continue; /* the call that makes it ACTIVE records that this look skipped it */
         tms_error_context_t here = tms_saver_context(operation, segment);
         tms_error_t *unfilled = status == TMS_OK ? error : NULL;
         tms_status_t one = find_wanted(saver, &wanted, owner, &here, unfilled);
@@ -37,8 +37,8 @@ static tms_status_t share_all(tms_saver_t *saver, const tms_driver_table_t *driv
     return status;
 }
 
-/* Under the lock: whether this allocation leaves the look out. */
-static bool leaves_out(tms_peer_looks_t *looks, tms_device_mask_t active) {
+/* Under the lock: whether this allocation skips the look. */
+static bool skips_look(tms_peer_looks_t *looks, tms_device_mask_t active) {
     if (active & ~looks->seen || looks->left_out >= looks->pause) return false;
     looks->left_out++;
     return true;
@@ -69,7 +69,7 @@ static tms_status_t refresh(tms_saver_t *saver, bool after_allocation, tms_error
     if (!after_allocation) looks->pause = 0;
     if (!(active & ~looks->complete)) {
         note(looks, active, true);
-    } else if (!after_allocation || !leaves_out(looks, active)) {
+    } else if (!after_allocation || !skips_look(looks, active)) {
         status = share_all(saver, driver, context.operation, error);
         note(looks, active, status == TMS_OK);
     }

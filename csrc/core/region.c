@@ -2,8 +2,8 @@
 
 #include <string.h>
 
-/* The stack of one thread. `owner` tells whose it is: a process has one tms_region_defaults_t, tests have several, and a
- * thread that meets another one starts afresh. */
+/* The stack of one thread. `owner` identifies its tms_region_defaults_t: a process has one, tests have several. A thread
+ * that meets another one starts with an empty stack. */
 typedef struct region_stack {
     const tms_region_defaults_t *owner;
     int depth;
@@ -15,7 +15,7 @@ static _Thread_local region_stack_t thread_stack;
 
 static const tms_error_context_t region_context = {.operation = "region", .device = TMS_NO_DEVICE};
 
-/* Forgets a stack that belongs to these defaults, so that others at the same address do not meet its stale tags. */
+/* Forgets a stack that belongs to these defaults, so that its stale tags are not used with others at the same address. */
 static void forget_stack(const tms_region_defaults_t *defaults) {
     if (thread_stack.owner == defaults) thread_stack.owner = NULL;
 }

@@ -1,12 +1,12 @@
-/* The thread's stack of region settings, and how settings from outside become one.
+/* The thread's stack of region settings, and the conversion of a caller's settings.
  *
  * Settings are per thread: a fixed stack in thread-local storage whose bottom entry is, until the thread enters a region,
  * the process's initial settings (TMS_INIT_*). Nothing here allocates except interning a tag never seen before (base/tag.h).
  *
- * Each level has an id that no other level of the process has, so that it can be left in any order: tasks of an event loop
- * and generators share a thread, and leave their regions when they come to it.
+ * Each level has an id that is unique in the process, so that levels can be left in any order: tasks of an event loop and
+ * generators share a thread and interleave.
  *
- * Lock: none. The stack belongs to its thread, and the tag table has its own. */
+ * Any thread. Lock: none; the stack belongs to its thread, and the tag table has its own lock. */
 #ifndef TMS_REGION_H
 #define TMS_REGION_H
 
@@ -19,11 +19,11 @@ enum { TMS_REGION_MAX_DEPTH = 64 };
 
 typedef struct tms_region_defaults {
     tms_tag_table_t tags;
-    tms_region_t initial;        /* what the TMS_INIT_* variables say */
-    _Atomic uint64_t last_level; /* the id of the level entered last, on any thread */
+    tms_region_t initial;        /* from the TMS_INIT_* variables */
+    _Atomic uint64_t last_level; /* the id of the last level entered, on any thread */
 } tms_region_defaults_t;
 
-/* TMS_OUT_OF_HOST_MEMORY if the default tag cannot be made. */
+/* TMS_OUT_OF_HOST_MEMORY if the default tag cannot be created. */
 tms_status_t tms_region_init(tms_region_defaults_t *defaults, const tms_config_t *config, tms_error_t *error);
 void tms_region_release(tms_region_defaults_t *defaults);
 
@@ -31,10 +31,10 @@ void tms_region_release(tms_region_defaults_t *defaults);
 /* `level` is the id of the new innermost level; never 0. */
 tms_status_t tms_region_enter(tms_region_defaults_t *defaults, const tms_region_settings_t *settings, uint64_t *level,
                               tms_error_t *error);
-/* Leaves that level and no other: the number of levels entered after it that stay, or TMS_NO_SUCH_LEVEL if this thread has
- * no level of that id. */
+/* Leaves that level only. Returns the number of later levels that stay, or TMS_NO_SUCH_LEVEL if this thread has no level
+ * with that id. */
 int tms_region_leave(tms_region_defaults_t *defaults, uint64_t level);
-/* tms_region_enter for callers that leave in order: `depth` is the number of levels with the new one. */
+/* tms_region_enter for callers that leave in order: `depth` is the number of levels, including the new one. */
 tms_status_t tms_region_push(tms_region_defaults_t *defaults, const tms_region_settings_t *settings, int *depth,
                              tms_error_t *error);
 void tms_region_pop(tms_region_defaults_t *defaults,
@@ -43,7 +43,7 @@ tms_region_t tms_region_current(tms_region_defaults_t *defaults, int *depth); /*
 /* Replaces the innermost level (also the initial one, for this thread only). */
 tms_status_t tms_region_set(tms_region_defaults_t *defaults, const tms_region_settings_t *settings, tms_error_t *error);
 
-/* Checks settings that come from outside and interns their tag. */
+/* Checks a caller's settings and interns their tag. */
 tms_status_t tms_region_from_settings(tms_region_defaults_t *defaults, const tms_region_settings_t *settings,
                                       tms_region_t *region, tms_error_t *error);
 

@@ -40,7 +40,7 @@ release_quarantine:
 void tms_saver_release(tms_saver_t *saver) {
     tms_device_locks_destroy(&saver->device_locks);
     tms_backup_stores_drain(&saver->stores);
-    tms_quarantine_release(&saver->quarantine); /* which may hold what the stores release next */
+    tms_quarantine_release(&saver->quarantine); /* which may hold resources that the stores release next */
     tms_backup_stores_release(&saver->stores);
     pthread_cond_destroy(&saver->pendings.ended);
     pthread_mutex_destroy(&saver->pendings.lock);
@@ -76,7 +76,7 @@ tms_host_policy_t tms_saver_host_policy(tms_saver_t *saver, tms_host_policy_t po
     return (tms_host_policy_t)atomic_load(&saver->host_policy);
 }
 
-/* ---- look-ups and books ---- */
+/* ---- look-ups and counters ---- */
 
 bool tms_saver_owns(tms_saver_t *saver, uint64_t address) {
     pthread_mutex_lock(&saver->lock);
@@ -107,7 +107,7 @@ void tms_saver_unpublish(tms_saver_t *saver, tms_segment_t *segment) {
     tms_stats_add(&saver->stats.frees_total, 1);
 }
 
-/* ---- what is known when something fails ---- */
+/* ---- errors ---- */
 
 tms_error_context_t tms_saver_context(const char *operation, const tms_segment_t *segment) {
     return (tms_error_context_t){.operation = operation,

@@ -1,16 +1,16 @@
-/* The saver: every managed allocation of the process, their states, and what all modules of core/ share.
+/* The saver: every managed allocation of the process, their states, and the shared state of core/.
  *
- * The saver owns the registry, the segments and their states, and the deferred frees; `lock` guards all of that. It also
- * owns the quarantine and the devices' locks, which have locks of their own, leaves below this one. It is held for look-ups
- * and state changes, and while access for peers is granted or streams are asked whether they capture (both rare and
- * short); never across dlopen, a wait for the device, a copy, or the creation or release of physical memory. Callers may
- * hold torch's allocator mutex and the GIL; no thread may call either with `lock` held.
+ * The saver owns the registry, the segments and their states, and the deferred frees; `lock` guards all of these. It also
+ * owns the quarantine and the devices' locks, which have their own locks, leaves below this one. `lock` is held for look-ups
+ * and state changes, and while peer access is granted or streams are queried for captures (both rare and short). It is never
+ * held across dlopen, a wait for the device, a copy, or the creation or release of physical memory. Any thread. Callers may
+ * hold torch's allocator mutex and the GIL; no thread may acquire either while it holds `lock`.
  *
- * A segment in PAUSING, RESUMING (transition.h) or REPAIRING (reclaim.h) belongs to the call that put it there, which
- * uses it without the lock. Frees of such a segment only set `free_requested`.
+ * A segment in PAUSING, RESUMING (transition.h) or REPAIRING (reclaim.h) belongs to the call that put it there, which uses
+ * it without the lock. A free of such a segment only sets `free_requested`.
  *
- * What is done with it is in modules above this one: allocation, peers, captures, turn, retire, reclaim, inspect, and
- * pause and resume. */
+ * The modules above this one operate on it: allocation, peers, captures, turn, retire, reclaim, inspect, pause and
+ * resume. */
 #ifndef TMS_SAVER_H
 #define TMS_SAVER_H
 
@@ -25,14 +25,15 @@
 #include "device/capture.h"
 #include "device/device_lock.h"
 
-/* Looks for devices that have come into use and have no access to what was allocated before (peers.h). */
+/* The looks that grant access to devices that have come into use (peers.h). */
 typedef struct tms_peer_looks {
-    tms_device_mask_t complete; /* all ACTIVE segments are accessible to these, as far as they can be */
-    tms_device_mask_t seen;     /* in use at the last look, which may have failed for some segment */
-    uint32_t left_out, pause;   /* allocations since a look that failed, and how many of them do not look again */
+    tms_device_mask_t complete; /* devices that have access to every ACTIVE segment that they can reach */
+    tms_device_mask_t seen;     /* devices in use at the last look, which may have failed for a segment */
+    uint32_t left_out, pause;   /* allocations since a failed look, and how many of them skip the look */
 } tms_peer_looks_t;
 
-/* How long the begin of a capture waits for a callback of a pause or resume: far longer than one that can run takes. */
+/* How long the begin of a capture waits for a callback of a pause or resume: far longer than a callback that is not blocked
+ * takes. */
 #define TMS_CALLBACK_PATIENCE_SECONDS 5.0
 
 typedef struct tms_saver {
@@ -45,15 +46,14 @@ typedef struct tms_saver {
     pthread_mutex_t lock;
     pthread_cond_t turn; /* broadcast when a transition ends */
     bool transition_running;
-    double callback_began; /* when the transition under way called back, on tms_wait_now's clock; 0: it is in no callback */
+    double callback_began; /* start of the running transition's callback, on tms_wait_now's clock; 0: it is in none */
     double callback_patience_seconds; /* TMS_CALLBACK_PATIENCE_SECONDS; tests use less */
-    uint64_t marks;                   /* the last that a look of a transition has put on tags */
-    uint64_t steps; /* segments and tags that transitions have looked at under the lock; for tests of how that grows */
+    uint64_t marks;                   /* the last mark that a transition has put on tags */
+    uint64_t steps; /* segments and tags that transitions have visited under the lock; for complexity tests */
     tms_registry_t registry;
     tms_capture_t capture;
-    tms_segment_t *deferred; /* frees that had to wait: mapped, out of the registry */
-    tms_registry_t
-        quarantined_ranges; /* freed segments in the quarantine whose address range the driver did not take back */
+    tms_segment_t *deferred;           /* deferred frees: mapped, not in the registry */
+    tms_registry_t quarantined_ranges; /* quarantined segments whose address range the driver failed to free */
     tms_quarantine_t quarantine;
     tms_device_locks_t device_locks;
     uint64_t damaged; /* segments in the registry that are DAMAGED */
@@ -61,37 +61,35 @@ typedef struct tms_saver {
 
     tms_pendings_t pendings; /* has its own lock */
     _Atomic uint64_t memory_margin_bytes;
-    _Atomic int host_policy; /* tms_host_policy_t, not TMS_HOST_DEFAULT: where neither call nor region says */
-    _Atomic bool forked;     /* this process is a forked child: nothing may use the GPU */
+    _Atomic int host_policy; /* tms_host_policy_t, not TMS_HOST_DEFAULT: the process's policy */
+    _Atomic bool forked;     /* this process is a forked child and must not use the GPU */
     tms_stats_t stats;
 } tms_saver_t;
 
 tms_status_t tms_saver_init(tms_saver_t *saver, const tms_config_t *config, tms_log_t *log, tms_devices_t *devices,
                             tms_region_defaults_t *regions, tms_error_t *error);
-/* For one that has no segments (any more): the process's own is never released. No other thread may be in the saver. */
+/* For tests: the process's own saver is never released. It must have no segments, and no other thread may use it. */
 void tms_saver_release(tms_saver_t *saver);
 
-/* TMS_FORKED where this process is a forked child. The first thing that every call into the saver does. */
+/* TMS_FORKED if this process is a forked child. Every call into the saver checks this first. */
 tms_status_t tms_saver_check_process(tms_saver_t *saver, const tms_error_context_t *context, tms_error_t *error);
-/* TMS_INVALID_ARGUMENT where a limit in the environment is malformed. For the calls with which a program begins to use this
- * library: regions, allocations, pauses and resumes. */
+/* TMS_INVALID_ARGUMENT if a limit in the environment is malformed. Checked by regions, allocations, pauses and resumes. */
 tms_status_t tms_saver_check_settings(const tms_saver_t *saver, tms_error_t *error);
-/* The settings for an allocation of this thread: its region, else a visible capture's, else the initial ones. */
+/* The settings for an allocation of this thread: those of its region, else of a visible capture, else the initial ones. */
 tms_region_t tms_saver_settings(tms_saver_t *saver);
-/* `policy`, or the process's where that is TMS_HOST_DEFAULT. */
+/* `policy`, or the process's policy if that is TMS_HOST_DEFAULT. */
 tms_host_policy_t tms_saver_host_policy(tms_saver_t *saver, tms_host_policy_t policy);
 
-/* Whether an address is the start of a managed allocation, or lies in one. Takes the lock, calls no driver. */
+/* Whether an address lies in a managed allocation. Takes the lock; makes no driver call. */
 bool tms_saver_owns(tms_saver_t *saver, uint64_t address);
 bool tms_saver_has_segments(tms_saver_t *saver);
-/* Under the lock: takes a segment that its owner has given up out of the registry and the counters. It must not be in
- * transition. */
+/* Under the lock: removes a freed segment from the registry and the counters. It must not be in transition. */
 void tms_saver_unpublish(tms_saver_t *saver, tms_segment_t *segment);
 
-/* What is known about a segment when something fails. */
+/* The error context of a segment. */
 tms_error_context_t tms_saver_context(const char *operation, const tms_segment_t *segment);
-/* Logs why other devices could not be given access, which the call does not depend on; silent at process exit, when the
- * driver has gone. */
+/* Logs a failure to grant peer access, which does not fail the call. Silent at process exit, when the driver has shut
+ * down. */
 void tms_saver_note(tms_saver_t *saver, tms_status_t status, const tms_error_t *reason);
 
 #endif

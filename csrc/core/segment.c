@@ -43,7 +43,7 @@ static tms_status_t set_access(tms_segment_t *segment, const tms_driver_table_t 
 tms_status_t tms_segment_populate(tms_segment_t *segment, const tms_driver_table_t *driver,
                                   const tms_device_table_t *devices, tms_device_mask_t peers,
                                   const tms_error_context_t *context, tms_error_t *error) {
-    /* No exportable handle types until exporting is a feature; RDMA capability costs nothing where the device has it. */
+    /* No exportable handle types, because memory is not exported. RDMA capability costs nothing. */
     CUmemAllocationProp properties = {
         .type = CU_MEM_ALLOCATION_TYPE_PINNED,
         .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = segment->device},
@@ -64,7 +64,7 @@ tms_status_t tms_segment_populate(tms_segment_t *segment, const tms_driver_table
     return TMS_OK;
 
 undo:
-    /* The first failure is the one to report; what this one leaves behind stays marked in the segment. */
+    /* Reports the first failure. If undoing fails too, the segment's flags record what is left. */
     (void)tms_segment_depopulate(segment, tms_quiesced_never_handed_out(), driver, context, NULL);
     return status;
 }
@@ -76,7 +76,7 @@ tms_status_t tms_segment_depopulate(tms_segment_t *segment, tms_quiesced_t quies
             return tms_error_set(error, TMS_INVALID_STATE, context, "a device that has access has not been waited for");
         tms_status_t status =
             TMS_DRIVER_CALL(driver, context, error, cuMemUnmap, tms_segment_address(segment), tms_segment_reserved(segment));
-        /* Releasing the handle of mapped memory would free nothing, and lose the only name of the memory. */
+        /* Releasing the handle of mapped memory would free nothing, and lose the only reference to it. */
         if (status != TMS_OK) return status;
         segment->mapped = false;
         segment->accessible = 0;

@@ -1,8 +1,8 @@
-/* One managed allocation: an address range, and the physical memory that is or is not mapped into it.
+/* One managed allocation: an address range, and the physical memory that may be mapped into it.
  *
- * The functions here are the driver calls and nothing else: each does one step, undoes itself where it fails, and changes
- * only its segment, so that they run without a lock. Who may call them: the thread that has just made the segment and not
- * yet published it, or the one that owns it in a transition (saver.h). State changes happen under the saver's lock, there.
+ * These functions make the driver calls of a segment. Each does one step, undoes it on failure, and changes only its
+ * segment, so that they need no lock. They may be called by the thread that created the segment and has not published it
+ * yet, or by the one that owns it in a transition (saver.h). States change under the saver's lock.
  */
 #ifndef TMS_SEGMENT_H
 #define TMS_SEGMENT_H
@@ -16,57 +16,57 @@
 
 typedef struct tms_segment {
     tms_registry_node_t node;      /* first: [address, address + reserved size) */
-    tms_quarantined_t quarantined; /* used once its owner has freed it */
-    tms_quiesced_t quiesced;       /* likewise: for the next try to unmap it */
-    uint64_t bytes;                /* as asked for */
+    tms_quarantined_t quarantined; /* used once it has been freed */
+    tms_quiesced_t quiesced;       /* likewise: for the next attempt to unmap it */
+    uint64_t bytes;                /* requested size */
     int device;
     tms_segment_state_t state;
-    bool has_range;            /* the address range is ours to free */
+    bool has_range;            /* the address range must be freed */
     bool mapped;               /* `handle` is mapped and accessible */
-    bool has_handle;           /* `handle` is ours to release */
-    bool free_requested;       /* freed while a call owned it: that call finishes it */
+    bool has_handle;           /* `handle` must be released */
+    bool free_requested;       /* freed while a call owned it: that call finishes the free */
     bool range_is_quarantined; /* its node is in the saver's `quarantined_ranges`; under the saver's lock */
     bool exclusive;            /* holds one count of its device's lock (device_lock.h) */
     CUmemGenericAllocationHandle handle;
     tms_device_mask_t accessible; /* devices that have access now, owner included */
     tms_tag_t *tag;
     tms_backup_t backup;
-    /* DAMAGED: the driver call that refused in the last repair, and its result; "" where none is known. */
+    /* DAMAGED: the driver call that failed in the last repair, and its result; "" if unknown. */
     char refused_call[TMS_ERROR_NAME_BYTES];
     int refused_result;
-    struct tms_segment *next_in_transition; /* list of the call that owns it, or of deferred frees */
+    struct tms_segment *next_in_transition; /* in the list of the call that owns it, or of deferred frees */
 } tms_segment_t;
 
 static inline CUdeviceptr tms_segment_address(const tms_segment_t *segment) { return segment->node.begin; }
 static inline uint64_t tms_segment_reserved(const tms_segment_t *segment) { return segment->node.end - segment->node.begin; }
 static inline tms_segment_t *tms_segment_of(tms_registry_node_t *node) { return (tms_segment_t *)node; }
 
-/* Under the saver's lock: whether it belongs to a call, which uses it without the lock. */
+/* Under the saver's lock: whether a call owns the segment and uses it without the lock. */
 static inline bool tms_segment_has_owner(const tms_segment_t *segment) {
     return segment->state == TMS_SEGMENT_PAUSING || segment->state == TMS_SEGMENT_RESUMING ||
            segment->state == TMS_SEGMENT_REPAIRING;
 }
 
-/* `bytes` rounded up to the device's granularity, or 0 where that would overflow. */
+/* `bytes` rounded up to the device's granularity, or 0 if that would overflow. */
 uint64_t tms_segment_round(uint64_t bytes, size_t granularity);
 
 /* Reserves the address range of `reserved` bytes (a multiple of the granularity) and sets node.begin and node.end. */
 tms_status_t tms_segment_reserve(tms_segment_t *segment, const tms_driver_table_t *driver, uint64_t reserved,
                                  const tms_error_context_t *context, tms_error_t *error);
-/* Gives the range back, if it has one. The segment must not be mapped. */
+/* Frees the address range, if it has one. The segment must not be mapped. */
 tms_status_t tms_segment_unreserve(tms_segment_t *segment, const tms_driver_table_t *driver,
                                    const tms_error_context_t *context, tms_error_t *error);
 
-/* The segment must have no physical memory. Creates some, maps it at the range and gives the owner and `peers` access. On
- * failure the segment is as before; if undoing failed too, `has_handle` or `mapped` stays true and says what is left. */
+/* Creates physical memory, maps it at the range and grants the owner and `peers` access. The segment must have no memory. On
+ * failure the segment is unchanged; if undoing failed too, `has_handle` and `mapped` show what is left. */
 tms_status_t tms_segment_populate(tms_segment_t *segment, const tms_driver_table_t *driver,
                                   const tms_device_table_t *devices, tms_device_mask_t peers,
                                   const tms_error_context_t *context, tms_error_t *error);
-/* Unmaps and releases. Goes as far as it can: `mapped` and `has_handle` say what could not be done. TMS_INVALID_STATE, with
- * nothing done, where a device has access that is not quiesced. */
+/* Unmaps and releases the memory. After a failure `mapped` and `has_handle` show what is left. TMS_INVALID_STATE, with
+ * nothing changed, if a device with access is not quiesced. */
 tms_status_t tms_segment_depopulate(tms_segment_t *segment, tms_quiesced_t quiesced, const tms_driver_table_t *driver,
                                     const tms_error_context_t *context, tms_error_t *error);
-/* Gives access to devices of `peers` that do not have it yet. */
+/* Grants access to devices of `peers` that lack it. */
 tms_status_t tms_segment_share(tms_segment_t *segment, const tms_driver_table_t *driver, tms_device_mask_t peers,
                                const tms_error_context_t *context, tms_error_t *error);
 

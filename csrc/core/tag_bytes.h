@@ -1,4 +1,4 @@
-/* Bytes by tag, for messages and the log, which name a few tags and sum up the rest. Plain data that its user owns: no lock,
+/* Bytes by tag, for messages and the log, which name a few tags and sum up the rest. Plain data owned by its user; no lock,
  * nothing to release. */
 #ifndef TMS_TAG_BYTES_H
 #define TMS_TAG_BYTES_H
@@ -8,7 +8,7 @@
 enum { TMS_MOST_TAGS_NAMED = 4 };
 
 typedef struct tms_tag_bytes {
-    const tms_tag_t *tag[TMS_MOST_TAGS_NAMED]; /* those that came first */
+    const tms_tag_t *tag[TMS_MOST_TAGS_NAMED]; /* the first ones */
     uint64_t bytes[TMS_MOST_TAGS_NAMED];
     size_t named;
     uint64_t others; /* bytes of all other tags */

@@ -1,7 +1,7 @@
 #include "core/turn.h"
 
-/* Whether this thread is inside a pause or resume, also while that has given its turn away to wait for memory: what runs
- * inside the call (signal handlers, finalisers) must not begin another. */
+/* Whether this thread is inside a pause or resume, including one that has released the turn to wait for memory. Code that
+ * runs inside the call (signal handlers, finalisers) must not begin another. */
 static _Thread_local bool inside;
 
 bool tms_turn_is_inside(void) { return inside; }
@@ -35,11 +35,12 @@ tms_status_t tms_turn_take(tms_saver_t *saver, tms_wait_t *wait, const tms_error
 void tms_turn_end(tms_saver_t *saver) {
     pthread_mutex_lock(&saver->lock);
     saver->transition_running = false;
-    pthread_cond_broadcast(&saver->turn); /* a capture that is to begin does not take the turn, and would keep a signal */
+    pthread_cond_broadcast(&saver->turn); /* not a signal: a waiting begin of a capture would consume it without taking the
+                                             turn */
     pthread_mutex_unlock(&saver->lock);
 }
 
-/* ---- captures that are to begin ---- */
+/* ---- begins of captures ---- */
 
 tms_status_t tms_turn_await_end(tms_saver_t *saver, const tms_error_context_t *context, tms_error_t *error) {
     while (saver->transition_running) {
@@ -63,7 +64,7 @@ tms_status_t tms_turn_await_end(tms_saver_t *saver, const tms_error_context_t *c
 static void note_callback(tms_saver_t *saver, double began) {
     pthread_mutex_lock(&saver->lock);
     saver->callback_began = began;
-    pthread_cond_broadcast(&saver->turn); /* a capture that is to begin waits for a callback only so long */
+    pthread_cond_broadcast(&saver->turn); /* the begin of a capture waits for a callback with a limit */
     pthread_mutex_unlock(&saver->lock);
 }
 

@@ -17,8 +17,8 @@ _TRANSITIONS = (
     Mutant(
         "a-free-unlocks-the-device-before-the-memory-is-back",
         "csrc/core/allocation/retire.c",
-        "bool gone = give_back(saver, segment, quiesced, &reason);",
-        "tms_saver_release_lock(saver, segment);\nbool gone = give_back(saver, segment, quiesced, &reason);",
+        "bool gone = release_memory(saver, segment, quiesced, &reason);",
+        "tms_saver_release_lock(saver, segment);\nbool gone = release_memory(saver, segment, quiesced, &reason);",
         ("tests/unit/core/transition/test_resume_exclusive.c",),
     ),
     Mutant(
@@ -70,8 +70,8 @@ _TRANSITIONS = (
     Mutant(
         "a-resume-forgets-what-waits-when-memory-is-missing",
         "csrc/core/transition/resume.c",
-        "        tms_saver_reclaim_within(t->saver, &t->wait); /* what waits there",
-        "        /* what waits there",
+        "        tms_saver_reclaim_within(t->saver, &t->wait); /* it may release",
+        "        /* it may release",
         ("tests/unit/core/transition/test_resume_wait.c",),
     ),
     Mutant(

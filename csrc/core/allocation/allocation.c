@@ -43,21 +43,20 @@ static tms_status_t populate(tms_saver_t *saver, tms_segment_t *segment, const t
     return status == TMS_OK ? tms_segment_populate(segment, driver, devices, peers, context, error) : status;
 }
 
-/* `seen`: the devices that looks for peers had seen when the segment was not made yet. */
+/* `seen`: tms_peers_seen from before the segment was created. */
 static void publish(tms_saver_t *saver, tms_segment_t *segment, tms_device_mask_t seen) {
     segment->state = TMS_SEGMENT_ACTIVE;
     atomic_store_explicit(&segment->tag->used, true, memory_order_relaxed);
     pthread_mutex_lock(&saver->lock);
-    /* Under the lock: from here on another thread may pause or free it, and take these away again. */
+    /* Under the lock: another thread may pause or free it at once and subtract these again. */
     tms_stats_add(&saver->stats.allocations_total, 1);
     tms_stats_add(&saver->stats.resident_bytes, tms_segment_reserved(segment));
     tms_registry_insert(&saver->registry, &segment->node);
-    (void)tms_peers_note_skipped(saver, seen); /* allocate looks next */
+    (void)tms_peers_note_skipped(saver, seen); /* tms_saver_allocate looks next */
     pthread_mutex_unlock(&saver->lock);
 }
 
-/* A segment with memory, not yet published. On failure nothing is left but what the driver refused to take back, in
- * quarantine. */
+/* Creates a segment with memory, not published yet. After a failure nothing is left except quarantined resources. */
 static tms_status_t make_segment(tms_saver_t *saver, const tms_region_t *region, uint64_t bytes, uint64_t reserved,
                                  const tms_driver_table_t *driver, const tms_device_table_t *devices, tms_segment_t **made,
                                  const tms_error_context_t *context, tms_error_t *error) {
@@ -77,7 +76,7 @@ static tms_status_t make_segment(tms_saver_t *saver, const tms_region_t *region,
     }
     status = tms_saver_claim_range(saver, segment, context, error);
     if (status != TMS_OK) {
-        free(segment); /* not the range, which belongs to another segment */
+        free(segment); /* not the range, which another segment owns */
         return status;
     }
     status = populate(saver, segment, driver, devices, context, error);
@@ -105,7 +104,7 @@ tms_status_t tms_saver_allocate(tms_saver_t *saver, const tms_region_t *region, 
     tms_status_t status = tms_saver_check_process(saver, &context, error);
     if (status == TMS_OK) status = tms_saver_check_settings(saver, error);
     if (status == TMS_OK && bytes == 0) {
-        *address = 0; /* as cudaMalloc has it */
+        *address = 0; /* like cudaMalloc */
         return TMS_OK;
     }
     if (status == TMS_OK) status = tms_devices_load(saver->devices, &driver, &devices, &context, error);
@@ -120,9 +119,9 @@ tms_status_t tms_saver_allocate(tms_saver_t *saver, const tms_region_t *region, 
         tms_stats_add(&saver->stats.failures_total, 1);
         return tms_saver_explain_loss(saver, status, error);
     }
-    *address = tms_segment_address(segment); /* before publishing: from then on another thread may free it */
+    *address = tms_segment_address(segment); /* before publishing: another thread may free it afterwards */
     publish(saver, segment, seen);
-    /* A device that came into use since the last look also wants what was allocated before it did. */
+    /* Devices that came into use since the last look get access to earlier allocations as well. */
     if (devices->count > 1) tms_peers_refresh_after_allocation(saver);
     return TMS_OK;
 }
@@ -140,7 +139,7 @@ tms_status_t tms_saver_free(tms_saver_t *saver, uint64_t address, tms_error_t *e
     if (segment) context = tms_saver_context("free", segment);
     if (at_start && !freed_before && !atomic_load(&saver->forked)) {
         if (tms_segment_has_owner(segment)) {
-            segment->free_requested = true; /* the owner finishes it */
+            segment->free_requested = true; /* the owner finishes the free */
         } else {
             tms_saver_unpublish(saver, segment);
             retired = segment;
@@ -155,7 +154,7 @@ tms_status_t tms_saver_free(tms_saver_t *saver, uint64_t address, tms_error_t *e
         }
         return TMS_NOT_MANAGED;
     }
-    if (atomic_load(&saver->forked)) return TMS_OK; /* the memory is the parent's */
+    if (atomic_load(&saver->forked)) return TMS_OK; /* the memory belongs to the parent */
     if (!at_start)
         return tms_error_set(error, TMS_INVALID_ARGUMENT, &context,
                              "address 0x%llx lies inside an allocation that starts at 0x%llx", (unsigned long long)address,

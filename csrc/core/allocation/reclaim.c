@@ -21,7 +21,7 @@ static void retry_deferred(tms_saver_t *saver, tms_wait_t *wait) {
 
 /* ---- damaged segments ---- */
 
-/* Makes the damaged segments this thread's, which a free leaves the rest to. */
+/* Takes ownership of the damaged segments. This thread finishes frees that arrive meanwhile. */
 static tms_segment_t *take_damaged(tms_saver_t *saver) {
     tms_segment_t *first = NULL;
     pthread_mutex_lock(&saver->lock);
@@ -36,7 +36,7 @@ static tms_segment_t *take_damaged(tms_saver_t *saver) {
     return first;
 }
 
-/* Tries again to take the memory away from one; it then is PAUSED, else DAMAGED as before. */
+/* Retries to release the memory of a damaged segment: it becomes PAUSED, or stays DAMAGED. */
 static void repair(tms_saver_t *saver, tms_segment_t *segment, tms_wait_t *wait) {
     const tms_driver_table_t *driver = atomic_load(&saver->devices->driver->table);
     tms_error_context_t context = tms_saver_context("reclaim", segment);
@@ -72,7 +72,7 @@ static void repair_damaged(tms_saver_t *saver, tms_wait_t *wait) {
     }
 }
 
-/* ---- all of it ---- */
+/* ---- everything ---- */
 
 bool tms_saver_has_reclaimable(tms_saver_t *saver) {
     if (!tms_quarantine_is_empty(&saver->quarantine) || tms_devices_unreleased(saver->devices) > 0) return true;
@@ -84,7 +84,7 @@ bool tms_saver_has_reclaimable(tms_saver_t *saver) {
 
 void tms_saver_reclaim_within(tms_saver_t *saver, tms_wait_t *wait) {
     tms_devices_settle(saver->devices);
-    /* Much of it would wait for the device, which would break a capture. */
+    /* Most of the retries would wait for the device, which would invalidate a capture. */
     if (!tms_saver_has_reclaimable(saver) || tms_saver_captures(saver) > 0) return;
     tms_devices_reclaim(saver->devices);
     tms_quarantine_retry_part(&saver->quarantine, false);

@@ -5,10 +5,10 @@
 
 #include "core/captures.h"
 
-/* ---- the quarantine's segments ---- */
+/* ---- quarantined segments ---- */
 
-/* What the driver holds of a segment goes back to it. False: something stayed, the flags of the segment say what. */
-static bool give_back(tms_saver_t *saver, tms_segment_t *segment, tms_quiesced_t quiesced, tms_error_t *error) {
+/* Releases the memory and the address range of a segment. False: the segment's flags show what is left. */
+static bool release_memory(tms_saver_t *saver, tms_segment_t *segment, tms_quiesced_t quiesced, tms_error_t *error) {
     tms_error_context_t context = tms_saver_context("free", segment);
     const tms_driver_table_t *driver = atomic_load(&saver->devices->driver->table);
     tms_status_t status = tms_segment_depopulate(segment, quiesced, driver, &context, error);
@@ -16,8 +16,8 @@ static bool give_back(tms_saver_t *saver, tms_segment_t *segment, tms_quiesced_t
     return status == TMS_OK || tms_driver_is_gone(error);
 }
 
-/* Enters the range of a segment into the quarantined ones; returns what the segment holds. Nothing where the driver had
- * taken the range back although it reported a failure, and another allocation has it by now. */
+/* Adds the range of a segment to the quarantined ranges, and returns what the segment holds. If another allocation has the
+ * range, the driver freed it although it reported a failure: the segment then gives up the range. */
 static tms_quarantine_mask_t quarantine_range(tms_saver_t *saver, tms_segment_t *segment) {
     pthread_mutex_lock(&saver->lock);
     if (segment->has_range && tms_registry_overlapping(&saver->registry, segment->node.begin, segment->node.end))
@@ -31,14 +31,14 @@ static tms_quarantine_mask_t quarantine_range(tms_saver_t *saver, tms_segment_t 
            (segment->range_is_quarantined ? TMS_QUARANTINE_BIT(RANGE) : 0);
 }
 
-/* Takes it out again, to be tried: once the driver has the range back another thread may get it. */
+/* Removes the range before a retry: once the driver has freed it, another thread may reserve it. */
 static void take_from_quarantine(tms_saver_t *saver, tms_segment_t *segment) {
     pthread_mutex_lock(&saver->lock);
     if (segment->range_is_quarantined) {
         tms_registry_remove(&saver->quarantined_ranges, &segment->node);
         segment->range_is_quarantined = false;
     } else {
-        segment->has_range = segment->mapped = false; /* another segment has it: tms_saver_claim_range */
+        segment->has_range = segment->mapped = false; /* another segment owns it: tms_saver_claim_range */
     }
     pthread_mutex_unlock(&saver->lock);
 }
@@ -48,7 +48,7 @@ static tms_quarantine_mask_t retry(tms_quarantined_t *node) {
     tms_saver_t *saver = node->context;
     tms_error_t reason;
     take_from_quarantine(saver, segment);
-    if (give_back(saver, segment, segment->quiesced, &reason)) {
+    if (release_memory(saver, segment, segment->quiesced, &reason)) {
         free(segment);
         return 0;
     }
@@ -86,7 +86,7 @@ void tms_saver_release_lock(tms_saver_t *saver, tms_segment_t *segment) {
 void tms_saver_dispose(tms_saver_t *saver, tms_segment_t *segment, tms_quiesced_t quiesced) {
     tms_error_t reason;
     tms_backup_destroy(&segment->backup, &saver->stores);
-    bool gone = give_back(saver, segment, quiesced, &reason);
+    bool gone = release_memory(saver, segment, quiesced, &reason);
     tms_saver_release_lock(saver, segment);
     if (gone) {
         free(segment);
@@ -117,9 +117,9 @@ tms_use_t tms_saver_await_users(tms_saver_t *saver, const tms_segment_t *segment
     tms_status_t status =
         tms_quiesce(wait, saver->devices, segment->accessible, quiesced, &at_rest, saver->log, &context, reason);
     if (status == TMS_OK) return TMS_UNUSED;
-    bool none_runs = (segment->accessible & ~at_rest) == 0; /* whichever failed is lost */
+    bool none_runs = (segment->accessible & ~at_rest) == 0; /* every device that failed is lost */
     if (!none_runs && (status == TMS_INTERRUPTED || status == TMS_FORKED))
-        return TMS_PERHAPS_IN_USE; /* the call that waits returns it */
+        return TMS_PERHAPS_IN_USE; /* the waiting call returns the status */
     if (none_runs || tms_driver_is_gone(reason)) {
         if (none_runs)
             tms_log_recurring(saver->log, TMS_LOG_FREED_ON_LOST_DEVICE, TMS_LOG_WARNING, reason,
@@ -132,7 +132,7 @@ tms_use_t tms_saver_await_users(tms_saver_t *saver, const tms_segment_t *segment
     return TMS_PERHAPS_IN_USE;
 }
 
-/* False: the capture that it was to wait for has ended, and no later call would come back to it. */
+/* False: the capture to wait for has ended, and no later call would run the deferred free. */
 static bool defer(tms_saver_t *saver, tms_segment_t *segment, tms_use_t use) {
     pthread_mutex_lock(&saver->lock);
     bool deferred = use != TMS_USED_UNTIL_CAPTURE_ENDS || tms_capture_visible(&saver->capture);

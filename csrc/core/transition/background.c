@@ -6,7 +6,7 @@
 #include "core/transition/resume.h"
 #include "core/turn.h"
 
-/* What the thread needs is in `pending`, which it holds; the saver outlives it (tms_pendings_close). */
+/* The thread holds a reference to `pending`; the saver outlives the thread (tms_pendings_close). */
 static void *run(void *argument) {
     tms_pending_t *pending = argument;
     tms_saver_t *saver = tms_pending_saver(pending);

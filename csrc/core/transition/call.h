@@ -1,6 +1,7 @@
-/* One call of pause or resume, for the modules that carry it out (transition.h).
+/* One call of pause or resume, shared by the modules that perform it (transition.h).
  *
- * The segments on a call's list are in its state (PAUSING or RESUMING) and no other call uses them. */
+ * The call owns the segments on its list: they are PAUSING or RESUMING, and no other call uses them. Used on the thread of
+ * the call, except where a comment says otherwise. */
 #ifndef TMS_TRANSITION_CALL_H
 #define TMS_TRANSITION_CALL_H
 
@@ -8,14 +9,14 @@
 #include "core/tag_bytes.h"
 #include "device/wait.h"
 
-/* What the log says of one call that has succeeded. */
+/* Facts for the log line of a successful call. */
 typedef struct tms_transition_notes {
     tms_tag_bytes_t moved;                       /* released or mapped */
-    uint64_t kept_bytes[TMS_BACKUP_STORES_MOST]; /* a pause: where contents went, by store */
+    uint64_t kept_bytes[TMS_BACKUP_STORES_MOST]; /* a pause: bytes saved, by store */
     uint64_t dropped_bytes;
 } tms_transition_notes_t;
 
-/* What was asked: the same from the beginning of the call to its end. */
+/* The request: constant during the call. */
 typedef struct tms_transition_asked {
     const tms_selection_t *selection;
     const char *operation;
@@ -24,24 +25,24 @@ typedef struct tms_transition_asked {
     size_t tag_count;
 } tms_transition_asked_t;
 
-/* What an attempt is to do. Made anew by each, except for `collectable`. */
+/* The plan of one attempt. Reset by each attempt, except for `collectable`. */
 typedef struct tms_transition_planned {
     tms_segment_t *first, **end;   /* in order of allocation; a resume sorts them */
-    tms_device_mask_t collectable; /* only segments of these devices may come on the list */
+    tms_device_mask_t collectable; /* only segments of these devices are selected */
     tms_device_mask_t owners;      /* devices that own a segment on the list */
-    tms_device_mask_t affected;    /* devices that can access one */
-    tms_device_mask_t peers_seen;  /* saver->peers.seen when the list was made */
-    bool incomplete;               /* the list lacks selected segments, which are damaged */
-    tms_backup_batch_t batch;      /* what a pause is making ready in the stores */
+    tms_device_mask_t affected;    /* devices that have access to one */
+    tms_device_mask_t peers_seen;  /* saver->peers.seen when the list was built */
+    bool incomplete;               /* the list lacks selected segments that are damaged */
+    tms_backup_batch_t batch;      /* the batches of a pause in the stores */
     uint64_t total_bytes;          /* to be copied */
 } tms_transition_planned_t;
 
-/* What an attempt has done so far. The devices' parts write the atomics at once. */
+/* The results of an attempt. The devices' parts write the atomics concurrently. */
 typedef struct tms_transition_done {
-    _Atomic uint64_t copied_bytes;  /* of `total_bytes`, for certain */
+    _Atomic uint64_t copied_bytes;  /* completed part of `total_bytes` */
     _Atomic uint64_t mapped_bytes;  /* by a resume */
-    _Atomic tms_device_mask_t busy; /* devices that may still be copying although a call of theirs has failed */
-    bool damaged;                   /* an attempt has left something damaged: another would leave it out */
+    _Atomic tms_device_mask_t busy; /* devices that may still be copying after a failure */
+    bool damaged;                   /* an attempt has left a segment damaged, which another attempt would skip */
     tms_report_t report;
     tms_transition_notes_t notes;
 } tms_transition_done_t;
@@ -51,16 +52,16 @@ typedef struct tms_transition {
     tms_transition_asked_t asked;
     tms_transition_planned_t planned;
     tms_transition_done_t done;
-    /* Moves the segments on the list, or undoes what it did, and publishes where they ended up (tms_transition_finish). */
+    /* Moves the segments on the list, or undoes its work, and publishes their states (tms_transition_finish). */
     tms_status_t (*act)(struct tms_transition *t, tms_error_t *error);
-    /* NULL, or: one whole attempt of a call that makes several. */
+    /* NULL, or performs all attempts of a call that may make several. */
     tms_status_t (*perform)(struct tms_transition *t, tms_error_t *error);
-    tms_pending_t *pending; /* NULL, or the handle of a resume(wait=False), which gets its progress and result */
+    tms_pending_t *pending; /* NULL, or the handle of a resume(wait=False) */
     tms_wait_t wait;
     bool has_turn;
-    uint64_t mark; /* of the look at all segments under way, on the tags selected; under the lock */
+    uint64_t mark; /* the mark of the current walk on the selected tags; under the lock */
     const tms_driver_table_t *driver;
-    const tms_device_table_t *devices; /* NULL: there was nothing to act on, and the driver has not been asked for */
+    const tms_device_table_t *devices; /* NULL: nothing to act on, and the driver was not loaded */
 } tms_transition_t;
 
 #define TMS_FOR_EACH(segment, t)                                                                                            \

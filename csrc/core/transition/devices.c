@@ -8,12 +8,12 @@
 
 #include "base/thread.h"
 
-/* What the parts share; on the stack of the call, which waits for all of them. */
+/* The shared state of the parts, on the stack of the call, which waits for all of them. */
 typedef struct crew {
     tms_transition_t *t;
     tms_device_work_t work;
     pthread_mutex_t lock;
-    pthread_cond_t ended; /* a thread has done its part */
+    pthread_cond_t ended; /* a thread has finished its part */
     int running;
     _Atomic bool cancelled;
 } crew_t;
@@ -47,7 +47,7 @@ static void *run(void *argument) {
     return NULL;
 }
 
-/* Waits for the threads, and asks whether the call is cancelled. What the call's wait says. */
+/* Waits for the threads, and checks for cancellation. TMS_INTERRUPTED if the call was cancelled. */
 static tms_status_t await_threads(crew_t *crew, const tms_error_context_t *context, tms_error_t *error) {
     tms_status_t status = TMS_OK;
     bool running = true;
@@ -64,7 +64,7 @@ static tms_status_t await_threads(crew_t *crew, const tms_error_context_t *conte
     return status;
 }
 
-/* The failure to report: a part that was cancelled has none of its own. */
+/* The failure to report: any other failure outranks that of a cancelled part. */
 static const part_t *find_failure(const part_t *parts, int count) {
     const part_t *failed = NULL;
     for (int i = 0; i < count; i++) {
@@ -74,7 +74,7 @@ static const part_t *find_failure(const part_t *parts, int count) {
     return failed;
 }
 
-/* The first part runs on this thread, as does every one that no thread can be had for. */
+/* The first part runs on this thread, as does every part whose thread could not be started. */
 static tms_status_t perform_parts(crew_t *crew, part_t *parts, int count, tms_error_t *error) {
     tms_error_context_t context = tms_transition_context(crew->t, TMS_NO_DEVICE);
     for (int i = 1; i < count; i++) {
@@ -127,7 +127,7 @@ tms_status_t tms_transition_on_devices(tms_transition_t *t, tms_device_mask_t de
     pthread_mutex_init(&crew.lock, NULL);
     tms_wait_condition_init(&crew.ended);
     tms_status_t status = perform_parts(&crew, parts, count, error);
-    if (status != TMS_FORKED) { /* else the threads that hold them are the parent's */
+    if (status != TMS_FORKED) { /* in a forked child the threads that hold them exist only in the parent */
         pthread_cond_destroy(&crew.ended);
         pthread_mutex_destroy(&crew.lock);
     }

@@ -12,7 +12,7 @@ void tms_transition_note(tms_transition_t *t, const tms_segment_t *segment) {
         notes->kept_bytes[tms_backup_stores_find(stores, backup->held.kind) - stores->list] += backup->held.bytes;
 }
 
-/* Adds ", <bytes> of contents <where> <place>" where there are some. */
+/* Appends ", <bytes> of contents <where> <place>" unless `bytes` is 0. */
 static void append_part(tms_error_t *line, uint64_t bytes, const char *where, const char *place) {
     if (!bytes) return;
     tms_error_append(line, ", ");
@@ -25,7 +25,7 @@ void tms_transition_log(const tms_transition_t *t) {
     const tms_transition_notes_t *notes = &t->done.notes;
     const tms_backup_stores_t *stores = &t->saver->stores;
     unsigned long long allocations = t->done.report.allocations;
-    tms_error_t line; /* no error: it is the way to put a message together */
+    tms_error_t line; /* not an error: only used to build the text */
     if (!tms_log_enabled(t->saver->log, TMS_LOG_INFO)) return;
     tms_error_clear(&line);
     tms_error_append(&line, "%s: %llu allocation%s, ", t->asked.operation, allocations, allocations == 1 ? "" : "s");

@@ -5,9 +5,9 @@
 #include "core/transition/transition.h"
 #include "core/turn.h"
 
-/* ---- what is kept ---- */
+/* ---- contents ---- */
 
-/* Where the contents of a segment go this time. */
+/* The kind of backup of a segment in this pause. */
 static tms_backup_kind_t kind_of(const tms_transition_t *t, const tms_segment_t *segment) {
     const tms_selection_t *selection = t->asked.selection;
     if (!selection->has_backup) return segment->backup.kind;
@@ -21,7 +21,7 @@ static bool keeps_contents(const tms_transition_t *t) {
     return false;
 }
 
-/* What a device's copies do instead of waiting for the bus. */
+/* The context of prepare_ahead, which copies call instead of waiting for the bus. */
 typedef struct ahead {
     const tms_transition_t *t;
     int device;
@@ -73,14 +73,14 @@ static tms_status_t save_device(tms_transition_t *t, int device, tms_wait_t *wai
         tms_error_context_t here = tms_transition_context_of(t, segment);
         status = tms_backup_save(&segment->backup, &t->saver->stores, &copier, tms_segment_address(segment), &here, error);
     }
-    if (status == TMS_FORKED) return status; /* in the child now: the stream and its context are the parent's */
+    if (status == TMS_FORKED) return status; /* in a forked child: the stream and its context belong to the parent */
     if (status == TMS_OK) status = tms_copier_wait(&copier, &context, error);
-    (void)tms_copier_close(&copier); /* what is ACTIVE stays mapped, and the copier keeps the host memory if need be */
+    (void)tms_copier_close(&copier); /* ACTIVE memory stays mapped, and the copier keeps the host memory if necessary */
     return status;
 }
 
-/* Which bytes are live, if the caller knows; else NULL in *known. It can be asked only once the devices have nothing to do
- * any more, and it may have failed, which `interrupted` then tells. */
+/* Calls find_live; *known is NULL if the live bytes are unknown. The callback may be called only once the devices are idle.
+ * `interrupted` reports a failure of the callback. */
 static tms_status_t find_live(tms_transition_t *t, tms_live_t *live, const tms_live_t **known, tms_error_t *error) {
     const tms_selection_t *selection = t->asked.selection;
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
@@ -94,8 +94,8 @@ static tms_status_t find_live(tms_transition_t *t, tms_live_t *live, const tms_l
 
 /* ---- the steps ---- */
 
-/* The first step, although host memory could be prepared during the wait: a cancelled call would have to unpin that, which
- * waits for the device and keeps every thread from launching until then. */
+/* The first step, although host memory could be prepared during the wait: a cancelled call would have to unpin that memory,
+ * which waits for the device and blocks launches of all threads until then. */
 static tms_status_t quiesce(tms_transition_t *t, tms_quiesced_t *quiesced, tms_error_t *error) {
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     return tms_quiesce(&t->wait, t->saver->devices, t->planned.affected, quiesced, NULL, t->saver->log, &context, error);
@@ -121,7 +121,7 @@ static void commit(tms_transition_t *t) { TMS_FOR_EACH(segment, t) tms_backup_co
 
 static void cancel(tms_transition_t *t) { TMS_FOR_EACH(segment, t) tms_backup_cancel(&segment->backup, &t->saver->stores); }
 
-/* After the commit point: goes on whatever happens, and reports the first of it. */
+/* After the commit point: continues after a failure, and reports the first one. */
 static tms_status_t release(tms_transition_t *t, tms_quiesced_t quiesced, tms_error_t *error) {
     tms_status_t first_status = TMS_OK;
     uint64_t refused = 0, bytes = 0;
@@ -155,7 +155,7 @@ static tms_status_t pause_all(tms_transition_t *t, tms_error_t *error) {
     tms_quiesced_t quiesced;
     tms_status_t status = quiesce(t, &quiesced, error);
     if (status == TMS_OK) status = save(t, error);
-    if (status == TMS_FORKED) return status; /* in the child now: what is on the list is the parent's */
+    if (status == TMS_FORKED) return status; /* in a forked child: the segments on the list belong to the parent */
     bool committed = status == TMS_OK;
     if (committed) {
         commit(t);

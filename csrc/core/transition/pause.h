@@ -1,4 +1,4 @@
-/* Pause: what it must do in which order is in transition.h. */
+/* Pause. transition.h describes the steps and their order, the locks and the errors. */
 #ifndef TMS_PAUSE_H
 #define TMS_PAUSE_H
 

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A device's mark behind its last copy. */
+/* An event recorded after a device's last copy. */
 typedef struct mark {
     int device;
     CUevent event;
@@ -14,23 +14,24 @@ typedef struct mark {
 
 struct tms_pending {
     tms_quarantined_t
-        quarantined; /* first; once both references are dropped, for events that the driver does not take back */
+        quarantined; /* first; used after both references are dropped, for events that the driver fails to destroy */
     pthread_mutex_t lock;
     pthread_cond_t changed;
     int holders;
     tms_saver_t *saver;
     pid_t process;
     tms_selection_t selection;  /* of the tags below */
-    char **tags;                /* our own block of them; NULL: all */
-    tms_device_mask_t expected; /* devices that a stream relies on; 0: not known yet, or it must not */
-    tms_device_mask_t ready;    /* those that are, in this attempt */
-    tms_device_mask_t marked;   /* those that have recorded their mark in this attempt */
-    int count;                  /* of `marks`, also of earlier attempts */
+    char **tags;                /* a copy in one block; NULL: all */
+    tms_device_mask_t expected; /* devices that a stream must wait for; 0: not known yet, or no stream may rely on this
+                                   attempt */
+    tms_device_mask_t ready;    /* devices that are ready in this attempt */
+    tms_device_mask_t marked;   /* devices that have recorded their mark in this attempt */
+    int count;                  /* of `marks`, including those of earlier attempts */
     mark_t marks[TMS_MAX_DEVICES];
-    bool promised; /* a stream relies on this attempt: there is no undoing */
-    bool failed;   /* the attempt has, and no further stream may rely on it */
+    bool promised; /* a stream relies on this attempt, which must not be undone */
+    bool failed;   /* the attempt has failed, and no further stream may rely on it */
     bool finished;
-    bool told; /* how it ended */
+    bool reported; /* a caller has received the result */
     tms_status_t status;
     tms_report_t report;
     tms_error_t error;
@@ -38,7 +39,7 @@ struct tms_pending {
 
 /* ---- references ---- */
 
-/* Whether the driver has taken all marks back. */
+/* Destroys the marks. False: the driver failed to destroy some. */
 static bool destroy_marks(tms_pending_t *pending) {
     tms_devices_t *devices = pending->saver->devices;
     const tms_driver_table_t *driver = atomic_load(&devices->driver->table);
@@ -79,7 +80,7 @@ static void drop_reference(tms_pending_t *pending) {
     bool last = --pending->holders == 0;
     pthread_mutex_unlock(&pending->lock);
     if (!last) return;
-    if (pending->status != TMS_OK && pending->status != TMS_INTERRUPTED && !pending->told)
+    if (pending->status != TMS_OK && pending->status != TMS_INTERRUPTED && !pending->reported)
         tms_log_write(pending->saver->log, TMS_LOG_ERROR, "%s No call waited for this resume.", pending->error.message);
     if (destroy_marks(pending)) {
         destroy(pending);
@@ -90,13 +91,13 @@ static void drop_reference(tms_pending_t *pending) {
 }
 
 void tms_pending_release(tms_pending_t *pending) {
-    if (!pending || pending->process != getpid()) return; /* in a forked child the other holder is the parent's */
+    if (!pending || pending->process != getpid()) return; /* in a forked child the other holder exists only in the parent */
     drop_reference(pending);
 }
 
 /* ---- the call ---- */
 
-/* In one block, the strings behind the pointers to them. NULL where memory is short. */
+/* Copies the tags into one block: the pointers, then the strings. NULL if memory is short. */
 static char **copy_tags(const char *const *tags, size_t count) {
     size_t bytes = (count + 1) * sizeof(char *);
     for (size_t i = 0; i < count; i++) bytes += strlen(tags[i]) + 1;
@@ -158,7 +159,7 @@ void tms_pending_end(tms_pending_t *pending, tms_status_t status, const tms_repo
     drop_reference(pending);
 }
 
-/* ---- what the resume says ---- */
+/* ---- the resuming thread ---- */
 
 void tms_pending_expect(tms_pending_t *pending, tms_device_mask_t devices) {
     if (!pending) return;
@@ -170,7 +171,7 @@ void tms_pending_expect(tms_pending_t *pending, tms_device_mask_t devices) {
     pthread_mutex_unlock(&pending->lock);
 }
 
-/* The device's mark, made if it has none of an earlier attempt. Only this device's thread asks for it. */
+/* The device's mark, created unless an earlier attempt has created it. Called on this device's thread only. */
 static tms_status_t need_mark(tms_pending_t *pending, const tms_copier_t *copier, CUevent *event,
                               const tms_error_context_t *context, tms_error_t *error) {
     pthread_mutex_lock(&pending->lock);
@@ -229,7 +230,7 @@ static bool is_ready(const tms_pending_t *pending) {
     return pending->finished || (pending->expected != 0 && pending->ready == pending->expected && !pending->failed);
 }
 
-/* Until the condition holds; returns with the lock held where it does. */
+/* Waits until the condition holds. Returns with the lock held on success. */
 static tms_status_t await(tms_pending_t *pending, bool (*holds)(const tms_pending_t *), int32_t (*interrupted)(void *),
                           void *interrupt_context, tms_error_t *error) {
     const tms_error_context_t context = {.operation = "resume", .device = TMS_NO_DEVICE};
@@ -251,7 +252,7 @@ static tms_status_t await(tms_pending_t *pending, bool (*holds)(const tms_pendin
 
 /* With the lock held. */
 static tms_status_t outcome(tms_pending_t *pending, tms_error_t *error) {
-    pending->told = true;
+    pending->reported = true;
     if (pending->status != TMS_OK && error) *error = pending->error;
     return pending->status;
 }
@@ -272,8 +273,8 @@ static bool is_default_stream(const void *stream) {
     return !stream || stream == (void *)CU_STREAM_LEGACY || stream == (void *)CU_STREAM_PER_THREAD;
 }
 
-/* A thread without a context gets one for the calls about the stream: *entered, else TMS_NO_DEVICE. Its default streams are
- * those of device 0, as in the CUDA runtime. */
+/* Enters a context for the calls on the stream if the thread has none; *entered is its device, else TMS_NO_DEVICE. The
+ * default streams are then those of device 0, as in the CUDA runtime. */
 static tms_status_t enter_if_outside(const tms_pending_t *pending, const void *stream, int *entered,
                                      const tms_error_context_t *context, tms_error_t *error) {
     tms_devices_t *devices = pending->saver->devices;
@@ -296,12 +297,12 @@ static tms_status_t enter_if_outside(const tms_pending_t *pending, const void *s
     return status;
 }
 
-/* With the lock held, and every device ready. */
-static tms_status_t hold_back(const tms_pending_t *pending, void *stream, tms_error_t *error) {
+/* Makes the stream wait for the marks. With the lock held, when every device is ready. */
+static tms_status_t make_stream_wait(const tms_pending_t *pending, void *stream, tms_error_t *error) {
     const tms_error_context_t context = {.operation = "resume", .device = TMS_NO_DEVICE};
     const tms_driver_table_t *driver = atomic_load(&pending->saver->devices->driver->table);
     int entered = TMS_NO_DEVICE;
-    if (pending->marked == 0) return TMS_OK; /* the memory is there, and nothing is copied into it */
+    if (pending->marked == 0) return TMS_OK; /* the memory is mapped, and nothing is copied into it */
     tms_status_t status = enter_if_outside(pending, stream, &entered, &context, error);
     for (int i = 0; i < pending->count && status == TMS_OK; i++) {
         if (!(pending->marked >> pending->marks[i].device & 1)) continue;
@@ -316,11 +317,11 @@ tms_status_t tms_pending_wait_stream(tms_pending_t *pending, void *stream, int32
     tms_status_t status = await(pending, is_ready, interrupted, context, error);
     if (status != TMS_OK) return status;
     if (pending->finished) {
-        status = outcome(pending, error); /* the contents are there, or never will be */
+        status = outcome(pending, error); /* the contents are complete, or the resume has failed */
     } else {
-        status = hold_back(pending, stream, error);
-        /* Only now: a caller that gets an error must not rely on anything. The call cannot have begun to undo by now,
-         * because that needs the lock. */
+        status = make_stream_wait(pending, stream, error);
+        /* Set last: a caller that gets an error must not rely on the contents. The call cannot have begun to undo, because
+         * that needs the lock. */
         if (status == TMS_OK) pending->promised = true;
     }
     pthread_mutex_unlock(&pending->lock);

@@ -6,7 +6,7 @@
 
 static uint64_t bytes_to_load(const tms_segment_t *segment) { return tms_backup_held_bytes(&segment->backup); }
 
-/* Of two sorted lists one. */
+/* Merges two sorted lists. */
 static tms_segment_t *merge(tms_segment_t *one, tms_segment_t *other) {
     tms_segment_t *first = NULL, **end = &first;
     while (one && other) {
@@ -21,7 +21,7 @@ static tms_segment_t *merge(tms_segment_t *one, tms_segment_t *other) {
 
 void tms_restore_sort(tms_transition_t *t) {
     enum { RUNS = 8 * sizeof(size_t) };
-    tms_segment_t *runs[RUNS] = {NULL}; /* the i-th is empty or has 2^i segments, which come before those of lower ones */
+    tms_segment_t *runs[RUNS] = {NULL}; /* run i is empty or has 2^i segments, which precede those of lower runs */
     tms_segment_t *segment = t->planned.first, *all = NULL;
     while (segment) {
         tms_segment_t *run = segment;
@@ -36,17 +36,17 @@ void tms_restore_sort(tms_transition_t *t) {
     }
     for (int i = 0; i < RUNS; i++) all = merge(runs[i], all);
     t->planned.first = all;
-    t->planned.end = NULL; /* nothing is added any more */
+    t->planned.end = NULL; /* nothing is appended any more */
 }
 
-/* Whether it has contents that come back with a copy, or zeros. */
+/* Whether the segment needs a copy or zeroing. */
 static bool is_copied(const tms_transition_t *t, const tms_segment_t *segment) {
     return bytes_to_load(segment) > 0 || (t->asked.selection->zero && tms_backup_lacks_contents(&segment->backup));
 }
 
 /* ---- memory ---- */
 
-/* What one device's segments need: memory, access for these peers, contents. */
+/* The restoration of one device's segments: memory, access for `peers`, contents. */
 typedef struct restoration {
     tms_transition_t *t;
     int device;
@@ -69,7 +69,7 @@ static tms_status_t populate(const restoration_t *all, tms_segment_t *segment, t
     return status;
 }
 
-/* What a copier does instead of waiting for the device: gives the next segment its memory. */
+/* on_idle of the copier: maps the memory of the next segment. */
 static tms_status_t populate_ahead(void *context, bool *more, tms_error_t *error) {
     restoration_t *all = context;
     tms_segment_t *segment = all->unmapped;
@@ -79,7 +79,7 @@ static tms_status_t populate_ahead(void *context, bool *more, tms_error_t *error
     return segment ? populate(all, segment, error) : TMS_OK;
 }
 
-/* Whether the memory that the device's segments need is likely to be there. */
+/* Whether the device's free memory suffices for its segments now. */
 static tms_status_t find_fit(const restoration_t *all, bool *fits, tms_error_t *error) {
     const tms_transition_t *t = all->t;
     tms_error_context_t context = tms_transition_context(t, all->device);
@@ -103,7 +103,7 @@ static tms_status_t load(restoration_t *all, tms_segment_t *segment, tms_error_t
                             : status;
 }
 
-/* While one segment's contents are being copied the next ones get their memory. */
+/* Maps and loads each segment. Memory of the next ones is mapped while contents are copied. */
 static tms_status_t restore_segments(restoration_t *all, tms_wait_t *wait, tms_error_t *error) {
     tms_status_t status = TMS_OK;
     TMS_FOR_EACH(segment, all->t) {
@@ -124,17 +124,17 @@ tms_status_t tms_restore_device(tms_transition_t *t, int device, tms_wait_t *wai
     TMS_FOR_EACH(segment, t) copies |= segment->device == device && is_copied(t, segment);
     tms_status_t status = tms_devices_peers(t->saver->devices, device, &all.peers, &context, error);
     if (status == TMS_OK && copies) status = find_fit(&all, &fits, error);
-    /* Where it does not fit, that is found before anything is copied. */
+    /* If the memory does not suffice, mapping fails here, before anything is copied. */
     if (status == TMS_OK && (!copies || !fits)) status = restore_segments(&all, wait, error);
     if (status != TMS_OK) return status;
     if (!copies) return tms_pending_ready(t->pending, device, NULL, &context, error);
-    /* No caller waits for a pending one: it queues all its copies rather than check for cancellation between them. */
+    /* A pending resume queues all its copies without checking for cancellation between them. */
     status = tms_copier_open(&all.copier, &t->saver->stores.copying, device, t->pending ? NULL : wait, &context, error);
     all.copier.done = &t->done.copied_bytes;
     all.copier.on_idle = populate_ahead;
     all.copier.on_idle_context = &all;
     if (status == TMS_OK) status = restore_segments(&all, wait, error);
-    if (status == TMS_FORKED) return status; /* in the child now: the stream and its context are the parent's */
+    if (status == TMS_FORKED) return status; /* in a forked child: the stream and its context belong to the parent */
     if (status == TMS_OK) status = tms_copier_queue_all(&all.copier, error);
     if (status == TMS_OK) status = tms_pending_ready(t->pending, device, &all.copier, &context, error);
     if (status == TMS_OK) status = tms_copier_wait(&all.copier, &context, error);

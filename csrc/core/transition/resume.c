@@ -9,18 +9,18 @@
 #include "core/transition/restore.h"
 #include "core/transition/transition.h"
 
-/* The delay before another attempt, doubled from the first to the most. A random part of it is waited, so that two processes
- * that fail together do not try again together. */
+/* The delay before another attempt, doubled from the first to the maximum, with jitter, so that two processes that fail
+ * together do not retry together. */
 #define FIRST_DELAY_SECONDS 0.001
 #define MOST_DELAY_SECONDS  0.1
 
-/* What the segments that a call would resume need now, on each device. */
+/* The memory that the selected segments need now, by device. */
 typedef struct demand {
-    tms_device_mask_t owners; /* also of what is damaged, and may be whole by the time of the next attempt */
+    tms_device_mask_t owners; /* including those of damaged segments, which may be repaired before the next attempt */
     uint64_t bytes[TMS_MAX_DEVICES];
 } demand_t;
 
-/* The device that lacks most of what is needed on it; `missing` is 0 where all have enough. */
+/* The device that lacks the most memory; `missing` is 0 if all have enough. */
 typedef struct shortage {
     int device;
     uint64_t needed, free, missing;
@@ -33,8 +33,8 @@ typedef struct patience {
 
 /* ---- one attempt ---- */
 
-/* What a device may still be copying to stays mapped. It counts as damaged, with its backup, until the device has been
- * waited for. */
+/* Memory that a device may still be copying to stays mapped. It is damaged, with its backup, until the device has been
+ * synchronized. */
 static bool may_be_in_use(tms_transition_t *t, const tms_segment_t *segment) {
     return segment->mapped && (atomic_load(&t->done.busy) >> segment->device & 1);
 }
@@ -71,7 +71,7 @@ static tms_status_t resume_all(tms_transition_t *t, tms_error_t *error) {
     tms_pending_expect(t->pending, t->planned.incomplete ? 0 : t->planned.owners);
     tms_restore_sort(t);
     tms_status_t status = tms_transition_on_devices(t, t->planned.owners, tms_restore_device, error);
-    if (status == TMS_FORKED) return status; /* in the child now: what is on the list is the parent's */
+    if (status == TMS_FORKED) return status; /* in a forked child: the segments on the list belong to the parent */
     if (status == TMS_OK) {
         t->done.report.copied_bytes = t->planned.total_bytes;
         tms_transition_report_progress(t);
@@ -79,7 +79,7 @@ static tms_status_t resume_all(tms_transition_t *t, tms_error_t *error) {
     } else if (tms_pending_may_undo(t->pending)) {
         undo(t);
     } else {
-        /* Kernels of the program may be using it. With its memory it counts as damaged, and its backup stays. */
+        /* Kernels of the program may use the memory. The segments become damaged, with their memory and backups. */
         t->done.damaged = true;
     }
     tms_transition_finish(t, status == TMS_OK);
@@ -119,7 +119,7 @@ static tms_status_t find_shortage(tms_transition_t *t, shortage_t *worst, tms_er
     return TMS_OK;
 }
 
-/* Adds to the error of the last attempt what a reader needs to decide what to do. */
+/* Appends the needed, free and missing memory to the error of the last attempt. */
 static void describe_shortage(tms_transition_t *t, tms_error_t *error) {
     shortage_t shortage;
     if (!error || find_shortage(t, &shortage, NULL) != TMS_OK || shortage.device == TMS_NO_DEVICE) return;
@@ -137,10 +137,10 @@ static void describe_shortage(tms_transition_t *t, tms_error_t *error) {
     tms_error_append(error, ".");
 }
 
-/* Different in two processes that begin at the same time, and not 0. */
+/* Different in two processes that begin at the same time; not 0. */
 static uint32_t seed(const tms_transition_t *t) {
     const double nanoseconds = 1e9;
-    const uint32_t spread = 2654435761u; /* a large odd number: neighbouring process ids get far apart */
+    const uint32_t spread = 2654435761u; /* a large odd number, which spreads neighbouring process ids */
     return ((uint32_t)(uint64_t)(t->wait.started * nanoseconds) ^ (uint32_t)getpid() * spread) | 1;
 }
 
@@ -154,8 +154,8 @@ static double next_delay(patience_t *patience) {
     return delay;
 }
 
-/* Until as much is free as is needed: an attempt that cannot succeed would take memory from other processes that also
- * wait. TMS_OUT_OF_DEVICE_MEMORY, with *error as it was, when time is up. */
+/* Waits until enough memory is free: an attempt that cannot succeed would take memory from other waiting processes.
+ * TMS_OUT_OF_DEVICE_MEMORY at the deadline; *error is unchanged then. */
 static tms_status_t await_memory(tms_transition_t *t, patience_t *patience, tms_error_t *error) {
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     shortage_t shortage = {0};
@@ -163,7 +163,7 @@ static tms_status_t await_memory(tms_transition_t *t, patience_t *patience, tms_
         if (tms_wait_remaining(&t->wait) <= 0) return TMS_OUT_OF_DEVICE_MEMORY;
         tms_status_t status = tms_wait_sleep(&t->wait, next_delay(patience), &context, error);
         if (status != TMS_OK) return status;
-        tms_saver_reclaim_within(t->saver, &t->wait); /* what waits there may be the very memory that is missing */
+        tms_saver_reclaim_within(t->saver, &t->wait); /* it may release the missing memory */
         status = tms_wait_check(&t->wait, &context, error);
         if (status == TMS_OK) status = find_shortage(t, &shortage, error);
         if (status != TMS_OK) return status;
@@ -175,7 +175,7 @@ static tms_status_t attempt_until_memory_suffices(tms_transition_t *t, tms_error
     patience_t patience = {.delay = FIRST_DELAY_SECONDS, .random = seed(t)};
     for (;;) {
         tms_status_t status = tms_transition_attempt(t, error);
-        /* Another attempt would skip what is damaged, and so find memory enough for the rest. */
+        /* Another attempt would skip damaged segments, and so succeed with the rest. */
         if (status == TMS_OUT_OF_DEVICE_MEMORY && !t->done.damaged) {
             status = await_memory(t, &patience, error);
             if (status == TMS_OUT_OF_DEVICE_MEMORY) describe_shortage(t, error);
@@ -185,13 +185,13 @@ static tms_status_t attempt_until_memory_suffices(tms_transition_t *t, tms_error
     }
 }
 
-/* Under the locks of the devices concerned, if asked for: taken before the turn, so that this process's other threads can
- * pause during the wait, perhaps for the very process that holds the lock. */
+/* If exclusive, acquires the locks of the devices concerned. This happens before the turn is taken, so that other threads of
+ * this process can pause during the wait. */
 static tms_status_t perform(tms_transition_t *t, tms_error_t *error) {
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     if (!t->asked.selection->exclusive || !t->devices) return attempt_until_memory_suffices(t, error);
     tms_device_locks_t *locks = &t->saver->device_locks;
-    tms_saver_reclaim_within(t->saver, &t->wait); /* what was damaged is to be resumed as well, so its device is concerned */
+    tms_saver_reclaim_within(t->saver, &t->wait); /* repaired segments are resumed as well, so their devices are concerned */
     tms_status_t status = tms_wait_check(&t->wait, &context, error);
     if (status != TMS_OK) return status;
     tms_device_mask_t concerned = measure_demand(t).owners;
@@ -216,9 +216,9 @@ static tms_status_t resume(tms_saver_t *saver, const tms_selection_t *selection,
                           .perform = perform};
     tms_status_t status = tms_transition_run(&t, &saver->stats.resumes_total, report, error);
     tms_backup_stores_after_resume(&saver->stores);
-    /* Also after a call that fails because it skipped damaged ones. */
+    /* Also after a call that failed because it skipped damaged segments. */
     if (t.done.report.allocations > 0 && t.devices->count > 1) {
-        /* A device that came into use while the memory was being mapped. What was resumed stands whatever comes of this. */
+        /* A device may have come into use while the memory was being mapped. A failure does not fail the resume. */
         tms_error_t reason;
         tms_saver_note(saver, tms_saver_refresh_peers(saver, &reason), &reason);
     }

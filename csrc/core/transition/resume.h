@@ -1,4 +1,4 @@
-/* Resume: what it must do in which order is in transition.h. */
+/* Resume. transition.h describes the steps and their order, the locks and the errors. */
 #ifndef TMS_RESUME_H
 #define TMS_RESUME_H
 
@@ -7,7 +7,7 @@
 /* tms_api_t.resume. Any thread that is not inside a pause or resume. */
 tms_status_t tms_transition_resume(tms_saver_t *saver, const tms_selection_t *selection, tms_report_t *report,
                                    tms_error_t *error);
-/* The same for resume(wait=False), with the selection of `pending` (pending.h), which it tells how far it is. */
+/* The same for resume(wait=False), with the selection of `pending` (pending.h), to which it reports readiness. */
 tms_status_t tms_transition_resume_pending(tms_saver_t *saver, tms_pending_t *pending, tms_report_t *report,
                                            tms_error_t *error);
 

@@ -14,7 +14,7 @@
 
 /* ---- captures ---- */
 
-/* Nothing may synchronise during a capture, so that is reported before anything has changed. */
+/* Nothing may synchronise during a capture, so a capture is reported before anything changes. */
 static tms_status_t check_visible_captures(tms_transition_t *t, tms_error_t *error) {
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     int visible = tms_saver_captures(t->saver);
@@ -41,7 +41,7 @@ static tms_status_t check_capture(tms_transition_t *t, tms_error_t *error) {
 
 /* ---- selection ---- */
 
-/* Finds the tags, once a call and without the saver's lock; counts those that no allocation ever had. */
+/* Finds the tags, once for each call and without the saver's lock. Counts those that no allocation ever had. */
 static tms_status_t find_tags(tms_transition_t *t, tms_error_t *error) {
     const tms_selection_t *selection = t->asked.selection;
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
@@ -76,7 +76,7 @@ bool tms_transition_selects(const tms_transition_t *t, const tms_segment_t *segm
 }
 
 bool tms_transition_skips_damaged(const tms_transition_t *t, const tms_segment_t *segment) {
-    /* REPAIRING: another thread tries, and may not succeed. */
+    /* REPAIRING: another thread is trying to repair it and may fail. */
     bool damaged = segment->state == TMS_SEGMENT_DAMAGED || segment->state == TMS_SEGMENT_REPAIRING;
     return damaged && has_selected_tag(t, segment);
 }
@@ -105,7 +105,7 @@ static void collect(tms_transition_t *t) {
 
 /* ---- ending ---- */
 
-/* Under the lock: where a segment ends up, in the books. `moved`: it did what the call is for. */
+/* Under the lock: sets a segment's final state and updates the counters. `moved`: the call has succeeded. */
 static void settle(tms_transition_t *t, tms_segment_t *segment, bool moved) {
     tms_stats_t *stats = &t->saver->stats;
     uint64_t bytes = tms_segment_reserved(segment);
@@ -128,7 +128,7 @@ static void settle(tms_transition_t *t, tms_segment_t *segment, bool moved) {
     }
 }
 
-/* Counts one pause for each tag that it changed: the first segment of a tag marks it. */
+/* Counts one pause for each tag that it changed. The first segment of a tag marks it. */
 static void advance_epochs(tms_transition_t *t) {
     uint64_t counted = ++t->saver->marks;
     TMS_FOR_EACH(segment, t) {
@@ -153,9 +153,9 @@ void tms_transition_finish(tms_transition_t *t, bool moved) {
     }
     t->planned.first = NULL;
     bool skipped = tms_peers_note_skipped(t->saver, t->planned.peers_seen);
-    t->saver->peers.pause = 0; /* what kept failing may be PAUSED now, or new */
+    t->saver->peers.pause = 0; /* the segment that failed may be PAUSED or freed now */
     pthread_mutex_unlock(&t->saver->lock);
-    /* A cancelled call does not wait for what was freed during it; a later call does. */
+    /* A cancelled call does not wait for segments freed during it; a later call does. */
     tms_wait_t *wait = t->wait.cancelled ? &t->wait : NULL;
     for (tms_segment_t *next, *segment = freed; segment; segment = next) {
         next = segment->next_in_transition;
@@ -167,9 +167,9 @@ void tms_transition_finish(tms_transition_t *t, bool moved) {
     }
 }
 
-/* ---- what was skipped ---- */
+/* ---- skipped segments ---- */
 
-/* Selected segments that are not where the call was to bring them, as a failure of the driver. */
+/* Selected segments that the call did not move, with the driver's failure. */
 typedef struct skipped {
     uint64_t allocations, bytes;
     tms_error_context_t context; /* of the first */
@@ -184,7 +184,7 @@ static skipped_t find_skipped(tms_transition_t *t) {
     tms_transition_begin_look(t);
     for (tms_registry_node_t *node = t->saver->registry.first; node; node = node->next) {
         const tms_segment_t *segment = tms_segment_of(node);
-        /* After a resume PAUSED: another thread has repaired it just now. */
+        /* PAUSED after a resume: another thread has just repaired it. */
         if (!tms_transition_skips_damaged(t, segment) &&
             !(t->asked.from == TMS_SEGMENT_PAUSED && tms_transition_selects(t, segment)))
             continue;
@@ -200,8 +200,8 @@ static skipped_t find_skipped(tms_transition_t *t) {
     return found;
 }
 
-/* A call whose work is done says what it had to leave out. For a pause, whose contents are safe, that is no failure; the
- * user of a resume would take all of it for resident. */
+/* Reports the segments that a finished call skipped. A pause only logs them, because their contents are safe. A resume
+ * fails, because its caller would assume that everything is resident. */
 static tms_status_t report_skipped(tms_transition_t *t, tms_error_t *error) {
     tms_error_t own;
     skipped_t found = find_skipped(t);
@@ -227,13 +227,14 @@ static tms_status_t report_skipped(tms_transition_t *t, tms_error_t *error) {
 
 /* ---- the call ---- */
 
-/* What must hold before a call may change anything. */
+/* The preconditions, checked before a call changes anything. */
 static tms_status_t check(tms_transition_t *t, tms_error_t *error) {
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     tms_status_t status = tms_saver_check_process(t->saver, &context, error);
     if (status == TMS_OK) status = tms_saver_check_settings(t->saver, error);
     if (status != TMS_OK) return status;
-    /* Also on a machine without a driver. What waits to be given back may wait for a device, which a capture forbids. */
+    /* Succeeds on a machine without a driver if there is nothing to do. Reclaiming may wait for a device, which a capture
+     * forbids. */
     if (!tms_saver_has_segments(t->saver) && !tms_saver_has_reclaimable(t->saver)) return TMS_OK;
     status = tms_devices_load(t->saver->devices, &t->driver, &t->devices, &context, error);
     return status == TMS_OK ? check_capture(t, error) : status;
@@ -245,12 +246,12 @@ tms_status_t tms_transition_attempt(tms_transition_t *t, tms_error_t *error) {
     tms_status_t status = tms_turn_take(t->saver, &t->wait, &context, error);
     if (status != TMS_OK) return status;
     t->has_turn = true;
-    t->done.report = (tms_report_t){.unknown_tags = unknown_tags}; /* an attempt before this one counts for nothing */
+    t->done.report = (tms_report_t){.unknown_tags = unknown_tags}; /* discards the report of an earlier attempt */
     t->done.notes = (tms_transition_notes_t){.dropped_bytes = 0};
     t->planned.total_bytes = 0;
     atomic_store(&t->done.copied_bytes, 0);
     atomic_store(&t->done.mapped_bytes, 0);
-    /* Again: one may have begun while this call waited for its turn, or for memory. */
+    /* Checked again: a capture may have begun while this call waited for its turn or for memory. */
     if (t->devices) status = check_visible_captures(t, error);
     if (status == TMS_OK) {
         tms_saver_reclaim_within(t->saver, &t->wait);
@@ -264,8 +265,8 @@ tms_status_t tms_transition_attempt(tms_transition_t *t, tms_error_t *error) {
     return status;
 }
 
-/* A call that waits for its turn, or for memory, holds up no capture: its callbacks are not those that a capture's begin
- * asks about, and must not hide those of the call that has the turn. */
+/* A call that waits for its turn, or for memory, delays no capture. So its callbacks are not recorded, and do not hide those
+ * of the call that has the turn. */
 static void begin_callback(const tms_transition_t *t) {
     if (t->has_turn) tms_turn_callback_begin(t->saver);
 }
@@ -282,7 +283,7 @@ void tms_transition_report_progress(tms_transition_t *t) {
     end_callback(t);
 }
 
-/* What the call's tms_wait_t asks. */
+/* `interrupted` of the call's tms_wait_t: reports progress and polls for cancellation. */
 static int32_t poll(void *context) {
     tms_transition_t *t = context;
     tms_transition_report_progress(t);
