@@ -1,4 +1,4 @@
-/* The function table: each entry finds the process's state and hands on to the module that does the work. */
+/* The function table: each entry gets the process's state and calls the module that does the work. */
 
 #include <stdlib.h>
 #include <string.h>
@@ -108,7 +108,7 @@ static tms_status_t api_set_host_policy(int32_t policy, tms_error_t *error) {
 
 static int32_t api_get_retain_backup(void) { return api_get_host_policy() == TMS_HOST_RETAIN; }
 
-/* Turned off, it is what the environment says, as if it had never been on. */
+/* Turning it off restores the policy of the environment. */
 static void api_set_retain_backup(int32_t retain) {
     tms_state_t *state = tms_state(NULL);
     int on = TMS_HOST_RETAIN;

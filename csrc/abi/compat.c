@@ -1,8 +1,8 @@
-/* The C surface of the C++ package, over the function table. Nothing else in the library depends on it.
+/* The C functions of the C++ package, on top of the function table. Nothing else in the library depends on them.
  *
  * The setters change the calling thread's innermost level in place; on a thread outside every region that is its initial
- * level, for this thread only. What cannot be done is logged once, because the callers have no way to be told.
- * Managed allocations have one kind of backup here: where a program asks for the CPU's and the disk's, the last one wins. */
+ * level, for this thread only. A failure is logged once, because these functions return no error. Managed allocations have
+ * one kind of backup here: if a program enables both CPU and disk backups, the last one wins. */
 
 #include "abi/compat.h"
 
@@ -10,7 +10,7 @@
 
 #include "abi/start.h"
 
-/* The backend of this thread's CPU backups where the program chose one before it enabled them; 0: it did not. */
+/* The backend of this thread's CPU backups if the program chose one before it enabled them, else 0. */
 static _Thread_local tms_backup_kind_t chosen_backend;
 
 static const tms_api_t *api(void) { return tms_get_api(TMS_API_VERSION); }
@@ -58,7 +58,7 @@ void tms_set_current_tag(const char *tag) {
 
 const char *tms_get_current_tag(void) { return current().tag; }
 
-/* Puts a backup in the place of another, or takes it away. */
+/* Replaces the backup of the thread's region, or removes it. */
 static void set_backup(bool on, bool is_on, tms_backup_kind_t kind) {
     tms_region_settings_t settings = current();
     if (on == is_on) return;
@@ -83,7 +83,7 @@ void tms_set_cpu_backup_backend(const char *backend) {
     }
     tms_region_settings_t settings = current();
     chosen_backend = (tms_backup_kind_t)kind;
-    if (!is_cpu_backup(settings.backup)) return; /* remembered for when the backup is enabled */
+    if (!is_cpu_backup(settings.backup)) return; /* applied when the backup is enabled */
     settings.backup = kind;
     change(&settings);
 }
@@ -122,7 +122,7 @@ tms_cuda_error_t tms_compat_cuda_error(tms_status_t status, const tms_error_t *e
     case TMS_OUT_OF_HOST_MEMORY: return TMS_CUDA_ERROR_MEMORY_ALLOCATION;
     case TMS_CAPTURE_IN_PROGRESS: return TMS_CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     case TMS_DRIVER_UNAVAILABLE: return driver_result ? driver_result : TMS_CUDA_ERROR_NO_DEVICE;
-    case TMS_FORKED: return TMS_CUDA_ERROR_INITIALIZATION; /* what the runtime says in a forked child */
+    case TMS_FORKED: return TMS_CUDA_ERROR_INITIALIZATION; /* the runtime's error in a forked child */
     case TMS_DRIVER:
     case TMS_DEVICE_LOST: return driver_result ? driver_result : TMS_CUDA_ERROR_UNKNOWN;
     case TMS_OK:
@@ -144,7 +144,7 @@ static tms_cuda_error_t move(move_t what, const char *tag) {
     tms_error_t error;
     tms_status_t status = what(&selection, &report, &error);
     tms_state_t *state = tms_state_if_made();
-    /* The number says too little, and the callers of these functions mostly do not look at it. */
+    /* Logged as well, because most callers of these functions ignore the number. */
     if (status != TMS_OK && state) tms_log_write(&state->log, TMS_LOG_ERROR, "%s", error.message);
     return tms_compat_cuda_error(status, &error);
 }
@@ -161,7 +161,7 @@ uint8_t *tms_get_cpu_backup_pointer(const uint8_t *address, uint64_t bytes) {
         warn_once(error.message);
         return NULL;
     }
-    /* There is nothing to hold a reference for the caller: the copy is valid until the resume that lets it go. */
+    /* The caller holds no reference: the copy is valid until a resume discards it. */
     if (buffer) api()->host_buffer_release(buffer);
     return host;
 }

@@ -1,5 +1,5 @@
-/* Failures as numbers of the CUDA runtime, for the callers that know nothing else: the functions kept for existing programs
- * (compat.c) and the interposers (preload/hooks.c). The runtime's header is not needed to build this library. */
+/* Failures as error numbers of the CUDA runtime, for the functions kept for existing programs (compat.c) and for the
+ * interposers (preload/hooks.c). The runtime's header is not needed to build this library. Any thread, no lock. */
 #ifndef TMS_COMPAT_H
 #define TMS_COMPAT_H
 
@@ -19,7 +19,7 @@ enum {
     TMS_CUDA_ERROR_UNKNOWN = 999
 };
 
-/* What the runtime would call this failure. A driver error that has no status of its own keeps its number. */
+/* The runtime's error for this failure. A driver error without a status of its own keeps its number. */
 tms_cuda_error_t tms_compat_cuda_error(tms_status_t status, const tms_error_t *error);
 
 #endif

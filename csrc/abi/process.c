@@ -3,8 +3,8 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* The handlers run in every fork and at exit of a process that has made the state. Locks are taken in the order of
- * saver.h (the saver's, then the leaves), so that the child's copy of what they guard is whole. */
+/* The handlers run in every fork and at exit of a process that has created the state. Locks are taken in the order of
+ * saver.h (the saver's, then the leaves), so that the child's copy of the guarded data is consistent. */
 
 static void before_fork(void) {
     tms_state_t *state = tms_state_if_made();
@@ -32,7 +32,7 @@ static void after_fork_in_child(void) {
     tms_state_t *state = tms_state_if_made();
     if (!state) return;
     tms_saver_t *saver = &state->saver;
-    /* Made anew, not unlocked: the thread that holds them exists in the parent only. */
+    /* Reinitialised, not unlocked: the thread that holds them exists only in the parent. */
     pthread_mutex_init(&saver->lock, NULL);
     tms_wait_condition_init(&saver->turn);
     tms_tag_table_after_fork_in_child(&state->regions.tags);
@@ -42,10 +42,10 @@ static void after_fork_in_child(void) {
     tms_pendings_after_fork_in_child(&saver->pendings);
     tms_devices_after_fork_in_child(&state->devices);
     tms_log_after_fork_in_child(&state->log);
-    /* A transition that ran in the parent has no thread here that could end it. */
+    /* The thread of a transition that ran in the parent does not exist here. */
     saver->transition_running = false;
     saver->callback_began = 0;
-    /* A driver that was never initialised can be in the child. */
+    /* The child may initialise a driver that the parent has not initialised. */
     if (atomic_load(&state->driver.table)) atomic_store(&saver->forked, true);
 }
 
@@ -64,7 +64,7 @@ static void at_exit(void) {
 
 tms_status_t tms_process_register(tms_error_t *error) {
     const tms_error_context_t context = {.operation = "start", .device = TMS_NO_DEVICE};
-    /* Independent of each other: where one fails the other still helps. Both fail for want of memory only. */
+    /* Independent of each other: if one fails, the other is still useful. Both fail only for lack of memory. */
     bool fork_refused = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) != 0;
     bool exit_refused = atexit(at_exit) != 0;
     if (!fork_refused && !exit_refused) return TMS_OK;

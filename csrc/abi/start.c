@@ -6,7 +6,7 @@ tms_state_t *tms_state(tms_error_t *error) {
     tms_state_t *published = tms_state_if_made();
     if (__builtin_expect(published != NULL, 1)) return published;
 
-    /* Two threads may make one each, since no lock is held here; the second to finish discards its own. */
+    /* No lock is held, so two threads may each create a state; the second to finish discards its own. */
     tms_state_t *fresh = NULL;
     if (tms_state_create(&fresh, error) != TMS_OK) return NULL;
     published = tms_state_publish(fresh);
@@ -15,7 +15,7 @@ tms_state_t *tms_state(tms_error_t *error) {
         return published;
     }
 
-    /* A process without the handlers works; only forked children and files left at exit would go unnoticed. */
+    /* A process works without the handlers, except for forked children and files left at exit. */
     tms_error_t failure;
     if (tms_process_register(&failure) != TMS_OK) tms_log_write(&fresh->log, TMS_LOG_WARNING, "%s", failure.message);
     return fresh;

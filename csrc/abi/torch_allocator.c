@@ -1,24 +1,24 @@
-/* The entry points for torch.cuda.memory.CUDAPluggableAllocator. torch calls them with its device allocator's mutex held,
- * perhaps with the GIL too, on any thread, and also while the interpreter and the driver shut down. They wait for neither.
+/* The entry points for torch.cuda.memory.CUDAPluggableAllocator. torch calls them on any thread, with its device allocator's
+ * mutex held, perhaps with the GIL too, and also while the interpreter and the driver shut down. They wait for neither lock.
  */
 
 #include "abi/start.h"
 #include "core/allocation/allocation.h"
 
-/* The driver has shut down before its users, which is how processes end: nothing to tell anybody. */
+/* The driver has shut down, which is normal at process exit and not reported. */
 static bool is_shutdown(tms_status_t status, const tms_error_t *error) {
     return status == TMS_DRIVER_UNAVAILABLE && error->driver_result == CUDA_ERROR_DEINITIALIZED;
 }
 
 static void report_failure(const tms_state_t *state, tms_status_t status, const tms_error_t *error) {
     if (is_shutdown(status, error)) return;
-    /* torch raises its own error for this one, after it has tried to find memory itself. */
+    /* torch first frees cached memory and retries, and then raises its own error. */
     tms_log_level_t level = status == TMS_OUT_OF_DEVICE_MEMORY ? TMS_LOG_INFO : TMS_LOG_WARNING;
     tms_log_write(&state->log, level, "%s", error->message);
 }
 
 void *tms_torch_malloc(ssize_t size, int device, void *stream) {
-    (void)stream; /* torch itself keeps apart what different streams use */
+    (void)stream; /* torch itself separates memory by stream */
     uint64_t address = 0;
     tms_error_t error;
     if (size <= 0) return NULL;

@@ -6,7 +6,7 @@
 #include "core/peers.h"
 #include "device/capture_mode.h"
 
-/* Set while this thread is inside an interposed allocation: what is allocated on its behalf is not the program's. */
+/* Set while this thread is inside an interposed allocation: nested allocations are not the program's. */
 static _Thread_local bool inside_hook;
 
 /* The real function of a hook with its own type, or NULL. */
@@ -20,7 +20,7 @@ static tms_cuda_error_t no_runtime(tms_state_t *state, tms_hook_t hook) {
     return TMS_CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND;
 }
 
-/* Calls the real function, or says that there is none. */
+/* Calls the real function, or logs that there is none. */
 #define CALL_REAL(result, state, name, ...)                                                                                 \
     do {                                                                                                                    \
         tms_##name##_t real_function = REAL((state), name);                                                                 \
@@ -29,8 +29,8 @@ static tms_cuda_error_t no_runtime(tms_state_t *state, tms_hook_t hook) {
 
 /* ---- allocations ---- */
 
-/* After cudaMalloc the program has a current context, also when that was its first CUDA call. An allocation of ours needs
- * none, so the runtime is asked to make one in its usual way. */
+/* After cudaMalloc the program has a current context, even if that was its first CUDA call. A managed allocation needs none,
+ * so this makes the runtime create one. */
 static tms_status_t ensure_context(tms_state_t *state, tms_error_t *error) {
     const tms_error_context_t context = {.operation = "allocate", .device = TMS_NO_DEVICE};
     const tms_driver_table_t *driver = NULL;
@@ -48,8 +48,8 @@ static tms_status_t ensure_context(tms_state_t *state, tms_error_t *error) {
     return tms_error_set(error, TMS_DRIVER_UNAVAILABLE, &context, "The CUDA runtime did not initialise.");
 }
 
-/* Whether the failure is the program's to see. Otherwise the real function decides: it gives the error that the program
- * would have had without us, or an ordinary allocation where only ours is impossible. */
+/* Whether to return the failure to the program. Otherwise the real function is called: it returns the program's usual error,
+ * or an ordinary allocation if only a managed one is impossible. */
 static bool is_final(tms_status_t status) {
     return status == TMS_OUT_OF_DEVICE_MEMORY || status == TMS_OUT_OF_HOST_MEMORY || status == TMS_DRIVER ||
            status == TMS_DEVICE_LOST || status == TMS_CAPTURE_IN_PROGRESS;
@@ -65,7 +65,7 @@ static tms_cuda_error_t allocate_managed(tms_state_t *state, const tms_region_t 
         return TMS_CUDA_SUCCESS;
     }
     if (is_final(status)) {
-        /* Programs expect to run out of memory now and then, and deal with it. */
+        /* Programs expect and handle a lack of device memory. */
         tms_log_level_t level = status == TMS_OUT_OF_DEVICE_MEMORY ? TMS_LOG_INFO : TMS_LOG_WARNING;
         tms_log_write(&state->log, level, "%s", error.message);
         return tms_compat_cuda_error(status, &error);
@@ -78,14 +78,15 @@ static tms_cuda_error_t allocate_managed(tms_state_t *state, const tms_region_t 
     return result;
 }
 
-/* A NULL address pointer and a size of 0 are the real function's to answer. */
+/* The real function handles a NULL pointer and a size of 0. */
 tms_cuda_error_t cudaMalloc(void **address, size_t bytes) {
     tms_state_t *state = tms_state(NULL);
     bool nested = inside_hook;
     tms_cuda_error_t result;
     tms_region_t region = {.managed = false};
     inside_hook = true;
-    /* The thread's own region, not what a capture lends to torch's pools: another thread's cudaMalloc is not the graph's. */
+    /* The thread's own region, not the settings of a capture, which are for torch's pools: another thread's cudaMalloc does
+     * not belong to the graph. */
     if (!nested && state && address && bytes > 0) region = tms_region_current(&state->regions, NULL);
     if (region.managed)
         result = allocate_managed(state, &region, address, bytes);
@@ -95,8 +96,8 @@ tms_cuda_error_t cudaMalloc(void **address, size_t bytes) {
     return result;
 }
 
-/* On any thread, in any state: an address of ours never reaches the real one, and every other one does. NULL too:
- * cudaFree(NULL) is how programs initialise the runtime. */
+/* A managed address never reaches the real function. Every other address does, NULL included: programs initialise the
+ * runtime with cudaFree(NULL). */
 tms_cuda_error_t cudaFree(void *address) {
     tms_state_t *state = tms_state(NULL);
     tms_error_t error;
@@ -127,17 +128,17 @@ tms_cuda_error_t cudaDeviceEnablePeerAccess(int peer, unsigned int flags) {
 
 /* ---- captures ---- */
 
-/* The stream that a call means. The suffixed functions take NULL for the thread's own default stream. */
+/* The stream that a handle denotes. The suffixed functions use NULL for the per-thread default stream. */
 static void *resolve_stream(void *stream, bool per_thread) {
     if (stream) return stream;
     return per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
 }
 
-/* Makes a capture known, before it begins: a pause in between would break it. False: it must not begin. */
+/* Announces a capture before it begins, because a pause in between would invalidate it. False: it must not begin. */
 static bool announce(tms_state_t *state, void *stream, tms_capture_begun_t *begun) {
     tms_error_t error;
     tms_status_t status = tms_saver_capture_begin_on(&state->saver, stream, begun, &error);
-    if (status == TMS_OK || status == TMS_FORKED) return true; /* nothing of the GPU's works there, captures included */
+    if (status == TMS_OK || status == TMS_FORKED) return true; /* in a forked child captures fail anyway */
     if (begun->must_not_begin)
         tms_log_write(&state->log, TMS_LOG_WARNING, "%s", error.message);
     else
@@ -145,7 +146,7 @@ static bool announce(tms_state_t *state, void *stream, tms_capture_begun_t *begu
     return !begun->must_not_begin;
 }
 
-/* Whether a capture goes on although ending it failed, as it does on the wrong thread. */
+/* Whether a capture is still active although ending it failed (on the wrong thread). */
 static bool goes_on(const tms_state_t *state, void *stream) {
     const tms_driver_table_t *driver = atomic_load(&state->driver.table);
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -153,7 +154,7 @@ static bool goes_on(const tms_state_t *state, void *stream) {
     return driver->cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-/* Takes the announcement back where the begin has failed. One that was there before is of a capture that may go on. */
+/* Retracts the announcement if the begin failed, unless it belongs to an earlier capture, which may still be active. */
 static void after_begin(tms_state_t *state, const tms_capture_begun_t *begun, bool failed) {
     if (begun->identity == 0) return;
     if (failed && !begun->known)
@@ -175,15 +176,15 @@ static void after_begin(tms_state_t *state, const tms_capture_begun_t *begun, bo
         return result;                                                                                                      \
     } while (0)
 
-/* An end that we saw no beginning of finds none and counts nothing. */
+/* Ends the capture with the real function. An end without a recorded begin has no effect. */
 #define END_CAPTURE(name, stream, per_thread, ...)                                                                          \
     do {                                                                                                                    \
         tms_state_t *state = tms_state(NULL);                                                                               \
-        void *meant = resolve_stream((stream), (per_thread));                                                               \
+        void *target = resolve_stream((stream), (per_thread));                                                              \
         tms_cuda_error_t result;                                                                                            \
         CALL_REAL(result, state, name, __VA_ARGS__);                                                                        \
-        if (state && (result == TMS_CUDA_SUCCESS || !goes_on(state, meant)))                                                \
-            tms_saver_capture_end_on(&state->saver, meant);                                                                 \
+        if (state && (result == TMS_CUDA_SUCCESS || !goes_on(state, target)))                                               \
+            tms_saver_capture_end_on(&state->saver, target);                                                                \
         return result;                                                                                                      \
     } while (0)
 
@@ -213,9 +214,9 @@ tms_cuda_error_t cudaStreamEndCapture_ptsz(void *stream, void **graph) {
     END_CAPTURE(cudaStreamEndCapture_ptsz, stream, true, stream, graph);
 }
 
-/* From before the call on, the stream is not asked any more whether it captures. */
+/* The stream is not queried any more from before the call on. */
 tms_cuda_error_t cudaStreamDestroy(void *stream) {
-    tms_state_t *state = tms_state_if_made(); /* without one no capture was ever announced */
+    tms_state_t *state = tms_state_if_made(); /* without a state no capture was announced */
     tms_capture_stream_t taken[TMS_CAPTURE_MAX_NESTED];
     tms_cuda_error_t result;
     size_t count = state && stream ? tms_saver_capture_take(&state->saver, stream, TMS_NO_DEVICE, taken) : 0;
@@ -224,7 +225,7 @@ tms_cuda_error_t cudaStreamDestroy(void *stream) {
     return result;
 }
 
-/* Nor are any streams of the device whose context goes. */
+/* The same for all streams of the device whose context is reset. */
 tms_cuda_error_t cudaDeviceReset(void) {
     const tms_error_context_t context = {.operation = "cudaDeviceReset", .device = TMS_NO_DEVICE};
     tms_state_t *state = tms_state_if_made();

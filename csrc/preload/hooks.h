@@ -1,12 +1,12 @@
-/* The interposers: what programs call in place of the functions of resolve.h.
+/* The interposers, which programs call instead of the functions of resolve.h.
  *
- * A hook does the least it can: where the thread's allocations are not managed, where we are already inside a hook on this
- * thread, or where the state cannot be made, it calls the real function and nothing else. No hook runs before the program
- * calls a CUDA function, and loading the library does nothing at all, so processes without CUDA never notice it.
+ * A hook only calls the real function if the thread's allocations are not managed, if this thread is already inside a hook,
+ * or if the state cannot be created. Loading the library does nothing, and no hook runs before the program calls a CUDA
+ * function, so processes without CUDA are not affected.
  *
- * Two things differ from the real functions. The runtime's record of its last error is not ours to set: an allocation of
- * ours that fails returns its error, and cudaGetLastError() does not know of it. And where a program captures with the
- * driver's functions, or with a runtime that is linked into it statically, no hook is called. Threads: any. */
+ * There are two limitations. A hook cannot set the runtime's last error: a failed managed allocation returns its error, but
+ * cudaGetLastError() does not report it. No hook is called if a program captures with the driver's functions or with a
+ * statically linked runtime. Any thread; no lock of its own. */
 #ifndef TMS_PRELOAD_HOOKS_H
 #define TMS_PRELOAD_HOOKS_H
 

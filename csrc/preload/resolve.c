@@ -18,7 +18,7 @@ const char *tms_hook_name(tms_hook_t hook) {
     return names[hook];
 }
 
-/* Whether an address belongs to this library. An interposer that found itself would call itself for ever. */
+/* Whether an address belongs to this library. An interposer that found itself would recurse endlessly. */
 static bool is_ours(const void *address) {
     static const char anchor = 0;
     Dl_info here, there;
@@ -27,7 +27,7 @@ static bool is_ours(const void *address) {
 
 static void *find_in(void *library, const char *name) {
     void *address = dlsym(library, name);
-    if (!address) (void)dlerror(); /* the failure is ours, and not for the program's next dlerror to find */
+    if (!address) (void)dlerror(); /* clears the error, so that the program's next dlerror does not return it */
     return address && !is_ours(address) ? address : NULL;
 }
 
@@ -46,7 +46,7 @@ static bool is_runtime(const char *path) {
     return false;
 }
 
-/* Called under the loader's lock, so it only copies: whatever opens or looks up a library comes after the walk. */
+/* Called under the loader's lock, so it only copies the path. Libraries are opened after the walk. */
 static int visit(struct dl_phdr_info *info, size_t size, void *data) {
     (void)size;
     runtime_search_t *search = data;
@@ -57,7 +57,7 @@ static int visit(struct dl_phdr_info *info, size_t size, void *data) {
     return 1;
 }
 
-/* The runtime was opened for its users only, so the search order of this library does not include it. */
+/* A runtime opened with RTLD_LOCAL is not in the search order of this library. */
 static void *find_in_loaded_runtime(const char *name) {
     for (size_t n = 0;; n++) {
         runtime_search_t search = {.remaining = n};
@@ -68,7 +68,7 @@ static void *find_in_loaded_runtime(const char *name) {
             continue;
         }
         void *address = find_in(library, name);
-        /* The reference is kept with the address: what we remember must not be unloaded. */
+        /* The reference is kept, so that the library of the remembered address is not unloaded. */
         if (address) return address;
         dlclose(library);
     }

@@ -1,8 +1,8 @@
-/* The functions of the CUDA runtime that the preload library stands before, in one X-macro, and how the real ones are found.
+/* The interposed functions of the CUDA runtime, in one X-macro, and the search for the real ones.
  *
- * The real function is the next one in the search order (RTLD_NEXT); where that finds none (the runtime was opened with
- * RTLD_LOCAL, as Python packages do), the one of the libcudart already loaded. Nothing is ever loaded for it. The result is
- * kept in the state (state.h: real[]). No lock is held across the search. Threads: any. */
+ * The real function is the next one in the search order (RTLD_NEXT). If there is none (Python packages open the runtime with
+ * RTLD_LOCAL), it is that of the libcudart already loaded. The search loads no library. The state keeps the result (state.h:
+ * real[]). Any thread; no lock is held during the search. */
 #ifndef TMS_PRELOAD_RESOLVE_H
 #define TMS_PRELOAD_RESOLVE_H
 
@@ -11,9 +11,9 @@
 #include "abi/compat.h"
 #include "abi/state.h"
 
-/* X(function, parameter list). Stream and graph handles are pointers. Destroying a stream, or the context that it
- * belongs to, is among them because it ends a capture that is under way there. The functions with the suffix are the ones
- * that programs built for per-thread default streams call. */
+/* X(function, parameter list). Stream and graph handles are pointers. The functions that destroy a stream or its context are
+ * interposed because they end an active capture. Programs built for per-thread default streams call the functions with the
+ * suffix. */
 #define TMS_HOOKS(X)                                                                                                        \
     X(cudaMalloc, (void **address, size_t bytes))                                                                           \
     X(cudaFree, (void *address))                                                                                            \
@@ -42,12 +42,12 @@ _Static_assert((int)TMS_HOOK_COUNT <= (int)TMS_MAX_HOOKS, "the state has too lit
 TMS_HOOKS(TMS_HOOK_TYPE)
 #undef TMS_HOOK_TYPE
 
-/* A function of any type; cast it to its own before calling. */
+/* A function of any type; cast it to its own type before the call. */
 typedef void (*tms_hook_function_t)(void);
 
 const char *tms_hook_name(tms_hook_t hook);
 
-/* The runtime's own function, or NULL where the process has none. `state` may be NULL: then nothing is remembered. */
+/* The runtime's function, or NULL if the process has none. `state` may be NULL: the result is not kept then. */
 tms_hook_function_t tms_hook_real(tms_state_t *state, tms_hook_t hook);
 
 #endif

@@ -54,7 +54,7 @@ static bool wrong_type(const tms_py_call_t *call, int index, const char *expecte
     return false;
 }
 
-/* An int, or what says it is one by __index__ (numpy's integers); a new reference. */
+/* An int, or an object with __index__ (numpy's integers); a new reference. */
 static PyObject *get_index(const tms_py_call_t *call, int index, const char *expected) {
     PyObject *value = call->values[index];
 
@@ -171,7 +171,7 @@ bool tms_py_get_tags(const tms_py_call_t *call, int index, tms_selection_t *sele
     if (tuple == Py_None) return true;
     if (!PyTuple_Check(tuple)) return wrong_type(call, index, "a tuple of str or None", tuple);
     count = PyTuple_Size(tuple);
-    /* Never NULL, also for no tags at all: NULL means every tag. */
+    /* Not NULL even without tags: NULL means every tag. */
     tags = PyMem_Malloc((size_t)count * sizeof(*tags));
     if (!tags) {
         PyErr_NoMemory();

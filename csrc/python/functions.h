@@ -1,11 +1,12 @@
-/* The module's functions. Each does three things: fetch its arguments, call the function table without the GIL where the
- * call may wait, and make a result or raise. The declarations and the module's method table both come from this list. */
+/* The module's functions. Each fetches its arguments, calls the function table (without the GIL if the call may wait), and
+ * returns a result or raises. The declarations and the module's method table are generated from this list. Called with the
+ * GIL held, on any thread. */
 #ifndef TMS_PYTHON_FUNCTIONS_H
 #define TMS_PYTHON_FUNCTIONS_H
 
 #include <Python.h>
 
-/* TAKES(function, signature, what help() shows): called with arguments. BARE: called with none. */
+/* TAKES(function, signature, docstring): a function with arguments. BARE: one without. */
 #define TMS_PY_FUNCTIONS(TAKES, BARE)                                                                                       \
     /* memory_functions.c */                                                                                                \
     TAKES(allocate, "(size, device=-1)", "Address of a managed allocation with the settings of this thread's region.")      \

@@ -1,5 +1,5 @@
-/* HostBuffer: a Python object that keeps a host backup's memory valid. It needs the function table after the module may be
- * gone (the last reference can be dropped while the interpreter shuts down), so each holds its own pointer to it. */
+/* HostBuffer: a Python object that keeps a host backup's memory valid. It may outlive the module, because the last reference
+ * can be dropped while the interpreter shuts down. So each object has its own pointer to the function table. */
 #include "base/status.h"
 #include "convert.h"
 #include "errors.h"
@@ -9,10 +9,10 @@
 typedef struct host_buffer {
     PyObject_HEAD const tms_api_t *api;
     tms_host_buffer_t *buffer; /* our reference */
-    void *memory;              /* of the range that was asked for */
+    void *memory;              /* address of the requested range */
 } host_buffer_t;
 
-/* Giving up the last reference frees pinned memory, which takes tens of milliseconds a GiB: not with the GIL held. */
+/* Without the GIL: dropping the last reference may release pinned memory, which takes tens of milliseconds per GiB. */
 static void release(const tms_api_t *api, tms_host_buffer_t *buffer) {
     Py_BEGIN_ALLOW_THREADS;
     api->host_buffer_release(buffer);

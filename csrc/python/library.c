@@ -6,14 +6,14 @@
 
 typedef const tms_api_t *(*get_api_t)(uint32_t version);
 
-/* The absolute path of a loaded library. The loader may know it by a relative name (from LD_PRELOAD). */
+/* The absolute path of a loaded library. The loader's name of it may be relative (from LD_PRELOAD). */
 static PyObject *absolute_path(const char *name) {
     char resolved[PATH_MAX];
     return PyUnicode_DecodeFSDefault(realpath(name, resolved) ? resolved : name);
 }
 
-/* The `tms_get_api` of a library in the global scope other than this one, or NULL. The search also looks into the scope of
- * the caller, so without a preload library it finds our own. */
+/* The `tms_get_api` of another library in the global scope, or NULL. The search includes the scope of the caller, so without
+ * a preload library it finds this extension. */
 static get_api_t find_foreign(const Dl_info *own, Dl_info *foreign) {
     get_api_t get_api = (get_api_t)dlsym(RTLD_DEFAULT, "tms_get_api");
 
@@ -21,7 +21,7 @@ static get_api_t find_foreign(const Dl_info *own, Dl_info *foreign) {
     return get_api;
 }
 
-static void refuse(const Dl_info *foreign, const Dl_info *own, const tms_api_t *api) {
+static void fail_foreign(const Dl_info *foreign, const Dl_info *own, const tms_api_t *api) {
     char offer[128] = "no version that this package knows";
 
     if (api) PyOS_snprintf(offer, sizeof(offer), "version %u with %u bytes", (unsigned)api->version, (unsigned)api->size);
@@ -44,7 +44,7 @@ bool tms_py_library_find(tms_py_library_t *library) {
     get_api = find_foreign(&own, &foreign);
     api = get_api ? get_api(TMS_API_VERSION) : tms_get_api(TMS_API_VERSION);
     if (get_api && (!api || api->version != TMS_API_VERSION || api->size < sizeof(tms_api_t))) {
-        refuse(&foreign, &own, api);
+        fail_foreign(&foreign, &own, api);
         return false;
     }
     library->path = absolute_path(get_api ? foreign.dli_fname : own.dli_fname);

@@ -1,4 +1,4 @@
-/* Which library of the process holds its one state: the preload library if it is loaded, otherwise this extension. */
+/* Finds the library that holds the process's one state: the preload library if it is loaded, otherwise this extension. */
 #ifndef TMS_PYTHON_LIBRARY_H
 #define TMS_PYTHON_LIBRARY_H
 
@@ -13,8 +13,8 @@ typedef struct tms_py_library {
     bool preloaded; /* not this extension */
 } tms_py_library_t;
 
-/* Needs the GIL. False with ImportError set where a library that speaks another version of the table is loaded: a second
- * state beside its own would break every promise that this package makes, so the import must fail. */
+/* Needs the GIL. False with ImportError set if a library with another version of the function table is loaded: there must be
+ * only one state in a process, so the import fails. */
 bool tms_py_library_find(tms_py_library_t *library);
 
 #endif

@@ -1,4 +1,4 @@
-/* Allocations, and the settings that hold for all of them. */
+/* Functions for allocations, and for the settings of the process. */
 #include "base/status.h"
 #include "convert.h"
 #include "errors.h"
@@ -93,7 +93,7 @@ PyObject *tms_py_set_disk_directory(PyObject *module, PyObject *const *arguments
     Py_RETURN_NONE;
 }
 
-/* For the time while a reservation is being checked, the GIL is released: limits are read from files. */
+/* Releases the GIL, because the reservation reads limits from files. */
 PyObject *tms_py_reserve_host_memory(PyObject *module, PyObject *const *arguments, Py_ssize_t positional,
                                      PyObject *keywords) {
     static const tms_py_signature_t signature = {"reserve_host_memory", 1, 2, {"size", "device"}};
@@ -142,7 +142,7 @@ PyObject *tms_py_close(PyObject *module, PyObject *unused) {
     const tms_api_t *api = tms_py_api(module);
 
     (void)unused;
-    Py_BEGIN_ALLOW_THREADS; /* it waits for driver calls that are under way */
+    Py_BEGIN_ALLOW_THREADS; /* close waits for driver calls in flight */
     api->close();
     Py_END_ALLOW_THREADS;
     Py_RETURN_NONE;

@@ -1,8 +1,8 @@
-/* The extension module torch_memory_saver._core: its definition and its start. The functions are in *_functions.c.
+/* The extension module torch_memory_saver._core: its definition and initialisation. The functions are in *_functions.c.
  *
  * Multi-phase initialisation and per-interpreter state, within the limited API of Python 3.10, so one build serves every
- * later Python. The slots that later Pythons added (Py_mod_multiple_interpreters, Py_mod_gil) are errors in 3.10 and 3.11
- * and hence absent: their defaults say what is true, sub-interpreters that share the GIL are supported. */
+ * later Python. The slots of later versions (Py_mod_multiple_interpreters, Py_mod_gil) are errors in 3.10 and 3.11, so they
+ * are absent. Their defaults are correct: sub-interpreters that share the GIL are supported. */
 #include "base/config.h"
 #include "functions.h"
 #include "library.h"
@@ -19,7 +19,7 @@ static PyMethodDef methods[] = {
 #undef BARE
         {NULL, NULL, 0, NULL}};
 
-/* Of _core.pyi, given by the build. */
+/* The CRC-32 of _core.pyi, passed by the build. */
 #ifndef TMS_PY_INTERFACE
 #define TMS_PY_INTERFACE 0
 #endif
@@ -49,7 +49,7 @@ static const struct backup_kind {
 #undef KIND
 };
 
-/* BACKUP_<kind> of each, and BACKUP_KINDS: their numbers by their names. */
+/* Adds BACKUP_<kind> for each kind, and BACKUP_KINDS, which maps names to numbers. */
 static int add_backup_kinds(PyObject *module) {
     PyObject *numbers = PyDict_New(), *view = NULL;
     int result = numbers ? 0 : -1;
@@ -68,10 +68,10 @@ static int add_backup_kinds(PyObject *module) {
     return result;
 }
 
-/* The main interpreter's identifier, in every Python and in every life of the runtime. */
+/* The id of the main interpreter in every version of Python. */
 enum { MAIN_INTERPRETER = 0 };
 
-/* SETTINGS: the names of the environment variables that the core reads. */
+/* Adds SETTINGS: the names of the core's environment variables. */
 static int add_settings(PyObject *module) {
     size_t count = 0;
     int result = -1;

@@ -1,6 +1,5 @@
-/* Pending: a resume that goes on while its caller does something else. Like HostBuffer it has its own pointer to the
- * function table. What waits here lets other threads run, and on the main thread runs signal handlers too; one that
- * raises ends the wait, not the resume. */
+/* Pending: a resume in the background. Like HostBuffer it has its own pointer to the function table. The waiting functions
+ * release the GIL, and run signal handlers on the main thread. A handler that raises ends the wait, not the resume. */
 #include "base/status.h"
 #include "convert.h"
 #include "errors.h"
@@ -10,14 +9,14 @@
 
 typedef struct pending {
     PyObject_HEAD const tms_api_t *api;
-    tms_pending_t *pending; /* our handle */
+    tms_pending_t *pending; /* the handle; released with this object */
 } pending_t;
 
 static void deallocate(PyObject *self) {
     pending_t *object = (pending_t *)self;
     PyTypeObject *type = Py_TYPE(self);
 
-    /* The last release gives events back to the driver, which may take its time. */
+    /* The last release destroys events, which may block in the driver. */
     Py_BEGIN_ALLOW_THREADS;
     object->api->pending_release(object->pending);
     Py_END_ALLOW_THREADS;
@@ -91,12 +90,12 @@ PyObject *tms_py_pending_done(PyObject *module, PyObject *const *arguments, Py_s
     return PyBool_FromLong(object->api->pending_done(object->pending));
 }
 
-/* What a wait has put down to let other threads run. */
+/* The saved thread state of a wait that has released the GIL. */
 typedef struct waiting {
     PyThreadState *thread;
 } waiting_t;
 
-/* Not 0: the handler of a signal has raised, and the exception is set. */
+/* `interrupted` of a wait: not 0 if a signal handler has raised; the exception is set then. */
 static int32_t check_signals(void *context) {
     waiting_t *waiting = context;
     int raised;

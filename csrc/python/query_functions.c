@@ -1,5 +1,5 @@
-/* What there is: devices, allocations, tags, counters. Only tag_info and in_transition keep the GIL: they read numbers that
- * need no lock. The rest waits for the driver or for the saver's lock. */
+/* Queries of devices, allocations, tags and counters. Only tag_info and in_transition keep the GIL, because they never
+ * block. The others may wait for the driver or the saver's lock. */
 #include <stddef.h>
 #include <stdlib.h>
 
@@ -70,8 +70,8 @@ PyObject *tms_py_device_memory(PyObject *module, PyObject *const *arguments, Py_
     return tms_py_device_memory_row(module, free_bytes, total_bytes);
 }
 
-/* All rows, in memory for the caller to give to free(); NULL where there is no memory. Allocations may be made
- * between asking how many there are and reading them, hence the room to spare and the loop. */
+/* All rows, in an array that the caller frees; NULL if memory is short. The number of rows may grow between the two calls,
+ * hence the spare room and the loop. */
 static tms_segment_info_t *read_segments(const tms_api_t *api, size_t *count) {
     enum { ROOM_TO_SPARE = 16 };
     tms_segment_info_t *rows = NULL;

@@ -1,6 +1,6 @@
-/* The settings of the calling thread, and captures. Regions are entered and left around single allocations, so these calls
- * keep the GIL: they use thread-local storage, the tag table's own lock, and nothing that waits. Beginning and ending a
- * capture takes the saver's lock and may free memory, so there the GIL is released. */
+/* Functions for the settings of the calling thread, and for captures. Regions may be entered and left around single
+ * allocations, so these calls keep the GIL: they use thread-local storage and the tag table's own lock, and never block.
+ * Beginning and ending a capture takes the saver's lock and may free memory, so the GIL is released there. */
 #include "base/status.h"
 #include "convert.h"
 #include "errors.h"

@@ -1,5 +1,5 @@
-/* Rows: results of several fields with names, as struct sequences, which are tuples too. Each interpreter has types of its
- * own, in the module's state. Everything needs the GIL. */
+/* Rows: results with several named fields, as struct sequences, which are also tuples. Each interpreter has its own types,
+ * in the module's state. Every function needs the GIL. */
 #ifndef TMS_PYTHON_ROWS_H
 #define TMS_PYTHON_ROWS_H
 
@@ -9,8 +9,8 @@
 #include "include/tms.h"
 #include "state.h"
 
-/* Makes the types, as new references, and adds them to the module. False with an exception set; what was made stays in the
- * array, for the module's clearing. */
+/* Creates the types, as new references, and adds them to the module. False with an exception set on failure; the types
+ * created so far stay in the array and are released with the module. */
 bool tms_py_rows_create(PyObject *module, PyTypeObject *types[TMS_PY_ROWS]);
 
 /* Each is a new reference, or NULL with an exception set. */

@@ -1,4 +1,4 @@
-/* What the extension keeps for each interpreter that imports it, and how the functions reach it. */
+/* The extension's state for each interpreter that imports it. The module owns it. Used with the GIL held. */
 #ifndef TMS_PYTHON_STATE_H
 #define TMS_PYTHON_STATE_H
 

@@ -1,8 +1,8 @@
-/* pause and resume, and what they ask and tell the caller during the call.
+/* pause and resume, and their callbacks.
  *
- * The core calls back on the thread of the call, with nothing of ours locked and the GIL released; each callback takes the
- * GIL for as long as it runs. An exception in one of them ends the call: it is kept, the core is cancelled at the
- * next question, and the call raises it. One that comes after the commit point is raised when the call has done its work. */
+ * The core calls back on the thread of the call, with no lock of the library held and the GIL released. Each callback
+ * acquires the GIL while it runs. An exception in a callback is kept and cancels the call at the next check; the call then
+ * raises it. An exception after the commit point is raised when the call has finished. */
 #include <string.h>
 
 #include "base/status.h"
@@ -14,27 +14,27 @@
 
 typedef tms_status_t (*transition_t)(const tms_selection_t *selection, tms_report_t *report, tms_error_t *error);
 
-/* One call while it runs. */
-typedef struct conversation {
-    PyThreadState *thread;              /* what the call has put down to let other threads run */
+/* The state of a running call. */
+typedef struct running {
+    PyThreadState *thread;              /* the saved thread state while the GIL is released */
     bool signals;                       /* Python's signal handlers run while the call waits */
-    PyObject *find_live, *progress;     /* callables of the caller's, or NULL */
-    PyObject *allocations, *ranges;     /* what find_live returned: the core reads from it until the call ends */
+    PyObject *find_live, *progress;     /* the caller's callables, or NULL */
+    PyObject *allocations, *ranges;     /* the result of find_live, which the core reads until the call ends */
     PyObject *type, *value, *traceback; /* of the exception that ends the call; all NULL: none yet */
-} conversation_t;
+} running_call_t;
 
-/* With the GIL: keeps the exception that is set, unless one is kept already. */
-static void keep_exception(conversation_t *c) {
+/* With the GIL: keeps the current exception, unless one is kept already. */
+static void keep_exception(running_call_t *c) {
     if (c->type)
         PyErr_Clear();
     else
         PyErr_Fetch(&c->type, &c->value, &c->traceback);
 }
 
-/* Not 0: an exception waits to be raised. Runs the handlers of the signals that have come, which may do what they like,
- * other than pause and resume. Without them it asks nothing of Python. */
+/* `interrupted` of the call: not 0 if an exception is kept. Runs pending signal handlers if `signals` is set. They must not
+ * pause or resume. */
 static int32_t check_interrupted(void *context) {
-    conversation_t *c = context;
+    running_call_t *c = context;
 
     if (c->signals && !c->type) {
         PyEval_RestoreThread(c->thread);
@@ -44,7 +44,7 @@ static int32_t check_interrupted(void *context) {
     return c->type != NULL;
 }
 
-/* A bytes object with numbers of 64 bits: their number, for `at_a_time` of them to belong together. */
+/* The 64-bit numbers in a bytes object; *count is the number of groups of `at_a_time`. NULL with an exception set. */
 static const uint64_t *numbers_of(PyObject *object, size_t at_a_time, size_t *count) {
     const size_t bytes = at_a_time * sizeof(uint64_t);
     Py_ssize_t size;
@@ -56,8 +56,7 @@ static const uint64_t *numbers_of(PyObject *object, size_t at_a_time, size_t *co
         return NULL;
     }
     *count = (size_t)size / bytes;
-    return (
-        const uint64_t *)(const void *)data; /* the contents of a bytes object are aligned like everything malloc gives */
+    return (const uint64_t *)(const void *)data; /* the contents of a bytes object are aligned like the result of malloc */
 }
 
 static bool is_sorted(const tms_live_t *live) {
@@ -69,8 +68,8 @@ static bool is_sorted(const tms_live_t *live) {
     return true;
 }
 
-/* What find_live returned: None, or (addresses, ranges) as bytes. False: an exception is set. */
-static bool read_live(conversation_t *c, PyObject *result, tms_live_t *live) {
+/* Reads the result of find_live: (addresses, ranges) as bytes. False: an exception is set. */
+static bool read_live(running_call_t *c, PyObject *result, tms_live_t *live) {
     const uint64_t *ranges;
 
     if (!PyTuple_Check(result) || PyTuple_Size(result) != 2) {
@@ -89,8 +88,8 @@ static bool read_live(conversation_t *c, PyObject *result, tms_live_t *live) {
 }
 _Static_assert(sizeof(tms_live_range_t) == 2 * sizeof(uint64_t), "pairs of numbers are ranges");
 
-static int32_t ask_find_live(void *context, tms_live_t *live) {
-    conversation_t *c = context;
+static int32_t call_find_live(void *context, tms_live_t *live) {
+    running_call_t *c = context;
     tms_live_t found = {0};
     PyObject *result;
     bool known = false;
@@ -105,8 +104,8 @@ static int32_t ask_find_live(void *context, tms_live_t *live) {
     return !known;
 }
 
-static void tell_progress(void *context, uint64_t done_bytes, uint64_t total_bytes) {
-    conversation_t *c = context;
+static void report_progress(void *context, uint64_t done_bytes, uint64_t total_bytes) {
+    running_call_t *c = context;
     PyObject *result;
 
     if (c->type) return; /* the call is about to end */
@@ -117,15 +116,15 @@ static void tell_progress(void *context, uint64_t done_bytes, uint64_t total_byt
     c->thread = PyEval_SaveThread();
 }
 
-/* Takes the selection's array of tags. */
-static PyObject *run(PyObject *module, transition_t transition, tms_selection_t *selection, conversation_t *c) {
+/* Runs the call, and frees the selection's array of tags. */
+static PyObject *run(PyObject *module, transition_t transition, tms_selection_t *selection, running_call_t *c) {
     tms_report_t report;
     tms_status_t status;
     tms_error_t error;
 
-    selection->find_live = c->find_live ? ask_find_live : NULL;
+    selection->find_live = c->find_live ? call_find_live : NULL;
     selection->live_context = c;
-    selection->on_progress = c->progress ? tell_progress : NULL;
+    selection->on_progress = c->progress ? report_progress : NULL;
     selection->on_progress_context = c;
     if (c->signals || c->find_live || c->progress) {
         selection->interrupted = check_interrupted;
@@ -149,32 +148,32 @@ PyObject *tms_py_pause(PyObject *module, PyObject *const *arguments, Py_ssize_t 
     static const tms_py_signature_t signature = {
         "pause", 2, 6, {"tags", "stream", "interruptible", "backup", "find_live", "progress"}};
     tms_selection_t selection = {0};
-    conversation_t conversation = {0};
+    running_call_t running = {0};
     tms_py_call_t call;
 
     if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_stream(&call, 1, &selection) ||
-        !tms_py_get_bool(&call, 2, &conversation.signals) || !tms_py_get_backup(&call, 3, &selection) ||
-        !tms_py_get_callable(&call, 4, &conversation.find_live) || !tms_py_get_callable(&call, 5, &conversation.progress) ||
+        !tms_py_get_bool(&call, 2, &running.signals) || !tms_py_get_backup(&call, 3, &selection) ||
+        !tms_py_get_callable(&call, 4, &running.find_live) || !tms_py_get_callable(&call, 5, &running.progress) ||
         !tms_py_get_tags(&call, 0, &selection))
         return NULL;
-    return run(module, tms_py_api(module)->pause, &selection, &conversation);
+    return run(module, tms_py_api(module)->pause, &selection, &running);
 }
 
 PyObject *tms_py_resume(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
     static const tms_py_signature_t signature = {
         "resume", 2, 8, {"tags", "stream", "interruptible", "timeout", "exclusive", "host_policy", "zero", "progress"}};
     tms_selection_t selection = {0};
-    conversation_t conversation = {0};
+    running_call_t running = {0};
     bool exclusive = false, zero = false;
     tms_py_call_t call;
 
     if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_stream(&call, 1, &selection) ||
-        !tms_py_get_bool(&call, 2, &conversation.signals) || !tms_py_get_seconds(&call, 3, &selection.timeout_seconds) ||
+        !tms_py_get_bool(&call, 2, &running.signals) || !tms_py_get_seconds(&call, 3, &selection.timeout_seconds) ||
         !tms_py_get_bool(&call, 4, &exclusive) || !tms_py_get_i32(&call, 5, &selection.host_policy) ||
-        !tms_py_get_bool(&call, 6, &zero) || !tms_py_get_callable(&call, 7, &conversation.progress) ||
+        !tms_py_get_bool(&call, 6, &zero) || !tms_py_get_callable(&call, 7, &running.progress) ||
         !tms_py_get_tags(&call, 0, &selection))
         return NULL;
     selection.exclusive = exclusive;
     selection.zero = zero;
-    return run(module, tms_py_api(module)->resume, &selection, &conversation);
+    return run(module, tms_py_api(module)->resume, &selection, &running);
 }
