@@ -94,8 +94,9 @@ bench: build ## what pause and resume reach of what the hardware allows; BENCH_A
 	$(IN_TREE) -m torch_memory_saver bench $(BENCH_ARGUMENTS)
 
 ##@ Test the C code
-# ---- C unit tests. Each test_*.c below tests/unit is a program, linked with the core and with tests/unit/support. One build a
-# variant: plain, asan (with UBSan), tsan, coverage.
+# ---- C unit tests. Each test_*.c below tests/unit is a program, linked with the core and with tests/unit/support. A header
+# for the tests of one folder lies in its support/, and they include it as support/x.h. One build a variant: plain, asan (with
+# UBSan), tsan, coverage.
 
 VARIANT ?= plain
 ALL_C_TESTS := $(shell find tests/unit -name 'test_*.c' | sort)

@@ -1,6 +1,6 @@
 /* The locks of the devices, between processes: who holds them, who waits, and what a forked child may do. Each test
  * runs in a process of its own, and the driver is not used before forking: a forked child could not use it then. */
-#include "device_lock_fixture.h"
+#include "support/device_lock_fixture.h"
 
 /* ---- bodies ---- */
 

@@ -1,6 +1,6 @@
 /* The files of the locks of the devices: hostile, removed and replaced ones, what they say of their holder, and their
  * names. */
-#include "device_lock_fixture.h"
+#include "support/device_lock_fixture.h"
 
 /* ---- bodies ---- */
 

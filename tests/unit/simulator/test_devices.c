@@ -1,5 +1,5 @@
 /* The simulated GPU's devices among each other: work in flight on several, lost ones, access for peers, and threads. */
-#include "streams_fixture.h"
+#include "support/streams_fixture.h"
 
 /* One of the four ways to give page-locked memory back, on a thread of its own with some context. */
 typedef struct giver {

@@ -1,6 +1,6 @@
 /* The simulated GPU's kernels: what each computes. PyTorch's names and argument structures are made by hand; the names
  * were recorded from PyTorch 2.11, and two from other versions, which write them differently. */
-#include "kernels_fixture.h"
+#include "support/kernels_fixture.h"
 
 /* As PyTorch's templates lay them out. */
 typedef struct divider {

@@ -1,5 +1,5 @@
 /* The simulated GPU's kernels as work: their order, graphs, missing mappings, and kernels that it does not know. */
-#include "kernels_fixture.h"
+#include "support/kernels_fixture.h"
 
 static void copies_its_arguments_and_keeps_the_order(void **state) {
     block_t block = make_block(0, GRANULE);

@@ -1,6 +1,6 @@
 /* The simulated GPU's virtual memory management: the driver's rules of reserving, mapping and access, with its codes.
  * */
-#include "memory_fixture.h"
+#include "support/memory_fixture.h"
 
 static void reservations_are_exact(void **state) {
     CUdeviceptr address = 0, other = 0;

@@ -1,5 +1,5 @@
 /* The simulated GPU's physical memory: the bytes, when it is free and used again, and handles that are exported. */
-#include "memory_fixture.h"
+#include "support/memory_fixture.h"
 
 static void memory_is_free_when_unmapped_and_released(void **state) {
     block_t block = make_block(0, 2 * GRANULE);

@@ -1,5 +1,5 @@
 /* The simulated GPU's runtime: captures seen from the inside, and graphs. */
-#include "runtime_streams_fixture.h"
+#include "support/runtime_streams_fixture.h"
 
 static size_t dependencies_of(CUgraphNode node, CUgraphNode *nodes, size_t capacity) {
     ASSERT_CUDA(CALL(cudaGraphNodeGetDependencies, node, nodes, NULL, &capacity));

@@ -1,5 +1,5 @@
 /* The simulated GPU's runtime: streams, events and the program's functions in their order. */
-#include "runtime_streams_fixture.h"
+#include "support/runtime_streams_fixture.h"
 
 static void streams_say_what_they_are(void **state) {
     CUstream stream = NULL;

@@ -1,6 +1,6 @@
 /* The simulated GPU's work: streams, events, and what is in flight when memory goes away. Nothing here depends on time:
  * gates hold work back until the test lets it go. */
-#include "streams_fixture.h"
+#include "support/streams_fixture.h"
 
 static void work_waits_for_its_gate(void **state) {
     block_t block = make_block(0, 2 * GRANULE);

@@ -4,8 +4,8 @@
 
 #include <sys/wait.h>
 
-#include "disk_copy_fixture.h"
 #include "own_process.h"
+#include "support/disk_copy_fixture.h"
 
 /* ---- many files ---- */
 

@@ -22,7 +22,7 @@
 #include "backup/disk/directory.h"
 #include "backup/disk/domain.h"
 #include "captured_stderr.h"
-#include "disk_fixture.h"
+#include "support/disk_fixture.h"
 
 static void test_set_directory(void **state) {
     (void)state;

@@ -1,6 +1,6 @@
 /* backup/disk/directory.c: the lock files that tell the living from the dead, and many threads and processes at once.
  * */
-#include "disk_directory_fixture.h"
+#include "support/disk_directory_fixture.h"
 
 static void make_old(const char *path) {
     const struct timespec times[2] = {{.tv_sec = time(NULL) - 3600}, {.tv_sec = time(NULL) - 3600}};

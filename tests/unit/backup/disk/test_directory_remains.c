@@ -1,5 +1,5 @@
 /* backup/disk/directory.c: what earlier processes left, which of it is removed, and what must never be touched. */
-#include "disk_directory_fixture.h"
+#include "support/disk_directory_fixture.h"
 
 /* A process of its own with `files` backup files in the directory. Returns when they are there; it then waits for its end.
  */

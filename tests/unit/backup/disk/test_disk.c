@@ -15,7 +15,7 @@
 #include <cmocka.h>
 
 #include "captured_stderr.h"
-#include "disk_fixture.h"
+#include "support/disk_fixture.h"
 
 static void test_nothing_happens_before_the_first_file(void **state) {
     (void)state;

@@ -1,6 +1,6 @@
 /* backup/disk/copy.c where the system offers less: without io_uring, threads (pthread_create) or direct I/O the copies
  * are made all the same. */
-#include "disk_failures_fixture.h"
+#include "support/disk_failures_fixture.h"
 
 /* Saves and loads under what fails now, and says what was logged. The contents must be right, also for others. */
 static void assert_works(fixture_t *f, uint64_t address, uint32_t seed, char *logged) {

@@ -1,6 +1,6 @@
 /* backup/disk/copy.c where the system or the driver refuses a call: what cannot be done at all is an error that names
  * it; nothing is left over. */
-#include "disk_failures_fixture.h"
+#include "support/disk_failures_fixture.h"
 
 /* ---- errors ---- */
 

@@ -1,7 +1,7 @@
 /* The disk backups where others change what lies under them: directories that go or are exchanged, and files that are
  * replaced, changed, truncated or unreadable. Each is an error that says what happened; nothing of another owner's is
  * touched; and a retry works once the cause is gone. */
-#include "disk_hostile_fixture.h"
+#include "support/disk_hostile_fixture.h"
 
 static void assert_loads(tms_disk_file_t *file) {
     if (load(file) != TMS_OK) fail_msg("%s", error.message);

@@ -1,6 +1,6 @@
 /* The disk backups where the system refuses: files that cannot be removed, disks that are full, limits. Each is an
  * error that says what happened; and a retry works once the cause is gone. */
-#include "disk_hostile_fixture.h"
+#include "support/disk_hostile_fixture.h"
 
 /* ---- what the system refuses ---- */
 

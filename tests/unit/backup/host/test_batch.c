@@ -1,6 +1,6 @@
 /* Batches of the host store: what one is, and what is refused. Memory becomes usable in order, and what fails leaves
  * nothing. */
-#include "host_batch_fixture.h"
+#include "support/host_batch_fixture.h"
 
 /* ---- what a batch is ---- */
 

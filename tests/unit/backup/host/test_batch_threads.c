@@ -1,5 +1,5 @@
 /* Batches of the host store: work without threads and while others wait, memory that runs short, and forks. */
-#include "host_batch_fixture.h"
+#include "support/host_batch_fixture.h"
 
 /* ---- threads ---- */
 

@@ -1,7 +1,7 @@
 /* The host store in a memory cgroup whose limit is real: what does not fit is an error, and no process is killed. Each test
  * makes a group below that of this process, where it may. */
 
-#include "host_fixture.h"
+#include "support/host_fixture.h"
 
 #include <fcntl.h>
 #include <limits.h>

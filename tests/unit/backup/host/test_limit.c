@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #include "backup/host/limit.h"
-#include "descriptors.h"
+#include "support/descriptors.h"
 #include "temporary.h"
 
 #define MIB ((uint64_t)1 << 20)

@@ -1,6 +1,6 @@
 /* The NUMA node of a device, and what the system is told about it. */
 
-#include "host_fixture.h"
+#include "support/host_fixture.h"
 
 #include <stdio.h>
 #include <sys/syscall.h>

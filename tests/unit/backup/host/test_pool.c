@@ -1,5 +1,5 @@
 /* The pool of the host store: what is kept and used again, and where buffers are placed in it. */
-#include "host_pool_fixture.h"
+#include "support/host_pool_fixture.h"
 
 static void the_pool_is_used_again_without_page_locking(void **state) {
     host_fixture_t *f = *state;

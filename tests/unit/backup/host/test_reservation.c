@@ -1,5 +1,5 @@
 /* Reservations of the host store: memory for its pool that is made ready before a pause needs it. */
-#include "host_pool_fixture.h"
+#include "support/host_pool_fixture.h"
 
 enum { TEXT_BYTES = 8192 };
 

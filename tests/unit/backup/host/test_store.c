@@ -1,5 +1,5 @@
 /* The host store: what becomes of memory when its buffers go, at exit, after a fork, and with many threads. */
-#include "host_store_fixture.h"
+#include "support/host_store_fixture.h"
 
 static uint64_t pooled(const host_fixture_t *f) { return atomic_load(&((host_fixture_t *)f)->store.pooled_bytes); }
 

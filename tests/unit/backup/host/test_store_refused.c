@@ -1,5 +1,5 @@
 /* The host store: memory that the driver or the system refuses to take back waits in the quarantine. */
-#include "host_store_fixture.h"
+#include "support/host_store_fixture.h"
 
 /* ---- what is refused ---- */
 

@@ -1,5 +1,5 @@
 /* A capture that begins while a pause or resume is under way. */
-#include "capture_begin_fixture.h"
+#include "support/capture_begin_fixture.h"
 
 static void *pause_others(void *argument) {
     other_t *other = argument;

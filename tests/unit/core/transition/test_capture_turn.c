@@ -1,5 +1,5 @@
 /* Captures while a pause waits for its turn, and what a call asks of captures that it cannot see. */
-#include "capture_begin_fixture.h"
+#include "support/capture_begin_fixture.h"
 
 /* A pause that waits for its turn while another call has it. */
 typedef struct late {

@@ -2,7 +2,7 @@
 
 #include "support.h"
 
-#include "capturer.h"
+#include "support/capturer.h"
 #include "temporary.h"
 
 enum { COPIES = 3 };

@@ -1,6 +1,6 @@
 /* What one call chooses: where contents go this time, what becomes of the host memory, zeros where there are no
  * contents, and all devices at once. */
-#include "choice_fixture.h"
+#include "support/choice_fixture.h"
 
 /* ---- where contents go this time ---- */
 

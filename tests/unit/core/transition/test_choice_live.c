@@ -1,5 +1,5 @@
 /* What one call chooses: which bytes are worth keeping. */
-#include "choice_fixture.h"
+#include "support/choice_fixture.h"
 
 /* ---- which bytes are live ---- */
 

@@ -1,5 +1,5 @@
 /* A call that is told to stop, wherever it waits: everything is as it was, and the same call can be made again. */
-#include "interrupt_fixture.h"
+#include "support/interrupt_fixture.h"
 
 static void assert_states(fixture_t *f, const uint64_t *addresses, size_t count, tms_segment_state_t expected) {
     for (size_t i = 0; i < count; i++) assert_int_equal(state_of(f, addresses[i]), expected);

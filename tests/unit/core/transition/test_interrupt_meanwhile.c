@@ -1,5 +1,5 @@
 /* What others do while a call is asked whether to stop: frees, refusals, forks, and devices that come into use. */
-#include "interrupt_fixture.h"
+#include "support/interrupt_fixture.h"
 
 /* ---- what may be done when asked ---- */
 

@@ -1,5 +1,5 @@
 /* A resume in the background: its end, streams that wait for its copies, and what cannot be undone. */
-#include "pending_fixture.h"
+#include "support/pending_fixture.h"
 
 /* As a program has it, whose thread has a context. */
 static CUstream enter_and_make_stream(fixture_t *f) {

@@ -1,5 +1,5 @@
 /* A resume in the background: what stops the wait for it, and what the end of the process does to it. */
-#include "pending_fixture.h"
+#include "support/pending_fixture.h"
 
 static void a_wait_can_be_stopped_and_the_resume_goes_on(void **state) {
     fixture_t *f = *state;

@@ -1,7 +1,7 @@
 /* resume(exclusive=True) under the locks of the devices: it waits for them, and gives them back after the memory. A second
  * set of locks stands for another process. */
 
-#include "resume_wait_fixture.h"
+#include "support/resume_wait_fixture.h"
 
 #include <stdlib.h>
 #include <sys/file.h>

@@ -1,6 +1,6 @@
 /* resume with a timeout waits for memory: until it is there, until time is up, or until something else goes wrong. */
 
-#include "resume_wait_fixture.h"
+#include "support/resume_wait_fixture.h"
 
 #include <math.h>
 #include <stdio.h>
