@@ -8,7 +8,6 @@
 #include "simulator/contexts/ipc_memory.h"
 #include "simulator/devices/budget.h"
 #include "simulator/devices/context.h"
-#include "simulator/memory/export.h"
 #include "simulator/memory/host.h"
 #include "simulator/memory/mapping.h"
 #include "simulator/memory/physical.h"
@@ -143,7 +142,7 @@ CUresult sim_pointer_attribute(void *data, CUpointer_attribute attribute, CUdevi
 
 CUresult sim_device_memory_info(size_t *available, size_t *total) {
     const sim_context_t *context = sim_context_current();
-    sim_export_sweep();
+    sim_memory_sweep();
     if (available) *available = sim_budget_available(context->device);
     if (total) *total = sim_budget_total();
     return CUDA_SUCCESS;

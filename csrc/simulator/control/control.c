@@ -9,7 +9,7 @@
 #include "simulator/devices/budget.h"
 #include "simulator/devices/context.h"
 #include "simulator/devices/device.h"
-#include "simulator/memory/export.h"
+#include "simulator/memory/physical.h"
 #include "simulator/simulator.h"
 #include "simulator/streams/stream.h"
 
@@ -80,7 +80,7 @@ void tms_sim_usage(int device, tms_sim_usage_t *usage) {
     *usage = (tms_sim_usage_t){0};
     if (device < 0 || device >= TMS_SIM_MAX_DEVICES || !sim_life_enter()) return;
     const sim_device_t *from = &sim_state.devices[device];
-    sim_export_sweep();
+    sim_memory_sweep();
     *usage = (tms_sim_usage_t){.physical_bytes = from->used,
                                .handles = from->handles,
                                .mappings = from->mappings,

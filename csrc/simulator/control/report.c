@@ -4,10 +4,10 @@
 #include <stdio.h>
 
 #include "simulator/base/state.h"
-#include "simulator/memory/export.h"
+#include "simulator/memory/physical.h"
 
 void sim_report(void) {
-    sim_export_sweep();
+    sim_memory_sweep();
     bool clean = !sim_state.reserved && !sim_state.host_bytes;
     for (int i = 0; i < sim_state.device_count; i++) {
         const sim_device_t *device = &sim_state.devices[i];

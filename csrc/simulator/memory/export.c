@@ -5,8 +5,6 @@
  * and with the last mapping made of it. So the owner finds out whether anybody still has the memory: only then does an
  * exclusive lock fail. A close is not announced, so released memory that others hold is looked at again whenever memory is
  * counted. */
-#include "simulator/memory/export.h"
-
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -153,18 +151,4 @@ failed:
     if (file >= 0) close(file);
     free(physical);
     return CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-bool sim_export_held(const sim_physical_t *physical) {
-    if (physical->imported || physical->file < 0) return false;
-    if (flock(physical->file, LOCK_EX | LOCK_NB) != 0) return errno == EWOULDBLOCK;
-    flock(physical->file, LOCK_UN);
-    return false;
-}
-
-void sim_export_sweep(void) {
-    for (size_t i = sim_state.physicals.count; sim_state.held && i-- > 0;) {
-        sim_physical_t *physical = sim_state.physicals.slots[i].value;
-        if (physical->held) sim_memory_drop_physical(physical);
-    }
 }

@@ -7,7 +7,6 @@
 #include "simulator/base/table.h"
 #include "simulator/devices/device.h"
 #include "simulator/memory/entries.h"
-#include "simulator/memory/export.h"
 #include "simulator/memory/physical.h"
 #include "simulator/memory/reservation.h"
 #include "simulator/simulator.h"
@@ -41,6 +40,17 @@ CUresult sim_memory_map_physical(uint64_t address, uint64_t bytes, sim_physical_
     if (!mapping->runtime) sim_state.devices[physical->device].mappings++;
     *made = mapping;
     return CUDA_SUCCESS;
+}
+
+CUresult sim_memory_map(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+                        unsigned long long flags) {
+    sim_physical_t *physical = sim_memory_find_physical(handle);
+    sim_mapping_t *mapping = NULL;
+    if (!bytes || address % TMS_SIM_GRANULARITY || flags || !physical) return CUDA_ERROR_INVALID_VALUE;
+    if (offset || bytes != physical->bytes) return CUDA_ERROR_NOT_SUPPORTED;
+    const sim_reservation_t *reservation = sim_memory_reservation_at(address);
+    if (!reservation || reservation->runtime) return CUDA_ERROR_INVALID_VALUE;
+    return sim_memory_map_physical(address, bytes, physical, &mapping);
 }
 
 sim_mapping_t *sim_memory_mapping_at(uint64_t address) {
@@ -207,17 +217,19 @@ CUresult sim_memory_get_access(unsigned long long *flags, const CUmemLocation *l
     return CUDA_SUCCESS;
 }
 
+CUresult sim_memory_retain(CUmemGenericAllocationHandle *handle, void *address) {
+    sim_mapping_t *mapping = sim_memory_mapping_at((uintptr_t)address);
+    if (!handle || !mapping || mapping->runtime) return CUDA_ERROR_INVALID_VALUE;
+    mapping->physical->references++;
+    *handle = mapping->physical->id;
+    return CUDA_SUCCESS;
+}
+
 void sim_memory_clear(void) {
     while (sim_state.mappings.count) remove_mapping(sim_state.mappings.slots[0].value);
     while (sim_state.reservations.count) sim_memory_free_range(sim_state.reservations.slots[0].value);
-    while (sim_state.physicals.count) {
-        sim_physical_t *physical = sim_state.physicals.slots[0].value;
-        physical->references = 0;
-        physical->imported = physical->imported || sim_export_held(physical); /* what others have is theirs */
-        sim_memory_drop_physical(physical);
-    }
+    sim_memory_clear_physicals();
     sim_table_release(&sim_state.mappings);
     sim_table_release(&sim_state.reservations);
-    sim_table_release(&sim_state.physicals);
     for (int i = 0; i < TMS_SIM_MAX_DEVICES; i++) sim_state.devices[i].runtime_allocations = 0;
 }

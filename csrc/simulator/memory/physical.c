@@ -3,7 +3,9 @@
  * A piece of one file, and not a file each, because a process may hold more allocations than it may open files. */
 #include "simulator/memory/physical.h"
 
+#include <errno.h>
 #include <stdlib.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include "simulator/base/state.h"
@@ -11,10 +13,7 @@
 #include "simulator/devices/budget.h"
 #include "simulator/devices/device.h"
 #include "simulator/memory/entries.h"
-#include "simulator/memory/export.h"
-#include "simulator/memory/mapping.h"
 #include "simulator/memory/pieces.h"
-#include "simulator/memory/reservation.h"
 #include "simulator/simulator.h"
 
 static void give_back(const sim_physical_t *physical) {
@@ -29,11 +28,38 @@ static void give_back(const sim_physical_t *physical) {
     sim_budget_credit(physical->device, physical->bytes, false);
 }
 
+/* Whether another process, or a descriptor in this one, has the memory: export.c says how that is known. */
+static bool has_holder(const sim_physical_t *physical) {
+    if (physical->imported || physical->file < 0) return false;
+    if (flock(physical->file, LOCK_EX | LOCK_NB) != 0) return errno == EWOULDBLOCK;
+    flock(physical->file, LOCK_UN);
+    return false;
+}
+
+void sim_memory_drop_physical(sim_physical_t *physical) {
+    if (physical->references || physical->mapped) return;
+    bool was_held = physical->held;
+    physical->held = has_holder(physical);
+    sim_state.held += (unsigned)physical->held - (unsigned)was_held;
+    if (physical->held) return;
+    give_back(physical);
+    sim_table_remove(&sim_state.physicals, physical->id);
+    if (!physical->runtime) sim_state.devices[physical->device].handles--;
+    free(physical);
+}
+
+void sim_memory_sweep(void) {
+    for (size_t i = sim_state.physicals.count; sim_state.held && i-- > 0;) {
+        sim_physical_t *physical = sim_state.physicals.slots[i].value;
+        if (physical->held) sim_memory_drop_physical(physical);
+    }
+}
+
 CUresult sim_memory_create_physical(int device, uint64_t bytes, bool runtime, sim_physical_t **made) {
     sim_device_t *owner = &sim_state.devices[device];
     sim_physical_t *physical = calloc(1, sizeof *physical);
     if (!physical) return CUDA_ERROR_OUT_OF_MEMORY;
-    sim_export_sweep();
+    sim_memory_sweep();
     if (!sim_budget_charge(device, bytes, false)) goto no_budget;
     *physical = (sim_physical_t){
         .id = sim_state_new_id(), .device = device, .bytes = bytes, .references = 1, .runtime = runtime, .file = -1};
@@ -50,18 +76,6 @@ no_memory:
 no_budget:
     free(physical);
     return CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-void sim_memory_drop_physical(sim_physical_t *physical) {
-    if (physical->references || physical->mapped) return;
-    bool was_held = physical->held;
-    physical->held = sim_export_held(physical);
-    sim_state.held += (unsigned)physical->held - (unsigned)was_held;
-    if (physical->held) return;
-    give_back(physical);
-    sim_table_remove(&sim_state.physicals, physical->id);
-    if (!physical->runtime) sim_state.devices[physical->device].handles--;
-    free(physical);
 }
 
 sim_physical_t *sim_memory_find_physical(CUmemGenericAllocationHandle handle) {
@@ -106,14 +120,6 @@ CUresult sim_memory_release(CUmemGenericAllocationHandle handle) {
     return CUDA_SUCCESS;
 }
 
-CUresult sim_memory_retain(CUmemGenericAllocationHandle *handle, void *address) {
-    sim_mapping_t *mapping = sim_memory_mapping_at((uintptr_t)address);
-    if (!handle || !mapping || mapping->runtime) return CUDA_ERROR_INVALID_VALUE;
-    mapping->physical->references++;
-    *handle = mapping->physical->id;
-    return CUDA_SUCCESS;
-}
-
 CUresult sim_memory_properties(CUmemAllocationProp *properties, CUmemGenericAllocationHandle handle) {
     const sim_physical_t *physical = sim_memory_find_physical(handle);
     if (!properties || !physical) return CUDA_ERROR_INVALID_VALUE;
@@ -123,13 +129,12 @@ CUresult sim_memory_properties(CUmemAllocationProp *properties, CUmemGenericAllo
     return CUDA_SUCCESS;
 }
 
-CUresult sim_memory_map(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
-                        unsigned long long flags) {
-    sim_physical_t *physical = sim_memory_find_physical(handle);
-    sim_mapping_t *mapping = NULL;
-    if (!bytes || address % TMS_SIM_GRANULARITY || flags || !physical) return CUDA_ERROR_INVALID_VALUE;
-    if (offset || bytes != physical->bytes) return CUDA_ERROR_NOT_SUPPORTED;
-    const sim_reservation_t *reservation = sim_memory_reservation_at(address);
-    if (!reservation || reservation->runtime) return CUDA_ERROR_INVALID_VALUE;
-    return sim_memory_map_physical(address, bytes, physical, &mapping);
+void sim_memory_clear_physicals(void) {
+    while (sim_state.physicals.count) {
+        sim_physical_t *physical = sim_state.physicals.slots[0].value;
+        physical->references = 0;
+        physical->imported = physical->imported || has_holder(physical); /* what others have is theirs */
+        sim_memory_drop_physical(physical);
+    }
+    sim_table_release(&sim_state.physicals);
 }
