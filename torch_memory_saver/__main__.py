@@ -7,6 +7,6 @@ if __name__ == "__main__":
         from torch_memory_saver._cli.commands import main
 
         status = main()
-    except KeyboardInterrupt:  # before or after a command: while it is imported, or its output written
+    except KeyboardInterrupt:  # outside a command: during the import, or while output is written
         status = 130
     sys.exit(status)

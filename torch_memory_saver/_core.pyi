@@ -1,9 +1,9 @@
-"""The CPython extension: the native core's function table, one Python function an entry.
+"""The CPython extension: the native core's function table, one Python function for each entry.
 
-Nothing here imports torch or touches a GPU before a function that needs one is called. The GIL is released around every call
-that may wait: not around those on this thread's region and ``tag_info``, which cannot. Failures of the native core are
-exceptions of :mod:`torch_memory_saver.errors`; arguments of a wrong type are TypeError, numbers out of range and tags that
-are empty or hold a NUL are ValueError, before anything changes. Sizes are bytes, devices CUDA ordinals, addresses integers.
+Nothing here imports torch. No GPU is used before a function that needs one is called. The GIL is released around every call
+that may wait; calls for this thread's region and ``tag_info`` never wait. Failures of the native core are exceptions of
+:mod:`torch_memory_saver.errors`. Arguments of a wrong type raise TypeError; numbers out of range, and tags that are empty or
+contain a NUL, raise ValueError, before anything changes. Sizes are bytes, devices CUDA ordinals, addresses integers.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,19 +11,20 @@ from typing import Any, Final, NamedTuple
 
 #: The version of the native core's function table: TMS_API_VERSION of csrc/include/tms.h.
 API_VERSION: Final = 2
-#: CRC-32 of the text of this file at the time of the build, which ``_interface`` compares. 0: built without setup.py.
+#: CRC-32 of this file at build time, compared by ``_interface``. 0: built without setup.py.
 INTERFACE: Final[int]
 
-#: The kinds of backups: their numbers by their names. The module has each also as ``BACKUP_<NAME>``: here are those that
-#: Python code names.
+#: The kinds of backups: numbers by name. The module also has each as ``BACKUP_<NAME>``; those that Python code uses are
+#: listed here.
 BACKUP_KINDS: Final[Mapping[str, int]]
 BACKUP_NONE: Final[int]
 BACKUP_PINNED: Final[int]
 BACKUP_MMAP: Final[int]
 BACKUP_DISK: Final[int]
 
-#: What becomes of host memory after a resume; DEFAULT: what the next wider setting says.
+#: The names of the core's environment variables.
 SETTINGS: Final[tuple[str, ...]]
+#: The policies for host memory after a resume; DEFAULT: the next wider setting applies.
 HOST_DEFAULT: Final[int]
 HOST_RELEASE: Final[int]
 HOST_POOL: Final[int]
@@ -40,11 +41,11 @@ STATE_REPAIRING: Final[int]
 library_path: Final[str]
 #: Whether the state lives in the preload library.
 preloaded: Final[bool]
-#: Whether this is the main interpreter, at whose end the process ends, and not a sub-interpreter.
+#: Whether this is the main interpreter, which ends with the process, and not a sub-interpreter.
 main_interpreter: Final[bool]
 
 class Pending:
-    """A resume that goes on in the background."""
+    """A resume in the background."""
 
 class HostBuffer:
     """Keeps a host backup's memory valid while it lives. Made by :func:`host_backup` only."""
@@ -52,7 +53,7 @@ class HostBuffer:
     @property
     def address(self) -> int: ...
 
-# Rows are struct sequences: tuples whose items have names as well. Only the functions below make them.
+# Rows are struct sequences: tuples with named items. Only the functions below create them.
 
 class Segment(NamedTuple):
     address: int
@@ -84,7 +85,7 @@ class DeviceMemory(NamedTuple):
     total: int
 
 class RegionSettings(NamedTuple):
-    """Those of a thread's innermost level; depth 0 is outside every region."""
+    """The settings of a thread's innermost level; depth 0 is outside every region."""
 
     tag: str
     backup: int
@@ -105,8 +106,8 @@ def region_enter(tag: str, backup: int, managed: bool, host_policy: int = 0) -> 
     """Enters a level of settings on this thread; returns the id for :func:`region_leave`, never 0."""
 
 def region_leave(level: int) -> int:
-    """Leaves that level and no other, in whatever order. How many levels entered after it stay in force; -1: it is none of
-    this thread's, or has been left."""
+    """Leaves that level only, in any order. Returns the number of later levels that stay in force; -1 if the level is not
+    one of this thread's or has been left."""
 
 def region_current() -> RegionSettings: ...
 def region_set(tag: str, backup: int, managed: bool, host_policy: int = 0) -> None:
@@ -120,19 +121,20 @@ def pause(
     find_live: Callable[[], tuple[bytes, bytes] | None] | None = None,
     progress: Callable[[int, int], Any] | None = None,
 ) -> Report:
-    """None is every tag; `stream` is the caller's current CUDA stream handle, asked whether it is capturing.
+    """`tags` None: every tag. `stream`: the handle of the caller's current CUDA stream, queried for an active capture.
 
-    `interruptible`, for the main thread: signal handlers run while the call waits, and one that raises ends it with nothing
+    `interruptible`: for the main thread; signal handlers run while the call waits, and one that raises ends it with nothing
     changed.
 
-    `backup`: where contents go this time; BACKUP_NONE, BACKUP_DISK, or BACKUP_PINNED for host memory.
+    `backup`: overrides the regions' backups: BACKUP_NONE, BACKUP_DISK, or BACKUP_PINNED for host memory.
 
-    `find_live` is called once, after the devices have been waited for, and says which bytes are live: addresses of
-    allocations, and begins and ends of ranges inside them, both as sorted native 64-bit numbers in bytes. Of allocations
-    that it does not name, and if it returns None, everything is.
+    `find_live` is called once, after the devices have been synchronized, and returns the live bytes: addresses of
+    allocations, and begins and ends of ranges inside them, both as sorted native 64-bit numbers in bytes. Allocations that
+    it does not list are live as a whole, as are all if it returns None.
 
-    `progress` is called with (bytes done, bytes in all) of the copies. What either raises ends the call with nothing changed
-    and is raised by it; once memory goes back, the call completes first. Neither may call pause or resume."""
+    `progress` is called with (bytes done, total bytes) of the copies. An exception of either callback ends the call with
+    nothing changed and is raised by it; once memory is being released, the call completes first. Neither may call pause or
+    resume."""
 
 def resume(
     tags: tuple[str, ...] | None,
@@ -144,8 +146,8 @@ def resume(
     zero: bool = False,
     progress: Callable[[int, int], Any] | None = None,
 ) -> Report:
-    """`timeout`: seconds to wait for device memory, and for the devices' locks where `exclusive`; infinity is for ever.
-    `host_policy`: for the backups of what this call resumes. `zero`: memory that comes back without contents is zeroed.
+    """`timeout`: seconds to wait for device memory and, if `exclusive`, for the devices' locks; infinity is for ever.
+    `host_policy`: for the backups that this call restores. `zero`: memory that is resumed without contents is zeroed.
     `progress`: as for :func:`pause`."""
 
 def resume_begin(
@@ -156,15 +158,15 @@ def resume_begin(
     host_policy: int = 0,
     zero: bool = False,
 ) -> Pending:
-    """Begins a resume on a thread of the library's and returns at once."""
+    """Begins a resume on a background thread and returns at once."""
 
 def pending_done(pending: Pending) -> bool: ...
 def pending_wait(pending: Pending, interruptible: bool = False) -> Report: ...
 def pending_wait_stream(pending: Pending, stream: int, interruptible: bool = False) -> None:
-    """Returns once all copies are queued; what is queued on the stream afterwards sees the contents."""
+    """Returns once all copies are queued; work queued on the stream afterwards finds the contents."""
 
 def host_backup(address: int, size: int) -> HostBuffer | None:
-    """The host copy of ``size`` bytes at ``address``; None where there is none now."""
+    """The host copy of ``size`` bytes at ``address``; None if there is none now."""
 
 def set_memory_margin(size: int) -> None: ...
 def get_memory_margin() -> int: ...
@@ -172,30 +174,30 @@ def set_retain_backup(retain: bool) -> None: ...
 def get_retain_backup() -> bool: ...
 def set_disk_directory(path: str) -> None: ...
 def release_host_memory() -> None:
-    """Gives idle pooled host memory back, in the background."""
+    """Releases idle pooled host memory, in the background."""
 
 def reserve_host_memory(size: int, device: int = -1) -> None:
-    """Has `size` bytes of host memory made ready for backups of a device, in the background; -1 is the current device."""
+    """Prepares `size` bytes of pinned host memory for backups of a device, in the background; -1 is the current device."""
 
 def set_host_policy(policy: int) -> None:
-    """What becomes of host memory after a resume where neither the call nor the region says: one of HOST_*."""
+    """What happens to host memory after a resume if neither the call nor the region sets it: one of HOST_*."""
 
 def get_host_policy() -> int: ...
 def close() -> None:
-    """At the program's exit: no thread of the library's own calls the driver after this."""
+    """At exit: no thread of the library calls the driver after this."""
 
 def capture_begin(tag: str | None, backup: int, host_policy: int = 0) -> int:
-    """A stream capture is about to begin. `tag` None: no settings for threads outside regions. The result names it."""
+    """A stream capture is about to begin. `tag` None: no settings for threads outside regions. Returns its identity."""
 
 def capture_begin_on(stream: int) -> int:
-    """A stream capture is about to begin on this CUstream, on this thread: what the thread has announced, if it has."""
+    """A stream capture is about to begin on this CUstream, on this thread. Completes an announcement of this thread."""
 
 def capture_begun(identity: int) -> None:
-    """The capture of that name has begun. Until then its stream is not asked whether it captures. 0: nothing."""
+    """The capture with that identity has begun. Its stream is not queried before that. 0: does nothing."""
 
 def capture_end(identity: int = 0, unless_it_goes_on: bool = False) -> bool:
-    """The capture of that name has ended, or failed to begin; 0: the last one. Whether there was one. `unless_it_goes_on`:
-    nothing, where its stream says that it captures."""
+    """The capture with that identity has ended or failed to begin; 0: the last one. Returns whether there was one.
+    `unless_it_goes_on`: does nothing if its stream reports an active capture."""
 
 def refresh_peers() -> None: ...
 def device_count() -> int: ...
@@ -207,6 +209,6 @@ def segments() -> list[Segment]: ...
 def find(address: int) -> Segment | None: ...
 def tag_info(tag: str) -> TagInfo: ...
 def in_transition() -> bool:
-    """Whether this thread is inside a pause or resume that waits: in a signal handler, or in a finaliser."""
+    """Whether this thread is inside a pause or resume: in a signal handler, a callback or a finaliser."""
 
 def counters() -> dict[str, int]: ...

@@ -1,8 +1,8 @@
-"""Importing this module fails where the native library beside these files is missing, or is not the one that they call.
+"""Importing this module fails if the native library beside these files is missing or does not match them.
 
-The library's ``INTERFACE`` is the CRC-32 of the ``_core.pyi`` that it was built with (setup.py). That file declares all that
-the Python files use of the library, and the version of the function table (``TMS_API_VERSION``). So an editable install
-survives every edit of a Python file, and no library of other sources is ever called.
+The library's ``INTERFACE`` is the CRC-32 of the ``_core.pyi`` that it was built with (setup.py). That file declares
+everything that the Python files use of the library, and the version of the function table (``TMS_API_VERSION``). So an
+editable install survives every edit of a Python file, and a library built from other sources is never called.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _what_to_do() -> str:
 def _check() -> None:
     """
     Raises:
-        ImportError: The library is missing, or of another interface. It says what to do, in one sentence.
+        ImportError: The library is missing or has another interface. The message says in one sentence what to do.
     """
     try:
         core = importlib.import_module("torch_memory_saver._core")
@@ -38,7 +38,7 @@ def _check() -> None:
     try:
         declared = zlib.crc32((_FOLDER / "_core.pyi").read_bytes())
     except OSError:
-        return  # a packager took the declarations away, and with them what there is to compare
+        return  # a packager removed the declarations, so there is nothing to compare
     if getattr(core, "INTERFACE", None) != declared:
         text = (
             f"the native library {core.__file__} was not built for the Python files of torch_memory_saver in {_FOLDER}: "

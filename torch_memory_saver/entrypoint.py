@@ -23,8 +23,8 @@ __all__ = [
 
 
 def _check_platform(backend: str) -> None:
-    """The C++ package has no choice of a backend on Intel's GPUs, nor memory that is not pinned on AMD's. Once a program has
-    imported this module, these choices raise an error here too."""
+    """The C++ package supports no choice of a backend on Intel GPUs, and only pinned memory on AMD GPUs. Once a program has
+    imported this module, other choices raise an error here as well."""
     if is_xpu():
         raise InvalidArgumentError("cpu_backup_backend is not supported on XPU")
     if backend == "mmap" and getattr(getattr(sys.modules.get("torch"), "version", None), "hip", None):

@@ -1,8 +1,8 @@
 """Every exception that this package raises.
 
-All derive from :class:`TorchMemorySaverError`, which is a ``RuntimeError``. The attributes say what the native core knows
-about the failure; what does not apply is ``""``, ``0`` or, for ``device``, ``None``. The instances can be pickled, so that a
-worker process can hand one to its parent.
+All derive from :class:`TorchMemorySaverError`, which is a ``RuntimeError``. The attributes have the native core's details of
+the failure; those that do not apply are ``""``, ``0`` or, for ``device``, ``None``. The instances can be pickled, so that a
+worker process can send one to its parent.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class TorchMemorySaverError(RuntimeError):
     """The base of everything that this package raises.
 
     Attributes:
-        operation: What was being done, such as ``"pause"`` or ``"allocate"``.
+        operation: The operation that failed, such as ``"pause"`` or ``"allocate"``.
         driver_call: The driver or system call that failed, such as ``"cuMemCreate"``.
         error_name: The driver's name of the error, such as ``"CUDA_ERROR_OUT_OF_MEMORY"``.
         driver_result: The driver's number of the error (a ``CUresult``); 0 if no driver call failed.
         os_error: The ``errno`` of a failed system call; 0 if none failed.
         device: The CUDA ordinal of the device concerned, or None.
-        bytes: The bytes asked for.
+        bytes: The bytes requested.
         address: The device address concerned.
         tag: The tag concerned.
     """
@@ -75,14 +75,14 @@ class TorchMemorySaverError(RuntimeError):
         return str(self.args[0]) if self.args else ""
 
     def __reduce__(self) -> tuple[Callable[..., BaseException], tuple[str, str, dict[str, Any]]]:
-        # The class that is also torch's is made when it is needed and cannot be found by name: the name of its base is
-        # enough, because the receiving process makes its own combination. A class of the program's becomes its base here.
+        # The class that is combined with torch's is created on demand and cannot be found by name. The name of its base is
+        # enough, because the receiving process creates its own combination. A program's subclass becomes its base here.
         name = next(cls.__name__ for cls in type(self).__mro__ if globals().get(cls.__name__) is cls)
         return _rebuild, (name, str(self), {name: getattr(self, name) for name in _DETAILS})
 
 
 class InvalidArgumentError(TorchMemorySaverError, ValueError):
-    """An argument has a value that the operation does not take. Nothing was changed."""
+    """An argument has a value that the operation does not accept. Nothing was changed."""
 
 
 class InvalidStateError(TorchMemorySaverError):
@@ -96,18 +96,18 @@ class NotManagedError(TorchMemorySaverError):
 class OutOfMemoryError(TorchMemorySaverError):
     """The device has too little free memory.
 
-    Where PyTorch is loaded the instance raised is a ``torch.OutOfMemoryError`` as well. After a failed ``resume`` everything
-    that was paused still is, with its backup, and the same call can be made again.
+    If PyTorch is loaded, the instance is a ``torch.OutOfMemoryError`` as well. After a failed ``resume`` everything stays
+    paused, with its backup, and the same call can be made again.
     """
 
 
 class OutOfHostMemoryError(TorchMemorySaverError, MemoryError):
-    """The host has too little memory, for a backup or for bookkeeping; or its limits cannot be looked at for want of
-    descriptors (``os_error`` is then the system's error number)."""
+    """The host has too little memory, for a backup or for bookkeeping; or its limits cannot be read for lack of descriptors
+    (``os_error`` is then the system's error number)."""
 
 
 class BackupIOError(TorchMemorySaverError, OSError):
-    """A backup file or its directory could not be made, written or read. ``errno`` is the system's error number."""
+    """A backup file or its directory could not be created, written or read. ``errno`` is the system's error number."""
 
     def __init__(self, message: str = "", **details: Any) -> None:
         super().__init__(message, **details)
@@ -127,7 +127,7 @@ class DriverUnavailableError(TorchMemorySaverError):
 
 
 class TorchUnavailableError(TorchMemorySaverError):
-    """The operation needs a PyTorch that can use CUDA: none is installed, or it finds no device, or it is too old."""
+    """The operation needs a PyTorch that can use CUDA, but none is installed, or it finds no device, or it is too old."""
 
 
 class CaptureInProgressError(TorchMemorySaverError):
@@ -139,14 +139,13 @@ class ForkedProcessError(TorchMemorySaverError):
 
 
 class CallInterruptedError(TorchMemorySaverError):
-    """A caller of the native core asked it to stop, and nothing was changed.
+    """A caller of the native core cancelled the call, and nothing was changed.
 
     Python code sees the signal handler's own exception instead (KeyboardInterrupt after Ctrl-C)."""
 
 
 class DeviceLockedError(TorchMemorySaverError):
-    """Another process holds the exclusive lock of a device, and did for as long as ``resume`` was to wait. What was paused
-    still is."""
+    """Another process held the exclusive lock of a device until the timeout of ``resume``. Everything stays paused."""
 
 
 _CLASS_OF_STATUS: dict[str, type[TorchMemorySaverError]] = {
@@ -171,7 +170,7 @@ _out_of_memory_classes: dict[type[BaseException], type[OutOfMemoryError]] = {}
 
 
 def _out_of_memory_class() -> type[OutOfMemoryError]:
-    """OutOfMemoryError, combined with torch's class of that meaning if torch is loaded and has one."""
+    """OutOfMemoryError, combined with torch's class of that name if torch is loaded and has one."""
     theirs = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)
     if not (isinstance(theirs, type) and issubclass(theirs, Exception)):
         return OutOfMemoryError
@@ -205,9 +204,9 @@ def make_error(
     """The exception for a failure of the native core. Called by ``_core``, positionally.
 
     Args:
-        status: The core's status code without its prefix, such as ``"OUT_OF_DEVICE_MEMORY"``. One that this version does not
-            know gives a :class:`TorchMemorySaverError`.
-        device: -1 where no device is concerned.
+        status: The core's status code without its prefix, such as ``"OUT_OF_DEVICE_MEMORY"``. An unknown one gives a
+            :class:`TorchMemorySaverError`.
+        device: -1 if no device is concerned.
     """
     cls = _CLASS_OF_STATUS.get(status, TorchMemorySaverError)
     return (_out_of_memory_class() if cls is OutOfMemoryError else cls)(

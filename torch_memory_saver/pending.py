@@ -16,10 +16,11 @@ __all__ = ["PendingResume", "on_main_thread"]
 
 @eager_methods
 class PendingResume:
-    """What ``resume(wait=False)`` returns. It may be used on any thread, and dropped at any time: the resume goes on.
+    """A resume in the background, returned by ``resume(wait=False)``. It may be used on any thread, and dropped at any time:
+    the resume continues.
 
-    The tensors must not be accessed before :meth:`wait` has returned, or, by kernels, before the stream that they are
-    launched on has been handed to :meth:`wait_stream`.
+    The tensors must not be accessed before :meth:`wait` has returned. Kernels may access them once the stream that they are
+    launched on has been passed to :meth:`wait_stream`.
     """
 
     def __init__(self, pending: _core.Pending) -> None:
@@ -27,27 +28,26 @@ class PendingResume:
 
     @property
     def done(self) -> bool:
-        """Whether the resume has ended, well or not. Does not wait."""
+        """Whether the resume has ended, successfully or not. Does not wait."""
         return _core.pending_done(self._pending)
 
     def wait(self) -> ResumeReport:
         """Waits until the resume has ended, and returns its report. It may be called again.
 
-        On the main thread a signal whose handler raises (Ctrl-C) ends the wait. The resume goes on.
+        On the main thread a signal whose handler raises (Ctrl-C) ends the wait. The resume continues.
 
         Raises:
-            TorchMemorySaverError: The resume has failed, as a waiting one would have: nothing has changed. After
-                :meth:`wait_stream` what was to be resumed may be damaged instead, its backup intact: call ``resume`` again.
+            TorchMemorySaverError: The resume has failed, like one that waits: nothing has changed. After :meth:`wait_stream`
+                the memory may be damaged instead, with its backup intact: call ``resume`` again.
         """
         return resume_report(_core.pending_wait(self._pending, on_main_thread()))
 
     def wait_stream(self, stream: Any = None) -> None:
-        """Has a CUDA stream wait for what is resumed: kernels that are launched on it afterwards find memory and contents.
+        """Makes a CUDA stream wait for the resume: kernels that are launched on it afterwards find memory and contents.
 
         Returns once the memory is mapped on every device and all copies are queued; with a ``timeout`` that includes the
-        wait for memory. The copies themselves then cost the program nothing. From then on the resume is not undone: where a
-        copy fails, :meth:`wait` raises, and what was to be resumed is damaged, its backup intact. It may be called for
-        several streams, one after the other.
+        wait for memory. The copies then run in the background. From then on the resume is not undone: if a copy fails,
+        :meth:`wait` raises, and the memory is damaged, with its backup intact. It may be called for several streams in turn.
 
         Args:
             stream: A ``torch.cuda.Stream``, or the handle of one; None is PyTorch's current stream. On a thread without a
@@ -55,9 +55,9 @@ class PendingResume:
 
         Raises:
             InvalidArgumentError: Not a stream.
-            InvalidStateError: The default stream of a thread without a CUDA context, while device 0 is not in use.
-            TorchMemorySaverError: The resume has failed, as :meth:`wait` raises it, and is undone; or the driver refused to
-                make the stream wait, and launching on it is not safe before :meth:`wait` has returned.
+            InvalidStateError: The default stream was given on a thread without a CUDA context while device 0 is not in use.
+            TorchMemorySaverError: The resume has failed and is undone; or the driver failed to make the stream wait, and
+                kernels must not be launched on it before :meth:`wait` has returned.
         """
         _core.pending_wait_stream(self._pending, _handle_of(stream), on_main_thread())
 
@@ -73,5 +73,5 @@ def _handle_of(stream: Any) -> int:
 
 
 def on_main_thread() -> bool:
-    """Signal handlers run on the main thread only, so calls on others need not ask for them."""
+    """Whether this is the main thread, the only one on which signal handlers run."""
     return threading.get_ident() == threading.main_thread().ident

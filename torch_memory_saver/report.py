@@ -1,4 +1,4 @@
-"""What pause and resume return."""
+"""The reports that pause and resume return."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class TransitionReport:
 
     Attributes:
         allocations: Allocations that changed state.
-        bytes: Bytes of physical device memory given back or taken.
-        copied_bytes: Bytes copied to or from backups. Free blocks of PyTorch's segments hold nothing and are not copied.
+        bytes: Bytes of physical device memory released or mapped.
+        copied_bytes: Bytes copied to or from backups. Free blocks of PyTorch's segments are not copied.
         unknown_tags: Tags in the call that no allocation ever had.
         seconds: Wall-clock time of the native part of the call.
     """
@@ -33,11 +33,11 @@ class PauseReport(TransitionReport):
     """What one pause did.
 
     Attributes:
-        reusable_bytes: Bytes of paused memory that PyTorch could still hand out to new tensors before the resume, because
-            they are free blocks of its default pool. Not 0 only in processes that manage everything (``TMS_INIT_ENABLE=1``):
-            allocate inside ``disable()`` while paused there.
-        unmanaged_bytes: Bytes of PyTorch's default pool that stay on the GPU although ``TMS_INIT_ENABLE=1`` is to manage
-            everything, because they were allocated while PyTorch's expandable segments were on: those bypass cudaMalloc.
+        reusable_bytes: Bytes of paused memory that PyTorch could assign to new tensors before the resume, because they are
+            free blocks of its default pool. Not 0 only in processes that manage everything (``TMS_INIT_ENABLE=1``): allocate
+            inside ``disable()`` there while memory is paused.
+        unmanaged_bytes: Bytes of PyTorch's default pool that stay on the GPU in spite of ``TMS_INIT_ENABLE=1``, because they
+            were allocated while PyTorch's expandable segments, which bypass cudaMalloc, were on.
     """
 
     reusable_bytes: int = 0

@@ -1,4 +1,4 @@
-"""The public surface: :class:`TorchMemorySaver`, whose one object is ``torch_memory_saver.torch_memory_saver``."""
+"""The public class :class:`TorchMemorySaver`. Its one instance is ``torch_memory_saver.torch_memory_saver``."""
 
 from __future__ import annotations
 
@@ -26,17 +26,16 @@ __all__ = ["TorchMemorySaver"]
 class TorchMemorySaver(UsedAtFirstCall):
     """Pauses and resumes GPU memory without changing its addresses.
 
-    Nothing happens before the first use: no driver is loaded and no device used. All sizes are bytes. Every method may be
-    called from any thread; a region applies to the thread that enters it. Failures are exceptions of
-    :mod:`torch_memory_saver.errors`. A failed call changes nothing, except where the driver fails to release memory: see
-    :meth:`pause` and :meth:`resume`.
+    No driver is loaded and no device used before the first use. All sizes are bytes. Every method may be called from any
+    thread; a region applies to the thread that enters it. Failures are exceptions of :mod:`torch_memory_saver.errors`. A
+    failed call changes nothing, except where the driver fails to release memory: see :meth:`pause` and :meth:`resume`.
     """
 
     def configure_subprocess(self) -> AbstractContextManager[None]:
-        """Child processes started inside get the preload library; ``LD_PRELOAD`` is as before afterwards.
+        """Child processes started inside load the preload library; ``LD_PRELOAD`` is restored afterwards.
 
-        Other entries of ``LD_PRELOAD`` are kept. Changes this process's environment meanwhile, and so for every thread of
-        it. Does nothing where :attr:`hook_mode` is a registered mode without preloading.
+        Other entries of ``LD_PRELOAD`` are kept. Changes the environment of this process meanwhile, for all its threads.
+        Does nothing if :attr:`hook_mode` is a registered mode without preloading.
 
         Raises:
             InvalidStateError: The library is not installed, or lies at a path that ``LD_PRELOAD`` cannot name.
@@ -53,26 +52,26 @@ class TorchMemorySaver(UsedAtFirstCall):
         cpu_backup_backend: str | None = None,
         host_memory: str | None = None,
     ) -> AbstractContextManager[None]:
-        """A context manager: what this thread allocates on GPUs inside can be paused and resumed.
+        """A context manager: GPU memory that this thread allocates inside can be paused and resumed.
 
-        Regions nest, the innermost counts. Tensors made outside stay ordinary. While the tag is paused a region of it may be
-        entered: what is allocated then is resident.
+        Regions nest, and the innermost applies. Tensors made outside stay ordinary. A region may be entered while its tag is
+        paused: new allocations are resident.
 
-        A ``backward()`` inside runs on this thread and not on PyTorch's own, so that its gradients are managed, too. What
-        other threads allocate is not.
+        A ``backward()`` inside runs on this thread and not on PyTorch's own, so that its gradients are managed as well.
+        Allocations of other threads are not.
 
         Args:
-            tag: A name for pause and resume to select by; any non-empty str.
-            enable_cpu_backup: A pause keeps the contents in host memory. Without a backup contents are lost at a pause.
+            tag: The name by which pause and resume select; any non-empty str.
+            enable_cpu_backup: A pause keeps the contents in host memory. Without a backup a pause discards them.
             enable_disk_backup: A pause keeps the contents in a file (see :meth:`set_disk_backup_dir`).
-            cpu_backup_backend: "pinned" (pinned memory: fast) or "mmap" (ordinary memory, released at the resume).
-            host_memory: What becomes of the backup's host memory after a resume: "release" (back to the system), "pool"
+            cpu_backup_backend: "pinned" (pinned memory, fast) or "mmap" (pageable memory, released at the resume).
+            host_memory: What happens to the backup's host memory after a resume: "release" (released to the system), "pool"
                 (kept, pinned, for any later backup) or "retain" (kept with its contents, for the next pause and for
-                :meth:`get_cpu_backup`). None: as :attr:`host_memory` says then.
+                :meth:`get_cpu_backup`). None: :attr:`host_memory` at that time.
 
         Raises:
-            InvalidArgumentError: Both backups, an unknown backend, a backend without ``enable_cpu_backup``, a bad tag, an
-                unknown ``host_memory``.
+            InvalidArgumentError: Both backups, an unknown backend, a backend without ``enable_cpu_backup``, an invalid tag,
+                an unknown ``host_memory``.
             TorchUnavailableError: Hook mode "torch" and no PyTorch that can use CUDA.
         """
         optional: dict[str, Any] = {}
@@ -96,25 +95,25 @@ class TorchMemorySaver(UsedAtFirstCall):
         cpu_backup_backend: str | None = None,
         host_memory: str | None = None,
     ) -> AbstractContextManager[None]:
-        """Like ``torch.cuda.graph``; the memory that the graph allocates can be paused and resumed.
+        """Like ``torch.cuda.graph``, but the memory that the graph allocates can be paused and resumed.
 
         Args:
             cuda_graph: The graph to capture into.
             pool: A token from ``torch.cuda.graph_pool_handle()``, another graph's ``pool()`` or a ``MemPool``'s ``id``:
-                graphs captured here with the same token, tag and backup share one managed pool. In preload mode, and where
-                a ``MemPool`` has our allocator, it is the token's own; otherwise a managed one takes its place. None: a pool
-                of the graph's own.
+                graphs captured here with the same token, tag and backup share one managed pool. In preload mode, or for a
+                ``MemPool`` with this package's allocator, it is the token's own pool; otherwise a managed pool replaces it.
+                None: a separate pool for this graph.
             stream: The stream to capture on; None is torch's capture stream.
             capture_error_mode: "global", "thread_local" or "relaxed".
-            tag: As for :meth:`region`, and so are the next three.
+            tag: As for :meth:`region`, like the next three.
             enable_cpu_backup: The pool's contents are kept.
             cpu_backup_backend: Where they are kept.
-            host_memory: What becomes of that memory after a resume.
+            host_memory: What happens to that memory after a resume.
 
         Raises:
             InvalidArgumentError: As for :meth:`region`, or something that is not a graph or a token.
             InvalidStateError: The token's memory is paused; or, in hook mode "torch", it already holds memory that is not
-                managed, or the program has ended routing to a token that had been replaced.
+                managed, or the program has ended routing to a replaced token.
         """
         optional: dict[str, Any] = {} if cpu_backup_backend is None else {"cpu_backup_backend": cpu_backup_backend}
         if host_memory is not None:
@@ -131,9 +130,9 @@ class TorchMemorySaver(UsedAtFirstCall):
         return manager
 
     def disable(self) -> AbstractContextManager[None]:
-        """A context manager: allocations inside are ordinary, although a region surrounds them.
+        """A context manager: allocations inside are ordinary, even inside a region.
 
-        What was allocated inside and deleted is the driver's again on exit.
+        Memory that was allocated and freed inside is released to the driver on exit.
 
         Raises:
             InvalidStateError: No region is in force, nor ``TMS_INIT_ENABLE=1``.
@@ -149,38 +148,38 @@ class TorchMemorySaver(UsedAtFirstCall):
         live_only: bool = True,
         progress: Callable[[int, int], Any] | None = None,
     ) -> PauseReport:
-        """Gives the physical memory of what is resident back to the driver, contents to their backups first.
+        """Releases the physical memory of resident allocations to the driver, after contents were saved to their backups.
 
-        Waits for the devices concerned. What is paused already is skipped; an unused tag is a warning in the log.
-        Tensors keep their addresses and must not be accessed before the resume.
+        Waits for the devices concerned. Skips memory that is paused already; an unused tag is logged as a warning. Tensors
+        keep their addresses and must not be accessed before the resume.
 
         On the main thread a signal whose handler raises (Ctrl-C) ends the call within a second, with nothing changed, while
-        it waits for the devices or copies. Once memory goes back, the call completes first.
+        it waits for the devices or copies. Once it releases memory, the call completes first.
 
-        An allocation that the driver fails to release is *damaged*: its contents are in its backup, and later calls try
-        again. That pause fails. A later pause that finds it still damaged only logs it.
+        An allocation that the driver fails to release is *damaged*: its contents are in its backup, and later calls retry
+        the release. That pause fails. A later pause only logs an allocation that is still damaged.
 
-        Of what PyTorch caches, segments that hold no tensor go back to the driver, and of the others only the blocks are
-        copied that hold something, or that a stream still uses. Copied whole is the memory of CUDA graphs and of other pools
-        than those of :meth:`region` and PyTorch's own, and what PyTorch does not know of.
+        Segments of PyTorch's cache without a tensor are released to the driver. Of the other segments, only blocks that are
+        in use, or that a stream may still use, are copied. Memory of CUDA graphs, of pools other than those of
+        :meth:`region` and PyTorch's default pool, and memory outside PyTorch is copied completely.
 
         Args:
             tag: A tag, several, or None for every tag.
-            backup: Where contents go this time, whatever the regions were given: "host" (host memory), "disk" (a file) or
-                "discard" (nowhere). None: as the regions were given.
+            backup: Overrides the backup of the regions for this pause: "host" (host memory), "disk" (a file) or "discard"
+                (nowhere). None: the backups of the regions.
             live_only: False copies the free blocks as well.
-            progress: Called with (bytes done, bytes in all) while contents are copied, some times a second at most, and once
-                when that is done, on this thread. It must not call pause or resume.
+            progress: Called on this thread with (bytes done, total bytes), a few times a second while contents are copied,
+                and once at the end. It must not call pause or resume.
 
         Raises:
-            InvalidArgumentError: Not a tag, nor an iterable of tags; an unknown ``backup``; a ``progress`` that cannot be
-                called.
-            InvalidStateError: Another thread is inside a region of one of the tags; or the call comes from inside a pause or
-                resume of this thread, from a signal handler or a finaliser.
-            CaptureInProgressError: A stream capture is under way.
-            OutOfHostMemoryError, BackupIOError: The backups could not be made. Everything is still resident.
-            DriverError: The driver refused to take some of the memory back. The rest is paused.
-            Exception: What ``progress`` raised. Nothing was changed, or, if memory went back already, the pause is done.
+            InvalidArgumentError: Neither a tag nor an iterable of tags; an unknown ``backup``; a ``progress`` that is not
+                callable.
+            InvalidStateError: Another thread is inside a region of one of the tags; or this thread is already inside a pause
+                or resume (the call comes from a signal handler, a callback or a finaliser).
+            CaptureInProgressError: A stream capture is active.
+            OutOfHostMemoryError, BackupIOError: The backups could not be made. Everything stays resident. DriverError: The
+            driver failed to release some of the memory. The rest is paused. Exception: Raised by ``progress``. Nothing was
+            changed, unless memory was already being released: then the pause is complete.
         """
         optional: dict[str, Any] = {}
         if backup is not None:
@@ -228,35 +227,35 @@ class TorchMemorySaver(UsedAtFirstCall):
         progress: Callable[[int, int], Any] | None = None,
         wait: bool = True,
     ) -> ResumeReport | PendingResume:
-        """Gives what is paused new physical memory at the same addresses, with its contents if it has a backup.
+        """Maps new physical memory at the same addresses for paused allocations, and restores contents that have a backup.
 
-        Where a device has too little free memory, and PyTorch only caches some of it in this process, that cache is emptied
-        before the resume fails or waits; with ``wait=False`` at the beginning only.
+        If a device has too little free memory, PyTorch's cache in this process is emptied before the resume fails or waits;
+        with ``wait=False`` only at the beginning.
 
         Args:
             tag: A tag, several, or None for every tag.
-            timeout: Seconds to wait while others hold the memory; None does not wait, ``math.inf`` does for ever. The memory
-                is taken when all of it is there, and none of it before. A signal whose handler raises ends the wait.
+            timeout: Seconds to wait for memory that other processes hold; None does not wait, ``math.inf`` waits for ever.
+                No memory is allocated before all of it is free. A signal whose handler raises ends the wait.
             exclusive: Take turns with other processes that do the same: the call waits (as long as ``timeout`` allows) until
-                none of them holds the devices concerned. This process then holds them until what the call has resumed is
-                paused or freed, or until it ends.
-            host_memory: What becomes of the host memory of the backups this time: see :meth:`region`. None: as the regions
-                were given, or else :attr:`host_memory`.
-            zero: Memory that comes back without contents is zeroed. Otherwise it holds anything.
+                none of them holds the devices concerned. This process then holds them until the resumed memory is paused or
+                freed, or until it ends.
+            host_memory: What happens to the host memory of the backups after this resume: see :meth:`region`. None: the
+                setting of the region, else :attr:`host_memory`.
+            zero: Memory that is resumed without contents is zeroed. Otherwise its contents are undefined.
             progress: Called with (bytes done, bytes in all) while contents are copied: see :meth:`pause`.
-            wait: False returns at once, with a :class:`PendingResume`, whose ``wait()`` and ``wait_stream(stream)`` say when
-                the memory may be touched; exceptions are raised there. Without ``progress``.
+            wait: False returns a :class:`PendingResume` at once. The memory must not be accessed before its ``wait()`` or
+                ``wait_stream(stream)`` has returned; these raise the exceptions. Not together with ``progress``.
 
         Raises:
-            OutOfMemoryError: The device has too little free memory. What was paused still is, with its backup: make room and
-                call again. The message says how much is missing, and what PyTorch's cache gave.
+            OutOfMemoryError: The device has too little free memory. Everything stays paused, with its backup: free memory
+                and call again. The message has the missing bytes and those that PyTorch's cache released.
             DeviceLockedError: ``exclusive``, and another process holds a device's lock. Nothing was changed.
-            DriverError: Some of it is damaged (see :meth:`pause`), and the driver, asked again, has refused again. The rest
-                has been resumed and stays so. The damaged addresses stay reserved and must not be touched; call again. Where
-                the driver's answer has an exception of its own, such as DeviceLostError, that one is raised.
+            DriverError: Some of the memory is damaged (see :meth:`pause`), and the driver failed again to release it. The
+                rest has been resumed. The damaged addresses stay reserved and must not be accessed; call again. If the
+                driver's error has its own exception, such as DeviceLostError, that one is raised.
             InvalidArgumentError, CaptureInProgressError, InvalidStateError: As for :meth:`pause`, and for an unknown
                 ``host_memory``.
-            Exception: What ``progress`` raised. What was paused still is, unless everything had come back already.
+            Exception: Raised by ``progress``. Everything stays paused, unless the resume was already complete.
         """
         optional: dict[str, Any] = {}
         if timeout is not None:
@@ -275,26 +274,26 @@ class TorchMemorySaver(UsedAtFirstCall):
         return result
 
     def empty_cache(self) -> None:
-        """Like ``torch.cuda.empty_cache()``, for managed memory as well and also inside regions.
+        """Like ``torch.cuda.empty_cache()``, but also for managed memory and inside regions.
 
-        Memory on a device on which another thread is inside a region goes back when that thread leaves it. Without torch
-        nothing is cached and nothing happens.
+        Memory on a device on which another thread is inside a region is released when that thread leaves it. Does nothing
+        without torch.
         """
         self._use().empty_cache()
 
     def get_cpu_backup(self, x: torch.Tensor, zero_copy: bool = False) -> torch.Tensor | None:
         """The host copy of a managed tensor: a CPU tensor of its dtype and shape; None if there is none now.
 
-        There is one while the tensor is paused, if its region had a CPU backup; after a resume only with
-        ``host_memory="retain"`` or :attr:`retain_cpu_backup`. There is none of memory that was not copied as a whole: free
-        blocks of PyTorch's. A pause that fails or is interrupted leaves a retained copy as it was, unless it had begun to
-        write the new contents over it: that one is gone until the next pause, which makes it at the same address.
+        There is one while the tensor is paused, if its region has a CPU backup; after a resume only with
+        ``host_memory="retain"`` or :attr:`retain_cpu_backup`. There is none for memory that was not copied completely (free
+        blocks of PyTorch's cache). A pause that fails or is interrupted leaves a retained copy unchanged, unless it had
+        begun to overwrite it: then there is none until the next pause, which makes it at the same address.
 
         Args:
             x: A contiguous CUDA tensor.
-            zero_copy: The result is the backup's own memory rather than a copy of it. It stays valid for as long as the
-                result lives; later pauses may write to it, and one that fails half-way leaves a mixture there. A forked
-                child does not inherit this memory and gets SIGSEGV where it touches it: copy it before the fork.
+            zero_copy: The result is the backup's own memory rather than a copy of it. It stays valid while the result lives.
+                Later pauses may write to it, and one that fails half-way leaves a mixture there. A forked child does not
+                inherit this memory and gets SIGSEGV when it accesses it: copy it before the fork.
 
         Raises:
             NotManagedError: The tensor is not in managed memory.
@@ -304,25 +303,25 @@ class TorchMemorySaver(UsedAtFirstCall):
         return backup
 
     def is_paused(self, x: torch.Tensor) -> bool:
-        """Whether touching a tensor would be an error now: its storage lies in managed memory that is not resident.
+        """Whether access to a tensor would be an error now, because its storage lies in managed memory that is not resident.
 
-        That is memory which is paused, being paused or resumed, or damaged (see :meth:`pause`). A copy from or to it fails
-        with "invalid argument". A kernel that touches it is an illegal memory access, after which the process cannot use the
-        device any more. Any device, any view; tensors of other memory, on the CPU for instance, are never paused. Of a
-        tensor that is made of others (``DTensor``) each counts.
+        Such memory is paused, being paused or resumed, or damaged (see :meth:`pause`). A copy from or to it fails with
+        "invalid argument". A kernel that accesses it causes an illegal memory access, after which the process cannot use the
+        device any more. Works for any device and any view. Tensors in other memory, for instance on the CPU, are never
+        paused. A tensor made of others (``DTensor``) is paused if any of them is.
 
         Raises:
-            InvalidArgumentError: Not a tensor, or one without a storage of its own, such as a sparse one: ask for its parts.
+            InvalidArgumentError: Not a tensor, or one without a storage of its own, such as a sparse one: pass its parts.
         """
         return is_paused(x)
 
     def set_disk_backup_dir(self, path: str | os.PathLike[str]) -> None:
-        """The directory for disk backups from now on, made if it is not there; those above it must be. Default:
+        """Sets the directory for disk backups from now on. It is created if missing; its parents must exist. Default:
         ``TMS_DISK_BACKUP_DIR``, else the system's temporary directory.
 
         Raises:
             InvalidArgumentError: Not a path.
-            BackupIOError: The directory cannot be made or written to. The one in use stays.
+            BackupIOError: The directory cannot be created or written to. The former one stays in use.
         """
         self._use().set_disk_backup_dir(path)
 
@@ -330,31 +329,31 @@ class TorchMemorySaver(UsedAtFirstCall):
         """Prepares pinned host memory for later backups, in the background, so that the first pause is as fast as
         the later ones.
 
-        It belongs to the pool that ``host_memory="pool"`` feeds, whose limit is raised to `bytes` where it is less. What the
-        pool holds already counts. :meth:`stats` reports how much there is (``host_pooled_bytes``).
+        The memory belongs to the pool of ``host_memory="pool"``, whose limit is raised to `bytes` if it is less. Memory
+        already in the pool counts. :meth:`stats` reports its size (``host_pooled_bytes``).
 
         Args:
-            bytes: How much, of all devices together.
-            device: The device that it is for; None is the current one. Backups of others can use it, too.
+            bytes: The total for all devices.
+            device: The device that uses it; None is the current one. Backups of other devices can use it as well.
 
         Raises:
-            OutOfHostMemoryError: It is more than the system, a limit of a container or ``TMS_HOST_MEMORY_LIMIT_MB`` leaves.
-                Nothing was changed. What shows later only is a warning in the log.
+            OutOfHostMemoryError: It exceeds the available memory, a limit of a container or ``TMS_HOST_MEMORY_LIMIT_MB``.
+                Nothing was changed. A later failure is logged as a warning.
             InvalidArgumentError: Not a number of bytes, or not a device.
         """
         self._use().reserve_host_memory(bytes, device)
 
     def release_host_memory(self) -> None:
-        """Releases the idle host memory of the pool, in the background. It undoes ``host_memory="pool"`` and
-        :meth:`reserve_host_memory`. The memory of backups stays, and so does the pool's limit."""
+        """Releases the idle host memory of the pool, in the background. Undoes ``host_memory="pool"`` and
+        :meth:`reserve_host_memory`. Memory of backups and the pool's limit stay."""
         self._use().release_host_memory()
 
     def enable_peer_access(self) -> None:
-        """Makes managed memory accessible to every device that this process uses by now. Needed in hook mode "torch" after
-        the process has begun to use another device, if no region was entered or left since."""
+        """Makes managed memory accessible to every device that this process uses. Needed in hook mode "torch" after the
+        process has begun to use another device, unless a region was entered or left since."""
         self._use().enable_peer_access()
 
     def stats(self) -> Stats:
-        """What is managed now: bytes by tag, every allocation, and the counters."""
+        """The current use of managed memory: bytes by tag, every allocation, and the counters."""
         stats: Stats = self._use().stats()
         return stats

@@ -1,4 +1,4 @@
-"""What is managed at one moment."""
+"""The use of managed memory at one moment."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Allocation:
 
     Attributes:
         address: Of the first byte, on the device.
-        bytes: As asked for.
+        bytes: Requested size.
         reserved_bytes: Of the address range, and of physical memory while it is resident.
         backup_bytes: Held in a backup now.
         device: CUDA ordinal.
-        state: "active", "pausing", "paused", "resuming", "damaged" or "repairing" (damaged, and a call
-            tries again).
+        state: "active", "pausing", "paused", "resuming", "damaged" or "repairing" (damaged, and a call is retrying the
+            release).
         backup: "none", "pinned", "mmap" or "disk".
         tag: The region's.
     """
@@ -48,16 +48,16 @@ class Allocation:
 
 @dataclass(frozen=True)
 class TagUsage:
-    """The allocations of one tag, or of all.
+    """The allocations of one tag, or of all tags.
 
-    Damaged ones count in ``allocations`` and ``bytes``, but neither as resident nor as paused, since their memory cannot
-    be used. What the driver still keeps mapped of it is in the counter ``resident_bytes`` of :class:`Stats`.
+    Damaged ones count in ``allocations`` and ``bytes``, but neither as resident nor as paused, because their memory cannot
+    be used. The counter ``resident_bytes`` of :class:`Stats` includes memory that is still mapped.
 
     Attributes:
         allocations: Their number, in every state.
-        bytes: As asked for.
+        bytes: Requested size.
         resident_bytes: Physical device memory of those that are active, pausing or repairing.
-        paused_bytes: Physical device memory that a resume would take for those that are paused or resuming.
+        paused_bytes: Physical device memory that a resume maps for those that are paused or resuming.
         backup_bytes: Held in backups now.
     """
 
@@ -70,16 +70,16 @@ class TagUsage:
 
 @dataclass(frozen=True)
 class Stats:
-    """What is managed now.
+    """The current use of managed memory.
 
     Attributes:
         total: Every allocation.
         tags: By tag.
         allocations: Each, in order of allocation.
         counters: The core's counters by name: see ``tms_counters_t`` in ``tms.h``.
-        host_resident_bytes: Host memory that backups have from the system now: what holds contents, what is kept for later,
-            and what is being given back.
-        host_pooled_bytes: Of it, what is kept for later and holds nothing (``host_memory="pool"``, ``reserve_host_memory``).
+        host_resident_bytes: Host memory in use for backups: memory with contents, idle memory of the pool, and memory that
+            is being released.
+        host_pooled_bytes: The part of it that is idle in the pool (``host_memory="pool"``, ``reserve_host_memory``).
     """
 
     total: TagUsage
@@ -91,7 +91,7 @@ class Stats:
 
 
 def take_stats() -> Stats:
-    """A snapshot. Rows and counters are read one after the other, and may differ by what other threads do meanwhile."""
+    """Takes a snapshot. Rows and counters are read one after the other, so changes by other threads may make them differ."""
     allocations = tuple(
         Allocation(
             address=row.address,
@@ -120,7 +120,7 @@ def take_stats() -> Stats:
 
 
 def _sum_up(rows: tuple[Allocation, ...] | list[Allocation]) -> TagUsage:
-    # Memory stays mapped while a pause copies it, and a resume under way is not yet one.
+    # Memory is mapped while a pause copies it. An unfinished resume does not count as resident.
     resident = sum(row.reserved_bytes for row in rows if row.state in ("active", "pausing", "repairing"))
     return TagUsage(
         allocations=len(rows),

@@ -12,19 +12,19 @@ from torch_memory_saver.errors import InvalidStateError
 
 __all__ = ["change_env", "get_binary_path_from_package", "is_xpu"]
 
-#: What the C++ package's libraries for one release of CUDA have after the stem. Ours have nothing.
+#: The suffix after the stem in the names of the C++ package's libraries, by release of CUDA. This package's have none.
 _SUFFIXES = {"13": "_cu13", "12": "_cu12"}
 
 
 def is_xpu() -> bool:
-    """Whether this is Intel's kind of GPU, which this package does not support."""
+    """Whether the GPU is one of Intel's. Always False: this package does not support them."""
     return False
 
 
 def get_binary_path_from_package(stem: str) -> Path:
-    """The shared library of that stem, in the package's directory or in the one that holds it.
+    """The shared library with that stem, in the package's directory or its parent.
 
-    A library for the release of CUDA that PyTorch, where it is loaded, was built for comes before one for every release.
+    A library for the CUDA release of the loaded PyTorch takes precedence over one for every release.
 
     Raises:
         InvalidStateError: There is none.
@@ -49,7 +49,7 @@ def _suffixes_of_torch() -> list[str]:
 
 @contextmanager
 def change_env(key: str, value: str) -> Iterator[None]:
-    """The environment variable has that value inside, and is as before afterwards."""
+    """Sets the environment variable inside, and restores it afterwards."""
     before = os.environ.get(key)
     os.environ[key] = value
     try:

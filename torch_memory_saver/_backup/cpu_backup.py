@@ -41,8 +41,8 @@ def get_cpu_backup(x: Any, zero_copy: bool) -> Any:
 
 
 def _as_bytes(owner: _core.HostBuffer, size: int) -> Any:
-    """A buffer over the host copy that keeps it alive. torch keeps the buffer for as long as a tensor uses it."""
+    """A buffer over the host copy that keeps it alive. torch keeps the buffer while a tensor uses it."""
     view: Any = (ctypes.c_ubyte * size).from_address(owner.address)
-    # An array of a ctypes type has attributes like any object; this reference is what keeps the memory.
+    # This attribute holds the reference that keeps the memory.
     view.owner = owner
     return view

@@ -1,1 +1,1 @@
-"""The private corners of the C++ package that programs use. Nothing else depends on them."""
+"""The private interfaces of the C++ package that programs use. Nothing else depends on them."""

@@ -1,5 +1,5 @@
-"""The private corners of the C++ package that programs in the field reach into. A layer over the real thing: nothing else in
-this package needs it.
+"""The private interfaces of the C++ package that existing programs use, on top of this package. Nothing else in this package
+needs them.
 
 ``torch_memory_saver._impl._binary_wrapper.cdll`` is the C library that holds the process's state, with the functions of
 compat.c under their old names.
@@ -60,7 +60,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 
 
 class _Library(ctypes.CDLL):
-    """A library of ours that has the CUDA runtime's functions, too: the C++ package's were linked to it."""
+    """A library of this package that also has the CUDA runtime's functions, because the C++ package's libraries were linked
+    with it."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -79,7 +80,7 @@ def _runtime_function(name: str) -> Any:
         return None
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         paths = {line.split(maxsplit=5)[5].rstrip("\n") for line in maps if "/libcudart.so" in line}
-    for path in (None, *sorted(paths)):  # None: what the program has loaded for all of its libraries
+    for path in (None, *sorted(paths)):  # None: the global scope
         function = getattr(ctypes.CDLL(path), name, None)
         if function is not None:
             return function
@@ -122,7 +123,7 @@ def binary_wrapper() -> BinaryWrapper:
 
 
 class HookUtilBase:
-    """Tells the path of the library that holds the process's state."""
+    """Has the path of the library that holds the process's state."""
 
     @staticmethod
     def create(hook_mode: str) -> HookUtilBase:
@@ -157,7 +158,7 @@ class HookUtilModeTorch(HookUtilBase):
 
 
 class PoolName(NamedTuple):
-    """What the C++ package calls a pool. Its users pass and read plain tuples."""
+    """The C++ package's key of a pool. Its users pass and read plain tuples."""
 
     tag: str
     enable_cpu_backup: bool
@@ -168,10 +169,10 @@ class PoolName(NamedTuple):
 
 
 class MemPools(Mapping[PoolName, Any]):
-    """The pools that regions have left idle, by what the C++ package calls them.
+    """The idle pools of regions, by the C++ package's keys.
 
-    To take one out ends it: torch returns its memory when the program has dropped the MemPool and the tensors in it, at the
-    next emptying of the cache. Where several pools have one name, they go together.
+    Removing a pool retires it: torch releases its memory at the next emptying of the cache after the program has dropped the
+    MemPool and its tensors. Pools with the same key are removed together.
     """
 
     def __init__(self, implementation: Implementation) -> None:
@@ -190,14 +191,14 @@ class MemPools(Mapping[PoolName, Any]):
         return len(self._idle())
 
     def pop(self, name: PoolName, *default: Any) -> Any:
-        """Takes a pool out and returns its ``torch.cuda.MemPool``."""
+        """Removes a pool and returns its ``torch.cuda.MemPool``."""
         taken = self._take(lambda key: _name_of(key) == name)
         if not taken and not default:
             raise KeyError(name)
         return taken[-1] if taken else default[0]
 
     def clear(self) -> None:
-        """Takes every pool out."""
+        """Removes every pool."""
         self._take(lambda key: True)
 
     def _take(self, matches: Callable[[Key], bool]) -> list[Any]:
@@ -233,10 +234,10 @@ def _affected_devices(tag: str | None = None) -> list[int]:
 
 
 def corner_of(implementation: Implementation, name: str) -> Any:
-    """A private attribute of the C++ package's implementation, as far as ours can have it.
+    """A private attribute of the C++ package's implementation, if this package supports it.
 
     Raises:
-        AttributeError: There is none of that name.
+        AttributeError: It does not.
     """
     if name == "_binary_wrapper":
         return binary_wrapper()

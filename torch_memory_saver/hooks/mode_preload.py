@@ -10,5 +10,5 @@ __all__ = ["HookUtilModePreload", "configure_subprocess", "get_binary_path_from_
 
 
 def configure_subprocess() -> AbstractContextManager[None]:
-    """As :meth:`torch_memory_saver.TorchMemorySaver.configure_subprocess`, whatever the hook mode is."""
+    """As :meth:`torch_memory_saver.TorchMemorySaver.configure_subprocess`, in every hook mode."""
     return preload.preloading(str(get_binary_path_from_package("torch_memory_saver_hook_mode_preload")))
