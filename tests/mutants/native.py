@@ -181,7 +181,7 @@ _INTERPOSERS = (
     Mutant(
         "a-capture-whose-end-failed-has-ended",
         "csrc/preload/hooks.c",
-        "(result == TMS_CUDA_SUCCESS || !goes_on(state, meant))",
+        "(result == TMS_CUDA_SUCCESS || !goes_on(state, target))",
         "true",
         ("tests/unit/preload/test_capture.py::test_a_capture_whose_end_failed_still_counts",),
     ),
@@ -226,8 +226,8 @@ _CAPTURES = (
     Mutant(
         "a-stream-is-asked-before-its-capture-has-begun",
         "csrc/device/capture.c",
-        "bool may_be_asked = entry->begun && (!entry->beginner || entry->beginner == this_thread());",
-        "bool may_be_asked = entry->begun;",
+        "bool may_be_queried = entry->begun && (!entry->beginner || entry->beginner == this_thread());",
+        "bool may_be_queried = entry->begun;",
         ("tests/unit/device/test_capture_ended.c",),
     ),
     Mutant(

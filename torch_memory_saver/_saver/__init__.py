@@ -1,1 +1,1 @@
-"""What the public class does once it is in use, and the checks of what users pass and set."""
+"""The implementation of the public class, and the checks of arguments and settings."""

@@ -26,14 +26,14 @@ __all__ = [
 
 DEFAULT_TAG = "default"
 
-#: The kinds of backups that `cpu_backup_backend` names, and those that one pause can choose, as users call them.
+#: The public names of the kinds of backups: those of `cpu_backup_backend`, and those that a pause can select.
 _BACKENDS = {name: _core.BACKUP_KINDS[name] for name in ("pinned", "mmap")}
 _PAUSE_BACKUPS = {
     name: _core.BACKUP_KINDS[kind] for name, kind in (("host", "pinned"), ("disk", "disk"), ("discard", "none"))
 }
-#: Further checks of a backend: called with its name, each raises InvalidArgumentError to refuse it.
+#: Additional checks of a backend: each is called with its name and may raise InvalidArgumentError.
 backend_checks: list[Callable[[str], None]] = []
-#: The core's numbers for what becomes of host memory after a resume.
+#: The core's numbers of the policies for host memory after a resume.
 HOST_MEMORY = {"release": _core.HOST_RELEASE, "pool": _core.HOST_POOL, "retain": _core.HOST_RETAIN}
 
 
@@ -43,7 +43,7 @@ def _one_of(names: Iterable[str]) -> str:
 
 
 def check_tag(tag: object) -> str:
-    """The tag, if it is a non-empty str that the native core can hold."""
+    """The tag, if it is a valid one: a non-empty str that UTF-8 can encode, without NUL."""
     if not isinstance(tag, str):
         raise InvalidArgumentError(f"a tag must be a str, not {type(tag).__name__}: {tag!r}")
     if not tag:
@@ -58,7 +58,8 @@ def check_tag(tag: object) -> str:
 
 
 def check_tags(tags: object) -> tuple[str, ...] | None:
-    """The tags of a pause or resume: None or "" is every tag, a str one, an iterable several (each once, in order)."""
+    """The tags of a pause or resume: None or "" is every tag, a str is one, an iterable is several (without duplicates, in
+    order)."""
     if tags is None or tags == "":
         return None
     if isinstance(tags, str):
@@ -69,7 +70,7 @@ def check_tags(tags: object) -> tuple[str, ...] | None:
 
 
 def choose_backup(enable_cpu_backup: object, enable_disk_backup: object, cpu_backup_backend: object) -> int:
-    """The core's number for the backup that a region's three arguments ask for."""
+    """The core's number for the backup that a region's three arguments select."""
     if enable_cpu_backup and enable_disk_backup:
         raise InvalidArgumentError("enable_cpu_backup and enable_disk_backup exclude each other: choose one")
     if cpu_backup_backend is not None:
@@ -86,7 +87,7 @@ def choose_backup(enable_cpu_backup: object, enable_disk_backup: object, cpu_bac
 
 
 def choose_pause_backup(backup: object) -> int | None:
-    """The core's number for where a pause puts contents; None: as the regions were given."""
+    """The core's number for the backup of a pause; None: the backups of the regions."""
     if backup is None:
         return None
     if not isinstance(backup, str) or backup not in _PAUSE_BACKUPS:
@@ -95,7 +96,7 @@ def choose_pause_backup(backup: object) -> int | None:
 
 
 def choose_host_policy(host_memory: object) -> int:
-    """The core's number for what becomes of host memory after a resume; None is what the next wider setting says."""
+    """The core's number for the policy for host memory after a resume; None: the next wider setting applies."""
     if host_memory is None:
         return _core.HOST_DEFAULT
     if not isinstance(host_memory, str) or host_memory not in HOST_MEMORY:
@@ -104,7 +105,7 @@ def choose_host_policy(host_memory: object) -> int:
 
 
 def check_progress(progress: object) -> Callable[[int, int], Any] | None:
-    """None, or something to call."""
+    """None or a callable."""
     if progress is not None and not callable(progress):
         raise InvalidArgumentError(
             f"progress must be None or a callable that takes (done_bytes, total_bytes), not {type(progress).__name__}"
@@ -134,7 +135,7 @@ def check_bytes(name: str, value: object) -> int:
 
 
 def check_timeout(timeout: object) -> float:
-    """Seconds to wait: None is none, otherwise a number that is not negative; infinity is for ever."""
+    """Seconds to wait: None is 0, otherwise a number that is not negative; infinity is for ever."""
     if timeout is None:
         return 0.0
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
@@ -143,5 +144,5 @@ def check_timeout(timeout: object) -> float:
         raise InvalidArgumentError(f"timeout must not be negative or NaN, but is {timeout!r}")
     try:
         return float(timeout)
-    except OverflowError:  # An int beyond every float.
+    except OverflowError:  # An int that is too large for a float.
         return math.inf

@@ -1,4 +1,4 @@
-"""What is beneath the public class: its implementation, made at the first use, and what programs can set."""
+"""The base of the public class: its implementation, created at the first use, and its settings."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ __all__ = ["UsedAtFirstCall"]
 
 @eager_methods
 class UsedAtFirstCall:
-    """Holds the implementation, and passes on what programs set."""
+    """Holds the implementation, and forwards settings to it."""
 
     def __init__(self) -> None:
-        # Programs in the field rely on both names: they look for the implementation and put another one in.
+        # Existing programs use both names to inspect and replace the implementation.
         self._impl: Any = None
         self._impl_ctor_kwargs: dict[str, str] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuses names that nothing reads; those of a leading underscore are for programs that reach inside."""
+        """Raises AttributeError for unknown names, except private ones, which existing programs set."""
         if not name.startswith("_") and not hasattr(type(self), name):
             settable = [key for key, kind in vars(UsedAtFirstCall).items() if isinstance(kind, property) and kind.fset]
             raise AttributeError(f"torch_memory_saver has no setting {name!r}{suggestion(name, settable)}")
         super().__setattr__(name, value)
 
     def _ensure_initialized(self) -> None:
-        """Makes the implementation at the first use."""
+        """Creates the implementation at the first use."""
         if self._impl is not None:
             return
         mode = self._impl_ctor_kwargs.get("hook_mode", "auto")
@@ -54,12 +54,12 @@ class UsedAtFirstCall:
 
     @property
     def hook_mode(self) -> str:
-        """How allocations are caught: "preload" or "torch"; "auto", the default, until the first use decides.
+        """How allocations are intercepted: "preload" or "torch"; "auto", the default, until the first use decides.
 
-        "preload" where the process was started with the preload library (see :func:`configure_subprocess`): allocations of
-        every library are managed inside regions. "torch" otherwise: those that PyTorch makes. It may be set before the first
-        use, to "preload" in order to insist on it, or to a name given to :func:`register_hook_mode`. "torch" in a preloaded
-        process changes nothing.
+        "preload" if the process was started with the preload library (see :func:`configure_subprocess`): allocations of
+        every library are managed inside regions. "torch" otherwise: only PyTorch's allocations are. Before the first use it
+        may be set to "preload", which makes that mode mandatory, or to a name passed to :func:`register_hook_mode`. "torch"
+        has no effect in a preloaded process.
 
         Raises:
             InvalidArgumentError: Set to an unknown mode.
@@ -67,7 +67,7 @@ class UsedAtFirstCall:
         """
         if self._impl is None:
             return self._impl_ctor_kwargs.get("hook_mode", "auto")
-        # Programs that put an implementation in may delete the arguments of ours.
+        # Programs that replace the implementation may delete its arguments.
         chosen = getattr(self, "_impl_ctor_kwargs", {}).get("hook_mode", "auto")
         other = preload.mode_in_force() if chosen in hook_modes.BUILT_IN else chosen
         return str(getattr(self._impl, "hook_mode", other))
@@ -91,7 +91,7 @@ class UsedAtFirstCall:
         """A managed allocation that would leave less free memory on its device than this fails as out of memory. Default 0.
 
         Raises:
-            InvalidArgumentError: Set to something that is not a number of bytes.
+            InvalidArgumentError: Set to a value that is not a number of bytes.
         """
         return int(self._use().memory_margin_bytes)
 
@@ -111,15 +111,15 @@ class UsedAtFirstCall:
 
     @property
     def host_memory(self) -> str:
-        """What becomes of host memory after a resume, where neither the call nor the region says: "release" (back to the
+        """What happens to host memory after a resume if neither the call nor the region sets it: "release" (released to the
         system; the default), "pool" (kept, pinned, for any later backup) or "retain" (kept with its contents).
 
-        The environment sets it (``TMS_HOST_MEMORY``), and limits: ``TMS_HOST_MEMORY_LIMIT_MB`` is the most that backups and
-        the pool may have together, in MiB; ``TMS_HOST_POOL_LIMIT_MB`` is what the pool keeps. What a container allows and
-        what the system has available are limits anyway.
+        The environment sets its initial value (``TMS_HOST_MEMORY``) and the limits: ``TMS_HOST_MEMORY_LIMIT_MB`` is the
+        maximum for backups and the pool together, in MiB; ``TMS_HOST_POOL_LIMIT_MB`` is the maximum that the pool keeps. The
+        limits of a container and the available memory of the system always apply.
 
         Raises:
-            InvalidArgumentError: Set to something else.
+            InvalidArgumentError: Set to another value.
         """
         return str(self._use().host_memory)
 

@@ -1,9 +1,8 @@
-"""The hook modes that a program can choose: the built-in ones, and implementations of its own under other names.
+"""The hook modes that a program can select: the built-in ones, and its own implementations under other names.
 
-A registered mode is a factory, called at the first use of a saver that has the mode. What it returns takes the place of
-:class:`torch_memory_saver._saver.implementation.Implementation`: calls of the saver's methods go to methods of the same
-names.
-Registrations are the process's: a child process that was not forked makes its own. Any thread may register.
+A registered mode is a factory, called at the first use of a saver with that mode. Its result replaces
+:class:`torch_memory_saver._saver.implementation.Implementation`: the saver's methods call its methods of the same names.
+Registrations belong to the process: a child process that was not forked registers its own. Any thread may register.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from torch_memory_saver.errors import InvalidArgumentError
 
 __all__ = ["BUILT_IN", "check_hook_mode", "factory_of", "register_hook_mode", "uses_preload"]
 
-#: The modes of this package. "auto" is one of the other two, decided at the first use.
+#: The modes of this package. "auto" becomes one of the other two at the first use.
 BUILT_IN = ("auto", "preload", "torch")
 
 
@@ -31,12 +30,12 @@ def register_hook_mode(name: str, factory: Callable[[], Any], *, uses_preload: b
     """Makes `name` a value of ``hook_mode``.
 
     Args:
-        name: The mode's name; any str but those of the built-in modes.
-        factory: Called without arguments at the first use of a saver that has the mode. Returns the implementation: an
-            object with the methods that the program calls on the saver, such as ``region``, ``cuda_graph``, ``disable``,
-            ``pause`` and ``resume``. These get the saver's arguments by keyword, those that the C++ package's methods lack
-            only where they were given. Other methods get paths, tensors and sizes by position.
-        uses_preload: Whether ``configure_subprocess()`` sets ``LD_PRELOAD`` while the mode is chosen.
+        name: The mode's name; any non-empty str except the names of built-in modes.
+        factory: Called without arguments at the first use of a saver with the mode. Returns the implementation: an object
+            with the methods that the program calls on the saver, such as ``region``, ``cuda_graph``, ``disable``, ``pause``
+            and ``resume``. These get the saver's arguments by keyword; arguments that the C++ package's methods lack are
+            passed only if given. Other methods get paths, tensors and sizes by position.
+        uses_preload: Whether ``configure_subprocess()`` sets ``LD_PRELOAD`` while the mode is selected.
 
     Raises:
         InvalidArgumentError: The name is empty or taken, or the factory cannot be called.
@@ -61,12 +60,12 @@ def check_hook_mode(mode: object) -> str:
 
 
 def factory_of(mode: str) -> Callable[[], Any] | None:
-    """The factory of a registered mode; None for every other."""
+    """The factory of a registered mode; None for any other mode."""
     entry = _registered.get(mode)
     return None if entry is None else entry.factory
 
 
 def uses_preload(mode: str) -> bool:
-    """Whether child processes of a process with that mode are to be started with the preload library."""
+    """Whether a process with that mode starts child processes with the preload library."""
     entry = _registered.get(mode)
     return entry is None or entry.uses_preload

@@ -1,4 +1,4 @@
-"""What the saver does once it is in use. One class; its objects share the one pool store of the process."""
+"""The implementation of the saver. Its instances share the one pool store of the process."""
 
 from __future__ import annotations
 
@@ -60,21 +60,21 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 @functools.cache
 def _close_at_exit() -> None:
-    """At this process's exit, no thread of the native core's own calls a driver that may be gone.
+    """Makes sure that no thread of the native core calls the driver during the process's exit.
 
-    Handlers of :mod:`atexit` also run at the end of a sub-interpreter, which the process survives.
+    Only in the main interpreter: handlers of :mod:`atexit` also run at the end of a sub-interpreter.
     """
     if _core.main_interpreter:
         atexit.register(_core.close)
 
 
 def _init_enabled() -> bool:
-    """Whether TMS_INIT_ENABLE asks for everything to be managed."""
+    """Whether TMS_INIT_ENABLE requests that everything is managed."""
     return os.environ.get("TMS_INIT_ENABLE", "").strip().lower() in _TRUE
 
 
 class Implementation:
-    """The saver in use: made at its first use, when the hook mode is decided.
+    """The saver in use: created at the first use, which also fixes the hook mode.
 
     Args:
         hook_mode: "auto", "preload" or "torch".
@@ -110,7 +110,7 @@ class Implementation:
             )
 
     def __getattr__(self, name: str) -> Any:
-        """The private corners of the C++ package's implementation, such as ``_binary_wrapper``: see _legacy/compat.py."""
+        """The private attributes of the C++ package's implementation, such as ``_binary_wrapper``: see _legacy/compat.py."""
         from torch_memory_saver._legacy.compat import corner_of
 
         return corner_of(self, name)
@@ -178,7 +178,7 @@ class Implementation:
             try:
                 done = native.pause(options, _stream(torch), find_live)
             except BaseException:
-                # One that fails after its commit point has paused all the same.
+                # A call that fails after its commit point has paused memory.
                 if any(row.state != _core.STATE_ACTIVE and selects(options.tags, row.tag) for row in _core.segments()):
                     leave_paused_pools()
                 raise
@@ -272,7 +272,7 @@ class Implementation:
 
 
 def _refuse_inner_call(operation: str) -> None:
-    """The native core refuses as well, but only after what torch's pools need around a pause has been done."""
+    """The native core checks this as well, but only after torch's pools have been prepared for the pause."""
     if _core.in_transition():
         raise InvalidStateError(
             f"{operation}: this thread is inside pause() or resume() already; do not call them from signal handlers, "

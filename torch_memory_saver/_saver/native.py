@@ -1,8 +1,8 @@
-"""The native core's calls for the options of regions, pauses and resumes: the one place where they become arguments.
+"""The native core's calls with the options of regions, pauses and resumes: only this module turns options into arguments.
 
-The core takes arguments rather than the object: ``_core.pyi`` declares each with its name and type, which mypy compares with
-the options' here, and the core's own check names the argument that is wrong. Attributes that C looked up by name would be
-known to neither.
+The core takes arguments rather than the object: ``_core.pyi`` declares the name and type of each, which mypy compares with
+the options here, and the core's own check names the wrong argument. Neither would work with attributes that C looks up by
+name.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ __all__ = ["begin_capture", "begin_resume", "enter_region", "pause", "resume"]
 
 
 def enter_region(options: RegionOptions) -> int:
-    """A level of settings on this thread. Returns its id, for ``_core.region_leave``."""
+    """Enters a level of settings on this thread. Returns its id, for ``_core.region_leave``."""
     return _core.region_enter(
         tag=options.tag, backup=options.backup, managed=options.managed, host_policy=options.host_policy
     )
 
 
 def begin_capture(options: RegionOptions) -> int:
-    """A capture is about to begin, whose memory is managed: also what threads outside regions allocate meanwhile. Returns
-    its id, for ``_core.capture_end``."""
+    """Announces a capture whose memory is managed, including allocations of threads outside regions meanwhile. Returns its
+    id, for ``_core.capture_end``."""
     return _core.capture_begin(tag=options.tag, backup=options.backup, host_policy=options.host_policy)
 
 
 def pause(options: PauseOptions, stream: int | None, find_live: Callable[[], Live | None] | None) -> _core.Report:
-    """The native pause. `stream`: the caller's current one. `find_live`: what the core asks for the live bytes."""
+    """The native pause. `stream`: the caller's current one. `find_live`: called by the core to find the live bytes."""
     return _core.pause(
         options.tags,
         stream,
@@ -57,7 +57,7 @@ def resume(options: ResumeOptions, stream: int | None) -> _core.Report:
 
 
 def begin_resume(options: ResumeOptions, stream: int | None) -> _core.Pending:
-    """The native resume that goes on in the background."""
+    """The native resume in the background."""
     return _core.resume_begin(
         options.tags,
         stream,

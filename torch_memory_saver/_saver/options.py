@@ -1,8 +1,8 @@
-"""What one call asks for that begins a region, pauses or resumes: a frozen object, checked once, that every layer below
-passes on as it is. native.py makes the core's arguments of it.
+"""The options of one call that begins a region, pauses or resumes: a frozen object, checked once, that every lower layer
+passes on unchanged. native.py converts it to the core's arguments.
 
-The implementation's methods make it first of all. The saver hands them keywords, because an implementation may be one that a
-program has registered: that is the contract of ``register_hook_mode``.
+The implementation's methods create it first. The saver passes them keywords, because the implementation may be a registered
+one: that is the contract of ``register_hook_mode``.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Progress = Callable[[int, int], Any]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RegionOptions:
-    """A checked region, of memory or of a graph: what allocations inside get.
+    """The checked options of a region, of memory or of a graph, which apply to allocations inside.
 
     Attributes:
-        tag: What pause and resume select by.
-        backup: The core's number for where a pause puts contents.
-        host_policy: The core's number for what becomes of the backups' host memory after a resume.
+        tag: The name by which pause and resume select.
+        backup: The core's number for the kind of backup.
+        host_policy: The core's number for the policy for the backups' host memory after a resume.
         managed: False: allocations inside are ordinary.
     """
 
@@ -55,14 +55,14 @@ class RegionOptions:
     ) -> RegionOptions:
         """
         Raises:
-            InvalidArgumentError: One of them is not what :meth:`TorchMemorySaver.region` takes.
+            InvalidArgumentError: An argument is not valid for :meth:`TorchMemorySaver.region`.
         """
         backup = choose_backup(enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
         return cls(check_tag(tag), backup, choose_host_policy(host_memory), managed=True)
 
     @classmethod
     def disabled(cls, tag: str) -> RegionOptions:
-        """Those of disable() in a region of the tag."""
+        """The options of disable() in a region of the tag."""
         return cls(tag, _core.BACKUP_NONE, _core.HOST_DEFAULT, managed=False)
 
     def unmanaged(self) -> RegionOptions:
@@ -72,11 +72,11 @@ class RegionOptions:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PauseOptions:
-    """A checked pause.
+    """The checked options of a pause.
 
     Attributes:
         tags: None is every tag.
-        backup: The core's number for where contents go this time; None is what the regions said.
+        backup: The core's number for the kind of backup; None: the backups of the regions.
         live_only: Free blocks are not copied.
         progress: Told of the copies.
     """
@@ -90,28 +90,28 @@ class PauseOptions:
     def check(cls, tag: object, backup: object, live_only: object, progress: object) -> PauseOptions:
         """
         Raises:
-            InvalidArgumentError: One of them is not what :meth:`TorchMemorySaver.pause` takes.
+            InvalidArgumentError: An argument is not valid for :meth:`TorchMemorySaver.pause`.
         """
         return cls(check_tags(tag), choose_pause_backup(backup), bool(live_only), check_progress(progress))
 
     @property
     def asks_for_live(self) -> bool:
-        """Whether it matters which bytes are live."""
+        """Whether the pause needs to know which bytes are live."""
         return self.live_only and self.backup != _core.BACKUP_NONE
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ResumeOptions:
-    """A checked resume.
+    """The checked options of a resume.
 
     Attributes:
         tags: None is every tag.
         timeout: Seconds to wait for memory and for the devices' locks.
         exclusive: The devices' locks are taken.
-        host_policy: The core's number for what becomes of the backups' host memory.
-        zero: Memory that comes back without contents is zeroed.
+        host_policy: The core's number for the policy for the backups' host memory.
+        zero: Memory that is resumed without contents is zeroed.
         progress: Told of the copies.
-        wait: The call returns when the memory may be touched.
+        wait: The call returns when the memory may be accessed.
     """
 
     tags: tuple[str, ...] | None
@@ -135,7 +135,7 @@ class ResumeOptions:
     ) -> ResumeOptions:
         """
         Raises:
-            InvalidArgumentError: One of them is not what :meth:`TorchMemorySaver.resume` takes, or ``progress`` without
+            InvalidArgumentError: An argument is not valid for :meth:`TorchMemorySaver.resume`, or ``progress`` without
                 ``wait``.
         """
         options = cls(
@@ -152,5 +152,5 @@ class ResumeOptions:
         return options
 
     def at_once(self) -> ResumeOptions:
-        """The same without waiting for memory."""
+        """The same options without waiting for memory."""
         return dataclasses.replace(self, timeout=0.0)

@@ -33,7 +33,7 @@ def is_paused(x: Any) -> bool:
 
 
 def _parts(torch: Any, x: Any) -> list[Any] | None:
-    """The tensors that one of a subclass is made of; None of an ordinary one."""
+    """The tensors that a tensor of a subclass is made of; None for an ordinary one."""
     if type(x) is torch.Tensor or not hasattr(x, "__tensor_flatten__"):
         return None
     return [getattr(x, name) for name in x.__tensor_flatten__()[0]]

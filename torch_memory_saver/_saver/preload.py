@@ -1,4 +1,4 @@
-"""The preload library: where it is, how a child process gets it, and which built-in hook mode is in force."""
+"""The preload library: its path, how child processes load it, and which built-in hook mode is in force."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def library_path() -> Path:
 
 
 def configure_subprocess() -> AbstractContextManager[None]:
-    """Child processes started inside get the preload library; ``LD_PRELOAD`` is as before afterwards.
+    """Child processes started inside load the preload library; ``LD_PRELOAD`` is restored afterwards.
 
-    Other entries of ``LD_PRELOAD`` are kept. Changes this process's environment meanwhile, and so for every thread of it.
+    Other entries of ``LD_PRELOAD`` are kept. Changes the environment of this process meanwhile, for all its threads.
 
     Raises:
         InvalidStateError: The library is not installed, or lies at a path that ``LD_PRELOAD`` cannot name.
@@ -45,7 +45,7 @@ def configure_subprocess() -> AbstractContextManager[None]:
 
 @contextmanager
 def preloading(path: str) -> Iterator[None]:
-    """``LD_PRELOAD`` begins with that library inside, its other entries behind it, and is as before afterwards.
+    """Inside, ``LD_PRELOAD`` begins with that library, followed by its other entries; it is restored afterwards.
 
     Raises:
         InvalidStateError: ``LD_PRELOAD`` cannot name the path.
@@ -74,12 +74,13 @@ def mode_in_force() -> str:
 
 
 def resolve_hook_mode(mode: str) -> str:
-    """The mode that this process will run in if `mode` is asked for.
+    """The mode of this process if `mode` is requested.
 
-    "torch" in a preloaded process is "preload": its regions use the same pools, and the library holds the state anyway.
+    "torch" in a preloaded process gives "preload": its regions use the same pools, and the library holds the state in any
+    case.
 
     Raises:
-        InvalidStateError: "preload" is asked for in a process without the preload library.
+        InvalidStateError: "preload" is requested in a process without the preload library.
     """
     if mode == "preload" and not _core.preloaded:
         raise InvalidStateError(

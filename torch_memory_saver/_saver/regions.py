@@ -1,8 +1,8 @@
-"""The context manager of region() and disable(). A class rather than a generator, because entering one must cost
+"""The context manager of region() and disable(). A class rather than a generator, because entering a region must take
 microseconds.
 
-It enters a level of settings of the native core and, where torch is in play, routes pools. Leaving takes away that one
-level, whatever happened inside; those entered after it on the same thread stay in force (frames.py).
+It enters a level of settings of the native core and, if torch is used, routes pools. Leaving removes only that level; later
+levels on the same thread stay in force (frames.py).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ logger = logging.getLogger("torch_memory_saver")
 
 @eager_methods
 class Region(FunctionDecorator):
-    """What region() and disable() return: one level of settings. An object may be entered again, also while it is
-    entered, on whatever thread."""
+    """The context manager that region() and disable() return: one level of settings. An object may be entered again, even
+    while it is entered, on any thread."""
 
     def __init__(self, store: PoolStore, find_torch: Callable[[], TorchCuda | None], options: RegionOptions) -> None:
         self._store = store
@@ -47,7 +47,7 @@ class Region(FunctionDecorator):
             self._frames.append(frame)
         except BaseException:
             _core.region_leave(level)
-            if frame is not None:  # A signal's exception came when it had been entered.
+            if frame is not None:  # a signal handler raised after the entry
                 self._store.leave(frame)
                 self._frames[:] = [entered for entered in self._frames if entered is not frame]
             raise
@@ -77,11 +77,11 @@ class Region(FunctionDecorator):
             try:
                 _core.refresh_peers()
             except ForkedProcessError:
-                pass  # A process forked inside the region leaves it as well, and has no memory to share.
+                pass  # a process forked inside the region leaves it as well, and has no memory to share
             except TorchMemorySaverError as error:
                 if exception is None:
                     raise
-                # What the region's body raised must not be lost.
+                # Does not replace the exception of the region's body.
                 logger.warning("leaving region(tag=%r) after an exception: %s", self._options.tag, error)
         if exception is None:
             self._store.watch.end(frame, pools)
@@ -95,7 +95,7 @@ class Region(FunctionDecorator):
                     "thread.",
                     frames_up=3,
                 )
-        except RuntimeWarning:  # Warnings are errors here.
+        except RuntimeWarning:  # warnings are errors in this program
             if exception is None:
                 raise
 

@@ -1,4 +1,4 @@
-"""Misspelled settings: environment variables that nothing reads, and attributes that nothing looks at."""
+"""Misspelled settings: unknown environment variables and attributes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["suggestion", "unknown_variables", "warn_of_unknown_variables"]
 logger = logging.getLogger("torch_memory_saver")
 
 _PREFIX = "TMS_"
-#: Variables of the simulated GPU, of the tests, of the demo and of the build: not the core's, and no mistakes.
+#: Known variables that the core does not read: those of the simulated GPU, the tests, the demo and the build.
 _OTHER_PREFIXES = ("TMS_SIMULATED_", "TMS_GPU_", "TMS_DEMO_")
 _OTHERS = ("TMS_WERROR",)
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """ "; did you mean X?" with the known name that is most like `name`; "" where none is."""
+    """ "; did you mean X?" with the known name most similar to `name`; "" if there is none."""
     import difflib
 
     similar = difflib.get_close_matches(name, list(known), n=1)
@@ -28,7 +28,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def unknown_variables(names: Iterable[str]) -> list[str]:
-    """Those of the names that look like variables of this package and are not."""
+    """The names that look like variables of this package but are unknown."""
     return sorted(
         name
         for name in names
@@ -41,6 +41,6 @@ def unknown_variables(names: Iterable[str]) -> list[str]:
 
 @functools.cache
 def warn_of_unknown_variables() -> None:
-    """Once in a process, at its first use of the package: a process that only inherits variables hears nothing."""
+    """Warns once in a process, at its first use of the package. A process that only inherits variables is not warned."""
     for name in unknown_variables(os.environ):
         logger.warning("the environment variable %s has no effect: it is unknown%s", name, suggestion(name, _core.SETTINGS))

@@ -1,1 +1,2 @@
-"""PyTorch: finding it, routing its allocations to pools, graphs, live blocks, and what it needs around a pause."""
+"""PyTorch: finding it, routing its allocations to pools, graphs, live blocks, and the preparation of its pools for a
+pause."""

@@ -1,14 +1,14 @@
 """Reports the captures of torch.cuda.graph and similar functions to the native core.
 
-In preload mode the interposed runtime calls do that. In torch mode nothing stands between PyTorch and the runtime, so the
-two functions of PyTorch through which its Python code begins and ends a capture are wrapped, once, when the package is first
-used: ``torch.cuda.graph``, ``make_graphed_callables``, ``torch.compile``'s CUDA graphs and ``CUDAGraph.capture_begin`` all
-call them. They belong to the native base class of ``torch.cuda.CUDAGraph``, so that signatures and documentation of the
-classes that users see stay as they are, and subclasses are seen as well. What PyTorch does is not changed, except that the
-begin of a capture waits for a pause or resume of another thread, and is an error inside one of its own thread.
+In preload mode the interposed runtime calls do that. In torch mode PyTorch calls the runtime directly. So the two functions
+by which PyTorch's Python code begins and ends a capture are wrapped, once, at the first use of this package:
+``torch.cuda.graph``, ``make_graphed_callables``, ``torch.compile``'s CUDA graphs and ``CUDAGraph.capture_begin`` all call
+them. They belong to the native base class of ``torch.cuda.CUDAGraph``, so signatures and documentation of the public classes
+stay unchanged, and subclasses are covered. PyTorch's behaviour changes only in one respect: the begin of a capture waits for
+a pause or resume of another thread, and fails inside one of its own thread.
 
-A capture is known from before its begin until its end has succeeded, or its stream says that it captures no more: a graph
-that is deleted or reset meanwhile does not end its capture.
+A capture is visible from before its begin until its end has succeeded, or its stream reports no active capture: deleting or
+resetting a graph does not end its capture.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from torch_memory_saver.errors import ForkedProcessError
 
 __all__ = ["watch_captures"]
 
-#: What the wrappers are known by.
+#: The attribute that marks the wrappers.
 _WRAPPER = "_torch_memory_saver_wrapper"
 
 
 def watch_captures(torch: Any) -> None:
-    """Makes captures that PyTorch begins known to the native core from now on. Does nothing the second time, where the
-    preload library sees them, or where PyTorch has no CUDA graphs."""
+    """Reports captures that PyTorch begins to the native core from now on. Does nothing the second time, if the preload
+    library intercepts them, or if PyTorch has no CUDA graphs."""
     graph_class: Any = getattr(torch._C, "_CUDAGraph", None)
     begin = getattr(graph_class, "capture_begin", None)
     end = getattr(graph_class, "capture_end", None)

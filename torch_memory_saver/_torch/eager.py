@@ -1,8 +1,7 @@
-"""Functions that code compiled by ``torch.compile`` calls as they are.
+"""Functions that ``torch.compile`` does not trace.
 
-Dynamo, which traces that code, would otherwise look into this package, and warn of the native core, which it cannot trace.
-The mark is the one that ``torch.compiler.disable`` leaves on a function, in every PyTorch that has it; the decorator itself
-would import much of PyTorch. Dynamo breaks the graph at such a call.
+Dynamo would otherwise trace into this package and warn about the native core, which it cannot trace. The mark is that of
+``torch.compiler.disable``; the decorator itself would import much of PyTorch. Dynamo breaks the graph at such a call.
 """
 
 from __future__ import annotations

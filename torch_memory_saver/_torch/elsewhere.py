@@ -1,15 +1,16 @@
-"""Memory that PyTorch takes outside of every region while one is open: one warning a tag, because no pause releases it.
+"""Memory that PyTorch allocates outside every region while one is open: warned of once for each tag, because no pause
+releases it.
 
-A region applies to the thread that enters it. Tensors that a thread pool makes, the program's own pools and graphs captured
-without cuda_graph() are ordinary memory, and nothing else warns the user. What PyTorch has from the driver is compared with
-what is managed of it, so that what PyTorch serves from its cache is not noticed. That takes some ten microseconds: of the
-regions of a tag the first, second, fourth, eighth and so on are looked at.
+A region applies to the thread that enters it. Tensors of a thread pool, the program's own pools and graphs captured without
+cuda_graph() are ordinary memory, and nothing else warns the user. The memory that PyTorch holds is compared with the managed
+memory, so allocations from PyTorch's cache are not detected. A comparison takes about ten microseconds, so only the first,
+second, fourth, eighth, ... region of a tag is checked.
 
-Other threads allocate and free managed memory at the same time. A reading counts only if no counter changed while it was
-taken. Managed memory that was freed while the region was open prevents the comparison: PyTorch may have freed it before, if
-that was deferred, or may never have had it.
+Other threads may allocate and free managed memory at the same time. A reading is valid only if no counter changed meanwhile.
+A free of managed memory while the region was open prevents the comparison: PyTorch may have freed that memory before (a
+deferred free), or may never have held it.
 
-No lock: counts that are lost when threads enter at once do not matter.
+No lock: lost counts of concurrent entries do not matter.
 """
 
 from __future__ import annotations
@@ -30,24 +31,24 @@ __all__ = ["Reading", "Watch"]
 
 logger = logging.getLogger("torch_memory_saver")
 
-#: Bytes too few for a warning: torch's smallest segment, which holds the random generator's state, for instance.
+#: No warning up to this size: that of torch's smallest segment, for instance for the random generator's state.
 _SMALL_BYTES = 2 << 20
-#: Of so many tags the regions are counted.
+#: Regions of at most this number of tags are counted.
 _MOST_TAGS = 1000
-#: How often a reading is taken until nothing changes during it.
+#: The maximum number of attempts at a consistent reading.
 _ATTEMPTS = 3
 _MIB = 1 << 20
-#: The native core's counters of what PyTorch's memory is compared with.
+#: The native core's counters that PyTorch's memory is compared with.
 _COMPARED = ("allocations_total", "frees_total", "resident_bytes", "paused_bytes")
 
 
 class Reading(NamedTuple):
-    """What PyTorch and this package had when a region was entered or left.
+    """The memory of PyTorch and of this package when a region was entered or left.
 
     Attributes:
-        unmanaged_bytes: Device memory that PyTorch had and this package did not manage.
-        allocations, frees: Managed ones since the process began.
-        disabled: Entries of disable() since then.
+        unmanaged_bytes: Device memory of PyTorch that was not managed.
+        allocations, frees: Numbers of managed ones since the process began. disabled: Number of entries of disable() since
+        then.
     """
 
     unmanaged_bytes: int
@@ -57,10 +58,10 @@ class Reading(NamedTuple):
 
 
 def _take_reading(torch: TorchCuda, disabled: int) -> Reading | None:
-    """None where other threads change the numbers each time they are read."""
+    """None if other threads change the numbers during every attempt."""
     for _ in range(_ATTEMPTS):
         before = _managed()
-        # This waits for a call of PyTorch's allocator under way on the device: then both sides count what it allocates.
+        # This waits for a running call of PyTorch's allocator on the device, so that both sides count its allocation.
         reserved = sum(torch.reserved_bytes(device) for device in devices_in_use())
         if _managed() == before:
             allocations, frees, resident, paused = before
@@ -74,16 +75,16 @@ def _managed() -> tuple[int, ...]:
 
 
 class Watch:
-    """What was counted and warned of in this process."""
+    """The counts and the warnings of this process."""
 
     def __init__(self) -> None:
         self._entries: dict[str, int] = {}
         self._warned: set[str] = set()
-        self._told: set[str] = set()
-        self._disabled = 0  # entries of disable(), inside which memory is meant to be ordinary
+        self._reported: set[str] = set()
+        self._disabled = 0  # entries of disable(), inside which memory is ordinary on purpose
 
     def begin(self, torch: TorchCuda, frame: Frame) -> Reading | None:
-        """At the entry of a region or of disable(). None: nothing is compared at its exit."""
+        """To be called at the entry of a region or of disable(). None: no comparison at its exit."""
         if not frame.managed:
             self._disabled += 1
             return None
@@ -96,13 +97,13 @@ class Watch:
         return _take_reading(torch, self._disabled)
 
     def end(self, frame: Frame, pools: Sequence[Pool]) -> None:
-        """After the exit of a region without an exception; `pools` were its own."""
+        """To be called after the exit of a region without an exception; `pools` are those that it had."""
         before, torch = frame.reading, frame.torch
         if before is None or torch is None:
             return
         try:
             after = _take_reading(torch, self._disabled)
-        except (TorchMemorySaverError, RuntimeError) as error:  # A device is lost, or this is a forked child.
+        except (TorchMemorySaverError, RuntimeError) as error:  # a lost device, or a forked child
             logger.debug("%s: what PyTorch took inside is not known: %s", frame, error)
             return
         if after is None or (after.disabled, after.frees) != (before.disabled, before.frees):
@@ -119,12 +120,12 @@ class Watch:
                 grown / _MIB,
             )
         elif after.allocations == before.allocations and logger.isEnabledFor(logging.INFO):
-            self._tell_if_empty(torch, frame, pools)
+            self._report_if_empty(torch, frame, pools)
 
-    def _tell_if_empty(self, torch: TorchCuda, frame: Frame, pools: Sequence[Pool]) -> None:
-        if frame.tag in self._told:
+    def _report_if_empty(self, torch: TorchCuda, frame: Frame, pools: Sequence[Pool]) -> None:
+        if frame.tag in self._reported:
             return
         if any(segment["allocated_size"] for pool in pools for segment in torch.segments(pool.id)):
             return
-        self._told.add(frame.tag)
+        self._reported.add(frame.tag)
         logger.info("%s managed nothing: PyTorch allocated no memory in it. (Said once for the tag.)", frame)

@@ -2,11 +2,11 @@
 
 A thread's regions are a stack, and the innermost is in force. Tasks of an event loop share a thread, and so do generators:
 one may be inside a region when another enters its own, and the outer one may be left first. Leaving one region then leaves
-the others in force. Memory allocated meanwhile cannot be attributed: it belongs to the innermost region. Both cases are
-warned of, since contents may be lost: a tensor that was to have a backup may have none.
+the others in force. Memory allocated meanwhile belongs to the innermost region. Both cases cause a warning, because contents
+may be lost: a tensor that should have a backup may have none.
 
-Which task entered a region is known from its context (:mod:`contextvars`): a task that was started inside a region has it in
-its context, another one has not. Generators share the context of their callers, so there the order of leaving tells.
+The context (:mod:`contextvars`) shows which task entered a region: only tasks started inside a region have it in their
+context. Generators share the context of their callers, so they are recognised by the order of leaving.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Frame:
     """One entry of a region or of disable() on one thread, and the pools that it routes.
 
     Attributes:
-        torch: None: only the native core's settings count.
+        torch: None: only the native core's settings apply.
         options: The region's.
         stack: The frames of the thread that entered, outermost first.
         level: The native core's id of the entry's settings.
-        outer: The frame that this context was in at the entry.
-        over: The frame of another context that was in force at the entry, if there was one.
-        reading: What PyTorch had at the entry, if that is to be compared at the exit (elsewhere.py).
+        outer: The innermost frame of this context at the entry.
+        over: The frame of another context that was in force at the entry, if any.
+        reading: PyTorch's memory at the entry, for a comparison at the exit, or None (elsewhere.py).
         closed: It has been left.
     """
 
@@ -81,7 +81,7 @@ class Frame:
         return f"region(tag={self.tag!r})" if self.managed else "disable()"
 
 
-#: The frame that this context entered last. It may have been left since.
+#: The last frame that this context entered. It may have been left since.
 _entered: ContextVar[Frame | None] = ContextVar("torch_memory_saver.region", default=None)
 
 
@@ -97,7 +97,7 @@ def note_entered(frame: Frame) -> None:
     """To be called after each entry, with the innermost frame of its thread.
 
     Raises:
-        RuntimeWarning: As far as warnings are errors, the frame is open all the same.
+        RuntimeWarning: If warnings are errors. The frame stays open.
     """
     frame.outer = _own_frame()
     _entered.set(frame)
@@ -112,7 +112,7 @@ def note_entered(frame: Frame) -> None:
 
 
 def note_left(frame: Frame, later: Sequence[Frame]) -> None:
-    """To be called after each exit, with the frames of its thread that were entered later and stay."""
+    """To be called after each exit, with the later frames of its thread, which stay."""
     _entered.set(_own_frame())
     if later and all(other.over is not frame for other in later):
         warn(
@@ -127,13 +127,13 @@ def _belonging(frame: Frame) -> str:
 
 
 def warn(message: str, frames_up: int) -> None:
-    """A warning about how the program uses regions, shown at its line: so many calls above the caller of this."""
+    """Warns about the program's use of regions, at its line: `frames_up` calls above the caller."""
     warnings.warn(message, RuntimeWarning, stacklevel=frames_up + 1)
 
 
 def choose_frame(frames: Sequence[Frame]) -> Frame:
-    """The one that an object which entered all of these leaves next: of this context the last, else of this thread, else
-    the last of all."""
+    """The frame to leave next of those that one object has entered: the last of this context, else of this thread, else of
+    all."""
     if len(frames) > 1:
         own = _own_frame()
         while own is not None:
@@ -148,7 +148,7 @@ def choose_frame(frames: Sequence[Frame]) -> Frame:
 
 
 class FunctionDecorator(ContextDecorator):
-    """A context manager that decorates functions, but not those whose body runs after the call has returned."""
+    """A context manager that can decorate functions, except those whose body runs after the call has returned."""
 
     def __call__(self, function: Callable[..., Any]) -> Any:
         kind = _kind_of(function)
@@ -162,7 +162,7 @@ class FunctionDecorator(ContextDecorator):
 
 
 def _kind_of(function: Callable[..., Any]) -> str | None:
-    """What a function is whose body does not run during its call."""
+    """The kind of a function whose body does not run during its call; None for an ordinary one."""
     for candidate in (function, type(function).__call__):
         if inspect.iscoroutinefunction(candidate):
             return "a coroutine function"

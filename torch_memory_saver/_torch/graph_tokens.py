@@ -1,17 +1,17 @@
-"""Tokens of graph pools that a program passes to cuda_graph(): whether a capture can use the pool that the token names.
+"""Tokens of graph pools that a program passes to cuda_graph(): decides whether a capture can use the token's pool.
 
-It can where what torch allocates in that pool is managed:
+It can if torch's allocations in that pool are managed:
 
 - preloaded, in any pool: inside the capture a region's settings are in force, and torch calls cudaMalloc, which is ours. Not
   for expandable segments, which torch makes in every pool without an allocator while they are on;
 - otherwise in a pool with our allocator. torch makes the pool of a bare token (``graph_pool_handle()``) at its first use,
   and no allocator can be attached to it. Whether a pool has ours is seen by its segments, or by an allocation.
 
-A pool holds memory of one tag and one backup choice, because graphs of one pool use each other's idle memory. Where the
-token's pool cannot be used a pool of ours takes its place (graphs.py), and only a program that routes to the token itself
-notices.
+A pool holds memory of one tag and one kind of backup, because graphs of one pool use each other's idle memory. If the
+token's pool cannot be used, a managed pool replaces it (graphs.py); only a program that routes to the token itself can
+detect that.
 
-Everything here calls torch, and so is called without a lock.
+These functions call torch, so they are called with no lock held.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 __all__ = ["bytes_not_managed", "check_token", "managed_default_pool_bytes", "names_pool_to_use", "replaced_error"]
 
 _DEFAULT_POOL: PoolId = (0, 0)
-#: What torch says where a routing is ended that is not in force.
+#: torch's error if a routing is ended that is not in force.
 _NOT_ROUTED = "not currently recording to mempool_id"
 _WAYS_OUT = (
     'start the process with the preload library (hook mode "preload"; see configure_subprocess()) and without PyTorch\'s '
@@ -34,7 +34,7 @@ _WAYS_OUT = (
 
 
 def check_token(token: object) -> PoolId | None:
-    """A pool token of torch's: a pair of ints."""
+    """torch's token of a pool (a pair of ints), or None."""
     if token is None:
         return None
     if isinstance(token, (tuple, list)) and len(token) == 2 and all(isinstance(part, int) for part in token):
@@ -46,7 +46,7 @@ def check_token(token: object) -> PoolId | None:
 
 
 def names_pool_to_use(torch: TorchCuda, token: PoolId, key: Key) -> bool:
-    """Whether a capture uses the token's own pool. False: a pool of ours takes its place.
+    """Whether a capture uses the token's own pool. False: a managed pool replaces it.
 
     Raises:
         InvalidStateError: The pool holds memory that cannot be managed, or that is paused.
@@ -84,7 +84,7 @@ def bytes_not_managed(torch: TorchCuda, token: PoolId) -> int:
 
 
 def managed_default_pool_bytes(torch: TorchCuda) -> int:
-    """Managed bytes of the pool that torch uses where nothing is routed."""
+    """Managed bytes of torch's default pool."""
     return sum(
         int(row["total_size"])
         for row in torch.segments()
@@ -93,7 +93,7 @@ def managed_default_pool_bytes(torch: TorchCuda) -> int:
 
 
 def replaced_error(exception: BaseException | None, token: PoolId | None, used: PoolId) -> InvalidStateError | None:
-    """The error of ending the routing to a token whose pool has been replaced by one of ours."""
+    """The error for ending the routing to a token whose pool has been replaced, or None."""
     if token in (None, used) or not isinstance(exception, RuntimeError) or _NOT_ROUTED not in str(exception):
         return None
     return InvalidStateError(

@@ -1,9 +1,9 @@
 """cuda_graph(): torch.cuda.graph with a managed pool.
 
-A capture uses the pool that the program's token names where that can be managed (graph_tokens.py), and torch looks after it.
-Otherwise it uses a pool of ours: one of its own without a token, and else the one that the token was mapped to at its first
-use, by tag, what becomes of contents, and device. Such a pool lives as long as a graph captured with it: replays use its
-memory, and torch does not know which of it.
+A capture uses the pool of the program's token if that can be managed (graph_tokens.py); torch owns that pool. Otherwise it
+uses a pool of this package: a new one without a token, else the one that the token was mapped to at its first use with these
+options and this device. Such a pool lives as long as a graph captured with it: replays use its memory, and torch does not
+track which part.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ logger = logging.getLogger("torch_memory_saver")
 
 
 class _CapturePool:
-    """What a capture allocates from: the pool that its token names."""
+    """The pool of a capture: that of its token."""
 
     __slots__ = ("id",)
 
@@ -47,7 +47,7 @@ class _CapturePool:
 
 
 class _SharedPool(_CapturePool):
-    """A pool of ours that captures use, and how many graphs and captures under way need it."""
+    """A pool of this package that captures use, with the number of graphs and running captures that need it."""
 
     __slots__ = ("pool", "token", "users")
 
@@ -59,19 +59,19 @@ class _SharedPool(_CapturePool):
 
 
 class _TokenKey(NamedTuple):
-    """What a pool is found by that took the place of a token's own."""
+    """The key of a pool that replaces a token's own."""
 
     token: PoolId
     key: Key
 
 
 class GraphPools:
-    """The pools that captured graphs use. Its lock is like the store's: never held across a call of torch."""
+    """The pools of captured graphs. The lock is never held across a call of torch, like the store's."""
 
     def __init__(self, store: PoolStore) -> None:
         self._store = store
         self.warned_of_nccl = False
-        #: Whether torch's default pool may have managed memory.
+        #: Whether torch's default pool may hold managed memory.
         self.default_pool_managed = False
         self._reset()
 
@@ -85,10 +85,10 @@ class GraphPools:
     after_fork_in_child = _reset
 
     def acquire(self, torch: TorchCuda, token: PoolId | None, key: Key) -> _CapturePool:
-        """The pool for a capture, with one more user.
+        """The pool for a capture, counted as one more user.
 
         Raises:
-            InvalidStateError: The token already has memory that is not managed, or its pool is paused.
+            InvalidStateError: The token's pool already holds memory that is not managed, or is paused.
         """
         with self._lock:
             shared = self._find(token, key)
@@ -136,8 +136,8 @@ class GraphPools:
         return other
 
     def capture_stream(self, torch: TorchCuda, device: int) -> Any:
-        """The stream for captures that name none. torch's is on the device of the process's first capture: None if that is
-        this one, which leaves the choice to torch."""
+        """The stream for captures without one. torch's own is on the device of the process's first capture. None: torch's
+        stream fits this device."""
         default = getattr(torch.torch.cuda.graph, "default_capture_stream", None)
         if default is None or default.device_index == device:
             return None
@@ -146,7 +146,7 @@ class GraphPools:
         return self._streams[device]
 
     def release(self, shared: _CapturePool) -> None:
-        """Removes one user; the last one gives the pool up. Also runs in finalizers, and so calls nothing of torch."""
+        """Removes one user; the last one retires the pool. Also runs in finalizers, so it does not call torch."""
         if not isinstance(shared, _SharedPool):
             return
         with self._lock:
@@ -159,14 +159,15 @@ class GraphPools:
         self._store.retire_later(shared.pool)
 
     def keep_with(self, graph: Any, shared: _CapturePool) -> None:
-        """The user that the capture was becomes the graph that it made."""
+        """Transfers the capture's use of the pool to the captured graph."""
         if not isinstance(shared, _SharedPool):
             return
-        # At exit the pool stays: its reference is leaked.
+        # Not at exit: the pool's reference is leaked.
         weakref.finalize(graph, self.release, shared).atexit = False
 
     def look_at(self, torch: TorchCuda, token: PoolId) -> None:
-        """After a capture into the pool of a program's token, preloaded: warns of memory that a pause cannot handle."""
+        """After a capture into the pool of a program's token, in preload mode: warns of memory that a pause cannot
+        release."""
         ordinary = 0 if token in self._warned else bytes_not_managed(torch, token)
         if ordinary:
             self._warned.add(token)
@@ -189,7 +190,7 @@ class GraphPools:
 
 @eager_methods
 class GraphCapture(FunctionDecorator):
-    """What cuda_graph() returns."""
+    """The context manager that cuda_graph() returns."""
 
     def __init__(
         self,
@@ -215,20 +216,20 @@ class GraphCapture(FunctionDecorator):
         torch = self._torch
         device = torch.current_device() if self._stream is None else self._stream.device_index
         _warn_of_nccl(self._pools)
-        # torch empties its cache before a capture, which does nothing while this thread is in a region.
+        # torch empties its cache before a capture, but that has no effect while this thread is in a region.
         self._store.empty_cache(torch)
         key = Key(self._options, device)
         stream = self._pools.capture_stream(torch, device) if self._stream is None else self._stream
         with contextlib.ExitStack() as around, contextlib.ExitStack() as failed:
-            # While the capture runs its pool is the only one that this thread routes: first torch allocates what belongs to
-            # the device's random generator, for all graphs to come, and that must not be paused with any tag.
+            # During the capture this thread routes no other pool: torch first allocates the state of the device's random
+            # generator, for all later graphs, which must not be paused with any tag.
             around.enter_context(self._store.routing_suspended(torch))
             pool = self._pools.acquire(torch, self._token, key)
             failed.callback(self._pools.release, pool)
             if isinstance(pool, _SharedPool):
                 around.enter_context(torch.capturing_into(pool.pool.memory_pool))
-            # Not managed: allocations outside the pool are ordinary. Those of a pool with our allocator get these settings
-            # anyway.
+            # Not managed: allocations outside the pool are ordinary. Allocations of a pool with this package's allocator use
+            # these settings in any case.
             around.callback(_core.region_leave, native.enter_region(self._options.unmanaged()))
             around.callback(_core.capture_end, native.begin_capture(self._options))
             failed.callback(torch.torch.cuda.set_stream, torch.torch.cuda.current_stream())
@@ -236,7 +237,7 @@ class GraphCapture(FunctionDecorator):
                 torch.torch.cuda.graph(self._graph, pool=pool.id, stream=stream, capture_error_mode=self._capture_error_mode)
             )
             if _core.preloaded and not isinstance(pool, _SharedPool):
-                # torch calls cudaMalloc for such a pool, which asks for the settings of its thread.
+                # torch calls cudaMalloc for such a pool, which uses the settings of its thread.
                 around.enter_context(torch.autograd_on_this_thread())
                 around.callback(_core.region_leave, native.enter_region(self._options))
             failed.pop_all()
@@ -263,7 +264,7 @@ class GraphCapture(FunctionDecorator):
 
 
 def _warn_of_nccl(pools: GraphPools) -> None:
-    """One warning where collectives in this graph would keep addresses of physical memory that a pause gives back."""
+    """Warns once if collectives in this graph may keep references to physical memory that a pause releases."""
     if pools.warned_of_nccl or os.environ.get("NCCL_GRAPH_REGISTER") == "0":
         return
     distributed = getattr(sys.modules.get("torch"), "distributed", None)

@@ -1,6 +1,6 @@
-"""What this package needs of PyTorch, in one place: finding it, and the functions of its CUDA allocator.
+"""The functions of PyTorch that this package uses: finding it, and its CUDA allocator.
 
-Only :func:`require` imports torch. :func:`loaded` is for processes that may not use torch.
+Only :func:`require` imports torch. :func:`loaded` is for processes that may run without torch.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torch_memory_saver.errors import ForkedProcessError, InvalidStateError, Tor
 __all__ = ["PoolId", "TorchCuda", "devices_in_use", "expandable_segments_on", "in_use", "loaded", "require"]
 
 _DEFAULT_POOL: PoolId = (0, 0)
-#: A pool that never exists: a snapshot of it has the allocator's settings and no segments.
+#: A pool that never exists: its snapshot has the allocator's settings and no segments.
 _NO_POOL: PoolId = (0, (1 << 62) - 1)
-#: Since this version the pool routed last is the one that allocations come from; before, it was the one routed first.
+#: Since this version allocations come from the pool routed last; before, from the one routed first.
 _LAST_ROUTED_WINS = (2, 10)
-#: Since this version a capture inside a region certainly allocates from the graph's own pool.
+#: Since this version a capture inside a region always allocates from the graph's own pool.
 _CAPTURES_KEEP_APART = (2, 11)
 
 
@@ -57,28 +57,28 @@ class TorchCuda:
         self._made = routing.made
         self.current_device = extension._cuda_getDevice
         self._exchange_device = extension._cuda_maybeExchangeDevice
-        # torch.cuda.set_device makes a context even where the device is the current one; the accelerators' does not.
+        # torch.cuda.set_device creates a context even for the current device; the accelerator API does not.
         self._set_device = getattr(extension, "_accelerator_setDeviceIndex", extension._cuda_setDevice)
         self.is_capturing = extension._cuda_isCurrentStreamCapturing
         self._raw_stream = extension._cuda_getCurrentRawStream
         self._memory_stats = extension._cuda_memoryStats
         self._memory_snapshot = extension._cuda_memorySnapshot
-        # Whether backward() on this thread runs on torch's own threads, one a device; thread-local in torch.
+        # Whether backward() on this thread runs on torch's own threads, one for each device; thread-local in torch.
         self.autograd_threads: Callable[[], bool] = extension._is_multithreading_enabled
         self.set_autograd_threads: Callable[[bool], None] = extension._set_multithreading_enabled
         self.last_routed_wins = version >= _LAST_ROUTED_WINS
         self.captures_join_regions = version < _CAPTURES_KEEP_APART
-        # Never freed: torch calls it for segments that outlive everything of ours.
+        # Never freed: torch calls it for segments that outlive this object.
         self._allocator = torch.cuda.memory.CUDAPluggableAllocator(_core.library_path, "tms_torch_malloc", "tms_torch_free")
         leak_reference(self._allocator)
 
     def allocator(self) -> Any:
-        """Our allocator as torch's pools take it."""
+        """This package's allocator, in the form that torch's pools accept."""
         return self._allocator.allocator()
 
     def current_stream(self) -> int | None:
-        """The handle of this thread's current stream on its current device. None while the process does not use that
-        device: PyTorch would make a context there to tell, and no stream of it can be capturing."""
+        """The handle of this thread's current stream on its current device. None while the process does not use that device:
+        none of its streams can be capturing, and PyTorch would create a context for the query."""
         device = self.current_device()
         try:
             in_use = _core.active_devices() >> device & 1
@@ -87,10 +87,10 @@ class TorchCuda:
         return int(self._raw_stream(device)) if in_use else None
 
     def _make_current(self, device: int) -> None:
-        """Has torch take `device` for this thread's current one, without a context on a device that has none.
+        """Makes `device` torch's current one on this thread, without creating a context.
 
-        Of such a device torch only makes a note. If the CUDA runtime is on the device already, the note of another device
-        stays, and a second call replaces it.
+        For a device without a context torch only records it. If the CUDA runtime's device is already this one, torch keeps
+        the record of another device, and a second call replaces it.
         """
         self._exchange_device(device)
         if self.current_device() != device:
@@ -98,7 +98,7 @@ class TorchCuda:
 
     @contextlib.contextmanager
     def on_device(self, device: int) -> Iterator[None]:
-        """Makes `device` torch's current one inside. No device gets a context by that."""
+        """Makes `device` torch's current one inside, without creating a context."""
         before = self.current_device()
         if before == device:
             yield
@@ -110,7 +110,8 @@ class TorchCuda:
             self._make_current(before)
 
     def make_pool(self, device: int, managed: bool) -> Any:
-        """A new MemPool of the device, with our allocator or torch's. Its reference is leaked until it is retired."""
+        """A new MemPool of the device, with this package's allocator or torch's. Its reference is leaked until it is
+        retired."""
         arguments = (self.allocator(),) if managed else ()
         with self.on_device(device):
             memory_pool = self.torch.cuda.MemPool(*arguments)
@@ -119,18 +120,18 @@ class TorchCuda:
         return memory_pool
 
     def autograd_on_this_thread(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, a ``backward()`` of this thread runs on it, not on threads of autograd's own, which are in no region."""
+        """Inside, a ``backward()`` of this thread runs on it, not on autograd's own threads, which are in no region."""
         manager: contextlib.AbstractContextManager[None] = self.torch.autograd.set_multithreading_enabled(False)
         return manager
 
     def has_our_allocator(self, pool: PoolId, device: int) -> bool:
-        """Whether memory of the pool with that id comes from our allocator; an allocation tells. If nothing else uses the
-        pool it is gone with the next emptying."""
+        """Whether memory of the pool with that id comes from this package's allocator. Tests it with an allocation. If
+        nothing else uses the pool, the next emptying removes it."""
         if self.routes_every_thread:
             return False
         try:
             self.begin_routing(device, pool)
-        except RuntimeError:  # It is routed already, or has no user left: a capture could not use it either.
+        except RuntimeError:  # routed already, or without users: a capture could not use it either
             return False
         try:
             with self.on_device(device):
@@ -144,14 +145,14 @@ class TorchCuda:
 
     @staticmethod
     def uses_of(memory_pool: Any) -> int:
-        """How many users torch counts of a pool: its object, routings, graphs. 0 if torch does not report it."""
+        """The number of users of a pool according to torch: its object, routings, graphs. 0 if torch does not report it."""
         use_count: Callable[[], int] | None = getattr(memory_pool, "use_count", None)
         return 0 if use_count is None else use_count()
 
     def releasable_bytes(self, device: int) -> int:
         """Bytes of segments on the device that hold no block in use, in every pool.
 
-        What torch reserves is in use, free in a segment that is partly in use, or in segments that are wholly free.
+        Memory reserved by torch is in use, free in a segment that is partly in use, or in completely free segments.
         """
         stats = self._memory_stats(device)
         reserved, active, split = (
@@ -164,7 +165,7 @@ class TorchCuda:
         return int(self._memory_stats(device)["reserved_bytes"]["all"]["current"])
 
     def segments(self, pool: PoolId = _DEFAULT_POOL) -> list[dict[str, Any]]:
-        """The segments of one pool, on every device; of the default pool's id: those of every pool."""
+        """The segments of one pool, on every device. For the default pool's id: those of every pool."""
         segments: list[dict[str, Any]] = self._snapshot(pool)["segments"]
         return segments
 
@@ -177,11 +178,11 @@ class TorchCuda:
         try:
             return self._snapshot_of((*pool, False))
         except (TypeError, ValueError, RuntimeError):
-            pass  # Before traces could be left out, the argument was the pool's id alone.
+            pass  # an older torch: the argument is only the pool's id
         try:
             return self._snapshot_of(pool)
         except (TypeError, ValueError, RuntimeError):
-            pass  # Before it could be of one pool, there was none.
+            pass  # an even older torch: no argument
         try:
             snapshot = dict(self._memory_snapshot(None))
         except TypeError:
@@ -191,9 +192,9 @@ class TorchCuda:
         return snapshot
 
     def _snapshot_of(self, argument: tuple[int, ...]) -> Any:
-        # torch 2.11 gives away a reference to each element at every call that was never its own: without one more, the
-        # numbers of pools in use, and False, would be destroyed after some thousand calls. With a correct torch this leaks
-        # an unused number.
+        # torch 2.11 releases a reference to each element at every call that it does not own. Without an additional
+        # reference, the numbers of pools in use, and False, would be destroyed after some thousand calls. With a correct
+        # torch this only leaks an int.
         for element in argument:
             leak_reference(element)
         return self._memory_snapshot(argument)
@@ -203,7 +204,7 @@ _torch_cuda: TorchCuda | None = None
 
 
 def loaded() -> TorchCuda | None:
-    """torch.cuda, initialised now if it was not; None where torch is not loaded or sees no CUDA device."""
+    """torch.cuda, initialised if necessary; None if torch is not loaded or finds no CUDA device."""
     if _torch_cuda is not None:
         return _torch_cuda
     torch = sys.modules.get("torch")
@@ -214,7 +215,7 @@ def loaded() -> TorchCuda | None:
 
 
 def in_use() -> TorchCuda | None:
-    """torch.cuda if this process uses it already, else None: for what has nothing to do with torch before that."""
+    """torch.cuda if this process uses it already, else None."""
     if _torch_cuda is not None:
         return _torch_cuda
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
@@ -222,10 +223,10 @@ def in_use() -> TorchCuda | None:
 
 
 def require() -> TorchCuda:
-    """torch.cuda, imported and initialised if need be.
+    """torch.cuda, imported and initialised if necessary.
 
     Raises:
-        TorchUnavailableError: torch is not installed, sees no CUDA device, or has no memory pools.
+        TorchUnavailableError: torch is not installed, finds no CUDA device, or has no memory pools.
         ForkedProcessError: This process was forked from one that used CUDA.
     """
     if _torch_cuda is not None:
@@ -265,13 +266,13 @@ def _is_in_bad_fork(torch: Any) -> bool:
 
 
 def after_fork_in_child() -> None:
-    """Forgets the parent's torch.cuda, which a forked child cannot use. The next use raises an error that says why."""
+    """Forgets the parent's torch.cuda, which a forked child cannot use. The next use raises an error with the reason."""
     global _torch_cuda
     _torch_cuda = None
 
 
 def expandable_segments_on(environment: Mapping[str, str]) -> bool:
-    """Whether PyTorch's expandable segments are on, by its settings if it runs, else by its variables."""
+    """Whether PyTorch's expandable segments are on: according to its settings if it is in use, else to its variables."""
     torch_cuda = in_use()
     if torch_cuda is not None:
         return bool(torch_cuda.settings().get("expandable_segments", False))
@@ -284,7 +285,7 @@ def expandable_segments_on(environment: Mapping[str, str]) -> bool:
 
 
 def devices_in_use() -> list[int]:
-    """Those that this process has a context on. PyTorch holds no memory of others."""
+    """The devices on which this process has a context. PyTorch holds no memory of others."""
     mask = _core.active_devices()
     return [device for device in range(mask.bit_length()) if mask >> device & 1]
 

@@ -1,9 +1,9 @@
-"""Which bytes of managed memory hold something, as torch's allocator knows it, so that a pause copies those only.
+"""The live bytes of managed memory, from torch's allocator, so that a pause copies only these.
 
-torch keeps freed blocks in its segments and hands them out again: their contents are dead. Only those segments are thinned
-whose blocks torch reports correctly: those of its default pool, and of pools that region() alone has used. Outputs of
-replayed CUDA graphs lie in blocks that are shown as free, so a pool that a capture has used is copied whole, and so is
-memory that torch does not list.
+torch keeps freed blocks in its segments for reuse: their contents are dead. Blocks are left out only in segments whose
+blocks torch reports correctly: those of its default pool, and of pools that only region() has used. torch reports blocks
+with outputs of replayed CUDA graphs as free, so a pool that a capture has used is copied completely, and so is memory that
+torch does not list.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from torch_memory_saver._torch.pools import PoolStore, Tags, selects
 
 __all__ = ["Live", "Sizes", "live_finder", "live_ranges"]
 
-#: What the core takes: addresses of allocations, and begins and ends of live ranges; sorted 64-bit numbers.
+#: The core's format: addresses of allocations, and begins and ends of live ranges; sorted 64-bit numbers.
 Live = tuple[bytes, bytes]
 
 _DEFAULT_POOL: PoolId = (0, 0)
 #: The legacy default stream, which cannot be captured.
 _DEFAULT_STREAM = 0
-#: Every other state of a block means that the block may be in use: it holds a tensor, or waits for a stream.
+#: In every other state the block may be in use: by a tensor, or by a stream.
 _FREE = "inactive"
 
 
 class Sizes(NamedTuple):
-    """Of a managed allocation: bytes asked for, and bytes reserved."""
+    """The sizes of a managed allocation: bytes requested, and bytes reserved."""
 
     bytes: int
     reserved_bytes: int
@@ -38,11 +38,11 @@ class Sizes(NamedTuple):
 def live_finder(
     torch: TorchCuda | None, store: PoolStore, tags: Tags, every_backup: bool
 ) -> Callable[[], Live | None] | None:
-    """For a pause of `tags`: what the core asks for the live bytes after the devices have been waited for. None: everything
-    is live.
+    """For a pause of `tags`: the function that the core calls for the live bytes after the devices have been synchronized.
+    None: everything is live.
 
     Args:
-        every_backup: Contents are kept whatever backup an allocation has of its own.
+        every_backup: The pause keeps contents of every allocation, even of those without a backup of their own.
     """
     if torch is None:
         return None
@@ -69,18 +69,18 @@ def live_ranges(
     thinned: Collection[PoolId],
     default_stream_only: bool = False,
 ) -> Live:
-    """The managed allocations among the segments of torch's snapshot that may be thinned, and their live ranges.
+    """The managed allocations whose free blocks may be left out, and their live ranges, from torch's snapshot.
 
     Args:
         managed: Allocations by address.
         thinned: The pools that no capture has used.
-        default_stream_only: Captures may have used any pool, but on streams of their own.
+        default_stream_only: Captures may have used any pool, but only on streams other than the default one.
     """
     addresses, ranges = array("Q"), array("Q")
     for segment in sorted(segments, key=_address_of):
         address = segment["address"]
         sizes = managed.get(address)
-        # A segment is one allocation of ours; anything else at its address is not torch's.
+        # A segment is one managed allocation. If the sizes differ, the allocation at this address is not torch's.
         if (
             sizes is None
             or not sizes.bytes <= segment["total_size"] <= sizes.reserved_bytes
@@ -110,6 +110,6 @@ def _address_of(segment: Mapping[str, Any]) -> int:
 
 
 def _pool_of(segment: Mapping[str, Any]) -> PoolId | None:
-    """None: this torch does not report it."""
+    """The pool of a segment; None if this torch does not report it."""
     pool = segment.get("segment_pool_id")
     return None if pool is None else (pool[0], pool[1])

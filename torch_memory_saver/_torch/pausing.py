@@ -1,9 +1,9 @@
-"""What torch's pools need around a pause.
+"""The preparation of torch's pools for a pause, and their treatment after it.
 
-Before it, segments of the tags that hold no tensor go back to the driver rather than into a pause: those of the tags' pools,
-of pools that were retired while they still held one, and of torch's default pool, where that is managed. After it nothing
-hands out paused memory: idle pools of the tags are not entered (pools.py), and this thread's own regions of the tags get
-other pools.
+Before a pause, segments of the tags without a tensor are released to the driver instead of being paused: those of the tags'
+pools, of pools that were retired while they still held a tensor, and of torch's default pool, if that is managed. After it
+no pool allocates from paused memory: idle pools of the tags are not entered (pools.py), and this thread's own regions of the
+tags get other pools.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DEFAULT_POOL: PoolId = (0, 0)
 
 @contextlib.contextmanager
 def pausing(store: PoolStore, torch: TorchCuda | None, tags: Tags) -> Iterator[Callable[[], None]]:
-    """Around the native pause. Yields what to call after one that paused something.
+    """Around the native pause. Yields a function to call after a pause that paused memory.
 
     Raises:
         InvalidStateError: Another thread is inside a region of one of the tags. Nothing was changed.
@@ -73,7 +73,7 @@ def _return_idle_segments(store: PoolStore, torch: TorchCuda, tags: Tags) -> Non
 
 
 def _loose_pools(store: PoolStore) -> frozenset[PoolId]:
-    """Pools whose idle segments torch gives back when it empties, and that may be managed: nothing else needs to be done."""
+    """Pools that may be managed and whose idle segments torch releases when its cache is emptied, without further steps."""
     return store.retired_pools() | ({_DEFAULT_POOL} if _core.preloaded else frozenset())
 
 
@@ -87,8 +87,8 @@ def _has_idle_segment(torch: TorchCuda, pools: frozenset[PoolId], active: dict[i
 
 
 def may_not_free(torch: TorchCuda) -> bool:
-    """Whether a capture is under way, or the device is lost. The native pause, which comes next and checks the same,
-    raises the error."""
+    """Whether a capture is active, or the device is lost. The native pause, which comes next and checks the same, raises the
+    error."""
     try:
         return torch.is_capturing() or bool(_core.counters()["visible_captures"])
     except RuntimeError:

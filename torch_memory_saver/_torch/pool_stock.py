@@ -1,15 +1,16 @@
-"""PyTorch memory pools with our allocator: one for each entry of a region, by tag, what becomes of contents, and device.
+"""PyTorch memory pools with this package's allocator: one for each entry of a region, by options and device.
 
-A pool is *idle* (in the stock, in no use), *routed* (allocations of one thread come from it), or *retired* (given up: torch
-releases its segments as they empty). A pool can be routed by one thread at a time; while its object
-lives none of its segments go back to the driver; destroying the object while anything is routed on any thread ends the
-process. Therefore the reference to each object is leaked until :meth:`PoolStock.retire` drops it.
+A pool is *idle* (in the stock, not in use), *routed* (allocations of one thread come from it), or *retired* (torch releases
+its segments as they empty). A pool can be routed by one thread at a time. While its object lives, none of its segments is
+released to the driver. Destroying the object while a pool is routed on any thread ends the process, so the reference to each
+object is leaked until :meth:`PoolStock.retire` drops it.
 
-A pool that may hold paused memory must not be entered, because torch would hand out its free blocks. Each pool remembers how
-many pauses its tag had seen when it was last entered: with more since, and something of the tag still paused, it stays idle.
+A pool that may hold paused memory must not be entered, because torch would allocate from its free blocks. Each pool records
+the number of pauses of its tag when it was last entered. If there were more since, and memory of the tag is still paused,
+the pool stays idle.
 
-Of a pool that no stream capture has used, free blocks hold nothing (live.py). The stock keeps the ids of those pools, also
-of retired ones until torch has returned their memory, and removes a pool for good once a capture may have used it.
+Free blocks of a pool that no stream capture has used are dead (live.py). The stock keeps the ids of these pools, including
+retired ones until torch has released their memory, and removes a pool permanently once a capture may have used it.
 
 Lock: `_lock` guards the bookkeeping below and is never held across a call of torch, because torch's allocator calls the
 native core with its own mutex held. pools.py, which routes what is checked out here, uses the same lock.
@@ -32,25 +33,25 @@ __all__ = ["Key", "Pool", "PoolStock", "Tags", "selects"]
 #: A selection of tags: None is every tag.
 Tags = tuple[str, ...] | None
 
-#: How many retired pools are remembered, in a program that never pauses.
+#: The maximum number of retired pools that are recorded, for programs that never pause.
 _MOST_RETIRED = 10_000
 
 
 class Key(NamedTuple):
-    """What an idle pool is found by: the region's options and the device. Read by field name only; a tuple, because every
-    entry of a region looks one up for each device."""
+    """The key of an idle pool: the region's options and the device. Its fields are read by name. It is a tuple, because
+    every entry of a region looks up one for each device."""
 
     options: RegionOptions
     device: int
 
 
 def selects(tags: Tags, tag: str) -> bool:
-    """Whether a pause or resume of `tags` is about `tag`."""
+    """Whether a pause or resume of `tags` selects `tag`."""
     return tags is None or tag in tags
 
 
 class Pool:
-    """One torch.cuda.MemPool and what we know of it."""
+    """One torch.cuda.MemPool with its key and state."""
 
     __slots__ = ("epoch", "id", "key", "memory_pool")
 
@@ -58,7 +59,7 @@ class Pool:
         self.memory_pool = memory_pool
         self.id: PoolId = memory_pool.id
         self.key = key
-        self.epoch = 0  # pauses that the tag had seen when this pool was last entered
+        self.epoch = 0  # number of pauses of the tag when this pool was last entered
 
     @property
     def device(self) -> int:
@@ -66,24 +67,25 @@ class Pool:
 
 
 class PoolStock:
-    """Every pool of the process that is not routed, and what is known of the others."""
+    """The idle and retired pools of the process."""
 
     def _reset_stock(self) -> None:
-        """The state of a process that has no pools: at the start, and in a forked child, where torch cannot use them."""
-        # Reentrant, because the garbage collector may run a finalizer that enters a region wherever an object is made.
+        """Resets the state to that of a process without pools: at the start, and in a forked child, where torch cannot use
+        them."""
+        # Reentrant, because any allocation may run the garbage collector, and so a finalizer that enters a region.
         self._lock = threading.RLock()
         self._idle: dict[Key, list[Pool]] = {}
         self._doomed: deque[Pool] = deque()  # to be retired at the next opportunity; appended to without the lock
         self._uncaptured: set[PoolId] = set()  # pools of regions that no capture has used
-        self._retired: set[PoolId] = set()  # of these, the retired ones
+        self._retired: set[PoolId] = set()  # the retired ones of these
 
     def _check_out_all(self, torch: TorchCuda, frame: Frame, devices: Sequence[int]) -> None:
-        """Gives a new frame its pool of each device."""
+        """Assigns a pool of each device to a new frame."""
         options = frame.options
         if options.managed and len(devices) > 1:
             info = _core.tag_info(options.tag)
             if not info.paused:
-                with self._lock:  # Once for all devices: an entry must stay cheap where there are many.
+                with self._lock:  # once for all devices, so that an entry stays cheap with many
                     for device in devices:
                         idle = self._idle.get(Key(options, device))
                         if not idle:
@@ -96,7 +98,7 @@ class PoolStock:
             frame.pools.append(self.check_out(torch, Key(options, device)))
 
     def check_out(self, torch: TorchCuda, key: Key) -> Pool:
-        """A pool that is not in use and hands out no paused memory: an idle one, or a new one."""
+        """A pool that is not in use and does not allocate from paused memory: an idle one, or a new one."""
         if not key.options.managed:
             return self.make_pool(torch, key)
         info = _core.tag_info(key.options.tag)
@@ -113,7 +115,7 @@ class PoolStock:
                         idle.remove(pool)
                         return pool
                 suspects, self._idle[key] = idle, []
-        # A pool without memory has no paused memory.
+        # An empty pool has no paused memory.
         empty = next((pool for pool in suspects if not torch.segments(pool.id)), None)
         if suspects:
             with self._lock:
@@ -128,7 +130,7 @@ class PoolStock:
         return pool
 
     def check_in(self, pool: Pool) -> None:
-        """The pool is idle again."""
+        """Makes the pool idle again."""
         with self._lock:
             self._idle.setdefault(pool.key, []).append(pool)
 
@@ -137,7 +139,7 @@ class PoolStock:
         return Pool(torch.make_pool(key.device, key.options.managed), key)
 
     def retire(self, torch: TorchCuda, pool: Pool) -> None:
-        """Gives up a pool that is not routed: torch returns its segments at an emptying after their last tensor is gone."""
+        """Retires a pool that is not routed: torch releases its segments at an emptying after their last tensor is gone."""
         with self._lock:
             if pool.id in self._uncaptured:
                 if len(self._retired) == _MOST_RETIRED:
@@ -146,16 +148,16 @@ class PoolStock:
         torch.give_up(pool)
 
     def retire_later(self, pool: Pool) -> None:
-        """For finalizers: they run anywhere, also where the lock is held."""
+        """For finalizers, which may run even while the lock is held."""
         self._doomed.append(pool)
 
     def retire_doomed(self, torch: TorchCuda) -> None:
-        """Retires what finalizers left."""
+        """Retires the pools that finalizers left."""
         while self._doomed:
             self.retire(torch, self._doomed.popleft())
 
     def retired_pools(self) -> frozenset[PoolId]:
-        """Pools that torch may still have memory of, and returns as it empties."""
+        """Retired pools whose memory torch may still hold, and releases when its cache is emptied."""
         with self._lock:
             return frozenset(self._retired)
 
@@ -168,13 +170,13 @@ class PoolStock:
         self._retired -= pools
 
     def retire_idle(self, torch: TorchCuda, tags: Tags) -> bool:
-        """Retires the idle pools of `tags` that hold a segment without tensors; whether there were any."""
+        """Retires the idle pools of `tags` that hold a segment without tensors. Returns whether there were any."""
         with self._lock:
             taken = [pool for key, pools in self._idle.items() if selects(tags, key.options.tag) for pool in pools]
             for key in [key for key in self._idle if selects(tags, key.options.tag)]:
                 del self._idle[key]
         retired = False
-        # Most pools of a device that is not in use hold nothing: asking for each one's segments costs more than this.
+        # Most pools of an unused device are empty; this check is cheaper than a snapshot of each.
         devices = {device for device in {pool.device for pool in taken} if torch.releasable_bytes(device)}
         for pool in taken:
             if pool.device in devices and self.has_idle_segment(torch, pool):

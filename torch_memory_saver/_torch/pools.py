@@ -1,8 +1,8 @@
-"""Routing this thread's allocations to pools (pool_stock.py), frame by frame, and giving back what the pools hold.
+"""Routing this thread's allocations to pools (pool_stock.py), frame by frame, and releasing the pools' memory.
 
 Locks: `_lock` guards the bookkeeping of frames and pools and is never held across a call of torch, because torch's allocator
-calls the native core with its own mutex held. Frames are entered and left by their own thread; another thread may only look
-at them.
+calls the native core with its own mutex held. Frames are entered and left by their own thread; other threads may only read
+them.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ __all__ = ["Key", "Pool", "PoolStore", "Tags", "selects"]
 
 logger = logging.getLogger("torch_memory_saver")
 
-#: How many uses torch counts of a pool of ours that is routed and has no other use: the object's, and a routing's.
+#: The uses that torch counts for a pool: one for its object, and one for a routing.
 _OBJECT_USES, _ROUTING_USES = 1, 1
 
 
 def _may_be_capturing(torch: TorchCuda) -> bool:
-    """Whether this thread's current stream is being captured, or the device is lost and cannot say."""
+    """Whether this thread's current stream is being captured, or this is unknown because the device is lost."""
     try:
         return bool(torch.is_capturing())
     except RuntimeError:
@@ -47,10 +47,10 @@ class PoolStore(PoolStock):
     def _reset(self) -> None:
         self._reset_stock()
         self._pause_ended = threading.Condition(self._lock)
-        self._frames: dict[int, Frame] = {}  # those with pools, by id()
-        self._pending: set[int] = set()  # devices whose cache the last thread to leave empties
-        self._pauses: list[tuple[int, Tags]] = []  # under way: thread and tags
-        self._devices: Sequence[int] = ()  # every visible one, once that is known
+        self._frames: dict[int, Frame] = {}  # frames with pools, by id()
+        self._pending: set[int] = set()  # devices whose cache is to be emptied when the last thread leaves its region
+        self._pauses: list[tuple[int, Tags]] = []  # running pauses: thread and tags
+        self._devices: Sequence[int] = ()  # all visible devices, once they are known
         self.single_device = False
         self.watch = Watch()
 
@@ -67,8 +67,8 @@ class PoolStore(PoolStock):
         return stack
 
     def enter(self, torch: TorchCuda | None, options: RegionOptions) -> Frame:
-        """Routes this thread's allocations to a pool on every visible device: it may come to use any of them inside. That
-        makes no context on any. Without torch only notes it."""
+        """Routes this thread's allocations to a pool on every visible device, because it may use any of them inside. This
+        creates no context. Without torch it only records the frame."""
         stack = self.stack()
         frame = Frame(torch, options, stack)
         if torch is None:
@@ -96,7 +96,7 @@ class PoolStore(PoolStock):
             stack.append(frame)
             self._settle_autograd(torch)
         except BaseException:
-            # A signal's exception comes at any time, also after the last step.
+            # A signal handler may raise at any time, even after the last step.
             if stack and stack[-1] is frame:
                 stack.pop()
             self._settle_autograd(torch)
@@ -108,7 +108,7 @@ class PoolStore(PoolStock):
         return frame
 
     def _check_alone(self, frame: Frame) -> None:
-        """Where torch cannot tell threads apart, one's memory would come from another's pool. The caller holds the lock."""
+        """If torch routes all threads, one thread would allocate from another's pool. The caller holds the lock."""
         if any(other.thread != frame.thread for other in self._frames.values()):
             raise InvalidStateError(
                 f"another thread is inside a region, and PyTorch before 2.8 cannot tell threads apart: enter "
@@ -118,7 +118,7 @@ class PoolStore(PoolStock):
             )
 
     def leave(self, frame: Frame) -> list[Frame]:
-        """Ends the frame and no other. Returns those entered after it on its thread, which stay; the last is in force."""
+        """Ends only this frame. Returns the later frames of its thread, which stay; the last is in force."""
         if frame.closed:
             return []
         stack = frame.stack
@@ -149,8 +149,8 @@ class PoolStore(PoolStock):
         return later
 
     def _settle_autograd(self, torch: TorchCuda) -> None:
-        """Inside regions backward() runs on the thread that calls it. On torch's own threads, where it runs otherwise,
-        gradients would be outside every region."""
+        """Makes backward() run on the calling thread inside regions. On torch's own threads gradients would be outside every
+        region."""
         inside = any(frame.torch is not None for frame in self.stack())
         before: bool | None = getattr(self._local, "autograd_threads", None)
         if inside and before is None:
@@ -169,14 +169,14 @@ class PoolStore(PoolStock):
         return self._devices
 
     def pause_entry(self, tags: Tags) -> tuple[int, Tags]:
-        """What :meth:`begin_pause` and :meth:`end_pause` take, for a pause by this thread."""
+        """The argument of :meth:`begin_pause` and :meth:`end_pause` for a pause by this thread."""
         return (threading.get_ident(), tags)
 
     def begin_pause(self, entry: tuple[int, Tags]) -> None:
-        """Regions of the tags that other threads enter wait from now on.
+        """From now on other threads that enter a region of the tags wait.
 
         Raises:
-            InvalidStateError: Another thread is inside a region of one of the tags: torch would hand it paused memory.
+            InvalidStateError: Another thread is inside a region of one of the tags: it would allocate paused memory.
         """
         thread, tags = entry
         with self._lock:
@@ -190,20 +190,22 @@ class PoolStore(PoolStock):
             self._pauses.append(entry)
 
     def end_pause(self, entry: tuple[int, Tags]) -> None:
-        """Regions may be entered again. Also for a pause that has not begun: a signal's exception comes at any time."""
+        """Regions may be entered again. Also accepts a pause that has not begun, because a signal handler may raise at any
+        time."""
         with self._lock:
             if entry in self._pauses:
                 self._pauses.remove(entry)
             self._pause_ended.notify_all()
 
     def _wait_for_pauses(self, tag: str) -> None:
-        """A region entered during a pause of its tag would get memory that is about to go. The caller holds the lock."""
+        """Waits while another thread pauses the tag: a region would get memory that is about to be released. The caller
+        holds the lock."""
         thread = threading.get_ident()
         while any(owner != thread and selects(tags, tag) for owner, tags in self._pauses):
             self._pause_ended.wait()
 
     def _begin_routing(self, torch: TorchCuda, frame: Frame) -> None:
-        """This thread's allocations come from the frame's pools. Does nothing where they do already."""
+        """Routes this thread's allocations to the frame's pools. Does nothing if they already are."""
         if frame.routed:
             return
         begun: list[Pool] = []
@@ -219,7 +221,7 @@ class PoolStore(PoolStock):
         frame.routed = True
 
     def _end_routing(self, torch: TorchCuda, frame: Frame) -> None:
-        """Undoes :meth:`_begin_routing`, from any thread. Does nothing where the frame is not routed."""
+        """Undoes :meth:`_begin_routing`, from any thread. Does nothing if the frame is not routed."""
         if not frame.routed:
             return
         frame.routed = False
@@ -228,7 +230,7 @@ class PoolStore(PoolStock):
             torch.release_pool(pool.key.device, pool.id)
 
     def _discard(self, frame: Frame) -> None:
-        """The frame is no longer one; its pools are idle, those of a disable() that failed to begin are to be retired."""
+        """Removes the frame. Its pools become idle; those of a disable() that failed to begin are to be retired."""
         with self._lock:
             self._frames.pop(id(frame), None)
             for pool in frame.pools:
@@ -241,9 +243,9 @@ class PoolStore(PoolStock):
     # Captures
 
     def pools_without_captures(self, torch: TorchCuda, listed: Collection[PoolId | None]) -> frozenset[PoolId]:
-        """The pools that regions alone have used, of those that torch lists, retired ones included.
+        """The pools in torch's list that only regions have used, including retired ones.
 
-        A graph may have been captured into a pool of ours by its id: it is one of the pool's uses then.
+        A graph may have been captured into such a pool by its id: it counts as one of the pool's uses then.
         """
         with self._lock:
             self._forget(self._retired - set(listed))
@@ -255,25 +257,25 @@ class PoolStore(PoolStock):
         with self._lock:
             return frozenset(self._uncaptured)
 
-    # Giving memory back
+    # Releasing memory
 
     def make_room(self, torch: TorchCuda, device: int) -> None:
-        """Empties torch's cache if the device has less free memory than the cache could give back.
+        """Empties torch's cache if the device has less free memory than the cache could release.
 
-        Outside pools torch does that itself when memory runs out; inside one it fails.
+        torch does that itself when memory runs out, but not inside a pool, where the allocation fails.
         """
         memory = _core.device_memory(device)
-        # What torch could give back is in use as far as the driver knows: with half of the device free there is no need.
+        # The driver counts cached memory as used. If half of the device is free, there is no need to check.
         if 2 * memory.free >= memory.total or torch.is_capturing():
             return
         if memory.free < torch.releasable_bytes(device):
             self.empty_cache(torch)
 
     def empty_cache(self, torch: TorchCuda) -> None:
-        """Returns every segment that holds no tensor, of torch's default pool and of ours.
+        """Releases every segment without a tensor, of torch's default pool and of this package's pools.
 
-        This thread's own routings are ended and begun again around it, their pools replaced. Devices on which another thread
-        is in a region are emptied when the last thread leaves.
+        This thread's own routings are suspended meanwhile, and their pools replaced. Devices on which another thread is in a
+        region are emptied when the last thread leaves.
         """
         if torch.is_capturing():
             return
@@ -283,12 +285,13 @@ class PoolStore(PoolStock):
             self.empty_torch_cache_now(torch)
 
     def empty_torch_cache(self, torch: TorchCuda) -> None:
-        """torch.cuda.empty_cache(), this thread's routings suspended; what those of others keep is left pending."""
+        """torch.cuda.empty_cache(), with this thread's routings suspended. Devices with routings of other threads stay
+        pending."""
         with self.routing_suspended(torch):
             self.empty_torch_cache_now(torch)
 
     def empty_torch_cache_now(self, torch: TorchCuda) -> None:
-        """The same, where this thread routes nothing."""
+        """The same while this thread routes nothing."""
         with self._lock:
             self._pending |= self._routed_devices()
         torch.empty_cache()
@@ -301,11 +304,11 @@ class PoolStore(PoolStock):
             torch.empty_cache()
 
     def _routed_devices(self) -> set[int]:
-        """Those on which some thread routes a pool of ours. The caller holds the lock."""
+        """The devices on which any thread routes a pool. The caller holds the lock."""
         return {pool.device for frame in self._frames.values() if frame.routed for pool in frame.pools}
 
     def replace_pools(self, torch: TorchCuda, frame: Frame, only_if: Callable[[TorchCuda, Pool], bool]) -> None:
-        """Gives a suspended frame fresh pools in place of those that `only_if` names, which are retired."""
+        """Replaces the pools of a suspended frame that `only_if` selects with new ones, and retires them."""
         for index, pool in enumerate(frame.pools):
             if only_if(torch, pool):
                 frame.pools[index] = self.check_out(torch, pool.key)
@@ -313,7 +316,7 @@ class PoolStore(PoolStock):
 
     @contextlib.contextmanager
     def routing_suspended(self, torch: TorchCuda, visit: Callable[[Frame], None] | None = None) -> Iterator[None]:
-        """Inside, this thread routes nothing. `visit` is called for each of its frames and may exchange their pools."""
+        """Inside, this thread routes nothing. `visit` is called for each of its frames and may replace their pools."""
         frames = [frame for frame in self.stack() if frame.pools]
         routed = [frame for frame in frames if frame.routed]
         try:
@@ -328,12 +331,12 @@ class PoolStore(PoolStock):
                 self._begin_routing(torch, frame)
 
     def give_away(self, torch: TorchCuda, matches: Callable[[Key], bool]) -> list[Any]:
-        """Retires the idle pools of those keys and returns their MemPools. An object that counts as a use keeps its pool
+        """Retires the idle pools with matching keys and returns their MemPools. The caller's reference may keep a pool
         alive."""
         with self._lock:
             keys = [key for key in self._idle if matches(key)]
             taken = [pool for key in keys for pool in self._idle.pop(key)]
-        self._strike_off(taken)  # A program that has the object may capture into the pool.
+        self._strike_off(taken)  # a program that has the object may capture into the pool
         memory_pools = [pool.memory_pool for pool in taken]
         for pool in taken:
             self.retire(torch, pool)

@@ -1,7 +1,7 @@
-"""Room for a resume: memory that PyTorch only caches in this process goes back before a resume fails or waits.
+"""Room for a resume: PyTorch's cache in this process is emptied before a resume fails or waits.
 
-Cached memory looks free to the program, but the driver counts it as used. Only the Python layer can empty the cache: it
-ends this thread's routing around it, and no lock is held.
+Cached memory is free for the program, but in use for the driver. Only the Python layer can empty the cache: it suspends this
+thread's routing, and holds no lock.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def with_room(
     resume: Callable[[], _Result],
     resume_at_once: Callable[[], _Result],
 ) -> _Result:
-    """Calls `resume`. Where a device has too little free memory for `tags`, PyTorch's cache is emptied first; where the
-    resume runs out of memory all the same, and there is something in the cache by then, once more, and `resume_at_once`, the
-    same without waiting, is called.
+    """Calls `resume`. If a device has too little free memory for `tags`, PyTorch's cache is emptied first. If the resume
+    still runs out of memory and the cache is not empty by then, it is emptied again, and `resume_at_once`, the same without
+    waiting, is called.
 
     Raises:
-        OutOfMemoryError: With a message that says what the cache gave.
+        OutOfMemoryError: The message includes the bytes that the cache released.
     """
     given = make_room(store, torch, tags)
     try:
@@ -50,13 +50,14 @@ def with_room(
     try:
         raise failure
     finally:
-        # Its traceback has this frame: with the variable the two would keep the callers' tensors until a garbage collection.
+        # Breaks a reference cycle (traceback, frame, variable) that would keep the callers' tensors until a garbage
+        # collection.
         del failure
 
 
 def make_room(store: PoolStore, torch: TorchCuda | None, tags: Tags) -> int:
-    """Empties PyTorch's cache if a device has less free memory than a resume of `tags` takes and the cache holds some of it.
-    Returns the bytes of device memory that this gave back."""
+    """Empties PyTorch's cache if a device with cached memory has less free memory than a resume of `tags` needs. Returns the
+    bytes of device memory that this released."""
     caching = [] if torch is None else _caching(torch)
     if torch is None or not caching:
         return 0
@@ -70,7 +71,7 @@ def make_room(store: PoolStore, torch: TorchCuda | None, tags: Tags) -> int:
 
 
 def _caching(torch: TorchCuda) -> list[int]:
-    """The devices of which PyTorch holds segments without a tensor."""
+    """The devices on which PyTorch holds segments without a tensor."""
     return [device for device in devices_in_use() if torch.releasable_bytes(device)]
 
 
@@ -83,7 +84,7 @@ def _empty_cache(store: PoolStore, torch: TorchCuda) -> int:
 
 
 def _held_bytes(torch: TorchCuda) -> int:
-    """Device memory that PyTorch holds, without what is paused of it."""
+    """Device memory that PyTorch holds, without its paused part."""
     reserved = sum(torch.reserved_bytes(device) for device in devices_in_use())
     return reserved - _core.counters()["paused_bytes"]
 

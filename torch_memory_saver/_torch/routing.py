@@ -1,4 +1,4 @@
-"""How allocations get into a memory pool, and out of it, in the releases of PyTorch that differ.
+"""Routing of allocations to memory pools, and its end, in the different releases of PyTorch.
 
 ===========  ===========================  ========================  ==========================================
 PyTorch      a routing applies to         a pool's frees are by     the end of a MemPool that has another use
@@ -8,8 +8,8 @@ PyTorch      a routing applies to         a pool's frees are by     the end of a
 2.6, 2.7     every thread of the process  the thread's active pool  ends the process
 ===========  ===========================  ========================  ==========================================
 
-Up to 2.9 the objects are therefore never destroyed: a pool that was given up leaves some hundred bytes behind.
-:class:`ProcessRouting` lists the limits of 2.6 and 2.7.
+Up to 2.9 the objects are therefore never destroyed: a retired pool leaks some hundred bytes. :class:`ProcessRouting` lists
+the limits of 2.6 and 2.7.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ __all__ = ["PoolId", "ProcessRouting", "ThreadRouting", "drop_reference", "leak_
 
 logger = logging.getLogger("torch_memory_saver")
 
-#: What torch calls a pool by.
+#: torch's identifier of a pool.
 PoolId = tuple[int, int]
 Segments = list[dict[str, Any]]
 
 _OLDEST_VERSION = "2.6"
-#: Since this version the end of a MemPool does not depend on its other uses.
+#: Since this version a MemPool can be destroyed while it has other uses.
 _OBJECTS_END_QUIETLY = (2, 10)
 #: The error of 2.6 and 2.7 when their cache is emptied while anything is routed or captured on any thread.
 _BUSY = "captures_underway.empty()"
 
 
 class _Pool(Protocol):
-    """pools.Pool, as far as it matters here."""
+    """The part of pools.Pool that is used here."""
 
     memory_pool: Any
     id: PoolId
@@ -54,10 +54,10 @@ class ThreadRouting:
 
     Attributes:
         every_thread: Whether a routing applies to every thread, and to one device at a time.
-        begin: (device, pool id): this thread's allocations on the device come from the pool.
-        end: (device, pool id): no longer. The pool has one use more than before; `release` takes it away.
+        begin: (device, pool id): routes this thread's allocations on the device to the pool.
+        end: (device, pool id): ends that. The pool keeps one more use than before, which `release` removes.
         release: (device, pool id).
-        empty_cache: Returns what is in use by nothing.
+        empty_cache: Releases the memory of segments without a tensor.
     """
 
     every_thread = False
@@ -73,11 +73,12 @@ class ThreadRouting:
         """Called for each new MemPool, whose reference is leaked."""
 
     def give_up(self, pool: _Pool) -> None:
-        """torch returns the pool's segments at the next emptying after their last tensor is gone. It must not be routed.
+        """Retires a pool that is not routed: torch releases its segments at the next emptying after their last tensor is
+        gone.
 
-        Routing it once leaves it with a count of uses beside the object's own, so that the object's end does nothing,
-        whatever else is routed then; releasing that count does the rest. Where that would end the process the object's own
-        count is released, and the object stays.
+        Routing it once leaves it with one use besides the object's own, so the object can be destroyed even while other
+        pools are routed; releasing that use then retires the pool. If destroying the object would end the process, the
+        object's own use is released instead, and the object stays.
         """
         if self._objects_end_quietly:
             self.begin(pool.device, pool.id)
@@ -99,7 +100,7 @@ class ThreadRouting:
 class ProcessRouting:
     """PyTorch 2.6 and 2.7, where a pool's memory is allocated and freed by the allocator of the thread's active pool.
 
-    Limits compared with later releases:
+    Limitations compared with later releases:
 
     - Allocations of every thread come from the pool while it is routed, and two pools cannot be routed at once. A segment
       that another thread needs is not managed, what the region puts there later is not managed either, and without the
@@ -119,10 +120,10 @@ class ProcessRouting:
         self._empty_cache = extension._cuda_emptyCache
         self._context = extension._MemPoolContext
         self._segments_of = segments_of
-        self._pools: dict[PoolId, tuple[Any, bool]] = {}  # the object, and whether it is managed
-        self._contexts: dict[tuple[int, PoolId], tuple[int, Any]] = {}  # (device, pool) -> thread, and what makes it active
+        self._pools: dict[PoolId, tuple[Any, bool]] = {}  # the object, and whether the pool is managed
+        self._contexts: dict[tuple[int, PoolId], tuple[int, Any]] = {}  # (device, pool) -> thread, context
         self._given_up: dict[PoolId, int] = {}  # -> device
-        self._freeable: set[PoolId] = set()  # of those given up: released to torch already
+        self._freeable: set[PoolId] = set()  # given-up pools that were released to torch already
         self._lock = threading.Lock()
         self._warned = False
 
@@ -136,7 +137,7 @@ class ProcessRouting:
     def end(self, device: int, pool: PoolId) -> None:
         thread, context = self._contexts.pop((device, pool))
         if thread != threading.get_ident():
-            # Its end would make this thread's active pool what it was on the other one.
+            # Destroying it here would set this thread's active pool to that of the other thread.
             leak_reference(context)
         del context
         self._end(device, pool)
@@ -144,7 +145,7 @@ class ProcessRouting:
     def give_up(self, pool: _Pool) -> None:
         pool.memory_pool = None
         managed = self._pools[pool.id][1]
-        if _core.preloaded or not managed:  # With the preload library torch's cudaFree reaches ours.
+        if _core.preloaded or not managed:  # with the preload library torch calls the interposed cudaFree
             del self._pools[pool.id]
             self.release(pool.device, pool.id)
         else:
@@ -157,7 +158,7 @@ class ProcessRouting:
         return bool(segments) and all(_is_idle(segment) and self._is_ours(segment) for segment in segments)
 
     def empty_cache(self) -> None:
-        """torch's emptying, and that of the pools that were given up and have no tensor left. Not while one is routed."""
+        """Empties torch's cache, and the given-up pools without a tensor. Not while a pool is routed."""
         try:
             self._empty_cache()
         except RuntimeError as error:
@@ -182,7 +183,7 @@ class ProcessRouting:
         except RuntimeError as error:
             if _BUSY not in str(error):
                 raise
-            return  # Another thread captures or routes now: retried at the next emptying.
+            return  # another thread captures or routes now: retried at the next emptying
         finally:
             del context
         with self._lock:
@@ -226,8 +227,8 @@ def make_routing(torch: Any, version: tuple[int, int], segments_of: Callable[[Po
 
 
 def leak_reference(thing: object) -> None:
-    """Keeps an object through the interpreter's exit. A MemPool that is destroyed while any pool is routed, as at the exit
-    of a program that stops inside a region, would end the process with an abort."""
+    """Keeps an object alive through the interpreter's exit. Destroying a MemPool while any pool is routed, for instance at
+    the exit of a program that ends inside a region, would abort the process."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 

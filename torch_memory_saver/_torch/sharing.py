@@ -1,10 +1,10 @@
-"""Managed tensors cannot be sent to another process: our error replaces CUDA's "invalid argument".
+"""Managed tensors cannot be sent to another process: a clear error replaces CUDA's "invalid argument".
 
-CUDA's IPC handles are of physical memory that cudaMalloc made, and managed memory is neither cudaMalloc's nor the same after
-a resume. :func:`install` puts two thin layers into PyTorch, at this package's first use of it: one around
-``UntypedStorage._share_cuda_``, which every way of sharing a CUDA tensor goes through, and one around what
-``multiprocessing`` calls to pickle tensors. A ``multiprocessing.Queue`` pickles on a thread of its own, which only prints an
-exception, so the receiver would wait for ever: there the message becomes one that raises the same error in the receiver's
+CUDA's IPC handles refer to physical memory of cudaMalloc; managed memory is not allocated by cudaMalloc, and changes with
+each resume. :func:`install` wraps two functions of PyTorch, at this package's first use of it:
+``UntypedStorage._share_cuda_``, which is called whenever a CUDA tensor is shared, and the reducer by which
+``multiprocessing`` pickles tensors. A ``multiprocessing.Queue`` pickles on its own thread, which only prints an exception,
+so the receiver would wait for ever. There the message is replaced by one that raises the same error in the receiver's
 ``get()``.
 """
 
@@ -24,17 +24,17 @@ __all__ = ["install"]
 logger = logging.getLogger("torch_memory_saver")
 
 _OPERATION = "share"
-#: The thread of a multiprocessing.Queue that pickles what was put.
+#: The thread of a multiprocessing.Queue that pickles its items.
 _FEEDER = "QueueFeederThread"
 
 
 def install(torch: Any) -> None:
-    """Puts the layers in, once. Sharing of other tensors goes on as before."""
+    """Wraps the functions, once. Sharing of other tensors is unchanged."""
     storage: Any = getattr(torch, "UntypedStorage", None)
     share = getattr(storage, "_share_cuda_", None)
     if share is None or hasattr(share, "_torch_memory_saver"):
         return
-    from multiprocessing.reduction import ForkingPickler  # torch has imported it, which takes a while
+    from multiprocessing.reduction import ForkingPickler  # slow, but torch has imported it already
 
     storage._share_cuda_ = _refusing(share)
     reductions = torch.multiprocessing.reductions
@@ -81,5 +81,5 @@ def _reaching_the_receiver(reduce: Callable[[Any], Any]) -> Callable[[Any], Any]
 
 
 def _raise(error: BaseException) -> NoReturn:
-    """What the receiver unpickles."""
+    """Called when the receiver unpickles the message."""
     raise error
