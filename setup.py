@@ -222,7 +222,11 @@ def main() -> None:
     setup(
         license="Apache-2.0",
         packages=find_packages(include=[PACKAGE, f"{PACKAGE}.*"]),
-        package_data={PACKAGE: ["py.typed", "*.pyi"], f"{PACKAGE}._bench": ["*.c"]},
+        package_data={
+            PACKAGE: ["py.typed", "*.pyi"],
+            f"{PACKAGE}._bench": ["*.c"],
+            f"{PACKAGE}._simulate": ["startup/*.py"],
+        },
         include_package_data=False,
         zip_safe=False,
         ext_modules=[

@@ -41,6 +41,7 @@ SIMULATOR_ORDER: tuple[tuple[str, ...], ...] = (
     ("graphs",),
     ("contexts",),
     ("runtime",),
+    ("operators",),
     ("control",),
 )
 

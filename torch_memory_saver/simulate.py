@@ -35,8 +35,11 @@ __all__ = [
     "simulator_path",
 ]
 
-#: What a kernel that cannot be interpreted does: fail its launch, or nothing.
-KERNELS = ("error", "skip")
+#: How PyTorch's operators are done. "cpu": by its CPU implementations. Otherwise simple elementwise kernels are interpreted,
+#: and any other one fails its launch ("error") or does nothing ("skip").
+KERNELS = ("cpu", "error", "skip")
+#: Has a sitecustomize.py.
+_STARTUP = Path(os.path.abspath(__file__)).parent / "_simulate" / "startup"
 #: The simulator's TMS_SIM_MAX_DEVICES.
 MAX_DEVICES = 8
 
@@ -82,7 +85,7 @@ def environment(
     devices: int = 1,
     memory: int | str = "8GiB",
     bandwidth: int | str | None = None,
-    kernels: str = "error",
+    kernels: str = "cpu",
     preload_hook: bool = False,
     report: bool = False,
     trace: str | os.PathLike[str] | None = None,
@@ -99,7 +102,8 @@ def environment(
         devices: How many there are, 0 to 8.
         memory: Bytes a device, as a number or a text such as "8GiB".
         bandwidth: Bytes a second of copies in flight, in the same form; None is as fast as the host copies.
-        kernels: "error": the launch of a kernel that cannot be interpreted fails; "skip": it does nothing.
+        kernels: "cpu": PyTorch's CPU implementations do its operators, on the bytes of the simulated devices. "error":
+            simple elementwise kernels are interpreted, and the launch of any other one fails; "skip": it does nothing.
         preload_hook: Whether the hook library is preloaded as well (hook mode "preload").
         report: Whether each process prints what it still has on the devices when it ends.
         trace: A file to which every call of the driver or runtime is appended.
@@ -131,6 +135,10 @@ def environment(
     result[_OWN_VARIABLES + "VISIBLE"] = "1"
     result[_OWN_VARIABLES + "MEMORY"] = str(_size(memory))
     result[_OWN_VARIABLES + "KERNELS"] = kernels
+    if kernels == "cpu":
+        # Python imports sitecustomize from there at its start.
+        others = result.get("PYTHONPATH", "").split(os.pathsep)
+        result["PYTHONPATH"] = _join("PYTHONPATH", [_STARTUP], others)
     # All processes that inherit this are on one machine: what one takes of a device's memory, the others do not have.
     result.setdefault(_MACHINE, f"{os.getpid()}-{secrets.token_hex(_NAME_BYTES)}")
     if bandwidth is not None:

@@ -43,7 +43,8 @@ enum { TMS_SIM_MAX_DEVICES = 8, TMS_SIM_GRANULARITY = 2 << 20, TMS_SIM_POISON = 
  *                              in their first and last MiB only (the rest is zero, or poison where freed memory is
  *                              used again), so that large tests stay fast
  *   TMS_SIMULATED_KERNELS      error (default): launching a kernel that is not interpreted fails with cudaErrorNotSupported;
- *                              skip: it is counted and passed over. Either way stderr names each such kernel once
+ *                              skip: it is counted and passed over. Either way stderr names each such kernel once. cpu: as
+ *                              error, and PyTorch's operators launch none, because the device process does them
  *   TMS_SIMULATED_SHARED       a name: processes with the same name share the budgets (POSIX shared memory)
  *   TMS_SIMULATED_TRACE        a path: every call is appended there, one line each
  *   TMS_SIMULATED_REPORT       1: at exit, what leaked is printed to stderr
@@ -105,6 +106,33 @@ TMS_SIM_EXPORT int tms_sim_take_memory(int device, int64_t bytes);
  * sticky: CUDA_ERROR_ILLEGAL_ADDRESS from then on, and after its end the device is of no use to the process any more:
  * CUDA_ERROR_DEVICE_UNAVAILABLE, until tms_sim_reset. In a stream that is capturing it becomes part of the graph. */
 TMS_SIM_EXPORT int tms_sim_launch_add(void *stream, uint64_t address, uint64_t bytes, uint8_t value, int gate);
+/* Operators: whole functions of a framework, done by a device process: a process of the program's that maps the memory of
+ * the devices and speaks the protocol in operators/channel.h. */
+typedef struct tms_sim_operand {
+    uint64_t address, bytes; /* on a device */
+    int written;             /* whether the operator may write there */
+} tms_sim_operand_t;
+typedef struct tms_sim_operator {
+    void *stream; /* a CUstream */
+    int gate;     /* as in tms_sim_launch_add */
+    const tms_sim_operand_t *operands;
+    size_t operand_count;
+    const char *request; /* what the device process is to do: its own language */
+    size_t bytes;
+} tms_sim_operator_t;
+typedef struct tms_sim_answer {
+    char *text; /* ends with a NUL, which is not counted */
+    size_t bytes;
+} tms_sim_answer_t;
+/* Takes over a connected stream socket, whose other end the device process has. A forked child loses it. */
+TMS_SIM_EXPORT void tms_sim_attach_device_process(int socket);
+/* Enqueues an operator, or captures it, and returns a CUresult. Everything is copied. Memory that cannot be touched at its
+ * turn makes the context sticky with CUDA_ERROR_ILLEGAL_ADDRESS, a failure in the device process with CUDA_ERROR_ASSERT, and
+ * its end with CUDA_ERROR_LAUNCH_FAILED. */
+TMS_SIM_EXPORT int tms_sim_run_operator(const tms_sim_operator_t *what);
+/* The same, and waits for what the device process answers, a failure included. Not in a capture. */
+TMS_SIM_EXPORT int tms_sim_ask_operator(const tms_sim_operator_t *what, tms_sim_answer_t *answer);
+TMS_SIM_EXPORT void tms_sim_free_answer(tms_sim_answer_t *answer);
 /* Kernels of PyTorch that were launched and interpreted (in a capture: recorded), and that were skipped, since reset. The
  * elementwise fills, conversions, additions, multiplications, divisions, comparisons for equality, and the sums, means,
  * maxima, minima, all and any are; see kernels/names.c. */

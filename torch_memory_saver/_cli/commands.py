@@ -156,7 +156,8 @@ class SimulateCommand(Command):
             "--kernels",
             choices=simulate.KERNELS,
             default=simulate.KERNELS[0],
-            help="what a kernel that cannot be interpreted does: fail (the default), or nothing",
+            help="how operators are done: by PyTorch's CPU implementations (cpu, the default); or simple kernels are "
+            "interpreted, and others fail (error) or do nothing (skip)",
         )
         parser.add_argument("--preload", action="store_true", help='preload the hook library too (hook mode "preload")')
         parser.add_argument(

@@ -89,7 +89,8 @@ static void open_trace(void) {
 static void read_kernels(void) {
     const char *name = "TMS_SIMULATED_KERNELS", *text = getenv(name);
     sim_state.kernels_skipped_silently = text && strcmp(text, "skip") == 0;
-    if (text && *text && strcmp(text, "skip") != 0 && strcmp(text, "error") != 0) complain(name, text);
+    bool known = !text || !*text || strcmp(text, "skip") == 0 || strcmp(text, "error") == 0 || strcmp(text, "cpu") == 0;
+    if (!known) complain(name, text);
 }
 
 int sim_environment_devices(void) {

@@ -1,0 +1,82 @@
+/* The tms_sim_* functions by which PyTorch's operators reach the device process. In a forked child they fail. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "simulator/base/state.h"
+#include "simulator/control/life.h"
+#include "simulator/devices/context.h"
+#include "simulator/operators/channel.h"
+#include "simulator/operators/operator.h"
+#include "simulator/simulator.h"
+#include "simulator/streams/stream.h"
+#include "simulator/work/capture.h"
+#include "simulator/work/task.h"
+
+/* Sets nothing up: a program that forks before it uses the device must find nothing set up in its children. */
+void tms_sim_attach_device_process(int socket) { sim_channel_attach(socket); }
+
+static CUresult find_stream(const tms_sim_operator_t *what, sim_stream_t **stream) {
+    if (sim_state.deinitialized) return CUDA_ERROR_DEINITIALIZED;
+    if (!sim_state.initialized || !sim_channel_attached()) return CUDA_ERROR_NOT_INITIALIZED;
+    CUresult result = sim_context_attach_runtime();
+    if (result != CUDA_SUCCESS) return result;
+    *stream = sim_stream_find((CUstream)what->stream);
+    return *stream ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+static CUresult submit(const tms_sim_operator_t *what, sim_stream_t *stream, sim_task_t *task, uint64_t *position) {
+    const sim_op_t op = {.kind = SIM_OP_TASK, .task = task, .gate = what->gate};
+    return sim_stream_submit(stream, &op, position);
+}
+
+static CUresult run(const tms_sim_operator_t *what) {
+    sim_stream_t *stream = NULL;
+    CUresult result = find_stream(what, &stream);
+    sim_task_t *task = result == CUDA_SUCCESS ? sim_operator_new(what, false) : NULL;
+    if (result == CUDA_SUCCESS) result = task ? submit(what, stream, task, NULL) : CUDA_ERROR_OUT_OF_MEMORY;
+    sim_task_release(task);
+    return result;
+}
+
+int tms_sim_run_operator(const tms_sim_operator_t *what) {
+    if (!sim_life_enter()) return CUDA_ERROR_NOT_INITIALIZED;
+    CUresult result = run(what);
+    sim_life_leave();
+    return (int)result;
+}
+
+static CUresult copy_answer(const sim_task_t *task, tms_sim_answer_t *answer) {
+    const char *text = sim_operator_reply(task, &answer->bytes);
+    if (!text) return CUDA_ERROR_LAUNCH_FAILED;
+    answer->text = malloc(answer->bytes + 1);
+    if (!answer->text) return CUDA_ERROR_OUT_OF_MEMORY;
+    memcpy(answer->text, text, answer->bytes + 1);
+    return CUDA_SUCCESS;
+}
+
+/* Waiting for a stream that captures ends its capture, as everywhere. */
+static CUresult ask(const tms_sim_operator_t *what, tms_sim_answer_t *answer) {
+    sim_stream_t *stream = NULL;
+    uint64_t position = 0;
+    CUresult result = find_stream(what, &stream);
+    if (result == CUDA_SUCCESS) result = sim_capture_check_stream(stream);
+    sim_task_t *task = result == CUDA_SUCCESS ? sim_operator_new(what, true) : NULL;
+    if (result == CUDA_SUCCESS) result = task ? submit(what, stream, task, &position) : CUDA_ERROR_OUT_OF_MEMORY;
+    if (result == CUDA_SUCCESS) result = sim_stream_wait(stream, position);
+    if (result == CUDA_SUCCESS) result = copy_answer(task, answer);
+    sim_task_release(task);
+    return result;
+}
+
+int tms_sim_ask_operator(const tms_sim_operator_t *what, tms_sim_answer_t *answer) {
+    *answer = (tms_sim_answer_t){0};
+    if (!sim_life_enter()) return CUDA_ERROR_NOT_INITIALIZED;
+    CUresult result = ask(what, answer);
+    sim_life_leave();
+    return (int)result;
+}
+
+void tms_sim_free_answer(tms_sim_answer_t *answer) {
+    free(answer->text);
+    *answer = (tms_sim_answer_t){0};
+}

@@ -1,0 +1,159 @@
+#include "simulator/operators/operator.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "simulator/base/state.h"
+#include "simulator/memory/mapping.h"
+#include "simulator/memory/reservation.h"
+#include "simulator/memory/touch.h"
+#include "simulator/operators/channel.h"
+#include "simulator/work/task.h"
+
+enum { FIRST_CAPACITY = 16 };
+
+typedef struct operator {
+    sim_task_t task; /* first */
+    tms_sim_operand_t *operands;
+    size_t operand_count;
+    char *body;
+    size_t bytes;
+    bool answered;
+    sim_reply_t reply;
+} operator_t;
+
+/* The mappings that an operator touches, pinned, and where they lie. */
+typedef struct pinned {
+    sim_mapping_t **mappings;
+    sim_placed_t *places;
+    int *descriptors;
+    size_t count, capacity;
+} pinned_t;
+
+static bool grow(pinned_t *pinned) {
+    if (pinned->count < pinned->capacity) return true;
+    size_t capacity = pinned->capacity ? 2 * pinned->capacity : FIRST_CAPACITY;
+    void *mappings = realloc(pinned->mappings, capacity * sizeof *pinned->mappings);
+    if (mappings) pinned->mappings = mappings;
+    void *places = realloc(pinned->places, capacity * sizeof *pinned->places);
+    if (places) pinned->places = places;
+    void *descriptors = realloc(pinned->descriptors, capacity * sizeof *pinned->descriptors);
+    if (descriptors) pinned->descriptors = descriptors;
+    if (!mappings || !places || !descriptors) return false;
+    pinned->capacity = capacity;
+    return true;
+}
+
+static void unpin(pinned_t *pinned) {
+    for (size_t i = 0; i < pinned->count; i++) sim_memory_unpin(pinned->mappings[i]);
+    free(pinned->mappings);
+    free(pinned->places);
+    free(pinned->descriptors);
+    *pinned = (pinned_t){0};
+}
+
+/* Notes where a mapping lies. The caller has pinned it. */
+static bool place(const sim_mapping_t *mapping, sim_placed_t *to, int *descriptor) {
+    const sim_physical_t *physical = mapping->physical;
+    const sim_reservation_t *range = sim_memory_reservation_at(mapping->address);
+    struct stat status;
+    *descriptor = physical->file >= 0 ? physical->file : sim_state.devices[physical->device].memory;
+    if (!range || fstat(*descriptor, &status) != 0) return false;
+    *to = (sim_placed_t){.range = range->address,
+                         .range_bytes = range->bytes,
+                         .address = mapping->address,
+                         .bytes = mapping->span,
+                         .file = status.st_ino,
+                         .offset = (uint64_t)physical->offset};
+    return true;
+}
+
+static CUresult pin_operand(const sim_context_t *context, const tms_sim_operand_t *operand, pinned_t *pinned) {
+    for (uint64_t at = operand->address, end = at + operand->bytes; at < end;) {
+        uint64_t bytes = end - at;
+        if (!grow(pinned)) return CUDA_ERROR_OUT_OF_MEMORY;
+        sim_mapping_t *mapping = sim_memory_pin(at, &bytes, 1U << context->device, operand->written != 0, context);
+        if (!mapping) return CUDA_ERROR_ILLEGAL_ADDRESS;
+        pinned->mappings[pinned->count++] = mapping;
+        if (!place(mapping, &pinned->places[pinned->count - 1], &pinned->descriptors[pinned->count - 1]))
+            return CUDA_ERROR_OPERATING_SYSTEM;
+        at += bytes;
+    }
+    return CUDA_SUCCESS;
+}
+
+static CUresult pin_all(const sim_context_t *context, const operator_t *operator, pinned_t *pinned) {
+    CUresult result = CUDA_SUCCESS;
+    for (size_t i = 0; i < operator->operand_count && result == CUDA_SUCCESS; i++)
+        result = pin_operand(context, &operator->operands[i], pinned);
+    return result;
+}
+
+/* An operator that fails on the device is to the program what a failed assertion of a kernel is. One whose caller waits for
+ * its answer has the failure as the answer. */
+static CUresult run(operator_t *operator, const pinned_t *pinned) {
+    const sim_request_t request = {.places = pinned->places,
+                                   .descriptors = pinned->descriptors,
+                                   .count = pinned->count,
+                                   .body = operator->body,
+                                   .bytes = operator->bytes};
+    sim_reply_t reply = {.status = SIM_REPLY_DONE};
+    if (!sim_channel_call(&request, &reply)) return CUDA_ERROR_LAUNCH_FAILED;
+    if (operator->answered) {
+        free(operator->reply.text);
+        operator->reply = reply;
+        return CUDA_SUCCESS;
+    }
+    if (reply.status != SIM_REPLY_DONE) fprintf(stderr, "simulated GPU: %s\n", reply.text);
+    free(reply.text);
+    return reply.status == SIM_REPLY_DONE ? CUDA_SUCCESS : CUDA_ERROR_ASSERT;
+}
+
+static CUresult work(sim_stream_t *stream, sim_task_t *task) {
+    operator_t *operator = (operator_t *)task;
+    pinned_t pinned = {0};
+    while (sim_state.unmapping && sim_state_goes_on(stream)) pthread_cond_wait(&sim_state.changed, &sim_state.lock);
+    if (!sim_state_goes_on(stream)) return CUDA_SUCCESS;
+    CUresult result = pin_all(stream->context, operator, &pinned);
+    if (result == CUDA_SUCCESS) {
+        pthread_mutex_unlock(&sim_state.lock);
+        result = run(operator, &pinned);
+        pthread_mutex_lock(&sim_state.lock);
+    }
+    unpin(&pinned);
+    return result;
+}
+
+static void destroy(sim_task_t *task) {
+    operator_t *operator = (operator_t *)task;
+    free(operator->operands);
+    free(operator->body);
+    free(operator->reply.text);
+    free(operator);
+}
+
+sim_task_t *sim_operator_new(const tms_sim_operator_t *what, bool answered) {
+    operator_t *operator = calloc(1, sizeof *operator);
+    if (!operator) return NULL;
+    *operator = (operator_t){.task = {.references = 1, .work = work, .destroy = destroy},
+                             .operands = calloc(what->operand_count + 1, sizeof *what->operands),
+                             .operand_count = what->operand_count,
+                             .body = malloc(what->bytes + 1),
+                             .bytes = what->bytes,
+                             .answered = answered};
+    if (!operator->operands || !operator->body) {
+        destroy(&operator->task);
+        return NULL;
+    }
+    if (what->operand_count) memcpy(operator->operands, what->operands, what->operand_count * sizeof *what->operands);
+    memcpy(operator->body, what->request, what->bytes);
+    return &operator->task;
+}
+
+const char *sim_operator_reply(const sim_task_t *task, size_t *bytes) {
+    const operator_t *operator = (const operator_t *)task;
+    *bytes = operator->reply.bytes;
+    return operator->reply.text;
+}

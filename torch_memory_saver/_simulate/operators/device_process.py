@@ -1,0 +1,283 @@
+"""The device process: runs operators' CPU implementations on the memory of the simulated devices.
+
+It is a child of the program, forked when torch had been imported. It ends with its socket. The messages are described in
+csrc/simulator/operators/channel.h. What it is told of memory it maps at addresses of its own: a range of the program's is
+one range here, so tensors that lie across several pieces of physical memory are whole.
+"""
+
+from __future__ import annotations
+
+import array
+import bisect
+import ctypes
+import mmap
+import os
+import socket
+import struct
+from typing import Any
+
+import torch
+
+from torch_memory_saver._simulate.operators.wire import Fresh, Place, Settings, Shape, Value, decode, encode
+
+__all__ = ["Memory", "Server", "serve"]
+
+_MESSAGE = struct.Struct("=IIQ")
+_PLACED = struct.Struct("=QQQQQQ")
+_FILE, _RUN = 1, 2
+_DONE, _FAILED = 0, 1
+_MAP_FIXED = 0x10
+_MAP_NORESERVE = 0x4000
+_MAP_FAILED = ctypes.c_void_p(-1).value
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+
+
+def _map(address: int | None, size: int, protection: int, flags: int, file: int, offset: int) -> int:
+    result = _libc.mmap(address, size, protection, flags, file, offset)
+    if result == _MAP_FAILED:
+        error = ctypes.get_errno()
+        raise OSError(error, f"mmap of {size} bytes: {os.strerror(error)}")
+    return int(result)
+
+
+class Memory:
+    """The memory of the devices as this process maps it."""
+
+    def __init__(self) -> None:
+        self._files: dict[int, int] = {}
+        #: Start of a range of the program -> (bytes, where it is here).
+        self._ranges: dict[int, tuple[int, int]] = {}
+        self._starts: list[int] = []
+        #: Address in the program -> (bytes, file, offset) of what is mapped.
+        self._placed: dict[int, tuple[int, int, int]] = {}
+
+    def add_file(self, name: int, descriptor: int) -> None:
+        self._files[name] = descriptor
+
+    def place(self, start: int, span: int, address: int, size: int, file: int, offset: int) -> None:
+        """Maps `size` bytes of a file where the program has them, in its range of `span` bytes at `start`."""
+        wanted = (size, file, offset)
+        if self._placed.get(address) == wanted and self._ranges.get(start, (0, 0))[0] == span:
+            return
+        if self._ranges.get(start, (0, 0))[0] != span:
+            self._new_range(start, span)
+        self._forget(address, size)
+        local = self._ranges[start][1] + address - start
+        _map(local, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, self._files[file], offset)
+        self._placed[address] = wanted
+
+    def local(self, address: int) -> int:
+        """Where an address of the program is here."""
+        start = self._starts[bisect.bisect_right(self._starts, address) - 1]
+        return self._ranges[start][1] + address - start
+
+    def _new_range(self, start: int, span: int) -> None:
+        for other, (size, local) in list(self._ranges.items()):
+            if other < start + span and start < other + size:
+                _libc.munmap(local, size)
+                del self._ranges[other]
+        self._forget(start, span)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        self._ranges[start] = (span, _map(None, span, 0, flags, -1, 0))
+        self._starts = sorted(self._ranges)
+
+    def _forget(self, address: int, size: int) -> None:
+        overlapping = [
+            at for at, (bytes_there, _, _) in self._placed.items() if at < address + size and address < at + bytes_there
+        ]
+        for at in overlapping:
+            del self._placed[at]
+
+
+def _find_operator(name: str) -> Any:
+    packet, _, overload = name.partition("::")[2].partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+class Server:
+    """Answers requests, one at a time."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        self._operators: dict[str, Any] = {}
+        self._kept: dict[int, list[torch.Tensor]] = {}
+        self._next_kept = 1
+        self._settings: Settings | None = None
+
+    def answer(self, request: bytes) -> tuple[int, bytes]:
+        """The status and the text of the reply."""
+        fields = decode(request)
+        name, results = fields[0], fields[4]
+        try:
+            values = self._run(*fields)
+        except Exception as error:  # whatever the program's operator raises is the program's to see
+            if results is None:
+                return _FAILED, encode((type(error), str(error)))
+            return _FAILED, f"{name} failed on the device: {type(error).__name__}: {error}".encode()
+        return _DONE, encode(values) if results is None else b""
+
+    def _run(
+        self,
+        name: str,
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any] | None,
+        shapes: tuple[Shape, ...],
+        results: tuple[int | None, ...] | None,
+        seed: int | None,
+        kept: int | None,
+        settings: Settings | None,
+    ) -> Any:
+        self._apply(settings)
+        tensors = self._tensors(shapes)
+        if kept is not None:
+            self._store(tensors, results or (), self._kept.pop(kept))
+            return None
+        if seed is not None:
+            torch.default_generator.manual_seed(int(tensors[seed].reshape(-1)[0]))
+        operator = self._operators.get(name)
+        if operator is None:
+            operator = self._operators[name] = _find_operator(name)
+        values = operator(*_fill(arguments, tensors), **_fill(keywords or {}, tensors))
+        if results is None:
+            return self._keep(values)
+        if results:
+            self._store(tensors, results, flatten(values))
+        return None
+
+    def _tensors(self, shapes: tuple[Shape, ...]) -> list[torch.Tensor]:
+        storages: dict[int, torch.UntypedStorage] = {}
+        made = []
+        for storage, size, offset, dtype, shape, stride, conjugate, negative in shapes:
+            there = storages.get(storage)
+            if there is None:
+                there = storages[storage] = _storage(self.memory.local(storage) if size else 0, size)
+            tensor = torch.empty(0, dtype=dtype).set_(there, offset, shape, stride)
+            if conjugate:
+                tensor = torch._conj(tensor)
+            made.append(torch._neg_view(tensor) if negative else tensor)
+        return made
+
+    @staticmethod
+    def _store(tensors: list[torch.Tensor], places: tuple[int | None, ...], values: list[torch.Tensor]) -> None:
+        for place, value in zip(places, values, strict=True):
+            if place is None:
+                continue
+            to = tensors[place]
+            if not value.numel() and to.numel():  # what is not used: CUDA fills it, the CPU leaves it out
+                to.zero_()
+                continue
+            if to.shape != value.shape:
+                raise RuntimeError(f"a result has the shape {tuple(value.shape)}, and {tuple(to.shape)} was expected")
+            to.copy_(value)
+
+    def _keep(self, values: Any) -> Any:
+        """Describes the values; tensors among them stay here until they are asked for."""
+        tensors = flatten(values)
+        if not tensors:
+            return None, (), values
+        key = self._next_kept
+        self._next_kept += 1
+        self._kept[key] = tensors
+        described = tuple(Shape(0, 0, 0, each.dtype, tuple(each.shape), tuple(each.stride())) for each in tensors)
+        counter = iter(range(len(tensors)))
+        return key, described, _replace(values, counter)
+
+    def _apply(self, settings: Settings | None) -> None:
+        if settings is None or settings == self._settings:
+            return
+        self._settings = settings
+        torch.set_default_dtype(settings.default_dtype)
+        if torch.get_num_threads() != settings.threads:
+            torch.set_num_threads(settings.threads)
+        torch.use_deterministic_algorithms(settings.deterministic, warn_only=True)
+
+
+def _storage(address: int, size: int) -> torch.UntypedStorage:
+    made: torch.UntypedStorage = torch._C._construct_storage_from_data_pointer(address, torch.device("cpu"), size)
+    return made
+
+
+def flatten(values: Any) -> list[torch.Tensor]:
+    """The tensors in what an operator returned, in order."""
+    if isinstance(values, torch.Tensor):
+        return [values]
+    if isinstance(values, (list, tuple)):
+        return [tensor for value in values for tensor in flatten(value)]
+    return []
+
+
+def _replace(values: Any, places: Any) -> Any:
+    if isinstance(values, torch.Tensor):
+        return Place(next(places))
+    if isinstance(values, (list, tuple)):
+        return [_replace(value, places) for value in values]
+    return values
+
+
+def _fill(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """An argument with its tensors."""
+    kind = type(value)
+    if kind is Place:
+        return tensors[value.number]
+    if kind is Value:
+        return value.data if value.dtype is None else torch.tensor(value.data, dtype=value.dtype)
+    if kind is Fresh:
+        return torch.empty(0, dtype=value.dtype)
+    if kind is tuple or kind is list:
+        return [_fill(each, tensors) for each in value]
+    if kind is dict:
+        return {name: _fill(each, tensors) for name, each in value.items()}
+    return value
+
+
+class _Closed(Exception):
+    """The program has ended, or has replaced this process."""
+
+
+def _receive(connection: socket.socket, size: int) -> bytearray:
+    data = bytearray(size)
+    view = memoryview(data)
+    while view:
+        got = connection.recv_into(view)
+        if not got:
+            raise _Closed
+        view = view[got:]
+    return data
+
+
+def _receive_message(connection: socket.socket) -> tuple[int, int, int, int]:
+    """Kind, count and bytes of the next message, and the file that came with it, or -1."""
+    space = socket.CMSG_SPACE(array.array("i").itemsize)
+    data, control, _, _ = connection.recvmsg(_MESSAGE.size, space)
+    if not data:
+        raise _Closed
+    descriptor = -1
+    for level, kind, content in control:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            (descriptor,) = array.array("i", content)
+    if len(data) < _MESSAGE.size:
+        data += bytes(_receive(connection, _MESSAGE.size - len(data)))
+    return (*_MESSAGE.unpack(data), descriptor)
+
+
+def serve(connection: socket.socket) -> None:
+    """Answers until the program ends."""
+    memory = Memory()
+    server = Server(memory)
+    torch.set_grad_enabled(False)
+    try:
+        while True:
+            kind, count, size, descriptor = _receive_message(connection)
+            if kind == _FILE:
+                memory.add_file(size, descriptor)
+                continue
+            for placed in _PLACED.iter_unpack(_receive(connection, count * _PLACED.size)):
+                memory.place(*placed)
+            status, text = server.answer(bytes(_receive(connection, size)))
+            connection.sendall(_MESSAGE.pack(status, 0, len(text)) + text)
+    except (_Closed, ConnectionError):
+        return

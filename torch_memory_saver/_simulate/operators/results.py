@@ -1,0 +1,142 @@
+"""What an operator returns, found without running it: PyTorch's meta implementations compute shapes and types.
+
+They also refuse what the operator would refuse, with its words. They take a tenth of a millisecond, so what they return is
+remembered by everything it depends on.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import torch
+
+__all__ = ["DependsOnValues", "Result", "clear", "infer"]
+
+_REMEMBERED = 20_000
+
+
+class DependsOnValues(Exception):
+    """What the operator returns depends on values, or PyTorch has no rule for it: it has to be run."""
+
+
+class Result(NamedTuple):
+    """One tensor that an operator returns."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+_known: OrderedDict[Any, Any] = OrderedDict()
+
+
+def clear() -> None:
+    """Forgets everything."""
+    _known.clear()
+
+
+def infer(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """The operator's return value with a Result for each tensor. Of an operator that writes to an argument, that argument as
+    it will be.
+
+    Raises:
+        DependsOnValues: See there.
+        Exception: What the operator raises for such arguments.
+    """
+    key = (operator, torch.get_default_dtype(), _key(arguments), _key(keywords))
+    try:
+        found = _known.get(key)
+    except TypeError:  # an argument without a hash
+        return _compute(operator, arguments, keywords)
+    if found is None:
+        found = _compute(operator, arguments, keywords)
+        _known[key] = found
+        if len(_known) > _REMEMBERED:
+            _known.popitem(last=False)
+    return found
+
+
+def _key(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        contents = value.item() if value.device.type == "cpu" and value.dim() == 0 else None
+        return (value.shape, value.stride(), value.dtype, value.device, value.is_conj(), value.is_neg(), contents)
+    if isinstance(value, (list, tuple)):
+        return tuple([_key(each) for each in value])
+    if isinstance(value, dict):
+        return tuple([(name, _key(each)) for name, each in value.items()])
+    # 1, 1.0 and True are equal, and do not mean the same.
+    return value if value is None else (type(value), value)
+
+
+def _compute(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    if operator._schema.name.startswith("aten::_foreach_"):
+        return _compute_of_lists(operator, arguments, keywords)
+    storages: dict[int, torch.Tensor] = {}
+    try:
+        returned = operator(*_to_meta(arguments, storages), **_to_meta(keywords, storages))
+    except NotImplementedError as error:
+        raise DependsOnValues(str(error)) from error
+    return _describe(returned)
+
+
+def _compute_of_lists(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """These have no meta implementations. What is returned has the shapes of the first list; the types come from one element
+    of each."""
+    small = operator(*_to_one_element(arguments), **_to_one_element(keywords))
+    if not isinstance(small, (list, tuple)):
+        raise DependsOnValues(operator._schema.name)
+    described = []
+    for tensor, like in zip(small, arguments[0], strict=True):
+        dense = torch.empty_like(_meta(like, {}), dtype=tensor.dtype)
+        size = () if tensor.dim() < like.dim() else tuple(like.shape)  # norms reduce
+        described.append(Result(size, tuple(dense.stride()) if size else (), tensor.dtype))
+    return described
+
+
+def _to_one_element(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.ones([1] * value.dim(), dtype=value.dtype)
+    if isinstance(value, (list, tuple)):
+        return [_to_one_element(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _to_one_element(each) for name, each in value.items()}
+    return value
+
+
+def _meta(tensor: torch.Tensor, storages: dict[int, torch.Tensor]) -> torch.Tensor:
+    """The tensor without bytes. Tensors of one storage share one again, so that overlaps are refused."""
+    address = tensor.untyped_storage().data_ptr()
+    size = tensor.untyped_storage().nbytes()
+    if not address or not size:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    base = storages.get(address)
+    if base is None:
+        base = storages[address] = torch.empty(size, dtype=torch.uint8, device="meta")
+    made = torch.empty(0, dtype=tensor.dtype, device="meta")
+    made.set_(base.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+    if tensor.is_conj():
+        made = torch._conj(made)
+    return torch._neg_view(made) if tensor.is_neg() else made
+
+
+def _to_meta(value: Any, storages: dict[int, torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return _meta(value, storages) if value.device.type == "cuda" or value.dim() else value
+    if isinstance(value, (list, tuple)):
+        return [_to_meta(each, storages) for each in value]
+    if isinstance(value, dict):
+        return {name: _to_meta(each, storages) for name, each in value.items()}
+    if isinstance(value, torch.device) and value.type == "cuda":
+        return torch.device("meta")
+    return None if isinstance(value, torch.Generator) else value
+
+
+def _describe(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return Result(tuple(value.shape), tuple(value.stride()), value.dtype)
+    if isinstance(value, (list, tuple)):
+        return [_describe(each) for each in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise DependsOnValues("it returns what is no tensor")

@@ -1,0 +1,57 @@
+"""Operators that need more than their CPU implementation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_memory_saver._simulate.operators import originals
+from torch_memory_saver._simulate.operators.launch import Call, settings
+from torch_memory_saver._simulate.operators.wire import Operation
+
+__all__ = ["choose_simulated_paths", "install"]
+
+
+def install(library: Any) -> None:
+    def copy_(to: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        """Bytes are copied by CUDA; what changes them, or their order, on one device is an operator."""
+        same = to.device == source.device and to.device.type == "cuda"
+        if not same or _is_plain(to, source):
+            originals.copy(to, source, non_blocking)
+            return to
+        call = Call()
+        taken = (call.take(to, True), call.take(source), False)
+        call.run(Operation("aten::copy_", taken, None, tuple(call.shapes), (), None, None, settings()))
+        return to
+
+    library.impl("copy_", copy_, "CUDA", allow_override=True)
+
+
+def choose_simulated_paths() -> None:
+    """Has PyTorch choose implementations that are made of operators with a CPU implementation."""
+    torch.backends.cudnn.enabled = False
+    torch.backends.cuda.enable_flash_sdp(False)
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def _is_plain(to: torch.Tensor, source: torch.Tensor) -> bool:
+    """Whether a copy is one of bytes."""
+    return (
+        to.dtype == source.dtype
+        and to.shape == source.shape
+        and to.is_conj() == source.is_conj()
+        and to.is_neg() == source.is_neg()
+        and ((to.is_contiguous() and source.is_contiguous()) or (to.stride() == source.stride() and _is_dense(to)))
+    )
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements are all that lies between the first and the last, in any order."""
+    expected = 1
+    for step, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if length != 1 and step != expected:
+            return False
+        expected *= length
+    return True

@@ -1,0 +1,59 @@
+"""Which operators are replaced: those of the installed torch that have a CUDA implementation, with few exceptions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+__all__ = ["SHAPED_AS_ON_CPU", "operators"]
+
+#: The CPU's implementation returns other shapes than CUDA's, and its backward wants those.
+SHAPED_AS_ON_CPU = frozenset(("aten::_embedding_bag", "aten::_embedding_bag_forward_only"))
+
+#: They allocate, name storage or look at a tensor's description; or PyTorch's own implementation needs only copies and
+#: fills.
+_KEPT = frozenset(
+    (
+        "_copy_from",
+        "_copy_from_and_resize",
+        "_cudnn_init_dropout_state",
+        "_dimI",
+        "_dimV",
+        "_efficientzerotensor",
+        "_fused_sdp_choice",
+        "_local_scalar_dense",
+        "_pin_memory",
+        "_use_cudnn_ctc_loss",
+        "_use_miopen_ctc_loss",
+        "copy_",
+        "empty",
+        "empty_strided",
+        "is_pinned",
+        "is_set_to",
+        "record_stream",
+        "resize_",
+        "set_",
+        "zero_",
+    )
+)
+#: They reach a CUDA implementation without having one by name.
+_ADDED = ("aten::convolution", "aten::convolution_backward", "aten::_index_put_impl_")
+_PREFIXES_KEPT = ("cudnn_", "_cudnn_", "miopen_", "mkldnn_", "_mps_", "_nested_", "_coalesced", "_sparse", "_to_sparse")
+
+
+def operators() -> Iterator[Any]:
+    """The operators to replace, each as torch.ops has it."""
+    names = {name for name in torch._C._dispatch_get_registrations_for_dispatch_key("CUDA") if name.startswith("aten::")}
+    for name in sorted(names | set(_ADDED)):
+        packet, _, overload = name.partition("::")[2].partition(".")
+        if packet in _KEPT or packet.startswith(_PREFIXES_KEPT):
+            continue
+        operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+        if not _is_view(operator):
+            yield operator
+
+
+def _is_view(operator: Any) -> bool:
+    return any(each.alias_info is not None and not each.alias_info.is_write for each in operator._schema.returns)
