@@ -264,7 +264,7 @@ typedef struct sim_state {
     uint64_t host_bytes;
     unsigned held; /* physical memory that is */
 
-    uint64_t counts[SIM_CALL_LIMIT]; /* of each entry point: control/entry.c */
+    uint64_t counts[SIM_CALL_LIMIT]; /* of each entry point: control/calls.c */
     sim_fault_t faults[SIM_CALL_LIMIT];
     sim_fault_t fault_any;
     uint64_t failures;

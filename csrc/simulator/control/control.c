@@ -4,7 +4,7 @@
 
 #include "simulator/base/state.h"
 #include "simulator/base/table.h"
-#include "simulator/control/entry.h"
+#include "simulator/control/calls.h"
 #include "simulator/control/life.h"
 #include "simulator/devices/budget.h"
 #include "simulator/devices/context.h"
@@ -34,7 +34,7 @@ void tms_sim_set_poison_limit(uint64_t bytes) {
 
 int tms_sim_fail_after(const char *call, uint64_t succeed, uint64_t fail, int code) {
     if (!call || !sim_life_enter()) return 1;
-    int status = sim_entry_fail_after(call, succeed, fail, code);
+    int status = sim_call_fail_after(call, succeed, fail, code);
     sim_life_leave();
     if (status != 0) fprintf(stderr, "simulated GPU: there is no function %s to fail\n", call);
     return status;
@@ -49,14 +49,14 @@ uint64_t tms_sim_failures_fired(void) {
 
 uint64_t tms_sim_calls(const char *call) {
     if (!call || !sim_life_enter()) return 0;
-    uint64_t count = sim_entry_count(call);
+    uint64_t count = sim_call_count(call);
     sim_life_leave();
     return count;
 }
 
 void tms_sim_clear_counts(void) {
     if (!sim_life_enter()) return;
-    sim_entry_clear();
+    sim_call_clear();
     sim_life_leave();
 }
 
@@ -71,7 +71,7 @@ size_t tms_sim_read_trace(char *text, size_t capacity) {
         if (capacity) text[0] = '\0';
         return 0;
     }
-    size_t length = sim_entry_read_trace(text, capacity);
+    size_t length = sim_call_read_trace(text, capacity);
     sim_life_leave();
     return length;
 }

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "simulator/base/state.h"
-#include "simulator/control/entry.h"
+#include "simulator/control/calls.h"
 #include "simulator/devices/visible.h"
 #include "simulator/simulator.h"
 
@@ -64,7 +64,7 @@ static bool parse_fault(const char *rule) {
     memcpy(name, rule, (size_t)(colon - rule));
     name[colon - rule] = '\0';
     if (sscanf(colon, ":%llu:%llu:%d%n", &succeed, &fail, &code, &end) != 3 || colon[end] != '\0') return false;
-    return sim_entry_fail_after(name, succeed, fail, code) == 0;
+    return sim_call_fail_after(name, succeed, fail, code) == 0;
 }
 
 static void read_faults(void) {

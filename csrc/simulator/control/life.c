@@ -6,7 +6,7 @@
 
 #include "simulator/base/state.h"
 #include "simulator/base/table.h"
-#include "simulator/control/entry.h"
+#include "simulator/control/calls.h"
 #include "simulator/control/environment.h"
 #include "simulator/control/report.h"
 #include "simulator/devices/budget.h"
@@ -88,7 +88,7 @@ void tms_sim_reset(int devices, uint64_t memory_bytes) {
     if (!sim_life_enter()) return;
     clear();
     set_defaults();
-    sim_entry_clear();
+    sim_call_clear();
     sim_state.machine_count = devices < 0 ? 0 : devices > TMS_SIM_MAX_DEVICES ? TMS_SIM_MAX_DEVICES : devices;
     sim_visible_all();
     sim_state.device_bytes = memory_bytes;
