@@ -2,12 +2,14 @@
 """The layers of csrc/: fails where a file uses what it must not.
 
 The order is base < device < backup < core < abi < preload, python. A file uses its own layer and lower ones; preload and
-python do not use each other; all may use include/, the public ABI. The simulator stands beside them, shares only include/,
+python do not use each other; all may use include/, the public ABI. The parts of backup have an order (BACKUP_ORDER), and
+some include only certain headers of another (BACKUP_DOORS). The simulator stands beside the layers, shares only include/,
 and has its own order of folders (SIMULATOR_ORDER). A use is an `#include "..."` or, where objects are found, a symbol that
 one object needs and another defines (nm). A module is x.c with x.h. It fails on
 
-- a use against the order of the layers, or of the simulator's folders;
-- a circle of modules in a layer, or of folders in the simulator;
+- a use against the order of the layers, of the parts of backup, or of the simulator's folders;
+- an include, from one part of backup in another, of a header that is not for that;
+- a circle of modules in a layer or in the simulator, or of folders in the simulator;
 - Python.h outside csrc/python.
 
 There is no list of exceptions. What has to call upwards goes through a pointer in a table that the upper layer fills.
@@ -28,6 +30,15 @@ import layers_picture
 # From the lowest to the highest; those of one row do not use each other.
 LAYERS: tuple[tuple[str, ...], ...] = (("base",), ("device",), ("backup",), ("core",), ("abi",), ("preload", "python"))
 SHARED = "include"
+BACKUP = "backup"
+# The parts of csrc/backup, likewise: a module directly in it, or a folder.
+BACKUP_ORDER: tuple[tuple[str, ...], ...] = (("content",), ("backup",), ("host",), ("disk",), ("stores",))
+# (user, used): the modules of one part whose headers another may include. Where nothing is said, all.
+BACKUP_DOORS: dict[tuple[str, str], frozenset[str]] = {
+    ("disk", "host"): frozenset({"backup/host/store", "backup/host/map"}),
+    ("stores", "host"): frozenset({"backup/host/operations"}),
+    ("stores", "disk"): frozenset({"backup/disk/operations"}),
+}
 SIMULATOR = "simulator"
 # The folders of csrc/simulator, likewise. "." are the files directly in it.
 SIMULATOR_ORDER: tuple[tuple[str, ...], ...] = (
@@ -45,7 +56,12 @@ SIMULATOR_ORDER: tuple[tuple[str, ...], ...] = (
     ("control",),
 )
 
-RANKS = {layer: rank for rank, row in enumerate(LAYERS) for layer in row}
+
+def ranks_of(order: Iterable[Iterable[str]]) -> dict[str, int]:
+    return {name: rank for rank, row in enumerate(order) for name in row}
+
+
+RANKS = ranks_of(LAYERS)
 ONLY_IN_PYTHON = "Python.h"
 
 _INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]+([\"<])([^\">\n]+)[\">]", re.MULTILINE)
@@ -93,6 +109,11 @@ def folder_of(module: str) -> str:
     """The folder of a module of the simulator, in the simulator."""
     folders = PurePosixPath(module).parts[1:-1]
     return folders[0] if folders else "."
+
+
+def part_of(module: str) -> str:
+    """The part of csrc/backup that a module of it is, or belongs to."""
+    return PurePosixPath(module).parts[1]
 
 
 def read_includes(csrc: Path, sources: Sources) -> None:
@@ -172,8 +193,25 @@ def check_layers(sources: Sources) -> Iterator[str]:
                 yield f"against the order, {layer_of(user)} uses {layer_of(used)}: {use.describe(user, used)}"
 
 
+def check_backup(sources: Sources) -> Iterator[str]:
+    ranks = ranks_of(BACKUP_ORDER)
+    for module in sorted(sources.modules):
+        if layer_of(module) == BACKUP and part_of(module) not in ranks:
+            yield f"{module} is in no part of BACKUP_ORDER"
+    for user, uses in sorted(sources.graph.items()):
+        for used, use in sorted(uses.items()):
+            if layer_of(user) != BACKUP or layer_of(used) != BACKUP or part_of(user) == part_of(used):
+                continue
+            above, below = part_of(user), part_of(used)
+            if above in ranks and below in ranks and ranks[above] <= ranks[below]:
+                yield f"against the order in backup, {above} uses {below}: {use.describe(user, used)}"
+            doors = BACKUP_DOORS.get((above, below), {used})
+            if use.includes and used not in doors:
+                yield f"of {below}, {above} may include {', '.join(sorted(doors))}: {use.describe(user, used)}"
+
+
 def check_simulator(sources: Sources) -> Iterator[str]:
-    ranks = {folder: rank for rank, row in enumerate(SIMULATOR_ORDER) for folder in row}
+    ranks = ranks_of(SIMULATOR_ORDER)
     edges: dict[str, dict[str, list[str]]] = {}
     for user, uses in sorted(sources.graph.items()):
         for used, use in sorted(uses.items()):
@@ -201,7 +239,6 @@ def check_circles(sources: Sources) -> Iterator[str]:
     inside = {
         user: {used: use for used, use in uses.items() if layer_of(user) == layer_of(used)}
         for user, uses in sources.graph.items()
-        if layer_of(user) != SIMULATOR
     }
     for circle in circles(inside):
         yield f"a circle of {', '.join(circle)}:" + "".join(
@@ -249,7 +286,13 @@ def read(csrc: Path, objects: Path) -> Sources:
 
 def check(sources: Sources) -> list[str]:
     """What is wrong, a sentence or a few lines each."""
-    return [*sources.problems, *check_layers(sources), *check_circles(sources), *check_simulator(sources)]
+    return [
+        *sources.problems,
+        *check_layers(sources),
+        *check_backup(sources),
+        *check_circles(sources),
+        *check_simulator(sources),
+    ]
 
 
 def count_uses(sources: Sources) -> layers_picture.Counts:

@@ -113,6 +113,62 @@ def test_a_circle_of_files(tool: ModuleType, tmp_path: Path) -> None:
     assert 'core/b.c has #include "core/c.h"' in problem
 
 
+BACKUP = {
+    "backup/content.h": "",
+    "backup/backup.h": "backup/content.h",
+    "backup/host/state.h": "",
+    "backup/host/store.h": "backup/host/state.h",
+    "backup/host/operations.h": "backup/backup.h",
+    "backup/disk/disk.h": "",
+    "backup/disk/disk.c": "backup/disk/disk.h\nbackup/host/store.h",
+    "backup/disk/operations.h": "backup/backup.h",
+    "backup/stores.h": "backup/host/operations.h\nbackup/disk/operations.h",
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("backup/host/pool.c", "backup/disk/disk.h", ["host uses disk", "backup/host/pool.c", "backup/disk/disk.h"]),
+        ("backup/host/pool.c", "backup/stores.h", ["host uses stores", "backup/host/pool.c"]),
+        ("backup/disk/copy.c", "backup/stores.h", ["disk uses stores", "backup/disk/copy.c"]),
+        ("backup/content.c", "backup/host/store.h", ["content uses host", "backup/content.c"]),
+        (
+            "backup/disk/copy.c",
+            "backup/host/state.h",
+            ["of host, disk may include", "backup/host/store:", "backup/disk/copy.c"],
+        ),
+        (
+            "backup/stores.c",
+            "backup/host/store.h",
+            ["of host, stores may include backup/host/operations:", "backup/stores.c"],
+        ),
+        ("backup/stores.c", "disk/disk.h", ["of disk, stores may include backup/disk/operations:", "backup/stores.c"]),
+        ("backup/tape/tape.c", "", ["backup/tape/tape is in no part of BACKUP_ORDER"]),
+    ],
+)
+def test_the_order_of_the_parts_of_backup(tool: ModuleType, tmp_path: Path, file: str, text: str, words: list[str]) -> None:
+    csrc = write(tmp_path, BACKUP)
+    assert problems(tool, csrc) == []
+    (problem,) = problems(tool, write(tmp_path, {file: text}))
+    for word in words:
+        assert word in problem
+
+
+@needs_compiler
+def test_a_symbol_against_the_order_of_the_parts_of_backup(tool: ModuleType, tmp_path: Path) -> None:
+    csrc = write(
+        tmp_path,
+        {
+            "backup/host/pool.c": "int tms_disk(void);\nint tms_pool(void) { return tms_disk(); }",
+            "backup/disk/disk.c": "int tms_room(void);\nint tms_disk(void) { return tms_room(); }",
+            "backup/host/room.c": "int tms_room(void) { return 1; }",
+        },
+    )
+    (problem,) = problems(tool, csrc, compile_all(tmp_path))
+    assert "host uses disk" in problem and "backup/host/pool.c uses tms_disk of backup/disk/disk.c" in problem
+
+
 @needs_compiler
 def test_a_symbol_against_the_order(tool: ModuleType, tmp_path: Path) -> None:
     csrc = write(
@@ -187,6 +243,31 @@ def test_a_circle_of_the_simulator_s_folders(tool: ModuleType, tmp_path: Path, m
     (problem,) = problems(tool, csrc)
     assert problem.startswith("a circle of the simulator's folders memory, streams:")
     assert "simulator/memory/copy.c" in problem and "simulator/streams/queue.c" in problem
+
+
+def test_a_circle_of_files_in_a_folder_of_the_simulator(tool: ModuleType, tmp_path: Path) -> None:
+    csrc = write(tmp_path, SIMULATOR)
+    write(tmp_path, {"simulator/memory/export.h": "", "simulator/memory/export.c": "simulator/memory/map.h"})
+    assert problems(tool, csrc) == []
+    write(tmp_path, {"simulator/memory/map.c": "simulator/memory/map.h\nsimulator/memory/export.h"})
+    (problem,) = problems(tool, csrc)
+    assert problem.startswith("a circle of simulator/memory/export, simulator/memory/map:")
+    assert 'simulator/memory/map.c has #include "simulator/memory/export.h"' in problem
+
+
+@needs_compiler
+def test_a_declaration_does_not_hide_a_circle_in_a_folder_of_the_simulator(tool: ModuleType, tmp_path: Path) -> None:
+    csrc = write(
+        tmp_path,
+        {
+            "simulator/control/life.h": "int sim_life(void);",
+            "simulator/control/life.c": "int sim_entry(void);\nint sim_life(void) { return sim_entry(); }",
+            "simulator/control/entry.c": "simulator/control/life.h\nint sim_entry(void) { return 0; }",
+        },
+    )
+    (problem,) = problems(tool, csrc, compile_all(tmp_path))
+    assert problem.startswith("a circle of simulator/control/entry, simulator/control/life:")
+    assert "simulator/control/life.c uses sim_entry of simulator/control/entry.c" in problem
 
 
 def test_the_order_of_the_simulator_s_folders(tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
