@@ -43,7 +43,7 @@ void tms_torch_free(void *address, ssize_t size, int device, void *stream) {
     if (!state) return;
     tms_status_t status = tms_saver_free(&state->saver, (uintptr_t)address, &error);
     if (status == TMS_NOT_MANAGED)
-        tms_log_write(&state->log, TMS_LOG_WARNING, "free: address %p is not managed; it is left alone", address);
+        tms_log_write(&state->log, TMS_LOG_WARNING, "free: address %p is not managed and is ignored", address);
     else if (status != TMS_OK)
         report_failure(state, status, &error);
 }

@@ -74,7 +74,7 @@ int tms_saver_captures(tms_saver_t *saver) {
     pthread_mutex_unlock(&saver->lock);
     if (dropped > 0)
         tms_log_write(saver->log, TMS_LOG_INFO,
-                      "%d stream capture%s ended unseen by this library: what waited for %s goes on", dropped,
-                      dropped == 1 ? " has" : "s have", dropped == 1 ? "it" : "them");
+                      "%d stream capture%s ended without a call of this library: operations deferred for %s continue",
+                      dropped, dropped == 1 ? " has" : "s have", dropped == 1 ? "it" : "them");
     return left;
 }

@@ -73,7 +73,7 @@ tms_status_t tms_segment_depopulate(tms_segment_t *segment, tms_quiesced_t quies
                                     const tms_error_context_t *context, tms_error_t *error) {
     if (segment->mapped) {
         if (!tms_quiesced_covers(quiesced, segment->accessible))
-            return tms_error_set(error, TMS_INVALID_STATE, context, "a device that has access has not been waited for");
+            return tms_error_set(error, TMS_INVALID_STATE, context, "a device with access has not been synchronized");
         tms_status_t status =
             TMS_DRIVER_CALL(driver, context, error, cuMemUnmap, tms_segment_address(segment), tms_segment_reserved(segment));
         /* Releasing the handle of mapped memory would free nothing, and lose the only reference to it. */

@@ -20,7 +20,7 @@ void tms_capture_mode_relax(const tms_driver_table_t *driver, tms_log_t *log) {
     own.before = mode;
     if (!own.changed && !tms_driver_is_gone(&reason))
         tms_log_recurring(log, TMS_LOG_NOT_RELAXED, TMS_LOG_WARNING, &reason,
-                          "A stream capture that another thread has under way may be lost.");
+                          "This may invalidate a stream capture of another thread.");
 }
 
 static bool restore(const tms_driver_table_t *driver, tms_error_t *reason) {

@@ -343,7 +343,7 @@ static bool drain(const tms_copier_t *copier) {
     const tms_error_context_t context = {.operation = "wait for copies", .device = copier->device};
     struct tms_copier_holdings *held = copier->held;
     if (copier->idle || has_settled(held, driver, &reason)) return true;
-    tms_log_write(log, TMS_LOG_WARNING, "%s It is tried again.", reason.message);
+    tms_log_write(log, TMS_LOG_WARNING, "%s The wait is retried.", reason.message);
     if (has_settled(held, driver, &reason)) return true;
     tms_status_t status = reason.status;
     if (status != TMS_CAPTURE_IN_PROGRESS) status = TMS_DRIVER_CALL(driver, &context, &reason, cuCtxSynchronize);
@@ -373,7 +373,7 @@ bool tms_copier_close(tms_copier_t *copier) {
     }
     if (idle)
         tms_log_write(copier->copying->log, TMS_LOG_WARNING,
-                      "the driver did not take back a stream or an event of device %d; later calls try again",
+                      "a stream or an event of copies on device %d could not be destroyed; later calls retry it",
                       copier->device);
     tms_quarantine_add(copier->copying->quarantine, &held->node);
     return idle;

@@ -39,8 +39,8 @@ static tms_status_t check_granularity(const tms_device_t *device, int ordinal, c
     tms_error_context_t here = *context;
     here.device = ordinal;
     return tms_error_set(error, TMS_DRIVER, &here,
-                         "cuMemGetAllocationGranularity says %zu bytes, which is not a power of two between the size of a "
-                         "page and that of the device (%llu bytes)",
+                         "cuMemGetAllocationGranularity says %zu bytes, which is not a power of two between the size of "
+                         "a page and the device's memory (%llu bytes)",
                          granularity, (unsigned long long)device->total_bytes);
 }
 
@@ -186,8 +186,7 @@ tms_status_t tms_devices_current(tms_devices_t *devices, int *ordinal, const tms
             return TMS_OK;
         }
     }
-    return tms_error_set(error, TMS_INVALID_STATE, context,
-                         "the current device is none of the devices that the driver lists");
+    return tms_error_set(error, TMS_INVALID_STATE, context, "the current device is not in the driver's list of devices");
 }
 
 /* ---- entering and leaving ---- */
@@ -255,8 +254,7 @@ static void pop(const tms_devices_t *devices, const tms_driver_table_t *driver, 
     }
     if (status == TMS_OK) return;
     note_unpopped(left, below);
-    tms_log_write(devices->driver->log, TMS_LOG_ERROR, "%s This thread's current device may be another now.",
-                  reason.message);
+    tms_log_write(devices->driver->log, TMS_LOG_ERROR, "%s This thread's current device may have changed.", reason.message);
 }
 
 tms_status_t tms_devices_push(tms_devices_t *devices, CUcontext pushed_context, const tms_error_context_t *context,
@@ -287,7 +285,7 @@ static void release(tms_devices_t *devices, const tms_driver_table_t *driver, in
     tms_error_t reason;
     if (release_reference(driver, device, context, &reason) == TMS_OK) return;
     atomic_fetch_add(&devices->unreleased[ordinal], 1);
-    tms_log_recurring(devices->driver->log, TMS_LOG_CONTEXT_KEPT, TMS_LOG_ERROR, &reason, "Tried again by later calls.");
+    tms_log_recurring(devices->driver->log, TMS_LOG_CONTEXT_KEPT, TMS_LOG_ERROR, &reason, "Later calls retry it.");
 }
 
 tms_status_t tms_devices_enter(tms_devices_t *devices, int ordinal, const tms_error_context_t *context, tms_error_t *error) {
@@ -345,8 +343,7 @@ void tms_devices_reclaim(tms_devices_t *devices) {
         while (waiting > 0 && release_reference(driver, table->device[i].handle, &context, &reason) == TMS_OK) waiting--;
         if (waiting == 0) continue;
         atomic_fetch_add(&devices->unreleased[i], waiting);
-        tms_log_recurring(devices->driver->log, TMS_LOG_CONTEXT_KEPT, TMS_LOG_WARNING, &reason,
-                          "Tried again by later calls.");
+        tms_log_recurring(devices->driver->log, TMS_LOG_CONTEXT_KEPT, TMS_LOG_WARNING, &reason, "Later calls retry it.");
     }
 }
 

@@ -302,9 +302,10 @@ static tms_status_t list_devices(tms_device_locks_t *locks, tms_device_mask_t de
         for (; place > 0 && memcmp(&wanted[place - 1].uuid, &one.uuid, sizeof(one.uuid)) > 0; place--)
             wanted[place] = wanted[place - 1];
         if (place > 0 && memcmp(&wanted[place - 1].uuid, &one.uuid, sizeof(one.uuid)) == 0) {
-            status = tms_error_set(error, TMS_DRIVER_UNAVAILABLE, &here,
-                                   "the driver gives this device and device %d the same UUID, so they have no lock each",
-                                   wanted[place - 1].device);
+            status = tms_error_set(
+                error, TMS_DRIVER_UNAVAILABLE, &here,
+                "the driver reports the same UUID for this device and device %d, so they cannot be locked separately",
+                wanted[place - 1].device);
         }
         wanted[place] = one;
     }
@@ -323,7 +324,7 @@ static void describe_holder(const holder_t *holder, tms_error_t *error) {
     /* The id is meaningless here if the holder runs in another PID namespace or on another machine that shares the
      * directory. */
     if (kill((pid_t)holder->process, 0) != 0 && errno == ESRCH)
-        tms_error_append(error, " This process cannot see that one: it is in another PID namespace, or has just ended.");
+        tms_error_append(error, " That process is not visible here: it is in another PID namespace, or has just ended.");
 }
 
 static tms_status_t report(const failure_t *failure, const tms_wait_t *wait, const tms_error_context_t *context,

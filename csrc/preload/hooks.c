@@ -45,7 +45,7 @@ static tms_status_t ensure_context(tms_state_t *state, tms_error_t *error) {
     tms_cuda_error_t result = initialize(NULL);
     tms_capture_mode_restore(driver, &state->log);
     if (result == TMS_CUDA_SUCCESS) return TMS_OK;
-    return tms_error_set(error, TMS_DRIVER_UNAVAILABLE, &context, "The CUDA runtime did not initialise.");
+    return tms_error_set(error, TMS_DRIVER_UNAVAILABLE, &context, "the CUDA runtime did not initialise");
 }
 
 /* Whether to return the failure to the program. Otherwise the real function is called: it returns the program's usual error,
@@ -74,7 +74,7 @@ static tms_cuda_error_t allocate_managed(tms_state_t *state, const tms_region_t 
     CALL_REAL(result, state, cudaMalloc, address, bytes);
     if (result == TMS_CUDA_SUCCESS)
         tms_log_once(&state->log, &state->warned_not_managed, TMS_LOG_WARNING,
-                     "an allocation in a region is ordinary and cannot be paused: %s", error.message);
+                     "an allocation in a region is not managed and cannot be paused: %s", error.message);
     return result;
 }
 

@@ -16,26 +16,26 @@
     TAKES(set_retain_backup, "(retain)", "Whether host backups are kept after a resume.")                                   \
     BARE(get_retain_backup, "()", "Whether host backups are kept after a resume.")                                          \
     TAKES(set_disk_directory, "(path)", "Where new backup files are made; created if needed.")                              \
-    TAKES(reserve_host_memory, "(size, device=-1)", "Has host memory made ready for backups, in the background.")           \
-    BARE(release_host_memory, "()", "Gives idle pooled host memory back, in the background.")                               \
-    TAKES(set_host_policy, "(policy)", "What becomes of host memory after a resume where nothing else says.")               \
-    BARE(get_host_policy, "()", "What becomes of host memory after a resume where nothing else says.")                      \
-    BARE(close, "()", "No thread of the library's own calls the driver after this.")                                        \
+    TAKES(reserve_host_memory, "(size, device=-1)", "Prepares host memory for backups, in the background.")                 \
+    BARE(release_host_memory, "()", "Releases idle pooled host memory, in the background.")                                 \
+    TAKES(set_host_policy, "(policy)", "The default policy for host memory after a resume.")                                \
+    BARE(get_host_policy, "()", "The default policy for host memory after a resume.")                                       \
+    BARE(close, "()", "No thread of the library calls the driver after this.")                                              \
     /* transition_functions.c */                                                                                            \
     TAKES(pause, "(tags, stream, interruptible=False, backup=None, find_live=None, progress=None)",                         \
-          "Gives physical memory back; None is every tag. Returns a Report.")                                               \
+          "Releases physical memory; None is every tag. Returns a Report.")                                                 \
     TAKES(resume,                                                                                                           \
           "(tags, stream, interruptible=False, timeout=0.0, exclusive=False, host_policy=0, zero=False, progress=None)",    \
           "Maps physical memory again; None is every tag. Returns a Report.")                                               \
     /* pending_functions.c */                                                                                               \
     TAKES(resume_begin, "(tags, stream, timeout=0.0, exclusive=False, host_policy=0, zero=False)",                          \
-          "Begins a resume that goes on in the background. Returns a Pending.")                                             \
-    TAKES(pending_done, "(pending)", "Whether it has ended, well or not.")                                                  \
+          "Begins a resume in the background. Returns a Pending.")                                                          \
+    TAKES(pending_done, "(pending)", "Whether it has ended, successfully or not.")                                          \
     TAKES(pending_wait, "(pending, interruptible=False)", "Waits for its end. Returns a Report.")                           \
     TAKES(pending_wait_stream, "(pending, stream, interruptible=False)",                                                    \
-          "Has a stream wait for its copies, once all are queued.")                                                         \
+          "Makes a stream wait for its copies, once all are queued.")                                                       \
     /* host_buffer.c */                                                                                                     \
-    TAKES(host_backup, "(address, size)", "The host copy of a range as a HostBuffer; None where there is none now.")        \
+    TAKES(host_backup, "(address, size)", "The host copy of a range as a HostBuffer; None if there is none now.")           \
     /* region_functions.c */                                                                                                \
     TAKES(region_push, "(tag, backup, managed, host_policy=0)",                                                             \
           "Enters a level of settings on this thread; returns its depth.")                                                  \
@@ -43,18 +43,18 @@
     TAKES(region_enter, "(tag, backup, managed, host_policy=0)",                                                            \
           "Enters a level of settings on this thread; returns its id.")                                                     \
     TAKES(region_leave, "(level)",                                                                                          \
-          "Leaves that level and no other; the number of later ones that stay, -1: it is none of this thread's.")           \
+          "Leaves that level only; returns the number of later ones that stay, -1 if it is not one of this thread's.")      \
     BARE(region_current, "()", "(tag, backup, managed, depth) of this thread; depth 0 is outside every region.")            \
     TAKES(region_set, "(tag, backup, managed, host_policy=0)", "Changes this thread's innermost level in place.")           \
     TAKES(capture_begin, "(tag, backup, host_policy=0)",                                                                    \
           "A stream capture is about to begin; None: no settings for other threads.")                                       \
     TAKES(capture_begin_on, "(stream)",                                                                                     \
-          "A stream capture is about to begin on this stream, which is asked later whether it goes on.")                    \
-    TAKES(capture_begun, "(identity)", "What capture_begin_on announced has begun.")                                        \
+          "A stream capture is about to begin on this stream, which is queried later for an active capture.")               \
+    TAKES(capture_begun, "(identity)", "The capture of capture_begin_on has begun.")                                        \
     TAKES(capture_end, "(identity=0, unless_it_goes_on=False)", "A stream capture has ended; 0: the last one.")             \
     /* query_functions.c */                                                                                                 \
-    BARE(refresh_peers, "()", "Gives devices that this process has begun to use access to managed memory.")                 \
-    BARE(device_count, "()", "How many CUDA devices there are.")                                                            \
+    BARE(refresh_peers, "()", "Grants devices that this process has begun to use access to managed memory.")                \
+    BARE(device_count, "()", "The number of CUDA devices.")                                                                 \
     BARE(active_devices, "()", "Bit d is set where this process uses device d.")                                            \
     TAKES(device_memory, "(device)", "(free, total) bytes of a device.")                                                    \
     BARE(segments, "()", "Every managed allocation, in order of allocation.")                                               \

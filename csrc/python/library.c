@@ -38,7 +38,7 @@ bool tms_py_library_find(tms_py_library_t *library) {
     const tms_api_t *api;
 
     if (!dladdr((void *)find_foreign, &own)) {
-        PyErr_SetString(PyExc_ImportError, "the dynamic loader does not know the library that _core was loaded from");
+        PyErr_SetString(PyExc_ImportError, "dladdr does not find the library that _core was loaded from");
         return false;
     }
     get_api = find_foreign(&own, &foreign);

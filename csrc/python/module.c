@@ -133,7 +133,7 @@ static PyModuleDef_Slot slots[] = {{Py_mod_exec, execute}, {0, NULL}};
 
 static PyModuleDef definition = {.m_base = PyModuleDef_HEAD_INIT,
                                  .m_name = "torch_memory_saver._core",
-                                 .m_doc = "The native core's function table, one Python function an entry.",
+                                 .m_doc = "The native core's function table, one Python function for each entry.",
                                  .m_size = sizeof(tms_py_state_t),
                                  .m_methods = methods,
                                  .m_slots = slots,

@@ -25,9 +25,8 @@ static void deallocate(PyObject *self) {
 }
 
 PyObject *tms_py_pending_type(PyObject *module) {
-    static PyType_Slot slots[] = {{Py_tp_dealloc, deallocate},
-                                  {Py_tp_doc, "A resume that goes on in the background. Made by resume_begin() only."},
-                                  {0, NULL}};
+    static PyType_Slot slots[] = {
+        {Py_tp_dealloc, deallocate}, {Py_tp_doc, "A resume in the background. Made by resume_begin() only."}, {0, NULL}};
     static PyType_Spec spec = {.name = "torch_memory_saver._core.Pending",
                                .basicsize = sizeof(pending_t),
                                .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
@@ -76,7 +75,7 @@ static pending_t *get_pending(PyObject *module, const tms_py_call_t *call) {
     PyObject *given = call->values[0];
 
     if (PyObject_TypeCheck(given, (PyTypeObject *)state->pending_type)) return (pending_t *)given;
-    PyErr_Format(PyExc_TypeError, "%s() takes what resume_begin() has returned, not %R", call->signature->function, given);
+    PyErr_Format(PyExc_TypeError, "%s() takes the result of resume_begin(), not %R", call->signature->function, given);
     return NULL;
 }
 

@@ -6,7 +6,7 @@ enum { MOST_FIELDS = 8 };
 
 /* The fields are in the order of the functions below, and of _core.pyi. */
 static PyStructSequence_Field segment_fields[] = {{"address", "of the first byte"},
-                                                  {"bytes", "as asked for"},
+                                                  {"bytes", "requested size"},
                                                   {"reserved_bytes", "of the address range"},
                                                   {"backup_bytes", "held in a backup now"},
                                                   {"device", "CUDA ordinal"},
@@ -15,7 +15,7 @@ static PyStructSequence_Field segment_fields[] = {{"address", "of the first byte
                                                   {"tag", "the region's"},
                                                   {NULL, NULL}};
 static PyStructSequence_Field report_fields[] = {
-    {"allocations", "that changed state"},         {"bytes", "of device memory given back or taken"},
+    {"allocations", "that changed state"},         {"bytes", "of device memory released or mapped"},
     {"copied_bytes", "to or from backups"},        {"unknown_tags", "tags of the call that no allocation ever had"},
     {"seconds", "of the native part of the call"}, {NULL, NULL}};
 static PyStructSequence_Field tag_info_fields[] = {

@@ -161,7 +161,8 @@ static tms_status_t add_buffers(pipe_t *pipe, uint64_t pieces, const tms_error_c
     for (int i = before; i < staging->count; i++) pipe->idle[pipe->idle_count++] = i;
     pipe->has_all_buffers = staging->count == staging->most || status != TMS_OK;
     if (status == TMS_OUT_OF_HOST_MEMORY && before > 0) {
-        tms_log_write(pipe->directory->log, TMS_LOG_WARNING, "%s The copy goes on with %d buffers.", reason.message, before);
+        tms_log_write(pipe->directory->log, TMS_LOG_WARNING, "%s The copy continues with %d buffers.", reason.message,
+                      before);
         return TMS_OK;
     }
     if (status != TMS_OK && error) *error = reason;

@@ -46,7 +46,7 @@ static tms_status_t add_block(tms_disk_staging_t *staging, uint64_t bytes, tms_h
     char *memory = tms_host_map(bytes);
     if (!memory) {
         tms_status_t status = tms_error_set_os(error, &here, "mmap", errno, NULL);
-        if (error) tms_error_append(error, " TMS_DISK_BACKUP_CHUNK_MB says how large the staging buffers may be.");
+        if (error) tms_error_append(error, " TMS_DISK_BACKUP_CHUNK_MB limits the size of the staging buffers.");
         return status;
     }
     tms_disk_staging_block_t *block = &staging->blocks[staging->block_count++];
@@ -123,7 +123,7 @@ void tms_disk_staging_destroy(tms_disk_staging_t *staging, const tms_driver_tabl
         return;
     }
     tms_log_write(log, keep_pinned ? TMS_LOG_INFO : TMS_LOG_WARNING,
-                  "an event or a staging buffer of disk copies on device %d was not taken back; later calls try again",
+                  "an event or a staging buffer of disk copies on device %d could not be released; later calls retry it",
                   staging->device);
     tms_quarantine_add(quarantine, &staging->node);
 }

@@ -43,8 +43,8 @@ static void add_thread(tms_disk_workers_t *workers) {
         workers->count++;
     else
         tms_log_write(workers->log, TMS_LOG_WARNING,
-                      "disk backups: pthread_create failed (%s): they go on with %d threads of their own",
-                      strerror(os_error), workers->count);
+                      "disk backups: pthread_create failed (%s): the copy continues with %d threads", strerror(os_error),
+                      workers->count);
 }
 
 void tms_disk_workers_submit(tms_disk_workers_t *workers, tms_disk_request_t *request) {

@@ -251,8 +251,8 @@ static tms_status_t fail_await(const tms_host_buffer_t *buffer, const tms_error_
         if (error) *error = block->failure;
         return block->failure.status;
     }
-    return tms_error_set(error, TMS_INVALID_STATE, context, "the host memory for this backup is not being made ready%s",
-                         block->store->closing ? " any more: the process ends" : "");
+    return tms_error_set(error, TMS_INVALID_STATE, context, "the host memory for this backup is not being prepared%s",
+                         block->store->closing ? " any more, because the process is exiting" : "");
 }
 
 tms_status_t tms_host_buffer_await(tms_host_buffer_t *buffer, uint64_t offset, tms_wait_t *wait, uint64_t *bytes,

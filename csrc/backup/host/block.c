@@ -76,10 +76,9 @@ static void prefault_part(tms_host_store_t *store, char *begin, uint64_t bytes) 
         missing++;
     }
     if (missing > 0 && bytes >= TMS_HOST_HUGE_PAGE_BYTES)
-        tms_log_once(
-            store->log, &store->warned_no_huge_pages, TMS_LOG_INFO,
-            "the system gives no huge pages, or not always: host memory for backups takes longer to make ready. See "
-            "/sys/kernel/mm/transparent_hugepage/enabled");
+        tms_log_once(store->log, &store->warned_no_huge_pages, TMS_LOG_INFO,
+                     "the system has no or too few huge pages: preparing host memory for backups takes longer. See "
+                     "/sys/kernel/mm/transparent_hugepage/enabled");
 }
 
 void tms_host_piece_prefault(tms_host_piece_t *piece, uint64_t from, uint64_t bytes) {

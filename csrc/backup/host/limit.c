@@ -309,8 +309,8 @@ static tms_status_t fail_unread(const tms_host_headroom_t *headroom, const tms_e
                                 tms_error_t *error) {
     tms_status_t status =
         tms_error_set(error, TMS_OUT_OF_HOST_MEMORY, context,
-                      "'%s' says how much memory may still be used, and %s failed with errno %d (%s). Try again when there "
-                      "are descriptors and memory to spare",
+                      "the memory limit in '%s' could not be read: %s failed with errno %d (%s). Free file descriptors and "
+                      "memory, and make the call again",
                       headroom->where, headroom->call, headroom->os_error, strerror(headroom->os_error));
     if (!error) return status;
     error->os_error = headroom->os_error;

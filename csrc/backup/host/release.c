@@ -88,7 +88,7 @@ static void release_piece(tms_host_store_t *store, tms_host_piece_t *piece) {
     tms_host_block_free(forgotten);
     if (status != TMS_OK) {
         tms_log_recurring(store->log, TMS_LOG_QUARANTINED, TMS_LOG_ERROR, &reason,
-                          "It is quarantined; later calls try to give it back again.");
+                          "It is quarantined; later calls retry its release.");
         piece->quarantined = (tms_quarantined_t){.retry = retry, .holds = TMS_QUARANTINE_BIT(HOST)};
         tms_quarantine_add(store->quarantine, &piece->quarantined);
     }

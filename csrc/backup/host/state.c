@@ -9,7 +9,7 @@
 void tms_host_warn_no_thread(tms_host_store_t *store, int os_error) {
     tms_log_once(
         store->log, &store->warned_no_threads, TMS_LOG_WARNING,
-        "host memory for backups takes longer to make ready, because a thread could not be started (pthread_create: %s)",
+        "preparing host memory for backups takes longer, because a thread could not be started (pthread_create: %s)",
         strerror(os_error));
 }
 

@@ -19,7 +19,7 @@ tms_status_t tms_host_store_init(tms_host_store_t *store, tms_devices_t *devices
     if (status != TMS_OK) return status;
     if (store->limits.os_error != 0)
         tms_log_write(log, TMS_LOG_WARNING,
-                      "the memory limits of this process's cgroups are not all known (open: %s): backups in host memory may "
+                      "not all memory limits of this process's cgroups could be read (open: %s): backups in host memory may "
                       "exceed them. Raise the limit of open files (ulimit -n)",
                       strerror(store->limits.os_error));
     if (pthread_mutex_init(&store->lock, NULL) != 0) {

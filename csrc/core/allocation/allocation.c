@@ -159,7 +159,7 @@ tms_status_t tms_saver_free(tms_saver_t *saver, uint64_t address, tms_error_t *e
         return tms_error_set(error, TMS_INVALID_ARGUMENT, &context,
                              "address 0x%llx lies inside an allocation that starts at 0x%llx", (unsigned long long)address,
                              (unsigned long long)context.address);
-    if (freed_before) return tms_error_set(error, TMS_INVALID_ARGUMENT, &context, "it has been freed already");
+    if (freed_before) return tms_error_set(error, TMS_INVALID_ARGUMENT, &context, "the allocation has been freed already");
     if (retired) tms_saver_retire(saver, retired, NULL);
     return TMS_OK;
 }

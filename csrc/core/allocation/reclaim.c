@@ -61,7 +61,8 @@ static void repair(tms_saver_t *saver, tms_segment_t *segment, tms_wait_t *wait)
     pthread_mutex_unlock(&saver->lock);
     if (freed) tms_saver_retire(saver, segment, wait);
     if (whole && !freed)
-        tms_log_write(saver->log, TMS_LOG_INFO, "an allocation of %llu bytes with tag '%s' is whole again: paused",
+        tms_log_write(saver->log, TMS_LOG_INFO,
+                      "a damaged allocation of %llu bytes with tag '%s' was repaired and is paused now",
                       (unsigned long long)context.bytes, context.tag);
 }
 

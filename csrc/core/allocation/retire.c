@@ -70,7 +70,7 @@ tms_status_t tms_saver_claim_range(tms_saver_t *saver, const tms_segment_t *segm
     }
     pthread_mutex_unlock(&saver->lock);
     return in_use ? tms_error_set(error, TMS_DRIVER, context,
-                                  "the driver reserved the addresses from 0x%llx to 0x%llx, which are in use",
+                                  "the driver reserved the addresses from 0x%llx to 0x%llx, which are already in use",
                                   (unsigned long long)begin, (unsigned long long)end)
                   : TMS_OK;
 }
@@ -93,7 +93,7 @@ void tms_saver_dispose(tms_saver_t *saver, tms_segment_t *segment, tms_quiesced_
         return;
     }
     tms_log_recurring(saver->log, TMS_LOG_QUARANTINED, TMS_LOG_ERROR, &reason,
-                      "It is quarantined; later calls try to give it back again.");
+                      "It is quarantined; later calls retry its release.");
     tms_quarantine_mask_t holds = quarantine_range(saver, segment);
     if (!holds) {
         free(segment);
@@ -128,7 +128,7 @@ tms_use_t tms_saver_await_users(tms_saver_t *saver, const tms_segment_t *segment
         return TMS_UNUSED;
     }
     tms_log_recurring(saver->log, TMS_LOG_FREE_DEFERRED, status == TMS_CAPTURE_IN_PROGRESS ? TMS_LOG_INFO : TMS_LOG_WARNING,
-                      reason, "The memory goes back later.");
+                      reason, "The memory is released later.");
     return TMS_PERHAPS_IN_USE;
 }
 

@@ -53,7 +53,7 @@ static bool destroy_marks(tms_pending_t *pending) {
             tms_devices_leave(devices, context.device);
         }
         if (status == TMS_OK || tms_driver_is_gone(&reason)) continue;
-        tms_log_write(pending->saver->log, TMS_LOG_WARNING, "%s It is quarantined; later calls try to give it back again.",
+        tms_log_write(pending->saver->log, TMS_LOG_WARNING, "%s It is quarantined; later calls retry its release.",
                       reason.message);
         pending->marks[left++] = pending->marks[i];
     }
