@@ -93,9 +93,27 @@ class Memory:
             del self._placed[at]
 
 
-def _find_operator(name: str) -> Any:
-    packet, _, overload = name.partition("::")[2].partition(".")
-    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+class _Operator:
+    """An operator, and the overload of it that writes its results where they are to be, if it has one.
+
+    Attributes:
+        call: The operator.
+        write: That overload.
+        outputs: The names of its arguments for the results; empty if there is no such overload.
+    """
+
+    def __init__(self, name: str) -> None:
+        packet, _, overload = name.partition("::")[2].partition(".")
+        overloads = getattr(torch.ops.aten, packet)
+        self.call = getattr(overloads, overload or "default")
+        self.write: Any = None
+        self.outputs: list[str] = []
+        wanted = [(each.name, str(each.type)) for each in self.call._schema.arguments]
+        for other in overloads.overloads():
+            arguments = getattr(overloads, other)._schema.arguments
+            outputs = [each.name for each in arguments if each.is_out]
+            if outputs and [(each.name, str(each.type)) for each in arguments if not each.is_out] == wanted:
+                self.write, self.outputs = getattr(overloads, other), outputs
 
 
 class Server:
@@ -136,12 +154,21 @@ class Server:
         if kept is not None:
             self._store(tensors, results or (), self._kept.pop(kept))
             return None
-        if seed is not None:
-            torch.default_generator.manual_seed(int(tensors[seed].reshape(-1)[0]))
+        generator_seed = None if seed is None else int(tensors[seed].reshape(-1)[0])
         operator = self._operators.get(name)
         if operator is None:
-            operator = self._operators[name] = _find_operator(name)
-        values = operator(*_fill(arguments, tensors), **_fill(keywords or {}, tensors))
+            operator = self._operators[name] = _Operator(name)
+        given, named = _fill(arguments, tensors), _fill(keywords or {}, tensors)
+        if results and len(results) == len(operator.outputs) and None not in results:
+            to = {each: tensors[place] for each, place in zip(operator.outputs, results, strict=True) if place is not None}
+            _seed(generator_seed)
+            try:
+                operator.write(*given, **named, **to)
+                return None
+            except RuntimeError:
+                pass  # the CPU's results have another type or shape than CUDA's: they are converted below
+        _seed(generator_seed)
+        values = operator.call(*given, **named)
         if results is None:
             return self._keep(values)
         if results:
@@ -194,6 +221,11 @@ class Server:
         if torch.get_num_threads() != settings.threads:
             torch.set_num_threads(settings.threads)
         torch.use_deterministic_algorithms(settings.deterministic, warn_only=True)
+
+
+def _seed(seed: int | None) -> None:
+    if seed is not None:
+        torch.default_generator.manual_seed(seed)
 
 
 def _storage(address: int, size: int) -> torch.UntypedStorage:
