@@ -1,11 +1,12 @@
 """PyTorch's elementwise kernels and reductions on the simulated GPU give what the CPU gives.
 
-Only the simulated GPU interprets kernels, so these tests are skipped on a real one.
+Only the simulated GPU interprets kernels, and only without ``--kernels cpu``.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +16,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 SIMULATED = torch.cuda.is_available() and torch.cuda.get_device_name(0).startswith("Simulated GPU")
-pytestmark = pytest.mark.skipif(not SIMULATED, reason="needs PyTorch's CUDA build on the simulated GPU (simulate)")
+INTERPRETED = SIMULATED and os.environ.get("TMS_SIMULATED_KERNELS") == "error"
+pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs simulate --kernels error: run 'make torch-test-kernels'")
 
 FLOATING = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 WHOLE = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
