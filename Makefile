@@ -18,7 +18,7 @@ PYTHON_INCLUDE = $(shell $(PYTHON) -c 'import sysconfig; print(sysconfig.get_pat
 IN_TREE = PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON)
 
 C_FILES = $(shell find csrc torch_memory_saver tests tools -name '*.[ch]')
-PYTHON_FILES = setup.py $(wildcard torch_memory_saver tests tools examples docs/*.py)
+PYTHON_FILES = setup.py torch_memory_saver_pytest.py $(wildcard torch_memory_saver tests tools examples docs/*.py)
 
 .PHONY: help
 help: ## this list
@@ -174,7 +174,7 @@ $(SITE_SIMULATOR): $(C_SIMULATOR) csrc/simulator/exports.map
 # Its tests run in that folder: Python started in the source tree imports the package that lies there.
 .PHONY: site
 site: $(SITE_CORE) $(SITE_PRELOAD) $(SITE_SIMULATOR)
-	@find torch_memory_saver \( -name '*.py' -o -name '*.pyi' -o -name '*.c' -o -name py.typed \) -exec cp --parents -t $(abspath $(SITE)) {} +
+	@find torch_memory_saver torch_memory_saver_pytest.py \( -name '*.py' -o -name '*.pyi' -o -name '*.c' -o -name py.typed \) -exec cp --parents -t $(abspath $(SITE)) {} +
 	@ln -sfn $(addprefix $(CURDIR)/,csrc tests tools Makefile pyproject.toml setup.py) $(SITE)
 
 # Tests of what is in the libraries that setup.py builds: names that begin so.
@@ -212,7 +212,7 @@ SANITIZED_PYTHON := $(abspath build/c/asan/python)
 SANITIZED_TESTS ?= tests/unit/python tests/unit/preload
 NOT_SANITIZED := $(OF_SETUP) $(addprefix --ignore=tests/unit/,preload/test_harmless.py \
 	$(addprefix python/,torch/test_torch_cpu.py bench/test_command.py bench/test_direct_io.py bench/test_yardstick.py setup cli/test_commands.py \
-	cli/test_demo.py cli/test_chart.py simulate/test_simulate.py)) $(addprefix --deselect=tests/unit/preload/test_process.py::,test_beside_another_preloaded_library \
+	cli/test_demo.py cli/test_chart.py simulate/test_simulate.py simulate/test_pytest_plugin.py)) $(addprefix --deselect=tests/unit/preload/test_process.py::,test_beside_another_preloaded_library \
 	test_allocations_inside_an_allocation_are_not_the_programs) \
 	--deselect=tests/unit/python/test_exit.py::test_a_forked_child_leaves_what_is_its_parent_s \
 	--deselect=tests/unit/python/backup/test_host_memory.py::test_a_forked_child_closes_nothing_of_its_parents \
@@ -307,7 +307,7 @@ analyze: ## the C code without the simulator through gcc's analyzer, every repor
 lint-python:
 	$(PYTHON) -m ruff check $(PYTHON_FILES)
 	$(PYTHON) -m ruff format --check $(PYTHON_FILES)
-	$(PYTHON) -m mypy torch_memory_saver $(wildcard tools)
+	$(PYTHON) -m mypy torch_memory_saver torch_memory_saver_pytest.py $(wildcard tools)
 
 # What compiles with it compiles with all: cuda.h only grows. pip has it as a package, which is unpacked and not installed.
 OLDEST_CUDA := 12.0.107

@@ -37,6 +37,9 @@ TABLE = "csrc/include/tms.h"
 PRELOAD = "torch_memory_saver_hook_mode_preload"
 SIMULATOR = f"{PACKAGE}._simulated_cuda"
 
+#: Its own module, because each run of pytest imports it where the package is installed.
+PYTEST_PLUGIN = f"{PACKAGE}_pytest"
+
 #: The layers of the native core, the lowest first (ARCHITECTURE.md). The extension and the preload library have them both.
 CORE_LAYERS = ["csrc/base", "csrc/device", "csrc/backup", "csrc/core", "csrc/abi"]
 
@@ -222,6 +225,7 @@ def main() -> None:
     setup(
         license="Apache-2.0",
         packages=find_packages(include=[PACKAGE, f"{PACKAGE}.*"]),
+        py_modules=[PYTEST_PLUGIN],
         package_data={
             PACKAGE: ["py.typed", "*.pyi"],
             f"{PACKAGE}._bench": ["*.c"],
