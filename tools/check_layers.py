@@ -52,7 +52,7 @@ SIMULATOR_ORDER: tuple[tuple[str, ...], ...] = (
     ("graphs",),
     ("contexts",),
     ("runtime",),
-    ("operators",),
+    ("operators", "nccl"),
     ("control",),
 )
 

@@ -48,7 +48,7 @@ _OWN_VARIABLES = "TMS_SIMULATED_"
 _MACHINE = _OWN_VARIABLES + "SHARED"
 #: The shared memory of a machine, as csrc/simulator/devices/budget.c names it, before the machine's own name.
 _SHARED_MEMORY = "/dev/shm/tms_simulated_"
-_PROVIDED_PREFIXES = ("cu", "__cuda")
+_PROVIDED_PREFIXES = ("cu", "__cuda", "nccl")
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)?", re.ASCII)
 _UNITS = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}

@@ -45,6 +45,7 @@ enum { TMS_SIM_MAX_DEVICES = 8, TMS_SIM_GRANULARITY = 2 << 20, TMS_SIM_POISON = 
  *   TMS_SIMULATED_KERNELS      error (default): launching a kernel that is not interpreted fails with cudaErrorNotSupported;
  *                              skip: it is counted and passed over. Either way stderr names each such kernel once. cpu: as
  *                              error, and PyTorch's operators launch none, because the device process does them
+ *   TMS_SIMULATED_NCCL_MEMORY  bytes of its device that a rank of an NCCL communicator holds, with suffix; default 16MiB
  *   TMS_SIMULATED_SHARED       a name: processes with the same name share the budgets (POSIX shared memory)
  *   TMS_SIMULATED_TRACE        a path: every call is appended there, one line each
  *   TMS_SIMULATED_REPORT       1: at exit, what leaked is printed to stderr

@@ -242,7 +242,6 @@ def test_gpus_that_are_first_used_inside_a_region_are_managed_and_entering_makes
 
 
 @pytest.mark.outer
-@pytest.mark.real_gpu("needs NCCL")
 @pytest.mark.parametrize("preload", [False, True], ids=["torch", "preload"])
 def test_a_captured_all_reduce_replays_after_a_pause(preload: bool) -> None:
     done = subprocess_run(

@@ -256,6 +256,8 @@ typedef struct sim_state {
 
     sim_table_t reservations, mappings, physicals, hosts;
     sim_table_t contexts, streams, events, graphs, nodes, gates;
+    sim_table_t communicators; /* nccl/communicator.h */
+    uint64_t nccl_bytes;       /* of a device, that each of them holds */
     sim_capture_t *captures;
     sim_stream_t *finished; /* streams whose thread waits to be joined */
     unsigned synchronizing; /* threads that wait for work */

@@ -7,6 +7,7 @@
 #include "simulator/devices/entries.h"
 #include "simulator/graphs/entries.h"
 #include "simulator/memory/entries.h"
+#include "simulator/nccl/entries.h"
 #include "simulator/runtime/entries.h"
 #include "simulator/streams/entries.h"
 
@@ -28,7 +29,7 @@
 
 typedef enum sim_call {
 #define SIM_CALL_ENUMERATOR(symbol, implementation, checks, parameters, arguments) SIM_CALL_##symbol,
-    SIM_DRIVER_ENTRIES(SIM_CALL_ENUMERATOR) SIM_RUNTIME_ENTRIES(SIM_CALL_ENUMERATOR)
+    SIM_DRIVER_ENTRIES(SIM_CALL_ENUMERATOR) SIM_RUNTIME_ENTRIES(SIM_CALL_ENUMERATOR) SIM_NCCL_ENTRIES(SIM_CALL_ENUMERATOR)
 #undef SIM_CALL_ENUMERATOR
         SIM_CALL_COUNT
 } sim_call_t;

@@ -11,7 +11,8 @@ _Static_assert((int)SIM_CALL_COUNT <= (int)SIM_CALL_LIMIT, "the state has room f
 
 #define DRIVER_INFO(symbol, implementation, checks, parameters, arguments)  {#symbol, (checks), true},
 #define RUNTIME_INFO(symbol, implementation, checks, parameters, arguments) {#symbol, (checks), false},
-const sim_call_info_t sim_calls[SIM_CALL_COUNT] = {SIM_DRIVER_ENTRIES(DRIVER_INFO) SIM_RUNTIME_ENTRIES(RUNTIME_INFO)};
+const sim_call_info_t sim_calls[SIM_CALL_COUNT] = {SIM_DRIVER_ENTRIES(DRIVER_INFO) SIM_RUNTIME_ENTRIES(RUNTIME_INFO)
+                                                       SIM_NCCL_ENTRIES(RUNTIME_INFO)};
 
 /* The length of a symbol without its ABI suffix: cuMemGetInfo_v2, cudaStreamEndCapture_ptsz. */
 static size_t base_length(const char *symbol) {

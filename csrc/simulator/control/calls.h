@@ -12,7 +12,7 @@
 typedef struct sim_call_info {
     const char *symbol;
     unsigned checks; /* base/entry_list.h */
-    bool driver;     /* else the runtime's */
+    bool driver;     /* else the runtime's, or NCCL's */
 } sim_call_info_t;
 
 extern const sim_call_info_t sim_calls[SIM_CALL_COUNT];

@@ -7,14 +7,13 @@
 #include "simulator/contexts/entries.h"
 #include "simulator/control/all_entries.h"
 #include "simulator/control/calls.h"
+#include "simulator/control/checks.h"
 #include "simulator/control/entries.h"
 #include "simulator/control/life.h"
-#include "simulator/devices/context.h"
 #include "simulator/devices/entries.h"
 #include "simulator/graphs/entries.h"
 #include "simulator/runtime/entries.h"
 #include "simulator/simulator.h"
-#include "simulator/work/capture.h"
 
 /* The release of CUDA from which on cuGetProcAddress gives this symbol for its base name, by cudaTypedefs.h. */
 static int offered_since(const char *symbol) {
@@ -23,36 +22,12 @@ static int offered_since(const char *symbol) {
     return strcmp(symbol, "cuCtxCreate_v4") == 0 ? CUDA_12_5 : 0;
 }
 
-static CUresult check(unsigned checks) {
-    CUresult result = CUDA_SUCCESS;
-    if (checks & SIM_PURE) return CUDA_SUCCESS;
-    if (sim_state.deinitialized) return CUDA_ERROR_DEINITIALIZED;
-    if (sim_state_thread()->calls_back) return CUDA_ERROR_NOT_PERMITTED;
-    if (checks & (SIM_DEVICES | SIM_RUNTIME)) result = sim_device_init(0);
-    if (result == CUDA_SUCCESS && checks & (SIM_INIT | SIM_CONTEXT | SIM_HEALTHY | SIM_FREEING) && !sim_state.initialized)
-        result = CUDA_ERROR_NOT_INITIALIZED;
-    if (result == CUDA_SUCCESS && checks & SIM_RUNTIME) result = sim_context_attach_runtime();
-    if (result == CUDA_SUCCESS && checks & (SIM_CONTEXT | SIM_RUNTIME)) {
-        sim_context_t *context = NULL;
-        result = sim_context_require(&context);
-    }
-    if (result == CUDA_SUCCESS && checks & (SIM_HEALTHY | SIM_FREEING)) {
-        const sim_context_t *context = sim_context_current();
-        if (context)
-            result = context->error;
-        else if (checks & SIM_FREEING && sim_state_thread()->depth)
-            result = CUDA_ERROR_CONTEXT_IS_DESTROYED;
-    }
-    if (result == CUDA_SUCCESS && checks & SIM_UNSAFE) result = sim_capture_check_unsafe();
-    return result;
-}
-
 /* `locked` is false in a forked child, where next to nothing works and nothing is counted. */
 static CUresult begin_call(sim_call_t call, bool *locked) {
     *locked = sim_life_enter();
     if (!*locked) return sim_calls[call].checks & (SIM_PURE | SIM_FORKED) ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
     CUresult result = sim_call_begins(call);
-    return result == CUDA_SUCCESS ? check(sim_calls[call].checks) : result;
+    return result == CUDA_SUCCESS ? sim_call_check(sim_calls[call].checks) : result;
 }
 
 static CUresult end_call(sim_call_t call, bool locked, CUresult result) {

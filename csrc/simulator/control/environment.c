@@ -108,6 +108,7 @@ void sim_environment_read(void) {
     read_number("TMS_SIMULATED_MEMORY", INT64_MAX, &sim_state.device_bytes);
     read_number("TMS_SIMULATED_BANDWIDTH", INT64_MAX, &sim_state.bandwidth);
     read_number("TMS_SIMULATED_POISON", INT64_MAX, &sim_state.poison_limit);
+    read_number("TMS_SIMULATED_NCCL_MEMORY", INT64_MAX, &sim_state.nccl_bytes);
     sim_state.peer_capable = read_switch("TMS_SIMULATED_PEERS", true);
     sim_state.report = read_switch("TMS_SIMULATED_REPORT", false);
     read_kernels();

@@ -15,6 +15,7 @@
 #include "simulator/memory/host.h"
 #include "simulator/memory/mapping.h"
 #include "simulator/memory/pieces.h"
+#include "simulator/nccl/communicator.h"
 #include "simulator/simulator.h"
 #include "simulator/streams/stream.h"
 #include "simulator/work/capture.h"
@@ -23,6 +24,7 @@
 
 static const uint64_t default_device_bytes = (uint64_t)8 << 30;
 static const uint64_t default_poison_limit = (uint64_t)8 << 20;
+static const uint64_t default_nccl_bytes = (uint64_t)16 << 20;
 
 /* What a program may change, as it is before the environment was read. */
 static void set_defaults(void) {
@@ -53,6 +55,7 @@ static void set_up(void) {
     pthread_condattr_destroy(&attributes);
     sim_state.next_id = SIM_FIRST_ID;
     sim_state.poison_limit = default_poison_limit;
+    sim_state.nccl_bytes = default_nccl_bytes;
     set_defaults();
     sim_environment_read();
     sim_budget_attach();
@@ -73,6 +76,7 @@ static void clear(void) {
     sim_stream_clear();
     sim_capture_clear();
     sim_graph_clear();
+    sim_nccl_clear();
     sim_event_clear();
     sim_table_release(&sim_state.gates);
     sim_memory_clear();

@@ -16,11 +16,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "simulator/base/process.h"
 #include "simulator/base/state.h"
 #include "simulator/devices/visible.h"
 #include "simulator/simulator.h"
 
-enum { SEATS = 64, SHARED_MODE = 0600, START_TIME_FIELD = 22, STAT_BYTES = 1024 };
+enum { SEATS = 64, SHARED_MODE = 0600 };
 
 typedef struct sim_seat {
     int pid; /* 0: free */
@@ -34,24 +35,6 @@ struct sim_shared {
     sim_seat_t seats[SEATS];
 };
 
-/* When the process started, in clock ticks since boot: with its pid it names a process for good. 0 if there is none. */
-static unsigned long long start_time(int pid) {
-    char path[SIM_NAME_BYTES], text[STAT_BYTES];
-    snprintf(path, sizeof path, "/proc/%d/stat", pid);
-    int file = open(path, O_RDONLY | O_CLOEXEC);
-    if (file < 0) return 0;
-    ssize_t length = read(file, text, sizeof text - 1);
-    close(file);
-    if (length <= 0) return 0;
-    text[length] = '\0';
-    /* The second field is the program's name in parentheses, which may hold anything. */
-    char *field = strrchr(text, ')');
-    unsigned long long started = 0;
-    if (!field || field[1] != ' ' || field[2] == 'Z' || field[2] == 'X') return 0; /* a zombie holds nothing */
-    for (int i = 2; field && i < START_TIME_FIELD; i++) field = strchr(field + 1, ' ');
-    return field && sscanf(field, " %llu", &started) == 1 ? started : 0;
-}
-
 static void lock_shared(void) {
     /* A seat counts by its pid alone and is emptied before it is taken, so whatever a dead owner left is consistent. */
     if (pthread_mutex_lock(&sim_state.shared->lock) == EOWNERDEAD) pthread_mutex_consistent(&sim_state.shared->lock);
@@ -62,7 +45,7 @@ static void unlock_shared(void) { pthread_mutex_unlock(&sim_state.shared->lock);
 static void strike_out_dead(sim_shared_t *shared) {
     for (unsigned i = 0; i < SEATS; i++) {
         sim_seat_t *seat = &shared->seats[i];
-        if (seat->pid && seat->started != start_time(seat->pid)) seat->pid = 0;
+        if (seat->pid && seat->started != sim_process_started(seat->pid)) seat->pid = 0;
     }
 }
 
@@ -73,7 +56,7 @@ static bool take_seat(void) {
     unsigned seat = 0;
     while (seat < SEATS && shared->seats[seat].pid) seat++;
     if (seat < SEATS) {
-        shared->seats[seat] = (sim_seat_t){.started = start_time(getpid())};
+        shared->seats[seat] = (sim_seat_t){.started = sim_process_started(getpid())};
         shared->seats[seat].pid = getpid();
         sim_state.shared_seat = seat;
     }

@@ -24,12 +24,15 @@ const simulated_t *simulated(void) {
 #define RESOLVE_ENTRY(symbol, implementation, checks, parameters, arguments) resolve(library, #symbol, &table.symbol);
     SIM_DRIVER_ENTRIES(RESOLVE_ENTRY)
     SIM_RUNTIME_ENTRIES(RESOLVE_ENTRY)
+    SIM_NCCL_ENTRIES(RESOLVE_ENTRY)
 #define RESOLVE_CONTROL(name) resolve(library, "tms_sim_" #name, &table.name);
     SIMULATED_CONTROLS(RESOLVE_CONTROL)
     resolve(library, "cudaGetLastError", &table.cudaGetLastError);
     resolve(library, "cudaPeekAtLastError", &table.cudaPeekAtLastError);
     resolve(library, "cudaGetErrorName", &table.cudaGetErrorName);
     resolve(library, "cudaGetErrorString", &table.cudaGetErrorString);
+    resolve(library, "ncclGetErrorString", &table.ncclGetErrorString);
+    resolve(library, "ncclGetLastError", &table.ncclGetLastError);
     ready = true;
     return &table;
 }

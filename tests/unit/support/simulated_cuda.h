@@ -47,6 +47,9 @@ typedef struct simulated {
     SIM_DRIVER_ENTRIES(SIMULATED_ENTRY)
     SIM_RUNTIME_ENTRIES(SIMULATED_ENTRY)
 #undef SIMULATED_ENTRY
+#define SIMULATED_ENTRY(symbol, implementation, checks, parameters, arguments) sim_nccl_result_t(*symbol) parameters;
+    SIM_NCCL_ENTRIES(SIMULATED_ENTRY)
+#undef SIMULATED_ENTRY
 #define SIMULATED_CONTROL(name) __typeof__(tms_sim_##name) *name;
     SIMULATED_CONTROLS(SIMULATED_CONTROL)
 #undef SIMULATED_CONTROL
@@ -54,6 +57,8 @@ typedef struct simulated {
     CUresult (*cudaPeekAtLastError)(void);
     const char *(*cudaGetErrorName)(CUresult error);
     const char *(*cudaGetErrorString)(CUresult error);
+    const char *(*ncclGetErrorString)(sim_nccl_result_t result);
+    const char *(*ncclGetLastError)(sim_nccl_handle_t comm);
 } simulated_t;
 
 /* Loaded at the first call. */

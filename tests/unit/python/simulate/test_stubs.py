@@ -137,7 +137,7 @@ def test_functions_are_sorted_under_the_libraries_that_have_them(fake_site: Path
         "cuFancy": "",
     }
     assert wanted == {
-        "libnccl.so.2": {"ncclFancy": "", "ncclGetErrorString": ""},
+        "libnccl.so.2": {"ncclFancy": "", "ncclFancyErrorString": ""},
         "libcufile.so.0": {"cuFileFancy": ""},
         "libnvshmem_host.so.3": {"nvshmem_malloc": "NVSHMEM"},
         "libcurand.so.10": {},
@@ -187,7 +187,7 @@ def test_a_program_linked_with_cuda_runs_on_the_simulated_gpu(fake_site: Path, r
         "call_curl 4242",
     ]
     assert done.stderr.count("cudaFancy (libcudart.so.13) is not simulated") == 1
-    for name in ("ncclFancy", "ncclGetErrorString", "cuFileFancy", "nvshmem_malloc", "cuFancy"):
+    for name in ("ncclFancy", "ncclFancyErrorString", "cuFileFancy", "nvshmem_malloc", "cuFancy"):
         assert done.stderr.count(f"simulated GPU: {name} (") == 1, done.stderr
     assert len(done.stderr.splitlines()) == 6
 

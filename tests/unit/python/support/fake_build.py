@@ -18,7 +18,7 @@ REAL = 4242
 #: soname -> version node ("" for none), functions. cuFancy, cudaFancy and so on are what no simulated GPU has.
 LIBRARIES: dict[str, tuple[str, list[str]]] = {
     "libcudart.so.13": ("libcudart.so.13", ["cudaMalloc", "cudaFree", "cudaFancy"]),
-    "libnccl.so.2": ("", ["ncclFancy", "ncclGetErrorString"]),
+    "libnccl.so.2": ("", ["ncclFancy", "ncclFancyErrorString"]),
     "libcufile.so.0": ("", ["cuFileFancy"]),
     "libnvshmem_host.so.3": ("NVSHMEM", ["nvshmem_malloc"]),
     "libcuda.so.1": ("", ["cuInit", "cuFancy"]),
@@ -30,7 +30,7 @@ LIBRARIES: dict[str, tuple[str, list[str]]] = {
 TORCH = """
 #include <stddef.h>
 int cudaMalloc(void **, size_t); int cudaFree(void *); int cudaFancy(int); int ncclFancy(void); int cuFileFancy(void);
-const char *ncclGetErrorString(int); void *nvshmem_malloc(size_t); int cuInit(unsigned); int cuFancy(void);
+const char *ncclFancyErrorString(int); void *nvshmem_malloc(size_t); int cuInit(unsigned); int cuFancy(void);
 int curl_fancy(void);
 __attribute__((weak)) int cudaOptional(void);
 int cudaOfItsOwn(void) { return 1; }
@@ -41,7 +41,7 @@ int call_malloc_and_free(void) {
 }
 int call_fancy(void) { return cudaFancy(3); }
 int call_nccl(void) { return ncclFancy(); }
-const char *call_text(void) { return ncclGetErrorString(1); }
+const char *call_text(void) { return ncclFancyErrorString(1); }
 int call_file(void) { return cuFileFancy(); }
 void *call_pointer(void) { return nvshmem_malloc(1); }
 int call_driver(void) { return cuInit(0); }

@@ -1,0 +1,231 @@
+#include "simulator/nccl/group.h"
+
+#include <stdlib.h>
+
+#include "simulator/devices/context.h"
+#include "simulator/nccl/entries.h"
+#include "simulator/nccl/error.h"
+#include "simulator/nccl/setup.h"
+#include "simulator/streams/stream.h"
+
+/* A communicator that is being made. */
+typedef struct making {
+    sim_nccl_handle_t *program, handle;
+} making_t;
+
+/* A call of an operation. The stream is looked for at the end. */
+typedef struct request {
+    uint64_t comm;
+    CUstream stream;
+    sim_nccl_part_t part;
+    bool done;
+} request_t;
+
+typedef struct group {
+    unsigned depth;
+    sim_nccl_result_t error;
+    making_t *makings;
+    request_t *requests;
+    size_t making_count, request_count;
+} group_t;
+
+static _Thread_local group_t group;
+
+/* ---- communicators ---- */
+
+/* One step of each. Whether the group's end has to wait for one of them: all take part in a splitting, also those that get
+ * no communicator. */
+static bool step_all(const making_t *makings, size_t count) {
+    bool waits = false;
+    for (size_t i = 0; i < count; i++) {
+        sim_nccl_comm_t *comm = sim_nccl_find(makings[i].handle);
+        if (!comm) continue; /* another thread has aborted it */
+        sim_nccl_setup_step(comm);
+        if (comm->stage < SIM_NCCL_READY && (comm->waits || comm->wish.color == SIM_NCCL_NO_COLOR)) waits = true;
+    }
+    return waits;
+}
+
+static sim_nccl_result_t finish_making(const making_t *making) {
+    sim_nccl_comm_t *comm = sim_nccl_find(making->handle);
+    sim_nccl_result_t result = SIM_NCCL_SUCCESS;
+    if (!comm) return sim_nccl_fail(SIM_NCCL_INVALID_USAGE, "the communicator was aborted while it was made");
+    if (comm->stage < SIM_NCCL_READY)
+        return comm->waits ? sim_nccl_fail(SIM_NCCL_UNHANDLED_CUDA, "the simulated GPU has shut down")
+                           : SIM_NCCL_IN_PROGRESS;
+    if (comm->stage == SIM_NCCL_BROKEN) {
+        result = comm->error;
+        sim_nccl_set_error(comm->text);
+    }
+    if (result != SIM_NCCL_SUCCESS || comm->wish.color == SIM_NCCL_NO_COLOR) {
+        *making->program = NULL;
+        sim_nccl_comm_drop(comm, SIM_NCCL_ABORTED);
+    }
+    return result;
+}
+
+static sim_nccl_result_t finish_makings(const making_t *makings, size_t count) {
+    sim_nccl_result_t result = SIM_NCCL_SUCCESS;
+    while (step_all(makings, count) && sim_state_wait_briefly()) {
+    }
+    for (size_t i = 0; i < count; i++) {
+        sim_nccl_result_t one = finish_making(&makings[i]);
+        if (result == SIM_NCCL_SUCCESS || (result == SIM_NCCL_IN_PROGRESS && one != SIM_NCCL_SUCCESS)) result = one;
+    }
+    return result;
+}
+
+sim_nccl_result_t sim_nccl_group_setup(sim_nccl_handle_t *handle) {
+    const making_t making = {.program = handle, .handle = *handle};
+    if (!group.depth) return finish_makings(&making, 1);
+    making_t *grown = realloc(group.makings, (group.making_count + 1) * sizeof *grown);
+    if (!grown) return sim_nccl_group_failed(sim_nccl_fail(SIM_NCCL_SYSTEM, "no memory"));
+    grown[group.making_count++] = making;
+    group.makings = grown;
+    return SIM_NCCL_SUCCESS;
+}
+
+/* ---- operations ---- */
+
+/* The default streams are those of the communicator's device. */
+static sim_nccl_result_t find_stream(const sim_nccl_comm_t *comm, CUstream handle, sim_stream_t **stream) {
+    sim_thread_t *thread = sim_state_thread();
+    CUresult result = sim_context_retain_for_runtime(comm->device);
+    if (result != CUDA_SUCCESS) return sim_nccl_cuda_failed(result);
+    if (thread->depth == SIM_CONTEXT_DEPTH) return sim_nccl_cuda_failed(CUDA_ERROR_INVALID_CONTEXT);
+    thread->contexts[thread->depth++] = sim_state.devices[comm->device].primary.id;
+    *stream = sim_stream_find(handle);
+    thread->depth--;
+    if (*stream && (*stream)->context->device == comm->device) return SIM_NCCL_SUCCESS;
+    return sim_nccl_fail(SIM_NCCL_UNHANDLED_CUDA, "stream %p is none of device %d, on which the communicator is",
+                         (void *)handle, comm->device);
+}
+
+static sim_nccl_result_t submit(sim_nccl_comm_t *comm, sim_stream_t *stream, const sim_nccl_part_t *parts, size_t count) {
+    CUresult result = sim_nccl_submit(comm, stream, parts, count);
+    return result == CUDA_SUCCESS ? SIM_NCCL_SUCCESS : sim_nccl_cuda_failed(result);
+}
+
+/* Has one stream wait for all that another has been given so far. */
+static CUresult order(sim_stream_t *later, const sim_stream_t *earlier) {
+    const sim_op_t wait = {.kind = SIM_OP_WAIT, .stream = earlier->id, .position = earlier->submitted};
+    return sim_stream_submit(later, &wait, NULL);
+}
+
+static bool is_transfer(const request_t *request) {
+    return request->part.kind == SIM_NCCL_SEND || request->part.kind == SIM_NCCL_RECEIVE;
+}
+
+/* The group's sends and receives of one communicator are one operation: in the stream of the first of them, which waits for
+ * those of the others, as they do for it. `others`: do that for them afterwards. */
+static sim_nccl_result_t order_streams(const sim_nccl_comm_t *comm, size_t first, sim_stream_t *stream, bool afterwards) {
+    for (size_t i = first; i < group.request_count; i++) {
+        sim_stream_t *other = NULL;
+        if (group.requests[i].comm != comm->id || !is_transfer(&group.requests[i])) continue;
+        sim_nccl_result_t result = find_stream(comm, group.requests[i].stream, &other);
+        if (result != SIM_NCCL_SUCCESS) return result;
+        if (other == stream) continue;
+        if (other->capture || stream->capture)
+            return sim_nccl_fail(SIM_NCCL_INVALID_USAGE,
+                                 "sends and receives of a group are captured on several streams; use one");
+        CUresult ordered = afterwards ? order(other, stream) : order(stream, other);
+        if (ordered != CUDA_SUCCESS) return sim_nccl_cuda_failed(ordered);
+    }
+    return SIM_NCCL_SUCCESS;
+}
+
+static sim_nccl_result_t submit_transfers(sim_nccl_comm_t *comm, size_t first) {
+    sim_stream_t *stream = NULL;
+    size_t count = 0;
+    sim_nccl_part_t *parts = malloc((group.request_count - first) * sizeof *parts);
+    if (!parts) return sim_nccl_fail(SIM_NCCL_SYSTEM, "no memory");
+    sim_nccl_result_t result = find_stream(comm, group.requests[first].stream, &stream);
+    if (result == SIM_NCCL_SUCCESS) result = order_streams(comm, first, stream, false);
+    for (size_t i = first; i < group.request_count; i++) {
+        if (group.requests[i].comm != comm->id || !is_transfer(&group.requests[i])) continue;
+        parts[count++] = group.requests[i].part;
+        group.requests[i].done = true;
+    }
+    if (result == SIM_NCCL_SUCCESS) result = submit(comm, stream, parts, count);
+    if (result == SIM_NCCL_SUCCESS) result = order_streams(comm, first, stream, true);
+    free(parts);
+    return result;
+}
+
+static sim_nccl_result_t submit_request(size_t which) {
+    request_t *request = &group.requests[which];
+    sim_nccl_comm_t *comm = NULL;
+    sim_stream_t *stream = NULL;
+    sim_nccl_result_t result = sim_nccl_require((sim_nccl_handle_t)(uintptr_t)request->comm, &comm);
+    if (result != SIM_NCCL_SUCCESS) return result;
+    if (is_transfer(request)) return submit_transfers(comm, which);
+    request->done = true;
+    result = find_stream(comm, request->stream, &stream);
+    return result == SIM_NCCL_SUCCESS ? submit(comm, stream, &request->part, 1) : result;
+}
+
+/* Sends and receives first, whatever the order of the calls was: the same order on all ranks. */
+static sim_nccl_result_t submit_all(void) {
+    sim_nccl_result_t result = SIM_NCCL_SUCCESS;
+    for (int transfers = 1; transfers >= 0; transfers--) {
+        for (size_t i = 0; i < group.request_count && result == SIM_NCCL_SUCCESS; i++) {
+            if (!group.requests[i].done && is_transfer(&group.requests[i]) == transfers) result = submit_request(i);
+        }
+    }
+    return result;
+}
+
+sim_nccl_result_t sim_nccl_group_add(sim_nccl_comm_t *comm, CUstream stream, const sim_nccl_part_t *part) {
+    sim_nccl_group_begin();
+    request_t *grown = realloc(group.requests, (group.request_count + 1) * sizeof *grown);
+    if (grown) {
+        grown[group.request_count++] = (request_t){.comm = comm->id, .stream = stream, .part = *part};
+        group.requests = grown;
+    } else {
+        sim_nccl_group_failed(sim_nccl_fail(SIM_NCCL_SYSTEM, "no memory"));
+    }
+    return sim_nccl_group_finish();
+}
+
+/* ---- groups ---- */
+
+void sim_nccl_group_begin(void) { group.depth++; }
+
+sim_nccl_result_t sim_nccl_group_failed(sim_nccl_result_t result) {
+    if (group.depth && group.error == SIM_NCCL_SUCCESS) group.error = result;
+    return result;
+}
+
+/* Nothing of a group that has failed is submitted. What is done without the lock uses copies. */
+sim_nccl_result_t sim_nccl_group_finish(void) {
+    if (--group.depth) return group.error;
+    sim_nccl_result_t result = group.error;
+    if (group.making_count) {
+        sim_nccl_result_t made = finish_makings(group.makings, group.making_count);
+        if (result == SIM_NCCL_SUCCESS) result = made;
+    }
+    if (result == SIM_NCCL_SUCCESS) result = submit_all();
+    free(group.makings);
+    free(group.requests);
+    group = (group_t){0};
+    return result;
+}
+
+sim_nccl_result_t sim_nccl_group_start(void) {
+    sim_nccl_group_begin();
+    return SIM_NCCL_SUCCESS;
+}
+
+sim_nccl_result_t sim_nccl_group_end(void) {
+    if (!group.depth) return sim_nccl_fail(SIM_NCCL_INVALID_USAGE, "there was no ncclGroupStart before");
+    return sim_nccl_group_finish();
+}
+
+sim_nccl_result_t sim_nccl_group_simulate_end(void *information) {
+    (void)information;
+    if (group.depth) { /* the group is over, and does nothing */
+        group.error = SIM_NCCL_INVALID_USAGE;
+        sim_nccl_group_finish();
+    }
+    return sim_nccl_refuse("ncclGroupSimulateEnd");
+}

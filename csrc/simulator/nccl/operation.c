@@ -1,0 +1,107 @@
+#include "simulator/nccl/operation.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "simulator/nccl/collective.h"
+#include "simulator/nccl/exchange.h"
+#include "simulator/nccl/transfer.h"
+#include "simulator/streams/stream.h"
+#include "simulator/work/task.h"
+
+struct sim_nccl_operation {
+    sim_task_t task;
+    sim_nccl_comm_t *comm;
+    sim_nccl_operation_t *next; /* in the communicator's order */
+    bool queued;
+    size_t count; /* one collective, or any number of sends and receives */
+    sim_nccl_part_t parts[];
+};
+
+static void enqueue(sim_nccl_operation_t *operation) {
+    sim_nccl_comm_t *comm = operation->comm;
+    operation->queued = true;
+    if (comm->last)
+        comm->last->next = operation;
+    else
+        comm->first = operation;
+    comm->last = operation;
+}
+
+static void dequeue(sim_nccl_operation_t *operation) {
+    sim_nccl_comm_t *comm = operation->comm;
+    sim_nccl_operation_t *previous = NULL;
+    if (!operation->queued) return;
+    for (sim_nccl_operation_t *at = comm->first; at != operation; at = at->next) previous = at;
+    if (previous)
+        previous->next = operation->next;
+    else
+        comm->first = operation->next;
+    if (comm->last == operation) comm->last = previous;
+    operation->queued = false;
+    sim_state_changed();
+}
+
+static CUresult do_parts(const sim_nccl_turn_t *turn, const sim_nccl_operation_t *operation) {
+    const sim_nccl_part_t *first = &operation->parts[0];
+    if (first->kind == SIM_NCCL_SEND || first->kind == SIM_NCCL_RECEIVE)
+        return sim_nccl_transfer_work(turn, operation->parts, operation->count);
+    return sim_nccl_collective_work(turn, first);
+}
+
+/* The other ranks would wait for ever for what this one left undone. */
+static void tell_failure(const sim_nccl_turn_t *turn, const sim_nccl_operation_t *operation, CUresult result) {
+    const sim_nccl_exchange_t *exchange = &turn->comm->exchange;
+    const char *name = sim_nccl_kind_name(operation->parts[0].kind);
+    if (turn->comm->aborted || sim_state.stopping) return;
+    if (result == CUDA_SUCCESS && sim_state_goes_on(turn->stream)) return;
+    atomic_store(&sim_nccl_seat(exchange, exchange->rank)->presence, SIM_NCCL_FAILED);
+    sim_nccl_announce(exchange);
+    sim_nccl_comm_fail(turn->comm, SIM_NCCL_UNHANDLED_CUDA,
+                       "%s: the work of rank %u on device %d failed: %s; abort the communicator with ncclCommAbort", name,
+                       exchange->rank, turn->comm->device,
+                       result == CUDA_ERROR_ILLEGAL_ADDRESS ? "memory that it touches is not mapped (paused, or freed)"
+                                                            : "its context has an error, or was destroyed");
+}
+
+static CUresult work(sim_stream_t *stream, sim_task_t *task) {
+    sim_nccl_operation_t *operation = (sim_nccl_operation_t *)task;
+    sim_nccl_comm_t *comm = operation->comm;
+    const sim_nccl_turn_t turn = {.stream = stream, .comm = comm};
+    CUresult result = CUDA_SUCCESS;
+    if (comm->destroyed && sim_state_goes_on(stream) && !operation->queued) return CUDA_ERROR_LAUNCH_FAILED;
+    while (sim_nccl_goes_on(&turn) &&
+           (comm->busy || comm->error != SIM_NCCL_SUCCESS || (operation->queued && comm->first != operation)))
+        pthread_cond_wait(&sim_state.changed, &sim_state.lock);
+    if (sim_nccl_goes_on(&turn)) {
+        comm->busy = true;
+        result = do_parts(&turn, operation);
+        comm->busy = false;
+        tell_failure(&turn, operation, result);
+        sim_state_changed();
+    }
+    dequeue(operation);
+    return result;
+}
+
+static void destroy(sim_task_t *task) {
+    sim_nccl_operation_t *operation = (sim_nccl_operation_t *)task;
+    dequeue(operation);
+    sim_nccl_comm_release(operation->comm);
+    free(operation);
+}
+
+CUresult sim_nccl_submit(sim_nccl_comm_t *comm, sim_stream_t *stream, const sim_nccl_part_t *parts, size_t count) {
+    sim_nccl_operation_t *operation = calloc(1, sizeof *operation + count * sizeof *parts);
+    if (!operation) return CUDA_ERROR_OUT_OF_MEMORY;
+    operation->task = (sim_task_t){.references = 1, .work = work, .destroy = destroy};
+    operation->comm = comm;
+    operation->count = count;
+    memcpy(operation->parts, parts, count * sizeof *parts);
+    sim_nccl_comm_retain(comm);
+    const sim_op_t op = {.kind = SIM_OP_TASK, .task = &operation->task};
+    if (!stream->capture) enqueue(operation);
+    CUresult result = sim_stream_submit(stream, &op, NULL);
+    sim_task_release(&operation->task);
+    return result;
+}
