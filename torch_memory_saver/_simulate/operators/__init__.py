@@ -7,6 +7,8 @@ their locks and Python's interpreter lock are out of it: an operator needs none 
 - ``install`` replaces the CUDA implementations; ``table`` chooses which, and says what is special about one.
 - ``launch`` is what an operator's call does: checks, allocates the results, and enqueues the request.
 - ``results`` finds out what an operator returns without running it.
+- ``refusals`` is what PyTorch's meta implementations do not refuse.
+- ``composed`` has those without a CPU implementation, made of others.
 - ``special`` has the operators that need more than their CPU implementation; ``originals`` has PyTorch's own of a few.
 - ``wire`` is what both processes know: how a tensor is described.
 - ``native`` calls the simulated GPU; ``start`` starts the device process, and ``device_process`` is what runs in it.

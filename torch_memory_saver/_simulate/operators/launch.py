@@ -30,11 +30,11 @@ def ensure_started() -> None:
 class Call:
     """The arguments of one call as the device process gets them, and the memory that it touches."""
 
-    def __init__(self) -> None:
+    def __init__(self, host_tensors: bool = False) -> None:
         self.shapes: list[Shape] = []
         self.operands: list[native.Operand] = []
         self.device: torch.device | None = None
-        self.host_tensors = False
+        self._host_tensors = host_tensors  # whether tensors of the host, with dimensions, may be among the arguments
 
     def take(self, value: Any, written: bool = False) -> Any:
         """An argument, tensors replaced."""
@@ -45,12 +45,18 @@ class Call:
         if isinstance(value, torch.Generator):
             return None
         if isinstance(value, torch.device):
+            self._create_on(value)
             return torch.device("cpu")
         return value
 
+    def _create_on(self, device: torch.device) -> None:
+        """Where the results of an operator without tensors lie."""
+        if self.device is None and device.type == "cuda":
+            index = torch.cuda.current_device() if device.index is None else device.index
+            self.device = torch.device("cuda", index)
+
     def _take_tensor(self, tensor: torch.Tensor, written: bool) -> Any:
-        if tensor.device.type == "cpu":
-            self.host_tensors = self.host_tensors or tensor.dim() > 0
+        if tensor.device.type == "cpu" and not written and (tensor.dim() == 0 or self._host_tensors):
             return Value(tensor.tolist(), tensor.dtype)
         if self.device is None:
             self.device = tensor.device
@@ -132,6 +138,7 @@ class _Schema:
         #: For each value returned: the argument that it is, or None if it is new.
         self.returned = [self._argument_of(each, arguments) for each in operator._schema.returns]
         self.random = torch.Tag.nondeterministic_seeded in operator.tags or "generator" in self.names
+        self.host_tensors = self.name.partition(".")[0] in table.TAKES_HOST_TENSORS
         self.dynamic = torch.Tag.dynamic_output_shape in operator.tags or self.name in table.SHAPED_AS_ON_CPU
 
     @staticmethod
@@ -154,14 +161,23 @@ def kernel_of(operator: Any) -> Callable[..., Any]:
         given = dict(zip(schema.names, arguments, strict=False)) | keywords
         if not schema.dynamic:
             try:
-                expected = results.infer(operator, arguments, keywords) if infers else None
-                return _enqueue(schema, given, arguments, keywords, expected)
+                return _enqueue(schema, given, arguments, keywords, _infer(operator, infers, arguments, keywords))
             except DependsOnValues:
                 pass
         return _ask(schema, given, arguments, keywords)
 
     kernel.__name__ = schema.name
     return kernel
+
+
+def _infer(operator: Any, needed: bool, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """What the operator returns. Not needed of one that only writes to its arguments, which is refused here all the same."""
+    try:
+        return results.infer(operator, arguments, keywords)
+    except DependsOnValues:
+        if needed:
+            raise
+        return None
 
 
 def _wrap(schema: _Schema, place: int, value: Any, arguments: tuple[Any, ...]) -> Any:
@@ -185,7 +201,7 @@ def _enqueue(
     """The call of an operator of which it is known what it returns."""
     if schema.is_out:
         _resize([given[each] for each in schema.returned if each is not None], expected)
-    call = Call()
+    call = Call(schema.host_tensors)
     taken, named = _take(call, schema, arguments, keywords)
     several = isinstance(expected, list) and len(schema.returned) > 1
     values = []
@@ -250,7 +266,7 @@ def _allocate(expected: Any, call: Call) -> Any:
 
 def _ask(schema: _Schema, given: dict[str, Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Runs an operator and waits, to find out what it returns; then its results are copied to memory of the device."""
-    call = Call()
+    call = Call(schema.host_tensors)
     taken, named = _take(call, schema, arguments, keywords)
     if schema.is_out:  # they get their sizes afterwards
         fresh = {each: Fresh(given[each].dtype) for each in schema.returned if each is not None}

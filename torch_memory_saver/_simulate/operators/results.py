@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torch_memory_saver._simulate.operators.refusals import refuse_overlaps, to_one_element, try_types
+
 __all__ = ["DependsOnValues", "Result", "clear", "infer"]
 
 _REMEMBERED = 20_000
@@ -44,7 +46,7 @@ def infer(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -
         DependsOnValues: See there.
         Exception: What the operator raises for such arguments.
     """
-    key = (operator, torch.get_default_dtype(), _key(arguments), _key(keywords))
+    key = (operator, torch.get_default_dtype(), _key(arguments), _key(keywords), _overlaps(arguments, keywords))
     try:
         found = _known.get(key)
     except TypeError:  # an argument without a hash
@@ -69,9 +71,34 @@ def _key(value: Any) -> Any:
     return value if value is None else (type(value), value)
 
 
+def _overlaps(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
+    """Which tensors share a storage, and where they begin in it: operators refuse some overlaps."""
+    tensors = [each for each in (*arguments, *keywords.values()) if isinstance(each, torch.Tensor)]
+    storages = [each.untyped_storage().data_ptr() for each in tensors]
+    if len(set(storages)) == len(storages):
+        return ()
+    return tuple([(storages.index(at), each.storage_offset()) for at, each in zip(storages, tensors, strict=True)])
+
+
 def _compute(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     if operator._schema.name.startswith("aten::_foreach_"):
         return _compute_of_lists(operator, arguments, keywords)
+    if torch.Tag.pointwise not in operator.tags:
+        return _compute_with_outputs(operator, arguments, keywords)
+    refuse_overlaps(operator, arguments, keywords)
+    small = try_types(operator, arguments, keywords)
+    found = _compute_with_outputs(operator, arguments, keywords)
+    return found._replace(dtype=small.dtype) if _is_tensor(small) and isinstance(found, Result) else found
+
+
+def _compute_with_outputs(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    outputs = {each.name for each in operator._schema.arguments if each.is_out and each.name in keywords}
+    if outputs and not _have_sizes(outputs, keywords, found := _ask_meta(operator, arguments, _emptied(outputs, keywords))):
+        return found  # they are resized, with the warning that is theirs
+    return _ask_meta(operator, arguments, keywords)
+
+
+def _ask_meta(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     storages: dict[int, torch.Tensor] = {}
     try:
         returned = operator(*_to_meta(arguments, storages), **_to_meta(keywords, storages))
@@ -80,10 +107,28 @@ def _compute(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]
     return _describe(returned)
 
 
+def _emptied(outputs: set[str], keywords: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with empty tensors for those of out=, which any operator can resize."""
+    empty = {
+        each: torch.empty(0, dtype=keywords[each].dtype, device="meta") for each in outputs if _is_tensor(keywords[each])
+    }
+    return keywords | empty
+
+
+def _have_sizes(outputs: set[str], keywords: dict[str, Any], expected: Any) -> bool:
+    """Whether the tensors of out= have the sizes that they are to have."""
+    sizes = [each.size for each in (expected if isinstance(expected, list) else [expected]) if isinstance(each, Result)]
+    return sizes == [tuple(each.shape) for name, each in keywords.items() if name in outputs and _is_tensor(each)]
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
 def _compute_of_lists(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """These have no meta implementations. What is returned has the shapes of the first list; the types come from one element
     of each."""
-    small = operator(*_to_one_element(arguments), **_to_one_element(keywords))
+    small = operator(*to_one_element(arguments), **to_one_element(keywords))
     if not isinstance(small, (list, tuple)):
         raise DependsOnValues(operator._schema.name)
     described = []
@@ -92,16 +137,6 @@ def _compute_of_lists(operator: Any, arguments: tuple[Any, ...], keywords: dict[
         size = () if tensor.dim() < like.dim() else tuple(like.shape)  # norms reduce
         described.append(Result(size, tuple(dense.stride()) if size else (), tensor.dtype))
     return described
-
-
-def _to_one_element(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return torch.ones([1] * value.dim(), dtype=value.dtype)
-    if isinstance(value, (list, tuple)):
-        return [_to_one_element(each) for each in value]
-    if isinstance(value, dict):
-        return {name: _to_one_element(each) for name, each in value.items()}
-    return value
 
 
 def _meta(tensor: torch.Tensor, storages: dict[int, torch.Tensor]) -> torch.Tensor:
@@ -122,7 +157,11 @@ def _meta(tensor: torch.Tensor, storages: dict[int, torch.Tensor]) -> torch.Tens
 
 def _to_meta(value: Any, storages: dict[int, torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
-        return _meta(value, storages) if value.device.type == "cuda" or value.dim() else value
+        return (
+            value
+            if value.device.type == "meta" or not (value.device.type == "cuda" or value.dim())
+            else _meta(value, storages)
+        )
     if isinstance(value, (list, tuple)):
         return [_to_meta(each, storages) for each in value]
     if isinstance(value, dict):

@@ -8,6 +8,7 @@ import torch
 
 from torch_memory_saver._simulate.operators import originals
 from torch_memory_saver._simulate.operators.launch import Call, settings
+from torch_memory_saver._simulate.operators.refusals import is_dense
 from torch_memory_saver._simulate.operators.wire import Operation
 
 __all__ = ["choose_simulated_paths", "install"]
@@ -43,15 +44,5 @@ def _is_plain(to: torch.Tensor, source: torch.Tensor) -> bool:
         and to.shape == source.shape
         and to.is_conj() == source.is_conj()
         and to.is_neg() == source.is_neg()
-        and ((to.is_contiguous() and source.is_contiguous()) or (to.stride() == source.stride() and _is_dense(to)))
+        and ((to.is_contiguous() and source.is_contiguous()) or (to.stride() == source.stride() and is_dense(to)))
     )
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements are all that lies between the first and the last, in any order."""
-    expected = 1
-    for step, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if length != 1 and step != expected:
-            return False
-        expected *= length
-    return True

@@ -7,10 +7,28 @@ from typing import Any
 
 import torch
 
-__all__ = ["SHAPED_AS_ON_CPU", "operators"]
+__all__ = ["SHAPED_AS_ON_CPU", "TAKES_HOST_TENSORS", "has_cpu_implementation", "operators"]
 
 #: The CPU's implementation returns other shapes than CUDA's, and its backward wants those.
 SHAPED_AS_ON_CPU = frozenset(("aten::_embedding_bag", "aten::_embedding_bag_forward_only"))
+
+#: Tensors of the host may be among their arguments: indices and lengths. Others take none with dimensions.
+TAKES_HOST_TENSORS = frozenset(
+    (
+        "aten::_ctc_loss",
+        "aten::_ctc_loss_backward",
+        "aten::_foreach_addcdiv",
+        "aten::_foreach_addcdiv_",
+        "aten::_foreach_addcmul",
+        "aten::_foreach_addcmul_",
+        "aten::_index_put_impl_",
+        "aten::_unsafe_index",
+        "aten::_unsafe_index_put",
+        "aten::index",
+        "aten::index_put",
+        "aten::index_put_",
+    )
+)
 
 #: They allocate, name storage or look at a tensor's description; or PyTorch's own implementation needs only copies and
 #: fills.
@@ -53,6 +71,12 @@ def operators() -> Iterator[Any]:
         operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
         if not _is_view(operator):
             yield operator
+
+
+def has_cpu_implementation(operator: Any) -> bool:
+    """Whether the device process can do it: by an implementation for the CPU, or for all devices."""
+    found: bool = torch._C._dispatch_has_computed_kernel_for_dispatch_key(operator.name(), "CPU")
+    return found
 
 
 def _is_view(operator: Any) -> bool:

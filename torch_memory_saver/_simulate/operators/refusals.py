@@ -1,0 +1,82 @@
+"""What an operator refuses, and its meta implementation does not: so that it is refused at the call, not on the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["TypeNotImplemented", "is_dense", "refuse_overlaps", "to_one_element", "try_types"]
+
+
+_SINGLE = " single memory location. Please clone() the tensor before performing the operation."
+
+
+class TypeNotImplemented(NotImplementedError):
+    """The operator is not implemented for these types."""
+
+
+def refuse_overlaps(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    """Raises what the operator raises for them. The meta implementations do not: their tensors have no addresses."""
+    given = dict(zip([each.name for each in operator._schema.arguments], arguments, strict=False)) | keywords
+    tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
+    for each in operator._schema.arguments:
+        if each.alias_info is None or not each.alias_info.is_write or each.name not in tensors:
+            continue
+        written = tensors[each.name]
+        if any(step == 0 and length > 1 for step, length in zip(written.stride(), written.shape, strict=True)):
+            raise RuntimeError("unsupported operation: more than one element of the written-to tensor refers to a" + _SINGLE)
+        if any(_overlap_partly(written, other) for other in tensors.values()):
+            raise RuntimeError(
+                "unsupported operation: some elements of the input tensor and the written-to tensor refer to a" + _SINGLE
+            )
+
+
+def _overlap_partly(first: torch.Tensor, second: torch.Tensor) -> bool:
+    if not (is_dense(first) and is_dense(second)):
+        return False  # too hard to know, for PyTorch as well
+    at, other = first.data_ptr(), second.data_ptr()
+    end, other_end = at + first.nbytes, other + second.nbytes
+    if (at, end) == (other, other_end):
+        return bool(first.stride() != second.stride())
+    return bool(at < other_end and other < end)
+
+
+def try_types(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """What a pointwise operator returns for one element of each argument, None if it should not be run. Its types are those
+    of the whole result; those of the meta implementations are not always.
+
+    Raises:
+        Exception: What the operator raises for types of arguments. The meta implementations take more of them.
+    """
+    if torch.Tag.nondeterministic_seeded in operator.tags or operator._schema.name.startswith("aten::_foreach_"):
+        return None
+    outputs = {each.name: torch.empty(0, dtype=keywords[each.name].dtype) for each in _outputs(operator, keywords)}
+    try:
+        return operator(*to_one_element(arguments), **(to_one_element(keywords) | outputs))
+    except NotImplementedError as error:
+        raise TypeNotImplemented(str(error)) from None
+
+
+def _outputs(operator: Any, keywords: dict[str, Any]) -> list[Any]:
+    return [each for each in operator._schema.arguments if each.is_out and isinstance(keywords.get(each.name), torch.Tensor)]
+
+
+def to_one_element(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.ones([1] * value.dim(), dtype=value.dtype)
+    if isinstance(value, (list, tuple)):
+        return [to_one_element(each) for each in value]
+    if isinstance(value, dict):
+        return {name: to_one_element(each) for name, each in value.items()}
+    return value
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements are all that lies between the first and the last, in any order."""
+    expected = 1
+    for step, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if length != 1 and step != expected:
+            return False
+        expected *= length
+    return True
