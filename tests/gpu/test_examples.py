@@ -18,6 +18,7 @@ CALLS: dict[str, list[str]] = {
     "disk_backup.py": ["--gib", "0.5"],
     "cuda_graph.py": ["--gib", "0.5"],
     "preload.py": ["--gib", "0.5"],
+    "simulated_training.py": [],
     "rl_colocate.py": ["--weights-gb", "0.5", "--kv-gib", "1", "--width", "2048", "--skip-search"],
 }
 #: With the defaults, on a simulated machine of its own, as the command `simulate` has it where nothing is said.
