@@ -276,6 +276,16 @@ def test_attention_computes_and_learns_as_on_the_cpu(options: dict[str, Any]) ->
     torch.testing.assert_close(gradients(Attention(), [each.cuda() for each in inputs]), gradients(Attention(), inputs))
 
 
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("loss", [functional.mse_loss, functional.smooth_l1_loss, functional.huber_loss, functional.l1_loss])
+def test_losses_have_the_shape_that_is_asked_for(loss: Callable[..., torch.Tensor], reduction: str) -> None:
+    values = torch.linspace(-2, 2, 12).reshape(4, 3)
+    expected = loss(values, torch.ones(4, 3), reduction=reduction)
+    found = loss(values.cuda(), torch.ones(4, 3, device="cuda"), reduction=reduction)
+    torch.cuda.synchronize()
+    assert_same(found.cpu(), expected, loss)
+
+
 def test_tensors_are_exchanged_without_a_copy() -> None:
     tensor = torch.arange(5, device="cuda")
     torch.from_dlpack(tensor).add_(1)

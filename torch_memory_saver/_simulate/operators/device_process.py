@@ -112,7 +112,9 @@ class _Operator:
         for other in overloads.overloads():
             arguments = getattr(overloads, other)._schema.arguments
             outputs = [each.name for each in arguments if each.is_out]
-            if outputs and [(each.name, str(each.type)) for each in arguments if not each.is_out] == wanted:
+            # A loss with out= resizes its result to what it has before the reduction.
+            is_loss = "reduction" in [each.name for each in arguments]
+            if outputs and not is_loss and [(each.name, str(each.type)) for each in arguments if not each.is_out] == wanted:
                 self.write, self.outputs = getattr(overloads, other), outputs
 
 
@@ -165,8 +167,9 @@ class Server:
             try:
                 operator.write(*given, **named, **to)
                 return None
-            except RuntimeError:
-                pass  # the CPU's results have another type or shape than CUDA's: they are converted below
+            except RuntimeError:  # the CPU's results have another type or shape than CUDA's: they are converted below
+                tensors = self._tensors(shapes)  # the attempt may have resized them
+                given, named = _fill(arguments, tensors), _fill(keywords or {}, tensors)
         _seed(generator_seed)
         values = operator.call(*given, **named)
         if results is None:
@@ -220,7 +223,8 @@ class Server:
         torch.set_default_dtype(settings.default_dtype)
         if torch.get_num_threads() != settings.threads:
             torch.set_num_threads(settings.threads)
-        torch.use_deterministic_algorithms(settings.deterministic, warn_only=True)
+        # torch.use_deterministic_algorithms imports the compiler, which takes a second.
+        torch._C._set_deterministic_algorithms(settings.deterministic, warn_only=True)
 
 
 def _seed(seed: int | None) -> None:
