@@ -35,6 +35,10 @@
     X(usage)                                                                                                                \
     X(take_memory)                                                                                                          \
     X(launch_add)                                                                                                           \
+    X(attach_device_process)                                                                                                \
+    X(run_operator)                                                                                                         \
+    X(ask_operator)                                                                                                         \
+    X(free_answer)                                                                                                          \
     X(kernels_launched)                                                                                                     \
     X(kernels_skipped)                                                                                                      \
     X(skip_kernels)                                                                                                         \

@@ -56,7 +56,10 @@ class Memory:
         self._placed: dict[int, tuple[int, int, int]] = {}
 
     def add_file(self, name: int, descriptor: int) -> None:
-        self._files[name] = descriptor
+        """Takes the descriptor over. The file is opened anew: the one that was sent may hold a lock, which says that a
+        process uses exported memory, and this process's use must not count."""
+        self._files[name] = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR)
+        os.close(descriptor)
 
     def place(self, start: int, span: int, address: int, size: int, file: int, offset: int) -> None:
         """Maps `size` bytes of a file where the program has them, in its range of `span` bytes at `start`."""

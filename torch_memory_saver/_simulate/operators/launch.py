@@ -159,7 +159,7 @@ def kernel_of(operator: Any) -> Callable[..., Any]:
         if schema.wraps_numbers:
             arguments = tuple([_wrap(schema, place, value, arguments) for place, value in enumerate(arguments)])
         given = dict(zip(schema.names, arguments, strict=False)) | keywords
-        if not schema.dynamic:
+        if not schema.dynamic or _is_indexed_by_integers(schema, given):
             try:
                 return _enqueue(schema, given, arguments, keywords, _infer(operator, infers, arguments, keywords))
             except DependsOnValues:
@@ -168,6 +168,12 @@ def kernel_of(operator: Any) -> Callable[..., Any]:
 
     kernel.__name__ = schema.name
     return kernel
+
+
+def _is_indexed_by_integers(schema: _Schema, given: dict[str, Any]) -> bool:
+    """Only masks make the shape of what is indexed depend on values."""
+    masks = (torch.bool, torch.uint8)
+    return schema.name in table.INDEXING and not any(each is not None and each.dtype in masks for each in given["indices"])
 
 
 def _infer(operator: Any, needed: bool, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:

@@ -7,10 +7,13 @@ from typing import Any
 
 import torch
 
-__all__ = ["SHAPED_AS_ON_CPU", "TAKES_HOST_TENSORS", "has_cpu_implementation", "operators"]
+__all__ = ["INDEXING", "SHAPED_AS_ON_CPU", "TAKES_HOST_TENSORS", "has_cpu_implementation", "operators"]
 
 #: The CPU's implementation returns other shapes than CUDA's, and its backward wants those.
 SHAPED_AS_ON_CPU = frozenset(("aten::_embedding_bag", "aten::_embedding_bag_forward_only"))
+
+#: Their results have shapes that depend on values only where they are indexed by masks.
+INDEXING = frozenset(("aten::index.Tensor", "aten::index.Tensor_out", "aten::_unsafe_index.Tensor"))
 
 #: Tensors of the host may be among their arguments: indices and lengths. Others take none with dimensions.
 TAKES_HOST_TENSORS = frozenset(
