@@ -24,9 +24,13 @@ typedef struct operator {
     sim_reply_t reply;
 } operator_t;
 
+typedef struct pin {
+    sim_mapping_t *mapping;
+} pin_t;
+
 /* The mappings that an operator touches, pinned, and where they lie. */
 typedef struct pinned {
-    sim_mapping_t **mappings;
+    pin_t *pins;
     sim_placed_t *places;
     int *descriptors;
     size_t count, capacity;
@@ -35,20 +39,20 @@ typedef struct pinned {
 static bool grow(pinned_t *pinned) {
     if (pinned->count < pinned->capacity) return true;
     size_t capacity = pinned->capacity ? 2 * pinned->capacity : FIRST_CAPACITY;
-    void *mappings = realloc(pinned->mappings, capacity * sizeof *pinned->mappings);
-    if (mappings) pinned->mappings = mappings;
+    void *pins = realloc(pinned->pins, capacity * sizeof *pinned->pins);
+    if (pins) pinned->pins = pins;
     void *places = realloc(pinned->places, capacity * sizeof *pinned->places);
     if (places) pinned->places = places;
     void *descriptors = realloc(pinned->descriptors, capacity * sizeof *pinned->descriptors);
     if (descriptors) pinned->descriptors = descriptors;
-    if (!mappings || !places || !descriptors) return false;
+    if (!pins || !places || !descriptors) return false;
     pinned->capacity = capacity;
     return true;
 }
 
 static void unpin(pinned_t *pinned) {
-    for (size_t i = 0; i < pinned->count; i++) sim_memory_unpin(pinned->mappings[i]);
-    free(pinned->mappings);
+    for (size_t i = 0; i < pinned->count; i++) sim_memory_unpin(pinned->pins[i].mapping);
+    free(pinned->pins);
     free(pinned->places);
     free(pinned->descriptors);
     *pinned = (pinned_t){0};
@@ -76,7 +80,7 @@ static CUresult pin_operand(const sim_context_t *context, const tms_sim_operand_
         if (!grow(pinned)) return CUDA_ERROR_OUT_OF_MEMORY;
         sim_mapping_t *mapping = sim_memory_pin(at, &bytes, 1U << context->device, operand->written != 0, context);
         if (!mapping) return CUDA_ERROR_ILLEGAL_ADDRESS;
-        pinned->mappings[pinned->count++] = mapping;
+        pinned->pins[pinned->count++].mapping = mapping;
         if (!place(mapping, &pinned->places[pinned->count - 1], &pinned->descriptors[pinned->count - 1]))
             return CUDA_ERROR_OPERATING_SYSTEM;
         at += bytes;
