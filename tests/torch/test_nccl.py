@@ -56,6 +56,11 @@ def test_two_processes(scenario: str, eager: str, tmp_path: Path) -> None:
         rank.check()
 
 
+def test_communicators_that_do_not_block(tmp_path: Path) -> None:
+    for rank in run_ranks("groups", tmp_path, EAGER="1", TORCH_NCCL_USE_COMM_NONBLOCKING="1"):
+        rank.check()
+
+
 def test_a_rank_that_was_killed_is_noticed(tmp_path: Path) -> None:
     waiting, killed = run_ranks("killed", tmp_path)
     assert killed.status == -signal.SIGKILL

@@ -52,6 +52,7 @@ typedef struct sim_nccl_comm {
     int reductions_made;
     sim_table_t registrations;
 
+    uint64_t making;              /* the last that was made of this one, which takes its seat before the next is made */
     struct sim_nccl_comm *parent; /* of which it is made, in the first two stages */
     uint64_t number;              /* how many were made of that, with this one */
     sim_nccl_wish_t wish;

@@ -75,6 +75,15 @@ static sim_nccl_result_t finish_makings(const making_t *makings, size_t count) {
     return result;
 }
 
+/* Of a group that has failed: not all of the ranks will come. */
+static void drop_makings(void) {
+    for (size_t i = 0; i < group.making_count; i++) {
+        sim_nccl_comm_t *comm = sim_nccl_find(group.makings[i].handle);
+        *group.makings[i].program = NULL;
+        if (comm) sim_nccl_comm_drop(comm, SIM_NCCL_ABORTED);
+    }
+}
+
 sim_nccl_result_t sim_nccl_group_setup(sim_nccl_handle_t *handle) {
     const making_t making = {.program = handle, .handle = *handle};
     if (!group.depth) return finish_makings(&making, 1);
@@ -196,14 +205,14 @@ sim_nccl_result_t sim_nccl_group_failed(sim_nccl_result_t result) {
     return result;
 }
 
-/* Nothing of a group that has failed is submitted. What is done without the lock uses copies. */
+/* Nothing of a group that has failed is made or submitted. */
 sim_nccl_result_t sim_nccl_group_finish(void) {
     if (--group.depth) return group.error;
     sim_nccl_result_t result = group.error;
-    if (group.making_count) {
-        sim_nccl_result_t made = finish_makings(group.makings, group.making_count);
-        if (result == SIM_NCCL_SUCCESS) result = made;
-    }
+    if (result != SIM_NCCL_SUCCESS)
+        drop_makings();
+    else
+        result = finish_makings(group.makings, group.making_count);
     if (result == SIM_NCCL_SUCCESS) result = submit_all();
     free(group.makings);
     free(group.requests);

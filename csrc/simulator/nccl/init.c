@@ -131,9 +131,14 @@ static sim_nccl_result_t derive(sim_nccl_comm_t *parent, sim_nccl_wish_t wish, u
     bool waits = parent->waits;
     sim_nccl_result_t result = config ? read_config(config, &waits) : SIM_NCCL_SUCCESS;
     if (result != SIM_NCCL_SUCCESS) return result;
+    if (sim_nccl_setup_child(parent))
+        return sim_nccl_fail(SIM_NCCL_INVALID_USAGE,
+                             "another communicator is being made of this one; call ncclCommGetAsyncError, or ncclGroupEnd, "
+                             "until that has succeeded");
     sim_nccl_comm_t *comm = sim_nccl_comm_new(parent->device, waits);
     if (!comm) return sim_nccl_fail(SIM_NCCL_SYSTEM, "no memory");
     sim_nccl_comm_retain(parent);
+    parent->making = comm->id;
     comm->parent = parent;
     comm->stage = SIM_NCCL_WISHING;
     comm->wish = wish;

@@ -118,3 +118,9 @@ void sim_nccl_setup_step(sim_nccl_comm_t *comm) {
             wait_for_seats(comm);
     }
 }
+
+bool sim_nccl_setup_child(const sim_nccl_comm_t *comm) {
+    sim_nccl_comm_t *child = comm->making ? sim_table_find(&sim_state.communicators, comm->making) : NULL;
+    if (child) sim_nccl_setup_step(child);
+    return child && child->stage < SIM_NCCL_JOINING;
+}

@@ -121,7 +121,7 @@ def asynchronous() -> None:
 
 
 def groups() -> None:
-    """Groups of fewer and of all ranks, which are communicators of their own."""
+    """Groups of fewer and of all ranks, which are communicators of their own, and object collectives."""
     alone = [dist.new_group([number]) for number in range(RANKS)]
     both = dist.new_group([0, 1])
     tensor = full(rank + 1)
@@ -130,6 +130,9 @@ def groups() -> None:
     dist.all_reduce(tensor, group=both)
     expect(tensor, 3)
     dist.barrier(group=both)
+    objects: list[object] = [None, None]
+    dist.all_gather_object(objects, {"rank": rank})
+    assert objects == [{"rank": 0}, {"rank": 1}]
     dist.destroy_process_group(both)
 
 
