@@ -1,9 +1,10 @@
 /* The simulated GPU: a CUDA driver and the part of the runtime that we and our demo need, on host memory with real bytes.
  *
  * The library (_simulated_cuda.so) exports the driver's cu* functions under the names and versions of the real libcuda, the
- * runtime's cuda* functions, and the control functions below. It is configured by TMS_SIMULATED_* variables when it is first
- * used, or by these functions in the process. One mutex guards its whole state; streams are served by one worker thread
- * each. Not linked with the core: a test that wants it points TMS_CUDA_DRIVER at it. Loading it does nothing.
+ * runtime's cuda* functions, NCCL's nccl* functions, and the control functions below. It is configured by TMS_SIMULATED_*
+ * variables when it is first used, or by these functions in the process. One mutex guards its whole state; streams are
+ * served by one worker thread each. Not linked with the core: a test that wants it points TMS_CUDA_DRIVER at it. Loading it
+ * does nothing.
  *
  * Memory is real: a reservation is mmap(PROT_NONE), physical memory a piece of its device's memfd, charged to the device's
  * budget and filled with a poison byte, a map MAP_FIXED|MAP_SHARED without access, set-access an mprotect, an unmap

@@ -163,7 +163,9 @@ class SimulateCommand(Command):
         parser.add_argument(
             "--report", action="store_true", help="print at the end of each process what it still has on the GPU"
         )
-        parser.add_argument("--trace", metavar="FILE", help="append every call of the CUDA driver and runtime to this file")
+        parser.add_argument(
+            "--trace", metavar="FILE", help="append every call of the driver, the runtime and NCCL to this file"
+        )
         parser.add_argument(
             "command", nargs=argparse.REMAINDER, help='the program and its arguments; "python" is this Python'
         )

@@ -5,12 +5,6 @@
 #include "simulator/memory/host.h"
 #include "simulator/memory/touch.h"
 
-/* Pinned host memory is there until the stream's work is done. */
-static bool is_host(uint64_t address, uint64_t bytes) {
-    const sim_host_t *host = sim_host_at(address);
-    return host && bytes <= host->bytes - (address - host->address);
-}
-
 static void touch(uint64_t address, void *into, const void *from, uint64_t bytes) {
     pthread_mutex_unlock(&sim_state.lock);
     void *place = (void *)(uintptr_t)address;
@@ -27,7 +21,10 @@ static CUresult move(const sim_stream_t *stream, uint64_t address, uint8_t *into
             pthread_cond_wait(&sim_state.changed, &sim_state.lock);
             continue;
         }
-        if (is_host(address, part)) {
+        const sim_host_t *host = sim_host_at(address);
+        if (host) { /* pinned: it is there until the stream's work is done */
+            uint64_t left = host->bytes - (address - host->address);
+            part = part < left ? part : left;
             touch(address, into, from, part);
         } else {
             sim_mapping_t *mapping =

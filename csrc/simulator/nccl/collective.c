@@ -182,9 +182,7 @@ static bool do_step(const step_t *step, CUresult *result) {
     const sim_nccl_exchange_t *exchange = &turn->comm->exchange;
     sim_nccl_seat_t *own = sim_nccl_seat(exchange, exchange->rank);
     sim_nccl_kind_t kind = step->part->kind;
-    uint64_t number = step->number, before = number > SIM_NCCL_SLOTS ? number - SIM_NCCL_SLOTS : 0;
-    /* Nobody reads any more what this slot held. */
-    if (!await(turn, kind, offsetof(sim_nccl_seat_t, taken), before)) return false;
+    uint64_t number = step->number;
     *result = give(step);
     if (*result != CUDA_SUCCESS || !sim_nccl_goes_on(turn)) return false;
     tell(turn, &own->posted, number);
@@ -198,9 +196,7 @@ static bool do_step(const step_t *step, CUresult *result) {
         if (!await(turn, kind, offsetof(sim_nccl_seat_t, reduced), number)) return false;
     }
     *result = take(step);
-    if (*result != CUDA_SUCCESS || !sim_nccl_goes_on(turn)) return false;
-    tell(turn, &own->taken, number);
-    return true;
+    return *result == CUDA_SUCCESS && sim_nccl_goes_on(turn);
 }
 
 CUresult sim_nccl_collective_work(const sim_nccl_turn_t *turn, const sim_nccl_part_t *part) {

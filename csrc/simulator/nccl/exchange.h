@@ -17,7 +17,9 @@
 enum {
     SIM_NCCL_MAX_RANKS = 64,
     SIM_NCCL_SLOT_BYTES = 256 << 10,
-    SIM_NCCL_SLOTS = 2, /* of a rank: one is written while another is read */
+    /* Of a rank: one is written while another is read. Two are enough, since a rank begins a step when all have posted their
+     * parts of the one before, and so have read what they need of the one before that. */
+    SIM_NCCL_SLOTS = 2,
 };
 
 /* Where a file is found: of which process, and which. */
@@ -54,8 +56,9 @@ typedef struct sim_nccl_seat {
     uint64_t machine;
     _Atomic(uint64_t) calls; /* collectives begun */
     sim_nccl_call_t call[2]; /* the last two of them */
-    /* Steps of the collectives: its own part is in its slot, its share is reduced, it has read what it needs. */
-    _Atomic(uint64_t) posted, reduced, taken;
+    /* Steps of the collectives: its own part is in its slot, and it has read what it needs of the step before; its share is
+     * reduced. */
+    _Atomic(uint64_t) posted, reduced;
     _Atomic(uint64_t) wishes, places; /* of communicators made out of this one */
     sim_nccl_wish_t wish[2];
     sim_nccl_place_t place[2];
