@@ -6,6 +6,8 @@ The Python blocks of a page are one program, in their order. A comment on the li
 ``<!-- test: program -->``   a program of its own begins with this block
 ``<!-- test: skip: why -->`` this block is not run
 ``<!-- test: shell -->``     this shell block is run; without a comment, a shell block is an error
+``<!-- test: torch shell -->`` this shell block is run where PyTorch's CUDA build is
+``<!-- test: file: NAME -->`` this block is a file, which the shell blocks after it find in their folder
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[\w-]*)(?P<rest>.*)$")
-_DIRECTIVE = re.compile(r"^ *<!-- test: (?P<what>setup|program|shell|skip: (?P<reason>.+?))(?: -->)?$")
+_DIRECTIVE = re.compile(
+    r"^ *<!-- test: (?P<what>setup|program|(?:torch )?shell|skip: (?P<reason>.+?)|file: (?P<file>\S+))(?: -->)?$"
+)
 _TORCH = re.compile(r"^\s*(?:import|from) torch\b(?!_)", re.MULTILINE)
 #: Languages of blocks that are no programs: what a command prints, a file's contents, a picture.
 _TEXT = ("text", "mermaid")
@@ -32,6 +36,9 @@ class Program:
     line: int
     lines: dict[int, str] = field(default_factory=dict)
     language: str = "python"
+    #: What lies in the folder where it runs.
+    files: dict[str, str] = field(default_factory=dict)
+    in_torch_shell: bool = False
 
     @property
     def name(self) -> str:
@@ -43,7 +50,7 @@ class Program:
 
     @property
     def needs_torch(self) -> bool:
-        return self.language == "python" and _TORCH.search(self.text) is not None
+        return self.in_torch_shell or (self.language == "python" and _TORCH.search(self.text) is not None)
 
 
 @dataclass(frozen=True)
@@ -74,6 +81,7 @@ class _Reader:
         self.programs: list[Program] = []
         self.skipped: list[Skipped] = []
         self.current: Program | None = None
+        self.files: dict[str, str] = {}
         self.lines = page.read_text(encoding="utf-8").splitlines()
         self.at = 0
 
@@ -118,12 +126,15 @@ class _Reader:
         language, what = fence["language"], directive["what"] if directive is not None else ""
         if directive is not None and directive["reason"]:
             self.skipped.append(Skipped(here, directive["reason"]))
+        elif directive is not None and directive["file"]:
+            self.files[directive["file"]] = "\n".join(lines) + "\n"
         elif language == "python":
             if what == "program":
                 self.current = None
             self._add(first, lines)
-        elif language == "bash" and what == "shell":
-            self.programs.append(Program(self.page, first, dict(enumerate(lines, first)), "bash"))
+        elif language == "bash" and what in ("shell", "torch shell"):
+            text, files = dict(enumerate(lines, first)), dict(self.files)
+            self.programs.append(Program(self.page, first, text, "bash", files, what == "torch shell"))
         elif language not in _TEXT or what:
             raise ValueError(
                 f"{here}: say whether this block of {language or 'no language'} runs: shell, or skip with a reason"

@@ -5,17 +5,23 @@ Those that need no PyTorch, and a list of the blocks that are not run, are in te
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from document_blocks import REPOSITORY, pages, read
+from document_blocks import REPOSITORY, Program, pages, read
+from plugin_entry import add_plugin_entry
+
+import torch_memory_saver
 
 if not (REPOSITORY / "docs").is_dir():
     pytest.skip("needs the sources: there is no docs/", allow_module_level=True)
 
-PROGRAMS = {program.name: program for page in pages() for program in read(page)[0] if program.needs_torch}
+_WITH_TORCH = [program for page in pages() for program in read(page)[0] if program.needs_torch]
+PROGRAMS = {program.name: program for program in _WITH_TORCH if program.language == "python"}
+COMMANDS = {program.name: program for program in _WITH_TORCH if program.language == "bash"}
 _RUNNER = Path(__file__).parent / "programs" / "run_documents.py"
 _TIMEOUT_S = 300
 
@@ -40,3 +46,33 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, st
 def test_a_page_runs(name: str, results: dict[str, tuple[int, str]]) -> None:
     status, printed = results[name]
     assert status == 0, f"{name}:\n{printed}"
+
+
+@pytest.fixture
+def user_environment(tmp_path: Path) -> dict[str, str]:
+    """The environment of a user's shell: without a simulated GPU, and with the installed package."""
+    ours = ("TMS_", "PYTEST", "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH")
+    result = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    add_plugin_entry(tmp_path / "site")
+    result["PYTHONPATH"] = os.pathsep.join([str(tmp_path / "site"), str(Path(torch_memory_saver.__file__).parent.parent)])
+    result["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    return result
+
+
+@pytest.mark.parametrize("program", COMMANDS.values(), ids=COMMANDS)
+def test_a_command_of_a_page_runs(program: Program, tmp_path: Path, user_environment: dict[str, str]) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    for name, text in program.files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", program.text],
+        cwd=folder,
+        env=user_environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_TIMEOUT_S,
+    )
+    print(done.stdout)
+    assert done.returncode == 0, f"{program.name}:\n{done.stdout}\n{done.stderr}"

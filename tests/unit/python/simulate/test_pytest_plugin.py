@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from built import REPOSITORY, needs_source_tree
+from built import needs_source_tree
+from plugin_entry import add_plugin_entry
 from processes import PACKAGE, TIMEOUT_S, environment
 
 from torch_memory_saver import simulate
@@ -63,12 +63,7 @@ def variables(tmp_path: Path) -> dict[str, str]:
     """The environment of a pytest that has the plugin by its entry point, and finds the folder that stands for PyTorch."""
     site = tmp_path / "site"
     make_torch(site, "13.0")
-    plugin = site / "plugin-1.dist-info"
-    plugin.mkdir()
-    (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1\n")
-    declared = re.search(r"^\[project.entry-points.pytest11\]\n(.*)$", (REPOSITORY / "pyproject.toml").read_text(), re.M)
-    assert declared is not None
-    (plugin / "entry_points.txt").write_text("[pytest11]\n" + declared[1].replace('"', "") + "\n")
+    add_plugin_entry(site)
     result = {name: value for name, value in environment(False).items() if not name.startswith(("PYTEST", "CUDA", "TMS_"))}
     paths = [str(site), str(PACKAGE.parent)]
     return result | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(paths)}
