@@ -169,6 +169,7 @@ def test_gradients_are_computed_on_two_devices_at_once() -> None:
     assert len(weights) == 4
 
 
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")
 def test_a_graph_of_two_devices_is_differentiated() -> None:
     start = torch.ones(3, device="cuda:0", requires_grad=True)
     ((start * 2).to("cuda:1") * start.to("cuda:1")).sum().to("cuda:0").backward()

@@ -25,9 +25,6 @@ enum {
     REDUCTION_FINAL = 57,
 };
 
-/* Spreads the seeds, which are small numbers, over all of them. */
-static const uint64_t seed_factor = 0x9E3779B97F4A7C15U;
-
 /* Reads a structure member after member, each aligned as its type asks. */
 typedef struct reader {
     const uint8_t *start;
@@ -169,19 +166,24 @@ static bool read_range(sim_kernel_t *kernel, void *const *arguments) {
     return true;
 }
 
-/* In a capture the generator's state is on the device and differs from replay to replay: not understood. */
-static bool read_random(sim_kernel_t *kernel, void *const *arguments) {
+/* In a capture the seed and the offset are pointers to those of the replay, and what follows is added to the offset: 32 or
+ * 64 bits, of which the lower ones tell. */
+static bool read_random(sim_kernel_t *kernel, void *const *arguments, bool captured) {
     reader_t state = {.start = arguments[ARGUMENT_STATE]}, closure = {.start = arguments[ARGUMENT_CLOSURE]};
     int64_t count;
     memcpy(&count, arguments[ARGUMENT_COUNT], sizeof count);
     kernel->count = (uint64_t)count;
     uint64_t seed = next_pointer(&state), offset = next_pointer(&state);
-    next_uint32(&state);
-    bool captured = *next(&state, 1, 1) != 0;
-    kernel->seed = seed * seed_factor + offset;
+    if (captured) {
+        kernel->seed_address = seed;
+        kernel->offset_address = offset;
+        kernel->seed = next_uint32(&state);
+    } else {
+        kernel->seed = sim_random_seed(seed, offset);
+    }
     read_pointers(&closure, kernel);
     kernel->offsets = (sim_offsets_t){.dims = 1, .sizes = {(uint32_t)count}, .strides = {{next_uint32(&closure)}}};
-    if (kernel->name.operation == SIM_RANDOM) return !captured;
+    if (kernel->name.operation == SIM_RANDOM) return true;
     /* The start of a uniform distribution is held in the type that is written. */
     bool uniform = kernel->name.operation == SIM_UNIFORM;
     sim_number_t first = next_number(&closure, kernel->name.compute);
@@ -189,10 +191,10 @@ static bool read_random(sim_kernel_t *kernel, void *const *arguments) {
     bool mean_first = kernel->name.operation == SIM_NORMAL; /* the others: range, start */
     kernel->constant = mean_first ? first : second;
     kernel->factor = mean_first ? second : first;
-    return !captured && (kernel->name.operation != SIM_RANDOM_FROM || kernel->factor.whole != 0);
+    return kernel->name.operation != SIM_RANDOM_FROM || kernel->factor.whole != 0;
 }
 
-sim_kernel_t *sim_kernel_new(const sim_kernel_name_t *name, void *const *arguments, bool *understood) {
+sim_kernel_t *sim_kernel_new(const sim_kernel_name_t *name, void *const *arguments, bool captured, bool *understood) {
     sim_kernel_t *kernel = calloc(1, sizeof *kernel);
     *understood = true;
     if (!kernel) return NULL;
@@ -209,7 +211,7 @@ sim_kernel_t *sim_kernel_new(const sim_kernel_name_t *name, void *const *argumen
     case SIM_SHAPE_STRIDED:
     case SIM_SHAPE_STRIDED_CAST: *understood = read_strided(kernel, arguments); break;
     case SIM_SHAPE_REDUCTION: *understood = read_reduction(kernel, arguments); break;
-    case SIM_SHAPE_RANDOM: *understood = read_random(kernel, arguments); break;
+    case SIM_SHAPE_RANDOM: *understood = read_random(kernel, arguments, captured); break;
     case SIM_SHAPE_INDEX: *understood = read_range(kernel, arguments); break;
     }
     for (unsigned i = 0; i <= name->inputs; i++) *understood = *understood && sim_type_bytes(kernel->operands[i].type);

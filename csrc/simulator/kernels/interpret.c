@@ -1,6 +1,7 @@
 /* Interpreting a kernel on its stream: stretch by stretch. The memory that a stretch touches is looked up and pinned under
  * the lock and computed on without it, exactly as copies do; what is not mapped then is a fault of the context. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "simulator/base/state.h"
 #include "simulator/kernels/kernel.h"
@@ -233,8 +234,29 @@ static CUresult reduction_step(const sim_context_t *context, const sim_kernel_t 
     return reached ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_ADDRESS;
 }
 
-CUresult sim_kernel_work(sim_stream_t *stream, const sim_kernel_t *kernel) {
+static bool read_word(const sim_context_t *context, uint64_t address, uint64_t *word) {
+    uint64_t bytes = sizeof *word;
+    sim_mapping_t *mapping = sim_memory_pin(address, &bytes, 1U << context->device, false, context);
+    if (!mapping) return false;
+    if (bytes == sizeof *word) memcpy(word, (const void *)(uintptr_t)address, sizeof *word);
+    sim_memory_unpin(mapping);
+    return bytes == sizeof *word;
+}
+
+/* Once a replay: the state that the generator has for it. */
+static CUresult read_random_state(const sim_context_t *context, sim_kernel_t *kernel) {
+    uint64_t seed = 0, offset = 0;
+    if (!kernel->seed_address) return CUDA_SUCCESS;
+    if (!read_word(context, kernel->seed_address, &seed) || !read_word(context, kernel->offset_address, &offset))
+        return CUDA_ERROR_ILLEGAL_ADDRESS;
+    kernel->seed = sim_random_seed(seed, offset + kernel->seed);
+    kernel->seed_address = 0;
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_kernel_work(sim_stream_t *stream, const sim_kernel_t *launched) {
     const sim_context_t *context = stream->context;
+    sim_kernel_t own = *launched, *kernel = &own; /* a graph launches the same again */
     progress_t progress = {.total = sim_operation_start(kernel)};
     CUresult result = CUDA_SUCCESS;
     while (progress.element < kernel->count && result == CUDA_SUCCESS && sim_state_goes_on(stream)) {
@@ -243,6 +265,8 @@ CUresult sim_kernel_work(sim_stream_t *stream, const sim_kernel_t *kernel) {
             continue;
         }
         bool reduces = kernel->name.shape == SIM_SHAPE_REDUCTION;
+        result = read_random_state(context, kernel);
+        if (result != CUDA_SUCCESS) break;
         result = reduces ? reduction_step(context, kernel, &progress) : elementwise_step(context, kernel, &progress);
     }
     return result;

@@ -99,19 +99,20 @@ struct sim_kernel {
         bool dense;
     } operands[SIM_KERNEL_OPERANDS]; /* the first is written */
     sim_number_t constant, factor;
-    bool negated;          /* SIM_COMPARE: not equal */
-    uint64_t seed;         /* of random numbers */
-    sim_offsets_t offsets; /* of all operands; of a reduction: of the output, and where its input starts */
-    uint64_t reduced;      /* of a reduction: elements for each output */
-    sim_offsets_t input;   /* of a reduction: within those */
-    bool accumulates;      /* of a reduction: into what is there */
+    bool negated;                          /* SIM_COMPARE: not equal */
+    uint64_t seed;                         /* of random numbers; of captured ones: what is added to the offset */
+    uint64_t seed_address, offset_address; /* of captured random numbers: on the device, where each replay has others */
+    sim_offsets_t offsets;                 /* of all operands; of a reduction: of the output, and where its input starts */
+    uint64_t reduced;                      /* of a reduction: elements for each output */
+    sim_offsets_t input;                   /* of a reduction: within those */
+    bool accumulates;                      /* of a reduction: into what is there */
 };
 
 /* kernels/registry.c: the mangled name of a registered function, or NULL. Needs no lock of the simulator's. */
 const char *sim_kernel_registered(const void *function);
 
 /* kernels/interpret.c: interprets a kernel for its stream; the lock is held, and free while bytes are touched. */
-CUresult sim_kernel_work(sim_stream_t *stream, const sim_kernel_t *kernel);
+CUresult sim_kernel_work(sim_stream_t *stream, const sim_kernel_t *launched);
 /* Work that is queued or part of a graph holds a reference to its kernel; with the lock held. NULL stays NULL. */
 sim_kernel_t *sim_kernel_retain(sim_kernel_t *kernel);
 void sim_kernel_release(sim_kernel_t *kernel);
@@ -122,8 +123,8 @@ bool sim_kernel_parse(const char *mangled, sim_kernel_name_t *name);
 bool sim_kernel_is_harmless(const char *mangled);
 
 /* kernels/arguments.c: reads the arguments, which are valid during the launch only. NULL without memory, or (`understood`
- * false) where they say something that is not interpreted. */
-sim_kernel_t *sim_kernel_new(const sim_kernel_name_t *name, void *const *arguments, bool *understood);
+ * false) where they say something that is not interpreted. `captured`: the launch is captured. */
+sim_kernel_t *sim_kernel_new(const sim_kernel_name_t *name, void *const *arguments, bool captured, bool *understood);
 
 /* kernels/elementwise.c: numbers of one type in memory, and computing with them. */
 size_t sim_type_bytes(sim_type_t type); /* 0 for a type that is not one */
@@ -148,6 +149,7 @@ sim_number_t sim_dense_reduce(const sim_kernel_t *kernel, sim_number_t total, ui
 
 /* kernels/random.c: elements `first` and on of a random kernel. They depend on the generator's state as they do on the
  * device, but are not the numbers that a device gives. */
+uint64_t sim_random_seed(uint64_t seed, uint64_t offset);
 void sim_random_numbers(const sim_kernel_t *kernel, uint64_t first, size_t count, sim_number_t *numbers);
 
 #endif

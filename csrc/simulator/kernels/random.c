@@ -12,6 +12,11 @@ static uint64_t mix(uint64_t number) {
     return number ^ (number >> 31);
 }
 
+uint64_t sim_random_seed(uint64_t seed, uint64_t offset) {
+    static const uint64_t factor = 0x9E3779B97F4A7C15U; /* spreads the seeds, which are small numbers, over all of them */
+    return seed * factor + offset;
+}
+
 /* The bits that a type holds exactly in numbers not below 0. */
 static uint64_t mask_of(sim_type_t type) {
     switch (type) {

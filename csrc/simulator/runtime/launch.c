@@ -11,6 +11,7 @@
 #include "simulator/runtime/entries.h"
 #include "simulator/simulator.h"
 #include "simulator/streams/stream.h"
+#include "simulator/work/capture.h"
 
 enum { CALL_CONFIGURATIONS = 8 }; /* launches that are being prepared at a time by one thread */
 
@@ -49,7 +50,8 @@ static CUresult launch(const void *function, void *const *arguments, CUstream ha
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
     if (!sim_kernel_parse(mangled, &name)) return refuse(mangled);
     if (!arguments) return CUDA_ERROR_INVALID_VALUE;
-    sim_kernel_t *kernel = sim_kernel_new(&name, arguments, &understood);
+    bool captured = sim_capture_state(stream) != CU_STREAM_CAPTURE_STATUS_NONE;
+    sim_kernel_t *kernel = sim_kernel_new(&name, arguments, captured, &understood);
     if (!understood) return refuse(mangled);
     if (!kernel) return CUDA_ERROR_OUT_OF_MEMORY;
     const sim_op_t op = {.kind = SIM_OP_KERNEL, .kernel = kernel};
