@@ -77,6 +77,11 @@ torch-soak: build ## the same with tensors, through PyTorch on the simulated GPU
 	$(SIMULATE) -- python tests/torch/model_torch.py --seconds $(SOAK_SECONDS) $(SOAK_ARGUMENTS)
 	$(SIMULATE) --preload -- python tests/torch/model_torch.py --seconds $(SOAK_SECONDS) $(SOAK_ARGUMENTS)
 
+OPINFO_ARGUMENTS ?=
+.PHONY: opinfo
+opinfo: build ## PyTorch's own database of operators on the simulated GPU, compared with the CPU (OPINFO_ARGUMENTS="--share 1/10 --json FILE")
+	$(SIMULATE) -- python tools/opinfo.py $(OPINFO_ARGUMENTS)
+
 .PHONY: torch-matrix
 torch-matrix: ## the same with several releases of PyTorch, each in an environment of its own that is removed
 	$(PYTHON) tools/torch_matrix.py

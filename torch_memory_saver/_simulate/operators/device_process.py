@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from torch_memory_saver._simulate.operators.precision import COMPUTED_IN_FLOAT32, in_float32
 from torch_memory_saver._simulate.operators.wire import Fresh, Place, Settings, Shape, Value, decode, encode
 
 __all__ = ["Memory", "Server", "serve"]
@@ -164,22 +165,44 @@ class Server:
         if operator is None:
             operator = self._operators[name] = _Operator(name)
         given, named = _fill(arguments, tensors), _fill(keywords or {}, tensors)
-        if results and len(results) == len(operator.outputs) and None not in results:
-            to = {each: tensors[place] for each, place in zip(operator.outputs, results, strict=True) if place is not None}
+        if results and operator.outputs and len(results) == len(operator.outputs) and name not in COMPUTED_IN_FLOAT32:
             _seed(generator_seed)
-            try:
-                operator.write(*given, **named, **to)
+            if self._write(operator, given, named, results, tensors, shapes):
                 return None
-            except RuntimeError:  # the CPU's results have another type or shape than CUDA's: they are converted below
-                tensors = self._tensors(shapes)  # the attempt may have resized them
-                given, named = _fill(arguments, tensors), _fill(keywords or {}, tensors)
+            tensors = self._tensors(shapes)  # the attempt may have resized them
+            given, named = _fill(arguments, tensors), _fill(keywords or {}, tensors)
         _seed(generator_seed)
-        values = operator.call(*given, **named)
+        values = in_float32(operator.call, given, named) if name in COMPUTED_IN_FLOAT32 else operator.call(*given, **named)
         if results is None:
             return self._keep(values)
         if results:
             self._store(tensors, results, flatten(values))
         return None
+
+    def _write(
+        self,
+        operator: _Operator,
+        given: list[Any],
+        named: dict[str, Any],
+        results: tuple[int | None, ...],
+        tensors: list[torch.Tensor],
+        shapes: tuple[Shape, ...],
+    ) -> bool:
+        """Has the operator write its results where they are to be. It cannot if the CPU's have another type or shape than
+        CUDA's."""
+        places = [place for place in results if place is not None]
+        if len(places) != len(results):
+            return False
+        to = {each: tensors[place] for each, place in zip(operator.outputs, places, strict=True)}
+        try:
+            operator.write(*given, **named, **to)
+        except RuntimeError:
+            return False
+        # It may have chosen other strides, as it does for results that it allocates.
+        if any(tensors[place].stride() != shapes[place].stride for place in places):
+            values = [each.clone() for each in to.values()]
+            self._store(self._tensors(shapes), results, values)
+        return True
 
     def _tensors(self, shapes: tuple[Shape, ...]) -> list[torch.Tensor]:
         storages: dict[int, torch.UntypedStorage] = {}

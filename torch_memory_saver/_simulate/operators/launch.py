@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torch_memory_saver._simulate.operators import native, originals, results, table
-from torch_memory_saver._simulate.operators.results import DependsOnValues, Result
+from torch_memory_saver._simulate.operators.results import DependsOnValues, Refused, Result
 from torch_memory_saver._simulate.operators.start import start
 from torch_memory_saver._simulate.operators.wire import Fresh, Operation, Place, Settings, Shape, Value, decode
 
@@ -164,6 +164,10 @@ def kernel_of(operator: Any) -> Callable[..., Any]:
                 return _enqueue(schema, given, arguments, keywords, _infer(operator, infers, arguments, keywords))
             except DependsOnValues:
                 pass
+            except Refused as refused:
+                if torch.cuda.is_current_stream_capturing():
+                    raise refused.__cause__ or refused from None
+                # The operator itself decides, and what it raises has its own words.
         return _ask(schema, given, arguments, keywords)
 
     kernel.__name__ = schema.name
@@ -241,6 +245,8 @@ def _reach(size: tuple[int, ...], stride: tuple[int, ...]) -> int:
 def _resize(outputs: list[Any], expected: Any) -> None:
     """Gives the tensors of out= the sizes that they are to have."""
     wanted = expected if isinstance(expected, list) else [expected]
+    if len(outputs) == 1 and isinstance(outputs[0], (list, tuple)):
+        outputs = list(outputs[0])
     for tensor, result in zip(outputs, wanted, strict=False):
         if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) == result.size:
             continue

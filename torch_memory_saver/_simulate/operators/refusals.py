@@ -6,14 +6,52 @@ from typing import Any
 
 import torch
 
-__all__ = ["TypeNotImplemented", "is_dense", "refuse_overlaps", "to_one_element", "try_types"]
+__all__ = [
+    "TypeNotImplemented",
+    "is_dense",
+    "refuse_overlaps",
+    "refuses_overlaps",
+    "rehearse",
+    "to_one_element",
+    "try_types",
+]
 
 
 _SINGLE = " single memory location. Please clone() the tensor before performing the operation."
 
 
+#: Not pointwise, and they refuse overlaps.
+_REFUSE_OVERLAPS = frozenset(("bernoulli", "cat", "gather", "index_select", "masked_select", "take"))
+
+#: What these refuse depends on types, shapes and numbers, and PyTorch has no meta implementation that refuses it.
+_REHEARSED = frozenset(
+    (
+        "aminmax",
+        "bernoulli_",
+        "bucketize",
+        "complex",
+        "convolution",
+        "kthvalue",
+        "linalg_solve_triangular",
+        "masked_fill_",
+        "masked_scatter_",
+        "multinomial",
+        "normal",
+        "normal_",
+        "searchsorted",
+        "uniform_",
+    )
+)
+_REHEARSED_ELEMENTS = 1 << 16
+
+
 class TypeNotImplemented(NotImplementedError):
     """The operator is not implemented for these types."""
+
+
+def refuses_overlaps(operator: Any) -> bool:
+    """Whether an operator refuses to write where it reads."""
+    return torch.Tag.pointwise in operator.tags or operator._schema.name.partition("::")[2] in _REFUSE_OVERLAPS
 
 
 def refuse_overlaps(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
@@ -26,19 +64,40 @@ def refuse_overlaps(operator: Any, arguments: tuple[Any, ...], keywords: dict[st
         written = tensors[each.name]
         if any(step == 0 and length > 1 for step, length in zip(written.stride(), written.shape, strict=True)):
             raise RuntimeError("unsupported operation: more than one element of the written-to tensor refers to a" + _SINGLE)
-        if any(_overlap_partly(written, other) for other in tensors.values()):
+        others = [other for name, other in tensors.items() if name != each.name]
+        whole = torch.Tag.pointwise not in operator.tags  # a pointwise operator may write where it reads
+        if any(_overlap_partly(written, other, whole) for other in others):
             raise RuntimeError(
                 "unsupported operation: some elements of the input tensor and the written-to tensor refer to a" + _SINGLE
             )
 
 
-def _overlap_partly(first: torch.Tensor, second: torch.Tensor) -> bool:
+def rehearse(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    """Has the CPU do the operator with ones, if that is little work: it raises what the operator refuses."""
+    name = operator._schema.name.partition("::")[2]
+    tensors = [each for each in (*arguments, *keywords.values()) if isinstance(each, torch.Tensor)]
+    if name not in _REHEARSED or sum(each.numel() for each in tensors) > _REHEARSED_ELEMENTS:
+        return
+    named = {each: _ones(value) for each, value in keywords.items()}
+    if any(each.name == "generator" for each in operator._schema.arguments):
+        named["generator"] = torch.Generator()  # the program's stays as it is
+    operator(*[_ones(each) for each in arguments], **named)
+
+
+def _ones(value: Any) -> Any:
+    return torch.ones(value.shape, dtype=value.dtype) if isinstance(value, torch.Tensor) else value
+
+
+def _overlap_partly(first: torch.Tensor, second: torch.Tensor, whole: bool) -> bool:
+    """Or are the same, with `whole`."""
+    if not first.numel() or not second.numel():
+        return False
     if not (is_dense(first) and is_dense(second)):
         return False  # too hard to know, for PyTorch as well
     at, other = first.data_ptr(), second.data_ptr()
     end, other_end = at + first.nbytes, other + second.nbytes
     if (at, end) == (other, other_end):
-        return bool(first.stride() != second.stride())
+        return whole or bool(first.stride() != second.stride())
     return bool(at < other_end and other < end)
 
 

@@ -11,15 +11,25 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_memory_saver._simulate.operators.refusals import refuse_overlaps, to_one_element, try_types
+from torch_memory_saver._simulate.operators.refusals import (
+    refuse_overlaps,
+    refuses_overlaps,
+    rehearse,
+    to_one_element,
+    try_types,
+)
 
-__all__ = ["DependsOnValues", "Result", "clear", "infer"]
+__all__ = ["DependsOnValues", "Refused", "Result", "clear", "infer"]
 
 _REMEMBERED = 20_000
 
 
 class DependsOnValues(Exception):
     """What the operator returns depends on values, or PyTorch has no rule for it: it has to be run."""
+
+
+class Refused(Exception):
+    """A meta implementation raised this one's cause. The operator may raise another error, or none."""
 
 
 class Result(NamedTuple):
@@ -43,7 +53,7 @@ def infer(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -
     it will be.
 
     Raises:
-        DependsOnValues: See there.
+        DependsOnValues, Refused: See there.
         Exception: What the operator raises for such arguments.
     """
     key = (operator, torch.get_default_dtype(), _key(arguments), _key(keywords), _overlaps(arguments, keywords))
@@ -83,9 +93,11 @@ def _overlaps(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any
 def _compute(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     if operator._schema.name.startswith("aten::_foreach_"):
         return _compute_of_lists(operator, arguments, keywords)
+    rehearse(operator, arguments, keywords)
+    if refuses_overlaps(operator):
+        refuse_overlaps(operator, arguments, keywords)
     if torch.Tag.pointwise not in operator.tags:
         return _compute_with_outputs(operator, arguments, keywords)
-    refuse_overlaps(operator, arguments, keywords)
     small = try_types(operator, arguments, keywords)
     found = _compute_with_outputs(operator, arguments, keywords)
     return found._replace(dtype=small.dtype) if _is_tensor(small) and isinstance(found, Result) else found
@@ -104,6 +116,8 @@ def _ask_meta(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any
         returned = operator(*_to_meta(arguments, storages), **_to_meta(keywords, storages))
     except NotImplementedError as error:
         raise DependsOnValues(str(error)) from error
+    except Exception as error:
+        raise Refused from error
     return _describe(returned)
 
 
@@ -132,7 +146,8 @@ def _compute_of_lists(operator: Any, arguments: tuple[Any, ...], keywords: dict[
     if not isinstance(small, (list, tuple)):
         raise DependsOnValues(operator._schema.name)
     described = []
-    for tensor, like in zip(small, arguments[0], strict=True):
+    first = next(each for each in arguments if isinstance(each, (list, tuple)))
+    for tensor, like in zip(small, first, strict=True):
         dense = torch.empty_like(_meta(like, {}), dtype=tensor.dtype)
         size = () if tensor.dim() < like.dim() else tuple(like.shape)  # norms reduce
         described.append(Result(size, tuple(dense.stride()) if size else (), tensor.dtype))

@@ -60,7 +60,7 @@ _KEPT = frozenset(
     )
 )
 #: They reach a CUDA implementation without having one by name.
-_ADDED = ("aten::convolution", "aten::convolution_backward", "aten::_index_put_impl_")
+_ADDED = ("aten::convolution", "aten::convolution_backward", "aten::_index_put_impl_", "aten::mode.values")
 _PREFIXES_KEPT = ("cudnn_", "_cudnn_", "miopen_", "mkldnn_", "_mps_", "_nested_", "_coalesced", "_sparse", "_to_sparse")
 
 

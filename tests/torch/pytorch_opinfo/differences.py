@@ -1,0 +1,36 @@
+"""The differences that are known: tests/torch/opinfo_differences.json, with the cause of each in words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pytorch_opinfo.report import EQUAL, failures
+
+__all__ = ["no_longer", "unlisted"]
+
+_FILE = Path(__file__).resolve().parents[1] / "opinfo_differences.json"
+
+Outcome = dict[str, Any]
+
+
+def _listed() -> set[tuple[str, str]]:
+    """Entries with their checks."""
+    return {
+        (entry, check) for each in json.loads(_FILE.read_text()) for entry in each["operators"] for check in each["checks"]
+    }
+
+
+def unlisted(outcomes: list[Outcome]) -> list[str]:
+    """What is different and not listed."""
+    listed = _listed()
+    new = [each for each in failures(outcomes) if (each["entry"], each["check"]) not in listed]
+    return [f"{each['entry']} {each['dtype']} {each['check']}: {each['cause']}" for each in new]
+
+
+def no_longer(outcomes: list[Outcome]) -> list[str]:
+    """What is listed and equal with every type."""
+    different = {(each["entry"], each["check"]) for each in failures(outcomes)}
+    equal = {(each["entry"], each["check"]) for each in outcomes if each["outcome"] == EQUAL}
+    return [" ".join(each) for each in sorted(_listed() & equal - different)]

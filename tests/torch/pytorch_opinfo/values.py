@@ -1,0 +1,192 @@
+"""Inputs on a device, and results compared."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+#: Makes results on a device with a seed. Everything in them is on the host.
+Produce = Callable[[str, int], list[Any]]
+
+#: Their contents mean nothing.
+UNINITIALISED = frozenset(("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"))
+#: CUDA's statistics have the type that they are computed in, and the CPU's that of the input.
+STATISTICS = frozenset(("_batch_norm_with_update", "_native_batch_norm_legit", "native_batch_norm", "native_layer_norm"))
+#: Instead of a device: the CPU, with float32 in place of bfloat16.
+WIDE = "wide"
+DRAWS = 16
+#: For the distance of two empirical distributions: exceeded once in ten thousand times. Seeds are fixed.
+DISTANCE = 2.23
+#: What is allowed besides: the values of one draw depend on each other, such as those of a channel that is dropped.
+DEPENDENT = 0.05
+
+
+class Different(Exception):
+    """The simulated GPU does something else than the CPU."""
+
+
+class NotOnCuda(Exception):
+    """PyTorch has no CUDA implementation, on a real GPU either."""
+
+
+def moved(value: Any, device: str, requires_grad: bool = True) -> Any:
+    """A copy on a device, with the same strides, of everything in it. What is one tensor stays one. WIDE makes bfloat16
+    float32."""
+    wide, device = device == WIDE, "cpu" if device == WIDE else device
+    known: dict[int, torch.Tensor] = {}
+
+    def move(each: Any) -> Any:
+        if isinstance(each, torch.Tensor):
+            if id(each) not in known:
+                made = _moved_tensor(each, device)
+                made = made.float() if wide and made.dtype == torch.bfloat16 else made
+                known[id(each)] = made.requires_grad_(each.requires_grad and requires_grad)
+            return known[id(each)]
+        if isinstance(each, torch.device):
+            return torch.device(device)
+        if isinstance(each, torch.Generator):
+            return torch.Generator(device).manual_seed(each.initial_seed())
+        if wide and each is torch.bfloat16:
+            return torch.float32
+        return device if isinstance(each, str) and each == "cpu" else each
+
+    return tree_map(move, value)
+
+
+def _moved_tensor(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    tensor = tensor.detach()
+    if tensor.layout != torch.strided or tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        return tensor.to(device, copy=True)
+    storage = tensor.untyped_storage()
+    content = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage).to(device, copy=True)
+    made = torch.empty(0, dtype=tensor.dtype, device=device)
+    return made.set_(content.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def on_host(value: Any) -> list[Any]:
+    """The leaves, tensors copied to the host. It waits for the device, so that its errors are raised here."""
+    leaves = [each.detach().cpu() if isinstance(each, torch.Tensor) else each for each in tree_leaves(value)]
+    torch.cuda.synchronize()
+    return leaves
+
+
+def tolerance(info: Any, dtype: torch.dtype) -> dict[str, float]:
+    """OpInfo's own for its comparisons, or none: those of torch.testing."""
+    overrides = [
+        decorator.d[dtype]
+        for device in ("cpu", "cuda")
+        for test in ("test_compare_cpu", "test_noncontiguous_samples", "test_variant_consistency_eager", "test_forward")
+        for decorator in info.get_decorators("TestCommon", test, device, dtype, {})
+        if isinstance(getattr(decorator, "d", None), dict) and hasattr(decorator.d.get(dtype), "rtol")
+    ]
+    if not overrides:
+        return {}
+    return {"rtol": max(each.rtol for each in overrides), "atol": max(each.atol for each in overrides)}
+
+
+def compare(produce: Produce, contents: bool = True, check_dtype: bool = True, **tolerances: float) -> None:
+    """Compares what is made on the CPU and on the simulated GPU: by value, or by distribution if it is random.
+
+    Raises:
+        Different: They are not equal.
+        Exception: What the simulated GPU raises.
+    """
+    expected = produce("cpu", 0)
+    actual = produce("cuda", 0)
+    try:
+        _equal(actual, expected, contents, check_dtype, **tolerances)
+    except Different as difference:
+        if _is_as_precise(produce, actual, expected):
+            return
+        others = [produce("cpu", seed) for seed in (1, 2)]
+        if all(_is_equal(expected, other) for other in others):
+            raise difference from None
+        _equal(actual, expected, False, check_dtype)
+        cpu = [expected, *others, *[produce("cpu", seed) for seed in range(3, DRAWS)]]
+        cuda = [actual, *[produce("cuda", seed) for seed in range(1, DRAWS)]]
+        for place, leaf in enumerate(expected):
+            if isinstance(leaf, torch.Tensor):
+                _same_distribution([draw[place] for draw in cpu], [draw[place] for draw in cuda])
+
+
+def _is_as_precise(produce: Produce, actual: list[Any], expected: list[Any]) -> bool:
+    """Whether these results in bfloat16 are as near as the CPU's to what float32 gives. Both round, in different places."""
+    if not any(isinstance(each, torch.Tensor) and each.dtype == torch.bfloat16 for each in expected):
+        return False
+    try:
+        exact = produce(WIDE, 0)
+    except Exception:
+        return False
+    return all(
+        not isinstance(other, torch.Tensor) or (one.shape == other.shape == best.shape and _near(one, other, best))
+        for one, other, best in zip(actual, expected, exact, strict=True)
+    )
+
+
+def _near(actual: torch.Tensor, expected: torch.Tensor, exact: torch.Tensor) -> bool:
+    if not exact.is_floating_point():
+        return torch.equal(actual, expected)
+    best = exact.float()
+    error, allowed = ((each.float() - best).abs() for each in (actual, expected))
+    limit = 1e-5 + 0.016 * best.abs() + (allowed.max() if allowed.numel() else 0)
+    same = (actual.float() == best) | (actual.isnan() & best.isnan())
+    return bool((same | (error <= limit)).all())
+
+
+def _is_equal(actual: list[Any], expected: list[Any]) -> bool:
+    try:
+        _equal(actual, expected, True, check_dtype=False)
+    except Different:
+        return False
+    return True
+
+
+def _equal(actual: list[Any], expected: list[Any], contents: bool, check_dtype: bool = True, **tolerances: float) -> None:
+    if len(actual) != len(expected):
+        raise Different(f"{len(expected)} results, and {len(actual)} on the device")
+    for one, other in zip(actual, expected, strict=True):
+        if not isinstance(other, torch.Tensor):
+            if type(one) is not type(other) or ((one != other and one == one) and contents):
+                raise Different(f"{other!r}, and {one!r} on the device")
+            continue
+        if not contents:
+            one, other = torch.zeros_like(one), torch.zeros_like(other)
+        try:
+            torch.testing.assert_close(one, other, equal_nan=True, check_dtype=check_dtype, **tolerances)
+        except AssertionError as error:
+            raise Different(str(error)) from None
+
+
+def _same_distribution(cpu: list[torch.Tensor], cuda: list[torch.Tensor]) -> None:
+    """By the greatest distance of the distribution functions (Kolmogorov and Smirnov)."""
+    one, other = (torch.cat([each.double().reshape(-1) for each in draws]).nan_to_num() for draws in (cpu, cuda))
+    if not len(one) or not len(other):
+        return
+    points = torch.cat([one, other]).unique()
+    shares = [torch.searchsorted(each.sort().values, points, right=True) / len(each) for each in (one, other)]
+    distance = float((shares[0] - shares[1]).abs().max())
+    if distance > DEPENDENT + DISTANCE * (1 / len(one) + 1 / len(other)) ** 0.5:
+        raise Different(f"another distribution: distance {distance:.2f} with {len(one)} values")
+
+
+def raised_by(action: Callable[[], Any]) -> Exception | None:
+    """The exception, or None. It waits for the device."""
+    try:
+        on_host(action())
+    except Exception as error:
+        return error
+    return None
+
+
+def is_missing_in_pytorch(error: Exception) -> bool:
+    """Whether PyTorch says that it has no implementation for CUDA. Replacing implementations takes none away."""
+    return bool(re.search(r"Could not run '.*' with arguments from the '\w*CUDA' backend", str(error)))
+
+
+def is_sticky(error: Exception) -> bool:
+    """Whether the process cannot use CUDA any more."""
+    return "CUDA error" in str(error) and "CUDA error: not simulated" not in str(error)
