@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.testing._internal.common_modules import ModuleErrorEnum
+from torch.testing._internal.common_optimizers import OptimizerErrorEnum
 from torch.testing._internal.common_utils import noncontiguous_like
 from torch.utils._pytree import tree_map
 
@@ -129,7 +129,14 @@ def _optimizer_errors(unit: Unit, notes: list[str]) -> int:
     done = 0
     for wrong in unit.info.optim_error_inputs_func(device="cuda", dtype=unit.dtype):
         given = wrong.optimizer_error_input
-        use: Callable[[], Any] = lambda given=given: unit.info.optim_cls(given.params, **given.kwargs)  # noqa: E731
+
+        def use(given: Any = given, wrong: Any = wrong) -> None:
+            optimizer = unit.info.optim_cls(given.params, **given.kwargs)
+            if wrong.error_on == OptimizerErrorEnum.STEP_ERROR:
+                for parameter in optimizer.param_groups[0]["params"]:
+                    parameter.grad = torch.rand_like(parameter)
+                optimizer.step()
+
         expect_error(raised_by(use), wrong.error_type, wrong.error_regex, notes, str(wrong.error_regex))
         done += 1
     return done

@@ -64,12 +64,12 @@ def in_share(name: str, share: int, of: int) -> bool:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % of == share - 1
 
 
-def units(share: int, of: int, only: str = "") -> list[Unit]:
-    """The units of a share, in the same order in every process. `only`: of entries with this name."""
+def units(share: int, of: int, only: str = "", also: tuple[str, ...] = ()) -> list[Unit]:
+    """The units of a share, in the same order in every process. `only`: of entries with this name; `also`: and of these."""
     return [
         Unit(kind, name, info, dtype, check)
         for kind, name, info in _named()
-        if in_share(name, share, of) and only in ("", name)
+        if (in_share(name, share, of) and only in ("", name)) or name in also
         for dtype in _dtypes(kind, info)
         for check in CHECKS[kind]
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import re
+import unittest
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -76,6 +77,8 @@ def _make_samples(kind: str, info: Any, dtype: torch.dtype) -> list[Any]:
     # On the CPU, lists have no empty tensors among others.
     device = "cuda" if kind == "foreach" else "cpu"
     samples = list(info.sample_inputs(device, dtype, requires_grad=requires_grad))
+    if info.name == "tensor_split":  # its indices are the host's, with every device
+        samples = [each for each in samples if not any(isinstance(value, torch.Tensor) for value in each.args)]
     if kind == "foreach":
         samples += info.sample_zero_size_inputs(device, dtype, requires_grad=requires_grad)
     for sample in _spread(samples, SAMPLES):
@@ -122,7 +125,8 @@ def gradients(result: Any, inputs: Any) -> list[Any]:
         return []
     maker = torch.Generator().manual_seed(7)
     dense = torch.complex64 if any(each.is_complex() for each in results) else torch.float32
-    given = [torch.randn(each.shape, generator=maker, dtype=dense) for each in results]
+    # Numbers that every type can hold.
+    given = [torch.randint(-9, 9, each.shape, generator=maker).to(dense) / 4 for each in results]
     given = [
         (each if result.is_complex() else each.real).to(result.device, result.dtype)
         for each, result in zip(given, results, strict=True)
@@ -243,6 +247,8 @@ def _errors(unit: Unit, notes: list[str]) -> int:
     """Of an entry, not of each of its types."""
     if unit.info.error_inputs_func is None or unit.dtype != torch.float32:
         return 0
+    if unittest.expectedFailure in unit.info.get_decorators("TestCommon", "test_errors", "cuda", unit.dtype, {}):
+        return 0  # PyTorch's test of them fails on every device
     done = 0
     for wrong in unit.info.error_inputs("cuda"):
         sample = wrong.sample_input

@@ -21,9 +21,9 @@ UNIT_SECONDS = 60
 Outcome = dict[str, Any]
 
 
-def run(share: int = 1, of: int = 1, lanes: int = 1, only: str = "") -> list[Outcome]:
-    """The outcomes of all checks of a share, one after the other in each of some lanes that run side by side."""
-    arguments = [f"--share={share}", f"--of={of}", f"--lanes={lanes}", f"--only={only}"]
+def run(share: int = 1, of: int = 1, lanes: int = 1, only: str = "", also: tuple[str, ...] = ()) -> list[Outcome]:
+    """The outcomes of all checks of a share and of other entries, in some lanes that run side by side."""
+    arguments = [f"--share={share}", f"--of={of}", f"--lanes={lanes}", f"--only={only}", "--also", *also]
     with ThreadPoolExecutor(lanes) as pool:
         done = pool.map(lambda lane: _lane([*arguments, f"--lane={lane}"]), range(lanes))
         return [outcome for lane in done for outcome in lane]
@@ -63,7 +63,7 @@ def _lane(arguments: list[str]) -> list[Outcome]:
 def _of_the_device(text: str) -> str:
     """What the simulated GPU printed when an operator failed on it."""
     said = [line for line in text.splitlines() if line.startswith("simulated GPU: ")]
-    return said[0][:300] if said else ""
+    return said[-1][:300] if said else ""
 
 
 def _log(text: str) -> None:

@@ -62,12 +62,13 @@ def main() -> None:
     parser.add_argument("--lanes", type=int, default=1)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--only", default="")
+    parser.add_argument("--also", nargs="*", default=())
     parser.add_argument("--output", required=True)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     choose_seeds()
-    chosen = units(options.share, options.of, options.only)
+    chosen = units(options.share, options.of, options.only, tuple(options.also))
     names = sorted({each.name for each in chosen})
     lanes = {name: place % options.lanes for place, name in enumerate(names)}
     chosen = [each for each in chosen if lanes[each.name] == options.lane]

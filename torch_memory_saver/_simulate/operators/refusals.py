@@ -21,7 +21,7 @@ _SINGLE = " single memory location. Please clone() the tensor before performing 
 
 
 #: Not pointwise, and they refuse overlaps.
-_REFUSE_OVERLAPS = frozenset(("bernoulli", "cat", "gather", "index_select", "masked_select", "take"))
+_REFUSE_OVERLAPS = frozenset(("bernoulli", "cat", "gather", "index_select", "kthvalue", "masked_select", "take"))
 
 #: What these refuse depends on types, shapes and numbers, and PyTorch has no meta implementation that refuses it.
 _REHEARSED = frozenset(
@@ -85,7 +85,10 @@ def rehearse(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]
 
 
 def _ones(value: Any) -> Any:
-    return torch.ones(value.shape, dtype=value.dtype) if isinstance(value, torch.Tensor) else value
+    """A mask is empty instead: how much is under it is no matter of types and shapes."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.full(value.shape, value.dtype != torch.bool, dtype=value.dtype)
 
 
 def _overlap_partly(first: torch.Tensor, second: torch.Tensor, whole: bool) -> bool:

@@ -140,16 +140,21 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _compute_of_lists(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """These have no meta implementations. What is returned has the shapes of the first list; the types come from one element
-    of each."""
+    """These have no meta implementations. What is returned has the shapes that the lists have together; the types come from
+    one element of each."""
     small = operator(*to_one_element(arguments), **to_one_element(keywords))
     if not isinstance(small, (list, tuple)):
         raise DependsOnValues(operator._schema.name)
     described = []
-    first = next(each for each in arguments if isinstance(each, (list, tuple)))
-    for tensor, like in zip(small, first, strict=True):
-        dense = torch.empty_like(_meta(like, {}), dtype=tensor.dtype)
-        size = () if tensor.dim() < like.dim() else tuple(like.shape)  # norms reduce
+    lists = [each for each in arguments if isinstance(each, (list, tuple)) and each and _is_tensor(each[0])]
+    for tensor, *tensors in zip(small, *lists, strict=True):
+        like = tensors[0]
+        shape = tuple(torch.broadcast_shapes(*[each.shape for each in tensors]))
+        if shape == tuple(like.shape):
+            dense = torch.empty_like(_meta(like, {}), dtype=tensor.dtype)
+        else:
+            dense = torch.empty(shape, dtype=tensor.dtype, device="meta")
+        size = () if tensor.dim() < len(shape) else shape  # norms reduce
         described.append(Result(size, tuple(dense.stride()) if size else (), tensor.dtype))
     return described
 

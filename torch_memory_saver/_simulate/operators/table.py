@@ -9,8 +9,10 @@ import torch
 
 __all__ = ["INDEXING", "SHAPED_AS_ON_CPU", "TAKES_HOST_TENSORS", "has_cpu_implementation", "operators"]
 
-#: The CPU's implementation returns other shapes than CUDA's, and its backward wants those.
-SHAPED_AS_ON_CPU = frozenset(("aten::_embedding_bag", "aten::_embedding_bag_forward_only"))
+#: The CPU's implementation returns other shapes than CUDA's, and its backward wants those; or the meta implementation does.
+SHAPED_AS_ON_CPU = frozenset(
+    ("aten::_embedding_bag", "aten::_embedding_bag_forward_only", "aten::multilabel_margin_loss_forward")
+)
 
 #: Their results have shapes that depend on values only where they are indexed by masks.
 INDEXING = frozenset(("aten::index.Tensor", "aten::index.Tensor_out", "aten::_unsafe_index.Tensor"))
