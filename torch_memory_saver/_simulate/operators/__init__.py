@@ -10,6 +10,7 @@ their locks and Python's interpreter lock are out of it: an operator needs none 
 - ``refusals`` is what PyTorch's meta implementations do not refuse.
 - ``composed`` has those without a CPU implementation, made of others.
 - ``special`` has the operators that need more than their CPU implementation; ``originals`` has PyTorch's own of a few.
+- ``eager`` keeps torch.compile out of all these.
 - ``wire`` is what both processes know: how a tensor is described.
 - ``native`` calls the simulated GPU; ``start`` starts the device process, and ``device_process`` is what runs in it;
   ``precision`` has the operators that are computed in another type there than the CPU would.

@@ -22,7 +22,7 @@ def install() -> None:
         return
     import torch
 
-    from torch_memory_saver._simulate.operators import composed, launch, originals, special, table
+    from torch_memory_saver._simulate.operators import composed, eager, launch, originals, special, table
 
     originals.keep()
     _library = torch.library.Library("aten", "IMPL")
@@ -30,7 +30,7 @@ def install() -> None:
         warnings.simplefilter("ignore")  # each replacement is announced
         for operator in table.operators():
             kernel = launch.kernel_of(operator) if table.has_cpu_implementation(operator) else composed.kernel_of(operator)
-            _library.impl(operator.name()[len("aten::") :], kernel, "CUDA", allow_override=True)
+            _library.impl(operator.name()[len("aten::") :], eager.eager(kernel), "CUDA", allow_override=True)
         special.install(_library)
     special.choose_simulated_paths()
     launch.ensure_started()

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from torch_memory_saver._simulate.operators import originals
+from torch_memory_saver._simulate.operators import eager, originals
 from torch_memory_saver._simulate.operators.launch import Call, settings
 from torch_memory_saver._simulate.operators.refusals import is_dense
 from torch_memory_saver._simulate.operators.wire import Operation
@@ -26,7 +26,7 @@ def install(library: Any) -> None:
         call.run(Operation("aten::copy_", taken, None, tuple(call.shapes), (), None, None, settings()))
         return to
 
-    library.impl("copy_", copy_, "CUDA", allow_override=True)
+    library.impl("copy_", eager.eager(copy_), "CUDA", allow_override=True)
 
 
 def choose_simulated_paths() -> None:
