@@ -22,7 +22,7 @@ typedef struct shared {
     char directories[2][TEMPORARY_BYTES];
     pthread_mutex_t lock;
     char unexpected[TMS_ERROR_MESSAGE_BYTES]; /* the first failure that no other thread explains, or "" */
-    _Atomic uint64_t moved, seen;             /* allocations moved; rows seen: that the threads meet at all */
+    _Atomic uint64_t moved, seen;             /* allocations moved; rows seen */
 } shared_t;
 
 typedef struct worker {
@@ -30,6 +30,9 @@ typedef struct worker {
     pthread_t thread;
     unsigned seed;
 } worker_t;
+
+/* A scheduler may run one kind of thread to its end before another begins: each goes on until all kinds have met. */
+static bool have_met(shared_t *shared) { return atomic_load(&shared->moved) > 0 && atomic_load(&shared->seen) > 0; }
 
 static int choose(worker_t *worker, int count) { return (int)((unsigned)rand_r(&worker->seed) % (unsigned)count); }
 
@@ -72,14 +75,17 @@ static void *allocate_and_free(void *argument) {
     worker_t *worker = argument;
     uint64_t held[HELD] = {0};
     tms_error_t error;
-    for (int i = 0; i < ALLOCATIONS + HELD; i++) {
-        uint64_t *place = &held[i < ALLOCATIONS ? choose(worker, HELD) : i - ALLOCATIONS];
+    for (int i = 0; i < ALLOCATIONS || !have_met(worker->shared); i++) {
+        uint64_t *place = &held[choose(worker, HELD)];
         if (*place) {
             note(worker->shared, tms_saver_free(&worker->shared->f->saver, *place, &error), &error);
             *place = 0;
-        } else if (i < ALLOCATIONS) {
+        } else {
             *place = allocate_any(worker);
         }
+    }
+    for (int i = 0; i < HELD; i++) {
+        if (held[i]) note(worker->shared, tms_saver_free(&worker->shared->f->saver, held[i], &error), &error);
     }
     return NULL;
 }
@@ -126,7 +132,7 @@ static tms_status_t move_any(worker_t *worker, tms_report_t *report, tms_error_t
 
 static void *pause_and_resume(void *argument) {
     worker_t *worker = argument;
-    for (int i = 0; i < MOVES; i++) {
+    for (int i = 0; i < MOVES || !have_met(worker->shared); i++) {
         tms_report_t report = {0};
         tms_error_t error;
         note(worker->shared, move_any(worker, &report, &error), &error);
@@ -176,7 +182,7 @@ static void do_something_else(worker_t *worker) {
 static void *look(void *argument) {
     worker_t *worker = argument;
     tms_saver_t *saver = &worker->shared->f->saver;
-    for (int i = 0; i < LOOKS; i++) {
+    for (int i = 0; i < LOOKS || !have_met(worker->shared); i++) {
         tms_segment_info_t rows[ROWS];
         tms_counters_t counters;
         size_t count = tms_saver_segments(saver, rows, ROWS);
@@ -210,9 +216,6 @@ static void threads_do_everything_at_once(void **state) {
     for (int i = 0; i < THREADS; i++) assert_int_equal(pthread_join(workers[i].thread, NULL), 0);
     tms_pendings_close(&saver->pendings, INFINITY);
     if (shared.unexpected[0]) fail_msg("%s", shared.unexpected);
-    assert_true(shared.moved > 0);
-    assert_true(shared.seen > 0);
-
     tms_counters_t counters;
     ASSERT_OK(resume_tag(shared.f, NULL, NULL, &error), error);
     tms_saver_reclaim(saver);
