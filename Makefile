@@ -82,6 +82,10 @@ OPINFO_ARGUMENTS ?=
 opinfo: build ## PyTorch's own database of operators on the simulated GPU, compared with the CPU (OPINFO_ARGUMENTS="--share 1/10 --json FILE")
 	$(SIMULATE) -- python tools/opinfo.py $(OPINFO_ARGUMENTS)
 
+.PHONY: operator-speed
+operator-speed: build ## what computing on the simulated GPU costs, beside the CPU
+	$(SIMULATE) -- python tools/operator_speed.py $(OPERATOR_SPEED_ARGUMENTS)
+
 .PHONY: torch-matrix
 torch-matrix: ## the same with several releases of PyTorch, each in an environment of its own that is removed
 	$(PYTHON) tools/torch_matrix.py

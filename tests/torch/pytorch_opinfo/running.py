@@ -16,7 +16,7 @@ __all__ = ["RESTART", "UNIT_SECONDS", "run"]
 #: The exit status of a worker whose use of CUDA has ended.
 RESTART = 7
 #: A check that takes longer is ended, with its process.
-UNIT_SECONDS = 60
+UNIT_SECONDS = 120
 
 Outcome = dict[str, Any]
 
