@@ -1,8 +1,9 @@
 """The tests of PyTorch on the simulated GPU, with several releases of it: ``make torch-matrix``.
 
 Our wheel is built once. For each release a virtual environment is made, with PyTorch's CUDA build (without its CUDA
-packages) and that same wheel in it, the tests run in both hook modes, and the environment is removed. Prints a table;
-the exit status is 1 if a test failed. A release that cannot be installed with this Python is shown as such.
+packages) and that same wheel in it, the tests run in both hook modes, those of interpreted kernels run as well, and the
+environment is removed. Prints a table; the exit status is 1 if a test failed. A release that cannot be installed with this
+Python is shown as such.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ REQUIREMENTS = ROOT / "tests" / "torch" / "requirements.txt"
 
 NEWEST = "newest"
 VERSIONS = ("2.6.0", "2.8.0", "2.11.0", NEWEST)
-#: Options of simulate for each hook mode.
-MODES: dict[str, list[str]] = {"torch": [], "preload": ["--preload"]}
+#: Options of simulate for each run: one for each hook mode, and one in which kernels are interpreted.
+MODES: dict[str, list[str]] = {"torch": [], "preload": ["--preload"], "kernels": ["--kernels", "error"]}
+#: The tests of a run, where they are not those of the command line.
+TESTS = {"kernels": ["tests/torch/test_kernels.py"]}
 MACHINE = ("--devices", "2", "--memory", "4GiB")
 #: Of what a failed build printed.
 _LAST_LINES = 20
@@ -33,7 +36,7 @@ DESCRIBE = "import torch; print(torch.__version__, torch.version.cuda)"
 
 @dataclass(frozen=True)
 class Row:
-    """The outcome of one release in one hook mode."""
+    """The outcome of one release in one run."""
 
     version: str
     mode: str
@@ -83,7 +86,7 @@ def count(report: Path) -> tuple[str, bool]:
 
 
 def test(python: str, mode: str, tests: list[str], scratch: Path, log: Path) -> tuple[str, float, bool]:
-    """Runs the tests in one hook mode."""
+    """Runs the tests in one mode."""
     report = scratch / f"{mode}.xml"
     command = [python, "-m", "torch_memory_saver", "simulate", *MACHINE, *MODES[mode], "--"]
     command += ["python", "-m", "pytest", *tests, f"--junitxml={report}", "-q", "-p", "no:cacheprovider"]
@@ -117,7 +120,7 @@ def main() -> int:
                 name = found.stdout.strip().replace(" ", ", CUDA ") or f"{version} (cannot be imported)"
                 for mode in MODES:
                     log = arguments.logs / f"{version}-{mode}.log"
-                    outcome, seconds, good = test(python, mode, arguments.tests, Path(folder), log)
+                    outcome, seconds, good = test(python, mode, TESTS.get(mode, arguments.tests), Path(folder), log)
                     rows.append(Row(name, mode, outcome, seconds, good))
                     print(f"{name}, {mode}: {'good' if good else f'see {log}'}", file=sys.stderr)
     print(f"{'PyTorch':28} {'mode':8} passed skipped failed seconds")

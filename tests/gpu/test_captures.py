@@ -187,6 +187,14 @@ def test_a_capture_whose_graph_is_deleted_goes_on() -> None:
     del tensor
 
 
+def leave_pool(pool: Any) -> None:
+    """What a capture_end that fails leaves undone, up to PyTorch 2.11 at least."""
+    older = getattr(torch._C, "_cuda_endAllocateCurrentStreamToPool", None)
+    leave = getattr(torch._C, "_cuda_endAllocateToPool", older)
+    with contextlib.suppress(RuntimeError):  # it was left
+        leave(torch.cuda.current_device(), pool)
+
+
 def test_an_end_that_only_the_driver_sees_is_noticed() -> None:
     with saver.region(tag="weights"):
         tensor = empty(MIB)
@@ -203,7 +211,7 @@ def test_an_end_that_only_the_driver_sees_is_noticed() -> None:
     saver.resume("weights")
     with pytest.raises(RuntimeError), torch.cuda.stream(stream):
         graph.capture_end()
-    torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)  # which a capture_end that fails leaves undone
+    leave_pool(pool)
     assert core.counters()["visible_captures"] == 0
     del graph, tensor
 
@@ -266,7 +274,7 @@ def test_graphed_callables_are_seen() -> None:
 
 def test_torch_looks_as_it_did() -> None:
     parameters = inspect.signature(torch.cuda.CUDAGraph.capture_begin).parameters
-    assert list(parameters) == ["self", "pool", "capture_error_mode"]
+    assert list(parameters)[:3] == ["self", "pool", "capture_error_mode"]  # recent releases have another one
     assert list(inspect.signature(torch.cuda.CUDAGraph.capture_end).parameters) == ["self"]
 
     class OwnGraph(torch.cuda.CUDAGraph):  # type: ignore[misc, name-defined]
@@ -286,6 +294,8 @@ def test_torch_looks_as_it_did() -> None:
 
 
 def test_a_graph_that_is_kept_captures_as_any() -> None:
+    if not hasattr(torch.cuda.CUDAGraph, "instantiate"):
+        pytest.skip(f"PyTorch {torch.__version__} keeps no graph")
     graph, tensor = torch.cuda.CUDAGraph(keep_graph=True), torch.ones(64, device="cuda")
     with torch.cuda.graph(graph):
         result = tensor + 1

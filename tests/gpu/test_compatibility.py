@@ -7,7 +7,20 @@ import gc
 import sys
 
 import pytest
-from gpu_support import MIB, checksum, core, cuda_runtime, empty, fill_random, is_managed, saver, segment_of, tms, torch
+from gpu_support import (
+    MIB,
+    checksum,
+    core,
+    cuda_runtime,
+    empty,
+    fill_random,
+    is_managed,
+    saver,
+    segment_of,
+    skip_where_routing_is_of_the_process,
+    tms,
+    torch,
+)
 from settling import wait_for_host_memory
 
 from torch_memory_saver._torch import layer
@@ -150,6 +163,7 @@ def retained_backup(device: int) -> tuple[torch.Tensor, int]:
 
 @pytest.mark.parametrize("paused", [False, True])
 def test_a_pool_that_is_taken_out_gives_its_memory_and_backups_back(paused: bool) -> None:
+    skip_where_routing_is_of_the_process()
     tensor, _ = retained_backup(0)
     if paused:
         saver.pause("retained")
@@ -215,6 +229,7 @@ def test_memory_is_printed_as_the_driver_has_it(capsys: pytest.CaptureFixture[st
 
 def test_what_torch_only_cached_at_a_pause_does_not_come_back() -> None:
     """The one difference that is meant: the C++ package maps everything again, cached memory too."""
+    skip_where_routing_is_of_the_process()
     with saver.region(tag="weights"):
         kept = empty(32 * MIB)
         cached = empty(64 * MIB)

@@ -210,9 +210,10 @@ def test_an_operator_without_a_cpu_implementation_may_be_decomposed() -> None:
         torch.ones(3, 2, device="cuda", dtype=torch.bfloat16),
     )
     bias = torch.ones(2, device="cuda")
-    assert torch.ops.aten.mm.dtype(first, second, torch.float32).tolist() == [[3.0, 3.0]] * 2
-    assert torch.ops.aten.addmm.dtype(bias, first, second, torch.float32).tolist() == [[4.0, 4.0]] * 2
     assert torch.ops.aten._fused_dropout(bias, 1.0)[0].tolist() == [1.0, 1.0]
+    if "dtype" in torch.ops.aten.mm.overloads():  # PyTorch 2.8 and later
+        assert torch.ops.aten.mm.dtype(first, second, torch.float32).tolist() == [[3.0, 3.0]] * 2
+        assert torch.ops.aten.addmm.dtype(bias, first, second, torch.float32).tolist() == [[4.0, 4.0]] * 2
 
 
 def gradients(module: nn.Module, inputs: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -1,7 +1,7 @@
 """Reports the captures of torch.cuda.graph and similar functions to the native core.
 
-In preload mode the interposed runtime calls do that. In torch mode PyTorch calls the runtime directly. So the two functions
-by which PyTorch's Python code begins and ends a capture are wrapped, once, at the first use of this package:
+In preload mode the interposed runtime calls do that. In torch mode PyTorch calls the runtime directly. So the functions by
+which PyTorch's Python code begins and ends a capture are wrapped, once, at the first use of this package:
 ``torch.cuda.graph``, ``make_graphed_callables``, ``torch.compile``'s CUDA graphs and ``CUDAGraph.capture_begin`` all call
 them. They belong to the native base class of ``torch.cuda.CUDAGraph``, so signatures and documentation of the public classes
 stay unchanged, and subclasses are covered. PyTorch's behaviour changes only in one respect: the begin of a capture waits for
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from torch_memory_saver import _core
@@ -24,6 +25,8 @@ __all__ = ["watch_captures"]
 
 #: The attribute that marks the wrappers.
 _WRAPPER = "_torch_memory_saver_wrapper"
+#: Native functions that end a capture. Recent releases of PyTorch do it in two steps, of which the first ends the capture.
+_ENDS = ("capture_end", "capture_end_pre")
 
 
 def watch_captures(torch: Any) -> None:
@@ -31,8 +34,7 @@ def watch_captures(torch: Any) -> None:
     library intercepts them, or if PyTorch has no CUDA graphs."""
     graph_class: Any = getattr(torch._C, "_CUDAGraph", None)
     begin = getattr(graph_class, "capture_begin", None)
-    end = getattr(graph_class, "capture_end", None)
-    if _core.preloaded or begin is None or end is None or hasattr(begin, _WRAPPER):
+    if _core.preloaded or begin is None or not hasattr(graph_class, _ENDS[0]) or hasattr(begin, _WRAPPER):
         return
     device_of, stream_of = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
     under_way: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -52,18 +54,23 @@ def watch_captures(torch: Any) -> None:
         under_way[graph] = identity
         return result
 
-    @functools.wraps(end)
-    def capture_end(graph: Any, *arguments: Any, **keywords: Any) -> Any:
-        goes_on = True
-        try:
-            result = end(graph, *arguments, **keywords)
-            goes_on = False
-            return result
-        finally:
-            identity = under_way.get(graph, 0)
-            if identity and (_core.capture_end(identity, unless_it_goes_on=goes_on) or not goes_on):
-                under_way.pop(graph, None)
+    def ending(end: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(end)
+        def capture_end(graph: Any, *arguments: Any, **keywords: Any) -> Any:
+            goes_on = True
+            try:
+                result = end(graph, *arguments, **keywords)
+                goes_on = False
+                return result
+            finally:
+                identity = under_way.get(graph, 0)
+                if identity and (_core.capture_end(identity, unless_it_goes_on=goes_on) or not goes_on):
+                    under_way.pop(graph, None)
+
+        return capture_end
 
     setattr(capture_begin, _WRAPPER, True)
     graph_class.capture_begin = capture_begin
-    graph_class.capture_end = capture_end
+    for name in _ENDS:
+        if hasattr(graph_class, name):
+            setattr(graph_class, name, ending(getattr(graph_class, name)))

@@ -255,7 +255,7 @@ def _resize(outputs: list[Any], expected: Any) -> None:
                 f"An output with one or more elements was resized since it had shape {list(tensor.shape)}, which does not "
                 f"match the required output shape {list(result.size)}. This behavior is deprecated, and in a future "
                 "PyTorch release outputs will not be resized unless they have zero elements.",
-                stacklevel=4,
+                stacklevel=5,  # past this, _enqueue or _ask, the kernel and eager
             )
         tensor.resize_(result.size)
         if _reach(result.size, result.stride) <= tensor.numel():

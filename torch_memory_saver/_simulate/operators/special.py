@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from torch_memory_saver._simulate.operators import eager, originals
+from torch_memory_saver._simulate.operators import originals
 from torch_memory_saver._simulate.operators.launch import Call, settings
 from torch_memory_saver._simulate.operators.refusals import is_dense
 from torch_memory_saver._simulate.operators.wire import Operation
@@ -14,7 +15,7 @@ from torch_memory_saver._simulate.operators.wire import Operation
 __all__ = ["choose_simulated_paths", "install"]
 
 
-def install(library: Any) -> None:
+def install(replace: Callable[[str, Callable[..., Any]], None]) -> None:
     def copy_(to: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
         """Bytes are copied by CUDA; what changes them, or their order, on one device is an operator."""
         same = to.device == source.device and to.device.type == "cuda"
@@ -26,7 +27,7 @@ def install(library: Any) -> None:
         call.run(Operation("aten::copy_", taken, None, tuple(call.shapes), (), None, None, settings()))
         return to
 
-    library.impl("copy_", eager.eager(copy_), "CUDA", allow_override=True)
+    replace("copy_", copy_)
 
 
 def choose_simulated_paths() -> None:

@@ -1,4 +1,4 @@
-"""The wrappers around the two functions with which PyTorch's Python code begins and ends captures."""
+"""The wrappers around the functions with which PyTorch's Python code begins and ends captures."""
 
 from __future__ import annotations
 
@@ -41,6 +41,10 @@ def torch(simulator: Any) -> SimpleNamespace:
                 raise Failure
             return "ended"
 
+        def capture_end_pre(self) -> None:
+            """Recent releases of PyTorch call this instead, before they instantiate the graph."""
+            module.seen.append(("end, not instantiated", visible()))
+
     module = SimpleNamespace(
         _C=SimpleNamespace(
             _CUDAGraph=Graph, _cuda_getDevice=lambda: 0, _cuda_getCurrentRawStream=lambda device: module.stream + device
@@ -60,6 +64,25 @@ def test_a_capture_is_known_from_before_its_begin_to_its_end(torch: SimpleNamesp
     assert graph.capture_end() == "ended"
     assert visible() == 0
     assert torch.seen == [("begin", 1, "pool", "relaxed"), ("end", 1)]
+
+
+def test_the_first_of_two_steps_ends_a_capture(torch: SimpleNamespace) -> None:
+    graph = torch._C._CUDAGraph()
+    graph.capture_begin()
+    graph.capture_end_pre()
+    assert visible() == 0
+    assert torch.seen[1:] == [("end, not instantiated", 1)]
+
+
+def test_a_release_without_that_step_has_none_afterwards(simulator: Any) -> None:
+    class Graph:
+        def capture_begin(self) -> None: ...
+        def capture_end(self) -> None: ...
+
+    watch_captures(
+        SimpleNamespace(_C=SimpleNamespace(_CUDAGraph=Graph, _cuda_getDevice=None, _cuda_getCurrentRawStream=None))
+    )
+    assert not hasattr(Graph, "capture_end_pre")
 
 
 def test_wrapping_twice_is_wrapping_once(torch: SimpleNamespace) -> None:
