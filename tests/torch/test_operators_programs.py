@@ -57,3 +57,45 @@ def test_an_unknown_release_has_its_kernels_interpreted_and_says_so() -> None:
     sentence = "simulated GPU: --kernels cpu does not know PyTorch"
     assert stderr.count(sentence) == 1
     assert f"{sentence} {torch.__version__} (AttributeError: torch has no such function)" in stderr
+
+
+STEP = """
+import torch
+from torch import nn
+convolutions = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 8))
+layers = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), nn.LayerNorm(8), nn.Dropout())
+modules = nn.ModuleList([convolutions, layers, nn.LSTM(8, 4, 2)]).cuda()
+optimizer, scaler = torch.optim.AdamW(modules.parameters(), fused=True), torch.amp.GradScaler()
+images = torch.randn(2, 3, 8, 8).pin_memory().to("cuda", non_blocking=True)
+for _ in range(2):
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        found, _ = modules[2](layers(convolutions(images)[:, None]))
+        loss = nn.functional.cross_entropy(found[:, 0], torch.tensor([1, 2], device="cuda"))
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    nn.utils.clip_grad_norm_(modules.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+torch.cuda.synchronize()
+print(loss.item() > 0)
+"""
+
+
+def test_an_ordinary_training_step_prints_nothing() -> None:
+    assert run(STEP) == ("True\n", "")
+
+
+def test_questions_about_versions_are_answered() -> None:
+    """With what the installed PyTorch was compiled for; it raises an error for a cuDNN that is older."""
+    stdout, stderr = run(
+        """
+        import torch
+        assert torch.backends.cudnn.is_available()
+        found = torch.backends.cudnn.version()
+        major, minor, patch = torch._C._cudnn.getCompileVersion()
+        assert found == 10000 * major + 100 * minor + patch, found
+        assert "CuDNN" in torch.__config__.show()
+        print(torch.backends.cudnn.is_acceptable(torch.ones(1, device="cuda")))
+        """
+    )
+    assert (stdout, stderr) == ("False\n", "")

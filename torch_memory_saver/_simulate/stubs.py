@@ -2,8 +2,8 @@
 and does nothing.
 
 The functions that the simulated GPU has are not in them: it stands before them in every search, and it is what the stubs are
-linked with. Any other function returns an error, and its first call prints its name on stderr. The libraries are compiled
-once for a version of torch and of this package, and kept in the user's cache folder.
+linked with. cuDNN's tell its version. Any other function returns an error, and its first call prints its name on stderr. The
+libraries are compiled once for a version of torch and of this package, and kept in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch_memory_saver.errors import InvalidStateError
 __all__ = ["cache_root", "cached_folder", "find_compiler", "make_folder", "source_of", "version_script_of"]
 
 #: Changed whenever another folder comes out of the same input.
-_FORMAT = "2"
+_FORMAT = "3"
 _COMPILERS = ("gcc", "cc", "clang")
 #: As many compilers run at once.
 _JOBS = 2
@@ -120,7 +120,7 @@ def source_of(wanted: Wanted, provided: Iterable[str]) -> str:
         if _IDENTIFIER.fullmatch(name) is None:
             raise InvalidStateError(f"torch needs {name!r} of {wanted.soname}, which is no C function", operation="simulate")
         kind = "TEXT" if _RETURNS_TEXT.search(name) else "POINTER" if _RETURNS_POINTER.search(name) else "STATUS"
-        lines.append(f"RETURNS_{kind}({name})\n")
+        lines.append(wanted.answers.get(name, f"RETURNS_{kind}({name})\n"))
     return "".join(lines)
 
 

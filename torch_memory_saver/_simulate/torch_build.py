@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from torch_memory_saver._simulate import versions
 from torch_memory_saver._simulate.elf import SharedLibrary, read_library
 from torch_memory_saver.errors import TorchUnavailableError
 
@@ -67,10 +68,12 @@ class Wanted:
     Attributes:
         soname: Such as "libcublas.so.13".
         functions: Name of each function that torch takes from it -> the version node it is in, or "".
+        answers: Those of them that do something -> their C text.
     """
 
     soname: str
     functions: dict[str, str]
+    answers: Mapping[str, str] = field(default_factory=dict)
 
 
 def find_torch() -> TorchBuild | None:
@@ -129,7 +132,8 @@ def read_wanted(build: TorchBuild, provided: Iterable[str]) -> list[Wanted]:
     for library in libraries:
         _collect(library, functions, internal, frozenset(provided))
     functions.pop(DRIVER_SONAME, None)
-    return [Wanted(soname, functions[soname]) for soname in sorted(functions)]
+    answers = versions.answers(build.folder.parent, build.cuda)
+    return [Wanted(soname, functions[soname], answers) for soname in sorted(functions)]
 
 
 def _collect(

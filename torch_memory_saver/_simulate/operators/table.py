@@ -62,7 +62,13 @@ _KEPT = frozenset(
     )
 )
 #: They reach a CUDA implementation without having one by name.
-_ADDED = ("aten::convolution", "aten::convolution_backward", "aten::_index_put_impl_", "aten::mode.values")
+_ADDED = (
+    "aten::convolution",
+    "aten::convolution_backward",
+    "aten::_index_put_impl_",
+    "aten::mode.values",
+    "aten::nanmean.out",  # in PyTorch 2.6
+)
 _PREFIXES_KEPT = ("cudnn_", "_cudnn_", "miopen_", "mkldnn_", "_mps_", "_nested_", "_coalesced", "_sparse", "_to_sparse")
 
 

@@ -18,6 +18,7 @@ from torch_memory_saver._simulate import stubs
 from torch_memory_saver._simulate.elf import read_library
 from torch_memory_saver._simulate.stubs import source_of, version_script_of
 from torch_memory_saver._simulate.torch_build import TorchBuild, Wanted, find_torch, read_wanted
+from torch_memory_saver._simulate.versions import answers
 from torch_memory_saver.errors import InvalidStateError, TorchUnavailableError
 
 #: Calls a function of the fake torch in a simulated process and prints its result.
@@ -155,6 +156,39 @@ def test_generated_text() -> None:
     assert version_script_of(wanted, {"cublasOld"}) == "N {\n    global: cublasCreate_v2; cublasGetStatusString;\n};\n"
     # A version must be there even where the simulated GPU has all its functions: the dynamic linker looks for it.
     assert version_script_of(Wanted("libx.so.1", {"x": "NODE"}), {"x"}) == "NODE {\n};\n"
+
+
+def metadata(site: Path, requirement: str) -> None:
+    folder = site / "torch-2.99.0.dist-info"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "METADATA").write_text(f"Name: torch\nRequires-Dist: filelock\nRequires-Dist: {requirement}\n")
+
+
+@pytest.mark.parametrize(
+    ("requirement", "version", "number", "bad_parameter"),
+    [
+        ('nvidia-cudnn-cu13==9.19.0.56; platform_system == "Linux"', "9, 19, 0", 91900, 2000),
+        ('nvidia-cudnn-cu12 (==9.1.0.70) ; platform_system == "Linux"', "9, 1, 0", 90100, 2000),
+        ("nvidia-cudnn-cu12==8.9.2.26", "8, 9, 2", 8902, 3),
+    ],
+)
+def test_versions_are_those_that_torch_requires(
+    tmp_path: Path, requirement: str, version: str, number: int, bad_parameter: int
+) -> None:
+    metadata(tmp_path, requirement)
+    texts = answers(tmp_path / "torch", "12.4")
+    assert f"cudnnGetVersion(void) {{ return {number}; }}" in texts["cudnnGetVersion"]
+    assert "cudnnGetCudartVersion(void) { return 12040; }" in texts["cudnnGetCudartVersion"]
+    assert f"{{{version}}}" in texts["cudnnGetProperty"] and f"return {bad_parameter};" in texts["cudnnGetProperty"]
+    source = source_of(Wanted("libcudnn.so.9", {"cudnnGetVersion": "", "cudnnCreate": ""}, texts), ())
+    assert f"return {number};" in source and "RETURNS_STATUS(cudnnCreate)" in source
+    assert "RETURNS_STATUS(cudnnGetVersion)" not in source and "cudnnGetProperty" not in source
+
+
+def test_a_version_that_is_not_required_is_not_invented(tmp_path: Path) -> None:
+    assert answers(tmp_path / "torch", "13.0") == {}
+    metadata(tmp_path, "nvidia-cudnn-frontend==1.2.3")
+    assert answers(tmp_path / "torch", "13.0") == {}
 
 
 def test_only_names_of_functions_get_into_generated_text() -> None:
