@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 _HOW = "run 'make torch-test'"
 _DEVICE_NAME = "Simulated GPU"

@@ -1,26 +1,23 @@
-"""One of two ranks, each on a device of its own: ``nccl_rank.py SCENARIO RANK FILE``, where both name the same new file.
+"""One of two ranks that use NCCL through torch.distributed; ranks.py says how it is started.
 
-Prints ``ok`` after the scenario; what a rank expects is checked here, and what the outside sees by tests/torch/test_nccl.py.
+What a rank expects is checked here, and what the outside sees by tests/torch/test_nccl.py.
 """
 
 from __future__ import annotations
 
+import datetime
+import fcntl
 import os
 import signal
 import sys
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from ranks import RANKS, device, main, other, rank
 
-RANKS = 2
 #: More than one step of the simulated collectives, and not a multiple of the ranks.
 MANY = 300_007
 TYPES = (torch.float32, torch.bfloat16, torch.int64)
-
-rank = int(sys.argv[2])
-other = 1 - rank
-device = torch.device("cuda", rank)
 
 
 def full(value: float, count: int = MANY, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -161,6 +158,21 @@ def killed() -> None:
     torch.cuda.synchronize()
 
 
+def late() -> None:
+    """Rank 1 lives and does not take part, until rank 0 has gone: the time of the group is over."""
+    group = dist.new_group(timeout=datetime.timedelta(seconds=1))
+    dist.barrier(group=group)
+    with open(f"{sys.argv[3]}.alive", "w") as alive:
+        if rank == 0:
+            fcntl.flock(alive, fcntl.LOCK_EX)
+        dist.barrier()
+        if rank == 0:
+            dist.all_reduce(full(1), group=group)
+            torch.cuda.synchronize()
+        fcntl.flock(alive, fcntl.LOCK_EX)
+    os._exit(0)
+
+
 def aborted() -> None:
     """Rank 0 gives up what rank 1 never takes part in; its stream goes on after that."""
     tensor = full(1)
@@ -173,6 +185,8 @@ def aborted() -> None:
         dist.distributed_c10d._get_default_group()._get_backend(device).abort()
         torch.cuda.synchronize()
         expect(full(3), 3)
+    print("ok", flush=True)
+    os._exit(0)  # the group is no more
 
 
 def mismatched() -> None:
@@ -181,21 +195,5 @@ def mismatched() -> None:
     torch.cuda.synchronize()
 
 
-SCENARIOS: dict[str, Callable[[], None]] = {
-    scenario.__name__: scenario
-    for scenario in (collectives, transfers, asynchronous, groups, captured, killed, aborted, mismatched)
-}
-
-
-def main() -> None:
-    torch.cuda.set_device(device)
-    eager = {"device_id": device} if os.environ.get("EAGER") == "1" else {}
-    dist.init_process_group("nccl", init_method=f"file://{sys.argv[3]}", rank=rank, world_size=RANKS, **eager)
-    SCENARIOS[sys.argv[1]]()
-    if sys.argv[1] != "aborted":
-        dist.destroy_process_group()
-    print("ok")
-
-
 if __name__ == "__main__":
-    main()
+    main(collectives, transfers, asynchronous, groups, captured, killed, late, aborted, mismatched)

@@ -1,0 +1,57 @@
+"""Starts the programs of tests/torch/programs that are one of two ranks, each on a simulated GPU of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch.cuda import device_count
+
+RANKS = 2
+TIMEOUT_S = 100
+PROGRAMS = Path(__file__).resolve().parent / "programs"
+
+skip_with_too_few_devices = pytest.mark.skipif(
+    device_count() < RANKS, reason=f"needs {RANKS} devices: run simulate with --devices {RANKS}"
+)
+
+ENVIRONMENT = {
+    # As torchrun sets it: threads that wait for each other by turning take many times as long on few cores.
+    "OMP_NUM_THREADS": "1",
+    # torch's watchdog waits four times as long before it ends a process, for those who collect traces: by default a minute.
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "100",
+}
+
+
+class Ended:
+    """What became of a rank."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.output, self.errors = process.communicate(timeout=TIMEOUT_S)
+        self.status = process.returncode
+
+    def check(self) -> None:
+        assert (self.status, self.output.splitlines()[-1:]) == (0, ["ok"]), self.errors
+
+
+def run_ranks(program: str, scenarios: str, folder: Path, **variables: str) -> list[Ended]:
+    environment = ENVIRONMENT | os.environ | variables
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(PROGRAMS / program), scenarios, str(rank), str(folder / "rendezvous")],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(RANKS)
+    ]
+    try:
+        return [Ended(rank) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
