@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""The layers of csrc/: fails where a file uses what it must not.
+"""Checks the layers of csrc/: fails if a file uses another one that it must not use.
 
-The order is base < device < backup < core < abi < preload, python. A file uses its own layer and lower ones; preload and
-python do not use each other; all may use include/, the public ABI. The parts of backup have an order (BACKUP_ORDER), and
-some include only certain headers of another (BACKUP_DOORS). The simulator stands beside the layers, shares only include/,
-and has its own order of folders (SIMULATOR_ORDER). A use is an `#include "..."` or, where objects are found, a symbol that
-one object needs and another defines (nm). A module is x.c with x.h. It fails on
+The order is base < device < backup < core < abi < preload, python. A file uses its own layer and lower ones. preload and
+python do not use each other. All may use include/, the public ABI. The parts of backup have an order (BACKUP_ORDER), and
+some may include only certain headers of another part (BACKUP_DOORS). The simulator stands beside the layers, shares only
+include/ with them, and has its own order of folders (SIMULATOR_ORDER). A use is an `#include "..."` or, if objects are
+found, a symbol that one object needs and another defines (nm). A module is x.c with x.h. The check fails on
 
 - a use against the order of the layers, of the parts of backup, or of the simulator's folders;
-- an include, from one part of backup in another, of a header that is not for that;
+- an include of a header of another part of backup that BACKUP_DOORS does not allow;
 - a circle of modules in a layer or in the simulator, or of folders in the simulator;
 - Python.h outside csrc/python.
 
-There is no list of exceptions. What has to call upwards goes through a pointer in a table that the upper layer fills.
+There is no list of exceptions. A call upwards goes through a pointer in a table that the upper layer fills.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from pathlib import Path, PurePosixPath
 
 import layers_picture
 
-# From the lowest to the highest; those of one row do not use each other.
+# From the lowest to the highest. The layers of one row do not use each other.
 LAYERS: tuple[tuple[str, ...], ...] = (("base",), ("device",), ("backup",), ("core",), ("abi",), ("preload", "python"))
 SHARED = "include"
 BACKUP = "backup"
-# The parts of csrc/backup, likewise: a module directly in it, or a folder.
+# The parts of csrc/backup in the same form. A part is a module directly in it, or a folder.
 BACKUP_ORDER: tuple[tuple[str, ...], ...] = (("content",), ("backup",), ("host",), ("disk",), ("stores",))
-# (user, used): the modules of one part whose headers another may include. Where nothing is said, all.
+# (user, used): the modules of the used part whose headers the user may include. A pair that is not listed: all modules.
 BACKUP_DOORS: dict[tuple[str, str], frozenset[str]] = {
     ("disk", "host"): frozenset({"backup/host/store", "backup/host/map"}),
     ("stores", "host"): frozenset({"backup/host/operations"}),
     ("stores", "disk"): frozenset({"backup/disk/operations"}),
 }
 SIMULATOR = "simulator"
-# The folders of csrc/simulator, likewise. "." are the files directly in it.
+# The folders of csrc/simulator in the same form. "." stands for the files directly in it.
 SIMULATOR_ORDER: tuple[tuple[str, ...], ...] = (
     (".",),
     ("base",),
@@ -69,7 +69,7 @@ _INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]+([\"<])([^\">\n]+)[\">]", re.
 
 @dataclass
 class Use:
-    """How one module uses another: by which includes (file, header) and which symbols."""
+    """How one module uses another: its includes as (file, header), and its symbols."""
 
     includes: list[tuple[str, str]] = field(default_factory=list)
     symbols: list[str] = field(default_factory=list)
@@ -86,7 +86,7 @@ Graph = dict[str, dict[str, Use]]
 
 @dataclass
 class Sources:
-    """What was read: every path is relative to csrc. Modules name themselves by a path without its ending."""
+    """What was read. Paths are relative to csrc. The name of a module is its path without the suffix."""
 
     modules: set[str] = field(default_factory=set)
     graph: Graph = field(default_factory=dict)
@@ -106,13 +106,13 @@ def layer_of(module: str) -> str:
 
 
 def folder_of(module: str) -> str:
-    """The folder of a module of the simulator, in the simulator."""
+    """The folder in csrc/simulator of a module of the simulator; "." if the module is directly in it."""
     folders = PurePosixPath(module).parts[1:-1]
     return folders[0] if folders else "."
 
 
 def part_of(module: str) -> str:
-    """The part of csrc/backup that a module of it is, or belongs to."""
+    """The part of csrc/backup that a module belongs to."""
     return PurePosixPath(module).parts[1]
 
 
@@ -135,7 +135,7 @@ def read_includes(csrc: Path, sources: Sources) -> None:
 
 
 def find_objects(folder: Path, csrc: Path) -> dict[str, Path]:
-    """The objects under `folder`/csrc by module, without those whose source is gone or newer."""
+    """The objects under `folder`/csrc by module, without those whose source is missing or newer."""
     objects = {}
     for path in sorted((folder / "csrc").rglob("*.o")):
         module = module_of(path.relative_to(folder / "csrc").as_posix())
@@ -164,7 +164,7 @@ def read_symbols(objects: Mapping[str, Path], sources: Sources) -> None:
 
 
 def _definers(user: str, modules: list[str]) -> list[str]:
-    """Which of the modules that define a symbol a user means: the libraries that come of csrc have some names in common."""
+    """The modules among those that define a symbol to which `user` is linked. The libraries built from csrc share names."""
     for same in (
         [module for module in modules if layer_of(module) == layer_of(user)],
         [module for module in modules if (layer_of(module) == SIMULATOR) == (layer_of(user) == SIMULATOR)],
@@ -175,7 +175,7 @@ def _definers(user: str, modules: list[str]) -> list[str]:
 
 
 def may_use(user: str, used: str) -> bool:
-    """Whether the order of the layers lets a module use another one."""
+    """Whether the order of the layers allows `user` to use `used`."""
     above, below = layer_of(user), layer_of(used)
     if above == below or below == SHARED:
         return True
@@ -207,7 +207,7 @@ def check_backup(sources: Sources) -> Iterator[str]:
                 yield f"against the order in backup, {above} uses {below}: {use.describe(user, used)}"
             doors = BACKUP_DOORS.get((above, below), {used})
             if use.includes and used not in doors:
-                yield f"of {below}, {above} may include {', '.join(sorted(doors))}: {use.describe(user, used)}"
+                yield f"{above} may include of {below} only {', '.join(sorted(doors))}: {use.describe(user, used)}"
 
 
 def check_simulator(sources: Sources) -> Iterator[str]:
@@ -285,7 +285,7 @@ def read(csrc: Path, objects: Path) -> Sources:
 
 
 def check(sources: Sources) -> list[str]:
-    """What is wrong, a sentence or a few lines each."""
+    """The problems, each a sentence or a few lines."""
     return [
         *sources.problems,
         *check_layers(sources),
@@ -296,7 +296,7 @@ def check(sources: Sources) -> list[str]:
 
 
 def count_uses(sources: Sources) -> layers_picture.Counts:
-    """How many modules of one folder use how many of another: pairs of modules."""
+    """The number of pairs of modules for each pair of folders, in which a module of one folder uses one of the other."""
     counts: layers_picture.Counts = {}
     for user, uses in sources.graph.items():
         for used in uses:
@@ -314,11 +314,11 @@ def main(arguments: list[str] | None = None) -> int:
         "--objects",
         type=Path,
         default=root / "build/c/plain",
-        help="what was built of them (default: by `make ctest-build`)",
+        help="the objects built from them (default: those of `make ctest-build`)",
     )
-    parser.add_argument("--need-objects", action="store_true", help="fail where a source file has no object")
+    parser.add_argument("--need-objects", action="store_true", help="fail if a source file has no object")
     parser.add_argument("--dot", action="store_true", help="print the graph of the folders for graphviz, and check nothing")
-    parser.add_argument("--svg", type=Path, metavar="PATH", help="draw the layers into a file, and check nothing")
+    parser.add_argument("--svg", type=Path, metavar="PATH", help="draw the layers to this file, and check nothing")
     options = parser.parse_args(arguments)
 
     sources = read(options.csrc, options.objects)
@@ -331,10 +331,10 @@ def main(arguments: list[str] | None = None) -> int:
     problems = check(sources)
     compiled = {module for module in sources.modules if (options.csrc / f"{module}.c").is_file()}
     if options.need_objects and sources.objects < len(compiled):
-        problems.append(f"only {sources.objects} of {len(compiled)} files have an object of theirs in {options.objects}")
+        problems.append(f"only {sources.objects} of {len(compiled)} files have an object in {options.objects}: build them")
     for problem in problems:
         print(problem, file=sys.stderr)
-    print(f"{len(sources.modules)} modules, the symbols of {sources.objects}: ", end="")
+    print(f"{len(sources.modules)} modules and the symbols of {sources.objects} objects: ", end="")
     print(f"problems: {len(problems)}" if problems else "every use follows the order of the layers")
     return 1 if problems else 0
 

@@ -1,9 +1,9 @@
-"""The makers of `tms_quiesced_t`, without which no memory is unmapped: `python tools/check_quiesced.py`.
+"""Checks who makes a `tms_quiesced_t`, without which no memory is unmapped: `python tools/check_quiesced.py`.
 
-core/quiesced.c makes such values, in three functions with names (core/quiesced.h). Everywhere else in csrc a value is
-declared, passed and assigned whole. This fails on every other way to one: an initialiser, a compound literal or a cast, a
-field, `memset` and the like; on a call of `tms_quiesced_never_handed_out` or `tms_quiesced_devices_lost` from a function
-that is not listed here with its reason; and on `cuMemUnmap` anywhere but in core/segment.c.
+core/quiesced.c makes such values in three functions (core/quiesced.h). Elsewhere in csrc a value is only declared, passed
+and assigned as a whole. The check fails on every other way to make one: an initialiser, a compound literal or a cast, a
+field, `memset` and the like. It fails on a call of `tms_quiesced_never_handed_out` or `tms_quiesced_devices_lost` from a
+function that is not listed here with its reason. It also fails on `cuMemUnmap` outside core/segment.c.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 HOME = {"core/quiesced.c", "core/quiesced.h"}
 
-#: Who may say without waiting that memory is quiesced, as (file, function, maker), and why that is so.
+#: The callers that may state without waiting that memory is quiesced, as (file, function, maker), and the reason.
 UNWAITED = {
     ("core/segment.c", "tms_segment_populate", "tms_quiesced_never_handed_out"): "it undoes its own mapping",
     ("core/allocation/allocation.c", "make_segment", "tms_quiesced_never_handed_out"): "the allocation has failed",
@@ -43,7 +43,7 @@ _FUNCTION = re.compile(r"^\w[^;{}()]*?\b(\w+)\([^;{}]*\)\s*\{", re.MULTILINE)
 
 
 def without_comments(source: str) -> str:
-    """The source with comments and the contents of strings blank; lines stay where they are."""
+    """The source with spaces in place of comments and strings. Positions and line numbers stay the same."""
     return re.sub(
         r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"',
         lambda found: re.sub(r"[^\n]", " ", found.group()),
@@ -53,7 +53,7 @@ def without_comments(source: str) -> str:
 
 
 def check(name: str, source: str) -> list[str]:
-    """What is wrong in a file of csrc."""
+    """The problems in one file of csrc, one line each."""
     if name in HOME or name.startswith("simulator/"):
         return []
     code = without_comments(source)
@@ -69,7 +69,7 @@ def check(name: str, source: str) -> list[str]:
     for found in _MAKER.finditer(code):
         inside = [function for start, function in functions if start < found.start()]
         if (name, inside[-1] if inside else "", found.group(1)) not in UNWAITED:
-            problem(found.start(), f"{found.group(1)}: not one of those who may say so (tools/check_quiesced.py)")
+            problem(found.start(), f"{found.group(1)}: its caller is not listed in UNWAITED (tools/check_quiesced.py)")
     if name != "core/segment.c":
         for found in re.finditer(r"\bcuMemUnmap\s*[(,]", code):
             if not name.startswith("device/driver"):
@@ -80,7 +80,7 @@ def check(name: str, source: str) -> list[str]:
 def main() -> int:
     sources = sorted((ROOT / "csrc").rglob("*.[ch]"))
     problems = [line for path in sources for line in check(str(path.relative_to(ROOT / "csrc")), path.read_text())]
-    print("\n".join(problems) or f"{len(sources)} files: what unmaps has waited")
+    print("\n".join(problems) or f"{len(sources)} files: every unmap has waited")
     return 1 if problems else 0
 
 

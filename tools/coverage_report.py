@@ -1,11 +1,11 @@
-"""Prints how much of the C code was run, by line and by branch, a file a row, from what gcov counted.
+"""Prints how much of the C code was run, by line and by branch, with one row for each file, from the counts of gcov.
 
     coverage_report.py [--lines PERCENT] [--branches PERCENT] [--missing FILE...] BUILD FOLDER...
 
-BUILD holds the objects that were compiled with --coverage, in the folders of their sources; FOLDER are the folders that are
-measured (not the folders in them). A header counts where its functions were compiled in, all places together. The status is
-1 if a figure of the total is below PERCENT. --missing lists, for the files named, the lines that were not run (``-``) and
-those with a branch that was not taken (``?``, with the numbers of the branches).
+BUILD holds the objects that were compiled with --coverage, in the folders of their sources. Each FOLDER is measured without
+the folders in it. The counts of a header are the sums over all files that it was compiled into. The exit status is 1 if a
+total is below PERCENT. --missing lists, for each file named, the lines that were not run (``-``) and the lines with a branch
+that was not taken (``?``, with the numbers of the branches).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 @dataclass
 class Counts:
-    """Of one source file: how often each line was run, and each branch of it taken."""
+    """How often each line of one source file was run, and how often each branch was taken."""
 
     lines: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     branches: dict[tuple[str, int, int], int] = field(default_factory=lambda: defaultdict(int))
@@ -32,17 +32,17 @@ class Counts:
         number = line["line_number"]
         self.lines[number] += line["count"]
         for index, branch in enumerate(line["branches"]):
-            # A line of a header is in every function that it was compiled into.
+            # A line of a header has branches of its own in every function that it was compiled into.
             self.branches[line.get("function_name", ""), number, index] += branch["count"]
 
     def taken(self) -> tuple[int, int, int, int]:
-        """Lines run, lines, branches taken, branches."""
+        """The numbers of lines run, of lines, of branches taken and of branches."""
         lines, branches = self.lines.values(), self.branches.values()
         return sum(map(bool, lines)), len(lines), sum(map(bool, branches)), len(branches)
 
 
 def gcov(notes: list[Path]) -> Iterator[dict[str, Any]]:
-    """What gcov says of object files, one document each."""
+    """The output of gcov for object files, one JSON document for each."""
     command = ["gcov", "--json-format", "--stdout", "--branch-probabilities", *map(str, notes)]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     for line in output.splitlines():

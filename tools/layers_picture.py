@@ -1,4 +1,4 @@
-"""Pictures of the graph that check_layers.py reads: for graphviz, and drawn with the standard library alone."""
+"""Draws the graph that check_layers.py reads: as input for graphviz, or as SVG with the standard library alone."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-# (user, used): how many pairs of modules. Folders of csrc by their paths.
+# (user, used), two folders of csrc by their paths: how many pairs of modules use each other.
 Counts = dict[tuple[str, str], int]
 Rows = Sequence[Sequence[str]]
 
-# What a reader looks for in a layer; csrc's layers have no other place for one line.
+# The contents of each layer in one line.
 CONTENTS = {
     "include": "tms.h, the public C ABI: used by all",
     "base": "status, log, settings, registry, quarantine",
@@ -30,12 +30,12 @@ COLOURS = {
     "preload": "#be123c",
     "python": "#15803d",
 }
-CAPTION = "An arrow: uses. Its number: how many pairs of a file that uses and a file that is used."
+CAPTION = "An arrow points from a layer to one that it uses. Its number counts the pairs of files."
 INK, QUIET, PAPER = "#1e293b", "#64748b", "#ffffff"
 
 
 def dot(counts: Counts) -> str:
-    """The folders and how many modules of one use how many of another, for `dot -Tsvg`."""
+    """The graph of the folders, with the number of pairs of modules at each arrow, for `dot -Tsvg`."""
     lines = ["digraph layers {", "  rankdir=TB;", '  node [shape=box, fontname="sans-serif"];']
     lines += [f'  "{user}" -> "{used}" [label={count}];' for (user, used), count in sorted(counts.items())]
     return "\n".join([*lines, "}"]) + "\n"
@@ -48,7 +48,7 @@ class Box:
     top: float
     width: float
     height: float = 56
-    # How many ends of arrows a side has, and how many of them have their place.
+    # For each side: how many arrows end there, and how many of these ends are placed.
     ends: dict[str, int] = field(default_factory=dict)
     placed: dict[str, int] = field(default_factory=dict)
 
@@ -64,18 +64,18 @@ class Box:
         return self.left if side == "left" else self.left + self.width
 
     def next_end(self, side: str) -> float:
-        """The height at which the side's next arrow begins or ends: from the top down."""
+        """The y coordinate at which the side's next arrow begins or ends, from the top down."""
         self.placed[side] = self.placed.get(side, 0) + 1
         return self.top + self.height * self.placed[side] / (self.ends[side] + 1)
 
 
-# Lengths of the drawing.
+# Lengths in the drawing, in pixels.
 STACK_WIDTH, GAP, LANE, MARGIN, SIMULATOR_WIDTH = 380, 34, 26, 24, 200
 
 
 def svg(counts: Counts, layers: Rows, shared: str, simulator: str, simulator_order: Rows) -> str:
-    """The layers from the highest to the lowest, an arrow from each to each lower one that it uses, with the number of pairs
-    of modules; beside them the simulator with its folders."""
+    """The layers from the highest to the lowest, and beside them the simulator with its folders. An arrow points from a
+    layer to each lower one that it uses, with the number of pairs of modules."""
     uses = _by_layer(counts)
     rows = [*reversed(layers)]
     rank = {layer: index for index, row in enumerate(rows) for layer in row}
@@ -119,7 +119,7 @@ def _by_layer(counts: Counts) -> Counts:
 
 
 def _side(pair: tuple[str, str], rows: Rows) -> str:
-    """On which side of the stack an arrow that skips a layer goes: that of its user, where a row has two."""
+    """The side of the stack for an arrow that skips a layer: the side of its user, if a row has two layers."""
     row = next(row for row in rows if pair[0] in row)
     return "right" if row.index(pair[0]) > 0 else "left"
 
@@ -136,15 +136,15 @@ def _stack(rows: Rows, left: float) -> dict[str, Box]:
 
 
 def _lanes(sides: dict[tuple[str, str], str], uses: Counts, boxes: dict[str, Box], rank: dict[str, int]) -> list[str]:
-    """The arrows that skip a layer: out of the side of a box, down a lane of their own, and into the side of another."""
+    """The arrows that skip a layer. Each leaves a box at its side, goes down a lane of its own and enters another box."""
     drawn = []
     for side in ("left", "right"):
         pairs = [pair for pair, own in sides.items() if own == side]
-        # The shortest goes in the innermost lane, so that arrows cross where they must and nowhere else.
+        # The shortest arrow takes the innermost lane, so that arrows cross only where they must.
         pairs.sort(key=lambda pair: (rank[pair[1]] - rank[pair[0]], rank[pair[0]]))
         for name in [end for pair in pairs for end in pair]:
             boxes[name].ends[side] = boxes[name].ends.get(side, 0) + 1
-        # At a box, from the top down: those that come in, the longest first; then those that go out, the longest first.
+        # At a box, from the top down: the incoming arrows and then the outgoing ones, the longest first.
         ends: dict[tuple[tuple[str, str], int], float] = {}
         for which in (1, 0):
             for pair in reversed(pairs):
@@ -203,13 +203,13 @@ def _box(box: Box, colour: str, words: str) -> str:
 
 
 def _straight(user: Box, used: Box, count: int) -> str:
-    """Between neighbours: straight down, within the width of the narrower."""
+    """An arrow between neighbours: straight down, at the middle of the narrower box."""
     x = user.middle if user.width <= used.width else used.middle
     return _arrow([(x, user.bottom), (x, used.top)], COLOURS.get(user.name, INK), count)
 
 
 def _arrow(path: list[tuple[float, float]], colour: str, count: int) -> str:
-    """A line through points with an arrowhead at its end, and a number on its longest upright part."""
+    """A line through points, with an arrowhead at its end and a number at its longest vertical part."""
     (x_before, y_before), (x, y) = path[-2:]
     if x == x_before:
         head = f"{x:g},{y:g} {x - 4:g},{y - 8:g} {x + 4:g},{y - 8:g}"

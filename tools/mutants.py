@@ -1,11 +1,11 @@
-"""Plants one bug at a time and runs the tests that have to notice it: `make mutants`.
+"""Plants one bug at a time and runs the tests that must notice it: `make mutants`.
 
-The bugs are listed in native.py and package.py of tests/mutants. Each is put into a copy of the source tree (build/mutants),
-which is built as far as it has changed, and each test that is named for it has to fail *cleanly*: by an assertion, not by a
-crash, and not by running into the time limit. Before that all those tests have to pass without any bug.
+native.py and package.py of tests/mutants list the bugs. Each is put into a copy of the source tree (build/mutants), in which
+only changed files are built. Each test that is named for the bug must fail *cleanly*: by an assertion, not by a crash and
+not by its time limit. Before that, all those tests must pass without a bug.
 
-Exit status: 0 where every bug was noticed; 1 where one survived, was not noticed cleanly, or does not apply to the sources
-any more; 2 where nothing can be said, because the tests fail without a bug.
+Exit status: 0 if every bug was noticed; 1 if one survived, was not noticed cleanly, or no longer applies to the sources; 2
+if nothing can be concluded, because the tests fail without a bug or the sources cannot be copied.
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ from mutant import Mutant, TableError, check  # noqa: E402
 
 MUTANTS = (*native.MUTANTS, *package.MUTANTS)
 
-#: What the build of the C tests and of `make site` leaves in the copy.
+#: Where the copy has the built C tests and the output of `make site`.
 _BUILD = Path("build/c/plain")
-#: What one test may take, much more than any does.
+#: The time limit of one test, far above what any test takes.
 _SECONDS = 120
 _BUILD_SECONDS = 1200
-#: Of the output of a test that did something else than it should.
+#: How many of the last lines of output are shown after an unexpected outcome.
 _SHOWN_LINES = 25
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one test did: "passed", "failed", or otherwise, in words; and its output."""
+    """The outcome of one test or build, such as "passed" or "failed", and its output."""
 
     what: str
     output: str
 
 
 class Tree:
-    """A copy of the sources, and what is built there."""
+    """A copy of the sources, and what is built in it."""
 
     def __init__(self, folder: Path, seconds: int) -> None:
         self.folder = folder
         self.seconds = seconds
-        # No bytecode: its file is told from its source's time in seconds, and two mutants may come within one.
+        # No bytecode files: Python compares the time of a source in seconds, and two mutants may follow within one second.
         self.environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
         for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):
             self.environment.pop(name, None)
 
     def copy(self) -> None:
-        """Makes the copy the same as the sources. What has not changed keeps its time, so that little is built again."""
+        """Makes the copy the same as the sources. Unchanged files keep their times, so that little is built again."""
         listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
         wanted = {name for name in names if name and (ROOT / name).is_file()}
@@ -77,7 +77,7 @@ class Tree:
                     path.unlink()
 
     def build(self, tests: tuple[str, ...]) -> Outcome:
-        """Builds what the tests need."""
+        """Builds what the tests need. The outcome is "0" if it was built."""
         programs = [test for test in tests if test.endswith(".c")]
         targets = ["ctest-build", "C_TESTS=" + " ".join(programs)] if programs else []
         targets += ["site"] if len(programs) < len(tests) else []
@@ -86,7 +86,7 @@ class Tree:
         return self._run(["make", "-s", f"-j{os.cpu_count()}", *flags, *targets], _BUILD_SECONDS)
 
     def test(self, test: str) -> Outcome:
-        """Runs one test."""
+        """Runs one test. The outcome is "passed", "failed" (by an assertion), or says what else happened."""
         if test.endswith(".c"):
             outcome = self._run([str(self.folder / _BUILD / test.removesuffix(".c"))], self.seconds)
             ended = re.search(r"^\[=+\] \d+ test\(s\) run", outcome.output, re.MULTILINE)
@@ -114,7 +114,7 @@ class Tree:
             del environment["PYTHONPATH"]
         else:
             del environment["TMS_CUDA_DRIVER"]
-        # A session of its own, so that what it has started ends with it.
+        # A session of its own, so that all processes that it has started can be killed together.
         process = subprocess.Popen(
             command,
             cwd=self.folder,
@@ -154,13 +154,13 @@ def _show(output: str) -> None:
 
 
 def _has_torch() -> bool:
-    """Whether this Python has PyTorch's CUDA build, which `simulate` runs."""
-    torch = importlib.util.find_spec("torch")  # not imported: the libraries that it is linked with may be missing
+    """Whether this Python has PyTorch's CUDA build, which some of the tests need."""
+    torch = importlib.util.find_spec("torch")  # not imported, because libraries that it is linked with may be missing
     return torch is not None and torch.origin is not None and (Path(torch.origin).parent / "lib/libtorch_cuda.so").is_file()
 
 
 def _passes_without_bugs(tree: Tree, mutants: list[Mutant]) -> bool:
-    """Whether all tests that are named pass as things are; prints those that do not."""
+    """Whether all tests that the mutants name pass without a bug. Prints those that do not."""
     tests = tuple(dict.fromkeys(test for mutant in mutants for test in mutant.tests))
     built = tree.build(tests)
     if built.what != "0":
@@ -180,7 +180,7 @@ def _passes_without_bugs(tree: Tree, mutants: list[Mutant]) -> bool:
 
 
 def _try_mutant(tree: Tree, mutant: Mutant) -> bool:
-    """Plants it, and says in one line whether each of its tests has noticed."""
+    """Plants the bug and prints in one line what its tests did. Returns whether all of them noticed it."""
     started = time.monotonic()
     path = tree.folder / mutant.file
     original = path.read_text()
@@ -209,11 +209,11 @@ def _try_mutant(tree: Tree, mutant: Mutant) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Plants bugs, and runs the tests that have to notice each.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="only mutants whose names contain one of these")
-    parser.add_argument("--list", action="store_true", help="list them, and check that they apply")
+    parser = argparse.ArgumentParser(description="Plants bugs, and runs the tests that must notice each.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="run only mutants whose names contain one of these")
+    parser.add_argument("--list", action="store_true", help="list the mutants, and check that they apply to the sources")
     parser.add_argument("--seconds", type=int, default=_SECONDS, help="the time limit of one test (default: %(default)s)")
-    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "mutants", help="where the copy is made")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "mutants", help="the folder for the copy")
     arguments = parser.parse_args()
     problems = check(MUTANTS, ROOT)
     for problem in problems:

@@ -1,9 +1,9 @@
-"""What computing on the simulated GPU costs: python tools/operator_speed.py [--threads N] [--repetitions N]
+"""Compares the speed of the simulated GPU with the CPU's: python tools/operator_speed.py [--threads N] [--repetitions N]
 
-Runs under ``python -m torch_memory_saver simulate``; ``make operator-speed`` starts it so. The CPU and the simulated GPU
-take turns. Prints medians with the lowest and the highest, and the simulated GPU's time as a multiple of the CPU's:
+It must run under ``python -m torch_memory_saver simulate``, as ``make operator-speed`` does. The CPU and the simulated GPU
+take turns. It prints medians with the lowest and the highest, and the simulated GPU's time as a multiple of the CPU's:
 
-- a small operator: two tensors of 16 floats are added, many times, and waited for once;
+- a small operator: two tensors of 16 floats are added many times, with one synchronisation at the end;
 - a training step of a transformer: 4 layers of width 512, a batch of 8 x 256, dropout, checkpoints, Adam.
 """
 
@@ -79,10 +79,10 @@ def _spread(values: list[float]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="What computing on the simulated GPU costs, beside the CPU.")
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="of PyTorch on the CPU, on both (1)")
+    parser = argparse.ArgumentParser(description="Compares the speed of the simulated GPU with the CPU's.")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="PyTorch's CPU threads, for both (default 1)")
     parser.add_argument(
-        "--repetitions", type=int, default=5, metavar="N", help="of each, after a first that is not counted (5)"
+        "--repetitions", type=int, default=5, metavar="N", help="how often each is timed, after a first run (default 5)"
     )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

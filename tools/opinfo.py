@@ -1,7 +1,8 @@
-"""PyTorch's own database of operators on the simulated GPU, compared with the CPU: python tools/opinfo.py [--share 1/10] ...
+"""Compares the simulated GPU with the CPU on PyTorch's own database of operators: python tools/opinfo.py [--share 1/10] ...
 
-Runs under ``python -m torch_memory_saver simulate``; ``make opinfo`` starts it so. Prints how many entries are equal, and
-the causes of the others. The exit status is 1 if one is different that tests/torch/opinfo_differences.json does not list.
+It must run under ``python -m torch_memory_saver simulate``, as ``make opinfo`` does. It prints how many entries are equal,
+and the causes of the differences. The exit status is 1 if an entry differs that tests/torch/opinfo_differences.json does not
+list.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from pytorch_opinfo import differences, report, running  # noqa: E402
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description="PyTorch's database of operators on the simulated GPU, compared with the CPU."
+        description="Compares the simulated GPU with the CPU on PyTorch's own database of operators."
     )
-    parser.add_argument("--share", default="1/1", metavar="N/OF", help="one of OF shares of the entries")
-    parser.add_argument("--only", default="", metavar="ENTRY", help="one entry, such as add or nn.Linear")
-    parser.add_argument("--lanes", type=int, default=2, metavar="N", help="how many processes work side by side (2)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="writes the outcome of every check")
+    parser.add_argument("--share", default="1/1", metavar="N/OF", help="check share N of OF of the entries (default 1/1)")
+    parser.add_argument("--only", default="", metavar="ENTRY", help="check one entry, such as add or nn.Linear")
+    parser.add_argument("--lanes", type=int, default=2, metavar="N", help="how many processes run at once (default 2)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcome of every check to this file")
     options = parser.parse_args()
     share, of = map(int, options.share.split("/"))
     begin = time.monotonic()
@@ -36,7 +37,7 @@ def main() -> int:
     print(f"\n{report.table(outcomes)}; {time.monotonic() - begin:.0f} s")
     unlisted = differences.unlisted(outcomes)
     for each in unlisted:
-        print(f"not listed: {each}")
+        print(f"different, but not listed: {each}")
     for each in differences.no_longer(outcomes):
         print(f"listed, but equal now: {each}")
     return 1 if unlisted else 0

@@ -1,10 +1,10 @@
-"""Records what a GPU does: runs every behaviour of the table and writes what was seen.
+"""Records what a GPU does: runs every behaviour of the table and writes the observations.
 
     python tools/record_gpu.py --output tests/conformance/recorded_h200.json
 
-Needs the standard library only. On the simulated GPU the same command, with TMS_CUDA_DRIVER naming its library, tells what
-that one does. Behaviours that change their process have a process of their own, several at a time; the others follow each
-other in one process, so that no neighbour moves what cuMemGetInfo tells.
+It needs the standard library only. With the simulated GPU's library in TMS_CUDA_DRIVER the same command records the
+simulated GPU. A behaviour that changes its process runs in a process of its own, several at a time. The others run one after
+another in one process, so that no other process changes what cuMemGetInfo returns.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def load() -> dict[str, Behaviour]:
 
 
 def run_here(names: list[str]) -> None:
-    """In a child: one line of JSON for each behaviour. Stops early if one left the device in error."""
+    """Runs behaviours in a child process. Prints one line of JSON for each. Stops early if one left the device in error."""
     load()
     gpu = Gpu()
     for name in names:
@@ -56,13 +56,13 @@ def run_here(names: list[str]) -> None:
             if gpu.call("cuCtxSynchronize") != "SUCCESS":
                 break
             gpu.call("cudaGetLastError")
-    # The runtimes' exit handlers are not observed, and some behaviours leave a device that they would wait for.
+    # The runtimes' exit handlers are skipped: they would wait for work that some behaviours leave on the device.
     sys.stdout.flush()
     os._exit(0)
 
 
 def run_child(names: list[str], say: bool) -> dict[str, Observations]:
-    """Runs behaviours in one child process after another, until each has an answer."""
+    """Runs behaviours in one child process after another until each has a result. Returns the observations by name."""
     results: dict[str, Observations] = {}
     left = list(names)
     while left:
@@ -96,7 +96,7 @@ def run_child(names: list[str], say: bool) -> dict[str, Observations]:
 
 
 def machine() -> dict[str, Any]:
-    """In a child: the device and the driver."""
+    """Describes the device and the driver. Runs in a child process."""
     gpu = Gpu()
     gpu.must("cuInit", 0)
     version, runtime, count = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
@@ -140,16 +140,16 @@ def run_all(only: list[str], say: bool) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--output", type=Path, help="the file to write; else standard output")
-    parser.add_argument("--device-name", help="what to call the device; default: what the driver says")
-    parser.add_argument("--driver-version", help="default: what nvidia-smi says")
+    parser.add_argument("--output", type=Path, help="the file to write (default: standard output)")
+    parser.add_argument("--device-name", help="the device's name in the record (default: as the driver reports)")
+    parser.add_argument("--driver-version", help="the driver's version in the record (default: as nvidia-smi reports)")
     parser.add_argument("--date", default=datetime.datetime.now(datetime.timezone.utc).date().isoformat())
     parser.add_argument("--only", nargs="*", default=[], metavar="BEHAVIOUR")
     parser.add_argument("--verbose", action="store_true", help="show what the processes wrote to standard error")
     parser.add_argument("--child", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--machine", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument(
-        "--table", action="store_true", help="only say which behaviours there are, and how many devices each needs"
+        "--table", action="store_true", help="print the behaviours and how many devices each needs, and run none"
     )
     options = parser.parse_args()
     if options.child is not None:

@@ -1,10 +1,10 @@
-"""Random operations for a long time: python tools/soak.py [--seconds N] [--seed S] [--operations N] ...
+"""Runs random operations for a long time: python tools/soak.py [--seconds N] [--seed S] [--operations N] ...
 
-Runs one episode after another, each a World of its own with a seed of its own that is printed if it fails: `--seed` and
-`--operations` do that one again. Ends by printing how many operations it did in how many seconds. Everything is compared
-after every `--check-every`-th operation, and always at the end of an episode.
+It runs one episode after another. Each has a World and a seed of its own. If an episode fails, its seed is printed, and
+`--seed` with `--operations` repeats the episode. Everything is compared after every `--check-every`-th operation and at the
+end of an episode. The last line says how many operations ran in how many seconds.
 
-`make soak` runs it. The driver is the simulated GPU of the package that is found, unless the environment names another.
+`make soak` starts it. The driver is the simulated GPU of the installed package, unless the environment names another.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REPORT_SECONDS = 60
 
 
 def prepare(directory: Path) -> None:
-    """The environment that the core reads once. Before it is imported."""
+    """Sets the environment variables that the core reads once. Must run before the core is imported."""
     import importlib.util
 
     found = importlib.util.find_spec("torch_memory_saver")
@@ -44,7 +44,7 @@ def prepare(directory: Path) -> None:
 
 
 class Episode:
-    """One World, from nothing to nothing."""
+    """One World, from its start to its end."""
 
     def __init__(self, seed: int, directory: Path, machine: object, payload: bytes, check_every: int) -> None:
         from model_choice import RandomChoice
@@ -61,6 +61,7 @@ class Episode:
         self.operations, self.weights = list(everything), list(everything.values())
 
     def run(self, operations: int) -> int:
+        """Runs that many operations. Returns their number."""
         done = 0
         while done < operations:
             operation = self.choose.weighted(self.operations, self.weights)
@@ -81,20 +82,20 @@ def explain(episode: Episode, arguments: argparse.Namespace) -> None:
     for step in episode.world.steps:
         print("  ", step)
     command = f"--seed {episode.seed} --operations {arguments.episode} --check-every 1"
-    print(f"FAILED with seed {episode.seed}; again: python {sys.argv[0]} {command}", flush=True)
+    print(f"FAILED with seed {episode.seed}; to repeat it: python {sys.argv[0]} {command}", flush=True)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=3600, help="for how long (3600)")
-    parser.add_argument("--seed", type=int, help="of the first episode; the others count up from it")
-    parser.add_argument("--operations", type=int, help="one episode of so many, instead of a time")
-    parser.add_argument("--episode", type=int, default=EPISODE, help=f"operations an episode ({EPISODE})")
-    parser.add_argument("--check-every", type=int, default=8, help="operations between two comparisons of everything (8)")
+    parser.add_argument("--seconds", type=float, default=3600, help="how long to run (default 3600)")
+    parser.add_argument("--seed", type=int, help="seed of the first episode; the seeds of the others count up from it")
+    parser.add_argument("--operations", type=int, help="run one episode of this many operations, however long it takes")
+    parser.add_argument("--episode", type=int, default=EPISODE, help=f"operations in each episode (default {EPISODE})")
+    parser.add_argument("--check-every", type=int, default=8, help="operations between full comparisons (default 8)")
     arguments = parser.parse_args()
     seed = random.SystemRandom().randrange(1 << 32) if arguments.seed is None else arguments.seed
     faulthandler.enable()
-    # In the background of a shell it is ignored, and a pause that is interrupted would wait for ever.
+    # A shell ignores SIGINT for its background processes. A pause that is to be interrupted would then wait for ever.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="tms-soak-") as name:
         directory = Path(name)

@@ -1,9 +1,9 @@
-"""The tests of PyTorch on the simulated GPU, with several releases of it: ``make torch-matrix``.
+"""Runs the tests of PyTorch on the simulated GPU with several releases of PyTorch: ``make torch-matrix``.
 
-Our wheel is built once. For each release a virtual environment is made, with PyTorch's CUDA build (without its CUDA
-packages) and that same wheel in it, the tests run in both hook modes, those of interpreted kernels run as well, and the
-environment is removed. Prints a table; the exit status is 1 if a test failed. A release that cannot be installed with this
-Python is shown as such.
+The wheel of this package is built once. For each release a virtual environment is made with that wheel and PyTorch's CUDA
+build (without its CUDA packages). The tests run in both hook modes, and those of interpreted kernels run as well. Then the
+environment is removed. A table is printed. It also shows the releases that cannot be installed with this Python. The exit
+status is 1 if a test failed.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ NEWEST = "newest"
 VERSIONS = ("2.6.0", "2.8.0", "2.11.0", NEWEST)
 #: Options of simulate for each run: one for each hook mode, and one in which kernels are interpreted.
 MODES: dict[str, list[str]] = {"torch": [], "preload": ["--preload"], "kernels": ["--kernels", "error"]}
-#: The tests of a run, where they are not those of the command line.
+#: The tests of a run, if they differ from those of the command line.
 TESTS = {"kernels": ["tests/torch/test_kernels.py"]}
 MACHINE = ("--devices", "2", "--memory", "4GiB")
-#: Of what a failed build printed.
+#: How many of the last lines of a failed build are shown.
 _LAST_LINES = 20
 DESCRIBE = "import torch; print(torch.__version__, torch.version.cuda)"
 
@@ -46,12 +46,12 @@ class Row:
 
 
 def run(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Runs a command and keeps what it printed."""
+    """Runs a command and captures its output."""
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
 
 
 def build_wheel(folder: Path) -> Path:
-    """Our wheel, built in `folder`."""
+    """Builds the wheel of this package in `folder`. Returns its path."""
     done = run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT))
     if done.returncode != 0:
         raise SystemExit("the wheel could not be built:\n" + "\n".join(done.stderr.splitlines()[-_LAST_LINES:]))
@@ -60,7 +60,7 @@ def build_wheel(folder: Path) -> Path:
 
 
 def install(folder: Path, version: str, wheel: Path) -> tuple[str, str]:
-    """Makes the environment. Returns its interpreter, and "" or why this release cannot be had."""
+    """Makes the environment. Returns its interpreter, and "" or the reason why the release cannot be installed."""
     venv.create(folder, with_pip=True)
     python = str(folder / "bin" / "python")
     torch = "torch" if version == NEWEST else f"torch=={version}"
@@ -68,12 +68,12 @@ def install(folder: Path, version: str, wheel: Path) -> tuple[str, str]:
         done = run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments)
         if done.returncode != 0:
             errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-            return python, "not to be had: " + (errors or ["pip failed"])[-1].removeprefix("ERROR: ")
+            return python, "cannot be installed: " + (errors or ["pip failed"])[-1].removeprefix("ERROR: ")
     return python, ""
 
 
 def count(report: Path) -> tuple[str, bool]:
-    """What a JUnit report says, and whether nothing failed and something passed."""
+    """The counts of a JUnit report as text, and whether no test failed and at least one passed."""
     try:
         suite = ElementTree.parse(report).getroot().find("testsuite")
     except (OSError, ElementTree.ParseError):
@@ -86,7 +86,7 @@ def count(report: Path) -> tuple[str, bool]:
 
 
 def test(python: str, mode: str, tests: list[str], scratch: Path, log: Path) -> tuple[str, float, bool]:
-    """Runs the tests in one mode."""
+    """Runs the tests in one mode. Returns the counts as text, the seconds, and whether all is well."""
     report = scratch / f"{mode}.xml"
     command = [python, "-m", "torch_memory_saver", "simulate", *MACHINE, *MODES[mode], "--"]
     command += ["python", "-m", "pytest", *tests, f"--junitxml={report}", "-q", "-p", "no:cacheprovider"]
@@ -100,10 +100,10 @@ def test(python: str, mode: str, tests: list[str], scratch: Path, log: Path) -> 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Runs the tests on the simulated GPU with several releases of PyTorch.")
-    parser.add_argument("--versions", nargs="+", default=VERSIONS, help=f'such as 2.6.0, or "{NEWEST}"')
-    parser.add_argument("--tests", nargs="+", default=["tests/torch"], help="what pytest is to run")
-    parser.add_argument("--wheel", type=Path, help="our wheel, if it is built already")
-    parser.add_argument("--logs", type=Path, default=ROOT / "build" / "torch-matrix", help="where pytest's output goes")
+    parser.add_argument("--versions", nargs="+", default=VERSIONS, help=f'releases, such as 2.6.0 or "{NEWEST}"')
+    parser.add_argument("--tests", nargs="+", default=["tests/torch"], help="the tests that pytest runs")
+    parser.add_argument("--wheel", type=Path, help="the wheel of this package, if it is built already")
+    parser.add_argument("--logs", type=Path, default=ROOT / "build" / "torch-matrix", help="the folder for pytest's output")
     arguments = parser.parse_args()
     arguments.logs.mkdir(parents=True, exist_ok=True)
     os.environ.pop("PYTHONPATH", None)  # The installed wheel is what is tested.

@@ -136,14 +136,14 @@ BACKUP = {
         (
             "backup/disk/copy.c",
             "backup/host/state.h",
-            ["of host, disk may include", "backup/host/store:", "backup/disk/copy.c"],
+            ["disk may include of host only", "backup/host/store:", "backup/disk/copy.c"],
         ),
         (
             "backup/stores.c",
             "backup/host/store.h",
-            ["of host, stores may include backup/host/operations:", "backup/stores.c"],
+            ["stores may include of host only backup/host/operations:", "backup/stores.c"],
         ),
-        ("backup/stores.c", "disk/disk.h", ["of disk, stores may include backup/disk/operations:", "backup/stores.c"]),
+        ("backup/stores.c", "disk/disk.h", ["stores may include of disk only backup/disk/operations:", "backup/stores.c"]),
         ("backup/tape/tape.c", "", ["backup/tape/tape is in no part of BACKUP_ORDER"]),
     ],
 )
