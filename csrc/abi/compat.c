@@ -63,7 +63,8 @@ static void set_backup(bool on, bool is_on, tms_backup_kind_t kind) {
     tms_region_settings_t settings = current();
     if (on == is_on) return;
     if (on && settings.backup != TMS_BACKUP_NONE)
-        warn_once("an allocation has one backup, on the CPU or on disk: of the two that were enabled the last one counts");
+        warn_once("both the CPU backup and the disk backup are enabled, but an allocation has one backup: the one that was "
+                  "enabled last is used");
     settings.backup = on ? kind : TMS_BACKUP_NONE;
     change(&settings);
 }

@@ -349,7 +349,7 @@ static bool drain(const tms_copier_t *copier) {
     if (status != TMS_CAPTURE_IN_PROGRESS) status = TMS_DRIVER_CALL(driver, &context, &reason, cuCtxSynchronize);
     if (status == TMS_OK || status == TMS_DEVICE_LOST || tms_driver_is_gone(&reason)) return true;
     tms_log_write(log, TMS_LOG_ERROR,
-                  "%s Copies may still be under way: the memory that they use stays where it is; later calls try again.",
+                  "%s Copies may still be in flight: the memory that they use is not released; later calls try again.",
                   reason.message);
     return false;
 }

@@ -39,8 +39,8 @@ static tms_status_t check_granularity(const tms_device_t *device, int ordinal, c
     tms_error_context_t here = *context;
     here.device = ordinal;
     return tms_error_set(error, TMS_DRIVER, &here,
-                         "cuMemGetAllocationGranularity says %zu bytes, which is not a power of two between the size of "
-                         "a page and the device's memory (%llu bytes)",
+                         "cuMemGetAllocationGranularity returned %zu bytes, which is not a power of two between the page "
+                         "size and the device's memory (%llu bytes)",
                          granularity, (unsigned long long)device->total_bytes);
 }
 

@@ -15,7 +15,7 @@ static _Thread_local bool inside_hook;
 static tms_cuda_error_t no_runtime(tms_state_t *state, tms_hook_t hook) {
     if (state)
         tms_log_once(&state->log, &state->warned_no_runtime, TMS_LOG_ERROR,
-                     "%s was called, and no CUDA runtime (libcudart) that has it is loaded to hand the call on to",
+                     "%s failed: no loaded CUDA runtime (libcudart) provides it; load libcudart before the call",
                      tms_hook_name(hook));
     return TMS_CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND;
 }

@@ -66,7 +66,7 @@ def test_a_disk_directory_that_cannot_be_written(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("not a directory")
     saver.set_disk_backup_dir(str(tmp_path / "made when needed"))
-    with pytest.raises(errors.BackupIOError, match="create the directories above it first"):
+    with pytest.raises(errors.BackupIOError, match="create its parent directories first"):
         saver.set_disk_backup_dir(str(tmp_path / "misspelled" / "backups"))
     with pytest.raises(errors.TorchMemorySaverError):
         saver.set_disk_backup_dir(str(file / "below"))

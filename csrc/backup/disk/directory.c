@@ -63,8 +63,8 @@ tms_status_t tms_disk_make_directory(const char *path, const tms_error_context_t
     tms_status_t status = tms_error_set_os(error, context, "mkdir", os_error, path);
     if (os_error == ENOENT)
         tms_error_append(error,
-                         " Only the last part of the path is created, so that a misspelled one is noticed: create the "
-                         "directories above it first.");
+                         " Only the last directory of the path is created, so that a misspelled path is noticed: create its "
+                         "parent directories first.");
     return status;
 }
 

@@ -22,7 +22,7 @@ static bool is_ready(tms_disk_queue_t *queue) {
     tms_disk_directory_t *directory = queue->directory;
     if (is_usual(os_error))
         tms_log_once(directory->log, &directory->warned_no_uring, TMS_LOG_INFO,
-                     "there is no io_uring here (%s: %s): disk backups are transferred by threads", call,
+                     "io_uring is not available (%s: %s): disk backups are transferred by threads", call,
                      strerror(os_error));
     else
         tms_log_write(directory->log, TMS_LOG_WARNING, "%s failed (%s): disk backups are transferred by threads", call,

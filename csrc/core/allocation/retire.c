@@ -123,7 +123,7 @@ tms_use_t tms_saver_await_users(tms_saver_t *saver, const tms_segment_t *segment
     if (none_runs || tms_driver_is_gone(reason)) {
         if (none_runs)
             tms_log_recurring(saver->log, TMS_LOG_FREED_ON_LOST_DEVICE, TMS_LOG_WARNING, reason,
-                              "It is freed all the same.");
+                              "The memory is freed nevertheless.");
         *quiesced = tms_quiesced_devices_lost(segment->accessible);
         return TMS_UNUSED;
     }

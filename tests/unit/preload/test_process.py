@@ -96,7 +96,7 @@ def test_without_any_runtime_there_is_a_clear_error_once(compile_program: Compil
     done = run([compile_program("without_runtime")], env={"LD_LIBRARY_PATH": str(tmp_path)})
     assert (done.returncode, done.stdout) == (0, "done\n")
     assert len(done.stderr.splitlines()) == 1
-    assert " error: cudaMalloc was called, and no CUDA runtime" in done.stderr
+    assert " error: cudaMalloc failed: no loaded CUDA runtime" in done.stderr
 
 
 @pytest.mark.parametrize("ours_first", [True, False])

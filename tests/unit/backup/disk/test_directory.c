@@ -96,7 +96,7 @@ static void test_only_the_last_directory_is_made(void **state) {
     assert_int_equal(error.os_error, ENOENT);
     assert_string_equal(error.call, "mkdir");
     assert_non_null(strstr(error.message, below("missing/backups")));
-    assert_non_null(strstr(error.message, "create the directories above it first"));
+    assert_non_null(strstr(error.message, "create its parent directories first"));
     assert_int_equal(access(below("missing"), F_OK), -1);
     assert_string_equal(disk.path, base);
     assert_int_equal(mkdir(below("missing"), 0700), 0);

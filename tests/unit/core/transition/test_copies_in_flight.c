@@ -1,4 +1,4 @@
-/* Copies that a failed call has left in flight and that cannot be waited for: what they use stays where it is. */
+/* Copies that a failed call has left in flight and that cannot be waited for: the memory that they use is kept. */
 
 #include "support.h"
 

@@ -103,7 +103,7 @@ def test_a_disk_directory_that_cannot_be_made(saver: TorchMemorySaver, tmp_path:
 
 
 def test_a_disk_directory_without_its_parent_is_not_made(saver: TorchMemorySaver, tmp_path: Path) -> None:
-    with pytest.raises(errors.BackupIOError, match="create the directories above it first") as caught:
+    with pytest.raises(errors.BackupIOError, match="create its parent directories first") as caught:
         saver.set_disk_backup_dir(tmp_path / "misspelled" / "backups")
     assert caught.value.errno == errno.ENOENT
     assert list(tmp_path.iterdir()) == []
