@@ -1,11 +1,11 @@
 """The pytest plugin: ``pytest --simulated-gpus N`` runs the tests on simulated GPUs.
 
-The dynamic linker gives a process the simulated GPU at its start. So the plugin starts pytest again: the process becomes a
-new one with the same command line and the environment of ``simulate``, before anything is captured and before a conftest.py
-is imported.
+The dynamic linker loads the simulated GPU when a process starts. So the plugin starts pytest again: it replaces the program
+of this process by one with the same command line and the environment of ``simulate``. That happens before output is captured
+and before a conftest.py is imported.
 
-Every run of pytest imports this module where the package is installed. So it lies beside the package, whose import loads the
-native library, and imports nothing that pytest has not imported. PYTEST_DONT_REWRITE
+Every run of pytest imports this module if the package is installed. So the module lies beside the package, because importing
+the package loads the native library. It imports nothing that pytest has not imported. PYTEST_DONT_REWRITE
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["pytest_addoption", "pytest_load_initial_conftests", "pytest_report_h
 
 _DEFAULT_MEMORY = "8GiB"
 _SIMULATOR = "_simulated_cuda.so"
-#: The process that has started pytest again. The new one has the same number.
+#: Holds the id of the process that has started pytest again. The new program has the same process id.
 _STARTED = "TORCH_MEMORY_SAVER_PYTEST"
 
 
@@ -30,18 +30,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--simulated-memory", metavar="SIZE", help=f"memory of each simulated GPU (default {_DEFAULT_MEMORY})")
 
 
-# The plugin that captures output begins here, too. The first wrapper runs before that.
+# The plugin that captures output starts in this hook, too. With tryfirst this wrapper runs before it.
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, None, None]:
     """Starts pytest again on the simulated GPUs that the options ask for, unless it runs on them already.
 
     Raises:
-        pytest.UsageError: It cannot.
+        pytest.UsageError: The options do not fit together, or pytest cannot be started again.
     """
     options = early_config.known_args_namespace
     devices, memory = options.simulated_gpus, options.simulated_memory
     if devices is None and memory is not None:
-        raise pytest.UsageError("--simulated-memory is the memory of simulated GPUs: say how many with --simulated-gpus")
+        raise pytest.UsageError("--simulated-memory needs the number of simulated GPUs: set it with --simulated-gpus")
     if devices is not None and not _runs_on(devices, memory, os.environ):
         _start_again(devices, memory)
     yield
@@ -55,7 +55,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 
 def _runs_on(devices: int, memory: str | None, variables: Mapping[str, str]) -> bool:
-    """Whether ``simulate`` made the environment, with as many devices, and as much memory if that is asked for."""
+    """Whether ``simulate`` made the environment `variables`, with `devices` devices and, if it is given, that memory."""
     preloaded = [os.path.basename(path) for path in variables.get("LD_PRELOAD", "").replace(":", " ").split()]
     if _SIMULATOR not in preloaded or variables.get("TMS_SIMULATED_DEVICES") != str(devices):
         return False
@@ -75,20 +75,20 @@ def _bytes(memory: str) -> str:
 def _start_again(devices: int, memory: str | None) -> None:
     if not _is_the_program():
         raise pytest.UsageError(
-            "--simulated-gpus starts pytest again, and this process is another program that called pytest.main(): start it "
-            f"with 'python -m torch_memory_saver simulate --devices {devices} --memory {memory or _DEFAULT_MEMORY} -- "
-            "python ...'"
+            "--simulated-gpus must start pytest again, which is not possible in a program that has called pytest.main(): "
+            f"start the program with 'python -m torch_memory_saver simulate --devices {devices} --memory "
+            f"{memory or _DEFAULT_MEMORY} -- python ...'"
         )
     if os.environ.get(_STARTED) == str(os.getpid()):
         raise pytest.UsageError(
-            "--simulated-gpus has started pytest again, and the simulated GPU is not loaded: something between them changes "
-            "LD_PRELOAD or the variables TMS_SIMULATED_*"
+            "--simulated-gpus has started pytest again, but the simulated GPU is not loaded: find and remove what changes "
+            "LD_PRELOAD or TMS_SIMULATED_* in between"
         )
     from torch_memory_saver import simulate
 
     variables = _environment(devices, memory or _DEFAULT_MEMORY)
     variables[_STARTED] = str(os.getpid())
-    # The whole command line: options of Python, and programs such as coverage that run pytest, are in it.
+    # This is the whole command line, with the options of Python and programs such as coverage that run pytest.
     raise SystemExit(simulate.run_command(["python", *sys.orig_argv[1:]], variables))
 
 
@@ -102,7 +102,7 @@ def _environment(devices: int, memory: str) -> dict[str, str]:
                 f"--simulated-gpus needs PyTorch's CUDA build, and {sys.executable} has no PyTorch: pip install "
                 "--no-deps torch (NVIDIA's packages are not needed)"
             )
-        # Those of another machine, if this is one, are not for this.
+        # The variables of another simulated machine must not apply to the new one.
         base = {name: value for name, value in os.environ.items() if not _is_of_a_machine(name)}
         return simulate.environment(devices=devices, memory=memory, base=base)
     except TorchMemorySaverError as error:
@@ -114,8 +114,8 @@ def _is_of_a_machine(name: str) -> bool:
 
 
 def _is_the_program() -> bool:
-    """Whether this process was started to run pytest and ends with it: `pytest` or `python -m pytest`, and not a program
-    that calls pytest.main(), nor a process of pytest-xdist."""
+    """Whether this process was started to run pytest and ends with it, as with `pytest` or `python -m pytest`. False in a
+    program that calls pytest.main() and in a worker of pytest-xdist."""
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back

@@ -1,7 +1,7 @@
-"""Starts programs on the simulated GPU, PyTorch's CUDA build included, on machines without a GPU or CUDA packages.
+"""Runs programs, PyTorch's CUDA build included, on the simulated GPU, on machines without a GPU or CUDA packages.
 
-The dynamic linker does the work. The simulated GPU is preloaded, so its functions come before all others of the same name;
-beside it lies a folder of stub libraries for those that torch is linked with. What is set is inherited by child processes.
+The dynamic linker does the work. The simulated GPU is preloaded, so its functions come before all others of the same name.
+A folder of stub libraries replaces the CUDA libraries that PyTorch is linked with. Child processes inherit the environment.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ __all__ = [
     "simulator_path",
 ]
 
-#: How PyTorch's operators are done. "cpu": by its CPU implementations. Otherwise simple elementwise kernels are interpreted,
-#: and any other one fails its launch ("error") or does nothing ("skip").
+#: How PyTorch's operators are executed. "cpu": by its CPU implementations. Otherwise simple elementwise kernels are
+#: interpreted, and any other kernel fails at its launch ("error") or does nothing ("skip").
 KERNELS = ("cpu", "error", "skip")
-#: Has a sitecustomize.py.
+#: The folder of sitecustomize.py.
 _STARTUP = Path(os.path.abspath(__file__)).parent / "_simulate" / "startup"
-#: The simulator's TMS_SIM_MAX_DEVICES.
+#: The same as the simulator's TMS_SIM_MAX_DEVICES.
 MAX_DEVICES = 8
 
 _LIBRARY_NAME = "_simulated_cuda.so"
 _OWN_VARIABLES = "TMS_SIMULATED_"
 _MACHINE = _OWN_VARIABLES + "SHARED"
-#: The shared memory of a machine, as csrc/simulator/devices/budget.c names it, before the machine's own name.
+#: The path of a machine's shared memory without the machine's name, as in csrc/simulator/devices/budget.c.
 _SHARED_MEMORY = "/dev/shm/tms_simulated_"
 _PROVIDED_PREFIXES = ("cu", "__cuda", "nccl")
 
@@ -56,22 +56,22 @@ _MAX_BYTES = (1 << 63) - 1
 #: Random bytes in the name of a machine.
 _NAME_BYTES = 4
 
-#: A command of this name is the interpreter that runs this, because the stubs are made for its torch.
+#: Commands that mean the running interpreter, because the stubs are made for its PyTorch.
 _PYTHON = ("python", "python3")
-#: Exit statuses of a command that could not be started, as shells have them.
+#: Exit statuses of a command that could not be started, as in shells.
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
 
 def simulator_path() -> Path:
-    """The simulated GPU's library, whether or not the file is there."""
+    """The path of the simulated GPU's library, whether or not the file exists."""
     return Path(os.path.abspath(__file__)).parent / _LIBRARY_NAME
 
 
 def parse_bytes(text: str) -> int:
-    """A positive number of bytes from text such as ``8GiB``, ``1.5 GiB`` or ``1048576``.
+    """The number of bytes that a text such as ``8GiB``, ``1.5 GiB`` or ``1048576`` means.
 
     Raises:
-        InvalidArgumentError: It is none.
+        InvalidArgumentError: The text is not a positive size.
     """
     match = _SIZE.fullmatch(text.strip())
     size = int(float(match[1]) * _UNITS[match[2]]) if match is not None else 0
@@ -91,31 +91,31 @@ def environment(
     trace: str | os.PathLike[str] | None = None,
     base: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """The environment of a process that is to run on the simulated GPU.
+    """The environment for a process that runs on the simulated GPU.
 
-    Processes that inherit it share the devices' memory, as on a real machine. Another call describes another machine, unless
-    its `base` is such an environment: then it is the same one.
+    Processes that inherit it share the devices' memory, as on a real machine. Each call describes a new machine, unless its
+    `base` is such an environment: then it describes the same machine.
 
-    The first call for an installed torch compiles stub libraries, which takes seconds; later ones find them in the cache.
+    The first call for an installed PyTorch compiles stub libraries, which takes seconds. Later calls find them in the cache.
 
     Args:
-        devices: How many there are, 0 to 8.
-        memory: Bytes a device, as a number or a text such as "8GiB".
-        bandwidth: Bytes a second of copies in flight, in the same form; None is as fast as the host copies.
-        kernels: "cpu": PyTorch's CPU implementations do its operators, on the bytes of the simulated devices. "error":
-            simple elementwise kernels are interpreted, and the launch of any other one fails; "skip": it does nothing.
+        devices: The number of devices, 0 to 8.
+        memory: Bytes of each device, as a number or a text such as "8GiB".
+        bandwidth: Bytes per second of copies in flight, in the same form. None: as fast as the host copies.
+        kernels: "cpu": PyTorch's CPU implementations execute its operators, on the bytes of the simulated devices. "error":
+            simple elementwise kernels are interpreted, and the launch of any other kernel fails. "skip": it does nothing.
         preload_hook: Whether the hook library is preloaded as well (hook mode "preload").
-        report: Whether each process prints what it still has on the devices when it ends.
-        trace: A file to which every call of the driver or runtime is appended.
+        report: Whether each process prints at its end what it still holds on the devices.
+        trace: A file to which every call of the driver, the runtime and NCCL is appended.
         base: The environment to start from, by default this process's. Its entries of LD_PRELOAD and LD_LIBRARY_PATH are
-            kept; its TMS_SIMULATED_* variables too, where no argument sets the same. Its CUDA_VISIBLE_DEVICES chooses among
+            kept. Its TMS_SIMULATED_* variables are kept unless an argument sets them. Its CUDA_VISIBLE_DEVICES chooses among
             the simulated devices.
 
     Raises:
         InvalidArgumentError: An argument is out of range, or the trace cannot be written.
         InvalidStateError: A library of this package is missing, the stub libraries cannot be written, or there is no C
             compiler.
-        TorchUnavailableError: The installed torch is not built for CUDA.
+        TorchUnavailableError: The installed PyTorch is not built for CUDA.
     """
     _check_devices(devices)
     if kernels not in KERNELS:
@@ -136,10 +136,10 @@ def environment(
     result[_OWN_VARIABLES + "MEMORY"] = str(_size(memory))
     result[_OWN_VARIABLES + "KERNELS"] = kernels
     if kernels == "cpu":
-        # Python imports sitecustomize from there at its start.
+        # Python imports sitecustomize from this folder when it starts.
         others = result.get("PYTHONPATH", "").split(os.pathsep)
         result["PYTHONPATH"] = _join("PYTHONPATH", [_STARTUP], others)
-    # All processes that inherit this are on one machine: what one takes of a device's memory, the others do not have.
+    # Processes that inherit this name are on one machine: they share the memory of each device.
     result.setdefault(_MACHINE, f"{os.getpid()}-{secrets.token_hex(_NAME_BYTES)}")
     if bandwidth is not None:
         result[_OWN_VARIABLES + "BANDWIDTH"] = str(_size(bandwidth))
@@ -153,8 +153,9 @@ def environment(
 def environment_without_torch(
     *, devices: int = 1, memory: int | str = "8GiB", base: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The environment of a process that uses the CUDA runtime's functions, and no PyTorch, on the simulated GPU, with the
-    hook library preloaded. Nothing is compiled for it. Of the TMS_ variables it keeps those of the simulator.
+    """The environment for a process that uses the CUDA runtime's functions on the simulated GPU, without PyTorch.
+
+    The hook library is preloaded. Nothing is compiled. Of the TMS_ variables of `base` only the simulator's are kept.
 
     Raises:
         InvalidArgumentError: An argument is out of range.
@@ -165,7 +166,7 @@ def environment_without_torch(
     _check_libraries([preload.library_path(), simulator])
     kept = os.environ if base is None else base
     result = {name: value for name, value in kept.items() if not name.startswith("TMS_") or name.startswith(_OWN_VARIABLES)}
-    # First the hook library, whose functions stand before the runtime's, then the simulated runtime.
+    # The hook library comes first, so that its functions are found before those of the simulated runtime.
     others = re.split("[ :]", result.get("LD_PRELOAD", ""))
     result["LD_PRELOAD"] = _join("LD_PRELOAD", [preload.library_path(), simulator], others)
     result["TMS_CUDA_DRIVER"] = str(simulator)
@@ -175,11 +176,14 @@ def environment_without_torch(
 
 
 def run_command(command: Sequence[str], variables: Mapping[str, str]) -> int:
-    """Becomes the program that `command` names, with `variables` as its environment. ``python`` is this interpreter.
+    """Replaces this process by the program that `command` names, with `variables` as its environment. ``python`` means this
+    interpreter.
 
-    A machine that is not this process's own ends with the program, however that ends: what its processes share is removed.
+    If `variables` describe another machine than this process's, what the machine's processes share is removed when the
+    program ends, even if it is killed.
 
-    Returns only if it could not be started, with the exit status that a shell would give.
+    Returns:
+        The exit status that a shell would give. The function returns only if the program could not be started.
     """
     program = sys.executable if command[0] in _PYTHON else command[0]
     sys.stdout.flush()
@@ -195,9 +199,9 @@ def run_command(command: Sequence[str], variables: Mapping[str, str]) -> int:
 
 
 def _remove_afterwards(path: Path) -> None:
-    """Leaves a process that removes a file once this one, whatever program it has become, has ended.
+    """Starts a process that removes `path` when this process, which becomes another program meanwhile, has ended.
 
-    The last of the machine's processes removes it by itself, unless it is killed. Linux before 5.3 has only that.
+    The last process of the machine removes the file by itself, unless it is killed. On Linux before 5.3 that is all.
     """
     try:
         program = os.pidfd_open(os.getpid())
@@ -208,15 +212,15 @@ def _remove_afterwards(path: Path) -> None:
         os.close(program)
         os.waitpid(child, 0)
         return
-    # A child of the program's would be found by its wait(); a grandchild is the system's. In a session of its own no signal
-    # from the terminal reaches it, and it keeps no file open that another process waits for.
+    # The program's wait() would return a child, so the process is a grandchild. In a session of its own no signal from the
+    # terminal reaches it. It closes all files, because another process may wait until they are closed.
     try:
         os.setsid()
         if os.fork() == 0:
             os.chdir("/")
             for file in map(int, os.listdir("/proc/self/fd")):
                 if file != program:
-                    with contextlib.suppress(OSError):  # that of the folder is closed already
+                    with contextlib.suppress(OSError):  # the descriptor of /proc/self/fd itself is closed already
                         os.close(file)
             ended = select.poll()
             ended.register(program, select.POLLIN)
@@ -228,13 +232,16 @@ def _remove_afterwards(path: Path) -> None:
 
 def _check_devices(devices: int) -> None:
     if not 0 <= devices <= MAX_DEVICES:
-        raise InvalidArgumentError(f"there can be 0 to {MAX_DEVICES} simulated devices, not {devices}")
+        raise InvalidArgumentError(f"the number of simulated devices must be 0 to {MAX_DEVICES}, not {devices}")
 
 
 def _check_libraries(libraries: Sequence[Path]) -> None:
     for path in libraries:
         if not path.is_file():
-            raise InvalidStateError(f"this installation is incomplete: there is no {path}", operation="simulate")
+            raise InvalidStateError(
+                f"this installation is incomplete: there is no {path}; install torch_memory_saver again",
+                operation="simulate",
+            )
 
 
 def _size(value: int | str) -> int:
@@ -242,7 +249,11 @@ def _size(value: int | str) -> int:
 
 
 def _writable(trace: str | os.PathLike[str]) -> str:
-    """The absolute path of the file for a trace, which the programs make."""
+    """The absolute path of the trace file, which the programs create.
+
+    Raises:
+        InvalidArgumentError: The file cannot be written.
+    """
     path = os.path.abspath(trace)
     exists = os.path.exists(path)
     if os.path.isdir(path) or not os.access(path if exists else os.path.dirname(path), os.W_OK):
@@ -254,10 +265,10 @@ def _writable(trace: str | os.PathLike[str]) -> str:
 
 
 def check_imports(command: Sequence[str]) -> None:
-    """Checks that PyTorch is installed if the script imports it, so that the user gets one sentence and no traceback.
+    """Checks that PyTorch is installed if the script imports it, so that the user gets one message instead of a traceback.
 
     Raises:
-        TorchUnavailableError: It is not installed.
+        TorchUnavailableError: The script imports PyTorch, which is not installed.
     """
     scripts = [part for part in command[1:2] if command[0] in _PYTHON and part.endswith(".py")]
     if not scripts or find_torch() is not None:
@@ -275,10 +286,10 @@ def check_imports(command: Sequence[str]) -> None:
 
 
 def _stubs(simulator: Path) -> tuple[Path, list[Path]]:
-    """The folder of stub libraries, made if need be, and those in it that must be preloaded to come before real ones.
+    """The folder of stub libraries, made if necessary, and the stubs that must be preloaded to come before real libraries.
 
     Raises:
-        InvalidStateError: It cannot be made.
+        InvalidStateError: The folder cannot be made.
     """
     try:
         return _find_stubs(simulator)
@@ -303,17 +314,17 @@ def _find_stubs(simulator: Path) -> tuple[Path, list[Path]]:
 
 
 def _join(variable: str, first: Sequence[Path], kept: Sequence[str]) -> str:
-    """The value of a variable that lists paths: `first`, then those of `kept` that are not among them.
+    """The value of a variable that lists paths: `first`, and then those of `kept` that are not in it.
 
     Raises:
-        InvalidStateError: A path has a character that separates entries.
+        InvalidStateError: A path contains a character that separates entries.
     """
     entries = [str(path) for path in first]
     for entry in entries:
         if re.search("[ :;]", entry):
             raise InvalidStateError(
-                f"{variable} cannot name {entry!r}, because of the space, colon or semicolon in it: install the package, or "
-                "set XDG_CACHE_HOME, elsewhere",
+                f"{variable} cannot name {entry!r}, because the path contains a space, a colon or a semicolon: install the "
+                "package in another folder, or set XDG_CACHE_HOME to one",
                 operation="simulate",
             )
     entries += [entry for entry in kept if entry and entry not in entries]

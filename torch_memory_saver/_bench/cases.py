@@ -1,4 +1,4 @@
-"""Every case, in the order in which they run, and which of their rows are held against each other."""
+"""All cases, in the order in which they run, and the parity rows, which compare two shapes of one case."""
 
 from __future__ import annotations
 
@@ -30,17 +30,19 @@ CASES: tuple[Case, ...] = (
     RegionOverhead(),
     ImportTime(),
 )
-#: Many small handles must not be slower, byte for byte, than few large ones.
+#: Cases in which many small allocations must be about as fast per byte as a few large ones.
 _PARITY_CASES = ("first", "release", "pooled", "retained")
+#: The least speed of the small shape, as a part of the large shape's.
 _PARITY_AT_LEAST = 0.95
 
 
 def find(name: str) -> Case | None:
+    """The case of that name; None if there is none."""
     return next((case for case in CASES if case.name == name), None)
 
 
 def with_parity(rows: Iterable[Row], scale: float) -> list[Row]:
-    """The rows, and those that hold the small shape of a case against the large one, after them."""
+    """`rows`, followed by the rows that compare the small shape of a case with its large shape."""
     rows = list(rows)
     small, large = str(SMALL.scaled(scale)), str(LARGE.scaled(scale))
     return [*rows, *parity_rows(rows, _PARITY_CASES, small, large, _PARITY_AT_LEAST)]

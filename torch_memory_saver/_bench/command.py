@@ -1,4 +1,4 @@
-"""The command ``bench``: starts one process a shape of a case, and shows what they measured."""
+"""The command ``bench``: runs each shape of each case in a process of its own and shows the results."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from .setting import SMALLEST_SCALE, Case, Shape
 __all__ = ["Options", "add_arguments", "run"]
 
 _WORKER = Path(__file__).with_name("worker.py")
-#: No measurement takes as long as this.
+#: A process that takes longer is ended and reported as failed.
 _TIMEOUT_S = 600
-#: The exit status of a command that Ctrl-C ended.
+#: The exit status after Ctrl-C, as in shells.
 _INTERRUPTED = 130
 _OURS, _PEER = "ours", "C++"
 _SIMULATED_SCALE = SMALLEST_SCALE
@@ -40,15 +40,15 @@ _SIMULATED_MEMORY = "2GiB"
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for.
+    """The options of one run.
 
     Attributes:
-        cases: In the order in which they run.
-        scale: What sizes are multiplied with; None: 1, or next to nothing on the simulated GPU.
-        repetitions: Of each measurement; None: as each case says.
-        peer: Where the C++ package is installed.
-        directory: For the disk case.
-        former: JSON of former runs to show together, instead of measuring.
+        cases: The cases to run, in this order.
+        scale: The factor that sizes are multiplied by. None: 1, or the smallest one on the simulated GPU.
+        repetitions: How often each measurement is repeated. None: as each case defines.
+        peer: The folder in which the C++ package is installed. None: it is not timed.
+        directory: The folder for the files of the disk case.
+        former: JSON files of earlier runs. If there are any, they are shown together, and nothing is measured.
     """
 
     cases: Sequence[Case] = CASES
@@ -65,7 +65,7 @@ class Options:
 
 @dataclass
 class _Machine:
-    """What the processes run on."""
+    """The machine that the processes run on, real or simulated."""
 
     environment: Mapping[str, str]
     allocator: str
@@ -75,7 +75,7 @@ class _Machine:
 
 @dataclass
 class _Job:
-    """One process."""
+    """The work of one process."""
 
     case: Case
     shape: int
@@ -93,7 +93,7 @@ class _Job:
 
 @dataclass
 class _Run:
-    """What the processes have reported so far."""
+    """The results of the processes so far."""
 
     measured: list[Row] = field(default_factory=list)
     left_out: list[dict[str, str]] = field(default_factory=list)
@@ -101,6 +101,7 @@ class _Run:
     status: int = 0
 
     def take(self, job: _Job, result: Mapping[str, Any]) -> None:
+        """Adds the result of one process."""
         if "rows" in result:
             self.measured += map(row_from_json, result["rows"])
             self.machine = self.machine or result["machine"]
@@ -115,33 +116,38 @@ class _Run:
             _say(result["traceback"])
 
     def rows(self, scale: float) -> list[Row]:
-        """Of each operation one, and none of which only the peer's side is there."""
+        """One row for each operation, without those that only the peer has, and the parity rows."""
         return with_parity([row for row in merge(self.measured) if row.ours is not None], scale)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = ", ".join(case.name for case in CASES)
-    parser.add_argument("--cases", type=_cases, default=CASES, metavar="A,B", help=f"which of {names} (default: all)")
+    parser.add_argument("--cases", type=_cases, default=CASES, metavar="A,B", help=f"which of {names} to run (default: all)")
     parser.add_argument(
         "--device",
         choices=["auto", "gpu", "simulated"],
         default="auto",
-        help="the GPU through PyTorch, the simulated GPU (small, and times mean nothing), or (auto) the GPU if there is one",
+        help="where to run: the GPU through PyTorch, the simulated GPU (small sizes; its times mean nothing), or (auto) the "
+        "GPU if there is one",
     )
-    parser.add_argument("--scale", type=_scale, help="what sizes are multiplied with, for small machines (default 1)")
-    parser.add_argument("--repetitions", type=_count, help="of each measurement (default: as each case says)")
-    parser.add_argument("--peer", metavar="PATH", help="time the C++ package too, from this folder (pip install --target)")
-    parser.add_argument("--directory", default=tempfile.gettempdir(), help="for the disk case (default %(default)s)")
+    parser.add_argument("--scale", type=_scale, help="factor that sizes are multiplied by, for small machines (default 1)")
+    parser.add_argument("--repetitions", type=_count, help="how often each measurement is made (default: set by the case)")
+    parser.add_argument(
+        "--peer", metavar="PATH", help="also time the C++ package that is installed in this folder (pip install --target)"
+    )
+    parser.add_argument(
+        "--directory", default=tempfile.gettempdir(), help="the folder for files of the disk case (default %(default)s)"
+    )
     parser.add_argument(
         "--from",
         dest="former",
         action="append",
         default=[],
         metavar="FILE",
-        help="measure nothing: show what --json has written",
+        help="show results that --json wrote, and measure nothing; several are shown together",
     )
-    parser.add_argument("--json", metavar="FILE", help="write everything that was measured there")
-    parser.add_argument("--plot", metavar="FILE.png", help="write a picture there; needs matplotlib")
+    parser.add_argument("--json", metavar="FILE", help="write all results to this file")
+    parser.add_argument("--plot", metavar="FILE.png", help="draw the results to this file; needs matplotlib")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
 
 
@@ -150,10 +156,10 @@ def _cases(text: str) -> tuple[Case, ...]:
     for name in filter(None, (part.strip() for part in text.split(","))):
         case = find(name)
         if case is None:
-            raise argparse.ArgumentTypeError(f"there is no case {name!r}: it is one of {', '.join(c.name for c in CASES)}")
+            raise argparse.ArgumentTypeError(f"there is no case {name!r}: choose from {', '.join(c.name for c in CASES)}")
         chosen.append(case)
     if not chosen:
-        raise argparse.ArgumentTypeError("no case is named")
+        raise argparse.ArgumentTypeError("no case is given: separate the names by commas")
     return tuple(chosen)
 
 
@@ -169,11 +175,12 @@ def _scale(text: str) -> float:
 
 def _count(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
 def from_arguments(arguments: argparse.Namespace) -> Options:
+    """The options that the command line gives."""
     return Options(
         arguments.cases,
         arguments.device,
@@ -189,14 +196,14 @@ def from_arguments(arguments: argparse.Namespace) -> Options:
 
 
 def run(options: Options) -> int:
-    """Measures, and prints and writes what was asked for.
+    """Runs the cases, or reads earlier results, and prints and writes the results as the options say.
 
     Returns:
-        The exit status: 0 if every process of ours did what it should, whatever it measured.
+        The exit status: 0 if no process that times this library failed, whatever the times are; 130 after Ctrl-C.
 
     Raises:
-        InvalidArgumentError: A file cannot be written, a folder is not there, matplotlib is not installed.
-        TorchUnavailableError: The GPU was asked for, and PyTorch finds none.
+        InvalidArgumentError: A file cannot be written, a folder does not exist, or matplotlib is not installed.
+        TorchUnavailableError: The options name the GPU, and PyTorch finds none.
     """
     peer = _check(options)
     if options.former:
@@ -204,12 +211,12 @@ def run(options: Options) -> int:
     machine = _choose_machine(options.device)
     scale = options.scale or (_SIMULATED_SCALE if machine.simulated else 1.0)
     if scale > machine.largest_scale:
-        _say(f"Its memory is the host's: sizes are multiplied with {machine.largest_scale:.3g} there, not with {scale:g}.")
+        _say(f"The simulated GPU uses host memory: sizes are multiplied by {machine.largest_scale:.3g}, not by {scale:g}.")
         scale = machine.largest_scale
     jobs = list(_jobs(options, machine, scale))
     needed = max((job.case.host_bytes for job in jobs), default=0)
     if needed and not machine.simulated:
-        _say("using the host's memory once, because some machines get it only then")
+        _say("using the host's memory once, because some virtual machines get memory only on its first use")
         _start(machine, None, {"case": None, "host_bytes": int(needed * scale)})
     run = _Run()
     try:
@@ -219,7 +226,7 @@ def run(options: Options) -> int:
             run.take(job, _start(machine, options.peer if job.side == _PEER else None, described))
             _write_json(options, run, _describe(run.machine, machine), peer, scale)
     except KeyboardInterrupt:
-        _say("interrupted: this is what was measured before")
+        _say("interrupted: the results so far follow")
         run.status = _INTERRUPTED
     about = _describe(run.machine, machine)
     _write_json(options, run, about, peer, scale)
@@ -228,15 +235,15 @@ def run(options: Options) -> int:
 
 
 def _check(options: Options) -> str | None:
-    """That what was asked for can be done, before it takes minutes. Returns the peer's version."""
+    """Checks the options before anything is measured. Returns the peer's version; None without a peer."""
     if options.plot_path is not None:
         plot.require()
     for path in filter(None, (options.json_path, options.plot_path)):
         folder = os.path.dirname(os.path.abspath(path))
         if not os.access(folder, os.W_OK) or os.path.isdir(path):
-            raise InvalidArgumentError(f"{path} cannot be written")
+            raise InvalidArgumentError(f"{path} cannot be written: name a file in a folder that you can write to")
     if not os.path.isdir(options.directory):
-        raise InvalidArgumentError(f"{options.directory} is not a folder")
+        raise InvalidArgumentError(f"{options.directory} is not a folder: --directory needs one that exists")
     if options.peer is None:
         return None
     found = [
@@ -255,11 +262,13 @@ def _check(options: Options) -> str | None:
 def _choose_machine(device: str) -> _Machine:
     if device == "gpu" or (device == "auto" and GpuMachine.is_available()):
         if not GpuMachine.is_available():
-            raise TorchUnavailableError("bench finds no GPU: it needs PyTorch with CUDA; --device simulated needs neither")
+            raise TorchUnavailableError(
+                "bench finds no GPU: it needs a GPU and PyTorch with CUDA; use --device simulated to run without them"
+            )
         started_by_simulate = os.environ.get("TMS_CUDA_DRIVER") == str(simulate.simulator_path())
         return _Machine(os.environ, "torch", started_by_simulate)
     if device == "auto":
-        _say("There is no GPU that PyTorch could use here: this is the simulated one.")
+        _say("PyTorch finds no GPU: running on the simulated GPU.")
     try:
         with_torch = simulate.find_torch() is not None
     except TorchUnavailableError:  # built without CUDA
@@ -296,7 +305,7 @@ def _described(job: _Job, options: Options, machine: _Machine) -> dict[str, Any]
 
 
 def _start(machine: _Machine, peer: str | None, job: dict[str, Any]) -> dict[str, Any]:
-    """Runs a process to its end and returns what it wrote, or {"failed"}."""
+    """Runs one process to its end. Returns the result that it wrote, or {"failed": reason} if it wrote none."""
     package_root = str(Path(_core.__file__).resolve().parent.parent)
     first = package_root if peer is None else os.path.abspath(peer)
     environment = dict(machine.environment)
@@ -305,7 +314,7 @@ def _start(machine: _Machine, peer: str | None, job: dict[str, Any]) -> dict[str
         result = Path(folder, "result.json")
         described = json.dumps({**job, "peer": peer and os.path.abspath(peer), "result": str(result)})
         try:
-            # Its stdout is for whatever libraries print there; ours is for results.
+            # Libraries in the process may print to stdout. This program's stdout is for results only.
             done = subprocess.run(
                 [sys.executable, str(_WORKER), described],
                 env=environment,
@@ -314,9 +323,9 @@ def _start(machine: _Machine, peer: str | None, job: dict[str, Any]) -> dict[str
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return {"failed": f"the process did not end within {_TIMEOUT_S} seconds"}
+            return {"failed": f"the process did not end within {_TIMEOUT_S} seconds and was killed"}
         if not result.is_file():
-            return {"failed": f"the process ended with status {done.returncode}"}
+            return {"failed": f"the process ended with status {done.returncode} and wrote no result"}
         written: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
         return written
 
@@ -333,7 +342,7 @@ def _describe(description: Mapping[str, Any], machine: _Machine) -> dict[str, An
 
 
 def _write_json(options: Options, run: _Run, machine: Mapping[str, Any], peer: str | None, scale: float) -> None:
-    """After every process, so that a run that is ended from outside has not been for nothing."""
+    """Writes the results so far. It is called after every process, so that a run that is killed leaves them behind."""
     if options.json_path is None:
         return
     data = {
@@ -354,10 +363,10 @@ def _show_former(options: Options) -> int:
             rows = [row_from_json(row) for row in data["rows"]]
             runs.append((rows, data["left_out"], data["machine"], data["peer"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InvalidArgumentError(f"{path} is not what bench --json writes: {error}") from error
+            raise InvalidArgumentError(f"{path} cannot be read as a file that bench --json wrote: {error}") from error
     rows = [row for measured, *_ in runs for row in measured]
     shown = {row.key for row in rows}
-    # What one run left out may be what the other one was for.
+    # Another run may have measured what one run left out.
     left_out = [entry for _, entries, *_ in runs for entry in entries if entry["case"] not in {case for case, *_ in shown}]
     _show(options, rows, left_out, runs[0][2], next((peer for *_, peer in runs if peer), None))
     return 0

@@ -1,4 +1,4 @@
-"""Direct I/O on one file, as `dd` does it: what the disk allows, with the requests that are best."""
+"""The limit of disk backups: direct I/O on one file, as `dd` does it, with requests of the fastest size and number."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["DirectFile"]
 
 @dataclass(frozen=True)
 class _Way:
-    """So many requests at once, of so many bytes each."""
+    """How many requests are in flight at once, and how many bytes each has."""
 
     requests: int
     bytes: int
@@ -27,35 +27,37 @@ class _Way:
         return f"{self.requests} x {size}"
 
 
-#: Those that are tried: virtual disks differ in which they like. The last is what a backup does, which would else be held
-#: against a limit that it can pass.
+#: The ways that are tried, because virtual disks differ in which is fastest. The last is a backup's own way: without it a
+#: backup could be faster than its limit.
 _WAYS = (
     *(_Way(1, 16 << 20), _Way(4, 16 << 20), _Way(8, 4 << 20)),
     *(_Way(2, 4 << 20), _Way(8, 1 << 20), _Way(16, 512 << 10)),
 )
 _LARGEST_BYTES = max(way.bytes for way in _WAYS)
-#: Of the file, when they are, and how often: disks get faster and slower meanwhile.
+#: How many bytes of the file a trial transfers, and how often each way is tried: the speed of a disk varies over time.
 _TRIED_BYTES = 1 << 30
 _TRIALS = 3
 
 
 class DirectFile:
-    """A file of `size` bytes in a directory, which is written and read past the page cache. It has no name, and its space is
-    reserved once: making it anew would have the file system discard the old one's blocks beside what is measured next.
+    """A file of `size` bytes in a directory, which is written and read past the page cache.
 
-    Where the file system refuses direct I/O, `direct` is False and the page cache is used.
+    The file has no name. Its space is reserved once: if it were made anew, the file system would discard the old blocks
+    during the next measurement.
+
+    If the file system refuses direct I/O, `direct` is False and the page cache is used.
 
     Raises:
-        OSError: The directory is not there, or has no room.
+        OSError: The directory does not exist, or has too little space.
     """
 
     def __init__(self, directory: str, size: int) -> None:
         self._directory = directory
-        # Direct I/O takes whole blocks only.
+        # Direct I/O transfers whole blocks only.
         self.bytes = -(-size // _LARGEST_BYTES) * _LARGEST_BYTES
         self._buffers = [mmap.mmap(-1, _LARGEST_BYTES) for _ in range(max(way.requests for way in _WAYS))]
         for buffer in self._buffers:
-            # Requests to 4 KiB pages, which lie anywhere, can be a third slower.
+            # Requests on scattered pages of 4 KiB can be a third slower.
             buffer.madvise(mmap.MADV_HUGEPAGE)
             buffer.write(os.urandom(1 << 16) * (_LARGEST_BYTES >> 16))
         self.direct = True
@@ -64,7 +66,7 @@ class DirectFile:
         self._open()
 
     def choose_ways(self) -> None:
-        """Writes and reads some of it in each way, in turns, and keeps to those with the smallest median from now on."""
+        """Times every way on a part of the file, in turns. From now on the ways with the smallest median are used."""
         tried = min(self.bytes, _TRIED_BYTES)
         seconds: dict[str, dict[_Way, list[float]]] = {"write": {}, "read": {}}
         for _ in range(_TRIALS):
@@ -79,15 +81,15 @@ class DirectFile:
         return f"{how}, writes {self._ways['write']}, reads {self._ways['read']}"
 
     def write(self) -> float:
-        """Writes all of it. Seconds."""
+        """Writes the whole file. Returns the seconds that it took."""
         return self._transfer(os.pwritev, self._ways["write"], self.bytes)
 
     def read(self) -> float:
-        """Reads it. Seconds."""
+        """Reads the whole file. Returns the seconds that it took."""
         return self._transfer(os.preadv, self._ways["read"], self.bytes)
 
     def close(self) -> None:
-        """The file goes with its descriptor."""
+        """Closes the file, which also deletes it, because it has no name."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

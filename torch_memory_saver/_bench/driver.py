@@ -1,7 +1,8 @@
-"""The CUDA driver through ctypes: what the limits are measured with, and what fills and reads memory.
+"""The CUDA driver through ctypes: measures limits, and fills and reads device memory.
 
-One pinned copy of all bytes is the limit of what keeps contents. Its host memory is made as fast as it can be, because it is
-made anew in every process: an anonymous mapping with huge pages, prefaulted by several threads, registered in one piece.
+The limit of a backup in host memory is one pinned copy of all bytes. Every process makes the host memory of that copy anew,
+so it is made as fast as possible: an anonymous mapping with huge pages, prefaulted by several threads, registered in one
+piece.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _REGISTER_PORTABLE = 1
 _MOST_THREADS = 16
 #: Bytes that one thread prefaults at a time.
 _TOUCHED_BYTES = 32 << 20
-#: Of what use_memory takes at a time, and how long it waits for the system to have more.
+#: How many bytes use_memory takes at a time, and how long it waits for the system to have more.
 _STEP_BYTES = 1 << 30
 _GROWING_S = 5.0
 
@@ -44,6 +45,7 @@ class DriverFailure(Exception):
 
 
 def driver_name() -> str:
+    """The name or the path of the driver's library."""
     return os.environ.get("TMS_CUDA_DRIVER") or "libcuda.so.1"
 
 
@@ -69,7 +71,7 @@ def call(name: str, *arguments: Any) -> None:
     """Calls a function of the driver.
 
     Raises:
-        DriverFailure: It failed.
+        DriverFailure: The function failed.
     """
     result = getattr(_driver(), name)(*arguments)
     if result != 0:
@@ -79,7 +81,7 @@ def call(name: str, *arguments: Any) -> None:
 
 
 def touch(address: int, size: int) -> None:
-    """Writes to all of it, with several threads, which gives it its memory."""
+    """Prefaults `size` bytes by writing to them with several threads."""
     threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
     pieces = range(address, address + size, _TOUCHED_BYTES)
     with ThreadPoolExecutor(threads) as pool:
@@ -87,7 +89,7 @@ def touch(address: int, size: int) -> None:
 
 
 def use_memory(size: int) -> None:
-    """Maps and prefaults that much, step by step, and releases it; ends early if too little memory is left."""
+    """Maps and prefaults `size` bytes step by step, and then releases them. Stops early if too little memory is left."""
     held = []
     for _ in range(0, size, _STEP_BYTES):
         if not _has_room():
@@ -98,7 +100,7 @@ def use_memory(size: int) -> None:
 
 
 def _has_room() -> bool:
-    """Whether the system has memory to spare, now or soon: machines that grow as memory is used do so a moment later."""
+    """Whether the system has memory to spare. Waits a moment for it: some virtual machines grow as memory is used."""
     deadline = time.monotonic() + _GROWING_S
     while True:
         with open("/proc/meminfo", encoding="ascii") as file:
@@ -109,10 +111,10 @@ def _has_room() -> bool:
 
 
 class OrdinaryMemory:
-    """An anonymous mapping, on huge pages where the system has them when it is prefaulted.
+    """Pageable memory: an anonymous mapping, with huge pages if the system has them when it is prefaulted.
 
     Raises:
-        DriverFailure: The system does not have it.
+        DriverFailure: The system has too little memory.
     """
 
     def __init__(self, size: int) -> None:
@@ -123,21 +125,21 @@ class OrdinaryMemory:
             raise DriverFailure(f"{size} bytes of host memory could not be mapped: {os.strerror(ctypes.get_errno())}")
         self._base = int(base)
         self.address = -(-self._base // _HUGE_PAGE) * _HUGE_PAGE
-        _libc().madvise(self.address, size, _MADV_HUGEPAGE)  # Advice; where it is not taken, things are slower.
+        _libc().madvise(self.address, size, _MADV_HUGEPAGE)  # Only advice: without huge pages everything is slower.
 
     def close(self) -> None:
         _libc().munmap(self._base, self._mapped)
 
 
 class HostMemory(OrdinaryMemory):
-    """The same, prefaulted and pinned.
+    """Memory that is prefaulted and pinned.
 
     Args:
         size: Bytes.
-        piece: Bytes that are registered at a time; None: all at once.
+        piece: Bytes of each registration. None: one registration for all.
 
     Raises:
-        DriverFailure: The system does not have it, or the driver does not register it.
+        DriverFailure: The system has too little memory, or the driver does not register it.
     """
 
     def __init__(self, size: int, piece: int | None = None) -> None:
@@ -152,12 +154,12 @@ class HostMemory(OrdinaryMemory):
             self._registered.append(start)
 
     def pieces(self) -> list[tuple[int, int]]:
-        """Offset and length of each registration: a copy must not cross from one to the next."""
+        """The offset and the length of each registration in bytes. A copy must stay within one registration."""
         starts = range(0, self.bytes, self._piece)
         return [(start, min(self._piece, self.bytes - start)) for start in starts]
 
     def close(self) -> None:
-        """Unregisters and unmaps it."""
+        """Unregisters and unmaps the memory."""
         while self._registered:
             call("cuMemHostUnregister", ctypes.c_void_p(self._registered.pop()))
         super().close()
@@ -168,7 +170,7 @@ class Device:
     """A device whose primary context is current on this thread.
 
     Raises:
-        DriverFailure: There is none of that number.
+        DriverFailure: There is no device of that number.
     """
 
     def __init__(self, ordinal: int = 0) -> None:
@@ -197,7 +199,7 @@ class Device:
         call("cuCtxSynchronize")
 
     def memory(self) -> tuple[int, int]:
-        """(free, total) bytes."""
+        """The free and the total bytes of the device."""
         self.make_current()
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
@@ -209,7 +211,7 @@ class Device:
         return text.value.decode(errors="replace")
 
     def allocate(self, size: int) -> int:
-        """Ordinary memory; its address."""
+        """Allocates `size` bytes of ordinary device memory. Returns the address."""
         self.make_current()
         address = ctypes.c_uint64()
         call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
@@ -229,18 +231,19 @@ class Device:
         return host.raw
 
     def start_copy_out(self, host: HostMemory, address: int) -> None:
-        """From the device to the host, one copy a registration."""
+        """Starts the copies from the device to the host, one for each registration."""
         for offset, length in host.pieces():
             target, source = ctypes.c_void_p(host.address + offset), ctypes.c_uint64(address + offset)
             call("cuMemcpyDtoHAsync_v2", target, source, ctypes.c_size_t(length), self._stream)
 
     def start_copy_back(self, host: HostMemory, address: int) -> None:
+        """Starts the copies from the host to the device, one for each registration."""
         for offset, length in host.pieces():
             target, source = ctypes.c_uint64(address + offset), ctypes.c_void_p(host.address + offset)
             call("cuMemcpyHtoDAsync_v2", target, source, ctypes.c_size_t(length), self._stream)
 
     def start_piece_out(self, target: int, source: int, size: int, event: ctypes.c_void_p) -> None:
-        """One copy from the device to pinned memory, and the event behind it. The context is current."""
+        """Starts one copy from the device to pinned memory and records the event after it. The context must be current."""
         call("cuMemcpyDtoHAsync_v2", ctypes.c_void_p(target), ctypes.c_uint64(source), ctypes.c_size_t(size), self._stream)
         call("cuEventRecord", event, self._stream)
 
@@ -253,10 +256,10 @@ class Device:
 
 
 class PinnedCopy:
-    """One copy of `size` bytes to pinned host memory, and back: the limit of the bus.
+    """One copy of `size` bytes to pinned host memory and back: the limit that the bus sets.
 
     Raises:
-        DriverFailure: There is no room for it.
+        DriverFailure: The device or the host has too little memory.
     """
 
     name = "one pinned copy"
@@ -288,12 +291,12 @@ class PinnedCopy:
         self.wait()
 
     def back_and_release(self) -> None:
-        """The copy back, and then the host memory to the system."""
+        """Copies back, and then releases the host memory."""
         self.back()
         self.host.close()
 
     def close(self) -> None:
-        """Gives everything back, unless back_and_release has given the host memory back already."""
+        """Releases the device memory, and the host memory unless back_and_release has released it already."""
         if self.host.is_open:
             self.host.close()
         self._device.free(self._address)

@@ -1,6 +1,6 @@
-"""What was measured: repeated times, the limit they are held against, the ratio of the two, and whether it is good enough.
+"""Results: repeated times, the limit that they are compared with, their ratio, and whether the ratio meets its target.
 
-Times are seconds, sizes bytes.
+Times are in seconds, sizes in bytes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = [
     "row_from_json",
 ]
 
-#: What a ratio says. AT_LEAST: the limit's time by ours, a part of the limit's speed, in percent. AT_MOST: our time by the
-#: limit's. GAIN: how many times faster than the limit, which is another way to do the same. MEMORY: no ratio but bytes,
-#: which the limit allows.
+#: What a ratio means. AT_LEAST: the limit's time divided by ours, which is our speed as a part of the limit's. AT_MOST: our
+#: time divided by the limit's. GAIN: how many times faster we are than the limit, which is another way to do the same work.
+#: MEMORY: not a ratio, but the bytes that we use beyond the limit.
 AT_LEAST, AT_MOST, GAIN, MEMORY = "at least", "at most", "gain", "memory"
-#: The end of the name of an operation that is held against the same operation of another shape.
+#: The suffix of an operation that is compared with the same operation of another shape.
 PARITY = " parity"
 _PARITY_OPERATIONS = ("pause", "resume")
 _KINDS = (AT_LEAST, AT_MOST, GAIN, MEMORY)
@@ -36,17 +36,17 @@ _KINDS = (AT_LEAST, AT_MOST, GAIN, MEMORY)
 
 @dataclass(frozen=True)
 class Samples:
-    """Repeated measurements of one thing, in one unit, in the order in which they were made.
+    """Repeated measurements of one quantity in one unit, in the order in which they were made.
 
     Raises:
-        ValueError: There is none, or one is negative.
+        ValueError: There is no measurement, or one is negative.
     """
 
     values: tuple[float, ...]
 
     def __post_init__(self) -> None:
         if not self.values or min(self.values) < 0:
-            raise ValueError(f"measurements must be one or more numbers that are not negative, not {self.values!r}")
+            raise ValueError(f"measurements must be one or more non-negative numbers, not {self.values!r}")
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Samples:
@@ -58,7 +58,7 @@ class Samples:
 
     @property
     def spread(self) -> tuple[float, float]:
-        """The smallest and the largest."""
+        """The smallest and the largest measurement."""
         return min(self.values), max(self.values)
 
     def as_json(self) -> dict[str, Any]:
@@ -68,31 +68,31 @@ class Samples:
 
 @dataclass(frozen=True)
 class Target:
-    """What a ratio has to be: see the kinds above. `value` None: it is reported only."""
+    """What a ratio has to be; the kinds are explained above. `value` None: the ratio is reported only."""
 
     kind: str = AT_LEAST
     value: float | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
-            raise ValueError(f"a target is one of {', '.join(_KINDS)}, not {self.kind!r}")
+            raise ValueError(f"the kind of a target must be one of {', '.join(_KINDS)}, not {self.kind!r}")
 
     def ratio(self, ours: Samples, limit: Samples) -> float:
-        """The median of the ratios of each measurement of the one to each of the other; for MEMORY how many bytes more than
-        the limit the medians are.
+        """The median of the ratios of all pairs of our measurements and the limit's. For MEMORY, the bytes by which our
+        median exceeds the limit's.
 
-        Not the ratio of the medians: where a machine makes the same calls at two speeds, in turns, as virtual ones do, a
-        median is of the one speed or of the other as chance wants it, and two equal sides would differ by as much. The
-        median over all pairs is the estimator of Hodges and Lehmann (1963, doi:10.1214/aoms/1177704172), of logarithms.
+        The ratio of the medians would be less stable. A virtual machine may make the same calls at two speeds. A median then
+        falls on one of the two by chance, and two equal sides would differ as much as the speeds do. The median over all
+        pairs is the estimator of Hodges and Lehmann (1963, doi:10.1214/aoms/1177704172), of logarithms.
         """
         if self.kind == MEMORY:
             return ours.median - limit.median
         above, below = (ours, limit) if self.kind == AT_MOST else (limit, ours)
-        # A clock that did not move, as with next to nothing to do, says nothing.
+        # A time of 0, of work that is shorter than a tick of the clock, makes the ratio infinite.
         return statistics.median(a / b if b else float("inf") for a in above.values for b in below.values)
 
     def is_met(self, ratio: float) -> bool | None:
-        """None where there is no target."""
+        """Whether the ratio meets the target; None without a target."""
         if self.value is None:
             return None
         return ratio <= self.value if self.kind in (AT_MOST, MEMORY) else ratio >= self.value
@@ -103,16 +103,16 @@ class Row:
     """One operation of one case.
 
     Attributes:
-        case: As `--cases` names it.
-        shape: Sizes, such as "32 x 512 MiB".
+        case: The name of the case, as in `--cases`.
+        shape: Number and size of the allocations, such as "32 x 512 MiB".
         operation: Such as "pause".
-        bytes: That it is about, for the speed; 0 where that would mean nothing.
-        ours: Times; for a target of kind MEMORY bytes.
-        limit: Likewise; None where none could be measured.
-        limit_name: What it is.
-        target: What has to be.
+        bytes: How many bytes the operation handles, from which the speed follows; 0 if a speed would mean nothing.
+        ours: Our times. For a target of kind MEMORY: bytes.
+        limit: The limit in the same unit; None if none could be measured.
+        limit_name: What the limit is.
+        target: What the ratio has to be.
         peer: The times of the C++ package.
-        notes: Anything to know, for JSON.
+        notes: Remarks for the JSON file.
     """
 
     case: str
@@ -140,11 +140,11 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """None where there is no target, or nothing to hold against it."""
+        """Whether the target is met; None without a target or without a ratio."""
         return None if self.ratio is None else self.target.is_met(self.ratio)
 
     def speed(self, samples: Samples | None) -> float | None:
-        """Bytes a second, of the median."""
+        """Bytes per second at the median; None if a speed would mean nothing."""
         if samples is None or not self.bytes or self.target.kind == MEMORY or not samples.median:
             return None
         return self.bytes / samples.median
@@ -174,7 +174,7 @@ def _json(samples: Samples | None) -> dict[str, Any] | None:
 
 
 def row_from_json(data: dict[str, Any]) -> Row:
-    """The row of which `data` is the JSON."""
+    """The row that `as_json` turned into `data`."""
 
     def samples(name: str) -> Samples | None:
         return None if data[name] is None else Samples.of(data[name]["values"])
@@ -184,14 +184,14 @@ def row_from_json(data: dict[str, Any]) -> Row:
 
 
 def merge(rows: Iterable[Row]) -> list[Row]:
-    """One row a key, in the order of first appearance, with the samples of all of that key one after the other."""
+    """One row for each key, in the order of first appearance, with the samples of all rows of that key in their order."""
     merged: dict[tuple[str, str, str], Row] = {}
     for row in rows:
         before = merged.get(row.key)
         if before is None:
             merged[row.key] = row
             continue
-        # A row of the peer's has neither limit nor target of its own.
+        # A row of the peer has neither a limit nor a target.
         described = row if before.ours is None else before
         merged[row.key] = replace(
             described,
@@ -209,7 +209,7 @@ def _join(first: Samples | None, second: Samples | None) -> Samples | None:
 
 
 def parity_rows(rows: Sequence[Row], cases: Sequence[str], shape: str, like: str, at_least: float) -> list[Row]:
-    """Rows that hold `shape` against `like`, byte for byte, in each operation of the cases that has both."""
+    """Rows that compare `shape` with `like` byte for byte, one for each operation of the cases that has both shapes."""
     found = {row.key: row for row in rows}
     result = []
     for row in rows:

@@ -25,7 +25,7 @@ _BARE_FIRST = "bare prefaulting, pinning, copies and calls"
 
 
 class _Cycles(Case):
-    """Pause and resume, over and over, in turns with one pinned copy of as many bytes."""
+    """Pauses and resumes repeatedly, in turns with one pinned copy of as many bytes."""
 
     shapes = (LARGE, SMALL)
     host_memory = "release"
@@ -36,7 +36,7 @@ class _Cycles(Case):
     def run(self, setting: Setting, shape: Shape) -> list[Row]:
         saver, tag = setting.saver, self.name
         blocks = setting.allocate(tag, shape, self.backup, self.host_memory)
-        # Every cycle of the peer's that keeps no host memory is as slow as its first.
+        # One cycle to warm up. The peer needs none where it keeps no host memory: each of its cycles is like the first.
         if not setting.is_peer or self.host_memory != "release":
             with setting.bar("pause") as bar:
                 saver.pause(tag, progress=bar)
@@ -70,7 +70,7 @@ class _Cycles(Case):
     def beside_bare_calls(
         self, setting: Setting, shape: Shape, copy: PinnedCopy, pauses: list[float], resumes: list[float]
     ) -> list[Row]:
-        """More rows, of a case that has them."""
+        """The rows that compare the times with bare driver calls; none unless the case has them."""
         return []
 
 
@@ -82,8 +82,8 @@ class Release(_Cycles):
 
 
 class Pooled(_Cycles):
-    """Beside one copy, also beside what the driver needs for the same handles: copies, then unmap and release; create, map,
-    access and copies. And a resume that does not let the driver clear what the pause has released."""
+    """Also compares with the driver calls for the same handles: a pause copies, unmaps and releases; a resume creates, maps,
+    sets the access and copies. Also measures a resume at once after its pause, while the driver still clears memory."""
 
     name = "pooled"
     title = "host backup, memory kept in the pool"
@@ -131,8 +131,8 @@ class Retained(_Cycles):
 
 
 class FirstPause(Case):
-    """In a fresh process each: no memory has been pinned before, and all of it is new. Also beside what the
-    system and the driver need for the same host memory and handles, and beside a way that pins a small ring only."""
+    """Each measurement runs in a fresh process, in which no memory has been pinned and all memory is new. Also compares with
+    the bare calls for the same host memory and handles, and with copies through a small pinned ring."""
 
     name = "first"
     title = "host backup, the first of a fresh process"
@@ -187,13 +187,13 @@ class FirstPause(Case):
 
 
 class Mmap(Case):
-    """The resume gives the memory back before it returns, which unregisters and unmaps it: so does the limit."""
+    """The resume unregisters and unmaps the host memory before it returns. So does the limit."""
 
     name = "mmap"
     title = "host backup in ordinary memory, given back before the resume returns"
     shapes = (LARGE,)
     repetitions = 4
-    #: The memory may be registered all at once, or in pieces.
+    #: Bytes of each registration that the limit tries; None: one registration for all.
     pieces = (None, 64 * MIB)
 
     def run(self, setting: Setting, shape: Shape) -> list[Row]:
@@ -233,7 +233,8 @@ class Mmap(Case):
 
 
 class TwoDevices(Case):
-    """Beside one GPU twice, also beside one pinned copy on each of them at once: what the host's memory and buses allow."""
+    """Compares two GPUs in one call with one GPU twice, and with one pinned copy on each at the same time, which shows the
+    limit of the host's memory and buses."""
 
     name = "two-gpus"
     title = "host backup of two GPUs in one call, beside one GPU twice"
@@ -297,7 +298,7 @@ class TwoDevices(Case):
 
 
 class HostMemory(Case):
-    """Not times: what the process has of the host's memory, at its peak and after it was given back."""
+    """Measures bytes instead of times: the host memory of the process at its peak, and after the backups are released."""
 
     name = "host-memory"
     title = "host memory of the process"
@@ -305,12 +306,12 @@ class HostMemory(Case):
     repetitions = 3
     peer_repetitions = 1
     peak_bytes, after_bytes = 256 * MIB, 16 * MIB
-    #: In which memory of the default backend is to be back.
+    #: Seconds within which the default backend must release its memory.
     within_s = 1.0
 
     def run(self, setting: Setting, shape: Shape) -> list[Row]:
         rows = self._measure(setting, shape, "pinned")
-        # Not all releases of the peer's have the other one.
+        # Not every release of the peer has the backend "mmap".
         with contextlib.suppress(*[Unavailable] if setting.is_peer else []):
             rows += self._measure(setting, shape, "mmap")
         return rows

@@ -1,4 +1,4 @@
-"""The cases that keep live bytes only: blocks that were kept and blocks that were freed, in turns."""
+"""The cases that copy live bytes only: live and freed blocks alternate in the segments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SMALLEST, _LARGEST = 64 << 10, 8 * MIB
 
 
 class _LiveBytes(Case):
-    """30 % of the bytes are live. Pausing and resuming them, in turns with everything."""
+    """30 % of the bytes are live. Pauses and resumes of the live bytes alternate with pauses and resumes of all bytes."""
 
     peer_repetitions = 0
 
@@ -53,18 +53,18 @@ class _LiveBytes(Case):
         ]
 
     def bare(self, setting: Setting, live: int) -> list[tuple[str, list[float] | None, str, str]]:
-        """Other limits of a pause and a resume of `live` bytes, with their names and notes."""
+        """Further limits of a pause and a resume of `live` bytes: the operation, times in seconds, the name and notes."""
         return []
 
     @abstractmethod
     def prepare(self, setting: Setting, shape: Shape) -> tuple[list[Block], Callable[[], int], Callable[[], object]]:
-        """The live blocks, filled; the bytes of all segments; a pause that keeps the live blocks only."""
+        """The live blocks, filled; a function that returns the bytes of all segments; a pause that copies live bytes."""
 
 
 class LiveBytes(_LiveBytes):
-    """Large segments, in each of which blocks of every size alternate. The case says which are live in torch's place, whose
-    segments are as small as its blocks where they are small: what the driver needs for those is the same for live bytes and
-    for all."""
+    """Live and dead blocks of every size alternate in large segments. The case names the live bytes in place of PyTorch,
+    because PyTorch lays small blocks into small segments. The driver calls for those take as long for live bytes as for all
+    bytes."""
 
     name = "live"
     title = "30 % live bytes, in turns with copying everything"
@@ -100,17 +100,17 @@ class LiveBytes(_LiveBytes):
 
 
 class LiveBytesOfTorch(_LiveBytes):
-    """What torch's allocator says, of segments as it makes them: blocks up to 1 MiB in segments of 2 MiB, larger ones mostly
-    in segments of 20 MiB, so that the driver's calls for these many take a good part of the time."""
+    """PyTorch's allocator names the live bytes of its own segments. Blocks up to 1 MiB lie in segments of 2 MiB, larger ones
+    mostly in segments of 20 MiB. The driver calls for so many segments take a good part of the time."""
 
     name = "live-torch"
     title = "30 % live bytes as PyTorch lays them out"
     shapes = (Shape(1, 16 * GIB),)
-    #: Of what is allocated; what is left over at the ends of segments counts as dead too.
+    #: The live part of the allocated bytes. It is above 30 %, because the unused ends of segments count as dead, too.
     part = 0.307
-    #: Blocks alternate in both kinds of segments.
+    #: The smallest and the largest block, for small and for large segments.
     sizes = ((_SMALLEST, MIB), (MIB + 512, _LARGEST))
-    #: Of the bytes, in the segments of small blocks.
+    #: The part of the bytes that lies in small segments.
     small_part = 0.2
 
     def prepare(self, setting: Setting, shape: Shape) -> tuple[list[Block], Callable[[], int], Callable[[], object]]:
@@ -128,7 +128,7 @@ class LiveBytesOfTorch(_LiveBytes):
         dead.clear()
         for block in kept:
             block.fill()
-        # The first pause gives back the few segments in which nothing is live.
+        # The first pause releases the few segments without live bytes, so the sum is computed at each call.
         return (
             kept,
             lambda: setting.allocator.reserved_bytes() - before,
@@ -136,8 +136,9 @@ class LiveBytesOfTorch(_LiveBytes):
         )
 
     def bare(self, setting: Setting, live: int) -> list[tuple[str, list[float] | None, str, str]]:
-        """What the driver needs for as many allocations of these sizes, and one copy: after another in a pause, which unmaps
-        nothing before it has copied everything, and in a resume at the same time, so that the longer of them counts."""
+        """The driver calls for as many allocations of the same sizes, and one copy of the live bytes. In a pause the two
+        times add up, because nothing is unmapped before everything is copied. In a resume they overlap, so the longer one
+        counts."""
         assert isinstance(setting.saver, Ours)
         copy = PinnedCopy(setting.device, live)
         limits: dict[str, list[float]] = {"pause": [], "resume": []}

@@ -1,4 +1,4 @@
-"""The memory that the cases pause and resume: torch's tensors, or, on the simulated GPU without PyTorch, cudaMalloc's."""
+"""The memory that the cases pause and resume: PyTorch's tensors, or cudaMalloc's on the simulated GPU without PyTorch."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .driver import Device, DriverFailure
 __all__ = ["Allocator", "Block", "RuntimeAllocator", "TorchAllocator", "live_and_dead_sizes"]
 
 _MIB = 1 << 20
-#: What is looked at of each end of a block.
+#: How many bytes at each end of a block are compared.
 _CHECKED_BYTES = 64 << 10
 
 
 @dataclass
 class Block:
-    """Memory of one value, on a device."""
+    """Device memory in which every byte has the same value."""
 
     device: Device
     address: int
@@ -33,7 +33,7 @@ class Block:
         self.device.fill(self.address, self.size, self.value)
 
     def is_intact(self) -> bool:
-        """Whether both ends hold the value."""
+        """Whether both ends of the block hold the value."""
         length = min(_CHECKED_BYTES, self.size)
         return all(
             self.device.read(start, length) == bytes([self.value]) * length
@@ -42,27 +42,27 @@ class Block:
 
 
 class Allocator(ABC):
-    """Makes blocks, inside whatever region is in force."""
+    """Allocates blocks in the region that is in force."""
 
-    #: Whether freed blocks stay in segments that others of them live in, as torch's do.
+    #: Whether freed blocks stay in segments that also hold live blocks, as PyTorch's do.
     caches = False
 
     @abstractmethod
     def allocate(self, device: Device, size: int, value: int) -> Block:
-        """A block, not filled."""
+        """A block of `size` bytes, which is not filled with `value` yet."""
 
     def on(self, device: Device) -> AbstractContextManager[Any]:
-        """Makes the device the current one."""
+        """Makes the device the current one, for as long as the context lasts."""
         device.make_current()
         return nullcontext()
 
     def reserved_bytes(self) -> int:
-        """Of all segments of device 0."""
+        """The bytes of all segments of device 0; 0 for an allocator that does not cache."""
         return 0
 
 
 class TorchAllocator(Allocator):
-    """Tensors."""
+    """Allocates PyTorch tensors."""
 
     caches = True
 
@@ -71,7 +71,7 @@ class TorchAllocator(Allocator):
         if not self._torch.cuda.is_available():
             raise DriverFailure("PyTorch finds no GPU")
         self._torch.cuda.init()
-        # The allocator is in use, as it is wherever the library is.
+        # PyTorch's allocator must be in use, as in every program that uses the library.
         self._torch.empty(1, device="cuda")
 
     def allocate(self, device: Device, size: int, value: int) -> Block:
@@ -87,7 +87,7 @@ class TorchAllocator(Allocator):
 
 
 class RuntimeAllocator(Allocator):
-    """cudaMalloc, which the preloaded library manages."""
+    """Calls cudaMalloc, which the preloaded library manages."""
 
     def __init__(self) -> None:
         self._runtime = ctypes.CDLL(None)
@@ -102,12 +102,12 @@ class RuntimeAllocator(Allocator):
 
 
 def live_and_dead_sizes(total: int, part: float, smallest: int, largest: int, seed: int) -> list[tuple[int, int]]:
-    """Pairs of sizes, of a block that stays and of the one after it that is freed, so that `part` of the sum stays.
+    """Pairs of sizes in bytes: of a block that stays and of the block after it that is freed. `part` of the sum stays.
 
-    Sizes of both are spread evenly over the orders of magnitude, multiples of 512 bytes, within [smallest, largest] each.
+    Both sizes are spread evenly over the orders of magnitude. They are multiples of 512 within [smallest, largest].
     """
     chooser = random.Random(seed)
-    times = (1 - part) / part  # a dead block is as many times as large as the live one before it
+    times = (1 - part) / part  # the size of a dead block divided by that of the live block before it
     low, high = max(smallest, smallest / times), min(largest, largest / times)
     pairs: list[tuple[int, int]] = []
     made = 0

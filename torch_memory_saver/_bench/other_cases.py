@@ -1,4 +1,4 @@
-"""The cases that drop contents, keep them on disk, or do both in stages."""
+"""The cases that drop contents, keep them on disk, or resume in stages."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _BARE = "bare driver calls"
 
 
 def _bare(setting: Setting, shape: Shape) -> tuple[BareAllocations | None, str]:
-    """The bare driver calls on as many handles; None, and why, where there are none."""
+    """The bare driver calls on as many handles, or None for the peer and without a compiler; and a note for the rows."""
     return (None, "") if setting.is_peer else bare_allocations(shape.count, shape.size, setting.device.ordinal)
 
 
 class Dropped(Case):
-    """In turns with the bare calls, each resumed and paused while the other is paused, in one order and then in the other.
-    The driver clears memory that was released a moment ago before it hands it out again, which can cost a resume ten times
-    its own time: both rest after their pauses."""
+    """Alternates with the bare calls. Each side resumes and pauses while the other is paused, and the order changes each
+    time. The driver clears memory that was just released before it hands it out again, which can make a resume ten times
+    slower. So each side rests after its pauses."""
 
     name = "dropped"
     title = "contents dropped"
@@ -69,7 +69,7 @@ class Dropped(Case):
 
 
 class Disk(Case):
-    """In turns with direct I/O on a file beside it, each first every other time: disks get faster and slower."""
+    """Alternates with direct I/O on another file. The order changes each time, because the speed of a disk varies."""
 
     name = "disk"
     title = "disk backup"
@@ -94,7 +94,7 @@ class Disk(Case):
 
         def limit() -> None:
             if file is not None:
-                # It writes whole blocks, which may be a little more.
+                # The file consists of whole blocks, so it may be a little larger.
                 times["write"].append(file.write() * shape.bytes / file.bytes)
                 times["read"].append(file.read() * shape.bytes / file.bytes)
 
@@ -114,7 +114,7 @@ class Disk(Case):
 
 
 class WakeUp(Case):
-    """Weights, whose contents are kept, come back first; the cache, whose contents are not, when there is room for it."""
+    """Resumes the weights, whose contents are kept, and then the cache, whose contents are dropped."""
 
     name = "wake-up"
     title = "wake-up in stages: weights with contents, then an empty cache"
@@ -132,7 +132,7 @@ class WakeUp(Case):
         free, _ = setting.device.memory()
         saver.resume("kv_cache")
         taken = free - setting.device.memory()[0]
-        assert taken >= sum(block.size for block in blocks), f"the cache came back as {taken} bytes"
+        assert taken >= sum(block.size for block in blocks), f"the resumed cache has only {taken} bytes"
         saver.resume()
         copy = None if setting.is_peer else PinnedCopy(setting.device, shape.bytes)
         bare, notes = _bare(setting, cache)

@@ -1,4 +1,4 @@
-"""The cases about what the library itself costs: an allocation, a region, its import."""
+"""The cases about the cost of the library itself: an allocation, a region, the import."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .yardstick import NoYardstick, open_driver
 
 __all__ = ["AllocateOverhead", "ImportTime", "RegionOverhead"]
 
-#: Versions of the table of tms.h that are tried; the functions that are used have never changed their place.
+#: Versions of the function table that are tried. `allocate` and `free` have the same place in all of them.
 _API_VERSIONS = range(1, 16)
 
 
 class _TableHead(ctypes.Structure):
-    """How tms_api_t begins."""
+    """The first members of tms_api_t."""
 
     _fields_ = (
         ("version", ctypes.c_uint32),
@@ -35,7 +35,7 @@ class _TableHead(ctypes.Structure):
 
 
 def _core_functions() -> tuple[int, int]:
-    """Addresses of the core's `allocate` and `free`."""
+    """The addresses of the core's `allocate` and `free`."""
     core = importlib.import_module("torch_memory_saver._core")
     get_api = ctypes.CDLL(core.library_path).tms_get_api
     get_api.restype = ctypes.POINTER(_TableHead)
@@ -43,12 +43,12 @@ def _core_functions() -> tuple[int, int]:
         table = get_api(ctypes.c_uint32(version))
         if table:
             return table.contents.allocate, table.contents.free
-    raise DriverFailure("the core's table of functions has a version that is not known here")
+    raise DriverFailure("the benchmark does not know the version of the core's function table: build the package again")
 
 
 class AllocateOverhead(Case):
-    """Loops in C on both sides, in turns. The core's free waits for the device first, as cudaFree does and the bare calls do
-    not: it is reported only."""
+    """C loops on both sides, in turns. The core's free first waits for the device, as cudaFree does. The bare calls do not,
+    so the time of free is reported only."""
 
     name = "allocate"
     title = "an allocation of 2 MiB and its free through the C core"
@@ -93,7 +93,7 @@ class AllocateOverhead(Case):
 
 
 class RegionOverhead(Case):
-    """With GPU mostly in use, entering has one thing more to look at: whether torch's cache has to go first."""
+    """If most of the GPU is in use, entering a region also checks whether PyTorch's cache must be emptied first."""
 
     name = "region"
     title = "entering and leaving region()"
@@ -109,7 +109,7 @@ class RegionOverhead(Case):
             self._row(setting, shape, "little memory in use", "none"),
             self._row(setting, shape, "with a CPU backup", "pinned"),
         ]
-        if not setting.is_peer:  # Not all of its releases nest regions.
+        if not setting.is_peer:  # Not every release of the peer nests regions.
             rows.append(self._row(setting, shape, "in another region", "none", "outer"))
         free, total = setting.device.memory()
         used = setting.allocator.allocate(setting.device, int(min(total * self.used_part, free * self.free_part)), 0)
@@ -145,7 +145,7 @@ print(time.perf_counter() - start)
 
 
 class ImportTime(Case):
-    """In fresh processes, with this one's environment."""
+    """Imports in fresh processes with the environment of this process."""
 
     name = "import"
     title = "import torch_memory_saver"
@@ -157,12 +157,12 @@ class ImportTime(Case):
         rows = []
         ways: list[tuple[str, str, float | None]] = [("without torch", "", None), ("torch imported", "import torch", 1.0)]
         if not setting.allocator.caches:
-            ways.pop()  # There is no torch.
+            ways.pop()  # PyTorch is not used here.
         for when, first, at_most in ways[setting.is_peer :]:  # The peer imports torch by itself.
             values = []
             for _ in range(setting.repetitions + 1):
                 program = [sys.executable, "-c", _MEASURE_IMPORT.format(first=first)]
                 values.append(float(subprocess.run(program, capture_output=True, text=True, check=True).stdout))
-            # The first one compiles the modules.
+            # The first import is left out, because it compiles the modules.
             rows.append(setting.row(self, shape, when, 0, values[1:], [self.limit_s], "30 ms", Target(AT_MOST, at_most)))
         return rows

@@ -1,4 +1,4 @@
-"""What was measured as a picture: how much of its limit each operation reaches."""
+"""Draws the results: the speed of each operation in percent of its limit."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _TARGET_WIDTH = 1.5
 
 
 def require() -> Any:
-    """matplotlib's pyplot, without a display.
+    """matplotlib's pyplot, set up to draw without a display.
 
     Raises:
-        InvalidArgumentError: It is not installed.
+        InvalidArgumentError: matplotlib is not installed.
     """
     try:
         importlib.import_module("matplotlib").use("Agg")
@@ -34,8 +34,8 @@ def require() -> Any:
 
 
 def draw(path: str, rows: Sequence[Row], machine: Mapping[str, Any], peer: str | None) -> None:
-    """Writes a PNG with a line for each row: a bar, which is the speed in percent of the limit's, or what was measured where
-    there is no limit to hold it against. Without targets for the simulated GPU, whose times mean nothing.
+    """Writes a PNG with a line for each row. A bar shows the speed in percent of the limit's. Without a limit there is only
+    the measured amount. For the simulated GPU, whose times mean nothing, no targets are drawn.
 
     Raises:
         OSError: The file cannot be written.
@@ -75,7 +75,7 @@ def _draw_row(axes: Any, index: int, row: Row, with_peer: bool, judged: bool) ->
 
 
 def _legend(pyplot: Any, machine: Mapping[str, Any], peer: str | None) -> dict[str, Any]:
-    """What each colour and line means."""
+    """Handles and labels of the legend, as arguments of `figure.legend`."""
     line = importlib.import_module("matplotlib.lines").Line2D
     entries = {"torch_memory_saver": pyplot.Rectangle((0, 0), 1, 1, color=_OURS)}
     if peer:
@@ -92,12 +92,12 @@ def _title(machine: Mapping[str, Any]) -> str:
 
 
 def _shares(row: Row) -> tuple[float | None, float | None]:
-    """Ours and the peer's."""
+    """Our speed and the peer's, in percent of the limit's."""
     return _share(row, row.ratio), _share(row, row.peer_ratio)
 
 
 def _share(row: Row, ratio: float | None) -> float | None:
-    """The speed in percent of the limit's, of a ratio that is about times or about speeds; None where there is none."""
+    """The speed in percent of the limit's that follows from `ratio`; None if there is none."""
     if ratio is None or row.target.kind == MEMORY or not 0 < ratio < math.inf:
         return None
     return 100 / ratio if row.target.kind == AT_MOST else 100 * ratio

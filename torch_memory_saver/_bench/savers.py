@@ -1,4 +1,4 @@
-"""The two libraries, under one set of calls: this one, and the C++ package whose place it takes."""
+"""One interface for two libraries: this library and the C++ package that it replaces."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from typing import Any
 
 __all__ = ["Ours", "Peer", "Saver", "Unavailable"]
 
-#: How long released host memory may take to be gone.
+#: How many seconds `settle` waits at most.
 _SETTLING_S = 3.0
 _POLL_S = 0.002
 
 
 class Unavailable(Exception):
-    """The library cannot do it."""
+    """The library or the machine lacks what a case needs."""
 
 
 class Saver(ABC):
-    """A library. `backup` is "none", "pinned", "mmap" or "disk"; `host_memory` "release", "pool" or "retain"."""
+    """One of the libraries. `backup` is "none", "pinned", "mmap" or "disk"; `host_memory` "release", "pool" or "retain"."""
 
     @abstractmethod
     def region(self, tag: str, backup: str, host_memory: str) -> AbstractContextManager[None]:
-        """Raises Unavailable."""
+        """A region with that tag and backup. Raises Unavailable if the library has no such backup."""
 
     @abstractmethod
     def pause(self, tag: Any = None, *, live_only: bool = True, progress: Any = None) -> None: ...
@@ -40,11 +40,11 @@ class Saver(ABC):
     def set_disk_directory(self, path: str) -> None: ...
 
     def settle(self) -> None:
-        """Waits until host memory that is being released is gone."""
+        """Waits until host memory that is no longer needed is released."""
         return
 
     def progress(self, title: str) -> AbstractContextManager[Callable[[int, int], None] | None] | None:
-        """A bar to hand to pause or resume; None where the library has none."""
+        """A progress bar to pass to pause or resume; None if the library reports no progress."""
         return None
 
 
@@ -68,13 +68,13 @@ class Ours(Saver):
         self._saver.pause(tag, live_only=live_only, progress=progress)
 
     def pause_with_live(self, tag: str, live: tuple[bytes, bytes]) -> int:
-        """A pause with the live bytes given by the caller, in the form of live.py. Returns the bytes that it copied."""
+        """Pauses with the live ranges `live`, in the form of live.py. Returns how many bytes were copied."""
         core = importlib.import_module("torch_memory_saver._core")
         copied: int = core.pause((tag,), None, False, None, lambda: live).copied_bytes
         return copied
 
     def allocations(self, tag: str) -> Counter[int]:
-        """How many of each size have the tag."""
+        """How many allocations with the tag there are of each size in bytes."""
         core = importlib.import_module("torch_memory_saver._core")
         return Counter(row.reserved_bytes for row in core.segments() if row.tag == tag)
 
@@ -85,7 +85,7 @@ class Ours(Saver):
         self._saver.set_disk_backup_dir(path)
 
     def settle(self) -> None:
-        """Of what is resident, backups in use and pooled memory stay."""
+        """Waits until only backups in use and pooled memory are resident."""
         deadline = time.monotonic() + _SETTLING_S
         while time.monotonic() < deadline:
             counters = self._saver.stats().counters
@@ -100,10 +100,10 @@ class Ours(Saver):
 
 
 class Peer(Saver):
-    """The C++ package, in hook mode "torch", which has to lie in `folder`.
+    """The C++ package in hook mode "torch". It must be installed in `folder`.
 
     Raises:
-        Unavailable: It does not.
+        Unavailable: It is not installed there.
     """
 
     def __init__(self, folder: str) -> None:
@@ -125,7 +125,7 @@ class Peer(Saver):
                 settings["cpu_backup_backend"] = backup
         for name in settings:
             if name not in known:
-                raise Unavailable(f"it has no {name}")
+                raise Unavailable(f"its region() has no parameter {name}")
         if host_memory == "pool":
             raise Unavailable("it has no pool of host memory")
         if host_memory == "retain":

@@ -1,4 +1,4 @@
-"""What every case is given: the library, the devices, memory to allocate from, and how large and how often."""
+"""What every case gets: the library, the devices, an allocator, sizes and repetitions."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ __all__ = ["GIB", "MIB", "SMALLEST_SCALE", "Case", "ResidentSampler", "Setting",
 
 MIB = 1 << 20
 GIB = 1 << 30
-#: Smaller ones would make the shapes of a case equal.
+#: A smaller scale would make the shapes of a case equal.
 SMALLEST_SCALE = 1 / 512
-#: Of which torch makes a segment each, as it does of every larger size: no smaller one is benchmarked.
+#: The smallest block that is benchmarked. PyTorch makes one segment for each block of this size or larger.
 _SMALLEST = 12 * MIB
 #: Segments are multiples of this.
 _GRANULARITY = 2 * MIB
 _SAMPLING_S = 0.001
-#: Seconds for each GiB that was released: several times what an H200 takes to clear it, during which copies are slower.
+#: Seconds of rest for each GiB released. An H200 clears a GiB in a fraction of that; until then copies are slower.
 _REST_S = 0.02
 
 
 class WrongContents(Exception):
-    """Memory does not hold what was put into it."""
+    """Memory does not hold what was written to it."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """`count` blocks of `size` bytes. Of 0 bytes: as many repetitions of work."""
+    """`count` blocks of `size` bytes. A `size` of 0: `count` repetitions of work that needs no memory."""
 
     count: int
     size: int
@@ -54,9 +54,9 @@ class Shape:
         return f"{self.count} x {self.size // unit} {name}"
 
     def scaled(self, scale: float) -> Shape:
-        """Fewer blocks, and smaller ones where that would leave fewer than two."""
+        """The shape with fewer blocks, which are also smaller where fewer than two would be left."""
         if not self.size:
-            return self  # No memory: it is work that is repeated.
+            return self  # Repetitions of work are not scaled.
         fewest = min(self.count, 2)
         if self.count * scale >= fewest:
             return Shape(round(self.count * scale), self.size)
@@ -66,15 +66,15 @@ class Shape:
 
 @dataclass
 class Setting:
-    """Of one process.
+    """What a case gets in one process.
 
     Attributes:
-        devices: At least one.
-        scale: What sizes are multiplied with.
-        repetitions: Of each measurement.
-        directory: For disk backups and the file they are held against.
-        is_peer: Whether `saver` is the C++ package: then no limit is measured, and nothing is freed, which not all of its
-            releases survive.
+        devices: At least one device.
+        scale: The factor that sizes are multiplied by.
+        repetitions: How often each measurement is repeated.
+        directory: The folder for disk backups and for the file that they are compared with.
+        is_peer: Whether `saver` is the C++ package. Then no limit is measured, and nothing is freed, because not every
+            release of that package survives it.
     """
 
     saver: Saver
@@ -90,7 +90,7 @@ class Setting:
         return self.devices[0]
 
     def timed(self, work: Callable[[], object]) -> float:
-        """Seconds from when all devices have nothing to do to when they have nothing to do again."""
+        """The seconds that `work` takes. All devices are idle before it, and the time ends when they are idle again."""
         self._synchronize()
         start = time.perf_counter()
         work()
@@ -98,17 +98,17 @@ class Setting:
         return time.perf_counter() - start
 
     def rest(self, size: int) -> None:
-        """Between a pause of `size` bytes and a resume, while in use others work: the driver clears what was released."""
+        """Waits after a pause of `size` bytes, so that the driver can clear them. In use other work fills that time."""
         time.sleep(_REST_S * size / GIB)
 
     def _synchronize(self) -> None:
-        for device in reversed(self.devices):  # so that the first is the current one in the end
+        for device in reversed(self.devices):  # the first device comes last, so that it stays the current one
             device.synchronize()
 
     def allocate(
         self, tag: str, shape: Shape, backup: str = "none", host_memory: str = "release", device: Device | None = None
     ) -> list[Block]:
-        """Blocks in a region of their own, each full of its value."""
+        """Allocates blocks in a region of their own and fills each with its value."""
         device = device or self.device
         with self.allocator.on(device), self.saver.region(tag, backup, host_memory):
             blocks = [self.allocator.allocate(device, shape.size, index % 251 + 1) for index in range(shape.count)]
@@ -118,15 +118,15 @@ class Setting:
         return blocks
 
     def check(self, blocks: Sequence[Block], when: str) -> None:
-        """Raises WrongContents."""
+        """Raises WrongContents if a block does not hold its value. `when` begins the message."""
         for index, block in enumerate(blocks):
             if not block.is_intact():
-                raise WrongContents(f"{when}: block {index} of {len(blocks)} does not hold what was put into it")
+                raise WrongContents(f"{when}: block {index} of {len(blocks)} does not hold what was written to it")
         self.device.make_current()
 
     @contextmanager
     def bar(self, title: str) -> Iterator[Any]:
-        """What to hand to a pause or resume whose time is not measured, or is seconds, as `progress`."""
+        """The argument `progress` for a pause or a resume that is not timed, or takes seconds; None if there is no bar."""
         manager = self.saver.progress(title)
         if manager is None:
             yield None
@@ -146,7 +146,7 @@ class Setting:
         target: Target | None = None,
         notes: str = "",
     ) -> Row:
-        """What was measured, as ours or as the peer's."""
+        """The row of these measurements, as ours or as the peer's."""
         measured = Samples.of(values)
         if self.is_peer:
             return Row(case.name, str(shape), operation, size, None, peer=measured)
@@ -164,16 +164,16 @@ class Setting:
 
 
 class Case(ABC):
-    """One case of the suite.
+    """One case of the benchmarks.
 
     Attributes:
-        name: For `--cases`.
-        title: One line, for the table.
-        shapes: As the issue of it says; each runs in a process of its own.
-        repetitions, peer_repetitions: Measurements in one process, by default. 0 of the peer: it cannot do it.
+        name: The name for `--cases`.
+        title: One line for the table.
+        shapes: The shapes to measure. Each runs in a process of its own.
+        repetitions, peer_repetitions: Measurements in one process, by default. 0 for the peer: it cannot run the case.
         processes, peer_processes: How many fresh processes measure, one after the other.
-        devices: How many it needs.
-        host_bytes: The most host memory that it uses, for a process that uses as much before it; 0: it does not matter.
+        devices: How many devices the case needs.
+        host_bytes: The most host memory that the case uses. Before all cases a process uses as much. 0: it is not needed.
     """
 
     name = ""
@@ -187,23 +187,23 @@ class Case(ABC):
 
     @abstractmethod
     def run(self, setting: Setting, shape: Shape) -> list[Row]:
-        """Measures. `shape` is scaled already.
+        """Measures one shape, which is scaled already. Returns the rows.
 
         Raises:
-            Unavailable: The library, or the machine, does not have what it needs.
+            Unavailable: The library or the machine lacks what the case needs.
         """
 
 
 def resident_bytes() -> int:
-    """Anonymous memory of this process: what backups are made of. The simulated GPU's memory, which is files, is not."""
+    """The resident anonymous memory of this process in bytes. Backups are part of it; the simulated GPU's memory is not."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) << 10
-    raise OSError("/proc/self/status does not tell RssAnon")
+    raise OSError("/proc/self/status has no line RssAnon")
 
 
 class ResidentSampler:
-    """The largest resident_bytes while the context lasts, looked at every millisecond by a thread."""
+    """Samples resident_bytes every millisecond on a thread. `peak` is the largest value while the context lasted."""
 
     def __enter__(self) -> ResidentSampler:
         gc.collect()

@@ -1,7 +1,7 @@
-"""The speed without pinning the backups' memory: copies through a ring of pinned buffers.
+"""The speed of backups that are not pinned: copies go through a ring of pinned buffers.
 
-Pinning and unpinning wait for the driver. Here only the ring is pinned, once; threads copy between it
-and ordinary memory while the bus is busy with other buffers. On the way out that memory is new, as it is in a first pause.
+Pinning and unpinning wait for the driver. Here only the ring is pinned, and only once. Threads copy between the ring and
+pageable memory while the bus transfers other buffers. On the way out the pageable memory is new, as in a first pause.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _DISABLE_TIMING = 2
 
 
 class StagedCopy:
-    """Copies of `size` bytes of a device, through the ring. The ring is made ahead of time.
+    """Copies `size` bytes of a device through the ring, which is made before anything is timed.
 
     Raises:
-        DriverFailure: There is no room for it.
+        DriverFailure: The device or the host has too little memory.
     """
 
     name = "through pinned buffers"
@@ -42,12 +42,12 @@ class StagedCopy:
         for _, event in self._buffers:
             call("cuEventCreate", ctypes.byref(event), _DISABLE_TIMING)
         self._threads = ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0))), initializer=device.make_current)
-        # Every thread is there before anything is timed.
+        # All threads start before anything is timed.
         list(self._threads.map(lambda _: self._device.make_current(), range(_MOST_THREADS)))
         self.host: OrdinaryMemory | None = None
 
     def out(self) -> None:
-        """From the device to new memory."""
+        """Copies from the device to new pageable memory."""
         self.forget()
         host = self.host = OrdinaryMemory(self._size)
         idle: SimpleQueue[tuple[int, ctypes.c_void_p]] = SimpleQueue()
@@ -67,7 +67,7 @@ class StagedCopy:
         self._for_all(start)
 
     def back(self) -> None:
-        """From that memory to the device; then it goes back to the system."""
+        """Copies from that memory to the device, and then releases it."""
         host = self.host
         assert host is not None, "nothing was copied out"
         in_use: list[Future[None] | None] = [None] * len(self._buffers)
@@ -76,7 +76,7 @@ class StagedCopy:
         def load(offset: int, size: int, before: Future[None] | None, buffer: int, event: ctypes.c_void_p) -> None:
             if before is not None:
                 before.result()
-                call("cuEventSynchronize", event)  # of the piece that was in the buffer
+                call("cuEventSynchronize", event)  # the copy of the buffer's previous piece
             ctypes.memmove(buffer, host.address + offset, size)
             self._device.start_piece_back(self._address + offset, buffer, size, event)
 
@@ -98,7 +98,7 @@ class StagedCopy:
             done.result()
 
     def forget(self) -> None:
-        """Gives the ordinary memory back."""
+        """Releases the pageable memory."""
         if self.host is not None:
             self.host.close()
             self.host = None

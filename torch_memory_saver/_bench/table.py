@@ -1,4 +1,4 @@
-"""What was measured as text: a table for a terminal of 80 columns, the same as Markdown, and as JSON."""
+"""Shows the results as text: tables for a terminal of 80 columns, or one table in Markdown."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["amount", "groups", "machine_line", "markdown", "terminal"]
 _MIB = 1 << 20
 _GIB = 1 << 30
 _NONE = "-"
-#: Of a terminal.
+#: Columns of a terminal.
 _WIDTH = 80
 
 
 def machine_line(machine: Mapping[str, Any]) -> str:
-    """The machine and what runs on it, and when, in one line."""
+    """The machine, its software and the date in one line."""
     parts = [
         str(machine.get("device", "no device")),
         f"{machine['processors']} CPUs",
@@ -32,24 +32,24 @@ def machine_line(machine: Mapping[str, Any]) -> str:
 
 
 def _number(value: float) -> str:
-    """With as many digits as mean something."""
+    """The number with as many decimal places as are meaningful."""
     return f"{value:.{_digits(value)}f}"
 
 
 def _digits(value: float) -> int:
-    """After the point."""
+    """How many decimal places of a number are meaningful."""
     return 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 0.1 else 4
 
 
 def _value(row: Row, samples: Samples | None) -> str:
-    """Milliseconds, or MiB where it is memory that was measured."""
+    """The median in milliseconds, or in MiB if the row is about memory, without the unit."""
     if samples is None:
         return _NONE
     return f"{samples.median / _MIB:.0f}" if row.target.kind == MEMORY else _number(samples.median * 1e3)
 
 
 def amount(row: Row, samples: Samples) -> str:
-    """What was measured, with its unit."""
+    """The median with its unit."""
     return f"{_value(row, samples)} {'MiB' if row.target.kind == MEMORY else 'ms'}"
 
 
@@ -67,7 +67,7 @@ def _speed(row: Row, samples: Samples | None) -> str:
 
 
 def _ratio(row: Row, ratio: float | None, value: bool = False) -> str:
-    """`value`: it is a target and has as many digits as it was given."""
+    """The ratio as text. `value`: it is a target, all digits of which are shown."""
     if ratio is None:
         return _NONE
     if row.target.kind == AT_LEAST:
@@ -78,7 +78,7 @@ def _ratio(row: Row, ratio: float | None, value: bool = False) -> str:
 
 
 def _target(row: Row, judged: bool) -> str:
-    """Empty where times mean nothing. Bytes always mean something."""
+    """The target and whether it is met. Empty if there is none, or if it is about times and `judged` is False."""
     if row.target.value is None or not (judged or row.target.kind == MEMORY):
         return ""
     sign = "<=" if row.target.kind in (AT_MOST, MEMORY) else ">="
@@ -92,7 +92,7 @@ def _title(case: str) -> str:
 
 
 def groups(rows: Sequence[Row]) -> Iterable[tuple[str, list[Row]]]:
-    """By case, in the order of first appearance."""
+    """The rows of each case, in the order of first appearance."""
     order = list(dict.fromkeys(row.case for row in rows))
     for case, group in itertools.groupby(sorted(rows, key=lambda row: order.index(row.case)), key=lambda row: row.case):
         yield case, list(group)
@@ -101,7 +101,7 @@ def groups(rows: Sequence[Row]) -> Iterable[tuple[str, list[Row]]]:
 def terminal(
     rows: Sequence[Row], left_out: Sequence[Mapping[str, str]], machine: Mapping[str, Any], peer: str | None
 ) -> str:
-    """A table a case. Times are milliseconds, medians; the speed is ours, in 10^9 bytes a second."""
+    """A table for each case. Times are medians in milliseconds. The speed is ours, in 10^9 bytes per second."""
     lines = [machine_line(machine)]
     judged = not machine.get("simulated")
     if not judged:
@@ -143,7 +143,7 @@ def _limits(group: Sequence[Row]) -> list[str]:
 
 
 def _aligned(table: Sequence[Sequence[str]], shapes: Sequence[str]) -> list[str]:
-    # A column in which nothing stands is left out.
+    # Empty columns are left out.
     used = [column for column in range(len(table[0])) if any(row[column] not in ("", _NONE) for row in table[1:])]
     table = [[row[column] for column in used] for row in table]
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
@@ -163,7 +163,7 @@ def _aligned(table: Sequence[Sequence[str]], shapes: Sequence[str]) -> list[str]
 
 
 def markdown(rows: Sequence[Row], machine: Mapping[str, Any], peer: str | None) -> str:
-    """One table, for a document. What was measured is named in the first of its rows."""
+    """One table for a document. A case and its shape are named only in the first of their rows."""
     header = ["case", "", "median (spread)", "GB/s", "limit", "ratio", "target", *([f"C++ {peer}"] if peer else [])]
     lines = [f"{machine_line(machine)}.", "", _markdown_row(header), _markdown_row(["---"] * len(header))]
     judged = not machine.get("simulated")

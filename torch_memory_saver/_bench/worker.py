@@ -1,7 +1,8 @@
-"""One process of the suite: measures one shape of one case, and writes what it measured to a file.
+"""One process of the benchmarks: measures one shape of one case and writes the results to a file.
 
-Started by path, with the description of its job as the only argument: in the process that times the C++ package there is
-another `torch_memory_saver`, of which this is no part. So it makes a package of its own folder first, under another name.
+It is started by path, with its job in JSON as the only argument. In the process that times the C++ package,
+`torch_memory_saver` is that package, and this module is not part of it. So it first loads its own folder as a package of
+another name.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _PACKAGE = "torch_memory_saver_bench"
 
 def _load_package() -> None:
     folder = Path(__file__).resolve().parent
-    # Python put the folder of this file there; its modules are not top-level ones.
+    # Python has put the folder of this file into sys.path. Its modules must not be found as top-level ones.
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != folder]
     specification = importlib.util.spec_from_file_location(_PACKAGE, folder / "__init__.py")
     assert specification is not None and specification.loader is not None
@@ -31,7 +32,7 @@ def _load_package() -> None:
 
 
 def _describe(device: Any) -> dict[str, Any]:
-    """The device and what runs on it."""
+    """The device, its driver and PyTorch, for the results."""
     torch = sys.modules.get("torch")
     return {
         "device": device.name(),
@@ -51,7 +52,7 @@ def _driver_version() -> str | None:
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """Does the job: the rows, or why there are none."""
+    """Measures. Returns {"rows", "machine"}, or {"unavailable": reason}."""
     cases = importlib.import_module(f"{_PACKAGE}.cases")
     driver = importlib.import_module(f"{_PACKAGE}.driver")
     memory = importlib.import_module(f"{_PACKAGE}.memory")
@@ -79,13 +80,13 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def use_host_memory(size: int) -> None:
-    """Uses as much memory of the host as the largest case and ends: some machines get theirs only when it is used."""
+    """Uses `size` bytes of host memory, as the largest case does: some virtual machines get memory only on its first use."""
     driver = importlib.import_module(f"{_PACKAGE}.driver")
     driver.use_memory(size)
 
 
 def main(argument: str) -> None:
-    """Writes {"rows", "machine"}, {"unavailable"} or {"failed"} to the job's file and ends the process."""
+    """Runs the job and writes {"rows", "machine"}, {"unavailable"} or {"failed"} to its file."""
     job = json.loads(argument)
     _load_package()
     try:
@@ -98,7 +99,7 @@ def main(argument: str) -> None:
         result = {"failed": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
     Path(job["result"]).write_text(json.dumps(result), encoding="utf-8")
     if job.get("peer") is not None:
-        # What was measured is written; not all releases of the peer's survive the end of an interpreter.
+        # The result is written. Not every release of the peer survives the exit of the interpreter.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)

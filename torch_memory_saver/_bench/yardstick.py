@@ -1,4 +1,4 @@
-"""The driver calls of a pause and a resume in a C loop (bare_driver.c), compiled when they are needed."""
+"""The driver calls of a pause and a resume in C loops (bare_driver.c), which are compiled on first use."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ __all__ = ["BareAllocations", "NoYardstick", "bare_allocations", "open_driver"]
 _SOURCE = Path(__file__).with_name("bare_driver.c")
 _COMPILERS = ("gcc", "cc", "clang")
 _FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-shared", "-pthread", "-w")
-#: Threads that prefault new host memory: as many as the library has.
+#: The most threads that prefault new host memory: as many as the library uses.
 _MOST_THREADS = 15
 
 
 class NoYardstick(Exception):
-    """There is no C compiler, or it did not compile it."""
+    """The C loops cannot be compiled: there is no C compiler, or it failed."""
 
 
 @functools.cache
 def _load() -> ctypes.CDLL:
-    """The compiled functions, by the compiler that CC names or the first that there is.
+    """The functions of bare_driver.c, compiled by the compiler that CC names or else by the first one found.
 
     Raises:
-        NoYardstick: There is none, or it failed.
+        NoYardstick: There is no compiler, or it failed.
     """
     asked = shlex.split(os.environ.get("CC", ""))
     compiler = asked or [path for path in map(shutil.which, _COMPILERS) if path is not None][:1]
     if not compiler:
-        raise NoYardstick(f"there is no C compiler: none of {', '.join(_COMPILERS)} was found, and CC is not set")
+        raise NoYardstick(f"there is no C compiler: install one of {', '.join(_COMPILERS)}, or set CC")
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder, "bare_driver.so")
         try:
@@ -60,25 +60,25 @@ def _load() -> ctypes.CDLL:
 
 
 def open_driver(ordinal: int) -> ctypes.CDLL:
-    """The compiled functions, ready to be used on a device, whose primary context is current then.
+    """The compiled functions, ready for use on a device. Makes the device's primary context current.
 
     Raises:
-        NoYardstick: They could not be compiled.
-        DriverFailure: The driver refused.
+        NoYardstick: The functions cannot be compiled.
+        DriverFailure: A driver call failed.
     """
     library = _load()
     result = library.bare_open(driver_name().encode(), ordinal)
     if result != 0:
-        raise DriverFailure(f"the yardstick could not open the driver: {result}")
+        raise DriverFailure(f"bare_open of {driver_name()} failed with {result}")
     return library
 
 
 class BareAllocations:
-    """`count` address ranges of `size` bytes on a device, resumed and paused by the driver calls alone. Paused at first.
+    """`count` address ranges of `size` bytes on a device, resumed and paused by the driver calls alone. They start paused.
 
     Raises:
-        NoYardstick: It could not be compiled.
-        DriverFailure: The driver refused.
+        NoYardstick: The functions cannot be compiled.
+        DriverFailure: A driver call failed.
     """
 
     def __init__(self, count: int, size: int, ordinal: int = 0) -> None:
@@ -88,7 +88,7 @@ class BareAllocations:
     def _call(self, name: str, *arguments: int) -> None:
         result = getattr(self._library, name)(*arguments)
         if result != 0:
-            raise DriverFailure(f"{name} of the yardstick failed with {result}")
+            raise DriverFailure(f"{name} of bare_driver.c failed with {result}")
 
     def resume(self) -> None:
         self._call("bare_resume")
@@ -97,14 +97,14 @@ class BareAllocations:
         self._call("bare_pause")
 
     def resume_with_contents(self, host: int) -> None:
-        """From pinned memory at that address, as much as all allocations are."""
+        """Resumes, and copies from pinned memory at address `host`, which has as many bytes as all ranges together."""
         self._call("bare_resume_with_contents", host)
 
     def pause_with_contents(self, host: int) -> None:
         self._call("bare_pause_with_contents", host)
 
     def first_pause(self) -> int:
-        """To new host memory, which is kept until forget_host. Its address."""
+        """Pauses with copies to new host memory, which is kept until forget_host. Returns its address."""
         self._call("bare_first_pause", min(_MOST_THREADS, max(1, len(os.sched_getaffinity(0)) - 1)))
         address: int = self._library.bare_host_memory()
         return address
@@ -113,15 +113,15 @@ class BareAllocations:
         self._call("bare_forget_host")
 
     def close(self) -> None:
-        """Frees the address ranges; they must be paused."""
+        """Frees the address ranges. They must be paused."""
         self._call("bare_unmake")
 
 
 def bare_allocations(count: int, size: int, ordinal: int) -> tuple[BareAllocations | None, str]:
-    """None, and a note of a row without a limit, where it cannot be compiled.
+    """The ranges and ""; or None, and a note for rows without a limit, if the functions cannot be compiled.
 
     Raises:
-        DriverFailure: The driver refused.
+        DriverFailure: A driver call failed.
     """
     try:
         return BareAllocations(count, size, ordinal), ""

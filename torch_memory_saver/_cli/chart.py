@@ -35,12 +35,12 @@ def format_bytes(size: float) -> str:
 def draw(
     stages: Sequence[tuple[str, Mapping[str, int]]], capacity: int, ascii_only: bool, width: int | None = None
 ) -> list[str]:
-    """One line a stage, its bar as long as the memory in use, and a legend.
+    """One line for each stage, with a bar as long as the memory in use, and a legend.
 
     Args:
-        stages: Name, and bytes by category. There may be at most four categories in all.
-        capacity: Bytes that a whole bar stands for.
-        width: Characters of a line; default: the terminal's.
+        stages: The name of each stage, and its bytes by category. There may be at most four categories in all.
+        capacity: Bytes that a full bar stands for.
+        width: Characters in a line (default: as the terminal has).
     """
     glyphs = _ASCII if ascii_only else _BLOCKS
     categories = list(dict.fromkeys(name for _, parts in stages for name in parts))
@@ -53,7 +53,7 @@ def draw(
     for name, parts in stages:
         bar, drawn, total = "", 0, 0
         for category, glyph in zip(categories, glyphs, strict=False):
-            # Each part ends where the sum up to it does, so that rounding does not add up.
+            # Each part ends at the rounded sum so far, so that rounding errors do not add up.
             total += parts.get(category, 0)
             end = min(round(cells * total / capacity), cells)
             bar += glyph * (end - drawn)

@@ -1,4 +1,4 @@
-"""The command line: one class a command. Nothing here needs torch or a GPU before a command that does is run."""
+"""The command line, with one class for each command. PyTorch is imported only by the commands that need it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch_memory_saver import __version__, _core, simulate, torch_memory_saver
 from torch_memory_saver._saver import preload
 from torch_memory_saver.errors import InvalidArgumentError, TorchMemorySaverError
 
-#: The exit status of a command that Ctrl-C ended, as shells have it.
+#: The exit status after Ctrl-C, as in shells.
 _INTERRUPTED = 130
 
 __all__ = ["BenchCommand", "Command", "DemoCommand", "InfoCommand", "SimulateCommand", "main"]
 
 
 class Command(abc.ABC):
-    """One command. `name` is what the user types, `help` one line about it."""
+    """One command. `name` is what the user types. `help` describes the command in one line."""
 
     name = ""
     help = ""
@@ -30,14 +30,14 @@ class Command(abc.ABC):
 
     @abc.abstractmethod
     def run(self, arguments: argparse.Namespace) -> int:
-        """Does it and returns the exit status."""
+        """Runs the command and returns the exit status."""
 
 
 class DemoCommand(Command):
-    """The cycle of reinforcement learning, checked."""
+    """Shows one step of reinforcement learning, and checks it."""
 
     name = "demo"
-    help = "show a whole cycle of pause and resume, on the GPU or on the simulated one"
+    help = "show a whole cycle of pause and resume, on the GPU or on the simulated GPU"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
@@ -55,10 +55,10 @@ class DemoCommand(Command):
 
 
 class BenchCommand(Command):
-    """The benchmarks."""
+    """Runs the benchmarks."""
 
     name = "bench"
-    help = "measure pause and resume beside what the hardware allows, on the GPU or (in small) on the simulated one"
+    help = "compare pause and resume with the limits of the hardware, on the GPU or (small sizes) on the simulated GPU"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         from torch_memory_saver._bench import command
@@ -72,7 +72,7 @@ class BenchCommand(Command):
 
 
 class InfoCommand(Command):
-    """What is installed and what it finds."""
+    """Prints what is installed and which devices it finds."""
 
     name = "info"
     help = "print versions, library paths, the driver, devices and settings"
@@ -101,7 +101,7 @@ class InfoCommand(Command):
             import torch
         except ImportError as error:
             missing = isinstance(error, ModuleNotFoundError) and error.name == "torch"
-            return "not installed" if missing else f"installed, and cannot be imported: {' '.join(str(error).split())}"
+            return "not installed" if missing else f"installed, but cannot be imported: {' '.join(str(error).split())}"
         cuda = torch.version.cuda
         return f"{torch.__version__} ({f'CUDA {cuda}' if cuda else 'built without CUDA'})"
 
@@ -128,10 +128,10 @@ class InfoCommand(Command):
 
 
 class SimulateCommand(Command):
-    """A program on the simulated GPU."""
+    """Runs a program on the simulated GPU."""
 
     name = "simulate"
-    help = "run a program, PyTorch's CUDA build included, on a simulated GPU: simulate [options] -- python script.py ..."
+    help = "run a program, also with PyTorch's CUDA build, on a simulated GPU: simulate [options] -- python script.py ..."
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.usage = "%(prog)s [options] -- command ..."
@@ -141,39 +141,39 @@ class SimulateCommand(Command):
             choices=range(simulate.MAX_DEVICES + 1),
             default=1,
             metavar="N",
-            help=f"how many GPUs, 0 to {simulate.MAX_DEVICES} (default 1)",
+            help=f"number of GPUs, 0 to {simulate.MAX_DEVICES} (default 1)",
         )
         parser.add_argument(
-            "--memory", type=self._size, default="8GiB", metavar="SIZE", help="memory of each (default 8GiB)"
+            "--memory", type=self._size, default="8GiB", metavar="SIZE", help="memory of each GPU (default 8GiB)"
         )
         parser.add_argument(
             "--bandwidth",
             type=self._size,
             metavar="SIZE",
-            help="bytes a second of copies on a stream, such as 20GiB (default: as fast as the host)",
+            help="bytes per second of copies on a stream, such as 20GiB (default: as fast as the host)",
         )
         parser.add_argument(
             "--kernels",
             choices=simulate.KERNELS,
             default=simulate.KERNELS[0],
-            help="how operators are done: by PyTorch's CPU implementations (cpu, the default); or simple kernels are "
-            "interpreted, and others fail (error) or do nothing (skip)",
+            help="how operators are executed: by PyTorch's CPU implementations (cpu, the default); or simple kernels are "
+            "interpreted, and other kernels fail (error) or do nothing (skip)",
         )
-        parser.add_argument("--preload", action="store_true", help='preload the hook library too (hook mode "preload")')
+        parser.add_argument("--preload", action="store_true", help='also preload the hook library (hook mode "preload")')
         parser.add_argument(
-            "--report", action="store_true", help="print at the end of each process what it still has on the GPU"
+            "--report", action="store_true", help="print at the end of each process what it still holds on the GPU"
         )
         parser.add_argument(
             "--trace", metavar="FILE", help="append every call of the driver, the runtime and NCCL to this file"
         )
         parser.add_argument(
-            "command", nargs=argparse.REMAINDER, help='the program and its arguments; "python" is this Python'
+            "command", nargs=argparse.REMAINDER, help='the program and its arguments; "python" is this interpreter'
         )
 
     def run(self, arguments: argparse.Namespace) -> int:
         command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
         if not command:
-            raise InvalidArgumentError("there is no command to run: simulate [options] -- python script.py ...")
+            raise InvalidArgumentError("there is no command to run: use simulate [options] -- python script.py ...")
         simulate.check_imports(command)
         variables = simulate.environment(
             devices=arguments.devices,

@@ -1,7 +1,7 @@
-"""The demo: one step of reinforcement learning with a trainer and an inference engine on one GPU, every claim checked.
+"""The demo: one step of reinforcement learning with a trainer and an inference engine on one GPU. It checks every claim.
 
-It runs on the GPU through PyTorch, or where there is none on the simulated GPU, in a child process that has the preload
-library: there "tensors" are memory from cudaMalloc, and the regions, pauses and resumes are the same public calls.
+It runs on the GPU through PyTorch. Without a GPU it runs on the simulated GPU, in a child process with the preload library.
+There "tensors" are memory from cudaMalloc. The regions, pauses and resumes are the same public calls.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from torch_memory_saver.errors import OutOfMemoryError, TorchUnavailableError
 
 __all__ = ["run_demo"]
 
-#: Set in the child process that has the simulated GPU.
+#: Set in the child process that runs on the simulated GPU.
 _CHILD = "TMS_DEMO_CHILD"
 _SIMULATED_MEMORY = "512MiB"
 
 
 class _Demo:
-    """One run: the stages, what each left in memory, and the checks."""
+    """One run: the stages, the memory in use after each, and the checks."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -41,7 +41,7 @@ class _Demo:
         print(f"    {'ok  ' if holds else 'FAIL'}  {claim}")
 
     def stage(self, title: str) -> None:
-        """Notes what is in memory now, under the title of what was just done."""
+        """Records the memory in use now, under the title of the stage that has just ended."""
         tags = torch_memory_saver.stats().tags
         parts = {tag: tags[tag].resident_bytes for tag in ("weights", "kv_cache") if tag in tags}
         parts["trainer"] = self.trainer_bytes
@@ -49,26 +49,26 @@ class _Demo:
         self.stages.append((title, parts))
 
     def in_use(self) -> int:
-        """Bytes of the device in use, beyond what was when the demo began."""
+        """The bytes of the device in use, beyond those that were in use when the demo began."""
         return self.machine.used_bytes() - self.base
 
     def run(self) -> int:
-        """The cycle. Returns the number of checks that failed."""
+        """Runs all stages. Returns the number of checks that failed."""
         machine = self.machine
         print(f"Running on {machine.name} ({format_bytes(machine.total_bytes())}).\n")
 
-        print("1. The inference engine allocates, each kind of memory in a region of its own, and captures a CUDA graph.")
+        print("1. The inference engine allocates each kind of memory in a region of its own and captures a CUDA graph.")
         with torch_memory_saver.region(tag="weights", enable_cpu_backup=True):
             weights = machine.allocate(machine.weights_bytes, 11)
         with torch_memory_saver.region(tag="kv_cache"):
             cache = machine.allocate(machine.cache_bytes, 22)
         replay = machine.capture_copy(weights)
         addresses = (weights.address, cache.address)
-        self.check("the graph gives what the weights hold", replay() == 11)
+        self.check("the graph reads what the weights hold", replay() == 11)
         self.stage("generate")
         before = self.in_use()
 
-        print("2. Generation is over: pause both tags. The weights keep their contents in host memory, the cache does not.")
+        print("2. Generation ends: both tags are paused. The contents of the weights are kept in host memory.")
         dropped = torch_memory_saver.pause("kv_cache")
         with progress_bar("    weights to host memory") as bar:
             kept = torch_memory_saver.pause("weights", progress=bar)
@@ -76,11 +76,11 @@ class _Demo:
         print(f"    released {format_bytes(kept.bytes)} of weights in {kept.seconds * 1e3:.1f} ms, contents kept")
         released = machine.weights_bytes + machine.cache_bytes
         # Pinning the backup takes a little of the device's own memory, for page tables.
-        self.check(f"the device has {format_bytes(released)} more free", before - self.in_use() >= released * 0.99)
+        self.check(f"the device has {format_bytes(released)} more free memory", before - self.in_use() >= released * 0.99)
         self.check("pausing again does nothing", torch_memory_saver.pause().allocations == 0)
         self.stage("paused")
 
-        print("3. The trainer uses that memory; then the weights wake up first, and it writes its new ones into them.")
+        print("3. The trainer uses that memory. Then the weights are resumed first, and it writes new values into them.")
         trainer = machine.allocate(machine.trainer_bytes, 33)
         self.trainer_bytes = machine.trainer_bytes
         self.stage("train")
@@ -90,16 +90,16 @@ class _Demo:
         self.check("kv_cache is still paused", torch_memory_saver.stats().tags["kv_cache"].resident_bytes == 0)
         self.stage("wake weights")
         if machine.is_full_with_all:
-            self.check("there is no room for kv_cache yet, and saying so changes nothing", self._cannot_resume("kv_cache"))
+            self.check("kv_cache does not fit yet, and its failed resume changes nothing", self._cannot_resume("kv_cache"))
         weights.fill(44)
 
-        print("4. The trainer goes, the cache comes back, and the graph captured in step 1 is replayed.")
+        print("4. The trainer frees its memory, the cache is resumed, and the graph captured in step 1 is replayed.")
         trainer.free()
         self.trainer_bytes = 0
         torch_memory_saver.resume("kv_cache")
         cache.fill(55)
         self.check("the cache is at the same address and can be used", self._intact(cache, addresses[1], 55))
-        self.check("the replayed graph gives the new weights", replay() == 44)
+        self.check("the replayed graph reads the new weights", replay() == 44)
         self.check("as much memory is in use as before", abs(self.in_use() - before) <= machine.tolerance)
         self.stage("generate again")
         return self.failures
@@ -117,11 +117,11 @@ class _Demo:
 
 
 def run_demo(device: str, ascii_only: bool = False) -> int:
-    """Runs the demo and prints it.
+    """Runs the demo and prints its stages, its checks and a chart.
 
     Args:
         device: "gpu", "simulated", or "auto" for the GPU if PyTorch finds one.
-        ascii_only: Draw the chart without Unicode characters, which it is anyway where the terminal has none.
+        ascii_only: Draws the chart without Unicode characters, as it always is on a terminal that cannot show them.
 
     Returns:
         The exit status: 0 if every check held.
@@ -133,9 +133,11 @@ def run_demo(device: str, ascii_only: bool = False) -> int:
         return _run_in_child(ascii_only)
     elif not GpuMachine.is_available():
         if device == "auto":
-            print("There is no GPU that PyTorch could use here.", end=" ")
+            print("PyTorch finds no GPU.", end=" ")
             return _run_in_child(ascii_only)
-        raise TorchUnavailableError("the demo finds no GPU: it needs PyTorch with CUDA; --device simulated needs neither")
+        raise TorchUnavailableError(
+            "the demo finds no GPU: it needs a GPU and PyTorch with CUDA; use --device simulated to run without them"
+        )
     else:
         machine = GpuMachine()
     demo = _Demo(machine)
@@ -151,6 +153,7 @@ def _run_in_child(ascii_only: bool) -> int:
     environment = simulate.environment_without_torch(memory=_SIMULATED_MEMORY) | {_CHILD: "1"}
     command = [sys.executable, "-m", "torch_memory_saver", "demo", *(["--ascii"] if ascii_only else [])]
     sys.stdout.flush()
-    # Ctrl-C reaches both processes. This one then ends the other, which may be inside a call that no signal ends.
+    # Ctrl-C reaches both processes. The child ignores it, and this process kills the child, which may be inside a call that
+    # no signal interrupts.
     ignore = functools.partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
     return subprocess.run(command, env=environment, check=False, preexec_fn=ignore).returncode

@@ -1,4 +1,4 @@
-"""What the demo runs on: the GPU through PyTorch, or the simulated GPU through the CUDA runtime's functions."""
+"""The machines that the demo runs on: the GPU through PyTorch, or the simulated GPU through the CUDA runtime's functions."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _MIB = 1 << 20
 
 
 class Buffer(ABC):
-    """Bytes on the device, all of one value."""
+    """Device memory in which every byte has the same value."""
 
     address: int
 
     @abstractmethod
     def fill(self, value: int) -> None:
-        """Sets every byte."""
+        """Sets every byte to `value`."""
 
     @abstractmethod
     def holds(self, value: int) -> bool:
@@ -30,39 +30,40 @@ class Buffer(ABC):
 
     @abstractmethod
     def free(self) -> None:
-        """Gives the memory back to the driver."""
+        """Returns the memory to the driver."""
 
 
 class Machine(ABC):
-    """A device, and the sizes that suit it, in bytes."""
+    """A device, and the sizes in bytes that suit it."""
 
     name: str
     weights_bytes: int
     cache_bytes: int
     trainer_bytes: int
-    #: By how much the memory in use may differ between two moments at which it should be the same.
+    #: By how many bytes the memory in use may differ between two moments at which it should be the same.
     tolerance: int
     #: Whether the device is too small for weights, cache and trainer together.
     is_full_with_all: bool
 
     @abstractmethod
     def total_bytes(self) -> int:
-        """The device's memory."""
+        """The bytes of the device's memory."""
 
     @abstractmethod
     def used_bytes(self) -> int:
-        """Of it in use, by every process."""
+        """The bytes of the device's memory that are in use, by all processes."""
 
     @abstractmethod
     def allocate(self, size: int, value: int) -> Buffer:
-        """A buffer of that value: managed inside a region, else ordinary."""
+        """A buffer of `size` bytes, filled with `value`. Inside a region it is managed, otherwise ordinary."""
 
     @abstractmethod
     def capture_copy(self, source: Buffer) -> Callable[[], int]:
-        """Captures a CUDA graph that reads the source. The result replays it and gives the byte that it read."""
+        """Captures a CUDA graph that reads the last byte of `source`, which holds the weights. Returns a function that
+        replays the graph and returns the byte that it read."""
 
     def chart_bytes(self) -> int:
-        """What a whole bar of the chart stands for."""
+        """The bytes that a full bar of the chart stands for."""
         return self.total_bytes()
 
 
@@ -93,11 +94,11 @@ class GpuMachine(Machine):
         self._torch = importlib.import_module("torch")
         self._torch.cuda.init()
         self.name = f"the GPU: {self._torch.cuda.get_device_name()}"
-        # What a first use of the device takes for itself is not what the demo is about.
+        # The first use of the device takes memory for itself, which must not count later.
         _TorchBuffer(self._torch, 2 * _MIB, 1).holds(1)
         self._torch.cuda.synchronize()
         free, _ = self._torch.cuda.mem_get_info()
-        # Sizes like an engine's on a large GPU, small ones where there is little room.
+        # Sizes like an engine's on a large GPU, and smaller ones if little memory is free.
         unit = min(free // 16, 1024 * _MIB) // (2 * _MIB) * (2 * _MIB)
         self.weights_bytes, self.cache_bytes, self.trainer_bytes = 2 * unit, 4 * unit, 5 * unit
 
@@ -106,7 +107,7 @@ class GpuMachine(Machine):
         """Whether PyTorch is installed and finds a GPU."""
         try:
             torch = importlib.import_module("torch")
-        except ImportError:  # not there, or a build whose CUDA libraries are not
+        except ImportError:  # not installed, or its CUDA libraries are missing
             return False
         return bool(torch.cuda.is_available())
 
@@ -129,7 +130,7 @@ class GpuMachine(Machine):
         assert isinstance(source, _TorchBuffer)
         weights = source.tensor
         result = torch.zeros(1, dtype=torch.uint8, device="cuda")
-        result.copy_(weights[-1:])  # Loads the kernel: that cannot be done during a capture.
+        result.copy_(weights[-1:])  # Loads the kernel, which is not possible during a capture.
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             result.copy_(weights[-1:])
@@ -142,7 +143,7 @@ class GpuMachine(Machine):
 
 
 class _Runtime:
-    """The CUDA runtime's functions that are in this process: those of the preload library before the simulated ones."""
+    """The CUDA runtime's functions in this process. Those of the preload library come before the simulated ones."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(None)
@@ -151,7 +152,7 @@ class _Runtime:
         """Calls a function that returns a cudaError_t.
 
         Raises:
-            InvalidStateError: It failed.
+            InvalidStateError: The function failed.
         """
         result = getattr(self._library, name)(*arguments)
         if result != 0:
@@ -198,7 +199,7 @@ class SimulatedMachine(Machine):
 
     def __init__(self) -> None:
         self._runtime = _Runtime()
-        self._runtime.call("cudaFree", None)  # Makes the context.
+        self._runtime.call("cudaFree", None)  # Creates the context.
 
     def _memory(self) -> tuple[int, int]:
         free, total = ctypes.c_size_t(), ctypes.c_size_t()

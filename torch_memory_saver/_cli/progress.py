@@ -1,6 +1,6 @@
-"""A bar on the terminal for what takes long: tqdm's where it is installed, else a line when a tenth more is done.
+"""A progress bar on the terminal: tqdm's if it is installed, otherwise a line after each tenth.
 
-Nothing is shown where stderr is no terminal. Stdout is never written to: it is for results.
+Nothing is shown if stderr is not a terminal. Nothing is written to stdout, which is for results.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from torch_memory_saver._cli.chart import format_bytes
 
 __all__ = ["progress_bar"]
 
-#: A plain line is written when another such part is done.
+#: Into how many parts an operation is divided. Without tqdm, a line is written after each part.
 _LINES = 10
 
 
 @contextlib.contextmanager
 def progress_bar(title: str, stream: TextIO | None = None) -> Iterator[Callable[[int, int], None] | None]:
-    """What to hand to pause or resume as ``progress``, for as long as the context lasts; None where nothing is to be shown.
+    """The argument ``progress`` for pause or resume, valid as long as the context lasts; None if nothing is shown.
 
     Args:
-        title: What is being done.
-        stream: Where to, if it is a terminal; default stderr.
+        title: The name of the operation, which is shown.
+        stream: Where the bar is written, if it is a terminal (default: stderr).
     """
     stream = sys.stderr if stream is None else stream
     if not stream.isatty():
@@ -41,7 +41,7 @@ def progress_bar(title: str, stream: TextIO | None = None) -> Iterator[Callable[
 
 
 class _Bar:
-    """Feeds a bar of tqdm's."""
+    """Updates a bar of tqdm."""
 
     def __init__(self, bar: Any) -> None:
         self._bar = bar
@@ -53,7 +53,7 @@ class _Bar:
 
 
 class _Lines:
-    """Writes how far it is, in tenths."""
+    """Writes a line with the progress after each tenth."""
 
     def __init__(self, title: str, stream: TextIO) -> None:
         self._title, self._stream = title, stream

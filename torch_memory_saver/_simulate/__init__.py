@@ -1,1 +1,1 @@
-"""What a program needs to run on the simulated GPU: an ELF reader and stand-ins for libraries."""
+"""What a program needs to run on the simulated GPU: an ELF reader, stub libraries, and PyTorch's operators."""

@@ -1,7 +1,7 @@
-"""What a shared library needs and offers, read from its file: no binutils, and nothing is loaded.
+"""Reads from the file of a shared library what it needs and what it defines, without binutils and without loading it.
 
-Only what 64-bit little-endian Linux libraries have is understood. Libraries of a gigabyte are read through a memory map, of
-which only the tables of the dynamic linker are read.
+Only 64-bit little-endian libraries of Linux are supported. A library may have a gigabyte: the file is mapped into memory,
+and only the dynamic linker's tables are read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _VERSION_DEFINITION = struct.Struct("<HHHHIII")
 _VERSION_DEFINITION_ENTRY = struct.Struct("<II")
 _VERSION_INDEX = struct.Struct("<H")
 
-# Types of sections.
+# Section types.
 _SHT_DYNAMIC = 6
 _SHT_DYNSYM = 11
 _SHT_GNU_VERDEF = 0x6FFFFFFD
@@ -42,7 +42,7 @@ _DT_NULL, _DT_NEEDED, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 0, 1, 14, 15, 29
 
 _UNDEFINED_SECTION = 0
 _BIND_LOCAL, _BIND_WEAK = 0, 2
-#: The rest of a version index says that the version is not the default one.
+#: The bit of a version index that is masked out marks a version that is not the default one.
 _VERSION_INDEX_MASK = 0x7FFF
 
 
@@ -51,11 +51,11 @@ class Symbol:
     """One symbol of a library's dynamic symbol table.
 
     Attributes:
-        name: As the linker sees it, that is mangled.
-        defined: Whether the library has it (else it needs it).
-        weak: A needed one may then be missing.
-        version: The version node it is defined in or needed from; "" if none.
-        library: For a needed symbol with a version, the soname it is needed from; else "".
+        name: The name as the linker sees it, which is mangled for C++.
+        defined: Whether the library defines the symbol. Otherwise the library needs it.
+        weak: Whether the symbol is weak. A needed symbol that is weak may be missing.
+        version: The version node that it is defined in or needed from; "" if there is none.
+        library: For a needed symbol with a version, the soname that it is needed from; otherwise "".
     """
 
     name: str
@@ -70,11 +70,11 @@ class SharedLibrary:
     """What one file declares to the dynamic linker.
 
     Attributes:
-        soname: The name it goes by; "" if it has none.
-        needed: The sonames it is linked with, in order.
-        rpath: The folders it is searched in before LD_LIBRARY_PATH (DT_RPATH, which counts only without DT_RUNPATH),
-            with $ORIGIN replaced.
-        symbols: Of its dynamic symbol table, those that are not local and whose name passed the filter.
+        soname: Its DT_SONAME; "" if it has none.
+        needed: The sonames that it is linked with, in order.
+        rpath: The folders in which its needed libraries are searched before LD_LIBRARY_PATH, with $ORIGIN replaced. They are
+            those of DT_RPATH, which is ignored if there is a DT_RUNPATH.
+        symbols: The symbols of its dynamic symbol table that are not local and whose names passed the filter.
     """
 
     path: Path
@@ -94,7 +94,7 @@ class _Section:
 
 
 class _Reader:
-    """One file's tables."""
+    """The tables of one file."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path = path
@@ -118,7 +118,7 @@ class _Reader:
         return self.data[start : self.data.find(b"\0", start)]
 
     def dynamic(self) -> Iterator[tuple[int, str]]:
-        """The tags whose value is a string, with it."""
+        """The tags whose value is a string, each with that string."""
         section = self.find(_SHT_DYNAMIC)
         if section is None:
             raise ValueError("it has no dynamic section")
@@ -131,7 +131,7 @@ class _Reader:
                 yield tag, self.text(strings, value).decode()
 
     def versions(self) -> dict[int, tuple[str, str]]:
-        """Version index -> the version's name, and the soname it is needed from ("" for the library's own)."""
+        """For each version index, the version's name and the soname that it is needed from ("" for the library's own)."""
         return dict([*self._needed_versions(), *self._defined_versions()])
 
     def _needed_versions(self) -> Iterator[tuple[int, tuple[str, str]]]:
@@ -161,7 +161,7 @@ class _Reader:
         for position in range(section.count):
             _, _, index, _, _, first, following = _VERSION_DEFINITION.unpack_from(self.data, offset)
             name, _ = _VERSION_DEFINITION_ENTRY.unpack_from(self.data, offset + first)
-            # The first one names the library itself; its symbols have no version.
+            # The first entry names the library itself and is not a version of its symbols.
             if position > 0:
                 yield index & _VERSION_INDEX_MASK, (self.text(strings, name).decode(), "")
             if not following:
@@ -196,7 +196,7 @@ class _Reader:
             )
 
 
-#: More than any prefix that is asked for has bytes.
+#: Bytes of a name that are compared with the prefixes. No prefix may be longer.
 _LONGEST_PREFIX = 64
 
 
@@ -205,12 +205,12 @@ def read_library(path: Path, prefixes: tuple[str, ...] | None = None) -> SharedL
 
     Args:
         path: The file.
-        prefixes: If given, only symbols whose name begins with one of them are read: a library of torch has a hundred
-            thousand. With none in it no symbols are read.
+        prefixes: If given, only symbols whose names begin with one of them are read, because a library of PyTorch has a
+            hundred thousand. An empty tuple: no symbols are read.
 
     Raises:
         InvalidArgumentError: The file is not a shared library of this kind of machine, or is damaged.
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
     """
     with path.open("rb") as file:
         try:
@@ -232,7 +232,7 @@ def read_library(path: Path, prefixes: tuple[str, ...] | None = None) -> SharedL
 
 
 def _folders(path: Path, values: list[str]) -> Iterator[Path]:
-    """The folders of search paths of the library at `path`."""
+    """The folders in the search paths `values` of the library at `path`."""
     origin = str(path.resolve().parent)
     for value in values:
         for entry in filter(None, value.split(":")):

@@ -1,9 +1,9 @@
-"""Stub libraries: for each CUDA library that torch is linked with, one that has its name, its versions and its functions,
-and does nothing.
+"""Stub libraries, which replace the CUDA libraries that PyTorch is linked with: same name, same versions, same functions.
 
-The functions that the simulated GPU has are not in them: it stands before them in every search, and it is what the stubs are
-linked with. cuDNN's tell its version. Any other function returns an error, and its first call prints its name on stderr. The
-libraries are compiled once for a version of torch and of this package, and kept in the user's cache folder.
+A stub does not contain the functions that the simulated GPU has. The simulated GPU comes first in every search, and the
+stubs are linked with it. The stub of cuDNN returns the version that PyTorch was built for. Any other function of a stub
+returns an error, and its first call prints its name on stderr. The stubs are compiled once for each version of PyTorch and
+of this package. They are kept in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from torch_memory_saver.errors import InvalidStateError
 
 __all__ = ["cache_root", "cached_folder", "find_compiler", "make_folder", "source_of", "version_script_of"]
 
-#: Changed whenever another folder comes out of the same input.
+#: Must change whenever the same input produces another folder.
 _FORMAT = "3"
 _COMPILERS = ("gcc", "cc", "clang")
-#: As many compilers run at once.
+#: How many compilers run at once.
 _JOBS = 2
 _FLAGS = ("-std=c11", "-O1", "-fPIC", "-shared", "-fno-builtin", "-w")
 
-#: The status that the functions of a library return: its "not supported", where it has one. Keyed by the library's name.
+#: The status "not supported" of a library, by the library's name. The functions of its stub return it.
 _NOT_SUPPORTED = {"cudart": 801, "cublas": 15, "cublasLt": 15, "cudnn": 3000, "cufft": 16, "cusolver": 9, "cusparse": 10}
 _OTHER_FAILURE = 1
-#: Functions whose result is a text, a pointer to memory, or nothing more than a number that may be 0.
+#: Functions that return a string or a pointer. All others return a status.
 _RETURNS_TEXT = re.compile(r"(Error|Status)(String|Name)$|^ncclGetLastError$|StatusToString$")
 _RETURNS_POINTER = re.compile(r"^nvshmem_(malloc|calloc|align|ptr)$|^nvshmemx_(buffer|mc)_")
 
-#: Sonames under which a program without torch, or another library, may ask for the runtime.
+#: Sonames by which a program without PyTorch, or another library, may load the runtime.
 _RUNTIME_SONAMES = ("libcudart.so.12", "libcudart.so.13")
-#: torch counts devices with NVIDIA's management library. It must not find that of a real GPU.
+#: PyTorch counts devices with NVIDIA's management library. It must not find that of a real GPU.
 _MANAGEMENT_SONAME = "libnvidia-ml.so.1"
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
@@ -78,7 +78,7 @@ static void warn(const char *name, char *warned) {{
 
 
 def cache_root() -> Path:
-    """The folder that holds what was compiled: ``$XDG_CACHE_HOME/torch_memory_saver``, or that in ``~/.cache``."""
+    """The folder of compiled stubs: ``$XDG_CACHE_HOME/torch_memory_saver``, or ``~/.cache/torch_memory_saver``."""
     configured = os.environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(configured):
         return Path(configured) / "torch_memory_saver"
@@ -91,41 +91,46 @@ def cache_root() -> Path:
 
 
 def find_compiler() -> list[str]:
-    """The C compiler as the beginning of a command line: ``$CC``, else the first of gcc, cc and clang.
+    """The C compiler as the beginning of a command line: ``$CC``, or else the first of gcc, cc and clang.
 
     Raises:
-        InvalidStateError: There is none.
+        InvalidStateError: There is no C compiler.
     """
     configured = os.environ.get("CC", "").split()
     if configured:
         if shutil.which(configured[0]) is None:
-            raise InvalidStateError(f"the C compiler that CC names, {configured[0]!r}, was not found", operation="simulate")
+            raise InvalidStateError(
+                f"the C compiler that CC names, {configured[0]!r}, was not found: install it or unset CC",
+                operation="simulate",
+            )
         return configured
     for name in _COMPILERS:
         path = shutil.which(name)
         if path is not None:
             return [path]
     raise InvalidStateError(
-        "a C compiler is needed, once, to build stubs for the CUDA libraries that torch is linked with, and there is none "
-        f"(of {', '.join(_COMPILERS)}): install one (on Debian: apt-get install gcc libc6-dev), or name one in CC",
+        f"no C compiler was found (of {', '.join(_COMPILERS)}). One is needed once, to build stubs of the CUDA libraries "
+        "that PyTorch is linked with: install one (on Debian: apt-get install gcc libc6-dev), or name one in CC",
         operation="simulate",
     )
 
 
 def source_of(wanted: Wanted, provided: Iterable[str]) -> str:
-    """The C text of the stub library for `wanted`, without the functions in `provided`."""
+    """The C source of the stub library for `wanted`, without the functions in `provided`."""
     base = wanted.soname.removeprefix("lib").partition(".")[0]
     lines = [_SOURCE.format(soname=wanted.soname, status=_NOT_SUPPORTED.get(base, _OTHER_FAILURE))]
     for name in sorted(wanted.functions.keys() - set(provided)):
         if _IDENTIFIER.fullmatch(name) is None:
-            raise InvalidStateError(f"torch needs {name!r} of {wanted.soname}, which is no C function", operation="simulate")
+            raise InvalidStateError(
+                f"PyTorch needs {name!r} from {wanted.soname}, which is not the name of a C function", operation="simulate"
+            )
         kind = "TEXT" if _RETURNS_TEXT.search(name) else "POINTER" if _RETURNS_POINTER.search(name) else "STATUS"
         lines.append(wanted.answers.get(name, f"RETURNS_{kind}({name})\n"))
     return "".join(lines)
 
 
 def version_script_of(wanted: Wanted, provided: Iterable[str]) -> str:
-    """The linker's version script: a node for each version that torch asks for, also where no function is left in it."""
+    """The linker's version script: a node for each version that PyTorch needs, even if no function is left in it."""
     hidden = set(provided)
     lines = []
     for node in sorted({version for version in wanted.functions.values() if version}):
@@ -135,7 +140,7 @@ def version_script_of(wanted: Wanted, provided: Iterable[str]) -> str:
 
 
 def cached_folder(build: TorchBuild | None, simulator: Path, provided: Iterable[str], version: str) -> Path:
-    """Where the folder for this torch, this simulated GPU and this version of the package is, or is to be."""
+    """The path of the folder for this PyTorch, this simulated GPU and this version of the package. It may not exist yet."""
     parts = [_FORMAT, version, str(simulator), *sorted(provided)]
     if build is not None:
         parts += [build.version, str(build.folder)]
@@ -145,12 +150,13 @@ def cached_folder(build: TorchBuild | None, simulator: Path, provided: Iterable[
 
 
 def make_folder(folder: Path, find_wanted: Callable[[], Sequence[Wanted]], simulator: Path, provided: Iterable[str]) -> None:
-    """Fills `folder` with stub libraries for what `find_wanted` returns, or leaves it as it is if it exists already.
+    """Makes `folder` with stub libraries for what `find_wanted` returns. A folder that exists already stays as it is.
 
-    It is made under another name and renamed when it is complete, so that an interrupted or a second process does no harm.
+    The folder is made under another name and renamed when it is complete, so that an interrupted or a second process does no
+    harm.
 
     Raises:
-        InvalidStateError: There is no compiler, or it failed; nothing is left behind.
+        InvalidStateError: There is no compiler, or it failed. Nothing is left behind.
         OSError: The cache cannot be written.
     """
     if folder.is_dir():
@@ -173,13 +179,13 @@ def make_folder(folder: Path, find_wanted: Callable[[], Sequence[Wanted]], simul
         try:
             made.rename(folder)
         except OSError:
-            # Another process was faster: its folder, which is the same, stays.
+            # Another process was faster. Its folder has the same contents and stays.
             if not folder.is_dir():
                 raise
 
 
 def _compile(compiler: list[str], wanted: Wanted, provided: frozenset[str], scratch: Path, made: Path) -> None:
-    """Compiles one stub library into the folder `made`, which holds the driver's link already."""
+    """Compiles one stub library into the folder `made`, which already holds the link to the driver."""
     source = scratch / f"{wanted.soname}.c"
     script = scratch / f"{wanted.soname}.map"
     source.write_text(source_of(wanted, provided))
@@ -193,6 +199,6 @@ def _compile(compiler: list[str], wanted: Wanted, provided: frozenset[str], scra
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise InvalidStateError(
-            f"the C compiler failed on the stand-in for {wanted.soname}: {' '.join(command)}\n{done.stderr.strip()}",
+            f"the C compiler failed on the stub of {wanted.soname}: {' '.join(command)}\n{done.stderr.strip()}",
             operation="simulate",
         )

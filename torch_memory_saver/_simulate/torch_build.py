@@ -1,6 +1,6 @@
-"""The installed PyTorch as the dynamic linker sees it: where it is, which CUDA libraries and functions it needs.
+"""The installed PyTorch as the dynamic linker sees it: where it is, and which CUDA libraries and functions it needs.
 
-torch is not imported: without a GPU or its CUDA packages that would fail.
+PyTorch is not imported, because that would fail without a GPU or its CUDA packages.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ DRIVER_SONAME = "libcuda.so.1"
 
 #: NVIDIA's libraries: libcudart, libcublas and so on (but not libcurl), libnccl, libnvrtc, libnvshmem_host, libnvToolsExt.
 _NVIDIA_LIBRARY = re.compile(r"lib(?:cu(?!rl)|nv|nccl)")
-#: What the names of these libraries' functions begin with.
+#: The prefixes of the functions of these libraries.
 _PREFIXES = ("cu", "__cuda", "nccl", "nv", "__nv")
-#: The names of a library's functions begin with the library's name, but for these. The driver's go on with a capital.
+#: The functions of a library begin with the library's name, except for these libraries. After "cu" the driver's functions
+#: have a capital letter.
 _FUNCTIONS = {
     "cuda": re.compile(r"cu(?=[A-Z])"),
     "cudart": re.compile(r"cuda|__cuda"),
@@ -52,23 +53,23 @@ class TorchBuild:
     folder: Path
 
     def libraries(self) -> list[Path]:
-        """Its shared libraries, in order of their names."""
+        """Its shared libraries, sorted by name."""
         return sorted(path for path in self.folder.iterdir() if path.name.endswith(".so") and path.is_file())
 
     def found_by_rpath(self, sonames: Iterable[str]) -> list[str]:
-        """Those of the libraries of which torch finds a real one by its RPATH, before LD_LIBRARY_PATH is looked at."""
+        """The libraries among `sonames` that PyTorch finds by its RPATH, which is searched before LD_LIBRARY_PATH."""
         folders = {folder for path in self.libraries() for folder in read_library(path, prefixes=()).rpath}
         return sorted(soname for soname in sonames if any((folder / soname).exists() for folder in folders))
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A CUDA library that torch needs.
+    """A CUDA library that PyTorch needs.
 
     Attributes:
         soname: Such as "libcublas.so.13".
-        functions: Name of each function that torch takes from it -> the version node it is in, or "".
-        answers: Those of them that do something -> their C text.
+        functions: The name of each function that PyTorch takes from it, and the version node of the function, or "".
+        answers: The functions that do not fail, and the C source of each.
     """
 
     soname: str
@@ -80,7 +81,7 @@ def find_torch() -> TorchBuild | None:
     """The PyTorch that this interpreter would import, or None if it has none.
 
     Raises:
-        TorchUnavailableError: It is not a build for CUDA, or its folders do not look as expected.
+        TorchUnavailableError: It is not a build for CUDA, or a file or folder of it is missing.
     """
     try:
         specification = importlib.util.find_spec("torch")
@@ -101,8 +102,8 @@ def find_torch() -> TorchBuild | None:
     if cuda is None:
         public = version[1].partition("+")[0]
         raise TorchUnavailableError(
-            f"the PyTorch in {package} ({version[1]}) is built without CUDA, and only the CUDA build can use a GPU, also a "
-            "simulated one. Install the CUDA build, without NVIDIA's packages, which are not needed: "
+            f"the PyTorch in {package} ({version[1]}) is built without CUDA, and only the CUDA build can use a GPU, even a "
+            "simulated one. Install the CUDA build; NVIDIA's packages are not needed: "
             f"pip install --force-reinstall --no-deps torch=={public} (the plain wheel on PyPI, not one of a CPU index)",
             operation="simulate",
         )
@@ -113,12 +114,12 @@ def find_torch() -> TorchBuild | None:
 
 
 def read_wanted(build: TorchBuild, provided: Iterable[str]) -> list[Wanted]:
-    """The CUDA libraries that torch's libraries need, with the functions that they take from each; in order of their names.
+    """The CUDA libraries that PyTorch's libraries need, sorted by name, with the functions that they take from each.
 
     Args:
-        build: The installed torch.
-        provided: The functions that the simulated GPU has. Functions of the driver that it lacks are added to another
-            library of those that need them, because the driver is the simulated GPU itself.
+        build: The installed PyTorch.
+        provided: The functions that the simulated GPU has. The simulated GPU is the driver's library. So a driver function
+            that it lacks is added to another CUDA library that the same library of PyTorch needs.
     """
     libraries = [read_library(path, _PREFIXES) for path in build.libraries()]
     own = {library.soname or library.path.name for library in libraries} | {path.name for path in build.folder.iterdir()}
@@ -139,7 +140,7 @@ def read_wanted(build: TorchBuild, provided: Iterable[str]) -> list[Wanted]:
 def _collect(
     library: SharedLibrary, functions: dict[str, dict[str, str]], internal: set[str], provided: frozenset[str]
 ) -> None:
-    """Notes the functions that one library needs under the library that has them."""
+    """Adds the functions that one library needs to the entries of the libraries that have them."""
     candidates = [soname for soname in library.needed if soname in functions]
     stand_in = next((soname for soname in candidates if soname != DRIVER_SONAME), None)
     for symbol in library.symbols:
@@ -159,7 +160,7 @@ def _collect(
 
 
 def _owner(name: str, sonames: Iterable[str]) -> str | None:
-    """The library that a function without a version belongs to, by its name: the one whose prefix is the longest."""
+    """The library that a function without a version belongs to: the one whose prefix is the longest; None if none fits."""
     best: tuple[int, str] | None = None
     for soname in sonames:
         base = soname.removeprefix("lib").partition(".")[0]

@@ -1,6 +1,7 @@
-"""What the stub of cuDNN answers to questions about its version: the one that PyTorch was built for.
+"""The functions of cuDNN's stub that return its version, which is the one that PyTorch was built for.
 
-PyTorch compares it with what it was compiled with, and programs print it. No other library is asked by ordinary programs.
+PyTorch compares it with the version that it was compiled with, and programs print it. Ordinary programs ask no other library
+for its version.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ __all__ = ["answers"]
 _REQUIRED = re.compile(r"^Requires-Dist: nvidia-cudnn-cu\d+\s*\(?==\s*(\d+)\.(\d+)\.(\d+)", re.MULTILINE)
 _CUDA = re.compile(r"(\d+)\.(\d+)")
 
-#: What it is asked for is 0, 1 or 2: the major, minor or patch version.
+#: `which` is 0, 1 or 2, for the major, minor or patch version.
 _PROPERTY = """\
 int cudnnGetProperty(int which, int *value) {{
     static const int parts[] = {{{0}, {1}, {2}}};
@@ -26,11 +27,11 @@ _NUMBER = "unsigned long {0}(void) {{ return {1}; }}\n"
 
 
 def answers(package: Path, cuda: str) -> dict[str, str]:
-    """Functions of cuDNN that have an answer -> their C text.
+    """The C source of each function of cuDNN that returns a version, by its name; empty if the version is unknown.
 
     Args:
-        package: The folder of the installed torch.
-        cuda: The CUDA version it was built with.
+        package: The folder of the installed PyTorch.
+        cuda: The CUDA version that PyTorch was built with, such as "13.0".
     """
     version, runtime = _required(package), _CUDA.match(cuda)
     if version is None or runtime is None:
@@ -46,7 +47,7 @@ def answers(package: Path, cuda: str) -> dict[str, str]:
 
 
 def _required(package: Path) -> tuple[int, int, int] | None:
-    """The version that the installed torch requires; None if its metadata does not say."""
+    """The version of cuDNN that the installed PyTorch requires; None if its metadata does not name one."""
     for metadata in sorted(package.parent.glob("torch-*.dist-info/METADATA")):
         found = _REQUIRED.search(metadata.read_text(errors="replace"))
         if found is not None:

@@ -137,7 +137,7 @@ def test_former_runs_are_shown_together(command: Program, tmp_path: Path) -> Non
     assert "| import, once |" in together
     first.write_text("[]")
     for path in (first, tmp_path / "none"):
-        assert "is not what bench --json writes" in command("bench", "--from", str(path), status=1).stderr
+        assert "cannot be read as a file that bench --json wrote" in command("bench", "--from", str(path), status=1).stderr
 
 
 def test_a_peer_that_fails_is_left_out(command: Program, peer: Path, tmp_path: Path) -> None:
@@ -164,13 +164,13 @@ def test_a_failure_of_ours_is_one(command: Program) -> None:
 
 def test_refusals(command: Program, tmp_path: Path) -> None:
     for arguments, words in {
-        ("--cases", "dropped,nonsense"): "there is no case 'nonsense': it is one of dropped,",
-        ("--cases", ","): "no case is named",
+        ("--cases", "dropped,nonsense"): "there is no case 'nonsense': choose from dropped,",
+        ("--cases", ","): "no case is given",
         ("--scale", "2"): "'2' is not a number from 0.00195 to 1",
         ("--scale", "nan"): "is not a number from",
         ("--scale", "-1"): "is not a number from",
-        ("--repetitions", "0"): "'0' is not a number of 1 or more",
-        ("--repetitions", "x"): "is not a number of 1 or more",
+        ("--repetitions", "0"): "'0' is not a whole number of at least 1",
+        ("--repetitions", "x"): "is not a whole number of at least 1",
         ("--device", "other"): "invalid choice",
     }.items():
         assert words in command("bench", *arguments, status=2).stderr
@@ -190,14 +190,14 @@ def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch, command: Program) -> Non
     if bench.GpuMachine.is_available():
         pytest.skip("PyTorch finds a GPU")
     assert "bench finds no GPU" in command("bench", "--device", "gpu", status=1).stderr
-    assert "this is the simulated one" in command("bench", "--cases", "import", "--repetitions", "1").stderr
+    assert "running on the simulated GPU" in command("bench", "--cases", "import", "--repetitions", "1").stderr
 
 
 def test_a_scale_for_a_gpu_is_too_large_for_the_simulated_one(command: Program, tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     arguments = ("--scale", "0.1", "--cases", "dropped", "--repetitions", "1", "--json", str(path))
     done = command("bench", *arguments, CUDA_VISIBLE_DEVICES="")
-    assert "sizes are multiplied with 0.00195 there, not with 0.1" in done.stderr
+    assert "sizes are multiplied by 0.00195, not by 0.1" in done.stderr
     assert "Left out" not in done.stdout
     data = json.loads(path.read_text())
     assert data["scale"] == 1 / 512

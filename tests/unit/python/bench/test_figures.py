@@ -31,7 +31,7 @@ def test_samples() -> None:
 
 @pytest.mark.parametrize("values", [[], [-1.0], [1.0, -0.5]])
 def test_samples_that_are_none(values: list[float]) -> None:
-    with pytest.raises(ValueError, match="not negative"):
+    with pytest.raises(ValueError, match="non-negative"):
         Samples.of(values)
 
 
@@ -76,7 +76,7 @@ def test_without_a_limit_or_a_moving_clock_nothing_is_claimed() -> None:
     assert still.ratio == math.inf
     assert still.speed(still.ours) is None
     assert row(bytes=0).speed(Samples.of([1.0])) is None
-    with pytest.raises(ValueError, match="a target is one of"):
+    with pytest.raises(ValueError, match="the kind of a target must be one of"):
         Target("nonsense")
 
 

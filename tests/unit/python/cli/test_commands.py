@@ -50,7 +50,7 @@ def test_info_says_why_an_installed_torch_cannot_be_imported(command: Program, t
     path = os.pathsep.join(filter(None, [str(tmp_path), environment(False).get("PYTHONPATH")]))
     text = command("info", PYTHONPATH=path).stdout
     assert "PyTorch" in text
-    assert "installed, and cannot be imported: libcudart.so.13: cannot open shared object file\n" in text
+    assert "installed, but cannot be imported: libcudart.so.13: cannot open shared object file\n" in text
     (tmp_path / "torch.py").write_text("import no_such_module")
     assert "cannot be imported: No module named 'no_such_module'\n" in command("info", PYTHONPATH=path).stdout
 

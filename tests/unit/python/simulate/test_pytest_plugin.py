@@ -243,9 +243,9 @@ def test_a_pytorch_without_cuda(run: Run, project: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--simulated-gpus=9"], "0 to 8 simulated devices, not 9"),
+        (["--simulated-gpus=9"], "the number of simulated devices must be 0 to 8, not 9"),
         (["--simulated-gpus=1", "--simulated-memory=8GB"], "'8GB' is not a size"),
-        (["--simulated-memory=8GiB"], "say how many with --simulated-gpus"),
+        (["--simulated-memory=8GiB"], "needs the number of simulated GPUs: set it with --simulated-gpus"),
     ],
 )
 def test_options_that_make_no_machine(run: Run, project: Path, options: list[str], words: str) -> None:

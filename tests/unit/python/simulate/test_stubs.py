@@ -192,7 +192,7 @@ def test_a_version_that_is_not_required_is_not_invented(tmp_path: Path) -> None:
 
 
 def test_only_names_of_functions_get_into_generated_text() -> None:
-    with pytest.raises(InvalidStateError, match="no C function"):
+    with pytest.raises(InvalidStateError, match="not the name of a C function"):
         source_of(Wanted("libx.so.1", {"x){}": ""}), ())
 
 
@@ -311,7 +311,7 @@ def test_what_is_made_depends_on_the_package_and_on_the_simulated_gpu(tmp_path: 
 @pytest.mark.parametrize(
     ("compiler", "words"),
     [
-        ("false", "the C compiler failed on the stand-in for lib"),
+        ("false", "the C compiler failed on the stub of lib"),
         ("no-such-compiler -O2", "'no-such-compiler', was not found"),
     ],
 )
@@ -329,7 +329,7 @@ def test_no_compiler_is_an_error_with_the_remedy(
     fake_site: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(InvalidStateError, match=r"(?s)a C compiler is needed.*apt-get install gcc"):
+    with pytest.raises(InvalidStateError, match=r"(?s)no C compiler was found.*apt-get install gcc"):
         simulate.environment(base={})
     assert list(cache.iterdir()) == []
 
