@@ -105,7 +105,7 @@ def compare(produce: Produce, contents: bool = True, check_dtype: bool = True, *
         cuda = [actual, *[produce("cuda", seed) for seed in range(1, DRAWS)]]
         for place, leaf in enumerate(expected):
             if isinstance(leaf, torch.Tensor):
-                _same_distribution([draw[place] for draw in cpu], [draw[place] for draw in cuda])
+                same_distribution([draw[place] for draw in cpu], [draw[place] for draw in cuda])
 
 
 def _is_equal(actual: list[Any], expected: list[Any]) -> bool:
@@ -132,7 +132,7 @@ def _equal(actual: list[Any], expected: list[Any], contents: bool, check_dtype: 
             raise Different(str(error)) from None
 
 
-def _same_distribution(cpu: list[torch.Tensor], cuda: list[torch.Tensor]) -> None:
+def same_distribution(cpu: list[torch.Tensor], cuda: list[torch.Tensor]) -> None:
     """By the greatest distance of the distribution functions (Kolmogorov and Smirnov). A permutation test: it is to be no
     greater than that of the same draws in two groups chosen at random."""
     draws = [each.double().reshape(-1).nan_to_num() for each in (*cpu, *cuda)]
