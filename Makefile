@@ -98,7 +98,8 @@ gpu-test: build ## the GPU tests on the GPUs of this machine, in both hook modes
 RECORD ?= h200
 .PHONY: conformance
 conformance: ## on a real GPU: records what it does in tests/conformance, for the simulated one to be compared with (RECORD=h200)
-	$(PYTHON) tools/record_gpu.py --output tests/conformance/recorded_$(RECORD).json
+	$(PYTHON) tools/record_gpu.py --output tests/conformance/driver/recorded_$(RECORD).json
+	$(PYTHON) tools/record_gpu.py --suite pytorch --output tests/conformance/pytorch/recorded_$(RECORD).json
 
 BENCH_ARGUMENTS ?=
 .PHONY: bench

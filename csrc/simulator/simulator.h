@@ -22,7 +22,7 @@
  *   - A forked child of a process that has used it gets CUDA_ERROR_NOT_INITIALIZED from every call but those that look at
  *     nothing of the device: versions, names of errors, cudaGetDeviceCount, cuThreadExchangeStreamCaptureMode.
  *   - Exported memory is charged to the process that made it, as long as that lives, whichever process holds it.
- * What else differs is listed, with reasons, in tests/conformance/known_differences.json. */
+ * What else differs is listed, with reasons, in tests/conformance/driver/known_differences.json. */
 #ifndef TMS_SIMULATOR_H
 #define TMS_SIMULATOR_H
 

@@ -1,13 +1,12 @@
 """Compares two records of the same behaviours: a real GPU's and the simulation's.
 
-    python tests/conformance/compare.py recorded_h200.json simulated.json
+    python tests/conformance/compare.py tests/conformance/driver/recorded_h200.json simulated.json
 
-A difference that is known, with its reason, is in known_differences.json: a list of {"behaviour", "observation", "reason"},
-where the observation is the label of the thing seen, or labels joined by " / ", and stands for what is below it too; "*" is
-the whole behaviour. An entry for which there is no difference any more must go. Entries for behaviours that need two devices
-say so with "devices": 2.
+A known difference, with its reason, is in known_differences.json beside the record: a list of {"behaviour", "observation",
+"reason"}. The observation is the label of what was seen, or labels joined by " / ", and covers what is below it too; "*" is
+the whole behaviour. An entry without a difference must go. Entries for behaviours that need two devices have "devices": 2.
 
-Behaviours that were added to the table since the record was made are pending: they are told, with what the simulation does,
+Behaviours that were added to the table since the record was made are pending: they are listed with what the simulation does,
 and are no differences until they are recorded.
 """
 
@@ -20,8 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-KNOWN_DIFFERENCES = HERE / "known_differences.json"
+KNOWN_DIFFERENCES = "known_differences.json"
 
 #: Stands for an observation that one of the two does not have.
 ABSENT = "(not observed)"
@@ -94,10 +92,12 @@ def compare(recorded: dict[str, Any], simulated: dict[str, Any], known: list[dic
     return result
 
 
-def read_known() -> list[dict[str, str]]:
-    if not KNOWN_DIFFERENCES.exists():
+def read_known(folder: Path) -> list[dict[str, str]]:
+    """The known differences of the suite in a folder."""
+    path = folder / KNOWN_DIFFERENCES
+    if not path.exists():
         return []
-    entries: list[dict[str, str]] = json.loads(KNOWN_DIFFERENCES.read_text(encoding="utf-8"))
+    entries: list[dict[str, str]] = json.loads(path.read_text(encoding="utf-8"))
     for entry in entries:
         if not entry.get("reason"):
             raise ValueError(f"a known difference without a reason: {entry}")
@@ -110,7 +110,7 @@ def main() -> int:
     parser.add_argument("simulated", type=Path)
     options = parser.parse_args()
     recorded, simulated = (json.loads(path.read_text(encoding="utf-8")) for path in (options.recorded, options.simulated))
-    result = compare(recorded, simulated, read_known())
+    result = compare(recorded, simulated, read_known(options.recorded.parent))
     for difference in result.unexpected:
         print(difference)
     for entry in result.outdated:

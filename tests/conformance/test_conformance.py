@@ -22,7 +22,8 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 RECORD_GPU = HERE.parents[1] / "tools" / "record_gpu.py"
-RECORDS = sorted(HERE.glob("recorded_*.json"))
+DRIVER = HERE / "driver"
+RECORDS = sorted(DRIVER.glob("recorded_*.json"))
 MEMORY = "8GiB"
 
 
@@ -90,13 +91,13 @@ def test_to_be_recorded(path: Path, name: str) -> None:
 def test_like_the_recorded_gpu(path: Path, tmp_path: Path) -> None:
     recorded = json.loads(path.read_text(encoding="utf-8"))
     simulated = simulate(recorded["machine"]["devices"], tmp_path / "simulated.json")
-    result = compare.compare(recorded, simulated, compare.read_known())
+    result = compare.compare(recorded, simulated, compare.read_known(DRIVER))
     lines = [str(difference) for difference in result.unexpected]
     lines += [f"known_differences.json lists what does not differ any more: {entry}" for entry in result.outdated]
     assert not lines, "\n".join(["", *lines])
     assert [each for each in pending() if each[0] == path] == [(path, name) for name in result.pending]
-    told = (HERE / "README.md").read_text(encoding="utf-8")
-    assert f"\n{result.equal} observations are the same\n{len(result.known)} observations differ\n" in told, "README.md"
+    readme = (HERE / "README.md").read_text(encoding="utf-8")
+    assert f"\n{result.equal} observations are the same\n{len(result.known)} observations differ\n" in readme, "README.md"
 
 
 MACHINE = {"devices": 1}
@@ -125,7 +126,7 @@ def test_a_known_difference_is_allowed(label: str) -> None:
     assert not result.unexpected and not result.outdated and len(result.known) == 1
 
 
-def test_a_known_difference_that_is_gone_is_told() -> None:
+def test_a_known_difference_that_is_gone_is_reported() -> None:
     result = compared({"y": 1}, {"y": 1}, ("y", "because"))
     assert result.outdated == ["b: y"]
 
@@ -142,6 +143,6 @@ def test_a_behaviour_that_left_the_table_differs() -> None:
     assert not result.pending and [d.behaviour for d in result.unexpected] == ["b"]
 
 
-def test_the_table_is_as_large_as_told() -> None:
-    told = re.search(r"^(\d+) behaviours$", (HERE / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert told and int(told.group(1)) == len(table()), f"README.md: {len(table())} behaviours"
+def test_the_readme_has_the_size_of_the_table() -> None:
+    size = re.search(r"^(\d+) behaviours$", (HERE / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert size and int(size.group(1)) == len(table()), f"README.md: {len(table())} behaviours"

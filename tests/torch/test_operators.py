@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -316,3 +318,19 @@ def test_compiled_functions(backend: str) -> None:
     torch.testing.assert_close(output.cpu(), function(there))
     assert here.grad is not None
     torch.testing.assert_close(here.grad.cpu(), there.grad)
+
+
+def test_operators_do_not_import_the_compiler() -> None:
+    """It takes a second. After a program has imported it, operators called by compiled code are kept out of it as always."""
+    program = """
+import sys, torch
+tensor = torch.ones(4, device="cuda")
+assert (tensor + tensor).cpu().tolist() == [2.0] * 4
+print(sorted(each for each in ("torch._dynamo", "torch._inductor") if each in sys.modules))
+compiled = torch.compile(lambda each: torch.nn.functional.gelu(each + 1), backend="aot_eager")
+assert torch.allclose(compiled(tensor).cpu(), torch.nn.functional.gelu(torch.full((4,), 2.0)))
+assert (tensor + tensor).cpu().tolist() == [2.0] * 4
+print("torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "[]\nTrue\n"), done.stderr

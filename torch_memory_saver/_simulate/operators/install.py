@@ -39,8 +39,9 @@ def install() -> None:
         )
         return
     _library = library
-    from torch_memory_saver._simulate.operators import launch, special
+    from torch_memory_saver._simulate.operators import eager, launch, special
 
+    eager.postpone_compiler()
     special.choose_simulated_paths()
     launch.ensure_started()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 
-from gpu import GRANULE, NO_ACCESS, READ_ONLY, READ_WRITE, Gpu, Observations, behaviour
+from gpu import GRANULE, NO_ACCESS, READ_ONLY, READ_WRITE, Gpu
+from table import Observations, behaviour
 
 
 @behaviour

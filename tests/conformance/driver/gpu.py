@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 MIB = 1 << 20
 #: Minimum granularity of the virtual memory management on every GPU this suite was recorded on.
@@ -50,8 +50,6 @@ VERSION_2 = {
 
 #: What a call of a function that the library does not have is seen to do.
 MISSING = "MISSING"
-
-Observations = dict[str, Any]
 
 
 class Location(ctypes.Structure):
@@ -166,6 +164,12 @@ class Gpu:
             raise RuntimeError(f"{name} failed: {result}")
 
     # What most behaviours begin with.
+
+    def is_usable(self) -> bool:
+        """Whether the context works, once what was enqueued has completed. Clears the runtime's last error."""
+        usable = self.call("cuCtxSynchronize") == "SUCCESS"
+        self.call("cudaGetLastError")
+        return usable
 
     def start(self, device: int = 0) -> None:
         """The device's primary context is made by the runtime, and current."""
@@ -311,37 +315,3 @@ def _native(argument: Any) -> Any:
     if isinstance(argument, int):
         return ctypes.c_uint64(argument & (2**64 - 1))
     return ctypes.byref(argument)
-
-
-Function = Callable[[Gpu], Observations]
-
-
-@dataclass(frozen=True)
-class Behaviour:
-    name: str
-    function: Function
-    own_process: bool
-    devices: int
-
-
-TABLE: dict[str, Behaviour] = {}
-
-
-@overload
-def behaviour(function: Function) -> Function: ...
-@overload
-def behaviour(*, own_process: bool = False, devices: int = 1) -> Callable[[Function], Function]: ...
-def behaviour(
-    function: Function | None = None, *, own_process: bool = False, devices: int = 1
-) -> Function | Callable[[Function], Function]:
-    """Enters a function into the table. With `own_process` it finds a process in which no CUDA call was made, and may leave
-    any state behind; otherwise a current context, and it must leave no error behind. It needs `devices` GPUs."""
-
-    def enter(function: Function) -> Function:
-        name = f"{function.__module__.removeprefix('on_')}.{function.__name__}"
-        if name in TABLE:
-            raise ValueError(f"two behaviours are called {name}")
-        TABLE[name] = Behaviour(name, function, own_process, devices)
-        return function
-
-    return enter(function) if function else enter

@@ -8,7 +8,8 @@ import fcntl
 import os
 from collections.abc import Callable
 
-from gpu import GRANULE, NO_ACCESS, READ_WRITE, Gpu, Observations, behaviour
+from gpu import GRANULE, NO_ACCESS, READ_WRITE, Gpu
+from table import Observations, behaviour
 
 
 class Ledger:

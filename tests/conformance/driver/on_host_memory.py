@@ -7,7 +7,8 @@ import mmap
 import threading
 from typing import ClassVar
 
-from gpu import DEFAULT, DEVICE_TO_HOST, GRANULE, MIB, Gpu, Observations, PointerAttributes, behaviour
+from gpu import DEFAULT, DEVICE_TO_HOST, GRANULE, MIB, Gpu, PointerAttributes
+from table import Observations, behaviour
 
 PAGE = 4096
 MADV_HUGEPAGE = 14

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 
-from gpu import DEFAULT, GRANULE, Gpu, Observations, PointerAttributes, behaviour
+from gpu import DEFAULT, GRANULE, Gpu, PointerAttributes
+from table import Observations, behaviour
 
 
 @behaviour(own_process=True)

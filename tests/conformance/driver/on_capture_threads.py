@@ -6,7 +6,8 @@ import ctypes
 import threading
 from collections.abc import Callable
 
-from gpu import GLOBAL, RELAXED, THREAD_LOCAL, Gpu, Observations, behaviour
+from gpu import GLOBAL, RELAXED, THREAD_LOCAL, Gpu
+from table import Observations, behaviour
 
 MODES = {"global": GLOBAL, "thread local": THREAD_LOCAL, "relaxed": RELAXED}
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import ctypes
 
-from gpu import DEFAULT, DEVICE_TO_DEVICE, GRANULE, NO_ACCESS, READ_ONLY, Gpu, Observations, behaviour
+from gpu import DEFAULT, DEVICE_TO_DEVICE, GRANULE, NO_ACCESS, READ_ONLY, Gpu
+from table import Observations, behaviour
 
 
 def everything(gpu: Gpu) -> Observations:

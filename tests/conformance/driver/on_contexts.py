@@ -6,7 +6,8 @@ import ctypes
 import json
 import os
 
-from gpu import GRANULE, MIB, Gpu, Observations, behaviour
+from gpu import GRANULE, MIB, Gpu
+from table import Observations, behaviour
 
 
 def calls_without_context(gpu: Gpu) -> Observations:

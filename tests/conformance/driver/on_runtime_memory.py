@@ -14,10 +14,9 @@ from gpu import (
     MIB,
     Gpu,
     IpcHandle,
-    Observations,
     PointerAttributes,
-    behaviour,
 )
+from table import Observations, behaviour
 
 
 @behaviour

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 
-from gpu import GLOBAL, GRANULE, Gpu, Observations, behaviour
+from gpu import GLOBAL, GRANULE, Gpu
+from table import Observations, behaviour
 
 
 @behaviour

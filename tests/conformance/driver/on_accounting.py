@@ -6,7 +6,8 @@ import ctypes
 import os
 from collections.abc import Callable
 
-from gpu import GRANULE, MIB, Gpu, Observations, behaviour
+from gpu import GRANULE, MIB, Gpu
+from table import Observations, behaviour
 
 
 def changes(gpu: Gpu, *steps: tuple[str, Callable[[], object]]) -> Observations:

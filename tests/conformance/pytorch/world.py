@@ -1,0 +1,91 @@
+"""What the behaviours of PyTorch use: a device, and what an action does, in words that are the same on every machine."""
+
+from __future__ import annotations
+
+import gc
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from table import Observations
+
+__all__ = ["World", "attempt", "described", "during_capture", "each"]
+
+#: What differs from run to run: addresses, and the place in PyTorch's sources that an assertion comes from.
+_VARYING = re.compile(r"0x[0-9a-f]+|\(?[\w/.-]+\.(?:cpp|cu|cuh|h):\d+\)?")
+_LONGEST = 160
+
+
+class World:
+    """The first device, in use."""
+
+    device = torch.device("cuda", 0)
+
+    def start(self) -> None:
+        gc.collect()
+        torch.cuda.set_device(0)
+        torch.cuda.empty_cache()
+        torch.manual_seed(0)
+
+    def is_usable(self) -> bool:
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            return False
+        return True
+
+
+def described(value: Any) -> Any:
+    """A result: of a tensor everything but its values."""
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} {list(value.shape)} strides {list(value.stride())} on {value.device}".replace("torch.", "")
+    if isinstance(value, (list, tuple)):
+        return [described(each) for each in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else type(value).__name__
+
+
+def attempt(action: Callable[[], Any]) -> Observations:
+    """What an action returns, once the device has done it, or what it raises."""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            result = action()
+            torch.cuda.synchronize()
+        except Exception as error:
+            return {"raises": type(error).__name__, "message": _first_line(error)}
+    seen: Observations = {"returns": described(result)}
+    if warned:
+        seen["warns"] = sorted({each.category.__name__ for each in warned})
+    return seen
+
+
+def each(actions: dict[str, Callable[[], Any]]) -> Observations:
+    return {label: attempt(action) for label, action in actions.items()}
+
+
+def during_capture(action: Callable[[], Any]) -> Observations:
+    """What an action does while its stream is captured, and what becomes of the capture. It may leave PyTorch's allocator in
+    the capture: the process is for nothing else then."""
+    graph = torch.cuda.CUDAGraph()
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    seen: Observations = {}
+    with torch.cuda.stream(stream):
+        graph.capture_begin()
+        try:
+            seen["returns"] = described(action())
+        except Exception as error:
+            seen |= {"raises": type(error).__name__, "message": _first_line(error)}
+        try:
+            graph.capture_end()
+            seen["end"] = "a graph"
+        except Exception as error:
+            seen["end"] = f"{type(error).__name__}: {_first_line(error)}"
+    return seen
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return _VARYING.sub("...", lines[0]).strip()[:_LONGEST]
