@@ -138,7 +138,7 @@ FUNCTIONS: list[Callable[..., torch.Tensor]] = [
     lambda tensor, number: torch.where(tensor == 0, tensor, number),
     lambda tensor, number: number - tensor,
     lambda tensor, number: torch.lerp(tensor, tensor, number),
-    lambda tensor, number: torch.clamp(tensor, number),
+    lambda tensor, number: torch.fmod(tensor, number),
     lambda tensor, number: tensor.clone().add_(number),
 ]
 

@@ -14,11 +14,18 @@ import mmap
 import os
 import socket
 import struct
+import warnings
 from typing import Any
 
 import torch
 
-from torch_memory_saver._simulate.operators.precision import COMPUTED_IN_FLOAT32, in_float32
+from torch_memory_saver._simulate.operators.precision import (
+    COMPUTED_IN_FLOAT32,
+    in_float32,
+    in_wider_types,
+    is_wider_on_cuda,
+    lacks_types,
+)
 from torch_memory_saver._simulate.operators.wire import Fresh, Place, Settings, Shape, Value, decode, encode
 
 __all__ = ["Memory", "Server", "serve"]
@@ -172,7 +179,7 @@ class Server:
             tensors = self._tensors(shapes)  # the attempt may have resized them
             given, named = _fill(arguments, tensors), _fill(keywords or {}, tensors)
         _seed(generator_seed)
-        values = in_float32(operator.call, given, named) if name in COMPUTED_IN_FLOAT32 else operator.call(*given, **named)
+        values = _compute(operator.call, given, named)
         if results is None:
             return self._keep(values)
         if results:
@@ -253,6 +260,18 @@ class Server:
         torch._C._set_deterministic_algorithms(settings.deterministic, warn_only=True)
 
 
+def _compute(operator: Any, arguments: list[Any], keywords: dict[str, Any]) -> Any:
+    if operator.name() in COMPUTED_IN_FLOAT32:
+        return in_float32(operator, arguments, keywords)
+    try:
+        return operator(*arguments, **keywords)
+    except RuntimeError as error:
+        tensors = flatten([*arguments, *keywords.values()])
+        if not lacks_types(error) or not is_wider_on_cuda(operator, tensors):
+            raise
+        return in_wider_types(operator, arguments, keywords)
+
+
 def _seed(seed: int | None) -> None:
     if seed is not None:
         torch.default_generator.manual_seed(seed)
@@ -331,6 +350,8 @@ def serve(connection: socket.socket) -> None:
     memory = Memory()
     server = Server(memory)
     torch.set_grad_enabled(False)
+    # The program is warned of these when it makes such a tensor.
+    warnings.filterwarnings("ignore", message="B?Complex(Half|32) support is experimental")
     try:
         while True:
             kind, count, size, descriptor = _receive_message(connection)

@@ -55,13 +55,19 @@ def _replace_all(library: Any) -> None:
         for operator in table.operators():
             kernel = launch.kernel_of(operator) if table.has_cpu_implementation(operator) else composed.kernel_of(operator)
             replace(operator.name()[len("aten::") :], kernel)
+        for operator, key in table.of_quantised_tensors():
+            replace(operator.name()[len("aten::") :], special.refusal_of_quantised(operator), key)
         special.install(replace)
 
 
-def _replacing(library: Any) -> Callable[[str, Callable[..., Any]], None]:
+def _replacing(library: Any) -> Callable[..., None]:
     """The function that makes another one the CUDA implementation of an operator, named without "aten::"."""
     from torch_memory_saver._simulate.operators.eager import eager
 
     # Releases of PyTorch that lack the argument need none.
     allowed = {"allow_override": True} if "allow_override" in inspect.signature(library.impl).parameters else {}
-    return lambda name, kernel: library.impl(name, eager(kernel), "CUDA", **allowed)
+
+    def replace(name: str, kernel: Callable[..., Any], key: str = "CUDA") -> None:
+        library.impl(name, eager(kernel), key, **allowed)
+
+    return replace

@@ -30,11 +30,12 @@ def ensure_started() -> None:
 class Call:
     """The arguments of one call as the device process gets them, and the memory that it touches."""
 
-    def __init__(self, host_tensors: bool = False) -> None:
+    def __init__(self, host_tensors: bool = False, host_numbers: bool = True) -> None:
         self.shapes: list[Shape] = []
         self.operands: list[native.Operand] = []
         self.device: torch.device | None = None
-        self._host_tensors = host_tensors  # whether tensors of the host, with dimensions, may be among the arguments
+        self._host_tensors = host_tensors  # whether tensors of the host may be among the arguments
+        self._host_numbers = host_numbers  # whether those without dimensions may
 
     def take(self, value: Any, written: bool = False) -> Any:
         """An argument, tensors replaced."""
@@ -56,16 +57,16 @@ class Call:
             self.device = torch.device("cuda", index)
 
     def _take_tensor(self, tensor: torch.Tensor, written: bool) -> Any:
-        if tensor.device.type == "cpu" and not written and (tensor.dim() == 0 or self._host_tensors):
+        if tensor.device.type == "cpu" and not written and self._may_be_of_the_host(tensor):
             return Value(tensor.tolist(), tensor.dtype)
         if self.device is None:
             self.device = tensor.device
         elif tensor.device != self.device:
-            raise RuntimeError(
-                "Expected all tensors to be on the same device, but found at least two devices, "
-                f"{self.device} and {tensor.device}!"
-            )
+            raise _different_devices(self.device, tensor.device)
         return Place(self.add(tensor, written))
+
+    def _may_be_of_the_host(self, tensor: torch.Tensor) -> bool:
+        return self._host_tensors or (tensor.dim() == 0 and self._host_numbers)
 
     def add(self, tensor: torch.Tensor, written: bool) -> int:
         """The place of a tensor of the device in the request."""
@@ -112,6 +113,12 @@ class Call:
             torch.cuda._maybe_exchange_device(before)
 
 
+def _different_devices(first: torch.device, second: torch.device) -> RuntimeError:
+    return RuntimeError(
+        f"Expected all tensors to be on the same device, but found at least two devices, {first} and {second}!"
+    )
+
+
 def raise_error(result: native.CUresult) -> None:
     """Raises what PyTorch raises for an error of CUDA."""
     torch.cuda.current_stream().synchronize()  # the error is still there, and this raises it in PyTorch's words
@@ -139,6 +146,9 @@ class _Schema:
         self.returned = [self._argument_of(each, arguments) for each in operator._schema.returns]
         self.random = torch.Tag.nondeterministic_seeded in operator.tags or "generator" in self.names
         self.host_tensors = self.name.partition(".")[0] in table.TAKES_HOST_TENSORS
+        self.host_numbers = self.host_tensors or table.takes_host_numbers(operator)
+        #: Arguments that are of the device where others may be of the host.
+        self.of_the_device = [] if self.host_tensors else [each for each in self.names if each in table.NEVER_OF_THE_HOST]
         self.dynamic = torch.Tag.dynamic_output_shape in operator.tags or self.name in table.SHAPED_AS_ON_CPU
 
     @staticmethod
@@ -159,6 +169,8 @@ def kernel_of(operator: Any) -> Callable[..., Any]:
         if schema.wraps_numbers:
             arguments = tuple([_wrap(schema, place, value, arguments) for place, value in enumerate(arguments)])
         given = dict(zip(schema.names, arguments, strict=False)) | keywords
+        for name in schema.of_the_device:
+            _check_device(given.get(name), arguments)
         if not schema.dynamic or _is_indexed_by_integers(schema, given):
             try:
                 return _enqueue(schema, given, arguments, keywords, _infer(operator, infers, arguments, keywords))
@@ -172,6 +184,13 @@ def kernel_of(operator: Any) -> Callable[..., Any]:
 
     kernel.__name__ = schema.name
     return kernel
+
+
+def _check_device(value: Any, arguments: tuple[Any, ...]) -> None:
+    """Refuses an index or a mask of the host."""
+    if isinstance(value, torch.Tensor) and value.device.type == "cpu":
+        devices = [each.device for each in arguments if isinstance(each, torch.Tensor) and each.device.type == "cuda"]
+        raise _different_devices(devices[0] if devices else torch.device("cuda"), value.device)
 
 
 def _is_indexed_by_integers(schema: _Schema, given: dict[str, Any]) -> bool:
@@ -211,7 +230,7 @@ def _enqueue(
     """The call of an operator of which it is known what it returns."""
     if schema.is_out:
         _resize([given[each] for each in schema.returned if each is not None], expected)
-    call = Call(schema.host_tensors)
+    call = Call(schema.host_tensors, schema.host_numbers)
     taken, named = _take(call, schema, arguments, keywords)
     several = isinstance(expected, list) and len(schema.returned) > 1
     values = []
@@ -278,7 +297,7 @@ def _allocate(expected: Any, call: Call) -> Any:
 
 def _ask(schema: _Schema, given: dict[str, Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Runs an operator and waits, to find out what it returns; then its results are copied to memory of the device."""
-    call = Call(schema.host_tensors)
+    call = Call(schema.host_tensors, schema.host_numbers)
     taken, named = _take(call, schema, arguments, keywords)
     if schema.is_out:  # they get their sizes afterwards
         fresh = {each: Fresh(given[each].dtype) for each in schema.returned if each is not None}

@@ -1,14 +1,78 @@
-"""Normalisations: CUDA computes them in float32, and keeps the statistics so, where the CPU's keep the type of the input."""
+"""Operators that are computed in a wider type than their arguments have.
+
+Normalisations: CUDA computes them in float32, and keeps the statistics so, where the CPU's keep the type of the input. And
+those that CUDA has for types for which the CPU has no implementation.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
 
-__all__ = ["COMPUTED_IN_FLOAT32", "in_float32"]
+__all__ = ["COMPUTED_IN_FLOAT32", "in_float32", "in_wider_types", "is_wider_on_cuda", "lacks_types"]
+
+#: How those say it that do not raise NotImplementedError.
+_LACKING = r"not implemented for|support (tensors of type|complex|floating)|handles only|Unrecognized ScalarType"
 
 _HALF = (torch.bfloat16, torch.float16)
+_WHOLE = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+_WIDER_REALS = dict.fromkeys(_HALF, torch.float32)
+_WIDER_COMPLEX = {torch.complex32: torch.complex64}
+
+#: What CUDA has for these types and the CPU has not, by PyTorch's own database of operators.
+_REALS = (
+    "_upsample_bicubic2d_aa",
+    "_upsample_bicubic2d_aa_backward",
+    "_upsample_bilinear2d_aa",
+    "_upsample_bilinear2d_aa_backward",
+    "avg_pool3d",
+    "avg_pool3d_backward",
+    "multi_margin_loss",
+    "multi_margin_loss_backward",
+    "multilabel_margin_loss_backward",
+    "multilabel_margin_loss_forward",
+    "polygamma",
+    "round",
+    "rrelu_with_noise",
+)
+_COMPLEX = (
+    "acos",
+    "acosh",
+    "angle",
+    "asin",
+    "asinh",
+    "atan",
+    "atanh",
+    "convolution",
+    "convolution_backward",
+    "cos",
+    "cosh",
+    "div",
+    "exp",
+    "lerp",
+    "log",
+    "logaddexp",
+    "pow",
+    "prod",
+    "rsqrt",
+    "sigmoid",
+    "sin",
+    "sinh",
+    "sqrt",
+    "sum",
+    "tan",
+    "tanh",
+)
+#: Types -> those that they are computed in; names without the "_" of operators in place.
+_ON_CUDA: dict[str, dict[torch.dtype, torch.dtype]] = {
+    **dict.fromkeys(_REALS, _WIDER_REALS),
+    **dict.fromkeys(_COMPLEX, _WIDER_COMPLEX),
+    **{name: {torch.float16: torch.float32, **_WIDER_COMPLEX} for name in ("_fft_c2c", "_fft_c2r", "_fft_r2c")},
+    "histc": dict.fromkeys(_WHOLE, torch.float64),
+    "trace": {**_WIDER_REALS, **_WIDER_COMPLEX, torch.bool: torch.uint8},
+}
 
 COMPUTED_IN_FLOAT32 = frozenset(
     (
@@ -32,3 +96,58 @@ def in_float32(operator: Any, arguments: list[Any], keywords: dict[str, Any]) ->
         if given is not used and described.name.startswith("running_"):  # not all of the schemas say that it is written to
             given.copy_(used)
     return values
+
+
+def lacks_types(error: Exception) -> bool:
+    """Whether an implementation for the CPU raised this because there is none for the types of its arguments."""
+    return isinstance(error, NotImplementedError) or re.search(_LACKING, str(error)) is not None
+
+
+def is_wider_on_cuda(operator: Any, tensors: list[torch.Tensor]) -> bool:
+    """Whether CUDA has this operator for the types of these tensors, if the CPU has not."""
+    wider = _wider_types(operator)
+    return any(each.dtype in wider for each in tensors)
+
+
+def in_wider_types(operator: Any, arguments: list[Any], keywords: dict[str, Any]) -> Any:
+    """What the operator returns for arguments made wider, in the types that it would have for the given ones. Arguments that
+    it writes to get what it has written."""
+    wider = _wider_types(operator)
+    narrow: dict[torch.dtype, torch.dtype] = {}
+    wide, named = _widen(arguments, wider, narrow), _widen(keywords, wider, narrow)
+    values = operator(*wide, **named)
+    names = [each.name for each in operator._schema.arguments]
+    given, used = (
+        dict(zip(names, arguments, strict=False)) | keywords,
+        dict(zip(names, wide, strict=False)) | named,
+    )
+    for each in operator._schema.arguments:
+        if each.alias_info is not None and each.alias_info.is_write and used.get(each.name) is not given.get(each.name):
+            given[each.name].resize_(used[each.name].shape).copy_(used[each.name])
+    return _narrow(values, narrow)
+
+
+def _wider_types(operator: Any) -> dict[torch.dtype, torch.dtype]:
+    name = operator._schema.name.removeprefix("aten::")
+    return _ON_CUDA.get(name) or _ON_CUDA.get(name.removesuffix("_"), {})
+
+
+def _widen(value: Any, wider: dict[torch.dtype, torch.dtype], narrow: dict[torch.dtype, torch.dtype]) -> Any:
+    if isinstance(value, torch.Tensor) and value.dtype in wider:
+        narrow.setdefault(wider[value.dtype], value.dtype)
+        return value.to(wider[value.dtype])
+    if isinstance(value, torch.dtype):
+        return wider.get(value, value)
+    if isinstance(value, (list, tuple)):
+        return [_widen(each, wider, narrow) for each in value]
+    if isinstance(value, dict):
+        return {name: _widen(each, wider, narrow) for name, each in value.items()}
+    return value
+
+
+def _narrow(value: Any, narrow: dict[torch.dtype, torch.dtype]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(narrow.get(value.dtype, value.dtype))
+    if isinstance(value, (list, tuple)):
+        return [_narrow(each, narrow) for each in value]
+    return value

@@ -6,10 +6,13 @@ from typing import Any
 
 import torch
 
+from torch_memory_saver._simulate.operators.precision import is_wider_on_cuda, lacks_types
+
 __all__ = [
     "TypeNotImplemented",
     "is_dense",
     "refuse_overlaps",
+    "refuse_types",
     "refuses_overlaps",
     "rehearse",
     "to_one_element",
@@ -43,6 +46,11 @@ _REHEARSED = frozenset(
     )
 )
 _REHEARSED_ELEMENTS = 1 << 16
+
+#: Among these, beside one that has a fraction, there is none that the CPU lacks.
+_COMMON = frozenset((torch.float32, torch.float64, torch.int32, torch.int64, torch.bool))
+#: Operator and types -> why they are refused, or None.
+_types_tried: dict[tuple[Any, tuple[torch.dtype, ...]], str | None] = {}
 
 
 class TypeNotImplemented(NotImplementedError):
@@ -116,8 +124,73 @@ def try_types(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any
     outputs = {each.name: torch.empty(0, dtype=keywords[each.name].dtype) for each in _outputs(operator, keywords)}
     try:
         return operator(*to_one_element(arguments), **(to_one_element(keywords) | outputs))
-    except NotImplementedError as error:
+    except RuntimeError as error:
+        if not lacks_types(error):
+            raise
+        if is_wider_on_cuda(operator, [each for each in arguments if isinstance(each, torch.Tensor)]):
+            return None
         raise TypeNotImplemented(str(error)) from None
+
+
+def refuse_types(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    """Has the CPU do an operator that is not pointwise, once for the types of its arguments, if it may lack them and that is
+    little work.
+
+    Raises:
+        TypeNotImplemented: It lacks them.
+    """
+    tensors = _tensors([*arguments, *keywords.values()])
+    types = tuple([each.dtype for each in tensors])
+    outputs = {each.name for each in operator._schema.arguments if each.is_out}
+    sizes = [each.numel() for each in _tensors([*arguments, *[keywords[name] for name in keywords.keys() - outputs]])]
+    if _COMMON.issuperset(types) and any(each.is_floating_point for each in types):
+        return
+    if not tensors or 0 in sizes or sum(sizes) > _REHEARSED_ELEMENTS:
+        return
+    if (operator, types) not in _types_tried:
+        _types_tried[operator, types] = _try(operator, tensors, arguments, keywords)
+    refusal = _types_tried[operator, types]
+    if refusal is not None:
+        raise TypeNotImplemented(refusal)
+
+
+def _try(operator: Any, tensors: list[torch.Tensor], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> str | None:
+    """Why the types are refused."""
+    if is_wider_on_cuda(operator, tensors):
+        return None
+    named = _blank(keywords)
+    if any(each.name == "generator" for each in operator._schema.arguments):
+        named["generator"] = torch.Generator()
+    elif torch.Tag.nondeterministic_seeded in operator.tags:
+        return None  # it would change the state of the program's
+    try:
+        operator(*_blank(arguments), **named)
+    except Exception as error:  # maybe because of the values, or refused elsewhere
+        if not lacks_types(error):
+            return None
+        types = ", ".join(sorted({str(each.dtype).removeprefix("torch.") for each in tensors}))
+        return f"{error}: {operator.name()} of {types} has no CPU implementation, and the simulated GPU runs those"
+    return None
+
+
+def _blank(value: Any) -> Any:
+    """Numbers that are good for the device's tensors: zeros where they may be indices."""
+    if isinstance(value, torch.Tensor):
+        made = torch.ones if value.is_floating_point() or value.is_complex() else torch.zeros
+        return made(value.shape, dtype=value.dtype)
+    if isinstance(value, (list, tuple)):
+        return [_blank(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _blank(each) for name, each in value.items()}
+    if isinstance(value, torch.device):
+        return torch.device("cpu")
+    return value
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [tensor for each in value for tensor in _tensors(each)] if isinstance(value, (list, tuple)) else []
 
 
 def _outputs(operator: Any, keywords: dict[str, Any]) -> list[Any]:

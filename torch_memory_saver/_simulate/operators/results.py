@@ -13,6 +13,7 @@ import torch
 
 from torch_memory_saver._simulate.operators.refusals import (
     refuse_overlaps,
+    refuse_types,
     refuses_overlaps,
     rehearse,
     to_one_element,
@@ -97,7 +98,9 @@ def _compute(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]
     if refuses_overlaps(operator):
         refuse_overlaps(operator, arguments, keywords)
     if torch.Tag.pointwise not in operator.tags:
-        return _compute_with_outputs(operator, arguments, keywords)
+        found = _compute_with_outputs(operator, arguments, keywords)
+        refuse_types(operator, arguments, keywords)
+        return found
     small = try_types(operator, arguments, keywords)
     found = _compute_with_outputs(operator, arguments, keywords)
     return found._replace(dtype=small.dtype) if _is_tensor(small) and isinstance(found, Result) else found

@@ -12,10 +12,10 @@ from torch_memory_saver._simulate.operators.launch import Call, settings
 from torch_memory_saver._simulate.operators.refusals import is_dense
 from torch_memory_saver._simulate.operators.wire import Operation
 
-__all__ = ["choose_simulated_paths", "install"]
+__all__ = ["choose_simulated_paths", "install", "refusal_of_quantised"]
 
 
-def install(replace: Callable[[str, Callable[..., Any]], None]) -> None:
+def install(replace: Callable[..., None]) -> None:
     def copy_(to: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
         """Bytes are copied by CUDA; what changes them, or their order, on one device is an operator."""
         same = to.device == source.device and to.device.type == "cuda"
@@ -28,6 +28,17 @@ def install(replace: Callable[[str, Callable[..., Any]], None]) -> None:
         return to
 
     replace("copy_", copy_)
+
+
+def refusal_of_quantised(operator: Any) -> Callable[..., Any]:
+    """The implementation of an operator of quantised tensors."""
+
+    def kernel(*arguments: Any, **keywords: Any) -> Any:
+        raise NotImplementedError(
+            f"{operator.name()}: quantised tensors are copied to and from the simulated GPU, and not computed with there"
+        )
+
+    return kernel
 
 
 def choose_simulated_paths() -> None:

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["INDEXING", "SHAPED_AS_ON_CPU", "TAKES_HOST_TENSORS", "has_cpu_implementation", "operators"]
+__all__ = [
+    "INDEXING",
+    "NEVER_OF_THE_HOST",
+    "SHAPED_AS_ON_CPU",
+    "TAKES_HOST_TENSORS",
+    "has_cpu_implementation",
+    "of_quantised_tensors",
+    "operators",
+    "takes_host_numbers",
+]
 
 #: The CPU's implementation returns other shapes than CUDA's, and its backward wants those; or the meta implementation does.
 SHAPED_AS_ON_CPU = frozenset(
@@ -34,6 +47,9 @@ TAKES_HOST_TENSORS = frozenset(
         "aten::index_put_",
     )
 )
+
+#: Arguments that are never numbers of the host, also where other arguments may be.
+NEVER_OF_THE_HOST = frozenset(("index", "mask"))
 
 #: They allocate, name storage or look at a tensor's description; or PyTorch's own implementation needs only copies and
 #: fills.
@@ -77,11 +93,65 @@ def operators() -> Iterator[Any]:
     names = {name for name in torch._C._dispatch_get_registrations_for_dispatch_key("CUDA") if name.startswith("aten::")}
     for name in sorted(names | set(_ADDED)):
         packet, _, overload = name.partition("::")[2].partition(".")
-        if packet in _KEPT or packet.startswith(_PREFIXES_KEPT):
+        if packet in _KEPT or packet.startswith(_PREFIXES_KEPT + _MAKE_QUANTISED):
             continue
         operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
         if not _is_view(operator):
             yield operator
+
+
+#: PyTorch's list of its own operators, which comes with it.
+_LIST = Path("packaged", "ATen", "native", "native_functions.yaml")
+_FOR_CUDA = re.compile(r"^  (?:structured_delegate:|  [\w, ]*\bCUDA\b)", re.MULTILINE)
+
+
+_MAKE_QUANTISED = ("quantize_per_", "_make_per_")
+#: What is left of the operators of quantised tensors: those that look at a description, allocate, or copy bytes.
+_KEPT_OF_QUANTISED = (
+    "_empty",
+    "_reshape_alias",
+    "clone",
+    "empty",
+    "q_",
+    "qscheme",
+    "set_",
+    "squeeze",
+    "unfold",
+    "unsqueeze",
+)
+
+
+def of_quantised_tensors() -> Iterator[tuple[Any, str]]:
+    """The operators that make quantised tensors or compute with them, each with the key of its CUDA implementation."""
+    for key in ("CUDA", "QuantizedCUDA"):
+        for name in sorted(torch._C._dispatch_get_registrations_for_dispatch_key(key)):
+            library, _, name = name.partition("::")
+            packet, _, overload = name.partition(".")
+            makes = packet.startswith(_MAKE_QUANTISED)
+            if library != "aten" or not (makes or key == "QuantizedCUDA") or packet.startswith(_KEPT_OF_QUANTISED):
+                continue
+            operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+            if makes or not _is_view(operator):
+                yield operator, key
+
+
+def takes_host_numbers(operator: Any) -> bool:
+    """Whether a tensor of the host without dimensions may be among an operator's arguments. PyTorch's CUDA implementations
+    compare the devices of all arguments, but for those that are said to look at them themselves: most pointwise ones."""
+    return operator.name().removeprefix("aten::") not in _comparing_devices()
+
+
+@functools.cache
+def _comparing_devices() -> frozenset[str]:
+    """Empty where PyTorch does not come with its list."""
+    generator = importlib.util.find_spec("torchgen")
+    folders = generator.submodule_search_locations if generator is not None else None
+    try:
+        entries = Path((folders or [""])[0], _LIST).read_text().split("\n- func: ")
+    except OSError:
+        return frozenset()
+    comparing = [each for each in entries if "device_check: NoCheck" not in each and _FOR_CUDA.search(each)]
+    return frozenset(each[: each.index("(")] for each in comparing)
 
 
 def has_cpu_implementation(operator: Any) -> bool:
