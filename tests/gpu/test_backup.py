@@ -79,7 +79,7 @@ def test_contents_are_the_same_after_pause_and_resume(kind: str, disk: Path) -> 
     del tensors, scratch, tensor
 
 
-@pytest.mark.real_gpu("copies 4 GiB: the C tests show that offsets beyond are right")
+@pytest.mark.real_gpu("takes 8 GiB of the host's memory here: the C tests show that offsets beyond 4 GiB are right")
 @pytest.mark.parametrize("kind", ["pinned", "disk"])
 def test_one_tensor_of_more_than_4_gib(kind: str, disk: Path) -> None:
     size = 4 * GIB + 6 * MIB

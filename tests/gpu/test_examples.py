@@ -1,8 +1,9 @@
-"""Every example runs on the GPU, in small, and its own checks hold. Their output is shown by `pytest -rP`."""
+"""Every example runs on the GPU, in small, and all of its own checks hold. Their output is shown by `pytest -rP`."""
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,20 @@ CALLS: dict[str, list[str]] = {
     "simulated_training.py": [],
     "rl_colocate.py": ["--weights-gb", "0.5", "--kv-gib", "1", "--width", "2048", "--skip-search"],
 }
+#: How many things each checks: none is left out. rl_colocate.py checks four more where it fills the GPU.
+CHECKS = {
+    "simple.py": 5,
+    "tags.py": 7,
+    "cpu_backup.py": 14,
+    "disk_backup.py": 7,
+    "cuda_graph.py": 8,
+    "preload.py": 10,
+    "simulated_training.py": 3,
+    "rl_colocate.py": 16,
+}
+#: What an example says of an amount of memory, and a row of the table of rl_colocate.py.
+SIZES = re.compile(r"(-?\d+\.\d\d) GiB \(expected (\d+\.\d\d)\)")
+ROW = re.compile(r"  v\d .*\d+\.\d +\d+\.\d{3} +\d+\.\d{3}$")
 #: With the defaults, on a simulated machine of its own, as the command `simulate` has it where nothing is said.
 OWN_MACHINE = {
     "TMS_SIMULATED_SHARED": f"example-{os.getpid()}",
@@ -35,6 +50,19 @@ def call(name: str) -> tuple[list[str], dict[str, str]]:
     return ([], OWN_MACHINE) if SIMULATED else (CALLS[name], {})
 
 
+def held(output: str) -> list[str]:
+    """What the example has checked, and found to be so."""
+    return [line.removeprefix("  ok: ") for line in output.splitlines() if line.startswith("  ok: ")]
+
+
+def expect_bytes(checks: list[str]) -> None:
+    """Amounts of memory are what the example expects: exactly where nothing but the program takes any."""
+    sizes = [(float(actual), float(expected)) for line in checks for actual, expected in SIZES.findall(line)]
+    assert sizes
+    slack = 0 if SIMULATED else 0.07
+    assert [size for size in sizes if abs(size[0] - size[1]) > slack] == []
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_example(name: str) -> None:
     arguments, environment = call(name)
@@ -44,12 +72,28 @@ def test_example(name: str) -> None:
         if environment:
             SHARED_MEMORY.unlink(missing_ok=True)
     print(done.output)
-    assert "  ok: " in done.output
+    checks = held(done.output)
+    searched = 4 if name == "rl_colocate.py" and "--skip-search" not in arguments else 0
+    assert len(checks) == CHECKS[name] + searched
+    if name == "rl_colocate.py":
+        expect_strategies(done.output)
+    elif name != "simulated_training.py":
+        expect_bytes(checks)
+    if searched:
+        assert checks[-4] == "v2 wake in one stage runs out of memory (OutOfMemoryError)"
+        assert checks[-1] == "v3 wake in stages: the replayed graph answers with them, exactly"
+
+
+def expect_strategies(output: str) -> None:
+    """The table's peaks of memory: everything kept takes the most, and stages the least."""
+    peaks = {line[2:4]: float(line.split()[-3]) for line in output.splitlines() if ROW.match(line)}
+    assert list(peaks) == ["v0", "v1", "v2", "v3"], output
+    assert peaks["v3"] < peaks["v2"] < peaks["v0"] and peaks["v3"] < peaks["v1"] < peaks["v0"], peaks
 
 
 def test_every_example_is_run() -> None:
     files = {path.name for path in EXAMPLES.glob("*.py") if not path.name.startswith("_")}
-    assert files - {"torchrun.py"} == set(CALLS)
+    assert files - {"torchrun.py"} == set(CALLS) == set(CHECKS)
 
 
 def test_torchrun_example() -> None:
@@ -57,3 +101,10 @@ def test_torchrun_example() -> None:
     command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     done = subprocess_run([*command, str(EXAMPLES / "torchrun.py"), "--gib", "0.5"], timeout=120).check()
     print(done.output)
+    checks = held(done.output)
+    expect_bytes(checks)
+    total = 2.0 * sum(range(1, processes + 1))
+    for rank in range(processes):
+        assert f"rank {rank}: the captured all-reduce over {processes} processes gives {total}" in checks
+        assert len([line for line in checks if line.startswith(f"rank {rank} of {processes} gave back: ")]) == 1
+    assert len(checks) == 2 * processes

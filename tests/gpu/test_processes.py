@@ -10,8 +10,6 @@ from gpu_support import Finished, Program, run_programs
 
 pytestmark = pytest.mark.outer
 
-trains = pytest.mark.real_gpu("trains a model")
-
 STATES = [
     "active",
     "paused",
@@ -81,9 +79,9 @@ def test_the_first_cuda_call_is_cuda_malloc() -> None:
 @pytest.mark.parametrize(
     ("arguments", "environment"),
     [
-        pytest.param((), (), marks=trains),
-        pytest.param((), (("TMS_INIT_ENABLE_CPU_BACKUP", "1"),), marks=trains),
-        pytest.param((), (("TMS_INIT_ENABLE_CPU_BACKUP", "1"), ("TMS_INIT_CPU_BACKUP_BACKEND", "mmap")), marks=trains),
+        ((), ()),
+        ((), (("TMS_INIT_ENABLE_CPU_BACKUP", "1"),)),
+        ((), (("TMS_INIT_ENABLE_CPU_BACKUP", "1"), ("TMS_INIT_CPU_BACKUP_BACKEND", "mmap"))),
         (("expandable",), (("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),)),
         (("expandable",), (("PYTORCH_ALLOC_CONF", "expandable_segments:True"),)),
         (("toggled",), (("TMS_INIT_ENABLE_CPU_BACKUP", "1"),)),

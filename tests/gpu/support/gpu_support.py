@@ -140,12 +140,6 @@ def take_all_but(left: int, device: int = 0) -> torch.Tensor:
 
 def fill_random(tensor: torch.Tensor, seed: int) -> None:
     """Random bytes. The size must be a multiple of 8 bytes."""
-    if SIMULATED:  # which computes random numbers one by one: the host is faster
-        words = tensor.view(torch.int64)
-        least, greatest = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
-        host = torch.Generator().manual_seed(seed)
-        words.copy_(torch.randint(least, greatest, words.shape, dtype=torch.int64, generator=host))
-        return
     generator = torch.Generator(device=tensor.device)
     generator.manual_seed(seed)
     tensor.view(torch.int64).random_(generator=generator)
@@ -326,6 +320,8 @@ def _environment(extra: Mapping[str, str], preload: bool) -> dict[str, str]:
     package_root = str(Path(str(tms.__file__)).resolve().parent.parent)
     keep["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, keep.get("PYTHONPATH", "")]))
     keep["PYTHONWARNINGS"] = "ignore"
+    if SIMULATED:  # several programs compute at once on few cores, and threads wait for each other by turning
+        keep.setdefault("OMP_NUM_THREADS", "1")
     if "LD_PRELOAD" in keep:  # the simulated GPU's, without the hook library of `simulate --preload`
         keep["LD_PRELOAD"] = ":".join(path for path in keep["LD_PRELOAD"].split(":") if _HOOK not in path)
     keep.update(extra)
