@@ -99,3 +99,63 @@ def test_questions_about_versions_are_answered() -> None:
         """
     )
     assert (stdout, stderr) == ("False\n", "")
+
+
+MEASURE = """
+import ctypes, gc, os, struct
+os.setpgrp()
+import torch
+driver = ctypes.CDLL(None)
+def held():
+    "What the device process has mapped of devices, and how many files it has open."
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        if int(name) != os.getpid() and os.getpgid(int(name)) == os.getpid():
+            with open(f"/proc/{name}/maps") as maps:
+                mapped = [line.split()[0].split("-") for line in maps if "memfd:simulated" in line]
+            return sum(int(end, 16) - int(start, 16) for start, end in mapped), len(os.listdir(f"/proc/{name}/fd"))
+def call(name, *arguments):
+    assert getattr(driver, name)(*arguments) == 0, name
+class Exported:
+    "Memory that is exported, which makes it a file of its own, in a range of addresses that stays."
+    address = ctypes.c_uint64()
+    def __init__(self, size):
+        self.size, self.handle, file = ctypes.c_size_t(size), ctypes.c_uint64(), ctypes.c_int()
+        call("cuMemCreate", ctypes.byref(self.handle), self.size, struct.pack("iiiiQQ", 1, 1, 1, 0, 0, 0), ctypes.c_uint64())
+        call("cuMemMap", self.address, self.size, ctypes.c_size_t(), self.handle, ctypes.c_uint64())
+        call("cuMemSetAccess", self.address, self.size, struct.pack("iii", 1, 0, 3), ctypes.c_size_t(1))
+        call("cuMemExportToShareableHandle", ctypes.byref(file), self.handle, 1, ctypes.c_uint64())
+        os.close(file.value)
+        where = {"shape": (size // 4,), "typestr": "<f4", "data": (self.address.value, False), "version": 3}
+        self.__cuda_array_interface__ = where
+    def free(self):
+        torch.cuda.synchronize()
+        call("cuMemUnmap", self.address, self.size)
+        call("cuMemRelease", self.handle)
+def use(mebibytes):
+    torch.ones(mebibytes << 18, device="cuda").add_(1)
+    torch.cuda.synchronize()
+def use_exported(mebibytes):
+    memory = Exported(mebibytes << 20)
+    torch.as_tensor(memory, device="cuda").fill_(1).add_(1)
+    memory.free()
+use(1)
+none = ctypes.c_size_t()
+call("cuMemAddressReserve", ctypes.byref(Exported.address), ctypes.c_size_t(64 << 20), none, ctypes.c_uint64(), none)
+before = held()
+for mebibytes in range(20, 60, 2):
+    USE(mebibytes)
+    gc.collect()
+    torch.cuda.empty_cache()
+use(1)
+print(*before, *held())
+"""
+
+
+@pytest.mark.parametrize("function", ["use", "use_exported"])
+def test_the_device_process_lets_go_of_memory_that_is_gone(function: str) -> None:
+    """Of ranges of addresses, and of files that were exported: they would stay for as long as the program."""
+    stdout, _ = run(MEASURE.replace("USE", function))
+    mapped, files, mapped_afterwards, files_afterwards = map(int, stdout.split())
+    assert mapped > 0
+    assert mapped_afterwards <= mapped + (4 << 20)
+    assert files_afterwards <= files

@@ -60,12 +60,14 @@ typedef struct sim_physical {
     unsigned handle_types; /* as which it may be exported */
     int file;              /* where it is, if it is imported or exported, else -1: in the device's memfd */
     uint64_t file_id;      /* the inode of that */
+    bool placed;           /* the device process may have that file */
 } sim_physical_t;
 
 typedef struct sim_reservation {
     uint64_t address;
     uint64_t bytes;
     bool runtime;
+    bool placed; /* the device process may have mapped what is in it */
 } sim_reservation_t;
 
 typedef struct sim_mapping {

@@ -13,10 +13,12 @@
 #include "simulator/devices/budget.h"
 #include "simulator/devices/device.h"
 #include "simulator/memory/entries.h"
+#include "simulator/memory/forgotten.h"
 #include "simulator/memory/pieces.h"
 #include "simulator/simulator.h"
 
 static void give_back(const sim_physical_t *physical) {
+    if (physical->placed && physical->file >= 0) sim_forgotten_add((sim_forgotten_t){.file = physical->file_id});
     if (physical->imported) {
         close(physical->file);
         return;

@@ -7,6 +7,7 @@
 #include "simulator/base/state.h"
 #include "simulator/base/table.h"
 #include "simulator/memory/entries.h"
+#include "simulator/memory/forgotten.h"
 #include "simulator/simulator.h"
 
 static bool is_power_of_two(uint64_t value) { return value && (value & (value - 1)) == 0; }
@@ -53,6 +54,7 @@ CUresult sim_memory_reserve_range(uint64_t bytes, uint64_t alignment, uint64_t h
 }
 
 void sim_memory_free_range(sim_reservation_t *reservation) {
+    if (reservation->placed) sim_forgotten_add((sim_forgotten_t){.range = reservation->address});
     munmap((void *)(uintptr_t)reservation->address, reservation->bytes);
     sim_table_remove(&sim_state.reservations, reservation->address);
     if (!reservation->runtime) sim_state.reserved--;

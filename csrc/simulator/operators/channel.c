@@ -103,8 +103,23 @@ static bool send_file(int socket, uint64_t file, int descriptor) {
     return sent == (ssize_t)sizeof message && remember(file);
 }
 
+static void unremember(uint64_t file) {
+    for (size_t i = 0; file && i < channel.sent_count; i++) {
+        if (channel.sent[i] == file) channel.sent[i--] = channel.sent[--channel.sent_count];
+    }
+}
+
+static bool send_forgotten(int socket, const sim_forgotten_t *forgotten, size_t count) {
+    const sim_message_t message = {.kind = SIM_MESSAGE_FORGET, .count = (uint32_t)count};
+    if (!count) return true;
+    for (size_t i = 0; i < count; i++) unremember(forgotten[i].file);
+    return send_all(socket, &message, sizeof message, MSG_MORE) &&
+           send_all(socket, forgotten, count * sizeof *forgotten, MSG_MORE);
+}
+
 static bool send_request(int socket, const sim_request_t *request) {
     const sim_message_t message = {.kind = SIM_MESSAGE_RUN, .count = (uint32_t)request->count, .bytes = request->bytes};
+    if (!send_forgotten(socket, request->forgotten, request->forgotten_count)) return false;
     for (size_t i = 0; i < request->count; i++) {
         uint64_t file = request->places[i].file;
         if (!was_sent(file) && !send_file(socket, file, request->descriptors[i])) return false;

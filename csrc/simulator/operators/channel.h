@@ -6,6 +6,7 @@
  *
  * The other end is torch_memory_saver/_simulate/operators/device_process.py. Messages, in the byte order of the machine:
  *   sim_message_t{SIM_MESSAGE_FILE, 0, id}     with the file as SCM_RIGHTS: memory that later requests name by the id
+ *   sim_message_t{SIM_MESSAGE_FORGET, n, 0}    then n sim_forgotten_t: ranges and files that the program has no more
  *   sim_message_t{SIM_MESSAGE_RUN, n, bytes}   then n sim_placed_t, then the request
  *   sim_message_t{status, 0, bytes}            the reply to a request, then its bytes */
 #ifndef TMS_SIM_OPERATORS_CHANNEL_H
@@ -15,7 +16,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-typedef enum sim_message_kind { SIM_MESSAGE_FILE = 1, SIM_MESSAGE_RUN } sim_message_kind_t;
+#include "simulator/memory/forgotten.h"
+
+typedef enum sim_message_kind { SIM_MESSAGE_FILE = 1, SIM_MESSAGE_RUN, SIM_MESSAGE_FORGET } sim_message_kind_t;
 
 /* The status of a reply. */
 typedef enum sim_reply_status { SIM_REPLY_DONE, SIM_REPLY_FAILED } sim_reply_status_t;
@@ -33,11 +36,14 @@ typedef struct sim_placed {
     uint64_t file, offset;       /* the file's inode */
 } sim_placed_t;
 
-/* One request. `descriptors` are the files of the places, one for each. */
+/* One request. `descriptors` are the files of the places, one for each. What is forgotten goes before the places are looked
+ * at. */
 typedef struct sim_request {
     const sim_placed_t *places;
     const int *descriptors;
     size_t count;
+    const sim_forgotten_t *forgotten;
+    size_t forgotten_count;
     const char *body;
     size_t bytes;
 } sim_request_t;

@@ -28,12 +28,14 @@ typedef struct pin {
     sim_mapping_t *mapping;
 } pin_t;
 
-/* The mappings that an operator touches, pinned, and where they lie. */
+/* The mappings that an operator touches, pinned, and where they lie; and what has gone since the last one. */
 typedef struct pinned {
     pin_t *pins;
     sim_placed_t *places;
     int *descriptors;
     size_t count, capacity;
+    sim_forgotten_t *forgotten;
+    size_t forgotten_count;
 } pinned_t;
 
 static bool grow(pinned_t *pinned) {
@@ -55,16 +57,18 @@ static void unpin(pinned_t *pinned) {
     free(pinned->pins);
     free(pinned->places);
     free(pinned->descriptors);
+    free(pinned->forgotten);
     *pinned = (pinned_t){0};
 }
 
 /* Notes where a mapping lies. The caller has pinned it. */
 static bool place(const sim_mapping_t *mapping, sim_placed_t *to, int *descriptor) {
-    const sim_physical_t *physical = mapping->physical;
-    const sim_reservation_t *range = sim_memory_reservation_at(mapping->address);
+    sim_physical_t *physical = mapping->physical;
+    sim_reservation_t *range = sim_memory_reservation_at(mapping->address);
     struct stat status;
     *descriptor = physical->file >= 0 ? physical->file : sim_state.devices[physical->device].memory;
     if (!range || fstat(*descriptor, &status) != 0) return false;
+    range->placed = physical->placed = true;
     *to = (sim_placed_t){.range = range->address,
                          .range_bytes = range->bytes,
                          .address = mapping->address,
@@ -101,6 +105,8 @@ static CUresult run(operator_t *operator, const pinned_t *pinned) {
     const sim_request_t request = {.places = pinned->places,
                                    .descriptors = pinned->descriptors,
                                    .count = pinned->count,
+                                   .forgotten = pinned->forgotten,
+                                   .forgotten_count = pinned->forgotten_count,
                                    .body = operator->body,
                                    .bytes = operator->bytes};
     sim_reply_t reply = {.status = SIM_REPLY_DONE};
@@ -122,6 +128,7 @@ static CUresult work(sim_stream_t *stream, sim_task_t *task) {
     if (!sim_state_goes_on(stream)) return CUDA_SUCCESS;
     CUresult result = pin_all(stream->context, operator, &pinned);
     if (result == CUDA_SUCCESS) {
+        pinned.forgotten = sim_forgotten_take(&pinned.forgotten_count);
         pthread_mutex_unlock(&sim_state.lock);
         result = run(operator, &pinned);
         pthread_mutex_lock(&sim_state.lock);

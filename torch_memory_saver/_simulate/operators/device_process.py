@@ -32,10 +32,12 @@ __all__ = ["Memory", "Server", "serve"]
 
 _MESSAGE = struct.Struct("=IIQ")
 _PLACED = struct.Struct("=QQQQQQ")
-_FILE, _RUN = 1, 2
+_FORGOTTEN = struct.Struct("=QQ")
+_FILE, _RUN, _FORGET = 1, 2, 3
 _DONE, _FAILED = 0, 1
 _MAP_FIXED = 0x10
 _MAP_NORESERVE = 0x4000
+_NOTHING = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -81,19 +83,32 @@ class Memory:
         _map(local, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, self._files[file], offset)
         self._placed[address] = wanted
 
+    def forget(self, start: int, file: int) -> None:
+        """Unmaps a range that the program has no more, or a file, which is closed. 0 is none."""
+        if start in self._ranges:
+            self._drop_ranges(start, 1)
+        if file in self._files:
+            for address in [at for at, (_, used, _) in self._placed.items() if used == file]:
+                size = self._placed.pop(address)[0]
+                _map(self.local(address), size, 0, _NOTHING | _MAP_FIXED, -1, 0)
+            os.close(self._files.pop(file))
+
     def local(self, address: int) -> int:
         """Where an address of the program is here."""
         start = self._starts[bisect.bisect_right(self._starts, address) - 1]
         return self._ranges[start][1] + address - start
 
-    def _new_range(self, start: int, span: int) -> None:
+    def _drop_ranges(self, start: int, span: int) -> None:
         for other, (size, local) in list(self._ranges.items()):
             if other < start + span and start < other + size:
                 _libc.munmap(local, size)
                 del self._ranges[other]
-        self._forget(start, span)
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-        self._ranges[start] = (span, _map(None, span, 0, flags, -1, 0))
+                self._forget(other, size)
+        self._starts = sorted(self._ranges)
+
+    def _new_range(self, start: int, span: int) -> None:
+        self._drop_ranges(start, span)
+        self._ranges[start] = (span, _map(None, span, 0, _NOTHING, -1, 0))
         self._starts = sorted(self._ranges)
 
     def _forget(self, address: int, size: int) -> None:
@@ -357,6 +372,10 @@ def serve(connection: socket.socket) -> None:
             kind, count, size, descriptor = _receive_message(connection)
             if kind == _FILE:
                 memory.add_file(size, descriptor)
+                continue
+            if kind == _FORGET:
+                for forgotten in _FORGOTTEN.iter_unpack(_receive(connection, count * _FORGOTTEN.size)):
+                    memory.forget(*forgotten)
                 continue
             for placed in _PLACED.iter_unpack(_receive(connection, count * _PLACED.size)):
                 memory.place(*placed)
