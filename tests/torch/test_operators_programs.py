@@ -86,14 +86,14 @@ def test_an_ordinary_training_step_prints_nothing() -> None:
 
 
 def test_questions_about_versions_are_answered() -> None:
-    """With what the installed PyTorch was compiled for; it raises an error for a cuDNN that is older."""
+    """With the version that PyTorch requires; it raises an error for one that is older than it was compiled for."""
     stdout, stderr = run(
         """
         import torch
         assert torch.backends.cudnn.is_available()
         found = torch.backends.cudnn.version()
         major, minor, patch = torch._C._cudnn.getCompileVersion()
-        assert found == 10000 * major + 100 * minor + patch, found
+        assert 10000 * (major + 1) > found >= 10000 * major + 100 * minor + patch, found
         assert "CuDNN" in torch.__config__.show()
         print(torch.backends.cudnn.is_acceptable(torch.ones(1, device="cuda")))
         """
