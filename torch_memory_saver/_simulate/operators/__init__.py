@@ -7,7 +7,7 @@ their locks and Python's interpreter lock are out of it: an operator needs none 
 - ``install`` replaces the CUDA implementations; ``table`` chooses which, and says what is special about one.
 - ``launch`` is what an operator's call does: checks, allocates the results, and enqueues the request.
 - ``results`` finds out what an operator returns without running it.
-- ``refusals`` is what PyTorch's meta implementations do not refuse.
+- ``refusals`` is what PyTorch's meta implementations do not refuse; ``rehearsal`` finds it by running the CPU's.
 - ``composed`` has those without a CPU implementation, made of others.
 - ``special`` has the operators that need more than their CPU implementation; ``originals`` has PyTorch's own of a few.
 - ``eager`` keeps torch.compile out of all these.

@@ -6,21 +6,21 @@ remembered by everything it depends on.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import torch
 
+from torch_memory_saver._simulate.operators import rehearsal
 from torch_memory_saver._simulate.operators.refusals import (
     refuse_overlaps,
-    refuse_types,
     refuses_overlaps,
-    rehearse,
     to_one_element,
     try_types,
 )
 
-__all__ = ["DependsOnValues", "Refused", "Result", "clear", "infer"]
+__all__ = ["DependsOnValues", "Doubted", "Refused", "Result", "clear", "infer"]
 
 _REMEMBERED = 20_000
 
@@ -31,6 +31,18 @@ class DependsOnValues(Exception):
 
 class Refused(Exception):
     """A meta implementation raised this one's cause. The operator may raise another error, or none."""
+
+
+class Doubted(Refused):
+    """A rehearsal raised this one's cause."""
+
+    def __init__(self, key: Any, returned: Any) -> None:
+        super().__init__(key, returned)
+        self._key, self._returned = key, returned
+
+    def forget(self) -> None:
+        """The operator has taken such arguments."""
+        _remember(self._key, self._returned)
 
 
 class Result(NamedTuple):
@@ -54,7 +66,7 @@ def infer(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -
     it will be.
 
     Raises:
-        DependsOnValues, Refused: See there.
+        DependsOnValues, Refused, Doubted: See there.
         Exception: What the operator raises for such arguments.
     """
     key = (operator, torch.get_default_dtype(), _key(arguments), _key(keywords), _overlaps(arguments, keywords))
@@ -64,10 +76,24 @@ def infer(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -
         return _compute(operator, arguments, keywords)
     if found is None:
         found = _compute(operator, arguments, keywords)
-        _known[key] = found
-        if len(_known) > _REMEMBERED:
-            _known.popitem(last=False)
+        error = rehearsal.rehearse(operator, arguments, keywords, _elements(found))
+        if error is not None:
+            raise Doubted(key, found) from error
+        _remember(key, found)
     return found
+
+
+def _remember(key: Any, found: Any) -> None:
+    _known[key] = found
+    if len(_known) > _REMEMBERED:
+        _known.popitem(last=False)
+
+
+def _elements(found: Any) -> int:
+    """Of all tensors that are returned."""
+    if isinstance(found, Result):
+        return math.prod(found.size)
+    return sum(map(_elements, found)) if isinstance(found, list) else 0
 
 
 def _key(value: Any) -> Any:
@@ -94,13 +120,10 @@ def _overlaps(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any
 def _compute(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     if operator._schema.name.startswith("aten::_foreach_"):
         return _compute_of_lists(operator, arguments, keywords)
-    rehearse(operator, arguments, keywords)
     if refuses_overlaps(operator):
         refuse_overlaps(operator, arguments, keywords)
     if torch.Tag.pointwise not in operator.tags:
-        found = _compute_with_outputs(operator, arguments, keywords)
-        refuse_types(operator, arguments, keywords)
-        return found
+        return _compute_with_outputs(operator, arguments, keywords)
     small = try_types(operator, arguments, keywords)
     found = _compute_with_outputs(operator, arguments, keywords)
     return found._replace(dtype=small.dtype) if _is_tensor(small) and isinstance(found, Result) else found

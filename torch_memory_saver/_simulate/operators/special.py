@@ -19,6 +19,8 @@ def install(replace: Callable[..., None]) -> None:
     def copy_(to: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
         """Bytes are copied by CUDA; what changes them, or their order, on one device is an operator."""
         same = to.device == source.device and to.device.type == "cuda"
+        if same and to.shape != source.shape:
+            torch.empty(to.shape, device="meta").copy_(torch.empty(source.shape, device="meta"))  # refuses what does not fit
         if not same or _is_plain(to, source):
             originals.copy(to, source, non_blocking)
             return to

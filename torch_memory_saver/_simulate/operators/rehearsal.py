@@ -1,0 +1,98 @@
+"""A rehearsal of a call: the CPU's implementation runs on stand-ins for the tensors of the device.
+
+PyTorch's meta implementations refuse less than the operators do: argument types that do not fit are found by the operator
+itself. On the device that would be an error of the stream, and the end of the process's use of it. A rehearsal finds it at
+the call. It runs once for each combination of shapes and types, before what an operator returns is remembered.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+
+from torch_memory_saver._simulate.operators.precision import is_wider_on_cuda, lacks_types
+from torch_memory_saver._simulate.operators.refusals import TypeNotImplemented
+
+__all__ = ["rehearse"]
+
+#: A call with more elements, in its arguments and its results, is rehearsed with smaller tensors.
+_ELEMENTS = 1 << 16
+#: The longest dimension of those, and the largest number beside them: one may be the size of a result.
+_LENGTH = 8
+_LARGEST_NUMBER = 256
+#: What an operator refuses whatever the lengths of dimensions are.
+_OF_ANY_LENGTH = re.compile(r"not implemented for|dtype|data type|scalar type|Dimension out of range|Expected .* but got")
+
+#: Their CUDA implementations take weights of the input's type only. The CPU's take float32 with narrower inputs.
+_OF_ONE_TYPE = frozenset(("native_group_norm", "native_layer_norm"))
+_NAMES = {torch.float16: "Half", torch.bfloat16: "BFloat16", torch.float32: "Float", torch.float64: "Double"}
+
+
+def rehearse(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], result_elements: int) -> Exception | None:
+    """What the operator would raise, or None. The values of the stand-ins may be the reason: the caller has to find out.
+
+    Raises:
+        TypeNotImplemented: The simulated GPU has no implementation for the types of these tensors.
+        RuntimeError: The CPU's implementation takes them, and CUDA's does not.
+    """
+    outputs = {each.name for each in operator._schema.arguments if each.is_out}
+    given = {name: value for name, value in keywords.items() if name not in outputs}
+    tensors = _tensors([*arguments, *given.values()])
+    if operator._schema.name.removeprefix("aten::") in _OF_ONE_TYPE:
+        _refuse_other_types(tensors)
+    if not tensors or is_wider_on_cuda(operator, tensors):
+        return None
+    whole = sum(each.numel() for each in tensors) + result_elements <= _ELEMENTS
+    if not whole and any(number > _LARGEST_NUMBER for number in _numbers([*arguments, *given.values()])):
+        return None
+    named = {name: _stand_in(value, whole) for name, value in given.items()}
+    for name in outputs & keywords.keys():
+        if isinstance(keywords[name], torch.Tensor):
+            named[name] = torch.empty(0, dtype=keywords[name].dtype)
+    if any(each.name == "generator" for each in operator._schema.arguments):
+        named["generator"] = torch.Generator()
+    elif torch.Tag.nondeterministic_seeded in operator.tags:
+        return None  # it would change the state of the program's generator
+    try:
+        operator(*[_stand_in(each, whole) for each in arguments], **named)
+    except Exception as error:
+        if lacks_types(error):
+            types = ", ".join(sorted({str(each.dtype).removeprefix("torch.") for each in tensors}))
+            raise TypeNotImplemented(
+                f"{error}: {operator.name()} of {types} has no CPU implementation, and the simulated GPU runs those"
+            ) from None
+        return error if whole or _OF_ANY_LENGTH.search(str(error)) else None
+    return None
+
+
+def _refuse_other_types(tensors: list[torch.Tensor]) -> None:
+    for other in tensors:
+        if other.dtype != tensors[0].dtype:
+            wanted, found = (_NAMES.get(each.dtype, str(each.dtype)) for each in (tensors[0], other))
+            raise RuntimeError(f"expected scalar type {wanted} but found {found}")
+
+
+def _stand_in(value: Any, whole: bool) -> Any:
+    """Numbers that are good for the device's tensors: zeros where they may be indices."""
+    if isinstance(value, torch.Tensor):
+        made = torch.ones if value.is_floating_point() or value.is_complex() else torch.zeros
+        return made(value.shape if whole else [min(each, _LENGTH) for each in value.shape], dtype=value.dtype)
+    if isinstance(value, (list, tuple)):
+        return [_stand_in(each, whole) for each in value]
+    if isinstance(value, torch.device):
+        return torch.device("cpu")
+    return value
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [tensor for each in value for tensor in _tensors(each)] if isinstance(value, (list, tuple)) else []
+
+
+def _numbers(value: Any) -> list[int]:
+    if isinstance(value, int):
+        return [value]
+    return [number for each in value for number in _numbers(each)] if isinstance(value, (list, tuple)) else []
