@@ -41,6 +41,23 @@ static void ranks_that_ask_for_different_things_are_told(void **state) {
     drop_ranks(ranks, 2);
 }
 
+static void ranks_that_reduce_different_counts_are_told(void **state) {
+    rank_t ranks[2];
+    char text[TEXT_BYTES];
+    (void)state;
+    make_ranks(ranks, 2, PIECE);
+    captured_stderr_t captured = capture_begin();
+    ASSERT_NCCL(reduce(&ranks[0], 10));
+    ASSERT_NCCL(reduce(&ranks[1], 11));
+    sim_nccl_result_t first = await_error(&ranks[0]), second = await_error(&ranks[1]);
+    capture_end(captured, text, sizeof text);
+    assert_int_equal(first, SIM_NCCL_INVALID_USAGE);
+    assert_int_equal(second, SIM_NCCL_INVALID_USAGE);
+    assert_non_null(strstr(text, "rank 1 calls ncclAllReduce (count 11, uint8, op 0, root 0) where rank 0 calls"));
+    for (int i = 0; i < 2; i++) abort_rank(&ranks[i]);
+    drop_ranks(ranks, 2);
+}
+
 static void work_that_waits_is_aborted(void **state) {
     rank_t ranks[2];
     (void)state;
@@ -210,6 +227,7 @@ int main(int count, char **arguments) {
 #define TEST(test) cmocka_unit_test_setup_teardown(test, setup_more_gpus, teardown_gpus)
     const struct CMUnitTest tests[] = {
         TEST(ranks_that_ask_for_different_things_are_told),
+        TEST(ranks_that_reduce_different_counts_are_told),
         TEST(work_that_waits_is_aborted),
         TEST(a_rank_that_has_left_is_not_waited_for),
         TEST(a_rank_that_has_died_is_not_waited_for),

@@ -2,7 +2,10 @@
 #include "captured_stderr.h"
 #include "nccl_fixture.h"
 
-enum { LONG = 1 << 20 }; /* bytes: many times what a ring holds */
+#include <sched.h>
+
+enum { LONG = 1 << 20 };  /* bytes: many times what a ring holds */
+enum { LOOKS = 1 << 15 }; /* in which work that waits for nothing is done */
 
 static void fill(rank_t *ranks, int count) {
     for (int i = 0; i < count; i++) {
@@ -93,6 +96,11 @@ static void a_group_may_be_on_several_streams(void **state) {
     ASSERT_NCCL(CALL(ncclRecv, ranks[1].destination, LONG, SIM_NCCL_UINT8, 0, ranks[1].comm, ranks[1].stream));
     ASSERT_NCCL(CALL(ncclSend, ranks[1].source, LONG, SIM_NCCL_UINT8, 0, ranks[1].comm, ranks[1].stream));
     ASSERT_NCCL(CALL(ncclGroupEnd));
+    /* Rank 0's part waits for the gate, which is in the other stream. */
+    for (int i = 0; i < LOOKS; i++) {
+        ASSERT_RESULT(CUDA_ERROR_NOT_READY, CALL(cudaStreamQuery, ranks[1].stream));
+        (void)sched_yield();
+    }
     CALL(open_gate, 1);
     ASSERT_CUDA(CALL(cudaStreamSynchronize, other));
     assert_copied(ranks[0].destination, ranks[1].source, LONG);

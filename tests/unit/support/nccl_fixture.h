@@ -71,10 +71,14 @@ static inline sim_nccl_result_t async_error(const rank_t *rank) {
     return error;
 }
 
-/* Waits for an error that another thread finds. */
+/* The error that another thread finds, once it has; or none, once the work is done. */
 static inline sim_nccl_result_t await_error(const rank_t *rank) {
     sim_nccl_result_t error = SIM_NCCL_SUCCESS;
-    while (error == SIM_NCCL_SUCCESS || error == SIM_NCCL_IN_PROGRESS) error = async_error(rank);
+    while (error == SIM_NCCL_SUCCESS || error == SIM_NCCL_IN_PROGRESS) {
+        bool done = CALL(cudaStreamQuery, rank->stream) == CUDA_SUCCESS;
+        error = async_error(rank);
+        if (done) break;
+    }
     return error;
 }
 

@@ -27,6 +27,8 @@ _OF_ANY_LENGTH = re.compile(r"not implemented for|dtype|data type|scalar type|Di
 
 #: Their CUDA implementations take weights of the input's type only. The CPU's take float32 with narrower inputs.
 _OF_ONE_TYPE = frozenset(("native_group_norm", "native_layer_norm"))
+#: LAPACK counts rows from one, and does not look before it uses such a number.
+_FROM_ONE = frozenset(("LU_pivots", "pivots"))
 _NAMES = {torch.float16: "Half", torch.bfloat16: "BFloat16", torch.float32: "Float", torch.float64: "Double"}
 
 
@@ -37,29 +39,30 @@ def rehearse(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]
         TypeNotImplemented: The simulated GPU has no implementation for the types of these tensors.
         RuntimeError: The CPU's implementation takes them, and CUDA's does not.
     """
-    outputs = {each.name for each in operator._schema.arguments if each.is_out}
-    given = {name: value for name, value in keywords.items() if name not in outputs}
-    tensors = _tensors([*arguments, *given.values()])
+    described = operator._schema.arguments
+    outputs = {each.name for each in described if each.is_out}
+    given = dict(zip([each.name for each in described], arguments, strict=False)) | keywords
+    tensors = _tensors([value for name, value in given.items() if name not in outputs])
     if operator._schema.name.removeprefix("aten::") in _OF_ONE_TYPE:
         _refuse_other_types(tensors)
-    if not tensors or is_wider_on_cuda(operator, tensors):
+    if not (tensors or outputs) or is_wider_on_cuda(operator, tensors):
         return None
-    whole = sum(each.numel() for each in tensors) + result_elements <= _ELEMENTS
-    if not whole and any(number > _LARGEST_NUMBER for number in _numbers([*arguments, *given.values()])):
-        return None
-    named = {name: _stand_in(value, whole) for name, value in given.items()}
-    for name in outputs & keywords.keys():
-        if isinstance(keywords[name], torch.Tensor):
-            named[name] = torch.empty(0, dtype=keywords[name].dtype)
-    if any(each.name == "generator" for each in operator._schema.arguments):
-        named["generator"] = torch.Generator()
-    elif torch.Tag.nondeterministic_seeded in operator.tags:
+    if torch.Tag.nondeterministic_seeded in operator.tags and all(each.name != "generator" for each in described):
         return None  # it would change the state of the program's generator
+    whole = sum(each.numel() for each in tensors) + result_elements <= _ELEMENTS
+    if not whole and any(number > _LARGEST_NUMBER for number in _numbers(list(given.values()))):
+        return None
+    stand_ins = {name: _stand_in(value, whole, int(name in _FROM_ONE)) for name, value in given.items()}
+    for name in outputs & given.keys():
+        if isinstance(given[name], torch.Tensor):
+            stand_ins[name] = torch.empty(0, dtype=given[name].dtype)
+    if any(each.name == "generator" for each in described):
+        stand_ins["generator"] = torch.Generator()
     try:
-        operator(*[_stand_in(each, whole) for each in arguments], **named)
+        operator(**stand_ins)
     except Exception as error:
         if lacks_types(error):
-            types = ", ".join(sorted({str(each.dtype).removeprefix("torch.") for each in tensors}))
+            types = ", ".join(sorted({str(each.dtype).removeprefix("torch.") for each in _tensors(list(given.values()))}))
             raise TypeNotImplemented(
                 f"{error}: {operator.name()} of {types} has no CPU implementation, and the simulated GPU runs those"
             ) from None
@@ -74,11 +77,12 @@ def _refuse_other_types(tensors: list[torch.Tensor]) -> None:
             raise RuntimeError(f"expected scalar type {wanted} but found {found}")
 
 
-def _stand_in(value: Any, whole: bool) -> Any:
-    """Numbers that are good for the device's tensors: zeros where they may be indices."""
+def _stand_in(value: Any, whole: bool, integer: int = 0) -> Any:
+    """A tensor of ones, or of this integer, which is to be good as an index."""
     if isinstance(value, torch.Tensor):
-        made = torch.ones if value.is_floating_point() or value.is_complex() else torch.zeros
-        return made(value.shape if whole else [min(each, _LENGTH) for each in value.shape], dtype=value.dtype)
+        number = 1 if value.is_floating_point() or value.is_complex() else integer
+        size = value.shape if whole else [min(each, _LENGTH) for each in value.shape]
+        return torch.full(size, number, dtype=value.dtype)
     if isinstance(value, (list, tuple)):
         return [_stand_in(each, whole) for each in value]
     if isinstance(value, torch.device):

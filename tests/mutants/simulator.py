@@ -1,0 +1,87 @@
+"""Bugs in the simulated GPU: operators of PyTorch as work of a stream, and NCCL."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+_UNIT = "tests/unit/simulator"
+
+_OPERATORS = (
+    Mutant(
+        "an-operand-that-is-read-is-written",
+        "csrc/simulator/operators/operator.c",
+        "operand->written != 0, context",
+        "true, context",
+        (f"{_UNIT}/test_operators.c",),
+    ),
+    Mutant(
+        "only-the-first-mapping-of-an-operand-is-sent",
+        "csrc/simulator/operators/operator.c",
+        "        at += bytes;\n",
+        "        break;\n",
+        (f"{_UNIT}/test_operators.c",),
+    ),
+    Mutant(
+        "a-failed-operator-is-a-success",
+        "csrc/simulator/operators/operator.c",
+        "return reply.status == SIM_REPLY_DONE ? CUDA_SUCCESS : CUDA_ERROR_ASSERT;",
+        "return CUDA_SUCCESS;",
+        (f"{_UNIT}/test_operators.c", "torch:tests/torch/test_operators_order.py"),
+    ),
+    Mutant(
+        "a-forked-child-keeps-the-socket",
+        "csrc/simulator/operators/channel.c",
+        "    if (socket >= 0) close(socket);\n}\n\nstatic void watch_forks",
+        "    atomic_store(&channel.socket, socket);\n}\n\nstatic void watch_forks",
+        (f"{_UNIT}/test_operators.c",),
+    ),
+    Mutant(
+        "a-new-device-process-gets-no-files",
+        "csrc/simulator/operators/channel.c",
+        "    if (before >= 0) close(before);\n    channel.sent_count = 0;\n",
+        "    if (before >= 0) close(before);\n",
+        (f"{_UNIT}/test_operators.c",),
+    ),
+)
+
+_NCCL = (
+    Mutant(
+        "ranks-do-not-wait-for-the-shares-of-an-all-reduce",
+        "csrc/simulator/nccl/collective.c",
+        "        if (!await(turn, kind, offsetof(sim_nccl_seat_t, reduced), number)) return false;\n",
+        "",
+        (f"{_UNIT}/test_nccl.c",),
+    ),
+    Mutant(
+        "a-mismatch-of-counts-is-not-noticed",
+        "csrc/simulator/nccl/collective.c",
+        " &&\n           a->count == b->count;",
+        ";",
+        (f"{_UNIT}/test_nccl_failures.c",),
+    ),
+    Mutant(
+        "every-block-of-a-scatter-is-the-first",
+        "csrc/simulator/nccl/collective.c",
+        "sim_nccl_slot(exchange, part->peer, step->number) + rank * step->share, step->count);",
+        "sim_nccl_slot(exchange, part->peer, step->number), step->count);",
+        (f"{_UNIT}/test_nccl.c",),
+    ),
+    Mutant(
+        "streams-of-a-group-do-not-wait",
+        "csrc/simulator/nccl/group.c",
+        "if (result == SIM_NCCL_SUCCESS) result = order_streams(comm, first, stream, false);",
+        "",
+        (f"{_UNIT}/test_nccl_transfers.c",),
+    ),
+    Mutant(
+        "a-failed-group-is-submitted",
+        "csrc/simulator/nccl/group.c",
+        "    if (result == SIM_NCCL_SUCCESS) result = submit_all();",
+        "    (void)submit_all();",
+        (f"{_UNIT}/test_nccl_transfers.c",),
+    ),
+)
+
+MUTANTS = (*_OPERATORS, *_NCCL)
