@@ -61,17 +61,6 @@ tms_status_t tms_driver_fail(const tms_driver_table_t *table, const tms_error_co
     return tms_error_set_driver(error, context, call, (int)result, tms_driver_result_name(table, result));
 }
 
-tms_status_t tms_driver_explain(tms_error_t *error, const tms_error_t *reason, tms_status_t status,
-                                const tms_error_context_t *context, const char *detail) {
-    if (!error) return status;
-    tms_error_set(error, status, context, "%s failed with %s (%d): %s", reason->call, reason->result_name,
-                  (int)reason->driver_result, detail);
-    error->driver_result = reason->driver_result;
-    memcpy(error->call, reason->call, sizeof(error->call));
-    memcpy(error->result_name, reason->result_name, sizeof(error->result_name));
-    return status;
-}
-
 static void resolve(tms_driver_table_t *table, void *library) {
     /* POSIX gives the address of a function as an object pointer; copying its bytes is the conversion that C allows. */
 #define RESOLVE(name, symbol, parameters)                                                                                   \

@@ -107,10 +107,6 @@ const char *tms_driver_result_name(const tms_driver_table_t *table, CUresult res
 tms_status_t tms_driver_fail(const tms_driver_table_t *table, const tms_error_context_t *context, const char *call,
                              CUresult result, tms_error_t *error);
 
-/* Fills *error with `status` and `detail` for the failed driver call of `reason`, whose call and result it keeps. */
-tms_status_t tms_driver_explain(tms_error_t *error, const tms_error_t *reason, tms_status_t status,
-                                const tms_error_context_t *context, const char *detail);
-
 /* Whether a call failed because the driver has shut down, as it does at process exit. It has released everything then. */
 static inline bool tms_driver_is_gone(const tms_error_t *error) {
     return error->driver_result == CUDA_ERROR_DEINITIALIZED || error->driver_result == CUDA_ERROR_NOT_INITIALIZED;
