@@ -100,12 +100,13 @@ class Tree:
             simulate = [sys.executable, "-m", "torch_memory_saver", "simulate", "--devices", "2", "--memory", "8GiB"]
             command = [*simulate, *(["--preload"] if mode == "preload" else []), "--", *command, "--gpu"]
             test = f"tests/{name}"
-        outcome = self._run([*command, test], self.seconds)
+        # Not in the copy's root: Python would import the package that is there, which has no libraries.
+        outcome = self._run([*command, str(self.folder / test)], self.seconds, self.folder / _BUILD / "site")
         if outcome.what == "0" and not re.search(r"\b\d+ passed", outcome.output):
             return Outcome("was skipped", outcome.output)
         return _judge(outcome, outcome.what == "1" and re.search(r"\b\d+ failed", outcome.output))
 
-    def _run(self, command: list[str], seconds: int) -> Outcome:
+    def _run(self, command: list[str], seconds: int, folder: Path | None = None) -> Outcome:
         environment = {
             **self.environment,
             "TMS_CUDA_DRIVER": str(self.folder / _BUILD / "_simulated_cuda.so"),
@@ -118,7 +119,7 @@ class Tree:
         # A session of its own, so that all processes that it has started can be killed together.
         process = subprocess.Popen(
             command,
-            cwd=self.folder,
+            cwd=folder or self.folder,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -57,7 +57,7 @@ _POOLS = (
         _SOURCES + "_torch/pools.py",
         "            for frame in routed:\n                self._begin_routing(torch, frame)",
         "            for frame in routed[:1]:\n                self._begin_routing(torch, frame)",
-        (_TESTS + "torch/test_pools.py",),
+        (_TESTS + "torch/test_pool_stock.py::test_empty_cache_inside_regions",),
     ),
     Mutant(
         "a-paused-pool-is-forgotten",
