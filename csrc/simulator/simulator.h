@@ -1,28 +1,29 @@
-/* The simulated GPU: a CUDA driver and the part of the runtime that we and our demo need, on host memory with real bytes.
+/* The simulated GPU: a CUDA driver, and the part of the CUDA runtime that this project and its demo use. It stores real
+ * bytes in host memory.
  *
- * The library (_simulated_cuda.so) exports the driver's cu* functions under the names and versions of the real libcuda, the
- * runtime's cuda* functions, NCCL's nccl* functions, and the control functions below. It is configured by TMS_SIMULATED_*
- * variables when it is first used, or by these functions in the process. One mutex guards its whole state; streams are
- * served by one worker thread each. Not linked with the core: a test that wants it points TMS_CUDA_DRIVER at it. Loading it
- * does nothing.
+ * The library (_simulated_cuda.so) exports the driver's cu* functions under the names and versions of the real libcuda,
+ * the runtime's cuda* functions, NCCL's nccl* functions, and the control functions below. The TMS_SIMULATED_* variables
+ * configure it at first use; the control functions configure it later. One mutex guards its whole state. One worker
+ * thread serves each stream. The core does not link with it: a test sets TMS_CUDA_DRIVER to its path. Loading the library
+ * has no effect.
  *
- * Memory is real: a reservation is mmap(PROT_NONE), physical memory a piece of its device's memfd, charged to the device's
- * budget and filled with a poison byte, a map MAP_FIXED|MAP_SHARED without access, set-access an mprotect, an unmap
- * PROT_NONE again. Device pointers are host addresses, so tests look at bytes directly.
+ * Memory is real. A reservation is mmap(PROT_NONE). Physical memory is a piece of its device's memfd; it is charged to
+ * the device's budget and filled with a poison byte. A map is MAP_FIXED|MAP_SHARED without access, set-access is
+ * mprotect, and an unmap restores PROT_NONE. Device pointers are host addresses, so tests read the bytes directly.
  *
- * Where it is stricter or simpler than the real driver:
+ * Differences from the real driver:
  *   - cudaMalloc and cuMemAlloc charge whole multiples of the granularity.
- *   - A call that needs a current context fails with the context's sticky error; calls of the virtual memory management,
- *     which need no context, go on working.
+ *   - A call that needs a current context fails with the context's sticky error. Calls of the virtual memory management
+ *     need no context and continue to work.
  *   - An asynchronous copy from or to pageable host memory returns when it is complete.
  *   - cuMemFreeHost and cuMemHostUnregister wait for all work of the context in which the memory was pinned, as the real
- *     ones do, and also for copies of other devices that use it. Meanwhile other threads can launch kernels, which the real
- *     driver has wait. cuMemFree waits for the whole context. cuMemUnmap waits for nothing but the chunk of at most 1 MiB
- *     that is being touched.
- *   - A forked child of a process that has used it gets CUDA_ERROR_NOT_INITIALIZED from every call but those that look at
- *     nothing of the device: versions, names of errors, cudaGetDeviceCount, cuThreadExchangeStreamCaptureMode.
- *   - Exported memory is charged to the process that made it, as long as that lives, whichever process holds it.
- * What else differs is listed, with reasons, in tests/conformance/driver/known_differences.json. */
+ *     ones do. They also wait for copies of other devices that use the memory. Other threads can launch kernels during
+ *     the wait; the real driver blocks them. cuMemFree waits for the whole context. cuMemUnmap waits only for the chunk
+ *     of at most 1 MiB that a worker is touching.
+ *   - A forked child of a process that has used the library gets CUDA_ERROR_NOT_INITIALIZED from every call, except those
+ *     that do not depend on the device: versions, names of errors, cudaGetDeviceCount, cuThreadExchangeStreamCaptureMode.
+ *   - Exported memory is charged to the process that created it while that process lives, whichever process holds it.
+ * tests/conformance/driver/known_differences.json lists the other differences and their reasons. */
 #ifndef TMS_SIMULATOR_H
 #define TMS_SIMULATOR_H
 
@@ -34,121 +35,124 @@
 enum { TMS_SIM_MAX_DEVICES = 8, TMS_SIM_GRANULARITY = 2 << 20, TMS_SIM_POISON = 0xA5, TMS_SIM_DRIVER_VERSION = 13000 };
 
 /* Environment, read at the first call:
- *   TMS_SIMULATED_DEVICES      number of devices, default 1 (0: cuInit gives CUDA_ERROR_NO_DEVICE)
- *   TMS_SIMULATED_VISIBLE      1: CUDA_VISIBLE_DEVICES chooses among them, with the meaning that it has for the real driver;
- *                              default 0, because it may be about the real devices of the machine
- *   TMS_SIMULATED_MEMORY       bytes a device, with suffix KiB, MiB or GiB; default 8GiB
- *   TMS_SIMULATED_BANDWIDTH    bytes a second of copies in flight on a stream, 0 (default): as fast as memcpy
- *   TMS_SIMULATED_PEERS        0: no device can reach another; default 1
- *   TMS_SIMULATED_POISON       allocations up to this size (default 8MiB) are poisoned entirely when created, larger ones
- *                              in their first and last MiB only (the rest is zero, or poison where freed memory is
- *                              used again), so that large tests stay fast
- *   TMS_SIMULATED_KERNELS      error (default): launching a kernel that is not interpreted fails with cudaErrorNotSupported;
- *                              skip: it is counted and passed over. Either way stderr names each such kernel once. cpu: as
- *                              error, and PyTorch's operators launch none, because the device process does them
+ *   TMS_SIMULATED_DEVICES      number of devices, default 1 (0: cuInit returns CUDA_ERROR_NO_DEVICE)
+ *   TMS_SIMULATED_VISIBLE      1: CUDA_VISIBLE_DEVICES selects devices by the rules of the real driver; default 0,
+ *                              because the variable may refer to the real devices of the machine
+ *   TMS_SIMULATED_MEMORY       bytes per device, with suffix KiB, MiB or GiB; default 8GiB
+ *   TMS_SIMULATED_BANDWIDTH    bytes per second of the copies of a stream; 0 (default): as fast as memcpy
+ *   TMS_SIMULATED_PEERS        0: no device can access another; default 1
+ *   TMS_SIMULATED_POISON       allocations up to this size (default 8MiB) are poisoned entirely when created. Larger ones
+ *                              are poisoned in their first and last MiB only, so that large tests stay fast; the rest is
+ *                              zero, or poison where freed memory is reused
+ *   TMS_SIMULATED_KERNELS      error (default): the launch of a kernel that is not interpreted fails with
+ *                              cudaErrorNotSupported; skip: the launch is counted and has no effect; cpu: as error, but
+ *                              PyTorch's operators run in the device process and launch no kernels. In each mode stderr
+ *                              names every such kernel once
  *   TMS_SIMULATED_NCCL_MEMORY  bytes of its device that a rank of an NCCL communicator holds, with suffix; default 16MiB
  *   TMS_SIMULATED_SHARED       a name: processes with the same name share the budgets (POSIX shared memory)
- *   TMS_SIMULATED_TRACE        a path: every call is appended there, one line each
- *   TMS_SIMULATED_REPORT       1: at exit, what leaked is printed to stderr
+ *   TMS_SIMULATED_TRACE        a path: every call is appended to this file, one per line
+ *   TMS_SIMULATED_REPORT       1: at exit, resources still in use are printed to stderr
  *   TMS_SIMULATED_FAULT        "call:succeed:fail:code[,call:...]", the same as tms_sim_fail_after */
 
-/* Back to the state after loading, with this many devices and this much memory each. Everything allocated is gone; no thread
- * may be in the simulator. `devices` 0 is a machine with a driver and no GPU. Of the environment only TMS_SIMULATED_TRACE,
- * TMS_SIMULATED_REPORT, TMS_SIMULATED_SHARED (whose first process set the budgets) and TMS_SIMULATED_POISON stay in force.
- */
+/* Restores the state after loading, with this many devices and this much memory per device. Frees every allocation. No
+ * other thread may be in the simulator. `devices` 0 simulates a machine with a driver and no GPU. Of the environment only
+ * these remain in force: TMS_SIMULATED_TRACE, TMS_SIMULATED_REPORT, TMS_SIMULATED_SHARED (the first process of the name
+ * set the budgets) and TMS_SIMULATED_POISON. */
 TMS_SIM_EXPORT void tms_sim_reset(int devices, uint64_t memory_bytes);
 TMS_SIM_EXPORT void tms_sim_set_bandwidth(uint64_t bytes_per_second);
-/* Whether devices can reach each other's memory (cuDeviceCanAccessPeer). They can, unless told otherwise. */
+/* Whether devices can access each other's memory (cuDeviceCanAccessPeer). Default: they can. */
 TMS_SIM_EXPORT void tms_sim_set_peer_capable(int can);
 /* Allocations up to this size are poisoned entirely: see TMS_SIMULATED_POISON. */
 TMS_SIM_EXPORT void tms_sim_set_poison_limit(uint64_t bytes);
-/* From now on every call fails with CUDA_ERROR_DEINITIALIZED, as while the process exits; until tms_sim_reset. */
+/* Every later call fails with CUDA_ERROR_DEINITIALIZED, as during process exit, until tms_sim_reset. */
 TMS_SIM_EXPORT void tms_sim_deinitialize(void);
 
-/* Lets the driver or runtime function `call` succeed `succeed` more times, then fail `fail` times with `code`, without
- * effect, then succeed again. Names are those of the documentation, with or without the ABI suffix ("cuMemGetInfo" and
- * "cuMemGetInfo_v2" are the same). `call` "*" means every driver call that can touch the device: not cuGetErrorName,
- * cuGetErrorString, cuDriverGetVersion and cuGetProcAddress. One rule a name; a new one replaces it; `fail` 0 removes it.
- * Returns 0, or 1 if there is no such function. */
+/* Fault injection: the driver or runtime function `call` succeeds `succeed` more times, then fails `fail` times with
+ * `code` and without effect, then succeeds again. Names are those of the documentation, with or without the ABI suffix
+ * ("cuMemGetInfo" and "cuMemGetInfo_v2" are the same). `call` "*" means every driver call that can touch the device: not
+ * cuGetErrorName, cuGetErrorString, cuDriverGetVersion and cuGetProcAddress. There is one rule per name; a new rule
+ * replaces the old one, and `fail` 0 removes it. Returns 0, or 1 if there is no such function. */
 TMS_SIM_EXPORT int tms_sim_fail_after(const char *call, uint64_t succeed, uint64_t fail, int code);
-TMS_SIM_EXPORT uint64_t tms_sim_failures_fired(void); /* since reset */
+TMS_SIM_EXPORT uint64_t tms_sim_failures_fired(void); /* since the reset */
 
-/* Calls made since reset (or since tms_sim_clear_counts): of one function, or of all for "*". The program's calls: what a
- * runtime function does inside is not counted again. */
+/* Calls since the reset or the last tms_sim_clear_counts: of one function, or of all for "*". Only the program's calls
+ * count; calls inside a runtime function do not. */
 TMS_SIM_EXPORT uint64_t tms_sim_calls(const char *call);
-TMS_SIM_EXPORT void tms_sim_clear_counts(void); /* and the trace */
+TMS_SIM_EXPORT void tms_sim_clear_counts(void); /* also clears the trace */
 
-/* The trace: names of the calls in order, separated by '\n', from the first after clear. Writes at most `capacity`
- * bytes, NUL included, and returns the length of the whole. Recorded only after tms_sim_trace(1). */
+/* The trace: names of the calls in order, separated by '\n', from the first call after it was cleared. Writes at most
+ * `capacity` bytes, including the NUL, and returns the full length. Calls are recorded only after tms_sim_trace(1). */
 TMS_SIM_EXPORT void tms_sim_trace(int on);
 TMS_SIM_EXPORT size_t tms_sim_read_trace(char *text, size_t capacity);
 
-/* What is allocated now, by this process. */
+/* The current allocations of this process. */
 typedef struct tms_sim_usage {
-    uint64_t physical_bytes;      /* charged to the device's budget, cudaMalloc included, tms_sim_take_memory not */
-    uint64_t handles;             /* physical allocations of cuMemCreate alive, also released ones that are still mapped */
+    uint64_t physical_bytes;      /* charged to the device's budget, including cudaMalloc, without tms_sim_take_memory */
+    uint64_t handles;             /* live allocations of cuMemCreate, including released ones that are still mapped */
     uint64_t mappings;            /* of handles of this device */
     uint64_t reservations;        /* of the whole process */
     uint64_t host_bytes;          /* pinned host memory of the whole process, allocated and registered */
-    uint64_t streams;             /* alive, of the device, the legacy stream not among them */
-    uint64_t runtime_allocations; /* cudaMalloc / cuMemAlloc alive */
+    uint64_t streams;             /* live streams of the device, without the legacy stream */
+    uint64_t runtime_allocations; /* live allocations of cudaMalloc and cuMemAlloc */
 } tms_sim_usage_t;
 TMS_SIM_EXPORT void tms_sim_usage(int device, tms_sim_usage_t *usage);
-TMS_SIM_EXPORT uint64_t tms_sim_events(void); /* alive, of the whole process */
-/* References to the device's primary context: retains less releases, of a runtime that uses it one more. */
+TMS_SIM_EXPORT uint64_t tms_sim_events(void); /* live events of the whole process */
+/* References to the device's primary context: retains minus releases, plus one for a runtime that uses it. */
 TMS_SIM_EXPORT uint64_t tms_sim_context_references(int device);
 
-/* Memory taken by "another process": charged to the device's budget, in no allocation. Negative gives back. 0 on success,
- * else 2. */
+/* Simulates memory that another process holds: charges the device's budget without an allocation. A negative value
+ * returns memory. Returns 0 on success, otherwise 2. */
 TMS_SIM_EXPORT int tms_sim_take_memory(int device, int64_t bytes);
 
-/* Work in flight: enqueues on `stream` (a CUstream, NULL for the legacy stream of the current context) a "kernel" that adds
- * `value` to each of `bytes` bytes at `address`, no sooner than tms_sim_open_gate(gate) was called; gate 0 means no gate.
- * Returns a CUresult. Touching memory that is not mapped, or not accessible to the stream's device, makes the context
- * sticky: CUDA_ERROR_ILLEGAL_ADDRESS from then on, and after its end the device is of no use to the process any more:
- * CUDA_ERROR_DEVICE_UNAVAILABLE, until tms_sim_reset. In a stream that is capturing it becomes part of the graph. */
+/* Work in flight. Enqueues a "kernel" on `stream` (a CUstream; NULL is the legacy stream of the current context). It adds
+ * `value` to each of `bytes` bytes at `address`, after tms_sim_open_gate(gate) was called; gate 0 means no gate. Returns
+ * a CUresult. Access to memory that is not mapped, or not accessible to the stream's device, makes
+ * CUDA_ERROR_ILLEGAL_ADDRESS the context's sticky error. After that context is destroyed, the process gets
+ * CUDA_ERROR_DEVICE_UNAVAILABLE for the device until tms_sim_reset. In a capturing stream the kernel becomes a graph
+ * node. */
 TMS_SIM_EXPORT int tms_sim_launch_add(void *stream, uint64_t address, uint64_t bytes, uint8_t value, int gate);
-/* Operators: whole functions of a framework, done by a device process: a process of the program's that maps the memory of
- * the devices and speaks the protocol in operators/channel.h. */
+/* Operators: functions of a framework that the device process executes. The device process belongs to the program, maps
+ * the memory of the devices and speaks the protocol in operators/channel.h. */
 typedef struct tms_sim_operand {
-    uint64_t address, bytes; /* on a device */
-    int written;             /* whether the operator may write there */
+    uint64_t address, bytes; /* in device memory */
+    int written;             /* the operator may write this range */
 } tms_sim_operand_t;
 typedef struct tms_sim_operator {
     void *stream; /* a CUstream */
     int gate;     /* as in tms_sim_launch_add */
     const tms_sim_operand_t *operands;
     size_t operand_count;
-    const char *request; /* what the device process is to do: its own language */
+    const char *request; /* the request to the device process, in its own format */
     size_t bytes;
 } tms_sim_operator_t;
 typedef struct tms_sim_answer {
-    char *text; /* ends with a NUL, which is not counted */
+    char *text; /* NUL-terminated; the NUL is not counted in `bytes` */
     size_t bytes;
 } tms_sim_answer_t;
-/* Takes over a connected stream socket, whose other end the device process has. A forked child loses it. */
+/* Takes ownership of a connected stream socket; the device process holds the other end. A forked child closes its copy. */
 TMS_SIM_EXPORT void tms_sim_attach_device_process(int socket);
-/* Enqueues an operator, or captures it, and returns a CUresult. Everything is copied. Memory that cannot be touched at its
- * turn makes the context sticky with CUDA_ERROR_ILLEGAL_ADDRESS, a failure in the device process with CUDA_ERROR_ASSERT, and
- * its end with CUDA_ERROR_LAUNCH_FAILED. */
+/* Enqueues an operator, or captures it, and returns a CUresult. All arguments are copied. The operator runs later; an
+ * error then becomes the context's sticky error: CUDA_ERROR_ILLEGAL_ADDRESS for inaccessible memory, CUDA_ERROR_ASSERT
+ * for a failure in the device process, CUDA_ERROR_LAUNCH_FAILED if that process has exited. */
 TMS_SIM_EXPORT int tms_sim_run_operator(const tms_sim_operator_t *what);
-/* The same, and waits for what the device process answers, a failure included. Not in a capture. */
+/* Enqueues an operator and waits for the reply of the device process, which may report a failure. Not allowed during a
+ * capture. */
 TMS_SIM_EXPORT int tms_sim_ask_operator(const tms_sim_operator_t *what, tms_sim_answer_t *answer);
 TMS_SIM_EXPORT void tms_sim_free_answer(tms_sim_answer_t *answer);
-/* Kernels of PyTorch that were launched and interpreted (in a capture: recorded), and that were skipped, since reset. The
- * elementwise fills, conversions, additions, multiplications, divisions, comparisons for equality, and the sums, means,
- * maxima, minima, all and any are; see kernels/names.c. */
+/* Counts of PyTorch's kernels since the reset: launched and interpreted (in a capture: recorded), and skipped.
+ * Interpreted are elementwise fills, conversions, additions, multiplications, divisions, comparisons for equality, and
+ * the reductions sum, mean, max, min, all and any; see kernels/names.c. */
 TMS_SIM_EXPORT uint64_t tms_sim_kernels_launched(void);
 TMS_SIM_EXPORT uint64_t tms_sim_kernels_skipped(void);
-/* Whether others are skipped: see TMS_SIMULATED_KERNELS. */
+/* Whether kernels that are not interpreted are skipped: see TMS_SIMULATED_KERNELS. */
 TMS_SIM_EXPORT void tms_sim_skip_kernels(int skip);
-/* Opens a gate, for good (until tms_sim_reset). */
+/* Opens a gate permanently (until tms_sim_reset). */
 TMS_SIM_EXPORT void tms_sim_open_gate(int gate);
-/* Blocks until a thread waits for the device, in cuCtxSynchronize, cuStreamSynchronize or another call that waits (a test's
- * way to know that a thread is waiting). */
+/* Blocks until a thread waits for the device in cuCtxSynchronize, cuStreamSynchronize or another waiting call. Tests use
+ * it to synchronise with a thread that waits. */
 TMS_SIM_EXPORT void tms_sim_wait_until_synchronizing(void);
-/* Makes a device's context fail with `code` from now on (CUDA_ERROR_ILLEGAL_ADDRESS, ...), as after a fault. Lasts until the
- * context is destroyed; then the device is unavailable, until tms_sim_reset. */
+/* Sets the sticky error of a device's context to `code` (CUDA_ERROR_ILLEGAL_ADDRESS, ...), as a fault does. The error
+ * lasts until the context is destroyed. After that the device is unavailable until tms_sim_reset. */
 TMS_SIM_EXPORT void tms_sim_lose_device(int device, int code);
 
 #endif

@@ -33,7 +33,7 @@ def test_a_rank_that_was_killed_is_noticed(tmp_path: Path) -> None:
     waiting, killed = run("killed", tmp_path)
     assert killed.status == -signal.SIGKILL
     assert waiting.status not in (0, 1), waiting.errors
-    assert "rank 0 waits for rank 1, which is gone: its process has ended" in waiting.errors
+    assert "rank 0 waits for rank 1, which is unavailable: its process has exited" in waiting.errors
 
 
 def test_work_that_takes_too_long_ends_the_process(tmp_path: Path) -> None:

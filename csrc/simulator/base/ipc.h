@@ -1,5 +1,6 @@
-/* What a handle for another process says: which file of which process. Both kinds of handles are 64 bytes, of which this
- * takes the first. The other process opens it through /proc, which the same user may. Owns nothing and needs no lock. */
+/* The content of an IPC handle: a process and one of its files. Both kinds of handles have 64 bytes; the content occupies
+ * the first of them. The importing process opens the file through /proc, which requires the same user. Owns nothing and
+ * needs no lock. */
 #ifndef TMS_SIM_BASE_IPC_H
 #define TMS_SIM_BASE_IPC_H
 
@@ -14,19 +15,19 @@ typedef struct sim_ipc_name {
     int process;
     int file;
     int device;
-    uint64_t file_id; /* its inode: a process that was given the same number has other files */
+    uint64_t file_id; /* the inode: detects a process or file number that was reused */
     uint64_t offset;
-    uint64_t bytes; /* that the program asked for */
+    uint64_t bytes; /* the size that the program requested */
     uint64_t span;
 } sim_ipc_name_t;
 
 _Static_assert(sizeof(sim_ipc_name_t) <= CU_IPC_HANDLE_SIZE, "the handles are of this size");
 
-/* Fills in the inode, and the handle. */
+/* Completes the name with the inode and writes the handle. CUDA_ERROR_OPERATING_SYSTEM if the file cannot be examined. */
 CUresult sim_ipc_write(const sim_ipc_name_t *name, char *handle);
-/* False where the handle is not one of this kind. */
+/* False if the handle is not of this kind. */
 bool sim_ipc_read(sim_ipc_name_t *name, const char *handle, sim_ipc_kind_t kind);
-/* The file, or -1 where the process is gone, or has closed it. */
+/* Opens the file; -1 if the process has exited or has closed it. The caller owns the descriptor. */
 int sim_ipc_open(const sim_ipc_name_t *name);
 
 #endif

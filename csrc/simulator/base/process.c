@@ -16,10 +16,10 @@ unsigned long long sim_process_started(int process) {
     close(file);
     if (length <= 0) return 0;
     text[length] = '\0';
-    /* The second field is the program's name in parentheses, which may hold anything. */
+    /* The second field is the program's name in parentheses and can contain any character. */
     char *field = strrchr(text, ')');
     unsigned long long started = 0;
-    if (!field || field[1] != ' ' || field[2] == 'Z' || field[2] == 'X') return 0; /* a zombie holds nothing */
+    if (!field || field[1] != ' ' || field[2] == 'Z' || field[2] == 'X') return 0; /* a zombie holds no resources */
     for (int i = 2; field && i < START_TIME_FIELD; i++) field = strchr(field + 1, ' ');
     return field && sscanf(field, " %llu", &started) == 1 ? started : 0;
 }

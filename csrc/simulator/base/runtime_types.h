@@ -1,5 +1,6 @@
-/* What the runtime's functions take and fill in, from its documentation: its header is not needed to build this, and these
- * structures differ between its versions. Its errors are the driver's numbers. Owns nothing and needs no lock. */
+/* Parameter types of the CUDA runtime's functions, from its documentation. The runtime's header is not required to build
+ * this, and the structures differ between its versions. Runtime errors use the driver's numbers. Owns nothing and needs
+ * no lock. */
 #ifndef TMS_SIM_BASE_RUNTIME_TYPES_H
 #define TMS_SIM_BASE_RUNTIME_TYPES_H
 
@@ -8,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* cudaPointerAttributes. CUDA 13 added reserved fields behind these; a caller built for 12 has no room for them, so they are
+/* cudaPointerAttributes. CUDA 13 appended reserved fields. A caller built for CUDA 12 has no room for them, so they are
  * not written. */
 typedef struct sim_pointer_attributes {
     int type;
@@ -31,7 +32,7 @@ typedef struct sim_function_attributes {
     int non_portable_cluster_allowed;
 } sim_function_attributes_t;
 
-struct CUctxCreateParams_st; /* not in every cuda.h: sim_context_parameters_t */
+struct CUctxCreateParams_st; /* missing in older cuda.h: sim_context_parameters_t */
 
 /* CUctxCreateParams. */
 typedef struct sim_context_parameters {
@@ -40,8 +41,8 @@ typedef struct sim_context_parameters {
     void *graphics;
 } sim_context_parameters_t;
 
-struct CUmulticastObjectProp_st; /* not in every cuda.h */
-struct CUmemcpyAttributes_st;    /* nor this: sim_copy_attributes_t */
+struct CUmulticastObjectProp_st; /* missing in older cuda.h */
+struct CUmemcpyAttributes_st;    /* missing in older cuda.h: sim_copy_attributes_t */
 
 /* CUmemcpyAttributes. */
 typedef struct sim_copy_attributes {
@@ -49,7 +50,7 @@ typedef struct sim_copy_attributes {
     CUmemLocation source_hint, target_hint;
     unsigned int flags;
 } sim_copy_attributes_t;
-enum { SIM_SOURCE_ORDERS = 3 }; /* 1 to this: in stream order, during the call, any */
+enum { SIM_SOURCE_ORDERS = 3 }; /* valid values are 1 to 3: in stream order, during the call, any */
 
 /* cudaStreamCallback_t and cudaHostFn_t. */
 typedef void sim_stream_callback_t(CUstream stream, CUresult status, void *argument);
@@ -68,18 +69,18 @@ typedef struct sim_launch_config {
     unsigned int attribute_count;
 } sim_launch_config_t;
 
-/* Errors of the runtime that the driver has not: cudaErrorInvalidConfiguration and so on. */
+/* Errors of the runtime that have no driver equivalent: cudaErrorInvalidConfiguration and so on. */
 enum {
     SIM_ERROR_INVALID_CONFIGURATION = 9,
     SIM_ERROR_MISSING_CONFIGURATION = 52,
     SIM_ERROR_INVALID_DEVICE_FUNCTION = 98,
 };
 
-/* Whether the program was built for CUDA 12. Some functions take other arguments there, under the same name. */
+/* Whether the program was built for CUDA 12. Some functions have the same name but other parameters there. */
 bool sim_runtime_is_12(void);
 
-/* The fields of cudaDeviceProp, in order: FIELD(type, name, the device attribute that it repeats, or 0), ARRAY(type, name,
- * count); OLD_FIELD and OLD_ARRAY are those that CUDA 13 took out, NEW_FIELD and NEW_ARRAY those that it put in. */
+/* The fields of cudaDeviceProp, in order: FIELD(type, name, the equivalent device attribute, or 0), ARRAY(type, name,
+ * count). CUDA 13 removed OLD_FIELD and OLD_ARRAY and added NEW_FIELD and NEW_ARRAY. */
 #define SIM_PROPERTY_FIELDS(FIELD, ARRAY, OLD_FIELD, OLD_ARRAY, NEW_FIELD, NEW_ARRAY)                                       \
     ARRAY(char, name, 256)                                                                                                  \
     ARRAY(unsigned char, uuid, 16)                                                                                          \

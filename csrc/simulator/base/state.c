@@ -42,7 +42,7 @@ bool sim_state_wait_briefly(void) {
 
 void sim_state_changed(void) { pthread_cond_broadcast(&sim_state.changed); }
 
-/* Told once, and not at each look: two threads that wait would go on waking each other. */
+/* Signals once per wait. A signal at each check would let two waiting threads wake each other forever. */
 void sim_state_begin_synchronizing(void) {
     sim_state.synchronizing++;
     sim_state_changed();
@@ -50,7 +50,7 @@ void sim_state_begin_synchronizing(void) {
 
 void sim_state_end_synchronizing(void) { sim_state.synchronizing--; }
 
-/* Steps of 16 keep identifiers aligned as real pointers would be. */
+/* Steps of 16 give identifiers the alignment of real pointers. */
 uint64_t sim_state_new_id(void) { return sim_state.next_id += 16; }
 
 bool sim_state_goes_on(const sim_stream_t *stream) {

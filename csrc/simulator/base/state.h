@@ -1,9 +1,9 @@
-/* The one state of the simulated GPU, and the objects it holds.
+/* The state of the simulated GPU and its objects.
  *
- * Everything here is guarded by sim_state.lock, which every entry point takes (sim_life_enter) and holds while it runs;
- * waiting gives it up (sim_state_wait). Worker threads (streams/stream.c) take it for everything but touching bytes. The
- * exceptions are marked. Objects that the program names by handles (contexts, streams, events, graphs, physical memory) have
- * identifiers that are never used twice, so a stale handle is always found out. */
+ * sim_state.lock guards everything here; exceptions are marked. Every entry point takes the lock (sim_life_enter) and
+ * holds it while it runs; a wait releases it (sim_state_wait). Worker threads (streams/stream.c) hold it except while
+ * they touch bytes. Contexts, streams, events, graphs and physical memory have identifiers that are never reused, so a
+ * stale handle is always detected. */
 #ifndef TMS_SIM_BASE_STATE_H
 #define TMS_SIM_BASE_STATE_H
 
@@ -20,14 +20,14 @@
 #include "simulator/simulator.h"
 
 enum {
-    SIM_CONTEXT_DEPTH = 32,    /* of a thread's stack of contexts */
-    SIM_CHUNK_BYTES = 1 << 20, /* touched at a time by a worker, between two looks at the mappings */
+    SIM_CONTEXT_DEPTH = 32,    /* maximum depth of a thread's context stack */
+    SIM_CHUNK_BYTES = 1 << 20, /* bytes that a worker touches between two lookups of the mappings */
     SIM_FIRST_ID = 1 << 20,    /* identifiers are never small numbers, nor the special stream handles */
-    SIM_KEPT_PIECES = 64,      /* of a device */
+    SIM_KEPT_PIECES = 64,      /* maximum per device */
     SIM_NAME_BYTES = 96,
-    SIM_CALL_LIMIT = 512,       /* on the entry points that there are */
-    SIM_EDGE_DATA_BYTES = 8,    /* of an edge of a graph */
-    SIM_GREATEST_PRIORITY = -5, /* of a stream; the least is 0 */
+    SIM_CALL_LIMIT = 512,       /* upper bound on the number of entry points */
+    SIM_EDGE_DATA_BYTES = 8,    /* of a graph edge */
+    SIM_GREATEST_PRIORITY = -5, /* of a stream; the lowest priority is 0 */
 };
 
 typedef struct sim_context sim_context_t;
@@ -38,11 +38,11 @@ typedef struct sim_task sim_task_t;     /* work/task.h */
 typedef struct sim_event sim_event_t;
 typedef struct sim_shared_event sim_shared_event_t; /* work/event_shared.c */
 
-/* A piece of a device's memfd that is not in use: memory/pieces.c. */
+/* A free piece of a device's memfd: memory/pieces.c. */
 typedef struct sim_piece {
     off_t offset;
     uint64_t bytes;
-    uint64_t pages; /* bytes of it that the host's memory holds */
+    uint64_t pages; /* bytes that are backed by pages */
 } sim_piece_t;
 
 /* Physical memory: a piece of the device's memfd, or a file of its own. */
@@ -51,118 +51,118 @@ typedef struct sim_physical {
     int device;
     uint64_t bytes;
     off_t offset;
-    unsigned references;   /* cuMemCreate's and cuMemRetainAllocationHandle's, less the releases */
-    unsigned mapped;       /* mappings of it */
-    bool runtime;          /* of cudaMalloc: not a handle that the program knows */
-    bool shown;            /* other processes may have opened it where it is: its piece is never used again */
-    bool imported;         /* another process's, which is charged for it; `references` counts how often it was opened */
-    bool held;             /* released and not mapped here, but exported, and another holder still has it */
-    unsigned handle_types; /* as which it may be exported */
-    int file;              /* where it is, if it is imported or exported, else -1: in the device's memfd */
-    uint64_t file_id;      /* the inode of that */
-    bool placed;           /* the device process may have that file */
+    unsigned references;   /* from cuMemCreate and cuMemRetainAllocationHandle, minus the releases */
+    unsigned mapped;       /* number of mappings */
+    bool runtime;          /* from cudaMalloc: the program has no handle */
+    bool shown;            /* other processes may have opened it in place: its piece is never reused */
+    bool imported;         /* owned and charged by another process; `references` counts the opens */
+    bool held;             /* released and not mapped here, but another holder has an export of it */
+    unsigned handle_types; /* handle types that the program requested */
+    int file;              /* the file if imported or exported; -1: in the device's memfd */
+    uint64_t file_id;      /* inode of `file` */
+    bool placed;           /* the device process may have this file open */
 } sim_physical_t;
 
 typedef struct sim_reservation {
     uint64_t address;
     uint64_t bytes;
     bool runtime;
-    bool placed; /* the device process may have mapped what is in it */
+    bool placed; /* the device process may have mapped this range */
 } sim_reservation_t;
 
 typedef struct sim_mapping {
     uint64_t address;
-    uint64_t bytes; /* that may be touched: for cudaMalloc what the program asked for */
-    uint64_t span;  /* of addresses that it covers: whole granules */
+    uint64_t bytes; /* accessible bytes: for cudaMalloc the requested size */
+    uint64_t span;  /* size of the address range: whole granules */
     sim_physical_t *physical;
     CUmemAccess_flags access[TMS_SIM_MAX_DEVICES];
-    unsigned pins; /* chunks of it that workers are touching just now */
+    unsigned pins; /* chunks that workers are touching now */
     bool runtime;
-    sim_context_t *context; /* of cudaMalloc's memory that is not imported: in which it was made, and with which it goes */
+    sim_context_t *context; /* the owner of cudaMalloc memory that is not imported; freed with it */
 } sim_mapping_t;
 
-/* Kinds of CUmemLocation that cuda.h names since CUDA 12.2. */
+/* Kinds of CUmemLocation that cuda.h defines since CUDA 12.2. */
 enum { SIM_LOCATION_HOST = 2, SIM_LOCATION_HOST_NUMA = 3, SIM_LOCATION_HOST_NUMA_CURRENT = 4 };
 
 struct sim_context {
     uint64_t id;
     int device;
     bool alive;
-    uint64_t life;       /* of this one life; the handle of a primary context is the same in each */
-    bool created;        /* by cuCtxCreate: not a primary one; stays in the table until a reset */
+    uint64_t life;       /* changes with each activation; a primary context keeps its handle */
+    bool created;        /* by cuCtxCreate; stays in the table until a reset */
     unsigned references; /* of a primary context */
     unsigned flags;
     CUresult error;                  /* sticky */
     bool runtime;                    /* the runtime holds one reference */
-    bool peers[TMS_SIM_MAX_DEVICES]; /* whose cudaMalloc memory kernels of this context may touch */
-    sim_stream_t *legacy;            /* made at its first use */
+    bool peers[TMS_SIM_MAX_DEVICES]; /* devices whose cudaMalloc memory kernels of this context may access */
+    sim_stream_t *legacy;            /* created at first use */
 };
 
 typedef struct sim_device {
     sim_context_t primary;
-    int memory; /* the memfd, -1 until the first allocation */
-    off_t end;  /* of what was ever allocated in it */
+    int memory; /* the memfd; -1 until the first allocation */
+    off_t end;  /* end of the memfd */
     sim_piece_t kept[SIM_KEPT_PIECES];
     unsigned kept_count;
-    uint64_t kept_pages; /* bytes of the host's memory that they hold */
-    CUresult lost;       /* the error of its context: for this process it is of no use any more */
+    uint64_t kept_pages; /* bytes of the free pieces that are backed by pages */
+    CUresult lost;       /* the context's fatal error: this process can no longer use the device */
     uint64_t used;       /* bytes charged by this process */
-    uint64_t taken;      /* bytes of no allocation: tms_sim_take_memory */
+    uint64_t taken;      /* bytes charged by tms_sim_take_memory */
     uint64_t handles, mappings, runtime_allocations, streams;
 } sim_device_t;
 
 typedef enum sim_op_kind {
     SIM_OP_ADD,    /* tms_sim_launch_add */
     SIM_OP_SET,    /* a fill */
-    SIM_OP_COPY,   /* either may be of several rows */
-    SIM_OP_WAIT,   /* for a place in another stream; of no stream: nothing at all */
-    SIM_OP_REMOTE, /* for the `position`th record of an event that another process shares */
-    SIM_OP_RECORD, /* the `position`th of an event */
-    SIM_OP_HOST,   /* a function of the program */
+    SIM_OP_COPY,   /* fills and copies may have several rows */
+    SIM_OP_WAIT,   /* waits for a position in another stream; without a stream: no operation */
+    SIM_OP_REMOTE, /* waits for record number `position` of an event that another process shares */
+    SIM_OP_RECORD, /* record number `position` of an event */
+    SIM_OP_HOST,   /* a host function of the program */
     SIM_OP_KERNEL,
     SIM_OP_TASK,
 } sim_op_kind_t;
 
-/* Nodes of a graph, by their identifiers. */
+/* Identifiers of graph nodes. */
 typedef struct sim_nodes {
     uint64_t *ids;
     size_t count;
 } sim_nodes_t;
 
-/* One piece of work of a stream, or of a graph. */
+/* One work item of a stream or a graph. */
 typedef struct sim_op {
     struct sim_op *next;
     sim_op_kind_t kind;
-    uint64_t ticket; /* the order in which work was submitted in this process */
+    uint64_t ticket; /* submission order in this process */
     uint64_t destination, source;
     bool destination_on_device, source_on_device;
-    bool by_named; /* each end is touched by the device named for it: cudaMemcpyPeer */
+    bool by_named; /* each side is accessed by its own device: cudaMemcpyPeer */
     int destination_device, source_device;
-    const sim_context_t *context; /* of a node: in which it was captured */
-    bool of_graph;                /* launched as a node of a graph */
-    uint64_t bytes;               /* of each row */
-    uint64_t rows;                /* 0 and 1 are the same */
+    const sim_context_t *context; /* of a node: the context in which it was captured */
+    bool of_graph;                /* launched as a graph node */
+    uint64_t bytes;               /* per row */
+    uint64_t rows;                /* 0 means 1 */
     uint64_t destination_pitch, source_pitch;
     uint32_t value;
-    unsigned width; /* of the value, in bytes: 0, 1 or 4; 0 is 1 */
+    unsigned width; /* of `value`, in bytes: 1 or 4; 0 means 1 */
     int gate;
-    uint64_t stream, position; /* SIM_OP_WAIT: for this much of that stream */
-    sim_event_t *event;        /* one reference of it */
-    sim_kernel_t *kernel;      /* SIM_OP_KERNEL: one reference of it */
-    sim_task_t *task;          /* SIM_OP_TASK: one reference of it */
+    uint64_t stream, position; /* SIM_OP_WAIT: the position to wait for */
+    sim_event_t *event;        /* holds one reference */
+    sim_kernel_t *kernel;      /* SIM_OP_KERNEL: holds one reference */
+    sim_task_t *task;          /* SIM_OP_TASK: holds one reference */
     sim_host_function_t *function;
-    sim_stream_callback_t *callback; /* SIM_OP_HOST has one of the two */
+    sim_stream_callback_t *callback; /* SIM_OP_HOST: either `function` or `callback` */
     void *argument;
 } sim_op_t;
 
 typedef struct sim_capture {
     struct sim_capture *next;
-    uint64_t id; /* what cudaStreamGetCaptureInfo calls it */
+    uint64_t id; /* the id in cudaStreamGetCaptureInfo */
     CUstreamCaptureMode mode;
     uint64_t thread;
-    uint64_t origin; /* stream */
+    uint64_t origin; /* the stream that began it */
     sim_graph_t *graph;
-    bool owns_graph; /* false: it captures into a graph of the program */
+    bool owns_graph; /* false: the program supplied the graph */
     bool invalidated;
 } sim_capture_t;
 
@@ -170,45 +170,45 @@ struct sim_stream {
     uint64_t id;
     sim_context_t *context;
     bool legacy;
-    bool blocking; /* takes part in the legacy stream's implicit order */
-    bool closing;  /* destroyed by the program: finishes its work and goes */
-    bool dropping; /* its context is being destroyed: what is queued is not done */
+    bool blocking; /* synchronises implicitly with the legacy stream */
+    bool closing;  /* destroyed by the program: completes its queue, then ends */
+    bool dropping; /* its context is being destroyed: queued work is cancelled */
     int priority;
-    bool per_thread; /* a thread's default stream: not one that the program made */
-    uint64_t owner;  /* of such a stream: that thread */
-    bool served;     /* it has its thread */
+    bool per_thread; /* a thread's default stream; the program did not create it */
+    uint64_t owner;  /* that thread */
+    bool served;     /* has a worker thread */
     pthread_t thread;
-    pthread_cond_t wanted;  /* to a thread without work: there is some, or the stream closes */
-    sim_op_t *first, *last; /* the first stays here while it runs */
+    pthread_cond_t wanted;  /* signals an idle worker: new work, or the stream closes */
+    sim_op_t *first, *last; /* the running work item stays first */
     uint64_t submitted, completed;
     sim_capture_t *capture;
-    uint64_t captured; /* work of this stream in its capture */
-    sim_nodes_t tails; /* what its next work in the capture depends on */
-    bool joined;       /* in a capture: another stream waits for all that this one did */
+    uint64_t captured; /* number of work items captured from this stream */
+    sim_nodes_t tails; /* dependencies of the next captured node */
+    bool joined;       /* in a capture: another stream depends on all work of this one */
     sim_stream_t *next_finished;
 };
 
 struct sim_event {
     uint64_t id;
-    unsigned references; /* the program's and those of queued work and graphs */
+    unsigned references; /* held by the program, queued work and graphs */
     unsigned flags;
-    uint64_t stream, position;   /* where it was recorded; 0: never */
-    uint64_t records, completed; /* how often it was recorded, and the last of them that was reached */
-    struct timespec time;        /* of that */
-    bool captured;               /* recorded in a capture: not a moment in time */
-    sim_capture_t *capture;      /* that capture, while it is under way */
-    sim_nodes_t nodes;           /* what waits for it there depends on these */
-    sim_shared_event_t *shared;  /* of an event that other processes may open: what they see of it */
+    uint64_t stream, position;   /* position of the last record; stream 0: never recorded */
+    uint64_t records, completed; /* number of records, and the last completed one */
+    struct timespec time;        /* when the last completed record was reached */
+    bool captured;               /* last recorded in a capture: has no time */
+    sim_capture_t *capture;      /* that capture, while it is active */
+    sim_nodes_t nodes;           /* dependencies of a captured wait for this event */
+    sim_shared_event_t *shared;  /* the part that other processes share; NULL: not shared */
     int shared_file;
-    bool imported; /* another process's */
+    bool imported; /* created by another process */
 };
 
-/* A node of a graph: a piece of work that can be replayed. Whatever a stream can do, a node can. */
+/* A graph node: a work item that can be replayed. Every kind of stream work can be a node. */
 typedef struct sim_node {
     struct sim_node *next;
     uint64_t id;
     sim_op_t op;
-    sim_nodes_t dependencies; /* of an executable graph none: it runs in the order of its list */
+    sim_nodes_t dependencies; /* empty in an executable graph, which runs in list order */
 } sim_node_t;
 
 struct sim_graph {
@@ -216,13 +216,13 @@ struct sim_graph {
     bool executable;
     sim_node_t *first, *last;
     size_t count;
-    uint64_t stream, position; /* of an executable graph: where its last launch ends */
+    uint64_t stream, position; /* of an executable graph: end of its last launch */
 };
 
 typedef struct sim_host {
     uint64_t address;
     uint64_t bytes;
-    sim_context_t *context; /* in which it was made, and with which it goes */
+    sim_context_t *context; /* the context that owns it */
     bool registered;
 } sim_host_t;
 
@@ -236,19 +236,19 @@ typedef struct sim_shared sim_shared_t; /* devices/budget.c */
 
 typedef struct sim_state {
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* anything: work submitted, done, dropped; a gate opened; stopping */
-    _Atomic(int) pid;       /* of the process that set this up, 0 before; read without the lock */
+    pthread_cond_t changed; /* any change: work submitted, done, cancelled; a gate opened; shutdown */
+    _Atomic(int) pid;       /* the process that initialised the state, or 0; read without the lock */
 
-    uint64_t epoch; /* counts resets, so that threads forget what they knew */
+    uint64_t epoch; /* counts resets; invalidates per-thread state */
     bool initialized;
     bool deinitialized;
-    bool stopping; /* workers drop their work and end */
+    bool stopping; /* workers cancel their work and exit */
     uint64_t next_id, next_ticket, next_capture;
-    _Atomic(uint64_t) next_thread; /* without the lock */
+    _Atomic(uint64_t) next_thread; /* accessed without the lock */
 
     int machine_count;                /* devices of the machine */
-    int device_count;                 /* those that the program sees */
-    int visible[TMS_SIM_MAX_DEVICES]; /* which of the machine's each of them is */
+    int device_count;                 /* devices visible to the program */
+    int visible[TMS_SIM_MAX_DEVICES]; /* machine index of each visible device */
     uint64_t device_bytes;
     uint64_t bandwidth;
     uint64_t poison_limit;
@@ -259,16 +259,16 @@ typedef struct sim_state {
     sim_table_t reservations, mappings, physicals, hosts;
     sim_table_t contexts, streams, events, graphs, nodes, gates;
     sim_table_t communicators; /* nccl/communicator.h */
-    uint64_t nccl_bytes;       /* of a device, that each of them holds */
+    uint64_t nccl_bytes;       /* device memory that each communicator holds */
     sim_capture_t *captures;
-    sim_stream_t *finished; /* streams whose thread waits to be joined */
-    unsigned synchronizing; /* threads that wait for work */
-    bool unmapping;         /* a thread waits for pins to go: no new ones */
-    uint64_t reserved;      /* reservations of the program */
+    sim_stream_t *finished; /* streams whose worker can be joined */
+    unsigned synchronizing; /* number of threads waiting for device work */
+    bool unmapping;         /* a thread waits for pins to be released: no new pins */
+    uint64_t reserved;      /* number of the program's reservations */
     uint64_t host_bytes;
-    unsigned held; /* physical memory that is */
+    unsigned held; /* number of sim_physical_t with `held` set */
 
-    uint64_t counts[SIM_CALL_LIMIT]; /* of each entry point: control/calls.c */
+    uint64_t counts[SIM_CALL_LIMIT]; /* per entry point: control/calls.c */
     sim_fault_t faults[SIM_CALL_LIMIT];
     sim_fault_t fault_any;
     uint64_t failures;
@@ -279,48 +279,48 @@ typedef struct sim_state {
 
     bool kernels_skipped_silently; /* TMS_SIMULATED_KERNELS=skip */
     uint64_t kernels_launched, kernels_skipped;
-    sim_table_t kernels_named; /* what stderr has named, by the address of the name */
+    sim_table_t kernels_named; /* kernels already reported on stderr, by address of the name */
 
-    unsigned refused; /* functions that stderr has named: control/unsupported.c */
+    unsigned refused; /* bit mask of functions already reported on stderr: control/unsupported.c */
 
     sim_shared_t *shared;
     int shared_file;
     char shared_name[SIM_NAME_BYTES];
-    unsigned shared_seat; /* this process's entry */
+    unsigned shared_seat; /* index of this process's entry */
 } sim_state_t;
 
 extern sim_state_t sim_state;
 
-/* What a thread knows; `epoch` tells whether it still holds. */
+/* Per-thread state. Valid while `epoch` equals sim_state.epoch. */
 typedef struct sim_thread {
     uint64_t epoch;
     uint64_t id;
     uint64_t contexts[SIM_CONTEXT_DEPTH];
     unsigned depth;
-    int device; /* the runtime's current device, while there is no context */
+    int device; /* the runtime's current device, used while no context is current */
     int last_error;
     CUstreamCaptureMode mode;
-    bool calls_back;                       /* it is a worker that calls a function of the program */
-    uint64_t streams[TMS_SIM_MAX_DEVICES]; /* its default stream in each device's primary context */
+    bool calls_back;                       /* this worker is in a callback of the program */
+    uint64_t streams[TMS_SIM_MAX_DEVICES]; /* its default stream per device, in the primary context */
 } sim_thread_t;
 
-/* Whether this is a forked child of a process that had set everything up: then the lock, perhaps held by a thread that does
- * not exist here, must be left alone. Needs no lock. */
+/* Whether this is a forked child of a process that had initialised the state. The child must not take the lock, because a
+ * thread of the parent may have held it. Needs no lock. */
 bool sim_state_forked(void);
-/* What the calling thread knows. It is the thread's own. */
+/* The state of the calling thread. Needs no lock. */
 sim_thread_t *sim_state_thread(void);
 
-/* Waits for any change with the lock released. False once everything stops: the caller returns
+/* Waits for any change; releases the lock during the wait. False at shutdown: the caller then returns
  * CUDA_ERROR_DEINITIALIZED. */
 bool sim_state_wait(void);
-/* The same, but not for long: for what other processes do, which is not announced. */
+/* The same with a short timeout, for changes by other processes, which send no signal. */
 bool sim_state_wait_briefly(void);
 void sim_state_changed(void);
-/* Around a wait for work of the device, which tms_sim_wait_until_synchronizing waits for. */
+/* Bracket a wait for device work; tms_sim_wait_until_synchronizing observes it. */
 void sim_state_begin_synchronizing(void);
 void sim_state_end_synchronizing(void);
 uint64_t sim_state_new_id(void);
-/* Whether a stream's work is still to be done: nothing stops it, drops it, or has failed. */
+/* Whether a stream may continue to work: not at shutdown, not during cancellation, not after an error. */
 bool sim_state_goes_on(const sim_stream_t *stream);
 
 #endif

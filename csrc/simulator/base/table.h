@@ -1,5 +1,5 @@
-/* A sorted table from a 64-bit key (an address, or an identifier) to an object, with the search for the object below an
- * address that memory needs. Owns nothing but its array. Called with the simulator's lock held. */
+/* A table sorted by a 64-bit key (an address or an identifier), with a search for the nearest key below an address. Owns
+ * only its array, not the objects. Called with the simulator's lock held. */
 #ifndef TMS_SIM_BASE_TABLE_H
 #define TMS_SIM_BASE_TABLE_H
 
@@ -18,15 +18,15 @@ typedef struct sim_table {
     size_t capacity;
 } sim_table_t;
 
-/* False without memory. The key must not be in the table. */
+/* False if out of memory. The key must not be in the table. */
 bool sim_table_insert(sim_table_t *table, uint64_t key, void *value);
-/* The object of this key, or NULL. */
+/* The object with this key, or NULL. */
 void *sim_table_find(const sim_table_t *table, uint64_t key);
-/* The object with the largest key that is not above `key`, or NULL. */
+/* The object with the largest key not above `key`, or NULL. */
 void *sim_table_floor(const sim_table_t *table, uint64_t key);
-/* The number of keys below `key`: where a walk from it starts. */
+/* The number of keys below `key`: the start index of an iteration from it. */
 size_t sim_table_position(const sim_table_t *table, uint64_t key);
-/* Takes the key out and returns its object, or NULL. */
+/* Removes the key and returns its object, or NULL. */
 void *sim_table_remove(sim_table_t *table, uint64_t key);
 void sim_table_release(sim_table_t *table);
 

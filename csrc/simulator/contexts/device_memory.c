@@ -1,5 +1,5 @@
-/* cuMemAlloc and cudaMalloc: memory that is mapped from the first to the last, for its own device and, where peers are
- * enabled, for theirs; and what a pointer points to. */
+/* cuMemAlloc and cudaMalloc, and the attributes of pointers. This memory is mapped for its whole lifetime. Its own device
+ * can access it, and devices with peer access enabled. */
 #include "simulator/contexts/device_memory.h"
 
 #include "simulator/base/state.h"
@@ -22,7 +22,7 @@ static uint64_t whole_granules(uint64_t bytes) {
 CUresult sim_device_memory_allocate(CUdeviceptr *address, size_t bytes) {
     int device = sim_context_current()->device;
     if (!address || !bytes) return CUDA_ERROR_INVALID_VALUE;
-    *address = 0; /* the driver does, too, when there is no memory */
+    *address = 0; /* the driver also clears it if out of memory */
     if (bytes > sim_budget_total()) return CUDA_ERROR_OUT_OF_MEMORY;
     uint64_t span = whole_granules(bytes), range = 0;
     sim_physical_t *physical = NULL;
@@ -37,7 +37,7 @@ CUresult sim_device_memory_allocate(CUdeviceptr *address, size_t bytes) {
     if (result != CUDA_SUCCESS) goto no_access;
     mapping->bytes = bytes;
     mapping->context = sim_context_current();
-    physical->references = 0; /* it lives as long as its mapping */
+    physical->references = 0; /* the mapping keeps it alive */
     sim_state.devices[device].runtime_allocations++;
     *address = range;
     return CUDA_SUCCESS;
@@ -52,7 +52,7 @@ no_range:
     return result;
 }
 
-/* The allocation that starts here. */
+/* The allocation that starts at this address. */
 static sim_mapping_t *find_allocation(uint64_t address) {
     sim_mapping_t *mapping = sim_table_find(&sim_state.mappings, address);
     return mapping && mapping->runtime && !mapping->physical->imported ? mapping : NULL;
@@ -77,7 +77,7 @@ CUresult sim_device_memory_free(CUdeviceptr address) {
     return result == CUDA_SUCCESS ? free_allocation(address) : result;
 }
 
-/* Memory of another process goes with the primary context of the device that it is on. */
+/* Imported memory is freed with the primary context of its device. */
 static bool goes_with(const sim_mapping_t *mapping, const sim_context_t *context) {
     if (!mapping->runtime) return false;
     if (mapping->physical->imported) return !context->created && mapping->physical->device == context->device;
@@ -90,7 +90,7 @@ void sim_device_memory_clear(const sim_context_t *context) {
         CUresult result = CUDA_ERROR_INVALID_VALUE;
         if (goes_with(mapping, context))
             result = mapping->physical->imported ? sim_ipc_forget(mapping) : free_allocation(mapping->address);
-        /* Freeing may wait for a chunk, and the table be another one after that. */
+        /* The free may have waited for a pinned chunk, and the table may have changed meanwhile. */
         i = result == CUDA_SUCCESS ? 0 : i + 1;
     }
 }

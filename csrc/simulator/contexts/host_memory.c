@@ -16,19 +16,19 @@
 #include "simulator/streams/wait.h"
 
 static const unsigned known_flags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
-/* Not CU_MEMHOSTREGISTER_IOMEMORY: no pages here are of a device. */
+/* Not CU_MEMHOSTREGISTER_IOMEMORY: the simulation has no device I/O memory. */
 static const unsigned register_flags =
     CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_READ_ONLY;
-static const uint64_t host_addresses = (uint64_t)1 << 47; /* that a process may have */
-static const uint64_t too_much = (uint64_t)1 << 40;       /* to pin at once, whatever memory the machine has */
+static const uint64_t host_addresses = (uint64_t)1 << 47; /* size of a process's address space */
+static const uint64_t too_much = (uint64_t)1 << 40;       /* limit of one registration on any machine */
 
 CUresult sim_host_allocate(void **address, size_t bytes, unsigned int flags) {
-    if (address) *address = NULL; /* whatever is wrong, and where no bytes are asked for */
+    if (address) *address = NULL; /* cleared on every error, and for zero bytes */
     if (!address || flags & ~known_flags) return CUDA_ERROR_INVALID_VALUE;
     if (!bytes) return CUDA_SUCCESS;
     void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
-    (void)madvise(memory, bytes, MADV_HUGEPAGE); /* a kernel without large pages uses small ones */
+    (void)madvise(memory, bytes, MADV_HUGEPAGE); /* optional: a kernel without huge pages uses small ones */
     CUresult result = sim_host_add((uintptr_t)memory, bytes, false, sim_context_current());
     if (result == CUDA_SUCCESS)
         *address = memory;
@@ -37,18 +37,18 @@ CUresult sim_host_allocate(void **address, size_t bytes, unsigned int flags) {
     return result;
 }
 
-/* Takes a block away once no work in flight uses it, and, where its context goes on, the device has done all that it was
- * given: the real driver waits for the block's context, whatever the work, and for no other. Any other address
- * in a block is a wrong one; what is missing is something else only where there is no block at all. */
+/* Releases a block when no work in flight uses it. With `context_goes_on` it first waits for all work of the block's
+ * context, and of no other context, as the real driver does. An address inside a block is CUDA_ERROR_INVALID_VALUE;
+ * `missing` is returned only if no block contains it. */
 static CUresult take_away(uint64_t address, bool registered, CUresult missing, bool context_goes_on) {
     sim_host_t *host = sim_host_at(address);
     if (!host) return sim_memory_mapping_at(address) ? CUDA_ERROR_INVALID_VALUE : missing;
     if (host->address != address || host->registered != registered) return CUDA_ERROR_INVALID_VALUE;
     CUresult result = context_goes_on ? sim_stream_drain(host->context) : CUDA_SUCCESS;
     if (result != CUDA_SUCCESS) return result;
-    host = sim_table_find(&sim_state.hosts, address); /* another thread may have been faster */
+    host = sim_table_find(&sim_state.hosts, address); /* another thread may have released it during the wait */
     if (!host) return missing;
-    result = sim_stream_wait_for_host(host->address, host->bytes); /* on other devices, whose fault it would be */
+    result = sim_stream_wait_for_host(host->address, host->bytes); /* the remaining work is that of other devices */
     if (result != CUDA_SUCCESS) return result;
     host = sim_table_find(&sim_state.hosts, address);
     if (!host) return missing;
@@ -56,7 +56,7 @@ static CUresult take_away(uint64_t address, bool registered, CUresult missing, b
     return CUDA_SUCCESS;
 }
 
-/* Nothing is given back to a context that has failed, whichever is current. */
+/* Releases a block, unless its context has an error; the current context is irrelevant. */
 static CUresult give_back(uint64_t address, bool registered, CUresult missing) {
     const sim_host_t *host = sim_host_at(address);
     CUresult failed = host ? host->context->error : CUDA_SUCCESS;
@@ -67,15 +67,15 @@ CUresult sim_host_free(void *address) {
     return address ? give_back((uintptr_t)address, false, CUDA_ERROR_INVALID_VALUE) : CUDA_SUCCESS;
 }
 
-/* Whether every page of a range is mapped and may be read, and written where that is wanted. */
+/* Whether every page of a range is mapped and readable, and also writable if `written`. */
 static bool are_usable(uint64_t address, uint64_t end, bool written) {
     char line[SIM_NAME_BYTES];
     uint64_t first = 0, last = 0, at = address;
     char read = 0, write = 0;
     FILE *maps = fopen("/proc/self/maps", "re");
-    if (!maps) return true; /* unknown */
+    if (!maps) return true; /* assume that it is accessible */
     while (at < end && fgets(line, sizeof line, maps)) {
-        /* The rest of a long line, a file's name, is no range of addresses. */
+        /* The rest of a long line (a file name) does not parse as a range. */
         if (sscanf(line, "%" SCNx64 "-%" SCNx64 " %c%c", &first, &last, &read, &write) != 4 || last <= at) continue;
         if (first > at || read != 'r' || (written && write != 'w')) break;
         at = last;
@@ -84,7 +84,7 @@ static bool are_usable(uint64_t address, uint64_t end, bool written) {
     return at >= end;
 }
 
-/* What the pages of a range are like, in the real driver's words. */
+/* Checks the pages of a range. Returns the real driver's error codes. */
 static CUresult check_pages(uint64_t address, uint64_t bytes, bool written) {
     uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
     if (bytes > host_addresses) return CUDA_ERROR_NOT_SUPPORTED;
@@ -102,7 +102,7 @@ CUresult sim_host_register(void *address, size_t bytes, unsigned int flags) {
         known = sim_state.hosts.slots[next].value;
     if (known) return known->registered ? CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED : CUDA_ERROR_INVALID_VALUE;
     CUresult result = check_pages(start, bytes, !(flags & CU_MEMHOSTREGISTER_READ_ONLY));
-    /* Every other kind of registration makes the same pages usable. */
+    /* The flags do not matter: all kinds of registration make the pages accessible. */
     return result == CUDA_SUCCESS ? sim_host_add(start, bytes, true, sim_context_current()) : result;
 }
 
@@ -111,20 +111,20 @@ CUresult sim_host_unregister(void *address) {
     return give_back((uintptr_t)address, true, missing);
 }
 
-/* One address serves both sides. */
+/* The host address is also the device address. */
 CUresult sim_host_device_pointer(void **device, void *host, unsigned int flags) {
     if (!device || flags || !sim_host_at((uintptr_t)host)) return CUDA_ERROR_INVALID_VALUE;
     *device = host;
     return CUDA_SUCCESS;
 }
 
-/* The blocks go with the context in which they were made. */
+/* A context owns its blocks. */
 void sim_host_clear_context(const sim_context_t *context) {
     for (size_t i = 0; i < sim_state.hosts.count;) {
         const sim_host_t *host = sim_state.hosts.slots[i].value;
         CUresult result = CUDA_ERROR_INVALID_VALUE;
         if (host->context == context) result = take_away(host->address, host->registered, CUDA_ERROR_INVALID_VALUE, false);
-        /* It may have waited for work, and the table be another one after that. */
+        /* The release may have waited for work, and the table may have changed meanwhile. */
         i = result == CUDA_SUCCESS ? 0 : i + 1;
     }
 }

@@ -1,5 +1,5 @@
-/* Memory of cudaMalloc that other processes open: they map the same piece of the owner's memfd. The owner is charged for it.
- * What is opened again is the same address, until it was closed as often. */
+/* Memory of cudaMalloc shared with other processes. An importer maps the same piece of the owner's memfd; the owner is
+ * charged for it. Repeated opens return the same address and are counted; the last close unmaps it. */
 #include "simulator/contexts/ipc_memory.h"
 
 #include <fcntl.h>
@@ -36,7 +36,7 @@ CUresult sim_ipc_memory_handle(CUipcMemHandle *handle, CUdeviceptr address) {
     return sim_ipc_write(&name, handle->reserved);
 }
 
-/* The mapping of what was opened before, or NULL. */
+/* The mapping of an earlier open, or NULL. */
 static sim_mapping_t *find_import(const sim_ipc_name_t *name) {
     for (size_t i = 0; i < sim_state.mappings.count; i++) {
         sim_mapping_t *mapping = sim_state.mappings.slots[i].value;
@@ -47,7 +47,7 @@ static sim_mapping_t *find_import(const sim_ipc_name_t *name) {
     return NULL;
 }
 
-/* The owner's physical memory as an object of this process, or NULL. */
+/* Represents the owner's physical memory in this process. NULL if out of memory. */
 static sim_physical_t *import_physical(const sim_ipc_name_t *name, int file) {
     sim_physical_t *physical = calloc(1, sizeof *physical);
     if (!physical) return NULL;
@@ -89,7 +89,7 @@ no_mapping:
     sim_memory_free_range(sim_memory_reservation_at(range));
 no_range:
     physical->references = 0;
-    sim_memory_drop_physical(physical); /* and with it the file */
+    sim_memory_drop_physical(physical); /* also closes the file */
     return result;
 }
 
@@ -112,7 +112,7 @@ CUresult sim_ipc_open_memory(CUdeviceptr *address, CUipcMemHandle handle, unsign
 CUresult sim_ipc_forget(sim_mapping_t *mapping) {
     sim_physical_t *physical = mapping->physical;
     uint64_t address = mapping->address, references = physical->references;
-    physical->references = 0; /* it goes with its mapping */
+    physical->references = 0; /* freed with its mapping */
     CUresult result = sim_memory_unmap_range(address, mapping->span, true);
     if (result == CUDA_SUCCESS)
         sim_memory_free_range(sim_memory_reservation_at(address));
@@ -130,7 +130,7 @@ CUresult sim_ipc_close_memory(CUdeviceptr address) {
     }
     CUresult result = sim_stream_drain(sim_context_current());
     if (result != CUDA_SUCCESS) return result;
-    mapping = sim_table_find(&sim_state.mappings, address); /* another thread may have been faster */
+    mapping = sim_table_find(&sim_state.mappings, address); /* another thread may have closed it during the wait */
     return mapping && mapping->physical->imported ? sim_ipc_forget(mapping) : CUDA_ERROR_INVALID_VALUE;
 }
 

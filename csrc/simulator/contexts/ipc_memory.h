@@ -1,10 +1,10 @@
-/* Memory of cudaMalloc that other processes open. Called with the simulator's lock held. */
+/* Memory of cudaMalloc shared with other processes. Called with the simulator's lock held. */
 #ifndef TMS_SIM_CONTEXTS_IPC_MEMORY_H
 #define TMS_SIM_CONTEXTS_IPC_MEMORY_H
 
 #include "simulator/base/state.h"
 
-/* Closes an import of this process, whatever was opened how often. */
+/* Closes an import of this process, regardless of its open count. */
 CUresult sim_ipc_forget(sim_mapping_t *mapping);
 
 #endif

@@ -45,7 +45,7 @@ CUresult sim_context_primary_reset(CUdevice device) {
     return CUDA_SUCCESS;
 }
 
-/* Where it is current on other threads it stays that, and of no use. */
+/* The context stays on the stacks of other threads; calls that need it fail there. */
 CUresult sim_context_destroy_created(CUcontext handle) {
     sim_thread_t *thread = sim_state_thread();
     sim_context_t *context = sim_context_find(handle);

@@ -1,4 +1,4 @@
-/* Every exported entry point, once, in the form of base/entry_list.h, and a number for each. */
+/* Every exported entry point once, in the format of base/entry_list.h, and its number. */
 #ifndef TMS_SIM_CONTROL_ALL_ENTRIES_H
 #define TMS_SIM_CONTROL_ALL_ENTRIES_H
 

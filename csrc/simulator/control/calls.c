@@ -7,7 +7,7 @@
 
 #include "simulator/base/state.h"
 
-_Static_assert((int)SIM_CALL_COUNT <= (int)SIM_CALL_LIMIT, "the state has room for the counts of all");
+_Static_assert((int)SIM_CALL_COUNT <= (int)SIM_CALL_LIMIT, "the state has a counter for every entry point");
 
 #define DRIVER_INFO(symbol, implementation, checks, parameters, arguments)  {#symbol, (checks), true},
 #define RUNTIME_INFO(symbol, implementation, checks, parameters, arguments) {#symbol, (checks), false},
@@ -24,7 +24,7 @@ static size_t base_length(const char *symbol) {
     return strlen(symbol);
 }
 
-/* The documentation calls it cuGraphInstantiate; only the symbol is longer. */
+/* The documented name is cuGraphInstantiate; only the symbol is longer. */
 bool sim_call_is_named(const char *symbol, const char *name) {
     size_t length = base_length(symbol), wanted = base_length(name);
     if (strcmp(symbol, "cuGraphInstantiateWithFlags") == 0 && strcmp(name, "cuGraphInstantiate") == 0) return true;
@@ -36,7 +36,7 @@ static void write_trace(sim_call_t call) {
     if (sim_state.trace_file >= 0) {
         char line[SIM_NAME_BYTES];
         int length = snprintf(line, sizeof line, "%.*s\n", (int)base_length(symbol), symbol);
-        /* A trace that cannot be written must not change what the program sees. */
+        /* An error of the trace file must not affect the program. */
         if (write(sim_state.trace_file, line, (size_t)length) < 0) sim_state.trace_file = -1;
     }
     if (!sim_state.tracing) return;
@@ -50,7 +50,7 @@ static void write_trace(sim_call_t call) {
     sim_state.trace[sim_state.trace_count++] = (uint16_t)call;
 }
 
-/* Whether a rule fires now, counting down. */
+/* Whether a rule fails this call. Counts the rule down. */
 static bool fires(sim_fault_t *fault) {
     if (!fault->fail) return false;
     if (fault->succeed) {
@@ -107,7 +107,7 @@ size_t sim_call_read_trace(char *text, size_t capacity) {
     for (size_t i = 0; i < sim_state.trace_count; i++) {
         const char *symbol = sim_calls[sim_state.trace[i]].symbol;
         size_t part = base_length(symbol);
-        /* A separator comes before every name but the first. */
+        /* A separator precedes every name but the first. */
         for (size_t at = i ? 0 : 1; at <= part; at++, length++) {
             if (length + 1 < capacity) text[length] = at ? symbol[at - 1] : '\n';
         }

@@ -1,4 +1,4 @@
-/* The tms_sim_* functions by which a test steers and watches the simulated GPU. In a forked child they do nothing. */
+/* The tms_sim_* control functions for tests. In a forked child they have no effect. */
 #include <stdio.h>
 #include <string.h>
 
@@ -16,7 +16,7 @@
 void tms_sim_set_bandwidth(uint64_t bytes_per_second) {
     if (!sim_life_enter()) return;
     sim_state.bandwidth = bytes_per_second;
-    sim_state_changed(); /* for copies that wait at the old one */
+    sim_state_changed(); /* wakes copies that wait at the old bandwidth */
     sim_life_leave();
 }
 
@@ -36,7 +36,7 @@ int tms_sim_fail_after(const char *call, uint64_t succeed, uint64_t fail, int co
     if (!call || !sim_life_enter()) return 1;
     int status = sim_call_fail_after(call, succeed, fail, code);
     sim_life_leave();
-    if (status != 0) fprintf(stderr, "simulated GPU: there is no function %s to fail\n", call);
+    if (status != 0) fprintf(stderr, "simulated GPU: tms_sim_fail_after: unknown function %s\n", call);
     return status;
 }
 

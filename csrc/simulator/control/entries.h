@@ -1,5 +1,5 @@
-/* The entry points of errors, of functions by their names, and of what is not simulated, in the form of base/entry_list.h.
- * They are implemented in entry.c, errors.c and unsupported.c. */
+/* Entry points for error texts, function lookup and unsupported functions, in the format of base/entry_list.h.
+ * Implemented in entry.c, errors.c and unsupported.c. */
 #ifndef TMS_SIM_CONTROL_ENTRIES_H
 #define TMS_SIM_CONTROL_ENTRIES_H
 

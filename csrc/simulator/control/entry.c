@@ -1,5 +1,5 @@
-/* The exported functions, and finding them by name. Each counts its call, writes the trace, fails where it was told to,
- * checks what it needs, and calls its implementation with the lock held. */
+/* The exported functions and their lookup by name. Each wrapper counts the call, writes the trace, applies an injected
+ * fault, runs the checks, and calls the implementation with the lock held. */
 #include <string.h>
 
 #include "simulator/base/entry_list.h"
@@ -15,14 +15,14 @@
 #include "simulator/runtime/entries.h"
 #include "simulator/simulator.h"
 
-/* The release of CUDA from which on cuGetProcAddress gives this symbol for its base name, by cudaTypedefs.h. */
+/* The first CUDA version for which cuGetProcAddress returns this symbol for its base name, from cudaTypedefs.h. */
 static int offered_since(const char *symbol) {
     enum { CUDA_11_4 = 11040, CUDA_12_5 = 12050 };
     if (strcmp(symbol, "cuCtxCreate_v3") == 0) return CUDA_11_4;
     return strcmp(symbol, "cuCtxCreate_v4") == 0 ? CUDA_12_5 : 0;
 }
 
-/* `locked` is false in a forked child, where next to nothing works and nothing is counted. */
+/* In a forked child `locked` is false: only SIM_FORKED and SIM_PURE calls work, and no call is counted. */
 static CUresult begin_call(sim_call_t call, bool *locked) {
     *locked = sim_life_enter();
     if (!*locked) return sim_calls[call].checks & (SIM_PURE | SIM_FORKED) ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
@@ -37,7 +37,7 @@ static CUresult end_call(sim_call_t call, bool locked, CUresult result) {
     return result;
 }
 
-/* The static twin is what cuGetProcAddress hands out: the address of the exported name could be another library's. */
+/* cuGetProcAddress returns the static duplicate, because the exported name could resolve to another library. */
 #define DEFINE(symbol, implementation, checks, parameters, arguments)                                                       \
     static CUresult call_##symbol parameters {                                                                              \
         bool locked = false;                                                                                                \
@@ -70,7 +70,7 @@ CUresult sim_entry_address(const char *symbol, void **function, int version, cuu
     return *function ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
-/* The driver's function of this name. *status, if wanted, says that there is none. */
+/* The driver function of this name. *status (optional) reports a missing function. */
 CUresult sim_runtime_entry_point(const char *symbol, void **function, unsigned long long flags, int *status) {
     enum { FOUND, NOT_FOUND };
     if (!symbol || !function) return CUDA_ERROR_INVALID_VALUE;

@@ -12,10 +12,10 @@
 #include "simulator/simulator.h"
 
 static void complain(const char *name, const char *text) {
-    fprintf(stderr, "simulated GPU: %s=%s is ignored: it is not understood\n", name, text);
+    fprintf(stderr, "simulated GPU: %s=%s is ignored: invalid value\n", name, text);
 }
 
-/* A whole number with an optional binary suffix. */
+/* An integer with an optional binary suffix. */
 static bool parse_bytes(const char *text, uint64_t *bytes) {
     static const struct {
         const char *text;
@@ -35,7 +35,7 @@ static bool parse_bytes(const char *text, uint64_t *bytes) {
     return false;
 }
 
-/* The value of a variable, in `limit` at most; false where it is unset, empty or malformed. */
+/* The value of a variable, limited to `limit`. False if it is unset, empty or malformed. */
 static bool read_number(const char *name, uint64_t limit, uint64_t *value) {
     const char *text = getenv(name);
     if (!text || !*text) return false;

@@ -1,10 +1,10 @@
-/* Names and descriptions of the errors that the simulated GPU gives or a test may inject. */
+/* Names and descriptions of the errors that the simulated GPU returns or a test may inject. */
 #include "simulator/base/state.h"
 #include "simulator/control/entries.h"
 #include "simulator/control/life.h"
 #include "simulator/simulator.h"
 
-/* The runtime's header, which would declare these, is not needed to build this. */
+/* The runtime's header declares these, but is not required to build this. */
 TMS_SIM_EXPORT const char *cudaGetErrorName(CUresult error);
 TMS_SIM_EXPORT const char *cudaGetErrorString(CUresult error);
 
@@ -100,7 +100,7 @@ TMS_SIM_EXPORT const char *cudaGetErrorString(CUresult error) {
     return found ? found->description : "unrecognized error code";
 }
 
-/* The last error of a thread is its own, so these two neither count nor fail. */
+/* These two access only the thread's last error; they are not counted and no fault applies. */
 TMS_SIM_EXPORT CUresult cudaGetLastError(void);
 TMS_SIM_EXPORT CUresult cudaPeekAtLastError(void);
 
@@ -108,7 +108,7 @@ static CUresult last_error(bool forget) {
     if (!sim_life_enter()) return CUDA_ERROR_NOT_INITIALIZED;
     sim_thread_t *thread = sim_state_thread();
     CUresult error = (CUresult)thread->last_error;
-    /* Also an error that the context keeps: the next call that needs the context will set it again. */
+    /* This also clears a sticky error. The next call that needs the context sets it again. */
     if (forget) thread->last_error = CUDA_SUCCESS;
     sim_life_leave();
     return error;

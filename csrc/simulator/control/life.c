@@ -26,7 +26,7 @@ static const uint64_t default_device_bytes = (uint64_t)8 << 30;
 static const uint64_t default_poison_limit = (uint64_t)8 << 20;
 static const uint64_t default_nccl_bytes = (uint64_t)16 << 20;
 
-/* What a program may change, as it is before the environment was read. */
+/* The defaults of all settings, before the environment is read. */
 static void set_defaults(void) {
     sim_state.epoch++;
     sim_state.initialized = false;
@@ -71,7 +71,7 @@ bool sim_life_enter(void) {
 
 void sim_life_leave(void) { pthread_mutex_unlock(&sim_state.lock); }
 
-/* Everything allocated goes. */
+/* Frees every object. */
 static void clear(void) {
     sim_stream_clear();
     sim_capture_clear();
@@ -106,8 +106,8 @@ void tms_sim_deinitialize(void) {
     sim_life_leave();
 }
 
-/* The end of the process, or of the library in it. Threads of the program may go on calling: they get
- * CUDA_ERROR_DEINITIALIZED. Mappings stay, because such a thread may be looking at them. */
+/* Shutdown at process exit or unload. Later calls of other threads return CUDA_ERROR_DEINITIALIZED. Mappings remain,
+ * because such a thread may be reading them. */
 __attribute__((destructor)) static void tear_down(void) {
     if (atomic_load(&sim_state.pid) == 0 || sim_state_forked()) return;
     pthread_mutex_lock(&sim_state.lock);

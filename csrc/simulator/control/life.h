@@ -1,12 +1,12 @@
-/* The life of the simulated GPU in a process: set up at the first call, taken down at exit. Any thread may call these
- * functions, and holds no lock. */
+/* Initialisation and shutdown of the simulated GPU in a process: at the first call, and at exit. Any thread may call
+ * these functions. The caller must not hold the lock. */
 #ifndef TMS_SIM_CONTROL_LIFE_H
 #define TMS_SIM_CONTROL_LIFE_H
 
 #include <stdbool.h>
 
-/* Takes the simulator's lock, setting everything up at the first call of the process. False in a forked child of a process
- * that had done so: then nothing is locked. */
+/* Takes the simulator's lock. The first call of the process initialises the state. False, without the lock, in a forked
+ * child of a process that had initialised it. */
 bool sim_life_enter(void);
 void sim_life_leave(void);
 

@@ -1,6 +1,5 @@
-/* The little of NVIDIA's management library that frameworks ask: which devices the machine has, whatever
- * CUDA_VISIBLE_DEVICES leaves of them. It uses nothing of the simulator's state, because a process that has only asked here
- * may still fork. */
+/* The part of NVML that frameworks use: the devices of the machine, regardless of CUDA_VISIBLE_DEVICES. It does not
+ * access the simulator's state, because a process may still fork after it has used only NVML. */
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -18,7 +17,7 @@ enum {
     NVML_ERROR_INSUFFICIENT_SIZE = 7,
 };
 
-/* A place, counted from one. */
+/* A machine index plus one. */
 typedef void *nvml_device_t;
 
 static unsigned machine_devices(void) { return (unsigned)sim_environment_devices(); }
@@ -41,7 +40,7 @@ static int write_text(const char *from, char *text, unsigned length) {
     return NVML_SUCCESS;
 }
 
-/* Some have a later version that does the same. */
+/* Some functions have a later version with the same behaviour. */
 TMS_SIM_EXPORT int nvmlInit(void);
 TMS_SIM_EXPORT int nvmlInit_v2(void) __attribute__((alias("nvmlInit")));
 TMS_SIM_EXPORT int nvmlInitWithFlags(unsigned flags);
@@ -107,7 +106,7 @@ int nvmlDeviceGetName(nvml_device_t device, char *text, unsigned length) {
     return is_device(device) ? write_text("Simulated GPU", text, length) : NVML_ERROR_INVALID_ARGUMENT;
 }
 
-/* None that is known: what other processes hold is told by the free memory only. */
+/* Returns no processes: only the free memory shows what other processes hold. */
 int nvmlDeviceGetComputeRunningProcesses(nvml_device_t device, unsigned *count, void *processes) {
     (void)processes;
     if (!is_device(device) || !count) return NVML_ERROR_INVALID_ARGUMENT;
@@ -115,10 +114,10 @@ int nvmlDeviceGetComputeRunningProcesses(nvml_device_t device, unsigned *count, 
     return NVML_SUCCESS;
 }
 
-/* A state of 0 is a device without a fabric. */
+/* State 0 means a device without a fabric. */
 int nvmlDeviceGetGpuFabricInfoV(nvml_device_t device, void *information) {
     enum { SIZE_MASK = 0xFFFFFF };
-    uint32_t version = 0; /* what the structure begins with; the program sets it, and its size is in it */
+    uint32_t version = 0; /* the first field of the structure; the program sets it, and it contains the size */
     if (!is_device(device) || !information) return NVML_ERROR_INVALID_ARGUMENT;
     memcpy(&version, information, sizeof version);
     if ((version & SIZE_MASK) > sizeof version)

@@ -1,5 +1,5 @@
-/* The exported functions of NCCL. Each counts its call, writes the trace, fails where it was told to, checks what it needs,
- * and calls its implementation with the lock held, as the CUDA functions do. */
+/* The exported functions of NCCL. Each counts the call, writes the trace, applies an injected fault, runs the checks, and
+ * calls the implementation with the lock held, as the CUDA functions do. */
 #include "simulator/base/state.h"
 #include "simulator/control/all_entries.h"
 #include "simulator/control/calls.h"
@@ -17,10 +17,10 @@ static sim_nccl_result_t begin_call(sim_call_t call, bool *locked) {
     *locked = sim_life_enter();
     if (!*locked) {
         return sim_nccl_fail(SIM_NCCL_UNHANDLED_CUDA,
-                             "this process was forked after its parent had used the GPU; start it afresh (spawn)");
+                             "this process was forked after its parent had used the GPU; use the spawn start method");
     }
     CUresult injected = sim_call_begins(call);
-    if (injected != CUDA_SUCCESS) return sim_nccl_fail((sim_nccl_result_t)injected, "it was told to fail");
+    if (injected != CUDA_SUCCESS) return sim_nccl_fail((sim_nccl_result_t)injected, "injected failure");
     CUresult result = sim_call_check(sim_calls[call].checks);
     return result == CUDA_SUCCESS ? SIM_NCCL_SUCCESS : sim_nccl_cuda_failed(result);
 }
@@ -38,7 +38,7 @@ SIM_NCCL_ENTRIES(DEFINE)
 
 const char *ncclGetErrorString(sim_nccl_result_t result) { return sim_nccl_describe(result); }
 
-/* Of any communicator, as the real one; also NULL. */
+/* The last error of any communicator, as in the real NCCL; `comm` may be NULL. */
 const char *ncclGetLastError(sim_nccl_handle_t comm) {
     (void)comm;
     bool locked = sim_life_enter();

@@ -1,4 +1,4 @@
-/* The tms_sim_* functions by which PyTorch's operators reach the device process. In a forked child they fail. */
+/* The tms_sim_* functions that send PyTorch's operators to the device process. In a forked child they fail. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +12,7 @@
 #include "simulator/work/capture.h"
 #include "simulator/work/task.h"
 
-/* Sets nothing up: a program that forks before it uses the device must find nothing set up in its children. */
+/* Must not initialise the state: a program may attach before it forks, and its children must start uninitialised. */
 void tms_sim_attach_device_process(int socket) { sim_channel_attach(socket); }
 
 static CUresult find_stream(const tms_sim_operator_t *what, sim_stream_t **stream) {
@@ -54,7 +54,7 @@ static CUresult copy_answer(const sim_task_t *task, tms_sim_answer_t *answer) {
     return CUDA_SUCCESS;
 }
 
-/* Waiting for a stream that captures ends its capture, as everywhere. */
+/* Waiting for a capturing stream invalidates its capture, as in every other call. */
 static CUresult ask(const tms_sim_operator_t *what, tms_sim_answer_t *answer) {
     sim_stream_t *stream = NULL;
     uint64_t position = 0;

@@ -1,4 +1,4 @@
-/* What the process has at its end: what is alive then, such as a framework's cache, and what leaked. */
+/* Reports resources that are in use at exit: those still owned, such as a framework's cache, and leaks. */
 #include "simulator/control/report.h"
 
 #include <stdio.h>

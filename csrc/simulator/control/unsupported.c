@@ -1,4 +1,4 @@
-/* Functions that programs want to find, and that cannot be simulated: each says so once, on stderr. */
+/* Functions that programs look up but that cannot be simulated. Each call fails; the first is reported on stderr. */
 #include <stdio.h>
 
 #include "simulator/base/state.h"

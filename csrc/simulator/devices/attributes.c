@@ -1,5 +1,5 @@
-/* What a device says of itself: attributes and properties. The numbers are those of a
- * Hopper GPU, except that what the simulation cannot do is not claimed. */
+/* Attributes and properties of a device. The values are those of a Hopper GPU, without the features that are not
+ * simulated. */
 #include "simulator/devices/attributes.h"
 
 #include <stdio.h>
@@ -112,7 +112,7 @@ CUresult sim_device_priority_range(int *least, int *greatest) {
 #define NO_ATTRIBUTE(type, name, attribute)
 #define NO_ARRAY(type, name, count)
 
-/* What is the same in both versions of the structure, and not a number of its own. */
+/* Fields that both versions of the structure have and that are no device attribute. */
 #define FILL_COMMON()                                                                                                       \
     do {                                                                                                                    \
         CUuuid uuid;                                                                                                        \

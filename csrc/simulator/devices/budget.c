@@ -1,9 +1,9 @@
-/* How much memory each device has, and who has charged how much of it.
+/* Accounting of device memory.
  *
- * Alone, a process compares its own charges with TMS_SIMULATED_MEMORY. With TMS_SIMULATED_SHARED the charges of all
- * processes of that name stand in one piece of POSIX shared memory, guarded by a robust mutex: a process that was killed
- * inside leaves it usable, and one that was killed anywhere is noticed by the next that attaches, asks or runs short, which
- * strikes its entry out. The first process of a name sets the budgets; the last one to leave removes the name. */
+ * Without TMS_SIMULATED_SHARED a process compares its own charges with TMS_SIMULATED_MEMORY. With it, POSIX shared memory
+ * holds the charges of all processes of that name, guarded by a robust mutex. A process that is killed while it holds the
+ * mutex leaves it usable. The entry of a killed process is removed by the next process that attaches, queries the memory
+ * or runs out of it. The first process of a name sets the budgets; the last one to leave unlinks the name. */
 #include "simulator/devices/budget.h"
 
 #include <errno.h>
@@ -36,7 +36,8 @@ struct sim_shared {
 };
 
 static void lock_shared(void) {
-    /* A seat counts by its pid alone and is emptied before it is taken, so whatever a dead owner left is consistent. */
+    /* An entry is valid only if its pid is set, and is cleared before it is reused, so any state of an exited owner is
+     * consistent. */
     if (pthread_mutex_lock(&sim_state.shared->lock) == EOWNERDEAD) pthread_mutex_consistent(&sim_state.shared->lock);
 }
 
@@ -74,7 +75,7 @@ static void initialize_shared(sim_shared_t *shared) {
     shared->device_bytes = sim_state.device_bytes;
 }
 
-/* The file of the name, locked against others that attach or leave. One that has been removed is not taken. */
+/* Opens the file of the name, locked against processes that attach or leave. Retries if the file was unlinked. */
 static int open_shared(void) {
     for (;;) {
         struct stat status;
@@ -120,7 +121,7 @@ void sim_budget_detach(void) {
     unlock_shared();
     if (empty) shm_unlink(sim_state.shared_name);
     munmap(sim_state.shared, sizeof(sim_shared_t));
-    close(sim_state.shared_file); /* and with it the lock */
+    close(sim_state.shared_file); /* also releases the lock */
     sim_state.shared = NULL;
     sim_state.shared_file = -1;
 }
@@ -133,7 +134,7 @@ static uint64_t shared_charges(int device) {
     return charged;
 }
 
-/* What this process has charged is kept here too: the seat only repeats it. */
+/* Copies this process's charge to its shared entry. */
 static void store_charge(int device) {
     sim_device_t *own = &sim_state.devices[device];
     sim_state.shared->seats[sim_state.shared_seat].charged[sim_visible_place(device)] = own->used + own->taken;

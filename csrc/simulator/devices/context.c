@@ -33,10 +33,10 @@ CUresult sim_context_require(sim_context_t **context) {
 void sim_context_fail(sim_context_t *context, CUresult error) {
     if (context->error == CUDA_SUCCESS) context->error = error;
     if (sim_state.devices[context->device].lost == CUDA_SUCCESS) sim_state.devices[context->device].lost = error;
-    sim_state_changed(); /* what is queued is dropped, and who waits for it gets the error */
+    sim_state_changed(); /* cancels queued work; waiting threads get the error */
 }
 
-/* The error that ended the use of a device: the process gets no new context any more, not even of another device. */
+/* The error that made a device unusable. The process then gets no new context on any device. */
 static CUresult lost_for_good(void) {
     for (int i = 0; i < sim_state.device_count; i++) {
         if (sim_state.devices[i].lost != CUDA_SUCCESS) return sim_state.devices[i].lost;
@@ -44,7 +44,7 @@ static CUresult lost_for_good(void) {
     return CUDA_SUCCESS;
 }
 
-/* A primary context keeps its handle from one life to the next, as the driver's does. */
+/* A primary context keeps its handle across activations, as in the driver. */
 static bool name_context(sim_context_t *context) {
     if (context->id) return true;
     uint64_t id = sim_state_new_id();
@@ -132,7 +132,7 @@ void sim_context_clear(void) {
     sim_table_release(&sim_state.contexts);
 }
 
-/* ---- each thread's stack ---- */
+/* ---- context stack of a thread ---- */
 
 CUresult sim_context_get_current(CUcontext *handle) {
     const sim_thread_t *thread = sim_state_thread();
@@ -165,8 +165,7 @@ CUresult sim_context_pop(CUcontext *handle) {
     return CUDA_SUCCESS;
 }
 
-/* Replaces the top of the stack; NULL takes it away. A primary context that was released may be made current, and is as
- * useless then as it was before. */
+/* Replaces the top of the stack; NULL pops it. A released primary context may be made current, but remains inactive. */
 CUresult sim_context_set_current(CUcontext handle) {
     sim_thread_t *thread = sim_state_thread();
     if (handle && !sim_table_find(&sim_state.contexts, (uint64_t)(uintptr_t)handle)) return CUDA_ERROR_INVALID_CONTEXT;
@@ -199,7 +198,7 @@ CUresult sim_context_retain_for_runtime(int device) {
     if (context->runtime && context->alive) return CUDA_SUCCESS;
     CUresult result = sim_context_primary_retain(&handle, device);
     if (result == CUDA_SUCCESS) context->runtime = true;
-    /* The runtime does not tell why there is none. */
+    /* The runtime does not report the cause. */
     return result != CUDA_SUCCESS && result == lost_for_good() ? CUDA_ERROR_DEVICE_UNAVAILABLE : result;
 }
 
@@ -212,7 +211,7 @@ CUresult sim_context_attach_runtime(void) {
     int device = sim_state_thread()->device;
     const sim_context_t *current = sim_context_current();
     if (current && current->created) return CUDA_SUCCESS;
-    /* A primary context that the driver made current gets a reference of the runtime's, too. */
+    /* The runtime also retains a primary context that the driver made current. */
     if (current) return sim_context_retain_for_runtime(current->device);
     CUresult result = sim_context_retain_for_runtime(device);
     if (result != CUDA_SUCCESS) return result;

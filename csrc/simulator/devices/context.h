@@ -1,24 +1,23 @@
-/* Contexts: the primary one of each device, with the driver's reference counts, those of cuCtxCreate, and each thread's
- * stack of current ones. What ends a context is in contexts/lifetime.h. Owns sim_state.contexts. Called with the simulator's
- * lock held. */
+/* Contexts: each device's primary context with its reference count, contexts of cuCtxCreate, and each thread's context
+ * stack. contexts/lifetime.h destroys contexts. Owns sim_state.contexts. Called with the simulator's lock held. */
 #ifndef TMS_SIM_DEVICES_CONTEXT_H
 #define TMS_SIM_DEVICES_CONTEXT_H
 
 #include "simulator/base/state.h"
 
-/* The context that a handle names, or NULL where there is none or it was destroyed. */
+/* The context of a handle; NULL if unknown or destroyed. */
 sim_context_t *sim_context_find(CUcontext handle);
-/* The current context of the thread, or NULL where there is none or it was destroyed. */
+/* The thread's current context; NULL if there is none or it was destroyed. */
 sim_context_t *sim_context_current(void);
-/* The same, with the errors of a call that needs it. */
+/* The thread's current context, or the error of a call that needs one. */
 CUresult sim_context_require(sim_context_t **context);
-/* Makes a device's primary context, if need be, and references it once for the runtime. */
+/* Retains a device's primary context once for the runtime, and creates it if necessary. */
 CUresult sim_context_retain_for_runtime(int device);
-/* Makes a device's primary context current, be it of use or not. */
+/* Makes a device's primary context current, active or not. */
 CUresult sim_context_select(int device);
-/* The same for the runtime's current device, and it is current from now on, where no context was. */
+/* Retains the primary context of the runtime's current device, and makes it current if no context is. */
 CUresult sim_context_attach_runtime(void);
-void sim_context_fail(sim_context_t *context, CUresult error); /* the first error stays */
-void sim_context_clear(void);                                  /* forgets all handles, and frees what cuCtxCreate made */
+void sim_context_fail(sim_context_t *context, CUresult error); /* keeps the first error */
+void sim_context_clear(void);                                  /* drops all handles and frees the contexts of cuCtxCreate */
 
 #endif

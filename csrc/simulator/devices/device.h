@@ -1,5 +1,4 @@
-/* Devices: how many there are, and which numbers name one. Called with the simulator's lock held. The entry points of this
- * folder are in devices/entries.h. */
+/* The devices and their ordinals. devices/entries.h lists the entry points. Called with the simulator's lock held. */
 #ifndef TMS_SIM_DEVICES_DEVICE_H
 #define TMS_SIM_DEVICES_DEVICE_H
 

@@ -34,7 +34,7 @@ void sim_visible_uuid_text(int place, char *text) {
     for (int i = 0; i < UUID_BYTES; i++) text += sprintf(text, dash_before[i] ? "-%02x" : "%02x", uuid[i]);
 }
 
-/* The one device whose UUID begins like this, or -1. */
+/* The only device whose UUID has this prefix, or -1. */
 static int find_uuid(const char *text, size_t length) {
     int found = -1;
     for (int place = 0; place < sim_state.machine_count; place++) {
@@ -47,7 +47,7 @@ static int find_uuid(const char *text, size_t length) {
     return found;
 }
 
-/* One entry of the list: a number, of which what follows the digits does not count, or a UUID. */
+/* Parses one list entry: a UUID, or a number whose trailing characters are ignored. */
 static int find_entry(const char *text, size_t length) {
     enum { DECIMAL = 10 };
     char *end = NULL;
@@ -61,7 +61,7 @@ void sim_visible_all(void) {
     for (int i = 0; i < TMS_SIM_MAX_DEVICES; i++) sim_state.visible[i] = i;
 }
 
-/* As the real one: the list ends at its first entry that names no device, and one that repeats itself names none at all. */
+/* As in the real driver: an invalid entry ends the list, and a duplicate makes the whole list empty. */
 void sim_visible_read(void) {
     const char *text = getenv("CUDA_VISIBLE_DEVICES");
     int count = 0;

@@ -1,4 +1,4 @@
-/* The calls of captures: begun, ended, asked for. */
+/* Entry points that begin, end and query captures. */
 #include "simulator/base/state.h"
 #include "simulator/base/table.h"
 #include "simulator/graphs/entries.h"
@@ -44,7 +44,7 @@ CUresult sim_capture_end(CUstream handle, CUgraph *graph) {
     }
     CUresult result = sim_capture_release_streams(capture) ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
     if (capture->invalidated) result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-    /* It has ended all the same. */
+    /* The capture ends despite the error. */
     if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != sim_state_thread()->id)
         result = CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
     if (graph && result == CUDA_SUCCESS) *graph = (CUgraph)(uintptr_t)capture->graph->id;

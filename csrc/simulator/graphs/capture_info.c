@@ -1,4 +1,4 @@
-/* What a stream that captures says of its capture, and the nodes that its next work is to depend on. */
+/* Queries of a stream's capture, and updates of the dependencies of its next node. */
 #include <string.h>
 
 #include "simulator/base/runtime_types.h"
@@ -9,11 +9,11 @@
 #include "simulator/work/capture.h"
 #include "simulator/work/nodes.h"
 
-/* Edges carry no data here: a page of zeros stands for those of any number of dependencies that a program has. */
+/* Edges have no data in the simulation: one array of zeros serves every query. */
 enum { MOST_EDGES = 512 };
 static const char no_edge_data[MOST_EDGES * SIM_EDGE_DATA_BYTES];
 
-/* Edges carry no data here, so a caller without room for it gets no error. */
+/* Edges have no data in the simulation, so a caller may omit the array for it. */
 CUresult sim_capture_info(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
                           const CUgraphNode **dependencies, const void **edges, size_t *count) {
     const sim_stream_t *stream = sim_stream_find(handle);
@@ -27,7 +27,7 @@ CUresult sim_capture_info(CUstream handle, CUstreamCaptureStatus *status, cuuint
     if (*status != CU_STREAM_CAPTURE_STATUS_ACTIVE) return CUDA_SUCCESS;
     if (id) *id = stream->capture->id;
     if (graph) *graph = (CUgraph)(uintptr_t)stream->capture->graph->id;
-    /* Identifiers and handles have the same size and value. The array lasts until the stream is used again. */
+    /* Identifiers and handles have the same size and value. The array is valid until the next use of the stream. */
     if (dependencies) *dependencies = (const CUgraphNode *)(const void *)stream->tails.ids;
     if (edges) *edges = no_edge_data;
     if (count) *count = stream->tails.count;
@@ -66,7 +66,7 @@ CUresult sim_capture_update(CUstream handle, CUgraphNode *nodes, const void *edg
     return change_tails(stream, nodes, count, flags == SET);
 }
 
-/* CUDA 12's function has no edges' data: what comes third is the number, and fourth the flags. */
+/* The CUDA 12 function has no edge data: its third argument is the count and its fourth the flags. */
 CUresult sim_runtime_capture_update(CUstream stream, CUgraphNode *nodes, const void *edges, size_t count,
                                     unsigned int flags) {
     if (sim_runtime_is_12()) return sim_capture_update(stream, nodes, NULL, (size_t)(uintptr_t)edges, (unsigned)count);

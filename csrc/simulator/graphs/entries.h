@@ -1,4 +1,4 @@
-/* The entry points of captures and graphs, in the form of base/entry_list.h. They are implemented in capture_calls.c,
+/* Entry points of captures and graphs, in the format of base/entry_list.h. Implemented in capture_calls.c,
  * capture_info.c, graph_calls.c and query.c. */
 #ifndef TMS_SIM_GRAPHS_ENTRIES_H
 #define TMS_SIM_GRAPHS_ENTRIES_H

@@ -1,4 +1,4 @@
-/* The calls of graphs: made, instantiated, launched and destroyed. */
+/* Entry points that create, instantiate, launch and destroy graphs. */
 #include "simulator/base/state.h"
 #include "simulator/base/table.h"
 #include "simulator/graphs/entries.h"
@@ -24,7 +24,7 @@ static CUresult destroy(uint64_t handle, bool executable) {
     sim_graph_t *graph = find_graph(handle, executable);
     if (!graph) return CUDA_ERROR_INVALID_VALUE;
     for (const sim_capture_t *capture = sim_state.captures; capture; capture = capture->next) {
-        if (capture->graph == graph) return CUDA_ERROR_INVALID_VALUE; /* it is being captured into */
+        if (capture->graph == graph) return CUDA_ERROR_INVALID_VALUE; /* a capture into it is active */
     }
     sim_graph_delete(graph);
     return CUDA_SUCCESS;
@@ -32,12 +32,12 @@ static CUresult destroy(uint64_t handle, bool executable) {
 
 CUresult sim_graph_destroy(CUgraph graph) { return destroy((uintptr_t)graph, false); }
 
-/* What it has submitted goes on. */
+/* Submitted launches continue. */
 CUresult sim_graph_destroy_executable(CUgraphExec executable) { return destroy((uintptr_t)executable, true); }
 
 CUresult sim_graph_instantiate(CUgraphExec *handle, CUgraph graph_handle, unsigned long long flags) {
     const sim_graph_t *graph = find_graph((uintptr_t)graph_handle, false);
-    (void)flags; /* none of them changes what the work does */
+    (void)flags; /* no flag affects the simulated work */
     if (!handle || !graph) return CUDA_ERROR_INVALID_VALUE;
     for (const sim_node_t *node = graph->first; node; node = node->next) {
         const sim_op_t *op = &node->op;
@@ -59,7 +59,7 @@ CUresult sim_graph_upload(CUgraphExec executable, CUstream stream) {
     return sim_stream_find(stream) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
-/* A launch on a second stream waits for the one before: an executable graph never runs beside itself. */
+/* A launch on another stream waits for the previous launch: an executable graph never runs concurrently with itself. */
 static CUresult follow_last_launch(const sim_graph_t *graph, sim_stream_t *stream) {
     const sim_op_t op = {.kind = SIM_OP_WAIT, .stream = graph->stream, .position = graph->position};
     if (stream->capture || !graph->stream || graph->stream == stream->id) return CUDA_SUCCESS;

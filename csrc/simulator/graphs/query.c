@@ -1,4 +1,4 @@
-/* What a graph consists of, for programs that ask. */
+/* Queries of a graph's nodes and edges. */
 #include <stdio.h>
 #include <string.h>
 
@@ -16,8 +16,8 @@ static const sim_graph_t *find_graph(CUgraph handle) {
     return graph && !graph->executable ? graph : NULL;
 }
 
-/* Writes handles into a caller's array as the real one does: without an array only the number is told; what is left over of
- * the array becomes NULL. `at` is the place of the next. */
+/* Writes handles to a caller's array, as the real function does. Without an array it only counts; unused entries of the
+ * array become NULL. `at` is the next index. */
 typedef struct listing {
     CUgraphNode *nodes;
     size_t capacity, at;
@@ -56,7 +56,7 @@ static CUresult list_dependencies(CUgraphNode handle, CUgraphNode *nodes, void *
     return CUDA_SUCCESS;
 }
 
-/* CUDA 12's function has no edges' data: what comes third is the number. */
+/* The CUDA 12 function has no edge data: its third argument is the count. */
 CUresult sim_graph_dependencies(CUgraphNode node, CUgraphNode *nodes, void *edges, size_t *count) {
     if (sim_runtime_is_12()) return list_dependencies(node, nodes, NULL, edges);
     return list_dependencies(node, nodes, edges, count);

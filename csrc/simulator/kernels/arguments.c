@@ -1,5 +1,5 @@
-/* The arguments of PyTorch's kernels, as its compilers lay them out: plain structures of C++, found out from the
- * declarations in its sources and checked against what arrives. A launch passes a pointer to each. */
+/* Arguments of PyTorch's kernels: C++ structures with the layout of its compilers, derived from the declarations in its
+ * sources and validated here. A launch passes a pointer to each argument. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,7 +7,7 @@
 
 enum {
     DIVIDER_BYTES = 12, /* of an offset calculator: divisor, magic number, shift */
-    /* Positions of a kernel's parameters. */
+    /* Indices of a kernel's parameters. */
     ARGUMENT_COUNT = 0,
     ARGUMENT_FUNCTOR = 1,
     ARGUMENT_POINTERS = 2,
@@ -15,17 +15,17 @@ enum {
     ARGUMENT_CLOSURE = 3,
     ARGUMENT_LOADER = 5,
     ARGUMENT_STORER = 6,
-    /* Within the configuration of a reduction. */
+    /* Offsets in the configuration of a reduction. */
     CONFIG_INPUTS = 4,
     CONFIG_OUTPUTS = 8,
     CONFIG_BYTES = 64,
-    /* Of a reduction, counted from its source pointer. */
+    /* Offsets in a reduction, from its source pointer. */
     REDUCTION_DESTINATION = 8,
     REDUCTION_ACCUMULATES = 56,
     REDUCTION_FINAL = 57,
 };
 
-/* Reads a structure member after member, each aligned as its type asks. */
+/* Reads a structure member by member, each with its natural alignment. */
 typedef struct reader {
     const uint8_t *start;
     size_t offset;
@@ -58,7 +58,7 @@ static sim_number_t next_number(reader_t *reader, sim_type_t type) {
     return number;
 }
 
-/* An offset calculator for so many operands; their strides go to the columns from `column` on. */
+/* Reads an offset calculator for this number of operands; their strides fill the columns from `column` on. */
 static bool next_offsets(reader_t *reader, unsigned operands, sim_offsets_t *offsets) {
     reader_t calculator = {.start = next(reader, 0, sizeof(uint32_t))};
     offsets->dims = next_uint32(&calculator);
@@ -76,8 +76,8 @@ static bool next_offsets(reader_t *reader, unsigned operands, sim_offsets_t *off
     return offsets->dims <= SIM_KERNEL_DIMS;
 }
 
-/* The numbers in the functor. Those of an inner functor come first: the kind of comparison, or an empty structure, which
- * takes one byte. */
+/* Reads the numbers in the functor. Members of an inner functor come first: the kind of comparison, or an empty structure
+ * of one byte. */
 static void read_functor(reader_t *reader, sim_kernel_t *kernel) {
     sim_type_t type = kernel->name.compute;
     switch (kernel->name.operation) {
@@ -117,7 +117,7 @@ static bool read_dense(sim_kernel_t *kernel, void *const *arguments) {
     return true;
 }
 
-/* The closure holds what its body names, in that order. */
+/* The closure contains the captured variables in the order of their use. */
 static bool read_strided(sim_kernel_t *kernel, void *const *arguments) {
     reader_t closure = {.start = arguments[ARGUMENT_FUNCTOR]};
     bool understood = next_offsets(&closure, kernel->name.inputs + 1, &kernel->offsets);
@@ -131,7 +131,7 @@ static bool read_strided(sim_kernel_t *kernel, void *const *arguments) {
     return understood;
 }
 
-/* The operation, its starting value, the configuration, the two calculators, and the pointers. */
+/* The structure contains the operation, its initial value, the configuration, both calculators, and the pointers. */
 static bool read_reduction(sim_kernel_t *kernel, void *const *arguments) {
     reader_t reader = {.start = arguments[0]};
     uint32_t inputs = 0, outputs = 0;
@@ -159,15 +159,15 @@ static bool read_reduction(sim_kernel_t *kernel, void *const *arguments) {
 
 static bool read_range(sim_kernel_t *kernel, void *const *arguments) {
     reader_t closure = {.start = arguments[ARGUMENT_FUNCTOR]}, pointers = {.start = arguments[ARGUMENT_POINTERS]};
-    kernel->constant = next_number(&closure, kernel->name.compute); /* the first */
+    kernel->constant = next_number(&closure, kernel->name.compute); /* the first value */
     kernel->factor = next_number(&closure, kernel->name.compute);   /* the step */
     read_pointers(&pointers, kernel);
     kernel->operands[0].dense = true;
     return true;
 }
 
-/* In a capture the seed and the offset are pointers to those of the replay, and what follows is added to the offset: 32 or
- * 64 bits, of which the lower ones tell. */
+/* In a capture the seed and the offset are pointers to those of the replay, followed by an addend for the offset: 32 or
+ * 64 bits, of which the lower ones are used. */
 static bool read_random(sim_kernel_t *kernel, void *const *arguments, bool captured) {
     reader_t state = {.start = arguments[ARGUMENT_STATE]}, closure = {.start = arguments[ARGUMENT_CLOSURE]};
     int64_t count;
@@ -184,11 +184,11 @@ static bool read_random(sim_kernel_t *kernel, void *const *arguments, bool captu
     read_pointers(&closure, kernel);
     kernel->offsets = (sim_offsets_t){.dims = 1, .sizes = {(uint32_t)count}, .strides = {{next_uint32(&closure)}}};
     if (kernel->name.operation == SIM_RANDOM) return true;
-    /* The start of a uniform distribution is held in the type that is written. */
+    /* The start of a uniform distribution has the output type. */
     bool uniform = kernel->name.operation == SIM_UNIFORM;
     sim_number_t first = next_number(&closure, kernel->name.compute);
     sim_number_t second = next_number(&closure, uniform ? kernel->name.output : kernel->name.compute);
-    bool mean_first = kernel->name.operation == SIM_NORMAL; /* the others: range, start */
+    bool mean_first = kernel->name.operation == SIM_NORMAL; /* the others: range, then start */
     kernel->constant = mean_first ? first : second;
     kernel->factor = mean_first ? second : first;
     return kernel->name.operation != SIM_RANDOM_FROM || kernel->factor.whole != 0;

@@ -1,18 +1,18 @@
-/* The kernels that nearly all programs spend their time in, over dense memory of one type: a loop over the elements where
- * they lie. What they give is what kernels/elementwise.c and kernels/reduce.c give, number by number. */
+/* The most frequent kernels, over dense memory of one type: a loop over the elements in place. Their results equal those
+ * of kernels/elementwise.c and kernels/reduce.c, number by number. */
 #include <math.h>
 #include <string.h>
 
 #include "simulator/kernels/kernel.h"
 
-enum { PATTERN_BYTES = 1 << 16 }; /* stays in the cache while it is copied */
+enum { PATTERN_BYTES = 1 << 16 }; /* fits in the cache */
 
 static bool is_computed(sim_type_t type) {
     return type == SIM_TYPE_UINT8 || type == SIM_TYPE_INT32 || type == SIM_TYPE_INT64 || type == SIM_TYPE_FLOAT ||
            type == SIM_TYPE_DOUBLE;
 }
 
-/* Whether all that is read has one type, which is also what is computed with. */
+/* Whether all inputs have one type, which is also the computing type. */
 static bool reads_one_type(const sim_kernel_t *kernel, sim_type_t type) {
     if (kernel->name.input != type || kernel->name.compute != type) return false;
     for (unsigned i = 1; i <= kernel->name.inputs; i++) {
@@ -49,7 +49,7 @@ static const void *elements_of(const sim_kernel_t *kernel, sim_constant_t place,
     return (const void *)(uintptr_t)(kernel->operands[operand].address + first * bytes);
 }
 
-/* Computes a batch. Whole numbers are computed as unsigned ones, which wrap around. */
+/* Computes a batch. Integers are computed as unsigned, so they wrap around. */
 #define COMPUTE(function, c_type, wide, field)                                                                              \
     static void function(const sim_kernel_t *kernel, uint64_t first, size_t count) {                                        \
         c_type constants[SIM_KERNEL_BATCH];                                                                                 \
@@ -87,7 +87,7 @@ static void compute_batch(const sim_kernel_t *kernel, uint64_t first, size_t cou
     }
 }
 
-/* The bytes of one element, of any type, over and over. */
+/* Repeats the bytes of one element of any type. */
 static void fill(const sim_kernel_t *kernel, uint64_t first, uint64_t count) {
     size_t bytes = sim_type_bytes(kernel->operands[0].type), done = bytes, total = count * bytes;
     uint64_t address = kernel->operands[0].address + first * bytes;
@@ -135,7 +135,7 @@ bool sim_dense_reduces(const sim_kernel_t *kernel, uint64_t address) {
     for (size_t i = 0; i < count; i++) sum = (expression);                                                                  \
     break;
 
-/* Reduces elements into the total. A sum of whole numbers is that of unsigned ones, which wraps around. */
+/* Reduces elements into the total. Integers are summed as unsigned, so they wrap around. */
 #define REDUCE_WHOLES(code, c_type)                                                                                         \
     case code: {                                                                                                            \
         const c_type *elements = (const c_type *)(uintptr_t)address;                                                        \
@@ -174,7 +174,7 @@ sim_number_t sim_dense_reduce(const sim_kernel_t *kernel, sim_number_t total, ui
         REDUCE_WHOLES(SIM_TYPE_INT64, int64_t)
         REDUCE_REALS(SIM_TYPE_FLOAT, float)
         REDUCE_REALS(SIM_TYPE_DOUBLE, double)
-        REDUCE_WHOLES(SIM_TYPE_BOOL, uint8_t) /* of which any byte but 0 is true */
+        REDUCE_WHOLES(SIM_TYPE_BOOL, uint8_t) /* any nonzero byte is true */
     default: break;
     }
     return total;

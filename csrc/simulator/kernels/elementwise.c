@@ -1,6 +1,5 @@
-/* Numbers of PyTorch's types in memory, and computing with them, a batch at a time. Floating numbers are computed as double
- * and rounded once to the type, which for one addition, multiplication or division gives what the type's own arithmetic
- * gives. */
+/* Numbers of PyTorch's types in memory, and batch arithmetic on them. Floating-point numbers are computed in double and
+ * rounded once to the type; for one addition, multiplication or division this equals the type's own arithmetic. */
 #include <math.h>
 #include <string.h>
 
@@ -45,7 +44,7 @@ static double from_bfloat16(uint16_t bits) { return (double)float_of_bits((uint3
 static uint16_t to_bfloat16(double number) {
     uint32_t bits = bits_of_float((float)number);
     if (isnan(number)) return 0x7fc0;
-    return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16); /* to the nearest, ties to even */
+    return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16); /* rounds to nearest, ties to even */
 }
 
 /* Two's complement. */
@@ -74,8 +73,8 @@ static uint16_t to_half(double number) {
     if (value == 0) return sign;
     frexp(value, &exponent); /* value = [0.5, 1) * 2^exponent */
     int lowest = exponent - 1 < 1 - HALF_BIAS ? 1 - HALF_BIAS : exponent - 1;
-    /* In units of the last place: adding what leaves no room for a fraction rounds ties to even. A carry into the exponent
-     * comes out right by itself. */
+    /* In units of the last place. Adding a number that leaves no fraction bits rounds ties to even. A carry into the
+     * exponent is correct without special handling. */
     double units = ldexp(value, HALF_FRACTION - lowest) + 0x1p52 - 0x1p52;
     double bits = units + (double)((lowest + HALF_BIAS - 1) << HALF_FRACTION);
     return sign | (bits >= HALF_INFINITY ? HALF_INFINITY : (uint16_t)bits);
@@ -130,7 +129,7 @@ void sim_type_store(sim_type_t type, const uint64_t *addresses, size_t count, co
     }
 }
 
-/* A number as the type would hold it. */
+/* Rounds or wraps a number to the type. */
 static sim_number_t fit(sim_type_t type, sim_number_t number) {
     switch (type) {
     case SIM_TYPE_UINT8: number.whole = (uint8_t)number.whole; break;
@@ -148,7 +147,7 @@ static sim_number_t fit(sim_type_t type, sim_number_t number) {
     return number;
 }
 
-/* As the device converts: towards zero, the nearest that fits, and nothing for what is not a number. */
+/* Converts as the device does: towards zero, clamped to the range, and NaN to 0. */
 static int64_t to_whole(double number, double lowest, double above) {
     if (isnan(number)) return 0;
     if (number < lowest) return (int64_t)lowest;
@@ -175,7 +174,7 @@ void sim_type_convert(sim_type_t from, sim_type_t to, size_t count, sim_number_t
     for (size_t i = 0; i < count; i++) numbers[i] = convert_one(from, to, numbers[i]);
 }
 
-/* Whole numbers wrap around, which signed arithmetic in C does not promise. */
+/* Integers wrap around; signed overflow is undefined in C. */
 static int64_t wrapping_sum(int64_t a, int64_t b) { return (int64_t)((uint64_t)a + (uint64_t)b); }
 
 static int64_t wrapping_product(int64_t a, int64_t b) { return (int64_t)((uint64_t)a * (uint64_t)b); }

@@ -1,5 +1,6 @@
-/* Interpreting a kernel on its stream: stretch by stretch. The memory that a stretch touches is looked up and pinned under
- * the lock and computed on without it, exactly as copies do; what is not mapped then is a fault of the context. */
+/* Execution of an interpreted kernel by its stream's worker, in stretches of elements. The worker looks up and pins a
+ * stretch's memory with the lock held and computes without it, as copies do. Access to unmapped memory is a fault of the
+ * context. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,13 +9,13 @@
 #include "simulator/memory/touch.h"
 
 enum {
-    WINDOWS = 4,             /* mappings that one operand may touch in a stretch */
-    STRETCH = 1 << 16,       /* elements between two looks at the mappings */
-    DENSE_STRETCH = 1 << 20, /* the same where they take less time */
-    RANGE_LIMIT = INT32_MAX, /* bytes that a window is asked for */
+    WINDOWS = 4,             /* mappings per operand in a stretch */
+    STRETCH = 1 << 16,       /* elements between two lookups of the mappings */
+    DENSE_STRETCH = 1 << 20, /* for dense kernels, which are faster */
+    RANGE_LIMIT = INT32_MAX, /* maximum bytes of a window */
 };
 
-/* A pinned piece of memory. */
+/* A pinned range of memory. */
 typedef struct window {
     uint64_t address, end;
     sim_mapping_t *mapping;
@@ -27,10 +28,10 @@ typedef struct pins {
 
 typedef enum reach { REACHED, FULL, FAULT } reach_t;
 
-/* Where a reduction stands. */
+/* The progress of a kernel. */
 typedef struct progress {
-    uint64_t element; /* that is written next, or reduced to */
-    uint64_t input;   /* of a reduction: read next */
+    uint64_t element; /* the next element to write or to reduce to */
+    uint64_t input;   /* of a reduction: the next input */
     sim_number_t total;
 } progress_t;
 
@@ -51,7 +52,7 @@ static uint64_t address_of(const sim_kernel_t *kernel, unsigned operand, uint64_
     return base + (reads_to_reduce ? offset_of(&kernel->input, index, 0) : offset_of(&kernel->offsets, index, operand));
 }
 
-/* Makes sure that the byte is in a window, and tells where that window ends. */
+/* Ensures that a pinned window contains the byte, and returns the window's end. */
 static reach_t reach(const sim_context_t *context, pins_t *pins, unsigned operand, uint64_t address, uint64_t *end) {
     unsigned count = pins->counts[operand];
     window_t *windows = pins->windows[operand];
@@ -78,7 +79,7 @@ static void unpin(pins_t *pins) {
     }
 }
 
-/* How many of `count` elements of an operand, from `first` on, can be touched now. */
+/* Pins an operand's elements from `first` on; returns how many of `count` are accessible. */
 static uint64_t pin_operand(const sim_context_t *context, const sim_kernel_t *kernel, pins_t *pins, unsigned operand,
                             uint64_t first, uint64_t count, uint64_t output) {
     uint64_t bytes = sim_type_bytes(kernel->operands[operand].type), done = 0;
@@ -103,7 +104,7 @@ static void addresses_of(const sim_kernel_t *kernel, unsigned operand, uint64_t 
     for (size_t i = 0; i < count; i++) addresses[i] = address_of(kernel, operand, first + i, output);
 }
 
-/* An operand's numbers, as the computing type has them. */
+/* Loads an operand's numbers, converted to the computing type. */
 static void load(const sim_kernel_t *kernel, unsigned operand, uint64_t first, size_t count, uint64_t output,
                  sim_number_t *numbers) {
     uint64_t addresses[SIM_KERNEL_BATCH];
@@ -115,7 +116,7 @@ static void load(const sim_kernel_t *kernel, unsigned operand, uint64_t first, s
 
 static void store(const sim_kernel_t *kernel, uint64_t first, size_t count, sim_number_t *numbers) {
     uint64_t addresses[SIM_KERNEL_BATCH];
-    /* A comparison has given truth values; anything else is still of the computing type. */
+    /* The result of a comparison is a truth value; other results have the computing type. */
     sim_type_t from = kernel->name.operation == SIM_COMPARE ? SIM_TYPE_BOOL : kernel->name.compute;
     sim_type_convert(from, kernel->name.output, count, numbers);
     sim_type_convert(kernel->name.output, kernel->operands[0].type, count, numbers);
@@ -137,7 +138,7 @@ static void count_up(const sim_kernel_t *kernel, uint64_t first, size_t count, s
     }
 }
 
-/* One batch: at most SIM_KERNEL_BATCH elements. */
+/* Computes one batch of at most SIM_KERNEL_BATCH elements. */
 static void compute(const sim_kernel_t *kernel, uint64_t first, size_t count) {
     sim_number_t numbers[2][SIM_KERNEL_BATCH];
     unsigned operand = 1;
@@ -160,13 +161,13 @@ static void compute(const sim_kernel_t *kernel, uint64_t first, size_t count) {
     store(kernel, first, count, numbers[0]);
 }
 
-/* For `count` elements of an operand whose elements lie side by side. */
+/* Populates the pages of `count` adjacent elements of an operand. */
 static void populate(const sim_kernel_t *kernel, unsigned operand, uint64_t address, uint64_t count) {
     uint64_t bytes = count * sim_type_bytes(kernel->operands[operand].type);
     if (kernel->operands[operand].dense) sim_memory_populate(address, bytes, operand == 0);
 }
 
-/* The lock is free while `count` elements are computed. */
+/* Computes `count` elements with the lock released. */
 static void compute_stretch(const sim_kernel_t *kernel, uint64_t first, uint64_t count, bool dense) {
     pthread_mutex_unlock(&sim_state.lock);
     for (unsigned i = 0; i <= kernel->name.inputs; i++) populate(kernel, i, address_of(kernel, i, first, 0), count);
@@ -204,7 +205,7 @@ static void reduce_stretch(const sim_kernel_t *kernel, progress_t *progress, uin
     pthread_mutex_lock(&sim_state.lock);
 }
 
-/* The total goes to its place, which is pinned. */
+/* Writes the total to its pinned destination. */
 static void finish_reduction(const sim_kernel_t *kernel, progress_t *progress) {
     sim_number_t total = progress->total;
     if (kernel->accumulates) {
@@ -243,7 +244,7 @@ static bool read_word(const sim_context_t *context, uint64_t address, uint64_t *
     return bytes == sizeof *word;
 }
 
-/* Once a replay: the state that the generator has for it. */
+/* Reads the generator's state for this replay. */
 static CUresult read_random_state(const sim_context_t *context, sim_kernel_t *kernel) {
     uint64_t seed = 0, offset = 0;
     if (!kernel->seed_address) return CUDA_SUCCESS;
@@ -256,7 +257,7 @@ static CUresult read_random_state(const sim_context_t *context, sim_kernel_t *ke
 
 CUresult sim_kernel_work(sim_stream_t *stream, const sim_kernel_t *launched) {
     const sim_context_t *context = stream->context;
-    sim_kernel_t own = *launched, *kernel = &own; /* a graph launches the same again */
+    sim_kernel_t own = *launched, *kernel = &own; /* a graph replays the original */
     progress_t progress = {.total = sim_operation_start(kernel)};
     CUresult result = CUDA_SUCCESS;
     while (progress.element < kernel->count && result == CUDA_SUCCESS && sim_state_goes_on(stream)) {

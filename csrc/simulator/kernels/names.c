@@ -1,11 +1,11 @@
-/* What PyTorch's mangled kernel names say. Not a demangler: it walks along the few templates that are interpreted, and gives
- * up at anything else. The tables hold what differs between kernels and between versions of PyTorch. */
+/* Parser of PyTorch's mangled kernel names. Not a general demangler: it handles the templates of the interpreted kernels
+ * and rejects all others. The tables list the differences between kernels and between versions of PyTorch. */
 #include <string.h>
 
 #include "simulator/kernels/kernel.h"
 
-/* Where we are in a name. `named` is the c10 number type seen last: a substitution in the place of a type can only mean it,
- * since a kernel that mixes two of them names the second one in full. */
+/* A position in a name. `named` is the last c10 number type. A substitution in place of a type can only refer to it,
+ * because a kernel with two such types spells the second one in full. */
 typedef struct cursor {
     const char *at;
     sim_type_t named;
@@ -29,12 +29,12 @@ static const struct {
     {"distribution_elementwise_grid_stride_kernel", SIM_SHAPE_RANDOM},
 };
 
-/* How the types follow a functor's name. */
+/* How a functor's name specifies the types. */
 typedef enum form {
     FORM_ONE,    /* <T> */
     FORM_THREE,  /* <T, T, result, inner functor> */
-    FORM_LAMBDA, /* the lambda's parameter says it */
-    FORM_RESULT, /* the same, and the function's name says what comes out */
+    FORM_LAMBDA, /* type of the lambda's parameter */
+    FORM_RESULT, /* the same; the function's name determines the result */
     FORM_PAIR,   /* <T, result>, of a function with such a lambda */
 } form_t;
 
@@ -62,7 +62,7 @@ static const struct {
     {"bfloat16tofloat32_copy_kernel_cuda", FORM_RESULT, SIM_COPY, SIM_CONSTANT_NONE, 1, SIM_TYPE_FLOAT},
 };
 
-/* What the functors of FORM_THREE do. */
+/* Operations of the functors of FORM_THREE. */
 static const struct {
     const char *word;
     sim_operation_t operation;
@@ -89,7 +89,7 @@ static const struct {
     {"random_from_to_kernel", SIM_RANDOM_FROM},
 };
 
-/* The types of a dispatch over all types, in its order, which numbers the lambda of each: E, E0_, E1_, ... */
+/* The types of a dispatch over all types, in order. The mangled lambdas have the same numbers: E, E0_, E1_, ... */
 static const sim_type_t dispatched[] = {SIM_TYPE_UINT8,  SIM_TYPE_INT8,  SIM_TYPE_INT32, SIM_TYPE_INT64,   SIM_TYPE_INT16,
                                         SIM_TYPE_DOUBLE, SIM_TYPE_FLOAT, SIM_TYPE_HALF,  SIM_TYPE_BFLOAT16};
 
@@ -134,7 +134,7 @@ static bool read_word(cursor_t *cursor, word_t *word) {
     return true;
 }
 
-/* The last word of a possibly qualified name, after the markers of local names: ZZZNS0_3fooE gives foo. */
+/* The last component of a possibly qualified name, after the markers of local names: ZZZNS0_3fooE gives foo. */
 static bool read_name(cursor_t *cursor, word_t *name) {
     bool found = false;
     while (*cursor->at == 'Z') cursor->at++;
@@ -163,7 +163,7 @@ static sim_type_t read_type(cursor_t *cursor) {
     return skip_substitution(cursor) ? cursor->named : SIM_TYPE_NONE;
 }
 
-/* Integers among the template's arguments: Li512ELi1E. */
+/* Skips integer template arguments: Li512ELi1E. */
 static void skip_integers(cursor_t *cursor) {
     while (skip(cursor, "Li")) {
         while (is_digit(*cursor->at)) cursor->at++;
@@ -171,7 +171,7 @@ static void skip_integers(cursor_t *cursor) {
     }
 }
 
-/* To the parameters of the lambda that all this is about; its name is the first one of a lambda with parameters. */
+/* Advances to the parameters of the relevant lambda: the first one with parameters. */
 static bool find_lambda(cursor_t *cursor) {
     for (const char *at = strstr(cursor->at, "EUl"); at; at = strstr(at + 1, "EUl")) {
         if (at[3] == 'v') continue;
@@ -181,7 +181,7 @@ static bool find_lambda(cursor_t *cursor) {
     return false;
 }
 
-/* What the functor's numbers have: the small floating types are computed as float. */
+/* The computing type: the small floating-point types are computed in float. */
 static sim_type_t computing_type(sim_type_t type) {
     return type == SIM_TYPE_HALF || type == SIM_TYPE_BFLOAT16 ? SIM_TYPE_FLOAT : type;
 }
@@ -220,7 +220,7 @@ static bool parse_functor(cursor_t *cursor, const word_t *word, sim_kernel_name_
 }
 
 /* ReduceOp<input, func_wrapper_t<output, functor or lambda>, index, output, ...>, or MeanOps<input, computing, factor,
- * output> in the place of the wrapper. */
+ * output> instead of the wrapper. */
 static bool parse_reduction(cursor_t *cursor, sim_kernel_name_t *name) {
     word_t wrapper, function;
     name->inputs = 1;
@@ -247,7 +247,7 @@ static bool parse_reduction(cursor_t *cursor, sim_kernel_name_t *name) {
     return true;
 }
 
-/* arange: only the number of the innermost lambda tells the type. */
+/* arange: only the number of the innermost lambda determines the type. */
 static bool parse_range(cursor_t *cursor, const word_t *word, sim_kernel_name_t *name) {
     size_t index = 0;
     if (!is_word(word, "arange_cuda_out")) return false;
@@ -258,13 +258,13 @@ static bool parse_range(cursor_t *cursor, const word_t *word, sim_kernel_name_t 
     if (strncmp(last, "_clEvEUllE", strlen("_clEvEUllE")) != 0 || index >= COUNT_OF(dispatched)) return false;
     name->operation = SIM_RANGE;
     name->input = name->output = dispatched[index];
-    /* On the device, ranges of the floating types are accumulated in float, and of whole numbers in int64_t. */
+    /* On the device, ranges accumulate in float for floating-point types and in int64_t for integers. */
     name->compute = sim_type_is_real(name->output) ? computing_type(name->output) : SIM_TYPE_INT64;
     return true;
 }
 
-/* The distribution is that of the function with the lambda; the type that is written is the first one of
- * distribution_nullary_kernel, and what is computed with the first of the kernel. */
+/* The function with the lambda determines the distribution. The first argument of distribution_nullary_kernel is the
+ * output type, and that of the kernel the computing type. */
 static bool parse_random(cursor_t *cursor, sim_type_t compute, sim_kernel_name_t *name) {
     static const char writer[] = "27distribution_nullary_kernelI";
     word_t word;
@@ -273,7 +273,7 @@ static bool parse_random(cursor_t *cursor, sim_type_t compute, sim_kernel_name_t
     while (i < COUNT_OF(distributions) && !is_word(&word, distributions[i].word)) i++;
     const char *at = strstr(cursor->at, writer);
     if (i == COUNT_OF(distributions) || !at) return false;
-    /* The small types were named in full on the way there. */
+    /* The small types were spelled in full earlier in the name. */
     if (strstr(cursor->at, "N3c108BFloat16E"))
         cursor->named = SIM_TYPE_BFLOAT16;
     else if (strstr(cursor->at, "N3c104HalfE"))
@@ -283,7 +283,7 @@ static bool parse_random(cursor_t *cursor, sim_type_t compute, sim_kernel_name_t
     name->input = name->output = read_type(cursor);
     bool whole = name->operation == SIM_RANDOM || name->operation == SIM_RANDOM_FROM;
     name->compute = whole ? SIM_TYPE_INT64 : compute;
-    /* The writer's first lambda writes along one stride; its second one has an offset calculator. */
+    /* The writer's first lambda uses one stride; its second one uses an offset calculator. */
     const char *end = strstr(cursor->at, "EUli");
     return end && strncmp(end + 5, "E_E", 3) == 0;
 }
@@ -304,7 +304,7 @@ bool sim_kernel_parse(const char *mangled, sim_kernel_name_t *result) {
     bool parsed = false;
     if (!skip(&cursor, "_Z") || !read_name(&cursor, &word) || !skip(&cursor, "I")) return false;
     bool nested = is_word(&word, "elementwise_kernel") || is_word(&word, "reduce_kernel");
-    sim_type_t first = SIM_TYPE_NONE; /* of the numbers that a distribution starts from */
+    sim_type_t first = SIM_TYPE_NONE; /* computing type of a distribution */
     if (is_word(&word, "distribution_elementwise_grid_stride_kernel") && !skip(&cursor, "j") && !skip(&cursor, "m"))
         first = read_type(&cursor);
     skip_integers(&cursor);

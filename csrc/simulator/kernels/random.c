@@ -1,10 +1,10 @@
-/* Random numbers: a hash of the generator's state and the element, so that the same seed gives the same numbers and an
+/* Random numbers: a hash of the generator's state and the element index. The same seed gives the same numbers; an
  * advanced generator gives others. */
 #include "simulator/kernels/kernel.h"
 
 enum { NORMAL_TERMS = 12, FRACTION_BITS = 53 };
 
-/* Every bit of the result depends on every bit of the number. The constants are those of the splitmix64 generator. */
+/* Every bit of the result depends on every bit of the input. The constants are those of the splitmix64 generator. */
 static uint64_t mix(uint64_t number) {
     number += 0x9E3779B97F4A7C15U;
     number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9U;
@@ -13,11 +13,11 @@ static uint64_t mix(uint64_t number) {
 }
 
 uint64_t sim_random_seed(uint64_t seed, uint64_t offset) {
-    static const uint64_t factor = 0x9E3779B97F4A7C15U; /* spreads the seeds, which are small numbers, over all of them */
+    static const uint64_t factor = 0x9E3779B97F4A7C15U; /* distributes small seeds over the range */
     return seed * factor + offset;
 }
 
-/* The bits that a type holds exactly in numbers not below 0. */
+/* Mask of the bits that a type represents exactly in non-negative numbers. */
 static uint64_t mask_of(sim_type_t type) {
     switch (type) {
     case SIM_TYPE_BOOL: return 1;
@@ -35,13 +35,13 @@ static uint64_t mask_of(sim_type_t type) {
 
 static double unit(uint64_t bits) { return (double)(bits >> (64 - FRACTION_BITS)) * 0x1p-53; }
 
-/* Below 1, also when the type has rounded it. */
+/* Below 1, also after rounding to the type. */
 static double unit_of(sim_type_t type, uint64_t bits) {
     uint64_t mask = mask_of(type);
     return (double)(bits & mask) / ((double)mask + 1);
 }
 
-/* Nearly normal: the sum of twelve uniform numbers has the variance 1. */
+/* Approximately normal: the sum of twelve uniform numbers has variance 1. */
 static double normal(uint64_t bits) {
     double sum = -NORMAL_TERMS / 2.0;
     for (int i = 0; i < NORMAL_TERMS; i++) {

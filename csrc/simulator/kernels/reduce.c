@@ -1,5 +1,5 @@
-/* Reductions of one stretch of numbers to one. Sums are taken in double, one after the other; a device adds in the
- * computing type, in an order of its own. */
+/* Reductions of a sequence of numbers to one number. Sums are computed sequentially in double. A device adds in the
+ * computing type and in its own order. */
 #include <math.h>
 
 #include "simulator/kernels/kernel.h"

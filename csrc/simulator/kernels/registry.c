@@ -1,6 +1,8 @@
-/* The kernels that a program's CUDA code registers, mostly while its libraries are loaded: tens of thousands of them, long
- * before anything is simulated, and in processes that fork afterwards. So they are kept apart from the simulator's state,
- * with a lock of their own, and survive a reset; the table to look them up is made when it is first needed. */
+/* Kernels that a program's CUDA code registers.
+ *
+ * Libraries register tens of thousands of kernels while they are loaded, before the simulator is used, and in processes
+ * that fork later. So the registry is separate from the simulator's state, has its own lock and survives a reset. Its
+ * lookup table is built at first use. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,10 +11,10 @@
 
 typedef struct function {
     const void *host;
-    const char *name; /* in the library that registered it */
+    const char *name; /* memory of the library that registered it */
 } function_t;
 
-/* What one __cudaRegisterFatBinary started. */
+/* Functions registered through one __cudaRegisterFatBinary. */
 typedef struct module {
     struct module *next;
     function_t *functions;
@@ -22,7 +24,7 @@ typedef struct module {
 static struct {
     pthread_mutex_t lock;
     module_t *modules;
-    function_t *index; /* open addressing by host address, NULL until the next look-up */
+    function_t *index; /* open addressing by host address; NULL until the next lookup */
     size_t slots;      /* a power of two */
 } registry = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -69,7 +71,8 @@ const char *sim_kernel_registered(const void *function) {
     return name;
 }
 
-/* The functions that nvcc's start-up code calls. They neither count nor fail, as nothing has been set up yet. */
+/* The functions that nvcc's start-up code calls. They are not counted and no fault applies, because the state may not be
+ * initialised. */
 TMS_SIM_EXPORT void **__cudaRegisterFatBinary(void *binary);
 TMS_SIM_EXPORT void __cudaRegisterFatBinaryEnd(void **handle);
 TMS_SIM_EXPORT void __cudaUnregisterFatBinary(void **handle);
@@ -79,7 +82,7 @@ TMS_SIM_EXPORT void __cudaRegisterVar(void **handle, char *host, char *device, c
                                       int constant, int global);
 TMS_SIM_EXPORT char __cudaInitModule(void **handle);
 
-/* Without memory nothing of it is registered, and its kernels are unknown when they are launched. */
+/* If out of memory, the module is not registered and its kernels are unknown at launch. */
 void **__cudaRegisterFatBinary(void *binary) {
     module_t *module = calloc(1, sizeof *module);
     (void)binary;
@@ -127,7 +130,7 @@ void __cudaRegisterFunction(void **handle, const char *host, char *device, const
     pthread_mutex_unlock(&registry.lock);
 }
 
-/* Variables have no memory here: asking for the address of one is an error. */
+/* Device variables have no memory in the simulation: a query of their address fails. */
 void __cudaRegisterVar(void **handle, char *host, char *device, const char *name, int external, size_t bytes, int constant,
                        int global) {
     (void)handle, (void)host, (void)device, (void)name, (void)external, (void)bytes, (void)constant, (void)global;

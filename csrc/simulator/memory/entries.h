@@ -1,4 +1,4 @@
-/* The entry points of the virtual memory management, in the form of base/entry_list.h. They are implemented in physical.c,
+/* Entry points of the virtual memory management, in the format of base/entry_list.h. Implemented in physical.c,
  * reservation.c, mapping.c and export.c. */
 #ifndef TMS_SIM_MEMORY_ENTRIES_H
 #define TMS_SIM_MEMORY_ENTRIES_H

@@ -1,10 +1,10 @@
-/* Physical memory as a file descriptor, for other processes or for this one.
+/* Export of physical memory as a file descriptor, for other processes or this one.
  *
- * What is exported moves from its device's memfd to a memfd of its own. Each descriptor that is given away is opened anew
- * and holds a shared lock (flock), which all its duplicates share, in whatever process, and which goes with the last of them
- * and with the last mapping made of it. So the owner finds out whether anybody still has the memory: only then does an
- * exclusive lock fail. A close is not announced, so released memory that others hold is looked at again whenever memory is
- * counted. */
+ * An export moves the memory from its device's memfd to a memfd of its own. Each exported descriptor is a new open file
+ * description with a shared flock. Its duplicates in any process share that lock, and so do the mappings made through
+ * them; the last close or unmap releases it. The owner tests for remaining holders with an exclusive flock, which fails
+ * while there are any. A close sends no notification, so the owner repeats the test for released memory whenever it
+ * counts memory. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -33,7 +33,7 @@ static bool write_all(int file, const char *bytes, size_t count, off_t offset) {
     return true;
 }
 
-/* Copies what is not zero: large memory holds little else. */
+/* Copies only the data extents: large memory is mostly holes. */
 static bool copy_contents(int from, off_t start, uint64_t bytes, int to) {
     enum { BUFFER_BYTES = 1 << 16 };
     char buffer[BUFFER_BYTES];
@@ -48,7 +48,7 @@ static bool copy_contents(int from, off_t start, uint64_t bytes, int to) {
     return true;
 }
 
-/* Makes the memory a file of its own. */
+/* Moves the memory to a memfd of its own. */
 static CUresult separate(sim_physical_t *physical) {
     char name[SIM_NAME_BYTES];
     struct stat status;
@@ -71,7 +71,7 @@ failed:
     return result;
 }
 
-/* A descriptor of its own, which holds the lock. */
+/* Opens a new file description that holds the shared lock. */
 static int give_away(const sim_physical_t *physical) {
     char path[SIM_NAME_BYTES];
     snprintf(path, sizeof path, "/proc/self/fd/%d", physical->file);
@@ -88,9 +88,9 @@ CUresult sim_memory_export(void *shareable, CUmemGenericAllocationHandle handle,
     if (!shareable || flags || !physical) return CUDA_ERROR_INVALID_VALUE;
     if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || !(physical->handle_types & (unsigned)type))
         return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = sim_memory_await_pins(handle); /* it is not touched while it moves */
+    CUresult result = sim_memory_await_pins(handle); /* no thread may touch it during the move */
     if (result != CUDA_SUCCESS) return result;
-    physical = sim_memory_find_physical(handle); /* another thread may have released it */
+    physical = sim_memory_find_physical(handle); /* another thread may have released it during the wait */
     if (!physical) return CUDA_ERROR_INVALID_VALUE;
     if (physical->file < 0) result = separate(physical);
     if (result != CUDA_SUCCESS) return result;
@@ -100,7 +100,8 @@ CUresult sim_memory_export(void *shareable, CUmemGenericAllocationHandle handle,
     return CUDA_SUCCESS;
 }
 
-/* Which of this process's devices the memory is of, by the file's name; -1 where it is no such file. */
+/* The ordinal of the device that the file name contains; -1 if the file is not simulated memory or the device is not
+ * visible. */
 static int device_of(int file) {
     char path[SIM_NAME_BYTES], target[SIM_NAME_BYTES];
     int place = -1;
@@ -111,7 +112,7 @@ static int device_of(int file) {
     return sscanf(target, "/memfd:" MEMORY_NAME "%d", &place) == 1 ? sim_visible_ordinal(place) : -1;
 }
 
-/* What was imported before. The owner's own memory is not: to it, too, an import is another handle. */
+/* An earlier import of the file. Excludes the owner's own memory: an import by the owner is a separate handle. */
 static sim_physical_t *find_import(uint64_t file_id) {
     for (size_t i = 0; i < sim_state.physicals.count; i++) {
         sim_physical_t *physical = sim_state.physicals.slots[i].value;
@@ -125,7 +126,7 @@ CUresult sim_memory_import(CUmemGenericAllocationHandle *handle, void *shareable
     int given = (int)(intptr_t)shareable, device = -1;
     if (!handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_INVALID_VALUE;
     if (fstat(given, &status) != 0) return CUDA_ERROR_INVALID_VALUE;
-    if ((device = device_of(given)) < 0) return CUDA_ERROR_UNKNOWN; /* a file of something else */
+    if ((device = device_of(given)) < 0) return CUDA_ERROR_UNKNOWN; /* not simulated memory */
     sim_physical_t *physical = find_import(status.st_ino);
     if (physical) {
         physical->references++;

@@ -1,21 +1,22 @@
-/* What is gone of the memory that the device process has mapped, until it is told. Called with the simulator's lock held.
+/* Stale memory: ranges and files that the program has released and that the device process may still map. The next
+ * request to the device process names them. Owns the list. Called with the simulator's lock held.
  *
- * Only what was placed there is noted, so there is no more of it than the program had between two operators. */
+ * Only memory that was in a request is recorded, so the list is bounded by what one operator used. */
 #ifndef TMS_SIM_MEMORY_FORGOTTEN_H
 #define TMS_SIM_MEMORY_FORGOTTEN_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* One of them, the other is 0. */
+/* One of the two; the other is 0. */
 typedef struct sim_forgotten {
-    uint64_t range; /* the address of a reservation */
-    uint64_t file;  /* the inode of a file */
+    uint64_t range; /* address of a released reservation */
+    uint64_t file;  /* inode of a released file */
 } sim_forgotten_t;
 
-/* Without memory for a note the device process keeps what it has. */
+/* Records an entry. If out of memory, the device process keeps its mapping. */
 void sim_forgotten_add(sim_forgotten_t what);
-/* All of it, which is the caller's to free; NULL if there is nothing. */
+/* Takes the whole list; the caller frees it. NULL if it is empty. */
 sim_forgotten_t *sim_forgotten_take(size_t *count);
 
 #endif

@@ -58,7 +58,7 @@ sim_mapping_t *sim_memory_mapping_at(uint64_t address) {
     return mapping && address - mapping->address < mapping->bytes ? mapping : NULL;
 }
 
-/* Whether a range is exactly one or more adjacent mappings of one reservation; `first` is the place of the first. */
+/* Whether a range consists exactly of adjacent mappings of one reservation. *first is the index of the first mapping. */
 static bool covers_mappings(uint64_t address, uint64_t bytes, bool runtime, size_t *first) {
     const sim_reservation_t *reservation = sim_memory_reservation_at(address);
     if (!reservation || reservation->runtime != runtime || !bytes) return false;
@@ -72,8 +72,8 @@ static bool covers_mappings(uint64_t address, uint64_t bytes, bool runtime, size
     return at == address + bytes;
 }
 
-/* Whether a range lies in one reservation and no mapping reaches over its ends: that much can be unmapped. What is not
- * mapped in it does no harm, as was seen of the real driver; `first` is the place of the first mapping. */
+/* Whether a range can be unmapped: it lies in one reservation, and no mapping crosses its ends. Unmapped gaps are
+ * allowed, as observed on the real driver. *first is the index of the first mapping. */
 static bool contains_mappings(uint64_t address, uint64_t bytes, bool runtime, size_t *first) {
     const sim_reservation_t *reservation = sim_memory_reservation_at(address);
     if (!reservation || reservation->runtime != runtime || !bytes) return false;
@@ -88,7 +88,7 @@ static bool contains_mappings(uint64_t address, uint64_t bytes, bool runtime, si
 
 static void remove_mapping(sim_mapping_t *mapping) {
     sim_physical_t *physical = mapping->physical;
-    /* The addresses stay reserved: nothing else may come to lie there, not even for a moment. */
+    /* MAP_FIXED keeps the addresses reserved at every moment. */
     (void)mmap((void *)(uintptr_t)mapping->address, mapping->span, PROT_NONE,
                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     sim_table_remove(&sim_state.mappings, mapping->address);
@@ -107,7 +107,7 @@ static bool is_pinned(size_t first, uint64_t end) {
 
 CUresult sim_memory_unmap_range(uint64_t address, uint64_t bytes, bool runtime) {
     size_t first = 0;
-    /* Only one thread at a time waits for pins. Workers take no new ones then, so the wait is one chunk long. */
+    /* Only one thread at a time waits for pins. Workers take no new pins meanwhile, so the wait lasts at most one chunk. */
     while (sim_state.unmapping) {
         if (!sim_state_wait()) return CUDA_ERROR_DEINITIALIZED;
     }
@@ -116,7 +116,7 @@ CUresult sim_memory_unmap_range(uint64_t address, uint64_t bytes, bool runtime) 
     sim_state.unmapping = true;
     while (result == CUDA_SUCCESS && is_pinned(first, address + bytes)) {
         if (!sim_state_wait()) result = CUDA_ERROR_DEINITIALIZED;
-        /* Other threads may have mapped something elsewhere while the lock was free. */
+        /* Other threads may have changed the mappings while the lock was free. */
         if (result == CUDA_SUCCESS && !contains_mappings(address, bytes, runtime, &first)) result = CUDA_ERROR_INVALID_VALUE;
     }
     sim_state.unmapping = false;
@@ -171,7 +171,7 @@ CUresult sim_memory_await_pins(CUmemGenericAllocationHandle handle) {
     return result;
 }
 
-/* The host, which plays every device, may do what any of them may. */
+/* The host emulates all devices, so its protection is the union of their access rights. */
 CUresult sim_memory_protect(sim_mapping_t *mapping, int device, CUmemAccess_flags flags) {
     mapping->access[device] = flags;
     int status = mprotect((void *)(uintptr_t)mapping->address, mapping->span, host_protection(mapping));
@@ -195,7 +195,7 @@ CUresult sim_memory_set_access(CUdeviceptr address, size_t bytes, const CUmemAcc
     size_t first = 0;
     CUresult result = CUDA_SUCCESS;
     if (!access || !count || !covers_mappings(address, bytes, false, &first)) return CUDA_ERROR_INVALID_VALUE;
-    for (uint64_t pass = 0; pass < 2; pass++) { /* nothing changes unless everything is right */
+    for (uint64_t pass = 0; pass < 2; pass++) { /* the first pass validates, the second applies */
         for (size_t i = first; i < sim_state.mappings.count && sim_state.mappings.slots[i].key < address + bytes; i++) {
             sim_mapping_t *mapping = sim_state.mappings.slots[i].value;
             for (size_t j = 0; j < count && result == CUDA_SUCCESS; j++) {

@@ -1,20 +1,20 @@
-/* Mappings: physical memory at an address, and who may touch it. Owns sim_state.mappings. Called with the simulator's lock
- * held, which is given up while pinned chunks are waited for. */
+/* Mappings: physical memory at an address, and its access rights. Owns sim_state.mappings. Called with the simulator's
+ * lock held; waits for pinned chunks release it. */
 #ifndef TMS_SIM_MEMORY_MAPPING_H
 #define TMS_SIM_MEMORY_MAPPING_H
 
 #include "simulator/base/state.h"
 
-sim_mapping_t *sim_memory_mapping_at(uint64_t address); /* that covers this address, or NULL */
+sim_mapping_t *sim_memory_mapping_at(uint64_t address); /* the mapping that contains this address, or NULL */
 CUresult sim_memory_map_physical(uint64_t address, uint64_t bytes, sim_physical_t *physical, sim_mapping_t **mapping);
 CUresult sim_memory_protect(sim_mapping_t *mapping, int device, CUmemAccess_flags flags);
-/* Waits until no thread touches the mappings that start in a range, and takes them away. */
+/* Waits until no mapping that starts in the range is pinned, and removes these mappings. */
 CUresult sim_memory_unmap_range(uint64_t address, uint64_t bytes, bool runtime);
-/* Waits until no thread touches the mappings of a handle's memory. */
+/* Waits until no mapping of the handle's memory is pinned. */
 CUresult sim_memory_await_pins(CUmemGenericAllocationHandle handle);
-/* Shows the file, from its start, wherever the memory is mapped, without waiting. */
+/* Replaces the memory by the file, from its start, in all mappings. Does not wait. */
 CUresult sim_memory_remap(const sim_physical_t *physical, int file);
-/* Mappings, ranges and physical memory, whatever it is; for a reset. */
+/* Removes all mappings, ranges and physical memory; for a reset. */
 void sim_memory_clear(void);
 
 #endif

@@ -1,6 +1,4 @@
-/* Physical memory: pieces of one memfd a device.
- *
- * A piece of one file, and not a file each, because a process may hold more allocations than it may open files. */
+/* Physical memory: pieces of one memfd per device. A file per allocation could exceed the process's limit of open files. */
 #include "simulator/memory/physical.h"
 
 #include <errno.h>
@@ -25,12 +23,12 @@ static void give_back(const sim_physical_t *physical) {
     }
     if (physical->file >= 0)
         close(physical->file);
-    else /* what another process may still have open is never used again */
+    else /* a piece that another process may still have open is never reused */
         sim_piece_put(&sim_state.devices[physical->device], physical->offset, physical->bytes, !physical->shown);
     sim_budget_credit(physical->device, physical->bytes, false);
 }
 
-/* Whether another process, or a descriptor in this one, has the memory: export.c says how that is known. */
+/* Whether another process, or a descriptor in this one, holds the memory: see export.c. */
 static bool has_holder(const sim_physical_t *physical) {
     if (physical->imported || physical->file < 0) return false;
     if (flock(physical->file, LOCK_EX | LOCK_NB) != 0) return errno == EWOULDBLOCK;
@@ -95,7 +93,7 @@ static CUresult check_properties(const CUmemAllocationProp *properties) {
 
 CUresult sim_memory_granularity(size_t *granularity, const CUmemAllocationProp *properties,
                                 CUmemAllocationGranularity_flags option) {
-    /* The real driver does not look at what the properties say, either. */
+    /* The real driver ignores the properties here, too. */
     if (!granularity || !properties || (unsigned)option > CU_MEM_ALLOC_GRANULARITY_RECOMMENDED)
         return CUDA_ERROR_INVALID_VALUE;
     *granularity = TMS_SIM_GRANULARITY;
@@ -135,7 +133,7 @@ void sim_memory_clear_physicals(void) {
     while (sim_state.physicals.count) {
         sim_physical_t *physical = sim_state.physicals.slots[0].value;
         physical->references = 0;
-        physical->imported = physical->imported || has_holder(physical); /* what others have is theirs */
+        physical->imported = physical->imported || has_holder(physical); /* their holders keep it */
         sim_memory_drop_physical(physical);
     }
     sim_table_release(&sim_state.physicals);

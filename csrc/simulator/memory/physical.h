@@ -1,18 +1,19 @@
-/* Physical memory: allocations of cuMemCreate, and those under cudaMalloc. Owns sim_state.physicals. Called with the
+/* Physical memory: allocations of cuMemCreate, and those that back cudaMalloc. Owns sim_state.physicals. Called with the
  * simulator's lock held. */
 #ifndef TMS_SIM_MEMORY_PHYSICAL_H
 #define TMS_SIM_MEMORY_PHYSICAL_H
 
 #include "simulator/base/state.h"
 
-/* CUDA_ERROR_OUT_OF_MEMORY where the budget, or the machine, has no more. One reference, the caller's. */
+/* Creates physical memory with one reference, which the caller owns. CUDA_ERROR_OUT_OF_MEMORY if the budget or the
+ * machine is exhausted. */
 CUresult sim_memory_create_physical(int device, uint64_t bytes, bool runtime, sim_physical_t **physical);
-/* Frees it once it is neither referenced nor mapped, and no other process or descriptor has it. */
+/* Frees the memory if it has no reference, no mapping and no other holder. */
 void sim_memory_drop_physical(sim_physical_t *physical);
-void sim_memory_sweep(void); /* frees released memory that no process has any more */
-/* The allocation that a handle of the program names, or NULL. */
+void sim_memory_sweep(void); /* frees released memory that no other process holds any more */
+/* The allocation of the program's handle, or NULL. */
 sim_physical_t *sim_memory_find_physical(CUmemGenericAllocationHandle handle);
-/* All of it, which must not be mapped; for a reset. */
+/* Frees all of it; none may be mapped. For a reset. */
 void sim_memory_clear_physicals(void);
 
 #endif

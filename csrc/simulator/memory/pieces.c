@@ -1,9 +1,9 @@
-/* Pieces of a device's memfd, which physical memory is made of.
+/* Pieces of a device's memfd, which back physical memory.
  *
- * What is given back is kept for a while, because the system takes much longer to find and clear pages than we to fill them
- * with poison again: of a piece that has few pages, those pages; of all kept together, not more than kept_bytes. The pages
- * of any other go back to the system, by punching a hole, and its offsets are never used again. Either way the next owner of
- * a piece finds poison or zeros in it, nothing of what an earlier owner wrote. */
+ * Some returned pieces stay in a cache, because the system takes much longer to allocate and clear pages than poisoning
+ * them again. A piece with few pages keeps them; the cache holds at most kept_bytes in total. Any other piece returns its
+ * pages to the system (a punched hole), and its offsets are never reused. In both cases the next owner of a piece finds
+ * poison or zeros, never an earlier owner's data. */
 #include "simulator/memory/pieces.h"
 
 #include <errno.h>
@@ -15,7 +15,7 @@
 #include "simulator/base/state.h"
 #include "simulator/simulator.h"
 
-static const uint64_t kept_bytes = (uint64_t)64 << 20; /* pages of a device that are not in use */
+static const uint64_t kept_bytes = (uint64_t)64 << 20; /* cached free pages per device */
 
 static bool poison_range(int file, off_t offset, uint64_t bytes) {
     enum { BUFFER_BYTES = 1 << 16 };
@@ -30,7 +30,8 @@ static bool poison_range(int file, off_t offset, uint64_t bytes) {
     return true;
 }
 
-/* Calls `visit` for each run of pages that a range has; false as soon as that says so. Without `visit` it only counts. */
+/* Calls `visit` for each extent of a range that has pages. False as soon as `visit` returns false. A NULL `visit` only
+ * counts bytes. */
 static bool visit_pages(int file, off_t start, uint64_t bytes, bool (*visit)(int, off_t, uint64_t), uint64_t *count) {
     off_t end = start + (off_t)bytes, next = 0;
     *count = 0;
@@ -44,7 +45,7 @@ static bool visit_pages(int file, off_t start, uint64_t bytes, bool (*visit)(int
     return true;
 }
 
-/* Whether all of a piece is filled with poison, and has all its pages therefore. */
+/* Whether a piece is poisoned entirely, and therefore has all its pages. */
 static bool is_filled(uint64_t bytes) { return bytes <= sim_state.poison_limit || bytes <= 2 * (uint64_t)SIM_CHUNK_BYTES; }
 
 static bool poison(int file, off_t offset, uint64_t bytes) {
@@ -64,7 +65,7 @@ static void remove_kept(sim_device_t *device, unsigned index) {
     memmove(&device->kept[index], &device->kept[index + 1], (device->kept_count - index) * sizeof device->kept[0]);
 }
 
-/* The kept piece of this size that was used last, whose pages are the likeliest to be in the processor's cache. */
+/* Takes the most recently cached piece of this size: its pages are the likeliest to be in the processor's cache. */
 static bool take_kept(sim_device_t *device, uint64_t bytes, off_t *offset) {
     for (unsigned i = device->kept_count; i-- > 0;) {
         if (device->kept[i].bytes != bytes) continue;
@@ -93,7 +94,8 @@ bool sim_piece_take(sim_device_t *device, uint64_t bytes, off_t *offset) {
 
 void sim_piece_put(sim_device_t *device, off_t offset, uint64_t bytes, bool keep) {
     uint64_t pages = bytes, limit = sim_state.poison_limit < kept_bytes ? sim_state.poison_limit : kept_bytes;
-    /* Looking for the end of its pages goes through those of the pieces behind it: many small ones would take for ever. */
+    /* Only pieces that are partly poisoned need the count. Seeking the end of an extent scans the extents of later
+     * pieces, which is too slow for many small ones. */
     if (keep && !is_filled(bytes)) visit_pages(device->memory, offset, bytes, NULL, &pages);
     if (!keep || pages > limit) {
         punch_hole(device->memory, offset, bytes);

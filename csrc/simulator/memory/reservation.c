@@ -1,4 +1,4 @@
-/* Reserved address ranges: mmap(PROT_NONE), so that a touch of what is not mapped is a genuine fault. */
+/* Reserved address ranges: mmap(PROT_NONE), so that access to an unmapped address is a real fault. */
 #include "simulator/memory/reservation.h"
 
 #include <stdlib.h>
@@ -16,13 +16,13 @@ static void *map_nothing(uint64_t address, uint64_t bytes, int flags) {
     return mmap((void *)(uintptr_t)address, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | flags, -1, 0);
 }
 
-/* The range at the hint, or 0 where something else lies there. */
+/* Reserves the range at the hint; 0 if the addresses are in use. */
 static uint64_t map_at_hint(uint64_t bytes, uint64_t alignment, uint64_t hint) {
     if (!hint || hint % alignment) return 0;
     void *range = map_nothing(hint, bytes, MAP_FIXED_NOREPLACE);
     if (range == MAP_FAILED) return 0;
     if ((uintptr_t)range == hint) return hint;
-    munmap(range, bytes); /* a kernel that takes the flag for a mere hint */
+    munmap(range, bytes); /* an old kernel treats the flag as a hint */
     return 0;
 }
 

@@ -4,11 +4,11 @@
 
 #include "simulator/base/state.h"
 
-/* `runtime`: for memory of cudaMalloc. CUDA_ERROR_OUT_OF_MEMORY where there is no such range. */
+/* Reserves a range. `runtime`: for cudaMalloc. CUDA_ERROR_OUT_OF_MEMORY if there is no such range. */
 CUresult sim_memory_reserve_range(uint64_t bytes, uint64_t alignment, uint64_t hint, bool runtime, uint64_t *address);
 void sim_memory_free_range(sim_reservation_t *reservation);
-sim_reservation_t *sim_memory_reservation_at(uint64_t address); /* that covers this address, or NULL */
-/* Whether no address of a range is one of the device's. */
+sim_reservation_t *sim_memory_reservation_at(uint64_t address); /* the reservation that contains this address, or NULL */
+/* Whether a range overlaps no reservation. */
 bool sim_memory_unreserved(uint64_t address, uint64_t bytes);
 
 #endif

@@ -44,7 +44,7 @@ bool sim_memory_reachable(uint64_t address, uint64_t bytes, unsigned devices, bo
 
 void sim_memory_populate(uint64_t address, uint64_t bytes, bool writes) {
     static const uint64_t page = 4096, worth_while = (uint64_t)1 << 16;
-    static const int populate_read = 22, populate_write = 23; /* of Linux 5.14; older headers lack the names */
+    static const int populate_read = 22, populate_write = 23; /* since Linux 5.14; older headers lack the names */
     uint64_t start = address / page * page;
     if (bytes < worth_while) return;
     (void)madvise((void *)(uintptr_t)start, address + bytes - start, writes ? populate_write : populate_read);

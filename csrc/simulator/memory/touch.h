@@ -1,19 +1,19 @@
-/* Touching memory: what may be touched, and keeping it mapped during that. A thread that touches bytes looks them up and
- * pins them with the simulator's lock held, touches them without it, and unpins them with it. */
+/* Access to mapped memory. A thread checks and pins a mapping with the simulator's lock held, touches the bytes without
+ * the lock, and unpins with it held. Owns nothing. */
 #ifndef TMS_SIM_MEMORY_TOUCH_H
 #define TMS_SIM_MEMORY_TOUCH_H
 
 #include "simulator/base/state.h"
 
-/* Whether all of a range may be read (or written) by all devices of the mask. `kernel` is the context of a kernel, which
- * needs peer access enabled for other devices' cudaMalloc memory, or NULL for a copy, which does not. */
+/* Whether all devices of the mask may read (or write) the whole range. `kernel` is the context of a kernel, which needs
+ * peer access to cudaMalloc memory of other devices. It is NULL for a copy, which does not. */
 bool sim_memory_reachable(uint64_t address, uint64_t bytes, unsigned devices, bool writes, const sim_context_t *kernel);
-/* Pins the mapping at an address, so that it is not unmapped, and tells how many of `bytes` from there it covers. NULL where
- * the range may not be touched. Never waits: sim_state.unmapping must be false. */
+/* Pins the mapping at an address, so that it stays mapped, and limits *bytes to the part that it contains. NULL if the
+ * access is not allowed. Never waits. sim_state.unmapping must be false. */
 sim_mapping_t *sim_memory_pin(uint64_t address, uint64_t *bytes, unsigned devices, bool writes, const sim_context_t *kernel);
 void sim_memory_unpin(sim_mapping_t *mapping);
-/* Has the pages of memory found all at once, for bytes that are about to be touched: a fault a page takes much longer. Needs
- * no lock; a kernel without that does without it. */
+/* Populates the pages of memory that is about to be touched, because one call is much faster than a fault per page. Needs
+ * no lock. Has no effect on kernels without support. */
 void sim_memory_populate(uint64_t address, uint64_t bytes, bool writes);
 
 #endif

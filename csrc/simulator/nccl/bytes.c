@@ -13,7 +13,7 @@ static void touch(uint64_t address, void *into, const void *from, uint64_t bytes
     pthread_mutex_lock(&sim_state.lock);
 }
 
-/* Either end is the other buffer. */
+/* Copies from `from`, or into `into`; the other is NULL. */
 static CUresult move(const sim_stream_t *stream, uint64_t address, uint8_t *into, const uint8_t *from, uint64_t bytes) {
     while (bytes && sim_state_goes_on(stream)) {
         uint64_t part = bytes < SIM_CHUNK_BYTES ? bytes : SIM_CHUNK_BYTES;
@@ -22,7 +22,7 @@ static CUresult move(const sim_stream_t *stream, uint64_t address, uint8_t *into
             continue;
         }
         const sim_host_t *host = sim_host_at(address);
-        if (host) { /* pinned: it is there until the stream's work is done */
+        if (host) { /* pinned host memory stays mapped until the stream's work is done */
             uint64_t left = host->bytes - (address - host->address);
             part = part < left ? part : left;
             touch(address, into, from, part);

@@ -1,6 +1,6 @@
-/* Collectives, step by step. In a step each rank puts a part of its bytes into its slot, waits until the others have done
- * so, and takes what it needs out of theirs. An all-reduce has a share of the part reduced by each rank in between, so that
- * every element is computed once, in the order of the ranks, and all get the same bits. */
+/* Collectives, executed in steps. In a step each rank writes a part of its data to its slot, waits until all ranks have
+ * done so, and reads what it needs from their slots. In an all-reduce each rank also reduces one share of the part, so
+ * every element is computed once, in rank order, and all ranks get the same bits. */
 #include "simulator/nccl/collective.h"
 
 #include <stddef.h>
@@ -16,26 +16,26 @@ typedef struct step {
     const sim_nccl_part_t *part;
     uint64_t number;
     uint64_t first, count; /* elements */
-    size_t element;        /* bytes of one */
-    uint64_t share;        /* bytes of the slot for each rank, where its elements are for one rank each */
-    uint8_t *buffer;       /* of a slot's size, this rank's own */
+    size_t element;        /* bytes per element */
+    uint64_t share;        /* bytes of the slot for each rank, if the source has a block per rank */
+    uint8_t *buffer;       /* scratch buffer of one slot's size */
 } step_t;
 
 static bool is_reduction(sim_nccl_kind_t kind) {
     return kind == SIM_NCCL_ALL_REDUCE || kind == SIM_NCCL_REDUCE || kind == SIM_NCCL_REDUCE_SCATTER;
 }
 
-/* Whether the source has a block for each rank. */
+/* Whether the source has one block per rank. */
 static bool is_divided(sim_nccl_kind_t kind) {
     return kind == SIM_NCCL_REDUCE_SCATTER || kind == SIM_NCCL_ALL_TO_ALL || kind == SIM_NCCL_SCATTER;
 }
 
-/* Whether only the root has something to give; to take. */
+/* Whether only the root sends; whether only the root receives. */
 static bool is_from_root(sim_nccl_kind_t kind) { return kind == SIM_NCCL_BROADCAST || kind == SIM_NCCL_SCATTER; }
 
 static bool is_to_root(sim_nccl_kind_t kind) { return kind == SIM_NCCL_REDUCE || kind == SIM_NCCL_GATHER; }
 
-/* Waits until a counter of every rank has come to a number. */
+/* Waits until a counter of every rank has reached a number. */
 static bool await(const sim_nccl_turn_t *turn, sim_nccl_kind_t kind, size_t counter, uint64_t number) {
     const sim_nccl_exchange_t *exchange = &turn->comm->exchange;
     bool late = false;
@@ -43,7 +43,10 @@ static bool await(const sim_nccl_turn_t *turn, sim_nccl_kind_t kind, size_t coun
         uint32_t seen = sim_nccl_changes(exchange);
         unsigned missing = exchange->ranks;
         for (unsigned i = 0; i < exchange->ranks; i++) {
-            bool gone = late && !sim_nccl_is_present(exchange, i); /* looked at first: its last change may be older */
+            bool gone =
+                late &&
+                !sim_nccl_is_present(
+                    exchange, i); /* checked before the counter, which the rank may have updated just before it exited */
             const void *place = (const char *)sim_nccl_seat(exchange, i) + counter;
             if (atomic_load((const _Atomic(uint64_t) *)place) >= number) continue;
             missing = i;
@@ -64,7 +67,7 @@ static bool equal(const sim_nccl_call_t *a, const sim_nccl_call_t *b) {
            a->count == b->count;
 }
 
-/* Nothing goes on after a mismatch: the work waits to be aborted. */
+/* After a mismatch the operation waits for an abort. */
 static bool stall(const sim_nccl_turn_t *turn) {
     bool late = false;
     while (sim_nccl_turn_wait(turn, 0, &late)) {
@@ -100,7 +103,7 @@ static bool agree(const sim_nccl_turn_t *turn, const sim_nccl_part_t *part) {
     return true;
 }
 
-/* Elements of the program's, multiplied if it asked for that, into this rank's slot. */
+/* Copies elements of the program into this rank's slot, scaled if the reduction requires it. */
 static CUresult load(const step_t *step, uint64_t source, uint8_t *slot) {
     const sim_stream_t *stream = step->turn->stream;
     const sim_nccl_part_t *part = step->part;
@@ -126,7 +129,7 @@ static CUresult give(const step_t *step) {
     return result;
 }
 
-/* The same part of every rank's slot, in the order of the ranks. */
+/* Reduces the same part of every rank's slot, in rank order. */
 static void reduce_slots(const step_t *step, uint64_t offset, uint64_t count, void *destination) {
     const sim_nccl_exchange_t *exchange = &step->turn->comm->exchange;
     const void *sources[SIM_NCCL_MAX_RANKS];
@@ -136,7 +139,7 @@ static void reduce_slots(const step_t *step, uint64_t offset, uint64_t count, vo
     pthread_mutex_lock(&sim_state.lock);
 }
 
-/* A rank's share of the elements of an all-reduce. */
+/* A rank's share of the elements in an all-reduce. */
 static void find_share(const step_t *step, unsigned rank, uint64_t *first, uint64_t *count) {
     uint64_t ranks = step->turn->comm->exchange.ranks, each = (step->count + ranks - 1) / ranks;
     *first = rank * each < step->count ? rank * each : step->count;
@@ -148,7 +151,7 @@ static CUresult put(const step_t *step, uint64_t block, uint64_t offset, const v
     return sim_nccl_write(step->turn->stream, step->part->destination + place, bytes, count * step->element);
 }
 
-/* Out of the slots of the others into the program's memory. */
+/* Copies from the slots of the other ranks to the program's memory. */
 static CUresult take(const step_t *step) {
     const sim_nccl_part_t *part = step->part;
     const sim_nccl_exchange_t *exchange = &step->turn->comm->exchange;
@@ -176,7 +179,7 @@ static CUresult take(const step_t *step) {
     return result;
 }
 
-/* False where the work is over, with *result what it came to. */
+/* False if the operation has ended; *result is then its result. */
 static bool do_step(const step_t *step, CUresult *result) {
     const sim_nccl_turn_t *turn = step->turn;
     const sim_nccl_exchange_t *exchange = &turn->comm->exchange;

@@ -1,11 +1,11 @@
-/* Collectives, done in the turn of a rank. Called on a stream's thread with the simulator's lock held, which is given up
- * while bytes are touched and ranks are waited for. */
+/* Collectives, executed by one rank. Called on a stream's thread with the simulator's lock held; it is released while
+ * bytes are touched and during waits for other ranks. */
 #ifndef TMS_SIM_NCCL_COLLECTIVE_H
 #define TMS_SIM_NCCL_COLLECTIVE_H
 
 #include "simulator/nccl/turn.h"
 
-/* An error is what becomes of the stream's context. A turn that has ended early is a success. */
+/* A returned error becomes the context's sticky error. A cancelled collective returns CUDA_SUCCESS. */
 CUresult sim_nccl_collective_work(const sim_nccl_turn_t *turn, const sim_nccl_part_t *part);
 
 #endif

@@ -16,15 +16,15 @@ sim_nccl_handle_t sim_nccl_handle(const sim_nccl_comm_t *comm) { return (sim_ncc
 sim_nccl_result_t sim_nccl_require(sim_nccl_handle_t handle, sim_nccl_comm_t **comm) {
     sim_nccl_comm_t *found = sim_nccl_find(handle);
     if (!found)
-        return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "there is no communicator %p; it was destroyed, or never made",
+        return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "there is no communicator %p; it was destroyed or never created",
                              (void *)handle);
     if (found->error != SIM_NCCL_SUCCESS) return sim_nccl_set_error(found->text), found->error;
     if (found->aborted || found->finalized)
-        return sim_nccl_fail(SIM_NCCL_INVALID_USAGE, "the communicator was %s; make a new one",
+        return sim_nccl_fail(SIM_NCCL_INVALID_USAGE, "the communicator was %s; create a new one",
                              found->aborted ? "aborted" : "finalized");
     if (found->stage != SIM_NCCL_READY)
         return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT,
-                             "the communicator is not ready; call ncclCommGetAsyncError until it gives ncclSuccess");
+                             "the communicator is not ready; call ncclCommGetAsyncError until it returns ncclSuccess");
     *comm = found;
     return SIM_NCCL_SUCCESS;
 }
@@ -68,8 +68,8 @@ sim_nccl_result_t sim_nccl_charge(sim_nccl_comm_t *comm) {
     uint64_t bytes = sim_state.nccl_bytes;
     if (!sim_budget_charge(comm->device, bytes, false))
         return sim_nccl_fail(SIM_NCCL_UNHANDLED_CUDA,
-                             "out of memory: a communicator takes %llu bytes of device %d; free some, or set "
-                             "TMS_SIMULATED_NCCL_MEMORY to less",
+                             "out of memory: a communicator takes %llu bytes of device %d; free memory, or set "
+                             "TMS_SIMULATED_NCCL_MEMORY to a smaller size",
                              (unsigned long long)bytes, comm->device);
     comm->charged = bytes;
     return SIM_NCCL_SUCCESS;

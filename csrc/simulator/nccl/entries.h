@@ -1,6 +1,6 @@
-/* The functions of NCCL, in the form of base/entry_list.h; what they return is NCCL's. A failed check is the result
- * ncclUnhandledCudaError. They are implemented in init.c, lifetime.c, group.c, operations.c and memory.c. ncclGetErrorString
- * and ncclGetLastError, which return texts, are in control/nccl_calls.c. */
+/* Entry points of NCCL, in the format of base/entry_list.h. They return NCCL results; a failed check gives
+ * ncclUnhandledCudaError. Implemented in init.c, lifetime.c, group.c, operations.c and memory.c. ncclGetErrorString and
+ * ncclGetLastError return texts and are in control/nccl_calls.c. */
 #ifndef TMS_SIM_NCCL_ENTRIES_H
 #define TMS_SIM_NCCL_ENTRIES_H
 

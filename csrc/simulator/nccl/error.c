@@ -23,7 +23,7 @@ sim_nccl_result_t sim_nccl_fail(sim_nccl_result_t result, const char *format, ..
 }
 
 sim_nccl_result_t sim_nccl_cuda_failed(CUresult error) {
-    return sim_nccl_fail(SIM_NCCL_UNHANDLED_CUDA, "the simulated GPU gave CUDA error %d", (int)error);
+    return sim_nccl_fail(SIM_NCCL_UNHANDLED_CUDA, "the simulated GPU returned CUDA error %d", (int)error);
 }
 
 const char *sim_nccl_last_error(void) {
@@ -55,5 +55,5 @@ sim_nccl_result_t sim_nccl_refuse(const char *name) {
         fprintf(stderr, "simulated GPU: %s is not simulated and fails\n", name);
         break;
     }
-    return sim_nccl_fail(SIM_NCCL_INVALID_USAGE, "the simulated GPU does not have this function; do without it");
+    return sim_nccl_fail(SIM_NCCL_INVALID_USAGE, "the simulated GPU does not support this function");
 }

@@ -37,32 +37,35 @@ int sim_nccl_exchange_create(sim_nccl_place_t *place) {
 void sim_nccl_exchange_forget(const sim_nccl_place_t *place) {
     struct stat status;
     if (place->process != getpid() || fstat(place->file, &status) != 0) return;
-    if (status.st_ino == place->file_id) close(place->file); /* else it is closed, and the number another file's */
+    if (status.st_ino == place->file_id) close(place->file); /* otherwise it was closed and its number reused */
 }
 
-/* A name of the machine in a number: devices of different machines are different ones. */
+/* Identifies the simulated machine. Devices of different machines are distinct. */
 static uint64_t machine_id(void) {
     uint64_t hash = 14695981039346656037U; /* FNV-1a */
     for (const char *at = sim_state.shared_name; *at; at++) hash = (hash ^ (uint8_t)*at) * 1099511628211U;
     return sim_state.shared_name[0] ? hash : hash ^ (uint64_t)getpid();
 }
 
-/* With the file locked against the other ranks. */
+/* The caller holds the file's lock against the other ranks. */
 static sim_nccl_result_t take_seat(const sim_nccl_exchange_t *exchange, int device) {
     sim_nccl_shared_t *shared = exchange->shared;
     sim_nccl_seat_t *seat = &shared->seats[exchange->rank];
     uint64_t machine = machine_id();
     if (shared->ranks == 0) shared->ranks = exchange->ranks;
     if (shared->ranks != exchange->ranks)
-        return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "rank %u was given %u ranks, and another rank %u; give all the same",
-                             exchange->rank, exchange->ranks, shared->ranks);
+        return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT,
+                             "rank %u has %u ranks, another rank has %u; pass the same number to all", exchange->rank,
+                             exchange->ranks, shared->ranks);
     if (atomic_load(&seat->presence) != SIM_NCCL_ABSENT)
-        return sim_nccl_fail(SIM_NCCL_INVALID_USAGE, "there is a rank %u already; give each another number", exchange->rank);
+        return sim_nccl_fail(SIM_NCCL_INVALID_USAGE, "rank %u has already joined; give each process another rank",
+                             exchange->rank);
     for (unsigned i = 0; i < exchange->ranks; i++) {
         const sim_nccl_seat_t *other = &shared->seats[i];
         if (atomic_load(&other->presence) != SIM_NCCL_ABSENT && other->machine == machine && other->device == device)
-            return sim_nccl_fail(SIM_NCCL_INVALID_USAGE, "rank %u and rank %u are both on device %d; give each a device",
-                                 exchange->rank, i, device);
+            return sim_nccl_fail(SIM_NCCL_INVALID_USAGE,
+                                 "rank %u and rank %u are both on device %d; give each rank its own device", exchange->rank,
+                                 i, device);
     }
     seat->process = getpid();
     seat->started = sim_process_started(getpid());
@@ -80,8 +83,8 @@ sim_nccl_result_t sim_nccl_exchange_join(sim_nccl_exchange_t *exchange, const si
     int file = sim_ipc_open(&name);
     if (file < 0)
         return sim_nccl_fail(SIM_NCCL_REMOTE,
-                             "process %d, which made the unique id, has ended or has closed it; make a new one with "
-                             "ncclGetUniqueId, and use it once",
+                             "process %d, which created the unique id, has exited or has closed it; create a new one with "
+                             "ncclGetUniqueId and use it once",
                              place->process);
     exchange->ring_bytes = exchange->ranks <= FEW_RANKS ? RING_BYTES : SMALL_RING_BYTES;
     exchange->bytes = rings_start(exchange) + (uint64_t)exchange->ranks * exchange->ranks * ring_stride(exchange);
@@ -101,7 +104,7 @@ sim_nccl_result_t sim_nccl_exchange_join(sim_nccl_exchange_t *exchange, const si
     return result;
 
 failed:
-    result = sim_nccl_fail(SIM_NCCL_SYSTEM, "memory for the ranks to share: %s", strerror(errno));
+    result = sim_nccl_fail(SIM_NCCL_SYSTEM, "no shared memory for the ranks: %s", strerror(errno));
     close(file);
     return result;
 }

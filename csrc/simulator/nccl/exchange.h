@@ -1,9 +1,12 @@
-/* What the ranks of a communicator share: one piece of memory, without a name, that goes with the last of them. Each rank
- * has a seat in it, two slots for its part of a collective, and a ring to each rank for what it sends. A rank writes its own
- * seat and slots only. Counters only grow, and are written after what they count; a change is announced to the sleepers.
+/* The exchange: shared memory of a communicator's ranks. It is an unnamed file that exists until the last rank has
+ * unmapped it. Each rank has a seat, two slots for its part of a collective, and a ring per peer for sends. A rank writes
+ * only its own seat, slots and rings, with two exceptions: a receiver advances the read counter of a ring, and a shrink
+ * advances the split counters of excluded ranks. Counters only grow and are updated after the data they count. A change
+ * wakes the waiting ranks.
  *
- * The file is found through the process that made it (base/ipc.h), which keeps it open until all ranks have taken a seat.
- * Owns the mapping. What is shared is atomic and needs no lock. */
+ * Other ranks open the file through the process that created it (base/ipc.h), which keeps it open until all ranks have
+ * joined. Owns the mapping. The shared data is atomic and needs no lock; functions that report an error need the
+ * simulator's lock. */
 #ifndef TMS_SIM_NCCL_EXCHANGE_H
 #define TMS_SIM_NCCL_EXCHANGE_H
 
@@ -17,25 +20,25 @@
 enum {
     SIM_NCCL_MAX_RANKS = 64,
     SIM_NCCL_SLOT_BYTES = 256 << 10,
-    /* Of a rank: one is written while another is read. Two are enough, since a rank begins a step when all have posted their
-     * parts of the one before, and so have read what they need of the one before that. */
+    /* Per rank: one slot is written while the other is read. Two suffice: a rank starts a step only after all ranks have
+     * posted their parts of the previous step, and then they have read what they need of the step before that. */
     SIM_NCCL_SLOTS = 2,
 };
 
-/* Where a file is found: of which process, and which. */
+/* Identifies an exchange file: the process that has it open, its file number and inode. */
 typedef struct sim_nccl_place {
     int process;
     int file;
     uint64_t file_id;
 } sim_nccl_place_t;
 
-/* The collective that a rank takes part in. */
+/* The arguments of a rank's collective, for comparison between ranks. */
 typedef struct sim_nccl_call {
     uint32_t kind, type, reduction, root;
     uint64_t count;
 } sim_nccl_call_t;
 
-/* What a rank says when a communicator is made out of this one. */
+/* A rank's arguments for a derived communicator (ncclCommSplit, ncclCommShrink). */
 typedef struct sim_nccl_wish {
     int color, key;
 } sim_nccl_wish_t;
@@ -43,7 +46,7 @@ typedef struct sim_nccl_wish {
 typedef enum sim_nccl_presence {
     SIM_NCCL_ABSENT,
     SIM_NCCL_PRESENT,
-    SIM_NCCL_LEFT, /* it has destroyed its communicator */
+    SIM_NCCL_LEFT, /* destroyed its communicator */
     SIM_NCCL_ABORTED,
     SIM_NCCL_FAILED,
 } sim_nccl_presence_t;
@@ -51,15 +54,15 @@ typedef enum sim_nccl_presence {
 typedef struct sim_nccl_seat {
     _Atomic(int) presence;
     int process;
-    unsigned long long started; /* of the process */
-    int device;                 /* its place in the machine */
+    unsigned long long started; /* start time of the process */
+    int device;                 /* machine index of its device */
     uint64_t machine;
-    _Atomic(uint64_t) calls; /* collectives begun */
-    sim_nccl_call_t call[2]; /* the last two of them */
-    /* Steps of the collectives: its own part is in its slot, and it has read what it needs of the step before; its share is
-     * reduced. */
+    _Atomic(uint64_t) calls; /* number of collectives started */
+    sim_nccl_call_t call[2]; /* the last two collectives */
+    /* Steps of the collectives. `posted`: the rank's part is in its slot, and it has read what it needs of the previous
+     * step. `reduced`: its share is reduced. */
     _Atomic(uint64_t) posted, reduced;
-    _Atomic(uint64_t) wishes, places; /* of communicators made out of this one */
+    _Atomic(uint64_t) wishes, places; /* number of derived communicators: requests made, and exchanges created */
     sim_nccl_wish_t wish[2];
     sim_nccl_place_t place[2];
 } sim_nccl_seat_t;
@@ -76,17 +79,17 @@ typedef struct sim_nccl_shared {
 } sim_nccl_shared_t;
 
 typedef struct sim_nccl_exchange {
-    sim_nccl_shared_t *shared; /* NULL: none */
+    sim_nccl_shared_t *shared; /* NULL: not joined */
     size_t bytes;
     unsigned rank, ranks;
     uint64_t ring_bytes;
 } sim_nccl_exchange_t;
 
-/* A new file, of this process; -1 without memory. */
+/* Creates an exchange file in this process; -1 if out of memory. */
 int sim_nccl_exchange_create(sim_nccl_place_t *place);
-/* Opens the file of a place and takes the seat of exchange->rank. Says in words why it cannot. */
+/* Opens and maps an exchange and takes the seat of exchange->rank. Stores an error text on failure. */
 sim_nccl_result_t sim_nccl_exchange_join(sim_nccl_exchange_t *exchange, const sim_nccl_place_t *place, int device);
-/* Closes the file of a place, if this process made it. */
+/* Closes the exchange file if this process created it. */
 void sim_nccl_exchange_forget(const sim_nccl_place_t *place);
 void sim_nccl_exchange_leave(sim_nccl_exchange_t *exchange);
 
@@ -94,13 +97,13 @@ sim_nccl_seat_t *sim_nccl_seat(const sim_nccl_exchange_t *exchange, unsigned ran
 uint8_t *sim_nccl_slot(const sim_nccl_exchange_t *exchange, unsigned rank, uint64_t step);
 sim_nccl_ring_t *sim_nccl_ring(const sim_nccl_exchange_t *exchange, unsigned from, unsigned to);
 uint8_t *sim_nccl_ring_data(const sim_nccl_exchange_t *exchange, sim_nccl_ring_t *ring);
-/* Whether the process of a rank that has taken its seat lives, and has not left. */
+/* Whether the rank's process is alive and has not left the communicator. */
 bool sim_nccl_is_present(const sim_nccl_exchange_t *exchange, unsigned rank);
 
-/* Wakes all sleepers. */
+/* Publishes a change and wakes all waiting ranks. */
 void sim_nccl_announce(const sim_nccl_exchange_t *exchange);
 uint32_t sim_nccl_changes(const sim_nccl_exchange_t *exchange);
-/* Sleeps until there are others than `seen`, but not long; false after that time. Without the simulator's lock. */
+/* Waits for a change after `seen`, for a limited time; false on timeout. The caller must not hold the simulator's lock. */
 bool sim_nccl_sleep(const sim_nccl_exchange_t *exchange, uint32_t seen);
 
 #endif

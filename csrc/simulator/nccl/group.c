@@ -8,12 +8,12 @@
 #include "simulator/nccl/setup.h"
 #include "simulator/streams/stream.h"
 
-/* A communicator that is being made. */
+/* A communicator in setup. */
 typedef struct making {
     sim_nccl_handle_t *program, handle;
 } making_t;
 
-/* A call of an operation. The stream is looked for at the end. */
+/* A requested operation. Its stream is resolved at the end of the group. */
 typedef struct request {
     uint64_t comm;
     CUstream stream;
@@ -33,8 +33,8 @@ static _Thread_local group_t group;
 
 /* ---- communicators ---- */
 
-/* One step of each. Whether the group's end has to wait for one of them: all take part in a splitting, also those that get
- * no communicator. */
+/* Advances every setup. Returns whether the group must wait. Blocking communicators wait, and so do ranks of a split that
+ * get no communicator, because all ranks take part in it. */
 static bool step_all(const making_t *makings, size_t count) {
     bool waits = false;
     for (size_t i = 0; i < count; i++) {
@@ -49,7 +49,7 @@ static bool step_all(const making_t *makings, size_t count) {
 static sim_nccl_result_t finish_making(const making_t *making) {
     sim_nccl_comm_t *comm = sim_nccl_find(making->handle);
     sim_nccl_result_t result = SIM_NCCL_SUCCESS;
-    if (!comm) return sim_nccl_fail(SIM_NCCL_INVALID_USAGE, "the communicator was aborted while it was made");
+    if (!comm) return sim_nccl_fail(SIM_NCCL_INVALID_USAGE, "the communicator was aborted during its setup");
     if (comm->stage < SIM_NCCL_READY)
         return comm->waits ? sim_nccl_fail(SIM_NCCL_UNHANDLED_CUDA, "the simulated GPU has shut down")
                            : SIM_NCCL_IN_PROGRESS;
@@ -75,7 +75,7 @@ static sim_nccl_result_t finish_makings(const making_t *makings, size_t count) {
     return result;
 }
 
-/* Of a group that has failed: not all of the ranks will come. */
+/* Aborts the setups of a failed group, because some ranks will not join. */
 static void drop_makings(void) {
     for (size_t i = 0; i < group.making_count; i++) {
         sim_nccl_comm_t *comm = sim_nccl_find(group.makings[i].handle);
@@ -96,7 +96,7 @@ sim_nccl_result_t sim_nccl_group_setup(sim_nccl_handle_t *handle) {
 
 /* ---- operations ---- */
 
-/* The default streams are those of the communicator's device. */
+/* Resolves a stream; default streams are those of the communicator's device. */
 static sim_nccl_result_t find_stream(const sim_nccl_comm_t *comm, CUstream handle, sim_stream_t **stream) {
     sim_thread_t *thread = sim_state_thread();
     CUresult result = sim_context_retain_for_runtime(comm->device);
@@ -106,7 +106,7 @@ static sim_nccl_result_t find_stream(const sim_nccl_comm_t *comm, CUstream handl
     *stream = sim_stream_find(handle);
     thread->depth--;
     if (*stream && (*stream)->context->device == comm->device) return SIM_NCCL_SUCCESS;
-    return sim_nccl_fail(SIM_NCCL_UNHANDLED_CUDA, "stream %p is none of device %d, on which the communicator is",
+    return sim_nccl_fail(SIM_NCCL_UNHANDLED_CUDA, "stream %p is not a stream of device %d, which the communicator uses",
                          (void *)handle, comm->device);
 }
 
@@ -115,7 +115,7 @@ static sim_nccl_result_t submit(sim_nccl_comm_t *comm, sim_stream_t *stream, con
     return result == CUDA_SUCCESS ? SIM_NCCL_SUCCESS : sim_nccl_cuda_failed(result);
 }
 
-/* Has one stream wait for all that another has been given so far. */
+/* Makes one stream wait for all work that another has queued so far. */
 static CUresult order(sim_stream_t *later, const sim_stream_t *earlier) {
     const sim_op_t wait = {.kind = SIM_OP_WAIT, .stream = earlier->id, .position = earlier->submitted};
     return sim_stream_submit(later, &wait, NULL);
@@ -125,8 +125,8 @@ static bool is_transfer(const request_t *request) {
     return request->part.kind == SIM_NCCL_SEND || request->part.kind == SIM_NCCL_RECEIVE;
 }
 
-/* The group's sends and receives of one communicator are one operation: in the stream of the first of them, which waits for
- * those of the others, as they do for it. `others`: do that for them afterwards. */
+/* A group's sends and receives of one communicator are one operation in the stream of the first of them. That stream
+ * waits for the other streams before the operation; with `afterwards` the other streams wait for it. */
 static sim_nccl_result_t order_streams(const sim_nccl_comm_t *comm, size_t first, sim_stream_t *stream, bool afterwards) {
     for (size_t i = first; i < group.request_count; i++) {
         sim_stream_t *other = NULL;
@@ -136,7 +136,7 @@ static sim_nccl_result_t order_streams(const sim_nccl_comm_t *comm, size_t first
         if (other == stream) continue;
         if (other->capture || stream->capture)
             return sim_nccl_fail(SIM_NCCL_INVALID_USAGE,
-                                 "sends and receives of a group are captured on several streams; use one");
+                                 "sends and receives of a group are captured on several streams; use one stream");
         CUresult ordered = afterwards ? order(other, stream) : order(stream, other);
         if (ordered != CUDA_SUCCESS) return sim_nccl_cuda_failed(ordered);
     }
@@ -173,7 +173,7 @@ static sim_nccl_result_t submit_request(size_t which) {
     return result == SIM_NCCL_SUCCESS ? submit(comm, stream, &request->part, 1) : result;
 }
 
-/* Sends and receives first, whatever the order of the calls was: the same order on all ranks. */
+/* Submits sends and receives first, so that all ranks use the same order. */
 static sim_nccl_result_t submit_all(void) {
     sim_nccl_result_t result = SIM_NCCL_SUCCESS;
     for (int transfers = 1; transfers >= 0; transfers--) {
@@ -205,7 +205,7 @@ sim_nccl_result_t sim_nccl_group_failed(sim_nccl_result_t result) {
     return result;
 }
 
-/* Nothing of a group that has failed is made or submitted. */
+/* A failed group creates and submits nothing. */
 sim_nccl_result_t sim_nccl_group_finish(void) {
     if (--group.depth) return group.error;
     sim_nccl_result_t result = group.error;
@@ -226,13 +226,13 @@ sim_nccl_result_t sim_nccl_group_start(void) {
 }
 
 sim_nccl_result_t sim_nccl_group_end(void) {
-    if (!group.depth) return sim_nccl_fail(SIM_NCCL_INVALID_USAGE, "there was no ncclGroupStart before");
+    if (!group.depth) return sim_nccl_fail(SIM_NCCL_INVALID_USAGE, "ncclGroupEnd without ncclGroupStart");
     return sim_nccl_group_finish();
 }
 
 sim_nccl_result_t sim_nccl_group_simulate_end(void *information) {
     (void)information;
-    if (group.depth) { /* the group is over, and does nothing */
+    if (group.depth) { /* ends the group without effect */
         group.error = SIM_NCCL_INVALID_USAGE;
         sim_nccl_group_finish();
     }

@@ -1,4 +1,4 @@
-/* The calls that make communicators. */
+/* Entry points that create communicators. */
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 #include "simulator/nccl/group.h"
 #include "simulator/nccl/setup.h"
 
-/* What is in a unique id; the rest of it is zero. */
+/* The content of a unique id; the remaining bytes are zero. */
 typedef struct unique {
     char magic[8];
     sim_nccl_place_t place;
@@ -19,7 +19,7 @@ typedef struct unique {
 
 static const char id_magic[8] = "simnccl";
 
-_Static_assert(sizeof(unique_t) <= sizeof(sim_nccl_id_t), "a unique id has room for the place");
+_Static_assert(sizeof(unique_t) <= sizeof(sim_nccl_id_t), "a unique id can contain the exchange's location");
 
 sim_nccl_result_t sim_nccl_get_version(int *version) {
     if (!version) return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "version is NULL");
@@ -31,7 +31,7 @@ sim_nccl_result_t sim_nccl_get_unique_id(sim_nccl_id_t *unique) {
     unique_t id = {.place = {0}};
     if (!unique) return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "uniqueId is NULL");
     memcpy(id.magic, id_magic, sizeof id.magic);
-    if (sim_nccl_exchange_create(&id.place) < 0) return sim_nccl_fail(SIM_NCCL_SYSTEM, "no memory for the ranks to share");
+    if (sim_nccl_exchange_create(&id.place) < 0) return sim_nccl_fail(SIM_NCCL_SYSTEM, "no shared memory for the ranks");
     memset(unique, 0, sizeof *unique);
     memcpy(unique, &id, sizeof id);
     return SIM_NCCL_SUCCESS;
@@ -41,14 +41,14 @@ static sim_nccl_result_t read_config(const sim_nccl_config_t *config, bool *wait
     *waits = true;
     if (!config) return SIM_NCCL_SUCCESS;
     if (config->size < sizeof *config || config->magic != sim_nccl_config_magic)
-        return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "the config was not set to NCCL_CONFIG_INITIALIZER");
+        return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "the config was not initialised with NCCL_CONFIG_INITIALIZER");
     if (config->blocking != SIM_NCCL_UNDEFINED && config->blocking != 0 && config->blocking != 1)
-        return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "config.blocking is %d; it is 0 or 1", config->blocking);
+        return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "config.blocking is %d; it must be 0 or 1", config->blocking);
     *waits = config->blocking != 0;
     return SIM_NCCL_SUCCESS;
 }
 
-/* Takes a seat at once; where the others are not there yet, the group waits at its end. */
+/* Creates a communicator and joins its exchange. The end of the group waits for the other ranks. */
 static sim_nccl_result_t begin(sim_nccl_handle_t *handle, int ranks, const sim_nccl_id_t *unique, int rank, int device,
                                const sim_nccl_config_t *config) {
     unique_t id;
@@ -58,11 +58,11 @@ static sim_nccl_result_t begin(sim_nccl_handle_t *handle, int ranks, const sim_n
     if (ranks < 1 || rank < 0 || rank >= ranks)
         return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "rank %d of %d ranks: ranks count from 0", rank, ranks);
     if (ranks > SIM_NCCL_MAX_RANKS)
-        return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "%d ranks: the simulated GPU has room for %d", ranks,
+        return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "%d ranks: the simulated GPU supports at most %d", ranks,
                              SIM_NCCL_MAX_RANKS);
     memcpy(&id, unique, sizeof id);
     if (memcmp(id.magic, id_magic, sizeof id_magic) != 0)
-        return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "the unique id is none of ncclGetUniqueId of the simulated GPU");
+        return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "the unique id is not from ncclGetUniqueId of the simulated GPU");
     sim_nccl_result_t result = read_config(config, &waits);
     if (result != SIM_NCCL_SUCCESS) return result;
     sim_nccl_comm_t *comm = sim_nccl_comm_new(device, waits);
@@ -70,7 +70,7 @@ static sim_nccl_result_t begin(sim_nccl_handle_t *handle, int ranks, const sim_n
     comm->place = id.place;
     result = sim_nccl_setup_join(comm, (unsigned)rank, (unsigned)ranks);
     if (result != SIM_NCCL_SUCCESS) {
-        comm->place = (sim_nccl_place_t){0}; /* other ranks may still look there */
+        comm->place = (sim_nccl_place_t){0}; /* keeps the file open for the other ranks */
         sim_nccl_comm_drop(comm, SIM_NCCL_ABORTED);
         return result;
     }
@@ -78,7 +78,7 @@ static sim_nccl_result_t begin(sim_nccl_handle_t *handle, int ranks, const sim_n
     return SIM_NCCL_SUCCESS;
 }
 
-/* On the current device, alone or in a group. */
+/* Creates a communicator on the current device, alone or in a group. */
 static sim_nccl_result_t make(sim_nccl_handle_t *handle, int ranks, const sim_nccl_id_t *unique, int rank,
                               const sim_nccl_config_t *config) {
     int device = sim_context_current()->device;
@@ -95,7 +95,7 @@ sim_nccl_result_t sim_nccl_init_rank_config(sim_nccl_handle_t *handle, int ranks
     return make(handle, ranks, &unique, rank, config);
 }
 
-/* The ids but the first only spread the load of a real rendezvous. */
+/* Only the first id is used; the others distribute the load of a real rendezvous. */
 sim_nccl_result_t sim_nccl_init_rank_scalable(sim_nccl_handle_t *handle, int ranks, int rank, int count,
                                               const sim_nccl_id_t *uniques, const sim_nccl_config_t *config) {
     if (count < 1 || !uniques) return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "there is no unique id");
@@ -113,7 +113,7 @@ sim_nccl_result_t sim_nccl_init_all(sim_nccl_handle_t *handles, int count, const
         if (!sim_device_valid(device))
             result = sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "there is no device %d", device);
         else if (sim_context_retain_for_runtime(device) != CUDA_SUCCESS)
-            result = sim_nccl_fail(SIM_NCCL_UNHANDLED_CUDA, "device %d is of no use", device);
+            result = sim_nccl_fail(SIM_NCCL_UNHANDLED_CUDA, "device %d is unavailable", device);
         else
             result = begin(&handles[i], count, &unique, i, device, NULL);
         result = result == SIM_NCCL_SUCCESS ? sim_nccl_group_setup(&handles[i]) : sim_nccl_group_failed(result);
@@ -122,7 +122,7 @@ sim_nccl_result_t sim_nccl_init_all(sim_nccl_handle_t *handles, int count, const
     return result == SIM_NCCL_SUCCESS ? ended : result;
 }
 
-/* ---- out of another one ---- */
+/* ---- derived communicators ---- */
 
 static sim_nccl_result_t derive(sim_nccl_comm_t *parent, sim_nccl_wish_t wish, uint64_t excluded, sim_nccl_handle_t *handle,
                                 const sim_nccl_config_t *config) {
@@ -132,9 +132,10 @@ static sim_nccl_result_t derive(sim_nccl_comm_t *parent, sim_nccl_wish_t wish, u
     sim_nccl_result_t result = config ? read_config(config, &waits) : SIM_NCCL_SUCCESS;
     if (result != SIM_NCCL_SUCCESS) return result;
     if (sim_nccl_setup_child(parent))
-        return sim_nccl_fail(SIM_NCCL_INVALID_USAGE,
-                             "another communicator is being made of this one; call ncclCommGetAsyncError, or ncclGroupEnd, "
-                             "until that has succeeded");
+        return sim_nccl_fail(
+            SIM_NCCL_INVALID_USAGE,
+            "the setup of another communicator from this one is in progress; call ncclCommGetAsyncError or ncclGroupEnd "
+            "until it has succeeded");
     sim_nccl_comm_t *comm = sim_nccl_comm_new(parent->device, waits);
     if (!comm) return sim_nccl_fail(SIM_NCCL_SYSTEM, "no memory");
     sim_nccl_comm_retain(parent);
@@ -156,7 +157,7 @@ sim_nccl_result_t sim_nccl_split(sim_nccl_handle_t handle, int color, int key, s
     sim_nccl_comm_t *parent = NULL;
     sim_nccl_result_t result = sim_nccl_require(handle, &parent);
     if (result == SIM_NCCL_SUCCESS && (!made || (color < 0 && color != SIM_NCCL_NO_COLOR)))
-        result = sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "color is %d; it is 0 or more, or NCCL_SPLIT_NOCOLOR", color);
+        result = sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "color is %d; it must be 0 or more, or NCCL_SPLIT_NOCOLOR", color);
     if (made) *made = NULL;
     const sim_nccl_wish_t wish = {.color = color, .key = key};
     if (result == SIM_NCCL_SUCCESS) result = derive(parent, wish, 0, made, config);
@@ -167,16 +168,16 @@ static sim_nccl_result_t read_excluded(const sim_nccl_comm_t *comm, const int *r
     *excluded = 0;
     for (int i = 0; i < count; i++) {
         if (ranks[i] < 0 || (unsigned)ranks[i] >= comm->exchange.ranks || *excluded >> ranks[i] & 1)
-            return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "rank %d cannot be left out", ranks[i]);
+            return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "rank %d cannot be excluded", ranks[i]);
         *excluded |= (uint64_t)1 << ranks[i];
     }
     if (*excluded >> comm->exchange.rank & 1)
-        return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "rank %u, which is left out, calls; only the others do",
+        return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "rank %u is excluded, but calls; only the other ranks may call",
                              comm->exchange.rank);
     return SIM_NCCL_SUCCESS;
 }
 
-/* With NCCL_SHRINK_ABORT the parent may have an error: that is what it is for. */
+/* With NCCL_SHRINK_ABORT the parent may have an error. */
 sim_nccl_result_t sim_nccl_shrink(sim_nccl_handle_t handle, const int *ranks, int count, sim_nccl_handle_t *made,
                                   const sim_nccl_config_t *config, int flags) {
     sim_nccl_comm_t *parent = sim_nccl_find(handle);
@@ -185,7 +186,7 @@ sim_nccl_result_t sim_nccl_shrink(sim_nccl_handle_t handle, const int *ranks, in
     if (!(flags & SIM_NCCL_SHRINK_ABORT) || !parent || parent->stage != SIM_NCCL_READY)
         result = sim_nccl_require(handle, &parent);
     if (result == SIM_NCCL_SUCCESS && (!made || count < 1 || !ranks))
-        result = sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "no rank is left out");
+        result = sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "no rank is excluded");
     if (made) *made = NULL;
     if (result == SIM_NCCL_SUCCESS) result = read_excluded(parent, ranks, count, &excluded);
     if (result == SIM_NCCL_SUCCESS && flags & SIM_NCCL_SHRINK_ABORT) {

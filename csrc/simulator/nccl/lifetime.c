@@ -1,4 +1,4 @@
-/* The calls that end communicators, and that tell how they are. */
+/* Entry points that end communicators, and queries of their state. */
 #include "simulator/nccl/communicator.h"
 #include "simulator/nccl/entries.h"
 #include "simulator/nccl/error.h"
@@ -7,12 +7,12 @@
 static sim_nccl_result_t find(sim_nccl_handle_t handle, const void *result, sim_nccl_comm_t **comm) {
     *comm = sim_nccl_find(handle);
     if (!*comm)
-        return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "there is no communicator %p; it was destroyed, or never made",
+        return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "there is no communicator %p; it was destroyed or never created",
                              (void *)handle);
     return result ? SIM_NCCL_SUCCESS : sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "a pointer is NULL");
 }
 
-/* Until what was submitted is done, or will never be. */
+/* Waits until submitted work is complete, or can never complete. */
 static void drain(sim_nccl_comm_t *comm) {
     sim_nccl_comm_retain(comm);
     while (comm->first && !comm->aborted && !comm->destroyed && comm->error == SIM_NCCL_SUCCESS) {
@@ -37,7 +37,7 @@ static void abort_comm(sim_nccl_comm_t *comm) {
     sim_nccl_comm_drop(comm, SIM_NCCL_ABORTED);
 }
 
-/* Where there is an error, what was submitted will never be done. */
+/* After an error, submitted work never completes, so the communicator is aborted. */
 sim_nccl_result_t sim_nccl_destroy(sim_nccl_handle_t handle) {
     sim_nccl_comm_t *comm = NULL;
     sim_nccl_result_t result = find(handle, &handle, &comm);

@@ -1,4 +1,4 @@
-/* The calls about memory: what a communicator holds of the device, allocations for the program, and registrations. */
+/* Entry points for memory: device memory of communicators, allocations for the program, and registrations. */
 #include "simulator/base/table.h"
 #include "simulator/devices/context.h"
 #include "simulator/memory/entries.h"
@@ -9,7 +9,7 @@
 #include "simulator/nccl/error.h"
 #include "simulator/simulator.h"
 
-/* A mapped handle, as the real one gives: the program may look it up by the address. */
+/* Maps a cuMemCreate handle, as the real function does: the program may look it up by address. */
 sim_nccl_result_t sim_nccl_mem_alloc(void **address, size_t bytes) {
     int device = sim_context_current()->device;
     size_t span = (bytes + TMS_SIM_GRANULARITY - 1) / TMS_SIM_GRANULARITY * TMS_SIM_GRANULARITY;
@@ -28,7 +28,7 @@ sim_nccl_result_t sim_nccl_mem_alloc(void **address, size_t bytes) {
     if (result != CUDA_SUCCESS) goto no_mapping;
     result = sim_memory_set_access(place, span, &access, 1);
     if (result != CUDA_SUCCESS) goto no_access;
-    sim_memory_release(handle); /* it lives as long as its mapping */
+    sim_memory_release(handle); /* the mapping keeps it alive */
     *address = (void *)(uintptr_t)place;
     return SIM_NCCL_SUCCESS;
 
@@ -46,22 +46,22 @@ sim_nccl_result_t sim_nccl_mem_free(void *address) {
     const sim_mapping_t *mapping = sim_memory_mapping_at(place);
     if (!address) return SIM_NCCL_SUCCESS;
     if (!mapping || mapping->address != place || mapping->runtime)
-        return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "%p is not what ncclMemAlloc returned", address);
+        return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "%p was not returned by ncclMemAlloc", address);
     uint64_t span = mapping->span;
     CUresult result = sim_memory_unmap(place, span);
     if (result == CUDA_SUCCESS) result = sim_memory_address_free(place, span);
     return result == CUDA_SUCCESS ? SIM_NCCL_SUCCESS : sim_nccl_cuda_failed(result);
 }
 
-/* A registration changes nothing here, but has to be of memory that is there. */
+/* A registration has no effect, but its memory must be accessible. */
 sim_nccl_result_t sim_nccl_register(sim_nccl_handle_t handle, void *buffer, size_t bytes, void **registration) {
     sim_nccl_comm_t *comm = NULL;
     sim_nccl_result_t result = sim_nccl_require(handle, &comm);
     if (result != SIM_NCCL_SUCCESS) return result;
     if (!registration || !bytes || !sim_memory_reachable((uint64_t)(uintptr_t)buffer, bytes, 1U << comm->device, true, NULL))
         return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT,
-                             "%zu bytes from %p on are not all memory that device %d can use; resume what is paused", bytes,
-                             buffer, comm->device);
+                             "%zu bytes from %p on are not all accessible to device %d; resume paused memory", bytes, buffer,
+                             comm->device);
     uint64_t id = sim_state_new_id();
     if (!sim_table_insert(&comm->registrations, id, comm)) return sim_nccl_fail(SIM_NCCL_SYSTEM, "no memory");
     *registration = (void *)(uintptr_t)id;
@@ -71,20 +71,20 @@ sim_nccl_result_t sim_nccl_register(sim_nccl_handle_t handle, void *buffer, size
 sim_nccl_result_t sim_nccl_deregister(sim_nccl_handle_t handle, void *registration) {
     sim_nccl_comm_t *comm = sim_nccl_find(handle);
     if (comm && sim_table_remove(&comm->registrations, (uint64_t)(uintptr_t)registration)) return SIM_NCCL_SUCCESS;
-    return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "there is no such registration of this communicator");
+    return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "this communicator has no such registration");
 }
 
-/* ---- what a communicator holds ---- */
+/* ---- device memory of communicators ---- */
 
 sim_nccl_result_t sim_nccl_suspend(sim_nccl_handle_t handle, int flags) {
     sim_nccl_comm_t *comm = NULL;
     sim_nccl_result_t result = sim_nccl_require(handle, &comm);
     if (result != SIM_NCCL_SUCCESS) return result;
     if (flags != SIM_NCCL_SUSPEND_MEMORY)
-        return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "flags are %d; give NCCL_SUSPEND_MEM", flags);
+        return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "flags are %d; use NCCL_SUSPEND_MEM", flags);
     if (comm->suspended || comm->first || comm->busy)
-        return sim_nccl_fail(SIM_NCCL_INVALID_USAGE, comm->suspended ? "the communicator is suspended already"
-                                                                     : "operations are under way; synchronize first");
+        return sim_nccl_fail(SIM_NCCL_INVALID_USAGE, comm->suspended ? "the communicator is already suspended"
+                                                                     : "operations are in flight; synchronize first");
     sim_nccl_credit(comm);
     comm->suspended = true;
     return SIM_NCCL_SUCCESS;
@@ -115,7 +115,7 @@ sim_nccl_result_t sim_nccl_statistics(sim_nccl_handle_t handle, int which, uint6
     return SIM_NCCL_SUCCESS;
 }
 
-/* ---- what is not simulated: kernels of the program's own that communicate ---- */
+/* ---- not simulated: communication inside the program's own kernels ---- */
 
 sim_nccl_result_t sim_nccl_window_register(sim_nccl_handle_t comm, void *buffer, size_t bytes, void **window, int flags) {
     (void)comm, (void)buffer, (void)bytes, (void)flags;

@@ -8,7 +8,7 @@ enum { BATCH = 256 };
 typedef union batch {
     float floats[BATCH];
     double doubles[BATCH];
-    uint64_t wholes[BATCH]; /* of a signed type: the bits of its value as 64-bit number */
+    uint64_t wholes[BATCH]; /* of a signed type: the bits of its value as a 64-bit number */
 } batch_t;
 
 static const struct {
@@ -33,10 +33,10 @@ size_t sim_nccl_type_bytes(sim_nccl_type_t type) { return types[type].bytes; }
 
 const char *sim_nccl_type_name(sim_nccl_type_t type) { return types[type].name; }
 
-/* A binary format of floating-point numbers that is narrower than float. */
+/* A binary floating-point format narrower than float. */
 typedef struct format {
     int exponent_bits, fraction_bits;
-    bool has_infinity; /* else the all-ones pattern is the only one that is not a number */
+    bool has_infinity; /* false: only the all-ones pattern is NaN */
 } format_t;
 
 static const format_t half_format = {5, 10, true}, bfloat16_format = {8, 7, true}, e4m3_format = {4, 3, false},
@@ -56,7 +56,7 @@ static float widen(const format_t *format, unsigned bits) {
     return bits >> (format->exponent_bits + format->fraction_bits) & 1 ? -value : value;
 }
 
-/* To the nearest, ties to even; too large a number is infinite, or the largest where there is no infinity. */
+/* Rounds to nearest, ties to even. Overflow gives infinity, or the largest number if the format has no infinity. */
 static unsigned narrow(const format_t *format, float number) {
     int top = (1 << format->exponent_bits) - 1, bias = top / 2, exponent = 0;
     unsigned sign = (unsigned)(signbit(number) != 0) << (format->exponent_bits + format->fraction_bits);
@@ -67,8 +67,8 @@ static unsigned narrow(const format_t *format, float number) {
     if (value == 0) return sign;
     frexp(value, &exponent); /* value = [0.5, 1) * 2^exponent */
     int lowest = exponent - 1 < 1 - bias ? 1 - bias : exponent - 1;
-    /* In units of the last place; adding what leaves no room for a fraction rounds. A carry into the exponent comes out
-     * right by itself. */
+    /* In units of the last place. Adding a number that leaves no fraction bits rounds. A carry into the exponent is
+     * correct without special handling. */
     double units = ldexp(value, format->fraction_bits - lowest) + 0x1p52 - 0x1p52;
     double bits = units + (double)((lowest + bias - 1) << format->fraction_bits);
     unsigned largest = format->has_infinity ? infinity : all - 1;
@@ -149,7 +149,7 @@ static family_t family_of(sim_nccl_type_t type) {
     }
 }
 
-/* As the device has it: a number, where one of the two is none. */
+/* As on the device: if one operand is NaN, the result is the other one. */
 #define COMBINE(function, field, c_type, larger, smaller)                                                                   \
     static void function(batch_t *total, const batch_t *next, size_t count, sim_nccl_reduction_t reduction) {               \
         switch (reduction) {                                                                                                \
@@ -182,7 +182,7 @@ COMBINE(combine_doubles, doubles, double, isnan(a) || b > a, isnan(a) || b < a)
 static void divide(sim_nccl_type_t type, batch_t *total, size_t count, unsigned divisor) {
     uint8_t stored[BATCH * sizeof(uint64_t)];
     family_t family = family_of(type);
-    /* The sum is one of its type. */
+    /* The sum has the range of its type. */
     if (family == SIGNED || family == UNSIGNED) {
         store(type, stored, count, total);
         load(type, stored, count, total);

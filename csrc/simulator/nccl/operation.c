@@ -12,7 +12,7 @@
 struct sim_nccl_operation {
     sim_task_t task;
     sim_nccl_comm_t *comm;
-    sim_nccl_operation_t *next; /* in the communicator's order */
+    sim_nccl_operation_t *next; /* next in the communicator's order */
     bool queued;
     size_t count; /* one collective, or any number of sends and receives */
     sim_nccl_part_t parts[];
@@ -49,7 +49,7 @@ static CUresult do_parts(const sim_nccl_turn_t *turn, const sim_nccl_operation_t
     return sim_nccl_collective_work(turn, first);
 }
 
-/* The other ranks would wait for ever for what this one left undone. */
+/* Reports a failed operation to the other ranks, which would otherwise wait forever. */
 static void tell_failure(const sim_nccl_turn_t *turn, const sim_nccl_operation_t *operation, CUresult result) {
     const sim_nccl_exchange_t *exchange = &turn->comm->exchange;
     const char *name = sim_nccl_kind_name(operation->parts[0].kind);

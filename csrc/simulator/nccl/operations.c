@@ -1,4 +1,4 @@
-/* The calls of operations: what they ask for is checked and handed to the group. */
+/* Entry points of operations: they validate the arguments and add the operation to the group. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,7 +11,7 @@
 
 static bool is_known(int type) { return type >= 0 && type < SIM_NCCL_TYPES; }
 
-/* A reduction of the program's is a sum of what it says. */
+/* Resolves a reduction. A reduction that the program created is a scaled sum. */
 static sim_nccl_result_t read_reduction(const sim_nccl_comm_t *comm, int reduction, sim_nccl_part_t *part) {
     if (reduction >= 0 && reduction < SIM_NCCL_REDUCTIONS) {
         part->reduction = (sim_nccl_reduction_t)reduction;
@@ -20,7 +20,7 @@ static sim_nccl_result_t read_reduction(const sim_nccl_comm_t *comm, int reducti
     const sim_nccl_factor_t *factor = sim_table_find(&comm->factors, (uint64_t)(unsigned)reduction);
     if (!factor) return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "there is no reduction %d of this communicator", reduction);
     if (factor->type != part->type)
-        return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "reduction %d was made for %s, and the data are %s", reduction,
+        return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "reduction %d is for %s, but the data is %s", reduction,
                              sim_nccl_type_name(factor->type), sim_nccl_type_name(part->type));
     part->reduction = SIM_NCCL_SUM;
     part->scaled = true;
@@ -44,7 +44,7 @@ static sim_nccl_result_t check(const sim_nccl_comm_t *comm, const sim_nccl_part_
     return SIM_NCCL_SUCCESS;
 }
 
-/* `peer` is the root, or another rank; 0 where there is none. */
+/* `peer` is the root or the other rank; 0 if there is none. */
 static sim_nccl_result_t add(sim_nccl_handle_t handle, sim_nccl_part_t part, int type, int reduction, int peer,
                              CUstream stream) {
     sim_nccl_comm_t *comm = NULL;
@@ -55,7 +55,7 @@ static sim_nccl_result_t add(sim_nccl_handle_t handle, sim_nccl_part_t part, int
     part.peer = (unsigned)peer;
     result = read_reduction(comm, reduction, &part);
     if (result != SIM_NCCL_SUCCESS) return sim_nccl_group_failed(result);
-    return part.count ? sim_nccl_group_add(comm, stream, &part) : SIM_NCCL_SUCCESS; /* of nothing, nothing is done */
+    return part.count ? sim_nccl_group_add(comm, stream, &part) : SIM_NCCL_SUCCESS; /* an empty operation has no effect */
 }
 
 #define PART(kind_of, from, to, elements)                                                                                   \
@@ -119,7 +119,7 @@ sim_nccl_result_t sim_nccl_receive(void *destination, size_t count, int type, in
     return add(comm, PART(SIM_NCCL_RECEIVE, NULL, destination, count), type, SIM_NCCL_SUM, peer, stream);
 }
 
-/* ---- reductions of the program's ---- */
+/* ---- reductions that the program creates ---- */
 
 sim_nccl_result_t sim_nccl_make_reduction(int *reduction, void *scalar, int type, int residence, sim_nccl_handle_t handle) {
     sim_nccl_comm_t *comm = NULL;
@@ -145,7 +145,7 @@ sim_nccl_result_t sim_nccl_make_reduction(int *reduction, void *scalar, int type
     return SIM_NCCL_SUCCESS;
 }
 
-/* What was submitted has the factor in it. */
+/* Submitted operations have a copy of the factor. */
 sim_nccl_result_t sim_nccl_drop_reduction(int reduction, sim_nccl_handle_t handle) {
     sim_nccl_comm_t *comm = sim_nccl_find(handle);
     void *factor = comm ? sim_table_remove(&comm->factors, (uint64_t)(unsigned)reduction) : NULL;

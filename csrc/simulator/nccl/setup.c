@@ -36,12 +36,12 @@ static void wait_for_seats(sim_nccl_comm_t *comm) {
     for (unsigned i = 0; i < exchange->ranks; i++) {
         if (atomic_load(&sim_nccl_seat(exchange, i)->presence) == SIM_NCCL_ABSENT || sim_nccl_is_present(exchange, i))
             continue;
-        break_off(comm, sim_nccl_fail(SIM_NCCL_REMOTE, "rank %u has gone before all ranks were there; start all again", i));
+        break_off(comm, sim_nccl_fail(SIM_NCCL_REMOTE, "rank %u left before all ranks had joined; restart all ranks", i));
         return;
     }
 }
 
-/* The ranks of the parent that are to be of the new communicator, in the order of their new ranks. */
+/* The parent's ranks that belong to the new communicator, in the order of their new ranks. */
 static unsigned find_members(const sim_nccl_comm_t *comm, unsigned *members) {
     const sim_nccl_exchange_t *exchange = &comm->parent->exchange;
     unsigned count = 0;
@@ -58,7 +58,7 @@ static unsigned find_members(const sim_nccl_comm_t *comm, unsigned *members) {
     return count;
 }
 
-/* Of a counter of all ranks of the parent that take part. */
+/* Whether a counter of all selected ranks of the parent has reached this derived communicator. */
 static bool all_have(sim_nccl_comm_t *comm, uint64_t only, size_t counter) {
     const sim_nccl_exchange_t *exchange = &comm->parent->exchange;
     for (unsigned i = 0; i < exchange->ranks; i++) {
@@ -68,7 +68,7 @@ static bool all_have(sim_nccl_comm_t *comm, uint64_t only, size_t counter) {
         if (atomic_load((const _Atomic(uint64_t) *)place) >= comm->number) continue;
         if (gone)
             break_off(comm, sim_nccl_fail(SIM_NCCL_REMOTE,
-                                          "rank %u, which is to take part, is gone; leave it out with ncclCommShrink", i));
+                                          "rank %u must take part, but it has left; exclude it with ncclCommShrink", i));
         return false;
     }
     return true;
@@ -79,7 +79,7 @@ static void wait_for_wishes(sim_nccl_comm_t *comm) {
     unsigned members[SIM_NCCL_MAX_RANKS], count = find_members(comm, members), own = comm->parent->exchange.rank;
     const sim_nccl_exchange_t *exchange = &comm->parent->exchange;
     sim_nccl_seat_t *seat = sim_nccl_seat(exchange, own);
-    /* The ranks that a shrinking leaves out count it, too. */
+    /* Excluded ranks must count it, too. */
     for (unsigned i = 0; i < exchange->ranks; i++) {
         if (comm->excluded >> i & 1) atomic_store(&sim_nccl_seat(exchange, i)->wishes, comm->number);
     }
@@ -89,7 +89,7 @@ static void wait_for_wishes(sim_nccl_comm_t *comm) {
         comm->stage = SIM_NCCL_LOOKING;
     if (comm->stage == SIM_NCCL_READY || members[0] != own || count == 0) return;
     if (sim_nccl_exchange_create(&seat->place[comm->number % 2]) < 0)
-        return break_off(comm, sim_nccl_fail(SIM_NCCL_SYSTEM, "no memory for the ranks to share"));
+        return break_off(comm, sim_nccl_fail(SIM_NCCL_SYSTEM, "no shared memory for the ranks"));
     atomic_store(&seat->places, comm->number);
     sim_nccl_announce(exchange);
 }

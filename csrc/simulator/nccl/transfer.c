@@ -1,5 +1,5 @@
-/* Sends and receives, which go on together in whatever order the ring of each pair lets them. A message is its length and
- * its bytes; a send is done when its last byte is in the ring. */
+/* Sends and receives, which progress together as the ring of each pair allows. A message is its length and its bytes. A
+ * send is complete when its last byte is in the ring. */
 #include "simulator/nccl/transfer.h"
 
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 #include "simulator/nccl/exchange.h"
 #include "simulator/nccl/numbers.h"
 
-/* How far a send or receive has come. A message begins with the number of its bytes. */
+/* The progress of a send or receive. A message starts with its length. */
 typedef struct progress {
     bool begun, done;
     uint64_t bytes;
@@ -24,7 +24,7 @@ typedef struct transfers {
 
 static uint64_t bytes_of(const sim_nccl_part_t *part) { return part->count * sim_nccl_type_bytes(part->type); }
 
-/* The longest piece of a ring from a place on that does not go over its end. */
+/* The longest contiguous piece of a ring from a position on. */
 static uint64_t piece(const sim_nccl_exchange_t *exchange, uint64_t at, uint64_t available, uint64_t wanted) {
     uint64_t straight = exchange->ring_bytes - at % exchange->ring_bytes;
     uint64_t bytes = available < wanted ? available : wanted;
@@ -76,10 +76,11 @@ static CUresult receive_some(const transfers_t *transfers, size_t which, bool *m
         if (available < sizeof sent) return CUDA_SUCCESS;
         for (size_t i = 0; i < sizeof sent; i++) ((uint8_t *)&sent)[i] = data[(read + i) % exchange->ring_bytes];
         if (sent != total) {
-            sim_nccl_comm_fail(transfers->turn->comm, SIM_NCCL_INVALID_USAGE,
-                               "ncclRecv: rank %u expects %llu bytes of rank %u, which sends %llu with ncclSend; give both "
-                               "the same count and type",
-                               exchange->rank, (unsigned long long)total, part->peer, (unsigned long long)sent);
+            sim_nccl_comm_fail(
+                transfers->turn->comm, SIM_NCCL_INVALID_USAGE,
+                "ncclRecv: rank %u expects %llu bytes from rank %u, which sends %llu with ncclSend; pass both "
+                "the same count and type",
+                exchange->rank, (unsigned long long)total, part->peer, (unsigned long long)sent);
             return CUDA_SUCCESS;
         }
         read += sizeof sent;
@@ -102,9 +103,9 @@ static CUresult receive_some(const transfers_t *transfers, size_t which, bool *m
     return result;
 }
 
-/* One round over all: what goes to one rank, or comes from one, goes in the order of the calls. */
+/* One pass over all transfers. Transfers with the same rank and direction run in call order. */
 static CUresult go_round(const transfers_t *transfers, bool *moved, bool *done) {
-    uint64_t sending = 0, receiving = 0; /* a bit for each rank with which one is under way */
+    uint64_t sending = 0, receiving = 0; /* bit masks of ranks with an incomplete transfer */
     CUresult result = CUDA_SUCCESS;
     *moved = false;
     *done = true;
@@ -143,7 +144,7 @@ CUresult sim_nccl_transfer_work(const sim_nccl_turn_t *turn, const sim_nccl_part
         if (moved) sim_nccl_announce(&turn->comm->exchange);
         if (!sim_nccl_goes_on(turn)) break;
         if (result != CUDA_SUCCESS || moved || done) continue;
-        /* Looked at after the rings, which were looked at after the rank was last heard of. */
+        /* Checked only after a timeout and another look at the rings, which may hold a departed rank's last bytes. */
         if (was_late) look_for_missing(&transfers);
         if (!sim_nccl_turn_wait(turn, seen, &late)) break;
     }

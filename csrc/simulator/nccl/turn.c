@@ -36,7 +36,7 @@ bool sim_nccl_turn_wait(const sim_nccl_turn_t *turn, uint32_t seen, bool *late) 
 
 void sim_nccl_miss(const sim_nccl_turn_t *turn, sim_nccl_kind_t kind, unsigned rank) {
     static const char *const reasons[] = {
-        [SIM_NCCL_PRESENT] = "its process has ended",
+        [SIM_NCCL_PRESENT] = "its process has exited",
         [SIM_NCCL_LEFT] = "it has destroyed its communicator",
         [SIM_NCCL_ABORTED] = "it has aborted its communicator",
         [SIM_NCCL_FAILED] = "its work has failed",
@@ -44,7 +44,7 @@ void sim_nccl_miss(const sim_nccl_turn_t *turn, sim_nccl_kind_t kind, unsigned r
     const sim_nccl_exchange_t *exchange = &turn->comm->exchange;
     int presence = atomic_load(&sim_nccl_seat(exchange, rank)->presence);
     sim_nccl_comm_fail(turn->comm, SIM_NCCL_REMOTE,
-                       "%s: rank %u waits for rank %u, which is gone: %s; abort the communicator with ncclCommAbort",
+                       "%s: rank %u waits for rank %u, which is unavailable: %s; abort the communicator with ncclCommAbort",
                        sim_nccl_kind_name(kind), exchange->rank, rank,
-                       presence > 0 && presence <= SIM_NCCL_FAILED ? reasons[presence] : "it never came");
+                       presence > 0 && presence <= SIM_NCCL_FAILED ? reasons[presence] : "it never joined");
 }

@@ -1,5 +1,5 @@
-/* What the program asked for, and the turn of a rank in which it is done: how long it lasts, and waiting in it. Called on a
- * stream's thread with the simulator's lock held, which waiting gives up. Owns nothing. */
+/* A rank's execution of an operation: the requested parts, cancellation, and waits for other ranks. Called on a stream's
+ * thread with the simulator's lock held; waits release it. Owns nothing. */
 #ifndef TMS_SIM_NCCL_TURN_H
 #define TMS_SIM_NCCL_TURN_H
 
@@ -20,32 +20,32 @@ typedef enum sim_nccl_kind {
     SIM_NCCL_RECEIVE,
 } sim_nccl_kind_t;
 
-/* What the program asked for in one call. */
+/* The arguments of one NCCL call. */
 typedef struct sim_nccl_part {
     sim_nccl_kind_t kind;
     uint64_t source, destination;
-    uint64_t count; /* elements: of all_gather and the like those of one rank */
+    uint64_t count; /* elements; for all-gather and similar ones, of one rank */
     sim_nccl_type_t type;
     sim_nccl_reduction_t reduction;
-    bool scaled; /* by this, before the sum */
+    bool scaled; /* inputs are multiplied by `factor` before the sum */
     sim_nccl_factor_t factor;
-    unsigned peer; /* or root */
+    unsigned peer; /* or the root */
 } sim_nccl_part_t;
 
-/* An operation at work. */
+/* A running operation. */
 typedef struct sim_nccl_turn {
     const sim_stream_t *stream;
     sim_nccl_comm_t *comm;
 } sim_nccl_turn_t;
 
 const char *sim_nccl_kind_name(sim_nccl_kind_t kind);
-/* Whether it is still to be done. */
+/* Whether the operation may continue: neither aborted nor cancelled. */
 bool sim_nccl_goes_on(const sim_nccl_turn_t *turn);
-/* Waits for the other ranks to change something, `seen` being the changes before it was looked at; the lock is free during
- * that. `late` tells that nothing has changed for a while. False where the operation is over; an operation whose
- * communicator has an error waits here until it is aborted, as the real one does. */
+/* Waits for a change by another rank after `seen`; releases the lock meanwhile. *late reports a timeout without a change.
+ * False if the operation has ended. If the communicator has an error, the operation waits here until it is aborted, as in
+ * the real NCCL. */
 bool sim_nccl_turn_wait(const sim_nccl_turn_t *turn, uint32_t seen, bool *late);
-/* What the work is stopped by if a rank that must still do something is gone. */
+/* Reports a rank that has left although its part is missing. */
 void sim_nccl_miss(const sim_nccl_turn_t *turn, sim_nccl_kind_t kind, unsigned rank);
 
 #endif

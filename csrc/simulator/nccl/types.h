@@ -1,4 +1,4 @@
-/* The binary interface of NCCL, from its public documentation: what programs pass and get. Owns nothing. */
+/* The binary interface of NCCL: types that programs pass and receive, from its public documentation. Owns nothing. */
 #ifndef TMS_SIM_NCCL_TYPES_H
 #define TMS_SIM_NCCL_TYPES_H
 
@@ -10,12 +10,12 @@
 enum {
     SIM_NCCL_VERSION = 22907, /* 2.29.7: the first with ncclCommSuspend */
     SIM_NCCL_ID_BYTES = 128,
-    SIM_NCCL_UNDEFINED = INT_MIN, /* of a setting that the program leaves to NCCL */
+    SIM_NCCL_UNDEFINED = INT_MIN, /* a setting that the program leaves to NCCL */
     SIM_NCCL_NO_COLOR = -1,
     SIM_NCCL_SHRINK_ABORT = 1,
     SIM_NCCL_SUSPEND_MEMORY = 1,
-    SIM_NCCL_SCALAR_ON_DEVICE = 0, /* where the factor of a multiplying sum is, and when it is read: by the operation */
-    SIM_NCCL_SCALAR_ON_HOST = 1,   /* at once */
+    SIM_NCCL_SCALAR_ON_DEVICE = 0, /* location of a reduction's factor, and when it is read: by the operation */
+    SIM_NCCL_SCALAR_ON_HOST = 1,   /* immediately */
 };
 static const uint32_t sim_nccl_config_magic = 0xcafebeef;
 
@@ -53,10 +53,10 @@ typedef enum sim_nccl_reduction {
     SIM_NCCL_MAXIMUM,
     SIM_NCCL_MINIMUM,
     SIM_NCCL_AVERAGE,
-    SIM_NCCL_REDUCTIONS, /* those from here on are the program's own, of one communicator */
+    SIM_NCCL_REDUCTIONS, /* numbers from here on: reductions that the program creates */
 } sim_nccl_reduction_t;
 
-/* What ncclCommMemStats tells. */
+/* The statistics of ncclCommMemStats. */
 typedef enum sim_nccl_statistic {
     SIM_NCCL_CAN_SUSPEND,
     SIM_NCCL_IS_SUSPENDED,
@@ -68,7 +68,7 @@ typedef struct sim_nccl_id {
     char bytes[SIM_NCCL_ID_BYTES];
 } sim_nccl_id_t;
 
-/* ncclConfig_t, as far as it is looked at: later versions have more behind it, and say so in `size`. */
+/* The used part of ncclConfig_t. Later versions append fields and increase `size`. */
 typedef struct sim_nccl_config {
     size_t size;
     uint32_t magic;
@@ -76,6 +76,6 @@ typedef struct sim_nccl_config {
     int blocking;
 } sim_nccl_config_t;
 
-typedef struct sim_nccl_opaque *sim_nccl_handle_t; /* ncclComm_t: an identifier, never used twice */
+typedef struct sim_nccl_opaque *sim_nccl_handle_t; /* ncclComm_t: an identifier that is never reused */
 
 #endif

@@ -11,16 +11,16 @@
 
 enum { FIRST_CAPACITY = 16 };
 
-/* Not part of the simulator's state, whose lock is not held here. */
+/* Separate from the simulator's state, because the simulator's lock is not held here. */
 static struct {
     pthread_mutex_t lock;
     pthread_once_t forks;
     _Atomic(int) socket; /* -1: none */
-    uint64_t *sent;      /* files that the device process has */
+    uint64_t *sent;      /* inodes of the files that the device process has open */
     size_t sent_count, sent_capacity;
 } channel = {.lock = PTHREAD_MUTEX_INITIALIZER, .forks = PTHREAD_ONCE_INIT, .socket = -1};
 
-/* The device process ends with the last holder of the socket: a forked child must not be one. */
+/* The device process exits when the last descriptor of the socket is closed, so a forked child must not keep one. */
 static void close_in_child(void) {
     int socket = atomic_exchange(&channel.socket, -1);
     if (socket >= 0) close(socket);
@@ -147,7 +147,7 @@ bool sim_channel_call(const sim_request_t *request, sim_reply_t *reply) {
     int socket = atomic_load(&channel.socket);
     bool done = socket >= 0 && send_request(socket, request) && receive_reply(socket, reply);
     if (!done && socket >= 0) {
-        fprintf(stderr, "simulated GPU: the device process is gone (%s): operators fail from now on\n", strerror(errno));
+        fprintf(stderr, "simulated GPU: the device process has exited (%s): all further operators fail\n", strerror(errno));
         close(atomic_exchange(&channel.socket, -1));
     }
     pthread_mutex_unlock(&channel.lock);

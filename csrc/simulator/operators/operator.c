@@ -15,7 +15,7 @@
 enum { FIRST_CAPACITY = 16 };
 
 typedef struct operator {
-    sim_task_t task; /* first */
+    sim_task_t task; /* must be first */
     tms_sim_operand_t *operands;
     size_t operand_count;
     char *body;
@@ -28,7 +28,7 @@ typedef struct pin {
     sim_mapping_t *mapping;
 } pin_t;
 
-/* The mappings that an operator touches, pinned, and where they lie; and what has gone since the last one. */
+/* The pinned mappings of an operator, their placements, and the memory that became stale since the previous operator. */
 typedef struct pinned {
     pin_t *pins;
     sim_placed_t *places;
@@ -61,7 +61,7 @@ static void unpin(pinned_t *pinned) {
     *pinned = (pinned_t){0};
 }
 
-/* Notes where a mapping lies. The caller has pinned it. */
+/* Records the placement of a pinned mapping. */
 static bool place(const sim_mapping_t *mapping, sim_placed_t *to, int *descriptor) {
     sim_physical_t *physical = mapping->physical;
     sim_reservation_t *range = sim_memory_reservation_at(mapping->address);
@@ -99,8 +99,8 @@ static CUresult pin_all(const sim_context_t *context, const operator_t *operator
     return result;
 }
 
-/* An operator that fails on the device is to the program what a failed assertion of a kernel is. One whose caller waits for
- * its answer has the failure as the answer. */
+/* Without a caller that waits for the reply, a failed operator is reported like a failed device assertion. Otherwise the
+ * reply carries the failure. */
 static CUresult run(operator_t *operator, const pinned_t *pinned) {
     const sim_request_t request = {.places = pinned->places,
                                    .descriptors = pinned->descriptors,

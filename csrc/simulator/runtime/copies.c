@@ -1,4 +1,4 @@
-/* The runtime's copies and fills, and what it says of a pointer. */
+/* The runtime's copies and fills, and pointer attributes. */
 #include "simulator/base/runtime_types.h"
 #include "simulator/base/state.h"
 #include "simulator/devices/context.h"
@@ -23,14 +23,14 @@ enum {
     MEMORY_UNREGISTERED = 0,           /* cudaMemoryType */
     MEMORY_HOST = 1,
     MEMORY_DEVICE = 2,
-    NO_DEVICE = -2, /* of unregistered memory */
+    NO_DEVICE = -2, /* the device of unregistered memory */
 };
 
-/* Which ends are on the device, by what was said or, by default, by what the pointers are. */
+/* Copies by cudaMemcpyKind. cudaMemcpyDefault decides by the pointers. */
 static CUresult copy_as_told(sim_op_t *op, int kind, CUstream stream, bool now) {
     if (kind < 0 || kind >= COPY_KINDS) return (CUresult)ERROR_INVALID_COPY_DIRECTION;
     op->kind = SIM_OP_COPY;
-    /* An end that is said to be on the device must be; one that is said to be on the host is looked at. */
+    /* A side that the kind places on the device must be there. A side that it places on the host is looked up. */
     bool to_device = kind == COPY_HOST_TO_DEVICE || kind == COPY_DEVICE_TO_DEVICE;
     bool from_device = kind == COPY_DEVICE_TO_HOST || kind == COPY_DEVICE_TO_DEVICE;
     op->destination_on_device = to_device || (kind != COPY_HOST_TO_HOST && sim_memory_reservation_at(op->destination));
@@ -59,7 +59,7 @@ static CUresult copy_rows(void *destination, size_t destination_pitch, const voi
     if (destination_pitch < width || source_pitch < width) return (CUresult)ERROR_INVALID_PITCH;
     if (destination_pitch > UINT64_MAX / height || source_pitch > UINT64_MAX / height) return CUDA_ERROR_INVALID_VALUE;
     if (destination_pitch == width && source_pitch == width) {
-        op.bytes = width * height; /* one piece */
+        op.bytes = width * height; /* contiguous */
     } else {
         op.rows = height;
         op.destination_pitch = destination_pitch;
@@ -131,7 +131,7 @@ CUresult sim_runtime_pointer_attributes(sim_pointer_attributes_t *attributes, co
     if (mapping) {
         attributes->type = MEMORY_DEVICE;
         attributes->device = mapping->physical->device;
-        /* Memory that this device may not touch has an owner, and no pointer. */
+        /* Memory that this device cannot access has an owner but no device pointer. */
         const sim_context_t *context = sim_context_current();
         if (sim_memory_reachable((uintptr_t)address, 1, 1U << context->device, false, context))
             attributes->device_pointer = (void *)(uintptr_t)address;
@@ -140,7 +140,7 @@ CUresult sim_runtime_pointer_attributes(sim_pointer_attributes_t *attributes, co
         attributes->device = host->context->device;
         attributes->device_pointer = attributes->host_pointer = (void *)(uintptr_t)address;
     } else {
-        attributes->host_pointer = (void *)(uintptr_t)address; /* for all that the runtime knows */
+        attributes->host_pointer = (void *)(uintptr_t)address; /* unknown to the runtime */
     }
     return CUDA_SUCCESS;
 }

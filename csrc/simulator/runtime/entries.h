@@ -1,5 +1,5 @@
-/* The runtime's own entry points: its current device, its copies, and kernels, in the form of base/entry_list.h. They are
- * implemented in runtime.c, copies.c, launch.c and function.c. */
+/* Entry points of the runtime: its current device, copies and kernels, in the format of base/entry_list.h. Implemented in
+ * runtime.c, copies.c, launch.c and function.c. */
 #ifndef TMS_SIM_RUNTIME_ENTRIES_H
 #define TMS_SIM_RUNTIME_ENTRIES_H
 
@@ -9,9 +9,9 @@
     (const void *function, sim_dim3_t grid, sim_dim3_t block, void **arguments, size_t shared_bytes, CUstream stream)
 #define SIM_LAUNCH_ARGUMENTS (function, grid, block, arguments, shared_bytes, stream)
 
-/* __cudaLaunchKernel takes what __cudaGetKernel gave, which is the same address here. The names with _ptsz are those of
- * programs built for a default stream in each thread; their streams are passed on as they are. Functions that register
- * kernels are in kernels/registry.c: they come before there is any state. */
+/* __cudaLaunchKernel takes the result of __cudaGetKernel, which is the same address here. Names with _ptsz belong to
+ * programs built with per-thread default streams; they pass explicit streams. Functions that register kernels are in
+ * kernels/registry.c, because they run before any state exists. */
 #define SIM_RUNTIME_RUNTIME_ENTRIES(X)                                                                                      \
     X(cudaGetDeviceCount, sim_runtime_device_count, SIM_DEVICES | SIM_FORKED, (int *count), (count))                        \
     X(cudaGetDevice, sim_runtime_get_device, SIM_DEVICES, (int *device), (device))                                          \

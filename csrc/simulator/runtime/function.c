@@ -1,10 +1,10 @@
-/* What the runtime says of a kernel: attributes, and how many blocks of it fit. */
+/* Attributes of kernels, and how many blocks fit on a multiprocessor. */
 #include "simulator/base/runtime_types.h"
 #include "simulator/devices/attributes.h"
 #include "simulator/kernels/kernel.h"
 #include "simulator/runtime/entries.h"
 
-/* Every kernel uses the same moderate amount of everything. */
+/* All kernels report the same moderate resource usage. */
 CUresult sim_function_attributes(sim_function_attributes_t *to, const void *function) {
     enum { REGISTERS = 32, VERSION = 90 };
     if (!to) return CUDA_ERROR_INVALID_VALUE;

@@ -1,5 +1,5 @@
-/* Launches: the kernel is found by its name and its arguments are copied out at once, since they are valid during the call
- * only; the rest is work of the stream. */
+/* Kernel launches. The call looks up the kernel by name and copies its arguments, which are valid only during the call. A
+ * stream executes the rest. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,12 +13,12 @@
 #include "simulator/streams/stream.h"
 #include "simulator/work/capture.h"
 
-enum { CALL_CONFIGURATIONS = 8 }; /* launches that are being prepared at a time by one thread */
+enum { CALL_CONFIGURATIONS = 8 }; /* nested launch configurations per thread */
 
-/* The C++ library, where the program has one, knows how to write names. */
+/* __cxa_demangle, if the program has loaded a C++ library. */
 typedef char *demangle_t(const char *mangled, char *text, size_t *bytes, int *status);
 
-/* Once for each kernel: a program that is told to go on launches the same ones for ever. */
+/* Reports a kernel once, because a program may launch it many times. */
 static void name_kernel(const char *mangled, const char *what) {
     uint64_t key = (uintptr_t)mangled;
     if (sim_table_find(&sim_state.kernels_named, key)) return;
@@ -29,15 +29,15 @@ static void name_kernel(const char *mangled, const char *what) {
     free(text);
 }
 
-/* A kernel that is not interpreted: skipped, or an error. */
+/* Handles a kernel that is not interpreted: skips it or fails. */
 static CUresult refuse(const char *mangled) {
     bool harmless = sim_kernel_is_harmless(mangled);
     if (harmless || sim_state.kernels_skipped_silently) {
         sim_state.kernels_skipped++;
-        if (!harmless) name_kernel(mangled, "a kernel that it cannot interpret is skipped");
+        if (!harmless) name_kernel(mangled, "skipped a kernel that cannot be interpreted");
         return CUDA_SUCCESS;
     }
-    name_kernel(mangled, "a kernel that it cannot interpret was launched (TMS_SIMULATED_KERNELS=skip passes over them)");
+    name_kernel(mangled, "launch of a kernel that cannot be interpreted (TMS_SIMULATED_KERNELS=skip skips such kernels)");
     return CUDA_ERROR_NOT_SUPPORTED;
 }
 
@@ -80,7 +80,7 @@ CUresult sim_kernel_get(const void **kernel, const void *function) {
     return CUDA_SUCCESS;
 }
 
-/* A kernel<<<...>>> call leaves its configuration here for the stub that launches it. The thread's own, so no lock. */
+/* A kernel<<<...>>> call stores its configuration here for the stub that launches it. Thread-local, so it needs no lock. */
 typedef struct configuration {
     sim_dim3_t grid, block;
     size_t shared_bytes;
@@ -96,14 +96,14 @@ TMS_SIM_EXPORT unsigned int __cudaPushCallConfiguration(sim_dim3_t grid, sim_dim
                                                         void *stream);
 TMS_SIM_EXPORT CUresult __cudaPopCallConfiguration(sim_dim3_t *grid, sim_dim3_t *block, size_t *shared_bytes, void *stream);
 
-/* Other than 0: the launch does not take place. */
+/* A result other than 0 prevents the launch. */
 unsigned int __cudaPushCallConfiguration(sim_dim3_t grid, sim_dim3_t block, size_t shared_bytes, void *stream) {
     if (prepared.depth == CALL_CONFIGURATIONS) return 1;
     prepared.stack[prepared.depth++] = (configuration_t){grid, block, shared_bytes, stream};
     return 0;
 }
 
-/* `stream` points at one. */
+/* `stream` points to a stream. */
 CUresult __cudaPopCallConfiguration(sim_dim3_t *grid, sim_dim3_t *block, size_t *shared_bytes, void *stream) {
     if (!prepared.depth) return (CUresult)SIM_ERROR_MISSING_CONFIGURATION;
     const configuration_t *top = &prepared.stack[--prepared.depth];

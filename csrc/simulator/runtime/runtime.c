@@ -1,6 +1,5 @@
-/* The runtime's functions, where they differ from the driver's. They are implemented over the same inner functions, so that
- * a program's cudaMalloc is one call for an interposer before it. Errors are the driver's numbers, which the runtime
- * shares. */
+/* Functions of the runtime that differ from the driver's. They share the inner functions with the driver, so an
+ * interposer sees cudaMalloc as one call. Runtime errors use the driver's numbers. */
 #include <string.h>
 
 #include "simulator/base/state.h"
@@ -20,13 +19,13 @@ CUresult sim_runtime_get_device(int *device) {
     return CUDA_SUCCESS;
 }
 
-/* Since CUDA 12 this makes the device's primary context, too. */
+/* Since CUDA 12 this also creates the device's primary context. */
 CUresult sim_runtime_set_device(int device) {
     if (!sim_device_valid(device)) return CUDA_ERROR_INVALID_DEVICE;
-    /* It is the current device, even if there is no context to be had of it. */
+    /* The device becomes current even if it has no usable context. */
     CUresult result = sim_context_retain_for_runtime(device);
     sim_state_thread()->device = device;
-    /* Only the top of the stack is replaced; what lies below belongs to the caller that pushed it. */
+    /* Only the top of the stack is replaced; the entries below belong to the caller that pushed them. */
     CUresult selected = sim_context_select(device);
     return result == CUDA_SUCCESS ? selected : result;
 }
@@ -37,8 +36,8 @@ CUresult sim_runtime_device_reset(void) {
     return result == CUDA_SUCCESS ? sim_context_primary_reset(device) : result;
 }
 
-/* Makes the peer's primary context, as was seen on two H200s (driver 580): that is how a device comes into use that the
- * program has never set. */
+/* Creates the peer's primary context, as observed on two H200s (driver 580). So a device that the program never selects
+ * comes into use. */
 CUresult sim_runtime_enable_peer(int peer, unsigned int flags) {
     sim_context_t *context = sim_context_current();
     if (!sim_device_valid(peer)) return CUDA_ERROR_INVALID_DEVICE;
@@ -62,14 +61,14 @@ CUresult sim_runtime_version(int *version) { return sim_device_driver_version(ve
 
 CUresult sim_runtime_event_create(CUevent *event) { return sim_event_create(event, CU_EVENT_DEFAULT); }
 
-/* Nothing profiles here. */
+/* No profiler is simulated. */
 CUresult sim_runtime_profiler(void) { return CUDA_SUCCESS; }
 
 CUresult sim_runtime_malloc(void **address, size_t bytes) {
     CUdeviceptr allocated = 0;
     if (!address) return CUDA_ERROR_INVALID_VALUE;
     CUresult result = bytes ? sim_device_memory_allocate(&allocated, bytes) : CUDA_SUCCESS;
-    *address = (void *)(uintptr_t)allocated; /* no bytes: NULL, and no error; no memory: NULL, too */
+    *address = (void *)(uintptr_t)allocated; /* zero bytes: NULL without an error; out of memory: also NULL */
     return result;
 }
 

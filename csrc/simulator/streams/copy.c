@@ -1,4 +1,4 @@
-/* Copies and fills: checked when they are issued, then work of a stream. */
+/* Copies and fills: validated at the call, then executed by a stream. */
 #include "simulator/streams/copy.h"
 
 #include <signal.h>
@@ -19,7 +19,7 @@ static bool is_whole(const sim_host_t *host, uint64_t address, uint64_t bytes) {
     return bytes <= host->bytes - (address - host->address);
 }
 
-/* Host memory of a copy must not be addresses of the device, nor begin in a pinned block and reach over its end. */
+/* A copy's host memory must not overlap device addresses, and must not start in a pinned block and cross its end. */
 static bool is_host_range(uint64_t address, uint64_t bytes) {
     const sim_host_t *host = sim_host_at(address);
     if (!address || !sim_memory_unreserved(address, bytes)) return false;
@@ -31,7 +31,7 @@ static bool is_pageable(uint64_t address, uint64_t bytes) {
     return !host || !is_whole(host, address, bytes);
 }
 
-/* `wait`: also until it is complete. Copies of pageable memory are staged by the real driver; here they are waited for. */
+/* With `wait`, returns after completion. Copies of pageable memory always wait; the real driver stages them. */
 static CUresult issue(const sim_op_t *op, CUstream handle, bool wait) {
     sim_stream_t *stream = sim_stream_find(handle);
     uint64_t position = 0;
@@ -41,7 +41,7 @@ static CUresult issue(const sim_op_t *op, CUstream handle, bool wait) {
     uint64_t written = sim_op_extent(op, op->destination_pitch), read = sim_op_extent(op, op->source_pitch);
     if (!op->destination_on_device && !is_host_range(op->destination, written)) return CUDA_ERROR_INVALID_VALUE;
     if (copies && !op->source_on_device && !is_host_range(op->source, read)) return CUDA_ERROR_INVALID_VALUE;
-    /* The driver takes a fill into a graph unseen, and looks at it when the graph is instantiated. */
+    /* The driver captures a fill without validation, and validates it when the graph is instantiated. */
     bool later = stream->capture && op->kind == SIM_OP_SET;
     if (!later && !sim_work_reachable(stream->context, op)) return CUDA_ERROR_INVALID_VALUE;
     if (!op->destination_on_device) wait = wait || is_pageable(op->destination, written);
@@ -50,7 +50,8 @@ static CUresult issue(const sim_op_t *op, CUstream handle, bool wait) {
     return result == CUDA_SUCCESS && wait && position ? sim_stream_wait(stream, position) : result;
 }
 
-/* A synchronous call uses the legacy stream; a capture of a stream that does not follow that one is not disturbed. */
+/* A synchronous call uses the legacy stream. It does not affect captures of streams that do not synchronise with that
+ * stream. */
 static CUresult issue_now(const sim_op_t *op) {
     CUresult result = sim_capture_check_legacy(sim_context_current(), false);
     return result == CUDA_SUCCESS ? issue(op, NULL, true) : result;
@@ -71,7 +72,7 @@ static sim_op_t set_op(uint64_t address, unsigned char value, uint64_t bytes) {
         .kind = SIM_OP_SET, .destination = address, .destination_on_device = true, .bytes = bytes, .value = value};
 }
 
-/* Device memory may be named as the host's: addresses are unified. */
+/* A host pointer may refer to device memory, because addresses are unified. */
 static bool is_device_memory(const void *host) { return sim_memory_mapping_at((uintptr_t)host); }
 
 CUresult sim_copy_dtoh(void *host, CUdeviceptr device, size_t bytes) {
@@ -108,7 +109,7 @@ static bool is_without_memory(uint64_t address) {
     return !sim_memory_mapping_at(address) && !sim_memory_unreserved(address, 1);
 }
 
-/* Every copy belongs to the attributes that begin last at or before it. */
+/* Validates the batch attributes: entry i applies to the copies from first[i] to the next entry. */
 static bool are_attributes(const sim_copy_attributes_t *attributes, const size_t *first, size_t count, size_t copies) {
     if (!attributes || !first || count == 0 || count > copies || first[0] != 0) return false;
     for (size_t i = 0; i < count; i++) {
@@ -118,7 +119,7 @@ static bool are_attributes(const sim_copy_attributes_t *attributes, const size_t
     return true;
 }
 
-/* The driver (580) does not survive an address that is reserved and has no memory, and neither does this. */
+/* For a reserved address without memory, the driver (580) crashes, and so does this function. */
 CUresult sim_copy_batch_async(CUdeviceptr *targets, CUdeviceptr *sources, size_t *sizes, size_t count,
                               struct CUmemcpyAttributes_st *attributes, size_t *first_copies, size_t attribute_count,
                               CUstream stream) {
@@ -154,7 +155,7 @@ CUresult sim_copy_set_words_async(CUdeviceptr address, unsigned int value, size_
 }
 
 CUresult sim_copy_write_word(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned int flags) {
-    (void)flags; /* everything before it is complete when it is written, whatever was asked for */
+    (void)flags; /* earlier work of the stream is complete before the write, whatever the flags */
     return sim_copy_set_words_async(address, value, 1, stream);
 }
 

@@ -1,4 +1,4 @@
-/* The calls of events: recording them in a stream's queue or in a capture, and waiting for them. */
+/* Entry points of events: recording in a stream or a capture, and waiting. */
 #include "simulator/base/state.h"
 #include "simulator/base/table.h"
 #include "simulator/devices/context.h"
@@ -32,15 +32,14 @@ CUresult sim_event_create(CUevent *handle, unsigned int flags) {
 CUresult sim_event_destroy(CUevent handle) {
     sim_event_t *event = sim_table_remove(&sim_state.events, (uint64_t)(uintptr_t)handle);
     if (!event) return CUDA_ERROR_INVALID_HANDLE;
-    sim_event_release(event); /* records that are queued keep it */
+    sim_event_release(event); /* queued records keep a reference */
     return CUDA_SUCCESS;
 }
 
 static bool is_idle(const sim_stream_t *stream) { return !stream->first && !stream->legacy; }
 
-/* Records it in the stream's queue where it is watched; a place in the queue is enough for the others. The legacy stream's
- * past includes that of the blocking ones, so there it is always work of its own.
- */
+/* Records an event in a stream. An observed event needs a work item in the queue; for others the queue position suffices.
+ * The legacy stream always needs a work item, because its earlier work includes that of the blocking streams. */
 static CUresult record_now(sim_event_t *event, sim_stream_t *stream) {
     bool watched = event->shared || !(event->flags & CU_EVENT_DISABLE_TIMING);
     if (stream->context->error != CUDA_SUCCESS) return stream->context->error;
@@ -56,7 +55,7 @@ static CUresult record_now(sim_event_t *event, sim_stream_t *stream) {
     if (result == CUDA_SUCCESS) {
         event->position = position;
     } else {
-        sim_event_reach(event, op.position); /* nothing shall wait for it */
+        sim_event_reach(event, op.position); /* the record was not queued, so waits must not block */
         event->stream = known_stream;
         event->position = known_position;
         event->records = known_records;
@@ -64,7 +63,7 @@ static CUresult record_now(sim_event_t *event, sim_stream_t *stream) {
     return result;
 }
 
-/* In a capture an event is no moment but a set of nodes, unless it was asked to be recorded by the graph. */
+/* In a capture an event is a set of nodes, not a point in time, unless its record is requested as a graph node. */
 static CUresult record_in_capture(sim_event_t *event, sim_stream_t *stream, unsigned flags) {
     if (stream->capture->invalidated) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     if (flags & CU_EVENT_RECORD_EXTERNAL) {
@@ -91,7 +90,7 @@ CUresult sim_event_record_with_flags(CUevent handle, CUstream stream_handle, uns
 
 CUresult sim_event_record(CUevent event, CUstream stream) { return sim_event_record_with_flags(event, stream, 0); }
 
-/* A wait for something that was recorded in a capture: the stream joins it. */
+/* Waits for an event that was recorded in a capture: the stream joins that capture. */
 static CUresult wait_for_captured(const sim_event_t *event, sim_stream_t *stream) {
     if (!event->capture) return CUDA_ERROR_CAPTURED_EVENT;
     if (stream->legacy) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
@@ -129,8 +128,8 @@ static bool is_reached(const sim_event_t *event) {
     return sim_stream_reached(event->stream, event->position);
 }
 
-/* Asking for what was recorded in a capture ends that capture, and means nothing once it has ended; asking for another is
- * as unsafe as any wait. */
+/* Checks a query or synchronisation of an event. For an event recorded in an active capture, it invalidates the capture;
+ * after that capture it is an error. For any other event it is an unsafe call. */
 static CUresult check_asking(const sim_event_t *event) {
     if (!event) return CUDA_ERROR_INVALID_HANDLE;
     if (!event->captured) return sim_capture_check_unsafe();
@@ -149,7 +148,7 @@ CUresult sim_event_query(CUevent handle) {
 static CUresult wait_for_remote(sim_event_t *event, uint64_t number) {
     const sim_context_t *context = sim_context_current();
     CUresult result = CUDA_SUCCESS;
-    event->references++; /* the program may destroy it during the wait */
+    event->references++; /* the program may destroy the event during the wait */
     sim_state_begin_synchronizing();
     while (result == CUDA_SUCCESS && context->error == CUDA_SUCCESS && !sim_event_remote_reached(event, number)) {
         if (!sim_state_wait_briefly()) result = CUDA_ERROR_DEINITIALIZED;
@@ -170,7 +169,7 @@ CUresult sim_event_synchronize(CUevent handle) {
 }
 
 CUresult sim_event_elapsed(float *milliseconds, CUevent first, CUevent last) {
-    static const double nanoseconds = 1e6, seconds = 1e3; /* of a millisecond, and the other way round */
+    static const double nanoseconds = 1e6, seconds = 1e3; /* nanoseconds per millisecond, milliseconds per second */
     const sim_event_t *start = find_event(first), *end = find_event(last);
     if (!milliseconds) return CUDA_ERROR_INVALID_VALUE;
     if (!start || !end || (start->flags | end->flags) & CU_EVENT_DISABLE_TIMING) return CUDA_ERROR_INVALID_HANDLE;

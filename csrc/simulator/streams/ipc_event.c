@@ -1,4 +1,4 @@
-/* Events for other processes, as handles. */
+/* IPC handles of events. */
 #include <unistd.h>
 
 #include "simulator/base/ipc.h"

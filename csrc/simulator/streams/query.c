@@ -1,4 +1,4 @@
-/* What streams say of themselves, and functions of the program in their order. */
+/* Queries of streams, and host functions of the program in stream order. */
 #include "simulator/base/runtime_types.h"
 #include "simulator/base/state.h"
 #include "simulator/streams/entries.h"
@@ -52,7 +52,7 @@ CUresult sim_stream_host_function(CUstream handle, sim_host_function_t *function
     return function ? sim_stream_submit(stream, &op, NULL) : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* Cannot be part of a graph, unlike the newer function. It is called once: not at all where the context fails before. */
+/* Unlike cudaLaunchHostFunc, a callback cannot be captured. It runs once, or never if the context fails first. */
 CUresult sim_stream_add_callback(CUstream handle, sim_stream_callback_t *callback, void *argument, unsigned int flags) {
     const sim_op_t op = {.kind = SIM_OP_HOST, .callback = callback, .argument = argument};
     sim_stream_t *stream = sim_stream_find(handle);

@@ -1,5 +1,6 @@
-/* Streams: a queue of work each, served in order by a thread of its own, from the first piece of work on: a program may make
- * hundreds of streams and use few. A thread without work waits for that alone, not for every change. */
+/* Streams: each has a work queue and a worker thread that executes it in order. The thread starts with the first work
+ * item, because a program may create hundreds of streams and use few. An idle worker waits on its own condition variable,
+ * not on every state change. */
 #include "simulator/streams/stream.h"
 
 #include <signal.h>
@@ -16,10 +17,11 @@
 #include "simulator/work/nodes.h"
 #include "simulator/work/op.h"
 
-/* What top and debuggers call such a thread; at most 15 characters. */
+/* Thread name in top and debuggers; at most 15 characters. */
 static const char thread_name[] = "gpu stream";
 
-/* The legacy stream and the blocking ones of its context wait for one another's earlier work. */
+/* Whether implicit ordering delays this item: the legacy stream and the blocking streams of its context wait for each
+ * other's earlier work. */
 static bool is_held_back(const sim_stream_t *stream, const sim_op_t *op) {
     if (!stream->blocking && !stream->legacy) return false;
     for (size_t i = 0; i < sim_state.streams.count; i++) {
@@ -48,7 +50,7 @@ static void complete_first(sim_stream_t *stream) {
     sim_state_changed();
 }
 
-/* For the thread that joins its thread. */
+/* Moves a finished stream to the list of threads to join. */
 static void retire(sim_stream_t *stream) {
     while (stream->first) complete_first(stream);
     sim_table_remove(&sim_state.streams, stream->id);
@@ -57,7 +59,7 @@ static void retire(sim_stream_t *stream) {
     sim_state_changed();
 }
 
-/* Waits for what the stream does next. */
+/* Waits for the event that can unblock the stream. */
 static void wait_for_work(sim_stream_t *stream) {
     if (!stream->first)
         pthread_cond_wait(&stream->wanted, &sim_state.lock);
@@ -85,7 +87,7 @@ static void *serve_stream(void *argument) {
     return NULL;
 }
 
-/* Such a thread needs the lock no more, so it can be joined with the lock held. */
+/* A finished thread does not need the lock again, so it can be joined with the lock held. */
 static void join_finished(void) {
     while (sim_state.finished) {
         sim_stream_t *stream = sim_state.finished;
@@ -97,7 +99,7 @@ static void join_finished(void) {
     }
 }
 
-/* Signals are the program's: none is delivered to a worker. */
+/* Blocks all signals in workers: only threads of the program handle signals. */
 static CUresult start_thread(sim_stream_t *stream) {
     sigset_t all, before;
     if (stream->served) return CUDA_SUCCESS;
@@ -129,7 +131,7 @@ static sim_stream_t *find_stream_of(const sim_thread_t *thread, const sim_contex
     return NULL;
 }
 
-/* A thread's default stream goes with the context; a thread that ends leaves it behind. */
+/* Finds or creates the thread's default stream. The context owns it; it outlives the thread. */
 static sim_stream_t *find_own_stream(void) {
     sim_context_t *context = sim_context_current();
     if (!context) return NULL;
@@ -161,7 +163,7 @@ CUresult sim_stream_create_with_priority(CUstream *handle, unsigned int flags, i
     if (!handle || flags & ~(unsigned)CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
     sim_stream_t *stream = make_stream(context, false, !(flags & CU_STREAM_NON_BLOCKING));
     if (!stream) return CUDA_ERROR_OUT_OF_MEMORY;
-    /* A priority out of the range is moved into it, as the documentation says. */
+    /* A priority outside the range is clamped, as documented. */
     stream->priority = priority > 0 ? 0 : priority < SIM_GREATEST_PRIORITY ? SIM_GREATEST_PRIORITY : priority;
     sim_state.devices[context->device].streams++;
     *handle = (CUstream)(uintptr_t)stream->id;
@@ -172,7 +174,7 @@ CUresult sim_stream_create(CUstream *handle, unsigned int flags) {
     return sim_stream_create_with_priority(handle, flags, 0);
 }
 
-/* The thread finishes what is queued, and goes; a stream without one goes at once. */
+/* The worker completes the queue and exits. A stream without a worker is destroyed at once. */
 static void close_stream(sim_stream_t *stream) {
     if (stream->closing) return;
     if (!stream->legacy && !stream->per_thread) sim_state.devices[stream->context->device].streams--;
@@ -217,12 +219,12 @@ CUresult sim_stream_submit(sim_stream_t *stream, const sim_op_t *work, uint64_t 
 
 bool sim_stream_reached(uint64_t id, uint64_t position) {
     const sim_stream_t *stream = sim_table_find(&sim_state.streams, id);
-    return !stream || stream->completed >= position; /* a stream that is gone has finished */
+    return !stream || stream->completed >= position; /* a destroyed stream has completed its work */
 }
 
 CUresult sim_stream_wait(sim_stream_t *stream, uint64_t position) {
     const sim_context_t *context = stream->context;
-    uint64_t id = stream->id; /* the stream may be destroyed while we wait */
+    uint64_t id = stream->id; /* the stream may be destroyed during the wait */
     CUresult result = CUDA_SUCCESS;
     sim_state_begin_synchronizing();
     while (result == CUDA_SUCCESS && context->error == CUDA_SUCCESS && !sim_stream_reached(id, position)) {
@@ -239,7 +241,7 @@ CUresult sim_stream_synchronize(CUstream handle) {
     if (result != CUDA_SUCCESS) return result;
     uint64_t position = stream->submitted;
     if (stream->legacy) {
-        /* It includes what the blocking streams did before: work that does nothing waits for them. */
+        /* Earlier work includes that of the blocking streams: an empty work item waits for it. */
         const sim_op_t nothing = {.kind = SIM_OP_WAIT};
         result = sim_stream_submit(stream, &nothing, &position);
     }
@@ -256,7 +258,8 @@ CUresult sim_stream_query(CUstream handle) {
 }
 
 void sim_stream_close_all(sim_context_t *context) {
-    for (size_t i = sim_state.streams.count; i-- > 0;) { /* backwards, because what is closed may leave the table */
+    for (size_t i = sim_state.streams.count;
+         i-- > 0;) { /* backwards, because closing may remove the stream from the table */
         sim_stream_t *stream = sim_state.streams.slots[i].value;
         if (stream->context != context) continue;
         stream->dropping = true;

@@ -3,7 +3,7 @@
 #include "simulator/base/state.h"
 #include "simulator/work/op.h"
 
-/* Whether work that was submitted earlier is not complete. */
+/* Whether a context has incomplete work that was submitted before this ticket. */
 static bool is_busy(const sim_context_t *context, uint64_t before_ticket) {
     for (size_t i = 0; i < sim_state.streams.count; i++) {
         const sim_stream_t *stream = sim_state.streams.slots[i].value;

@@ -1,5 +1,6 @@
-/* What a worker does with a piece of work: bytes, chunk by chunk. The mappings are looked at under the lock before every
- * chunk and pinned while it is touched without the lock; memory that was unmapped during that is a fault of the context. */
+/* Execution of a work item by a worker, in chunks. Before each chunk the worker looks up and pins the mappings with the
+ * lock held; it touches the bytes without the lock. Access to memory that was unmapped in between is a fault of the
+ * context. */
 #include "simulator/streams/worker.h"
 
 #include <errno.h>
@@ -16,7 +17,7 @@
 
 static const uint64_t nanoseconds = 1000000000;
 
-/* Where the byte at `done` of a work of rows is. */
+/* The address of byte `done` of a work item with rows. */
 static uint64_t place(const sim_op_t *op, uint64_t address, uint64_t pitch, uint64_t done) {
     return address + done / op->bytes * pitch + done % op->bytes;
 }
@@ -43,7 +44,7 @@ static void touch(const sim_op_t *op, uint64_t done, uint64_t bytes) {
         for (uint64_t i = 0; i < bytes; i++) destination[i] = (uint8_t)(destination[i] + op->value);
 }
 
-/* The device that must have access to an end of the work: the stream's own, or the one named for that end. */
+/* The device mask for one side of a work item: the stream's device, or the device named for that side. */
 static unsigned device_of(const sim_context_t *context, const sim_op_t *op, bool of_destination) {
     if (op->by_named) return 1U << (of_destination ? op->destination_device : op->source_device);
     return context ? 1U << context->device : 0;
@@ -59,12 +60,12 @@ bool sim_work_reachable(const sim_context_t *context, const sim_op_t *op) {
     return true;
 }
 
-/* What touching memory that is not there makes of the context. */
+/* The context's error for an access to unmapped memory. */
 static CUresult fault_of(const sim_op_t *op) {
     return op->kind == SIM_OP_SET && op->of_graph ? CUDA_ERROR_LAUNCH_FAILED : CUDA_ERROR_ILLEGAL_ADDRESS;
 }
 
-/* Does at most *bytes from `done` on, tells how many it did, and takes the lock again. */
+/* Executes at most *bytes from `done` on, and stores the executed count. Releases the lock meanwhile. */
 static CUresult work_chunk(const sim_context_t *context, const sim_op_t *op, uint64_t done, uint64_t *bytes) {
     const sim_context_t *kernel = op->kind == SIM_OP_ADD ? context : NULL;
     unsigned writers = device_of(context, op, true), readers = device_of(context, op, false);
@@ -89,7 +90,7 @@ static CUresult work_chunk(const sim_context_t *context, const sim_op_t *op, uin
     return CUDA_SUCCESS;
 }
 
-/* Lets the time pass that `bytes` take since `start` at the bandwidth set, with the lock released. */
+/* Sleeps until the transfer of `bytes` since `start` matches the bandwidth limit. Releases the lock meanwhile. */
 static void pace(const sim_stream_t *stream, const struct timespec *start, uint64_t bytes) {
     uint64_t rate = sim_state.bandwidth;
     if (!rate) return;
@@ -102,7 +103,7 @@ static void pace(const sim_stream_t *stream, const struct timespec *start, uint6
         status = pthread_cond_timedwait(&sim_state.changed, &sim_state.lock, &end);
 }
 
-/* The program's function may take as long as it likes, and may not call the driver. */
+/* Calls a function of the program without the lock. It may block, and must not call the driver. */
 static void call_back(const sim_stream_t *stream, const sim_op_t *op) {
     sim_thread_t *thread = sim_state_thread();
     CUstream handle = (CUstream)(uintptr_t)(stream->legacy ? 0 : stream->id);

@@ -6,8 +6,8 @@
 #include "simulator/work/graph.h"
 #include "simulator/work/nodes.h"
 
-/* Whether this capture forbids unsafe calls of the thread, by the table in cuThreadExchangeStreamCaptureMode's
- * documentation. */
+/* Whether this capture forbids unsafe calls of the thread, by the table in the documentation of
+ * cuThreadExchangeStreamCaptureMode. */
 static bool forbids(const sim_capture_t *capture, const sim_thread_t *thread) {
     bool own = capture->thread == thread->id;
     if (thread->mode == CU_STREAM_CAPTURE_MODE_RELAXED) return false;
@@ -26,7 +26,7 @@ CUresult sim_capture_check_unsafe(void) {
     return result;
 }
 
-/* Waiting for a context that includes a capturing stream is forbidden in every mode: that work will never run. */
+/* Waiting for a context with a capturing stream is forbidden in every mode, because captured work never runs. */
 CUresult sim_capture_check_context(const sim_context_t *context) {
     CUresult result = CUDA_SUCCESS;
     for (size_t i = 0; i < sim_state.streams.count; i++) {
@@ -35,7 +35,7 @@ CUresult sim_capture_check_context(const sim_context_t *context) {
         stream->capture->invalidated = true;
         result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
-    /* A capture elsewhere that watches all threads forbids it as any other unsafe call. */
+    /* A capture in global mode on another context forbids it like any unsafe call. */
     return result == CUDA_SUCCESS ? sim_capture_check_unsafe() : result;
 }
 
@@ -64,7 +64,7 @@ CUresult sim_capture_record(sim_stream_t *stream, const sim_op_t *op) {
     node->op.context = stream->context;
     sim_nodes_clear(&stream->tails);
     if (!sim_nodes_add(&stream->tails, &node->id, 1)) {
-        stream->capture->invalidated = true; /* it would lack an edge */
+        stream->capture->invalidated = true; /* the next node would lack a dependency */
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     stream->captured++;
@@ -77,7 +77,7 @@ void sim_capture_join(sim_capture_t *capture, sim_stream_t *stream) {
     stream->capture = capture;
     stream->captured = 0;
     sim_nodes_clear(&stream->tails);
-    stream->joined = true; /* it has done nothing that could be lost */
+    stream->joined = true; /* it has no unjoined work yet */
 }
 
 CUresult sim_capture_start(sim_stream_t *stream, sim_graph_t *graph, CUstreamCaptureMode mode) {
@@ -130,7 +130,7 @@ CUstreamCaptureStatus sim_capture_state(const sim_stream_t *stream) {
     return stream->capture->invalidated ? CU_STREAM_CAPTURE_STATUS_INVALIDATED : CU_STREAM_CAPTURE_STATUS_ACTIVE;
 }
 
-/* Without its origin a capture can never end; without another of its streams it cannot end well. */
+/* A capture cannot end without its origin stream, so it is removed. Without another stream it stays, invalidated. */
 void sim_capture_forget(sim_stream_t *stream) {
     sim_capture_t *capture = stream->capture;
     if (!capture) return;

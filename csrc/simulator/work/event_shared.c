@@ -1,6 +1,5 @@
-/* Events that processes share: a page of memory that both see, with the number of the last record and of the last that was
- * reached. A change there is not announced, so a thread that waits for another process's record looks again every
- * millisecond. */
+/* Interprocess events: a page of shared memory with the number of the last record and of the last completed record. A
+ * change sends no signal, so a thread that waits for another process polls every millisecond. */
 #include "simulator/work/event_shared.h"
 
 #include <errno.h>
@@ -13,7 +12,7 @@
 
 struct sim_shared_event {
     _Atomic(uint64_t) records, completed;
-    _Atomic(int) recorder; /* the process of the last record */
+    _Atomic(int) recorder; /* the process that made the last record */
 };
 
 bool sim_event_attach(sim_event_t *event, int file) {
@@ -58,6 +57,6 @@ bool sim_event_is_remote(const sim_event_t *event, uint64_t *number) {
 
 bool sim_event_remote_reached(const sim_event_t *event, uint64_t number) {
     if (atomic_load(&event->shared->completed) >= number) return true;
-    /* A GPU finishes what a dead process gave it, or drops it; no wait lasts for ever. */
+    /* A GPU completes or cancels the work of an exited process, so the wait must end. */
     return kill(atomic_load(&event->shared->recorder), 0) != 0 && errno == ESRCH;
 }

@@ -1,7 +1,7 @@
-/* Graphs: the work of a capture as nodes, to be submitted again.
+/* Graphs: captured work as nodes, which can be submitted repeatedly.
  *
- * Nodes run in the order in which they were captured, which respects every dependency; what each depends on is kept for
- * programs that ask. */
+ * Nodes run in the order of their capture, which satisfies all dependencies. The dependencies are stored only for
+ * programs that query them. */
 #include "simulator/work/graph.h"
 
 #include <stdlib.h>
@@ -29,7 +29,7 @@ static void delete_node(sim_node_t *node) {
     free(node);
 }
 
-/* The work as a node of no graph; only a graph that is not executable has nodes that the program can name. */
+/* Creates a node that belongs to no graph yet. Only nodes of a graph that is not executable have handles. */
 static sim_node_t *new_node(const sim_op_t *work, const sim_nodes_t *dependencies) {
     sim_node_t *node = calloc(1, sizeof *node);
     if (!node) return NULL;

@@ -1,22 +1,21 @@
-/* Tasks: work of which a stream, or a graph, knows only how to do it. The folders above make them (collectives, operators).
- * Called with the simulator's lock held.
+/* Tasks: stream work that higher folders define (collectives, operators). Called with the simulator's lock held.
  *
- * A task is the first member of what its maker knows of it. A node of a graph does the same task at every launch, so `work`
- * leaves it as it was. */
+ * A sim_task_t is the first member of its creator's structure. A graph node runs the same task at every launch, so `work`
+ * must not change it. */
 #ifndef TMS_SIM_WORK_TASK_H
 #define TMS_SIM_WORK_TASK_H
 
 #include "simulator/base/state.h"
 
 struct sim_task {
-    unsigned references; /* the maker's and those of queued work and graphs */
-    /* On the stream's thread, at the task's turn. It may give the lock up, and takes it again before it returns; it stops
-     * early where sim_state_goes_on says so. A failure becomes the context's sticky error. */
+    unsigned references; /* held by the creator, queued work and graphs */
+    /* Runs on the stream's thread. May release the lock, but returns with it held. Returns early when
+     * sim_state_may_continue is false. An error becomes the context's sticky error. */
     CUresult (*work)(sim_stream_t *stream, sim_task_t *task);
-    void (*destroy)(sim_task_t *task); /* the last reference has gone */
+    void (*destroy)(sim_task_t *task); /* called for the last reference */
 };
 
-/* NULL is allowed in both. */
+/* Both accept NULL. */
 void sim_task_retain(sim_task_t *task);
 void sim_task_release(sim_task_t *task);
 

@@ -87,7 +87,8 @@ static void a_rank_that_has_left_is_not_waited_for(void **state) {
     sim_nccl_result_t error = await_error(&ranks[0]);
     capture_end(captured, text, sizeof text);
     assert_int_equal(error, SIM_NCCL_REMOTE);
-    assert_non_null(strstr(text, "ncclRecv: rank 0 waits for rank 1, which is gone: it has destroyed its communicator"));
+    assert_non_null(
+        strstr(text, "ncclRecv: rank 0 waits for rank 1, which is unavailable: it has destroyed its communicator"));
     ASSERT_NCCL(CALL(ncclCommDestroy, ranks[0].comm)); /* does not wait for what will never be done */
     ranks[0].comm = NULL;
     synchronize(ranks, 2);
@@ -154,7 +155,7 @@ static void a_rank_that_has_died_is_not_waited_for(void **state) {
     sim_nccl_result_t error = await_error(&rank);
     capture_end(captured, text, sizeof text);
     assert_int_equal(error, SIM_NCCL_REMOTE);
-    assert_non_null(strstr(text, "ncclAllReduce: rank 0 waits for rank 1, which is gone: its process has ended"));
+    assert_non_null(strstr(text, "ncclAllReduce: rank 0 waits for rank 1, which is unavailable: its process has exited"));
     abort_rank(&rank);
     drop_ranks(&rank, 1);
 }
@@ -179,7 +180,7 @@ static void unmapped_memory_is_a_fault(void **state) {
     assert_int_equal(own, SIM_NCCL_UNHANDLED_CUDA);
     assert_int_equal(others, SIM_NCCL_REMOTE);
     assert_non_null(strstr(text, "the work of rank 0 on device 0 failed: memory that it touches is not mapped"));
-    assert_non_null(strstr(text, "rank 1 waits for rank 0, which is gone: its work has failed"));
+    assert_non_null(strstr(text, "rank 1 waits for rank 0, which is unavailable: its work has failed"));
     ASSERT_CUDA(CALL(cudaSetDevice, 1)); /* the context of device 0 is of no use */
     abort_rank(&ranks[1]);
     ASSERT_NCCL(CALL(ncclCommAbort, ranks[0].comm));
@@ -215,7 +216,7 @@ static void arguments_are_checked(void **state) {
     assert_int_equal(CALL(ncclSend, memory, 1, 0, -1, rank->comm, NULL), SIM_NCCL_INVALID_ARGUMENT);
     assert_int_equal(CALL(ncclAllReduce, memory, memory, 1, 0, 0, NULL, NULL), SIM_NCCL_INVALID_ARGUMENT);
     assert_int_equal(CALL(ncclAllReduce, memory, memory, 1, 0, 0, rank->comm, ranks[1].stream), SIM_NCCL_UNHANDLED_CUDA);
-    assert_non_null(strstr(CALL(ncclGetLastError, NULL), "is none of device 0"));
+    assert_non_null(strstr(CALL(ncclGetLastError, NULL), "is not a stream of device 0"));
     ASSERT_CUDA(CALL(cudaStreamQuery, rank->stream));
     assert_int_equal(CALL(fail_after, "ncclAllReduce", 0, 1, SIM_NCCL_SYSTEM), 0);
     assert_int_equal(reduce(rank, 1), SIM_NCCL_SYSTEM);

@@ -138,7 +138,7 @@ static void what_does_not_fit_is_refused(void **state) {
     assert_int_equal(CALL(ncclCommInitRankConfig, &comm, 2, id, 0, &not_blocking), SIM_NCCL_IN_PROGRESS);
     assert_int_equal(CALL(ncclCommInitRank, &other, 2, id, 1), SIM_NCCL_INVALID_USAGE);
     assert_string_equal(CALL(ncclGetLastError, NULL),
-                        "ncclCommInitRank: rank 1 and rank 0 are both on device 0; give each a device");
+                        "ncclCommInitRank: rank 1 and rank 0 are both on device 0; give each rank its own device");
     assert_null(other);
     ASSERT_CUDA(CALL(cudaSetDevice, 1));
     assert_int_equal(CALL(ncclCommInitRank, &other, 2, id, 0), SIM_NCCL_INVALID_USAGE);
@@ -178,7 +178,7 @@ static void a_rank_that_dies_before_the_others_are_there(void **state) {
     assert_string_equal(output, "");
     while (error == SIM_NCCL_IN_PROGRESS) ASSERT_NCCL(CALL(ncclCommGetAsyncError, comm, &error));
     assert_int_equal(error, SIM_NCCL_REMOTE);
-    assert_non_null(strstr(CALL(ncclGetLastError, NULL), "rank 1 has gone before all ranks were there"));
+    assert_non_null(strstr(CALL(ncclGetLastError, NULL), "rank 1 left before all ranks had joined"));
     ASSERT_NCCL(CALL(ncclCommAbort, comm));
 }
 

@@ -147,7 +147,7 @@ static void messages_of_another_length_are_noticed(void **state) {
     sim_nccl_result_t error = await_error(&ranks[1]);
     capture_end(captured, text, sizeof text);
     assert_int_equal(error, SIM_NCCL_INVALID_USAGE);
-    assert_non_null(strstr(text, "ncclRecv: rank 1 expects 64 bytes of rank 0, which sends 16 with ncclSend"));
+    assert_non_null(strstr(text, "ncclRecv: rank 1 expects 64 bytes from rank 0, which sends 16 with ncclSend"));
     assert_non_null(strstr(CALL(ncclGetLastError, NULL), "rank 1 expects 64 bytes"));
     assert_bytes((uintptr_t)ranks[1].destination, 64, 0xee);
     ASSERT_NCCL(CALL(ncclCommAbort, ranks[1].comm));
