@@ -134,10 +134,10 @@ TMS_SIM_EXPORT void tms_sim_attach_device_process(int socket);
 /* Enqueues an operator, or captures it, and returns a CUresult. All arguments are copied. The operator runs later; an
  * error then becomes the context's sticky error: CUDA_ERROR_ILLEGAL_ADDRESS for inaccessible memory, CUDA_ERROR_ASSERT
  * for a failure in the device process, CUDA_ERROR_LAUNCH_FAILED if that process has exited. */
-TMS_SIM_EXPORT int tms_sim_run_operator(const tms_sim_operator_t *what);
+TMS_SIM_EXPORT int tms_sim_run_operator(const tms_sim_operator_t *description);
 /* Enqueues an operator and waits for the reply of the device process, which may report a failure. Not allowed during a
  * capture. */
-TMS_SIM_EXPORT int tms_sim_ask_operator(const tms_sim_operator_t *what, tms_sim_answer_t *answer);
+TMS_SIM_EXPORT int tms_sim_ask_operator(const tms_sim_operator_t *description, tms_sim_answer_t *answer);
 TMS_SIM_EXPORT void tms_sim_free_answer(tms_sim_answer_t *answer);
 /* Counts of PyTorch's kernels since the reset: launched and interpreted (in a capture: recorded), and skipped.
  * Interpreted are elementwise fills, conversions, additions, multiplications, divisions, comparisons for equality, and

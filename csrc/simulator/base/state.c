@@ -53,6 +53,6 @@ void sim_state_end_synchronizing(void) { sim_state.synchronizing--; }
 /* Steps of 16 give identifiers the alignment of real pointers. */
 uint64_t sim_state_new_id(void) { return sim_state.next_id += 16; }
 
-bool sim_state_goes_on(const sim_stream_t *stream) {
-    return !sim_state.stopping && !stream->dropping && stream->context->error == CUDA_SUCCESS;
+bool sim_state_may_continue(const sim_stream_t *stream) {
+    return !sim_state.stopping && !stream->cancelling && stream->context->error == CUDA_SUCCESS;
 }

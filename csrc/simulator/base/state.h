@@ -54,20 +54,20 @@ typedef struct sim_physical {
     unsigned references;   /* from cuMemCreate and cuMemRetainAllocationHandle, minus the releases */
     unsigned mapped;       /* number of mappings */
     bool runtime;          /* from cudaMalloc: the program has no handle */
-    bool shown;            /* other processes may have opened it in place: its piece is never reused */
+    bool shared_in_place;  /* other processes may have opened it in place: its piece is never reused */
     bool imported;         /* owned and charged by another process; `references` counts the opens */
     bool held;             /* released and not mapped here, but another holder has an export of it */
     unsigned handle_types; /* handle types that the program requested */
     int file;              /* the file if imported or exported; -1: in the device's memfd */
     uint64_t file_id;      /* inode of `file` */
-    bool placed;           /* the device process may have this file open */
+    bool sent;             /* the device process may have this file open */
 } sim_physical_t;
 
 typedef struct sim_reservation {
     uint64_t address;
     uint64_t bytes;
     bool runtime;
-    bool placed; /* the device process may have mapped this range */
+    bool sent; /* the device process may have mapped this range */
 } sim_reservation_t;
 
 typedef struct sim_mapping {
@@ -88,7 +88,7 @@ struct sim_context {
     uint64_t id;
     int device;
     bool alive;
-    uint64_t life;       /* changes with each activation; a primary context keeps its handle */
+    uint64_t activation; /* changes with each activation; a primary context keeps its handle */
     bool created;        /* by cuCtxCreate; stays in the table until a reset */
     unsigned references; /* of a primary context */
     unsigned flags;
@@ -136,7 +136,7 @@ typedef struct sim_op {
     uint64_t ticket; /* submission order in this process */
     uint64_t destination, source;
     bool destination_on_device, source_on_device;
-    bool by_named; /* each side is accessed by its own device: cudaMemcpyPeer */
+    bool between_devices; /* each side is accessed by its own device: cudaMemcpyPeer */
     int destination_device, source_device;
     const sim_context_t *context; /* of a node: the context in which it was captured */
     bool of_graph;                /* launched as a graph node */
@@ -170,15 +170,15 @@ struct sim_stream {
     uint64_t id;
     sim_context_t *context;
     bool legacy;
-    bool blocking; /* synchronises implicitly with the legacy stream */
-    bool closing;  /* destroyed by the program: completes its queue, then ends */
-    bool dropping; /* its context is being destroyed: queued work is cancelled */
+    bool blocking;   /* synchronises implicitly with the legacy stream */
+    bool closing;    /* destroyed by the program: completes its queue, then ends */
+    bool cancelling; /* its context is being destroyed: queued work is cancelled */
     int priority;
     bool per_thread; /* a thread's default stream; the program did not create it */
     uint64_t owner;  /* that thread */
-    bool served;     /* has a worker thread */
+    bool has_worker; /* has a worker thread */
     pthread_t thread;
-    pthread_cond_t wanted;  /* signals an idle worker: new work, or the stream closes */
+    pthread_cond_t wakeup;  /* signals an idle worker: new work, or the stream closes */
     sim_op_t *first, *last; /* the running work item stays first */
     uint64_t submitted, completed;
     sim_capture_t *capture;
@@ -277,7 +277,7 @@ typedef struct sim_state {
     size_t trace_count, trace_capacity;
     int trace_file;
 
-    bool kernels_skipped_silently; /* TMS_SIMULATED_KERNELS=skip */
+    bool skip_kernels; /* TMS_SIMULATED_KERNELS=skip */
     uint64_t kernels_launched, kernels_skipped;
     sim_table_t kernels_named; /* kernels already reported on stderr, by address of the name */
 
@@ -300,7 +300,7 @@ typedef struct sim_thread {
     int device; /* the runtime's current device, used while no context is current */
     int last_error;
     CUstreamCaptureMode mode;
-    bool calls_back;                       /* this worker is in a callback of the program */
+    bool in_callback;                      /* this worker is in a callback of the program */
     uint64_t streams[TMS_SIM_MAX_DEVICES]; /* its default stream per device, in the primary context */
 } sim_thread_t;
 
@@ -321,6 +321,6 @@ void sim_state_begin_synchronizing(void);
 void sim_state_end_synchronizing(void);
 uint64_t sim_state_new_id(void);
 /* Whether a stream may continue to work: not at shutdown, not during cancellation, not after an error. */
-bool sim_state_goes_on(const sim_stream_t *stream);
+bool sim_state_may_continue(const sim_stream_t *stream);
 
 #endif

@@ -15,7 +15,7 @@
 #include "simulator/simulator.h"
 #include "simulator/streams/wait.h"
 
-static uint64_t whole_granules(uint64_t bytes) {
+static uint64_t round_up_to_granularity(uint64_t bytes) {
     return (bytes + TMS_SIM_GRANULARITY - 1) / TMS_SIM_GRANULARITY * TMS_SIM_GRANULARITY;
 }
 
@@ -24,7 +24,7 @@ CUresult sim_device_memory_allocate(CUdeviceptr *address, size_t bytes) {
     if (!address || !bytes) return CUDA_ERROR_INVALID_VALUE;
     *address = 0; /* the driver also clears it if out of memory */
     if (bytes > sim_budget_total()) return CUDA_ERROR_OUT_OF_MEMORY;
-    uint64_t span = whole_granules(bytes), range = 0;
+    uint64_t span = round_up_to_granularity(bytes), range = 0;
     sim_physical_t *physical = NULL;
     sim_mapping_t *mapping = NULL;
     CUresult result = sim_memory_create_physical(device, span, true, &physical);
@@ -78,7 +78,7 @@ CUresult sim_device_memory_free(CUdeviceptr address) {
 }
 
 /* Imported memory is freed with the primary context of its device. */
-static bool goes_with(const sim_mapping_t *mapping, const sim_context_t *context) {
+static bool is_owned_by(const sim_mapping_t *mapping, const sim_context_t *context) {
     if (!mapping->runtime) return false;
     if (mapping->physical->imported) return !context->created && mapping->physical->device == context->device;
     return mapping->context == context;
@@ -88,8 +88,8 @@ void sim_device_memory_clear(const sim_context_t *context) {
     for (size_t i = 0; i < sim_state.mappings.count;) {
         sim_mapping_t *mapping = sim_state.mappings.slots[i].value;
         CUresult result = CUDA_ERROR_INVALID_VALUE;
-        if (goes_with(mapping, context))
-            result = mapping->physical->imported ? sim_ipc_forget(mapping) : free_allocation(mapping->address);
+        if (is_owned_by(mapping, context))
+            result = mapping->physical->imported ? sim_ipc_close_import(mapping) : free_allocation(mapping->address);
         /* The free may have waited for a pinned chunk, and the table may have changed meanwhile. */
         i = result == CUDA_SUCCESS ? 0 : i + 1;
     }

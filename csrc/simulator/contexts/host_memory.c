@@ -19,8 +19,8 @@ static const unsigned known_flags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_D
 /* Not CU_MEMHOSTREGISTER_IOMEMORY: the simulation has no device I/O memory. */
 static const unsigned register_flags =
     CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_READ_ONLY;
-static const uint64_t host_addresses = (uint64_t)1 << 47; /* size of a process's address space */
-static const uint64_t too_much = (uint64_t)1 << 40;       /* limit of one registration on any machine */
+static const uint64_t address_space_bytes = (uint64_t)1 << 47; /* size of a process's address space */
+static const uint64_t registration_limit = (uint64_t)1 << 40;  /* limit of one registration on any machine */
 
 CUresult sim_host_allocate(void **address, size_t bytes, unsigned int flags) {
     if (address) *address = NULL; /* cleared on every error, and for zero bytes */
@@ -37,14 +37,14 @@ CUresult sim_host_allocate(void **address, size_t bytes, unsigned int flags) {
     return result;
 }
 
-/* Releases a block when no work in flight uses it. With `context_goes_on` it first waits for all work of the block's
+/* Releases a block when no work in flight uses it. With `wait_for_context` it first waits for all work of the block's
  * context, and of no other context, as the real driver does. An address inside a block is CUDA_ERROR_INVALID_VALUE;
  * `missing` is returned only if no block contains it. */
-static CUresult take_away(uint64_t address, bool registered, CUresult missing, bool context_goes_on) {
+static CUresult release_block(uint64_t address, bool registered, CUresult missing, bool wait_for_context) {
     sim_host_t *host = sim_host_at(address);
     if (!host) return sim_memory_mapping_at(address) ? CUDA_ERROR_INVALID_VALUE : missing;
     if (host->address != address || host->registered != registered) return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = context_goes_on ? sim_stream_drain(host->context) : CUDA_SUCCESS;
+    CUresult result = wait_for_context ? sim_stream_drain(host->context) : CUDA_SUCCESS;
     if (result != CUDA_SUCCESS) return result;
     host = sim_table_find(&sim_state.hosts, address); /* another thread may have released it during the wait */
     if (!host) return missing;
@@ -57,18 +57,18 @@ static CUresult take_away(uint64_t address, bool registered, CUresult missing, b
 }
 
 /* Releases a block, unless its context has an error; the current context is irrelevant. */
-static CUresult give_back(uint64_t address, bool registered, CUresult missing) {
+static CUresult release_healthy(uint64_t address, bool registered, CUresult missing) {
     const sim_host_t *host = sim_host_at(address);
     CUresult failed = host ? host->context->error : CUDA_SUCCESS;
-    return failed == CUDA_SUCCESS ? take_away(address, registered, missing, true) : failed;
+    return failed == CUDA_SUCCESS ? release_block(address, registered, missing, true) : failed;
 }
 
 CUresult sim_host_free(void *address) {
-    return address ? give_back((uintptr_t)address, false, CUDA_ERROR_INVALID_VALUE) : CUDA_SUCCESS;
+    return address ? release_healthy((uintptr_t)address, false, CUDA_ERROR_INVALID_VALUE) : CUDA_SUCCESS;
 }
 
 /* Whether every page of a range is mapped and readable, and also writable if `written`. */
-static bool are_usable(uint64_t address, uint64_t end, bool written) {
+static bool are_accessible(uint64_t address, uint64_t end, bool written) {
     char line[SIM_NAME_BYTES];
     uint64_t first = 0, last = 0, at = address;
     char read = 0, write = 0;
@@ -87,10 +87,10 @@ static bool are_usable(uint64_t address, uint64_t end, bool written) {
 /* Checks the pages of a range. Returns the real driver's error codes. */
 static CUresult check_pages(uint64_t address, uint64_t bytes, bool written) {
     uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
-    if (bytes > host_addresses) return CUDA_ERROR_NOT_SUPPORTED;
-    if (bytes > memory || bytes >= too_much) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (bytes > address_space_bytes) return CUDA_ERROR_NOT_SUPPORTED;
+    if (bytes > memory || bytes >= registration_limit) return CUDA_ERROR_OUT_OF_MEMORY;
     if (!sim_memory_unreserved(address, bytes)) return CUDA_ERROR_INVALID_VALUE;
-    return are_usable(address, address + bytes, written) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return are_accessible(address, address + bytes, written) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult sim_host_register(void *address, size_t bytes, unsigned int flags) {
@@ -108,7 +108,7 @@ CUresult sim_host_register(void *address, size_t bytes, unsigned int flags) {
 
 CUresult sim_host_unregister(void *address) {
     CUresult missing = address ? CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED : CUDA_ERROR_INVALID_VALUE;
-    return give_back((uintptr_t)address, true, missing);
+    return release_healthy((uintptr_t)address, true, missing);
 }
 
 /* The host address is also the device address. */
@@ -123,7 +123,8 @@ void sim_host_clear_context(const sim_context_t *context) {
     for (size_t i = 0; i < sim_state.hosts.count;) {
         const sim_host_t *host = sim_state.hosts.slots[i].value;
         CUresult result = CUDA_ERROR_INVALID_VALUE;
-        if (host->context == context) result = take_away(host->address, host->registered, CUDA_ERROR_INVALID_VALUE, false);
+        if (host->context == context)
+            result = release_block(host->address, host->registered, CUDA_ERROR_INVALID_VALUE, false);
         /* The release may have waited for work, and the table may have changed meanwhile. */
         i = result == CUDA_SUCCESS ? 0 : i + 1;
     }

@@ -25,11 +25,11 @@ CUresult sim_ipc_memory_handle(CUipcMemHandle *handle, CUdeviceptr address) {
     const sim_mapping_t *mapping = sim_memory_mapping_at(address);
     if (!handle || !mapping || !mapping->runtime || mapping->physical->imported) return CUDA_ERROR_INVALID_VALUE;
     sim_physical_t *physical = mapping->physical;
-    physical->shown = true;
+    physical->shared_in_place = true;
     const sim_ipc_name_t name = {.kind = SIM_IPC_MEMORY,
                                  .process = getpid(),
                                  .file = sim_state.devices[physical->device].memory,
-                                 .device = sim_visible_place(physical->device),
+                                 .device = sim_visible_machine_index(physical->device),
                                  .offset = (uint64_t)physical->offset,
                                  .bytes = mapping->bytes,
                                  .span = mapping->span};
@@ -109,7 +109,7 @@ CUresult sim_ipc_open_memory(CUdeviceptr *address, CUipcMemHandle handle, unsign
     return file < 0 ? CUDA_ERROR_MAP_FAILED : import(&name, file, address);
 }
 
-CUresult sim_ipc_forget(sim_mapping_t *mapping) {
+CUresult sim_ipc_close_import(sim_mapping_t *mapping) {
     sim_physical_t *physical = mapping->physical;
     uint64_t address = mapping->address, references = physical->references;
     physical->references = 0; /* freed with its mapping */
@@ -131,7 +131,7 @@ CUresult sim_ipc_close_memory(CUdeviceptr address) {
     CUresult result = sim_stream_drain(sim_context_current());
     if (result != CUDA_SUCCESS) return result;
     mapping = sim_table_find(&sim_state.mappings, address); /* another thread may have closed it during the wait */
-    return mapping && mapping->physical->imported ? sim_ipc_forget(mapping) : CUDA_ERROR_INVALID_VALUE;
+    return mapping && mapping->physical->imported ? sim_ipc_close_import(mapping) : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult sim_runtime_ipc_memory_handle(CUipcMemHandle *handle, void *address) {

@@ -5,6 +5,6 @@
 #include "simulator/base/state.h"
 
 /* Closes an import of this process, regardless of its open count. */
-CUresult sim_ipc_forget(sim_mapping_t *mapping);
+CUresult sim_ipc_close_import(sim_mapping_t *mapping);
 
 #endif

@@ -10,7 +10,7 @@ CUresult sim_call_check(unsigned checks) {
     CUresult result = CUDA_SUCCESS;
     if (checks & SIM_PURE) return CUDA_SUCCESS;
     if (sim_state.deinitialized) return CUDA_ERROR_DEINITIALIZED;
-    if (sim_state_thread()->calls_back) return CUDA_ERROR_NOT_PERMITTED;
+    if (sim_state_thread()->in_callback) return CUDA_ERROR_NOT_PERMITTED;
     if (checks & (SIM_DEVICES | SIM_RUNTIME)) result = sim_device_init(0);
     if (result == CUDA_SUCCESS && checks & (SIM_INIT | SIM_CONTEXT | SIM_HEALTHY | SIM_FREEING) && !sim_state.initialized)
         result = CUDA_ERROR_NOT_INITIALIZED;

@@ -177,6 +177,6 @@ uint64_t tms_sim_kernels_skipped(void) {
 
 void tms_sim_skip_kernels(int skip) {
     if (!sim_life_enter()) return;
-    sim_state.kernels_skipped_silently = skip != 0;
+    sim_state.skip_kernels = skip != 0;
     sim_life_leave();
 }

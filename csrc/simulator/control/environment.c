@@ -11,7 +11,7 @@
 #include "simulator/devices/visible.h"
 #include "simulator/simulator.h"
 
-static void complain(const char *name, const char *text) {
+static void report_invalid(const char *name, const char *text) {
     fprintf(stderr, "simulated GPU: %s=%s is ignored: invalid value\n", name, text);
 }
 
@@ -41,7 +41,7 @@ static bool read_number(const char *name, uint64_t limit, uint64_t *value) {
     if (!text || !*text) return false;
     uint64_t number = 0;
     if (!parse_bytes(text, &number) || number > limit) {
-        complain(name, text);
+        report_invalid(name, text);
         return false;
     }
     *value = number;
@@ -71,9 +71,9 @@ static void read_faults(void) {
     const char *name = "TMS_SIMULATED_FAULT", *text = getenv(name);
     if (!text || !*text) return;
     char *rules = strdup(text), *rest = rules;
-    if (!rules) return complain(name, text);
+    if (!rules) return report_invalid(name, text);
     for (char *rule = strsep(&rest, ","); rule; rule = strsep(&rest, ",")) {
-        if (*rule && !parse_fault(rule)) complain(name, rule);
+        if (*rule && !parse_fault(rule)) report_invalid(name, rule);
     }
     free(rules);
 }
@@ -88,9 +88,9 @@ static void open_trace(void) {
 
 static void read_kernels(void) {
     const char *name = "TMS_SIMULATED_KERNELS", *text = getenv(name);
-    sim_state.kernels_skipped_silently = text && strcmp(text, "skip") == 0;
+    sim_state.skip_kernels = text && strcmp(text, "skip") == 0;
     bool known = !text || !*text || strcmp(text, "skip") == 0 || strcmp(text, "error") == 0 || strcmp(text, "cpu") == 0;
-    if (!known) complain(name, text);
+    if (!known) report_invalid(name, text);
 }
 
 int sim_environment_devices(void) {
@@ -114,7 +114,7 @@ void sim_environment_read(void) {
     read_kernels();
     const char *shared = getenv("TMS_SIMULATED_SHARED");
     if (shared && (strlen(shared) >= sizeof sim_state.shared_name / 2 || strchr(shared, '/')))
-        complain("TMS_SIMULATED_SHARED", shared);
+        report_invalid("TMS_SIMULATED_SHARED", shared);
     else if (shared && *shared)
         snprintf(sim_state.shared_name, sizeof sim_state.shared_name, "/tms_simulated_%s", shared);
     open_trace();

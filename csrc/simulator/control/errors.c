@@ -104,12 +104,12 @@ TMS_SIM_EXPORT const char *cudaGetErrorString(CUresult error) {
 TMS_SIM_EXPORT CUresult cudaGetLastError(void);
 TMS_SIM_EXPORT CUresult cudaPeekAtLastError(void);
 
-static CUresult last_error(bool forget) {
+static CUresult last_error(bool clear) {
     if (!sim_life_enter()) return CUDA_ERROR_NOT_INITIALIZED;
     sim_thread_t *thread = sim_state_thread();
     CUresult error = (CUresult)thread->last_error;
     /* This also clears a sticky error. The next call that needs the context sets it again. */
-    if (forget) thread->last_error = CUDA_SUCCESS;
+    if (clear) thread->last_error = CUDA_SUCCESS;
     sim_life_leave();
     return error;
 }

@@ -22,14 +22,14 @@ typedef void *nvml_device_t;
 
 static unsigned machine_devices(void) { return (unsigned)sim_environment_devices(); }
 
-static int place_of(nvml_device_t device) { return (int)(uintptr_t)device - 1; }
+static int machine_index_of(nvml_device_t device) { return (int)(uintptr_t)device - 1; }
 
 static bool is_device(nvml_device_t device) { return device && (uintptr_t)device <= machine_devices(); }
 
-static int find(unsigned place, nvml_device_t *device) {
+static int find(unsigned machine_index, nvml_device_t *device) {
     if (!device) return NVML_ERROR_INVALID_ARGUMENT;
-    if (place >= machine_devices()) return NVML_ERROR_NOT_FOUND;
-    *device = (nvml_device_t)(uintptr_t)(place + 1);
+    if (machine_index >= machine_devices()) return NVML_ERROR_NOT_FOUND;
+    *device = (nvml_device_t)(uintptr_t)(machine_index + 1);
     return NVML_SUCCESS;
 }
 
@@ -98,7 +98,7 @@ int nvmlDeviceGetHandleByPciBusId(const char *text, nvml_device_t *device) {
 int nvmlDeviceGetUUID(nvml_device_t device, char *text, unsigned length) {
     char uuid[SIM_UUID_TEXT_BYTES];
     if (!is_device(device)) return NVML_ERROR_INVALID_ARGUMENT;
-    sim_visible_uuid_text(place_of(device), uuid);
+    sim_visible_uuid_text(machine_index_of(device), uuid);
     return write_text(uuid, text, length);
 }
 

@@ -15,32 +15,32 @@
 /* Must not initialise the state: a program may attach before it forks, and its children must start uninitialised. */
 void tms_sim_attach_device_process(int socket) { sim_channel_attach(socket); }
 
-static CUresult find_stream(const tms_sim_operator_t *what, sim_stream_t **stream) {
+static CUresult find_stream(const tms_sim_operator_t *description, sim_stream_t **stream) {
     if (sim_state.deinitialized) return CUDA_ERROR_DEINITIALIZED;
     if (!sim_state.initialized || !sim_channel_attached()) return CUDA_ERROR_NOT_INITIALIZED;
     CUresult result = sim_context_attach_runtime();
     if (result != CUDA_SUCCESS) return result;
-    *stream = sim_stream_find((CUstream)what->stream);
+    *stream = sim_stream_find((CUstream)description->stream);
     return *stream ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
-static CUresult submit(const tms_sim_operator_t *what, sim_stream_t *stream, sim_task_t *task, uint64_t *position) {
-    const sim_op_t op = {.kind = SIM_OP_TASK, .task = task, .gate = what->gate};
+static CUresult submit(const tms_sim_operator_t *description, sim_stream_t *stream, sim_task_t *task, uint64_t *position) {
+    const sim_op_t op = {.kind = SIM_OP_TASK, .task = task, .gate = description->gate};
     return sim_stream_submit(stream, &op, position);
 }
 
-static CUresult run(const tms_sim_operator_t *what) {
+static CUresult run(const tms_sim_operator_t *description) {
     sim_stream_t *stream = NULL;
-    CUresult result = find_stream(what, &stream);
-    sim_task_t *task = result == CUDA_SUCCESS ? sim_operator_new(what, false) : NULL;
-    if (result == CUDA_SUCCESS) result = task ? submit(what, stream, task, NULL) : CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = find_stream(description, &stream);
+    sim_task_t *task = result == CUDA_SUCCESS ? sim_operator_new(description, false) : NULL;
+    if (result == CUDA_SUCCESS) result = task ? submit(description, stream, task, NULL) : CUDA_ERROR_OUT_OF_MEMORY;
     sim_task_release(task);
     return result;
 }
 
-int tms_sim_run_operator(const tms_sim_operator_t *what) {
+int tms_sim_run_operator(const tms_sim_operator_t *description) {
     if (!sim_life_enter()) return CUDA_ERROR_NOT_INITIALIZED;
-    CUresult result = run(what);
+    CUresult result = run(description);
     sim_life_leave();
     return (int)result;
 }
@@ -55,23 +55,23 @@ static CUresult copy_answer(const sim_task_t *task, tms_sim_answer_t *answer) {
 }
 
 /* Waiting for a capturing stream invalidates its capture, as in every other call. */
-static CUresult ask(const tms_sim_operator_t *what, tms_sim_answer_t *answer) {
+static CUresult ask(const tms_sim_operator_t *description, tms_sim_answer_t *answer) {
     sim_stream_t *stream = NULL;
     uint64_t position = 0;
-    CUresult result = find_stream(what, &stream);
+    CUresult result = find_stream(description, &stream);
     if (result == CUDA_SUCCESS) result = sim_capture_check_stream(stream);
-    sim_task_t *task = result == CUDA_SUCCESS ? sim_operator_new(what, true) : NULL;
-    if (result == CUDA_SUCCESS) result = task ? submit(what, stream, task, &position) : CUDA_ERROR_OUT_OF_MEMORY;
+    sim_task_t *task = result == CUDA_SUCCESS ? sim_operator_new(description, true) : NULL;
+    if (result == CUDA_SUCCESS) result = task ? submit(description, stream, task, &position) : CUDA_ERROR_OUT_OF_MEMORY;
     if (result == CUDA_SUCCESS) result = sim_stream_wait(stream, position);
     if (result == CUDA_SUCCESS) result = copy_answer(task, answer);
     sim_task_release(task);
     return result;
 }
 
-int tms_sim_ask_operator(const tms_sim_operator_t *what, tms_sim_answer_t *answer) {
+int tms_sim_ask_operator(const tms_sim_operator_t *description, tms_sim_answer_t *answer) {
     *answer = (tms_sim_answer_t){0};
     if (!sim_life_enter()) return CUDA_ERROR_NOT_INITIALIZED;
-    CUresult result = ask(what, answer);
+    CUresult result = ask(description, answer);
     sim_life_leave();
     return (int)result;
 }

@@ -72,7 +72,7 @@ static const attribute_t attributes[] = {
 };
 
 int sim_device_value(int wanted, int device) {
-    if (wanted == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID) return SIM_FIRST_BUS + sim_visible_place(device);
+    if (wanted == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID) return SIM_FIRST_BUS + sim_visible_machine_index(device);
     for (size_t i = 0; i < sizeof attributes / sizeof *attributes; i++) {
         if (attributes[i].attribute == wanted) return attributes[i].value;
     }
@@ -90,14 +90,14 @@ CUresult sim_device_attribute(int *value, CUdevice_attribute attribute, CUdevice
 CUresult sim_device_uuid(CUuuid *uuid, CUdevice device) {
     if (!uuid) return CUDA_ERROR_INVALID_VALUE;
     if (!sim_device_valid(device)) return CUDA_ERROR_INVALID_DEVICE;
-    sim_visible_uuid(sim_visible_place(device), (unsigned char *)uuid->bytes);
+    sim_visible_uuid(sim_visible_machine_index(device), (unsigned char *)uuid->bytes);
     return CUDA_SUCCESS;
 }
 
 CUresult sim_device_bus_text(char *text, int length, int device) {
     if (!text || length < BUS_TEXT_BYTES) return CUDA_ERROR_INVALID_VALUE;
     if (!sim_device_valid(device)) return CUDA_ERROR_INVALID_DEVICE;
-    snprintf(text, (size_t)length, "0000:%02X:00.0", (unsigned)(SIM_FIRST_BUS + sim_visible_place(device)));
+    snprintf(text, (size_t)length, "0000:%02X:00.0", (unsigned)(SIM_FIRST_BUS + sim_visible_machine_index(device)));
     return CUDA_SUCCESS;
 }
 

@@ -43,7 +43,7 @@ static void lock_shared(void) {
 
 static void unlock_shared(void) { pthread_mutex_unlock(&sim_state.shared->lock); }
 
-static void strike_out_dead(sim_shared_t *shared) {
+static void remove_dead_entries(sim_shared_t *shared) {
     for (unsigned i = 0; i < SEATS; i++) {
         sim_seat_t *seat = &shared->seats[i];
         if (seat->pid && seat->started != sim_process_started(seat->pid)) seat->pid = 0;
@@ -53,7 +53,7 @@ static void strike_out_dead(sim_shared_t *shared) {
 static bool take_seat(void) {
     sim_shared_t *shared = sim_state.shared;
     lock_shared();
-    strike_out_dead(shared);
+    remove_dead_entries(shared);
     unsigned seat = 0;
     while (seat < SEATS && shared->seats[seat].pid) seat++;
     if (seat < SEATS) {
@@ -115,7 +115,7 @@ void sim_budget_detach(void) {
     flock(sim_state.shared_file, LOCK_EX);
     lock_shared();
     sim_state.shared->seats[sim_state.shared_seat].pid = 0;
-    strike_out_dead(sim_state.shared);
+    remove_dead_entries(sim_state.shared);
     bool empty = true;
     for (unsigned i = 0; i < SEATS; i++) empty = empty && !sim_state.shared->seats[i].pid;
     unlock_shared();
@@ -129,7 +129,7 @@ void sim_budget_detach(void) {
 static uint64_t shared_charges(int device) {
     uint64_t charged = 0;
     for (unsigned i = 0; i < SEATS; i++) {
-        if (sim_state.shared->seats[i].pid) charged += sim_state.shared->seats[i].charged[sim_visible_place(device)];
+        if (sim_state.shared->seats[i].pid) charged += sim_state.shared->seats[i].charged[sim_visible_machine_index(device)];
     }
     return charged;
 }
@@ -137,7 +137,7 @@ static uint64_t shared_charges(int device) {
 /* Copies this process's charge to its shared entry. */
 static void store_charge(int device) {
     sim_device_t *own = &sim_state.devices[device];
-    sim_state.shared->seats[sim_state.shared_seat].charged[sim_visible_place(device)] = own->used + own->taken;
+    sim_state.shared->seats[sim_state.shared_seat].charged[sim_visible_machine_index(device)] = own->used + own->taken;
 }
 
 bool sim_budget_charge(int device, uint64_t bytes, bool taken) {
@@ -150,7 +150,7 @@ bool sim_budget_charge(int device, uint64_t bytes, bool taken) {
         return fits;
     }
     lock_shared();
-    if (bytes <= total && shared_charges(device) > total - bytes) strike_out_dead(sim_state.shared);
+    if (bytes <= total && shared_charges(device) > total - bytes) remove_dead_entries(sim_state.shared);
     fits = bytes <= total && shared_charges(device) <= total - bytes;
     if (fits) *account += bytes;
     store_charge(device);
@@ -174,7 +174,7 @@ uint64_t sim_budget_available(int device) {
     uint64_t charged = sim_state.devices[device].used + sim_state.devices[device].taken, total = sim_budget_total();
     if (sim_state.shared) {
         lock_shared();
-        strike_out_dead(sim_state.shared);
+        remove_dead_entries(sim_state.shared);
         charged = shared_charges(device);
         unlock_shared();
     }

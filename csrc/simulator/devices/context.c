@@ -37,7 +37,7 @@ void sim_context_fail(sim_context_t *context, CUresult error) {
 }
 
 /* The error that made a device unusable. The process then gets no new context on any device. */
-static CUresult lost_for_good(void) {
+static CUresult fatal_device_error(void) {
     for (int i = 0; i < sim_state.device_count; i++) {
         if (sim_state.devices[i].lost != CUDA_SUCCESS) return sim_state.devices[i].lost;
     }
@@ -45,7 +45,7 @@ static CUresult lost_for_good(void) {
 }
 
 /* A primary context keeps its handle across activations, as in the driver. */
-static bool name_context(sim_context_t *context) {
+static bool register_context(sim_context_t *context) {
     if (context->id) return true;
     uint64_t id = sim_state_new_id();
     if (!sim_table_insert(&sim_state.contexts, id, context)) return false;
@@ -55,10 +55,10 @@ static bool name_context(sim_context_t *context) {
 
 static CUresult activate(sim_context_t *context) {
     if (context->alive) return CUDA_SUCCESS;
-    CUresult lost = lost_for_good();
+    CUresult lost = fatal_device_error();
     if (lost != CUDA_SUCCESS) return lost;
-    if (!name_context(context)) return CUDA_ERROR_OUT_OF_MEMORY;
-    context->life = sim_state_new_id();
+    if (!register_context(context)) return CUDA_ERROR_OUT_OF_MEMORY;
+    context->activation = sim_state_new_id();
     context->alive = true;
     return CUDA_SUCCESS;
 }
@@ -93,15 +93,16 @@ CUresult sim_context_primary_retain(CUcontext *handle, CUdevice device) {
 
 CUresult sim_context_create(CUcontext *handle, unsigned int flags, CUdevice device) {
     sim_thread_t *thread = sim_state_thread();
-    CUresult lost = lost_for_good();
+    CUresult lost = fatal_device_error();
     if (!handle || flags & ~(unsigned)CU_CTX_FLAGS_MASK) return CUDA_ERROR_INVALID_VALUE;
     if (!sim_device_valid(device)) return CUDA_ERROR_INVALID_DEVICE;
     if (lost != CUDA_SUCCESS) return lost;
     if (thread->depth == SIM_CONTEXT_DEPTH) return CUDA_ERROR_INVALID_CONTEXT;
     sim_context_t *context = calloc(1, sizeof *context);
     if (!context) return CUDA_ERROR_OUT_OF_MEMORY;
-    *context = (sim_context_t){.life = sim_state_new_id(), .device = device, .alive = true, .created = true, .flags = flags};
-    if (!name_context(context)) {
+    *context =
+        (sim_context_t){.activation = sim_state_new_id(), .device = device, .alive = true, .created = true, .flags = flags};
+    if (!register_context(context)) {
         free(context);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
@@ -145,7 +146,7 @@ CUresult sim_context_identifier(CUcontext handle, unsigned long long *id) {
     const sim_context_t *context = handle ? sim_context_find(handle) : sim_context_current();
     if (!context) return CUDA_ERROR_INVALID_CONTEXT;
     if (!id) return CUDA_ERROR_INVALID_VALUE;
-    *id = context->life;
+    *id = context->activation;
     return CUDA_SUCCESS;
 }
 
@@ -199,12 +200,12 @@ CUresult sim_context_retain_for_runtime(int device) {
     CUresult result = sim_context_primary_retain(&handle, device);
     if (result == CUDA_SUCCESS) context->runtime = true;
     /* The runtime does not report the cause. */
-    return result != CUDA_SUCCESS && result == lost_for_good() ? CUDA_ERROR_DEVICE_UNAVAILABLE : result;
+    return result != CUDA_SUCCESS && result == fatal_device_error() ? CUDA_ERROR_DEVICE_UNAVAILABLE : result;
 }
 
 CUresult sim_context_select(int device) {
     sim_context_t *context = &sim_state.devices[device].primary;
-    return name_context(context) ? sim_context_set_current(context_handle(context)) : CUDA_ERROR_OUT_OF_MEMORY;
+    return register_context(context) ? sim_context_set_current(context_handle(context)) : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult sim_context_attach_runtime(void) {

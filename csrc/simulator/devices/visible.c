@@ -11,25 +11,25 @@ enum { UUID_BYTES = 16 };
 
 static const char uuid_prefix[] = "GPU-";
 
-int sim_visible_place(int ordinal) { return sim_state.visible[ordinal]; }
+int sim_visible_machine_index(int ordinal) { return sim_state.visible[ordinal]; }
 
-int sim_visible_ordinal(int place) {
+int sim_visible_ordinal(int machine_index) {
     for (int ordinal = 0; ordinal < sim_state.device_count; ordinal++) {
-        if (sim_state.visible[ordinal] == place) return ordinal;
+        if (sim_state.visible[ordinal] == machine_index) return ordinal;
     }
     return -1;
 }
 
-void sim_visible_uuid(int place, unsigned char *uuid) {
+void sim_visible_uuid(int machine_index, unsigned char *uuid) {
     static const char text[UUID_BYTES] = "Simulated GPU";
     memcpy(uuid, text, sizeof text);
-    uuid[sizeof text - 1] = (unsigned char)place;
+    uuid[sizeof text - 1] = (unsigned char)machine_index;
 }
 
-void sim_visible_uuid_text(int place, char *text) {
+void sim_visible_uuid_text(int machine_index, char *text) {
     static const bool dash_before[UUID_BYTES] = {[4] = true, [6] = true, [8] = true, [10] = true};
     unsigned char uuid[UUID_BYTES];
-    sim_visible_uuid(place, uuid);
+    sim_visible_uuid(machine_index, uuid);
     text += sprintf(text, "%s", uuid_prefix);
     for (int i = 0; i < UUID_BYTES; i++) text += sprintf(text, dash_before[i] ? "-%02x" : "%02x", uuid[i]);
 }
@@ -37,12 +37,12 @@ void sim_visible_uuid_text(int place, char *text) {
 /* The only device whose UUID has this prefix, or -1. */
 static int find_uuid(const char *text, size_t length) {
     int found = -1;
-    for (int place = 0; place < sim_state.machine_count; place++) {
+    for (int machine_index = 0; machine_index < sim_state.machine_count; machine_index++) {
         char uuid[SIM_UUID_TEXT_BYTES];
-        sim_visible_uuid_text(place, uuid);
+        sim_visible_uuid_text(machine_index, uuid);
         if (length >= sizeof uuid || strncmp(uuid, text, length) != 0) continue;
         if (found >= 0) return -1;
-        found = place;
+        found = machine_index;
     }
     return found;
 }
@@ -69,14 +69,14 @@ void sim_visible_read(void) {
     if (!text) return;
     for (size_t length = strcspn(text, ","); count < TMS_SIM_MAX_DEVICES; length = strcspn(text, ",")) {
         while (length && *text == ' ') text++, length--;
-        int place = length ? find_entry(text, length) : -1;
-        if (place < 0) break;
+        int machine_index = length ? find_entry(text, length) : -1;
+        if (machine_index < 0) break;
         for (int i = 0; i < count; i++) {
-            if (sim_state.visible[i] != place) continue;
+            if (sim_state.visible[i] != machine_index) continue;
             sim_state.device_count = 0;
             return;
         }
-        sim_state.visible[count++] = place;
+        sim_state.visible[count++] = machine_index;
         if (text[length] == '\0') break;
         text += length + 1;
     }

@@ -5,15 +5,15 @@
 #define TMS_SIM_DEVICES_VISIBLE_H
 
 enum {
-    SIM_FIRST_BUS = 0x10,
-    SIM_UUID_TEXT_BYTES = 41
-}; /* first PCI bus number; length of GPU-01234567-89ab-cdef-0123-456789abcdef */
+    SIM_FIRST_BUS = 0x10,     /* of the PCI bus numbers */
+    SIM_UUID_TEXT_BYTES = 41, /* GPU-01234567-89ab-cdef-0123-456789abcdef */
+};
 
 void sim_visible_all(void);  /* makes all devices visible */
 void sim_visible_read(void); /* reads CUDA_VISIBLE_DEVICES */
-int sim_visible_place(int ordinal);
-int sim_visible_ordinal(int place); /* -1: not visible */
-void sim_visible_uuid(int place, unsigned char *uuid);
-void sim_visible_uuid_text(int place, char *text);
+int sim_visible_machine_index(int ordinal);
+int sim_visible_ordinal(int machine_index); /* -1: not visible */
+void sim_visible_uuid(int machine_index, unsigned char *uuid);
+void sim_visible_uuid_text(int machine_index, char *text);
 
 #endif

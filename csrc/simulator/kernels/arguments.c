@@ -191,7 +191,7 @@ static bool read_random(sim_kernel_t *kernel, void *const *arguments, bool captu
     bool mean_first = kernel->name.operation == SIM_NORMAL; /* the others: range, then start */
     kernel->constant = mean_first ? first : second;
     kernel->factor = mean_first ? second : first;
-    return kernel->name.operation != SIM_RANDOM_FROM || kernel->factor.whole != 0;
+    return kernel->name.operation != SIM_RANDOM_FROM || kernel->factor.integer != 0;
 }
 
 sim_kernel_t *sim_kernel_new(const sim_kernel_name_t *name, void *const *arguments, bool captured, bool *understood) {

@@ -42,9 +42,9 @@ bool sim_dense_applies(const sim_kernel_t *kernel) {
 }
 
 /* An operand's elements from `first` on, or the batch of constants. */
-static const void *elements_of(const sim_kernel_t *kernel, sim_constant_t place, uint64_t first, const void *constants) {
-    if (kernel->name.constant == place) return constants;
-    unsigned operand = place == SIM_CONSTANT_SECOND && kernel->name.constant != SIM_CONSTANT_FIRST ? 2 : 1;
+static const void *elements_of(const sim_kernel_t *kernel, sim_constant_t position, uint64_t first, const void *constants) {
+    if (kernel->name.constant == position) return constants;
+    unsigned operand = position == SIM_CONSTANT_SECOND && kernel->name.constant != SIM_CONSTANT_FIRST ? 2 : 1;
     uint64_t bytes = sim_type_bytes(kernel->name.input);
     return (const void *)(uintptr_t)(kernel->operands[operand].address + first * bytes);
 }
@@ -71,9 +71,9 @@ static const void *elements_of(const sim_kernel_t *kernel, sim_constant_t place,
         }                                                                                                                   \
     }
 
-COMPUTE(compute_uint8, uint8_t, uint64_t, whole)
-COMPUTE(compute_int32, int32_t, uint64_t, whole)
-COMPUTE(compute_int64, int64_t, uint64_t, whole)
+COMPUTE(compute_uint8, uint8_t, uint64_t, integer)
+COMPUTE(compute_int32, int32_t, uint64_t, integer)
+COMPUTE(compute_int64, int64_t, uint64_t, integer)
 COMPUTE(compute_float, float, double, real)
 COMPUTE(compute_double, double, double, real)
 
@@ -136,10 +136,10 @@ bool sim_dense_reduces(const sim_kernel_t *kernel, uint64_t address) {
     break;
 
 /* Reduces elements into the total. Integers are summed as unsigned, so they wrap around. */
-#define REDUCE_WHOLES(code, c_type)                                                                                         \
+#define REDUCE_INTEGERS(code, c_type)                                                                                       \
     case code: {                                                                                                            \
         const c_type *elements = (const c_type *)(uintptr_t)address;                                                        \
-        int64_t sum = total.whole;                                                                                          \
+        int64_t sum = total.integer;                                                                                        \
         switch (operation) {                                                                                                \
         case SIM_AND: EACH((sum != 0) & (elements[i] != 0))                                                                 \
         case SIM_OR: EACH((sum != 0) | (elements[i] != 0))                                                                  \
@@ -147,7 +147,7 @@ bool sim_dense_reduces(const sim_kernel_t *kernel, uint64_t address) {
         case SIM_MINIMUM: EACH(sum < elements[i] ? sum : elements[i])                                                       \
         default: EACH((int64_t)((uint64_t)sum + (uint64_t)elements[i]))                                                     \
         }                                                                                                                   \
-        total.whole = sum;                                                                                                  \
+        total.integer = sum;                                                                                                \
         break;                                                                                                              \
     }
 
@@ -169,12 +169,12 @@ bool sim_dense_reduces(const sim_kernel_t *kernel, uint64_t address) {
 sim_number_t sim_dense_reduce(const sim_kernel_t *kernel, sim_number_t total, uint64_t address, size_t count) {
     sim_operation_t operation = kernel->name.operation;
     switch (kernel->operands[1].type) {
-        REDUCE_WHOLES(SIM_TYPE_UINT8, uint8_t)
-        REDUCE_WHOLES(SIM_TYPE_INT32, int32_t)
-        REDUCE_WHOLES(SIM_TYPE_INT64, int64_t)
+        REDUCE_INTEGERS(SIM_TYPE_UINT8, uint8_t)
+        REDUCE_INTEGERS(SIM_TYPE_INT32, int32_t)
+        REDUCE_INTEGERS(SIM_TYPE_INT64, int64_t)
         REDUCE_REALS(SIM_TYPE_FLOAT, float)
         REDUCE_REALS(SIM_TYPE_DOUBLE, double)
-        REDUCE_WHOLES(SIM_TYPE_BOOL, uint8_t) /* any nonzero byte is true */
+        REDUCE_INTEGERS(SIM_TYPE_BOOL, uint8_t) /* any nonzero byte is true */
     default: break;
     }
     return total;

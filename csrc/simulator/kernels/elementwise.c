@@ -91,12 +91,12 @@ static uint16_t to_half(double number) {
 
 void sim_type_load(sim_type_t type, const uint64_t *addresses, size_t count, sim_number_t *numbers) {
     switch (type) {
-        LOAD(SIM_TYPE_UINT8, uint8_t, whole, value)
-        LOAD(SIM_TYPE_INT8, uint8_t, whole, from_int8(value))
-        LOAD(SIM_TYPE_BOOL, uint8_t, whole, value != 0)
-        LOAD(SIM_TYPE_INT16, int16_t, whole, value)
-        LOAD(SIM_TYPE_INT32, int32_t, whole, value)
-        LOAD(SIM_TYPE_INT64, int64_t, whole, value)
+        LOAD(SIM_TYPE_UINT8, uint8_t, integer, value)
+        LOAD(SIM_TYPE_INT8, uint8_t, integer, from_int8(value))
+        LOAD(SIM_TYPE_BOOL, uint8_t, integer, value != 0)
+        LOAD(SIM_TYPE_INT16, int16_t, integer, value)
+        LOAD(SIM_TYPE_INT32, int32_t, integer, value)
+        LOAD(SIM_TYPE_INT64, int64_t, integer, value)
         LOAD(SIM_TYPE_HALF, uint16_t, real, from_half(value))
         LOAD(SIM_TYPE_BFLOAT16, uint16_t, real, from_bfloat16(value))
         LOAD(SIM_TYPE_FLOAT, float, real, (double)value)
@@ -115,12 +115,12 @@ void sim_type_load(sim_type_t type, const uint64_t *addresses, size_t count, sim
 
 void sim_type_store(sim_type_t type, const uint64_t *addresses, size_t count, const sim_number_t *numbers) {
     switch (type) {
-        STORE(SIM_TYPE_UINT8, uint8_t, numbers[i].whole)
-        STORE(SIM_TYPE_INT8, uint8_t, numbers[i].whole)
-        STORE(SIM_TYPE_BOOL, uint8_t, numbers[i].whole != 0)
-        STORE(SIM_TYPE_INT16, uint16_t, numbers[i].whole)
-        STORE(SIM_TYPE_INT32, uint32_t, numbers[i].whole)
-        STORE(SIM_TYPE_INT64, int64_t, numbers[i].whole)
+        STORE(SIM_TYPE_UINT8, uint8_t, numbers[i].integer)
+        STORE(SIM_TYPE_INT8, uint8_t, numbers[i].integer)
+        STORE(SIM_TYPE_BOOL, uint8_t, numbers[i].integer != 0)
+        STORE(SIM_TYPE_INT16, uint16_t, numbers[i].integer)
+        STORE(SIM_TYPE_INT32, uint32_t, numbers[i].integer)
+        STORE(SIM_TYPE_INT64, int64_t, numbers[i].integer)
         STORE(SIM_TYPE_HALF, uint16_t, to_half(numbers[i].real))
         STORE(SIM_TYPE_BFLOAT16, uint16_t, to_bfloat16(numbers[i].real))
         STORE(SIM_TYPE_FLOAT, float, numbers[i].real)
@@ -132,11 +132,11 @@ void sim_type_store(sim_type_t type, const uint64_t *addresses, size_t count, co
 /* Rounds or wraps a number to the type. */
 static sim_number_t fit(sim_type_t type, sim_number_t number) {
     switch (type) {
-    case SIM_TYPE_UINT8: number.whole = (uint8_t)number.whole; break;
-    case SIM_TYPE_INT8: number.whole = from_int8((uint8_t)number.whole); break;
-    case SIM_TYPE_BOOL: number.whole = number.whole != 0; break;
-    case SIM_TYPE_INT16: number.whole = (int16_t)number.whole; break;
-    case SIM_TYPE_INT32: number.whole = (int32_t)number.whole; break;
+    case SIM_TYPE_UINT8: number.integer = (uint8_t)number.integer; break;
+    case SIM_TYPE_INT8: number.integer = from_int8((uint8_t)number.integer); break;
+    case SIM_TYPE_BOOL: number.integer = number.integer != 0; break;
+    case SIM_TYPE_INT16: number.integer = (int16_t)number.integer; break;
+    case SIM_TYPE_INT32: number.integer = (int32_t)number.integer; break;
     case SIM_TYPE_HALF: number.real = from_half(to_half(number.real)); break;
     case SIM_TYPE_BFLOAT16: number.real = from_bfloat16(to_bfloat16(number.real)); break;
     case SIM_TYPE_FLOAT: number.real = (double)(float)number.real; break;
@@ -148,7 +148,7 @@ static sim_number_t fit(sim_type_t type, sim_number_t number) {
 }
 
 /* Converts as the device does: towards zero, clamped to the range, and NaN to 0. */
-static int64_t to_whole(double number, double lowest, double above) {
+static int64_t to_integer(double number, double lowest, double above) {
     if (isnan(number)) return 0;
     if (number < lowest) return (int64_t)lowest;
     if (number >= above) return above >= 0x1p63 ? INT64_MAX : (int64_t)(above - 1);
@@ -159,13 +159,13 @@ static sim_number_t convert_one(sim_type_t from, sim_type_t to, sim_number_t num
     bool was_real = sim_type_is_real(from), is_real = sim_type_is_real(to);
     sim_number_t result = number;
     if (was_real && to == SIM_TYPE_BOOL)
-        result.whole = number.real != 0;
+        result.integer = number.real != 0;
     else if (was_real && to == SIM_TYPE_INT32)
-        result.whole = to_whole(number.real, -0x1p31, 0x1p31);
+        result.integer = to_integer(number.real, -0x1p31, 0x1p31);
     else if (was_real && !is_real)
-        result.whole = to_whole(number.real, -0x1p63, 0x1p63);
+        result.integer = to_integer(number.real, -0x1p63, 0x1p63);
     else if (!was_real && is_real)
-        result.real = to == SIM_TYPE_DOUBLE ? (double)number.whole : (double)(float)number.whole;
+        result.real = to == SIM_TYPE_DOUBLE ? (double)number.integer : (double)(float)number.integer;
     return fit(to, result);
 }
 
@@ -190,14 +190,14 @@ static double real_result(const sim_kernel_t *kernel, double a, double b) {
     }
 }
 
-static int64_t whole_result(const sim_kernel_t *kernel, int64_t a, int64_t b) {
+static int64_t integer_result(const sim_kernel_t *kernel, int64_t a, int64_t b) {
     switch (kernel->name.operation) {
-    case SIM_ADD: return wrapping_sum(a, wrapping_product(kernel->factor.whole, b));
+    case SIM_ADD: return wrapping_sum(a, wrapping_product(kernel->factor.integer, b));
     case SIM_MULTIPLY: return wrapping_product(a, b);
     case SIM_AND: return a & b;
     case SIM_OR: return a | b;
     case SIM_ABSOLUTE: return a < 0 ? wrapping_product(a, -1) : a;
-    case SIM_FILL: return kernel->constant.whole;
+    case SIM_FILL: return kernel->constant.integer;
     default: return a;
     }
 }
@@ -208,14 +208,14 @@ void sim_operation_apply(const sim_kernel_t *kernel, size_t count, sim_number_t 
     if (kernel->name.operation == SIM_COPY) return;
     for (size_t i = 0; i < count; i++) {
         if (kernel->name.operation == SIM_COMPARE) {
-            bool equal = real ? first[i].real == second[i].real : first[i].whole == second[i].whole;
-            first[i].whole = equal != kernel->negated;
+            bool equal = real ? first[i].real == second[i].real : first[i].integer == second[i].integer;
+            first[i].integer = equal != kernel->negated;
             continue;
         }
         if (real)
             first[i].real = real_result(kernel, first[i].real, second[i].real);
         else
-            first[i].whole = whole_result(kernel, first[i].whole, second[i].whole);
+            first[i].integer = integer_result(kernel, first[i].integer, second[i].integer);
     }
     if (kernel->name.operation == SIM_COMPARE || type == SIM_TYPE_INT64 || type == SIM_TYPE_DOUBLE) return;
     for (size_t i = 0; i < count; i++) first[i] = fit(type, first[i]);

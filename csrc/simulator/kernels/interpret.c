@@ -87,8 +87,8 @@ static uint64_t pin_operand(const sim_context_t *context, const sim_kernel_t *ke
         uint64_t address = address_of(kernel, operand, first + done, output), end = 0, last_end = 0;
         if (reach(context, pins, operand, address, &end) != REACHED) break;
         if (address + bytes > end && reach(context, pins, operand, address + bytes - 1, &last_end) != REACHED) break;
-        uint64_t whole = (end - address) / bytes;
-        done += kernel->operands[operand].dense && whole ? whole : 1;
+        uint64_t complete = (end - address) / bytes;
+        done += kernel->operands[operand].dense && complete ? complete : 1;
     }
     return done < count ? done : count;
 }
@@ -128,13 +128,14 @@ static void fill_constant(sim_number_t *numbers, size_t count, sim_number_t cons
     for (size_t i = 0; i < count; i++) numbers[i] = constant;
 }
 
-static void count_up(const sim_kernel_t *kernel, uint64_t first, size_t count, sim_number_t *numbers) {
+static void compute_range(const sim_kernel_t *kernel, uint64_t first, size_t count, sim_number_t *numbers) {
     bool real = sim_type_is_real(kernel->name.compute);
     for (size_t i = 0; i < count; i++) {
         if (real)
             numbers[i].real = kernel->constant.real + kernel->factor.real * (double)(first + i);
         else
-            numbers[i].whole = (int64_t)((uint64_t)kernel->constant.whole + (uint64_t)kernel->factor.whole * (first + i));
+            numbers[i].integer =
+                (int64_t)((uint64_t)kernel->constant.integer + (uint64_t)kernel->factor.integer * (first + i));
     }
 }
 
@@ -143,7 +144,7 @@ static void compute(const sim_kernel_t *kernel, uint64_t first, size_t count) {
     sim_number_t numbers[2][SIM_KERNEL_BATCH];
     unsigned operand = 1;
     if (kernel->name.operation == SIM_RANGE) {
-        count_up(kernel, first, count, numbers[0]);
+        compute_range(kernel, first, count, numbers[0]);
         return store(kernel, first, count, numbers[0]);
     }
     if (kernel->name.shape == SIM_SHAPE_RANDOM) {
@@ -260,7 +261,7 @@ CUresult sim_kernel_work(sim_stream_t *stream, const sim_kernel_t *launched) {
     sim_kernel_t own = *launched, *kernel = &own; /* a graph replays the original */
     progress_t progress = {.total = sim_operation_start(kernel)};
     CUresult result = CUDA_SUCCESS;
-    while (progress.element < kernel->count && result == CUDA_SUCCESS && sim_state_goes_on(stream)) {
+    while (progress.element < kernel->count && result == CUDA_SUCCESS && sim_state_may_continue(stream)) {
         if (sim_state.unmapping) {
             pthread_cond_wait(&sim_state.changed, &sim_state.lock);
             continue;

@@ -76,10 +76,10 @@ typedef struct sim_kernel_name {
     sim_type_t output;  /* type of the functor's result */
 } sim_kernel_name_t;
 
-/* A number of any type: `real` for floating-point types, `whole` for the others. */
+/* A number of any type: `real` for floating-point types, `integer` for the others. */
 typedef union sim_number {
     double real;
-    int64_t whole;
+    int64_t integer;
 } sim_number_t;
 
 /* Converts an index to byte offsets for several operands. */

@@ -281,8 +281,8 @@ static bool parse_random(cursor_t *cursor, sim_type_t compute, sim_kernel_name_t
     cursor->at = at + strlen(writer);
     name->operation = distributions[i].operation;
     name->input = name->output = read_type(cursor);
-    bool whole = name->operation == SIM_RANDOM || name->operation == SIM_RANDOM_FROM;
-    name->compute = whole ? SIM_TYPE_INT64 : compute;
+    bool integer = name->operation == SIM_RANDOM || name->operation == SIM_RANDOM_FROM;
+    name->compute = integer ? SIM_TYPE_INT64 : compute;
     /* The writer's first lambda uses one stride; its second one uses an offset calculator. */
     const char *end = strstr(cursor->at, "EUli");
     return end && strncmp(end + 5, "E_E", 3) == 0;

@@ -60,9 +60,9 @@ void sim_random_numbers(const sim_kernel_t *kernel, uint64_t first, size_t count
             numbers[i].real = kernel->constant.real + kernel->factor.real * unit_of(kernel->name.output, bits);
             break;
         case SIM_RANDOM_FROM:
-            numbers[i].whole = (int64_t)((uint64_t)kernel->constant.whole + bits % (uint64_t)kernel->factor.whole);
+            numbers[i].integer = (int64_t)((uint64_t)kernel->constant.integer + bits % (uint64_t)kernel->factor.integer);
             break;
-        default: numbers[i].whole = (int64_t)(bits & mask_of(kernel->name.output)); break;
+        default: numbers[i].integer = (int64_t)(bits & mask_of(kernel->name.output)); break;
         }
     }
 }

@@ -13,7 +13,7 @@ static double first_real(sim_operation_t operation) {
     }
 }
 
-static int64_t first_whole(sim_operation_t operation) {
+static int64_t first_integer(sim_operation_t operation) {
     switch (operation) {
     case SIM_AND: return 1;
     case SIM_MAXIMUM: return INT64_MIN;
@@ -27,7 +27,7 @@ sim_number_t sim_operation_start(const sim_kernel_t *kernel) {
     if (sim_type_is_real(kernel->name.compute))
         start.real = first_real(kernel->name.operation);
     else
-        start.whole = first_whole(kernel->name.operation);
+        start.integer = first_integer(kernel->name.operation);
     return start;
 }
 
@@ -41,7 +41,7 @@ static double combine_reals(sim_operation_t operation, double total, double numb
     }
 }
 
-static int64_t combine_wholes(sim_operation_t operation, int64_t total, int64_t number) {
+static int64_t combine_integers(sim_operation_t operation, int64_t total, int64_t number) {
     switch (operation) {
     case SIM_AND: return total && number;
     case SIM_OR: return total || number;
@@ -59,7 +59,7 @@ sim_number_t sim_operation_combine(const sim_kernel_t *kernel, sim_number_t tota
         if (real)
             total.real = combine_reals(operation, total.real, numbers[i].real);
         else
-            total.whole = combine_wholes(operation, total.whole, numbers[i].whole);
+            total.integer = combine_integers(operation, total.integer, numbers[i].integer);
     }
     return total;
 }

@@ -36,7 +36,7 @@ static size_t slot_of(const void *host) {
     return (size_t)(((uint64_t)(uintptr_t)host * hash_factor) >> HASH_SHIFT) & (registry.slots - 1);
 }
 
-static void forget_index(void) {
+static void drop_index(void) {
     free(registry.index);
     registry.index = NULL;
     registry.slots = 0;
@@ -104,7 +104,7 @@ void __cudaUnregisterFatBinary(void **handle) {
     while (*link && *link != module) link = &(*link)->next;
     if (*link) {
         *link = module->next;
-        forget_index();
+        drop_index();
         free(module->functions);
         free(module);
     }
@@ -126,7 +126,7 @@ void __cudaRegisterFunction(void **handle, const char *host, char *device, const
         }
     }
     if (module->count < module->capacity) module->functions[module->count++] = (function_t){host, name};
-    forget_index();
+    drop_index();
     pthread_mutex_unlock(&registry.lock);
 }
 

@@ -49,11 +49,11 @@ static bool copy_contents(int from, off_t start, uint64_t bytes, int to) {
 }
 
 /* Moves the memory to a memfd of its own. */
-static CUresult separate(sim_physical_t *physical) {
+static CUresult move_to_own_file(sim_physical_t *physical) {
     char name[SIM_NAME_BYTES];
     struct stat status;
     int old = sim_state.devices[physical->device].memory;
-    snprintf(name, sizeof name, MEMORY_NAME "%d", sim_visible_place(physical->device));
+    snprintf(name, sizeof name, MEMORY_NAME "%d", sim_visible_machine_index(physical->device));
     int file = memfd_create(name, MFD_CLOEXEC);
     if (file < 0) return CUDA_ERROR_OPERATING_SYSTEM;
     CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
@@ -72,7 +72,7 @@ failed:
 }
 
 /* Opens a new file description that holds the shared lock. */
-static int give_away(const sim_physical_t *physical) {
+static int open_exported(const sim_physical_t *physical) {
     char path[SIM_NAME_BYTES];
     snprintf(path, sizeof path, "/proc/self/fd/%d", physical->file);
     int file = open(path, O_RDWR | O_CLOEXEC);
@@ -92,9 +92,9 @@ CUresult sim_memory_export(void *shareable, CUmemGenericAllocationHandle handle,
     if (result != CUDA_SUCCESS) return result;
     physical = sim_memory_find_physical(handle); /* another thread may have released it during the wait */
     if (!physical) return CUDA_ERROR_INVALID_VALUE;
-    if (physical->file < 0) result = separate(physical);
+    if (physical->file < 0) result = move_to_own_file(physical);
     if (result != CUDA_SUCCESS) return result;
-    int file = physical->imported ? fcntl(physical->file, F_DUPFD_CLOEXEC, 0) : give_away(physical);
+    int file = physical->imported ? fcntl(physical->file, F_DUPFD_CLOEXEC, 0) : open_exported(physical);
     if (file < 0) return CUDA_ERROR_OPERATING_SYSTEM;
     *(int *)shareable = file;
     return CUDA_SUCCESS;
@@ -104,15 +104,15 @@ CUresult sim_memory_export(void *shareable, CUmemGenericAllocationHandle handle,
  * visible. */
 static int device_of(int file) {
     char path[SIM_NAME_BYTES], target[SIM_NAME_BYTES];
-    int place = -1;
+    int machine_index = -1;
     snprintf(path, sizeof path, "/proc/self/fd/%d", file);
     ssize_t length = readlink(path, target, sizeof target - 1);
     if (length < 0) return -1;
     target[length] = '\0';
-    return sscanf(target, "/memfd:" MEMORY_NAME "%d", &place) == 1 ? sim_visible_ordinal(place) : -1;
+    return sscanf(target, "/memfd:" MEMORY_NAME "%d", &machine_index) == 1 ? sim_visible_ordinal(machine_index) : -1;
 }
 
-/* An earlier import of the file. Excludes the owner's own memory: an import by the owner is a separate handle. */
+/* An earlier import of the file. Excludes the owner's own memory: an import by the owner is a move_to_own_file handle. */
 static sim_physical_t *find_import(uint64_t file_id) {
     for (size_t i = 0; i < sim_state.physicals.count; i++) {
         sim_physical_t *physical = sim_state.physicals.slots[i].value;

@@ -11,12 +11,12 @@
 #include "simulator/devices/budget.h"
 #include "simulator/devices/device.h"
 #include "simulator/memory/entries.h"
-#include "simulator/memory/forgotten.h"
 #include "simulator/memory/pieces.h"
+#include "simulator/memory/stale.h"
 #include "simulator/simulator.h"
 
-static void give_back(const sim_physical_t *physical) {
-    if (physical->placed && physical->file >= 0) sim_forgotten_add((sim_forgotten_t){.file = physical->file_id});
+static void free_physical(const sim_physical_t *physical) {
+    if (physical->sent && physical->file >= 0) sim_stale_add((sim_stale_t){.file = physical->file_id});
     if (physical->imported) {
         close(physical->file);
         return;
@@ -24,7 +24,7 @@ static void give_back(const sim_physical_t *physical) {
     if (physical->file >= 0)
         close(physical->file);
     else /* a piece that another process may still have open is never reused */
-        sim_piece_put(&sim_state.devices[physical->device], physical->offset, physical->bytes, !physical->shown);
+        sim_piece_put(&sim_state.devices[physical->device], physical->offset, physical->bytes, !physical->shared_in_place);
     sim_budget_credit(physical->device, physical->bytes, false);
 }
 
@@ -42,7 +42,7 @@ void sim_memory_drop_physical(sim_physical_t *physical) {
     physical->held = has_holder(physical);
     sim_state.held += (unsigned)physical->held - (unsigned)was_held;
     if (physical->held) return;
-    give_back(physical);
+    free_physical(physical);
     sim_table_remove(&sim_state.physicals, physical->id);
     if (!physical->runtime) sim_state.devices[physical->device].handles--;
     free(physical);
@@ -64,12 +64,12 @@ CUresult sim_memory_create_physical(int device, uint64_t bytes, bool runtime, si
     *physical = (sim_physical_t){
         .id = sim_state_new_id(), .device = device, .bytes = bytes, .references = 1, .runtime = runtime, .file = -1};
     if (!sim_piece_take(owner, bytes, &physical->offset)) goto no_memory;
-    if (!sim_table_insert(&sim_state.physicals, physical->id, physical)) goto no_place;
+    if (!sim_table_insert(&sim_state.physicals, physical->id, physical)) goto no_entry;
     if (!runtime) owner->handles++;
     *made = physical;
     return CUDA_SUCCESS;
 
-no_place:
+no_entry:
     sim_piece_put(owner, physical->offset, bytes, true);
 no_memory:
     sim_budget_credit(device, bytes, false);

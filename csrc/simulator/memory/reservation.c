@@ -7,19 +7,19 @@
 #include "simulator/base/state.h"
 #include "simulator/base/table.h"
 #include "simulator/memory/entries.h"
-#include "simulator/memory/forgotten.h"
+#include "simulator/memory/stale.h"
 #include "simulator/simulator.h"
 
 static bool is_power_of_two(uint64_t value) { return value && (value & (value - 1)) == 0; }
 
-static void *map_nothing(uint64_t address, uint64_t bytes, int flags) {
+static void *map_inaccessible(uint64_t address, uint64_t bytes, int flags) {
     return mmap((void *)(uintptr_t)address, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | flags, -1, 0);
 }
 
 /* Reserves the range at the hint; 0 if the addresses are in use. */
 static uint64_t map_at_hint(uint64_t bytes, uint64_t alignment, uint64_t hint) {
     if (!hint || hint % alignment) return 0;
-    void *range = map_nothing(hint, bytes, MAP_FIXED_NOREPLACE);
+    void *range = map_inaccessible(hint, bytes, MAP_FIXED_NOREPLACE);
     if (range == MAP_FAILED) return 0;
     if ((uintptr_t)range == hint) return hint;
     munmap(range, bytes); /* an old kernel treats the flag as a hint */
@@ -28,7 +28,7 @@ static uint64_t map_at_hint(uint64_t bytes, uint64_t alignment, uint64_t hint) {
 
 static uint64_t map_anywhere(uint64_t bytes, uint64_t alignment) {
     if (bytes > UINT64_MAX - alignment) return 0;
-    void *range = map_nothing(0, bytes + alignment, 0);
+    void *range = map_inaccessible(0, bytes + alignment, 0);
     if (range == MAP_FAILED) return 0;
     uint64_t start = (uintptr_t)range, address = (start + alignment - 1) & ~(alignment - 1);
     if (address > start) munmap(range, address - start);
@@ -54,7 +54,7 @@ CUresult sim_memory_reserve_range(uint64_t bytes, uint64_t alignment, uint64_t h
 }
 
 void sim_memory_free_range(sim_reservation_t *reservation) {
-    if (reservation->placed) sim_forgotten_add((sim_forgotten_t){.range = reservation->address});
+    if (reservation->sent) sim_stale_add((sim_stale_t){.range = reservation->address});
     munmap((void *)(uintptr_t)reservation->address, reservation->bytes);
     sim_table_remove(&sim_state.reservations, reservation->address);
     if (!reservation->runtime) sim_state.reserved--;

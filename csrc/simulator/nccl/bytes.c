@@ -7,15 +7,15 @@
 
 static void touch(uint64_t address, void *into, const void *from, uint64_t bytes) {
     pthread_mutex_unlock(&sim_state.lock);
-    void *place = (void *)(uintptr_t)address;
+    void *memory = (void *)(uintptr_t)address;
     sim_memory_populate(address, bytes, from != NULL);
-    memcpy(into ? into : place, from ? from : place, bytes);
+    memcpy(into ? into : memory, from ? from : memory, bytes);
     pthread_mutex_lock(&sim_state.lock);
 }
 
 /* Copies from `from`, or into `into`; the other is NULL. */
 static CUresult move(const sim_stream_t *stream, uint64_t address, uint8_t *into, const uint8_t *from, uint64_t bytes) {
-    while (bytes && sim_state_goes_on(stream)) {
+    while (bytes && sim_state_may_continue(stream)) {
         uint64_t part = bytes < SIM_CHUNK_BYTES ? bytes : SIM_CHUNK_BYTES;
         if (sim_state.unmapping) {
             pthread_cond_wait(&sim_state.changed, &sim_state.lock);

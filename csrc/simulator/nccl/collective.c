@@ -43,21 +43,19 @@ static bool await(const sim_nccl_turn_t *turn, sim_nccl_kind_t kind, size_t coun
         uint32_t seen = sim_nccl_changes(exchange);
         unsigned missing = exchange->ranks;
         for (unsigned i = 0; i < exchange->ranks; i++) {
-            bool gone =
-                late &&
-                !sim_nccl_is_present(
-                    exchange, i); /* checked before the counter, which the rank may have updated just before it exited */
-            const void *place = (const char *)sim_nccl_seat(exchange, i) + counter;
-            if (atomic_load((const _Atomic(uint64_t) *)place) >= number) continue;
+            /* Checked before the counter, which the rank may have updated just before it exited. */
+            bool has_left = late && !sim_nccl_is_present(exchange, i);
+            const void *address = (const char *)sim_nccl_seat(exchange, i) + counter;
+            if (atomic_load((const _Atomic(uint64_t) *)address) >= number) continue;
             missing = i;
-            if (gone) sim_nccl_miss(turn, kind, i);
+            if (has_left) sim_nccl_report_missing(turn, kind, i);
         }
-        if (missing == exchange->ranks) return sim_nccl_goes_on(turn) && turn->comm->error == SIM_NCCL_SUCCESS;
+        if (missing == exchange->ranks) return sim_nccl_may_continue(turn) && turn->comm->error == SIM_NCCL_SUCCESS;
         if (!sim_nccl_turn_wait(turn, seen, &late)) return false;
     }
 }
 
-static void tell(const sim_nccl_turn_t *turn, _Atomic(uint64_t) *counter, uint64_t number) {
+static void publish(const sim_nccl_turn_t *turn, _Atomic(uint64_t) *counter, uint64_t number) {
     atomic_store(counter, number);
     sim_nccl_announce(&turn->comm->exchange);
 }
@@ -68,7 +66,7 @@ static bool equal(const sim_nccl_call_t *a, const sim_nccl_call_t *b) {
 }
 
 /* After a mismatch the operation waits for an abort. */
-static bool stall(const sim_nccl_turn_t *turn) {
+static bool wait_for_abort(const sim_nccl_turn_t *turn) {
     bool late = false;
     while (sim_nccl_turn_wait(turn, 0, &late)) {
     }
@@ -85,7 +83,7 @@ static bool agree(const sim_nccl_turn_t *turn, const sim_nccl_part_t *part) {
                                   .root = part->peer,
                                   .count = part->count};
     own->call[number % 2] = call;
-    tell(turn, &own->calls, number);
+    publish(turn, &own->calls, number);
     if (!await(turn, part->kind, offsetof(sim_nccl_seat_t, calls), number)) return false;
     for (unsigned i = 0; i < exchange->ranks; i++) {
         const sim_nccl_call_t *other = &sim_nccl_seat(exchange, i)->call[number % 2];
@@ -98,7 +96,7 @@ static bool agree(const sim_nccl_turn_t *turn, const sim_nccl_part_t *part) {
             sim_nccl_type_name((sim_nccl_type_t)call.type), call.reduction, call.root, i,
             sim_nccl_kind_name((sim_nccl_kind_t)other->kind), (unsigned long long)other->count,
             sim_nccl_type_name((sim_nccl_type_t)(other->type % SIM_NCCL_TYPES)), other->reduction, other->root);
-        return stall(turn);
+        return wait_for_abort(turn);
     }
     return true;
 }
@@ -117,7 +115,7 @@ static CUresult load(const step_t *step, uint64_t source, uint8_t *slot) {
     return result;
 }
 
-static CUresult give(const step_t *step) {
+static CUresult write_slot(const step_t *step) {
     const sim_nccl_part_t *part = step->part;
     const sim_nccl_exchange_t *exchange = &step->turn->comm->exchange;
     uint8_t *slot = sim_nccl_slot(exchange, exchange->rank, step->number);
@@ -146,13 +144,13 @@ static void find_share(const step_t *step, unsigned rank, uint64_t *first, uint6
     *count = step->count - *first < each ? step->count - *first : each;
 }
 
-static CUresult put(const step_t *step, uint64_t block, uint64_t offset, const void *bytes, uint64_t count) {
-    uint64_t place = (block * step->part->count + step->first) * step->element + offset;
-    return sim_nccl_write(step->turn->stream, step->part->destination + place, bytes, count * step->element);
+static CUresult store(const step_t *step, uint64_t block, uint64_t offset, const void *bytes, uint64_t count) {
+    uint64_t position = (block * step->part->count + step->first) * step->element + offset;
+    return sim_nccl_write(step->turn->stream, step->part->destination + position, bytes, count * step->element);
 }
 
 /* Copies from the slots of the other ranks to the program's memory. */
-static CUresult take(const step_t *step) {
+static CUresult read_slots(const step_t *step) {
     const sim_nccl_part_t *part = step->part;
     const sim_nccl_exchange_t *exchange = &step->turn->comm->exchange;
     unsigned rank = exchange->rank;
@@ -160,46 +158,46 @@ static CUresult take(const step_t *step) {
     if (is_to_root(part->kind) && part->peer != rank) return CUDA_SUCCESS;
     if (part->kind == SIM_NCCL_REDUCE || part->kind == SIM_NCCL_REDUCE_SCATTER) {
         reduce_slots(step, part->kind == SIM_NCCL_REDUCE ? 0 : rank * step->share, step->count, step->buffer);
-        return put(step, 0, 0, step->buffer, step->count);
+        return store(step, 0, 0, step->buffer, step->count);
     }
     if (part->kind == SIM_NCCL_BROADCAST)
-        return put(step, 0, 0, sim_nccl_slot(exchange, part->peer, step->number), step->count);
+        return store(step, 0, 0, sim_nccl_slot(exchange, part->peer, step->number), step->count);
     if (part->kind == SIM_NCCL_SCATTER)
-        return put(step, 0, 0, sim_nccl_slot(exchange, part->peer, step->number) + rank * step->share, step->count);
+        return store(step, 0, 0, sim_nccl_slot(exchange, part->peer, step->number) + rank * step->share, step->count);
     for (unsigned i = 0; i < exchange->ranks && result == CUDA_SUCCESS; i++) {
         const uint8_t *slot = sim_nccl_slot(exchange, i, step->number);
         uint64_t first = 0, count = step->count;
         if (part->kind == SIM_NCCL_ALL_REDUCE) {
             find_share(step, i, &first, &count);
-            result = put(step, 0, first * step->element, slot + first * step->element, count);
+            result = store(step, 0, first * step->element, slot + first * step->element, count);
         } else {
-            result = put(step, i, 0, slot + (part->kind == SIM_NCCL_ALL_TO_ALL ? rank * step->share : 0), count);
+            result = store(step, i, 0, slot + (part->kind == SIM_NCCL_ALL_TO_ALL ? rank * step->share : 0), count);
         }
     }
     return result;
 }
 
 /* False if the operation has ended; *result is then its result. */
-static bool do_step(const step_t *step, CUresult *result) {
+static bool run_step(const step_t *step, CUresult *result) {
     const sim_nccl_turn_t *turn = step->turn;
     const sim_nccl_exchange_t *exchange = &turn->comm->exchange;
     sim_nccl_seat_t *own = sim_nccl_seat(exchange, exchange->rank);
     sim_nccl_kind_t kind = step->part->kind;
     uint64_t number = step->number;
-    *result = give(step);
-    if (*result != CUDA_SUCCESS || !sim_nccl_goes_on(turn)) return false;
-    tell(turn, &own->posted, number);
+    *result = write_slot(step);
+    if (*result != CUDA_SUCCESS || !sim_nccl_may_continue(turn)) return false;
+    publish(turn, &own->posted, number);
     if (!await(turn, kind, offsetof(sim_nccl_seat_t, posted), number)) return false;
     if (kind == SIM_NCCL_ALL_REDUCE) {
         uint64_t first = 0, count = 0;
         find_share(step, exchange->rank, &first, &count);
         uint64_t offset = first * step->element;
         reduce_slots(step, offset, count, sim_nccl_slot(exchange, exchange->rank, number) + offset);
-        tell(turn, &own->reduced, number);
+        publish(turn, &own->reduced, number);
         if (!await(turn, kind, offsetof(sim_nccl_seat_t, reduced), number)) return false;
     }
-    *result = take(step);
-    return *result == CUDA_SUCCESS && sim_nccl_goes_on(turn);
+    *result = read_slots(step);
+    return *result == CUDA_SUCCESS && sim_nccl_may_continue(turn);
 }
 
 CUresult sim_nccl_collective_work(const sim_nccl_turn_t *turn, const sim_nccl_part_t *part) {
@@ -220,7 +218,7 @@ CUresult sim_nccl_collective_work(const sim_nccl_turn_t *turn, const sim_nccl_pa
                              .element = element,
                              .share = share,
                              .buffer = buffer};
-        if (!do_step(&step, &result)) break;
+        if (!run_step(&step, &result)) break;
     }
     free(buffer);
     return result;

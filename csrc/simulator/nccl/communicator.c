@@ -29,10 +29,10 @@ sim_nccl_result_t sim_nccl_require(sim_nccl_handle_t handle, sim_nccl_comm_t **c
     return SIM_NCCL_SUCCESS;
 }
 
-sim_nccl_comm_t *sim_nccl_comm_new(int device, bool waits) {
+sim_nccl_comm_t *sim_nccl_comm_new(int device, bool blocking) {
     sim_nccl_comm_t *comm = calloc(1, sizeof *comm);
     if (!comm) return NULL;
-    *comm = (sim_nccl_comm_t){.id = sim_state_new_id(), .references = 1, .device = device, .waits = waits};
+    *comm = (sim_nccl_comm_t){.id = sim_state_new_id(), .references = 1, .device = device, .blocking = blocking};
     comm->stage = SIM_NCCL_JOINING;
     if (sim_table_insert(&sim_state.communicators, comm->id, comm)) return comm;
     free(comm);
@@ -55,7 +55,7 @@ void sim_nccl_comm_drop(sim_nccl_comm_t *comm, sim_nccl_presence_t how) {
     sim_table_remove(&sim_state.communicators, comm->id);
     comm->destroyed = true;
     sim_nccl_credit(comm);
-    sim_nccl_exchange_forget(&comm->place);
+    sim_nccl_exchange_close_file(&comm->location);
     if (comm->exchange.shared) {
         atomic_store(&sim_nccl_seat(&comm->exchange, comm->exchange.rank)->presence, how);
         sim_nccl_announce(&comm->exchange);

@@ -21,9 +21,9 @@ typedef struct sim_nccl_factor {
 
 /* The setup stages of a communicator. */
 typedef enum sim_nccl_stage {
-    SIM_NCCL_WISHING, /* derived from a parent: waits for the split requests of all ranks */
-    SIM_NCCL_LOOKING, /* derived: waits until its first rank has created the exchange */
-    SIM_NCCL_JOINING, /* waits until all ranks have joined */
+    SIM_NCCL_SPLITTING, /* derived from a parent: waits for the split requests of all ranks */
+    SIM_NCCL_LOCATING,  /* derived: waits until its first rank has created the exchange */
+    SIM_NCCL_JOINING,   /* waits until all ranks have joined */
     SIM_NCCL_READY,
     SIM_NCCL_BROKEN, /* setup failed with `error` */
 } sim_nccl_stage_t;
@@ -32,9 +32,9 @@ typedef struct sim_nccl_comm {
     uint64_t id;
     unsigned references; /* held by the program, operations and derived communicators */
     int device;
-    bool waits; /* config.blocking */
+    bool blocking; /* config.blocking */
     sim_nccl_stage_t stage;
-    sim_nccl_place_t place; /* the exchange file */
+    sim_nccl_location_t location; /* the exchange file */
     sim_nccl_exchange_t exchange;
 
     bool aborted;   /* running work is cancelled; new work is refused */
@@ -52,10 +52,10 @@ typedef struct sim_nccl_comm {
     int reductions_made;
     sim_table_t registrations;
 
-    uint64_t making;              /* id of the last derived communicator; it must join before the next is derived */
+    uint64_t derived;             /* id of the last derived communicator; it must join before the next is derived */
     struct sim_nccl_comm *parent; /* the parent, during the first two stages */
     uint64_t number;              /* sequence number among the parent's derived communicators */
-    sim_nccl_wish_t wish;
+    sim_nccl_split_request_t split;
     uint64_t excluded; /* bit mask of the parent's ranks that do not take part */
 } sim_nccl_comm_t;
 
@@ -65,7 +65,7 @@ sim_nccl_handle_t sim_nccl_handle(const sim_nccl_comm_t *comm);
 /* The communicator of a handle, if it is usable; otherwise the error for the caller. */
 sim_nccl_result_t sim_nccl_require(sim_nccl_handle_t handle, sim_nccl_comm_t **comm);
 /* Creates a communicator with one reference for the program. NULL if out of memory. */
-sim_nccl_comm_t *sim_nccl_comm_new(int device, bool waits);
+sim_nccl_comm_t *sim_nccl_comm_new(int device, bool blocking);
 void sim_nccl_comm_retain(sim_nccl_comm_t *comm);
 void sim_nccl_comm_release(sim_nccl_comm_t *comm);
 /* Invalidates the program's handle and drops its reference. Other ranks observe `how`. */

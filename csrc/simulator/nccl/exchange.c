@@ -26,18 +26,18 @@ static uint64_t rings_start(const sim_nccl_exchange_t *exchange) {
     return slots_start() + (uint64_t)exchange->ranks * SIM_NCCL_SLOTS * SIM_NCCL_SLOT_BYTES;
 }
 
-int sim_nccl_exchange_create(sim_nccl_place_t *place) {
+int sim_nccl_exchange_create(sim_nccl_location_t *location) {
     struct stat status;
     int file = memfd_create("simulated nccl", MFD_CLOEXEC);
     if (file < 0 || fstat(file, &status) != 0) return -1;
-    *place = (sim_nccl_place_t){.process = getpid(), .file = file, .file_id = status.st_ino};
+    *location = (sim_nccl_location_t){.process = getpid(), .file = file, .file_id = status.st_ino};
     return file;
 }
 
-void sim_nccl_exchange_forget(const sim_nccl_place_t *place) {
+void sim_nccl_exchange_close_file(const sim_nccl_location_t *location) {
     struct stat status;
-    if (place->process != getpid() || fstat(place->file, &status) != 0) return;
-    if (status.st_ino == place->file_id) close(place->file); /* otherwise it was closed and its number reused */
+    if (location->process != getpid() || fstat(location->file, &status) != 0) return;
+    if (status.st_ino == location->file_id) close(location->file); /* otherwise it was closed and its number reused */
 }
 
 /* Identifies the simulated machine. Devices of different machines are distinct. */
@@ -76,8 +76,8 @@ static sim_nccl_result_t take_seat(const sim_nccl_exchange_t *exchange, int devi
     return SIM_NCCL_SUCCESS;
 }
 
-sim_nccl_result_t sim_nccl_exchange_join(sim_nccl_exchange_t *exchange, const sim_nccl_place_t *place, int device) {
-    const sim_ipc_name_t name = {.process = place->process, .file = place->file, .file_id = place->file_id};
+sim_nccl_result_t sim_nccl_exchange_join(sim_nccl_exchange_t *exchange, const sim_nccl_location_t *location, int device) {
+    const sim_ipc_name_t name = {.process = location->process, .file = location->file, .file_id = location->file_id};
     struct stat status;
     sim_nccl_result_t result = SIM_NCCL_SYSTEM;
     int file = sim_ipc_open(&name);
@@ -85,7 +85,7 @@ sim_nccl_result_t sim_nccl_exchange_join(sim_nccl_exchange_t *exchange, const si
         return sim_nccl_fail(SIM_NCCL_REMOTE,
                              "process %d, which created the unique id, has exited or has closed it; create a new one with "
                              "ncclGetUniqueId and use it once",
-                             place->process);
+                             location->process);
     exchange->ring_bytes = exchange->ranks <= FEW_RANKS ? RING_BYTES : SMALL_RING_BYTES;
     exchange->bytes = rings_start(exchange) + (uint64_t)exchange->ranks * exchange->ranks * ring_stride(exchange);
     void *shared = MAP_FAILED;

@@ -26,11 +26,11 @@ enum {
 };
 
 /* Identifies an exchange file: the process that has it open, its file number and inode. */
-typedef struct sim_nccl_place {
+typedef struct sim_nccl_location {
     int process;
     int file;
     uint64_t file_id;
-} sim_nccl_place_t;
+} sim_nccl_location_t;
 
 /* The arguments of a rank's collective, for comparison between ranks. */
 typedef struct sim_nccl_call {
@@ -39,9 +39,9 @@ typedef struct sim_nccl_call {
 } sim_nccl_call_t;
 
 /* A rank's arguments for a derived communicator (ncclCommSplit, ncclCommShrink). */
-typedef struct sim_nccl_wish {
+typedef struct sim_nccl_split_request {
     int color, key;
-} sim_nccl_wish_t;
+} sim_nccl_split_request_t;
 
 typedef enum sim_nccl_presence {
     SIM_NCCL_ABSENT,
@@ -62,9 +62,9 @@ typedef struct sim_nccl_seat {
     /* Steps of the collectives. `posted`: the rank's part is in its slot, and it has read what it needs of the previous
      * step. `reduced`: its share is reduced. */
     _Atomic(uint64_t) posted, reduced;
-    _Atomic(uint64_t) wishes, places; /* number of derived communicators: requests made, and exchanges created */
-    sim_nccl_wish_t wish[2];
-    sim_nccl_place_t place[2];
+    _Atomic(uint64_t) split_requests, locations; /* number of derived communicators: requests made, and exchanges created */
+    sim_nccl_split_request_t split[2];
+    sim_nccl_location_t location[2];
 } sim_nccl_seat_t;
 
 typedef struct sim_nccl_ring {
@@ -86,11 +86,11 @@ typedef struct sim_nccl_exchange {
 } sim_nccl_exchange_t;
 
 /* Creates an exchange file in this process; -1 if out of memory. */
-int sim_nccl_exchange_create(sim_nccl_place_t *place);
+int sim_nccl_exchange_create(sim_nccl_location_t *location);
 /* Opens and maps an exchange and takes the seat of exchange->rank. Stores an error text on failure. */
-sim_nccl_result_t sim_nccl_exchange_join(sim_nccl_exchange_t *exchange, const sim_nccl_place_t *place, int device);
+sim_nccl_result_t sim_nccl_exchange_join(sim_nccl_exchange_t *exchange, const sim_nccl_location_t *location, int device);
 /* Closes the exchange file if this process created it. */
-void sim_nccl_exchange_forget(const sim_nccl_place_t *place);
+void sim_nccl_exchange_close_file(const sim_nccl_location_t *location);
 void sim_nccl_exchange_leave(sim_nccl_exchange_t *exchange);
 
 sim_nccl_seat_t *sim_nccl_seat(const sim_nccl_exchange_t *exchange, unsigned rank);

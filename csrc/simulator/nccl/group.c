@@ -9,9 +9,9 @@
 #include "simulator/streams/stream.h"
 
 /* A communicator in setup. */
-typedef struct making {
+typedef struct pending {
     sim_nccl_handle_t *program, handle;
-} making_t;
+} pending_t;
 
 /* A requested operation. Its stream is resolved at the end of the group. */
 typedef struct request {
@@ -24,9 +24,9 @@ typedef struct request {
 typedef struct group {
     unsigned depth;
     sim_nccl_result_t error;
-    making_t *makings;
+    pending_t *pending;
     request_t *requests;
-    size_t making_count, request_count;
+    size_t pending_count, request_count;
 } group_t;
 
 static _Thread_local group_t group;
@@ -35,62 +35,62 @@ static _Thread_local group_t group;
 
 /* Advances every setup. Returns whether the group must wait. Blocking communicators wait, and so do ranks of a split that
  * get no communicator, because all ranks take part in it. */
-static bool step_all(const making_t *makings, size_t count) {
-    bool waits = false;
+static bool step_all(const pending_t *pending, size_t count) {
+    bool must_wait = false;
     for (size_t i = 0; i < count; i++) {
-        sim_nccl_comm_t *comm = sim_nccl_find(makings[i].handle);
+        sim_nccl_comm_t *comm = sim_nccl_find(pending[i].handle);
         if (!comm) continue; /* another thread has aborted it */
         sim_nccl_setup_step(comm);
-        if (comm->stage < SIM_NCCL_READY && (comm->waits || comm->wish.color == SIM_NCCL_NO_COLOR)) waits = true;
+        if (comm->stage < SIM_NCCL_READY && (comm->blocking || comm->split.color == SIM_NCCL_NO_COLOR)) must_wait = true;
     }
-    return waits;
+    return must_wait;
 }
 
-static sim_nccl_result_t finish_making(const making_t *making) {
-    sim_nccl_comm_t *comm = sim_nccl_find(making->handle);
+static sim_nccl_result_t finish_pending(const pending_t *pending) {
+    sim_nccl_comm_t *comm = sim_nccl_find(pending->handle);
     sim_nccl_result_t result = SIM_NCCL_SUCCESS;
     if (!comm) return sim_nccl_fail(SIM_NCCL_INVALID_USAGE, "the communicator was aborted during its setup");
     if (comm->stage < SIM_NCCL_READY)
-        return comm->waits ? sim_nccl_fail(SIM_NCCL_UNHANDLED_CUDA, "the simulated GPU has shut down")
-                           : SIM_NCCL_IN_PROGRESS;
+        return comm->blocking ? sim_nccl_fail(SIM_NCCL_UNHANDLED_CUDA, "the simulated GPU has shut down")
+                              : SIM_NCCL_IN_PROGRESS;
     if (comm->stage == SIM_NCCL_BROKEN) {
         result = comm->error;
         sim_nccl_set_error(comm->text);
     }
-    if (result != SIM_NCCL_SUCCESS || comm->wish.color == SIM_NCCL_NO_COLOR) {
-        *making->program = NULL;
+    if (result != SIM_NCCL_SUCCESS || comm->split.color == SIM_NCCL_NO_COLOR) {
+        *pending->program = NULL;
         sim_nccl_comm_drop(comm, SIM_NCCL_ABORTED);
     }
     return result;
 }
 
-static sim_nccl_result_t finish_makings(const making_t *makings, size_t count) {
+static sim_nccl_result_t finish_all_pending(const pending_t *pending, size_t count) {
     sim_nccl_result_t result = SIM_NCCL_SUCCESS;
-    while (step_all(makings, count) && sim_state_wait_briefly()) {
+    while (step_all(pending, count) && sim_state_wait_briefly()) {
     }
     for (size_t i = 0; i < count; i++) {
-        sim_nccl_result_t one = finish_making(&makings[i]);
+        sim_nccl_result_t one = finish_pending(&pending[i]);
         if (result == SIM_NCCL_SUCCESS || (result == SIM_NCCL_IN_PROGRESS && one != SIM_NCCL_SUCCESS)) result = one;
     }
     return result;
 }
 
 /* Aborts the setups of a failed group, because some ranks will not join. */
-static void drop_makings(void) {
-    for (size_t i = 0; i < group.making_count; i++) {
-        sim_nccl_comm_t *comm = sim_nccl_find(group.makings[i].handle);
-        *group.makings[i].program = NULL;
+static void abort_pending(void) {
+    for (size_t i = 0; i < group.pending_count; i++) {
+        sim_nccl_comm_t *comm = sim_nccl_find(group.pending[i].handle);
+        *group.pending[i].program = NULL;
         if (comm) sim_nccl_comm_drop(comm, SIM_NCCL_ABORTED);
     }
 }
 
 sim_nccl_result_t sim_nccl_group_setup(sim_nccl_handle_t *handle) {
-    const making_t making = {.program = handle, .handle = *handle};
-    if (!group.depth) return finish_makings(&making, 1);
-    making_t *grown = realloc(group.makings, (group.making_count + 1) * sizeof *grown);
+    const pending_t one = {.program = handle, .handle = *handle};
+    if (!group.depth) return finish_all_pending(&one, 1);
+    pending_t *grown = realloc(group.pending, (group.pending_count + 1) * sizeof *grown);
     if (!grown) return sim_nccl_group_failed(sim_nccl_fail(SIM_NCCL_SYSTEM, "no memory"));
-    grown[group.making_count++] = making;
-    group.makings = grown;
+    grown[group.pending_count++] = one;
+    group.pending = grown;
     return SIM_NCCL_SUCCESS;
 }
 
@@ -210,11 +210,11 @@ sim_nccl_result_t sim_nccl_group_finish(void) {
     if (--group.depth) return group.error;
     sim_nccl_result_t result = group.error;
     if (result != SIM_NCCL_SUCCESS)
-        drop_makings();
+        abort_pending();
     else
-        result = finish_makings(group.makings, group.making_count);
+        result = finish_all_pending(group.pending, group.pending_count);
     if (result == SIM_NCCL_SUCCESS) result = submit_all();
-    free(group.makings);
+    free(group.pending);
     free(group.requests);
     group = (group_t){0};
     return result;

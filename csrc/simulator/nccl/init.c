@@ -14,7 +14,7 @@
 /* The content of a unique id; the remaining bytes are zero. */
 typedef struct unique {
     char magic[8];
-    sim_nccl_place_t place;
+    sim_nccl_location_t location;
 } unique_t;
 
 static const char id_magic[8] = "simnccl";
@@ -28,23 +28,23 @@ sim_nccl_result_t sim_nccl_get_version(int *version) {
 }
 
 sim_nccl_result_t sim_nccl_get_unique_id(sim_nccl_id_t *unique) {
-    unique_t id = {.place = {0}};
+    unique_t id = {.location = {0}};
     if (!unique) return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "uniqueId is NULL");
     memcpy(id.magic, id_magic, sizeof id.magic);
-    if (sim_nccl_exchange_create(&id.place) < 0) return sim_nccl_fail(SIM_NCCL_SYSTEM, "no shared memory for the ranks");
+    if (sim_nccl_exchange_create(&id.location) < 0) return sim_nccl_fail(SIM_NCCL_SYSTEM, "no shared memory for the ranks");
     memset(unique, 0, sizeof *unique);
     memcpy(unique, &id, sizeof id);
     return SIM_NCCL_SUCCESS;
 }
 
-static sim_nccl_result_t read_config(const sim_nccl_config_t *config, bool *waits) {
-    *waits = true;
+static sim_nccl_result_t read_config(const sim_nccl_config_t *config, bool *blocking) {
+    *blocking = true;
     if (!config) return SIM_NCCL_SUCCESS;
     if (config->size < sizeof *config || config->magic != sim_nccl_config_magic)
         return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "the config was not initialised with NCCL_CONFIG_INITIALIZER");
     if (config->blocking != SIM_NCCL_UNDEFINED && config->blocking != 0 && config->blocking != 1)
         return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "config.blocking is %d; it must be 0 or 1", config->blocking);
-    *waits = config->blocking != 0;
+    *blocking = config->blocking != 0;
     return SIM_NCCL_SUCCESS;
 }
 
@@ -52,7 +52,7 @@ static sim_nccl_result_t read_config(const sim_nccl_config_t *config, bool *wait
 static sim_nccl_result_t begin(sim_nccl_handle_t *handle, int ranks, const sim_nccl_id_t *unique, int rank, int device,
                                const sim_nccl_config_t *config) {
     unique_t id;
-    bool waits = true;
+    bool blocking = true;
     if (!handle) return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "comm is NULL");
     *handle = NULL;
     if (ranks < 1 || rank < 0 || rank >= ranks)
@@ -63,14 +63,14 @@ static sim_nccl_result_t begin(sim_nccl_handle_t *handle, int ranks, const sim_n
     memcpy(&id, unique, sizeof id);
     if (memcmp(id.magic, id_magic, sizeof id_magic) != 0)
         return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "the unique id is not from ncclGetUniqueId of the simulated GPU");
-    sim_nccl_result_t result = read_config(config, &waits);
+    sim_nccl_result_t result = read_config(config, &blocking);
     if (result != SIM_NCCL_SUCCESS) return result;
-    sim_nccl_comm_t *comm = sim_nccl_comm_new(device, waits);
+    sim_nccl_comm_t *comm = sim_nccl_comm_new(device, blocking);
     if (!comm) return sim_nccl_fail(SIM_NCCL_SYSTEM, "no memory");
-    comm->place = id.place;
+    comm->location = id.location;
     result = sim_nccl_setup_join(comm, (unsigned)rank, (unsigned)ranks);
     if (result != SIM_NCCL_SUCCESS) {
-        comm->place = (sim_nccl_place_t){0}; /* keeps the file open for the other ranks */
+        comm->location = (sim_nccl_location_t){0}; /* keeps the file open for the other ranks */
         sim_nccl_comm_drop(comm, SIM_NCCL_ABORTED);
         return result;
     }
@@ -124,29 +124,29 @@ sim_nccl_result_t sim_nccl_init_all(sim_nccl_handle_t *handles, int count, const
 
 /* ---- derived communicators ---- */
 
-static sim_nccl_result_t derive(sim_nccl_comm_t *parent, sim_nccl_wish_t wish, uint64_t excluded, sim_nccl_handle_t *handle,
-                                const sim_nccl_config_t *config) {
+static sim_nccl_result_t derive(sim_nccl_comm_t *parent, sim_nccl_split_request_t split, uint64_t excluded,
+                                sim_nccl_handle_t *handle, const sim_nccl_config_t *config) {
     const sim_nccl_exchange_t *exchange = &parent->exchange;
     sim_nccl_seat_t *seat = sim_nccl_seat(exchange, exchange->rank);
-    bool waits = parent->waits;
-    sim_nccl_result_t result = config ? read_config(config, &waits) : SIM_NCCL_SUCCESS;
+    bool blocking = parent->blocking;
+    sim_nccl_result_t result = config ? read_config(config, &blocking) : SIM_NCCL_SUCCESS;
     if (result != SIM_NCCL_SUCCESS) return result;
     if (sim_nccl_setup_child(parent))
         return sim_nccl_fail(
             SIM_NCCL_INVALID_USAGE,
             "the setup of another communicator from this one is in progress; call ncclCommGetAsyncError or ncclGroupEnd "
             "until it has succeeded");
-    sim_nccl_comm_t *comm = sim_nccl_comm_new(parent->device, waits);
+    sim_nccl_comm_t *comm = sim_nccl_comm_new(parent->device, blocking);
     if (!comm) return sim_nccl_fail(SIM_NCCL_SYSTEM, "no memory");
     sim_nccl_comm_retain(parent);
-    parent->making = comm->id;
+    parent->derived = comm->id;
     comm->parent = parent;
-    comm->stage = SIM_NCCL_WISHING;
-    comm->wish = wish;
+    comm->stage = SIM_NCCL_SPLITTING;
+    comm->split = split;
     comm->excluded = excluded;
-    comm->number = atomic_load(&seat->wishes) + 1;
-    seat->wish[comm->number % 2] = wish;
-    atomic_store(&seat->wishes, comm->number);
+    comm->number = atomic_load(&seat->split_requests) + 1;
+    seat->split[comm->number % 2] = split;
+    atomic_store(&seat->split_requests, comm->number);
     sim_nccl_announce(exchange);
     *handle = sim_nccl_handle(comm);
     return SIM_NCCL_SUCCESS;
@@ -159,8 +159,8 @@ sim_nccl_result_t sim_nccl_split(sim_nccl_handle_t handle, int color, int key, s
     if (result == SIM_NCCL_SUCCESS && (!made || (color < 0 && color != SIM_NCCL_NO_COLOR)))
         result = sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "color is %d; it must be 0 or more, or NCCL_SPLIT_NOCOLOR", color);
     if (made) *made = NULL;
-    const sim_nccl_wish_t wish = {.color = color, .key = key};
-    if (result == SIM_NCCL_SUCCESS) result = derive(parent, wish, 0, made, config);
+    const sim_nccl_split_request_t split = {.color = color, .key = key};
+    if (result == SIM_NCCL_SUCCESS) result = derive(parent, split, 0, made, config);
     return result == SIM_NCCL_SUCCESS ? sim_nccl_group_setup(made) : sim_nccl_group_failed(result);
 }
 
@@ -194,7 +194,7 @@ sim_nccl_result_t sim_nccl_shrink(sim_nccl_handle_t handle, const int *ranks, in
         sim_nccl_announce(&parent->exchange);
         sim_state_changed();
     }
-    const sim_nccl_wish_t wish = {.key = 0};
-    if (result == SIM_NCCL_SUCCESS) result = derive(parent, wish, excluded, made, config);
+    const sim_nccl_split_request_t split = {.key = 0};
+    if (result == SIM_NCCL_SUCCESS) result = derive(parent, split, excluded, made, config);
     return result == SIM_NCCL_SUCCESS ? sim_nccl_group_setup(made) : sim_nccl_group_failed(result);
 }

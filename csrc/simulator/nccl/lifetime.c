@@ -26,7 +26,7 @@ sim_nccl_result_t sim_nccl_finalize(sim_nccl_handle_t handle) {
     sim_nccl_result_t result = sim_nccl_require(handle, &comm);
     if (result != SIM_NCCL_SUCCESS) return result;
     comm->finalized = true;
-    if (!comm->waits) return comm->first ? SIM_NCCL_IN_PROGRESS : SIM_NCCL_SUCCESS;
+    if (!comm->blocking) return comm->first ? SIM_NCCL_IN_PROGRESS : SIM_NCCL_SUCCESS;
     drain(comm);
     comm = sim_nccl_find(handle);
     return comm ? comm->error : SIM_NCCL_SUCCESS;
@@ -65,8 +65,8 @@ sim_nccl_result_t sim_nccl_async_error(sim_nccl_handle_t handle, sim_nccl_result
     sim_nccl_result_t result = find(handle, error, &comm);
     if (result != SIM_NCCL_SUCCESS) return result;
     sim_nccl_setup_step(comm);
-    bool under_way = comm->stage < SIM_NCCL_READY || (comm->finalized && comm->first) || sim_nccl_setup_child(comm);
-    *error = comm->error != SIM_NCCL_SUCCESS ? comm->error : under_way ? SIM_NCCL_IN_PROGRESS : SIM_NCCL_SUCCESS;
+    bool in_progress = comm->stage < SIM_NCCL_READY || (comm->finalized && comm->first) || sim_nccl_setup_child(comm);
+    *error = comm->error != SIM_NCCL_SUCCESS ? comm->error : in_progress ? SIM_NCCL_IN_PROGRESS : SIM_NCCL_SUCCESS;
     if (comm->error != SIM_NCCL_SUCCESS) sim_nccl_set_error(comm->text);
     return SIM_NCCL_SUCCESS;
 }

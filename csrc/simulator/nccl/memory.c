@@ -18,38 +18,38 @@ sim_nccl_result_t sim_nccl_mem_alloc(void **address, size_t bytes) {
                                             .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device}};
     const CUmemAccessDesc access = {.location = properties.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     CUmemGenericAllocationHandle handle = 0;
-    CUdeviceptr place = 0;
+    CUdeviceptr range = 0;
     if (!address || !bytes) return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "ptr is NULL, or size is 0");
     CUresult result = sim_memory_create(&handle, span, &properties, 0);
     if (result != CUDA_SUCCESS) return sim_nccl_cuda_failed(result);
-    result = sim_memory_reserve(&place, span, 0, 0, 0);
+    result = sim_memory_reserve(&range, span, 0, 0, 0);
     if (result != CUDA_SUCCESS) goto no_range;
-    result = sim_memory_map(place, span, 0, handle, 0);
+    result = sim_memory_map(range, span, 0, handle, 0);
     if (result != CUDA_SUCCESS) goto no_mapping;
-    result = sim_memory_set_access(place, span, &access, 1);
+    result = sim_memory_set_access(range, span, &access, 1);
     if (result != CUDA_SUCCESS) goto no_access;
     sim_memory_release(handle); /* the mapping keeps it alive */
-    *address = (void *)(uintptr_t)place;
+    *address = (void *)(uintptr_t)range;
     return SIM_NCCL_SUCCESS;
 
 no_access:
-    sim_memory_unmap(place, span);
+    sim_memory_unmap(range, span);
 no_mapping:
-    sim_memory_address_free(place, span);
+    sim_memory_address_free(range, span);
 no_range:
     sim_memory_release(handle);
     return sim_nccl_cuda_failed(result);
 }
 
 sim_nccl_result_t sim_nccl_mem_free(void *address) {
-    CUdeviceptr place = (CUdeviceptr)(uintptr_t)address;
-    const sim_mapping_t *mapping = sim_memory_mapping_at(place);
+    CUdeviceptr range = (CUdeviceptr)(uintptr_t)address;
+    const sim_mapping_t *mapping = sim_memory_mapping_at(range);
     if (!address) return SIM_NCCL_SUCCESS;
-    if (!mapping || mapping->address != place || mapping->runtime)
+    if (!mapping || mapping->address != range || mapping->runtime)
         return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "%p was not returned by ncclMemAlloc", address);
     uint64_t span = mapping->span;
-    CUresult result = sim_memory_unmap(place, span);
-    if (result == CUDA_SUCCESS) result = sim_memory_address_free(place, span);
+    CUresult result = sim_memory_unmap(range, span);
+    if (result == CUDA_SUCCESS) result = sim_memory_address_free(range, span);
     return result == CUDA_SUCCESS ? SIM_NCCL_SUCCESS : sim_nccl_cuda_failed(result);
 }
 

@@ -8,7 +8,7 @@ enum { BATCH = 256 };
 typedef union batch {
     float floats[BATCH];
     double doubles[BATCH];
-    uint64_t wholes[BATCH]; /* of a signed type: the bits of its value as a 64-bit number */
+    uint64_t integers[BATCH]; /* of a signed type: the bits of its value as a 64-bit number */
 } batch_t;
 
 static const struct {
@@ -92,12 +92,12 @@ static float float_of_bits(uint32_t bits) {
 
 static void load(sim_nccl_type_t type, const void *source, size_t count, batch_t *batch) {
     switch (type) {
-        LOAD(SIM_NCCL_INT8, int8_t, wholes, (uint64_t)(int64_t)value)
-        LOAD(SIM_NCCL_UINT8, uint8_t, wholes, value)
-        LOAD(SIM_NCCL_INT32, int32_t, wholes, (uint64_t)(int64_t)value)
-        LOAD(SIM_NCCL_UINT32, uint32_t, wholes, value)
-        LOAD(SIM_NCCL_INT64, uint64_t, wholes, value)
-        LOAD(SIM_NCCL_UINT64, uint64_t, wholes, value)
+        LOAD(SIM_NCCL_INT8, int8_t, integers, (uint64_t)(int64_t)value)
+        LOAD(SIM_NCCL_UINT8, uint8_t, integers, value)
+        LOAD(SIM_NCCL_INT32, int32_t, integers, (uint64_t)(int64_t)value)
+        LOAD(SIM_NCCL_UINT32, uint32_t, integers, value)
+        LOAD(SIM_NCCL_INT64, uint64_t, integers, value)
+        LOAD(SIM_NCCL_UINT64, uint64_t, integers, value)
         LOAD(SIM_NCCL_HALF, uint16_t, floats, widen(&half_format, value))
         LOAD(SIM_NCCL_FLOAT, float, floats, value)
         LOAD(SIM_NCCL_DOUBLE, double, doubles, value)
@@ -118,12 +118,12 @@ static void load(sim_nccl_type_t type, const void *source, size_t count, batch_t
 
 static void store(sim_nccl_type_t type, void *destination, size_t count, const batch_t *batch) {
     switch (type) {
-        STORE(SIM_NCCL_INT8, uint8_t, batch->wholes[i])
-        STORE(SIM_NCCL_UINT8, uint8_t, batch->wholes[i])
-        STORE(SIM_NCCL_INT32, uint32_t, batch->wholes[i])
-        STORE(SIM_NCCL_UINT32, uint32_t, batch->wholes[i])
-        STORE(SIM_NCCL_INT64, uint64_t, batch->wholes[i])
-        STORE(SIM_NCCL_UINT64, uint64_t, batch->wholes[i])
+        STORE(SIM_NCCL_INT8, uint8_t, batch->integers[i])
+        STORE(SIM_NCCL_UINT8, uint8_t, batch->integers[i])
+        STORE(SIM_NCCL_INT32, uint32_t, batch->integers[i])
+        STORE(SIM_NCCL_UINT32, uint32_t, batch->integers[i])
+        STORE(SIM_NCCL_INT64, uint64_t, batch->integers[i])
+        STORE(SIM_NCCL_UINT64, uint64_t, batch->integers[i])
         STORE(SIM_NCCL_HALF, uint16_t, narrow(&half_format, batch->floats[i]))
         STORE(SIM_NCCL_FLOAT, float, batch->floats[i])
         STORE(SIM_NCCL_DOUBLE, double, batch->doubles[i])
@@ -149,7 +149,7 @@ static family_t family_of(sim_nccl_type_t type) {
     }
 }
 
-/* As on the device: if one operand is NaN, the result is the other one. */
+/* As on the device: the maximum or minimum of a number and NaN is the number. */
 #define COMBINE(function, field, c_type, larger, smaller)                                                                   \
     static void function(batch_t *total, const batch_t *next, size_t count, sim_nccl_reduction_t reduction) {               \
         switch (reduction) {                                                                                                \
@@ -174,8 +174,8 @@ static family_t family_of(sim_nccl_type_t type) {
         }                                                                                                                   \
     }
 
-COMBINE(combine_signed, wholes, int64_t, b > a, b < a)
-COMBINE(combine_unsigned, wholes, uint64_t, b > a, b < a)
+COMBINE(combine_signed, integers, int64_t, b > a, b < a)
+COMBINE(combine_unsigned, integers, uint64_t, b > a, b < a)
 COMBINE(combine_floats, floats, float, isnan(a) || b > a, isnan(a) || b < a)
 COMBINE(combine_doubles, doubles, double, isnan(a) || b > a, isnan(a) || b < a)
 
@@ -189,8 +189,8 @@ static void divide(sim_nccl_type_t type, batch_t *total, size_t count, unsigned 
     }
     for (size_t i = 0; i < count; i++) {
         switch (family) {
-        case SIGNED: total->wholes[i] = (uint64_t)((int64_t)total->wholes[i] / (int64_t)divisor); break;
-        case UNSIGNED: total->wholes[i] /= divisor; break;
+        case SIGNED: total->integers[i] = (uint64_t)((int64_t)total->integers[i] / (int64_t)divisor); break;
+        case UNSIGNED: total->integers[i] /= divisor; break;
         case SINGLE: total->floats[i] /= (float)divisor; break;
         case DOUBLE: total->doubles[i] /= divisor; break;
         }

@@ -42,7 +42,7 @@ static void dequeue(sim_nccl_operation_t *operation) {
     sim_state_changed();
 }
 
-static CUresult do_parts(const sim_nccl_turn_t *turn, const sim_nccl_operation_t *operation) {
+static CUresult run_parts(const sim_nccl_turn_t *turn, const sim_nccl_operation_t *operation) {
     const sim_nccl_part_t *first = &operation->parts[0];
     if (first->kind == SIM_NCCL_SEND || first->kind == SIM_NCCL_RECEIVE)
         return sim_nccl_transfer_work(turn, operation->parts, operation->count);
@@ -50,11 +50,11 @@ static CUresult do_parts(const sim_nccl_turn_t *turn, const sim_nccl_operation_t
 }
 
 /* Reports a failed operation to the other ranks, which would otherwise wait forever. */
-static void tell_failure(const sim_nccl_turn_t *turn, const sim_nccl_operation_t *operation, CUresult result) {
+static void report_failure(const sim_nccl_turn_t *turn, const sim_nccl_operation_t *operation, CUresult result) {
     const sim_nccl_exchange_t *exchange = &turn->comm->exchange;
     const char *name = sim_nccl_kind_name(operation->parts[0].kind);
     if (turn->comm->aborted || sim_state.stopping) return;
-    if (result == CUDA_SUCCESS && sim_state_goes_on(turn->stream)) return;
+    if (result == CUDA_SUCCESS && sim_state_may_continue(turn->stream)) return;
     atomic_store(&sim_nccl_seat(exchange, exchange->rank)->presence, SIM_NCCL_FAILED);
     sim_nccl_announce(exchange);
     sim_nccl_comm_fail(turn->comm, SIM_NCCL_UNHANDLED_CUDA,
@@ -69,15 +69,15 @@ static CUresult work(sim_stream_t *stream, sim_task_t *task) {
     sim_nccl_comm_t *comm = operation->comm;
     const sim_nccl_turn_t turn = {.stream = stream, .comm = comm};
     CUresult result = CUDA_SUCCESS;
-    if (comm->destroyed && sim_state_goes_on(stream) && !operation->queued) return CUDA_ERROR_LAUNCH_FAILED;
-    while (sim_nccl_goes_on(&turn) &&
+    if (comm->destroyed && sim_state_may_continue(stream) && !operation->queued) return CUDA_ERROR_LAUNCH_FAILED;
+    while (sim_nccl_may_continue(&turn) &&
            (comm->busy || comm->error != SIM_NCCL_SUCCESS || (operation->queued && comm->first != operation)))
         pthread_cond_wait(&sim_state.changed, &sim_state.lock);
-    if (sim_nccl_goes_on(&turn)) {
+    if (sim_nccl_may_continue(&turn)) {
         comm->busy = true;
-        result = do_parts(&turn, operation);
+        result = run_parts(&turn, operation);
         comm->busy = false;
-        tell_failure(&turn, operation, result);
+        report_failure(&turn, operation, result);
         sim_state_changed();
     }
     dequeue(operation);

@@ -9,7 +9,7 @@
 void sim_nccl_setup_step(sim_nccl_comm_t *comm);
 /* Advances the setup of a communicator's derived one. True while the derived one needs its parent. */
 bool sim_nccl_setup_child(const sim_nccl_comm_t *comm);
-/* Joins the exchange at comm->place as this rank. On failure only the object remains. */
+/* Joins the exchange at comm->location as this rank. On failure only the object remains. */
 sim_nccl_result_t sim_nccl_setup_join(sim_nccl_comm_t *comm, unsigned rank, unsigned ranks);
 
 #endif

@@ -47,7 +47,7 @@ static CUresult send_some(const transfers_t *transfers, size_t which, bool *move
         space -= sizeof total;
         progress->begun = *moved = true;
     }
-    while (progress->bytes < total && space && result == CUDA_SUCCESS && sim_nccl_goes_on(transfers->turn)) {
+    while (progress->bytes < total && space && result == CUDA_SUCCESS && sim_nccl_may_continue(transfers->turn)) {
         uint64_t bytes = piece(exchange, written, space, total - progress->bytes);
         result = sim_nccl_read(transfers->turn->stream, part->source + progress->bytes,
                                data + written % exchange->ring_bytes, bytes);
@@ -56,7 +56,7 @@ static CUresult send_some(const transfers_t *transfers, size_t which, bool *move
         progress->bytes += bytes;
         *moved = true;
     }
-    if (result == CUDA_SUCCESS && sim_nccl_goes_on(transfers->turn)) {
+    if (result == CUDA_SUCCESS && sim_nccl_may_continue(transfers->turn)) {
         atomic_store(&ring->written, written);
         progress->done = progress->bytes == total;
     }
@@ -87,7 +87,7 @@ static CUresult receive_some(const transfers_t *transfers, size_t which, bool *m
         available -= sizeof sent;
         progress->begun = *moved = true;
     }
-    while (progress->bytes < total && available && result == CUDA_SUCCESS && sim_nccl_goes_on(transfers->turn)) {
+    while (progress->bytes < total && available && result == CUDA_SUCCESS && sim_nccl_may_continue(transfers->turn)) {
         uint64_t bytes = piece(exchange, read, available, total - progress->bytes);
         result = sim_nccl_write(transfers->turn->stream, part->destination + progress->bytes,
                                 data + read % exchange->ring_bytes, bytes);
@@ -96,7 +96,7 @@ static CUresult receive_some(const transfers_t *transfers, size_t which, bool *m
         progress->bytes += bytes;
         *moved = true;
     }
-    if (result == CUDA_SUCCESS && sim_nccl_goes_on(transfers->turn)) {
+    if (result == CUDA_SUCCESS && sim_nccl_may_continue(transfers->turn)) {
         atomic_store(&ring->read, read);
         progress->done = progress->bytes == total;
     }
@@ -104,29 +104,29 @@ static CUresult receive_some(const transfers_t *transfers, size_t which, bool *m
 }
 
 /* One pass over all transfers. Transfers with the same rank and direction run in call order. */
-static CUresult go_round(const transfers_t *transfers, bool *moved, bool *done) {
+static CUresult run_pass(const transfers_t *transfers, bool *moved, bool *done) {
     uint64_t sending = 0, receiving = 0; /* bit masks of ranks with an incomplete transfer */
     CUresult result = CUDA_SUCCESS;
     *moved = false;
     *done = true;
     for (size_t i = 0; i < transfers->count && result == CUDA_SUCCESS; i++) {
         const sim_nccl_part_t *part = &transfers->parts[i];
-        uint64_t *under_way = part->kind == SIM_NCCL_SEND ? &sending : &receiving, peer = (uint64_t)1 << part->peer;
-        if (transfers->progress[i].done || *under_way & peer) continue;
+        uint64_t *in_flight = part->kind == SIM_NCCL_SEND ? &sending : &receiving, peer = (uint64_t)1 << part->peer;
+        if (transfers->progress[i].done || *in_flight & peer) continue;
         result = part->kind == SIM_NCCL_SEND ? send_some(transfers, i, moved) : receive_some(transfers, i, moved);
         if (transfers->progress[i].done) continue;
-        *under_way |= peer;
+        *in_flight |= peer;
         *done = false;
     }
     return result;
 }
 
-static void look_for_missing(const transfers_t *transfers) {
+static void report_missing_peer(const transfers_t *transfers) {
     const sim_nccl_exchange_t *exchange = &transfers->turn->comm->exchange;
     for (size_t i = 0; i < transfers->count; i++) {
         const sim_nccl_part_t *part = &transfers->parts[i];
         if (transfers->progress[i].done || sim_nccl_is_present(exchange, part->peer)) continue;
-        sim_nccl_miss(transfers->turn, part->kind, part->peer);
+        sim_nccl_report_missing(transfers->turn, part->kind, part->peer);
         return;
     }
 }
@@ -140,12 +140,12 @@ CUresult sim_nccl_transfer_work(const sim_nccl_turn_t *turn, const sim_nccl_part
         uint32_t seen = sim_nccl_changes(&turn->comm->exchange);
         bool was_late = late;
         late = false;
-        result = go_round(&transfers, &moved, &done);
+        result = run_pass(&transfers, &moved, &done);
         if (moved) sim_nccl_announce(&turn->comm->exchange);
-        if (!sim_nccl_goes_on(turn)) break;
+        if (!sim_nccl_may_continue(turn)) break;
         if (result != CUDA_SUCCESS || moved || done) continue;
         /* Checked only after a timeout and another look at the rings, which may hold a departed rank's last bytes. */
-        if (was_late) look_for_missing(&transfers);
+        if (was_late) report_missing_peer(&transfers);
         if (!sim_nccl_turn_wait(turn, seen, &late)) break;
     }
     free(transfers.progress);

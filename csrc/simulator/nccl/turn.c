@@ -18,23 +18,25 @@ const char *sim_nccl_kind_name(sim_nccl_kind_t kind) {
     return (unsigned)kind < sizeof names / sizeof *names ? names[kind] : "another operation";
 }
 
-bool sim_nccl_goes_on(const sim_nccl_turn_t *turn) { return sim_state_goes_on(turn->stream) && !turn->comm->aborted; }
+bool sim_nccl_may_continue(const sim_nccl_turn_t *turn) {
+    return sim_state_may_continue(turn->stream) && !turn->comm->aborted;
+}
 
 bool sim_nccl_turn_wait(const sim_nccl_turn_t *turn, uint32_t seen, bool *late) {
     sim_nccl_comm_t *comm = turn->comm;
     *late = false;
-    if (!sim_nccl_goes_on(turn)) return false;
+    if (!sim_nccl_may_continue(turn)) return false;
     if (comm->error != SIM_NCCL_SUCCESS) {
         pthread_cond_wait(&sim_state.changed, &sim_state.lock);
-        return sim_nccl_goes_on(turn);
+        return sim_nccl_may_continue(turn);
     }
     pthread_mutex_unlock(&sim_state.lock);
     *late = !sim_nccl_sleep(&comm->exchange, seen);
     pthread_mutex_lock(&sim_state.lock);
-    return sim_nccl_goes_on(turn);
+    return sim_nccl_may_continue(turn);
 }
 
-void sim_nccl_miss(const sim_nccl_turn_t *turn, sim_nccl_kind_t kind, unsigned rank) {
+void sim_nccl_report_missing(const sim_nccl_turn_t *turn, sim_nccl_kind_t kind, unsigned rank) {
     static const char *const reasons[] = {
         [SIM_NCCL_PRESENT] = "its process has exited",
         [SIM_NCCL_LEFT] = "it has destroyed its communicator",

@@ -70,7 +70,7 @@ static bool was_sent(uint64_t file) {
     return false;
 }
 
-static bool remember(uint64_t file) {
+static bool add_sent(uint64_t file) {
     if (channel.sent_count == channel.sent_capacity) {
         size_t capacity = channel.sent_capacity ? 2 * channel.sent_capacity : FIRST_CAPACITY;
         uint64_t *grown = realloc(channel.sent, capacity * sizeof *grown);
@@ -89,43 +89,42 @@ static bool send_file(int socket, uint64_t file, int descriptor) {
         struct cmsghdr header;
         char space[CMSG_SPACE(sizeof descriptor)];
     } control = {0};
-    struct msghdr whole = {
+    struct msghdr packet = {
         .msg_iov = &bytes, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control.space};
-    struct cmsghdr *rights = CMSG_FIRSTHDR(&whole);
+    struct cmsghdr *rights = CMSG_FIRSTHDR(&packet);
     rights->cmsg_level = SOL_SOCKET;
     rights->cmsg_type = SCM_RIGHTS;
     rights->cmsg_len = CMSG_LEN(sizeof descriptor);
     memcpy(CMSG_DATA(rights), &descriptor, sizeof descriptor);
     ssize_t sent = 0;
     do {
-        sent = sendmsg(socket, &whole, MSG_NOSIGNAL);
+        sent = sendmsg(socket, &packet, MSG_NOSIGNAL);
     } while (sent < 0 && errno == EINTR);
-    return sent == (ssize_t)sizeof message && remember(file);
+    return sent == (ssize_t)sizeof message && add_sent(file);
 }
 
-static void unremember(uint64_t file) {
+static void remove_sent(uint64_t file) {
     for (size_t i = 0; file && i < channel.sent_count; i++) {
         if (channel.sent[i] == file) channel.sent[i--] = channel.sent[--channel.sent_count];
     }
 }
 
-static bool send_forgotten(int socket, const sim_forgotten_t *forgotten, size_t count) {
+static bool send_stale(int socket, const sim_stale_t *stale, size_t count) {
     const sim_message_t message = {.kind = SIM_MESSAGE_FORGET, .count = (uint32_t)count};
     if (!count) return true;
-    for (size_t i = 0; i < count; i++) unremember(forgotten[i].file);
-    return send_all(socket, &message, sizeof message, MSG_MORE) &&
-           send_all(socket, forgotten, count * sizeof *forgotten, MSG_MORE);
+    for (size_t i = 0; i < count; i++) remove_sent(stale[i].file);
+    return send_all(socket, &message, sizeof message, MSG_MORE) && send_all(socket, stale, count * sizeof *stale, MSG_MORE);
 }
 
 static bool send_request(int socket, const sim_request_t *request) {
     const sim_message_t message = {.kind = SIM_MESSAGE_RUN, .count = (uint32_t)request->count, .bytes = request->bytes};
-    if (!send_forgotten(socket, request->forgotten, request->forgotten_count)) return false;
+    if (!send_stale(socket, request->stale, request->stale_count)) return false;
     for (size_t i = 0; i < request->count; i++) {
-        uint64_t file = request->places[i].file;
+        uint64_t file = request->placements[i].file;
         if (!was_sent(file) && !send_file(socket, file, request->descriptors[i])) return false;
     }
     return send_all(socket, &message, sizeof message, MSG_MORE) &&
-           send_all(socket, request->places, request->count * sizeof *request->places, MSG_MORE) &&
+           send_all(socket, request->placements, request->count * sizeof *request->placements, MSG_MORE) &&
            send_all(socket, request->body, request->bytes, 0);
 }
 

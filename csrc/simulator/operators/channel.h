@@ -16,7 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "simulator/memory/forgotten.h"
+#include "simulator/memory/stale.h"
 
 typedef enum sim_message_kind { SIM_MESSAGE_FILE = 1, SIM_MESSAGE_RUN, SIM_MESSAGE_FORGET } sim_message_kind_t;
 
@@ -31,20 +31,20 @@ typedef struct sim_message {
 
 /* The location of one mapping in a file. The device process maps a reservation's placements at the same relative
  * addresses, so adjacent mappings stay adjacent. */
-typedef struct sim_placed {
+typedef struct sim_placement {
     uint64_t range, range_bytes; /* the reservation */
     uint64_t address, bytes;     /* one mapping in the reservation */
     uint64_t file, offset;       /* inode and offset in the file */
-} sim_placed_t;
+} sim_placement_t;
 
 /* One request. `descriptors` has one file for each placement. The device process handles the stale entries before the
  * placements. */
 typedef struct sim_request {
-    const sim_placed_t *places;
+    const sim_placement_t *placements;
     const int *descriptors;
     size_t count;
-    const sim_forgotten_t *forgotten;
-    size_t forgotten_count;
+    const sim_stale_t *stale;
+    size_t stale_count;
     const char *body;
     size_t bytes;
 } sim_request_t;

@@ -31,11 +31,11 @@ typedef struct pin {
 /* The pinned mappings of an operator, their placements, and the memory that became stale since the previous operator. */
 typedef struct pinned {
     pin_t *pins;
-    sim_placed_t *places;
+    sim_placement_t *placements;
     int *descriptors;
     size_t count, capacity;
-    sim_forgotten_t *forgotten;
-    size_t forgotten_count;
+    sim_stale_t *stale;
+    size_t stale_count;
 } pinned_t;
 
 static bool grow(pinned_t *pinned) {
@@ -43,11 +43,11 @@ static bool grow(pinned_t *pinned) {
     size_t capacity = pinned->capacity ? 2 * pinned->capacity : FIRST_CAPACITY;
     void *pins = realloc(pinned->pins, capacity * sizeof *pinned->pins);
     if (pins) pinned->pins = pins;
-    void *places = realloc(pinned->places, capacity * sizeof *pinned->places);
-    if (places) pinned->places = places;
+    void *placements = realloc(pinned->placements, capacity * sizeof *pinned->placements);
+    if (placements) pinned->placements = placements;
     void *descriptors = realloc(pinned->descriptors, capacity * sizeof *pinned->descriptors);
     if (descriptors) pinned->descriptors = descriptors;
-    if (!pins || !places || !descriptors) return false;
+    if (!pins || !placements || !descriptors) return false;
     pinned->capacity = capacity;
     return true;
 }
@@ -55,26 +55,26 @@ static bool grow(pinned_t *pinned) {
 static void unpin(pinned_t *pinned) {
     for (size_t i = 0; i < pinned->count; i++) sim_memory_unpin(pinned->pins[i].mapping);
     free(pinned->pins);
-    free(pinned->places);
+    free(pinned->placements);
     free(pinned->descriptors);
-    free(pinned->forgotten);
+    free(pinned->stale);
     *pinned = (pinned_t){0};
 }
 
 /* Records the placement of a pinned mapping. */
-static bool place(const sim_mapping_t *mapping, sim_placed_t *to, int *descriptor) {
+static bool record_placement(const sim_mapping_t *mapping, sim_placement_t *to, int *descriptor) {
     sim_physical_t *physical = mapping->physical;
     sim_reservation_t *range = sim_memory_reservation_at(mapping->address);
     struct stat status;
     *descriptor = physical->file >= 0 ? physical->file : sim_state.devices[physical->device].memory;
     if (!range || fstat(*descriptor, &status) != 0) return false;
-    range->placed = physical->placed = true;
-    *to = (sim_placed_t){.range = range->address,
-                         .range_bytes = range->bytes,
-                         .address = mapping->address,
-                         .bytes = mapping->span,
-                         .file = status.st_ino,
-                         .offset = (uint64_t)physical->offset};
+    range->sent = physical->sent = true;
+    *to = (sim_placement_t){.range = range->address,
+                            .range_bytes = range->bytes,
+                            .address = mapping->address,
+                            .bytes = mapping->span,
+                            .file = status.st_ino,
+                            .offset = (uint64_t)physical->offset};
     return true;
 }
 
@@ -85,7 +85,7 @@ static CUresult pin_operand(const sim_context_t *context, const tms_sim_operand_
         sim_mapping_t *mapping = sim_memory_pin(at, &bytes, 1U << context->device, operand->written != 0, context);
         if (!mapping) return CUDA_ERROR_ILLEGAL_ADDRESS;
         pinned->pins[pinned->count++].mapping = mapping;
-        if (!place(mapping, &pinned->places[pinned->count - 1], &pinned->descriptors[pinned->count - 1]))
+        if (!record_placement(mapping, &pinned->placements[pinned->count - 1], &pinned->descriptors[pinned->count - 1]))
             return CUDA_ERROR_OPERATING_SYSTEM;
         at += bytes;
     }
@@ -102,11 +102,11 @@ static CUresult pin_all(const sim_context_t *context, const operator_t *operator
 /* Without a caller that waits for the reply, a failed operator is reported like a failed device assertion. Otherwise the
  * reply carries the failure. */
 static CUresult run(operator_t *operator, const pinned_t *pinned) {
-    const sim_request_t request = {.places = pinned->places,
+    const sim_request_t request = {.placements = pinned->placements,
                                    .descriptors = pinned->descriptors,
                                    .count = pinned->count,
-                                   .forgotten = pinned->forgotten,
-                                   .forgotten_count = pinned->forgotten_count,
+                                   .stale = pinned->stale,
+                                   .stale_count = pinned->stale_count,
                                    .body = operator->body,
                                    .bytes = operator->bytes};
     sim_reply_t reply = {.status = SIM_REPLY_DONE};
@@ -124,11 +124,11 @@ static CUresult run(operator_t *operator, const pinned_t *pinned) {
 static CUresult work(sim_stream_t *stream, sim_task_t *task) {
     operator_t *operator = (operator_t *)task;
     pinned_t pinned = {0};
-    while (sim_state.unmapping && sim_state_goes_on(stream)) pthread_cond_wait(&sim_state.changed, &sim_state.lock);
-    if (!sim_state_goes_on(stream)) return CUDA_SUCCESS;
+    while (sim_state.unmapping && sim_state_may_continue(stream)) pthread_cond_wait(&sim_state.changed, &sim_state.lock);
+    if (!sim_state_may_continue(stream)) return CUDA_SUCCESS;
     CUresult result = pin_all(stream->context, operator, &pinned);
     if (result == CUDA_SUCCESS) {
-        pinned.forgotten = sim_forgotten_take(&pinned.forgotten_count);
+        pinned.stale = sim_stale_take(&pinned.stale_count);
         pthread_mutex_unlock(&sim_state.lock);
         result = run(operator, &pinned);
         pthread_mutex_lock(&sim_state.lock);
@@ -145,21 +145,22 @@ static void destroy(sim_task_t *task) {
     free(operator);
 }
 
-sim_task_t *sim_operator_new(const tms_sim_operator_t *what, bool answered) {
+sim_task_t *sim_operator_new(const tms_sim_operator_t *description, bool answered) {
     operator_t *operator = calloc(1, sizeof *operator);
     if (!operator) return NULL;
     *operator = (operator_t){.task = {.references = 1, .work = work, .destroy = destroy},
-                             .operands = calloc(what->operand_count + 1, sizeof *what->operands),
-                             .operand_count = what->operand_count,
-                             .body = malloc(what->bytes + 1),
-                             .bytes = what->bytes,
+                             .operands = calloc(description->operand_count + 1, sizeof *description->operands),
+                             .operand_count = description->operand_count,
+                             .body = malloc(description->bytes + 1),
+                             .bytes = description->bytes,
                              .answered = answered};
     if (!operator->operands || !operator->body) {
         destroy(&operator->task);
         return NULL;
     }
-    if (what->operand_count) memcpy(operator->operands, what->operands, what->operand_count * sizeof *what->operands);
-    memcpy(operator->body, what->request, what->bytes);
+    if (description->operand_count)
+        memcpy(operator->operands, description->operands, description->operand_count * sizeof *description->operands);
+    memcpy(operator->body, description->request, description->bytes);
     return &operator->task;
 }
 

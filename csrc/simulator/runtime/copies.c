@@ -27,7 +27,7 @@ enum {
 };
 
 /* Copies by cudaMemcpyKind. cudaMemcpyDefault decides by the pointers. */
-static CUresult copy_as_told(sim_op_t *op, int kind, CUstream stream, bool now) {
+static CUresult copy_by_kind(sim_op_t *op, int kind, CUstream stream, bool now) {
     if (kind < 0 || kind >= COPY_KINDS) return (CUresult)ERROR_INVALID_COPY_DIRECTION;
     op->kind = SIM_OP_COPY;
     /* A side that the kind places on the device must be there. A side that it places on the host is looked up. */
@@ -44,12 +44,12 @@ static sim_op_t copy_of(void *destination, const void *source, size_t bytes) {
 
 CUresult sim_runtime_copy(void *destination, const void *source, size_t bytes, int kind) {
     sim_op_t op = copy_of(destination, source, bytes);
-    return copy_as_told(&op, kind, NULL, true);
+    return copy_by_kind(&op, kind, NULL, true);
 }
 
 CUresult sim_runtime_copy_async(void *destination, const void *source, size_t bytes, int kind, CUstream stream) {
     sim_op_t op = copy_of(destination, source, bytes);
-    return copy_as_told(&op, kind, stream, false);
+    return copy_by_kind(&op, kind, stream, false);
 }
 
 static CUresult copy_rows(void *destination, size_t destination_pitch, const void *source, size_t source_pitch, size_t width,
@@ -65,7 +65,7 @@ static CUresult copy_rows(void *destination, size_t destination_pitch, const voi
         op.destination_pitch = destination_pitch;
         op.source_pitch = source_pitch;
     }
-    return copy_as_told(&op, kind, stream, now);
+    return copy_by_kind(&op, kind, stream, now);
 }
 
 CUresult sim_runtime_copy_rows(void *destination, size_t destination_pitch, const void *source, size_t source_pitch,
@@ -81,10 +81,10 @@ CUresult sim_runtime_copy_rows_async(void *destination, size_t destination_pitch
 static CUresult copy_between(void *destination, int to, const void *source, int from, size_t bytes, CUstream stream) {
     sim_op_t op = copy_of(destination, source, bytes);
     if (!sim_device_valid(to) || !sim_device_valid(from)) return CUDA_ERROR_INVALID_DEVICE;
-    op.by_named = true;
+    op.between_devices = true;
     op.destination_device = to;
     op.source_device = from;
-    return copy_as_told(&op, COPY_DEVICE_TO_DEVICE, stream, false);
+    return copy_by_kind(&op, COPY_DEVICE_TO_DEVICE, stream, false);
 }
 
 CUresult sim_runtime_copy_peer(void *destination, int to, const void *source, int from, size_t bytes) {

@@ -19,25 +19,25 @@ enum { CALL_CONFIGURATIONS = 8 }; /* nested launch configurations per thread */
 typedef char *demangle_t(const char *mangled, char *text, size_t *bytes, int *status);
 
 /* Reports a kernel once, because a program may launch it many times. */
-static void name_kernel(const char *mangled, const char *what) {
+static void report_kernel(const char *mangled, const char *message) {
     uint64_t key = (uintptr_t)mangled;
     if (sim_table_find(&sim_state.kernels_named, key)) return;
     sim_table_insert(&sim_state.kernels_named, key, &sim_state);
     demangle_t *demangle = (demangle_t *)dlsym(RTLD_DEFAULT, "__cxa_demangle");
     char *text = demangle ? demangle(mangled, NULL, NULL, NULL) : NULL;
-    fprintf(stderr, "simulated GPU: %s: %s\n", what, text ? text : mangled);
+    fprintf(stderr, "simulated GPU: %s: %s\n", message, text ? text : mangled);
     free(text);
 }
 
 /* Handles a kernel that is not interpreted: skips it or fails. */
 static CUresult refuse(const char *mangled) {
     bool harmless = sim_kernel_is_harmless(mangled);
-    if (harmless || sim_state.kernels_skipped_silently) {
+    if (harmless || sim_state.skip_kernels) {
         sim_state.kernels_skipped++;
-        if (!harmless) name_kernel(mangled, "skipped a kernel that cannot be interpreted");
+        if (!harmless) report_kernel(mangled, "skipped a kernel that cannot be interpreted");
         return CUDA_SUCCESS;
     }
-    name_kernel(mangled, "launch of a kernel that cannot be interpreted (TMS_SIMULATED_KERNELS=skip skips such kernels)");
+    report_kernel(mangled, "launch of a kernel that cannot be interpreted (TMS_SIMULATED_KERNELS=skip skips such kernels)");
     return CUDA_ERROR_NOT_SUPPORTED;
 }
 

@@ -15,7 +15,7 @@
 #include "simulator/work/capture.h"
 #include "simulator/work/op.h"
 
-static bool is_whole(const sim_host_t *host, uint64_t address, uint64_t bytes) {
+static bool contains(const sim_host_t *host, uint64_t address, uint64_t bytes) {
     return bytes <= host->bytes - (address - host->address);
 }
 
@@ -23,12 +23,12 @@ static bool is_whole(const sim_host_t *host, uint64_t address, uint64_t bytes) {
 static bool is_host_range(uint64_t address, uint64_t bytes) {
     const sim_host_t *host = sim_host_at(address);
     if (!address || !sim_memory_unreserved(address, bytes)) return false;
-    return !host || is_whole(host, address, bytes);
+    return !host || contains(host, address, bytes);
 }
 
 static bool is_pageable(uint64_t address, uint64_t bytes) {
     const sim_host_t *host = sim_host_at(address);
-    return !host || !is_whole(host, address, bytes);
+    return !host || !contains(host, address, bytes);
 }
 
 /* With `wait`, returns after completion. Copies of pageable memory always wait; the real driver stages them. */

@@ -41,9 +41,9 @@ static bool is_idle(const sim_stream_t *stream) { return !stream->first && !stre
 /* Records an event in a stream. An observed event needs a work item in the queue; for others the queue position suffices.
  * The legacy stream always needs a work item, because its earlier work includes that of the blocking streams. */
 static CUresult record_now(sim_event_t *event, sim_stream_t *stream) {
-    bool watched = event->shared || !(event->flags & CU_EVENT_DISABLE_TIMING);
+    bool observed = event->shared || !(event->flags & CU_EVENT_DISABLE_TIMING);
     if (stream->context->error != CUDA_SUCCESS) return stream->context->error;
-    if (is_idle(stream) || (!watched && !stream->legacy)) {
+    if (is_idle(stream) || (!observed && !stream->legacy)) {
         uint64_t number = sim_event_note(event, stream, stream->submitted);
         if (is_idle(stream)) sim_event_reach(event, number);
         return CUDA_SUCCESS;
@@ -130,7 +130,7 @@ static bool is_reached(const sim_event_t *event) {
 
 /* Checks a query or synchronisation of an event. For an event recorded in an active capture, it invalidates the capture;
  * after that capture it is an error. For any other event it is an unsafe call. */
-static CUresult check_asking(const sim_event_t *event) {
+static CUresult check_query(const sim_event_t *event) {
     if (!event) return CUDA_ERROR_INVALID_HANDLE;
     if (!event->captured) return sim_capture_check_unsafe();
     if (!event->capture) return CUDA_ERROR_INVALID_VALUE;
@@ -140,7 +140,7 @@ static CUresult check_asking(const sim_event_t *event) {
 
 CUresult sim_event_query(CUevent handle) {
     const sim_event_t *event = find_event(handle);
-    CUresult result = check_asking(event);
+    CUresult result = check_query(event);
     if (result != CUDA_SUCCESS) return result;
     return is_reached(event) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
@@ -161,7 +161,7 @@ static CUresult wait_for_remote(sim_event_t *event, uint64_t number) {
 CUresult sim_event_synchronize(CUevent handle) {
     sim_event_t *event = find_event(handle);
     uint64_t number = 0;
-    CUresult result = check_asking(event);
+    CUresult result = check_query(event);
     if (result != CUDA_SUCCESS) return result;
     if (sim_event_is_remote(event, &number)) return wait_for_remote(event, number);
     sim_stream_t *stream = sim_table_find(&sim_state.streams, event->stream);

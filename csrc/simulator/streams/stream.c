@@ -22,7 +22,7 @@ static const char thread_name[] = "gpu stream";
 
 /* Whether implicit ordering delays this item: the legacy stream and the blocking streams of its context wait for each
  * other's earlier work. */
-static bool is_held_back(const sim_stream_t *stream, const sim_op_t *op) {
+static bool is_ordered_behind_other(const sim_stream_t *stream, const sim_op_t *op) {
     if (!stream->blocking && !stream->legacy) return false;
     for (size_t i = 0; i < sim_state.streams.count; i++) {
         const sim_stream_t *other = sim_state.streams.slots[i].value;
@@ -33,11 +33,11 @@ static bool is_held_back(const sim_stream_t *stream, const sim_op_t *op) {
 }
 
 static bool is_ready(const sim_stream_t *stream, const sim_op_t *op) {
-    if (stream->dropping || stream->context->error != CUDA_SUCCESS) return true;
+    if (stream->cancelling || stream->context->error != CUDA_SUCCESS) return true;
     if (op->gate && !sim_table_find(&sim_state.gates, (uint64_t)op->gate)) return false;
     if (op->kind == SIM_OP_WAIT && !sim_stream_reached(op->stream, op->position)) return false;
     if (op->kind == SIM_OP_REMOTE && !sim_event_remote_reached(op->event, op->position)) return false;
-    return !is_held_back(stream, op);
+    return !is_ordered_behind_other(stream, op);
 }
 
 static void complete_first(sim_stream_t *stream) {
@@ -51,7 +51,7 @@ static void complete_first(sim_stream_t *stream) {
 }
 
 /* Moves a finished stream to the list of threads to join. */
-static void retire(sim_stream_t *stream) {
+static void move_to_finished(sim_stream_t *stream) {
     while (stream->first) complete_first(stream);
     sim_table_remove(&sim_state.streams, stream->id);
     stream->next_finished = sim_state.finished;
@@ -62,7 +62,7 @@ static void retire(sim_stream_t *stream) {
 /* Waits for the event that can unblock the stream. */
 static void wait_for_work(sim_stream_t *stream) {
     if (!stream->first)
-        pthread_cond_wait(&stream->wanted, &sim_state.lock);
+        pthread_cond_wait(&stream->wakeup, &sim_state.lock);
     else if (stream->first->kind == SIM_OP_REMOTE)
         sim_state_wait_briefly();
     else
@@ -82,7 +82,7 @@ static void *serve_stream(void *argument) {
         if (result != CUDA_SUCCESS) sim_context_fail(stream->context, result);
         complete_first(stream);
     }
-    retire(stream);
+    move_to_finished(stream);
     pthread_mutex_unlock(&sim_state.lock);
     return NULL;
 }
@@ -92,8 +92,8 @@ static void join_finished(void) {
     while (sim_state.finished) {
         sim_stream_t *stream = sim_state.finished;
         sim_state.finished = stream->next_finished;
-        if (stream->served) pthread_join(stream->thread, NULL);
-        pthread_cond_destroy(&stream->wanted);
+        if (stream->has_worker) pthread_join(stream->thread, NULL);
+        pthread_cond_destroy(&stream->wakeup);
         sim_nodes_clear(&stream->tails);
         free(stream);
     }
@@ -102,12 +102,12 @@ static void join_finished(void) {
 /* Blocks all signals in workers: only threads of the program handle signals. */
 static CUresult start_thread(sim_stream_t *stream) {
     sigset_t all, before;
-    if (stream->served) return CUDA_SUCCESS;
+    if (stream->has_worker) return CUDA_SUCCESS;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    stream->served = pthread_create(&stream->thread, NULL, serve_stream, stream) == 0;
+    stream->has_worker = pthread_create(&stream->thread, NULL, serve_stream, stream) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return stream->served ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    return stream->has_worker ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 static sim_stream_t *make_stream(sim_context_t *context, bool legacy, bool blocking) {
@@ -115,9 +115,9 @@ static sim_stream_t *make_stream(sim_context_t *context, bool legacy, bool block
     sim_stream_t *stream = calloc(1, sizeof *stream);
     if (!stream) return NULL;
     *stream = (sim_stream_t){.id = sim_state_new_id(), .context = context, .legacy = legacy, .blocking = blocking};
-    pthread_cond_init(&stream->wanted, NULL);
+    pthread_cond_init(&stream->wakeup, NULL);
     if (sim_table_insert(&sim_state.streams, stream->id, stream)) return stream;
-    pthread_cond_destroy(&stream->wanted);
+    pthread_cond_destroy(&stream->wakeup);
     free(stream);
     return NULL;
 }
@@ -178,11 +178,11 @@ CUresult sim_stream_create(CUstream *handle, unsigned int flags) {
 static void close_stream(sim_stream_t *stream) {
     if (stream->closing) return;
     if (!stream->legacy && !stream->per_thread) sim_state.devices[stream->context->device].streams--;
-    sim_capture_forget(stream);
+    sim_capture_detach(stream);
     stream->closing = true;
-    pthread_cond_signal(&stream->wanted);
+    pthread_cond_signal(&stream->wakeup);
     sim_state_changed();
-    if (!stream->served) retire(stream);
+    if (!stream->has_worker) move_to_finished(stream);
 }
 
 CUresult sim_stream_destroy(CUstream handle) {
@@ -212,7 +212,7 @@ CUresult sim_stream_submit(sim_stream_t *stream, const sim_op_t *work, uint64_t 
     stream->last = op;
     stream->submitted++;
     if (position) *position = stream->submitted;
-    pthread_cond_signal(&stream->wanted);
+    pthread_cond_signal(&stream->wakeup);
     sim_state_changed();
     return CUDA_SUCCESS;
 }
@@ -262,7 +262,7 @@ void sim_stream_close_all(sim_context_t *context) {
          i-- > 0;) { /* backwards, because closing may remove the stream from the table */
         sim_stream_t *stream = sim_state.streams.slots[i].value;
         if (stream->context != context) continue;
-        stream->dropping = true;
+        stream->cancelling = true;
         close_stream(stream);
     }
 }
@@ -272,8 +272,8 @@ void sim_stream_clear(void) {
     sim_state_changed();
     for (size_t i = sim_state.streams.count; i-- > 0;) {
         sim_stream_t *stream = sim_state.streams.slots[i].value;
-        pthread_cond_signal(&stream->wanted);
-        if (!stream->served) retire(stream);
+        pthread_cond_signal(&stream->wakeup);
+        if (!stream->has_worker) move_to_finished(stream);
     }
     while (sim_state.streams.count) pthread_cond_wait(&sim_state.changed, &sim_state.lock);
     join_finished();

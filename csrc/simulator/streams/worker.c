@@ -18,7 +18,7 @@
 static const uint64_t nanoseconds = 1000000000;
 
 /* The address of byte `done` of a work item with rows. */
-static uint64_t place(const sim_op_t *op, uint64_t address, uint64_t pitch, uint64_t done) {
+static uint64_t row_address(const sim_op_t *op, uint64_t address, uint64_t pitch, uint64_t done) {
     return address + done / op->bytes * pitch + done % op->bytes;
 }
 
@@ -32,8 +32,8 @@ static void set(const sim_op_t *op, uint8_t *destination, uint64_t bytes) {
 }
 
 static void touch(const sim_op_t *op, uint64_t done, uint64_t bytes) {
-    uint8_t *destination = (uint8_t *)(uintptr_t)place(op, op->destination, op->destination_pitch, done);
-    const uint8_t *source = (const uint8_t *)(uintptr_t)place(op, op->source, op->source_pitch, done);
+    uint8_t *destination = (uint8_t *)(uintptr_t)row_address(op, op->destination, op->destination_pitch, done);
+    const uint8_t *source = (const uint8_t *)(uintptr_t)row_address(op, op->source, op->source_pitch, done);
     sim_memory_populate((uintptr_t)destination, bytes, true);
     if (op->kind == SIM_OP_COPY && op->source_on_device) sim_memory_populate((uintptr_t)source, bytes, false);
     if (op->kind == SIM_OP_COPY)
@@ -46,7 +46,7 @@ static void touch(const sim_op_t *op, uint64_t done, uint64_t bytes) {
 
 /* The device mask for one side of a work item: the stream's device, or the device named for that side. */
 static unsigned device_of(const sim_context_t *context, const sim_op_t *op, bool of_destination) {
-    if (op->by_named) return 1U << (of_destination ? op->destination_device : op->source_device);
+    if (op->between_devices) return 1U << (of_destination ? op->destination_device : op->source_device);
     return context ? 1U << context->device : 0;
 }
 
@@ -71,12 +71,12 @@ static CUresult work_chunk(const sim_context_t *context, const sim_op_t *op, uin
     unsigned writers = device_of(context, op, true), readers = device_of(context, op, false);
     sim_mapping_t *destination = NULL, *source = NULL;
     if (op->destination_on_device) {
-        uint64_t address = place(op, op->destination, op->destination_pitch, done);
+        uint64_t address = row_address(op, op->destination, op->destination_pitch, done);
         destination = sim_memory_pin(address, bytes, writers, true, kernel);
         if (!destination) return fault_of(op);
     }
     if (op->source_on_device) {
-        source = sim_memory_pin(place(op, op->source, op->source_pitch, done), bytes, readers, false, kernel);
+        source = sim_memory_pin(row_address(op, op->source, op->source_pitch, done), bytes, readers, false, kernel);
         if (!source) {
             if (destination) sim_memory_unpin(destination);
             return fault_of(op);
@@ -99,22 +99,22 @@ static void pace(const sim_stream_t *stream, const struct timespec *start, uint6
     struct timespec end = {.tv_sec = start->tv_sec + (time_t)(bytes / rate) + (time_t)(nanosecond / nanoseconds),
                            .tv_nsec = (long)(nanosecond % nanoseconds)};
     int status = 0;
-    while (status != ETIMEDOUT && sim_state_goes_on(stream) && sim_state.bandwidth == rate)
+    while (status != ETIMEDOUT && sim_state_may_continue(stream) && sim_state.bandwidth == rate)
         status = pthread_cond_timedwait(&sim_state.changed, &sim_state.lock, &end);
 }
 
 /* Calls a function of the program without the lock. It may block, and must not call the driver. */
-static void call_back(const sim_stream_t *stream, const sim_op_t *op) {
+static void run_host_function(const sim_stream_t *stream, const sim_op_t *op) {
     sim_thread_t *thread = sim_state_thread();
     CUstream handle = (CUstream)(uintptr_t)(stream->legacy ? 0 : stream->id);
-    thread->calls_back = true;
+    thread->in_callback = true;
     pthread_mutex_unlock(&sim_state.lock);
     if (op->callback)
         op->callback(handle, CUDA_SUCCESS, op->argument);
     else
         op->function(op->argument);
     pthread_mutex_lock(&sim_state.lock);
-    thread->calls_back = false;
+    thread->in_callback = false;
 }
 
 CUresult sim_stream_work(sim_stream_t *stream, sim_op_t *op) {
@@ -124,14 +124,14 @@ CUresult sim_stream_work(sim_stream_t *stream, sim_op_t *op) {
     case SIM_OP_WAIT:
     case SIM_OP_REMOTE: return CUDA_SUCCESS;
     case SIM_OP_RECORD: sim_event_reach(op->event, op->position); return CUDA_SUCCESS;
-    case SIM_OP_HOST: call_back(stream, op); return CUDA_SUCCESS;
+    case SIM_OP_HOST: run_host_function(stream, op); return CUDA_SUCCESS;
     case SIM_OP_KERNEL: return sim_kernel_work(stream, op->kernel);
     case SIM_OP_TASK: return op->task->work(stream, op->task);
     default: break;
     }
     clock_gettime(CLOCK_MONOTONIC, &start);
     for (uint64_t done = 0, total = op->bytes * sim_op_rows(op);
-         done < total && result == CUDA_SUCCESS && sim_state_goes_on(stream);) {
+         done < total && result == CUDA_SUCCESS && sim_state_may_continue(stream);) {
         if (sim_state.unmapping) {
             pthread_cond_wait(&sim_state.changed, &sim_state.lock);
             continue;

@@ -35,7 +35,7 @@ CUresult sim_capture_check_context(const sim_context_t *context) {
         stream->capture->invalidated = true;
         result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
-    /* A capture in global mode on another context forbids it like any unsafe call. */
+    /* A capture on another context can forbid it like any unsafe call. */
     return result == CUDA_SUCCESS ? sim_capture_check_unsafe() : result;
 }
 
@@ -131,7 +131,7 @@ CUstreamCaptureStatus sim_capture_state(const sim_stream_t *stream) {
 }
 
 /* A capture cannot end without its origin stream, so it is removed. Without another stream it stays, invalidated. */
-void sim_capture_forget(sim_stream_t *stream) {
+void sim_capture_detach(sim_stream_t *stream) {
     sim_capture_t *capture = stream->capture;
     if (!capture) return;
     stream->capture = NULL;

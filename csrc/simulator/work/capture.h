@@ -20,7 +20,7 @@ CUstreamCaptureStatus sim_capture_state(const sim_stream_t *stream);
 bool sim_capture_release_streams(const sim_capture_t *capture);
 /* Frees a capture that has no more streams. Keeps its graph. */
 void sim_capture_remove(sim_capture_t *capture);
-void sim_capture_forget(sim_stream_t *stream); /* detaches a stream that is being destroyed */
+void sim_capture_detach(sim_stream_t *stream); /* detaches a stream that is being destroyed */
 void sim_capture_clear(void);
 
 #endif

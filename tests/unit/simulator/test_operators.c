@@ -177,14 +177,14 @@ static void an_operand_across_two_mappings_lies_in_two_places_of_one_range(void 
     ASSERT_CUDA(CALL(cuCtxSynchronize));
     assert_int_equal(process.place_count, 2);
     for (unsigned i = 0; i < 2; i++) {
-        const sim_placed_t *place = &process.places[i];
-        assert_int_equal(place->range, address);
-        assert_int_equal(place->range_bytes, 3 * GRANULE);
-        assert_int_equal(place->address, address + i * GRANULE);
-        assert_int_equal(place->bytes, GRANULE);
-        assert_int_equal(place->file, process.last_file);
+        const sim_placement_t *placement = &process.placements[i];
+        assert_int_equal(placement->range, address);
+        assert_int_equal(placement->range_bytes, 3 * GRANULE);
+        assert_int_equal(placement->address, address + i * GRANULE);
+        assert_int_equal(placement->bytes, GRANULE);
+        assert_int_equal(placement->file, process.last_file);
     }
-    assert_int_not_equal(process.places[0].offset, process.places[1].offset);
+    assert_int_not_equal(process.placements[0].offset, process.placements[1].offset);
     ASSERT_CUDA(CALL(cuMemUnmap, address, 2 * GRANULE));
     ASSERT_CUDA(CALL(cuMemAddressFree, address, 3 * GRANULE));
     for (unsigned i = 0; i < 2; i++) ASSERT_CUDA(CALL(cuMemRelease, handles[i]));

@@ -26,7 +26,7 @@ typedef struct device_process {
     pthread_mutex_t lock;
     unsigned requests, files;
     uint64_t last_file;
-    sim_placed_t places[MOST_PLACES]; /* of the last request */
+    sim_placement_t placements[MOST_PLACES]; /* of the last request */
     uint32_t place_count;
 } device_process_t;
 
@@ -64,7 +64,7 @@ static bool answer_request(device_process_t *process, const sim_message_t *messa
     char request[REQUEST_BYTES] = "";
     bool whole = message->count <= MOST_PLACES && message->bytes < sizeof request;
     pthread_mutex_lock(&process->lock);
-    whole = whole && receive_bytes(process->socket, process->places, message->count * sizeof *process->places) &&
+    whole = whole && receive_bytes(process->socket, process->placements, message->count * sizeof *process->placements) &&
             receive_bytes(process->socket, request, message->bytes);
     process->requests++;
     process->place_count = message->count;
