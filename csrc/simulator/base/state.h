@@ -70,6 +70,12 @@ typedef struct sim_reservation {
     bool sent; /* the device process may have mapped this range */
 } sim_reservation_t;
 
+/* Memory that the program has released. One of the two; the other is 0. */
+typedef struct sim_stale {
+    uint64_t range; /* address of a released reservation */
+    uint64_t file;  /* inode of a released file */
+} sim_stale_t;
+
 typedef struct sim_mapping {
     uint64_t address;
     uint64_t bytes; /* accessible bytes: for cudaMalloc the requested size */
@@ -266,7 +272,9 @@ typedef struct sim_state {
     bool unmapping;         /* a thread waits for pins to be released: no new pins */
     uint64_t reserved;      /* number of the program's reservations */
     uint64_t host_bytes;
-    unsigned held; /* number of sim_physical_t with `held` set */
+    unsigned held;      /* number of sim_physical_t with `held` set */
+    sim_stale_t *stale; /* memory/stale.h */
+    size_t stale_count, stale_capacity;
 
     uint64_t counts[SIM_CALL_LIMIT]; /* per entry point: control/calls.c */
     sim_fault_t faults[SIM_CALL_LIMIT];

@@ -4,26 +4,21 @@
 
 enum { FIRST_CAPACITY = 16 };
 
-static struct {
-    sim_stale_t *entries;
-    size_t count, capacity;
-} stale;
-
 void sim_stale_add(sim_stale_t entry) {
-    if (stale.count == stale.capacity) {
-        size_t capacity = stale.capacity ? 2 * stale.capacity : FIRST_CAPACITY;
-        void *grown = realloc(stale.entries, capacity * sizeof *stale.entries);
+    if (sim_state.stale_count == sim_state.stale_capacity) {
+        size_t capacity = sim_state.stale_capacity ? 2 * sim_state.stale_capacity : FIRST_CAPACITY;
+        void *grown = realloc(sim_state.stale, capacity * sizeof *sim_state.stale);
         if (!grown) return;
-        stale.entries = grown;
-        stale.capacity = capacity;
+        sim_state.stale = grown;
+        sim_state.stale_capacity = capacity;
     }
-    stale.entries[stale.count++] = entry;
+    sim_state.stale[sim_state.stale_count++] = entry;
 }
 
 sim_stale_t *sim_stale_take(size_t *count) {
-    sim_stale_t *taken = stale.entries;
-    *count = stale.count;
-    stale.entries = NULL;
-    stale.count = stale.capacity = 0;
+    sim_stale_t *taken = sim_state.stale;
+    *count = sim_state.stale_count;
+    sim_state.stale = NULL;
+    sim_state.stale_count = sim_state.stale_capacity = 0;
     return taken;
 }

@@ -1,5 +1,5 @@
 /* Stale memory: ranges and files that the program has released and that the device process may still map. The next
- * request to the device process names them. Owns the list. Called with the simulator's lock held.
+ * request to the device process names them. Owns sim_state.stale. Called with the simulator's lock held.
  *
  * Only memory that an earlier request named is recorded, so the list is bounded by the memory that the device process
  * maps. */
@@ -7,13 +7,8 @@
 #define TMS_SIM_MEMORY_STALE_H
 
 #include <stddef.h>
-#include <stdint.h>
 
-/* One of the two; the other is 0. */
-typedef struct sim_stale {
-    uint64_t range; /* address of a released reservation */
-    uint64_t file;  /* inode of a released file */
-} sim_stale_t;
+#include "simulator/base/state.h"
 
 /* Records an entry. If out of memory, the device process keeps its mapping. */
 void sim_stale_add(sim_stale_t entry);
