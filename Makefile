@@ -224,7 +224,7 @@ NOT_SANITIZED := $(OF_SETUP) $(addprefix --ignore=tests/unit/,preload/test_harml
 	$(addprefix python/,torch/test_torch_cpu.py bench/test_command.py bench/test_direct_io.py bench/test_yardstick.py setup cli/test_commands.py \
 	cli/test_demo.py cli/test_chart.py simulate/test_simulate.py simulate/test_pytest_plugin.py)) $(addprefix --deselect=tests/unit/preload/test_process.py::,test_beside_another_preloaded_library \
 	test_allocations_inside_an_allocation_are_not_the_programs) \
-	--deselect=tests/unit/python/test_exit.py::test_a_forked_child_leaves_what_is_its_parent_s \
+	--deselect=tests/unit/python/test_exit.py::test_a_forked_child_leaves_its_parents_resources \
 	--deselect=tests/unit/python/backup/test_host_memory.py::test_a_forked_child_closes_nothing_of_its_parents \
 	--deselect=tests/unit/python/backup/test_host_memory.py::test_a_forked_child_inherits_copies_of_a_backup_and_not_its_memory
 sanitize-python: ## the Python tests on the simulated GPU, with ASan and UBSan in the three libraries

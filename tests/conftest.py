@@ -1,8 +1,8 @@
-"""What all Python tests share: the choice of the driver, and the control functions of the simulated GPU.
+"""Shared by all Python tests: the choice of the driver, and the control functions of the simulated GPU.
 
-Without ``--gpu`` the package under test loads the simulated GPU in place of the CUDA driver. The native core keeps what it
-learned about the devices at its first use, so all tests of one process see the same machine: two devices with 512 MiB each.
-A test that wants another one starts a process.
+Without ``--gpu`` the package under test loads the simulated GPU in place of the CUDA driver. The native core keeps the
+devices that it found at its first use, so all tests of one process see the same machine: two devices with 512 MiB each. A
+test that needs another one starts a process.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ MIB = 1 << 20
 DEVICES = 2
 DEVICE_MEMORY = 512 * MIB
 
-#: About the build, not about the package's behaviour; they stay as they are. Every other TMS_ variable of the caller's goes.
+#: About the build, not about the package's behaviour; they are kept. Every other TMS_ variable of the caller's is removed.
 BUILD_VARIABLES = {"TMS_WERROR"}
 
-#: That share the tests, however many cores there are.
+#: The number of processes, however many cores there are.
 PROCESSES_MOST = 8
 
 #: How many failures the tests with the marker ``faults`` have injected.
@@ -60,7 +60,7 @@ def simulator_path() -> Path:
 
 
 def started_by_simulate() -> bool:
-    """Whether ``python -m torch_memory_saver simulate`` started this process: then the machine is as it was asked for."""
+    """Whether ``python -m torch_memory_saver simulate`` started this process: then the machine is the requested one."""
     preloaded = os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
     return str(installed_package() / "_simulated_cuda.so") in preloaded and "TMS_SIMULATED_DEVICES" in os.environ
 
@@ -81,16 +81,16 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A shell starts what it runs in the background with Ctrl-C ignored, and Python leaves it so: tests of Ctrl-C, and the
-    # programs that they start, would wait for ever.
+    # A shell starts background programs with Ctrl-C ignored, and Python leaves it so: tests of Ctrl-C, and the programs that
+    # they start, would wait for ever.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if started_by_simulate():
         return
     gpu = config.getoption("--gpu")
     for name in [name for name in os.environ if name.startswith("TMS_") and name not in BUILD_VARIABLES]:
-        # The tests in tests/gpu start themselves a second time and tell themselves so. The device they run on is the
-        # caller's choice: the real one, or the simulated one under `python -m torch_memory_saver simulate`.
+        # The tests in tests/gpu start pytest a second time with a variable that marks it. The device is the caller's choice:
+        # the real one, or the simulated one under `python -m torch_memory_saver simulate`.
         if not name.startswith("TMS_GPU_") and not (gpu and (name == DRIVER_VARIABLE or name.startswith("TMS_SIMULATED_"))):
             del os.environ[name]
     if gpu:
@@ -118,7 +118,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    # The fixture `simulator` collects garbage after each test: what exists by now is no part of it.
+    # The fixture `simulator` collects garbage after each test, except for the objects that exist by now.
     gc.collect()
     gc.freeze()
 
@@ -142,13 +142,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture(scope="session")
 def full(request: pytest.FixtureRequest) -> bool:
-    """Whether tests with the marker ``faults`` are to inject everything: it was asked for."""
+    """Whether tests with the marker ``faults`` inject everything, because they were requested."""
     return "faults" in request.config.getoption("markexpr")
 
 
 @pytest.fixture
 def count_injected(request: pytest.FixtureRequest) -> Callable[[int], None]:
-    """Adds to the number that the summary tells."""
+    """Adds to the number in the summary."""
 
     def count(more: int) -> None:
         request.config.stash[INJECTED] = request.config.stash.get(INJECTED, 0) + more
@@ -182,9 +182,11 @@ class Usage(ctypes.Structure):
 
 
 class Simulator:
-    """The control functions of the simulated GPU (csrc/simulator/simulator.h). What a test changes through it, the fixture
-    undoes. Device addresses are host addresses, so `read` and `write` look at memory directly; they must not be used on
-    memory that is paused."""
+    """The control functions of the simulated GPU (csrc/simulator/simulator.h). The fixture undoes a test's changes.
+
+    Device addresses are host addresses, so `read` and `write` access memory directly; they must not be used on paused
+    memory.
+    """
 
     granularity = 2 * MIB
     poison = 0xA5
@@ -236,7 +238,7 @@ class Simulator:
     # What was called.
 
     def calls(self, call: str = "*") -> int:
-        """How often a function was called since the test began, or since clear_counts; "*" is all together."""
+        """The number of calls of a function since the test began, or since clear_counts; "*" counts all."""
         return int(self.library.tms_sim_calls(call.encode()))
 
     def clear_counts(self) -> None:
@@ -299,7 +301,7 @@ class Simulator:
         self.library.tms_sim_set_bandwidth(bytes_per_second)
 
     def restore(self) -> None:
-        """Undoes what was changed through this object."""
+        """Undoes all changes made through this object."""
         self.stop_failing()
         for gate in sorted(self._closed_gates):
             self.open_gate(gate)
@@ -311,7 +313,7 @@ class Simulator:
 
 
 def _release_managed(core: Any) -> None:
-    """Puts the native core of this process and this thread back to where it was before its first use, nearly."""
+    """Resets the native core of this process and this thread almost to its state before the first use."""
     while core.counters()["visible_captures"]:
         core.capture_end()
     core.region_pop(1)
@@ -320,7 +322,7 @@ def _release_managed(core: Any) -> None:
     core.set_host_policy(core.HOST_RELEASE)
     for row in core.segments():
         core.free(row.address)
-    # Tries again what the driver refused to take back while a test made its calls fail.
+    # Retries what the driver failed to release while a test injected failures.
     core.resume((), None)
     wait_for_host_memory(core)
     core.release_host_memory()
@@ -343,7 +345,7 @@ def simulator(_simulator_library: Simulator) -> Iterator[Simulator]:
     machine.clear_counts()
     yield machine
     machine.restore()
-    gc.collect()  # what still refers to a backup
+    gc.collect()  # objects that still refer to a backup
     _release_managed(core)
     for device in range(machine.devices):
         usage = machine.usage(device)

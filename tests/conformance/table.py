@@ -14,7 +14,7 @@ Observations = dict[str, Any]
 
 
 class Subject(Protocol):
-    """What behaviours are given."""
+    """The object that behaviours get."""
 
     def start(self) -> None:
         """Prepares for a behaviour that shares its process with others."""

@@ -1,8 +1,8 @@
-"""The simulated GPU does what a real one was seen to do.
+"""Guards that the simulated GPU behaves as a real one was recorded to.
 
-Each recorded_*.json holds what a machine did (tools/record_gpu.py). The same behaviours are run here on the simulated GPU,
-with as many devices as that machine had, and compared. A behaviour that is in the table and not in the record is skipped by
-name until it is recorded on that machine, and then compared like the others.
+Each recorded_*.json holds the record of a machine (tools/record_gpu.py). The same behaviours are run here on the simulated
+GPU, with as many devices as that machine had, and compared. A behaviour that is in the table and not in the record is
+skipped by name until it is recorded on that machine, and then compared like the others.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _on_the_simulated_gpu(request: pytest.FixtureRequest) -> None:
 
 def test_there_is_a_record() -> None:
     if not RECORDS:
-        pytest.skip("no record: nobody has run 'make conformance' on a GPU yet")
+        pytest.skip("no record: 'make conformance' has not been run on a GPU yet")
     for path in RECORDS:
         recorded = json.loads(path.read_text(encoding="utf-8"))
         assert recorded["machine"]["device"] != "Simulated GPU", f"{path.name} is not of a real GPU"

@@ -1,7 +1,7 @@
-"""Guards that what README and docs show can be run: every code block that needs no PyTorch runs here, on the simulated GPU.
+"""Guards that the code of README and docs runs: every code block that needs no PyTorch runs here, on the simulated GPU.
 
-Those that need PyTorch run in tests/torch/test_documentation.py. What cannot be run is listed as skipped, with the reason
-that its page gives.
+Those that need PyTorch run in tests/torch/test_documentation.py. Blocks that cannot run are listed as skipped, with the
+reason that their page gives.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _READ = [read(page) for page in pages()]
 PROGRAMS = [program for programs, _ in _READ for program in programs]
 SKIPPED = [block for _, blocks in _READ for block in blocks]
 
-#: README is for a first look. What has more to say stands in docs.
+#: README is an overview. Details are in docs.
 README_WORDS = 1200
 
 

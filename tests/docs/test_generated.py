@@ -1,5 +1,5 @@
-"""Guards that the reference pages cannot go stale: what docs/hooks.py takes from the code is all that the code has, what the
-pages ask for exists, and names of the code that the pages use do."""
+"""Guards that the reference pages match the code: docs/hooks.py finds everything that the code has, and names on the pages
+exist."""
 
 from __future__ import annotations
 

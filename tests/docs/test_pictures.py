@@ -1,4 +1,4 @@
-"""Guards that the pictures of docs show what the benchmark's table and the demo say."""
+"""Guards that the pictures of docs match the benchmark's table and the demo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/where-to-look.md names files and functions that exist: a file that moves takes the page with it."""
+"""Guards that the files and functions in docs/where-to-look.md exist: a change that moves one also changes the page."""
 
 from __future__ import annotations
 

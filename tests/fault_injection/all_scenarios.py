@@ -1,4 +1,4 @@
-"""Every scenario there is: importing the modules puts theirs on the list."""
+"""The list of all scenarios: importing the modules registers theirs."""
 
 from __future__ import annotations
 

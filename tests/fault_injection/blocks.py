@@ -1,4 +1,4 @@
-"""One allocation as a scenario knows it: its contents, and where they are."""
+"""One allocation of a scenario: its contents, and where they are."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ class Block:
     device: int
     data: bytes
     known: bool = True
-    #: Offsets of what is known, [begin, end).
+    #: Offsets of the known contents, [begin, end).
     ranges: tuple[tuple[int, int], ...] = ()
-    #: What a pause would call live, of which it keeps only that.
+    #: The live part: a pause with live bytes keeps only that.
     live: tuple[tuple[int, int], ...] | None = None
     paused: bool = False
-    #: Where the contents went; where the pause that was called last was to put them, and whether it asked what is live.
+    #: Where the contents are; where the last pause was to put them, and whether it asked which bytes are live.
     stored: int = NONE
     chosen: tuple[int, bool] = (NONE, False)
-    #: Whether the resume that was called last was to zero what has no contents.
+    #: Whether the last resume was to zero memory without contents.
     zeroed: bool = False
-    #: What the last backup in host memory held.
+    #: The contents of the last backup in host memory.
     saved: bytes | None = None
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What must be true after a call of which something failed: of states, contents, books, the exception and the log."""
+"""Checks after a call with an injected failure: states, contents, counters, the exception and the log."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from world import World
 from torch_memory_saver import _core as core
 from torch_memory_saver.errors import DeviceLockedError, TorchMemorySaverError
 
-#: Only these make DAMAGED true: the driver refuses to unmap, or to release.
+#: DAMAGED needs one of these failures: the driver fails to unmap, or to release.
 REFUSALS = {"cuMemUnmap", "cuMemRelease"}
 
-#: What is wrong with a failure of which neither an exception nor the log says anything.
-UNTOLD = "the call succeeded, and its failure was told nobody"
+#: The problem with a failure that neither an exception nor the log reports.
+UNREPORTED = "the call succeeded, and its failure was not reported"
 
 
 def read_log() -> str:
-    """The lines of the log that a program gets without asking for more: those of a level below warning do not count."""
+    """The lines of the log at the default level: those below warning do not count."""
     lines = Path("/proc/self/fd/2").read_text().splitlines()
     return "\n".join(line for line in lines if "] info: " not in line and "] debug: " not in line)
 
 
-#: Counters of what will change by itself.
+#: Counters that change by themselves.
 WAITING = ("deferred_frees", "damaged")
 
 
@@ -47,18 +47,18 @@ def grew(before: Any, after: Any) -> bool:
 
 
 def is_of_host_memory(name: str) -> bool:
-    """Of what is held: where there is a pool, a call that fails may leave it larger."""
-    return "host_" in name or name in ("mapped bytes", "touched bytes", "blocks of memory")
+    """About held resources: with a pool, a failed call may leave it larger."""
+    return "host_" in name or name in ("mapped bytes", "resident bytes", "blocks of memory")
 
 
 class CheckedWorld(World):
-    """The world, and whether it is as it must be."""
+    """The world, and its checks."""
 
     @staticmethod
     def unchanged(before: dict[int, int], after: dict[int, int], moved: set[int]) -> list[str]:
         problems = []
         for address in (set(before) & set(after)) - moved:
-            # A damaged one becomes whole when the driver takes back what it refused.
+            # A damaged block becomes whole when the driver releases what it refused.
             if after[address] != before[address] and (before[address], after[address]) != (DAMAGED, PAUSED):
                 problems.append(
                     f"{address:#x} went from {STATE_NAMES[before[address]]} to {STATE_NAMES[after[address]]} by a call "
@@ -76,7 +76,7 @@ class CheckedWorld(World):
         failed: set[str],
         damaging: Collection[str] = frozenset(REFUSALS),
     ) -> list[str]:
-        """`damaging`: what makes DAMAGED true."""
+        """`damaging`: the failures that allow DAMAGED."""
         after = self.states()
         chosen = {
             address
@@ -84,9 +84,9 @@ class CheckedWorld(World):
             if state in (source, DAMAGED) and (tags is None or self.blocks[address].tag in tags)
         }
         moved = {address for address in chosen if before[address] == source}
-        if source == PAUSED:  # a resume also takes what it finds whole again
+        if source == PAUSED:  # a resume also resumes what it finds repaired
             moved |= {address for address in chosen if after.get(address) != DAMAGED}
-        # A resume does what it can, and says that it had to pass over what is still damaged.
+        # A resume does what it can, and reports that it skipped what is still damaged.
         passed_over = source == PAUSED and any(
             before[address] == DAMAGED and after.get(address) == DAMAGED for address in chosen
         )
@@ -148,7 +148,7 @@ class CheckedWorld(World):
         return problems
 
     def check_books(self) -> list[str]:
-        """The counters against the states, and against what the simulated GPU holds."""
+        """The counters against the states, and against the simulated GPU's usage."""
         counters, rows = core.counters(), core.segments()
         reserved = {state: sum(row.reserved_bytes for row in rows if row.state == state) for state in STATE_NAMES}
         damaged = sum(row.state == DAMAGED for row in rows)
@@ -179,30 +179,30 @@ class CheckedWorld(World):
         if (driver_call, result) in step.causes:
             return []
         faults = tuple(faults)
-        # Where everything fails from a call on, another device's thread may meet a failure before that call is made.
+        # If everything fails from a call on, another device's thread may reach a failure before that call.
         codes = {fault.code for fault in faults if fault.call.domain == DRIVER} if len(faults) > 2 else set()
         if result in codes and driver_call in str(error):
             return []
         for fault in faults:
             if isinstance(error, DeviceLockedError) and (fault.call.name, fault.code) == ("flock", errno.EWOULDBLOCK):
-                return []  # which is how the system says that another process holds it
+                return []  # the system reports so that another process holds it
             if isinstance(error, TorchMemorySaverError):
                 code = result if fault.call.domain == DRIVER else os_error
-                # A call may be counted under several names, by what it is called with.
+                # A call may be counted under several names, depending on its arguments.
                 name = fault.call.name.removesuffix("_of_system")
                 if driver_call == name and code == fault.code and name in str(error):
                     return []
             elif isinstance(error, MemoryError) and fault.call.name in ("malloc", "calloc", "realloc", "strdup"):
-                return []  # Python's own, out of the glue
+                return []  # Python's own, from the glue code
         named = f"driver_call={driver_call!r}, driver_result={result}, os_error={os_error}"
         return [f"the exception does not name the call and the code: {type(error).__name__}({named}): {error}"]
 
     @staticmethod
-    def check_tolerated(step: Step, fault: Fault, log: str, locked: bool) -> list[str]:
-        """Whether a call may succeed in spite of this: some do silently, others say so in the log. `locked`: all host memory
-        is page-locked; that a piece could not be is said once a process."""
+    def check_tolerated(step: Step, fault: Fault, log: str, pinned: bool) -> list[str]:
+        """Whether a call may succeed in spite of this failure: silently, or with a line in the log. `pinned`: all host
+        memory is pinned; a process reports only once that a piece could not be."""
         if (
-            not locked
+            not pinned
             or fault.call.name in TOLERATED
             or fault.call.name in step.tolerates
             or (fault.call.domain == DRIVER and fault.code in step.waits_for)
@@ -210,12 +210,12 @@ class CheckedWorld(World):
             return []
         if fault.call.domain != DRIVER and fault.code in (errno.EINTR, errno.EOPNOTSUPP):
             return []
-        return [] if fault.call.name in log else [UNTOLD]
+        return [] if fault.call.name in log else [UNREPORTED]
 
     # ---- running ----
 
     def attempt(self, call: Callable[[], None], step: Step, faults: Sequence[Fault]) -> Outcome:
-        """One call with `faults` in force, and everything that must be true after it, when they are not any more."""
+        """One call with `faults` in force, and the checks after it, without them."""
         before, count = self.states(), self.machine.fired()
         held = self.holdings()
         os.ftruncate(2, 0)
@@ -233,31 +233,31 @@ class CheckedWorld(World):
         self.armed = False
         self.note()
         if self.holds_copies:
-            self.machine.drain()  # a copy must see that it was let go before the next hold
+            self.machine.drain()  # a copy must see that it was released before the next hold
         fired = self.machine.fired() - count
         log = read_log()
-        # With one failure of several it was the first one's, or, on another thread, another one's.
+        # The cause is the first of several failures or, on another thread, another one.
         blamed = faults if fired else ()
         problems = step.verify(before, error, {fault.call.name for fault in blamed})
         problems += self.check_contents() + self.check_books()
         if error is not None and not step.keeps:
             problems += self.check_kept(held, {fault.call.name for fault in blamed})
         if error is None:
-            # Where everything fails from a call on, that call is the one that was certainly reached.
-            told = [fault for fault in blamed if fault is faults[0] or fault.times == 1]
-            # What waits because of the first is given back, and the allocation tried again.
+            # If everything fails from a call on, only that call was certainly reached.
+            reported = [fault for fault in blamed if fault is faults[0] or fault.times == 1]
+            # Memory awaiting release because of the first failure is released, and the allocation is retried.
             if faults and faults[0].call.name in TOLERATED:
-                told = [fault for fault in told if (fault.call.name, fault.code) != ("cuMemCreate", OUT_OF_MEMORY)]
-            locked = self.machine.host_bytes() >= core.counters()["host_resident_bytes"]
-            # What was not unregistered hides what was not registered.
-            locked &= all(fault.call.name != "cuMemHostUnregister" for fault in blamed)
-            untold = [self.check_tolerated(step, fault, log, locked) for fault in told]
-            # Which of several was reached first depends on the threads where everything fails from a call on.
+                reported = [fault for fault in reported if (fault.call.name, fault.code) != ("cuMemCreate", OUT_OF_MEMORY)]
+            pinned = self.machine.host_bytes() >= core.counters()["host_resident_bytes"]
+            # A failed unregistration hides a failed registration.
+            pinned &= all(fault.call.name != "cuMemHostUnregister" for fault in blamed)
+            unreported = [self.check_tolerated(step, fault, log, pinned) for fault in reported]
+            # If everything fails from a call on, the threads determine which failure was reached first.
             reached = len(faults) > 2 and any(fault.call.name in log for fault in faults)
             # One message, as an exception is one.
-            reached |= step.logs_its_end and any(fault.call.name in log for fault in told)
-            if (fired >= len(faults) or all(untold)) and not reached:
-                problems += [problem for found in untold for problem in found]
+            reached |= step.logs_its_end and any(fault.call.name in log for fault in reported)
+            if (fired >= len(faults) or all(unreported)) and not reached:
+                problems += [problem for found in unreported for problem in found]
         elif blamed or step.causes:
             problems += self.check_error(step, error, blamed)
         else:
@@ -265,7 +265,7 @@ class CheckedWorld(World):
         return Outcome(error, problems, fired, calls)
 
     def check_kept(self, before: dict[str, Any], failed: set[str]) -> list[str]:
-        """A call that failed has kept nothing of what it made, except what it could not give back."""
+        """A failed call has kept nothing that it allocated, except what it could not release."""
         after = self.holdings()
         if any(
             held[name] for held in (before, after) for name in after if name in WAITING or name.startswith("quarantined")
@@ -275,13 +275,13 @@ class CheckedWorld(World):
             f"the failed call kept {name}: {before[name]}, now {after[name]}"
             for name in after
             if grew(before[name], after[name])
-            # Without a thread to give it back, host memory waits for the next call.
+            # Without a thread to release it, host memory waits for the next call.
             and not ((self.pools or "pthread_create" in failed) and is_of_host_memory(name))
-            and not (name == "mapped bytes" and "munmap" in failed)  # addresses that were never touched
+            and not (name == "mapped bytes" and "munmap" in failed)  # addresses that were never prefaulted
         ]
 
     def complete(self) -> list[str]:
-        """With no cause of failure left: everything can be resumed, is right, and can be freed."""
+        """Without any cause of failure: everything can be resumed, has its contents, and can be freed."""
         problems = []
         for device, size in self.taken.items():
             self.machine.take_memory(device, -size)

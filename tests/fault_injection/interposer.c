@@ -1,11 +1,11 @@
-/* Stands between the library under test and the C library, counts what the one asks of the other, and lets chosen calls
- * fail.
+/* Interposes the calls that the library under test makes to the C library: counts them, and lets chosen calls fail.
  *
  * Loaded with LD_PRELOAD into a worker process. Only calls whose return address lies in a watched object are counted or
- * fail; everybody else's, the simulated GPU's among them, pass through. What the watched objects allocate and map is
- * remembered, so that a test can ask what they still hold. A close that fails closes all the same, as the system's does.
+ * fail; all other calls, including the simulated GPU's, pass through. It records what the watched objects allocate and map,
+ * so that a test can query what they still hold. A close that fails closes the descriptor all the same, as the system's
+ * does.
  *
- * Here: what is watched, which calls are to fail, the records, and what a test asks and sets. */
+ * This file holds the watched objects, the calls that are to fail, the records, and the functions that a test calls. */
 #include "interposer.h"
 
 #include <errno.h>
@@ -75,11 +75,12 @@ static uint32_t displacement_at(const uint8_t *code) {
     return displacement;
 }
 
-/* Where an instruction with an address relative to its end, `end`, points to. */
+/* The address that an instruction refers to relative to its end, `end`. */
 static const uint8_t *relative(const uint8_t *end) { return end + (int32_t)displacement_at(end - 4); }
 
 /* The function of another object that was called from `caller`, or NULL for one of the same object. The compiler turns a
- * last call into a jump, so that what Python calls for a watched object has the watched object's return address as well. */
+ * tail call into a jump, so a function that Python calls for a watched object also has the watched object's return address.
+ */
 static const void *called_from(const uint8_t *caller) {
     enum { DIRECT = 0xE8, INDIRECT = 0xFF, THROUGH_RIP = 0x15, JUMP_THROUGH_RIP = 0x25, BND = 0xF2 };
     static const uint8_t landing[] = {0xF3, 0x0F, 0x1E, 0xFA}; /* endbr64 */
@@ -208,7 +209,7 @@ static int watch_object(struct dl_phdr_info *info, size_t size, void *wanted) {
     return 0;
 }
 
-/* Watches the loaded objects whose path ends so; returns the number of pieces of text that are watched. */
+/* Watches the loaded objects whose path ends with this text; returns the number of watched text segments. */
 EXPORT int tms_fault_watch(const char *path) {
     dl_iterate_phdr(watch_object, (void *)(uintptr_t)path);
     return atomic_load(&it.watched_count);
@@ -223,7 +224,7 @@ EXPORT void tms_fault_record(int on) {
     pthread_mutex_unlock(&it.lock);
 }
 
-/* The calls since recording began: one name and the number of driver calls before it a row. */
+/* The calls since recording began. Each row has one name and the number of driver calls before it. */
 EXPORT size_t tms_fault_trace_length(void) { return it.trace_count; }
 EXPORT const char *tms_fault_trace_name(size_t row) { return names[it.trace[row]]; }
 EXPORT uint64_t tms_fault_trace_stamp(size_t row) { return it.stamps[row]; }
@@ -252,8 +253,8 @@ EXPORT uint64_t tms_fault_mapped_bytes(void) {
     for (size_t i = 0; i < it.mapped_count; i++) bytes += it.mapped[i].end - it.mapped[i].begin;
     return bytes;
 }
-/* Of it, what the system has found pages for. */
-EXPORT uint64_t tms_fault_touched_bytes(void) {
+/* The part of it that is resident. */
+EXPORT uint64_t tms_fault_resident_bytes(void) {
     uint64_t bytes = 0;
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     for (size_t i = 0; i < it.mapped_count; i++) {

@@ -1,5 +1,5 @@
-/* What the interposer keeps of calls, and the calls themselves, share. The former is interposer.c, the latter
- * interposer_calls.c: the functions of the C library by their own names. Any thread may call these functions. */
+/* Shared by the interposer's records (interposer.c) and the interposed calls (interposer_calls.c), which have the names of
+ * the C library's functions. Any thread may call these functions. */
 #ifndef TMS_TESTS_INTERPOSER_H
 #define TMS_TESTS_INTERPOSER_H
 
@@ -56,7 +56,7 @@ typedef enum call {
         CALL_COUNT
 } call_t;
 
-/* Ours for each call, and what the compiler makes of some of them: the addresses by which watched objects call them. */
+/* Our function for each call, and the names that the compiler substitutes for some: watched objects call these addresses. */
 extern const void *const functions[CALL_COUNT], *const checked_functions[CALL_COUNT];
 
 extern void *__libc_malloc(size_t bytes);
@@ -64,17 +64,17 @@ extern void *__libc_calloc(size_t count, size_t bytes);
 extern void *__libc_realloc(void *block, size_t bytes);
 extern void __libc_free(void *block);
 
-/* Whether a call of our function that returns to `caller` is a watched object's own. */
+/* Whether a call of our function that returns to `caller` comes from a watched object. */
 bool is_watched(const void *caller, call_t call);
-/* Notes a call of a watched object; true, with errno: it is to fail. */
+/* Records a call of a watched object. Returns true, with errno set, if it is to fail. */
 bool fails(call_t call, const void *caller);
 
-/* A new block, which is remembered where `caller` is a watched object's; returns it. */
+/* A new block, which is recorded if `caller` is a watched object; returns it. */
 void *keep(call_t call, void *address, const void *caller);
-/* Of any caller: a function that ends in free() has its caller's return address. */
+/* From any caller: a tail call of free() has its caller's caller as return address. */
 void forget(void *address);
 
-/* What a watched object maps, and what anyone unmaps: that may be the middle of a mapping, or reach over several. */
+/* A watched object's mapping, and any caller's unmapping, which may cover part of a mapping or several mappings. */
 void keep_mapped(uintptr_t begin, uintptr_t end);
 void forget_mapped(uintptr_t begin, uintptr_t end);
 

@@ -1,8 +1,8 @@
-/* The functions of the C library that the interposer stands before, by their own names. Each asks whether it is to fail, and
- * calls the next one of its name.
+/* The interposed functions of the C library. Each checks whether it is to fail, and otherwise calls the next function of
+ * its name.
  *
- * Memory functions go to the C library's own names for them (__libc_malloc, ...), because finding the next ones needs
- * memory. */
+ * Memory functions call the C library's own names (__libc_malloc, ...), because looking up the next function needs memory.
+ */
 #include "interposer.h"
 
 #include <dlfcn.h>
@@ -52,7 +52,7 @@ EXPORT void free(void *block) {
     __libc_free(block);
 }
 
-/* ---- everything else: found once, when it is first called ---- */
+/* ---- all others: looked up at the first call ---- */
 
 #define NEXT(type, name)                                                                                                    \
     static type (*_Atomic next_of_##name)();                                                                                \
@@ -135,7 +135,7 @@ static mode_t mode_argument(int flags, va_list *arguments) {
     return flags & O_CREAT || (flags & O_TMPFILE) == O_TMPFILE ? va_arg(*arguments, mode_t) : 0;
 }
 
-/* What the system says about itself is asked for everywhere, and need not be there. */
+/* These files of the system may be absent and are read everywhere. */
 static bool is_of_system(const char *path) { return strncmp(path, "/proc/", 6) == 0 || strncmp(path, "/sys/", 5) == 0; }
 
 EXPORT int open(const char *path, int flags, ...) {
@@ -201,7 +201,7 @@ FORWARD(int, -1, unlinkat, (int directory, const char *path, int flags), (direct
 FORWARD(int, -1, renameat, (int from_directory, const char *from, int to_directory, const char *to),
         (from_directory, from, to_directory, to))
 
-/* ---- what the compiler makes of some of these calls where _FORTIFY_SOURCE has it check their arguments ---- */
+/* ---- the names that the compiler substitutes if _FORTIFY_SOURCE makes it check arguments ---- */
 
 #define FORWARD_CHECKED(type, failed, call, name, parameters, arguments)                                                    \
     EXPORT type name parameters;                                                                                            \

@@ -1,4 +1,4 @@
-"""What a worker steers: the simulated GPU and the interposer of the C library, and one record of the calls to both."""
+"""Controls of a worker: the simulated GPU and the interposer of the C library, and one record of the calls to both."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DRIVER, LIBC = "driver", "libc"
 
 OUT_OF_MEMORY, OPERATING_SYSTEM, LAUNCH_FAILED, CAPTURE_UNSUPPORTED, NO_DEVICE = 2, 304, 719, 900, 100
 
-#: What a function really may say, the plainest first. Others fail with CUDA_ERROR_OPERATING_SYSTEM.
+#: Errors that a function can really return, the plainest first. Others fail with CUDA_ERROR_OPERATING_SYSTEM.
 DRIVER_CODES: dict[str, tuple[int, ...]] = {
     "cuInit": (NO_DEVICE, OPERATING_SYSTEM),
     "cuMemCreate": (OUT_OF_MEMORY, OPERATING_SYSTEM),
@@ -66,13 +66,13 @@ LIBC_CODES: dict[str, tuple[int, ...]] = {
     "renameat": (errno.EACCES, errno.ENOSPC),
 }
 
-#: Longer than anything that the library does on a thread of its own takes.
+#: Longer than anything that the library does on a thread of its own.
 SETTLE_SECONDS = 10
 
 
 @dataclass(frozen=True)
 class Call:
-    """The `number`-th call (from 0) of a function in what a scenario does."""
+    """The `number`-th call (from 0) of a function in a scenario."""
 
     domain: str
     name: str
@@ -131,7 +131,7 @@ class Machine:
         ]
         self.driver.cuDevicePrimaryCtxRetain.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_int]
         self.driver.cuCtxPushCurrent_v2.argtypes = [ctypes.c_void_p]
-        for name in ("fired", "blocks", "mapped_bytes", "touched_bytes", "threads", "trace_stamp"):
+        for name in ("fired", "blocks", "mapped_bytes", "resident_bytes", "threads", "trace_stamp"):
             getattr(self.libc, f"tms_fault_{name}").restype = ctypes.c_uint64
         self.libc.tms_fault_trace_length.restype = ctypes.c_size_t
         for name in ("trace_name", "name"):
@@ -201,8 +201,8 @@ class Machine:
     # What is there.
 
     def settle(self) -> None:
-        """Waits for what the library does in the background, on threads that end when it is done. One that does not end is
-        told as what is held."""
+        """Waits for the library's background work, on threads that end when it is done. A thread that does not end is
+        reported among what is held."""
         give_up = time.monotonic() + SETTLE_SECONDS
         while self.libc.tms_fault_threads() and time.monotonic() < give_up:
             time.sleep(0)
@@ -222,7 +222,7 @@ class Machine:
         held["events"] = self.driver.tms_sim_events()
         held["blocks of memory"] = self.libc.tms_fault_blocks()
         held["mapped bytes"] = self.libc.tms_fault_mapped_bytes()
-        held["touched bytes"] = self.libc.tms_fault_touched_bytes()
+        held["resident bytes"] = self.libc.tms_fault_resident_bytes()
         held["context stack"] = list(self.context_stack())
         held["open files"] = sorted(map(self._target, os.listdir("/proc/self/fd")))
         held["threads of the library"] = self.libc.tms_fault_threads()
@@ -230,7 +230,7 @@ class Machine:
 
     @staticmethod
     def _target(descriptor: str) -> str:
-        """What a descriptor is open for. Pipes differ by number only, and the listing's own descriptor has gone again."""
+        """What a descriptor refers to. Pipes differ by number only, and the listing's own descriptor is closed again."""
         try:
             return os.readlink(f"/proc/self/fd/{descriptor}").partition(":[")[0]
         except FileNotFoundError:
@@ -242,7 +242,7 @@ class Machine:
         return int(usage.physical_bytes)
 
     def host_bytes(self) -> int:
-        """Page-locked."""
+        """Pinned."""
         usage = Usage()
         self.driver.tms_sim_usage(0, ctypes.byref(usage))
         return int(usage.host_bytes)

@@ -1,7 +1,7 @@
-"""The list of scenarios, and what they share: each makes its allocations and returns the step under test (steps.py).
+"""The list of scenarios, and their common parts: each makes its allocations and returns the step under test (steps.py).
 
 `fresh` ones run each time in a new process that has not used the library yet. The worker gives every other scenario a thread
-with device 0's context current, as PyTorch does, and device 1 in use. Nothing is imported that uses the library.
+with device 0's context current, as PyTorch does, and device 1 in use. This module imports nothing that uses the library.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is done while calls fail: pauses and resumes."""
+"""Scenarios of pauses and resumes, which run while calls fail."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _pause(kind: int, **options: Any) -> Callable[[World], Step]:
 
 
 def _pause_again(kind: int) -> Callable[[World], Step]:
-    """With the space of an earlier pause still there."""
+    """With the space of an earlier pause still allocated."""
 
     def prepare(world: World) -> Step:
         world.allocate(SMALL, kind)
@@ -77,13 +77,13 @@ def _(world: World) -> Step:
 
 @scenario("pause_exclusive")
 def _(world: World) -> Step:
-    """The pause gives the lock of the device back."""
+    """The pause releases the lock of the device."""
     world.allocate(SMALL, NONE)
     world.pause(None)
     world.resume(None, exclusive=True)
     world.rewrite()
     step = world.pause_step()
-    step.tolerates = {"ftruncate"}  # the lock file then names its last holder, which only a held lock makes others read
+    step.tolerates = {"ftruncate"}  # the lock file then names its last holder, which others read only if the lock is held
     return step
 
 
@@ -170,7 +170,7 @@ def _resume_from(backup: int) -> Callable[[World], Step]:
 
 
 def _pause_retained_to(backup: int) -> Callable[[World], Step]:
-    """What an earlier resume retained is out of date, and goes when contents go elsewhere."""
+    """A retained backup is out of date, and is released when contents go elsewhere."""
 
     def prepare(world: World) -> Step:
         world.retain(True)

@@ -1,4 +1,4 @@
-"""What is done while calls fail: allocations, frees, captures, and the directory of backup files."""
+"""Scenarios of allocations, frees, captures, and the directory of backup files, which run while calls fail."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _(world: World) -> Step:
 
 @scenario("allocate_reclaiming")
 def _(world: World) -> Step:
-    """Out of memory at first; what the driver had refused to take back makes room."""
+    """Out of memory at first; memory that the driver had failed to release makes room."""
     block = world.allocate(LARGE, NONE)
     world.allocate(SMALL, PINNED)
     world.free_refused(block)
@@ -43,9 +43,9 @@ def _(world: World) -> Step:
 
 @scenario("first_allocation", fresh=True)
 def _(world: World) -> Step:
-    """Loads the driver, asks for its devices, makes everything that is made once."""
+    """Loads the driver, queries its devices, and creates everything that is created once."""
     step = world.allocate_step(lambda: world.allocate(SMALL, PINNED))
-    # The driver's file is looked at before dlopen, which looks again and says what is wrong.
+    # The library examines the driver's file before dlopen, which examines it again and reports the error.
     step.tolerates = {"stat", "open", "pread"}
     return step
 
@@ -67,7 +67,7 @@ def _(world: World) -> Step:
 
 @scenario("many_new_tags", fresh=True)
 def _(world: World) -> Step:
-    """So many that their table grows; which of them are made cannot be seen."""
+    """So many that their table grows; a test cannot see which of them exist."""
     world.use_device(0)
     world.allocate(SMALL, NONE)
     return world.other_step(world.make_tags)
@@ -137,7 +137,7 @@ def _(world: World) -> Step:
     block = world.allocate(SMALL, PINNED)
     world.allocate(SMALL, MMAP)
     step = world.free_in_transition(block, world.pause, lambda: world.hold(block))
-    # Memory that could not be page-locked, which is said once a process, has gone with the block.
+    # Memory that could not be pinned, which a process reports once, was released with the block.
     step.tolerates = {"cuDevicePrimaryCtxGetState", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent"}
     return step
 
@@ -159,7 +159,7 @@ def _(world: World) -> Step:
 
 @scenario("release_views")
 def _(world: World) -> Step:
-    """Views of backups that outlive their allocations: the memory goes with them."""
+    """Views of backups that outlive their allocations: the memory is released with them."""
     blocks = [world.allocate(SMALL, PINNED), world.allocate(SMALL, MMAP)]
     world.pause(None)
     views = [world.view(block) for block in blocks]
@@ -173,7 +173,7 @@ def _(world: World) -> Step:
 
 @scenario("capture_end")
 def _(world: World) -> Step:
-    """The frees that a capture put off."""
+    """The frees that a capture deferred."""
     blocks = [world.allocate(SMALL, NONE), world.allocate(SMALL, NONE, device=1)]
     world.allocate(SMALL, NONE)
     world.capture_begin()
@@ -184,7 +184,7 @@ def _(world: World) -> Step:
 
 @scenario("allocate_in_capture")
 def _(world: World) -> Step:
-    """Outside any region, with the capture's settings: what autograd's threads do for a graph pool."""
+    """Outside any region, with the capture's settings: like autograd's threads for a graph pool."""
     block = world.allocate(SMALL, NONE)
     world.capture_begin("a")
     world.free(block)

@@ -1,4 +1,4 @@
-"""What is done while calls fail: host memory that is pooled, retained, reserved and released."""
+"""Scenarios of pooled, retained, reserved and released host memory, which run while calls fail."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _(world: World) -> Step:
 
 @scenario("release_views_after_resume")
 def _(world: World) -> Step:
-    """Views of backups that the resume had to leave: the memory goes with them."""
+    """Views of backups that the resume had to keep: the memory is released with them."""
     blocks = [world.allocate(SMALL, PINNED), world.allocate(SMALL, MMAP)]
     world.pause(None)
     views = [world.view(block) for block in blocks]

@@ -1,4 +1,4 @@
-"""A call under test, and what came of it."""
+"""A call under test, and its outcome."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from machine import Call
 
 @dataclass
 class Outcome:
-    """What one call did: the exception it raised, if any, and what is wrong."""
+    """The outcome of one call: the exception it raised, if any, and the problems found."""
 
     error: BaseException | None
     problems: list[str]
@@ -20,20 +20,21 @@ class Outcome:
 
 @dataclass
 class Step:
-    """The call under test. `verify` is told the states before, the exception or None, and the names of what failed; `retry`
-    is what a user does when the cause of a failure is gone."""
+    """The call under test. `verify` gets the states before, the exception or None, and the names of the failed calls;
+    `retry` is what a user does once the cause of a failure is gone."""
 
     run: Callable[[], None]
     verify: Callable[[dict[int, int], BaseException | None, set[str]], list[str]]
     retry: Callable[[], None] | None = None
     finish: Callable[[], None] | None = None
-    #: What the call may say beside the injected failure, because it is true: (call, code).
+    #: What the call may report besides the injected failure, because it is true: (call, code).
     causes: set[tuple[str, int]] = field(default_factory=set)
-    #: Codes of the driver that the call waits out, or that make it wait until later.
+    #: Codes of the driver that the call waits out, or that defer it.
     waits_for: set[int] = field(default_factory=set)
     #: Functions that may fail unnoticed in this scenario only.
     tolerates: set[str] = field(default_factory=set)
-    #: A failure may leave something made: what is made once a process, or what another thread freed meanwhile is gone.
+    #: A failure may leave something allocated: objects created once a process, or what another thread freed meanwhile is
+    #: gone.
     keeps: bool = False
-    #: No caller gets its failure, so that one message in the log stands for all that failed.
+    #: No caller gets its failure, so one message in the log stands for all failed calls.
     logs_its_end: bool = False

@@ -1,4 +1,4 @@
-"""The calls under test, each with what must be true after it."""
+"""The calls under test, each with its checks."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from step import Step
 
 from torch_memory_saver import _core as core
 
-#: The end of the names that a process which is dead could have left, what follows it, and what is not of such a process.
+#: The last part of a name that a dead process could have left, its suffixes, and names that are not of such a process.
 DEAD = "999999999-0123456789abcdef"
 REMAINS = (".lock", "-0.backup", "-17.backup", ".new")
 OTHERS = ("notes.txt", "tms-1-0.lock", f"tms-0123456789abcdef-{DEAD}.lock")
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Looks again and again, giving other threads their turn. What is waited for must stay once it is there."""
+    """Polls, and yields to other threads. The condition must stay true once it is true."""
     while not condition():
         time.sleep(0)
 
 
 def let_go(failed: Callable[[], bool], ended: threading.Event, go_on: Callable[[], None]) -> None:
-    """Lets go on what is held once something has failed, or the call that was to come first has ended."""
+    """Releases what is held once something has failed, or the call that was to come first has ended."""
     wait_until(lambda: ended.is_set() or failed())
     go_on()
 
@@ -62,7 +62,7 @@ class Steps(CheckedWorld):
                 block.zeroed = options.get("zero", False)
             fired, ended = self.machine.fired(), threading.Event()
             go_on = self.hold_copies() if stream else lambda: None
-            # What goes wrong before all copies are queued must wait for those that are.
+            # A failure before all copies are queued must wait for those that are.
             letting_go = threading.Thread(target=let_go, args=(lambda: self.machine.fired() > fired, ended, go_on))
             letting_go.start()
             try:
@@ -75,7 +75,7 @@ class Steps(CheckedWorld):
                 ended.set()
                 core.pending_wait(pending[0])
                 if refused:
-                    step.keeps = True  # it is about the stream, and the resume keeps what it has made
+                    step.keeps = True  # it is about the stream, and the resume keeps what it has done
                     raise refused.pop()
             finally:
                 ended.set()
@@ -86,7 +86,7 @@ class Steps(CheckedWorld):
         def verify(before: dict[int, int], error: BaseException | None, failed: set[str]) -> list[str]:
             if step.keeps:
                 error = None
-            # Kernels of the program may use what a failed copy was to restore.
+            # Kernels of the program may use memory that a failed copy was to restore.
             allowed = REFUSALS | failed if stream else REFUSALS
             return self.verify_move(self._tags(tags), PAUSED, ACTIVE, before, error, failed, allowed)
 
@@ -94,7 +94,7 @@ class Steps(CheckedWorld):
         return step
 
     def dropped_step(self, tags: Iterable[str] | None = None) -> Step:
-        """A resume in the background whose end no caller waits for. What goes wrong is logged."""
+        """A resume in the background whose end no caller waits for. Failures are logged."""
 
         def run() -> None:
             core.resume_begin(self._tags(tags), None)
@@ -104,18 +104,18 @@ class Steps(CheckedWorld):
             states = {after[block.address] for block in self._chosen(tags)}
             if len(states) == 1 and (ACTIVE in states or (PAUSED in states and failed)):
                 return []
-            return [] if DAMAGED in states and failed & REFUSALS else [f"a resume that nobody waited for left {states}"]
+            return [] if DAMAGED in states and failed & REFUSALS else [f"a resume without a waiter left {states}"]
 
         return Step(run, verify, retry=lambda: self.resume(tags), keeps=True, logs_its_end=True)
 
     @staticmethod
     def repairing(step: Step) -> Step:
-        """One that also tries what is damaged again, and leaves it for later while a graph is captured."""
+        """It also retries damaged blocks, and defers that while a graph is captured."""
         step.waits_for.add(CAPTURE_UNSUPPORTED)
         return step
 
     def free_step(self, blocks: list[Block], call: Callable[[], None] | None = None) -> Step:
-        """Frees never fail: what is refused waits."""
+        """Frees never fail: refused memory is quarantined."""
 
         def run() -> None:
             for block in blocks:
@@ -134,7 +134,7 @@ class Steps(CheckedWorld):
         return Step(run, verify, retry=self.reclaim, waits_for={CAPTURE_UNSUPPORTED})
 
     def allocate_step(self, allocate: Callable[[], Block], out_of_memory: bool = False) -> Step:
-        """`out_of_memory`: the driver has none left, or something waits to be given back."""
+        """`out_of_memory`: the driver has none left, or memory awaits release."""
 
         def verify(before: dict[int, int], error: BaseException | None, failed: set[str]) -> list[str]:
             after = self.states()
@@ -151,7 +151,7 @@ class Steps(CheckedWorld):
         step = Step(lambda: [allocate()].clear(), verify)
         if out_of_memory:
             step.causes.add(("cuMemCreate", OUT_OF_MEMORY))
-            step.waits_for.add(OUT_OF_MEMORY)  # what waits is given back, and the call tried again
+            step.waits_for.add(OUT_OF_MEMORY)  # memory awaiting release is released, and the call retried
         return step
 
     def other_step(self, run: Callable[[], None], expect: Callable[[BaseException | None], list[str]] | None = None) -> Step:
@@ -165,13 +165,13 @@ class Steps(CheckedWorld):
         return Step(run, verify)
 
     def reserve(self, size: int) -> None:
-        """Host memory is there for later backups once this has returned."""
+        """Host memory is available for later backups once this has returned."""
         self.pools = True
         core.reserve_host_memory(size, 0)
         self.machine.settle()
 
     def reserve_step(self, size: int) -> Step:
-        """What goes wrong in the background is logged; some of it may then be there."""
+        """Failures in the background are logged; a part may then be available."""
         self.pools = True
 
         def expect(error: BaseException | None) -> list[str]:
@@ -179,13 +179,13 @@ class Steps(CheckedWorld):
             if error is not None or counters["host_pooled_bytes"] >= size:
                 return []
             log = read_log()
-            return [] if "What was made ready before stays" in log else [f"nothing is said of what is not there: {counters}"]
+            return [] if "What was made ready before stays" in log else [f"missing memory is not reported: {counters}"]
 
         return self.other_step(lambda: core.reserve_host_memory(size, 0), expect)
 
     def free_in_transition(self, block: Block, move: Callable[[], None], held: Callable[[], Callable[[], None]]) -> Step:
-        """`move` on a second thread, and a free of `block` while it is in its hands. `held` makes the move wait, and returns
-        what lets it go on."""
+        """`move` on a second thread, and a free of `block` while `move` owns it. `held` makes the move wait, and returns
+        what resumes it."""
         others = [other for other in self.blocks.values() if other is not block]
         result: list[BaseException | None] = []
 
@@ -204,8 +204,8 @@ class Steps(CheckedWorld):
             thread.start()
             if go_on:
                 wait_until(lambda: bool(result) or self.state(block) in (PAUSING, RESUMING))
-                # A move that failed at once has not begun, or has put everything back: then the next try frees it. One that
-                # fails just now leaves a free that waits for the device, so that the device must not wait for the free.
+                # A move that failed at once has not begun, or is undone: then the next attempt frees it. One that fails at
+                # this moment leaves a free that waits for the device, so the device must not wait for the free.
                 if not result:
                     freeing = threading.Thread(target=self.free, args=(block,))
                     freeing.start()
@@ -237,7 +237,7 @@ class Steps(CheckedWorld):
         return self.adopt(core.allocate(size, 0), size, 0, tag + self.tag_suffix, 0)
 
     def lock_domain(self) -> str:
-        """As it stands in the names of this process's backup files."""
+        """As in the names of this process's backup files."""
         probe = self.allocate(1000, DISK, "probe")
         self.pause(("probe",))
         backup = next(self.backup_directory.glob(f"tms-*-{os.getpid()}-*.backup"))
@@ -245,7 +245,7 @@ class Steps(CheckedWorld):
         return backup.name.split("-")[1]
 
     def directory_step(self, remains: bool) -> Step:
-        """Another directory for backup files, which does not exist, or holds what a dead process left."""
+        """Another directory for backup files, which does not exist, or holds files of a dead process."""
         former, wanted = self.backup_directory, self.new_directory()
         dead = f"tms-{self.lock_domain()}-{DEAD}"
         remaining = {dead + end for end in REMAINS}
@@ -254,7 +254,7 @@ class Steps(CheckedWorld):
             wanted.mkdir()
             for name in remaining | others:
                 (wanted / name).write_text(name)
-            os.utime(wanted / f"{dead}.new", (0, 0))  # a young one may be about to be locked
+            os.utime(wanted / f"{dead}.new", (0, 0))  # a new one may be about to be locked
             (wanted / f"{dead}-1.backup").symlink_to(wanted / "notes.txt")
 
         def run() -> None:
@@ -262,7 +262,7 @@ class Steps(CheckedWorld):
 
         def verify(before: dict[int, int], error: BaseException | None, failed: set[str]) -> list[str]:
             problems = [] if self.states() == before else ["allocations changed"]
-            # What is paused next goes to the directory that is in force.
+            # The next pause uses the directory that is in force.
             files = set(self.directory.rglob("*.backup"))
             probe = self.allocate(1000, DISK, "probe")
             self.pause(("probe",))
@@ -272,7 +272,7 @@ class Steps(CheckedWorld):
                 problems.append(f"the directory in force is {made}")
             left = sorted(path.name for path in wanted.iterdir()) if wanted.exists() else []
             if remains and not others <= set(left):
-                problems.append(f"somebody else's files are gone: {left}")
+                problems.append(f"another process's files are gone: {left}")
             if remains and not error and not failed and remaining & set(left):
                 problems.append(f"a dead process's files are still there: {left}")
             return problems

@@ -1,7 +1,7 @@
-"""Every call of every scenario fails once, and nothing is lost, leaked or untrue afterwards.
+"""Guards that nothing is lost, leaked or untrue after any call of any scenario has failed once.
 
-Each scenario runs in a worker process of its own (worker.py), which goes on from injection to injection, because each must
-end clean. After one that did not, or that killed the worker, a new worker goes on with the next.
+Each scenario runs in a worker process of its own (worker.py), which continues from injection to injection, because each must
+end clean. After one that did not, or that killed the worker, a new worker continues with the next.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from torch_memory_saver._saver.preload import LIBRARY_NAME, library_path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 SCENARIOS = sorted(importlib.import_module("all_scenarios").SCENARIOS)
-#: These also with the preload library loaded, which then holds the state in the place of the package's own library.
+#: These run also with the preload library loaded, which then holds the state in place of the package's own library.
 PRELOADED = [
     *("capture_end", "first_allocation", "free_while_resuming", "pause_disk", "pause_live", "pause_pool_warm"),
     *("resume_mixture", "resume_pending_stream"),
 ]
 
-#: A worker is ended by itself long before, if an injection hangs.
+#: A worker ends itself long before, if an injection hangs.
 WORKER_SECONDS = 3600
 DISK_CHUNK_MB = "1"
 
@@ -52,7 +52,7 @@ class Result:
 
 
 class Run:
-    """One scenario, by as many workers as it takes."""
+    """One scenario, by as many workers as necessary."""
 
     def __init__(self, scenario: str, preloaded: bool, interposer: Path, directory: Path, full: bool) -> None:
         self.scenario, self.preloaded, self.directory, self.full = scenario, preloaded, directory, full
@@ -69,7 +69,7 @@ class Run:
             "TMS_DISK_BACKUP_DIR": str(backups / "backups"),
             "TMS_DISK_BACKUP_CHUNK_MB": DISK_CHUNK_MB,
             "TMS_LOCK_DIR": str(self.directory / "locks"),
-            # A worker injects many failures, of which the log would tell the like of once (checks.py, read_log).
+            # A worker injects many failures, of which the log would report equal ones once (checks.py, read_log).
             "TMS_LOG_LEVEL": "debug",
         }
         command = [sys.executable, str(HERE / "worker.py"), self.scenario, "--directory", str(backups)]
@@ -87,7 +87,7 @@ class Run:
         return self.result
 
     def _read(self, skip: Position, status: int, rows: list[dict[str, Any]]) -> Position | None:
-        """Takes what a worker told. Where the next one goes on, or None."""
+        """Reads a worker's report. Returns where the next one continues, or None."""
         result, begun, following = self.result, None, None
         finished = False
         for row in rows:
@@ -116,7 +116,7 @@ class Run:
         return (begun["number"][0], begun["number"][1]) if begun and tuple(begun["number"]) > skip else None
 
 
-#: What `make faults` alone has the time for: variants of scenarios that plain pytest runs.
+#: Variants of scenarios that only `make faults` has the time for.
 ONLY_FULL_ALONE = {
     "pause_disk_to_host_and_back",
     "pause_into_reserved",
@@ -136,7 +136,7 @@ ONLY_FULL: set[Case] = {(name, False) for name in ONLY_FULL_ALONE} | {(name, Tru
 
 CASES: list[Case] = [(name, False) for name in SCENARIOS] + [(name, True) for name in PRELOADED]
 
-#: Scenarios of few calls, which every run of pytest has the time for; the others are `make slow` and `make faults`.
+#: Scenarios of few calls, which every run of pytest includes; the others run in `make slow` and `make faults`.
 SHORT = {
     *("allocate", "allocate_in_capture", "allocate_on_other_device", "allocate_reclaiming", "allocate_with_margin"),
     *("capture_end", "free_active", "free_active_retained", "free_damaged", "free_paused_disk", "free_paused_mmap"),
@@ -168,7 +168,7 @@ def test_every_call_fails(
     assert result.injected >= result.points
 
 
-#: Functions of the C library that the library calls and the interposer lets be, and why.
+#: Functions of the C library that the library calls and the interposer ignores, and why.
 NOT_FAILED = {
     "cannot fail": {
         *("__ctype_b_loc", "__errno_location", "__tls_get_addr", "free", "getpid", "geteuid", "getenv", "clock_gettime"),
@@ -237,7 +237,7 @@ NOT_FAILED = {
 
 
 def imported_functions(library: Path) -> set[str]:
-    """What a library takes from others, Python's aside."""
+    """What a library imports, except from Python."""
     listed = subprocess.run(
         ["nm", "-D", "--undefined-only", str(library)], capture_output=True, text=True, check=True
     ).stdout
@@ -246,7 +246,7 @@ def imported_functions(library: Path) -> set[str]:
 
 
 def plain(name: str) -> str:
-    """The function that a fortified call (``__read_chk``, ``__open_2``) checks and makes; others as they are."""
+    """The function that a fortified call (``__read_chk``, ``__open_2``) checks and calls; others unchanged."""
     fortified = re.fullmatch(r"__(\w+)_(?:chk|2)", name)
     return fortified[1] if fortified else name
 

@@ -1,4 +1,4 @@
-"""The interposer sees the calls of a library also where _FORTIFY_SOURCE has given them other names."""
+"""Guards that the interposer sees a library's calls also if _FORTIFY_SOURCE has renamed them."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Which failures need not be the user's, and why."""
+"""Failures that may be hidden from the user, and why."""
 
 from __future__ import annotations
 
-#: Calls whose failure need not fail what the user asked for, and why. Every other failure is an exception that names it.
+#: Calls whose failure need not fail the user's call, and why. Every other failure is an exception that names it.
 TOLERATED = {
-    # What the driver or the system refuses to take back waits in the quarantine.
+    # What the driver or the system fails to release is quarantined.
     "cuMemHostUnregister": "the copies are done; the memory waits in the quarantine",
     "cuMemAddressFree": "the owner is done with it; the range waits in the quarantine",
     "cuStreamDestroy": "the copies are done; the stream waits in the quarantine",
@@ -12,11 +12,11 @@ TOLERATED = {
     "munmap": "the owner is done with it; the mapping waits in the quarantine",
     "unlink": "the owner is done with it; the file waits in the quarantine",
     "unlinkat": "the owner is done with it; the file waits in the quarantine",
-    # What undoes or ends something whose result stands.
+    # Calls that undo or end something whose result stands.
     "cuCtxPopCurrent": "the call has done its work; the context is put right by later calls",
     "cuDevicePrimaryCtxRelease": "the call has done its work; the reference goes with a later call",
     "close": "what was written has been checked; nothing is left open",
-    # Refinements without which everything works.
+    # Optional calls without which everything works.
     "cuGetErrorName": "the message then has the number alone",
     "madvise": "a forked child then gets a lazy copy of the backup",
     "getrandom": "the clock's time names the file instead",
@@ -26,7 +26,7 @@ TOLERATED = {
     "cuThreadExchangeStreamCaptureMode": "only a capture under way would notice",
     "cuStreamGetCtx": "the stream is then not asked whether its capture goes on",
     "cuCtxGetId": "the stream is then not asked whether its capture goes on",
-    "mincore": "the memory is then touched page by page",
+    "mincore": "the memory is then prefaulted page by page",
     "syscall": "memory of another node serves as well; files are written and read without io_uring",
     "sched_getaffinity": "the number of processors is asked for in another way",
     "open_of_system": "a limit that may not be read sets none, and without it there may be room enough",

@@ -25,8 +25,8 @@ from typing import Any
 HANGS_AFTER_SECONDS = 60
 #: "and every later call too": no scenario makes more.
 ALWAYS = 1 << 40
-#: How often these are called depends on how fast threads and disks are: a thread that gives memory back may have ended, or
-#: take more of it; one call may learn of several writes that have ended.
+#: The number of these calls depends on the speed of threads and disks: a thread that releases memory may have ended, or
+#: release more; one call may report several writes that have ended.
 VARYING = {"pthread_create", "syscall"}
 TRIES = 20
 #: In which a call of these must be made, to be one of the scenario's, if it is not the first of its function.
@@ -48,7 +48,7 @@ class Worker:
         self.name, self.directory, self.full = name, directory, full
         self.scenario = SCENARIOS[name]
         self.machine = Machine(os.environ["TMS_CUDA_DRIVER"], [os.path.basename(_core.library_path)])
-        #: What is held when nothing is: after the first run, which makes what is made once.
+        #: What is held at rest: after the first run, which creates everything that is created once.
         self.baseline: dict[str, Any] = {}
 
     def world(self) -> Any:
@@ -60,7 +60,7 @@ class Worker:
 
     def inject(self, faults: list[Any], again: bool) -> dict[str, Any]:
         """Runs the scenario with the faults. `again`: if the next call of the same function was not reached, it fails in a
-        second try of the caller's."""
+        retry of the caller's."""
         world = self.world()
         step = self.scenario.prepare(world)
         step.keeps |= self.scenario.fresh
@@ -97,10 +97,10 @@ class Worker:
             shutil.rmtree(path)
         if not self.baseline:
             self.baseline = held
-        former, self.baseline = self.baseline, held  # what leaked once is not told again
-        # What is made once a process may be less after a failure.
+        former, self.baseline = self.baseline, held  # an earlier leak is not reported again
+        # Objects that are created once a process may be fewer after a failure.
         leaked = grew if self.scenario.fresh else operator.ne
-        # Addresses that were never touched are not tried again: they cost nothing.
+        # Addresses that were never prefaulted are not retried: they cost nothing.
         ignored = {"mapped bytes"} if "munmap" in failed else set()
         return [
             f"leaked: {name} is {held[name]}, was {former[name]}"
@@ -137,14 +137,14 @@ class Worker:
         return result
 
     def one(self, faults: list[Any], again: bool = False) -> dict[str, Any]:
-        """Another time, if the call that was to fail is one that is not always made and was not made this time; or if nobody
-        was told, because a thread of what went before met it. What nobody is ever told is so each time."""
-        from checks import UNTOLD
+        """Another run, if the call that was to fail is not always made and was not made this time; or if its failure was not
+        reported, because a thread of an earlier run met it. A failure that is never reported is so in each run."""
+        from checks import UNREPORTED
 
         for _ in range(TRIES):
             result = self.forked(faults, again) if self.scenario.fresh else self.guarded(faults, again)
             varies = result["problems"] == [NOT_FIRED] and faults[0].call.name in VARYING
-            if not varies and result["problems"] != [UNTOLD]:
+            if not varies and result["problems"] != [UNREPORTED]:
                 break
         return result
 
@@ -163,7 +163,7 @@ class Worker:
             self.baseline = {}
             runs = [self.one([]) for _ in range(2)]
         if any(name in VARYING and number > 0 for run in runs for _, name, number in run["calls"]):
-            # What is to fail has to be made nearly always, or none of the tries may make it.
+            # The call to fail has to be made nearly always, or none of the runs may reach it.
             runs += [self.one([]) for _ in range(MORE_RUNS)]
         problems = [problem for run in runs for problem in run["problems"]]
         made = [set(map(tuple, run["calls"])) for run in runs]
@@ -205,14 +205,14 @@ class Worker:
 
     @staticmethod
     def ends(points: list[Any]) -> set[Any]:
-        """The first and the last call of each function. What is undone after the others is undone in the same way, and with
-        as many more undoings that fail a scenario of 300 calls would take ten minutes."""
+        """The first and the last call of each function. All calls of a function are undone in the same way, and with as many
+        failing undo calls a scenario of 300 calls would take ten minutes."""
         first = {(call.domain, call.name): call for call in reversed(points)}
         last = {(call.domain, call.name): call for call in points}
         return {*first.values(), *last.values()}
 
     def undo(self, fault: Any, calls: list[Any]) -> Iterator[tuple[str, list[Any], bool]]:
-        """What is called after a failure, failing as well: of each function the first call."""
+        """Calls after a failure that fail as well: of each function the first call."""
         from machine import Call, Fault
 
         made = [Call(*call) for call in calls]
@@ -232,13 +232,13 @@ class Worker:
             if only is not None and name != only:
                 return {}
             if number <= skip:
-                # Its calls tell what is done after it: done again, unless all of that is skipped as well.
+                # Its calls show what is done after it: it is repeated, unless all of that is skipped as well.
                 return self.one(faults, again) if number[0] == skip[0] and skip[1] > 0 and number[1] == 0 else {}
             tell(begin=name, number=number)
             result = self.one(faults, again)
             tell(end=name, fired=result["fired"], problems=result["problems"])
             if result["problems"] and not self.scenario.fresh:
-                # What this one left behind must not be blamed on the next ones: a new process goes on.
+                # What this one left behind must not be blamed on the next ones: a new process continues.
                 tell(restart=number)
                 sys.exit(0)
             return result

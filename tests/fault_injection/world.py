@@ -1,4 +1,4 @@
-"""The world of one injection: the allocations that a scenario makes, the calls under test, and what scenarios prepare."""
+"""The world of one injection: the allocations of a scenario, the calls under test, and what scenarios prepare."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class World:
     taken: dict[int, int] = field(default_factory=dict)
     backup_directory: Path = field(init=False)
     holds_copies: bool = False
-    #: Calls are counted, and may fail: nothing else is asked of the library meanwhile.
+    #: Calls are counted, and may fail: the checks do not use the library meanwhile.
     armed: bool = False
     #: Host memory may be kept for later.
     pools: bool = False
@@ -89,7 +89,7 @@ class World:
     def pause(
         self, tags: Iterable[str] | None = None, interruptible: bool = False, backup: int | None = None, live: bool = False
     ) -> None:
-        """`live`: the core is told which bytes of each block are (`Block.live`; None: all of them)."""
+        """`live`: the core gets the live bytes of each block (`Block.live`; None: all of them)."""
         for block in self._chosen(tags):
             if not block.paused:
                 keeps_backend = backup == PINNED and block.kind == MMAP
@@ -125,7 +125,7 @@ class World:
             self.note()
 
     def note(self) -> None:
-        """Takes over what the last call has moved; while one is under test, only when that is over."""
+        """Records the effect of the last call; while one is under test, only when that is over."""
         if self.armed:
             return
         states = self.states()
@@ -204,14 +204,14 @@ class World:
         return lambda: self.machine.set_bandwidth(0)
 
     def damage(self, block: Block) -> None:
-        """Lets the driver refuse to unmap this one."""
+        """Makes the driver fail to unmap this one."""
         self.machine.refuse_once("cuMemUnmap")
         with contextlib.suppress(TorchMemorySaverError):
             self.pause((block.tag.removesuffix(self.tag_suffix),))
         assert self.state(block) == DAMAGED, "the scenario could not damage an allocation"
 
     def free_refused(self, block: Block) -> None:
-        """A free whose memory the driver does not take back at once."""
+        """A free whose memory the driver does not release at once."""
         self.machine.refuse_once("cuMemUnmap")
         self.free(block)
 

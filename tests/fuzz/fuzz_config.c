@@ -1,4 +1,4 @@
-/* The environment variables: each parser on its own, then all variables at once through the environment.
+/* Fuzzes the parsers of environment variables: each parser alone, then all variables at once through the environment.
  *
  * The input is split at newlines into one text for each variable, in the order of `names`. */
 #include <stdbool.h>
@@ -13,7 +13,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* What must hold for every input; a false one is what the fuzzer looks for. */
+/* Must hold for every input; the fuzzer looks for an input that violates it. */
 #define MUST(condition)                                                                                                     \
     do {                                                                                                                    \
         if (!(condition)) abort();                                                                                          \
@@ -36,7 +36,7 @@ enum { NAMES = sizeof names / sizeof names[0] };
 
 enum { UNTOUCHED = 77, MEGABYTE_SHIFT = 20 };
 
-/* What a text of digits means by the C library, or 0. */
+/* The value of a text of digits according to the C library, or 0. */
 static uint64_t megabytes_of(const char *text) {
     char *end = NULL;
     if (!*text || strspn(text, "0123456789") != strlen(text)) return 0;
@@ -70,7 +70,7 @@ static void parse(const char *text) {
     MUST(bytes == (zero ? 0 : megabytes ? megabytes << MEGABYTE_SHIFT : UNTOUCHED));
 }
 
-/* The text of the variable that the field holds, of its fallback, or what stands for neither. */
+/* The text of the variable that the field holds, that of its fallback, or the value for neither. */
 static const char *text_of(const char *name, const char *fallback, const char *otherwise) {
     const char *text = getenv(name);
     if ((!text || !*text) && fallback) text = getenv(fallback);
@@ -96,13 +96,13 @@ static void read_all(void) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    /* An environment of our own: setenv keeps every text it was ever given. */
+    /* An environment of our own: setenv never frees a text. */
     char *variables[NAMES + 1] = {NULL};
     char **before = environ;
     char *text = malloc(size + 1);
     if (!text) return 0;
     if (size) memcpy(text, data, size);
-    text[size] = '\0'; /* and where the input has a NUL, its variable ends */
+    text[size] = '\0'; /* a NUL in the input ends its variable */
     char *part = text;
     for (int i = 0; i < NAMES && part < text + size; i++) {
         char *end = memchr(part, '\n', (size_t)(text + size - part));

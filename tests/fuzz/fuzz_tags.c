@@ -1,7 +1,7 @@
-/* Tags: interning, the thread's regions, and what error messages and the C surface of compat.c make of them.
+/* Fuzzes tags: interning, the thread's regions, and their use in error messages and in the C functions of compat.c.
  *
- * The input is a list of operations: one byte that chooses, then a tag that ends at a NUL or with the input. Tags are UTF-8
- * by contract and any bytes in truth. */
+ * The input is a list of operations: one byte that selects the operation, then a tag that ends at a NUL or with the input.
+ * Tags are UTF-8 by contract, but may in fact be any bytes. */
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -22,7 +22,7 @@ typedef enum operation { INTERN, PUSH, SET, POP, FAIL, COMPATIBLE, OPERATIONS } 
 
 enum { UNTOUCHED = 77, BACKUPS_TRIED = 6 };
 
-/* Whether every lead byte is followed by as many continuation bytes as it announces, and no others are there. */
+/* Whether every lead byte is followed by as many continuation bytes as it announces, and there are no others. */
 static bool is_utf8(const char *text) {
     while (*text) {
         unsigned char lead = (unsigned char)*text++;
@@ -70,7 +70,7 @@ static void push_or_set(tms_region_defaults_t *defaults, const char *name, bool 
     MUST(strcmp(now.tag->name, name) == 0 && (int)now.backup == backup && now.managed == managed);
 }
 
-/* An error about a tag is cut where there is no room, but not inside a character: Python must be able to decode it. */
+/* An error message truncates a long tag, but not inside a character: Python must be able to decode it. */
 static void fail(const char *name, uint64_t bytes) {
     tms_error_t error;
     const tms_error_context_t context = {.operation = "fuzz", .device = 1, .bytes = bytes, .tag = name};
@@ -85,8 +85,8 @@ static void fail(const char *name, uint64_t bytes) {
     MUST(!decodable || is_utf8(error.message));
 }
 
-/* As programs reach it through ctypes: nothing can be reported, so a bad tag leaves the former one. The process's tags stay
- * for ever, and a fuzzer makes millions: only the first byte counts. */
+/* As programs call it through ctypes: it reports no error, so a bad tag leaves the previous one in force. A process never
+ * frees tags, and a fuzzer makes millions: only the first byte counts. */
 static void compatible(const char *name) {
     const char one_byte[] = {name[0], '\0'};
     const char *before = tms_get_current_tag();
@@ -101,7 +101,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (!text) return 0;
     if (size) memcpy(text, data, size);
     text[size] = '\0';
-    (void)setenv("TMS_LOG_LEVEL", "silent", 1); /* before compat.c makes the state */
+    (void)setenv("TMS_LOG_LEVEL", "silent", 1); /* before compat.c creates the state */
     MUST(tms_region_init(&defaults, &config, NULL) == TMS_OK);
     for (size_t at = 0; at < size;) {
         unsigned choice = (unsigned char)text[at++];

@@ -1,4 +1,4 @@
-/* Runs a fuzz target once for each file named, without libFuzzer: for the kept inputs, with any compiler. */
+/* Runs a fuzz target once for each file named, without libFuzzer: replays the stored inputs with any compiler. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +10,7 @@ static int replay(const char *path) {
     uint8_t *data = NULL;
     FILE *file = fopen(path, "rb");
     if (file && fseek(file, 0, SEEK_END) == 0) size = ftell(file);
-    /* As large as the input and no larger, so that reading beyond it is seen. */
+    /* Exactly as large as the input, so that a read beyond its end is detected. */
     if (size >= 0) data = malloc((size_t)size);
     if (data) rewind(file);
     int ok = data && fread(data, 1, (size_t)size, file) == (size_t)size;

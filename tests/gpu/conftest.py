@@ -96,7 +96,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.fixture(scope="session")
 def warm_gpu() -> None:
-    """Loads the kernels that the tests use, so that lazy loading does not show up in memory readings."""
+    """Loads the kernels that the tests use, so that lazy loading does not affect memory readings."""
     tensor = empty(8 * MIB)
     fill_random(tensor, 0)
     checksum(tensor)
@@ -109,12 +109,12 @@ def warm_gpu() -> None:
     torch.cuda._sleep(1000)
     torch.cuda.synchronize()
     gc.collect()
-    gc.freeze()  # the modules' objects stay: every test collects garbage, and need not look at a million of them each time
+    gc.freeze()  # the modules' objects stay: every test collects garbage, and need not scan a million of them each time
 
 
 @pytest.fixture(autouse=True)
 def clean_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Each test starts with nothing managed, and a test that passed has to leave it so."""
+    """Each test starts with nothing managed, and a passing test leaves nothing managed."""
     if request.node.get_closest_marker("outer") is not None:
         yield
         return
@@ -123,7 +123,7 @@ def clean_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     try:
         torch.cuda.synchronize()
-    except Exception as error:  # the context is lost: every further test of this process would fail for it
+    except Exception as error:  # the context is lost: every further test of this process would fail because of it
         pytest.exit(f"the CUDA context was lost in {request.node.nodeid}: {error}", returncode=1)
     saver.retain_cpu_backup = False
     saver.memory_margin_bytes = 0

@@ -1,4 +1,4 @@
-"""Contents kept across a pause: on the host, pinned or mapped, and on disk; retention and get_cpu_backup."""
+"""Guards contents across a pause: on the host, pinned or mapped, and on disk; retention and get_cpu_backup."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_contents_are_the_same_after_pause_and_resume(kind: str, disk: Path) -> 
         counters = core.counters()
         held = counters["disk_backup_bytes"] if kind == "disk" else counters["host_backup_bytes"]
         assert held >= sum(sizes)
-        # What uses the memory meanwhile writes over it.
+        # The interim user of the memory overwrites it.
         other = empty(LARGE)
         other.fill_(0xA5)
         del other
@@ -220,11 +220,11 @@ def test_get_cpu_backup_of_every_dtype_and_odd_shapes(dtype: str) -> None:
 
 
 def same_bytes(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Not NaN-aware equality of numbers, but of what lies in memory."""
+    """Compares memory, not numbers: NaN is equal to NaN."""
     return torch.equal(first.reshape(-1).view(torch.uint8), second.reshape(-1).view(torch.uint8))
 
 
-def test_get_cpu_backup_of_what_has_none() -> None:
+def test_get_cpu_backup_without_a_backup() -> None:
     unmanaged = empty(MIB)
     with saver.region(tag="kv_cache"):
         discarded = empty(64 * MIB)

@@ -1,4 +1,4 @@
-"""Bad input on the real thing: a named exception with what to do, and nothing changed."""
+"""Guards that bad input raises a named exception with a remedy, and changes nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Refused = (TypeError, ValueError, RuntimeError)
     ],
     ids=["both backups", "unknown backend", "backend without backup"],
 )
-def test_region_settings_that_make_no_sense(settings: dict[str, object]) -> None:
+def test_invalid_region_settings(settings: dict[str, object]) -> None:
     with pytest.raises(errors.TorchMemorySaverError), saver.region(tag="weights", **settings):  # type: ignore[arg-type]
         pass
     assert core.region_current().depth == 0

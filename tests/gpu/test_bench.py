@@ -1,4 +1,4 @@
-"""The benchmarks run with tensors, in small, and say what they measured."""
+"""Guards that the benchmarks run with tensors, at a small size, and report what they measured."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ def test_the_suite(tmp_path: Path) -> None:
     for case in ("live", "live-torch"):
         live = next(row for row in data["rows"] if row["case"] == case)
         part = float(live["notes"].partition("%")[0])
-        # In so little memory what is left over at the ends of segments counts.
+        # With so little memory the remainders of segments count.
         assert 15 < part < 50, live["notes"]

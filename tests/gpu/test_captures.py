@@ -1,5 +1,5 @@
-"""Captures that other threads have under way, seen and unseen: what a pause, a resume and a free do beside them, and how a
-capture that is not ended properly is noticed."""
+"""Guards captures that other threads have in flight, seen and unseen: the effect of a pause, a resume and a free on them,
+and the detection of a capture that is not ended properly."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def on_another_thread(enter: Callable[[], Any], leave: Callable[[Any], None]) ->
 
 @contextlib.contextmanager
 def plain_capture(mode: str = "global") -> Iterator[None]:
-    """While another thread captures with PyTorch's own means. At the end the graph must be whole."""
+    """While another thread captures by PyTorch's own means. At the end the graph must be valid."""
     graph, tensor = torch.cuda.CUDAGraph(), torch.ones(4096, device="cuda")
     results = []
 
@@ -141,7 +141,7 @@ def test_a_resume_spares_a_capture_that_it_cannot_see() -> None:
 
 
 def test_a_pause_beside_a_capture_that_it_cannot_see_changes_nothing() -> None:
-    """Waiting for a whole device costs any capture: that is why they should be seen."""
+    """Waiting for a whole device breaks any capture: that is why captures should be seen."""
     invalidated = 901
     weights, _ = weights_and_cache()
     with unseen_capture(invalidated), pytest.raises(errors.CaptureInProgressError, match="cuCtxSynchronize"):
@@ -166,7 +166,7 @@ def test_a_capture_that_does_not_begin_is_none() -> None:
 
 
 def test_a_capture_whose_graph_is_deleted_goes_on() -> None:
-    """torch leaves the stream capturing, which is seen for as long as it is true."""
+    """torch leaves the stream capturing, and it is seen as such as long as it is."""
     with saver.region(tag="weights"):
         tensor = empty(MIB)
     library, stream = driver(), torch.cuda.Stream()
@@ -188,7 +188,7 @@ def test_a_capture_whose_graph_is_deleted_goes_on() -> None:
 
 
 def leave_pool(pool: Any) -> None:
-    """What a capture_end that fails leaves undone, up to PyTorch 2.11 at least."""
+    """The effect of a failing capture_end, at least up to PyTorch 2.11."""
     older = getattr(torch._C, "_cuda_endAllocateCurrentStreamToPool", None)
     leave = getattr(torch._C, "_cuda_endAllocateToPool", older)
     with contextlib.suppress(RuntimeError):  # it was left

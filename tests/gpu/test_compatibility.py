@@ -1,4 +1,4 @@
-"""The private corners of the C++ package that programs use, on the real thing."""
+"""Guards the private interfaces of the C++ package that programs use, with PyTorch."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_settings_of_the_region_by_the_cdll(cdll: ctypes.CDLL) -> None:
 
 
 def test_the_region_flag_around_allocations_inside_disable(cdll: ctypes.CDLL, mode: str) -> None:
-    """As slime and miles do around DeepEP's buffers, which are allocated by cudaMalloc."""
+    """As slime and miles do around DeepEP's buffers, which cudaMalloc allocates."""
     with saver.region(tag="weights"), saver.disable():
         preloaded = ctypes.CDLL(None)
         address = ctypes.c_void_p()
@@ -129,8 +129,8 @@ def test_cuda_malloc_of_other_libraries_is_managed_in_preload_mode(mode: str) ->
 
 
 def test_asking_torch_for_the_segments_of_a_pool_takes_no_references_away() -> None:
-    """torch 2.11 gives away a reference of its caller's to each number of the pool's id: after some thousand questions the
-    numbers, and False, would be destroyed while in use."""
+    """torch 2.11 drops a caller's reference to each number of the pool's id: after some thousand calls the numbers, and
+    False, would be destroyed while in use."""
     with saver.region():
         empty(2 * MIB)
     torch_layer = layer.loaded()
@@ -180,7 +180,7 @@ def test_a_pool_that_is_taken_out_gives_its_memory_and_backups_back(paused: bool
 
 @pytest.mark.real_gpu("the simulated runtime has no cudaHostGetFlags")
 def test_the_cdll_has_the_runtimes_functions(cdll: ctypes.CDLL) -> None:
-    """The C++ package's library is linked to the runtime; programs ask it whether a backup is pinned still."""
+    """The C++ package's library is linked to the runtime; programs use it to query whether a backup is still pinned."""
     get_flags = cdll.cudaHostGetFlags
     get_flags.argtypes = [ctypes.POINTER(ctypes.c_uint), ctypes.c_void_p]
 
@@ -210,7 +210,7 @@ def test_the_cdll_asks_the_runtime_that_torch_uses(cdll: ctypes.CDLL) -> None:
     assert device.value == torch.cuda.device_count() - 1
 
 
-def test_memory_is_printed_as_the_driver_has_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_is_printed_as_the_driver_reports_it(capsys: pytest.CaptureFixture[str]) -> None:
     from torch_memory_saver import testing_utils
 
     assert testing_utils.is_xpu() is False
@@ -227,8 +227,8 @@ def test_memory_is_printed_as_the_driver_has_it(capsys: pytest.CaptureFixture[st
     assert is_managed(tensor)
 
 
-def test_what_torch_only_cached_at_a_pause_does_not_come_back() -> None:
-    """The one difference that is meant: the C++ package maps everything again, cached memory too."""
+def test_memory_cached_at_a_pause_is_not_restored() -> None:
+    """The one intended difference: the C++ package maps everything again, cached memory too."""
     skip_where_routing_is_of_the_process()
     with saver.region(tag="weights"):
         kept = empty(32 * MIB)

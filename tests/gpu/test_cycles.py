@@ -1,4 +1,4 @@
-"""A thousand cycles leave everything as it was: device memory, host memory, file descriptors, threads, contents."""
+"""Guards that a thousand cycles leave device memory, host memory, file descriptors, threads and contents as they were."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_thousand_cycles_with_a_graph_and_every_backup(tmp_path: Path) -> None
 
 
 @pytest.mark.timeout(180)
-def test_a_thousand_regions_that_allocate_pause_resume_and_let_go() -> None:
+def test_a_thousand_regions_that_allocate_pause_resume_and_free() -> None:
     base = None
     for cycle in range(CYCLES):
         with saver.region(tag="scratch"):

@@ -1,4 +1,5 @@
-"""Every example runs on the GPU, in small, and all of its own checks hold. Their output is shown by `pytest -rP`."""
+"""Guards that every example runs on the GPU, at a small size, and all of its own checks hold. `pytest -rP` shows their
+output."""
 
 from __future__ import annotations
 
@@ -33,10 +34,10 @@ CHECKS = {
     "simulated_training.py": 3,
     "rl_colocate.py": 16,
 }
-#: What an example says of an amount of memory, and a row of the table of rl_colocate.py.
+#: An amount of memory in an example's output, and a row of the table of rl_colocate.py.
 SIZES = re.compile(r"(-?\d+\.\d\d) GiB \(expected (\d+\.\d\d)\)")
 ROW = re.compile(r"  v\d .*\d+\.\d +\d+\.\d{3} +\d+\.\d{3}$")
-#: With the defaults, on a simulated machine of its own, as the command `simulate` has it where nothing is said.
+#: With the defaults, on a simulated machine of its own, like the command `simulate` without options.
 OWN_MACHINE = {
     "TMS_SIMULATED_SHARED": f"example-{os.getpid()}",
     "TMS_SIMULATED_MEMORY": "8GiB",
@@ -51,12 +52,12 @@ def call(name: str) -> tuple[list[str], dict[str, str]]:
 
 
 def held(output: str) -> list[str]:
-    """What the example has checked, and found to be so."""
+    """The checks of an example that succeeded."""
     return [line.removeprefix("  ok: ") for line in output.splitlines() if line.startswith("  ok: ")]
 
 
 def expect_bytes(checks: list[str]) -> None:
-    """Amounts of memory are what the example expects: exactly where nothing but the program takes any."""
+    """Amounts of memory are as the example expects: exactly, if only the program allocates any."""
     sizes = [(float(actual), float(expected)) for line in checks for actual, expected in SIZES.findall(line)]
     assert sizes
     slack = 0 if SIMULATED else 0.07

@@ -1,5 +1,5 @@
-"""Nothing lost, no process killed: damaged files, killed processes, lost devices, and random operations. What each leaves is
-looked at: states, bytes, contents."""
+"""Guards against damaged files, killed processes, lost devices, and random operations: nothing is lost and no process is
+killed. The tests check states, bytes and contents."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_backup_file_that_was_changed_never_reaches_the_device(damage: str, tm
 
 
 def test_a_process_killed_in_the_middle_of_a_pause_leaves_files_that_the_next_one_removes(tmp_path: Path) -> None:
-    """And only those: a process that is alive keeps its own."""
+    """And only those: a live process keeps its own."""
     with SecondProcess() as alive:
         alive.do("directory", tmp_path)
         alive.do("allocate", "weights", 4 * MIB, "disk")

@@ -1,4 +1,4 @@
-"""Tokens of graph pools that the program made, and captures that use them: `pool=` of cuda_graph()."""
+"""Guards tokens of graph pools that the program made, and captures that use them: `pool=` of cuda_graph()."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OWN = "the id of a MemPool with our allocator"
 
 
 class Token:
-    """A token, and what has to live as long as it is used."""
+    """A token, and the objects that must live as long as it is used."""
 
     def __init__(self, kind: str) -> None:
         saver.pause("nothing")  # the first use makes _impl
@@ -47,7 +47,7 @@ class Step:
     def capture(self, graph: torch.cuda.CUDAGraph, token: tuple[int, int], symmetric: bool, **keywords: Any) -> None:
         with saver.cuda_graph(cuda_graph=graph, pool=token, stream=torch.cuda.Stream(), tag="cuda_graph", **keywords):
             self.run(token, symmetric)
-        if symmetric:  # Routing that was begun by hand counts as a use of the pool until it is released by hand.
+        if symmetric:  # Routing begun by hand counts as a use of the pool until it is released by hand.
             torch._C._cuda_releasePool(torch.cuda.current_device(), token)
 
     def run(self, token: tuple[int, int], symmetric: bool) -> None:
@@ -80,7 +80,7 @@ def cycle() -> None:
 
 
 def pool_addresses(token: tuple[int, int]) -> dict[int, bool]:
-    """The segments that torch shows of a pool, and whether each is managed."""
+    """The segments of a pool in torch's snapshot, and whether each is managed."""
     return {row["address"]: core.find(row["address"]) is not None for row in pool_snapshot(token)}
 
 
@@ -178,8 +178,8 @@ def test_a_token_that_a_plain_graph_used_first(mode: str, caplog: pytest.LogCapt
         assert all(after[address] for address in after.keys() - before.keys())
         assert after.keys() > before.keys(), "the plain graph's tensors are alive: the managed one needs memory of its own"
         size = sum(row["total_size"] for row in pool_snapshot(token.id) if row["address"] in before)
-        (said,) = [record.getMessage() for record in caplog.records if "ordinary memory" in record.getMessage()]
-        assert f"{size} bytes of graph pool {token.id}" in said
+        (message,) = [record.getMessage() for record in caplog.records if "ordinary memory" in record.getMessage()]
+        assert f"{size} bytes of graph pool {token.id}" in message
         cycle()
         step.check(managed)
     step.check(plain)
@@ -201,7 +201,7 @@ def test_a_token_that_a_plain_graph_uses_after_a_managed_one() -> None:
 
 
 def test_a_token_s_pool_is_replaced_while_expandable_segments_are_on() -> None:
-    """torch makes them without cudaMalloc, in every pool that has no allocator: what it put there could not be paused."""
+    """torch makes them without cudaMalloc, in every pool that has no allocator: such memory could not be paused."""
     token = Token(BARE)
     step = Step()
     graph, other = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
@@ -253,8 +253,8 @@ def test_memory_of_a_deleted_graph_goes_back() -> None:
     step.kept.clear()
 
 
-def test_memory_outside_of_the_graphs_pool_is_said(mode: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Routing to the token is ended and nothing else is used: torch's default pool grows, and may hand out paused memory."""
+def test_memory_outside_of_the_graphs_pool_is_reported(mode: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Routing to the token is ended and no other pool is used: the default pool grows, and may hand out paused memory."""
     if mode == "torch":
         pytest.skip("torch's default pool is managed in preload mode only")
     token = Token(BARE)
@@ -267,9 +267,9 @@ def test_memory_outside_of_the_graphs_pool_is_said(mode: str, caplog: pytest.Log
             torch._C._cuda_beginAllocateCurrentThreadToPool(device, token.id)
         torch._C._cuda_releasePool(device, token.id)
         assert is_managed(outside[0])
-        (said,) = [record.getMessage() for record in caplog.records if "default pool" in record.getMessage()]
+        (message,) = [record.getMessage() for record in caplog.records if "default pool" in record.getMessage()]
     segment = segment_of(outside[0])
-    assert f"{segment.bytes} bytes" in said
+    assert f"{segment.bytes} bytes" in message
     del outside[0]
     report = saver.pause("cuda_graph")
     assert (report.bytes, report.reusable_bytes) == (segment.bytes, segment.bytes - 4 * MIB)

@@ -1,5 +1,5 @@
-"""CUDA graphs: captured before a pause, replayed right after the resume, with their memory managed too; captures that are
-under way while another thread pauses or frees."""
+"""Guards CUDA graphs: captured before a pause, replayed right after the resume, with their memory managed too; captures in
+flight while another thread pauses or frees."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def graph_bytes() -> int:
 
 
 def cycle() -> None:
-    """Out as SGLang goes, everything overwritten, and in again."""
+    """Paused in SGLang's order, everything overwritten, and resumed."""
     for tag in ("weights", "cuda_graph"):
         saver.pause(tag)
     assert core.counters()["resident_bytes"] == 0
@@ -197,7 +197,7 @@ def test_an_ordinary_graph_captured_inside_a_region() -> None:
     del graph
 
 
-def test_what_another_stream_allocates_during_a_capture_is_ordinary() -> None:
+def test_allocations_of_another_stream_during_a_capture_are_ordinary() -> None:
     skip_where_routing_is_of_the_process()
     source, graph = torch.ones(1024, device="cuda"), torch.cuda.CUDAGraph()
     with saver.cuda_graph(graph, tag="graphs", capture_error_mode="relaxed"):

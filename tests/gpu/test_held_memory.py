@@ -1,5 +1,5 @@
-"""Memory that is not there when it is wanted, because another process or this one holds it: resume fails and leaves
-everything paused, or waits; processes take turns by memory and by the devices' locks."""
+"""Guards resumes without enough memory, because another process or this one holds it: resume fails and leaves everything
+paused, or waits; processes take turns by memory and by the devices' locks."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_resume_waits_on_a_thread_that_no_signal_reaches() -> None:
 
 @contextlib.contextmanager
 def two_processes(tmp_path: Path, left: int | None) -> Iterator[tuple[SecondProcess, SecondProcess]]:
-    """Two processes with memory of LARGE each, paused. Where `left` is given only so much of the device is free."""
+    """Two processes with paused memory of LARGE each. With `left`, only this much of the device is free."""
     environment = (("TMS_LOCK_DIR", str(tmp_path)),)
     with SecondProcess(environment) as one, SecondProcess(environment) as two:
         for process in (one, two):
@@ -110,13 +110,13 @@ def two_processes(tmp_path: Path, left: int | None) -> Iterator[tuple[SecondProc
 
 
 @pytest.mark.parametrize("exclusive", [0, 1], ids=["by memory", "exclusive"])
-def test_two_processes_in_opposite_phase_change_places(exclusive: int, tmp_path: Path) -> None:
+def test_two_processes_in_opposite_phase_take_turns(exclusive: int, tmp_path: Path) -> None:
     """Each resumes while the other holds what it needs, and waits for it: memory, or the lock."""
     with two_processes(tmp_path, None if exclusive else ENOUGH_FOR_ONE) as (one, two):
         active, waiting = one, two
         active.do("resume", 0, exclusive)
         for _ in range(ROUNDS):
-            waiting.tell("resume_told", PATIENCE_S, exclusive)
+            waiting.tell("resume_reporting", PATIENCE_S, exclusive)
             assert waiting.answer() == "waiting"
             active.do("check")
             active.do("pause")
@@ -144,7 +144,7 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
         one.do("resume", 0, 1)
         two.refuses("DeviceLockedError", "resume", 0, 1)
         two.refuses("DeviceLockedError", "resume", 0.2, 1)
-        two.tell("resume_told", PATIENCE_S, 1)
+        two.tell("resume_reporting", PATIENCE_S, 1)
         assert two.answer() == "waiting"
         one.kill()
         assert two.answer() == "ok"

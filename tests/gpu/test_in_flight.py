@@ -1,5 +1,5 @@
-"""Pause and resume while something else is going on in this process: captures, kernels on several streams, signals. What is
-refused changes nothing, what is interrupted is undone, and what goes through has waited for the work."""
+"""Guards pause and resume with other activity in this process: captures, kernels on several streams, signals. A refused call
+changes nothing, an interrupted one is undone, and a successful one has waited for the work."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def slow_copies() -> Iterator[None]:
 
 
 def test_ctrl_c_during_a_resume_from_disk_beside_a_long_kernel(tmp_path: Path) -> None:
-    """The kernel is not ours, and what the resume gives back must not wait for it."""
+    """The kernel is not ours, and memory that the resume releases must not wait for it."""
     saver.set_disk_backup_dir(str(tmp_path))
     with saver.region(tag="weights", enable_disk_backup=True):
         tensor = empty(LARGE)

@@ -1,4 +1,4 @@
-"""Which hook mode this run of the scenarios is in: without this, a preload that does not work would go unnoticed."""
+"""Guards the hook mode of this run of the scenarios: otherwise a preload that does not work would go undetected."""
 
 from __future__ import annotations
 

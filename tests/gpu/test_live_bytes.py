@@ -1,4 +1,4 @@
-"""Only what holds something is copied: the blocks of PyTorch's segments that a tensor has or a stream still uses."""
+"""Guards that only live bytes are copied: the blocks of PyTorch's segments that a tensor has or a stream still uses."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_live_blocks_alone_are_copied_and_come_back(kind: str, tmp_path: Path) -
     assert all(int(tensor.min()) == int(tensor.max()) == 7 for tensor in more)
 
 
-def test_everything_is_copied_where_that_is_asked_for() -> None:
+def test_everything_is_copied_on_request() -> None:
     tensors = with_holes("weights", enable_cpu_backup=True)
     sums = [checksum(tensor) for tensor in tensors]
     report = saver.pause("weights", live_only=False)
@@ -145,7 +145,7 @@ def test_memory_that_torch_does_not_know_is_copied_whole() -> None:
 
 
 def test_a_graphs_pool_is_copied_whole() -> None:
-    """What a replay leaves in a block that the allocator shows as free, as reduce-overhead's outputs do."""
+    """The contents that a replay leaves in a block that the allocator shows as free, like reduce-overhead's outputs."""
     source = torch.arange(1 << 20, dtype=torch.int64, device="cuda")
     graph = torch.cuda.CUDAGraph()
     with saver.cuda_graph(graph, tag="cuda_graph", enable_cpu_backup=True):
@@ -242,7 +242,7 @@ def test_other_threads_allocate_meanwhile() -> None:
     assert failures == []
 
 
-def test_get_cpu_backup_of_what_was_copied_and_of_what_was_not() -> None:
+def test_get_cpu_backup_of_copied_and_of_skipped_bytes() -> None:
     with saver.region(tag="weights", enable_cpu_backup=True):
         first, gone, last = (torch.empty(256 << 10, dtype=torch.uint8, device="cuda") for _ in range(3))
     assert first.data_ptr() + (256 << 10) == gone.data_ptr(), "neighbours in one segment"
@@ -265,7 +265,7 @@ def test_get_cpu_backup_of_what_was_copied_and_of_what_was_not() -> None:
 # The choice at the pause.
 
 
-def test_a_pause_says_where_contents_go(tmp_path: Path) -> None:
+def test_a_pause_chooses_where_contents_go(tmp_path: Path) -> None:
     saver.set_disk_backup_dir(tmp_path)
     with saver.region(tag="weights", enable_cpu_backup=True):
         kept = empty(16 * MIB)
@@ -339,19 +339,19 @@ def test_bad_choices_change_nothing() -> None:
 # Progress.
 
 
-def test_progress_is_told_and_stops_a_pause() -> None:
+def test_progress_is_reported_and_cancels_a_pause() -> None:
     with saver.region(tag="weights", enable_cpu_backup=True):
         tensors = [empty(32 * MIB) for _ in range(4)]
     for seed, tensor in enumerate(tensors):
         fill_random(tensor, seed)
     sums = [checksum(tensor) for tensor in tensors]
-    told: list[tuple[int, int]] = []
-    saver.pause("weights", progress=lambda *numbers: told.append(numbers))
-    assert told[-1] == (128 * MIB, 128 * MIB)
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
-    told.clear()
-    saver.resume("weights", progress=lambda *numbers: told.append(numbers))
-    assert told[-1] == (128 * MIB, 128 * MIB)
+    reported: list[tuple[int, int]] = []
+    saver.pause("weights", progress=lambda *numbers: reported.append(numbers))
+    assert reported[-1] == (128 * MIB, 128 * MIB)
+    assert [done for done, _ in reported] == sorted(done for done, _ in reported)
+    reported.clear()
+    saver.resume("weights", progress=lambda *numbers: reported.append(numbers))
+    assert reported[-1] == (128 * MIB, 128 * MIB)
 
     def stop(done: int, total: int) -> None:
         raise KeyError("enough")

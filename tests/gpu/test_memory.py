@@ -1,4 +1,4 @@
-"""Physical memory, addresses and granularity: what a pause gives back and a resume takes."""
+"""Guards physical memory, addresses and granularity: what a pause releases and a resume allocates."""
 
 from __future__ import annotations
 
@@ -152,10 +152,10 @@ def test_a_managed_tensor_behaves_like_any_other() -> None:
     assert numbers.view(1024, 1024)[5].sum().item() == 6 * 1024
 
 
-# -- touching paused memory --------------------------------------------------------------------------------------------
+# -- access to paused memory -------------------------------------------------------------------------------------------
 
 
-def test_is_paused_says_which_tensors_must_not_be_touched() -> None:
+def test_is_paused_reports_tensors_that_must_not_be_accessed() -> None:
     with saver.region(tag="kv_cache"):
         cache = torch.zeros(2 * MIB, dtype=torch.uint8, device="cuda")
     with saver.region(tag="weights", enable_cpu_backup=True):

@@ -1,4 +1,4 @@
-"""Two GPUs in one process, and one process a GPU: peers, synchronisation of each device, collectives in graphs."""
+"""Guards two GPUs in one process, and one process a GPU: peers, synchronisation of each device, collectives in graphs."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_out_of_memory_on_one_device_leaves_both_as_they_were() -> None:
 
 
 def test_a_graph_on_the_second_gpu() -> None:
-    # torch captures on a stream of the device of the first capture, unless it is told otherwise.
+    # By default torch captures on a stream of the device of the first capture.
     with saver.cuda_graph(torch.cuda.CUDAGraph(), tag="cuda_graph"):
         torch.ones(1, device="cuda:0")
     with torch.cuda.device(1):

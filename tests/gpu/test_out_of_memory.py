@@ -1,4 +1,4 @@
-"""Too little memory: in a region, at a resume, by the margin. Each is an exception that leaves everything usable."""
+"""Guards memory shortage: in a region, at a resume, by the margin. Each is an exception that leaves everything usable."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from waiting import while_waiting
 
 
 def test_a_region_finds_memory_that_torch_only_caches() -> None:
-    """torch does not empty its cache for a pool that runs out; entering the region has to."""
+    """torch does not empty its cache for a pool that runs out; the entry of the region has to."""
     free = free_bytes()
     cached = empty(free * 8 // 10 // (2 * MIB) * (2 * MIB))
     del cached
@@ -142,7 +142,7 @@ def test_out_of_memory_at_resume_keeps_active_tags_active() -> None:
     del cache, tensor
 
 
-def test_resume_waits_for_memory_as_long_as_it_is_told() -> None:
+def test_resume_waits_for_memory_until_its_timeout() -> None:
     with saver.region(tag="weights", enable_cpu_backup=True):
         weights = empty(2 * LARGE)
     fill_random(weights, 6)
@@ -200,7 +200,7 @@ def test_resume_finds_memory_that_torch_only_caches_inside_a_region() -> None:
     write_and_check(weights, 1)
 
 
-def test_resume_says_what_torchs_cache_gave() -> None:
+def test_resume_reports_what_torchs_cache_released() -> None:
     with saver.region(tag="weights", enable_cpu_backup=True):
         weights = empty(4 * LARGE)
     fill_random(weights, 8)

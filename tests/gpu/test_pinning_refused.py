@@ -1,4 +1,4 @@
-"""Host memory that the driver refuses to pin: contents come back all the same."""
+"""Guards that contents are restored from host memory that the driver refuses to pin."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from gpu_support import Program, run_programs
 
-#: A driver that cannot pin. What it does not define is found in the library that it is linked with, the machine's driver.
+#: A driver that cannot pin. Functions that it does not define come from the library that it is linked with, the machine's
+#: driver.
 SHIM = r"""
 #include <dlfcn.h>
 #include <stddef.h>
@@ -43,7 +44,7 @@ def build_shim(folder: Path) -> Path:
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("needs a C compiler, to make a driver that refuses to pin")
-    # To link with, in the place of the driver: at run time its name finds the machine's.
+    # For linking, in place of the driver: at run time its name finds the machine's.
     library, shim = folder / "link" / "libcuda.so.1", folder / "shim.so"
     library.parent.mkdir()
     common = [*compiler.split(), "-shared", "-fPIC", "-w", "-x", "c", "-"]

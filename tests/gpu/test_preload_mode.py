@@ -21,7 +21,7 @@ INNER_TIMEOUT_S = 900
 @pytest.mark.real_gpu("simulate --preload runs the scenarios again")
 def test_every_scenario_in_preload_mode(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if torch.cuda.is_initialized():
-        release_everything()  # the inner run wants most of the GPU
+        release_everything()  # the inner run needs most of the GPU
     results = tmp_path / "results.xml"
     done = subprocess_run(
         [

@@ -1,5 +1,7 @@
-"""What can only be seen in fresh processes: import, exit, the first CUDA call, environment variables. Programs of both hook
-modes are started together, because most of their time is torch's import."""
+"""Guards what needs fresh processes: import, exit, the first CUDA call, environment variables.
+
+Programs of both hook modes are started together, because most of their time is torch's import.
+"""
 
 from __future__ import annotations
 

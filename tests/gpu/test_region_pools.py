@@ -1,4 +1,4 @@
-"""Regions and torch's pools: paused memory is never handed out, and idle memory goes back."""
+"""Guards regions over torch's pools: paused memory is never handed out, and idle memory is released."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_pausing_inside_the_region() -> None:
 
 
 def test_pausing_while_another_thread_is_in_the_region_is_refused() -> None:
-    """torch would hand that thread paused memory: only the thread itself can leave its pools."""
+    """torch would hand out paused memory to that thread: only the thread itself can leave its pools."""
     inside, tried = threading.Event(), threading.Event()
     tensors: list[torch.Tensor] = []
     caught: list[BaseException] = []
@@ -189,7 +189,7 @@ def test_empty_cache_while_another_thread_is_in_a_region() -> None:
     finally:
         done.set()
         thread.join(60)
-    # While that thread was in its region torch could return nothing; leaving it did.
+    # While that thread was in its region torch could return nothing; leaving it returned it.
     assert_close_to(start - free_bytes(), 128 * MIB, "memory still taken")
     assert [segment_of(tensor).tag for tensor in held] == ["b", "b"]
     for value, tensor in enumerate(held):
@@ -248,7 +248,7 @@ def test_regions_and_pools_of_the_users_nest() -> None:
 
 
 def test_expandable_segments_toggled_at_run_time(mode: str) -> None:
-    """As verl does around each step: regions stay managed whichever way the setting points."""
+    """As verl does around each step: regions stay managed with either value of the setting."""
     # Before PyTorch 2.9 it has another name.
     settings = getattr(torch._C, "_accelerator_setAllocatorSettings", None) or torch.cuda.memory._set_allocator_settings
     tensors = []

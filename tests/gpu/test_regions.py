@@ -1,4 +1,4 @@
-"""Regions: what is managed where, on which thread and in which task."""
+"""Guards regions: what is managed where, on which thread and in which task."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_the_same_region_nested_and_in_two_threads_at_once() -> None:
     del tensor
 
 
-def test_a_thread_started_inside_a_region_is_outside_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_thread_started_inside_a_region_is_outside_and_that_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     skip_where_routing_is_of_the_process()
     found: list[bool] = []
 
@@ -144,12 +144,12 @@ def test_a_thread_started_inside_a_region_is_outside_and_that_is_said(caplog: py
             in_thread(other)
     assert found == [False, False]
     assert is_managed(inside)
-    said = [record.getMessage() for record in caplog.records if "no region manages" in record.getMessage()]
-    assert len(said) == 1, said
-    assert f"region(tag='threads') was open PyTorch took {16 * MIB} bytes" in said[0]
+    reports = [record.getMessage() for record in caplog.records if "no region manages" in record.getMessage()]
+    assert len(reports) == 1, reports
+    assert f"region(tag='threads') was open PyTorch took {16 * MIB} bytes" in reports[0]
 
 
-def test_memory_of_the_users_own_pool_inside_a_region_is_said_not_to_be_managed(
+def test_memory_of_the_users_own_pool_inside_a_region_is_reported_as_unmanaged(
     mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     skip_where_the_outer_pool_wins()
@@ -158,8 +158,8 @@ def test_memory_of_the_users_own_pool_inside_a_region_is_said_not_to_be_managed(
         tensor = empty(16 * MIB)
     # In preload mode it is: PyTorch's cudaMalloc is caught whichever pool it is for.
     assert is_managed(tensor) is (mode == "preload")
-    said = [record for record in caplog.records if "no region manages" in record.getMessage()]
-    assert len(said) == (0 if mode == "preload" else 1)
+    reports = [record for record in caplog.records if "no region manages" in record.getMessage()]
+    assert len(reports) == (0 if mode == "preload" else 1)
     del tensor
     torch.cuda.synchronize()
     del pool

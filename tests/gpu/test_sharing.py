@@ -1,4 +1,4 @@
-"""Sharing managed tensors with other processes, which is refused with what to do instead."""
+"""Guards that sharing managed tensors with other processes is refused with a remedy."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_other_tensors_are_shared_as_before() -> None:
     assert ForkingPickler.dumps(torch.nn.Parameter(copy.cpu(), requires_grad=False))
 
 
-def test_the_receiver_of_a_queue_is_told() -> None:
+def test_the_receiver_of_a_queue_gets_an_error() -> None:
     (done,) = run_programs([Program("share.py", preload=STARTED_PRELOADED)])
     done.check()
     assert done.output == "ready\n"

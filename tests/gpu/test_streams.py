@@ -1,4 +1,4 @@
-"""Work in flight: a pause waits for it, and so does a free of memory that it may still use."""
+"""Guards work in flight: a pause waits for it, and so does a free of memory that it may still use."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_pause_waits_for_kernels_on_every_stream(backup: str) -> None:
 
 @pytest.mark.parametrize("backup", ["pinned", "mmap"])
 def test_copies_in_flight_at_a_pause_arrive(backup: str) -> None:
-    """One into managed memory and one out of it, both behind work that takes long: backup and host have all of it."""
+    """One into managed memory and one out of it, both behind slow work: backup and host get all of it."""
     size = 32 * MIB
     with saver.region(tag="weights", enable_cpu_backup=True, cpu_backup_backend=backup):
         target, source = empty(size), empty(size)
@@ -141,7 +141,7 @@ def test_work_queued_after_a_resume_sees_the_contents() -> None:
 
 @pytest.mark.parametrize("own_stream", [False, True])
 def test_kernels_after_wait_stream_find_memory_and_contents(own_stream: bool) -> None:
-    """A cache without contents, which nothing is copied into, and weights that are, resumed in the background."""
+    """A cache without contents, which is not copied, and weights that are, resumed in the background."""
     with saver.region(tag="kv_cache"):
         cache = [empty(64 * MIB) for _ in range(16)]
     with saver.region(tag="weights", enable_cpu_backup=True):
@@ -166,7 +166,7 @@ def test_kernels_after_wait_stream_find_memory_and_contents(own_stream: bool) ->
 
 
 def test_wait_stream_on_a_thread_of_its_own() -> None:
-    """The thread has no context before it: its default stream is device 0's."""
+    """The thread has no context before: its default stream is device 0's."""
     with saver.region(tag="weights", enable_cpu_backup=True):
         weights = empty(256 * MIB)
     fill_random(weights, 5)

@@ -1,4 +1,4 @@
-"""Which allocations a pause or a resume acts on: tags, mixtures, repetition, and SGLang's order."""
+"""Guards which allocations a pause or a resume selects: tags, mixtures, repetition, and SGLang's order."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def test_pause_of_an_unknown_tag_changes_nothing() -> None:
     with saver.region(tag="weights"):
         tensor = empty(64 * MIB)
     before = free_bytes()
-    report = saver.pause("nobody ever used this tag")
+    report = saver.pause("unused tag")
     assert (report.allocations, report.bytes, report.unknown_tags) == (0, 0, 1)
-    assert saver.resume("nobody ever used this tag").allocations == 0
+    assert saver.resume("unused tag").allocations == 0
     assert free_bytes() == before
     write_and_check(tensor, 1)
 

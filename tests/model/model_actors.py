@@ -1,4 +1,4 @@
-"""Threads of the model: each does what it is told, and has regions of its own."""
+"""Threads of the model: each executes operations on request, and has regions of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch_memory_saver import _core
 
 
 class Worker:
-    """A thread that does what it is told, one thing after another."""
+    """A thread that executes one operation after another on request."""
 
     def __init__(self) -> None:
         self._tasks: SimpleQueue[tuple[Callable[[], Any], SimpleQueue[Any]] | None] = SimpleQueue()
@@ -28,7 +28,7 @@ class Worker:
                 results.put((None, error))
 
     def start(self, function: Callable[[], Any]) -> Callable[[], Any]:
-        """Begins it; the result is what to call to wait for its end, and get what it returned or raised."""
+        """Starts the operation; returns a function that waits for its end, and returns or raises what it did."""
         results: SimpleQueue[Any] = SimpleQueue()
         self._tasks.put((function, results))
 

@@ -1,4 +1,4 @@
-"""What the model knows of an allocation: what it holds, where, and what a pause and a resume make of that."""
+"""The model's knowledge of an allocation: its contents, where they are, and the effect of a pause and a resume on them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from model_machine import GRANULARITY, MIB, POISON
 
 from torch_memory_saver import _core
 
-#: Of this model alone: a tag that has been allocated with once is known to the process for good.
+#: Of this model alone: a tag that was allocated with once stays known to the process.
 TAGS = ("model weights", "model cache", "model graph")
 BACKUPS = (_core.BACKUP_NONE, _core.BACKUP_PINNED, _core.BACKUP_MMAP, _core.BACKUP_DISK)
 BACKUP_NAMES = dict(zip(BACKUPS, ("none", "pinned", "mmap", "disk"), strict=True))
@@ -29,7 +29,7 @@ used_tags: set[str] = set()
 
 
 def poison(size: int) -> bytes:
-    """What new physical memory holds on the simulated GPU."""
+    """The contents of new physical memory on the simulated GPU."""
     if size not in _POISON:
         if len(_POISON) > 64:
             _POISON.clear()
@@ -46,7 +46,7 @@ Ranges = list[tuple[int, int]]
 
 @dataclass
 class PauseChoice:
-    """How a pause is called: where contents go in spite of the region, and what is live of some allocations."""
+    """The options of a pause: where contents go instead of the region's setting, and the live bytes of some allocations."""
 
     backup: int | None = None
     live: dict[int, Ranges] | None = None  # by address; of others everything is
@@ -125,7 +125,7 @@ class Allocation:
         )
 
     def row(self) -> tuple[int, int, int, int, int, int, int, str]:
-        """What _core.segments() says of it."""
+        """The expected row of _core.segments()."""
         held = total(self.kept) if self.saved else self.size * self.file
         backup_bytes = held if self.state in (ACTIVE, PAUSED) else 0
         return (self.address, self.size, self.reserved, backup_bytes, self.device, self.state, self.backup, self.tag)

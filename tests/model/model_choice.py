@@ -1,4 +1,4 @@
-"""Where the operations get their decisions from: a seeded generator in the long runs, hypothesis in the tests."""
+"""The source of the operations' decisions: a seeded generator in the long runs, hypothesis in the tests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RandomChoice:
 
 
 class DrawnChoice:
-    """Decisions that hypothesis draws, and makes smaller when one of them shows a fault."""
+    """Decisions that hypothesis draws, and shrinks when one of them reveals a bug."""
 
     def __init__(self, data: Any) -> None:
         from hypothesis import strategies

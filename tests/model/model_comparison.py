@@ -1,5 +1,5 @@
-"""The comparison of a World with the native core: the states, the sizes, every byte of what is resident, every byte of what
-has a host backup, the files, the counters, and what the simulated GPU says is allocated."""
+"""The comparison of a World with the native core: the states, the sizes, every byte of resident memory, every byte with a
+host backup, the files, the counters, and the simulated GPU's usage."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ RECLAIM_SECONDS = 60
 
 
 def reclaim_late() -> None:
-    """Has what is left of host memory tried again, and waits for that: it happens on a thread of the library's. No work may
-    wait on a device."""
+    """Makes the library retry the release of host memory, and waits for it: it happens on a thread of the library's. No work
+    may wait on a device."""
     give_up = time.monotonic() + RECLAIM_SECONDS
     while _core.counters()["quarantined_host"]:
         assert time.monotonic() < give_up, "host memory is not taken back"
@@ -37,7 +37,7 @@ def reclaim_late() -> None:
 
 
 def compare(world: World) -> None:
-    """Everything there is, against the core."""
+    """Compares everything with the core."""
     expected = sorted(allocation.row() for allocation in world.allocations)
     found = sorted(_core.segments())
     assert found == expected, _differing(expected, found)
@@ -60,7 +60,7 @@ def compare(world: World) -> None:
 
 
 def _context_left(world: World) -> int | None:
-    """What is current on this thread, which had no context, after a call that has tried to put that right."""
+    """The current context of this thread, which had none, after a call that has tried to restore that."""
     for device in range(DEVICES if world.machine.current_context() is not None else 0):
         _core.device_memory(device)  # enters the context of a device that is not current
     return world.machine.current_context()
@@ -114,11 +114,11 @@ def _check_counters(world: World) -> None:
             "quarantined_handles": 0,
             "quarantined_ranges": 0,
         }
-    # During a capture it waits: a thread of the library's may have met a failure later than the last call before that.
+    # During a capture it is deferred: a thread of the library's may have met a failure after the last call before that.
     while world.clean and not world.captures and counters["quarantined_host"]:
         reclaim_late()
         counters = _core.counters()
-    # What disk copies go through has events beside its memory, which wait with it.
+    # The staging memory of disk copies has events, which are deferred with it.
     if world.clean and not counters["quarantined_host"]:
         expected["quarantined_other"] = 0
     wrong = {name: (counters[name], value) for name, value in expected.items() if counters[name] != value}

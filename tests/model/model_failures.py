@@ -1,4 +1,4 @@
-"""Operations of model_operations.py that something goes wrong in: a call of the driver fails, or a signal comes."""
+"""Operations with a failure: those of model_operations.py while a call of the driver fails, or a signal comes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from model_world import World
 from torch_memory_saver import _core
 from torch_memory_saver import torch_memory_saver as saver
 
-#: Calls of the driver that a rule lets fail; "*" is each of them.
+#: Calls of the driver that a rule makes fail; "*" is each of them.
 CALLS = (
     "*",
     "cuMemCreate",
@@ -48,7 +48,7 @@ CALLS = (
 
 
 def fault(world: World, choose: Any) -> bool:
-    """Another operation while a call of the driver fails, once or several times; then, mostly, everything is tried again."""
+    """Another operation while a call of the driver fails, once or several times; then usually everything is retried."""
     call = choose.pick(CALLS)
     after = choose.integer(0, 40 if call == "*" else 3)
     times = choose.pick((1, 1, 2, 1000))

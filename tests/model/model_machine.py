@@ -1,7 +1,7 @@
-"""The simulated GPU as the model's tests use it: its control functions, and memory compared where it lies.
+"""The simulated GPU as the model's tests use it: its control functions, and memory compared in place.
 
-Device addresses of the simulated GPU are host addresses. What is read or written here is the memory itself; paused memory
-must not be touched.
+Device addresses of the simulated GPU are host addresses. Reads and writes access the memory itself; paused memory must not
+be accessed.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Machine:
         self.library.tms_sim_wait_until_synchronizing()
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Looks again and again until it is so."""
+        """Polls until the condition is true."""
         while not condition():
             time.sleep(0)
 

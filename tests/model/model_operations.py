@@ -1,7 +1,7 @@
-"""What can happen to managed memory, one operation a function: it chooses, acts on the core, and tells the model. Pause and
-resume are in model_pausing.py.
+"""The operations on managed memory, one a function: it chooses, acts on the core, and updates the model. Pause and resume
+are in model_pausing.py.
 
-Each returns False where there was nothing to choose from. OPERATIONS has all of them with how often the long runs do each.
+Each returns False if there was nothing to choose from. OPERATIONS has all of them with their frequency in the long runs.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def set_host_memory(world: World, choose: Any) -> bool:
 
 
 def reserve_host_memory(world: World, choose: Any) -> bool:
-    """In the background, whatever else goes on."""
+    """In the background, concurrently with other operations."""
     size, device = choose.integer(0, 9) * MIB, choose.integer(0, DEVICES - 1)
     world.say(f"reserve_host_memory({size}, {device})")
     World.reserved = max(World.reserved, size + GRANULARITY)  # it is rounded up
@@ -118,7 +118,7 @@ def set_directory(world: World, choose: Any) -> bool:
 
 
 def take_memory(world: World, choose: Any) -> bool:
-    """Another process takes memory, or gives back some of what it took."""
+    """Another process takes memory, or releases some of it."""
     device = choose.integer(0, DEVICES - 1)
     free = world.free_bytes(device) // GRANULARITY
     taken = world.machine.taken[device] // GRANULARITY - world.others[device]
@@ -182,7 +182,7 @@ def allocate_on(world: World, actor: Actor, size: int, device: int) -> Allocatio
 
 
 def reclaimed_perhaps(world: World) -> None:
-    """An allocation that found no memory has tried again what the driver refused before."""
+    """An allocation that found no memory has retried what the driver refused before."""
     if world.rule or not world.clean:
         world.observe_states({DAMAGED: (PAUSED,)})
     if not world.captures and not _core.counters()["deferred_frees"]:
@@ -207,7 +207,7 @@ def free_one(world: World, actor: Actor, allocation: Allocation) -> None:
 
 
 def free_wrongly(world: World, choose: Any) -> bool:
-    """Addresses that are not the start of an allocation: nothing happens."""
+    """Addresses that are not the start of an allocation: the free has no effect."""
     live = {allocation.address: allocation for allocation in world.allocations}
     if live and choose.integer(0, 1):
         allocation = choose.pick(world.allocations)
@@ -246,7 +246,7 @@ _ADDED = {value: bytes((byte + value) % 256 for byte in range(256)) for value in
 
 
 def run_kernel(world: World, choose: Any) -> bool:
-    """Work on the device that is not waited for: a pause or a free has to."""
+    """Work on the device that is not waited for: a pause or a free must wait for it."""
     active = world.with_state(ACTIVE)
     if not active or world.captures:
         return False
@@ -274,7 +274,7 @@ def launch(world: World, allocation: Allocation, value: int, gate: int) -> None:
 
 
 def look_at_backup(world: World, choose: Any) -> bool:
-    """Holds on to a host backup, whatever becomes of its allocation."""
+    """Keeps a host backup alive beyond its allocation."""
     backed = [a for a in world.allocations if a.whole_copy is not None and a.state != DAMAGED]
     if not backed or len(world.views) >= MOST_VIEWS:
         return False
@@ -295,7 +295,7 @@ def let_backup_go(world: World, choose: Any) -> bool:
 
 
 def spoil_file(world: World, choose: Any) -> bool:
-    """A byte of every backup file changes: a resume says so and changes nothing; with the byte back it succeeds."""
+    """A byte of every backup file changes: a resume reports it and changes nothing; with the byte restored it succeeds."""
     on_disk = [a for a in world.with_state(PAUSED) if a.saved == _core.BACKUP_DISK and a.kept]
     if not on_disk or world.captures or not world.clean:
         return False
@@ -355,7 +355,7 @@ def end_capture(world: World, choose: Any) -> bool:
     return True
 
 
-#: Each with how often the long runs do it.
+#: Each with its frequency in the long runs.
 OPERATIONS: dict[Operation, int] = {
     enter_region: 10,
     leave_region: 6,

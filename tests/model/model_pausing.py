@@ -1,4 +1,4 @@
-"""Pause and resume of the model, with what each may leave when a call of the driver fails: part of the operations."""
+"""Pause and resume of the model, and their possible effects when a call of the driver fails: part of the operations."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def unknown_tags(tags: Tags) -> int:
 
 
 def choose_pause(world: World, choose: Any) -> PauseChoice:
-    """Mostly as the regions say, and everything."""
+    """Mostly with the regions' settings, and all tags."""
     choice = PauseChoice()
     if choose.integer(0, 3) == 0:
         choice.backup = choose.pick(tuple(BACKUPS_BY_NAME.values()))
@@ -96,7 +96,7 @@ def pause_tags(world: World, actor: Actor, tags: Tags, choice: PauseChoice) -> N
 
 
 def after_pause(world: World, tags: Tags, selected: list[Allocation], report: Any, unknown: int | None = None) -> None:
-    """`unknown`: how many of the tags nothing had when the pause began, if that may have changed."""
+    """`unknown`: how many of the tags no allocation had when the pause began, if that may have changed."""
     assert not (world.captures and (world.allocations or something_waits(host=False))), "paused during a capture"
     if world.rule is None:
         world.repaired()
@@ -110,7 +110,7 @@ def after_pause(world: World, tags: Tags, selected: list[Allocation], report: An
 
 
 def after_failed_pause(world: World, selected: list[Allocation]) -> None:
-    """All that were selected stay, or all go, some of them perhaps DAMAGED."""
+    """All selected allocations stay active, or all are paused, some of them perhaps DAMAGED."""
     states = {row.address: row.state for row in _core.segments()}
     now = {states[allocation.address] for allocation in selected}
     if now - {ACTIVE}:
@@ -125,11 +125,11 @@ def after_failed_pause(world: World, selected: list[Allocation]) -> None:
 
 
 def renewed_in_vain(world: World, allocation: Allocation) -> None:
-    """A retained backup that the failed pause had begun to write over has no contents any more; its memory stays."""
+    """A retained backup that the failed pause had begun to overwrite has no contents any more; its memory stays."""
     if not allocation.kept or not allocation.buffer:
         return
     begin, end = allocation.kept[0]
-    # Its counted bytes do not tell: a file that it has as well counts where there is no other backup.
+    # Its counted bytes do not show it: a file that it has as well counts if there is no other backup.
     if _core.host_backup(allocation.address + begin, end - begin) is not None:
         return
     allocation.loses_contents_of_backup()
@@ -139,7 +139,7 @@ def renewed_in_vain(world: World, allocation: Allocation) -> None:
 
 
 def reclaimed(world: World) -> None:
-    """Before anything else every pause and resume tries again what waits."""
+    """Every pause and resume first retries what awaits release."""
     if world.captures:
         return
     if world.rule is not None:
@@ -203,8 +203,8 @@ def resume_tags(world: World, actor: Actor, tags: Tags, optional: dict[str, Any]
 
 
 def something_waits(host: bool = True) -> bool:
-    """What a call would try again, and perhaps wait for a device. `host`: host memory counts, which may begin to wait after
-    the call, because a thread of the library's gives it back."""
+    """What a call would retry, and perhaps wait for a device. `host`: host memory counts, whose wait may begin after the
+    call, because a thread of the library's releases it."""
     names = ["deferred_frees", "quarantined_handles", "quarantined_ranges", "quarantined_other"]
     names += ["quarantined_host"] if host else []
     counters = _core.counters()
@@ -212,7 +212,7 @@ def something_waits(host: bool = True) -> bool:
 
 
 def passed_over(world: World, selected: list[Allocation]) -> None:
-    """A resume that found some damaged still has resumed the rest all the same, and fails."""
+    """A resume that found some damaged has still resumed the rest, and fails."""
     states = {row.address: row.state for row in _core.segments()}
     resumed = [allocation for allocation in selected if states[allocation.address] == ACTIVE]
     if not resumed:

@@ -1,4 +1,4 @@
-"""Operations of a model as rules of hypothesis: the machine that a test gives its World, and how it is run."""
+"""Operations of a model as rules of hypothesis: the state machine that a test gives its World, and how it is run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ATTEMPTS = 5
 
 
 class AnyWorld(Protocol):
-    """What there is and what it holds, with the operations that have led there."""
+    """The model's state, with the operations that have led to it."""
 
     steps: deque[str]
 
@@ -28,7 +28,7 @@ class AnyWorld(Protocol):
 
 
 class Rules(RuleBasedStateMachine):
-    """Makes a world, has everything compared after every step, and says the steps when one fails."""
+    """Makes a world, compares everything after every step, and prints the steps when one fails."""
 
     world: AnyWorld
     #: Of all machines of this class: whether a step or a comparison has ever failed.
@@ -79,7 +79,7 @@ def run(machine: type[Rules], examples: int, steps: int) -> None:
     """Lets hypothesis run the machine.
 
     Which thread meets an injected failure, and so what there is to choose from afterwards, is not the same each time, and
-    hypothesis gives up where it sees that. If nothing was wrong until then it begins again, with other steps.
+    hypothesis gives up when it sees that. If no failure occurred until then it begins again, with other steps.
     """
     machine.found = False
     for attempt in range(ATTEMPTS):

@@ -1,4 +1,4 @@
-"""Operations that go on while another thread's pause or resume is under way: a gate, or memory that is missing, holds it."""
+"""Operations during another thread's pause or resume, which is held by a gate, or by missing memory."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from model_world import FAILURES, MAX_ALLOCATIONS, World, describe_error
 from torch_memory_saver import _core, errors
 from torch_memory_saver import torch_memory_saver as saver
 
-#: What may fail once the pause has been let through.
+#: Calls that may fail once the pause has been released.
 LATE_CALLS = ("*", "cuMemUnmap", "cuMemRelease", "cuMemcpyDtoHAsync", "cuStreamSynchronize", "cuCtxPopCurrent")
 
 
 def quiet(world: World) -> bool:
-    """Whether what a call does now can be foretold although other threads act."""
+    """Whether the result of a call is predictable although other threads act."""
     return world.clean and not world.captures and not world.deferred
 
 
@@ -41,7 +41,7 @@ def pause_held(world: World, choose: Any) -> bool:
     if not selected or not quiet(world):
         return False
     victim = choose.pick(selected)
-    # It could not be taken back while the device is held, and what is checked meanwhile would find it.
+    # It could not be released while the device is held, and the checks meanwhile would find it.
     reclaim_late()
     # Before the gate: a test case that hypothesis gives up ends with its next draw, and the gate would stay closed.
     choice = world.pausing = choose_pause(world, choose)
@@ -88,7 +88,7 @@ def finished(join: Callable[[], Any]) -> Any:
 def conclude(
     world: World, tags: Any, selected: list[Allocation], freed: list[Allocation], ended: Any, fired: int, unknown: int
 ) -> bool:
-    """What the held pause came to. Those that were freed meanwhile count in its report, and are gone."""
+    """The outcome of the held pause. Allocations freed meanwhile count in its report, and are gone."""
     kept = [allocation for allocation in selected if allocation not in freed]
     world.clean = world.clean and not fired
     if isinstance(ended, Exception):
@@ -101,7 +101,7 @@ def conclude(
         world.clean = clean
     for allocation in freed:
         if isinstance(ended, Exception):
-            # It may have written over a retained backup, which cannot be known any more.
+            # It may have overwritten a retained backup, which cannot be known any more.
             for view in (view for view in world.views if view.owner is allocation):
                 view.contents = None
         world.forget(allocation)
@@ -134,7 +134,7 @@ def meanwhile(
     freed: list[Allocation],
     late: list[tuple[str, Callable[[], Any]]],
 ) -> None:
-    """One thing that goes on while the pause is held: nothing of it may wait for the device on this thread."""
+    """One operation while the pause is held: none may wait for the device on this thread."""
     main, _, third = world.actors
     kind = choose.integer(0, 8)
     others = [a for a in world.with_state(ACTIVE) if a not in selected]
@@ -212,7 +212,7 @@ def write_other(world: World, choose: Any, allocation: Allocation) -> None:
 
 
 def resume_waits(world: World, choose: Any) -> bool:
-    """A resume on another thread waits for memory that others have; meanwhile some of what it wants is freed."""
+    """A resume on another thread waits for memory that others have; meanwhile some of its allocations are freed."""
     tags = choose_tags(world, choose)
     selected = world.selected(tags, PAUSED)
     if not selected or not quiet(world) or world.lacks(selected):
@@ -251,10 +251,10 @@ def resume_waits(world: World, choose: Any) -> bool:
     return True
 
 
-#: How often the waiting resume has looked for memory before the rest goes on.
+#: How often the waiting resume has looked for memory before the rest continues.
 LOOKS = 1
 
-#: Each with how often the long runs do it.
+#: Each with its frequency in the long runs.
 THREADED: dict[Operation, int] = {pause_held: 3, resume_waits: 2}
 
 __all__ = ["THREADED"]

@@ -1,10 +1,9 @@
-"""The model: what there is and what it holds, in plain Python; and the comparison of all of it with the native core.
+"""The model: the allocations and their contents, in plain Python; and the comparison of all of it with the native core.
 
-A World drives one process's core. Every operation (OPERATIONS, FAILING, THREADED) decides what to do, does it, says it in
-`steps`, and says what it should have changed. `check` then compares (model_comparison.py).
-
-`clean` is False from an injected failure until everything has been tried again: meanwhile the driver may still hold what it
-refused to take back, so sums are not compared. States and bytes always are.
+A World drives one process's core. Every operation (OPERATIONS, FAILING, THREADED) decides what to do, does it, records it in
+`steps`, and records its expected effect. `check` then compares (model_comparison.py). `clean` is False from an injected
+failure until everything has been retried: meanwhile the driver may still hold what it failed to release, so sums are not
+compared. States and bytes always are.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ from settling import wait_for_host_memory
 
 from torch_memory_saver import _core, errors
 
-#: What the machine leaves to this process on each device: little, so that memory runs out.
+#: The memory that the machine leaves to this process on each device: little, so that it runs out.
 ROOM = 48 * MIB
 MAX_ALLOCATIONS = 14
 STEPS_KEPT = 400
 
 
 class World:
-    #: The most host memory that was ever reserved, of this process: the pool may grow to it.
+    #: The most host memory that this process ever reserved: the pool may grow to it.
     reserved = 0
 
     def __init__(self, machine: Machine, directory: Path, room: int = ROOM, payload: bytes = b"") -> None:
@@ -84,7 +83,7 @@ class World:
         self.made = self.given_back = 0
         self.before = [machine.usage(device) for device in range(DEVICES)]
 
-    # What the operations use.
+    # Used by the operations.
 
     def say(self, step: str) -> None:
         self.steps.append(step)
@@ -106,7 +105,7 @@ class World:
             self.detach_views(allocation)
 
     def detach_views(self, allocation: Allocation) -> None:
-        """Its backup is let go: a view that is held keeps it as it is."""
+        """Its backup is released: a view that is held keeps its contents."""
         for view in self.views:
             if view.owner is allocation:
                 view.owner = None
@@ -117,7 +116,7 @@ class World:
         self.deferred.clear()
 
     def act(self, actor: Actor, function: Callable[[], Any]) -> Any:
-        """Does it on the thread, while the call of the rule fails, if there is one."""
+        """Runs the call on the thread, with the failure of the rule, if there is one."""
         if self.rule is None:
             return actor.call(function)
         self.machine.fail(*self.rule)
@@ -160,7 +159,7 @@ class World:
                     view.contents = allocation.whole_copy
 
     def repaired(self) -> None:
-        """What every pause and resume does first: damaged allocations are paused ones again, where no call fails."""
+        """The first step of every pause and resume: damaged allocations become paused, if no call fails."""
         if self.captures:
             return  # nothing may be waited for
         for allocation in self.with_state(DAMAGED):
@@ -169,7 +168,7 @@ class World:
         self.clean = True
 
     def observe_states(self, allowed: dict[int, tuple[int, ...]], tags: Tags = None) -> None:
-        """Takes over the states that the core says, where the model cannot know which of several it is."""
+        """Takes over the core's states, if the model cannot know which of several is right."""
         rows = {row.address: row.state for row in _core.segments()}
         for allocation in self.allocations:
             state = rows.get(allocation.address)
@@ -193,7 +192,7 @@ class World:
     # The comparison.
 
     def check(self) -> None:
-        """Everything there is, against the core."""
+        """Compares everything with the core."""
         compare(self)
 
     def files(self) -> list[Path]:
@@ -204,14 +203,14 @@ class World:
     def end(self) -> None:
         """Frees everything. Nothing is left."""
         self.abandon()
-        # Staging memory of disk copies that was refused is not among what the store has resident.
+        # Refused staging memory of disk copies does not count as resident in the store.
         reclaim_late()
         wait_for_host_memory(_core)
         for device, before in enumerate(self.before):
             usage = self.machine.usage(device)
             for name in ("physical_bytes", "handles", "mappings", "reservations", "streams"):
                 assert getattr(usage, name) == getattr(before, name), f"left on device {device}: {name}"
-            assert usage.host_bytes <= _core.counters()["host_pooled_bytes"], "left page-locked"
+            assert usage.host_bytes <= _core.counters()["host_pooled_bytes"], "still pinned"
         counters = _core.counters()
         left = {
             name: counters[name]
@@ -224,7 +223,7 @@ class World:
         assert not [path for directory in self.directories for path in directory.iterdir()], "files left at the end"
 
     def abandon(self) -> None:
-        """Puts the process back to where it was, whatever happened."""
+        """Resets the process, whatever happened."""
         for actor in self.actors:
             actor.call(lambda: _core.region_pop(1))
             if actor.worker is not None:
@@ -248,7 +247,7 @@ def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-#: What an injected failure may become.
+#: The possible results of an injected failure.
 FAILURES = (
     errors.OutOfMemoryError,
     errors.OutOfHostMemoryError,

@@ -1,6 +1,6 @@
-"""Random operations on managed memory against a plain Python model, every byte compared: by hypothesis, which finds the
-fewest steps that show a fault, and for a few seconds by the driver of the long runs (`make soak`), with fewer steps between
-comparisons."""
+"""Guards the core by random operations on managed memory against a plain Python model, every byte compared: by hypothesis,
+which finds the fewest steps that reveal a bug, and for a few seconds by the driver of the long runs (`make soak`), with
+fewer steps between comparisons."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Model(Rules):
 
     def begin(self) -> World:
         world = World(self.machine, self.directory, payload=PAYLOAD)
-        # Something to begin with, so that the first pause is about something: hypothesis makes few steps.
+        # An allocation to begin with, so that the first pause selects something: hypothesis makes few steps.
         main = world.actors[0]
         for tag, backup in zip((TAGS[0], TAGS[0], TAGS[1], TAGS[1]), BACKUPS, strict=True):
             main.bottom = Level(tag, backup, True)
@@ -60,7 +60,7 @@ class Model(Rules):
         super().guarded(step)
 
 
-#: Rules are chosen evenly, so what matters most is there more than once.
+#: Rules are chosen evenly, so the most important ones are listed more than once.
 for each in OPERATIONS | FAILING | THREADED:
     for number in range(3 if each in (allocate, pause, resume, fault) else 1):
         add_rule(Model, each, f"{each.__name__}_{number}")

@@ -1,4 +1,4 @@
-"""One planted bug: a text of one file, what it becomes, and the tests that have to notice."""
+"""One planted bug: a text of one file, its replacement, and the tests that must detect it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Mutant:
 
 
 def check(mutants: tuple[Mutant, ...], root: Path) -> list[str]:
-    """What is wrong with the table, one text each: bugs that do not apply, tests that do not exist, names used twice."""
+    """The errors of the table, one text each: bugs that do not apply, tests that do not exist, names used twice."""
     problems = []
     for mutant in mutants:
         try:

@@ -140,7 +140,7 @@ _LIVE = (
         _SOURCES + "_torch/pools.py",
         "if torch.uses_of(pool.memory_pool) > uses]",
         "if torch.uses_of(pool.memory_pool) > uses + 1]",
-        (_TESTS + "torch/test_live.py::test_a_pool_that_somebody_captures_into_by_its_id",),
+        (_TESTS + "torch/test_live.py::test_a_pool_that_the_program_captures_into_by_its_id",),
     ),
 )
 
@@ -171,7 +171,7 @@ _TORCH_LAYER = (
         _SOURCES + "_torch/graphs.py",
         "native.enter_region(self._options.unmanaged())",
         "native.enter_region(self._options)",
-        ("preload:tests/gpu/test_graphs.py::test_what_another_stream_allocates_during_a_capture_is_ordinary",),
+        ("preload:tests/gpu/test_graphs.py::test_allocations_of_another_stream_during_a_capture_are_ordinary",),
     ),
     Mutant(
         "a-pool-dies-while-torch-would-end-the-process",

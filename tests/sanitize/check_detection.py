@@ -1,6 +1,6 @@
-"""That the sanitizers see what _core does: mistakes of a caller, made on purpose through the function table of tms.h.
+"""Guards that the sanitizers detect errors in _core: a caller makes them on purpose through the function table of tms.h.
 
-`make sanitize-python` runs this before the tests. It is no test of an ordinary build, and so pytest does not collect it.
+`make sanitize-python` runs this before the tests. It does not apply to an ordinary build, and so pytest does not collect it.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Program:
     line: int
     lines: dict[int, str] = field(default_factory=dict)
     language: str = "python"
-    #: What lies in the folder where it runs.
+    #: Files in the folder where it runs.
     files: dict[str, str] = field(default_factory=dict)
     in_torch_shell: bool = False
 

@@ -19,7 +19,7 @@ _DEVICE_NAME = "Simulated GPU"
 
 @functools.cache
 def reason_to_skip() -> str | None:
-    """Why PyTorch cannot be tested on the simulated GPU here; None if it can."""
+    """The reason why PyTorch cannot be tested on the simulated GPU here; None if it can."""
     # Without this, importing the CUDA build fails where its CUDA packages are not installed.
     if "_simulated_cuda.so" not in os.environ.get("LD_PRELOAD", "") or "TMS_SIMULATED_DEVICES" not in os.environ:
         return f"needs PyTorch's CUDA build on the simulated GPU: {_HOW}"
@@ -45,7 +45,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 @pytest.fixture(autouse=True, scope="session")
 def on_the_simulated_gpu() -> None:
-    """A real GPU must never be what these tests ran on."""
+    """A real GPU must never run these tests."""
     import torch
 
     names = {torch.cuda.get_device_name(device) for device in range(torch.cuda.device_count())}

@@ -1,4 +1,4 @@
-"""Operations of the model on regions and tensors: what is made where, written, dropped and given back."""
+"""Operations of the model on regions and tensors: creation, writes, frees, and releasing memory."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def make(world: TorchWorld, choose: Any) -> bool:
 
 
 def make_on_another_thread(world: TorchWorld, choose: Any) -> bool:
-    """In a region of that thread, which says nothing about this one's."""
+    """In a region of that thread; the regions of this one do not apply."""
     if len(world.tensors) >= MOST_TENSORS:
         return False
     tag, backup, size = choose.pick(TAGS), choose.pick(list(BACKUPS)), choose.pick(SIZES)

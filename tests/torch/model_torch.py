@@ -81,7 +81,7 @@ def pause(world: TorchWorld, choose: Any) -> bool:
 
 
 def call_resume(tags: tuple[str, ...] | None, options: dict[str, Any], how: int) -> Any:
-    """`how` 0: what is queued on the current stream meanwhile comes after it; 1: waited for later."""
+    """`how` 0: what is queued on the current stream meanwhile runs after it; 1: waited for later."""
     if how > 1:
         return saver.resume(tags, **options)
     pending = saver.resume(tags, wait=False, **options)
@@ -124,7 +124,7 @@ def set_host_memory(world: TorchWorld, choose: Any) -> bool:
 
 
 def reserve_host_memory(world: TorchWorld, choose: Any) -> bool:
-    """In the background, whatever else goes on."""
+    """In the background, concurrently with other operations."""
     size = choose.integer(0, 32) << 20
     world.say(f"reserve_host_memory({size})")
     saver.reserve_host_memory(size)
@@ -156,7 +156,7 @@ def pause_of_an_inhabited_tag(world: TorchWorld, choose: Any) -> bool:
 
 
 def pause_held(world: TorchWorld, choose: Any) -> bool:
-    """Another thread's pause waits for the device; meanwhile tensors of its tag are dropped, and this thread allocates."""
+    """Another thread's pause waits for the device; meanwhile tensors of its tag are freed, and this thread allocates."""
     candidates = [each for each in world.tensors if each.tag is not None and each.active]
     taken = {tag for _, tag, *_ in world.levels}
     candidates = [each for each in candidates if each.tag not in taken]
@@ -166,7 +166,7 @@ def pause_held(world: TorchWorld, choose: Any) -> bool:
     selected = world.selected((str(victim.tag),), True)
     gate = world.machine.new_gate()
     torch.cuda.synchronize()
-    # Else the pause would begin with that, and wait for the device with the mutex of PyTorch's allocator held.
+    # Otherwise the pause would begin with that, and wait for the device while it holds the mutex of PyTorch's allocator.
     torch_memory_saver.empty_cache()
     world.machine.add(0, victim.tensor.data_ptr(), victim.tensor.numel(), 1, gate=gate)
     assert victim.contents is not None
@@ -230,7 +230,7 @@ def fault(world: TorchWorld, choose: Any) -> bool:
         done: bool = operation(world, choose)
     finally:
         world.rule = None
-    _core.resume((), None)  # what is damaged is paused again
+    _core.resume((), None)  # damaged memory becomes paused again
     world.observe()
     return done
 

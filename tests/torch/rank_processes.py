@@ -19,15 +19,15 @@ skip_with_too_few_devices = pytest.mark.skipif(
 )
 
 ENVIRONMENT = {
-    # As torchrun sets it: threads that wait for each other by turning take many times as long on few cores.
+    # As torchrun sets it: threads that wait for each other by spinning take many times as long on few cores.
     "OMP_NUM_THREADS": "1",
-    # torch's watchdog waits four times as long before it ends a process, for those who collect traces: by default a minute.
+    # torch's watchdog waits four times as long before it ends a process, for the collection of traces: by default a minute.
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "100",
 }
 
 
 class Ended:
-    """What became of a rank."""
+    """The outcome of a rank."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.output, self.errors = process.communicate(timeout=TIMEOUT_S)

@@ -1,7 +1,5 @@
-"""PyTorch and NCCL do on the simulated GPU what they were seen to do on a real one.
-
-tests/conformance/pytorch holds the behaviours, and the records of real GPUs.
-"""
+"""Guards that PyTorch and NCCL behave on the simulated GPU as they were recorded to on a real one. tests/conformance/pytorch
+holds the behaviours, and the records of real GPUs."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ pytestmark = [
 
 @functools.cache
 def record() -> dict[str, Any]:
-    """What the simulated GPU does."""
+    """The behaviour of the simulated GPU."""
     command = [sys.executable, str(ROOT / "tools" / "record_gpu.py"), "--suite", "pytorch"]
     done = subprocess.run(command, stdout=subprocess.PIPE, timeout=TIMEOUT_S, check=True)
     recorded: dict[str, Any] = json.loads(done.stdout)

@@ -1,4 +1,5 @@
-"""That training on two simulated GPUs, by DistributedDataParallel and FSDP2, gives the numbers of one process on the CPU."""
+"""Guards that training on two simulated GPUs, by DistributedDataParallel and FSDP2, gives the numbers of one process on the
+CPU."""
 
 from __future__ import annotations
 

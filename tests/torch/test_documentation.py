@@ -1,6 +1,6 @@
-"""Guards that what README and docs show with PyTorch can be run: their programs, on the simulated GPU.
+"""Guards that the code of README and docs that needs PyTorch runs on the simulated GPU.
 
-Those that need no PyTorch, and a list of the blocks that are not run, are in tests/docs/test_code_blocks.py.
+Blocks that need no PyTorch, and a list of the blocks that are not run, are in tests/docs/test_code_blocks.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""How programs with tensors end: silently and with their own status, in both hook modes (that in which these tests run)."""
+"""Guards the end of programs with tensors: silent and with their own status, in both hook modes (that in which these tests
+run)."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def run(state: str, ending: str, directory: Path) -> tuple[int, str, str]:
 
 @pytest.fixture(scope="module")
 def words_of_torch(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What PyTorch itself says in a process that uses the simulated GPU and ends."""
+    """The output of PyTorch itself in a process that uses the simulated GPU and ends."""
     status, stdout, stderr = run("control", "fall_off", tmp_path_factory.mktemp("control"))
     assert (status, stdout) == (0, "")
     return stderr
@@ -57,21 +58,21 @@ def check(state: str, ending: str, words_of_torch: str, directory: Path) -> None
     status, stdout, stderr = run(state, ending, directory)
     expected_status, last_line = ENDINGS[ending]
     assert (status, stdout) == (expected_status, ""), stderr
-    said = stderr.removeprefix(words_of_torch)
+    output = stderr.removeprefix(words_of_torch)
     if ending == "exception":
-        assert said.startswith("Traceback"), stderr
-        assert said.count("Traceback") == 1, stderr
-        assert said.splitlines()[-1] == last_line, stderr
-        assert "torch_memory_saver[" not in said, stderr
+        assert output.startswith("Traceback"), stderr
+        assert output.count("Traceback") == 1, stderr
+        assert output.splitlines()[-1] == last_line, stderr
+        assert "torch_memory_saver[" not in output, stderr
     else:
-        assert said.strip() == last_line, stderr
+        assert output.strip() == last_line, stderr
     if ending != "_exit":
         assert not directory.exists() or not list(directory.iterdir())
 
 
 @pytest.mark.parametrize("state", STATES)
 def test_a_program_ends_silently_and_with_its_own_status(state: str, words_of_torch: str, tmp_path: Path) -> None:
-    """An ending for each state, so that every one comes up twice or so: importing PyTorch takes its time."""
+    """An ending for each state, so that each ending occurs about twice: importing PyTorch takes its time."""
     endings = list(ENDINGS)
     check(state, endings[STATES.index(state) % len(endings)], words_of_torch, tmp_path / "backups")
 

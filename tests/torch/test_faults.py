@@ -2,7 +2,7 @@
 ``-m faults`` again twice.
 
 After each: everything is either paused or not, the bytes are right, the same again succeeds, and nothing is left on the
-simulated GPU. Which call may fail how is tests/fault_injection' business; here it is that PyTorch's pools survive it.
+simulated GPU. tests/fault_injection checks how each call may fail; this file checks that PyTorch's pools survive it.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ DRIVER = Driver()
 
 @dataclass
 class Case:
-    """`act` is done with a call failing, `check` asks what is then true, `again` is done when the cause has gone."""
+    """`act` is done with a call failing, `check` tests the result, `again` is done once the cause is gone."""
 
     act: Callable[[], None]
     check: Callable[[], None]
@@ -180,7 +180,7 @@ def emptying() -> Case:
 
 
 def out_of_memory() -> Case:
-    """PyTorch has to give back what it has cached before there is room."""
+    """PyTorch has to release its cache before there is room."""
     cached = torch.empty(512 * MIB, dtype=torch.uint8, device="cuda")
     del cached
     room = torch.cuda.mem_get_info()[0] - 64 * MIB
@@ -259,8 +259,8 @@ CASES: dict[str, Callable[[], Case]] = {
 
 
 def threads_of_the_library() -> int:
-    """Those that block SIGINT: the library's do from their first moment on, and no others do but the simulated GPU's, which
-    have a name."""
+    """Threads that block SIGINT: the library's do from their start, and no others do except the simulated GPU's, which have
+    a name."""
     count = 0
     for task in Path("/proc/self/task").iterdir():
         try:
@@ -273,7 +273,7 @@ def threads_of_the_library() -> int:
 
 
 def settle_background() -> None:
-    """Waits for what goes on on threads of the library, such as giving host memory back: its driver calls count, too."""
+    """Waits for work on threads of the library, such as releasing host memory: its driver calls count, too."""
     give_up = time.monotonic() + SETTLE_SECONDS
     while threads_of_the_library():
         assert time.monotonic() < give_up, "a thread of the library does not end"
@@ -281,7 +281,7 @@ def settle_background() -> None:
 
 
 def finish(case: Case) -> None:
-    """Everything that the case made goes away again."""
+    """Everything that the case made is freed."""
     if case.again:
         case.again()
     else:
@@ -291,7 +291,7 @@ def finish(case: Case) -> None:
 
 
 def settle() -> None:
-    """With the tensors gone: everything goes back, and what was refused is tried again."""
+    """Without the tensors, everything is released, and refused memory is retried."""
     gc.collect()
     saver.resume()
     torch.cuda.synchronize()
@@ -351,7 +351,7 @@ def inject(make: Callable[[], Case], name: str, number: int, times: int, baselin
 @pytest.mark.parametrize("name", CASES)
 def test_every_driver_call_fails(name: str, full: bool, count_injected: Callable[[int], None]) -> None:
     make = CASES[name]
-    for _ in range(2):  # the first makes what is made once
+    for _ in range(2):  # the first creates what is created once
         case = make()
         DRIVER.record()
         case.act()

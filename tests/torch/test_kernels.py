@@ -1,4 +1,4 @@
-"""PyTorch's elementwise kernels and reductions on the simulated GPU give what the CPU gives.
+"""Guards that PyTorch's elementwise kernels and reductions give the CPU's results on the simulated GPU.
 
 Only the simulated GPU interprets kernels, and only without ``--kernels cpu``.
 """
@@ -41,7 +41,7 @@ def not_negative(size: int, dtype: torch.dtype, period: int = 13) -> torch.Tenso
 
 
 def check(operation: Operation, *tensors: torch.Tensor, exact: bool = True) -> None:
-    """Runs the operation on the CPU and on the device; what the CPU refuses is no test."""
+    """Runs the operation on the CPU and on the device; skips what the CPU refuses."""
     try:
         expected = operation(*tensors)
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Live bytes with every release of PyTorch: what its snapshot tells, and where captures inside regions put their memory."""
+"""Guards live bytes with every release of PyTorch: its snapshot, and where captures inside regions allocate."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def values(size: int, seed: int) -> torch.Tensor:
 
 
 def bytes_at(address: int, size: int) -> torch.Tensor:
-    """What is on the device, also where it has another owner now. The device is simulated: its addresses are the host's."""
+    """The bytes on the device, also if the memory has another owner now. The device is simulated: its addresses are the
+    host's."""
 
     interface = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 2}
     raw = type("Raw", (), {"__cuda_array_interface__": interface})()
@@ -76,7 +77,7 @@ def test_a_block_that_waits_for_a_stream_is_live() -> None:
     saver.resume("live")
     assert torch.equal(bytes_at(address, 256 << 10), host + 1)
     del anchor
-    torch.zeros(1, device="cuda")  # PyTorch looks after its streams when it allocates.
+    torch.zeros(1, device="cuda")  # PyTorch checks its streams when it allocates.
 
 
 def test_what_a_replay_leaves_in_a_graphs_pool_is_kept() -> None:
@@ -95,7 +96,7 @@ def test_what_a_replay_leaves_in_a_graphs_pool_is_kept() -> None:
 
 
 def test_a_capture_inside_a_region_loses_nothing() -> None:
-    """Before PyTorch 2.11 its memory may come from the region's pool, which then holds what no block says."""
+    """Before PyTorch 2.11 its memory may come from the region's pool, which then holds contents that no block shows."""
     source = torch.arange(1 << 18, device="cuda")
     graph = torch.cuda.CUDAGraph()
     with saver.region(tag="live", enable_cpu_backup=True):

@@ -1,4 +1,4 @@
-"""Random operations on tensors in regions against a plain Python model, every byte compared: see model_torch.py."""
+"""Guards tensors in regions by random operations against a plain Python model, every byte compared: see model_torch.py."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_tensors_are_what_the_model_says() -> None:
 
 
 def test_a_pause_that_fails_after_its_commit_point_leaves_no_paused_pool_routed() -> None:
-    """Found by the above: inside a region of its own tag the next tensor was made in paused memory."""
+    """Found by the random operations: inside a region of its own tag the next tensor was made in paused memory."""
     machine = Machine()
     with saver.region(tag="weights", enable_cpu_backup=True):
         first = torch.full((1000,), 3, dtype=torch.uint8, device="cuda")

@@ -1,4 +1,4 @@
-"""That torch.distributed's NCCL backend works between processes on simulated GPUs, and that its failures are noticed."""
+"""Guards torch.distributed's NCCL backend between processes on simulated GPUs, and the detection of its failures."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_work_that_waits_is_aborted(tmp_path: Path) -> None:
         rank.check()
 
 
-def test_ranks_that_ask_for_different_things_are_told(tmp_path: Path) -> None:
+def test_ranks_with_different_requests_get_an_error(tmp_path: Path) -> None:
     ranks = run("mismatched", tmp_path)
     assert all(rank.status not in (0, 1) for rank in ranks), [rank.errors for rank in ranks]
     assert any("rank 0 calls ncclAllReduce (count 10, float32" in rank.errors for rank in ranks)

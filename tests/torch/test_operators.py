@@ -1,4 +1,4 @@
-"""PyTorch's operators on the simulated GPU: values, types, shapes and refusals are those that PyTorch has elsewhere."""
+"""Guards PyTorch's operators on the simulated GPU: values, types, shapes and refusals are those of PyTorch elsewhere."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ OVERLAP = "unsupported operation: "
 
 
 def outcome(function: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor | str:
-    """What a function returns, or the class and beginning of what it raises."""
+    """The return value of a function, or the class and beginning of its exception."""
     try:
         return function(*arguments).cpu()
     except RuntimeError as error:
-        return type(error).__mro__[-4].__name__  # what is refused is refused; an implementation may put it otherwise
+        return type(error).__mro__[-4].__name__  # both refuse; the words of an implementation may differ
 
 
 def assert_same(found: torch.Tensor | str, expected: torch.Tensor | str, what: Any) -> None:
@@ -110,7 +110,7 @@ def test_tensors_of_two_devices_are_refused(other: str) -> None:
     for call in calls:
         with pytest.raises(RuntimeError, match=ANOTHER_DEVICE):
             call()
-    assert (here + 1).tolist() == [2.0] * 3  # the device is as it was
+    assert (here + 1).tolist() == [2.0] * 3  # the device is as before
 
 
 def test_indices_of_the_host_are_taken() -> None:
@@ -203,7 +203,7 @@ def test_an_operator_without_a_cpu_implementation_is_refused_at_the_call() -> No
     ):
         torch.ops.aten._scaled_dot_product_flash_attention(query, query, query)
     torch.cuda.synchronize()
-    assert query.sum().item() == 64  # the device goes on
+    assert query.sum().item() == 64  # the device continues
 
 
 def test_an_operator_without_a_cpu_implementation_may_be_decomposed() -> None:

@@ -1,4 +1,4 @@
-"""Random numbers of operators on the simulated GPU, and operators in CUDA graphs."""
+"""Guards random numbers of operators on the simulated GPU, and operators in CUDA graphs."""
 
 from __future__ import annotations
 
@@ -178,8 +178,9 @@ assert {function} is not None  # the device goes on
 
 
 @pytest.mark.parametrize("function", ["tensor.nonzero()", "tensor[tensor > 0]", "tensor.sum().item()"])
-def test_what_depends_on_values_is_refused_in_a_capture(function: str) -> None:
-    """In a process of its own: PyTorch's allocator believes for ever that a capture is under way whose end has failed."""
+def test_value_dependent_operators_are_refused_in_a_capture(function: str) -> None:
+    """In a process of its own: after a capture whose end has failed, PyTorch's allocator believes for ever that it is in
+    flight."""
     command = [sys.executable, "-c", REFUSED_IN_A_CAPTURE.format(function=function)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Operators on the simulated GPU as work of streams: when they happen, what waits for them, and what does not."""
+"""Guards operators on the simulated GPU as work of streams: when they run, what waits for them, and what does not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 
 TIMEOUT_S = 120
 
-#: What the programs below begin with.
+#: The first lines of the programs below.
 PRELUDE = """
 import ctypes, os, sys, threading
 import torch
@@ -208,7 +208,7 @@ def test_an_index_out_of_range_is_an_assertion_on_the_device() -> None:
 
 
 def test_callers_that_keep_the_interpreter_lock_wait_for_operators() -> None:
-    """Nothing that an operator needs is theirs to give. The gate is opened by a thread that needs no lock of Python's."""
+    """An operator needs no resource of theirs. The gate is opened by a thread that needs no lock of Python's."""
     output, _ = run("""
         holding = ctypes.PyDLL(None)  # its functions are called with Python's lock held
         holding.cudaStreamSynchronize.argtypes = holding.cudaFree.argtypes = (ctypes.c_void_p,)
@@ -247,7 +247,7 @@ def test_a_fork_computes_with_a_device_process_of_its_own() -> None:
 
 
 def test_a_tensor_of_another_process_is_computed_with_on_both_sides() -> None:
-    """And its memory comes back when both have let it go: the device processes hold none of it."""
+    """And its memory is freed when both have released it: the device processes hold none of it."""
     run("""
         import gc, torch.multiprocessing as multiprocessing
         program = '''
@@ -258,7 +258,7 @@ def test_a_tensor_of_another_process_is_computed_with_on_both_sides() -> None:
             sent.put(tensor.sum().item())
             del tensor
             gc.collect()
-            sent.put("let go")
+            sent.put("release")
             received.get()
         '''
         import tempfile, textwrap
@@ -277,7 +277,7 @@ def test_a_tensor_of_another_process_is_computed_with_on_both_sides() -> None:
             assert sent.get(timeout=60) == 64 << 20
             tensor.mul_(2)
             assert tensor.sum().item() == 128 << 20
-            assert sent.get(timeout=60) == "let go"
+            assert sent.get(timeout=60) == "release"
             del tensor
             gc.collect()
             torch.cuda.ipc_collect()
@@ -291,7 +291,7 @@ def test_a_tensor_of_another_process_is_computed_with_on_both_sides() -> None:
 
 
 def test_the_device_process_is_no_holder_of_exported_memory() -> None:
-    """Its owner asks for an exclusive lock to know whether anybody has the memory still."""
+    """Its owner requests an exclusive lock to learn whether another process still has the memory."""
     owner = os.memfd_create("exported")
     os.truncate(owner, 4096)
     holder = os.open(f"/proc/self/fd/{owner}", os.O_RDWR)

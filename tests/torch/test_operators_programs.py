@@ -1,4 +1,4 @@
-"""Programs that use operators on the simulated GPU: what they print, and what they fall back to."""
+"""Guards programs that use operators on the simulated GPU: their output, and their fallbacks."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ print(*before, *held())
 
 
 @pytest.mark.parametrize("function", ["use", "use_exported"])
-def test_the_device_process_lets_go_of_memory_that_is_gone(function: str) -> None:
+def test_the_device_process_releases_freed_memory(function: str) -> None:
     """Of ranges of addresses, and of files that were exported: they would stay for as long as the program."""
     stdout, _ = run(MEASURE.replace("USE", function))
     mapped, files, mapped_afterwards, files_afterwards = map(int, stdout.split())

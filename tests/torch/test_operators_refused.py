@@ -1,4 +1,4 @@
-"""Operators on the simulated GPU: what CUDA refuses is refused at the call, and what CUDA takes is taken."""
+"""Guards that the simulated GPU's operators refuse at the call what CUDA refuses, and accept what CUDA accepts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ones(*size: int) -> torch.Tensor:
     return torch.ones(*size, device="cuda")
 
 
-#: Of the host, without dimensions.
+#: In host memory, without dimensions.
 ONE, NUMBER, TRUE = torch.tensor(1), torch.tensor(1.0), torch.tensor(True)
 
 REFUSE_NUMBERS: dict[str, Callable[[], Any]] = {

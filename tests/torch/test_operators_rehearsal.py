@@ -1,4 +1,4 @@
-"""What an operator refuses is refused at the call, in its own words, and the device stays usable."""
+"""Guards that an operator's refusal comes at the call, in its own words, and the device stays usable."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ def test_overlaps_are_refused() -> None:
 
 
 def test_what_only_stand_ins_refuse_is_taken() -> None:
-    """Zeros are no lengths of sequences, and the program's are good. The first call finds that out, the second knows it."""
+    """Zeros are invalid lengths of sequences, and the program's are valid. The first call finds that out, the second knows
+    it."""
     lengths = torch.tensor([3, 2], device="cuda")
     for _ in range(2):
         values = torch.segment_reduce(ones(5), "sum", lengths=lengths)

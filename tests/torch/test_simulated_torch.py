@@ -1,4 +1,4 @@
-"""That PyTorch's CUDA build works on the simulated GPU at all, and that the package is in the mode that was asked for."""
+"""Guards that PyTorch's CUDA build works on the simulated GPU, and that the package is in the requested mode."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def nothing_is_left() -> Iterator[None]:
     assert all(tag.resident_bytes == 0 for tag in torch_memory_saver.stats().tags.values())
 
 
-def test_the_machine_is_as_it_was_asked_for() -> None:
+def test_the_machine_is_as_requested() -> None:
     assert torch.cuda.device_count() == int(os.environ["TMS_SIMULATED_DEVICES"])
     for device in range(torch.cuda.device_count()):
         assert torch.cuda.mem_get_info(device)[1] == int(os.environ["TMS_SIMULATED_MEMORY"])
 
 
-def test_the_hook_mode_is_the_one_that_was_asked_for() -> None:
+def test_the_hook_mode_is_as_requested() -> None:
     preloaded = "torch_memory_saver_hook_mode_preload" in os.environ["LD_PRELOAD"]
     with saver.region(tag="mode"):
         pass
     assert saver.hook_mode == ("preload" if preloaded else "torch")
 
 
-def test_bytes_come_back_as_they_went() -> None:
+def test_bytes_round_trip() -> None:
     there = torch.arange(MIB, dtype=torch.int64)
     assert torch.equal(there.cuda().cpu(), there)
 
@@ -81,7 +81,7 @@ def test_a_child_process_uses_the_memory_of_the_same_devices() -> None:
 
 @pytest.mark.parametrize(("visible", "places"), [("1,0", [1, 0]), ("1", [1]), ("", []), ("-1", [])])
 def test_visible_devices(visible: str, places: list[int]) -> None:
-    """CUDA_VISIBLE_DEVICES means what it means for a real driver; the last byte of a UUID is a device's place."""
+    """CUDA_VISIBLE_DEVICES has the real driver's meaning; the last byte of a UUID is a device's place."""
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two devices")
     text = (
@@ -126,9 +126,9 @@ print(taken(), saver.hook_mode)
 """
 
 
-def test_what_another_thread_allocates_during_a_region() -> None:
-    """It is not paused, and it is given back. In a process of its own, because PyTorch 2.6 and 2.7 keep a pool in which
-    another thread's memory lies, unless the preload library frees it."""
+def test_allocations_of_another_thread_during_a_region() -> None:
+    """It is not paused, and it is freed. In a process of its own, because PyTorch 2.6 and 2.7 keep a pool in which another
+    thread's memory lies, unless the preload library frees it."""
     done = subprocess.run([sys.executable, "-c", OTHER_THREAD], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     kept = 64 if hasattr(torch._C, "_MemPoolContext") and saver.hook_mode == "torch" else 0

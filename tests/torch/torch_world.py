@@ -1,5 +1,5 @@
-"""The model of model_torch.py: the tensors and regions there are and what they hold, in plain Python, and the comparison of
-all of it with PyTorch and the native core."""
+"""The model of model_torch.py: the tensors, the regions and their contents, in plain Python, and the comparison of all of it
+with PyTorch and the native core."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Managed:
     contents: bytes | None
     active: bool = True
     memory: str | None = None  # the region's host_memory
-    copy: bytes | None = None  # what get_cpu_backup gives
+    copy: bytes | None = None  # the result of get_cpu_backup
     inherits: bool = True  # until its first pause: a retained backup of its segment is from before it was made
 
     def __repr__(self) -> str:
@@ -51,7 +51,7 @@ class TorchWorld:
         self.levels: list[tuple[Any, str | None, str, str | None]] = []
         self.steps: deque[str] = deque(maxlen=400)
         self.memory = "release"
-        #: How the last pause and resume were called.
+        #: The options of the last pause and resume.
         self.pausing: dict[str, Any] = {}
         self.resuming: dict[str, Any] = {}
         self.rule: tuple[str, int, int, int] | None = None
@@ -62,7 +62,7 @@ class TorchWorld:
         self.steps.append(step)
 
     def act(self, function: Callable[[], Any]) -> Any:
-        """Does it while the call of the rule fails, if there is one."""
+        """Runs the call with the failure of the rule, if there is one."""
         if self.rule is None:
             return function()
         self.machine.fail(*self.rule)
@@ -103,7 +103,7 @@ class TorchWorld:
             each.copy = None
 
     def observe(self) -> None:
-        """After a failure: each is paused or it is not, with all that this means."""
+        """After a failure: each is paused or is not, with all consequences."""
         for each in self.tensors:
             row = _core.find(each.tensor.data_ptr())
             if each.tag is None or row is None:
@@ -113,7 +113,7 @@ class TorchWorld:
             elif not each.active and row.state == _core.STATE_ACTIVE:
                 self.resumed(each)
             elif each.active and each.copy is not None and saver.get_cpu_backup(each.tensor) is None:
-                each.copy = None  # the failed pause had begun to renew it
+                each.copy = None  # the failed pause had begun to overwrite it
 
     def check(self) -> None:
         torch.cuda.synchronize()
@@ -138,7 +138,7 @@ class TorchWorld:
             assert holds(address, each.contents), f"{each}: {first_difference(address, each.contents)}"
 
     def abandon(self) -> None:
-        """Whatever happened, back to the start."""
+        """Resets everything, whatever happened."""
         while self.levels:
             self.levels.pop()[0].__exit__(None, None, None)
         self.tensors.clear()
@@ -151,7 +151,7 @@ class TorchWorld:
         _core.resume((), None)
 
     def end(self) -> None:
-        """Everything goes. Nothing managed is left."""
+        """Frees everything. Nothing managed is left."""
         self.abandon()
         wait_for_host_memory(_core)
         counters = _core.counters()

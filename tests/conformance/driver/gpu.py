@@ -48,7 +48,7 @@ VERSION_2 = {
     "cuMemcpyHtoD", "cuMemcpyHtoDAsync", "cuMemsetD8", "cuStreamBeginCapture", "cuStreamDestroy",
 }  # fmt: skip
 
-#: What a call of a function that the library does not have is seen to do.
+#: The result of calling a function that the library does not have.
 MISSING = "MISSING"
 
 
@@ -120,8 +120,10 @@ def runtime_path() -> str:
 
 
 class Gpu:
-    """Every function of the two libraries as a method that returns the result's name. Integers are passed as 64-bit values,
-    None as NULL, ctypes objects by their address."""
+    """Every function of the two libraries as a method that returns the result's name.
+
+    Integers are passed as 64-bit values, None as NULL, ctypes objects by their address.
+    """
 
     def __init__(self) -> None:
         simulated = os.environ.get("TMS_CUDA_DRIVER")
@@ -158,7 +160,7 @@ class Gpu:
         return RESULT_NAMES.get(code, str(code))
 
     def must(self, name: str, *arguments: Any) -> None:
-        """A call that the behaviour is not about."""
+        """A call that is not under observation."""
         result = self.call(name, *arguments)
         if result != "SUCCESS":
             raise RuntimeError(f"{name} failed: {result}")
@@ -166,13 +168,13 @@ class Gpu:
     # What most behaviours begin with.
 
     def is_usable(self) -> bool:
-        """Whether the context works, once what was enqueued has completed. Clears the runtime's last error."""
+        """Whether the context works, once the enqueued work has completed. Clears the runtime's last error."""
         usable = self.call("cuCtxSynchronize") == "SUCCESS"
         self.call("cudaGetLastError")
         return usable
 
     def start(self, device: int = 0) -> None:
-        """The device's primary context is made by the runtime, and current."""
+        """The runtime creates the device's primary context, which is current."""
         self.must("cuInit", 0)
         self.must("cudaSetDevice", device)
         self.must("cudaFree", None)
@@ -197,7 +199,7 @@ class Gpu:
         return self.call("cuMemSetAccess", address, size, self.access(device, flags), 1)
 
     def block(self, size: int = GRANULE, *, address: int | None = None, access: bool = True) -> Block:
-        """Physical memory of device 0, mapped, with access unless told otherwise."""
+        """Physical memory of device 0, mapped, with access by default."""
         block = Block(self.reserve(size) if address is None else address, self.create(size), size)
         self.must("cuMemMap", block.address, size, 0, block.handle, 0)
         if access and self.allow(block.address, size) != "SUCCESS":
@@ -221,12 +223,12 @@ class Gpu:
         return self.call("cuStreamSynchronize", 0) if result == "SUCCESS" else result
 
     def put(self, address: int, value: int, size: int = 4096) -> None:
-        """The same, where it is not what the behaviour is about."""
+        """The same, in a step that is not under observation."""
         if (result := self.fill(address, value, size)) != "SUCCESS":
             raise RuntimeError(f"filling failed: {result}")
 
     def read(self, address: int, size: int = 4096) -> str:
-        """The bytes at a device address, told shortly, or the result of the call that could not read them."""
+        """The bytes at a device address, abbreviated, or the result of the call that failed to read them."""
         host = (ctypes.c_ubyte * size)()
         result = self.call("cuMemcpyDtoH", host, address, size)
         if result != "SUCCESS":
@@ -303,7 +305,7 @@ class Gpu:
         return stream, self.instantiate(graph.value)
 
     def capture_status(self, stream: int) -> int | str:
-        """0 none, 1 active, 2 invalidated; or the result of the call that could not tell."""
+        """0 none, 1 active, 2 invalidated; or the result of the call that failed to report it."""
         status = ctypes.c_int(-1)
         result = self.call("cuStreamIsCapturing", stream, status)
         return status.value if result == "SUCCESS" else result

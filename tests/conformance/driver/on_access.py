@@ -1,5 +1,5 @@
-"""Who may touch what: copies to and from memory that is reserved, mapped or accessible in part, and what is left of a
-context after a touch that it may not make."""
+"""Memory access: copies to and from memory that is reserved, mapped or accessible in part, and the state of a context after
+an illegal access."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from table import Observations, behaviour
 
 
 def everything(gpu: Gpu) -> Observations:
-    """How calls of all sorts end, in the state that the process is in."""
+    """The results of many kinds of calls in the present state of the process."""
     value, other = ctypes.c_uint64(), ctypes.c_uint64()
     number = ctypes.c_int()
     host = (ctypes.c_ubyte * 4096)()
@@ -190,7 +190,7 @@ def access_taken_away(gpu: Gpu) -> Observations:
 
 @behaviour(own_process=True)
 def after_a_fault(gpu: Gpu) -> Observations:
-    """A graph's memset on unmapped memory is a fault on the device, whatever the driver checks when it is called."""
+    """A graph's memset on unmapped memory is a fault on the device, whatever the driver checks at the call."""
     gpu.start()
     block = gpu.block()
     stream, executable = gpu.capture(lambda stream: gpu.must("cuMemsetD8Async", block.address, 7, 4096, stream))
@@ -267,7 +267,7 @@ def after_a_faulting_copy(gpu: Gpu) -> Observations:
 
 @behaviour(own_process=True)
 def repeated_synchronizing_after_a_fault(gpu: Gpu) -> Observations:
-    """The error stays for the context, and is told to the runtime once for each call."""
+    """The error stays for the context, and is reported to the runtime once for each call."""
     gpu.start()
     event, side = gpu.event(), gpu.stream()
     seen: Observations = {"fault": fault(gpu)}
@@ -296,7 +296,7 @@ def retained_after_a_fault(gpu: Gpu) -> Observations:
 
 @behaviour(own_process=True, devices=2)
 def other_device_after_a_fault(gpu: Gpu) -> Observations:
-    """One device is lost; the other is of use."""
+    """One device is lost; the other is usable."""
     gpu.start()
     seen: Observations = {"fault": fault(gpu)}
     gpu.call("cudaSetDevice", 1)

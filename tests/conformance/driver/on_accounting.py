@@ -1,4 +1,4 @@
-"""What cuMemGetInfo tells as memory comes and goes, and what happens when there is none left."""
+"""What cuMemGetInfo reports as memory is allocated and released, and what happens when there is none left."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def vmm_cycle(gpu: Gpu) -> Observations:
         nonlocal handle
         handle = gpu.create(size)
 
-    gpu.drop(gpu.block())  # what the first use costs is not what is asked
+    gpu.drop(gpu.block())  # the cost of the first use is not under observation
     return changes(
         gpu,
         ("create", create),

@@ -13,7 +13,7 @@ MODES = {"global": GLOBAL, "thread local": THREAD_LOCAL, "relaxed": RELAXED}
 
 
 def during(gpu: Gpu, call: Callable[[int], str]) -> Observations:
-    """What a call does while a stream of the thread is being captured, and to the capture, in each mode."""
+    """The effect of a call while a stream of the thread is captured, and its effect on the capture, in each mode."""
     seen: Observations = {}
     for label, mode in MODES.items():
         stream, graph = gpu.stream(), ctypes.c_uint64(7)

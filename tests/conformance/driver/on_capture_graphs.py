@@ -1,4 +1,4 @@
-"""Captured graphs: their arguments, and replays after memory was unmapped or mapped anew."""
+"""Captured graphs: their arguments, and replays after memory was unmapped or remapped."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def capture_copy_of_unmapped(gpu: Gpu) -> Observations:
 
 @behaviour(own_process=True)
 def instantiate_while_unmapped(gpu: Gpu) -> Observations:
-    """Captured while the memory was there; instantiated while it is not, and while it may not be touched."""
+    """Captured while the memory was mapped; instantiated while it is not, and while it is not accessible."""
     gpu.start()
     seen: Observations = {}
     for label, work in (

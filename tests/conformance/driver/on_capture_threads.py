@@ -1,4 +1,4 @@
-"""A capture under way in one thread, and what the calls of another thread of the same context do and do to it."""
+"""A capture in flight in one thread: the results of another thread's calls in the same context, and their effect on it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ MODES = {"global": GLOBAL, "thread local": THREAD_LOCAL, "relaxed": RELAXED}
 
 
 def beside(gpu: Gpu, call: Callable[[], str]) -> Observations:
-    """What a call does in another thread, in the thread's default mode and in the relaxed one, and to a capture of each
-    mode."""
+    """The result of a call in another thread, in the thread's default mode and in the relaxed one, and its effect on a
+    capture of each mode."""
     context = gpu.context()
     seen: Observations = {}
     for label, mode in MODES.items():
@@ -74,7 +74,7 @@ def pinning(gpu: Gpu) -> Observations:
 
     def unregister() -> str:
         result = gpu.cuMemHostUnregister(host)
-        gpu.call("cuMemHostRegister", host, 4096, 0)  # for the next one, if it was taken away
+        gpu.call("cuMemHostRegister", host, 4096, 0)  # for the next one, if it was released
         return result
 
     def register() -> str:
@@ -92,7 +92,7 @@ def pinning(gpu: Gpu) -> Observations:
 
 @behaviour
 def streams_of_their_own(gpu: Gpu) -> Observations:
-    """What a thread does that copies: a stream and events are made, marked, and taken away."""
+    """What a copying thread does: it creates, records and destroys a stream and events."""
 
     def cycle() -> str:
         stream, event = ctypes.c_uint64(), ctypes.c_uint64()
@@ -112,7 +112,7 @@ def streams_of_their_own(gpu: Gpu) -> Observations:
 
 @behaviour
 def asking(gpu: Gpu) -> Observations:
-    """Another thread asks the stream itself: how its capture stands, and which context it belongs to."""
+    """Another thread queries the stream itself: the state of its capture, and its context."""
     context = gpu.context()
     seen: Observations = {}
     for label, mode in MODES.items():
@@ -133,7 +133,7 @@ def asking(gpu: Gpu) -> Observations:
 
 @behaviour(own_process=True)
 def lives_of_a_context(gpu: Gpu) -> Observations:
-    """Whether a primary context that was reset is known by another identifier."""
+    """Whether a primary context that was reset has another identifier."""
     gpu.start()
     first, again, second = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_uint64()
     seen: Observations = {"first": gpu.cuCtxGetId(None, first), "again": gpu.cuCtxGetId(gpu.context(), again)}

@@ -189,7 +189,7 @@ def created_context(gpu: Gpu) -> Observations:
 
 @behaviour(own_process=True)
 def created_context_goes(gpu: Gpu) -> Observations:
-    """What a context of cuCtxCreate takes with it."""
+    """What is destroyed with a context of cuCtxCreate."""
     gpu.must("cuInit", 0)
     created, pointer, pinned = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_uint64()
     gpu.must("cuCtxCreate", created, 0, 0)
@@ -344,7 +344,7 @@ def in_a_forked_child(gpu: Gpu) -> Observations:
 
 @behaviour(own_process=True)
 def fork_before_use(gpu: Gpu) -> Observations:
-    """A child of a process that has only loaded the libraries is as good as any."""
+    """A child of a process that has only loaded the libraries can use them."""
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
         try:
@@ -354,6 +354,6 @@ def fork_before_use(gpu: Gpu) -> Observations:
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as answer:
-        told = answer.read().decode()
+        answered = answer.read().decode()
     os.waitpid(child, 0)
-    return {"child": told, "parent": gpu.cuInit(0)}
+    return {"child": answered, "parent": gpu.cuInit(0)}

@@ -1,5 +1,5 @@
-"""Virtual memory management: handles released too often or too early, ranges over several mappings, and what each step does
-to the memory that is free."""
+"""Virtual memory management: handles released too often or too early, ranges over several mappings, and the effect of each
+step on free memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Ledger:
 
 @behaviour
 def cost_of_wrong_calls(gpu: Gpu) -> Observations:
-    """Nothing that fails keeps memory."""
+    """A failed call keeps no memory."""
     gpu.drop(gpu.block())
     size = 8 * GRANULE
     block, note = gpu.block(size), Ledger(gpu)
@@ -50,7 +50,7 @@ def cost_of_wrong_calls(gpu: Gpu) -> Observations:
 
 @behaviour
 def access_and_memory(gpu: Gpu) -> Observations:
-    """What access costs, and taking it away gives back."""
+    """The cost of access, and what removing it releases."""
     gpu.drop(gpu.block())
     size = 8 * GRANULE
     block = gpu.block(size, access=False)
@@ -78,7 +78,7 @@ def release_twice_while_mapped(gpu: Gpu) -> Observations:
 
 @behaviour(own_process=True)
 def release_after_unmap_of_released(gpu: Gpu) -> Observations:
-    """The last mapping of a released handle goes, and with it the handle."""
+    """The handle is destroyed with the last mapping of a released handle."""
     gpu.start()
     block = gpu.block()
     gpu.must("cuMemRelease", block.handle)
@@ -162,13 +162,13 @@ def access_for_several(gpu: Gpu) -> Observations:
     block, flags = gpu.block(access=False), ctypes.c_uint64(9)
     array = type(gpu.access()) * 2
 
-    def told() -> list[str | int]:
+    def access_of_both() -> list[str | int]:
         return [gpu.cuMemGetAccess(flags, gpu.access().location, block.address), flags.value]
 
     twice, wrong = array(gpu.access(), gpu.access(flags=NO_ACCESS)), array(gpu.access(), gpu.access(99))
     seen: Observations = {
-        "one right, one wrong": [gpu.cuMemSetAccess(block.address, GRANULE, wrong, 2), *told()],
-        "the same device twice": [gpu.cuMemSetAccess(block.address, GRANULE, twice, 2), *told()],
+        "one right, one wrong": [gpu.cuMemSetAccess(block.address, GRANULE, wrong, 2), *access_of_both()],
+        "the same device twice": [gpu.cuMemSetAccess(block.address, GRANULE, twice, 2), *access_of_both()],
     }
     gpu.drop(block)
     return seen

@@ -1,4 +1,4 @@
-"""Pinned host memory: what may be registered, who may use it, when it goes, and what copies do with pages that are not."""
+"""Pinned host memory: what may be registered, its users, when it is unpinned, and copies of unpinned pages."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def register_io_memory(gpu: Gpu) -> Observations:
 
 @behaviour
 def register_kinds(gpu: Gpu) -> Observations:
-    """Kinds of pages: huge, shared, never touched, without access, not mapped at all."""
+    """Kinds of pages: huge, shared, never accessed, without access, not mapped at all."""
     huge, shared, fresh = Pages(4 * GRANULE, huge=True), Pages(MIB, shared=True), Pages(MIB)
     closed, constant = Pages(MIB), Pages(MIB)
     closed.protect(0)
@@ -127,7 +127,7 @@ def register_neighbours(gpu: Gpu) -> Observations:
 
 @behaviour
 def copies_of_unregistered(gpu: Gpu) -> Observations:
-    """Asynchronous copies of pages that CUDA does not know, that it half knows, and that it knew."""
+    """Asynchronous copies of pages that CUDA does not know, that it knows in part, and that it knew."""
     pages, block, stream = Pages(MIB), gpu.block(), gpu.stream()
     at, half = pages.address, pages.size // 2
     gpu.put(block.address, 0x21, MIB)
@@ -175,7 +175,7 @@ def batches_of_pageable_memory(gpu: Gpu) -> Observations:
 
 @behaviour
 def batches_of_copies(gpu: Gpu) -> Observations:
-    """Several copies by one call, and what it takes for an argument."""
+    """Several copies by one call, and the arguments that it accepts."""
     pages, block, other, stream = Pages(MIB), gpu.block(), gpu.block(), gpu.stream()
     at, half = pages.address, pages.size // 2
     gpu.put(block.address, 0x21, PAGE)
@@ -281,7 +281,7 @@ def allocation_arguments(gpu: Gpu) -> Observations:
 
 @behaviour(own_process=True)
 def without_context(gpu: Gpu) -> Observations:
-    """A thread with no current context gives back what another made."""
+    """A thread with no current context releases what another allocated."""
     gpu.start()
     pages, pointer, host, block = Pages(MIB), gpu.malloc(), gpu.pinned(), gpu.block()
     gpu.must("cuMemHostRegister", pages.address, PAGE, 0)
@@ -308,7 +308,7 @@ def without_context(gpu: Gpu) -> Observations:
 
 @behaviour(own_process=True)
 def after_the_context(gpu: Gpu) -> Observations:
-    """Registered and pinned memory when the context has gone, while its handle is still current, and in the next."""
+    """Registered and pinned memory after the end of its context, while its handle is still current, and in the next one."""
     gpu.start()
     pages, host, number = Pages(MIB), gpu.pinned(), ctypes.c_int(-7)
     gpu.must("cuMemHostRegister", pages.address, PAGE, 0)
@@ -328,7 +328,7 @@ def after_the_context(gpu: Gpu) -> Observations:
 
 @behaviour(own_process=True)
 def touched_after_the_context(gpu: Gpu) -> Observations:
-    """Whether pinned memory can be read when its context has gone."""
+    """Whether pinned memory can be read after the end of its context."""
     gpu.start()
     host = gpu.pinned()
     gpu.must("cudaDeviceReset")

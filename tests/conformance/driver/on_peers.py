@@ -1,4 +1,4 @@
-"""Two GPUs: peer access, and memory of one that the other is let to."""
+"""Two GPUs: peer access, and memory of one to which the other is given access."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def let_a_peer(gpu: Gpu) -> Observations:
 
 @behaviour(own_process=True, devices=2)
 def copy_without_access(gpu: Gpu) -> Observations:
-    """Copies between memory of two devices of which one is VMM memory that the other may not touch."""
+    """Copies between memory of two devices of which one is VMM memory that the other may not access."""
     gpu.start()
     block = gpu.block()
     gpu.put(block.address, 0x73, 4096)
@@ -80,7 +80,7 @@ def copy_without_access(gpu: Gpu) -> Observations:
 
 @behaviour(own_process=True, devices=2)
 def create_for_another(gpu: Gpu) -> Observations:
-    """Memory of a device that has no context, touched by the one that has."""
+    """Memory of a device that has no context, accessed by the one that has."""
     gpu.start()
     address, handle = gpu.reserve(), gpu.create(device=1)
     return {
@@ -116,17 +116,21 @@ def copy_from_the_owner(gpu: Gpu) -> Observations:
 
 @behaviour(own_process=True, devices=2)
 def pointers_to_another_device(gpu: Gpu) -> Observations:
-    """What the runtime says of memory of device 0 while device 1 is current."""
+    """What the runtime reports of memory of device 0 while device 1 is current."""
     gpu.start()
     pointer, block, bare = gpu.malloc(), gpu.block(), gpu.block(access=False)
     gpu.must("cuMemSetAccess", bare.address, GRANULE, gpu.access(1), 1)
     gpu.start(1)
 
-    def told(address: int) -> list[object]:
+    def attributes(address: int) -> list[object]:
         got = PointerAttributes(type=9, device=9)
         return [gpu.cudaPointerGetAttributes(got, address), got.type, got.device, got.device_pointer == address]
 
-    return {"cudaMalloc": told(pointer), "VMM for its owner": told(block.address), "VMM for the other": told(bare.address)}
+    return {
+        "cudaMalloc": attributes(pointer),
+        "VMM for its owner": attributes(block.address),
+        "VMM for the other": attributes(bare.address),
+    }
 
 
 @behaviour(own_process=True, devices=2)

@@ -68,7 +68,7 @@ def last_error(gpu: Gpu) -> Observations:
     }
 
 
-def told(gpu: Gpu, address: int) -> list[object]:
+def attributes(gpu: Gpu, address: int) -> list[object]:
     got = PointerAttributes(type=9, device=9)
     result = gpu.cudaPointerGetAttributes(got, address)
     if result != "SUCCESS":
@@ -82,24 +82,24 @@ def pointer_attributes(gpu: Gpu) -> Observations:
     registered = gpu.pages()
     gpu.must("cuMemHostRegister", ctypes.addressof(registered), 4096, 0)
     seen: Observations = {
-        "cudaMalloc": told(gpu, pointer),
-        "cudaMalloc, inside": told(gpu, pointer + 4097),
-        "VMM": told(gpu, block.address),
-        "VMM, inside": told(gpu, block.address + 4097),
-        "VMM without access": told(gpu, bare.address),
-        "reserved": told(gpu, gpu.reserve()),
-        "pinned": told(gpu, gpu.pinned()),
-        "registered": told(gpu, ctypes.addressof(registered)),
-        "host memory": told(gpu, ctypes.addressof(host)),
-        "NULL": told(gpu, 0),
-        "nonsense": told(gpu, 0x1000),
+        "cudaMalloc": attributes(gpu, pointer),
+        "cudaMalloc, inside": attributes(gpu, pointer + 4097),
+        "VMM": attributes(gpu, block.address),
+        "VMM, inside": attributes(gpu, block.address + 4097),
+        "VMM without access": attributes(gpu, bare.address),
+        "reserved": attributes(gpu, gpu.reserve()),
+        "pinned": attributes(gpu, gpu.pinned()),
+        "registered": attributes(gpu, ctypes.addressof(registered)),
+        "host memory": attributes(gpu, ctypes.addressof(host)),
+        "NULL": attributes(gpu, 0),
+        "nonsense": attributes(gpu, 0x1000),
         "no result": gpu.cudaPointerGetAttributes(None, pointer),
     }
     gpu.drop(block, keep_address=True)
-    seen["VMM unmapped"] = told(gpu, block.address)
+    seen["VMM unmapped"] = attributes(gpu, block.address)
     gpu.must("cudaFree", pointer)
     gpu.must("cuMemHostUnregister", ctypes.addressof(registered))
-    seen["unregistered"] = told(gpu, ctypes.addressof(registered))
+    seen["unregistered"] = attributes(gpu, ctypes.addressof(registered))
     return seen
 
 
@@ -230,7 +230,7 @@ def copy_directions(gpu: Gpu) -> Observations:
         for source, from_address in ends.items():
             for target, to_address in ends.items():
                 if label == "HtoH" and (source, target) != ("host", "host"):
-                    continue  # the runtime may touch device addresses with the processor
+                    continue  # the runtime may access device addresses with the processor
                 if source == target:
                     to_address = to_address + 8192 if source != "host" else ctypes.addressof(second)
                 result = gpu.cudaMemcpy(to_address, from_address, 4096, kind)

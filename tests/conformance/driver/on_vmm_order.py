@@ -207,16 +207,16 @@ def access_ends_with_the_mapping(gpu: Gpu) -> Observations:
     block, flags = gpu.block(), ctypes.c_uint64(9)
     here = gpu.access().location
 
-    def told() -> list[str | int]:
+    def access() -> list[str | int]:
         flags.value = 9
         return [gpu.cuMemGetAccess(flags, here, block.address), flags.value]
 
-    seen: Observations = {"with access": told(), "unmap": gpu.cuMemUnmap(block.address, GRANULE), "unmapped": told()}
+    seen: Observations = {"with access": access(), "unmap": gpu.cuMemUnmap(block.address, GRANULE), "unmapped": access()}
     seen["map"] = gpu.cuMemMap(block.address, GRANULE, 0, block.handle, 0)
-    seen["mapped again"] = told()
-    seen["read only"] = [gpu.allow(block.address, flags=READ_ONLY), *told()]
-    seen["read and write"] = [gpu.allow(block.address, flags=READ_WRITE), *told()]
-    seen["none"] = [gpu.allow(block.address, flags=NO_ACCESS), *told()]
+    seen["mapped again"] = access()
+    seen["read only"] = [gpu.allow(block.address, flags=READ_ONLY), *access()]
+    seen["read and write"] = [gpu.allow(block.address, flags=READ_WRITE), *access()]
+    seen["none"] = [gpu.allow(block.address, flags=NO_ACCESS), *access()]
     gpu.drop(block)
     return seen
 

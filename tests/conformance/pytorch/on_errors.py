@@ -1,5 +1,5 @@
-"""Errors that the device finds, and the use of memory that is not there: the stream's errors, which end a process's use of
-the device. Each has a process of its own."""
+"""Errors that the device finds, and accesses to released memory: the stream's errors, which end a process's use of the
+device. Each has a process of its own."""
 
 from __future__ import annotations
 

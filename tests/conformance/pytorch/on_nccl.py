@@ -1,6 +1,7 @@
-"""NCCL's functions, called by a program: arguments that are refused, and what becomes of memory and captures.
+"""NCCL's functions, called by a program: refused arguments, and the effect on memory and captures.
 
-A communicator of one rank refuses what one of many does. In a process of its own is what may leave work that never ends.
+A communicator of one rank refuses the same as one of many. Functions that may leave work that never ends have a process of
+their own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Random numbers: what is the same again, and by how much a generator advances."""
+"""Random numbers: what a seed reproduces, and by how much a generator advances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators and element types: what is refused, and the type of what is returned."""
+"""Operators and element types: refused types, and the type of the result."""
 
 from __future__ import annotations
 

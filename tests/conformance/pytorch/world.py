@@ -1,4 +1,4 @@
-"""What the behaviours of PyTorch use: a device, and what an action does, in words that are the same on every machine."""
+"""Shared by the behaviours of PyTorch: a device, and the effect of an action in words that are the same on every machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from table import Observations
 
 __all__ = ["World", "attempt", "described", "during_capture", "each"]
 
-#: What differs from run to run: addresses, and the place in PyTorch's sources that an assertion comes from.
+#: What differs between runs: addresses, and the place in PyTorch's sources that an assertion comes from.
 _VARYING = re.compile(r"0x[0-9a-f]+|\(?[\w/.-]+\.(?:cpp|cu|cuh|h):\d+\)?")
 _LONGEST = 160
 
@@ -47,7 +47,7 @@ def described(value: Any) -> Any:
 
 
 def attempt(action: Callable[[], Any]) -> Observations:
-    """What an action returns, once the device has done it, or what it raises."""
+    """What an action returns, once the device has completed it, or what it raises."""
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
@@ -66,8 +66,8 @@ def each(actions: dict[str, Callable[[], Any]]) -> Observations:
 
 
 def during_capture(action: Callable[[], Any]) -> Observations:
-    """What an action does while its stream is captured, and what becomes of the capture. It may leave PyTorch's allocator in
-    the capture: the process is for nothing else then."""
+    """The effect of an action while its stream is captured, and the state of the capture. It may leave PyTorch's allocator
+    in the capture: the process is not used further."""
     graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream()
     torch.cuda.synchronize()

@@ -26,7 +26,7 @@ dist.all_reduce(result)  # the communicator exists before the capture
 torch.cuda.synchronize()
 
 graph = torch.cuda.CUDAGraph()
-# The process group's watchdog thread must not be held to the rules of this capture.
+# The process group's watchdog thread may not be subject to the rules of this capture.
 with saver.cuda_graph(graph, capture_error_mode="thread_local", tag="cuda_graph"):
     doubled = values * 2
     dist.all_reduce(doubled)

@@ -1,13 +1,13 @@
-"""Does what its standard input says, a command a line, and answers each with `ok` or with the error, on a line.
+"""Executes the commands on its standard input, one a line, and answers each with `ok` or with the error, on a line.
 
 allocate TAG BYTES BACKUP   a tensor with known contents; BACKUP is none, pinned, mmap or disk
 check                       whether every tensor has its contents, where it has a backup, and can be written to
 directory PATH              of the disk backups
-hold BYTES                  takes all memory of the device but so much, in an ordinary tensor
+hold BYTES                  takes all memory of the device but this much, in an ordinary tensor
 give_back                   gives that back
 pause
 resume SECONDS EXCLUSIVE    EXCLUSIVE is 0 or 1
-resume_told SECONDS EXCLUSIVE
+resume_reporting SECONDS EXCLUSIVE
                             the same; writes `waiting` once, when it waits
 rounds N SECONDS EXCLUSIVE PATH
                             N times: resume, check, new contents, pause. EXCLUSIVE: the file PATH exists in between, and
@@ -78,7 +78,7 @@ def resume(seconds: str, exclusive: str) -> None:
     saver.resume(timeout=float(seconds), exclusive=exclusive == "1")
 
 
-def resume_told(seconds: str, exclusive: str) -> None:
+def resume_reporting(seconds: str, exclusive: str) -> None:
     def tell() -> None:
         print("waiting", flush=True)
 
@@ -109,7 +109,7 @@ COMMANDS = {
     "hold": hold,
     "pause": pause,
     "resume": resume,
-    "resume_told": resume_told,
+    "resume_reporting": resume_reporting,
     "rounds": rounds,
 }
 
@@ -117,7 +117,7 @@ for line in sys.stdin:
     name, *arguments = line.split()
     try:
         COMMANDS[name](*arguments)  # type: ignore[operator]
-    except Exception as error:  # the answer is what the test wants to see, whatever it is
+    except Exception as error:  # whatever the exception is, the test needs to see it
         print(f"{type(error).__name__}: {str(error).replace(chr(10), ' ')}", flush=True)
     else:
         print("ok", flush=True)

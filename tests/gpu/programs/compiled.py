@@ -53,7 +53,7 @@ def transitions(x: torch.Tensor, managed: torch.Tensor) -> tuple[torch.Tensor, .
 
 
 torch._dynamo.config.suppress_errors = False
-# Dynamo says what it does not trace in a warning, once for each function.
+# Dynamo warns once for each function that it does not trace.
 warnings.simplefilter("error")
 tags = []
 for function, expected in ((in_regions, 2), (decorated, 3)):

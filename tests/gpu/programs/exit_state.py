@@ -1,4 +1,4 @@
-"""Leaves the interpreter in a given state of torch_memory_saver, with a given exit status, and without a word.
+"""Leaves the interpreter in a given state of torch_memory_saver, with a given exit status, and without output.
 
     python exit_state.py STATE STATUS
 

@@ -14,7 +14,7 @@ import sys
 import sysconfig
 
 SIZE = 64 << 20
-SLACK = 4 << 20  # what the driver may take or give for itself meanwhile
+SLACK = 4 << 20  # what the driver may allocate or release for itself meanwhile
 OUT_OF_MEMORY = 2
 DEVICE_TO_HOST = 2
 

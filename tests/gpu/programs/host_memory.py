@@ -1,4 +1,4 @@
-"""What becomes of host memory after a resume, by region, by call and by process; and a reservation."""
+"""Scenario: the policy for host memory after a resume, by region, by call and by process; and a reservation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch_memory_saver import torch_memory_saver as saver
 
 MIB = 1 << 20
 SIZE = 64 * MIB
-#: Seconds after which something that happens in the background counts as never happening.
+#: Seconds after which background work counts as failed.
 PATIENCE_S = 60
 
 
@@ -54,7 +54,7 @@ for name in (None, "release", "pool", "retain"):
         tensors[str(name)] = torch.empty(SIZE, dtype=torch.uint8, device="cuda")
 start = resident()
 
-# Released: by default, and where the region or the call says so.
+# Released: by default, and if the region or the call requests it.
 for tag, choice in (("None", None), ("release", None), ("pool", "release"), ("retain", "release")):
     cycle(tag, choice)
     assert not is_kept(tag)
@@ -73,7 +73,7 @@ for _ in range(2):
 cycle("retain", "release")
 wait_for(lambda: resident() <= start)
 
-# Pooled, and used again by any tag.
+# Pooled, and reused by any tag.
 cycle("pool")
 wait_for(lambda: pooled() >= SIZE)
 once = resident()
@@ -83,7 +83,7 @@ for tag in ("pool", "None", "release"):
     wait_for(lambda: pooled() >= SIZE)
     assert resident() == once, "nothing was added"
 
-# A view is valid for as long as it lives, and its memory is given to no other.
+# A view is valid as long as it lives, and its memory is not reused.
 tensors["pool"].fill_(9)
 saver.pause("pool")
 view = saver.get_cpu_backup(tensors["pool"], zero_copy=True)

@@ -56,7 +56,7 @@ def train() -> None:
     resident = _core.counters()["resident_bytes"]
     report = saver.pause()
     gained = torch.cuda.mem_get_info()[0] - before
-    # What torch only cached (the freed gradients) goes back to the driver instead of into the pause.
+    # Memory that torch only cached (the freed gradients) is released to the driver instead of paused.
     assert 0 < report.bytes < resident, (report, resident)
     assert abs(gained - resident) <= 4 * MIB, (gained, resident, report)
     assert 0 < report.reusable_bytes < report.bytes, report  # free blocks of segments that hold tensors as well
@@ -121,8 +121,8 @@ def toggle() -> None:
     report = saver.pause()
     assert report.unmanaged_bytes == 0, report
     saver.resume()
-    said = [record for record in records if "expandable" in record]
-    assert len(said) == 1 and said[0].startswith(f"{BYPASSING} bytes stay on the GPU"), records
+    reports = [record for record in records if "expandable" in record]
+    assert len(reports) == 1 and reports[0].startswith(f"{BYPASSING} bytes stay on the GPU"), records
     managed.fill_(4)
     print("ok")
 

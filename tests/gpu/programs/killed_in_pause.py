@@ -30,7 +30,7 @@ def kill_when_something_is_written() -> None:
     begin.set()
     while True:
         states = {state_of(tensor) for tensor in tensors}
-        # Backup files keep their names; a lock file gets its own while this looks.
+        # Backup files keep their names; a lock file is renamed during this search.
         written = sum(path.stat().st_size for path in set(directory.glob("*.backup")) - others)
         if states == {core.STATE_PAUSED}:
             print("failed: the pause was over before anything was seen", flush=True)

@@ -1,4 +1,5 @@
-"""Everything is managed: of PyTorch's default pool, too, only live blocks are copied, and idle segments go back."""
+"""Scenario: everything is managed. Of PyTorch's default pool, too, only live blocks are copied, and idle segments are
+released."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ for device in (0, 1):
     torch.cuda.synchronize(device)
 paused, used = allocate("paused", 0), allocate("used", 1)
 fault, tensor = tensor_at(paused, SIZE, 0), tensor_at(used, SIZE, 1)
-# Pinned memory, which is read without asking CUDA anything.
+# Pinned memory, which is read without a CUDA call.
 flag = torch.zeros(1, dtype=torch.uint8).pin_memory()
 saver.pause("paused")
 with torch.cuda.device(1):
@@ -53,5 +53,5 @@ other = driver().cuCtxSynchronize()
 print(f"after the free: the kernel's result is {int(flag[0])}, the other context answers {other}")
 assert flag[0] == 7 or (other != 0 and not SIMULATED), f"the free has not waited, and the other context answers {other}"
 print("waited", flush=True)
-# PyTorch's own objects on the lost device need not find a way to end.
+# PyTorch's own objects on the lost device may not terminate.
 os._exit(0)

@@ -1,4 +1,4 @@
-"""Loses a device: a kernel touches paused memory. Every call says so afterwards, nothing hangs, and the exit is silent.
+"""Loses a device: a kernel accesses paused memory. Every later call reports it, nothing hangs, and the exit is silent.
 
     python lost_device.py DEVICE STATUS
 

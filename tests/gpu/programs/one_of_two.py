@@ -1,4 +1,4 @@
-"""Uses GPU 0 of several: no context on GPU 1 comes into being, and GPU 1 is given no access until it is used."""
+"""Uses GPU 0 of several: no context is created on GPU 1, and GPU 1 gets no access until it is used."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ for _ in range(2):
     torch_memory_saver.resume()
 assert _core.active_devices() == 1, _core.active_devices()
 assert access(tensor.data_ptr(), 0) == READ_WRITE
-assert access(tensor.data_ptr(), 1) == 0, "a peer that nobody uses costs nothing"
+assert access(tensor.data_ptr(), 1) == 0, "an unused peer costs nothing"
 
 # Now the program begins to use GPU 1: the next resume, or enable_peer_access(), gives it access.
 other = torch.zeros(SIZE, dtype=torch.uint8, device="cuda:1")

@@ -1,6 +1,6 @@
-"""Pauses and resumes segments with holes while the driver refuses to pin host memory: a shim before it does that.
+"""Pauses and resumes segments with holes while a shim in front of the driver refuses to pin host memory.
 
-The shim is the library that TMS_CUDA_DRIVER names. It counts what it refuses, and batches of copies, which it hands on.
+The shim is the library that TMS_CUDA_DRIVER names. It counts the refused calls and the batches of copies, which it forwards.
 """
 
 from __future__ import annotations

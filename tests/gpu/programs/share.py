@@ -16,7 +16,7 @@ SIZE = 2 << 20
 
 
 def receive(queue: Any, answers: Any) -> None:
-    """Says of each message what get() gave, until None comes."""
+    """Reports the result of get() for each message, until None comes."""
     while True:
         try:
             message = queue.get()
@@ -37,11 +37,11 @@ def main() -> None:
     receiver.start()
     for message in (weights, {"deep": [(1, weights[5:])]}, weights.cpu(), None):
         queue.put(message)
-    told = [answers[0].recv() for _ in range(4)]
+    replies = [answers[0].recv() for _ in range(4)]
     receiver.join()
-    for answer in told[:2]:
+    for answer in replies[:2]:
         assert answer.startswith("share weights: share: this tensor is in managed memory, tag 'weights'"), answer
-    assert told[2:] == ["a message", "end"], told
+    assert replies[2:] == ["a message", "end"], replies
     assert receiver.exitcode == 0
     assert int(weights.min()) == 7
     print("ready")

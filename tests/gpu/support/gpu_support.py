@@ -1,6 +1,6 @@
-"""What the GPU tests share: lazily imported modules, sizes, memory readings, contents, and fresh processes.
+"""Shared by the GPU tests: lazily imported modules, sizes, memory readings, contents, and fresh processes.
 
-Nothing here imports torch or touches a GPU before a test runs, so that the folder can be collected (and skipped, with the
+Nothing here imports torch or uses a GPU before a test runs, so that the folder can be collected (and skipped, with the
 reason) on a machine that has neither.
 """
 
@@ -25,9 +25,9 @@ MIB = 1 << 20
 GIB = 1 << 30
 #: Whether the GPU is the simulated one, as under `python -m torch_memory_saver simulate`.
 SIMULATED = os.path.basename(os.environ.get("TMS_CUDA_DRIVER", "")) == "_simulated_cuda.so"
-#: A size that is large for the device, bytes: what is used of the simulated one is memory of the host.
+#: A size that is large for the device, bytes: the used part of the simulated one is memory of the host.
 LARGE = 64 * MIB if SIMULATED else GIB
-#: Clock cycles that a spinning kernel takes, a good part of a second on any GPU of today.
+#: Clock cycles of a spinning kernel, a good part of a second on any current GPU.
 SPIN_CYCLES = 600_000_000
 #: The driver's granularity of physical memory, bytes.
 GRANULARITY = 2 * MIB
@@ -98,7 +98,7 @@ def process_bytes(device: int = 0) -> int | None:
         for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
             if process.pid == os.getpid() and process.usedGpuMemory:
                 return int(process.usedGpuMemory)
-    except Exception:  # an optional second opinion: any failure of NVML means that there is none
+    except Exception:  # an optional second opinion: any failure of NVML means that it has none
         return None
     return None
 
@@ -112,7 +112,7 @@ def assert_close_to(actual: int, expected: int, what: str, slack: int | None = N
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process on the host, bytes. That of the simulated GPU, files in memory, is not the host's."""
+    """Resident memory of this process on the host, bytes. The simulated GPU's memory, which is in files, does not count."""
     if SIMULATED:
         with open("/proc/self/status", encoding="ascii") as status:
             return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon:"))
@@ -146,7 +146,7 @@ def fill_random(tensor: torch.Tensor, seed: int) -> None:
 
 
 def checksum(tensor: torch.Tensor) -> tuple[int, int, int]:
-    """Three sums over different parts of the contents, computed on the GPU without temporary memory worth naming."""
+    """Three sums over different parts of the contents, computed on the GPU with negligible temporary memory."""
     words = tensor.view(torch.int64)
     return (int(words.sum()), int(words[::3].sum()), int(words[: words.numel() // 2].sum()))
 
@@ -178,7 +178,7 @@ def state_of(tensor: torch.Tensor) -> int:
 
 
 def assert_usable(tensor: torch.Tensor) -> None:
-    """Checks the state before any kernel touches the memory: a touch of paused memory would lose the whole context."""
+    """Checks the state before any kernel accesses the memory: an access to paused memory would lose the whole context."""
     found = core.find(tensor.data_ptr())
     assert found is None or found.state == core.STATE_ACTIVE, (
         f"memory of tag {found.tag!r} in state {found.state} was handed out"
@@ -186,7 +186,7 @@ def assert_usable(tensor: torch.Tensor) -> None:
 
 
 def write_and_check(tensor: torch.Tensor, value: int) -> None:
-    """Writes every byte and reads every byte back, without a temporary tensor that torch would keep in its cache."""
+    """Writes and reads back every byte, without a temporary tensor that torch would keep in its cache."""
     assert_usable(tensor)
     tensor.fill_(value)
     assert int(tensor.min()) == int(tensor.max()) == value
@@ -196,15 +196,15 @@ _gates = itertools.count(1 << 20)
 
 
 def skip_where_the_outer_pool_wins() -> None:
-    """Skips a test that puts one pool of PyTorch's into another. Before pytorch#168382 the outer of the two served both."""
+    """Skips a test that puts one pool of PyTorch's into another. Before pytorch#168382 the outer pool served both."""
     release = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if release < (2, 11):
         pytest.skip(f"PyTorch {torch.__version__} serves a pool inside another from the outer one")
 
 
 def skip_where_routing_is_of_the_process() -> None:
-    """Skips a test of what other threads or streams allocate, or of pools that stay in use. Up to 2.7 routing to a pool is
-    about every thread, and a pool's memory about the thread's active pool."""
+    """Skips a test of allocations by other threads or streams, or of pools that stay in use. Up to 2.7 routing to a pool
+    affects every thread, and a pool's memory depends on the thread's active pool."""
     release = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if release < (2, 8):
         pytest.skip(f"PyTorch {torch.__version__} routes the allocations of the whole process")
@@ -218,10 +218,10 @@ def hold_stream() -> None:
         return
     control = ctypes.CDLL(os.environ["TMS_CUDA_DRIVER"])
     gate = next(_gates)
-    touched = torch.empty(512, dtype=torch.uint8, device="cuda")
+    target = torch.empty(512, dtype=torch.uint8, device="cuda")
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
     launched = control.tms_sim_launch_add(
-        stream, ctypes.c_uint64(touched.data_ptr()), ctypes.c_uint64(512), ctypes.c_uint8(0), ctypes.c_int(gate)
+        stream, ctypes.c_uint64(target.data_ptr()), ctypes.c_uint64(512), ctypes.c_uint8(0), ctypes.c_int(gate)
     )
     assert launched == 0, f"launch failed with CUresult {launched}"
 
@@ -250,7 +250,7 @@ def tensor_at(address: int, size: int, device: int = 0) -> torch.Tensor:
 
 
 def release_everything() -> None:
-    """Gives every byte that no tensor uses back to the driver, managed or not."""
+    """Releases every byte that no tensor uses to the driver, managed or not."""
     gc.collect()
     torch.cuda.synchronize()
     torch._C._cuda_clearCublasWorkspaces()
@@ -259,8 +259,8 @@ def release_everything() -> None:
 
 
 def pool_snapshot(token: tuple[int, int]) -> list[dict[str, Any]]:
-    """torch.cuda.memory_snapshot(token). PyTorch 2.11 gives away a reference to each number of the token that was never its
-    own, so each gets one more: numbers above 256 would be destroyed while pools use them."""
+    """torch.cuda.memory_snapshot(token). PyTorch 2.11 drops a reference to each number of the token that it does not own, so
+    each gets one more: numbers above 256 would be destroyed while pools use them."""
     for number in token:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(number))
     rows: list[dict[str, Any]] = torch.cuda.memory_snapshot(token)
@@ -268,7 +268,7 @@ def pool_snapshot(token: tuple[int, int]) -> list[dict[str, Any]]:
 
 
 def driver() -> ctypes.CDLL:
-    """The driver library, for questions that neither torch nor we answer."""
+    """The driver library, for queries that neither torch nor the package answers."""
     return ctypes.CDLL("libcuda.so.1")
 
 
@@ -320,7 +320,7 @@ def _environment(extra: Mapping[str, str], preload: bool) -> dict[str, str]:
     package_root = str(Path(str(tms.__file__)).resolve().parent.parent)
     keep["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, keep.get("PYTHONPATH", "")]))
     keep["PYTHONWARNINGS"] = "ignore"
-    if SIMULATED:  # several programs compute at once on few cores, and threads wait for each other by turning
+    if SIMULATED:  # several programs compute on few cores, and threads wait for each other by spinning
         keep.setdefault("OMP_NUM_THREADS", "1")
     if "LD_PRELOAD" in keep:  # the simulated GPU's, without the hook library of `simulate --preload`
         keep["LD_PRELOAD"] = ":".join(path for path in keep["LD_PRELOAD"].split(":") if _HOOK not in path)

@@ -1,7 +1,7 @@
 """A kernel of our own, in PTX, launched through the driver: torch refuses to mix tensors of two GPUs in one kernel.
 
-The simulated GPU does not know PTX. There one of torch's kernels does the same, and torch is told that the memory is all on
-the GPU that the kernel runs on.
+The simulated GPU does not know PTX. There one of torch's kernels does the same, with tensors that claim that all the memory
+is on the GPU that the kernel runs on.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Random operations on managed memory, with every tensor's bytes kept on the host as well and compared."""
+"""Random operations on managed memory. Every tensor's bytes are kept on the host as well and compared."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Operations:
         ]
 
     def run(self, count: int) -> None:
-        """As many, and as many more as it takes until each has come, up to ten times as many."""
+        """This many operations, and as many more as it takes until each has occurred, up to ten times as many."""
         calls = [call for call, _ in self._choices]
         weights = [weight for _, weight in self._choices]
         while (number := sum(self.done.values())) < count or (len(self.done) < len(calls) and number < 10 * count):

@@ -1,4 +1,4 @@
-"""Another process on the same GPU that does what it is told, a line at a time: programs/commands.py."""
+"""Another process on the same GPU that executes commands, one a line: programs/commands.py."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ LIFETIME_S = 110
 
 
 class SecondProcess:
-    """In the hook mode of this process. Leaving the block waits for its end, which has to be good unless it was killed.
+    """In the hook mode of this process. Leaving the block waits for its end, which must succeed unless it was killed.
 
     Args:
-        environment: Additional variables.
+
+    environment: Additional variables.
     """
 
     def __init__(self, environment: tuple[tuple[str, str], ...] = ()) -> None:
@@ -47,7 +48,7 @@ class SecondProcess:
         return self._process.pid
 
     def tell(self, *words: object) -> None:
-        """Sends a command; what comes of it is for `answer`."""
+        """Sends a command; `answer` returns its result."""
         assert self._process.stdin is not None
         self._process.stdin.write(" ".join(map(str, words)) + "\n")
         self._process.stdin.flush()

@@ -1,4 +1,4 @@
-"""What happens while a pause or resume of the main thread waits, without guessing when that is."""
+"""Actions while a pause or resume of the main thread waits, without guessing when that is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import FrameType
 
 from gpu_support import core
 
-#: Seconds between two knocks.
+#: Seconds between two signals.
 _PERIOD_S = 0.005
 
 
@@ -38,7 +38,7 @@ def while_waiting(action: Callable[[], None], ready: Callable[[], bool] = lambda
     finally:
         over.set()
         thread.join()
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the default would kill, if a knock were still on its way
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the default action would kill, if a signal were still pending
     assert done.is_set(), "the call ended without having waited"
 
 

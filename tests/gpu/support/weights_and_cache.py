@@ -1,4 +1,4 @@
-"""Memory of two tags, as a program has it that gives its GPU away: weights with a backup and a cache without one."""
+"""Memory of two tags, as in a program that hands over its GPU: weights with a backup and a cache without one."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Ends with tensors in a module's globals, in a state and in a way that its arguments name: exit_state.py STATE ENDING.
 
-`control` does without torch_memory_saver: what is said then is PyTorch's own. Prints nothing itself.
+`control` does without torch_memory_saver: its output is PyTorch's own. Prints nothing itself.
 """
 
 from __future__ import annotations

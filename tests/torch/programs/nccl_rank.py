@@ -174,7 +174,7 @@ def late() -> None:
 
 
 def aborted() -> None:
-    """Rank 0 gives up what rank 1 never takes part in; its stream goes on after that."""
+    """Rank 0 aborts work in which rank 1 never takes part; its stream continues after that."""
     tensor = full(1)
     dist.barrier()
     torch.cuda.synchronize()
@@ -186,11 +186,11 @@ def aborted() -> None:
         torch.cuda.synchronize()
         expect(full(3), 3)
     print("ok", flush=True)
-    os._exit(0)  # the group is no more
+    os._exit(0)  # the group is destroyed
 
 
 def mismatched() -> None:
-    """The ranks ask for different things."""
+    """The requests of the ranks differ."""
     dist.all_reduce(full(1, 10 + rank))
     torch.cuda.synchronize()
 

@@ -1,4 +1,4 @@
-"""What the programs have in common that are one of two ranks, each on a device of its own.
+"""Shared by the programs that are one of two ranks, each on a device of its own.
 
 ``PROGRAM SCENARIOS RANK FILE``: both name the same scenarios, joined by commas, and the same new file. ``EAGER=1`` makes the
 communicator with the group.
@@ -21,7 +21,7 @@ device = torch.device("cuda", rank)
 
 
 def main(*scenarios: Callable[[], None]) -> None:
-    """Runs the scenarios that the command line names, and says after each that it held."""
+    """Runs the scenarios that the command line names, and prints after each that it succeeded."""
     torch.cuda.set_device(device)
     eager = {"device_id": device} if os.environ.get("EAGER") == "1" else {}
     dist.init_process_group("nccl", init_method=f"file://{sys.argv[3]}", rank=rank, world_size=RANKS, **eager)

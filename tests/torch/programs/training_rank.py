@@ -1,7 +1,7 @@
-"""One of two ranks that train one model; ranks.py says how it is started.
+"""One of two ranks that train one model; ranks.py explains how it is started.
 
-Each rank has one half of every batch. The parameters that result are compared with those of the same training on the CPU,
-which sees whole batches and knows nothing of ranks.
+Each rank has one half of every batch. The resulting parameters are compared with those of the same training on the CPU, with
+whole batches and without ranks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(WIDTH)
-        # The gradient of a key's bias would be nothing but rounding.
+        # The gradient of a key's bias would be only rounding errors.
         self.attention = nn.MultiheadAttention(WIDTH, 4, bias=False, batch_first=True)
         self.wide = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
 
@@ -56,7 +56,7 @@ class Model(nn.Module):
         super().__init__()
         self.words = nn.Embedding(WORDS, WIDTH)
         self.blocks = nn.ModuleList(Block() for _ in range(2))
-        self.rarely = nn.Linear(WIDTH, WIDTH)  # only what `skips` takes part in it
+        self.rarely = nn.Linear(WIDTH, WIDTH)  # only `skips` takes part in it
         self.classes = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, words: torch.Tensor, rarely: bool = True) -> torch.Tensor:
@@ -73,7 +73,7 @@ def new_model() -> Model:
 
 
 def new_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    # With a smaller eps, gradients that are almost zero would make large steps of their rounding.
+    # With a smaller eps, rounding errors of almost zero gradients would make large steps.
     return torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-3)
 
 
@@ -285,7 +285,7 @@ def fsdp_state() -> None:
 
 
 def fsdp_sleeps() -> None:
-    """What a trainer that shares its GPU does: between steps, its shards and its optimizer's state leave the device."""
+    """What a trainer that shares its GPU does: between steps, its shards and its optimizer's state are paused."""
     region = {"tag": "training", "enable_cpu_backup": True}
     with torch_memory_saver.region(**region):
         model = sharded(new_model().to(device))

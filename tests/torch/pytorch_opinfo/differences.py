@@ -23,14 +23,14 @@ def _listed() -> set[tuple[str, str]]:
 
 
 def unlisted(outcomes: list[Outcome]) -> list[str]:
-    """What is different and not listed."""
+    """The differences that are not listed."""
     listed = _listed()
     new = [each for each in failures(outcomes) if (each["entry"], each["check"]) not in listed]
     return [f"{each['entry']} {each['dtype']} {each['check']}: {each['cause']}" for each in new]
 
 
 def no_longer(outcomes: list[Outcome]) -> list[str]:
-    """What is listed and equal with every type."""
+    """The listed entries that are equal with every type."""
     different = {(each["entry"], each["check"]) for each in failures(outcomes)}
     equal = {(each["entry"], each["check"]) for each in outcomes if each["outcome"] == EQUAL}
     return [" ".join(each) for each in sorted(_listed() & equal - different)]

@@ -1,4 +1,4 @@
-"""What there is to check: the entries of PyTorch's databases."""
+"""The list of checks: the entries of PyTorch's databases."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHECKS = {
 
 
 def choose_seeds() -> None:
-    """Lets the seed of a run reach the operators: some entries set their own at each call, to be the same every time."""
+    """Makes the operators use the seed of a run: some entries set their own at each call, to be the same every time."""
     for module in (invocations, core):
         if hasattr(module, "wrapper_set_seed"):
             module.wrapper_set_seed = lambda operator, *arguments, **keywords: operator(*arguments, **keywords)
@@ -60,7 +60,7 @@ def _dtypes(kind: str, info: Any) -> tuple[torch.dtype, ...]:
 
 
 def in_share(name: str, share: int, of: int) -> bool:
-    """Whether an entry is in a share: always the same, whatever else there is."""
+    """Whether an entry is in a share: always the same, independent of other entries."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % of == share - 1
 
 

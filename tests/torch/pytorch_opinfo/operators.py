@@ -26,7 +26,7 @@ from pytorch_opinfo.values import (
     tolerance,
 )
 
-#: Inputs of an entry that are used, at most: those of a check, spread over all that there are.
+#: The largest number of inputs of an entry that are used: those of a check, spread over all.
 SAMPLES = 8
 OUT_SAMPLES = 2
 
@@ -209,7 +209,7 @@ _OUT_CASES = (_as_expected, _with_gaps, _of_another_size, _of_another_type)
 def _compare_out(
     unit: Unit, sample: Any, make: Callable[[torch.Tensor], torch.Tensor], likes: list[torch.Tensor], several: bool
 ) -> None:
-    """What the CPU does with such an out=, be it an exception, is what the device is to do."""
+    """The expected result is the CPU's with such an out=, also if that is an exception."""
 
     def produce(device: str, seed: int) -> list[Any]:
         inputs = _inputs(sample, device, requires_grad=False)

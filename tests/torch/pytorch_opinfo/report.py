@@ -1,4 +1,4 @@
-"""Counts what a run found."""
+"""Counts the results of a run."""
 
 from __future__ import annotations
 

@@ -62,8 +62,8 @@ def _lane(arguments: list[str]) -> list[Outcome]:
 
 def _of_the_device(text: str) -> str:
     """What the simulated GPU printed when an operator failed on it."""
-    said = [line for line in text.splitlines() if line.startswith("simulated GPU: ")]
-    return said[-1][:300] if said else ""
+    messages = [line for line in text.splitlines() if line.startswith("simulated GPU: ")]
+    return messages[-1][:300] if messages else ""
 
 
 def _log(text: str) -> None:

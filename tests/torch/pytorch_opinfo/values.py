@@ -16,9 +16,9 @@ Produce = Callable[[str, int], list[Any]]
 UNINITIALISED = frozenset(("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"))
 #: CUDA's statistics have the type that they are computed in, and the CPU's that of the input.
 STATISTICS = frozenset(("_batch_norm_with_update", "_native_batch_norm_legit", "native_batch_norm", "native_layer_norm"))
-#: How often a random operator runs on each device.
+#: The number of runs of a random operator on each device.
 DRAWS = 16
-#: Its draws are regrouped at random so often: a false alarm in 20 000 comparisons, however the values of a draw depend on
+#: The number of random regroupings of its draws: a false alarm in 20 000 comparisons, however the values of a draw depend on
 #: each other.
 REGROUPINGS = 20_000
 #: At most this many values of a draw are compared.

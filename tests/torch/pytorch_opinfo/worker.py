@@ -1,7 +1,7 @@
 """Runs checks on the simulated GPU: one line of JSON for each, appended to a file.
 
-It ends with the status RESTART after an error that ends a process's use of CUDA. The process that started it goes on with
-the next unit then, in a new one.
+It ends with the status RESTART after an error that ends a process's use of CUDA. The process that started it then continues
+with the next unit, in a new one.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def main() -> None:
             signal.alarm(0)
             print(json.dumps({"place": place, **about, **outcome}), file=output, flush=True)
             if outcome.get("sticky"):
-                os._exit(RESTART)  # what was wrong on the device is on standard error
+                os._exit(RESTART)  # standard error has the device's message
     # Without the end of a process that has used CUDA: that is tested elsewhere.
     os._exit(0)
 

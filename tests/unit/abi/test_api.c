@@ -1,4 +1,4 @@
-/* The function table over the process's one state: what a caller sees who knows nothing but tms.h. */
+/* Guards the function table of tms.h over the process's one state, as seen by a caller that knows only tms.h. */
 
 #include "support.h"
 
@@ -8,11 +8,11 @@ static const tms_api_t *api;
 
 static int reset(void **state) {
     (void)state;
-    simulator(); /* fails here, and clearly, without one */
+    simulator(); /* fails with a clear message if there is none */
     return 0;
 }
 
-static void versions_that_it_does_not_speak_get_no_table(void **state) {
+static void unsupported_versions_get_no_table(void **state) {
     (void)state;
     assert_null(tms_get_api(TMS_API_VERSION + 1));
     assert_int_equal(api->version, TMS_API_VERSION);
@@ -61,7 +61,7 @@ static void a_region_gives_its_settings_to_allocations(void **state) {
     assert_string_equal(rows[0].tag, "weights");
     assert_int_equal(rows[0].backup, TMS_BACKUP_PINNED);
     assert_string_equal(rows[1].tag, "default");
-    assert_int_equal(api->segments(rows, 0), 2); /* a question of how many */
+    assert_int_equal(api->segments(rows, 0), 2); /* queries the number */
     settings.tag = "";
     assert_int_equal(api->region_push(&settings, &depth, &error), TMS_INVALID_ARGUMENT);
     ASSERT_OK(api->free(address, &error), error);
@@ -69,7 +69,7 @@ static void a_region_gives_its_settings_to_allocations(void **state) {
     assert_int_equal(api->free(outside, &error), TMS_NOT_MANAGED);
 }
 
-static void a_region_is_left_although_one_entered_later_is_not(void **state) {
+static void an_outer_region_can_be_left_before_an_inner_one(void **state) {
     (void)state;
     tms_error_t error;
     tms_region_settings_t outer = {.managed = 1, .backup = TMS_BACKUP_NONE, .tag = "outer"}, current;
@@ -129,7 +129,7 @@ static void settings_are_kept(void **state) {
     assert_int_equal(api->get_retain_backup(), 0);
 }
 
-static void devices_can_be_asked_for(void **state) {
+static void devices_can_be_queried(void **state) {
     (void)state;
     tms_error_t error;
     int32_t count = 0;
@@ -173,13 +173,13 @@ static void captures_through_the_table(void **state) {
 int main(void) {
     api = tms_get_api(TMS_API_VERSION);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(versions_that_it_does_not_speak_get_no_table),
-        cmocka_unit_test(queries_before_any_use_make_no_state), /* before those that make it */
+        cmocka_unit_test(unsupported_versions_get_no_table),
+        cmocka_unit_test(queries_before_any_use_make_no_state), /* before the calls that create it */
         cmocka_unit_test(a_region_gives_its_settings_to_allocations),
-        cmocka_unit_test(a_region_is_left_although_one_entered_later_is_not),
+        cmocka_unit_test(an_outer_region_can_be_left_before_an_inner_one),
         cmocka_unit_test(contents_come_back_through_the_table),
         cmocka_unit_test(settings_are_kept),
-        cmocka_unit_test(devices_can_be_asked_for),
+        cmocka_unit_test(devices_can_be_queried),
         cmocka_unit_test(captures_through_the_table),
     };
     return cmocka_run_group_tests(tests, reset, NULL);

@@ -1,4 +1,4 @@
-/* compat.c: what programs see that reach the library through ctypes. */
+/* Guards compat.c: the functions that programs call through ctypes. */
 
 #include "support.h"
 
@@ -19,7 +19,7 @@ static void the_backend_may_be_chosen_before_and_after_the_backup(void **state) 
     assert_false(tms_get_enable_cpu_backup());
     assert_string_equal(tms_get_cpu_backup_backend(), "pinned");
     tms_set_cpu_backup_backend("mmap");
-    assert_false(tms_get_enable_cpu_backup()); /* remembered, not enabled */
+    assert_false(tms_get_enable_cpu_backup()); /* stored, not enabled */
     tms_set_enable_cpu_backup(true);
     assert_true(tms_get_enable_cpu_backup());
     assert_string_equal(tms_get_cpu_backup_backend(), "mmap");
@@ -91,7 +91,7 @@ static void contents_come_back(void **state) {
     assert_filled((uintptr_t)address, 3 * MIB, 5);
     simulator()->fail_after("cuMemcpyDtoHAsync", 0, 1, CUDA_ERROR_OPERATING_SYSTEM);
     assert_int_equal(tms_pause(NULL), CUDA_ERROR_OPERATING_SYSTEM);
-    assert_filled((uintptr_t)address, 3 * MIB, 5); /* as it was: active */
+    assert_filled((uintptr_t)address, 3 * MIB, 5); /* as before: active */
     assert_int_equal(tms_pause(NULL), TMS_CUDA_SUCCESS);
     tms_torch_free(address, (ssize_t)(3 * MIB), 0, NULL);
     assert_int_equal(physical_bytes(0), 0);
@@ -130,14 +130,14 @@ static void statuses_are_cuda_errors(void **state) {
     }
 }
 
-static void torch_s_allocator_takes_what_torch_gives(void **state) {
+static void the_allocator_for_torch_accepts_torchs_arguments(void **state) {
     (void)state;
     assert_null(tms_torch_malloc(0, 0, NULL));
     assert_null(tms_torch_malloc(-1, 0, NULL));
     assert_null(tms_torch_malloc((ssize_t)1 << 50, 0, NULL)); /* more than the device has */
     assert_null(tms_torch_malloc(1, 7, NULL));                /* no such device */
     tms_torch_free(NULL, 0, 0, NULL);
-    tms_torch_free((void *)(uintptr_t)4096, 1, 0, NULL); /* not ours: left alone */
+    tms_torch_free((void *)(uintptr_t)4096, 1, 0, NULL); /* not ours: ignored */
     void *address = tms_torch_malloc((ssize_t)(3 * MIB), 0, NULL);
     assert_non_null(address);
     tms_torch_free((char *)address + 1, 1, 0, NULL); /* inside an allocation */
@@ -154,7 +154,7 @@ int main(void) {
         cmocka_unit_test(the_process_s_settings_are_kept),
         cmocka_unit_test(contents_come_back),
         cmocka_unit_test(statuses_are_cuda_errors),
-        cmocka_unit_test(torch_s_allocator_takes_what_torch_gives),
+        cmocka_unit_test(the_allocator_for_torch_accepts_torchs_arguments),
     };
     return cmocka_run_group_tests(tests, reset, NULL);
 }

@@ -1,5 +1,5 @@
-/* state.c and process.c: the one state, and what fork and exit do to it. A process has one state for good, so each test runs
- * in a process of its own. */
+/* Guards state.c and process.c: the one state, and what fork and exit do to it. A process never resets its state, so each
+ * test runs in a process of its own. */
 #include <dirent.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -25,7 +25,7 @@ enum { MOST_KEPT = 8, FILE_BYTES = 1000 };
 static char base[TEMPORARY_BYTES];
 static const tms_error_context_t context = {.operation = "pause", .device = 0, .tag = "weights"};
 
-/* In the processes of the tests: says what is wrong and ends the process with status 1. */
+/* In the test processes: prints the failure and ends the process with status 1. */
 #define CHECK(condition)                                                                                                    \
     do {                                                                                                                    \
         if (!(condition)) {                                                                                                 \
@@ -68,7 +68,7 @@ static tms_disk_file_t *made_file(tms_state_t *state) {
     return file;
 }
 
-/* A file that stays until the process ends. Its struct is held here, as a segment would, which leak checkers want to see. */
+/* A file that stays until the process ends. The test keeps its struct, as a segment would, so that leak checkers find it. */
 static tms_disk_file_t *kept_file(tms_state_t *state) {
     static tms_disk_file_t *kept[MOST_KEPT];
     static unsigned count;
@@ -90,7 +90,7 @@ static void make_state_once(void) {
     CHECK(tms_region_current(&state->regions, NULL).managed);
     CHECK(strcmp(state->saver.stores.disk.path, base) == 0);
     CHECK(!atomic_load(&state->saver.forked));
-    CHECK(count_files() == 0); /* no file, no driver, nothing but the environment */
+    CHECK(count_files() == 0); /* no file, no driver, only the environment */
 }
 
 static void test_the_state_is_made_once(void **state) {
@@ -146,7 +146,7 @@ static void test_exit_removes_the_files(void **state) {
     assert_int_equal(count_files(), 0);
     assert_true(WIFSIGNALED(run_in_child(leave_files_and_die)));
     assert_int_equal(count_files(), 4);
-    assert_exits(only_make_the_state); /* using no disk backup, it touches no file */
+    assert_exits(only_make_the_state); /* without a disk backup it accesses no file */
     assert_int_equal(count_files(), 4);
 }
 
@@ -171,7 +171,7 @@ static void fork_without_a_driver(void) {
     int status = run_in_child(use_state_in_child);
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
     memset(data, 0, sizeof(data));
-    CHECK(count_files() == 2); /* the child's are gone, the parent's are not */
+    CHECK(count_files() == 2); /* the child's files are gone, the parent's are not */
     CHECK(tms_disk_file_read(file, data, FILE_BYTES, 0, &context, NULL) == TMS_OK);
     CHECK(memcmp(data, "contents", 8) == 0);
     CHECK(!atomic_load(&state->saver.forked));
@@ -197,10 +197,10 @@ static void be_a_forked_child(void) {
 }
 
 static void fork_with_a_driver(void) {
-    static const tms_driver_table_t table; /* stands for one that was loaded: nothing calls it */
+    static const tms_driver_table_t table; /* stands for a loaded driver; it is not called */
     tms_state_t *state = made_state();
     atomic_store(&state->driver.table, &table);
-    state->saver.transition_running = true; /* as by another thread */
+    state->saver.transition_running = true; /* as if on another thread */
     kept_file(state);
     int status = run_in_child(be_a_forked_child);
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
@@ -218,7 +218,7 @@ static void test_a_child_of_a_process_with_driver_is_marked(void **state) {
 
 static atomic_bool stop;
 
-/* Holds each of the three locks again and again. */
+/* Takes each of the three locks repeatedly. */
 static void *keep_locking(void *argument) {
     tms_state_t *state = argument;
     unsigned round = 0;
@@ -241,7 +241,7 @@ static void lock_everything(void) {
     pthread_mutex_unlock(&state->saver.lock);
     CHECK(tms_tag_intern(&state->regions.tags, "child", &tag, NULL) == TMS_OK);
     tms_disk_file_destroy(&state->saver.stores.disk, made_file(state));
-    _exit(0); /* the files that the threads were making have no owner here, which a leak checker would report at exit */
+    _exit(0); /* files in creation have no owner in the child: a leak checker would report them at exit */
 }
 
 static void fork_while_locks_are_held(void) {
@@ -262,7 +262,7 @@ static void test_a_fork_while_threads_hold_locks(void **state) {
     assert_int_equal(count_files(), 0);
 }
 
-/* Handlers before a fork run in the reverse order of their registration, so this one, registered first, runs after ours. */
+/* Handlers before a fork run in reverse order of registration. This one is registered first, so it runs after ours. */
 static unsigned locks_held;
 
 static void try_locks(void) {

@@ -1,4 +1,4 @@
-/* The stores behind one interface: space, contents, undoing, and views that outlive them. */
+/* Guards the interface of the stores: space, contents, undo, and views that outlive them. */
 
 #include "support.h"
 
@@ -21,7 +21,7 @@ static uint64_t held_bytes(fixture_t *f) {
     return atomic_load(&f->saver.stores.host.buffer_bytes) + atomic_load(&f->saver.stores.disk.total);
 }
 
-/* What a pause does before it copies. */
+/* The steps of a pause before it copies. */
 static tms_status_t plan(fixture_t *f, tms_backup_t *backup, tms_backup_batch_t *batch, tms_error_t *error) {
     tms_backup_stores_t *stores = &f->saver.stores;
     const tms_backup_request_t request = {.kind = backup->kind, .policy = TMS_HOST_RELEASE};
@@ -35,7 +35,7 @@ static void prepare(fixture_t *f, tms_backup_t *backup, tms_copier_t *copier) {
     ASSERT_OK(tms_copier_open(copier, &f->saver.stores.copying, 0, NULL, &CONTEXT, &error), error);
     ASSERT_OK(plan(f, backup, &batch, &error), error);
     tms_host_buffer_t *buffer = host_buffer_of(f, backup);
-    if (buffer) { /* all of it is usable: the batch is needed no longer */
+    if (buffer) { /* all of it is usable: the batch is no longer needed */
         uint64_t usable = 0;
         for (uint64_t offset = 0; offset < buffer->bytes; offset += usable)
             ASSERT_OK(tms_host_buffer_await(buffer, offset, NULL, &usable, &CONTEXT, &error), error);
@@ -50,7 +50,7 @@ static uint64_t pinned_bytes(fixture_t *f) {
     return usage.host_bytes;
 }
 
-static void contents_make_the_round_trip(void **state) {
+static void contents_round_trip(void **state) {
     fixture_t *f = *state;
     const uint64_t bytes = 3 * MIB + 17;
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, bytes);
@@ -76,7 +76,7 @@ static void contents_make_the_round_trip(void **state) {
     }
 }
 
-static void cancel_takes_away_what_prepare_made_and_nothing_else(void **state) {
+static void cancel_undoes_prepare_and_nothing_else(void **state) {
     fixture_t *f = *state;
     for (uint32_t i = 0; i < KIND_COUNT; i++) {
         tms_copier_t copier;
@@ -90,7 +90,7 @@ static void cancel_takes_away_what_prepare_made_and_nothing_else(void **state) {
         tms_backup_commit(&backup, &f->saver.stores);
         uint64_t held = held_bytes(f);
         tms_copier_close(&copier);
-        prepare(f, &backup, &copier); /* a second pause uses what is there */
+        prepare(f, &backup, &copier); /* a second pause reuses what exists */
         tms_backup_cancel(&backup, &f->saver.stores);
         assert_int_equal(held_bytes(f), held);
         tms_copier_close(&copier);
@@ -138,7 +138,7 @@ static void a_host_buffer_lives_as_long_as_its_last_reference(void **state) {
     }
 }
 
-static void memory_that_cannot_be_page_locked_will_do(void **state) {
+static void memory_that_cannot_be_pinned_is_used_unpinned(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_copier_t copier;
@@ -157,7 +157,7 @@ static void memory_that_cannot_be_page_locked_will_do(void **state) {
     tms_backup_destroy(&backup, &f->saver.stores);
 }
 
-/* ---- backups of more than 4 GiB, of which only what is copied is ever touched ---- */
+/* ---- backups of more than 4 GiB, of which only the copied part is ever prefaulted ---- */
 
 static void a_plan_of_more_than_4_gib(void **state) {
     fixture_t *f = *state;
@@ -246,9 +246,9 @@ static void a_copier_leaves_nothing_open(void **state) {
     assert_int_equal(usage.streams, 0);
 }
 
-/* A stream, two events and a staging buffer: what the driver does not take back waits, is counted, and goes at the next try.
- */
-static void what_a_copier_cannot_give_back_waits(void **state) {
+/* A stream, two events and a staging buffer: what the driver does not release is quarantined, counted, and released by the
+ * next retry. */
+static void resources_that_a_copier_cannot_release_are_quarantined(void **state) {
     fixture_t *f = *state;
     const struct {
         const char *call;
@@ -287,7 +287,7 @@ static void what_a_copier_cannot_give_back_waits(void **state) {
     }
 }
 
-/* A pause chooses a store; which of its kinds, the region has said. */
+/* A pause chooses a store, of the kind that the region selected. */
 static void a_pause_chooses_a_store(void **state) {
     fixture_t *f = *state;
     const tms_backup_stores_t *stores = &f->saver.stores;
@@ -304,8 +304,8 @@ static void a_pause_chooses_a_store(void **state) {
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) assert_false(tms_backup_stores_is_choice(stores, wrong[i]));
 }
 
-/* Whatever goes wrong, nothing is in flight when the copier is closed: what it copied to may go. */
-static void a_copier_that_is_closed_copies_no_more(void **state) {
+/* Whatever fails, nothing is in flight when the copier is closed: the targets of its copies may be released. */
+static void a_closed_copier_copies_no_more(void **state) {
     fixture_t *f = *state;
     for (uint64_t failures = 1; failures <= 2; failures++) {
         tms_error_t error;
@@ -329,17 +329,17 @@ static void a_copier_that_is_closed_copies_no_more(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        ONE(contents_make_the_round_trip),
-        ONE(cancel_takes_away_what_prepare_made_and_nothing_else),
+        ONE(contents_round_trip),
+        ONE(cancel_undoes_prepare_and_nothing_else),
         ONE(discard_keeps_files_and_retained_memory),
         ONE(a_host_buffer_lives_as_long_as_its_last_reference),
-        ONE(memory_that_cannot_be_page_locked_will_do),
+        ONE(memory_that_cannot_be_pinned_is_used_unpinned),
         ONE(a_plan_of_more_than_4_gib),
         ONE(copies_from_and_to_beyond_4_gib),
         ONE(mmap_beyond_reason_is_refused),
         ONE(a_copier_leaves_nothing_open),
-        ONE(what_a_copier_cannot_give_back_waits),
-        ONE(a_copier_that_is_closed_copies_no_more),
+        ONE(resources_that_a_copier_cannot_release_are_quarantined),
+        ONE(a_closed_copier_copies_no_more),
         ONE(a_pause_chooses_a_store),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

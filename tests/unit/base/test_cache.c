@@ -1,4 +1,4 @@
-/* cache.h: a hint changes nothing that a program can see, whatever the CPU makes of it. */
+/* Guards cache.h: a hint changes nothing that a program can observe, whatever the CPU does with it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,7 +12,7 @@
 
 enum { PAGE = 4096, PAGES = 3 };
 
-/* Also at the end of what is mapped. */
+/* Also at the end of a mapping. */
 static void contents_stay_as_they_are(void **state) {
     (void)state;
     static const size_t sizes[] = {0, 1, 63, 64, 65, PAGE - 1, PAGE, PAGES * PAGE};

@@ -1,4 +1,4 @@
-/* config.c: every variable with good, bad, empty and missing values. */
+/* Guards config.c: every variable with good, bad, empty and missing values. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -184,7 +184,7 @@ static void test_limits(void **state) {
         for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
             char expected[128];
             setenv(limits[l].name, bad[i], 1);
-            assert_int_equal(read_config(), 0); /* for the first call that has to keep to it, not for every process */
+            assert_int_equal(read_config(), 0); /* for the first call that has to obey it, not for every process */
             assert_int_equal(config.malformed.status, TMS_INVALID_ARGUMENT);
             snprintf(expected, sizeof(expected), "%s='%s' is not a limit: it must be a whole number from 0 to 2^40",
                      limits[l].name, bad[i]);
@@ -213,7 +213,7 @@ static void test_texts_are_copied(void **state) {
     setenv("XDG_RUNTIME_DIR", "/run/user/1", 1);
     assert_int_equal(read_config(), 0);
     assert_string_equal(config.disk_backup_directory, "/scratch");
-    assert_string_equal(config.lock_directory, ""); /* XDG_RUNTIME_DIR goes with its user's last login */
+    assert_string_equal(config.lock_directory, ""); /* XDG_RUNTIME_DIR is removed with its user's last login */
     setenv("TMS_LOCK_DIR", "/run/locks", 1);
     setenv("TMS_DISK_BACKUP_DIR", "/data/backups", 1);
     setenv("TMS_CUDA_DRIVER", "/opt/libdriver.so", 1);
@@ -227,7 +227,7 @@ static void test_texts_are_copied(void **state) {
     tms_config_release(&config); /* twice is fine */
 }
 
-/* Settings that were made are not passed over. */
+/* Settings are not skipped. */
 static void test_a_text_that_cannot_be_copied_is_an_error(void **state) {
     (void)state;
     tms_error_t error;

@@ -1,4 +1,4 @@
-/* log.c: levels, the shape of a line, and what must not disturb the program. */
+/* Guards log.c: levels, the format of a line, and that logging does not disturb the program. */
 #include <errno.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -76,14 +76,14 @@ static void test_errno_is_kept(void **state) {
     int saved = dup(STDERR_FILENO);
     close(STDERR_FILENO);
     errno = EXDEV;
-    tms_log_write(&log, TMS_LOG_ERROR, "nobody reads this");
+    tms_log_write(&log, TMS_LOG_ERROR, "this has no reader");
     int after = errno;
     dup2(saved, STDERR_FILENO);
     close(saved);
     assert_int_equal(after, EXDEV);
 }
 
-/* A program whose stderr is a pipe without a reader must survive a warning, and later get its own SIGPIPE as ever. */
+/* A program whose stderr is a pipe without a reader must survive a warning, and still get its own SIGPIPE later. */
 static void test_a_broken_pipe_is_survived(void **state) {
     (void)state;
     int report[2];
@@ -101,7 +101,7 @@ static void test_a_broken_pipe_is_survived(void **state) {
         if (pipe(ends) != 0) _exit(2);
         dup2(ends[1], STDERR_FILENO);
         close(ends[0]);
-        tms_log_write(&log, TMS_LOG_ERROR, "nobody reads this");
+        tms_log_write(&log, TMS_LOG_ERROR, "this has no reader");
         sigpending(&pending);
         pthread_sigmask(SIG_SETMASK, NULL, &mask);
         if (sigismember(&pending, SIGPIPE) || sigismember(&mask, SIGPIPE)) _exit(3);
@@ -123,10 +123,10 @@ static void test_a_broken_pipe_is_survived(void **state) {
 static void test_once(void **state) {
     (void)state;
     tms_log_t log;
-    _Atomic bool said = false;
+    _Atomic bool logged = false;
     tms_log_init(&log, TMS_LOG_WARNING);
     captured_stderr_t captured = capture_begin();
-    for (int i = 0; i < 3; i++) tms_log_once(&log, &said, TMS_LOG_WARNING, "time %d", i);
+    for (int i = 0; i < 3; i++) tms_log_once(&log, &logged, TMS_LOG_WARNING, "time %d", i);
     capture_end(captured, output, sizeof(output));
     assert_int_equal(count_lines(output), 1);
     assert_non_null(strstr(output, "time 0\n"));
@@ -173,7 +173,7 @@ static unsigned summarize(tms_log_t *log, bool last) {
     return count_lines(output);
 }
 
-static void test_a_cause_is_a_line_once_and_then_counted(void **state) {
+static void test_a_cause_is_logged_once_and_then_counted(void **state) {
     (void)state;
     static tms_log_t log;
     tms_log_init(&log, TMS_LOG_WARNING);
@@ -189,7 +189,7 @@ static void test_a_cause_is_a_line_once_and_then_counted(void **state) {
     assert_int_equal(summarize(&log, true), 0);
 }
 
-static void test_causes_are_told_apart(void **state) {
+static void test_causes_are_distinguished(void **state) {
     (void)state;
     static tms_log_t log;
     tms_log_init(&log, TMS_LOG_WARNING);
@@ -223,7 +223,7 @@ static void test_errors_that_alternate_do_not_flood(void **state) {
     assert_non_null(strstr(output, ": 98 more times since"));
 }
 
-static void test_summaries_grow_rare(void **state) {
+static void test_summaries_become_rarer(void **state) {
     (void)state;
     enum { CALLS = 1000, MOST = 10 }; /* 2 to the tenth is more */
     static tms_log_t log;
@@ -241,7 +241,7 @@ static void test_summaries_grow_rare(void **state) {
     assert_non_null(strstr(output, ": 1000 more times since"));
 }
 
-static void test_nothing_is_left_out_at_level_debug(void **state) {
+static void test_nothing_is_omitted_at_level_debug(void **state) {
     (void)state;
     static tms_log_t log;
     tms_log_init(&log, TMS_LOG_DEBUG);
@@ -252,7 +252,7 @@ static void test_nothing_is_left_out_at_level_debug(void **state) {
     assert_int_equal(summarize(&log, true), 0);
 }
 
-static void test_a_child_tells_nothing_of_its_parent(void **state) {
+static void test_a_child_reports_nothing_of_its_parent(void **state) {
     (void)state;
     static tms_log_t log;
     tms_log_init(&log, TMS_LOG_WARNING);
@@ -272,12 +272,12 @@ int main(void) {
         cmocka_unit_test(test_a_broken_pipe_is_survived),
         cmocka_unit_test(test_once),
         cmocka_unit_test(test_threads_do_not_mix_lines),
-        cmocka_unit_test(test_a_cause_is_a_line_once_and_then_counted),
-        cmocka_unit_test(test_causes_are_told_apart),
+        cmocka_unit_test(test_a_cause_is_logged_once_and_then_counted),
+        cmocka_unit_test(test_causes_are_distinguished),
         cmocka_unit_test(test_errors_that_alternate_do_not_flood),
-        cmocka_unit_test(test_summaries_grow_rare),
-        cmocka_unit_test(test_nothing_is_left_out_at_level_debug),
-        cmocka_unit_test(test_a_child_tells_nothing_of_its_parent),
+        cmocka_unit_test(test_summaries_become_rarer),
+        cmocka_unit_test(test_nothing_is_omitted_at_level_debug),
+        cmocka_unit_test(test_a_child_reports_nothing_of_its_parent),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

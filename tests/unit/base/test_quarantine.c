@@ -1,4 +1,5 @@
-/* The quarantine: what is refused is kept, counted by kind, tried again once a call, and gone when it is taken. */
+/* Guards the quarantine: a refused resource is kept, counted by kind, retried once a call, and removed when it is released.
+ */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,7 +14,7 @@
 
 #include "base/quarantine.h"
 
-/* Something with parts, each of which goes after so many refusals. */
+/* A resource with parts, each of which is released after this many refusals. */
 typedef struct thing {
     int handle_refusals;
     tms_quarantined_t node; /* not first, as in a segment */
@@ -80,7 +81,7 @@ static int release(void **state) {
     return 0;
 }
 
-static void each_part_is_counted_until_it_is_taken(void **state) {
+static void each_part_is_counted_until_it_is_released(void **state) {
     (void)state;
     bool first, second;
     add(1, 2, &first);
@@ -120,7 +121,7 @@ static void host_memory_is_tried_by_itself(void **state) {
     assert_int_equal(host->tries, 1);
     assert_int_equal(mixed->tries, 1);
     assert_int_equal(tms_quarantine_held(&quarantine, TMS_QUARANTINE_HOST),
-                     1); /* the other has none left: it is of the rest */
+                     1); /* the other has none left: it counts as "other" */
     assert_int_equal(tms_quarantine_held(&quarantine, TMS_QUARANTINE_HANDLE), 2);
     tms_quarantine_retry_part(&quarantine, false);
     assert_int_equal(host->tries, 1);
@@ -146,7 +147,7 @@ static void release_tries_once_more(void **state) {
     assert_int_equal(make(NULL), 0);
 }
 
-static void a_forked_child_forgets_what_is_the_parents(void **state) {
+static void a_forked_child_forgets_the_parents_entries(void **state) {
     (void)state;
     bool freed;
     thing_t *thing = add(1, 1, &freed);
@@ -170,11 +171,11 @@ static void a_forked_child_forgets_what_is_the_parents(void **state) {
     assert_true(freed);
 }
 
-/* Whatever two threads do at once, each thing is tried by one of them at a time and freed once. */
+/* Whatever two threads do concurrently, one of them at a time retries each entry, and it is freed once. */
 enum { THREADS = 2, THINGS = 200 };
 static bool freed_by_threads[THREADS][THINGS];
 
-/* cmocka may not be called from several threads at once. */
+/* cmocka is not thread-safe. */
 static tms_quarantine_mask_t retry_quietly(tms_quarantined_t *node) {
     thing_t *thing = thing_of(node);
     if (--thing->handle_refusals > 0) return TMS_QUARANTINE_BIT(HANDLE);
@@ -213,12 +214,12 @@ static void threads_share_it(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        TEST(each_part_is_counted_until_it_is_taken),
+        TEST(each_part_is_counted_until_it_is_released),
         TEST(a_retry_tries_each_once),
         TEST(host_memory_is_tried_by_itself),
         TEST(release_tries_once_more),
         TEST(threads_share_it),
-        TEST(a_forked_child_forgets_what_is_the_parents),
+        TEST(a_forked_child_forgets_the_parents_entries),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* registry.c against a sorted array. */
+/* Guards registry.c by comparison with a sorted array. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -13,7 +13,7 @@
 
 enum { SLOTS = 2000, OPERATIONS = 100000, SLOT_BYTES = 64, DEPTH_LIMIT = 64 };
 
-/* The model: slot i covers addresses [i * SLOT_BYTES + low[i], i * SLOT_BYTES + high[i]) while present. An array of slots in
+/* The model: slot i covers addresses [i * SLOT_BYTES + low[i], i * SLOT_BYTES + high[i]) while present. The slots are in
  * order of address; `serial` gives the order of insertion. */
 typedef struct model {
     tms_registry_node_t node[SLOTS];
@@ -77,7 +77,7 @@ static void test_random_operations(void **state) {
         uint32_t choice = random_below(4);
         if (choice == 0 && !model->present[slot]) {
             uint32_t low = random_below(SLOT_BYTES / 2), bytes = 1 + random_below(SLOT_BYTES / 2);
-            memset(node, 0x5A, sizeof(*node)); /* nothing of a node but its range is expected to be set */
+            memset(node, 0x5A, sizeof(*node)); /* only the range of a node is expected to be set */
             node->begin = (uint64_t)slot * SLOT_BYTES + low;
             node->end = node->begin + bytes;
             tms_registry_insert(&registry, node);
@@ -107,7 +107,7 @@ static void test_random_operations(void **state) {
     free(model);
 }
 
-/* Addresses in rising order are what a driver gives; the tree must not become a list. */
+/* A driver returns rising addresses; the tree must not become a list. */
 static void test_sorted_input_stays_shallow(void **state) {
     (void)state;
     enum { NODES = 20000 };

@@ -1,4 +1,4 @@
-/* status.c: names, the meaning of driver results, and the shape of messages. */
+/* Guards status.c: names, the meaning of driver results, and the format of messages. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -90,7 +90,7 @@ static void test_clear(void **state) {
     tms_error_clear(NULL);
 }
 
-static void test_a_driver_error_says_everything(void **state) {
+static void test_a_driver_error_names_every_detail(void **state) {
     (void)state;
     const tms_error_context_t context = {
         .operation = "resume", .device = 3, .bytes = 2097152, .address = 0x7f0000200000, .tag = "kv_cache"};
@@ -115,7 +115,7 @@ static void test_a_driver_error_says_everything(void **state) {
     assert_memory_equal(error.message, expected, strlen(expected));
 }
 
-static void test_unknown_facts_are_left_out(void **state) {
+static void test_unknown_details_are_omitted(void **state) {
     (void)state;
     const tms_error_context_t context = {.operation = "free", .device = TMS_NO_DEVICE};
     tms_error_t error;
@@ -149,7 +149,7 @@ static void test_sizes_are_readable(void **state) {
     }
 }
 
-static void test_each_status_says_what_to_do(void **state) {
+static void test_each_status_names_a_remedy(void **state) {
     (void)state;
     static const struct {
         tms_status_t status;
@@ -222,10 +222,10 @@ int main(void) {
         cmocka_unit_test(test_every_status_has_a_name_and_a_text),
         cmocka_unit_test(test_driver_results_map_to_statuses),
         cmocka_unit_test(test_clear),
-        cmocka_unit_test(test_a_driver_error_says_everything),
-        cmocka_unit_test(test_unknown_facts_are_left_out),
+        cmocka_unit_test(test_a_driver_error_names_every_detail),
+        cmocka_unit_test(test_unknown_details_are_omitted),
         cmocka_unit_test(test_sizes_are_readable),
-        cmocka_unit_test(test_each_status_says_what_to_do),
+        cmocka_unit_test(test_each_status_names_a_remedy),
         cmocka_unit_test(test_system_errors),
         cmocka_unit_test(test_null_errors_are_accepted),
         cmocka_unit_test(test_long_texts_are_cut_at_characters),

@@ -1,4 +1,4 @@
-/* tag.c: a name is one tag, found at once among many. */
+/* Guards tag.c: a name is one tag, found quickly among many. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -74,7 +74,7 @@ static void a_tag_is_found_at_once_among_many(void **state) {
         assert_int_equal(tms_tag_intern(&table, name_of(name, i), &made, &error), TMS_OK);
         if (i % 1000 == 0) known[i / 1000] = made;
     }
-    assert_true(table.steps < (uint64_t)STEPS_A_SEARCH * 2 * MANY_TAGS); /* each is looked for, and then inserted */
+    assert_true(table.steps < (uint64_t)STEPS_A_SEARCH * 2 * MANY_TAGS); /* each is looked up, and then inserted */
     uint64_t before = table.steps;
     for (int i = 0; i < 2 * MANY_TAGS; i++) {
         const tms_tag_t *found = tms_tag_find(&table, name_of(name, i));

@@ -1,6 +1,6 @@
-/* Everything at once: threads allocate and free, pause and resume in every way, and look at all of it meanwhile. What they
- * do is random, by fixed seeds, and bounded. Under TSan it finds what is read or written without its lock; in any build no
- * call may fail but for a reason that the others are, and nothing may be left in the end. */
+/* Guards concurrent use: threads allocate, free, pause and resume in every way, and query all state meanwhile. Their
+ * operations are random with fixed seeds, and bounded. TSan detects accesses without the lock. In any build a call may fail
+ * only because of another thread, and nothing may be left at the end. */
 
 #include "support.h"
 
@@ -31,12 +31,12 @@ typedef struct worker {
     unsigned seed;
 } worker_t;
 
-/* A scheduler may run one kind of thread to its end before another begins: each goes on until all kinds have met. */
+/* A scheduler may run one kind of thread to its end before another begins: each continues until all kinds have met. */
 static bool have_met(shared_t *shared) { return atomic_load(&shared->moved) > 0 && atomic_load(&shared->seen) > 0; }
 
 static int choose(worker_t *worker, int count) { return (int)((unsigned)rand_r(&worker->seed) % (unsigned)count); }
 
-/* The others may hold the memory, a capture, or have asked to stop. */
+/* The others may hold the memory, a capture, or have requested cancellation. */
 static bool is_expected(tms_status_t status) {
     return status == TMS_OK || status == TMS_OUT_OF_DEVICE_MEMORY || status == TMS_CAPTURE_IN_PROGRESS ||
            status == TMS_INTERRUPTED;
@@ -207,7 +207,7 @@ static void threads_do_everything_at_once(void **state) {
     for (int i = 0; i < 2; i++) assert_non_null(make_temporary_directory(shared.directories[i], "concurrency"));
     saver->device_locks.directory = shared.directories[0];
     ASSERT_OK(tms_disk_set_directory(&saver->stores.disk, shared.directories[0], &error), error);
-    tms_log_init(&shared.f->log, TMS_LOG_SILENT); /* calls that are to stop, captures, memory that is short */
+    tms_log_init(&shared.f->log, TMS_LOG_SILENT); /* calls that are cancelled, captures, memory shortage */
     assert_int_equal(pthread_mutex_init(&shared.lock, NULL), 0);
     for (int i = 0; i < THREADS; i++) {
         workers[i] = (worker_t){.shared = &shared, .seed = (unsigned)i + 1};
@@ -220,7 +220,7 @@ static void threads_do_everything_at_once(void **state) {
     ASSERT_OK(resume_tag(shared.f, NULL, NULL, &error), error);
     tms_saver_reclaim(saver);
     tms_saver_counters(saver, &counters);
-    assert_int_equal(counters.allocations, 0); /* each thread has freed its own, also in the middle of a transition */
+    assert_int_equal(counters.allocations, 0); /* each thread has freed its own, also during a transition */
     assert_int_equal(counters.resident_bytes, 0);
     assert_int_equal(counters.paused_bytes, 0);
     assert_int_equal(counters.disk_backup_bytes, 0);

@@ -1,5 +1,5 @@
-/* What the driver does not take back for longer than a call: which calls then fail, which say so in the log, and what they
- * do for the rest. */
+/* Guards damaged segments, which the driver has failed to release for longer than a call: which calls then fail or log it,
+ * and that they still complete the rest. */
 
 #include "support.h"
 
@@ -14,7 +14,7 @@ static uint64_t allocate_filled(fixture_t *f, const char *tag, uint32_t seed) {
     return address;
 }
 
-/* Two allocations with contents 1 and 2 that the driver has refused to unmap. */
+/* Two allocations with contents 1 and 2 that the driver has failed to unmap. */
 static void allocate_damaged(fixture_t *f, const char *const *tags, uint64_t *addresses) {
     tms_error_t error;
     for (uint32_t i = 0; i < 2; i++) addresses[i] = allocate_filled(f, tags[i], i + 1);
@@ -33,7 +33,7 @@ static uint64_t allocate_one_damaged(fixture_t *f) {
     return address;
 }
 
-static void a_resume_that_passes_over_damaged_ones_fails(void **state) {
+static void a_resume_that_skips_damaged_segments_fails(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_counters_t before, after;
@@ -62,7 +62,7 @@ static void a_resume_that_passes_over_damaged_ones_fails(void **state) {
     for (uint32_t i = 0; i < 2; i++) assert_filled(damaged[i], 2 * MIB, i + 1);
 }
 
-static void a_resume_of_others_does_not_fail(void **state) {
+static void a_resume_of_other_segments_does_not_fail(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_report_t report;
@@ -75,8 +75,8 @@ static void a_resume_of_others_does_not_fail(void **state) {
     assert_int_equal(state_of(f, damaged), TMS_SEGMENT_DAMAGED);
 }
 
-/* With a timeout too: others' memory is not what it lacks, whatever the driver calls it. */
-static void a_resume_with_a_timeout_does_not_wait_for_damaged_ones(void **state) {
+/* With a timeout too: memory of others is not what is missing, whatever error the driver returns. */
+static void a_resume_with_a_timeout_does_not_wait_for_damaged_segments(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t damaged = allocate_one_damaged(f);
@@ -90,8 +90,8 @@ static void a_resume_with_a_timeout_does_not_wait_for_damaged_ones(void **state)
     }
 }
 
-/* Also where the repair gets no further than the wait for the device. */
-static void the_call_that_refused_last_is_named(void **state) {
+/* Also if the repair fails in its wait for the device. */
+static void the_last_failed_driver_call_is_named(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t damaged = allocate_one_damaged(f);
@@ -102,7 +102,7 @@ static void the_call_that_refused_last_is_named(void **state) {
     assert_int_equal(state_of(f, damaged), TMS_SEGMENT_DAMAGED);
 }
 
-static void an_exclusive_resume_that_passes_over_damaged_ones_keeps_no_lock(void **state) {
+static void an_exclusive_resume_that_skips_damaged_segments_keeps_no_lock(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     char directory[TEMPORARY_BYTES];
@@ -113,7 +113,7 @@ static void an_exclusive_resume_that_passes_over_damaged_ones_keeps_no_lock(void
     simulator()->fail_after("cuMemUnmap", 0, 2, CUDA_ERROR_UNKNOWN);
     assert_int_equal(resume_selected(f, &selection, NULL, &error), TMS_DRIVER);
     assert_int_equal(f->saver.device_locks.device[0].count, 0);
-    /* Whole at the second attempt to repair it, of the two that this call makes: resumed, under the lock. */
+    /* This call tries the repair twice, and the second try succeeds: the segment is resumed under the lock. */
     simulator()->fail_after("cuMemUnmap", 0, 1, CUDA_ERROR_UNKNOWN);
     ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
     assert_filled(damaged, 2 * MIB, 1);
@@ -122,7 +122,7 @@ static void an_exclusive_resume_that_passes_over_damaged_ones_keeps_no_lock(void
     assert_int_equal(remove_temporary_directory(directory), 0);
 }
 
-static void a_pause_of_damaged_ones_says_so_once(void **state) {
+static void a_pause_of_damaged_segments_logs_once(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_report_t report;
@@ -138,11 +138,11 @@ static void a_pause_of_damaged_ones_says_so_once(void **state) {
     assert_int_equal(report.allocations, 1);
     assert_int_equal(state_of(f, whole), TMS_SEGMENT_PAUSED);
     for (int i = 0; i < 2; i++) assert_int_equal(state_of(f, damaged[i]), TMS_SEGMENT_DAMAGED);
-    const char *said = strstr(text, "error: pause: ");
-    assert_non_null(said);
-    assert_non_null(strstr(said, "cuMemUnmap"));
-    assert_non_null(strstr(said, "2 allocations of 4194304 bytes with the tag 'a' and others are still damaged"));
-    assert_null(strstr(said + 1, "error: pause: "));
+    const char *logged = strstr(text, "error: pause: ");
+    assert_non_null(logged);
+    assert_non_null(strstr(logged, "cuMemUnmap"));
+    assert_non_null(strstr(logged, "2 allocations of 4194304 bytes with the tag 'a' and others are still damaged"));
+    assert_null(strstr(logged + 1, "error: pause: "));
     ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
     for (uint32_t i = 0; i < 2; i++) assert_filled(damaged[i], 2 * MIB, i + 1);
 }
@@ -151,12 +151,12 @@ static void a_pause_of_damaged_ones_says_so_once(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        TEST(a_resume_that_passes_over_damaged_ones_fails),
-        TEST(a_resume_of_others_does_not_fail),
-        TEST(a_resume_with_a_timeout_does_not_wait_for_damaged_ones),
-        TEST(the_call_that_refused_last_is_named),
-        TEST(an_exclusive_resume_that_passes_over_damaged_ones_keeps_no_lock),
-        TEST(a_pause_of_damaged_ones_says_so_once),
+        TEST(a_resume_that_skips_damaged_segments_fails),
+        TEST(a_resume_of_other_segments_does_not_fail),
+        TEST(a_resume_with_a_timeout_does_not_wait_for_damaged_segments),
+        TEST(the_last_failed_driver_call_is_named),
+        TEST(an_exclusive_resume_that_skips_damaged_segments_keeps_no_lock),
+        TEST(a_pause_of_damaged_segments_logs_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
-/* One life of a few allocations on two devices, again and again: with each entry point of the driver missing in turn, and
- * with each single call of each failing. Whatever fails, the error names it, every segment is in a state that is true, and
- * once the cause is gone everything works and nothing is left. */
+/* Guards against failing driver calls: the same sequence of allocations on two devices runs with each entry point missing
+ * in turn, and with each single call failing. The error names the call, every segment's state is true, and once the cause
+ * is gone everything works and nothing is left. */
 
 #include "support.h"
 
@@ -26,7 +26,7 @@ typedef struct life {
     fixture_t fixture;
     tms_driver_table_t *table; /* the loaded one, to take entry points out of it */
     uint64_t address[SEGMENTS];
-    const char *call; /* that is missing or fails */
+    const char *call; /* missing or failing */
     int failures;     /* of our calls */
 } life_t;
 
@@ -43,7 +43,7 @@ static void begin(life_t *life, const char *call) {
     life->table = (tms_driver_table_t *)(uintptr_t)table;
 }
 
-/* A failure is about the call that was made to fail, and says so. */
+/* A failure is about the call that was made to fail, and names it. */
 static bool succeeds(life_t *life, tms_status_t status, const tms_error_t *error) {
     if (status == TMS_OK) return true;
     life->failures++;
@@ -58,7 +58,7 @@ static bool succeeds(life_t *life, tms_status_t status, const tms_error_t *error
 
 static bool can_be_damaged(const char *call) { return strcmp(call, "cuMemUnmap") == 0 || strcmp(call, "cuMemRelease") == 0; }
 
-/* That every segment is in a state in which it may be, and what is in memory is what was written there. */
+/* Asserts that every segment is in an allowed state, and that memory holds what was written there. */
 static void look(life_t *life) {
     for (int i = 0; i < SEGMENTS; i++) {
         tms_segment_info_t row;
@@ -102,7 +102,7 @@ static int32_t never(void *context) {
 static void pause_and_resume(life_t *life) {
     tms_error_t error;
     tms_report_t report;
-    /* Interruptible: the wait is on another thread, and copies are in chunks with events between them. */
+    /* Cancellable: the wait is on another thread, and copies are in chunks with events between them. */
     const tms_selection_t all = {.exclusive = 1, .interrupted = never};
     (void)succeeds(life, tms_transition_pause(&life->fixture.saver, &all, &report, &error), &error);
     look(life);
@@ -120,7 +120,7 @@ static void live(life_t *life) {
     free_all(life);
 }
 
-/* The cause is gone: a second life of the same saver has no failure, and what the first one left is taken back. */
+/* The cause is gone: a second run of the same saver has no failure, and releases what the first one left. */
 static void live_again(life_t *life) {
     life->failures = 0;
     live(life);
@@ -133,7 +133,7 @@ static void live_again(life_t *life) {
     fixture_end(&life->fixture, DEVICES);
 }
 
-/* What has a substitute, undoes something (which is tried again, and no failure of a call), or is not used here. */
+/* Calls that have a substitute, that undo something (they are retried, and fail no call), or that are not used here. */
 static bool is_optional(const char *call) {
     static const char *const optional[] = {"cuInit",
                                            "cuDriverGetVersion",
@@ -161,7 +161,7 @@ static bool is_optional(const char *call) {
     return false;
 }
 
-/* One life without an entry point. `text` is its name: `name` may be a macro of cuda.h's. */
+/* One run without an entry point. `text` is its name: `name` may be a macro of cuda.h. */
 #define WITHOUT(life, name, text)                                                                                           \
     do {                                                                                                                    \
         begin((life), text);                                                                                                \

@@ -1,4 +1,5 @@
-/* What the error of a lost device says about the memory that was paused: touching it is what loses most devices. */
+/* Guards the error of a lost device: it names the memory that was paused, because an access to paused memory is the usual
+ * cause. */
 
 #include "support.h"
 
@@ -15,7 +16,7 @@ static void assert_ends_with(const tms_error_t *error, const char *text) {
     fail_msg("'%s' is not the end of: %s", text, error->message);
 }
 
-/* A kernel that touches paused memory. */
+/* A kernel that accesses paused memory. */
 static void lose_the_device(void) { simulator()->lose_device(0, CUDA_ERROR_ILLEGAL_ADDRESS); }
 
 /* Allocations of the tags, the first `paused` of which are paused. */
@@ -26,7 +27,7 @@ static void allocate_tags(fixture_t *f, const char *const *tags, size_t count, s
     ASSERT_OK(pause_selected(f, &selection, NULL, &error), error);
 }
 
-static void a_pause_and_a_resume_say_what_was_paused(void **state) {
+static void a_pause_and_a_resume_name_the_paused_memory(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     const tms_selection_t zeroed = {.zero = 1};
@@ -44,7 +45,7 @@ static void a_pause_and_a_resume_say_what_was_paused(void **state) {
     assert_int_equal(pause_tag(f, "resident", NULL, NULL), TMS_DEVICE_LOST);
 }
 
-static void an_allocation_says_what_was_paused(void **state) {
+static void an_allocation_names_the_paused_memory(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t address = 0;
@@ -55,10 +56,10 @@ static void an_allocation_says_what_was_paused(void **state) {
     assert_ends_with(&error, "'kv_cache' 2097152 bytes (2.0 MiB).");
     simulator()->fail_after("cuMemCreate", 0, 1, CUDA_ERROR_UNKNOWN);
     assert_int_equal(tms_saver_allocate(&f->saver, &region, MIB, 0, &address, &error), TMS_DRIVER);
-    assert_null(strstr(error.message, "were paused")); /* the device lives */
+    assert_null(strstr(error.message, "were paused")); /* the device is not lost */
 }
 
-static void a_pending_resume_says_what_was_paused(void **state) {
+static void a_pending_resume_names_the_paused_memory(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_report_t report;
@@ -97,9 +98,9 @@ static void nothing_was_paused(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        ONE(a_pause_and_a_resume_say_what_was_paused),
-        ONE(an_allocation_says_what_was_paused),
-        ONE(a_pending_resume_says_what_was_paused),
+        ONE(a_pause_and_a_resume_name_the_paused_memory),
+        ONE(an_allocation_names_the_paused_memory),
+        ONE(a_pending_resume_names_the_paused_memory),
         ONE(only_some_tags_are_named),
         ONE(nothing_was_paused),
     };

@@ -1,6 +1,6 @@
-/* The saver where its surroundings lie or change: a driver that says nonsense, addresses that are not ours or not any more,
- * backup files that were changed, disks that go or are full. Errors name the cause, states stay, and what failed
- * works once the cause is gone. */
+/* Guards the saver in a hostile environment: a driver that returns nonsense, addresses that are not managed or no longer,
+ * changed backup files, disks that are removed or full. Errors name the cause, states stay, and the failed call succeeds
+ * once the cause is gone. */
 #include "support.h"
 
 #include <errno.h>
@@ -38,8 +38,8 @@ static CUresult tell_granularity(size_t *granularity, const CUmemAllocationProp 
     return CUDA_SUCCESS;
 }
 
-/* Devices of their own, behind a driver that answers one question as it is told to. */
-static void nonsense_as_granularity_is_refused(void **state) {
+/* Devices behind a driver that answers one query with a given value. */
+static void an_invalid_granularity_is_refused(void **state) {
     fixture_t *f = *state;
     static const size_t nonsense[] = {0, 1, 3, 512, 2048, 3 * 1024 * 1024, SIZE_MAX, (size_t)1 << 63, (size_t)1 << 40};
     tms_driver_table_t lying = *f->cuda;
@@ -200,14 +200,14 @@ static void a_truncated_backup_stays_paused(void **state) {
     run("cp '%s' '%s'", file_of(f, address), copy);
     assert_int_equal(truncate(file_of(f, address), 4 * MIB), 0);
     assert_resume_refused(f, address, 0, "was changed or truncated");
-    ASSERT_OK(resume_tag(f, "mmap", NULL, &error), error); /* the rest of the job can go on */
+    ASSERT_OK(resume_tag(f, "mmap", NULL, &error), error); /* the rest of the job can continue */
     assert_filled(other, BYTES, 4);
     run("cat '%s' > '%s'", copy, file_of(f, address));
     ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
     assert_filled(address, BYTES, 3);
 }
 
-static void files_that_go_while_paused_are_an_error_until_they_are_back(void **state) {
+static void files_missing_while_paused_are_an_error_until_restored(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     char moved[2 * PATH_BYTES];
@@ -226,7 +226,7 @@ static void files_that_go_while_paused_are_an_error_until_they_are_back(void **s
     ASSERT_OK(tms_saver_free(&f->saver, address, &error), error); /* lost, but nothing else is */
 }
 
-static void a_directory_that_goes_between_two_pauses_is_made_again(void **state) {
+static void a_directory_removed_between_two_pauses_is_recreated(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t address = allocate_filled(f, "disk", TMS_BACKUP_DISK, 6);
@@ -241,7 +241,7 @@ static void a_directory_that_goes_between_two_pauses_is_made_again(void **state)
     }
 }
 
-static void what_took_the_place_of_a_backup_is_left_alone(void **state) {
+static void a_file_that_replaced_a_backup_is_left_alone(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     char path[2 * PATH_BYTES];
@@ -249,7 +249,7 @@ static void what_took_the_place_of_a_backup_is_left_alone(void **state) {
     ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
     ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
     snprintf(path, sizeof path, "%s", file_of(f, address));
-    run("mv '%s' '%s/aside'", path, base); /* keeps its number from being given again */
+    run("mv '%s' '%s/moved'", path, base); /* keeps its inode number from being reused */
     run("echo precious > '%s'%s", path, "");
     ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
     assert_string_not_equal(file_of(f, address), path);
@@ -288,13 +288,13 @@ static void a_full_disk_leaves_everything_active(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        ONE(nonsense_as_granularity_is_refused),
+        ONE(an_invalid_granularity_is_refused),
         ONE(only_our_addresses_are_freed_and_only_once),
         DISK(a_changed_backup_never_reaches_the_device),
         DISK(a_truncated_backup_stays_paused),
-        DISK(files_that_go_while_paused_are_an_error_until_they_are_back),
-        DISK(a_directory_that_goes_between_two_pauses_is_made_again),
-        DISK(what_took_the_place_of_a_backup_is_left_alone),
+        DISK(files_missing_while_paused_are_an_error_until_restored),
+        DISK(a_directory_removed_between_two_pauses_is_recreated),
+        DISK(a_file_that_replaced_a_backup_is_left_alone),
         DISK(a_full_disk_leaves_everything_active),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

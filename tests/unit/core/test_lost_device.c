@@ -1,4 +1,4 @@
-/* Devices that a sticky error has ended, beside others that go on. */
+/* Guards devices that a sticky error has lost, next to others that keep working. */
 
 #include "support.h"
 
@@ -67,7 +67,7 @@ static void every_device_is_waited_for_although_one_fails(void **state) {
     }
 }
 
-static void a_lost_device_is_at_rest_and_any_other_failure_comes_first(void **state) {
+static void a_lost_device_is_idle_and_any_other_failure_is_reported_first(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_device_mask_t at_rest = 0;
@@ -104,7 +104,7 @@ static int32_t never_stop(void *context) {
     return 0;
 }
 
-static void a_helper_tells_which_devices_are_at_rest(void **state) {
+static void a_helper_reports_which_devices_are_idle(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_wait_t wait;
@@ -143,7 +143,7 @@ static void a_free_waits_for_a_device_although_another_is_lost(void **state) {
     assert_context_whole(f, 1); /* the kernel found its memory */
 }
 
-static void a_free_is_deferred_where_one_is_lost_and_another_cannot_be_waited_for(void **state) {
+static void a_free_is_deferred_if_one_device_is_lost_and_another_wait_fails(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_counters_t counters;
@@ -160,8 +160,8 @@ static void a_free_is_deferred_where_one_is_lost_and_another_cannot_be_waited_fo
     assert_nothing_waits(&f->saver);
 }
 
-/* While one device is lost the driver may answer calls about another with that one's error. */
-static void only_its_own_context_tells_that_a_device_is_lost(void **state) {
+/* While one device is lost, the driver may return that device's error from calls for another. */
+static void only_its_own_context_proves_that_a_device_is_lost(void **state) {
     fixture_t *f = *state;
     const char *calls[] = {"cuDevicePrimaryCtxGetState", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent"};
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
@@ -181,7 +181,7 @@ static void only_its_own_context_tells_that_a_device_is_lost(void **state) {
 
 /* ---- the log ---- */
 
-static void many_frees_on_a_lost_device_are_a_line_and_a_summary(void **state) {
+static void many_frees_on_a_lost_device_log_a_line_and_a_summary(void **state) {
     fixture_t *f = *state;
     static char text[TEXT_BYTES];
     char bytes[TEXT_BYTES];
@@ -208,8 +208,8 @@ static void many_frees_on_a_lost_device_are_a_line_and_a_summary(void **state) {
     assert_non_null(strstr(text, bytes));
 }
 
-/* Deferred frees are tried again by every call. */
-static void frees_that_are_deferred_again_and_again_do_not_flood(void **state) {
+/* Every call retries deferred frees. */
+static void repeatedly_deferred_frees_do_not_flood_the_log(void **state) {
     fixture_t *f = *state;
     static char text[TEXT_BYTES];
     tms_error_t error;
@@ -220,7 +220,7 @@ static void frees_that_are_deferred_again_and_again_do_not_flood(void **state) {
     captured_stderr_t captured = capture_begin();
     for (int i = 0; i < FREES; i++) assert_int_equal(tms_saver_free(&f->saver, addresses[i], &error), TMS_OK);
     ASSERT_OK(pause_tag(f, NULL, NULL, &error), error); /* the first summary */
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error); /* and too few more for another */
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error); /* and too few more for another one */
     capture_end(captured, text, sizeof text);
     assert_int_equal(count_lines(text), 2);
     tms_saver_counters(&f->saver, &counters);
@@ -231,9 +231,9 @@ static void frees_that_are_deferred_again_and_again_do_not_flood(void **state) {
 
 /* ---- pauses ---- */
 
-/* What every entering and leaving of a device's context meets may fail each time: the driver may answer any call with the
- * error of what ran before. */
-static void what_each_entering_meets_does_not_flood(void **state) {
+/* Every entry and exit of a device's context may fail each time: the driver may return the error of earlier work from any
+ * call. */
+static void failures_of_each_context_entry_do_not_flood_the_log(void **state) {
     static const char *const calls[] = {"cuThreadExchangeStreamCaptureMode", "cuDevicePrimaryCtxRelease"};
     fixture_t *f = *state;
     char text[TEXT_BYTES];
@@ -275,15 +275,15 @@ static void a_pause_with_a_lost_device_fails_and_unmaps_nothing(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(every_device_is_waited_for_although_one_fails),
-        TEST(a_lost_device_is_at_rest_and_any_other_failure_comes_first),
+        TEST(a_lost_device_is_idle_and_any_other_failure_is_reported_first),
         TEST(a_failure_that_is_not_returned_is_logged_once),
-        TEST(a_helper_tells_which_devices_are_at_rest),
+        TEST(a_helper_reports_which_devices_are_idle),
         TEST(a_free_waits_for_a_device_although_another_is_lost),
-        TEST(a_free_is_deferred_where_one_is_lost_and_another_cannot_be_waited_for),
-        TEST(only_its_own_context_tells_that_a_device_is_lost),
-        TEST(many_frees_on_a_lost_device_are_a_line_and_a_summary),
-        TEST(frees_that_are_deferred_again_and_again_do_not_flood),
-        TEST(what_each_entering_meets_does_not_flood),
+        TEST(a_free_is_deferred_if_one_device_is_lost_and_another_wait_fails),
+        TEST(only_its_own_context_proves_that_a_device_is_lost),
+        TEST(many_frees_on_a_lost_device_log_a_line_and_a_summary),
+        TEST(repeatedly_deferred_frees_do_not_flood_the_log),
+        TEST(failures_of_each_context_entry_do_not_flood_the_log),
         TEST(a_pause_with_a_lost_device_fails_and_unmaps_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,4 +1,4 @@
-/* Programs with contexts of cuCtxCreate: what is waited for of their work. */
+/* Guards programs with contexts of cuCtxCreate: which of their work a call waits for. */
 
 #include "support.h"
 
@@ -12,7 +12,7 @@ enum { GATE = 5, TEXT_BYTES = 1 << 14 };
 
 static const tms_error_context_t CONTEXT = {.operation = "test", .device = TMS_NO_DEVICE};
 
-/* The driver's functions that the library itself has no use for. */
+/* Functions of the driver that the library itself does not use. */
 static CUcontext create_context(int device) {
     CUresult (*create)(CUcontext *, unsigned, CUdevice);
     CUcontext context = NULL;
@@ -32,7 +32,7 @@ static void destroy_context(CUcontext context) {
 typedef struct call {
     fixture_t *fixture;
     CUcontext current; /* on the thread of the call */
-    uint64_t address;  /* 0: a pause; else what is to be freed */
+    uint64_t address;  /* 0: a pause; else the address to free */
     tms_selection_t selection;
     tms_status_t status;
 } call_t;
@@ -51,8 +51,8 @@ static int32_t never_stop(void *context) {
     return 0;
 }
 
-/* The call unmaps one segment, which a kernel of the context uses. That both contexts are waited for has been counted
- * before, so that a library that waits for one only does not get here. */
+/* The call unmaps one segment that a kernel of the context uses. The waits for both contexts were counted before, so a
+ * library that waits for only one does not get here. */
 static void assert_waits_for_a_kernel(call_t *call, uint64_t address) {
     pthread_t thread;
     CUcontext popped = NULL;
@@ -168,7 +168,7 @@ static void a_destroyed_context_runs_nothing(void **state) {
     assert_int_equal(f->cuda->cuCtxPopCurrent(&popped), CUDA_SUCCESS);
 }
 
-static void a_context_that_is_destroyed_meanwhile_runs_nothing(void **state) {
+static void a_context_destroyed_meanwhile_runs_nothing(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_device_mask_t at_rest = 0;
@@ -181,7 +181,7 @@ static void a_context_that_is_destroyed_meanwhile_runs_nothing(void **state) {
 
 /* ---- failures ---- */
 
-static void a_context_that_cannot_be_waited_for_fails_the_pause(void **state) {
+static void a_failed_wait_for_a_context_fails_the_pause(void **state) {
     fixture_t *f = *state;
     const char *calls[] = {"cuCtxSynchronize", "cuCtxPushCurrent", "cuCtxGetDevice"};
     const uint64_t before[] = {1, 1, 0}; /* those for the primary context */
@@ -202,7 +202,7 @@ static void a_context_that_cannot_be_waited_for_fails_the_pause(void **state) {
     destroy_context(own);
 }
 
-static void a_lost_context_is_told_as_a_lost_device(void **state) {
+static void a_lost_context_is_reported_as_a_lost_device(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_device_mask_t at_rest = 0;
@@ -214,7 +214,7 @@ static void a_lost_context_is_told_as_a_lost_device(void **state) {
     destroy_context(own);
 }
 
-static void the_limit_is_told_once(void **state) {
+static void the_limit_is_reported_once(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     static char text[TEXT_BYTES];
@@ -243,10 +243,10 @@ int main(void) {
         TEST(a_primary_context_is_waited_for_once),
         TEST(a_context_of_a_device_without_access_is_left_alone),
         TEST(a_destroyed_context_runs_nothing),
-        TEST(a_context_that_is_destroyed_meanwhile_runs_nothing),
-        TEST(a_context_that_cannot_be_waited_for_fails_the_pause),
-        TEST(a_lost_context_is_told_as_a_lost_device),
-        TEST(the_limit_is_told_once),
+        TEST(a_context_destroyed_meanwhile_runs_nothing),
+        TEST(a_failed_wait_for_a_context_fails_the_pause),
+        TEST(a_lost_context_is_reported_as_a_lost_device),
+        TEST(the_limit_is_reported_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-/* What waits to be given back: the quarantine, deferred frees, damaged segments; and a driver that lies about ranges. */
+/* Guards memory awaiting release: the quarantine, deferred frees, damaged segments; and a driver that reports wrong results
+ * about ranges. */
 
 #include "support.h"
 
@@ -11,10 +12,10 @@ static tms_status_t try_allocate(fixture_t *f, uint64_t bytes, int device, uint6
     return tms_saver_allocate(&f->saver, &region, bytes, device, address, error);
 }
 
-/* The driver's table, for a test that puts a function of its own there; the next setup loads another. */
+/* The driver's table, for a test that replaces a function in it; the next setup loads another. */
 static tms_driver_table_t *writable(fixture_t *f) { return (tms_driver_table_t *)(uintptr_t)f->cuda; }
 
-static void what_the_driver_refuses_is_kept_and_tried_again(void **state) {
+static void memory_that_the_driver_fails_to_release_is_quarantined_and_retried(void **state) {
     fixture_t *f = *state;
     const char *calls[] = {"cuMemUnmap", "cuMemRelease", "cuMemAddressFree"};
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
@@ -32,7 +33,7 @@ static void what_the_driver_refuses_is_kept_and_tried_again(void **state) {
     }
 }
 
-static void what_is_refused_again_stays(void **state) {
+static void memory_refused_again_stays_quarantined(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_counters_t counters;
@@ -48,12 +49,12 @@ static void what_is_refused_again_stays(void **state) {
     tms_saver_counters(&f->saver, &counters);
     assert_int_equal(counters.quarantined_handles, 0);
     assert_int_equal(counters.quarantined_ranges, 1);
-    assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_NOT_MANAGED); /* no longer its owner's */
+    assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_NOT_MANAGED); /* no longer has an owner */
     ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
     assert_nothing_waits(&f->saver);
 }
 
-static void a_free_waits_for_a_device_that_cannot_be_waited_for_now(void **state) {
+static void a_free_is_deferred_while_the_device_wait_fails(void **state) {
     fixture_t *f = *state;
     const char *calls[] = {"cuCtxSynchronize", "cuDevicePrimaryCtxGetState", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent"};
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
@@ -77,7 +78,7 @@ static void a_free_waits_for_a_device_that_cannot_be_waited_for_now(void **state
     }
 }
 
-static void a_capture_lets_nothing_be_tried_again(void **state) {
+static void a_capture_prevents_retries(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
@@ -92,7 +93,7 @@ static void a_capture_lets_nothing_be_tried_again(void **state) {
     assert_nothing_waits(&f->saver);
 }
 
-static void a_context_left_on_the_stack_goes_although_nothing_else_waits(void **state) {
+static void a_context_left_on_the_stack_is_popped_although_nothing_else_waits(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     CUcontext before = NULL, now = NULL;
@@ -177,7 +178,7 @@ static void a_damaged_segment_is_repaired_without_the_lock_and_may_be_freed_mean
     }
 }
 
-static void an_allocation_that_cannot_be_undone_is_not_tried_over(void **state) {
+static void an_allocation_that_cannot_be_undone_is_not_repeated(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_counters_t counters;
@@ -198,7 +199,7 @@ static void an_allocation_that_cannot_be_undone_is_not_tried_over(void **state) 
     assert_nothing_waits(&f->saver);
 }
 
-/* A driver whose cuMemAddressFree does its work and says that it has not; the address is then handed out again. */
+/* A driver whose cuMemAddressFree succeeds but returns an error; the address is then reused. */
 static struct {
     CUresult (*free)(CUdeviceptr, size_t);
     CUresult (*reserve)(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long);
@@ -225,7 +226,7 @@ static CUresult reserve_what_is_in_use(CUdeviceptr *address, size_t bytes, size_
     return CUDA_SUCCESS;
 }
 
-static void a_range_that_was_taken_back_after_all_is_given_up(void **state) {
+static void a_range_released_in_spite_of_an_error_is_dropped(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB), second = 0;
@@ -259,8 +260,8 @@ static CUresult free_deny_and_allocate(CUdeviceptr address, size_t bytes) {
     return CUDA_ERROR_UNKNOWN;
 }
 
-/* At the first free, and when it is tried again: while it is, no other thread sees that the range was claimed. */
-static void a_range_that_another_has_by_now_is_given_up(void **state) {
+/* At the first free, and at the retry: no other thread sees meanwhile that the range was claimed. */
+static void a_range_reused_by_another_owner_is_dropped(void **state) {
     fixture_t *f = *state;
     for (int retried = 0; retried < 2; retried++) {
         tms_error_t error;
@@ -305,7 +306,7 @@ static void a_range_that_is_in_use_is_refused(void **state) {
     assert_filled(address, 4 * MIB, 5);
 }
 
-static void a_free_lets_go_of_the_devices_lock(void **state) {
+static void a_free_releases_the_devices_lock(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_error_context_t context = {.operation = "test", .device = 0};
@@ -315,7 +316,7 @@ static void a_free_lets_go_of_the_devices_lock(void **state) {
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     ASSERT_OK(tms_device_locks_acquire(&f->saver.device_locks, 1, NULL, &context, &error), error);
     tms_segment_of(tms_registry_find(&f->saver.registry, address))->exclusive = true;
-    simulator()->fail_after("cuMemRelease", 0, 1, CUDA_ERROR_UNKNOWN); /* also where the driver keeps the memory */
+    simulator()->fail_after("cuMemRelease", 0, 1, CUDA_ERROR_UNKNOWN); /* also if the driver keeps the memory */
     assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
     assert_int_equal(f->saver.device_locks.device[0].count, 0);
     tms_saver_reclaim(&f->saver);
@@ -327,18 +328,18 @@ static void a_free_lets_go_of_the_devices_lock(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        TEST(what_the_driver_refuses_is_kept_and_tried_again),
-        TEST(what_is_refused_again_stays),
-        TEST(a_free_waits_for_a_device_that_cannot_be_waited_for_now),
-        TEST(a_capture_lets_nothing_be_tried_again),
-        TEST(a_context_left_on_the_stack_goes_although_nothing_else_waits),
+        TEST(memory_that_the_driver_fails_to_release_is_quarantined_and_retried),
+        TEST(memory_refused_again_stays_quarantined),
+        TEST(a_free_is_deferred_while_the_device_wait_fails),
+        TEST(a_capture_prevents_retries),
+        TEST(a_context_left_on_the_stack_is_popped_although_nothing_else_waits),
         TEST(a_damaged_segment_can_be_freed),
         TEST(a_damaged_segment_is_repaired_without_the_lock_and_may_be_freed_meanwhile),
-        TEST(an_allocation_that_cannot_be_undone_is_not_tried_over),
-        TEST(a_range_that_was_taken_back_after_all_is_given_up),
-        TEST(a_range_that_another_has_by_now_is_given_up),
+        TEST(an_allocation_that_cannot_be_undone_is_not_repeated),
+        TEST(a_range_released_in_spite_of_an_error_is_dropped),
+        TEST(a_range_reused_by_another_owner_is_dropped),
         TEST(a_range_that_is_in_use_is_refused),
-        TEST(a_free_lets_go_of_the_devices_lock),
+        TEST(a_free_releases_the_devices_lock),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

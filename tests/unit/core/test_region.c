@@ -1,4 +1,4 @@
-/* region.c: the stack of settings of each thread. */
+/* Guards region.c: the stack of settings of each thread. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -56,13 +56,13 @@ static void test_nesting(void **state) {
     assert_region("a", TMS_BACKUP_NONE, false, 3);
     tms_region_pop(&defaults, 3);
     assert_region("b", TMS_BACKUP_DISK, true, 2);
-    tms_region_pop(&defaults, 3); /* not reached any more */
+    tms_region_pop(&defaults, 3); /* no longer reached */
     tms_region_pop(&defaults, 5);
     tms_region_pop(&defaults, 0); /* the initial level stays */
     tms_region_pop(&defaults, -1);
     assert_region("b", TMS_BACKUP_DISK, true, 2);
     push("c", TMS_BACKUP_MMAP, 1);
-    tms_region_pop(&defaults, 1); /* drops what was pushed later, too */
+    tms_region_pop(&defaults, 1); /* drops levels pushed later, too */
     assert_region(TMS_DEFAULT_TAG, TMS_BACKUP_NONE, false, 0);
     assert_string_equal(tms_region_current(&defaults, NULL).tag->name, TMS_DEFAULT_TAG);
 }
@@ -78,7 +78,7 @@ static uint64_t enter(const char *tag, int backup, int managed) {
 static void test_levels_are_left_in_any_order(void **state) {
     (void)state;
     uint64_t a = enter("a", TMS_BACKUP_PINNED, 1), b = enter("b", TMS_BACKUP_NONE, 0), c = enter("c", TMS_BACKUP_DISK, 1);
-    assert_int_equal(tms_region_leave(&defaults, a), 2); /* tasks that share this thread leave as they like */
+    assert_int_equal(tms_region_leave(&defaults, a), 2); /* tasks on this thread leave in any order */
     assert_region("c", TMS_BACKUP_DISK, true, 2);
     assert_int_equal(tms_region_leave(&defaults, a), TMS_NO_SUCH_LEVEL);
     uint64_t d = enter("d", TMS_BACKUP_MMAP, 1);
@@ -92,12 +92,12 @@ static void test_levels_are_left_in_any_order(void **state) {
     assert_int_equal(tms_region_leave(&defaults, 0), TMS_NO_SUCH_LEVEL); /* the initial level stays */
 }
 
-static void test_levels_pushed_and_entered_mix(void **state) {
+static void test_pushed_and_entered_levels_mix(void **state) {
     (void)state;
     uint64_t a = enter("a", TMS_BACKUP_NONE, 1);
     assert_int_equal(push("b", TMS_BACKUP_PINNED, 1), 2);
     uint64_t c = enter("c", TMS_BACKUP_NONE, 1);
-    tms_region_pop(&defaults, 2); /* and what was entered later */
+    tms_region_pop(&defaults, 2); /* and levels entered later */
     assert_int_equal(tms_region_leave(&defaults, c), TMS_NO_SUCH_LEVEL);
     assert_region("a", TMS_BACKUP_NONE, true, 1);
     assert_int_equal(tms_region_leave(&defaults, a), 0);
@@ -122,7 +122,7 @@ static void *leave_a_level_of_another_thread(void *argument) {
     return (void *)(intptr_t)(left == TMS_NO_SUCH_LEVEL && tms_region_leave(&defaults, own) == 0);
 }
 
-static void test_a_level_is_its_threads(void **state) {
+static void test_a_level_belongs_to_its_thread(void **state) {
     (void)state;
     pthread_t thread;
     void *as_expected = NULL;
@@ -180,7 +180,7 @@ static void *look_at_initial_level(void *argument) {
     return NULL;
 }
 
-static void test_set_of_the_initial_level_is_this_threads(void **state) {
+static void test_setting_the_initial_level_affects_this_thread_only(void **state) {
     (void)state;
     pthread_t thread;
     tms_region_t seen;
@@ -206,7 +206,7 @@ static void test_configuration_gives_the_initial_level(void **state) {
     assert_true(region.managed);
     assert_int_equal(region.backup, TMS_BACKUP_MMAP);
     assert_ptr_equal(region.tag, tms_tag_find(&other.tags, TMS_DEFAULT_TAG));
-    /* Made anew at the same address: nothing of the former one may be left in this thread. */
+    /* Created again at the same address: this thread may keep nothing of the previous one. */
     tms_region_settings_t settings = settings_of("old", TMS_BACKUP_NONE, 1);
     assert_int_equal(tms_region_set(&other, &settings, &error), TMS_OK);
     tms_region_release(&other);
@@ -224,7 +224,7 @@ typedef struct worker {
     tms_tag_t *shared[ROUNDS];
 } worker_t;
 
-/* Each thread nests in its own way, and all intern the same names at once. */
+/* Each thread nests differently, and all intern the same names concurrently. */
 static void *work(void *argument) {
     worker_t *worker = argument;
     char own[32], shared[32];
@@ -272,13 +272,13 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         REGION_TEST(test_nesting),
         REGION_TEST(test_levels_are_left_in_any_order),
-        REGION_TEST(test_levels_pushed_and_entered_mix),
+        REGION_TEST(test_pushed_and_entered_levels_mix),
         REGION_TEST(test_a_left_level_makes_room_for_another),
-        REGION_TEST(test_a_level_is_its_threads),
+        REGION_TEST(test_a_level_belongs_to_its_thread),
         REGION_TEST(test_depth_is_bounded),
         REGION_TEST(test_bad_settings_change_nothing),
         REGION_TEST(test_set_replaces_the_innermost_level),
-        REGION_TEST(test_set_of_the_initial_level_is_this_threads),
+        REGION_TEST(test_setting_the_initial_level_affects_this_thread_only),
         REGION_TEST(test_configuration_gives_the_initial_level),
         REGION_TEST(test_threads),
     };

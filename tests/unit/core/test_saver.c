@@ -1,4 +1,4 @@
-/* allocate and free: sizes, states, waiting for the device, captures, peers, what the driver refuses. */
+/* Guards allocate and free: sizes, states, waiting for the device, captures, peers, and driver failures. */
 
 #include "support.h"
 
@@ -42,7 +42,7 @@ static void a_malformed_limit_stops_the_first_use(void **state) {
     assert_non_null(strstr(error.message, "TMS_HOST_MEMORY_LIMIT_MB='abc'"));
     assert_int_equal(resume_tag(f, NULL, NULL, NULL), TMS_INVALID_ARGUMENT);
     assert_int_equal(simulator()->calls("cuMemCreate"), 0);
-    ASSERT_OK(tms_saver_refresh_peers(&f->saver, &error), error); /* what takes no host memory goes on */
+    ASSERT_OK(tms_saver_refresh_peers(&f->saver, &error), error); /* what needs no host memory continues */
     tms_error_clear(&f->config.malformed);
 }
 
@@ -58,7 +58,7 @@ static void an_allocation_makes_only_the_calls_it_needs(void **state) {
     assert_int_equal(tms_saver_free(&f->saver, address, NULL), TMS_OK);
 }
 
-static void sizes_behave_as_cudamalloc_has_them(void **state) {
+static void sizes_behave_as_with_cudamalloc(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t address = 77;
@@ -121,7 +121,7 @@ static void the_margin_stays_free(void **state) {
     ASSERT_OK(try_allocate(f, 156 * MIB, 0, &address, &error), error);
 }
 
-static void foreign_interior_and_freed_addresses_are_told_apart(void **state) {
+static void foreign_interior_and_freed_addresses_are_distinguished(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     int local = 0;
@@ -144,7 +144,7 @@ static void a_free_waits_for_work_in_flight(void **state) {
     assert_int_equal(simulator()->launch_add(stream, address, 2 * MIB, 1, 0), CUDA_SUCCESS);
     assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
     assert_int_equal(simulator()->calls("cuCtxSynchronize"), 1);
-    /* Had the memory gone under the work, the context would be in a sticky error now. */
+    /* If the memory had been released under the work, the context would have a sticky error now. */
     assert_int_equal(f->cuda->cuStreamSynchronize(stream), CUDA_SUCCESS);
     assert_int_equal(f->cuda->cuStreamDestroy(stream), CUDA_SUCCESS);
     tms_devices_leave(&f->devices, 0);
@@ -235,7 +235,7 @@ static void a_segment_that_cannot_be_shared_does_not_stop_the_others(void **stat
     assert_int_equal(error.address, address[1]);
     for (int i = 0; i < 3; i++)
         assert_int_equal(tms_segment_of(tms_registry_find(&f->saver.registry, address[i]))->accessible, i == 1 ? 1 : 3);
-    ASSERT_OK(tms_saver_refresh_peers(&f->saver, &error), error); /* and the next call mends it */
+    ASSERT_OK(tms_saver_refresh_peers(&f->saver, &error), error); /* and the next call retries it */
     assert_int_equal(tms_segment_of(tms_registry_find(&f->saver.registry, address[1]))->accessible, 3);
 }
 
@@ -247,7 +247,7 @@ static void a_forked_child_may_not_allocate_and_may_free(void **state) {
     assert_int_equal(try_allocate(f, MIB, 0, &other, &error), TMS_FORKED);
     assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
     atomic_store(&f->saver.forked, false);
-    assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE); /* the parent's memory is untouched */
+    assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE); /* the parent's memory is unchanged */
 }
 
 #define ONE(test) cmocka_unit_test_setup_teardown(test, setup_one_device, teardown)
@@ -258,11 +258,11 @@ int main(void) {
         ONE(an_allocation_is_fresh_writable_memory),
         ONE(a_malformed_limit_stops_the_first_use),
         ONE(an_allocation_makes_only_the_calls_it_needs),
-        ONE(sizes_behave_as_cudamalloc_has_them),
+        ONE(sizes_behave_as_with_cudamalloc),
         ONE(out_of_memory_leaves_nothing_behind),
         ONE(every_call_of_an_allocation_may_fail),
         ONE(the_margin_stays_free),
-        ONE(foreign_interior_and_freed_addresses_are_told_apart),
+        ONE(foreign_interior_and_freed_addresses_are_distinguished),
         ONE(a_free_waits_for_work_in_flight),
         ONE(a_free_during_a_capture_is_deferred),
         ONE(a_capture_lends_its_settings_to_threads_outside_regions),

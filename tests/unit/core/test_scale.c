@@ -1,5 +1,5 @@
-/* What thousands of segments cost: counted in what is looked at and in driver calls, so that no machine is too slow
- * for it. Work may grow with the number of segments, tags selected or allocations, and no faster. */
+/* Guards the cost of thousands of segments, counted in segments visited and driver calls, so that the speed of the machine
+ * does not matter. Work may grow with the number of segments, selected tags or allocations, and no faster. */
 
 #include "support.h"
 
@@ -36,7 +36,7 @@ static uint64_t steps_of_a_cycle(fixture_t *f, const tms_selection_t *selection)
     return f->saver.steps - before;
 }
 
-/* The last tag comes after all segments of the first one, where looking through the list for it cost most. */
+/* The last tag comes after all segments of the first one, where a search of the list for it cost most. */
 static void a_pause_of_several_tags_looks_at_each_segment_a_few_times(void **state) {
     fixture_t *f = *state;
     const tms_selection_t all = {0};
@@ -93,7 +93,7 @@ static tms_segment_t *segment_of(fixture_t *f, uint64_t address) {
     return tms_segment_of(tms_registry_find(&f->saver.registry, address));
 }
 
-/* Other code unmaps one, so that access to it fails for as long as it lives. */
+/* Other code unmaps one, so that every attempt to share it fails. */
 static void take_mapping(fixture_t *f, uint64_t address, bool away) {
     const CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
                                     .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
@@ -106,24 +106,24 @@ static void take_mapping(fixture_t *f, uint64_t address, bool away) {
     assert_int_equal(f->cuda->cuMemSetAccess(address, SMALL, &access, 1), CUDA_SUCCESS);
 }
 
-/* Looks among `count` allocations on device 0, each of which gives access itself once. */
+/* Searches among `count` allocations on device 0, each of which shares itself once. */
 static uint64_t looks_of(fixture_t *f, int count) {
     simulator()->clear_counts();
     for (int i = 0; i < count; i++) allocate(f, "a", TMS_BACKUP_NONE, SMALL);
     return simulator()->calls("cuMemSetAccess") - (uint64_t)count;
 }
 
-static void a_segment_that_cannot_be_shared_is_tried_less_and_less(void **state) {
+static void a_segment_that_cannot_be_shared_is_retried_less_and_less(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
-    enum { ALLOCATIONS = 62, LOOKS = 5 }; /* after 1, 2, 4, 8, 16 that have left it out */
+    enum { ALLOCATIONS = 62, LOOKS = 5 }; /* after 1, 2, 4, 8, 16 searches that have skipped it */
     uint64_t refused = allocate(f, "a", TMS_BACKUP_NONE, SMALL);
     tms_log_init(&f->log, TMS_LOG_SILENT);
     take_mapping(f, refused, true);
     use_device(f, 1);
     assert_int_equal(looks_of(f, 1), 1);
     assert_int_equal(looks_of(f, ALLOCATIONS), LOOKS);
-    /* A caller that asks for it is told each time, and it begins anew. */
+    /* An explicit request reports the failure each time, and resets the interval. */
     for (int i = 0; i < 2; i++) assert_int_equal(tms_saver_refresh_peers(&f->saver, &error), TMS_DRIVER);
     assert_int_equal(error.address, refused);
     assert_int_equal(looks_of(f, 2), 1);
@@ -133,7 +133,7 @@ static void a_segment_that_cannot_be_shared_is_tried_less_and_less(void **state)
     assert_int_equal(looks_of(f, 2), 0); /* nothing is new */
 }
 
-static void a_pause_has_the_next_allocation_look_again(void **state) {
+static void a_pause_makes_the_next_allocation_look_again(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t refused = allocate(f, "a", TMS_BACKUP_NONE, SMALL), other = allocate(f, "b", TMS_BACKUP_NONE, SMALL);
@@ -147,14 +147,14 @@ static void a_pause_has_the_next_allocation_look_again(void **state) {
     take_mapping(f, refused, false);
 }
 
-/* Every allocation on the device is asked about with one call a device, not one a segment. */
+/* One call a device queries every allocation on it, not one call a segment. */
 static void a_look_asks_once_for_each_owner(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t calls[2];
     for (int i = 0; i < 2; i++) {
         allocate_some(f, i == 0 ? 2 : SEGMENTS - 2, 1);
-        f->saver.peers = (tms_peer_looks_t){0}; /* a look at everything */
+        f->saver.peers = (tms_peer_looks_t){0}; /* a search of everything */
         use_device(f, 1);
         simulator()->clear_counts();
         ASSERT_OK(tms_saver_refresh_peers(&f->saver, &error), error);
@@ -172,8 +172,8 @@ int main(void) {
         ONE(a_pause_of_several_tags_looks_at_each_segment_a_few_times),
         ONE(a_selection_of_many_tags_costs_each_tag_and_each_segment_once),
         ONE(every_pause_counts_once_for_each_tag_that_it_changed),
-        TWO(a_segment_that_cannot_be_shared_is_tried_less_and_less),
-        TWO(a_pause_has_the_next_allocation_look_again),
+        TWO(a_segment_that_cannot_be_shared_is_retried_less_and_less),
+        TWO(a_pause_makes_the_next_allocation_look_again),
         TWO(a_look_asks_once_for_each_owner),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,4 +1,4 @@
-/* The driver calls of one segment, each with its undoing. */
+/* Guards the driver calls of one segment, each with its undo. */
 
 #include "support.h"
 
@@ -14,7 +14,7 @@ static void rounding_goes_up_and_does_not_wrap(void **state) {
     assert_true(tms_segment_round(UINT64_MAX - granularity + 1, granularity) == UINT64_MAX - granularity + 1);
 }
 
-static void a_segment_goes_through_its_life(void **state) {
+static void a_segment_goes_through_its_life_cycle(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_segment_t segment = {.device = 0};
@@ -51,7 +51,7 @@ static void a_failed_populate_is_undone(void **state) {
     ASSERT_OK(tms_segment_unreserve(&segment, f->cuda, &CONTEXT, &error), error);
 }
 
-static void flags_say_what_undoing_could_not_do(void **state) {
+static void flags_report_what_undo_could_not_do(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_segment_t segment = {.device = 0};
@@ -70,7 +70,7 @@ static void flags_say_what_undoing_could_not_do(void **state) {
     ASSERT_OK(tms_segment_unreserve(&segment, f->cuda, &CONTEXT, &error), error);
 }
 
-static void sharing_asks_for_what_is_missing_only(void **state) {
+static void sharing_requests_only_missing_access(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_segment_t segment = {.device = 0};
@@ -86,7 +86,7 @@ static void sharing_asks_for_what_is_missing_only(void **state) {
     ASSERT_OK(tms_segment_unreserve(&segment, f->cuda, &CONTEXT, &error), error);
 }
 
-static void what_is_not_quiesced_stays_mapped(void **state) {
+static void a_segment_that_is_not_quiesced_stays_mapped(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_segment_t segment = {.device = 0};
@@ -104,11 +104,11 @@ static void what_is_not_quiesced_stays_mapped(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rounding_goes_up_and_does_not_wrap),
-        cmocka_unit_test_setup_teardown(a_segment_goes_through_its_life, setup_one_device, teardown),
+        cmocka_unit_test_setup_teardown(a_segment_goes_through_its_life_cycle, setup_one_device, teardown),
         cmocka_unit_test_setup_teardown(a_failed_populate_is_undone, setup_one_device, teardown),
-        cmocka_unit_test_setup_teardown(flags_say_what_undoing_could_not_do, setup_one_device, teardown),
-        cmocka_unit_test_setup_teardown(what_is_not_quiesced_stays_mapped, setup_two_devices, teardown),
-        cmocka_unit_test_setup_teardown(sharing_asks_for_what_is_missing_only, setup_two_devices, teardown),
+        cmocka_unit_test_setup_teardown(flags_report_what_undo_could_not_do, setup_one_device, teardown),
+        cmocka_unit_test_setup_teardown(a_segment_that_is_not_quiesced_stays_mapped, setup_two_devices, teardown),
+        cmocka_unit_test_setup_teardown(sharing_requests_only_missing_access, setup_two_devices, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* The list of captures: what was announced, what was seen to begin on a stream, and which end is whose. */
+/* Guards the list of captures: announced ones, ones seen to begin on a stream, and the match of ends to captures. */
 
 #include "support.h"
 
@@ -35,7 +35,7 @@ static void captures_nest_and_end_in_pairs(void **state) {
     announce(&capture, &outer);
     announce(&capture, NULL);
     assert_int_equal(tms_capture_visible(&capture), 2);
-    assert_true(tms_capture_settings(&capture, &region)); /* the inner one has none: the outer one's count */
+    assert_true(tms_capture_settings(&capture, &region)); /* the inner one has none: the outer one's settings apply */
     assert_int_equal(region.backup, TMS_BACKUP_PINNED);
     assert_true(tms_capture_end_last(&capture));
     assert_true(tms_capture_end_last(&capture));
@@ -43,7 +43,7 @@ static void captures_nest_and_end_in_pairs(void **state) {
     assert_int_equal(tms_capture_visible(&capture), 0);
 }
 
-static void too_many_is_an_error_and_changes_nothing(void **state) {
+static void too_many_captures_are_an_error_and_change_nothing(void **state) {
     (void)state;
     tms_capture_t capture;
     tms_error_t error;
@@ -58,7 +58,7 @@ static void too_many_is_an_error_and_changes_nothing(void **state) {
     assert_int_equal(tms_capture_visible(&capture), TMS_CAPTURE_MAX_NESTED);
 }
 
-static void an_end_is_its_own_beginnings(void **state) {
+static void an_end_matches_its_own_begin(void **state) {
     (void)state;
     tms_capture_t capture;
     tms_region_t region, first = {.managed = true, .backup = TMS_BACKUP_PINNED},
@@ -76,7 +76,7 @@ static void an_end_is_its_own_beginnings(void **state) {
 }
 
 /* cuda_graph() announces, and then the capture is seen to begin: that is one capture, whichever part ends first. */
-static void what_was_announced_and_begins_counts_once(void **state) {
+static void a_capture_announced_and_begun_counts_once(void **state) {
     (void)state;
     tms_region_t region, settings = {.managed = true};
     for (int announced_first = 0; announced_first < 2; announced_first++) {
@@ -98,7 +98,7 @@ static void *announce_there(void *argument) {
     return NULL;
 }
 
-static void what_another_thread_announced_is_another_capture(void **state) {
+static void a_capture_announced_by_another_thread_is_another_capture(void **state) {
     (void)state;
     tms_capture_t capture;
     pthread_t thread;
@@ -130,7 +130,7 @@ static bool is_seven(void *asked, const tms_capture_stream_t *where) {
     return where->key == 7;
 }
 
-static void what_has_ended_is_dropped_whole(void **state) {
+static void an_ended_capture_is_dropped_whole(void **state) {
     (void)state;
     tms_capture_t capture;
     int asked = 0;
@@ -138,7 +138,7 @@ static void what_has_ended_is_dropped_whole(void **state) {
     uint64_t announced = announce(&capture, NULL);
     begin_on(&capture, 7, false);
     begin_on(&capture, 8, false);
-    announce(&capture, NULL); /* has no stream to ask */
+    announce(&capture, NULL); /* has no stream to query */
     assert_int_equal(tms_capture_drop(&capture, is_seven, &asked), 1);
     assert_int_equal(asked, 2);
     assert_int_equal(tms_capture_visible(&capture), 2);
@@ -149,12 +149,12 @@ static void what_has_ended_is_dropped_whole(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(captures_nest_and_end_in_pairs),
-        cmocka_unit_test(too_many_is_an_error_and_changes_nothing),
-        cmocka_unit_test(an_end_is_its_own_beginnings),
-        cmocka_unit_test(what_was_announced_and_begins_counts_once),
-        cmocka_unit_test(what_another_thread_announced_is_another_capture),
+        cmocka_unit_test(too_many_captures_are_an_error_and_change_nothing),
+        cmocka_unit_test(an_end_matches_its_own_begin),
+        cmocka_unit_test(a_capture_announced_and_begun_counts_once),
+        cmocka_unit_test(a_capture_announced_by_another_thread_is_another_capture),
         cmocka_unit_test(a_stream_has_one_capture),
-        cmocka_unit_test(what_has_ended_is_dropped_whole),
+        cmocka_unit_test(an_ended_capture_is_dropped_whole),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

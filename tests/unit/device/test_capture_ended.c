@@ -1,4 +1,4 @@
-/* Captures whose end we were not told: the stream is asked before a call is refused, unless it may be gone. */
+/* Guards captures whose end was not reported: the stream is queried before a call is refused, unless it may be destroyed. */
 
 #include "support.h"
 
@@ -38,25 +38,25 @@ static void end_by_driver(CUstream stream) {
     ASSERT_CUDA(CALL(cuGraphDestroy, graph));
 }
 
-static void an_end_through_the_driver_is_noticed(void **state) {
+static void an_end_through_the_driver_is_detected(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     CUstream stream = enter();
     uint64_t identity = begin(f, stream);
-    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_CAPTURE_IN_PROGRESS); /* it goes on */
+    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_CAPTURE_IN_PROGRESS); /* it continues */
     assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
     end_by_driver(stream);
     assert_int_equal(tms_capture_visible(&f->saver.capture), 1);
     ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
     assert_int_equal(tms_capture_visible(&f->saver.capture), 0);
-    assert_false(tms_saver_capture_end(&f->saver, identity)); /* an end that comes late ends no other */
+    assert_false(tms_saver_capture_end(&f->saver, identity)); /* a late end ends no other capture */
     ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
     leave();
 }
 
-/* The one that goes on counts. */
-static void each_stream_is_asked(void **state) {
+/* The one that continues counts. */
+static void each_stream_is_queried(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
@@ -75,7 +75,7 @@ static void each_stream_is_asked(void **state) {
     leave();
 }
 
-/* A capture that this thread is about to begin, and another thread that pauses and frees before it has begun. */
+/* This thread is about to begin a capture, and another thread pauses and frees before it has begun. */
 typedef struct beside {
     fixture_t *fixture;
     uint64_t freed;
@@ -98,7 +98,7 @@ static tms_status_t free_and_pause_on_another_thread(fixture_t *f) {
     return beside.status;
 }
 
-static void a_stream_is_not_asked_before_its_capture_has_begun(void **state) {
+static void a_stream_is_not_queried_before_its_capture_has_begun(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_capture_begun_t begun;
@@ -122,8 +122,8 @@ static void a_stream_is_not_asked_before_its_capture_has_begun(void **state) {
     leave();
 }
 
-/* As where an exception takes a thread out of the call. */
-static void a_begin_that_was_given_up_is_noticed_by_its_thread(void **state) {
+/* As if an exception had left the call. */
+static void an_abandoned_begin_is_detected_by_its_thread(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_capture_begun_t begun;
@@ -153,8 +153,8 @@ static void a_deferred_free_need_not_wait_for_it(void **state) {
     leave();
 }
 
-/* A stream that was destroyed with its context is not asked: a real driver would read through its handle. */
-static void a_stream_that_went_with_its_context_is_not_asked(void **state) {
+/* A stream destroyed with its context is not queried: a real driver would dereference its handle. */
+static void a_stream_destroyed_with_its_context_is_not_queried(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     for (int again = 0; again < 2; again++) {
@@ -173,8 +173,8 @@ static void a_stream_that_went_with_its_context_is_not_asked(void **state) {
     }
 }
 
-/* What is taken out for a call that destroys it is not asked meanwhile, and counts again if that fails. */
-static void a_stream_that_is_being_destroyed_is_not_asked(void **state) {
+/* An entry removed for a call that destroys its stream is not queried meanwhile, and counts again if the call fails. */
+static void a_stream_that_is_being_destroyed_is_not_queried(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_capture_stream_t taken[TMS_CAPTURE_MAX_NESTED];
@@ -194,8 +194,8 @@ static void a_stream_that_is_being_destroyed_is_not_asked(void **state) {
     leave();
 }
 
-/* A capture that cannot be asked for counts until its end is seen. */
-static void what_cannot_be_asked_counts(void **state) {
+/* A capture that cannot be queried counts until its end is seen. */
+static void a_capture_that_cannot_be_queried_counts(void **state) {
     static const char *const missing[] = {"cuStreamGetCtx", "cuCtxGetId", "cuDevicePrimaryCtxGetState"};
     fixture_t *f = *state;
     tms_error_t error;
@@ -214,8 +214,8 @@ static void what_cannot_be_asked_counts(void **state) {
     leave();
 }
 
-/* An answer that cannot be had is no end. */
-static void a_stream_that_does_not_answer_counts(void **state) {
+/* A failed query is no end. */
+static void a_stream_whose_query_fails_counts(void **state) {
     static const char *const refused[] = {"cuStreamIsCapturing", "cuCtxGetId", "cuCtxPushCurrent",
                                           "cuDevicePrimaryCtxGetState"};
     fixture_t *f = *state;
@@ -234,7 +234,7 @@ static void a_stream_that_does_not_answer_counts(void **state) {
     leave();
 }
 
-static void an_end_that_failed_is_looked_at(void **state) {
+static void a_failed_end_is_verified(void **state) {
     fixture_t *f = *state;
     CUstream stream = enter();
     allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
@@ -252,16 +252,16 @@ static void an_end_that_failed_is_looked_at(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        TEST(an_end_through_the_driver_is_noticed),
-        TEST(each_stream_is_asked),
-        TEST(a_stream_is_not_asked_before_its_capture_has_begun),
-        TEST(a_begin_that_was_given_up_is_noticed_by_its_thread),
+        TEST(an_end_through_the_driver_is_detected),
+        TEST(each_stream_is_queried),
+        TEST(a_stream_is_not_queried_before_its_capture_has_begun),
+        TEST(an_abandoned_begin_is_detected_by_its_thread),
         TEST(a_deferred_free_need_not_wait_for_it),
-        TEST(a_stream_that_went_with_its_context_is_not_asked),
-        TEST(a_stream_that_is_being_destroyed_is_not_asked),
-        TEST(what_cannot_be_asked_counts),
-        TEST(a_stream_that_does_not_answer_counts),
-        TEST(an_end_that_failed_is_looked_at),
+        TEST(a_stream_destroyed_with_its_context_is_not_queried),
+        TEST(a_stream_that_is_being_destroyed_is_not_queried),
+        TEST(a_capture_that_cannot_be_queried_counts),
+        TEST(a_stream_whose_query_fails_counts),
+        TEST(a_failed_end_is_verified),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

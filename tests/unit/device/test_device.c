@@ -1,4 +1,4 @@
-/* Devices: which are used, who reaches whom, and what entering one leaves behind. */
+/* Guards devices: which are in use, which reach each other, and what entering one leaves behind. */
 
 #include "device/synchronize.h"
 #include "support.h"
@@ -46,7 +46,7 @@ static void entering_restores_the_current_device(void **state) {
     tms_devices_leave(&f->devices, 1);
     assert_int_equal(f->cuda->cuCtxGetCurrent(&context), CUDA_SUCCESS);
     assert_null(context);
-    assert_int_equal(is_active(f, 1), 1); /* kept: memory pinned in it would otherwise go with it */
+    assert_int_equal(is_active(f, 1), 1); /* kept: memory pinned in it would otherwise be lost with it */
 }
 
 static void peers_are_the_devices_in_use(void **state) {
@@ -65,7 +65,7 @@ static void peers_are_the_devices_in_use(void **state) {
     assert_int_equal(mask, 1);
     simulator()->clear_counts();
     ASSERT_OK(tms_devices_peers(&f->devices, 0, &mask, &CONTEXT, &error), error);
-    assert_int_equal(simulator()->calls("cuDeviceCanAccessPeer"), 0); /* asked once a pair */
+    assert_int_equal(simulator()->calls("cuDeviceCanAccessPeer"), 0); /* queried once a pair */
 }
 
 static void a_failed_entry_leaves_no_reference(void **state) {
@@ -94,7 +94,7 @@ static void a_failed_entry_to_an_unused_device_does_not_wake_it(void **state) {
     assert_int_equal(is_active(f, 1), 0);
 }
 
-static void a_reference_that_is_refused_is_given_back_later(void **state) {
+static void a_reference_that_cannot_be_released_is_released_later(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     simulator()->fail_after("cuDevicePrimaryCtxRelease", 0, 3, CUDA_ERROR_UNKNOWN);
@@ -112,7 +112,7 @@ static void a_reference_that_is_refused_is_given_back_later(void **state) {
     assert_int_equal(simulator()->calls("cuDevicePrimaryCtxRelease"), 0);
 }
 
-static void a_context_that_has_gone_owes_nothing(void **state) {
+static void a_destroyed_context_owes_nothing(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     ASSERT_OK(tms_devices_enter(&f->devices, 0, &CONTEXT, &error), error);
@@ -133,7 +133,7 @@ static void leaving_pops_in_spite_of_errors(void **state) {
     tms_devices_leave(&f->devices, 1);
     assert_int_equal(f->cuda->cuCtxGetCurrent(&now), CUDA_SUCCESS);
     assert_ptr_equal(now, before);
-    /* More often leaves the other device current, until this thread enters one again. */
+    /* Further failures leave the other device current, until this thread enters one again. */
     ASSERT_OK(tms_devices_enter(&f->devices, 1, &CONTEXT, &error), error);
     simulator()->fail_after("cuCtxPopCurrent", 0, 4, CUDA_ERROR_UNKNOWN);
     tms_devices_leave(&f->devices, 1);
@@ -143,7 +143,7 @@ static void leaving_pops_in_spite_of_errors(void **state) {
     tms_devices_leave(&f->devices, 1);
     assert_int_equal(f->cuda->cuCtxGetCurrent(&now), CUDA_SUCCESS);
     assert_ptr_equal(now, before);
-    /* Or settles, which is in vain as long as the driver refuses. */
+    /* Settling also fails as long as the driver does. */
     ASSERT_OK(tms_devices_enter(&f->devices, 1, &CONTEXT, &error), error);
     simulator()->fail_after("cuCtxPopCurrent", 0, 5, CUDA_ERROR_UNKNOWN); /* three tries, and one when this leaves */
     tms_devices_leave(&f->devices, 1);
@@ -157,7 +157,7 @@ static void leaving_pops_in_spite_of_errors(void **state) {
     }
     tms_devices_leave(&f->devices, 0);
     assert_int_equal(f->cuda->cuCtxGetCurrent(&now), CUDA_SUCCESS);
-    assert_null(now); /* and nothing of the caller's was popped */
+    assert_null(now); /* and no context of the caller was popped */
 }
 
 static void a_machine_without_a_device_says_so(void **state) {
@@ -182,8 +182,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(peers_are_the_devices_in_use, setup_two_devices, teardown),
         cmocka_unit_test_setup_teardown(a_failed_entry_leaves_no_reference, setup_one_device, teardown),
         cmocka_unit_test_setup_teardown(a_failed_entry_to_an_unused_device_does_not_wake_it, setup_two_devices, teardown),
-        cmocka_unit_test_setup_teardown(a_reference_that_is_refused_is_given_back_later, setup_one_device, teardown),
-        cmocka_unit_test_setup_teardown(a_context_that_has_gone_owes_nothing, setup_one_device, teardown),
+        cmocka_unit_test_setup_teardown(a_reference_that_cannot_be_released_is_released_later, setup_one_device, teardown),
+        cmocka_unit_test_setup_teardown(a_destroyed_context_owes_nothing, setup_one_device, teardown),
         cmocka_unit_test_setup_teardown(leaving_pops_in_spite_of_errors, setup_two_devices, teardown),
         cmocka_unit_test_setup_teardown(a_machine_without_a_device_says_so, setup_two_devices, teardown),
     };

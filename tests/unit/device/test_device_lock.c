@@ -1,5 +1,5 @@
-/* The locks of the devices, between processes: who holds them, who waits, and what a forked child may do. Each test
- * runs in a process of its own, and the driver is not used before forking: a forked child could not use it then. */
+/* Guards the locks of the devices between processes: the holder, the waiters, and what a forked child may do. Each test
+ * runs in a process of its own and forks before it uses the driver, because a forked child could not use it afterwards. */
 #include "support/device_lock_fixture.h"
 
 /* ---- bodies ---- */
@@ -17,8 +17,8 @@ static void count_per_device(void) {
     CHECK(!is_locked(0) && is_locked(1));
     tms_device_locks_release(locks(), 2);
     CHECK(!is_locked(1));
-    tms_device_locks_release(locks(), 3); /* one too many is nothing */
-    tms_device_locks_retain(locks(), 0);  /* and what is not held cannot be held once more */
+    tms_device_locks_release(locks(), 3); /* one unlock too many has no effect */
+    tms_device_locks_retain(locks(), 0);  /* and a lock that is not held cannot be held again */
     CHECK(!is_locked(0) && !is_locked(1));
     CHECK(acquire(1) == TMS_OK && is_locked(0));
     tms_device_locks_release(locks(), 1);
@@ -71,7 +71,7 @@ static void take_all_or_none(void) {
     holder_t holder = start_holder(2);
     CHECK(acquire(3) == TMS_DEVICE_LOCKED);
     CHECK(error.device == 1);
-    CHECK(!is_locked(0)); /* the first was taken and given back */
+    CHECK(!is_locked(0)); /* the first was taken and released */
     CHECK(acquire(1) == TMS_OK);
     CHECK(acquire(3) == TMS_DEVICE_LOCKED);
     tms_device_locks_release(locks(), 1);
@@ -117,13 +117,13 @@ static void stop_waiting_when_time_is_up(void) {
     holder_t holder = start_holder(1);
     tms_wait_begin(&wait, NULL, NULL, 0.01);
     CHECK(tms_device_locks_acquire(locks(), 3, &wait, &context, &error) == TMS_DEVICE_LOCKED);
-    const char *said = strstr(error.message, "waited ");
-    double waited = said ? strtod(said + strlen("waited "), NULL) : 0;
+    const char *waited_text = strstr(error.message, "waited ");
+    double waited = waited_text ? strtod(waited_text + strlen("waited "), NULL) : 0;
     CHECK(waited >= 0.01 && waited <= tms_wait_elapsed(&wait) + 0.001); /* it is rounded to milliseconds */
     end_holder(&holder);
 }
 
-/* The parent's lock outlives a child that ends, and a child does not outlive the parent with it. */
+/* The parent's lock outlives a child that ends, and a child does not keep it beyond the parent's end. */
 static void belong_to_the_parent(void) {
     int ready[2], kept[2];
     char byte = 0;

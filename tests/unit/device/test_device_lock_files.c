@@ -1,10 +1,9 @@
-/* The files of the locks of the devices: hostile, removed and replaced ones, what they say of their holder, and their
- * names. */
+/* Guards the files of the device locks: hostile, removed and replaced ones, their record of the holder, and their names. */
 #include "support/device_lock_fixture.h"
 
 /* ---- bodies ---- */
 
-static void refuse(const char *directory, int os_error, const char *said) {
+static void refuse(const char *directory, int os_error, const char *part) {
     char named[2 * PATH_BYTES];
     snprintf(named, sizeof(named), "'%s", directory);
     if (named[strlen(named) - 1] == '/') named[strlen(named) - 1] = '\0';
@@ -13,13 +12,13 @@ static void refuse(const char *directory, int os_error, const char *said) {
     int before = open_descriptors();
     CHECK(acquire(3) == TMS_INVALID_STATE);
     CHECK(error.os_error == os_error);
-    CHECK(strstr(error.message, named) && strstr(error.message, said) && strstr(error.message, "TMS_LOCK_DIR"));
+    CHECK(strstr(error.message, named) && strstr(error.message, part) && strstr(error.message, "TMS_LOCK_DIR"));
     CHECK(open_descriptors() == before);
     CHECK(locks()->device[0].count == 0 && locks()->device[1].count == 0);
 }
 
 static void refuse_hostile_directories(void) {
-    CHECK(acquire(1) == TMS_OK); /* loads the driver, whose descriptors are not ours to count */
+    CHECK(acquire(1) == TMS_OK); /* loads the driver, whose descriptors do not count */
     tms_device_locks_release(locks(), 1);
     CHECK(mkdir(below("real"), 0700) == 0 && symlink(below("real"), below("link")) == 0);
     refuse(below("link"), ENOTDIR, "open");
@@ -75,10 +74,10 @@ static void survive_failing_calls(void) {
     fault.flock_failures = 3;
     CHECK(acquire(3) == TMS_OK);
     tms_device_locks_release(locks(), 3);
-    fault.remove_first = true; /* a lock on a file without a name would keep no process away */
+    fault.remove_first = true; /* a lock on a file without a name would exclude no process */
     CHECK(acquire(1) == TMS_OK && is_locked(0));
     tms_device_locks_release(locks(), 1);
-    /* Who cannot see whether its lock file is still there does not rely on it. */
+    /* A process that cannot check whether its lock file still exists does not rely on it. */
     CHECK(acquire(1) == TMS_OK);
     locks()->directory = "/nowhere/at/all";
     CHECK(acquire(1) == TMS_INVALID_STATE && strstr(error.message, "mkdir"));
@@ -125,7 +124,7 @@ static void fail_where_another_process_has_replaced_the_file(void) {
         CHECK(write(ready[1], "r", 1) == 1 && read(go[0], &byte, 1) == 1);
         CHECK(acquire(1) == TMS_DEVICE_LOCKED && strstr(error.message, "replaced"));
         CHECK(locks()->device[0].count == 1); /* what it had before */
-        CHECK(acquire(2) == TMS_OK);          /* the other device is not concerned */
+        CHECK(acquire(2) == TMS_OK);          /* the other device is not affected */
         _exit(0);
     }
     int status = -1;
@@ -148,7 +147,7 @@ static int32_t replace_the_directory(void *argument) {
     const pid_t *process = argument;
     questions++;
     if (access(below("moved"), F_OK) == 0) return 0;
-    CHECK(kill(*process, 0) == 0); /* still holds the lock that lies elsewhere now */
+    CHECK(kill(*process, 0) == 0); /* still holds the lock, whose file has moved */
     return rename(below("made"), below("moved")) == 0 ? 0 : 1;
 }
 
@@ -165,14 +164,14 @@ static void wait_for_the_file_of_the_present_directory(void) {
 /* ---- what a file says of its holder ---- */
 
 static void name_the_holder(void) {
-    char said[64];
+    char part[64];
     holder_t holder = start_holder(1);
     time_t now = time(NULL);
     CHECK(acquire(1) == TMS_DEVICE_LOCKED);
-    snprintf(said, sizeof said, "Process %ld has held it since 2", (long)holder.process);
-    const char *since = strstr(error.message, said);
+    snprintf(part, sizeof part, "Process %ld has held it since 2", (long)holder.process);
+    const char *since = strstr(error.message, part);
     struct tm utc = {0};
-    CHECK(since && strptime(since + strlen(said) - 1, "%Y-%m-%dT%H:%M:%SZ", &utc));
+    CHECK(since && strptime(since + strlen(part) - 1, "%Y-%m-%dT%H:%M:%SZ", &utc));
     CHECK(now - timegm(&utc) >= 0 && now - timegm(&utc) < 60);
     end_holder(&holder);
     struct stat found;
@@ -208,7 +207,7 @@ static void hold_without_a_name_where_it_cannot_be_written(void) {
     CHECK(strstr(text, "pwrite") && strstr(text, file_of(0)));
 }
 
-/* The default directory lies where every user can make files: of a user that no other test has. */
+/* The default directory is one in which every user can create files: here that of a user that no other test uses. */
 static void refuse_a_default_directory_that_others_can_use(void) {
     char directory[64];
     struct stat found;
@@ -256,7 +255,7 @@ static void ask_the_driver_who_is_who(void) {
     CHECK(acquire(3) == TMS_DRIVER && error.device == 1 && strcmp(error.call, "cuDeviceGetUuid") == 0);
     table->cuDeviceGetUuid = NULL;
     CHECK(acquire(1) == TMS_DRIVER_UNAVAILABLE && strstr(error.message, "cuDeviceGetUuid"));
-    /* Device 1 comes first: where its lock is held, that of device 0 is not even tried. */
+    /* Device 1 comes first: if its lock is held elsewhere, that of device 0 is not even tried. */
     table->cuDeviceGetUuid = reversed_uuid;
     CHECK(mkdir(below("torch_memory_saver-GPU-c7000000-0000-0000-0000-000000000000.lock"), 0700) == 0);
     CHECK(acquire(3) == TMS_INVALID_STATE && error.device == 1);

@@ -1,5 +1,5 @@
-/* driver.c: loading, the failures of loading, and driver calls as error values. The drivers here are small libraries
- * compiled on the spot; without a compiler those tests are skipped. */
+/* Guards driver.c: loading, failures of loading, and driver calls as error values. The drivers are small libraries compiled
+ * by the test; without a compiler those tests are skipped. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -24,7 +24,7 @@ static bool have_compiler;
 static tms_log_t log_under_test;
 static const tms_error_context_t context = {.operation = "allocate", .device = 1, .bytes = 4096};
 
-/* Options leave functions out or set what cuInit returns. */
+/* Options omit functions or set what cuInit returns. */
 static const char driver_source[] =
     "int init_calls, init_flags = -1;\n"
     "#ifndef NO_INIT\n"
@@ -91,7 +91,7 @@ static void assert_unavailable(const char *path, const char *part, const char *o
     tms_error_t error;
     const tms_driver_table_t *table = (const tms_driver_table_t *)&driver;
     tms_driver_init(&driver, path, &log_under_test);
-    for (int time = 0; time < 2; time++) { /* a failure leaves nothing behind, and the same is said again */
+    for (int time = 0; time < 2; time++) { /* a failure leaves nothing behind, and the same error is returned again */
         assert_int_equal(tms_driver_load(&driver, &table, &context, &error), TMS_DRIVER_UNAVAILABLE);
         assert_ptr_equal(table, &driver);
         assert_int_equal(error.status, TMS_DRIVER_UNAVAILABLE);
@@ -119,7 +119,7 @@ static void test_not_a_driver(void **state) {
     assert_false(is_loaded(path));
 }
 
-/* What else may lie where a driver is expected. Nothing of it is waited for, and a driver put there later is loaded. */
+/* Other kinds of files in place of a driver. The call does not block on them, and a driver put there later is loaded. */
 static void test_not_a_library(void **state) {
     (void)state;
     char path[PATH_BYTES], good[PATH_BYTES];
@@ -169,7 +169,7 @@ static void test_init_fails(void **state) {
     assert_string_equal(error.result_name, "CUDA_ERROR_NO_DEVICE");
     assert_int_equal(error.driver_result, 100);
     assert_null(atomic_load(&driver.table));
-    /* Whatever cuInit says, there is no usable driver; the number alone will do where there is no name. */
+    /* Whatever cuInit returns, there is no usable driver; without a name the number is reported. */
     compile_driver("broken", "-DINIT_RESULT=2 -DNO_NAMES", path);
     assert_unavailable(path, "an unnamed error (2)", "cuInit");
 }
@@ -255,7 +255,7 @@ static void test_calls(void **state) {
     assert_string_equal(error.call, "cuMemCreate");
     assert_int_equal(error.driver_result, CUDA_ERROR_OUT_OF_MEMORY);
     assert_string_equal(error.result_name, ""); /* the table has no cuGetErrorName */
-    /* NOT_FOUND from an entry point that is there is the driver's own answer. */
+    /* NOT_FOUND from an existing entry point is the driver's own answer. */
     assert_int_equal(TMS_DRIVER_CALL(&table, &context, &error, cuMemUnmap, 0, 4096), TMS_DRIVER);
     assert_int_equal(TMS_DRIVER_CALL(&table, &context, NULL, cuMemMap, 0, 0, 0, 0, 0), TMS_DRIVER_UNAVAILABLE);
 }

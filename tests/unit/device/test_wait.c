@@ -1,4 +1,4 @@
-/* Waiting, and asking meanwhile whether to stop. Where a test needs time to have passed it moves the clock of the wait. */
+/* Guards waits and their cancellation callback. A test that needs time to pass moves the clock of the wait. */
 
 #include "support.h"
 
@@ -27,12 +27,12 @@ __attribute__((visibility("default"))) int pthread_create(pthread_t *thread, con
     return next(thread, attributes, start, argument);
 }
 
-/* ---- whom to ask ---- */
+/* ---- the callback ---- */
 
 typedef struct asker {
     int asked;
-    int stop_at; /* the question to answer "stop"; 0: none */
-    int gate;    /* opened at the first question, if not 0 */
+    int stop_at; /* the call that returns "cancel"; 0: none */
+    int gate;    /* opened at the first call, if not 0 */
     pthread_t thread;
 } asker_t;
 
@@ -63,14 +63,14 @@ static void a_deadline_is_now_or_later_or_never(void **state) {
     assert_true(isinf(tms_wait_remaining(NULL)));
 }
 
-/* ---- asking ---- */
+/* ---- calls of the callback ---- */
 
-static void it_is_asked_once_an_interval(void **state) {
+static void the_callback_is_called_once_an_interval(void **state) {
     (void)state;
     asker_t asker = {0};
     tms_wait_t wait;
     tms_wait_begin(&wait, ask, &asker, 0);
-    wait.asked = tms_wait_now() + LONG_SECONDS; /* as if it had just been asked, however slow this machine is */
+    wait.asked = tms_wait_now() + LONG_SECONDS; /* as if it had just been called, however slow this machine is */
     assert_false(tms_wait_interrupted(&wait));
     assert_int_equal(asker.asked, 0);
     for (int i = 1; i <= 3; i++) {
@@ -81,7 +81,7 @@ static void it_is_asked_once_an_interval(void **state) {
     }
 }
 
-static void stop_is_said_once(void **state) {
+static void the_callback_is_not_called_after_it_has_cancelled(void **state) {
     (void)state;
     tms_error_t error;
     asker_t asker = {.stop_at = 1};
@@ -96,7 +96,7 @@ static void stop_is_said_once(void **state) {
     assert_string_equal(error.message, "pause: the call was interrupted; nothing has changed.");
 }
 
-static void nobody_to_ask_is_fine(void **state) {
+static void a_wait_without_a_callback_is_allowed(void **state) {
     (void)state;
     tms_wait_t wait;
     tms_wait_begin(&wait, NULL, NULL, 0);
@@ -107,7 +107,7 @@ static void nobody_to_ask_is_fine(void **state) {
     assert_int_equal(tms_wait_check(NULL, &CONTEXT, NULL), TMS_OK);
 }
 
-static void a_call_that_a_handler_took_into_a_child_stops(void **state) {
+static void a_call_in_a_child_forked_by_a_handler_is_cancelled(void **state) {
     (void)state;
     tms_error_t error;
     asker_t asker = {0};
@@ -128,7 +128,7 @@ static void a_sleep_ends_at_the_deadline(void **state) {
     ASSERT_OK(tms_wait_sleep(&wait, LONG_SECONDS, &CONTEXT, &error), error);
 }
 
-static void a_sleep_ends_when_it_is_to_stop(void **state) {
+static void a_sleep_ends_when_cancelled(void **state) {
     (void)state;
     tms_error_t error;
     asker_t asker = {.stop_at = 2};
@@ -145,7 +145,7 @@ static tms_status_t wait_for_device_0(fixture_t *f, tms_wait_t *wait, tms_error_
     return tms_wait_for_devices(wait, &f->devices, 1, NULL, &f->log, &CONTEXT, error);
 }
 
-static void without_anybody_to_ask_there_is_no_thread(void **state) {
+static void without_a_callback_there_is_no_thread(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_wait_t wait;
@@ -157,7 +157,7 @@ static void without_anybody_to_ask_there_is_no_thread(void **state) {
     assert_int_equal(simulator()->calls("cuCtxSynchronize"), 2);
 }
 
-static void the_device_is_waited_for_while_it_asks(void **state) {
+static void the_device_wait_continues_while_the_callback_runs(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     asker_t asker = {.gate = 1};
@@ -166,7 +166,7 @@ static void the_device_is_waited_for_while_it_asks(void **state) {
     CUstream stream = launch_behind_gate(f, 1, address);
     int before = atomic_load(&threads_started);
     tms_wait_begin(&wait, ask, &asker, 0);
-    ASSERT_OK(wait_for_device_0(f, &wait, &error), error); /* the question opens the gate */
+    ASSERT_OK(wait_for_device_0(f, &wait, &error), error); /* the callback opens the gate */
     assert_int_equal(atomic_load(&threads_started), before + 1);
     assert_true(asker.asked >= 1);
     assert_true(pthread_equal(asker.thread, pthread_self()));
@@ -174,7 +174,7 @@ static void the_device_is_waited_for_while_it_asks(void **state) {
     destroy_stream(f, stream);
 }
 
-static void it_is_left_when_it_is_to_stop(void **state) {
+static void a_cancelled_device_wait_is_left(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     asker_t asker = {.stop_at = 1};
@@ -190,7 +190,7 @@ static void it_is_left_when_it_is_to_stop(void **state) {
     destroy_stream(f, stream);
 }
 
-static void what_goes_wrong_on_the_helper_is_reported(void **state) {
+static void a_failure_on_the_helper_is_reported(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     asker_t asker = {0};
@@ -202,7 +202,7 @@ static void what_goes_wrong_on_the_helper_is_reported(void **state) {
     assert_string_equal(error.operation, "pause");
 }
 
-static void without_a_thread_it_waits_itself(void **state) {
+static void without_a_helper_the_caller_waits(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     asker_t asker = {.stop_at = 1};
@@ -222,17 +222,17 @@ static void without_a_thread_it_waits_itself(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_deadline_is_now_or_later_or_never),
-        cmocka_unit_test(it_is_asked_once_an_interval),
-        cmocka_unit_test(stop_is_said_once),
-        cmocka_unit_test(nobody_to_ask_is_fine),
-        cmocka_unit_test(a_call_that_a_handler_took_into_a_child_stops),
+        cmocka_unit_test(the_callback_is_called_once_an_interval),
+        cmocka_unit_test(the_callback_is_not_called_after_it_has_cancelled),
+        cmocka_unit_test(a_wait_without_a_callback_is_allowed),
+        cmocka_unit_test(a_call_in_a_child_forked_by_a_handler_is_cancelled),
         cmocka_unit_test(a_sleep_ends_at_the_deadline),
-        cmocka_unit_test(a_sleep_ends_when_it_is_to_stop),
-        ONE(without_anybody_to_ask_there_is_no_thread),
-        ONE(the_device_is_waited_for_while_it_asks),
-        ONE(it_is_left_when_it_is_to_stop),
-        ONE(what_goes_wrong_on_the_helper_is_reported),
-        ONE(without_a_thread_it_waits_itself),
+        cmocka_unit_test(a_sleep_ends_when_cancelled),
+        ONE(without_a_callback_there_is_no_thread),
+        ONE(the_device_wait_continues_while_the_callback_runs),
+        ONE(a_cancelled_device_wait_is_left),
+        ONE(a_failure_on_the_helper_is_reported),
+        ONE(without_a_helper_the_caller_waits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

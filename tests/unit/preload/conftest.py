@@ -17,7 +17,7 @@ import pytest
 
 PRELOAD_NAME = "torch_memory_saver_hook_mode_preload.abi3.so"
 SIMULATOR_NAME = "_simulated_cuda.so"
-#: What the runtime is called where programs look for it.
+#: The names under which programs look for the runtime.
 RUNTIME_NAME = "libcudart.so.13"
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -28,13 +28,13 @@ HEADERS = REPOSITORY / "csrc"
 TIMEOUT_SECONDS = 120
 
 COMPILE_FLAGS = ["-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", "-pthread", "-Wall", "-Wextra", "-Werror", f"-I{HEADERS}"]
-#: What the caller adds: the flag of a sanitizer, where the libraries under test have it.
+#: Options of the caller's: the flag of a sanitizer, if the libraries under test have it.
 COMPILE_FLAGS += shlex.split(os.environ.get("CFLAGS", ""))
 
 
 @dataclass(frozen=True)
 class Libraries:
-    """Where the libraries under test are."""
+    """The folder of the libraries under test."""
 
     preload: Path
     simulator: Path
@@ -44,8 +44,8 @@ class Libraries:
 
 class Compile(Protocol):
     def __call__(self, name: str, *flags: str, output: str | None = None, or_skip: str = "") -> Path:
-        """Compiles programs/<name>.c, once a session for each `output`, and returns the path of the result. A failure is the
-        test's, or with `or_skip` a skip for that reason."""
+        """Compiles programs/<name>.c, once a session for each `output`, and returns the path of the result. A failure fails
+        the test, or with `or_skip` skips it for that reason."""
 
 
 class Run(Protocol):
@@ -61,7 +61,7 @@ class Run(Protocol):
 
 
 def package_folders() -> list[Path]:
-    """Where the package may be, the best first: the one that is imported, then the one of the source tree."""
+    """Possible folders of the package, the best first: the one that is imported, then the one of the source tree."""
     folders = [REPOSITORY / "torch_memory_saver"]
     specification = importlib.util.find_spec("torch_memory_saver")
     if specification is not None and specification.origin is not None:
@@ -130,7 +130,7 @@ def stub_runtime(compile_program: Compile) -> Path:
 
 
 def clean_environment(libraries: Libraries) -> dict[str, str]:
-    """The caller's environment without what steers the libraries, and with the simulated GPU as runtime and driver."""
+    """The caller's environment without the variables of the libraries, and with the simulated GPU as runtime and driver."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("TMS_", "LD_", "CUDA_"))}
     variables["LC_ALL"] = "C"
     variables["LD_LIBRARY_PATH"] = str(libraries.runtime_folder)
@@ -142,7 +142,7 @@ def clean_environment(libraries: Libraries) -> dict[str, str]:
 
 @pytest.fixture
 def environment(libraries: Libraries) -> dict[str, str]:
-    """What `run` starts from, for tests that start a process themselves; with the preload library in LD_PRELOAD."""
+    """The initial environment of `run`, for tests that start a process themselves; LD_PRELOAD has the preload library."""
     return {**clean_environment(libraries), "LD_PRELOAD": str(libraries.preload)}
 
 
@@ -175,8 +175,10 @@ def run(libraries: Libraries) -> Run:
 
 @pytest.fixture
 def run_scenario(cuda_program: Callable[[str], Path], run: Run) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs one scenario of a program and asserts that every check in it held. A test that expects lines in the log passes
-    `silent=False` and looks at them."""
+    """Runs one scenario of a program and asserts that every check in it succeeded.
+
+    A test that expects lines in the log passes `silent=False` and checks them.
+    """
 
     def run_one(
         program: str, scenario: str, *, silent: bool = True, env: dict[str, str] | None = None

@@ -1,4 +1,4 @@
-"""Stream captures that the interposers see."""
+"""Guards stream captures that the interposers see."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_pause_during_a_capture_fails_and_changes_nothing(run_scenario: Scenario
         "reset_device",
     ],
 )
-def test_scenario_without_a_word_in_the_log(run_scenario: Scenario, scenario: str) -> None:
+def test_scenario_without_log_output(run_scenario: Scenario, scenario: str) -> None:
     run_scenario("capture", scenario)
 
 

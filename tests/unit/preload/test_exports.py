@@ -1,4 +1,5 @@
-"""What is in the library file: exported names, what it is linked with, and the text that users' programs look for."""
+"""Guards the contents of the library file: exported names, libraries that it is linked with, and the text that users'
+programs search for."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import pytest
 
 EXPORT_MAP = Path(__file__).resolve().parents[3] / "csrc" / "preload" / "exports.map"
 
-#: The C functions of COMPATIBILITY: programs reach them by name, through ctypes.
+#: The C functions of COMPATIBILITY: programs look them up by name, through ctypes.
 FOR_EXISTING_PROGRAMS = {
     "tms_set_interesting_region",
     "tms_get_interesting_region",

@@ -1,4 +1,4 @@
-"""Processes that inherit LD_PRELOAD and have nothing to do with CUDA: they must not notice."""
+"""Guards that processes without CUDA that inherit LD_PRELOAD are not affected."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 Compile = Callable[..., Path]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
-#: Everything that could make the library do something where it may.
+#: Every variable that could make the library act.
 EVERYTHING_ON = {
     "TMS_INIT_ENABLE": "1",
     "TMS_INIT_ENABLE_CPU_BACKUP": "1",

@@ -1,4 +1,4 @@
-"""cudaMalloc and cudaFree through the interposers, and the C functions kept for existing programs."""
+"""Guards cudaMalloc and cudaFree through the interposers, and the C functions kept for existing programs."""
 
 from __future__ import annotations
 
@@ -42,26 +42,26 @@ def test_an_allocation_outside_of_regions_is_the_runtimes(run_scenario: Scenario
         "no_peer_access",
     ],
 )
-def test_scenario_without_a_word_in_the_log(run_scenario: Scenario, scenario: str) -> None:
+def test_scenario_without_log_output(run_scenario: Scenario, scenario: str) -> None:
     silent = scenario != "pause_and_resume"
     program = "backups" if scenario.endswith("_backup") else "memory"
     done = run_scenario(program, scenario, silent=silent)
     if not silent:
         # A tag that was never used is a no-op with a warning.
         assert len(done.stderr.splitlines()) == 1
-        assert "a tag that nobody used" in warnings_in(done.stderr)[0]
+        assert "an unused tag" in warnings_in(done.stderr)[0]
 
 
 def test_free_in_every_state_of_every_kind_of_pointer(run_scenario: Scenario) -> None:
     done = run_scenario("memory", "free_in_every_state", silent=False)
-    # Only the interior pointers are worth a line; for foreign ones the runtime answers.
+    # Only interior pointers are logged; the runtime answers for foreign ones.
     assert len(done.stderr.splitlines()) == 2
     assert all("lies inside an allocation" in line for line in warnings_in(done.stderr))
 
 
 def test_out_of_memory_is_an_error_code_and_the_program_goes_on(run_scenario: Scenario) -> None:
     done = run_scenario("memory", "out_of_memory", silent=False)
-    # The failed resume; allocations that find no memory are nothing unusual.
+    # The failed resume; an allocation that finds no memory is not unusual.
     assert len(done.stderr.splitlines()) == 1
     assert " error: resume: " in done.stderr and "CUDA_ERROR_OUT_OF_MEMORY" in done.stderr
 
@@ -82,7 +82,7 @@ def test_a_failure_to_give_access_is_a_warning(run_scenario: Scenario) -> None:
     assert "cuMemSetAccess failed with CUDA_ERROR_NOT_SUPPORTED" in warnings_in(done.stderr)[0]
 
 
-def test_without_a_device_the_program_sees_what_the_runtime_says(run_scenario: Scenario) -> None:
+def test_without_a_device_the_program_gets_the_runtimes_error(run_scenario: Scenario) -> None:
     run_scenario("memory", "no_device", env={"TMS_SIMULATED_DEVICES": "0"})
 
 

@@ -1,4 +1,4 @@
-"""Fork, exec, threads and the end of processes; other preloaded libraries; runtimes that are not in the global scope."""
+"""Guards fork, exec, threads and the end of processes; other preloaded libraries; runtimes outside the global scope."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Scenario = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.mark.parametrize("scenario", ["fork_before_use", "fork_and_exec", "threads", "free_after_deinitialisation"])
-def test_scenario_without_a_word_in_the_log(run_scenario: Scenario, scenario: str) -> None:
+def test_scenario_without_log_output(run_scenario: Scenario, scenario: str) -> None:
     run_scenario("process", scenario)
 
 
 def test_a_forked_child_frees_its_parents_memory_without_harm(run_scenario: Scenario) -> None:
     done = run_scenario("process", "fork_after_use", silent=False)
-    # The child's pause, which says why.
+    # The child's pause, whose error has the reason.
     assert len(done.stderr.splitlines()) == 1
     assert " error: pause: " in done.stderr and "fork" in done.stderr
 
@@ -65,7 +65,7 @@ def test_runtime_with_a_hashed_name(compile_program: Compile, run: Run, librarie
 def test_runtime_that_is_preloaded_after_us(
     compile_program: Compile, run: Run, libraries: Any, stub_runtime: Path, enable: str, expected: str
 ) -> None:
-    """The program is linked with a runtime too, which is not the one that is to answer."""
+    """The program is linked with a runtime, too, which must not be the one that answers."""
     done = run(
         [compile_program("first_call", str(stub_runtime))],
         preload=[libraries.preload, libraries.simulator],
@@ -84,7 +84,7 @@ def test_library_that_is_taken_for_the_runtime_does_not_call_itself(
 
 
 def test_two_copies_of_the_library(cuda_program: Callable[[str], Path], run: Run, libraries: Any, tmp_path: Path) -> None:
-    """Two packages that each preload their own copy: the first one manages, the second one hands on."""
+    """Two packages that each preload their own copy: the first one manages, the second one forwards."""
     copy = tmp_path / libraries.preload.name
     copy.write_bytes(libraries.preload.read_bytes())
     for scenario in ("toggled_region", "free_in_every_state"):

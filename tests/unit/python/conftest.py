@@ -68,7 +68,7 @@ def command() -> Program:
 
 @pytest.fixture(params=[True, False], ids=["torch-2.11", "torch-2.8"])
 def fake_torch(request: pytest.FixtureRequest, simulator: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTorch]:
-    """torch as the package sees it. Nothing may have crashed it, and nothing may be routed, when the test ends."""
+    """torch as the package sees it. At the end of a test nothing may have crashed it, and nothing may be routed."""
     fake = FakeTorch(last_routed_wins=request.param)
     monkeypatch.setattr(layer, "_torch_cuda", fake)
     monkeypatch.setattr(_core, "device_count", lambda: fake.devices)
@@ -81,7 +81,7 @@ def fake_torch(request: pytest.FixtureRequest, simulator: Any, monkeypatch: pyte
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> PoolStore:
-    """A pool store that no other test has used, in place of the process's."""
+    """An unused pool store, in place of the process's."""
     store = PoolStore()
     monkeypatch.setattr(implementation, "pool_store", store)
     monkeypatch.setattr(implementation, "graph_pools", GraphPools(store))

@@ -1,4 +1,4 @@
-"""The exceptions: how the core makes them, what they are, and that they survive a pickle."""
+"""Guards the exceptions: how the core makes them, their classes, and that they survive a pickle."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""How programs end: silently and with their own status, whatever state their memory is in; by signals in the middle of a
-pause; and in processes forked from them. Without PyTorch, on the simulated GPU; with it: tests/torch/test_exit.py.
+"""Guards the end of programs: silent and with their own status, whatever state their memory is in; by signals in the middle
+of a pause; and in processes forked from them.
+
+Without PyTorch, on the simulated GPU; with it: tests/torch/test_exit.py.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ STATES = [
     "damaged",
     "pause_on_another_thread",
 ]
-#: The status of each, and what stderr begins with.
+#: The status of each, and the beginning of its stderr.
 ENDINGS = {
     "fall_off": (0, ""),
     "exit_0": (0, ""),
@@ -83,7 +85,7 @@ def files(tmp_path: Path) -> list[str]:
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("state", STATES)
 def test_a_program_ends_silently_and_with_its_own_status(start: Start, tmp_path: Path, state: str, ending: str) -> None:
-    # That the driver refuses to take memory back is said, at the time; only the end has to be silent.
+    # The driver's failure to release memory is reported when it happens; only the end has to be silent.
     quiet = {"TMS_LOG_LEVEL": "silent"} if state == "damaged" else {}
     status, stdout, stderr = ended(start("exit_state.py", state, ending, **quiet))
     expected_status, beginning = ENDINGS[ending]
@@ -105,7 +107,7 @@ def test_a_program_ends_although_a_kernel_does_not(start: Start, tmp_path: Path)
     assert files(tmp_path) == []
 
 
-def test_what_an_abrupt_end_left_is_removed_by_the_next_process(start: Start, tmp_path: Path) -> None:
+def test_the_next_process_removes_files_left_by_an_abrupt_end(start: Start, tmp_path: Path) -> None:
     assert ended(start("exit_state.py", "paused", "_exit")) == (4, "", "")
     assert [name.endswith(".backup") for name in files(tmp_path)].count(True) == 1
     assert ended(start("exit_state.py", "paused", "fall_off")) == (0, "", "")
@@ -151,7 +153,7 @@ def test_sigterm_whose_handler_exits_during_a_pause(start: Start, tmp_path: Path
 def test_an_interrupted_pause_leaves_everything_usable(
     start: Start, tmp_path: Path, number: signal.Signals, name: str
 ) -> None:
-    """The program catches what the handler raised, looks at the states, pauses and resumes again and compares the bytes."""
+    """The program catches the handler's exception, checks the states, pauses and resumes again and compares the bytes."""
     process = start("held_pause.py", "print")
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
@@ -170,7 +172,7 @@ def test_ctrl_c_during_a_pause_ends_the_program_as_python_does(start: Start, tmp
     assert (status, stdout) == (-signal.SIGINT, "")
     assert stderr.splitlines()[-1] == "KeyboardInterrupt"
     assert "torch_memory_saver[" not in stderr
-    assert len([name for name in files(tmp_path) if name.endswith(".backup")]) <= 1  # none of the pause that did not happen
+    assert len([name for name in files(tmp_path) if name.endswith(".backup")]) <= 1  # none of the undone pause
     assert ended(start("exit_state.py", "paused", "fall_off")) == (0, "", "")
     assert files(tmp_path) == []
 
@@ -180,7 +182,7 @@ def test_ctrl_c_during_a_pause_ends_the_program_as_python_does(start: Start, tmp
 
 @pytest.mark.parametrize("way", ["fork", "exit", "multiprocessing"])
 @pytest.mark.parametrize("state", ["active", "paused", "held"])
-def test_a_forked_child_leaves_what_is_its_parent_s(start: Start, tmp_path: Path, state: str, way: str) -> None:
+def test_a_forked_child_leaves_its_parents_resources(start: Start, tmp_path: Path, state: str, way: str) -> None:
     assert ended(start("fork_state.py", state, way)) == (0, "ok\n", "")
     assert files(tmp_path) == []
 

@@ -1,4 +1,4 @@
-"""What the random operations of tests/model have found, each in the few steps that show it."""
+"""Guards bugs that the random operations of tests/model have found, each in the few steps that reveal it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ assert (state(first), state(second)) == (_core.STATE_ACTIVE, _core.STATE_ACTIVE)
     )
 
 
-def test_resume_that_waits_does_not_pass_over_what_it_has_damaged(program: Program) -> None:
+def test_resume_that_waits_does_not_skip_what_it_has_damaged(program: Program) -> None:
     """The first attempt lacks memory and cannot be undone: a second would find nothing that is paused, and succeed."""
     program(
         PRELUDE
@@ -78,7 +78,7 @@ assert saver.resume().allocations == 1
 
 
 def test_resume_fails_where_something_stays_damaged(program: Program) -> None:
-    """It resumes the rest; who called it must not take all of it for resident."""
+    """It resumes the rest; its caller must not take all of it for resident."""
     program(
         PRELUDE
         + """
@@ -104,7 +104,7 @@ assert saver.resume().allocations == 2
 
 
 def test_contexts_of_two_devices_that_could_not_be_left(program: Program) -> None:
-    """However many calls were refused, and on whichever device: the thread's context is what it was, afterwards."""
+    """However many calls failed, and on whichever device: the thread's context is restored afterwards."""
     program(
         PRELUDE
         + """

@@ -1,5 +1,5 @@
-"""Signals during pause and resume, and resume(timeout=, exclusive=): each in a fresh process, whose main thread the signals
-are for."""
+"""Guards signals during pause and resume, and resume(timeout=, exclusive=): each in a fresh process, whose main thread gets
+the signals."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _numbers = itertools.count()
 
 
 def shared_name() -> str:
-    """For processes that share one simulated machine; no two tests have the same."""
+    """For processes that share one simulated machine; each test has a different one."""
     return f"tms-test-{os.getpid()}-{next(_numbers)}"
 
 
@@ -117,7 +117,7 @@ print(ctypes.string_at(address, MIB) == bytes([7]) * MIB)
 
 
 def test_ctrl_c_during_another_thread_s_pause_is_the_main_thread_s(plain: Program) -> None:
-    """The call of another thread goes on; its waiting main thread is interrupted as ever."""
+    """The call of another thread continues; its waiting main thread is interrupted as usual."""
     output = plain("""
 address = allocate(2 * MIB)
 hold(address)
@@ -230,7 +230,7 @@ print(ctypes.string_at(address, 300 * MIB) == bytes([7]) * (300 * MIB))
     assert output.splitlines() == ["1", "True"]
 
 
-def test_when_time_is_up_the_message_says_what_is_missing(plain: Program) -> None:
+def test_the_timeout_message_names_what_is_missing(plain: Program) -> None:
     output = plain("""
 allocate(300 * MIB)
 torch_memory_saver.pause()
@@ -246,7 +246,7 @@ for timeout in (None, 0.01):
     assert output.splitlines() == [f"In all {sizes}, {missing}.", f"In all {sizes}, {missing} after 0.0 seconds."]
 
 
-#: The other process: it takes 400 of the 512 MiB that both share, says so, and gives them back when it is told to.
+#: The other process: it takes 400 of the 512 MiB that both share, reports it, and releases them on request.
 OTHER = """
 address = allocate(400 * MIB, backup=_core.BACKUP_NONE)
 print("taken", flush=True)
@@ -377,7 +377,7 @@ def test_timeouts(timeout: float | None, seconds: float) -> None:
 
 
 def test_optional_arguments_are_handed_on_only_when_given() -> None:
-    """Users put in implementations of their own, which know only of the first."""
+    """Users install implementations of their own, which know only the first one."""
     calls: list[dict[str, Any]] = []
 
     class Theirs:

@@ -1,4 +1,4 @@
-"""resume(wait=False) on the simulated GPU: what the object it returns says, its end, and signals while it is waited for."""
+"""Guards resume(wait=False) on the simulated GPU: the returned object, its end, and signals during the wait for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch_memory_saver.report import ResumeReport
 
 MIB = 1 << 20
 SIZE = 8 * MIB
-#: Until a clock rings that is set again until what is tested has begun.
+#: Seconds until a timer fires, which is restarted until the tested call has begun.
 SOON_S = 0.01
 PATTERN = bytes(range(256)) * (SIZE // 256)
 
@@ -62,7 +62,7 @@ def test_wait_returns_the_report_as_often_as_one_likes(simulator: Any, address: 
     assert simulator.read(address, SIZE) == PATTERN
 
 
-def test_it_may_be_dropped_and_goes_on(simulator: Any, address: int) -> None:
+def test_a_dropped_pending_resume_continues(simulator: Any, address: int) -> None:
     simulator.set_bandwidth(64 * MIB)
     begin()
     gc.collect()
@@ -103,7 +103,7 @@ def test_a_stream_waits_for_memory_without_contents(simulator: Any, cache: list[
     assert pending.wait().allocations == len(cache)
 
 
-def test_too_little_memory_is_undone_although_a_stream_is_to_wait(simulator: Any, cache: list[int], context: None) -> None:
+def test_out_of_memory_is_undone_although_a_stream_is_to_wait(simulator: Any, cache: list[int], context: None) -> None:
     taken = _core.device_memory(0).free - SIZE * (len(cache) - 1)
     assert simulator.library.tms_sim_take_memory(0, ctypes.c_int64(taken)) == 0
     pending = PendingResume(_core.resume_begin(("cache",), None))
@@ -125,7 +125,7 @@ def test_a_thread_without_a_context_has_a_default_stream(simulator: Any, address
     assert simulator.read(address, SIZE) == PATTERN
 
 
-def test_wait_raises_what_went_wrong(simulator: Any, address: int) -> None:
+def test_wait_raises_the_failure(simulator: Any, address: int) -> None:
     simulator.fail_after("cuMemCreate", 0, 1, 2)
     pending = begin()
     for _ in range(2):
@@ -153,13 +153,13 @@ def test_a_signal_ends_the_wait_and_not_the_resume(simulator: Any, address: int)
         pass
 
     def ring(_: int, frame: FrameType | None) -> None:
-        """Raises once the wait has begun; before that the clock is set again."""
+        """Raises once the wait has begun; before that the timer is restarted."""
         if frame is not None and frame.f_code is PendingResume.wait.__code__:
             raise Alarm
         signal.setitimer(signal.ITIMER_REAL, SOON_S)
 
     before = signal.signal(signal.SIGALRM, ring)
-    simulator.set_bandwidth(4 * MIB)  # two seconds, if nothing makes it faster
+    simulator.set_bandwidth(4 * MIB)  # two seconds, unless it is sped up
     pending = begin()
     signal.setitimer(signal.ITIMER_REAL, SOON_S)
     try:

@@ -1,5 +1,5 @@
-/* The simulated GPU's stream captures: what becomes part of a graph, what is forbidden meanwhile, and what an invalidated
- * capture ends with. */
+/* Guards the simulated GPU's stream captures: what becomes part of a graph, which calls are forbidden meanwhile, and the
+ * result of an invalidated capture. */
 #include <pthread.h>
 
 #include "simulated_cuda.h"
@@ -16,14 +16,14 @@ static CUstreamCaptureStatus status_of(CUstream stream) {
     return status;
 }
 
-/* A capture of this mode on a non-blocking stream of its own. */
+/* A capture in this mode on a non-blocking stream of its own. */
 static CUstream begin(CUstreamCaptureMode mode) {
     CUstream stream = make_stream(CU_STREAM_NON_BLOCKING);
     ASSERT_CUDA(CALL(cuStreamBeginCapture_v2, stream, mode));
     return stream;
 }
 
-/* Ends it with this result, and with a graph only if that is success. */
+/* Ends it with this result, and with a graph only on success. */
 static void end(CUstream stream, CUresult expected) {
     CUgraph graph = NULL;
     assert_int_equal(status_of(stream), expected == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
@@ -171,7 +171,7 @@ typedef struct other_thread {
     CUcontext context;
     CUstreamCaptureMode mode;
     CUresult result;
-    CUstream ended; /* a capture that it tries to end, instead */
+    CUstream ended; /* a capture that it tries to end instead */
 } other_thread_t;
 
 static void *allocate_there(void *argument) {
@@ -220,7 +220,7 @@ static void modes_say_which_threads_are_watched(void **state) {
     }
     CUstream stream = begin(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
     ASSERT_RESULT(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, in_another_thread(CU_STREAM_CAPTURE_MODE_GLOBAL, stream));
-    assert_int_equal(status_of(stream), CU_STREAM_CAPTURE_STATUS_NONE); /* it has ended all the same */
+    assert_int_equal(status_of(stream), CU_STREAM_CAPTURE_STATUS_NONE); /* it has ended nevertheless */
     ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
 }
 
@@ -232,7 +232,7 @@ static void the_legacy_stream_sees_blocking_captures(void **state) {
     assert_int_equal(status_of(NULL), CU_STREAM_CAPTURE_STATUS_NONE);
     ASSERT_CUDA(CALL(cuStreamBeginCapture_v2, stream, CU_STREAM_CAPTURE_MODE_RELAXED));
     ASSERT_RESULT(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, CALL(cuStreamIsCapturing, NULL, &status));
-    assert_int_equal(status_of(stream), CU_STREAM_CAPTURE_STATUS_ACTIVE); /* asking does no harm */
+    assert_int_equal(status_of(stream), CU_STREAM_CAPTURE_STATUS_ACTIVE); /* a query has no effect */
     ASSERT_RESULT(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, CALL(cuMemsetD8Async, block.address, 0, 1, NULL));
     end(stream, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
 
@@ -289,7 +289,7 @@ static void a_destroyed_stream_takes_its_capture_along(void **state) {
     CUdeviceptr address = 0;
     (void)state;
     ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
-    ASSERT_CUDA(CALL(cuMemAlloc_v2, &address, 1)); /* no capture is under way any more */
+    ASSERT_CUDA(CALL(cuMemAlloc_v2, &address, 1)); /* no capture is in flight any more */
     ASSERT_CUDA(CALL(cuMemFree_v2, address));
 }
 

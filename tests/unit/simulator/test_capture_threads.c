@@ -1,12 +1,12 @@
-/* The simulated GPU: what a thread's calls do to a capture that another thread has under way, as tests/conformance has it of
- * a real one. */
+/* Guards the simulated GPU's captures against calls of another thread: each call has the effect that tests/conformance
+ * recorded on a real GPU. */
 #include <pthread.h>
 
 #include "simulated_cuda.h"
 
 enum { COPIED_BYTES = 4096 };
 
-/* What the calls use; `other` is a stream that is not captured. */
+/* Objects that the calls use; `other` is a stream that is not captured. */
 static struct {
     CUcontext context;
     CUstream other;
@@ -43,7 +43,7 @@ static CUresult map_and_unmap(void) {
     return CUDA_SUCCESS;
 }
 
-/* Which captures of other threads a call is fatal to. */
+/* The captures of other threads that a call invalidates. */
 typedef enum fatal {
     TO_NONE,
     TO_GLOBAL, /* unless the calling thread's mode is relaxed */
@@ -98,7 +98,7 @@ static void check(CUresult (*call)(void), CUstreamCaptureMode capture, CUstreamC
     ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
 }
 
-static void calls_of_another_thread_do_what_a_real_gpu_was_seen_to_do(void **state) {
+static void calls_of_another_thread_match_the_recorded_gpu(void **state) {
     static const CUstreamCaptureMode captures[] = {CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
                                                    CU_STREAM_CAPTURE_MODE_RELAXED};
     block_t block = make_block(0, GRANULE);
@@ -148,7 +148,7 @@ static void a_primary_context_that_was_reset_has_another_identifier(void **state
 int main(void) {
 #define ONE(test) cmocka_unit_test_setup_teardown(test, setup_one_gpu, teardown_gpus)
     const struct CMUnitTest tests[] = {
-        ONE(calls_of_another_thread_do_what_a_real_gpu_was_seen_to_do),
+        ONE(calls_of_another_thread_match_the_recorded_gpu),
         ONE(a_primary_context_that_was_reset_has_another_identifier),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

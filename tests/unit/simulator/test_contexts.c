@@ -1,4 +1,4 @@
-/* The simulated GPU's contexts of cuCtxCreate, beside the primary ones. */
+/* Guards the simulated GPU's contexts of cuCtxCreate, next to the primary ones. */
 #include <pthread.h>
 
 #include "simulated_cuda.h"
@@ -141,7 +141,7 @@ static void memory_goes_with_the_context_in_which_it_was_made(void **state) {
     drop_block(&block);
 }
 
-/* A context that another thread destroys stays current where it is, and is of no use. */
+/* A context that another thread destroys stays current, and is unusable. */
 static void *destroy(void *context) { return (void *)(uintptr_t)CALL(cuCtxDestroy_v2, (CUcontext)context); }
 
 static void a_destroyed_context_stays_current_on_other_threads(void **state) {

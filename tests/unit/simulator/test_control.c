@@ -1,4 +1,5 @@
-/* How the simulated GPU is steered and watched: injected failures, counts, the trace, forks; and the runtime's functions. */
+/* Guards the control functions of the simulated GPU: injected failures, counts, the trace, forks; and the runtime's
+ * functions. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -14,7 +15,7 @@ static void failures_are_injected_and_counted_down(void **state) {
     (void)state;
     assert_int_equal(CALL(fail_after, "cuMemCreate", 1, 2, CUDA_ERROR_OUT_OF_MEMORY), 0);
     ASSERT_CUDA(CALL(cuMemCreate, &handle, GRANULE, &properties, 0));
-    ASSERT_CUDA(CALL(cuMemRelease, handle)); /* another function is not meant */
+    ASSERT_CUDA(CALL(cuMemRelease, handle)); /* another function is not affected */
     ASSERT_RESULT(CUDA_ERROR_OUT_OF_MEMORY, CALL(cuMemCreate, &handle, GRANULE, &properties, 0));
     ASSERT_RESULT(CUDA_ERROR_OUT_OF_MEMORY, CALL(cuMemCreate, &handle, GRANULE, &properties, 0));
     assert_int_equal(usage_of(0).physical_bytes, 0); /* without effect */
@@ -49,7 +50,7 @@ static void any_driver_call_can_fail(void **state) {
     (void)state;
     CALL(fail_after, "*", 1, 1, CUDA_ERROR_LAUNCH_FAILED);
     ASSERT_CUDA(CALL(cuCtxSynchronize));
-    ASSERT_CUDA(CALL(cuGetErrorName, CUDA_ERROR_UNKNOWN, &name)); /* touches no device */
+    ASSERT_CUDA(CALL(cuGetErrorName, CUDA_ERROR_UNKNOWN, &name)); /* uses no device */
     ASSERT_CUDA(CALL(cudaMalloc, &memory, 1));                    /* the runtime's own calls are not driver calls */
     ASSERT_RESULT(CUDA_ERROR_LAUNCH_FAILED, CALL(cuCtxSynchronize));
     ASSERT_CUDA(CALL(cuCtxSynchronize));
@@ -138,10 +139,10 @@ static void the_runtime_starts_by_itself(void **state) {
     ASSERT_CUDA(CALL(cudaGetDevice, &device));
     assert_int_equal(device, 0);
     ASSERT_CUDA(CALL(cuDevicePrimaryCtxGetState, 0, &flags, &active));
-    assert_int_equal(active, 0); /* asking makes nothing */
+    assert_int_equal(active, 0); /* a query creates nothing */
     CALL(clear_counts);
     ASSERT_CUDA(CALL(cudaMalloc, &memory, 100));
-    assert_int_equal(CALL(calls, "*"), 1); /* what it does inside is not the program's */
+    assert_int_equal(CALL(calls, "*"), 1); /* its inner calls are not the program's */
     ASSERT_CUDA(CALL(cuDevicePrimaryCtxGetState, 0, &flags, &active));
     assert_int_equal(active, 1);
     ASSERT_CUDA(CALL(cudaSetDevice, 1));

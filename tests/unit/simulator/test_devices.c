@@ -1,7 +1,7 @@
-/* The simulated GPU's devices among each other: work in flight on several, lost ones, access for peers, and threads. */
+/* Guards several devices of the simulated GPU: work in flight on several, lost ones, access for peers, and threads. */
 #include "support/streams_fixture.h"
 
-/* One of the four ways to give page-locked memory back, on a thread of its own with some context. */
+/* One of the four ways to unpin memory, on a thread of its own with some context. */
 typedef struct giver {
     waiter_t waiter;
     CUresult (*give)(void *address);
@@ -14,8 +14,8 @@ static void *give_back(void *argument) {
     return NULL;
 }
 
-/* Whatever the work is about, and whichever device is current: what counts is where the memory was page-locked. */
-static void giving_page_locked_memory_back_waits_for_its_device(void **state) {
+/* Whatever the work is, and whichever device is current: the device in whose context the memory was pinned counts. */
+static void unpinning_waits_for_its_device(void **state) {
     enum { WAYS = 4 };
     static _Alignas(4096) uint8_t pages[2][4096];
     block_t block = make_block(0, GRANULE);
@@ -46,7 +46,7 @@ static void giving_page_locked_memory_back_waits_for_its_device(void **state) {
         CALL(open_gate, GATE + i);
         assert_int_equal(pthread_join(giver.waiter.thread, NULL), 0);
         ASSERT_CUDA(giver.waiter.result);
-        ASSERT_CUDA(CALL(cuStreamQuery, stream)); /* all of it was done by then */
+        ASSERT_CUDA(CALL(cuStreamQuery, stream)); /* all of it was completed by then */
         assert_int_equal(usage_of(0).host_bytes, 0);
     }
     ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
@@ -95,7 +95,7 @@ static void peers_need_access(void **state) {
     ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuMemcpyHtoDAsync_v2, block.address, host, 16, stream));
     ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuMemcpyDtoD_v2, block.address, local, 16));
     ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuMemcpyDtoD_v2, local, block.address, 16));
-    ASSERT_CUDA(CALL(cudaMemcpyPeer, (void *)local, 1, (void *)block.address, 0, 16)); /* each device does its end */
+    ASSERT_CUDA(CALL(cudaMemcpyPeer, (void *)local, 1, (void *)block.address, 0, 16)); /* each device does its part */
     ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cudaMemcpyPeer, (void *)local, 0, (void *)block.address, 1, 16));
     /* Copies within device memory do not wait for their end, and the next one is another device's. */
     ASSERT_CUDA(CALL(cuCtxSynchronize));
@@ -130,7 +130,7 @@ static void a_kernel_without_access_faults(void **state) {
     ASSERT_CUDA(CALL(launch_add, NULL, block.address, 1, 1, 0));
     ASSERT_RESULT(CUDA_ERROR_ILLEGAL_ADDRESS, CALL(cuCtxSynchronize));
     ASSERT_CUDA(CALL(cuCtxPopCurrent_v2, NULL));
-    ASSERT_CUDA(CALL(cuCtxSynchronize)); /* the owner is well */
+    ASSERT_CUDA(CALL(cuCtxSynchronize)); /* the owner is not affected */
     assert_bytes(block.address, 1, TMS_SIM_POISON);
     drop_block(&block);
 }
@@ -157,7 +157,7 @@ static void enabled_peers_touch_allocations(void **state) {
     drop_block(&block);
 }
 
-/* Threads that make, use and unmake memory at once: what the sanitizers look at. */
+/* Threads that create, use and destroy memory concurrently: what the sanitizers check. */
 static void *cycle(void *argument) {
     enum { CYCLES = 20 };
     waiter_t *waiter = argument;
@@ -198,12 +198,9 @@ int main(void) {
 #define ONE(test) cmocka_unit_test_setup_teardown(test, setup_one_gpu, teardown_gpus)
 #define TWO(test) cmocka_unit_test_setup_teardown(test, setup_two_gpus, teardown_gpus)
     const struct CMUnitTest tests[] = {
-        TWO(giving_page_locked_memory_back_waits_for_its_device),
-        TWO(a_lost_device_fails_alone),
-        ONE(losing_a_device_ends_the_wait),
-        TWO(peers_need_access),
-        TWO(a_kernel_without_access_faults),
-        TWO(enabled_peers_touch_allocations),
+        TWO(unpinning_waits_for_its_device),     TWO(a_lost_device_fails_alone),
+        ONE(losing_a_device_ends_the_wait),      TWO(peers_need_access),
+        TWO(a_kernel_without_access_faults),     TWO(enabled_peers_touch_allocations),
         ONE(threads_do_not_disturb_one_another),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

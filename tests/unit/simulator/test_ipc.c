@@ -1,4 +1,5 @@
-/* The simulated GPU's handles for other processes: memory and events, with this program started again as the other one. */
+/* Guards the simulated GPU's handles for other processes: memory and events, with this program started again as the other
+ * one. */
 #include <dirent.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -43,7 +44,7 @@ static int count_files(void) {
     return count;
 }
 
-/* The other process: finds the bytes, writes its own, and uses the memory as any other. */
+/* The other process: finds the bytes, writes its own, and uses the memory like any other. */
 static int open_memory(void) {
     CUipcMemHandle handle;
     void *memory = NULL, *again = NULL;
@@ -64,7 +65,7 @@ static int open_memory(void) {
     CHECK(CALL(cudaPointerGetAttributes, &attributes, memory) == CUDA_SUCCESS && attributes.type == 2);
     CHECK(CALL(cudaIpcGetMemHandle, &handle, memory) == CUDA_ERROR_INVALID_VALUE); /* not its own */
     CHECK(CALL(cudaFree, memory) == CUDA_ERROR_INVALID_VALUE);
-    CHECK(CALL(cudaMemset, memory, 1, ALLOCATED + 1) == CUDA_ERROR_INVALID_VALUE); /* no more than the owner asked for */
+    CHECK(CALL(cudaMemset, memory, 1, ALLOCATED + 1) == CUDA_ERROR_INVALID_VALUE); /* no more than the owner requested */
     CHECK(CALL(cudaIpcCloseMemHandle, memory) == CUDA_SUCCESS);
     CHECK(*(uint8_t *)memory == 11); /* it was opened twice */
     CHECK(CALL(cudaIpcCloseMemHandle, memory) == CUDA_SUCCESS);
@@ -83,7 +84,7 @@ static void another_process_opens_memory(void **state) {
     uint8_t *before = NULL, *memory = NULL;
     CUipcMemHandle handle;
     (void)state;
-    ASSERT_CUDA(CALL(cudaMalloc, (void **)&before, GRANULE)); /* so that the other does not start at 0 of the file */
+    ASSERT_CUDA(CALL(cudaMalloc, (void **)&before, GRANULE)); /* so that the other does not start at offset 0 of the file */
     ASSERT_CUDA(CALL(cudaMalloc, (void **)&memory, ALLOCATED));
     ASSERT_CUDA(CALL(cudaMemset, memory, 11, ALLOCATED));
     ASSERT_CUDA(CALL(cudaDeviceSynchronize));
@@ -114,7 +115,7 @@ static void only_allocations_can_be_opened_elsewhere(void **state) {
     drop_block(&block);
 }
 
-/* The other process: the owner's record is not reached until it has said that it saw that. */
+/* The other process: the owner's record is not reached until this process has reported that it saw that. */
 static int open_event(void) {
     CUipcEventHandle handle;
     CUipcMemHandle memory_handle;
@@ -184,7 +185,7 @@ static void another_process_waits_for_an_event(void **state) {
     snprintf(pipe_variable, sizeof pipe_variable, "PIPE=%d", ends[1]);
     assert_int_equal(pthread_create(&thread, NULL, open_gate_when_told, &ends[0]), 0);
     int status = run_again("open_event", variables, output, sizeof output);
-    close(ends[1]); /* a child that failed early has not told the thread */
+    close(ends[1]); /* a child that failed early has not reported to the thread */
     assert_int_equal(pthread_join(thread, NULL), 0);
     close(ends[0]);
     assert_string_equal(output, "");

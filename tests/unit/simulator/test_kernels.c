@@ -1,8 +1,8 @@
-/* The simulated GPU's kernels: what each computes. PyTorch's names and argument structures are made by hand; the names
- * were recorded from PyTorch 2.11, and two from other versions, which write them differently. */
+/* Guards the results of the simulated GPU's kernels. PyTorch's names and argument structures are made by hand; the names
+ * were recorded from PyTorch 2.11, and two from other versions, which mangle them differently. */
 #include "support/kernels_fixture.h"
 
-/* As PyTorch's templates lay them out. */
+/* The layout of PyTorch's templates. */
 typedef struct divider {
     uint32_t divisor, magic, shift;
 } divider_t;
@@ -182,7 +182,7 @@ static void sums_each_row(void **state) {
     drop_block(&block);
 }
 
-static void tells_whether_all_are_true(void **state) {
+static void reports_whether_all_are_true(void **state) {
     block_t block = make_block(0, GRANULE);
     REDUCTION(bool) reduction;
     void *arguments[] = {&reduction};
@@ -212,7 +212,7 @@ static void tells_whether_all_are_true(void **state) {
     drop_block(&block);
 }
 
-/* More elements than are computed at a time, and a sum that only double holds until it is rounded. */
+/* More elements than are computed in one step, and a sum that only double holds until it is rounded. */
 static void adds_a_number_to_each_element(void **state) {
     block_t block = make_block(0, GRANULE);
     int count = ELEMENTS;
@@ -227,7 +227,7 @@ static void adds_a_number_to_each_element(void **state) {
     drop_block(&block);
 }
 
-/* The same sums over dense memory and, where an operand is not aligned, number by number. */
+/* The same sums over dense memory and, if an operand is not aligned, element by element. */
 static void dense_and_general_arithmetic_agree(void **state) {
     block_t block = make_block(0, GRANULE);
     uint8_t *bytes = bytes_of(&block);
@@ -262,7 +262,7 @@ int main(void) {
         KERNEL_TEST(converts_to_the_types_in_its_arguments),
         KERNEL_TEST(copies_with_strides),
         KERNEL_TEST(sums_each_row),
-        KERNEL_TEST(tells_whether_all_are_true),
+        KERNEL_TEST(reports_whether_all_are_true),
     };
     return cmocka_run_group_tests_name("simulated kernels", tests, NULL, NULL);
 }

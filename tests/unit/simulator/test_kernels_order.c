@@ -1,4 +1,4 @@
-/* The simulated GPU's kernels as work: their order, graphs, missing mappings, and kernels that it does not know. */
+/* Guards the simulated GPU's kernels as work: their order, graphs, missing mappings, and unknown kernels. */
 #include "support/kernels_fixture.h"
 
 static void copies_its_arguments_and_keeps_the_order(void **state) {
@@ -41,7 +41,7 @@ static void is_recorded_and_replayed(void **state) {
     ASSERT_CUDA(CALL(cuGraphInstantiateWithFlags, &executable, graph, 0));
     ASSERT_CUDA(CALL(cuGraphDestroy, graph));
     for (int i = 0; i < 3; i++) ASSERT_CUDA(CALL(cuGraphLaunch, executable, stream));
-    ASSERT_CUDA(CALL(cuGraphExecDestroy, executable)); /* what was launched still runs */
+    ASSERT_CUDA(CALL(cuGraphExecDestroy, executable)); /* launched kernels still run */
     ASSERT_CUDA(CALL(cuStreamSynchronize, stream));
     for (int i = 0; i < ELEMENTS; i++) assert_true(floats[i] == 6.0F);
     ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
@@ -74,7 +74,7 @@ static void crosses_mappings_and_faults_where_one_is_missing(void **state) {
     }
     ASSERT_CUDA(CALL(cuMemUnmap, address + GRANULE, GRANULE));
     value = 2.0F;
-    ASSERT_CUDA(launch(fill_float, arguments)); /* as a real launch: the fault comes later, and stays */
+    ASSERT_CUDA(launch(fill_float, arguments)); /* as a real launch: the fault comes later, and is sticky */
     ASSERT_RESULT(CUDA_ERROR_ILLEGAL_ADDRESS, CALL(cudaDeviceSynchronize));
     ASSERT_RESULT(CUDA_ERROR_ILLEGAL_ADDRESS, launch(fill_float, arguments));
     ASSERT_CUDA(CALL(cuMemUnmap, address, GRANULE));
@@ -102,7 +102,7 @@ static void other_kernels_are_errors_or_skipped(void **state) {
     ASSERT_RESULT(INVALID_DEVICE_FUNCTION, CALL(cudaLaunchKernel, matrix_product, one, one, arguments, 0, NULL));
     ASSERT_RESULT(INVALID_CONFIGURATION, CALL(cudaLaunchKernel, matrix_product, none, one, arguments, 0, NULL));
     capture_end(captured, text, sizeof text);
-    /* In C++'s words where its library is loaded, so only parts of the names are looked for. */
+    /* In C++ notation if its library is loaded, so only parts of the names are checked. */
     assert_int_equal(count_lines(text), 2); /* each is named once */
     assert_non_null(strstr(text, "cutlass"));
     assert_non_null(strstr(text, "FillFunctor"));

@@ -1,5 +1,5 @@
-/* The simulated GPU's virtual memory management: the driver's rules of reserving, mapping and access, with its codes.
- * */
+/* Guards the simulated GPU's virtual memory management: the driver's rules of reserving, mapping and access, with its
+ * result codes. */
 #include "support/memory_fixture.h"
 
 static void reservations_are_exact(void **state) {
@@ -12,7 +12,7 @@ static void reservations_are_exact(void **state) {
     ASSERT_CUDA(CALL(cuMemAddressReserve, &address, 2 * GRANULE, 16 * GRANULE, 0, 0));
     assert_int_equal(address % (16 * GRANULE), 0);
     assert_false(is_readable(address));
-    ASSERT_CUDA(CALL(cuMemAddressReserve, &other, 2 * GRANULE, 0, address, 0)); /* a taken hint is no error */
+    ASSERT_CUDA(CALL(cuMemAddressReserve, &other, 2 * GRANULE, 0, address, 0)); /* a hint that is in use is no error */
     assert_int_not_equal(address, other);
     assert_int_equal(usage_of(0).reservations, 2);
     ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuMemAddressFree, address, GRANULE));
@@ -145,7 +145,7 @@ static void unmapping_takes_whole_mappings(void **state) {
     const uint64_t piece = 2 * GRANULE, bytes = PIECES * piece;
     (void)state;
     ASSERT_CUDA(CALL(cuMemAddressReserve, &address, bytes, 0, 0, 0));
-    ASSERT_CUDA(CALL(cuMemUnmap, address, piece)); /* nothing there: no harm */
+    ASSERT_CUDA(CALL(cuMemUnmap, address, piece)); /* nothing there: no effect */
     for (int i = 0; i < PIECES; i++) {
         ASSERT_CUDA(CALL(cuMemCreate, &handle[i], piece, &properties, 0));
         ASSERT_CUDA(CALL(cuMemMap, address + (uint64_t)i * piece, piece, 0, handle[i], 0));

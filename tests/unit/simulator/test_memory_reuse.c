@@ -1,4 +1,4 @@
-/* The simulated GPU's physical memory: the bytes, when it is free and used again, and handles that are exported. */
+/* Guards the simulated GPU's physical memory: the bytes, when it is free and reused, and exported handles. */
 #include "support/memory_fixture.h"
 
 static void memory_is_free_when_unmapped_and_released(void **state) {
@@ -52,7 +52,7 @@ static void large_memory_is_poisoned_at_its_ends(void **state) {
     drop_block(&large);
 }
 
-/* How large the file of the device's memory is, and how much of the host's memory it holds. */
+/* The size of the file of the device's memory, and its resident size on the host. */
 static struct stat memory_file(void) {
     enum { LIMIT = 1024, NAME_BYTES = 64 };
     struct stat status = {.st_size = 0};
@@ -103,7 +103,7 @@ static void freed_memory_is_used_again_without_its_contents(void **state) {
     CALL(set_poison_limit, 8 * MIB);
 }
 
-/* Each search goes through the pages of all that lies behind: of 2000 allocations a pause took half a minute. */
+/* Each search visits the pages of everything behind: with 2000 allocations a pause took half a minute. */
 static void small_memory_is_not_searched_for_pages(void **state) {
     (void)state;
     atomic_store(&searches, 0);
@@ -171,7 +171,7 @@ static void handles_cost_no_file_each(void **state) {
 
 static const CUmemAllocationHandleType as_file = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
-static void only_what_asked_for_it_is_exported(void **state) {
+static void only_memory_created_for_export_is_exported(void **state) {
     block_t block = make_block(0, GRANULE);
     int file = -1;
     (void)state;
@@ -226,7 +226,7 @@ int main(void) {
         ONE(large_memory_is_poisoned_at_its_ends),         ONE(freed_memory_is_used_again_without_its_contents),
         ONE(small_memory_is_not_searched_for_pages),       ONE(not_much_freed_memory_is_kept),
         ONE(memory_that_others_may_see_is_not_used_again), ONE(handles_cost_no_file_each),
-        ONE(only_what_asked_for_it_is_exported),           ONE(an_exported_handle_is_the_same_memory),
+        ONE(only_memory_created_for_export_is_exported),   ONE(an_exported_handle_is_the_same_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

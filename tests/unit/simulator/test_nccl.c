@@ -1,4 +1,4 @@
-/* The simulated GPU's NCCL: collectives among ranks of one process, a device each. */
+/* Guards the simulated GPU's NCCL: collectives among ranks of one process, a device each. */
 #include "nccl_fixture.h"
 
 enum { MANY = 300007 }; /* elements of 4 bytes: more than one step, and not a multiple of the ranks */
@@ -120,7 +120,7 @@ static void nothing_is_done_for_no_elements(void **state) {
     drop_ranks(ranks, RANKS);
 }
 
-/* An operation is work of its stream: the call returns, and what was submitted before comes before. */
+/* An operation is work of its stream: the call returns, and work submitted earlier runs earlier. */
 static void operations_are_work_of_their_streams(void **state) {
     rank_t ranks[RANKS];
     (void)state;
@@ -139,7 +139,7 @@ static void operations_are_work_of_their_streams(void **state) {
     drop_ranks(ranks, RANKS);
 }
 
-/* On several streams, those of one communicator work in the order of the calls. */
+/* On several streams, operations of one communicator run in the order of the calls. */
 static void operations_of_a_communicator_keep_their_order(void **state) {
     rank_t ranks[RANKS];
     CUstream other[RANKS];

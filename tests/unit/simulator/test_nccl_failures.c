@@ -1,4 +1,4 @@
-/* The simulated GPU's NCCL: what goes wrong during operations, how it is told, and how it ends. */
+/* Guards the simulated GPU's NCCL: failures during operations, how they are reported, and how they end. */
 #include "captured_stderr.h"
 #include "nccl_fixture.h"
 
@@ -9,7 +9,7 @@ static sim_nccl_result_t reduce(const rank_t *rank, size_t count) {
                 rank->stream);
 }
 
-/* Aborts a rank's communicator: its work ends, and its stream goes on. */
+/* Aborts a rank's communicator: its work ends, and its stream continues. */
 static void abort_rank(rank_t *rank) {
     ASSERT_RESULT(CUDA_ERROR_NOT_READY, CALL(cudaStreamQuery, rank->stream));
     ASSERT_NCCL(CALL(ncclCommAbort, rank->comm));
@@ -17,7 +17,7 @@ static void abort_rank(rank_t *rank) {
     ASSERT_CUDA(CALL(cudaStreamSynchronize, rank->stream));
 }
 
-static void ranks_that_ask_for_different_things_are_told(void **state) {
+static void ranks_with_different_requests_get_an_error(void **state) {
     rank_t ranks[2];
     char text[TEXT_BYTES];
     (void)state;
@@ -41,7 +41,7 @@ static void ranks_that_ask_for_different_things_are_told(void **state) {
     drop_ranks(ranks, 2);
 }
 
-static void ranks_that_reduce_different_counts_are_told(void **state) {
+static void ranks_with_different_counts_get_an_error(void **state) {
     rank_t ranks[2];
     char text[TEXT_BYTES];
     (void)state;
@@ -81,7 +81,7 @@ static void a_rank_that_has_left_is_not_waited_for(void **state) {
     synchronize(ranks, 2);
     ASSERT_NCCL(CALL(ncclCommDestroy, ranks[1].comm));
     ranks[1].comm = NULL;
-    assert_int_equal(async_error(&ranks[0]), SIM_NCCL_SUCCESS); /* that it has left is no error yet */
+    assert_int_equal(async_error(&ranks[0]), SIM_NCCL_SUCCESS); /* its departure is no error yet */
     captured_stderr_t captured = capture_begin();
     ASSERT_NCCL(CALL(ncclRecv, ranks[0].destination, PIECE, SIM_NCCL_UINT8, 1, ranks[0].comm, ranks[0].stream));
     sim_nccl_result_t error = await_error(&ranks[0]);
@@ -89,13 +89,13 @@ static void a_rank_that_has_left_is_not_waited_for(void **state) {
     assert_int_equal(error, SIM_NCCL_REMOTE);
     assert_non_null(
         strstr(text, "ncclRecv: rank 0 waits for rank 1, which is unavailable: it has destroyed its communicator"));
-    ASSERT_NCCL(CALL(ncclCommDestroy, ranks[0].comm)); /* does not wait for what will never be done */
+    ASSERT_NCCL(CALL(ncclCommDestroy, ranks[0].comm)); /* does not wait for operations that never complete */
     ranks[0].comm = NULL;
     synchronize(ranks, 2);
     drop_ranks(ranks, 2);
 }
 
-/* The other process: takes part in one operation and dies. */
+/* The other process: takes part in one operation and is killed. */
 static int take_part_and_die(void) {
     sim_nccl_handle_t comm = NULL;
     sim_nccl_id_t id;
@@ -160,7 +160,7 @@ static void a_rank_that_has_died_is_not_waited_for(void **state) {
     drop_ranks(&rank, 1);
 }
 
-/* An operation touches memory when it is done, not when it is called: what is unmapped then is a fault of the context. */
+/* An operation accesses memory when it runs, not when it is called: memory unmapped by then is a fault of the context. */
 static void unmapped_memory_is_a_fault(void **state) {
     rank_t ranks[2];
     char text[TEXT_BYTES];
@@ -181,14 +181,14 @@ static void unmapped_memory_is_a_fault(void **state) {
     assert_int_equal(others, SIM_NCCL_REMOTE);
     assert_non_null(strstr(text, "the work of rank 0 on device 0 failed: memory that it touches is not mapped"));
     assert_non_null(strstr(text, "rank 1 waits for rank 0, which is unavailable: its work has failed"));
-    ASSERT_CUDA(CALL(cudaSetDevice, 1)); /* the context of device 0 is of no use */
+    ASSERT_CUDA(CALL(cudaSetDevice, 1)); /* the context of device 0 is unusable */
     abort_rank(&ranks[1]);
     ASSERT_NCCL(CALL(ncclCommAbort, ranks[0].comm));
     ASSERT_CUDA(CALL(cuMemAddressFree, block.address, block.bytes));
-    for (int i = 0; i < 2; i++) ASSERT_CUDA(CALL(cuDevicePrimaryCtxReset_v2, i)); /* and with it all that is left */
+    for (int i = 0; i < 2; i++) ASSERT_CUDA(CALL(cuDevicePrimaryCtxReset_v2, i)); /* and with it everything left */
 }
 
-/* A context that ends takes its work with it. */
+/* A destroyed context ends its work. */
 static void a_destroyed_context_ends_the_work(void **state) {
     rank_t ranks[2];
     char text[TEXT_BYTES];
@@ -227,8 +227,8 @@ static void arguments_are_checked(void **state) {
 int main(int count, char **arguments) {
 #define TEST(test) cmocka_unit_test_setup_teardown(test, setup_more_gpus, teardown_gpus)
     const struct CMUnitTest tests[] = {
-        TEST(ranks_that_ask_for_different_things_are_told),
-        TEST(ranks_that_reduce_different_counts_are_told),
+        TEST(ranks_with_different_requests_get_an_error),
+        TEST(ranks_with_different_counts_get_an_error),
         TEST(work_that_waits_is_aborted),
         TEST(a_rank_that_has_left_is_not_waited_for),
         TEST(a_rank_that_has_died_is_not_waited_for),

@@ -1,4 +1,5 @@
-/* The simulated GPU's NCCL: the memory that communicators hold, allocations, registrations, and what is not simulated. */
+/* Guards the simulated GPU's NCCL: the memory that communicators hold, allocations, registrations, and functions that are
+ * not simulated. */
 #include "captured_stderr.h"
 #include "nccl_fixture.h"
 
@@ -46,7 +47,7 @@ static void a_suspended_communicator_holds_nothing(void **state) {
     assert_int_equal(CALL(ncclBcast, ranks[0].source, 1, 0, 0, ranks[0].comm, ranks[0].stream), SIM_NCCL_INVALID_USAGE);
     uint64_t taken = DEVICE_MEMORY - others;
     assert_int_equal(CALL(take_memory, 0, (int64_t)taken), 0);
-    assert_int_equal(CALL(ncclCommResume, ranks[0].comm), SIM_NCCL_UNHANDLED_CUDA); /* the memory is another's now */
+    assert_int_equal(CALL(ncclCommResume, ranks[0].comm), SIM_NCCL_UNHANDLED_CUDA); /* the memory has another owner now */
     assert_int_equal(CALL(take_memory, 0, -(int64_t)taken), 0);
     for (int i = 0; i < 2; i++) ASSERT_NCCL(CALL(ncclCommResume, ranks[i].comm));
     assert_int_equal(usage_of(0).physical_bytes, others + HELD);
@@ -55,7 +56,7 @@ static void a_suspended_communicator_holds_nothing(void **state) {
     drop_ranks(ranks, 2);
 }
 
-static void work_under_way_is_not_suspended(void **state) {
+static void work_in_flight_is_not_suspended(void **state) {
     rank_t ranks[2];
     (void)state;
     make_ranks(ranks, 2, 64);
@@ -102,7 +103,7 @@ static void registrations_are_of_memory_that_is_there(void **state) {
     drop_ranks(ranks, 1);
 }
 
-static void what_is_not_simulated_says_so_once(void **state) {
+static void functions_that_are_not_simulated_say_so_once(void **state) {
     char text[1024];
     void *window = &text;
     int version = 0;
@@ -130,10 +131,10 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(communicators_hold_memory_of_their_devices),
         TEST(a_suspended_communicator_holds_nothing),
-        TEST(work_under_way_is_not_suspended),
+        TEST(work_in_flight_is_not_suspended),
         TEST(allocations_are_mapped_handles),
         TEST(registrations_are_of_memory_that_is_there),
-        TEST(what_is_not_simulated_says_so_once),
+        TEST(functions_that_are_not_simulated_say_so_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

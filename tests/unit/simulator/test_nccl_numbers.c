@@ -1,4 +1,4 @@
-/* The simulated GPU's NCCL: every type and every reduction, on two and three ranks. */
+/* Guards the simulated GPU's NCCL: every type and every reduction, on two and three ranks. */
 #include <math.h>
 
 #include "nccl_fixture.h"
@@ -110,7 +110,7 @@ static void a_reduction_of_the_programs_multiplies_first(void **state) {
         assert_int_not_equal(reduction[i], on_device[i]);
         assert_int_equal(CALL(ncclAllReduce, ranks[i].source, ranks[i].destination, 1, SIM_NCCL_INT32, reduction[i],
                               ranks[i].comm, ranks[i].stream),
-                         SIM_NCCL_INVALID_ARGUMENT); /* it is one of floats */
+                         SIM_NCCL_INVALID_ARGUMENT); /* it is a float */
     }
     for (int i = 0; i < RANKS; i++) {
         ASSERT_NCCL(CALL(ncclAllReduce, ranks[i].source, ranks[i].destination, 1, SIM_NCCL_FLOAT, reduction[i],
@@ -119,7 +119,7 @@ static void a_reduction_of_the_programs_multiplies_first(void **state) {
     }
     synchronize(ranks, RANKS);
     for (int i = 0; i < RANKS; i++) assert_float_equal(*(float *)ranks[i].destination, 60, 0);
-    for (int i = 0; i < RANKS; i++) { /* what is on the device is read by the work */
+    for (int i = 0; i < RANKS; i++) { /* the work reads a factor in device memory */
         *factors[i] = 0.5F;
         ASSERT_NCCL(CALL(ncclAllReduce, ranks[i].source, ranks[i].destination, 1, SIM_NCCL_FLOAT, on_device[i],
                          ranks[i].comm, ranks[i].stream));

@@ -1,4 +1,5 @@
-/* The simulated GPU's NCCL: making communicators, alone, out of others, without blocking, and what is refused. */
+/* Guards the simulated GPU's NCCL: creation of communicators, alone, from others, and non-blocking, and refused arguments.
+ */
 #include <sys/wait.h>
 
 #include "nccl_fixture.h"
@@ -7,7 +8,7 @@
 static const sim_nccl_config_t not_blocking = {
     .size = sizeof not_blocking, .magic = 0xcafebeef, .version = SIM_NCCL_VERSION, .blocking = 0};
 
-/* The sum over a communicator's ranks of 1 << the number that a rank of the fixture has: which ranks are in it. */
+/* The sum of 1 << (number of the rank in the fixture) over a communicator's ranks: shows which ranks are in it. */
 static void sum_of_bits(rank_t *ranks, const sim_nccl_handle_t *comms, int count) {
     for (int i = 0; i < count; i++) {
         if (!comms[i]) continue;
@@ -36,7 +37,7 @@ static void a_communicator_is_split(void **state) {
     const int colors[COUNT] = {5, SIM_NCCL_NO_COLOR, 5, 0}, keys[COUNT] = {9, 0, -3, 0};
     (void)state;
     make_ranks(ranks, COUNT, 4);
-    for (int round = 0; round < 3; round++) { /* one after the other out of the same */
+    for (int round = 0; round < 3; round++) { /* one after the other from the same */
         memset(made, 0xff, sizeof made);
         ASSERT_NCCL(CALL(ncclGroupStart));
         for (int i = 0; i < COUNT; i++) ASSERT_NCCL(CALL(ncclCommSplit, ranks[i].comm, colors[i], keys[i], &made[i], NULL));
@@ -61,7 +62,7 @@ static void shrinking_leaves_ranks_out(void **state) {
     (void)state;
     make_ranks(ranks, RANKS, 4);
     assert_int_equal(CALL(ncclCommShrink, ranks[1].comm, excluded, 1, &made[1], NULL, 0), SIM_NCCL_INVALID_ARGUMENT);
-    /* Work that the rank left out does not take part in is ended by the flag. */
+    /* The flag aborts work in which the excluded rank does not take part. */
     ASSERT_NCCL(CALL(ncclAllReduce, ranks[0].source, ranks[0].destination, 1, SIM_NCCL_INT32, SIM_NCCL_SUM, ranks[0].comm,
                      ranks[0].stream));
     ASSERT_NCCL(CALL(ncclGroupStart));
@@ -96,7 +97,7 @@ static void calls_that_do_not_block(void **state) {
     ASSERT_NCCL(CALL(ncclCommInitRankConfig, &comms[1], 2, id, 1, &not_blocking)); /* the last one finds all there */
     await_ready(comms[0]);
     assert_int_equal(CALL(ncclCommSplit, comms[0], 1, 0, &made[0], NULL), SIM_NCCL_IN_PROGRESS);
-    ASSERT_NCCL(CALL(ncclCommGetAsyncError, comms[0], &error)); /* the parent says so, too */
+    ASSERT_NCCL(CALL(ncclCommGetAsyncError, comms[0], &error)); /* the parent reports it, too */
     assert_int_equal(error, SIM_NCCL_IN_PROGRESS);
     assert_int_equal(CALL(ncclCommSplit, comms[0], 1, 0, &another, NULL), SIM_NCCL_INVALID_USAGE);
     assert_int_equal(CALL(ncclCommSplit, comms[1], 1, 0, &made[1], NULL), SIM_NCCL_IN_PROGRESS); /* rank 0 makes it */
@@ -123,7 +124,7 @@ static void a_communicator_that_is_not_ready_is_aborted(void **state) {
     assert_int_equal(CALL(ncclCommAbort, comm), SIM_NCCL_INVALID_ARGUMENT);
 }
 
-static void what_does_not_fit_is_refused(void **state) {
+static void mismatched_arguments_are_refused(void **state) {
     sim_nccl_handle_t comm = NULL, other = NULL, comms[MORE_DEVICES + 1];
     sim_nccl_config_t wrong = {.size = sizeof wrong, .magic = 1};
     sim_nccl_id_t id, nonsense;
@@ -143,7 +144,7 @@ static void what_does_not_fit_is_refused(void **state) {
     ASSERT_CUDA(CALL(cudaSetDevice, 1));
     assert_int_equal(CALL(ncclCommInitRank, &other, 2, id, 0), SIM_NCCL_INVALID_USAGE);
     assert_int_equal(CALL(ncclCommInitRank, &other, 3, id, 1), SIM_NCCL_INVALID_ARGUMENT);
-    ASSERT_NCCL(CALL(ncclCommInitRankScalable, &other, 2, 1, 1, &id, NULL)); /* and is as it was after all that */
+    ASSERT_NCCL(CALL(ncclCommInitRankScalable, &other, 2, 1, 1, &id, NULL)); /* and is as before after all that */
     await_ready(comm);
     ASSERT_NCCL(CALL(ncclCommDestroy, comm));
     ASSERT_NCCL(CALL(ncclCommDestroy, other));
@@ -208,9 +209,9 @@ static void a_forked_child_is_refused(void **state) {
 int main(int count, char **arguments) {
 #define TEST(test) cmocka_unit_test_setup_teardown(test, setup_more_gpus, teardown_gpus)
     const struct CMUnitTest tests[] = {
-        TEST(a_communicator_is_split),      TEST(shrinking_leaves_ranks_out),
-        TEST(calls_that_do_not_block),      TEST(a_communicator_that_is_not_ready_is_aborted),
-        TEST(what_does_not_fit_is_refused), TEST(a_rank_that_dies_before_the_others_are_there),
+        TEST(a_communicator_is_split),          TEST(shrinking_leaves_ranks_out),
+        TEST(calls_that_do_not_block),          TEST(a_communicator_that_is_not_ready_is_aborted),
+        TEST(mismatched_arguments_are_refused), TEST(a_rank_that_dies_before_the_others_are_there),
         TEST(a_forked_child_is_refused),
     };
     if (count > 1 && strcmp(arguments[1], "join_and_die") == 0) return join_and_die();

@@ -1,11 +1,11 @@
-/* The simulated GPU's NCCL: sends, receives and groups of them. */
+/* Guards the simulated GPU's NCCL: sends, receives and groups of them. */
 #include "captured_stderr.h"
 #include "nccl_fixture.h"
 
 #include <sched.h>
 
 enum { LONG = 1 << 20 };  /* bytes: many times what a ring holds */
-enum { LOOKS = 1 << 15 }; /* in which work that waits for nothing is done */
+enum { LOOKS = 1 << 15 }; /* in which work that waits for nothing completes */
 
 static void fill(rank_t *ranks, int count) {
     for (int i = 0; i < count; i++) {
@@ -30,7 +30,7 @@ static void a_message_arrives(void **state) {
     drop_ranks(ranks, 2);
 }
 
-/* Both send first, and more than fits anywhere: only together they come to an end. */
+/* Both send first, and more than fits into any buffer: they complete only together. */
 static void sends_and_receives_of_a_group_go_on_together(void **state) {
     rank_t ranks[2];
     (void)state;
@@ -38,7 +38,7 @@ static void sends_and_receives_of_a_group_go_on_together(void **state) {
     fill(ranks, 2);
     for (int i = 0; i < 2; i++) {
         ASSERT_NCCL(CALL(ncclGroupStart));
-        ASSERT_NCCL(CALL(ncclGroupStart)); /* the inner end does nothing */
+        ASSERT_NCCL(CALL(ncclGroupStart)); /* the inner end has no effect */
         ASSERT_NCCL(CALL(ncclSend, ranks[i].source, LONG, SIM_NCCL_UINT8, 1 - i, ranks[i].comm, ranks[i].stream));
         ASSERT_NCCL(CALL(ncclGroupEnd));
         ASSERT_CUDA(CALL(cudaStreamQuery, ranks[i].stream));
@@ -50,9 +50,8 @@ static void sends_and_receives_of_a_group_go_on_together(void **state) {
     drop_ranks(ranks, 2);
 }
 
-/* All to all, in an order of its own on each rank, itself included; two messages to each arrive in the order of the calls.
- */
-static void whatever_the_order(void **state) {
+/* All to all, in a different order on each rank, itself included; two messages to each arrive in the order of the calls. */
+static void all_to_all_works_in_any_order(void **state) {
     enum { PART = LONG / RANKS / 2 };
     rank_t ranks[RANKS];
     (void)state;
@@ -105,7 +104,7 @@ static void a_group_may_be_on_several_streams(void **state) {
     ASSERT_CUDA(CALL(cudaStreamSynchronize, other));
     assert_copied(ranks[0].destination, ranks[1].source, LONG);
     synchronize(ranks, 2);
-    assert_copied(ranks[1].destination, ranks[0].source, LONG); /* with what the other stream added before */
+    assert_copied(ranks[1].destination, ranks[0].source, LONG); /* with the other stream's earlier additions */
     ASSERT_CUDA(CALL(cudaStreamDestroy, other));
     drop_ranks(ranks, 2);
 }
@@ -178,7 +177,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(a_message_arrives),
         TEST(sends_and_receives_of_a_group_go_on_together),
-        TEST(whatever_the_order),
+        TEST(all_to_all_works_in_any_order),
         TEST(a_group_may_be_on_several_streams),
         TEST(a_captured_group_is_replayed),
         TEST(messages_of_another_length_are_noticed),

@@ -1,5 +1,5 @@
-/* The simulated GPU's operators: requests to the device process, which a thread of the test plays, in their streams' order.
- */
+/* Guards the simulated GPU's operators: requests to the device process, which a thread of the test plays, in the order of
+ * their streams. */
 #include <errno.h>
 #include <sys/wait.h>
 
@@ -63,7 +63,7 @@ static CUstream make_stream(void) {
     return stream;
 }
 
-/* After a sticky error no call can give memory back, and the reset does it. */
+/* After a sticky error no call can free memory; the reset frees it. */
 static void forget_everything(void) { CALL(reset, 1, DEVICE_MEMORY); }
 
 static void operators_take_their_turn_in_the_stream(void **state) {
@@ -81,7 +81,7 @@ static void operators_take_their_turn_in_the_stream(void **state) {
     drop_block(&block);
 }
 
-/* What another stream's operator does shows that the device process could have had the request. */
+/* The other stream's operator shows that the device process could have received the request. */
 static void a_gate_holds_an_operator_back(void **state) {
     block_t block = make_block(0, GRANULE), other = make_block(0, GRANULE);
     CUstream waiting = make_stream(), passing = make_stream();
@@ -200,7 +200,7 @@ static void a_file_is_sent_once_to_each_device_process(void **state) {
     }
     ASSERT_CUDA(CALL(cuCtxSynchronize));
     assert_int_equal(requests_of(&process), 6);
-    assert_int_equal(files_of(&process), 1); /* both blocks lie in the device's */
+    assert_int_equal(files_of(&process), 1); /* both blocks are in the device's file */
     start_device_process(&next);
     ASSERT_CUDA(double_bytes(NULL, &block, 0));
     ASSERT_CUDA(CALL(cuCtxSynchronize));
@@ -220,7 +220,7 @@ static CUresult synchronize_quietly(char *text, size_t bytes) {
     return result;
 }
 
-static void a_failure_is_a_failed_assertion_and_is_told(void **state) {
+static void a_failure_is_a_failed_assertion_and_is_reported(void **state) {
     char text[TEXT_BYTES];
     captured_stderr_t captured = capture_begin();
     (void)state;
@@ -232,7 +232,7 @@ static void a_failure_is_a_failed_assertion_and_is_told(void **state) {
     forget_everything();
 }
 
-static void who_asks_gets_answers_and_failures(void **state) {
+static void queries_return_answers_and_failures(void **state) {
     static const char *const requests[] = {"say yes", "fail no"}, *const answers[] = {"yes", "no"};
     tms_sim_answer_t answer;
     (void)state;
@@ -247,7 +247,7 @@ static void who_asks_gets_answers_and_failures(void **state) {
     ASSERT_CUDA(CALL(cuCtxSynchronize));
 }
 
-static void asking_is_refused_in_a_capture(void **state) {
+static void queries_are_refused_in_a_capture(void **state) {
     CUstream stream = make_stream();
     CUgraph graph = NULL;
     const tms_sim_operator_t what = operator_on(stream, "say yes", NULL);
@@ -274,12 +274,12 @@ static void without_its_process_the_device_fails_at_once(void **state) {
     CALL(reset, 1, DEVICE_MEMORY);
     ASSERT_CUDA(CALL(cuInit, 0));
     ASSERT_CUDA(CALL(cuCtxPushCurrent_v2, retain_primary(0)));
-    ASSERT_RESULT(CUDA_ERROR_NOT_INITIALIZED, run_with(NULL, "say anything", NULL)); /* there is none any more */
+    ASSERT_RESULT(CUDA_ERROR_NOT_INITIALIZED, run_with(NULL, "say anything", NULL)); /* it has none any more */
     assert_int_equal(synchronize_quietly(text, sizeof text), CUDA_SUCCESS);
     assert_string_equal(text, "");
 }
 
-static void a_reset_drops_what_waits_and_keeps_the_process(void **state) {
+static void a_reset_drops_queued_work_and_keeps_the_process(void **state) {
     block_t block = make_block(0, GRANULE);
     (void)state;
     ASSERT_CUDA(double_bytes(make_stream(), &block, GATE));
@@ -307,7 +307,7 @@ static void a_forked_child_does_not_have_the_socket(void **state) {
     }
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(status, 0);
-    ASSERT_CUDA(run_with(NULL, "say anything", NULL)); /* the parent has it still */
+    ASSERT_CUDA(run_with(NULL, "say anything", NULL)); /* the parent still has it */
     ASSERT_CUDA(CALL(cuCtxSynchronize));
     assert_int_equal(requests_of(&process), 1);
 }
@@ -323,11 +323,11 @@ int main(void) {
         cmocka_unit_test_setup_teardown(a_peer_may_read_what_it_may_not_write, setup_two, teardown),
         OPERATOR_TEST(an_operand_across_two_mappings_lies_in_two_places_of_one_range),
         OPERATOR_TEST(a_file_is_sent_once_to_each_device_process),
-        OPERATOR_TEST(a_failure_is_a_failed_assertion_and_is_told),
-        OPERATOR_TEST(who_asks_gets_answers_and_failures),
-        OPERATOR_TEST(asking_is_refused_in_a_capture),
+        OPERATOR_TEST(a_failure_is_a_failed_assertion_and_is_reported),
+        OPERATOR_TEST(queries_return_answers_and_failures),
+        OPERATOR_TEST(queries_are_refused_in_a_capture),
         OPERATOR_TEST(without_its_process_the_device_fails_at_once),
-        OPERATOR_TEST(a_reset_drops_what_waits_and_keeps_the_process),
+        OPERATOR_TEST(a_reset_drops_queued_work_and_keeps_the_process),
         OPERATOR_TEST(a_forked_child_does_not_have_the_socket),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,4 +1,4 @@
-/* The simulated GPU in whole processes: its environment, what it reports at exit, and budgets that processes share. This
+/* Guards the simulated GPU in whole processes: its environment, its report at exit, and budgets that processes share. This
  * program starts itself again in the roles that the tests need. */
 #include <dlfcn.h>
 #include <signal.h>
@@ -12,7 +12,7 @@
 
 enum { OUTPUT_BYTES = 4096, CHILD_FAILED = 3 };
 
-/* Leaves one of everything behind. */
+/* Leaks one of everything. */
 static int leak(void) {
     void *host = NULL;
     CUdeviceptr memory = 0;
@@ -23,7 +23,7 @@ static int leak(void) {
     CALL(cuMemAlloc_v2, &memory, 1);
     CALL(cuMemHostAlloc, &host, 4096, 0);
     CALL(cuStreamCreate, &stream, 0);
-    return CALL(launch_add, stream, memory, 1, 1, 1); /* waits for a gate that never opens, and must not keep us */
+    return CALL(launch_add, stream, memory, 1, 1, 1); /* waits for a gate that never opens, and must not block the exit */
 }
 
 static int leave_nothing(void) {
@@ -34,7 +34,7 @@ static int leave_nothing(void) {
     return 0;
 }
 
-static void the_report_tells_what_leaked(void **state) {
+static void the_report_lists_leaks(void **state) {
     static const char *const variables[] = {"TMS_SIMULATED_REPORT=1", NULL}, *const silent[] = {"TMS_SIMULATED_REPORT=0",
                                                                                                 NULL};
     char output[OUTPUT_BYTES];
@@ -50,7 +50,7 @@ static void the_report_tells_what_leaked(void **state) {
     assert_string_equal(output, "");
 }
 
-/* Says on stderr what the environment made of it. */
+/* Prints the configuration from the environment to stderr. */
 static int describe(void) {
     int count = -1, can = -1;
     size_t total = 0;
@@ -84,7 +84,7 @@ static void the_environment_configures(void **state) {
     assert_string_equal(output, "init 100, devices -1, bytes 0, peers -1, reserve 3\n");
 }
 
-/* Says which of the machine's devices this process sees, in its order. */
+/* Prints which of the machine's devices this process sees, in its order. */
 static int describe_visible(void) {
     int count = 0;
     CUresult init = CALL(cuInit, 0);
@@ -101,12 +101,12 @@ static int describe_visible(void) {
     return 0;
 }
 
-/* The UUID of device 2, as nvidia-smi would show it. */
+/* The UUID of device 2, as nvidia-smi would print it. */
 #define UUID_OF_2 "GPU-53696d75-6c61-7465-6420-475055000002"
 
 static void visible_devices_are_chosen_as_the_real_driver_does(void **state) {
     static const struct {
-        const char *visible, *said;
+        const char *visible, *expected;
     } cases[] = {
         {"CUDA_VISIBLE_DEVICES=0,1,2", "init 0: 0 (0000:10:00.0) 1 (0000:11:00.0) 2 (0000:12:00.0)\n"},
         {"CUDA_VISIBLE_DEVICES=2,0", "init 0: 2 (0000:12:00.0) 0 (0000:10:00.0)\n"},
@@ -120,7 +120,7 @@ static void visible_devices_are_chosen_as_the_real_driver_does(void **state) {
         {"CUDA_VISIBLE_DEVICES=1,0,1", "init 100:\n"},
         {"CUDA_VISIBLE_DEVICES=" UUID_OF_2, "init 0: 2 (0000:12:00.0)\n"},
         {"CUDA_VISIBLE_DEVICES=" UUID_OF_2 ",0", "init 0: 2 (0000:12:00.0) 0 (0000:10:00.0)\n"},
-        {"CUDA_VISIBLE_DEVICES=GPU-5369", "init 100:\n"}, /* which of them? */
+        {"CUDA_VISIBLE_DEVICES=GPU-5369", "init 100:\n"}, /* ambiguous */
         {"CUDA_VISIBLE_DEVICES=GPU-ffff", "init 100:\n"},
     };
     char output[OUTPUT_BYTES];
@@ -128,15 +128,15 @@ static void visible_devices_are_chosen_as_the_real_driver_does(void **state) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *const variables[] = {"TMS_SIMULATED_DEVICES=3", "TMS_SIMULATED_VISIBLE=1", cases[i].visible, NULL};
         assert_int_equal(run_again("describe_visible", variables, output, sizeof output), 0);
-        assert_string_equal(output, cases[i].said);
+        assert_string_equal(output, cases[i].expected);
     }
-    /* Unless it was said to be about the simulated devices, it is about others. */
+    /* Unless declared to be about the simulated devices, it is about others. */
     static const char *const of_others[] = {"TMS_SIMULATED_DEVICES=1", "CUDA_VISIBLE_DEVICES=5", NULL};
     assert_int_equal(run_again("describe_visible", of_others, output, sizeof output), 0);
     assert_string_equal(output, "init 0: 0 (0000:10:00.0)\n");
 }
 
-/* What the management library says of the machine; asking it is not using a device, so the process may still fork. */
+/* The management library's view of the machine; a query does not use a device, so the process may still fork. */
 static int describe_machine(void) {
     void *simulator = dlopen(getenv("TMS_CUDA_DRIVER"), RTLD_NOW);
     int (*count_devices)(unsigned *) = (int (*)(unsigned *))(uintptr_t)dlsym(simulator, "nvmlDeviceGetCount_v2");
@@ -187,8 +187,8 @@ static void the_trace_goes_to_a_file(void **state) {
                               "cuMemRelease\ncuMemAddressFree\n");
 }
 
-/* One of two processes with the same budget of 16 MiB. It starts another, which holds some of it until it is told to end by
- * the end of its input, or until it is killed. */
+/* One of two processes with the same budget of 16 MiB. It starts another, which holds some of it until its input ends, or
+ * until it is killed. */
 typedef struct holder {
     pid_t pid;
     int input, output;
@@ -255,7 +255,7 @@ static int share(void) {
         if (available_now() != 0) return CHILD_FAILED + 4;
         end_holder(&holder, killed);
         CALL(cuMemRelease, handle);
-        /* The whole budget, without asking for what is available first. */
+        /* The whole budget, without a query of what is available first. */
         if (CALL(cuMemCreate, &handle, 16 * MIB, &properties, 0) != CUDA_SUCCESS) return CHILD_FAILED + 5;
         CALL(cuMemRelease, handle);
         if (available_now() != 16 * MIB) return CHILD_FAILED + 6;
@@ -293,7 +293,7 @@ static int run_role(const char *name) {
 
 int main(int count, char **arguments) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_report_tells_what_leaked),
+        cmocka_unit_test(the_report_lists_leaks),
         cmocka_unit_test(the_environment_configures),
         cmocka_unit_test(visible_devices_are_chosen_as_the_real_driver_does),
         cmocka_unit_test(the_management_library_sees_the_whole_machine),

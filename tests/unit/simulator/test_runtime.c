@@ -1,5 +1,5 @@
-/* The simulated GPU's runtime: what devices say of themselves, host memory, copies of rows and between devices, pointers,
- * and the errors that a thread remembers. */
+/* Guards the simulated GPU's runtime: device properties, host memory, copies of rows and between devices, pointers, and the
+ * errors that a thread remembers. */
 #include <dlfcn.h>
 #include <string.h>
 
@@ -33,7 +33,7 @@ static void properties_have_the_layout_of_their_version(void **state) {
     assert_int_equal(old.grid_dimensions[1], 65535);
     assert_int_equal(old.ipc_events, 1);
     assert_int_equal(old.reserved[62], 0);
-    /* Where torch built for CUDA 12 and 13 looks for the warp size: offsets from NVIDIA's header. */
+    /* Where torch built for CUDA 12 and 13 reads the warp size: offsets from NVIDIA's header. */
     assert_int_equal(offsetof(sim_properties_12_t, warp_size), offsetof(sim_properties_13_t, warp_size));
     assert_int_equal(offsetof(sim_properties_13_t, major), 360);
     ASSERT_CUDA(CALL(cuDeviceGetUuid_v2, &uuid, 1));
@@ -123,7 +123,7 @@ static void host_memory_is_allocated_and_registered(void **state) {
     ASSERT_RESULT(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, CALL(cudaHostUnregister, ordinary));
 }
 
-/* A caller built for CUDA 12 has no more room than these 24 bytes. */
+/* A caller built for CUDA 12 has room for only these 24 bytes. */
 static void pointer_attributes_fit_the_older_structure(void **state) {
     struct {
         sim_pointer_attributes_t attributes;
@@ -158,7 +158,7 @@ static void rows_are_copied_and_filled(void **state) {
     }
     ASSERT_RESULT(INVALID_PITCH, CALL(cudaMemcpy2D, memory, WIDTH - 1, host, WIDTH, WIDTH, ROWS, HOST_TO_DEVICE));
     ASSERT_RESULT(INVALID_DIRECTION, CALL(cudaMemcpy2D, memory, PITCH, host, WIDTH, WIDTH, ROWS, 5));
-    /* The last row would end behind the memory; one row less does not. */
+    /* The last row would end behind the memory; with one row less it fits. */
     uint8_t *last = end - 2 * PITCH - WIDTH + 1;
     ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cudaMemset2D, last, PITCH, 1, WIDTH, ROWS));
     ASSERT_CUDA(CALL(cudaMemset2D, last, PITCH, 1, WIDTH, ROWS - 1));
@@ -231,7 +231,7 @@ static void a_sticky_error_outlives_the_context(void **state) {
     ASSERT_RESULT(CUDA_ERROR_DEVICE_UNAVAILABLE, CALL(cudaGetLastError));
 }
 
-static void what_cannot_be_simulated_says_so(void **state) {
+static void functions_that_cannot_be_simulated_say_so(void **state) {
     CUmemGenericAllocationHandle handle = 0;
     CUmemAllocationProp properties;
     block_t block = make_block(0, GRANULE);
@@ -257,7 +257,7 @@ int main(void) {
         TWO(devices_copy_to_one_another),
         ONE(a_thread_remembers_its_last_error),
         ONE(a_sticky_error_outlives_the_context),
-        ONE(what_cannot_be_simulated_says_so),
+        ONE(functions_that_cannot_be_simulated_say_so),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* The simulated GPU's runtime: captures seen from the inside, and graphs. */
+/* Guards the simulated GPU's runtime: queries of a capture in flight, and graphs. */
 #include "support/runtime_streams_fixture.h"
 
 static size_t dependencies_of(CUgraphNode node, CUgraphNode *nodes, size_t capacity) {
@@ -115,7 +115,7 @@ static void a_graph_calls_functions_and_records_events(void **state) {
     ASSERT_CUDA(CALL(launch_add, stream, (uintptr_t)memory, 1, 0, 1));
     ASSERT_CUDA(CALL(cudaMemsetAsync, memory, 10, 1, stream));
     ASSERT_CUDA(CALL(cudaGraphLaunch, executable, stream));
-    ASSERT_CUDA(CALL(cudaGraphLaunch, executable, other)); /* never beside the launch before */
+    ASSERT_CUDA(CALL(cudaGraphLaunch, executable, other)); /* never concurrently with the launch before */
     ASSERT_RESULT(CUDA_ERROR_NOT_READY, CALL(cudaEventQuery, event));
     for (int i = 0; i < 50; i++) { /* time in which the second launch could run if it did not wait */
         ASSERT_CUDA(CALL(cudaMemsetAsync, memory + 1, i, 1, busy));
@@ -135,7 +135,7 @@ static void a_graph_calls_functions_and_records_events(void **state) {
     ASSERT_CUDA(CALL(cudaFree, memory));
 }
 
-/* Graph, pause, replay: the context is lost; after a resume at the same address the contents are those of the new memory. */
+/* Graph, pause, replay: the context is lost; after a resume at the same address it finds the contents of the new memory. */
 static void a_replay_touches_what_is_mapped_then(void **state) {
     CUstream stream = make_stream();
     CUmemAllocationProp properties = pinned_on(0);

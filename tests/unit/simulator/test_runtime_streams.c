@@ -1,4 +1,4 @@
-/* The simulated GPU's runtime: streams, events and the program's functions in their order. */
+/* Guards the simulated GPU's runtime: streams, events and the program's functions in their order. */
 #include "support/runtime_streams_fixture.h"
 
 static void streams_say_what_they_are(void **state) {
@@ -68,7 +68,7 @@ static void functions_are_called_in_stream_order(void **state) {
     assert_int_equal(first.byte, 2);
     assert_int_equal(second.byte, 9);
     assert_int_equal(first.calls + second.calls, 2);
-    assert_int_equal(first.result, CUDA_ERROR_NOT_PERMITTED); /* it must not call the driver */
+    assert_int_equal(first.result, CUDA_ERROR_NOT_PERMITTED); /* it may not call the driver */
     assert_int_equal(second.status, CUDA_SUCCESS);
     assert_ptr_equal(second.stream, stream);
     ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cudaLaunchHostFunc, stream, NULL, NULL));
@@ -109,7 +109,7 @@ static void events_measure_time(void **state) {
     ASSERT_CUDA(CALL(cudaFree, other));
 }
 
-/* An event may go while its record is still queued. */
+/* An event may be destroyed while its record is still queued. */
 static void a_queued_record_outlives_its_event(void **state) {
     CUstream stream = make_stream();
     CUevent event = make_event(0);

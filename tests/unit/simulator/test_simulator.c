@@ -1,4 +1,4 @@
-/* The simulated GPU's devices and contexts, and the memory of cuMemAlloc and the host. */
+/* Guards the simulated GPU's devices and contexts, and the memory of cuMemAlloc and the host. */
 #include <string.h>
 #include <sys/mman.h>
 
@@ -181,7 +181,7 @@ static void only_usable_pages_are_registered(void **state) {
     drop_block(&block);
 }
 
-static void pointers_tell_where_they_point(void **state) {
+static void pointer_attributes_describe_the_memory(void **state) {
     block_t block = make_block(0, GRANULE);
     unsigned type = 0;
     int ordinal = -1;
@@ -200,10 +200,14 @@ int main(void) {
 #define ONE(test) cmocka_unit_test_setup_teardown(test, setup_one_gpu, teardown_gpus)
 #define TWO(test) cmocka_unit_test_setup_teardown(test, setup_two_gpus, teardown_gpus)
     const struct CMUnitTest tests[] = {
-        ONE(nothing_works_before_init),      TWO(devices_describe_themselves),
-        TWO(primary_contexts_are_counted),   ONE(destroying_a_context_frees_its_allocations),
-        ONE(allocations_of_the_driver),      ONE(host_memory_is_tracked),
-        ONE(pointers_tell_where_they_point), ONE(only_usable_pages_are_registered),
+        ONE(nothing_works_before_init),
+        TWO(devices_describe_themselves),
+        TWO(primary_contexts_are_counted),
+        ONE(destroying_a_context_frees_its_allocations),
+        ONE(allocations_of_the_driver),
+        ONE(host_memory_is_tracked),
+        ONE(pointer_attributes_describe_the_memory),
+        ONE(only_usable_pages_are_registered),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* The simulated GPU's work: streams, events, and what is in flight when memory goes away. Nothing here depends on time:
- * gates hold work back until the test lets it go. */
+/* Guards the simulated GPU's work: streams, events, and work in flight when memory is released. Nothing here depends on
+ * time: gates hold work back until the test opens them. */
 #include "support/streams_fixture.h"
 
 static void work_waits_for_its_gate(void **state) {
@@ -28,7 +28,7 @@ static void synchronizing_waits_for_all_streams(void **state) {
     ASSERT_CUDA(CALL(cuCtxGetCurrent, &waiter.context));
     ASSERT_CUDA(CALL(launch_add, first, block.address, GRANULE / 2, 1, GATE));
     ASSERT_CUDA(CALL(launch_add, second, block.address + GRANULE / 2, GRANULE / 2, 1, OTHER_GATE));
-    ASSERT_CUDA(CALL(cuStreamDestroy_v2, second)); /* its work goes on, and counts */
+    ASSERT_CUDA(CALL(cuStreamDestroy_v2, second)); /* its work continues, and counts */
     assert_int_equal(pthread_create(&waiter.thread, NULL, synchronize, &waiter), 0);
     CALL(wait_until_synchronizing);
     CALL(open_gate, OTHER_GATE);
@@ -59,7 +59,7 @@ static void unmapping_under_work_is_a_fault(void **state) {
     ASSERT_RESULT(CUDA_ERROR_ILLEGAL_ADDRESS, CALL(launch_add, stream, block.address, 1, 1, 0));
     ASSERT_CUDA(CALL(cuMemAddressFree, block.address, GRANULE)); /* needs no context */
     ASSERT_CUDA(CALL(cuDevicePrimaryCtxReset_v2, 0));
-    ASSERT_RESULT(CUDA_ERROR_ILLEGAL_ADDRESS, CALL(cuDevicePrimaryCtxRetain, &context, 0)); /* no new life */
+    ASSERT_RESULT(CUDA_ERROR_ILLEGAL_ADDRESS, CALL(cuDevicePrimaryCtxRetain, &context, 0)); /* not retained again */
 }
 
 static void work_on_fresh_memory_at_an_old_address_is_fine(void **state) {
@@ -94,7 +94,7 @@ static void a_copy_in_flight_faults_too(void **state) {
     ASSERT_CUDA(CALL(cuMemAddressFree, block.address, block.bytes));
     assert_int_equal(usage_of(0).host_bytes, 8 * MIB);
     ASSERT_CUDA(CALL(cuDevicePrimaryCtxReset_v2, 0));
-    assert_int_equal(usage_of(0).host_bytes, 0); /* it goes with the context */
+    assert_int_equal(usage_of(0).host_bytes, 0); /* it is destroyed with the context */
     ASSERT_RESULT(CUDA_ERROR_CONTEXT_IS_DESTROYED, CALL(cuMemFreeHost, host));
 }
 
@@ -127,7 +127,7 @@ static void copies_are_checked_when_issued(void **state) {
     ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuMemcpyDtoH_v2, NULL, block.address, 16));
     ASSERT_CUDA(CALL(cuMemcpyDtoH_v2, (void *)(uintptr_t)block.address, block.address + 16, 16)); /* one address space */
     ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuMemcpyHtoD_v2, (uintptr_t)host, host, 16));
-    ASSERT_CUDA(CALL(cuMemcpyDtoH_v2, host, 0, 0)); /* nothing is nothing */
+    ASSERT_CUDA(CALL(cuMemcpyDtoH_v2, host, 0, 0)); /* nothing to do */
     unmap_block(&block);
     ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuMemcpyDtoH_v2, host, block.address, 16));
     ASSERT_CUDA(CALL(cuCtxSynchronize)); /* refused, not a fault */
@@ -154,7 +154,8 @@ static void the_legacy_stream_orders_blocking_streams(void **state) {
     drop_block(&block);
 }
 
-/* The first stream's work is long and ends at the byte that the second one sets: without the order, the second is first. */
+/* The first stream's work is long and ends at the byte that the second one sets: without the order, the second finishes
+ * first. */
 static void events_order_streams(void **state) {
     block_t block = make_block(0, 32 * MIB);
     CUdeviceptr last = block.address + block.bytes - 1;
@@ -187,7 +188,7 @@ static void destroying_a_context_drops_its_work(void **state) {
     ASSERT_CUDA(CALL(launch_add, NULL, block.address, GRANULE, 1, GATE));
     ASSERT_CUDA(CALL(cuDevicePrimaryCtxReset_v2, 0));
     retain_primary(0);
-    ASSERT_CUDA(CALL(cuCtxSynchronize)); /* the new life does not wait for the old one's work */
+    ASSERT_CUDA(CALL(cuCtxSynchronize)); /* the new owner does not wait for the old one's work */
     CALL(open_gate, GATE);
     ASSERT_CUDA(CALL(cuMemsetD8_v2, block.address, 7, 1));
     assert_bytes(block.address, 1, 7);

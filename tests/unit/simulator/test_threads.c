@@ -1,5 +1,5 @@
-/* The simulated GPU's threads: how many there are, and that those with nothing to do sleep. A program may make hundreds of
- * streams, and each thread that woke for another's work would cost all of them. */
+/* Guards the simulated GPU's threads: their number, and that idle ones sleep. A program may have hundreds of streams, and a
+ * thread that wakes for another's work would cost all of them. */
 #include <dirent.h>
 #include <pthread.h>
 #include <sched.h>
@@ -35,17 +35,17 @@ static unsigned long count_sleeps(pid_t thread) {
     return count;
 }
 
-static void only_streams_that_work_have_threads(void **state) {
+static void only_busy_streams_have_threads(void **state) {
     CUstream streams[STREAMS];
     block_t block = make_block(0, GRANULE);
     (void)state;
     ASSERT_CUDA(CALL(launch_add, NULL, block.address + 1, 1, 1, 0));
-    ASSERT_CUDA(CALL(cuStreamSynchronize, NULL)); /* a first thread, and with it what a sanitizer starts for itself */
+    ASSERT_CUDA(CALL(cuStreamSynchronize, NULL)); /* a first thread, and the one that a sanitizer starts */
     unsigned before = count_threads();
     for (int i = 0; i < STREAMS; i++) ASSERT_CUDA(CALL(cuStreamCreate, &streams[i], CU_STREAM_NON_BLOCKING));
     assert_int_equal(usage_of(0).streams, STREAMS);
     assert_int_equal(count_threads(), before);
-    for (int i = 0; i < STREAMS; i++) ASSERT_CUDA(CALL(cuStreamSynchronize, streams[i])); /* of no work */
+    for (int i = 0; i < STREAMS; i++) ASSERT_CUDA(CALL(cuStreamSynchronize, streams[i])); /* without work */
     assert_int_equal(count_threads(), before);
     ASSERT_CUDA(CALL(launch_add, streams[1], block.address, 1, 1, 0));
     ASSERT_CUDA(CALL(cuStreamSynchronize, streams[1]));
@@ -55,7 +55,7 @@ static void only_streams_that_work_have_threads(void **state) {
     ASSERT_RESULT(CUDA_ERROR_INVALID_HANDLE, CALL(cuStreamQuery, streams[0]));
     assert_int_equal(usage_of(0).streams, STREAMS / 2);
     drop_block(&block);
-    ASSERT_CUDA(CALL(cuDevicePrimaryCtxReset_v2, 0)); /* the others go with the context */
+    ASSERT_CUDA(CALL(cuDevicePrimaryCtxReset_v2, 0)); /* the others end with the context */
     assert_int_equal(usage_of(0).streams, 0);
     retain_primary(0);
     ASSERT_RESULT(CUDA_ERROR_INVALID_HANDLE, CALL(cuStreamQuery, streams[3]));
@@ -76,8 +76,8 @@ static void *synchronize(void *argument) {
     return NULL;
 }
 
-/* A few sleeps while they begin to wait are in order. */
-static void those_that_wait_do_not_wake_each_other(void **state) {
+/* A few sleeps while they begin to wait are normal. */
+static void waiting_threads_do_not_wake_each_other(void **state) {
     waiter_t waiters[WAITERS] = {0};
     unsigned long before[WAITERS];
     block_t block = make_block(0, GRANULE);
@@ -109,8 +109,8 @@ static void those_that_wait_do_not_wake_each_other(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(only_streams_that_work_have_threads, setup_one_gpu, teardown_gpus),
-        cmocka_unit_test_setup_teardown(those_that_wait_do_not_wake_each_other, setup_one_gpu, teardown_gpus),
+        cmocka_unit_test_setup_teardown(only_busy_streams_have_threads, setup_one_gpu, teardown_gpus),
+        cmocka_unit_test_setup_teardown(waiting_threads_do_not_wake_each_other, setup_one_gpu, teardown_gpus),
     };
     return cmocka_run_group_tests_name("simulated threads", tests, NULL, NULL);
 }

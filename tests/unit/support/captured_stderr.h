@@ -1,5 +1,5 @@
-/* For tests of what is written to stderr: sends it into a pipe and gives it back as a string. Single-threaded, and for texts
- * that fit into a pipe (64 KiB). */
+/* For tests of output to stderr: redirects it into a pipe and returns it as a string. Single-threaded, and for texts that
+ * fit into a pipe (64 KiB). */
 #ifndef TMS_TESTS_CAPTURED_STDERR_H
 #define TMS_TESTS_CAPTURED_STDERR_H
 
@@ -20,7 +20,7 @@ static inline captured_stderr_t capture_begin(void) {
     return captured;
 }
 
-/* Puts stderr back and returns the length of what was written, which lies in `text`. */
+/* Restores stderr and returns the length of the output, which is in `text`. */
 static inline size_t capture_end(captured_stderr_t captured, char *text, size_t bytes) {
     size_t length = 0;
     ssize_t got;

@@ -30,7 +30,7 @@ static bool fails(heap_store_t *heap, heap_failure_t where) {
 
 static tms_status_t check(heap_store_t *heap, heap_failure_t where, const tms_error_context_t *context, tms_error_t *error) {
     if (!fails(heap, where)) return TMS_OK;
-    return tms_error_set(error, TMS_BACKUP_IO, context, "the heap store was told to fail at %d", (int)where);
+    return tms_error_set(error, TMS_BACKUP_IO, context, "the heap store was made to fail at %d", (int)where);
 }
 
 /* ---- blocks ---- */
@@ -211,7 +211,7 @@ static void *find(void *store, const tms_backup_t *backup, const tms_backup_slot
                   tms_host_buffer_t **buffer) {
     heap_block_t *block = slot->kept;
     (void)bytes;
-    (void)buffer; /* it has none to give */
+    (void)buffer; /* it has none to return */
     if (!block || backup->held.bytes != backup->bytes || fails(store, HEAP_FIND)) return NULL;
     return block->data + offset;
 }

@@ -1,8 +1,8 @@
-/* A store of backups for the tests: contents in plain memory of the heap. It can be told to fail in each of its operations.
- * The simulated GPU waits for a copy of pageable memory in the call that queues it: only with `pins` is one in flight.
+/* A store of backups for the tests: contents in plain heap memory. Each of its operations can be made to fail. The
+ * simulated GPU waits for a copy of pageable memory in the call that queues it: copies are in flight only with `pins`.
  *
- * It shows what a store needs, and that the core knows no store: it is in no list but that of a fixture (support.h), under
- * a kind that the library does not have. */
+ * It shows what a store needs, and that the core depends on no store: it is only in the list of a fixture (support.h),
+ * under a kind that the library does not have. */
 #ifndef TMS_TESTS_HEAP_STORE_H
 #define TMS_TESTS_HEAP_STORE_H
 
@@ -10,8 +10,8 @@
 
 #define HEAP_BACKUP ((tms_backup_kind_t)(TMS_BACKUP_DISK + 1))
 
-/* Where it can fail. commit, cancel, discard and destroy cannot; but what they let go may be refused, and waits in the
- * quarantine then. */
+/* Where it can fail. commit, cancel, discard and destroy cannot; but the memory that they release may be refused, and is
+ * then quarantined. */
 typedef enum heap_failure {
     HEAP_BEGIN,
     HEAP_PLAN,
@@ -29,9 +29,9 @@ typedef enum heap_failure {
 typedef struct heap_store {
     tms_devices_t *devices;
     tms_quarantine_t *quarantine;
-    bool pins;                           /* memory made from now on is pinned */
-    _Atomic int fail_in[HEAP_FAILURES];  /* n: the n-th call from now on fails, and none after it; 0: none */
-    _Atomic int blocks, batches, relays; /* that there are */
+    bool pins;                           /* memory allocated from now on is pinned */
+    _Atomic int fail_in[HEAP_FAILURES];  /* n: only the n-th call from now on fails; 0: none */
+    _Atomic int blocks, batches, relays; /* that exist */
     _Atomic uint64_t helped, started;    /* calls */
 } heap_store_t;
 

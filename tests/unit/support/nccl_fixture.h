@@ -1,4 +1,4 @@
-/* What the tests of the simulated GPU's NCCL share: ranks on devices of one process, each with a stream and memory. */
+/* Shared by the tests of the simulated GPU's NCCL: ranks on devices of one process, each with a stream and memory. */
 #ifndef TMS_TESTS_NCCL_FIXTURE_H
 #define TMS_TESTS_NCCL_FIXTURE_H
 
@@ -71,7 +71,7 @@ static inline sim_nccl_result_t async_error(const rank_t *rank) {
     return error;
 }
 
-/* The error that another thread finds, once it has; or none, once the work is done. */
+/* The error that another thread finds, once there is one; or none, once the work has completed. */
 static inline sim_nccl_result_t await_error(const rank_t *rank) {
     sim_nccl_result_t error = SIM_NCCL_SUCCESS;
     while (error == SIM_NCCL_SUCCESS || error == SIM_NCCL_IN_PROGRESS) {

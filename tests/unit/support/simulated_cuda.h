@@ -1,6 +1,6 @@
-/* What the tests of the simulated GPU itself share: its entry points by name, and shorthand for calls that they make often.
+/* Shared by the tests of the simulated GPU itself: its entry points by name, and short forms of frequent calls.
  *
- * The library is the one that TMS_CUDA_DRIVER names; a program fails, and does not skip, without it. */
+ * TMS_CUDA_DRIVER names the library; without it a program fails, and does not skip. */
 #ifndef TMS_TEST_SIMULATED_CUDA_H
 #define TMS_TEST_SIMULATED_CUDA_H
 
@@ -19,7 +19,7 @@
 #define GRANULE       ((uint64_t)TMS_SIM_GRANULARITY)
 #define DEVICE_MEMORY (64 * MIB)
 
-/* The control functions that are used here; the types are simulator.h's. */
+/* The control functions used here; the types are those of simulator.h. */
 #define SIMULATED_CONTROLS(X)                                                                                               \
     X(reset)                                                                                                                \
     X(set_bandwidth)                                                                                                        \
@@ -84,7 +84,7 @@ CUmemAllocationProp pinned_on(int device);
 CUmemAccessDesc access_for(int device, CUmemAccess_flags flags);
 CUcontext retain_primary(int device);
 
-/* A reservation, mapped with fresh memory of a device, accessible to that device; and the way back. */
+/* A reservation, mapped with fresh memory of a device, accessible to that device; and its undo. */
 typedef struct block {
     CUdeviceptr address;
     uint64_t bytes;
@@ -98,8 +98,8 @@ void drop_block(const block_t *block);
 void assert_bytes(CUdeviceptr address, uint64_t bytes, uint8_t value);
 tms_sim_usage_t usage_of(int device);
 
-/* Runs this program again with one argument in a fresh process, its stderr into `output` ("" if nothing), and returns its
- * exit status. `variables` are NAME=value, NULL at the end. */
+/* Runs this program again with one argument in a fresh process, with its stderr in `output` ("" if nothing), and returns
+ * its exit status. `variables` are NAME=value, NULL at the end. */
 int run_again(const char *role, const char *const *variables, char *output, size_t capacity);
 
 #endif

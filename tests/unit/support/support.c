@@ -77,7 +77,7 @@ static int set_up(void **state, int devices, uint64_t memory_bytes) {
     fixture_begin(fixture, devices);
     simulator()->reset(devices, memory_bytes);
     ASSERT_OK(tms_devices_load(&fixture->devices, &fixture->cuda, &fixture->topology, &context, &error), error);
-    /* The first entry makes the context and keeps it. */
+    /* The first entry creates the context and keeps it. */
     ASSERT_OK(tms_devices_enter(&fixture->devices, 0, &context, &error), error);
     tms_devices_leave(&fixture->devices, 0);
     simulator()->clear_counts();
@@ -92,9 +92,9 @@ int setup_large_device(void **state) { return set_up(state, 1, 8 * GIB); }
 
 int teardown(void **state) {
     fixture_t *fixture = *state;
-    /* A test that fails in a callback leaves its pause or resume for ever, and giving memory back would wait for its end. */
+    /* A test that fails in a callback never ends its pause or resume, and releasing memory would wait for that. */
     if (fixture->saver.transition_running) return -1;
-    /* Nor may the work that it has left behind a gate keep the rest from ending. */
+    /* Nor may work left behind a gate block the end. */
     for (int gate = 1; gate <= fixture->last_gate; gate++) simulator()->open_gate(gate);
     fixture_end(fixture, fixture->topology->count);
     free(fixture);
@@ -214,7 +214,7 @@ static uint8_t pattern(uint64_t position, uint32_t seed) {
     return (uint8_t)((position * 2654435761u + seed * 40503u) >> 13);
 }
 
-/* Not TSan's, which would take minutes over all these bytes: another thread that writes there spoils the contents. */
+/* Not under TSan, which would take minutes for all these bytes: another thread that writes there changes the contents. */
 #define UNSEEN_BY_TSAN __attribute__((no_sanitize("thread")))
 
 UNSEEN_BY_TSAN void fill(uint64_t address, uint64_t bytes, uint32_t seed) {

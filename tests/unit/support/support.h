@@ -1,6 +1,6 @@
-/* What the C tests on the simulated GPU share: its control functions, and one saver with everything it needs.
+/* Shared by the C tests on the simulated GPU: its control functions, and one saver with everything it needs.
  *
- * The simulator is the library that TMS_CUDA_DRIVER names; a test program fails, and does not skip, without it. */
+ * TMS_CUDA_DRIVER names the simulator's library; without it a test program fails, and does not skip. */
 #ifndef TMS_TEST_SUPPORT_H
 #define TMS_TEST_SUPPORT_H
 
@@ -66,26 +66,27 @@ typedef struct fixture {
     int last_gate;                      /* the highest one of launch_behind_gate; teardown opens all up to it */
 } fixture_t;
 
-/* One device with 256 MiB, or two, or three; the first device's primary context is active, as in a program that has used it.
- * Teardown frees every segment and fails the test if the simulator still has memory, mappings or reservations. */
+/* One device with 256 MiB, or two, or three; the first device's primary context is active, as in a program that has used
+ * it. Teardown frees every segment and fails the test if the simulator still has memory, mappings or reservations. */
 int setup_one_device(void **state);
 int setup_two_devices(void **state);
 int setup_three_devices(void **state);
-/* One with 8 GiB, for segments beyond 4 GiB. Their memory costs the host what is written of it, and 2 MiB. */
+/* One with 8 GiB, for segments beyond 4 GiB. Their memory costs the host only the written part, and 2 MiB. */
 int setup_large_device(void **state);
 int teardown(void **state);
 
-/* What the setups and the teardown are made of, for tests with a fixture of their own: a saver on simulated devices of 256
- * MiB, which has not used the driver yet; and the end of it, which may leave nothing there. */
+/* The parts of the setups and of the teardown, for tests with a fixture of their own: a saver on simulated devices of 256
+ * MiB that has not used the driver yet; and its end, which must leave nothing. */
 void fixture_begin(fixture_t *fixture, int devices);
 void fixture_end(fixture_t *fixture, int devices);
 
-/* Until no thread gives host memory back, or tries again to. */
+/* Waits until no thread releases host memory, or retries it. */
 void settle_host_memory(tms_saver_t *saver);
-/* That the driver has taken back everything, and nothing waits for it: no damaged segment, deferred free or quarantine. */
+/* Asserts that the driver has released everything and nothing awaits release: no damaged segment, deferred free or
+ * quarantine. */
 void assert_nothing_waits(tms_saver_t *saver);
 
-/* A saver call that must succeed: prints the error's message where it does not. */
+/* A saver call that must succeed: prints the error's message if it does not. */
 #define ASSERT_OK(call, error) assert_ok((call), &(error), __FILE__, __LINE__)
 void assert_ok(tms_status_t status, const tms_error_t *error, const char *file, int line);
 
@@ -96,7 +97,7 @@ uint64_t allocate_on(fixture_t *fixture, int device, const char *tag, tms_backup
 tms_status_t pause_tag(fixture_t *fixture, const char *tag, tms_report_t *report, tms_error_t *error);
 tms_status_t resume_tag(fixture_t *fixture, const char *tag, tms_report_t *report, tms_error_t *error);
 
-/* The same for a selection of the caller's: every tag, unless it says otherwise. */
+/* The same for a selection of the caller's: every tag, unless it names some. */
 tms_status_t pause_selected(fixture_t *fixture, const tms_selection_t *selection, tms_report_t *report, tms_error_t *error);
 tms_status_t resume_selected(fixture_t *fixture, const tms_selection_t *selection, tms_report_t *report, tms_error_t *error);
 
@@ -104,7 +105,7 @@ tms_status_t resume_selected(fixture_t *fixture, const tms_selection_t *selectio
 CUstream launch_behind_gate(fixture_t *fixture, int gate, uint64_t address);
 void destroy_stream(fixture_t *fixture, CUstream stream);
 
-/* A pause of one tag on a thread of its own, held up by work behind a gate. begin_pause returns once it waits for the
+/* A pause of one tag on a thread of its own, blocked by work behind a gate. begin_pause returns once it waits for the
  * device, and fails the test if it ends without waiting. */
 typedef struct held_pause {
     pthread_t thread;
@@ -124,7 +125,7 @@ void assert_filled(uint64_t address, uint64_t bytes, uint32_t seed);
 void assert_filled_part(uint64_t address, uint64_t offset, uint64_t bytes, uint32_t seed);
 void assert_poisoned(uint64_t address, uint64_t bytes);
 
-/* What the stores have for a backup, of this pause or of earlier ones; NULL. */
+/* The backup that the stores have, of this pause or of earlier ones; NULL. */
 tms_host_buffer_t *host_buffer_of(fixture_t *fixture, const tms_backup_t *backup);
 tms_disk_file_t *disk_file_of(fixture_t *fixture, const tms_backup_t *backup);
 

@@ -1,11 +1,10 @@
-/* A directory of a test's own, below TMPDIR. */
+/* A directory for one test, below TMPDIR. */
 #ifndef TMS_TEST_TEMPORARY_H
 #define TMS_TEST_TEMPORARY_H
 
 enum { TEMPORARY_BYTES = 256 };
 
-/* Makes one with `name` in its name and says in `path` where; NULL where that failed. Removing it takes along what is in it.
- */
+/* Creates one with `name` in its name and writes its path to `path`; NULL on failure. Removing it removes its contents. */
 char *make_temporary_directory(char path[TEMPORARY_BYTES], const char *name);
 int remove_temporary_directory(const char *path);
 

@@ -1,4 +1,4 @@
-"""tools/check_layers.py notices every use of csrc's files that it must not let pass, and passes what is in order."""
+"""Guards tools/check_layers.py: it detects every forbidden use between csrc's files, and accepts valid ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tool() -> ModuleType:
 
 
 def write(folder: Path, files: dict[str, str]) -> Path:
-    """Sources of these texts in `folder`/csrc. A name alone stands for an include."""
+    """Sources with these texts in `folder`/csrc. A name alone stands for an include."""
     for name, text in files.items():
         path = folder / "csrc" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ def test_this_repository(tool: ModuleType, capsys: pytest.CaptureFixture[str]) -
     assert tool.main([]) == 0, capsys.readouterr().err
 
 
-def test_what_is_in_order_passes(tool: ModuleType, tmp_path: Path) -> None:
+def test_valid_sources_pass(tool: ModuleType, tmp_path: Path) -> None:
     assert problems(tool, write(tmp_path, IN_ORDER)) == []
 
 
@@ -292,7 +292,7 @@ def test_pictures(tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert {"base", "device", "backup", "core", "abi", "preload", "python", "include", "simulator"} <= words
 
 
-def test_what_it_prints(tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_printed_report(tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     csrc = write(tmp_path, IN_ORDER)
     assert tool.main(["--csrc", str(csrc), "--objects", str(tmp_path)]) == 0
     assert "every use follows the order" in capsys.readouterr().out

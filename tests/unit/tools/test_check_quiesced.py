@@ -1,4 +1,5 @@
-"""tools/check_quiesced.py notices every way to a tms_quiesced_t that has not waited, and passes the sources as they are."""
+"""Guards tools/check_quiesced.py: it detects every path to a tms_quiesced_t that has not waited, and accepts the sources as
+they are."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def test_the_sources_are_in_order(tool: ModuleType, capsys: pytest.CaptureFixtur
         "TMS_DRIVER_CALL(driver, context, error, cuMemUnmap, address, size);",
     ],
 )
-def test_what_has_not_waited_is_found(tool: ModuleType, line: str) -> None:
+def test_code_that_has_not_waited_is_found(tool: ModuleType, line: str) -> None:
     source = f"static void other(int a) {{\n    {line}\n}}\n"
     (problem,) = {text.split(": ")[0] for text in tool.check("core/transition/pause.c", source)}
     assert problem == "csrc/core/transition/pause.c:2"
@@ -57,7 +58,7 @@ def test_what_has_not_waited_is_found(tool: ModuleType, line: str) -> None:
         'log("cuMemUnmap(");',
     ],
 )
-def test_what_hands_a_value_on_passes(tool: ModuleType, line: str) -> None:
+def test_code_that_passes_a_value_on_is_accepted(tool: ModuleType, line: str) -> None:
     assert tool.check("core/transition/pause.c", f"static void other(int a) {{\n    {line}\n}}\n") == []
 
 

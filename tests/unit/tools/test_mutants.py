@@ -1,4 +1,4 @@
-"""The planted bugs of tests/mutants still apply to the sources, and the tests that have to notice them exist."""
+"""Guards that the planted bugs of tests/mutants apply to the sources, and that the tests that must detect them exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-/* checksum.c: the published vectors of CRC-32C, and both implementations against the definition, bit by bit. */
+/* Guards checksum.c: the published vectors of CRC-32C, and both implementations against the definition, bit by bit. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,14 +12,14 @@
 
 static tms_checksum_t *const IMPLEMENTATIONS[] = {tms_checksum_by_table, tms_checksum_by_instruction};
 
-/* Both, or the table alone where this CPU has no instruction. */
+/* Both, or only the table if this CPU has no CRC instruction. */
 static size_t implementations(void) { return tms_checksum_has_instruction() ? 2 : 1; }
 
 static void assert_checksum(const void *data, size_t bytes, uint32_t expected) {
     for (size_t i = 0; i < implementations(); i++) assert_int_equal(IMPLEMENTATIONS[i](data, bytes), expected);
 }
 
-/* The definition: a division of polynomials, one bit at a time, with reflected bits and inverted begin and end. */
+/* The definition: polynomial division, one bit at a time, with reflected bits and inverted initial and final values. */
 static uint32_t by_definition(const unsigned char *data, size_t bytes) {
     uint32_t remainder = 0xFFFFFFFF;
     for (size_t i = 0; i < bytes; i++) {
@@ -35,7 +35,7 @@ static void published_vectors(void **state) {
     assert_ptr_equal(tms_checksum_choose(), IMPLEMENTATIONS[implementations() - 1]);
     assert_checksum("", 0, 0);
     assert_checksum("123456789", 9, 0xE3069283);
-    /* RFC 3720, B.4, where the checksums are written with their lowest byte first. */
+    /* RFC 3720, B.4, which writes checksums with the lowest byte first. */
     memset(data, 0, 32);
     assert_checksum(data, 32, 0x8A9136AA);
     memset(data, 0xFF, 32);

@@ -1,5 +1,5 @@
-/* backup/disk/copy.c, as long as nothing fails: contents, in each of the ways in which bytes get to the disk; what the
- * files of one call share; and that what is damaged never reaches the device. pthread_create: there are threads. */
+/* Guards backup/disk/copy.c without failures: contents for each way of copying, resources that the files of one call share,
+ * and that damaged data never reaches the device. pthread_create: there are threads. */
 #include "support.h"
 
 #include <sys/wait.h>
@@ -9,7 +9,7 @@
 
 /* ---- contents ---- */
 
-/* The pieces of a file, those with something to transfer directly, and those with a rest that cannot be. */
+/* The pieces of a file: those that use direct I/O, and those with a remainder that cannot. */
 static void count_pieces(uint64_t bytes, int *pieces, int *direct, int *rests) {
     for (*pieces = *direct = *rests = 0; bytes > 0; ++*pieces) {
         uint64_t piece = bytes < BUFFER ? bytes : BUFFER;
@@ -30,7 +30,7 @@ static void assert_calls(way_t way, bool saving, uint64_t bytes) {
     assert_int_equal(direct_calls, way == BY_THREADS ? direct : 0);
     assert_int_equal(plain_calls, way == THROUGH_PAGE_CACHE ? pieces : rests);
     assert_int_equal(calls.direct_opens, way != THROUGH_PAGE_CACHE);
-    /* A save is planned first, which looks at the file. */
+    /* A save is planned first, which examines the file. */
     assert_int_equal(calls.plain_opens, saving + (way == THROUGH_PAGE_CACHE || rests > 0));
 }
 
@@ -71,7 +71,7 @@ static void round_trip(fixture_t *f, way_t way, uint64_t bytes, uint64_t chunk) 
     ASSERT_OK(tms_saver_free(&f->saver, address, &error), error);
 }
 
-static void contents_of_every_size_make_the_round_trip(void **state) {
+static void contents_of_every_size_round_trip(void **state) {
     fixture_t *f = *state;
     const struct {
         uint64_t bytes, chunk;
@@ -96,8 +96,8 @@ static void contents_of_every_size_make_the_round_trip(void **state) {
     }
 }
 
-/* What was saved in one way is loaded in another: the file is the same. */
-static void the_ways_are_of_one_file(void **state) {
+/* A file that was saved in one way is loaded in every other: the format is the same. */
+static void a_file_saved_one_way_loads_in_every_other(void **state) {
     fixture_t *f = *state;
     const uint64_t bytes = 5 * BUFFER + 33;
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, bytes);
@@ -136,7 +136,7 @@ static void a_file_system_in_memory_has_threads(void **state) {
         assert_int_equal(calls.direct_opens, 0);
         assert_int_equal(calls.setups, 0);
         assert_int_equal(calls.plain_writes, 4);
-        assert_int_equal(calls.threads, 3); /* the last piece is too small for one */
+        assert_int_equal(calls.threads, 3); /* the last piece is too small for direct I/O */
     }
     assert_loads(f, &backup, address, 3);
     tms_backup_destroy(&backup, &f->saver.stores);
@@ -193,7 +193,7 @@ static void many_files_share_one_ring(void **state) {
     }
 }
 
-/* Files of one piece each: the disk has as many of them as it may have before anything is waited for. */
+/* Files of one piece each: the disk gets the largest allowed number of requests before the first wait. */
 static void small_files_keep_the_disk_busy(void **state) {
     fixture_t *f = *state;
     enum { SMALL = 24 };
@@ -295,8 +295,8 @@ static void a_truncated_file_never_reaches_the_device(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        COPIES(contents_of_every_size_make_the_round_trip),
-        COPIES(the_ways_are_of_one_file),
+        COPIES(contents_of_every_size_round_trip),
+        COPIES(a_file_saved_one_way_loads_in_every_other),
         COPIES(a_file_system_in_memory_has_threads),
         COPIES(many_files_share_one_ring),
         COPIES(small_files_keep_the_disk_busy),

@@ -1,5 +1,5 @@
-/* backup/disk/copy.c while something is late: who waits for the disk and for the device, and who does not; stopping,
- * and forks. pthread_create: there are threads. */
+/* Guards which operations of backup/disk/copy.c wait for a slow disk or device, cancellation, and forks. pthread_create:
+ * there are threads. */
 #include "support.h"
 
 #include <sys/wait.h>
@@ -9,7 +9,7 @@
 
 /* ---- many files ---- */
 
-/* While the disk stands still, saves go on until the ring is full; nothing counts as written before the wait. */
+/* While the disk is stalled, saves continue until the ring is full; nothing counts as written before the wait. */
 static void a_save_does_not_wait_for_its_writes(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -33,11 +33,11 @@ static void a_save_does_not_wait_for_its_writes(void **state) {
     }
 }
 
-/* Asked while something is waited for: when no read has been begun for a while it looks how far everything has come, and
- * lets those that wait end. */
+/* Called during a wait. If no read has been started for a while, it records how far each copy has come, and lets the
+ * blocked requests end. */
 typedef struct watcher {
-    int release, submits, still;    /* `submits` in the end: before they were let go */
-    uint64_t on_device, off_device; /* copies to the device that were begun, and that were waited for */
+    int release, submits, still;    /* `submits` at the end: before the requests ended */
+    uint64_t on_device, off_device; /* copies to the device that were started, and that were waited for */
     bool released;
 } watcher_t;
 
@@ -56,7 +56,7 @@ static int32_t look_and_release(void *context) {
     return 0;
 }
 
-/* Of the reads all but the first `unpiped` wait, or so many of them, until nothing else moves. */
+/* All reads but the first `unpiped`, or this many of them, block until nothing else makes progress. */
 static watcher_t load_while_reads_wait(fixture_t *f, int unpiped, int piped) {
     const uint64_t bytes = 64 * BUFFER;
     tms_error_t error;
@@ -66,7 +66,7 @@ static watcher_t load_while_reads_wait(fixture_t *f, int unpiped, int piped) {
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, bytes);
     tms_backup_t backup = prepared(f, bytes);
     fill(address, bytes, 3);
-    /* What a read that waited gets from the pipe: its first byte. */
+    /* The first byte of a delayed read comes from the pipe. */
     for (uint64_t i = 0; i < bytes; i += BUFFER) *(char *)(address + i) = 0;
     char *expected = malloc(bytes);
     assert_non_null(expected);
@@ -93,21 +93,21 @@ static watcher_t load_while_reads_wait(fixture_t *f, int unpiped, int piped) {
     return watcher;
 }
 
-/* The disk has work for as long as there is room for what it reads. */
-static void reads_do_not_wait_for_one_that_is_late(void **state) {
+/* The disk has requests in flight as long as there is a free buffer. */
+static void reads_do_not_wait_for_a_late_read(void **state) {
     if (!has_way(BY_URING)) skip();
     assert_int_equal(load_while_reads_wait(*state, 0, 1).submits, AHEAD_MOST);
 }
 
-static void what_is_read_goes_on_while_the_disk_stands_still(void **state) {
+static void completed_reads_proceed_while_the_disk_is_stalled(void **state) {
     if (!has_way(BY_URING)) skip();
     watcher_t watcher = load_while_reads_wait(*state, 1, NEVER);
     assert_int_equal(watcher.submits, 1 + IN_FLIGHT_MOST);
     assert_int_equal(watcher.on_device, 1);
 }
 
-/* Although there are others left: the fewer are gone through, the better. */
-static void buffers_come_back_from_the_device_early(void **state) {
+/* Even if other buffers are free: using fewer buffers is better for the cache. */
+static void device_buffers_are_reused_early(void **state) {
     enum { READ = 6, WITH_DEVICE = 2 };
     if (!has_way(BY_URING)) skip();
     watcher_t watcher = load_while_reads_wait(*state, READ, NEVER);
@@ -116,8 +116,8 @@ static void buffers_come_back_from_the_device_early(void **state) {
     assert_int_equal(watcher.off_device, READ - WITH_DEVICE);
 }
 
-/* One copier, first to the disk and then from it, without a wait between. */
-static void a_copier_turns_around(void **state) {
+/* One copier saves and then loads, without a wait between. */
+static void a_copier_switches_from_save_to_load(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_copier_t copier;
@@ -142,10 +142,10 @@ static void a_copier_turns_around(void **state) {
 /* ---- interruption ---- */
 
 typedef struct asker {
-    int asked, release; /* a descriptor that lets requests of the kernel end, or -1 */
+    int asked, release; /* a descriptor that lets blocked kernel requests end, or -1 */
 } asker_t;
 
-/* The disk stands still until the call is asked whether to stop. */
+/* The disk is stalled until the callback asks whether to cancel. */
 static int32_t stop_and_release(void *context) {
     asker_t *asker = context;
     const char bytes[IN_FLIGHT_MOST] = {0};
@@ -155,7 +155,7 @@ static int32_t stop_and_release(void *context) {
     return 1;
 }
 
-static void a_call_stops_while_the_disk_stands_still(void **state) {
+static void a_call_is_cancelled_while_the_disk_is_stalled(void **state) {
     fixture_t *f = *state;
     const uint64_t bytes = 64 * BUFFER;
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, bytes);
@@ -188,7 +188,7 @@ static void a_call_stops_while_the_disk_stands_still(void **state) {
             if (!saving && way == BY_URING) assert_int_equal(calls.submits, IN_FLIGHT_MOST);
             tms_copier_close(&copier);
             fault.pipe_end = -1;
-            /* Giving it back would wait for whatever runs on the device. */
+            /* Unpinning would wait for all work on the device. */
             assert_int_equal(simulator()->calls("cuMemHostUnregister"), 0);
             tms_saver_reclaim(&f->saver);
             settle_host_memory(&f->saver);
@@ -216,8 +216,8 @@ static int32_t fork_once(void *context) {
     return 0;
 }
 
-/* Its copy of the ring, the threads' requests and the device are the parent's. */
-static void a_child_that_is_forked_meanwhile_leaves_everything_alone(void **state) {
+/* The child's copy of the ring, the threads' requests and the device belong to the parent. */
+static void a_child_forked_during_a_copy_changes_nothing(void **state) {
     fixture_t *f = *state;
     const uint64_t bytes = 64 * BUFFER;
     tms_error_t error;
@@ -252,13 +252,13 @@ static void a_child_that_is_forked_meanwhile_leaves_everything_alone(void **stat
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        COPIES(reads_do_not_wait_for_one_that_is_late),
-        COPIES(what_is_read_goes_on_while_the_disk_stands_still),
-        COPIES(buffers_come_back_from_the_device_early),
+        COPIES(reads_do_not_wait_for_a_late_read),
+        COPIES(completed_reads_proceed_while_the_disk_is_stalled),
+        COPIES(device_buffers_are_reused_early),
         COPIES(a_save_does_not_wait_for_its_writes),
-        COPIES(a_copier_turns_around),
-        COPIES(a_call_stops_while_the_disk_stands_still),
-        COPIES(a_child_that_is_forked_meanwhile_leaves_everything_alone),
+        COPIES(a_copier_switches_from_save_to_load),
+        COPIES(a_call_is_cancelled_while_the_disk_is_stalled),
+        COPIES(a_child_forked_during_a_copy_changes_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

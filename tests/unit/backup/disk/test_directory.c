@@ -1,4 +1,4 @@
-/* backup/disk/directory.c: the directory, which ones are refused, and what becomes of one that goes. */
+/* Guards backup/disk/directory.c: the choice of the directory, the refusal of bad ones, and the loss of the directory. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -31,7 +31,7 @@ static void test_set_directory(void **state) {
     assert_int_equal(mkdir(below("a/b"), 0700), 0);
     assert_int_equal(tms_disk_set_directory(&disk, below("a/b/c///"), &error), TMS_OK);
     assert_string_equal(disk.path, below("a/b/c"));
-    assert_entries(below("a/b/c"), 0, 0); /* the attempt to make a file there has left nothing */
+    assert_entries(below("a/b/c"), 0, 0); /* the attempt to create a file there has left nothing */
     tms_disk_file_t *new = create(20);
     assert_entries(base, 1, 1);
     assert_entries(below("a/b/c"), 1, 1);
@@ -89,8 +89,8 @@ static void test_bad_directories_change_nothing(void **state) {
     tms_disk_file_destroy(&disk, file);
 }
 
-/* A mount that is missing, or a misspelled path, must not become a directory on another disk. */
-static void test_only_the_last_directory_is_made(void **state) {
+/* A missing mount or a misspelled path must not become a directory on another disk. */
+static void test_only_the_last_path_component_is_created(void **state) {
     (void)state;
     assert_int_equal(tms_disk_set_directory(&disk, below("missing/backups"), &error), TMS_BACKUP_IO);
     assert_int_equal(error.os_error, ENOENT);
@@ -123,13 +123,13 @@ static void test_an_unwritable_directory(void **state) {
     assert_string_equal(disk.path, base);
 }
 
-static void test_a_directory_that_vanished_is_made_again(void **state) {
+static void test_a_vanished_directory_is_recreated(void **state) {
     (void)state;
     assert_int_equal(tms_disk_set_directory(&disk, below("gone"), &error), TMS_OK);
     assert_int_equal(rmdir(below("gone")), 0);
     tms_disk_file_destroy(&disk, create(1));
     assert_entries(below("gone"), 0, 0);
-    /* With something else in its place: an error, and the next call works again. */
+    /* If something else took its place, the call is an error, and the next call works again. */
     assert_int_equal(rmdir(below("gone")), 0);
     put_file(below("gone"), "");
     assert_create_fails(1, TMS_BACKUP_IO, ENOTDIR);
@@ -144,9 +144,9 @@ int main(void) {
         DISK_TEST(test_a_directory_name_that_begins_like_another),
         DISK_TEST(test_relative_directories_are_fixed_when_set),
         DISK_TEST(test_bad_directories_change_nothing),
-        DISK_TEST(test_only_the_last_directory_is_made),
+        DISK_TEST(test_only_the_last_path_component_is_created),
         DISK_TEST(test_an_unwritable_directory),
-        DISK_TEST(test_a_directory_that_vanished_is_made_again),
+        DISK_TEST(test_a_vanished_directory_is_recreated),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

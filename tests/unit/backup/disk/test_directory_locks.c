@@ -1,5 +1,5 @@
-/* backup/disk/directory.c: the lock files that tell the living from the dead, and many threads and processes at once.
- * */
+/* Guards backup/disk/directory.c: the lock files that distinguish live from dead processes, and concurrent use by many
+ * threads and processes. */
 #include "support/disk_directory_fixture.h"
 
 static void make_old(const char *path) {
@@ -7,7 +7,7 @@ static void make_old(const char *path) {
     assert_int_equal(utimensat(AT_FDCWD, path, times, 0), 0);
 }
 
-/* On a file system whose locks are local to each machine the lock of a living process of another one can be had. */
+/* On a file system whose locks are local to each machine, the lock of a live process on another machine can be acquired. */
 static void test_files_of_other_lock_domains_stay(void **state) {
     (void)state;
     char lock[PATH_BYTES], backup[PATH_BYTES];
@@ -27,7 +27,7 @@ static void test_files_of_other_lock_domains_stay(void **state) {
     assert_int_equal(count_entries(base, ""), 8);
 }
 
-static void test_a_process_that_does_not_know_its_lock_domain(void **state) {
+static void test_a_process_with_an_unknown_lock_domain(void **state) {
     (void)state;
     fault.stat_error = EACCES;
     assert_true(tms_disk_domain() == 0);
@@ -48,11 +48,11 @@ static void test_file_systems_without_locks(void **state) {
     put_file(below_own(DEAD "-1.backup"), "kept");
     for (size_t i = 0; i < sizeof(errors) / sizeof(errors[0]); i++) {
         fault.flock_error = errors[i];
-        tms_disk_file_t *file = create(10); /* works, and removes nothing, since nothing can be told */
+        tms_disk_file_t *file = create(10); /* works, and removes nothing, because it cannot be known which files are dead */
         fault.flock_error = 0;
         assert_entries(base, 2, 1);
         assert_int_equal(count_entries(base, ".unlocked"), 1);
-        /* Another process, which can lock what it finds, cleans up beside it. */
+        /* Another process cleans up concurrently. It can lock the files that it finds. */
         put_file(below_own(DEAD ".lock"), "");
         tms_disk_remove_dead(directory, &log_under_test);
         assert_true(tms_disk_file_is_usable(file));
@@ -63,13 +63,14 @@ static void test_file_systems_without_locks(void **state) {
     }
     close(directory);
 
-    /* A lock that another process always has first: given up after a few names, and none of them stays. */
+    /* Another process always acquires the lock first: the library gives up after a few names and leaves none of the files.
+     */
     fault.flock_error = EWOULDBLOCK;
     assert_create_fails(10, TMS_BACKUP_IO, EWOULDBLOCK);
     assert_entries(base, 1, 1);
 }
 
-static void test_an_interrupted_lock_is_tried_again(void **state) {
+static void test_an_interrupted_lock_is_retried(void **state) {
     (void)state;
     fault.flock_interruptions = 3;
     tms_disk_file_t *file = create(10);
@@ -78,7 +79,7 @@ static void test_an_interrupted_lock_is_tried_again(void **state) {
     tms_disk_file_destroy(&disk, file);
 }
 
-/* The clean-up of another process, at the worst moment: a lock file has been made, and is not locked yet. */
+/* Another process cleans up at the worst moment: a lock file exists and is not locked yet. */
 static unsigned clean_ups;
 
 static void clean_up_beside(void) {
@@ -91,20 +92,20 @@ static void clean_up_beside(void) {
     clean_ups++;
 }
 
-static void test_a_clean_up_takes_no_lock_file_for_a_dead_one_s_that_is_not_locked_yet(void **state) {
+static void test_a_clean_up_keeps_a_new_lock_file_that_is_not_locked_yet(void **state) {
     (void)state;
     clean_ups = 0;
     fault.before_lock = clean_up_beside;
     tms_disk_file_t *file = create(10);
     fault.before_lock = NULL;
-    assert_int_equal(clean_ups, 2); /* before the lock, at the first attempt; and when our own clean-up met it */
+    assert_int_equal(clean_ups, 2); /* before the lock, at the first attempt; and when our own clean-up reached it */
     assert_entries(base, 1, 1);
     assert_int_equal(count_entries(base, ""), 2);
     tms_disk_file_destroy(&disk, file);
     assert_int_equal(count_entries(base, ""), 0);
 }
 
-static void test_lock_files_that_were_never_locked_are_removed_once_they_are_old(void **state) {
+static void test_old_lock_files_that_were_never_locked_are_removed(void **state) {
     (void)state;
     static const char *const old[] = {DEAD ".new", "999999992-0123456789abcdef.new", "x-0123456789abcdef.new",
                                       DEAD ".new.new"};
@@ -166,7 +167,7 @@ static void test_threads(void **state) {
     assert_int_equal(disk.next_number, THREADS * ROUNDS * 3);
 }
 
-/* Processes that start, clean up and end at the same time must not take each other for dead. */
+/* Processes that start, clean up and end concurrently must not take each other for dead. */
 static void test_processes_in_one_directory(void **state) {
     (void)state;
     enum { PROCESSES = 4 };
@@ -190,8 +191,8 @@ static void test_processes_in_one_directory(void **state) {
     assert_entries(base, 0, 0);
 }
 
-/* Another process's clean-up may lock and remove a lock file between its making and its locking. */
-static void test_a_lock_file_that_vanishes_is_made_again(void **state) {
+/* Another process's clean-up may lock and remove a lock file between its creation and its locking. */
+static void test_a_vanished_lock_file_is_recreated(void **state) {
     (void)state;
     fault.vanishing_locks = 3;
     tms_disk_file_t *file = create(10);
@@ -201,7 +202,7 @@ static void test_a_lock_file_that_vanishes_is_made_again(void **state) {
     snprintf(name, sizeof(name), "%s.lock", file->owner_lock->prefix);
     assert_true(exists(name));
     tms_disk_file_destroy(&disk, file);
-    fault.vanishing_locks = 1000; /* for ever: given up */
+    fault.vanishing_locks = 1000; /* for ever: the library gives up */
     assert_create_fails(10, TMS_BACKUP_IO, 0);
     fault.vanishing_locks = 0;
     assert_entries(base, 0, 0);
@@ -211,15 +212,15 @@ int main(void) {
 #define DISK_TEST(test) cmocka_unit_test_setup_teardown(test, make, release)
     const struct CMUnitTest tests[] = {
         DISK_TEST(test_file_systems_without_locks),
-        DISK_TEST(test_an_interrupted_lock_is_tried_again),
+        DISK_TEST(test_an_interrupted_lock_is_retried),
         DISK_TEST(test_files_of_other_lock_domains_stay),
-        DISK_TEST(test_a_process_that_does_not_know_its_lock_domain),
-        DISK_TEST(test_a_clean_up_takes_no_lock_file_for_a_dead_one_s_that_is_not_locked_yet),
-        DISK_TEST(test_lock_files_that_were_never_locked_are_removed_once_they_are_old),
+        DISK_TEST(test_a_process_with_an_unknown_lock_domain),
+        DISK_TEST(test_a_clean_up_keeps_a_new_lock_file_that_is_not_locked_yet),
+        DISK_TEST(test_old_lock_files_that_were_never_locked_are_removed),
         DISK_TEST(test_a_lock_file_that_cannot_get_its_name),
         DISK_TEST(test_threads),
         DISK_TEST(test_processes_in_one_directory),
-        DISK_TEST(test_a_lock_file_that_vanishes_is_made_again),
+        DISK_TEST(test_a_vanished_lock_file_is_recreated),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

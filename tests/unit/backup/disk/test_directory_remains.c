@@ -1,8 +1,8 @@
-/* backup/disk/directory.c: what earlier processes left, which of it is removed, and what must never be touched. */
+/* Guards backup/disk/directory.c: which files of earlier processes are removed, and which must never be changed. */
 #include "support/disk_directory_fixture.h"
 
-/* A process of its own with `files` backup files in the directory. Returns when they are there; it then waits for its end.
- */
+/* A separate process with `files` backup files in the directory. Returns when they exist; the process then waits until it
+ * is killed. */
 static pid_t start_process_with_files(int files) {
     int ready[2];
     char byte;
@@ -11,7 +11,7 @@ static pid_t start_process_with_files(int files) {
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that fails does not wait for it */
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* a failed test does not wait for it */
         tms_disk_directory_t own;
         if (tms_disk_init(&own, disk.path, &log_under_test, NULL) != TMS_OK) _exit(2);
         for (int i = 0; i < files; i++) {
@@ -65,8 +65,8 @@ static void test_files_of_living_processes_stay(void **state) {
     assert_entries(base, 0, 0);
 }
 
-/* As where each mount of a directory has locks of its own, on one machine. */
-static void test_files_of_living_processes_stay_although_their_lock_can_be_had(void **state) {
+/* As if each mount of a directory had locks of its own, on one machine. */
+static void test_files_of_living_processes_stay_although_their_lock_can_be_acquired(void **state) {
     (void)state;
     pid_t living = start_process_with_files(2), dead = start_process_with_files(3);
     kill_process(dead);
@@ -78,7 +78,7 @@ static void test_files_of_living_processes_stay_although_their_lock_can_be_had(v
     assert_entries(base, 0, 0);
 }
 
-/* Its parent may never wait for it. */
+/* Its parent may never reap it. */
 static void test_files_of_zombies_are_removed(void **state) {
     (void)state;
     siginfo_t ended;
@@ -90,8 +90,8 @@ static void test_files_of_zombies_are_removed(void **state) {
     assert_int_equal(waitpid(zombie, NULL, 0), zombie);
 }
 
-/* As after the program has started itself anew with exec. */
-static void test_files_of_this_process_s_former_program_are_removed(void **state) {
+/* As after an exec of the program by itself. */
+static void test_files_from_before_an_exec_are_removed(void **state) {
     (void)state;
     char lock[PATH_BYTES], backup[PATH_BYTES];
     const unsigned long long domain = tms_disk_domain();
@@ -103,7 +103,7 @@ static void test_files_of_this_process_s_former_program_are_removed(void **state
     assert_entries(base, 0, 0);
 }
 
-static void test_only_what_is_ours_is_removed(void **state) {
+static void test_only_our_own_files_are_removed(void **state) {
     (void)state;
     static const char *const kept[] = {
         "999999991.lock",
@@ -114,7 +114,7 @@ static void test_only_what_is_ours_is_removed(void **state) {
         DEAD "-.backup",
         DEAD "-1x.backup",
         DEAD "-1.backup.bak",
-        "999999991-fedcba9876543210-1.backup", /* has no lock file: nothing says that its process is dead */
+        "999999991-fedcba9876543210-1.backup", /* has no lock file: nothing shows that its process is dead */
     };
     put_file(below("victim"), "precious");
     for (size_t i = 0; i < sizeof(kept) / sizeof(kept[0]); i++) put_file(below_own(kept[i]), "kept");
@@ -169,7 +169,7 @@ static void test_files_of_other_users_stay(void **state) {
     assert_false(exists(below_own("999999992-0123456789abcdef.lock")));
     assert_file(below_own("999999992-0123456789abcdef-1.backup"), "kept");
 
-    /* A backup of ours that has become another user's is neither written nor read nor removed. */
+    /* A backup of ours whose owner has changed is neither written nor read nor removed. */
     tms_disk_file_t *file = create(100);
     char data[100] = "", path[2 * PATH_BYTES];
     snprintf(path, sizeof(path), "%s", file->path);
@@ -185,10 +185,10 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         DISK_TEST(test_files_of_dead_processes_are_removed),
         DISK_TEST(test_files_of_living_processes_stay),
-        DISK_TEST(test_files_of_living_processes_stay_although_their_lock_can_be_had),
+        DISK_TEST(test_files_of_living_processes_stay_although_their_lock_can_be_acquired),
         DISK_TEST(test_files_of_zombies_are_removed),
-        DISK_TEST(test_files_of_this_process_s_former_program_are_removed),
-        DISK_TEST(test_only_what_is_ours_is_removed),
+        DISK_TEST(test_files_from_before_an_exec_are_removed),
+        DISK_TEST(test_only_our_own_files_are_removed),
         DISK_TEST(test_files_of_other_users_stay),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

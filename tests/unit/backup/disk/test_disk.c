@@ -1,4 +1,4 @@
-/* backup/disk/disk.c: the files, their contents, and every way in which making or using one can fail. */
+/* Guards backup/disk/disk.c: the files, their contents, and every failure of creating or using one. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -94,7 +94,7 @@ static void test_the_lock_lives_as_long_as_files_do(void **state) {
     assert_null(disk.locks);
 }
 
-static void test_no_space_leaves_nothing(void **state) {
+static void test_lack_of_space_leaves_nothing_behind(void **state) {
     (void)state;
     fault.fallocate_error = ENOSPC;
     assert_create_fails(MIB, TMS_BACKUP_IO, ENOSPC);
@@ -103,7 +103,7 @@ static void test_no_space_leaves_nothing(void **state) {
     assert_int_equal(atomic_load(&disk.total), 0);
     fault.fallocate_error = 0;
     assert_create_fails(UINT64_MAX, TMS_BACKUP_IO, EFBIG);
-    /* More than the file system has: refused without taking any of it. */
+    /* More than the file system has: refused before any of it is reserved. */
     assert_create_fails(UINT64_C(1) << 62, TMS_BACKUP_IO, ENOSPC);
     assert_int_equal(fault.reserved, 0);
     assert_entries(base, 0, 0);
@@ -121,7 +121,7 @@ static void test_interrupted_reservation(void **state) {
     tms_disk_file_destroy(&disk, file);
 }
 
-static void test_file_systems_that_cannot_reserve(void **state) {
+static void test_file_systems_without_fallocate(void **state) {
     (void)state;
     static const int errors[] = {EOPNOTSUPP, ENOSYS, EINVAL};
     for (size_t i = 0; i < sizeof(errors) / sizeof(errors[0]); i++) {
@@ -136,7 +136,7 @@ static void test_file_systems_that_cannot_reserve(void **state) {
     }
 }
 
-static void test_transfers_that_fail(void **state) {
+static void test_failed_transfers(void **state) {
     (void)state;
     char data[100] = "contents";
     tms_disk_file_t *file = create(100);
@@ -158,7 +158,7 @@ static void test_transfers_that_fail(void **state) {
     assert_int_equal(tms_disk_file_write(file, data, 100, 0, &context, &error), TMS_BACKUP_IO);
     assert_int_equal(error.os_error, ENOENT);
     assert_entries(base, 0, 1);
-    tms_disk_file_destroy(&disk, file); /* a file already gone is not worth a word */
+    tms_disk_file_destroy(&disk, file); /* an already removed file is not reported */
     assert_entries(base, 0, 0);
 }
 
@@ -169,12 +169,12 @@ static void test_links_are_never_followed(void **state) {
     tms_disk_file_t *file = create(100);
     snprintf(next, sizeof(next), "%s-%u.backup", file->owner_lock->prefix, disk.next_number);
 
-    /* In the place where the next file is to be made. */
+    /* At the path where the next file is to be created. */
     assert_int_equal(symlink(below("victim"), next), 0);
     assert_create_fails(100, TMS_BACKUP_IO, EEXIST);
     assert_int_equal(unlink(next), 0);
 
-    /* In the place of a file that was made. */
+    /* At the path of a created file. */
     assert_int_equal(unlink(file->path), 0);
     assert_int_equal(symlink(below("victim"), file->path), 0);
     assert_int_equal(tms_disk_file_write(file, data, 100, 0, &context, &error), TMS_BACKUP_IO);
@@ -200,8 +200,8 @@ static void test_links_are_never_followed(void **state) {
     tms_disk_file_destroy(&disk, file);
 }
 
-/* A process of its own with `files` backup files in the directory. Returns when they are there; it then waits for its end.
- */
+/* A separate process with `files` backup files in the directory. Returns when they exist; the process then waits until it
+ * is killed. */
 static void test_remove_all(void **state) {
     (void)state;
     tms_disk_file_t *first = create(10);
@@ -220,7 +220,7 @@ static void test_remove_all(void **state) {
     tms_disk_file_destroy(&disk, third);
 }
 
-/* What a forked child does, short of exiting. Runs after tms_disk_after_fork_in_child; returns 0 if all is well. */
+/* What a forked child does before its exit. Runs after tms_disk_after_fork_in_child; returns 0 on success. */
 static int child_forgets(tms_disk_file_t *inherited) {
     char path[2 * PATH_BYTES];
     snprintf(path, sizeof(path), "%s", inherited->path);
@@ -229,14 +229,14 @@ static int child_forgets(tms_disk_file_t *inherited) {
     if (!exists(path)) return 11;
     tms_disk_file_destroy(&disk, inherited);
     if (!exists(path)) return 12;
-    tms_disk_file_t *own = NULL; /* also removes what dead processes left, which the parent is not */
+    tms_disk_file_t *own = NULL; /* also removes files of dead processes; the parent is alive */
     if (tms_disk_file_create(&disk, 5, &own, NULL, &context, NULL) != TMS_OK) return 13;
     if (!exists(path) || count_entries(base, ".lock") != 2) return 14;
     tms_disk_file_destroy(&disk, own);
     return exists(path) ? 0 : 15;
 }
 
-static void test_a_forked_child_touches_nothing(void **state) {
+static void test_a_forked_child_changes_nothing(void **state) {
     (void)state;
     char data[10] = "";
     tms_disk_file_t *file = create(10);
@@ -269,13 +269,13 @@ int main(void) {
         DISK_TEST(test_contents),
         DISK_TEST(test_files_are_private_and_reserved),
         DISK_TEST(test_the_lock_lives_as_long_as_files_do),
-        DISK_TEST(test_no_space_leaves_nothing),
+        DISK_TEST(test_lack_of_space_leaves_nothing_behind),
         DISK_TEST(test_interrupted_reservation),
-        DISK_TEST(test_file_systems_that_cannot_reserve),
-        DISK_TEST(test_transfers_that_fail),
+        DISK_TEST(test_file_systems_without_fallocate),
+        DISK_TEST(test_failed_transfers),
         DISK_TEST(test_links_are_never_followed),
         DISK_TEST(test_remove_all),
-        DISK_TEST(test_a_forked_child_touches_nothing),
+        DISK_TEST(test_a_forked_child_changes_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,8 +1,9 @@
-/* backup/disk/copy.c where the system offers less: without io_uring, threads (pthread_create) or direct I/O the copies
- * are made all the same. */
+/* Guards backup/disk/copy.c on systems that lack a feature: copies succeed without io_uring, threads (pthread_create) or
+ * direct I/O. */
 #include "support/disk_failures_fixture.h"
 
-/* Saves and loads under what fails now, and says what was logged. The contents must be right, also for others. */
+/* Saves and loads under the injected failures, and returns what was logged. The contents must be right in every other way
+ * of copying, too. */
 static void assert_works(fixture_t *f, uint64_t address, uint32_t seed, char *logged) {
     tms_backup_t backup = prepared(f, BYTES);
     int descriptors = count_descriptors();
@@ -22,12 +23,12 @@ static void assert_works(fixture_t *f, uint64_t address, uint32_t seed, char *lo
 
 /* ---- io_uring ---- */
 
-static void without_io_uring_there_are_threads(void **state) {
+static void without_io_uring_threads_copy(void **state) {
     fixture_t *f = *state;
     char logged[TEXT_BYTES];
     static const struct {
         int error;
-        unsigned lines; /* at the usual level; each of the two calls has one */
+        unsigned lines; /* at the default level; each of the two calls logs one line */
     } refusals[] = {{ENOSYS, 0}, {EPERM, 0}, {ENOMEM, 2}, {EMFILE, 2}};
     if (!has_way(BY_URING)) skip();
     uint64_t address = allocate_filled(f, 1);
@@ -36,14 +37,14 @@ static void without_io_uring_there_are_threads(void **state) {
         assert_works(f, address, 1, logged);
         assert_logged(logged, refusals[i].lines, "io_uring_setup failed");
     }
-    tms_log_init(&f->log, TMS_LOG_INFO); /* what is usual is said once, to who wants to know */
+    tms_log_init(&f->log, TMS_LOG_INFO); /* at level info, the usual case is logged once */
     f->saver.stores.disk.warned_no_uring = false;
     fault.setup_error = EPERM;
     assert_works(f, address, 1, logged);
     assert_logged(logged, 1, "io_uring is not available (io_uring_setup: Operation not permitted)");
 }
 
-static void what_io_uring_refuses_goes_to_threads(void **state) {
+static void requests_refused_by_io_uring_go_to_threads(void **state) {
     fixture_t *f = *state;
     char logged[TEXT_BYTES];
     if (!has_way(BY_URING)) skip();
@@ -53,13 +54,13 @@ static void what_io_uring_refuses_goes_to_threads(void **state) {
         fault.submit_error = errors[after % 3];
         fault.submit_after = after;
         assert_works(f, address, 2, logged);
-        /* Of the load the first submission is refused at once. */
+        /* The first submission of the load fails at once. */
         assert_logged(logged, 2, "io_uring_enter failed");
     }
 }
 
-/* Transfers end also if they cannot be waited for. */
-static void a_wait_that_fails_is_no_failure(void **state) {
+/* Transfers complete even if the wait for them fails. */
+static void a_failed_wait_does_not_fail_the_call(void **state) {
     fixture_t *f = *state;
     char logged[TEXT_BYTES];
     static const int errors[] = {EINTR, ETIME, EBADF, EINVAL};
@@ -72,8 +73,8 @@ static void a_wait_that_fails_is_no_failure(void **state) {
     }
 }
 
-/* The rest, or all, is transferred once more, which succeeds or names the error. */
-static void short_and_failed_completions_are_made_up_for(void **state) {
+/* The rest, or all, is transferred again, which succeeds or names the error. */
+static void short_and_failed_completions_are_retried(void **state) {
     fixture_t *f = *state;
     char logged[TEXT_BYTES];
     static const uint32_t short_by[] = {ALIGNMENT, (uint32_t)BUFFER, 512, 1, (uint32_t)BUFFER + 513};
@@ -100,13 +101,13 @@ static void short_and_failed_completions_are_made_up_for(void **state) {
 
 /* ---- threads ---- */
 
-static void as_many_threads_as_there_are(void **state) {
+static void the_threads_that_could_be_started_copy(void **state) {
     fixture_t *f = *state;
     char logged[TEXT_BYTES];
     uint64_t address = allocate_filled(f, 5);
     for (int threads = 0; threads <= TMS_DISK_WORKERS_MOST; threads++) {
         set_way(f, BY_THREADS);
-        /* Counted over both calls: the load has those that the save has left. */
+        /* Counted over both calls: the load gets the threads that the save has left. */
         fault.threads_after = threads;
         assert_works(f, address, 5, logged);
         assert_logged(logged, threads == TMS_DISK_WORKERS_MOST ? 1 : 2, "pthread_create failed");
@@ -115,7 +116,7 @@ static void as_many_threads_as_there_are(void **state) {
 
 /* ---- direct I/O ---- */
 
-static void where_direct_io_is_refused_the_page_cache_is_used(void **state) {
+static void refused_direct_io_uses_the_page_cache(void **state) {
     fixture_t *f = *state;
     char logged[TEXT_BYTES];
     static const struct {
@@ -143,8 +144,8 @@ static void where_direct_io_is_refused_the_page_cache_is_used(void **state) {
     assert_logged(logged, 1, "refuses direct I/O (Invalid argument)");
 }
 
-/* Also if the kernel said so: the request's own thread finds that it cannot be done directly at all. */
-static void a_refusal_by_io_uring_is_noticed(void **state) {
+/* Also if the kernel reported it: the thread of the request finds that direct I/O is not supported at all. */
+static void a_refusal_by_io_uring_is_detected(void **state) {
     fixture_t *f = *state;
     char logged[TEXT_BYTES];
     if (!has_way(BY_URING)) skip();
@@ -156,7 +157,7 @@ static void a_refusal_by_io_uring_is_noticed(void **state) {
     assert_logged(logged, 1, "refuses direct I/O");
 }
 
-static void memory_that_is_not_aligned_goes_through_the_page_cache(void **state) {
+static void unaligned_memory_uses_the_page_cache(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_backup_t backup = prepared(f, BYTES);
@@ -175,10 +176,10 @@ static void memory_that_is_not_aligned_goes_through_the_page_cache(void **state)
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        COPIES(without_io_uring_there_are_threads), COPIES(what_io_uring_refuses_goes_to_threads),
-        COPIES(a_wait_that_fails_is_no_failure),    COPIES(short_and_failed_completions_are_made_up_for),
-        COPIES(as_many_threads_as_there_are),       COPIES(where_direct_io_is_refused_the_page_cache_is_used),
-        COPIES(a_refusal_by_io_uring_is_noticed),   COPIES(memory_that_is_not_aligned_goes_through_the_page_cache),
+        COPIES(without_io_uring_threads_copy),          COPIES(requests_refused_by_io_uring_go_to_threads),
+        COPIES(a_failed_wait_does_not_fail_the_call),   COPIES(short_and_failed_completions_are_retried),
+        COPIES(the_threads_that_could_be_started_copy), COPIES(refused_direct_io_uses_the_page_cache),
+        COPIES(a_refusal_by_io_uring_is_detected),      COPIES(unaligned_memory_uses_the_page_cache),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,16 +1,16 @@
-/* backup/disk/copy.c where the system or the driver refuses a call: what cannot be done at all is an error that names
- * it; nothing is left over. */
+/* Guards backup/disk/copy.c against failing calls of the system and the driver: a copy that cannot be made is an error that
+ * names the call, and nothing leaks. */
 #include "support/disk_failures_fixture.h"
 
 /* ---- errors ---- */
 
-/* A write that fails is told by a later call, with what it was about. */
-static void a_write_that_fails_later_is_told_with_its_own_backup(void **state) {
+/* A later call reports a failed write, with the backup that it belongs to. */
+static void a_later_write_failure_names_its_own_backup(void **state) {
     fixture_t *f = *state;
     const tms_error_context_t second = {.operation = "pause", .device = 0, .tag = "second"};
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, BUFFER);
     FOR_EACH_WAY(way) {
-        if (way == BY_URING) continue; /* its writes cannot fail without being tried again by pwrite: below */
+        if (way == BY_URING) continue; /* its failed writes are retried by pwrite: below */
         tms_error_t error;
         tms_copier_t copier;
         tms_backup_t backups[] = {prepared(f, BUFFER), prepared(f, BUFFER)};
@@ -63,7 +63,7 @@ static void a_disk_that_refuses_all_writes_is_an_error(void **state) {
     }
 }
 
-static void a_file_that_is_replaced_is_not_written_to(void **state) {
+static void a_replaced_file_is_not_written(void **state) {
     fixture_t *f = *state;
     uint64_t address = allocate_filled(f, 10);
     FOR_EACH_WAY(way) {
@@ -91,7 +91,7 @@ static void a_file_that_is_replaced_is_not_written_to(void **state) {
 }
 
 /* Each call of the driver that a copy makes fails once. */
-static void what_the_driver_refuses_is_an_error_and_leaves_nothing(void **state) {
+static void a_failed_driver_call_is_an_error_and_leaves_nothing(void **state) {
     fixture_t *f = *state;
     static const struct {
         const char *call;
@@ -132,8 +132,8 @@ static void what_the_driver_refuses_is_an_error_and_leaves_nothing(void **state)
     tms_backup_destroy(&backup, &f->saver.stores);
 }
 
-/* As under a limit of locked memory. */
-static void what_cannot_be_page_locked_serves_as_it_is(void **state) {
+/* As with a limit on pinned memory. */
+static void memory_that_cannot_be_pinned_is_used_unpinned(void **state) {
     fixture_t *f = *state;
     char logged[TEXT_BYTES];
     tms_sim_usage_t usage;
@@ -156,7 +156,7 @@ static void what_cannot_be_page_locked_serves_as_it_is(void **state) {
     tms_backup_destroy(&backup, &f->saver.stores);
 }
 
-static void without_memory_there_is_no_copy(void **state) {
+static void a_copy_without_memory_fails(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_copier_t copier;
@@ -173,12 +173,12 @@ static void without_memory_there_is_no_copy(void **state) {
     tms_backup_destroy(&backup, &f->saver.stores);
 }
 
-/* What the kernel has when a copier is closed still comes and goes: the memory must not go before it. */
-static void closing_waits_for_what_the_kernel_has(void **state) {
+/* Requests in flight when a copier is closed still complete: their memory must outlive them. */
+static void closing_waits_for_requests_in_flight(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_copier_t copier;
-    const uint64_t bytes = 4 * BUFFER; /* all of it is with the kernel, and nothing is waited for */
+    const uint64_t bytes = 4 * BUFFER; /* the kernel has all requests, and none has been waited for */
     int ends[2], left = 0;
     if (!has_way(BY_URING)) skip();
     uint64_t address = allocate_filled(f, 15);
@@ -195,7 +195,7 @@ static void closing_waits_for_what_the_kernel_has(void **state) {
     tms_copier_close(&copier);
     assert_true(calls.waits > 0);
     assert_int_equal(ioctl(ends[0], FIONREAD, &left), 0);
-    assert_int_equal(left, IN_FLIGHT_MOST - submits); /* each has taken its byte */
+    assert_int_equal(left, IN_FLIGHT_MOST - submits); /* each has read its byte */
     assert_nothing_held();
     close(ends[0]);
     close(ends[1]);
@@ -205,8 +205,8 @@ static void closing_waits_for_what_the_kernel_has(void **state) {
     tms_backup_destroy(&backup, &f->saver.stores);
 }
 
-/* The ring grows no further, and the copies go on. */
-static void a_ring_that_cannot_grow_is_a_small_one(void **state) {
+/* The ring grows no further, and the copies continue. */
+static void a_ring_that_cannot_grow_stays_small(void **state) {
     fixture_t *f = *state;
     enum { SMALL = 20 };
     tms_error_t error;
@@ -237,8 +237,8 @@ static void a_ring_that_cannot_grow_is_a_small_one(void **state) {
     }
 }
 
-/* What the driver does not take back waits in the quarantine, and goes. */
-static void buffers_and_events_that_are_not_taken_back_wait(void **state) {
+/* Resources that the driver does not release are quarantined, and released later. */
+static void buffers_and_events_that_cannot_be_released_are_quarantined(void **state) {
     fixture_t *f = *state;
     static const struct {
         const char *call;
@@ -265,15 +265,15 @@ static void buffers_and_events_that_are_not_taken_back_wait(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        COPIES(a_write_that_fails_later_is_told_with_its_own_backup),
+        COPIES(a_later_write_failure_names_its_own_backup),
         COPIES(a_disk_that_refuses_all_writes_is_an_error),
-        COPIES(a_file_that_is_replaced_is_not_written_to),
-        COPIES(what_the_driver_refuses_is_an_error_and_leaves_nothing),
-        COPIES(what_cannot_be_page_locked_serves_as_it_is),
-        COPIES(without_memory_there_is_no_copy),
-        COPIES(closing_waits_for_what_the_kernel_has),
-        COPIES(a_ring_that_cannot_grow_is_a_small_one),
-        COPIES(buffers_and_events_that_are_not_taken_back_wait),
+        COPIES(a_replaced_file_is_not_written),
+        COPIES(a_failed_driver_call_is_an_error_and_leaves_nothing),
+        COPIES(memory_that_cannot_be_pinned_is_used_unpinned),
+        COPIES(a_copy_without_memory_fails),
+        COPIES(closing_waits_for_requests_in_flight),
+        COPIES(a_ring_that_cannot_grow_stays_small),
+        COPIES(buffers_and_events_that_cannot_be_released_are_quarantined),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

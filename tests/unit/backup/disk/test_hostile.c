@@ -1,6 +1,6 @@
-/* The disk backups where others change what lies under them: directories that go or are exchanged, and files that are
- * replaced, changed, truncated or unreadable. Each is an error that says what happened; nothing of another owner's is
- * touched; and a retry works once the cause is gone. */
+/* Guards disk backups against others that change the files below them: directories that are removed or replaced, and files
+ * that are replaced, changed, truncated or unreadable. Each is an error that names the cause; no file of another owner is
+ * changed; and a retry succeeds once the cause is gone. */
 #include "support/disk_hostile_fixture.h"
 
 static void assert_loads(tms_disk_file_t *file) {
@@ -31,14 +31,14 @@ static void need_root(void) {
 
 /* ---- the directory ---- */
 
-static void a_directory_that_disappears_takes_its_files_and_is_made_again(void **state) {
+static void a_removed_directory_loses_its_files_and_is_recreated(void **state) {
     (void)state;
     tms_disk_file_t *file = create_saved();
     shell("rm -rf '%s'%s", below("d"), "");
     assert_refused(load(file), ENOENT, file->path);
     assert_refused(save(file), ENOENT, file->path);
     assert_false(tms_disk_file_is_usable(file));
-    tms_disk_file_t *next = create_saved(); /* beside the first, whose directory is no longer the one of this name */
+    tms_disk_file_t *next = create_saved(); /* beside the first, whose directory no longer has this name */
     assert_entries(below("d"), 1, 1);
     assert_destroyed_with_warnings(file, 0);
     assert_loads(next);
@@ -48,7 +48,7 @@ static void a_directory_that_disappears_takes_its_files_and_is_made_again(void *
     assert_null(disk.locks);
 }
 
-static void exchanging_the_directory_changes_no_file(void **state) {
+static void replacing_the_directory_changes_no_file(void **state) {
     (void)state;
     tms_disk_file_t *file = create_saved();
     assert_int_equal(rename(below("d"), below("moved")), 0);
@@ -65,7 +65,7 @@ static void exchanging_the_directory_changes_no_file(void **state) {
     assert_loads(file);
     assert_file(trap, "precious");
     assert_true(exists(kept));
-    tms_disk_file_t *next = create_saved(); /* what is made now goes where the path leads now: the link is this user's */
+    tms_disk_file_t *next = create_saved(); /* a new file follows the path as it is now: the link is this user's */
     assert_entries(below("victim"), 2, 1);
     tms_disk_file_destroy(&disk, file);
     assert_false(exists(kept));
@@ -90,14 +90,14 @@ static void a_link_of_another_user_is_not_followed(void **state) {
     assert_int_equal(tms_disk_set_directory(&disk, below("link"), &error), TMS_BACKUP_IO);
     assert_int_equal(tms_disk_set_directory(&disk, below("link///"), &error), TMS_BACKUP_IO);
     assert_entries(below("victim"), 1, 1);
-    assert_loads(file); /* made when it could be trusted */
+    assert_loads(file); /* opened while it was trusted */
     assert_int_equal(lchown(below("link"), 0, 0), 0);
     tms_disk_file_destroy(&disk, create_saved());
     tms_disk_file_destroy(&disk, file);
     assert_entries(below("victim"), 0, 0);
 }
 
-/* The other way round: an ordinary user and what root made. */
+/* The reverse: an ordinary user and a link that root made. */
 static void a_link_of_root_is_followed_by_others(void **state) {
     (void)state;
     need_root();
@@ -113,7 +113,7 @@ static void a_link_of_root_is_followed_by_others(void **state) {
 
 /* ---- the file ---- */
 
-static void a_changed_byte_never_gets_out(void **state) {
+static void a_changed_byte_is_never_returned(void **state) {
     (void)state;
     tms_disk_file_t *file = create_saved();
     static const off_t places[] = {0, 1024 * 1024 - 1, 1024 * 1024, BYTES - 1};
@@ -130,13 +130,13 @@ static void a_changed_byte_never_gets_out(void **state) {
     tms_disk_file_destroy(&disk, file);
 }
 
-static void a_truncated_file_is_refused_and_made_anew(void **state) {
+static void a_truncated_file_is_refused_and_recreated(void **state) {
     (void)state;
     tms_disk_file_t *file = create_saved();
     assert_int_equal(truncate(file->path, 2 * MIB + 7), 0);
     assert_refused(load(file), 0, "was changed or truncated");
     assert_false(tms_disk_file_is_usable(file));
-    assert_int_equal(truncate(file->path, BYTES), 0); /* its size is back, and its end is zeros */
+    assert_int_equal(truncate(file->path, BYTES), 0); /* its size is restored, and its end is zeros */
     assert_refused(load(file), 0, "was changed or truncated");
     assert_int_equal(truncate(file->path, BYTES + 1), 0);
     assert_false(tms_disk_file_is_usable(file));
@@ -144,11 +144,11 @@ static void a_truncated_file_is_refused_and_made_anew(void **state) {
     assert_entries(below("d"), 0, 0);
 }
 
-static void what_was_never_written_is_no_backup(void **state) {
+static void an_unwritten_file_is_no_backup(void **state) {
     (void)state;
     tms_disk_file_t *file = create(BYTES);
     assert_refused(load(file), 0, "was changed or truncated");
-    fault.pwrite_error = EIO; /* and a save that failed does not leave one */
+    fault.pwrite_error = EIO; /* and a failed save does not leave one */
     assert_int_equal(save(file), TMS_BACKUP_IO);
     fault.pwrite_error = 0;
     assert_refused(load(file), 0, "was changed or truncated");
@@ -157,27 +157,27 @@ static void what_was_never_written_is_no_backup(void **state) {
     tms_disk_file_destroy(&disk, file);
 }
 
-static void a_file_in_our_files_place_is_left_alone(void **state) {
+static void a_file_that_replaced_ours_is_left_alone(void **state) {
     (void)state;
     tms_disk_file_t *file = create_saved();
     char path[2 * PATH_BYTES];
     snprintf(path, sizeof(path), "%s", file->path);
-    assert_int_equal(rename(path, below("aside")), 0);
+    assert_int_equal(rename(path, below("moved")), 0);
     put_file(path, "precious");
     assert_refused(save(file), ESTALE, "was replaced by another one");
     assert_refused(load(file), 0, "was changed or truncated");
     assert_false(tms_disk_file_is_usable(file));
     assert_file(path, "precious");
 
-    assert_int_equal(rename(below("aside"), path), 0); /* the cause is gone */
+    assert_int_equal(rename(below("moved"), path), 0); /* the cause is gone */
     assert_true(tms_disk_file_is_usable(file));
     assert_loads(file);
     assert_int_equal(save(file), TMS_OK);
 
-    /* A copy that was restored has the right contents, so it is good enough to read, and not ours to write to. */
+    /* A restored copy has the right contents. It may be read, but it is not our file and is not written. */
     shell("cp -p '%s' '%s'", path, below("copy"));
     assert_int_equal(unlink(path), 0);
-    put_file(below("number"), ""); /* takes the number that the file system may give again */
+    put_file(below("number"), ""); /* takes the inode number that the file system may reuse */
     assert_int_equal(rename(below("copy"), path), 0);
     assert_loads(file);
     assert_refused(save(file), ESTALE, "was replaced by another one");
@@ -187,7 +187,7 @@ static void a_file_in_our_files_place_is_left_alone(void **state) {
     assert_int_equal(unlink(path), 0);
 }
 
-static void a_lock_file_in_our_lock_files_place_is_left_alone(void **state) {
+static void a_lock_file_that_replaced_ours_is_left_alone(void **state) {
     (void)state;
     tms_disk_file_t *file = create_saved();
     char path[2 * PATH_BYTES];
@@ -201,7 +201,7 @@ static void a_lock_file_in_our_lock_files_place_is_left_alone(void **state) {
     assert_null(disk.locks);
 }
 
-static void an_unreadable_file_is_read_when_it_can_be(void **state) {
+static void an_unreadable_file_is_read_once_it_is_readable(void **state) {
     (void)state;
     tms_disk_file_t *file = create_saved();
     struct stat found;
@@ -242,8 +242,8 @@ static void transfers_are_of_whole_blocks(void **state) {
 
 /* ---- what the system refuses ---- */
 
-/* A new file or lock file that cannot be looked at is taken back at once, or later if that is refused as well. */
-static void test_a_new_file_that_cannot_be_looked_at(void **state) {
+/* A new file or lock file whose stat fails is removed at once, or later if the removal fails as well. */
+static void test_a_new_file_whose_stat_fails(void **state) {
     (void)state;
     tms_disk_file_t *first = create_saved();
     for (int refused = 0; refused < 2; refused++) {
@@ -262,7 +262,7 @@ static void test_a_new_file_that_cannot_be_looked_at(void **state) {
     assert_entries(below("d"), 0, 0);
 }
 
-static void test_a_new_lock_file_that_cannot_be_looked_at(void **state) {
+static void test_a_new_lock_file_whose_stat_fails(void **state) {
     (void)state;
     for (int refused = 0; refused < 2; refused++) {
         looks_allowed = 2; /* the directory, twice */
@@ -270,7 +270,7 @@ static void test_a_new_lock_file_that_cannot_be_looked_at(void **state) {
         unlinks_refused = refused;
         assert_create_fails(BYTES, TMS_BACKUP_IO, EIO);
         assert_string_equal(error.call, "fstatfs");
-        assert_int_equal(count_entries(below("d"), ""), refused); /* by the name that no clean-up looks at */
+        assert_int_equal(count_entries(below("d"), ""), refused); /* by the name that no clean-up looks for */
         assert_int_equal(count_entries(below("d"), ".new"), refused);
         assert_int_equal(disk.refuses, refused); /* it is not left to the next process that cleans up */
     }
@@ -284,18 +284,18 @@ static void test_a_new_lock_file_that_cannot_be_looked_at(void **state) {
 int main(void) {
 #define DISK_TEST(test) cmocka_unit_test_setup_teardown(test, begin, release)
     const struct CMUnitTest tests[] = {
-        DISK_TEST(test_a_new_file_that_cannot_be_looked_at),
-        DISK_TEST(test_a_new_lock_file_that_cannot_be_looked_at),
-        DISK_TEST(a_directory_that_disappears_takes_its_files_and_is_made_again),
-        DISK_TEST(exchanging_the_directory_changes_no_file),
+        DISK_TEST(test_a_new_file_whose_stat_fails),
+        DISK_TEST(test_a_new_lock_file_whose_stat_fails),
+        DISK_TEST(a_removed_directory_loses_its_files_and_is_recreated),
+        DISK_TEST(replacing_the_directory_changes_no_file),
         DISK_TEST(a_link_of_another_user_is_not_followed),
         DISK_TEST(a_link_of_root_is_followed_by_others),
-        DISK_TEST(a_changed_byte_never_gets_out),
-        DISK_TEST(a_truncated_file_is_refused_and_made_anew),
-        DISK_TEST(what_was_never_written_is_no_backup),
-        DISK_TEST(a_file_in_our_files_place_is_left_alone),
-        DISK_TEST(a_lock_file_in_our_lock_files_place_is_left_alone),
-        DISK_TEST(an_unreadable_file_is_read_when_it_can_be),
+        DISK_TEST(a_changed_byte_is_never_returned),
+        DISK_TEST(a_truncated_file_is_refused_and_recreated),
+        DISK_TEST(an_unwritten_file_is_no_backup),
+        DISK_TEST(a_file_that_replaced_ours_is_left_alone),
+        DISK_TEST(a_lock_file_that_replaced_ours_is_left_alone),
+        DISK_TEST(an_unreadable_file_is_read_once_it_is_readable),
         DISK_TEST(transfers_are_of_whole_blocks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

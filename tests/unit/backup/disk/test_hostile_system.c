@@ -1,10 +1,10 @@
-/* The disk backups where the system refuses: files that cannot be removed, disks that are full, limits. Each is an
- * error that says what happened; and a retry works once the cause is gone. */
+/* Guards disk backups against failures of the system: files that cannot be removed, full disks, limits. Each is an error
+ * that names the cause, and a retry succeeds once the cause is gone. */
 #include "support/disk_hostile_fixture.h"
 
 /* ---- what the system refuses ---- */
 
-static void what_cannot_be_removed_is_tried_again_by_the_quarantine(void **state) {
+static void the_quarantine_retries_failed_removals(void **state) {
     (void)state;
     tms_quarantine_t quarantine;
     assert_int_equal(tms_quarantine_init(&quarantine, &error), TMS_OK);
@@ -13,7 +13,7 @@ static void what_cannot_be_removed_is_tried_again_by_the_quarantine(void **state
     unlinks_refused = 2;
     assert_destroyed_with_warnings(first, 1);
     assert_destroyed_with_warnings(second, 1);
-    assert_entries(below("d"), 2, 1); /* with the lock, or the next process could not tell that they are left over */
+    assert_entries(below("d"), 2, 1); /* with the lock, or the next process could not know that they are left over */
     assert_int_equal(atomic_load(&disk.total), 2 * BYTES);
     assert_int_equal(tms_quarantine_held(&quarantine, TMS_QUARANTINE_OTHER), 1);
     unlinks_refused = 1;
@@ -33,7 +33,7 @@ static void what_cannot_be_removed_is_tried_again_by_the_quarantine(void **state
     tms_quarantine_release(&quarantine);
 }
 
-static void what_cannot_be_removed_is_tried_again_by_the_next_file(void **state) {
+static void the_next_file_retries_failed_removals(void **state) {
     (void)state;
     tms_disk_file_t *file = create_saved();
     unlinks_refused = 1;
@@ -48,7 +48,7 @@ static void what_cannot_be_removed_is_tried_again_by_the_next_file(void **state)
     assert_int_equal(atomic_load(&disk.total), 0);
 }
 
-/* In a child, since the limit holds for good. SIGXFSZ would end it. */
+/* In a child, because the limit cannot be raised again. SIGXFSZ would end it. */
 static int child_with_a_file_size_limit(void) {
     struct rlimit limit = {.rlim_cur = BYTES - 1, .rlim_max = RLIM_INFINITY};
     signal(SIGXFSZ, SIG_DFL);
@@ -59,7 +59,7 @@ static int child_with_a_file_size_limit(void) {
     if (tms_disk_file_create(&disk, BYTES, &file, NULL, &context, &error) != TMS_BACKUP_IO || error.os_error != EFBIG)
         return 12;
     if (save(before) != TMS_BACKUP_IO || error.os_error != EFBIG) return 13;
-    fault.fallocate_error = EOPNOTSUPP; /* the other way of making room */
+    fault.fallocate_error = EOPNOTSUPP; /* the other way of reserving space */
     if (tms_disk_file_create(&disk, BYTES, &file, NULL, &context, &error) != TMS_BACKUP_IO || error.os_error != EFBIG)
         return 14;
     if (count_entries(below("d"), ".backup") != 1) return 15;
@@ -69,7 +69,7 @@ static int child_with_a_file_size_limit(void) {
     return 0;
 }
 
-/* A disk of 8 MiB for this process alone, which another file fills up. Status 77: it cannot be had here. */
+/* A disk of 8 MiB for this process alone, which another file fills. Status 77: such a disk is not available here. */
 static int child_on_a_full_disk(void) {
     tms_disk_after_fork_in_child(&disk);
     if (unshare(CLONE_NEWNS) != 0 || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
@@ -79,13 +79,13 @@ static int child_on_a_full_disk(void) {
     if (tms_disk_file_create(&disk, BYTES, &first, NULL, &context, &error) != TMS_OK) return 10;
     if (tms_disk_file_create(&disk, 2 * BYTES, &file, NULL, &context, &error) != TMS_BACKUP_IO || error.os_error != ENOSPC)
         return 11;
-    fault.fallocate_error = EOPNOTSUPP; /* so that the writing is what finds the disk full */
+    fault.fallocate_error = EOPNOTSUPP; /* so that the write is what finds the disk full */
     if (tms_disk_file_create(&disk, BYTES, &file, NULL, &context, &error) != TMS_OK) return 12;
     char command[4 * PATH_BYTES];
     snprintf(command, sizeof(command), "head -c 3m /dev/zero > '%s/filler'", below("d"));
     if (system(command) != 0) return 13;
     if (save(file) != TMS_BACKUP_IO || error.os_error != ENOSPC) return 14;
-    if (save(first) != TMS_OK || load(first) != TMS_OK) return 15; /* it had its space */
+    if (save(first) != TMS_OK || load(first) != TMS_OK) return 15; /* its space was reserved */
     if (unlink(below("d/filler")) != 0 || save(file) != TMS_OK || load(file) != TMS_OK) return 16;
     tms_disk_file_destroy(&disk, first);
     tms_disk_file_destroy(&disk, file);
@@ -138,7 +138,7 @@ static void a_full_disk_is_an_error_until_there_is_room(void **state) {
     assert_int_equal(status, 0);
 }
 
-static void no_descriptors_is_an_error_until_there_are_some(void **state) {
+static void lack_of_descriptors_is_an_error_until_some_are_free(void **state) {
     (void)state;
     assert_int_equal(run_child(child_without_descriptors), 0);
 }
@@ -154,7 +154,7 @@ static void a_reservation_can_be_interrupted(void **state) {
     tms_wait_t wait;
     tms_disk_file_t *file = NULL;
     tms_wait_begin(&wait, stop, &asked, 0);
-    wait.asked -= 1; /* it is time to ask */
+    wait.asked -= 1; /* the callback is due */
     assert_int_equal(tms_disk_file_create(&disk, BYTES, &file, &wait, &context, &error), TMS_INTERRUPTED);
     assert_int_equal(asked, 1);
     assert_null(file);
@@ -165,7 +165,7 @@ static void a_reservation_can_be_interrupted(void **state) {
 
 static unsigned count_descriptors(void) { return count_entries("/proc/self/fd", ""); }
 
-static void nothing_stays_open(void **state) {
+static void no_descriptor_stays_open(void **state) {
     (void)state;
     unsigned before = count_descriptors();
     tms_disk_file_t *file = create_saved();
@@ -183,13 +183,13 @@ static void nothing_stays_open(void **state) {
 int main(void) {
 #define DISK_TEST(test) cmocka_unit_test_setup_teardown(test, begin, release)
     const struct CMUnitTest tests[] = {
-        DISK_TEST(what_cannot_be_removed_is_tried_again_by_the_quarantine),
-        DISK_TEST(what_cannot_be_removed_is_tried_again_by_the_next_file),
+        DISK_TEST(the_quarantine_retries_failed_removals),
+        DISK_TEST(the_next_file_retries_failed_removals),
         DISK_TEST(a_file_size_limit_is_an_error_and_no_signal),
         DISK_TEST(a_full_disk_is_an_error_until_there_is_room),
-        DISK_TEST(no_descriptors_is_an_error_until_there_are_some),
+        DISK_TEST(lack_of_descriptors_is_an_error_until_some_are_free),
         DISK_TEST(a_reservation_can_be_interrupted),
-        DISK_TEST(nothing_stays_open),
+        DISK_TEST(no_descriptor_stays_open),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

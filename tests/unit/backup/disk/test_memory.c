@@ -1,5 +1,5 @@
-/* Backup files of a file system in memory: host memory that the limits count. Each test in a process of its own, because the
- * limits are read once. */
+/* Guards backup files in a file system in memory: they are host memory that the limits count. Each test has a process of
+ * its own, because the limits are read once. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -105,7 +105,7 @@ static void give_the_claim_back_where_there_is_no_space(void) {
     CHECK(held(stores) == 0);
 }
 
-/* As at the exit, while another thread makes a file. */
+/* As at exit, while another thread creates a file. */
 static int32_t remove_all(void *directory) {
     tms_disk_remove_all(directory);
     return 0;

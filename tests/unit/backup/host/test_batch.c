@@ -1,4 +1,4 @@
-/* Batches of the host store: what one is, and what is refused. Memory becomes usable in order, and what fails leaves
+/* Guards batches of the host store: their contents, and refused ones. Memory becomes usable in order, and failures leave
  * nothing. */
 #include "support/host_batch_fixture.h"
 
@@ -18,7 +18,7 @@ static void buffers_lie_back_to_back_and_end_at_pieces(void **state) {
     assert_ptr_equal(buffers[2]->memory, first + 5 * PIECE / 2 + 8192);
     assert_int_equal(atomic_load(&f->store.buffer_bytes), 5 * PIECE / 2 + 5000 + 3 * PIECE);
     assert_int_equal(atomic_load(&f->store.resident_bytes), 6 * PIECE);
-    /* A copy goes to the end of its piece, or of its buffer. */
+    /* A copy ends with its piece, or with its buffer. */
     ASSERT_OK(tms_host_buffer_await(buffers[0], 0, NULL, &part, &CONTEXT, &error), error);
     assert_int_equal(part, PIECE);
     ASSERT_OK(tms_host_buffer_await(buffers[0], PIECE + 100, NULL, &part, &CONTEXT, &error), error);
@@ -34,7 +34,7 @@ static void buffers_lie_back_to_back_and_end_at_pieces(void **state) {
     assert_empty(f);
 }
 
-static void pieces_are_page_locked_once_each_and_in_order(void **state) {
+static void pieces_are_pinned_once_each_and_in_order(void **state) {
     host_fixture_t *f = *state;
     const uint64_t bytes[] = {7 * PIECE, 9 * PIECE};
     tms_host_buffer_t *buffers[2];
@@ -47,7 +47,7 @@ static void pieces_are_page_locked_once_each_and_in_order(void **state) {
         assert_ptr_equal(seen.addresses[i], (char *)buffers[0]->memory + (uint64_t)i * PIECE);
         assert_int_equal(seen.bytes[i], PIECE);
     }
-    assert_int_equal(locked_bytes(), 16 * PIECE);
+    assert_int_equal(pinned_bytes(), 16 * PIECE);
     tms_host_batch_destroy(batch);
     drop_all(buffers, 2);
     assert_empty(f);
@@ -56,7 +56,7 @@ static void pieces_are_page_locked_once_each_and_in_order(void **state) {
 
 static uint8_t pattern(uint64_t position) { return (uint8_t)((position * 2654435761u) >> 13); }
 
-/* There and back, each copy as long as await allows. */
+/* Both directions, each copy as long as await allows. */
 static void contents_come_back(void **state) {
     host_fixture_t *f = *state;
     const uint64_t size = 6 * MIB, at = 3 * PIECE / 2;
@@ -91,15 +91,15 @@ static void contents_come_back(void **state) {
     assert_empty(f);
 }
 
-/* All is touched without it, and nothing pinned that is not waited for. */
-static void whoever_waits_page_locks(void **state) {
+/* Without the waiter everything is prefaulted, and only awaited pieces are pinned. */
+static void a_waiter_pins(void **state) {
     host_fixture_t *f = *state;
     const uint64_t bytes = 8 * PIECE;
     tms_host_buffer_t *buffer;
     tms_error_t error;
     uint64_t part = 0;
     struct tms_host_batch *batch = start_batch(f, TMS_BACKUP_PINNED, &bytes, 1, TMS_HOST_RELEASE, &buffer);
-    await_touched(8);
+    await_prefaulted_parts(8);
     assert_int_equal(registrations().count, 0);
     for (int i = 0; i < 2; i++) {
         ASSERT_OK(tms_host_buffer_await(buffer, 5 * PIECE + 7, NULL, &part, &CONTEXT, &error), error);
@@ -113,8 +113,8 @@ static void whoever_waits_page_locks(void **state) {
     assert_empty(f);
 }
 
-/* Until every piece of the buffer is prefaulted. That comes a moment after the last mincore: the thread still has to say so.
- */
+/* Waits until every piece of the buffer is prefaulted. That is shortly after the last mincore: the thread still has to
+ * report it. */
 static void await_prefaulted(host_fixture_t *f, const tms_host_buffer_t *buffer) {
     pthread_mutex_lock(&f->store.lock);
     for (uint64_t at = buffer->offset; at < buffer->offset + buffer->bytes; at += PIECE) {
@@ -124,13 +124,13 @@ static void await_prefaulted(host_fixture_t *f, const tms_host_buffer_t *buffer)
     pthread_mutex_unlock(&f->store.lock);
 }
 
-/* The thread that prefaults the first piece is the last to say so. */
+/* The thread that prefaults the first piece is the last to report. */
 static void hold_the_first(int count) {
     while (count == 1 && calls_made(CALL_MINCORE) < 6) sched_yield();
 }
 
-/* In order, and of its device only. */
-static void who_has_time_page_locks_what_is_next(void **state) {
+/* In order, and only pieces of its device. */
+static void an_idle_thread_pins_the_next_piece(void **state) {
     host_fixture_t *f = *state;
     struct tms_host_batch *batch = create(f);
     tms_host_buffer_t *buffers[] = {add(batch, 2 * MIB, 0, NULL), add(batch, 2 * MIB, 1, NULL),
@@ -175,7 +175,7 @@ static void groups_kinds_and_devices_do_not_share_blocks(void **state) {
 
 /* ---- what is refused ---- */
 
-static void memory_that_cannot_be_page_locked_serves_all_the_same(void **state) {
+static void memory_that_cannot_be_pinned_is_used_unpinned(void **state) {
     host_fixture_t *f = *state;
     const uint64_t bytes = 8 * PIECE;
     char text[TEXT_BYTES];
@@ -189,25 +189,25 @@ static void memory_that_cannot_be_page_locked_serves_all_the_same(void **state) 
     assert_int_equal(count_lines(text), 1);
     assert_non_null(strstr(text, "cuMemHostRegister"));
     assert_non_null(strstr(text, "ulimit -l"));
-    assert_int_equal(locked_bytes(), 2 * PIECE);
+    assert_int_equal(pinned_bytes(), 2 * PIECE);
     memset(buffer->memory, 7, bytes);
     tms_host_buffer_drop(buffer);
     assert_empty(f);
     assert_int_equal(CALL(calls, "cuMemHostUnregister"), 2);
 }
 
-/* No context of the device can be had either. */
-static void a_device_that_cannot_be_entered_leaves_ordinary_memory(void **state) {
+/* Nor is another context of the device available. */
+static void a_device_that_cannot_be_entered_leaves_memory_unpinned(void **state) {
     host_fixture_t *f = *state;
     atomic_store(&f->log.level, TMS_LOG_SILENT);
     CALL(fail_after, "cuDevicePrimaryCtxRetain", 0, 2, CUDA_ERROR_UNKNOWN);
     tms_host_buffer_t *buffer = make_buffer(f, TMS_BACKUP_PINNED, 2 * PIECE, TMS_HOST_RELEASE);
-    assert_int_equal(locked_bytes(), 0);
+    assert_int_equal(pinned_bytes(), 0);
     tms_host_buffer_drop(buffer);
     assert_empty(f);
 }
 
-static void a_driver_that_has_gone_fails_the_batch(void **state) {
+static void a_deinitialized_driver_fails_the_batch(void **state) {
     host_fixture_t *f = *state;
     const uint64_t bytes = 4 * PIECE;
     tms_host_buffer_t *buffer;
@@ -225,7 +225,7 @@ static void a_driver_that_has_gone_fails_the_batch(void **state) {
     assert_empty(f);
 }
 
-static void a_mapping_that_fails_leaves_nothing(void **state) {
+static void a_failed_mapping_leaves_nothing(void **state) {
     host_fixture_t *f = *state;
     const char groups[2] = {0};
     for (int succeed = 0; succeed < 2; succeed++) {
@@ -258,7 +258,7 @@ static void absurd_sizes_are_refused_at_once(void **state) {
     assert_empty(f);
 }
 
-static void without_an_answer_of_mincore_every_page_is_touched(void **state) {
+static void without_mincore_every_page_is_prefaulted(void **state) {
     host_fixture_t *f = *state;
     unsigned char resident[4 * PIECE / 4096];
     fail_call(CALL_MINCORE, 0, 100);
@@ -270,12 +270,12 @@ static void without_an_answer_of_mincore_every_page_is_touched(void **state) {
     assert_empty(f);
 }
 
-/* Huge pages or not, and also in a block too small for one. */
-static void every_page_is_resident_before_it_is_page_locked(void **state) {
+/* With and without huge pages, and also in a block too small for one. */
+static void every_page_is_resident_before_it_is_pinned(void **state) {
     host_fixture_t *f = *state;
     const uint64_t sizes[] = {4 * PIECE, 20000};
     unsigned char resident[4 * PIECE / 4096];
-    CALL(fail_after, "cuMemHostRegister", 0, 100, CUDA_ERROR_OUT_OF_MEMORY); /* which would find the pages itself */
+    CALL(fail_after, "cuMemHostRegister", 0, 100, CUDA_ERROR_OUT_OF_MEMORY); /* which would fault the pages in itself */
     atomic_store(&f->log.level, TMS_LOG_SILENT);
     for (size_t i = 0; i < 2; i++) {
         tms_host_buffer_t *buffer = make_buffer(f, TMS_BACKUP_PINNED, sizes[i], TMS_HOST_RELEASE);
@@ -290,18 +290,18 @@ static void every_page_is_resident_before_it_is_page_locked(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(buffers_lie_back_to_back_and_end_at_pieces),
-        TEST(pieces_are_page_locked_once_each_and_in_order),
+        TEST(pieces_are_pinned_once_each_and_in_order),
         TEST(contents_come_back),
-        TEST(whoever_waits_page_locks),
-        TEST(who_has_time_page_locks_what_is_next),
+        TEST(a_waiter_pins),
+        TEST(an_idle_thread_pins_the_next_piece),
         TEST(groups_kinds_and_devices_do_not_share_blocks),
-        TEST(memory_that_cannot_be_page_locked_serves_all_the_same),
-        TEST(a_device_that_cannot_be_entered_leaves_ordinary_memory),
-        TEST(a_driver_that_has_gone_fails_the_batch),
-        TEST(a_mapping_that_fails_leaves_nothing),
+        TEST(memory_that_cannot_be_pinned_is_used_unpinned),
+        TEST(a_device_that_cannot_be_entered_leaves_memory_unpinned),
+        TEST(a_deinitialized_driver_fails_the_batch),
+        TEST(a_failed_mapping_leaves_nothing),
         TEST(absurd_sizes_are_refused_at_once),
-        TEST(without_an_answer_of_mincore_every_page_is_touched),
-        TEST(every_page_is_resident_before_it_is_page_locked),
+        TEST(without_mincore_every_page_is_prefaulted),
+        TEST(every_page_is_resident_before_it_is_pinned),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

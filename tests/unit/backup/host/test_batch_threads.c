@@ -1,10 +1,10 @@
-/* Batches of the host store: work without threads and while others wait, memory that runs short, and forks. */
+/* Guards batches of the host store: work without threads and with waiters, memory exhaustion, and forks. */
 #include "support/host_batch_fixture.h"
 
 /* ---- threads ---- */
 
-/* All of them are refused, only the first, or all but the first. */
-static void without_threads_whoever_waits_does_the_work(void **state) {
+/* All of them fail to start, only the first, or all but the first. */
+static void without_threads_the_waiter_does_the_work(void **state) {
     host_fixture_t *f = *state;
     const struct {
         int succeed, fail, lines;
@@ -19,7 +19,7 @@ static void without_threads_whoever_waits_does_the_work(void **state) {
         struct tms_host_batch *batch = start_batch(f, TMS_BACKUP_PINNED, bytes, 2, TMS_HOST_RELEASE, buffers);
         await_all(buffers[1]);
         await_all(buffers[0]);
-        assert_int_equal(locked_bytes(), 8 * PIECE);
+        assert_int_equal(pinned_bytes(), 8 * PIECE);
         memset(buffers[0]->memory, 1, bytes[0]);
         memset(buffers[1]->memory, 1, bytes[1]);
         tms_host_batch_destroy(batch);
@@ -43,7 +43,7 @@ static void hold_touching(int count) {
     while (atomic_load(&touching_is_held)) sched_yield();
 }
 
-static void whoever_waits_can_be_interrupted(void **state) {
+static void a_waiter_can_be_interrupted(void **state) {
     host_fixture_t *f = *state;
     const uint64_t bytes = 4 * PIECE;
     tms_host_buffer_t *buffer;
@@ -63,7 +63,7 @@ static void whoever_waits_can_be_interrupted(void **state) {
     assert_empty(f);
 }
 
-static void a_batch_that_is_destroyed_early_is_waited_for_no_more(void **state) {
+static void a_batch_destroyed_early_is_no_longer_waited_for(void **state) {
     host_fixture_t *f = *state;
     const uint64_t bytes = 32 * PIECE;
     for (int i = 0; i < 8; i++) {
@@ -90,7 +90,7 @@ static void a_batch_that_is_destroyed_early_is_waited_for_no_more(void **state) 
     assert_empty(f);
 }
 
-/* The store's calls have nothing to do with a capture that is under way on another thread. */
+/* A capture in flight on another thread does not affect the store's calls. */
 static void a_stream_capture_is_not_broken(void **state) {
     host_fixture_t *f = *state;
     CUstream stream = NULL;
@@ -101,19 +101,19 @@ static void a_stream_capture_is_not_broken(void **state) {
     ASSERT_CUDA(CALL(cuStreamCreate, &stream, CU_STREAM_NON_BLOCKING));
     ASSERT_CUDA(CALL(cuStreamBeginCapture_v2, stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
     tms_host_buffer_t *buffer = make_buffer(f, TMS_BACKUP_PINNED, 4 * PIECE, TMS_HOST_RELEASE);
-    assert_int_equal(locked_bytes(), 4 * PIECE);
+    assert_int_equal(pinned_bytes(), 4 * PIECE);
     tms_host_buffer_drop(buffer);
     assert_empty(f);
     fail_call(CALL_THREAD, 0, 1000); /* and on the thread that captures */
     atomic_store(&f->log.level, TMS_LOG_SILENT);
     buffer = make_buffer(f, TMS_BACKUP_PINNED, 4 * PIECE, TMS_HOST_RELEASE);
-    assert_int_equal(locked_bytes(), 4 * PIECE);
+    assert_int_equal(pinned_bytes(), 4 * PIECE);
     tms_host_buffer_drop(buffer);
     assert_empty(f);
     fail_call(CALL_THREAD, 0, 0);
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
     ASSERT_CUDA(CALL(cuThreadExchangeStreamCaptureMode, &mode));
-    assert_int_equal(mode, CU_STREAM_CAPTURE_MODE_GLOBAL); /* as it was */
+    assert_int_equal(mode, CU_STREAM_CAPTURE_MODE_GLOBAL); /* as before */
     ASSERT_CUDA(CALL(cuStreamEndCapture, stream, &graph));
     assert_non_null(graph);
     ASSERT_CUDA(CALL(cuGraphDestroy, graph));
@@ -124,7 +124,7 @@ static void a_stream_capture_is_not_broken(void **state) {
 
 /* ---- headroom ---- */
 
-static void a_batch_that_does_not_fit_is_refused_before_anything_is_touched(void **state) {
+static void a_batch_that_does_not_fit_is_refused_before_prefaulting(void **state) {
     host_fixture_t *f = *state;
     struct tms_host_batch *batch = create(f);
     tms_host_buffer_t *buffers[] = {add(batch, 3 * PIECE, 0, NULL), add(batch, 3 * PIECE, 0, NULL)};
@@ -134,13 +134,13 @@ static void a_batch_that_does_not_fit_is_refused_before_anything_is_touched(void
     assert_int_equal(error.bytes, 6 * PIECE);
     assert_non_null(strstr(error.message, "TMS_HOST_MEMORY_LIMIT_MB"));
     assert_int_equal(calls_made(CALL_MMAP), 0);
-    assert_int_equal(CALL(calls, "*"), 0); /* nothing of the GPU either */
+    assert_int_equal(CALL(calls, "*"), 0); /* and no GPU memory */
     tms_host_batch_destroy(batch);
     drop_all(buffers, 2);
     assert_empty(f);
 }
 
-/* What is in flight counts once: a cap that is just large enough is. */
+/* Memory in flight counts once: a cap of exactly this size suffices. */
 static void a_batch_that_fits_exactly_fits(void **state) {
     host_fixture_t *f = *state;
     f->store.limits.cap_bytes = 32 * PIECE;
@@ -154,7 +154,7 @@ static void a_batch_that_fits_exactly_fits(void **state) {
 
 static struct {
     char root[TEMPORARY_BYTES];
-    int at; /* touches, after which nothing is available any more */
+    int at; /* prefaulted parts, after which no more is available */
     _Atomic bool exhausted;
 } fake;
 
@@ -167,7 +167,7 @@ static void put(const char *path, const char *text) {
     fclose(file);
 }
 
-/* Nothing more is prefaulted before it is so. */
+/* Nothing more is prefaulted before that. */
 static void exhaust(int count) {
     if (count == fake.at) {
         put("meminfo", "MemAvailable: 0 kB\n");
@@ -187,8 +187,8 @@ static void use_fake_system(host_fixture_t *f) {
     ASSERT_OK(tms_host_limits_init(&f->store.limits, fake.root, UINT64_MAX, &error), error);
 }
 
-/* Memory runs short while a batch is under way: pieces that were touched before can be used, the others never. */
-static void memory_that_runs_short_midway_fails_the_batch(void **state) {
+/* Memory is exhausted during a batch: pieces prefaulted before are usable, the others never are. */
+static void memory_exhausted_midway_fails_the_batch(void **state) {
     host_fixture_t *f = *state;
     const int threads[] = {1, 3, 15};
     for (size_t i = 0; i < 3; i++) {
@@ -205,7 +205,7 @@ static void memory_that_runs_short_midway_fails_the_batch(void **state) {
         assert_int_equal(tms_host_buffer_await(buffers[1], 11 * PIECE, NULL, &part, &CONTEXT, &error),
                          TMS_OUT_OF_HOST_MEMORY);
         assert_non_null(strstr(error.message, "MemAvailable"));
-        /* Those before, those that each thread was at, and those that were allowed ahead. */
+        /* Those before, those that each thread was working on, and those allowed ahead. */
         assert_true(atomic_load(&f->store.resident_bytes) <= (uint64_t)(4 + threads[i] + 3) * PIECE);
         if (threads[i] == 1) assert_int_equal(calls_made(CALL_MINCORE), fake.at + 1);
         on_touch(NULL);
@@ -213,7 +213,7 @@ static void memory_that_runs_short_midway_fails_the_batch(void **state) {
         assert_int_equal(f->store.planned_bytes + f->store.in_flight_bytes, 0);
         drop_all(buffers, 2);
         assert_empty(f);
-        put("meminfo", "MemAvailable: 99999999 kB\n"); /* the next finds memory again */
+        put("meminfo", "MemAvailable: 99999999 kB\n"); /* the next one finds memory again */
         tms_host_buffer_drop(make_buffer(f, TMS_BACKUP_PINNED, 4 * PIECE, TMS_HOST_RELEASE));
         assert_empty(f);
         assert_int_equal(remove_temporary_directory(fake.root), 0);
@@ -240,14 +240,14 @@ static void forget_and_go(void) {
     end_child(empty && f->store.threads == 0 ? 0 : 3);
 }
 
-static void a_child_that_is_forked_meanwhile_forgets_the_batch(void **state) {
+static void a_child_forked_meanwhile_forgets_the_batch(void **state) {
     host_fixture_t *f = *state;
     const uint64_t bytes = 16 * PIECE;
     atomic_store(&touching_is_held, true);
     on_touch(hold_touching);
     in_child.f = f;
     in_child.batch = start_batch(f, TMS_BACKUP_PINNED, &bytes, 1, TMS_HOST_RELEASE, &in_child.buffer);
-    await_touched(1);
+    await_prefaulted_parts(1);
     pthread_mutex_lock(&f->store.lock); /* as process.c does */
     int status = run_in_child(forget_and_go);
     pthread_mutex_unlock(&f->store.lock);
@@ -262,14 +262,14 @@ static void a_child_that_is_forked_meanwhile_forgets_the_batch(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        TEST(without_threads_whoever_waits_does_the_work),
-        TEST(whoever_waits_can_be_interrupted),
-        TEST(a_batch_that_is_destroyed_early_is_waited_for_no_more),
+        TEST(without_threads_the_waiter_does_the_work),
+        TEST(a_waiter_can_be_interrupted),
+        TEST(a_batch_destroyed_early_is_no_longer_waited_for),
         TEST(a_stream_capture_is_not_broken),
-        TEST(a_batch_that_does_not_fit_is_refused_before_anything_is_touched),
+        TEST(a_batch_that_does_not_fit_is_refused_before_prefaulting),
         TEST(a_batch_that_fits_exactly_fits),
-        TEST(memory_that_runs_short_midway_fails_the_batch),
-        TEST(a_child_that_is_forked_meanwhile_forgets_the_batch),
+        TEST(memory_exhausted_midway_fails_the_batch),
+        TEST(a_child_forked_meanwhile_forgets_the_batch),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* The host store in a memory cgroup whose limit is real: what does not fit is an error, and no process is killed. Each test
- * makes a group below that of this process, where it may. */
+/* Guards the host store in a memory cgroup with a real limit: a batch that does not fit is an error, and no process is
+ * killed. Each test creates a group below that of this process, if it has permission. */
 
 #include "support/host_fixture.h"
 
@@ -30,7 +30,7 @@ static bool put(const char *name, unsigned long long number) {
     return close(fd) == 0 && written;
 }
 
-/* Where this process is in the hierarchy that begins with `prefix` in /proc/self/cgroup. */
+/* The group of this process in the hierarchy that has `prefix` in /proc/self/cgroup. */
 static bool find_own(const char *prefix, const char *mounted) {
     char *line = NULL;
     size_t capacity = 0;
@@ -68,7 +68,7 @@ static int setup(void **state) {
 
 static int teardown(void **state) {
     (void)state;
-    /* Who has just ended may still be counted in it for a moment. */
+    /* An ended process may be counted in it for a moment. */
     for (int i = 0; limit_file && i < 1000 && rmdir(group) != 0 && errno == EBUSY; i++) usleep(1000);
     return 0;
 }
@@ -81,7 +81,7 @@ static int teardown(void **state) {
         }                                                                                                                   \
     } while (0)
 
-/* In the child: a store with the sizes of real life, in the group. */
+/* In the child: a store with production sizes, in the group. */
 static host_fixture_t *begin(void) {
     void *state = NULL;
     if (!put("cgroup.procs", (unsigned long long)getpid())) _exit(CANNOT_ENTER);
@@ -108,10 +108,10 @@ static void end(host_fixture_t *f, struct tms_host_batch *batch, tms_host_buffer
     tms_host_buffer_drop(buffer);
     tms_host_store_settle(&f->store);
     EXPECT(atomic_load(&f->store.resident_bytes) == 0);
-    EXPECT(locked_bytes() == 0);
+    EXPECT(pinned_bytes() == 0);
 }
 
-/* Something that fits is made ready, filled and given back. */
+/* A batch that fits is prepared, filled and released. */
 static void go_on(host_fixture_t *f) {
     tms_host_buffer_t *buffer = make_buffer(f, TMS_BACKUP_PINNED, 64 * MIB, TMS_HOST_RELEASE);
     memset(buffer->memory, 1, 64 * MIB);
@@ -136,7 +136,7 @@ static struct {
     uint64_t bytes;
 } other;
 
-/* The rest of the program takes memory meanwhile. */
+/* The rest of the program allocates memory meanwhile. */
 static void take(int count) {
     enum { AT = 10 };
     if (count == AT) memset(other.memory, 1, other.bytes);
@@ -186,7 +186,7 @@ static void a_batch_that_does_not_fit_is_an_error(void **state) {
     run(ask_for_too_much);
 }
 
-static void memory_that_runs_short_midway_is_an_error(void **state) {
+static void memory_exhausted_midway_is_an_error(void **state) {
     (void)state;
     run(be_short_midway);
 }
@@ -196,7 +196,7 @@ static void memory_that_runs_short_midway_is_an_error(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(a_batch_that_does_not_fit_is_an_error),
-        TEST(memory_that_runs_short_midway_is_an_error),
+        TEST(memory_exhausted_midway_is_an_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

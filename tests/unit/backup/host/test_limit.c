@@ -1,4 +1,4 @@
-/* How much host memory may still be used, of a system made of files in a folder. */
+/* Guards how much host memory may still be used, with a simulated system of files in a folder. */
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -88,7 +88,7 @@ static tms_host_limits_t find(uint64_t cap) {
     return limits;
 }
 
-/* Finds the limits, and says what is left. */
+/* Finds the limits, and returns what is left. */
 static tms_host_headroom_t headroom(uint64_t cap, uint64_t held) {
     tms_host_limits_t limits = find(cap);
     tms_host_headroom_t found = tms_host_limits_headroom(&limits, held);
@@ -114,7 +114,7 @@ static int teardown(void **state) {
 
 /* ---- the system ---- */
 
-static void what_is_available_counts_and_what_there_is_does_not(void **state) {
+static void available_memory_counts_and_total_memory_does_not(void **state) {
     (void)state;
     put_available(3 * GIB);
     assert_room(headroom(UINT64_MAX, 0), 3 * GIB - 256 * MIB, 0, "MemAvailable in /proc/meminfo");
@@ -123,7 +123,7 @@ static void what_is_available_counts_and_what_there_is_does_not(void **state) {
     assert_room(headroom(UINT64_MAX, 0), 0, 0, "MemAvailable in /proc/meminfo");
 }
 
-static void nobody_knows_a_limit_where_nothing_can_be_read(void **state) {
+static void there_is_no_limit_if_nothing_can_be_read(void **state) {
     (void)state;
     assert_room(headroom(UINT64_MAX, 0), UINT64_MAX, 0, "");
     put("/proc/meminfo", "MemTotal: 1024 kB\nMemAvailable: many kB\n");
@@ -134,7 +134,7 @@ static void nobody_knows_a_limit_where_nothing_can_be_read(void **state) {
     assert_room(headroom(UINT64_MAX, 0), UINT64_MAX, 0, "");
 }
 
-static void the_programs_own_cap_counts_what_is_held(void **state) {
+static void the_programs_own_cap_counts_held_memory(void **state) {
     (void)state;
     put_available(3 * GIB);
     assert_room(headroom(GIB, 0), GIB, GIB, "TMS_HOST_MEMORY_LIMIT_MB");
@@ -155,7 +155,7 @@ static void a_group_of_version_2_limits_it(void **state) {
     put("/proc/self/mountinfo", "22 1 8:1 / / rw - ext4 /dev/root rw\n" SECOND);
     put_second("/sys/fs/cgroup/work/job", 4 * GIB, GIB, 0);
     assert_room(headroom(UINT64_MAX, 0), 3 * GIB - 256 * MIB, 4 * GIB, "/sys/fs/cgroup/work/job/memory.max");
-    /* The page cache that is not in use would be dropped. */
+    /* Unused page cache would be dropped. */
     put_second("/sys/fs/cgroup/work/job", 4 * GIB, GIB, 512 * MIB);
     assert_room(headroom(UINT64_MAX, 0), 3 * GIB + 512 * MIB - 256 * MIB, 4 * GIB, "/sys/fs/cgroup/work/job/memory.max");
     put_second("/sys/fs/cgroup/work/job", 4 * GIB, 5 * GIB, 0);
@@ -172,14 +172,14 @@ static void every_group_on_the_path_counts(void **state) {
     put_second("/sys/fs/cgroup/work", 8 * GIB, 6 * GIB, 0);
     put_second("/sys/fs/cgroup/elsewhere", 1, GIB, 0);
     assert_room(headroom(UINT64_MAX, 0), 2 * GIB - 256 * MIB, 8 * GIB, "/sys/fs/cgroup/work/memory.max");
-    /* The tightest is not the one with the lowest limit. */
+    /* The tightest limit is not the lowest one. */
     put_second("/sys/fs/cgroup/work", 8 * GIB, 6 * GIB, 5 * GIB);
     put_second("/sys/fs/cgroup/work/job", 9 * GIB, 8 * GIB, GIB / 2);
     assert_room(headroom(UINT64_MAX, 0), GIB + GIB / 2 - 256 * MIB, 9 * GIB, "/sys/fs/cgroup/work/job/memory.max");
     assert_room(headroom(GIB, 0), GIB, GIB, "TMS_HOST_MEMORY_LIMIT_MB");
 }
 
-static void limits_are_read_anew(void **state) {
+static void limits_are_reread(void **state) {
     (void)state;
     put_available(100 * GIB);
     put("/proc/self/cgroup", "0::/job\n");
@@ -243,7 +243,7 @@ static void a_group_of_version_1_limits_it(void **state) {
     put_first("/sys/fs/cgroup/memory/jobs/7", 9223372036854771712u, 2 * GIB, 0);
     assert_room(headroom(UINT64_MAX, 0), 100 * GIB - 256 * MIB, 0, "MemAvailable in /proc/meminfo");
     put("/proc/meminfo", "");
-    assert_room(headroom(UINT64_MAX, 0), UINT64_MAX, 0, ""); /* the largest number is no limit */
+    assert_room(headroom(UINT64_MAX, 0), UINT64_MAX, 0, ""); /* the largest number means no limit */
 }
 
 static void both_versions_count_where_both_are_mounted(void **state) {
@@ -257,10 +257,10 @@ static void both_versions_count_where_both_are_mounted(void **state) {
     assert_room(headroom(UINT64_MAX, 0), GIB - 256 * MIB, 2 * GIB, "/sys/fs/cgroup/unified/jobs/memory.max");
 }
 
-/* ---- what is said ---- */
+/* ---- messages ---- */
 
-/* Above it a group is slowed down for as long as it stays there, and page-locked memory stays. */
-static void the_brake_of_version_2_counts_as_well(void **state) {
+/* Above memory.high a group is throttled, and pinned memory cannot be reclaimed. */
+static void memory_high_of_version_2_counts_as_well(void **state) {
     (void)state;
     put_available(64 * GIB);
     put("/proc/self/cgroup", "0::/job\n");
@@ -274,7 +274,7 @@ static void the_brake_of_version_2_counts_as_well(void **state) {
     assert_room(headroom(UINT64_MAX, 0), 7 * GIB - 256 * MIB, 8 * GIB, "/sys/fs/cgroup/job/memory.max");
 }
 
-static void the_message_names_what_is_needed_what_is_left_and_what_to_do(void **state) {
+static void the_message_names_the_need_the_rest_and_the_remedy(void **state) {
     (void)state;
     const tms_error_context_t context = {.operation = "pause", .device = 1, .bytes = 1, .tag = "weights"};
     tms_host_headroom_t room = {.bytes = 512 * MIB, .limit_bytes = 4 * GIB, .where = "/sys/fs/cgroup/job/memory.max"};
@@ -294,7 +294,7 @@ static void the_message_names_what_is_needed_what_is_left_and_what_to_do(void **
     }
 }
 
-/* This machine has limits too, whatever they are. */
+/* This machine has limits, too, whatever they are. */
 static void the_real_files_are_understood(void **state) {
     (void)state;
     tms_host_limits_t limits;
@@ -306,8 +306,8 @@ static void the_real_files_are_understood(void **state) {
     tms_host_limits_release(&limits);
 }
 
-/* Not there is one thing; not to be opened for want of descriptors is another. */
-static void limits_that_cannot_be_looked_for_are_not_taken_for_none(void **state) {
+/* A missing file differs from one that cannot be opened for lack of descriptors. */
+static void a_failed_search_for_limits_does_not_mean_no_limit(void **state) {
     (void)state;
     tms_host_limits_t limits = find(UINT64_MAX);
     assert_int_equal(limits.os_error, 0); /* an empty directory */
@@ -334,8 +334,8 @@ static void assert_no_room_without_descriptors(const tms_host_limits_t *limits, 
     assert_non_null(strstr(error.message, strerror(EMFILE)));
 }
 
-/* It was there, and may say anything by now. */
-static void a_limit_that_cannot_be_opened_any_more_leaves_no_room(void **state) {
+/* It was readable before, and may hold anything now. */
+static void a_limit_that_can_no_longer_be_opened_leaves_no_room(void **state) {
     (void)state;
     put_available(64 * GIB);
     tms_host_limits_t limits = find(UINT64_MAX);
@@ -345,7 +345,7 @@ static void a_limit_that_cannot_be_opened_any_more_leaves_no_room(void **state) 
     put("/proc/self/mountinfo", SECOND);
     put_second("/sys/fs/cgroup/job", 8 * GIB, GIB, 0);
     limits = find(UINT64_MAX);
-    assert_no_room_without_descriptors(&limits, "/sys/fs/cgroup/job/memory.high"); /* the last that was looked at */
+    assert_no_room_without_descriptors(&limits, "/sys/fs/cgroup/job/memory.high"); /* the last one that was read */
     assert_room(tms_host_limits_headroom(&limits, 0), 7 * GIB - 256 * MIB, 8 * GIB, "/sys/fs/cgroup/job/memory.max");
     tms_host_limits_release(&limits);
 }
@@ -354,21 +354,21 @@ static void a_limit_that_cannot_be_opened_any_more_leaves_no_room(void **state) 
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        TEST(what_is_available_counts_and_what_there_is_does_not),
-        TEST(nobody_knows_a_limit_where_nothing_can_be_read),
-        TEST(the_programs_own_cap_counts_what_is_held),
+        TEST(available_memory_counts_and_total_memory_does_not),
+        TEST(there_is_no_limit_if_nothing_can_be_read),
+        TEST(the_programs_own_cap_counts_held_memory),
         TEST(a_group_of_version_2_limits_it),
         TEST(every_group_on_the_path_counts),
-        TEST(limits_are_read_anew),
+        TEST(limits_are_reread),
         TEST(a_mount_may_show_a_part_of_the_hierarchy),
         TEST(blanks_in_a_path_are_read),
         TEST(a_group_of_version_1_limits_it),
         TEST(both_versions_count_where_both_are_mounted),
-        TEST(the_brake_of_version_2_counts_as_well),
-        TEST(the_message_names_what_is_needed_what_is_left_and_what_to_do),
+        TEST(memory_high_of_version_2_counts_as_well),
+        TEST(the_message_names_the_need_the_rest_and_the_remedy),
         TEST(the_real_files_are_understood),
-        TEST(limits_that_cannot_be_looked_for_are_not_taken_for_none),
-        TEST(a_limit_that_cannot_be_opened_any_more_leaves_no_room),
+        TEST(a_failed_search_for_limits_does_not_mean_no_limit),
+        TEST(a_limit_that_can_no_longer_be_opened_leaves_no_room),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* The NUMA node of a device, and what the system is told about it. */
+/* Guards the NUMA node of a device, and the memory policy that the system gets for it. */
 
 #include "support/host_fixture.h"
 
@@ -18,7 +18,7 @@ static void put_below(const char *folder, const char *name, const char *text) {
     assert_int_equal(system(command), 0);
 }
 
-static void memory_is_wanted_from_the_node_of_its_device(void **state) {
+static void memory_is_requested_from_the_node_of_its_device(void **state) {
     host_fixture_t *f = *state;
     int bus = 0, slot = 0;
     char folder[TEMPORARY_BYTES];
@@ -33,13 +33,13 @@ static void memory_is_wanted_from_the_node_of_its_device(void **state) {
     assert_int_equal(tms_host_node(&f->devices, 1, root), -1);
     put_below(folder, "numa_node", "1");
     assert_int_equal(tms_host_node(&f->devices, 1, root), 1);
-    assert_int_equal(tms_host_node(&f->devices, 0, root), -1); /* another one's folder */
+    assert_int_equal(tms_host_node(&f->devices, 0, root), -1); /* another device's folder */
     put_below(folder, "numa_node", "-1");
     assert_int_equal(tms_host_node(&f->devices, 1, root), -1);
     put_below("/sys/devices/system/node", "online", "0");
     put_below(folder, "numa_node", "0");
-    assert_int_equal(tms_host_node(&f->devices, 1, root), -1); /* there is no other to choose */
-    /* What the system is told. Node 0 is on every machine; some do not allow the question. */
+    assert_int_equal(tms_host_node(&f->devices, 1, root), -1); /* there is no other node to choose */
+    /* The policy that the system gets. Every machine has node 0; some do not allow the query. */
     void *memory = mmap(NULL, 2 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     tms_host_node_prefer(memory, 2 * MIB, -1);
     if (syscall(SYS_get_mempolicy, &mode, NULL, 0, memory, WHERE) == 0) {
@@ -55,6 +55,6 @@ static void memory_is_wanted_from_the_node_of_its_device(void **state) {
 #define TEST(test) cmocka_unit_test_setup_teardown(test, setup_host, teardown_host)
 
 int main(void) {
-    const struct CMUnitTest tests[] = {TEST(memory_is_wanted_from_the_node_of_its_device)};
+    const struct CMUnitTest tests[] = {TEST(memory_is_requested_from_the_node_of_its_device)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,7 @@
-/* The pool of the host store: what is kept and used again, and where buffers are placed in it. */
+/* Guards the pool of the host store: which memory is kept and reused, and where buffers are placed in it. */
 #include "support/host_pool_fixture.h"
 
-static void the_pool_is_used_again_without_page_locking(void **state) {
+static void pooled_memory_is_reused_without_pinning(void **state) {
     host_fixture_t *f = *state;
     const uint64_t bytes[] = {3 * PIECE, 4 * PIECE, PIECE};
     tms_host_buffer_t *buffers[3];
@@ -39,7 +39,7 @@ static void buffers_of_other_sizes_find_gaps(void **state) {
     assert_int_equal(pooled(f), 0);
     tms_host_buffer_drop(first);
     assert_int_equal(pooled(f), 2 * PIECE);
-    tms_host_buffer_t *fourth = pinned(f, 2 * PIECE, TMS_HOST_POOL); /* what is left behind the third is too small */
+    tms_host_buffer_t *fourth = pinned(f, 2 * PIECE, TMS_HOST_POOL); /* the rest behind the third is too small */
     assert_ptr_equal(fourth->memory, memory);
     assert_int_equal(registrations().count, 8);
     tms_host_buffer_t *fifth = pinned(f, 2 * PIECE, TMS_HOST_POOL); /* nothing fits any more */
@@ -55,8 +55,8 @@ static void buffers_of_other_sizes_find_gaps(void **state) {
     assert_int_equal(resident(f), 8 * PIECE);
 }
 
-/* Not the first gap: the one behind what was placed last. */
-static void places_are_looked_for_behind_the_last_one(void **state) {
+/* Not the first gap: the one behind the last buffer placed. */
+static void the_search_for_a_gap_starts_behind_the_last_buffer(void **state) {
     host_fixture_t *f = *state;
     tms_host_store_set_pool_limit(&f->store, 8 * PIECE);
     tms_host_buffer_drop(pinned(f, 8 * PIECE, TMS_HOST_POOL));
@@ -67,13 +67,13 @@ static void places_are_looked_for_behind_the_last_one(void **state) {
     first = pinned(f, 2 * PIECE, TMS_HOST_POOL);
     assert_ptr_equal(first->memory, memory + 4 * PIECE);
     tms_host_buffer_drop(second);
-    tms_host_buffer_drop(first); /* of nothing that is left */
+    tms_host_buffer_drop(first); /* of nothing left */
     first = pinned(f, 8 * PIECE, TMS_HOST_POOL);
     assert_ptr_equal(first->memory, memory);
     tms_host_buffer_drop(first);
 }
 
-/* Nothing is placed among the buffers of a block that is to be given back. */
+/* Nothing is placed among the buffers of a block that is to be released. */
 static void gaps_outside_the_pool_stay_empty(void **state) {
     host_fixture_t *f = *state;
     const uint64_t bytes[] = {PIECE / 2, PIECE / 2, PIECE};
@@ -102,7 +102,7 @@ static void the_pool_keeps_to_its_limit(void **state) {
     tms_host_store_set_pool_limit(&f->store, PIECE + 1);
     tms_host_store_settle(&f->store);
     assert_int_equal(pooled(f), PIECE);
-    /* Memory in use is no idle memory. */
+    /* Memory in use is not idle. */
     tms_host_buffer_t *buffer = pinned(f, PIECE, TMS_HOST_POOL);
     tms_host_store_set_pool_limit(&f->store, 0);
     tms_host_store_settle(&f->store);
@@ -123,16 +123,16 @@ static void the_pool_can_be_emptied(void **state) {
     tms_host_store_settle(&f->store);
     assert_int_equal(pooled(f), 0);
     assert_int_equal(resident(f), 3 * PIECE);
-    assert_int_equal(locked_bytes(), 3 * PIECE);
+    assert_int_equal(pinned_bytes(), 3 * PIECE);
     assert_bytes((CUdeviceptr)memset(buffer->memory, 7, 3 * PIECE), 3 * PIECE, 7);
-    tms_host_buffer_drop(buffer); /* the limit has stayed */
+    tms_host_buffer_drop(buffer); /* the limit is unchanged */
     assert_int_equal(pooled(f), 3 * PIECE);
     tms_host_store_trim(&f->store);
     assert_empty(f);
 }
 
-/* A released buffer takes what it lies in out of the pool. */
-static void what_happens_to_pooled_memory_is_the_last_buffers_choice(void **state) {
+/* A released buffer removes its memory from the pool. */
+static void the_last_buffer_decides_about_pooled_memory(void **state) {
     host_fixture_t *f = *state;
     tms_host_store_set_pool_limit(&f->store, 64 * PIECE);
     tms_host_buffer_drop(pinned(f, 4 * PIECE, TMS_HOST_POOL));
@@ -146,13 +146,13 @@ static void what_happens_to_pooled_memory_is_the_last_buffers_choice(void **stat
     tms_host_store_settle(&f->store);
     assert_int_equal(pooled(f), 2 * PIECE);
     assert_int_equal(resident(f), 2 * PIECE);
-    /* What is left of the block still serves. */
+    /* The rest of the block is still usable. */
     tms_host_buffer_drop(pinned(f, 2 * PIECE, TMS_HOST_POOL));
     assert_int_equal(registrations().count, 4);
 }
 
-/* Its own device's memory first, because that is on the right node. */
-static void another_devices_pool_serves_as_well(void **state) {
+/* Its own device's memory first, because it is on the right node. */
+static void another_devices_pool_is_used_as_well(void **state) {
     host_fixture_t *f = *state;
     tms_error_t error;
     reserve(f, 1, 4 * PIECE);
@@ -177,7 +177,7 @@ static void another_devices_pool_serves_as_well(void **state) {
     for (int i = 0; i < 3; i++) tms_host_buffer_drop(buffers[i]);
 }
 
-static void idle_memory_makes_room_for_what_does_not_fit_otherwise(void **state) {
+static void idle_memory_is_released_if_a_batch_does_not_fit_otherwise(void **state) {
     host_fixture_t *f = *state;
     tms_host_store_set_pool_limit(&f->store, 64 * PIECE);
     f->store.limits.cap_bytes = 10 * PIECE;
@@ -199,8 +199,8 @@ static void idle_memory_makes_room_for_what_does_not_fit_otherwise(void **state)
     assert_int_equal(pooled(f), 4 * PIECE);
 }
 
-/* Where it is not known how much more may be used, the pool keeps what it has: without it that is not known either. */
-/* Files of a file system in memory: no more of the pool goes than what is missing. */
+/* If the remaining memory is unknown, the pool keeps its memory: releasing it would not make it known. */
+/* Files in a file system in memory: the pool releases only what is missing. */
 static void idle_memory_makes_room_for_claims(void **state) {
     host_fixture_t *f = *state;
     tms_error_t error;
@@ -218,7 +218,7 @@ static void idle_memory_makes_room_for_claims(void **state) {
     assert_empty(f);
 }
 
-static void the_pool_stays_where_limits_cannot_be_looked_at(void **state) {
+static void the_pool_stays_if_limits_cannot_be_read(void **state) {
     host_fixture_t *f = *state;
     const tms_host_request_t request = {.bytes = 6 * PIECE, .kind = TMS_BACKUP_PINNED};
     struct tms_host_batch *batch = NULL;
@@ -240,8 +240,8 @@ static void the_pool_stays_where_limits_cannot_be_looked_at(void **state) {
     tms_host_buffer_drop(pinned(f, 6 * PIECE, TMS_HOST_RELEASE));
 }
 
-/* Also what waits to be given back. */
-static void what_waits_to_be_released_makes_room(void **state) {
+/* Also memory awaiting release. */
+static void memory_awaiting_release_makes_room(void **state) {
     host_fixture_t *f = *state;
     tms_host_store_set_pool_limit(&f->store, 2 * PIECE);
     tms_host_buffer_drop(pinned(f, 2 * PIECE, TMS_HOST_POOL));
@@ -251,10 +251,10 @@ static void what_waits_to_be_released_makes_room(void **state) {
     atomic_store(&f->log.level, TMS_LOG_SILENT);
     tms_host_buffer_drop(buffer);
     assert_int_equal(resident(f), 8 * PIECE);
-    fail_call(CALL_THREAD, 0, 1); /* the thread that would do it when the batch starts is refused as well */
+    fail_call(CALL_THREAD, 0, 1); /* the thread that would release it when the batch starts fails to start as well */
     buffer = pinned(f, 6 * PIECE, TMS_HOST_RELEASE);
     assert_int_equal(resident(f), 8 * PIECE);
-    assert_int_equal(pooled(f), 2 * PIECE); /* which is not given up for it */
+    assert_int_equal(pooled(f), 2 * PIECE); /* which is not released for it */
     tms_host_buffer_drop(buffer);
     tms_host_store_set_pool_limit(&f->store, 0);
     assert_empty(f);
@@ -262,18 +262,18 @@ static void what_waits_to_be_released_makes_room(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        TEST(the_pool_is_used_again_without_page_locking),
+        TEST(pooled_memory_is_reused_without_pinning),
         TEST(buffers_of_other_sizes_find_gaps),
-        TEST(places_are_looked_for_behind_the_last_one),
+        TEST(the_search_for_a_gap_starts_behind_the_last_buffer),
         TEST(gaps_outside_the_pool_stay_empty),
         TEST(the_pool_keeps_to_its_limit),
         TEST(the_pool_can_be_emptied),
-        TEST(what_happens_to_pooled_memory_is_the_last_buffers_choice),
-        TEST(another_devices_pool_serves_as_well),
-        TEST(idle_memory_makes_room_for_what_does_not_fit_otherwise),
+        TEST(the_last_buffer_decides_about_pooled_memory),
+        TEST(another_devices_pool_is_used_as_well),
+        TEST(idle_memory_is_released_if_a_batch_does_not_fit_otherwise),
         TEST(idle_memory_makes_room_for_claims),
-        TEST(the_pool_stays_where_limits_cannot_be_looked_at),
-        TEST(what_waits_to_be_released_makes_room),
+        TEST(the_pool_stays_if_limits_cannot_be_read),
+        TEST(memory_awaiting_release_makes_room),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* Reservations of the host store: memory for its pool that is made ready before a pause needs it. */
+/* Guards reservations of the host store: memory that is prepared for its pool before a pause needs it. */
 #include "support/host_pool_fixture.h"
 
 enum { TEXT_BYTES = 8192 };
@@ -12,7 +12,7 @@ static void a_reservation_fills_the_pool_in_the_background(void **state) {
     await_held(1);
     assert_int_equal(pooled(f), 0);
     assert_int_equal(f->store.pool_limit_bytes, 6 * PIECE);
-    reserve(f, 0, 4 * PIECE); /* that much is on its way already */
+    reserve(f, 0, 4 * PIECE); /* that much is in flight already */
     hold_registering(false);
     await_reserved(f);
     assert_int_equal(pooled(f), 6 * PIECE);
@@ -27,8 +27,8 @@ static void a_reservation_fills_the_pool_in_the_background(void **state) {
     assert_int_equal(pooled(f), 8 * PIECE);
 }
 
-/* A pause right after the reservation takes what is on its way, and not as much again. */
-static void a_batch_waits_for_the_reservation_under_way(void **state) {
+/* A pause right after the reservation uses the memory in flight, and does not allocate it twice. */
+static void a_batch_waits_for_the_reservation_in_flight(void **state) {
     host_fixture_t *f = *state;
     const uint64_t bytes[] = {5 * PIECE, 3 * PIECE};
     tms_host_buffer_t *buffers[2];
@@ -48,8 +48,8 @@ static void a_batch_waits_for_the_reservation_under_way(void **state) {
     assert_int_equal(pooled(f), 8 * PIECE);
 }
 
-/* Together they would be more than the pool may hold. */
-static void what_comes_back_leaves_room_for_the_reservation_under_way(void **state) {
+/* Together they would exceed the pool's limit. */
+static void returned_memory_leaves_room_for_the_reservation_in_flight(void **state) {
     host_fixture_t *f = *state;
     tms_host_store_set_pool_limit(&f->store, 8 * PIECE);
     tms_host_buffer_t *buffer = pinned(f, 4 * PIECE, TMS_HOST_POOL);
@@ -65,7 +65,7 @@ static void what_comes_back_leaves_room_for_the_reservation_under_way(void **sta
     assert_int_equal(resident(f), 8 * PIECE);
 }
 
-static void reserving_what_cannot_be_had_changes_nothing(void **state) {
+static void an_impossible_reservation_changes_nothing(void **state) {
     host_fixture_t *f = *state;
     const uint64_t sizes[] = {(uint64_t)1 << 60, UINT64_MAX, (uint64_t)1 << 46};
     tms_error_t error;
@@ -82,7 +82,7 @@ static void reserving_what_cannot_be_had_changes_nothing(void **state) {
     assert_empty(f);
 }
 
-static void a_reservation_that_fails_later_is_logged_and_keeps_what_it_has(void **state) {
+static void a_reservation_that_fails_later_is_logged_and_keeps_its_memory(void **state) {
     host_fixture_t *f = *state;
     char text[TEXT_BYTES];
     tms_error_t error;
@@ -106,24 +106,24 @@ static void a_reservation_that_fails_later_is_logged_and_keeps_what_it_has(void 
     assert_empty(f);
 }
 
-/* Where pthread_create fails. */
+/* If pthread_create fails. */
 static void without_a_thread_the_caller_reserves(void **state) {
     host_fixture_t *f = *state;
     atomic_store(&f->log.level, TMS_LOG_SILENT);
     fail_call(CALL_THREAD, 0, 1000);
     reserve(f, 0, 4 * PIECE);
     assert_int_equal(pooled(f), 4 * PIECE);
-    assert_int_equal(locked_bytes(), 4 * PIECE);
+    assert_int_equal(pinned_bytes(), 4 * PIECE);
     fail_call(CALL_THREAD, 0, 0);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(a_reservation_fills_the_pool_in_the_background),
-        TEST(a_batch_waits_for_the_reservation_under_way),
-        TEST(what_comes_back_leaves_room_for_the_reservation_under_way),
-        TEST(reserving_what_cannot_be_had_changes_nothing),
-        TEST(a_reservation_that_fails_later_is_logged_and_keeps_what_it_has),
+        TEST(a_batch_waits_for_the_reservation_in_flight),
+        TEST(returned_memory_leaves_room_for_the_reservation_in_flight),
+        TEST(an_impossible_reservation_changes_nothing),
+        TEST(a_reservation_that_fails_later_is_logged_and_keeps_its_memory),
         TEST(without_a_thread_the_caller_reserves),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,9 +1,9 @@
-/* The host store: what becomes of memory when its buffers go, at exit, after a fork, and with many threads. */
+/* Guards the host store: how memory is released after its buffers, at exit, after a fork, and with many threads. */
 #include "support/host_store_fixture.h"
 
 static uint64_t pooled(const host_fixture_t *f) { return atomic_load(&((host_fixture_t *)f)->store.pooled_bytes); }
 
-/* Until the threads that give memory back, or try again to, have ended. */
+/* Waits until the threads that release memory, or retry it, have ended. */
 static void await_thread(host_fixture_t *f) {
     pthread_mutex_lock(&f->store.lock);
     while (f->store.threads > 0) pthread_cond_wait(&f->store.changed, &f->store.lock);
@@ -36,8 +36,8 @@ static void released_memory_goes_back_to_the_system(void **state) {
 #endif
 }
 
-/* Dropping makes no driver call of its own: not before the releasing thread is let go. */
-static void memory_is_given_back_by_another_thread(void **state) {
+/* Dropping makes no driver call of its own: none happens before the releasing thread is unblocked. */
+static void another_thread_releases_memory(void **state) {
     host_fixture_t *f = *state;
     tms_host_buffer_t *buffer = pinned(f, 4 * PIECE, TMS_HOST_RELEASE);
     char *memory = buffer->memory;
@@ -55,8 +55,8 @@ static void memory_is_given_back_by_another_thread(void **state) {
     assert_empty(f);
 }
 
-/* Each piece goes when nothing lies in it any more, and not before. */
-static void a_piece_goes_with_the_last_buffer_in_it(void **state) {
+/* Each piece is released exactly when it holds no buffer any more. */
+static void a_piece_is_released_with_its_last_buffer(void **state) {
     host_fixture_t *f = *state;
     const uint64_t bytes[] = {3 * PIECE / 2, PIECE / 4, 9 * PIECE / 4};
     tms_host_buffer_t *buffers[3];
@@ -78,11 +78,11 @@ static void a_piece_goes_with_the_last_buffer_in_it(void **state) {
     assert_empty(f);
 }
 
-static void memory_of_kind_mmap_can_be_given_back_at_once(void **state) {
+static void memory_of_kind_mmap_can_be_released_at_once(void **state) {
     host_fixture_t *f = *state;
     tms_host_buffer_t *mmapped = make_buffer(f, TMS_BACKUP_MMAP, 4 * PIECE, TMS_HOST_RELEASE);
     char *memory = mmapped->memory;
-    assert_int_equal(locked_bytes(), 4 * PIECE); /* the same memory otherwise */
+    assert_int_equal(pinned_bytes(), 4 * PIECE); /* otherwise the same memory */
     fail_call(CALL_THREAD, 0, 1);                /* no other thread does it */
     atomic_store(&f->log.level, TMS_LOG_SILENT);
     tms_host_buffer_drop(mmapped);
@@ -92,7 +92,7 @@ static void memory_of_kind_mmap_can_be_given_back_at_once(void **state) {
     assert_empty(f);
 }
 
-/* What another thread has begun with is waited for, and what is PINNED is not. */
+/* It waits for what another thread has begun with, but not for PINNED memory. */
 static void releasing_now_waits_for_memory_of_kind_mmap_only(void **state) {
     host_fixture_t *f = *state;
     tms_host_buffer_t *mmapped = make_buffer(f, TMS_BACKUP_MMAP, 2 * PIECE, TMS_HOST_RELEASE);
@@ -100,7 +100,7 @@ static void releasing_now_waits_for_memory_of_kind_mmap_only(void **state) {
     char *memory = mmapped->memory;
     hold_unregistering(true);
     tms_host_buffer_drop(other);
-    await_held(1);                         /* the thread has one of its pieces in hand, and keeps it */
+    await_held(1);                         /* the thread is working on one of its pieces, and keeps it */
     tms_host_store_release_now(&f->store); /* returns: there is nothing of kind MMAP */
     hold_unregistering(false);
     tms_host_buffer_drop(mmapped);
@@ -153,7 +153,8 @@ static void a_view_keeps_its_memory(void **state) {
 
 /* ---- the device, exit and fork ---- */
 
-/* Giving back waits for the device, on a thread of the store: a thread that drops, or begins another pause, does not. */
+/* Unpinning waits for the device, on a thread of the store: a thread that drops a buffer or begins another pause does not
+ * wait. */
 static void dropping_does_not_wait_for_the_device(void **state) {
     host_fixture_t *f = *state;
     tms_error_t error;
@@ -167,7 +168,7 @@ static void dropping_does_not_wait_for_the_device(void **state) {
     tms_host_buffer_drop(buffer);
     CALL(wait_until_synchronizing);
     assert_true(is_mapped(memory));
-    assert_int_equal(locked_bytes(), 2 * PIECE);
+    assert_int_equal(pinned_bytes(), 2 * PIECE);
     buffer = pinned(f, 2 * PIECE, TMS_HOST_RELEASE);
     memset(buffer->memory, 1, 2 * PIECE);
     CALL(open_gate, GATE);
@@ -178,8 +179,8 @@ static void dropping_does_not_wait_for_the_device(void **state) {
     tms_devices_leave(&f->devices, 0);
 }
 
-/* As tms_host_store_retry does: trying again waits for the device as well, and on a thread. */
-static void trying_again_does_not_wait_for_the_device(void **state) {
+/* As tms_host_store_retry does: a retry waits for the device as well, and runs on a thread. */
+static void a_retry_does_not_wait_for_the_device(void **state) {
     host_fixture_t *f = *state;
     tms_host_buffer_t *buffer = pinned(f, 2 * PIECE, TMS_HOST_RELEASE);
     char *memory = buffer->memory;
@@ -196,7 +197,7 @@ static void trying_again_does_not_wait_for_the_device(void **state) {
     fail_call(CALL_THREAD, 0, 1);
     tms_host_store_retry(&f->store);
     assert_int_equal(f->store.threads, 0);
-    assert_int_equal(quarantined(f), 2); /* the next call has another try */
+    assert_int_equal(quarantined(f), 2); /* the next call retries */
     started = calls_made(CALL_THREAD);
 
     hold_unregistering(true);
@@ -213,7 +214,7 @@ static void trying_again_does_not_wait_for_the_device(void **state) {
     assert_empty(f);
 }
 
-static void closing_leaves_what_was_refused(void **state) {
+static void closing_leaves_quarantined_memory(void **state) {
     host_fixture_t *f = *state;
     atomic_store(&f->log.level, TMS_LOG_SILENT);
     CALL(fail_after, "cuMemHostUnregister", 0, 1, CUDA_ERROR_UNKNOWN);
@@ -236,7 +237,7 @@ static void *close_store(void *store) {
     return NULL;
 }
 
-static void closing_waits_for_the_call_under_way_and_allows_no_other(void **state) {
+static void closing_waits_for_the_call_in_flight_and_allows_no_other(void **state) {
     host_fixture_t *f = *state;
     pthread_t thread;
     tms_error_t error;
@@ -269,7 +270,7 @@ static void closing_waits_for_the_call_under_way_and_allows_no_other(void **stat
     assert_int_equal(CALL(calls, "cuMemHostRegister"), 6);
 }
 
-/* As where a kernel never ends, for which the driver's call waits. */
+/* As if a kernel never ended, for which the driver's call waits. */
 static void closing_gives_up_on_a_call_that_does_not_return(void **state) {
     host_fixture_t *f = *state;
     tms_host_buffer_t *buffer = pinned(f, 2 * PIECE, TMS_HOST_RELEASE);
@@ -282,7 +283,7 @@ static void closing_gives_up_on_a_call_that_does_not_return(void **state) {
     assert_int_equal(f->store.calls, 1);
     assert_int_equal(f->store.abandoned_calls, 1);
     pthread_mutex_unlock(&f->store.lock);
-    tms_host_store_close(&f->store, INFINITY); /* it has been given up for good */
+    tms_host_store_close(&f->store, INFINITY); /* it has been abandoned for good */
     hold_unregistering(false);
     await_thread(f);
     assert_int_equal(registrations().unregistered, 1); /* and no other call is begun */
@@ -296,7 +297,7 @@ static struct {
     tms_host_buffer_t *buffer;
 } in_child;
 
-/* The buffers are not in the child; something else may be, at the same address. */
+/* The buffers are not in the child; something else may be at the same address. */
 static void touch_nothing(void) {
     host_fixture_t *f = in_child.f;
     unsigned char *memory = in_child.buffer->memory;
@@ -315,7 +316,7 @@ static void touch_nothing(void) {
     _exit(registrations().unregistered == 0 ? 0 : 6);
 }
 
-static void a_forked_child_touches_nothing(void **state) {
+static void a_forked_child_changes_nothing(void **state) {
     host_fixture_t *f = *state;
     tms_host_store_set_pool_limit(&f->store, 4 * PIECE);
     tms_host_buffer_drop(pinned(f, 2 * PIECE, TMS_HOST_POOL));
@@ -347,14 +348,14 @@ static void *make_and_drop(void *argument) {
         if (i % 5 == 0) tms_host_store_set_pool_limit(&f->store, (uint64_t)(i % 7) * PIECE);
         if (i % 7 == 0) tms_host_store_release_now(&f->store);
         for (uint64_t at = 0; at < buffer->bytes; at += 1000) {
-            if (((uint8_t *)buffer->memory)[at] != i) return "somebody else wrote to it";
+            if (((uint8_t *)buffer->memory)[at] != i) return "another thread wrote to it";
         }
         tms_host_buffer_drop(buffer);
     }
     return NULL;
 }
 
-static void threads_do_not_get_into_each_others_way(void **state) {
+static void threads_do_not_disturb_each_other(void **state) {
     host_fixture_t *f = *state;
     pthread_t threads[THREADS];
     for (int i = 0; i < THREADS; i++) assert_int_equal(pthread_create(&threads[i], NULL, make_and_drop, f), 0);
@@ -370,19 +371,19 @@ static void threads_do_not_get_into_each_others_way(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(released_memory_goes_back_to_the_system),
-        TEST(memory_is_given_back_by_another_thread),
-        TEST(a_piece_goes_with_the_last_buffer_in_it),
-        TEST(memory_of_kind_mmap_can_be_given_back_at_once),
+        TEST(another_thread_releases_memory),
+        TEST(a_piece_is_released_with_its_last_buffer),
+        TEST(memory_of_kind_mmap_can_be_released_at_once),
         TEST(releasing_now_waits_for_memory_of_kind_mmap_only),
         TEST(without_a_thread_memory_waits_for_the_next_call),
         TEST(a_view_keeps_its_memory),
         TEST(dropping_does_not_wait_for_the_device),
-        TEST(trying_again_does_not_wait_for_the_device),
-        TEST(closing_leaves_what_was_refused),
-        TEST(closing_waits_for_the_call_under_way_and_allows_no_other),
+        TEST(a_retry_does_not_wait_for_the_device),
+        TEST(closing_leaves_quarantined_memory),
+        TEST(closing_waits_for_the_call_in_flight_and_allows_no_other),
         TEST(closing_gives_up_on_a_call_that_does_not_return),
-        TEST(a_forked_child_touches_nothing),
-        TEST(threads_do_not_get_into_each_others_way),
+        TEST(a_forked_child_changes_nothing),
+        TEST(threads_do_not_disturb_each_other),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,9 +1,9 @@
-/* The host store: memory that the driver or the system refuses to take back waits in the quarantine. */
+/* Guards the host store: memory that the driver or the system fails to release is quarantined. */
 #include "support/host_store_fixture.h"
 
 /* ---- what is refused ---- */
 
-static void memory_that_the_driver_keeps_is_given_back_later(void **state) {
+static void memory_that_the_driver_fails_to_unpin_is_released_later(void **state) {
     host_fixture_t *f = *state;
     const char *calls[] = {"cuMemHostUnregister", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent",
                            "cuDevicePrimaryCtxGetState"};
@@ -15,10 +15,10 @@ static void memory_that_the_driver_keeps_is_given_back_later(void **state) {
         CALL(fail_after, calls[i], 0, 3, CUDA_ERROR_UNKNOWN);
         tms_host_buffer_drop(buffer);
         tms_host_store_settle(&f->store);
-        assert_int_equal(atomic_load(&f->store.buffer_bytes), 0); /* it is no backup any more */
+        assert_int_equal(atomic_load(&f->store.buffer_bytes), 0); /* it is no longer a backup */
         assert_int_equal(quarantined(f), 2);
         assert_int_equal(resident(f), 2 * PIECE);
-        assert_int_equal(locked_bytes(), 2 * PIECE);
+        assert_int_equal(pinned_bytes(), 2 * PIECE);
         assert_true(is_mapped(memory)); /* the device may still write there */
         tms_quarantine_retry(&f->quarantine);
         assert_int_equal(quarantined(f), 1);
@@ -44,7 +44,7 @@ static void memory_of_a_lost_device_stays(void **state) {
     tms_quarantine_retry(&f->quarantine);
     assert_int_equal(quarantined(f), 2);
     assert_true(is_mapped(memory));
-    /* The registrations go with the context, and the memory can go then. */
+    /* The registrations end with the context, and the memory can be released then. */
     ASSERT_CUDA(CALL(cuDevicePrimaryCtxReset_v2, 0));
     CALL(reset, 2, DEVICE_MEMORY);
     ASSERT_CUDA(CALL(cuInit, 0));
@@ -54,7 +54,7 @@ static void memory_of_a_lost_device_stays(void **state) {
     assert_empty(f);
 }
 
-static void registrations_that_a_reset_has_ended_are_not_missed(void **state) {
+static void registrations_ended_by_a_reset_are_accepted(void **state) {
     host_fixture_t *f = *state;
     tms_host_buffer_t *buffer = pinned(f, 2 * PIECE, TMS_HOST_RELEASE);
     char *memory = buffer->memory;
@@ -66,7 +66,7 @@ static void registrations_that_a_reset_has_ended_are_not_missed(void **state) {
     assert_empty(f);
 }
 
-static void memory_that_the_system_keeps_is_emptied_and_given_back_later(void **state) {
+static void memory_that_the_system_fails_to_unmap_is_emptied_and_released_later(void **state) {
     host_fixture_t *f = *state;
     unsigned char resident_now = 1;
     tms_host_buffer_t *buffer = pinned(f, 2 * PIECE, TMS_HOST_RELEASE);
@@ -77,9 +77,9 @@ static void memory_that_the_system_keeps_is_emptied_and_given_back_later(void **
     tms_host_buffer_drop(buffer);
     tms_host_store_settle(&f->store);
     assert_int_equal(quarantined(f), 2);
-    assert_int_equal(locked_bytes(), 0);
+    assert_int_equal(pinned_bytes(), 0);
     assert_int_equal(REAL(mincore)(memory, 1, &resident_now), 0);
-    assert_int_equal(resident_now & 1, 0); /* the pages have gone, the addresses have not */
+    assert_int_equal(resident_now & 1, 0); /* the pages are released, the addresses are not */
     tms_quarantine_retry(&f->quarantine);
     tms_quarantine_retry(&f->quarantine);
     assert_int_equal(quarantined(f), 0);
@@ -87,7 +87,7 @@ static void memory_that_the_system_keeps_is_emptied_and_given_back_later(void **
     assert_empty(f);
 }
 
-static void a_driver_that_has_gone_keeps_nothing(void **state) {
+static void a_deinitialized_driver_keeps_nothing(void **state) {
     host_fixture_t *f = *state;
     tms_host_buffer_t *buffer = pinned(f, 2 * PIECE, TMS_HOST_RELEASE);
     char *memory = buffer->memory;
@@ -97,8 +97,8 @@ static void a_driver_that_has_gone_keeps_nothing(void **state) {
     assert_int_equal(quarantined(f), 0);
     assert_int_equal(resident(f), 0);
     assert_null(f->store.blocks);
-    assert_true(is_mapped(memory)); /* what the device does now is not known */
-    /* It said so only for the test. */
+    assert_true(is_mapped(memory)); /* the state of the device is unknown now */
+    /* The error was injected for the test only. */
     tms_error_t error;
     ASSERT_OK(tms_devices_enter(&f->devices, 0, &CONTEXT, &error), error);
     ASSERT_CUDA(CALL(cuMemHostUnregister, memory));
@@ -107,7 +107,7 @@ static void a_driver_that_has_gone_keeps_nothing(void **state) {
     assert_int_equal(munmap(memory, 2 * PIECE), 0);
 }
 
-static void limits_that_cannot_be_looked_for_are_told(void **state) {
+static void a_failed_search_for_limits_is_reported(void **state) {
     host_fixture_t *f = *state;
     tms_host_store_t store;
     tms_error_t error;
@@ -125,12 +125,12 @@ static void limits_that_cannot_be_looked_for_are_told(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        TEST(memory_that_the_driver_keeps_is_given_back_later),
+        TEST(memory_that_the_driver_fails_to_unpin_is_released_later),
         TEST(memory_of_a_lost_device_stays),
-        TEST(registrations_that_a_reset_has_ended_are_not_missed),
-        TEST(memory_that_the_system_keeps_is_emptied_and_given_back_later),
-        TEST(a_driver_that_has_gone_keeps_nothing),
-        TEST(limits_that_cannot_be_looked_for_are_told),
+        TEST(registrations_ended_by_a_reset_are_accepted),
+        TEST(memory_that_the_system_fails_to_unmap_is_emptied_and_released_later),
+        TEST(a_deinitialized_driver_keeps_nothing),
+        TEST(a_failed_search_for_limits_is_reported),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

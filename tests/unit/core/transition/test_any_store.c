@@ -1,6 +1,5 @@
-/* The core knows stores by their operations alone: transitions with a store that is the tests' own (heap_store.h), which
- * fails in each of its operations. What the other stores share with it is in the tests beside this one, which have it among
- * their kinds. */
+/* Guards the core's interface to stores: transitions with the tests' own store (heap_store.h), which fails in each of its
+ * operations. The neighbouring tests run their common cases with this store as well. */
 
 #include "support.h"
 
@@ -14,12 +13,12 @@ static uint64_t allocate_filled(fixture_t *f, const char *tag, tms_backup_kind_t
     return address;
 }
 
-/* Nothing of a call is left: `blocks` are those of paused segments. */
+/* Asserts that a call left nothing: `blocks` are those of paused segments. */
 static void assert_at_rest(fixture_t *f, int blocks) {
     assert_int_equal(atomic_load(&f->heap.batches), 0);
     assert_int_equal(atomic_load(&f->heap.relays), 0);
     assert_int_equal(atomic_load(&f->heap.blocks), blocks);
-    assert_int_equal(atomic_load(&f->heap.fail_in[HEAP_WAIT]), 0); /* what was told to fail has */
+    assert_int_equal(atomic_load(&f->heap.fail_in[HEAP_WAIT]), 0); /* every injected failure has occurred */
     assert_nothing_waits(&f->saver);
 }
 
@@ -36,7 +35,7 @@ static void every_operation_of_a_pause_may_fail(void **state) {
             atomic_store(&f->heap.fail_in[points[i]], call);
             simulator()->clear_counts();
             assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_BACKUP_IO);
-            assert_non_null(strstr(error.message, "told to fail"));
+            assert_non_null(strstr(error.message, "made to fail"));
             assert_int_equal(simulator()->calls("cuMemUnmap"), 0);
             assert_int_equal(atomic_load(&f->heap.fail_in[points[i]]), 0);
             tms_host_store_settle(&f->saver.stores.host);
@@ -50,7 +49,7 @@ static void every_operation_of_a_pause_may_fail(void **state) {
                 assert_filled(own[k], BYTES, 3 + k);
             }
         }
-        tms_error_t error; /* and the same call can be made again */
+        tms_error_t error; /* and the same call can be repeated */
         tms_report_t report;
         ASSERT_OK(pause_tag(f, NULL, &report, &error), error);
         assert_int_equal(report.copied_bytes, 4 * BYTES);
@@ -74,7 +73,7 @@ static void every_operation_of_a_resume_may_fail(void **state) {
     for (size_t i = 0; i < sizeof points / sizeof *points; i++) {
         atomic_store(&f->heap.fail_in[points[i]], 1);
         assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_BACKUP_IO);
-        assert_at_rest(f, 2); /* every backup is as it was */
+        assert_at_rest(f, 2); /* every backup is as before */
         assert_int_equal(physical_bytes(0), 0);
         for (int k = 0; k < 4; k++) assert_int_equal(state_of(f, addresses[k]), TMS_SEGMENT_PAUSED);
     }
@@ -83,8 +82,8 @@ static void every_operation_of_a_resume_may_fail(void **state) {
     assert_at_rest(f, 0);
 }
 
-/* What the store cannot give back, wherever it lets go of it, waits in the quarantine and is tried again. */
-static void what_a_store_cannot_give_back_waits(void **state) {
+/* Whatever the store fails to release, at any point, is quarantined and retried. */
+static void resources_that_a_store_cannot_release_are_quarantined(void **state) {
     fixture_t *f = *state;
     for (int end = 0; end < 4; end++) {
         tms_error_t error;
@@ -114,7 +113,7 @@ static void what_a_store_cannot_give_back_waits(void **state) {
     }
 }
 
-static void a_free_of_paused_memory_lets_its_backup_go(void **state) {
+static void a_free_of_paused_memory_releases_its_backup(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t first = allocate_filled(f, "a", HEAP_BACKUP, 1), second = allocate_filled(f, "a", HEAP_BACKUP, 2);
@@ -144,8 +143,8 @@ static void a_free_during_a_pause_is_carried_out_at_its_end(void **state) {
     destroy_stream(f, stream);
 }
 
-/* A pause that fails before it has copied leaves what is retained; one that has begun to write over it does not. */
-static void a_failed_pause_and_what_was_retained(void **state) {
+/* A pause that fails before its first copy keeps retained contents; one that has begun to overwrite them does not. */
+static void a_failed_pause_with_retained_backups(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t address = allocate_filled(f, "a", HEAP_BACKUP, 1);
@@ -178,10 +177,10 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         ONE(every_operation_of_a_pause_may_fail),
         ONE(every_operation_of_a_resume_may_fail),
-        ONE(what_a_store_cannot_give_back_waits),
-        ONE(a_free_of_paused_memory_lets_its_backup_go),
+        ONE(resources_that_a_store_cannot_release_are_quarantined),
+        ONE(a_free_of_paused_memory_releases_its_backup),
         ONE(a_free_during_a_pause_is_carried_out_at_its_end),
-        ONE(a_failed_pause_and_what_was_retained),
+        ONE(a_failed_pause_with_retained_backups),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

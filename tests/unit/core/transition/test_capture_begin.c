@@ -1,4 +1,4 @@
-/* A capture that begins while a pause or resume is under way. */
+/* Guards a capture that begins while a pause or resume is in flight. */
 #include "support/capture_begin_fixture.h"
 
 static void *pause_others(void *argument) {
@@ -7,8 +7,8 @@ static void *pause_others(void *argument) {
     return NULL;
 }
 
-/* What a pause that waits for the device does each time it is asked: about every 50 ms, so that a thread started at one
- * question has come to its wait, or past it, at the next. */
+/* A pause that waits for the device calls back about every 50 ms. So a thread started in one callback waits, or has passed
+ * its wait, at the next. */
 typedef struct script {
     int asked;
     other_t capture, pause;
@@ -27,7 +27,7 @@ static int32_t play(void *context) {
     return 0;
 }
 
-static void a_capture_waits_for_the_call_under_way(void **state) {
+static void a_capture_waits_for_the_call_in_flight(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t address = allocate(f, "held", TMS_BACKUP_PINNED, 2 * MIB);
@@ -46,11 +46,11 @@ static void a_capture_waits_for_the_call_under_way(void **state) {
     destroy_stream(f, stream);
 }
 
-/* The capture has waited for longer, and does not take the turn. */
-static void a_capture_that_waits_keeps_nobody_from_the_turn(void **state) {
+/* The capture has waited longer, and does not take the turn. */
+static void a_waiting_capture_does_not_hold_the_turn(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
-    alarm(GIVE_UP_SECONDS); /* a turn that is lost is never given again */
+    alarm(GIVE_UP_SECONDS); /* a lost turn is never granted again */
     uint64_t held = allocate(f, "held", TMS_BACKUP_NONE, 2 * MIB), other = allocate(f, "other", TMS_BACKUP_NONE, 2 * MIB);
     CUstream stream = launch_behind_gate(f, GATE, held);
     script_t script = {.capture = {.fixture = f, .address = held}, .pause = {.fixture = f}, .with_pause = true};
@@ -62,7 +62,7 @@ static void a_capture_that_waits_keeps_nobody_from_the_turn(void **state) {
     assert_int_equal(pthread_join(script.pause.thread, NULL), 0);
     alarm(0);
     ASSERT_OK(script.capture.status, script.capture.error);
-    /* Whichever of the two came first. */
+    /* Either of the two may come first. */
     bool paused = script.pause.status == TMS_OK;
     if (!paused) assert_int_equal(script.pause.status, TMS_CAPTURE_IN_PROGRESS);
     assert_int_equal(state_of(f, other), paused ? TMS_SEGMENT_PAUSED : TMS_SEGMENT_ACTIVE);
@@ -71,8 +71,8 @@ static void a_capture_that_waits_keeps_nobody_from_the_turn(void **state) {
     destroy_stream(f, stream);
 }
 
-/* A callback that does not return before a capture of another thread has begun or failed, as one that needs the GIL which
- * that thread holds. */
+/* A callback that does not return before another thread's capture has begun or failed, like a callback that needs the GIL
+ * held by that thread. */
 typedef struct needy {
     other_t capture, on_stream;
     int called;
@@ -80,7 +80,7 @@ typedef struct needy {
 
 static void *begin_capture_on(void *argument) {
     other_t *other = argument;
-    int stream = 0; /* its address is as good as a stream's */
+    int stream = 0; /* any unique address serves as a stream */
     tms_capture_begun_t begun;
     other->status = tms_saver_capture_begin_on(&other->fixture->saver, &stream, &begun, &other->error);
     other->must_not_begin = begun.must_not_begin;
@@ -146,7 +146,7 @@ static int32_t begin_inside(void *context) {
     return 0;
 }
 
-static void a_capture_from_inside_is_refused(void **state) {
+static void a_capture_from_a_callback_is_refused(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
@@ -162,7 +162,7 @@ static void a_capture_from_inside_is_refused(void **state) {
     destroy_stream(f, stream);
 }
 
-/* The turn is given away meanwhile: the capture need not wait, and the next attempt sees it. */
+/* The turn is free meanwhile: the capture need not wait, and the next attempt sees it. */
 static int32_t capture_elsewhere_and_make_room(void *context) {
     script_t *script = context;
     if (simulator()->calls("cuMemGetInfo") == 0 || script->asked++ > 0) return 0;
@@ -193,10 +193,10 @@ static void a_capture_while_a_resume_waits_for_memory(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        TEST(a_capture_waits_for_the_call_under_way),
-        TEST(a_capture_that_waits_keeps_nobody_from_the_turn),
+        TEST(a_capture_waits_for_the_call_in_flight),
+        TEST(a_waiting_capture_does_not_hold_the_turn),
         TEST(a_capture_does_not_wait_for_a_callback_that_waits_for_it),
-        TEST(a_capture_from_inside_is_refused),
+        TEST(a_capture_from_a_callback_is_refused),
         TEST(a_capture_while_a_resume_waits_for_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,4 +1,5 @@
-/* Captures while a pause waits for its turn, and what a call asks of captures that it cannot see. */
+/* Guards captures while a pause waits for its turn, and the driver queries that a call makes about captures it cannot see.
+ */
 #include "support/capture_begin_fixture.h"
 
 /* A pause that waits for its turn while another call has it. */
@@ -12,7 +13,7 @@ typedef struct late {
     tms_error_t error;
 } late_t;
 
-/* Announced directly: tms_saver_capture_begin would wait for the call that has the turn. */
+/* Announced directly: tms_saver_capture_begin would wait for the call that holds the turn. */
 static int32_t capture_and_end_the_other(void *context) {
     late_t *late = context;
     if (late->asked++ > 0) return 0;
@@ -60,15 +61,15 @@ static void a_capture_that_began_while_a_pause_waited_for_its_turn(void **state)
     destroy_stream(f, stream);
 }
 
-/* Two pauses, of which the second waits for its turn. Only the one that has the turn is what a capture waits for. */
+/* Two pauses, of which the second waits for its turn. A capture waits only for the pause that holds the turn. */
 typedef struct turns {
     fixture_t *fixture;
     pthread_t waiting;
-    sem_t asked; /* posted by each question of the pause that waits */
+    sem_t asked; /* posted by each callback of the waiting pause */
     int questions;
     other_t capture;
-    bool is_kept;      /* what is noted of the callback of the pause that has the turn, while the other one asks */
-    double began_seen; /* what is noted in a question of the pause that waits */
+    bool is_kept; /* records about the callback of the pause that holds the turn, taken while the other one calls back */
+    double began_seen; /* records taken in a callback of the waiting pause */
     tms_status_t status;
     tms_error_t error;
 } turns_t;
@@ -97,7 +98,7 @@ static void *pause_second(void *argument) {
     return NULL;
 }
 
-/* Does not return before a capture has been refused, while the other pause asks again and again. */
+/* Does not return before a capture has been refused, while the other pause calls back again and again. */
 static int32_t hold_up_a_capture(void *context) {
     turns_t *turns = context;
     if (turns->questions++ > 0) return 0;
@@ -112,7 +113,7 @@ static int32_t hold_up_a_capture(void *context) {
     return 0;
 }
 
-static void a_call_that_waits_for_its_turn_hides_no_callback(void **state) {
+static void a_call_waiting_for_its_turn_hides_no_callback(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     alarm(GIVE_UP_SECONDS);
@@ -141,7 +142,7 @@ static int32_t ask_and_end_the_other(void *context) {
     return 0;
 }
 
-/* Nothing holds up a capture then but a call that goes on by itself. */
+/* A capture is then delayed only by a call that completes by itself. */
 static void a_callback_of_a_call_that_waits_for_its_turn_does_not_count(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -168,8 +169,8 @@ static CUresult say_capturing(CUstream stream, CUstreamCaptureStatus *status) {
     return CUDA_SUCCESS;
 }
 
-/* A free that waits for the device is all that there is: a call would wait for it, and the capture would break. */
-static void the_callers_stream_is_asked_also_where_only_something_waits(void **state) {
+/* Only a deferred free is left: a call would wait for its device, and the capture would break. */
+static void the_callers_stream_is_queried_even_if_only_a_free_waits(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_driver_table_t *driver = (tms_driver_table_t *)(uintptr_t)f->cuda; /* the next setup loads another */
@@ -192,9 +193,9 @@ static void the_callers_stream_is_asked_also_where_only_something_waits(void **s
 int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(a_capture_that_began_while_a_pause_waited_for_its_turn),
-        TEST(a_call_that_waits_for_its_turn_hides_no_callback),
+        TEST(a_call_waiting_for_its_turn_hides_no_callback),
         TEST(a_callback_of_a_call_that_waits_for_its_turn_does_not_count),
-        TEST(the_callers_stream_is_asked_also_where_only_something_waits),
+        TEST(the_callers_stream_is_queried_even_if_only_a_free_waits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* Captures of other threads that were not announced: which of our calls spare them, and what a call does that cannot. */
+/* Guards unannounced captures of other threads: which calls leave them intact, and how a call fails that cannot. */
 
 #include "support.h"
 
@@ -18,7 +18,7 @@ static int32_t never(void *context) {
     return 0;
 }
 
-/* Waits, copies and the pinning of memory: host memory of both kinds, files, zeros; in chunks, and at once. */
+/* Waits, copies and pinning: host memory of both kinds, files, zeros; in chunks, and in one copy. */
 static void a_resume_beside_a_capture_spares_it(void **state) {
     static const tms_backup_kind_t kinds[COPIES] = {TMS_BACKUP_PINNED, TMS_BACKUP_MMAP, TMS_BACKUP_DISK};
     fixture_t *f = *state;
@@ -40,11 +40,11 @@ static void a_resume_beside_a_capture_spares_it(void **state) {
         begin_unseen(&capturer, CU_STREAM_CAPTURE_MODE_GLOBAL);
         simulator()->clear_counts();
         ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
-        assert_int_equal(own_mode(), CU_STREAM_CAPTURE_MODE_GLOBAL); /* as it was */
+        assert_int_equal(own_mode(), CU_STREAM_CAPTURE_MODE_GLOBAL); /* as before */
         assert_true(simulator()->calls("cuStreamSynchronize") > 0);
         assert_true(simulator()->calls("cuEventSynchronize") > 0);
         assert_int_equal(simulator()->calls("cuCtxSynchronize"), 0);
-        settle_host_memory(&f->saver); /* what is given back by another thread is unpinned beside it, too */
+        settle_host_memory(&f->saver); /* the other thread that releases memory also unpins it next to the capture */
         assert_int_equal(end_unseen(&capturer), CUDA_SUCCESS);
         for (uint32_t i = 0; i < COPIES; i++) assert_filled(addresses[i], 4 * MIB, i);
         for (uint64_t at = empty; at < empty + 2 * MIB; at++) assert_int_equal(*(const uint8_t *)at, 0);
@@ -52,7 +52,7 @@ static void a_resume_beside_a_capture_spares_it(void **state) {
     assert_int_equal(remove_temporary_directory(directory), 0);
 }
 
-/* Waiting for a whole device spares no capture: the call fails, and nothing has changed. */
+/* Waiting for a whole device breaks a capture: the call fails, and nothing has changed. */
 static void a_pause_beside_a_capture_changes_nothing(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -68,7 +68,7 @@ static void a_pause_beside_a_capture_changes_nothing(void **state) {
     assert_filled(address, 2 * MIB, 1);
 }
 
-/* However a device is entered and left, or cannot be. */
+/* For every way in which a device is entered and left, or fails to be. */
 static void the_threads_mode_is_restored_on_every_path(void **state) {
     static const char *const refused[] = {"cuDevicePrimaryCtxGetState", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent"};
     const tms_error_context_t context = {.operation = "test", .device = 0};
@@ -93,7 +93,7 @@ static void the_threads_mode_is_restored_on_every_path(void **state) {
     assert_int_equal(own_mode(), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
 }
 
-/* A mode that cannot be restored at once is restored by a later call, not taken for the thread's own. */
+/* A later call restores a mode that cannot be restored at once, and does not take it for the thread's own. */
 static void a_mode_that_stays_relaxed_is_restored_later(void **state) {
     const tms_error_context_t context = {.operation = "test", .device = 0};
     enum { LEAVE_ATTEMPTS = 3 };

@@ -1,5 +1,5 @@
-/* What one call chooses: where contents go this time, what becomes of the host memory, zeros where there are no
- * contents, and all devices at once. */
+/* Guards the options of one call: where contents go this time, how host memory is released, zeros for memory without
+ * contents, and all devices concurrently. */
 #include "support/choice_fixture.h"
 
 /* ---- where contents go this time ---- */
@@ -22,7 +22,7 @@ static void a_pause_may_choose_another_place(void **state) {
             assert_int_equal(atomic_load(&f->saver.stores.disk.total) > 0, choices[k] == TMS_BACKUP_DISK);
             assert_int_equal(atomic_load(&f->saver.stores.host.buffer_bytes) > 0, choices[k] == TMS_BACKUP_PINNED);
             ASSERT_OK(tms_saver_find(&f->saver, address, &row), error);
-            assert_int_equal(row.backup, regions[i]); /* what the region said stays */
+            assert_int_equal(row.backup, regions[i]); /* the region's setting stays */
             ASSERT_OK(resume_tag(f, NULL, &report, &error), error);
             if (kept)
                 assert_filled(address, 2 * MIB, i * 4 + k);
@@ -32,7 +32,7 @@ static void a_pause_may_choose_another_place(void **state) {
             assert_int_equal(counters_of(f).disk_backup_bytes > 0,
                              choices[k] == TMS_BACKUP_DISK && regions[i] == TMS_BACKUP_DISK);
 
-            fill(address, 2 * MIB, 50 + i); /* the next pause does as the region said */
+            fill(address, 2 * MIB, 50 + i); /* the next pause obeys the region's setting */
             ASSERT_OK(pause_tag(f, NULL, &report, &error), error);
             assert_int_equal(report.copied_bytes, regions[i] == TMS_BACKUP_NONE ? 0 : 2 * MIB);
             ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
@@ -43,7 +43,7 @@ static void a_pause_may_choose_another_place(void **state) {
     }
 }
 
-/* Active, and its contents of the pause before retained. */
+/* Active, with the contents of the previous pause retained. */
 static uint64_t allocate_retained(fixture_t *f, uint32_t seed) {
     tms_error_t error;
     uint64_t address = allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB);
@@ -160,11 +160,11 @@ static void the_narrowest_policy_counts(void **state) {
     }
 }
 
-/* ---- progress, and devices at once ---- */
+/* ---- progress, and several devices ---- */
 
 typedef struct watcher {
     uint64_t done, total;
-    int told;
+    int calls;
     bool backwards;
 } watcher_t;
 
@@ -173,10 +173,10 @@ static void watch(void *context, uint64_t done, uint64_t total) {
     watcher->backwards |= done < watcher->done;
     watcher->done = done;
     watcher->total = total;
-    watcher->told++;
+    watcher->calls++;
 }
 
-static void progress_is_told_to_the_end(void **state) {
+static void progress_is_reported_to_the_end(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     watcher_t watcher = {0};
@@ -187,7 +187,7 @@ static void progress_is_told_to_the_end(void **state) {
     for (int resume = 0; resume < 2; resume++) {
         watcher = (watcher_t){0};
         ASSERT_OK((resume ? resume_selected : pause_selected)(f, &selection, NULL, &error), error);
-        assert_true(watcher.told >= 1);
+        assert_true(watcher.calls >= 1);
         assert_false(watcher.backwards);
         assert_int_equal(watcher.total, 8 * MIB);
         assert_int_equal(watcher.done, 8 * MIB);
@@ -212,10 +212,10 @@ static void both_devices_copy(void **state) {
     }
 }
 
-static void a_failure_on_one_device_is_one_on_all(void **state) {
+static void a_failure_on_one_device_fails_the_call_on_all(void **state) {
     fixture_t *f = *state;
     const char *calls[] = {"cuMemcpyDtoHAsync", "cuStreamCreate", "cuStreamSynchronize", "cuMemcpyHtoDAsync", "cuMemMap"};
-    /* The second wait for a stream may be the one before the first is closed, which fails nothing. */
+    /* The second wait for a stream may precede the close of the first, which causes no failure. */
     const uint64_t occurrences[] = {2, 2, 1, 2, 2};
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         for (uint64_t occurrence = 0; occurrence < occurrences[i]; occurrence++) {
@@ -249,9 +249,9 @@ int main(void) {
         ONE(choices_are_checked),
         ONE(memory_without_contents_can_come_back_zeroed),
         ONE(the_narrowest_policy_counts),
-        ONE(progress_is_told_to_the_end),
+        ONE(progress_is_reported_to_the_end),
         TWO(both_devices_copy),
-        TWO(a_failure_on_one_device_is_one_on_all),
+        TWO(a_failure_on_one_device_fails_the_call_on_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* What one call chooses: which bytes are worth keeping. */
+/* Guards live bytes: which bytes one call keeps. */
 #include "support/choice_fixture.h"
 
 /* ---- which bytes are live ---- */
@@ -33,7 +33,7 @@ static void only_live_bytes_are_kept(void **state) {
     enum { KIB = 1024 };
     uint64_t bytes = 4 * MIB;
     uint64_t thinned = allocate(f, "a", TMS_BACKUP_PINNED, bytes), whole = allocate(f, "a", TMS_BACKUP_MMAP, bytes);
-    /* Two that touch, one alone, and the rest of the segment behind a gap. */
+    /* Two adjacent ranges, one separate, and the rest of the segment behind a gap. */
     const tms_live_range_t ranges[] = {{thinned, thinned + 64 * KIB},
                                        {thinned + 64 * KIB, thinned + 128 * KIB},
                                        {thinned + MIB, thinned + MIB + 512},
@@ -44,14 +44,14 @@ static void only_live_bytes_are_kept(void **state) {
         fill(thinned, bytes, 1);
         fill(whole, bytes, 2);
         ASSERT_OK(pause_knowing(f, &knowledge, &report, &error), error);
-        assert_int_equal(knowledge.waits, 1); /* asked once the devices had been waited for */
+        assert_int_equal(knowledge.waits, 1); /* called after the wait for the devices */
         assert_int_equal(report.copied_bytes, kept + bytes);
         ASSERT_OK(tms_saver_host_backup(&f->saver, thinned + 100, 128 * KIB - 100, &buffer, &host, &error), error);
         assert_non_null(host);
         assert_memory_equal(host, (uint8_t *)buffer->memory + 100, 1);
         tms_host_buffer_drop(buffer);
         ASSERT_OK(tms_saver_host_backup(&f->saver, thinned + 100, 128 * KIB, &buffer, &host, &error), error);
-        assert_null(host); /* not wholly kept */
+        assert_null(host); /* not kept whole */
         ASSERT_OK(resume_tag(f, NULL, &report, &error), error);
         assert_int_equal(report.copied_bytes, kept + bytes);
         assert_filled(whole, bytes, 2);
@@ -64,7 +64,7 @@ static void only_live_bytes_are_kept(void **state) {
     assert_int_equal(knowledge.asked, 2);
 }
 
-/* What is kept lies in the file without gaps: of each piece of it several parts go to, and come from, several places. */
+/* The file holds the kept bytes without gaps: several parts of each of its pieces come from, and go to, different places. */
 static void only_live_bytes_reach_the_disk(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -103,13 +103,13 @@ static void only_live_bytes_reach_the_disk(void **state) {
     }
     const tms_selection_t everything = {0};
     fill(thinned, bytes, 3);
-    ASSERT_OK(pause_selected(f, &everything, &report, &error), error); /* no caller says what is live */
+    ASSERT_OK(pause_selected(f, &everything, &report, &error), error); /* no caller reports what is live */
     assert_int_equal(report.copied_bytes, 3 * bytes);
     ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
     assert_filled(thinned, bytes, 3);
 }
 
-/* Of a range that begins before the segment or ends behind it, what lies in the segment is kept, at its place. */
+/* A range may begin before the segment or end behind it: the part in the segment is kept, at its place. */
 static void ranges_are_cut_to_the_segment(void **state) {
     fixture_t *f = *state;
     const tms_backup_kind_t kinds[] = {TMS_BACKUP_PINNED, TMS_BACKUP_MMAP, TMS_BACKUP_DISK, HEAP_BACKUP};
@@ -151,7 +151,7 @@ static void live_bytes_beyond_4_gib(void **state) {
     for (uint32_t i = 0; i < 3; i++) assert_filled(ranges[i].begin, ranges[i].end - ranges[i].begin, i);
 }
 
-static void nothing_live_is_nothing_kept(void **state) {
+static void without_live_bytes_nothing_is_kept(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_report_t report;
@@ -168,7 +168,7 @@ static void nothing_live_is_nothing_kept(void **state) {
     for (uint64_t i = 0; i < 2 * MIB; i++) assert_int_equal(((uint8_t *)address)[i], 0);
 }
 
-static void who_does_not_know_gets_everything_kept(void **state) {
+static void without_an_answer_everything_is_kept(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_report_t report;
@@ -181,7 +181,7 @@ static void who_does_not_know_gets_everything_kept(void **state) {
     assert_filled(address, 2 * MIB, 1);
 }
 
-static void nobody_is_asked_where_nothing_is_kept(void **state) {
+static void the_callback_is_not_called_if_nothing_is_kept(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     knowledge_t knowledge = {.result = 0};
@@ -196,9 +196,9 @@ int main(void) {
         ONE(only_live_bytes_reach_the_disk),
         ONE(ranges_are_cut_to_the_segment),
         cmocka_unit_test_setup_teardown(live_bytes_beyond_4_gib, setup_large_device, teardown),
-        ONE(nothing_live_is_nothing_kept),
-        ONE(who_does_not_know_gets_everything_kept),
-        ONE(nobody_is_asked_where_nothing_is_kept),
+        ONE(without_live_bytes_nothing_is_kept),
+        ONE(without_an_answer_everything_is_kept),
+        ONE(the_callback_is_not_called_if_nothing_is_kept),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

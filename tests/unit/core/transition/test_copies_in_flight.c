@@ -1,4 +1,4 @@
-/* Copies that a failed call has left in flight and that cannot be waited for: the memory that they use is kept. */
+/* Guards copies that a failed call has left in flight and whose wait failed: the memory that they use is kept. */
 
 #include "support.h"
 
@@ -8,8 +8,8 @@ enum { STREAM_WAITS = 2, DEVICE_WAITS = 1 }; /* that a copier tries at its end *
 
 #define BYTES (4 * MIB)
 
-/* The first copy of the next call takes until the bandwidth is set again; the second fails, and so does all waiting for the
- * first. */
+/* The first copy of the next call lasts until the bandwidth is reset; the second fails, and so do all waits for the first.
+ */
 static void leave_a_copy_in_flight(const char *copy, int result) {
     simulator()->set_bandwidth(1);
     simulator()->fail_after(copy, 1, 1, CUDA_ERROR_UNKNOWN);
@@ -22,7 +22,7 @@ static uint64_t allocate_filled(fixture_t *f, tms_backup_kind_t kind, uint32_t s
     return address;
 }
 
-static void a_resume_leaves_what_is_being_copied_to_mapped(void **state) {
+static void a_resume_keeps_the_targets_of_copies_in_flight_mapped(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_counters_t counters;
@@ -50,7 +50,7 @@ static void a_resume_leaves_what_is_being_copied_to_mapped(void **state) {
     assert_nothing_waits(&f->saver);
 }
 
-/* The device whose copies could not be waited for, and no other. */
+/* Only the device whose wait for copies failed. */
 static void other_devices_are_undone(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -85,8 +85,8 @@ static void other_devices_are_undone(void **state) {
     assert_nothing_waits(&f->saver);
 }
 
-/* Waiting for the whole device would only cost another thread's capture. */
-static void a_capture_is_not_broken_to_wait_for_copies(void **state) {
+/* Waiting for the whole device would only break another thread's capture. */
+static void waiting_for_copies_does_not_break_a_capture(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t first = allocate_filled(f, TMS_BACKUP_PINNED, 1), second = allocate_filled(f, TMS_BACKUP_PINNED, 2);
@@ -120,8 +120,8 @@ static void a_lost_device_is_undone(void **state) {
     simulator()->fail_after("cuStreamSynchronize", 0, 0, 0);
 }
 
-/* What the device still writes to is neither given back nor used again, under every policy. */
-static void a_pause_keeps_the_host_memory_that_is_being_written_to(void **state) {
+/* Memory that the device still writes to is neither released nor reused, under every policy. */
+static void a_pause_keeps_host_memory_with_copies_in_flight(void **state) {
     static const tms_host_policy_t policies[] = {TMS_HOST_RELEASE, TMS_HOST_POOL};
     fixture_t *f = *state;
     f->log.level = TMS_LOG_SILENT;
@@ -157,8 +157,8 @@ static void a_pause_keeps_the_host_memory_that_is_being_written_to(void **state)
     }
 }
 
-/* The copier holds the memory of any store; here it is on the heap. */
-static void memory_of_any_store_stays_while_it_is_being_written_to(void **state) {
+/* The copier keeps the memory of any store; here it is on the heap. */
+static void memory_of_any_store_stays_while_copies_are_in_flight(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_counters_t counters;
@@ -167,7 +167,7 @@ static void memory_of_any_store_stays_while_it_is_being_written_to(void **state)
     uint64_t first = allocate_filled(f, HEAP_BACKUP, 1), second = allocate_filled(f, HEAP_BACKUP, 2);
     simulator()->fail_after("cuCtxSynchronize", 1, DEVICE_WAITS, CUDA_ERROR_UNKNOWN);
     leave_a_copy_in_flight("cuMemcpyDtoHAsync", CUDA_ERROR_UNKNOWN);
-    simulator()->set_bandwidth(8 * BYTES); /* memory that is given back too early costs an eighth of a second, not a hang */
+    simulator()->set_bandwidth(8 * BYTES); /* premature release would cost an eighth of a second, not a hang */
     simulator()->clear_counts();
     assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DRIVER);
     assert_string_equal(error.call, "cuMemcpyDtoHAsync");
@@ -229,7 +229,7 @@ static void the_disks_staging_buffers_stay_while_they_are_in_use(void **state) {
     assert_int_equal(remove_temporary_directory(directory), 0);
 }
 
-/* Once everything has been waited for there is nothing left to wait for. */
+/* After a complete wait nothing is left to wait for. */
 static void a_call_that_succeeds_waits_once(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -246,12 +246,12 @@ static void a_call_that_succeeds_waits_once(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        ONE(a_resume_leaves_what_is_being_copied_to_mapped),
+        ONE(a_resume_keeps_the_targets_of_copies_in_flight_mapped),
         TWO(other_devices_are_undone),
-        ONE(a_capture_is_not_broken_to_wait_for_copies),
+        ONE(waiting_for_copies_does_not_break_a_capture),
         ONE(a_lost_device_is_undone),
-        ONE(a_pause_keeps_the_host_memory_that_is_being_written_to),
-        ONE(memory_of_any_store_stays_while_it_is_being_written_to),
+        ONE(a_pause_keeps_host_memory_with_copies_in_flight),
+        ONE(memory_of_any_store_stays_while_copies_are_in_flight),
         ONE(the_disks_staging_buffers_stay_while_they_are_in_use),
         ONE(a_call_that_succeeds_waits_once),
     };

@@ -1,4 +1,5 @@
-/* The order in which a resume gives memory and contents back, and what it and a pause do while they wait for copies. */
+/* Guards the order in which a resume maps memory and copies contents, and what it and a pause do while they wait for
+ * copies. */
 
 #include "support.h"
 
@@ -11,14 +12,14 @@ static int32_t never(void *context) {
     return 0;
 }
 
-/* Chunks of a MiB, each of which takes longer than everything else of a call together. */
+/* Chunks of a MiB, each of which takes longer than the rest of a call. */
 static void copy_slowly(fixture_t *f) {
     f->saver.stores.copying.chunk_bytes = MIB;
     simulator()->set_bandwidth(16 * MIB);
 }
 
-/* What a call did, a letter each: C for a segment that got memory, H for a copy to the device, D for one from it, L for host
- * memory that was page-locked. */
+/* The steps of a call, a letter each: C for a segment that got memory, H for a copy to the device, D for one from it, L for
+ * host memory that was pinned. */
 static void read_steps(char *steps) {
     static char trace[1 << 16];
     size_t count = 0;
@@ -32,7 +33,7 @@ static void read_steps(char *steps) {
     steps[count] = '\0';
 }
 
-static void what_takes_longest_to_copy_comes_first(void **state) {
+static void the_longest_copies_come_first(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     char steps[STEPS_BYTES];
@@ -62,7 +63,7 @@ static void what_takes_longest_to_copy_comes_first(void **state) {
     for (uint32_t i = 1; i + 1 < COUNT; i++) assert_filled(addresses[i], sizes[i], i);
 }
 
-static void the_rest_gets_its_memory_while_copies_are_waited_for(void **state) {
+static void the_rest_gets_memory_during_the_copies(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     char steps[STEPS_BYTES];
@@ -78,14 +79,14 @@ static void the_rest_gets_its_memory_while_copies_are_waited_for(void **state) {
     read_steps(steps);
     simulator()->trace(0);
     simulator()->set_bandwidth(0);
-    /* Two chunks are in flight at most: that is where it waits. */
+    /* At most two chunks are in flight: that is where it waits. */
     assert_string_equal(steps, "CHHCCCCCHHHHHHHHHHH");
     assert_filled(large, COPIED * MIB, 99);
     for (uint32_t i = 0; i < OTHERS; i++) assert_filled(small[i], MIB, i);
 }
 
-/* Where part of the backups goes to the pool's memory, the rest gets ready behind its copies. */
-static void a_pause_page_locks_while_copies_are_waited_for(void **state) {
+/* If part of the backups goes to the pool's memory, the rest is prepared during those copies. */
+static void a_pause_pins_during_the_copies(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     char steps[STEPS_BYTES];
@@ -115,8 +116,8 @@ static void a_pause_page_locks_while_copies_are_waited_for(void **state) {
     assert_filled(after, 2 * MIB, 2);
 }
 
-/* A driver that does not say whether a copy is done is waited for. */
-static void without_an_answer_it_waits(void **state) {
+/* If the driver does not report whether a copy has completed, the call waits for it. */
+static void if_the_event_query_fails_it_waits(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     char steps[STEPS_BYTES];
@@ -154,7 +155,7 @@ static void a_failure_ahead_of_the_copies_undoes_everything(void **state) {
     assert_string_equal(error.tag, "third");
     assert_string_equal(error.call, "cuMemCreate");
     assert_non_null(strstr(error.message, "have been given back"));
-    assert_int_equal(simulator()->calls("cuMemcpyHtoDAsync"), 2); /* the other chunks are not copied any more */
+    assert_int_equal(simulator()->calls("cuMemcpyHtoDAsync"), 2); /* the other chunks are no longer copied */
     assert_int_equal(physical_bytes(0), 0);
     const uint64_t addresses[] = {first, second, third};
     for (size_t i = 0; i < 3; i++) assert_int_equal(state_of(f, addresses[i]), TMS_SEGMENT_PAUSED);
@@ -168,8 +169,10 @@ static void a_failure_ahead_of_the_copies_undoes_everything(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        TEST(what_takes_longest_to_copy_comes_first),          TEST(the_rest_gets_its_memory_while_copies_are_waited_for),
-        TEST(a_pause_page_locks_while_copies_are_waited_for),  TEST(without_an_answer_it_waits),
+        TEST(the_longest_copies_come_first),
+        TEST(the_rest_gets_memory_during_the_copies),
+        TEST(a_pause_pins_during_the_copies),
+        TEST(if_the_event_query_fails_it_waits),
         TEST(a_failure_ahead_of_the_copies_undoes_everything),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

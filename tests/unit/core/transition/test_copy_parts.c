@@ -1,4 +1,4 @@
-/* Parts of thinned segments: how many the driver is told at once, when, and what happens where it refuses. */
+/* Guards the parts of thinned segments: how many the driver gets in one call, when, and what happens if it fails. */
 
 #include "core/transition/pending.h"
 #include "support.h"
@@ -39,7 +39,7 @@ static int compare(const void *one, const void *other) {
     return (a > b) - (a < b);
 }
 
-/* Says of each of `count` segments that `parts` of it are live, `stride` apart. */
+/* Declares for each of `count` segments `parts` live parts, `stride` apart. */
 static void know(world_t *world, int count, int parts, uint64_t part, uint64_t stride) {
     size_t ranges = 0;
     qsort(world->segments, (size_t)count, sizeof *world->segments, compare);
@@ -77,7 +77,7 @@ static void assert_parts(const world_t *world, int count) {
     }
 }
 
-/* What was live is there, and nothing else is. */
+/* Asserts that exactly the live bytes are there. */
 static void assert_only_parts(const world_t *world, int count) {
     assert_parts(world, count);
     for (int i = 0; i < count; i++) {
@@ -92,7 +92,7 @@ static void assert_copies(uint64_t at_once, uint64_t to_host, uint64_t to_device
     assert_int_equal(simulator()->calls("cuMemcpyHtoDAsync"), to_device);
 }
 
-/* B for many copies at once, D and H for one from and to the device, E for an event behind them, S for a wait for all. */
+/* B for a batch of copies, D and H for one from and to the device, E for an event behind them, S for a wait for all. */
 static void read_steps(char *steps) {
     static char trace[1 << 16];
     static const char *const calls[] = {"BcuMemcpyBatchAsync\n", "DcuMemcpyDtoHAsync\n", "HcuMemcpyHtoDAsync\n",
@@ -107,7 +107,7 @@ static void read_steps(char *steps) {
     steps[count] = '\0';
 }
 
-static void parts_of_many_segments_go_at_once(void **state) {
+static void parts_of_many_segments_are_copied_in_one_call(void **state) {
     static world_t world;
     tms_error_t error;
     make(&world, *state, SEGMENTS);
@@ -120,7 +120,7 @@ static void parts_of_many_segments_go_at_once(void **state) {
     assert_only_parts(&world, SEGMENTS);
 }
 
-static void many_bytes_do_not_wait_for_more(void **state) {
+static void enough_bytes_are_submitted_without_waiting_for_more(void **state) {
     static world_t world;
     tms_error_t error;
     enum { LARGE = 2 };
@@ -133,7 +133,7 @@ static void many_bytes_do_not_wait_for_more(void **state) {
     ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
     assert_parts(&world, LARGE);
     for (int i = 0; i < LARGE; i++) fill(world.segments[i], 40 * MIB, (uint32_t)i);
-    /* One that is enough alone goes alone, as anything does that is one copy. */
+    /* A part that is large enough is copied alone, like any single copy. */
     know(&world, LARGE, 2, TMS_GATHERED_BYTES, 20 * MIB);
     ASSERT_OK(pause_thinned(&world, false, &error), error);
     assert_copies(0, LARGE * 2, 0);
@@ -143,7 +143,7 @@ static void many_bytes_do_not_wait_for_more(void **state) {
     assert_parts(&world, LARGE);
 }
 
-/* An error names the tag of all that the failed call was to copy, and how much that is. */
+/* An error names the tag and the size of everything that the failed call was to copy. */
 static void a_call_copies_parts_of_one_tag(void **state) {
     static world_t world;
     tms_error_t error;
@@ -173,8 +173,8 @@ static void a_call_copies_parts_of_one_tag(void **state) {
     for (int i = 0; i < COUNT; i++) assert_filled_part(world.segments[i], STRIDE, PART_BYTES, 1);
 }
 
-/* The driver says so at the first call, or has none. */
-static void without_the_call_they_go_one_by_one(void **state) {
+/* The driver reports it at the first call, or lacks the function. */
+static void without_the_batch_call_parts_are_copied_one_by_one(void **state) {
     static world_t world;
     tms_error_t error;
     enum { COUNT = 2 };
@@ -200,8 +200,8 @@ static void without_the_call_they_go_one_by_one(void **state) {
     for (int i = 0; i < COUNT; i++) assert_int_equal(state_of(world.fixture, world.segments[i]), TMS_SEGMENT_ACTIVE);
 }
 
-/* Where a call can be told to stop, a chunk's event is behind all copies of the chunk. */
-static void parts_of_memory_that_is_not_pinned_go_one_by_one(void **state) {
+/* If a call can be cancelled, a chunk's event is behind all copies of the chunk. */
+static void parts_in_unpinned_memory_are_copied_one_by_one(void **state) {
     fixture_t *f = *state;
     world_t world;
     tms_error_t error;
@@ -241,7 +241,7 @@ static void a_chunk_ends_behind_its_parts(void **state) {
     assert_only_parts(&world, COUNT);
 }
 
-/* What waits for a resume in the background waits for all of its copies. */
+/* Whatever waits for a pending resume waits for all of its copies. */
 static void the_mark_of_a_pending_resume_is_behind_all_parts(void **state) {
     static world_t world;
     tms_error_t error;
@@ -262,7 +262,7 @@ static void the_mark_of_a_pending_resume_is_behind_all_parts(void **state) {
 }
 
 /* A whole segment is one copy, and waits for no other. */
-static void whole_segments_go_by_themselves(void **state) {
+static void whole_segments_are_copied_by_themselves(void **state) {
     static world_t world;
     tms_error_t error;
     char steps[STEPS_BYTES];
@@ -280,8 +280,8 @@ static void whole_segments_go_by_themselves(void **state) {
     assert_filled(whole, SEGMENT_BYTES, 7);
 }
 
-/* The driver refuses a single copy of such memory, and does not survive it among several at once. */
-static void memory_that_somebody_took_is_an_error(void **state) {
+/* The driver refuses a single copy of such memory. In a batch of copies it does not survive it. */
+static void memory_unmapped_by_the_program_is_an_error(void **state) {
     static world_t world;
     tms_error_t error;
     enum { COUNT = 3 };
@@ -313,15 +313,15 @@ static void memory_that_somebody_took_is_an_error(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        ONE(parts_of_many_segments_go_at_once),
-        ONE(many_bytes_do_not_wait_for_more),
+        ONE(parts_of_many_segments_are_copied_in_one_call),
+        ONE(enough_bytes_are_submitted_without_waiting_for_more),
         ONE(a_call_copies_parts_of_one_tag),
-        ONE(without_the_call_they_go_one_by_one),
+        ONE(without_the_batch_call_parts_are_copied_one_by_one),
         ONE(a_chunk_ends_behind_its_parts),
         ONE(the_mark_of_a_pending_resume_is_behind_all_parts),
-        ONE(parts_of_memory_that_is_not_pinned_go_one_by_one),
-        ONE(whole_segments_go_by_themselves),
-        ONE(memory_that_somebody_took_is_an_error),
+        ONE(parts_in_unpinned_memory_are_copied_one_by_one),
+        ONE(whole_segments_are_copied_by_themselves),
+        ONE(memory_unmapped_by_the_program_is_an_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

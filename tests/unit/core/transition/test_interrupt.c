@@ -1,4 +1,4 @@
-/* A call that is told to stop, wherever it waits: everything is as it was, and the same call can be made again. */
+/* Guards cancellation of a call, wherever it waits: everything is as before, and the same call can be repeated. */
 #include "support/interrupt_fixture.h"
 
 static void assert_states(fixture_t *f, const uint64_t *addresses, size_t count, tms_segment_state_t expected) {
@@ -7,7 +7,7 @@ static void assert_states(fixture_t *f, const uint64_t *addresses, size_t count,
 
 /* ---- while it waits for the devices ---- */
 
-static void a_pause_that_waits_for_the_gpu_stops(void **state) {
+static void a_pause_that_waits_for_the_gpu_can_be_cancelled(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_report_t report;
@@ -20,7 +20,7 @@ static void a_pause_that_waits_for_the_gpu_stops(void **state) {
 
     simulator()->clear_counts();
     assert_int_equal(pause_selected(f, &selection, NULL, &error), TMS_INTERRUPTED);
-    /* On a GPU these two would have waited for the work, and could not have been stopped. */
+    /* On a GPU these two would have waited for the work, and could not have been cancelled. */
     assert_int_equal(simulator()->calls("cuMemHostRegister"), 0);
     assert_int_equal(simulator()->calls("cuMemHostUnregister"), 0);
     assert_string_equal(error.operation, "pause");
@@ -40,7 +40,7 @@ static void a_pause_that_waits_for_the_gpu_stops(void **state) {
     destroy_stream(f, stream);
 }
 
-static void a_pause_that_is_only_asked_goes_on(void **state) {
+static void a_pause_whose_callback_does_not_cancel_continues(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     asker_t asker = {.gate = GATE};
@@ -49,7 +49,7 @@ static void a_pause_that_is_only_asked_goes_on(void **state) {
     fill(address, 2 * MIB, 1);
     uint8_t before = *(uint8_t *)address;
     CUstream stream = launch_behind_gate(f, GATE, address);
-    ASSERT_OK(pause_selected(f, &selection, NULL, &error), error); /* the question opens the gate */
+    ASSERT_OK(pause_selected(f, &selection, NULL, &error), error); /* the callback opens the gate */
     assert_true(asker.asked >= 1);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
     ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
@@ -57,9 +57,9 @@ static void a_pause_that_is_only_asked_goes_on(void **state) {
     destroy_stream(f, stream);
 }
 
-/* ---- what may be done when asked ---- */
+/* ---- what a callback may do ---- */
 
-static void calls_from_inside_are_refused(void **state) {
+static void calls_from_a_callback_are_refused(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     asker_t asker = {.fixture = f, .nested = true, .gate = GATE};
@@ -76,7 +76,7 @@ static void calls_from_inside_are_refused(void **state) {
     destroy_stream(f, stream);
 }
 
-static void a_free_from_inside_is_finished_at_the_end(void **state) {
+static void a_free_from_a_callback_is_finished_at_the_end(void **state) {
     for (int stop = 0; stop < 2; stop++) {
         fixture_t *f = *state;
         tms_error_t error;
@@ -88,7 +88,7 @@ static void a_free_from_inside_is_finished_at_the_end(void **state) {
         assert_int_equal(pause_selected(f, &selection, NULL, &error), stop ? TMS_INTERRUPTED : TMS_OK);
         assert_int_equal(asker.results[0], TMS_OK);
         assert_false(tms_saver_owns(&f->saver, freed));
-        /* One that is to stop does not wait for the device; the next call takes the memory. */
+        /* A cancelled call does not wait for the device; the next call frees the memory. */
         assert_int_equal(physical_bytes(0), stop ? 4 * MIB : 0);
         asker.stop = false;
         ASSERT_OK(pause_selected(f, &selection, NULL, &error), error);
@@ -100,7 +100,7 @@ static void a_free_from_inside_is_finished_at_the_end(void **state) {
 
 /* ---- while it waits for its turn ---- */
 
-static void a_call_that_waits_for_its_turn_stops(void **state) {
+static void a_call_that_waits_for_its_turn_can_be_cancelled(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     held_pause_t other;
@@ -118,7 +118,7 @@ static void a_call_that_waits_for_its_turn_stops(void **state) {
     assert_int_equal(state_of(f, mine), TMS_SEGMENT_ACTIVE);
     assert_int_equal(state_of(f, held), TMS_SEGMENT_PAUSING);
 
-    asker = (asker_t){.gate = GATE}; /* and one that goes on gets the turn after the other */
+    asker = (asker_t){.gate = GATE}; /* and one that continues gets the turn after the other */
     ASSERT_OK(pause_selected(f, &selection, NULL, &error), error);
     join_pause(&other);
     assert_int_equal(physical_bytes(0), 0);
@@ -127,7 +127,7 @@ static void a_call_that_waits_for_its_turn_stops(void **state) {
 
 /* ---- while it copies ---- */
 
-static void a_copy_stops_between_chunks(void **state) {
+static void a_copy_is_cancelled_between_chunks(void **state) {
     fixture_t *f = *state;
     const tms_backup_kind_t kinds[] = {TMS_BACKUP_PINNED, TMS_BACKUP_MMAP, TMS_BACKUP_DISK, HEAP_BACKUP};
     for (uint32_t i = 0; i < 4; i++) {
@@ -165,7 +165,7 @@ static void a_copy_stops_between_chunks(void **state) {
 
 /* ---- what others do meanwhile ---- */
 
-/* Small allocations share chunks: an event for each 4 MiB, and none at all where there is no one to ask. */
+/* Small allocations share chunks: an event for each 4 MiB, and none at all without a callback. */
 static void copies_wait_no_more_than_they_must(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -193,8 +193,8 @@ static void copies_wait_no_more_than_they_must(void **state) {
     for (uint32_t i = 0; i < COUNT; i++) assert_filled(addresses[i], MIB, i);
 }
 
-/* The failure is what the call reports, although a device before it in order has only been stopped. */
-static void a_failure_on_one_device_stops_the_others(void **state) {
+/* The call reports the failure, although a device before it in order has only been cancelled. */
+static void a_failure_on_one_device_cancels_the_others(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t addresses[] = {allocate_on(f, 0, "a", TMS_BACKUP_NONE, 2 * MIB),
@@ -237,7 +237,7 @@ static void a_failure_in_the_middle_of_chunks_undoes_everything(void **state) {
 
 /* ---- while it waits for memory ---- */
 
-static void a_resume_that_waits_for_memory_stops(void **state) {
+static void a_resume_that_waits_for_memory_can_be_cancelled(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     asker_t asker = {.fixture = f, .stop = true, .nested = true};
@@ -258,16 +258,16 @@ static void a_resume_that_waits_for_memory_stops(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        ONE(a_pause_that_waits_for_the_gpu_stops),
-        ONE(a_pause_that_is_only_asked_goes_on),
-        ONE(calls_from_inside_are_refused),
-        ONE(a_free_from_inside_is_finished_at_the_end),
-        ONE(a_call_that_waits_for_its_turn_stops),
-        ONE(a_copy_stops_between_chunks),
+        ONE(a_pause_that_waits_for_the_gpu_can_be_cancelled),
+        ONE(a_pause_whose_callback_does_not_cancel_continues),
+        ONE(calls_from_a_callback_are_refused),
+        ONE(a_free_from_a_callback_is_finished_at_the_end),
+        ONE(a_call_that_waits_for_its_turn_can_be_cancelled),
+        ONE(a_copy_is_cancelled_between_chunks),
         ONE(copies_wait_no_more_than_they_must),
-        cmocka_unit_test_setup_teardown(a_failure_on_one_device_stops_the_others, setup_three_devices, teardown),
+        cmocka_unit_test_setup_teardown(a_failure_on_one_device_cancels_the_others, setup_three_devices, teardown),
         ONE(a_failure_in_the_middle_of_chunks_undoes_everything),
-        ONE(a_resume_that_waits_for_memory_stops),
+        ONE(a_resume_that_waits_for_memory_can_be_cancelled),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

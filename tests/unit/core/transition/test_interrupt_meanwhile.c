@@ -1,10 +1,10 @@
-/* What others do while a call is asked whether to stop: frees, refusals, forks, and devices that come into use. */
+/* Guards what other threads do during a cancellable call: frees, refusals, forks, and devices that come into use. */
 #include "support/interrupt_fixture.h"
 
-/* ---- what may be done when asked ---- */
+/* ---- what a callback may do ---- */
 
-/* The work goes on for ever, as that of a device that hangs does. */
-static void no_free_keeps_a_call_from_stopping(void **state) {
+/* The work never ends, like that of a device that hangs. */
+static void a_free_does_not_delay_cancellation(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_counters_t counters;
@@ -25,9 +25,8 @@ static void no_free_keeps_a_call_from_stopping(void **state) {
     destroy_stream(f, stream);
 }
 
-/* Taking page-locked memory back waits for the device, on an H200 as here. Refused once, it is tried again by the next call.
- */
-static void no_refused_host_memory_keeps_a_call_from_stopping(void **state) {
+/* Unpinning waits for the device, on an H200 as here. If it fails once, the next call retries it. */
+static void quarantined_host_memory_does_not_delay_cancellation(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_counters_t counters;
@@ -46,7 +45,7 @@ static void no_refused_host_memory_keeps_a_call_from_stopping(void **state) {
     assert_int_equal(pause_selected(f, &selection, NULL, &error), TMS_INTERRUPTED);
     tms_saver_counters(&f->saver, &counters);
     assert_int_equal(counters.quarantined_host, 1);     /* a thread waits with it */
-    ASSERT_OK(resume_tag(f, "b", NULL, &error), error); /* needs nothing of the device's */
+    ASSERT_OK(resume_tag(f, "b", NULL, &error), error); /* needs no resource of the device */
     assert_int_equal(state_of(f, other), TMS_SEGMENT_ACTIVE);
     assert_int_equal(state_of(f, backed), TMS_SEGMENT_ACTIVE);
     simulator()->open_gate(GATE);
@@ -56,8 +55,8 @@ static void no_refused_host_memory_keeps_a_call_from_stopping(void **state) {
 
 /* ---- while it copies ---- */
 
-/* The staging memory of a resume from disk is page-locked; what runs on the device is not ours. */
-static void no_staging_memory_keeps_a_resume_from_stopping(void **state) {
+/* The staging memory of a resume from disk is pinned; the work on the device is not ours. */
+static void staging_memory_does_not_delay_cancellation(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     asker_t asker = {.stop = true};
@@ -84,7 +83,7 @@ static void no_staging_memory_keeps_a_resume_from_stopping(void **state) {
     destroy_stream(f, stream);
 }
 
-/* The child has a copy of the call, and nothing of the device's. */
+/* The child has a copy of the call, and no access to the device. */
 static int32_t fork_when_asked(void *context) {
     asker_t *asker = context;
     if (asker->asked++ > 0) return false;
@@ -99,7 +98,7 @@ static int32_t fork_when_asked(void *context) {
     return false;
 }
 
-static void a_child_of_a_copy_calls_no_driver(void **state) {
+static void a_child_forked_during_a_copy_does_not_call_the_driver(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     asker_t asker = {.fixture = f};
@@ -123,7 +122,7 @@ static void a_child_of_a_copy_calls_no_driver(void **state) {
 
 /* ---- what others do meanwhile ---- */
 
-/* A second device comes into use, and a thread looks for peers, while the segment is in transition. */
+/* A second device comes into use, and a thread searches for peers, while the segment is in transition. */
 static int32_t use_second_device(void *context) {
     asker_t *asker = context;
     CUcontext primary;
@@ -150,7 +149,7 @@ static void a_device_that_comes_into_use_meanwhile_gets_access(void **state) {
     destroy_stream(f, stream);
 }
 
-/* The same, and no thread looks for peers before the call has ended. */
+/* The same, but no thread searches for peers before the call has ended. */
 static int32_t only_use_second_device(void *context) {
     asker_t *asker = context;
     CUcontext primary;
@@ -191,10 +190,10 @@ static void a_device_that_comes_into_use_during_a_resume_gets_access(void **stat
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        ONE(no_free_keeps_a_call_from_stopping),
-        ONE(no_refused_host_memory_keeps_a_call_from_stopping),
-        ONE(no_staging_memory_keeps_a_resume_from_stopping),
-        ONE(a_child_of_a_copy_calls_no_driver),
+        ONE(a_free_does_not_delay_cancellation),
+        ONE(quarantined_host_memory_does_not_delay_cancellation),
+        ONE(staging_memory_does_not_delay_cancellation),
+        ONE(a_child_forked_during_a_copy_does_not_call_the_driver),
         TWO(a_device_that_comes_into_use_meanwhile_gets_access),
         TWO(a_device_that_comes_into_use_during_a_resume_gets_access),
         TWO(a_resume_looks_for_peers_once_more_when_it_ends),

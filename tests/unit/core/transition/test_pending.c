@@ -1,7 +1,7 @@
-/* A resume in the background: its end, streams that wait for its copies, and what cannot be undone. */
+/* Guards a resume in the background: its end, streams that wait for its copies, and copies that cannot be undone. */
 #include "support/pending_fixture.h"
 
-/* As a program has it, whose thread has a context. */
+/* As in a program whose thread has a context. */
 static CUstream enter_and_make_stream(fixture_t *f) {
     const tms_error_context_t context = {.operation = "test", .device = 0};
     CUstream stream = NULL;
@@ -15,7 +15,7 @@ static void destroy_and_leave(fixture_t *f, CUstream stream) {
     tms_devices_leave(&f->devices, 0);
 }
 
-static void it_ends_like_any_other(void **state) {
+static void a_pending_resume_ends_like_any_other(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_report_t report;
@@ -29,25 +29,25 @@ static void it_ends_like_any_other(void **state) {
     assert_int_equal(report.copied_bytes, BYTES);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
     assert_filled(address, BYTES, 1);
-    ASSERT_OK(tms_pending_wait(pending, NULL, NULL, &report, &error), error); /* as often as one likes */
+    ASSERT_OK(tms_pending_wait(pending, NULL, NULL, &report, &error), error); /* as often as the caller likes */
     tms_pending_release(pending);
 }
 
-static void a_handle_may_be_given_back_before_the_end(void **state) {
+static void a_handle_may_be_released_before_the_end(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t address = paused(f, "a", TMS_BACKUP_MMAP, 2);
     simulator()->set_bandwidth(64 * MIB);
     tms_pending_release(begin(f, "a"));
     tms_pending_release(NULL);
-    /* Another call waits for its turn, and finds it done. */
+    /* Another call waits for its turn, and finds it completed. */
     ASSERT_OK(resume_tag(f, "a", NULL, &error), error);
     simulator()->set_bandwidth(0);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
     assert_filled(address, BYTES, 2);
 }
 
-/* The stream's work adds 1 to what the copies bring: it must come after them. */
+/* The stream's work adds 1 to the copied bytes: it must run after the copies. */
 static void a_stream_waits_for_the_copies_and_the_caller_does_not(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -71,7 +71,7 @@ static void a_stream_waits_for_the_copies_and_the_caller_does_not(void **state) 
     destroy_and_leave(f, stream);
 }
 
-static void a_failure_is_told_by_wait_and_undone(void **state) {
+static void a_failure_is_reported_by_wait_and_undone(void **state) {
     fixture_t *f = *state;
     const char *calls[] = {"cuMemCreate", "cuMemcpyHtoDAsync", "cuEventCreate", "cuEventRecord", "cuStreamSynchronize"};
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
@@ -91,7 +91,7 @@ static void a_failure_is_told_by_wait_and_undone(void **state) {
     }
 }
 
-static void what_a_stream_waits_for_is_not_undone(void **state) {
+static void copies_that_a_stream_waits_for_are_not_undone(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t address = paused(f, "a", TMS_BACKUP_PINNED, 5);
@@ -101,7 +101,7 @@ static void what_a_stream_waits_for_is_not_undone(void **state) {
     tms_pending_t *pending = begin(f, "a");
     ASSERT_OK(tms_pending_wait_stream(pending, stream, NULL, NULL, &error), error);
     simulator()->fail_after("cuStreamSynchronize", 0, 1, CUDA_ERROR_UNKNOWN);
-    /* It may have been under way already; then there was no failure, and nothing to see here. */
+    /* It may have been in flight already; then there was no failure, and nothing to check. */
     tms_status_t status = tms_pending_wait(pending, NULL, NULL, NULL, &error);
     simulator()->set_bandwidth(0);
     if (simulator()->failures_fired() == 1 && status != TMS_OK) {
@@ -116,7 +116,7 @@ static void what_a_stream_waits_for_is_not_undone(void **state) {
     destroy_and_leave(f, stream);
 }
 
-/* What keeps a resume with a timeout waiting until it is asked. */
+/* Keeps a resume with a timeout waiting until its callback runs. */
 typedef struct hoard {
     int device;
     int64_t bytes;
@@ -130,7 +130,7 @@ static hoard_t take_all_but(int device, uint64_t left) {
     return hoard;
 }
 
-/* As `interrupted`: asked only by a call that waits. */
+/* As `interrupted`: called only by a call that waits. */
 static int32_t give_it_back(void *context) {
     hoard_t *hoard = context;
     if (hoard->bytes > 0) assert_int_equal(simulator()->take_memory(hoard->device, -hoard->bytes), 0);
@@ -138,7 +138,7 @@ static int32_t give_it_back(void *context) {
     return 0;
 }
 
-/* Enough for the driver to be busy with when the stream is to wait. */
+/* Enough work for the driver to be busy when the stream is to wait. */
 enum { MANY = 24 };
 
 /* Paused, without contents, and with memory for all but the last of them. */
@@ -149,7 +149,7 @@ static hoard_t pause_many(fixture_t *f, int device, uint64_t addresses[MANY]) {
     return take_all_but(device, (MANY - 1) * BYTES);
 }
 
-/* A kernel on the stream uses memory that nothing is copied into: all of it must be there. */
+/* A kernel on the stream uses memory without copies: all of it must be mapped. */
 static void a_stream_waits_for_memory_without_contents(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -168,7 +168,7 @@ static void a_stream_waits_for_memory_without_contents(void **state) {
     destroy_and_leave(f, stream);
 }
 
-/* Zeros are copies like others; every stream that asks waits for them. */
+/* Zeroing is a copy like any other; every stream that requests it waits. */
 static void several_streams_wait_for_zeros(void **state) {
     fixture_t *f = *state;
     enum { STREAMS = 2 };
@@ -178,7 +178,7 @@ static void several_streams_wait_for_zeros(void **state) {
     uint64_t address = paused(f, "a", TMS_BACKUP_NONE, 16), filled = paused(f, "a", TMS_BACKUP_PINNED, 17);
     const tms_selection_t zeroing = {.zero = 1};
     for (int i = 0; i < STREAMS; i++) streams[i] = enter_and_make_stream(f);
-    simulator()->set_bandwidth(16 * MIB); /* so that it does not end before the streams are there */
+    simulator()->set_bandwidth(16 * MIB); /* so that it does not end before the streams wait */
     ASSERT_OK(tms_pending_begin(&f->saver, &zeroing, &pending, &error), error);
     simulator()->clear_counts();
     for (int i = 0; i < STREAMS; i++) {
@@ -195,7 +195,7 @@ static void several_streams_wait_for_zeros(void **state) {
     for (int i = STREAMS - 1; i >= 0; i--) destroy_and_leave(f, streams[i]);
 }
 
-/* The first device's copies are queued long before the second has memory. */
+/* The first device's copies are queued long before the second gets memory. */
 static void a_stream_waits_for_every_device(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -214,8 +214,8 @@ static void a_stream_waits_for_every_device(void **state) {
     destroy_and_leave(f, stream);
 }
 
-/* One device has its copies under way, slowly, when the other finds too little memory. */
-static void too_little_memory_is_undone_although_a_stream_is_to_wait(void **state) {
+/* One device has slow copies in flight when the other finds too little memory. */
+static void out_of_memory_is_undone_although_a_stream_is_to_wait(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_pending_t *pending = NULL;
@@ -239,8 +239,8 @@ static void too_little_memory_is_undone_although_a_stream_is_to_wait(void **stat
     destroy_and_leave(f, stream);
 }
 
-/* The copies of the rest are under way, slowly, and a stream that waited for them alone would not wait for all. */
-static void a_stream_is_not_told_of_a_resume_that_leaves_something_out(void **state) {
+/* The copies of the rest are in flight and slow: a stream that waited only for them would not wait for everything. */
+static void a_stream_cannot_wait_for_an_incomplete_resume(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t filled = paused(f, "a", TMS_BACKUP_PINNED, 12), damaged = allocate(f, "b", TMS_BACKUP_NONE, BYTES);
@@ -270,8 +270,8 @@ static void take_turn(fixture_t *f, bool taken) {
     pthread_mutex_unlock(&f->saver.lock);
 }
 
-/* Who gets an error relies on nothing: what the test says in the place of a resume can be undone. */
-static void a_wait_that_the_driver_refuses_is_no_promise(void **state) {
+/* A caller that gets an error may rely on nothing: the work that the test does in place of a resume can be undone. */
+static void a_failed_stream_wait_guarantees_nothing(void **state) {
     fixture_t *f = *state;
     const tms_error_context_t context = {.operation = "test", .device = 0};
     tms_error_t error;
@@ -288,7 +288,7 @@ static void a_wait_that_the_driver_refuses_is_no_promise(void **state) {
         tms_status_t status = tms_pending_wait_stream(pending, stream, NULL, NULL, &error);
         assert_int_equal(status, promised ? TMS_OK : TMS_DRIVER);
         assert_int_equal(tms_pending_may_undo(pending), !promised);
-        /* It has failed, and is not over: a call that comes now waits for its end, or the next attempt. */
+        /* It has failed, and is not over: another call waits for its end, or for the next attempt. */
         assert_int_equal(tms_pending_wait_stream(pending, stream, at_once, NULL, &error), TMS_INTERRUPTED);
     }
     tms_copier_close(&copier);
@@ -324,7 +324,7 @@ static void a_thread_without_a_context_has_a_default_stream(void **state) {
     tms_pending_release(pending);
 }
 
-/* Nor is a context made there: the caller is told what to do. */
+/* Nor is a context created there: the error names the remedy. */
 static void a_default_stream_of_a_device_that_is_not_in_use_is_refused(void **state) {
     (void)state;
     const tms_error_context_t context = {.operation = "test", .device = 1};
@@ -354,17 +354,17 @@ static void a_default_stream_of_a_device_that_is_not_in_use_is_refused(void **st
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        ONE(it_ends_like_any_other),
-        ONE(a_handle_may_be_given_back_before_the_end),
+        ONE(a_pending_resume_ends_like_any_other),
+        ONE(a_handle_may_be_released_before_the_end),
         ONE(a_stream_waits_for_the_copies_and_the_caller_does_not),
-        ONE(a_failure_is_told_by_wait_and_undone),
-        ONE(what_a_stream_waits_for_is_not_undone),
+        ONE(a_failure_is_reported_by_wait_and_undone),
+        ONE(copies_that_a_stream_waits_for_are_not_undone),
         ONE(a_stream_waits_for_memory_without_contents),
         ONE(several_streams_wait_for_zeros),
         TWO(a_stream_waits_for_every_device),
-        TWO(too_little_memory_is_undone_although_a_stream_is_to_wait),
-        ONE(a_stream_is_not_told_of_a_resume_that_leaves_something_out),
-        ONE(a_wait_that_the_driver_refuses_is_no_promise),
+        TWO(out_of_memory_is_undone_although_a_stream_is_to_wait),
+        ONE(a_stream_cannot_wait_for_an_incomplete_resume),
+        ONE(a_failed_stream_wait_guarantees_nothing),
         ONE(a_thread_without_a_context_has_a_default_stream),
         cmocka_unit_test(a_default_stream_of_a_device_that_is_not_in_use_is_refused),
     };

@@ -1,7 +1,7 @@
-/* A resume in the background: what stops the wait for it, and what the end of the process does to it. */
+/* Guards a resume in the background: how its wait is cancelled, and how the end of the process ends it. */
 #include "support/pending_fixture.h"
 
-static void a_wait_can_be_stopped_and_the_resume_goes_on(void **state) {
+static void a_wait_can_be_cancelled_and_the_resume_continues(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t address = paused(f, "a", TMS_BACKUP_PINNED, 6);
@@ -14,13 +14,13 @@ static void a_wait_can_be_stopped_and_the_resume_goes_on(void **state) {
     tms_pending_release(pending);
 }
 
-static void marks_that_the_driver_keeps_wait_in_the_quarantine(void **state) {
+static void events_that_cannot_be_destroyed_are_quarantined(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     paused(f, "a", TMS_BACKUP_PINNED, 7);
     tms_pending_t *pending = begin(f, "a");
     ASSERT_OK(tms_pending_wait(pending, NULL, NULL, NULL, &error), error);
-    tms_pendings_close(&f->saver.pendings, INFINITY); /* its thread has let go */
+    tms_pendings_close(&f->saver.pendings, INFINITY); /* its thread has released it */
     simulator()->fail_after("cuEventDestroy", 0, 1, CUDA_ERROR_UNKNOWN);
     tms_pending_release(pending);
     assert_int_equal(tms_quarantine_held(&f->saver.quarantine, TMS_QUARANTINE_OTHER), 1);
@@ -28,13 +28,13 @@ static void marks_that_the_driver_keeps_wait_in_the_quarantine(void **state) {
     assert_true(tms_quarantine_is_empty(&f->saver.quarantine));
 }
 
-static void the_end_of_the_process_stops_it(void **state) {
+static void the_end_of_the_process_cancels_it(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t address = paused(f, "a", TMS_BACKUP_PINNED, 8);
     uint64_t other = paused(f, "b", TMS_BACKUP_NONE, 9);
     (void)other;
-    simulator()->take_memory(0, (int64_t)(256 * MIB)); /* it waits for memory that never comes */
+    simulator()->take_memory(0, (int64_t)(256 * MIB)); /* it waits for memory that is never freed */
     const tms_selection_t selection = {.timeout_seconds = 3600};
     tms_pending_t *pending = NULL;
     ASSERT_OK(tms_pending_begin(&f->saver, &selection, &pending, &error), error);
@@ -45,7 +45,7 @@ static void the_end_of_the_process_stops_it(void **state) {
     tms_pending_release(pending);
 }
 
-static void the_end_of_the_process_gives_up_on_what_does_not_stop(void **state) {
+static void the_end_of_the_process_abandons_a_resume_that_does_not_stop(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_pendings_t *pendings = &f->saver.pendings;
@@ -56,7 +56,7 @@ static void the_end_of_the_process_gives_up_on_what_does_not_stop(void **state) 
     tms_pendings_close(pendings, tms_wait_now());
     assert_int_equal(pendings->abandoned, 1);
     assert_true(atomic_load(&pendings->cancelled));
-    tms_pendings_close(pendings, INFINITY); /* it has been given up for good */
+    tms_pendings_close(pendings, INFINITY); /* it has been abandoned for good */
     simulator()->set_bandwidth(0);
     ASSERT_OK(tms_pending_wait(pending, NULL, NULL, NULL, &error), error);
     assert_filled(address, BYTES, 8);
@@ -71,10 +71,10 @@ static void the_end_of_the_process_gives_up_on_what_does_not_stop(void **state) 
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        ONE(a_wait_can_be_stopped_and_the_resume_goes_on),
-        ONE(the_end_of_the_process_gives_up_on_what_does_not_stop),
-        ONE(marks_that_the_driver_keeps_wait_in_the_quarantine),
-        ONE(the_end_of_the_process_stops_it),
+        ONE(a_wait_can_be_cancelled_and_the_resume_continues),
+        ONE(the_end_of_the_process_abandons_a_resume_that_does_not_stop),
+        ONE(events_that_cannot_be_destroyed_are_quarantined),
+        ONE(the_end_of_the_process_cancels_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

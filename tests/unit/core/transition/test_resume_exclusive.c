@@ -1,5 +1,5 @@
-/* resume(exclusive=True) under the locks of the devices: it waits for them, and gives them back after the memory. A second
- * set of locks stands for another process. */
+/* Guards resume(exclusive=True), which holds the locks of the devices: it waits for them, and releases them after the
+ * memory. A second set of locks stands for another process. */
 
 #include "support/resume_wait_fixture.h"
 
@@ -11,7 +11,7 @@
 #include "temporary.h"
 
 static char lock_directory[TEMPORARY_BYTES];
-/* While unlocking is watched: how often that was done, and what the device still held of ours then. */
+/* While unlocking is watched: the number of unlocks, and what the device still held of ours then. */
 static struct {
     bool watched;
     int count;
@@ -49,7 +49,7 @@ static void an_exclusive_resume_waits_for_the_lock(void **state) {
     tms_selection_t selection = {.exclusive = 1};
     assert_int_equal(resume_selected(f, &selection, NULL, &error), TMS_DEVICE_LOCKED);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error); /* who does not ask for it does not wait for it */
+    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error); /* a call without the option does not wait for it */
     ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
 
     others_t others = {.fixture = f, .let_go = &other};
@@ -65,7 +65,7 @@ static void an_exclusive_resume_waits_for_the_lock(void **state) {
     tms_device_locks_destroy(&other);
 }
 
-static void the_lock_goes_with_the_last_of_what_was_resumed(void **state) {
+static void the_lock_is_released_with_the_last_resumed_segment(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_device_locks_t other;
@@ -83,8 +83,8 @@ static void the_lock_goes_with_the_last_of_what_was_resumed(void **state) {
     tms_device_locks_destroy(&other);
 }
 
-/* The process that waits for the lock wants the memory. */
-static void the_lock_goes_after_the_memory(void **state) {
+/* The process that waits for the lock needs the memory. */
+static void the_lock_is_released_after_the_memory(void **state) {
     fixture_t *f = *state;
     for (int is_free = 0; is_free < 2; is_free++) {
         tms_error_t error;
@@ -176,8 +176,8 @@ static int remove_lock_directory(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        ONE(an_exclusive_resume_waits_for_the_lock), ONE(the_lock_goes_with_the_last_of_what_was_resumed),
-        ONE(the_lock_goes_after_the_memory),         TWO(only_devices_that_are_locked_are_resumed),
+        ONE(an_exclusive_resume_waits_for_the_lock), ONE(the_lock_is_released_with_the_last_resumed_segment),
+        ONE(the_lock_is_released_after_the_memory),  TWO(only_devices_that_are_locked_are_resumed),
         ONE(a_failed_resume_keeps_no_lock),
     };
     return cmocka_run_group_tests(tests, make_lock_directory, remove_lock_directory);

@@ -1,4 +1,4 @@
-/* resume with a timeout waits for memory: until it is there, until time is up, or until something else goes wrong. */
+/* Guards resume with a timeout: it waits for memory until it is free, until the timeout, or until another failure. */
 
 #include "support/resume_wait_fixture.h"
 
@@ -10,7 +10,7 @@ enum { TAKEN = 200 };
 
 static void take(uint64_t mebibytes) { assert_int_equal(simulator()->take_memory(0, (int64_t)(mebibytes * MIB)), 0); }
 
-static void it_goes_on_when_the_memory_is_there(void **state) {
+static void it_continues_when_the_memory_is_free(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_report_t report;
@@ -23,7 +23,7 @@ static void it_goes_on_when_the_memory_is_there(void **state) {
     others_t others = {.fixture = f, .give_back = TAKEN * MIB};
     tms_selection_t selection = waiting(&others, LONG_SECONDS);
     ASSERT_OK(resume_selected(f, &selection, &report, &error), error);
-    /* One attempt that failed at its second allocation, none while it could not succeed, and one that did. */
+    /* One attempt that failed at its second allocation, none while it could not succeed, and one that succeeded. */
     assert_int_equal(others.creates_when_asked, 2);
     assert_int_equal(simulator()->calls("cuMemCreate"), 4);
     assert_int_equal(report.allocations, 2);
@@ -37,7 +37,7 @@ static void it_goes_on_when_the_memory_is_there(void **state) {
     assert_int_equal(counters.resumes_total, 1);
 }
 
-static void when_time_is_up_it_says_what_is_missing(void **state) {
+static void a_timeout_reports_the_missing_memory(void **state) {
     fixture_t *f = *state;
     const double timeouts[] = {0, 0.001};
     for (int i = 0; i < 2; i++) {
@@ -68,7 +68,7 @@ static void when_time_is_up_it_says_what_is_missing(void **state) {
     }
 }
 
-static void what_is_freed_meanwhile_is_needed_no_more(void **state) {
+static void memory_freed_meanwhile_is_no_longer_needed(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_report_t report;
@@ -86,8 +86,8 @@ static void what_is_freed_meanwhile_is_needed_no_more(void **state) {
     assert_int_equal(simulator()->take_memory(0, -(int64_t)(TAKEN * MIB)), 0);
 }
 
-/* Too little for what is free to say: the driver refuses although there is enough. */
-static void a_refusal_without_a_shortage_is_tried_again(void **state) {
+/* Too small for the free memory to show it: the driver fails although there is enough. */
+static void a_refusal_without_a_shortage_is_retried(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t address = allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB);
@@ -112,7 +112,7 @@ static int32_t free_and_be_refused(void *context) {
     return 0;
 }
 
-static void what_could_not_be_freed_is_tried_again_while_it_waits(void **state) {
+static void failed_frees_are_retried_during_the_wait(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_log_init(&f->log, TMS_LOG_SILENT);
@@ -130,8 +130,8 @@ static void what_could_not_be_freed_is_tried_again_while_it_waits(void **state) 
     assert_int_equal(simulator()->take_memory(0, -(int64_t)(190 * MIB)), 0);
 }
 
-/* Another attempt would pass over it, and find memory enough for the rest. */
-static void what_is_damaged_while_it_is_undone_ends_the_wait(void **state) {
+/* Another attempt would skip it, and find enough memory for the rest. */
+static void damage_during_undo_ends_the_wait(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_log_init(&f->log, TMS_LOG_SILENT);
@@ -151,7 +151,7 @@ static void what_is_damaged_while_it_is_undone_ends_the_wait(void **state) {
     assert_int_equal(state_of(f, a), TMS_SEGMENT_ACTIVE);
 }
 
-static void what_else_goes_wrong_ends_the_wait(void **state) {
+static void any_other_failure_ends_the_wait(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 100 * MIB);
@@ -165,7 +165,7 @@ static void what_else_goes_wrong_ends_the_wait(void **state) {
     assert_int_equal(simulator()->take_memory(0, -(int64_t)(TAKEN * MIB)), 0);
 }
 
-static void enough_memory_costs_no_question(void **state) {
+static void with_enough_memory_free_memory_is_not_queried(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     for (int copies = 0; copies < 2; copies++) {
@@ -174,7 +174,7 @@ static void enough_memory_costs_no_question(void **state) {
         simulator()->clear_counts();
         tms_selection_t selection = {.timeout_seconds = LONG_SECONDS};
         ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
-        /* Whether memory and contents can come in turns is asked once. */
+        /* Whether memory and contents can be restored in turns is queried once. */
         assert_int_equal(simulator()->calls("cuMemGetInfo"), copies);
         assert_int_equal(simulator()->calls("cuEventCreate"), 0);
     }
@@ -184,14 +184,14 @@ static void enough_memory_costs_no_question(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        ONE(it_goes_on_when_the_memory_is_there),
-        ONE(when_time_is_up_it_says_what_is_missing),
-        ONE(what_is_freed_meanwhile_is_needed_no_more),
-        ONE(a_refusal_without_a_shortage_is_tried_again),
-        ONE(what_could_not_be_freed_is_tried_again_while_it_waits),
-        ONE(what_is_damaged_while_it_is_undone_ends_the_wait),
-        ONE(what_else_goes_wrong_ends_the_wait),
-        ONE(enough_memory_costs_no_question),
+        ONE(it_continues_when_the_memory_is_free),
+        ONE(a_timeout_reports_the_missing_memory),
+        ONE(memory_freed_meanwhile_is_no_longer_needed),
+        ONE(a_refusal_without_a_shortage_is_retried),
+        ONE(failed_frees_are_retried_during_the_wait),
+        ONE(damage_during_undo_ends_the_wait),
+        ONE(any_other_failure_ends_the_wait),
+        ONE(with_enough_memory_free_memory_is_not_queried),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

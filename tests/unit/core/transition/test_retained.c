@@ -1,5 +1,5 @@
-/* Backups that are kept after a resume, and pauses that fail: what they have not begun to write over keeps its contents, the
- * rest has none until the next pause, and all of it keeps its address. */
+/* Guards backups retained after a resume when a later pause fails: copies that it has not begun to overwrite keep their
+ * contents, the others have none until the next pause, and all keep their address. */
 
 #include "support.h"
 
@@ -9,7 +9,7 @@
 
 static const uint64_t BYTES = 4 * MIB;
 
-/* A host copy that the test holds on to, as a zero-copy view does; `host` is NULL where there is none. */
+/* A host copy that the test keeps alive, as a zero-copy view does; `host` is NULL if there is none. */
 typedef struct view {
     tms_host_buffer_t *buffer;
     void *host;
@@ -22,7 +22,7 @@ static view_t look(fixture_t *f, uint64_t address) {
     return view;
 }
 
-/* Active, filled with `seed`, and that retained. */
+/* Active, filled with `seed`, with that retained. */
 static uint64_t allocate_retained(fixture_t *f, const char *tag, tms_backup_kind_t backup, uint32_t seed) {
     tms_error_t error;
     uint64_t address = allocate(f, tag, backup, BYTES);
@@ -78,7 +78,7 @@ static void a_pause_that_fails_before_it_copies_keeps_the_contents(void **state)
     }
 }
 
-/* The device may have failed half-way into memory that is not pinned. */
+/* The device may have failed in the middle of a write to unpinned memory. */
 static void a_copy_that_fails_with_its_device_counts_as_begun(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -110,7 +110,7 @@ static void a_pause_that_finds_no_host_memory_for_others_keeps_the_contents(void
 
 /* ---- something has ---- */
 
-/* The first is written over, the second is not reached. */
+/* The first is overwritten, the second is not reached. */
 static void a_pause_that_fails_among_its_copies_keeps_those_that_it_has_not_begun(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -150,7 +150,7 @@ static int32_t after_the_first_chunk(void *context) {
 }
 
 /* A view stays valid, and shows what the copy has left. */
-static void a_pause_that_is_stopped_among_its_copies_moves_nothing(void **state) {
+static void a_pause_cancelled_among_its_copies_moves_nothing(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t address = allocate_retained(f, "a", TMS_BACKUP_PINNED, 1);
@@ -158,7 +158,7 @@ static void a_pause_that_is_stopped_among_its_copies_moves_nothing(void **state)
     const tms_selection_t selection = {.interrupted = after_the_first_chunk};
     fill(address, BYTES, 2);
     f->saver.stores.copying.chunk_bytes = MIB;
-    simulator()->set_bandwidth(8 * MIB); /* so that it is asked before the end */
+    simulator()->set_bandwidth(8 * MIB); /* so that the callback runs before the end */
     simulator()->clear_counts();
     assert_int_equal(pause_selected(f, &selection, NULL, &error), TMS_INTERRUPTED);
     simulator()->set_bandwidth(0);
@@ -181,7 +181,7 @@ static int32_t tell(void *context, tms_live_t *live) {
     return 0;
 }
 
-/* Parts are gathered before they are queued: until the first is, nothing is written over. */
+/* Parts are gathered before they are queued: nothing is overwritten until the first is queued. */
 static void a_pause_of_live_bytes_does_the_same(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -204,9 +204,9 @@ static void a_pause_of_live_bytes_does_the_same(void **state) {
     tms_host_buffer_drop(view.buffer);
 }
 
-/* ---- what becomes of the memory ---- */
+/* ---- release of the memory ---- */
 
-static void memory_without_contents_goes_with_its_policy_or_its_allocation(void **state) {
+static void memory_without_contents_is_released_with_its_policy_or_its_allocation(void **state) {
     fixture_t *f = *state;
     for (int freed = 0; freed < 2; freed++) {
         tms_error_t error;
@@ -226,8 +226,8 @@ static void memory_without_contents_goes_with_its_policy_or_its_allocation(void 
     }
 }
 
-/* Where contents go elsewhere, or nowhere. */
-static void memory_without_contents_goes_when_a_pause_keeps_them_elsewhere(void **state) {
+/* If contents go elsewhere, or nowhere. */
+static void memory_without_contents_is_released_when_a_pause_saves_elsewhere(void **state) {
     fixture_t *f = *state;
     static const tms_backup_kind_t choices[] = {TMS_BACKUP_NONE, TMS_BACKUP_DISK};
     char directory[TEMPORARY_BYTES];
@@ -248,8 +248,8 @@ static void memory_without_contents_goes_when_a_pause_keeps_them_elsewhere(void 
     assert_int_equal(remove_temporary_directory(directory), 0);
 }
 
-/* A device that could not be waited for may still be writing there: the next pause waits for it before it copies. */
-static void memory_that_may_still_be_written_to_is_used_again_once_the_device_rests(void **state) {
+/* After a failed wait the device may still write there: the next pause waits for it before it copies. */
+static void memory_with_copies_in_flight_is_reused_once_the_device_is_idle(void **state) {
     fixture_t *f = *state;
     enum { CHUNK = 8192 };
     static char trace[CHUNK];
@@ -258,7 +258,7 @@ static void memory_that_may_still_be_written_to_is_used_again_once_the_device_re
     view_t view = look(f, address);
     tms_log_init(&f->log, TMS_LOG_SILENT);
     simulator()->fail_after("cuStreamSynchronize", 0, 3, CUDA_ERROR_UNKNOWN);
-    simulator()->fail_after("cuCtxSynchronize", 1, 1, CUDA_ERROR_UNKNOWN); /* not the one that a pause begins with */
+    simulator()->fail_after("cuCtxSynchronize", 1, 1, CUDA_ERROR_UNKNOWN); /* not the wait that a pause begins with */
     assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DRIVER);
     assert_null(look(f, address).host);
     simulator()->clear_counts();
@@ -280,11 +280,11 @@ int main(void) {
         ONE(a_pause_that_finds_no_host_memory_for_others_keeps_the_contents),
         ONE(a_pause_that_fails_among_its_copies_keeps_those_that_it_has_not_begun),
         ONE(a_pause_that_fails_at_the_end_of_its_copies_moves_nothing),
-        ONE(a_pause_that_is_stopped_among_its_copies_moves_nothing),
+        ONE(a_pause_cancelled_among_its_copies_moves_nothing),
         ONE(a_pause_of_live_bytes_does_the_same),
-        ONE(memory_without_contents_goes_with_its_policy_or_its_allocation),
-        ONE(memory_without_contents_goes_when_a_pause_keeps_them_elsewhere),
-        ONE(memory_that_may_still_be_written_to_is_used_again_once_the_device_rests),
+        ONE(memory_without_contents_is_released_with_its_policy_or_its_allocation),
+        ONE(memory_without_contents_is_released_when_a_pause_saves_elsewhere),
+        ONE(memory_with_copies_in_flight_is_reused_once_the_device_is_idle),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,11 +1,11 @@
-/* pause and resume: bytes, addresses, states, and the order of driver calls. */
+/* Guards pause and resume: bytes, addresses, states, and the order of driver calls. */
 #include "support.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-/* How many lines of a trace are this call. */
+/* The number of lines of a trace that name this call. */
 static size_t lines_of(const char *trace, const char *call) {
     size_t count = 0, length = strlen(call);
     for (const char *line = trace; line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL)
@@ -13,7 +13,7 @@ static size_t lines_of(const char *trace, const char *call) {
     return count;
 }
 
-static void memory_goes_and_comes_back_at_the_same_address(void **state) {
+static void memory_is_released_and_restored_at_the_same_address(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_report_t report;
@@ -40,7 +40,7 @@ static void contents_survive_in_every_backup(void **state) {
     for (uint32_t i = 0; i < 4; i++) {
         tms_error_t error;
         tms_report_t report;
-        uint64_t bytes = 4 * MIB - 12345; /* no multiple of anything */
+        uint64_t bytes = 4 * MIB - 12345; /* not a multiple of anything */
         uint64_t address = allocate(f, "weights", kinds[i], bytes);
         for (uint32_t cycle = 0; cycle < 3; cycle++) {
             fill(address, bytes, i * 10 + cycle);
@@ -89,7 +89,7 @@ static void the_order_of_driver_calls_is_the_contract(void **state) {
     assert_true(last_copy && unlocked && strstr(last_copy, "cuStreamSynchronize") < unlocked);
 }
 
-/* Kernels may still use what is dropped. */
+/* Kernels may still use dropped memory. */
 static void a_pause_that_drops_everything_waits_for_the_device(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -150,7 +150,7 @@ static void a_selection_of_several_tags(void **state) {
     assert_int_equal(report.allocations, 0);
 }
 
-static void counters_and_tags_say_what_is_paused(void **state) {
+static void counters_and_tags_report_what_is_paused(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_counters_t counters;
@@ -190,7 +190,7 @@ static void a_pause_waits_for_every_stream(void **state) {
     tms_devices_leave(&f->devices, 0);
 }
 
-static void a_pause_under_way_stops_no_other_thread(void **state) {
+static void a_pause_in_flight_blocks_no_other_thread(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     held_pause_t held;
@@ -199,11 +199,11 @@ static void a_pause_under_way_stops_no_other_thread(void **state) {
     CUstream stream = launch_behind_gate(f, 1, kept);
     begin_pause(&held, f, "weights");
 
-    /* The pause owns its segments now and waits for the device. Others allocate, look and free as if it were not there. */
+    /* The pause owns its segments now and waits for the device. Other threads allocate, query and free unaffected. */
     assert_int_equal(state_of(f, kept), TMS_SEGMENT_PAUSING);
     uint64_t other = allocate(f, "weights", TMS_BACKUP_NONE, 2 * MIB);
     assert_int_equal(tms_saver_free(&f->saver, freed, &error), TMS_OK);
-    assert_int_equal(tms_saver_free(&f->saver, freed, &error), TMS_INVALID_ARGUMENT); /* twice is once too often */
+    assert_int_equal(tms_saver_free(&f->saver, freed, &error), TMS_INVALID_ARGUMENT); /* a second free is an error */
     assert_int_equal(physical_bytes(0), 6 * MIB); /* the queued free has not happened yet */
 
     simulator()->open_gate(1);
@@ -234,7 +234,7 @@ static void retained_backups_keep_their_address_and_are_renewed(void **state) {
         assert_filled((uint64_t)host, 2 * MIB, cycle);
         tms_host_buffer_drop(buffer);
     }
-    atomic_store(&f->saver.host_policy, TMS_HOST_RELEASE); /* read at resume: the next one lets go */
+    atomic_store(&f->saver.host_policy, TMS_HOST_RELEASE); /* read at resume: the next one releases */
     ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
     ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
     assert_int_equal(atomic_load(&f->saver.stores.host.buffer_bytes), 0);
@@ -260,7 +260,7 @@ static void a_view_of_a_backup_outlives_the_resume(void **state) {
     assert_int_equal(atomic_load(&f->saver.stores.host.buffer_bytes), 0);
 }
 
-static void frees_of_paused_memory_touch_no_device(void **state) {
+static void frees_of_paused_memory_use_no_device(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     const tms_backup_kind_t kinds[] = {TMS_BACKUP_NONE, TMS_BACKUP_PINNED, TMS_BACKUP_MMAP, TMS_BACKUP_DISK, HEAP_BACKUP};
@@ -301,7 +301,7 @@ static void two_devices_pause_and_resume_together(void **state) {
     assert_int_equal(current, 0);
 }
 
-/* The other device's kernels may use what it has access to. */
+/* The other device's kernels may use memory that they have access to. */
 static void a_pause_waits_for_every_device_with_access(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -315,7 +315,7 @@ static void a_pause_waits_for_every_device_with_access(void **state) {
     assert_int_equal(simulator()->calls("cuCtxSynchronize"), 2);
 }
 
-static void a_forked_child_is_told(void **state) {
+static void a_forked_child_gets_an_error(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
@@ -331,21 +331,21 @@ static void a_forked_child_is_told(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        ONE(memory_goes_and_comes_back_at_the_same_address),
+        ONE(memory_is_released_and_restored_at_the_same_address),
         ONE(contents_survive_in_every_backup),
         ONE(the_order_of_driver_calls_is_the_contract),
         ONE(a_pause_that_drops_everything_waits_for_the_device),
         ONE(tags_are_independent_and_repeats_do_nothing),
         ONE(a_selection_of_several_tags),
-        ONE(counters_and_tags_say_what_is_paused),
+        ONE(counters_and_tags_report_what_is_paused),
         ONE(a_pause_waits_for_every_stream),
-        ONE(a_pause_under_way_stops_no_other_thread),
+        ONE(a_pause_in_flight_blocks_no_other_thread),
         ONE(retained_backups_keep_their_address_and_are_renewed),
         ONE(a_view_of_a_backup_outlives_the_resume),
-        ONE(frees_of_paused_memory_touch_no_device),
+        ONE(frees_of_paused_memory_use_no_device),
         TWO(two_devices_pause_and_resume_together),
         TWO(a_pause_waits_for_every_device_with_access),
-        ONE(a_forked_child_is_told),
+        ONE(a_forked_child_gets_an_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* pause and resume where the driver refuses: a failure before the commit changes nothing, and one after it damages one
+/* Guards pause and resume against driver failures: one before the commit changes nothing, and one after it damages one
  * segment. */
 #include "support.h"
 
@@ -92,7 +92,7 @@ static void a_failed_resume_changes_nothing(void **state) {
     for (uint32_t k = 0; k < 3; k++) assert_filled(addresses[k], 2 * MIB, k);
 }
 
-static void no_memory_at_resume_can_be_waited_out(void **state) {
+static void a_resume_without_memory_can_be_repeated(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t a = allocate(f, "a", TMS_BACKUP_PINNED, 40 * MIB), b = allocate(f, "b", TMS_BACKUP_PINNED, 40 * MIB);
@@ -102,7 +102,7 @@ static void no_memory_at_resume_can_be_waited_out(void **state) {
     assert_int_equal(simulator()->take_memory(0, (int64_t)(200 * MIB)), 0);
     simulator()->clear_counts();
     assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_OUT_OF_DEVICE_MEMORY);
-    assert_int_equal(simulator()->calls("cuMemcpyHtoDAsync"), 0); /* that it lacks memory is known before it copies */
+    assert_int_equal(simulator()->calls("cuMemcpyHtoDAsync"), 0); /* the lack of memory is known before it copies */
     assert_string_equal(error.call, "cuMemCreate");
     assert_string_equal(error.tag, "b");
     assert_int_equal(state_of(f, a), TMS_SEGMENT_PAUSED);
@@ -131,7 +131,7 @@ static void a_refused_release_damages_one_and_heals(void **state) {
         tms_saver_counters(&f->saver, &counters);
         assert_int_equal(counters.damaged, 1);
         assert_int_equal(counters.resident_bytes, i == 0 ? 2 * MIB : 0);
-        /* The next call tries again, the segment is PAUSED then, and so the same call resumes it with its contents. */
+        /* The next call retries. The segment is PAUSED then, so the same call resumes it with its contents. */
         ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
         for (uint32_t k = 0; k < 3; k++) {
             assert_filled(addresses[k], 2 * MIB, k);
@@ -166,7 +166,7 @@ int main(void) {
         ONE(a_capture_forbids_both_before_anything_changes),
         ONE(a_failed_pause_changes_nothing),
         ONE(a_failed_resume_changes_nothing),
-        ONE(no_memory_at_resume_can_be_waited_out),
+        ONE(a_resume_without_memory_can_be_repeated),
         ONE(a_refused_release_damages_one_and_heals),
         ONE(a_damaged_segment_can_be_freed),
     };

@@ -1,4 +1,4 @@
-/* What the log says of each pause and resume at level info: what moved, where contents went, and what is left. */
+/* Guards the log line of each pause and resume at level info: what moved, where contents went, and what is left. */
 
 #include "support.h"
 
@@ -9,7 +9,7 @@
 
 static char output[1 << 14];
 
-/* The call's one line, without what changes from run to run. */
+/* The call's one line, without the parts that vary between runs. */
 static void assert_logged(captured_stderr_t captured, const char *before_seconds, const char *after_seconds) {
     capture_end(captured, output, sizeof output);
     assert_int_equal(count_lines(output), 1);

@@ -1,5 +1,5 @@
-/* What the tests of the locks of the devices share: each runs in a process of its own. Included once in a program: it
- * defines flock and pwrite, which take the place of the C library's. */
+/* Shared by the tests of the device locks, each of which runs in a process of its own. Included once in a program: it
+ * defines flock and pwrite, which replace the C library's. */
 #ifndef TMS_TESTS_DEVICE_LOCK_FIXTURE_H
 #define TMS_TESTS_DEVICE_LOCK_FIXTURE_H
 
@@ -37,7 +37,7 @@ static const tms_error_context_t context = {.operation = "resume", .device = TMS
 static char base[PATH_BYTES];
 static tms_error_t error;
 
-/* Faults in the process of a test: the errno of the next calls of flock that lock, and how many; that of every pwrite. */
+/* Injected failures: the errno of the next flock calls that lock, and how many; that of every pwrite. */
 static struct {
     int flock_error, flock_failures, pwrite_error;
     bool remove_first; /* the file is removed before it is locked, once */
@@ -66,7 +66,7 @@ int flock(int fd, int operation) {
     return (int)syscall(SYS_flock, fd, operation);
 }
 
-/* In the processes of the tests: says what is wrong and ends the process with status 1. */
+/* In the test processes: prints the failure and ends the process with status 1. */
 #define CHECK(condition)                                                                                                    \
     do {                                                                                                                    \
         if (!(condition)) {                                                                                                 \
@@ -105,7 +105,7 @@ static const char *below(const char *name) {
     return path;
 }
 
-/* As the simulated GPU has it: "Simulated GPU", two zero bytes and the number of the device. */
+/* As on the simulated GPU: "Simulated GPU", two zero bytes and the number of the device. */
 static const char *file_of(int device) {
     char name[PATH_BYTES];
     snprintf(name, sizeof(name), "torch_memory_saver-GPU-53696d75-6c61-7465-6420-4750550000%02x.lock", device);
@@ -134,29 +134,29 @@ static int open_descriptors(void) {
 
 typedef struct holder {
     pid_t process;
-    int keep; /* closing it tells the other process to let go and end */
+    int keep; /* closing it makes the other process release its locks and end */
 } holder_t;
 
-/* Starts a process that holds locks; returns when it has them. Before the first use of the driver in this one. */
+/* Starts a process that holds locks; returns when it has them. Call it before this process uses the driver. */
 static holder_t start_holder(tms_device_mask_t devices) {
-    int told[2], kept[2];
+    int ready[2], kept[2];
     char byte = 0;
-    CHECK(pipe(told) == 0 && pipe(kept) == 0);
+    CHECK(pipe(ready) == 0 && pipe(kept) == 0);
     pid_t process = fork();
     CHECK(process >= 0);
     if (process == 0) {
-        close(told[0]);
+        close(ready[0]);
         close(kept[1]);
         CHECK(acquire(devices) == TMS_OK);
-        CHECK(write(told[1], "h", 1) == 1);
+        CHECK(write(ready[1], "h", 1) == 1);
         CHECK(read(kept[0], &byte, 1) == 0);
         tms_device_locks_release(locks(), devices);
         _exit(0);
     }
-    close(told[1]);
+    close(ready[1]);
     close(kept[0]);
-    CHECK(read(told[0], &byte, 1) == 1);
-    close(told[0]);
+    CHECK(read(ready[0], &byte, 1) == 1);
+    close(ready[0]);
     return (holder_t){.process = process, .keep = kept[1]};
 }
 

@@ -1,4 +1,4 @@
-/* Backups of managed memory, as programs set and see them through the C functions. */
+/* Scenarios of test_memory.py: backups of managed memory, as programs set and see them through the C functions. */
 
 #include <sched.h>
 
@@ -6,7 +6,7 @@
 
 static void check_cpu_backup(const char *backend, tms_backup_kind_t kind) {
     TMS(tms_set_interesting_region)(true);
-    TMS(tms_set_cpu_backup_backend)(backend); /* before the backup is enabled: remembered */
+    TMS(tms_set_cpu_backup_backend)(backend); /* before the backup is enabled: stored */
     CHECK(!TMS(tms_get_enable_cpu_backup)());
     TMS(tms_set_enable_cpu_backup)(true);
     CHECK(TMS(tms_get_enable_cpu_backup)());
@@ -25,7 +25,7 @@ static void check_cpu_backup(const char *backend, tms_backup_kind_t kind) {
     CHECK(is_filled(address, 5 * MIB, 3));
     CHECK(TMS(tms_get_cpu_backup_pointer)(address, 5 * MIB) == NULL);
     EQUAL(counters().host_backup_bytes, 0);
-    while (counters().host_resident_bytes > 0) sched_yield(); /* a thread of the library's gives it back */
+    while (counters().host_resident_bytes > 0) sched_yield(); /* a thread of the library releases it */
     EQUAL(usage_of(0).host_bytes, 0);
     EQUAL(cudaFree(address), SUCCESS);
 }
@@ -55,7 +55,7 @@ static void retained_backup(void) {
     EQUAL(counters().host_backup_bytes, 0);
 }
 
-/* The directory is the program's: the test looks into it while the program waits for a line. */
+/* The directory is the program's: the test examines it while the program waits for a line. */
 static void disk_backup(void) {
     TMS(tms_set_disk_backup_dir)(getenv("BACKUP_DIRECTORY"));
     TMS(tms_set_interesting_region)(true);
@@ -76,7 +76,7 @@ static void disk_backup(void) {
     printf("freed\n");
     fflush(stdout);
     EQUAL(getchar(), '\n');
-    /* One more, whose file the end of the process has to remove. */
+    /* One more, whose file must be removed at the end of the process. */
     address = allocate(2 * MIB);
     EQUAL(TMS(tms_pause)(NULL), SUCCESS);
     printf("left\n");

@@ -1,4 +1,4 @@
-/* Runs with the preload library and neighbour.c, in either order: each sees what it should, and nothing recurses. */
+/* Runs with the preload library and neighbour.c, in either order: each sees the right calls, and nothing recurses. */
 
 #include "support.h"
 
@@ -29,12 +29,11 @@ static void managed(void) {
     EQUAL(usage_of(0).physical_bytes, 0);
 }
 
-/* With ours first: what the neighbour allocates for itself inside a call of ours is not the program's, and stays ordinary.
- */
+/* With ours first: allocations of the neighbour inside a call of ours are not the program's, and stay ordinary. */
 static void nested(void) {
     void *address = NULL;
     TMS(tms_set_interesting_region)(true);
-    int result = cudaMalloc(&address, 0); /* the real one answers, which is the neighbour */
+    int result = cudaMalloc(&address, 0); /* the real one, which is the neighbour, answers */
     EQUAL(TMS(neighbour_cuda_mallocs)(), 2);
     EQUAL(counters().allocations_total, 0);
     EQUAL(cudaMalloc(&address, 0), result);

@@ -1,4 +1,4 @@
-/* Stream captures that the interposers see: counted once each, and never longer than they last. */
+/* Scenarios of test_capture.py: the interposers count each stream capture once, and only while it lasts. */
 
 #include <pthread.h>
 
@@ -21,7 +21,7 @@ static void *new_graph(void) {
 
 static uint64_t captures(void) { return counters().visible_captures; }
 
-/* The trace holds names of calls, one a line. */
+/* The trace has one call name a line. */
 static bool was_called(const char *name) {
     static char trace[1 << 16];
     CHECK(tms_sim_read_trace(trace, sizeof(trace)) < sizeof(trace));
@@ -52,7 +52,7 @@ static void pause_fails(void) {
     EQUAL(cudaStreamEndCapture(stream, &graph), SUCCESS);
     EQUAL(captures(), 0);
 
-    /* The capture is whole, and its graph survives what it could not have survived before. */
+    /* The capture is valid, and its graph runs after calls that it could not have survived before. */
     void *executable = NULL;
     EQUAL(cudaGraphInstantiate(&executable, graph, 0), SUCCESS);
     EQUAL(TMS(tms_pause)(NULL), SUCCESS);
@@ -135,7 +135,7 @@ static void count_cannot_drift(void) {
     EQUAL(captures(), 0);
 }
 
-/* A failed end leaves the capture as it is, as on the wrong thread; the count follows. */
+/* A failed end leaves the capture as it is, as on the wrong thread; so does the count. */
 static void failed_end(void) {
     enum { WRONG_THREAD = 908 };
     void *stream = new_stream(), *graph = NULL;
@@ -163,7 +163,7 @@ static void destroyed_stream(void) {
     EQUAL(cudaStreamDestroy(new_stream()), SUCCESS);
 }
 
-/* An end that goes past the interposers: the stream's entry serves its next capture, and is gone with the end of that. */
+/* An end that bypasses the interposers: the stream's entry serves its next capture, and is removed with the end of that. */
 static void unseen_end(void) {
     void *stream = new_stream(), *graph = NULL;
     EQUAL(cudaStreamBeginCapture(stream, CAPTURE_MODE_RELAXED), SUCCESS);
@@ -177,7 +177,7 @@ static void unseen_end(void) {
     EQUAL(captures(), 0);
 }
 
-/* Nor does such an end keep a pause from working: the stream is asked. */
+/* Nor does such an end block a pause: the stream is queried. */
 static void end_by_the_driver(void) {
     void *stream = new_stream(), *graph = NULL;
     TMS(tms_set_interesting_region)(true);
@@ -219,7 +219,7 @@ static void reset_device(void) {
     EQUAL(cudaFree(address), SUCCESS);
 }
 
-/* What a Python program's GIL is: the callback of a pause needs it, and the thread that begins a capture holds it. */
+/* Stands for a Python program's GIL: the callback of a pause needs it, and the thread that begins a capture holds it. */
 static pthread_mutex_t gil = PTHREAD_MUTEX_INITIALIZER;
 static pthread_barrier_t in_callback;
 
@@ -264,8 +264,8 @@ static void begin_with_what_a_callback_needs(void) {
 }
 
 /* cuda_graph() announces the capture with its settings before the interposer sees it. They are for torch's pools, whose
- * allocations may come from threads that are in no region, as autograd's are; a thread that is in one keeps its own. A
- * cudaMalloc of another thread is no business of the graph's. */
+ * allocations may come from threads without a region, such as autograd's; a thread in a region keeps its own. They do not
+ * apply to a cudaMalloc of another thread. */
 static void *allocate_for_pool(void *argument) {
     (void)argument;
     void *address = TMS(tms_torch_malloc)(2 * MIB, 0, NULL);
@@ -293,7 +293,7 @@ static void announced_settings(void) {
     int32_t depth = 0;
     EQUAL(API()->capture_begin(&settings, NULL), TMS_OK);
     EQUAL(cudaStreamBeginCapture(stream, CAPTURE_MODE_RELAXED), SUCCESS);
-    EQUAL(captures(), 1); /* it is the one that was announced */
+    EQUAL(captures(), 1); /* it is the announced one */
     void *pooled = from_another_thread(allocate_for_pool);
     EQUAL(strcmp(segment_of(pooled).tag, "cuda_graph"), 0);
     EQUAL(segment_of(pooled).backup, TMS_BACKUP_MMAP);
@@ -302,7 +302,7 @@ static void announced_settings(void) {
     EQUAL(strcmp(segment_of(inside).tag, "weights"), 0);
     API()->region_pop(depth);
     EQUAL(cudaStreamEndCapture(stream, &graph), SUCCESS);
-    /* Announced still, and no longer capturing: now also the simulated cudaMalloc allows it. */
+    /* Still announced, and no longer capturing: now the simulated cudaMalloc allows it as well. */
     void *ordinary = from_another_thread(allocate_for_itself);
     CHECK(!is_managed(ordinary));
     API()->capture_end();
@@ -313,7 +313,7 @@ static void announced_settings(void) {
     EQUAL(usage_of(0).physical_bytes, 0);
 }
 
-/* More streams than there are entries to remember them. */
+/* More streams than there are entries for them. */
 static void many_captures(void) {
     enum { STREAMS = 20, REMEMBERED = 16 };
     void *stream[STREAMS], *graph = NULL;
@@ -326,7 +326,7 @@ static void many_captures(void) {
     EQUAL(captures(), 0);
 }
 
-/* Threads that capture and end as fast as they can: no announcement is lost or counted twice. */
+/* Threads that capture and end in a tight loop: no announcement is lost or counted twice. */
 static void *capture_repeatedly(void *argument) {
     (void)argument;
     enum { ROUNDS = 200 };

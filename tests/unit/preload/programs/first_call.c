@@ -1,5 +1,5 @@
-/* Linked with a runtime that has nothing in it: the one that answers is preloaded after the library under test. Prints how
- * many allocations are managed and how many are the runtime's. */
+/* Linked with an empty runtime: the working one is preloaded after the library under test. Prints how many allocations are
+ * managed and how many are the runtime's. */
 
 #include <dlfcn.h>
 #include <stdio.h>

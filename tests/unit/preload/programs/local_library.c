@@ -1,4 +1,4 @@
-/* What local_main.c opens: linked with the runtime, as torch's libraries are. */
+/* Opened by local_main.c: linked with the runtime, as torch's libraries are. */
 
 #include "support.h"
 

@@ -1,5 +1,5 @@
-/* Opens a library that uses CUDA, for itself only, as Python opens torch: the runtime is not in the global scope, and only
- * the interposers' names are. The arguments are the library and the scenario. */
+/* Opens a library that uses CUDA with RTLD_LOCAL, as Python opens torch: the global scope has the interposers' names, but
+ * not the runtime. The arguments are the library and the scenario. */
 
 #include <dlfcn.h>
 #include <stdio.h>

@@ -1,4 +1,5 @@
-/* cudaMalloc and cudaFree through the interposers, and the functions that programs reach through ctypes. */
+/* Scenarios of test_memory.py: cudaMalloc and cudaFree through the interposers, and the functions that programs call
+ * through ctypes. */
 
 #include <pthread.h>
 
@@ -29,7 +30,7 @@ static void first_call(void) {
     EQUAL(usage_of(0).reservations, 0);
 }
 
-/* The same without anything managed: the runtime's own allocation. */
+/* The same with nothing managed: the runtime's own allocation. */
 static void first_call_ordinary(void) {
     void *address = allocate(3 * MIB);
     CHECK(!is_managed(address));
@@ -40,7 +41,7 @@ static void first_call_ordinary(void) {
     EQUAL(usage_of(0).runtime_allocations, 0);
 }
 
-/* In a thread that has made no CUDA call, too. */
+/* Also in a thread that has made no CUDA call. */
 static void *allocate_in_thread(void *argument) {
     (void)argument;
     TMS(tms_set_interesting_region)(true);
@@ -105,7 +106,7 @@ static void pause_and_resume(void) {
     EQUAL(TMS(tms_pause)("kv_cache"), SUCCESS);
     EQUAL(usage_of(0).physical_bytes, 8 * MIB);
     EQUAL(TMS(tms_pause)("kv_cache"), SUCCESS); /* again: nothing left to do */
-    EQUAL(TMS(tms_pause)("a tag that nobody used"), SUCCESS);
+    EQUAL(TMS(tms_pause)("an unused tag"), SUCCESS);
     CHECK(is_filled(weights, 8 * MIB, 1));
     EQUAL(TMS(tms_pause)(NULL), SUCCESS);
     EQUAL(usage_of(0).physical_bytes, 0);
@@ -127,7 +128,7 @@ static void pause_and_resume(void) {
     EQUAL(usage_of(0).reservations, 0);
 }
 
-/* The environment decides: prints what an allocation outside of any region is. */
+/* The environment decides: prints the state of an allocation outside of any region. */
 static void initial_settings(void) {
     static const char *const kinds[] = {"none", "pinned", "mmap", "disk"};
     void *address = allocate(2 * MIB);
@@ -201,7 +202,7 @@ static void size_zero(void) {
     EQUAL(counters().allocations_total, 0);
 }
 
-/* A driver call that fails: the program sees its number, and nothing is left behind. */
+/* A failing driver call: the program gets its number, and nothing is left behind. */
 static void failing_driver(void) {
     enum { NOT_SUPPORTED = 801 };
     void *address = NULL;
@@ -218,7 +219,7 @@ static void failing_driver(void) {
     EQUAL(cudaFree(address), SUCCESS);
 }
 
-/* What the real function says, where there is nothing to manage. */
+/* The real function's answer, if there is nothing to manage. */
 static void no_device(void) {
     void *address = NULL;
     TMS(tms_set_interesting_region)(true);
@@ -233,7 +234,7 @@ static int touch_from_second_device(void *address) {
     return cudaDeviceSynchronize();
 }
 
-/* A device that the program begins to use gets access to what is there already when the program asks the runtime for it. */
+/* A device that the program begins to use gets access to existing memory when the program requests it from the runtime. */
 static void enable_peer_access(void) {
     enum { PEER_ACCESS_ALREADY_ENABLED = 704 };
     TMS(tms_set_interesting_region)(true);
@@ -251,7 +252,7 @@ static void enable_peer_access(void) {
     EQUAL(cudaFree(address), SUCCESS);
 }
 
-/* What the scenario above would be if the interposer did nothing. */
+/* What the scenario above would see if the interposer did nothing. */
 static void no_peer_access(void) {
     enum { ILLEGAL_ADDRESS = 700 };
     TMS(tms_set_interesting_region)(true);
@@ -261,7 +262,7 @@ static void no_peer_access(void) {
     EQUAL(touch_from_second_device(address), ILLEGAL_ADDRESS);
 }
 
-/* The program has its answer, also where giving access fails: the call was about something else. */
+/* The program gets its answer even if giving access fails: the call was about something else. */
 static void failing_peer_access(void) {
     enum { NOT_SUPPORTED = 801, PEER_ACCESS_ALREADY_ENABLED = 704 };
     TMS(tms_set_interesting_region)(true);
@@ -271,7 +272,7 @@ static void failing_peer_access(void) {
     EQUAL(tms_sim_fail_after("cuMemSetAccess", 0, 1, NOT_SUPPORTED), 0);
     EQUAL(cudaDeviceEnablePeerAccess(0, 0), SUCCESS);
     EQUAL(tms_sim_failures_fired(), 1);
-    /* Asking once more tries once more, although the runtime knows the peer already. */
+    /* A second request retries it, although the runtime knows the peer already. */
     EQUAL(cudaDeviceEnablePeerAccess(0, 0), PEER_ACCESS_ALREADY_ENABLED);
     EQUAL(touch_from_second_device(address), SUCCESS);
 }
@@ -292,7 +293,7 @@ static void torch_entry_points(void) {
     TMS(tms_torch_free)(address, 3 * MIB, 1, stream);
     EQUAL(counters().allocations, 0);
     EQUAL(usage_of(1).physical_bytes, 0);
-    TMS(tms_torch_free)((void *)0x123456789, 1, 0, stream); /* one warning, which the test looks for */
+    TMS(tms_torch_free)((void *)0x123456789, 1, 0, stream); /* one warning, which the test expects */
 }
 
 MAIN(SCENARIO(first_call), SCENARIO(first_call_ordinary), SCENARIO(first_call_of_a_thread), SCENARIO(second_device),

@@ -1,5 +1,5 @@
-/* Another library that is preloaded beside ours and stands before cudaMalloc, cudaFree and malloc. It counts what it sees;
- * each of its allocations comes with a guard allocation of its own, made with the cudaMalloc that programs call. */
+/* Another preloaded library that interposes cudaMalloc, cudaFree and malloc. It counts the calls; each of its allocations
+ * has a guard allocation of its own, made with the cudaMalloc that programs call. */
 
 #include <dlfcn.h>
 #include <stddef.h>

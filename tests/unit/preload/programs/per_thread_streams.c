@@ -1,4 +1,4 @@
-/* Two threads capture, each on its own default stream, which has the same handle on both: NULL, or the number for it. */
+/* Two threads capture, each on its own default stream. Both streams have the same handle: NULL, or the number for it. */
 
 #include <dlfcn.h>
 #include <pthread.h>

@@ -1,4 +1,4 @@
-/* A program without CUDA, for linking statically too. Threads still run while it exits. */
+/* A program without CUDA, which can also be linked statically. Threads still run while it exits. */
 
 #include <pthread.h>
 #include <stdio.h>

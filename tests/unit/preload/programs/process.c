@@ -1,4 +1,4 @@
-/* Fork, exec, threads and the end of the process, with managed memory alive. */
+/* Scenarios of test_process.py: fork, exec, threads and the end of the process, with managed memory alive. */
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -13,7 +13,7 @@ static int wait_for(pid_t child) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
 }
 
-/* A child frees what its parent allocated: nothing happens to it, and nothing fails. */
+/* A child frees its parent's allocation: the free has no effect, and nothing fails. */
 static void fork_after_use(void) {
     TMS(tms_set_interesting_region)(true);
     void *address = allocate(2 * MIB);
@@ -52,7 +52,7 @@ static void fork_before_use(void) {
     EQUAL(wait_for(child), 0);
 }
 
-/* What a worker that starts another program does; the second program inherits LD_PRELOAD. */
+/* Like a worker that starts another program; the second program inherits LD_PRELOAD. */
 static void fork_and_exec(void) {
     TMS(tms_set_interesting_region)(true);
     void *address = allocate(2 * MIB);
@@ -65,7 +65,7 @@ static void fork_and_exec(void) {
     EQUAL(cudaFree(address), SUCCESS);
 }
 
-/* Threads that allocate and free while the process exits: the handlers run beside them. */
+/* Threads that allocate and free while the process exits: the handlers run concurrently. */
 static atomic_int running;
 
 static void *allocate_for_ever(void *argument) {
@@ -89,7 +89,7 @@ static void threads_during_exit(void) {
     while (atomic_load(&running) < ROUNDS) sched_yield();
 }
 
-/* The driver has shut down when the last owners give their memory back, as at the end of a Python process. */
+/* The driver has shut down when the last owners free their memory, as at the end of a Python process. */
 static void *late_address, *late_torch_address;
 
 static void free_late(void) {
@@ -107,7 +107,7 @@ static void free_after_deinitialisation(void) {
     tms_sim_deinitialize();
 }
 
-/* Many threads at once, each with its own settings. */
+/* Many threads concurrently, each with its own settings. */
 static void *cycle(void *argument) {
     char tag[16];
     snprintf(tag, sizeof(tag), "thread %d", *(const int *)argument);

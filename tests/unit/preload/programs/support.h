@@ -1,7 +1,6 @@
-/* What the test programs share. Each is a small program of many scenarios; the first argument names the one to run. It is
- * linked with a CUDA runtime (the simulated GPU under the runtime's name) as any CUDA program is, and knows nothing about
- * the preload library but the names of tms.h, which it looks up as programs do through ctypes. Exit status 0: every check
- * held. */
+/* Shared by the test programs. Each is a small program of many scenarios; the first argument names the one to run. It is
+ * linked with a CUDA runtime (the simulated GPU under the runtime's name) like any CUDA program. Of the preload library it
+ * knows only the names of tms.h, which it looks up as programs do through ctypes. Exit status 0: every check held. */
 #ifndef PRELOAD_TEST_SUPPORT_H
 #define PRELOAD_TEST_SUPPORT_H
 
@@ -50,7 +49,7 @@ enum {
     COPY_DEFAULT = 4
 };
 
-/* A function of the preload library. The program ends with status 2 where it is not loaded. */
+/* A function of the preload library. The program ends with status 2 if the library is not loaded. */
 static inline void *find_function(const char *name) {
     void *address = dlsym(RTLD_DEFAULT, name);
     if (address) return address;

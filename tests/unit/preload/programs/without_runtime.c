@@ -1,4 +1,4 @@
-/* Calls the interposers in a process without any CUDA runtime: a clear error, and the process goes on. */
+/* Calls the interposers in a process without any CUDA runtime: a clear error, and the process continues. */
 
 #include <dlfcn.h>
 #include <stdio.h>

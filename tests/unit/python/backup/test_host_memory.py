@@ -1,4 +1,5 @@
-"""Host memory of backups: what the environment and the program say about it, in fresh processes on the simulated GPU."""
+"""Guards the policy for backups in host memory, as set by the environment and by the program, in fresh processes on the
+simulated GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20
 
-#: Waiting for what the library does in the background.
+#: Waits for the library's background work.
 WAIT = """
 import time
 def wait_for(condition):
@@ -34,11 +35,11 @@ def allocate(size, value, **settings):
 """
 
 
-# What the environment says.
+# Settings of the environment.
 
 
 @pytest.mark.parametrize("policy", ["release", "pool", "retain"])
-def test_the_environment_says_what_becomes_of_it(program: Program, policy: str) -> None:
+def test_the_environment_sets_the_policy(program: Program, policy: str) -> None:
     text = f"""
 assert torch_memory_saver.host_memory == "{policy}"
 assert torch_memory_saver.retain_cpu_backup is {policy == "retain"}
@@ -63,7 +64,7 @@ def test_an_unknown_policy_is_reported_and_ignored(program: Program, value: str)
     assert value in done.stderr
 
 
-def test_what_does_not_fit_the_limit_changes_nothing(program: Program) -> None:
+def test_a_backup_beyond_the_limit_changes_nothing(program: Program) -> None:
     text = """
 from torch_memory_saver import OutOfHostMemoryError
 address = allocate(200 * MIB, 5)
@@ -107,7 +108,7 @@ wait_for(lambda: pooled() >= 192 * MIB)
     program(WAIT + text, TMS_HOST_POOL_LIMIT_MB="128")
 
 
-# What the program says.
+# Settings of the program.
 
 
 def test_a_reservation_is_used_by_the_next_pause(program: Program) -> None:
@@ -233,7 +234,7 @@ def test_bad_choices_are_refused_before_anything_changes(saver: TorchMemorySaver
 
 
 def test_keywords_that_were_not_given_are_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another implementation, in the place of ours, need not know them."""
+    """Another implementation in place of ours need not know them."""
     given: list[tuple[str, dict[str, Any]]] = []
 
     class Theirs:
@@ -298,7 +299,7 @@ print(_core.main_interpreter)
 
 
 def test_closing_twice_and_using_it_afterwards(program: Program) -> None:
-    """What the end of the program still does: contents come back, and nothing is lost for want of threads."""
+    """The end of the program still works: contents are restored, and nothing is lost for lack of threads."""
     text = """
 from torch_memory_saver import InvalidStateError
 address = allocate(64 * MIB, 5)
@@ -322,7 +323,7 @@ torch_memory_saver.resume()
 
 
 @pytest.mark.parametrize("last", ["reserve_host_memory(192 * MIB)", "pause()", "resume()"])
-def test_exit_while_memory_is_made_ready_or_given_back(program: Program, last: str) -> None:
+def test_exit_while_memory_is_prepared_or_released(program: Program, last: str) -> None:
     text = f"""
 address = allocate(192 * MIB, 5)
 if "{last}" == "resume()":

@@ -1,4 +1,5 @@
-"""``python -m torch_memory_saver bench``, in small on the simulated GPU: every case works, and what does not is said."""
+"""Guards ``python -m torch_memory_saver bench``, at a small size on the simulated GPU: every case works, and failures are
+reported."""
 
 from __future__ import annotations
 

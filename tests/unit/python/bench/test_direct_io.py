@@ -1,4 +1,4 @@
-"""The yardstick of disk backups: plain direct I/O, in the fastest of several ways."""
+"""Guards the yardstick of disk backups: plain direct I/O, in the fastest of several ways."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_direct_io(file: direct_io.DirectFile, tmp_path: Path) -> None:
     assert {written, read} <= {str(way) for way in direct_io._WAYS}
 
 
-def test_a_way_is_told_in_units_that_fit() -> None:
+def test_a_way_is_reported_in_suitable_units() -> None:
     assert str(direct_io._Way(4, 16 * MIB)) == "4 x 16 MiB"
     assert str(direct_io._Way(16, MIB // 2)) == "16 x 512 KiB"
 

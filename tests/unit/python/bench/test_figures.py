@@ -1,4 +1,4 @@
-"""The arithmetic of the benchmarks, and how it is shown. Nothing here is measured."""
+"""Guards the arithmetic of the benchmarks, and its presentation. Nothing here is measured."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_sizes_of_live_and_dead_blocks() -> None:
 
 
 def wide_rows() -> list[Row]:
-    """With the longest texts and numbers that there may be."""
+    """With the longest possible texts and numbers."""
     seconds, peer = Samples.of([5.4321, 5.3, 5.5]), Samples.of([54.321])
     rows = [
         row(

@@ -1,4 +1,4 @@
-"""The yardsticks of pause and resume on the bare driver: they copy what there is, keep it, and name what fails."""
+"""Guards the yardsticks of pause and resume on the bare driver: they copy all contents, keep them, and name failures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_no_yardstick_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 @pytest.fixture
 def own_context(simulator: Any) -> Iterator[None]:
-    """What a test makes current on this thread is not afterwards."""
+    """A context that a test makes current on this thread is popped afterwards."""
     simulator.library.cuCtxSetCurrent.argtypes = [ctypes.c_void_p]
     yield
     assert simulator.library.cuCtxSetCurrent(None) == 0
@@ -59,7 +59,7 @@ def test_the_limit_copies_what_there_is(simulator: Any) -> None:
 
 
 @pytest.mark.usefixtures("own_context")
-def test_what_goes_through_buffers_comes_back(monkeypatch: pytest.MonkeyPatch, simulator: Any) -> None:
+def test_copies_through_buffers_round_trip(monkeypatch: pytest.MonkeyPatch, simulator: Any) -> None:
     monkeypatch.setattr(staged_copy, "_BUFFER_BYTES", MIB)
     monkeypatch.setattr(staged_copy, "_BUFFERS", 3)
     size = 8 * MIB + 4096

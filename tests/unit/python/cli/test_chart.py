@@ -1,4 +1,4 @@
-"""The chart of the demo: bars are as long as the memory, and fit."""
+"""Guards the chart of the demo: bars are as long as the memory, and fit."""
 
 from __future__ import annotations
 

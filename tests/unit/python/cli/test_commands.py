@@ -1,4 +1,4 @@
-"""The command line, on a machine without a GPU: help, bad commands, `info`, and Ctrl-C."""
+"""Guards the command line on a machine without a GPU: help, bad commands, `info`, and Ctrl-C."""
 
 from __future__ import annotations
 

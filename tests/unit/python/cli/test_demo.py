@@ -1,4 +1,4 @@
-"""The demo on the simulated GPU: it shows what it says, and says what fails."""
+"""Guards the demo on the simulated GPU: it shows the real state, and reports failures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from processes import TIMEOUT_S, Program, environment
 
 @pytest.mark.parametrize("group", [True, False], ids=["Ctrl-C", "only the command"])
 def test_ctrl_c_ends_the_demo(group: bool) -> None:
-    """While a copy goes on that takes longer than the test may, in the process that the command has started."""
+    """During a copy that takes longer than the test may, in the process that the command has started."""
     # PYTHONUNBUFFERED: the line must be there before the stage that it announces.
     slow = {"TMS_SIMULATED_BANDWIDTH": str(64 << 10), "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The bar of what takes long: only on a terminal, and never on stdout."""
+"""Guards the progress bar: only on a terminal, and never on stdout."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Terminal(io.StringIO):
 
 
 class FakeTqdm:
-    """As much of tqdm as is used."""
+    """The used part of tqdm."""
 
     made: ClassVar[list[FakeTqdm]] = []
 
@@ -41,7 +41,7 @@ class FakeTqdm:
         self.n += more
 
 
-def test_nothing_where_nobody_looks() -> None:
+def test_nothing_is_shown_without_a_terminal() -> None:
     stream = io.StringIO()
     with progress_bar("pause", stream) as bar:
         assert bar is None

@@ -1,4 +1,4 @@
-"""What pause and resume ask and tell their caller: which bytes are live, and how far the copies are."""
+"""Guards the callbacks of pause and resume: which bytes are live, and the progress of the copies."""
 
 from __future__ import annotations
 
@@ -105,14 +105,14 @@ def test_an_allocation_without_a_live_byte(simulator: Any) -> None:
     assert simulator.read(address, SIZE) == CONTENT[:SIZE]
 
 
-def test_nobody_knows_what_is_live(simulator: Any) -> None:
+def test_without_an_answer_everything_is_copied(simulator: Any) -> None:
     address = allocate(simulator)
     assert _core.pause(None, None, False, None, lambda: None).copied_bytes == SIZE
     _core.resume(None, None)
     assert simulator.read(address, SIZE) == CONTENT[:SIZE]
 
 
-def test_live_bytes_of_what_is_not_there(simulator: Any) -> None:
+def test_live_bytes_of_unknown_allocations(simulator: Any) -> None:
     """An allocation of another tag, one that has been freed, and one that was never made."""
     address, other = allocate(simulator), allocate(simulator, "b")
     freed = allocate(simulator)
@@ -143,7 +143,7 @@ def test_live_bytes_of_what_is_not_there(simulator: Any) -> None:
         (lambda base: (numbers(base), numbers(base, base + 2, base + 1, base + 3)), ValueError, "in order"),
     ],
 )
-def test_answers_that_make_no_sense_change_nothing(
+def test_invalid_answers_change_nothing(
     simulator: Any, answer: Callable[[int], Any], exception: type[Exception], message: str
 ) -> None:
     address = allocate(simulator)
@@ -161,7 +161,7 @@ def raise_stop(*unused: Any) -> Any:
 
 
 @pytest.mark.parametrize("interruptible", [True, False])
-def test_what_find_live_raises_ends_the_pause_with_nothing_changed(simulator: Any, interruptible: bool) -> None:
+def test_an_exception_of_find_live_ends_the_pause_with_nothing_changed(simulator: Any, interruptible: bool) -> None:
     address = allocate(simulator)
     with pytest.raises(Stop, match="in the callback") as failure:
         _core.pause(None, None, interruptible, None, raise_stop)
@@ -169,7 +169,7 @@ def test_what_find_live_raises_ends_the_pause_with_nothing_changed(simulator: An
     assert_untouched(simulator, address)
 
 
-def test_what_find_live_raises_on_another_thread(simulator: Any) -> None:
+def test_an_exception_of_find_live_on_another_thread(simulator: Any) -> None:
     address = allocate(simulator)
     caught: list[BaseException] = []
 
@@ -210,7 +210,7 @@ def test_memory_is_allocated_and_freed_in_a_callback(simulator: Any) -> None:
 
 
 def test_a_failure_of_the_pause_after_the_question(simulator: Any) -> None:
-    """The answer is let go of, whatever comes next."""
+    """The answer's references are released, whatever follows."""
     address = allocate(simulator)
     simulator.fail_after("cuMemcpyDtoHAsync", 0, 1, 719)
     with pytest.raises(errors.TorchMemorySaverError):
@@ -222,41 +222,41 @@ def test_a_failure_of_the_pause_after_the_question(simulator: Any) -> None:
 # Progress.
 
 
-def test_progress_is_told(simulator: Any) -> None:
+def test_progress_is_reported(simulator: Any) -> None:
     addresses = [allocate(simulator) for _ in range(3)]
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     for call in (_core.pause, _core.resume):
-        told.clear()
-        report = call(None, None, progress=lambda *numbers: told.append(numbers))
+        reported.clear()
+        report = call(None, None, progress=lambda *numbers: reported.append(numbers))
         assert report.copied_bytes == 3 * SIZE
-        assert told[-1] == (3 * SIZE, 3 * SIZE)
-        assert {total for _, total in told} == {3 * SIZE}
-        assert [done for done, _ in told] == sorted(done for done, _ in told)
+        assert reported[-1] == (3 * SIZE, 3 * SIZE)
+        assert {total for _, total in reported} == {3 * SIZE}
+        assert [done for done, _ in reported] == sorted(done for done, _ in reported)
     assert all(simulator.read(address, SIZE) == CONTENT[:SIZE] for address in addresses)
 
 
 def test_progress_of_live_bytes(simulator: Any) -> None:
     address = allocate(simulator)
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     _core.pause(
         None,
         None,
         find_live=lambda: (numbers(address), numbers(address, address + 4096)),
-        progress=lambda *numbers: told.append(numbers),
+        progress=lambda *numbers: reported.append(numbers),
     )
-    assert told[-1] == (4096, 4096)
+    assert reported[-1] == (4096, 4096)
 
 
-def test_nothing_is_told_of_what_copies_nothing(simulator: Any) -> None:
+def test_no_progress_is_reported_if_nothing_is_copied(simulator: Any) -> None:
     allocate(simulator, backup=_core.BACKUP_NONE)
-    told: list[tuple[int, int]] = []
-    _core.pause(None, None, progress=lambda *numbers: told.append(numbers))
-    _core.resume(None, None, progress=lambda *numbers: told.append(numbers))
-    assert all(numbers == (0, 0) for numbers in told)
+    reported: list[tuple[int, int]] = []
+    _core.pause(None, None, progress=lambda *numbers: reported.append(numbers))
+    _core.resume(None, None, progress=lambda *numbers: reported.append(numbers))
+    assert all(numbers == (0, 0) for numbers in reported)
 
 
-def test_what_progress_raises_is_raised(simulator: Any) -> None:
-    """Before the commit point everything is undone; the last call may come after it, and then the work is done."""
+def test_an_exception_of_progress_is_raised(simulator: Any) -> None:
+    """Before the commit point everything is undone; the last call may come after it, when the work is complete."""
     address = allocate(simulator)
     with pytest.raises(Stop):
         _core.pause(None, None, progress=raise_stop)
@@ -271,19 +271,19 @@ def test_what_progress_raises_is_raised(simulator: Any) -> None:
     assert_untouched(simulator, address)
 
 
-def test_progress_is_not_told_more_after_it_has_raised(simulator: Any) -> None:
-    """The thread of the call copies for one device, and then has nothing to do but to ask and to tell."""
+def test_progress_is_not_called_again_after_it_has_raised(simulator: Any) -> None:
+    """The thread of the call copies for one device, and then only runs the callbacks."""
     addresses = [allocate(simulator, device=min(number, 1)) for number in range(8)]
-    told: list[int] = []
+    reported: list[int] = []
 
     def progress(done: int, total: int) -> None:
-        told.append(done)
+        reported.append(done)
         raise Stop
 
     simulator.set_bandwidth(64 * MIB)  # Almost half a second for the other device.
     with pytest.raises(Stop):
         _core.pause(None, None, progress=progress)
     simulator.set_bandwidth(0)
-    assert len(told) == 1
-    assert {state(address) for address in addresses} == {_core.STATE_ACTIVE}, "it was told before the commit point"
+    assert len(reported) == 1
+    assert {state(address) for address in addresses} == {_core.STATE_ACTIVE}, "it was reported before the commit point"
     assert all(simulator.read(address, SIZE) == CONTENT[:SIZE] for address in addresses)

@@ -1,6 +1,6 @@
-"""The functions of the extension module: memory, regions, captures and counters.
+"""Guards the functions of the extension module: memory, regions, captures and counters.
 
-What the native core does behind them is tested in tests/unit, and through the package in the other folders here.
+The native core behind them is tested in tests/unit, and through the package in the other folders here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def test_pause_and_resume_with_bytes_through_the_module(simulator: Any) -> None:
     assert _core.segments() == [active]
     assert _core.tag_info("module bytes") == (0, 0)
 
-    report = _core.pause(("module bytes", "nobody"), None)
+    report = _core.pause(("module bytes", "unused"), None)
     assert report[:4] == (1, reserved, size, 1)
     assert isinstance(report[4], float) and report[4] >= 0
     assert simulator.usage(1).physical_bytes == 0

@@ -1,5 +1,5 @@
-"""Surroundings that change or lie: backup files, disks, addresses and drivers. Every failure is an exception that names its
-cause, changes nothing, and is gone with its cause."""
+"""Guards against a hostile environment: backup files, disks, addresses and drivers that change or are invalid. Every failure
+is an exception that names its cause, changes nothing, and disappears with its cause."""
 
 from __future__ import annotations
 
@@ -98,9 +98,9 @@ def test_a_truncated_backup_is_not_restored(disk: Disk, tmp_path: Path) -> None:
 def test_a_removed_directory(disk: Disk, tmp_path: Path) -> None:
     disk.saver.pause()
     file = disk.file
-    file.rename(tmp_path / "aside")
+    file.rename(tmp_path / "moved")
     assert disk.resume_is_refused("openat failed").errno == errno.ENOENT
-    (tmp_path / "aside").rename(file)
+    (tmp_path / "moved").rename(file)
     disk.resumes()
     shutil.rmtree(disk.directory)
     disk.saver.pause()
@@ -113,7 +113,7 @@ def test_another_process_s_files_stay(disk: Disk, tmp_path: Path) -> None:
     disk.saver.pause()
     disk.resumes()
     ours = disk.file
-    ours.rename(tmp_path / "aside")
+    ours.rename(tmp_path / "moved")
     ours.write_bytes(b"precious")
     (disk.directory / "tms-1-0123456789abcdef-1.backup").write_bytes(b"precious")
     disk.saver.pause()
@@ -158,7 +158,7 @@ def test_a_file_size_limit(disk: Disk) -> None:
 
 
 def test_a_file_size_limit_does_not_kill_a_program(program: Program, tmp_path: Path) -> None:
-    """SIGXFSZ ends processes that do not ignore it, as Python does and most programs do not."""
+    """SIGXFSZ ends processes that do not ignore it. Python ignores it, and most programs do not."""
     text = """
 import resource, signal
 signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
@@ -181,7 +181,7 @@ assert read(address, 2 * MIB) == bytes([7]) * (2 * MIB)
 
 
 def test_addresses_that_are_not_ours(program: Program) -> None:
-    """Through all three ways in: the interposed cudaFree, torch's pluggable allocator, and the core."""
+    """Through all three entry points: the interposed cudaFree, torch's pluggable allocator, and the core."""
     text = """
 library = ctypes.CDLL(_core.__file__)
 library.tms_torch_free.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
@@ -217,7 +217,7 @@ assert real_free(kept) == 0 and real_free(kept) != 0
     program(text)
 
 
-#: A driver that does as little as a driver can; options take parts away or make others fail.
+#: A minimal driver; options remove functions or make them fail.
 DRIVER_SOURCE = """
 #include <stddef.h>
 int cuInit(unsigned flags) { return INIT; }
@@ -287,18 +287,18 @@ def compile_driver(folder: Path, **options: str) -> Path:
     ],
     ids=lambda value: "-".join(value) + "=" + "-".join(value.values()) if isinstance(value, dict) else None,
 )
-def test_drivers_that_are_of_no_use(program: Program, tmp_path: Path, options: dict[str, str], name: str, text: str) -> None:
+def test_unusable_drivers(program: Program, tmp_path: Path, options: dict[str, str], name: str, text: str) -> None:
     driver = compile_driver(tmp_path, **options)
     done = program(ALLOCATION, preloaded=False, TMS_CUDA_DRIVER=str(driver))
-    said = done.stdout.splitlines()
-    assert len(said) == 2 and said[0] == said[1]
-    assert said[0].startswith(f"{name} allocate: ")
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2 and lines[0] == lines[1]
+    assert lines[0].startswith(f"{name} allocate: ")
     for part in text.split(".*"):
-        assert part in said[0]
+        assert part in lines[0]
 
 
 @pytest.mark.parametrize("kind", ["text", "directory", "missing", "fifo", "truncated", "other library"])
-def test_what_is_no_driver(program: Program, tmp_path: Path, kind: str) -> None:
+def test_files_that_are_no_driver(program: Program, tmp_path: Path, kind: str) -> None:
     path = tmp_path / "driver.so"
     if kind == "text":
         path.write_text("not a driver\n")
@@ -310,7 +310,7 @@ def test_what_is_no_driver(program: Program, tmp_path: Path, kind: str) -> None:
         path.write_bytes(compile_driver(tmp_path).read_bytes()[:600])
     named = "libm.so.6" if kind == "other library" else str(path)
     done = program(ALLOCATION, preloaded=False, TMS_CUDA_DRIVER=named)
-    said = done.stdout.splitlines()
-    assert len(said) == 2 and said[0] == said[1]
-    assert said[0].startswith("DriverUnavailableError allocate: ")
-    assert named in said[0] and "TMS_CUDA_DRIVER" in said[0]
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2 and lines[0] == lines[1]
+    assert lines[0].startswith("DriverUnavailableError allocate: ")
+    assert named in lines[0] and "TMS_CUDA_DRIVER" in lines[0]

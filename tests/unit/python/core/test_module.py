@@ -1,4 +1,4 @@
-"""The extension module: its surface is that of the stub, and it refuses what is not an argument of its functions."""
+"""Guards the extension module: its interface is that of the stub, and it refuses bad arguments of its functions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def stub_functions() -> dict[str, ast.FunctionDef]:
     return {node.name: node for node in ast.parse(STUB.read_text()).body if isinstance(node, ast.FunctionDef)}
 
 
-# The surface.
+# The interface.
 
 
 def test_stub_and_module_name_the_same_things() -> None:
@@ -190,7 +190,7 @@ def test_bad_arguments_are_named_and_change_nothing(
         (lambda: _core.resume(None, None, host_policy=-1), "policy"),
     ],
 )
-def test_choices_that_there_are_not_change_nothing(simulator: Any, call: Callable[[], Any], message: str) -> None:
+def test_unknown_choices_change_nothing(simulator: Any, call: Callable[[], Any], message: str) -> None:
     _core.allocate(MIB, 0)
     before = _core.segments()
     with pytest.raises(errors.InvalidArgumentError, match=message):

@@ -1,4 +1,4 @@
-"""Host buffers, errors and the GIL: what the extension module does with references, exceptions and threads of Python."""
+"""Guards host buffers, errors and the GIL: references, exceptions and threads of Python in the extension module."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ except RuntimeError as error:
     assert (done.stdout, done.returncode) == ("raised\n", 0), done.stderr
 
 
-def test_make_error_that_makes_no_exception_is_told() -> None:
+def test_make_error_that_makes_no_exception_is_reported() -> None:
     program = """
 from torch_memory_saver import _core, errors
 errors.make_error = lambda *arguments: "no exception"
@@ -135,7 +135,7 @@ except RuntimeError as error:
 
 
 def test_other_threads_run_python_while_pause_waits_for_the_device() -> None:
-    # In a process of its own: a pause that keeps the GIL would stop this one for ever.
+    # In a process of its own: a pause that keeps the GIL would block this one for ever.
     program = """
 import ctypes, os, threading
 from torch_memory_saver import _core

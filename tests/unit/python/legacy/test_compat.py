@@ -1,4 +1,4 @@
-"""The import paths, the C functions and the private corners of the C++ package that programs use."""
+"""Guards the import paths, the C functions and the private interfaces of the C++ package that programs use."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_backend_needs_a_cpu_backup(saver: TorchMemorySaver, backend: str) -> 
 def test_backends_of_other_platforms(
     saver: TorchMemorySaver, fake_torch: FakeTorch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program that finds itself on another platform, by what it has put into entrypoint, hears of it at region()."""
+    """A program that has set another platform in entrypoint gets the error at region()."""
     monkeypatch.setattr(entrypoint, "is_xpu", lambda: True)
     for backend in ("pinned", "mmap"):
         with pytest.raises(ValueError, match="not supported on XPU"):
@@ -278,7 +278,7 @@ for name in ("cudaNothingOfThatName", "tms_nothing_of_that_name"):
 
 def test_the_library_finds_a_runtime_that_is_not_global(program: Program, tmp_path: Path) -> None:
     runtime = tmp_path / "libcudart.so.13"
-    shutil.copy(SIMULATOR, runtime)  # a link would be known by the name of what it points to
+    shutil.copy(SIMULATOR, runtime)  # a link would be known by the name of its target
     text = f"""
 import ctypes, os
 from torch_memory_saver._legacy import compat

@@ -64,8 +64,8 @@ def view() -> None:
 
 
 def releasing() -> None:
-    """Host memory is being given back, for which the driver waits for the device, where a kernel never ends."""
-    del owners[2:]  # Of those the memory is given back by the resume itself.
+    """Host memory is being released, for which the driver waits for the device, where a kernel never ends."""
+    del owners[2:]  # The resume itself releases the memory of these.
     saver.pause()
     hold()
     saver.resume()
@@ -85,7 +85,7 @@ def exclusive() -> None:
 
 
 def damaged() -> None:
-    """The driver does not take memory back, and never will."""
+    """The driver fails to release memory, and always will."""
     simulator.tms_sim_fail_after(b"cuMemUnmap", ctypes.c_uint64(0), ctypes.c_uint64(1 << 40), 304)
     try:
         saver.pause()

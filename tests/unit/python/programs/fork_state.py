@@ -47,7 +47,7 @@ def must_be_refused(call: Any) -> None:
 
 def child() -> None:
     before = files()
-    # What needs no GPU is there.
+    # Functions that need no GPU work.
     assert len(_core.segments()) == len(addresses)
     stats = saver.stats()
     assert stats.tags["weights"].allocations == len(addresses), stats
@@ -70,12 +70,12 @@ def child() -> None:
         saver.pause(3)  # type: ignore[arg-type]
     except errors.InvalidArgumentError:
         pass
-    # What needs it is refused.
+    # Functions that need it are refused.
     for call in (
         saver.pause,
         saver.resume,
         lambda: saver.resume(timeout=60, exclusive=True),
-        lambda: saver.pause("nobody's"),
+        lambda: saver.pause("unused"),
         saver.enable_peer_access,
         lambda: _core.allocate(1, 0),
         lambda: _core.allocate(1),

@@ -1,4 +1,4 @@
-"""What the checks of arguments take and refuse."""
+"""Guards the checks of arguments: accepted and refused values."""
 
 from __future__ import annotations
 

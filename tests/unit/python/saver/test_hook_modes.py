@@ -1,4 +1,4 @@
-"""Hook modes that programs register: which implementation they make, and which names are refused."""
+"""Guards hook modes that programs register: the implementation they make, and refused names."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from torch_memory_saver.saver import TorchMemorySaver
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """The registered hook modes; what the test adds is gone after it."""
+    """The registered hook modes; those that the test adds are removed after it."""
     registered: dict[str, Any] = {}
     monkeypatch.setattr(hook_modes, "_registered", registered)
     yield registered
 
 
 class TheirSaver:
-    """An implementation that notes its calls."""
+    """An implementation that records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, dict[str, Any]]] = []

@@ -1,4 +1,4 @@
-"""What a region, pause or resume asks for is one frozen object, and the native core gets all of it."""
+"""Guards that the options of a region, pause or resume are one frozen object, and the native core gets all of it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RESUME = ResumeOptions.check("a", math.inf, 1, "pool", 1, tell, 1)
 
 
 class Core:
-    """Stands for the native core: answers with what it was called with."""
+    """Stands for the native core: returns its arguments."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *positional, **named: (name, positional, named)

@@ -1,4 +1,4 @@
-"""The package in preloaded processes without torch, and how processes become preloaded."""
+"""Guards the package in preloaded processes without torch, and the ways to preload a process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The singleton: its surface, its first use, the hook mode, its statistics, and another implementation in its place."""
+"""Guards the singleton: its interface, its first use, the hook mode, its statistics, and another implementation in its
+place."""
 
 from __future__ import annotations
 

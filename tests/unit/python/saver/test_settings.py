@@ -1,4 +1,5 @@
-"""What programs set, as attributes and as environment variables: bad values are refused and misspelled names are told."""
+"""Guards the settings of programs, as attributes and as environment variables: bad values are refused and misspelled names
+are reported."""
 
 from __future__ import annotations
 
@@ -134,7 +135,7 @@ def test_an_unknown_attribute_is_refused_with_a_suggestion(saver: TorchMemorySav
     assert saver._impl is None
 
 
-def test_what_programs_in_the_field_set_can_be_set(saver: TorchMemorySaver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_existing_programs_can_be_set(saver: TorchMemorySaver, monkeypatch: pytest.MonkeyPatch) -> None:
     implementation = SimpleNamespace(hook_mode="other", retain_cpu_backup=False)
     saver._impl = implementation
     saver._impl_ctor_kwargs = {}
@@ -203,7 +204,7 @@ assert torch_memory_saver.stats().host_pooled_bytes == 0
     program(text, TMS_HOST_POOL_LIMIT_MB="0")
 
 
-def test_unknown_variables_are_said_once_with_a_suggestion(program: Program) -> None:
+def test_unknown_variables_are_reported_once_with_a_suggestion(program: Program) -> None:
     text = """
 import torch_memory_saver as module
 saver = module.torch_memory_saver
@@ -228,7 +229,7 @@ def test_every_variable_that_is_read_is_known() -> None:
     assert settings.unknown_variables(["TMS_SIMULATED_DEVICES", "TMS_GPU_SEED", "PATH", "tms_x"]) == []
 
 
-def test_a_process_that_only_inherits_variables_hears_nothing(program: Program) -> None:
+def test_a_process_that_only_inherits_variables_gets_no_warning(program: Program) -> None:
     text = """
 address = cuda_malloc(2 * MIB)
 fill(address, 2 * MIB, 7)

@@ -1,7 +1,7 @@
-"""Every way to install the package, each from a clone of its own: `pip install .`, an editable install, a wheel, a source
-distribution. And what the import says where the Python files and the native library do not belong together.
+"""Guards every way to install the package, each from a clone of its own: `pip install .`, an editable install, a wheel, a
+source distribution; and the error of the import if the Python files and the native library do not match.
 
-The C files are compiled once in all, without optimisation: the compiler of these tests keeps every object file.
+The C files are compiled only once for all tests, without optimisation: the compiler of these tests keeps every object file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc"),
 ]
 
-#: Keeps what it has compiled by the path of the file. All of these trees are copies of one, compiled with the same options.
+#: Keeps compiled objects by the path of the file. All of these trees are copies of one, compiled with the same options.
 COMPILER = """#!/bin/sh
 source= output= before= compiles=
 for argument; do
@@ -60,8 +60,8 @@ class Clone:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
         self.python = folder / "venv" / "bin" / "python"
         self.site = next((folder / "venv" / "lib").glob("python*")) / "site-packages"
-        # Behind its own packages: pip, setuptools and wheel; not a torch_memory_saver that is installed beside them, which
-        # Python would find before an editable one.
+        # Behind its own packages: pip, setuptools and wheel; not an installed torch_memory_saver, which Python would find
+        # before an editable one.
         tools = folder / "tools"
         tools.mkdir()
         for entry in Path(sysconfig.get_path("purelib")).iterdir():
@@ -70,7 +70,7 @@ class Clone:
         (self.site / "zz_tools.pth").write_text(f"{tools}\n")
 
     def run(self, *arguments: str, folder: Path | None = None, status: int = 0) -> str:
-        """What Python prints, with the errors behind it."""
+        """The output of Python, followed by its errors."""
         done = subprocess.run(
             [str(self.python), *arguments],
             cwd=folder or self.outside,
@@ -95,7 +95,7 @@ class Clone:
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    for module in ("pip", "setuptools"):  # which are not imported here: pip and setuptools do not go together in one process
+    for module in ("pip", "setuptools"):  # not imported here: pip and setuptools conflict in one process
         if subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True).returncode:
             pytest.skip(f"needs {module}")
     makes_wheels = "from importlib.util import find_spec as f; exit(not (f('setuptools.command.bdist_wheel') or f('wheel')))"
@@ -134,7 +134,7 @@ def test_an_install_works_started_inside_the_clone(installed: Clone) -> None:
     assert package == str(installed.tree / "torch_memory_saver" / "__init__.py")
     assert library == str(installed.tree / LIBRARIES[0])
     assert len(libraries_of(installed.tree)) == len(LIBRARIES)
-    assert [path.name for path in installed.tree.rglob(".*.so")] == []  # what is written aside
+    assert [path.name for path in installed.tree.rglob(".*.so")] == []  # temporary files of the build
 
 
 def test_an_install_works_started_elsewhere(installed: Clone) -> None:

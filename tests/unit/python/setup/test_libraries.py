@@ -1,4 +1,4 @@
-"""The libraries that the build makes: where they lie, what they need and export, and that a process has one state."""
+"""Guards the libraries that the build makes: where they are, what they need and export, and that a process has one state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from built import LIBRARIES, PACKAGE, REPOSITORY, needs_source_tree
 
-#: What every Linux has. No libpython, no CUDA library, no C++ runtime.
+#: The libraries of every Linux. No libpython, no CUDA library, no C++ runtime.
 SYSTEM_LIBRARIES = {"libc.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1"}
 SYSTEM_LIBRARIES |= {"ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
 
@@ -26,7 +26,7 @@ def readelf(option: str, library: Path) -> str:
 
 
 def dynamic_symbols(library: Path) -> dict[bool, set[str]]:
-    """The names in the dynamic symbol table: those defined (True) and those that others must define (False)."""
+    """The names in the dynamic symbol table: defined ones (True) and undefined ones (False)."""
     names: dict[bool, set[str]] = {True: set(), False: set()}
     for line in readelf("--dyn-syms", library).splitlines():
         fields = line.split()
@@ -36,13 +36,13 @@ def dynamic_symbols(library: Path) -> dict[bool, set[str]]:
 
 
 def plain(symbol: str) -> str:
-    """The C library's function that a fortified call (``__read_chk``, ``__open_2``) checks and makes; others as they are."""
+    """The C library's function that a fortified call (``__read_chk``, ``__open_2``) checks and calls; others unchanged."""
     fortified = re.fullmatch(r"__(\w+)_(?:chk|2)", symbol)
     return fortified[1] if fortified else symbol
 
 
 def declared_exports() -> set[str]:
-    """What csrc/include/tms.h marks as exported."""
+    """The exports declared in csrc/include/tms.h."""
     text = (REPOSITORY / "csrc/include/tms.h").read_text()
     return set(re.findall(r"^TMS_EXPORT [^(;]*?\**(\w+)\(", text, re.MULTILINE))
 
@@ -62,7 +62,7 @@ def test_libraries_need_the_c_library_only(name: str) -> None:
     assert needed - SYSTEM_LIBRARIES == set()
 
 
-#: Every way of the C library and of Python's to end the process, and to write to stdout.
+#: All functions of the C library and of Python that end the process, or write to stdout.
 ENDS_THE_PROCESS = {"exit", "_exit", "_Exit", "quick_exit", "abort", "raise", "tgkill", "pthread_kill"}
 ENDS_THE_PROCESS |= {"__assert_fail", "__assert_perror_fail", "err", "errx", "error", "Py_Exit", "Py_FatalError"}
 ENDS_THE_PROCESS |= {"_Py_FatalErrorFunc", "_Py_FatalErrorFormat", "pthread_exit", "execve", "execv", "execvp", "longjmp"}
@@ -75,17 +75,17 @@ WRITES_TO_STDOUT |= {"dprintf", "vdprintf", "psignal", "PySys_WriteStdout", "PyS
 @pytest.mark.parametrize("name", ["core", "preload"])
 def test_libraries_cannot_end_the_process_or_write_to_stdout(name: str) -> None:
     wanted = {plain(symbol) for symbol in dynamic_symbols(LIBRARIES[name])[False]}
-    assert {"snprintf", "write"} <= wanted  # the names are those of functions, and there are some
+    assert {"snprintf", "write"} <= wanted  # the names are those of functions, and the list is not empty
     assert wanted & (ENDS_THE_PROCESS | WRITES_TO_STDOUT) == set()
 
 
-#: What the C library has no function for.
+#: System calls without a function of the C library.
 SYSTEM_CALLS = {"SYS_mbind", "__NR_io_uring_setup", "__NR_io_uring_enter"}
 
 
 @needs_source_tree
 def test_the_system_calls_made_by_number_are_known() -> None:
-    """`syscall` could end the process as well; the symbol table does not tell."""
+    """`syscall` could end the process as well, which the symbol table does not show."""
     called: set[str] = set()
     for path in (REPOSITORY / "csrc").rglob("*.c"):
         if "simulator" not in path.parts:
@@ -95,7 +95,7 @@ def test_the_system_calls_made_by_number_are_known() -> None:
 
 @needs_source_tree
 def test_signals_are_only_asked_for_and_never_sent() -> None:
-    """`kill` with the signal 0 asks whether a process lives."""
+    """`kill` with the signal 0 queries whether a process is alive."""
     calls: list[str] = []
     for path in (REPOSITORY / "csrc").rglob("*.c"):
         calls += re.findall(r"(?<![\w>.])kill\([^;]*?, (\w+)\)", path.read_text())

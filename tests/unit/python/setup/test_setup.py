@@ -1,4 +1,4 @@
-"""setup.py: how it finds cuda.h, what it compiles and how, and what a source distribution holds."""
+"""Guards setup.py: how it finds cuda.h, what it compiles and how, and the contents of a source distribution."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_free_threaded_python_is_refused_in_one_sentence(setup_script: ModuleTyp
 # Compiling.
 
 
-#: A compiler that writes down what it compiles, and makes empty files of everything but `FAILS`.
+#: A compiler that records what it compiles, and creates empty files except for `FAILS`.
 COMPILER = """#!/bin/sh
 for argument; do
     case "$argument" in *.c) echo "$argument" >>"$LOG"; [ "${argument##*/}" != "$FAILS" ] || exit 1 ;; esac
@@ -195,7 +195,7 @@ def test_calls_are_fortified_as_far_as_the_compiler_knows(
 @needs_source_tree
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 @pytest.mark.parametrize("variant", ["plain", "asan", "tsan", "coverage"])
-def test_what_the_c_tests_are_built_of_is_not_fortified(variant: str) -> None:
+def test_objects_of_the_c_tests_are_not_fortified(variant: str) -> None:
     command = ["make", "--dry-run", "--always-make", "ctest-build", f"VARIANT={variant}", f"PYTHON={sys.executable}"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
     compiled = [line for line in done.stdout.splitlines() if " -c csrc/" in line]

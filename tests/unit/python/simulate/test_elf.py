@@ -1,4 +1,4 @@
-"""What is read from shared libraries, checked on our own and on small ones that are compiled here."""
+"""Guards the reader of shared libraries, on our own and on small ones that are compiled here."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_runpath_is_no_rpath(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\x7fELF", b"#!/bin/sh\n" * 100, b"\x7fELF\x01\x01" + b"\0" * 200])
-def test_what_is_no_library_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_no_library_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "libx.so"
     path.write_bytes(content)
     with pytest.raises(InvalidArgumentError, match=r"libx\.so cannot be read as a shared library"):

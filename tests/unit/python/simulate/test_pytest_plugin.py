@@ -1,4 +1,5 @@
-"""``pytest --simulated-gpus N``: how pytest is started again. A folder stands for PyTorch, which no test here imports."""
+"""Guards ``pytest --simulated-gpus N``: how pytest is started again. A folder stands for PyTorch, which no test here
+imports."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from torch_memory_saver import simulate
 pytestmark = needs_source_tree
 
 GIB = 1 << 30
-#: Each process of pytest that imports it adds a line: what the process is.
+#: Each process of pytest that imports it adds a line that describes the process.
 CONFTEST = """
 import ctypes, json, os, sys
 with open(os.path.join(os.path.dirname(__file__), "processes"), "a") as file:
@@ -71,7 +72,7 @@ def variables(tmp_path: Path) -> dict[str, str]:
 
 def make_torch(site: Path, cuda: str | None) -> None:
     (site / "torch" / "lib").mkdir(parents=True, exist_ok=True)
-    (site / "torch" / "__init__.py").write_text("raise ImportError('nobody may import this')\n")
+    (site / "torch" / "__init__.py").write_text("raise ImportError('this must not be imported')\n")
     (site / "torch" / "version.py").write_text(f"__version__ = '2.99.0'\ncuda = {cuda!r}\n")
 
 
@@ -102,14 +103,14 @@ def processes(project: Path) -> list[Seen]:
 
 
 def console_script(folder: Path) -> str:
-    """The program `pytest` as pip makes it."""
+    """The program `pytest` as pip installs it."""
     (entry,) = importlib.metadata.entry_points(group="console_scripts", name="pytest")
     path = folder / "pytest-program.py"
     path.write_text(f"import sys\nfrom {entry.module} import {entry.attr}\nsys.exit({entry.attr}())\n")
     return str(path)
 
 
-# What is started
+# How it is started
 
 
 def test_pytest_starts_again_once_with_the_same_command_line(run: Run, project: Path, tmp_path: Path) -> None:
@@ -174,8 +175,8 @@ def test_a_pytest_that_a_process_of_xdist_starts_is_a_program_of_its_own(run: Ru
     assert seen.shape == ("2", str(8 * GIB))
 
 
-def test_what_runs_pytest_runs_again_with_it(run: Run, project: Path) -> None:
-    """As coverage does: a program that runs the module pytest as the main one."""
+def test_a_program_that_runs_pytest_is_run_again(run: Run, project: Path) -> None:
+    """Like coverage: a program that runs the module pytest as the main one."""
     runner = project / "runner.py"
     runner.write_text("import runpy, sys\nsys.argv = sys.argv[1:]\nrunpy.run_module('pytest', run_name='__main__')\n")
     run("runner.py", "pytest", "--simulated-gpus=2")
@@ -209,7 +210,7 @@ def test_another_machine_is_a_new_one(run: Run, project: Path, variables: dict[s
     assert seen.variables["SHARED"] != there["TMS_SIMULATED_SHARED"]
 
 
-# What is refused, in one sentence
+# Refusals, in one sentence
 
 
 def refused(done: subprocess.CompletedProcess[str], project: Path, *words: str) -> None:

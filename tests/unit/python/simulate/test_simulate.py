@@ -1,4 +1,4 @@
-"""``python -m torch_memory_saver simulate`` and the environment that it makes, without a torch."""
+"""Guards ``python -m torch_memory_saver simulate`` and the environment that it makes, without a torch."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_sizes(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "8GB", "8 gib", "eight", "1e3", "0.1B", "99999999TiB", "8GiBs", "٣"])
-def test_what_is_no_size(text: str) -> None:
+def test_invalid_sizes(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match="is not a size"):
         simulate.parse_bytes(text)
 
@@ -144,7 +144,7 @@ def test_bad_arguments(arguments: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("name", ["with space", "with:colon"])
-def test_a_path_that_the_linker_cannot_be_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_path_that_the_linker_cannot_parse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
     with pytest.raises(InvalidStateError, match="LD_LIBRARY_PATH cannot name"):
         simulate.environment(base={})
@@ -164,7 +164,7 @@ def test_the_limit_of_devices_is_the_simulated_gpu_s() -> None:
 # The command
 
 
-def test_a_program_gets_the_devices_that_were_asked_for(run_simulate: Program) -> None:
+def test_a_program_gets_the_requested_devices(run_simulate: Program) -> None:
     done = run_simulate("--devices", "2", "--memory", "1.5GiB", "--", "python", "-m", "torch_memory_saver", "info")
     assert "1.5 GiB, 1.5 GiB free" in done.stdout
     assert "device 1" in done.stdout
@@ -189,7 +189,7 @@ def test_child_processes_are_on_it_too(run_simulate: Program) -> None:
     assert "device 1" in run_simulate("--devices", "2", "--", "python", "-c", text).stdout
 
 
-def test_the_hook_library_is_preloaded_if_asked_for(run_simulate: Program) -> None:
+def test_the_hook_library_is_preloaded_on_request(run_simulate: Program) -> None:
     done = run_simulate("--preload", "--", "python", "-m", "torch_memory_saver", "info")
     assert re.search(r"hook mode +preload\n", done.stdout)
 
@@ -209,7 +209,7 @@ def test_a_program_that_cannot_be_started(run_simulate: Program, tmp_path: Path)
     assert "could not be started" in run_simulate("--", str(tmp_path / "text"), status=126).stderr
 
 
-def test_what_is_in_use_at_the_end_is_reported_if_asked_for(run_simulate: Program) -> None:
+def test_memory_in_use_at_the_end_is_reported_on_request(run_simulate: Program) -> None:
     text = (
         "import ctypes; runtime = ctypes.CDLL('libcudart.so.13'); address = ctypes.c_void_p();"
         "assert runtime.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(4 << 20)) == 0"
@@ -222,7 +222,7 @@ def test_what_is_in_use_at_the_end_is_reported_if_asked_for(run_simulate: Progra
     assert "nothing in use at the end" in run_simulate("--report", "--", "python", "-c", text).stderr
 
 
-def test_calls_are_traced_if_asked_for(run_simulate: Program, tmp_path: Path) -> None:
+def test_calls_are_traced_on_request(run_simulate: Program, tmp_path: Path) -> None:
     text = "import ctypes; ctypes.CDLL('libcuda.so.1').cuInit(0)"
     run_simulate("--trace", str(tmp_path / "trace"), "--", "python", "-c", text)
     assert "cuInit" in (tmp_path / "trace").read_text()
@@ -300,7 +300,7 @@ USE_AND_END = """if True:
 def test_the_machine_ends_with_the_program(run_simulate: Program, end: str, status: int) -> None:
     done = run_simulate("--", "python", "-c", USE_AND_END.format(end=end), status=status)
     shared = Path(done.stdout.strip())
-    # Who removes it is told of the end at the same time as we.
+    # The process that removes it learns of the end at the same time as this one.
     deadline = time.monotonic() + 60
     while shared.exists() and time.monotonic() < deadline:
         os.sched_yield()

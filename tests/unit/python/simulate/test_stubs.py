@@ -1,4 +1,4 @@
-"""The stub libraries: what is read from an installed torch, what is generated for it, and how the cache behaves."""
+"""Guards the stub libraries: how an installed torch is read, what is generated for it, and the behaviour of the cache."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_torch_of_another_shape_is_an_error(tmp_path: Path, monkeypatch: pytes
         find_torch()
 
 
-# What it needs
+# Required versions
 
 
 @needs_compiler
@@ -130,7 +130,7 @@ def test_functions_are_sorted_under_the_libraries_that_have_them(fake_site: Path
     build = find_torch()
     assert build is not None
     wanted = {library.soname: library.functions for library in read_wanted(build, {"cuInit", "cudaMalloc"})}
-    # cuFancy, which the simulated driver lacks, has to be in some library: the driver's name is the simulated GPU's own.
+    # cuFancy, which the simulated driver lacks, must be in some library: the driver's name is the simulated GPU's own.
     assert wanted.pop("libcudart.so.13") == {
         "cudaMalloc": "libcudart.so.13",
         "cudaFree": "libcudart.so.13",
@@ -204,7 +204,7 @@ def test_a_program_linked_with_cuda_runs_on_the_simulated_gpu(fake_site: Path, r
     library = str(fake_site / "torch" / "lib" / "libtorch_cuda.so")
     names = ["call_malloc_and_free", "call_driver", "call_fancy", "call_fancy", "call_nccl", "call_text", "call_file"]
     names += ["call_pointer", "call_fancy_driver", "call_optional"]
-    # curl is none of ours: the real one is used.
+    # curl is not ours: the real one is used.
     curl = str(fake_site / "real")
     done = run_simulated(fake_site, "--", "python", "-c", CALLER, library, *names, "call_curl", LD_LIBRARY_PATH=curl)
     assert done.stdout.splitlines() == [
@@ -255,7 +255,7 @@ def test_the_runtime_opened_by_name_is_the_simulated_one(fake_site: Path, run_si
         "assert ctypes.CDLL('libnvidia-ml.so.1').nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0\n"
         "print('managed', count.value)\n"
     )
-    # One and the same loaded object: it counts on.
+    # One and the same loaded object: its counter continues.
     assert run_simulated(fake_site, "--", "python", "-c", text).stdout == "1\n2\n3\nmanaged 1\n"
 
 

@@ -1,4 +1,4 @@
-"""The libraries of the package under test, and what a test of them needs."""
+"""The libraries of the package under test, and the requirements of their tests."""
 
 from __future__ import annotations
 

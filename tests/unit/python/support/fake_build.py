@@ -12,10 +12,10 @@ import pytest
 needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc, to compile small libraries")
 
 VERSION = "2.99.0+cu130"
-#: What stands for NVIDIA's real libraries in these tests returns this.
+#: The return value of the stand-ins for NVIDIA's real libraries.
 REAL = 4242
 
-#: soname -> version node ("" for none), functions. cuFancy, cudaFancy and so on are what no simulated GPU has.
+#: soname -> version node ("" for none), functions. No simulated GPU has cuFancy, cudaFancy and so on.
 LIBRARIES: dict[str, tuple[str, list[str]]] = {
     "libcudart.so.13": ("libcudart.so.13", ["cudaMalloc", "cudaFree", "cudaFancy"]),
     "libnccl.so.2": ("", ["ncclFancy", "ncclFancyErrorString"]),
@@ -79,7 +79,7 @@ def make_torch(site: Path, *, cuda: str | None = "13.0", rpath: str = "") -> Pat
     """
     package = site / "torch"
     (package / "lib").mkdir(parents=True)
-    (package / "__init__.py").write_text("raise ImportError('nobody may import this')\n")
+    (package / "__init__.py").write_text("raise ImportError('this must not be imported')\n")
     (package / "version.py").write_text(
         f"from typing import Optional\n__version__ = '{VERSION}'\ncuda: Optional[str] = {cuda!r}\nhip = None\n"
     )

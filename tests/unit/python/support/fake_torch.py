@@ -1,7 +1,6 @@
-"""A stand-in for layer.TorchCuda: torch's pools as they were seen to behave, over managed
-memory of the simulated GPU.
+"""A stand-in for layer.TorchCuda: torch's pools with their recorded behaviour, over managed memory of the simulated GPU.
 
-Each segment holds one tensor. What would end a process with torch is noted in `crashes` instead.
+Each segment holds one tensor. A call that would end a process with torch is recorded in `crashes` instead.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class FakeSegment:
         self.size = size
         self.stream = stream
         self.in_use = True
-        self.blocks: list[tuple[int, str]] | None = None  # as a test says; None: one, of the one tensor
+        self.blocks: list[tuple[int, str]] | None = None  # as the test sets it; None: one, of the one tensor
 
 
 class FakeMemPool:
@@ -116,7 +115,7 @@ class FakeTorch:
         self.next += 1
         return (0, self.next)
 
-    # What TorchCuda has.
+    # The interface of TorchCuda.
 
     def make_pool(self, device: int, managed: bool) -> FakeMemPool:
         memory_pool = FakeMemPool(self, device, managed)
@@ -125,7 +124,7 @@ class FakeTorch:
 
     def begin_routing(self, device: int, pool: PoolId) -> None:
         if device == self.fail_begin_of_new_pools_on and pool not in self.begun:
-            raise RuntimeError("begin was told to fail")
+            raise RuntimeError("begin: injected failure")
         if any((device, pool) == routing[:2] for routing in self.routings):
             raise RuntimeError("already recording to mempool_id")
         self.begun.add(pool)
@@ -203,7 +202,7 @@ class FakeTorch:
             if pool in (DEFAULT, row.pool)
         ]
 
-    # What a program does.
+    # The actions of a program.
 
     def pool_of_thread(self, device: int) -> PoolId:
         mine = [pool for routed, pool, thread in self.routings if (routed, thread) == (device, threading.get_ident())]
@@ -228,7 +227,7 @@ class FakeTorch:
         return address
 
     def free(self, address: int) -> None:
-        """The tensor is gone; its segment stays with torch."""
+        """Frees the tensor; its segment stays with torch."""
         (row,) = (row for row in self.rows if row.address == address)
         row.in_use = False
 

@@ -1,4 +1,4 @@
-"""Programs in fresh processes: what their environment is, and what stands before their text."""
+"""Programs in fresh processes: their environment, and the lines before their text."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Program = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """For what the library does in the background, such as giving host memory back."""
+    """For the library's background work, such as releasing host memory."""
     end = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < end, "it never happened"
@@ -60,7 +60,7 @@ def environment(preloaded: bool, **variables: str) -> dict[str, str]:
     result["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PACKAGE.parent), result.get("PYTHONPATH")]))
     result["TMS_CUDA_DRIVER"] = str(SIMULATOR)
     result["TMS_SIMULATED_MEMORY"] = "512MiB"
-    result["CUDA_VISIBLE_DEVICES"] = ""  # torch must not find a real GPU; the simulated one looks at it under simulate only.
+    result["CUDA_VISIBLE_DEVICES"] = ""  # torch must not find a real GPU; the simulated one reads it under simulate only.
     if preloaded:
         result["LD_PRELOAD"] = f"{preload.library_path()}:{SIMULATOR}"
     return result | variables

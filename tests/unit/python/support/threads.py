@@ -1,4 +1,4 @@
-"""Other threads of the tests: one that does a thing and ends, and one that stays in a region."""
+"""Other threads of the tests: one that runs a function and ends, and one that stays in a region."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 
 def in_thread(function: Callable[[], object]) -> None:
-    """Runs it on another thread, and raises here what it raised there."""
+    """Runs it on another thread, and raises its exception here."""
     errors: list[BaseException] = []
 
     def run() -> None:
@@ -30,7 +30,7 @@ def in_thread(function: Callable[[], object]) -> None:
 
 
 class InsideRegion:
-    """A thread that is inside a region, until it is told to leave."""
+    """A thread that stays inside a region until it is released."""
 
     def __init__(self, saver: TorchMemorySaver, tag: str, fake_torch: FakeTorch) -> None:
         self.address = 0

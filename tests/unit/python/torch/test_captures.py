@@ -1,4 +1,4 @@
-"""The wrappers around the functions with which PyTorch's Python code begins and ends captures."""
+"""Guards the wrappers around the functions with which PyTorch's Python code begins and ends captures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def visible() -> int:
 
 @pytest.fixture
 def torch(simulator: Any) -> SimpleNamespace:
-    """Of torch, what is wrapped: a class whose functions do what the test says."""
+    """The wrapped part of torch: a class whose functions do what the test sets."""
 
     class Graph:
         def capture_begin(self, pool: object = None, capture_error_mode: str = "global") -> str:
@@ -119,14 +119,14 @@ def test_an_end_that_fails_ends_what_cannot_be_asked(torch: SimpleNamespace) -> 
     assert visible() == 0
 
 
-def test_ends_are_matched_to_their_own_graphs(torch: SimpleNamespace) -> None:
+def test_ends_match_their_own_graphs(torch: SimpleNamespace) -> None:
     graphs = [torch._C._CUDAGraph() for _ in range(3)]
     for number, graph in enumerate(graphs):
         torch.stream = STREAM + 16 * number
         graph.capture_begin()
     assert visible() == 3
     graphs[0].capture_end()
-    graphs[0].capture_end()  # A second time ends no other's.
+    graphs[0].capture_end()  # A second call ends no other's.
     assert visible() == 2
     graphs[2].capture_end()
     graphs[1].capture_end()

@@ -1,4 +1,4 @@
-"""Memory that torch takes outside of every region while one is open."""
+"""Guards the report of memory that torch takes outside of every region while one is open."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[str]]:
+def reports(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[str]]:
     caplog.set_level(logging.INFO, logger="torch_memory_saver")
 
     def messages(words: str) -> list[str]:
@@ -28,23 +28,23 @@ def said(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[str]]:
 TAKEN, NOTHING = "no region manages", "managed nothing"
 
 
-def test_what_another_thread_allocates_is_said_once(
-    saver: TorchMemorySaver, fake_torch: FakeTorch, said: Callable[[str], list[str]]
+def test_allocations_of_another_thread_are_reported_once(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, reports: Callable[[str], list[str]]
 ) -> None:
     for _ in range(4):
         with saver.region("a"):
             fake_torch.allocate(2 * MIB)
             in_thread(lambda: fake_torch.allocate(6 * MIB))
-    (message,) = said(TAKEN)
+    (message,) = reports(TAKEN)
     assert message.startswith(f"while region(tag='a') was open PyTorch took {6 * MIB} bytes (6 MiB)")
     assert "thread pool" in message
     with saver.region("b"):
         in_thread(lambda: fake_torch.allocate(6 * MIB))
-    assert len(said(TAKEN)) == 2
+    assert len(reports(TAKEN)) == 2
 
 
 def test_later_regions_of_a_tag_are_looked_at_as_well(
-    saver: TorchMemorySaver, fake_torch: FakeTorch, said: Callable[[str], list[str]]
+    saver: TorchMemorySaver, fake_torch: FakeTorch, reports: Callable[[str], list[str]]
 ) -> None:
     for _ in range(3):
         with saver.region("a"):
@@ -52,11 +52,11 @@ def test_later_regions_of_a_tag_are_looked_at_as_well(
     for expected in (1, 1):
         with saver.region("a"):  # the fourth, and one that is not looked at
             in_thread(lambda: fake_torch.allocate(6 * MIB))
-        assert len(said(TAKEN)) == expected
+        assert len(reports(TAKEN)) == expected
 
 
-def test_what_is_managed_is_not_said(
-    saver: TorchMemorySaver, fake_torch: FakeTorch, said: Callable[[str], list[str]]
+def test_managed_memory_is_not_reported(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, reports: Callable[[str], list[str]]
 ) -> None:
     with saver.region("a"):
         fake_torch.allocate(20 * MIB)
@@ -70,18 +70,18 @@ def test_what_is_managed_is_not_said(
         in_thread(lambda: fake_torch.allocate(2 * MIB))  # too little
         saver.pause("b")
         saver.resume("b")
-    assert said(TAKEN) == []
+    assert reports(TAKEN) == []
 
 
 @pytest.mark.parametrize("at_entry", [True, False])
-def test_what_other_regions_allocate_during_a_look_is_not_said(
+def test_allocations_of_other_regions_during_a_look_are_not_reported(
     saver: TorchMemorySaver,
     fake_torch: FakeTorch,
-    said: Callable[[str], list[str]],
+    reports: Callable[[str], list[str]],
     monkeypatch: pytest.MonkeyPatch,
     at_entry: bool,
 ) -> None:
-    """Here another thread allocates after what is managed was read, and before PyTorch says what it has."""
+    """Here another thread allocates after the managed memory was read, and before PyTorch reports its own."""
     reserved_bytes = fake_torch.reserved_bytes
     looks: list[int] = []
 
@@ -103,12 +103,12 @@ def test_what_other_regions_allocate_during_a_look_is_not_said(
     with saver.region("a"):
         fake_torch.allocate(2 * MIB)
         monkeypatch.setattr(fake_torch, "reserved_bytes", look)
-    assert len(looks) == 2 + at_entry  # the look that was disturbed, again, and after an entry's that of the exit
-    assert said(TAKEN) == []
+    assert len(looks) == 2 + at_entry  # the disturbed look, again, and after an entry's look that of the exit
+    assert reports(TAKEN) == []
 
 
-def test_a_look_that_is_always_disturbed_says_nothing(
-    saver: TorchMemorySaver, fake_torch: FakeTorch, said: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
+def test_a_look_that_is_always_disturbed_reports_nothing(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, reports: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reserved_bytes = fake_torch.reserved_bytes
     looks: list[int] = []
@@ -122,57 +122,57 @@ def test_a_look_that_is_always_disturbed_says_nothing(
         fake_torch.allocate(2 * MIB)
         monkeypatch.setattr(fake_torch, "reserved_bytes", look)
     assert looks == [0, 0, 0]
-    assert said(TAKEN) == []
+    assert reports(TAKEN) == []
 
 
-def test_managed_memory_of_others_that_is_freed_is_not_said(
-    saver: TorchMemorySaver, fake_torch: FakeTorch, said: Callable[[str], list[str]]
+def test_freed_managed_memory_of_others_is_not_reported(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, reports: Callable[[str], list[str]]
 ) -> None:
-    """Such as a communication library's buffer in preload mode, or what PyTorch has freed while a pause went on."""
+    """Such as a communication library's buffer in preload mode, or memory that PyTorch has freed during a pause."""
     with saver.region("b"):
         address = _core.allocate(20 * MIB, 0)
     with saver.region("a"):
         fake_torch.allocate(2 * MIB)
         _core.free(address)
-    assert said(TAKEN) == []
+    assert reports(TAKEN) == []
 
 
-def test_disable_is_meant(saver: TorchMemorySaver, fake_torch: FakeTorch, said: Callable[[str], list[str]]) -> None:
+def test_disable_is_meant(saver: TorchMemorySaver, fake_torch: FakeTorch, reports: Callable[[str], list[str]]) -> None:
     with saver.region("a"), saver.disable():
         fake_torch.allocate(20 * MIB)
-    assert said(TAKEN) == []
+    assert reports(TAKEN) == []
 
 
-def test_what_fails_is_not_looked_at(
-    saver: TorchMemorySaver, fake_torch: FakeTorch, said: Callable[[str], list[str]]
+def test_a_region_that_fails_is_not_looked_at(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, reports: Callable[[str], list[str]]
 ) -> None:
     with pytest.raises(ZeroDivisionError), saver.region("a"):
         in_thread(lambda: fake_torch.allocate(20 * MIB))
         raise ZeroDivisionError
-    assert said(TAKEN) == []
+    assert reports(TAKEN) == []
 
 
 def test_a_region_in_which_nothing_is_allocated_is_information(
-    saver: TorchMemorySaver, fake_torch: FakeTorch, said: Callable[[str], list[str]], caplog: pytest.LogCaptureFixture
+    saver: TorchMemorySaver, fake_torch: FakeTorch, reports: Callable[[str], list[str]], caplog: pytest.LogCaptureFixture
 ) -> None:
     with saver.region("a"):
         fake_torch.allocate(2 * MIB)
     with saver.region("a"):
-        pass  # What was allocated before is still there.
-    assert said(NOTHING) == []
+        pass  # The earlier allocation still exists.
+    assert reports(NOTHING) == []
     for _ in range(4):
         with saver.region("empty"):
             pass
-    (message,) = said(NOTHING)
+    (message,) = reports(NOTHING)
     assert "region(tag='empty')" in message
     assert {record.levelno for record in caplog.records if NOTHING in record.getMessage()} == {logging.INFO}
 
 
 def test_only_so_many_tags_are_counted(
-    saver: TorchMemorySaver, fake_torch: FakeTorch, said: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
+    saver: TorchMemorySaver, fake_torch: FakeTorch, reports: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch_memory_saver._torch.elsewhere._MOST_TAGS", 1)
     for tag, expected in (("a", 1), ("b", 1)):
         with saver.region(tag):
             in_thread(lambda: fake_torch.allocate(6 * MIB))
-        assert len(said(TAKEN)) == expected
+        assert len(reports(TAKEN)) == expected

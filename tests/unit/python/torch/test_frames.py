@@ -1,4 +1,4 @@
-"""Regions that are not left in reverse order: tasks of an event loop, generators, other threads."""
+"""Guards regions that are not left in reverse order: tasks of an event loop, generators, other threads."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_tasks_of_an_event_loop(saver: TorchMemorySaver, fake_torch: FakeTorch, 
     with pytest.warns(RuntimeWarning, match=message) as caught:
         asyncio.run(main())
     assert [warning.filename for warning in caught] == [__file__], "one warning for the pair, at the program's line"
-    # What `a` allocated while `b` was open is b's, and said to be; b's is right throughout.
+    # Allocations of `a` while `b` was open belong to b, and are reported as such; b's are right throughout.
     assert {name: tag_of(address) for name, address in made.items()} == {"a1": "a", "a2": "b", "b1": "b", "b2": "b"}
     row = _core.find(made["b2"])
     assert row is not None and row.backup == _core.BACKUP_PINNED
@@ -169,7 +169,7 @@ def test_tasks_that_do_not_await_inside_are_right(saver: TorchMemorySaver, fake_
     assert [[tag_of(address) for address in made] for made in asyncio.run(main())] == [["a"] * 3, ["b"] * 3]
 
 
-def test_where_warnings_are_errors_a_refused_entry_leaves_nothing(
+def test_with_warnings_as_errors_a_refused_entry_leaves_nothing(
     saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore, no_warning: None
 ) -> None:
     async def main() -> None:
@@ -194,7 +194,7 @@ def test_where_warnings_are_errors_a_refused_entry_leaves_nothing(
     assert _core.region_current().depth == 0
 
 
-def test_where_warnings_are_errors_the_exception_of_the_body_is_kept(
+def test_with_warnings_as_errors_the_exception_of_the_body_is_kept(
     saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore, no_warning: None
 ) -> None:
     inner = saver.region("inner")

@@ -1,4 +1,4 @@
-"""cuda_graph(): which pool a capture gets, how long it lives, and what is restored."""
+"""Guards cuda_graph(): the pool of a capture, its lifetime, and what is restored."""
 
 from __future__ import annotations
 
@@ -109,12 +109,12 @@ def test_a_paused_pool_is_an_error_until_it_is_resumed(saver: TorchMemorySaver, 
 
 @pytest.fixture
 def preloaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's cudaMalloc is ours: what it allocates where a region's settings are in force is managed."""
+    """torch's cudaMalloc is ours: its allocations are managed if a region's settings are in force."""
     monkeypatch.setattr(_core, "preloaded", True)
 
 
 def capture(saver: TorchMemorySaver, fake_torch: FakeTorch, **keywords: Any) -> tuple[FakeGraph, int]:
-    """A graph, and the address of what was allocated during its capture."""
+    """A graph, and the address of the allocation during its capture."""
     graph = FakeGraph()
     with saver.cuda_graph(graph, **keywords):
         address = fake_torch.allocate(2 * MIB)
@@ -203,7 +203,7 @@ def test_a_token_s_paused_pool_is_an_error(
     assert again.pool() == token
 
 
-def test_a_token_with_ordinary_memory_is_said_once(
+def test_a_token_with_ordinary_memory_is_reported_once(
     saver: TorchMemorySaver, fake_torch: FakeTorch, preloaded: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     plain = FakeGraph()
@@ -213,11 +213,11 @@ def test_a_token_with_ordinary_memory_is_said_once(
         graphs = [capture(saver, fake_torch, pool=TOKEN, tag="g")[0] for _ in range(2)]
     assert [graph.pool() for graph in graphs] == [TOKEN, TOKEN]
     assert saver.stats().total.allocations == 2
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert said.startswith(f"{6 * MIB} bytes of graph pool {TOKEN} are ordinary memory")
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith(f"{6 * MIB} bytes of graph pool {TOKEN} are ordinary memory")
 
 
-def test_a_default_pool_with_managed_memory_is_said_once(
+def test_a_default_pool_with_managed_memory_is_reported_once(
     saver: TorchMemorySaver, fake_torch: FakeTorch, preloaded: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "torch_memory_saver"):
@@ -228,8 +228,8 @@ def test_a_default_pool_with_managed_memory_is_said_once(
                 fake_torch.begin_routing(0, TOKEN)
                 fake_torch.release_pool(0, TOKEN)
     fake_torch.split(outside, (MIB, "active_allocated"), (3 * MIB, "inactive"))
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert f"default pool got {4 * MIB} bytes" in said
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert f"default pool got {4 * MIB} bytes" in message
     assert saver.pause("g").reusable_bytes == 3 * MIB
     saver.resume("g")
 
@@ -294,7 +294,7 @@ class InvalidatedCapture(contextlib.ExitStack):
         raise RuntimeError("the capture was invalidated")
 
 
-def test_what_torch_allocates_before_the_capture_is_not_managed(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+def test_allocations_of_torch_before_the_capture_are_not_managed(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
     seeds: list[int] = []
     capture = fake_torch.capture
 

@@ -1,4 +1,4 @@
-"""Live bytes: which of torch's segments are thinned, and which of their bytes a pause copies."""
+"""Guards live bytes: which of torch's segments are thinned, and which of their bytes a pause copies."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ def test_a_free_segment_is_known_to_hold_nothing() -> None:
         (segment(BASE, (MIB, FREE), pool=(3, 0)), Sizes(MIB, 2 * MIB), {DEFAULT, (0, 3)}),
         (segment(BASE, (MIB, FREE), pool=None), Sizes(MIB, 2 * MIB), {DEFAULT}),
     ],
-    ids=["smaller than asked for", "larger", "inside", "other pool", "token", "no pool told"],
+    ids=["smaller than asked for", "larger", "inside", "other pool", "token", "no pool reported"],
 )
-def test_what_is_not_thinned(row: dict[str, Any], sizes: Sizes, thinned: set[Any]) -> None:
+def test_segments_that_are_not_thinned(row: dict[str, Any], sizes: Sizes, thinned: set[Any]) -> None:
     assert decoded(live_ranges([row], {BASE: sizes}, thinned)) == ([], [])
 
 
@@ -213,7 +213,7 @@ def test_a_region_inside_a_capture_spoils_its_pool_for_good(
 
 @contextmanager
 def capture(fake_torch: FakeTorch, pool: Any) -> Iterator[FakeGraph]:
-    """torch.cuda.graph, of which we know nothing."""
+    """torch.cuda.graph, unknown to the package."""
     graph = FakeGraph()
     with fake_torch.capture(graph, pool, None, "global"):
         yield graph
@@ -243,7 +243,7 @@ def test_a_region_that_is_left_inside_a_capture(saver: TorchMemorySaver, fake_to
     assert find() == []
 
 
-def test_a_pool_that_somebody_captures_into_by_its_id(
+def test_a_pool_that_the_program_captures_into_by_its_id(
     saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore, find: Any
 ) -> None:
     with saver.region("a"):
@@ -251,7 +251,7 @@ def test_a_pool_that_somebody_captures_into_by_its_id(
     (pool,) = store.idle_pools()
     with capture(fake_torch, pool.id) as graph:
         pass
-    fake_torch.release_pool(0, pool.id)  # What a real graph keeps is one use, not two.
+    fake_torch.release_pool(0, pool.id)  # A real graph keeps one use, not two.
     fake_torch.uses[pool.id] += 1
     assert find() == []
     del graph
@@ -273,9 +273,7 @@ def test_other_pools_are_not_thinned(saver: TorchMemorySaver, fake_torch: FakeTo
     assert find() == [address]
 
 
-def test_another_threads_region_is_none_of_a_pauses_business(
-    saver: TorchMemorySaver, fake_torch: FakeTorch, find: Any
-) -> None:
+def test_another_threads_region_does_not_affect_a_pause(saver: TorchMemorySaver, fake_torch: FakeTorch, find: Any) -> None:
     with saver.region("a"):
         address = fake_torch.allocate(2 * MIB)
     with another_thread_inside(saver, fake_torch, "b"):
@@ -311,7 +309,7 @@ def test_a_pause_copies_what_is_live(saver: TorchMemorySaver, fake_torch: FakeTo
 
 
 @pytest.mark.parametrize(("backup", "copied"), [(None, 0), ("host", 1), ("discard", 0)])
-def test_where_a_pause_puts_contents_this_time(
+def test_a_pause_chooses_where_contents_go(
     saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any, backup: str | None, copied: int
 ) -> None:
     with saver.region("a"):
@@ -326,7 +324,7 @@ def test_where_a_pause_puts_contents_this_time(
     assert saver.pause("a").copied_bytes == 0, "the choice was for that pause only"
 
 
-def test_what_was_to_be_kept_can_be_discarded(saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any) -> None:
+def test_contents_to_be_kept_can_be_discarded(saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any) -> None:
     with saver.region("a", enable_cpu_backup=True):
         address = fake_torch.allocate(2 * MIB)
     simulator.write(address, b"\7" * 2 * MIB)

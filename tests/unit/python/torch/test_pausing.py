@@ -1,4 +1,5 @@
-"""pause and resume with torch's pools: nothing hands out paused memory, and idle memory is not paused but given back."""
+"""Guards pause and resume with torch's pools: paused memory is never handed out, and idle memory is released instead of
+paused."""
 
 from __future__ import annotations
 
@@ -159,7 +160,7 @@ def test_another_thread_in_the_region_is_an_error(saver: TorchMemorySaver, fake_
             with pytest.raises(errors.InvalidStateError, match="another thread"):
                 saver.pause(tags)
         assert saver.stats().total.paused_bytes == 0
-        assert saver.pause("b").bytes == 2 * MIB, "a tag that nobody is in can be paused"
+        assert saver.pause("b").bytes == 2 * MIB, "a tag without a thread in it can be paused"
     assert saver.pause("a").bytes == 2 * MIB
 
 

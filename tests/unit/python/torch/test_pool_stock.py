@@ -1,4 +1,4 @@
-"""The idle memory of pools: what goes back to the driver when, and what a region takes from the cache."""
+"""Guards the idle memory of pools: when it is released to the driver, and what a region takes from the cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Regions over torch's pools: which pool an allocation comes from, and what goes back to the driver when."""
+"""Guards regions over torch's pools: the pool of an allocation, and when memory is released to the driver."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_an_exception_restores_everything(saver: TorchMemorySaver, fake_torch: F
     assert _core.region_current().depth == 0
 
 
-def test_what_the_body_raised_is_not_lost_where_leaving_fails(
+def test_an_exception_of_the_body_is_kept_if_leaving_fails(
     saver: TorchMemorySaver,
     fake_torch: FakeTorch,
     store: PoolStore,
@@ -101,14 +101,14 @@ def test_what_the_body_raised_is_not_lost_where_leaving_fails(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def refuse() -> None:
-        raise errors.DriverError("told to fail")
+        raise errors.DriverError("injected failure")
 
     fake_torch.devices = 2
     with monkeypatch.context() as inside, pytest.raises(ZeroDivisionError), saver.region("a"):
         inside.setattr(_core, "refresh_peers", refuse)
         raise ZeroDivisionError
-    assert "told to fail" in caplog.text
-    with monkeypatch.context() as inside, pytest.raises(errors.DriverError, match="told to fail"), saver.region("a"):
+    assert "injected failure" in caplog.text
+    with monkeypatch.context() as inside, pytest.raises(errors.DriverError, match="injected failure"), saver.region("a"):
         inside.setattr(_core, "refresh_peers", refuse)
     assert fake_torch.routings == []
     assert store.stack() == []
@@ -119,7 +119,7 @@ def test_a_failed_entry_restores_everything(saver: TorchMemorySaver, fake_torch:
     with saver.region("outer"):
         routed = list(fake_torch.routings)
         fake_torch.fail_begin_of_new_pools_on = 0
-        with pytest.raises(RuntimeError, match="told to fail"):
+        with pytest.raises(RuntimeError, match="injected failure"):
             saver.region("a").__enter__()
         assert fake_torch.routings == routed
         assert _core.region_current().tag == "outer"
@@ -216,7 +216,7 @@ def test_a_failed_entry_on_the_second_device_restores_everything(
         routed = list(fake_torch.routings)
         region = saver.region("a")
         fake_torch.fail_begin_of_new_pools_on = 1
-        with pytest.raises(RuntimeError, match="told to fail"):
+        with pytest.raises(RuntimeError, match="injected failure"):
             region.__enter__()
         fake_torch.fail_begin_of_new_pools_on = -1
         assert fake_torch.routings == routed
@@ -266,7 +266,7 @@ def test_backward_runs_as_before_after_a_region_that_another_thread_left(
 
 def test_backward_runs_as_before_after_a_failed_entry(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
     fake_torch.fail_begin_of_new_pools_on = 0
-    with pytest.raises(RuntimeError, match="told to fail"):
+    with pytest.raises(RuntimeError, match="injected failure"):
         saver.region("a").__enter__()
     assert fake_torch.autograd_threads()
 

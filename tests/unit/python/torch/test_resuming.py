@@ -1,4 +1,4 @@
-"""A resume that finds too little memory while torch only caches it in this process."""
+"""Guards a resume that finds too little memory while torch only caches it in this process."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def test_the_cache_stays_where_there_is_room(saver: TorchMemorySaver, fake_torch
     assert fake_torch.emptied == 0
 
 
-def test_what_another_threads_region_keeps_is_named(saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any) -> None:
+def test_memory_kept_by_another_threads_region_is_named(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any
+) -> None:
     with saver.region("a"):
         address = fake_torch.allocate(300 * MIB)
     saver.pause("a")
@@ -69,7 +71,7 @@ def test_what_another_threads_region_keeps_is_named(saver: TorchMemorySaver, fak
 
 
 def test_a_failure_keeps_nothing_of_its_callers(saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any) -> None:
-    """Their frames hold tensors, which have to go with the exception and not at the next garbage collection."""
+    """Their frames hold tensors, which must be freed with the exception and not at the next garbage collection."""
 
     class Tensor:
         pass
@@ -93,10 +95,10 @@ def test_a_failure_keeps_nothing_of_its_callers(saver: TorchMemorySaver, fake_to
         gc.enable()
 
 
-def test_what_is_cached_after_the_first_look_is_given_back_as_well(
+def test_memory_cached_after_the_first_look_is_released_as_well(
     saver: TorchMemorySaver, fake_torch: FakeTorch, paused: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process, or another thread, may take what was free when it was looked at."""
+    """Another process, or another thread, may take memory that was free at the query."""
     real = _core.device_memory
     monkeypatch.setattr(_core, "device_memory", lambda device: _core.DeviceMemory((real(device).total, real(device).total)))
     assert saver.resume("a").allocations == 1

@@ -1,6 +1,7 @@
-"""Routing with PyTorch 2.6 and 2.7, where the thread's active pool says which allocator frees a pool's memory.
+"""Guards routing with PyTorch 2.6 and 2.7, where the thread's active pool determines which allocator frees a pool's memory.
 
-Later releases are in the tests of pools, over the fake torch."""
+Later releases are in the tests of pools, over the fake torch.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ POOL = (0, 7)
 
 
 class OldTorch:
-    """torch._C of 2.6: notes what is called, and with which pool active."""
+    """torch._C of 2.6: records its calls, and the active pool of each."""
 
     def __init__(self) -> None:
         self.active: list[Any] = []
@@ -83,7 +84,7 @@ def test_a_routed_pool_is_the_active_one(routing: ProcessRouting, old: OldTorch)
     assert old.active == []
 
 
-def test_torch_is_told_of_a_pool_only_when_it_can_all_be_freed_at_once(routing: ProcessRouting, old: OldTorch) -> None:
+def test_torch_learns_of_a_pool_only_when_it_can_all_be_freed_at_once(routing: ProcessRouting, old: OldTorch) -> None:
     old.segments = [segment("inactive"), segment("active_allocated")]
     assert not routing.gives_back(old.segments)
     routing.give_up(pool())
@@ -107,7 +108,7 @@ def test_memory_of_another_thread_stays(routing: ProcessRouting, old: OldTorch, 
     assert caplog.text.count("another thread allocated memory during a region") == 1
 
 
-def test_nothing_is_emptied_while_somebody_routes(routing: ProcessRouting, old: OldTorch) -> None:
+def test_nothing_is_emptied_while_a_thread_routes(routing: ProcessRouting, old: OldTorch) -> None:
     old.segments = [segment("inactive")]
     routing.give_up(pool())
     old.busy = True
@@ -119,7 +120,7 @@ def test_nothing_is_emptied_while_somebody_routes(routing: ProcessRouting, old: 
 
 
 class MemPool:
-    """A MemPool, of which only its end matters."""
+    """A MemPool, of which only the end matters."""
 
 
 @pytest.mark.parametrize("quietly", [True, False])

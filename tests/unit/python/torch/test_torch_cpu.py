@@ -1,4 +1,4 @@
-"""With PyTorch installed, a build for the CPU being enough: errors, and the tensors of get_cpu_backup."""
+"""Guards errors and the tensors of get_cpu_backup with PyTorch installed; a build for the CPU is enough."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@
 
 enum { MOST_PLACES = 8, REQUEST_BYTES = 128 };
 
-/* What it was told. Read with `looked_at` only while no request is under way. */
+/* The received requests. Read with `looked_at` only while no request is in flight. */
 typedef struct device_process {
-    int socket, ours; /* its end, and the number of the simulator's */
+    int socket, ours; /* its end, and the number of the simulator's end */
     pthread_t thread;
     pthread_mutex_t lock;
     unsigned requests, files;
@@ -103,7 +103,7 @@ static void start_device_process(device_process_t *process) {
     CALL(attach_device_process, ends[1]);
 }
 
-/* The simulator's end is closed when another is attached, or has been when the player left. */
+/* The simulator's end is closed when another is attached, or was closed when the player left. */
 static void end_device_process(device_process_t *process) {
     shutdown(process->socket, SHUT_RDWR);
     pthread_join(process->thread, NULL);

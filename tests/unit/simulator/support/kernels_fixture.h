@@ -1,4 +1,4 @@
-/* What the tests of the simulated GPU's kernels share: PyTorch's names and argument structures, made by hand. */
+/* Shared by the tests of the simulated GPU's kernels: PyTorch's names and argument structures, made by hand. */
 #ifndef TMS_TESTS_KERNELS_FIXTURE_H
 #define TMS_TESTS_KERNELS_FIXTURE_H
 

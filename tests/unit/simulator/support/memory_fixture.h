@@ -1,4 +1,4 @@
-/* What the tests of the simulated GPU's memory share. */
+/* Shared by the tests of the simulated GPU's memory. */
 #ifndef TMS_TESTS_MEMORY_FIXTURE_H
 #define TMS_TESTS_MEMORY_FIXTURE_H
 
@@ -13,7 +13,7 @@
 
 #include "simulated_cuda.h"
 
-/* Whether the host may read an address, asked of the kernel so that the test does not have to fault. */
+/* Whether the host may read an address. The kernel is asked, so that the test does not fault. */
 static bool is_readable(CUdeviceptr address) {
     int ends[2];
     assert_int_equal(pipe(ends), 0);
@@ -24,7 +24,7 @@ static bool is_readable(CUdeviceptr address) {
     return readable;
 }
 
-/* By the simulator, too, whose calls come here. */
+/* Also called by the simulator. */
 static _Atomic int searches;
 __attribute__((visibility("default"))) off_t lseek(int file, off_t offset, int whence) {
     atomic_fetch_add(&searches, 1);

@@ -1,4 +1,4 @@
-/* What the tests of streams and graphs of the simulated GPU's runtime share. */
+/* Shared by the tests of streams and graphs of the simulated GPU's runtime. */
 #ifndef TMS_TESTS_RUNTIME_STREAMS_FIXTURE_H
 #define TMS_TESTS_RUNTIME_STREAMS_FIXTURE_H
 

@@ -1,4 +1,4 @@
-/* What the tests of the simulated GPU's streams share. */
+/* Shared by the tests of the simulated GPU's streams. */
 #ifndef TMS_TESTS_STREAMS_FIXTURE_H
 #define TMS_TESTS_STREAMS_FIXTURE_H
 

@@ -1,6 +1,6 @@
-/* What the tests of copies between disk and device share: a directory, and system calls that are counted, held up, or fail.
- * Included once in a program, after support.h: it defines openat, pread, pwrite, syscall and pthread_create, which take the
- * place of the C library's. */
+/* Shared by the tests of copies between disk and device: a directory, and system calls that can be counted, delayed, or
+ * made to fail. Included once in a program, after support.h: it defines openat, pread, pwrite, syscall and pthread_create,
+ * which replace the C library's. */
 #ifndef TMS_TESTS_DISK_COPY_FIXTURE_H
 #define TMS_TESTS_DISK_COPY_FIXTURE_H
 
@@ -35,18 +35,18 @@ static char base[PATH_BYTES];
 
 typedef enum way { BY_URING, BY_THREADS, THROUGH_PAGE_CACHE, WAYS } way_t;
 
-/* Failures: an errno, 0 for none; `..._after`: so many calls succeed first. */
+/* Injected failures: an errno, 0 for none; `..._after`: this many calls succeed first. */
 static struct {
     int direct_open_error, direct_transfer_error, write_error;
     int setup_error, submit_error, submit_after, wait_error;
     int threads_after; /* EAGAIN */
     int maps_after;    /* of staging memory; ENOMEM */
-    uint32_t short_by; /* of each request of the kernel, in bytes */
+    uint32_t short_by; /* of each kernel request, in bytes */
     bool bad_descriptor;
-    int pipe_end; /* requests of the kernel read from it instead, and wait for a byte; -1 */
-    int unpiped;  /* so many of them do not, before */
-    int piped;    /* so many do, then */
-    int release;  /* its other end, written to when one is waited for; -1 */
+    int pipe_end; /* requests of the kernel read from this descriptor instead, and block for a byte; -1 */
+    int unpiped;  /* this many of them do not, before */
+    int piped;    /* this many do, then */
+    int release;  /* its other end, written to when a request is waited for; -1 */
 } fault;
 
 static struct {
@@ -55,7 +55,7 @@ static struct {
     _Atomic int submits_before_wait; /* -1: nothing has been waited for yet */
 } calls;
 
-/* While it is closed no pwrite and no pread goes on. */
+/* While it is closed every pwrite and pread blocks. */
 static struct {
     pthread_mutex_t lock;
     pthread_cond_t opened;
@@ -82,7 +82,7 @@ static inline long refuse(int number) {
 
 /* ---- the io_uring ---- */
 
-/* The entries of the ring that is open, which the process has mapped. */
+/* The entries of the open ring, which the process has mapped. */
 static inline struct io_uring_sqe *ring_entries(void) {
     char line[PATH_BYTES];
     unsigned long begin = 0, found = 0, offset = 0;
@@ -95,7 +95,7 @@ static inline struct io_uring_sqe *ring_entries(void) {
     return (struct io_uring_sqe *)found;
 }
 
-/* Whatever the next entry is: the kernel is done with the others. */
+/* The index of the next entry does not matter: the kernel has consumed the others. */
 static inline void spoil_entries(bool through) {
     struct io_uring_sqe *entries = ring_entries();
     assert_non_null(entries);
@@ -179,7 +179,7 @@ static inline bool is_ours(const void *caller) {
     return dladdr(caller, &found) && dladdr(base, &self) && found.dli_fbase == self.dli_fbase;
 }
 
-/* Hidden: what libraries map is none of it, and those of sanitizers do so before anything else works. */
+/* Hidden: mappings of libraries do not count, and those of sanitizers happen before anything else works. */
 void *mmap(void *address, size_t bytes, int protection, int flags, int file, off_t offset) {
     void *(*next)(void *, size_t, int, int, int, off_t);
     *(void **)&next = dlsym(RTLD_NEXT, "mmap");
@@ -210,7 +210,7 @@ static inline void reset_faults(void) {
     set_gate(false);
 }
 
-/* Counts from here on; what the tests do themselves is not counted. */
+/* Starts counting; the test's own calls are not counted. */
 static inline void clear_calls(void) {
     memset(&calls, 0, sizeof calls);
     calls.submits_before_wait = -1;
@@ -239,10 +239,10 @@ static inline int teardown_disk_copies(void **state) {
     assert_true(tms_quarantine_is_empty(&f->saver.quarantine));
     assert_int_equal(atomic_load(&f->saver.stores.disk.total), 0);
     int result = teardown(state);
-    return rmdir(base) == 0 ? result : -1; /* and nothing is left in it */
+    return rmdir(base) == 0 ? result : -1; /* and it is empty */
 }
 
-/* Whether this system has what a way needs; without it the test is not of that way. */
+/* Skips the test if this system lacks what the way of copying needs. */
 static inline bool has_way(way_t way) {
     struct io_uring_params parameters = {0};
     char path[PATH_BYTES + 8];
@@ -267,7 +267,7 @@ static inline void open_copier(fixture_t *f, tms_copier_t *copier, tms_wait_t *w
     ASSERT_OK(tms_copier_open(copier, &f->saver.stores.copying, 0, wait, &CONTEXT, &error), error);
 }
 
-/* What a pause does first. */
+/* The first step of a pause. */
 static inline void plan(fixture_t *f, tms_backup_t *backup) {
     tms_error_t error;
     tms_backup_batch_t batch = {{NULL}};
@@ -281,7 +281,7 @@ static inline tms_backup_t prepared(fixture_t *f, uint64_t bytes) {
     return backup;
 }
 
-/* One backup by a copier of its own. */
+/* Copies one backup with a copier of its own. */
 static inline void save_one(fixture_t *f, tms_backup_t *backup, uint64_t address) {
     tms_error_t error;
     tms_copier_t copier;
@@ -309,7 +309,7 @@ static inline void assert_loads(fixture_t *f, tms_backup_t *backup, uint64_t add
     assert_filled(address, backup->bytes, seed);
 }
 
-/* What the copier and its pipe hold. */
+/* The resources that the copier and its pipe hold. */
 static inline void assert_nothing_held(void) {
     tms_sim_usage_t usage;
     simulator()->usage(0, &usage);

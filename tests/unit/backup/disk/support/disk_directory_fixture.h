@@ -1,4 +1,4 @@
-/* What the tests of the files and locks of other processes share beside disk_fixture.h. */
+/* Shared by the tests of files and locks of other processes, in addition to disk_fixture.h. */
 #ifndef TMS_TESTS_DISK_DIRECTORY_FIXTURE_H
 #define TMS_TESTS_DISK_DIRECTORY_FIXTURE_H
 
@@ -27,7 +27,7 @@
 #include "captured_stderr.h"
 #include "disk_fixture.h"
 
-/* The name of a file as a process of this lock domain makes it, from the number of the process on. */
+/* The name of a file of a process in this lock domain, starting at the process number. */
 static const char *own(const char *rest) {
     static char names[4][PATH_BYTES];
     static unsigned next;
@@ -38,7 +38,7 @@ static const char *own(const char *rest) {
 
 static const char *below_own(const char *rest) { return below(own(rest)); }
 
-/* Numbers above all that Linux gives to processes. */
+/* Greater than any process number of Linux. */
 #define DEAD "999999991-0123456789abcdef"
 
 #endif

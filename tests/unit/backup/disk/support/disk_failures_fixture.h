@@ -1,4 +1,4 @@
-/* What the tests of refused copies between disk and device share beside disk_copy_fixture.h. */
+/* Shared by the tests of failed copies between disk and device, in addition to disk_copy_fixture.h. */
 #ifndef TMS_TESTS_DISK_FAILURES_FIXTURE_H
 #define TMS_TESTS_DISK_FAILURES_FIXTURE_H
 
@@ -10,7 +10,7 @@
 #include "disk_copy_fixture.h"
 
 enum { TEXT_BYTES = 8192 };
-/* More than are at once with the disk, fewer than there are buffers. The last is too small for direct I/O. */
+/* More than the disk's queue holds, fewer than there are buffers. The last is too small for direct I/O. */
 enum { PIECES = 10 };
 static const uint64_t BYTES = (PIECES - 1) * BUFFER + 77;
 

@@ -1,6 +1,6 @@
-/* What the tests of the disk backups share: a directory and a tms_disk_directory_t of their own, and system calls that can
- * be told to fail. Included once in a program, after cmocka.h: it defines fallocate, flock, stat, renameat, pwrite and
- * pread, which take the place of the C library's. */
+/* Shared by the tests of disk backups: a directory and a tms_disk_directory_t for each test, and system calls that can be
+ * made to fail. Included once in a program, after cmocka.h: it defines fallocate, flock, stat, renameat, pwrite and pread,
+ * which replace the C library's. */
 #ifndef TMS_TESTS_DISK_FIXTURE_H
 #define TMS_TESTS_DISK_FIXTURE_H
 
@@ -27,17 +27,17 @@ static tms_log_t log_under_test;
 static tms_disk_directory_t disk;
 static tms_error_t error;
 
-/* Faults: the errno that each call fails with, 0 for none; transfers give at most `transfer_most` bytes. */
+/* Injected failures: the errno that each call fails with, 0 for none; transfers move at most `transfer_most` bytes. */
 static struct {
     int fallocate_error, flock_error, renameat_error, pwrite_error;
-    int flock_interruptions;   /* EINTR before a lock is let through */
+    int flock_interruptions;   /* EINTR this often before a lock is passed on */
     int stat_error;            /* of /proc/self/ns/pid */
-    bool local_locks;          /* every lock can be had, although another process holds it */
-    int interruptions;         /* EINTR before a call is let through */
+    bool local_locks;          /* every lock can be acquired although another process holds it */
+    int interruptions;         /* EINTR this often before a call is passed on */
     unsigned vanishing_locks;  /* lock files removed by "another process" before they are locked */
     void (*before_lock)(void); /* what "another process" does before a file is locked */
     size_t transfer_most;
-    _Atomic uint64_t reserved; /* bytes asked of fallocate so far */
+    _Atomic uint64_t reserved; /* bytes requested of fallocate so far */
 } fault;
 
 static inline bool interrupted(void) {
@@ -60,7 +60,7 @@ int fallocate(int fd, int mode, off_t offset, off_t bytes) {
     if (interrupted()) return -1;
     if (fault.fallocate_error) return refuse(fault.fallocate_error);
     fault.reserved += (uint64_t)bytes;
-    if (fault.reserved > MOST_RESERVED) return refuse(ENOSPC); /* no test may fill the disk of the machine it runs on */
+    if (fault.reserved > MOST_RESERVED) return refuse(ENOSPC); /* no test may fill the disk of its machine */
     return (int)syscall(SYS_fallocate, fd, mode, offset, bytes);
 }
 
@@ -161,7 +161,7 @@ static inline int make(void **state) {
     return tms_disk_init(&disk, base, &log_under_test, &error) == TMS_OK ? 0 : -1;
 }
 
-/* What is reserved is what the files on the list have: tms_disk_release would set it to 0. */
+/* The reserved bytes must equal those of the listed files: tms_disk_release would set the sum to 0. */
 static inline bool is_balanced(void) {
     uint64_t listed = 0;
     for (const tms_disk_file_t *file = disk.files; file; file = file->next) listed += file->bytes;

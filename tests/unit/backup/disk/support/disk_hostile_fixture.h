@@ -1,4 +1,4 @@
-/* What the tests of disk backups in hostile surroundings share beside disk_fixture.h. */
+/* Shared by the tests of disk backups in a hostile environment, in addition to disk_fixture.h. */
 #ifndef TMS_TESTS_DISK_HOSTILE_FIXTURE_H
 #define TMS_TESTS_DISK_HOSTILE_FIXTURE_H
 
@@ -26,7 +26,7 @@
 
 enum { BYTES = 3 * 1024 * 1024 + 100, OTHER_USER = 12345 };
 static char pattern[BYTES], got[BYTES];
-static int unlinks_allowed, unlinks_refused; /* so many work, then so many do not */
+static int unlinks_allowed, unlinks_refused; /* this many succeed, then this many fail */
 
 int unlinkat(int directory, const char *name, int flags) {
     if (unlinks_allowed > 0) {

@@ -1,4 +1,4 @@
-/* A process that has no descriptor left: every open fails with EMFILE. */
+/* A process without a free descriptor: every open fails with EMFILE. */
 #ifndef TMS_TESTS_DESCRIPTORS_H
 #define TMS_TESTS_DESCRIPTORS_H
 

@@ -1,4 +1,4 @@
-/* What the tests of batches of the host store share. */
+/* Shared by the tests of batches of the host store. */
 #ifndef TMS_TESTS_HOST_BATCH_FIXTURE_H
 #define TMS_TESTS_HOST_BATCH_FIXTURE_H
 
@@ -38,7 +38,7 @@ static void drop_all(tms_host_buffer_t **buffers, size_t count) {
 
 /* ---- what a batch is ---- */
 
-static void await_touched(int parts) {
+static void await_prefaulted_parts(int parts) {
     while (calls_made(CALL_MINCORE) < parts) sched_yield();
 }
 

@@ -1,7 +1,8 @@
-/* What the tests of the host store share: a store on the simulated GPU, whose driver calls can be watched, and system calls
- * that can be made to fail. A program includes it once: the calls of the C library that fail are defined here.
+/* Shared by the tests of the host store: a store on the simulated GPU whose driver calls can be observed, and system calls
+ * that can be made to fail. Included once in a program: it defines the calls of the C library that fail.
  *
- * The pieces of this store are PIECE bytes, and sizes in the tests whole huge pages (2 MiB), to which blocks are rounded. */
+ * The pieces of this store have PIECE bytes. Sizes in the tests are whole huge pages (2 MiB), to which blocks are rounded.
+ */
 #ifndef TMS_TEST_HOST_FIXTURE_H
 #define TMS_TEST_HOST_FIXTURE_H
 
@@ -27,17 +28,17 @@ typedef struct host_fixture {
     tms_devices_t devices;
     tms_quarantine_t quarantine;
     tms_host_store_t store;
-    tms_driver_table_t table; /* what the store calls: the simulator's entry points, some of them watched */
+    tms_driver_table_t table; /* what the store calls: the simulator's entry points, some of them observed */
 } host_fixture_t;
 
-/* What was registered with the driver, in order, and what has been given back. */
+/* The ranges registered with the driver, in order, and those unregistered. */
 typedef struct registrations {
     void *addresses[MAX_REGISTERED];
     uint64_t bytes[MAX_REGISTERED];
     int count, unregistered;
 } registrations_t;
 UNUSED static registrations_t registrations(void);
-/* Registering, or giving back, waits until it is let go; how many calls wait now. */
+/* Registering or unregistering blocks until it is released; how many calls block now. */
 UNUSED static void hold_registering(bool hold);
 UNUSED static void hold_unregistering(bool hold);
 UNUSED static void await_held(int calls);
@@ -50,26 +51,25 @@ UNUSED static int teardown_host(void **state);
 #define ASSERT_OK(call, error) assert_ok_here((call), &(error), __FILE__, __LINE__)
 UNUSED static void assert_ok_here(tms_status_t status, const tms_error_t *error, const char *file, int line);
 
-/* A started batch of `count` buffers with these sizes, on device 0; awaited. `policy` is what they are to be dropped with.
- */
+/* A started batch of `count` buffers with these sizes, on device 0; awaited. They are dropped with `policy`. */
 UNUSED static struct tms_host_batch *start_batch(host_fixture_t *f, tms_backup_kind_t kind, const uint64_t *bytes,
                                                  size_t count, tms_host_policy_t policy, tms_host_buffer_t **buffers);
 UNUSED static void await_all(tms_host_buffer_t *buffer);
-/* One buffer, usable, its batch gone. */
+/* One usable buffer; its batch is destroyed. */
 UNUSED static tms_host_buffer_t *make_buffer(host_fixture_t *f, tms_backup_kind_t kind, uint64_t bytes,
                                              tms_host_policy_t policy);
 
-UNUSED static uint64_t locked_bytes(void); /* that the simulator has page-locked */
-/* Whether the store still has this piece. One that was given back may be a thread's since, or ASan's. */
+UNUSED static uint64_t pinned_bytes(void); /* that the simulator has pinned */
+/* Whether the store still has this piece. A released piece may have been reused by a thread or ASan. */
 UNUSED static bool is_mapped(const void *piece);
-/* Nothing is held by the store any more, once it has settled. */
+/* Asserts that the store holds nothing after it has settled. */
 UNUSED static void assert_empty(host_fixture_t *f);
 
 /* System calls: `call` succeeds `succeed` times more and then fails `fail` times. */
 typedef enum host_call { CALL_MMAP, CALL_MUNMAP, CALL_MINCORE, CALL_THREAD, HOST_CALLS } host_call_t;
 UNUSED static void fail_call(host_call_t call, int succeed, int fail);
 UNUSED static int calls_made(host_call_t call); /* since the test began */
-/* Called at the end of each mincore, which the store makes once for each part that it touches, with its number. */
+/* Called at the end of each mincore, which the store calls once for each prefaulted part, with its number. */
 UNUSED static void on_touch(void (*watch)(int count));
 
 /* ---- system calls ---- */
@@ -78,7 +78,7 @@ static struct {
     _Atomic int made, succeed, fail;
 } faults[HOST_CALLS];
 static void (*_Atomic touch_watch)(int);
-/* Pieces that the system has taken back, the oldest forgotten first. */
+/* Pieces that were unmapped, the oldest overwritten first. */
 static struct {
     _Atomic unsigned count;
     _Atomic uintptr_t pieces[MAX_GIVEN_BACK];
@@ -93,7 +93,7 @@ static int calls_made(host_call_t call) { return atomic_load(&faults[call].made)
 
 static void on_touch(void (*watch)(int count)) { atomic_store(&touch_watch, watch); }
 
-/* `count`: how many calls there are with this one. */
+/* `count`: the calls including this one. */
 static bool is_to_fail_counted(host_call_t call, int *count) {
     *count = atomic_fetch_add(&faults[call].made, 1) + 1;
     if (atomic_load(&faults[call].fail) <= 0) return false;
@@ -108,7 +108,7 @@ static bool is_to_fail(host_call_t call) {
 
 #define REAL(name) ((__typeof__(&(name)))dlsym(RTLD_NEXT, #name))
 
-/* Only what the store asks for: the test's own memory, thread stacks and the simulator's are something else. */
+/* Only the store's requests: the test's own memory, thread stacks and the simulator's memory do not count. */
 static bool is_the_stores(size_t bytes, int protection, int flags) {
     return bytes >= 2 * MIB && protection == (PROT_READ | PROT_WRITE) && flags & MAP_NORESERVE && !(flags & MAP_FIXED);
 }
@@ -120,7 +120,7 @@ void *mmap(void *address, size_t bytes, int protection, int flags, int file, off
     }
     void *memory = REAL(mmap)(address, bytes, protection, flags, file, offset);
     if (memory == MAP_FAILED || !is_the_stores(bytes, protection, flags)) return memory;
-    for (int i = 0; i < MAX_GIVEN_BACK; i++) { /* it is the store's again */
+    for (int i = 0; i < MAX_GIVEN_BACK; i++) { /* the store has it again */
         uintptr_t piece = atomic_load(&given_back.pieces[i]);
         if (piece >= (uintptr_t)memory && piece - (uintptr_t)memory < bytes) atomic_store(&given_back.pieces[i], 0);
     }
@@ -133,7 +133,7 @@ int munmap(void *address, size_t bytes) {
         return -1;
     }
     if (bytes != PIECE) return REAL(munmap)(address, bytes);
-    /* Before the call: after it the address may be the store's again at once. */
+    /* Before the call: after it the store may reuse the address at once. */
     _Atomic uintptr_t *place = &given_back.pieces[atomic_fetch_add(&given_back.count, 1) % MAX_GIVEN_BACK];
     atomic_store(place, (uintptr_t)address);
     int result = REAL(munmap)(address, bytes);
@@ -251,7 +251,7 @@ static int setup_host(void **state) {
     f->table.cuMemHostUnregister = watched_unregister;
     tms_driver_release(&f->driver);
     atomic_store(&f->driver.table, &f->table);
-    for (int device = 0; device < 2; device++) { /* the first entry makes the context and keeps it */
+    for (int device = 0; device < 2; device++) { /* the first entry creates the context and keeps it */
         ASSERT_OK(tms_devices_enter(&f->devices, device, &context, &error), error);
         tms_devices_leave(&f->devices, device);
     }
@@ -266,7 +266,7 @@ static int setup_host(void **state) {
 static int teardown_host(void **state) {
     host_fixture_t *f = *state;
     for (int i = 0; i < HOST_CALLS; i++) fail_call((host_call_t)i, 0, 0);
-    /* A test that failed may have held them. */
+    /* A failed test may have left them blocked. */
     hold_registering(false);
     hold_unregistering(false);
     tms_host_store_release(&f->store);
@@ -277,7 +277,7 @@ static int teardown_host(void **state) {
     assert_int_equal(atomic_load(&f->store.pooled_bytes), 0);
     assert_int_equal(f->store.planned_bytes + f->store.in_flight_bytes + f->store.reserving_bytes, 0);
     assert_true(tms_quarantine_is_empty(&f->quarantine));
-    assert_int_equal(locked_bytes(), 0);
+    assert_int_equal(pinned_bytes(), 0);
     tms_quarantine_release(&f->quarantine);
     tms_devices_release(&f->devices);
     free(f);
@@ -316,7 +316,7 @@ static tms_host_buffer_t *make_buffer(host_fixture_t *f, tms_backup_kind_t kind,
     return buffer;
 }
 
-static uint64_t locked_bytes(void) { return usage_of(0).host_bytes; }
+static uint64_t pinned_bytes(void) { return usage_of(0).host_bytes; }
 
 static bool is_mapped(const void *piece) {
     unsigned char resident;
@@ -330,7 +330,7 @@ static void assert_empty(host_fixture_t *f) {
     assert_int_equal(atomic_load(&f->store.buffer_bytes), 0);
     assert_int_equal(atomic_load(&f->store.resident_bytes), 0);
     assert_int_equal(atomic_load(&f->store.pooled_bytes), 0);
-    assert_int_equal(locked_bytes(), 0);
+    assert_int_equal(pinned_bytes(), 0);
     assert_null(f->store.blocks);
 }
 

@@ -1,4 +1,4 @@
-/* What the tests of the pool of the host store share. */
+/* Shared by the tests of the pool of the host store. */
 #ifndef TMS_TESTS_HOST_POOL_FIXTURE_H
 #define TMS_TESTS_HOST_POOL_FIXTURE_H
 
@@ -23,7 +23,7 @@ static void reserve(host_fixture_t *f, int device, uint64_t bytes) {
     ASSERT_OK(tms_host_store_reserve(&f->store, device, bytes, &error), error);
 }
 
-/* Until what is being reserved is in the pool. */
+/* Waits until the memory being reserved is in the pool. */
 static void await_reserved(host_fixture_t *f) {
     pthread_mutex_lock(&f->store.lock);
     while (f->store.threads > 0) pthread_cond_wait(&f->store.changed, &f->store.lock);

@@ -1,4 +1,4 @@
-/* What the tests of the host store share. */
+/* Shared by the tests of the host store. */
 #ifndef TMS_TESTS_HOST_STORE_FIXTURE_H
 #define TMS_TESTS_HOST_STORE_FIXTURE_H
 

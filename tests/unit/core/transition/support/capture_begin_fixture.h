@@ -1,4 +1,4 @@
-/* What the tests of captures that begin during a call share. */
+/* Shared by the tests of captures that begin during a call. */
 #ifndef TMS_TESTS_CAPTURE_BEGIN_FIXTURE_H
 #define TMS_TESTS_CAPTURE_BEGIN_FIXTURE_H
 
@@ -11,7 +11,7 @@
 
 enum { GATE = 1, LONG_SECONDS = 600, GIVE_UP_SECONDS = 120 };
 
-/* Another thread, and what it found. */
+/* Another thread, and its results. */
 typedef struct other {
     fixture_t *fixture;
     pthread_t thread;

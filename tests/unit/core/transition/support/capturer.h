@@ -1,4 +1,4 @@
-/* A thread that captures, as a program's other thread does, and that the library is not told of. */
+/* A thread of the program that captures without announcing it to the library. */
 #ifndef TMS_TEST_CAPTURER_H
 #define TMS_TEST_CAPTURER_H
 
@@ -9,7 +9,7 @@
 
 typedef struct capturer {
     CUstreamCaptureMode mode;
-    pthread_barrier_t step; /* passed by both: begun, to be ended */
+    pthread_barrier_t step; /* both threads pass it: begun, then to be ended */
     pthread_t thread;
     CUstream stream;
     CUresult begun, ended;
@@ -34,7 +34,7 @@ static void *capture_until_told(void *argument) {
     return NULL;
 }
 
-/* Returns once the capture is under way. */
+/* Returns once the capture is in flight. */
 static void begin_unseen(capturer_t *capturer, CUstreamCaptureMode mode) {
     memset(capturer, 0, sizeof *capturer);
     capturer->mode = mode;
@@ -44,7 +44,7 @@ static void begin_unseen(capturer_t *capturer, CUstreamCaptureMode mode) {
     ASSERT_CUDA(capturer->begun);
 }
 
-/* What the capture ended with; it has a graph only if that is success. */
+/* The result of the end; there is a graph only on success. */
 static CUresult end_unseen(capturer_t *capturer) {
     (void)pthread_barrier_wait(&capturer->step);
     assert_int_equal(pthread_join(capturer->thread, NULL), 0);

@@ -1,4 +1,4 @@
-/* What the tests of the choices of one call share. */
+/* Shared by the tests of the options of one call. */
 #ifndef TMS_TESTS_CHOICE_FIXTURE_H
 #define TMS_TESTS_CHOICE_FIXTURE_H
 
@@ -13,7 +13,7 @@ static tms_counters_t counters_of(fixture_t *f) {
     return counters;
 }
 
-/* ---- progress, and devices at once ---- */
+/* ---- progress, and several devices ---- */
 
 #define ONE(test) cmocka_unit_test_setup_teardown(test, setup_one_device, teardown)
 #define TWO(test) cmocka_unit_test_setup_teardown(test, setup_two_devices, teardown)

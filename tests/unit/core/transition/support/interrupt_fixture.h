@@ -1,4 +1,4 @@
-/* What the tests of calls that are asked whether to stop share. */
+/* Shared by the tests of cancellable calls. */
 #ifndef TMS_TESTS_INTERRUPT_FIXTURE_H
 #define TMS_TESTS_INTERRUPT_FIXTURE_H
 
@@ -13,7 +13,7 @@
 
 enum { GATE = 1 };
 
-/* What `interrupted` does when it is asked, and what it answers. */
+/* What `interrupted` does when it is called, and what it returns. */
 typedef struct asker {
     fixture_t *fixture;
     int asked;
@@ -41,7 +41,7 @@ static int32_t ask(void *context) {
 
 static tms_selection_t asking(asker_t *asker) { return (tms_selection_t){.interrupted = ask, .interrupt_context = asker}; }
 
-/* What an interrupted call has left to be given back when the device rests goes with the next one. */
+/* The next call releases what a cancelled call has left until the device is idle. */
 static void assert_nothing_held(fixture_t *f) {
     tms_sim_usage_t usage;
     tms_saver_reclaim(&f->saver);
@@ -57,7 +57,7 @@ static void assert_nothing_held(fixture_t *f) {
 
 enum { COPIED = 8 };
 
-/* Slow enough that several chunks take longer than the time between two questions. */
+/* Slow enough that several chunks take longer than the interval between two calls of the callback. */
 static void copy_slowly(fixture_t *f) {
     f->saver.stores.copying.chunk_bytes = MIB;
     f->saver.stores.disk.staging_bytes = MIB;

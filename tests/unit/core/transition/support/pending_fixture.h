@@ -1,4 +1,4 @@
-/* What the tests of pending resumes share. */
+/* Shared by the tests of pending resumes. */
 #ifndef TMS_TESTS_PENDING_FIXTURE_H
 #define TMS_TESTS_PENDING_FIXTURE_H
 

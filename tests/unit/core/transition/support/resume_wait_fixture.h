@@ -1,5 +1,5 @@
-/* What the tests of resumes that wait share: what others do meanwhile is done by the question, so nothing depends on how
- * fast anything is. */
+/* Shared by the tests of resumes that wait. The cancellation callback does what other threads do meanwhile, so nothing
+ * depends on timing. */
 #ifndef TMS_TESTS_RESUME_WAIT_FIXTURE_H
 #define TMS_TESTS_RESUME_WAIT_FIXTURE_H
 
@@ -10,15 +10,15 @@
 typedef struct others {
     fixture_t *fixture;
     int asked;
-    uint64_t give_back;          /* bytes, at the first question while it waits */
-    uint64_t free_address;       /* at the first question while it waits, or 0 */
+    uint64_t give_back;          /* bytes, at the first callback of the wait */
+    uint64_t free_address;       /* at the first callback of the wait, or 0 */
     tms_device_locks_t *let_go;  /* of device 0 */
-    uint64_t creates_when_asked; /* calls of cuMemCreate until the first question */
+    uint64_t creates_when_asked; /* calls of cuMemCreate until the first callback */
 } others_t;
 
 static int32_t ask(void *context) {
     others_t *others = context;
-    /* Free memory is asked for only after an attempt that failed. */
+    /* Free memory is queried only after a failed attempt. */
     if (!others->let_go && simulator()->calls("cuMemGetInfo") == 0) return 0;
     if (others->asked++ > 0) return 0;
     others->creates_when_asked = simulator()->calls("cuMemCreate");
