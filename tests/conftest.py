@@ -264,7 +264,7 @@ class Simulator:
         return usage
 
     def take_memory(self, size: int, device: int = 0) -> None:
-        """`size` bytes of a device are taken by another user from now on; a negative size gives them back."""
+        """`size` bytes of a device are taken by another user from now on; a negative size releases them."""
         assert self.library.tms_sim_take_memory(device, size) == 0, f"device {device} does not have {size} bytes free"
         self._taken[device] += size
 

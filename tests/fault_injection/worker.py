@@ -1,4 +1,4 @@
-"""Runs one scenario in this process, once for every call that it makes, with that call failing, and tells what went wrong.
+"""Runs one scenario in this process, once for every call that it makes, with that call failing, and reports the problems.
 
 Prints one JSON object a line: {"begin": name} before an injection and {"end": name, "fired": n, "problems": [...]} after it,
 so that its starter knows which one killed it; at last {"done": ...}. `fresh` scenarios run in a forked child each.

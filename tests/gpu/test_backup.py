@@ -96,7 +96,7 @@ def test_one_tensor_of_more_than_4_gib(kind: str, disk: Path) -> None:
     del tensor, part
 
 
-def test_disk_files_are_as_large_as_what_they_hold_and_go_with_the_allocation(disk: Path) -> None:
+def test_disk_files_have_the_size_of_their_contents_and_are_removed_with_the_allocation(disk: Path) -> None:
     with saver.region(tag="weights", enable_disk_backup=True):
         tensor = empty(256 * MIB)
     fill_random(tensor, 1)
@@ -115,7 +115,7 @@ def test_disk_files_are_as_large_as_what_they_hold_and_go_with_the_allocation(di
     assert files(disk) == []
 
 
-def test_mmap_backup_is_resident_while_paused_and_gone_after_resume() -> None:
+def test_mmap_backup_is_resident_while_paused_and_released_after_resume() -> None:
     size = 512 * MIB
     with saver.region(tag="weights", enable_cpu_backup=True, cpu_backup_backend="mmap"):
         tensor = empty(size)

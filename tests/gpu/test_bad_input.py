@@ -79,7 +79,7 @@ def test_a_disk_directory_that_cannot_be_written(tmp_path: Path) -> None:
     assert checksum(tensor) == expected
 
 
-def test_addresses_that_are_not_ours_or_lie_inside() -> None:
+def test_foreign_and_interior_addresses() -> None:
     ordinary = empty(2 * MIB)
     assert core.free(ordinary.data_ptr()) is False
     assert core.find(ordinary.data_ptr()) is None

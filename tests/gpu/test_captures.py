@@ -165,7 +165,7 @@ def test_a_capture_that_does_not_begin_is_none() -> None:
     write_and_check(tensor, 1)
 
 
-def test_a_capture_whose_graph_is_deleted_goes_on() -> None:
+def test_a_capture_whose_graph_is_deleted_continues() -> None:
     """torch leaves the stream capturing, and it is seen as such as long as it is."""
     with saver.region(tag="weights"):
         tensor = empty(MIB)
@@ -195,7 +195,7 @@ def leave_pool(pool: Any) -> None:
         leave(torch.cuda.current_device(), pool)
 
 
-def test_an_end_that_only_the_driver_sees_is_noticed() -> None:
+def test_an_end_that_only_the_driver_sees_is_detected() -> None:
     with saver.region(tag="weights"):
         tensor = empty(MIB)
     stream, ended = torch.cuda.Stream(), ctypes.c_void_p()

@@ -128,7 +128,7 @@ def test_cuda_malloc_of_other_libraries_is_managed_in_preload_mode(mode: str) ->
     runtime.cudaGetLastError()  # torch would take it for a failure of its own
 
 
-def test_asking_torch_for_the_segments_of_a_pool_takes_no_references_away() -> None:
+def test_querying_torch_for_the_segments_of_a_pool_drops_no_references() -> None:
     """torch 2.11 drops a caller's reference to each number of the pool's id: after some thousand calls the numbers, and
     False, would be destroyed while in use."""
     with saver.region():
@@ -162,7 +162,7 @@ def retained_backup(device: int) -> tuple[torch.Tensor, int]:
 
 
 @pytest.mark.parametrize("paused", [False, True])
-def test_a_pool_that_is_taken_out_gives_its_memory_and_backups_back(paused: bool) -> None:
+def test_a_removed_pool_releases_its_memory_and_backups(paused: bool) -> None:
     skip_where_routing_is_of_the_process()
     tensor, _ = retained_backup(0)
     if paused:
@@ -200,7 +200,7 @@ def test_the_cdll_has_the_runtimes_functions(cdll: ctypes.CDLL) -> None:
     assert not is_pinned(address)
 
 
-def test_the_cdll_asks_the_runtime_that_torch_uses(cdll: ctypes.CDLL) -> None:
+def test_the_cdll_uses_the_runtime_that_torch_uses(cdll: ctypes.CDLL) -> None:
     device = ctypes.c_int(-1)
     torch.cuda.set_device(torch.cuda.device_count() - 1)
     try:

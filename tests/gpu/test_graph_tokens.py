@@ -235,7 +235,7 @@ def test_gradients_in_a_token_are_managed() -> None:
     del graph, weight
 
 
-def test_memory_of_a_deleted_graph_goes_back() -> None:
+def test_memory_of_a_deleted_graph_is_released() -> None:
     token = Token(BARE)
     step = Step()
     graph = torch.cuda.CUDAGraph()

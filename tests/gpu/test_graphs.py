@@ -168,7 +168,7 @@ def test_a_graph_shares_the_pool_of_another() -> None:
     del first, second, graph
 
 
-def test_memory_of_a_deleted_graph_goes_back() -> None:
+def test_memory_of_a_deleted_graph_is_released() -> None:
     numbers = torch.ones(16 * MIB, device="cuda")
     start = free_bytes()
     graph = torch.cuda.CUDAGraph()

@@ -95,7 +95,7 @@ def test_everything_is_copied_on_request() -> None:
     assert [checksum(tensor) for tensor in tensors] == sums
 
 
-def test_segments_that_hold_nothing_go_back() -> None:
+def test_segments_without_contents_are_released() -> None:
     with saver.region(tag="weights", enable_cpu_backup=True):
         kept, gone = empty(32 * MIB), empty(64 * MIB)
     fill_random(kept, 1)

@@ -73,7 +73,7 @@ def test_pause_gives_physical_memory_back_and_resume_takes_it_at_the_same_addres
     assert sums == expected
 
 
-def test_deleted_tensors_go_back_to_the_driver() -> None:
+def test_memory_of_deleted_tensors_is_released_to_the_driver() -> None:
     before = free_bytes()
     with saver.region(tag="kv_cache"):
         tensors = [empty(LARGE // 2) for _ in range(4)]

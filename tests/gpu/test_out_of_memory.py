@@ -51,7 +51,7 @@ def test_a_graph_pool_finds_memory_that_torch_only_caches() -> None:
     del graph, tensor
 
 
-def test_out_of_memory_in_a_region_is_torchs_own_error_and_everything_goes_on() -> None:
+def test_out_of_memory_in_a_region_is_torchs_own_error_and_everything_works() -> None:
     with saver.region(tag="weights", enable_cpu_backup=True):
         before = empty(64 * MIB)
         fill_random(before, 1)

@@ -134,7 +134,7 @@ def test_frees_outside_the_region_and_from_another_thread() -> None:
     write_and_check(tensors[0], 1)
 
 
-def test_empty_cache_inside_a_region_gives_memory_back() -> None:
+def test_empty_cache_inside_a_region_releases_memory() -> None:
     start = free_bytes()
     with saver.region(tag="a"):
         keep = empty(64 * MIB)
@@ -197,7 +197,7 @@ def test_empty_cache_while_another_thread_is_in_a_region() -> None:
     del tensor
 
 
-def test_disable_is_ordinary_memory_that_goes_back_at_its_exit() -> None:
+def test_disable_is_ordinary_memory_that_is_released_at_its_exit() -> None:
     with saver.region(tag="a"):
         outer = empty(64 * MIB)
         start = free_bytes()

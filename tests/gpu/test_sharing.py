@@ -25,7 +25,7 @@ def ways_to_share(tensor: torch.Tensor) -> list[Callable[[], object]]:
     ]
 
 
-def test_a_managed_tensor_is_refused_with_what_to_do() -> None:
+def test_a_managed_tensor_is_refused_with_a_remedy() -> None:
     with saver.region(tag="weights", enable_cpu_backup=True):
         tensor = empty(2 * MIB)
     for paused in (False, True):

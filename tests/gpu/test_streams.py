@@ -191,7 +191,7 @@ def test_wait_stream_on_a_thread_of_its_own() -> None:
 
 
 def test_threads_allocate_and_free_while_another_pauses_and_resumes() -> None:
-    """Allocations of other tags go on during transitions, and nothing is lost or mixed up."""
+    """Allocations of other tags continue during transitions, and nothing is lost or mixed up."""
     with saver.region(tag="weights", enable_cpu_backup=True):
         weights = [empty(16 * MIB) for _ in range(8)]
     for seed, tensor in enumerate(weights):

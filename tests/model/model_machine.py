@@ -90,7 +90,7 @@ class Machine:
         return int(self.library.tms_sim_failures_fired())
 
     def take(self, device: int, size: int) -> None:
-        """`size` bytes are another process's from now on; a negative size gives them back."""
+        """`size` bytes are another process's from now on; a negative size releases them."""
         assert self.library.tms_sim_take_memory(device, size) == 0
         self.taken[device] += size
 

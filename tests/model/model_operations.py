@@ -286,7 +286,7 @@ def look_at_backup(world: World, choose: Any) -> bool:
     return True
 
 
-def let_backup_go(world: World, choose: Any) -> bool:
+def drop_backup_view(world: World, choose: Any) -> bool:
     if not world.views:
         return False
     world.say("let a backup go")
@@ -374,7 +374,7 @@ OPERATIONS: dict[Operation, int] = {
     pause: 18,
     resume: 22,
     look_at_backup: 4,
-    let_backup_go: 3,
+    drop_backup_view: 3,
     spoil_file: 1,
     begin_capture: 2,
     end_capture: 8,

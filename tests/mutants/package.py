@@ -78,7 +78,7 @@ _POOLS = (
         _SOURCES + "_torch/pausing.py",
         "    elif retired or (active and _has_idle_segment(torch, loose, active)):",
         "    elif retired:",
-        (_TESTS + "torch/test_live.py::test_idle_segments_of_a_retired_pool_go_back",),
+        (_TESTS + "torch/test_live.py::test_idle_segments_of_a_retired_pool_are_released",),
     ),
 )
 
@@ -213,7 +213,7 @@ _TORCH_LAYER = (
         _SOURCES + "_torch/graphs.py",
         "            else:\n                self._pools.release(self._pool)",
         "",
-        (_TESTS + "torch/test_graphs.py::test_memory_of_a_failed_capture_goes_back",),
+        (_TESTS + "torch/test_graphs.py::test_memory_of_a_failed_capture_is_released",),
     ),
     Mutant(
         "a-paused-graph-pool-is-captured-into",

@@ -29,7 +29,7 @@ def test_communicators_that_do_not_block(tmp_path: Path) -> None:
         rank.check()
 
 
-def test_a_rank_that_was_killed_is_noticed(tmp_path: Path) -> None:
+def test_a_killed_rank_is_detected(tmp_path: Path) -> None:
     waiting, killed = run("killed", tmp_path)
     assert killed.status == -signal.SIGKILL
     assert waiting.status not in (0, 1), waiting.errors

@@ -48,7 +48,7 @@ def test_a_tensor_can_be_printed_and_looked_at() -> None:
     assert bool((tensor == tensor).all())
 
 
-def test_outputs_are_written_where_they_are_to_be() -> None:
+def test_outputs_are_written_to_the_given_tensors() -> None:
     ones = torch.ones(6, device="cuda")
     right = torch.empty(6, device="cuda")
     assert torch.add(ones, ones, out=right) is right
@@ -281,7 +281,7 @@ def test_attention_computes_and_learns_as_on_the_cpu(options: dict[str, Any]) ->
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize("loss", [functional.mse_loss, functional.smooth_l1_loss, functional.huber_loss, functional.l1_loss])
-def test_losses_have_the_shape_that_is_asked_for(loss: Callable[..., torch.Tensor], reduction: str) -> None:
+def test_losses_have_the_requested_shape(loss: Callable[..., torch.Tensor], reduction: str) -> None:
     values = torch.linspace(-2, 2, 12).reshape(4, 3)
     expected = loss(values, torch.ones(4, 3), reduction=reduction)
     found = loss(values.cuda(), torch.ones(4, 3, device="cuda"), reduction=reduction)

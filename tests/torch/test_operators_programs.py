@@ -31,7 +31,7 @@ def run(program: str, **variables: str) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
-def test_an_unknown_release_has_its_kernels_interpreted_and_says_so() -> None:
+def test_kernels_of_an_unknown_release_are_interpreted_with_a_warning() -> None:
     """Its operators work where they are elementwise, and others fail, as with --kernels error."""
     stdout, stderr = run(
         """

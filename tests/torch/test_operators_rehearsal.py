@@ -77,7 +77,7 @@ def test_overlaps_are_refused() -> None:
     assert matrix.tolist() == [[1.0, 1.0], [1.0, 1.0]]
 
 
-def test_what_only_stand_ins_refuse_is_taken() -> None:
+def test_calls_that_only_stand_ins_refuse_are_accepted() -> None:
     """Zeros are invalid lengths of sequences, and the program's are valid. The first call finds that out, the second knows
     it."""
     lengths = torch.tensor([3, 2], device="cuda")

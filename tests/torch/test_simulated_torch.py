@@ -96,7 +96,7 @@ def test_visible_devices(visible: str, places: list[int]) -> None:
     assert done.stdout.splitlines() == [f"{places} {bool(places)}", str([3.0] * len(places))]
 
 
-#: Prints free memory, in MiB less than before: during the region, paused, and after everything has been given back.
+#: Prints free memory, in MiB less than before: during the region, paused, and after everything has been released.
 OTHER_THREAD = """
 import threading, torch, torch_memory_saver
 from torch_memory_saver import torch_memory_saver as saver

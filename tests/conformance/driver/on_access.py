@@ -320,7 +320,7 @@ def freeing_without_context_after_a_fault(gpu: Gpu) -> Observations:
 
 @behaviour(own_process=True)
 def work_that_was_queued(gpu: Gpu) -> Observations:
-    """A memset outside of any graph, whose memory goes while it waits for what was queued before it."""
+    """A memset outside of any graph, whose memory is released while it waits for earlier work."""
     gpu.start()
     block, busy, stream = gpu.block(), gpu.block(128 * GRANULE), gpu.stream()
     for _ in range(32):

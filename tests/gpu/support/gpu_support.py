@@ -81,13 +81,13 @@ else:
 
 
 def free_bytes(device: int = 0) -> int:
-    """Free physical memory of a device, bytes, as cudaMemGetInfo says."""
+    """Free physical memory of a device, bytes, as cudaMemGetInfo reports it."""
     torch.cuda.synchronize(device)
     return int(torch.cuda.mem_get_info(device)[0])
 
 
 def process_bytes(device: int = 0) -> int | None:
-    """Device memory of this process, bytes, as nvidia-smi would show it; None where NVML cannot tell."""
+    """Device memory of this process, bytes, as nvidia-smi would show it; None if NVML does not report it."""
     if SIMULATED:
         return None
     try:
@@ -288,7 +288,7 @@ def cuda_runtime() -> ctypes.CDLL:
 
 @dataclass(frozen=True)
 class Finished:
-    """What a program left behind."""
+    """The results of a program."""
 
     name: str
     status: int

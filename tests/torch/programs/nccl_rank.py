@@ -1,6 +1,6 @@
-"""One of two ranks that use NCCL through torch.distributed; ranks.py says how it is started.
+"""One of two ranks that use NCCL through torch.distributed; ranks.py explains how it is started.
 
-What a rank expects is checked here, and what the outside sees by tests/torch/test_nccl.py.
+The results of a rank are checked here, and those visible from outside by tests/torch/test_nccl.py.
 """
 
 from __future__ import annotations

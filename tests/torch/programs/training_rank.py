@@ -144,7 +144,7 @@ def ddp() -> None:
 
 
 def ddp_buckets() -> None:
-    """Gradients are reduced bucket by bucket, while the backward pass goes on."""
+    """Gradients are reduced bucket by bucket, during the backward pass."""
     for options in ({}, {"gradient_as_bucket_view": True}, {"static_graph": True}):
         model = in_parallel(bucket_cap_mb=0.01, **options)
         train(model, new_optimizer(model))

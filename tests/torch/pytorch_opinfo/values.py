@@ -160,7 +160,7 @@ def raised_by(action: Callable[[], Any]) -> Exception | None:
 
 
 def is_missing_in_pytorch(error: Exception) -> bool:
-    """Whether PyTorch says that it has no implementation for CUDA. Replacing implementations takes none away."""
+    """Whether PyTorch reports that it has no implementation for CUDA. Replacing implementations takes none away."""
     return bool(re.search(r"Could not run '.*' with arguments from the '\w*CUDA' backend", str(error)))
 
 

@@ -111,7 +111,7 @@ static void a_retry_tries_each_once(void **state) {
     assert_true(freed);
 }
 
-static void host_memory_is_tried_by_itself(void **state) {
+static void host_memory_is_retried_by_itself(void **state) {
     (void)state;
     bool freed[3];
     thing_t *rest = add(2, 0, &freed[0]), *host = add_thing((thing_t){.host_refusals = 3}, &freed[1]);
@@ -216,7 +216,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(each_part_is_counted_until_it_is_released),
         TEST(a_retry_tries_each_once),
-        TEST(host_memory_is_tried_by_itself),
+        TEST(host_memory_is_retried_by_itself),
         TEST(release_tries_once_more),
         TEST(threads_share_it),
         TEST(a_forked_child_forgets_the_parents_entries),

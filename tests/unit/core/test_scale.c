@@ -148,7 +148,7 @@ static void a_pause_makes_the_next_allocation_look_again(void **state) {
 }
 
 /* One call a device queries every allocation on it, not one call a segment. */
-static void a_look_asks_once_for_each_owner(void **state) {
+static void a_search_queries_each_owner_once(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t calls[2];
@@ -174,7 +174,7 @@ int main(void) {
         ONE(every_pause_counts_once_for_each_tag_that_it_changed),
         TWO(a_segment_that_cannot_be_shared_is_retried_less_and_less),
         TWO(a_pause_makes_the_next_allocation_look_again),
-        TWO(a_look_asks_once_for_each_owner),
+        TWO(a_search_queries_each_owner_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,7 +4,7 @@
 
 static const tms_error_context_t CONTEXT = {.operation = "test", .device = 0};
 
-static void rounding_goes_up_and_does_not_wrap(void **state) {
+static void sizes_are_rounded_up_without_overflow(void **state) {
     (void)state;
     const uint64_t granularity = 2 * MIB;
     assert_int_equal(tms_segment_round(1, granularity), granularity);
@@ -103,7 +103,7 @@ static void a_segment_that_is_not_quiesced_stays_mapped(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rounding_goes_up_and_does_not_wrap),
+        cmocka_unit_test(sizes_are_rounded_up_without_overflow),
         cmocka_unit_test_setup_teardown(a_segment_goes_through_its_life_cycle, setup_one_device, teardown),
         cmocka_unit_test_setup_teardown(a_failed_populate_is_undone, setup_one_device, teardown),
         cmocka_unit_test_setup_teardown(flags_report_what_undo_could_not_do, setup_one_device, teardown),

@@ -160,7 +160,7 @@ static void leaving_pops_in_spite_of_errors(void **state) {
     assert_null(now); /* and no context of the caller was popped */
 }
 
-static void a_machine_without_a_device_says_so(void **state) {
+static void a_machine_without_a_device_is_an_error(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_driver_t driver;
@@ -185,7 +185,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(a_reference_that_cannot_be_released_is_released_later, setup_one_device, teardown),
         cmocka_unit_test_setup_teardown(a_destroyed_context_owes_nothing, setup_one_device, teardown),
         cmocka_unit_test_setup_teardown(leaving_pops_in_spite_of_errors, setup_two_devices, teardown),
-        cmocka_unit_test_setup_teardown(a_machine_without_a_device_says_so, setup_two_devices, teardown),
+        cmocka_unit_test_setup_teardown(a_machine_without_a_device_is_an_error, setup_two_devices, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

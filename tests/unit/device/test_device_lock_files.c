@@ -161,7 +161,7 @@ static void wait_for_the_file_of_the_present_directory(void) {
     end_holder(&holder);
 }
 
-/* ---- what a file says of its holder ---- */
+/* ---- the holder in a file ---- */
 
 static void name_the_holder(void) {
     char part[64];

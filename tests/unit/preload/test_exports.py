@@ -89,6 +89,6 @@ def test_file_holds_the_names_that_users_look_for(libraries: Any) -> None:
         assert name.encode() + b"\0" in content, name
 
 
-def test_file_lies_where_users_look_for_it(libraries: Any) -> None:
+def test_file_is_where_users_look_for_it(libraries: Any) -> None:
     assert libraries.preload.name == "torch_memory_saver_hook_mode_preload.abi3.so"
     assert libraries.preload.parent == libraries.simulator.parent.parent

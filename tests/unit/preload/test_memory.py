@@ -59,7 +59,7 @@ def test_free_in_every_state_of_every_kind_of_pointer(run_scenario: Scenario) ->
     assert all("lies inside an allocation" in line for line in warnings_in(done.stderr))
 
 
-def test_out_of_memory_is_an_error_code_and_the_program_goes_on(run_scenario: Scenario) -> None:
+def test_out_of_memory_is_an_error_code_and_the_program_continues(run_scenario: Scenario) -> None:
     done = run_scenario("memory", "out_of_memory", silent=False)
     # The failed resume; an allocation that finds no memory is not unusual.
     assert len(done.stderr.splitlines()) == 1
@@ -86,9 +86,7 @@ def test_without_a_device_the_program_gets_the_runtimes_error(run_scenario: Scen
     run_scenario("memory", "no_device", env={"TMS_SIMULATED_DEVICES": "0"})
 
 
-def test_without_a_driver_the_allocation_is_ordinary_and_the_log_says_so_once(
-    run_scenario: Scenario, tmp_path: Path
-) -> None:
+def test_without_a_driver_the_allocation_is_ordinary_and_logged_once(run_scenario: Scenario, tmp_path: Path) -> None:
     missing = str(tmp_path / "libcuda.so.1")
     done = run_scenario("memory", "initial_settings", silent=False, env={"TMS_CUDA_DRIVER": missing, "TMS_INIT_ENABLE": "1"})
     assert done.returncode == 0

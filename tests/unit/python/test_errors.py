@@ -65,7 +65,7 @@ def test_an_empty_message_becomes_the_status() -> None:
     assert str(errors.make_error("DRIVER", "", "", "", "", 0, 0, -1, 0, 0, "")) == "DRIVER"
 
 
-def test_errors_are_pythons_own_where_there_is_one() -> None:
+def test_errors_derive_from_pythons_own() -> None:
     backup = make("BACKUP_IO")
     assert isinstance(backup, OSError)
     assert backup.errno == errno.ENOSPC
@@ -74,7 +74,7 @@ def test_errors_are_pythons_own_where_there_is_one() -> None:
     assert isinstance(make("DEVICE_LOST"), errors.DriverError)
 
 
-def test_out_of_memory_is_torchs_where_torch_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_is_torchs_if_torch_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     class TheirError(RuntimeError):
         pass
 

@@ -42,7 +42,7 @@ def current_context():
 """
 
 
-def test_exclusive_resume_of_what_is_damaged_on_another_device(program: Program, tmp_path: Path) -> None:
+def test_exclusive_resume_of_damaged_memory_on_another_device(program: Program, tmp_path: Path) -> None:
     program(
         PRELUDE
         + """
@@ -77,7 +77,7 @@ assert saver.resume().allocations == 1
     )
 
 
-def test_resume_fails_where_something_stays_damaged(program: Program) -> None:
+def test_resume_fails_if_memory_stays_damaged(program: Program) -> None:
     """It resumes the rest; its caller must not take all of it for resident."""
     program(
         PRELUDE

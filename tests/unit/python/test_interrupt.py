@@ -218,7 +218,7 @@ torch_memory_saver.pause()
 # Waiting for memory.
 
 
-def test_resume_waits_for_memory_that_another_thread_gives_back(plain: Program) -> None:
+def test_resume_waits_for_memory_that_another_thread_releases(plain: Program) -> None:
     output = plain("""
 address = allocate(300 * MIB)
 torch_memory_saver.pause()

@@ -200,7 +200,7 @@ static CUresult in_another_thread(CUstreamCaptureMode mode, CUstream ended) {
     return thread.result;
 }
 
-static void modes_say_which_threads_are_watched(void **state) {
+static void modes_select_the_watched_threads(void **state) {
     static const struct {
         CUstreamCaptureMode capture, thread;
         bool allowed;
@@ -333,7 +333,7 @@ int main(void) {
         ONE(synchronizing_the_capturing_stream_invalidates),
         ONE(allocating_invalidates_unless_relaxed),
         ONE(virtual_memory_calls_are_allowed),
-        ONE(modes_say_which_threads_are_watched),
+        ONE(modes_select_the_watched_threads),
         ONE(the_legacy_stream_sees_blocking_captures),
         ONE(streams_join_by_events),
         ONE(a_destroyed_stream_takes_its_capture_along),

@@ -123,7 +123,7 @@ static void each_context_has_default_streams_of_its_own(void **state) {
     drop_block(&block);
 }
 
-static void memory_goes_with_the_context_in_which_it_was_made(void **state) {
+static void memory_is_freed_with_its_context(void **state) {
     (void)state;
     CUdeviceptr of_primary = 0, of_own = 0;
     void *pinned = NULL;
@@ -183,7 +183,7 @@ int main(void) {
         TEST(a_program_gets_the_version_that_it_was_built_for),
         TEST(synchronizing_waits_for_the_work_of_one_context),
         TEST(each_context_has_default_streams_of_its_own),
-        TEST(memory_goes_with_the_context_in_which_it_was_made),
+        TEST(memory_is_freed_with_its_context),
         TEST(a_destroyed_context_stays_current_on_other_threads),
         TEST(the_runtime_uses_the_current_context),
     };

@@ -48,7 +48,7 @@ static void is_recorded_and_replayed(void **state) {
     drop_block(&block);
 }
 
-static void crosses_mappings_and_faults_where_one_is_missing(void **state) {
+static void crosses_mappings_and_faults_if_one_is_missing(void **state) {
     CUmemGenericAllocationHandle handles[2];
     CUmemAllocationProp properties = pinned_on(0);
     CUmemAccessDesc access = access_for(0, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
@@ -113,7 +113,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         KERNEL_TEST(copies_its_arguments_and_keeps_the_order),
         KERNEL_TEST(is_recorded_and_replayed),
-        KERNEL_TEST(crosses_mappings_and_faults_where_one_is_missing),
+        KERNEL_TEST(crosses_mappings_and_faults_if_one_is_missing),
         KERNEL_TEST(other_kernels_are_errors_or_skipped),
     };
     return cmocka_run_group_tests_name("simulated kernels", tests, NULL, NULL);

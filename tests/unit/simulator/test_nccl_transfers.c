@@ -135,7 +135,7 @@ static void a_captured_group_is_replayed(void **state) {
     drop_ranks(ranks, 2);
 }
 
-static void messages_of_another_length_are_noticed(void **state) {
+static void messages_of_another_length_are_detected(void **state) {
     rank_t ranks[2];
     char text[1024];
     (void)state;
@@ -180,7 +180,7 @@ int main(void) {
         TEST(all_to_all_works_in_any_order),
         TEST(a_group_may_be_on_several_streams),
         TEST(a_captured_group_is_replayed),
-        TEST(messages_of_another_length_are_noticed),
+        TEST(messages_of_another_length_are_detected),
         TEST(a_group_that_failed_does_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

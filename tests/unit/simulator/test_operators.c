@@ -23,7 +23,7 @@ static int setup_two(void **state) {
     return result;
 }
 
-/* Without a request under way. */
+/* Without a request in flight. */
 static int teardown(void **state) {
     int result = teardown_gpus(state);
     end_device_process(&process);

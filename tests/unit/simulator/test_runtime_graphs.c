@@ -136,7 +136,7 @@ static void a_graph_calls_functions_and_records_events(void **state) {
 }
 
 /* Graph, pause, replay: the context is lost; after a resume at the same address it finds the contents of the new memory. */
-static void a_replay_touches_what_is_mapped_then(void **state) {
+static void a_replay_accesses_the_current_mapping(void **state) {
     CUstream stream = make_stream();
     CUmemAllocationProp properties = pinned_on(0);
     CUmemAccessDesc access = access_for(0, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
@@ -221,7 +221,7 @@ int main(void) {
 #define TWO(test) cmocka_unit_test_setup_teardown(test, setup_two_gpus, teardown_gpus)
     const struct CMUnitTest tests[] = {
         ONE(a_capture_knows_its_nodes_and_edges),        ONE(dependencies_can_be_replaced),
-        ONE(a_graph_calls_functions_and_records_events), ONE(a_replay_touches_what_is_mapped_then),
+        ONE(a_graph_calls_functions_and_records_events), ONE(a_replay_accesses_the_current_mapping),
         ONE(forbidden_calls_invalidate_a_capture),       ONE(a_graph_is_printed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,7 +1,7 @@
 /* Guards the simulated GPU's runtime: streams, events and the program's functions in their order. */
 #include "support/runtime_streams_fixture.h"
 
-static void streams_say_what_they_are(void **state) {
+static void streams_report_their_properties(void **state) {
     CUstream stream = NULL;
     unsigned long long id = 0, legacy = 0;
     int value = 7;
@@ -129,8 +129,9 @@ int main(void) {
 #define ONE(test) cmocka_unit_test_setup_teardown(test, setup_one_gpu, teardown_gpus)
 #define TWO(test) cmocka_unit_test_setup_teardown(test, setup_two_gpus, teardown_gpus)
     const struct CMUnitTest tests[] = {
-        TWO(streams_say_what_they_are), ONE(each_thread_has_a_default_stream),   ONE(functions_are_called_in_stream_order),
-        ONE(events_measure_time),       ONE(a_queued_record_outlives_its_event),
+        TWO(streams_report_their_properties),      ONE(each_thread_has_a_default_stream),
+        ONE(functions_are_called_in_stream_order), ONE(events_measure_time),
+        ONE(a_queued_record_outlives_its_event),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

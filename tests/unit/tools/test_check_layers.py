@@ -214,7 +214,7 @@ def test_a_name_that_two_libraries_define_means_the_user_s_own(tool: ModuleType,
 
 
 @needs_compiler
-def test_objects_that_say_nothing_of_the_sources_are_left_out(tool: ModuleType, tmp_path: Path) -> None:
+def test_stale_objects_are_ignored(tool: ModuleType, tmp_path: Path) -> None:
     csrc = write(
         tmp_path,
         {"base/a.c": "int tms_b(void);\nint tms_a(void) { return tms_b(); }", "core/b.c": "int tms_b(void) { return 0; }"},

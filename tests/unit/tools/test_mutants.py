@@ -51,7 +51,7 @@ def test_a_mutant_that_no_longer_fits_is_an_error(runner: ModuleType, tmp_path: 
     assert "b.c" in missing
 
 
-def test_only_a_test_that_fails_by_itself_has_noticed(runner: ModuleType, tmp_path: Path) -> None:
+def test_only_a_failing_test_counts_as_detection(runner: ModuleType, tmp_path: Path) -> None:
     """Not one that passes, crashes, is skipped, or never ends."""
     tree = runner.Tree(tmp_path, seconds=60)
     programs = tmp_path / "build" / "c" / "plain" / "tests" / "unit"

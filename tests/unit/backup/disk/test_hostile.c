@@ -8,7 +8,7 @@ static void assert_loads(tms_disk_file_t *file) {
     assert_memory_equal(got, pattern, BYTES);
 }
 
-/* The message says `text`; the errno is `os_error`. */
+/* The message contains `text`; the errno is `os_error`. */
 static void assert_refused(tms_status_t status, int os_error, const char *text) {
     assert_int_equal(status, TMS_BACKUP_IO);
     assert_int_equal(error.status, TMS_BACKUP_IO);
@@ -240,7 +240,7 @@ static void transfers_are_of_whole_blocks(void **state) {
     tms_disk_file_destroy(&disk, file);
 }
 
-/* ---- what the system refuses ---- */
+/* ---- failures of the system ---- */
 
 /* A new file or lock file whose stat fails is removed at once, or later if the removal fails as well. */
 static void test_a_new_file_whose_stat_fails(void **state) {

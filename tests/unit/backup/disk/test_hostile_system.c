@@ -2,7 +2,7 @@
  * that names the cause, and a retry succeeds once the cause is gone. */
 #include "support/disk_hostile_fixture.h"
 
-/* ---- what the system refuses ---- */
+/* ---- failures of the system ---- */
 
 static void the_quarantine_retries_failed_removals(void **state) {
     (void)state;

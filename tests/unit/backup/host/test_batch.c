@@ -2,7 +2,7 @@
  * nothing. */
 #include "support/host_batch_fixture.h"
 
-/* ---- what a batch is ---- */
+/* ---- contents of a batch ---- */
 
 static void buffers_lie_back_to_back_and_end_at_pieces(void **state) {
     host_fixture_t *f = *state;
@@ -173,7 +173,7 @@ static void groups_kinds_and_devices_do_not_share_blocks(void **state) {
     assert_empty(f);
 }
 
-/* ---- what is refused ---- */
+/* ---- failures ---- */
 
 static void memory_that_cannot_be_pinned_is_used_unpinned(void **state) {
     host_fixture_t *f = *state;

@@ -246,7 +246,7 @@ static void a_group_of_version_1_limits_it(void **state) {
     assert_room(headroom(UINT64_MAX, 0), UINT64_MAX, 0, ""); /* the largest number means no limit */
 }
 
-static void both_versions_count_where_both_are_mounted(void **state) {
+static void both_versions_count_if_both_are_mounted(void **state) {
     (void)state;
     put_available(100 * GIB);
     put("/proc/self/cgroup", "4:memory:/jobs\n0::/jobs\n");
@@ -363,7 +363,7 @@ int main(void) {
         TEST(a_mount_may_show_a_part_of_the_hierarchy),
         TEST(blanks_in_a_path_are_read),
         TEST(a_group_of_version_1_limits_it),
-        TEST(both_versions_count_where_both_are_mounted),
+        TEST(both_versions_count_if_both_are_mounted),
         TEST(memory_high_of_version_2_counts_as_well),
         TEST(the_message_names_the_need_the_rest_and_the_remedy),
         TEST(the_real_files_are_understood),

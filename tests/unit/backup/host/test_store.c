@@ -21,7 +21,7 @@ static uint64_t resident_pages(void) {
     return pages;
 }
 
-static void released_memory_goes_back_to_the_system(void **state) {
+static void dropped_memory_is_returned_to_the_system(void **state) {
     host_fixture_t *f = *state;
     const uint64_t bytes = 64 * MIB, page = (uint64_t)sysconf(_SC_PAGESIZE);
     uint64_t before = resident_pages();
@@ -370,7 +370,7 @@ static void threads_do_not_disturb_each_other(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        TEST(released_memory_goes_back_to_the_system),
+        TEST(dropped_memory_is_returned_to_the_system),
         TEST(another_thread_releases_memory),
         TEST(a_piece_is_released_with_its_last_buffer),
         TEST(memory_of_kind_mmap_can_be_released_at_once),

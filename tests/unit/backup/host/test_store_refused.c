@@ -1,7 +1,7 @@
 /* Guards the host store: memory that the driver or the system fails to release is quarantined. */
 #include "support/host_store_fixture.h"
 
-/* ---- what is refused ---- */
+/* ---- failures ---- */
 
 static void memory_that_the_driver_fails_to_unpin_is_released_later(void **state) {
     host_fixture_t *f = *state;

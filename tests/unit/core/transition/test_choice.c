@@ -54,7 +54,7 @@ static uint64_t allocate_retained(fixture_t *f, uint32_t seed) {
     return address;
 }
 
-static void a_discarded_pause_forgets_what_was_retained(void **state) {
+static void a_discarded_pause_drops_retained_backups(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_host_buffer_t *buffer = NULL;
@@ -70,7 +70,7 @@ static void a_discarded_pause_forgets_what_was_retained(void **state) {
     assert_poisoned(address, 2 * MIB);
 }
 
-static void a_failed_pause_keeps_what_was_retained(void **state) {
+static void a_failed_pause_keeps_retained_backups(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_host_buffer_t *buffer = NULL;
@@ -120,7 +120,7 @@ static void memory_without_contents_can_come_back_zeroed(void **state) {
     assert_int_equal(simulator()->calls("cuMemsetD8Async"), 1);
 }
 
-/* ---- what becomes of host memory ---- */
+/* ---- release of host memory ---- */
 
 static void the_narrowest_policy_counts(void **state) {
     fixture_t *f = *state;
@@ -244,8 +244,8 @@ static void a_failure_on_one_device_fails_the_call_on_all(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         ONE(a_pause_may_choose_another_place),
-        ONE(a_discarded_pause_forgets_what_was_retained),
-        ONE(a_failed_pause_keeps_what_was_retained),
+        ONE(a_discarded_pause_drops_retained_backups),
+        ONE(a_failed_pause_keeps_retained_backups),
         ONE(choices_are_checked),
         ONE(memory_without_contents_can_come_back_zeroed),
         ONE(the_narrowest_policy_counts),

@@ -165,7 +165,7 @@ static void any_other_failure_ends_the_wait(void **state) {
     assert_int_equal(simulator()->take_memory(0, -(int64_t)(TAKEN * MIB)), 0);
 }
 
-static void with_enough_memory_free_memory_is_not_queried(void **state) {
+static void with_enough_memory_it_does_not_wait(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     for (int copies = 0; copies < 2; copies++) {
@@ -191,7 +191,7 @@ int main(void) {
         ONE(failed_frees_are_retried_during_the_wait),
         ONE(damage_during_undo_ends_the_wait),
         ONE(any_other_failure_ends_the_wait),
-        ONE(with_enough_memory_free_memory_is_not_queried),
+        ONE(with_enough_memory_it_does_not_wait),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -170,7 +170,7 @@ static void end_holder(holder_t *holder) {
 
 static int questions;
 
-/* ---- what a file says of its holder ---- */
+/* ---- the holder in a file ---- */
 
 static void in_own_process(void **state) { assert_exits((void (*)(void))(uintptr_t)*state); }
 

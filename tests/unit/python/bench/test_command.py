@@ -93,7 +93,7 @@ def test_some_cases_as_markdown(command: Program) -> None:
     assert [name for name in names if name] == ["region", "host-memory"], "in the order that was asked for"
 
 
-def test_host_memory_comes_and_goes(command: Program, tmp_path: Path) -> None:
+def test_host_memory_is_allocated_and_released(command: Program, tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     command("bench", "--device", "simulated", "--cases", "host-memory", "--repetitions", "2", "--json", str(path))
     rows = {row["operation"]: row for row in json.loads(path.read_text())["rows"]}

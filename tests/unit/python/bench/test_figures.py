@@ -62,7 +62,7 @@ def test_the_ratio_is_the_median_of_all_pairs() -> None:
     assert measured.speed(measured.ours) == 4 * MIB
 
 
-def test_a_machine_with_two_speeds_makes_no_difference_where_there_is_none() -> None:
+def test_a_machine_with_two_speeds_shows_no_false_difference() -> None:
     sides = Samples.of([2.0, 2.02, 1.98, 2.01, 1.0, 1.01, 0.99]), Samples.of([1.0, 1.01, 0.99, 1.0, 2.0, 2.02, 1.98])
     assert sides[0].median / sides[1].median > 1.9, "what the ratio of the medians would say"
     assert Target(AT_MOST, 1.15).ratio(*sides) == pytest.approx(1.0, abs=0.03)
@@ -212,7 +212,7 @@ def test_the_table_fits_a_terminal() -> None:
     assert "a ratio is" not in without
 
 
-def test_what_the_table_says() -> None:
+def test_the_text_of_the_table() -> None:
     missed = row(ours=Samples.of([0.2, 0.1, 0.3]), limit=Samples.of([0.1]), limit_name="it", target=Target(AT_LEAST, 0.97))
     lines = table.terminal([missed, row(operation="resume")], [], MACHINE, None).splitlines()
     assert "  limit: it" in lines
@@ -251,9 +251,7 @@ def test_the_plot(peer: str | None, tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("simulated", [False, True])
-def test_the_plot_has_every_row_and_says_what_is_what(
-    simulated: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_plot_has_every_row_and_a_legend(simulated: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     pyplot = plot.require()
     figures: list[Any] = []

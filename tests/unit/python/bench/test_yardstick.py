@@ -38,7 +38,7 @@ def own_context(simulator: Any) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("own_context")
-def test_the_limit_copies_what_there_is(simulator: Any) -> None:
+def test_the_limit_copies_all_contents(simulator: Any) -> None:
     device = driver.Device(0)
     copy = driver.PinnedCopy(device, 6 * MIB, 4 * MIB)
     assert copy.host.pieces() == [(0, 4 * MIB), (4 * MIB, 2 * MIB)]

@@ -45,7 +45,7 @@ def test_info_without_a_driver(command: Program) -> None:
     assert "could not be loaded" in command("info", TMS_CUDA_DRIVER="/nonexistent.so").stdout
 
 
-def test_info_says_why_an_installed_torch_cannot_be_imported(command: Program, tmp_path: Path) -> None:
+def test_info_explains_why_an_installed_torch_cannot_be_imported(command: Program, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13: cannot open\\nshared object file')")
     path = os.pathsep.join(filter(None, [str(tmp_path), environment(False).get("PYTHONPATH")]))
     text = command("info", PYTHONPATH=path).stdout

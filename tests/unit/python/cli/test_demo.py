@@ -59,7 +59,7 @@ def test_the_demo_draws_with_what_the_terminal_has(command: Program) -> None:
         ("cuCtxSynchronize:0:100:719", "DeviceLostError"),
     ],
 )
-def test_a_demo_that_fails_says_so(command: Program, fault: str, words: str) -> None:
+def test_a_failed_demo_reports_it(command: Program, fault: str, words: str) -> None:
     done = command("demo", "--device", "simulated", status=1, TMS_SIMULATED_FAULT=fault)
     assert words in done.stderr
     assert "Every check held" not in done.stdout

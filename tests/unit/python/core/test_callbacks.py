@@ -85,7 +85,7 @@ def test_allocations_that_are_not_named_are_copied_whole(simulator: Any) -> None
     assert simulator.read(other, SIZE) == CONTENT[:SIZE]
 
 
-def test_files_hold_what_is_live(simulator: Any) -> None:
+def test_files_hold_the_live_bytes(simulator: Any) -> None:
     address = allocate(simulator, backup=_core.BACKUP_DISK)
     assert (
         _core.pause(None, None, False, None, lambda: (numbers(address), numbers(address, address + 512))).copied_bytes == 512

@@ -78,7 +78,7 @@ def test_segments_lists_more_than_it_first_has_room_for(simulator: Any) -> None:
     assert [row.address for row in _core.segments()] == addresses
 
 
-def test_free_of_what_is_not_managed(simulator: Any) -> None:
+def test_free_of_unmanaged_addresses(simulator: Any) -> None:
     address = _core.allocate(4 * MIB, 0)
     assert _core.free(0xDEAD000) is False
     with pytest.raises(errors.InvalidArgumentError):

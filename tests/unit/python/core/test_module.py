@@ -78,7 +78,7 @@ def test_constants_are_those_of_the_c_interface() -> None:
     assert [_core.HOST_DEFAULT, _core.HOST_RELEASE, _core.HOST_POOL, _core.HOST_RETAIN] == [0, 1, 2, 3]
 
 
-def test_state_lives_in_the_extension_where_nothing_is_preloaded() -> None:
+def test_the_extension_holds_the_state_if_nothing_is_preloaded() -> None:
     assert _core.preloaded is False
     assert os.path.isabs(_core.library_path)
     assert os.path.samefile(_core.library_path, _core.__file__)

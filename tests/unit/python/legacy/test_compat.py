@@ -46,7 +46,7 @@ def test_hook_helpers(fake_torch: FakeTorch) -> None:
         base.HookUtilBase.create("other")
 
 
-def test_the_preload_library_lies_where_programs_look_for_it() -> None:
+def test_the_preload_library_is_where_programs_look_for_it() -> None:
     path = utils.get_binary_path_from_package("torch_memory_saver_hook_mode_preload")
     assert path == Path(module.__file__).absolute().parent.parent / "torch_memory_saver_hook_mode_preload.abi3.so"
     assert b"TMS_INIT_ENABLE_DISK_BACKUP" in path.read_bytes()
@@ -254,7 +254,7 @@ def test_the_devices_that_a_tag_is_on(saver: TorchMemorySaver, simulator: object
     assert affected(None) == []
 
 
-def test_the_library_has_what_the_cuda_runtime_exports(program: Program) -> None:
+def test_the_library_exports_the_functions_of_the_cuda_runtime(program: Program) -> None:
     """Of a runtime that is loaded for the whole program, and of one that is loaded for one library only."""
     text = """
 torch_memory_saver.pause()

@@ -1,4 +1,4 @@
-"""A pause with a disk backup that never gets on, because work on the device does not end. Says "held" when it waits.
+"""A pause with a disk backup that never ends, because work on the device does not end. Prints "held" when it waits.
 
 held_pause.py [copying | exit | print]: it is the copy that does not end; SIGTERM makes it exit with status 5; or is caught,
 and what is then true printed.

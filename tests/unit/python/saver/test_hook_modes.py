@@ -90,7 +90,7 @@ def test_a_factory_has_to_be_callable(registry: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("uses_preload", "inside"), [(True, str(preload.library_path())), (False, None)])
-def test_a_registered_hook_mode_says_whether_children_are_preloaded(
+def test_a_registered_hook_mode_decides_whether_children_are_preloaded(
     saver: TorchMemorySaver,
     registry: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,

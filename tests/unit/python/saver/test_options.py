@@ -60,7 +60,7 @@ def test_options_of_ordinary_memory() -> None:
     assert RegionOptions.disabled("a") == RegionOptions("a", _core.BACKUP_NONE, _core.HOST_DEFAULT, managed=False)
 
 
-def test_a_pause_that_keeps_nothing_asks_for_no_live_bytes() -> None:
+def test_a_pause_that_keeps_nothing_requests_no_live_bytes() -> None:
     assert PAUSE.asks_for_live
     assert PauseOptions.check(None, None, True, None).asks_for_live
     assert not PauseOptions.check(None, "discard", True, None).asks_for_live

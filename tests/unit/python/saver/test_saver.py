@@ -53,7 +53,7 @@ assert len(os.listdir("/proc/self/task")) == 1
     program(text, preloaded=False)
 
 
-def test_torch_mode_without_torch_says_so(program: Program) -> None:
+def test_torch_mode_without_torch_is_an_error(program: Program) -> None:
     text = """
 import sys
 sys.modules["torch"] = None  # What makes an import of it fail.
@@ -129,7 +129,7 @@ def test_hook_mode_after_the_first_use(saver: TorchMemorySaver, simulator: objec
     assert saver.hook_mode == "torch"
 
 
-def test_preload_mode_without_the_library_says_how(saver: TorchMemorySaver) -> None:
+def test_preload_mode_without_the_library_names_the_remedy(saver: TorchMemorySaver) -> None:
     saver.hook_mode = "preload"
     with pytest.raises(errors.InvalidStateError, match=r"configure_subprocess.*LD_PRELOAD=.*hook_mode_preload"):
         saver.pause()

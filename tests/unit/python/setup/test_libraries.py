@@ -50,7 +50,7 @@ def declared_exports() -> set[str]:
 # The libraries.
 
 
-def test_libraries_lie_where_programs_look_for_them() -> None:
+def test_libraries_are_where_programs_look_for_them() -> None:
     assert [str(path) for path in LIBRARIES.values() if not path.is_file()] == []
 
 
@@ -94,7 +94,7 @@ def test_the_system_calls_made_by_number_are_known() -> None:
 
 
 @needs_source_tree
-def test_signals_are_only_asked_for_and_never_sent() -> None:
+def test_signals_are_only_queried_and_never_sent() -> None:
     """`kill` with the signal 0 queries whether a process is alive."""
     calls: list[str] = []
     for path in (REPOSITORY / "csrc").rglob("*.c"):
@@ -116,7 +116,7 @@ def test_the_only_plain_write_is_that_of_the_log_to_stderr() -> None:
 
 @needs_readelf
 @pytest.mark.parametrize("name", LIBRARIES)
-def test_libraries_are_hardened_where_they_are_mapped(name: str) -> None:
+def test_mappings_of_libraries_are_hardened(name: str) -> None:
     """No code on the stack, none that the loader writes to, and a table of calls that is read-only after loading."""
     segments = {
         fields[0]: fields for fields in map(str.split, readelf("--segments", LIBRARIES[name]).splitlines()) if fields
@@ -193,7 +193,7 @@ def test_module_uses_the_preload_library_s_state() -> None:
     assert (done.returncode, done.stdout) == (0, f"True {library.resolve()}\n"), done.stderr
 
 
-def test_path_is_absolute_where_the_loader_was_given_a_relative_one() -> None:
+def test_path_is_absolute_if_the_loader_got_a_relative_one() -> None:
     library = LIBRARIES["preload"]
     done = import_with_preload(f"./{library.name}", directory=library.parent)
     assert (done.returncode, done.stdout) == (0, f"True {library.resolve()}\n"), done.stderr

@@ -72,7 +72,7 @@ def test_cuda_h_is_taken_from_the_most_wanted_place(
     assert setup_script.find_cuda_include() == str(from_home)
 
 
-def test_cuda_h_is_found_where_a_link_to_nvcc_points(
+def test_cuda_h_is_found_through_a_link_to_nvcc(
     setup_script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     include = make_toolkit(tmp_path / "toolkit", "targets/x86_64-linux/include")
@@ -222,7 +222,7 @@ def test_version_has_one_source() -> None:
 
 
 @needs_source_tree
-def test_source_distribution_holds_what_building_and_testing_need(tmp_path: Path) -> None:
+def test_source_distribution_has_all_files_for_building_and_testing(tmp_path: Path) -> None:
     pytest.importorskip("setuptools", reason="needs setuptools")
     tree = tmp_path / "tree"
     ignored = shutil.ignore_patterns(".*_cache", ".git", ".venv", ".hypothesis", "build", "dist", "*.egg-info")

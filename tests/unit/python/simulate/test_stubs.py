@@ -295,7 +295,7 @@ def test_another_torch_gets_other_stubs(fake_site: Path, cache: Path) -> None:
 
 
 @needs_compiler
-def test_what_is_made_depends_on_the_package_and_on_the_simulated_gpu(tmp_path: Path) -> None:
+def test_the_cached_folder_depends_on_the_package_and_on_the_simulated_gpu(tmp_path: Path) -> None:
     simulator, other = tmp_path / "a.so", tmp_path / "b.so"
     folders = {
         stubs.cached_folder(None, simulator, ["cuInit"], "1"),
@@ -360,7 +360,7 @@ def test_a_folder_made_meanwhile_by_another_process_stays(cache: Path, tmp_path:
     assert [path.name for path in folder.iterdir()] == ["theirs"]
 
 
-def test_the_cache_is_where_the_user_wants_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_cache_is_where_the_user_sets_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert stubs.cache_root() == tmp_path / "torch_memory_saver"
     # The specification says to ignore paths that are not absolute.

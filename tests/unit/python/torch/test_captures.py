@@ -99,7 +99,7 @@ def test_a_torch_without_graphs_is_left_alone() -> None:
         assert not hasattr(getattr(extension, "_CUDAGraph", None), "capture_begin")
 
 
-def test_a_begin_that_fails_is_taken_back(torch: SimpleNamespace) -> None:
+def test_a_failed_begin_is_undone(torch: SimpleNamespace) -> None:
     torch.fails = True
     graph = torch._C._CUDAGraph()
     with pytest.raises(Failure):
@@ -110,7 +110,7 @@ def test_a_begin_that_fails_is_taken_back(torch: SimpleNamespace) -> None:
     assert visible() == 0
 
 
-def test_an_end_that_fails_ends_what_cannot_be_asked(torch: SimpleNamespace) -> None:
+def test_a_failed_end_ends_captures_that_cannot_be_queried(torch: SimpleNamespace) -> None:
     graph = torch._C._CUDAGraph()
     graph.capture_begin()
     torch.fails = True
@@ -145,7 +145,9 @@ def test_the_next_capture_of_a_stream_replaces_one_that_was_left(torch: SimpleNa
     assert visible() == 0
 
 
-def test_the_stream_may_be_asked_once_the_capture_has_begun(torch: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stream_may_be_queried_once_the_capture_has_begun(
+    torch: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun: list[int] = []
     monkeypatch.setattr(_core, "capture_begun", begun.append)
     graph, failing = torch._C._CUDAGraph(), torch._C._CUDAGraph()

@@ -56,7 +56,7 @@ def test_captures_with_one_token_share_a_pool(saver: TorchMemorySaver, fake_torc
     assert len({graph.pool_id for graph in graphs}) == 3
 
 
-def test_the_pool_goes_with_its_last_graph(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+def test_the_pool_is_released_with_its_last_graph(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
     graphs = [FakeGraph(), FakeGraph()]
     for graph in graphs:
         with saver.cuda_graph(graph, pool=TOKEN):
@@ -265,7 +265,7 @@ def test_a_capture_begins_with_an_empty_cache(saver: TorchMemorySaver, fake_torc
             assert [row.address for row in saver.stats().allocations] == [kept]
 
 
-def test_memory_of_a_failed_capture_goes_back(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+def test_memory_of_a_failed_capture_is_released(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
     capture = fake_torch.capture
     fake_torch.torch.cuda.graph = lambda *arguments, **keywords: InvalidatedCapture(capture(*arguments, **keywords))
     graph = FakeGraph()

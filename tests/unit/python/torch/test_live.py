@@ -295,7 +295,7 @@ def test_regions_with_different_host_memory_share_no_pool(
 # Through pause().
 
 
-def test_a_pause_copies_what_is_live(saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any) -> None:
+def test_a_pause_copies_live_bytes(saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any) -> None:
     with saver.region("a", enable_cpu_backup=True):
         address = fake_torch.allocate(4 * MIB)
     fake_torch.split(address, (MIB, ALLOCATED), (2 * MIB, FREE), (MIB, PENDING))
@@ -333,7 +333,7 @@ def test_contents_to_be_kept_can_be_discarded(saver: TorchMemorySaver, fake_torc
     assert simulator.read(address, 2 * MIB) == bytes(2 * MIB)
 
 
-def test_idle_segments_of_a_retired_pool_go_back(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+def test_idle_segments_of_a_retired_pool_are_released(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
     """They were in use when the pool was given up, and torch has not emptied its cache since."""
     with saver.region("a", enable_cpu_backup=True):
         gone, kept, idle = (fake_torch.allocate(2 * MIB) for _ in range(3))

@@ -82,7 +82,7 @@ def test_a_partial_resume_keeps_the_other_tag_away(saver: TorchMemorySaver, fake
         assert fake_torch.allocate(2 * MIB) != addresses["b"]
 
 
-def test_idle_memory_goes_back_instead_of_being_paused(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+def test_idle_memory_is_released_instead_of_paused(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
     with saver.region("a", enable_cpu_backup=True):
         gone, kept = fake_torch.allocate(4 * MIB), fake_torch.allocate(2 * MIB)
     fake_torch.free(gone)

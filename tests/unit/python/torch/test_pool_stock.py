@@ -18,7 +18,7 @@ def resident(saver: TorchMemorySaver, tag: str) -> int:
     return tags[tag].resident_bytes if tag in tags else 0
 
 
-def test_empty_cache_returns_what_no_tensor_uses(saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any) -> None:
+def test_empty_cache_releases_unused_memory(saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any) -> None:
     with saver.region("a"):
         gone, kept = fake_torch.allocate(4 * MIB), fake_torch.allocate(2 * MIB)
     fake_torch.free(gone)
@@ -38,9 +38,7 @@ def test_empty_cache_keeps_pools_without_idle_memory(
     assert store.idle_pools() == pools
 
 
-def test_memory_goes_back_once_the_last_tensor_of_a_retired_pool_is_gone(
-    saver: TorchMemorySaver, fake_torch: FakeTorch
-) -> None:
+def test_memory_is_released_with_the_last_tensor_of_a_retired_pool(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
     with saver.region("a"):
         gone, kept = fake_torch.allocate(4 * MIB), fake_torch.allocate(2 * MIB)
     fake_torch.free(gone)

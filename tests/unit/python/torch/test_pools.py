@@ -183,7 +183,7 @@ def test_a_pool_of_one_device_that_is_missing_is_made(
     assert {pool for device, pool in routed if device != 1} == before
 
 
-def test_devices_that_are_not_in_use_are_not_asked_for_memory(
+def test_free_memory_of_unused_devices_is_not_queried(
     saver: TorchMemorySaver, fake_torch: FakeTorch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_torch.devices = 2
@@ -274,7 +274,7 @@ def test_backward_runs_as_before_after_a_failed_entry(saver: TorchMemorySaver, f
 # disable
 
 
-def test_disable_gives_ordinary_memory_that_goes_back_at_its_exit(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+def test_disable_gives_ordinary_memory_that_is_released_at_its_exit(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
     with saver.region("a"):
         cached = fake_torch.allocate(2 * MIB)
         fake_torch.free(cached)

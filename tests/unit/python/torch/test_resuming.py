@@ -44,7 +44,7 @@ def test_the_cache_is_emptied_first(saver: TorchMemorySaver, fake_torch: FakeTor
     assert _core.counters()["failures_total"] == failures, "no attempt was made before"
 
 
-def test_the_cache_stays_where_there_is_room(saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any) -> None:
+def test_the_cache_stays_if_there_is_room(saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any) -> None:
     with saver.region("a"):
         fake_torch.allocate(100 * MIB)
     saver.pause("a")

@@ -107,7 +107,7 @@ def test_part_of_an_allocation(backups: dict[int, FakeBuffer | None]) -> None:
     assert cpu_backup.get_cpu_backup(x, False).tolist() == list(b"abcd")
 
 
-def test_none_where_there_is_no_backup(backups: dict[int, FakeBuffer | None]) -> None:
+def test_none_without_a_backup(backups: dict[int, FakeBuffer | None]) -> None:
     x = torch.zeros(4)
     backups[x.data_ptr()] = None
     assert cpu_backup.get_cpu_backup(x, False) is None
@@ -127,7 +127,7 @@ def test_a_cpu_tensor_is_not_managed() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_without_cuda_torch_mode_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_mode_without_cuda_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layer, "_torch_cuda", None)
     with pytest.raises(errors.TorchUnavailableError, match="no usable CUDA device"):
         layer.require()

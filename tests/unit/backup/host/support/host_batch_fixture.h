@@ -36,7 +36,7 @@ static void drop_all(tms_host_buffer_t **buffers, size_t count) {
     for (size_t i = 0; i < count; i++) tms_host_buffer_drop(buffers[i]);
 }
 
-/* ---- what a batch is ---- */
+/* ---- contents of a batch ---- */
 
 static void await_prefaulted_parts(int parts) {
     while (calls_made(CALL_MINCORE) < parts) sched_yield();
