@@ -94,9 +94,7 @@ def test_a_paused_pool_is_an_error_until_it_is_resumed(saver: TorchMemorySaver, 
     saver.pause("g")
     with pytest.raises(errors.InvalidStateError, match="resume"), saver.cuda_graph(FakeGraph(), pool=TOKEN, tag="g"):
         pytest.fail("nothing may be captured")
-    other = FakeGraph()
-    with saver.cuda_graph(other, tag="g"):
-        fake_torch.allocate(2 * MIB)
+    other, _ = capture(saver, fake_torch, tag="g")
     saver.resume("g")
     again = FakeGraph()
     with saver.cuda_graph(again, pool=TOKEN, tag="g"):
