@@ -1,4 +1,4 @@
-"""NCCL through ctypes: the library that PyTorch has loaded, with every result as a name."""
+"""ctypes bindings of the NCCL library that PyTorch has loaded. Results are returned by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 __all__ = ["FLOAT32", "NOT_GIVEN", "SUM", "Library", "UniqueId"]
 
 SUM, FLOAT32 = 0, 7
-#: What an output holds before a call.
+#: The value of an output before a call.
 NOT_GIVEN = -77
 _RESULTS = (
     "success", "unhandled CUDA error", "system error", "internal error", "invalid argument", "invalid usage",
@@ -25,15 +25,15 @@ class UniqueId(ctypes.Structure):
 
 
 class Library:
-    """Calls functions, and destroys the communicators that it made."""
+    """Calls NCCL's functions, and creates and destroys communicators."""
 
     def __init__(self) -> None:
-        torch.cuda.nccl.version()  # PyTorch loads it
+        torch.cuda.nccl.version()  # makes PyTorch load NCCL
         self._library = ctypes.CDLL("libnccl.so.2")
         self._made: list[ctypes.c_void_p] = []
 
     def call(self, name: str, *arguments: Any) -> str:
-        """The name of the result."""
+        """Calls a function; the name of its result."""
         result = getattr(self._library, name)(*arguments)
         return _RESULTS[result] if 0 <= result < len(_RESULTS) else f"result {result}"
 
@@ -44,7 +44,11 @@ class Library:
 
     @contextlib.contextmanager
     def communicator(self) -> Iterator[ctypes.c_void_p]:
-        """Of one rank, on the current device."""
+        """A communicator of one rank, on the current device.
+
+        Raises:
+            RuntimeError: NCCL cannot create it.
+        """
         made, identity = ctypes.c_void_p(), UniqueId()
         results = [self.call("ncclGetUniqueId", ctypes.byref(identity))]
         results.append(self.call("ncclCommInitRank", ctypes.byref(made), 1, identity, 0))
@@ -56,7 +60,11 @@ class Library:
 
     @contextlib.contextmanager
     def pair(self) -> Iterator[Any]:
-        """Of two ranks, on the first two devices."""
+        """The communicators of two ranks, on the first two devices.
+
+        Raises:
+            RuntimeError: NCCL cannot create them.
+        """
         made = (ctypes.c_void_p * 2)()
         result = self.call("ncclCommInitAll", made, 2, (ctypes.c_int * 2)(0, 1))
         if result != "success":

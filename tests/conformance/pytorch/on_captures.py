@@ -1,4 +1,4 @@
-"""Operators while their stream is captured. Each has a process of its own: some leave PyTorch's allocator in the capture."""
+"""Operators during a capture of their stream. Each has its own process: some leave PyTorch's allocator in the capture."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.nn.functional as functional
 from table import Observations, behaviour
 from world import World, attempt, during_capture
 
-#: What is captured, with a matrix of float32 that has been used before.
+#: The actions to capture. The argument is a float32 matrix that was used before the capture.
 ACTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
     "add": lambda tensor: tensor + 1,
     "matmul": lambda tensor: tensor @ tensor,
@@ -83,7 +83,7 @@ def recorded_event() -> torch.cuda.Event:
 
 
 def on_another_stream(tensor: torch.Tensor) -> None:
-    """Without an event that makes that stream part of the capture."""
+    """Uses another stream without an event that would add it to the capture."""
     with torch.cuda.stream(torch.cuda.Stream()):
         tensor + 1
 

@@ -9,7 +9,7 @@ from world import World, each
 
 
 def between(here: torch.device, there: torch.device) -> Observations:
-    """What operators do with an argument on another device."""
+    """The behaviour of operators with an argument on another device."""
     one, other = torch.ones(2, 2, device=here), torch.ones(2, 2, device=there)
     places, number = torch.zeros(2, dtype=torch.int64, device=there), torch.ones((), device=there)
     place = torch.zeros((), dtype=torch.int64, device=there)
@@ -78,7 +78,7 @@ def another_gpu(world: World) -> Observations:
 
 @behaviour(devices=2)
 def current_device(world: World) -> Observations:
-    """An operator runs on the device of its arguments, whichever is current."""
+    """An operator runs on the device of its arguments, independent of the current device."""
     other = torch.ones(2, device="cuda:1")
     with torch.cuda.device(1):
         return each(

@@ -1,5 +1,7 @@
-"""Errors that the device finds, and accesses to released memory: the stream's errors, which end a process's use of the
-device. Each has a process of its own."""
+"""Errors that the device detects, and accesses to released memory.
+
+These are stream errors, after which a process can no longer use the device. So each case runs in its own process.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ def places(*values: int) -> torch.Tensor:
     return torch.tensor(values, device="cuda")
 
 
-#: What is done with a matrix of 4 by 4.
+#: Actions on a matrix of 4 by 4 that fail on the device.
 ASSERTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
     "embedding": lambda tensor: functional.embedding(places(9), tensor),
     "gather": lambda tensor: tensor.gather(0, places(9, 9)[None]),
@@ -51,7 +53,7 @@ for _label, _action in ASSERTIONS.items():
     _enter_assertion(_label, _action)
 
 
-#: What is done with memory that a pause has released.
+#: Actions on memory that a pause has released.
 USES: dict[str, Callable[[torch.Tensor], Any]] = {
     "operator": lambda tensor: tensor + 1,
     "in place": lambda tensor: tensor.add_(1),

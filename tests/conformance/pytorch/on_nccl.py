@@ -1,7 +1,7 @@
-"""NCCL's functions, called by a program: refused arguments, and the effect on memory and captures.
+"""NCCL's functions, called directly: invalid arguments, and the effect on memory and captures.
 
-A communicator of one rank refuses the same as one of many. Functions that may leave work that never ends have a process of
-their own.
+A communicator of one rank makes the same checks as one of many. Behaviours that may leave unfinished work run in their own
+process.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def arguments(world: World) -> Observations:
     good = (_pointer(tensor), _pointer(tensor), _count(), FLOAT32, SUM)
 
     def reduce(communicator: Any, *changed: Any) -> str:
-        """An all-reduce, with some of its arguments changed: pairs of place and value."""
+        """Calls ncclAllReduce with some arguments replaced. `changed` alternates between positions and values."""
         given = list(good)
         for place, value in zip(changed[::2], changed[1::2], strict=True):
             given[place] = value
@@ -143,7 +143,7 @@ def ends(world: World) -> Observations:
 
 @behaviour
 def operations(world: World) -> Observations:
-    """Reductions that multiply first."""
+    """Reduction operators that multiply by a scalar first."""
     library, made = Library(), ctypes.c_int(NOT_GIVEN)
     tensor, scalar = torch.ones(COUNT, device=world.device), ctypes.c_float(3.0)
     with library.communicator() as communicator:

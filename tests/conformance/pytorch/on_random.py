@@ -1,4 +1,4 @@
-"""Random numbers: what a seed reproduces, and by how much a generator advances."""
+"""Random numbers: reproduction by seed and by state, and the independence of generators."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ACTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 @behaviour
 def again(world: World) -> Observations:
-    """Whether the same seed gives the same numbers, the next call others, and a restored state the same again."""
+    """Whether the same seed repeats the numbers, a second call gives others, and the restored state repeats the second."""
     tensor = torch.ones(8, 8, device=world.device)
 
     def compare(action: Callable[[torch.Tensor], Any]) -> list[bool]:

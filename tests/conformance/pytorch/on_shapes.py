@@ -1,4 +1,4 @@
-"""Operators whose arguments have shapes that do not fit."""
+"""Operators with arguments of incompatible shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators and element types: refused types, and the type of the result."""
+"""Operators and element types: unsupported types, and the type of the result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TYPES = (
 
 
 def by_type(world: World, action: Callable[[torch.Tensor], Any]) -> Observations:
-    """What the action does with a matrix of each type."""
+    """The behaviour of the action with a matrix of each type."""
 
     def act(dtype: torch.dtype) -> Callable[[], Any]:
         return lambda: action(torch.ones(2, 2, device=world.device).to(dtype))

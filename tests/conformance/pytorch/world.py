@@ -1,4 +1,4 @@
-"""Shared by the behaviours of PyTorch: a device, and the effect of an action in words that are the same on every machine."""
+"""Shared by PyTorch's behaviours: a device, and descriptions of an action's effect that are equal on every machine."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from table import Observations
 
 __all__ = ["World", "attempt", "described", "during_capture", "each"]
 
-#: What differs between runs: addresses, and the place in PyTorch's sources that an assertion comes from.
+#: Text that differs between runs: addresses, and the source location of an assertion in PyTorch.
 _VARYING = re.compile(r"0x[0-9a-f]+|\(?[\w/.-]+\.(?:cpp|cu|cuh|h):\d+\)?")
 _LONGEST = 160
 
 
 class World:
-    """The first device, in use."""
+    """The device on which behaviours run: the first one."""
 
     device = torch.device("cuda", 0)
 
@@ -38,7 +38,7 @@ class World:
 
 
 def described(value: Any) -> Any:
-    """A result: of a tensor everything but its values."""
+    """A description of a result. For a tensor it has everything except the values."""
     if isinstance(value, torch.Tensor):
         return f"{value.dtype} {list(value.shape)} strides {list(value.stride())} on {value.device}".replace("torch.", "")
     if isinstance(value, (list, tuple)):
@@ -47,7 +47,7 @@ def described(value: Any) -> Any:
 
 
 def attempt(action: Callable[[], Any]) -> Observations:
-    """What an action returns, once the device has completed it, or what it raises."""
+    """Runs an action and waits for the device. Returns a description of the result or of the exception."""
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
@@ -66,8 +66,8 @@ def each(actions: dict[str, Callable[[], Any]]) -> Observations:
 
 
 def during_capture(action: Callable[[], Any]) -> Observations:
-    """The effect of an action while its stream is captured, and the state of the capture. It may leave PyTorch's allocator
-    in the capture: the process is not used further."""
+    """Runs an action while its stream is captured. Returns its effect and that of the end of the capture. The process must
+    not be used afterwards, because PyTorch's allocator may remain in the capture."""
     graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream()
     torch.cuda.synchronize()

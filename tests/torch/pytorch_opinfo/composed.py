@@ -1,4 +1,7 @@
-"""The checks of modules and optimizers. As in operators.py, each raises if the simulated GPU differs from the CPU."""
+"""The checks of modules and optimizers.
+
+As in operators.py, each check raises if the simulated GPU differs from the CPU, and returns the number of inputs it used.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ STEPS = 3
 
 
 def check_module(unit: Unit, notes: list[str]) -> int:
-    """Runs the unit's check, in training and in evaluation."""
+    """Runs the unit's check in training and evaluation mode. Returns the number of inputs used."""
     if unit.check == "errors":
         return _module_errors(unit, notes)
     done = 0
@@ -75,7 +78,7 @@ def _module_errors(unit: Unit, notes: list[str]) -> int:
 
 
 def check_optimizer(unit: Unit, notes: list[str]) -> int:
-    """Some steps with each implementation that PyTorch has for CUDA."""
+    """Runs the unit's check with each implementation that PyTorch has for CUDA. Returns the number of inputs used."""
     if unit.check == "errors":
         return _optimizer_errors(unit, notes)
     done = 0

@@ -1,4 +1,4 @@
-"""The differences that are known: tests/torch/opinfo_differences.json, with the cause of each in words."""
+"""The known differences, listed with their causes in tests/torch/opinfo_differences.json."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ Outcome = dict[str, Any]
 
 
 def _listed() -> set[tuple[str, str]]:
-    """Entries with their checks."""
+    """The listed pairs of entry and check."""
     return {
         (entry, check) for each in json.loads(_FILE.read_text()) for entry in each["operators"] for check in each["checks"]
     }
 
 
 def unlisted(outcomes: list[Outcome]) -> list[str]:
-    """The differences that are not listed."""
+    """The differences that are not listed, one line of text for each."""
     listed = _listed()
     new = [each for each in failures(outcomes) if (each["entry"], each["check"]) not in listed]
     return [f"{each['entry']} {each['dtype']} {each['check']}: {each['cause']}" for each in new]
 
 
 def no_longer(outcomes: list[Outcome]) -> list[str]:
-    """The listed entries that are equal with every type."""
+    """The listed pairs of entry and check that are equal with every type, as text."""
     different = {(each["entry"], each["check"]) for each in failures(outcomes)}
     equal = {(each["entry"], each["check"]) for each in outcomes if each["outcome"] == EQUAL}
     return [" ".join(each) for each in sorted(_listed() & equal - different)]

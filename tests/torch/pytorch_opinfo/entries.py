@@ -1,4 +1,4 @@
-"""The list of checks: the entries of PyTorch's databases."""
+"""The list of checks for the entries of PyTorch's databases."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHECKS = {
 
 
 def choose_seeds() -> None:
-    """Makes the operators use the seed of a run: some entries set their own at each call, to be the same every time."""
+    """Makes the operators use the seed of a run. Some entries set a fixed seed at each call, which hides the randomness."""
     for module in (invocations, core):
         if hasattr(module, "wrapper_set_seed"):
             module.wrapper_set_seed = lambda operator, *arguments, **keywords: operator(*arguments, **keywords)
@@ -60,12 +60,17 @@ def _dtypes(kind: str, info: Any) -> tuple[torch.dtype, ...]:
 
 
 def in_share(name: str, share: int, of: int) -> bool:
-    """Whether an entry is in a share: always the same, independent of other entries."""
+    """Whether an entry is in share number `share` of `of`, counted from 1. It depends only on the entry's name."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % of == share - 1
 
 
 def units(share: int, of: int, only: str = "", also: tuple[str, ...] = ()) -> list[Unit]:
-    """The units of a share, in the same order in every process. `only`: of entries with this name; `also`: and of these."""
+    """The units of a share, in the same order in every process.
+
+    Args:
+        only: If not empty, selects only the entry with this name.
+        also: Names of entries to include although they are in another share.
+    """
     return [
         Unit(kind, name, info, dtype, check)
         for kind, name, info in _named()

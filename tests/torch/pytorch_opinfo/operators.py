@@ -1,5 +1,7 @@
-"""The checks of an operator's entry. Each raises if the simulated GPU differs from the CPU, and returns how many inputs it
-used."""
+"""The checks of operators and foreach operators.
+
+Each check raises if the simulated GPU differs from the CPU, and returns the number of inputs it used.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,13 @@ from pytorch_opinfo.values import (
     tolerance,
 )
 
-#: The largest number of inputs of an entry that are used: those of a check, spread over all.
+#: The maximum number of inputs per check, spread evenly over the entry's inputs.
 SAMPLES = 8
 OUT_SAMPLES = 2
 
 
 def check(unit: Unit, notes: list[str]) -> int:
-    """Runs the unit's check."""
+    """Runs the unit's check. Returns the number of inputs used."""
     if unit.check == "errors":
         return _errors(unit, notes)
     if unit.check == "backward" and not _has_backward(unit):
@@ -59,7 +61,7 @@ def _inplace(info: Any) -> Callable[..., Any] | None:
 
 
 def _samples(unit: Unit) -> list[Any]:
-    """The inputs, on the CPU. Those of the last entry are kept for its next check."""
+    """The inputs, on the CPU. Those of the latest entry and type are cached for the next check."""
     key = unit._replace(info=None, check="")
     if key not in _kept:
         _kept.clear()
@@ -74,10 +76,10 @@ def _make_samples(kind: str, info: Any, dtype: torch.dtype) -> list[Any]:
     random.seed(0)
     torch.manual_seed(0)
     requires_grad = bool(info.supports_autograd) and dtype in info.supported_backward_dtypes("cpu")
-    # On the CPU, lists have no empty tensors among others.
+    # For the CPU, PyTorch creates no lists that contain empty tensors among others.
     device = "cuda" if kind == "foreach" else "cpu"
     samples = list(info.sample_inputs(device, dtype, requires_grad=requires_grad))
-    if info.name == "tensor_split":  # its indices are the host's, with every device
+    if info.name == "tensor_split":  # its indices are on the host for every device
         samples = [each for each in samples if not any(isinstance(value, torch.Tensor) for value in each.args)]
     if kind == "foreach":
         samples += info.sample_zero_size_inputs(device, dtype, requires_grad=requires_grad)
@@ -98,7 +100,7 @@ def _inputs(sample: Any, device: str, requires_grad: bool = True) -> tuple[Any, 
 
 
 def _compare(unit: Unit, produce: Callable[[str, int], list[Any]]) -> int:
-    """1, or 0 if the CPU refuses the input."""
+    """Compares the results. Returns 1, or 0 if the CPU refuses the input."""
     try:
         produce("cpu", 0)
     except Exception:
@@ -118,14 +120,14 @@ def _forward(unit: Unit, sample: Any) -> int:
 
 
 def gradients(result: Any, inputs: Any) -> list[Any]:
-    """Of all results, with respect to all inputs."""
+    """The gradients of all results with respect to all inputs, on the host. Empty if no gradients are required."""
     results = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor) and each.requires_grad]
     leaves = [each for each in tree_leaves(inputs) if isinstance(each, torch.Tensor) and each.requires_grad]
     if not results or not leaves:
         return []
     maker = torch.Generator().manual_seed(7)
     dense = torch.complex64 if any(each.is_complex() for each in results) else torch.float32
-    # Numbers that every type can hold.
+    # Every type represents these numbers exactly.
     given = [torch.randint(-9, 9, each.shape, generator=maker).to(dense) / 4 for each in results]
     given = [
         (each if result.is_complex() else each.real).to(result.device, result.dtype)
@@ -209,7 +211,7 @@ _OUT_CASES = (_as_expected, _with_gaps, _of_another_size, _of_another_type)
 def _compare_out(
     unit: Unit, sample: Any, make: Callable[[torch.Tensor], torch.Tensor], likes: list[torch.Tensor], several: bool
 ) -> None:
-    """The expected result is the CPU's with such an out=, also if that is an exception."""
+    """Compares the results for an out= from `make`. If the CPU raises an exception, the simulated GPU must raise it too."""
 
     def produce(device: str, seed: int) -> list[Any]:
         inputs = _inputs(sample, device, requires_grad=False)
@@ -232,7 +234,7 @@ def _compare_out(
 
 
 def expect_error(error: Exception | None, kind: type[BaseException], text: str, notes: list[str], what: str) -> None:
-    """Raises unless it is an error of this type; a text that does not match is noted."""
+    """Raises unless the error has this type. A message that does not match `text` only adds a note."""
     if error is None:
         raise Different(f"no {kind.__name__}: {what}")
     if is_sticky(error):
@@ -244,16 +246,16 @@ def expect_error(error: Exception | None, kind: type[BaseException], text: str, 
 
 
 def _errors(unit: Unit, notes: list[str]) -> int:
-    """Of an entry, not of each of its types."""
+    """Checks the entry's invalid inputs, once per entry: only for float32."""
     if unit.info.error_inputs_func is None or unit.dtype != torch.float32:
         return 0
     if unittest.expectedFailure in unit.info.get_decorators("TestCommon", "test_errors", "cuda", unit.dtype, {}):
-        return 0  # PyTorch's test of them fails on every device
+        return 0  # PyTorch's own test of these errors fails on every device
     done = 0
     for wrong in unit.info.error_inputs("cuda"):
         sample = wrong.sample_input
         if not any(isinstance(each, torch.Tensor) for each in tree_leaves((sample.input, sample.args, sample.kwargs))):
-            continue  # an error of Python's
+            continue  # no tensor: the error does not come from a device
         error = raised_by(lambda sample=sample: unit.info(sample.input, *sample.args, **sample.kwargs))
         expect_error(error, wrong.error_type, wrong.error_regex, notes, str(wrong.error_regex))
         done += 1

@@ -15,12 +15,12 @@ _CHECKS = ("forward", "backward", "inplace", "out", "noncontiguous", "errors")
 
 
 def failures(outcomes: list[Outcome]) -> list[Outcome]:
-    """The checks where the simulated GPU did something else than the CPU."""
+    """The outcomes of the checks where the simulated GPU differs from the CPU."""
     return [each for each in outcomes if each["outcome"] not in (EQUAL, NOTHING, NOT_ON_CUDA)]
 
 
 def _entries(outcomes: list[Outcome]) -> dict[tuple[str, str, str], str]:
-    """For each entry and type: equal if every check was."""
+    """The combined outcome for each kind, entry and type. Any difference in a check makes it different."""
     found: dict[tuple[str, str, str], set[str]] = defaultdict(set)
     for each in outcomes:
         found[each["kind"], each["entry"], each["dtype"]].add(each["outcome"])
@@ -34,14 +34,14 @@ def _together(of_checks: set[str]) -> str:
 
 
 def equal_share(outcomes: list[Outcome]) -> float:
-    """The share of the entries, each with each type, that are equal in every check; of those that CUDA has."""
+    """The fraction (0 to 1) of pairs of entry and type that are equal in every check, among the pairs that CUDA supports."""
     counts = Counter(_entries(outcomes).values())
     compared = counts[EQUAL] + counts["different"]
     return counts[EQUAL] / compared if compared else 1.0
 
 
 def table(outcomes: list[Outcome]) -> str:
-    """Entries by kind, and checks by what is checked."""
+    """Two Markdown tables, the outcomes by kind of entry and by check, and the share that is equal."""
     rows: list[tuple[str, ...]] = [("entries, each with each type", EQUAL, "different", NOT_ON_CUDA)]
     entries = _entries(outcomes)
     for kind in ("operator", "foreach", "module", "optimizer"):
@@ -63,7 +63,7 @@ def _lines(rows: list[tuple[str, ...]]) -> str:
 
 
 def causes(outcomes: list[Outcome]) -> str:
-    """The failures by cause, the most frequent first: each with its entries."""
+    """The failures grouped by cause, the most frequent first, each with its entries. Numbers in causes are ignored."""
     found: dict[str, list[str]] = defaultdict(list)
     for each in failures(outcomes):
         cause = re.sub(r"-?\d+(\.\d+)?(e[+-]\d+)?", "#", each["cause"])[:110]

@@ -1,4 +1,4 @@
-"""Runs a share of PyTorch's databases in processes of their own."""
+"""Runs a share of PyTorch's databases in worker processes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,23 @@ from typing import Any
 
 __all__ = ["RESTART", "UNIT_SECONDS", "run"]
 
-#: The exit status of a worker whose use of CUDA has ended.
+#: The exit status of a worker that can no longer use CUDA.
 RESTART = 7
-#: A check that takes longer is ended, with its process.
+#: Time limit of a check in seconds. When it expires, a signal ends the worker.
 UNIT_SECONDS = 120
 
 Outcome = dict[str, Any]
 
 
 def run(share: int = 1, of: int = 1, lanes: int = 1, only: str = "", also: tuple[str, ...] = ()) -> list[Outcome]:
-    """The outcomes of all checks of a share and of other entries, in some lanes that run side by side."""
+    """Runs the checks of a share, with `only` and `also` as in entries.units, in `lanes` concurrent processes.
+
+    Returns:
+        The outcomes of all checks.
+
+    Raises:
+        RuntimeError: A worker ended without output.
+    """
     arguments = [f"--share={share}", f"--of={of}", f"--lanes={lanes}", f"--only={only}", "--also", *also]
     with ThreadPoolExecutor(lanes) as pool:
         done = pool.map(lambda lane: _lane([*arguments, f"--lane={lane}"]), range(lanes))
@@ -61,7 +68,7 @@ def _lane(arguments: list[str]) -> list[Outcome]:
 
 
 def _of_the_device(text: str) -> str:
-    """What the simulated GPU printed when an operator failed on it."""
+    """The last message of the simulated GPU on stderr, shortened; empty if there is none."""
     messages = [line for line in text.splitlines() if line.startswith("simulated GPU: ")]
     return messages[-1][:300] if messages else ""
 

@@ -1,4 +1,4 @@
-"""Inputs on a device, and results compared."""
+"""Moves inputs between devices and compares results."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-#: Makes results on a device with a seed. Everything in them is on the host.
+#: Computes results on a device with a seed. The returned tensors are on the host.
 Produce = Callable[[str, int], list[Any]]
 
-#: Their contents mean nothing.
+#: Operators whose results have undefined contents.
 UNINITIALISED = frozenset(("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"))
-#: CUDA's statistics have the type that they are computed in, and the CPU's that of the input.
+#: CUDA returns statistics in the type of the computation, the CPU in the type of the input.
 STATISTICS = frozenset(("_batch_norm_with_update", "_native_batch_norm_legit", "native_batch_norm", "native_layer_norm"))
 #: The number of runs of a random operator on each device.
 DRAWS = 16
-#: The number of random regroupings of its draws: a false alarm in 20 000 comparisons, however the values of a draw depend on
-#: each other.
+#: The number of random regroupings of the draws. One false alarm is expected in 20 000 comparisons, even if the values of a
+#: draw depend on each other.
 REGROUPINGS = 20_000
 #: At most this many values of a draw are compared.
 POINTS = 512
-#: Of sums of float64.
+#: Tolerance for rounding errors in float64 sums.
 ROUNDING = 1e-9
 
 
 class Different(Exception):
-    """The simulated GPU does something else than the CPU."""
+    """The simulated GPU differs from the CPU."""
 
 
 class NotOnCuda(Exception):
-    """PyTorch has no CUDA implementation, on a real GPU either."""
+    """PyTorch has no CUDA implementation, not even on a real GPU."""
 
 
 def moved(value: Any, device: str, requires_grad: bool = True) -> Any:
-    """A copy on a device, with the same strides, of everything in it. What is one tensor stays one."""
+    """A deep copy of the value on a device, with the same strides. Two references to one tensor become two to one copy."""
     known: dict[int, torch.Tensor] = {}
 
     def move(each: Any) -> Any:
@@ -65,14 +65,14 @@ def _moved_tensor(tensor: torch.Tensor, device: str) -> torch.Tensor:
 
 
 def on_host(value: Any) -> list[Any]:
-    """The leaves, tensors copied to the host. It waits for the device, so that its errors are raised here."""
+    """The leaves of the value, with tensors copied to the host. Waits for the device, so its errors are raised here."""
     leaves = [each.detach().cpu() if isinstance(each, torch.Tensor) else each for each in tree_leaves(value)]
     torch.cuda.synchronize()
     return leaves
 
 
 def tolerance(info: Any, dtype: torch.dtype) -> dict[str, float]:
-    """OpInfo's own for its comparisons, or none: those of torch.testing."""
+    """OpInfo's tolerances as keywords of torch.testing.assert_close; empty, for its defaults, if OpInfo has none."""
     overrides = [
         decorator.d[dtype]
         for device in ("cpu", "cuda")
@@ -86,11 +86,11 @@ def tolerance(info: Any, dtype: torch.dtype) -> dict[str, float]:
 
 
 def compare(produce: Produce, contents: bool = True, check_dtype: bool = True, **tolerances: float) -> None:
-    """Compares what is made on the CPU and on the simulated GPU: by value, or by distribution if it is random.
+    """Compares the results of the CPU and the simulated GPU: by value, or by distribution if they are random.
 
     Raises:
-        Different: They are not equal.
-        Exception: What the simulated GPU raises.
+        Different: The results are not equal.
+        Exception: `produce` raised it.
     """
     expected = produce("cpu", 0)
     actual = produce("cuda", 0)
@@ -133,8 +133,12 @@ def _equal(actual: list[Any], expected: list[Any], contents: bool, check_dtype: 
 
 
 def same_distribution(cpu: list[torch.Tensor], cuda: list[torch.Tensor]) -> None:
-    """By the greatest distance of the distribution functions (Kolmogorov and Smirnov). A permutation test: it is to be no
-    greater than that of the same draws in two groups chosen at random."""
+    """Compares two sets of draws by the Kolmogorov-Smirnov distance of their distribution functions, in a permutation test.
+    The limit is the largest distance over random divisions of all draws into two groups.
+
+    Raises:
+        Different: The distance exceeds the limit.
+    """
     draws = [each.double().reshape(-1).nan_to_num() for each in (*cpu, *cuda)]
     if not draws[0].numel():
         return
@@ -151,7 +155,7 @@ def same_distribution(cpu: list[torch.Tensor], cuda: list[torch.Tensor]) -> None
 
 
 def raised_by(action: Callable[[], Any]) -> Exception | None:
-    """The exception, or None. It waits for the device."""
+    """Runs the action and waits for the device. Returns the exception, or None."""
     try:
         on_host(action())
     except Exception as error:
@@ -160,10 +164,11 @@ def raised_by(action: Callable[[], Any]) -> Exception | None:
 
 
 def is_missing_in_pytorch(error: Exception) -> bool:
-    """Whether PyTorch reports that it has no implementation for CUDA. Replacing implementations takes none away."""
+    """Whether PyTorch reports that it has no implementation for CUDA. The simulated GPU replaces implementations and removes
+    none, so a real GPU would report it too."""
     return bool(re.search(r"Could not run '.*' with arguments from the '\w*CUDA' backend", str(error)))
 
 
 def is_sticky(error: Exception) -> bool:
-    """Whether the process cannot use CUDA any more."""
+    """Whether the process can no longer use CUDA after this error."""
     return "CUDA error" in str(error) and "CUDA error: not simulated" not in str(error)

@@ -33,7 +33,7 @@ RUNS = {
 
 
 def run(unit: Unit) -> dict[str, Any]:
-    """The outcome of a unit."""
+    """Runs a unit. Returns its outcome, with the cause of a difference and notes."""
     notes: list[str] = []
     if unit.kind in ("operator", "foreach") and not unit.info.supports_dtype(unit.dtype, "cuda"):
         return {"outcome": "not on CUDA"}
@@ -82,8 +82,8 @@ def main() -> None:
             signal.alarm(0)
             print(json.dumps({"place": place, **about, **outcome}), file=output, flush=True)
             if outcome.get("sticky"):
-                os._exit(RESTART)  # standard error has the device's message
-    # Without the end of a process that has used CUDA: that is tested elsewhere.
+                os._exit(RESTART)  # the device's message is on stderr
+    # Skips the shutdown of CUDA, which other tests cover.
     os._exit(0)
 
 

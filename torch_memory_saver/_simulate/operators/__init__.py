@@ -1,17 +1,17 @@
 """PyTorch's operators on the simulated GPU.
 
-An operator called with CUDA tensors is described to another process, the device process, which has mapped the same
-memory. It runs the operator's CPU implementation on the bytes, at the operator's turn in its stream. So a program's threads,
-their locks and Python's interpreter lock are out of it: an operator needs none of them to complete, as on a GPU.
+The program describes an operator call on CUDA tensors to another process, the device process, which has mapped the same
+memory. The device process runs the operator's CPU implementation on these bytes when the stream reaches the operator. An
+operator completes without the program's threads, their locks or Python's interpreter lock, as on a GPU.
 
-- ``install`` replaces the CUDA implementations; ``table`` chooses which, and says what is special about one.
-- ``launch`` is what an operator's call does: checks, allocates the results, and enqueues the request.
-- ``results`` finds out what an operator returns without running it.
-- ``refusals`` is what PyTorch's meta implementations do not refuse; ``rehearsal`` finds it by running the CPU's.
-- ``composed`` has those without a CPU implementation, made of others.
-- ``special`` has the operators that need more than their CPU implementation; ``originals`` has PyTorch's own of a few.
-- ``eager`` keeps torch.compile out of all these.
-- ``wire`` is what both processes know: how a tensor is described.
-- ``native`` calls the simulated GPU; ``start`` starts the device process, and ``device_process`` is what runs in it;
-  ``precision`` has the operators that are computed in another type there than the CPU would.
+- ``install`` replaces the CUDA implementations. ``table`` selects the operators and lists their peculiarities.
+- ``launch`` implements an operator call: it checks the arguments, allocates the results and enqueues the request.
+- ``results`` determines what an operator returns without running it.
+- ``refusals`` has checks that PyTorch's meta implementations lack. ``rehearsal`` runs the CPU implementation to find others.
+- ``composed`` implements operators without a CPU implementation in terms of other operators.
+- ``special`` has operators that need more than their CPU implementation. ``originals`` calls PyTorch's own for a few.
+- ``eager`` excludes these functions from torch.compile.
+- ``wire`` defines the requests, which both processes use.
+- ``native`` calls the simulated GPU. ``start`` starts the device process, which runs ``device_process``. ``precision`` lists
+  the operators that the device process computes in a wider type than the CPU would.
 """

@@ -1,4 +1,4 @@
-"""Operators that have no CPU implementation: made of others here, or by PyTorch's own decompositions, or refused."""
+"""Operators without a CPU implementation: composed of other operators here or by PyTorch's decompositions, or refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _Optional: TypeAlias = torch.Tensor | None
 
 
 def kernel_of(operator: Any) -> Callable[..., Any]:
-    """The CUDA implementation of an operator: the function to register for it."""
+    """The function to register as the CUDA implementation of the operator.
+
+    Without a composition or a decomposition, this function raises NotImplementedError when called.
+    """
     name = operator.name()
     if name in _COMPOSED:
         return _COMPOSED[name]
@@ -95,7 +98,7 @@ def _gru_cell_backward(
 
 
 def _product(multiply: Callable[..., _Tensor]) -> Callable[..., _Tensor]:
-    """A product of matrices, maybe added to another, in a wider type than the matrices have."""
+    """A matrix product, optionally added to a third matrix, with a result type wider than that of the matrices."""
 
     def product(*arguments: Any, beta: float = 1, alpha: float = 1, out: _Optional = None) -> _Tensor:
         *matrices, dtype = arguments

@@ -1,8 +1,8 @@
 """The device process: runs operators' CPU implementations on the memory of the simulated devices.
 
-It is a child of the program, forked when torch had been imported. It ends with its socket. The messages are described in
-csrc/simulator/operators/channel.h. What it is told of memory it maps at addresses of its own: a range of the program's is
-one range here, so tensors that lie across several pieces of physical memory are whole.
+It is forked from the program after torch was imported, and exits when its socket is closed. The messages are described in
+csrc/simulator/operators/channel.h. It maps the program's memory at its own addresses. A reservation of the program is one
+contiguous range here too, so a tensor that spans several pieces of physical memory is contiguous.
 """
 
 from __future__ import annotations
@@ -55,24 +55,28 @@ def _map(address: int | None, size: int, protection: int, flags: int, file: int,
 
 
 class Memory:
-    """The memory of the devices as this process maps it."""
+    """This process's mappings of device memory."""
 
     def __init__(self) -> None:
         self._files: dict[int, int] = {}
-        #: Start of a range of the program -> (bytes, where it is here).
+        #: Start of a range in the program -> (bytes, local address).
         self._ranges: dict[int, tuple[int, int]] = {}
         self._starts: list[int] = []
-        #: Address in the program -> (bytes, file, offset) of what is mapped.
+        #: Address of a mapping in the program -> (bytes, file, offset).
         self._placed: dict[int, tuple[int, int, int]] = {}
 
     def add_file(self, name: int, descriptor: int) -> None:
-        """Takes the descriptor over. The file is opened anew: the one that was sent may hold a lock, which says that a
-        process uses exported memory, and this process's use must not count."""
+        """Takes ownership of the descriptor. Reopens the file, because the received open file description may hold the lock
+        that marks exported memory as used. Use by this process must not count."""
         self._files[name] = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR)
         os.close(descriptor)
 
     def place(self, start: int, span: int, address: int, size: int, file: int, offset: int) -> None:
-        """Maps `size` bytes of a file where the program has them, in its range of `span` bytes at `start`."""
+        """Maps `size` bytes of a file at the local equivalent of `address`, in the range of `span` bytes at `start`.
+
+        Raises:
+            OSError: The system refuses the mapping.
+        """
         wanted = (size, file, offset)
         if self._placed.get(address) == wanted and self._ranges.get(start, (0, 0))[0] == span:
             return
@@ -84,7 +88,7 @@ class Memory:
         self._placed[address] = wanted
 
     def forget(self, start: int, file: int) -> None:
-        """Unmaps a range that the program has no more, or a file, which is closed. 0 is none."""
+        """Unmaps a range that the program has released, and unmaps and closes a file. 0 means none."""
         if start in self._ranges:
             self._drop_ranges(start, 1)
         if file in self._files:
@@ -94,7 +98,7 @@ class Memory:
             os.close(self._files.pop(file))
 
     def local(self, address: int) -> int:
-        """Where an address of the program is here."""
+        """The local address for an address in the program, which must be in a known range."""
         start = self._starts[bisect.bisect_right(self._starts, address) - 1]
         return self._ranges[start][1] + address - start
 
@@ -120,12 +124,12 @@ class Memory:
 
 
 class _Operator:
-    """An operator, and the overload of it that writes its results where they are to be, if it has one.
+    """An operator and its out= overload, if it has one.
 
     Attributes:
         call: The operator.
-        write: That overload.
-        outputs: The names of its arguments for the results; empty if there is no such overload.
+        write: The out= overload, or None.
+        outputs: The names of the overload's output arguments; empty without an overload.
     """
 
     def __init__(self, name: str) -> None:
@@ -138,14 +142,14 @@ class _Operator:
         for other in overloads.overloads():
             arguments = getattr(overloads, other)._schema.arguments
             outputs = [each.name for each in arguments if each.is_out]
-            # A loss with out= resizes its result to what it has before the reduction.
+            # A loss with out= resizes its result to the shape before the reduction.
             is_loss = "reduction" in [each.name for each in arguments]
             if outputs and not is_loss and [(each.name, str(each.type)) for each in arguments if not each.is_out] == wanted:
                 self.write, self.outputs = getattr(overloads, other), outputs
 
 
 class Server:
-    """Answers requests, one at a time."""
+    """Executes requests, one at a time."""
 
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
@@ -155,12 +159,12 @@ class Server:
         self._settings: Settings | None = None
 
     def answer(self, request: bytes) -> tuple[int, bytes]:
-        """The status and the text of the reply."""
+        """Executes a request; the status and the content of the reply. An exception of the operator is part of the reply."""
         fields = decode(request)
         name, results = fields[0], fields[4]
         try:
             values = self._run(*fields)
-        except Exception as error:  # whatever the program's operator raises is the program's to see
+        except Exception as error:  # the program receives any error of its operator
             if results is None:
                 return _FAILED, encode((type(error), str(error)))
             return _FAILED, f"{name} failed on the device: {type(error).__name__}: {error}".encode()
@@ -210,8 +214,8 @@ class Server:
         tensors: list[torch.Tensor],
         shapes: tuple[Shape, ...],
     ) -> bool:
-        """Has the operator write its results where they are to be. It cannot if the CPU's have another type or shape than
-        CUDA's."""
+        """Runs the out= overload on the result tensors. False if it fails or a result is an argument: the CPU's results may
+        have another type or shape than CUDA's."""
         places = [place for place in results if place is not None]
         if len(places) != len(results):
             return False
@@ -220,7 +224,7 @@ class Server:
             operator.write(*given, **named, **to)
         except RuntimeError:
             return False
-        # It may have chosen other strides, as it does for results that it allocates.
+        # The operator may choose other strides, as it does for results that it allocates.
         if any(tensors[place].stride() != shapes[place].stride for place in places):
             values = [each.clone() for each in to.values()]
             self._store(self._tensors(shapes), results, values)
@@ -245,7 +249,7 @@ class Server:
             if place is None:
                 continue
             to = tensors[place]
-            if not value.numel() and to.numel():  # what is not used: CUDA fills it, the CPU leaves it out
+            if not value.numel() and to.numel():  # an unused result: CUDA fills it, the CPU returns an empty tensor
                 to.zero_()
                 continue
             if to.shape != value.shape:
@@ -253,7 +257,8 @@ class Server:
             to.copy_(value)
 
     def _keep(self, values: Any) -> Any:
-        """Describes the values; tensors among them stay here until they are asked for."""
+        """Keeps the tensors among the values for a later request. Returns their key, their shapes, and the values with each
+        tensor replaced by a Place; the key is None if there are no tensors."""
         tensors = flatten(values)
         if not tensors:
             return None, (), values
@@ -271,7 +276,7 @@ class Server:
         torch.set_default_dtype(settings.default_dtype)
         if torch.get_num_threads() != settings.threads:
             torch.set_num_threads(settings.threads)
-        # torch.use_deterministic_algorithms imports the compiler, which takes a second.
+        # torch.use_deterministic_algorithms would import the compiler, which takes a second.
         torch._C._set_deterministic_algorithms(settings.deterministic, warn_only=True)
 
 
@@ -298,7 +303,7 @@ def _storage(address: int, size: int) -> torch.UntypedStorage:
 
 
 def flatten(values: Any) -> list[torch.Tensor]:
-    """The tensors in what an operator returned, in order."""
+    """The tensors in an operator's return value, in order."""
     if isinstance(values, torch.Tensor):
         return [values]
     if isinstance(values, (list, tuple)):
@@ -315,7 +320,7 @@ def _replace(values: Any, places: Any) -> Any:
 
 
 def _fill(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """An argument with its tensors."""
+    """The argument with each Place, Value and Fresh replaced by a tensor."""
     kind = type(value)
     if kind is Place:
         return tensors[value.number]
@@ -331,7 +336,7 @@ def _fill(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 class _Closed(Exception):
-    """The program has ended, or has replaced this process."""
+    """The program has exited or has attached another device process."""
 
 
 def _receive(connection: socket.socket, size: int) -> bytearray:
@@ -346,7 +351,8 @@ def _receive(connection: socket.socket, size: int) -> bytearray:
 
 
 def _receive_message(connection: socket.socket) -> tuple[int, int, int, int]:
-    """Kind, count and bytes of the next message, and the file that came with it, or -1."""
+    """Kind, count and size in bytes of the next message, and the received file descriptor or -1. The caller owns the
+    descriptor."""
     space = socket.CMSG_SPACE(array.array("i").itemsize)
     data, control, _, _ = connection.recvmsg(_MESSAGE.size, space)
     if not data:
@@ -361,11 +367,11 @@ def _receive_message(connection: socket.socket) -> tuple[int, int, int, int]:
 
 
 def serve(connection: socket.socket) -> None:
-    """Answers until the program ends."""
+    """Executes requests until the socket is closed."""
     memory = Memory()
     server = Server(memory)
     torch.set_grad_enabled(False)
-    # The program is warned of these when it makes such a tensor.
+    # The program gets this warning when it creates such a tensor.
     warnings.filterwarnings("ignore", message="B?Complex(Half|32) support is experimental")
     try:
         while True:

@@ -1,6 +1,6 @@
-"""Keeps torch.compile out of the implementations here: it would compile these Python functions along with the program's.
+"""Excludes the implementations here from torch.compile, which would compile them together with the program's functions.
 
-And keeps it from being imported, which takes a second, before the program itself uses it.
+Also delays the import of the compiler, which takes a second, until the program uses it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["eager", "postpone_compiler"]
 
 
 def eager(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, run without torch.compile's frame evaluation. Its own decorator for that would import the compiler."""
+    """The function without torch.compile's frame evaluation. PyTorch's decorator for this would import the compiler."""
     evaluation = torch._C._dynamo.eval_frame
 
     def run(*arguments: Any, **keywords: Any) -> Any:
@@ -31,7 +31,7 @@ def eager(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _skip(code: Any) -> None:
-    """Has torch.compile's frame evaluation pass over a function; older releases of PyTorch name that differently."""
+    """Makes torch.compile's frame evaluation skip the code object. Older releases of PyTorch use another function."""
     evaluation = torch._C._dynamo.eval_frame
     if hasattr(evaluation, "skip_code"):
         evaluation.skip_code(code)
@@ -41,10 +41,10 @@ def _skip(code: Any) -> None:
 
 
 def postpone_compiler() -> None:
-    """Has PyTorch's meta implementations import the compiler only where the program has imported it.
+    """Stops PyTorch's meta implementations from importing the compiler before the program has imported it.
 
-    They are wrapped by ``torch._compile._disable_dynamo``. Its wrapper imports the compiler at the first call, to keep it
-    out of the wrapped function, and stores the result as an attribute of that function.
+    ``torch._compile._disable_dynamo`` wraps them. At its first call, the wrapper imports the compiler to exclude the wrapped
+    function from compilation, and stores the resulting function in an attribute of the wrapped function.
     """
     from torch._compile import _disable_dynamo
     from torch._decomp import global_decomposition_table
@@ -60,7 +60,7 @@ def postpone_compiler() -> None:
 
 
 def _find(function: Any, code: Any, found: dict[int, FunctionType], seen: set[int]) -> None:
-    """Collects the functions with this code among those that a function has been made of."""
+    """Collects the functions with this code among the function and the functions in its closure, recursively."""
     if not isinstance(function, FunctionType) or id(function) in seen:
         return
     seen.add(id(function))
@@ -77,7 +77,7 @@ def _postpone(wrapper: FunctionType) -> None:
     def run(*arguments: Any, **keywords: Any) -> Any:
         if hasattr(sys.modules.get("torch._dynamo"), "disable"):
             del wrapped.__dynamo_disable
-            return wrapper(*arguments, **keywords)  # which makes PyTorch's own
+            return wrapper(*arguments, **keywords)  # creates PyTorch's own function
         return wrapped(*arguments, **keywords)
 
     wrapped.__dynamo_disable = run

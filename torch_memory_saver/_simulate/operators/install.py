@@ -1,4 +1,4 @@
-"""Replaces PyTorch's CUDA implementations, once, when torch has been imported."""
+"""Replaces PyTorch's CUDA implementations, once, after torch was imported."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["install"]
 _VARIABLE = "TMS_SIMULATED_KERNELS"
 _CPU = "cpu"
 
-#: Keeps the registrations, which go with it. Empty, not None, after a failure: it is not tried again.
+#: Owns the registrations and removes them when destroyed. After a failure an empty tuple, so that it is not tried again.
 _library: Any = None
 
 
 def install() -> None:
-    """Does nothing unless ``simulate --kernels cpu`` started this process. A release of PyTorch that lacks what is needed is
-    left as it is, which stderr says: then its kernels are interpreted."""
+    """Does nothing unless ``simulate --kernels cpu`` started this process. If this release of PyTorch lacks a required
+    interface, its implementations stay in place, its kernels are interpreted, and a message goes to stderr."""
     global _library
     if os.environ.get(_VARIABLE, "") != _CPU or _library is not None:
         return
@@ -51,7 +51,7 @@ def _replace_all(library: Any) -> None:
 
     replace = _replacing(library)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # each replacement is announced
+        warnings.simplefilter("ignore")  # PyTorch warns of each replacement
         for operator in table.operators():
             kernel = launch.kernel_of(operator) if table.has_cpu_implementation(operator) else composed.kernel_of(operator)
             replace(operator.name()[len("aten::") :], kernel)
@@ -61,10 +61,10 @@ def _replace_all(library: Any) -> None:
 
 
 def _replacing(library: Any) -> Callable[..., None]:
-    """The function that makes another one the CUDA implementation of an operator, named without "aten::"."""
+    """A function that registers a kernel as the CUDA implementation of an operator, named without "aten::"."""
     from torch_memory_saver._simulate.operators.eager import eager
 
-    # Releases of PyTorch that lack the argument need none.
+    # Releases of PyTorch without this argument allow the override by default.
     allowed = {"allow_override": True} if "allow_override" in inspect.signature(library.impl).parameters else {}
 
     def replace(name: str, kernel: Callable[..., Any], key: str = "CUDA") -> None:

@@ -1,4 +1,4 @@
-"""A call of an operator with CUDA tensors: checked, its results allocated, and enqueued on the current stream."""
+"""An operator call with CUDA tensors: checks the arguments, allocates the results, and enqueues it on the current stream."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _started_by = 0
 
 
 def ensure_started() -> None:
-    """Starts the device process, unless this process has one: a forked child has not."""
+    """Starts the device process unless this process has one. A forked child does not inherit its parent's."""
     global _started_by
     if _started_by != os.getpid():
         start()
@@ -28,17 +28,21 @@ def ensure_started() -> None:
 
 
 class Call:
-    """The arguments of one call as the device process gets them, and the memory that it touches."""
+    """The arguments of one call in the form sent to the device process, and the memory that the call accesses."""
 
     def __init__(self, host_tensors: bool = False, host_numbers: bool = True) -> None:
         self.shapes: list[Shape] = []
         self.operands: list[native.Operand] = []
         self.device: torch.device | None = None
-        self._host_tensors = host_tensors  # whether tensors of the host may be among the arguments
-        self._host_numbers = host_numbers  # whether those without dimensions may
+        self._host_tensors = host_tensors  # whether arguments may be host tensors
+        self._host_numbers = host_numbers  # whether arguments may be host tensors without dimensions
 
     def take(self, value: Any, written: bool = False) -> Any:
-        """An argument, tensors replaced."""
+        """The argument with its tensors replaced by Place or Value.
+
+        Raises:
+            RuntimeError: The tensors are on different devices.
+        """
         if isinstance(value, torch.Tensor):
             return self._take_tensor(value, written)
         if isinstance(value, (list, tuple)):
@@ -51,7 +55,7 @@ class Call:
         return value
 
     def _create_on(self, device: torch.device) -> None:
-        """Where the results of an operator without tensors lie."""
+        """Sets the device of the results if no tensor has set it."""
         if self.device is None and device.type == "cuda":
             index = torch.cuda.current_device() if device.index is None else device.index
             self.device = torch.device("cuda", index)
@@ -69,7 +73,7 @@ class Call:
         return self._host_tensors or (tensor.dim() == 0 and self._host_numbers)
 
     def add(self, tensor: torch.Tensor, written: bool) -> int:
-        """The place of a tensor of the device in the request."""
+        """Adds a device tensor to the request; its index in the list of tensors."""
         storage = tensor.untyped_storage()
         size, stride = tuple(tensor.shape), tuple(tensor.stride())
         self.shapes.append(
@@ -90,11 +94,20 @@ class Call:
         return len(self.shapes) - 1
 
     def run(self, operation: Operation) -> None:
-        """Enqueues it on the current stream of the tensors' device."""
+        """Enqueues the operation on the current stream of the tensors' device.
+
+        Raises:
+            RuntimeError: CUDA refuses the operation.
+        """
         self._submit(lambda stream: (native.run(stream, operation.pack(), self.operands), b""))
 
     def ask(self, operation: Operation) -> Any:
-        """Enqueues it, waits, and returns the answer; raises what the operator raised."""
+        """Enqueues the operation and waits for the answer, which it returns.
+
+        Raises:
+            RuntimeError: CUDA refuses the operation.
+            Exception: The operator raised it.
+        """
         answer = decode(self._submit(lambda stream: native.ask(stream, operation.pack(), self.operands)))
         if isinstance(answer[0], type):
             raise answer[0](answer[1])
@@ -120,8 +133,8 @@ def _different_devices(first: torch.device, second: torch.device) -> RuntimeErro
 
 
 def raise_error(result: native.CUresult) -> None:
-    """Raises what PyTorch raises for an error of CUDA."""
-    torch.cuda.current_stream().synchronize()  # the error is still there, and this raises it in PyTorch's words
+    """Raises PyTorch's exception for a CUDA error."""
+    torch.cuda.current_stream().synchronize()  # raises a pending error with PyTorch's message
     raise RuntimeError(f"CUDA error {result}: the operator could not be enqueued")
 
 
@@ -130,7 +143,7 @@ def settings() -> Settings:
 
 
 class _Schema:
-    """What an operator's schema says that a call needs to know."""
+    """The properties of an operator's schema that a call uses."""
 
     def __init__(self, operator: Any) -> None:
         arguments = operator._schema.arguments
@@ -138,16 +151,17 @@ class _Schema:
         self.names = [each.name for each in arguments]
         self.written = [each.alias_info is not None and each.alias_info.is_write for each in arguments]
         self.writes = dict(zip(self.names, self.written, strict=True))
-        #: Whether a Python number is no argument for a tensor of this operator's (it was one: PyTorch has unwrapped it).
+        #: Whether the operator takes no Python numbers for tensors. A number in place of a tensor was then a tensor that
+        #: PyTorch has unwrapped.
         self.wraps_numbers = not torch._C._should_allow_numbers_as_tensors(self.name.partition("::")[2].partition(".")[0])
         self.tensors = [isinstance(each.type, torch.TensorType) for each in arguments]
         self.is_out = any(each.is_out for each in arguments)
-        #: For each value returned: the argument that it is, or None if it is new.
+        #: For each returned value: the name of the argument that it aliases, or None for a new value.
         self.returned = [self._argument_of(each, arguments) for each in operator._schema.returns]
         self.random = torch.Tag.nondeterministic_seeded in operator.tags or "generator" in self.names
         self.host_tensors = self.name.partition(".")[0] in table.TAKES_HOST_TENSORS
         self.host_numbers = self.host_tensors or table.takes_host_numbers(operator)
-        #: Arguments that are of the device where others may be of the host.
+        #: Arguments that must be on the device even if others may be on the host.
         self.of_the_device = [] if self.host_tensors else [each for each in self.names if each in table.NEVER_OF_THE_HOST]
         self.dynamic = torch.Tag.dynamic_output_shape in operator.tags or self.name in table.SHAPED_AS_ON_CPU
 
@@ -161,7 +175,7 @@ class _Schema:
 
 
 def kernel_of(operator: Any) -> Callable[..., Any]:
-    """The CUDA implementation of an operator: the function to register for it."""
+    """The function to register as the CUDA implementation of the operator."""
     schema = _Schema(operator)
     infers = schema.is_out or None in schema.returned
 
@@ -179,7 +193,7 @@ def kernel_of(operator: Any) -> Callable[..., Any]:
             except Refused as refused:
                 if torch.cuda.is_current_stream_capturing():
                     raise refused.__cause__ or refused from None
-                # The operator itself decides, and what it raises has its own words.
+                # The operator itself decides, and raises its own message.
                 answer = _ask(schema, given, arguments, keywords)
                 if isinstance(refused, Doubted):
                     refused.forget()
@@ -191,20 +205,21 @@ def kernel_of(operator: Any) -> Callable[..., Any]:
 
 
 def _check_device(value: Any, arguments: tuple[Any, ...]) -> None:
-    """Refuses an index or a mask of the host."""
+    """Raises RuntimeError for an index or mask on the host."""
     if isinstance(value, torch.Tensor) and value.device.type == "cpu":
         devices = [each.device for each in arguments if isinstance(each, torch.Tensor) and each.device.type == "cuda"]
         raise _different_devices(devices[0] if devices else torch.device("cuda"), value.device)
 
 
 def _is_indexed_by_integers(schema: _Schema, given: dict[str, Any]) -> bool:
-    """Only masks make the shape of what is indexed depend on values."""
+    """Whether this indexes without masks. Only with masks does the shape of the result depend on values."""
     masks = (torch.bool, torch.uint8)
     return schema.name in table.INDEXING and not any(each is not None and each.dtype in masks for each in given["indices"])
 
 
 def _infer(operator: Any, needed: bool, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """What the operator returns. Not needed of one that only writes to its arguments, which is refused here all the same."""
+    """The result of results.infer. None if the result depends on values and is not needed. An operator that only writes to
+    its arguments needs no result, but the call still checks its arguments."""
     try:
         return results.infer(operator, arguments, keywords)
     except DependsOnValues:
@@ -214,7 +229,7 @@ def _infer(operator: Any, needed: bool, arguments: tuple[Any, ...], keywords: di
 
 
 def _wrap(schema: _Schema, place: int, value: Any, arguments: tuple[Any, ...]) -> Any:
-    """A number where the operator takes a tensor, as a tensor that leaves the type of the result as it would be."""
+    """Converts a number in place of a tensor to a tensor whose type does not change the result's; returns other values."""
     if not schema.tensors[place] or not isinstance(value, (bool, int, float, complex)):
         return value
     exact = any(isinstance(each, torch.Tensor) and (each.is_floating_point() or each.is_complex()) for each in arguments)
@@ -231,7 +246,11 @@ def _take(
 def _enqueue(
     schema: _Schema, given: dict[str, Any], arguments: tuple[Any, ...], keywords: dict[str, Any], expected: Any
 ) -> Any:
-    """The call of an operator of which it is known what it returns."""
+    """Enqueues an operator whose results are known in advance; returns the results.
+
+    Raises:
+        DependsOnValues: A new result is not a tensor.
+    """
     if schema.is_out:
         _resize([given[each] for each in schema.returned if each is not None], expected)
     call = Call(schema.host_tensors, schema.host_numbers)
@@ -261,12 +280,12 @@ def _returned(values: list[Any]) -> Any:
 
 
 def _reach(size: tuple[int, ...], stride: tuple[int, ...]) -> int:
-    """How many elements lie between the first and the last."""
+    """The distance in elements from the first to the last element, both included."""
     return 0 if 0 in size else 1 + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
 
 
 def _resize(outputs: list[Any], expected: Any) -> None:
-    """Gives the tensors of out= the sizes that they are to have."""
+    """Resizes the out= tensors to the expected sizes. Warns if a tensor was not empty, as PyTorch does."""
     wanted = expected if isinstance(expected, list) else [expected]
     if len(outputs) == 1 and isinstance(outputs[0], (list, tuple)):
         outputs = list(outputs[0])
@@ -278,7 +297,7 @@ def _resize(outputs: list[Any], expected: Any) -> None:
                 f"An output with one or more elements was resized since it had shape {list(tensor.shape)}, which does not "
                 f"match the required output shape {list(result.size)}. This behavior is deprecated, and in a future "
                 "PyTorch release outputs will not be resized unless they have zero elements.",
-                stacklevel=5,  # past this, _enqueue or _ask, the kernel and eager
+                stacklevel=5,  # skips this function, _enqueue or _ask, the kernel and eager
             )
         tensor.resize_(result.size)
         if _reach(result.size, result.stride) <= tensor.numel():
@@ -300,10 +319,10 @@ def _allocate(expected: Any, call: Call) -> Any:
 
 
 def _ask(schema: _Schema, given: dict[str, Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Runs an operator and waits, to find out what it returns; then its results are copied to memory of the device."""
+    """Runs an operator and waits for the description of its results. A second request copies them to device memory."""
     call = Call(schema.host_tensors, schema.host_numbers)
     taken, named = _take(call, schema, arguments, keywords)
-    if schema.is_out:  # they get their sizes afterwards
+    if schema.is_out:  # the outputs are resized after the answer
         fresh = {each: Fresh(given[each].dtype) for each in schema.returned if each is not None}
         taken = tuple([fresh.get(schema.names[place], value) for place, value in enumerate(taken)])
         named = named | {each: value for each, value in fresh.items() if each in named}
@@ -334,8 +353,8 @@ def _put(values: Any, made: list[torch.Tensor]) -> Any:
 
 
 def _seed(call: Call, given: dict[str, Any]) -> int:
-    """The place of a number that PyTorch's own generator of the device makes, in the stream's order and in graphs: so the
-    generator advances, is saved and restored, and is replayed as PyTorch has it."""
+    """Draws a seed from PyTorch's generator of the device; the index of the tensor that holds it. The draw is ordered by the
+    stream and captured in graphs, so the generator advances, is saved, restored and replayed as in PyTorch."""
     seed = torch.empty(1, dtype=torch.int64, device=call.device or "cuda")
     originals.random_number(seed, given.get("generator"))
     return call.add(seed, False)

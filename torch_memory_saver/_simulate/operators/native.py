@@ -1,4 +1,4 @@
-"""The operator functions of the simulated GPU (csrc/simulator/simulator.h), which is preloaded."""
+"""ctypes bindings of the operator functions of the preloaded simulated GPU (csrc/simulator/simulator.h)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Sequence
 __all__ = ["CUresult", "Operand", "ask", "attach", "run"]
 
 CUresult = int
-#: Address, bytes, and 1 if it may be written to.
+#: Address, size in bytes, and 1 if the operator may write to it, else 0.
 Operand = tuple[int, int, int]
 
-#: tms_sim_operand_t: its last member is an int, with padding behind it.
+#: tms_sim_operand_t: its last member is an int followed by padding.
 _OPERAND = struct.Struct("=QQQ")
 _SUCCESS = 0
 
@@ -32,7 +32,7 @@ class _Answer(ctypes.Structure):
     _fields_ = (("text", ctypes.c_void_p), ("bytes", ctypes.c_size_t))
 
 
-# Its functions wait without Python's interpreter lock.
+# ctypes releases Python's interpreter lock during these calls, some of which wait.
 _library = ctypes.CDLL(None)
 _library.tms_sim_attach_device_process.argtypes = (ctypes.c_int,)
 _library.tms_sim_attach_device_process.restype = None
@@ -43,7 +43,7 @@ _library.tms_sim_free_answer.restype = None
 
 
 def attach(socket: int) -> None:
-    """Gives the simulated GPU the socket to the device process; it closes it."""
+    """Passes the socket of the device process to the simulated GPU, which takes ownership."""
     _library.tms_sim_attach_device_process(socket)
 
 
@@ -53,12 +53,12 @@ def _operator(stream: int, request: bytes, operands: Sequence[Operand]) -> _Oper
 
 
 def run(stream: int, request: bytes, operands: Sequence[Operand]) -> CUresult:
-    """Enqueues a request on a stream of the current device, or captures it."""
+    """Enqueues a request on a stream of the current device, or captures it. Returns the CUresult."""
     return int(_library.tms_sim_run_operator(ctypes.byref(_operator(stream, request, operands))))
 
 
 def ask(stream: int, request: bytes, operands: Sequence[Operand]) -> tuple[CUresult, bytes]:
-    """Enqueues a request, waits for it, and returns the answer."""
+    """Enqueues a request and waits for it. Returns the CUresult and the answer, which is empty after an error."""
     answer = _Answer()
     result = int(_library.tms_sim_ask_operator(ctypes.byref(_operator(stream, request, operands)), ctypes.byref(answer)))
     if result != _SUCCESS:

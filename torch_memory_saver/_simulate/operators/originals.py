@@ -1,7 +1,7 @@
-"""PyTorch's own implementations of the few operators that need one, where they are replaced for CUDA.
+"""PyTorch's own implementations of a few operators that are replaced for CUDA.
 
-PyTorch has one function for the CPU and CUDA in these: it looks at the device of the tensors. So it is reached through the
-CPU's entry, which is not replaced.
+For these operators PyTorch has one function for the CPU and CUDA, which checks the device of the tensors. The CPU's dispatch
+key is not replaced and reaches this function.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 
 def copy(to: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> None:
-    """A copy between devices, or of bytes."""
+    """Copies between devices, or copies bytes unchanged on one device."""
     torch.ops.aten.copy_.default.redispatch(_CPU, to, source, non_blocking)
 
 
 def random_number(to: torch.Tensor, generator: torch.Generator | None) -> None:
-    """Fills a tensor of 64-bit integers with random numbers: a kernel that the simulated GPU interprets."""
-    before = torch.cuda._exchange_device(to.device.index)  # which only the entry for CUDA would do
+    """Fills a tensor of 64-bit integers with random numbers. The simulated GPU interprets PyTorch's kernel for this."""
+    before = torch.cuda._exchange_device(to.device.index)  # dispatch through the CPU key does not set the device
     try:
         torch.ops.aten.random_.default.redispatch(_CPU, to, generator=generator)
     finally:

@@ -1,7 +1,7 @@
-"""Operators that are computed in a wider type than their arguments have.
+"""Operators that are computed in a wider type than that of their arguments.
 
-Normalisations: CUDA computes them in float32, and keeps the statistics so, where the CPU's keep the type of the input. And
-those that CUDA has for types for which the CPU has no implementation.
+Some are normalisations: CUDA computes them and stores their statistics in float32, while the CPU uses the type of the input.
+The others have a CUDA implementation for types that lack a CPU implementation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 __all__ = ["COMPUTED_IN_FLOAT32", "in_float32", "in_wider_types", "is_wider_on_cuda", "lacks_types"]
 
-#: How those say it that do not raise NotImplementedError.
+#: Messages for an unsupported type from operators that do not raise NotImplementedError.
 _LACKING = r"not implemented for|support (tensors of type|complex|floating)|handles only|Unrecognized ScalarType"
 
 _HALF = (torch.bfloat16, torch.float16)
@@ -21,7 +21,7 @@ _WHOLE = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 _WIDER_REALS = dict.fromkeys(_HALF, torch.float32)
 _WIDER_COMPLEX = {torch.complex32: torch.complex64}
 
-#: What CUDA has for these types and the CPU has not, by PyTorch's own database of operators.
+#: Operators that support these types on CUDA but not on the CPU, according to PyTorch's OpInfo database.
 _REALS = (
     "_upsample_bicubic2d_aa",
     "_upsample_bicubic2d_aa_backward",
@@ -65,7 +65,7 @@ _COMPLEX = (
     "tan",
     "tanh",
 )
-#: Types -> those that they are computed in; names without the "_" of operators in place.
+#: Operator -> argument type -> type of the computation. In-place operators are listed without their "_".
 _ON_CUDA: dict[str, dict[torch.dtype, torch.dtype]] = {
     **dict.fromkeys(_REALS, _WIDER_REALS),
     **dict.fromkeys(_COMPLEX, _WIDER_COMPLEX),
@@ -89,29 +89,29 @@ COMPUTED_IN_FLOAT32 = frozenset(
 
 
 def in_float32(operator: Any, arguments: list[Any], keywords: dict[str, Any]) -> Any:
-    """What the operator returns for arguments made wider. It may change them: the running statistics."""
+    """The operator's return value for 16-bit float arguments converted to float32. Updates the given running statistics."""
     wide = [each.float() if isinstance(each, torch.Tensor) and each.dtype in _HALF else each for each in arguments]
     values = operator(*wide, **keywords)
     for given, used, described in zip(arguments, wide, operator._schema.arguments, strict=False):
-        if given is not used and described.name.startswith("running_"):  # not all of the schemas say that it is written to
+        if given is not used and described.name.startswith("running_"):  # some schemas do not mark it as written
             given.copy_(used)
     return values
 
 
 def lacks_types(error: Exception) -> bool:
-    """Whether an implementation for the CPU raised this because there is none for the types of its arguments."""
+    """Whether a CPU implementation raised this error because it does not support the types of its arguments."""
     return isinstance(error, NotImplementedError) or re.search(_LACKING, str(error)) is not None
 
 
 def is_wider_on_cuda(operator: Any, tensors: list[torch.Tensor]) -> bool:
-    """Whether CUDA has this operator for the types of these tensors, if the CPU has not."""
+    """Whether CUDA supports the type of one of these tensors for this operator and the CPU does not."""
     wider = _wider_types(operator)
     return any(each.dtype in wider for each in tensors)
 
 
 def in_wider_types(operator: Any, arguments: list[Any], keywords: dict[str, Any]) -> Any:
-    """What the operator returns for arguments made wider, in the types that it would have for the given ones. Arguments that
-    it writes to get what it has written."""
+    """The operator's return value for arguments converted to wider types, converted back to the narrow types. Arguments that
+    the operator writes receive the written values."""
     wider = _wider_types(operator)
     narrow: dict[torch.dtype, torch.dtype] = {}
     wide, named = _widen(arguments, wider, narrow), _widen(keywords, wider, narrow)

@@ -1,4 +1,4 @@
-"""What an operator refuses, and its meta implementation does not: so that it is refused at the call, not on the device."""
+"""Checks that operators make and their meta implementations lack. They make a call fail at once instead of on the device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
 _SINGLE = " single memory location. Please clone() the tensor before performing the operation."
 
 
-#: Not pointwise, and they refuse overlaps.
+#: Operators that refuse overlaps although they are not pointwise.
 _REFUSE_OVERLAPS = frozenset(
     (
         "_index_put_impl_",
@@ -40,7 +40,7 @@ _REFUSE_OVERLAPS = frozenset(
         "take",
     )
 )
-#: They only warn if several elements of what they write to are one.
+#: Operators that only warn if several elements of a written tensor share a location.
 _WRITE_TWICE = frozenset(("_index_put_impl_",))
 
 
@@ -49,12 +49,16 @@ class TypeNotImplemented(NotImplementedError):
 
 
 def refuses_overlaps(operator: Any) -> bool:
-    """Whether an operator refuses to write where it reads."""
+    """Whether an operator refuses overlapping arguments."""
     return torch.Tag.pointwise in operator.tags or operator._schema.name.partition("::")[2] in _REFUSE_OVERLAPS
 
 
 def refuse_overlaps(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-    """Raises what the operator raises for them. The meta implementations do not: their tensors have no addresses."""
+    """Checks for overlaps, which meta implementations cannot detect: their tensors have no addresses.
+
+    Raises:
+        RuntimeError: Arguments overlap in a way that the operator refuses.
+    """
     given = dict(zip([each.name for each in operator._schema.arguments], arguments, strict=False)) | keywords
     tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
     for each in operator._schema.arguments:
@@ -73,11 +77,11 @@ def refuse_overlaps(operator: Any, arguments: tuple[Any, ...], keywords: dict[st
 
 
 def _overlap_partly(first: torch.Tensor, second: torch.Tensor, whole: bool) -> bool:
-    """Or are the same, with `whole`."""
+    """Whether the tensors overlap, unless they are the same view. With `whole`, equal ranges count as overlapping too."""
     if not first.numel() or not second.numel():
         return False
     if not (is_dense(first) and is_dense(second)):
-        return False  # too hard to know, for PyTorch as well
+        return False  # undecided, as in PyTorch
     at, other = first.data_ptr(), second.data_ptr()
     end, other_end = at + first.nbytes, other + second.nbytes
     if (at, end) == (other, other_end):
@@ -86,11 +90,12 @@ def _overlap_partly(first: torch.Tensor, second: torch.Tensor, whole: bool) -> b
 
 
 def try_types(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """What a pointwise operator returns for one element of each argument, None if it should not be run. Its types are those
-    of the whole result; those of the meta implementations are not always.
+    """Runs a pointwise operator on the CPU with one element of each argument. Its return value has the types of the full
+    result, which meta implementations sometimes get wrong. None for operators that must not or cannot be run this way.
 
     Raises:
-        Exception: What the operator raises for types of arguments. The meta implementations take more of them.
+        TypeNotImplemented: The CPU does not support the types of the arguments, nor does CUDA as far as is known.
+        Exception: The operator refuses the types of the arguments. Meta implementations accept more types.
     """
     if torch.Tag.nondeterministic_seeded in operator.tags or operator._schema.name.startswith("aten::_foreach_"):
         return None
@@ -120,7 +125,7 @@ def to_one_element(value: Any) -> Any:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements are all that lies between the first and the last, in any order."""
+    """Whether the elements fill a contiguous range of memory without gaps, in any order of dimensions."""
     expected = 1
     for step, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if length != 1 and step != expected:

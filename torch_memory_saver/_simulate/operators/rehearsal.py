@@ -1,8 +1,8 @@
-"""A rehearsal of a call: the CPU's implementation runs on stand-ins for the tensors of the device.
+"""A rehearsal of a call: runs the CPU implementation on stand-ins for the device tensors.
 
-PyTorch's meta implementations refuse less than the operators do: argument types that do not fit are found by the operator
-itself. On the device that would be an error of the stream, and the end of the process's use of it. A rehearsal finds it at
-the call. It runs once for each combination of shapes and types, before what an operator returns is remembered.
+PyTorch's meta implementations make fewer checks than the operators: for instance, they accept more argument types.
+On the device this would be a stream error, after which the process can no longer use the device. A rehearsal finds the error
+at the call. It runs once for each combination of shapes and types, before the description of the results is cached.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from torch_memory_saver._simulate.operators.refusals import TypeNotImplemented
 
 __all__ = ["rehearse"]
 
-#: A call with more elements, in its arguments and its results, is rehearsed with smaller tensors.
+#: A call with more elements in its arguments and results is rehearsed with smaller tensors.
 _ELEMENTS = 1 << 16
-#: The longest dimension of those, and the largest number beside them: one may be the size of a result.
+#: The longest dimension of the smaller tensors, and the largest number among the other arguments: it may be a result's size.
 _LENGTH = 8
 _LARGEST_NUMBER = 256
-#: What an operator refuses whatever the lengths of dimensions are.
+#: Errors that do not depend on the lengths of dimensions.
 _OF_ANY_LENGTH = re.compile(r"not implemented for|dtype|data type|scalar type|Dimension out of range|Expected .* but got")
 
-#: Their CUDA implementations take weights of the input's type only. The CPU's take float32 with narrower inputs.
+#: CUDA requires weights of the input's type. The CPU also accepts float32 weights with narrower inputs.
 _OF_ONE_TYPE = frozenset(("native_group_norm", "native_layer_norm"))
-#: LAPACK counts rows from one, and does not look before it uses such a number.
+#: Arguments with row numbers for LAPACK, which counts from one and does not check them.
 _FROM_ONE = frozenset(("LU_pivots", "pivots"))
 _NAMES = {torch.float16: "Half", torch.bfloat16: "BFloat16", torch.float32: "Float", torch.float64: "Double"}
 
 
 def rehearse(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], result_elements: int) -> Exception | None:
-    """What the operator would raise, or None. The values of the stand-ins may be the reason: the caller has to find out.
+    """The exception that the operator would raise, or None. The stand-ins' values may cause it; the caller has to check.
 
     Raises:
         TypeNotImplemented: The simulated GPU has no implementation for the types of these tensors.
-        RuntimeError: The CPU's implementation takes them, and CUDA's does not.
+        RuntimeError: The CPU implementation supports these types and the CUDA implementation does not.
     """
     described = operator._schema.arguments
     outputs = {each.name for each in described if each.is_out}
@@ -48,7 +48,7 @@ def rehearse(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]
     if not (tensors or outputs) or is_wider_on_cuda(operator, tensors):
         return None
     if torch.Tag.nondeterministic_seeded in operator.tags and all(each.name != "generator" for each in described):
-        return None  # it would change the state of the program's generator
+        return None  # a rehearsal would change the state of the program's generator
     whole = sum(each.numel() for each in tensors) + result_elements <= _ELEMENTS
     if not whole and any(number > _LARGEST_NUMBER for number in _numbers(list(given.values()))):
         return None
@@ -78,7 +78,7 @@ def _refuse_other_types(tensors: list[torch.Tensor]) -> None:
 
 
 def _stand_in(value: Any, whole: bool, integer: int = 0) -> Any:
-    """A tensor of ones, or of this integer, which is to be good as an index."""
+    """The argument with its tensors replaced: by ones, or in integer tensors by `integer`, which has to be a valid index."""
     if isinstance(value, torch.Tensor):
         number = 1 if value.is_floating_point() or value.is_complex() else integer
         size = value.shape if whole else [min(each, _LENGTH) for each in value.shape]

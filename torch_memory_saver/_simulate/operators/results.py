@@ -1,7 +1,7 @@
-"""What an operator returns, found without running it: PyTorch's meta implementations compute shapes and types.
+"""Determines what an operator returns without running it: PyTorch's meta implementations compute shapes and types.
 
-They also refuse what the operator would refuse, with its words. They take a tenth of a millisecond, so what they return is
-remembered by everything it depends on.
+They also make many of the operator's checks, with the same messages. A call takes 0.1 ms, so the results are cached. The key
+contains everything that they depend on.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ _REMEMBERED = 20_000
 
 
 class DependsOnValues(Exception):
-    """What the operator returns depends on values, or PyTorch has no rule for it: it has to be run."""
+    """The description of the results depends on values, or PyTorch cannot compute it. The operator has to be run."""
 
 
 class Refused(Exception):
-    """A meta implementation raised this one's cause. The operator may raise another error, or none."""
+    """A meta implementation raised an error, the __cause__ of this one. The operator may raise another error or none."""
 
 
 class Doubted(Refused):
-    """A rehearsal raised this one's cause."""
+    """A rehearsal raised an error, the __cause__ of this one."""
 
     def __init__(self, key: Any, returned: Any) -> None:
         super().__init__(key, returned)
         self._key, self._returned = key, returned
 
     def forget(self) -> None:
-        """The operator has taken such arguments."""
+        """Caches the results without the error. For callers whose operator has accepted the arguments."""
         _remember(self._key, self._returned)
 
 
@@ -57,22 +57,24 @@ _known: OrderedDict[Any, Any] = OrderedDict()
 
 
 def clear() -> None:
-    """Forgets everything."""
+    """Empties the cache."""
     _known.clear()
 
 
 def infer(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """The operator's return value with a Result for each tensor. Of an operator that writes to an argument, that argument as
-    it will be.
+    """The operator's return value with a Result in place of each tensor. A returned argument is described as it is after the
+    call.
 
     Raises:
-        DependsOnValues, Refused, Doubted: See there.
-        Exception: What the operator raises for such arguments.
+        DependsOnValues: The operator has to be run to find out.
+        Refused: A meta implementation raised an error.
+        Doubted: A rehearsal raised an error.
+        Exception: The operator refuses the arguments.
     """
     key = (operator, torch.get_default_dtype(), _key(arguments), _key(keywords), _overlaps(arguments, keywords))
     try:
         found = _known.get(key)
-    except TypeError:  # an argument without a hash
+    except TypeError:  # an argument is not hashable
         return _compute(operator, arguments, keywords)
     if found is None:
         found = _compute(operator, arguments, keywords)
@@ -90,7 +92,7 @@ def _remember(key: Any, found: Any) -> None:
 
 
 def _elements(found: Any) -> int:
-    """Of all tensors that are returned."""
+    """The number of elements of all returned tensors."""
     if isinstance(found, Result):
         return math.prod(found.size)
     return sum(map(_elements, found)) if isinstance(found, list) else 0
@@ -104,12 +106,13 @@ def _key(value: Any) -> Any:
         return tuple([_key(each) for each in value])
     if isinstance(value, dict):
         return tuple([(name, _key(each)) for name, each in value.items()])
-    # 1, 1.0 and True are equal, and do not mean the same.
+    # 1, 1.0 and True compare equal but give results of different types.
     return value if value is None else (type(value), value)
 
 
 def _overlaps(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
-    """Which tensors share a storage, and where they begin in it: operators refuse some overlaps."""
+    """For each tensor, the first tensor with the same storage and the offset in it; empty if no storage is shared. The key
+    includes this because operators refuse some overlaps."""
     tensors = [each for each in (*arguments, *keywords.values()) if isinstance(each, torch.Tensor)]
     storages = [each.untyped_storage().data_ptr() for each in tensors]
     if len(set(storages)) == len(storages):
@@ -132,7 +135,7 @@ def _compute(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]
 def _compute_with_outputs(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     outputs = {each.name for each in operator._schema.arguments if each.is_out and each.name in keywords}
     if outputs and not _have_sizes(outputs, keywords, found := _ask_meta(operator, arguments, _emptied(outputs, keywords))):
-        return found  # they are resized, with the warning that is theirs
+        return found  # the caller resizes the outputs, with PyTorch's warning
     return _ask_meta(operator, arguments, keywords)
 
 
@@ -148,7 +151,7 @@ def _ask_meta(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any
 
 
 def _emptied(outputs: set[str], keywords: dict[str, Any]) -> dict[str, Any]:
-    """The arguments with empty tensors for those of out=, which any operator can resize."""
+    """The keyword arguments with empty tensors in place of the out= tensors. Every operator can resize an empty tensor."""
     empty = {
         each: torch.empty(0, dtype=keywords[each].dtype, device="meta") for each in outputs if _is_tensor(keywords[each])
     }
@@ -156,7 +159,7 @@ def _emptied(outputs: set[str], keywords: dict[str, Any]) -> dict[str, Any]:
 
 
 def _have_sizes(outputs: set[str], keywords: dict[str, Any], expected: Any) -> bool:
-    """Whether the tensors of out= have the sizes that they are to have."""
+    """Whether the out= tensors have the expected sizes."""
     sizes = [each.size for each in (expected if isinstance(expected, list) else [expected]) if isinstance(each, Result)]
     return sizes == [tuple(each.shape) for name, each in keywords.items() if name in outputs and _is_tensor(each)]
 
@@ -166,8 +169,8 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _compute_of_lists(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """These have no meta implementations. What is returned has the shapes that the lists have together; the types come from
-    one element of each."""
+    """Foreach operators have no meta implementations. The shapes of the results are those of the lists' tensors after
+    broadcasting. The types come from a run with one element of each tensor."""
     small = operator(*to_one_element(arguments), **to_one_element(keywords))
     if not isinstance(small, (list, tuple)):
         raise DependsOnValues(operator._schema.name)
@@ -186,7 +189,7 @@ def _compute_of_lists(operator: Any, arguments: tuple[Any, ...], keywords: dict[
 
 
 def _meta(tensor: torch.Tensor, storages: dict[int, torch.Tensor]) -> torch.Tensor:
-    """The tensor without bytes. Tensors of one storage share one again, so that overlaps are refused."""
+    """The tensor on the meta device. Tensors that share a storage share one there too, so that overlaps are detected."""
     address = tensor.untyped_storage().data_ptr()
     size = tensor.untyped_storage().nbytes()
     if not address or not size:

@@ -17,10 +17,10 @@ __all__ = ["choose_simulated_paths", "install", "refusal_of_quantised"]
 
 def install(replace: Callable[..., None]) -> None:
     def copy_(to: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-        """Bytes are copied by CUDA; what changes them, or their order, on one device is an operator."""
+        """A copy of bytes is a CUDA copy. A copy on one device that changes the type or the order is an operator."""
         same = to.device == source.device and to.device.type == "cuda"
         if same and to.shape != source.shape:
-            torch.empty(to.shape, device="meta").copy_(torch.empty(source.shape, device="meta"))  # refuses what does not fit
+            torch.empty(to.shape, device="meta").copy_(torch.empty(source.shape, device="meta"))  # checks the shapes
         if not same or _is_plain(to, source):
             originals.copy(to, source, non_blocking)
             return to
@@ -33,7 +33,7 @@ def install(replace: Callable[..., None]) -> None:
 
 
 def refusal_of_quantised(operator: Any) -> Callable[..., Any]:
-    """The implementation of an operator of quantised tensors."""
+    """An implementation for an operator of quantised tensors; it raises NotImplementedError."""
 
     def kernel(*arguments: Any, **keywords: Any) -> Any:
         raise NotImplementedError(
@@ -44,7 +44,7 @@ def refusal_of_quantised(operator: Any) -> Callable[..., Any]:
 
 
 def choose_simulated_paths() -> None:
-    """Has PyTorch choose implementations that are made of operators with a CPU implementation."""
+    """Configures PyTorch to select implementations that use only operators with a CPU implementation."""
     torch.backends.cudnn.enabled = False
     torch.backends.cuda.enable_flash_sdp(False)
     torch.backends.cuda.enable_mem_efficient_sdp(False)
@@ -52,7 +52,7 @@ def choose_simulated_paths() -> None:
 
 
 def _is_plain(to: torch.Tensor, source: torch.Tensor) -> bool:
-    """Whether a copy is one of bytes."""
+    """Whether the copy leaves the bytes and their order unchanged."""
     return (
         to.dtype == source.dtype
         and to.shape == source.shape

@@ -1,6 +1,6 @@
-"""Starts the device process: a fork of this one, made when torch has just been imported and no other thread runs yet.
+"""Starts the device process: a fork of this process right after the import of torch, when no other thread runs yet.
 
-Forked children of the program have none; they get one of their own at their first operator.
+A forked child of the program does not inherit the device process. Its first operator starts a new one.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _STANDARD_ERROR = 2
 
 
 def start() -> None:
-    """Forks the device process and connects the simulated GPU with it."""
+    """Forks the device process and passes its socket to the simulated GPU."""
     ours, its = socket.socketpair()
     with warnings.catch_warnings():
-        # Python 3.12 warns of threads. Those that are there belong to libraries that can be forked: NumPy's.
+        # Python 3.12 warns if threads exist. The existing ones belong to libraries that support fork, such as NumPy's.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child != 0:
@@ -30,7 +30,7 @@ def start() -> None:
         os.waitpid(child, 0)
         native.attach(ours.detach())
         return
-    # A child of the program's would be found by its wait(); a grandchild is the system's.
+    # The program's wait() would return a child. A grandchild is adopted by the system.
     try:
         if os.fork() == 0:
             _become_the_device_process(its)
@@ -39,7 +39,7 @@ def start() -> None:
 
 
 def _become_the_device_process(connection: socket.socket) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the program's; this process ends with it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the program handles Ctrl-C; this process exits after it
     gc.freeze()
     _close_others(connection.fileno())
     from torch_memory_saver._simulate.operators.device_process import serve
@@ -48,7 +48,7 @@ def _become_the_device_process(connection: socket.socket) -> None:
 
 
 def _close_others(kept: int) -> None:
-    """Other processes may wait for the end of files that the program has open."""
+    """Closes all inherited files except `kept` and standard error: another process may wait for end of file on them."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         if descriptor in (0, 1):
@@ -57,4 +57,4 @@ def _close_others(kept: int) -> None:
             try:
                 os.close(descriptor)
             except OSError:
-                continue  # that of the folder is closed already
+                continue  # the descriptor of the listing itself, already closed

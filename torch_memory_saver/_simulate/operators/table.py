@@ -1,4 +1,4 @@
-"""Which operators are replaced: those of the installed torch that have a CUDA implementation, with few exceptions."""
+"""The operators to replace: those of the installed torch that have a CUDA implementation, with few exceptions."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ __all__ = [
     "takes_host_numbers",
 ]
 
-#: The CPU's implementation returns other shapes than CUDA's, and its backward wants those; or the meta implementation does.
+#: The CPU implementation returns other shapes than CUDA's and its backward requires them, or the meta implementation returns
+#: other shapes.
 SHAPED_AS_ON_CPU = frozenset(
     ("aten::_embedding_bag", "aten::_embedding_bag_forward_only", "aten::multilabel_margin_loss_forward")
 )
 
-#: Their results have shapes that depend on values only where they are indexed by masks.
+#: The shapes of the results depend on values only if an index is a mask.
 INDEXING = frozenset(("aten::index.Tensor", "aten::index.Tensor_out", "aten::_unsafe_index.Tensor"))
 
-#: Tensors of the host may be among their arguments: indices and lengths. Others take none with dimensions.
+#: Operators that accept host tensors, for indices and lengths. Others accept at most host tensors without dimensions.
 TAKES_HOST_TENSORS = frozenset(
     (
         "aten::_ctc_loss",
@@ -48,11 +49,11 @@ TAKES_HOST_TENSORS = frozenset(
     )
 )
 
-#: Arguments that are never numbers of the host, also where other arguments may be.
+#: Arguments that may not be host tensors even if other arguments may.
 NEVER_OF_THE_HOST = frozenset(("index", "mask"))
 
-#: They allocate, name storage or look at a tensor's description; or PyTorch's own implementation needs only copies and
-#: fills.
+#: Not replaced. They allocate, change the storage or read the metadata of a tensor, or PyTorch's own implementation needs
+#: only copies and fills.
 _KEPT = frozenset(
     (
         "_copy_from",
@@ -77,7 +78,7 @@ _KEPT = frozenset(
         "zero_",
     )
 )
-#: They reach a CUDA implementation without having one by name.
+#: They have a CUDA implementation that is not registered under their name.
 _ADDED = (
     "aten::convolution",
     "aten::convolution_backward",
@@ -89,7 +90,7 @@ _PREFIXES_KEPT = ("cudnn_", "_cudnn_", "miopen_", "mkldnn_", "_mps_", "_nested_"
 
 
 def operators() -> Iterator[Any]:
-    """The operators to replace, each as torch.ops has it."""
+    """The operators to replace, as objects of torch.ops."""
     names = {name for name in torch._C._dispatch_get_registrations_for_dispatch_key("CUDA") if name.startswith("aten::")}
     for name in sorted(names | set(_ADDED)):
         packet, _, overload = name.partition("::")[2].partition(".")
@@ -100,13 +101,13 @@ def operators() -> Iterator[Any]:
             yield operator
 
 
-#: PyTorch's list of its own operators, which comes with it.
+#: The list of operators that is installed with PyTorch.
 _LIST = Path("packaged", "ATen", "native", "native_functions.yaml")
 _FOR_CUDA = re.compile(r"^  (?:structured_delegate:|  [\w, ]*\bCUDA\b)", re.MULTILINE)
 
 
 _MAKE_QUANTISED = ("quantize_per_", "_make_per_")
-#: What is left of the operators of quantised tensors: those that look at a description, allocate, or copy bytes.
+#: Operators of quantised tensors that are not replaced: they read metadata, allocate, or copy bytes.
 _KEPT_OF_QUANTISED = (
     "_empty",
     "_reshape_alias",
@@ -122,7 +123,7 @@ _KEPT_OF_QUANTISED = (
 
 
 def of_quantised_tensors() -> Iterator[tuple[Any, str]]:
-    """The operators that make quantised tensors or compute with them, each with the key of its CUDA implementation."""
+    """The operators that create quantised tensors or compute with them, each with the dispatch key of its implementation."""
     for key in ("CUDA", "QuantizedCUDA"):
         for name in sorted(torch._C._dispatch_get_registrations_for_dispatch_key(key)):
             library, _, name = name.partition("::")
@@ -136,14 +137,14 @@ def of_quantised_tensors() -> Iterator[tuple[Any, str]]:
 
 
 def takes_host_numbers(operator: Any) -> bool:
-    """Whether a tensor of the host without dimensions may be among an operator's arguments. PyTorch's CUDA implementations
-    compare the devices of all arguments, but for those that are said to look at them themselves: most pointwise ones."""
+    """Whether an operator accepts host tensors without dimensions. PyTorch's CUDA implementations compare the devices of all
+    arguments. The exceptions are marked NoCheck in PyTorch's list and check devices themselves: most pointwise operators."""
     return operator.name().removeprefix("aten::") not in _comparing_devices()
 
 
 @functools.cache
 def _comparing_devices() -> frozenset[str]:
-    """Empty where PyTorch does not come with its list."""
+    """The names of the operators whose CUDA implementation compares devices. Empty if this PyTorch lacks the list."""
     generator = importlib.util.find_spec("torchgen")
     folders = generator.submodule_search_locations if generator is not None else None
     try:
@@ -155,7 +156,7 @@ def _comparing_devices() -> frozenset[str]:
 
 
 def has_cpu_implementation(operator: Any) -> bool:
-    """Whether the device process can do it: by an implementation for the CPU, or for all devices."""
+    """Whether the device process can run the operator: it has an implementation for the CPU or for all devices."""
     found: bool = torch._C._dispatch_has_computed_kernel_for_dispatch_key(operator.name(), "CPU")
     return found
 

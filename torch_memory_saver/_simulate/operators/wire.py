@@ -1,4 +1,4 @@
-"""What the program and the device process tell each other. A request is pickled; the device's memory is not in it."""
+"""The format of requests to the device process and of its answers: pickled tuples without the contents of device memory."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ PROTOCOL = 5
 
 
 class Place(NamedTuple):
-    """Where an argument's tensor is in the list of a request's tensors."""
+    """Replaces a tensor: its index in the request's list of tensors."""
 
     number: int
 
 
 class Value(NamedTuple):
-    """A tensor of the host, sent with its contents: a number (``dtype`` None, if it is a number of Python's), or indices."""
+    """Replaces a host tensor and has its contents: a number or indices. If ``dtype`` is None, it is a Python number."""
 
     data: Any
     dtype: Any
 
 
 class Fresh(NamedTuple):
-    """A new, empty tensor: for an ``out=`` argument of an operator whose results are kept."""
+    """Replaces an ``out=`` argument of an operator whose results are kept: the device process creates an empty tensor."""
 
     dtype: Any
 
 
 class Shape(NamedTuple):
-    """A tensor of the device, or one to be made there.
+    """A tensor on the device, or the description of a result.
 
     Attributes:
-        storage: The address of its storage; tensors with the same one overlap for PyTorch as well.
-        storage_bytes: How much of the storage there is, from its address.
-        offset: In elements.
+        storage: The address of its storage in the program. Tensors with equal addresses share a storage.
+        storage_bytes: The size of the storage in bytes.
+        offset: The offset in the storage, in elements.
         dtype: The torch.dtype.
-        size, stride: In elements, as torch has them.
-        conjugate, negative: The lazy bits of a view.
+        size, stride: As in torch, in elements.
+        conjugate, negative: PyTorch's lazy conjugate and negative bits.
     """
 
     storage: int
@@ -53,7 +53,7 @@ class Shape(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """What of the program's global state the CPU implementations depend on."""
+    """The program's global settings that CPU implementations read."""
 
     default_dtype: Any
     threads: int
@@ -66,13 +66,14 @@ class Operation:
 
     Attributes:
         name: The operator with its overload, such as "aten::add.Tensor".
-        arguments, keywords: What it is called with, tensors replaced by Place and Value.
-        tensors: Those of the device.
-        results: Places of the tensors that its results are copied to, in order; None for a result that is an argument.
-            Instead of the tuple None: the results are kept, and described in the answer.
-        seed: Place of a tensor whose first element is the seed of the random numbers.
-        kept: Instead of an operator: the results kept by an earlier request are copied to `results`, and forgotten.
-        settings: See there.
+        arguments, keywords: The operator's arguments, with tensors replaced by Place, Value and Fresh.
+        tensors: The device tensors that the request uses.
+        results: For each result, the index of the tensor that receives it, or None for a result that is an argument. None
+            instead of a tuple: the device process keeps the results and describes them in its answer.
+        seed: The index of a tensor whose first element is the random seed, or None.
+        kept: The key of results kept by an earlier request, or None. With a key, no operator runs: the kept results are
+            copied to `results` and dropped.
+        settings: The program's settings; None leaves them unchanged.
     """
 
     name: str
@@ -94,5 +95,5 @@ def encode(message: Any) -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    """The message. Only ever from the other end of this process's own socket."""
+    """Decodes a message. Unpickling is safe only because the other end of the socket belongs to the same program."""
     return pickle.loads(data)

@@ -1,7 +1,7 @@
-"""Python imports this at its start, because ``simulate`` puts this folder at the front of ``PYTHONPATH``.
+"""Python imports this module at startup, because ``simulate`` puts its folder at the front of ``PYTHONPATH``.
 
-Once torch has been imported, its operators are made to work on the simulated GPU. A ``sitecustomize`` of the user's own runs
-as it would without this one.
+After the import of torch, it installs the operators of the simulated GPU. A ``sitecustomize`` of the user runs as it would
+without this one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(_FOLDER)))
 
 
 class _AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds torch where it is found without this, and installs the operators when it has been loaded."""
+    """Finds torch as the other finders do, and installs the operators after torch was loaded."""
 
     def __init__(self) -> None:
         self._loader: importlib.abc.Loader | None = None
