@@ -136,8 +136,11 @@ static void a_call_waiting_for_its_turn_hides_no_callback(void **state) {
     assert_int_equal(turns.capture.status, TMS_INVALID_STATE);
 }
 
-static int32_t ask_and_end_the_other(void *context) {
-    (void)ask_while_waiting(context);
+/* Later callbacks may come when the other call has ended and this one holds the turn. */
+static int32_t ask_once_and_end_the_other(void *context) {
+    turns_t *turns = context;
+    if (turns->questions++ > 0) return 0;
+    (void)ask_while_waiting(turns);
     simulator()->open_gate(GATE);
     return 0;
 }
@@ -154,7 +157,7 @@ static void a_callback_of_a_call_that_waits_for_its_turn_does_not_count(void **s
     begin_pause(&first, f, "held");
     const char *const tags[] = {"second"};
     tms_selection_t selection = {
-        .tags = tags, .tag_count = 1, .interrupted = ask_and_end_the_other, .interrupt_context = &turns};
+        .tags = tags, .tag_count = 1, .interrupted = ask_once_and_end_the_other, .interrupt_context = &turns};
     ASSERT_OK(pause_selected(f, &selection, NULL, &error), error);
     join_pause(&first);
     assert_int_equal(state_of(f, second), TMS_SEGMENT_PAUSED);
