@@ -92,3 +92,31 @@ def test_the_state_of_the_hosts_generator_stays() -> None:
     torch.randn(8, device="cuda")
     ones(8).multinomial(2)
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_what_depends_on_values_is_captured() -> None:
+    """Stand-ins are zeros, which an assertion refuses. The operator of a graph sees the values at each replay."""
+    holds, graph = ones(1, dtype=BOOL), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        torch._assert_async(holds)
+    graph.replay()
+    torch.cuda.synchronize()
+
+
+def test_what_an_operator_without_results_returns_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch_memory_saver._simulate.operators import results
+
+    computed: list[str] = []
+    compute = results._compute
+
+    def count(operator: Any, *arguments: Any) -> Any:
+        computed.append(operator.name())
+        return compute(operator, *arguments)
+
+    holds = ones(1, dtype=BOOL)
+    results.clear()
+    monkeypatch.setattr(results, "_compute", count)
+    for _ in range(3):
+        torch._assert_async(holds)
+    torch.cuda.synchronize()
+    assert computed == ["aten::_assert_async"]

@@ -5,6 +5,7 @@ Also delays the import of the compiler, which takes a second, until the program 
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from types import FunctionType
@@ -67,7 +68,8 @@ def _find(function: Any, code: Any, found: dict[int, FunctionType], seen: set[in
     if function.__code__ is code:
         found[id(function)] = function
     for cell in function.__closure__ or ():
-        _find(cell.cell_contents, code, found, seen)
+        with contextlib.suppress(ValueError):  # the cell is empty
+            _find(cell.cell_contents, code, found, seen)
 
 
 def _postpone(wrapper: FunctionType) -> None:
@@ -76,7 +78,7 @@ def _postpone(wrapper: FunctionType) -> None:
 
     def run(*arguments: Any, **keywords: Any) -> Any:
         if hasattr(sys.modules.get("torch._dynamo"), "disable"):
-            del wrapped.__dynamo_disable
+            wrapped.__dict__.pop("__dynamo_disable", None)  # another thread may have removed it
             return wrapper(*arguments, **keywords)  # creates PyTorch's own function
         return wrapped(*arguments, **keywords)
 

@@ -192,6 +192,8 @@ def kernel_of(operator: Any) -> Callable[..., Any]:
                 pass
             except Refused as refused:
                 if torch.cuda.is_current_stream_capturing():
+                    if isinstance(refused, Doubted) and not refused.certain:  # it cannot be run now to find out
+                        return _enqueue(schema, given, arguments, keywords, refused.returned)
                     raise refused.__cause__ or refused from None
                 # The operator itself decides, and raises its own message.
                 answer = _ask(schema, given, arguments, keywords)

@@ -15,7 +15,7 @@ import torch
 from torch_memory_saver._simulate.operators.precision import is_wider_on_cuda, lacks_types
 from torch_memory_saver._simulate.operators.refusals import TypeNotImplemented
 
-__all__ = ["rehearse"]
+__all__ = ["is_certain", "rehearse"]
 
 #: A call with more elements in its arguments and results is rehearsed with smaller tensors.
 _ELEMENTS = 1 << 16
@@ -29,6 +29,8 @@ _OF_ANY_LENGTH = re.compile(r"not implemented for|dtype|data type|scalar type|Di
 _OF_ONE_TYPE = frozenset(("native_group_norm", "native_layer_norm"))
 #: Arguments with row numbers for LAPACK, which counts from one and does not check them.
 _FROM_ONE = frozenset(("LU_pivots", "pivots"))
+#: Not rehearsed: whether they raise depends on values only.
+_OF_VALUES = frozenset(("_assert_async",))
 _NAMES = {torch.float16: "Half", torch.bfloat16: "BFloat16", torch.float32: "Float", torch.float64: "Double"}
 
 
@@ -43,9 +45,10 @@ def rehearse(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]
     outputs = {each.name for each in described if each.is_out}
     given = dict(zip([each.name for each in described], arguments, strict=False)) | keywords
     tensors = _tensors([value for name, value in given.items() if name not in outputs])
-    if operator._schema.name.removeprefix("aten::") in _OF_ONE_TYPE:
+    base_name = operator._schema.name.removeprefix("aten::")
+    if base_name in _OF_ONE_TYPE:
         _refuse_other_types(tensors)
-    if not (tensors or outputs) or is_wider_on_cuda(operator, tensors):
+    if base_name in _OF_VALUES or not (tensors or outputs) or is_wider_on_cuda(operator, tensors):
         return None
     if torch.Tag.nondeterministic_seeded in operator.tags and all(each.name != "generator" for each in described):
         return None  # a rehearsal would change the state of the program's generator
@@ -66,8 +69,13 @@ def rehearse(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]
             raise TypeNotImplemented(
                 f"{error}: {operator.name()} of {types} has no CPU implementation, and the simulated GPU runs those"
             ) from None
-        return error if whole or _OF_ANY_LENGTH.search(str(error)) else None
+        return error if whole or is_certain(error) else None
     return None
+
+
+def is_certain(error: Exception) -> bool:
+    """Whether an error that `rehearse` returned does not come from the values of the stand-ins."""
+    return _OF_ANY_LENGTH.search(str(error)) is not None
 
 
 def _refuse_other_types(tensors: list[torch.Tensor]) -> None:

@@ -36,13 +36,15 @@ class Refused(Exception):
 class Doubted(Refused):
     """A rehearsal raised an error, the __cause__ of this one."""
 
-    def __init__(self, key: Any, returned: Any) -> None:
+    def __init__(self, key: Any, returned: Any, certain: bool) -> None:
+        """`certain`: the values of the stand-ins cannot be the reason. `returned`: what infer would have returned."""
         super().__init__(key, returned)
-        self._key, self._returned = key, returned
+        self.returned, self.certain = returned, certain
+        self._key = key
 
     def forget(self) -> None:
         """Caches the results without the error. For callers whose operator has accepted the arguments."""
-        _remember(self._key, self._returned)
+        _remember(self._key, self.returned)
 
 
 class Result(NamedTuple):
@@ -54,6 +56,8 @@ class Result(NamedTuple):
 
 
 _known: OrderedDict[Any, Any] = OrderedDict()
+#: Not None, which some operators return.
+_UNKNOWN = object()
 
 
 def clear() -> None:
@@ -73,14 +77,14 @@ def infer(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -
     """
     key = (operator, torch.get_default_dtype(), _key(arguments), _key(keywords), _overlaps(arguments, keywords))
     try:
-        found = _known.get(key)
+        found = _known.get(key, _UNKNOWN)
     except TypeError:  # an argument is not hashable
         return _compute(operator, arguments, keywords)
-    if found is None:
+    if found is _UNKNOWN:
         found = _compute(operator, arguments, keywords)
         error = rehearsal.rehearse(operator, arguments, keywords, _elements(found))
         if error is not None:
-            raise Doubted(key, found) from error
+            raise Doubted(key, found, rehearsal.is_certain(error)) from error
         _remember(key, found)
     return found
 
@@ -227,4 +231,4 @@ def _describe(value: Any) -> Any:
         return [_describe(each) for each in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise DependsOnValues("it returns what is no tensor")
+    raise DependsOnValues(f"the return value is a {type(value).__name__}")
