@@ -33,8 +33,8 @@ class Step:
     waits_for: set[int] = field(default_factory=set)
     #: Functions that may fail unnoticed in this scenario only.
     tolerates: set[str] = field(default_factory=set)
-    #: A failure may leave something allocated: objects created once a process, or what another thread freed meanwhile is
-    #: gone.
+    #: A failure may leave something allocated: objects created once a process. Or something is gone, because
+    #: another thread freed it during the step.
     keeps: bool = False
     #: No caller gets its failure, so one message in the log stands for all failed calls.
     logs_its_end: bool = False

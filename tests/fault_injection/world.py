@@ -40,7 +40,7 @@ class World:
     taken: dict[int, int] = field(default_factory=dict)
     backup_directory: Path = field(init=False)
     holds_copies: bool = False
-    #: Calls are counted, and may fail: the checks do not use the library meanwhile.
+    #: Calls are counted and may fail. The checks use the library only while this is False.
     armed: bool = False
     #: Host memory may be kept for later.
     pools: bool = False

@@ -90,7 +90,7 @@ void sim_device_memory_clear(const sim_context_t *context) {
         CUresult result = CUDA_ERROR_INVALID_VALUE;
         if (is_owned_by(mapping, context))
             result = mapping->physical->imported ? sim_ipc_close_import(mapping) : free_allocation(mapping->address);
-        /* The free may have waited for a pinned chunk, and the table may have changed meanwhile. */
+        /* The free may have waited for a pinned chunk. The table may have changed during the wait. */
         i = result == CUDA_SUCCESS ? 0 : i + 1;
     }
 }

@@ -125,7 +125,7 @@ void sim_host_clear_context(const sim_context_t *context) {
         CUresult result = CUDA_ERROR_INVALID_VALUE;
         if (host->context == context)
             result = release_block(host->address, host->registered, CUDA_ERROR_INVALID_VALUE, false);
-        /* The release may have waited for work, and the table may have changed meanwhile. */
+        /* The release may have waited for work. The table may have changed during the wait. */
         i = result == CUDA_SUCCESS ? 0 : i + 1;
     }
 }

@@ -107,7 +107,7 @@ static bool is_pinned(size_t first, uint64_t end) {
 
 CUresult sim_memory_unmap_range(uint64_t address, uint64_t bytes, bool runtime) {
     size_t first = 0;
-    /* Only one thread at a time waits for pins. Workers take no new pins meanwhile, so the wait lasts at most one chunk. */
+    /* Only one thread at a time waits for pins. During the wait workers take no new pins, so it lasts at most one chunk. */
     while (sim_state.unmapping) {
         if (!sim_state_wait()) return CUDA_ERROR_DEINITIALIZED;
     }

@@ -41,9 +41,9 @@ typedef struct sim_nccl_turn {
 const char *sim_nccl_kind_name(sim_nccl_kind_t kind);
 /* Whether the operation may continue: neither aborted nor cancelled. */
 bool sim_nccl_may_continue(const sim_nccl_turn_t *turn);
-/* Waits for a change by another rank after `seen`; releases the lock meanwhile. *late reports a timeout without a change.
- * False if the operation has ended. If the communicator has an error, the operation waits here until it is aborted, as in
- * the real NCCL. */
+/* Waits for a change by another rank after `seen`; the lock is released during the wait. *late reports a timeout without a
+ * change. False if the operation has ended. If the communicator has an error, the operation waits here until it is aborted,
+ * as in the real NCCL. */
 bool sim_nccl_turn_wait(const sim_nccl_turn_t *turn, uint32_t seen, bool *late);
 /* Reports a rank that has left although its part is missing. */
 void sim_nccl_report_missing(const sim_nccl_turn_t *turn, sim_nccl_kind_t kind, unsigned rank);

@@ -65,7 +65,7 @@ static CUresult fault_of(const sim_op_t *op) {
     return op->kind == SIM_OP_SET && op->of_graph ? CUDA_ERROR_LAUNCH_FAILED : CUDA_ERROR_ILLEGAL_ADDRESS;
 }
 
-/* Executes at most *bytes from `done` on, and stores the executed count. Releases the lock meanwhile. */
+/* Executes at most *bytes from `done` on, and stores the executed count. The lock is released while it runs. */
 static CUresult work_chunk(const sim_context_t *context, const sim_op_t *op, uint64_t done, uint64_t *bytes) {
     const sim_context_t *kernel = op->kind == SIM_OP_ADD ? context : NULL;
     unsigned writers = device_of(context, op, true), readers = device_of(context, op, false);
@@ -90,7 +90,7 @@ static CUresult work_chunk(const sim_context_t *context, const sim_op_t *op, uin
     return CUDA_SUCCESS;
 }
 
-/* Sleeps until the transfer of `bytes` since `start` matches the bandwidth limit. Releases the lock meanwhile. */
+/* Sleeps until the transfer of `bytes` since `start` matches the bandwidth limit. The lock is released during the sleep. */
 static void pace(const sim_stream_t *stream, const struct timespec *start, uint64_t bytes) {
     uint64_t rate = sim_state.bandwidth;
     if (!rate) return;

@@ -17,23 +17,28 @@ static void abort_rank(rank_t *rank) {
     ASSERT_CUDA(CALL(cudaStreamSynchronize, rank->stream));
 }
 
+/* Waits until both ranks have the error of a mismatch. Their messages, one line each, contain `expected`. */
+static void await_mismatch(const rank_t *ranks, captured_stderr_t captured, const char *expected) {
+    char text[TEXT_BYTES];
+    sim_nccl_result_t first = await_error(&ranks[0]), second = await_error(&ranks[1]);
+    capture_end(captured, text, sizeof text);
+    assert_int_equal(first, SIM_NCCL_INVALID_USAGE);
+    assert_int_equal(second, SIM_NCCL_INVALID_USAGE);
+    assert_non_null(strstr(text, expected));
+    assert_int_equal(count_lines(text), 2);
+}
+
 static void ranks_with_different_requests_get_an_error(void **state) {
     rank_t ranks[2];
-    char text[TEXT_BYTES];
     (void)state;
     make_ranks(ranks, 2, PIECE);
     captured_stderr_t captured = capture_begin();
     ASSERT_NCCL(reduce(&ranks[0], 10));
     ASSERT_NCCL(
         CALL(ncclBroadcast, ranks[1].source, ranks[1].destination, 3, SIM_NCCL_FLOAT, 1, ranks[1].comm, ranks[1].stream));
-    sim_nccl_result_t first = await_error(&ranks[0]), second = await_error(&ranks[1]);
-    capture_end(captured, text, sizeof text);
-    assert_int_equal(first, SIM_NCCL_INVALID_USAGE);
-    assert_int_equal(second, SIM_NCCL_INVALID_USAGE);
-    assert_non_null(strstr(text,
-                           "rank 0 calls ncclAllReduce (count 10, uint8, op 0, root 0) where rank 1 calls ncclBroadcast "
-                           "(count 3, float32, op 0, root 1)"));
-    assert_int_equal(count_lines(text), 2);
+    await_mismatch(ranks, captured,
+                   "rank 0 calls ncclAllReduce (count 10, uint8, op 0, root 0) where rank 1 calls ncclBroadcast (count 3, "
+                   "float32, op 0, root 1)");
     assert_int_equal(reduce(&ranks[0], 10), SIM_NCCL_INVALID_USAGE); /* nothing more begins */
     assert_bytes((uintptr_t)ranks[0].destination, PIECE, 0xee);
     abort_rank(&ranks[0]);
@@ -43,17 +48,12 @@ static void ranks_with_different_requests_get_an_error(void **state) {
 
 static void ranks_with_different_counts_get_an_error(void **state) {
     rank_t ranks[2];
-    char text[TEXT_BYTES];
     (void)state;
     make_ranks(ranks, 2, PIECE);
     captured_stderr_t captured = capture_begin();
     ASSERT_NCCL(reduce(&ranks[0], 10));
     ASSERT_NCCL(reduce(&ranks[1], 11));
-    sim_nccl_result_t first = await_error(&ranks[0]), second = await_error(&ranks[1]);
-    capture_end(captured, text, sizeof text);
-    assert_int_equal(first, SIM_NCCL_INVALID_USAGE);
-    assert_int_equal(second, SIM_NCCL_INVALID_USAGE);
-    assert_non_null(strstr(text, "rank 1 calls ncclAllReduce (count 11, uint8, op 0, root 0) where rank 0 calls"));
+    await_mismatch(ranks, captured, "rank 1 calls ncclAllReduce (count 11, uint8, op 0, root 0) where rank 0 calls");
     for (int i = 0; i < 2; i++) abort_rank(&ranks[i]);
     drop_ranks(ranks, 2);
 }
