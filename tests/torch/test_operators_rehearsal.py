@@ -95,12 +95,15 @@ def test_the_state_of_the_hosts_generator_stays() -> None:
 
 
 def test_what_depends_on_values_is_captured() -> None:
-    """Stand-ins are zeros, which an assertion refuses. The operator of a graph sees the values at each replay."""
-    holds, graph = ones(1, dtype=BOOL), torch.cuda.CUDAGraph()
+    """Stand-ins are zeros: no lengths, and a failed assertion. The operators of a graph see the values at each replay."""
+    holds, values = ones(1, dtype=BOOL), ones(5)
+    lengths = torch.tensor([4, 1], device="cuda")
+    graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         torch._assert_async(holds)
+        sums = torch.segment_reduce(values, "sum", lengths=lengths)
     graph.replay()
-    torch.cuda.synchronize()
+    assert sums.tolist() == [4.0, 1.0]
 
 
 def test_what_an_operator_without_results_returns_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
