@@ -20,7 +20,7 @@ KV_CACHE, WEIGHTS, GRAPH = "kv_cache", "weights", "cuda_graph"
 @dataclass(frozen=True)
 class Setup:
     """The model: `layers` square matrices, applied one after the other. Their numbers are whole, so that every answer is
-    exact. The KV cache and the training state are allocated in pieces of `chunk_bytes`."""
+    exact. The KV cache and the training state are allocated in pieces of `chunk_bytes`; the last one may be smaller."""
 
     layers: int
     width: int
@@ -47,7 +47,8 @@ class Setup:
         return [torch.empty(shape, dtype=torch.int32, device="cuda") for _ in range(self.layers)]
 
     def chunks(self, size: int) -> list[torch.Tensor]:
-        return [torch.empty(self.chunk_bytes, dtype=torch.uint8, device="cuda") for _ in range(size // self.chunk_bytes)]
+        sizes = [min(self.chunk_bytes, size - start) for start in range(0, size, self.chunk_bytes)]
+        return [torch.empty(each, dtype=torch.uint8, device="cuda") for each in sizes]
 
     def decode(self, tokens: torch.Tensor, weights: list[torch.Tensor], cache: torch.Tensor) -> torch.Tensor:
         """One step: every layer writes its input to the cache, reads it from there, and adds its weights, all of them."""
