@@ -56,7 +56,8 @@ TMS_SIM_EXPORT const char *cudaGetErrorString(CUresult error);
       "dependency created on uncaptured work in another stream")                                                            \
     X(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, cudaErrorStreamCaptureImplicit,                                                   \
       "operation would make the legacy stream depend on a capturing blocking stream")                                       \
-    X(CUDA_ERROR_CAPTURED_EVENT, cudaErrorCapturedEvent, "operation not permitted on an event last recorded in a capture")  \
+    X(CUDA_ERROR_CAPTURED_EVENT, cudaErrorCapturedEvent,                                                                    \
+      "operation not permitted on an event last recorded in a capturing stream")                                            \
     X(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, cudaErrorStreamCaptureWrongThread,                                            \
       "attempt to terminate a thread-local capture sequence from another thread")                                           \
     X(CUDA_ERROR_UNKNOWN, cudaErrorUnknown, "unknown error")

@@ -8,10 +8,12 @@ operator completes without the program's threads, their locks or Python's interp
 - ``launch`` implements an operator call: it checks the arguments, allocates the results and enqueues the request.
 - ``results`` determines what an operator returns without running it.
 - ``refusals`` has checks that PyTorch's meta implementations lack. ``rehearsal`` runs the CPU implementation to find others.
+- ``cuda_types``, ``devices`` and ``waits`` have what only CUDA refuses: types that its kernels lack, arguments on other
+  devices, and operators that wait for the device during a capture.
 - ``composed`` implements operators without a CPU implementation in terms of other operators.
 - ``special`` has operators that need more than their CPU implementation. ``originals`` calls PyTorch's own for a few.
 - ``eager`` excludes these functions from torch.compile.
 - ``wire`` defines the requests, which both processes use.
-- ``native`` calls the simulated GPU. ``start`` starts the device process, which runs ``device_process``. ``precision`` lists
-  the operators that the device process computes in a wider type than the CPU would.
+- ``native`` calls the simulated GPU. ``start`` starts the device process, which runs ``device_process``. ``compute`` is
+  what it runs. ``precision`` lists the operators that are computed in a wider type than the CPU would.
 """

@@ -19,13 +19,9 @@ from typing import Any
 
 import torch
 
-from torch_memory_saver._simulate.operators.precision import (
-    COMPUTED_IN_FLOAT32,
-    in_float32,
-    in_wider_types,
-    is_wider_on_cuda,
-    lacks_types,
-)
+from torch_memory_saver._simulate.operators.compute import compute
+from torch_memory_saver._simulate.operators.precision import COMPUTED_IN_FLOAT32
+from torch_memory_saver._simulate.operators.refusals import tensors_in
 from torch_memory_saver._simulate.operators.wire import Fresh, Place, Settings, Shape, Value, decode, encode
 
 __all__ = ["Memory", "Server", "serve"]
@@ -198,11 +194,11 @@ class Server:
             tensors = self._tensors(shapes)  # the attempt may have resized them
             given, named = _fill(arguments, tensors), _fill(keywords or {}, tensors)
         _seed(generator_seed)
-        values = _compute(operator.call, given, named)
+        values = compute(operator.call, given, named)
         if results is None:
             return self._keep(values)
         if results:
-            self._store(tensors, results, flatten(values))
+            self._store(tensors, results, tensors_in(values))
         return None
 
     def _write(
@@ -259,7 +255,7 @@ class Server:
     def _keep(self, values: Any) -> Any:
         """Keeps the tensors among the values for a later request. Returns their key, their shapes, and the values with each
         tensor replaced by a Place; the key is None if there are no tensors."""
-        tensors = flatten(values)
+        tensors = tensors_in(values)
         if not tensors:
             return None, (), values
         key = self._next_kept
@@ -280,18 +276,6 @@ class Server:
         torch._C._set_deterministic_algorithms(settings.deterministic, warn_only=True)
 
 
-def _compute(operator: Any, arguments: list[Any], keywords: dict[str, Any]) -> Any:
-    if operator.name() in COMPUTED_IN_FLOAT32:
-        return in_float32(operator, arguments, keywords)
-    try:
-        return operator(*arguments, **keywords)
-    except RuntimeError as error:
-        tensors = flatten([*arguments, *keywords.values()])
-        if not lacks_types(error) or not is_wider_on_cuda(operator, tensors):
-            raise
-        return in_wider_types(operator, arguments, keywords)
-
-
 def _seed(seed: int | None) -> None:
     if seed is not None:
         torch.default_generator.manual_seed(seed)
@@ -300,15 +284,6 @@ def _seed(seed: int | None) -> None:
 def _storage(address: int, size: int) -> torch.UntypedStorage:
     made: torch.UntypedStorage = torch._C._construct_storage_from_data_pointer(address, torch.device("cpu"), size)
     return made
-
-
-def flatten(values: Any) -> list[torch.Tensor]:
-    """The tensors in an operator's return value, in order."""
-    if isinstance(values, torch.Tensor):
-        return [values]
-    if isinstance(values, (list, tuple)):
-        return [tensor for value in values for tensor in flatten(value)]
-    return []
 
 
 def _replace(values: Any, places: Any) -> Any:

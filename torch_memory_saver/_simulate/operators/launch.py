@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from torch_memory_saver._simulate.operators import native, originals, results, table
+from torch_memory_saver._simulate.operators.devices import check_host_arguments, different_devices, elsewhere, masks_in
 from torch_memory_saver._simulate.operators.results import DependsOnValues, Doubted, Refused, Result
 from torch_memory_saver._simulate.operators.start import start
+from torch_memory_saver._simulate.operators.waits import wait_of
 from torch_memory_saver._simulate.operators.wire import Fresh, Operation, Place, Settings, Shape, Value, decode
 
 __all__ = ["Call", "ensure_started", "kernel_of"]
@@ -30,23 +32,24 @@ def ensure_started() -> None:
 class Call:
     """The arguments of one call in the form sent to the device process, and the memory that the call accesses."""
 
-    def __init__(self, host_tensors: bool = False, host_numbers: bool = True) -> None:
+    def __init__(self, host_tensors: bool = False, comparing: str = "") -> None:
         self.shapes: list[Shape] = []
         self.operands: list[native.Operand] = []
         self.device: torch.device | None = None
         self._host_tensors = host_tensors  # whether arguments may be host tensors
-        self._host_numbers = host_numbers  # whether arguments may be host tensors without dimensions
+        #: The operator's name if its arguments may not even be host tensors without dimensions.
+        self._comparing = comparing
 
-    def take(self, value: Any, written: bool = False) -> Any:
-        """The argument with its tensors replaced by Place or Value.
+    def take(self, value: Any, written: bool = False, name: str = "") -> Any:
+        """The argument, of this name, with its tensors replaced by Place or Value.
 
         Raises:
             RuntimeError: The tensors are on different devices.
         """
         if isinstance(value, torch.Tensor):
-            return self._take_tensor(value, written)
+            return self._take_tensor(value, written, name)
         if isinstance(value, (list, tuple)):
-            return [self.take(each, written) for each in value]
+            return [self.take(each, written, name) for each in value]
         if isinstance(value, torch.Generator):
             return None
         if isinstance(value, torch.device):
@@ -60,17 +63,19 @@ class Call:
             index = torch.cuda.current_device() if device.index is None else device.index
             self.device = torch.device("cuda", index)
 
-    def _take_tensor(self, tensor: torch.Tensor, written: bool) -> Any:
+    def _take_tensor(self, tensor: torch.Tensor, written: bool, name: str) -> Any:
         if tensor.device.type == "cpu" and not written and self._may_be_of_the_host(tensor):
             return Value(tensor.tolist(), tensor.dtype)
         if self.device is None:
             self.device = tensor.device
         elif tensor.device != self.device:
-            raise _different_devices(self.device, tensor.device)
+            if self._comparing:
+                raise elsewhere(name, tensor.device, self.device, self._comparing)
+            raise different_devices(self.device, tensor.device)
         return Place(self.add(tensor, written))
 
     def _may_be_of_the_host(self, tensor: torch.Tensor) -> bool:
-        return self._host_tensors or (tensor.dim() == 0 and self._host_numbers)
+        return self._host_tensors or (tensor.dim() == 0 and not self._comparing)
 
     def add(self, tensor: torch.Tensor, written: bool) -> int:
         """Adds a device tensor to the request; its index in the list of tensors."""
@@ -126,12 +131,6 @@ class Call:
             torch.cuda._maybe_exchange_device(before)
 
 
-def _different_devices(first: torch.device, second: torch.device) -> RuntimeError:
-    return RuntimeError(
-        f"Expected all tensors to be on the same device, but found at least two devices, {first} and {second}!"
-    )
-
-
 def raise_error(result: native.CUresult) -> None:
     """Raises PyTorch's exception for a CUDA error."""
     torch.cuda.current_stream().synchronize()  # raises a pending error with PyTorch's message
@@ -160,10 +159,13 @@ class _Schema:
         self.returned = [self._argument_of(each, arguments) for each in operator._schema.returns]
         self.random = torch.Tag.nondeterministic_seeded in operator.tags or "generator" in self.names
         self.host_tensors = self.name.partition(".")[0] in table.TAKES_HOST_TENSORS
-        self.host_numbers = self.host_tensors or table.takes_host_numbers(operator)
-        #: Arguments that must be on the device even if others may be on the host.
-        self.of_the_device = [] if self.host_tensors else [each for each in self.names if each in table.NEVER_OF_THE_HOST]
-        self.dynamic = torch.Tag.dynamic_output_shape in operator.tags or self.name in table.SHAPED_AS_ON_CPU
+        self.packet = operator._schema.name.removeprefix("aten::")
+        #: The operator's name if its arguments may not even be host tensors without dimensions.
+        self.comparing = "" if self.host_tensors or table.takes_host_numbers(operator) else self.packet
+        #: Whether some arguments must be on the device even if others may be on the host.
+        self.checks_devices = not {"index", "mask", "values"}.isdisjoint(self.names)
+        self.dynamic = torch.Tag.dynamic_output_shape in operator.tags
+        self.wait = wait_of(operator)
 
     @staticmethod
     def _argument_of(value: Any, arguments: Any) -> str | None:
@@ -183,8 +185,10 @@ def kernel_of(operator: Any) -> Callable[..., Any]:
         if schema.wraps_numbers:
             arguments = tuple([_wrap(schema, place, value, arguments) for place, value in enumerate(arguments)])
         given = dict(zip(schema.names, arguments, strict=False)) | keywords
-        for name in schema.of_the_device:
-            _check_device(given.get(name), arguments)
+        if schema.checks_devices:
+            check_host_arguments(schema.packet, given)
+        if schema.wait is not None and torch.cuda.is_current_stream_capturing():
+            schema.wait(given)
         if not schema.dynamic or _is_indexed_by_integers(schema, given):
             try:
                 return _enqueue(schema, given, arguments, keywords, _infer(operator, infers, arguments, keywords))
@@ -206,17 +210,9 @@ def kernel_of(operator: Any) -> Callable[..., Any]:
     return kernel
 
 
-def _check_device(value: Any, arguments: tuple[Any, ...]) -> None:
-    """Raises RuntimeError for an index or mask on the host."""
-    if isinstance(value, torch.Tensor) and value.device.type == "cpu":
-        devices = [each.device for each in arguments if isinstance(each, torch.Tensor) and each.device.type == "cuda"]
-        raise _different_devices(devices[0] if devices else torch.device("cuda"), value.device)
-
-
 def _is_indexed_by_integers(schema: _Schema, given: dict[str, Any]) -> bool:
     """Whether this indexes without masks. Only with masks does the shape of the result depend on values."""
-    masks = (torch.bool, torch.uint8)
-    return schema.name in table.INDEXING and not any(each is not None and each.dtype in masks for each in given["indices"])
+    return schema.name in table.INDEXING and not masks_in(given["indices"])
 
 
 def _infer(operator: Any, needed: bool, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
@@ -241,8 +237,8 @@ def _wrap(schema: _Schema, place: int, value: Any, arguments: tuple[Any, ...]) -
 def _take(
     call: Call, schema: _Schema, arguments: tuple[Any, ...], keywords: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    taken = tuple([call.take(value, schema.written[place]) for place, value in enumerate(arguments)])
-    return taken, {each: call.take(value, schema.writes[each]) for each, value in keywords.items()}
+    taken = tuple([call.take(value, schema.written[at], schema.names[at]) for at, value in enumerate(arguments)])
+    return taken, {each: call.take(value, schema.writes[each], each) for each, value in keywords.items()}
 
 
 def _enqueue(
@@ -255,7 +251,7 @@ def _enqueue(
     """
     if schema.is_out:
         _resize([given[each] for each in schema.returned if each is not None], expected)
-    call = Call(schema.host_tensors, schema.host_numbers)
+    call = Call(schema.host_tensors, schema.comparing)
     taken, named = _take(call, schema, arguments, keywords)
     several = isinstance(expected, list) and len(schema.returned) > 1
     values = []
@@ -322,7 +318,7 @@ def _allocate(expected: Any, call: Call) -> Any:
 
 def _ask(schema: _Schema, given: dict[str, Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Runs an operator and waits for the description of its results. A second request copies them to device memory."""
-    call = Call(schema.host_tensors, schema.host_numbers)
+    call = Call(schema.host_tensors, schema.comparing)
     taken, named = _take(call, schema, arguments, keywords)
     if schema.is_out:  # the outputs are resized after the answer
         fresh = {each: Fresh(given[each].dtype) for each in schema.returned if each is not None}

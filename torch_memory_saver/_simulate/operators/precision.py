@@ -18,6 +18,8 @@ _LACKING = r"not implemented for|support (tensors of type|complex|floating)|hand
 
 _HALF = (torch.bfloat16, torch.float16)
 _WHOLE = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+#: Converted to other types of their size without a change of their bits.
+_EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)
 _WIDER_REALS = dict.fromkeys(_HALF, torch.float32)
 _WIDER_COMPLEX = {torch.complex32: torch.complex64}
 
@@ -70,6 +72,8 @@ _ON_CUDA: dict[str, dict[torch.dtype, torch.dtype]] = {
     **dict.fromkeys(_REALS, _WIDER_REALS),
     **dict.fromkeys(_COMPLEX, _WIDER_COMPLEX),
     **{name: {torch.float16: torch.float32, **_WIDER_COMPLEX} for name in ("_fft_c2c", "_fft_c2r", "_fft_r2c")},
+    "abs": {torch.bool: torch.uint8},
+    "gather": dict.fromkeys(_EIGHT_BITS, torch.uint8),
     "histc": dict.fromkeys(_WHOLE, torch.float64),
     "trace": {**_WIDER_REALS, **_WIDER_COMPLEX, torch.bool: torch.uint8},
 }
@@ -123,7 +127,7 @@ def in_wider_types(operator: Any, arguments: list[Any], keywords: dict[str, Any]
     )
     for each in operator._schema.arguments:
         if each.alias_info is not None and each.alias_info.is_write and used.get(each.name) is not given.get(each.name):
-            given[each.name].resize_(used[each.name].shape).copy_(used[each.name])
+            given[each.name].resize_(used[each.name].shape).copy_(_narrow(used[each.name], narrow))
     return _narrow(values, narrow)
 
 
@@ -135,7 +139,7 @@ def _wider_types(operator: Any) -> dict[torch.dtype, torch.dtype]:
 def _widen(value: Any, wider: dict[torch.dtype, torch.dtype], narrow: dict[torch.dtype, torch.dtype]) -> Any:
     if isinstance(value, torch.Tensor) and value.dtype in wider:
         narrow.setdefault(wider[value.dtype], value.dtype)
-        return value.to(wider[value.dtype])
+        return _converted(value, wider[value.dtype])
     if isinstance(value, torch.dtype):
         return wider.get(value, value)
     if isinstance(value, (list, tuple)):
@@ -147,7 +151,13 @@ def _widen(value: Any, wider: dict[torch.dtype, torch.dtype], narrow: dict[torch
 
 def _narrow(value: Any, narrow: dict[torch.dtype, torch.dtype]) -> Any:
     if isinstance(value, torch.Tensor):
-        return value.to(narrow.get(value.dtype, value.dtype))
+        return _converted(value, narrow.get(value.dtype, value.dtype))
     if isinstance(value, (list, tuple)):
         return [_narrow(each, narrow) for each in value]
     return value
+
+
+def _converted(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if tensor.dtype in _EIGHT_BITS or dtype in _EIGHT_BITS:
+        return tensor.view(dtype)
+    return tensor.to(dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -9,14 +10,21 @@ import torch
 from torch_memory_saver._simulate.operators.precision import is_wider_on_cuda, lacks_types
 
 __all__ = [
-    "TypeNotImplemented",
     "is_dense",
+    "is_of_stand_ins",
     "refuse_overlaps",
     "refuses_overlaps",
+    "tensors_in",
     "to_one_element",
     "try_types",
+    "unsupported",
 ]
 
+#: The message for a type that a kernel lacks.
+_OF_A_KERNEL = re.compile(r"\" not implemented for '")
+_RESIZES = "doesn't match the broadcast shape"
+#: The message for a divisor that is zero, as stand-ins are.
+_OF_STAND_INS = "ZeroDivisionError"
 
 _SINGLE = " single memory location. Please clone() the tensor before performing the operation."
 
@@ -44,8 +52,24 @@ _REFUSE_OVERLAPS = frozenset(
 _WRITE_TWICE = frozenset(("_index_put_impl_",))
 
 
-class TypeNotImplemented(NotImplementedError):
-    """The operator is not implemented for these types."""
+def unsupported(error: Exception, operator: Any, arguments: Any) -> Exception:
+    """The error to raise for one by which the CPU's implementation of an operator refused the types of its arguments.
+
+    CUDA has the same checks and messages, except for those of kernels: then it may be that only the CPU's lacks a type.
+    """
+    if not _OF_A_KERNEL.search(str(error)):
+        return error
+    types = ", ".join(sorted({str(each.dtype).removeprefix("torch.") for each in tensors_in(arguments)}))
+    return NotImplementedError(
+        f"{error}: {operator.name()} of {types} has no CPU implementation, and the simulated GPU runs those"
+    )
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors in an argument, which may be a list."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [tensor for each in value for tensor in tensors_in(each)] if isinstance(value, (list, tuple)) else []
 
 
 def refuses_overlaps(operator: Any) -> bool:
@@ -94,7 +118,6 @@ def try_types(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any
     result, which meta implementations sometimes get wrong. None for operators that must not or cannot be run this way.
 
     Raises:
-        TypeNotImplemented: The CPU does not support the types of the arguments, nor does CUDA as far as is known.
         Exception: The operator refuses the types of the arguments. Meta implementations accept more types.
     """
     if torch.Tag.nondeterministic_seeded in operator.tags or operator._schema.name.startswith("aten::_foreach_"):
@@ -103,15 +126,35 @@ def try_types(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any
     try:
         return operator(*to_one_element(arguments), **(to_one_element(keywords) | outputs))
     except RuntimeError as error:
+        if _RESIZES in str(error):
+            return _refuse_to_resize(tensors_in([*arguments, *keywords.values()]))
+        if is_of_stand_ins(error):
+            return None
         if not lacks_types(error):
             raise
-        if is_wider_on_cuda(operator, [each for each in arguments if isinstance(each, torch.Tensor)]):
+        if is_wider_on_cuda(operator, tensors_in(arguments)):
             return None
-        raise TypeNotImplemented(str(error)) from None
+        raise unsupported(error, operator, [arguments, list(keywords.values())]) from None
+
+
+def _refuse_to_resize(tensors: list[torch.Tensor]) -> None:
+    """Raises RuntimeError if the result is larger than the first argument of an in-place operator. Shapes that do not fit
+    together are left to the meta implementation."""
+    try:
+        result = torch.broadcast_shapes(*[each.shape for each in tensors])
+    except RuntimeError:
+        return
+    if result != tensors[0].shape:
+        raise RuntimeError(f"output with shape {list(tensors[0].shape)} {_RESIZES} {list(result)}")
 
 
 def _outputs(operator: Any, keywords: dict[str, Any]) -> list[Any]:
     return [each for each in operator._schema.arguments if each.is_out and isinstance(keywords.get(each.name), torch.Tensor)]
+
+
+def is_of_stand_ins(error: Exception) -> bool:
+    """Whether an error is about values that stand-ins for tensors do not share with them."""
+    return _OF_STAND_INS in str(error)
 
 
 def to_one_element(value: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from torch_memory_saver._simulate.operators.precision import is_wider_on_cuda, lacks_types
-from torch_memory_saver._simulate.operators.refusals import TypeNotImplemented
+from torch_memory_saver._simulate.operators.refusals import is_of_stand_ins, tensors_in, unsupported
 
 __all__ = ["is_certain", "rehearse"]
 
@@ -38,16 +38,18 @@ def rehearse(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]
     """The exception that the operator would raise, or None. The stand-ins' values may cause it; the caller has to check.
 
     Raises:
-        TypeNotImplemented: The simulated GPU has no implementation for the types of these tensors.
-        RuntimeError: The CPU implementation supports these types and the CUDA implementation does not.
+        NotImplementedError: The CPU implementation does not support the types of these tensors.
+        RuntimeError: The CPU implementation refuses these types, or the CUDA implementation does.
     """
     described = operator._schema.arguments
     outputs = {each.name for each in described if each.is_out}
     given = dict(zip([each.name for each in described], arguments, strict=False)) | keywords
-    tensors = _tensors([value for name, value in given.items() if name not in outputs])
+    tensors = tensors_in([value for name, value in given.items() if name not in outputs])
     base_name = operator._schema.name.removeprefix("aten::")
     if base_name in _OF_ONE_TYPE:
         _refuse_other_types(tensors)
+    if base_name == "convolution":
+        _refuse_other_weights(tensors)
     if base_name in _OF_VALUES or not (tensors or outputs) or is_wider_on_cuda(operator, tensors):
         return None
     if torch.Tag.nondeterministic_seeded in operator.tags and all(each.name != "generator" for each in described):
@@ -64,11 +66,10 @@ def rehearse(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]
     try:
         operator(**stand_ins)
     except Exception as error:
+        if is_of_stand_ins(error):
+            return None
         if lacks_types(error):
-            types = ", ".join(sorted({str(each.dtype).removeprefix("torch.") for each in _tensors(list(given.values()))}))
-            raise TypeNotImplemented(
-                f"{error}: {operator.name()} of {types} has no CPU implementation, and the simulated GPU runs those"
-            ) from None
+            raise unsupported(error, operator, list(given.values())) from None
         return error if whole or is_certain(error) else None
     return None
 
@@ -85,6 +86,13 @@ def _refuse_other_types(tensors: list[torch.Tensor]) -> None:
             raise RuntimeError(f"expected scalar type {wanted} but found {found}")
 
 
+def _refuse_other_weights(tensors: list[torch.Tensor]) -> None:
+    values = tensors[0]
+    for name, other in zip(("weight", "bias"), tensors[1:], strict=False):
+        if other.dtype != values.dtype:
+            raise RuntimeError(f"Input type ({values.type()}) and {name} type ({other.type()}) should be the same")
+
+
 def _stand_in(value: Any, whole: bool, integer: int = 0) -> Any:
     """The argument with its tensors replaced: by ones, or in integer tensors by `integer`, which has to be a valid index."""
     if isinstance(value, torch.Tensor):
@@ -96,12 +104,6 @@ def _stand_in(value: Any, whole: bool, integer: int = 0) -> Any:
     if isinstance(value, torch.device):
         return torch.device("cpu")
     return value
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [tensor for each in value for tensor in _tensors(each)] if isinstance(value, (list, tuple)) else []
 
 
 def _numbers(value: Any) -> list[int]:

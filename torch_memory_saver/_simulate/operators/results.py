@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_memory_saver._simulate.operators import rehearsal
+from torch_memory_saver._simulate.operators.cuda_types import refuse_types
 from torch_memory_saver._simulate.operators.refusals import (
     refuse_overlaps,
     refuses_overlaps,
     to_one_element,
     try_types,
 )
+from torch_memory_saver._simulate.operators.table import SHAPED_AS_ON_CPU
 
 __all__ = ["DependsOnValues", "Doubted", "Refused", "Result", "clear", "infer"]
 
@@ -125,8 +127,11 @@ def _overlaps(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any
 
 
 def _compute(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    refuse_types(operator, arguments, keywords)
     if operator._schema.name.startswith("aten::_foreach_"):
         return _compute_of_lists(operator, arguments, keywords)
+    if operator.name() in SHAPED_AS_ON_CPU:
+        return _run_on_blanks(operator, arguments, keywords)
     if refuses_overlaps(operator):
         refuse_overlaps(operator, arguments, keywords)
     if torch.Tag.pointwise not in operator.tags:
@@ -134,6 +139,23 @@ def _compute(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]
     small = try_types(operator, arguments, keywords)
     found = _compute_with_outputs(operator, arguments, keywords)
     return found._replace(dtype=small.dtype) if _is_tensor(small) and isinstance(found, Result) else found
+
+
+def _run_on_blanks(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """The results of the CPU's implementation for tensors of the same shapes and strides, whose integers are zeros."""
+    try:
+        return _describe(operator(*_blank(arguments), **_blank(keywords)))
+    except Exception as error:
+        raise Refused from error
+
+
+def _blank(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)  # of a large one, only what is read costs
+        return made if made.is_floating_point() else made.zero_()
+    if isinstance(value, (list, tuple)):
+        return [_blank(each) for each in value]
+    return {name: _blank(each) for name, each in value.items()} if isinstance(value, dict) else value
 
 
 def _compute_with_outputs(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:

@@ -13,7 +13,6 @@ import torch
 
 __all__ = [
     "INDEXING",
-    "NEVER_OF_THE_HOST",
     "SHAPED_AS_ON_CPU",
     "TAKES_HOST_TENSORS",
     "has_cpu_implementation",
@@ -49,11 +48,8 @@ TAKES_HOST_TENSORS = frozenset(
     )
 )
 
-#: Arguments that may not be host tensors even if other arguments may.
-NEVER_OF_THE_HOST = frozenset(("index", "mask"))
-
-#: Not replaced. They allocate, change the storage or read the metadata of a tensor, or PyTorch's own implementation needs
-#: only copies and fills.
+#: Not replaced, or elsewhere (special.py). They allocate, change the storage or read the metadata of a tensor, or PyTorch's
+#: own implementation needs only copies and fills.
 _KEPT = frozenset(
     (
         "_copy_from",
@@ -70,6 +66,7 @@ _KEPT = frozenset(
         "copy_",
         "empty",
         "empty_strided",
+        "equal",
         "is_pinned",
         "is_set_to",
         "record_stream",

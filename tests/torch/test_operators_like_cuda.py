@@ -1,0 +1,211 @@
+"""Guards that the simulated GPU's operators behave as CUDA's where the CPU's behave otherwise."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TMS_SIMULATED_KERNELS", "") != "cpu", reason="needs simulate --kernels cpu, the default"
+)
+
+
+def ones(dtype: torch.dtype, *size: int) -> torch.Tensor:
+    return torch.ones(*(size or (2, 2)), device="cuda").to(dtype)
+
+
+WHOLE, SHORT, EIGHT_BITS = torch.int64, torch.int32, torch.float8_e5m2
+#: The CPU has these types. Label -> the call and CUDA's message.
+LACKING: dict[str, tuple[Callable[[], Any], str]] = {
+    "matmul": (lambda: ones(WHOLE) @ ones(WHOLE), "\"addmm_cuda\" not implemented for 'Long'"),
+    "matmul of vectors": (lambda: ones(WHOLE, 2) @ ones(WHOLE, 2), "not implemented for 'Long'"),
+    "matrix and vector": (lambda: ones(WHOLE) @ ones(WHOLE, 2), "not implemented for 'Long'"),
+    "bmm": (lambda: ones(torch.int8, 1, 2, 2).bmm(ones(torch.int8, 1, 2, 2)), "\"baddbmm_cuda\" not implemented for 'Char'"),
+    "addmm, in place": (lambda: ones(SHORT).addmm_(ones(SHORT), ones(SHORT)), "\"addmm_cuda\" not implemented for 'Int'"),
+    "mm, out": (lambda: torch.mm(ones(SHORT), ones(SHORT), out=ones(SHORT)), "not implemented for 'Int'"),
+    "linear": (lambda: functional.linear(ones(EIGHT_BITS), ones(EIGHT_BITS)), "not implemented for 'Float8_e5m2'"),
+    "conv1d": (lambda: functional.conv1d(ones(WHOLE), ones(WHOLE, 2, 2, 1)), "getCudnnDataType.* not supported for Long"),
+    "conv1d, another": (lambda: functional.conv1d(ones(SHORT), ones(SHORT, 2, 2, 1)), "GET was unable to find an engine"),
+    "max_pool2d": (lambda: functional.max_pool2d(ones(SHORT, 1, 2, 2), 2), "not implemented for 'Int'"),
+    "avg_pool2d": (lambda: functional.avg_pool2d(ones(WHOLE, 1, 2, 2), 2), "not implemented for 'Long'"),
+    "histc": (lambda: ones(torch.float16).histc(), "HalfTensor is not supported"),
+    "histc, another": (lambda: ones(torch.bfloat16).histc(), "\"histc\" not implemented for 'BFloat16'"),
+    "igamma": (lambda: torch.igamma(ones(torch.float16), ones(torch.float16)), "not implemented for 'Half'"),
+    "abs": (lambda: ones(EIGHT_BITS).abs(), "\"abs_cuda\" not implemented for 'Float8_e5m2'"),
+    "dropout": (lambda: functional.dropout(ones(WHOLE)), "\"fused_dropout\" not implemented for 'Long'"),
+    "dropout, complex": (lambda: functional.dropout(ones(torch.complex64)), "not implemented for 'ComplexFloat'"),
+    "std": (lambda: ones(EIGHT_BITS).std(), "\"std_cuda\" not implemented for 'Float8_e5m2'"),
+    "masks": (lambda: ones(SHORT).masked_fill(ones(SHORT), 1), "only supports boolean masks, but got dtype Int"),
+    "targets": (lambda: functional.nll_loss(ones(torch.float32), ones(SHORT, 2)), "not implemented for 'Int'"),
+}
+
+
+@pytest.mark.parametrize("label", LACKING)
+def test_types_that_only_cuda_lacks_are_refused(label: str) -> None:
+    call, message = LACKING[label]
+    expected = NotImplementedError if "not implemented" in message else RuntimeError
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=message) as caught:
+            call()
+        assert caught.type is expected
+    torch.cuda.synchronize()
+
+
+def test_they_are_accepted_without_elements() -> None:
+    """CUDA returns before it looks for a kernel."""
+    assert (ones(WHOLE, 0, 2) @ ones(WHOLE)).shape == (0, 2)
+
+
+def test_they_are_refused_in_a_capture() -> None:
+    matrix, graph = ones(WHOLE), torch.cuda.CUDAGraph()
+    with pytest.raises(NotImplementedError, match="addmm_cuda"), torch.cuda.graph(graph):
+        matrix @ matrix
+
+
+def test_refusals_have_cudas_classes() -> None:
+    """A check that both make has the words and the class of PyTorch. A kernel's lack of a type is a NotImplementedError."""
+    for call in (lambda: ones(WHOLE).std(), lambda: ones(torch.complex64).sort(), lambda: ones(torch.complex64).argmax()):
+        with pytest.raises(
+            RuntimeError, match=r"floating point and complex dtypes$|support complex (dtypes on CPU|input)$"
+        ) as caught:
+            call()
+        assert caught.type is RuntimeError
+    for call in (lambda: ones(EIGHT_BITS) + 1, lambda: ones(torch.bool).softmax(0), lambda: ones(torch.float32) & 1):
+        with pytest.raises(NotImplementedError, match="not implemented for") as caught:
+            call()
+        assert caught.type is NotImplementedError
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, EIGHT_BITS])
+def test_bytes_are_gathered(dtype: torch.dtype) -> None:
+    values = torch.tensor([[0.5, 2.0], [4.0, -8.0]]).to(dtype).cuda()
+    places = torch.tensor([[1, 0]], device="cuda")
+    assert values.gather(0, places).float().tolist() == [[4.0, 2.0]]
+    assert torch.gather(values, 0, places, out=torch.empty(0, dtype=dtype, device="cuda")).float().tolist() == [[4.0, 2.0]]
+
+
+def test_abs_of_booleans() -> None:
+    assert torch.tensor([True, False], device="cuda").abs().tolist() == [True, False]
+
+
+def test_integers_divided_by_zero_are_undefined_and_no_error() -> None:
+    dividend, divisor = torch.tensor([4, 6], device="cuda"), torch.tensor([0, 3], device="cuda")
+    assert (dividend // divisor).tolist()[1] == 2
+    assert (dividend % divisor).tolist()[1] == 0
+    assert torch.div(dividend, divisor, rounding_mode="trunc").tolist()[1] == 2
+    assert (dividend.byte() // divisor.byte()).tolist()[1] == 2
+    assert dividend.clone().floor_divide_(divisor).tolist()[1] == 2
+    assert len((dividend // 0).tolist()) == 2
+    assert len((dividend % 0).tolist()) == 2
+    torch.cuda.synchronize()
+
+
+def test_other_divisions_by_zero_are_infinite() -> None:
+    dividend, divisor = torch.tensor([4, 6], device="cuda"), torch.tensor([0, 3], device="cuda")
+    assert (dividend / divisor).tolist() == [float("inf"), 2.0]
+    assert (dividend.float() // divisor).tolist() == [float("inf"), 2.0]
+
+
+def test_a_result_that_is_too_small_is_named_by_its_shape() -> None:
+    with pytest.raises(RuntimeError, match=r"output with shape \[4\] doesn't match the broadcast shape \[3, 4\]"):
+        ones(torch.float32, 4).add_(ones(torch.float32, 3, 4))
+    with pytest.raises(RuntimeError, match=r"output with shape \[\] doesn't match the broadcast shape \[2, 2\]"):
+        torch.ones(()).add_(ones(torch.float32))
+    with pytest.raises(RuntimeError, match=r"The size of tensor a \(3\) must match the size of tensor b \(4\)"):
+        ones(torch.float32, 3).add_(ones(torch.float32, 2, 4))
+    torch.cuda.synchronize()
+
+
+def captured(action: Callable[[], Any]) -> tuple[Any, bool]:
+    """What an action returns during a capture, or its exception; and whether the capture is a graph then."""
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    seen: Any
+    with torch.cuda.stream(stream):
+        graph.capture_begin()
+        try:
+            seen = action()
+        except RuntimeError as error:
+            seen = error
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            return seen, False
+    return seen, True
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_an_assignment_by_a_mask_is_captured_if_it_fills(device: str) -> None:
+    """With a number of the host it is a masked_fill. For others CUDA counts the places of the mask, and so waits."""
+    tensor, mask = ones(torch.float32), torch.tensor([[True, False], [True, True]], device="cuda")
+    zero = torch.zeros((), device=device)
+    seen, ended = captured(lambda: tensor.index_put_((mask,), zero))
+    if device == "cpu":
+        assert ended and seen is tensor
+    else:
+        assert not ended and "not permitted when stream is capturing" in str(seen)
+
+
+def test_limits_and_counts_that_are_not_given_are_not_captured() -> None:
+    tensor, places = ones(torch.float32), ones(WHOLE, 4)
+    for action in (lambda: tensor.histc(4), lambda: places.bincount()):
+        seen, ended = captured(action)
+        assert ended and "Cannot copy between CPU and CUDA tensors during CUDA graph capture" in str(seen)
+    seen, ended = captured(lambda: tensor.histc(4, 0, 1))
+    assert ended and seen.shape == (4,)
+
+
+def test_eigenvalues_are_not_captured() -> None:
+    tensor = ones(torch.float32)
+    assert captured(lambda: torch.linalg.eigvalsh(tensor))[1] is False
+
+
+def test_equal_views_are_captured() -> None:
+    tensor, other = ones(torch.float32), ones(torch.float32)
+    assert captured(lambda: torch.equal(tensor, tensor)) == (True, True)
+    assert captured(lambda: torch.equal(tensor, other))[1] is False
+
+
+def test_equal_compares_values() -> None:
+    tensor = torch.tensor([1.0, float("nan")], device="cuda")
+    assert torch.equal(tensor, tensor) and not torch.equal(tensor, tensor.clone())
+    assert not torch.equal(tensor[:1], tensor[1:]) and not torch.equal(tensor, tensor[:1])
+    assert torch.equal(ones(WHOLE), ones(WHOLE))
+
+
+def test_embedding_bags_are_captured() -> None:
+    weights = torch.arange(8.0, device="cuda").view(4, 2)
+    places, graph = torch.tensor([[0, 1], [2, 3]], device="cuda"), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        sums = functional.embedding_bag(places, weights, mode="sum")
+    places.copy_(torch.tensor([[3, 3], [0, 0]]))
+    graph.replay()
+    assert sums.tolist() == [[12.0, 14.0], [0.0, 2.0]]
+
+
+def test_a_message_names_the_argument_on_another_device() -> None:
+    matrix, other = ones(torch.float32), torch.ones(2, 2)
+    for call, message in (
+        (lambda: matrix @ other, "got mat2 is on cpu, different from other tensors on cuda:0"),
+        (lambda: functional.linear(matrix, matrix, other[0]), "got mat1 is on cuda:0, different from other tensors on cpu"),
+        (lambda: torch.cat([matrix, other]), "got tensors is on cpu, different from other tensors on cuda:0"),
+        (lambda: matrix.index_select(0, torch.tensor([0])), "got index is on cpu, different from other tensors on cuda:0"),
+        (lambda: matrix.masked_fill(other > 0, 1.0), "expected self and mask to be on the same device, but got mask on cpu"),
+        (lambda: other + matrix, "found at least two devices, cuda:0 and cpu!"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            call()
+
+
+def test_values_of_an_assignment_are_of_the_device_or_a_number() -> None:
+    matrix, place = ones(torch.float32), torch.tensor([0], device="cuda")
+    with pytest.raises(RuntimeError, match="two devices, cuda:0 and cpu"):
+        matrix[place] = torch.zeros(2)
+    matrix[place] = torch.tensor(3.0)
+    matrix[matrix < 2] = torch.tensor([4.0])
+    assert matrix.tolist() == [[3.0, 3.0], [4.0, 4.0]]
