@@ -82,6 +82,13 @@ _NCCL = (
         "    (void)submit_all();",
         (f"{_UNIT}/test_nccl_transfers.c",),
     ),
+    Mutant(
+        "a-collective-of-one-rank-waits-for-its-turn",
+        "csrc/simulator/nccl/operations.c",
+        "    if (is_copy(comm, &part)) return sim_nccl_group_failed(sim_nccl_copy(comm, stream, &part));\n",
+        "",
+        (f"{_UNIT}/test_nccl.c",),
+    ),
 )
 
 MUTANTS = (*_OPERATORS, *_NCCL)

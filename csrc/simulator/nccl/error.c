@@ -35,13 +35,13 @@ const char *sim_nccl_last_error(void) {
 const char *sim_nccl_describe(sim_nccl_result_t result) {
     static const char *const texts[SIM_NCCL_RESULTS] = {
         [SIM_NCCL_SUCCESS] = "no error",
-        [SIM_NCCL_UNHANDLED_CUDA] = "unhandled cuda error",
-        [SIM_NCCL_SYSTEM] = "unhandled system error",
-        [SIM_NCCL_INTERNAL] = "internal error",
-        [SIM_NCCL_INVALID_ARGUMENT] = "invalid argument",
-        [SIM_NCCL_INVALID_USAGE] = "invalid usage",
-        [SIM_NCCL_REMOTE] = "remote process exited or there was an error in it",
-        [SIM_NCCL_IN_PROGRESS] = "the operation is in progress",
+        [SIM_NCCL_UNHANDLED_CUDA] = "unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
+        [SIM_NCCL_SYSTEM] = "unhandled system error (run with NCCL_DEBUG=INFO for details)",
+        [SIM_NCCL_INTERNAL] = "internal error - please report this issue to the NCCL developers",
+        [SIM_NCCL_INVALID_ARGUMENT] = "invalid argument (run with NCCL_DEBUG=WARN for details)",
+        [SIM_NCCL_INVALID_USAGE] = "invalid usage (run with NCCL_DEBUG=WARN for details)",
+        [SIM_NCCL_REMOTE] = "remote process exited or there was a network error",
+        [SIM_NCCL_IN_PROGRESS] = "NCCL operation in progress",
     };
     return (unsigned)result < SIM_NCCL_RESULTS ? texts[result] : "unknown result code";
 }

@@ -2,7 +2,6 @@
 
 #include <stdlib.h>
 
-#include "simulator/devices/context.h"
 #include "simulator/nccl/entries.h"
 #include "simulator/nccl/error.h"
 #include "simulator/nccl/setup.h"
@@ -96,20 +95,6 @@ sim_nccl_result_t sim_nccl_group_setup(sim_nccl_handle_t *handle) {
 
 /* ---- operations ---- */
 
-/* Resolves a stream; default streams are those of the communicator's device. */
-static sim_nccl_result_t find_stream(const sim_nccl_comm_t *comm, CUstream handle, sim_stream_t **stream) {
-    sim_thread_t *thread = sim_state_thread();
-    CUresult result = sim_context_retain_for_runtime(comm->device);
-    if (result != CUDA_SUCCESS) return sim_nccl_cuda_failed(result);
-    if (thread->depth == SIM_CONTEXT_DEPTH) return sim_nccl_cuda_failed(CUDA_ERROR_INVALID_CONTEXT);
-    thread->contexts[thread->depth++] = sim_state.devices[comm->device].primary.id;
-    *stream = sim_stream_find(handle);
-    thread->depth--;
-    if (*stream && (*stream)->context->device == comm->device) return SIM_NCCL_SUCCESS;
-    return sim_nccl_fail(SIM_NCCL_UNHANDLED_CUDA, "stream %p is not a stream of device %d, which the communicator uses",
-                         (void *)handle, comm->device);
-}
-
 static sim_nccl_result_t submit(sim_nccl_comm_t *comm, sim_stream_t *stream, const sim_nccl_part_t *parts, size_t count) {
     CUresult result = sim_nccl_submit(comm, stream, parts, count);
     return result == CUDA_SUCCESS ? SIM_NCCL_SUCCESS : sim_nccl_cuda_failed(result);
@@ -131,7 +116,7 @@ static sim_nccl_result_t order_streams(const sim_nccl_comm_t *comm, size_t first
     for (size_t i = first; i < group.request_count; i++) {
         sim_stream_t *other = NULL;
         if (group.requests[i].comm != comm->id || !is_transfer(&group.requests[i])) continue;
-        sim_nccl_result_t result = find_stream(comm, group.requests[i].stream, &other);
+        sim_nccl_result_t result = sim_nccl_stream(comm, group.requests[i].stream, &other);
         if (result != SIM_NCCL_SUCCESS) return result;
         if (other == stream) continue;
         if (other->capture || stream->capture)
@@ -148,7 +133,7 @@ static sim_nccl_result_t submit_transfers(sim_nccl_comm_t *comm, size_t first) {
     size_t count = 0;
     sim_nccl_part_t *parts = malloc((group.request_count - first) * sizeof *parts);
     if (!parts) return sim_nccl_fail(SIM_NCCL_SYSTEM, "no memory");
-    sim_nccl_result_t result = find_stream(comm, group.requests[first].stream, &stream);
+    sim_nccl_result_t result = sim_nccl_stream(comm, group.requests[first].stream, &stream);
     if (result == SIM_NCCL_SUCCESS) result = order_streams(comm, first, stream, false);
     for (size_t i = first; i < group.request_count; i++) {
         if (group.requests[i].comm != comm->id || !is_transfer(&group.requests[i])) continue;
@@ -169,7 +154,7 @@ static sim_nccl_result_t submit_request(size_t which) {
     if (result != SIM_NCCL_SUCCESS) return result;
     if (is_transfer(request)) return submit_transfers(comm, which);
     request->done = true;
-    result = find_stream(comm, request->stream, &stream);
+    result = sim_nccl_stream(comm, request->stream, &stream);
     return result == SIM_NCCL_SUCCESS ? submit(comm, stream, &request->part, 1) : result;
 }
 

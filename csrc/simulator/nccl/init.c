@@ -156,8 +156,7 @@ sim_nccl_result_t sim_nccl_split(sim_nccl_handle_t handle, int color, int key, s
                                  const sim_nccl_config_t *config) {
     sim_nccl_comm_t *parent = NULL;
     sim_nccl_result_t result = sim_nccl_require(handle, &parent);
-    if (result == SIM_NCCL_SUCCESS && (!made || (color < 0 && color != SIM_NCCL_NO_COLOR)))
-        result = sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "color is %d; it must be 0 or more, or NCCL_SPLIT_NOCOLOR", color);
+    if (result == SIM_NCCL_SUCCESS && !made) result = sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "newcomm is NULL");
     if (made) *made = NULL;
     const sim_nccl_split_request_t split = {.color = color, .key = key};
     if (result == SIM_NCCL_SUCCESS) result = derive(parent, split, 0, made, config);

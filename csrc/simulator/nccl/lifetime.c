@@ -21,8 +21,11 @@ static void drain(sim_nccl_comm_t *comm) {
     sim_nccl_comm_release(comm);
 }
 
+/* NULL ends nothing and is no error in finalize, destroy and abort, as in the real NCCL. */
 sim_nccl_result_t sim_nccl_finalize(sim_nccl_handle_t handle) {
-    sim_nccl_comm_t *comm = NULL;
+    sim_nccl_comm_t *comm = sim_nccl_find(handle);
+    if (!handle) return SIM_NCCL_SUCCESS;
+    if (comm && comm->finalized) return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "the communicator is already finalized");
     sim_nccl_result_t result = sim_nccl_require(handle, &comm);
     if (result != SIM_NCCL_SUCCESS) return result;
     comm->finalized = true;
@@ -40,6 +43,7 @@ static void abort_comm(sim_nccl_comm_t *comm) {
 /* After an error, submitted work never completes, so the communicator is aborted. */
 sim_nccl_result_t sim_nccl_destroy(sim_nccl_handle_t handle) {
     sim_nccl_comm_t *comm = NULL;
+    if (!handle) return SIM_NCCL_SUCCESS;
     sim_nccl_result_t result = find(handle, &handle, &comm);
     if (result != SIM_NCCL_SUCCESS) return result;
     comm->finalized = true;
@@ -55,6 +59,7 @@ sim_nccl_result_t sim_nccl_destroy(sim_nccl_handle_t handle) {
 
 sim_nccl_result_t sim_nccl_abort(sim_nccl_handle_t handle) {
     sim_nccl_comm_t *comm = NULL;
+    if (!handle) return SIM_NCCL_SUCCESS;
     sim_nccl_result_t result = find(handle, &handle, &comm);
     if (result == SIM_NCCL_SUCCESS) abort_comm(comm);
     return result;

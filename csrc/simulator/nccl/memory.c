@@ -7,9 +7,11 @@
 #include "simulator/nccl/communicator.h"
 #include "simulator/nccl/entries.h"
 #include "simulator/nccl/error.h"
+#include "simulator/runtime/entries.h"
 #include "simulator/simulator.h"
 
-/* Maps a cuMemCreate handle, as the real function does: the program may look it up by address. */
+/* Maps a cuMemCreate handle, as the real function does: the program may look it up by address. Without a place or a size the
+ * real function calls cudaMalloc. */
 sim_nccl_result_t sim_nccl_mem_alloc(void **address, size_t bytes) {
     int device = sim_context_current()->device;
     size_t span = (bytes + TMS_SIM_GRANULARITY - 1) / TMS_SIM_GRANULARITY * TMS_SIM_GRANULARITY;
@@ -19,9 +21,10 @@ sim_nccl_result_t sim_nccl_mem_alloc(void **address, size_t bytes) {
     const CUmemAccessDesc access = {.location = properties.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     CUmemGenericAllocationHandle handle = 0;
     CUdeviceptr range = 0;
-    if (!address || !bytes) return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "ptr is NULL, or size is 0");
-    CUresult result = sim_memory_create(&handle, span, &properties, 0);
+    CUresult result =
+        !address || !bytes ? sim_runtime_malloc(address, bytes) : sim_memory_create(&handle, span, &properties, 0);
     if (result != CUDA_SUCCESS) return sim_nccl_cuda_failed(result);
+    if (!bytes) return SIM_NCCL_SUCCESS;
     result = sim_memory_reserve(&range, span, 0, 0, 0);
     if (result != CUDA_SUCCESS) goto no_range;
     result = sim_memory_map(range, span, 0, handle, 0);

@@ -3,11 +3,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "simulator/devices/context.h"
 #include "simulator/nccl/collective.h"
+#include "simulator/nccl/error.h"
 #include "simulator/nccl/exchange.h"
+#include "simulator/nccl/numbers.h"
 #include "simulator/nccl/transfer.h"
+#include "simulator/runtime/entries.h"
 #include "simulator/streams/stream.h"
 #include "simulator/work/task.h"
+
+enum { COPY_DEFAULT = 4 }; /* cudaMemcpyDefault */
 
 struct sim_nccl_operation {
     sim_task_t task;
@@ -104,4 +110,47 @@ CUresult sim_nccl_submit(sim_nccl_comm_t *comm, sim_stream_t *stream, const sim_
     CUresult result = sim_stream_submit(stream, &op, NULL);
     sim_task_release(&operation->task);
     return result;
+}
+
+/* ---- streams of the communicator's device ---- */
+
+/* Makes the communicator's device current for this thread. leave_device undoes it. */
+static CUresult enter_device(const sim_nccl_comm_t *comm) {
+    sim_thread_t *thread = sim_state_thread();
+    CUresult result = sim_context_retain_for_runtime(comm->device);
+    if (result != CUDA_SUCCESS) return result;
+    if (thread->depth == SIM_CONTEXT_DEPTH) return CUDA_ERROR_INVALID_CONTEXT;
+    thread->contexts[thread->depth++] = sim_state.devices[comm->device].primary.id;
+    return CUDA_SUCCESS;
+}
+
+static void leave_device(void) { sim_state_thread()->depth--; }
+
+sim_nccl_result_t sim_nccl_stream(const sim_nccl_comm_t *comm, CUstream handle, sim_stream_t **stream) {
+    CUresult result = enter_device(comm);
+    if (result != CUDA_SUCCESS) return sim_nccl_cuda_failed(result);
+    *stream = sim_stream_find(handle);
+    leave_device();
+    if (*stream && (*stream)->context->device == comm->device) return SIM_NCCL_SUCCESS;
+    return sim_nccl_fail(SIM_NCCL_UNHANDLED_CUDA, "stream %p is not a stream of device %d, which the communicator uses",
+                         (void *)handle, comm->device);
+}
+
+sim_nccl_result_t sim_nccl_copy(const sim_nccl_comm_t *comm, CUstream handle, const sim_nccl_part_t *part) {
+    sim_stream_t *stream = NULL;
+    int device = comm->device;
+    size_t bytes = part->count * sim_nccl_type_bytes(part->type);
+    sim_nccl_result_t found = sim_nccl_stream(comm, handle, &stream);
+    if (found != SIM_NCCL_SUCCESS || part->destination == part->source) return found;
+    CUresult result = enter_device(comm);
+    if (result != CUDA_SUCCESS) return sim_nccl_cuda_failed(result);
+    result = sim_runtime_copy_async((void *)(uintptr_t)part->destination, (const void *)(uintptr_t)part->source, bytes,
+                                    COPY_DEFAULT, handle);
+    leave_device();
+    if (result == CUDA_ERROR_INVALID_VALUE)
+        return sim_nccl_fail(
+            SIM_NCCL_UNHANDLED_CUDA,
+            "a buffer is NULL, or not all of its %zu bytes are accessible to device %d; resume paused memory", bytes,
+            device);
+    return result == CUDA_SUCCESS ? SIM_NCCL_SUCCESS : sim_nccl_cuda_failed(result);
 }

@@ -28,20 +28,29 @@ static sim_nccl_result_t read_reduction(const sim_nccl_comm_t *comm, int reducti
     return SIM_NCCL_SUCCESS;
 }
 
-static sim_nccl_result_t check(const sim_nccl_comm_t *comm, const sim_nccl_part_t *part, int type, int peer) {
+static sim_nccl_result_t check(const sim_nccl_comm_t *comm, int type, int peer) {
     if (!is_known(type)) return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "there is no type %d", type);
     if (peer < 0 || (unsigned)peer >= comm->exchange.ranks)
         return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "there is no rank %d among %u", peer, comm->exchange.ranks);
     if (comm->suspended)
         return sim_nccl_fail(SIM_NCCL_INVALID_USAGE, "the communicator is suspended; call ncclCommResume first");
-    bool is_root = (unsigned)peer == comm->exchange.rank;
+    return SIM_NCCL_SUCCESS;
+}
+
+static sim_nccl_result_t check_buffers(const sim_nccl_comm_t *comm, const sim_nccl_part_t *part) {
+    bool is_root = part->peer == comm->exchange.rank;
     bool gives =
         part->kind != SIM_NCCL_RECEIVE && (is_root || (part->kind != SIM_NCCL_BROADCAST && part->kind != SIM_NCCL_SCATTER));
     bool takes =
         part->kind != SIM_NCCL_SEND && (is_root || (part->kind != SIM_NCCL_REDUCE && part->kind != SIM_NCCL_GATHER));
-    if (part->count && ((gives && !part->source) || (takes && !part->destination)))
+    if ((gives && !part->source) || (takes && !part->destination))
         return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "a buffer is NULL");
     return SIM_NCCL_SUCCESS;
+}
+
+/* Whether the result is the input: a collective of one rank, without a factor. */
+static bool is_copy(const sim_nccl_comm_t *comm, const sim_nccl_part_t *part) {
+    return comm->exchange.ranks == 1 && !part->scaled && part->kind != SIM_NCCL_SEND && part->kind != SIM_NCCL_RECEIVE;
 }
 
 /* `peer` is the root or the other rank; 0 if there is none. */
@@ -49,13 +58,17 @@ static sim_nccl_result_t add(sim_nccl_handle_t handle, sim_nccl_part_t part, int
                              CUstream stream) {
     sim_nccl_comm_t *comm = NULL;
     sim_nccl_result_t result = sim_nccl_require(handle, &comm);
-    if (result == SIM_NCCL_SUCCESS) result = check(comm, &part, type, peer);
+    if (result == SIM_NCCL_SUCCESS) result = check(comm, type, peer);
     if (result != SIM_NCCL_SUCCESS) return sim_nccl_group_failed(result);
     part.type = (sim_nccl_type_t)type;
     part.peer = (unsigned)peer;
     result = read_reduction(comm, reduction, &part);
     if (result != SIM_NCCL_SUCCESS) return sim_nccl_group_failed(result);
-    return part.count ? sim_nccl_group_add(comm, stream, &part) : SIM_NCCL_SUCCESS; /* an empty operation has no effect */
+    if (!part.count) return SIM_NCCL_SUCCESS; /* an empty operation has no effect */
+    /* A copy is issued at once, even in a group, as in the real NCCL. */
+    if (is_copy(comm, &part)) return sim_nccl_group_failed(sim_nccl_copy(comm, stream, &part));
+    result = check_buffers(comm, &part);
+    return result == SIM_NCCL_SUCCESS ? sim_nccl_group_add(comm, stream, &part) : sim_nccl_group_failed(result);
 }
 
 #define PART(kind_of, from, to, elements)                                                                                   \
@@ -121,13 +134,13 @@ sim_nccl_result_t sim_nccl_receive(void *destination, size_t count, int type, in
 
 /* ---- reductions that the program creates ---- */
 
+/* Any residence that is not the host is the device, as in the real NCCL. */
 sim_nccl_result_t sim_nccl_make_reduction(int *reduction, void *scalar, int type, int residence, sim_nccl_handle_t handle) {
     sim_nccl_comm_t *comm = NULL;
     sim_nccl_result_t result = sim_nccl_require(handle, &comm);
     if (result != SIM_NCCL_SUCCESS) return result;
-    if (!reduction || !scalar || !is_known(type) ||
-        (residence != SIM_NCCL_SCALAR_ON_DEVICE && residence != SIM_NCCL_SCALAR_ON_HOST))
-        return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "type %d, residence %d, or a pointer is NULL", type, residence);
+    if (!reduction || !scalar) return sim_nccl_fail(SIM_NCCL_INVALID_ARGUMENT, "a pointer is NULL");
+    if (!is_known(type)) return sim_nccl_fail(SIM_NCCL_INTERNAL, "there is no type %d", type);
     sim_nccl_factor_t *factor = calloc(1, sizeof *factor);
     if (!factor) return sim_nccl_fail(SIM_NCCL_SYSTEM, "no memory");
     factor->type = (sim_nccl_type_t)type;

@@ -35,16 +35,33 @@ def making(world: World) -> Observations:
     into = ctypes.byref(made)
     library.call("ncclGetUniqueId", ctypes.byref(identity))
     return {
-        "no place for the id": library.call("ncclGetUniqueId", None),
-        "no place for the communicator": library.call("ncclCommInitRank", None, 1, identity, 0),
         "no ranks": library.call("ncclCommInitRank", into, 0, identity, 0),
         "a rank too high": library.call("ncclCommInitRank", into, 1, identity, 1),
         "a negative rank": library.call("ncclCommInitRank", into, 1, identity, -1),
         "untouched": made.value is None,
-        "no devices": library.call("ncclCommInitAll", (ctypes.c_void_p * 1)(), 0, None),
         "a device that is not there": library.call("ncclCommInitAll", (ctypes.c_void_p * 1)(), 1, (ctypes.c_int * 1)(99)),
         "a device twice": library.call("ncclCommInitAll", (ctypes.c_void_p * 2)(), 2, (ctypes.c_int * 2)(0, 0)),
     }
+
+
+@behaviour(own_process=True)
+def id_without_a_place(world: World) -> Observations:
+    world.start()
+    return {"result": Library().call("ncclGetUniqueId", None)}
+
+
+@behaviour(own_process=True)
+def made_without_a_place(world: World) -> Observations:
+    world.start()
+    library, identity = Library(), UniqueId()
+    library.call("ncclGetUniqueId", ctypes.byref(identity))
+    return {"result": library.call("ncclCommInitRank", None, 1, identity, 0)}
+
+
+@behaviour(own_process=True)
+def made_for_no_devices(world: World) -> Observations:
+    world.start()
+    return {"result": Library().call("ncclCommInitAll", (ctypes.c_void_p * 1)(), 0, None)}
 
 
 @behaviour
@@ -131,6 +148,23 @@ def parts(world: World) -> Observations:
     return seen
 
 
+@behaviour(own_process=True)
+def parts_of_negative_colors(world: World) -> Observations:
+    """Only -1, NCCL_SPLIT_NOCOLOR, is no color."""
+    world.start()
+    library, number = Library(), ctypes.c_int(NOT_GIVEN)
+    seen: Observations = {}
+    with library.communicator() as communicator:
+        for color in (-2, -(2**31)):
+            part = ctypes.c_void_p()
+            result = library.call("ncclCommSplit", communicator, color, 0, ctypes.byref(part), None)
+            seen[f"{color}"] = [result, bool(part.value)]
+            if part.value:
+                seen[f"ranks of {color}"] = [library.call("ncclCommCount", part, ctypes.byref(number)), number.value]
+                seen[f"end of {color}"] = library.call("ncclCommDestroy", part)
+    return seen
+
+
 @behaviour
 def ends(world: World) -> Observations:
     library = Library()
@@ -138,6 +172,17 @@ def ends(world: World) -> Observations:
     with library.communicator() as communicator:
         seen["finalize"] = library.call("ncclCommFinalize", communicator)
         seen["finalize twice"] = library.call("ncclCommFinalize", communicator)
+    return seen
+
+
+@behaviour(own_process=True)
+def aborting(world: World) -> Observations:
+    world.start()
+    library, made, identity = Library(), ctypes.c_void_p(), UniqueId()
+    seen: Observations = {"of none": library.call("ncclCommAbort", None)}
+    library.call("ncclGetUniqueId", ctypes.byref(identity))
+    library.call("ncclCommInitRank", ctypes.byref(made), 1, identity, 0)
+    seen["of one"] = library.call("ncclCommAbort", made)
     return seen
 
 
@@ -219,6 +264,34 @@ def paused(world: World) -> Observations:
     except RuntimeError as problem:
         seen["synchronize"] = str(problem).splitlines()[0]
     seen["asynchronous error"] = [library.call("ncclCommGetAsyncError", made, ctypes.byref(error)), error.value]
+    return seen
+
+
+@behaviour(own_process=True)
+def copies(world: World) -> Observations:
+    """A collective of one rank is a copy: of a NULL buffer at the call, also in a group, and of nothing in place."""
+    world.start()
+    library, tensor = Library(), torch.ones(COUNT, device=world.device)
+    other = torch.zeros(COUNT, device=world.device)
+    host = (ctypes.c_float * COUNT)(*[2.0] * COUNT)
+    seen: Observations = {}
+    with library.communicator() as communicator:
+
+        def reduce(source: Any, destination: Any) -> str:
+            return library.call("ncclAllReduce", source, destination, _count(), FLOAT32, SUM, communicator, _stream())
+
+        seen["no buffer at all"] = reduce(None, None)
+        seen["from the host"] = reduce(host, _pointer(other))
+        torch.cuda.synchronize()
+        seen["contents"] = other.tolist()
+        seen["to the host"] = reduce(_pointer(tensor), host)
+        torch.cuda.synchronize()
+        seen["host"] = list(host)
+        library.call("ncclGroupStart")
+        seen["in a group"] = [reduce(None, _pointer(other)), library.call("ncclGroupEnd")]
+        torch.cuda.synchronize()
+        seen["unchanged"] = other.tolist()
+        seen["asynchronous error"] = library.call("ncclCommGetAsyncError", communicator, ctypes.byref(ctypes.c_int()))
     return seen
 
 

@@ -247,6 +247,42 @@ static void a_rank_may_be_alone(void **state) {
     drop_ranks(ranks, 1);
 }
 
+static sim_nccl_result_t reduce_alone(const rank_t *rank, const void *source, void *destination) {
+    return CALL(ncclReduce, source, destination, GRANULE, SIM_NCCL_UINT8, SIM_NCCL_SUM, 0, rank->comm, rank->stream);
+}
+
+/* The collective of one rank is a copy on its stream: it validates memory at the call, also in a group, and in place it is
+ * nothing. */
+static void a_collective_of_one_rank_is_a_copy(void **state) {
+    rank_t ranks[1];
+    block_t block = make_block(0, GRANULE);
+    void *paused = (void *)(uintptr_t)block.address;
+    (void)state;
+    make_ranks(ranks, 1, GRANULE);
+    memset(ranks[0].source, 5, GRANULE);
+    ASSERT_CUDA(CALL(launch_add, ranks[0].stream, (uintptr_t)ranks[0].source, GRANULE, 2, 1));
+    ASSERT_NCCL(CALL(ncclGroupStart));
+    ASSERT_NCCL(reduce_alone(&ranks[0], ranks[0].source, paused));
+    ASSERT_NCCL(CALL(ncclGroupEnd));
+    assert_bytes(block.address, GRANULE, 0xa5); /* it waits for the work before it */
+    CALL(open_gate, 1);
+    synchronize(ranks, 1);
+    assert_bytes(block.address, GRANULE, 7);
+    unmap_block(&block);
+    assert_int_equal(reduce_alone(&ranks[0], paused, ranks[0].destination), SIM_NCCL_UNHANDLED_CUDA);
+    assert_non_null(strstr(CALL(ncclGetLastError, NULL), "accessible to device 0; resume paused memory"));
+    assert_int_equal(reduce_alone(&ranks[0], NULL, ranks[0].destination), SIM_NCCL_UNHANDLED_CUDA);
+    ASSERT_NCCL(CALL(ncclGroupStart));
+    assert_int_equal(reduce_alone(&ranks[0], ranks[0].source, paused), SIM_NCCL_UNHANDLED_CUDA);
+    assert_int_equal(CALL(ncclGroupEnd), SIM_NCCL_UNHANDLED_CUDA);
+    ASSERT_NCCL(reduce_alone(&ranks[0], paused, paused));
+    synchronize(ranks, 1); /* the context has no error */
+    assert_int_equal(async_error(&ranks[0]), SIM_NCCL_SUCCESS);
+    assert_bytes((uintptr_t)ranks[0].destination, GRANULE, 0xee);
+    ASSERT_CUDA(CALL(cuMemAddressFree, block.address, block.bytes));
+    drop_ranks(ranks, 1);
+}
+
 int main(void) {
 #define TEST(test) cmocka_unit_test_setup_teardown(test, setup_more_gpus, teardown_gpus)
     const struct CMUnitTest tests[] = {
@@ -260,6 +296,7 @@ int main(void) {
         TEST(an_operation_can_be_captured_and_replayed),
         TEST(ranks_may_be_threads),
         TEST(a_rank_may_be_alone),
+        TEST(a_collective_of_one_rank_is_a_copy),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

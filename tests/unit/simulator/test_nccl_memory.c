@@ -82,7 +82,9 @@ static void allocations_are_mapped_handles(void **state) {
     ASSERT_NCCL(CALL(ncclMemFree, memory));
     ASSERT_NCCL(CALL(ncclMemFree, NULL));
     assert_int_equal(CALL(ncclMemAlloc, &memory, DEVICE_MEMORY + 1), SIM_NCCL_UNHANDLED_CUDA);
-    assert_int_equal(CALL(ncclMemAlloc, NULL, 1), SIM_NCCL_INVALID_ARGUMENT);
+    assert_int_equal(CALL(ncclMemAlloc, NULL, 1), SIM_NCCL_UNHANDLED_CUDA);
+    ASSERT_NCCL(CALL(ncclMemAlloc, &memory, 0));
+    assert_null(memory);
 }
 
 static void registrations_are_of_memory_that_is_there(void **state) {

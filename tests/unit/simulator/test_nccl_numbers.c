@@ -133,6 +133,33 @@ static void a_reduction_of_the_programs_multiplies_first(void **state) {
     drop_ranks(ranks, RANKS);
 }
 
+/* A residence that is not the host is the device. */
+static void arguments_of_a_reduction_are_checked(void **state) {
+    rank_t ranks[1];
+    int reduction = -1;
+    const float factor = 3;
+    (void)state;
+    make_ranks(ranks, 1, 8);
+    float *device = (float *)ranks[0].source;
+    device[0] = 2;
+    device[1] = 10;
+    sim_nccl_handle_t comm = ranks[0].comm;
+    assert_int_equal(
+        CALL(ncclRedOpCreatePreMulSum, &reduction, (void *)&factor, SIM_NCCL_TYPES, SIM_NCCL_SCALAR_ON_HOST, comm),
+        SIM_NCCL_INTERNAL);
+    assert_int_equal(CALL(ncclRedOpCreatePreMulSum, &reduction, NULL, SIM_NCCL_FLOAT, SIM_NCCL_SCALAR_ON_HOST, comm),
+                     SIM_NCCL_INVALID_ARGUMENT);
+    assert_int_equal(CALL(ncclRedOpCreatePreMulSum, NULL, (void *)&factor, SIM_NCCL_FLOAT, SIM_NCCL_SCALAR_ON_HOST, comm),
+                     SIM_NCCL_INVALID_ARGUMENT);
+    assert_int_equal(reduction, -1);
+    ASSERT_NCCL(CALL(ncclRedOpCreatePreMulSum, &reduction, device, SIM_NCCL_FLOAT, 7, comm));
+    device[0] = 4; /* read by the operation */
+    ASSERT_NCCL(CALL(ncclAllReduce, device + 1, device + 1, 1, SIM_NCCL_FLOAT, reduction, comm, ranks[0].stream));
+    synchronize(ranks, 1);
+    assert_float_equal(device[1], 40, 0);
+    drop_ranks(ranks, 1);
+}
+
 int main(void) {
 #define TEST(test) cmocka_unit_test_setup_teardown(test, setup_more_gpus, teardown_gpus)
     const struct CMUnitTest tests[] = {
@@ -141,6 +168,7 @@ int main(void) {
         TEST(rounding_and_limits),
         TEST(narrow_numbers_are_rounded_once),
         TEST(a_reduction_of_the_programs_multiplies_first),
+        TEST(arguments_of_a_reduction_are_checked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -34,7 +34,7 @@ static void a_communicator_is_split(void **state) {
     enum { COUNT = MORE_DEVICES };
     rank_t ranks[COUNT];
     sim_nccl_handle_t made[COUNT];
-    const int colors[COUNT] = {5, SIM_NCCL_NO_COLOR, 5, 0}, keys[COUNT] = {9, 0, -3, 0};
+    const int colors[COUNT] = {5, SIM_NCCL_NO_COLOR, 5, -2}, keys[COUNT] = {9, 0, -3, 0};
     (void)state;
     make_ranks(ranks, COUNT, 4);
     for (int round = 0; round < 3; round++) { /* one after the other from the same */
@@ -51,7 +51,7 @@ static void a_communicator_is_split(void **state) {
             if (made[i]) ASSERT_NCCL(CALL(ncclCommDestroy, made[i]));
         }
     }
-    assert_int_equal(CALL(ncclCommSplit, ranks[0].comm, -2, 0, &made[0], NULL), SIM_NCCL_INVALID_ARGUMENT);
+    assert_int_equal(CALL(ncclCommSplit, ranks[0].comm, 0, 0, NULL, NULL), SIM_NCCL_INVALID_ARGUMENT);
     drop_ranks(ranks, COUNT);
 }
 
@@ -150,8 +150,26 @@ static void mismatched_arguments_are_refused(void **state) {
     ASSERT_NCCL(CALL(ncclCommDestroy, other));
     assert_int_equal(CALL(ncclCommInitAll, comms, 2, twice), SIM_NCCL_INVALID_USAGE);
     assert_int_equal(CALL(ncclCommInitAll, comms, MORE_DEVICES + 1, NULL), SIM_NCCL_INVALID_ARGUMENT);
-    assert_int_equal(CALL(ncclCommDestroy, NULL), SIM_NCCL_INVALID_ARGUMENT);
-    assert_string_equal(CALL(ncclGetErrorString, SIM_NCCL_INVALID_USAGE), "invalid usage");
+    assert_string_equal(CALL(ncclGetErrorString, SIM_NCCL_INVALID_USAGE),
+                        "invalid usage (run with NCCL_DEBUG=WARN for details)");
+}
+
+static void a_communicator_ends_once(void **state) {
+    rank_t ranks[1];
+    (void)state;
+    ASSERT_NCCL(CALL(ncclCommFinalize, NULL));
+    ASSERT_NCCL(CALL(ncclCommDestroy, NULL));
+    ASSERT_NCCL(CALL(ncclCommAbort, NULL));
+    make_ranks(ranks, 1, 4);
+    sim_nccl_handle_t comm = ranks[0].comm;
+    ASSERT_NCCL(CALL(ncclCommFinalize, comm));
+    assert_int_equal(CALL(ncclCommFinalize, comm), SIM_NCCL_INVALID_ARGUMENT);
+    assert_int_equal(CALL(ncclCommSplit, comm, 0, 0, &ranks[0].comm, NULL), SIM_NCCL_INVALID_USAGE);
+    ASSERT_NCCL(CALL(ncclCommDestroy, comm));
+    assert_int_equal(CALL(ncclCommFinalize, comm), SIM_NCCL_INVALID_ARGUMENT);
+    assert_int_equal(CALL(ncclCommDestroy, comm), SIM_NCCL_INVALID_ARGUMENT);
+    assert_int_equal(CALL(ncclCommAbort, comm), SIM_NCCL_INVALID_ARGUMENT);
+    drop_ranks(ranks, 1);
 }
 
 /* A rank that ends before the others are there. */
@@ -209,9 +227,13 @@ static void a_forked_child_is_refused(void **state) {
 int main(int count, char **arguments) {
 #define TEST(test) cmocka_unit_test_setup_teardown(test, setup_more_gpus, teardown_gpus)
     const struct CMUnitTest tests[] = {
-        TEST(a_communicator_is_split),          TEST(shrinking_leaves_ranks_out),
-        TEST(calls_that_do_not_block),          TEST(a_communicator_that_is_not_ready_is_aborted),
-        TEST(mismatched_arguments_are_refused), TEST(a_rank_that_dies_before_the_others_are_there),
+        TEST(a_communicator_is_split),
+        TEST(shrinking_leaves_ranks_out),
+        TEST(calls_that_do_not_block),
+        TEST(a_communicator_that_is_not_ready_is_aborted),
+        TEST(mismatched_arguments_are_refused),
+        TEST(a_communicator_ends_once),
+        TEST(a_rank_that_dies_before_the_others_are_there),
         TEST(a_forked_child_is_refused),
     };
     if (count > 1 && strcmp(arguments[1], "join_and_die") == 0) return join_and_die();
