@@ -131,6 +131,85 @@ def test_a_known_difference_that_is_gone_is_reported() -> None:
     assert result.outdated == ["b: y"]
 
 
+def test_an_entry_for_several_behaviours_and_observations(tmp_path: Path) -> None:
+    entry = {"behaviour": "b*", "observation": ["x", "y"], "reason": "because"}
+    (tmp_path / compare.KNOWN_DIFFERENCES).write_text(json.dumps([entry]), encoding="utf-8")
+    behaviours = {"b1": {"x": 1, "y": 1}, "b2": {"x": 1, "y": 1}, "c": {"x": 1}}
+    recorded = {"machine": MACHINE, "behaviours": behaviours}
+    for changed, unexpected, outdated in (
+        ({"b1": {"x": 2, "y": 1}, "b2": {"x": 1, "y": 2}}, [], []),
+        ({"b1": {"x": 2, "y": 1}, "b2": {"x": 2, "y": 1}}, [], ["b*: y"]),
+        ({"b1": {"x": 2, "y": 2}, "c": {"x": 2}}, ["c"], []),
+    ):
+        result = compare.compare_in(tmp_path, recorded, {"behaviours": behaviours | changed})
+        assert ([each.behaviour for each in result.unexpected], result.outdated) == (unexpected, outdated)
+
+
+def test_an_entry_without_a_reason_is_refused(tmp_path: Path) -> None:
+    for name, read in (
+        (compare.KNOWN_DIFFERENCES, compare.read_known),
+        (compare.SAME_MEANING, compare.read_same_meaning),
+    ):
+        (tmp_path / name).write_text('[{"behaviour": "b", "observation": "x", "pattern": "x", "meaning": ""}]')
+        with pytest.raises(ValueError, match="without a reason"):
+            read(tmp_path)
+
+
+@pytest.mark.parametrize("simulated", [1, 2])
+def test_what_varies_is_not_compared(simulated: int) -> None:
+    entry = {"behaviour": "b", "observation": "x", "reason": "because", "varies": True}
+    sides = [{"machine": MACHINE, "behaviours": {"b": {"x": value}}} for value in (1, simulated)]
+    result = compare.compare(*sides, [entry])
+    assert (result.varying, result.equal, result.known, result.unexpected, result.outdated) == (1, 0, [], [], [])
+
+
+@pytest.mark.parametrize(
+    ("recorded", "simulated", "equal"),
+    [
+        ('"add_cuda" not implemented for Half', '"add_cpu" not implemented for Half', True),
+        ('"add_cuda" not implemented for Half', '"add_cpu" not implemented for Int', False),
+        ('"add_cuda" not implemented for Half', "another error", False),
+    ],
+)
+def test_texts_are_compared_by_their_meaning(recorded: str, simulated: str, equal: bool) -> None:
+    meaning = {"pattern": '^"\\w+" not', "meaning": "not", "reason": "because"}
+    sides = [{"machine": MACHINE, "behaviours": {"b": {"message": text}}} for text in (recorded, simulated)]
+    result = compare.compare(*sides, [], [meaning])
+    assert result.equal == int(equal) and len(result.unexpected) == int(not equal) and not result.outdated
+
+
+def test_a_pattern_that_matches_nothing_is_reported() -> None:
+    meaning = {"pattern": "x+", "meaning": "x", "reason": "because"}
+    sides = [{"machine": MACHINE, "behaviours": {"b": {"message": "text", "number": 1}}}] * 2
+    assert compare.compare(*sides, [], [meaning]).outdated == []
+    assert compare.compare(*sides, [], [meaning | {"pattern": "z"}]).outdated == ["pattern z"]
+
+
+#: Texts of a GPU and of the CPU, and whether they say the same.
+TEXTS = (
+    ("\"addmm_cuda\" not implemented for 'Int'", "\"addmm_cpu\" not implemented for 'Int': aten::mm of int32 has", True),
+    ("\"addmm_cuda\" not implemented for 'Int'", "\"addmm_cpu\" not implemented for 'Char'", False),
+    (
+        "got mat2 is on cpu (when checking argument in method a)",
+        "got mat2 is on cpu (when checking argument in method b)",
+        True,
+    ),
+    (
+        "got mat2 is on cpu (when checking argument in method a)",
+        "got mat1 is on cpu (when checking argument in method a)",
+        False,
+    ),
+    ("expected mat1 and mat2 to have the same", "expected m1 and m2 to have the same", True),
+    ("expected mat1 and mat2 to have the same", "expected mat1 and mat2 to be", False),
+)
+
+
+@pytest.mark.parametrize(("recorded", "simulated", "equal"), TEXTS)
+def test_the_meanings_of_pytorchs_texts(recorded: str, simulated: str, equal: bool) -> None:
+    meanings = compare.Meanings(compare.read_same_meaning(HERE / "pytorch"))
+    assert (meanings.of(recorded) == meanings.of(simulated)) is equal
+
+
 def test_a_behaviour_that_was_not_recorded_is_pending() -> None:
     sides = [{"machine": MACHINE, "behaviours": seen} for seen in ({}, {"b": {"x": 1}})]
     result = compare.compare(*sides, [])

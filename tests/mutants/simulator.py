@@ -46,6 +46,40 @@ _OPERATORS = (
     ),
 )
 
+_OF_CUDA = "torch_memory_saver/_simulate/operators"
+_LIKE_CUDA = "torch:tests/torch/test_operators_like_cuda.py"
+
+_REFUSALS = (
+    Mutant(
+        "types-that-only-cuda-lacks-are-computed",
+        f"{_OF_CUDA}/results.py",
+        "    refuse_types(operator, arguments, keywords)\n",
+        "",
+        (f"{_LIKE_CUDA}::test_types_that_only_cuda_lacks_are_refused",),
+    ),
+    Mutant(
+        "an-operator-that-waits-is-captured",
+        f"{_OF_CUDA}/launch.py",
+        "            schema.wait(given)\n",
+        "            pass\n",
+        (f"{_LIKE_CUDA}::test_limits_and_counts_that_are_not_given_are_not_captured",),
+    ),
+    Mutant(
+        "values-of-an-assignment-are-taken-from-the-host",
+        f"{_OF_CUDA}/devices.py",
+        'given["values"].dim()',
+        "False",
+        (f"{_LIKE_CUDA}::test_values_of_an_assignment_are_of_the_device_or_a_number",),
+    ),
+    Mutant(
+        "integers-divided-by-zero-fail-the-device",
+        f"{_OF_CUDA}/compute.py",
+        ").any():\n        return _divide(",
+        ").all():\n        return _divide(",
+        (f"{_LIKE_CUDA}::test_integers_divided_by_zero_are_undefined_and_no_error",),
+    ),
+)
+
 _NCCL = (
     Mutant(
         "ranks-do-not-wait-for-the-shares-of-an-all-reduce",
@@ -91,4 +125,4 @@ _NCCL = (
     ),
 )
 
-MUTANTS = (*_OPERATORS, *_NCCL)
+MUTANTS = (*_OPERATORS, *_REFUSALS, *_NCCL)

@@ -38,7 +38,10 @@ LACKING: dict[str, tuple[Callable[[], Any], str]] = {
     "igamma": (lambda: torch.igamma(ones(torch.float16), ones(torch.float16)), "not implemented for 'Half'"),
     "abs": (lambda: ones(EIGHT_BITS).abs(), "\"abs_cuda\" not implemented for 'Float8_e5m2'"),
     "dropout": (lambda: functional.dropout(ones(WHOLE)), "\"fused_dropout\" not implemented for 'Long'"),
-    "dropout, complex": (lambda: functional.dropout(ones(torch.complex64)), "not implemented for 'ComplexFloat'"),
+    "dropout, complex": (
+        lambda: torch.native_dropout(ones(torch.complex64), 0.5, True),
+        "not implemented for 'ComplexFloat'",
+    ),
     "std": (lambda: ones(EIGHT_BITS).std(), "\"std_cuda\" not implemented for 'Float8_e5m2'"),
     "masks": (lambda: ones(SHORT).masked_fill(ones(SHORT), 1), "only supports boolean masks, but got dtype Int"),
     "targets": (lambda: functional.nll_loss(ones(torch.float32), ones(SHORT, 2)), "not implemented for 'Int'"),
@@ -67,18 +70,22 @@ def test_they_are_refused_in_a_capture() -> None:
         matrix @ matrix
 
 
-def test_refusals_have_cudas_classes() -> None:
-    """A check that both make has the words and the class of PyTorch. A kernel's lack of a type is a NotImplementedError."""
-    for call in (lambda: ones(WHOLE).std(), lambda: ones(torch.complex64).sort(), lambda: ones(torch.complex64).argmax()):
-        with pytest.raises(
-            RuntimeError, match=r"floating point and complex dtypes$|support complex (dtypes on CPU|input)$"
-        ) as caught:
-            call()
-        assert caught.type is RuntimeError
-    for call in (lambda: ones(EIGHT_BITS) + 1, lambda: ones(torch.bool).softmax(0), lambda: ones(torch.float32) & 1):
-        with pytest.raises(NotImplementedError, match="not implemented for") as caught:
-            call()
-        assert caught.type is NotImplementedError
+def test_refusals_have_pytorchs_classes() -> None:
+    """A check that CUDA and the CPU share has the same text. A text that names a kernel is followed by an explanation."""
+    calls: tuple[Callable[[torch.Tensor], Any], ...] = (
+        lambda tensor: tensor.to(WHOLE).std(),
+        lambda tensor: tensor.to(EIGHT_BITS) + 1,
+        lambda tensor: tensor.to(torch.bool).softmax(0),
+        lambda tensor: tensor & 1,
+    )
+    for call in calls:
+        with pytest.raises(RuntimeError) as expected:
+            call(torch.ones(2, 2))
+        with pytest.raises(RuntimeError) as found:
+            call(ones(torch.float32))
+        assert found.type is expected.type
+        text, _, added = str(found.value).partition(": aten::")
+        assert text == str(expected.value) and ("not implemented for" in text or not added)
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, EIGHT_BITS])
@@ -121,6 +128,11 @@ def test_a_result_that_is_too_small_is_named_by_its_shape() -> None:
     torch.cuda.synchronize()
 
 
+fails_captures = pytest.mark.skipif(
+    torch.__version__.startswith("2.6."), reason="the allocator of PyTorch 2.6 stays in a capture that failed"
+)
+
+
 def captured(action: Callable[[], Any]) -> tuple[Any, bool]:
     """What an action returns during a capture, or its exception; and whether the capture is a graph then."""
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
@@ -139,6 +151,7 @@ def captured(action: Callable[[], Any]) -> tuple[Any, bool]:
     return seen, True
 
 
+@fails_captures
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_an_assignment_by_a_mask_is_captured_if_it_fills(device: str) -> None:
     """With a number of the host it is a masked_fill. For others CUDA counts the places of the mask, and so waits."""
@@ -151,20 +164,22 @@ def test_an_assignment_by_a_mask_is_captured_if_it_fills(device: str) -> None:
         assert not ended and "not permitted when stream is capturing" in str(seen)
 
 
+@fails_captures
 def test_limits_and_counts_that_are_not_given_are_not_captured() -> None:
     tensor, places = ones(torch.float32), ones(WHOLE, 4)
     for action in (lambda: tensor.histc(4), lambda: places.bincount()):
-        seen, ended = captured(action)
-        assert ended and "Cannot copy between CPU and CUDA tensors during CUDA graph capture" in str(seen)
+        assert isinstance(captured(action)[0], RuntimeError)
     seen, ended = captured(lambda: tensor.histc(4, 0, 1))
     assert ended and seen.shape == (4,)
 
 
+@fails_captures
 def test_eigenvalues_are_not_captured() -> None:
     tensor = ones(torch.float32)
     assert captured(lambda: torch.linalg.eigvalsh(tensor))[1] is False
 
 
+@fails_captures
 def test_equal_views_are_captured() -> None:
     tensor, other = ones(torch.float32), ones(torch.float32)
     assert captured(lambda: torch.equal(tensor, tensor)) == (True, True)
