@@ -23,16 +23,9 @@ bool tms_log_enabled(const tms_log_t *log, tms_log_level_t level) {
     return level != TMS_LOG_SILENT && (int)level <= atomic_load_explicit(&log->level, memory_order_relaxed);
 }
 
-static const char *level_name(tms_log_level_t level) {
-    switch (level) {
-    case TMS_LOG_ERROR: return "error";
-    case TMS_LOG_WARNING: return "warning";
-    case TMS_LOG_INFO: return "info";
-    case TMS_LOG_DEBUG: return "debug";
-    case TMS_LOG_SILENT: break;
-    }
-    return "silent";
-}
+/* Nothing is written at TMS_LOG_SILENT. */
+static const char *const level_names[] = {
+    [TMS_LOG_ERROR] = "error", [TMS_LOG_WARNING] = "warning", [TMS_LOG_INFO] = "info", [TMS_LOG_DEBUG] = "debug"};
 
 /* Writes to stderr. If stderr is a pipe without a reader, the write must not end the process: SIGPIPE is blocked on this
  * thread and, if this write raised it, consumed. */
@@ -43,12 +36,11 @@ static void write_line(const char *line, size_t length) {
     sigaddset(&broken_pipe, SIGPIPE);
     sigemptyset(&pending);
     sigpending(&pending);
-    bool blocked = pthread_sigmask(SIG_BLOCK, &broken_pipe, &before) == 0;
+    pthread_sigmask(SIG_BLOCK, &broken_pipe, &before);
     ssize_t written;
     do {
         written = write(STDERR_FILENO, line, length);
     } while (written < 0 && errno == EINTR);
-    if (!blocked) return;
     if (written < 0 && errno == EPIPE && !sigismember(&pending, SIGPIPE)) {
         while (sigtimedwait(&broken_pipe, NULL, &at_once) < 0 && errno == EINTR) {
         }
@@ -61,7 +53,7 @@ void tms_log_write(const tms_log_t *log, tms_log_level_t level, const char *form
     int errno_before = errno;
     char line[LINE_BYTES];
     const size_t room = sizeof(line) - 1; /* for the newline */
-    int head = snprintf(line, room, "torch_memory_saver[%ld] %s: ", (long)getpid(), level_name(level));
+    int head = snprintf(line, room, "torch_memory_saver[%ld] %s: ", (long)getpid(), level_names[level]);
     size_t length = head < 0 ? 0 : (size_t)head;
 
     va_list arguments;

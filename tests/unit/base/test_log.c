@@ -15,6 +15,7 @@
 
 #include "base/log.h"
 #include "captured_stderr.h"
+#include "own_process.h"
 
 static char output[1 << 16];
 
@@ -118,6 +119,49 @@ static void test_a_broken_pipe_is_survived(void **state) {
     assert_int_equal(survived, 's');
     assert_true(WIFSIGNALED(status));
     assert_int_equal(WTERMSIG(status), SIGPIPE);
+}
+
+/* Runs in a child: the line's reader has gone */
+static void write_to_broken_pipe(bool blocked, bool pending) {
+    int ends[2];
+    sigset_t pipe_signal, seen;
+    tms_log_t log;
+    sigemptyset(&pipe_signal);
+    sigaddset(&pipe_signal, SIGPIPE);
+    if (blocked) pthread_sigmask(SIG_BLOCK, &pipe_signal, NULL);
+    if (pending) raise(SIGPIPE);
+    tms_log_init(&log, TMS_LOG_ERROR);
+    if (pipe(ends) != 0 || dup2(ends[1], STDERR_FILENO) < 0) exit(2);
+    close(ends[0]);
+    tms_log_write(&log, TMS_LOG_ERROR, "this has no reader");
+    sigpending(&seen);
+    if (sigismember(&seen, SIGPIPE) != pending) exit(3);
+    pthread_sigmask(SIG_SETMASK, NULL, &seen);
+    if (sigismember(&seen, SIGPIPE) != blocked) exit(4);
+}
+
+static void write_with_the_signal_unblocked(void) { write_to_broken_pipe(false, false); }
+static void write_with_the_signal_blocked(void) { write_to_broken_pipe(true, false); }
+static void write_with_the_signal_pending(void) { write_to_broken_pipe(true, true); }
+
+/* A signal of the program's own stays pending, and one that the write caused does not. */
+static void test_the_programs_own_signals_are_kept(void **state) {
+    (void)state;
+    assert_exits(write_with_the_signal_unblocked);
+    assert_exits(write_with_the_signal_blocked);
+    assert_exits(write_with_the_signal_pending);
+}
+
+static void test_an_empty_message_is_a_line(void **state) {
+    char expected[64];
+    tms_log_t log;
+    (void)state;
+    tms_log_init(&log, TMS_LOG_ERROR);
+    captured_stderr_t captured = capture_begin();
+    tms_log_write(&log, TMS_LOG_ERROR, "%s", "");
+    capture_end(captured, output, sizeof(output));
+    snprintf(expected, sizeof(expected), "torch_memory_saver[%ld] error: \n", (long)getpid());
+    assert_string_equal(output, expected);
 }
 
 static void test_once(void **state) {
@@ -270,6 +314,8 @@ int main(void) {
         cmocka_unit_test(test_long_messages_are_cut),
         cmocka_unit_test(test_errno_is_kept),
         cmocka_unit_test(test_a_broken_pipe_is_survived),
+        cmocka_unit_test(test_the_programs_own_signals_are_kept),
+        cmocka_unit_test(test_an_empty_message_is_a_line),
         cmocka_unit_test(test_once),
         cmocka_unit_test(test_threads_do_not_mix_lines),
         cmocka_unit_test(test_a_cause_is_logged_once_and_then_counted),

@@ -27,6 +27,7 @@ def test_pause_during_a_capture_fails_and_changes_nothing(run_scenario: Scenario
         "free_is_deferred",
         "allocation_during_capture",
         "every_begin",
+        "failed_begin",
         "count_cannot_drift",
         "destroyed_stream",
         "unseen_end",

@@ -76,6 +76,13 @@ def test_a_failing_driver_call_keeps_its_number_and_leaves_nothing(run_scenario:
     assert "cuMemSetAccess failed with CUDA_ERROR_NOT_SUPPORTED" in warnings_in(done.stderr)[0]
 
 
+def test_a_runtime_that_does_not_start_makes_the_allocation_ordinary(run_scenario: Scenario) -> None:
+    done = run_scenario("memory", "failing_runtime", silent=False)
+    (line,) = warnings_in(done.stderr)
+    assert "an allocation in a region is not managed and cannot be paused: " in line
+    assert "the CUDA runtime did not initialise" in line
+
+
 def test_a_failure_to_give_access_is_a_warning(run_scenario: Scenario) -> None:
     done = run_scenario("memory", "failing_peer_access", silent=False)
     assert len(done.stderr.splitlines()) == 1

@@ -99,6 +99,21 @@ def test_without_any_runtime_there_is_a_clear_error_once(compile_program: Compil
     assert " error: cudaMalloc failed: no loaded CUDA runtime" in done.stderr
 
 
+def test_without_any_runtime_no_capture_begins(compile_program: Compile, run: Run, tmp_path: Path) -> None:
+    done = run([compile_program("without_runtime"), "captures"], env={"LD_LIBRARY_PATH": str(tmp_path)})
+    assert (done.returncode, done.stdout) == (0, "done\n")
+    assert len(done.stderr.splitlines()) == 1
+    assert " error: cudaStreamBeginCapture failed: no loaded CUDA runtime" in done.stderr
+
+
+def test_without_a_state_every_function_says_why(run_scenario: Scenario) -> None:
+    run_scenario("without_state", "functions")
+
+
+def test_without_a_state_the_hooks_only_call_the_runtime(run_scenario: Scenario) -> None:
+    run_scenario("without_state", "hooks")
+
+
 @pytest.mark.parametrize("ours_first", [True, False])
 @pytest.mark.parametrize("scenario", ["ordinary", "managed"])
 def test_beside_another_preloaded_library(

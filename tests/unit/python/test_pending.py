@@ -206,6 +206,10 @@ except errors.CallInterruptedError:
         (lambda: begin().wait_stream("stream"), InvalidArgumentError),
         (lambda: begin().wait_stream(-1), InvalidArgumentError),
         (lambda: begin().wait_stream(True), InvalidArgumentError),
+        (lambda: _core.pending_wait_stream(object(), 0), TypeError),  # type: ignore[arg-type]
+        (lambda: _core.pending_wait_stream(_core.resume_begin(None, None), "0"), TypeError),  # type: ignore[arg-type]
+        (lambda: _core.pending_wait_stream(_core.resume_begin(None, None), 0, 1), TypeError),  # type: ignore[arg-type]
+        (lambda: _core.pending_wait(_core.resume_begin(None, None), 1), TypeError),  # type: ignore[arg-type]
     ],
 )
 def test_wrong_arguments(call: Callable[[], object], error: type[Exception]) -> None:

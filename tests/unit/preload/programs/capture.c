@@ -109,6 +109,22 @@ static void every_begin(void) {
     EQUAL(captures(), 1);
     EQUAL(cudaStreamEndCapture(stream, &ended), SUCCESS);
     EQUAL(captures(), 0);
+    EQUAL(cudaStreamBeginCaptureToGraph_ptsz(stream, graph, NULL, NULL, 0, CAPTURE_MODE_RELAXED), SUCCESS);
+    EQUAL(captures(), 1);
+    EQUAL(cudaStreamEndCapture_ptsz(stream, &ended), SUCCESS);
+    EQUAL(captures(), 0);
+}
+
+/* A begin that the runtime refuses, as on the legacy stream, is no capture. */
+static void failed_begin(void) {
+    void *ended = NULL;
+    EQUAL(cudaStreamBeginCapture(NULL, CAPTURE_MODE_RELAXED), CAPTURE_UNSUPPORTED);
+    EQUAL(cudaStreamBeginCaptureToGraph(NULL, new_graph(), NULL, NULL, 0, CAPTURE_MODE_RELAXED), CAPTURE_UNSUPPORTED);
+    EQUAL(captures(), 0);
+    CHECK(cudaStreamEndCapture(NULL, &ended) != SUCCESS);
+    CHECK(cudaStreamEndCapture_ptsz(NULL, &ended) != SUCCESS);
+    EQUAL(captures(), 0);
+    EQUAL(TMS(tms_pause)(NULL), SUCCESS);
 }
 
 static void count_cannot_drift(void) {
@@ -142,8 +158,10 @@ static void failed_end(void) {
     TMS(tms_set_interesting_region)(true);
     void *address = allocate(2 * MIB);
     EQUAL(cudaStreamBeginCapture(stream, CAPTURE_MODE_RELAXED), SUCCESS);
-    EQUAL(tms_sim_fail_after("cudaStreamEndCapture", 0, 1, WRONG_THREAD), 0);
+    EQUAL(tms_sim_fail_after("cudaStreamEndCapture", 0, 1, WRONG_THREAD), 0); /* each form of it */
     EQUAL(cudaStreamEndCapture(stream, &graph), WRONG_THREAD);
+    EQUAL(captures(), 1);
+    EQUAL(cudaStreamEndCapture_ptsz(stream, &graph), WRONG_THREAD);
     EQUAL(captures(), 1);
     EQUAL(TMS(tms_pause)(NULL), CAPTURE_UNSUPPORTED);
     EQUAL(cudaStreamEndCapture(stream, &graph), SUCCESS);
@@ -348,6 +366,6 @@ static void captures_of_many_threads(void) {
 }
 
 MAIN(SCENARIO(pause_fails), SCENARIO(free_is_deferred), SCENARIO(allocation_during_capture), SCENARIO(every_begin),
-     SCENARIO(count_cannot_drift), SCENARIO(failed_end), SCENARIO(destroyed_stream), SCENARIO(unseen_end),
-     SCENARIO(announced_settings), SCENARIO(many_captures), SCENARIO(captures_of_many_threads), SCENARIO(end_by_the_driver),
-     SCENARIO(reset_device), SCENARIO(begin_with_what_a_callback_needs))
+     SCENARIO(failed_begin), SCENARIO(count_cannot_drift), SCENARIO(failed_end), SCENARIO(destroyed_stream),
+     SCENARIO(unseen_end), SCENARIO(announced_settings), SCENARIO(many_captures), SCENARIO(captures_of_many_threads),
+     SCENARIO(end_by_the_driver), SCENARIO(reset_device), SCENARIO(begin_with_what_a_callback_needs))

@@ -219,6 +219,20 @@ static void failing_driver(void) {
     EQUAL(cudaFree(address), SUCCESS);
 }
 
+/* A managed allocation needs the context that the runtime makes in its first call. Without it the allocation is ordinary. */
+static void failing_runtime(void) {
+    enum { SYSTEM_NOT_READY = 802 };
+    TMS(tms_set_interesting_region)(true);
+    EQUAL(tms_sim_fail_after("cudaFree", 0, 1, SYSTEM_NOT_READY), 0);
+    void *address = allocate(2 * MIB);
+    EQUAL(tms_sim_failures_fired(), 1);
+    CHECK(!is_managed(address));
+    EQUAL(cudaFree(address), SUCCESS);
+    address = allocate(2 * MIB);
+    CHECK(is_managed(address));
+    EQUAL(cudaFree(address), SUCCESS);
+}
+
 /* The real function's answer, if there is nothing to manage. */
 static void no_device(void) {
     void *address = NULL;
@@ -298,5 +312,5 @@ static void torch_entry_points(void) {
 
 MAIN(SCENARIO(first_call), SCENARIO(first_call_ordinary), SCENARIO(first_call_of_a_thread), SCENARIO(second_device),
      SCENARIO(toggled_region), SCENARIO(pause_and_resume), SCENARIO(initial_settings), SCENARIO(free_in_every_state),
-     SCENARIO(out_of_memory), SCENARIO(size_zero), SCENARIO(failing_driver), SCENARIO(no_device),
+     SCENARIO(out_of_memory), SCENARIO(size_zero), SCENARIO(failing_driver), SCENARIO(no_device), SCENARIO(failing_runtime),
      SCENARIO(enable_peer_access), SCENARIO(no_peer_access), SCENARIO(failing_peer_access), SCENARIO(torch_entry_points))

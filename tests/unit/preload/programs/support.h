@@ -31,6 +31,8 @@ int cudaStreamBeginCapture(void *stream, int mode);
 int cudaStreamBeginCapture_ptsz(void *stream, int mode);
 int cudaStreamBeginCaptureToGraph(void *stream, void *graph, const void *dependencies, const void *edges, size_t count,
                                   int mode);
+int cudaStreamBeginCaptureToGraph_ptsz(void *stream, void *graph, const void *dependencies, const void *edges, size_t count,
+                                       int mode);
 int cudaStreamEndCapture(void *stream, void **graph);
 int cudaStreamEndCapture_ptsz(void *stream, void **graph);
 int cudaGraphCreate(void **graph, unsigned int flags);

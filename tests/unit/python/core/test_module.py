@@ -169,6 +169,18 @@ def test_two_copies_of_the_module_share_the_state(simulator: Any) -> None:
         ("tag_info", ("",), ValueError, r"tag_info\(\): a tag"),
         ("find", ("x",), TypeError, "address must be an int"),
         ("device_memory", (0.0,), TypeError, "device must be an int"),
+        ("reserve_host_memory", (1 << 20, "0"), TypeError, "device must be an int"),
+        ("host_backup", ("0", 1), TypeError, "address must be an int"),
+        ("host_backup", (0, "1"), TypeError, "size must be an int"),
+        ("capture_begin", ("a", 0, "pool"), TypeError, "host_policy must be an int"),
+        ("capture_begun", ("x",), TypeError, "identity must be an int"),
+        ("resume", (None, None, False, -1.0), ValueError, "not negative"),
+        ("resume", (None, None, False, 10**400), OverflowError, "int too large"),
+        ("resume_begin", (None, "0"), TypeError, r"resume_begin\(\): stream must be an int or None"),
+        ("resume_begin", (None, None, "1"), TypeError, "timeout must be a number"),
+        ("resume_begin", (None, None, 0.0, 1), TypeError, "exclusive must be a bool"),
+        ("resume_begin", (None, None, 0.0, False, "pool"), TypeError, "host_policy must be an int"),
+        ("resume_begin", (None, None, 0.0, False, 0, 1), TypeError, "zero must be a bool"),
     ],
 )
 def test_bad_arguments_are_named_and_change_nothing(
@@ -196,6 +208,14 @@ def test_unknown_choices_change_nothing(simulator: Any, call: Callable[[], Any],
     with pytest.raises(errors.InvalidArgumentError, match=message):
         call()
     assert _core.segments() == before
+
+
+@pytest.mark.parametrize("name", sorted(stub_functions()))
+def test_an_argument_too_many_is_named_with_its_function(name: str, simulator: Any) -> None:
+    before = (_core.counters(), _core.region_current())
+    with pytest.raises(TypeError, match=rf"{name}\(\) (got an unexpected keyword argument 'surplus'|takes no)"):
+        getattr(_core, name)(surplus=1)
+    assert (_core.counters(), _core.region_current()) == before
 
 
 def test_bad_keywords_are_named() -> None:
