@@ -85,12 +85,11 @@ of_the_release = pytest.mark.skipif(
     not torch.__version__.startswith(f"{RELEASE}."),
     reason=f"the records are of PyTorch {RELEASE}, and this is {torch.__version__}",
 )
-PARTS = ["operators", pytest.param("nccl", marks=pytest.mark.xfail(reason="NCCL's behaviours changed since the record"))]
 
 
 @of_the_release
 @each_record
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", ["operators", "nccl"])
 def test_like_the_recorded_gpu(path: Path, part: str) -> None:
     result = compared(path, part)
     lines = [str(difference) for difference in result.unexpected]
