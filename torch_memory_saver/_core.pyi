@@ -65,6 +65,16 @@ class Segment(NamedTuple):
     backup: int
     tag: str
 
+class Export(NamedTuple):
+    """A file descriptor of an allocation's physical memory. It stays the library's, until the allocation is paused or freed.
+    `generation` is unique in this process for each piece of physical memory."""
+
+    address: int
+    bytes: int
+    generation: int
+    device: int
+    descriptor: int
+
 class Report(NamedTuple):
     """What a pause or resume did: see :class:`torch_memory_saver.TransitionReport`."""
 
@@ -207,6 +217,14 @@ def active_devices() -> int:
 def device_memory(device: int) -> DeviceMemory: ...
 def segments() -> list[Segment]: ...
 def find(address: int) -> Segment | None: ...
+def export_memory(address: int) -> Export:
+    """Exports the physical memory of the allocation that `address` lies in, for other processes.
+
+    Raises:
+        NotManagedError: It lies in none.
+        InvalidStateError: The memory is not resident, a pause or resume of it is under way, or no file descriptor is free.
+    """
+
 def tag_info(tag: str) -> TagInfo: ...
 def in_transition() -> bool:
     """Whether this thread is inside a pause or resume: in a signal handler, a callback or a finaliser."""

@@ -7,6 +7,7 @@
 #include "abi/start.h"
 #include "core/allocation/allocation.h"
 #include "core/capture_end.h"
+#include "core/export.h"
 #include "core/inspect.h"
 #include "core/peers.h"
 #include "core/transition/background.h"
@@ -260,6 +261,11 @@ static tms_status_t api_find(uint64_t address, tms_segment_info_t *row) {
     return state ? tms_saver_find(&state->saver, address, row) : TMS_NOT_MANAGED;
 }
 
+static tms_status_t api_export_memory(uint64_t address, tms_export_t *exported, tms_error_t *error) {
+    tms_state_t *state = tms_state(error);
+    return state ? tms_saver_export(&state->saver, address, exported, error) : TMS_OUT_OF_HOST_MEMORY;
+}
+
 static void api_tag_info(const char *tag, tms_tag_info_t *info) {
     tms_state_t *state = tms_state_if_made();
     tms_tag_t *found = state ? tms_tag_find(&state->regions.tags, tag) : NULL;
@@ -325,6 +331,7 @@ const tms_api_t *tms_get_api(uint32_t version) {
         .region_enter = api_region_enter,
         .region_leave = api_region_leave,
         .capture_begun = api_capture_begun,
+        .export_memory = api_export_memory,
     };
     return version == TMS_API_VERSION ? &api : NULL;
 }

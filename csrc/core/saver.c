@@ -14,9 +14,11 @@ tms_status_t tms_saver_init(tms_saver_t *saver, const tms_config_t *config, tms_
     if (status != TMS_OK) goto release_quarantine;
     status = tms_device_locks_init(&saver->device_locks, config, devices, error);
     if (status != TMS_OK) goto release_stores;
+    status = tms_descriptors_init(&saver->descriptors, error);
+    if (status != TMS_OK) goto destroy_device_locks;
     if (pthread_mutex_init(&saver->lock, NULL) != 0) {
         status = tms_error_set_os(error, &context, "pthread_mutex_init", ENOMEM, NULL);
-        goto destroy_device_locks;
+        goto release_descriptors;
     }
     tms_wait_condition_init(&saver->turn);
     tms_pendings_init(&saver->pendings);
@@ -27,6 +29,8 @@ tms_status_t tms_saver_init(tms_saver_t *saver, const tms_config_t *config, tms_
     atomic_init(&saver->host_policy, config->retain_cpu_backup ? TMS_HOST_RETAIN : config->host_policy);
     return TMS_OK;
 
+release_descriptors:
+    tms_descriptors_release(&saver->descriptors);
 destroy_device_locks:
     tms_device_locks_destroy(&saver->device_locks);
 release_stores:
@@ -45,6 +49,7 @@ void tms_saver_release(tms_saver_t *saver) {
     pthread_cond_destroy(&saver->pendings.ended);
     pthread_mutex_destroy(&saver->pendings.lock);
     pthread_cond_destroy(&saver->turn);
+    tms_descriptors_release(&saver->descriptors);
     pthread_mutex_destroy(&saver->lock);
 }
 

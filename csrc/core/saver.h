@@ -1,16 +1,17 @@
 /* The saver: every managed allocation of the process, their states, and the shared state of core/.
  *
  * The saver owns the registry, the segments and their states, and the deferred frees; `lock` guards all of these. It also
- * owns the quarantine and the devices' locks, which have their own locks, leaves below this one. `lock` is held for look-ups
- * and state changes, and while peer access is granted or streams are queried for captures (both rare and short). It is never
- * held across dlopen, a wait for the device, a copy, or the creation or release of physical memory. Any thread. Callers may
- * hold torch's allocator mutex and the GIL; no thread may acquire either while it holds `lock`.
+ * owns the quarantine, the devices' locks and the descriptors, which have their own locks, leaves below this one. `lock` is
+ * held for look-ups and state changes, and while peer access is granted, memory is exported or streams are queried for
+ * captures (all rare and short). It is never held across dlopen, a wait for the device, a copy, or the creation or release
+ * of physical memory. Any thread. Callers may hold torch's allocator mutex and the GIL; no thread may acquire either while
+ * it holds `lock`.
  *
  * A segment in PAUSING, RESUMING (transition.h) or REPAIRING (reclaim.h) belongs to the call that put it there, which uses
  * it without the lock. A free of such a segment only sets `free_requested`.
  *
- * The modules above this one operate on it: allocation, peers, captures, turn, retire, reclaim, inspect, pause and
- * resume. */
+ * The modules above this one operate on it: allocation, peers, captures, turn, retire, reclaim, inspect, export,
+ * pause and resume. */
 #ifndef TMS_SAVER_H
 #define TMS_SAVER_H
 
@@ -19,6 +20,7 @@
 #include <stdbool.h>
 
 #include "backup/stores.h"
+#include "base/descriptors.h"
 #include "base/stats.h"
 #include "core/segment.h"
 #include "core/transition/pendings.h"
@@ -56,7 +58,9 @@ typedef struct tms_saver {
     tms_registry_t quarantined_ranges; /* quarantined segments whose address range the driver failed to free */
     tms_quarantine_t quarantine;
     tms_device_locks_t device_locks;
-    uint64_t damaged; /* segments in the registry that are DAMAGED */
+    tms_descriptors_t descriptors; /* of exported memory; has its own lock */
+    uint64_t exports;              /* exports made so far */
+    uint64_t damaged;              /* segments in the registry that are DAMAGED */
     tms_peer_looks_t peers;
 
     tms_pendings_t pendings; /* has its own lock */

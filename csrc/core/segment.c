@@ -43,11 +43,13 @@ static tms_status_t set_access(tms_segment_t *segment, const tms_driver_table_t 
 tms_status_t tms_segment_populate(tms_segment_t *segment, const tms_driver_table_t *driver,
                                   const tms_device_table_t *devices, tms_device_mask_t peers,
                                   const tms_error_context_t *context, tms_error_t *error) {
-    /* No exportable handle types, because memory is not exported. RDMA capability costs nothing. */
+    const tms_device_t *device = &devices->device[segment->device];
+    /* Neither costs anything where it is not used. */
     CUmemAllocationProp properties = {
         .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+        .requestedHandleTypes = device->exportable ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : CU_MEM_HANDLE_TYPE_NONE,
         .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = segment->device},
-        .allocFlags = {.gpuDirectRDMACapable = devices->device[segment->device].rdma_capable},
+        .allocFlags = {.gpuDirectRDMACapable = device->rdma_capable},
     };
     uint64_t size = tms_segment_reserved(segment);
     tms_device_mask_t accessible = peers | (tms_device_mask_t)1 << segment->device;
@@ -71,9 +73,10 @@ undo:
 
 tms_status_t tms_segment_depopulate(tms_segment_t *segment, tms_quiesced_t quiesced, const tms_driver_table_t *driver,
                                     const tms_error_context_t *context, tms_error_t *error) {
+    if (segment->mapped && !tms_quiesced_covers(quiesced, segment->accessible))
+        return tms_error_set(error, TMS_INVALID_STATE, context, "a device with access has not been synchronized");
+    tms_descriptor_close(&segment->exported); /* it would keep the memory */
     if (segment->mapped) {
-        if (!tms_quiesced_covers(quiesced, segment->accessible))
-            return tms_error_set(error, TMS_INVALID_STATE, context, "a device with access has not been synchronized");
         tms_status_t status =
             TMS_DRIVER_CALL(driver, context, error, cuMemUnmap, tms_segment_address(segment), tms_segment_reserved(segment));
         /* Releasing the handle of mapped memory would free nothing, and lose the only reference to it. */

@@ -44,9 +44,20 @@ static tms_status_t check_granularity(const tms_device_t *device, int ordinal, c
                          granularity, (unsigned long long)device->total_bytes);
 }
 
+/* Whether a device has a capability. If the driver does not know the attribute, no device has it. */
+static tms_status_t read_capability(const tms_driver_table_t *driver, CUdevice device, CUdevice_attribute attribute,
+                                    bool *capable, const tms_error_context_t *context, tms_error_t *error) {
+    int value = 0;
+    CUresult result = driver->cuDeviceGetAttribute(&value, attribute, device);
+    if (result != CUDA_SUCCESS && result != CUDA_ERROR_INVALID_VALUE)
+        return tms_driver_fail(driver, context, "cuDeviceGetAttribute", result, error);
+    *capable = result == CUDA_SUCCESS && value != 0;
+    return TMS_OK;
+}
+
 static tms_status_t read_device(const tms_driver_table_t *driver, int ordinal, tms_device_t *device,
                                 const tms_error_context_t *context, tms_error_t *error) {
-    int vmm = 0, rdma = 0;
+    int vmm = 0;
     size_t total = 0;
     tms_status_t status = TMS_DRIVER_CALL(driver, context, error, cuDeviceGet, &device->handle, ordinal);
     if (status == TMS_OK) status = TMS_DRIVER_CALL(driver, context, error, cuDeviceTotalMem, &total, device->handle);
@@ -57,12 +68,12 @@ static tms_status_t read_device(const tms_driver_table_t *driver, int ordinal, t
     if (status != TMS_OK) return status;
     device->total_bytes = total;
     if (!vmm) return TMS_OK; /* allocations on it will fail; other devices are usable */
-    CUresult result =
-        driver->cuDeviceGetAttribute(&rdma, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, device->handle);
-    /* If the driver does not know this attribute, no device is capable. */
-    if (result != CUDA_SUCCESS && result != CUDA_ERROR_INVALID_VALUE)
-        return tms_driver_fail(driver, context, "cuDeviceGetAttribute", result, error);
-    device->rdma_capable = result == CUDA_SUCCESS && rdma != 0;
+    status = read_capability(driver, device->handle, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
+                             &device->rdma_capable, context, error);
+    if (status == TMS_OK)
+        status = read_capability(driver, device->handle, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+                                 &device->exportable, context, error);
+    if (status != TMS_OK) return status;
     CUmemAllocationProp properties = device_properties(ordinal);
     status = TMS_DRIVER_CALL(driver, context, error, cuMemGetAllocationGranularity, &device->granularity, &properties,
                              CU_MEM_ALLOC_GRANULARITY_MINIMUM);

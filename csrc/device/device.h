@@ -19,6 +19,7 @@ typedef struct tms_device {
     size_t granularity; /* of physical allocations, bytes; 0 where the device has no virtual memory management */
     uint64_t total_bytes;
     bool rdma_capable; /* memory mapped by us can be registered for GPUDirect RDMA */
+    bool exportable;   /* memory created by us can be exported as a file descriptor */
 } tms_device_t;
 
 typedef struct tms_device_table {

@@ -68,6 +68,8 @@ enum { TMS_IN_STREAM_ORDER = 1 }; /* CU_MEMCPY_SRC_ACCESS_ORDER_STREAM */
     X(cuMemMap, "cuMemMap",                                                                                                 \
       (CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags))     \
     X(cuMemUnmap, "cuMemUnmap", (CUdeviceptr address, size_t size))                                                         \
+    X(cuMemExportToShareableHandle, "cuMemExportToShareableHandle",                                                         \
+      (void *shareable, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type, unsigned long long flags))     \
     X(cuMemSetAccess, "cuMemSetAccess", (CUdeviceptr address, size_t size, const CUmemAccessDesc *desc, size_t count))      \
     X(cuMemGetAccess, "cuMemGetAccess", (unsigned long long *flags, const CUmemLocation *location, CUdeviceptr address))    \
     X(cuMemHostRegister, "cuMemHostRegister_v2", (void *host, size_t size, unsigned int flags))                             \

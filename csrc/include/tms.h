@@ -113,6 +113,20 @@ typedef struct tms_segment_info {
     const char *tag; /* valid for ever */
 } tms_segment_info_t;
 
+/* A file descriptor of an allocation's physical memory, by which another process can map it.
+ *
+ * It belongs to this library and stays open until the allocation is paused or freed. Another process duplicates it by its
+ * number (pidfd_getfd). Memory that another process has mapped stays allocated until that process unmaps it; a pause or free
+ * here completes nevertheless. */
+typedef struct tms_export {
+    uint64_t address; /* of the allocation */
+    uint64_t bytes;   /* of the physical memory: all of it is one handle */
+    /* Unique in this process for each piece of physical memory, and the same for every export of that piece. */
+    uint64_t generation;
+    int32_t device;
+    int32_t descriptor;
+} tms_export_t;
+
 /* The live bytes of some allocations, from torch's allocator. Both arrays are sorted. The function that filled this in owns
  * them and keeps them valid until the call ends. */
 typedef struct tms_live_range {
@@ -309,6 +323,10 @@ typedef struct tms_api {
     /* The capture of capture_begin_on has begun. The stream is not queried before this call, because it would report no
      * capture yet. If the begin fails, capture_retract is called instead. */
     void (*capture_begun)(uint64_t identity);
+
+    /* Exports the physical memory of the allocation that an address lies in. TMS_NOT_MANAGED, or TMS_INVALID_STATE if it has
+     * no memory now, if a pause or resume of it is under way, or if no file descriptor is free. */
+    tms_status_t (*export_memory)(uint64_t address, tms_export_t *exported, tms_error_t *error);
 } tms_api_t;
 
 /* The table of the library that exports it, or NULL if that library does not support `version`. */

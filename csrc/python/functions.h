@@ -59,6 +59,7 @@
     TAKES(device_memory, "(device)", "(free, total) bytes of a device.")                                                    \
     BARE(segments, "()", "Every managed allocation, in order of allocation.")                                               \
     TAKES(find, "(address)", "The managed allocation that an address lies in, or None.")                                    \
+    TAKES(export_memory, "(address)", "A file descriptor of the physical memory that an address lies in, as an Export.")    \
     TAKES(tag_info, "(tag)", "(allocations of the tag that are not active, pauses that ever changed one of them)")          \
     BARE(in_transition, "()", "Whether this thread is inside a pause or resume, in a signal handler or finaliser.")         \
     BARE(counters, "()", "Every counter by name.")

@@ -127,6 +127,23 @@ PyObject *tms_py_find(PyObject *module, PyObject *const *arguments, Py_ssize_t p
     return tms_py_segment(module, &row);
 }
 
+PyObject *tms_py_export_memory(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
+    static const tms_py_signature_t signature = {"export_memory", 1, 1, {"address"}};
+    const tms_api_t *api = tms_py_api(module);
+    tms_export_t exported;
+    tms_py_call_t call;
+    tms_status_t status;
+    tms_error_t error;
+    uint64_t address;
+
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_u64(&call, 0, &address)) return NULL;
+    tms_error_clear(&error);
+    Py_BEGIN_ALLOW_THREADS;
+    status = api->export_memory(address, &exported, &error);
+    Py_END_ALLOW_THREADS;
+    return status == TMS_OK ? tms_py_export(module, &exported) : tms_py_raise(&error);
+}
+
 PyObject *tms_py_tag_info(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
     static const tms_py_signature_t signature = {"tag_info", 1, 1, {"tag"}};
     tms_tag_info_t info;

@@ -14,6 +14,12 @@ static PyStructSequence_Field segment_fields[] = {{"address", "of the first byte
                                                   {"backup", "one of BACKUP_*"},
                                                   {"tag", "the region's"},
                                                   {NULL, NULL}};
+static PyStructSequence_Field export_fields[] = {{"address", "of the allocation"},
+                                                 {"bytes", "of the physical memory"},
+                                                 {"generation", "of the physical memory, unique in this process"},
+                                                 {"device", "CUDA ordinal"},
+                                                 {"descriptor", "the file descriptor, which stays the library's"},
+                                                 {NULL, NULL}};
 static PyStructSequence_Field report_fields[] = {
     {"allocations", "that changed state"},         {"bytes", "of device memory released or mapped"},
     {"copied_bytes", "to or from backups"},        {"unknown_tags", "tags of the call that no allocation ever had"},
@@ -29,6 +35,7 @@ static PyStructSequence_Field region_settings_fields[] = {{"tag", "of allocation
 
 static PyStructSequence_Desc descriptions[TMS_PY_ROWS] = {
     [TMS_PY_SEGMENT] = {"torch_memory_saver._core.Segment", "An allocation.", segment_fields, 8},
+    [TMS_PY_EXPORT] = {"torch_memory_saver._core.Export", "Exported physical memory.", export_fields, 5},
     [TMS_PY_REPORT] = {"torch_memory_saver._core.Report", "What a pause or resume did.", report_fields, 5},
     [TMS_PY_TAG_INFO] = {"torch_memory_saver._core.TagInfo", "How far a tag is paused.", tag_info_fields, 2},
     [TMS_PY_DEVICE_MEMORY] = {"torch_memory_saver._core.DeviceMemory", "A device's memory.", device_memory_fields, 2},
@@ -70,6 +77,13 @@ PyObject *tms_py_segment(PyObject *module, const tms_segment_info_t *segment) {
                                      PyLong_FromLong(segment->backup), tms_py_text(segment->tag)};
 
     return make(module, TMS_PY_SEGMENT, values);
+}
+
+PyObject *tms_py_export(PyObject *module, const tms_export_t *exported) {
+    PyObject *values[MOST_FIELDS] = {number(exported->address), number(exported->bytes), number(exported->generation),
+                                     PyLong_FromLong(exported->device), PyLong_FromLong(exported->descriptor)};
+
+    return make(module, TMS_PY_EXPORT, values);
 }
 
 PyObject *tms_py_report(PyObject *module, const tms_report_t *report) {

@@ -1,6 +1,7 @@
 /* Guards state.c and process.c: the one state, and what fork and exit do to it. A process never resets its state, so each
  * test runs in a process of its own. */
 #include <dirent.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -267,7 +268,8 @@ static unsigned locks_held;
 
 static void try_locks(void) {
     tms_state_t *state = tms_state_if_made();
-    pthread_mutex_t *locks[] = {&state->saver.lock, &state->regions.tags.lock, &state->saver.stores.disk.lock};
+    pthread_mutex_t *locks[] = {&state->saver.lock, &state->regions.tags.lock, &state->saver.stores.disk.lock,
+                                &state->saver.descriptors.lock};
     for (size_t i = 0; i < sizeof(locks) / sizeof(locks[0]); i++) {
         if (pthread_mutex_trylock(locks[i]) == 0) {
             pthread_mutex_unlock(locks[i]);
@@ -283,7 +285,7 @@ static void fork_and_look_at_locks(void) {
     CHECK(pthread_atfork(try_locks, NULL, NULL) == 0);
     made_state();
     CHECK(run_in_child(do_nothing) == 0);
-    CHECK(locks_held == 3);
+    CHECK(locks_held == 4);
     locks_held = 0;
     try_locks();
     CHECK(locks_held == 0);
@@ -292,6 +294,25 @@ static void fork_and_look_at_locks(void) {
 static void test_a_fork_takes_every_lock(void **state) {
     (void)state;
     assert_exits(fork_and_look_at_locks);
+}
+
+static int shared_file;
+
+static void look_for_the_file(void) { _exit(fcntl(shared_file, F_GETFD) < 0 ? 0 : 1); }
+
+static void fork_with_a_shared_file(void) {
+    const tms_error_context_t context = {.operation = "test", .device = TMS_NO_DEVICE};
+    tms_state_t *state = made_state();
+    tms_descriptor_t adopted;
+    CHECK(tms_descriptors_adopt(&state->saver.descriptors, open("/dev/null", O_RDONLY), &adopted, &context, NULL) == TMS_OK);
+    shared_file = adopted.number;
+    CHECK(run_in_child(look_for_the_file) == 0);
+    CHECK(fcntl(shared_file, F_GETFD) >= 0);
+}
+
+static void test_a_fork_closes_shared_files_in_the_child(void **state) {
+    (void)state;
+    assert_exits(fork_with_a_shared_file);
 }
 
 int main(void) {
@@ -304,6 +325,7 @@ int main(void) {
         PROCESS_TEST(test_a_child_of_a_process_with_driver_is_marked),
         PROCESS_TEST(test_a_fork_takes_every_lock),
         PROCESS_TEST(test_a_fork_while_threads_hold_locks),
+        PROCESS_TEST(test_a_fork_closes_shared_files_in_the_child),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/config.h"
+#include "core/export.h"
 #include "temporary.h"
 
 enum { DEVICES = 2, SEGMENTS = 5, MARGIN = 1 << 20 };
@@ -94,6 +95,16 @@ static void free_all(life_t *life) {
     }
 }
 
+static void export_all(life_t *life) {
+    for (int i = 0; i < SEGMENTS; i++) {
+        tms_error_t error;
+        tms_export_t exported = {.descriptor = 0};
+        if (!life->address[i]) continue;
+        tms_status_t status = tms_saver_export(&life->fixture.saver, life->address[i], &exported, &error);
+        assert_true(succeeds(life, status, &error) == (exported.descriptor > 0));
+    }
+}
+
 static int32_t never(void *context) {
     (void)context;
     return 0;
@@ -116,6 +127,7 @@ static void live(life_t *life) {
     (void)succeeds(life, tms_devices_active(&life->fixture.devices, &active, &CONTEXT, &error), &error);
     allocate_all(life);
     (void)succeeds(life, tms_saver_refresh_peers(&life->fixture.saver, &error), &error);
+    export_all(life);
     pause_and_resume(life);
     free_all(life);
 }

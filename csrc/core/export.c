@@ -1,0 +1,46 @@
+#include "core/export.h"
+
+/* Under the lock: makes the descriptor of an ACTIVE segment. */
+static tms_status_t export_segment(tms_saver_t *saver, tms_segment_t *segment, const tms_error_context_t *context,
+                                   tms_error_t *error) {
+    const tms_driver_table_t *driver = atomic_load(&saver->devices->driver->table);
+    const tms_device_table_t *devices = atomic_load(&saver->devices->table);
+    int given = -1;
+    if (!devices->device[segment->device].exportable)
+        return tms_error_set(error, TMS_INVALID_STATE, context,
+                             "the driver cannot export this device's memory as a file descriptor. Send a copy of the tensor "
+                             "in host memory instead (tensor.cpu())");
+    tms_status_t status = TMS_DRIVER_CALL(driver, context, error, cuMemExportToShareableHandle, &given, segment->handle,
+                                          CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    if (status == TMS_OK) status = tms_descriptors_adopt(&saver->descriptors, given, &segment->exported, context, error);
+    if (status == TMS_OK) segment->generation = ++saver->exports;
+    return status;
+}
+
+tms_status_t tms_saver_export(tms_saver_t *saver, uint64_t address, tms_export_t *exported, tms_error_t *error) {
+    tms_error_context_t context = {.operation = "share", .device = TMS_NO_DEVICE, .address = address};
+    tms_status_t status = tms_saver_check_process(saver, &context, error);
+    if (status != TMS_OK) return status;
+    pthread_mutex_lock(&saver->lock);
+    tms_registry_node_t *node = tms_registry_find(&saver->registry, address);
+    tms_segment_t *segment = node ? tms_segment_of(node) : NULL;
+    if (segment) context = tms_saver_context("share", segment);
+    if (!segment)
+        status = tms_error_set(error, TMS_NOT_MANAGED, &context, "address 0x%llx was not allocated in a region",
+                               (unsigned long long)address);
+    else if (segment->state != TMS_SEGMENT_ACTIVE)
+        status = tms_error_set(error, TMS_INVALID_STATE, &context, "this memory is %s. Share it after its resume",
+                               tms_segment_has_owner(segment)         ? "being paused, resumed or repaired"
+                               : segment->state == TMS_SEGMENT_PAUSED ? "paused"
+                                                                      : "damaged");
+    else if (!segment->exported.among)
+        status = export_segment(saver, segment, &context, error);
+    if (status == TMS_OK)
+        *exported = (tms_export_t){.address = tms_segment_address(segment),
+                                   .bytes = tms_segment_reserved(segment),
+                                   .generation = segment->generation,
+                                   .device = segment->device,
+                                   .descriptor = segment->exported.number};
+    pthread_mutex_unlock(&saver->lock);
+    return status;
+}
