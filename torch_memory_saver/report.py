@@ -38,10 +38,15 @@ class PauseReport(TransitionReport):
             inside ``disable()`` there while memory is paused.
         unmanaged_bytes: Bytes of PyTorch's default pool that stay on the GPU in spite of ``TMS_INIT_ENABLE=1``, because they
             were allocated while PyTorch's expandable segments, which bypass cudaMalloc, were on.
+        possibly_shared_bytes: Bytes of paused allocations that were sent to other processes, which may still have them
+            mapped: that memory returns to the driver when they drop their tensors. Whole allocations are counted. An
+            estimate from PyTorch's counters: too large after an importer was killed, too small after one received the same
+            message twice.
     """
 
     reusable_bytes: int = 0
     unmanaged_bytes: int = 0
+    possibly_shared_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -49,8 +54,8 @@ class ResumeReport(TransitionReport):
     """What one resume did."""
 
 
-def pause_report(done: _core.Report, reusable_bytes: int, unmanaged_bytes: int) -> PauseReport:
-    """The report of a native pause, with the numbers of PyTorch's default pool."""
+def pause_report(done: _core.Report, reusable_bytes: int, unmanaged_bytes: int, possibly_shared_bytes: int) -> PauseReport:
+    """The report of a native pause, with the numbers of PyTorch's default pool and of memory sent to other processes."""
     return PauseReport(
         allocations=done.allocations,
         bytes=done.bytes,
@@ -59,6 +64,7 @@ def pause_report(done: _core.Report, reusable_bytes: int, unmanaged_bytes: int) 
         seconds=done.seconds,
         reusable_bytes=reusable_bytes,
         unmanaged_bytes=unmanaged_bytes,
+        possibly_shared_bytes=possibly_shared_bytes,
     )
 
 

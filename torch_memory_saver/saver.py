@@ -147,6 +147,8 @@ class TorchMemorySaver(UsedAtFirstCall):
         backup: str | None = None,
         live_only: bool = True,
         progress: Callable[[int, int], Any] | None = None,
+        if_shared: Literal["allow", "wait", "refuse"] = "allow",
+        timeout: float | None = None,
     ) -> PauseReport:
         """Releases the physical memory of resident allocations to the driver, after contents were saved to their backups.
 
@@ -170,12 +172,18 @@ class TorchMemorySaver(UsedAtFirstCall):
             live_only: False copies the free blocks as well.
             progress: Called on this thread with (bytes done, total bytes), a few times a second while contents are copied,
                 and once at the end. It must not call pause or resume.
+            if_shared: What to do if other processes may still use tensors of this memory that were sent to them. "allow":
+                the pause completes; they keep the physical memory, with its contents, until they drop their tensors
+                (``possibly_shared_bytes`` of the report). "wait": waits for them, for ``timeout`` seconds. "refuse": an
+                error, like "wait" after its timeout.
+            timeout: Seconds, for ``if_shared="wait"`` only.
 
         Raises:
             InvalidArgumentError: Neither a tag nor an iterable of tags; an unknown ``backup``; a ``progress`` that is not
-                callable.
+                callable; an unknown ``if_shared``; "wait" without a ``timeout``.
             InvalidStateError: Another thread is inside a region of one of the tags; or this thread is already inside a pause
-                or resume (the call comes from a signal handler, a callback or a finaliser).
+                or resume (the call comes from a signal handler, a callback or a finaliser); or other processes may still use
+                the memory, and ``if_shared`` does not allow that.
             CaptureInProgressError: A stream capture is active.
             OutOfHostMemoryError, BackupIOError: The backups could not be made. Everything stays resident. DriverError: The
             driver failed to release some of the memory. The rest is paused. Exception: Raised by ``progress``. Nothing was
@@ -188,6 +196,10 @@ class TorchMemorySaver(UsedAtFirstCall):
             optional["live_only"] = live_only
         if progress is not None:
             optional["progress"] = progress
+        if if_shared != "allow":
+            optional["if_shared"] = if_shared
+        if timeout is not None:
+            optional["timeout"] = timeout
         report: PauseReport = self._use().pause(tag=tag, **optional)
         return report
 

@@ -15,6 +15,7 @@ __all__ = [
     "backend_checks",
     "check_bytes",
     "check_device",
+    "check_if_shared",
     "check_progress",
     "check_tag",
     "check_tags",
@@ -31,6 +32,7 @@ _BACKENDS = {name: _core.BACKUP_KINDS[name] for name in ("pinned", "mmap")}
 _PAUSE_BACKUPS = {
     name: _core.BACKUP_KINDS[kind] for name, kind in (("host", "pinned"), ("disk", "disk"), ("discard", "none"))
 }
+_IF_SHARED = ("allow", "wait", "refuse")
 #: Additional checks of a backend: each is called with its name and may raise InvalidArgumentError.
 backend_checks: list[Callable[[str], None]] = []
 #: The core's numbers of the policies for host memory after a resume.
@@ -132,6 +134,17 @@ def check_bytes(name: str, value: object) -> int:
     if not 0 <= value < 1 << 63:
         raise InvalidArgumentError(f"{name} must be between 0 and 2^63 - 1 bytes, not {value}")
     return value
+
+
+def check_if_shared(if_shared: object, timeout: object) -> str:
+    """What a pause does about shared memory. "wait" needs a timeout, because an importer that was killed never lets go."""
+    if not isinstance(if_shared, str) or if_shared not in _IF_SHARED:
+        raise InvalidArgumentError(f"if_shared must be {_one_of(_IF_SHARED)}, not {if_shared!r}")
+    if (timeout is not None) != (if_shared == "wait"):
+        raise InvalidArgumentError(
+            f'if_shared="wait" needs a timeout in seconds, and only that: if_shared is "{if_shared}", timeout {timeout!r}'
+        )
+    return if_shared
 
 
 def check_timeout(timeout: object) -> float:

@@ -126,3 +126,19 @@ class UsedAtFirstCall:
     @host_memory.setter
     def host_memory(self, value: str) -> None:
         self._use().host_memory = value
+
+    @property
+    def share_for(self) -> str | None:
+        """The release of PyTorch, such as "2.11", in the processes that receive managed tensors from this one. None, the
+        default: the same as here. Releases before 2.13 cannot read the description of shared memory that later ones write,
+        nor the other way round. Read at each send.
+
+        Raises:
+            InvalidArgumentError: Set to something else, or to a release before 2.5, which cannot import such memory.
+        """
+        release: str | None = self._use().share_for
+        return release
+
+    @share_for.setter
+    def share_for(self, release: str | None) -> None:
+        self._use().share_for = release

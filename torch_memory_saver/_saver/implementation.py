@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import logging
 import os
@@ -23,15 +24,17 @@ from torch_memory_saver._saver.hook_modes import check_hook_mode
 from torch_memory_saver._saver.options import PauseOptions, RegionOptions, ResumeOptions
 from torch_memory_saver._saver.regions import Region
 from torch_memory_saver._saver.settings import warn_of_unknown_variables
-from torch_memory_saver._torch import layer
+from torch_memory_saver._torch import layer, sharing
 from torch_memory_saver._torch.default_pool import DefaultPool
 from torch_memory_saver._torch.graph_tokens import check_token
 from torch_memory_saver._torch.graphs import GraphCapture, GraphPools
+from torch_memory_saver._torch.ipc_format import check_importer
 from torch_memory_saver._torch.layer import TorchCuda
 from torch_memory_saver._torch.live import live_finder
 from torch_memory_saver._torch.pausing import pausing
 from torch_memory_saver._torch.pools import PoolStore, selects
 from torch_memory_saver._torch.resuming import make_room, with_room
+from torch_memory_saver._torch.shared_memory import SharedMemory
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 from torch_memory_saver.pending import PendingResume
 from torch_memory_saver.report import PauseReport, ResumeReport, pause_report, resume_report
@@ -44,15 +47,27 @@ logger = logging.getLogger("torch_memory_saver")
 _CAPTURE_MODES = ("global", "thread_local", "relaxed")
 _TRUE = ("1", "true", "yes")
 
+
+def _ordinary_memory() -> contextlib.AbstractContextManager[None]:
+    """Inside, this thread's allocations are not managed, whether it is in a region or not."""
+    current, torch = _core.region_current(), layer.loaded()
+    if not current.managed and (torch is None or not torch.routes_every_thread):
+        return contextlib.nullcontext()
+    return Region(pool_store, layer.loaded, RegionOptions.disabled(current.tag))
+
+
 #: The pools of this process.
 pool_store = PoolStore()
 graph_pools = GraphPools(pool_store)
+shared_memory = SharedMemory(_ordinary_memory)
+layer.at_first_use(lambda torch: sharing.install(torch, shared_memory))
 
 
 def _after_fork_in_child() -> None:
     layer.after_fork_in_child()
     pool_store.after_fork_in_child()
     graph_pools.after_fork_in_child()
+    shared_memory.after_fork_in_child()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -162,9 +177,12 @@ class Implementation:
         backup: str | None = None,
         live_only: bool = True,
         progress: Callable[[int, int], Any] | None = None,
+        if_shared: str = "allow",
+        timeout: float | None = None,
     ) -> PauseReport:
-        options = PauseOptions.check(tag, backup, live_only, progress)
+        options = PauseOptions.check(tag, backup, live_only, progress, if_shared, timeout)
         _refuse_inner_call("pause")
+        shared = _await_importers(options)
         torch = layer.in_use()
         if torch is not None and self._manages_everything and not _core.counters()["visible_captures"]:
             self._store.empty_torch_cache(torch)
@@ -184,7 +202,9 @@ class Implementation:
                 raise
             if done.allocations:
                 leave_paused_pools()
-        return pause_report(done, reusable, unmanaged)
+        if shared:
+            shared_memory.collect()
+        return pause_report(done, reusable, unmanaged, shared)
 
     def resume(
         self,
@@ -244,6 +264,14 @@ class Implementation:
         return take_stats()
 
     @property
+    def share_for(self) -> str | None:
+        return shared_memory.importer
+
+    @share_for.setter
+    def share_for(self, value: str | None) -> None:
+        shared_memory.importer = check_importer(value)
+
+    @property
     def memory_margin_bytes(self) -> int:
         return _core.get_memory_margin()
 
@@ -279,6 +307,25 @@ def _refuse_inner_call(operation: str) -> None:
             "callbacks or finalisers",
             operation=operation,
         )
+
+
+def _await_importers(options: PauseOptions) -> int:
+    """The bytes that other processes may still use when the pause begins.
+
+    Raises:
+        InvalidStateError: There are some, and the options do not allow that.
+    """
+    shared = shared_memory.await_importers(options.tags, options.seconds_for_importers)
+    if shared and options.if_shared != "allow":
+        raise InvalidStateError(
+            f"pause: other processes may still use {shared} bytes of this memory, which was sent to them"
+            + (f"; waited {options.seconds_for_importers:g} s" if options.if_shared == "wait" else "")
+            + '. Let them drop their tensors (and call torch.cuda.ipc_collect() there), or pause with if_shared="allow": '
+            "they then keep the memory, with its contents, until they drop it",
+            operation="pause",
+            bytes=shared,
+        )
+    return shared
 
 
 def _stream(torch: TorchCuda | None) -> int | None:

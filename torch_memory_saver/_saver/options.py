@@ -13,6 +13,7 @@ from typing import Any
 
 from torch_memory_saver import _core
 from torch_memory_saver._saver.arguments import (
+    check_if_shared,
     check_progress,
     check_tag,
     check_tags,
@@ -79,20 +80,33 @@ class PauseOptions:
         backup: The core's number for the kind of backup; None: the backups of the regions.
         live_only: Free blocks are not copied.
         progress: Told of the copies.
+        if_shared: "allow", "wait" or "refuse": what to do about memory that other processes may still use.
+        seconds_for_importers: How long "wait" waits.
     """
 
     tags: tuple[str, ...] | None
     backup: int | None
     live_only: bool
     progress: Progress | None
+    if_shared: str
+    seconds_for_importers: float
 
     @classmethod
-    def check(cls, tag: object, backup: object, live_only: object, progress: object) -> PauseOptions:
+    def check(
+        cls, tag: object, backup: object, live_only: object, progress: object, if_shared: object, timeout: object
+    ) -> PauseOptions:
         """
         Raises:
             InvalidArgumentError: An argument is not valid for :meth:`TorchMemorySaver.pause`.
         """
-        return cls(check_tags(tag), choose_pause_backup(backup), bool(live_only), check_progress(progress))
+        return cls(
+            check_tags(tag),
+            choose_pause_backup(backup),
+            bool(live_only),
+            check_progress(progress),
+            check_if_shared(if_shared, timeout),
+            check_timeout(timeout),
+        )
 
     @property
     def asks_for_live(self) -> bool:

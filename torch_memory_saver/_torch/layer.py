@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch_memory_saver import _core
-from torch_memory_saver._torch import sharing
 from torch_memory_saver._torch.captures import watch_captures
 from torch_memory_saver._torch.routing import PoolId, leak_reference, make_routing
 from torch_memory_saver.errors import ForkedProcessError, InvalidStateError, TorchMemorySaverError, TorchUnavailableError
 
-__all__ = ["PoolId", "TorchCuda", "devices_in_use", "expandable_segments_on", "in_use", "loaded", "require"]
+__all__ = ["PoolId", "TorchCuda", "at_first_use", "devices_in_use", "expandable_segments_on", "in_use", "loaded", "require"]
 
 _DEFAULT_POOL: PoolId = (0, 0)
 #: A pool that never exists: its snapshot has the allocator's settings and no segments.
@@ -201,6 +200,12 @@ class TorchCuda:
 
 
 _torch_cuda: TorchCuda | None = None
+_at_first_use: list[Callable[[Any], None]] = []
+
+
+def at_first_use(callback: Callable[[Any], None]) -> None:
+    """Has `callback` called with the module torch when this package begins to use torch.cuda; again in a forked child."""
+    _at_first_use.append(callback)
 
 
 def loaded() -> TorchCuda | None:
@@ -255,8 +260,9 @@ def _initialize(torch: Any) -> TorchCuda:
         kind = ForkedProcessError if _is_in_bad_fork(torch) else TorchUnavailableError
         raise kind(f"PyTorch could not initialise CUDA: {error}", operation="initialize") from error
     _torch_cuda = TorchCuda(torch)
-    sharing.install(torch)
     watch_captures(torch)
+    for callback in _at_first_use:
+        callback(torch)
     return _torch_cuda
 
 

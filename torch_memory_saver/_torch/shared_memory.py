@@ -1,0 +1,214 @@
+"""Managed memory that was sent to other processes.
+
+A tensor is sent with the description of its allocation's physical memory (ipc_format.py), which the importer maps. The
+counter and the event that go with it are those of a *proxy*: a storage of a few bytes in ordinary memory that PyTorch shares
+in the usual way, at the same moment and on the same stream. So an importer that has nothing but PyTorch treats the tensor
+like any other.
+
+The sender's block must not be used for another tensor while an importer reads it. PyTorch would see to that by the counter;
+here the storage is kept until the counter has fallen, the memory is paused or the allocation is gone. Counters are looked at
+when more is sent, at each pause, and by ``torch.cuda.ipc_collect()``.
+
+A pause does not wait for importers. They keep the physical memory that they have mapped, with its contents at the pause; the
+resumed memory is another one, which has to be sent again.
+
+No storage is released under `_lock`, because that calls PyTorch's allocator. The lock is reentrant, because a signal handler
+may pause while its thread holds it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch_memory_saver import _core
+from torch_memory_saver._torch.ipc_counters import Counters
+from torch_memory_saver._torch.ipc_format import describe, format_of_importer, format_of_own_description
+from torch_memory_saver._torch.pool_stock import Tags, selects
+from torch_memory_saver.errors import CaptureInProgressError, InvalidStateError
+
+__all__ = ["Share", "SharedMemory"]
+
+#: PyTorch's function that describes a storage, without this package's wrapper.
+Share = Callable[..., tuple[Any, ...]]
+#: Proxies are made by so many at a time, in one segment of PyTorch's allocator.
+_PROXIES = 256
+#: Counters are looked at after so many further tensors were sent.
+_LOOK_AFTER = 64
+#: How often counters are read while importers are waited for: nothing announces a change.
+_POLL_SECONDS = 0.002
+
+
+class _Fields(NamedTuple):
+    """What PyTorch's ``_share_cuda_`` returns."""
+
+    device: int
+    handle: bytes
+    size: int
+    offset: int
+    counter_file: bytes
+    counter: int
+    event: bytes
+    waits_for_event: bool
+
+
+class _Sent(NamedTuple):
+    """One storage that was sent, kept for as long as its counter says that it is in use."""
+
+    storage: Any
+    counter_file: bytes
+    counter: int
+
+
+@dataclass
+class _Memory:
+    """The physical memory of one allocation, with what was sent of it. It ends with a pause of the tag (its epoch advances)
+    or a free."""
+
+    generation: int
+    reserved_bytes: int
+    tag: str
+    epoch: int
+    sent: list[_Sent] = field(default_factory=list)
+
+
+class SharedMemory:
+    """What this process has sent. Any thread.
+
+    Args:
+        ordinary_memory: A context manager in which this thread's allocations are not managed.
+    """
+
+    def __init__(self, ordinary_memory: Callable[[], AbstractContextManager[None]]) -> None:
+        self._ordinary_memory = ordinary_memory
+        self._counters = Counters()
+        self._lock = threading.RLock()
+        self._memory: dict[int, _Memory] = {}  # by the allocation's address
+        self._proxies: dict[int, list[Any]] = {}  # by device
+        self._tested: set[int] = set()
+        self._sends = 0
+        #: The release of the importers' PyTorch; None: this process's.
+        self.importer: str | None = None
+
+    def after_fork_in_child(self) -> None:
+        """What the parent has sent is the parent's: nothing of it may be released here."""
+        self._inherited = (self._memory, self._proxies)
+        self.__init__(self._ordinary_memory)  # type: ignore[misc]
+
+    # Sending
+
+    def send(self, torch: Any, share: Share, storage: Any, row: _core.Segment) -> tuple[Any, ...]:
+        """What ``_share_cuda_`` is to return for a storage in the managed allocation `row`.
+
+        Raises:
+            InvalidStateError: The memory is not resident; PyTorch's format is not known; no file descriptor is free.
+            CaptureInProgressError: A capture is under way: it would record the event that is sent.
+        """
+        if torch.cuda.is_current_stream_capturing():
+            raise CaptureInProgressError(
+                "share: the current stream is capturing, and an event on it would go with the tensor. Share it before or "
+                "after the capture",
+                operation="share",
+            )
+        exported = _core.export_memory(row.address)
+        fields = _Fields(*share(self._take_proxy(torch, exported.device)))
+        own = format_of_own_description(fields.handle)
+        layout = own if self.importer is None else format_of_importer(self.importer)
+        result = fields._replace(
+            handle=describe(layout, exported),
+            size=storage.nbytes(),
+            offset=storage.data_ptr() - exported.address,
+        )
+        if layout == own and layout not in self._tested:
+            self._test(torch, share, result, exported.device)
+        self._keep(row, exported, _Sent(storage, fields.counter_file, fields.counter))
+        return tuple(result)
+
+    def _take_proxy(self, torch: Any, device: int) -> Any:
+        with self._lock:
+            ready = self._proxies.setdefault(device, [])
+            if ready:
+                return ready.pop()
+        with self._ordinary_memory():
+            made = [torch.UntypedStorage(1, device=torch.device("cuda", device)) for _ in range(_PROXIES)]
+        taken = made.pop()
+        with self._lock:
+            self._proxies[device] += made
+        return taken
+
+    def _test(self, torch: Any, share: Share, fields: _Fields, device: int) -> None:
+        """Imports a description in this process, once for each format: an importer elsewhere would fail in its own way."""
+        spare = _Fields(*share(self._take_proxy(torch, device)))
+        arguments = fields._replace(
+            counter_file=spare.counter_file, counter=spare.counter, event=spare.event, waits_for_event=False
+        )
+        try:
+            torch.UntypedStorage._new_shared_cuda(*arguments)
+        except RuntimeError as error:
+            raise InvalidStateError(
+                f"share: PyTorch {torch.__version__} does not import the description of managed memory that was made for "
+                f"it ({str(error).splitlines()[0]}). Send tensor.cpu(), or a copy made inside disable()",
+                operation="share",
+            ) from error
+        self._tested.add(fields.handle[0])
+
+    def _keep(self, row: _core.Segment, exported: _core.Export, sent: _Sent) -> None:
+        replaced: _Memory | None = None
+        with self._lock:
+            memory = self._memory.get(row.address)
+            if memory is None or memory.generation != exported.generation:
+                replaced = memory
+                epoch = _core.tag_info(row.tag).epoch
+                memory = _Memory(exported.generation, row.reserved_bytes, row.tag, epoch)
+                self._memory[row.address] = memory
+            memory.sent.append(sent)
+            self._sends += 1
+            look = self._sends % _LOOK_AFTER == 0
+        del replaced
+        if look:
+            self.collect()
+
+    # What importers still use
+
+    def collect(self) -> None:
+        """Forgets what no importer uses any more, so that PyTorch may use the blocks again."""
+        released: list[Any] = []  # outlives the lock
+        with self._lock:
+            for address, memory in list(self._memory.items()):
+                if self._has_ended(address, memory):
+                    released.append(self._memory.pop(address, None))
+                    continue
+                in_use = [sent for sent in memory.sent if self._counters.is_in_use(sent.counter_file, sent.counter)]
+                released.append(memory.sent)
+                memory.sent = in_use
+                if not in_use:
+                    self._memory.pop(address, None)
+            self._counters.keep_only({sent.counter_file for memory in self._memory.values() for sent in memory.sent})
+
+    @staticmethod
+    def _has_ended(address: int, memory: _Memory) -> bool:
+        row = _core.find(address)
+        return row is None or row.state != _core.STATE_ACTIVE or _core.tag_info(memory.tag).epoch != memory.epoch
+
+    def await_importers(self, tags: Tags, seconds: float) -> int:
+        """Waits until no importer uses memory of the tags, for at most so many seconds. Returns `possibly_shared_bytes`."""
+        deadline = time.monotonic() + seconds
+        while True:
+            left = self.possibly_shared_bytes(tags)
+            remaining = deadline - time.monotonic()
+            if not left or remaining <= 0:
+                return left
+            time.sleep(min(_POLL_SECONDS, remaining))
+
+    def possibly_shared_bytes(self, tags: Tags) -> int:
+        """The reserved bytes of the tags' allocations of which an importer may still use a part. An estimate: see
+        ipc_counters.py."""
+        if not self._memory:
+            return 0
+        self.collect()
+        with self._lock:
+            return sum(memory.reserved_bytes for memory in self._memory.values() if selects(tags, memory.tag))
