@@ -235,6 +235,7 @@ class Implementation:
 
     def empty_cache(self) -> None:
         torch = layer.in_use()
+        shared_memory.collect()
         if torch is not None:
             self._store.empty_cache(torch)
 

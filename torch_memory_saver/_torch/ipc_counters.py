@@ -4,7 +4,8 @@ PyTorch gives each tensor that it sends a 64-bit counter in a file of shared mem
 importer subtracts 1 when its tensor is gone. PyTorch itself keeps the sender's memory until then. A counter is an estimate:
 an importer that is killed never subtracts, and one that receives the same message twice subtracts twice.
 
-A number is not used again while its file exists. Any thread; no lock: a file may be mapped twice, to no harm.
+A file begins with 64 bytes of PyTorch's mapping, and its numbers are not used again while it exists. Any thread; no lock: a
+file may be mapped twice, to no harm.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ __all__ = ["Counters"]
 #: Where POSIX shared memory is, as files.
 _SHARED_MEMORY = "/dev/shm"
 _VALUE = struct.Struct("=q")
+_HEADER_BYTES = 64
 
 
 class Counters:
@@ -30,7 +32,7 @@ class Counters:
         """Whether an importer may still use what was sent with that counter. True if the counter cannot be read."""
         try:
             mapping = self._files.get(file) or self._map(file)
-            return bool(_VALUE.unpack_from(mapping, number * _VALUE.size)[0] > 0)
+            return bool(_VALUE.unpack_from(mapping, _HEADER_BYTES + number * _VALUE.size)[0] > 0)
         except (OSError, ValueError, struct.error):
             return True
 

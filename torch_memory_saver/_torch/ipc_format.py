@@ -1,8 +1,8 @@
 """The bytes by which PyTorch describes shared memory to the process that imports it.
 
-A managed allocation is described as PyTorch describes a segment of its own allocator's expandable segments, which an importer
-maps itself. The description begins with a version, and an importer rejects versions that it does not know. Descriptions that
-were written by PyTorch 2.6, 2.8, 2.11 and 2.15 were compared:
+A managed allocation is described as PyTorch describes a segment of its own allocator's expandable segments, which an
+importer maps itself. The description begins with a version, and an importer rejects versions that it does not know. What
+PyTorch 2.6, 2.8, 2.11 and 2.15 write was compared:
 
 ==============  =====================================================================================
 version         after the letter ``e``

@@ -7,7 +7,7 @@ like any other.
 
 The sender's block must not be used for another tensor while an importer reads it. PyTorch would see to that by the counter;
 here the storage is kept until the counter has fallen, the memory is paused or the allocation is gone. Counters are looked at
-when more is sent, at each pause, and by ``torch.cuda.ipc_collect()``.
+when more is sent, at each pause, and by ``torch.cuda.ipc_collect()`` and ``torch_memory_saver.empty_cache()``.
 
 A pause does not wait for importers. They keep the physical memory that they have mapped, with its contents at the pause; the
 resumed memory is another one, which has to be sent again.
@@ -18,6 +18,7 @@ may pause while its thread holds it.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -32,6 +33,8 @@ from torch_memory_saver._torch.pool_stock import Tags, selects
 from torch_memory_saver.errors import CaptureInProgressError, InvalidStateError
 
 __all__ = ["Share", "SharedMemory"]
+
+logger = logging.getLogger("torch_memory_saver")
 
 #: PyTorch's function that describes a storage, without this package's wrapper.
 Share = Callable[..., tuple[Any, ...]]
@@ -141,7 +144,8 @@ class SharedMemory:
         return taken
 
     def _test(self, torch: Any, share: Share, fields: _Fields, device: int) -> None:
-        """Imports a description in this process, once for each format: an importer elsewhere would fail in its own way."""
+        """Imports a description in this process, once for each format: an importer elsewhere would fail in its own way. Also
+        checks that the counter falls when the import is dropped."""
         spare = _Fields(*share(self._take_proxy(torch, device)))
         arguments = fields._replace(
             counter_file=spare.counter_file, counter=spare.counter, event=spare.event, waits_for_event=False
@@ -154,6 +158,12 @@ class SharedMemory:
                 f"it ({str(error).splitlines()[0]}). Send tensor.cpu(), or a copy made inside disable()",
                 operation="share",
             ) from error
+        if self._counters.is_in_use(spare.counter_file, spare.counter):
+            logger.warning(
+                "share: the counters of PyTorch %s cannot be read. Memory of tensors that were sent is not used again "
+                "before the next pause, and possibly_shared_bytes is too large. (Logged once.)",
+                torch.__version__,
+            )
         self._tested.add(fields.handle[0])
 
     def _keep(self, row: _core.Segment, exported: _core.Export, sent: _Sent) -> None:

@@ -1,4 +1,4 @@
-"""Sends managed tensors to another process: an error that names this package, and a receiver that does not wait for ever.
+"""Sends paused tensors to another process: an error that names this package, and a receiver that does not wait for ever.
 
 python share.py
 """
@@ -31,18 +31,20 @@ def receive(queue: Any, answers: Any) -> None:
 def main() -> None:
     with saver.region("weights", enable_cpu_backup=True):
         weights = torch.full((SIZE,), 7, dtype=torch.uint8, device="cuda")
+    saver.pause("weights")
     context = torch.multiprocessing.get_context("spawn")
     queue, answers = context.Queue(), context.Pipe(duplex=False)
     receiver = context.Process(target=receive, args=(queue, answers[1]))
     receiver.start()
-    for message in (weights, {"deep": [(1, weights[5:])]}, weights.cpu(), None):
+    for message in (weights, {"deep": [(1, weights[5:])]}, torch.zeros(1), None):
         queue.put(message)
     replies = [answers[0].recv() for _ in range(4)]
     receiver.join()
     for answer in replies[:2]:
-        assert answer.startswith("share weights: share: this tensor is in managed memory, tag 'weights'"), answer
+        assert answer.startswith("share weights: share: ") and "this memory is paused" in answer, answer
     assert replies[2:] == ["a message", "end"], replies
     assert receiver.exitcode == 0
+    saver.resume("weights")
     assert int(weights.min()) == 7
     print("ready")
 

@@ -1,0 +1,46 @@
+"""A process that has nothing but PyTorch and imports tensors. Each line of its input is a command, and it answers with one.
+
+take NAME HEX   unpickles a tensor (ForkingPickler's bytes)
+read NAME       its bytes as a checksum: the number of them and the CRC-32
+fill NAME N     fills it with a value
+drop NAME       forgets it
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import zlib
+
+import torch
+
+
+def main() -> None:
+    held: dict[str, torch.Tensor] = {}
+    torch.cuda.init()
+    assert not hasattr(torch.UntypedStorage._share_cuda_, "_torch_memory_saver"), "PyTorch without this package's hooks"
+    print("ready", torch.__version__, flush=True)
+    for line in sys.stdin:
+        command, name, *rest = line.split()
+        try:
+            if command == "take":
+                held[name] = pickle.loads(bytes.fromhex(rest[0]))
+                answer = f"{held[name].dtype} {tuple(held[name].shape)} {held[name].stride()} {type(held[name]).__name__}"
+            elif command == "read":
+                data = held[name].detach().contiguous().cpu().view(torch.uint8).numpy().tobytes()
+                answer = f"{len(data)} {zlib.crc32(data)}"
+            elif command == "fill":
+                held[name].fill_(int(rest[0]))
+                torch.cuda.synchronize()
+                answer = "filled"
+            else:
+                del held[name]
+                torch.cuda.ipc_collect()
+                answer = "dropped"
+        except Exception as error:
+            answer = f"error {type(error).__name__}: {str(error).splitlines()[0]}"
+        print(answer, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""Processes that import managed tensors, with the PyTorch of this environment or of another one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zlib
+from multiprocessing.reduction import ForkingPickler
+from types import TracebackType
+from typing import IO
+
+from gpu_support import PROGRAMS, SIMULATED, torch
+
+__all__ = ["Importer", "contents", "message"]
+
+
+def message(tensor: torch.Tensor) -> str:
+    """A tensor as multiprocessing sends it. Each message counts as one importer."""
+    return bytes(ForkingPickler.dumps(tensor)).hex()
+
+
+def contents(tensor: torch.Tensor) -> str:
+    """What an importer answers to `read` if it sees the contents that the tensor has now."""
+    data = tensor.detach().contiguous().cpu().view(torch.uint8).numpy().tobytes()
+    return f"{len(data)} {zlib.crc32(data)}"
+
+
+class Importer:
+    """programs/importer.py in a process of its own. Commands raise AssertionError if the answer is an error.
+
+    Args:
+        python: The interpreter of another environment; None: this one's.
+    """
+
+    def __init__(self, python: str | None = None) -> None:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("TMS_") or SIMULATED}
+        if not SIMULATED:  # in preload mode this process has the hook library; the importer has nothing
+            environment.pop("LD_PRELOAD", None)
+        command = [python or sys.executable]
+        if python and SIMULATED:  # another PyTorch needs stubs of its own, on the same simulated machine
+            command += ["-m", "torch_memory_saver", "simulate", "--", python]
+        self.process = subprocess.Popen(
+            [*command, str(PROGRAMS / "importer.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            text=True,
+        )
+        self.release = self._answer().split()[-1]
+
+    def __enter__(self) -> Importer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def end(self) -> None:
+        self._input.close()
+        self.process.wait(timeout=60)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(timeout=60)
+
+    @property
+    def _input(self) -> IO[str]:
+        assert self.process.stdin is not None
+        return self.process.stdin
+
+    def _answer(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"the importer has ended with status {self.process.wait(timeout=60)}"
+        return line.strip()
+
+    def try_to(self, command: str, name: str, argument: str = "") -> str:
+        """The answer to a command, which may begin with "error"."""
+        self._input.write(f"{command} {name} {argument}\n")
+        self._input.flush()
+        return self._answer()
+
+    def _do(self, command: str, name: str, argument: str = "") -> str:
+        answer = self.try_to(command, name, argument)
+        assert not answer.startswith("error"), answer
+        return answer
+
+    def take(self, name: str, sent: str) -> str:
+        """Unpickles a message. Returns the tensor's dtype, shape, strides and class."""
+        return self._do("take", name, sent)
+
+    def read(self, name: str) -> str:
+        return self._do("read", name)
+
+    def fill(self, name: str, value: int) -> None:
+        self._do("fill", name, str(value))
+
+    def drop(self, name: str) -> None:
+        self._do("drop", name)
