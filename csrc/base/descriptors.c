@@ -65,15 +65,17 @@ tms_status_t tms_descriptors_adopt(tms_descriptors_t *descriptors, int given, tm
         descriptors->next = number + 1;
         *adopted = (tms_descriptor_t){.among = descriptors, .number = number};
     }
-    int count = descriptors->count;
+    int os_error = errno, count = descriptors->count;
     pthread_mutex_unlock(&descriptors->lock);
     (void)close(given);
     if (number >= 0) return TMS_OK;
-    return tms_error_set(error, TMS_INVALID_STATE, context,
-                         "no file descriptor is free. Each allocation that is shared with other processes needs one until "
-                         "it is paused or freed; this process has %d for it. Raise the limit of open files (ulimit -n) "
-                         "before the process starts, or pause some of them first",
-                         count);
+    tms_error_set_system(error, TMS_INVALID_STATE, context, "fcntl", os_error, NULL);
+    tms_error_append(error,
+                     " Each allocation that is shared with other processes needs a file descriptor until it is paused or "
+                     "freed, and this process has %d for it. Raise the limit of open files (ulimit -n) before the process "
+                     "starts, or pause some of them first.",
+                     count);
+    return TMS_INVALID_STATE;
 }
 
 void tms_descriptor_close(tms_descriptor_t *descriptor) {

@@ -259,7 +259,12 @@ tms_status_t tms_error_set_driver(tms_error_t *error, const tms_error_context_t 
 
 tms_status_t tms_error_set_os(tms_error_t *error, const tms_error_context_t *context, const char *call, int os_error,
                               const char *path) {
-    tms_status_t status = os_error == ENOMEM ? TMS_OUT_OF_HOST_MEMORY : TMS_BACKUP_IO;
+    return tms_error_set_system(error, os_error == ENOMEM ? TMS_OUT_OF_HOST_MEMORY : TMS_BACKUP_IO, context, call, os_error,
+                                path);
+}
+
+tms_status_t tms_error_set_system(tms_error_t *error, tms_status_t status, const tms_error_context_t *context,
+                                  const char *call, int os_error, const char *path) {
     if (!error) return status;
     char buffer[TMS_ERROR_NAME_BYTES];
     begin(error, status, context);

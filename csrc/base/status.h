@@ -49,6 +49,10 @@ tms_status_t tms_error_set_driver(tms_error_t *error, const tms_error_context_t 
 tms_status_t tms_error_set_os(tms_error_t *error, const tms_error_context_t *context, const char *call, int os_error,
                               const char *path);
 
+/* The same with a status of the caller's. */
+tms_status_t tms_error_set_system(tms_error_t *error, tms_status_t status, const tms_error_context_t *context,
+                                  const char *call, int os_error, const char *path);
+
 /* The status for a CUresult. Public for the tests. */
 tms_status_t tms_status_from_driver(int result);
 

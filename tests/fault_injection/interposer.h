@@ -23,6 +23,7 @@
     X(open)                                                                                                                 \
     X(openat)                                                                                                               \
     X(close)                                                                                                                \
+    X(fcntl)                                                                                                                \
     X(mkdir)                                                                                                                \
     X(mkdirat)                                                                                                              \
     X(flock)                                                                                                                \

@@ -147,6 +147,15 @@ EXPORT int open(const char *path, int flags, ...) {
     return fails(is_of_system(path) ? CALL_open_of_system : CALL_open, CALLER) ? -1 : next(path, flags, mode);
 }
 
+EXPORT int fcntl(int fd, int operation, ...) {
+    NEXT(int, fcntl)
+    va_list arguments;
+    va_start(arguments, operation);
+    long argument = va_arg(arguments, long);
+    va_end(arguments);
+    return fails(CALL_fcntl, CALLER) ? -1 : next(fd, operation, argument);
+}
+
 EXPORT long syscall(long number, ...) {
     enum { ARGUMENTS = 6 };
     NEXT(long, syscall)

@@ -51,6 +51,7 @@ LIBC_CODES: dict[str, tuple[int, ...]] = {
     "close": (errno.EIO, errno.EINTR),
     "mkdir": (errno.EACCES, errno.ENOSPC),
     "mkdirat": (errno.EACCES, errno.ENOSPC),
+    "fcntl": (errno.EMFILE,),
     "flock": (errno.ENOLCK, errno.EWOULDBLOCK),
     "fallocate": (errno.ENOSPC, errno.EINTR, errno.EOPNOTSUPP),
     "posix_fallocate": (errno.ENOSPC, errno.EINTR),

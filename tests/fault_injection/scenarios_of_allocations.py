@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from scenario import DISK, KINDS, LARGE, MMAP, NONE, PINNED, SMALL, scenario
 
 if TYPE_CHECKING:
+    from blocks import Block
     from step import Step
     from world import World
 
@@ -71,6 +72,44 @@ def _(world: World) -> Step:
     world.use_device(0)
     world.allocate(SMALL, NONE)
     return world.other_step(world.make_tags)
+
+
+# ---- exports ----
+
+
+def _export_step(world: World, block: Block) -> Step:
+    step = world.other_step(lambda: world.export(block))
+    # The simulated driver moves exported memory to a file of its own, which stays for as long as the memory.
+    step.keeps = True
+    return step
+
+
+@scenario("export")
+def _(world: World) -> Step:
+    return _export_step(world, world.allocate(SMALL, PINNED))
+
+
+@scenario("export_again")
+def _(world: World) -> Step:
+    """After a pause and a resume, which closed the first descriptor."""
+    block = world.allocate(SMALL, PINNED)
+    world.export(block)
+    world.cycle()
+    return _export_step(world, block)
+
+
+@scenario("pause_exported")
+def _(world: World) -> Step:
+    world.export(world.allocate(SMALL, PINNED))
+    world.export(world.allocate(LARGE, NONE))
+    return world.pause_step()
+
+
+@scenario("free_exported")
+def _(world: World) -> Step:
+    block = world.allocate(SMALL, NONE)
+    world.export(block)
+    return world.free_step([block])
 
 
 @scenario("pause_unused", fresh=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import tempfile
 from array import array
 from collections.abc import Callable, Iterable
@@ -28,6 +29,9 @@ from machine import Machine
 
 from torch_memory_saver import _core as core
 from torch_memory_saver.errors import TorchMemorySaverError
+
+#: Descriptors of exported memory have numbers from here on: csrc/base/descriptors.h.
+LOWEST_SHARED = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2, 4096)
 
 
 @dataclass
@@ -171,6 +175,11 @@ class World:
         for number in range(count):
             core.region_pop(core.region_push(f"tag {number}{self.tag_suffix}", NONE, True))
 
+    def export(self, block: Block) -> None:
+        """Exports its memory, and checks that the descriptor is one of it."""
+        exported = core.export_memory(block.address)
+        assert os.readlink(f"/proc/self/fd/{exported.descriptor}").startswith("/memfd:simulated memory"), exported
+
     def refresh_peers(self) -> None:
         core.refresh_peers()
 
@@ -232,5 +241,6 @@ class World:
         held: dict[str, Any] = self.machine.holdings(DEVICES)
         # Totals of what was done are not held.
         held |= {name: value for name, value in core.counters().items() if not name.endswith("_total")}
+        held["descriptors"] = sum(int(number) >= LOWEST_SHARED for number in os.listdir("/proc/self/fd"))
         held["files"] = sorted(os.path.relpath(path, self.directory) for path in self.directory.rglob("*") if path.is_file())
         return held

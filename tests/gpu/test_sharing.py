@@ -56,7 +56,10 @@ def share(tensor: torch.Tensor) -> tuple[object, ...]:
 
 def drop_counter(fields: tuple[object, ...]) -> None:
     """What an importer does when its tensor is gone."""
-    torch.UntypedStorage._release_ipc_counter(fields[COUNTER_FILE], fields[COUNTER], device=0)
+    storage = torch.UntypedStorage
+    release = getattr(storage, "_release_ipc_counter", None) or storage._release_ipc_counter_cuda
+    arguments = {"device": 0} if hasattr(storage, "_release_ipc_counter") else {}  # PyTorch 2.6 has no device there
+    release(fields[COUNTER_FILE], fields[COUNTER], **arguments)
 
 
 # ---- contents ----

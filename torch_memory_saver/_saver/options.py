@@ -93,7 +93,13 @@ class PauseOptions:
 
     @classmethod
     def check(
-        cls, tag: object, backup: object, live_only: object, progress: object, if_shared: object, timeout: object
+        cls,
+        tag: object,
+        backup: object,
+        live_only: object,
+        progress: object,
+        if_shared: object = "allow",
+        timeout: object = None,
     ) -> PauseOptions:
         """
         Raises:

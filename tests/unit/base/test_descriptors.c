@@ -112,6 +112,8 @@ static void use_every_number(void) {
     assert_int_equal(tms_descriptors_adopt(&descriptors, given, &none, &CONTEXT, &error), TMS_INVALID_STATE);
     assert_null(none.among);
     assert_false(is_open(given));
+    assert_string_equal(error.call, "fcntl");
+    assert_int_equal(error.os_error, EMFILE);
     assert_non_null(strstr(error.message, "this process has 32 for it. Raise the limit of open files (ulimit -n)"));
     tms_descriptor_close(&all[7]);
     all[7] = adopt(open_something());

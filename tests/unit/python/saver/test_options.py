@@ -19,7 +19,7 @@ def tell(done: int, total: int) -> None:
 
 
 REGION = RegionOptions.check("a", True, False, "mmap", "pool")
-PAUSE = PauseOptions.check(["a", "b", "a"], "host", 1, tell)
+PAUSE = PauseOptions.check(["a", "b", "a"], "host", 1, tell, "wait", 3)
 RESUME = ResumeOptions.check("a", math.inf, 1, "pool", 1, tell, 1)
 
 
@@ -32,7 +32,7 @@ class Core:
 
 def test_options_are_checked_values_that_stay() -> None:
     assert RegionOptions("a", _core.BACKUP_MMAP, _core.HOST_POOL, managed=True) == REGION
-    assert PauseOptions(("a", "b"), _core.BACKUP_PINNED, True, tell) == PAUSE
+    assert PauseOptions(("a", "b"), _core.BACKUP_PINNED, True, tell, "wait", 3.0) == PAUSE
     assert ResumeOptions(("a",), math.inf, True, _core.HOST_POOL, True, tell, True) == RESUME
     options: Any
     for options in (REGION, PAUSE, RESUME):

@@ -1,0 +1,358 @@
+"""Guards what is sent to other processes: the bytes of a description, PyTorch's counters, and how long storages are kept.
+PyTorch is a stand-in; the native core runs on the simulated GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import struct
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from torch_memory_saver import _core
+from torch_memory_saver._saver.arguments import check_if_shared
+from torch_memory_saver._torch import ipc_counters, ipc_format, shared_memory
+from torch_memory_saver._torch.ipc_counters import Counters
+from torch_memory_saver._torch.shared_memory import SharedMemory
+from torch_memory_saver.errors import CaptureInProgressError, InvalidArgumentError, InvalidStateError
+
+MIB = 1 << 20
+
+
+def export(generation: int) -> _core.Export:
+    return _core.Export((0x7000000000, 64 * MIB, generation, 0, 4096))  # type: ignore[call-arg,arg-type]
+
+
+EXPORT = export(5)
+
+
+# ---- the description ----
+
+
+def test_a_description_has_the_importers_layout() -> None:
+    old, new = (ipc_format.describe(layout, EXPORT) for layout in (1, 3))
+    assert old[:2] == b"\x01e" and new[:2] == b"\x03e"
+    assert struct.unpack_from("<iIQQi", old, 2) == (os.getpid(), 0, 64 * MIB, 1, 4096)
+    assert struct.unpack_from("<iIQQiIi", new, 2) == (os.getpid(), 0, 64 * MIB, 1, 1, 0, 4096)
+    assert old[30:] == new[38:], "the nonce"
+
+
+def test_a_description_is_unique_to_its_memory() -> None:
+    assert ipc_format.describe(1, EXPORT) == ipc_format.describe(1, EXPORT)
+    assert ipc_format.describe(1, EXPORT) != ipc_format.describe(1, export(6)), "under the same descriptor"
+
+
+@pytest.mark.parametrize(
+    ("release", "layout"),
+    [("2.5", 1), ("2.6.0+cu124", 1), ("2.12.1", 1), ("2.13", 3), ("2.15.0a0+git1", 3), ("3.0", 3)],
+)
+def test_the_layout_of_a_release(release: str, layout: int) -> None:
+    assert ipc_format.format_of_importer(release) == layout
+    assert ipc_format.check_importer(release) == release
+
+
+@pytest.mark.parametrize("release", ["2.4", "1.13", "", "2", "new", 2.11, (2, 11)])
+def test_a_release_that_cannot_import_is_refused(release: object) -> None:
+    with pytest.raises(InvalidArgumentError, match="share_for"):
+        ipc_format.check_importer(release)
+
+
+def test_the_format_of_this_pytorch_is_read_from_its_own_description() -> None:
+    assert [ipc_format.format_of_own_description(bytes([version]) + b"c") for version in (1, 2, 3)] == [1, 1, 3]
+    with pytest.raises(InvalidStateError, match=r"by version 4 of its format.*Update torch_memory_saver"):
+        ipc_format.format_of_own_description(b"\x04c")
+
+
+# ---- the counters ----
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(ipc_counters, "_SHARED_MEMORY", str(tmp_path))
+    return tmp_path
+
+
+def write(files: Path, name: str, *values: int) -> None:
+    """A file of counters, as PyTorch has it. An existing one is changed in place."""
+    path = files / name
+    path.touch()
+    with path.open("r+b") as file:
+        file.write(bytes(64) + struct.pack(f"{len(values)}q", *values))
+
+
+def test_counters_are_read_where_pytorch_writes_them(files: Path) -> None:
+    counters = Counters()
+    write(files, "torch_1_2_0", 1, 0, -1, 2)
+    assert [counters.is_in_use(b"/torch_1_2_0", number) for number in range(4)] == [True, False, False, True]
+    write(files, "torch_1_2_0", 0, 1, 0, 0)
+    assert [counters.is_in_use(b"/torch_1_2_0", number) for number in range(4)] == [False, True, False, False]
+
+
+def test_what_cannot_be_read_counts_as_in_use(files: Path) -> None:
+    counters = Counters()
+    write(files, "short", 0)
+    assert counters.is_in_use(b"/missing", 0)
+    assert counters.is_in_use(b"/short", 1)
+    assert not counters.is_in_use(b"/short", 0)
+
+
+def test_files_without_senders_are_closed(files: Path) -> None:
+    counters = Counters()
+    for name in ("one", "two"):
+        write(files, name, 1)
+        assert counters.is_in_use(f"/{name}".encode(), 0)
+    counters.keep_only({b"/two"})
+    (files / "one").unlink()
+    (files / "two").unlink()
+    assert counters.is_in_use(b"/two", 0)
+    write(files, "one", 0)
+    assert not counters.is_in_use(b"/one", 0), "mapped anew"
+
+
+# ---- what is kept ----
+
+
+class FakeStorage:
+    """Stands for torch.UntypedStorage."""
+
+    imported: ClassVar[list[tuple[Any, ...]]] = []
+    refuses = ""
+
+    def __init__(self, size: int, device: object = None, address: int = 0) -> None:
+        self.size, self.address = size, address
+
+    def nbytes(self) -> int:
+        return self.size
+
+    def data_ptr(self) -> int:
+        return self.address
+
+    @classmethod
+    def _new_shared_cuda(cls, *fields: Any) -> None:
+        if cls.refuses:
+            raise RuntimeError(f"{cls.refuses}\nStack trace")
+        cls.imported.append(fields)
+        FakeTorch.counters[fields[5]] = 0
+        FakeTorch.save()
+
+
+class FakeTorch:
+    """Stands for torch, and for its counters."""
+
+    __version__ = "2.11.0"
+    UntypedStorage = FakeStorage
+    counters: ClassVar[list[int]] = []
+    files: ClassVar[Path]
+    capturing = False
+    ordinary = 0
+
+    class cuda:
+        @staticmethod
+        def is_current_stream_capturing() -> bool:
+            return FakeTorch.capturing
+
+    @staticmethod
+    def device(kind: str, index: int) -> object:
+        return (kind, index)
+
+    @classmethod
+    def save(cls) -> None:
+        write(cls.files, "torch_counters", *cls.counters, *[0] * (1000 - len(cls.counters)))
+
+    @classmethod
+    def share(cls, storage: FakeStorage) -> tuple[Any, ...]:
+        cls.counters.append(1)
+        cls.save()
+        return 0, b"\x02c" + bytes(64), 1, 512, b"/torch_counters", len(cls.counters) - 1, b"event", True
+
+    @classmethod
+    def ordinary_memory(cls) -> contextlib.AbstractContextManager[None]:
+        cls.ordinary += 1
+        return contextlib.nullcontext()
+
+
+@pytest.fixture
+def shared(files: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SharedMemory]:
+    monkeypatch.setattr(FakeTorch, "files", files, raising=False)
+    for name, value in (("counters", []), ("capturing", False), ("ordinary", 0)):
+        monkeypatch.setattr(FakeTorch, name, value)
+    monkeypatch.setattr(FakeStorage, "imported", [])
+    monkeypatch.setattr(FakeStorage, "refuses", "")
+    yield SharedMemory(FakeTorch.ordinary_memory)
+    for row in _core.segments():
+        _core.free(row.address)
+
+
+def allocate(tag: str = "weights", size: int = 4 * MIB) -> int:
+    level = _core.region_enter(tag, _core.BACKUP_NONE, True)
+    try:
+        return _core.allocate(size, 0)
+    finally:
+        _core.region_leave(level)
+
+
+def send(shared: SharedMemory, storage: FakeStorage) -> tuple[Any, ...]:
+    row = _core.find(storage.address)
+    assert row is not None
+    return shared.send(FakeTorch, FakeTorch.share, storage, row)
+
+
+def fall(fields: tuple[Any, ...]) -> None:
+    """An importer drops its tensor."""
+    FakeTorch.counters[fields[5]] -= 1
+    FakeTorch.save()
+
+
+def test_a_storage_goes_with_its_memory_and_a_proxys_counter(shared: SharedMemory) -> None:
+    address = allocate()
+    fields = send(shared, FakeStorage(1000, address=address + MIB))
+    exported = _core.export_memory(address)
+    assert fields[1] == ipc_format.describe(1, exported)
+    assert (fields[0], fields[2], fields[3]) == (0, 1000, MIB)
+    assert fields[4:] == (b"/torch_counters", 0, b"event", True)
+    again = send(shared, FakeStorage(10, address=address))
+    assert again[1] == fields[1] and again[5] != fields[5]
+    assert len(FakeStorage.imported) == 1, "tested once"
+    assert FakeStorage.imported[0][1] == fields[1] and FakeStorage.imported[0][-1] is False
+    assert FakeTorch.ordinary == 1, "proxies are made by the hundred"
+
+
+def test_a_pytorch_that_does_not_import_is_an_error(shared: SharedMemory) -> None:
+    address = allocate()
+    FakeStorage.refuses = "received a handle from the future"
+    with pytest.raises(InvalidStateError, match=r"2\.11\.0 does not import .*from the future\). Send tensor\.cpu"):
+        send(shared, FakeStorage(10, address=address))
+    assert shared.possibly_shared_bytes(None) == 0
+
+
+def test_counters_that_do_not_fall_are_reported_once(
+    shared: SharedMemory, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = allocate()
+    monkeypatch.setattr(ipc_counters, "_HEADER_BYTES", 64 - 8)
+    FakeTorch.counters.append(1)
+    for _ in range(2):
+        send(shared, FakeStorage(10, address=address))
+    assert [record.getMessage()[:60] for record in caplog.records] == [
+        "share: the counters of PyTorch 2.11.0 cannot be read. Memory"
+    ]
+
+
+def test_a_storage_is_kept_until_its_counter_falls(shared: SharedMemory) -> None:
+    address = allocate()
+    storages = [FakeStorage(10, address=address) for _ in range(2)]
+    alive = [weakref.ref(storage) for storage in storages]
+    sent = [send(shared, storage) for storage in storages]
+    storages.clear()
+    shared.collect()
+    assert [reference() is not None for reference in alive] == [True, True]
+    fall(sent[0])
+    shared.collect()
+    gc.collect()
+    assert [reference() is not None for reference in alive] == [False, True]
+    assert shared.possibly_shared_bytes(None) == 4 * MIB
+    fall(sent[1])
+    assert shared.possibly_shared_bytes(None) == 0
+    gc.collect()
+    assert [reference() is not None for reference in alive] == [False, False]
+
+
+def test_a_pause_ends_what_was_sent(shared: SharedMemory) -> None:
+    addresses = {tag: allocate(tag) for tag in ("a", "b")}
+    alive = {}
+    for tag, address in addresses.items():
+        storage = FakeStorage(10, address=address)
+        alive[tag] = weakref.ref(storage)
+        send(shared, storage)
+    del storage
+    assert shared.possibly_shared_bytes(("a",)) == 4 * MIB
+    _core.pause(("a",), None)
+    shared.collect()
+    gc.collect()
+    assert [alive[tag]() is not None for tag in ("a", "b")] == [False, True]
+    _core.resume(("a",), None)
+    assert (shared.possibly_shared_bytes(("a",)), shared.possibly_shared_bytes(("b",))) == (0, 4 * MIB)
+    send(shared, FakeStorage(10, address=addresses["b"]))
+    _core.pause(("b",), None)
+    _core.resume(("b",), None)
+    assert shared.possibly_shared_bytes(None) == 0, "paused and resumed unseen"
+
+
+def test_memory_that_was_freed_is_forgotten(shared: SharedMemory) -> None:
+    address = allocate()
+    send(shared, FakeStorage(10, address=address))
+    assert _core.free(address)
+    assert shared.possibly_shared_bytes(None) == 0
+
+
+def test_counters_are_looked_at_while_more_is_sent(shared: SharedMemory) -> None:
+    address = allocate()
+    storage = FakeStorage(10, address=address)
+    alive = weakref.ref(storage)
+    fall(send(shared, storage))
+    del storage
+    other = FakeStorage(20, address=address)
+    for _ in range(shared_memory._LOOK_AFTER):
+        send(shared, other)
+    gc.collect()
+    assert alive() is None
+
+
+def test_waiting_for_importers_ends_when_they_drop_it(shared: SharedMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = send(shared, FakeStorage(10, address=allocate()))
+    assert shared.await_importers(("other",), 1e9) == 0
+    assert shared.await_importers(None, 0.0) == 4 * MIB
+    naps: list[float] = []
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 3:
+            fall(fields)
+
+    monkeypatch.setattr(shared_memory.time, "sleep", nap)
+    assert shared.await_importers(None, 1e9) == 0
+    assert len(naps) == 3
+
+
+def test_sharing_in_a_capture_or_of_paused_memory_changes_nothing(shared: SharedMemory) -> None:
+    address = allocate()
+    FakeTorch.capturing = True
+    with pytest.raises(CaptureInProgressError, match="before or after the capture"):
+        send(shared, FakeStorage(10, address=address))
+    FakeTorch.capturing = False
+    _core.pause(None, None)
+    with pytest.raises(InvalidStateError, match="this memory is paused"):
+        send(shared, FakeStorage(10, address=address))
+    assert FakeTorch.counters == []
+    _core.resume(None, None)
+
+
+def test_a_forked_child_keeps_what_its_parent_sent(shared: SharedMemory) -> None:
+    storage = FakeStorage(10, address=allocate())
+    alive = weakref.ref(storage)
+    send(shared, storage)
+    del storage
+    shared.after_fork_in_child()
+    shared.collect()
+    gc.collect()
+    assert alive() is not None, "its release would call CUDA"
+    assert shared.possibly_shared_bytes(None) == 0
+
+
+# ---- options ----
+
+
+def test_what_a_pause_may_do_about_shared_memory() -> None:
+    assert [check_if_shared(*each) for each in (("allow", None), ("refuse", None), ("wait", 3))] == [
+        "allow",
+        "refuse",
+        "wait",
+    ]
+    for wrong in (("maybe", None), (None, None), ("wait", None), ("allow", 3.0), ("refuse", 0)):
+        with pytest.raises(InvalidArgumentError, match="if_shared"):
+            check_if_shared(*wrong)
