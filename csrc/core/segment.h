@@ -29,8 +29,8 @@ typedef struct tms_segment {
     bool range_is_quarantined; /* its node is in the saver's `quarantined_ranges`; under the saver's lock */
     bool exclusive;            /* holds one count of its device's lock (device_lock.h) */
     CUmemGenericAllocationHandle handle;
-    tms_descriptor_t exported; /* of `handle`, once it has been exported (export.h); closed when the memory goes */
-    uint64_t generation;       /* of that export: its number in the process */
+    tms_descriptor_t exported;    /* of `handle`, once it has been exported (export.h); closed when the memory goes */
+    uint64_t generation;          /* of that export: its number in the process */
     tms_device_mask_t accessible; /* devices that have access now, owner included */
     tms_tag_t *tag;
     tms_backup_t backup;
@@ -65,8 +65,8 @@ tms_status_t tms_segment_unreserve(tms_segment_t *segment, const tms_driver_tabl
 tms_status_t tms_segment_populate(tms_segment_t *segment, const tms_driver_table_t *driver,
                                   const tms_device_table_t *devices, tms_device_mask_t peers,
                                   const tms_error_context_t *context, tms_error_t *error);
-/* Closes the descriptor, unmaps and releases the memory. After a failure `mapped` and `has_handle` show what is left. TMS_INVALID_STATE, with
- * nothing changed, if a device with access is not quiesced. */
+/* Closes the descriptor, unmaps and releases the memory. After a failure `mapped` and `has_handle` show what is left.
+ * TMS_INVALID_STATE, with nothing changed, if a device with access is not quiesced. */
 tms_status_t tms_segment_depopulate(tms_segment_t *segment, tms_quiesced_t quiesced, const tms_driver_table_t *driver,
                                     const tms_error_context_t *context, tms_error_t *error);
 /* Grants access to devices of `peers` that lack it. */

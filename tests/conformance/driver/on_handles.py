@@ -230,3 +230,29 @@ def import_arguments(gpu: Gpu) -> Observations:
         "another file": gpu.cuMemImportFromShareableHandle(handle, descriptor, 1),
         "type 0": gpu.cuMemImportFromShareableHandle(handle, descriptor, 0),
     }
+
+
+@behaviour(own_process=True)
+def handle_types_of_create(gpu: Gpu) -> Observations:
+    """1 is a file descriptor, 8 a fabric handle, which needs a service of the machine."""
+    gpu.start()
+    handle, types = (
+        ctypes.c_uint64(),
+        {"a descriptor": 1, "fabric": 8, "a descriptor and fabric": 9, "Windows": 2, "4096": 4096},
+    )
+    return {name: gpu.cuMemCreate(handle, GRANULE, gpu.properties(handle_types=number), 0) for name, number in types.items()}
+
+
+@behaviour
+def a_descriptor_keeps_the_memory(gpu: Gpu) -> Observations:
+    """The physical memory of an exported handle stays until the last descriptor is closed."""
+    address, handle, descriptor = gpu.reserve(), gpu.create(handle_types=1), ctypes.c_int(-1)
+    gpu.must("cuMemMap", address, GRANULE, 0, handle, 0)
+    note = Ledger(gpu)
+    note("export", lambda: gpu.cuMemExportToShareableHandle(descriptor, handle, 1, 0))
+    duplicate = os.dup(descriptor.value)
+    note("unmap", lambda: gpu.cuMemUnmap(address, GRANULE))
+    note("release", lambda: gpu.cuMemRelease(handle))
+    note("close", lambda: os.close(descriptor.value))
+    note("close the duplicate", lambda: os.close(duplicate))
+    return note.seen
