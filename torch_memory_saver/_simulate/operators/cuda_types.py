@@ -1,7 +1,7 @@
 """Types of arguments that CUDA's implementation of an operator lacks and the CPU's has: they are refused here too.
 
-The operators and types are those that differ in PyTorch's database of operators, OpInfo, and those that a real GPU refused
-(tests/conformance/pytorch).
+The operators and types are those that differ in PyTorch's database of operators, OpInfo (tests/torch/test_operators_types.py
+compares), and those that a real GPU refused (tests/conformance/pytorch). The names of kernels are known for the latter only.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _IN_CUDNN = frozenset((torch.uint8, torch.int8, torch.int32))
 #: Operators -> what CUDA lacks for them. In-place operators are listed without their "_".
 _GROUPS: dict[tuple[str, ...], tuple[_Lack, ...]] = {
     ("mm", "addmm", "_addmm_activation"): (_Lack(_WHOLE | _EIGHT_BITS, "addmm_cuda"),),
-    ("bmm", "baddbmm"): (_Lack(_WHOLE | _EIGHT_BITS, "baddbmm_cuda"),),
+    ("bmm", "baddbmm", "addbmm"): (_Lack(_WHOLE | _EIGHT_BITS, "baddbmm_cuda"),),
     ("addmv",): (_Lack(_WHOLE | _EIGHT_BITS, "addmv_impl_cuda"),),
     ("dot", "vdot"): (_Lack(_WHOLE | _EIGHT_BITS, "dot"),),
     ("convolution",): (_cudnn(_IN_CUDNN, _NO_ENGINE), _cudnn((_WHOLE | _EIGHT_BITS) - _IN_CUDNN, _NO_TYPE)),
@@ -61,11 +61,11 @@ _GROUPS: dict[tuple[str, ...], tuple[_Lack, ...]] = {
     ("max_pool3d_with_indices",): (_Lack(_WHOLE, "max_pool3d_with_indices_out_frame"),),
     ("_upsample_bilinear2d_aa",): (_Lack(_WHOLE, "upsample_bilinear2d_out_frame"),),
     ("upsample_bilinear2d",): (_Lack(_WHOLE, "upsample_bilinear2d_out_frame"),),
+    ("upsample_bicubic2d",): (_Lack(_WHOLE, "upsample_bicubic2d_out_frame"),),
     ("histc",): (
         _Lack(frozenset((torch.float16,)), "HalfTensor is not supported", error=RuntimeError),
         _Lack(frozenset((torch.bfloat16,)), "histc"),
     ),
-    ("angle",): (_Lack(_HALVES, "angle_cuda"),),
     ("igamma", "igammac"): (_Lack(_HALVES, "igamma_cuda"),),
     ("abs",): (_Lack(_EIGHT_BITS, "abs_cuda"),),
     ("masked_fill",): (
