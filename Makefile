@@ -190,7 +190,7 @@ site: $(SITE_CORE) $(SITE_PRELOAD) $(SITE_SIMULATOR)
 # Tests of what is in the libraries that setup.py builds: names that begin so.
 OF_SETUP := --ignore=tests/unit/preload/test_exports.py --ignore=tests/unit/python/setup/test_installing.py \
 	--deselect=tests/unit/python/simulate/test_elf.py::test_the_simulated_gpu \
-	$(addprefix --deselect=tests/unit/python/setup/test_libraries.py::test_,libraries_ core_exports preload_library_exports \
+	$(addprefix --deselect=tests/unit/python/setup/test_libraries.py::test_,libraries_ mappings_of_libraries_ core_exports preload_library_exports \
 	simulator_exports) --deselect=tests/unit/python/setup/test_setup.py::test_source_distribution
 
 ##@ Sanitizers, fuzzing, coverage
