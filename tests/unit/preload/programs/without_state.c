@@ -34,6 +34,7 @@ static void functions(void) {
     const tms_region_settings_t region = {.managed = 1, .tag = "weights"};
     tms_region_settings_t current = {.managed = 1, .tag = NULL};
     tms_report_t report;
+    tms_export_t exported;
     tms_host_buffer_t *buffer = NULL;
     tms_pending_t *pending = NULL;
     void *host = NULL;
@@ -49,6 +50,7 @@ static void functions(void) {
     REFUSED(api->pause(&all, &report, &error));
     REFUSED(api->resume(&all, &report, &error));
     REFUSED(api->resume_begin(&all, &pending, &error));
+    REFUSED(api->export_memory(MIB, &exported, &error));
     REFUSED(api->host_backup(MIB, MIB, &buffer, &host, &error));
     REFUSED(api->set_host_policy(TMS_HOST_POOL, &error));
     REFUSED(api->reserve_host_memory(MIB, 0, &error));
