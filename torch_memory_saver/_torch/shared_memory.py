@@ -40,8 +40,11 @@ logger = logging.getLogger("torch_memory_saver")
 Share = Callable[..., tuple[Any, ...]]
 #: Proxies are made by so many at a time, in one segment of PyTorch's allocator.
 _PROXIES = 256
-#: Counters are looked at after so many further tensors were sent.
-_LOOK_AFTER = 64
+#: Counters are looked at after so many further tensors were sent: before PyTorch has no event left for the next one (1000),
+#: after which each send would wait for its stream.
+_LOOK_AFTER = 512
+#: The number of fields up to the offset, which replace those of the proxy.
+_AFTER_OFFSET = 4
 #: How often counters are read while importers are waited for: nothing announces a change.
 _POLL_SECONDS = 0.002
 
@@ -60,9 +63,13 @@ class _Fields(NamedTuple):
 
 
 class _Sent(NamedTuple):
-    """One storage that was sent, kept for as long as its counter says that it is in use."""
+    """One storage that was sent, and its proxy, kept for as long as the counter says that it is in use.
+
+    PyTorch would keep a proxy that was dropped earlier in a list, and look through all of it at each further drop.
+    """
 
     storage: Any
+    proxy: Any
     counter_file: bytes
     counter: int
 
@@ -72,11 +79,16 @@ class _Memory:
     """The physical memory of one allocation, with what was sent of it. It ends with a pause of the tag (its epoch advances)
     or a free."""
 
-    generation: int
-    reserved_bytes: int
+    exported: _core.Export
     tag: str
     epoch: int
+    descriptions: dict[int, bytes] = field(default_factory=dict)  # by format
     sent: list[_Sent] = field(default_factory=list)
+
+    def description(self, layout: int) -> bytes:
+        if layout not in self.descriptions:
+            self.descriptions[layout] = describe(layout, self.exported)
+        return self.descriptions[layout]
 
 
 class SharedMemory:
@@ -99,8 +111,9 @@ class SharedMemory:
 
     def after_fork_in_child(self) -> None:
         """What the parent has sent is the parent's: nothing of it may be released here."""
-        self._inherited = (self._memory, self._proxies)
+        inherited, importer = (self._memory, self._proxies), self.importer
         self.__init__(self._ordinary_memory)  # type: ignore[misc]
+        self._inherited, self.importer = inherited, importer
 
     # Sending
 
@@ -117,19 +130,24 @@ class SharedMemory:
                 "after the capture",
                 operation="share",
             )
-        exported = _core.export_memory(row.address)
-        fields = _Fields(*share(self._take_proxy(torch, exported.device)))
+        memory = self._memory_of(row, _core.export_memory(row.address))
+        proxy = self._take_proxy(torch, row.device)
+        fields = _Fields(*share(proxy))
         own = format_of_own_description(fields.handle)
         layout = own if self.importer is None else format_of_importer(self.importer)
-        result = fields._replace(
-            handle=describe(layout, exported),
-            size=storage.nbytes(),
-            offset=storage.data_ptr() - exported.address,
-        )
+        offset = storage.data_ptr() - row.address
+        result = (fields.device, memory.description(layout), storage.nbytes(), offset, *fields[_AFTER_OFFSET:])
         if layout == own and layout not in self._tested:
-            self._test(torch, share, result, exported.device)
-        self._keep(row, exported, _Sent(storage, fields.counter_file, fields.counter))
-        return tuple(result)
+            self._test(torch, share, _Fields(*result), row.device)
+        self._keep(memory, _Sent(storage, proxy, fields.counter_file, fields.counter))
+        return result
+
+    def _memory_of(self, row: _core.Segment, exported: _core.Export) -> _Memory:
+        with self._lock:
+            found = self._memory.get(row.address)
+            if found is not None and found.exported.generation == exported.generation:
+                return found
+        return _Memory(exported, row.tag, _core.tag_info(row.tag).epoch)
 
     def _take_proxy(self, torch: Any, device: int) -> Any:
         with self._lock:
@@ -166,19 +184,14 @@ class SharedMemory:
             )
         self._tested.add(fields.handle[0])
 
-    def _keep(self, row: _core.Segment, exported: _core.Export, sent: _Sent) -> None:
-        replaced: _Memory | None = None
+    def _keep(self, memory: _Memory, sent: _Sent) -> None:
         with self._lock:
-            memory = self._memory.get(row.address)
-            if memory is None or memory.generation != exported.generation:
-                replaced = memory
-                epoch = _core.tag_info(row.tag).epoch
-                memory = _Memory(exported.generation, row.reserved_bytes, row.tag, epoch)
-                self._memory[row.address] = memory
+            replaced = self._memory.get(memory.exported.address)
+            self._memory[memory.exported.address] = memory
             memory.sent.append(sent)
             self._sends += 1
             look = self._sends % _LOOK_AFTER == 0
-        del replaced
+        del replaced  # of an earlier generation, perhaps, and released without the lock
         if look:
             self.collect()
 
@@ -221,4 +234,4 @@ class SharedMemory:
             return 0
         self.collect()
         with self._lock:
-            return sum(memory.reserved_bytes for memory in self._memory.values() if selects(tags, memory.tag))
+            return sum(memory.exported.bytes for memory in self._memory.values() if selects(tags, memory.tag))

@@ -88,8 +88,11 @@ static CUresult check_properties(const CUmemAllocationProp *properties) {
     int kind = (int)properties->location.type;
     if (kind >= SIM_LOCATION_HOST && kind <= SIM_LOCATION_HOST_NUMA_CURRENT) return CUDA_ERROR_NOT_SUPPORTED;
     if (kind != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
-    if ((unsigned)properties->requestedHandleTypes & ~(unsigned)CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
-        return CUDA_ERROR_NOT_SUPPORTED;
+    enum { FABRIC = 8 }; /* CU_MEM_HANDLE_TYPE_FABRIC of newer headers */
+    /* Unknown types are ignored, as the real driver does. A fabric handle needs a service that most machines lack. */
+    unsigned types = (unsigned)properties->requestedHandleTypes;
+    if (types & (CU_MEM_HANDLE_TYPE_WIN32 | CU_MEM_HANDLE_TYPE_WIN32_KMT)) return CUDA_ERROR_INVALID_VALUE;
+    if (types & FABRIC) return CUDA_ERROR_NOT_PERMITTED;
     return sim_device_valid(properties->location.id) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 
