@@ -104,10 +104,10 @@ def test_to_be_recorded(path: Path) -> None:
     pending = [name for name in table() if name not in recorded["behaviours"]]
     more = [name for name in pending if table()[name] > devices]
     assert sorted(more) == sorted(name for name, needed in table().items() if needed > devices)
+    others = [name for name in pending if name not in more]
     if pending:
-        others = [name for name in pending if name not in more]
         pytest.skip(
-            f"not compared: {', '.join(more)} need more than {devices} GPU; {', '.join(others)} are not recorded yet"
+            f"not compared: {', '.join(more)} need more than {devices} GPU; not recorded yet: {', '.join(others) or 'none'}"
         )
 
 
