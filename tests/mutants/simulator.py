@@ -62,7 +62,7 @@ _REFUSALS = (
         f"{_OF_CUDA}/launch.py",
         "            schema.wait(given)\n",
         "            pass\n",
-        (f"{_LIKE_CUDA}::test_limits_and_counts_that_are_not_given_are_not_captured",),
+        (f"{_LIKE_CUDA}::test_operators_that_wait_are_not_captured",),
     ),
     Mutant(
         "values-of-an-assignment-are-taken-from-the-host",
