@@ -3,6 +3,7 @@
 #include "abi/start.h"
 #include "core/allocation/allocation.h"
 #include "core/capture_end.h"
+#include "core/inspect.h"
 #include "core/peers.h"
 #include "device/capture_mode.h"
 
@@ -123,6 +124,22 @@ tms_cuda_error_t cudaDeviceEnablePeerAccess(int peer, unsigned int flags) {
     if (!enabled || !state || !tms_saver_has_segments(&state->saver)) return result;
     if (tms_saver_refresh_peers(&state->saver, &error) != TMS_OK)
         tms_log_write(&state->log, TMS_LOG_WARNING, "%s", error.message);
+    return result;
+}
+
+/* CUDA has no IPC handles for managed memory. The real function's failure is returned, and explained once. */
+tms_cuda_error_t cudaIpcGetMemHandle(void *handle, void *address) {
+    tms_state_t *state = tms_state_if_made(); /* without a state nothing is managed */
+    tms_segment_info_t row;
+    tms_cuda_error_t result;
+    CALL_REAL(result, state, cudaIpcGetMemHandle, handle, address);
+    if (result == TMS_CUDA_SUCCESS || !state || tms_saver_find(&state->saver, (uintptr_t)address, &row) != TMS_OK)
+        return result;
+    tms_log_once(
+        &state->log, &state->warned_no_ipc, TMS_LOG_WARNING,
+        "cudaIpcGetMemHandle failed, because the memory is managed (tag '%s', %llu bytes) and CUDA has no IPC handles "
+        "for it. Allocate what is shared by them outside of regions, or send tensors by torch.multiprocessing",
+        row.tag, (unsigned long long)row.bytes);
     return result;
 }
 

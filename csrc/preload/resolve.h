@@ -18,6 +18,7 @@
     X(cudaMalloc, (void **address, size_t bytes))                                                                           \
     X(cudaFree, (void *address))                                                                                            \
     X(cudaDeviceEnablePeerAccess, (int peer, unsigned int flags))                                                           \
+    X(cudaIpcGetMemHandle, (void *handle, void *address))                                                                   \
     X(cudaStreamBeginCapture, (void *stream, int mode))                                                                     \
     X(cudaStreamBeginCapture_ptsz, (void *stream, int mode))                                                                \
     X(cudaStreamBeginCaptureToGraph,                                                                                        \

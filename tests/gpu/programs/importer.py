@@ -1,6 +1,8 @@
 """A process that has nothing but PyTorch and imports tensors. Each line of its input is a command, and it answers with one.
 
 take NAME HEX   unpickles a tensor (ForkingPickler's bytes)
+call NAME HEX   unpickles a function and its arguments, as reduce_tensor returns them, and calls it
+load NAME HEX   unpickles a list of names and tensors, and copies each into an own tensor NAME.name
 read NAME       its bytes as a checksum: the number of them and the CRC-32
 fill NAME N     fills it with a value
 drop NAME       forgets it
@@ -26,6 +28,17 @@ def main() -> None:
             if command == "take":
                 held[name] = pickle.loads(bytes.fromhex(rest[0]))
                 answer = f"{held[name].dtype} {tuple(held[name].shape)} {held[name].stride()} {type(held[name]).__name__}"
+            elif command == "call":
+                function, arguments = pickle.loads(bytes.fromhex(rest[0]))
+                held[name] = function(*arguments)
+                answer = "called"
+            elif command == "load":
+                pairs = pickle.loads(bytes.fromhex(rest[0]))
+                held |= {f"{name}.{each}": tensor.clone() for each, tensor in pairs}
+                torch.cuda.synchronize()
+                del pairs
+                torch.cuda.ipc_collect()
+                answer = f"loaded {len(held)}"
             elif command == "read":
                 data = held[name].detach().contiguous().cpu().view(torch.uint8).numpy().tobytes()
                 answer = f"{len(data)} {zlib.crc32(data)}"

@@ -8,7 +8,7 @@ import sys
 import zlib
 from multiprocessing.reduction import ForkingPickler
 from types import TracebackType
-from typing import IO
+from typing import IO, Any
 
 from gpu_support import PROGRAMS, SIMULATED, torch
 
@@ -90,6 +90,14 @@ class Importer:
     def take(self, name: str, sent: str) -> str:
         """Unpickles a message. Returns the tensor's dtype, shape, strides and class."""
         return self._do("take", name, sent)
+
+    def call(self, name: str, reduced: tuple[Any, ...]) -> None:
+        """Rebuilds what reduce_tensor has returned."""
+        self._do("call", name, bytes(ForkingPickler.dumps(reduced)).hex())
+
+    def load(self, name: str, tensors: list[tuple[str, torch.Tensor]]) -> None:
+        """Copies tensors into the importer's own, by name, and drops them."""
+        self._do("load", name, bytes(ForkingPickler.dumps(tensors)).hex())
 
     def read(self, name: str) -> str:
         return self._do("read", name)

@@ -59,6 +59,13 @@ def test_free_in_every_state_of_every_kind_of_pointer(run_scenario: Scenario) ->
     assert all("lies inside an allocation" in line for line in warnings_in(done.stderr))
 
 
+def test_ipc_handles_of_managed_memory_are_explained_once(run_scenario: Scenario) -> None:
+    done = run_scenario("memory", "ipc_handles", silent=False)
+    (line,) = done.stderr.splitlines()
+    assert "cudaIpcGetMemHandle failed, because the memory is managed (tag 'weights', 2097152 bytes)" in line
+    assert "send tensors by torch.multiprocessing" in line
+
+
 def test_out_of_memory_is_an_error_code_and_the_program_continues(run_scenario: Scenario) -> None:
     done = run_scenario("memory", "out_of_memory", silent=False)
     # The failed resume; an allocation that finds no memory is not unusual.

@@ -291,6 +291,20 @@ static void failing_peer_access(void) {
     EQUAL(touch_from_second_device(address), SUCCESS);
 }
 
+static void ipc_handles(void) {
+    char handle[64];
+    void *ordinary = allocate(2 * MIB);
+    EQUAL(cudaIpcGetMemHandle(handle, ordinary), SUCCESS);
+    TMS(tms_set_current_tag)("weights");
+    TMS(tms_set_interesting_region)(true);
+    char *managed = allocate(2 * MIB);
+    EQUAL(cudaIpcGetMemHandle(handle, managed), INVALID_VALUE);
+    EQUAL(cudaIpcGetMemHandle(handle, managed + MIB), INVALID_VALUE);
+    EQUAL(cudaIpcGetMemHandle(NULL, ordinary), INVALID_VALUE);
+    EQUAL(cudaFree(managed), SUCCESS);
+    EQUAL(cudaFree(ordinary), SUCCESS);
+}
+
 static void torch_entry_points(void) {
     void *stream = NULL;
     CHECK(TMS(tms_torch_malloc)(0, 0, stream) == NULL);
@@ -313,4 +327,5 @@ static void torch_entry_points(void) {
 MAIN(SCENARIO(first_call), SCENARIO(first_call_ordinary), SCENARIO(first_call_of_a_thread), SCENARIO(second_device),
      SCENARIO(toggled_region), SCENARIO(pause_and_resume), SCENARIO(initial_settings), SCENARIO(free_in_every_state),
      SCENARIO(out_of_memory), SCENARIO(size_zero), SCENARIO(failing_driver), SCENARIO(no_device), SCENARIO(failing_runtime),
-     SCENARIO(enable_peer_access), SCENARIO(no_peer_access), SCENARIO(failing_peer_access), SCENARIO(torch_entry_points))
+     SCENARIO(enable_peer_access), SCENARIO(ipc_handles), SCENARIO(no_peer_access), SCENARIO(failing_peer_access),
+     SCENARIO(torch_entry_points))

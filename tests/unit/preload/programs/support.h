@@ -20,6 +20,7 @@
 int cudaGetDevice(int *device);
 int cudaSetDevice(int device);
 int cudaDeviceEnablePeerAccess(int peer, unsigned int flags);
+int cudaIpcGetMemHandle(void *handle, void *address);
 int cudaMalloc(void **address, size_t bytes);
 int cudaFree(void *address);
 int cudaMemset(void *address, int value, size_t bytes);

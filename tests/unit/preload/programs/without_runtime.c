@@ -34,6 +34,7 @@ static void memory(void) {
         if (address) exit(1);
     }
     FAILS(HOOK("cudaDeviceEnablePeerAccess", (int, unsigned))(1, 0));
+    FAILS(HOOK("cudaIpcGetMemHandle", (void *, void *))(NULL, NULL));
     FAILS(HOOK("cudaDeviceReset", (void))());
 }
 

@@ -110,10 +110,12 @@ static void capture_with(int (*begin)(void *stream, int mode), int (*end)(void *
 /* The hooks call the real functions. */
 static void hooks(void) {
     void *stream = NULL, *graph = NULL;
+    char handle[64];
     out_of_memory = true;
     void *address = allocate(2 * MIB);
     EQUAL(cudaMemset(address, 3, 2 * MIB), SUCCESS);
     EQUAL(cudaDeviceEnablePeerAccess(1, 0), SUCCESS);
+    EQUAL(cudaIpcGetMemHandle(handle, address), SUCCESS);
     EQUAL(cudaStreamCreateWithFlags(&stream, STREAM_NON_BLOCKING), SUCCESS);
     capture_with(cudaStreamBeginCapture, cudaStreamEndCapture, stream);
     capture_with(cudaStreamBeginCapture_ptsz, cudaStreamEndCapture_ptsz, stream);
