@@ -1,6 +1,6 @@
 """Plants one bug at a time and runs the tests that must notice it: `make mutants`.
 
-native.py, package.py and simulator.py of tests/mutants list the bugs. Each is put into a copy of the source tree
+native.py, package.py, sharing.py and simulator.py of tests/mutants list the bugs. Each is put into a copy of the source tree
 (build/mutants), in which only changed files are built. Each test that is named for the bug must fail *cleanly*: by an
 assertion, not by a crash and not by its time limit. Before that, all those tests must pass without a bug.
 
@@ -27,10 +27,11 @@ sys.path.insert(0, str(ROOT / "tests" / "mutants"))
 
 import native  # noqa: E402
 import package  # noqa: E402
+import sharing  # noqa: E402
 import simulator  # noqa: E402
 from mutant import Mutant, TableError, check  # noqa: E402
 
-MUTANTS = (*native.MUTANTS, *package.MUTANTS, *simulator.MUTANTS)
+MUTANTS = (*native.MUTANTS, *package.MUTANTS, *sharing.MUTANTS, *simulator.MUTANTS)
 
 #: Where the copy has the built C tests and the output of `make site`.
 _BUILD = Path("build/c/plain")
