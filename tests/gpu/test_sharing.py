@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import os
 import resource
+import subprocess
+import sys
+import zlib
 from collections.abc import Callable, Iterator
 from multiprocessing.reduction import ForkingPickler
 
@@ -12,6 +15,7 @@ import pytest
 from gpu_support import (
     GRANULARITY,
     MIB,
+    PROGRAMS,
     STARTED_PRELOADED,
     Program,
     assert_close_to,
@@ -287,12 +291,6 @@ def shared_descriptors() -> set[int]:
 
 @pytest.mark.parametrize("end", ["exit", "kill"])
 def test_an_importer_outlives_its_sender(importer: Importer, end: str) -> None:
-    import subprocess
-    import sys
-    import zlib
-
-    from gpu_support import PROGRAMS
-
     with subprocess.Popen(
         [sys.executable, str(PROGRAMS / "exporter.py"), "11"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as sender:
