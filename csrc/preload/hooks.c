@@ -138,7 +138,8 @@ tms_cuda_error_t cudaIpcGetMemHandle(void *handle, void *address) {
     tms_log_once(
         &state->log, &state->warned_no_ipc, TMS_LOG_WARNING,
         "cudaIpcGetMemHandle failed, because the memory is managed (tag '%s', %llu bytes) and CUDA has no IPC handles "
-        "for it. Allocate what is shared by them outside of regions, or send tensors by torch.multiprocessing",
+        "for it. Allocate what is shared by them outside of regions. Tensors of PyTorch are sent without them: call "
+        "torch_memory_saver.stats() before the first one is sent",
         row.tag, (unsigned long long)row.bytes);
     return result;
 }

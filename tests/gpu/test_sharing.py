@@ -227,6 +227,13 @@ def test_the_receiver_of_a_queue_gets_an_error() -> None:
     assert done.error.count("cannot be sent, and its get() will raise: share: ") == 2
 
 
+@pytest.mark.outer
+def test_where_everything_is_managed() -> None:
+    environment = (("TMS_INIT_ENABLE", "1"), ("TMS_INIT_ENABLE_CPU_BACKUP", "1"))
+    (done,) = run_programs([Program("share_everything.py", environment=environment, preload=True)])
+    assert done.check().output == "shared\n"
+
+
 # ---- blocks ----
 
 

@@ -60,7 +60,13 @@ def _ordinary_memory() -> contextlib.AbstractContextManager[None]:
 pool_store = PoolStore()
 graph_pools = GraphPools(pool_store)
 shared_memory = SharedMemory(_ordinary_memory)
-layer.at_first_use(lambda torch: sharing.install(torch, shared_memory))
+
+
+def _install_sharing(torch: Any) -> None:
+    sharing.install(torch, shared_memory)
+
+
+layer.at_first_use(_install_sharing)
 
 
 def _after_fork_in_child() -> None:
@@ -108,6 +114,9 @@ class Implementation:
         self._graph_pools = graph_pools
         self._default_pool = DefaultPool()
         self._manages_everything = _core.preloaded and _init_enabled()
+        torch = layer.imported()
+        if torch is not None:  # with TMS_INIT_ENABLE tensors may be sent before this package uses torch.cuda
+            _install_sharing(torch)
         if self._manages_everything:
             self._graph_pools.default_pool_managed = True
         if self._manages_everything and layer.expandable_segments_on(os.environ):

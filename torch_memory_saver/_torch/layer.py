@@ -16,7 +16,17 @@ from torch_memory_saver._torch.captures import watch_captures
 from torch_memory_saver._torch.routing import PoolId, leak_reference, make_routing
 from torch_memory_saver.errors import ForkedProcessError, InvalidStateError, TorchMemorySaverError, TorchUnavailableError
 
-__all__ = ["PoolId", "TorchCuda", "at_first_use", "devices_in_use", "expandable_segments_on", "in_use", "loaded", "require"]
+__all__ = [
+    "PoolId",
+    "TorchCuda",
+    "at_first_use",
+    "devices_in_use",
+    "expandable_segments_on",
+    "imported",
+    "in_use",
+    "loaded",
+    "require",
+]
 
 _DEFAULT_POOL: PoolId = (0, 0)
 #: A pool that never exists: its snapshot has the allocator's settings and no segments.
@@ -208,15 +218,18 @@ def at_first_use(callback: Callable[[Any], None]) -> None:
     _at_first_use.append(callback)
 
 
+def imported() -> Any:
+    """The module torch if it is imported, else None. Another thread may be importing it right now."""
+    torch = sys.modules.get("torch")
+    return torch if hasattr(torch, "cuda") and hasattr(torch, "__version__") else None
+
+
 def loaded() -> TorchCuda | None:
     """torch.cuda, initialised if necessary; None if torch is not loaded or finds no CUDA device."""
     if _torch_cuda is not None:
         return _torch_cuda
-    torch = sys.modules.get("torch")
-    # Another thread may be importing torch right now.
-    if torch is None or not hasattr(torch, "cuda") or not hasattr(torch, "__version__") or not torch.cuda.is_available():
-        return None
-    return _initialize(torch)
+    torch = imported()
+    return _initialize(torch) if torch is not None and torch.cuda.is_available() else None
 
 
 def in_use() -> TorchCuda | None:
