@@ -40,9 +40,9 @@ logger = logging.getLogger("torch_memory_saver")
 Share = Callable[..., tuple[Any, ...]]
 #: Proxies are made by so many at a time, in one segment of PyTorch's allocator.
 _PROXIES = 256
-#: Counters are looked at after so many further tensors were sent: before PyTorch has no event left for the next one (1000),
-#: after which each send would wait for its stream.
-_LOOK_AFTER = 512
+#: Counters are looked at when so many further tensors were sent since the last look. PyTorch has 1000 events for what is in
+#: use: each further send would wait for its stream.
+_LOOK_AFTER = 900
 #: The number of fields up to the offset, which replace those of the proxy.
 _AFTER_OFFSET = 4
 #: How often counters are read while importers are waited for: nothing announces a change.
@@ -105,7 +105,7 @@ class SharedMemory:
         self._memory: dict[int, _Memory] = {}  # by the allocation's address
         self._proxies: dict[int, list[Any]] = {}  # by device
         self._tested: set[int] = set()
-        self._sends = 0
+        self._sends_until_look = _LOOK_AFTER
         #: The release of the importers' PyTorch; None: this process's.
         self.importer: str | None = None
 
@@ -189,8 +189,8 @@ class SharedMemory:
             replaced = self._memory.get(memory.exported.address)
             self._memory[memory.exported.address] = memory
             memory.sent.append(sent)
-            self._sends += 1
-            look = self._sends % _LOOK_AFTER == 0
+            self._sends_until_look -= 1
+            look = self._sends_until_look <= 0
         del replaced  # of an earlier generation, perhaps, and released without the lock
         if look:
             self.collect()
@@ -201,6 +201,7 @@ class SharedMemory:
         """Forgets what no importer uses any more, so that PyTorch may use the blocks again."""
         released: list[Any] = []  # outlives the lock
         with self._lock:
+            self._sends_until_look = _LOOK_AFTER
             for address, memory in list(self._memory.items()):
                 if self._has_ended(address, memory):
                     released.append(self._memory.pop(address, None))
