@@ -1,9 +1,9 @@
 """Runs the tests of PyTorch on the simulated GPU with several releases of PyTorch: ``make torch-matrix``.
 
 The wheel of this package is built once. For each release a virtual environment is made with that wheel and PyTorch's CUDA
-build (without its CUDA packages). The tests run in both hook modes, and those of interpreted kernels run as well. Then the
-environment is removed. A table is printed. It also shows the releases that cannot be installed with this Python. The exit
-status is 1 if a test failed.
+build (without its CUDA packages). The tests run in both hook modes, and those of interpreted kernels run as well. Tensors
+are sent from each release to every other. The environments are removed at the end. A table is printed. It also shows the
+releases that cannot be installed with this Python. The exit status is 1 if a test failed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ REQUIREMENTS = ROOT / "tests" / "torch" / "requirements.txt"
 
 NEWEST = "newest"
 VERSIONS = ("2.6.0", "2.8.0", "2.11.0", NEWEST)
-#: Options of simulate for each run: one for each hook mode, and one in which kernels are interpreted.
-MODES: dict[str, list[str]] = {"torch": [], "preload": ["--preload"], "kernels": ["--kernels", "error"]}
+#: Options of simulate for each run: one for each hook mode, one that interprets kernels, and one that sends tensors.
+MODES: dict[str, list[str]] = {"torch": [], "preload": ["--preload"], "kernels": ["--kernels", "error"], "sharing": []}
 #: The tests of a run, if they differ from those of the command line.
-TESTS = {"kernels": ["tests/torch/test_kernels.py"]}
+TESTS = {"kernels": ["tests/torch/test_kernels.py"], "sharing": ["--gpu", "tests/gpu/test_sharing.py"]}
+#: Has the interpreters of the other releases, for tests/gpu/test_sharing.py.
+IMPORTERS = "TMS_IMPORTER_PYTHONS"
 MACHINE = ("--devices", "2", "--memory", "4GiB")
 #: How many of the last lines of a failed build are shown.
 _LAST_LINES = 20
@@ -110,19 +112,22 @@ def main() -> int:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="torch-matrix-") as scratch:
         wheel = arguments.wheel.resolve() if arguments.wheel else build_wheel(Path(scratch))
+        pythons: dict[str, str] = {}
         for version in arguments.versions:
-            with tempfile.TemporaryDirectory(dir=scratch) as folder:
-                python, problem = install(Path(folder, "venv"), version, wheel)
-                if problem:
-                    rows.append(Row(version, "-", problem, 0, good=True))
-                    continue
-                found = run(python, "-m", "torch_memory_saver", "simulate", "--", "python", "-c", DESCRIBE)
-                name = found.stdout.strip().replace(" ", ", CUDA ") or f"{version} (cannot be imported)"
-                for mode in MODES:
-                    log = arguments.logs / f"{version}-{mode}.log"
-                    outcome, seconds, good = test(python, mode, TESTS.get(mode, arguments.tests), Path(folder), log)
-                    rows.append(Row(name, mode, outcome, seconds, good))
-                    print(f"{name}, {mode}: {'good' if good else f'see {log}'}", file=sys.stderr)
+            python, problem = install(Path(scratch, version), version, wheel)
+            if problem:
+                rows.append(Row(version, "-", problem, 0, good=True))
+            else:
+                pythons[version] = python
+        for version, python in pythons.items():
+            os.environ[IMPORTERS] = os.pathsep.join(other for other in pythons.values() if other != python)
+            found = run(python, "-m", "torch_memory_saver", "simulate", "--", "python", "-c", DESCRIBE)
+            name = found.stdout.strip().replace(" ", ", CUDA ") or f"{version} (cannot be imported)"
+            for mode in MODES:
+                log = arguments.logs / f"{version}-{mode}.log"
+                outcome, seconds, good = test(python, mode, TESTS.get(mode, arguments.tests), Path(scratch, version), log)
+                rows.append(Row(name, mode, outcome, seconds, good))
+                print(f"{name}, {mode}: {'good' if good else f'see {log}'}", file=sys.stderr)
     print(f"{'PyTorch':28} {'mode':8} passed skipped failed seconds")
     for row in rows:
         print(f"{row.version:28} {row.mode:8} {row.outcome}" + (f" {row.seconds:7.0f}" if row.seconds else ""))
