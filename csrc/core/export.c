@@ -17,30 +17,33 @@ static tms_status_t export_segment(tms_saver_t *saver, tms_segment_t *segment, c
     return status;
 }
 
+/* Under the lock: the export of a segment, which is made first if there is none. */
+static tms_status_t find_export(tms_saver_t *saver, tms_segment_t *segment, tms_export_t *exported, tms_error_t *error) {
+    tms_error_context_t context = tms_saver_context("share", segment);
+    if (segment->state != TMS_SEGMENT_ACTIVE)
+        return tms_error_set(error, TMS_INVALID_STATE, &context, "this memory is %s. Share it after its resume",
+                             tms_segment_has_owner(segment)         ? "being paused, resumed or repaired"
+                             : segment->state == TMS_SEGMENT_PAUSED ? "paused"
+                                                                    : "damaged");
+    tms_status_t status = segment->exported.among ? TMS_OK : export_segment(saver, segment, &context, error);
+    if (status != TMS_OK) return status;
+    *exported = (tms_export_t){.address = tms_segment_address(segment),
+                               .bytes = tms_segment_reserved(segment),
+                               .generation = segment->generation,
+                               .device = segment->device,
+                               .descriptor = segment->exported.number};
+    return TMS_OK;
+}
+
 tms_status_t tms_saver_export(tms_saver_t *saver, uint64_t address, tms_export_t *exported, tms_error_t *error) {
-    tms_error_context_t context = {.operation = "share", .device = TMS_NO_DEVICE, .address = address};
+    const tms_error_context_t context = {.operation = "share", .device = TMS_NO_DEVICE, .address = address};
     tms_status_t status = tms_saver_check_process(saver, &context, error);
     if (status != TMS_OK) return status;
     pthread_mutex_lock(&saver->lock);
     tms_registry_node_t *node = tms_registry_find(&saver->registry, address);
-    tms_segment_t *segment = node ? tms_segment_of(node) : NULL;
-    if (segment) context = tms_saver_context("share", segment);
-    if (!segment)
-        status = tms_error_set(error, TMS_NOT_MANAGED, &context, "address 0x%llx was not allocated in a region",
-                               (unsigned long long)address);
-    else if (segment->state != TMS_SEGMENT_ACTIVE)
-        status = tms_error_set(error, TMS_INVALID_STATE, &context, "this memory is %s. Share it after its resume",
-                               tms_segment_has_owner(segment)         ? "being paused, resumed or repaired"
-                               : segment->state == TMS_SEGMENT_PAUSED ? "paused"
-                                                                      : "damaged");
-    else if (!segment->exported.among)
-        status = export_segment(saver, segment, &context, error);
-    if (status == TMS_OK)
-        *exported = (tms_export_t){.address = tms_segment_address(segment),
-                                   .bytes = tms_segment_reserved(segment),
-                                   .generation = segment->generation,
-                                   .device = segment->device,
-                                   .descriptor = segment->exported.number};
+    status = node ? find_export(saver, tms_segment_of(node), exported, error)
+                  : tms_error_set(error, TMS_NOT_MANAGED, &context, "address 0x%llx was not allocated in a region",
+                                  (unsigned long long)address);
     pthread_mutex_unlock(&saver->lock);
     return status;
 }
