@@ -396,7 +396,7 @@ def test_the_importers_release_chooses_the_format() -> None:
         versions[release] = handle[0]
     own = tuple(int(part) for part in torch.__version__.split(".")[:2])
     assert versions == {"2.6": 1, "2.11.0+cu130": 1, "2.13": 3, "2.15.0a0": 3, None: 3 if own >= (2, 13) else 1}
-    for wrong in ("2.4", "two", "2", 2.11):
+    for wrong in ("2.5", "two", "2", 2.11):
         with pytest.raises(errors.InvalidArgumentError, match="share_for"):
             saver.share_for = wrong
     assert saver.share_for is None

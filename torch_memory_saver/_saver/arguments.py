@@ -137,7 +137,7 @@ def check_bytes(name: str, value: object) -> int:
 
 
 def check_if_shared(if_shared: object, timeout: object) -> str:
-    """What a pause does about shared memory. "wait" needs a timeout, because an importer that was killed never lets go."""
+    """What a pause does about shared memory. "wait" needs a timeout, because the count of a killed importer never falls."""
     if not isinstance(if_shared, str) or if_shared not in _IF_SHARED:
         raise InvalidArgumentError(f"if_shared must be {_one_of(_IF_SHARED)}, not {if_shared!r}")
     if (timeout is not None) != (if_shared == "wait"):

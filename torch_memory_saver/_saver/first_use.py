@@ -134,7 +134,7 @@ class UsedAtFirstCall:
         nor the other way round. Read at each send.
 
         Raises:
-            InvalidArgumentError: Set to something else, or to a release before 2.5, which cannot import such memory.
+            InvalidArgumentError: Set to something else, or to a release before 2.6.
         """
         release: str | None = self._use().share_for
         return release

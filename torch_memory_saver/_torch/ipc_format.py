@@ -2,16 +2,16 @@
 
 A managed allocation is described as PyTorch describes a segment of its own allocator's expandable segments, which an
 importer maps itself. The description begins with a version, and an importer rejects versions that it does not know. What
-PyTorch 2.6, 2.8, 2.11 and 2.15 write was compared:
+PyTorch 2.6, 2.8, 2.11 and 2.15 write was compared; version 3 came with 2.13 (NVIDIA-NeMo/RL pull request 4080):
 
-==============  =====================================================================================
-version         after the letter ``e``
-==============  =====================================================================================
-1 (up to 2.7)   process id (32 bits), padding, bytes of a handle, number of handles (64 bits each),
-                then one file descriptor (32 bits) of the exporting process for each handle
-2 (up to 2.12)  the same
-3 (from 2.13)   with the type of the handles (32 bits, 1: a file descriptor) and padding before them
-==============  =====================================================================================
+===============  ====================================================================================
+version          after the letter ``e``
+===============  ====================================================================================
+1 (2.6)          process id (32 bits), padding, bytes of a handle, number of handles (64 bits each),
+                 then one file descriptor (32 bits) of the exporting process for each handle
+2 (2.8, 2.11)    the same
+3 (2.15)         with the type of the handles (32 bits, 1: a file descriptor) and padding before them
+===============  ====================================================================================
 
 Each importer reads lower versions of its own layout, so 1 stands for 1 and 2. An importer finds what it has mapped by the
 bytes of the description. So a nonce follows the descriptor, which importers do not read: the same bytes for the same
@@ -35,7 +35,7 @@ _FILE_DESCRIPTOR = 1
 #: The layouts after the letter, by the version that a description names: struct formats without the descriptor.
 _LAYOUTS = {1: "<i4xQQ", 3: "<i4xQQi4x"}
 #: The format that an importer of PyTorch from that release on reads.
-_SINCE = (((2, 13), 3), ((2, 5), 1))
+_SINCE = (((2, 13), 3), ((2, 6), 1))
 _RELEASE = re.compile(r"(\d+)\.(\d+)(?:[.+a-z].*)?")
 #: Of this process. Process ids are used again, so they do not tell the descriptions of two processes apart for ever.
 _nonce = os.urandom(8)
@@ -74,7 +74,7 @@ def format_of_importer(release: object) -> int:
     """The format that an importer with that release of PyTorch reads.
 
     Raises:
-        InvalidArgumentError: Not a release, or one before 2.5, which maps no memory of this kind.
+        InvalidArgumentError: Not a release, or one before 2.6, the oldest that was tested.
     """
     match = _RELEASE.fullmatch(release) if isinstance(release, str) else None
     if match is None:
@@ -83,7 +83,7 @@ def format_of_importer(release: object) -> int:
     for since, layout in _SINCE:
         if number >= since:
             return layout
-    raise InvalidArgumentError(f"share_for: PyTorch {release} cannot import managed memory; 2.5 and later can")
+    raise InvalidArgumentError(f"share_for: managed memory can be sent to PyTorch 2.6 and later, not to {release}")
 
 
 def describe(layout: int, exported: _core.Export) -> bytes:

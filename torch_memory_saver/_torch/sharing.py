@@ -31,10 +31,10 @@ _FEEDER = "QueueFeederThread"
 
 
 def install(torch: Any, shared: SharedMemory) -> None:
-    """Wraps the functions, once."""
+    """Wraps the functions, once. Does nothing while another thread is still importing torch: a later use installs them."""
     storage: Any = getattr(torch, "UntypedStorage", None)
     share = getattr(storage, "_share_cuda_", None)
-    if share is None or hasattr(share, "_torch_memory_saver"):
+    if share is None or hasattr(share, "_torch_memory_saver") or _is_being_imported(torch):
         return
     from multiprocessing.reduction import ForkingPickler  # slow, but torch has imported it already
 
@@ -45,6 +45,10 @@ def install(torch: Any, shared: SharedMemory) -> None:
     for kind, reduce in list(reducers.items()):
         if reduce is reductions.reduce_tensor:
             ForkingPickler.register(kind, _reaching_the_receiver(reduce))
+
+
+def _is_being_imported(torch: Any) -> bool:
+    return bool(getattr(getattr(torch, "__spec__", None), "_initializing", False))
 
 
 def _sending_managed(torch: Any, share: Share, shared: SharedMemory) -> Share:
