@@ -357,12 +357,12 @@ def test_sharing_during_a_capture_is_refused() -> None:
 
 
 #: Interpreters of environments with other releases of PyTorch, separated as in PATH: see `make torch-matrix`.
-OTHER_PYTHONS = [path for path in os.environ.get("TMS_IMPORTER_PYTHONS", "").split(os.pathsep) if path]
+OTHER_PYTHONS = [path for path in os.environ.get("IMPORTER_PYTHONS", "").split(os.pathsep) if path]
 
 
 @pytest.mark.parametrize(
     "python",
-    OTHER_PYTHONS or [pytest.param("", id="none", marks=pytest.mark.skip("TMS_IMPORTER_PYTHONS names no environments"))],
+    OTHER_PYTHONS or [pytest.param("", id="none", marks=pytest.mark.skip("IMPORTER_PYTHONS names no environments"))],
 )
 def test_importers_of_other_releases(python: str) -> None:
     tensor = weights(GRANULARITY)
