@@ -28,7 +28,8 @@ VERSIONS = ("2.6.0", "2.8.0", "2.11.0", NEWEST)
 MODES: dict[str, list[str]] = {"torch": [], "preload": ["--preload"], "kernels": ["--kernels", "error"], "sharing": []}
 #: The tests of a run, if they differ from those of the command line.
 TESTS = {"kernels": ["tests/torch/test_kernels.py"], "sharing": ["--gpu", "tests/gpu/test_sharing.py"]}
-#: Has the interpreters of the other releases, for tests/gpu/test_sharing.py. Not TMS_: the package warns of those it does not know.
+#: Has the interpreters of the other releases, for tests/gpu/test_sharing.py. Without TMS_: the package warns of variables
+#: of its own that it does not know.
 IMPORTERS = "IMPORTER_PYTHONS"
 MACHINE = ("--devices", "2", "--memory", "4GiB")
 #: How many of the last lines of a failed build are shown.
