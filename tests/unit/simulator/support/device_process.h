@@ -22,6 +22,7 @@ enum { MOST_PLACES = 8, REQUEST_BYTES = 128 };
 /* The received requests. Read with `looked_at` only while no request is in flight. */
 typedef struct device_process {
     int socket, ours; /* its end, and the number of the simulator's end */
+    bool running;     /* started and not yet ended */
     pthread_t thread;
     pthread_mutex_t lock;
     unsigned requests, files;
@@ -95,16 +96,21 @@ static void *play_device_process(void *argument) {
     return NULL;
 }
 
+/* Its thread uses `process` until the end: a variable that outlives a failed test, which its teardown ends. */
 static void start_device_process(device_process_t *process) {
     int ends[2];
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
     *process = (device_process_t){.socket = ends[0], .ours = ends[1], .lock = PTHREAD_MUTEX_INITIALIZER};
     assert_int_equal(pthread_create(&process->thread, NULL, play_device_process, process), 0);
+    process->running = true;
     CALL(attach_device_process, ends[1]);
 }
 
-/* The simulator's end is closed when another is attached, or was closed when the player left. */
+/* Nothing if it was ended before. The simulator's end is closed when another is attached, or was closed when the player
+ * left. */
 static void end_device_process(device_process_t *process) {
+    if (!process->running) return;
+    process->running = false;
     shutdown(process->socket, SHUT_RDWR);
     pthread_join(process->thread, NULL);
     close(process->socket);
