@@ -38,6 +38,9 @@ CHECKS = {
 #: An amount of memory in an example's output, and a row of the table of rl_colocate.py.
 SIZES = re.compile(r"(-?\d+\.\d\d) GiB \(expected (\d+\.\d\d)\)")
 ROW = re.compile(r"  v\d .*\d+\.\d +\d+\.\d{3} +\d+\.\d{3}$")
+#: A row of the table of rl_sharded.py, and the size of its KV caches.
+PHASES = re.compile(r" +\d+ +\d+ +\d+\.\d{4}( +\d+){4}$")
+KV_MIB = 256
 #: With the defaults, on a simulated machine of its own, like the command `simulate` without options.
 OWN_MACHINE = {
     "TMS_SIMULATED_SHARED": f"example-{os.getpid()}",
@@ -95,7 +98,7 @@ def expect_strategies(output: str) -> None:
 
 def test_every_example_is_run() -> None:
     files = {path.name for path in EXAMPLES.glob("*.py") if not path.name.startswith("_")}
-    assert files - {"torchrun.py"} == set(CALLS) == set(CHECKS)
+    assert files - {"rl_sharded.py", "torchrun.py"} == set(CALLS) == set(CHECKS)
 
 
 def test_torchrun_example() -> None:
@@ -110,3 +113,23 @@ def test_torchrun_example() -> None:
         assert f"rank {rank}: the captured all-reduce over {processes} processes gives {total}" in checks
         assert len([line for line in checks if line.startswith(f"rank {rank} of {processes} gave back: ")]) == 1
     assert len(checks) == 2 * processes
+
+
+@pytest.mark.multigpu
+def test_sharded_example() -> None:
+    """Two GPUs with a trainer and an engine each. The example itself compares the losses of its two runs."""
+    done = subprocess_run([str(EXAMPLES / "rl_sharded.py"), "--steps", "3", "--kv-mib", str(KV_MIB)], timeout=280).check()
+    print(done.output)
+    checks = held(done.output)
+    assert len(checks) == 3 * 2 * 4
+    kept, managed = (rows_of_phases(part) for part in done.output.split("Trainers and engines in turn."))
+    assert len(kept) == len(managed) == 3 * 2
+    for (_, _, *everything, nothing), (_, _, train, update, rollout, parked) in zip(kept, managed, strict=True):
+        assert nothing == 0 < parked
+        assert max(train, update) < min(everything) - KV_MIB / 2, "the KV cache was there before the rollout"
+        assert rollout <= min(everything) - parked, "the trainer was there in the rollout"
+
+
+def rows_of_phases(output: str) -> list[list[float]]:
+    """The rows of the table of rl_sharded.py, without the losses."""
+    return [[float(cell) for cell in row.split() if "." not in cell] for row in output.splitlines() if PHASES.match(row)]
