@@ -12,7 +12,8 @@ graph of a decode step, each under a tag of its own and without a backup. A step
 The whole program runs twice: first with everything kept on the GPUs, without torch_memory_saver. Each loss of the second run
 must equal the first's, bit for bit. They depend on the engine as well, because the trainer learns from its answers.
 
-ShardingManager is what verl calls by that name; its rollout() and update_weights() are verl's rollout mode and bucketed update.
+ShardingManager is what verl calls by that name, and its rollout() and update_weights() are verl's rollout mode and bucketed
+update.
 
     python examples/rl_sharded.py
     python -m torch_memory_saver simulate --devices 2 -- python examples/rl_sharded.py

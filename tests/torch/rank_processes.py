@@ -1,4 +1,4 @@
-"""Starts the programs of tests/torch/programs that are one of two ranks, each on a simulated GPU of its own."""
+"""Starts the programs of tests/torch/programs that are one of several ranks, each on a simulated GPU of its own."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ ENVIRONMENT = {
 class Ended:
     """The outcome of a rank."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.output, self.errors = process.communicate(timeout=TIMEOUT_S)
+    def __init__(self, process: subprocess.Popen[str], timeout: float) -> None:
+        self.output, self.errors = process.communicate(timeout=timeout)
         self.status = process.returncode
 
     def check(self) -> None:
@@ -38,19 +38,25 @@ class Ended:
 
 
 def run_ranks(program: str, scenarios: str, folder: Path, **variables: str) -> list[Ended]:
+    arguments = [[scenarios, str(rank), str(folder / "rendezvous")] for rank in range(RANKS)]
+    return run_together(program, arguments, **variables)
+
+
+def run_together(program: str, arguments: list[list[str]], timeout: float = TIMEOUT_S, **variables: str) -> list[Ended]:
+    """Runs a program once with each list of arguments, all at the same time."""
     environment = ENVIRONMENT | os.environ | variables
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(PROGRAMS / program), scenarios, str(rank), str(folder / "rendezvous")],
+            [sys.executable, str(PROGRAMS / program), *each],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(RANKS)
+        for each in arguments
     ]
     try:
-        return [Ended(rank) for rank in ranks]
+        return [Ended(rank, timeout) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
