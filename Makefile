@@ -66,6 +66,10 @@ torch-test-preload:
 torch-test-kernels: # the kernels that are interpreted where operators are not done by the CPU's implementations
 	$(SIMULATE) --kernels error -- python -m pytest --gpu tests/torch/test_kernels.py $(PYTEST_ARGUMENTS)
 
+.PHONY: torch-slow
+torch-slow: build ## a 64th of a 32B model on 8 simulated GPUs (4 minutes, 15 GiB of memory; CI does without)
+	$(SIMULATE) -- python -m pytest --gpu -m slow tests/torch $(PYTEST_ARGUMENTS)
+
 SOAK_SECONDS ?= 3600
 SOAK_ARGUMENTS ?=
 .PHONY: soak

@@ -25,6 +25,7 @@ SCALE = 64
 #: Widths are divided by it, so that matrices are by its square.
 WIDTHS = 8
 RANKS, ENGINE_RANKS = 8, 2
+#: Of a GPU's memory, for the engine's weights and KV cache together, as SGLang's mem_fraction_static means it.
 RATIO = 0.9
 #: What cudaMemGetInfo reports of an H200.
 H200_BYTES = int(139.8 * GIB)
@@ -139,6 +140,7 @@ def expect(rank: dict[str, Any]) -> None:
         assert requested <= reserved <= bounds[name], name
     assert rank["losses"] == sorted(rank["losses"], reverse=True) and len(set(rank["losses"])) == 2
     for strategy in ("kept", "one stage"):
+        print(f"{strategy}: {rank[strategy]}")
         assert "too little free memory" in rank[strategy], strategy
     # Only the engine is there in the rollout, and only weights in the update. The rest is NCCL's and temporary memory.
     reserved = {name: component["reserved"] for name, component in rank["components"].items()}
