@@ -6,6 +6,7 @@ load NAME HEX   unpickles a list of names and tensors, and copies each into an o
 read NAME       its bytes as a checksum: the number of them and the CRC-32
 fill NAME N     fills it with a value
 drop NAME       forgets it
+restrict KIND   gives up a right from then on: see restrictions.py
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import pickle
 import sys
 import zlib
 
+import restrictions
 import torch
 
 
@@ -46,6 +48,9 @@ def main() -> None:
                 held[name].fill_(int(rest[0]))
                 torch.cuda.synchronize()
                 answer = "filled"
+            elif command == "restrict":
+                restrictions.impose(name)
+                answer = "restricted"
             else:
                 del held[name]
                 torch.cuda.ipc_collect()

@@ -107,3 +107,7 @@ class Importer:
 
     def drop(self, name: str) -> None:
         self._do("drop", name)
+
+    def restrict(self, kind: str) -> None:
+        """Takes a right from the importer: see programs/restrictions.py."""
+        self._do("restrict", kind)
