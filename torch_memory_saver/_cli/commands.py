@@ -15,7 +15,7 @@ from torch_memory_saver.errors import InvalidArgumentError, TorchMemorySaverErro
 #: The exit status after Ctrl-C, as in shells.
 _INTERRUPTED = 130
 
-__all__ = ["BenchCommand", "Command", "DemoCommand", "InfoCommand", "SimulateCommand", "main"]
+__all__ = ["BenchCommand", "Command", "DemoCommand", "DoctorCommand", "InfoCommand", "SimulateCommand", "main"]
 
 
 class Command(abc.ABC):
@@ -127,6 +127,21 @@ class InfoCommand(Command):
         return rows
 
 
+class DoctorCommand(Command):
+    """Checks the machine."""
+
+    name = "doctor"
+    help = "check what sending tensors to other processes needs of this machine, and say what to change"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--json", action="store_true", help="print a list of objects instead of lines")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        from torch_memory_saver._cli.doctor import run_doctor
+
+        return run_doctor(as_json=arguments.json)
+
+
 class SimulateCommand(Command):
     """Runs a program on the simulated GPU."""
 
@@ -194,7 +209,7 @@ class SimulateCommand(Command):
             raise argparse.ArgumentTypeError(str(error)) from error
 
 
-_COMMANDS: tuple[Command, ...] = (DemoCommand(), BenchCommand(), InfoCommand(), SimulateCommand())
+_COMMANDS: tuple[Command, ...] = (DemoCommand(), BenchCommand(), InfoCommand(), DoctorCommand(), SimulateCommand())
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,7 +6,7 @@ load NAME HEX   unpickles a list of names and tensors, and copies each into an o
 read NAME       its bytes as a checksum: the number of them and the CRC-32
 fill NAME N     fills it with a value
 drop NAME       forgets it
-restrict KIND   gives up a right from then on: see restrictions.py
+restrict KIND   gives up a right from then on: see tests/shared/restrictions.py
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from __future__ import annotations
 import pickle
 import sys
 import zlib
+from pathlib import Path
 
-import restrictions
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "shared"))
+import restrictions
 
 
 def main() -> None:

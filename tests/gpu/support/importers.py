@@ -109,5 +109,5 @@ class Importer:
         self._do("drop", name)
 
     def restrict(self, kind: str) -> None:
-        """Takes a right from the importer: see programs/restrictions.py."""
+        """Takes a right from the importer: see tests/shared/restrictions.py."""
         self._do("restrict", kind)

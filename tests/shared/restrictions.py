@@ -1,4 +1,5 @@
-"""Rights that a process gives up. The kernel then refuses it `pidfd_getfd`, by which it gets a sender's file descriptors.
+"""Rights that a process gives up, for tests. The kernel then refuses it `pidfd_getfd`, by which a receiver gets a sender's
+file descriptors.
 
 system-call  a seccomp filter refuses the call, as that of a container without CAP_SYS_PTRACE does
 effective    CAP_SYS_PTRACE is not in force, as in a process of an ordinary user
@@ -12,9 +13,9 @@ import ctypes
 import errno
 import os
 
-__all__ = ["CAP_SYS_PTRACE", "impose"]
+__all__ = ["impose", "refuse_pidfd_getfd"]
 
-CAP_SYS_PTRACE = 19
+_CAP_SYS_PTRACE = 19
 _PIDFD_GETFD = 438
 _NOBODY = 65534
 
@@ -50,12 +51,12 @@ def _check(result: int) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def _refuse_the_call() -> None:
-    """On this thread."""
+def refuse_pidfd_getfd(number: int = errno.EPERM) -> None:
+    """The call then fails with that error on this thread, and in the processes that it starts."""
     instructions = (_Instruction * 4)(
         _Instruction(_LOAD_WORD, 0, 0, 0),  # the call's number
         _Instruction(_JUMP_IF_EQUAL, 0, 1, _PIDFD_GETFD),
-        _Instruction(_RETURN, 0, 0, _FAIL_WITH | errno.EPERM),
+        _Instruction(_RETURN, 0, 0, _FAIL_WITH | number),
         _Instruction(_RETURN, 0, 0, _ALLOW),
     )
     program = _Program(len(instructions), instructions)
@@ -67,16 +68,16 @@ def _drop_capability(*, permitted: bool) -> None:
     """On this thread."""
     header, sets = _Header(_CAPABILITY_VERSION_3, 0), (_Sets * 2)()
     _check(_libc.capget(ctypes.byref(header), sets))
-    sets[0].effective &= ~(1 << CAP_SYS_PTRACE)
+    sets[0].effective &= ~(1 << _CAP_SYS_PTRACE)
     if permitted:
-        sets[0].permitted &= ~(1 << CAP_SYS_PTRACE)
+        sets[0].permitted &= ~(1 << _CAP_SYS_PTRACE)
     _check(_libc.capset(ctypes.byref(header), sets))
 
 
 def impose(kind: str) -> None:
     """Gives up a right, for good."""
     if kind == "system-call":
-        _refuse_the_call()
+        refuse_pidfd_getfd()
     elif kind == "user":
         os.setgroups([])
         os.setgid(_NOBODY)
