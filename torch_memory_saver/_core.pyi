@@ -210,6 +210,10 @@ def capture_end(identity: int = 0, unless_it_goes_on: bool = False) -> bool:
     `unless_it_goes_on`: does nothing if its stream reports an active capture."""
 
 def refresh_peers() -> None: ...
+def listen_devices(listener: Callable[[int], object] | None, mask: int) -> None:
+    """Has ``listener(device)`` called on a thread of the core, once for each device of the mask on which torch allocates
+    through the core. None: nobody is told."""
+
 def device_count() -> int: ...
 def active_devices() -> int:
     """Bit d is set where this process uses device d (its primary context is active)."""

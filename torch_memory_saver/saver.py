@@ -362,7 +362,8 @@ class TorchMemorySaver(UsedAtFirstCall):
 
     def enable_peer_access(self) -> None:
         """Makes managed memory accessible to every device that this process uses. Needed in hook mode "torch" after the
-        process has begun to use another device, unless a region was entered or left since."""
+        process has begun to use another device, unless a region was entered or left since: with PyTorch before 2.10, if the
+        program makes MemPools of its own, or if PyTorch has allocated nothing on that device."""
         self._use().enable_peer_access()
 
     def stats(self) -> Stats:

@@ -145,6 +145,7 @@ static void api_release_host_memory(void) {
 static void api_close(void) {
     tms_state_t *state = tms_state_if_made();
     if (!state || atomic_load(&state->saver.forked)) return;
+    tms_late_devices_close(&state->late_devices, tms_wait_now() + TMS_EXIT_RELEASE_SECONDS);
     tms_process_end_threads(&state->saver);
 }
 
@@ -208,6 +209,13 @@ static tms_status_t api_refresh_peers(tms_error_t *error) {
     tms_state_t *state = tms_state(error);
     if (!state) return TMS_OUT_OF_HOST_MEMORY;
     return tms_saver_explain_loss(&state->saver, tms_saver_refresh_peers(&state->saver, error), error);
+}
+
+static tms_status_t api_listen_devices(tms_device_listener_t listener, void *context, uint64_t mask, tms_error_t *error) {
+    tms_state_t *state = tms_state(error);
+    if (!state) return TMS_OUT_OF_HOST_MEMORY;
+    tms_late_devices_listen(&state->late_devices, listener, context, mask);
+    return TMS_OK;
 }
 
 /* The driver and the devices for the queries below; fails in a forked child like everything that needs the GPU. */
@@ -332,6 +340,7 @@ const tms_api_t *tms_get_api(uint32_t version) {
         .region_leave = api_region_leave,
         .capture_begun = api_capture_begun,
         .export_memory = api_export_memory,
+        .listen_devices = api_listen_devices,
     };
     return version == TMS_API_VERSION ? &api : NULL;
 }

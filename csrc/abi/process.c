@@ -16,11 +16,13 @@ static void before_fork(void) {
     pthread_mutex_lock(&state->saver.device_locks.mutex);
     pthread_mutex_lock(&state->saver.pendings.lock);
     pthread_mutex_lock(&state->saver.descriptors.lock);
+    pthread_mutex_lock(&state->late_devices.lock);
 }
 
 static void after_fork_in_parent(void) {
     tms_state_t *state = tms_state_if_made();
     if (!state) return;
+    pthread_mutex_unlock(&state->late_devices.lock);
     pthread_mutex_unlock(&state->saver.descriptors.lock);
     pthread_mutex_unlock(&state->saver.pendings.lock);
     pthread_mutex_unlock(&state->saver.device_locks.mutex);
@@ -43,6 +45,7 @@ static void after_fork_in_child(void) {
     tms_device_locks_after_fork_in_child(&saver->device_locks);
     tms_pendings_after_fork_in_child(&saver->pendings);
     tms_descriptors_after_fork_in_child(&saver->descriptors);
+    tms_late_devices_after_fork_in_child(&state->late_devices);
     tms_devices_after_fork_in_child(&state->devices);
     tms_log_after_fork_in_child(&state->log);
     /* The thread of a transition that ran in the parent does not exist here. */

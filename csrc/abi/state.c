@@ -24,6 +24,7 @@ tms_status_t tms_state_create(tms_state_t **made, tms_error_t *error) {
     if (status != TMS_OK) goto release_config;
     status = tms_saver_init(&state->saver, &state->config, &state->log, &state->devices, &state->regions, error);
     if (status != TMS_OK) goto release_regions;
+    tms_late_devices_init(&state->late_devices);
     *made = state;
     return TMS_OK;
 

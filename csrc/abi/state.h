@@ -6,6 +6,7 @@
 #ifndef TMS_STATE_H
 #define TMS_STATE_H
 
+#include "abi/late_devices.h"
 #include "core/saver.h"
 
 /* The maximum number of interposed functions (preload/resolve.h). */
@@ -18,6 +19,7 @@ typedef struct tms_state {
     tms_devices_t devices;
     tms_region_defaults_t regions;
     tms_saver_t saver;
+    tms_late_devices_t late_devices;
     _Atomic(void *) real[TMS_MAX_HOOKS]; /* preload only: the runtime's functions, resolved lazily */
     _Atomic bool warned_no_runtime;      /* preload only: no CUDA runtime to forward to */
     _Atomic bool warned_not_managed;     /* preload only: an allocation in a region is not managed */

@@ -2,8 +2,10 @@
  * mutex held, perhaps with the GIL too, and also while the interpreter and the driver shut down. They wait for neither lock.
  */
 
+#include "abi/ordinary_memory.h"
 #include "abi/start.h"
 #include "core/allocation/allocation.h"
+#include "core/peers.h"
 
 /* The driver has shut down, which is normal at process exit and not reported. */
 static bool is_shutdown(tms_status_t status, const tms_error_t *error) {
@@ -30,6 +32,7 @@ void *tms_torch_malloc(ssize_t size, int device, void *stream) {
         report_failure(state, status, &error);
         return NULL;
     }
+    tms_late_devices_tell(&state->late_devices, device);
     return (void *)(uintptr_t)address;
 }
 
@@ -46,4 +49,33 @@ void tms_torch_free(void *address, ssize_t size, int device, void *stream) {
         tms_log_write(&state->log, TMS_LOG_WARNING, "free: address %p is not managed and is ignored", address);
     else if (status != TMS_OK)
         report_failure(state, status, &error);
+}
+
+/* ---- ordinary memory of devices that are not in use yet ---- */
+
+void *tms_torch_watch_malloc(ssize_t size, int device, void *stream) {
+    (void)stream;
+    uint64_t address = 0;
+    tms_error_t error;
+    if (size <= 0) return NULL;
+    tms_state_t *state = tms_state(NULL);
+    if (!state) return NULL;
+    tms_status_t status = tms_ordinary_allocate(state, (uint64_t)size, device, &address, &error);
+    if (status != TMS_OK) {
+        report_failure(state, status, &error);
+        return NULL;
+    }
+    tms_peers_refresh_after_allocation(&state->saver);
+    tms_late_devices_tell(&state->late_devices, device);
+    return (void *)(uintptr_t)address;
+}
+
+void tms_torch_watch_free(void *address, ssize_t size, int device, void *stream) {
+    (void)size;
+    (void)stream;
+    tms_error_t error;
+    tms_state_t *state = address ? tms_state(NULL) : NULL;
+    if (!state) return;
+    tms_status_t status = tms_ordinary_free(state, (uintptr_t)address, device, &error);
+    if (status != TMS_OK && !is_shutdown(status, &error)) tms_log_write(&state->log, TMS_LOG_WARNING, "%s", error.message);
 }

@@ -57,6 +57,8 @@ enum { TMS_IN_STREAM_ORDER = 1 }; /* CU_MEMCPY_SRC_ACCESS_ORDER_STREAM */
     X(cuEventDestroy, "cuEventDestroy_v2", (CUevent event))                                                                 \
     X(cuStreamWaitEvent, "cuStreamWaitEvent", (CUstream stream, CUevent event, unsigned int flags))                         \
     X(cuMemGetInfo, "cuMemGetInfo_v2", (size_t *free_bytes, size_t *total_bytes))                                           \
+    X(cuMemAlloc, "cuMemAlloc_v2", (CUdeviceptr * address, size_t size))                                                    \
+    X(cuMemFree, "cuMemFree_v2", (CUdeviceptr address))                                                                     \
     X(cuMemGetAllocationGranularity, "cuMemGetAllocationGranularity",                                                       \
       (size_t *granularity, const CUmemAllocationProp *prop, CUmemAllocationGranularity_flags option))                      \
     X(cuMemAddressReserve, "cuMemAddressReserve",                                                                           \

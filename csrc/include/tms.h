@@ -215,6 +215,9 @@ typedef struct tms_pending tms_pending_t;
 /* A host copy that stays valid while a reference is held, even if the allocation it came from is freed. */
 typedef struct tms_host_buffer tms_host_buffer_t;
 
+/* Called on a thread of the library, with no lock held. */
+typedef void (*tms_device_listener_t)(void *context, int32_t device);
+
 #define TMS_API_VERSION 2u
 
 enum { TMS_NO_SUCH_LEVEL = -1 }; /* of region_leave */
@@ -327,6 +330,10 @@ typedef struct tms_api {
     /* Exports the physical memory of the allocation that an address lies in. TMS_NOT_MANAGED, or TMS_INVALID_STATE if it has
      * no memory now, if a pause or resume of it is under way, or if no file descriptor is free. */
     tms_status_t (*export_memory)(uint64_t address, tms_export_t *exported, tms_error_t *error);
+
+    /* From now on `listener` is called once for each device of `mask` on which torch allocates through the entry points
+     * below. NULL: nothing is called any more. `close` also removes it. */
+    tms_status_t (*listen_devices)(tms_device_listener_t listener, void *context, uint64_t mask, tms_error_t *error);
 } tms_api_t;
 
 /* The table of the library that exports it, or NULL if that library does not support `version`. */
@@ -336,6 +343,10 @@ TMS_EXPORT const tms_api_t *tms_get_api(uint32_t version);
  * torch.OutOfMemoryError. */
 TMS_EXPORT void *tms_torch_malloc(ssize_t size, int device, void *stream);
 TMS_EXPORT void tms_torch_free(void *address, ssize_t size, int device, void *stream);
+/* The same for ordinary memory, which is not managed. The device gets access to managed memory of the others before the
+ * allocation returns, and the listener of listen_devices is told. */
+TMS_EXPORT void *tms_torch_watch_malloc(ssize_t size, int device, void *stream);
+TMS_EXPORT void tms_torch_watch_free(void *address, ssize_t size, int device, void *stream);
 
 /* The C surface of the C++ package, kept for the programs that reach it through ctypes. tms_pause and tms_resume return a
  * cudaError_t; a NULL tag means all. The setters change the calling thread's innermost region. See compat.c. */

@@ -54,6 +54,8 @@
     TAKES(capture_end, "(identity=0, unless_it_goes_on=False)", "A stream capture has ended; 0: the last one.")             \
     /* query_functions.c */                                                                                                 \
     BARE(refresh_peers, "()", "Grants devices that this process has begun to use access to managed memory.")                \
+    TAKES(listen_devices, "(listener, mask)",                                                                               \
+          "Has listener(device) called on another thread when torch first allocates on a device of the mask.")              \
     BARE(device_count, "()", "The number of CUDA devices.")                                                                 \
     BARE(active_devices, "()", "Bit d is set where this process uses device d.")                                            \
     TAKES(device_memory, "(device)", "(free, total) bytes of a device.")                                                    \

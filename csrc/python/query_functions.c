@@ -24,6 +24,35 @@ PyObject *tms_py_refresh_peers(PyObject *module, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
+/* The listener of listen_devices, on a thread of the native core. At the interpreter's end it is not called. */
+static void call_listener(void *listener, int32_t device) {
+    if (!Py_IsInitialized()) return;
+    PyGILState_STATE state = PyGILState_Ensure();
+    PyObject *result = PyObject_CallFunction(listener, "i", (int)device);
+
+    if (!result) PyErr_WriteUnraisable(listener);
+    Py_XDECREF(result);
+    PyGILState_Release(state);
+}
+
+/* The reference to a listener is never released: a thread may be calling it. */
+PyObject *tms_py_listen_devices(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
+    static const tms_py_signature_t signature = {"listen_devices", 2, 2, {"listener", "mask"}};
+    const tms_api_t *api = tms_py_api(module);
+    PyObject *listener = NULL;
+    uint64_t mask;
+    tms_py_call_t call;
+    tms_error_t error;
+
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_callable(&call, 0, &listener) ||
+        !tms_py_get_u64(&call, 1, &mask))
+        return NULL;
+    tms_error_clear(&error);
+    Py_XINCREF(listener);
+    if (api->listen_devices(listener ? call_listener : NULL, listener, mask, &error) != TMS_OK) return tms_py_raise(&error);
+    Py_RETURN_NONE;
+}
+
 PyObject *tms_py_device_count(PyObject *module, PyObject *unused) {
     const tms_api_t *api = tms_py_api(module);
     int32_t count = 0;

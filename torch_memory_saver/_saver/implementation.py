@@ -29,6 +29,7 @@ from torch_memory_saver._torch.default_pool import DefaultPool
 from torch_memory_saver._torch.graph_tokens import check_token
 from torch_memory_saver._torch.graphs import GraphCapture, GraphPools
 from torch_memory_saver._torch.ipc_format import check_importer
+from torch_memory_saver._torch.late_devices import LateDevices
 from torch_memory_saver._torch.layer import TorchCuda
 from torch_memory_saver._torch.live import live_finder
 from torch_memory_saver._torch.pausing import pausing
@@ -60,13 +61,21 @@ def _ordinary_memory() -> contextlib.AbstractContextManager[None]:
 pool_store = PoolStore()
 graph_pools = GraphPools(pool_store)
 shared_memory = SharedMemory(_ordinary_memory)
+late_devices = LateDevices()
 
 
 def _install_sharing(torch: Any) -> None:
     sharing.install(torch, shared_memory)
 
 
+def _watch_late_devices(torch: Any) -> None:
+    torch_cuda = layer.loaded()
+    if torch_cuda is not None:
+        late_devices.begin(torch_cuda)
+
+
 layer.at_first_use(_install_sharing)
+layer.at_first_use(_watch_late_devices)
 
 
 def _after_fork_in_child() -> None:
@@ -74,6 +83,7 @@ def _after_fork_in_child() -> None:
     pool_store.after_fork_in_child()
     graph_pools.after_fork_in_child()
     shared_memory.after_fork_in_child()
+    late_devices.after_fork_in_child()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -6,9 +6,11 @@ Only :func:`require` imports torch. :func:`loaded` is for processes that may run
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from torch_memory_saver import _core
@@ -77,9 +79,10 @@ class TorchCuda:
         self.set_autograd_threads: Callable[[bool], None] = extension._set_multithreading_enabled
         self.last_routed_wins = version >= _LAST_ROUTED_WINS
         self.captures_join_regions = version < _CAPTURES_KEEP_APART
-        # Never freed: torch calls it for segments that outlive this object.
-        self._allocator = torch.cuda.memory.CUDAPluggableAllocator(_core.library_path, "tms_torch_malloc", "tms_torch_free")
-        leak_reference(self._allocator)
+        self._allocator = _make_allocator(torch, "tms_torch_malloc", "tms_torch_free")
+        self.watched_devices: Collection[int] = ()
+        self.begin_routing_of_all_threads: Callable[[int, PoolId], None] = extension._cuda_beginAllocateToPool
+        self._making = threading.local()
 
     def allocator(self) -> Any:
         """This package's allocator, in the form that torch's pools accept."""
@@ -121,12 +124,33 @@ class TorchCuda:
     def make_pool(self, device: int, managed: bool) -> Any:
         """A new MemPool of the device, with this package's allocator or torch's. Its reference is leaked until it is
         retired."""
-        arguments = (self.allocator(),) if managed else ()
-        with self.on_device(device):
-            memory_pool = self.torch.cuda.MemPool(*arguments)
-        leak_reference(memory_pool)
+        if not managed and device in self.watched_devices:  # its first use may be inside disable()
+            return self.make_watching_pool(device)
+        memory_pool = self._new_pool(device, *((self.allocator(),) if managed else ()))
         self._made(memory_pool, managed)
         return memory_pool
+
+    def make_watching_pool(self, device: int) -> Any:
+        """The same with the allocator of ordinary memory that watches for the device's first use (late_devices.py)."""
+        return self._new_pool(device, self._watching_allocator.allocator())
+
+    def _new_pool(self, device: int, *arguments: Any) -> Any:
+        self._making.pool = True
+        try:
+            with self.on_device(device):
+                memory_pool = self.torch.cuda.MemPool(*arguments)
+        finally:
+            self._making.pool = False
+        leak_reference(memory_pool)
+        return memory_pool
+
+    def making_pool(self) -> bool:
+        """Whether the MemPool that this thread is making is this package's."""
+        return getattr(self._making, "pool", False)
+
+    @functools.cached_property
+    def _watching_allocator(self) -> Any:
+        return _make_allocator(self.torch, "tms_torch_watch_malloc", "tms_torch_watch_free")
 
     def autograd_on_this_thread(self) -> contextlib.AbstractContextManager[None]:
         """Inside, a ``backward()`` of this thread runs on it, not on autograd's own threads, which are in no region."""
@@ -207,6 +231,13 @@ class TorchCuda:
         for element in argument:
             leak_reference(element)
         return self._memory_snapshot(argument)
+
+
+def _make_allocator(torch: Any, allocate: str, free: str) -> Any:
+    """torch's object for two functions of the native core. Never freed: torch calls it for segments that outlive it."""
+    allocator = torch.cuda.memory.CUDAPluggableAllocator(_core.library_path, allocate, free)
+    leak_reference(allocator)
+    return allocator
 
 
 _torch_cuda: TorchCuda | None = None

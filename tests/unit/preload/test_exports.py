@@ -34,6 +34,8 @@ FOR_EXISTING_PROGRAMS = {
     "tms_get_cpu_backup_pointer",
     "tms_torch_malloc",
     "tms_torch_free",
+    "tms_torch_watch_malloc",
+    "tms_torch_watch_free",
 }
 
 POINTER_BYTES = 8

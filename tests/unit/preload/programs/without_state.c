@@ -59,6 +59,7 @@ static void functions(void) {
     REFUSED(api->capture_announce(&region, &number, &error));
     REFUSED(api->capture_begin_on(NULL, &number, &error));
     REFUSED(api->refresh_peers(&error));
+    REFUSED(api->listen_devices(NULL, NULL, 0, &error));
     REFUSED(api->device_count(&depth, &error));
     REFUSED(api->active_devices(&number, &error));
     REFUSED(api->device_memory(0, &number, &total, &error));
@@ -84,6 +85,8 @@ static void functions(void) {
     CHECK(!is_managed((void *)MIB));
 
     CHECK(TMS(tms_torch_malloc)(MIB, 0, NULL) == NULL);
+    CHECK(TMS(tms_torch_watch_malloc)(MIB, 0, NULL) == NULL);
+    TMS(tms_torch_watch_free)((void *)MIB, MIB, 0, NULL);
     TMS(tms_torch_free)((void *)MIB, MIB, 0, NULL);
     TMS(tms_set_current_tag)("weights");
     EQUAL(strcmp(TMS(tms_get_current_tag)(), "default"), 0);

@@ -1,0 +1,59 @@
+"""Bugs in what gives access to devices that are used after an allocation."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+_ALLOCATOR = "csrc/abi/torch_allocator.c"
+_WATCH = "torch_memory_saver/_torch/late_devices.py"
+_C = "tests/unit/abi/test_late_devices.c"
+_PYTHON = "tests/unit/python/torch/test_late_devices.py"
+_TORCH = "torch:tests/gpu/test_late_device.py"
+_EVERY_WAY = f"{_TORCH}::test_a_gpu_that_is_used_later_reaches_managed_memory_without_a_call"
+
+MUTANTS = (
+    Mutant(
+        "a-device-that-is-used-later-gets-no-access",
+        _ALLOCATOR,
+        "    tms_peers_refresh_after_allocation(&state->saver);\n",
+        "",
+        (_C, _EVERY_WAY),
+    ),
+    Mutant(
+        "a-listener-is-told-of-every-allocation",
+        "csrc/abi/late_devices.c",
+        "        late->untold &= ~bit;\n",
+        "",
+        (_C,),
+    ),
+    Mutant(
+        "a-watch-goes-on-after-the-first-use",
+        _WATCH,
+        "            torch.end_routing(device, pool.id)\n",
+        "",
+        (f"{_PYTHON}::test_the_first_use_ends_the_watch_of_that_device_only",),
+    ),
+    Mutant(
+        "the-current-device-is-watched",
+        _WATCH,
+        "_core.active_devices() | 1 << torch.current_device()",
+        "_core.active_devices()",
+        (f"{_PYTHON}::test_devices_that_are_neither_in_use_nor_current_are_watched",),
+    ),
+    Mutant(
+        "a-programs-pool-beside-a-watch",
+        _WATCH,
+        "                self.end_all()\n            initialize(",
+        "                pass\n            initialize(",
+        (f"{_PYTHON}::test_a_pool_of_the_program_ends_every_watch_and_one_of_this_package_none",),
+    ),
+    Mutant(
+        "what-is-first-used-inside-disable-is-not-watched",
+        "torch_memory_saver/_torch/layer.py",
+        "if not managed and device in self.watched_devices:",
+        "if not managed and device in ():",
+        (_EVERY_WAY,),
+    ),
+)

@@ -1,0 +1,233 @@
+/* Guards late_devices.c and the allocator for devices that are not in use yet, through the entry points and the table. */
+
+#include "support.h"
+
+#include <cuda.h>
+
+#include "abi/late_devices.h"
+#include "abi/start.h"
+#include "device/wait.h"
+
+enum { OWNER, LATE, DEVICES };
+
+static const double FOREVER_SECONDS = 60;
+
+/* What the listener saw. */
+typedef struct heard {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    pthread_t thread;
+    int count, device;
+    bool held; /* the listener does not return while this is set */
+} heard_t;
+
+static const tms_api_t *api;
+static heard_t heard;
+
+static void listener(void *context, int32_t device) {
+    heard_t *here = context;
+    pthread_mutex_lock(&here->lock);
+    here->count++;
+    here->device = device;
+    here->thread = pthread_self();
+    pthread_cond_broadcast(&here->changed);
+    while (here->held) pthread_cond_wait(&here->changed, &here->lock);
+    pthread_mutex_unlock(&here->lock);
+}
+
+static void wait_for(int count) {
+    pthread_mutex_lock(&heard.lock);
+    double deadline = tms_wait_now() + FOREVER_SECONDS;
+    while (heard.count < count) assert_true(tms_wait_until(&heard.changed, &heard.lock, deadline));
+    pthread_mutex_unlock(&heard.lock);
+}
+
+static void hold(bool held) {
+    pthread_mutex_lock(&heard.lock);
+    heard.held = held;
+    pthread_cond_broadcast(&heard.changed);
+    pthread_mutex_unlock(&heard.lock);
+}
+
+static void listen_to(tms_device_mask_t mask) {
+    tms_error_t error;
+    ASSERT_OK(api->listen_devices(listener, &heard, mask, &error), error);
+}
+
+/* Waits for the listener's thread, so that later calls cannot reach it. */
+static int close_listener(void **state) {
+    (void)state;
+    tms_late_devices_close(&tms_state(NULL)->late_devices, tms_wait_now() + FOREVER_SECONDS);
+    heard.count = 0;
+    return tms_state(NULL)->late_devices.running;
+}
+
+static int start(void **state) {
+    (void)state;
+    simulator()->reset(DEVICES, 64 * MIB);
+    pthread_mutex_init(&heard.lock, NULL);
+    tms_wait_condition_init(&heard.changed);
+    api = tms_get_api(TMS_API_VERSION);
+    return api ? 0 : -1;
+}
+
+static bool late_device_has_access(uint64_t address) {
+    tms_error_t error;
+    const tms_driver_table_t *driver = NULL;
+    const tms_error_context_t context = {.operation = "test", .device = TMS_NO_DEVICE};
+    unsigned long long flags = 0;
+    const CUmemLocation location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = LATE};
+    ASSERT_OK(tms_driver_load(&tms_state(NULL)->driver, &driver, &context, &error), error);
+    assert_int_equal(driver->cuMemGetAccess(&flags, &location, address), CUDA_SUCCESS);
+    return flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+}
+
+static void the_first_allocation_gives_access_and_is_ordinary(void **state) {
+    (void)state;
+    tms_error_t error;
+    tms_segment_info_t row;
+    uint64_t managed = 0;
+    ASSERT_OK(api->allocate(2 * MIB, OWNER, &managed, &error), error);
+    assert_false(late_device_has_access(managed));
+    void *ordinary = tms_torch_watch_malloc((ssize_t)(3 * MIB), LATE, NULL);
+    assert_non_null(ordinary);
+    assert_true(late_device_has_access(managed));
+    assert_int_equal(api->find((uintptr_t)ordinary, &row), TMS_NOT_MANAGED);
+    tms_torch_watch_free(ordinary, (ssize_t)(3 * MIB), LATE, NULL);
+    assert_int_equal(physical_bytes(LATE), 0);
+    ASSERT_OK(api->free(managed, &error), error);
+}
+
+static void the_listener_is_told_once_on_another_thread(void **state) {
+    (void)state;
+    listen_to(1 << LATE);
+    void *first = tms_torch_watch_malloc((ssize_t)MIB, LATE, NULL);
+    wait_for(1);
+    assert_int_equal(heard.device, LATE);
+    assert_false(pthread_equal(heard.thread, pthread_self()));
+    void *second = tms_torch_watch_malloc((ssize_t)MIB, LATE, NULL), *owners = tms_torch_malloc((ssize_t)MIB, OWNER, NULL);
+    tms_late_devices_close(&tms_state(NULL)->late_devices, tms_wait_now() + FOREVER_SECONDS);
+    assert_int_equal(heard.count, 1);
+    tms_torch_watch_free(first, (ssize_t)MIB, LATE, NULL);
+    tms_torch_watch_free(second, (ssize_t)MIB, LATE, NULL);
+    tms_torch_free(owners, (ssize_t)MIB, OWNER, NULL);
+}
+
+static void a_managed_allocation_tells_as_well(void **state) {
+    (void)state;
+    listen_to(1 << LATE);
+    void *managed = tms_torch_malloc((ssize_t)MIB, LATE, NULL);
+    wait_for(1);
+    tms_torch_free(managed, (ssize_t)MIB, LATE, NULL);
+}
+
+static void an_allocation_does_not_wait_for_the_listener(void **state) {
+    (void)state;
+    hold(true);
+    listen_to(1 << LATE);
+    void *ordinary = tms_torch_watch_malloc((ssize_t)MIB, LATE, NULL);
+    assert_non_null(ordinary);
+    wait_for(1);
+    tms_late_devices_close(&tms_state(NULL)->late_devices, tms_wait_now()); /* gives up at the deadline */
+    assert_int_equal(tms_state(NULL)->late_devices.running, 1);
+    hold(false);
+    tms_torch_watch_free(ordinary, (ssize_t)MIB, LATE, NULL);
+}
+
+static void after_a_close_nobody_is_told(void **state) {
+    (void)state;
+    listen_to(1 << LATE);
+    api->close();
+    void *ordinary = tms_torch_watch_malloc((ssize_t)MIB, LATE, NULL);
+    assert_int_equal(tms_state(NULL)->late_devices.running, 0);
+    assert_int_equal(heard.count, 0);
+    tms_torch_watch_free(ordinary, (ssize_t)MIB, LATE, NULL);
+}
+
+static void failures_leave_nothing(void **state) {
+    (void)state;
+    listen_to(1 << LATE);
+    assert_null(tms_torch_watch_malloc(0, LATE, NULL));
+    assert_null(tms_torch_watch_malloc(-1, LATE, NULL));
+    assert_null(tms_torch_watch_malloc((ssize_t)MIB, DEVICES, NULL));
+    assert_null(tms_torch_watch_malloc((ssize_t)1 << 50, LATE, NULL));
+    simulator()->fail_after("cuDevicePrimaryCtxRetain", 0, 1, CUDA_ERROR_OUT_OF_MEMORY);
+    assert_null(tms_torch_watch_malloc((ssize_t)MIB, LATE, NULL));
+    assert_int_equal(simulator()->failures_fired(), 1);
+    assert_int_equal(heard.count + tms_state(NULL)->late_devices.running, 0);
+    assert_int_equal(physical_bytes(LATE), 0);
+    tms_torch_watch_free(NULL, 0, LATE, NULL);
+}
+
+/* The copy that follows fails with the driver's error, and the next look grants the access. */
+static void an_allocation_succeeds_without_access(void **state) {
+    (void)state;
+    tms_error_t error;
+    uint64_t managed = 0;
+    void *ordinary = tms_torch_watch_malloc((ssize_t)MIB, LATE, NULL); /* in use before what follows */
+    ASSERT_OK(api->allocate(2 * MIB, OWNER, &managed, &error), error);
+    assert_true(late_device_has_access(managed));
+    simulator()->fail_after("cuDevicePrimaryCtxGetState", 1, 1000, CUDA_ERROR_UNKNOWN);
+    void *without = tms_torch_watch_malloc((ssize_t)MIB, LATE, NULL);
+    simulator()->fail_after("cuDevicePrimaryCtxGetState", 0, 0, 0);
+    assert_non_null(without);
+    tms_torch_watch_free(without, (ssize_t)MIB, LATE, NULL);
+    tms_torch_watch_free(ordinary, (ssize_t)MIB, LATE, NULL);
+    ASSERT_OK(api->free(managed, &error), error);
+}
+
+/* Each call of an allocation and its free fails in turn. What is not freed at once is freed by a later call. */
+static void every_failing_call_leaks_nothing(void **state) {
+    (void)state;
+    static const char *const calls[] = {"cuDevicePrimaryCtxGetState",
+                                        "cuDevicePrimaryCtxRetain",
+                                        "cuCtxPushCurrent",
+                                        "cuMemAlloc",
+                                        "cuMemFree",
+                                        "cuCtxPopCurrent",
+                                        "cuDevicePrimaryCtxRelease"};
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
+        bool fired = true;
+        for (uint64_t succeed = 0; fired; succeed++) {
+            uint64_t before = simulator()->failures_fired();
+            simulator()->fail_after(calls[i], succeed, 1, CUDA_ERROR_OPERATING_SYSTEM);
+            void *address = tms_torch_watch_malloc((ssize_t)MIB, LATE, NULL);
+            tms_torch_watch_free(address, (ssize_t)MIB, LATE, NULL);
+            fired = simulator()->failures_fired() > before;
+            simulator()->fail_after(calls[i], 0, 0, 0);
+            tms_saver_reclaim(&tms_state(NULL)->saver);
+            assert_int_equal(physical_bytes(LATE), 0);
+            assert_true(tms_quarantine_is_empty(&tms_state(NULL)->saver.quarantine));
+            assert_int_equal(tms_devices_unreleased(&tms_state(NULL)->devices), 0);
+        }
+    }
+}
+
+static void memory_that_is_not_freed_waits_in_the_quarantine(void **state) {
+    (void)state;
+    tms_counters_t counters;
+    void *address = tms_torch_watch_malloc((ssize_t)MIB, LATE, NULL);
+    simulator()->fail_after("cuMemFree", 0, 2, CUDA_ERROR_OPERATING_SYSTEM);
+    tms_torch_watch_free(address, (ssize_t)MIB, LATE, NULL);
+    tms_saver_reclaim(&tms_state(NULL)->saver);
+    api->counters(&counters);
+    assert_int_equal(counters.quarantined_handles, 1);
+    assert_true(physical_bytes(LATE) > 0);
+    tms_saver_reclaim(&tms_state(NULL)->saver);
+    assert_int_equal(physical_bytes(LATE), 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(the_first_allocation_gives_access_and_is_ordinary, close_listener),
+        cmocka_unit_test_teardown(the_listener_is_told_once_on_another_thread, close_listener),
+        cmocka_unit_test_teardown(a_managed_allocation_tells_as_well, close_listener),
+        cmocka_unit_test_teardown(an_allocation_does_not_wait_for_the_listener, close_listener),
+        cmocka_unit_test_teardown(after_a_close_nobody_is_told, close_listener),
+        cmocka_unit_test_teardown(failures_leave_nothing, close_listener),
+        cmocka_unit_test_teardown(an_allocation_succeeds_without_access, close_listener),
+        cmocka_unit_test_teardown(every_failing_call_leaks_nothing, close_listener),
+        cmocka_unit_test_teardown(memory_that_is_not_freed_waits_in_the_quarantine, close_listener),
+    };
+    return cmocka_run_group_tests(tests, start, NULL);
+}

@@ -1,0 +1,176 @@
+"""Guards which devices are watched for their first use, and how a watch ends. PyTorch is a stand-in."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fake_torch import FakeMemPool, FakeTorch
+
+from torch_memory_saver import _core, errors
+from torch_memory_saver._torch.late_devices import LateDevices
+
+MIB = 1 << 20
+TIMEOUT = 60
+DEVICES = 4
+
+Told = list[tuple[Callable[[int], None] | None, int]]
+
+
+class ProgramsPool:
+    """torch.cuda.MemPool, as the program sees it."""
+
+    def __init__(self, torch: WatchedTorch) -> None:
+        self.pool = None if torch.own else FakeMemPool(torch, torch.current_device(), managed=False)
+
+
+class WatchedTorch(FakeTorch):
+    """With the functions that only late_devices.py uses."""
+
+    def __init__(self, last_routed_wins: bool = True) -> None:
+        super().__init__(last_routed_wins)
+        self.devices = DEVICES
+        self.watched_devices: Any = ()
+        self.own = False
+        self.pool_class = type("MemPool", (ProgramsPool,), {})
+        self.torch.cuda = SimpleNamespace(MemPool=self.pool_class)
+        self.begin_routing_of_all_threads = self.begin_routing
+
+    def make_watching_pool(self, device: int) -> FakeMemPool:
+        self.own = True
+        self.pool_class(self)
+        self.own = False
+        return self.make_pool(device, managed=False)
+
+    def making_pool(self) -> bool:
+        return self.own
+
+    @property
+    def watched(self) -> list[int]:
+        return [device for device, *_ in self.routings]
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+    """The listeners that were registered, and their devices."""
+    told: Told = []
+    monkeypatch.setattr(_core, "preloaded", False)
+    monkeypatch.setattr(_core, "listen_devices", lambda listener, mask: told.append((listener, mask)))
+    monkeypatch.setattr(_core, "device_count", lambda: DEVICES)
+    monkeypatch.setattr(_core, "active_devices", lambda: 1 << 0)
+    return told
+
+
+def test_devices_that_are_neither_in_use_nor_current_are_watched(told: Told) -> None:
+    torch, late = WatchedTorch(), LateDevices()
+    torch.device = 2
+    late.begin(torch)  # type: ignore[arg-type]
+    assert torch.watched == sorted(torch.watched_devices) == [1, 3]
+    assert [mask for _, mask in told] == [0b1010]
+    late.begin(torch)  # type: ignore[arg-type]
+    assert torch.watched == [1, 3], "once"
+
+
+def test_the_first_use_ends_the_watch_of_that_device_only(told: Told) -> None:
+    torch, late = WatchedTorch(), LateDevices()
+    late.begin(torch)  # type: ignore[arg-type]
+    pools = {device: pool for device, pool, _ in torch.routings}
+    ((listener, _),) = told
+    assert listener is not None
+    for _ in range(2):
+        listener(2)
+        assert torch.watched == sorted(torch.watched_devices) == [1, 3]
+        assert torch.uses[pools[2]] == 0, "torch releases its memory"
+    late.end_all()
+    assert torch.routings == torch.crashes == []
+    assert not any(torch.uses[pool] for pool in pools.values())
+
+
+def test_a_pool_of_the_program_ends_every_watch_and_one_of_this_package_none(told: Told) -> None:
+    torch, late = WatchedTorch(), LateDevices()
+    late.begin(torch)  # type: ignore[arg-type]
+    torch.make_watching_pool(1)
+    assert torch.watched == [1, 2, 3]
+    del torch.pool_class(torch).pool
+    assert torch.routings == torch.crashes == []
+
+
+def test_the_class_of_pools_is_wrapped_once(told: Told) -> None:
+    torch = WatchedTorch()
+    for _ in range(2):
+        late = LateDevices()
+        late.begin(torch)  # type: ignore[arg-type]
+        late.end_all()
+    assert torch.pool_class.__init__._torch_memory_saver is ProgramsPool.__init__  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("case", ["old torch", "older torch", "preloaded", "one device"])
+def test_nothing_is_watched(case: str, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = WatchedTorch(last_routed_wins=case != "old torch")
+    torch.routes_every_thread = case == "older torch"
+    monkeypatch.setattr(_core, "preloaded", case == "preloaded")
+    if case == "one device":
+        monkeypatch.setattr(_core, "device_count", lambda: 1)
+    LateDevices().begin(torch)  # type: ignore[arg-type]
+    assert torch.routings == told == []
+    assert "__init__" not in vars(torch.pool_class)
+
+
+def test_a_failure_of_torch_ends_what_had_begun(told: Told) -> None:
+    torch, late = WatchedTorch(), LateDevices()
+    torch.fail_begin_of_new_pools_on = 2
+    late.begin(torch)  # type: ignore[arg-type]
+    assert torch.routings == torch.crashes == []
+
+
+def test_a_failure_of_the_driver_is_no_error(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> int:
+        raise errors.DriverError("no driver", operation="active_devices")
+
+    monkeypatch.setattr(_core, "active_devices", fail)
+    torch = WatchedTorch()
+    LateDevices().begin(torch)  # type: ignore[arg-type]
+    assert torch.routings == told == []
+
+
+def test_a_forked_child_watches_nothing(told: Told) -> None:
+    torch, late = WatchedTorch(), LateDevices()
+    late.begin(torch)  # type: ignore[arg-type]
+    before = list(torch.routings)
+    late.after_fork_in_child()
+    late.end_all()
+    assert torch.routings == before, "they belong to the parent"
+
+
+def test_the_native_core_calls_a_listener_on_another_thread(simulator: Any) -> None:
+    library = ctypes.CDLL(_core.library_path)
+    library.tms_torch_watch_malloc.restype = ctypes.c_void_p
+    library.tms_torch_watch_malloc.argtypes = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+    library.tms_torch_watch_free.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+    heard, told = threading.Event(), []
+
+    def listen(device: int) -> None:
+        told.append((device, threading.get_ident()))
+        heard.set()
+
+    _core.listen_devices(listen, 1 << 1)
+    try:
+        addresses = [library.tms_torch_watch_malloc(MIB, 1, None) for _ in range(2)]
+        assert heard.wait(TIMEOUT)
+        for address in addresses:
+            assert _core.find(address) is None
+            library.tms_torch_watch_free(address, MIB, 1, None)
+    finally:
+        _core.listen_devices(None, 0)
+    assert [device for device, _ in told] == [1]
+    assert told[0][1] != threading.get_ident()
+
+
+@pytest.mark.parametrize("arguments", [(3, 1), (None,), (None, "1")])
+def test_a_listener_is_callable_or_none(arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(TypeError):
+        _core.listen_devices(*arguments)

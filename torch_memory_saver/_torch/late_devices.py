@@ -1,0 +1,116 @@
+"""Devices that the process begins to use after it has allocated managed memory: they get access to it without a call by the
+program. In preload mode an interposed function does that; this module is for torch mode.
+
+PyTorch allocates on a device before it copies between that device and another one. So every visible device that is not in
+use is *watched*: the allocations of every thread on it are routed to a pool whose allocator returns ordinary memory
+(``tms_torch_watch_malloc``). The first of them gives the device access before it returns. So whatever comes next finds the
+access, also if PyTorch's C++ code does it: copies, autograd, collectives, DataParallel. Then a thread of the native core
+calls :meth:`LateDevices.end`, which ends the routing. Tensors that were allocated meanwhile stay valid; PyTorch releases
+their memory like that of its own pool.
+
+Watching makes no driver call. Regions and other pools that are routed later on a watched device take precedence. A managed
+allocation on it ends the watch as well.
+
+Not watched are: the device that is current at the first use, which is about to be used; any device with a PyTorch before
+2.10, where the pool that is routed first takes precedence; any device once the program makes a MemPool of its own, because
+PyTorch ends the process when a MemPool is destroyed while another is routed on its device (before 2.15). There, and where
+only other libraries allocate on a device, ``enable_peer_access()`` or the next region gives access.
+
+No lock: the table of watched devices changes by single operations of a dict. PyTorch is called without any lock.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from torch_memory_saver import _core
+from torch_memory_saver._torch.layer import PoolId, TorchCuda
+from torch_memory_saver.errors import TorchMemorySaverError
+
+__all__ = ["LateDevices"]
+
+logger = logging.getLogger("torch_memory_saver")
+
+#: The attribute that marks the wrapper of MemPool's initialiser.
+_WRAPPER = "_torch_memory_saver"
+
+
+class _WatchPool:
+    """The pool of a watched device, in the form that routing.py retires."""
+
+    def __init__(self, memory_pool: Any, device: int) -> None:
+        self.memory_pool = memory_pool
+        self.id: PoolId = memory_pool.id
+        self.device = device
+
+
+class LateDevices:
+    """The watched devices of this process."""
+
+    def __init__(self) -> None:
+        self.after_fork_in_child()
+
+    def after_fork_in_child(self) -> None:
+        """Forgets the parent's pools, which a forked child cannot use."""
+        self._torch: TorchCuda | None = None
+        self._pools: dict[int, _WatchPool] = {}
+        self._begun = threading.Lock()  # never released: the watch begins once
+
+    def begin(self, torch: TorchCuda) -> None:
+        """Watches the devices that are not in use, unless that has been done. To be called when this package begins to use
+        torch, before anything is routed."""
+        if _core.preloaded or torch.routes_every_thread or not torch.last_routed_wins:
+            return
+        if not self._begun.acquire(blocking=False):
+            return
+        try:
+            in_use = _core.active_devices() | 1 << torch.current_device()
+            unused = [device for device in range(_core.device_count()) if not in_use >> device & 1]
+            if unused:
+                self._watch(torch, unused)
+        except (TorchMemorySaverError, RuntimeError) as error:
+            logger.debug("devices that come into use later are not watched: %s", error)
+            self.end_all()
+
+    def _watch(self, torch: TorchCuda, devices: list[int]) -> None:
+        self._torch = torch
+        torch.watched_devices = self._pools
+        self._wrap_pool_class(torch)
+        _core.listen_devices(self.end, sum(1 << device for device in devices))
+        for device in devices:
+            pool = _WatchPool(torch.make_watching_pool(device), device)
+            torch.begin_routing_of_all_threads(device, pool.id)
+            self._pools[device] = pool
+
+    def end(self, device: int) -> None:
+        """Ends the watch of a device, on any thread. Does nothing if it is not watched."""
+        pool, torch = self._pools.pop(device, None), self._torch
+        if pool is not None and torch is not None:
+            torch.end_routing(device, pool.id)
+            torch.release_pool(device, pool.id)
+            torch.give_up(pool)
+
+    def end_all(self) -> None:
+        """Ends every watch."""
+        for device in list(self._pools):
+            self.end(device)
+
+    def _wrap_pool_class(self, torch: TorchCuda) -> None:
+        """Ends every watch as soon as the program makes a MemPool, once."""
+        pool_class = torch.torch.cuda.MemPool
+        initialize: Callable[..., None] = pool_class.__init__
+        if hasattr(initialize, _WRAPPER):
+            return
+
+        @functools.wraps(initialize)
+        def __init__(memory_pool: Any, *arguments: Any, **keywords: Any) -> None:
+            if self._pools and self._torch is not None and not self._torch.making_pool():
+                self.end_all()
+            initialize(memory_pool, *arguments, **keywords)
+
+        setattr(__init__, _WRAPPER, initialize)
+        pool_class.__init__ = __init__
