@@ -46,8 +46,15 @@ MUTANTS = (
         "a-programs-pool-beside-a-watch",
         _WATCH,
         "                self.end_all()\n            initialize(",
-        "                pass\n            initialize(",
+        "            initialize(",
         (f"{_PYTHON}::test_a_pool_of_the_program_ends_every_watch_and_one_of_this_package_none",),
+    ),
+    Mutant(
+        "a-capture-is-no-first-use",
+        _WATCH,
+        "        if device in self._pools:\n            self._give_access()\n",
+        "        if device in self._pools:\n",
+        (f"{_PYTHON}::test_a_capture_on_a_watched_device_gives_access_and_ends_its_watch",),
     ),
     Mutant(
         "what-is-first-used-inside-disable-is-not-watched",

@@ -21,12 +21,15 @@ from typing import Any
 from torch_memory_saver import _core
 from torch_memory_saver.errors import ForkedProcessError
 
-__all__ = ["watch_captures"]
+__all__ = ["before_capture", "watch_captures"]
 
 #: The attribute that marks the wrappers.
 _WRAPPER = "_torch_memory_saver_wrapper"
 #: Native functions that end a capture. Recent releases of PyTorch do it in two steps, of which the first ends the capture.
 _ENDS = ("capture_end", "capture_end_pre")
+
+#: Called with the device before each capture begins. They must not raise.
+before_capture: list[Callable[[int], None]] = []
 
 
 def watch_captures(torch: Any) -> None:
@@ -41,6 +44,8 @@ def watch_captures(torch: Any) -> None:
 
     @functools.wraps(begin)
     def capture_begin(graph: Any, *arguments: Any, **keywords: Any) -> Any:
+        for callback in before_capture:
+            callback(device_of())
         try:
             identity = _core.capture_begin_on(stream_of(device_of()))
         except ForkedProcessError:

@@ -9,12 +9,17 @@ calls :meth:`LateDevices.end`, which ends the routing. Tensors that were allocat
 their memory like that of its own pool.
 
 Watching makes no driver call. Regions and other pools that are routed later on a watched device take precedence. A managed
-allocation on it ends the watch as well.
+allocation on it ends the watch as well. Before a capture on it begins, whose graph has a pool of its own, the device gets
+access and its watch ends.
 
-Not watched are: the device that is current at the first use, which is about to be used; any device with a PyTorch before
-2.10, where the pool that is routed first takes precedence; any device once the program makes a MemPool of its own, because
-PyTorch ends the process when a MemPool is destroyed while another is routed on its device (before 2.15). There, and where
-only other libraries allocate on a device, ``enable_peer_access()`` or the next region gives access.
+Not watched are:
+
+- the device that is current at the first use, which is about to be used;
+- any device with a PyTorch before 2.10, where the pool that is routed first takes precedence;
+- any device once the program makes a MemPool of its own, because PyTorch (before 2.15) ends the process when a MemPool is
+  destroyed while another is routed on its device. The devices that are in use then get access.
+
+There, and where only other libraries allocate on a device, ``enable_peer_access()`` or the next region gives access.
 
 No lock: the table of watched devices changes by single operations of a dict. PyTorch is called without any lock.
 """
@@ -28,6 +33,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch_memory_saver import _core
+from torch_memory_saver._torch.captures import before_capture
 from torch_memory_saver._torch.layer import PoolId, TorchCuda
 from torch_memory_saver.errors import TorchMemorySaverError
 
@@ -79,6 +85,8 @@ class LateDevices:
     def _watch(self, torch: TorchCuda, devices: list[int]) -> None:
         self._torch = torch
         torch.watched_devices = self._pools
+        if self._capture_begins not in before_capture:
+            before_capture.append(self._capture_begins)
         self._wrap_pool_class(torch)
         _core.listen_devices(self.end, sum(1 << device for device in devices))
         for device in devices:
@@ -99,6 +107,19 @@ class LateDevices:
         for device in list(self._pools):
             self.end(device)
 
+    def _capture_begins(self, device: int) -> None:
+        if device in self._pools:
+            self._give_access()
+            self.end(device)
+
+    @staticmethod
+    def _give_access() -> None:
+        """To every device in use. The call that it precedes goes on after a failure: a later copy fails then."""
+        try:
+            _core.refresh_peers()
+        except TorchMemorySaverError as error:
+            logger.warning("a device that came into use has no access to managed memory: %s", error)
+
     def _wrap_pool_class(self, torch: TorchCuda) -> None:
         """Ends every watch as soon as the program makes a MemPool, once."""
         pool_class = torch.torch.cuda.MemPool
@@ -109,6 +130,7 @@ class LateDevices:
         @functools.wraps(initialize)
         def __init__(memory_pool: Any, *arguments: Any, **keywords: Any) -> None:
             if self._pools and self._torch is not None and not self._torch.making_pool():
+                self._give_access()
                 self.end_all()
             initialize(memory_pool, *arguments, **keywords)
 

@@ -12,6 +12,7 @@ import pytest
 from fake_torch import FakeMemPool, FakeTorch
 
 from torch_memory_saver import _core, errors
+from torch_memory_saver._torch import late_devices
 from torch_memory_saver._torch.late_devices import LateDevices
 
 MIB = 1 << 20
@@ -56,12 +57,14 @@ class WatchedTorch(FakeTorch):
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Told:
-    """The listeners that were registered, and their devices."""
+    """The listeners that were registered, and their devices; (None, 0) where the devices in use were given access."""
     told: Told = []
     monkeypatch.setattr(_core, "preloaded", False)
     monkeypatch.setattr(_core, "listen_devices", lambda listener, mask: told.append((listener, mask)))
     monkeypatch.setattr(_core, "device_count", lambda: DEVICES)
     monkeypatch.setattr(_core, "active_devices", lambda: 1 << 0)
+    monkeypatch.setattr(_core, "refresh_peers", lambda: told.append((None, 0)))
+    monkeypatch.setattr(late_devices, "before_capture", [])
     return told
 
 
@@ -97,6 +100,30 @@ def test_a_pool_of_the_program_ends_every_watch_and_one_of_this_package_none(tol
     assert torch.watched == [1, 2, 3]
     del torch.pool_class(torch).pool
     assert torch.routings == torch.crashes == []
+    assert told[1:] == [(None, 0)], "a device in use has access"
+
+
+def test_a_capture_on_a_watched_device_gives_access_and_ends_its_watch(told: Told) -> None:
+    torch, late = WatchedTorch(), LateDevices()
+    late.begin(torch)  # type: ignore[arg-type]
+    (capture_begins,) = late_devices.before_capture
+    capture_begins(0)
+    assert torch.watched == [1, 2, 3]
+    for _ in range(2):
+        capture_begins(1)
+        assert torch.watched == [2, 3]
+        assert told[1:] == [(None, 0)]
+
+
+def test_a_failure_to_give_access_does_not_stop_a_capture(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise errors.DriverError("no access", operation="enable_peer_access")
+
+    torch, late = WatchedTorch(), LateDevices()
+    late.begin(torch)  # type: ignore[arg-type]
+    monkeypatch.setattr(_core, "refresh_peers", fail)
+    late_devices.before_capture[0](1)
+    assert torch.watched == [2, 3]
 
 
 def test_the_class_of_pools_is_wrapped_once(told: Told) -> None:
