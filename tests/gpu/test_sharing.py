@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import zlib
 from collections.abc import Callable, Iterator
 from multiprocessing.reduction import ForkingPickler
@@ -32,6 +33,8 @@ from gpu_support import (
 )
 from importers import Importer, contents, message
 from sent_tensors import HANDLE, OFFSET, SIZE, drop_counter, share, shared_descriptors, weights
+
+from torch_memory_saver._saver import native
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +168,32 @@ def test_a_pause_may_refuse_or_wait_for_importers() -> None:
     drop_counter(sent)
     assert saver.pause("weights", if_shared="wait", timeout=60).possibly_shared_bytes == 0
     saver.resume()
+
+
+@pytest.mark.parametrize(("if_shared", "timeout"), [("refuse", None), ("wait", 60)])
+def test_another_thread_sends_nothing_between_the_look_and_the_pause(
+    monkeypatch: pytest.MonkeyPatch, if_shared: str, timeout: float | None
+) -> None:
+    tensor = weights()
+    drop_counter(share(tensor))
+    pause, caught = native.pause, []
+
+    def send() -> None:
+        with pytest.raises(errors.InvalidStateError, match="this memory is being paused") as info:
+            share(tensor)
+        caught.append(info.value)
+
+    def send_and_pause(*arguments: object) -> object:
+        thread = threading.Thread(target=send)
+        thread.start()
+        thread.join()
+        return pause(*arguments)
+
+    monkeypatch.setattr(native, "pause", send_and_pause)
+    assert saver.pause("weights", if_shared=if_shared, timeout=timeout).possibly_shared_bytes == 0
+    assert len(caught) == 1 and shared_descriptors() == set()
+    saver.resume("weights")
+    drop_counter(share(tensor))
 
 
 def test_a_message_of_before_the_pause_finds_no_memory(importer: Importer) -> None:

@@ -63,6 +63,23 @@ MUTANTS = (
         (f"{_PYTHON}::test_a_pause_ends_what_was_sent",),
     ),
     Mutant(
+        "memory-is-sent-while-a-pause-refuses-it",
+        _SHARED,
+        "                self._closed[call] = tags\n",
+        "                pass\n",
+        (
+            f"{_PYTHON}::test_nothing_is_sent_between_the_look_and_the_pause",
+            "torch:tests/gpu/test_sharing.py::test_another_thread_sends_nothing_between_the_look_and_the_pause",
+        ),
+    ),
+    Mutant(
+        "a-send-that-has-begun-does-not-count",
+        _SHARED,
+        "                self._sending[call] = row\n",
+        "",
+        (f"{_PYTHON}::test_a_send_that_has_begun_counts_as_shared",),
+    ),
+    Mutant(
         "the-offset-of-the-proxy-is-sent",
         _SHARED,
         "        offset = storage.data_ptr() - row.address\n",

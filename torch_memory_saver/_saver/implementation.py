@@ -7,7 +7,7 @@ import contextlib
 import functools
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch_memory_saver import _core
@@ -201,7 +201,13 @@ class Implementation:
     ) -> PauseReport:
         options = PauseOptions.check(tag, backup, live_only, progress, if_shared, timeout)
         _refuse_inner_call("pause")
-        shared = _await_importers(options)
+        with _importers_awaited(options) as shared:
+            done = self._pause(options, shared)
+        if shared:
+            shared_memory.collect()
+        return done
+
+    def _pause(self, options: PauseOptions, shared: int) -> PauseReport:
         torch = layer.in_use()
         if torch is not None and self._manages_everything and not _core.counters()["visible_captures"]:
             self._store.empty_torch_cache(torch)
@@ -221,8 +227,6 @@ class Implementation:
                 raise
             if done.allocations:
                 leave_paused_pools()
-        if shared:
-            shared_memory.collect()
         return pause_report(done, reusable, unmanaged, shared)
 
     def resume(
@@ -329,23 +333,28 @@ def _refuse_inner_call(operation: str) -> None:
         )
 
 
-def _await_importers(options: PauseOptions) -> int:
-    """The bytes that other processes may still use when the pause begins.
+@contextlib.contextmanager
+def _importers_awaited(options: PauseOptions) -> Iterator[int]:
+    """Around a pause. Yields the bytes that other processes may still use when it begins. If the options do not allow any,
+    none is sent until it has ended.
 
     Raises:
         InvalidStateError: There are some, and the options do not allow that.
     """
-    shared = shared_memory.await_importers(options.tags, options.seconds_for_importers)
-    if shared and options.if_shared != "allow":
-        raise InvalidStateError(
-            f"pause: other processes may still use {shared} bytes of this memory, which was sent to them"
-            + (f"; waited {options.seconds_for_importers:g} s" if options.if_shared == "wait" else "")
-            + '. Let them drop their tensors (and call torch.cuda.ipc_collect() there), or pause with if_shared="allow": '
-            "they then keep the memory, with its contents, until they drop it",
-            operation="pause",
-            bytes=shared,
-        )
-    return shared
+    if options.if_shared == "allow":
+        yield shared_memory.possibly_shared_bytes(options.tags)
+        return
+    with shared_memory.closed(options.tags, options.seconds_for_importers) as shared:
+        if shared:
+            raise InvalidStateError(
+                f"pause: other processes may still use {shared} bytes of this memory, which was sent to them"
+                + (f"; waited {options.seconds_for_importers:g} s" if options.if_shared == "wait" else "")
+                + ". Let them drop their tensors (and call torch.cuda.ipc_collect() there), or pause with "
+                'if_shared="allow": they then keep the memory, with its contents, until they drop it',
+                operation="pause",
+                bytes=shared,
+            )
+        yield shared
 
 
 def _stream(torch: TorchCuda | None) -> int | None:

@@ -12,16 +12,21 @@ when more is sent, at each pause, and by ``torch.cuda.ipc_collect()`` and ``torc
 A pause does not wait for importers. They keep the physical memory that they have mapped, with its contents at the pause; the
 resumed memory is another one, which has to be sent again.
 
+A pause that refuses shared memory, or waits for importers, looks at what was sent and then pauses. No send succeeds between
+the two: a send is listed from before it asks for the memory until its storage is kept, and the look, under the same lock,
+counts what is listed. If it finds nothing, it closes the tags, and later sends fail until the pause has ended.
+
 No storage is released under `_lock`, because that calls PyTorch's allocator. The lock is reentrant, because a signal handler
 may pause while its thread holds it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -105,6 +110,8 @@ class SharedMemory:
         self._memory: dict[int, _Memory] = {}  # by the allocation's address
         self._proxies: dict[int, list[Any]] = {}  # by device
         self._tested: set[int] = set()
+        self._sending: dict[object, _core.Segment] = {}  # by call
+        self._closed: dict[object, Tags] = {}  # by call
         self._sends_until_look = _LOOK_AFTER
         #: The release of the importers' PyTorch; None: this process's.
         self.importer: str | None = None
@@ -121,9 +128,27 @@ class SharedMemory:
         """What ``_share_cuda_`` is to return for a storage in the managed allocation `row`.
 
         Raises:
-            InvalidStateError: The memory is not resident; PyTorch's format is not known; no file descriptor is free.
+            InvalidStateError: The memory is not resident, or about to be paused; PyTorch's format is not known; no file
+                descriptor is free.
             CaptureInProgressError: A capture is under way: it would record the event that is sent.
         """
+        call = object()
+        try:
+            with self._lock:
+                if any(selects(tags, row.tag) for tags in self._closed.values()):
+                    raise InvalidStateError(
+                        "share: this memory is being paused. Share it after its resume",
+                        operation="share",
+                        tag=row.tag,
+                        device=row.device,
+                    )
+                self._sending[call] = row
+            return self._send(torch, share, storage, row)
+        finally:
+            with self._lock:
+                self._sending.pop(call, None)
+
+    def _send(self, torch: Any, share: Share, storage: Any, row: _core.Segment) -> tuple[Any, ...]:
         if torch.cuda.is_current_stream_capturing():
             raise CaptureInProgressError(
                 "share: the current stream is capturing, and an event on it would go with the tensor. Share it before or "
@@ -218,21 +243,44 @@ class SharedMemory:
         row = _core.find(address)
         return row is None or row.state != _core.STATE_ACTIVE or _core.tag_info(memory.tag).epoch != memory.epoch
 
-    def await_importers(self, tags: Tags, seconds: float) -> int:
-        """Waits until no importer uses memory of the tags, for at most so many seconds. Returns `possibly_shared_bytes`."""
-        deadline = time.monotonic() + seconds
-        while True:
-            left = self.possibly_shared_bytes(tags)
-            remaining = deadline - time.monotonic()
-            if not left or remaining <= 0:
-                return left
-            time.sleep(min(_POLL_SECONDS, remaining))
+    @contextlib.contextmanager
+    def closed(self, tags: Tags, seconds: float) -> Iterator[int]:
+        """Around a pause that other processes must not hold up. Waits until they use no memory of the tags, for at most so
+        many seconds. Yields `possibly_shared_bytes`: if that is 0, nothing of the tags is sent until the end of the block.
+        """
+        call, deadline = object(), time.monotonic() + seconds
+        try:
+            while True:
+                left = self._close(call, tags)
+                remaining = deadline - time.monotonic()
+                if not left or remaining <= 0:
+                    break
+                time.sleep(min(_POLL_SECONDS, remaining))
+            yield left
+        finally:
+            with self._lock:
+                self._closed.pop(call, None)
+
+    def _close(self, call: object, tags: Tags) -> int:
+        """Closes the tags if `possibly_shared_bytes`, which it returns, is 0."""
+        self.collect()
+        with self._lock:
+            left = self._shared_bytes(tags)
+            if not left:
+                self._closed[call] = tags
+        return left
 
     def possibly_shared_bytes(self, tags: Tags) -> int:
         """The reserved bytes of the tags' allocations of which an importer may still use a part. An estimate: see
         ipc_counters.py."""
-        if not self._memory:
+        if not self._memory and not self._sending:
             return 0
         self.collect()
         with self._lock:
-            return sum(memory.exported.bytes for memory in self._memory.values() if selects(tags, memory.tag))
+            return self._shared_bytes(tags)
+
+    def _shared_bytes(self, tags: Tags) -> int:
+        """Under the lock."""
+        shared = {row.address: row.reserved_bytes for row in self._sending.values() if selects(tags, row.tag)}
+        shared |= {each.exported.address: each.exported.bytes for each in self._memory.values() if selects(tags, each.tag)}
+        return sum(shared.values())

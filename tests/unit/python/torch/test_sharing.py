@@ -1,12 +1,12 @@
-"""Guards what is sent to other processes: the bytes of a description, PyTorch's counters, and how long storages are kept.
+"""Guards what is sent to other processes: PyTorch's counters, how long storages are kept, and pauses that refuse.
 PyTorch is a stand-in; the native core runs on the simulated GPU."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import struct
+import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,50 +23,6 @@ from torch_memory_saver._torch.shared_memory import SharedMemory
 from torch_memory_saver.errors import CaptureInProgressError, InvalidArgumentError, InvalidStateError
 
 MIB = 1 << 20
-
-
-def export(generation: int) -> _core.Export:
-    return _core.Export((0x7000000000, 64 * MIB, generation, 0, 4096))  # type: ignore[call-arg,arg-type]
-
-
-EXPORT = export(5)
-
-
-# ---- the description ----
-
-
-def test_a_description_has_the_importers_layout() -> None:
-    old, new = (ipc_format.describe(layout, EXPORT) for layout in (1, 3))
-    assert old[:2] == b"\x01e" and new[:2] == b"\x03e"
-    assert struct.unpack_from("<iIQQi", old, 2) == (os.getpid(), 0, 64 * MIB, 1, 4096)
-    assert struct.unpack_from("<iIQQiIi", new, 2) == (os.getpid(), 0, 64 * MIB, 1, 1, 0, 4096)
-    assert old[30:] == new[38:], "the nonce"
-
-
-def test_a_description_is_unique_to_its_memory() -> None:
-    assert ipc_format.describe(1, EXPORT) == ipc_format.describe(1, EXPORT)
-    assert ipc_format.describe(1, EXPORT) != ipc_format.describe(1, export(6)), "under the same descriptor"
-
-
-@pytest.mark.parametrize(
-    ("release", "layout"),
-    [("2.6", 1), ("2.6.0+cu124", 1), ("2.12.1", 1), ("2.13", 3), ("2.15.0a0+git1", 3), ("3.0", 3)],
-)
-def test_the_layout_of_a_release(release: str, layout: int) -> None:
-    assert ipc_format.format_of_importer(release) == layout
-    assert ipc_format.check_importer(release) == release
-
-
-@pytest.mark.parametrize("release", ["2.5", "1.13", "", "2", "new", 2.11, (2, 11)])
-def test_a_release_that_cannot_import_is_refused(release: object) -> None:
-    with pytest.raises(InvalidArgumentError, match="share_for"):
-        ipc_format.check_importer(release)
-
-
-def test_the_format_of_this_pytorch_is_read_from_its_own_description() -> None:
-    assert [ipc_format.format_of_own_description(bytes([version]) + b"c") for version in (1, 2, 3)] == [1, 1, 3]
-    with pytest.raises(InvalidStateError, match=r"by version 4 of its format.*Update torch_memory_saver"):
-        ipc_format.format_of_own_description(b"\x04c")
 
 
 # ---- the counters ----
@@ -306,8 +262,9 @@ def test_counters_are_looked_at_while_more_is_sent(shared: SharedMemory) -> None
 
 def test_waiting_for_importers_ends_when_they_drop_it(shared: SharedMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     fields = send(shared, FakeStorage(10, address=allocate()))
-    assert shared.await_importers(("other",), 1e9) == 0
-    assert shared.await_importers(None, 0.0) == 4 * MIB
+    for tags, left in ((("other",), 0), (None, 4 * MIB)):
+        with shared.closed(tags, 0.0) as bytes:
+            assert bytes == left
     naps: list[float] = []
 
     def nap(seconds: float) -> None:
@@ -316,8 +273,54 @@ def test_waiting_for_importers_ends_when_they_drop_it(shared: SharedMemory, monk
             fall(fields)
 
     monkeypatch.setattr(shared_memory.time, "sleep", nap)
-    assert shared.await_importers(None, 1e9) == 0
-    assert len(naps) == 3
+    with shared.closed(None, 1e9) as bytes:
+        assert (bytes, len(naps)) == (0, 3)
+
+
+def test_nothing_is_sent_between_the_look_and_the_pause(shared: SharedMemory) -> None:
+    address, other = allocate("weights"), allocate("other")
+    fields = send(shared, FakeStorage(10, address=address))
+    with shared.closed(("weights",), 0.0) as left:
+        assert left == 4 * MIB
+        fall(send(shared, FakeStorage(10, address=address)))  # the pause does not come
+    fall(fields)
+    with shared.closed(("weights",), 0.0) as left, shared.closed(None, 0.0):
+        assert left == 0
+        for _ in range(2):
+            with pytest.raises(InvalidStateError, match=r"share: this memory is being paused\. Share it after") as caught:
+                send(shared, FakeStorage(10, address=address))
+            assert (caught.value.operation, caught.value.tag, caught.value.device) == ("share", "weights", 0)
+        assert len(FakeTorch.counters) == 3, "PyTorch counts no importer of it"
+    with shared.closed(("weights",), 0.0):
+        fall(send(shared, FakeStorage(10, address=other)))
+    fall(send(shared, FakeStorage(10, address=address)))
+
+
+def test_a_send_that_has_begun_counts_as_shared(shared: SharedMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread's pause may look while PyTorch describes the storage, before it is known what goes with it."""
+    address = allocate()
+    looks: list[int] = []
+
+    def look_and_share(storage: FakeStorage) -> tuple[Any, ...]:
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+        return share(storage)
+
+    def look() -> None:
+        with shared.closed(("weights",), 0.0) as left:
+            looks.append(left)
+        looks.append(shared.possibly_shared_bytes(None))
+
+    share = FakeTorch.share
+    monkeypatch.setattr(FakeTorch, "share", look_and_share)
+    fields = send(shared, FakeStorage(10, address=address))
+    assert set(looks) == {4 * MIB}
+    fall(fields)
+    monkeypatch.setattr(FakeTorch, "capturing", True)
+    with pytest.raises(CaptureInProgressError):
+        send(shared, FakeStorage(10, address=address))
+    assert shared.possibly_shared_bytes(None) == 0, "nor does one that has failed"
 
 
 def test_sharing_in_a_capture_or_of_paused_memory_changes_nothing(shared: SharedMemory) -> None:
