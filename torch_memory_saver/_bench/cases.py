@@ -10,6 +10,7 @@ from .live_cases import LiveBytes, LiveBytesOfTorch
 from .other_cases import Disk, Dropped, WakeUp
 from .overhead_cases import AllocateOverhead, ImportTime, RegionOverhead
 from .setting import Case
+from .share_cases import Send, Synchronise
 
 __all__ = ["CASES", "find", "with_parity"]
 
@@ -25,6 +26,8 @@ CASES: tuple[Case, ...] = (
     Disk(),
     TwoDevices(),
     WakeUp(),
+    Synchronise(),
+    Send(),
     HostMemory(),
     AllocateOverhead(),
     RegionOverhead(),
