@@ -1,219 +1,222 @@
-"""The two processes of rl_colocate.py: a trainer that knows nothing of torch_memory_saver, and an inference engine whose
-weights, KV cache and CUDA graph are managed; and how their methods are called from a third."""
+"""The two processes of rl_colocate.py: a trainer and an inference engine, each with its memory in regions; and how a third
+process calls their methods."""
 
 from __future__ import annotations
 
 import multiprocessing
+import pickle
+import time
 import traceback
-from collections.abc import Iterator
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
 from _common import fill_random
+from _rl_sizes import BATCHES, HIDDEN, LAYERS, Sizes, per_layer
 
-BATCH = 8
-KV_CACHE, WEIGHTS, GRAPH = "kv_cache", "weights", "cuda_graph"
+from torch_memory_saver import torch_memory_saver
+
+WEIGHTS, KV_CACHE, GRAPHS, GRADIENTS, OPTIMIZER = "weights", "kv_cache", "graphs", "gradients", "optimizer"
+ACTIVATIONS = "activations"
+#: Seconds for the other process to drop what was sent to it.
+DROP_TIMEOUT = 60
 
 
-@dataclass(frozen=True)
-class Setup:
-    """The model: `layers` square matrices, applied one after the other. Their numbers are whole, so that every answer is
-    exact. The KV cache and the training state are allocated in pieces of `chunk_bytes`; the last one may be smaller."""
+def matrices(sizes: Sizes) -> list[torch.Tensor]:
+    return [torch.empty((sizes.rows, HIDDEN), dtype=torch.int16, device="cuda") for _ in range(LAYERS)]
 
-    layers: int
-    width: int
-    kv_bytes: int
-    bucket_layers: int
-    training_bytes: int
-    chunk_bytes: int
 
-    @property
-    def weight_bytes(self) -> int:
-        return self.layers * self.width * self.width * 4
+def chunks(total: int) -> list[torch.Tensor]:
+    return [torch.empty(size, dtype=torch.uint8, device="cuda") for size in per_layer(total)]
 
-    @property
-    def slot_bytes(self) -> int:
-        """What a decode step writes to the KV cache."""
-        return self.layers * BATCH * self.width * 8
 
-    def buckets(self) -> Iterator[range]:
-        for first in range(0, self.layers, self.bucket_layers):
-            yield range(first, min(first + self.bucket_layers, self.layers))
-
-    def matrices(self) -> list[torch.Tensor]:
-        shape = (self.width, self.width)
-        return [torch.empty(shape, dtype=torch.int32, device="cuda") for _ in range(self.layers)]
-
-    def chunks(self, size: int) -> list[torch.Tensor]:
-        sizes = [min(self.chunk_bytes, size - start) for start in range(0, size, self.chunk_bytes)]
-        return [torch.empty(each, dtype=torch.uint8, device="cuda") for each in sizes]
-
-    def decode(self, tokens: torch.Tensor, weights: list[torch.Tensor], cache: torch.Tensor) -> torch.Tensor:
-        """One step: every layer writes its input to the cache, reads it from there, and adds its weights, all of them."""
-        hidden = tokens
-        for slot, weight in zip(cache, weights, strict=True):
-            slot.copy_(hidden)
-            hidden = slot * 3 + weight.sum(0)
-        return hidden
-
-    def tokens(self) -> torch.Tensor:
-        return torch.arange(BATCH * self.width, device="cuda").view(BATCH, self.width)
+def decode(batch: int, weights: list[torch.Tensor], cache: list[torch.Tensor], vocabulary: int) -> torch.Tensor:
+    """A decode step of `batch` sequences: each layer writes its input to the cache, reads it from there, and adds all of its
+    weights. Returns logits [batch, vocabulary]."""
+    hidden = torch.arange(batch * HIDDEN, device="cuda").view(batch, HIDDEN)
+    for chunk, weight in zip(cache, weights, strict=True):
+        slot = chunk[: hidden.nbytes].view(torch.int64).view(batch, HIDDEN)
+        slot.copy_(hidden)
+        hidden = slot * 3 + weight.sum(0)
+    return hidden.sum(1, keepdim=True).int() + torch.arange(vocabulary, dtype=torch.int32, device="cuda")
 
 
 def fingerprint(weights: list[torch.Tensor]) -> int:
-    return sum(int(weight.sum()) * (index + 1) for index, weight in enumerate(weights))
+    return sum(int(weight.sum()) * (layer + 1) for layer, weight in enumerate(weights))
 
 
-class Trainer:
-    """Trains, offloads its weights to pinned memory, and lends them out a bucket at a time. Nothing of it is managed."""
+class Process:
+    """What both have in common: managed memory under tags, and how much there is of it."""
 
-    def __init__(self, setup: Setup) -> None:
-        self.setup = setup
-        self.weights: list[torch.Tensor] = setup.matrices()
-        fill_random(self.weights)
-        self.host = [torch.empty(weight.shape, dtype=weight.dtype, pin_memory=True) for weight in self.weights]
-        self.bucket: torch.Tensor | None = None
+    def __init__(self, sizes: Sizes) -> None:
+        self.sizes = sizes
+        self.weights: list[torch.Tensor] = []
+        torch_memory_saver.host_memory = "pool"  # backups keep their pinned memory from one pause to the next
 
-    def used(self) -> int:
+    def pause(self, *tags: str) -> None:
+        torch_memory_saver.pause(tags, if_shared="wait", timeout=DROP_TIMEOUT)
+
+    def resume(self, *tags: str) -> None:
+        """No tag: everything."""
+        torch_memory_saver.resume(tags or None)
+
+    def components(self) -> dict[str, int]:
+        """Bytes of device memory by tag."""
+        return {tag: usage.resident_bytes for tag, usage in torch_memory_saver.stats().tags.items()}
+
+    def device_memory(self) -> tuple[int, int]:
+        """(used, total) bytes of the device, by all processes."""
         torch.cuda.synchronize()
         free, total = torch.cuda.mem_get_info()
-        return total - free
+        return total - free, total
 
-    def capacity(self) -> int:
-        return int(torch.cuda.mem_get_info()[1])
 
-    def offload(self) -> None:
-        if not self.weights:
-            return
-        for kept, weight in zip(self.host, self.weights, strict=True):
-            kept.copy_(weight, non_blocking=True)
+class Trainer(Process):
+    """Trains, and sends its weights. What it keeps between two steps has a backup in host memory; gradients do not."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
+        with torch_memory_saver.region(tag=WEIGHTS, enable_cpu_backup=True):
+            self.weights = matrices(sizes)
+        with torch_memory_saver.region(tag=OPTIMIZER, enable_cpu_backup=True):
+            self.optimizer = chunks(sizes.optimizer)
+        with torch_memory_saver.region(tag=GRADIENTS):
+            self.gradients = matrices(sizes)
+        fill_random(self.weights)
+        for state in self.optimizer:
+            state.zero_()
+        self.activations: list[torch.Tensor] = []
+        self.steps = 0
+
+    def forward_and_backward(self) -> None:
+        """Leaves the activations where they are, so that the caller can look at the memory."""
+        self.activations = chunks(self.sizes.activations)
+        for activation, gradient in zip(self.activations, self.gradients, strict=True):
+            activation.zero_()
+            gradient.fill_(1)
+
+    def clean_up(self) -> None:
+        """Drops what a step that failed has left. Lets PyTorch see what the engine has dropped."""
+        self.activations = []
+        torch.cuda.ipc_collect()
+        torch.cuda.empty_cache()
+
+    def update(self) -> None:
+        self.activations = []
+        for state, weight, gradient in zip(self.optimizer, self.weights, self.gradients, strict=True):
+            state.add_(1)
+            weight.mul_(3).add_(gradient)
+        self.steps += 1
         torch.cuda.synchronize()
-        self.weights = []
         torch.cuda.empty_cache()
 
-    def load(self) -> None:
-        if not self.weights:
-            self.weights = self.setup.matrices()
-            for kept, weight in zip(self.host, self.weights, strict=True):
-                weight.copy_(kept, non_blocking=True)
-            torch.cuda.synchronize()
+    def components(self) -> dict[str, int]:
+        return super().components() | {ACTIVATIONS: sum(activation.nbytes for activation in self.activations)}
 
-    def train(self) -> int:
-        """A step; returns the device memory in use while gradients and optimizer state are there."""
-        state = self.setup.chunks(self.setup.training_bytes)
-        for chunk in state:
-            chunk.zero_()
-        for layer, weight in enumerate(self.weights):
-            weight.mul_(3).add_(layer + 1)
-        used = self.used()
-        del state
-        torch.cuda.empty_cache()
-        return used
+    def optimizer_is_whole(self) -> bool:
+        """Whether every byte of the optimizer state has been there at each step."""
+        return all(bool((state == self.steps % 256).all()) for state in self.optimizer)
 
     def answer(self) -> tuple[torch.Tensor, int]:
-        """What the engine has to answer with these weights, and their fingerprint."""
-        cache = torch.empty(self.setup.layers, BATCH, self.setup.width, dtype=torch.int64, device="cuda")
-        output = self.setup.decode(self.setup.tokens(), self.weights, cache).cpu()
-        result = (output, fingerprint(self.weights))
+        """What the engine has to answer with these weights to the smallest batch, and their fingerprint."""
+        cache = [torch.empty(min(BATCHES) * HIDDEN * 8, dtype=torch.uint8, device="cuda") for _ in range(LAYERS)]
+        answer = (decode(min(BATCHES), self.weights, cache, self.sizes.vocabulary).cpu(), fingerprint(self.weights))
         del cache
         torch.cuda.empty_cache()
-        return result
+        return answer
 
-    def open_bucket(self) -> tuple[Any, ...]:
-        """The CUDA IPC handle of the bucket."""
-        from torch.multiprocessing.reductions import reduce_tensor
+    def send_weights(self) -> bytes:
+        """Descriptions of the live tensors: the engine maps the same memory."""
+        return bytes(ForkingPickler.dumps(self.weights))
 
-        shape = (self.setup.bucket_layers, self.setup.width, self.setup.width)
-        self.bucket = torch.empty(shape, dtype=torch.int32, device="cuda")
-        return tuple(reduce_tensor(self.bucket))
+    def save_weights(self, path: str) -> None:
+        torch.save(self.weights, path)
 
-    def fill_bucket(self, layers: range) -> None:
-        assert self.bucket is not None
-        for slot, layer in zip(self.bucket, layers, strict=False):
-            slot.copy_(self.weights[layer])
-        torch.cuda.synchronize()
 
-    def close_bucket(self) -> None:
-        self.bucket = None
-        torch.cuda.ipc_collect()
+class Engine(Process):
+    """Weights, KV cache and a captured decode step for each batch size. Its weights come from a file, or are sent."""
+
+    def __init__(self, sizes: Sizes, weights_file: str | None = None) -> None:
+        super().__init__(sizes)
+        with torch_memory_saver.region(tag=WEIGHTS, enable_cpu_backup=True):
+            self.weights = matrices(sizes)
+        if weights_file is not None:
+            for weight, loaded in zip(self.weights, torch.load(weights_file, mmap=True, map_location="cpu"), strict=True):
+                weight.copy_(loaded)
+        with torch_memory_saver.region(tag=KV_CACHE):
+            self.cache = chunks(sizes.kv_cache)
+        self._step(max(BATCHES))  # loads the kernels, which a capture must not
         torch.cuda.empty_cache()
-
-
-class Engine:
-    """Weights, KV cache and a captured decode step, each managed under its tag."""
-
-    def __init__(self, setup: Setup) -> None:
-        from torch_memory_saver import torch_memory_saver
-
-        self.saver = torch_memory_saver
-        self.setup = setup
-        self.tokens = setup.tokens()
-        with self.saver.region(tag=WEIGHTS):
-            self.weights = setup.matrices()
-        with self.saver.region(tag=KV_CACHE):
-            self.cache = setup.chunks(setup.kv_bytes)
-        slots = self.cache[0][: setup.slot_bytes].view(torch.int64)
-        self.slots = slots.view(setup.layers, BATCH, setup.width)
-        setup.decode(self.tokens, self.weights, self.slots)  # loads the kernels, which a capture must not
-        self.graph = torch.cuda.CUDAGraph()
-        with self.saver.cuda_graph(self.graph, tag=GRAPH):
-            self.output = setup.decode(self.tokens, self.weights, self.slots)
+        self.pool = torch.cuda.graph_pool_handle()
+        self.graphs = {batch: self._capture(batch) for batch in reversed(BATCHES)}
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        self.bucket: torch.Tensor | None = None
+
+    def _step(self, batch: int) -> torch.Tensor:
+        return decode(batch, self.weights, self.cache, self.sizes.vocabulary)
+
+    def _capture(self, batch: int) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+        """The graph, and its logits: they stay in the graphs' pool, because the next replay writes them there."""
+        graph = torch.cuda.CUDAGraph()
+        with torch_memory_saver.cuda_graph(graph, pool=self.pool, tag=GRAPHS):
+            logits = self._step(batch)
+        return graph, logits
 
     def sleep(self) -> None:
-        for tag in (KV_CACHE, WEIGHTS, GRAPH):
-            self.saver.pause(tag)
+        """The weights are not saved: the trainer sends new ones."""
+        torch_memory_saver.pause((WEIGHTS, KV_CACHE, GRAPHS), backup="discard")
 
-    def wake(self, *tags: str) -> None:
-        """No tag: everything."""
-        self.saver.resume(tags or None)
-
-    def paused_bytes(self) -> int:
-        return self.saver.stats().total.paused_bytes
-
-    def open_bucket(self, handle: tuple[Any, ...]) -> None:
-        rebuild, arguments = handle
-        self.bucket = rebuild(*arguments)
-
-    def take_bucket(self, layers: range) -> None:
-        assert self.bucket is not None
-        for slot, layer in zip(self.bucket, layers, strict=False):
-            self.weights[layer].copy_(slot)
-        torch.cuda.synchronize()
-
-    def close_bucket(self) -> None:
-        self.bucket = None
+    def take_weights(self, sent: bytes) -> dict[str, float]:
+        """Copies what the trainer sent. Returns the seconds of each part."""
+        start = _now()
+        theirs = pickle.loads(sent)
+        opened = _now()
+        for mine, other in zip(self.weights, theirs, strict=True):
+            mine.copy_(other)
+        copied = _now()
+        del theirs, other
         torch.cuda.ipc_collect()
+        return {"open": opened - start, "copy": copied - opened, "close": _now() - copied}
+
+    def resume_weights(self) -> float:
+        """Returns the seconds."""
+        start = _now()
+        self.resume(WEIGHTS)
+        return _now() - start
 
     def answer(self) -> tuple[torch.Tensor, int]:
-        self.graph.replay()
+        """Replays the largest and the smallest graph. Returns the logits of the smallest, and the weights' fingerprint."""
+        for batch in (max(BATCHES), min(BATCHES)):
+            self.graphs[batch][0].replay()
         torch.cuda.synchronize()
-        return self.output.cpu(), fingerprint(self.weights)
+        return self.graphs[min(BATCHES)][1].cpu(), fingerprint(self.weights)
 
 
-def serve(role: type, setup: Setup, connection: Connection) -> None:
+def _now() -> float:
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def serve(role: type[Process], arguments: tuple[Any, ...], connection: Connection) -> None:
     """The main function of both processes: makes the object, then serves calls until the other end closes."""
-    try:
-        worker = role(setup)
-        connection.send((True, None))
-    except BaseException as error:
-        connection.send((False, (type(error).__name__, traceback.format_exc())))
-        return
+    worker: Process | None = None
     while True:
         try:
-            method, arguments = connection.recv()
+            if worker is None:
+                worker = role(*arguments)
+                result = None
+            else:
+                method, arguments = connection.recv()
+                result = getattr(worker, method)(*arguments)
         except EOFError:
             return
-        if method is None:
-            return
-        try:
-            connection.send((True, getattr(worker, method)(*arguments)))
         except Exception as error:
             connection.send((False, (type(error).__name__, traceback.format_exc())))
+            if worker is None:
+                return
+        else:
+            connection.send((True, result))
 
 
 class RemoteError(Exception):
@@ -225,15 +228,23 @@ class RemoteError(Exception):
 
 
 class Remote:
-    """A Trainer or an Engine in a process of its own; its methods are called by name."""
+    """A Trainer or an Engine in a process of its own; its methods are called by name.
 
-    def __init__(self, role: type, setup: Setup) -> None:
+    Raises:
+        RemoteError: It could not be made. Its process has ended.
+    """
+
+    def __init__(self, role: type[Process], *arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=serve, args=(role, setup, theirs), daemon=True)
+        self.process = context.Process(target=serve, args=(role, arguments, theirs), daemon=True)
         self.process.start()
         theirs.close()
-        self._receive()
+        try:
+            self._receive()
+        except RemoteError:
+            self.stop()
+            raise
 
     def _receive(self) -> Any:
         try:
@@ -249,6 +260,5 @@ class Remote:
         return self._receive()
 
     def stop(self) -> None:
-        self.connection.send((None, ()))
-        self.process.join()
         self.connection.close()
+        self.process.join()
