@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from _common import fill_random
-from _rl_sizes import BATCHES, HIDDEN, LAYERS, Sizes, per_layer
+from _rl_sizes import BATCHES, HIDDEN, LAYERS, WORDS, Sizes, per_layer
 
 from torch_memory_saver import torch_memory_saver
 
@@ -34,16 +34,16 @@ def chunks(total: int) -> list[torch.Tensor]:
 def decode(batch: int, weights: list[torch.Tensor], cache: list[torch.Tensor], vocabulary: int) -> torch.Tensor:
     """A decode step of `batch` sequences: each layer writes its input to the cache, reads it from there, and adds all of its
     weights. Returns logits [batch, vocabulary]."""
-    hidden = torch.arange(batch * HIDDEN, device="cuda").view(batch, HIDDEN)
+    hidden = torch.arange(batch * WORDS, device="cuda").view(batch, WORDS)
     for chunk, weight in zip(cache, weights, strict=True):
-        slot = chunk[: hidden.nbytes].view(torch.int64).view(batch, HIDDEN)
+        slot = chunk[: hidden.nbytes].view(torch.int64).view(batch, WORDS)
         slot.copy_(hidden)
-        hidden = slot * 3 + weight.sum(0)
+        hidden = slot * 3 + weight.view(torch.int64).sum(0)
     return hidden.sum(1, keepdim=True).int() + torch.arange(vocabulary, dtype=torch.int32, device="cuda")
 
 
 def fingerprint(weights: list[torch.Tensor]) -> int:
-    return sum(int(weight.sum()) * (layer + 1) for layer, weight in enumerate(weights))
+    return sum(int(weight.view(torch.int64).sum()) * (layer + 1) for layer, weight in enumerate(weights))
 
 
 class Process:
@@ -120,7 +120,7 @@ class Trainer(Process):
 
     def answer(self) -> tuple[torch.Tensor, int]:
         """What the engine has to answer with these weights to the smallest batch, and their fingerprint."""
-        cache = [torch.empty(min(BATCHES) * HIDDEN * 8, dtype=torch.uint8, device="cuda") for _ in range(LAYERS)]
+        cache = [torch.empty(min(BATCHES) * WORDS * 8, dtype=torch.uint8, device="cuda") for _ in range(LAYERS)]
         answer = (decode(min(BATCHES), self.weights, cache, self.sizes.vocabulary).cpu(), fingerprint(self.weights))
         del cache
         torch.cuda.empty_cache()

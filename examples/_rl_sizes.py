@@ -15,8 +15,12 @@ FULL_SIZE_GB = 140.0
 
 #: Qwen2.5-7B's, by its configuration.
 LAYERS, HIDDEN, VOCABULARY = 28, 3584, 152_064
+WORDS = HIDDEN * 2 // 8
 #: An engine captures one graph for each of many batch sizes.
 BATCHES = range(8, 256 + 1, 8)
+
+#: Physical memory comes in pieces of this size, and each layer's cache is a tensor of its own.
+PIECE = 2 << 20
 
 
 @dataclass(frozen=True)
@@ -24,8 +28,8 @@ class Sizes:
     """Bytes of the two processes. The trainer keeps gradients of the weights' type and size; its optimizer state is the rest
     of ``trainer``.
 
-    A layer's weights are a matrix of 16-bit numbers [rows, HIDDEN]. Its KV cache is one tensor. Numbers are whole, so that
-    every answer is exact, in whatever order they are added.
+    A layer's weights are a matrix of 16-bit numbers [rows, HIDDEN]; it is added up as 64-bit words [rows, WORDS]. Its
+    KV cache is one tensor. Numbers are whole, so that every answer is exact, in whatever order they are added.
     """
 
     rows: int
@@ -59,6 +63,11 @@ class Sizes:
         return sum(BATCHES) * self.vocabulary * 4
 
     @property
+    def physical_cache(self) -> int:
+        """Of the KV cache, in whole pieces of physical memory."""
+        return sum(-(-size // PIECE) * PIECE for size in per_layer(self.kv_cache))
+
+    @property
     def total(self) -> int:
         return 2 * self.weights + self.kv_cache + self.graphs + self.activations + self.weights + self.optimizer
 
@@ -72,11 +81,7 @@ class Sizes:
     @property
     def smallest_cache(self) -> int:
         """What one decode step of the largest batch writes: its hidden states, in 64 bits."""
-        return LAYERS * max(BATCHES) * HIDDEN * 8
-
-
-#: Physical memory comes in pieces of this size, and each layer's cache is a tensor of its own.
-CACHE_STEP = LAYERS * (2 << 20)
+        return LAYERS * max(BATCHES) * WORDS * 8
 
 
 def per_layer(total: int) -> list[int]:

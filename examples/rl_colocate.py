@@ -30,7 +30,7 @@ import torch
 from _common import check
 from _rl_processes import KV_CACHE, WEIGHTS, Remote, Trainer
 from _rl_report import Outcome, Results, plot
-from _rl_sizes import CACHE_STEP, FULL_SIZE_GB, GB, Sizes
+from _rl_sizes import FULL_SIZE_GB, GB, LAYERS, PIECE, Sizes
 from _rl_strategies import STRATEGIES, Step, Strategy, WakeInStages, largest_cache, run
 
 #: The search tries sizes that differ by this part of the GPU.
@@ -39,7 +39,7 @@ SEARCH_PARTS = 500
 
 def demand_of_all(small: Step, sizes: Sizes) -> dict[str, dict[str, int]]:
     """What keeping everything would need: a step with a small KV cache, with the cache of `sizes` in its place."""
-    return {phase: held | {KV_CACHE: sizes.kv_cache} for phase, held in small.phases.items()}
+    return {phase: held | {KV_CACHE: sizes.physical_cache} for phase, held in small.phases.items()}
 
 
 def try_strategy(
@@ -59,7 +59,7 @@ def try_strategy(
     outcome = Outcome(strategy, steps or [], last.phases if steps else demand_of_all(last, sizes))
     outcome.missing = max(0, outcome.peak - capacity)
     if not options.skip_search:
-        pace = max(capacity // SEARCH_PARTS, CACHE_STEP)
+        pace = max(capacity // SEARCH_PARTS, LAYERS * PIECE)
         guess = reference.kv_cache + capacity - last.peak_with_cache
         outcome.largest = largest_cache(strategy, sizes, guess, trainer, folder, pace)
     return outcome
