@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from _rl_processes import KV_CACHE
 from _rl_sizes import GB, LAYERS, Sizes
 from _rl_strategies import COMPONENTS, PHASES, STRATEGIES, Step, Strategy
 
@@ -100,6 +101,10 @@ def _gigabytes(size: int, capacity: int) -> str:
     return f"{size / GB:.{1 if capacity >= 20 * GB else 3}f}"
 
 
+def _label(component: str) -> str:
+    return "KV cache" if component == KV_CACHE else component
+
+
 def _sums(steps: Sequence[Step], parts: Sequence[str]) -> list[float]:
     return [sum(step.seconds[part] for part in parts) for step in steps]
 
@@ -133,7 +138,7 @@ def table(outcomes: Sequence[Outcome], capacity: int) -> str:
 
 def components_table(outcomes: Sequence[Outcome], capacity: int) -> str:
     """Bytes by strategy, phase and component, in Markdown."""
-    rows: list[tuple[str, ...]] = [("strategy", "phase", *(name.replace("_", " ") for name in COMPONENTS), "used GB")]
+    rows: list[tuple[str, ...]] = [("strategy", "phase", *(_label(name) for name in COMPONENTS), "used GB")]
     rows.append(("---",) * len(rows[0]))
     for outcome in outcomes:
         for phase, held in outcome.demand.items():
@@ -182,7 +187,7 @@ def plot(path: str, results: Results) -> None:
     axes.set_ylabel("device memory, GB")
     axes.spines[["top", "right"]].set_visible(False)
     handles = [pyplot.Rectangle((0, 0), 1, 1, color=color) for color in _COLORS]
-    labels = [name.replace("_", " ") for name in COMPONENTS]
+    labels = [_label(name) for name in COMPONENTS]
     figure.legend(handles, labels, loc="outside lower center", ncols=len(COMPONENTS), frameon=False, fontsize=9)
     figure.suptitle(f"A trainer and an engine on one {results.device} of {_gigabytes(capacity, capacity)} GB", fontsize=10)
     figure.savefig(path, metadata={"Date": None} if path.endswith(".svg") else None)

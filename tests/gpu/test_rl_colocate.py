@@ -125,6 +125,12 @@ def test_results_are_shown_again(figures: tuple[str, dict[str, Any]], tmp_path: 
     assert [line for line in again.output.splitlines() if line.startswith("|")] == table
 
 
+def test_the_recorded_tables_are_those_of_the_recorded_results() -> None:
+    recorded = REPOSITORY / "benchmarks" / "rl_colocate_h200.json"
+    shown = subprocess_run([EXAMPLE, "--results", str(recorded)], timeout=60).check()
+    assert recorded.with_suffix(".md").read_text(encoding="utf-8").strip() in shown.output
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not SIMULATED, reason="fills the GPU: on a real one the example does it itself")
 def test_each_strategy_survives_the_cache_that_its_memory_allows(tmp_path: Path) -> None:
