@@ -165,6 +165,8 @@ static bool is_optional(const char *call) {
                                            "cuMemHostUnregister",
                                            "cuMemsetD8Async",
                                            "cuMemGetAccess",
+                                           "cuMemAlloc",
+                                           "cuMemFree",
                                            "cuMemcpyBatchAsync",
                                            "cuStreamWaitEvent"};
     for (size_t i = 0; i < sizeof optional / sizeof optional[0]; i++) {
