@@ -56,6 +56,7 @@ def assert_refused(refused: Importer, then: Importer, permit: Callable[[], None]
     tensor = weights()
     drop_counter(share(tensor))  # proxies, and the test of the format
     sent = bytes(ForkingPickler.dumps(reduced(tensor))).hex()
+    assert refused.try_to("call", "it", sent).startswith(REFUSED)  # its CUDA context takes device memory
     files, free = open_files(), free_bytes()
     assert len(shared_descriptors()) == 1
     for _ in range(2):
