@@ -1,8 +1,8 @@
 """Plants one bug at a time and runs the tests that must notice it: `make mutants`.
 
-devices.py, native.py, package.py, sharing.py and simulator.py of tests/mutants list the bugs. Each is put into a copy of
-the source tree (build/mutants), in which only changed files are built. Each test that is named for the bug must fail
-*cleanly*: by an assertion, not by a crash and not by its time limit. Before that, all those tests must pass without a bug.
+The files of tests/mutants list the bugs. Each is put into a copy of the source tree (build/mutants), in which only
+changed files are built. Each test that is named for the bug must fail *cleanly*: by an assertion, not by a crash and
+not by its time limit. Before that, all those tests must pass without a bug.
 
 Exit status: 0 if every bug was noticed; 1 if one survived, was not noticed cleanly, or no longer applies to the sources; 2
 if nothing can be concluded, because the tests fail without a bug or the sources cannot be copied.
@@ -26,13 +26,14 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "mutants"))
 
 import devices  # noqa: E402
+import layer_graphs  # noqa: E402
 import native  # noqa: E402
 import package  # noqa: E402
 import sharing  # noqa: E402
 import simulator  # noqa: E402
 from mutant import Mutant, TableError, check  # noqa: E402
 
-MUTANTS = (*devices.MUTANTS, *native.MUTANTS, *package.MUTANTS, *sharing.MUTANTS, *simulator.MUTANTS)
+MUTANTS = (*devices.MUTANTS, *layer_graphs.MUTANTS, *native.MUTANTS, *package.MUTANTS, *sharing.MUTANTS, *simulator.MUTANTS)
 
 #: Where the copy has the built C tests and the output of `make site`.
 _BUILD = Path("build/c/plain")

@@ -12,7 +12,7 @@ import pytest
 from document_blocks import REPOSITORY, pages
 
 import torch_memory_saver
-from torch_memory_saver import _core
+from torch_memory_saver import _core, layer_graphs
 
 if not (REPOSITORY / "docs").is_dir():
     pytest.skip("needs the sources: there is no docs/", allow_module_level=True)
@@ -67,6 +67,13 @@ def test_every_public_name_is_in_the_reference() -> None:
     bound = {name for name in torch_memory_saver.__all__ if hasattr(torch_memory_saver.TorchMemorySaver, name)}
     names = set(torch_memory_saver.__all__) - bound - {"__version__", "memory_saver", "torch_memory_saver"}
     assert [name for name in sorted(names) if not re.search(rf"\b{name}\b", page)] == []
+
+
+def test_every_name_of_layer_graphs_is_in_the_reference() -> None:
+    page = (REPOSITORY / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^::: torch_memory_saver\.layer_graphs\.(\w+)$", page, re.MULTILINE)) == sorted(
+        layer_graphs.__all__
+    )
 
 
 def test_requests_of_the_pages_are_answered() -> None:

@@ -1,12 +1,16 @@
-"""Guards that the pictures of docs match the benchmark's table and the demo."""
+"""Guards that the pictures of docs match the benchmark's table, the demo and the schedule."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 from document_blocks import REPOSITORY
+
+from torch_memory_saver.layer_graphs import run_orders
 
 if not (REPOSITORY / "docs").is_dir():
     pytest.skip("needs the sources: there is no docs/", allow_module_level=True)
@@ -39,6 +43,26 @@ def test_the_picture_of_the_demo_has_its_stages() -> None:
     picture = _load("draw_demo")
     drawn = picture.PICTURE.read_text(encoding="utf-8")
     assert [name for name, caption in picture._CAPTIONS.items() if name not in drawn or caption not in drawn] == []
+
+
+def test_the_picture_of_the_schedule_has_its_work() -> None:
+    picture = _load("draw_schedule")
+    drawn = re.findall(r'<g id="(forward|backward)-(\d+)-(\d+)-(\d+)">', picture.PICTURE.read_text(encoding="utf-8"))
+    assert drawn == [
+        ("backward" if work.backward else "forward", str(rank), str(work.chunk), str(work.microbatch))
+        for rank, row in enumerate(run_orders(picture.orders()).ranks)
+        for work in row
+    ], "run: python docs/draw_schedule.py"
+
+
+def test_the_picture_of_the_schedule_is_what_is_drawn(tmp_path: Path) -> None:
+    matplotlib = pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    picture = _load("draw_schedule")
+    committed = picture.PICTURE.read_text(encoding="utf-8")
+    if f"Matplotlib v{matplotlib.__version__}," not in committed:
+        pytest.skip("the picture was drawn with another release of matplotlib, which places things elsewhere")
+    picture.draw(tmp_path / "schedule.svg")
+    assert (tmp_path / "schedule.svg").read_text(encoding="utf-8") == committed, "run: python docs/draw_schedule.py"
 
 
 def test_a_chart_is_read_as_it_was_printed() -> None:

@@ -1,0 +1,102 @@
+"""Reads an order: which micro-batch is in which chunk from when to when, and how many at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch_memory_saver.errors import InvalidArgumentError
+
+__all__ = ["Pass", "passes", "peak_by_chunk", "peak_in_flight"]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One micro-batch in one chunk, from its forward to its backward. It is *in flight* in between, both included.
+
+    Attributes:
+        chunk: The chunk on this rank.
+        microbatch: The micro-batch.
+        forward: The position of its forward in the order.
+        backward: The position of its backward in the order.
+    """
+
+    chunk: int
+    microbatch: int
+    forward: int
+    backward: int
+
+
+def passes(order: Sequence[int]) -> tuple[Pass, ...]:
+    """The passes of an order, by the positions of their forwards.
+
+    Args:
+        order: One rank's order.
+
+    Raises:
+        InvalidArgumentError: The order is empty, or has an entry that is no chunk, a backward before its forward, or a
+            forward without a backward; or its chunks run different numbers of micro-batches.
+    """
+    if not order:
+        raise InvalidArgumentError("the order is empty")
+    forwards: dict[int, list[int]] = {}
+    backwards: dict[int, list[int]] = {}
+    for position, entry in enumerate(order):
+        if type(entry) is not int or entry == 0:
+            raise InvalidArgumentError(f"position {position} of the order is {entry!r}: it must be an int and not 0")
+        mine, chunk = (forwards, entry - 1) if entry > 0 else (backwards, -entry - 1)
+        mine.setdefault(chunk, []).append(position)
+        if len(backwards.get(chunk, ())) > len(forwards.get(chunk, ())):
+            raise InvalidArgumentError(f"position {position} of the order is a backward of chunk {chunk} before its forward")
+    _check_counts(forwards, backwards)
+    found = [
+        Pass(chunk, microbatch, forward, backward)
+        for chunk, positions in forwards.items()
+        for microbatch, (forward, backward) in enumerate(zip(positions, backwards[chunk], strict=True))
+    ]
+    return tuple(sorted(found, key=lambda item: item.forward))
+
+
+def _check_counts(forwards: dict[int, list[int]], backwards: dict[int, list[int]]) -> None:
+    if sorted(forwards) != list(range(len(forwards))):
+        raise InvalidArgumentError(f"the order has the chunks {sorted(forwards)}: they must be 0, 1, 2 and so on")
+    for chunk, positions in sorted(forwards.items()):
+        if len(positions) != len(backwards.get(chunk, ())):
+            raise InvalidArgumentError(
+                f"the order has {len(positions)} forwards and {len(backwards.get(chunk, ()))} backwards of chunk {chunk}"
+            )
+        if len(positions) != len(forwards[0]):
+            raise InvalidArgumentError(
+                f"the order has {len(forwards[0])} forwards of chunk 0 and {len(positions)} of chunk {chunk}"
+            )
+
+
+def peak_in_flight(order: Sequence[int]) -> int:
+    """How many passes are in flight at once at most, over all chunks of the rank.
+
+    Raises:
+        InvalidArgumentError: As `passes`.
+    """
+    return _peak(passes(order))
+
+
+def peak_by_chunk(order: Sequence[int]) -> tuple[int, ...]:
+    """How many passes of each chunk are in flight at once at most. The chunks reach these peaks at different times, so that
+    their sum is `peak_in_flight` or more.
+
+    Raises:
+        InvalidArgumentError: As `passes`.
+    """
+    by_chunk: dict[int, list[Pass]] = {}
+    for item in passes(order):
+        by_chunk.setdefault(item.chunk, []).append(item)
+    return tuple(_peak(by_chunk[chunk]) for chunk in sorted(by_chunk))
+
+
+def _peak(found: Sequence[Pass]) -> int:
+    changes = sorted([(item.forward, 1) for item in found] + [(item.backward, -1) for item in found])
+    peak = now = 0
+    for _, change in changes:
+        now += change
+        peak = max(peak, now)
+    return peak
