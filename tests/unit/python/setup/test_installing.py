@@ -22,6 +22,7 @@ PRELOAD = "torch_memory_saver_hook_mode_preload.abi3.so"
 LIBRARIES = ("torch_memory_saver/_core.abi3.so", "torch_memory_saver/_simulated_cuda.so", PRELOAD)
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(not (REPOSITORY / "setup.py").is_file(), reason="needs the source tree"),
     pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc"),
 ]

@@ -159,6 +159,7 @@ def test_standard_input_and_output_are_those_of_pytest(run: Run, project: Path) 
     assert "read: words 1\n" in run("-m", "pytest", "-s", "--simulated-gpus=1", text="words").stdout
 
 
+@pytest.mark.slow
 def test_processes_of_xdist_do_not_start_again(run: Run, project: Path) -> None:
     pytest.importorskip("xdist")
     done = run("-m", "pytest", "--simulated-gpus=2", "-n2")
@@ -169,12 +170,14 @@ def test_processes_of_xdist_do_not_start_again(run: Run, project: Path) -> None:
     assert len({each.variables["SHARED"] for each in seen}) == 1
 
 
+@pytest.mark.slow
 def test_a_pytest_that_a_process_of_xdist_starts_is_a_program_of_its_own(run: Run, project: Path) -> None:
     run("-m", "pytest", "--simulated-gpus=2", PYTEST_XDIST_WORKER="gw0")
     (seen,) = processes(project)
     assert seen.shape == ("2", str(8 * GIB))
 
 
+@pytest.mark.slow
 def test_a_program_that_runs_pytest_is_run_again(run: Run, project: Path) -> None:
     """Like coverage: a program that runs the module pytest as the main one."""
     runner = project / "runner.py"
@@ -192,6 +195,7 @@ def machine(variables: dict[str, str], **arguments: Any) -> dict[str, str]:
     return simulate.environment(base=variables, **arguments)
 
 
+@pytest.mark.slow
 def test_pytest_on_such_a_machine_is_not_started_again(run: Run, project: Path, variables: dict[str, str]) -> None:
     there = machine(variables, devices=2, memory="1GiB", kernels="skip")
     for options in (["--simulated-gpus=2"], ["--simulated-gpus=2", "--simulated-memory=1024MiB"]):
@@ -201,6 +205,7 @@ def test_pytest_on_such_a_machine_is_not_started_again(run: Run, project: Path, 
         assert seen.variables["KERNELS"] == "skip"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [["--simulated-gpus=3"], ["--simulated-gpus=2", "--simulated-memory=3GiB"]])
 def test_another_machine_is_a_new_one(run: Run, project: Path, variables: dict[str, str], options: list[str]) -> None:
     there = machine(variables, devices=2, memory="1GiB")
@@ -223,6 +228,7 @@ def refused(done: subprocess.CompletedProcess[str], project: Path, *words: str) 
     assert processes(project) == [], "a conftest.py was imported"
 
 
+@pytest.mark.slow
 def test_a_program_that_calls_pytest(run: Run, project: Path, variables: dict[str, str]) -> None:
     program = "import pytest, sys; sys.exit(pytest.main(['--simulated-gpus=2', '-q']))"
     how = "python -m torch_memory_saver simulate --devices 2 --memory 8GiB -- python"
