@@ -178,7 +178,7 @@ def serve(rank: int, setup: Setup, connection: Connection) -> None:
         except EOFError:
             return
         connection.send(getattr(engine, method)(*arguments))
-        del arguments  # the bucket is released when the engine says so, not at the next call
+        del arguments  # releases the bucket now, not at the next message
 
 
 class RemoteEngine:

@@ -21,7 +21,7 @@ void tms_late_devices_listen(tms_late_devices_t *late, tms_device_listener_t lis
     pthread_mutex_lock(&late->lock);
     late->listener = listener;
     late->context = context;
-    late->untold = mask;
+    late->uncalled = mask;
     pthread_mutex_unlock(&late->lock);
 }
 
@@ -55,11 +55,11 @@ static bool start_thread(tms_late_devices_t *late, int device) {
     return true;
 }
 
-void tms_late_devices_tell(tms_late_devices_t *late, int device) {
+void tms_late_devices_notify(tms_late_devices_t *late, int device) {
     tms_device_mask_t bit = (tms_device_mask_t)1 << device;
     pthread_mutex_lock(&late->lock);
-    if (late->listener && (late->untold & bit) && start_thread(late, device)) {
-        late->untold &= ~bit;
+    if (late->listener && (late->uncalled & bit) && start_thread(late, device)) {
+        late->uncalled &= ~bit;
         late->running++;
     }
     pthread_mutex_unlock(&late->lock);

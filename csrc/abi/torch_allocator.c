@@ -32,7 +32,7 @@ void *tms_torch_malloc(ssize_t size, int device, void *stream) {
         report_failure(state, status, &error);
         return NULL;
     }
-    tms_late_devices_tell(&state->late_devices, device);
+    tms_late_devices_notify(&state->late_devices, device);
     return (void *)(uintptr_t)address;
 }
 
@@ -66,7 +66,7 @@ void *tms_torch_watch_malloc(ssize_t size, int device, void *stream) {
         return NULL;
     }
     tms_peers_refresh_after_allocation(&state->saver);
-    tms_late_devices_tell(&state->late_devices, device);
+    tms_late_devices_notify(&state->late_devices, device);
     return (void *)(uintptr_t)address;
 }
 

@@ -344,7 +344,7 @@ TMS_EXPORT const tms_api_t *tms_get_api(uint32_t version);
 TMS_EXPORT void *tms_torch_malloc(ssize_t size, int device, void *stream);
 TMS_EXPORT void tms_torch_free(void *address, ssize_t size, int device, void *stream);
 /* The same for ordinary memory, which is not managed. The device gets access to managed memory of the others before the
- * allocation returns, and the listener of listen_devices is told. */
+ * allocation returns, and the listener of listen_devices is called. */
 TMS_EXPORT void *tms_torch_watch_malloc(ssize_t size, int device, void *stream);
 TMS_EXPORT void tms_torch_watch_free(void *address, ssize_t size, int device, void *stream);
 

@@ -52,6 +52,9 @@ class _WatchPool:
         self.memory_pool = memory_pool
         self.id: PoolId = memory_pool.id
         self.device = device
+        self.is_routed = False
+        #: Whoever acquires it first retires the pool. Never released.
+        self.retiring = threading.Lock()
 
 
 class LateDevices:
@@ -90,16 +93,31 @@ class LateDevices:
         self._wrap_pool_class(torch)
         _core.listen_devices(self.end, sum(1 << device for device in devices))
         for device in devices:
-            pool = _WatchPool(torch.make_watching_pool(device), device)
+            self._watch_device(torch, device)
+
+    def _watch_device(self, torch: TorchCuda, device: int) -> None:
+        pool = _WatchPool(torch.make_watching_pool(device), device)
+        self._pools[device] = pool  # before the routing begins: then another thread's allocation can end the watch
+        try:
             torch.begin_routing_of_all_threads(device, pool.id)
-            self._pools[device] = pool
+        except RuntimeError:
+            self._pools.pop(device, None)  # the pool itself stays, without memory: retiring it would route it
+            raise
+        pool.is_routed = True
+        if self._pools.get(device) is not pool:  # it was ended meanwhile
+            self._retire(torch, pool)
 
     def end(self, device: int) -> None:
         """Ends the watch of a device, on any thread. Does nothing if it is not watched."""
         pool, torch = self._pools.pop(device, None), self._torch
-        if pool is not None and torch is not None:
-            torch.end_routing(device, pool.id)
-            torch.release_pool(device, pool.id)
+        if pool is not None and torch is not None and pool.is_routed:  # otherwise _watch_device ends it
+            self._retire(torch, pool)
+
+    @staticmethod
+    def _retire(torch: TorchCuda, pool: _WatchPool) -> None:
+        if pool.retiring.acquire(blocking=False):
+            torch.end_routing(pool.device, pool.id)
+            torch.release_pool(pool.device, pool.id)
             torch.give_up(pool)
 
     def end_all(self) -> None:

@@ -120,7 +120,7 @@ def replicate(managed: torch.Tensor) -> None:
 
 @way
 def another_thread(managed: torch.Tensor) -> None:
-    """The main thread waits in a lock meanwhile, so it cannot end the watch."""
+    """The main thread waits for a lock all the time, so it cannot end the watch."""
     thread = threading.Thread(target=copy_into, args=(managed,))
     ended = end_of_watch()
     thread.start()

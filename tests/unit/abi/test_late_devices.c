@@ -98,7 +98,7 @@ static void the_first_allocation_gives_access_and_is_ordinary(void **state) {
     ASSERT_OK(api->free(managed, &error), error);
 }
 
-static void the_listener_is_told_once_on_another_thread(void **state) {
+static void the_listener_is_called_once_on_another_thread(void **state) {
     (void)state;
     listen_to(1 << LATE);
     void *first = tms_torch_watch_malloc((ssize_t)MIB, LATE, NULL);
@@ -134,7 +134,7 @@ static void an_allocation_does_not_wait_for_the_listener(void **state) {
     tms_torch_watch_free(ordinary, (ssize_t)MIB, LATE, NULL);
 }
 
-static void after_a_close_nobody_is_told(void **state) {
+static void after_a_close_no_listener_is_called(void **state) {
     (void)state;
     listen_to(1 << LATE);
     api->close();
@@ -220,10 +220,10 @@ static void memory_that_is_not_freed_waits_in_the_quarantine(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(the_first_allocation_gives_access_and_is_ordinary, close_listener),
-        cmocka_unit_test_teardown(the_listener_is_told_once_on_another_thread, close_listener),
+        cmocka_unit_test_teardown(the_listener_is_called_once_on_another_thread, close_listener),
         cmocka_unit_test_teardown(a_managed_allocation_tells_as_well, close_listener),
         cmocka_unit_test_teardown(an_allocation_does_not_wait_for_the_listener, close_listener),
-        cmocka_unit_test_teardown(after_a_close_nobody_is_told, close_listener),
+        cmocka_unit_test_teardown(after_a_close_no_listener_is_called, close_listener),
         cmocka_unit_test_teardown(failures_leave_nothing, close_listener),
         cmocka_unit_test_teardown(an_allocation_succeeds_without_access, close_listener),
         cmocka_unit_test_teardown(every_failing_call_leaks_nothing, close_listener),

@@ -152,6 +152,41 @@ def test_a_failure_of_torch_ends_what_had_begun(told: Told) -> None:
     torch.fail_begin_of_new_pools_on = 2
     late.begin(torch)  # type: ignore[arg-type]
     assert torch.routings == torch.crashes == []
+    assert torch.watched_devices == {}
+
+
+def test_a_device_that_another_thread_uses_while_its_watch_begins_is_watched_no_more(told: Told) -> None:
+    torch, late = WatchedTorch(), LateDevices()
+    begin = torch.begin_routing
+
+    def begin_and_use(device: int, pool: Any) -> None:
+        begin(device, pool)
+        if device == 2:
+            ((listener, _),) = told
+            assert listener is not None
+            listener(device)
+
+    torch.begin_routing_of_all_threads = begin_and_use  # type: ignore[method-assign]
+    late.begin(torch)  # type: ignore[arg-type]
+    assert torch.watched == sorted(torch.watched_devices) == [1, 3]
+    assert torch.crashes == []
+
+
+def test_a_watch_that_is_ended_before_its_routing_begins_ends_once(told: Told) -> None:
+    torch, late = WatchedTorch(), LateDevices()
+    begin, pools = torch.begin_routing, []
+
+    def end_and_begin(device: int, pool: Any) -> None:
+        pools.append(pool)
+        if device == 2:
+            late.end(device)
+        begin(device, pool)
+
+    torch.begin_routing_of_all_threads = end_and_begin  # type: ignore[method-assign]
+    late.begin(torch)  # type: ignore[arg-type]
+    assert torch.watched == sorted(torch.watched_devices) == [1, 3]
+    assert torch.uses[pools[1]] == 0, "torch releases its memory"
+    assert torch.crashes == []
 
 
 def test_a_failure_of_the_driver_is_no_error(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
