@@ -58,7 +58,7 @@ def assert_refused(
 ) -> None:
     """Sends to an importer that is refused, and checks the sender. Afterwards `permit` is called, and `then` receives."""
     tensor = weights()
-    drop_counter(share(tensor))  # proxies, and the test of the format
+    drop_counter(share(tensor))  # with the test of the format
     sent = bytes(ForkingPickler.dumps(reduced(tensor))).hex()
     assert refusal in refused.try_to("call", "it", sent)  # its CUDA context takes device memory
     files, free = open_files(), free_bytes()

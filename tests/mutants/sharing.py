@@ -8,6 +8,9 @@ __all__ = ["MUTANTS"]
 
 _SHARED = "torch_memory_saver/_torch/shared_memory.py"
 _PYTHON = "tests/unit/python/torch/test_sharing.py"
+_COUNTERS = "torch_memory_saver/_torch/ipc_counters.py"
+_EVENTS = "torch_memory_saver/_torch/ipc_events.py"
+_COUNTERS_AND_EVENTS = "tests/unit/python/torch/test_ipc_counters.py"
 
 MUTANTS = (
     Mutant(
@@ -48,8 +51,8 @@ MUTANTS = (
     Mutant(
         "a-sent-block-is-used-again",
         _SHARED,
-        "_Sent(storage, proxy, fields.counter_file, fields.counter)",
-        "_Sent(None, proxy, fields.counter_file, fields.counter)",
+        "_Sent(storage, counter_file, counter, event)",
+        "_Sent(None, counter_file, counter, event)",
         (
             f"{_PYTHON}::test_a_storage_is_kept_until_its_counter_falls",
             "torch:tests/gpu/test_sharing.py::test_a_block_is_not_used_again_while_an_importer_reads_it",
@@ -80,20 +83,54 @@ MUTANTS = (
         (f"{_PYTHON}::test_a_send_that_has_begun_counts_as_shared",),
     ),
     Mutant(
-        "the-offset-of-the-proxy-is-sent",
+        "the-offset-in-the-allocation-is-not-sent",
         _SHARED,
-        "        offset = storage.data_ptr() - row.address\n",
-        "        offset = fields.offset\n",
+        "offset=storage.data_ptr() - row.address",
+        "offset=0",
         (
-            f"{_PYTHON}::test_a_storage_goes_with_its_memory_and_a_proxys_counter",
+            f"{_PYTHON}::test_a_storage_goes_with_its_memory_a_counter_and_an_event",
             "torch:tests/gpu/test_sharing.py::test_tensors_of_one_allocation_are_described_alike",
         ),
     ),
     Mutant(
         "a-counter-is-read-beside-its-place",
-        "torch_memory_saver/_torch/ipc_counters.py",
+        _COUNTERS,
         "_HEADER_BYTES = 64",
         "_HEADER_BYTES = 0",
-        (f"{_PYTHON}::test_counters_are_read_where_pytorch_writes_them",),
+        (
+            f"{_COUNTERS_AND_EVENTS}::test_counters_are_laid_out_as_importers_expect",
+            "torch:tests/gpu/test_sharing.py::test_a_block_is_not_used_again_while_an_importer_reads_it",
+        ),
+    ),
+    Mutant(
+        "a-counter-is-used-for-two-tensors",
+        _COUNTERS,
+        "        self._taken += 1\n",
+        "        self._taken = 1\n",
+        (f"{_COUNTERS_AND_EVENTS}::test_a_counter_is_used_once_and_full_files_go_with_their_last_counter",),
+    ),
+    Mutant(
+        "a-file-of-counters-stays",
+        _COUNTERS,
+        "        os.unlink(path)\n",
+        "        pass\n",
+        (_COUNTERS_AND_EVENTS,),
+    ),
+    Mutant(
+        "an-importer-does-not-wait-for-the-senders-stream",
+        _EVENTS,
+        "            known.recorded.event.record(known.stream)\n",
+        "",
+        (
+            f"{_COUNTERS_AND_EVENTS}::test_a_stream_has_one_event_which_is_recorded_at_each_send",
+            "torch:tests/gpu/test_sharing.py::test_an_importer_waits_for_the_senders_stream",
+        ),
+    ),
+    Mutant(
+        "streams-of-other-libraries-keep-their-event",
+        _EVENTS,
+        "stream_id != 0 and stream_id % 2 == 0",
+        "False",
+        (f"{_COUNTERS_AND_EVENTS}::test_a_stream_of_another_library_gets_an_event_each_time",),
     ),
 )

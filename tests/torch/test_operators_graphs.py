@@ -140,7 +140,7 @@ def test_a_graph_s_random_numbers_advance_with_its_replays() -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         dropped = dropout(ones)
-    # At the start of a capture PyTorch writes the seed on the capture's stream. A replay writes its own seed on the current one.
+    # At the start of a capture PyTorch writes the seed on the capture's stream. A replay writes its seed on the current one.
     torch.cuda.synchronize()
     made = []
     for _ in range(2):

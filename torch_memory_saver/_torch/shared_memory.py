@@ -1,13 +1,12 @@
 """Managed memory that was sent to other processes.
 
-A tensor is sent with the description of its allocation's physical memory (ipc_format.py), which the importer maps. The
-counter and the event that go with it are those of a *proxy*: a storage of a few bytes in ordinary memory that PyTorch shares
-in the usual way, at the same moment and on the same stream. So an importer that has nothing but PyTorch treats the tensor
-like any other.
+A tensor is sent with the description of its allocation's physical memory (ipc_format.py), which the importer maps, with a
+counter (ipc_counters.py) and with an event (ipc_events.py), all in PyTorch's formats. So an importer that has nothing but
+PyTorch treats the tensor like any other.
 
-The sender's block must not be used for another tensor while an importer reads it. PyTorch would see to that by the counter;
-here the storage is kept until the counter has fallen, the memory is paused or the allocation is gone. Counters are looked at
-when more is sent, at each pause, and by ``torch.cuda.ipc_collect()`` and ``torch_memory_saver.empty_cache()``.
+The sender's block must not be used for another tensor while an importer reads it. So the storage is kept until the counter
+has fallen, the memory is paused or the allocation is gone. Counters are looked at when more is sent, at each pause, and by
+``torch.cuda.ipc_collect()`` and ``torch_memory_saver.empty_cache()``.
 
 A pause does not wait for importers. They keep the physical memory that they have mapped, with its contents at the pause; the
 resumed memory is another one, which has to be sent again.
@@ -32,7 +31,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch_memory_saver import _core
-from torch_memory_saver._torch.ipc_counters import Counters
+from torch_memory_saver._torch.ipc_counters import CounterFile, Counters
+from torch_memory_saver._torch.ipc_events import Recorded, StreamEvents
 from torch_memory_saver._torch.ipc_format import describe, format_of_importer, format_of_own_description
 from torch_memory_saver._torch.pool_stock import Tags, selects
 from torch_memory_saver.errors import CaptureInProgressError, InvalidStateError
@@ -43,13 +43,9 @@ logger = logging.getLogger("torch_memory_saver")
 
 #: PyTorch's function that describes a storage, without this package's wrapper.
 Share = Callable[..., tuple[Any, ...]]
-#: Proxies are made by so many at a time, in one segment of PyTorch's allocator.
-_PROXIES = 256
-#: Counters are looked at when so many further tensors were sent since the last look. PyTorch has 1000 events for what is in
-#: use: each further send would wait for its stream.
-_LOOK_AFTER = 900
-#: The number of fields up to the offset, which replace those of the proxy.
-_AFTER_OFFSET = 4
+#: Counters are looked at when so many further tensors were sent since the last look: until then blocks are kept that no
+#: importer uses any more.
+_LOOK_AFTER = 1000
 #: How often counters are read while importers are waited for: nothing announces a change.
 _POLL_SECONDS = 0.002
 
@@ -68,15 +64,12 @@ class _Fields(NamedTuple):
 
 
 class _Sent(NamedTuple):
-    """One storage that was sent, and its proxy, kept for as long as the counter says that it is in use.
-
-    PyTorch would keep a proxy that was dropped earlier in a list, and look through all of it at each further drop.
-    """
+    """One storage that was sent, kept for as long as the counter says that it is in use."""
 
     storage: Any
-    proxy: Any
-    counter_file: bytes
+    counter_file: CounterFile
     counter: int
+    event: Recorded
 
 
 @dataclass
@@ -106,10 +99,11 @@ class SharedMemory:
     def __init__(self, ordinary_memory: Callable[[], AbstractContextManager[None]]) -> None:
         self._ordinary_memory = ordinary_memory
         self._counters = Counters()
+        self._events = StreamEvents()
         self._lock = threading.RLock()
         self._memory: dict[int, _Memory] = {}  # by the allocation's address
-        self._proxies: dict[int, list[Any]] = {}  # by device
-        self._tested: set[int] = set()
+        self._own_format: int | None = None
+        self._is_tested = False
         self._sending: dict[object, _core.Segment] = {}  # by call
         self._closed: dict[object, Tags] = {}  # by call
         self._sends_until_look = _LOOK_AFTER
@@ -118,7 +112,7 @@ class SharedMemory:
 
     def after_fork_in_child(self) -> None:
         """What the parent has sent is the parent's: nothing of it may be released here."""
-        inherited, importer = (self._memory, self._proxies), self.importer
+        inherited, importer = (self._memory, self._counters, self._events), self.importer
         self.__init__(self._ordinary_memory)  # type: ignore[misc]
         self._inherited, self.importer = inherited, importer
 
@@ -129,7 +123,7 @@ class SharedMemory:
 
         Raises:
             InvalidStateError: The memory is not resident, or about to be paused; PyTorch's format is not known; no file
-                descriptor is free.
+                descriptor or no shared memory is free.
             CaptureInProgressError: A capture is under way: it would record the event that is sent.
         """
         call = object()
@@ -149,23 +143,32 @@ class SharedMemory:
                 self._sending.pop(call, None)
 
     def _send(self, torch: Any, share: Share, storage: Any, row: _core.Segment) -> tuple[Any, ...]:
-        if torch.cuda.is_current_stream_capturing():
+        if _is_capturing(torch, row.device):
             raise CaptureInProgressError(
                 "share: the current stream is capturing, and an event on it would go with the tensor. Share it before or "
                 "after the capture",
                 operation="share",
             )
         memory = self._memory_of(row, _core.export_memory(row.address))
-        proxy = self._take_proxy(torch, row.device)
-        fields = _Fields(*share(proxy))
-        own = format_of_own_description(fields.handle)
+        own = self._own_format or self._find_own_format(torch, share, row.device)
         layout = own if self.importer is None else format_of_importer(self.importer)
-        offset = storage.data_ptr() - row.address
-        result = (fields.device, memory.description(layout), storage.nbytes(), offset, *fields[_AFTER_OFFSET:])
-        if layout == own and layout not in self._tested:
-            self._test(torch, share, _Fields(*result), row.device)
-        self._keep(memory, _Sent(storage, proxy, fields.counter_file, fields.counter))
-        return result
+        event = self._events.record(torch, row.device)
+        with self._lock:
+            counter_file, counter = self._counters.take()
+        result = _Fields(
+            device=row.device,
+            handle=memory.description(layout),
+            size=storage.nbytes(),
+            offset=storage.data_ptr() - row.address,
+            counter_file=counter_file.name,
+            counter=counter,
+            event=event.handle,
+            waits_for_event=True,
+        )
+        if layout == own and not self._is_tested:
+            self._test(torch, result)
+        self._keep(memory, _Sent(storage, counter_file, counter, event))
+        return tuple(result)
 
     def _memory_of(self, row: _core.Segment, exported: _core.Export) -> _Memory:
         with self._lock:
@@ -174,25 +177,21 @@ class SharedMemory:
                 return found
         return _Memory(exported, row.tag, _core.tag_info(row.tag).epoch)
 
-    def _take_proxy(self, torch: Any, device: int) -> Any:
-        with self._lock:
-            ready = self._proxies.setdefault(device, [])
-            if ready:
-                return ready.pop()
+    def _find_own_format(self, torch: Any, share: Share, device: int) -> int:
+        """The format of this process's PyTorch, by what it says of ordinary memory."""
         with self._ordinary_memory():
-            made = [torch.UntypedStorage(1, device=torch.device("cuda", device)) for _ in range(_PROXIES)]
-        taken = made.pop()
-        with self._lock:
-            self._proxies[device] += made
-        return taken
+            storage = torch.UntypedStorage(1, device=torch.device("cuda", device))
+        fields = _Fields(*share(storage))
+        torch.UntypedStorage._release_ipc_counter_cuda(fields.counter_file, fields.counter)  # nobody will import it
+        self._own_format = format_of_own_description(fields.handle)
+        return self._own_format
 
-    def _test(self, torch: Any, share: Share, fields: _Fields, device: int) -> None:
-        """Imports a description in this process, once for each format: an importer elsewhere would fail in its own way. Also
-        checks that the counter falls when the import is dropped."""
-        spare = _Fields(*share(self._take_proxy(torch, device)))
-        arguments = fields._replace(
-            counter_file=spare.counter_file, counter=spare.counter, event=spare.event, waits_for_event=False
-        )
+    def _test(self, torch: Any, fields: _Fields) -> None:
+        """Imports a description in this process, once: an importer elsewhere would fail in its own way. Also checks that the
+        counter falls when the import is dropped."""
+        with self._lock:
+            counter_file, counter = self._counters.take()
+        arguments = fields._replace(counter_file=counter_file.name, counter=counter, waits_for_event=False)
         try:
             torch.UntypedStorage._new_shared_cuda(*arguments)
         except RuntimeError as error:
@@ -201,13 +200,13 @@ class SharedMemory:
                 f"it ({str(error).splitlines()[0]}). Send tensor.cpu(), or a copy made inside disable()",
                 operation="share",
             ) from error
-        if self._counters.is_in_use(spare.counter_file, spare.counter):
+        if counter_file.is_in_use(counter):
             logger.warning(
-                "share: the counters of PyTorch %s cannot be read. Memory of tensors that were sent is not used again "
-                "before the next pause, and possibly_shared_bytes is too large. (Logged once.)",
+                "share: PyTorch %s does not count its importers as known. Memory of tensors that were sent is not used "
+                "again before the next pause, and possibly_shared_bytes is too large. (Logged once.)",
                 torch.__version__,
             )
-        self._tested.add(fields.handle[0])
+        self._is_tested = True
 
     def _keep(self, memory: _Memory, sent: _Sent) -> None:
         with self._lock:
@@ -231,12 +230,11 @@ class SharedMemory:
                 if self._has_ended(address, memory):
                     released.append(self._memory.pop(address, None))
                     continue
-                in_use = [sent for sent in memory.sent if self._counters.is_in_use(sent.counter_file, sent.counter)]
+                in_use = [sent for sent in memory.sent if sent.counter_file.is_in_use(sent.counter)]
                 released.append(memory.sent)
                 memory.sent = in_use
                 if not in_use:
                     self._memory.pop(address, None)
-            self._counters.keep_only({sent.counter_file for memory in self._memory.values() for sent in memory.sent})
 
     @staticmethod
     def _has_ended(address: int, memory: _Memory) -> bool:
@@ -284,3 +282,11 @@ class SharedMemory:
         shared = {row.address: row.reserved_bytes for row in self._sending.values() if selects(tags, row.tag)}
         shared |= {each.exported.address: each.exported.bytes for each in self._memory.values() if selects(tags, each.tag)}
         return sum(shared.values())
+
+
+def _is_capturing(torch: Any, device: int) -> bool:
+    """Whether the current stream of the device is capturing."""
+    if torch.cuda.current_device() == device:
+        return bool(torch.cuda.is_current_stream_capturing())
+    with torch.cuda.device(device):
+        return bool(torch.cuda.is_current_stream_capturing())

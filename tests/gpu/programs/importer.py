@@ -6,6 +6,7 @@ load NAME HEX   unpickles a list of names and tensors, and copies each into an o
 read NAME       its bytes as a checksum: the number of them and the CRC-32
 fill NAME N     fills it with a value
 drop NAME       forgets it
+is waiting      whether its stream has work that has not ended: True or False
 restrict KIND   gives up a right from then on: see tests/shared/restrictions.py
 """
 
@@ -51,6 +52,8 @@ def main() -> None:
                 held[name].fill_(int(rest[0]))
                 torch.cuda.synchronize()
                 answer = "filled"
+            elif command == "is":
+                answer = str(not torch.cuda.current_stream().query())
             elif command == "restrict":
                 restrictions.impose(name)
                 answer = "restricted"

@@ -108,6 +108,10 @@ class Importer:
     def drop(self, name: str) -> None:
         self._do("drop", name)
 
+    def is_waiting(self) -> str:
+        """Whether the importer's stream has work that has not ended: "True" or "False"."""
+        return self._do("is", "waiting")
+
     def restrict(self, kind: str) -> None:
         """Takes a right from the importer: see tests/shared/restrictions.py."""
         self._do("restrict", kind)

@@ -1,145 +1,31 @@
-"""Guards what is sent to other processes: PyTorch's counters, how long storages are kept, and pauses that refuse.
-PyTorch is a stand-in; the native core runs on the simulated GPU."""
+"""Guards what is sent to other processes: what goes with a storage, how long it is kept, and pauses that refuse. PyTorch is
+a stand-in; the native core runs on the simulated GPU."""
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import struct
 import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
+from fake_sending import FakeEvent, FakeStorage, FakeStream, FakeTorch, fall, reset
 
 from torch_memory_saver import _core
 from torch_memory_saver._saver.arguments import check_if_shared
-from torch_memory_saver._torch import ipc_counters, ipc_format, shared_memory, sharing
-from torch_memory_saver._torch.ipc_counters import Counters
+from torch_memory_saver._torch import ipc_format, shared_memory, sharing
 from torch_memory_saver._torch.shared_memory import SharedMemory
 from torch_memory_saver.errors import CaptureInProgressError, InvalidArgumentError, InvalidStateError
 
 MIB = 1 << 20
 
 
-# ---- the counters ----
-
-
 @pytest.fixture
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(ipc_counters, "_SHARED_MEMORY", str(tmp_path))
-    return tmp_path
-
-
-def write(files: Path, name: str, *values: int) -> None:
-    """A file of counters, as PyTorch has it. An existing one is changed in place."""
-    path = files / name
-    path.touch()
-    with path.open("r+b") as file:
-        file.write(bytes(64) + struct.pack(f"{len(values)}q", *values))
-
-
-def test_counters_are_read_where_pytorch_writes_them(files: Path) -> None:
-    counters = Counters()
-    write(files, "torch_1_2_0", 1, 0, -1, 2)
-    assert [counters.is_in_use(b"/torch_1_2_0", number) for number in range(4)] == [True, False, False, True]
-    write(files, "torch_1_2_0", 0, 1, 0, 0)
-    assert [counters.is_in_use(b"/torch_1_2_0", number) for number in range(4)] == [False, True, False, False]
-
-
-def test_what_cannot_be_read_counts_as_in_use(files: Path) -> None:
-    counters = Counters()
-    write(files, "short", 0)
-    assert counters.is_in_use(b"/missing", 0)
-    assert counters.is_in_use(b"/short", 1)
-    assert not counters.is_in_use(b"/short", 0)
-
-
-def test_files_without_senders_are_closed(files: Path) -> None:
-    counters = Counters()
-    for name in ("one", "two"):
-        write(files, name, 1)
-        assert counters.is_in_use(f"/{name}".encode(), 0)
-    counters.keep_only({b"/two"})
-    (files / "one").unlink()
-    (files / "two").unlink()
-    assert counters.is_in_use(b"/two", 0)
-    write(files, "one", 0)
-    assert not counters.is_in_use(b"/one", 0), "mapped anew"
-
-
-# ---- what is kept ----
-
-
-class FakeStorage:
-    """Stands for torch.UntypedStorage."""
-
-    imported: ClassVar[list[tuple[Any, ...]]] = []
-    refuses = ""
-
-    def __init__(self, size: int, device: object = None, address: int = 0) -> None:
-        self.size, self.address = size, address
-
-    def nbytes(self) -> int:
-        return self.size
-
-    def data_ptr(self) -> int:
-        return self.address
-
-    @classmethod
-    def _new_shared_cuda(cls, *fields: Any) -> None:
-        if cls.refuses:
-            raise RuntimeError(f"{cls.refuses}\nStack trace")
-        cls.imported.append(fields)
-        FakeTorch.counters[fields[5]] = 0
-        FakeTorch.save()
-
-
-class FakeTorch:
-    """Stands for torch, and for its counters."""
-
-    __version__ = "2.11.0"
-    UntypedStorage = FakeStorage
-    counters: ClassVar[list[int]] = []
-    files: ClassVar[Path]
-    capturing = False
-    ordinary = 0
-
-    class cuda:
-        @staticmethod
-        def is_current_stream_capturing() -> bool:
-            return FakeTorch.capturing
-
-    @staticmethod
-    def device(kind: str, index: int) -> object:
-        return (kind, index)
-
-    @classmethod
-    def save(cls) -> None:
-        write(cls.files, "torch_counters", *cls.counters, *[0] * (1000 - len(cls.counters)))
-
-    @classmethod
-    def share(cls, storage: FakeStorage) -> tuple[Any, ...]:
-        cls.counters.append(1)
-        cls.save()
-        return 0, b"\x02c" + bytes(64), 1, 512, b"/torch_counters", len(cls.counters) - 1, b"event", True
-
-    @classmethod
-    def ordinary_memory(cls) -> contextlib.AbstractContextManager[None]:
-        cls.ordinary += 1
-        return contextlib.nullcontext()
-
-
-@pytest.fixture
-def shared(files: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SharedMemory]:
-    monkeypatch.setattr(FakeTorch, "files", files, raising=False)
-    for name, value in (("counters", []), ("capturing", False), ("ordinary", 0)):
-        monkeypatch.setattr(FakeTorch, name, value)
-    monkeypatch.setattr(FakeStorage, "imported", [])
-    monkeypatch.setattr(FakeStorage, "refuses", "")
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SharedMemory]:
+    reset(monkeypatch, tmp_path)
     yield SharedMemory(FakeTorch.ordinary_memory)
     for row in _core.segments():
         _core.free(row.address)
@@ -159,24 +45,22 @@ def send(shared: SharedMemory, storage: FakeStorage) -> tuple[Any, ...]:
     return shared.send(FakeTorch, FakeTorch.share, storage, row)
 
 
-def fall(fields: tuple[Any, ...]) -> None:
-    """An importer drops its tensor."""
-    FakeTorch.counters[fields[5]] -= 1
-    FakeTorch.save()
-
-
-def test_a_storage_goes_with_its_memory_and_a_proxys_counter(shared: SharedMemory) -> None:
+def test_a_storage_goes_with_its_memory_a_counter_and_an_event(shared: SharedMemory, tmp_path: Path) -> None:
     address = allocate()
     fields = send(shared, FakeStorage(1000, address=address + MIB))
     exported = _core.export_memory(address)
     assert fields[1] == ipc_format.describe(1, exported)
     assert (fields[0], fields[2], fields[3]) == (0, 1000, MIB)
-    assert fields[4:] == (b"/torch_counters", 0, b"event", True)
+    (path,) = tmp_path.iterdir()
+    assert fields[4:] == (f"/{path.name}".encode(), 0, b"event0", True)
     again = send(shared, FakeStorage(10, address=address))
     assert again[1] == fields[1] and again[5] != fields[5]
+    assert FakeEvent.made[0].records == [FakeStream.current] * 2
     assert len(FakeStorage.imported) == 1, "tested once"
-    assert FakeStorage.imported[0][1] == fields[1] and FakeStorage.imported[0][-1] is False
-    assert FakeTorch.ordinary == 1, "proxies are made by the hundred"
+    tested = FakeStorage.imported[0]
+    assert tested[1] == fields[1] and tested[5] not in (fields[5], again[5]) and tested[-1] is False
+    assert (FakeTorch.ordinary, len(FakeTorch.shared)) == (1, 1), "PyTorch's format is looked at once"
+    assert FakeStorage.released == [(b"/torch_counters", 7)], "what was shared for that is gone"
 
 
 def test_a_pytorch_that_does_not_import_is_an_error(shared: SharedMemory) -> None:
@@ -191,12 +75,11 @@ def test_counters_that_do_not_fall_are_reported_once(
     shared: SharedMemory, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address = allocate()
-    monkeypatch.setattr(ipc_counters, "_HEADER_BYTES", 64 - 8)
-    FakeTorch.counters.append(1)
+    monkeypatch.setattr(FakeStorage, "counts", False)
     for _ in range(2):
         send(shared, FakeStorage(10, address=address))
     assert [record.getMessage()[:60] for record in caplog.records] == [
-        "share: the counters of PyTorch 2.11.0 cannot be read. Memory"
+        "share: PyTorch 2.11.0 does not count its importers as known."
     ]
 
 
@@ -290,34 +173,34 @@ def test_nothing_is_sent_between_the_look_and_the_pause(shared: SharedMemory) ->
             with pytest.raises(InvalidStateError, match=r"share: this memory is being paused\. Share it after") as caught:
                 send(shared, FakeStorage(10, address=address))
             assert (caught.value.operation, caught.value.tag, caught.value.device) == ("share", "weights", 0)
-        assert len(FakeTorch.counters) == 3, "PyTorch counts no importer of it"
+        assert len(FakeEvent.made[0].records) == 2, "what is refused leaves no trace"
     with shared.closed(("weights",), 0.0):
         fall(send(shared, FakeStorage(10, address=other)))
     fall(send(shared, FakeStorage(10, address=address)))
 
 
 def test_a_send_that_has_begun_counts_as_shared(shared: SharedMemory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another thread's pause may look while PyTorch describes the storage, before it is known what goes with it."""
+    """Another thread's pause may look before it is known what goes with the storage."""
     address = allocate()
     looks: list[int] = []
 
-    def look_and_share(storage: FakeStorage) -> tuple[Any, ...]:
+    def look_and_record(event: FakeEvent, stream: tuple[int, int, int]) -> None:
         thread = threading.Thread(target=look)
         thread.start()
         thread.join()
-        return share(storage)
+        record(event, stream)
 
     def look() -> None:
         with shared.closed(("weights",), 0.0) as left:
             looks.append(left)
         looks.append(shared.possibly_shared_bytes(None))
 
-    share = FakeTorch.share
-    monkeypatch.setattr(FakeTorch, "share", look_and_share)
+    record = FakeEvent.record
+    monkeypatch.setattr(FakeEvent, "record", look_and_record)
     fields = send(shared, FakeStorage(10, address=address))
     assert set(looks) == {4 * MIB}
     fall(fields)
-    monkeypatch.setattr(FakeTorch, "capturing", True)
+    monkeypatch.setattr(FakeTorch, "capturing", {0})
     with pytest.raises(CaptureInProgressError):
         send(shared, FakeStorage(10, address=address))
     assert shared.possibly_shared_bytes(None) == 0, "nor does one that has failed"
@@ -325,14 +208,16 @@ def test_a_send_that_has_begun_counts_as_shared(shared: SharedMemory, monkeypatc
 
 def test_sharing_in_a_capture_or_of_paused_memory_changes_nothing(shared: SharedMemory) -> None:
     address = allocate()
-    FakeTorch.capturing = True
-    with pytest.raises(CaptureInProgressError, match="before or after the capture"):
-        send(shared, FakeStorage(10, address=address))
-    FakeTorch.capturing = False
+    for current in range(2):
+        FakeTorch.current, FakeTorch.capturing = current, {0}
+        with pytest.raises(CaptureInProgressError, match="before or after the capture"):
+            send(shared, FakeStorage(10, address=address))
+        assert FakeTorch.current == current
+    FakeTorch.capturing = {1}  # another device's stream
     _core.pause(None, None)
     with pytest.raises(InvalidStateError, match="this memory is paused"):
         send(shared, FakeStorage(10, address=address))
-    assert FakeTorch.counters == []
+    assert (FakeTorch.shared, FakeEvent.made) == ([], [])
     _core.resume(None, None)
 
 

@@ -1,0 +1,130 @@
+"""Guards the counters and the events that are sent with managed tensors. PyTorch is a stand-in."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import struct
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+
+import pytest
+from fake_sending import FakeEvent, FakeStream, FakeTorch, add, reset
+
+from torch_memory_saver._torch import ipc_counters
+from torch_memory_saver._torch.ipc_counters import Counters
+from torch_memory_saver._torch.ipc_events import StreamEvents
+from torch_memory_saver.errors import InvalidStateError
+
+TIMEOUT = 60
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the files of counters are."""
+    reset(monkeypatch, tmp_path)
+    return tmp_path
+
+
+def test_counters_are_laid_out_as_importers_expect(files: Path) -> None:
+    counters = Counters()
+    taken = [counters.take() for _ in range(3)]
+    (path,) = files.iterdir()
+    assert [(file.name.decode(), number) for file, number in taken] == [(f"/{path.name}", number) for number in range(3)]
+    contents = path.read_bytes()
+    assert len(contents) == 64 + 10_000 * 8
+    assert struct.unpack("=i60x4q", contents[:96]) == (1, 1, 1, 1, 0), "one process has it open, and three counters are 1"
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(("value", "is_in_use"), [(2, True), (1, True), (0, False), (-1, False)])
+def test_a_counter_above_0_is_in_use(files: Path, value: int, is_in_use: bool) -> None:
+    file, number = Counters().take()
+    assert file.is_in_use(number)
+    assert add(files, file.name, number, value - 1) == value
+    assert file.is_in_use(number) == is_in_use
+
+
+def test_a_counter_is_used_once_and_full_files_go_with_their_last_counter(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ipc_counters, "_COUNTERS", 2)
+    counters = Counters()
+    taken = []
+    for _ in range(5):
+        taken.append(counters.take())
+        add(files, taken[-1][0].name, taken[-1][1], -1)
+    assert len({(file.name, number) for file, number in taken}) == 5
+    assert len(list(files.iterdir())) == 3
+    kept = taken[2][0].name
+    del taken[3:], taken[:2]
+    gc.collect()
+    assert {path.name for path in files.iterdir()} >= {kept.decode().lstrip("/")}
+    assert len(list(files.iterdir())) == 2, "that one, and the one from which counters are taken"
+
+
+@pytest.mark.parametrize("end", ["exit", "multiprocessing", "fork"])
+def test_files_are_removed_at_the_end_of_the_process_that_created_them(files: Path, end: str) -> None:
+    program = f"""
+import multiprocessing, os
+from torch_memory_saver._torch import ipc_counters
+ipc_counters._SHARED_MEMORY = {str(files)!r}
+def take():
+    global taken
+    taken = ipc_counters.Counters().take()
+    assert len(os.listdir({str(files)!r})) == 1
+if {end!r} == "multiprocessing":
+    process = multiprocessing.get_context("fork").Process(target=take)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+else:
+    take()
+if {end!r} == "fork":
+    process = multiprocessing.get_context("fork").Process(target=len, args=("",))
+    process.start()
+    process.join()
+    assert len(os.listdir({str(files)!r})) == 1, "it is the parent's"
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=TIMEOUT)
+    assert list(files.iterdir()) == []
+
+
+def test_no_shared_memory_is_an_error_that_says_what_to_do(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    counters = Counters()
+    monkeypatch.setattr(os, "posix_fallocate", fail)
+    with pytest.raises(InvalidStateError, match=r"80064 bytes of shared memory .*No space left on device\)\. Free some"):
+        counters.take()
+    gc.collect()
+    assert list(files.iterdir()) == []
+    monkeypatch.undo()
+    reset(monkeypatch, files)
+    assert counters.take()[1] == 0, "it may be tried again"
+
+
+def test_a_stream_has_one_event_which_is_recorded_at_each_send(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events, default, own = StreamEvents(), (0, 0, 1), (3, 0, 1)
+    handles = []
+    for stream in (default, default, own, default, own):
+        monkeypatch.setattr(FakeStream, "current", stream)
+        handles.append(events.record(FakeTorch, 0).handle)
+    assert handles == [b"event0", b"event0", b"event1", b"event0", b"event1"]
+    assert [event.records for event in FakeEvent.made] == [[default] * 3, [own] * 2]
+
+
+def test_a_stream_of_another_library_gets_an_event_each_time(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events = StreamEvents()
+    monkeypatch.setattr(FakeStream, "current", (0x5555_0000, 0, 1))
+    recorded = [events.record(FakeTorch, 0) for _ in range(2)]
+    assert [each.handle for each in recorded] == [b"event0", b"event1"], "its address may become another stream's"
+    alive = weakref.ref(recorded[0].event)
+    FakeEvent.made.clear()
+    del recorded
+    gc.collect()
+    assert alive() is None
