@@ -315,3 +315,26 @@ def test_cuda_graph_counts_once() -> None:
     graph.replay()
     assert bool((result == 2).all())
     del graph, result
+
+
+# ---- captures that fail ----
+
+
+def test_a_capture_that_fails_leaves_nothing_behind() -> None:
+    """PyTorch's exit fails before it has restored the stream, the routing and the random generator."""
+    tensor, before = torch.ones(4, device="cuda"), torch.cuda.current_stream()
+    torch.rand(3, device="cuda")
+    for _ in range(2):
+        graph = torch.cuda.CUDAGraph()
+        with pytest.raises(RuntimeError, match="previous error during capture"), saver.cuda_graph(graph, tag="graph"):
+            doubled = tensor * 2
+            doubled.sum().item()
+        assert torch.cuda.current_stream() == before and not torch.cuda.is_current_stream_capturing()
+        assert core.counters()["visible_captures"] == 0
+        torch.rand(3, device="cuda")
+        doubled = graph = None
+        gc.collect()
+        saver.empty_cache()
+        assert [row for row in core.segments() if row.tag == "graph"] == []
+    with saver.cuda_graph(torch.cuda.CUDAGraph(), tag="graph"):
+        tensor.random_()

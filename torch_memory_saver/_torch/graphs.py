@@ -21,6 +21,7 @@ from torch_memory_saver import _core
 from torch_memory_saver._saver import native
 from torch_memory_saver._saver.options import RegionOptions
 from torch_memory_saver._torch.eager import eager_methods
+from torch_memory_saver._torch.failed_captures import clean_up
 from torch_memory_saver._torch.frames import FunctionDecorator
 from torch_memory_saver._torch.graph_tokens import (
     bytes_not_managed,
@@ -232,7 +233,8 @@ class GraphCapture(FunctionDecorator):
             # these settings in any case.
             around.callback(_core.region_leave, native.enter_region(self._options.unmanaged()))
             around.callback(_core.capture_end, native.begin_capture(self._options))
-            failed.callback(torch.torch.cuda.set_stream, torch.torch.cuda.current_stream())
+            self._outer_stream = torch.torch.cuda.current_stream()
+            failed.callback(torch.torch.cuda.set_stream, self._outer_stream)
             around.enter_context(
                 torch.torch.cuda.graph(self._graph, pool=pool.id, stream=stream, capture_error_mode=self._capture_error_mode)
             )
@@ -242,7 +244,7 @@ class GraphCapture(FunctionDecorator):
                 around.callback(_core.region_leave, native.enter_region(self._options))
             failed.pop_all()
             self._around = around.pop_all()
-        self._pool = pool
+        self._pool, self._device = pool, device
 
     def __exit__(
         self, exception_type: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
@@ -256,6 +258,7 @@ class GraphCapture(FunctionDecorator):
                 self._pools.keep_with(self._graph, self._pool)
             else:
                 self._pools.release(self._pool)
+                clean_up(self._torch, self._device, self._pool.id, self._outer_stream)
         if _core.preloaded and not isinstance(self._pool, _SharedPool):
             self._pools.look_at(self._torch, self._pool.id)
         error = replaced_error(exception, self._token, self._pool.id)

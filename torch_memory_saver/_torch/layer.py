@@ -59,6 +59,7 @@ class TorchCuda:
         self.torch = torch
         self.begin_routing: Callable[[int, PoolId], None] = routing.begin
         self.end_routing: Callable[[int, PoolId], None] = routing.end
+        self.end_capture_routing: Callable[[int, PoolId], None] = routing.end_capture
         self.release_pool: Callable[[int, PoolId], None] = routing.release
         self.empty_cache: Callable[[], None] = routing.empty_cache
         self.give_up: Callable[[Any], None] = routing.give_up

@@ -56,6 +56,7 @@ class ThreadRouting:
         every_thread: Whether a routing applies to every thread, and to one device at a time.
         begin: (device, pool id): routes this thread's allocations on the device to the pool.
         end: (device, pool id): ends that. The pool keeps one more use than before, which `release` removes.
+        end_capture: (device, pool id): ends the routing that torch began for a capture, if the capture's end failed.
         release: (device, pool id).
         empty_cache: Releases the memory of segments without a tensor.
     """
@@ -65,6 +66,7 @@ class ThreadRouting:
     def __init__(self, extension: Any, objects_end_quietly: bool) -> None:
         self.begin: Callable[[int, PoolId], None] = extension._cuda_beginAllocateCurrentThreadToPool
         self.end: Callable[[int, PoolId], None] = extension._cuda_endAllocateToPool
+        self.end_capture = self.end
         self.release: Callable[[int, PoolId], None] = extension._cuda_releasePool
         self.empty_cache: Callable[[], None] = extension._cuda_emptyCache
         self._objects_end_quietly = objects_end_quietly
@@ -116,6 +118,7 @@ class ProcessRouting:
     def __init__(self, extension: Any, segments_of: Callable[[PoolId], Segments]) -> None:
         self._begin = extension._cuda_beginAllocateToPool
         self._end = extension._cuda_endAllocateCurrentStreamToPool
+        self.end_capture: Callable[[int, PoolId], None] = self._end
         self.release: Callable[[int, PoolId], None] = extension._cuda_releasePool
         self._empty_cache = extension._cuda_emptyCache
         self._context = extension._MemPoolContext
