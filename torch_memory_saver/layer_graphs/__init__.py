@@ -1,6 +1,7 @@
-"""Plans for CUDA graphs of layers in training: in which order micro-batches run, and which buffers and graphs they share.
+"""CUDA graphs of layers in training: in which order micro-batches run, which buffers and graphs they share, and the capture.
 
-Plain data for plain Python: importing this package imports neither torch nor matplotlib.
+The plans are plain data for plain Python: importing this package imports neither torch nor matplotlib. `capture_layers`
+imports torch when it is first used.
 
 Words used in all of it: a pipeline has `pp` ranks. A *chunk* is a part of the model that lies on one rank as a whole;
 each rank has `vpp` of them. A *micro-batch* is a part of a step's samples. Ranks, chunks, micro-batches, layers,
@@ -10,6 +11,9 @@ order names no micro-batch.
 """
 
 from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from .buffers import (
     Graph,
@@ -26,10 +30,18 @@ from .plot import plot_schedule
 from .schedule import bubble_fraction, pipeline_order, schedule_table, warmup_count
 from .timeline import Bubble, Timeline, Work, run_orders
 
+if TYPE_CHECKING:
+    from .captured.capture import LayerGraphs, capture_layers
+    from .captured.layer import CapturedLayer
+    from .captured.memory import MemoryReport
+
 __all__ = [
     "Bubble",
+    "CapturedLayer",
     "Graph",
     "GraphUse",
+    "LayerGraphs",
+    "MemoryReport",
     "Pass",
     "StaticInputs",
     "Timeline",
@@ -37,6 +49,7 @@ __all__ = [
     "assign_pool_memory",
     "assign_static_inputs",
     "bubble_fraction",
+    "capture_layers",
     "find_overlap",
     "graph_uses",
     "number_of_graphs",
@@ -49,3 +62,17 @@ __all__ = [
     "schedule_table",
     "warmup_count",
 ]
+
+#: Names that need torch, and the modules that have them.
+_NEED_TORCH = {
+    "CapturedLayer": "captured.layer",
+    "LayerGraphs": "captured.capture",
+    "MemoryReport": "captured.memory",
+    "capture_layers": "captured.capture",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NEED_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_NEED_TORCH[name]}", __name__), name)

@@ -78,8 +78,9 @@ class GraphUse:
         microbatch: The micro-batch.
         first: The step in which the graph runs.
         last: The last step that reads its memory. For a forward this is its backward. For a backward it is the backward
-            of the layer before, which reads the gradient; for the first layer of a chunk its own step, in which the
-            gradient is copied or sent on. A send on another stream has to be waited for before the next step.
+            of the chunk's first layer: autograd adds up the gradients of a tensor that several layers have read, and keeps
+            the first one until then. At that step the chunk's own gradient is copied or sent on. A send on another stream
+            has to be waited for before the next step.
     """
 
     graph: Graph
@@ -183,8 +184,8 @@ def graph_uses(
         for layer in range(last_layer + 1):
             forward, backward = begins[item.forward] + layer, begins[item.backward] + last_layer - layer
             uses.append(GraphUse(Graph(False, item.chunk, layer, slot), item.microbatch, forward, backward))
-            reader = backward + 1 if layer else backward
-            uses.append(GraphUse(Graph(True, item.chunk, layer, slot), item.microbatch, backward, reader))
+            end = begins[item.backward] + last_layer
+            uses.append(GraphUse(Graph(True, item.chunk, layer, slot), item.microbatch, backward, end))
     return tuple(sorted(uses, key=lambda use: use.first))
 
 

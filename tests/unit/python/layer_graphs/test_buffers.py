@@ -140,6 +140,12 @@ def test_the_time_in_which_memory_is_in_use() -> None:
     ]
 
 
+def test_gradients_are_kept_until_the_chunks_backward_ends() -> None:
+    """A tensor that layers 0 and 2 read has its gradient from layer 2 until layer 0 adds to it."""
+    backwards = [use for use in graph_uses([1, -1], 3) if use.graph.backward]
+    assert [(use.graph.layer, use.first, use.last) for use in backwards] == [(2, 3, 5), (1, 4, 5), (0, 5, 5)]
+
+
 @given(orders(), st.sampled_from(GRAPHS))
 def test_memory_is_shared_only_where_uses_never_overlap(order: tuple[int, ...], graphs: str) -> None:
     uses = graph_uses(order, LAYERS, graphs)

@@ -1,0 +1,142 @@
+"""The inputs of a captured layer: what they must look like, and the static tensors into which they are copied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils import _pytree
+
+from torch_memory_saver.errors import InvalidArgumentError
+
+__all__ = ["Arguments", "TensorKind", "is_same_tensor"]
+
+#: In the place of each tensor among the constants.
+_TENSOR = object()
+
+
+class TensorKind(NamedTuple):
+    """What two tensors must have in common to take each other's place in a graph."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    device: Any
+    requires_grad: bool
+
+    @classmethod
+    def of(cls, tensor: Any) -> TensorKind:
+        """The kind of a tensor."""
+        return cls(tuple(tensor.shape), tensor.dtype, tensor.device, tensor.requires_grad)
+
+    def make(self) -> Any:
+        """An uninitialised tensor of this kind, contiguous."""
+        return torch.empty(self.shape, dtype=self.dtype, device=self.device)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of a layer's sample, with its tensors taken out.
+
+    Attributes:
+        owner: The layer, for messages.
+        kinds: The kinds of the tensors, in the order of the arguments. Tensors may lie in tuples, lists and dicts.
+    """
+
+    owner: str
+    kinds: tuple[TensorKind, ...]
+    _constants: tuple[Any, ...]  # _TENSOR in the place of a tensor
+    _structure: Any
+
+    @classmethod
+    def of(cls, owner: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Arguments:
+        """
+        Raises:
+            InvalidArgumentError: A tensor is not on a GPU, or is not dense.
+        """
+        leaves, structure = _pytree.tree_flatten((tuple(arguments), dict(keywords)))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        for number, tensor in enumerate(tensors):
+            if not tensor.is_cuda or tensor.layout != torch.strided:
+                raise InvalidArgumentError(
+                    f"{owner}: tensor {number} of the sample is {tensor.layout} on {tensor.device}; a graph reads dense "
+                    "tensors on a GPU. Pass other values as Python numbers: they are constants of the graph"
+                )
+        constants = tuple(_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
+        return cls(owner, tuple(TensorKind.of(tensor) for tensor in tensors), constants, structure)
+
+    def tensors_of(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The tensors of a call.
+
+        Raises:
+            InvalidArgumentError: The call does not fit the sample.
+        """
+        leaves, structure = _pytree.tree_flatten((tuple(arguments), dict(keywords)))
+        if structure != self._structure:
+            raise InvalidArgumentError(
+                f"{self.owner}: the arguments are {_describe_call(leaves, structure)}, and were "
+                f"{_describe_call(self._constants, self._structure)} when it was captured. Pass what the sample had, or "
+                "capture the layer with another sample"
+            )
+        tensors: list[Any] = []
+        for leaf, constant in zip(leaves, self._constants, strict=True):
+            fits = isinstance(leaf, torch.Tensor) if constant is _TENSOR else _equal(leaf, constant)
+            if not fits:
+                raise InvalidArgumentError(
+                    f"{self.owner}: {_describe(leaf)} was passed where {_describe(constant)} was captured. What is no "
+                    "tensor is a constant of the graph: pass a tensor, or capture the layer with the new value"
+                )
+            if constant is _TENSOR:
+                self._check(len(tensors), leaf)
+                tensors.append(leaf)
+        return tuple(tensors)
+
+    def _check(self, number: int, tensor: Any) -> None:
+        given, kind = TensorKind.of(tensor), self.kinds[number]
+        if given[:3] != kind[:3]:
+            raise InvalidArgumentError(
+                f"{self.owner}: tensor {number} is {given.dtype} {list(given.shape)} on {given.device}, and was "
+                f"{kind.dtype} {list(kind.shape)} on {kind.device} when it was captured. A graph has fixed shapes: pad "
+                "the tensor, or capture the layer with a sample of this shape"
+            )
+        if given.requires_grad and not kind.requires_grad:
+            raise InvalidArgumentError(
+                f"{self.owner}: tensor {number} requires a gradient, and its sample did not: the captured backward has none "
+                "for it. Call requires_grad_() on the sample, or detach the tensor"
+            )
+
+    def fill(self, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments with these tensors."""
+        remaining = iter(tensors)
+        leaves = [next(remaining) if constant is _TENSOR else constant for constant in self._constants]
+        arguments, keywords = _pytree.tree_unflatten(leaves, self._structure)
+        return arguments, keywords
+
+
+def _equal(value: Any, constant: Any) -> bool:
+    return value is constant or (type(value) is type(constant) and bool(value == constant))
+
+
+class _Placeholder:
+    """A leaf in a message."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def _describe_call(leaves: Sequence[Any], structure: Any) -> str:
+    arguments, keywords = _pytree.tree_unflatten([_Placeholder(_describe(leaf)) for leaf in leaves], structure)
+    return "(" + ", ".join([*map(repr, arguments), *(f"{name}={value!r}" for name, value in keywords.items())]) + ")"
+
+
+def _describe(value: Any) -> str:
+    return "a tensor" if value is _TENSOR or isinstance(value, torch.Tensor) else repr(value)
+
+
+def is_same_tensor(tensor: Any, static: Any) -> bool:
+    """Whether a tensor is already where it would be copied."""
+    return bool(tensor.data_ptr() == static.data_ptr() and tensor.stride() == static.stride())

@@ -1,0 +1,291 @@
+"""Captures layers for an order of forwards and backwards.
+
+The graphs are captured in the order in which they first run. Their results stay in the pool until nothing that is captured
+later can be in use at the same time, and then their memory serves later captures:
+
+- With a graph for each micro-batch every graph runs once in a step, in the order of the captures. One pool serves all: its
+  memory is divided at each replay as it was at the capture.
+- With shared graphs that is only so for one chunk and slot, from the forward of its first layer to its backward. So the
+  forwards of each chunk and slot have a pool, which others get if they are never in flight at the same time anywhere in the
+  order (`assign_pool_memory`, proved by `find_overlap`). The backwards of all chunks have one pool: no two run at once.
+
+What one graph leaves free during its capture, another one may take for its results. That is why pools, and not only results,
+must be separate.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import torch
+
+from torch_memory_saver import torch_memory_saver as saver
+from torch_memory_saver.errors import InvalidArgumentError
+from torch_memory_saver.layer_graphs.buffers import (
+    Graph,
+    GraphUse,
+    assign_pool_memory,
+    assign_static_inputs,
+    find_overlap,
+    graph_uses,
+)
+
+from .arguments import TensorKind
+from .layer import CapturedLayer
+from .layer_inputs import LayerInputs, check_layers
+from .memory import MemoryMeter, MemoryReport
+from .passes import CapturedPass, Capturing
+from .progress import Awaitable, Progress
+from .warm_up import warm_up
+
+__all__ = ["LayerGraphs", "capture_layers"]
+
+_WHY_CAPTURES_FAIL = (
+    "What runs in a layer must not wait for the GPU (.item(), .cpu(), nonzero(), `if tensor:`). Move such a step "
+    "between two layers"
+)
+
+
+class LayerGraphs:
+    """The graphs of a rank's layers. They live as long as this object, or a result of them.
+
+    Attributes:
+        layers: What to call in place of the modules: ``layers[chunk][layer]``.
+        order: The order that was captured. The layers must run in it; after its end it begins again.
+        tag: The tag of the graphs' memory and of the static inputs, for pause() and resume(). Pause it between steps:
+            nothing in it has to be kept.
+    """
+
+    def __init__(
+        self,
+        order: tuple[int, ...],
+        tag: str,
+        layers: tuple[tuple[CapturedLayer, ...], ...],
+        progress: Progress,
+        memory: MemoryReport,
+    ) -> None:
+        self.order = order
+        self.tag = tag
+        self.layers = layers
+        self._progress = progress
+        self._memory = memory
+
+    def memory_report(self) -> MemoryReport:
+        """What the graphs take, as it was measured during the captures."""
+        return self._memory
+
+    def in_flight(self, tensor: Any, work: Awaitable) -> None:
+        """Says that another stream still reads a result, for instance to send it to another rank. Before a later run uses
+        its memory again, the current stream waits for that.
+
+        Args:
+            tensor: An output of a captured layer, or the gradient of an input.
+            work: Whose ``wait()`` makes the current stream wait: a ``torch.cuda.Event``, or what
+                ``torch.distributed.isend`` returned.
+
+        Raises:
+            InvalidArgumentError: The tensor is no such result.
+        """
+        self._progress.keep_for(tensor.untyped_storage().data_ptr(), work)
+
+    def restart(self) -> None:
+        """Begins the order anew, after a step that did not end. Waits for what is in flight."""
+        self._progress.restart()
+
+
+def capture_layers(
+    layers: Sequence[Any],
+    sample_inputs: Sequence[Any],
+    order: Sequence[int] = (1, -1),
+    pool: tuple[int, int] | None = None,
+    *,
+    sample_keywords: Sequence[Any] | None = None,
+    graphs: str = "per_microbatch",
+    tag: str = "default",
+    warmup: int = 3,
+    reuse_memory: bool = True,
+) -> LayerGraphs:
+    """Captures CUDA graphs of layers, a forward and a backward each, in memory that pause() can release.
+
+    Each layer runs `warmup` times, and is then captured as often as the order needs. Parameters, their gradients, buffers
+    and the state of the random generator are the same afterwards as before.
+
+    Args:
+        layers: The modules of a chunk in the order in which they run, or a sequence of modules for each chunk. No module
+            may have hooks. All lie on one GPU.
+        sample_inputs: For each layer, in the same structure, its input: a tensor, or a tuple of positional arguments. Calls
+            must have tensors of the same shapes and types. A tensor whose sample requires no gradient gets none.
+        order: What this rank runs in a step (`pipeline_order`). The default runs one micro-batch at a time; repeat it.
+        pool: The token of a pool for the graphs, from ``torch.cuda.graph_pool_handle()``. None: pools of their own. Only
+            with ``graphs="per_microbatch"``: PyTorch's rule for graphs in one pool is that they run in the order of their
+            captures.
+        sample_keywords: For each layer, in the same structure, a dict of keyword arguments, or None.
+        graphs: ``"per_microbatch"``: a graph for each micro-batch, 2 x layers x micro-batches in all. ``"shared"``: as many
+            as `number_of_graphs` counts. The results are the same.
+        tag: The tag of the memory.
+        warmup: How often each layer runs before it is captured, at least 1.
+        reuse_memory: False: no graph gets the memory of another one's results. The pool then grows with the micro-batches.
+
+    Raises:
+        InvalidArgumentError: The arguments do not fit each other, or a layer has hooks.
+        CaptureInProgressError: A capture is under way.
+    """
+    modules, inputs = check_layers(layers, sample_inputs, sample_keywords)
+    if warmup < 1:
+        raise InvalidArgumentError(f"warmup is {warmup}: a layer runs at least once before it is captured")
+    capture = _Capture(modules, inputs, tuple(order), pool, graphs, tag, reuse_memory)
+    with _cheap_garbage_collection(), torch.cuda.device(capture.device):
+        capture.warm_up(warmup)
+        memory = capture.run()
+    return LayerGraphs(tuple(order), tag, capture.layers, capture.progress, memory)
+
+
+class _Capture:
+    """One call of capture_layers()."""
+
+    def __init__(
+        self,
+        modules: Sequence[Sequence[Any]],
+        inputs: LayerInputs,
+        order: tuple[int, ...],
+        pool: tuple[int, int] | None,
+        graphs: str,
+        tag: str,
+        reuse: bool,
+    ) -> None:
+        counts = [len(chunk) for chunk in modules]
+        self.uses = graph_uses(order, counts, graphs)
+        self._pools = _pool_numbers(order, graphs)
+        if pool is not None and len(set(self._pools.values())) > 1:
+            raise InvalidArgumentError(
+                f'pool is {pool}, but the graphs need {len(set(self._pools.values()))} pools: with graphs="shared" leave '
+                "pool=None"
+            )
+        self.progress = Progress(self.uses)
+        self._inputs = inputs
+        self._tag = tag
+        self.device = inputs.device
+        self.layers = tuple(
+            tuple(
+                CapturedLayer(module, chunk, layer, inputs.arguments[chunk][layer], self.progress, tag)
+                for layer, module in enumerate(row)
+            )
+            for chunk, row in enumerate(modules)
+        )
+        kinds = [[arguments.kinds for arguments in row] for row in inputs.arguments]
+        self._static = assign_static_inputs(order, counts, shapes=kinds, graphs=graphs)
+        self._tokens = {number: pool or torch.cuda.graph_pool_handle() for number in set(self._pools.values())}
+        self._stream = torch.cuda.Stream(self.device)
+        self._gradients: dict[tuple[TensorKind, int], Any] = {}
+        self._buffers: list[tuple[Any, ...]] = []
+        self._capturing = Capturing(self._into, self._gradient, reuse)
+
+    def warm_up(self, times: int) -> None:
+        """Runs each layer on the stream of the captures, so that libraries allocate their workspaces for it before them, and
+        in ordinary memory."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream), _autocast_without_cache():
+            for row in self.layers:
+                for layer in row:
+                    warm_up(layer.module, layer.arguments, self._inputs.samples[layer.chunk][layer.layer], times)
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+    def run(self) -> MemoryReport:
+        """Captures every graph at its first use in the order."""
+        self._meter = MemoryMeter(self.device)
+        with saver.region(tag=self._tag):
+            shapes = cast(tuple[tuple[TensorKind, ...], ...], self._static.shapes)
+            self._buffers = [tuple(kind.make() for kind in kinds) for kinds in shapes]
+        releases: dict[int, list[Callable[[], None]]] = {}
+        with _autocast_without_cache():
+            for step, use in enumerate(self.uses):
+                captured = self._capture(use)
+                if captured is not None and self._capturing.reuse:
+                    release = captured.release_backward if use.graph.backward else captured.release_forward
+                    releases.setdefault(use.last, []).append(release)
+                for release in releases.pop(step, ()):
+                    release()
+        self.progress.skip_backwards(
+            {(layer.chunk, layer.layer) for row in self.layers for layer in row if not layer.has_backward}
+        )
+        return self._meter.report(self._buffers, self._gradients.values())
+
+    def _capture(self, use: GraphUse) -> CapturedPass | None:
+        """Captures the graph of a use if this is its first one."""
+        graph = use.graph
+        layer = self.layers[graph.chunk][graph.layer]
+        pool = self._pools[graph.backward, graph.chunk, graph.slot]
+        if not graph.backward:
+            if graph.slot in layer.passes:
+                return None
+            buffers = self._buffers[self._static.numbers[graph.chunk][use.microbatch][graph.layer]]
+            captured = layer.passes[graph.slot] = CapturedPass(layer.arguments, buffers)
+            captured.capture_forward(layer.module, pool, self._capturing)
+            return captured
+        captured = layer.passes[graph.slot]
+        if captured.is_backward_captured or not captured.has_backward:
+            return None
+        captured.capture_backward(pool, self._capturing)
+        return captured
+
+    @contextlib.contextmanager
+    def _into(self, owner: str, graph: Any, pool: int) -> Iterator[None]:
+        try:
+            with saver.cuda_graph(graph, pool=self._tokens[pool], stream=self._stream, tag=self._tag):
+                yield
+        except RuntimeError as error:
+            raise InvalidArgumentError(f"{owner} cannot be captured: {_first_line(error)}. {_WHY_CAPTURES_FAIL}") from error
+        self._meter.add(graph)
+
+    def _gradient(self, kind: TensorKind, number: int) -> Any:
+        """The static tensor for the gradients of such outputs in all layers: each backward reads it only while it runs."""
+        if (kind, number) not in self._gradients:
+            with saver.region(tag=self._tag):
+                self._gradients[kind, number] = kind.make()
+        return self._gradients[kind, number]
+
+
+def _pool_numbers(order: tuple[int, ...], graphs: str) -> dict[tuple[bool, int, int], int]:
+    """The pool of each forward and backward, by chunk and slot."""
+    uses = graph_uses(order, 1, graphs)  # a chunk as a whole
+    if graphs == "per_microbatch":
+        return {(use.graph.backward, use.graph.chunk, use.graph.slot): 0 for use in uses}
+    memory: dict[Graph, int] = assign_pool_memory(uses)
+    overlap = find_overlap(uses, memory)
+    assert overlap is None, f"pools are shared by {overlap}"
+    return {(graph.backward, graph.chunk, graph.slot): number for graph, number in memory.items()}
+
+
+def _first_line(error: BaseException) -> str:
+    """What failed first: the end of an invalidated capture fails, too."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+@contextlib.contextmanager
+def _autocast_without_cache() -> Iterator[None]:
+    """Casts of parameters are not kept from one graph to another."""
+    enabled = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(enabled)
+
+
+@contextlib.contextmanager
+def _cheap_garbage_collection() -> Iterator[None]:
+    """PyTorch collects garbage before each capture. What exists before the first one is left out of that."""
+    if gc.get_freeze_count():  # the program has frozen its objects
+        yield
+        return
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

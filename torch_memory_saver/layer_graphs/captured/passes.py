@@ -1,0 +1,188 @@
+"""One layer's forward and backward as two CUDA graphs, for the micro-batches of one slot.
+
+A pass is captured in four steps, in this order: its forward, its backward, and for each of them the release of its results
+once nothing that is captured later may overwrite them. The caller decides when, and runs the replays in an order in which
+that is right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import torch
+from torch.func import functional_call
+from torch.utils import _pytree
+
+from torch_memory_saver.errors import InvalidStateError
+
+from .arguments import Arguments, TensorKind, is_same_tensor
+from .weak import weak_tensor
+
+__all__ = ["CapturedPass", "Capturing", "Gradients"]
+
+
+class Capturing(NamedTuple):
+    """What captures need from their caller.
+
+    Attributes:
+        into: The context of a capture: whose it is, the graph, and the number of the pool.
+        gradient: The static tensor for the gradient of an output of a kind, the counted within its layer from 0.
+        reuse: Whether results are released.
+    """
+
+    into: Callable[[str, Any, int], AbstractContextManager[None]]
+    gradient: Callable[[TensorKind, int], Any]
+    reuse: bool
+
+
+class Gradients(NamedTuple):
+    """What a replayed backward has computed.
+
+    Attributes:
+        inputs: One for each tensor of the arguments, or None. They lie in the pool.
+        parameters: One for each parameter, or None. They are copies.
+    """
+
+    inputs: list[Any]
+    parameters: list[Any]
+
+
+class CapturedPass:
+    """A forward and a backward that share the results of the forward.
+
+    Attributes:
+        inputs: The static inputs. Contents that are already there are not copied.
+        differentiable: For each output tensor, whether it has a gradient.
+        has_backward: Whether there is anything to compute in the backward.
+    """
+
+    def __init__(self, arguments: Arguments, inputs: Sequence[Any]) -> None:
+        self._arguments = arguments
+        self.inputs = tuple(inputs)
+        self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        self.is_forward_captured = self.is_backward_captured = False
+
+    # -- capture -------------------------------------------------------------------------------------------------------
+
+    def capture_forward(self, module: Any, pool: int, capturing: Capturing) -> None:
+        """Captures the forward. Parameters are used through other tensors with the same memory: hooks of the parameters and
+        the accumulation of their gradients do not get into the graph."""
+        kinds = self._arguments.kinds
+        leaves = [
+            tensor.detach().requires_grad_(kind.requires_grad) for tensor, kind in zip(self.inputs, kinds, strict=True)
+        ]
+        parameters = {
+            name: parameter.detach().requires_grad_(parameter.requires_grad) for name, parameter in module.named_parameters()
+        }
+        arguments, keywords = self._arguments.fill(leaves)
+        saved: set[int] = set()
+        with capturing.into(self._arguments.owner, self._forward, pool), torch.enable_grad(), _saved_tensors_noted(saved):
+            result = functional_call(module, parameters, arguments, keywords)
+        flat, self._structure = _pytree.tree_flatten(result)
+        self._constants = tuple(None if isinstance(leaf, torch.Tensor) else leaf for leaf in flat)
+        self._is_tensor = tuple(isinstance(leaf, torch.Tensor) for leaf in flat)
+        self.outputs = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
+        self.differentiable = tuple(output.requires_grad for output in self.outputs)
+        self._is_saved = tuple(output.untyped_storage().data_ptr() in saved for output in self.outputs)
+        self._sources = [leaf if leaf.requires_grad else None for leaf in leaves]
+        self._parameters = [parameter for parameter in parameters.values() if parameter.requires_grad]
+        needs = any(source is not None for source in self._sources) or bool(self._parameters)
+        self.has_backward = needs and any(self.differentiable)
+        self.is_forward_captured = True
+
+    def capture_backward(self, pool: int, capturing: Capturing) -> None:
+        """Captures the backward."""
+        ends = [output for output in self.outputs if output.requires_grad]
+        kinds = [TensorKind.of(output.detach()) for output in ends]
+        self.output_gradients = tuple(
+            capturing.gradient(kind, kinds[:number].count(kind)) for number, kind in enumerate(kinds)
+        )
+        sources = [source for source in self._sources if source is not None] + self._parameters
+        static = {tensor.untyped_storage().data_ptr() for tensor in (*self.output_gradients, *self.inputs, *self.outputs)}
+        # Autograd's own threads drop their last references a moment later, perhaps after the next capture has begun.
+        with capturing.into(self._arguments.owner, self._backward, pool), torch.autograd.set_multithreading_enabled(False):
+            found = torch.autograd.grad(ends, sources, self.output_gradients, allow_unused=True)
+            # What a layer passes on unchanged must not stay in a tensor that other graphs write.
+            found = [
+                each.clone() if each is not None and each.untyped_storage().data_ptr() in static else each for each in found
+            ]
+        remaining = iter(found)
+        self._input_gradients = [None if source is None else next(remaining) for source in self._sources]
+        self._parameter_gradients = list(remaining)
+        del self._sources, self._parameters
+        self.is_backward_captured = True
+
+    def release_forward(self) -> None:
+        """Lets later captures have the memory of the outputs, and of what the backward has read."""
+        self.outputs = [weak_tensor(output, self._forward) for output in self.outputs]
+
+    def release_backward(self) -> None:
+        """Lets later captures have the memory of the gradients."""
+        self._input_gradients, self._parameter_gradients = (
+            [None if each is None else weak_tensor(each, self._backward) for each in gradients]
+            for gradients in (self._input_gradients, self._parameter_gradients)
+        )
+
+    # -- replay --------------------------------------------------------------------------------------------------------
+
+    def replay_forward(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
+        """Runs the forward for these inputs. The outputs lie in the pool, and are valid until the backward has run."""
+        for static, tensor in zip(self.inputs, tensors, strict=True):
+            if not is_same_tensor(tensor, static):
+                static.copy_(tensor)
+        self._forward.replay()
+        self._versions = [output._version for output in self.outputs]
+        return tuple(output.detach() for output in self.outputs)
+
+    def result(self, outputs: Sequence[Any]) -> Any:
+        """What the layer returns, with these output tensors."""
+        remaining = iter(outputs)
+        leaves = [
+            next(remaining) if is_tensor else constant
+            for is_tensor, constant in zip(self._is_tensor, self._constants, strict=True)
+        ]
+        return _pytree.tree_unflatten(leaves, self._structure)
+
+    def replay_backward(self, gradients: Sequence[Any]) -> Gradients:
+        """Runs the backward for the gradients of the outputs; None is zero.
+
+        Raises:
+            InvalidStateError: An output that the backward reads was changed in place.
+        """
+        self._check_versions()
+        ends = [gradient for gradient, has_one in zip(gradients, self.differentiable, strict=True) if has_one]
+        for static, gradient in zip(self.output_gradients, ends, strict=True):
+            if gradient is None:
+                static.zero_()
+            elif not is_same_tensor(gradient, static):
+                static.copy_(gradient)
+        self._backward.replay()
+        # AccumulateGrad keeps the tensor that it gets as .grad, and the next replay would overwrite it.
+        return Gradients(
+            [None if each is None else each.detach() for each in self._input_gradients],
+            [None if each is None else each.clone() for each in self._parameter_gradients],
+        )
+
+    def _check_versions(self) -> None:
+        for number, (output, version) in enumerate(zip(self.outputs, self._versions, strict=True)):
+            if self._is_saved[number] and output._version != version:
+                raise InvalidStateError(
+                    f"{self._arguments.owner}: output {number} was changed in place after the layer had returned it, and "
+                    "its backward reads it. Change a clone instead",
+                    operation="layer_graphs",
+                )
+
+
+@contextlib.contextmanager
+def _saved_tensors_noted(addresses: set[int]) -> Iterator[None]:
+    """Notes the storages that autograd saves for the backward."""
+
+    def note(tensor: Any) -> Any:
+        addresses.add(tensor.untyped_storage().data_ptr())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        yield

@@ -1,0 +1,109 @@
+"""Where a step is in the order that was captured.
+
+Replays in another order than that of the plan would overwrite memory that is in use, without any error. So each run asks
+here first. Plain Python. One thread at a time: the caller's, or autograd's while the caller waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
+from torch_memory_saver.layer_graphs.buffers import GraphUse
+
+__all__ = ["Awaitable", "Progress", "describe_run"]
+
+
+class Awaitable(Protocol):
+    """What makes the current stream wait: a torch.cuda.Event, or a Work of torch.distributed."""
+
+    def wait(self) -> object:
+        """Makes the current stream wait."""
+
+
+def describe_run(backward: bool, chunk: int, layer: int) -> str:
+    """A run in words, for messages."""
+    return f"the {'backward' if backward else 'forward'} of chunk {chunk}, layer {layer}"
+
+
+class Progress:
+    """The position of the next run in the order, and sends that later runs have to wait for."""
+
+    def __init__(self, uses: Sequence[GraphUse]) -> None:
+        """
+        Args:
+            uses: One for each step of the order, as `graph_uses` returns them.
+        """
+        self._uses = uses
+        self._no_backward: Collection[tuple[int, int]] = ()
+        self._runs = 0  # since the last restart, all steps of the order counted
+        self._last_use: dict[int, int] = {}  # by address of a result: the last run that reads it, counted like _runs
+        self._in_flight: list[tuple[int, Awaitable]] = []
+
+    def skip_backwards(self, layers: Collection[tuple[int, int]]) -> None:
+        """Takes layers, by chunk and layer, that have no backward out of the order."""
+        self._no_backward = layers
+
+    def next(self) -> GraphUse:
+        """The run that comes next."""
+        while True:
+            use = self._uses[self._runs % len(self._uses)]
+            if not use.graph.backward or (use.graph.chunk, use.graph.layer) not in self._no_backward:
+                return use
+            self._runs += 1
+
+    def begin(self, backward: bool, chunk: int, layer: int) -> GraphUse:
+        """Called before a run. Makes the current stream wait for sends whose memory this run may use again.
+
+        Raises:
+            InvalidStateError: Another run comes next. Nothing has changed.
+        """
+        use = self.next()
+        graph = use.graph
+        if (backward, chunk, layer) != (graph.backward, graph.chunk, graph.layer):
+            raise InvalidStateError(
+                f"layer_graphs: {describe_run(backward, chunk, layer)} was called, but "
+                f"{describe_run(graph.backward, graph.chunk, graph.layer)}, for micro-batch {use.microbatch} comes next in "
+                f"the captured order (run {use.first} of {len(self._uses)}). Run the layers in that order. After a step "
+                "that did not end, call restart()",
+                operation="layer_graphs",
+            )
+        for last, work in self._in_flight:
+            if last < self._runs:
+                work.wait()
+        self._in_flight = [(last, work) for last, work in self._in_flight if last >= self._runs]
+        return use
+
+    def end(self, use: GraphUse, addresses: Sequence[int]) -> None:
+        """Called after a run.
+
+        Args:
+            use: What begin() returned.
+            addresses: Where the results are that the caller gets.
+        """
+        for address in addresses:
+            self._last_use[address] = self._runs + use.last - use.first
+        self._runs += 1
+
+    def keep_for(self, address: int, work: Awaitable) -> None:
+        """Before the memory at that address is used again, the current stream will wait for the work.
+
+        Raises:
+            InvalidArgumentError: No result of a run is there.
+        """
+        last = self._last_use.get(address)
+        if last is None:
+            raise InvalidArgumentError(
+                f"in_flight: the tensor at {address:#x} is no output of a captured layer, nor a gradient of its inputs, so "
+                "its memory is not used again by one. Pass the tensor that the layer returned"
+            )
+        self._in_flight.append((last, work))
+
+    def restart(self) -> None:
+        """The next run is the first of the order, whatever was run before. Waits for all that is in flight."""
+        for _, work in self._in_flight:
+            work.wait()
+        self._in_flight.clear()
+        self._last_use.clear()
+        self._runs = 0

@@ -1,0 +1,43 @@
+"""Tensors that do not own their memory.
+
+The results of a captured graph lie in its pool. While a tensor holds them, PyTorch's allocator does not give their memory to
+another capture. When that is right, the tensor is replaced by one with the same address, type and shape that the allocator
+does not know of.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["weak_tensor"]
+
+
+class _Memory:
+    """Memory at an address, described by the CUDA array interface. PyTorch keeps this object as long as the storage."""
+
+    def __init__(self, address: int, size: int, keep: object) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "strides": None,
+            "version": 3,
+        }
+        self._keep = keep
+
+
+def weak_tensor(tensor: Any, keep: object) -> Any:
+    """A tensor with the same memory and metadata that does not own it and has no history.
+
+    Args:
+        tensor: Any dense tensor on a GPU.
+        keep: Lives as long as the result's storage. It has to keep the memory mapped.
+    """
+    if tensor.numel() == 0:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    memory = _Memory(tensor.data_ptr(), elements * tensor.element_size(), keep)
+    flat = torch.as_tensor(memory, device=tensor.device).view(tensor.dtype)
+    return flat.as_strided(tensor.shape, tensor.stride())
