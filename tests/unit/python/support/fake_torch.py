@@ -138,6 +138,9 @@ class FakeTorch:
                 return
         raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
 
+    def end_capture_routing(self, device: int, pool: PoolId) -> None:
+        self.end_routing(device, pool)
+
     def release_pool(self, device: int, pool: PoolId) -> None:
         assert self.uses[pool] > 0
         self.uses[pool] -= 1
