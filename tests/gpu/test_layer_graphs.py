@@ -170,16 +170,18 @@ def test_a_send_is_waited_for_before_its_memory_is_used_again(what: str) -> None
     [[layer]] = layers.layers
     link = torch.cuda.Stream()
     sent, expected, received = [], [], []
+    works: list[Work] = []
     for seed in range(3):
         x = numbers(seed).requires_grad_() * 1.0
         x.register_hook(received.append)
         y = layer(x)
+        assert [work.waits for work in works] == [1] * seed, "the stream waits before the memory is used again"
         if what == "output":
-            sent.append(send(layers, y, link))
+            sent.append(send(layers, y, link, works))
             expected.append(modules[0][0](numbers(seed)).detach())
         y.backward(numbers(seed + 9))
         if what == "gradient":
-            sent.append(send(layers, received[0], link))
+            sent.append(send(layers, received[0], link, works))
             other = numbers(seed).requires_grad_()
             modules[0][0](other).backward(numbers(seed + 9))
             expected.append(other.grad)
@@ -188,15 +190,28 @@ def test_a_send_is_waited_for_before_its_memory_is_used_again(what: str) -> None
     assert all(map(torch.equal, sent, expected))
 
 
-def send(layers: Any, tensor: Any, link: Any) -> Any:
+class Work:
+    """An event that counts how often it was waited for."""
+
+    def __init__(self) -> None:
+        self.event = torch.cuda.Event()
+        self.waits = 0
+
+    def wait(self) -> None:
+        self.waits += 1
+        self.event.wait()
+
+
+def send(layers: Any, tensor: Any, link: Any, works: list[Work]) -> Any:
     arrived = torch.empty_like(tensor)
     link.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(link):
         hold_stream()
         arrived.copy_(tensor.detach())
-        event = torch.cuda.Event()
-        event.record(link)
-    layers.in_flight(tensor, event)
+        work = Work()
+        work.event.record(link)
+    layers.in_flight(tensor, work)
+    works.append(work)
     return arrived
 
 
