@@ -14,6 +14,13 @@ _COUNTERS_AND_EVENTS = "tests/unit/python/torch/test_ipc_counters.py"
 
 MUTANTS = (
     Mutant(
+        "one-of-two-first-sends-is-forgotten",
+        _SHARED,
+        "if replaced is None or replaced.exported.generation != memory.exported.generation:",
+        "if True:",
+        (f"{_PYTHON}::test_two_first_sends_of_the_same_memory_at_once_are_both_kept",),
+    ),
+    Mutant(
         "a-descriptor-outlives-its-memory",
         "csrc/core/segment.c",
         "    tms_descriptor_close(&segment->exported); /* it would keep the memory */\n",
@@ -51,8 +58,8 @@ MUTANTS = (
     Mutant(
         "a-sent-block-is-used-again",
         _SHARED,
-        "_Sent(storage, counter_file, counter, event)",
-        "_Sent(None, counter_file, counter, event)",
+        "_Sent(storage, *counter, event)",
+        "_Sent(None, *counter, event)",
         (
             f"{_PYTHON}::test_a_storage_is_kept_until_its_counter_falls",
             "torch:tests/gpu/test_sharing.py::test_a_block_is_not_used_again_while_an_importer_reads_it",
@@ -78,15 +85,15 @@ MUTANTS = (
     Mutant(
         "a-send-that-has-begun-does-not-count",
         _SHARED,
-        "                self._sending[call] = row\n",
+        "            self._sending[call] = row\n",
         "",
         (f"{_PYTHON}::test_a_send_that_has_begun_counts_as_shared",),
     ),
     Mutant(
         "the-offset-in-the-allocation-is-not-sent",
         _SHARED,
-        "offset=storage.data_ptr() - row.address",
-        "offset=0",
+        "offset = storage.data_ptr() - row.address",
+        "offset = 0",
         (
             f"{_PYTHON}::test_a_storage_goes_with_its_memory_a_counter_and_an_event",
             "torch:tests/gpu/test_sharing.py::test_tensors_of_one_allocation_are_described_alike",

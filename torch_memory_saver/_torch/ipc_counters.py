@@ -60,20 +60,19 @@ class CounterFile:
         finally:
             os.close(descriptor)
         _USERS.pack_into(self._mapping, 0, 1)
+        self._mapping[_HEADER_BYTES:_FILE_BYTES] = _VALUE.pack(1) * _COUNTERS
         self._taken = 0
 
     def take(self) -> int:
-        """The number of a counter that has not been used, set to 1.
+        """The number of a counter that has not been used, which is 1.
 
         Raises:
             IndexError: There is none left.
         """
         if self._taken == _COUNTERS:
             raise IndexError
-        number = self._taken
         self._taken += 1
-        _VALUE.pack_into(self._mapping, _HEADER_BYTES + number * _VALUE.size, 1)
-        return number
+        return self._taken - 1
 
     def is_in_use(self, number: int) -> bool:
         """Whether an importer may still use what was sent with that counter."""

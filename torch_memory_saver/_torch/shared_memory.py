@@ -50,17 +50,9 @@ _LOOK_AFTER = 1000
 _POLL_SECONDS = 0.002
 
 
-class _Fields(NamedTuple):
-    """What PyTorch's ``_share_cuda_`` returns."""
-
-    device: int
-    handle: bytes
-    size: int
-    offset: int
-    counter_file: bytes
-    counter: int
-    event: bytes
-    waits_for_event: bool
+#: Where these are in what PyTorch's ``_share_cuda_`` returns: device, handle, size, offset, counter file, counter, event's
+#: handle, whether importers wait for the event.
+_HANDLE, _COUNTER_FILE, _COUNTER, _WAITS = 1, 4, 5, 7
 
 
 class _Sent(NamedTuple):
@@ -83,10 +75,8 @@ class _Memory:
     descriptions: dict[int, bytes] = field(default_factory=dict)  # by format
     sent: list[_Sent] = field(default_factory=list)
 
-    def description(self, layout: int) -> bytes:
-        if layout not in self.descriptions:
-            self.descriptions[layout] = describe(layout, self.exported)
-        return self.descriptions[layout]
+    def describe(self, layout: int) -> bytes:
+        return self.descriptions.setdefault(layout, describe(layout, self.exported))
 
 
 class SharedMemory:
@@ -127,71 +117,67 @@ class SharedMemory:
             CaptureInProgressError: A capture is under way: it would record the event that is sent.
         """
         call = object()
+        counter = self._begin(call, row)
         try:
-            with self._lock:
-                if any(selects(tags, row.tag) for tags in self._closed.values()):
-                    raise InvalidStateError(
-                        "share: this memory is being paused. Share it after its resume",
-                        operation="share",
-                        tag=row.tag,
-                        device=row.device,
-                    )
-                self._sending[call] = row
-            return self._send(torch, share, storage, row)
+            return self._send(torch, share, storage, row, counter)
         finally:
             with self._lock:
                 self._sending.pop(call, None)
 
-    def _send(self, torch: Any, share: Share, storage: Any, row: _core.Segment) -> tuple[Any, ...]:
+    def _begin(self, call: object, row: _core.Segment) -> tuple[CounterFile, int]:
+        """Lists a call as sending, and takes a counter for it."""
+        with self._lock:
+            if self._closed and any(selects(tags, row.tag) for tags in self._closed.values()):
+                raise InvalidStateError(
+                    "share: this memory is being paused. Share it after its resume",
+                    operation="share",
+                    tag=row.tag,
+                    device=row.device,
+                )
+            counter = self._counters.take()
+            self._sending[call] = row
+        return counter
+
+    def _send(
+        self, torch: Any, share: Share, storage: Any, row: _core.Segment, counter: tuple[CounterFile, int]
+    ) -> tuple[Any, ...]:
         if _is_capturing(torch, row.device):
             raise CaptureInProgressError(
                 "share: the current stream is capturing, and an event on it would go with the tensor. Share it before or "
                 "after the capture",
                 operation="share",
             )
-        memory = self._memory_of(row, _core.export_memory(row.address))
+        exported = _core.export_memory(row.address)
+        memory = self._memory.get(row.address)
+        if memory is None or memory.exported.generation != exported.generation:
+            memory = _Memory(exported, row.tag, _core.tag_info(row.tag).epoch)
         own = self._own_format or self._find_own_format(torch, share, row.device)
         layout = own if self.importer is None else format_of_importer(self.importer)
+        handle = memory.descriptions.get(layout) or memory.describe(layout)
         event = self._events.record(torch, row.device)
-        with self._lock:
-            counter_file, counter = self._counters.take()
-        result = _Fields(
-            device=row.device,
-            handle=memory.description(layout),
-            size=storage.nbytes(),
-            offset=storage.data_ptr() - row.address,
-            counter_file=counter_file.name,
-            counter=counter,
-            event=event.handle,
-            waits_for_event=True,
-        )
+        offset = storage.data_ptr() - row.address
+        result = (row.device, handle, storage.nbytes(), offset, counter[0].name, counter[1], event.handle, True)
         if layout == own and not self._is_tested:
             self._test(torch, result)
-        self._keep(memory, _Sent(storage, counter_file, counter, event))
-        return tuple(result)
-
-    def _memory_of(self, row: _core.Segment, exported: _core.Export) -> _Memory:
-        with self._lock:
-            found = self._memory.get(row.address)
-            if found is not None and found.exported.generation == exported.generation:
-                return found
-        return _Memory(exported, row.tag, _core.tag_info(row.tag).epoch)
+        self._keep(memory, _Sent(storage, *counter, event))
+        return result
 
     def _find_own_format(self, torch: Any, share: Share, device: int) -> int:
         """The format of this process's PyTorch, by what it says of ordinary memory."""
         with self._ordinary_memory():
             storage = torch.UntypedStorage(1, device=torch.device("cuda", device))
-        fields = _Fields(*share(storage))
-        torch.UntypedStorage._release_ipc_counter_cuda(fields.counter_file, fields.counter)  # nobody will import it
-        self._own_format = format_of_own_description(fields.handle)
+        fields = share(storage)
+        torch.UntypedStorage._release_ipc_counter_cuda(fields[_COUNTER_FILE], fields[_COUNTER])  # nobody will import it
+        self._own_format = format_of_own_description(fields[_HANDLE])
         return self._own_format
 
-    def _test(self, torch: Any, fields: _Fields) -> None:
+    def _test(self, torch: Any, fields: tuple[Any, ...]) -> None:
         """Imports a description in this process, once: an importer elsewhere would fail in its own way. Also checks that the
         counter falls when the import is dropped."""
         with self._lock:
             counter_file, counter = self._counters.take()
-        arguments = fields._replace(counter_file=counter_file.name, counter=counter, waits_for_event=False)
+        arguments = list(fields)
+        arguments[_COUNTER_FILE], arguments[_COUNTER], arguments[_WAITS] = counter_file.name, counter, False
         try:
             torch.UntypedStorage._new_shared_cuda(*arguments)
         except RuntimeError as error:
@@ -210,8 +196,12 @@ class SharedMemory:
 
     def _keep(self, memory: _Memory, sent: _Sent) -> None:
         with self._lock:
-            replaced = self._memory.get(memory.exported.address)
-            self._memory[memory.exported.address] = memory
+            address = memory.exported.address
+            replaced = self._memory.get(address)
+            if replaced is None or replaced.exported.generation != memory.exported.generation:
+                self._memory[address] = memory
+            else:
+                memory = replaced  # of another thread, perhaps, that has sent of the same memory meanwhile
             memory.sent.append(sent)
             self._sends_until_look -= 1
             look = self._sends_until_look <= 0
@@ -286,7 +276,7 @@ class SharedMemory:
 
 def _is_capturing(torch: Any, device: int) -> bool:
     """Whether the current stream of the device is capturing."""
-    if torch.cuda.current_device() == device:
-        return bool(torch.cuda.is_current_stream_capturing())
+    if torch._C._cuda_getDevice() == device:
+        return bool(torch._C._cuda_isCurrentStreamCapturing())
     with torch.cuda.device(device):
         return bool(torch.cuda.is_current_stream_capturing())

@@ -103,11 +103,7 @@ class FakeTorch:
 
         @staticmethod
         def is_current_stream_capturing() -> bool:
-            return FakeTorch.current in FakeTorch.capturing
-
-        @staticmethod
-        def current_device() -> int:
-            return FakeTorch.current
+            return FakeTorch._C._cuda_isCurrentStreamCapturing()
 
         @staticmethod
         def current_stream(device: int) -> tuple[int, int, int]:
@@ -121,6 +117,14 @@ class FakeTorch:
             FakeTorch.current = before
 
     class _C:
+        @staticmethod
+        def _cuda_getDevice() -> int:
+            return FakeTorch.current
+
+        @staticmethod
+        def _cuda_isCurrentStreamCapturing() -> bool:
+            return FakeTorch.current in FakeTorch.capturing
+
         @staticmethod
         def _cuda_getCurrentStream(device: int) -> tuple[int, int, int]:
             return FakeStream.current

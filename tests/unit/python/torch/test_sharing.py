@@ -102,6 +102,27 @@ def test_a_storage_is_kept_until_its_counter_falls(shared: SharedMemory) -> None
     assert [reference() is not None for reference in alive] == [False, False]
 
 
+def test_two_first_sends_of_the_same_memory_at_once_are_both_kept(
+    shared: SharedMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = allocate()
+    storages = [FakeStorage(10, address=address) for _ in range(2)]
+    alive = [weakref.ref(storage) for storage in storages]
+    record = FakeEvent.record
+
+    def send_another(event: FakeEvent, stream: tuple[int, int, int]) -> None:
+        monkeypatch.setattr(FakeEvent, "record", record)
+        send(shared, storages.pop())
+        event.record(stream)
+
+    monkeypatch.setattr(FakeEvent, "record", send_another)
+    send(shared, storages[0])
+    storages.clear()
+    shared.collect()
+    gc.collect()
+    assert [reference() is not None for reference in alive] == [True, True]
+
+
 def test_a_pause_ends_what_was_sent(shared: SharedMemory) -> None:
     addresses = {tag: allocate(tag) for tag in ("a", "b")}
     alive = {}
