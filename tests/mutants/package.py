@@ -222,6 +222,13 @@ _TORCH_LAYER = (
         "if info.paused and shared.pool.epoch > info.epoch:",
         (_TESTS + "torch/test_graphs.py::test_a_paused_pool_is_an_error_until_it_is_resumed",),
     ),
+    Mutant(
+        "a-workspace-may-lie-in-a-graph-s-pool",
+        _SOURCES + "_torch/graphs.py",
+        "            make_workspaces(torch.torch, capture.capture_stream)\n",
+        "",
+        (_TESTS + "torch/test_graphs.py::test_workspaces_are_made_before_the_capture_and_in_ordinary_memory",),
+    ),
 )
 
 MUTANTS = (*_POOLS, *_REGIONS, *_LIVE, *_TORCH_LAYER)

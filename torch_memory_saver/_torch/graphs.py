@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from torch_memory_saver import _core
 from torch_memory_saver._saver import native
 from torch_memory_saver._saver.options import RegionOptions
+from torch_memory_saver._torch.blas_workspaces import make_workspaces
 from torch_memory_saver._torch.eager import eager_methods
 from torch_memory_saver._torch.failed_captures import clean_up
 from torch_memory_saver._torch.frames import FunctionDecorator
@@ -227,17 +228,19 @@ class GraphCapture(FunctionDecorator):
             around.enter_context(self._store.routing_suspended(torch))
             pool = self._pools.acquire(torch, self._token, key)
             failed.callback(self._pools.release, pool)
-            if isinstance(pool, _SharedPool):
-                around.enter_context(torch.capturing_into(pool.pool.memory_pool))
             # Not managed: allocations outside the pool are ordinary. Allocations of a pool with this package's allocator use
             # these settings in any case.
             around.callback(_core.region_leave, native.enter_region(self._options.unmanaged()))
-            around.callback(_core.capture_end, native.begin_capture(self._options))
             self._outer_stream = torch.torch.cuda.current_stream()
             failed.callback(torch.torch.cuda.set_stream, self._outer_stream)
-            around.enter_context(
-                torch.torch.cuda.graph(self._graph, pool=pool.id, stream=stream, capture_error_mode=self._capture_error_mode)
+            capture = torch.torch.cuda.graph(
+                self._graph, pool=pool.id, stream=stream, capture_error_mode=self._capture_error_mode
             )
+            make_workspaces(torch.torch, capture.capture_stream)
+            if isinstance(pool, _SharedPool):
+                around.enter_context(torch.capturing_into(pool.pool.memory_pool))
+            around.callback(_core.capture_end, native.begin_capture(self._options))
+            around.enter_context(capture)
             if _core.preloaded and not isinstance(pool, _SharedPool):
                 # torch calls cudaMalloc for such a pool, which uses the settings of its thread.
                 around.enter_context(torch.autograd_on_this_thread())

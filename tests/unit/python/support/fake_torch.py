@@ -100,11 +100,16 @@ class FakeTorch:
         self.torch = SimpleNamespace(
             cuda=SimpleNamespace(
                 CUDAGraph=FakeGraph,
-                graph=self.capture,
+                graph=self.graph,
                 current_stream=lambda: self.stream,
                 set_stream=lambda stream: setattr(self, "stream", stream),
-            )
+                stream=lambda stream: contextlib.nullcontext(),
+            ),
+            is_grad_enabled=lambda: False,
+            zeros=lambda *shape, device, requires_grad: SimpleNamespace(requires_grad=requires_grad),
+            mm=self.multiply,
         )
+        self.multiplied: list[tuple[list[tuple[int, PoolId, int]], int]] = []  # routings and captures then
 
     @property
     def alive(self) -> set[PoolId]:
@@ -243,9 +248,20 @@ class FakeTorch:
         (row,) = (row for row in self.rows if row.address == address)
         return row.pool
 
+    def multiply(self, one: Any, other: Any) -> Any:
+        """torch.mm."""
+        self.multiplied.append((list(self.routings), len(self.capturing)))
+        return SimpleNamespace(neg=lambda: one)
+
+    def graph(self, graph: FakeGraph, pool: PoolId, stream: object, capture_error_mode: str) -> Any:
+        """torch.cuda.graph."""
+        context: Any = self.capture(graph, pool, stream, capture_error_mode)
+        context.capture_stream = SimpleNamespace(device=self.device)
+        return context
+
     @contextlib.contextmanager
     def capture(self, graph: FakeGraph, pool: PoolId, stream: object, capture_error_mode: str) -> Iterator[None]:
-        """torch.cuda.graph. Ending it after an exception fails, as it does in torch when the capture was invalidated."""
+        """What it is. Ending it after an exception fails, as it does in torch when the capture was invalidated."""
         before = self.stream
         self.stream = "capture stream"
         self.begin_routing(self.device, pool)

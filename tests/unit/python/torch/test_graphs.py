@@ -32,6 +32,13 @@ def test_a_capture_has_a_managed_pool(saver: TorchMemorySaver, fake_torch: FakeT
     assert saver.pause("graphs").bytes == 2 * MIB
 
 
+def test_workspaces_are_made_before_the_capture_and_in_ordinary_memory(
+    saver: TorchMemorySaver, fake_torch: FakeTorch
+) -> None:
+    with saver.region("weights"), saver.cuda_graph(FakeGraph(), tag="graphs"):
+        assert fake_torch.multiplied == [([], 0)]
+
+
 def test_captures_without_a_token_share_nothing(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
     graphs = [FakeGraph(), FakeGraph()]
     for graph in graphs:
@@ -167,7 +174,12 @@ def test_settings_of_a_capture_end_before_it_does(saver: TorchMemorySaver, fake_
         yield
         seen.append((_core.region_current().tag, _core.region_current().managed))
 
-    fake_torch.torch.cuda.graph = noting
+    def graph(*arguments: Any, **keywords: Any) -> Any:
+        context: Any = noting(*arguments, **keywords)
+        context.capture_stream = SimpleNamespace(device=0)
+        return context
+
+    fake_torch.torch.cuda.graph = graph
     with saver.cuda_graph(FakeGraph(), pool=TOKEN, tag="g"):
         current = _core.region_current()
         assert (current.tag, current.backup, current.managed) == ("g", _core.BACKUP_NONE, True)
@@ -264,7 +276,7 @@ def test_a_capture_begins_with_an_empty_cache(saver: TorchMemorySaver, fake_torc
 
 
 def test_memory_of_a_failed_capture_is_released(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
-    capture = fake_torch.capture
+    capture = fake_torch.graph
     fake_torch.torch.cuda.graph = lambda *arguments, **keywords: InvalidatedCapture(capture(*arguments, **keywords))
     graph = FakeGraph()
     with pytest.raises(RuntimeError, match="was invalidated"), saver.cuda_graph(graph, tag="g"):
@@ -278,6 +290,8 @@ def test_memory_of_a_failed_capture_is_released(saver: TorchMemorySaver, fake_to
 
 class InvalidatedCapture(contextlib.ExitStack):
     """A capture whose end fails."""
+
+    capture_stream = SimpleNamespace(device=0)
 
     def __init__(self, capture: contextlib.AbstractContextManager[None]) -> None:
         super().__init__()
@@ -294,7 +308,7 @@ class InvalidatedCapture(contextlib.ExitStack):
 
 def test_allocations_of_torch_before_the_capture_are_not_managed(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
     seeds: list[int] = []
-    capture = fake_torch.capture
+    capture = fake_torch.graph
 
     def with_seeds(*arguments: object, **keywords: object) -> object:
         seeds.append(fake_torch.allocate(512))
@@ -340,6 +354,8 @@ def test_a_failed_begin_restores_everything(saver: TorchMemorySaver, fake_torch:
 
 
 class FailingCapture:
+    capture_stream = SimpleNamespace(device=0)
+
     def __init__(self, fake_torch: FakeTorch) -> None:
         self.fake_torch = fake_torch
 
