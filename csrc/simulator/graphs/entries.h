@@ -18,7 +18,13 @@
       (CUgraphExec * executable, CUgraph graph, unsigned long long flags), (executable, graph, flags))                      \
     X(cuGraphExecDestroy, sim_graph_destroy_executable, SIM_INIT, (CUgraphExec executable), (executable))                   \
     X(cuGraphLaunch, sim_graph_launch, SIM_CONTEXT, (CUgraphExec executable, CUstream stream), (executable, stream))        \
-    X(cuGraphGetNodes, sim_graph_nodes, SIM_INIT, (CUgraph graph, CUgraphNode * nodes, size_t *count), (graph, nodes, count))
+    X(cuStreamGetCaptureInfo_v2, sim_capture_info_2, SIM_CONTEXT,                                                           \
+      (CUstream stream, CUstreamCaptureStatus * status, cuuint64_t * id, CUgraph * graph, const CUgraphNode **dependencies, \
+       size_t *count),                                                                                                      \
+      (stream, status, id, graph, dependencies, count))                                                                     \
+    X(cuGraphGetNodes, sim_graph_nodes, SIM_INIT, (CUgraph graph, CUgraphNode * nodes, size_t *count),                      \
+      (graph, nodes, count))                                                                                                \
+    X(cuGraphNodeGetType, sim_graph_node_type, SIM_INIT, (CUgraphNode node, CUgraphNodeType * type), (node, type))
 
 #define SIM_GRAPHS_RUNTIME_ENTRIES(X)                                                                                       \
     X(cudaStreamBeginCapture, sim_capture_begin, SIM_RUNTIME, (CUstream stream, CUstreamCaptureMode mode), (stream, mode))  \

@@ -62,14 +62,33 @@ CUresult sim_graph_dependencies(CUgraphNode node, CUgraphNode *nodes, void *edge
     return list_dependencies(node, nodes, edges, count);
 }
 
-static const char *kind_of(const sim_op_t *op) {
+/* A collective or an operator is a kernel. */
+static CUgraphNodeType type_of(const sim_op_t *op) {
     switch (op->kind) {
-    case SIM_OP_SET: return "MEMSET";
-    case SIM_OP_COPY: return "MEMCPY";
+    case SIM_OP_SET: return CU_GRAPH_NODE_TYPE_MEMSET;
+    case SIM_OP_COPY: return CU_GRAPH_NODE_TYPE_MEMCPY;
     case SIM_OP_WAIT:
-    case SIM_OP_REMOTE: return "EVENT_WAIT";
-    case SIM_OP_RECORD: return "EVENT_RECORD";
-    case SIM_OP_HOST: return "HOST";
+    case SIM_OP_REMOTE: return CU_GRAPH_NODE_TYPE_WAIT_EVENT;
+    case SIM_OP_RECORD: return CU_GRAPH_NODE_TYPE_EVENT_RECORD;
+    case SIM_OP_HOST: return CU_GRAPH_NODE_TYPE_HOST;
+    default: return CU_GRAPH_NODE_TYPE_KERNEL;
+    }
+}
+
+CUresult sim_graph_node_type(CUgraphNode handle, CUgraphNodeType *type) {
+    const sim_node_t *node = find_node(handle);
+    if (!node || !type) return CUDA_ERROR_INVALID_VALUE;
+    *type = type_of(&node->op);
+    return CUDA_SUCCESS;
+}
+
+static const char *name_of(const sim_op_t *op) {
+    switch (type_of(op)) {
+    case CU_GRAPH_NODE_TYPE_MEMSET: return "MEMSET";
+    case CU_GRAPH_NODE_TYPE_MEMCPY: return "MEMCPY";
+    case CU_GRAPH_NODE_TYPE_WAIT_EVENT: return "EVENT_WAIT";
+    case CU_GRAPH_NODE_TYPE_EVENT_RECORD: return "EVENT_RECORD";
+    case CU_GRAPH_NODE_TYPE_HOST: return "HOST";
     default: return "KERNEL";
     }
 }
@@ -82,7 +101,7 @@ CUresult sim_graph_print(CUgraph handle, const char *path, unsigned int flags) {
     if (!file) return CUDA_ERROR_OPERATING_SYSTEM;
     fprintf(file, "digraph simulated {\n");
     for (const sim_node_t *node = graph->first; node; node = node->next) {
-        fprintf(file, "    n%llu [label=\"%s\"];\n", (unsigned long long)node->id, kind_of(&node->op));
+        fprintf(file, "    n%llu [label=\"%s\"];\n", (unsigned long long)node->id, name_of(&node->op));
         for (size_t i = 0; i < node->dependencies.count; i++)
             fprintf(file, "    n%llu -> n%llu;\n", (unsigned long long)node->dependencies.ids[i],
                     (unsigned long long)node->id);

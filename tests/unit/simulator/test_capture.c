@@ -70,6 +70,35 @@ static void a_graph_replays_what_was_captured(void **state) {
     drop_block(&block);
 }
 
+static void nodes_can_be_counted_during_the_capture(void **state) {
+    static const CUgraphNodeType expected[] = {CU_GRAPH_NODE_TYPE_MEMSET, CU_GRAPH_NODE_TYPE_KERNEL,
+                                               CU_GRAPH_NODE_TYPE_MEMCPY};
+    block_t block = make_block(0, GRANULE);
+    CUstream stream = begin(CU_STREAM_CAPTURE_MODE_GLOBAL);
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUgraph graph = NULL;
+    CUgraphNode nodes[3] = {NULL};
+    size_t count = 0;
+    (void)state;
+    ASSERT_CUDA(CALL(cuMemsetD8Async, block.address, 10, GRANULE, stream));
+    ASSERT_CUDA(CALL(launch_add, stream, block.address, GRANULE / 2, 1, 0));
+    ASSERT_CUDA(CALL(cuMemcpyDtoDAsync_v2, block.address + GRANULE - 8, block.address, 8, stream));
+    ASSERT_CUDA(CALL(cuStreamGetCaptureInfo_v2, stream, &status, NULL, &graph, NULL, NULL));
+    assert_int_equal(status, CU_STREAM_CAPTURE_STATUS_ACTIVE);
+    ASSERT_CUDA(CALL(cuGraphGetNodes, graph, NULL, &count));
+    assert_int_equal(count, 3);
+    ASSERT_CUDA(CALL(cuGraphGetNodes, graph, nodes, &count));
+    for (size_t i = 0; i < count; i++) {
+        CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
+        ASSERT_CUDA(CALL(cuGraphNodeGetType, nodes[i], &type));
+        assert_int_equal(type, expected[i]);
+    }
+    ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuGraphNodeGetType, nodes[0], NULL));
+    end(stream, CUDA_SUCCESS);
+    ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuGraphNodeGetType, nodes[0], &(CUgraphNodeType){0}));
+    drop_block(&block);
+}
+
 static void replaying_over_unmapped_memory_faults(void **state) {
     block_t block = make_block(0, GRANULE);
     CUstream stream = begin(CU_STREAM_CAPTURE_MODE_GLOBAL);
@@ -327,6 +356,7 @@ int main(void) {
 #define ONE(test) cmocka_unit_test_setup_teardown(test, setup_one_gpu, teardown_gpus)
     const struct CMUnitTest tests[] = {
         ONE(a_graph_replays_what_was_captured),
+        ONE(nodes_can_be_counted_during_the_capture),
         ONE(replaying_over_unmapped_memory_faults),
         ONE(captures_begin_and_end_in_pairs),
         ONE(synchronizing_the_context_invalidates),
