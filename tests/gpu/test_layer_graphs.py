@@ -125,6 +125,10 @@ def wide_report(microbatches: int, **keywords: Any) -> Any:
     assert report.pool_bytes + report.static_input_bytes + report.static_gradient_bytes <= segments
     assert report.static_inputs == peak_in_flight(order) or keywords.get("graphs") == "shared"
     assert 0 <= report.fragmentation < 1 and 0 < report.result_bytes <= report.pool_bytes
+    assert report.boundary_tensors == report.graphs, "an output for each forward, a gradient for each backward"
+    assert 0 < report.boundary_bytes <= report.pool_bytes
+    if not keywords.get("reuse_memory", True):
+        assert report.boundary_bytes == report.graphs * samples[0][0].nbytes
     del layers
     release_everything()
     return report
@@ -137,12 +141,24 @@ def test_the_pool_does_not_grow_with_the_microbatches(graphs: str) -> None:
     assert abs(more.pool_bytes / eight.pool_bytes - 1) <= 0.02
     assert more.static_input_bytes == eight.static_input_bytes
     assert more.result_bytes == eight.result_bytes
+    assert more.boundary_bytes < 2 * eight.boundary_bytes, "memory that several have in turn counts once"
 
 
 def test_without_reuse_the_pool_grows_with_the_microbatches() -> None:
     eight, sixteen = (wide_report(number, reuse_memory=False) for number in (8, 16))
     assert sixteen.pool_bytes > 1.9 * eight.pool_bytes
     assert sixteen.result_bytes == 2 * eight.result_bytes
+
+
+def test_an_input_that_a_layer_passes_on_is_no_result_of_it() -> None:
+    class PassOn(torch.nn.Module):  # type: ignore[name-defined, misc]
+        def forward(self, x: Any) -> tuple[Any, Any]:
+            return x, x * 2
+
+    report = captured([[PassOn()]], (1, -1)).memory_report()
+    assert report.boundary_tensors == 2, "the second output, and the gradient of the input"
+    assert report.boundary_bytes == 2 * sample_of().nbytes
+    assert "boundary tensors" in str(report)
 
 
 def test_a_pause_gives_everything_back() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from .figures import Row, parity_rows
+from .graph_cases import Decode
 from .host_cases import LARGE, SMALL, FirstPause, HostMemory, Mmap, Pooled, Release, Retained, TwoDevices
 from .live_cases import LiveBytes, LiveBytesOfTorch
 from .other_cases import Disk, Dropped, WakeUp
@@ -28,6 +29,7 @@ CASES: tuple[Case, ...] = (
     WakeUp(),
     Synchronise(),
     Send(),
+    Decode(),
     HostMemory(),
     AllocateOverhead(),
     RegionOverhead(),

@@ -67,6 +67,11 @@ class Ours(Saver):
     def pause(self, tag: Any = None, *, live_only: bool = True, progress: Any = None) -> None:
         self._saver.pause(tag, live_only=live_only, progress=progress)
 
+    def cuda_graph(self, graph: Any, tag: str, stream: Any) -> AbstractContextManager[None]:
+        """The context of a capture on a stream, in managed memory."""
+        manager: AbstractContextManager[None] = self._saver.cuda_graph(graph, tag=tag, stream=stream)
+        return manager
+
     def pause_with_live(self, tag: str, live: tuple[bytes, bytes]) -> int:
         """Pauses with the live ranges `live`, in the form of live.py. Returns how many bytes were copied."""
         core = importlib.import_module("torch_memory_saver._core")

@@ -1,4 +1,4 @@
-"""The inputs of a captured layer: what they must look like, and the static tensors into which they are copied."""
+"""The inputs of a captured layer or step: what they must look like, and the static tensors into which they are copied."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class TensorKind(NamedTuple):
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of a layer's sample, with its tensors taken out.
+    """The arguments of a sample, with its tensors taken out.
 
     Attributes:
-        owner: The layer, for messages.
+        owner: The layer or step, for messages.
         kinds: The kinds of the tensors, in the order of the arguments. Tensors may lie in tuples, lists and dicts.
     """
 
@@ -77,7 +77,7 @@ class Arguments:
             raise InvalidArgumentError(
                 f"{self.owner}: the arguments are {_describe_call(leaves, structure)}, and were "
                 f"{_describe_call(self._constants, self._structure)} when it was captured. Pass what the sample had, or "
-                "capture the layer with another sample"
+                "capture again with another sample"
             )
         tensors: list[Any] = []
         for leaf, constant in zip(leaves, self._constants, strict=True):
@@ -85,7 +85,7 @@ class Arguments:
             if not fits:
                 raise InvalidArgumentError(
                     f"{self.owner}: {_describe(leaf)} was passed where {_describe(constant)} was captured. What is no "
-                    "tensor is a constant of the graph: pass a tensor, or capture the layer with the new value"
+                    "tensor is a constant of the graph: pass a tensor, or capture again with the new value"
                 )
             if constant is _TENSOR:
                 self._check(len(tensors), leaf)
@@ -98,7 +98,7 @@ class Arguments:
             raise InvalidArgumentError(
                 f"{self.owner}: tensor {number} is {given.dtype} {list(given.shape)} on {given.device}, and was "
                 f"{kind.dtype} {list(kind.shape)} on {kind.device} when it was captured. A graph has fixed shapes: pad "
-                "the tensor, or capture the layer with a sample of this shape"
+                "the tensor, or capture again with a sample of this shape"
             )
         if given.requires_grad and not kind.requires_grad:
             raise InvalidArgumentError(

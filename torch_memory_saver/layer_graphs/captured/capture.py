@@ -16,8 +16,7 @@ must be separate.
 from __future__ import annotations
 
 import contextlib
-import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -34,6 +33,7 @@ from torch_memory_saver.layer_graphs.buffers import (
 )
 
 from .arguments import TensorKind
+from .capture_context import autocast_without_cache, cheap_garbage_collection, errors_named, refuse_inside_capture
 from .layer import CapturedLayer
 from .layer_inputs import LayerInputs, check_layers
 from .memory import MemoryMeter, MemoryReport
@@ -44,8 +44,8 @@ from .warm_up import warm_up
 __all__ = ["LayerGraphs", "capture_layers"]
 
 _WHY_CAPTURES_FAIL = (
-    "What runs in a layer must not wait for the GPU (.item(), .cpu(), nonzero(), `if tensor:`). Move such a step "
-    "between two layers"
+    "What runs in a graph must not wait for the GPU (.item(), .cpu(), nonzero(), `if tensor:`). Move such a step "
+    "between two layers, or behind the last part that is captured (scope=)"
 )
 
 
@@ -103,6 +103,7 @@ def capture_layers(
     pool: tuple[int, int] | None = None,
     *,
     sample_keywords: Sequence[Any] | None = None,
+    scope: Collection[str] | None = None,
     graphs: str = "per_microbatch",
     tag: str = "default",
     warmup: int = 3,
@@ -123,6 +124,8 @@ def capture_layers(
             with ``graphs="per_microbatch"``: PyTorch's rule for graphs in one pool is that they run in the order of their
             captures.
         sample_keywords: For each layer, in the same structure, a dict of keyword arguments, or None.
+        scope: The names of the parts (`graph_part`) that are captured. The rest of each layer runs without graphs, behind
+            them. A layer that has no part is captured as a whole, and with None every layer is.
         graphs: ``"per_microbatch"``: a graph for each micro-batch, 2 x layers x micro-batches in all. ``"shared"``: as many
             as `number_of_graphs` counts. The results are the same.
         tag: The tag of the memory.
@@ -133,11 +136,13 @@ def capture_layers(
         InvalidArgumentError: The arguments do not fit each other, or a layer has hooks.
         CaptureInProgressError: A capture is under way.
     """
+    refuse_inside_capture("capture_layers")
+    scope = _check_scope(scope)
     modules, inputs = check_layers(layers, sample_inputs, sample_keywords)
     if warmup < 1:
         raise InvalidArgumentError(f"warmup is {warmup}: a layer runs at least once before it is captured")
-    capture = _Capture(modules, inputs, tuple(order), pool, graphs, tag, reuse_memory)
-    with _cheap_garbage_collection(), torch.cuda.device(capture.device):
+    capture = _Capture(modules, inputs, tuple(order), pool, graphs, tag, reuse_memory, scope)
+    with cheap_garbage_collection(), torch.cuda.device(capture.device):
         capture.warm_up(warmup)
         memory = capture.run()
     return LayerGraphs(tuple(order), tag, capture.layers, capture.progress, memory)
@@ -155,6 +160,7 @@ class _Capture:
         graphs: str,
         tag: str,
         reuse: bool,
+        scope: Collection[str] | None,
     ) -> None:
         counts = [len(chunk) for chunk in modules]
         self.uses = graph_uses(order, counts, graphs)
@@ -170,7 +176,7 @@ class _Capture:
         self.device = inputs.device
         self.layers = tuple(
             tuple(
-                CapturedLayer(module, chunk, layer, inputs.arguments[chunk][layer], self.progress, tag)
+                CapturedLayer(module, chunk, layer, inputs.arguments[chunk][layer], self.progress, tag, scope)
                 for layer, module in enumerate(row)
             )
             for chunk, row in enumerate(modules)
@@ -181,16 +187,17 @@ class _Capture:
         self._stream = torch.cuda.Stream(self.device)
         self._gradients: dict[tuple[TensorKind, int], Any] = {}
         self._buffers: list[tuple[Any, ...]] = []
-        self._capturing = Capturing(self._into, self._gradient, reuse)
+        self._capturing = Capturing(self._into, self._gradient, reuse, scope)
 
     def warm_up(self, times: int) -> None:
         """Runs each layer on the stream of the captures, so that libraries allocate their workspaces for it before them, and
         in ordinary memory."""
         self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream), _autocast_without_cache():
+        with torch.cuda.stream(self._stream), autocast_without_cache():
             for row in self.layers:
                 for layer in row:
-                    warm_up(layer.module, layer.arguments, self._inputs.samples[layer.chunk][layer.layer], times)
+                    samples = self._inputs.samples[layer.chunk][layer.layer]
+                    warm_up(layer.module, layer.arguments, samples, times, self._capturing.scope)
         torch.cuda.current_stream().wait_stream(self._stream)
 
     def run(self) -> MemoryReport:
@@ -200,7 +207,7 @@ class _Capture:
             shapes = cast(tuple[tuple[TensorKind, ...], ...], self._static.shapes)
             self._buffers = [tuple(kind.make() for kind in kinds) for kinds in shapes]
         releases: dict[int, list[Callable[[], None]]] = {}
-        with _autocast_without_cache():
+        with autocast_without_cache():
             for step, use in enumerate(self.uses):
                 captured = self._capture(use)
                 if captured is not None and self._capturing.reuse:
@@ -211,7 +218,9 @@ class _Capture:
         self.progress.skip_backwards(
             {(layer.chunk, layer.layer) for row in self.layers for layer in row if not layer.has_backward}
         )
-        return self._meter.report(self._buffers, self._gradients.values())
+        passes = (captured for row in self.layers for layer in row for captured in layer.passes.values())
+        boundaries = [tensor for captured in passes for tensor in captured.boundaries]
+        return self._meter.report(self._buffers, self._gradients.values(), boundaries)
 
     def _capture(self, use: GraphUse) -> CapturedPass | None:
         """Captures the graph of a use if this is its first one."""
@@ -233,11 +242,11 @@ class _Capture:
 
     @contextlib.contextmanager
     def _into(self, owner: str, graph: Any, pool: int) -> Iterator[None]:
-        try:
-            with saver.cuda_graph(graph, pool=self._tokens[pool], stream=self._stream, tag=self._tag):
-                yield
-        except RuntimeError as error:
-            raise InvalidArgumentError(f"{owner} cannot be captured: {_first_line(error)}. {_WHY_CAPTURES_FAIL}") from error
+        with (
+            errors_named(owner, _WHY_CAPTURES_FAIL),
+            saver.cuda_graph(graph, pool=self._tokens[pool], stream=self._stream, tag=self._tag),
+        ):
+            yield
         self._meter.add(graph)
 
     def _gradient(self, kind: TensorKind, number: int) -> Any:
@@ -259,33 +268,11 @@ def _pool_numbers(order: tuple[int, ...], graphs: str) -> dict[tuple[bool, int, 
     return {(graph.backward, graph.chunk, graph.slot): number for graph, number in memory.items()}
 
 
-def _first_line(error: BaseException) -> str:
-    """What failed first: the end of an invalidated capture fails, too."""
-    while error.__context__ is not None:
-        error = error.__context__
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-
-
-@contextlib.contextmanager
-def _autocast_without_cache() -> Iterator[None]:
-    """Casts of parameters are not kept from one graph to another."""
-    enabled = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(enabled)
-
-
-@contextlib.contextmanager
-def _cheap_garbage_collection() -> Iterator[None]:
-    """PyTorch collects garbage before each capture. What exists before the first one is left out of that."""
-    if gc.get_freeze_count():  # the program has frozen its objects
-        yield
-        return
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
+def _check_scope(scope: Collection[str] | None) -> frozenset[str] | None:
+    if scope is None:
+        return None
+    if isinstance(scope, str) or not scope or not all(isinstance(name, str) for name in scope):
+        raise InvalidArgumentError(
+            f"scope is {scope!r}: it must be the names of parts, such as ('attn', 'moe_router'), or None for whole layers"
+        )
+    return frozenset(scope)

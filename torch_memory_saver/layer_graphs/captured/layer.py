@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from torch_memory_saver.errors import InvalidStateError
 from torch_memory_saver.layer_graphs.buffers import GraphUse
 
 from .arguments import Arguments
+from .module_state import ModuleState
+from .parts import PartialResults, Resumption
 from .passes import CapturedPass
 from .progress import Progress
 
@@ -33,7 +35,16 @@ class CapturedLayer:
         layer: Its position in the chunk.
     """
 
-    def __init__(self, module: Any, chunk: int, layer: int, arguments: Arguments, progress: Progress, tag: str):
+    def __init__(
+        self,
+        module: Any,
+        chunk: int,
+        layer: int,
+        arguments: Arguments,
+        progress: Progress,
+        tag: str,
+        scope: Collection[str] | None = None,
+    ) -> None:
         self.module = module
         self.chunk = chunk
         self.layer = layer
@@ -43,7 +54,8 @@ class CapturedLayer:
         self._tag = tag
         self._training = module.training
         self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self._addresses = self._look()
+        self._state = ModuleState(module)
+        self._resumption = None if scope is None else Resumption(arguments.owner, module, scope)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Runs the layer.
@@ -51,7 +63,7 @@ class CapturedLayer:
         Raises:
             InvalidArgumentError: The arguments do not fit the sample.
             InvalidStateError: Another run comes next in the order; the memory is paused; a parameter or buffer was
-                replaced by another tensor.
+                replaced by another tensor; the forward does not call the parts that were captured.
         """
         if not torch.is_grad_enabled() or self.module.training != self._training:
             return self.module(*arguments, **keywords)
@@ -60,7 +72,12 @@ class CapturedLayer:
         use = self._begin(backward=False)
         run = self.passes[use.graph.slot]
         outputs = _Replay.apply(self, use, run, owned, *tensors, *self._parameters)
-        return run.result(outputs)
+        result = run.result(outputs)
+        if self._resumption is None or not isinstance(result, PartialResults):
+            return result
+        if use.microbatch == 0:
+            self._resumption.report_differences(result)
+        return self._resumption.run(result, arguments, keywords)
 
     @property
     def has_backward(self) -> bool:
@@ -79,21 +96,16 @@ class CapturedLayer:
             self._check_addresses()
         return use
 
-    def _look(self) -> dict[str, tuple[int, bool]]:
-        tensors = [*self.module.named_parameters(), *self.module.named_buffers()]
-        return {name: (tensor.data_ptr(), tensor.requires_grad) for name, tensor in tensors}
-
     def _check_addresses(self) -> None:
         """Checks that the graphs read the module's parameters and buffers.
 
         Raises:
             InvalidStateError: One is another tensor than at the capture.
         """
-        now = self._look()
-        changed = [name for name in now.keys() | self._addresses.keys() if now.get(name) != self._addresses.get(name)]
+        changed = self._state.changed()
         if changed:
             raise InvalidStateError(
-                f"{self.arguments.owner}: {', '.join(sorted(changed))} changed its address or requires_grad after the "
+                f"{self.arguments.owner}: {', '.join(changed)} changed its address or requires_grad after the "
                 "capture. The graphs read the old memory. Copy into the tensor (tensor.copy_) instead of replacing it, or "
                 "capture again",
                 operation="layer_graphs",

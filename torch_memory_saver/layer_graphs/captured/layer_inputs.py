@@ -10,16 +10,9 @@ import torch
 from torch_memory_saver.errors import InvalidArgumentError
 
 from .arguments import Arguments
+from .module_state import find_hook, one_gpu
 
 __all__ = ["LayerInputs", "check_layers"]
-
-#: The attributes of a module that have its hooks, and what registers them.
-_HOOKS = {
-    "_forward_pre_hooks": "register_forward_pre_hook",
-    "_forward_hooks": "register_forward_hook",
-    "_backward_pre_hooks": "register_full_backward_pre_hook",
-    "_backward_hooks": "register_full_backward_hook",
-}
 
 
 class LayerInputs(NamedTuple):
@@ -82,13 +75,12 @@ def _sample(owner: str, module: Any, sample: Any, keywords: Mapping[str, Any] | 
     if not isinstance(module, torch.nn.Module):
         raise InvalidArgumentError(f"{owner} is a {type(module).__name__}: it must be a torch.nn.Module")
     owner = f"{owner} ({type(module).__name__})"
-    for name, part in module.named_modules():
-        for attribute, registered in _HOOKS.items():
-            if getattr(part, attribute):
-                raise InvalidArgumentError(
-                    f"{owner}: module {name or 'itself'} has a hook ({registered}). It would run once, in the capture, and "
-                    "not in replays. Remove it, or register it on a module around the layer"
-                )
+    hook = find_hook(module.named_modules())
+    if hook is not None:
+        raise InvalidArgumentError(
+            f"{owner}: {hook}. It would run once, in the capture, and not in replays. Remove it, or register it on a module "
+            "around the layer"
+        )
     positional = sample if isinstance(sample, tuple) else (sample,)
     arguments = Arguments.of(owner, positional, keywords or {})
     return arguments, arguments.tensors_of(positional, keywords or {})
@@ -97,8 +89,4 @@ def _sample(owner: str, module: Any, sample: Any, keywords: Mapping[str, Any] | 
 def _device(modules: Sequence[Sequence[Any]], arguments: Sequence[Sequence[Arguments]]) -> Any:
     devices = {kind.device for row in arguments for item in row for kind in item.kinds}
     devices |= {tensor.device for row in modules for module in row for tensor in (*module.parameters(), *module.buffers())}
-    if len(devices) != 1 or next(iter(devices)).type != "cuda":
-        raise InvalidArgumentError(
-            f"layers and samples are on {', '.join(sorted(map(str, devices))) or 'no device'}: they must be on one GPU"
-        )
-    return next(iter(devices))
+    return one_gpu("layers and samples", devices)

@@ -1,4 +1,4 @@
-"""What captured layers take, measured while they are captured."""
+"""What captured layers or a captured step take, measured while they are captured."""
 
 from __future__ import annotations
 
@@ -11,25 +11,33 @@ import torch
 from torch_memory_saver._torch import layer
 from torch_memory_saver._torch.layer import PoolId
 
+from .accounting import Ranges, count, covered_bytes, part, size, table
+from .weak import extent_bytes
+
 __all__ = ["MemoryMeter", "MemoryReport"]
 
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """What captured layers take. All sizes are in bytes.
+    """What captured layers, or a captured step, take. All sizes are in bytes.
 
     Attributes:
         graphs: The number of CUDA graphs, forwards and backwards together.
         graph_bytes: GPU memory that the driver took for the graphs themselves, outside of the pools. A pause does not
             release it. It is the change of the GPU's free memory during the captures, so what other processes do meanwhile
             is in it.
-        static_inputs: The number of static inputs: one for each layer and micro-batch in flight.
+        static_inputs: The number of static inputs: one for each layer and micro-batch in flight; a step has one.
         static_input_bytes: Their size.
-        static_gradient_bytes: The size of the static gradients of outputs, one for each shape and type.
+        static_gradient_bytes: The size of the static gradients of outputs, one for each shape and type; in a step of several
+            micro-batches, that of the sums of their gradients.
         pools: The number of pools.
         pool_bytes: What the pools have from the driver: results, what the graphs need while they run, and what is unused.
         result_bytes: The results that were alive at once at most: outputs, what backwards read, and gradients. As they were
             requested, without PyTorch's rounding.
+        boundary_tensors: The results at the borders of layers: outputs of forwards, and gradients of inputs of backwards.
+            They are what one layer hands to the next one, and they are valid for as long as `CapturedLayer` says. A step
+            has none.
+        boundary_bytes: The memory of the pools in which they lie. What several of them have in turn counts once.
     """
 
     graphs: int
@@ -40,11 +48,30 @@ class MemoryReport:
     pools: int
     pool_bytes: int
     result_bytes: int
+    boundary_tensors: int
+    boundary_bytes: int
 
     @property
     def fragmentation(self) -> float:
         """The part of the pools that no result was in when most of them were alive: used while a graph runs, or never."""
         return 1 - self.result_bytes / self.pool_bytes if self.pool_bytes else 0.0
+
+    def __str__(self) -> str:
+        return table(
+            [
+                ("graphs", count(self.graphs)),
+                ("  their memory outside of pools", size(self.graph_bytes)),
+                ("static inputs", count(self.static_inputs)),
+                ("  their memory", size(self.static_input_bytes)),
+                ("static gradients", size(self.static_gradient_bytes)),
+                ("pools", count(self.pools)),
+                ("  their memory", size(self.pool_bytes)),
+                ("  results at once at most", size(self.result_bytes)),
+                ("  fragmentation", part(self.fragmentation)),
+                ("boundary tensors", count(self.boundary_tensors)),
+                ("  their memory", size(self.boundary_bytes)),
+            ]
+        )
 
 
 class MemoryMeter:
@@ -69,13 +96,20 @@ class MemoryMeter:
         segments = layer.require().segments
         return (segment for pool in self._pools for segment in segments(pool))
 
-    def report(self, static_inputs: Collection[Any], static_gradients: Iterable[Any]) -> MemoryReport:
+    def report(
+        self, static_inputs: Collection[Any], static_gradients: Iterable[Any], boundaries: Iterable[Any] = ()
+    ) -> MemoryReport:
         """What was measured.
 
         Args:
             static_inputs: A tuple of tensors for each.
             static_gradients: The tensors.
+            boundaries: Outputs and gradients of inputs. Those that lie in no pool, such as an input that a layer passes on,
+                do not count.
         """
+        segments = list(self._segments())
+        pools = Ranges((segment["address"], segment["total_size"]) for segment in segments)
+        borders = [(tensor.data_ptr(), extent_bytes(tensor)) for tensor in boundaries if tensor.data_ptr() in pools]
         taken = self._free - torch.cuda.mem_get_info(self._device)[0]
         grown = torch.cuda.memory_reserved(self._device) - self._reserved
         return MemoryReport(
@@ -85,8 +119,10 @@ class MemoryMeter:
             static_input_bytes=sum(tensor.nbytes for row in static_inputs for tensor in row),
             static_gradient_bytes=sum(tensor.nbytes for tensor in static_gradients),
             pools=len(self._pools),
-            pool_bytes=sum(int(segment["total_size"]) for segment in self._segments()),
+            pool_bytes=sum(int(segment["total_size"]) for segment in segments),
             result_bytes=self._results,
+            boundary_tensors=len(borders),
+            boundary_bytes=covered_bytes(borders),
         )
 
 

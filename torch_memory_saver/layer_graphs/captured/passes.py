@@ -8,17 +8,17 @@ that is right.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
-from torch.func import functional_call
 from torch.utils import _pytree
 
 from torch_memory_saver.errors import InvalidStateError
 
 from .arguments import Arguments, TensorKind, is_same_tensor
+from .parts import run_in_scope
 from .weak import weak_tensor
 
 __all__ = ["CapturedPass", "Capturing", "Gradients"]
@@ -31,11 +31,13 @@ class Capturing(NamedTuple):
         into: The context of a capture: whose it is, the graph, and the number of the pool.
         gradient: The static tensor for the gradient of an output of a kind, the counted within its layer from 0.
         reuse: Whether results are released.
+        scope: The parts that are captured; None: whole layers.
     """
 
     into: Callable[[str, Any, int], AbstractContextManager[None]]
     gradient: Callable[[TensorKind, int], Any]
     reuse: bool
+    scope: Collection[str] | None = None
 
 
 class Gradients(NamedTuple):
@@ -80,7 +82,7 @@ class CapturedPass:
         arguments, keywords = self._arguments.fill(leaves)
         saved: set[int] = set()
         with capturing.into(self._arguments.owner, self._forward, pool), torch.enable_grad(), _saved_tensors_noted(saved):
-            result = functional_call(module, parameters, arguments, keywords)
+            result = run_in_scope(self._arguments.owner, module, capturing.scope, parameters, arguments, keywords)
         flat, self._structure = _pytree.tree_flatten(result)
         self._constants = tuple(None if isinstance(leaf, torch.Tensor) else leaf for leaf in flat)
         self._is_tensor = tuple(isinstance(leaf, torch.Tensor) for leaf in flat)
@@ -114,6 +116,12 @@ class CapturedPass:
         self._parameter_gradients = list(remaining)
         del self._sources, self._parameters
         self.is_backward_captured = True
+
+    @property
+    def boundaries(self) -> list[Any]:
+        """The outputs, and the gradients of the inputs: what other layers get."""
+        gradients = self._input_gradients if self.is_backward_captured else []
+        return [*self.outputs, *(gradient for gradient in gradients if gradient is not None)]
 
     def release_forward(self) -> None:
         """Lets later captures have the memory of the outputs, and of what the backward has read."""

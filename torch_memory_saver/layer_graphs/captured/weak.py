@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["weak_tensor"]
+__all__ = ["extent_bytes", "weak_tensor"]
 
 
 class _Memory:
@@ -37,7 +37,14 @@ def weak_tensor(tensor: Any, keep: object) -> Any:
     """
     if tensor.numel() == 0:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-    elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    memory = _Memory(tensor.data_ptr(), elements * tensor.element_size(), keep)
+    memory = _Memory(tensor.data_ptr(), extent_bytes(tensor), keep)
     flat = torch.as_tensor(memory, device=tensor.device).view(tensor.dtype)
     return flat.as_strided(tensor.shape, tensor.stride())
+
+
+def extent_bytes(tensor: Any) -> int:
+    """The bytes from a tensor's address to the end of its last element."""
+    if tensor.numel() == 0:
+        return 0
+    elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return int(elements * tensor.element_size())

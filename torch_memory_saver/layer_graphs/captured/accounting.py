@@ -1,0 +1,67 @@
+"""The arithmetic of memory reports, and their tables. Plain Python, for `memory` and `graph_report`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+__all__ = ["Ranges", "count", "covered_bytes", "part", "peak_bytes", "size", "table"]
+
+_MIB = 1 << 20
+_NOT_MEASURED = "not measured"
+_INDENT = "  "
+
+
+class Ranges:
+    """A set of address ranges, such as the segments of a pool."""
+
+    def __init__(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Ranges by their address and their size in bytes."""
+        self._ranges = tuple((address, address + length) for address, length in ranges)
+
+    def __contains__(self, address: int) -> bool:
+        return any(start <= address < end for start, end in self._ranges)
+
+
+def peak_bytes(changes: Iterable[int], at_end: int) -> int:
+    """The most bytes that were in use at once.
+
+    Args:
+        changes: What each allocation added and each free took away, in their order.
+        at_end: The bytes in use after the last of them.
+    """
+    total = most = 0
+    for change in changes:
+        total += change
+        most = max(most, total)
+    return at_end - total + most
+
+
+def covered_bytes(ranges: Iterable[tuple[int, int]]) -> int:
+    """The bytes that lie in any of the ranges of (address, size). Bytes in several of them count once."""
+    covered = reached = 0
+    for address, length in sorted(ranges):
+        covered += max(0, address + length - max(address, reached))
+        reached = max(reached, address + length)
+    return covered
+
+
+def size(value: int | None) -> str:
+    """Bytes as text, in MiB."""
+    return _NOT_MEASURED if value is None else f"{value / _MIB:.2f} MiB"
+
+
+def count(value: int | None) -> str:
+    """A number of things as text."""
+    return _NOT_MEASURED if value is None else str(value)
+
+
+def part(value: float | None) -> str:
+    """A part of a whole as text, in per cent."""
+    return _NOT_MEASURED if value is None else f"{value:.1%}"
+
+
+def table(rows: Sequence[tuple[str, str]]) -> str:
+    """Lines of a name and a value each. Values end in one column. Names that begin with spaces belong to the one before."""
+    width = max(len(name) for name, _ in rows)
+    longest = max(len(value) for _, value in rows)
+    return "\n".join(f"{name.ljust(width)}{_INDENT}{value.rjust(longest)}" for name, value in rows)

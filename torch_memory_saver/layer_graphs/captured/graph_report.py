@@ -1,0 +1,238 @@
+"""What a plain graph takes that `cuda_graph()` captured, and what its replay saves.
+
+Owns the measurements of captures, by graph. Programs call both functions; nothing else in the package does. What a pool has
+and what is in use can be read at any time. What was in use at once, and the nodes, only the capture can tell: PyTorch's
+history of allocations is on while it lasts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from torch_memory_saver import _core
+from torch_memory_saver._torch import layer
+from torch_memory_saver.errors import CaptureInProgressError, InvalidArgumentError, InvalidStateError
+
+from .accounting import Ranges, count, part, peak_bytes, size, table
+from .graph_nodes import NodeCounts, captured_nodes
+
+__all__ = ["GraphReport", "graph_report", "measure_capture"]
+
+#: PyTorch's names of an allocation, and of the moment from which its memory can be handed out again.
+_SIGNS = {"alloc": 1, "free_completed": -1}
+_INACTIVE, _HELD = "inactive", "active_allocated"
+
+
+@dataclass(frozen=True)
+class GraphReport:
+    """What a graph takes. All sizes are in bytes. If graphs share a pool, its figures are those of all of them.
+
+    Attributes:
+        segments: The number of the pool's segments: what PyTorch got from the driver at once, 2 or 20 MiB or a large tensor.
+        pool_bytes: Their size.
+        managed_bytes: How much of it a pause can release.
+        held_bytes: What is in use now: results that tensors hold, and workspaces. As they were requested, without PyTorch's
+            rounding.
+        peak_bytes: What was in use at once at most during the capture, as it was requested: results, intermediates,
+            workspaces, and what the pool's earlier graphs hold. None without `measure_capture`.
+        workspace_bytes: Workspaces of cuBLAS that lay in the pool. None unless `graph_report` was asked to clear them:
+            PyTorch does not say where they are.
+        kernels: The kernels that a replay launches. None without `measure_capture`.
+        copies: Copies and fills of memory that a replay does. None without `measure_capture`.
+        other_nodes: Everything else in the graph, such as functions on the host and events. None without `measure_capture`.
+    """
+
+    segments: int
+    pool_bytes: int
+    managed_bytes: int
+    held_bytes: int
+    peak_bytes: int | None = None
+    workspace_bytes: int | None = None
+    kernels: int | None = None
+    copies: int | None = None
+    other_nodes: int | None = None
+
+    @property
+    def free_bytes(self) -> int:
+        """What nothing holds now: replays use it for intermediates, or it is never used."""
+        return self.pool_bytes - self.held_bytes
+
+    @property
+    def fragmentation(self) -> float | None:
+        """The part of the pool that was not in use when most of it was. None without `measure_capture`."""
+        if self.peak_bytes is None:
+            return None
+        return 1 - self.peak_bytes / self.pool_bytes if self.pool_bytes else 0.0
+
+    @property
+    def launches(self) -> int | None:
+        """The launches, copies and fills that one replay takes the place of. None without `measure_capture`."""
+        return None if self.kernels is None or self.copies is None else self.kernels + self.copies
+
+    def __str__(self) -> str:
+        return table(
+            [
+                ("pool", size(self.pool_bytes)),
+                ("  segments", count(self.segments)),
+                ("  that a pause releases", size(self.managed_bytes)),
+                ("  in use now", size(self.held_bytes)),
+                ("  free", size(self.free_bytes)),
+                ("in use at once at most", size(self.peak_bytes)),
+                ("  fragmentation", part(self.fragmentation)),
+                ("workspaces of cuBLAS", size(self.workspace_bytes)),
+                ("launches replaced by one", count(self.launches)),
+                ("  kernels", count(self.kernels)),
+                ("  copies and fills", count(self.copies)),
+                ("other nodes", count(self.other_nodes)),
+            ]
+        )
+
+
+class _Allocation(NamedTuple):
+    """An allocation, with its size, or a free, with the negative size."""
+
+    address: int
+    bytes: int
+
+
+class _Measured(NamedTuple):
+    """What a capture has done. Which of it was done in the pool shows when the capture has ended, and the pool is known.
+
+    Attributes:
+        nodes: The graph's.
+        changes: Allocations and frees of the device, in their order.
+        at_end: The allocations of the device that were in use after them.
+    """
+
+    nodes: NodeCounts
+    changes: tuple[_Allocation, ...]
+    at_end: tuple[_Allocation, ...]
+
+    def peak_in(self, segments: Sequence[dict[str, Any]]) -> int:
+        """The bytes in use at once at most in these segments."""
+        pool = Ranges((segment["address"], segment["total_size"]) for segment in segments)
+        at_end = sum(each.bytes for each in self.at_end if each.address in pool)
+        return peak_bytes((each.bytes for each in self.changes if each.address in pool), at_end)
+
+
+_measured: weakref.WeakKeyDictionary[Any, _Measured] = weakref.WeakKeyDictionary()
+
+
+@contextlib.contextmanager
+def measure_capture(graph: Any) -> Iterator[None]:
+    """Measures a capture for `graph_report`. Stands inside of it, around all that is captured::
+
+        with torch_memory_saver.cuda_graph(graph, tag="decode"), measure_capture(graph):
+            output = step(static_input)
+        print(graph_report(graph))
+
+    PyTorch records its allocations meanwhile. A later capture of the same object has to be measured again.
+
+    Args:
+        graph: The graph that is being captured.
+
+    Raises:
+        InvalidStateError: No capture is under way on the current stream, or PyTorch already records its allocations.
+    """
+    if not torch.cuda.is_current_stream_capturing():
+        raise InvalidStateError(
+            "measure_capture() stands inside of a capture: with torch_memory_saver.cuda_graph(graph), "
+            "measure_capture(graph): ...",
+            operation="layer_graphs",
+        )
+    if torch._C._cuda_isHistoryEnabled():
+        raise InvalidStateError(
+            "PyTorch already records its allocations, and measure_capture() would end that: call "
+            "torch.cuda.memory._record_memory_history(None) before the capture",
+            operation="layer_graphs",
+        )
+    torch.cuda.memory._record_memory_history("all", context=None)
+    try:
+        before = len(_history(torch.cuda.memory._snapshot()))
+        yield
+        nodes = captured_nodes(torch.cuda.current_stream().cuda_stream)
+        snapshot = torch.cuda.memory._snapshot()
+        _measured[graph] = _Measured(nodes, _changes(_history(snapshot)[before:]), _in_use(snapshot["segments"]))
+    finally:
+        torch.cuda.memory._record_memory_history(None)
+
+
+def graph_report(graph: Any, *, clear_workspaces: bool = False) -> GraphReport:
+    """What a captured graph takes, and what its replay saves.
+
+    Args:
+        graph: A ``torch.cuda.CUDAGraph`` that was captured with ``cuda_graph()``; inside `measure_capture`, if the report is
+            to have more than the pool.
+        clear_workspaces: Frees all workspaces of cuBLAS that PyTorch keeps, and reports how much of the pool they were.
+            The graph can be replayed as before. A later capture in the same pool may use the memory, as it may use that of
+            intermediates.
+
+    Raises:
+        InvalidArgumentError: The graph was not captured.
+        CaptureInProgressError: Workspaces cannot be cleared during a capture.
+    """
+    try:
+        pool = graph.pool()
+    except RuntimeError as error:
+        raise InvalidArgumentError("graph_report() needs a graph that was captured") from error
+    segments = layer.require().segments(pool)
+    held = _held_bytes(segments)
+    workspaces = None
+    if clear_workspaces:
+        _clear_workspaces()
+        segments = layer.require().segments(pool)
+        workspaces = held - _held_bytes(segments)
+        held -= workspaces
+    measured = _measured.get(graph)
+    nodes = (None, None, None) if measured is None else measured.nodes
+    return GraphReport(
+        segments=len(segments),
+        pool_bytes=sum(int(segment["total_size"]) for segment in segments),
+        managed_bytes=sum(int(segment["total_size"]) for segment in segments if _core.find(segment["address"]) is not None),
+        held_bytes=held,
+        peak_bytes=None if measured is None else measured.peak_in(segments),
+        workspace_bytes=workspaces,
+        kernels=nodes[0],
+        copies=nodes[1],
+        other_nodes=nodes[2],
+    )
+
+
+def _clear_workspaces() -> None:
+    if torch.cuda.is_current_stream_capturing():
+        raise CaptureInProgressError("workspaces cannot be cleared during a capture", operation="layer_graphs")
+    torch._C._cuda_clearCublasWorkspaces()
+
+
+def _history(snapshot: dict[str, Any]) -> list[dict[str, Any]]:
+    """The allocations and frees of the current device that PyTorch has recorded."""
+    history: list[dict[str, Any]] = snapshot["device_traces"][torch.cuda.current_device()]
+    return history
+
+
+def _changes(history: Sequence[dict[str, Any]]) -> tuple[_Allocation, ...]:
+    signed = ((_SIGNS.get(entry["action"]), entry) for entry in history)
+    return tuple(_Allocation(entry["addr"], sign * entry["size"]) for sign, entry in signed if sign is not None)
+
+
+def _in_use(segments: Sequence[dict[str, Any]]) -> tuple[_Allocation, ...]:
+    """The blocks that PyTorch cannot hand out, also those whose free waits for a stream."""
+    found = []
+    for segment in segments:
+        address = segment["address"]
+        for block in segment["blocks"]:
+            if block["state"] != _INACTIVE:
+                found.append(_Allocation(address, block["requested_size"]))
+            address += block["size"]
+    return tuple(found)
+
+
+def _held_bytes(segments: Sequence[dict[str, Any]]) -> int:
+    blocks = (block for segment in segments for block in segment["blocks"])
+    return sum(int(block["requested_size"]) for block in blocks if block["state"] == _HELD)

@@ -1,0 +1,264 @@
+"""Partial capture: the first parts of a layer are in its graphs, and the rest runs as it is.
+
+A method that `graph_part` decorates is a part. The layer's forward serves three ways of running it:
+
+- Eager: a part is its method.
+- Capture: the forward runs until the last part in scope has run. PartialCapture ends it there, and carries the results of
+  the parts out of it: these are the outputs of the graph.
+- Replay: the graph has computed the results of the parts in scope, and the forward runs with them. A part returns its result
+  without running, and what follows the last one runs as it is.
+
+What the forward computes between two parts is in the graph, and runs again at each replay for what follows. So only cheap
+code belongs there, and none that draws random numbers: it would draw others than the graph.
+
+Which of the three it is, is a state of the thread.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
+
+import torch
+from torch.func import functional_call
+
+from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
+
+from .attributes import Attributes
+
+__all__ = ["PartialCapture", "PartialResults", "Resumption", "graph_part", "run_in_scope"]
+
+logger = logging.getLogger("torch_memory_saver")
+
+_thread = threading.local()
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def graph_part(name: str) -> Callable[[_Method], _Method]:
+    """Decorates a method of a module: it can be captured without what follows it in the layer's forward.
+
+    Args:
+        name: What ``capture_layers(scope=...)`` calls it, such as "attn", "moe_router" or "moe_preprocess". Several methods
+            may have the same name.
+    """
+
+    def decorate(method: _Method) -> _Method:
+        @functools.wraps(method)
+        def part(*arguments: Any, **keywords: Any) -> Any:
+            run: _Capture | _Replay | None = getattr(_thread, "run", None)
+            call = functools.partial(method, *arguments, **keywords)
+            return call() if run is None else run.part(name, call)
+
+        return cast(_Method, part)
+
+    return decorate
+
+
+class PartialCapture(BaseException):
+    """Ends a layer's forward behind the last part in scope, during a capture and the runs that prepare it. No Exception, so
+    that a layer's ``except Exception`` does not stop it.
+
+    Attributes:
+        outputs: The results of the parts.
+    """
+
+    def __init__(self, outputs: PartialResults) -> None:
+        super().__init__("the parts in scope have been captured. This signal is for capture_layers(): do not catch it")
+        self.outputs = outputs
+
+
+class _Result(NamedTuple):
+    """What one part returned, and the attributes that it has set to tensors."""
+
+    name: str
+    value: Any
+    attributes: dict[str, Any]
+
+
+class PartialResults(NamedTuple):
+    """The results of the parts in scope, in the order in which they ran. The outputs of a graph."""
+
+    parts: tuple[_Result, ...]
+
+
+def run_in_scope(
+    owner: str,
+    module: Any,
+    scope: Collection[str] | None,
+    parameters: Mapping[str, Any],
+    arguments: Sequence[Any],
+    keywords: Mapping[str, Any],
+    *,
+    is_warm_up: bool = False,
+) -> Any:
+    """Runs a layer as it is captured: what its graph has for outputs.
+
+    A layer without any part runs as a whole. With ``scope=None`` every layer does.
+
+    Args:
+        owner: The layer, for messages.
+        module: The layer.
+        scope: The names of the parts that are captured.
+        parameters: Tensors in place of the module's parameters, by name.
+        arguments: Positional arguments.
+        keywords: Keyword arguments.
+        is_warm_up: Attributes may be prepared, and random numbers are checked.
+
+    Raises:
+        InvalidArgumentError: The layer cannot be captured so. The message says why.
+    """
+    if scope is None:
+        return functional_call(module, dict(parameters), tuple(arguments), dict(keywords))
+    before, run = Attributes(module), _Capture(owner, module, frozenset(scope), is_warm_up)
+    try:
+        result = _with(run, lambda: functional_call(module, dict(parameters), tuple(arguments), dict(keywords)))
+    except PartialCapture as signal:
+        return signal.outputs
+    finally:
+        before.restore()
+    if not run.results:
+        return result
+    if run.is_complete:
+        raise InvalidArgumentError(
+            f"{owner}: its forward has caught PartialCapture. Let it pass: no bare `except:` around a part"
+        )
+    missing = ", ".join(sorted(frozenset(scope) - run.names))
+    raise InvalidArgumentError(f"{owner}: its forward ended without {missing}. Take that out of the scope, or call the part")
+
+
+def _with(run: _Capture | _Replay, forward: Callable[[], Any]) -> Any:
+    outer = getattr(_thread, "run", None)
+    _thread.run = run
+    try:
+        return forward()
+    finally:
+        _thread.run = outer
+
+
+class _Capture:
+    """One run up to the boundary."""
+
+    def __init__(self, owner: str, module: Any, scope: frozenset[str], is_warm_up: bool) -> None:
+        self._owner, self._module, self._scope, self._is_warm_up = owner, module, scope, is_warm_up
+        self._is_inside = False
+        self.results: list[_Result] = []
+        self._random = self._random_state()
+
+    @property
+    def names(self) -> set[str]:
+        return {result.name for result in self.results}
+
+    @property
+    def is_complete(self) -> bool:
+        return self._scope <= self.names
+
+    def part(self, name: str, call: Callable[[], Any]) -> Any:
+        if self._is_inside:  # it belongs to the part that calls it
+            return call()
+        if name not in self._scope:
+            missing = ", ".join(sorted(self._scope - self.names))
+            raise InvalidArgumentError(
+                f"{self._owner}: {name} is not in the scope, but runs before {missing}. What is captured must come first: "
+                f"put {name} into the scope, or take {missing} out"
+            )
+        self._check_random(name)
+        before = Attributes(self._module)
+        self._is_inside = True
+        try:
+            value = call()
+        finally:
+            self._is_inside = False
+        changes = before.changes()
+        if changes.others and not self._is_warm_up:
+            path, change = next(iter(changes.others.items()))
+            raise InvalidArgumentError(
+                f"{self._owner}: {name} sets {path}, which {change}. A replay runs no Python, so it would stay. Make it a "
+                "tensor that the part sets or changes in place, or move that code behind the last part in scope"
+            )
+        self.results.append(_Result(name, value, changes.tensors))
+        self._random = self._random_state()
+        if self.is_complete:
+            raise PartialCapture(PartialResults(tuple(self.results)))
+        return value
+
+    def _random_state(self) -> Any:
+        return torch.cuda.get_rng_state() if self._is_warm_up else None
+
+    def _check_random(self, name: str) -> None:
+        """Checks that no random numbers were drawn since the part before."""
+        if self._is_warm_up and not torch.equal(self._random, torch.cuda.get_rng_state()):
+            raise InvalidArgumentError(
+                f"{self._owner}: its forward draws random numbers before {name} and outside of a part. The graph would draw "
+                "them, and the code behind the parts would see others. Move that code into a part"
+            )
+
+
+class _Replay:
+    """One run behind the boundary, with the results of the graph."""
+
+    def __init__(self, owner: str, scope: frozenset[str], attributes: Attributes, results: PartialResults) -> None:
+        self._owner, self._scope, self._attributes = owner, scope, attributes
+        self._results = list(results.parts)
+        self._next = 0
+
+    def part(self, name: str, call: Callable[[], Any]) -> Any:
+        expected = self._results[self._next].name if self._next < len(self._results) else None
+        if expected is None and name not in self._scope:
+            return call()
+        if name != expected:
+            raise InvalidStateError(
+                f"{self._owner}: its forward calls {name} where {expected or 'no part in scope'} was called at the capture. "
+                "A graph has one branch: decide behind the last part in scope, give a part that runs there another name, or "
+                "capture the layer again",
+                operation="layer_graphs",
+            )
+        result = self._results[self._next]
+        self._next += 1
+        self._attributes.set(result.attributes)
+        return result.value
+
+    def check_end(self) -> None:
+        if self._next < len(self._results):
+            raise InvalidStateError(
+                f"{self._owner}: its forward ended without {self._results[self._next].name}, which was captured. A graph "
+                "has one branch: decide behind the last part in scope, or capture the layer again",
+                operation="layer_graphs",
+            )
+
+
+class Resumption:
+    """Runs what follows the captured parts of a layer."""
+
+    def __init__(self, owner: str, module: Any, scope: Collection[str]) -> None:
+        """Looks at the module as it is captured."""
+        self._owner, self._module, self._scope = owner, module, frozenset(scope)
+        self._attributes = Attributes(module)
+        self._told: set[str] = set()
+
+    def run(self, results: PartialResults, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        """The layer's result.
+
+        Raises:
+            InvalidStateError: The forward does not call the parts that were captured.
+        """
+        replay = _Replay(self._owner, self._scope, self._attributes, results)
+        result = _with(replay, lambda: self._module(*arguments, **keywords))
+        replay.check_end()
+        return result
+
+    def report_differences(self, results: PartialResults) -> None:
+        """Logs, once for each, attributes that code outside of the parts has changed since the capture."""
+        by_graph = {path for part in results.parts for path in part.attributes}
+        for path, change in self._attributes.different().items():
+            if path not in by_graph | self._told:
+                self._told.add(path)
+                logger.warning(
+                    "%s: %s %s since the capture. The captured parts use what it was: if they read it, capture the layer "
+                    "again. (Logged once.)",
+                    self._owner,
+                    path,
+                    change,
+                )
