@@ -168,7 +168,7 @@ class ResumeOptions:
             bool(wait),
         )
         if options.progress is not None and not options.wait:
-            raise InvalidArgumentError("progress needs a call that waits: it is told on the thread of the call")
+            raise InvalidArgumentError("progress needs a call that waits: it is called on the thread of that call")
         return options
 
     def at_once(self) -> ResumeOptions:

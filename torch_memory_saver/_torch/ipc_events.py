@@ -2,8 +2,8 @@
 
 An event is recorded on the current stream when a tensor is sent, and the importer's stream waits for it. PyTorch makes a new
 event for each tensor, and at most 1000 of them. Here a stream has one event, which is recorded again at each send. That is
-enough: whoever waits for the event waits for its latest record, and on one stream a later record is reached after an earlier
-one (CUDA's documentation of cuStreamWaitEvent and of interprocess events).
+enough: a wait for the event waits for its latest record, and on one stream a later record is reached after an earlier one
+(CUDA's documentation of cuStreamWaitEvent and of interprocess events).
 
 Streams that PyTorch owns are never destroyed, and there are few. A stream from elsewhere may be destroyed and its address
 used again, so each send on it has an event of its own, which is kept for as long as what was sent.

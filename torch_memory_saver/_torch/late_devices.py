@@ -53,7 +53,7 @@ class _WatchPool:
         self.id: PoolId = memory_pool.id
         self.device = device
         self.is_routed = False
-        #: Whoever acquires it first retires the pool. Never released.
+        #: The thread that acquires it retires the pool. Never released.
         self.retiring = threading.Lock()
 
 

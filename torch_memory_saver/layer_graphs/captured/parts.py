@@ -236,7 +236,7 @@ class Resumption:
         """Looks at the module as it is captured."""
         self._owner, self._module, self._scope = owner, module, frozenset(scope)
         self._attributes = Attributes(module)
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def run(self, results: PartialResults, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         """The layer's result.
@@ -253,8 +253,8 @@ class Resumption:
         """Logs, once for each, attributes that code outside of the parts has changed since the capture."""
         by_graph = {path for part in results.parts for path in part.attributes}
         for path, change in self._attributes.different().items():
-            if path not in by_graph | self._told:
-                self._told.add(path)
+            if path not in by_graph | self._reported:
+                self._reported.add(path)
                 logger.warning(
                     "%s: %s %s since the capture. The captured parts use what it was: if they read it, capture the layer "
                     "again. (Logged once.)",
