@@ -20,11 +20,13 @@ from torch_memory_saver._saver.arguments import (
     check_device,
     choose_host_policy,
 )
+from torch_memory_saver._saver.background import before_pause, start_from_environment
 from torch_memory_saver._saver.hook_modes import check_hook_mode
 from torch_memory_saver._saver.options import PauseOptions, RegionOptions, ResumeOptions
 from torch_memory_saver._saver.regions import Region
 from torch_memory_saver._saver.settings import warn_of_unknown_variables
 from torch_memory_saver._torch import layer, sharing
+from torch_memory_saver._torch.captures import capture_gate
 from torch_memory_saver._torch.default_pool import DefaultPool
 from torch_memory_saver._torch.graph_tokens import check_token
 from torch_memory_saver._torch.graphs import GraphCapture, GraphPools
@@ -80,6 +82,7 @@ layer.at_first_use(_watch_late_devices)
 
 def _after_fork_in_child() -> None:
     layer.after_fork_in_child()
+    capture_gate.after_fork_in_child()
     pool_store.after_fork_in_child()
     graph_pools.after_fork_in_child()
     shared_memory.after_fork_in_child()
@@ -142,6 +145,7 @@ class Implementation:
                 "managed; start it with LD_PRELOAD=%s",
                 preload.library_path(),
             )
+        start_from_environment()
 
     def __getattr__(self, name: str) -> Any:
         """The private attributes of the C++ package's implementation, such as ``_binary_wrapper``: see _legacy/compat.py."""
@@ -201,6 +205,7 @@ class Implementation:
     ) -> PauseReport:
         options = PauseOptions.check(tag, backup, live_only, progress, if_shared, timeout)
         _refuse_inner_call("pause")
+        before_pause.run()
         with _importers_awaited(options) as shared:
             done = self._pause(options, shared)
         if shared:

@@ -1,4 +1,4 @@
-"""Misspelled settings: unknown environment variables and attributes."""
+"""The environment variables that the Python code reads, and misspelled settings: unknown variables and attributes."""
 
 from __future__ import annotations
 
@@ -6,17 +6,43 @@ import functools
 import logging
 import os
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from torch_memory_saver import _core
 
-__all__ = ["suggestion", "unknown_variables", "warn_of_unknown_variables"]
+__all__ = ["PYTHON_VARIABLES", "Variable", "suggestion", "unknown_variables", "warn_of_unknown_variables"]
 
 logger = logging.getLogger("torch_memory_saver")
+
+
+class Variable(NamedTuple):
+    """An environment variable, as the documentation shows it."""
+
+    name: str
+    meaning: str
+    allowed: str
+    default: str
+
+
+#: Those that the Python code reads. Those of the native code are in csrc/base/config.c.
+PYTHON_VARIABLES = (
+    Variable(
+        "TMS_RELEASE_CACHED",
+        "releases cached memory with `memory.release_cached()`, from the first use of the package on: before each pause, or "
+        "every so many seconds on a daemon thread. Put off while a capture is visible",
+        "pause, or a number of seconds above 0",
+        "none",
+    ),
+)
 
 _PREFIX = "TMS_"
 #: Known variables that the core does not read: those of the simulated GPU, the tests, the demo and the build.
 _OTHER_PREFIXES = ("TMS_SIMULATED_", "TMS_GPU_", "TMS_DEMO_")
 _OTHERS = ("TMS_WERROR",)
+
+
+def _known() -> set[str]:
+    return set(_core.SETTINGS) | {variable.name for variable in PYTHON_VARIABLES}
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
@@ -29,13 +55,11 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 def unknown_variables(names: Iterable[str]) -> list[str]:
     """The names that look like variables of this package but are unknown."""
+    known = _known()
     return sorted(
         name
         for name in names
-        if name.startswith(_PREFIX)
-        and name not in _core.SETTINGS
-        and name not in _OTHERS
-        and not name.startswith(_OTHER_PREFIXES)
+        if name.startswith(_PREFIX) and name not in known and name not in _OTHERS and not name.startswith(_OTHER_PREFIXES)
     )
 
 
@@ -43,4 +67,4 @@ def unknown_variables(names: Iterable[str]) -> list[str]:
 def warn_of_unknown_variables() -> None:
     """Warns once in a process, at its first use of the package. A process that only inherits variables is not warned."""
     for name in unknown_variables(os.environ):
-        logger.warning("the environment variable %s has no effect: it is unknown%s", name, suggestion(name, _core.SETTINGS))
+        logger.warning("the environment variable %s has no effect: it is unknown%s", name, suggestion(name, _known()))

@@ -9,19 +9,23 @@ a pause or resume of another thread, and fails inside one of its own thread.
 
 A capture is visible from before its begin until its end has succeeded, or its stream reports no active capture: deleting or
 resetting a graph does not end its capture.
+
+In both modes the begin also takes :data:`capture_gate`, until the capture is visible.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch_memory_saver import _core
 from torch_memory_saver.errors import ForkedProcessError
 
-__all__ = ["before_capture", "watch_captures"]
+__all__ = ["CaptureGate", "before_capture", "capture_gate", "watch_captures"]
 
 #: The attribute that marks the wrappers.
 _WRAPPER = "_torch_memory_saver_wrapper"
@@ -32,12 +36,40 @@ _ENDS = ("capture_end", "capture_end_pre")
 before_capture: list[Callable[[int], None]] = []
 
 
+class CaptureGate:
+    """Passed by each capture that PyTorch's Python code begins, until it is visible. Who holds it meanwhile can ask once
+    whether a capture is visible, and then make calls that would break one.
+
+    It is taken before a pause or resume begins, never inside one: the begin of a capture waits for these inside the gate.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Inside, no other thread begins a capture. May be entered again by the same thread."""
+        with self._lock:
+            yield
+
+    def after_fork_in_child(self) -> None:
+        """Another thread may have been inside."""
+        self._lock = threading.RLock()
+
+
+#: Of this process.
+capture_gate = CaptureGate()
+
+
 def watch_captures(torch: Any) -> None:
-    """Reports captures that PyTorch begins to the native core from now on. Does nothing the second time, if the preload
-    library intercepts them, or if PyTorch has no CUDA graphs."""
+    """Reports captures that PyTorch begins to the native core from now on. If the preload library intercepts them, they only
+    pass the gate. Does nothing the second time, or if PyTorch has no CUDA graphs."""
     graph_class: Any = getattr(torch._C, "_CUDAGraph", None)
     begin = getattr(graph_class, "capture_begin", None)
-    if _core.preloaded or begin is None or not hasattr(graph_class, _ENDS[0]) or hasattr(begin, _WRAPPER):
+    if begin is None or not hasattr(graph_class, _ENDS[0]) or hasattr(begin, _WRAPPER):
+        return
+    if _core.preloaded:
+        _pass_gate(graph_class)
         return
     device_of, stream_of = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
     under_way: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -47,7 +79,8 @@ def watch_captures(torch: Any) -> None:
         for callback in before_capture:
             callback(device_of())
         try:
-            identity = _core.capture_begin_on(stream_of(device_of()))
+            with capture_gate.held():
+                identity = _core.capture_begin_on(stream_of(device_of()))
         except ForkedProcessError:
             return begin(graph, *arguments, **keywords)  # PyTorch raises the error.
         try:
@@ -79,3 +112,15 @@ def watch_captures(torch: Any) -> None:
     for name in _ENDS:
         if hasattr(graph_class, name):
             setattr(graph_class, name, ending(getattr(graph_class, name)))
+
+
+def _pass_gate(graph_class: Any) -> None:
+    begin = graph_class.capture_begin
+
+    @functools.wraps(begin)
+    def capture_begin(graph: Any, *arguments: Any, **keywords: Any) -> Any:
+        with capture_gate.held():
+            return begin(graph, *arguments, **keywords)
+
+    setattr(capture_begin, _WRAPPER, True)
+    graph_class.capture_begin = capture_begin

@@ -198,6 +198,25 @@ class TorchCuda:
         """Bytes of the device's segments, in every pool, paused ones included."""
         return int(self._memory_stats(device)["reserved_bytes"]["all"]["current"])
 
+    def ipc_collect(self) -> None:
+        """Memory that was sent to other processes, which have dropped it, goes to PyTorch's cache."""
+        self.torch.cuda.ipc_collect()
+
+    def synchronize(self, device: int) -> None:
+        """Waits for the work of a device in use. Breaks captures."""
+        self.torch.cuda.synchronize(device)
+
+    def empty_host_cache(self) -> None:
+        """Releases PyTorch's idle pinned host memory. Does nothing with releases that cannot."""
+        release = getattr(self.torch._C, "_host_emptyCache", None)
+        if release is not None:
+            release()
+
+    def memory_stats(self, device: int) -> dict[str, Any]:
+        """torch.cuda.memory_stats of a device in use, as nested dicts."""
+        stats: dict[str, Any] = self._memory_stats(device)
+        return stats
+
     def segments(self, pool: PoolId = _DEFAULT_POOL) -> list[dict[str, Any]]:
         """The segments of one pool, on every device. For the default pool's id: those of every pool."""
         segments: list[dict[str, Any]] = self._snapshot(pool)["segments"]

@@ -1,0 +1,123 @@
+"""Work that environment variables request: before each pause, or periodically on a daemon thread.
+
+A module that reads such a variable adds itself to :data:`_STARTERS`. It is imported only where the variable is set, at the
+first use of the package, and its function ``start`` is called once in a process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib
+import logging
+import os
+import threading
+from collections.abc import Callable
+
+from torch_memory_saver import _core
+
+__all__ = ["BeforePause", "Periodic", "before_pause", "start_from_environment"]
+
+logger = logging.getLogger("torch_memory_saver")
+
+#: Variables, and the modules that read them. The text of the variable is the argument of ``start``.
+_STARTERS = {
+    "TMS_RELEASE_CACHED": "torch_memory_saver.memory.release_from_environment",
+}
+#: How long the process's exit waits for work that is under way, in seconds.
+_EXIT_PATIENCE_S = 5.0
+
+
+def _call(name: str, work: Callable[[], object]) -> object:
+    """The result of `work`. A failure is logged: there is no caller who could handle it."""
+    try:
+        return work()
+    except Exception:
+        logger.warning("%s failed", name, exc_info=True)
+        return None
+
+
+class BeforePause:
+    """Functions that are called on the thread of each pause, before it changes anything."""
+
+    def __init__(self) -> None:
+        self._work: list[tuple[str, Callable[[], object]]] = []
+
+    def add(self, name: str, work: Callable[[], object]) -> None:
+        """Has `work` called before each pause from now on. A failure is logged with `name`, and the pause goes on."""
+        self._work.append((name, work))
+
+    def run(self) -> None:
+        """Calls all of them, in the order in which they were added."""
+        for name, work in self._work:
+            _call(name, work)
+
+
+#: Of this process. A forked child inherits it.
+before_pause = BeforePause()
+
+
+class Periodic:
+    """Work that a daemon thread does every so many seconds, until the process exits. It goes on in forked children.
+
+    Args:
+        name: Of the thread, and in the log.
+        seconds: From the end of one call to the begin of the next.
+        work: Returns None, or the number of seconds after which to try again, because it could not be done now. A failure
+            is logged, and the work is done again after `seconds`.
+        wait: Waits for so many seconds and returns whether to end. Tests pass their own.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        seconds: float,
+        work: Callable[[], float | None],
+        wait: Callable[[float], bool] | None = None,
+    ) -> None:
+        self._name = name
+        self._seconds = seconds
+        self._work = work
+        self._given_wait = wait
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Starts the thread. It ends before the interpreter does, so that it does not call torch during the exit."""
+        self._start_thread()
+        os.register_at_fork(after_in_child=self._after_fork_in_child)
+        atexit.register(self.stop)
+
+    def stop(self) -> None:
+        """Ends the thread, and waits for work that is under way, a few seconds at most."""
+        self._ended.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_EXIT_PATIENCE_S)
+
+    def _start_thread(self) -> None:
+        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        wait = self._given_wait or self._ended.wait
+        delay = self._seconds
+        while not wait(delay):
+            again = _call(self._name, self._work)
+            delay = again if isinstance(again, float) else self._seconds
+
+    def _after_fork_in_child(self) -> None:
+        if not self._ended.is_set():
+            self._ended = threading.Event()  # another thread may have held its lock
+            self._start_thread()
+
+
+@functools.cache
+def start_from_environment() -> None:
+    """Starts what the environment requests. Called at the first use of the package; does nothing the second time, and in
+    sub-interpreters, which cannot end a daemon thread."""
+    if not _core.main_interpreter:
+        return
+    for variable, module in _STARTERS.items():
+        value = os.environ.get(variable, "").strip()
+        if value:
+            importlib.import_module(module).start(value)

@@ -1,0 +1,34 @@
+"""Finding memory that grows from step to step, in one of several processes on a GPU, and giving cached memory back.
+
+Importing this package imports neither torch nor matplotlib. Sizes are bytes.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .release import release_cached, releasing_cached
+    from .release_report import DeviceRelease, ReleaseReport
+
+__all__ = [
+    "DeviceRelease",
+    "ReleaseReport",
+    "release_cached",
+    "releasing_cached",
+]
+
+#: The public names, and the modules that have them.
+_MODULES = {
+    "DeviceRelease": "release_report",
+    "ReleaseReport": "release_report",
+    "release_cached": "release",
+    "releasing_cached": "release",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)

@@ -1,0 +1,274 @@
+"""`release_cached()`: gives memory that this process only caches back to the driver.
+
+A process that shares a GPU holds what PyTorch caches from its largest burst, while its neighbours run out of memory. No
+process can empty the cache of another: this one is called in each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import gc
+import inspect
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypeVar
+
+from torch_memory_saver import _core
+from torch_memory_saver._saver.arguments import check_bytes
+from torch_memory_saver._torch import layer
+from torch_memory_saver._torch.captures import capture_gate
+from torch_memory_saver._torch.layer import TorchCuda, devices_in_use
+from torch_memory_saver.errors import InvalidArgumentError
+
+from .release_report import DeviceRelease, ReleaseReport
+from .torch_memory import DeviceMemory, device_memory
+
+__all__ = ["CacheReleaser", "ReleaseOptions", "release_cached", "releasing_cached"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+#: Rounds of one call at most. Other threads may allocate and free meanwhile, so that each round frees something.
+_MOST_ROUNDS = 10
+
+
+@dataclass(frozen=True)
+class ReleaseOptions:
+    """What a release does, checked.
+
+    Attributes:
+        repeat_bytes: Another round follows one that freed at least this many bytes. None: one round.
+        cool_down: Nothing is done within so many seconds after the last release.
+        host: Whether idle pinned host memory is released as well.
+    """
+
+    repeat_bytes: int | None = None
+    cool_down: float = 0.0
+    host: bool = False
+
+    @classmethod
+    def check(cls, repeat_bytes: object = None, cool_down: object = 0.0, host: object = False) -> ReleaseOptions:
+        """Raises:
+        InvalidArgumentError: A value that is not one.
+        """
+        size = None if repeat_bytes is None else check_bytes("repeat_bytes", repeat_bytes)
+        if size == 0:
+            raise InvalidArgumentError(
+                "repeat_bytes must be at least 1, or None for one round: a release never frees less than 0"
+            )
+        if isinstance(cool_down, bool) or not isinstance(cool_down, (int, float)) or not 0 <= cool_down < math.inf:
+            raise InvalidArgumentError(f"cool_down must be a number of seconds that is not negative, not {cool_down!r}")
+        if not isinstance(host, bool):
+            raise InvalidArgumentError(f"host must be a bool, not {host!r}")
+        return cls(size, float(cool_down), host)
+
+
+class CacheReleaser:
+    """The releases of a process: one at a time, and when the last one was.
+
+    Args:
+        clock: Seconds that never go back; only differences count.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.after_fork_in_child()
+
+    def after_fork_in_child(self) -> None:
+        """Another thread of the parent may have been releasing. The cool-down begins anew."""
+        self._lock = threading.Lock()
+        self._last: float | None = None  # when the last release ended
+        self._local = threading.local()
+
+    def release(self, options: ReleaseOptions) -> ReleaseReport:
+        """See `release_cached`."""
+        if _core.in_transition() or getattr(self._local, "inside", False):
+            return ReleaseReport(os.getpid(), skipped="inside")
+        self._local.inside = True
+        try:
+            with self._lock:
+                return self._release(options)
+        finally:
+            self._local.inside = False
+
+    def _release(self, options: ReleaseOptions) -> ReleaseReport:
+        begin = self._clock()
+        torch = layer.in_use()
+        if torch is None:
+            return ReleaseReport(os.getpid(), skipped="unused")
+        if self._last is not None and begin - self._last < options.cool_down:
+            return ReleaseReport(os.getpid(), skipped="cool-down")
+        if capture_visible(torch):
+            return ReleaseReport(os.getpid(), skipped="capture")
+        before = device_memory(torch, devices_in_use())
+        rounds = self._repeat(torch, options)
+        if rounds == 0:  # one began during the garbage collection
+            return ReleaseReport(os.getpid(), skipped="capture")
+        if options.host:
+            _release_host_memory(torch)
+        after = device_memory(torch, [row.device for row in before])
+        self._last = self._clock()
+        devices = tuple(_difference(*pair) for pair in zip(before, after, strict=True))
+        return ReleaseReport(os.getpid(), devices, rounds, self._last - begin)
+
+    def _repeat(self, torch: TorchCuda, options: ReleaseOptions) -> int:
+        """Does rounds while they free enough. Returns how many were done; a capture that begins meanwhile ends them."""
+        rounds = 0
+        while rounds < _MOST_ROUNDS:
+            held = _held_bytes(torch)
+            gc.collect()  # before captures have to wait: finalisers may take long
+            with capture_gate.held():
+                if capture_visible(torch):
+                    break
+                _empty_caches(torch)
+            rounds += 1
+            if options.repeat_bytes is None or held - _held_bytes(torch) < options.repeat_bytes:
+                break
+        return rounds
+
+
+def capture_visible(torch: TorchCuda) -> bool:
+    """Whether a stream capture of this process is under way, as far as this package sees it."""
+    return torch.is_capturing() or bool(_core.counters()["visible_captures"])
+
+
+def _empty_caches(torch: TorchCuda) -> None:
+    """One round. Memory that other processes have given back and blocks that streams no longer use go to the cache first."""
+    from torch_memory_saver import torch_memory_saver as saver
+
+    torch.ipc_collect()
+    for device in devices_in_use():
+        torch.synchronize(device)
+    saver.empty_cache()  # of this package's pools and of PyTorch's, also inside regions
+    torch.empty_cache()  # where a program's own hook mode does not
+
+
+def _release_host_memory(torch: TorchCuda) -> None:
+    from torch_memory_saver import torch_memory_saver as saver
+
+    saver.release_host_memory()
+    torch.empty_host_cache()
+
+
+def _held_bytes(torch: TorchCuda) -> int:
+    return sum(row.physical for row in device_memory(torch, devices_in_use()))
+
+
+def _difference(before: DeviceMemory, after: DeviceMemory) -> DeviceRelease:
+    return DeviceRelease(
+        device=before.device,
+        reserved_before=before.reserved,
+        reserved_after=after.reserved,
+        allocated_before=before.allocated,
+        allocated_after=after.allocated,
+        freed_bytes=max(0, before.physical - after.physical),
+    )
+
+
+#: How many `releasing_cached` this thread or task is inside.
+_depth: contextvars.ContextVar[int] = contextvars.ContextVar("releasing_cached", default=0)
+
+#: Of this process.
+_releaser = CacheReleaser()
+os.register_at_fork(after_in_child=_releaser.after_fork_in_child)
+
+
+def release_cached(*, repeat_bytes: int | None = None, cool_down: float = 0.0, host: bool = False) -> ReleaseReport:
+    """Gives device memory that this process caches back to the driver, so that other processes can use it.
+
+    Collects garbage, and the memory of tensors that were sent to other processes and dropped there
+    (``torch.cuda.ipc_collect``); waits for the devices of this process; then empties this package's pools and PyTorch's,
+    also inside regions. Tensors stay. It reaches this process only: no process can empty the cache of another.
+
+    Does nothing while a stream capture is visible, which it would break. A capture that PyTorch's Python code begins
+    meanwhile waits. Another thread's release ends first.
+
+    Args:
+        repeat_bytes: Another round follows one that freed at least this many bytes, 10 rounds at most. None: one round.
+            Finalisers of one round may make more memory free for the next.
+        cool_down: Does nothing if the last release of this process, with any arguments, ended less than so many seconds ago.
+            One that did nothing does not count.
+        host: Also releases idle pinned host memory: the pool of ``host_memory="pool"``, in the background, and PyTorch's own
+            cache of pinned memory (with releases of PyTorch that can).
+
+    Returns:
+        What was reserved and allocated before and after on each device, and what was freed; or why nothing was done.
+
+    Raises:
+        InvalidArgumentError: An argument that is not valid.
+        InvalidStateError: PyTorch uses an allocator without memory pools (``backend:cudaMallocAsync``).
+        RuntimeError: PyTorch cannot wait for a device, because an earlier error has lost it.
+    """
+    return _releaser.release(ReleaseOptions.check(repeat_bytes, cool_down, host))
+
+
+class releasing_cached(contextlib.AbstractContextManager["releasing_cached"]):
+    """A context manager and a decorator: `release_cached` at the end, also after an exception.
+
+    Nested ones release once, at the end of the outermost, with its arguments. Each thread and each task of asyncio nests by
+    itself; a task that is created inside one is nested in it. Decorates functions and coroutine functions.
+
+    Args:
+        repeat_bytes: See `release_cached`, like the others.
+        cool_down: As there.
+        host: As there.
+
+    Attributes:
+        report: What the release did; None before the end, and for an inner one.
+
+    Raises:
+        InvalidArgumentError: An argument that is not valid, or something else than a function is decorated.
+    """
+
+    def __init__(self, *, repeat_bytes: int | None = None, cool_down: float = 0.0, host: bool = False) -> None:
+        self._options = ReleaseOptions.check(repeat_bytes, cool_down, host)
+        self.report: ReleaseReport | None = None
+
+    def __enter__(self) -> releasing_cached:
+        _depth.set(_depth.get() + 1)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        _depth.set(_depth.get() - 1)
+        if _depth.get() == 0:
+            self.report = _releaser.release(self._options)
+
+    def __call__(self, function: _Function) -> _Function:
+        return around(function, self._another)
+
+    def _another(self) -> releasing_cached:
+        options = self._options
+        return releasing_cached(repeat_bytes=options.repeat_bytes, cool_down=options.cool_down, host=options.host)
+
+
+def around(function: _Function, manager: Callable[[], contextlib.AbstractContextManager[Any]]) -> _Function:
+    """`function` with each call inside a new manager. The call of a coroutine function ends when it has been awaited.
+
+    Raises:
+        InvalidArgumentError: Not a function, or one whose call only makes a generator.
+    """
+    if not callable(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise InvalidArgumentError(f"only functions and coroutine functions can be decorated, not {function!r}")
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def awaited(*arguments: Any, **keywords: Any) -> Any:
+            with manager():
+                return await function(*arguments, **keywords)
+
+        return awaited  # type: ignore[return-value]
+
+    @functools.wraps(function)
+    def called(*arguments: Any, **keywords: Any) -> Any:
+        with manager():
+            return function(*arguments, **keywords)
+
+    return called  # type: ignore[return-value]

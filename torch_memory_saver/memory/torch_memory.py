@@ -1,0 +1,77 @@
+"""PyTorch's own counters of device memory, and what of it is physical."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch_memory_saver import _core
+
+__all__ = ["DeviceMemory", "device_memory"]
+
+_PAUSED = (_core.STATE_PAUSED, _core.STATE_RESUMING)
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """One device, in this process. All in bytes.
+
+    Attributes:
+        device: CUDA ordinal.
+        allocated: In tensors.
+        reserved: In segments.
+        peak_allocated: The highest `allocated` since the peaks were last reset.
+        peak_reserved: The highest `reserved` since then.
+        paused: Of `reserved`: segments without physical memory, because they are paused.
+    """
+
+    device: int
+    allocated: int
+    reserved: int
+    peak_allocated: int
+    peak_reserved: int
+    paused: int
+
+    @property
+    def physical(self) -> int:
+        """What PyTorch holds of the device's memory: its segments without the paused ones."""
+        return self.reserved - self.paused
+
+
+def device_memory(torch: Any, devices: Iterable[int]) -> list[DeviceMemory]:
+    """The counters of the devices, of which each must be in use.
+
+    Args:
+        torch: `TorchCuda` of `_torch/layer.py`.
+    """
+    listed = list(devices)
+    paused = _paused_bytes(torch)
+    rows = []
+    for device in listed:
+        stats = torch.memory_stats(device)
+        allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
+        rows.append(
+            DeviceMemory(
+                device=device,
+                allocated=int(allocated["current"]),
+                reserved=int(reserved["current"]),
+                peak_allocated=int(allocated["peak"]),
+                peak_reserved=int(reserved["peak"]),
+                paused=paused.get(device, 0),
+            )
+        )
+    return rows
+
+
+def _paused_bytes(torch: Any) -> dict[int, int]:
+    """By device: bytes of PyTorch's segments that are paused. In preload mode other libraries' memory may be paused as
+    well, which PyTorch does not count."""
+    rows = [row for row in _core.segments() if row.state in _PAUSED]
+    if not rows:
+        return {}
+    sizes = {segment["address"]: segment["total_size"] for segment in torch.segments()}
+    paused: dict[int, int] = {}
+    for row in rows:
+        paused[row.device] = paused.get(row.device, 0) + sizes.get(row.address, 0)
+    return paused
