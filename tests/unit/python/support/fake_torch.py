@@ -18,6 +18,8 @@ from torch_memory_saver.saver import TorchMemorySaver
 PoolId = tuple[int, int]
 DEFAULT: PoolId = (0, 0)
 DEFAULT_STREAM, CAPTURE_STREAM = 0, 7
+#: By how many bytes the peaks that it reports are above what is in use.
+PEAK_ABOVE = 1 << 20
 
 
 class FakeSegment:
@@ -93,6 +95,7 @@ class FakeTorch:
         self.device = 0
         self.active_devices = 1 << 0
         self.emptied = 0
+        self.calls: list[str] = []  # of functions that only matter by their order
         self.expandable_segments = False
         self.next = 0
         self.unmanaged_address = 1 << 60
@@ -150,8 +153,18 @@ class FakeTorch:
         assert self.uses[pool] > 0
         self.uses[pool] -= 1
 
+    def ipc_collect(self) -> None:
+        self.calls.append("ipc_collect")
+
+    def synchronize(self, device: int) -> None:
+        self.calls.append(f"synchronize {device}")
+
+    def empty_host_cache(self) -> None:
+        self.calls.append("empty_host_cache")
+
     def empty_cache(self) -> None:
         self.emptied += 1
+        self.calls.append("empty_cache")
         for row in list(self.rows):
             routed = any(row.device == device for device, *_ in self.routings)
             if not row.in_use and not routed and (row.pool == DEFAULT or self.uses[row.pool] == 0):
@@ -192,6 +205,14 @@ class FakeTorch:
 
     def reserved_bytes(self, device: int) -> int:
         return sum(row.size for row in self.rows if row.device == device)
+
+    def memory_stats(self, device: int) -> dict[str, Any]:
+        used = sum(row.size for row in self.rows if row.device == device and row.in_use)
+        reserved = self.reserved_bytes(device)
+        return {
+            "allocated_bytes": {"all": {"current": used, "peak": used + PEAK_ABOVE}},
+            "reserved_bytes": {"all": {"current": reserved, "peak": reserved + PEAK_ABOVE}},
+        }
 
     def segments(self, pool: PoolId = DEFAULT) -> list[dict[str, Any]]:
         return [

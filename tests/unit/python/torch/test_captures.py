@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from torch_memory_saver import _core
-from torch_memory_saver._torch.captures import watch_captures
+from torch_memory_saver._torch.captures import capture_gate, watch_captures
 from torch_memory_saver.errors import InvalidStateError
 
 STREAM = 1 << 40
@@ -97,6 +99,41 @@ def test_a_torch_without_graphs_is_left_alone() -> None:
     for extension in (SimpleNamespace(), SimpleNamespace(_CUDAGraph=object)):
         watch_captures(SimpleNamespace(_C=extension))
         assert not hasattr(getattr(extension, "_CUDAGraph", None), "capture_begin")
+
+
+def test_a_capture_passes_the_gate_until_it_is_visible(torch: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, int]] = []
+
+    @contextlib.contextmanager
+    def held() -> Iterator[None]:
+        seen.append(("in", visible()))
+        yield
+        seen.append(("out", visible()))
+
+    monkeypatch.setattr(capture_gate, "held", held)
+    graph = torch._C._CUDAGraph()
+    graph.capture_begin()
+    graph.capture_end()
+    assert seen == [("in", 0), ("out", 1)]
+
+
+def test_with_the_preload_library_a_capture_passes_the_gate_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside: list[bool] = []
+
+    class Graph:
+        def capture_begin(self, pool: object = None) -> object:
+            inside.append(capture_gate._lock._is_owned())  # type: ignore[attr-defined]
+            return pool
+
+        def capture_end(self) -> None: ...
+
+    end = Graph.capture_end
+    monkeypatch.setattr(_core, "preloaded", True)
+    module: Any = SimpleNamespace(_C=SimpleNamespace(_CUDAGraph=Graph))
+    watch_captures(module)
+    watch_captures(module)
+    assert (Graph().capture_begin(pool=3), inside, visible()) == (3, [True], 0)
+    assert Graph.capture_end is end
 
 
 def test_a_failed_begin_is_undone(torch: SimpleNamespace) -> None:
