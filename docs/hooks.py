@@ -7,6 +7,7 @@ fails there and not only where MkDocs is installed.
 
 from __future__ import annotations
 
+import ast
 import functools
 import os
 import re
@@ -51,6 +52,24 @@ class Variable(NamedTuple):
 
 
 def variables() -> list[Variable]:
+    """Every variable of the package: those of the native code, then those of the Python code."""
+    return [*native_variables(), *python_variables()]
+
+
+def python_variables() -> list[Variable]:
+    """The variables that the Python code reads, from the table in settings.py, which is read and not imported."""
+    source = (REPOSITORY / "torch_memory_saver/_saver/settings.py").read_text(encoding="utf-8")
+    tables = [
+        node.value
+        for node in ast.parse(source).body
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "PYTHON_VARIABLES"
+    ]
+    (table,) = (value for value in tables if isinstance(value, ast.Tuple))
+    rows = [[ast.literal_eval(text) for text in row.args] for row in table.elts if isinstance(row, ast.Call)]
+    return [Variable(*row) for row in rows]
+
+
+def native_variables() -> list[Variable]:
     """The variables of the native code: names, defaults and what is allowed from config.c, meanings from config.h."""
     source = (REPOSITORY / "csrc/base/config.c").read_text(encoding="utf-8")
     header = (REPOSITORY / "csrc/base/config.h").read_text(encoding="utf-8")

@@ -12,7 +12,8 @@ import pytest
 from document_blocks import REPOSITORY, pages
 
 import torch_memory_saver
-from torch_memory_saver import _core, layer_graphs
+from torch_memory_saver import _core, layer_graphs, memory
+from torch_memory_saver._saver.settings import PYTHON_VARIABLES
 
 if not (REPOSITORY / "docs").is_dir():
     pytest.skip("needs the sources: there is no docs/", allow_module_level=True)
@@ -35,7 +36,8 @@ def _expanded(page: Path) -> str:
 
 def test_every_variable_has_a_row_and_an_explanation() -> None:
     rows = hooks.variables()
-    assert {row.name for row in rows} == set(_core.SETTINGS)
+    assert {row.name for row in rows} == set(_core.SETTINGS) | {row.name for row in PYTHON_VARIABLES}
+    assert [tuple(row) for row in rows[-len(PYTHON_VARIABLES) :]] == [tuple(row) for row in PYTHON_VARIABLES]
     assert [row.name for row in rows if len(row.meaning) < 10 or not row.allowed or not row.default] == []
 
 
@@ -46,7 +48,7 @@ def test_every_variable_of_the_simulated_gpu_has_a_row() -> None:
 
 
 def test_variables_that_the_pages_mention_exist() -> None:
-    known = set(_core.SETTINGS) | {name for name, _ in hooks.simulated_variables()}
+    known = {row.name for row in hooks.variables()} | {name for name, _ in hooks.simulated_variables()}
     for page in pages():
         mentioned = set(re.findall(r"\bTMS_[A-Z_]+[A-Z]\b(?!\*)", page.read_text(encoding="utf-8")))
         assert mentioned <= known, page
@@ -69,11 +71,11 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert [name for name in sorted(names) if not re.search(rf"\b{name}\b", page)] == []
 
 
-def test_every_name_of_layer_graphs_is_in_the_reference() -> None:
+@pytest.mark.parametrize("package", [layer_graphs, memory])
+def test_every_name_of_a_package_is_in_the_reference(package: ModuleType) -> None:
     page = (REPOSITORY / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
-    assert sorted(re.findall(r"^::: torch_memory_saver\.layer_graphs\.(\w+)$", page, re.MULTILINE)) == sorted(
-        layer_graphs.__all__
-    )
+    name = re.escape(package.__name__)
+    assert sorted(re.findall(rf"^::: {name}\.(\w+)$", page, re.MULTILINE)) == sorted(package.__all__)
 
 
 def test_requests_of_the_pages_are_answered() -> None:

@@ -1,6 +1,7 @@
-"""Finding memory that grows from step to step, in one of several processes on a GPU, and giving cached memory back.
+"""Finding memory that grows: what PyTorch allocated where, snapshots of it over time, and what changed between them. Giving
+cached memory back.
 
-Importing this package imports neither torch nor matplotlib. Sizes are bytes.
+Importing this package imports neither torch nor matplotlib. What a function needs is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ __all__ = [
     "releasing_cached",
 ]
 
-#: The public names, and the modules that have them.
+#: The module of each public name.
 _MODULES = {
     "DeviceRelease": "release_report",
     "ReleaseReport": "release_report",
