@@ -1,7 +1,6 @@
 #include "backup/content.h"
 
 #include <errno.h>
-#include <stdbool.h>
 #include <stdlib.h>
 
 void tms_backup_content_forget(tms_backup_content_t *content) {
@@ -9,8 +8,7 @@ void tms_backup_content_forget(tms_backup_content_t *content) {
     *content = (tms_backup_content_t){.kind = TMS_BACKUP_NONE};
 }
 
-/* Whether `live` describes the segment at `address`. */
-static bool is_listed(const tms_live_t *live, uint64_t address) {
+bool tms_live_lists(const tms_live_t *live, uint64_t address) {
     size_t low = 0, high = live->allocation_count;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
@@ -76,7 +74,7 @@ tms_status_t tms_backup_content_choose(tms_backup_content_t *content, tms_backup
                                        tms_error_t *error) {
     *content = (tms_backup_content_t){.kind = kind};
     if (kind == TMS_BACKUP_NONE) return TMS_OK;
-    if (live && is_listed(live, address)) return find_extents(live, address, bytes, content, context, error);
+    if (live && tms_live_lists(live, address)) return find_extents(live, address, bytes, content, context, error);
     content->bytes = bytes;
     return TMS_OK;
 }

@@ -3,6 +3,7 @@
 #ifndef TMS_BACKUP_CONTENT_H
 #define TMS_BACKUP_CONTENT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -25,6 +26,8 @@ typedef struct tms_backup_content {
 tms_status_t tms_backup_content_choose(tms_backup_content_t *content, tms_backup_kind_t kind, const tms_live_t *live,
                                        uint64_t address, uint64_t bytes, const tms_error_context_t *context,
                                        tms_error_t *error);
+/* Whether `live` describes the segment at `address`. */
+bool tms_live_lists(const tms_live_t *live, uint64_t address);
 /* Frees the extents and makes the content empty. */
 void tms_backup_content_forget(tms_backup_content_t *content);
 

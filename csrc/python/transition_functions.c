@@ -146,16 +146,18 @@ static PyObject *run(PyObject *module, transition_t transition, tms_selection_t 
 
 PyObject *tms_py_pause(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
     static const tms_py_signature_t signature = {
-        "pause", 2, 6, {"tags", "stream", "interruptible", "backup", "find_live", "progress"}};
+        "pause", 2, 7, {"tags", "stream", "interruptible", "backup", "find_live", "progress", "preserves"}};
     tms_selection_t selection = {0};
     running_call_t running = {0};
+    bool preserves = false;
     tms_py_call_t call;
 
     if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_stream(&call, 1, &selection) ||
         !tms_py_get_bool(&call, 2, &running.signals) || !tms_py_get_backup(&call, 3, &selection) ||
         !tms_py_get_callable(&call, 4, &running.find_live) || !tms_py_get_callable(&call, 5, &running.progress) ||
-        !tms_py_get_tags(&call, 0, &selection))
+        !tms_py_get_bool(&call, 6, &preserves) || !tms_py_get_tags(&call, 0, &selection))
         return NULL;
+    selection.preserves = preserves;
     return run(module, tms_py_api(module)->pause, &selection, &running);
 }
 

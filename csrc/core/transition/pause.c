@@ -7,16 +7,25 @@
 
 /* ---- contents ---- */
 
-/* The kind of backup of a segment in this pause. */
-static tms_backup_kind_t kind_of(const tms_transition_t *t, const tms_segment_t *segment) {
+/* The kind of backup that the call or the region chooses for a segment. */
+static tms_backup_kind_t chosen_kind(const tms_transition_t *t, const tms_segment_t *segment) {
     const tms_selection_t *selection = t->asked.selection;
     if (!selection->has_backup) return segment->backup.kind;
     return tms_backup_stores_choose(&t->saver->stores, (tms_backup_kind_t)selection->backup, segment->backup.kind);
 }
 
+/* The kind of backup of a segment in this pause. `live`: the result of find_live, or NULL. */
+static tms_backup_kind_t kind_of(const tms_transition_t *t, const tms_segment_t *segment, const tms_live_t *live) {
+    tms_backup_kind_t kind = chosen_kind(t, segment);
+    bool is_preserved = kind == TMS_BACKUP_NONE && !t->asked.selection->has_backup && live &&
+                        tms_live_lists(live, tms_segment_address(segment));
+    return is_preserved ? TMS_BACKUP_PINNED : kind;
+}
+
 static bool keeps_contents(const tms_transition_t *t) {
+    if (t->asked.selection->preserves) return true;
     TMS_FOR_EACH(segment, t) {
-        if (kind_of(t, segment) != TMS_BACKUP_NONE) return true;
+        if (chosen_kind(t, segment) != TMS_BACKUP_NONE) return true;
     }
     return false;
 }
@@ -42,7 +51,7 @@ static tms_status_t plan_all(tms_transition_t *t, const tms_live_t *live, tms_de
     TMS_FOR_EACH(segment, t) {
         if (status != TMS_OK) return status;
         tms_error_context_t here = tms_transition_context_of(t, segment);
-        const tms_backup_request_t request = {.kind = kind_of(t, segment),
+        const tms_backup_request_t request = {.kind = kind_of(t, segment, live),
                                               .policy = tms_saver_host_policy(t->saver, segment->backup.policy),
                                               .device = segment->device,
                                               .group = segment->tag,

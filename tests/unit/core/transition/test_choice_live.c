@@ -181,6 +181,42 @@ static void without_an_answer_everything_is_kept(void **state) {
     assert_filled(address, 2 * MIB, 1);
 }
 
+/* Of memory without a backup only the listed ranges are kept, in whatever it lies; the rest comes back without contents. */
+static void listed_memory_without_a_backup_keeps_its_ranges(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_report_t report;
+    const uint64_t bytes = 4 * MIB, kept = 4096 + MIB;
+    uint64_t listed = allocate(f, "a", TMS_BACKUP_NONE, bytes), other = allocate(f, "a", TMS_BACKUP_NONE, bytes);
+    const tms_live_range_t ranges[] = {{listed + 512, listed + 512 + 4096}, {listed + 3 * MIB, listed + 4 * MIB}};
+    knowledge_t knowledge = {.live = {.allocations = &listed, .allocation_count = 1, .ranges = ranges, .range_count = 2}};
+    for (int cycle = 0; cycle < 2; cycle++) {
+        tms_selection_t selection = {.find_live = tell, .live_context = &knowledge, .preserves = 1};
+        fill(listed, bytes, 1);
+        fill(other, bytes, 2);
+        simulator()->clear_counts();
+        ASSERT_OK(pause_selected(f, &selection, &report, &error), error);
+        assert_int_equal(knowledge.asked, cycle + 1);
+        assert_int_equal(report.bytes, 2 * bytes);
+        assert_int_equal(report.copied_bytes, kept);
+        assert_int_equal(physical_bytes(0), 0);
+        ASSERT_OK(resume_tag(f, NULL, &report, &error), error);
+        assert_int_equal(report.copied_bytes, kept);
+        assert_filled_part(listed, 512, 4096, 1);
+        assert_filled_part(listed, 3 * MIB, MIB, 1);
+        assert_poisoned(listed, 512);
+        assert_poisoned(listed + 512 + 4096, 3 * MIB - 512 - 4096);
+        assert_poisoned(other, bytes);
+    }
+    tms_selection_t discard = {
+        .find_live = tell, .live_context = &knowledge, .preserves = 1, .has_backup = 1, .backup = TMS_BACKUP_NONE};
+    fill(listed, bytes, 1);
+    ASSERT_OK(pause_selected(f, &discard, &report, &error), error);
+    assert_int_equal(report.copied_bytes, 0); /* discard means all of it */
+    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    assert_poisoned(listed, bytes);
+}
+
 static void the_callback_is_not_called_if_nothing_is_kept(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -198,6 +234,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(live_bytes_beyond_4_gib, setup_large_device, teardown),
         ONE(without_live_bytes_nothing_is_kept),
         ONE(without_an_answer_everything_is_kept),
+        ONE(listed_memory_without_a_backup_keeps_its_ranges),
         ONE(the_callback_is_not_called_if_nothing_is_kept),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
