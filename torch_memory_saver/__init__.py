@@ -31,7 +31,7 @@ from torch_memory_saver.errors import (
 from torch_memory_saver.pending import PendingResume
 from torch_memory_saver.report import PauseReport, ResumeReport, TransitionReport
 from torch_memory_saver.saver import TorchMemorySaver
-from torch_memory_saver.usage import Allocation, Stats, TagUsage
+from torch_memory_saver.usage import Allocation, PreservedBlock, Stats, TagUsage
 
 __version__ = "1.0.0a1"
 
@@ -49,6 +49,9 @@ resume = torch_memory_saver.resume
 empty_cache = torch_memory_saver.empty_cache
 get_cpu_backup = torch_memory_saver.get_cpu_backup
 is_paused = torch_memory_saver.is_paused
+preserve = torch_memory_saver.preserve
+forget = torch_memory_saver.forget
+preserved = torch_memory_saver.preserved
 reserve_host_memory = torch_memory_saver.reserve_host_memory
 release_host_memory = torch_memory_saver.release_host_memory
 set_disk_backup_dir = torch_memory_saver.set_disk_backup_dir
@@ -71,6 +74,7 @@ __all__ = [
     "OutOfMemoryError",
     "PauseReport",
     "PendingResume",
+    "PreservedBlock",
     "ResumeReport",
     "Stats",
     "TagUsage",
@@ -84,10 +88,13 @@ __all__ = [
     "disable",
     "empty_cache",
     "enable_peer_access",
+    "forget",
     "get_cpu_backup",
     "is_paused",
     "memory_saver",
     "pause",
+    "preserve",
+    "preserved",
     "region",
     "register_hook_mode",
     "release_host_memory",

@@ -141,8 +141,8 @@ def pause(
 
     `find_live` is called once, after the devices have been synchronized, and returns the live bytes: addresses of
     allocations, and begins and ends of ranges inside them, both as sorted native 64-bit numbers in bytes. Allocations that
-    it does not list are live as a whole, as are all if it returns None. Of a listed allocation without a backup the ranges
-    are kept in pinned host memory; `preserves`: there may be such, so `find_live` is called even if no region has a backup.
+    it does not list are live as a whole, as are all if it returns None. `preserves`: it is called even if no region has a
+    backup, and what it lists of allocations without one is kept in pinned host memory, unless `backup` is given.
 
     `progress` is called with (bytes done, total bytes) of the copies. An exception of either callback ends the call with
     nothing changed and is raised by it; once memory is being released, the call completes first. Neither may call pause or

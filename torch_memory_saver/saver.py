@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch_memory_saver._saver import hook_modes, preload
 from torch_memory_saver._saver.arguments import DEFAULT_TAG
-from torch_memory_saver._saver.first_use import UsedAtFirstCall
 from torch_memory_saver._saver.paused import is_paused
+from torch_memory_saver._saver.preserve_methods import PreserveMethods
 from torch_memory_saver._torch.eager import eager_methods
 from torch_memory_saver.pending import PendingResume
 from torch_memory_saver.report import PauseReport, ResumeReport
@@ -23,7 +23,7 @@ __all__ = ["TorchMemorySaver"]
 
 
 @eager_methods
-class TorchMemorySaver(UsedAtFirstCall):
+class TorchMemorySaver(PreserveMethods):
     """Pauses and resumes GPU memory without changing its addresses.
 
     No driver is loaded and no device used before the first use. All sizes are bytes. Every method may be called from any

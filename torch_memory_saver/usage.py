@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch_memory_saver import _core
 
-__all__ = ["Allocation", "Stats", "TagUsage", "take_stats"]
+__all__ = ["Allocation", "PreservedBlock", "Stats", "TagUsage", "take_stats"]
 
 _STATES = {
     _core.STATE_ACTIVE: "active",
@@ -43,6 +43,23 @@ class Allocation:
     device: int
     state: str
     backup: str
+    tag: str
+
+
+@dataclass(frozen=True)
+class PreservedBlock:
+    """A storage that keeps its contents through pauses of memory without a backup.
+
+    Attributes:
+        address: Of the first byte, on the device.
+        bytes: Its size.
+        device: CUDA ordinal.
+        tag: Of the memory that it lies in.
+    """
+
+    address: int
+    bytes: int
+    device: int
     tag: str
 
 

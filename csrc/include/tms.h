@@ -135,7 +135,7 @@ typedef struct tms_live_range {
 
 typedef struct tms_live {
     const uint64_t *allocations; /* addresses of the allocations described here; every byte of any other allocation is
-                                    live. One without a backup keeps its ranges in pinned host memory */
+                                    live */
     size_t allocation_count;
     const tms_live_range_t *ranges; /* do not overlap */
     size_t range_count;
@@ -165,7 +165,8 @@ typedef struct tms_selection {
      * with no lock held. A non-zero result means that they are unknown; everything is copied then. */
     int32_t (*find_live)(void *live_context, tms_live_t *live);
     void *live_context;
-    int32_t preserves; /* pause: find_live may list allocations without a backup, so it is called in any case */
+    int32_t preserves; /* pause: find_live is called in any case, and what it lists of allocations without a backup is kept
+                          in pinned host memory. Read if has_backup is not set */
     /* NULL, or called with the number of bytes copied so far: on the calling thread, with no lock held, at most about every
      * 50 ms while the call copies, and once at the end. It must not call pause or resume. */
     void (*on_progress)(void *on_progress_context, uint64_t done_bytes, uint64_t total_bytes);

@@ -236,6 +236,27 @@ def _(world: World) -> Step:
     return world.resume_step(zero=True)
 
 
+def _preserved(world: World) -> None:
+    """Parts of blocks without a backup, beside one of which nothing is kept, and beside one that has a backup."""
+    world.thin(world.allocate(LARGE, NONE), (512, 4608), (100_001, 2_000_001), (LARGE - 5, LARGE))
+    world.thin(world.allocate(SMALL, NONE), (0, SMALL))
+    world.allocate(SMALL, NONE)
+    world.thin(world.allocate(SMALL, PINNED), (0, 4096))
+
+
+@scenario("pause_preserved")
+def _(world: World) -> Step:
+    _preserved(world)
+    return world.pause_step(live=True, preserves=True)
+
+
+@scenario("resume_preserved")
+def _(world: World) -> Step:
+    _preserved(world)
+    world.pause(None, live=True, preserves=True)
+    return world.resume_step()
+
+
 @scenario("pause_live_retained")
 def _(world: World) -> Step:
     """Into memory that holds all of an earlier pause."""

@@ -91,15 +91,24 @@ class World:
         return [block for block in self.blocks.values() if names is None or block.tag in names]
 
     def pause(
-        self, tags: Iterable[str] | None = None, interruptible: bool = False, backup: int | None = None, live: bool = False
+        self,
+        tags: Iterable[str] | None = None,
+        interruptible: bool = False,
+        backup: int | None = None,
+        live: bool = False,
+        preserves: bool = False,
     ) -> None:
-        """`live`: the core gets the live bytes of each block (`Block.live`; None: all of them)."""
+        """`live`: the core gets the live bytes of each block (`Block.live`; None: all of them). `preserves`: also those of
+        blocks without a backup, which keep them."""
         for block in self._chosen(tags):
             if not block.paused:
                 keeps_backend = backup == PINNED and block.kind == MMAP
-                block.chosen = (block.kind if backup is None or keeps_backend else backup, live)
+                own = PINNED if preserves and block.kind == NONE and block.live is not None else block.kind
+                block.chosen = (own if backup is None or keeps_backend else backup, live)
         try:
-            core.pause(self._tags(tags), None, interruptible, backup, self.find_live if live else None)
+            core.pause(
+                self._tags(tags), None, interruptible, backup, self.find_live if live else None, preserves=preserves
+            )
         finally:
             self.note()
 

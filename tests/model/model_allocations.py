@@ -50,8 +50,11 @@ class PauseChoice:
 
     backup: int | None = None
     live: dict[int, Ranges] | None = None  # by address; of others everything is
+    preserves: bool = False  # what `live` has of memory without a backup is kept
 
     def kind(self, allocation: Allocation) -> int:
+        if self.backup is None and self.preserves and allocation.backup == _core.BACKUP_NONE:
+            return _core.BACKUP_PINNED if allocation.address in (self.live or {}) else _core.BACKUP_NONE
         if self.backup is None or (self.backup == _core.BACKUP_PINNED and allocation.backup == _core.BACKUP_MMAP):
             return allocation.backup
         return self.backup

@@ -43,6 +43,7 @@ def choose_pause(world: World, choose: Any) -> PauseChoice:
         choice.backup = choose.pick(tuple(BACKUPS_BY_NAME.values()))
     if choose.integer(0, 3) == 0:
         choice.live = {}
+        choice.preserves = choose.integer(0, 1) == 1
         for allocation in world.allocations:
             kind = choose.integer(0, 4)
             if kind == 0:
@@ -66,7 +67,7 @@ def call_pause(tags: Tags, choice: PauseChoice) -> Any:
                 ends.extend((address + begin, address + end))
         return addresses.tobytes(), ends.tobytes()
 
-    return _core.pause(tags, None, False, choice.backup, find_live)
+    return _core.pause(tags, None, False, choice.backup, find_live, preserves=choice.preserves)
 
 
 def pause(world: World, choose: Any) -> bool:

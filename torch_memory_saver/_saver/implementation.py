@@ -7,7 +7,7 @@ import contextlib
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch_memory_saver import _core
@@ -23,6 +23,7 @@ from torch_memory_saver._saver.arguments import (
 from torch_memory_saver._saver.background import before_pause, start_from_environment
 from torch_memory_saver._saver.hook_modes import check_hook_mode
 from torch_memory_saver._saver.options import PauseOptions, RegionOptions, ResumeOptions
+from torch_memory_saver._saver.preserving import Preserved, preserving_finder
 from torch_memory_saver._saver.regions import Region
 from torch_memory_saver._saver.settings import warn_of_unknown_variables
 from torch_memory_saver._torch import layer, sharing
@@ -41,7 +42,7 @@ from torch_memory_saver._torch.shared_memory import SharedMemory
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 from torch_memory_saver.pending import PendingResume
 from torch_memory_saver.report import PauseReport, ResumeReport, pause_report, resume_report
-from torch_memory_saver.usage import Stats, take_stats
+from torch_memory_saver.usage import PreservedBlock, Stats, take_stats
 
 __all__ = ["Implementation", "graph_pools", "pool_store"]
 
@@ -64,6 +65,7 @@ pool_store = PoolStore()
 graph_pools = GraphPools(pool_store)
 shared_memory = SharedMemory(_ordinary_memory)
 late_devices = LateDevices()
+preserved = Preserved()
 
 
 def _install_sharing(torch: Any) -> None:
@@ -223,8 +225,11 @@ class Implementation:
             find_live = None
             if options.asks_for_live:
                 find_live = live_finder(torch, self._store, options.tags, every_backup=options.backup is not None)
+            preserves = options.backup is None and not preserved.is_empty
+            if preserves:
+                find_live = preserving_finder(find_live, preserved, options.tags)
             try:
-                done = native.pause(options, _stream(torch), find_live)
+                done = native.pause(options, _stream(torch), find_live, preserves)
             except BaseException:
                 # A call that fails after its commit point has paused memory.
                 if any(row.state != _core.STATE_ACTIVE and selects(options.tags, row.tag) for row in _core.segments()):
@@ -260,6 +265,15 @@ class Implementation:
                 lambda: native.resume(options.at_once(), _stream(torch)),
             )
         )
+
+    def preserve(self, what: Iterable[Any], *, tag: str | None, parameters: bool) -> tuple[PreservedBlock, ...]:
+        return preserved.add(what, tag, parameters)
+
+    def forget(self, what: Iterable[Any]) -> None:
+        preserved.remove(what)
+
+    def preserved(self, tag: str | None) -> tuple[PreservedBlock, ...]:
+        return preserved.blocks(tag)
 
     def empty_cache(self) -> None:
         torch = layer.in_use()

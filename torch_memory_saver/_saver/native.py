@@ -30,8 +30,11 @@ def begin_capture(options: RegionOptions) -> int:
     return _core.capture_begin(tag=options.tag, backup=options.backup, host_policy=options.host_policy)
 
 
-def pause(options: PauseOptions, stream: int | None, find_live: Callable[[], Live | None] | None) -> _core.Report:
-    """The native pause. `stream`: the caller's current one. `find_live`: called by the core to find the live bytes."""
+def pause(
+    options: PauseOptions, stream: int | None, find_live: Callable[[], Live | None] | None, preserves: bool
+) -> _core.Report:
+    """The native pause. `stream`: the caller's current one. `find_live`: called by the core to find the live bytes.
+    `preserves`: it may list memory without a backup."""
     return _core.pause(
         options.tags,
         stream,
@@ -39,6 +42,7 @@ def pause(options: PauseOptions, stream: int | None, find_live: Callable[[], Liv
         backup=options.backup,
         find_live=find_live,
         progress=options.progress,
+        preserves=preserves,
     )
 
 

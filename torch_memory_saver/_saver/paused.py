@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from torch_memory_saver import _core
+from torch_memory_saver._saver.tensor_parts import parts_of
 from torch_memory_saver.errors import InvalidArgumentError
 
 __all__ = ["is_paused"]
@@ -16,7 +17,7 @@ def is_paused(x: Any) -> bool:
     torch: Any = sys.modules.get("torch")
     if torch is None or not isinstance(x, torch.Tensor):
         raise InvalidArgumentError(f"is_paused() needs a torch.Tensor, not {type(x).__name__}")
-    parts = _parts(torch, x)
+    parts = parts_of(torch, x)
     if parts is not None:
         return any(is_paused(part) for part in parts)
     if not x.is_cuda:
@@ -30,10 +31,3 @@ def is_paused(x: Any) -> bool:
         ) from error
     row = _core.find(address)
     return row is not None and bool(row.state != _core.STATE_ACTIVE)
-
-
-def _parts(torch: Any, x: Any) -> list[Any] | None:
-    """The tensors that a tensor of a subclass is made of; None for an ordinary one."""
-    if type(x) is torch.Tensor or not hasattr(x, "__tensor_flatten__"):
-        return None
-    return [getattr(x, name) for name in x.__tensor_flatten__()[0]]

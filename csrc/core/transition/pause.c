@@ -17,9 +17,9 @@ static tms_backup_kind_t chosen_kind(const tms_transition_t *t, const tms_segmen
 /* The kind of backup of a segment in this pause. `live`: the result of find_live, or NULL. */
 static tms_backup_kind_t kind_of(const tms_transition_t *t, const tms_segment_t *segment, const tms_live_t *live) {
     tms_backup_kind_t kind = chosen_kind(t, segment);
-    bool is_preserved = kind == TMS_BACKUP_NONE && !t->asked.selection->has_backup && live &&
-                        tms_live_lists(live, tms_segment_address(segment));
-    return is_preserved ? TMS_BACKUP_PINNED : kind;
+    const tms_selection_t *selection = t->asked.selection;
+    bool may_be_preserved = kind == TMS_BACKUP_NONE && !selection->has_backup && selection->preserves && live;
+    return may_be_preserved && tms_live_lists(live, tms_segment_address(segment)) ? TMS_BACKUP_PINNED : kind;
 }
 
 static bool keeps_contents(const tms_transition_t *t) {

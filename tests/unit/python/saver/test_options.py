@@ -79,10 +79,10 @@ def test_the_core_gets_every_field(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls.enter_region(REGION) == ("region_enter", (), {**settings, "managed": True})
     assert calls.enter_region(REGION.unmanaged()) == ("region_enter", (), {**settings, "managed": False})
     assert calls.begin_capture(REGION) == ("capture_begin", (), settings)
-    assert calls.pause(PAUSE, 7, find_live := object()) == (
+    assert calls.pause(PAUSE, 7, find_live := object(), True) == (
         "pause",
         (("a", "b"), 7),
-        {"interruptible": True, "backup": _core.BACKUP_PINNED, "find_live": find_live, "progress": tell},
+        {"interruptible": True, "backup": _core.BACKUP_PINNED, "find_live": find_live, "progress": tell, "preserves": True},
     )
     named = {"timeout": math.inf, "exclusive": True, "host_policy": _core.HOST_POOL, "zero": True}
     assert calls.resume(RESUME, 7) == ("resume", (("a",), 7), {**named, "interruptible": True, "progress": tell})

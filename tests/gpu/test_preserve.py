@@ -1,0 +1,295 @@
+"""Guards preserve(): the blocks that survive a pause of memory without a backup, and only they."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from typing import Any
+
+import pytest
+from gpu_support import MIB, core, errors, saver, segment_of, torch
+
+from torch_memory_saver._saver import native
+
+#: Bytes that neither a fill pattern nor zeroed memory has.
+VALUE = 3
+
+
+@pytest.fixture(autouse=True)
+def nothing_preserved() -> Any:
+    yield
+    gc.collect()
+    assert saver.preserved() == (), "a test has left something preserved"
+
+
+def filled(size: int, tag: str = "a", **settings: Any) -> torch.Tensor:
+    with saver.region(tag=tag, **settings):
+        return torch.full((size,), VALUE, dtype=torch.uint8, device="cuda")
+
+
+def intact(tensor: torch.Tensor) -> bool:
+    return bool((tensor == VALUE).all())
+
+
+def cycle(tag: str | None = None, **options: Any) -> int:
+    """Pauses and resumes, while other memory uses what was released. Returns the bytes that were copied to the host."""
+    report = saver.pause(tag, **options)
+    other = torch.full((report.bytes,), 0xEE, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    del other
+    torch.cuda.empty_cache()
+    assert saver.resume(tag).copied_bytes == report.copied_bytes
+    return report.copied_bytes
+
+
+class Rope(torch.nn.Module):
+    """What engines have in memory without a backup: a table, a scale, and weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.full((4096,), VALUE, dtype=torch.uint8, device="cuda"))
+        self.register_buffer("scale", torch.full((512,), VALUE, dtype=torch.uint8, device="cuda"), persistent=False)
+        self.register_buffer("host", torch.ones(4))
+        self.weight = torch.nn.Parameter(torch.full((MIB,), VALUE, dtype=torch.uint8, device="cuda"), requires_grad=False)
+
+
+def test_a_preserved_tensor_survives_and_the_rest_does_not() -> None:
+    kept, lost = filled(4096), filled(8 * MIB)
+    address = kept.data_ptr()
+    (block,) = saver.preserve(kept)
+    assert (block.address, block.bytes, block.device, block.tag) == (address, 4096, 0, "a")
+    for _ in range(3):
+        assert cycle() == 4096
+        assert intact(kept)
+        assert kept.data_ptr() == address
+        assert not intact(lost)
+        lost.fill_(VALUE)
+
+
+def test_the_rest_is_zeroed_on_request() -> None:
+    kept, lost = filled(4096), filled(8 * MIB)
+    saver.preserve(kept)
+    saver.pause()
+    saver.resume(zero=True)
+    assert intact(kept)
+    assert not lost.any()
+
+
+def test_a_view_keeps_its_whole_storage() -> None:
+    whole = filled(4 * MIB)
+    view = whole[100:200]
+    assert [block.bytes for block in saver.preserve(view)] == [4 * MIB]
+    assert cycle() == 4 * MIB
+    assert intact(whole)
+
+
+def test_of_a_module_the_buffers_of_the_pause_are_kept() -> None:
+    with saver.region(tag="a"):
+        model = torch.nn.ModuleList([Rope(), Rope()])
+    assert len(saver.preserve(model)) == 4
+    assert cycle() == 2 * (4096 + 512)
+    assert all(intact(buffer) for buffer in model.buffers() if buffer.is_cuda)
+    assert not any(intact(layer.weight) for layer in model)
+    with saver.region(tag="a"):
+        model[0].table = torch.full((8192,), VALUE, dtype=torch.uint8, device="cuda")
+    assert cycle() == 8192 + 512 + 4096 + 512
+    assert intact(model[0].table)
+    del model[1]
+    assert cycle() == 8192 + 512
+
+
+def test_the_parameters_of_a_module_on_request() -> None:
+    with saver.region(tag="a"):
+        model = Rope()
+    saver.preserve(model, parameters=True)
+    assert cycle() == 4096 + 512 + MIB
+    assert intact(model.weight)
+
+
+def test_what_dies_is_forgotten() -> None:
+    first, second = filled(4096), filled(4096)
+    with saver.region(tag="a"):
+        model = Rope()
+    saver.preserve([first, second], model)
+    assert len(saver.preserved("a")) == 4
+    del first, model
+    gc.collect()
+    assert [block.address for block in saver.preserved()] == [second.data_ptr()]
+    assert cycle() == 4096
+
+
+def test_forgotten_ones_are_lost() -> None:
+    first, second, never = filled(4096), filled(4096), filled(4096)
+    saver.preserve(first, second)
+    saver.forget(first, never)
+    assert cycle() == 4096
+    assert intact(second)
+    assert not intact(first)
+
+
+def test_a_tag_limits_what_is_kept() -> None:
+    first, second = filled(4096, "a"), filled(4096, "b")
+    (block,) = saver.preserve(first, second, tag="b")
+    assert (block.address, block.tag) == (second.data_ptr(), "b")
+    assert saver.preserved("a") == ()
+    assert cycle() == 4096
+    assert intact(second)
+    assert not intact(first)
+
+
+def test_only_paused_tags_are_looked_at() -> None:
+    first, second = filled(4096, "a"), filled(4096, "b")
+    saver.preserve(first, second)
+    assert cycle("a") == 4096
+    assert intact(first)
+    assert intact(second)
+
+
+def test_the_choice_of_a_pause_goes_first() -> None:
+    kept, lost = filled(4096), filled(4 * MIB)
+    saver.preserve(kept)
+    assert cycle(backup="discard") == 0
+    assert not intact(kept)
+    kept.fill_(VALUE)
+    lost.fill_(VALUE)
+    assert cycle(backup="host") == 4096 + 4 * MIB
+    assert intact(kept)
+    assert intact(lost)
+
+
+@pytest.mark.parametrize("settings", [{"enable_cpu_backup": True}, {"enable_disk_backup": True}])
+def test_memory_with_a_backup_keeps_what_it_kept(settings: dict[str, Any]) -> None:
+    kept, other = filled(4 * MIB, "a", **settings), filled(4 * MIB, "a", **settings)
+    bare = filled(4096, "a")
+    expected = cycle()
+    assert saver.preserve(kept) == ()
+    assert cycle() == expected
+    saver.preserve(bare)
+    assert cycle() == expected + 4096
+    assert intact(kept)
+    assert intact(other)
+
+
+def test_free_blocks_are_not_kept_with_live_ones() -> None:
+    """The two lists, of live bytes and of preserved blocks, are one for the core."""
+    with saver.region(tag="a", enable_cpu_backup=True):
+        backed = [torch.full((64 << 10,), VALUE, dtype=torch.uint8, device="cuda") for _ in range(16)]
+    bare = [filled(4096) for _ in range(8)]
+    del backed[::2]
+    saver.preserve(bare[1], bare[5])
+    assert cycle() == 8 * (64 << 10) + 2 * 4096
+    assert all(intact(tensor) for tensor in backed)
+    assert [intact(tensor) for tensor in bare] == [number in (1, 5) for number in range(8)]
+
+
+def test_unmanaged_memory_is_said_to_need_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    ordinary, managed = torch.full((4096,), VALUE, dtype=torch.uint8, device="cuda"), filled(4096)
+    with caplog.at_level(logging.WARNING, "torch_memory_saver"):
+        assert len(saver.preserve(ordinary, managed, torch.ones(3))) == 1
+    assert "1 of 2 tensors are not in managed memory" in caplog.text
+    assert cycle() == 4096
+    assert intact(ordinary)
+
+
+@pytest.mark.parametrize("wrong", [3, "weights", {"a": 1}, [None]])
+def test_something_else_is_refused_and_nothing_registered(wrong: Any) -> None:
+    tensor = filled(4096)
+    with pytest.raises(errors.InvalidArgumentError, match="tensors, modules or iterables"):
+        saver.preserve(tensor, wrong)
+    assert saver.preserved() == ()
+    with pytest.raises(errors.InvalidArgumentError, match="tensors, modules or iterables"):
+        saver.forget(wrong)
+
+
+def test_sparse_tensors_keep_their_parts() -> None:
+    with saver.region(tag="a"):
+        sparse = torch.sparse_coo_tensor(
+            torch.zeros(1, 8, dtype=torch.long, device="cuda"), torch.full((8,), 3.0, device="cuda"), (4,)
+        )
+    assert len(saver.preserve(sparse)) == 2
+    assert cycle() == 8 * 8 + 8 * 4
+    assert bool((sparse._values() == 3).all())
+    assert not sparse._indices().any()
+
+
+def test_a_graph_s_static_tensors() -> None:
+    """Graphs' pools have no backup by default. What a replay reads, and no replay writes, has to be preserved."""
+    source = torch.ones(4096, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with saver.region(tag="graph"):
+        table = torch.arange(4096, dtype=torch.float32, device="cuda")
+    with saver.cuda_graph(graph, tag="graph"):
+        result = source + table
+    saver.preserve(table, result)
+    graph.replay()
+    expected = result.clone()
+    assert cycle("graph") == 2 * 4096 * 4
+    assert torch.equal(result, expected)
+    result.zero_()
+    graph.replay()
+    assert torch.equal(result, expected)
+    del graph
+
+
+def test_ten_thousand_buffers() -> None:
+    with saver.region(tag="a"):
+        buffers = [torch.full((4096,), VALUE, dtype=torch.uint8, device="cuda") for _ in range(10_000)]
+    assert len(saver.preserve(buffers)) == 10_000
+    del buffers[::3]
+    assert cycle() == len(buffers) * 4096
+    assert intact(torch.stack(buffers))
+
+
+def test_retained_host_memory_is_used_again() -> None:
+    kept = filled(4 * MIB, host_memory="retain")
+    saver.preserve(kept)
+    for _ in range(2):
+        assert cycle() == 4 * MIB
+    host = saver.get_cpu_backup(kept)
+    assert host is not None
+    assert bool((host == VALUE).all())
+
+
+def test_where_nothing_is_preserved_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def pause(options: Any, stream: Any, find_live: Any, preserves: bool) -> Any:
+        asked.append((find_live is not None, preserves))
+        return original(options, stream, find_live, preserves)
+
+    original = native.pause
+    monkeypatch.setattr(native, "pause", pause)
+    tensor = filled(4096)
+    cycle()
+    saver.preserve(tensor)
+    cycle()
+    saver.forget(tensor)
+    cycle()
+    assert [preserves for _, preserves in asked] == [False, True, False]
+    snapshots = []
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda *_: snapshots.append(1))
+    cycle()
+    assert snapshots == [], "without a backup torch's blocks are not looked at"
+
+
+@pytest.mark.multigpu
+def test_several_devices() -> None:
+    tensors = []
+    for device in range(2):
+        with torch.cuda.device(device):
+            tensors += [filled(4096), filled(MIB)]
+    saver.preserve(tensors[0], tensors[2])
+    assert {block.device for block in saver.preserved()} == {0, 1}
+    assert cycle() == 2 * 4096
+    assert [intact(tensor) for tensor in tensors] == [True, False, True, False]
+
+
+def test_backup_bytes_are_seen_while_paused() -> None:
+    kept = filled(4096)
+    saver.preserve(kept)
+    assert segment_of(kept).backup_bytes == 0
+    saver.pause()
+    assert segment_of(kept).backup_bytes >= 4096
+    assert core.counters()["host_resident_bytes"] >= 4096
+    saver.resume()
+    assert segment_of(kept).backup_bytes == 0
