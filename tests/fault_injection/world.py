@@ -106,9 +106,7 @@ class World:
                 own = PINNED if preserves and block.kind == NONE and block.live is not None else block.kind
                 block.chosen = (own if backup is None or keeps_backend else backup, live)
         try:
-            core.pause(
-                self._tags(tags), None, interruptible, backup, self.find_live if live else None, preserves=preserves
-            )
+            core.pause(self._tags(tags), None, interruptible, backup, self.find_live if live else None, preserves=preserves)
         finally:
             self.note()
 

@@ -231,18 +231,19 @@ _TORCH_LAYER = (
     ),
 )
 
-MUTANTS = (*_POOLS, *_REGIONS, *_LIVE, *_TORCH_LAYER    Mutant(
+_PRESERVING = (
+    Mutant(
         "a-module-s-buffers-are-those-of-the-call",
         "torch_memory_saver/_saver/preserving.py",
-        "        for buffer in target.buffers():",
-        "        for buffer in list(target.buffers())[:1]:",
+        "else target.buffers()",
+        "else list(target.buffers())[:1]",
         ("torch:tests/gpu/test_preserve.py::test_of_a_module_the_buffers_of_the_pause_are_kept",),
     ),
     Mutant(
         "preserve-keeps-other-tags",
         "torch_memory_saver/_saver/preserving.py",
-        "registration.tag in (None, row.tag)",
-        "True",
+        " and tag in (None, row.tag)",
+        "",
         ("torch:tests/gpu/test_preserve.py::test_a_tag_limits_what_is_kept",),
     ),
     Mutant(
@@ -253,3 +254,5 @@ MUTANTS = (*_POOLS, *_REGIONS, *_LIVE, *_TORCH_LAYER    Mutant(
         ("torch:tests/gpu/test_preserve.py::test_free_blocks_are_not_kept_with_live_ones",),
     ),
 )
+
+MUTANTS = (*_POOLS, *_REGIONS, *_LIVE, *_TORCH_LAYER, *_PRESERVING)

@@ -9,7 +9,6 @@ The lock guards the list of registrations only. Nothing of torch is called with 
 
 from __future__ import annotations
 
-import bisect
 import logging
 import sys
 import threading
@@ -19,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from torch_memory_saver import _core
-from torch_memory_saver._saver.tensor_parts import storages_of
+from torch_memory_saver._saver.tensor_parts import extents_of
 from torch_memory_saver._torch.live import Live
 from torch_memory_saver._torch.pools import Tags, selects
 from torch_memory_saver.errors import InvalidArgumentError
@@ -28,6 +27,9 @@ from torch_memory_saver.usage import PreservedBlock
 __all__ = ["Preserved", "preserving_finder"]
 
 logger = logging.getLogger("torch_memory_saver")
+
+#: The address and the bytes of a storage.
+_Extent = tuple[int, int]
 
 
 class _Registration(NamedTuple):
@@ -38,27 +40,18 @@ class _Registration(NamedTuple):
     #: Parameters of a module as well.
     parameters: bool
 
-    def storages(self, torch: Any) -> Iterator[Any]:
-        """Of all tensors that it stands for now, on any device."""
+    def tensors(self, torch: Any) -> Iterable[Any]:
+        """Those that it stands for now."""
         target = self.target()
         if target is None:
-            return
+            return ()
         if isinstance(target, torch.Tensor):
-            yield from storages_of(torch, target)
-            return
-        for buffer in target.buffers():
-            yield from storages_of(torch, buffer)
-        if self.parameters:
-            for parameter in target.parameters():
-                yield from storages_of(torch, parameter)
+            return (target,)
+        return [*target.buffers(), *target.parameters()] if self.parameters else target.buffers()
 
 
-class _Range(NamedTuple):
-    """A storage in managed memory."""
-
-    begin: int
-    end: int
-    row: _core.Segment
+#: A storage in managed memory: its begin, its end, and the allocation that it lies in.
+_Range = tuple[int, int, _core.Segment]
 
 
 class Preserved:
@@ -79,10 +72,9 @@ class Preserved:
         added = {(id(each), tag): _register(torch, each, tag, parameters) for each in _flat(torch, "preserve", what)}
         with self._lock:
             self._registrations.update(added)
-        storages = {
-            int(storage.data_ptr()) for each in added.values() for storage in each.storages(torch) if storage.nbytes()
-        }
-        unmanaged = sum(_core.find(address) is None for address in storages)
+        tensors = [tensor for each in added.values() for tensor in each.tensors(torch)]
+        storages = {begin for begin, _ in extents_of(torch, tensors)}
+        unmanaged = sum(_core.find(begin) is None for begin in storages)
         if unmanaged:
             logger.warning(
                 "preserve: %d of %d tensors are not in managed memory now. No pause drops their contents, so there is "
@@ -108,8 +100,8 @@ class Preserved:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is registered that is alive."""
-        return not self._registrations or not self._alive()
+        """Whether nothing is registered. What has died counts until it is next looked at."""
+        return not self._registrations
 
     def live(self, tags: Tags) -> Live:
         """The core's list of the memory of the tags without a backup that a pause keeps, and of the ranges kept of it."""
@@ -145,18 +137,28 @@ class Preserved:
             (row for row in _core.segments() if row.backup == _core.BACKUP_NONE and selects(tags, row.tag)),
             key=lambda row: row.address,
         )
-        addresses = [row.address for row in rows]
-        found: dict[tuple[int, int], _Range] = {}
+        tensors: dict[str | None, list[Any]] = {}
         for registration in registrations:
-            for storage in registration.storages(torch):
-                begin, size = int(storage.data_ptr()), int(storage.nbytes())
-                place = bisect.bisect_right(addresses, begin) - 1
-                if size == 0 or place < 0:
-                    continue
-                row = rows[place]
-                if begin < row.address + row.bytes and registration.tag in (None, row.tag):
-                    found[begin, size] = _Range(begin, begin + size, row)
-        return [found[key] for key in sorted(found)]
+            tensors.setdefault(registration.tag, []).extend(registration.tensors(torch))
+        found = [
+            each for tag, those in tensors.items() for each in _inside(rows, sorted(set(extents_of(torch, those))), tag)
+        ]
+        if len(tensors) > 1:
+            found = [*{each[:2]: each for each in sorted(found, key=lambda each: each[:2])}.values()]
+        return found
+
+
+def _inside(rows: list[_core.Segment], extents: list[_Extent], tag: str | None) -> Iterator[_Range]:
+    """The extents that begin in one of the rows, and in memory of the tag (None: of any). Both are sorted by address."""
+    remaining = iter(rows)
+    row = next(remaining, None)
+    for begin, size in extents:
+        while row is not None and row.address + row.bytes <= begin:
+            row = next(remaining, None)
+        if row is None:
+            return
+        if row.address <= begin and tag in (None, row.tag):
+            yield begin, begin + size, row
 
 
 def preserving_finder(
@@ -208,7 +210,7 @@ def _flat(torch: Any, operation: str, what: Iterable[Any]) -> Iterator[Any]:
 
 def _register(torch: Any, what: Any, tag: str | None, parameters: bool) -> _Registration:
     if isinstance(what, torch.Tensor):
-        storages_of(torch, what)  # raises for a tensor without storages
+        extents_of(torch, (what,))  # raises for a tensor without storages
         from torch.utils.weak import TensorWeakRef
 
         return _Registration(TensorWeakRef(what), tag, parameters)

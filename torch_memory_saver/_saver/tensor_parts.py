@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch_memory_saver.errors import InvalidArgumentError
 
-__all__ = ["parts_of", "storages_of"]
+__all__ = ["extents_of", "parts_of"]
 
 
 def parts_of(torch: Any, x: Any) -> list[Any] | None:
@@ -16,21 +17,27 @@ def parts_of(torch: Any, x: Any) -> list[Any] | None:
     return [getattr(x, name) for name in x.__tensor_flatten__()[0]]
 
 
-def storages_of(torch: Any, x: Any) -> list[Any]:
-    """The storages on GPUs of a tensor: one for an ordinary tensor, those of its parts for others, none on other devices.
+def extents_of(torch: Any, tensors: Iterable[Any]) -> list[tuple[int, int]]:
+    """The address and the bytes of each storage on a GPU that the tensors have: one of an ordinary tensor, those of its
+    parts of others. Empty storages are left out.
 
     Raises:
         InvalidArgumentError: A tensor of a layout whose parts are not known.
     """
-    if type(x) is not torch.Tensor:
-        parts = parts_of(torch, x)
+    ordinary, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
+    extents: list[tuple[int, int]] = []
+    for x in tensors:
+        parts = None if type(x) in ordinary else parts_of(torch, x)
         if parts is not None:
-            return [storage for part in parts for storage in storages_of(torch, part)]
-    if not x.is_cuda:
-        return []
-    if x.layout is torch.strided:
-        return [x.untyped_storage()]
-    return [storage for part in _sparse_parts(torch, x) for storage in storages_of(torch, part)]
+            extents += extents_of(torch, parts)
+        elif x.is_cuda and x.layout is strided:
+            storage = x.untyped_storage()
+            size = storage.nbytes()
+            if size:
+                extents.append((storage.data_ptr(), size))
+        elif x.is_cuda:
+            extents += extents_of(torch, _sparse_parts(torch, x))
+    return extents
 
 
 def _sparse_parts(torch: Any, x: Any) -> tuple[Any, ...]:
