@@ -22,7 +22,7 @@
     BARE(get_host_policy, "()", "The default policy for host memory after a resume.")                                       \
     BARE(close, "()", "No thread of the library calls the driver after this.")                                              \
     /* transition_functions.c */                                                                                            \
-    TAKES(pause, "(tags, stream, interruptible=False, backup=None, find_live=None, progress=None)",                         \
+    TAKES(pause, "(tags, stream, interruptible=False, backup=None, find_live=None, progress=None, preserves=False)",        \
           "Releases physical memory; None is every tag. Returns a Report.")                                                 \
     TAKES(resume,                                                                                                           \
           "(tags, stream, interruptible=False, timeout=0.0, exclusive=False, host_policy=0, zero=False, progress=None)",    \
