@@ -28,6 +28,7 @@ __all__ = [
     "in_use",
     "loaded",
     "require",
+    "require_module",
 ]
 
 _DEFAULT_POOL: PoolId = (0, 0)
@@ -300,6 +301,22 @@ def require() -> TorchCuda:
     """
     if _torch_cuda is not None:
         return _torch_cuda
+    return _initialize(_import_with_device())
+
+
+def require_module() -> Any:
+    """The module torch with CUDA initialised, imported if necessary; for functions that need no memory pools.
+
+    Raises:
+        TorchUnavailableError: torch is not installed, or finds no CUDA device.
+        ForkedProcessError: This process was forked from one that used CUDA.
+    """
+    torch = _import_with_device()
+    _initialize_cuda(torch)
+    return torch
+
+
+def _import_with_device() -> Any:
     try:
         torch = importlib.import_module("torch")
     except ImportError as error:
@@ -313,21 +330,25 @@ def require() -> TorchCuda:
             + ("" if torch.version.cuda else ": it is a build without CUDA"),
             operation="initialize",
         )
-    return _initialize(torch)
+    return torch
 
 
 def _initialize(torch: Any) -> TorchCuda:
     global _torch_cuda
-    try:
-        torch.cuda.init()
-    except RuntimeError as error:
-        kind = ForkedProcessError if _is_in_bad_fork(torch) else TorchUnavailableError
-        raise kind(f"PyTorch could not initialise CUDA: {error}", operation="initialize") from error
+    _initialize_cuda(torch)
     _torch_cuda = TorchCuda(torch)
     watch_captures(torch)
     for callback in _at_first_use:
         callback(torch)
     return _torch_cuda
+
+
+def _initialize_cuda(torch: Any) -> None:
+    try:
+        torch.cuda.init()
+    except RuntimeError as error:
+        kind = ForkedProcessError if _is_in_bad_fork(torch) else TorchUnavailableError
+        raise kind(f"PyTorch could not initialise CUDA: {error}", operation="initialize") from error
 
 
 def _is_in_bad_fork(torch: Any) -> bool:

@@ -10,22 +10,37 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .history import History, record_history, stop_history
     from .release import release_cached, releasing_cached
     from .release_report import DeviceRelease, ReleaseReport
+    from .sampler import MemorySnapshotSampler
+    from .snapshots import take_snapshot, write_snapshot
 
 __all__ = [
     "DeviceRelease",
+    "History",
+    "MemorySnapshotSampler",
     "ReleaseReport",
+    "record_history",
     "release_cached",
     "releasing_cached",
+    "stop_history",
+    "take_snapshot",
+    "write_snapshot",
 ]
 
 #: The module of each public name.
 _MODULES = {
     "DeviceRelease": "release_report",
+    "History": "history",
+    "MemorySnapshotSampler": "sampler",
     "ReleaseReport": "release_report",
+    "record_history": "history",
     "release_cached": "release",
     "releasing_cached": "release",
+    "stop_history": "history",
+    "take_snapshot": "snapshots",
+    "write_snapshot": "snapshots",
 }
 
 

@@ -1,0 +1,53 @@
+"""Files that hold all of a snapshot or do not exist."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import threading
+from pathlib import Path
+from typing import Any
+
+__all__ = ["write_file"]
+
+#: With this one PyTorch's own snapshots are written (Python's default until 3.13), and its memory_viz page reads it.
+_PICKLE_PROTOCOL = 4
+#: How often a folder is made again that another process removes before the file is in it.
+_ATTEMPTS = 5
+
+
+def write_file(snapshot: dict[str, Any], target: Path, aside: Path) -> None:
+    """Writes a snapshot under a hidden name in the folder `aside`, and renames it to `target`. Makes missing folders.
+
+    Raises:
+        OSError: It could not be written. Nothing is left behind.
+    """
+    hidden = aside / f".{target.name}.{os.getpid()}-{threading.get_ident()}.tmp"
+    try:
+        aside.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(hidden, "wb") as file:
+                pickle.dump(snapshot, file, protocol=_PICKLE_PROTOCOL)
+            _move(hidden, target)
+        except BaseException:
+            with contextlib.suppress(OSError):  # the first error says what is wrong with the folder
+                hidden.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"write_snapshot: {error.strerror}: the snapshot was not written; make room or choose another folder",
+            os.fspath(target),
+        ) from error
+
+
+def _move(hidden: Path, target: Path) -> None:
+    for attempt in range(_ATTEMPTS):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.replace(hidden, target)
+            return
+        except FileNotFoundError:  # another process has removed the folder in between
+            if attempt == _ATTEMPTS - 1:
+                raise
