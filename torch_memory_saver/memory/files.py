@@ -44,10 +44,10 @@ def write_file(snapshot: dict[str, Any], target: Path, aside: Path) -> None:
 
 def _move(hidden: Path, target: Path) -> None:
     for attempt in range(_ATTEMPTS):
-        target.parent.mkdir(parents=True, exist_ok=True)
         try:
+            target.parent.mkdir(parents=True, exist_ok=True)
             os.replace(hidden, target)
             return
-        except FileNotFoundError:  # another process has removed the folder in between
+        except (FileNotFoundError, FileExistsError):  # another process has removed the folder in between
             if attempt == _ATTEMPTS - 1:
                 raise
