@@ -3,7 +3,9 @@ flight while another thread pauses or frees."""
 
 from __future__ import annotations
 
+import gc
 import threading
+from typing import Any
 
 import pytest
 from gpu_support import (
@@ -315,3 +317,40 @@ def test_a_capture_that_fails_leaves_nothing_behind() -> None:
     saver.resume("weights")
     write_and_check(managed, 1)
     del graph, result
+
+
+@pytest.fixture
+def busy_collector() -> Any:
+    """Python looks for garbage whenever it makes an object that can have references."""
+    before = gc.get_threshold()
+    gc.set_threshold(1)
+    yield
+    gc.set_threshold(*before)
+
+
+def test_graphs_that_are_garbage_are_not_destroyed_during_a_capture(busy_collector: Any) -> None:
+    """The driver would refuse that, and invalidate the capture."""
+    source, old, graph = torch.ones(1 << 10, device="cuda"), torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    with saver.cuda_graph(old, tag="cuda_graph"):
+        result = source * 2
+    with saver.cuda_graph(graph, tag="cuda_graph"):
+        cycle: list[Any] = [old]
+        cycle.append(cycle)
+        del old, cycle
+        kept = [[number] for number in range(1000)]
+        result = source * 3
+    assert len(kept) == 1000
+    graph.replay()
+    assert bool((result == 3).all())
+    assert gc.isenabled()
+    with pytest.raises(RuntimeError, match="failed"), saver.cuda_graph(torch.cuda.CUDAGraph(), tag="cuda_graph"):
+        assert not gc.isenabled()
+        raise RuntimeError("the capture has failed")
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with saver.cuda_graph(torch.cuda.CUDAGraph(), tag="cuda_graph"):
+            result = source * 4
+        assert not gc.isenabled(), "the program had stopped it"
+    finally:
+        gc.enable()

@@ -229,6 +229,13 @@ _TORCH_LAYER = (
         "",
         (_TESTS + "torch/test_graphs.py::test_workspaces_are_made_before_the_capture_and_in_ordinary_memory",),
     ),
+    Mutant(
+        "garbage-is-collected-during-captures",
+        _SOURCES + "_torch/graphs.py",
+        "            around.enter_context(collector_stopped)\n",
+        "",
+        ("torch:tests/gpu/test_graphs.py::test_graphs_that_are_garbage_are_not_destroyed_during_a_capture",),
+    ),
 )
 
 _PRESERVING = (

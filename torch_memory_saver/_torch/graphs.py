@@ -21,6 +21,7 @@ from torch_memory_saver import _core
 from torch_memory_saver._saver import native
 from torch_memory_saver._saver.options import RegionOptions
 from torch_memory_saver._torch.blas_workspaces import make_workspaces
+from torch_memory_saver._torch.collector import collector_stopped
 from torch_memory_saver._torch.eager import eager_methods
 from torch_memory_saver._torch.failed_captures import clean_up
 from torch_memory_saver._torch.frames import FunctionDecorator
@@ -237,6 +238,7 @@ class GraphCapture(FunctionDecorator):
                 self._graph, pool=pool.id, stream=stream, capture_error_mode=self._capture_error_mode
             )
             make_workspaces(torch.torch, capture.capture_stream)
+            around.enter_context(collector_stopped)
             if isinstance(pool, _SharedPool):
                 around.enter_context(torch.capturing_into(pool.pool.memory_pool))
             around.callback(_core.capture_end, native.begin_capture(self._options))

@@ -16,7 +16,7 @@
     X(cuGraphDestroy, sim_graph_destroy, SIM_INIT, (CUgraph graph), (graph))                                                \
     X(cuGraphInstantiateWithFlags, sim_graph_instantiate, SIM_CONTEXT,                                                      \
       (CUgraphExec * executable, CUgraph graph, unsigned long long flags), (executable, graph, flags))                      \
-    X(cuGraphExecDestroy, sim_graph_destroy_executable, SIM_INIT, (CUgraphExec executable), (executable))                   \
+    X(cuGraphExecDestroy, sim_graph_destroy_executable, SIM_INIT | SIM_UNSAFE, (CUgraphExec executable), (executable))      \
     X(cuGraphLaunch, sim_graph_launch, SIM_CONTEXT, (CUgraphExec executable, CUstream stream), (executable, stream))        \
     X(cuStreamGetCaptureInfo_v2, sim_capture_info_2, SIM_CONTEXT,                                                           \
       (CUstream stream, CUstreamCaptureStatus * status, cuuint64_t * id, CUgraph * graph, const CUgraphNode **dependencies, \
@@ -47,7 +47,7 @@
     X(cudaGraphDestroy, sim_graph_destroy, SIM_DEVICES, (CUgraph graph), (graph))                                           \
     X(cudaGraphInstantiate, sim_graph_instantiate, SIM_RUNTIME,                                                             \
       (CUgraphExec * executable, CUgraph graph, unsigned long long flags), (executable, graph, flags))                      \
-    X(cudaGraphExecDestroy, sim_graph_destroy_executable, SIM_DEVICES, (CUgraphExec executable), (executable))              \
+    X(cudaGraphExecDestroy, sim_graph_destroy_executable, SIM_DEVICES | SIM_UNSAFE, (CUgraphExec executable), (executable)) \
     X(cudaGraphLaunch, sim_graph_launch, SIM_RUNTIME, (CUgraphExec executable, CUstream stream), (executable, stream))      \
     X(cudaStreamGetCaptureInfo, sim_capture_info, SIM_RUNTIME,                                                              \
       (CUstream stream, CUstreamCaptureStatus * status, cuuint64_t * id, CUgraph * graph, const CUgraphNode **dependencies, \

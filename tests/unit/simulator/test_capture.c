@@ -346,6 +346,9 @@ static void the_runtime_captures_into_graphs(void **state) {
     ASSERT_RESULT(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CALL(cudaMalloc, &memory, 1));
     ASSERT_RESULT(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, CALL(cudaStreamEndCapture, stream, &ended));
     assert_null(ended);
+    ASSERT_CUDA(CALL(cudaStreamBeginCapture_ptsz, stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    ASSERT_RESULT(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CALL(cudaGraphExecDestroy, executable));
+    ASSERT_RESULT(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, CALL(cudaStreamEndCapture, stream, &ended));
     ASSERT_CUDA(CALL(cudaGraphExecDestroy, executable));
     ASSERT_CUDA(CALL(cudaGraphDestroy, graph));
     ASSERT_CUDA(CALL(cudaStreamDestroy, stream));

@@ -70,11 +70,12 @@ def autocast_without_cache() -> Iterator[None]:
 
 @contextlib.contextmanager
 def cheap_garbage_collection() -> Iterator[None]:
-    """PyTorch collects garbage before each capture. What exists before the first one is left out of that."""
-    if gc.get_freeze_count():  # the program has frozen its objects
+    """Collects garbage, such as graphs that are not used any more. Some releases of PyTorch do so before each capture: what
+    exists before the first one is left out of that."""
+    gc.collect()
+    if gc.get_freeze_count():  # by the program, or by Python 3.12, which freezes objects of its own when it starts
         yield
         return
-    gc.collect()
     gc.freeze()
     try:
         yield
