@@ -99,6 +99,14 @@ int sim_environment_devices(void) {
     return (int)devices;
 }
 
+bool sim_environment_shared_name(char *name, size_t size) {
+    const char *shared = getenv("TMS_SIMULATED_SHARED");
+    *name = '\0';
+    if (!shared || !*shared || strlen(shared) >= size / 2 || strchr(shared, '/')) return false;
+    snprintf(name, size, "/tms_simulated_%s", shared);
+    return true;
+}
+
 void sim_environment_read(void) {
     sim_state.machine_count = sim_environment_devices();
     if (read_switch("TMS_SIMULATED_VISIBLE", false))
@@ -113,10 +121,8 @@ void sim_environment_read(void) {
     sim_state.report = read_switch("TMS_SIMULATED_REPORT", false);
     read_kernels();
     const char *shared = getenv("TMS_SIMULATED_SHARED");
-    if (shared && (strlen(shared) >= sizeof sim_state.shared_name / 2 || strchr(shared, '/')))
+    if (!sim_environment_shared_name(sim_state.shared_name, sizeof sim_state.shared_name) && shared && *shared)
         report_invalid("TMS_SIMULATED_SHARED", shared);
-    else if (shared && *shared)
-        snprintf(sim_state.shared_name, sizeof sim_state.shared_name, "/tms_simulated_%s", shared);
     open_trace();
     read_faults();
 }

@@ -2,8 +2,14 @@
 #ifndef TMS_SIM_CONTROL_ENVIRONMENT_H
 #define TMS_SIM_CONTROL_ENVIRONMENT_H
 
+#include <stdbool.h>
+#include <stddef.h>
+
 /* Reads all settings into the state. Called with the simulator's lock held, during initialisation. */
 void sim_environment_read(void);
 int sim_environment_devices(void); /* number of devices of the machine; needs no lock */
+/* The name of the shared budgets in POSIX shared memory; false, and an empty one, if none is set or it is malformed. Needs
+ * no lock. */
+bool sim_environment_shared_name(char *name, size_t size);
 
 #endif

@@ -1,11 +1,14 @@
-/* The part of NVML that frameworks use: the devices of the machine, regardless of CUDA_VISIBLE_DEVICES. It does not
- * access the simulator's state, because a process may still fork after it has used only NVML. */
+/* The part of NVML that frameworks use: the devices of the machine, regardless of CUDA_VISIBLE_DEVICES, and the processes
+ * that hold memory there. It does not initialise the simulator, because a process may still fork after it has used only
+ * NVML. */
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "simulator/base/state.h"
 #include "simulator/control/environment.h"
+#include "simulator/devices/budget.h"
 #include "simulator/devices/visible.h"
 #include "simulator/simulator.h"
 
@@ -19,6 +22,17 @@ enum {
 
 /* A machine index plus one. */
 typedef void *nvml_device_t;
+
+/* nvmlProcessInfo_v1_t, and nvmlProcessInfo_t, which versions 2 and 3 of the function fill. */
+typedef struct nvml_process_v1 {
+    unsigned pid;
+    unsigned long long used_bytes;
+} nvml_process_v1_t;
+typedef struct nvml_process {
+    unsigned pid;
+    unsigned long long used_bytes;
+    unsigned gpu_instance, compute_instance; /* without MIG: all ones */
+} nvml_process_t;
 
 static unsigned machine_devices(void) { return (unsigned)sim_environment_devices(); }
 
@@ -57,7 +71,11 @@ TMS_SIM_EXPORT int nvmlDeviceGetHandleByPciBusId_v2(const char *text, nvml_devic
     __attribute__((alias("nvmlDeviceGetHandleByPciBusId")));
 TMS_SIM_EXPORT int nvmlDeviceGetUUID(nvml_device_t device, char *text, unsigned length);
 TMS_SIM_EXPORT int nvmlDeviceGetName(nvml_device_t device, char *text, unsigned length);
-TMS_SIM_EXPORT int nvmlDeviceGetComputeRunningProcesses(nvml_device_t device, unsigned *count, void *processes);
+TMS_SIM_EXPORT int nvmlDeviceGetComputeRunningProcesses(nvml_device_t device, unsigned *count, nvml_process_v1_t *processes);
+TMS_SIM_EXPORT int nvmlDeviceGetComputeRunningProcesses_v2(nvml_device_t device, unsigned *count, nvml_process_t *processes);
+TMS_SIM_EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(nvml_device_t device, unsigned *count, nvml_process_t *processes)
+    __attribute__((alias("nvmlDeviceGetComputeRunningProcesses_v2")));
+TMS_SIM_EXPORT int nvmlDeviceGetHandleByUUID(const char *text, nvml_device_t *device);
 TMS_SIM_EXPORT int nvmlDeviceGetGpuFabricInfoV(nvml_device_t device, void *information);
 TMS_SIM_EXPORT int nvmlDeviceGetNvLinkRemoteDeviceType(nvml_device_t device, unsigned link, int *type);
 TMS_SIM_EXPORT int nvmlDeviceGetNvLinkRemotePciInfo_v2(nvml_device_t device, unsigned link, void *information);
@@ -106,11 +124,43 @@ int nvmlDeviceGetName(nvml_device_t device, char *text, unsigned length) {
     return is_device(device) ? write_text("Simulated GPU", text, length) : NVML_ERROR_INVALID_ARGUMENT;
 }
 
-/* Returns no processes: only the free memory shows what other processes hold. */
-int nvmlDeviceGetComputeRunningProcesses(nvml_device_t device, unsigned *count, void *processes) {
-    (void)processes;
-    if (!is_device(device) || !count) return NVML_ERROR_INVALID_ARGUMENT;
-    *count = 0;
+int nvmlDeviceGetHandleByUUID(const char *text, nvml_device_t *device) {
+    char uuid[SIM_UUID_TEXT_BYTES];
+    if (!text) return NVML_ERROR_INVALID_ARGUMENT;
+    for (unsigned index = 0; index < machine_devices(); index++) {
+        sim_visible_uuid_text((int)index, uuid);
+        if (strcmp(uuid, text) == 0) return find(index, device);
+    }
+    return NVML_ERROR_NOT_FOUND;
+}
+
+/* The processes with memory on the device. The real one lists processes with a context, which itself takes memory; a
+ * simulated one takes none. `capacity` is the length of the program's array, and becomes the number of processes. */
+static int list_processes(nvml_device_t device, unsigned *capacity, const void *array, sim_budget_process_t *rows) {
+    char name[SIM_NAME_BYTES];
+    if (!is_device(device) || !capacity) return NVML_ERROR_INVALID_ARGUMENT;
+    unsigned room = *capacity;
+    if (room && !array) return NVML_ERROR_INVALID_ARGUMENT;
+    sim_environment_shared_name(name, sizeof name);
+    *capacity = sim_budget_processes(name, machine_index_of(device), rows);
+    return *capacity <= room ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
+}
+
+int nvmlDeviceGetComputeRunningProcesses(nvml_device_t device, unsigned *count, nvml_process_v1_t *processes) {
+    sim_budget_process_t rows[SIM_BUDGET_PROCESSES];
+    int result = list_processes(device, count, processes, rows);
+    if (result != NVML_SUCCESS) return result;
+    for (unsigned i = 0; i < *count; i++) processes[i] = (nvml_process_v1_t){(unsigned)rows[i].pid, rows[i].bytes};
+    return NVML_SUCCESS;
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v2(nvml_device_t device, unsigned *count, nvml_process_t *processes) {
+    sim_budget_process_t rows[SIM_BUDGET_PROCESSES];
+    int result = list_processes(device, count, processes, rows);
+    if (result != NVML_SUCCESS) return result;
+    for (unsigned i = 0; i < *count; i++) {
+        processes[i] = (nvml_process_t){(unsigned)rows[i].pid, rows[i].bytes, UINT32_MAX, UINT32_MAX};
+    }
     return NVML_SUCCESS;
 }
 

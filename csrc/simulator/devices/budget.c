@@ -21,7 +21,7 @@
 #include "simulator/devices/visible.h"
 #include "simulator/simulator.h"
 
-enum { SEATS = 64, SHARED_MODE = 0600 };
+enum { SEATS = SIM_BUDGET_PROCESSES, SHARED_MODE = 0600 };
 
 typedef struct sim_seat {
     int pid; /* 0: free */
@@ -35,11 +35,13 @@ struct sim_shared {
     sim_seat_t seats[SEATS];
 };
 
-static void lock_shared(void) {
+static void lock_these(sim_shared_t *shared) {
     /* An entry is valid only if its pid is set, and is cleared before it is reused, so any state of an exited owner is
      * consistent. */
-    if (pthread_mutex_lock(&sim_state.shared->lock) == EOWNERDEAD) pthread_mutex_consistent(&sim_state.shared->lock);
+    if (pthread_mutex_lock(&shared->lock) == EOWNERDEAD) pthread_mutex_consistent(&shared->lock);
 }
+
+static void lock_shared(void) { lock_these(sim_state.shared); }
 
 static void unlock_shared(void) { pthread_mutex_unlock(&sim_state.shared->lock); }
 
@@ -182,3 +184,64 @@ uint64_t sim_budget_available(int device) {
 }
 
 uint64_t sim_budget_total(void) { return sim_state.shared ? sim_state.shared->device_bytes : sim_state.device_bytes; }
+
+static unsigned own_process(int machine_index, sim_budget_process_t *rows) {
+    for (int device = 0; device < sim_state.device_count; device++) {
+        if (sim_visible_machine_index(device) != machine_index || !sim_state.devices[device].used) continue;
+        rows[0] = (sim_budget_process_t){getpid(), sim_state.devices[device].used};
+        return 1;
+    }
+    return 0;
+}
+
+static uint64_t taken_by_control(int machine_index) {
+    for (int device = 0; device < sim_state.device_count; device++) {
+        if (sim_visible_machine_index(device) == machine_index) return sim_state.devices[device].taken;
+    }
+    return 0;
+}
+
+static unsigned processes_of(sim_shared_t *shared, int machine_index, sim_budget_process_t *rows) {
+    unsigned count = 0;
+    lock_these(shared);
+    remove_dead_entries(shared);
+    for (unsigned i = 0; i < SEATS; i++) {
+        const sim_seat_t *seat = &shared->seats[i];
+        uint64_t bytes = seat->pid ? seat->charged[machine_index] : 0;
+        if (seat->pid == getpid()) bytes -= taken_by_control(machine_index);
+        if (bytes) rows[count++] = (sim_budget_process_t){seat->pid, bytes};
+    }
+    pthread_mutex_unlock(&shared->lock);
+    return count;
+}
+
+/* For a process that has not joined: looks without taking an entry. */
+static unsigned processes_of_name(const char *name, int machine_index, sim_budget_process_t *rows) {
+    struct stat status;
+    unsigned count = 0;
+    int file = shm_open(name, O_RDWR, SHARED_MODE);
+    if (file < 0) return 0; /* nobody uses the name */
+    /* The lock keeps a process that attaches from making the contents meanwhile. */
+    if (flock(file, LOCK_EX) == 0 && fstat(file, &status) == 0 && status.st_size == sizeof(sim_shared_t)) {
+        void *shared = mmap(NULL, sizeof(sim_shared_t), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        if (shared != MAP_FAILED) {
+            count = processes_of(shared, machine_index, rows);
+            munmap(shared, sizeof(sim_shared_t));
+        }
+    }
+    close(file);
+    return count;
+}
+
+unsigned sim_budget_processes(const char *shared_name, int machine_index, sim_budget_process_t *rows) {
+    unsigned count = 0;
+    pthread_mutex_lock(&sim_state.lock);
+    if (sim_state.shared)
+        count = processes_of(sim_state.shared, machine_index, rows);
+    else if (*shared_name)
+        count = processes_of_name(shared_name, machine_index, rows);
+    else
+        count = own_process(machine_index, rows);
+    pthread_mutex_unlock(&sim_state.lock);
+    return count;
+}

@@ -102,6 +102,7 @@ static int describe_visible(void) {
 }
 
 /* The UUID of device 2, as nvidia-smi would print it. */
+#define UUID_OF_0 "GPU-53696d75-6c61-7465-6420-475055000000"
 #define UUID_OF_2 "GPU-53696d75-6c61-7465-6420-475055000002"
 
 static void visible_devices_are_chosen_as_the_real_driver_does(void **state) {
@@ -274,6 +275,98 @@ static void processes_share_a_budget(void **state) {
     assert_int_not_equal(access(path, F_OK), 0); /* the last one removed the name */
 }
 
+/* What nvmlDeviceGetComputeRunningProcesses_v3 fills. */
+typedef struct process_info {
+    unsigned pid;
+    unsigned long long used_bytes;
+    unsigned gpu_instance, compute_instance;
+} process_info_t;
+
+enum { NVML_SUCCESS = 0, NVML_ERROR_INVALID_ARGUMENT = 2, NVML_ERROR_NOT_FOUND = 6, NVML_ERROR_INSUFFICIENT_SIZE = 7 };
+
+typedef int list_t(void *, unsigned *, void *);
+typedef int by_uuid_t(const char *, void **);
+
+/* A function of the management library. */
+#define MANAGEMENT(type, name) ((type *)(uintptr_t)dlsym(dlopen(getenv("TMS_CUDA_DRIVER"), RTLD_NOW), name))
+
+/* The bytes of a process by the management library; 0 if it is not listed. `count`: of the listed ones. */
+static unsigned long long used_by(pid_t pid, unsigned *count) {
+    process_info_t rows[4];
+    void *device = NULL;
+    by_uuid_t *by_uuid = MANAGEMENT(by_uuid_t, "nvmlDeviceGetHandleByUUID");
+    list_t *list = MANAGEMENT(list_t, "nvmlDeviceGetComputeRunningProcesses_v3");
+    *count = sizeof rows / sizeof *rows;
+    if (by_uuid(UUID_OF_0, &device) != NVML_SUCCESS || list(device, count, rows) != NVML_SUCCESS) return UINT64_MAX;
+    for (unsigned i = 0; i < *count; i++) {
+        if (rows[i].pid == (unsigned)pid && rows[i].gpu_instance == UINT32_MAX) return rows[i].used_bytes;
+    }
+    return 0;
+}
+
+/* Asks first without CUDA, then with memory of its own. */
+static int list_processes(void) {
+    CUmemGenericAllocationHandle handle = 0;
+    CUmemAllocationProp properties = pinned_on(0);
+    unsigned count = 0;
+    if (used_by(getpid(), &count) != 0 || count != 0) return CHILD_FAILED;
+    holder_t holder = start_holder();
+    if (used_by(holder.pid, &count) != 12 * MIB || count != 1) return CHILD_FAILED + 1;
+    if (CALL(cuInit, 0) != CUDA_SUCCESS || CALL(cuMemCreate, &handle, 2 * MIB, &properties, 0) != CUDA_SUCCESS)
+        return CHILD_FAILED + 2;
+    if (used_by(getpid(), &count) != 2 * MIB || count != 2) return CHILD_FAILED + 3;
+    if (used_by(holder.pid, &count) != 12 * MIB) return CHILD_FAILED + 4;
+    end_holder(&holder, true);
+    if (used_by(holder.pid, &count) != 0 || count != 1) return CHILD_FAILED + 5;
+    CALL(cuMemRelease, handle);
+    return used_by(getpid(), &count) == 0 && count == 0 ? 0 : CHILD_FAILED + 6;
+}
+
+static void the_management_library_lists_the_processes_with_memory(void **state) {
+    char name[64], output[OUTPUT_BYTES];
+    const char *const variables[] = {name, "TMS_SIMULATED_MEMORY=16MiB", NULL};
+    (void)state;
+    snprintf(name, sizeof name, "TMS_SIMULATED_SHARED=test_list_%d", (int)getpid());
+    assert_int_equal(run_again("list_processes", variables, output, sizeof output), 0);
+    assert_string_equal(output, "");
+}
+
+/* A process that shares its budget with nobody: the sizes of arrays, and both layouts. */
+static int list_alone(void) {
+    CUmemGenericAllocationHandle handle = 0;
+    CUmemAllocationProp properties = pinned_on(0);
+    void *device = NULL, *other = NULL;
+    process_info_t row = {0};
+    unsigned long long first[2] = {0}; /* nvmlProcessInfo_v1_t: the pid, the bytes */
+    unsigned count = 0;
+    by_uuid_t *by_uuid = MANAGEMENT(by_uuid_t, "nvmlDeviceGetHandleByUUID");
+    list_t *list = MANAGEMENT(list_t, "nvmlDeviceGetComputeRunningProcesses_v2");
+    list_t *list_v1 = MANAGEMENT(list_t, "nvmlDeviceGetComputeRunningProcesses");
+    if (by_uuid(UUID_OF_0, &device) != NVML_SUCCESS || by_uuid(UUID_OF_2, &other) != NVML_SUCCESS) return CHILD_FAILED;
+    if (by_uuid("GPU-0", &device) != NVML_ERROR_NOT_FOUND) return CHILD_FAILED;
+    if (CALL(cuInit, 0) != CUDA_SUCCESS || CALL(cuMemCreate, &handle, 2 * MIB, &properties, 0) != CUDA_SUCCESS)
+        return CHILD_FAILED + 1;
+    if (list(device, &count, NULL) != NVML_ERROR_INSUFFICIENT_SIZE || count != 1) return CHILD_FAILED + 2;
+    if (list(device, &count, NULL) != NVML_ERROR_INVALID_ARGUMENT) return CHILD_FAILED + 3;
+    if (list(device, &count, &row) != NVML_SUCCESS || row.pid != (unsigned)getpid() || row.used_bytes != 2 * MIB)
+        return CHILD_FAILED + 4;
+    if (list_v1(device, &count, first) != NVML_SUCCESS || first[0] != row.pid || first[1] != 2 * MIB)
+        return CHILD_FAILED + 5;
+    if (list(other, &count, &row) != NVML_SUCCESS || count != 0) return CHILD_FAILED + 6;
+    if (list(NULL, &count, &row) != NVML_ERROR_INVALID_ARGUMENT || list(device, NULL, &row) != NVML_ERROR_INVALID_ARGUMENT)
+        return CHILD_FAILED + 7;
+    CALL(cuMemRelease, handle);
+    return 0;
+}
+
+static void a_process_is_listed_on_the_devices_where_it_has_memory(void **state) {
+    static const char *const variables[] = {"TMS_SIMULATED_DEVICES=3", NULL};
+    char output[OUTPUT_BYTES];
+    (void)state;
+    assert_int_equal(run_again("list_alone", variables, output, sizeof output), 0);
+    assert_string_equal(output, "");
+}
+
 static int run_role(const char *name) {
     static const struct {
         const char *name;
@@ -284,6 +377,8 @@ static int run_role(const char *name) {
                  {"describe_visible", describe_visible},
                  {"describe_machine", describe_machine},
                  {"hold", hold},
+                 {"list_alone", list_alone},
+                 {"list_processes", list_processes},
                  {"share", share}};
     for (size_t i = 0; i < sizeof roles / sizeof *roles; i++) {
         if (strcmp(roles[i].name, name) == 0) return roles[i].run();
@@ -297,6 +392,8 @@ int main(int count, char **arguments) {
         cmocka_unit_test(the_environment_configures),
         cmocka_unit_test(visible_devices_are_chosen_as_the_real_driver_does),
         cmocka_unit_test(the_management_library_sees_the_whole_machine),
+        cmocka_unit_test(the_management_library_lists_the_processes_with_memory),
+        cmocka_unit_test(a_process_is_listed_on_the_devices_where_it_has_memory),
         cmocka_unit_test(the_trace_goes_to_a_file),
         cmocka_unit_test(processes_share_a_budget),
     };
