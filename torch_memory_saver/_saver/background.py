@@ -85,12 +85,14 @@ class Periodic:
     def start(self) -> None:
         """Starts the thread. It ends before the interpreter does, so that it does not call torch during the exit."""
         self._start_thread()
-        os.register_at_fork(after_in_child=self._after_fork_in_child)
+        _running.add(self)
         atexit.register(self.stop)
 
     def stop(self) -> None:
         """Ends the thread, and waits for work that is under way, a few seconds at most."""
         self._ended.set()
+        _running.discard(self)
+        atexit.unregister(self.stop)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_EXIT_PATIENCE_S)
 
@@ -105,10 +107,21 @@ class Periodic:
             again = _call(self._name, self._work)
             delay = again if isinstance(again, float) else self._seconds
 
-    def _after_fork_in_child(self) -> None:
-        if not self._ended.is_set():
-            self._ended = threading.Event()  # another thread may have held its lock
-            self._start_thread()
+    def restart(self) -> None:
+        """In a forked child, which has no threads of its parent."""
+        self._ended = threading.Event()  # another thread may have held its lock
+        self._start_thread()
+
+
+_running: set[Periodic] = set()
+
+
+def _after_fork_in_child() -> None:
+    for periodic in list(_running):
+        periodic.restart()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 @functools.cache

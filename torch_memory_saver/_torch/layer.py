@@ -213,6 +213,15 @@ class TorchCuda:
         if release is not None:
             release()
 
+    def uuid(self, device: int) -> str:
+        """A device's, as NVML writes it; "" with releases of PyTorch that do not have it."""
+        uuid = getattr(self.torch.cuda.get_device_properties(device), "uuid", None)
+        return "" if uuid is None else f"GPU-{uuid}"
+
+    def summary(self, device: int) -> str:
+        """The text of torch.cuda.memory_summary."""
+        return str(self.torch.cuda.memory_summary(device))
+
     def memory_stats(self, device: int) -> dict[str, Any]:
         """torch.cuda.memory_stats of a device in use, as nested dicts."""
         stats: dict[str, Any] = self._memory_stats(device)

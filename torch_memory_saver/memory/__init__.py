@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .history import History, record_history, stop_history
+    from .log import MemoryLog
+    from .log_memory import log_memory
+    from .log_plot import plot_memory_log
+    from .log_row import MemoryRow, read_memory_log
     from .release import release_cached, releasing_cached
     from .release_report import DeviceRelease, ReleaseReport
     from .sampler import MemorySnapshotSampler
@@ -19,8 +23,13 @@ if TYPE_CHECKING:
 __all__ = [
     "DeviceRelease",
     "History",
+    "MemoryLog",
+    "MemoryRow",
     "MemorySnapshotSampler",
     "ReleaseReport",
+    "log_memory",
+    "plot_memory_log",
+    "read_memory_log",
     "record_history",
     "release_cached",
     "releasing_cached",
@@ -33,8 +42,13 @@ __all__ = [
 _MODULES = {
     "DeviceRelease": "release_report",
     "History": "history",
+    "MemoryLog": "log",
+    "MemoryRow": "log_row",
     "MemorySnapshotSampler": "sampler",
     "ReleaseReport": "release_report",
+    "log_memory": "log_memory",
+    "plot_memory_log": "log_plot",
+    "read_memory_log": "log_row",
     "record_history": "history",
     "release_cached": "release",
     "releasing_cached": "release",
