@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .history import History, record_history, stop_history
     from .log import MemoryLog
-    from .log_memory import log_memory
     from .log_plot import plot_memory_log
     from .log_row import MemoryRow, read_memory_log
+    from .logged_calls import log_memory
     from .release import release_cached, releasing_cached
     from .release_report import DeviceRelease, ReleaseReport
     from .sampler import MemorySnapshotSampler
@@ -46,7 +46,7 @@ _MODULES = {
     "MemoryRow": "log_row",
     "MemorySnapshotSampler": "sampler",
     "ReleaseReport": "release_report",
-    "log_memory": "log_memory",
+    "log_memory": "logged_calls",
     "plot_memory_log": "log_plot",
     "read_memory_log": "log_row",
     "record_history": "history",

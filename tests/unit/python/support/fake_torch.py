@@ -206,6 +206,12 @@ class FakeTorch:
     def reserved_bytes(self, device: int) -> int:
         return sum(row.size for row in self.rows if row.device == device)
 
+    def uuid(self, device: int) -> str:
+        return f"GPU-{device}"
+
+    def summary(self, device: int) -> str:
+        return f"a table,\nof device {device}"
+
     def memory_stats(self, device: int) -> dict[str, Any]:
         used = sum(row.size for row in self.rows if row.device == device and row.in_use)
         reserved = self.reserved_bytes(device)
