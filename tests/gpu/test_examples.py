@@ -34,7 +34,7 @@ CHECKS = {
 }
 #: Those of several GPUs are run below, rl_colocate.py by test_rl_colocate.py, and partial_cuda_graph.py by
 #: test_examples_graphs.py.
-RUN_ELSEWHERE = {"partial_cuda_graph.py", "rl_colocate.py", "rl_sharded.py", "torchrun.py"}
+RUN_ELSEWHERE = {"compile_reduce_overhead.py", "partial_cuda_graph.py", "rl_colocate.py", "rl_sharded.py", "torchrun.py"}
 #: An amount of memory in an example's output.
 SIZES = re.compile(r"(-?\d+\.\d\d) GiB \(expected (\d+\.\d\d)\)")
 #: A row of the table of rl_sharded.py, and the size of its KV caches.
