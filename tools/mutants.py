@@ -27,13 +27,22 @@ sys.path.insert(0, str(ROOT / "tests" / "mutants"))
 
 import devices  # noqa: E402
 import layer_graphs  # noqa: E402
+import memory  # noqa: E402
 import native  # noqa: E402
 import package  # noqa: E402
 import sharing  # noqa: E402
 import simulator  # noqa: E402
 from mutant import Mutant, TableError, check  # noqa: E402
 
-MUTANTS = (*devices.MUTANTS, *layer_graphs.MUTANTS, *native.MUTANTS, *package.MUTANTS, *sharing.MUTANTS, *simulator.MUTANTS)
+MUTANTS = (
+    *devices.MUTANTS,
+    *layer_graphs.MUTANTS,
+    *memory.MUTANTS,
+    *native.MUTANTS,
+    *package.MUTANTS,
+    *sharing.MUTANTS,
+    *simulator.MUTANTS,
+)
 
 #: Where the copy has the built C tests and the output of `make site`.
 _BUILD = Path("build/c/plain")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import pickletools
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_support import MIB, empty, errors, saver, torch
+from gpu_support import MIB, Program, empty, errors, run_programs, saver, torch
 
 from torch_memory_saver import memory
 
@@ -172,3 +173,43 @@ def test_the_pickle_has_no_opcode_that_torchs_own_lack(history: memory.History, 
     assert sorted(ours - theirs) == [], sorted(theirs)
     assert {"PROTO", "FRAME", "MEMOIZE", "NEWTRUE", "NEWFALSE"} <= theirs
     assert weights.numel() == 5 * MIB
+
+
+@pytest.mark.outer
+def test_the_environment_alone_records_a_program_and_its_children(tmp_path: Path) -> None:
+    directories = [tmp_path / mode for mode in ("torch", "preload")]
+    programs = [
+        Program(
+            "leak.py",
+            ("child",),
+            (("TMS_MEMORY_HISTORY", "500"), ("TMS_SNAPSHOT_DIR", str(directory)), ("RANK", "3")),
+            preload=directory.name == "preload",
+        )
+        for directory in directories
+    ]
+    for directory, finished in zip(directories, run_programs(programs), strict=True):
+        finished.check()
+        assert "Traceback" not in finished.error
+        parent, child = (json.loads(line) for line in finished.output.splitlines())
+        seen = {process["pid"]: check_files(directory, process) for process in (parent, child)}
+        assert seen == {parent["pid"]: ["1", "2", "3"], child["pid"]: ["3", "4", "5"]}, (
+            "the child joins the moment under way"
+        )
+
+
+def check_files(directory: Path, process: dict[str, Any]) -> list[str]:
+    """Checks each snapshot of a process: what was leaked until then, with its stack, and memory that is not yet paused.
+    Returns their moments."""
+    paths = sorted(directory.glob(f"step-*/rank3-pid{process['pid']}-leak.pickle"))
+    devices = torch.cuda.device_count()
+    for number, path in enumerate(paths, start=1):
+        snapshot = pickle.loads(path.read_bytes())
+        part = own(snapshot)
+        assert (part["rank"], part["role"], part["step"]) == (3, "leak", int(path.parent.name[-6:]))
+        assert (part["history"]["enabled"], part["history"]["max_entries"]) == (True, 500)
+        assert {(row["tag"], row["state"]) for row in part["segments"]} == {("kv_cache", "active")}
+        for device in range(devices):
+            blocks = live_blocks(snapshot, device)
+            leaked = [address for address, block in blocks.items() if functions(block)[:1] == ["leaky_cache"]]
+            assert sorted(leaked) == sorted(process["leaked"][device : number * devices : devices])
+    return [path.parent.name.lstrip("step-0") for path in paths]

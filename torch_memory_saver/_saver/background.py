@@ -1,7 +1,7 @@
 """Work that environment variables request: before each pause, or periodically on a daemon thread.
 
-A module that reads such a variable adds itself to :data:`_STARTERS`. It is imported only where the variable is set, at the
-first use of the package, and its function ``start`` is called once in a process.
+A module that reads such a variable adds its function to :data:`_STARTERS`. It is imported only where the variable is set, at
+the first use of the package, and the function is called once in a process.
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ __all__ = ["BeforePause", "Periodic", "before_pause", "start_from_environment"]
 
 logger = logging.getLogger("torch_memory_saver")
 
-#: Variables, and the modules that read them. The text of the variable is the argument of ``start``.
+#: Variables, with the module and the function that each starts. The function's argument is the text of the variable. The order
+#: is that of the work before a pause: a snapshot shows what the release after it changes.
 _STARTERS = {
-    "TMS_RELEASE_CACHED": "torch_memory_saver.memory.release_from_environment",
+    "TMS_MEMORY_HISTORY": ("torch_memory_saver.memory.recording_from_environment", "start_history"),
+    "TMS_SNAPSHOT_DIR": ("torch_memory_saver.memory.recording_from_environment", "start_snapshots"),
+    "TMS_SNAPSHOT_EVERY": ("torch_memory_saver.memory.recording_from_environment", "check_every"),
+    "TMS_RELEASE_CACHED": ("torch_memory_saver.memory.release_from_environment", "start"),
 }
 #: How long the process's exit waits for work that is under way, in seconds.
 _EXIT_PATIENCE_S = 5.0
@@ -130,7 +134,7 @@ def start_from_environment() -> None:
     sub-interpreters, which cannot end a daemon thread."""
     if not _core.main_interpreter:
         return
-    for variable, module in _STARTERS.items():
+    for variable, (module, function) in _STARTERS.items():
         value = os.environ.get(variable, "").strip()
         if value:
-            importlib.import_module(module).start(value)
+            getattr(importlib.import_module(module), function)(value)

@@ -27,6 +27,32 @@ class Variable(NamedTuple):
 #: Those that the Python code reads. Those of the native code are in csrc/base/config.c.
 PYTHON_VARIABLES = (
     Variable(
+        "TMS_MEMORY_HISTORY",
+        "has PyTorch record what allocates memory, with `memory.record_history()`, from the first use of the package on: so "
+        "many events for each device",
+        "a number of at least 1",
+        "none",
+    ),
+    Variable(
+        "TMS_SNAPSHOT_DIR",
+        "a folder for memory snapshots, which are written from the first use of the package on: one folder for each moment, "
+        "with a file of every process; the latest 10 moments are kept. Use a new one for each run",
+        "any path",
+        "none",
+    ),
+    Variable(
+        "TMS_SNAPSHOT_EVERY",
+        "when they are written: before each so many calls of `pause()`, or every so many seconds on a daemon thread",
+        "a number of pauses, such as 10, or of seconds, such as 30s",
+        "`1`",
+    ),
+    Variable(
+        "TMS_SNAPSHOT_ROLE",
+        "what the process is, in the names of the files and in the snapshots, such as `scheduler`",
+        "any text",
+        "the title that the process has given itself, else its program",
+    ),
+    Variable(
         "TMS_RELEASE_CACHED",
         "releases cached memory with `memory.release_cached()`, from the first use of the package on: before each pause, or "
         "every so many seconds on a daemon thread. Put off while a capture is visible",

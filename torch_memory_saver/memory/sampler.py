@@ -132,10 +132,10 @@ class MemorySnapshotSampler:
         self.last_failure = error
         if self.failures == 1:
             logger.warning(
-                "no memory snapshot was written to %s: %s. The program goes on; later failures are only counted. See that "
-                "the folder can be written and has room",
+                "no memory snapshot was written to %s: %s. The program goes on; later failures are only counted.%s",
                 self._directory,
                 error,
+                " See that the folder can be written and has room" if isinstance(error, OSError) else "",
             )
 
 
