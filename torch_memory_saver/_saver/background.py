@@ -20,8 +20,8 @@ __all__ = ["BeforePause", "Periodic", "before_pause", "start_from_environment"]
 
 logger = logging.getLogger("torch_memory_saver")
 
-#: Variables, with the module and the function that each starts. The function's argument is the text of the variable. The order
-#: is that of the work before a pause: a snapshot shows what the release after it changes.
+#: Variables, with the module and the function that each starts. The function's argument is the text of the variable. The
+#: order is that of the work before a pause: a snapshot shows what the release after it changes.
 _STARTERS = {
     "TMS_MEMORY_HISTORY": ("torch_memory_saver.memory.recording_from_environment", "start_history"),
     "TMS_SNAPSHOT_DIR": ("torch_memory_saver.memory.recording_from_environment", "start_snapshots"),
