@@ -19,7 +19,7 @@ from recording_torch import RecordingTorch
 from torch_memory_saver import _core
 from torch_memory_saver._torch import layer
 from torch_memory_saver.errors import CaptureInProgressError, InvalidArgumentError
-from torch_memory_saver.memory import MemorySnapshotSampler, files, history, sampler, take_snapshot, write_snapshot
+from torch_memory_saver.memory import MemorySnapshotSampler, files, history, identity, sampler, take_snapshot, write_snapshot
 from torch_memory_saver.memory.identity import default_role
 from torch_memory_saver.memory.snapshots import KEY
 
@@ -130,6 +130,25 @@ def test_the_role_is_the_variables_else_the_programs_name(monkeypatch: pytest.Mo
         assert default_role() == role
     monkeypatch.setenv("TMS_SNAPSHOT_ROLE", "scheduler")
     assert default_role() == "scheduler"
+
+
+@pytest.mark.parametrize(
+    ("command_line", "role"),
+    [
+        (b"sglang::scheduler_TP0\0\0\0", "sglang::scheduler_TP0"),  # as setproctitle leaves it
+        (sys.orig_argv[0].encode() + b"\0engine.py\0", "engine"),
+    ],
+)
+def test_the_title_that_a_process_has_given_itself_is_its_role(
+    command_line: bytes, role: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TMS_SNAPSHOT_ROLE", raising=False)
+    (tmp_path / "cmdline").write_bytes(command_line)
+    monkeypatch.setattr(identity, "_COMMAND_LINE", str(tmp_path / "cmdline"))
+    monkeypatch.setattr(sys, "argv", ["engine.py"])
+    assert default_role() == role
+    monkeypatch.setattr(identity, "_COMMAND_LINE", str(tmp_path / "missing"))
+    assert default_role() == "engine"
 
 
 def test_the_history_that_is_recorded_is_in_the_snapshot(torch: RecordingTorch) -> None:
