@@ -30,19 +30,13 @@ import layer_graphs  # noqa: E402
 import memory  # noqa: E402
 import native  # noqa: E402
 import package  # noqa: E402
+import releases_and_logs  # noqa: E402
 import sharing  # noqa: E402
 import simulator  # noqa: E402
 from mutant import Mutant, TableError, check  # noqa: E402
 
-MUTANTS = (
-    *devices.MUTANTS,
-    *layer_graphs.MUTANTS,
-    *memory.MUTANTS,
-    *native.MUTANTS,
-    *package.MUTANTS,
-    *sharing.MUTANTS,
-    *simulator.MUTANTS,
-)
+_TABLES = (devices, layer_graphs, memory, native, package, releases_and_logs, sharing, simulator)
+MUTANTS = tuple(mutant for table in _TABLES for mutant in table.MUTANTS)
 
 #: Where the copy has the built C tests and the output of `make site`.
 _BUILD = Path("build/c/plain")
