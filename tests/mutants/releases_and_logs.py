@@ -22,9 +22,16 @@ _RELEASES = (
     Mutant(
         "captures-begin-during-a-release",
         _SOURCES + "memory/release.py",
-        "            with capture_gate.held():\n                if capture_visible(torch):",
-        "            with contextlib.nullcontext():\n                if capture_visible(torch):",
-        (_RELEASE + "test_a_capture_cannot_begin_while_caches_are_emptied",),
+        "            with capture_gate.held():\n",
+        "            with contextlib.nullcontext():\n",
+        (_RELEASE + "test_a_capture_cannot_begin_while_garbage_is_collected_and_caches_emptied",),
+    ),
+    Mutant(
+        "garbage-is-collected-where-captures-may-begin",
+        _SOURCES + "memory/release.py",
+        "            with capture_gate.held():\n",
+        "            gc.collect()\n            with capture_gate.held():\n",
+        (_RELEASE + "test_a_capture_cannot_begin_while_garbage_is_collected_and_caches_emptied",),
     ),
     Mutant(
         "a-capture-leaves-the-gate-before-it-is-visible",

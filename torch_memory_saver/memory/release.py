@@ -122,9 +122,11 @@ class CacheReleaser:
         rounds = 0
         while rounds < _MOST_ROUNDS:
             held = _held_bytes(torch)
-            gc.collect()  # before captures have to wait: finalisers may take long
             with capture_gate.held():
                 if capture_visible(torch):
+                    break
+                gc.collect()  # may destroy CUDA graphs, which breaks captures as well
+                if capture_visible(torch):  # cuda_graph() announces its capture before it comes to the gate
                     break
                 _empty_caches(torch)
             rounds += 1
