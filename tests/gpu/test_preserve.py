@@ -42,15 +42,15 @@ def cycle(tag: str | None = None, **options: Any) -> int:
     return report.copied_bytes
 
 
-class Rope(torch.nn.Module):
+def rope() -> Any:
     """What engines have in memory without a backup: a table, a scale, and weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("table", torch.full((4096,), VALUE, dtype=torch.uint8, device="cuda"))
-        self.register_buffer("scale", torch.full((512,), VALUE, dtype=torch.uint8, device="cuda"), persistent=False)
-        self.register_buffer("host", torch.ones(4))
-        self.weight = torch.nn.Parameter(torch.full((MIB,), VALUE, dtype=torch.uint8, device="cuda"), requires_grad=False)
+    module = torch.nn.Module()
+    module.register_buffer("table", torch.full((4096,), VALUE, dtype=torch.uint8, device="cuda"))
+    module.register_buffer("scale", torch.full((512,), VALUE, dtype=torch.uint8, device="cuda"), persistent=False)
+    module.register_buffer("host", torch.ones(4))
+    weight = torch.full((MIB,), VALUE, dtype=torch.uint8, device="cuda")
+    module.weight = torch.nn.Parameter(weight, requires_grad=False)
+    return module
 
 
 def test_a_preserved_tensor_survives_and_the_rest_does_not() -> None:
@@ -85,7 +85,7 @@ def test_a_view_keeps_its_whole_storage() -> None:
 
 def test_of_a_module_the_buffers_of_the_pause_are_kept() -> None:
     with saver.region(tag="a"):
-        model = torch.nn.ModuleList([Rope(), Rope()])
+        model = torch.nn.ModuleList([rope(), rope()])
     assert len(saver.preserve(model)) == 4
     assert cycle() == 2 * (4096 + 512)
     assert all(intact(buffer) for buffer in model.buffers() if buffer.is_cuda)
@@ -100,7 +100,7 @@ def test_of_a_module_the_buffers_of_the_pause_are_kept() -> None:
 
 def test_the_parameters_of_a_module_on_request() -> None:
     with saver.region(tag="a"):
-        model = Rope()
+        model = rope()
     saver.preserve(model, parameters=True)
     assert cycle() == 4096 + 512 + MIB
     assert intact(model.weight)
@@ -109,7 +109,7 @@ def test_the_parameters_of_a_module_on_request() -> None:
 def test_what_dies_is_forgotten() -> None:
     first, second = filled(4096), filled(4096)
     with saver.region(tag="a"):
-        model = Rope()
+        model = rope()
     saver.preserve([first, second], model)
     assert len(saver.preserved("a")) == 4
     del first, model
