@@ -1,0 +1,199 @@
+"""The model of a memory snapshot: plain frozen values, which loading.py makes from a file.
+
+PyTorch's words: a *segment* is memory that PyTorch got from the driver (*reserved*); a *block* is a part of it that a
+tensor has (*allocated*), that waits for another stream (*awaiting free*), or that is cached (*inactive*). A block is
+*live* if it is not inactive. Bytes are those of the allocator, rounded up as it rounds them, so those of live blocks
+add up to what PyTorch calls active, and to what it calls allocated where nothing awaits a free.
+
+Owns no file and no policy. Needs no PyTorch.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+__all__ = ["Block", "BlockState", "CallStack", "Event", "Frame", "ManagedSegment", "Origin", "Segment", "Snapshot"]
+
+
+class Frame(NamedTuple):
+    """One call of a stack."""
+
+    filename: str
+    line: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.filename}:{self.line} {self.name}"
+
+
+class Origin(enum.Enum):
+    """What is known of where an allocation came from."""
+
+    PYTHON = "Python frames"
+    NATIVE = "C++ frames only"
+    NO_FRAMES = "no Python frames (a thread of C++, such as a backward pass)"
+    UNRECORDED = "allocated before recording"
+
+
+@dataclass(frozen=True)
+class CallStack:
+    """Where memory was allocated. Equal stacks have equal `frames` and `origin`.
+
+    Attributes:
+        frames: The Python frames, innermost first. The C++ frames where there is no Python frame; () if nothing is known.
+        origin: What `frames` are.
+        native_frames: The number of C++ frames that were recorded with it.
+    """
+
+    frames: tuple[Frame, ...]
+    origin: Origin
+    native_frames: int = field(default=0, compare=False)
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Stacks are keys of every table of a comparison: their frames are hashed once.
+        object.__setattr__(self, "_hash", hash((self.frames, self.origin)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __str__(self) -> str:
+        return " < ".join(map(str, self.frames)) or self.origin.value
+
+
+class BlockState(enum.Enum):
+    """What a block is. PyTorch's names of the states differ between its releases."""
+
+    ALLOCATED = "allocated"
+    AWAITING_FREE = "awaiting free"
+    INACTIVE = "inactive"
+
+
+class Block(NamedTuple):
+    """A part of a segment.
+
+    Attributes:
+        address: The device address.
+        bytes: The size, as the allocator rounded it.
+        requested_bytes: What the program asked for; `bytes` where PyTorch does not say.
+        state: What it is.
+        stack: Where it was allocated; of an inactive block, nothing.
+    """
+
+    address: int
+    bytes: int
+    requested_bytes: int
+    state: BlockState
+    stack: CallStack
+
+    @property
+    def live(self) -> bool:
+        """Whether it is allocated or waits for its free."""
+        return self.state is not BlockState.INACTIVE
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Memory that PyTorch got from the driver.
+
+    Attributes:
+        address: The device address.
+        bytes: The size.
+        device: The CUDA ordinal.
+        pool: The id of its memory pool; (0, 0) is the default pool.
+        blocks: Its blocks, by address.
+        state: As in torch_memory_saver.Allocation, such as "active" or "paused"; "" if the snapshot does not say.
+        tag: The tag of torch_memory_saver, or "".
+    """
+
+    address: int
+    bytes: int
+    device: int
+    pool: tuple[int, int]
+    blocks: tuple[Block, ...]
+    state: str = ""
+    tag: str = ""
+
+    @property
+    def live_bytes(self) -> int:
+        """The bytes of its live blocks."""
+        return sum(block.bytes for block in self.blocks if block.live)
+
+    @property
+    def paused(self) -> bool:
+        """Whether it holds no device memory now."""
+        return self.state == "paused"
+
+
+class Event(NamedTuple):
+    """One entry of PyTorch's recorded history.
+
+    Attributes:
+        action: PyTorch's name, such as "alloc", "free_requested" or "free_completed".
+        address: The device address; 0 where PyTorch gives none.
+        bytes: The requested size.
+        stack: Where it happened.
+    """
+
+    action: str
+    address: int
+    bytes: int
+    stack: CallStack
+
+
+class ManagedSegment(NamedTuple):
+    """An allocation that torch_memory_saver managed when the snapshot was taken."""
+
+    address: int
+    bytes: int
+    device: int
+    state: str
+    tag: str
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The memory of one process at one moment.
+
+    Attributes:
+        source: The file that it was read from; "" if none.
+        segments: Every segment of every device, by device and address.
+        events: The recorded history of each device, oldest first, by its ordinal.
+        managed: What torch_memory_saver managed.
+        role: What the process is, such as "trainer"; "" if the snapshot does not say.
+        rank: The rank of the process, or None.
+        pid: The process id, or None.
+        tag: The text that the program gave the moment.
+        step: The number of the moment, or None.
+        time_ns: When it was taken, in nanoseconds since 1970; 0 if it does not say.
+        history_enabled: Whether PyTorch recorded stacks; None if the snapshot does not say.
+    """
+
+    source: str
+    segments: tuple[Segment, ...]
+    events: dict[int, tuple[Event, ...]]
+    managed: tuple[ManagedSegment, ...] = ()
+    role: str = ""
+    rank: int | None = None
+    pid: int | None = None
+    tag: str = ""
+    step: int | None = None
+    time_ns: int = 0
+    history_enabled: bool | None = None
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The ordinals of the devices that have segments or events."""
+        recorded = {device for device, events in self.events.items() if events}
+        return tuple(sorted({segment.device for segment in self.segments} | recorded))
+
+    def segments_of(self, device: int) -> tuple[Segment, ...]:
+        """The segments of one device."""
+        return tuple(segment for segment in self.segments if segment.device == device)
+
+    def live_blocks(self, device: int) -> Iterator[Block]:
+        """The live blocks of one device, by address."""
+        return (block for segment in self.segments if segment.device == device for block in segment.blocks if block.live)

@@ -1,0 +1,174 @@
+"""From the dicts of a snapshot file to the model, for the shapes of PyTorch 2.0 to 2.15.
+
+What differs between releases: 2.0 keeps a block's stack in its "history", gives no "requested_size" and calls a state
+"active_pending_free"; before 2.1 blocks have no address, so it follows from their order in the segment. Keys that are
+not known here are ignored. A file that lacks what every release has raises KeyError, TypeError or ValueError, which
+loading.py explains.
+
+Owns the knowledge of PyTorch's keys, and of what a C++ frame looks like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from .model import Block, BlockState, CallStack, Event, Frame, ManagedSegment, Origin, Segment, Snapshot
+
+__all__ = ["KEY", "parse"]
+
+#: The top-level key of what this package adds to PyTorch's snapshot, and its formats that are known.
+KEY = "torch_memory_saver"
+_FORMATS = (1,)
+
+_STATES = {
+    "active_allocated": BlockState.ALLOCATED,
+    "active_pending_free": BlockState.AWAITING_FREE,
+    "active_awaiting_free": BlockState.AWAITING_FREE,
+    "inactive": BlockState.INACTIVE,
+}
+
+_NATIVE_SUFFIXES = (".c", ".cc", ".cpp", ".cxx", ".cu", ".cuh", ".h", ".hpp", ".inl", ".S", ".so")
+
+#: PyTorch's private pools have another id.
+_DEFAULT_POOL = (0, 0)
+
+
+def parse(content: Mapping[str, Any], source: str) -> Snapshot:
+    """The snapshot in the content of a file.
+
+    Args:
+        content: PyTorch's snapshot, with this package's key or without.
+        source: The name of the file.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: It is no snapshot. The text says what is wrong.
+    """
+    ours = content.get(KEY) or {}
+    if ours and ours["format"] not in _FORMATS:
+        raise ValueError(f"its format is {ours['format']!r}, and this release reads {_FORMATS[0]}: install a newer one")
+    stacks = _Stacks()
+    managed = _managed(ours)
+    events = {device: tuple(_events(trace, stacks)) for device, trace in enumerate(content.get("device_traces") or ())}
+    allocated = {(device, event.address) for device, trace in events.items() for event in trace if event.action == "alloc"}
+    by_place = {(row.device, row.address): row for row in managed}
+    segments = [_segment(row, stacks, allocated, by_place) for row in content["segments"]]
+    return Snapshot(
+        source=source,
+        segments=tuple(sorted(segments, key=lambda segment: (segment.device, segment.address))),
+        events=events,
+        managed=managed,
+        role=_text(ours.get("role")),
+        rank=_number(ours.get("rank")),
+        pid=_number(ours.get("pid")),
+        tag=_text(ours.get("tag")),
+        step=_number(ours.get("step")),
+        time_ns=_number(ours.get("time_ns")) or 0,
+        history_enabled=bool(ours["history"]["enabled"]) if "history" in ours else None,
+    )
+
+
+class _Stacks:
+    """The call stacks of one file. Equal stacks are one object, and so is each list of frames that the file shares."""
+
+    def __init__(self) -> None:
+        self._by_list: dict[int, CallStack] = {}
+        self._by_value: dict[CallStack, CallStack] = {}
+        self._kept: list[object] = []
+
+    def get(self, frames: list[Mapping[str, Any]] | None, recorded: bool) -> CallStack:
+        """The stack of these frames. `recorded`: whether the allocation itself was seen, also without frames."""
+        if not frames:
+            return self._shared(CallStack((), Origin.NO_FRAMES if recorded else Origin.UNRECORDED))
+        found = self._by_list.get(id(frames))
+        if found is None:
+            found = self._by_list[id(frames)] = self._shared(_stack(frames))
+            self._kept.append(frames)  # so that no other list gets its id
+        return found
+
+    def _shared(self, stack: CallStack) -> CallStack:
+        return self._by_value.setdefault(stack, stack)
+
+
+def _stack(rows: Iterable[Mapping[str, Any]]) -> CallStack:
+    frames = [Frame(_text(row["filename"]), int(row["line"]), _text(row["name"])) for row in rows]
+    python = tuple(frame for frame in frames if not _is_native(frame))
+    if python:
+        return CallStack(python, Origin.PYTHON, len(frames) - len(python))
+    return CallStack(tuple(frames), Origin.NATIVE, len(frames))
+
+
+def _is_native(frame: Frame) -> bool:
+    """Whether it is C or C++: PyTorch mixes them with Python frames if it records stacks "all"."""
+    return (
+        (frame.line == 0 and not frame.filename.endswith(".py"))
+        or frame.filename in ("", "??")
+        or frame.filename.endswith(_NATIVE_SUFFIXES)
+        or ".so." in frame.filename
+        or "::" in frame.name
+    )
+
+
+def _events(trace: Iterable[Mapping[str, Any]], stacks: _Stacks) -> Iterable[Event]:
+    for row in trace:
+        # An "oom" has no address.
+        yield Event(row["action"], row.get("addr", 0), row.get("size", 0), stacks.get(row.get("frames"), recorded=True))
+
+
+def _segment(
+    row: Mapping[str, Any],
+    stacks: _Stacks,
+    allocated: set[tuple[int, int]],
+    managed: Mapping[tuple[int, int], ManagedSegment],
+) -> Segment:
+    device, address = int(row["device"]), int(row["address"])
+    blocks, next_address = [], address
+    for entry in row["blocks"]:
+        block = _block(entry, next_address, device, stacks, allocated)
+        blocks.append(block)
+        next_address = block.address + block.bytes
+    ours = managed.get((device, address))
+    return Segment(
+        address=address,
+        bytes=int(row["total_size"]),
+        device=device,
+        pool=tuple(row.get("segment_pool_id", _DEFAULT_POOL)),
+        blocks=tuple(blocks),
+        state=ours.state if ours else "",
+        tag=ours.tag if ours else "",
+    )
+
+
+def _block(
+    row: Mapping[str, Any], next_address: int, device: int, stacks: _Stacks, allocated: set[tuple[int, int]]
+) -> Block:
+    address, size = int(row.get("address", next_address)), int(row["size"])
+    state = _STATES.get(row["state"])
+    if state is None:
+        raise ValueError(f"a block has the state {row['state']!r}, which this release does not know")
+    frames, requested = row.get("frames"), row.get("requested_size")
+    if row.get("history"):  # PyTorch 2.0, newest first
+        newest = row["history"][0]
+        frames, requested = frames or newest.get("frames"), newest.get("real_size", requested)
+    live = state is not BlockState.INACTIVE
+    stack = stacks.get(frames if live else None, recorded=live and (device, address) in allocated)
+    return Block(address, size, size if requested is None else int(requested), state, stack)
+
+
+def _managed(ours: Mapping[str, Any]) -> tuple[ManagedSegment, ...]:
+    return tuple(
+        ManagedSegment(int(row["address"]), int(row["bytes"]), int(row["device"]), _text(row["state"]), _text(row["tag"]))
+        for row in ours.get("segments", ())
+    )
+
+
+def _text(value: object) -> str:
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a text")
+    return value or ""
+
+
+def _number(value: object) -> int | None:
+    if value is not None and not isinstance(value, int):
+        raise TypeError(f"{value!r} is not a number")
+    return value
