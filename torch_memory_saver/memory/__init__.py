@@ -10,23 +10,45 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .comparison import Comparison, DeviceUsage, Drift, Fragmentation, GrowthKind, Holder, Process, StackGrowth, compare
     from .history import History, record_history, stop_history
+    from .loading import load_snapshot
     from .log import MemoryLog
     from .log_plot import plot_memory_log
     from .log_row import MemoryRow, read_memory_log
     from .logged_calls import log_memory
+    from .model import Block, BlockState, CallStack, Event, Frame, ManagedSegment, Origin, Segment, Snapshot
     from .release import release_cached, releasing_cached
     from .release_report import DeviceRelease, ReleaseReport
     from .sampler import MemorySnapshotSampler
     from .snapshots import take_snapshot, write_snapshot
 
 __all__ = [
+    "Block",
+    "BlockState",
+    "CallStack",
+    "Comparison",
     "DeviceRelease",
+    "DeviceUsage",
+    "Drift",
+    "Event",
+    "Fragmentation",
+    "Frame",
+    "GrowthKind",
     "History",
+    "Holder",
+    "ManagedSegment",
     "MemoryLog",
     "MemoryRow",
     "MemorySnapshotSampler",
+    "Origin",
+    "Process",
     "ReleaseReport",
+    "Segment",
+    "Snapshot",
+    "StackGrowth",
+    "compare",
+    "load_snapshot",
     "log_memory",
     "plot_memory_log",
     "read_memory_log",
@@ -40,12 +62,31 @@ __all__ = [
 
 #: The module of each public name.
 _MODULES = {
+    "Block": "model",
+    "BlockState": "model",
+    "CallStack": "model",
+    "Comparison": "comparison",
     "DeviceRelease": "release_report",
+    "DeviceUsage": "comparison",
+    "Drift": "comparison",
+    "Event": "model",
+    "Fragmentation": "comparison",
+    "Frame": "model",
+    "GrowthKind": "comparison",
     "History": "history",
+    "Holder": "comparison",
+    "ManagedSegment": "model",
     "MemoryLog": "log",
     "MemoryRow": "log_row",
     "MemorySnapshotSampler": "sampler",
+    "Origin": "model",
+    "Process": "comparison",
     "ReleaseReport": "release_report",
+    "Segment": "model",
+    "Snapshot": "model",
+    "StackGrowth": "comparison",
+    "compare": "comparison",
+    "load_snapshot": "loading",
     "log_memory": "logged_calls",
     "plot_memory_log": "log_plot",
     "read_memory_log": "log_row",

@@ -1,0 +1,226 @@
+"""Guards the page of a comparison: it stands alone, runs no text of a snapshot, stays small, and says what it has folded."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from caching_allocator import KIB, MIB, CachingAllocator
+from planted import BURST, LEAK, MAIN, Program
+
+from torch_memory_saver.memory import Comparison, Snapshot, compare
+from torch_memory_saver.memory.comparison.page.bars import bars
+from torch_memory_saver.memory.comparison.page.layers import layers
+from torch_memory_saver.memory.comparison.page.shared import OTHER, StackNumbers
+from torch_memory_saver.memory.comparison.timeline import allocation_orders
+from torch_memory_saver.memory.parsing import parse
+
+HOSTILE = "</script><script>document.title='ran'</script><img src=x onerror=\"document.title='ran'\">.py"
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+BROWSER_SECONDS = 60
+
+
+class Elements(HTMLParser):
+    """The elements of a page, and the text of its scripts, styles and <pre>."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.texts: dict[str, list[str]] = {}
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.append(tag)
+        self.attributes += attrs
+        self._inside = tag
+        self.texts.setdefault(tag, []).append("")
+
+    def handle_data(self, data: str) -> None:
+        if self._inside:
+            self.texts[self._inside][-1] += data
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+
+def comparison(*calls: Any, program: Program | None = None) -> Comparison:
+    program, snapshots = program or Program(leak=True, adam=True, fragmentation=True, offloaded=True), []
+    for _ in range(3):
+        program.step()
+        if calls:
+            program.allocator.alloc(MIB, *calls)
+        snapshots.append(parse(program.allocator.snapshot(role="engine", pid=7), ""))
+    return compare(*snapshots)
+
+
+def data_of(page: str) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(Elements(page).texts["script"][0])
+    return data
+
+
+def numbered(snapshot: Snapshot) -> StackNumbers:
+    return StackNumbers((), (block.stack for block in snapshot.live_blocks(0)))
+
+
+def test_the_page_needs_no_other_file() -> None:
+    elements = Elements(comparison().html())
+    assert not {"link", "img", "iframe", "base"} & set(elements.names)
+    assert not {"src", "href", "srcset"} & {name for name, _ in elements.attributes}
+    style, script = elements.texts["style"][0], elements.texts["script"][1]
+    assert not re.search(r"url\(|@import|https?://|fetch\(|XMLHttpRequest|innerHTML|insertAdjacent|eval\(", style + script)
+
+
+def test_the_policy_lets_only_the_page_s_own_code_run() -> None:
+    elements = Elements(comparison().html())
+    policy = next(value for name, value in elements.attributes if name == "content" and value and "default-src" in value)
+    parts = dict(part.strip().split(" ", 1) for part in policy.split(";"))
+    assert parts["default-src"] == "'none'"
+    for kind, text in (("script", elements.texts["script"][1]), ("style", elements.texts["style"][0])):
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert parts[f"{kind}-src"] == f"'sha256-{digest}'"
+
+
+def test_text_of_a_snapshot_is_never_markup() -> None:
+    plain, hostile = comparison(("/srv/a.py", 1, "f")).html(), comparison((HOSTILE, 1, HOSTILE)).html()
+    assert Elements(hostile).names == Elements(plain).names
+    assert any(HOSTILE in text for text in data_of(hostile)["frames"])
+    assert "<img src=x" in Elements(hostile).texts["pre"][0]
+
+
+def test_text_like_a_placeholder_stays() -> None:
+    page = comparison(("/srv/{{STYLE}}.py", 1, "{{DATA}}")).html()
+    assert any("{{STYLE}}.py:1 {{DATA}}" in text for text in data_of(page)["frames"])
+
+
+def test_the_findings_are_in_the_data() -> None:
+    data = data_of(comparison().html())
+    (leak,) = data["leaks"]
+    assert data["stacks"][leak["stack"]]["title"] == "images.py:88 to_gpu"
+    assert data["stacks"][leak["stack"]]["leak"] is True
+    assert [stack["leak"] for stack in data["stacks"]].count(True) == 1
+    assert [view["where"] for view in data["views"]] == ["engine, pid 7, device 0"]
+    assert [snapshot["moment"] for snapshot in data["views"][0]["snapshots"]] == [0, 1, 2]
+    frames = [data["frames"][frame] for frame in data["stacks"][data["warmUps"][0]["stack"]]["frames"]]
+    assert frames[:2] == [" torch/optim/adam.py:182 _init_group", "*/srv/trainer/step.py:33 optimizer_step"]
+
+
+def test_the_bar_of_a_segment() -> None:
+    allocator = CachingAllocator()
+    first, waiting = allocator.alloc(MIB // 2, MAIN), allocator.alloc(MIB // 4, BURST)
+    allocator.free(waiting, awaiting=True)
+    snapshot = parse(allocator.snapshot(), "")
+    numbers = numbered(snapshot)
+    (row,) = bars(snapshot.segments, numbers)["rows"]
+    stacks = [numbers[block.stack] for block in snapshot.live_blocks(0)]
+    assert first == snapshot.segments[0].address
+    assert row["blocks"] == [[0, MIB // 2, stacks[0], 0, 1], [MIB // 2, MIB // 4, stacks[1], 1, 1]]
+    assert (row["bytes"], row["live"], row["held"]) == (2 * MIB, 3 * MIB // 4, False)
+
+
+def test_small_neighbours_are_one_block() -> None:
+    allocator = CachingAllocator()
+    for number in range(6):
+        allocator.alloc(KIB, MAIN if number < 3 else BURST)
+    snapshot = parse(allocator.snapshot(), "")
+    (row,) = bars(snapshot.segments, numbered(snapshot))["rows"]
+    assert row["blocks"] == [[0, 6 * KIB, OTHER, 0, 6]]
+
+
+def test_segments_without_a_bar_are_counted() -> None:
+    allocator = CachingAllocator()
+    for _ in range(130):
+        allocator.alloc(12 * MIB, MAIN)
+    snapshot = parse(allocator.snapshot(), "")
+    found = bars(snapshot.segments, numbered(snapshot))
+    assert len(found["rows"]) + found["folded"][0] == 130
+    assert found["folded"][1:] == [found["folded"][0] * 12 * MIB] * 2
+
+
+def test_the_layers_of_the_timeline() -> None:
+    allocator = CachingAllocator()
+    allocator.recording = False
+    early = allocator.alloc(8 * MIB, MAIN)
+    allocator.alloc(12 * MIB, MAIN)
+    allocator.recording = True
+    short = allocator.alloc(3 * MIB, BURST)
+    allocator.alloc(14 * MIB, LEAK)
+    allocator.free(early)
+    allocator.free(short)
+    snapshot = parse(allocator.snapshot(), "")
+    picture = layers(snapshot.events[0], allocation_orders([snapshot], 0)[0], numbered(snapshot))
+    actions = [event.action for event in snapshot.events[0]]
+    assert actions == ["segment_alloc", "alloc", "alloc", *["free_requested", "free_completed"] * 2]
+    # From the bottom up: what lay there before, then by event.
+    assert [row[:3] for row in picture["allocations"]] == [
+        [0, 7, 12 * MIB],
+        [0, 4, 8 * MIB],
+        [1, 6, 3 * MIB],
+        [2, 7, 14 * MIB],
+    ]
+    assert (picture["events"], picture["folded"], picture["layers"]) == (7, 0, [])
+
+
+def test_small_allocations_are_folded_by_call_stack() -> None:
+    allocator = CachingAllocator()
+    for number in range(1500):
+        allocator.alloc((number + 1) * KIB, MAIN if number < 100 else BURST)
+    snapshot = parse(allocator.snapshot(), "")
+    numbers = numbered(snapshot)
+    picture = layers(snapshot.events[0], allocation_orders([snapshot], 0)[0], numbers)
+    assert len(picture["allocations"]) + picture["folded"] == 1500
+    drawn = sum(row[2] for row in picture["allocations"])
+    folded = {row["stack"]: row["values"][-1] for row in picture["layers"]}
+    assert drawn + sum(folded.values()) == allocator.allocated
+    assert set(folded) == {numbers[block.stack] for block in snapshot.live_blocks(0)}
+    assert all(values == sorted(values) for values in (row["values"] for row in picture["layers"]))
+
+
+def test_what_is_folded_is_said_and_the_page_stays_small() -> None:
+    program = Program()
+    for line in range(900):
+        program.allocator.alloc(KIB, ("/srv/many.py", line, "f"), MAIN)
+    page = comparison(program=program).html()
+    data = data_of(page)
+    assert any("call stacks are named in the pictures" in note for note in data["notes"])
+    assert len(data["stacks"]) < 700
+    assert len(page) < 600 * KIB
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium, to run the page's script")
+@pytest.mark.parametrize("hostile", [False, True])
+def test_in_a_browser(tmp_path: Path, hostile: bool) -> None:
+    page = tmp_path / "page.html"
+    page.write_text(comparison(*[(HOSTILE, 1, HOSTILE)] * hostile).html(), encoding="utf-8")
+    assert BROWSER is not None
+    done = subprocess.run(
+        [
+            BROWSER,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            f"--user-data-dir={tmp_path}/profile",
+            "--dump-dom",
+            page.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=BROWSER_SECONDS,
+        check=True,
+    )
+    elements = Elements(done.stdout)
+    assert elements.texts["title"] == ["Memory snapshots compared"]
+    assert "Uncaught" not in done.stderr
+    assert "img" not in elements.names
+    assert "images.py:88 to_gpu</button>" in done.stdout
+    assert elements.names.count("canvas") == 2
+    assert (HOSTILE.replace("<", "&lt;").replace(">", "&gt;") in done.stdout) == hostile

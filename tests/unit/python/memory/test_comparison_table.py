@@ -1,0 +1,112 @@
+"""Guards the table of a comparison: it fits its width, and names the process, the bytes with their signs and the
+program's frames."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from caching_allocator import MIB, CachingAllocator
+from planted import TORCH, Program
+
+from torch_memory_saver.memory import CallStack, Comparison, Frame, Origin, compare
+from torch_memory_saver.memory.comparison.naming import mebibytes, own_frames, signed_mebibytes, title
+from torch_memory_saver.memory.parsing import parse
+
+LONG = f"/srv/{'very/' * 30}long/path.py"
+
+
+def results(*, steps: int = 4, **planted: Any) -> Comparison:
+    program = Program(**planted)
+    snapshots = []
+    for _ in range(steps):
+        program.step()
+        snapshots.append(parse(program.allocator.snapshot(role="engine", rank=1, pid=7), ""))
+    return compare(*snapshots)
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+def test_no_line_is_longer_than_the_terminal(width: int) -> None:
+    everything = results(leak=True, adam=True, cache=True, fragmentation=True, offloaded=True)
+    lines = everything.table(width, varying=True).splitlines()
+    assert max(map(len, lines)) <= width
+    assert not any("\x1b" in line or "\N{NO-BREAK SPACE}" in line for line in lines)
+
+
+def test_a_long_file_name_keeps_its_end() -> None:
+    allocator, snapshots = CachingAllocator(), []
+    for _ in range(3):
+        allocator.alloc(MIB, (LONG, 12, "load"))
+        snapshots.append(parse(allocator.snapshot(), ""))
+    (line,) = [line for line in compare(*snapshots).table(80).splitlines() if "load" in line and " at " in line]
+    assert len(line) <= 80
+    assert line.strip().startswith("at .../") and line.endswith("long/path.py:12 load")
+
+
+def test_a_leak_names_its_process_bytes_and_frames() -> None:
+    text = str(results(leak=True))
+    assert "leak: engine, rank 1, pid 7, device 0: +3.5 in 1 call stack; the largest: images.py:88 to_gpu" in text
+    assert "+3.5  (+1.2 +1.2 +1.2)  6 -> 24 blocks" in text
+    assert "at /srv/engine/images.py:88 to_gpu" in text
+
+
+def test_the_frame_of_pytorch_and_those_of_the_program() -> None:
+    lines = [line.strip() for line in str(results(adam=True)).splitlines()]
+    at = lines.index("in torch/optim/adam.py:182 _init_group")
+    assert lines[at + 1 : at + 3] == ["at /srv/trainer/step.py:33 optimizer_step", "by /srv/engine/main.py:10 main"]
+
+
+def test_nothing_found_is_said() -> None:
+    lines = str(results()).splitlines()
+    assert lines[lines.index("Findings") + 1] == "  none"
+
+
+def test_rows_that_are_left_out_are_counted() -> None:
+    allocator, snapshots = CachingAllocator(), []
+    for _ in range(3):
+        for line in range(5):
+            allocator.alloc(MIB, ("/srv/a.py", line, "leak"))
+        snapshots.append(parse(allocator.snapshot(), ""))
+    text = compare(*snapshots).table(100, top=2)
+    assert text.count("/srv/a.py") == 2
+    assert "and 3 more" in text
+
+
+def test_what_varies_is_listed_on_request_only() -> None:
+    allocator, snapshots = CachingAllocator(), []
+    for number in (1, 3, 2):
+        blocks = [allocator.alloc(MIB, ("/srv/a.py", 1, "vary")) for _ in range(number)]
+        snapshots.append(parse(allocator.snapshot(), ""))
+        for block in blocks:
+            allocator.free(block)
+    compared = compare(*snapshots)
+    assert "vary" not in compared.table(100)
+    assert "at /srv/a.py:1 vary" in compared.table(100, varying=True)
+
+
+def test_sizes_have_signs_and_digits() -> None:
+    assert [signed_mebibytes(size) for size in (MIB, -MIB, 0, 512)] == ["+1.0", "-1.0", "0.0", "+0.0005"]
+    assert mebibytes(3 * MIB // 2) == "1.5"
+
+
+def test_the_frames_of_the_program() -> None:
+    inner = Frame(f"{TORCH}/nn/functional.py", 1, "linear")
+    standard = Frame("/usr/lib/python3.11/threading.py", 2, "run")
+    own = Frame("/srv/a.py", 3, "mine")
+    stack = CallStack((inner, own, standard), Origin.PYTHON)
+    assert own_frames(stack) == (own,)
+    assert title(stack) == "a.py:3 mine"
+    assert own_frames(CallStack((inner, standard), Origin.PYTHON)) == (inner, standard)
+
+
+def test_cpp_frames_are_counted() -> None:
+    allocator, snapshots = CachingAllocator(), []
+    native = (("??", 0, "torch::unwind::unwind()"), ("??", 0, "at::native::empty()"))
+    for _ in range(3):
+        allocator.alloc(MIB, *native, ("/srv/a.py", 3, "mixed"))
+        allocator.alloc(MIB, *native)
+        snapshots.append(parse(allocator.snapshot(), ""))
+    text = str(compare(*snapshots))
+    assert text.count("(C++ frames: 2)") == 2
+    assert "at C++ at::native::empty()" in text
+    assert "unwind" not in text

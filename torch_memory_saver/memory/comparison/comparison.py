@@ -1,0 +1,164 @@
+"""compare(): from snapshots to what grew in which process, as plain values."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..model import Snapshot
+from .drift import Drift, drifts
+from .fragmentation import DeviceUsage, Fragmentation, device_usages, find_fragmentation
+from .growth import GrowthKind, StackGrowth, stack_growths
+from .processes import Moment, Process, Series, read_moments, series_of
+
+__all__ = ["Comparison", "compare"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` found. `str()` of it is the table of the command `compare`.
+
+    Attributes:
+        moments: The names of the moments, in order.
+        processes: The memory of each process and device. Those that leak come first, by bytes; then those with
+            fragmentation.
+        growths: Every call stack of every process and device, the largest growth first.
+        drifts: Blocks that rise in the active-memory timeline.
+        fragmentation: Devices of processes whose unused memory is a finding.
+        notes: What the reader should know of the input: processes that a moment lacks, recording that was off.
+    """
+
+    moments: tuple[str, ...]
+    processes: tuple[DeviceUsage, ...]
+    growths: tuple[StackGrowth, ...]
+    drifts: tuple[Drift, ...]
+    fragmentation: tuple[Fragmentation, ...]
+    notes: tuple[str, ...]
+    _series: tuple[Series, ...] = field(repr=False, compare=False)
+
+    @property
+    def leaks(self) -> tuple[StackGrowth, ...]:
+        """The call stacks whose live bytes grew in every interval."""
+        return self._of(GrowthKind.LEAK)
+
+    @property
+    def warm_ups(self) -> tuple[StackGrowth, ...]:
+        """The call stacks whose live bytes grew, never fell, and did not grow in every interval."""
+        return self._of(GrowthKind.WARM_UP)
+
+    @property
+    def grown(self) -> tuple[StackGrowth, ...]:
+        """Of two moments, the call stacks whose live bytes are more at the second."""
+        return self._of(GrowthKind.GROWN)
+
+    @property
+    def varying(self) -> tuple[StackGrowth, ...]:
+        """The call stacks whose live bytes fell in some interval."""
+        return self._of(GrowthKind.VARYING)
+
+    def __str__(self) -> str:
+        from .table import render
+
+        return render(self)
+
+    def table(self, width: int, top: int = 10, varying: bool = False) -> str:
+        """The same as `str()`, for a terminal of `width` characters.
+
+        Args:
+            width: Characters in a line.
+            top: Rows of each kind; how many more there are is said.
+            varying: Also list the call stacks that vary.
+        """
+        from .table import render
+
+        return render(self, width, top, varying)
+
+    def html(self) -> str:
+        """A page with the findings, a bar a segment and the active-memory timeline. It needs no other file and no
+        network."""
+        from .page import page
+
+        return page(self, self._series)
+
+    def as_dict(self, top: int | None = None) -> dict[str, Any]:
+        """The findings as dicts, lists, texts and numbers, for JSON.
+
+        Args:
+            top: Entries of each list; None for all.
+        """
+        from .plain import as_dict
+
+        return as_dict(self, top)
+
+    def _of(self, kind: GrowthKind) -> tuple[StackGrowth, ...]:
+        return tuple(growth for growth in self.growths if growth.kind is kind)
+
+
+def compare(*snapshots: str | os.PathLike[str] | Snapshot) -> Comparison:
+    """Compares snapshots of one or more processes, taken at several moments.
+
+    With three moments or more, memory that grew in every interval is told from memory that grew once. PyTorch is not needed.
+
+    Args:
+        snapshots: Files, or folders of moments as MemorySnapshotSampler writes them, in the order of time; or what
+            `load_snapshot` returned.
+
+    Raises:
+        InvalidArgumentError: An input is no snapshot, or two are of one process and one moment.
+    """
+    moments = read_moments(snapshots)
+    series = series_of(moments)
+    growths = sorted((growth for one in series for growth in stack_growths(one)), key=lambda growth: -growth.growth)
+    leaked = _leaked(growths)
+    usages, found = [], []
+    for one in series:
+        for usage in device_usages(one):
+            usages.append(usage)
+            fragmentation = find_fragmentation(one, usage)
+            found += [fragmentation] if fragmentation else []
+    fragmented = {(one.usage.process, one.usage.device): one.usage.unused[-1] for one in found}
+
+    def rank(usage: DeviceUsage) -> tuple[int, int, int]:
+        where = usage.process, usage.device
+        return -leaked.get(where, 0), -fragmented.get(where, 0), -usage.allocated[-1]
+
+    return Comparison(
+        moments=tuple(moment.label for moment in moments),
+        processes=tuple(sorted(usages, key=rank)),
+        growths=tuple(growths),
+        drifts=tuple(
+            sorted((drift for one in series for drift in drifts(one)), key=lambda drift: -drift.bytes * drift.blocks)
+        ),
+        fragmentation=tuple(sorted(found, key=lambda one: rank(one.usage))),
+        notes=tuple(_notes(moments, series)),
+        _series=series,
+    )
+
+
+def _leaked(growths: Sequence[StackGrowth]) -> dict[tuple[Process, int], int]:
+    """The bytes that leaks grew by, of each process and device."""
+    leaked: dict[tuple[Process, int], int] = {}
+    for growth in growths:
+        if growth.kind is GrowthKind.LEAK:
+            where = growth.process, growth.device
+            leaked[where] = leaked.get(where, 0) + growth.growth
+    return leaked
+
+
+def _notes(moments: Sequence[Moment], series: Sequence[Series]) -> list[str]:
+    notes = []
+    if len(moments) == 1:
+        notes.append("One moment: growth needs two, and a leak is told from a warm-up by three.")
+    elif len(moments) == 2:
+        notes.append("Two moments: what grew may be a leak or a warm-up. Give three or more to tell them apart.")
+    for one in series:
+        missing = [moment.label for at, moment in enumerate(moments) if at not in one.moments]
+        if missing:
+            notes.append(f"{one.process} has no snapshot at {', '.join(missing)}: its figures skip these.")
+        if any(snapshot.history_enabled is False for snapshot in one.snapshots):
+            notes.append(
+                f"{one.process} recorded no history in some snapshots: call record_history() to learn its call stacks."
+            )
+    return notes

@@ -1,0 +1,126 @@
+"""Which blocks rise in the active-memory timeline from moment to moment, and what grew below them.
+
+Blocks are matched by call stack, size and order of allocation: the third block of 512 MiB from a stack is compared with
+the third of the next moment. They rise if the program allocates them anew (an optimizer's state that is loaded for each
+step, say) while memory that it allocated before stays: so drift shows a leak where the leak itself is small beside
+them.
+
+Owns the matching. timeline.py knows the order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from typing import NamedTuple
+
+from ..model import Block, CallStack
+from .processes import Process, Series
+from .timeline import allocation_orders, positions
+
+__all__ = ["Drift", "drifts"]
+
+#: So many stacks are named that grew below a block.
+_NAMED_BELOW = 5
+#: So many drifts a device are described, those of most bytes. What lies below each takes a pass over all blocks.
+_MOST_DRIFTS = 50
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Blocks of one size from one call stack whose positions rose in every interval.
+
+    Attributes:
+        process: The process.
+        device: The CUDA ordinal.
+        stack: Where they were allocated.
+        bytes: The size of each.
+        blocks: The number of those that rose.
+        positions: The live bytes below the first of them, at each moment.
+        below: The call stacks that grew below the first of them, and by how many bytes from the first moment to the
+            last; the largest first.
+    """
+
+    process: Process
+    device: int
+    stack: CallStack
+    bytes: int
+    blocks: int
+    positions: tuple[int, ...]
+    below: tuple[tuple[CallStack, int], ...]
+
+    @property
+    def rise(self) -> int:
+        """Bytes from the first moment to the last."""
+        return self.positions[-1] - self.positions[0]
+
+
+def drifts(series: Series) -> Iterator[Drift]:
+    """The drifts of a process, device by device, those of most bytes first."""
+    if len(series.snapshots) < 2:
+        return
+    for device in series.devices:
+        orders = allocation_orders(series.snapshots, device)
+        risen = _risen([_places(order) for order in orders])
+        risen.sort(key=lambda rise: (-rise.kind.bytes * rise.blocks, -rise.first[-1].below))
+        for rise in risen[:_MOST_DRIFTS]:
+            yield Drift(
+                process=series.process,
+                device=device,
+                stack=rise.kind.stack,
+                bytes=rise.kind.bytes,
+                blocks=rise.blocks,
+                positions=tuple(place.below for place in rise.first),
+                below=_grown_below(orders, [place.number for place in rise.first]),
+            )
+
+
+class _Kind(NamedTuple):
+    """What blocks have in common that are matched."""
+
+    stack: CallStack
+    bytes: int
+
+
+class _Place(NamedTuple):
+    """Where a block lies in an allocation order: how many blocks lie below it, and how many bytes."""
+
+    number: int
+    below: int
+
+
+class _Rise(NamedTuple):
+    """Blocks of a kind that rose: how many, and the places of the first of them at each moment."""
+
+    kind: _Kind
+    blocks: int
+    first: tuple[_Place, ...]
+
+
+def _places(order: Sequence[Block]) -> dict[_Kind, list[_Place]]:
+    """The places of the blocks of each kind, in the order of their allocation."""
+    places: dict[_Kind, list[_Place]] = {}
+    for number, (block, below) in enumerate(zip(order, positions(order), strict=True)):
+        places.setdefault(_Kind(block.stack, block.bytes), []).append(_Place(number, below))
+    return places
+
+
+def _risen(moments: Sequence[dict[_Kind, list[_Place]]]) -> list[_Rise]:
+    risen = []
+    for kind in moments[0]:
+        matched = zip(*(places.get(kind, ()) for places in moments), strict=False)
+        rising = [block for block in matched if all(before.below < after.below for before, after in pairwise(block))]
+        if rising:
+            risen.append(_Rise(kind, len(rising), rising[0]))
+    return risen
+
+
+def _grown_below(orders: Sequence[Sequence[Block]], numbers: Sequence[int]) -> tuple[tuple[CallStack, int], ...]:
+    """The call stacks that have more bytes below a block at the last moment than at the first."""
+    change: Counter[CallStack] = Counter()
+    for order, number, sign in ((orders[0], numbers[0], -1), (orders[-1], numbers[-1], 1)):
+        for block in islice(order, number):
+            change[block.stack] += sign * block.bytes
+    return tuple((stack, size) for stack, size in change.most_common(_NAMED_BELOW) if size > 0)

@@ -1,0 +1,164 @@
+"""What of a device's reserved memory is not in use, and why it cannot be given back.
+
+PyTorch gives a segment back when none of its blocks is live. *Cached* bytes are those of segments without a live block:
+releasing the cache frees them. *Held* bytes are the free ones of segments that few live bytes keep: that is fragmentation.
+Paused segments hold no device memory, and are counted apart.
+
+Owns the figures of a device and the thresholds of a finding.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ..model import BlockState, CallStack, Segment, Snapshot
+from .processes import Process, Series
+
+__all__ = ["HELD_SHARE", "DeviceUsage", "Fragmentation", "Holder", "device_usages", "find_fragmentation"]
+
+#: A segment is held by few live bytes if less than this share of it is live.
+HELD_SHARE = 0.25
+#: Held bytes are a finding from this share of the reserved bytes on.
+_FOUND_SHARE = 0.1
+#: Neither held bytes nor growth is a finding below it: PyTorch reserves 20 MiB at once for a tensor of 2 MiB.
+_FOUND_BYTES = 32 << 20
+#: Growth of unused memory is a finding if it grew in each of so many intervals.
+_FOUND_INTERVALS = 2
+#: So many stacks are named that hold segments.
+_NAMED_HOLDERS = 5
+
+
+@dataclass(frozen=True)
+class DeviceUsage:
+    """A process's memory on one device, in bytes, with one value a moment.
+
+    Attributes:
+        process: The process.
+        device: The CUDA ordinal.
+        moments: The numbers of the moments that have a snapshot of it.
+        reserved: Of all segments.
+        allocated: Of allocated blocks.
+        awaiting_free: Of blocks that are freed and wait for another stream.
+        cached: Of resident segments without a live block.
+        held: The free bytes of resident segments of which less than `HELD_SHARE` is live.
+        held_segments: The number of these.
+        paused: Of segments that torch_memory_saver has paused.
+        unused: Reserved minus allocated, without paused segments.
+    """
+
+    process: Process
+    device: int
+    moments: tuple[int, ...]
+    reserved: tuple[int, ...]
+    allocated: tuple[int, ...]
+    awaiting_free: tuple[int, ...]
+    cached: tuple[int, ...]
+    held: tuple[int, ...]
+    held_segments: tuple[int, ...]
+    paused: tuple[int, ...]
+    unused: tuple[int, ...]
+
+    @property
+    def unused_grows(self) -> bool:
+        """Whether reserved minus allocated grew in every interval, and enough to be a finding."""
+        grew = all(before < after for before, after in pairwise(self.unused))
+        enough = self.unused[-1] - self.unused[0] >= _FOUND_BYTES
+        return grew and enough and len(self.unused) > _FOUND_INTERVALS
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the held bytes of the last moment are enough to be a finding."""
+        return self.held[-1] >= max(_FOUND_BYTES, _FOUND_SHARE * self.reserved[-1])
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A call stack whose live blocks keep segments.
+
+    Attributes:
+        stack: Where the blocks were allocated.
+        bytes: Their size in all.
+        blocks: Their number.
+        segments: The number of held segments that they lie in.
+        held: The free bytes of these segments. What two stacks hold together counts for both.
+    """
+
+    stack: CallStack
+    bytes: int
+    blocks: int
+    segments: int
+    held: int
+
+
+@dataclass(frozen=True)
+class Fragmentation:
+    """A device of a process whose unused memory is a finding.
+
+    Attributes:
+        usage: Its figures. `usage.is_held` and `usage.unused_grows` say which of them are the finding.
+        holders: The stacks that hold most, at the last moment.
+    """
+
+    usage: DeviceUsage
+    holders: tuple[Holder, ...]
+
+
+def device_usages(series: Series) -> Iterator[DeviceUsage]:
+    """The figures of each device of a process."""
+    for device in series.devices:
+        rows = [_usage(snapshot, device) for snapshot in series.snapshots]
+        yield DeviceUsage(
+            series.process, device, series.moments, **{name: tuple(row[name] for row in rows) for name in rows[0]}
+        )
+
+
+def find_fragmentation(series: Series, usage: DeviceUsage) -> Fragmentation | None:
+    """The finding about one device of a process, if there is one."""
+    if not usage.is_held and not usage.unused_grows:
+        return None
+    return Fragmentation(usage, _holders(_held_segments(series.snapshots[-1].segments_of(usage.device))))
+
+
+def _usage(snapshot: Snapshot, device: int) -> dict[str, int]:
+    segments = snapshot.segments_of(device)
+    resident = [segment for segment in segments if not segment.paused]
+    held = _held_segments(segments)
+    return {
+        "reserved": sum(segment.bytes for segment in segments),
+        "allocated": _bytes_of(segments, BlockState.ALLOCATED),
+        "awaiting_free": _bytes_of(segments, BlockState.AWAITING_FREE),
+        "cached": sum(segment.bytes for segment in resident if segment.live_bytes == 0),
+        "held": sum(segment.bytes - segment.live_bytes for segment in held),
+        "held_segments": len(held),
+        "paused": sum(segment.bytes for segment in segments if segment.paused),
+        "unused": sum(segment.bytes for segment in resident) - _bytes_of(resident, BlockState.ALLOCATED),
+    }
+
+
+def _bytes_of(segments: Sequence[Segment], state: BlockState) -> int:
+    return sum(block.bytes for segment in segments for block in segment.blocks if block.state is state)
+
+
+def _held_segments(segments: Sequence[Segment]) -> list[Segment]:
+    return [segment for segment in segments if not segment.paused and 0 < segment.live_bytes < HELD_SHARE * segment.bytes]
+
+
+def _holders(segments: Sequence[Segment]) -> tuple[Holder, ...]:
+    sizes: Counter[CallStack] = Counter()
+    blocks: Counter[CallStack] = Counter()
+    number: Counter[CallStack] = Counter()
+    held: Counter[CallStack] = Counter()
+    for segment in segments:
+        live = [block for block in segment.blocks if block.live]
+        for block in live:
+            sizes[block.stack] += block.bytes
+            blocks[block.stack] += 1
+        for stack in {block.stack for block in live}:
+            number[stack] += 1
+            held[stack] += segment.bytes - segment.live_bytes
+    return tuple(
+        Holder(stack, sizes[stack], blocks[stack], number[stack], size) for stack, size in held.most_common(_NAMED_HOLDERS)
+    )

@@ -1,0 +1,101 @@
+"""Which call stacks have more live memory from moment to moment.
+
+*Leak*: the live bytes of a call stack grew in every interval, and there are two intervals at least. *Warm-up*: they
+grew, never fell, and did not grow in some interval: lazily created state, or a cache that has filled. *Varying*: they
+also fell. Of two moments nothing of that can be said: what is more then has only *grown*.
+
+Owns these words. Bytes and blocks are counted a process, device and call stack; equal Python frames are one stack,
+whatever C++ frames lie between.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ..model import CallStack, Snapshot
+from .processes import Process, Series
+
+__all__ = ["GrowthKind", "StackGrowth", "classify", "stack_growths"]
+
+#: Growth in every one of so many intervals is a leak.
+_INTERVALS_OF_A_LEAK = 2
+
+
+class GrowthKind(enum.Enum):
+    """How the live bytes of a call stack changed."""
+
+    LEAK = "leak"
+    WARM_UP = "warm-up"
+    VARYING = "varying"
+    GROWN = "grown"
+    STEADY = "steady"
+
+
+@dataclass(frozen=True)
+class StackGrowth:
+    """The live memory of one call stack, in one process and on one device.
+
+    Attributes:
+        process: The process.
+        device: The CUDA ordinal.
+        stack: Where the memory was allocated.
+        bytes: The live bytes at each moment of the process.
+        blocks: The number of live blocks at each moment.
+        kind: What the bytes say.
+    """
+
+    process: Process
+    device: int
+    stack: CallStack
+    bytes: tuple[int, ...]
+    blocks: tuple[int, ...]
+    kind: GrowthKind
+
+    @property
+    def growth(self) -> int:
+        """Bytes from the first moment to the last."""
+        return self.bytes[-1] - self.bytes[0]
+
+    @property
+    def intervals(self) -> tuple[int, ...]:
+        """The change of the bytes in each interval."""
+        return tuple(after - before for before, after in pairwise(self.bytes))
+
+    @property
+    def grew_last(self) -> bool:
+        """Whether the bytes grew in the last interval."""
+        return len(self.bytes) > 1 and self.bytes[-1] > self.bytes[-2]
+
+
+def classify(values: Sequence[int]) -> GrowthKind:
+    """The kind of growth of live bytes, one value a moment."""
+    changes = [after - before for before, after in pairwise(values)]
+    if not any(changes):
+        return GrowthKind.STEADY
+    if any(change < 0 for change in changes):
+        return GrowthKind.VARYING
+    if len(changes) < _INTERVALS_OF_A_LEAK:
+        return GrowthKind.GROWN
+    return GrowthKind.LEAK if all(change > 0 for change in changes) else GrowthKind.WARM_UP
+
+
+def stack_growths(series: Series) -> Iterable[StackGrowth]:
+    """Every call stack of a process, device by device, in no order."""
+    for device in series.devices:
+        totals = [_by_stack(snapshot, device) for snapshot in series.snapshots]
+        for stack in dict.fromkeys(stack for total in totals for stack in total):
+            pairs = [total.get(stack, (0, 0)) for total in totals]
+            sizes, blocks = tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs)
+            yield StackGrowth(series.process, device, stack, sizes, blocks, classify(sizes))
+
+
+def _by_stack(snapshot: Snapshot, device: int) -> dict[CallStack, tuple[int, int]]:
+    """Live bytes and blocks of each call stack."""
+    totals: dict[CallStack, tuple[int, int]] = {}
+    for block in snapshot.live_blocks(device):
+        size, count = totals.get(block.stack, (0, 0))
+        totals[block.stack] = (size + block.bytes, count + 1)
+    return totals

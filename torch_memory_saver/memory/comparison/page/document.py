@@ -1,0 +1,201 @@
+"""Puts the page together: the template, the data, and a policy that lets only the page's own script and style run."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from ...model import CallStack
+from ..drift import Drift
+from ..fragmentation import DeviceUsage, Fragmentation
+from ..growth import StackGrowth
+from ..processes import Process, Series
+from ..table import reasons
+from ..timeline import allocation_orders
+from .bars import bars
+from .layers import layers
+from .shared import StackNumbers
+
+if TYPE_CHECKING:
+    from ..comparison import Comparison
+
+__all__ = ["page"]
+
+#: Rows of each table.
+_MOST_ROWS = 40
+#: Devices of processes, and moments of each, that have pictures.
+_MOST_VIEWS = 8
+_MOST_MOMENTS = 5
+#: Call stacks that are named; the others are "other call stacks".
+_MOST_STACKS = 400
+_MOST_RECORDED_STACKS = 100
+#: Width of the table for readers without JavaScript.
+_TABLE_WIDTH = 110
+
+
+def page(comparison: Comparison, series: Sequence[Series]) -> str:
+    """The page.
+
+    Args:
+        comparison: The results.
+        series: What was compared.
+    """
+    script, style = _file("script.js"), _file("style.css")
+    data = json.dumps(_data(comparison, series), separators=(",", ":"), ensure_ascii=True)
+    parts = {
+        "POLICY": f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}",
+        "STYLE": style,
+        "TABLE": html.escape(comparison.table(_TABLE_WIDTH)),
+        # "</script>" in a text must not end the element.
+        "DATA": data.replace("<", "\\u003c"),
+        "SCRIPT": script,
+    }
+    text = _file("template.html")
+    before, *pieces = text.split("{{")
+    return before + "".join(parts[name] + rest for name, _, rest in (piece.partition("}}") for piece in pieces))
+
+
+def _file(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _data(comparison: Comparison, series: Sequence[Series]) -> dict[str, Any]:
+    shown = comparison.processes[:_MOST_VIEWS]
+    by_process = {one.process: one for one in series}
+    drawn = [(by_process[usage.process], usage.device) for usage in shown]
+    numbers = StackNumbers((leak.stack for leak in comparison.leaks), [*_told(comparison), *_recorded(drawn)])
+    views = [_view(by_process[usage.process], usage, numbers) for usage in shown]
+    return {
+        "moments": list(comparison.moments),
+        "notes": [*comparison.notes, *_left_out(comparison)],
+        "processes": [_usage(usage) for usage in comparison.processes],
+        "leaks": _growths(comparison.leaks, numbers),
+        "warmUps": _growths(comparison.warm_ups, numbers),
+        "grown": _growths(comparison.grown, numbers),
+        "drifts": [_drift(drift, numbers) for drift in comparison.drifts[:_MOST_ROWS]],
+        "fragmentation": [_fragmentation(found, numbers) for found in comparison.fragmentation],
+        "views": views,
+        **numbers.data(),
+    }
+
+
+def _told(comparison: Comparison) -> Iterable[CallStack]:
+    """The stacks that have a number: those of the tables, then those of most bytes."""
+    yield from (growth.stack for growth in comparison.leaks[:_MOST_ROWS])
+    for drift in comparison.drifts[:_MOST_ROWS]:
+        yield drift.stack
+        yield from (stack for stack, _ in drift.below)
+    yield from (holder.stack for found in comparison.fragmentation for holder in found.holders)
+    for growths in (comparison.warm_ups, comparison.grown):
+        yield from (growth.stack for growth in growths[:_MOST_ROWS])
+    largest: Counter[CallStack] = Counter()
+    for growth in comparison.growths:
+        largest[growth.stack] = max(largest[growth.stack], *growth.bytes)
+    yield from (stack for stack, _ in largest.most_common(_MOST_STACKS))
+
+
+def _recorded(drawn: Iterable[tuple[Series, int]]) -> Iterable[CallStack]:
+    """The stacks of most bytes in the histories, most of them of memory that is freed again."""
+    largest: Counter[CallStack] = Counter()
+    for one, device in drawn:
+        for snapshot in one.snapshots:
+            for event in snapshot.events.get(device, ()):
+                if event.action == "alloc" and event.bytes > largest[event.stack]:
+                    largest[event.stack] = event.bytes
+    return (stack for stack, _ in largest.most_common(_MOST_RECORDED_STACKS))
+
+
+def _left_out(comparison: Comparison) -> Iterable[str]:
+    stacks = len({growth.stack for growth in comparison.growths})
+    if stacks > _MOST_STACKS:
+        yield f"The {_MOST_STACKS} largest of {stacks} call stacks are named in the pictures."
+    if len(comparison.processes) > _MOST_VIEWS:
+        yield f"Pictures show the first {_MOST_VIEWS} of {len(comparison.processes)} devices of processes in the table."
+    if len(comparison.moments) > _MOST_MOMENTS:
+        yield f"Pictures show {_MOST_MOMENTS} of {len(comparison.moments)} moments."
+    for name, rows in (("leaks", comparison.leaks), ("warm-ups", comparison.warm_ups), ("drifts", comparison.drifts)):
+        if len(rows) > _MOST_ROWS:
+            yield f"The table of {name} has the first {_MOST_ROWS} of {len(rows)}."
+
+
+def _view(series: Series, usage: DeviceUsage, numbers: StackNumbers) -> dict[str, Any]:
+    orders = allocation_orders(series.snapshots, usage.device)
+    chosen = _spread(len(series.snapshots), _MOST_MOMENTS)
+    return {
+        "where": _where(usage.process, usage.device),
+        "snapshots": [
+            {
+                "moment": series.moments[number],
+                "reserved": usage.reserved[number],
+                "allocated": usage.allocated[number],
+                "bars": bars(series.snapshots[number].segments_of(usage.device), numbers),
+                "timeline": layers(series.snapshots[number].events.get(usage.device, ()), orders[number], numbers),
+            }
+            for number in chosen
+        ],
+    }
+
+
+def _spread(length: int, most: int) -> list[int]:
+    """At most so many numbers below `length`, evenly spread, with the first and the last."""
+    if length <= most:
+        return list(range(length))
+    return [at * (length - 1) // (most - 1) for at in range(most)]
+
+
+def _where(process: Process, device: int) -> str:
+    return f"{process}, device {device}"
+
+
+def _usage(usage: DeviceUsage) -> dict[str, Any]:
+    return {
+        "where": _where(usage.process, usage.device),
+        "reserved": usage.reserved,
+        "allocated": usage.allocated,
+        "unused": usage.unused,
+        "held": usage.held,
+        "paused": usage.paused,
+    }
+
+
+def _growths(growths: Sequence[StackGrowth], numbers: StackNumbers) -> list[dict[str, Any]]:
+    return [
+        {
+            "where": _where(growth.process, growth.device),
+            "stack": numbers[growth.stack],
+            "bytes": growth.bytes,
+            "blocks": growth.blocks,
+            "grewLast": growth.grew_last,
+        }
+        for growth in growths[:_MOST_ROWS]
+    ]
+
+
+def _drift(drift: Drift, numbers: StackNumbers) -> dict[str, Any]:
+    return {
+        "where": _where(drift.process, drift.device),
+        "stack": numbers[drift.stack],
+        "bytes": drift.bytes,
+        "blocks": drift.blocks,
+        "positions": drift.positions,
+        "below": [[numbers[stack], size] for stack, size in drift.below],
+    }
+
+
+def _fragmentation(found: Fragmentation, numbers: StackNumbers) -> dict[str, Any]:
+    return {
+        "where": _where(found.usage.process, found.usage.device),
+        "reasons": reasons(found),
+        "unused": found.usage.unused,
+        "holders": [[numbers[one.stack], one.bytes, one.blocks, one.segments, one.held] for one in found.holders],
+    }

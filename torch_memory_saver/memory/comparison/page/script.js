@@ -1,0 +1,618 @@
+"use strict";
+// Draws the page from the JSON in #data. Text of snapshots is only ever set as textContent.
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const chosen = { view: 0, snapshot: 0, stack: null };
+const OTHER = 0;
+const MIB = 1 << 20;
+
+// ---- Text and elements
+
+function mebibytes(bytes) {
+  const number = bytes / MIB;
+  const digits = number === 0 || Math.abs(number) >= 0.1 ? 1 : 4;
+  return number.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }) + " MiB";
+}
+
+function signed(bytes) {
+  return (bytes > 0 ? "+" : "") + mebibytes(bytes);
+}
+
+function make(name, text, className) {
+  const element = document.createElement(name);
+  if (text !== undefined) element.textContent = text;
+  if (className) element.className = className;
+  return element;
+}
+
+function byId(name) {
+  return document.getElementById(name);
+}
+
+function plural(number, noun) {
+  return `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
+}
+
+// ---- Colours
+
+function variable(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+let palette;
+
+function readPalette() {
+  palette = Object.fromEntries(
+    ["page", "panel", "text", "soft", "line", "accent", "other", "unknown", "hatch", "lightness", "leak-lightness"].map((name) => [
+      name,
+      variable("--" + name),
+    ]),
+  );
+}
+
+// Leaks have reds and oranges; every other stack a colour between yellow-green and pink.
+function colour(number) {
+  const stack = data.stacks[number];
+  if (number === OTHER) return palette.other;
+  if (stack.leak) return `hsl(${(number * 23) % 42} 85% ${palette["leak-lightness"]})`;
+  if (!stack.known) return palette.unknown;
+  return `hsl(${75 + ((number * 97) % 250)} ${32 + (number % 3) * 12}% ${palette.lightness})`;
+}
+
+function shade(context, number) {
+  context.fillStyle = colour(number);
+  context.globalAlpha = chosen.stack === null || chosen.stack === number ? 1 : 0.25;
+}
+
+function swatch(number) {
+  const box = make("span", undefined, "swatch");
+  box.style.background = colour(number);
+  box.dataset.stack = number;
+  return box;
+}
+
+// ---- A call stack, and the panel that shows its frames
+
+function stackButton(number) {
+  const button = make("button", undefined, "stack");
+  button.type = "button";
+  button.append(swatch(number), data.stacks[number].title);
+  button.addEventListener("click", () => select(number));
+  return button;
+}
+
+function select(number) {
+  chosen.stack = number;
+  const panel = byId("stack");
+  panel.hidden = number === null;
+  if (number !== null) {
+    const stack = data.stacks[number];
+    byId("stack-title").textContent = stack.title;
+    const facts = [];
+    if (stack.leak) facts.push("Its live bytes grew in every interval.");
+    if (stack.native && stack.frames.length) facts.push(`C++ frames: ${stack.native}.`);
+    if (stack.frames.length) facts.push("The innermost call comes first; calls of the program are dark.");
+    byId("stack-facts").textContent = facts.join(" ");
+    byId("stack-frames").replaceChildren(
+      ...stack.frames.map((frame) => {
+        const text = data.frames[frame];
+        return make("li", text.slice(1), text[0] === "*" ? "" : "library");
+      }),
+    );
+  }
+  drawPictures();
+}
+
+// ---- Tables
+
+function table(caption, note, heads, rows) {
+  const box = make("div", undefined, "scroll");
+  const element = make("table");
+  const title = make("caption");
+  title.append(make("b", caption), note ? " " + note : "");
+  const head = make("tr");
+  const isText = (column) => rows.length > 0 && Array.isArray(rows[0][column]);
+  heads.forEach((text, column) => head.append(Object.assign(make("th", text, isText(column) ? "text" : ""), { scope: "col" })));
+  const top = make("thead");
+  top.append(head);
+  const body = make("tbody");
+  rows.forEach((cells) => {
+    const row = make("tr");
+    cells.forEach((cell) => {
+      const place = make("td", undefined, typeof cell === "string" ? "number" : "text");
+      place.append(...(Array.isArray(cell) ? cell : [cell]));
+      row.append(place);
+    });
+    body.append(row);
+  });
+  element.append(title, top, body);
+  box.append(element);
+  return box;
+}
+
+function textCell(text) {
+  return [make("span", text)];
+}
+
+function path(values) {
+  const shown = values.length > 6 ? [values[0], ...values.slice(-4)] : values;
+  const texts = shown.map((value) => mebibytes(value).replace(" MiB", ""));
+  if (shown.length < values.length) texts.splice(1, 0, "…");
+  return texts.join(" → ");
+}
+
+function growthTable(caption, note, rows) {
+  return table(
+    caption,
+    note,
+    ["Call stack", "Growth", "MiB at each moment", "Blocks", "Process"],
+    rows.map((row) => [
+      [stackButton(row.stack), ...(row.grewLast && caption === "Warm-ups" ? [make("div", "grew in the last interval too", "minor")] : [])],
+      signed(row.bytes.at(-1) - row.bytes[0]),
+      path(row.bytes),
+      `${row.blocks[0]} → ${row.blocks.at(-1)}`,
+      textCell(row.where),
+    ]),
+  );
+}
+
+function showFindings() {
+  const box = byId("findings");
+  if (data.leaks.length) {
+    const finding = make("div", undefined, "finding");
+    finding.append(growthTable("Leaks", "Live bytes grew in every interval.", data.leaks));
+    box.append(finding);
+  }
+  data.fragmentation.forEach((found) => {
+    const finding = make("div", undefined, "finding");
+    finding.append(make("h3", `Fragmentation: ${found.where}`));
+    found.reasons.forEach((reason) => finding.append(make("p", `${reason} (MiB).`)));
+    finding.append(make("p", `Reserved minus allocated: ${path(found.unused)} MiB.`));
+    if (found.holders.length) {
+      finding.append(
+        table(
+          "What holds the segments",
+          "at the last moment.",
+          ["Call stack", "Unused bytes held", "Segments", "Blocks", "Size of these"],
+          found.holders.map(([stack, bytes, blocks, segments, held]) => [
+            [stackButton(stack)],
+            mebibytes(held),
+            String(segments),
+            String(blocks),
+            mebibytes(bytes),
+          ]),
+        ),
+      );
+    }
+    box.append(finding);
+  });
+  if (!box.children.length) box.append(make("p", "No leak and no fragmentation.", "finding none"));
+}
+
+function showTables() {
+  const paused = data.processes.some((row) => row.paused.some(Boolean));
+  byId("processes").append(
+    table(
+      "Memory of each process and device",
+      "MiB, at each moment. Those that leak come first.",
+      ["Process", "Allocated", "Reserved", "Reserved − allocated", "Held by few live bytes", ...(paused ? ["Paused"] : [])],
+      data.processes.map((row) => [
+        textCell(row.where),
+        path(row.allocated),
+        path(row.reserved),
+        path(row.unused),
+        path(row.held),
+        ...(paused ? [path(row.paused)] : []),
+      ]),
+    ),
+  );
+  const box = byId("tables");
+  if (data.warmUps.length) box.append(growthTable("Warm-ups", "Grew, and stopped or paused: lazily made state, filled caches.", data.warmUps));
+  if (data.grown.length) box.append(growthTable("Grown", "More at the second moment.", data.grown));
+  if (data.drifts.length) {
+    box.append(
+      table(
+        "Drift",
+        "Blocks that rise in the timeline as memory below them grows.",
+        ["Call stack", "Blocks", "Size of each", "MiB below the first", "Grew below it"],
+        data.drifts.map((row) => [
+          [stackButton(row.stack), make("div", row.where, "minor")],
+          String(row.blocks),
+          mebibytes(row.bytes),
+          path(row.positions),
+          row.below.slice(0, 3).map(([stack, bytes]) => {
+            const line = make("div");
+            line.append(signed(bytes) + " ", stackButton(stack));
+            return line;
+          }),
+        ]),
+      ),
+    );
+  }
+  if (!box.children.length) byId("growth-title").hidden = true;
+}
+
+// ---- Pictures: a canvas with shapes that can be pointed at and walked through by keys
+
+function prepare(canvas, height) {
+  const ratio = window.devicePixelRatio || 1;
+  const width = canvas.parentElement.clientWidth;
+  canvas.style.height = height + "px";
+  canvas.width = Math.round(width * ratio);
+  canvas.height = Math.round(height * ratio);
+  const context = canvas.getContext("2d");
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  context.clearRect(0, 0, width, height);
+  context.font = "12px system-ui, sans-serif";
+  return { context, width, height };
+}
+
+function tell(text, x, y) {
+  const tip = byId("tooltip");
+  tip.hidden = !text;
+  if (!text) return;
+  tip.textContent = text;
+  const box = tip.getBoundingClientRect();
+  tip.style.left = Math.max(4, Math.min(x + 14, innerWidth - box.width - 8)) + "px";
+  tip.style.top = (y + 18 + box.height > innerHeight ? y - box.height - 10 : y + 18) + "px";
+}
+
+// `find(x, y)` and `step(key)` return {text, stack, x, y, frame} or null.
+function interact(canvas, find, step) {
+  canvas.addEventListener("pointermove", (event) => {
+    const box = canvas.getBoundingClientRect();
+    const found = find(event.clientX - box.left, event.clientY - box.top);
+    tell(found && found.text, event.clientX, event.clientY);
+  });
+  canvas.addEventListener("pointerleave", () => tell(null));
+  canvas.addEventListener("blur", () => tell(null));
+  canvas.addEventListener("click", (event) => {
+    const box = canvas.getBoundingClientRect();
+    const found = find(event.clientX - box.left, event.clientY - box.top);
+    select(found ? found.stack : null);
+  });
+  canvas.addEventListener("keydown", (event) => {
+    if (!["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown", "Enter"].includes(event.key)) return;
+    event.preventDefault();
+    const found = step(event.key);
+    if (!found) return;
+    if (event.key === "Enter") {
+      select(found.stack);
+      return;
+    }
+    drawPictures();
+    const { context } = found;
+    context.globalAlpha = 1;
+    context.strokeStyle = palette.text;
+    context.lineWidth = 2;
+    context.strokeRect(...found.frame);
+    const box = canvas.getBoundingClientRect();
+    const [left, top, width, height] = found.frame;
+    tell(found.text, box.left + left + Math.min(width, 40), box.top + top + Math.min(height, 20));
+  });
+}
+
+function currentSnapshot() {
+  return data.views[chosen.view].snapshots[chosen.snapshot];
+}
+
+// ---- The active-memory timeline
+
+const MARGIN = 84;
+const TIMELINE_HEIGHT = 340;
+const FLOOR = TIMELINE_HEIGHT - 22;
+const timeline = { column: 0, layer: 0 };
+
+// The layers of a snapshot from the bottom up: {stack, first, last, at(column), text}.
+function layersOf(picture, columns) {
+  const end = Math.max(picture.events, 1);
+  const columnOf = (event) => Math.min(Math.floor((event * columns) / end), columns);
+  const folded = picture.layers.map(({ stack, values }) => ({
+    stack,
+    first: 0,
+    last: columns,
+    at: (column) => values[Math.min(Math.floor((column * values.length) / columns), values.length - 1)],
+    text: (bytes) => `${data.stacks[stack].title}\n${mebibytes(bytes)} in small allocations`,
+  }));
+  const single = picture.allocations.map(([start, stop, bytes, stack]) => ({
+    stack,
+    first: columnOf(start),
+    last: Math.max(columnOf(stop), columnOf(start) + 1),
+    at: () => bytes,
+    text: () => `${data.stacks[stack].title}\n${mebibytes(bytes)}, ${start === 0 ? "from the beginning" : `allocated by event ${start}`}, ${stop >= end ? "live" : `freed by event ${stop}`}`,
+  }));
+  return folded.concat(single);
+}
+
+function prepareTimelines() {
+  for (const view of data.views) {
+    for (const snapshot of view.snapshots) {
+      const columns = 600;
+      const heights = new Float64Array(columns);
+      for (const layer of layersOf(snapshot.timeline, columns)) {
+        for (let column = layer.first; column < Math.min(layer.last, columns); column++) heights[column] += layer.at(column);
+      }
+      snapshot.peak = heights.reduce((most, value) => Math.max(most, value), 0);
+    }
+    // All moments of a view have one scale, so that a rise is seen when the moment is changed.
+    view.peak = Math.max(...view.snapshots.map((snapshot) => snapshot.peak), MIB / 16);
+  }
+}
+
+function drawTimeline() {
+  const { context, width } = prepare(byId("timeline"), TIMELINE_HEIGHT);
+  const columns = Math.max(Math.floor(width - MARGIN), 50);
+  const picture = currentSnapshot().timeline;
+  const peak = data.views[chosen.view].peak * 1.03;
+  const scale = (FLOOR - 6) / peak;
+  drawScale(context, width, peak, scale);
+  const heights = new Float64Array(columns);
+  timeline.layers = layersOf(picture, columns);
+  timeline.scale = scale;
+  timeline.columns = columns;
+  timeline.context = context;
+  for (const layer of timeline.layers) {
+    shade(context, layer.stack);
+    const last = Math.min(layer.last, columns);
+    let begin = layer.first;
+    // Neighbouring columns of one height are one rectangle.
+    while (begin < last) {
+      const bytes = layer.at(begin);
+      let stop = begin + 1;
+      while (stop < last && heights[stop] === heights[begin] && layer.at(stop) === bytes) stop++;
+      const bottom = heights[begin] * scale;
+      const tall = bytes * scale;
+      const gap = tall > 5 ? 0.6 : 0;
+      context.fillRect(MARGIN + begin, FLOOR - bottom - tall + gap, stop - begin, tall - gap);
+      heights.fill(heights[begin] + bytes, begin, stop);
+      begin = stop;
+    }
+  }
+  context.globalAlpha = 1;
+  context.fillStyle = palette.soft;
+  context.textAlign = "left";
+  context.fillText("event 0", MARGIN, FLOOR + 16);
+  context.textAlign = "right";
+  context.fillText(`event ${picture.events.toLocaleString("en")}`, MARGIN + columns, FLOOR + 16);
+}
+
+function drawScale(context, width, peak, scale) {
+  const rough = peak / 4;
+  const power = 2 ** Math.floor(Math.log2(rough));
+  context.strokeStyle = palette.line;
+  context.fillStyle = palette.soft;
+  context.textAlign = "right";
+  context.textBaseline = "middle";
+  context.lineWidth = 1;
+  for (let bytes = 0; bytes <= peak; bytes += power) {
+    const y = Math.round(FLOOR - bytes * scale) + 0.5;
+    context.beginPath();
+    context.moveTo(MARGIN, y);
+    context.lineTo(width, y);
+    context.stroke();
+    context.fillText(mebibytes(bytes), MARGIN - 8, y);
+  }
+}
+
+// The layers of one column, from the bottom up, with the bytes below each.
+function columnLayers(column) {
+  let below = 0;
+  const found = [];
+  for (const layer of timeline.layers) {
+    if (column < layer.first || column >= layer.last) continue;
+    const bytes = layer.at(column);
+    if (bytes > 0) found.push({ layer, bytes, below });
+    below += bytes;
+  }
+  return found;
+}
+
+function describeLayer(column, { layer, bytes, below }) {
+  return {
+    text: `${layer.text(bytes)}\n${mebibytes(below)} below`,
+    stack: layer.stack,
+    context: timeline.context,
+    frame: [MARGIN + column - 1, FLOOR - (below + bytes) * timeline.scale, 3, Math.max(bytes * timeline.scale, 2)],
+  };
+}
+
+interact(
+  byId("timeline"),
+  (x, y) => {
+    const column = Math.floor(x - MARGIN);
+    const height = (FLOOR - y) / timeline.scale;
+    const found = columnLayers(column).find(({ bytes, below }) => below <= height && height < below + bytes);
+    return found ? describeLayer(column, found) : null;
+  },
+  (key) => {
+    const stride = Math.max(Math.floor(timeline.columns / 60), 1);
+    const move = { ArrowLeft: -stride, ArrowRight: stride }[key] || 0;
+    timeline.column = Math.max(0, Math.min(timeline.columns - 1, timeline.column + move));
+    const found = columnLayers(timeline.column);
+    timeline.layer += { ArrowUp: 1, ArrowDown: -1 }[key] || 0;
+    timeline.layer = Math.max(0, Math.min(found.length - 1, timeline.layer));
+    return found.length ? describeLayer(timeline.column, found[timeline.layer]) : null;
+  },
+);
+
+// ---- Segments
+
+const BAR = 15;
+const PITCH = 20;
+const LABEL = 200;
+const segments = { row: 0, block: 0 };
+
+function hatching(context) {
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = 6;
+  const pen = tile.getContext("2d");
+  pen.strokeStyle = palette.hatch;
+  pen.beginPath();
+  for (const shift of [-6, 0, 6]) {
+    pen.moveTo(shift, 6);
+    pen.lineTo(shift + 6, 0);
+  }
+  pen.stroke();
+  return context.createPattern(tile, "repeat");
+}
+
+function drawSegments() {
+  const { rows } = currentSnapshot().bars;
+  const { context, width } = prepare(byId("segments"), Math.max(rows.length, 1) * PITCH + 2);
+  const room = width - LABEL - 2;
+  segments.context = context;
+  segments.shapes = rows.map((row, number) => {
+    const top = number * PITCH + 1;
+    const scale = room / row.bytes;
+    context.globalAlpha = 1;
+    context.textBaseline = "middle";
+    context.textAlign = "right";
+    context.fillStyle = row.held ? palette.text : palette.soft;
+    context.fillText(`${mebibytes(row.bytes)}, ${((100 * row.live) / row.bytes).toFixed(0)}% live`, LABEL - 10, top + BAR / 2 + 1);
+    const shapes = row.blocks.map(([offset, bytes, stack, awaiting, count]) => {
+      const box = [LABEL + offset * scale, top, Math.max(bytes * scale, 1), BAR];
+      shade(context, stack);
+      context.fillRect(box[0], box[1], Math.max(box[2] - (box[2] > 4 ? 0.6 : 0), 1), BAR);
+      const what = count > 1 ? `${count} neighbouring small blocks, ${mebibytes(bytes)}` : mebibytes(bytes);
+      return { box, stack, text: `${data.stacks[stack].title}\n${what}${awaiting ? ", awaits its free" : ""}` };
+    });
+    context.globalAlpha = 1;
+    if (row.state === "paused") {
+      context.fillStyle = hatching(context);
+      context.fillRect(LABEL, top, room, BAR);
+    }
+    context.strokeStyle = row.held ? palette.soft : palette.line;
+    context.lineWidth = 1;
+    context.strokeRect(LABEL + 0.5, top + 0.5, room - 1, BAR - 1);
+    return { top, row, shapes };
+  });
+}
+
+function segmentText({ row }) {
+  const facts = [`Segment of ${mebibytes(row.bytes)}, ${mebibytes(row.live)} live`];
+  if (row.held) facts.push("held by few live bytes");
+  if (row.private) facts.push("private pool");
+  if (row.tag) facts.push(`tag "${row.tag}"`);
+  if (row.state) facts.push(row.state);
+  return facts.join(", ");
+}
+
+interact(
+  byId("segments"),
+  (x, y) => {
+    const found = segments.shapes[Math.floor(y / PITCH)];
+    if (!found || x < LABEL) return null;
+    const block = found.shapes.find(({ box }) => x >= box[0] && x < box[0] + box[2]);
+    const what = block ? block.text : "cached";
+    return { text: `${what}\n${segmentText(found)}`, stack: block ? block.stack : null };
+  },
+  (key) => {
+    if (!segments.shapes.length) return null;
+    segments.row += { ArrowUp: -1, ArrowDown: 1 }[key] || 0;
+    segments.row = Math.max(0, Math.min(segments.shapes.length - 1, segments.row));
+    const { shapes, top, row } = segments.shapes[segments.row];
+    segments.block += { ArrowLeft: -1, ArrowRight: 1 }[key] || 0;
+    segments.block = Math.max(0, Math.min(shapes.length - 1, segments.block));
+    const block = shapes[segments.block];
+    const box = block ? block.box : [LABEL, top, 20, BAR];
+    const text = `${block ? block.text : "cached"}\n${segmentText({ row })}`;
+    return { text, stack: block ? block.stack : null, context: segments.context, frame: box };
+  },
+);
+
+// ---- The choice of what is shown
+
+function drawPictures() {
+  if (!data.views.length) return;
+  drawTimeline();
+  drawSegments();
+}
+
+function showPictures() {
+  const view = data.views[chosen.view];
+  chosen.snapshot = Math.min(chosen.snapshot, view.snapshots.length - 1);
+  const moments = view.snapshots.map((one, number) => {
+    const label = make("label");
+    const input = Object.assign(make("input"), { type: "radio", name: "moment", checked: number === chosen.snapshot });
+    input.addEventListener("change", () => {
+      chosen.snapshot = number;
+      showHints();
+      drawPictures();
+    });
+    label.append(input, " " + data.moments[one.moment]);
+    return label;
+  });
+  byId("moments").replaceChildren(make("legend", "Moment"), ...moments);
+  showHints();
+  showLegend();
+  drawPictures();
+}
+
+function showHints() {
+  const { timeline: picture, bars } = currentSnapshot();
+  const known = picture.events
+    ? `${plural(picture.events, "recorded event")}; each layer is an allocation, on top of those made before it. All moments have one scale.`
+    : "No history was recorded: the live blocks, without their past.";
+  const folded = picture.folded ? ` The ${plural(picture.folded, "smallest allocation")} are folded by call stack, at the bottom.` : "";
+  byId("timeline-hint").textContent = known + folded;
+  const [count, bytes, live] = bars.folded;
+  const rest = count ? ` ${plural(count, "more segment")} of ${mebibytes(bytes)} with ${mebibytes(live)} live are not drawn.` : "";
+  byId("segments-hint").textContent =
+    "A bar each, all of one length; those held by few live bytes come first, then by size." + rest;
+}
+
+function legendEntry(className, text) {
+  const entry = make("li");
+  entry.append(make("span", undefined, `swatch ${className}`), text);
+  return entry;
+}
+
+// The stacks of most bytes in the view, and the signs.
+function showLegend() {
+  const weight = new Map();
+  for (const { timeline: picture } of data.views[chosen.view].snapshots) {
+    for (const [start, stop, bytes, stack] of picture.allocations) {
+      if (stop >= picture.events) weight.set(stack, (weight.get(stack) || 0) + bytes);
+    }
+    for (const { stack, values } of picture.layers) weight.set(stack, (weight.get(stack) || 0) + values.at(-1));
+  }
+  const leaks = [...new Set(data.leaks.filter((row) => row.where === data.views[chosen.view].where).map((row) => row.stack))];
+  const largest = [...weight].sort((one, other) => other[1] - one[1]).map(([stack]) => stack);
+  const shown = [...new Set([...leaks.slice(0, 4), ...largest.slice(0, 6)])];
+  const entries = shown.map((stack) => {
+    const entry = make("li");
+    entry.append(stackButton(stack));
+    return entry;
+  });
+  byId("legend").replaceChildren(...entries, legendEntry("blank", "cached"), legendEntry("hatched", "paused"));
+}
+
+function start() {
+  readPalette();
+  byId("summary").textContent = `${plural(data.moments.length, "moment")}: ${data.moments.join(", ")}`;
+  byId("notes").replaceChildren(...data.notes.map((note) => make("li", note)));
+  showFindings();
+  showTables();
+  byId("close").addEventListener("click", () => select(null));
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") select(null);
+  });
+  if (!data.views.length) return;
+  prepareTimelines();
+  chosen.snapshot = data.views[0].snapshots.length - 1;
+  const choice = byId("view");
+  data.views.forEach((view, number) => choice.append(Object.assign(make("option", view.where), { value: number })));
+  choice.addEventListener("change", () => {
+    chosen.view = Number(choice.value);
+    showPictures();
+  });
+  showPictures();
+  window.addEventListener("resize", drawPictures);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    readPalette();
+    document.querySelectorAll("[data-stack]").forEach((box) => (box.style.background = colour(Number(box.dataset.stack))));
+    drawPictures();
+  });
+}
+
+start();

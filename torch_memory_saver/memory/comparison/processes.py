@@ -1,0 +1,219 @@
+"""Which snapshots are of one process: from files and folders to one series a process.
+
+A *moment* is one step at which every process writes a snapshot: a folder, or files that carry the same step. Processes are
+matched from moment to moment by role and rank. Where a moment has several with the same role and rank, their pids tell them
+apart, else their tags, else the names of their files.
+
+Owns the meaning of what `compare` is given. Knows nothing of what is compared.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch_memory_saver.errors import InvalidArgumentError
+
+from ..loading import load_snapshot
+from ..model import Snapshot
+
+__all__ = ["Moment", "Process", "Series", "read_moments", "series_of"]
+
+#: What a file of a moment ends with.
+_SUFFIX = ".pickle"
+
+
+@dataclass(frozen=True)
+class Process:
+    """Which process it is; what its snapshots do not say is "" or None.
+
+    Attributes:
+        role: Such as "trainer".
+        rank: Its rank.
+        pid: The process id in its last snapshot.
+        tag: The tag of its snapshots, where one process has several in a moment.
+        file: The name of its files, where nothing else tells it from others.
+    """
+
+    role: str = ""
+    rank: int | None = None
+    pid: int | None = None
+    tag: str = ""
+    file: str = ""
+
+    def __str__(self) -> str:
+        parts = [self.role or self.file or "process"]
+        parts += [f"rank {self.rank}"] if self.rank is not None else []
+        parts += [f"pid {self.pid}"] if self.pid is not None else []
+        parts += [f'tag "{self.tag}"'] if self.tag else []
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The snapshots of all processes at one moment."""
+
+    label: str
+    snapshots: tuple[Snapshot, ...]
+
+
+@dataclass(frozen=True)
+class Series:
+    """The snapshots of one process.
+
+    Attributes:
+        process: Which one.
+        moments: The numbers of the moments that have it, ascending.
+        snapshots: One for each of them.
+    """
+
+    process: Process
+    moments: tuple[int, ...]
+    snapshots: tuple[Snapshot, ...]
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The devices of any of its snapshots."""
+        return tuple(sorted({device for snapshot in self.snapshots for device in snapshot.devices}))
+
+
+def read_moments(inputs: Sequence[str | os.PathLike[str] | Snapshot]) -> tuple[Moment, ...]:
+    """The moments that the inputs name, in their order.
+
+    A folder is a moment, or has moments as folders. A file is a moment, unless it has the step of another file of another
+    process.
+
+    Raises:
+        InvalidArgumentError: There is no input, a folder has no snapshot, or a file is not one.
+    """
+    if not inputs:
+        raise InvalidArgumentError("compare: there is no snapshot: name files, or folders of moments.", operation="compare")
+    moments: list[tuple[str, list[Snapshot]]] = []
+    files: list[Snapshot] = []
+    by_step: dict[int, list[Snapshot]] = {}
+    for given in inputs:
+        if not isinstance(given, Snapshot) and os.path.isdir(given):
+            moments += [
+                (folder.name, [load_snapshot(file) for file in _files(folder)]) for folder in _moments_of(Path(given))
+            ]
+            continue
+        snapshot = given if isinstance(given, Snapshot) else load_snapshot(given)
+        files.append(snapshot)
+        joined = by_step.get(snapshot.step) if snapshot.step is not None else None
+        if joined is not None and all(_who(other) != _who(snapshot) for other in joined):
+            joined.append(snapshot)
+            continue
+        moments.append((_stem(snapshot.source), [snapshot]))
+        if snapshot.step is not None:
+            by_step[snapshot.step] = moments[-1][1]
+    return tuple(Moment(label, tuple(snapshots)) for label, (_, snapshots) in zip(_labels(moments), moments, strict=True))
+
+
+def _who(snapshot: Snapshot) -> tuple[object, ...]:
+    return snapshot.role, snapshot.rank, snapshot.pid
+
+
+def _stem(source: str) -> str:
+    return Path(source).name.removesuffix(_SUFFIX) or "snapshot"
+
+
+def _moments_of(folder: Path) -> list[Path]:
+    """The folder itself, or those in it that have snapshots."""
+    if _files(folder):
+        return [folder]
+    found = sorted((path for path in folder.iterdir() if path.is_dir() and _files(path)), key=_natural)
+    if not found:
+        raise InvalidArgumentError(
+            f"compare: {folder} has no file that ends with {_SUFFIX}, nor a folder with one: name a folder that "
+            "MemorySnapshotSampler has written, or files.",
+            operation="compare",
+        )
+    return found
+
+
+def _files(folder: Path) -> list[Path]:
+    """The snapshots of a moment. A hidden file is one that is still being written."""
+    return sorted(path for path in folder.glob(f"*{_SUFFIX}") if path.is_file() and not path.name.startswith("."))
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """Orders step-9 before step-10."""
+    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", path.name)]
+
+
+def _labels(moments: Sequence[tuple[str, list[Snapshot]]]) -> list[str]:
+    """A short name for each moment: its step, else the name of its file or folder, made unique."""
+    labels = []
+    for name, snapshots in moments:
+        steps = {snapshot.step for snapshot in snapshots}
+        step = steps.pop() if len(steps) == 1 else None
+        labels.append(name if step is None else f"step {step}")
+    number = Counter(labels)
+    seen: Counter[str] = Counter()
+    for at, label in enumerate(labels):
+        if number[label] > 1:
+            seen[label] += 1
+            tags = {snapshot.tag for snapshot in moments[at][1]} - {""}
+            labels[at] = f"{label} {tags.pop()}" if len(tags) == 1 else f"{label} ({seen[label]})"
+    return labels
+
+
+def series_of(moments: Sequence[Moment]) -> tuple[Series, ...]:
+    """One series a process, in the order of their roles and ranks.
+
+    Raises:
+        InvalidArgumentError: A moment has two snapshots that nothing tells apart.
+    """
+    groups = _split([(at, snapshot) for at, moment in enumerate(moments) for snapshot in moment.snapshots], _LEVELS)
+    return tuple(sorted((_series(group, level) for group, level in groups), key=_order))
+
+
+#: What tells processes apart, the first first.
+_LEVELS: tuple[Callable[[Snapshot], Hashable], ...] = (
+    lambda snapshot: (snapshot.role, snapshot.rank),
+    lambda snapshot: snapshot.pid,
+    lambda snapshot: snapshot.tag,
+    lambda snapshot: _stem(snapshot.source),
+)
+
+_Numbered = list[tuple[int, Snapshot]]
+
+
+def _split(
+    group: _Numbered, levels: Sequence[Callable[[Snapshot], Hashable]], level: int = 0
+) -> Iterable[tuple[_Numbered, int]]:
+    """The group in parts that have one snapshot a moment at most, by as few levels as that takes."""
+    if level > 0 and max(Counter(at for at, _ in group).values()) == 1:
+        yield group, level
+        return
+    if level == len(levels):
+        names = " and ".join(snapshot.source or "a snapshot without a file" for _, snapshot in group[:2])
+        raise InvalidArgumentError(
+            f"compare: {names} are of one process and one moment: give each process one snapshot a moment.",
+            operation="compare",
+        )
+    parts: dict[Hashable, _Numbered] = {}
+    for at, snapshot in group:
+        parts.setdefault(levels[level](snapshot), []).append((at, snapshot))
+    for part in parts.values():
+        yield from _split(part, levels, level + 1)
+
+
+def _series(group: _Numbered, level: int) -> Series:
+    group = sorted(group, key=lambda numbered: numbered[0])
+    last = group[-1][1]
+    by_tag, by_file = level > 2, level > 3
+    unnamed = not last.role and last.rank is None and last.pid is None
+    process = Process(
+        last.role, last.rank, last.pid, last.tag if by_tag else "", _stem(last.source) if by_file and unnamed else ""
+    )
+    return Series(process, tuple(at for at, _ in group), tuple(snapshot for _, snapshot in group))
+
+
+def _order(series: Series) -> tuple[object, ...]:
+    process = series.process
+    return process.role, -1 if process.rank is None else process.rank, process.pid or 0, process.tag, process.file
