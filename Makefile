@@ -188,7 +188,7 @@ $(SITE_SIMULATOR): $(C_SIMULATOR) csrc/simulator/exports.map
 # Its tests run in that folder: Python started in the source tree imports the package that lies there.
 .PHONY: site
 site: $(SITE_CORE) $(SITE_PRELOAD) $(SITE_SIMULATOR)
-	@find torch_memory_saver torch_memory_saver_pytest.py \( -name '*.py' -o -name '*.pyi' -o -name '*.c' -o -name py.typed \) -exec cp --parents -t $(abspath $(SITE)) {} +
+	@find torch_memory_saver torch_memory_saver_pytest.py \( -name '*.py' -o -name '*.pyi' -o -name '*.c' -o -name '*.html' -o -name '*.css' -o -name '*.js' -o -name py.typed \) -exec cp --parents -t $(abspath $(SITE)) {} +
 	@ln -sfn $(addprefix $(CURDIR)/,csrc tests tools Makefile pyproject.toml setup.py) $(SITE)
 
 # Tests of what is in the libraries that setup.py builds: names that begin so.

@@ -15,7 +15,16 @@ from torch_memory_saver.errors import InvalidArgumentError, TorchMemorySaverErro
 #: The exit status after Ctrl-C, as in shells.
 _INTERRUPTED = 130
 
-__all__ = ["BenchCommand", "Command", "DemoCommand", "DoctorCommand", "InfoCommand", "SimulateCommand", "main"]
+__all__ = [
+    "BenchCommand",
+    "Command",
+    "CompareCommand",
+    "DemoCommand",
+    "DoctorCommand",
+    "InfoCommand",
+    "SimulateCommand",
+    "main",
+]
 
 
 class Command(abc.ABC):
@@ -142,6 +151,23 @@ class DoctorCommand(Command):
         return run_doctor(as_json=arguments.json)
 
 
+class CompareCommand(Command):
+    """Compares memory snapshots."""
+
+    name = "compare"
+    help = "compare memory snapshots of several moments, and name what leaks (needs no PyTorch)"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        from torch_memory_saver._cli import compare
+
+        compare.add_arguments(parser)
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        from torch_memory_saver._cli import compare
+
+        return compare.run(arguments)
+
+
 class SimulateCommand(Command):
     """Runs a program on the simulated GPU."""
 
@@ -209,7 +235,14 @@ class SimulateCommand(Command):
             raise argparse.ArgumentTypeError(str(error)) from error
 
 
-_COMMANDS: tuple[Command, ...] = (DemoCommand(), BenchCommand(), InfoCommand(), DoctorCommand(), SimulateCommand())
+_COMMANDS: tuple[Command, ...] = (
+    DemoCommand(),
+    BenchCommand(),
+    InfoCommand(),
+    DoctorCommand(),
+    CompareCommand(),
+    SimulateCommand(),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

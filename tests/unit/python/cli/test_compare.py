@@ -1,0 +1,82 @@
+"""Guards the command `compare`: its output, its exit statuses, and that it needs no PyTorch."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from planted import Program
+
+from torch_memory_saver._cli.commands import main
+
+
+@pytest.fixture
+def leaking(tmp_path: Path) -> list[str]:
+    program, files = Program(leak=True), []
+    for step in range(3):
+        program.step()
+        files.append(str(program.allocator.write(tmp_path / f"{step}.pickle", role="engine", pid=7, step=step)))
+    return files
+
+
+def test_the_table(leaking: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["compare", *leaking]) == 0
+    text = capsys.readouterr().out
+    assert "leak: engine, pid 7, device 0" in text and text.endswith("\n")
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_page_is_written(leaking: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "out.html"
+    assert main(["compare", *leaking, "-o", str(page)]) == 0
+    assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert "Findings" in capsys.readouterr().out
+
+
+def test_json(leaking: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", *leaking, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [leak["blocks"] for leak in found["leaks"]] == [[6, 12, 18]]
+    assert found["leaks"][0]["stack"]["frames"][0] == {"filename": "/srv/engine/images.py", "line": 88, "name": "to_gpu"}
+    assert found["processes"][0]["process"]["role"] == "engine"
+
+
+def test_a_leak_can_fail_a_job(leaking: list[str]) -> None:
+    assert main(["compare", *leaking, "--fail-on-leak"]) == 1
+    assert main(["compare", *leaking[:2], "--fail-on-leak"]) == 0
+
+
+def test_a_file_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", str(tmp_path / "no.pickle")]) == 1
+    assert "no.pickle cannot be read" in capsys.readouterr().err
+
+
+def test_a_page_that_cannot_be_written(leaking: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", *leaking, "-o", str(tmp_path)]) == 1
+    assert f"{tmp_path} cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("top", ["0", "-1", "x"])
+def test_rows_are_at_least_one(leaking: list[str], top: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["compare", *leaking, "--top", top])
+    assert caught.value.code == 2
+
+
+def test_no_pytorch_is_needed(leaking: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)  # importing it fails
+    assert main(["compare", *leaking, "-o", str(tmp_path / "out.html"), "--json"]) == 0
+
+
+def test_names_that_the_terminal_cannot_show(tmp_path: Path, command: object) -> None:
+    program = Program()
+    program.allocator.alloc(1 << 20, ("/srv/größe.py", 1, "f"))
+    for step in range(3):
+        program.allocator.alloc(1 << 20, ("/srv/größe.py", 1, "f"))
+        program.allocator.write(tmp_path / f"{step}.pickle", step=step)
+    files = sorted(map(str, tmp_path.iterdir()))
+    done = command("compare", *files, PYTHONIOENCODING="ascii")  # type: ignore[operator]
+    assert "gr\\xf6\\xdfe.py" in done.stdout
