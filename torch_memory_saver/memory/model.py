@@ -186,9 +186,8 @@ class Snapshot:
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """The ordinals of the devices that have segments or events."""
-        recorded = {device for device, events in self.events.items() if events}
-        return tuple(sorted({segment.device for segment in self.segments} | recorded))
+        """The ordinals of the devices that have segments."""
+        return tuple(sorted({segment.device for segment in self.segments}))
 
     def segments_of(self, device: int) -> tuple[Segment, ...]:
         """The segments of one device."""

@@ -36,7 +36,7 @@ class Drift:
         process: The process.
         device: The CUDA ordinal.
         stack: Where they were allocated.
-        bytes: The size of each.
+        bytes: The requested size of each.
         blocks: The number of those that rose.
         positions: The live bytes below the first of them, at each moment.
         below: The call stacks that grew below the first of them, and by how many bytes from the first moment to the
@@ -78,7 +78,7 @@ def drifts(series: Series) -> Iterator[Drift]:
 
 
 class _Kind(NamedTuple):
-    """What blocks have in common that are matched."""
+    """What blocks have in common that are matched. The requested size, as a block may be the larger rest of a free one."""
 
     stack: CallStack
     bytes: int
@@ -103,7 +103,7 @@ def _places(order: Sequence[Block]) -> dict[_Kind, list[_Place]]:
     """The places of the blocks of each kind, in the order of their allocation."""
     places: dict[_Kind, list[_Place]] = {}
     for number, (block, below) in enumerate(zip(order, positions(order), strict=True)):
-        places.setdefault(_Kind(block.stack, block.bytes), []).append(_Place(number, below))
+        places.setdefault(_Kind(block.stack, block.requested_bytes), []).append(_Place(number, below))
     return places
 
 

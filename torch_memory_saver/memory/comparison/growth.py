@@ -14,6 +14,7 @@ import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from ..model import CallStack, Snapshot
 from .processes import Process, Series
@@ -44,7 +45,8 @@ class StackGrowth:
         stack: Where the memory was allocated.
         bytes: The live bytes at each moment of the process.
         blocks: The number of live blocks at each moment.
-        kind: What the bytes say.
+        requested_bytes: What the program asked for of these.
+        kind: What the requested bytes say. The allocator may give a request a larger block one time than another.
     """
 
     process: Process
@@ -52,6 +54,7 @@ class StackGrowth:
     stack: CallStack
     bytes: tuple[int, ...]
     blocks: tuple[int, ...]
+    requested_bytes: tuple[int, ...]
     kind: GrowthKind
 
     @property
@@ -66,8 +69,8 @@ class StackGrowth:
 
     @property
     def grew_last(self) -> bool:
-        """Whether the bytes grew in the last interval."""
-        return len(self.bytes) > 1 and self.bytes[-1] > self.bytes[-2]
+        """Whether the requested bytes grew in the last interval."""
+        return len(self.requested_bytes) > 1 and self.requested_bytes[-1] > self.requested_bytes[-2]
 
 
 def classify(values: Sequence[int]) -> GrowthKind:
@@ -87,15 +90,26 @@ def stack_growths(series: Series) -> Iterable[StackGrowth]:
     for device in series.devices:
         totals = [_by_stack(snapshot, device) for snapshot in series.snapshots]
         for stack in dict.fromkeys(stack for total in totals for stack in total):
-            pairs = [total.get(stack, (0, 0)) for total in totals]
-            sizes, blocks = tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs)
-            yield StackGrowth(series.process, device, stack, sizes, blocks, classify(sizes))
+            sizes, blocks, requested = zip(*(total.get(stack, _NOTHING) for total in totals), strict=True)
+            yield StackGrowth(series.process, device, stack, sizes, blocks, requested, classify(requested))
 
 
-def _by_stack(snapshot: Snapshot, device: int) -> dict[CallStack, tuple[int, int]]:
-    """Live bytes and blocks of each call stack."""
-    totals: dict[CallStack, tuple[int, int]] = {}
+class _Total(NamedTuple):
+    """Live memory of one call stack at one moment."""
+
+    bytes: int
+    blocks: int
+    requested_bytes: int
+
+
+_NOTHING = _Total(0, 0, 0)
+
+
+def _by_stack(snapshot: Snapshot, device: int) -> dict[CallStack, _Total]:
+    totals: dict[CallStack, _Total] = {}
     for block in snapshot.live_blocks(device):
-        size, count = totals.get(block.stack, (0, 0))
-        totals[block.stack] = (size + block.bytes, count + 1)
+        total = totals.get(block.stack, _NOTHING)
+        totals[block.stack] = _Total(
+            total.bytes + block.bytes, total.blocks + 1, total.requested_bytes + block.requested_bytes
+        )
     return totals

@@ -74,10 +74,15 @@ def _cut(name: str) -> str:
 
 
 def title(stack: CallStack) -> str:
-    """One line: the innermost frame of the program, such as "images.py:88 to_gpu"."""
+    """One line: the innermost frame of the program and its caller, such as "images.py:88 to_gpu < server.py:10 main"."""
     frames = own_frames(stack)
     if not frames:
         return stack.origin.value
     if stack.origin is Origin.NATIVE:
         return f"C++: {frames[0].name}"
-    return f"{os.path.basename(frames[0].filename)}:{frames[0].line} {frames[0].name}"
+    inner, *callers = frames
+    text = f"{os.path.basename(inner.filename)}:{inner.line} {inner.name}"
+    if callers:
+        file = "" if callers[0].filename == inner.filename else os.path.basename(callers[0].filename)
+        text += f" < {file}:{callers[0].line} {callers[0].name}"
+    return text

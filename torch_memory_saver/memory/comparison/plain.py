@@ -59,6 +59,7 @@ def _growths(growths: Sequence[StackGrowth]) -> list[dict[str, Any]]:
             "stack": stack_as_dict(growth.stack),
             "bytes": list(growth.bytes),
             "blocks": list(growth.blocks),
+            "requested_bytes": list(growth.requested_bytes),
             "growth": growth.growth,
         }
         for growth in growths

@@ -175,7 +175,7 @@ class _Table:
             prefix = f"{indent}{'by ' if number else 'at '}"
             yield self._fit(prefix, f"C++ {frame.name}") if native else self._frame(prefix, frame)
         rest = len(own) - _FRAMES
-        folded = [f"{rest} more frames of the program"] if rest > 0 and not native else []
+        folded = [f"{_count(rest, 'more frame')} of the program"] if rest > 0 and not native else []
         folded += [f"C++ frames: {stack.native_frames}"] if stack.native_frames else []
         if folded:
             yield f"{indent}({', '.join(folded)})"

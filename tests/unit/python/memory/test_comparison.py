@@ -360,3 +360,17 @@ def test_the_devices_of_a_process_are_apart() -> None:
     results = compare(*snapshots)
     assert [usage.device for usage in results.processes] == [0, 1]
     assert [leak.device for leak in results.leaks] == [0]
+
+
+def test_a_larger_block_for_the_same_request_is_no_growth() -> None:
+    allocator, snapshots = CachingAllocator(), []
+    for cached in (16 * MIB, 14 * MIB, 14 * MIB):
+        allocator.free(allocator.alloc(cached, BURST))
+        kept = allocator.alloc(27 * MIB // 2, LEAK)  # a rest of up to 1 MiB is not split off
+        snapshots.append(parse(allocator.snapshot(), ""))
+        allocator.free(kept)
+        allocator.empty_cache()
+    (growth,) = compare(*snapshots).growths
+    assert growth.bytes == (27 * MIB // 2, 14 * MIB, 14 * MIB)
+    assert growth.requested_bytes == (27 * MIB // 2,) * 3
+    assert growth.kind is GrowthKind.STEADY

@@ -105,7 +105,7 @@ def test_text_like_a_placeholder_stays() -> None:
 def test_the_findings_are_in_the_data() -> None:
     data = data_of(comparison().html())
     (leak,) = data["leaks"]
-    assert data["stacks"][leak["stack"]]["title"] == "images.py:88 to_gpu"
+    assert data["stacks"][leak["stack"]]["title"] == "images.py:88 to_gpu < main.py:10 main"
     assert data["stacks"][leak["stack"]]["leak"] is True
     assert [stack["leak"] for stack in data["stacks"]].count(True) == 1
     assert [view["where"] for view in data["views"]] == ["engine, pid 7, device 0"]
@@ -221,6 +221,6 @@ def test_in_a_browser(tmp_path: Path, hostile: bool) -> None:
     assert elements.texts["title"] == ["Memory snapshots compared"]
     assert "Uncaught" not in done.stderr
     assert "img" not in elements.names
-    assert "images.py:88 to_gpu</button>" in done.stdout
+    assert "images.py:88 to_gpu &lt; main.py:10 main</button>" in done.stdout
     assert elements.names.count("canvas") == 2
     assert (HOSTILE.replace("<", "&lt;").replace(">", "&gt;") in done.stdout) == hostile
