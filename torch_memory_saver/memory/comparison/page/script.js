@@ -91,7 +91,7 @@ function select(number) {
     const facts = [];
     if (stack.leak) facts.push("Its live bytes grew in every interval.");
     if (stack.native && stack.frames.length) facts.push(`C++ frames: ${stack.native}.`);
-    if (stack.frames.length) facts.push("The innermost call comes first; calls of the program are dark.");
+    if (stack.frames.length) facts.push("The innermost call comes first; calls of the program stand out.");
     byId("stack-facts").textContent = facts.join(" ");
     byId("stack-frames").replaceChildren(
       ...stack.frames.map((frame) => {
@@ -194,15 +194,15 @@ function showTables() {
   byId("processes").append(
     table(
       "Memory of each process and device",
-      "MiB, at each moment. Those that leak come first.",
-      ["Process", "Allocated", "Reserved", "Reserved − allocated", "Held by few live bytes", ...(paused ? ["Paused"] : [])],
+      "MiB, at each moment. Those that leak come first. Held: free bytes of segments that few live bytes keep.",
+      ["Process", "Allocated", "Reserved", "Reserved − allocated", "Held at the end", ...(paused ? ["Paused at the end"] : [])],
       data.processes.map((row) => [
         textCell(row.where),
         path(row.allocated),
         path(row.reserved),
         path(row.unused),
-        path(row.held),
-        ...(paused ? [path(row.paused)] : []),
+        path(row.held.slice(-1)),
+        ...(paused ? [path(row.paused.slice(-1))] : []),
       ]),
     ),
   );
@@ -286,8 +286,10 @@ function interact(canvas, find, step) {
     context.strokeStyle = palette.text;
     context.lineWidth = 2;
     context.strokeRect(...found.frame);
-    const box = canvas.getBoundingClientRect();
     const [left, top, width, height] = found.frame;
+    const frame = canvas.parentElement;
+    frame.scrollTop = Math.min(top, Math.max(frame.scrollTop, top + height - frame.clientHeight));
+    const box = canvas.getBoundingClientRect();
     tell(found.text, box.left + left + Math.min(width, 40), box.top + top + Math.min(height, 20));
   });
 }
