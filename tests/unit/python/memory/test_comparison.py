@@ -176,16 +176,18 @@ def test_a_position_is_the_bytes_allocated_before() -> None:
 
 def test_blocks_without_an_event_are_the_oldest_and_keep_their_order() -> None:
     allocator = CachingAllocator(max_entries=6)
-    large = allocator.alloc(12 * MIB, MAIN)
+    freed = allocator.alloc(12 * MIB, MAIN)
     small = [allocator.alloc(KIB, BURST) for _ in range(2)]
+    allocator.free(freed)
+    large = allocator.alloc(12 * MIB, MAIN)  # younger, at a lower address
     before = parse(allocator.snapshot(), "")
     for _ in range(4):
         allocator.free(allocator.alloc(2 * KIB, BURST))  # the history has no room for older events
     late = allocator.alloc(KIB, LEAK)
     after = parse(allocator.snapshot(), "")
     orders = allocation_orders([before, after], 0)
-    assert [block.address for block in orders[0]] == [large, *small]
-    assert [block.address for block in orders[1]] == [large, *small, late]
+    assert [block.address for block in orders[0]] == [*small, large]
+    assert [block.address for block in orders[1]] == [*small, large, late]
     alone = allocation_orders([after], 0)[0]
     assert [block.address for block in alone] == [*sorted([large, *small]), late]
 

@@ -1,0 +1,119 @@
+"""Bugs in the comparison of memory snapshots: loading, growth, drift, fragmentation, and what the page lets run."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+_SOURCES = "torch_memory_saver/memory/"
+_TESTS = "tests/unit/python/memory/"
+_COMPARISON = _TESTS + "test_comparison.py::"
+_LOADING = _TESTS + "test_loading.py::"
+_PAGE = _TESTS + "test_comparison_page.py::"
+
+MUTANTS = (
+    Mutant(
+        "a-snapshot-file-runs-functions",
+        _SOURCES + "loading.py",
+        'raise _RefusedGlobal(f"{module}.{name}")',
+        "return super().find_class(module, name)",
+        (_LOADING + "test_a_function_is_not_called", _LOADING + "test_every_class_is_refused"),
+    ),
+    Mutant(
+        "the-oldest-stack-of-a-block-of-pytorch-2-0",
+        _SOURCES + "parsing.py",
+        'row["history"][0]',
+        'row["history"][-1]',
+        (_LOADING + "test_a_snapshot_of_pytorch_2_0",),
+    ),
+    Mutant(
+        "cpp-frames-make-another-stack",
+        _SOURCES + "parsing.py",
+        "python = tuple(frame for frame in frames if not _is_native(frame))",
+        "python = tuple(frames)",
+        (_LOADING + "test_cpp_frames_are_folded", _TESTS + "test_comparison_table.py::test_cpp_frames_are_counted"),
+    ),
+    Mutant(
+        "growth-in-one-interval-is-a-leak",
+        _SOURCES + "comparison/growth.py",
+        "if all(change > 0 for change in changes)",
+        "if any(change > 0 for change in changes)",
+        (
+            _COMPARISON + "test_a_cache_that_fills_and_stops_is_a_warm_up",
+            _COMPARISON + "test_state_that_is_made_lazily_is_a_warm_up",
+            _TESTS + "test_recorded_snapshots.py",
+            "torch:tests/gpu/test_memory_compare.py::test_only_the_leak_is_a_leak",
+        ),
+    ),
+    Mutant(
+        "larger-blocks-are-growth",
+        _SOURCES + "comparison/growth.py",
+        "classify(requested)",
+        "classify(sizes)",
+        (_COMPARISON + "test_a_larger_block_for_the_same_request_is_no_growth",),
+    ),
+    Mutant(
+        "blocks-without-an-event-are-the-youngest",
+        _SOURCES + "comparison/timeline.py",
+        "return 2, event",
+        "return -1, event",
+        (_COMPARISON + "test_blocks_without_an_event_are_the_oldest_and_keep_their_order",),
+    ),
+    Mutant(
+        "blocks-that-lost-their-event-lie-by-address",
+        _SOURCES + "comparison/timeline.py",
+        "return (1, block.address) if place is None else (0, place)",
+        "return 1, block.address",
+        (_COMPARISON + "test_blocks_without_an_event_are_the_oldest_and_keep_their_order",),
+    ),
+    Mutant(
+        "a-block-drifts-that-rose-once",
+        _SOURCES + "comparison/drift.py",
+        "if all(before.below < after.below",
+        "if all(before.below <= after.below",
+        (_COMPARISON + "test_a_program_without_problems", _COMPARISON + "test_blocks_that_stay_do_not_drift"),
+    ),
+    Mutant(
+        "cached-segments-are-held",
+        _SOURCES + "comparison/fragmentation.py",
+        "and 0 < segment.live_bytes < HELD_SHARE",
+        "and segment.live_bytes < HELD_SHARE",
+        (_COMPARISON + "test_reserved_memory_that_grows_alone_is_fragmentation",),
+    ),
+    Mutant(
+        "paused-segments-are-fragmented",
+        _SOURCES + "comparison/fragmentation.py",
+        "[segment for segment in segments if not segment.paused and",
+        "[segment for segment in segments if",
+        (_COMPARISON + "test_paused_segments_hold_no_memory",),
+    ),
+    Mutant(
+        "moments-in-the-order-of-their-letters",
+        _SOURCES + "comparison/processes.py",
+        "_files(path)), key=_natural)",
+        "_files(path)))",
+        (_COMPARISON + "test_folders_are_read_in_the_order_of_their_numbers",),
+    ),
+    Mutant(
+        "text-of-a-snapshot-ends-the-data",
+        _SOURCES + "comparison/page/document.py",
+        'data.replace("<", "\\\\u003c")',
+        "data",
+        (_PAGE + "test_text_of_a_snapshot_is_never_markup",),
+    ),
+    Mutant(
+        "the-table-on-the-page-is-markup",
+        _SOURCES + "comparison/page/document.py",
+        "html.escape(comparison.table(_TABLE_WIDTH))",
+        "comparison.table(_TABLE_WIDTH)",
+        (_PAGE + "test_text_of_a_snapshot_is_never_markup",),
+    ),
+    Mutant(
+        "any-script-may-run-on-the-page",
+        _SOURCES + "comparison/page/document.py",
+        "script-src {_hash(script)}",
+        "script-src 'unsafe-inline'",
+        (_PAGE + "test_the_policy_lets_only_the_page_s_own_code_run",),
+    ),
+)
