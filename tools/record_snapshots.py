@@ -2,13 +2,13 @@
 
     python tools/record_snapshots.py DIRECTORY
 
-The program leaks small blocks between large ones, makes the state of Adam in its second step, fills a cache and stops, lets small
-blocks hold segments from its first step on, and loads blocks anew in each step. After each step it writes
-DIRECTORY/step-00000N/trainer.pickle. It needs PyTorch with a GPU and, for managed memory, torch_memory_saver; without that it
-writes PyTorch's own snapshots.
+The program leaks small blocks between large ones, makes the state of Adam in its second step, fills a cache and stops,
+lets small blocks hold segments from its first step on, and loads blocks anew in each step. After each step it writes
+DIRECTORY/step-00000N/trainer.pickle. It needs PyTorch with a GPU and, for managed memory, torch_memory_saver; without
+that it writes PyTorch's own snapshots.
 
-The paths of this machine do not stay in the files: a frame of an installed package begins with /site-packages/, one of this file
-with /program/.
+The paths of this machine do not stay in the files: a frame of an installed package begins with /site-packages/, one of
+this file with /program/.
 """
 
 from __future__ import annotations
@@ -36,10 +36,9 @@ HELD_SEGMENTS, BURST_BYTES, KEPT_BYTES = 16, 9 * MIB, 5 * MIB // 4
 OFFLOADED_BLOCKS, OFFLOADED_BYTES = 2, 32 * MIB
 WIDTH = 1024
 
-try:
+saver: Any = None
+with contextlib.suppress(ImportError):
     from torch_memory_saver import torch_memory_saver as saver
-except ImportError:
-    saver = None
 
 
 def numbers(size: int) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""Guards the comparison of recorded snapshots (tests/data/memory_snapshots): the planted problems are found in each recording."""
+"""Guards the comparison of recorded snapshots (tests/data/memory_snapshots): the planted problems are found in each
+recording."""
 
 from __future__ import annotations
 

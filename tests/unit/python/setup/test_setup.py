@@ -222,6 +222,16 @@ def test_version_has_one_source() -> None:
 
 
 @needs_source_tree
+def test_the_package_has_the_files_of_the_page(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools", reason="needs setuptools")
+    command = [sys.executable, "setup.py", "-q", "egg_info", "-e", str(tmp_path), "build_py", "-d", str(tmp_path / "lib")]
+    subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, timeout=120)
+    page = Path("torch_memory_saver", "memory", "comparison", "page")
+    sources = {path.name for path in (REPOSITORY / page).iterdir() if path.is_file()}
+    assert {"template.html", "style.css", "script.js"} <= sources
+    assert sources - {path.name for path in (tmp_path / "lib" / page).iterdir()} == set()
+
+
 def test_source_distribution_has_all_files_for_building_and_testing(tmp_path: Path) -> None:
     pytest.importorskip("setuptools", reason="needs setuptools")
     tree = tmp_path / "tree"
@@ -232,7 +242,7 @@ def test_source_distribution_has_all_files_for_building_and_testing(tmp_path: Pa
     (archive,) = (tmp_path / "dist").iterdir()
     with tarfile.open(archive) as opened:
         packed = {name.partition("/")[2] for name in opened.getnames()}
-    endings = (".c", ".h", ".map", ".py", ".pyi", ".md", ".toml", ".in", ".json", ".txt")
+    endings = (".c", ".h", ".map", ".py", ".pyi", ".md", ".toml", ".in", ".json", ".txt", ".html", ".css", ".js", ".pickle")
     present = {str(path.relative_to(tree)) for path in tree.rglob("*") if path.is_file() and path.name.endswith(endings)}
     present = {path for path in present if not path.startswith(".") and ".egg-info" not in path}
     assert len(present) > 50
