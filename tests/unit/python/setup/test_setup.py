@@ -228,7 +228,7 @@ def test_the_package_has_the_files_of_the_page(tmp_path: Path) -> None:
     subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, timeout=120)
     page = Path("torch_memory_saver", "memory", "comparison", "page")
     sources = {path.name for path in (REPOSITORY / page).iterdir() if path.is_file()}
-    assert {"template.html", "style.css", "script.js"} <= sources
+    assert {"template.html", "style.css", "tables.js", "pictures.js"} <= sources
     assert sources - {path.name for path in (tmp_path / "lib" / page).iterdir()} == set()
 
 

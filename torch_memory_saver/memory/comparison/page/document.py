@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["page"]
 
+#: In this order they are one script.
+_SCRIPTS = ("tables.js", "pictures.js")
 #: Rows of each table.
 _MOST_ROWS = 40
 #: Devices of processes, and moments of each, that have pictures.
@@ -46,7 +48,7 @@ def page(comparison: Comparison, series: Sequence[Series]) -> str:
         comparison: The results.
         series: What was compared.
     """
-    script, style = _file("script.js"), _file("style.css")
+    script, style = "".join(map(_file, _SCRIPTS)), _file("style.css")
     data = json.dumps(_data(comparison, series), separators=(",", ":"), ensure_ascii=True)
     parts = {
         "POLICY": f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}",
