@@ -25,7 +25,7 @@ class Comparison:
         processes: The memory of each process and device. Those that leak come first, by bytes; then those with
             fragmentation.
         growths: Every call stack of every process and device, the largest growth first.
-        drifts: Blocks that rise in the active-memory timeline.
+        drifts: Blocks that rise in the active-memory timeline; of each device the 50 kinds of most bytes.
         fragmentation: Devices of processes whose unused memory is a finding.
         notes: What the reader should know of the input: processes that a moment lacks, recording that was off.
     """

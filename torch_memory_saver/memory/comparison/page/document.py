@@ -31,6 +31,7 @@ __all__ = ["page"]
 _SCRIPTS = ("tables.js", "pictures.js")
 #: Rows of each table.
 _MOST_ROWS = 40
+_MOST_DRIFTS = 12
 #: Devices of processes, and moments of each, that have pictures.
 _MOST_VIEWS = 8
 _MOST_MOMENTS = 5
@@ -84,7 +85,7 @@ def _data(comparison: Comparison, series: Sequence[Series]) -> dict[str, Any]:
         "leaks": _growths(comparison.leaks, numbers),
         "warmUps": _growths(comparison.warm_ups, numbers),
         "grown": _growths(comparison.grown, numbers),
-        "drifts": [_drift(drift, numbers) for drift in comparison.drifts[:_MOST_ROWS]],
+        "drifts": [_drift(drift, numbers) for drift in comparison.drifts[:_MOST_DRIFTS]],
         "fragmentation": [_fragmentation(found, numbers) for found in comparison.fragmentation],
         "views": views,
         **numbers.data(),
@@ -94,7 +95,7 @@ def _data(comparison: Comparison, series: Sequence[Series]) -> dict[str, Any]:
 def _told(comparison: Comparison) -> Iterable[CallStack]:
     """The stacks that have a number: those of the tables, then those of most bytes."""
     yield from (growth.stack for growth in comparison.leaks[:_MOST_ROWS])
-    for drift in comparison.drifts[:_MOST_ROWS]:
+    for drift in comparison.drifts[:_MOST_DRIFTS]:
         yield drift.stack
         yield from (stack for stack, _ in drift.below)
     yield from (holder.stack for found in comparison.fragmentation for holder in found.holders)
@@ -125,9 +126,11 @@ def _left_out(comparison: Comparison) -> Iterable[str]:
         yield f"Pictures show the first {_MOST_VIEWS} of {len(comparison.processes)} devices of processes in the table."
     if len(comparison.moments) > _MOST_MOMENTS:
         yield f"Pictures show {_MOST_MOMENTS} of {len(comparison.moments)} moments."
-    for name, rows in (("leaks", comparison.leaks), ("warm-ups", comparison.warm_ups), ("drifts", comparison.drifts)):
+    for name, rows in (("leaks", comparison.leaks), ("warm-ups", comparison.warm_ups), ("grown stacks", comparison.grown)):
         if len(rows) > _MOST_ROWS:
             yield f"The table of {name} has the first {_MOST_ROWS} of {len(rows)}."
+    if len(comparison.drifts) > _MOST_DRIFTS:
+        yield f"The table of drifts has the {_MOST_DRIFTS} of most bytes."
 
 
 def _view(series: Series, usage: DeviceUsage, numbers: StackNumbers) -> dict[str, Any]:
