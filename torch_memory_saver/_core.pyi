@@ -30,6 +30,9 @@ HOST_RELEASE: Final[int]
 HOST_POOL: Final[int]
 HOST_RETAIN: Final[int]
 
+#: What guard mode shows in place of contents.
+GUARD_BYTE: Final = 0xFF
+
 STATE_ACTIVE: Final[int]
 STATE_PAUSING: Final[int]
 STATE_PAUSED: Final[int]
@@ -195,6 +198,10 @@ def set_host_policy(policy: int) -> None:
     """What happens to host memory after a resume if neither the call nor the region sets it: one of HOST_*."""
 
 def get_host_policy() -> int: ...
+def set_guard(on: bool) -> None:
+    """Guard mode, for the pauses and resumes that begin afterwards."""
+
+def get_guard() -> bool: ...
 def close() -> None:
     """At exit: no thread of the library calls the driver after this."""
 

@@ -92,6 +92,16 @@ static uint64_t api_get_memory_margin(void) {
     return state ? atomic_load(&state->saver.memory_margin_bytes) : 0;
 }
 
+static void api_set_guard(int32_t on) {
+    tms_state_t *state = tms_state(NULL);
+    if (state) atomic_store(&state->saver.guard.on, on != 0);
+}
+
+static int32_t api_get_guard(void) {
+    tms_state_t *state = tms_state(NULL);
+    return state && atomic_load(&state->saver.guard.on);
+}
+
 static int32_t api_get_host_policy(void) {
     tms_state_t *state = tms_state(NULL);
     return state ? atomic_load(&state->saver.host_policy) : TMS_HOST_RELEASE;
@@ -341,6 +351,8 @@ const tms_api_t *tms_get_api(uint32_t version) {
         .capture_begun = api_capture_begun,
         .export_memory = api_export_memory,
         .listen_devices = api_listen_devices,
+        .set_guard = api_set_guard,
+        .get_guard = api_get_guard,
     };
     return version == TMS_API_VERSION ? &api : NULL;
 }

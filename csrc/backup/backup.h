@@ -137,7 +137,7 @@ typedef struct tms_backup_operations {
     void (*after_fork_in_child)(void *store);
 } tms_backup_operations_t;
 
-/* Whether a resume with `zero` zeroes part of the segment. */
+/* Whether a resume brings part of the segment back without contents. */
 static inline bool tms_backup_lacks_contents(const tms_backup_t *backup) {
     return !backup->saved || backup->held.bytes < backup->bytes;
 }

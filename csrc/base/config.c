@@ -23,6 +23,7 @@
     X(TEXT, "TMS_DISK_BACKUP_DIR", "TMPDIR", disk_backup_directory, "/tmp", "a directory")                                  \
     X(MEGABYTES, "TMS_DISK_BACKUP_CHUNK_MB", NULL, disk_backup_chunk_bytes, "256", "a whole number from 1 to 2^40")         \
     X(TEXT, "TMS_LOCK_DIR", NULL, lock_directory, "", "a directory")                                                        \
+    X(BOOL, "TMS_GUARD", NULL, guard, "0", BOOL_ALLOWED)                                                                    \
     X(TEXT, "TMS_CUDA_DRIVER", NULL, driver_path, "libcuda.so.1", "a library's path or name")
 
 #define BOOL_ALLOWED "1, true, yes, 0, false or no"

@@ -38,6 +38,8 @@ typedef struct tms_config {
     char *lock_directory;             /* TMS_LOCK_DIR: where `resume(exclusive=True)` keeps one lock file for each GPU.
                                          Unset means `/tmp/torch_memory_saver-<uid>`. All processes that take turns use the
                                          same directory and belong to the same user */
+    bool guard;                       /* TMS_GUARD: guard mode, for debugging: paused memory reads as 0xFF, and so does what
+                                         is resumed without contents */
     char *driver_path;                /* TMS_CUDA_DRIVER: the CUDA driver library to load */
     int log_level;                    /* TMS_LOG_LEVEL: what is logged on stderr, in any case of letters. `info` adds a line
                                          for each pause and resume, `debug` also what is otherwise logged once and then

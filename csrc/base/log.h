@@ -29,7 +29,8 @@ typedef enum tms_log_level {
     X(NO_PEER_ACCESS, "other devices were not given access")                                                                \
     X(NOT_RELAXED, "a driver call of ours may have broken a stream capture of another thread")                              \
     X(ANOTHER_FAILED, "one of several devices could not be waited for")                                                     \
-    X(CONTEXT_KEPT, "a reference to the device's context was not given back")
+    X(CONTEXT_KEPT, "a reference to the device's context was not given back")                                               \
+    X(NOT_GUARDED, "paused addresses have no guard page")
 
 typedef enum tms_log_cause {
 #define TMS_LOG_CAUSE(name, text) TMS_LOG_##name,

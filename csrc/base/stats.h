@@ -11,6 +11,7 @@ typedef struct tms_stats {
     _Atomic uint64_t allocations_total, frees_total;
     _Atomic uint64_t resident_bytes, paused_bytes;
     _Atomic uint64_t pauses_total, resumes_total, failures_total;
+    _Atomic uint64_t guarded_bytes, guard_failures_total;
 } tms_stats_t;
 
 static inline void tms_stats_add(_Atomic uint64_t *counter, uint64_t amount) {

@@ -108,6 +108,9 @@ void tms_saver_counters(tms_saver_t *saver, tms_counters_t *counters) {
         .quarantined_other =
             tms_quarantine_held(&saver->quarantine, TMS_QUARANTINE_OTHER) + tms_devices_unreleased(saver->devices),
         .visible_captures = (uint64_t)tms_capture_visible(&saver->capture),
+        .guard = atomic_load(&saver->guard.on),
+        .guarded_bytes = tms_stats_read(&saver->stats.guarded_bytes),
+        .guard_failures_total = tms_stats_read(&saver->stats.guard_failures_total),
     };
     tms_backup_stores_count(&saver->stores, counters);
     pthread_mutex_lock(&saver->lock);

@@ -26,6 +26,7 @@ tms_status_t tms_saver_init(tms_saver_t *saver, const tms_config_t *config, tms_
     tms_registry_init(&saver->quarantined_ranges);
     tms_capture_init(&saver->capture);
     saver->callback_patience_seconds = TMS_CALLBACK_PATIENCE_SECONDS;
+    atomic_init(&saver->guard.on, config->guard);
     atomic_init(&saver->host_policy, config->retain_cpu_backup ? TMS_HOST_RETAIN : config->host_policy);
     return TMS_OK;
 

@@ -22,6 +22,7 @@
 #include "backup/stores.h"
 #include "base/descriptors.h"
 #include "base/stats.h"
+#include "core/guard.h"
 #include "core/segment.h"
 #include "core/transition/pendings.h"
 #include "device/capture.h"
@@ -62,6 +63,7 @@ typedef struct tms_saver {
     uint64_t exports;              /* exports made so far */
     uint64_t damaged;              /* segments in the registry that are DAMAGED */
     tms_peer_looks_t peers;
+    tms_guard_t guard;
 
     tms_pendings_t pendings; /* has its own lock */
     _Atomic uint64_t memory_margin_bytes;

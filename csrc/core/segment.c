@@ -28,13 +28,12 @@ tms_status_t tms_segment_unreserve(tms_segment_t *segment, const tms_driver_tabl
 }
 
 static tms_status_t set_access(tms_segment_t *segment, const tms_driver_table_t *driver, tms_device_mask_t devices,
-                               const tms_error_context_t *context, tms_error_t *error) {
+                               CUmemAccess_flags flags, const tms_error_context_t *context, tms_error_t *error) {
     CUmemAccessDesc access[TMS_MAX_DEVICES];
     size_t count = 0;
     for (int i = 0; i < TMS_MAX_DEVICES; i++) {
         if (!(devices >> i & 1)) continue;
-        access[count++] = (CUmemAccessDesc){.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = i},
-                                            .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+        access[count++] = (CUmemAccessDesc){.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = i}, .flags = flags};
     }
     return TMS_DRIVER_CALL(driver, context, error, cuMemSetAccess, tms_segment_address(segment),
                            tms_segment_reserved(segment), access, count);
@@ -60,7 +59,7 @@ tms_status_t tms_segment_populate(tms_segment_t *segment, const tms_driver_table
     status = TMS_DRIVER_CALL(driver, context, error, cuMemMap, tms_segment_address(segment), size, 0, segment->handle, 0);
     if (status != TMS_OK) goto undo;
     segment->mapped = true;
-    status = set_access(segment, driver, accessible, context, error);
+    status = set_access(segment, driver, accessible, CU_MEM_ACCESS_FLAGS_PROT_READWRITE, context, error);
     if (status != TMS_OK) goto undo;
     segment->accessible = accessible;
     return TMS_OK;
@@ -92,11 +91,42 @@ tms_status_t tms_segment_depopulate(tms_segment_t *segment, tms_quiesced_t quies
     return TMS_OK;
 }
 
+tms_status_t tms_segment_guard(tms_segment_t *segment, CUmemGenericAllocationHandle page, uint64_t page_bytes,
+                               tms_device_mask_t devices, const tms_driver_table_t *driver,
+                               const tms_error_context_t *context, tms_error_t *error) {
+    tms_status_t status = TMS_OK;
+    const uint64_t reserved = tms_segment_reserved(segment);
+    while (segment->guarded < reserved && status == TMS_OK) {
+        CUdeviceptr address = tms_segment_address(segment) + segment->guarded;
+        status = TMS_DRIVER_CALL(driver, context, error, cuMemMap, address, page_bytes, 0, page, 0);
+        if (status == TMS_OK) segment->guarded += page_bytes;
+    }
+    if (status == TMS_OK) status = set_access(segment, driver, devices, CU_MEM_ACCESS_FLAGS_PROT_READ, context, error);
+    if (status == TMS_OK)
+        segment->accessible = devices;
+    else /* no device has access yet; if undoing fails too, `guarded` records what is left */
+        (void)tms_segment_unguard(segment, tms_quiesced_never_handed_out(), driver, context, NULL);
+    return status;
+}
+
+tms_status_t tms_segment_unguard(tms_segment_t *segment, tms_quiesced_t quiesced, const tms_driver_table_t *driver,
+                                 const tms_error_context_t *context, tms_error_t *error) {
+    if (segment->guarded == 0) return TMS_OK;
+    if (!tms_quiesced_covers(quiesced, segment->accessible))
+        return tms_error_set(error, TMS_INVALID_STATE, context, "a device with access has not been synchronized");
+    tms_status_t status =
+        TMS_DRIVER_CALL(driver, context, error, cuMemUnmap, tms_segment_address(segment), segment->guarded);
+    if (status != TMS_OK) return status;
+    segment->guarded = 0;
+    segment->accessible = 0;
+    return TMS_OK;
+}
+
 tms_status_t tms_segment_share(tms_segment_t *segment, const tms_driver_table_t *driver, tms_device_mask_t peers,
                                const tms_error_context_t *context, tms_error_t *error) {
     tms_device_mask_t missing = peers & ~segment->accessible;
     if (!missing) return TMS_OK;
-    tms_status_t status = set_access(segment, driver, missing, context, error);
+    tms_status_t status = set_access(segment, driver, missing, CU_MEM_ACCESS_FLAGS_PROT_READWRITE, context, error);
     if (status == TMS_OK) segment->accessible |= missing;
     return status;
 }

@@ -31,7 +31,8 @@ typedef struct tms_segment {
     CUmemGenericAllocationHandle handle;
     tms_descriptor_t exported;    /* of `handle`, once it has been exported (export.h); closed when the memory goes */
     uint64_t generation;          /* of that export: its number in the process */
-    tms_device_mask_t accessible; /* devices that have access now, owner included */
+    uint64_t guarded;             /* bytes from the start of the range at which a guard page is mapped (guard.h) */
+    tms_device_mask_t accessible; /* devices that have access to the memory or the guard page, owner included */
     tms_tag_t *tag;
     tms_backup_t backup;
     /* DAMAGED: the driver call that failed in the last repair, and its result; "" if unknown. */
@@ -69,6 +70,15 @@ tms_status_t tms_segment_populate(tms_segment_t *segment, const tms_driver_table
  * TMS_INVALID_STATE, with nothing changed, if a device with access is not quiesced. */
 tms_status_t tms_segment_depopulate(tms_segment_t *segment, tms_quiesced_t quiesced, const tms_driver_table_t *driver,
                                     const tms_error_context_t *context, tms_error_t *error);
+/* Maps the page, a handle of `page_bytes`, over the whole range, and lets `devices` read it. The segment must have no memory
+ * and no guard. On failure it is unchanged; if undoing failed too, `guarded` shows what is left. */
+tms_status_t tms_segment_guard(tms_segment_t *segment, CUmemGenericAllocationHandle page, uint64_t page_bytes,
+                               tms_device_mask_t devices, const tms_driver_table_t *driver,
+                               const tms_error_context_t *context, tms_error_t *error);
+/* Unmaps the guard page, if it is mapped. TMS_INVALID_STATE, with nothing changed, if a device that may read it is not
+ * quiesced. */
+tms_status_t tms_segment_unguard(tms_segment_t *segment, tms_quiesced_t quiesced, const tms_driver_table_t *driver,
+                                 const tms_error_context_t *context, tms_error_t *error);
 /* Grants access to devices of `peers` that lack it. */
 tms_status_t tms_segment_share(tms_segment_t *segment, const tms_driver_table_t *driver, tms_device_mask_t peers,
                                const tms_error_context_t *context, tms_error_t *error);

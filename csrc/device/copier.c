@@ -304,10 +304,10 @@ tms_status_t tms_copier_part_to_device(tms_copier_t *copier, CUdeviceptr address
 
 /* ---- the rest ---- */
 
-tms_status_t tms_copier_zero(tms_copier_t *copier, CUdeviceptr address, uint64_t bytes, const tms_error_context_t *context,
-                             tms_error_t *error) {
+tms_status_t tms_copier_fill(tms_copier_t *copier, CUdeviceptr address, uint64_t bytes, unsigned char value,
+                             const tms_error_context_t *context, tms_error_t *error) {
     copier->idle = false;
-    return TMS_DRIVER_CALL(copier->driver, context, error, cuMemsetD8Async, address, 0, bytes, copier->stream);
+    return TMS_DRIVER_CALL(copier->driver, context, error, cuMemsetD8Async, address, value, bytes, copier->stream);
 }
 
 tms_status_t tms_copier_queue_all(tms_copier_t *copier, tms_error_t *error) {

@@ -114,9 +114,9 @@ tms_status_t tms_copier_part_to_device(tms_copier_t *copier, CUdeviceptr address
                                        const tms_error_context_t *context, tms_error_t *error);
 /* Queues the gathered copies and those of the relays. Afterwards everything begun is done or in the stream. */
 tms_status_t tms_copier_queue_all(tms_copier_t *copier, tms_error_t *error);
-/* Queues zeros; later copies of this copier come after them. */
-tms_status_t tms_copier_zero(tms_copier_t *copier, CUdeviceptr address, uint64_t bytes, const tms_error_context_t *context,
-                             tms_error_t *error);
+/* Queues a fill with one byte; later copies of this copier come after it. */
+tms_status_t tms_copier_fill(tms_copier_t *copier, CUdeviceptr address, uint64_t bytes, unsigned char value,
+                             const tms_error_context_t *context, tms_error_t *error);
 /* tms_copier_queue_all, and waits for everything queued. A backup is valid, or may be discarded, only after this has
  * succeeded. */
 tms_status_t tms_copier_wait(tms_copier_t *copier, const tms_error_context_t *context, tms_error_t *error);

@@ -183,26 +183,29 @@ typedef struct tms_report {
 } tms_report_t;
 
 typedef struct tms_counters {
-    uint64_t allocations;         /* managed allocations alive, every state */
-    uint64_t allocations_total;   /* ever made */
-    uint64_t frees_total;         /* ever freed */
-    uint64_t resident_bytes;      /* physical bytes mapped now */
-    uint64_t paused_bytes;        /* reserved bytes without physical memory now */
-    uint64_t host_backup_bytes;   /* host memory held in backups now */
-    uint64_t disk_backup_bytes;   /* bytes of backup files now */
-    uint64_t pauses_total;        /* calls that succeeded */
-    uint64_t resumes_total;       /* calls that succeeded */
-    uint64_t failures_total;      /* pauses, resumes and allocations that failed */
-    uint64_t damaged;             /* allocations in state DAMAGED */
-    uint64_t quarantined_handles; /* physical allocations that the driver failed to release; retried by the next call */
-    uint64_t quarantined_ranges;  /* address ranges that the driver failed to free; retried likewise */
-    uint64_t deferred_frees;      /* frees that wait for the end of a stream capture, or for a device that could not be
-                                     synchronized */
-    uint64_t visible_captures;    /* stream captures known to be active */
-    uint64_t quarantined_host;    /* pieces of host memory that could not be released; retried likewise */
-    uint64_t quarantined_other;   /* streams, events, context references, files: likewise */
-    uint64_t host_resident_bytes; /* host memory in use: backups, pool, memory being released, backup files on a tmpfs */
-    uint64_t host_pooled_bytes;   /* part of it that is kept for later backups, without contents */
+    uint64_t allocations;          /* managed allocations alive, every state */
+    uint64_t allocations_total;    /* ever made */
+    uint64_t frees_total;          /* ever freed */
+    uint64_t resident_bytes;       /* physical bytes mapped now */
+    uint64_t paused_bytes;         /* reserved bytes without physical memory now */
+    uint64_t host_backup_bytes;    /* host memory held in backups now */
+    uint64_t disk_backup_bytes;    /* bytes of backup files now */
+    uint64_t pauses_total;         /* calls that succeeded */
+    uint64_t resumes_total;        /* calls that succeeded */
+    uint64_t failures_total;       /* pauses, resumes and allocations that failed */
+    uint64_t damaged;              /* allocations in state DAMAGED */
+    uint64_t quarantined_handles;  /* physical allocations that the driver failed to release; retried by the next call */
+    uint64_t quarantined_ranges;   /* address ranges that the driver failed to free; retried likewise */
+    uint64_t deferred_frees;       /* frees that wait for the end of a stream capture, or for a device that could not be
+                                      synchronized */
+    uint64_t visible_captures;     /* stream captures known to be active */
+    uint64_t quarantined_host;     /* pieces of host memory that could not be released; retried likewise */
+    uint64_t quarantined_other;    /* streams, events, context references, files: likewise */
+    uint64_t host_resident_bytes;  /* host memory in use: backups, pool, memory being released, backup files on a tmpfs */
+    uint64_t host_pooled_bytes;    /* part of it that is kept for later backups, without contents */
+    uint64_t guard;                /* 1: guard mode is on (set_guard) */
+    uint64_t guarded_bytes;        /* reserved bytes of paused allocations at which a guard page is mapped now */
+    uint64_t guard_failures_total; /* allocations that were paused without a guard page although guard mode was on */
 } tms_counters_t;
 
 /* How far a tag is paused. A torch pool whose memory may be paused must not be entered; see _torch/pools.py. */
@@ -223,6 +226,9 @@ typedef void (*tms_device_listener_t)(void *context, int32_t device);
 #define TMS_API_VERSION 2u
 
 enum { TMS_NO_SUCH_LEVEL = -1 }; /* of region_leave */
+
+/* What guard mode shows in place of contents: NaN in every floating type that has it. */
+enum { TMS_GUARD_BYTE = 0xFF };
 
 typedef struct tms_api {
     uint32_t version; /* TMS_API_VERSION of the library that holds the state */
@@ -336,6 +342,11 @@ typedef struct tms_api {
     /* From now on `listener` is called once for each device of `mask` on which torch allocates through the entry points
      * below. NULL: nothing is called any more. `close` also removes it. */
     tms_status_t (*listen_devices)(tms_device_listener_t listener, void *context, uint64_t mask, tms_error_t *error);
+
+    /* Guard mode, for the pauses and resumes that begin afterwards. A pause then maps a page of TMS_GUARD_BYTE read-only
+     * over the paused addresses, and a resume fills memory that comes back without contents with that byte. */
+    void (*set_guard)(int32_t on);
+    int32_t (*get_guard)(void);
 } tms_api_t;
 
 /* The table of the library that exports it, or NULL if that library does not support `version`. */

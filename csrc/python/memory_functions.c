@@ -71,6 +71,21 @@ PyObject *tms_py_get_retain_backup(PyObject *module, PyObject *unused) {
     return PyBool_FromLong(tms_py_api(module)->get_retain_backup());
 }
 
+PyObject *tms_py_set_guard(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
+    static const tms_py_signature_t signature = {"set_guard", 1, 1, {"on"}};
+    tms_py_call_t call;
+    bool on;
+
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_bool(&call, 0, &on)) return NULL;
+    tms_py_api(module)->set_guard(on);
+    Py_RETURN_NONE;
+}
+
+PyObject *tms_py_get_guard(PyObject *module, PyObject *unused) {
+    (void)unused;
+    return PyBool_FromLong(tms_py_api(module)->get_guard());
+}
+
 PyObject *tms_py_set_disk_directory(PyObject *module, PyObject *const *arguments, Py_ssize_t positional,
                                     PyObject *keywords) {
     static const tms_py_signature_t signature = {"set_disk_directory", 1, 1, {"path"}};

@@ -32,7 +32,8 @@ static const struct constant {
                  {"STATE_DAMAGED", TMS_SEGMENT_DAMAGED}, {"STATE_REPAIRING", TMS_SEGMENT_REPAIRING},
                  {"HOST_DEFAULT", TMS_HOST_DEFAULT},     {"HOST_RELEASE", TMS_HOST_RELEASE},
                  {"HOST_POOL", TMS_HOST_POOL},           {"HOST_RETAIN", TMS_HOST_RETAIN},
-                 {"API_VERSION", TMS_API_VERSION},       {"INTERFACE", TMS_PY_INTERFACE}};
+                 {"GUARD_BYTE", TMS_GUARD_BYTE},         {"API_VERSION", TMS_API_VERSION},
+                 {"INTERFACE", TMS_PY_INTERFACE}};
 
 static int add_constants(PyObject *module) {
     for (size_t index = 0; index < sizeof(constants) / sizeof(constants[0]); index++)

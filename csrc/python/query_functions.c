@@ -189,11 +189,12 @@ static const struct counter {
     size_t offset;
 } counters[] = {
 #define COUNTER(field) {#field, offsetof(tms_counters_t, field)}
-    COUNTER(allocations),        COUNTER(allocations_total),   COUNTER(frees_total),       COUNTER(resident_bytes),
-    COUNTER(paused_bytes),       COUNTER(host_backup_bytes),   COUNTER(disk_backup_bytes), COUNTER(pauses_total),
-    COUNTER(resumes_total),      COUNTER(failures_total),      COUNTER(damaged),           COUNTER(quarantined_handles),
-    COUNTER(quarantined_ranges), COUNTER(deferred_frees),      COUNTER(visible_captures),  COUNTER(quarantined_host),
-    COUNTER(quarantined_other),  COUNTER(host_resident_bytes), COUNTER(host_pooled_bytes),
+    COUNTER(allocations),        COUNTER(allocations_total),    COUNTER(frees_total),       COUNTER(resident_bytes),
+    COUNTER(paused_bytes),       COUNTER(host_backup_bytes),    COUNTER(disk_backup_bytes), COUNTER(pauses_total),
+    COUNTER(resumes_total),      COUNTER(failures_total),       COUNTER(damaged),           COUNTER(quarantined_handles),
+    COUNTER(quarantined_ranges), COUNTER(deferred_frees),       COUNTER(visible_captures),  COUNTER(quarantined_host),
+    COUNTER(quarantined_other),  COUNTER(host_resident_bytes),  COUNTER(host_pooled_bytes), COUNTER(guard),
+    COUNTER(guarded_bytes),      COUNTER(guard_failures_total),
 #undef COUNTER
 };
 enum { COUNTER_COUNT = sizeof(counters) / sizeof(counters[0]) };

@@ -5,42 +5,80 @@
 
 #include "core/captures.h"
 
+/* ---- guard pages ---- */
+
+void tms_saver_drop_guard(tms_saver_t *saver, int device) {
+    pthread_mutex_lock(&saver->lock);
+    tms_segment_t *page = tms_guard_drop(&saver->guard, device);
+    pthread_mutex_unlock(&saver->lock);
+    if (page) tms_saver_dispose(saver, page, tms_quiesced_never_handed_out());
+}
+
+/* The guard page is not mapped at the segment's addresses any more. */
+static void note_unguarded(tms_saver_t *saver, const tms_segment_t *segment, uint64_t bytes) {
+    if (bytes == 0) return;
+    tms_stats_subtract(&saver->stats.guarded_bytes, bytes);
+    tms_saver_drop_guard(saver, segment->device);
+}
+
+tms_status_t tms_saver_unguard(tms_saver_t *saver, tms_segment_t *segment, tms_quiesced_t quiesced,
+                               const tms_error_context_t *context, tms_error_t *error) {
+    const tms_driver_table_t *driver = atomic_load(&saver->devices->driver->table);
+    uint64_t bytes = segment->guarded;
+    tms_status_t status = tms_segment_unguard(segment, quiesced, driver, context, error);
+    if (status == TMS_OK) note_unguarded(saver, segment, bytes);
+    return status;
+}
+
 /* ---- quarantined segments ---- */
 
 /* Releases the memory and the address range of a segment. False: the segment's flags show what is left. */
 static bool release_memory(tms_saver_t *saver, tms_segment_t *segment, tms_quiesced_t quiesced, tms_error_t *error) {
     tms_error_context_t context = tms_saver_context("free", segment);
     const tms_driver_table_t *driver = atomic_load(&saver->devices->driver->table);
-    tms_status_t status = tms_segment_depopulate(segment, quiesced, driver, &context, error);
+    tms_status_t status = tms_saver_unguard(saver, segment, quiesced, &context, error);
+    if (status == TMS_OK) status = tms_segment_depopulate(segment, quiesced, driver, &context, error);
     if (status == TMS_OK) status = tms_segment_unreserve(segment, driver, &context, error);
     return status == TMS_OK || tms_driver_is_gone(error);
+}
+
+/* The range belongs to another segment now, with all that is mapped there. Returns the bytes that were guarded. */
+static uint64_t give_up_range(tms_segment_t *segment) {
+    uint64_t guarded = segment->guarded;
+    segment->has_range = segment->mapped = false;
+    segment->guarded = 0;
+    return guarded;
 }
 
 /* Adds the range of a segment to the quarantined ranges, and returns what the segment holds. If another allocation has the
  * range, the driver freed it although it reported a failure: the segment then gives up the range. */
 static tms_quarantine_mask_t quarantine_range(tms_saver_t *saver, tms_segment_t *segment) {
+    uint64_t guarded = 0;
     pthread_mutex_lock(&saver->lock);
     if (segment->has_range && tms_registry_overlapping(&saver->registry, segment->node.begin, segment->node.end))
-        segment->has_range = segment->mapped = false;
+        guarded = give_up_range(segment);
     if (segment->has_range) {
         tms_registry_insert(&saver->quarantined_ranges, &segment->node);
         segment->range_is_quarantined = true;
     }
     pthread_mutex_unlock(&saver->lock);
+    note_unguarded(saver, segment, guarded);
     return (segment->has_handle ? TMS_QUARANTINE_BIT(HANDLE) : 0) |
            (segment->range_is_quarantined ? TMS_QUARANTINE_BIT(RANGE) : 0);
 }
 
 /* Removes the range before a retry: once the driver has freed it, another thread may reserve it. */
 static void take_from_quarantine(tms_saver_t *saver, tms_segment_t *segment) {
+    uint64_t guarded = 0;
     pthread_mutex_lock(&saver->lock);
     if (segment->range_is_quarantined) {
         tms_registry_remove(&saver->quarantined_ranges, &segment->node);
         segment->range_is_quarantined = false;
     } else {
-        segment->has_range = segment->mapped = false; /* another segment owns it: tms_saver_claim_range */
+        guarded = give_up_range(segment); /* another segment owns it: tms_saver_claim_range */
     }
     pthread_mutex_unlock(&saver->lock);
+    note_unguarded(saver, segment, guarded);
 }
 
 static tms_quarantine_mask_t retry(tms_quarantined_t *node) {
@@ -107,7 +145,7 @@ void tms_saver_dispose(tms_saver_t *saver, tms_segment_t *segment, tms_quiesced_
 tms_use_t tms_saver_await_users(tms_saver_t *saver, const tms_segment_t *segment, tms_wait_t *wait, tms_quiesced_t *quiesced,
                                 tms_error_t *reason) {
     tms_error_context_t context = tms_saver_context("free", segment);
-    if (!segment->mapped) {
+    if (!segment->mapped && segment->guarded == 0) {
         *quiesced = tms_quiesced_never_handed_out();
         return TMS_UNUSED;
     }

@@ -15,14 +15,20 @@ void tms_saver_dispose(tms_saver_t *saver, tms_segment_t *segment, tms_quiesced_
  * or is cancelled (`wait`, which may be NULL), the free is deferred, unless the device is lost and so runs nothing. */
 void tms_saver_retire(tms_saver_t *saver, tms_segment_t *segment, tms_wait_t *wait);
 
-/* Whether the devices may still use a mapped segment. */
+/* Unmaps a segment's guard page (core/guard.h), if it is mapped, and drops the reference. On failure nothing changes. */
+tms_status_t tms_saver_unguard(tms_saver_t *saver, tms_segment_t *segment, tms_quiesced_t quiesced,
+                               const tms_error_context_t *context, tms_error_t *error);
+/* Drops a reference to a device's guard page, and disposes of the page if it was the last. */
+void tms_saver_drop_guard(tms_saver_t *saver, int device);
+
+/* Whether the devices may still use a mapped or guarded segment. */
 typedef enum tms_use {
     TMS_UNUSED,
     TMS_USED_UNTIL_CAPTURE_ENDS, /* devices must not be waited for before that */
     TMS_PERHAPS_IN_USE
 } tms_use_t;
-/* Waits for the devices that may still use a segment. *quiesced is written for TMS_UNUSED only. *reason is the failure to
- * wait. */
+/* Waits for the devices that may still use a segment or read its guard page. *quiesced is written for TMS_UNUSED only.
+ * *reason is the failure to wait. */
 tms_use_t tms_saver_await_users(tms_saver_t *saver, const tms_segment_t *segment, tms_wait_t *wait, tms_quiesced_t *quiesced,
                                 tms_error_t *reason);
 

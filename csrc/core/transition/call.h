@@ -23,6 +23,7 @@ typedef struct tms_transition_asked {
     tms_segment_state_t from, through, to;
     tms_tag_t **tags; /* those of the selection that exist; NULL: all */
     size_t tag_count;
+    bool guards; /* guard mode is on */
 } tms_transition_asked_t;
 
 /* The plan of one attempt. Reset by each attempt, except for `collectable`. */
@@ -42,6 +43,8 @@ typedef struct tms_transition_done {
     _Atomic uint64_t copied_bytes;  /* completed part of `total_bytes` */
     _Atomic uint64_t mapped_bytes;  /* by a resume */
     _Atomic tms_device_mask_t busy; /* devices that may still be copying after a failure */
+    tms_device_mask_t guard_pages;  /* devices of which the call holds a reference to the guard page */
+    tms_quiesced_t quiesced;        /* a resume: the devices that may have read the guarded segments on its list */
     bool damaged;                   /* an attempt has left a segment damaged, which another attempt would skip */
     tms_report_t report;
     tms_transition_notes_t notes;

@@ -2,6 +2,7 @@
 
 #include "core/allocation/retire.h"
 #include "core/transition/devices.h"
+#include "core/transition/guarding.h"
 #include "core/transition/transition.h"
 #include "core/turn.h"
 
@@ -138,8 +139,12 @@ static tms_status_t release(tms_transition_t *t, tms_quiesced_t quiesced, tms_er
     TMS_FOR_EACH(segment, t) {
         tms_error_t reason;
         tms_error_context_t context = tms_transition_context_of(t, segment);
+        const tms_device_mask_t devices = segment->accessible;
         tms_status_t status = tms_segment_depopulate(segment, quiesced, t->driver, &context, &reason);
-        if (status == TMS_OK) continue;
+        if (status == TMS_OK) {
+            tms_guarding_cover(t, segment, devices);
+            continue;
+        }
         if (refused++ == 0) {
             first_status = status;
             first = reason;
@@ -148,6 +153,7 @@ static tms_status_t release(tms_transition_t *t, tms_quiesced_t quiesced, tms_er
         tms_log_recurring(t->saver->log, TMS_LOG_DAMAGED, TMS_LOG_ERROR, &reason,
                           "The allocation is damaged; its address stays reserved.");
     }
+    tms_guarding_end(t);
     TMS_FOR_EACH(segment, t) tms_saver_release_lock(t->saver, segment);
     if (refused > 0 && error) {
         *error = first;

@@ -1,5 +1,6 @@
 #include "core/transition/restore.h"
 
+#include "core/transition/guarding.h"
 #include "core/transition/pending.h"
 
 /* ---- the order ---- */
@@ -39,9 +40,14 @@ void tms_restore_sort(tms_transition_t *t) {
     t->planned.end = NULL; /* nothing is appended any more */
 }
 
-/* Whether the segment needs a copy or zeroing. */
+/* Whether all of the segment is filled before its contents, if any, are copied. */
+static bool is_filled(const tms_transition_t *t, const tms_segment_t *segment) {
+    return (t->asked.selection->zero || t->asked.guards) && tms_backup_lacks_contents(&segment->backup);
+}
+
+/* Whether the segment needs a copy or a fill. */
 static bool is_copied(const tms_transition_t *t, const tms_segment_t *segment) {
-    return bytes_to_load(segment) > 0 || (t->asked.selection->zero && tms_backup_lacks_contents(&segment->backup));
+    return bytes_to_load(segment) > 0 || is_filled(t, segment);
 }
 
 /* ---- memory ---- */
@@ -97,8 +103,9 @@ static tms_status_t load(restoration_t *all, tms_segment_t *segment, tms_error_t
     tms_error_context_t context = tms_transition_context_of(t, segment);
     CUdeviceptr address = tms_segment_address(segment);
     tms_status_t status = TMS_OK;
-    if (t->asked.selection->zero && tms_backup_lacks_contents(&segment->backup))
-        status = tms_copier_zero(&all->copier, address, tms_segment_reserved(segment), &context, error);
+    if (is_filled(t, segment))
+        status = tms_copier_fill(&all->copier, address, tms_segment_reserved(segment),
+                                 t->asked.selection->zero ? 0 : TMS_GUARD_BYTE, &context, error);
     return status == TMS_OK ? tms_backup_load(&segment->backup, &t->saver->stores, &all->copier, address, &context, error)
                             : status;
 }
@@ -122,7 +129,8 @@ tms_status_t tms_restore_device(tms_transition_t *t, int device, tms_wait_t *wai
     tms_error_context_t context = tms_transition_context(t, device);
     bool copies = false, fits = true;
     TMS_FOR_EACH(segment, t) copies |= segment->device == device && is_copied(t, segment);
-    tms_status_t status = tms_devices_peers(t->saver->devices, device, &all.peers, &context, error);
+    tms_status_t status = tms_guarding_lift(t, device, error);
+    if (status == TMS_OK) status = tms_devices_peers(t->saver->devices, device, &all.peers, &context, error);
     if (status == TMS_OK && copies) status = find_fit(&all, &fits, error);
     /* If the memory does not suffice, mapping fails here, before anything is copied. */
     if (status == TMS_OK && (!copies || !fits)) status = restore_segments(&all, wait, error);

@@ -5,6 +5,7 @@
 #include "core/allocation/reclaim.h"
 #include "core/peers.h"
 #include "core/transition/devices.h"
+#include "core/transition/guarding.h"
 #include "core/transition/pending.h"
 #include "core/transition/restore.h"
 #include "core/transition/transition.h"
@@ -18,6 +19,8 @@
 typedef struct demand {
     tms_device_mask_t owners; /* including those of damaged segments, which may be repaired before the next attempt */
     uint64_t bytes[TMS_MAX_DEVICES];
+    uint64_t guarded[TMS_MAX_DEVICES];  /* how many of the segments are guarded */
+    uint64_t returned[TMS_MAX_DEVICES]; /* bytes of the guard page, if no other segment needs it */
 } demand_t;
 
 /* The device that lacks the most memory; `missing` is 0 if all have enough. */
@@ -39,6 +42,15 @@ static bool may_be_in_use(tms_transition_t *t, const tms_segment_t *segment) {
     return segment->mapped && (atomic_load(&t->done.busy) >> segment->device & 1);
 }
 
+/* Guards a segment again that stays PAUSED. */
+static void guard_again(tms_transition_t *t, tms_segment_t *segment) {
+    tms_error_context_t context = tms_transition_context_of(t, segment);
+    tms_device_mask_t peers = 0;
+    if (!t->asked.guards) return;
+    (void)tms_devices_peers(t->saver->devices, segment->device, &peers, &context, NULL); /* else only the owner reads */
+    tms_guarding_cover(t, segment, peers | (tms_device_mask_t)1 << segment->device);
+}
+
 static void undo(tms_transition_t *t) {
     const tms_quiesced_t quiesced = tms_quiesced_never_handed_out();
     TMS_FOR_EACH(segment, t) {
@@ -48,11 +60,15 @@ static void undo(tms_transition_t *t) {
             t->done.damaged = true;
             continue;
         }
-        if (tms_segment_depopulate(segment, quiesced, t->driver, &context, &reason) == TMS_OK) continue;
+        if (tms_segment_depopulate(segment, quiesced, t->driver, &context, &reason) == TMS_OK) {
+            guard_again(t, segment);
+            continue;
+        }
         t->done.damaged = true;
         tms_log_recurring(t->saver->log, TMS_LOG_DAMAGED, TMS_LOG_ERROR, &reason,
                           "This was to undo a failed resume: the allocation is damaged.");
     }
+    tms_guarding_end(t);
 }
 
 static void commit(tms_transition_t *t) {
@@ -66,11 +82,20 @@ static void commit(tms_transition_t *t) {
     }
 }
 
+/* Late reads of guarded memory may be in flight. Without guarded memory there is nothing to wait for. */
+static tms_status_t await_readers(tms_transition_t *t, tms_error_t *error) {
+    tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
+    if (t->planned.affected == 0) return TMS_OK;
+    return tms_quiesce(&t->wait, t->saver->devices, t->planned.affected, &t->done.quiesced, NULL, t->saver->log, &context,
+                       error);
+}
+
 static tms_status_t resume_all(tms_transition_t *t, tms_error_t *error) {
     TMS_FOR_EACH(segment, t) t->planned.total_bytes += tms_backup_held_bytes(&segment->backup);
     tms_pending_expect(t->pending, t->planned.incomplete ? 0 : t->planned.owners);
     tms_restore_sort(t);
-    tms_status_t status = tms_transition_on_devices(t, t->planned.owners, tms_restore_device, error);
+    tms_status_t status = await_readers(t, error);
+    if (status == TMS_OK) status = tms_transition_on_devices(t, t->planned.owners, tms_restore_device, error);
     if (status == TMS_FORKED) return status; /* in a forked child: the segments on the list belong to the parent */
     if (status == TMS_OK) {
         t->done.report.copied_bytes = t->planned.total_bytes;
@@ -97,6 +122,12 @@ static demand_t measure_demand(tms_transition_t *t) {
         bool selected = tms_transition_selects(t, segment);
         if (selected || tms_transition_skips_damaged(t, segment)) demand.owners |= (tms_device_mask_t)1 << segment->device;
         if (selected) demand.bytes[segment->device] += tms_segment_reserved(segment);
+        if (selected && segment->guarded > 0) demand.guarded[segment->device]++;
+    }
+    for (int device = 0; device < t->devices->count; device++) {
+        const tms_segment_t *page = t->saver->guard.of[device].page;
+        if (page && demand.guarded[device] == t->saver->guard.of[device].references)
+            demand.returned[device] = tms_segment_reserved(page);
     }
     pthread_mutex_unlock(&t->saver->lock);
     return demand;
@@ -111,6 +142,7 @@ static tms_status_t find_shortage(tms_transition_t *t, shortage_t *worst, tms_er
         if (!(demand.owners >> device & 1)) continue;
         tms_status_t status = tms_devices_memory(t->saver->devices, device, &free_bytes, &total_bytes, &context, error);
         if (status != TMS_OK) return status;
+        free_bytes += demand.returned[device];
         uint64_t missing = needed > free_bytes ? needed - free_bytes : 0;
         if (found.device != TMS_NO_DEVICE && missing <= found.missing) continue;
         found = (shortage_t){.device = device, .needed = needed, .free = free_bytes, .missing = missing};

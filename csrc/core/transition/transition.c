@@ -311,6 +311,7 @@ tms_status_t tms_transition_run(tms_transition_t *t, _Atomic uint64_t *successes
     bool asks = selection->interrupted || selection->on_progress;
     tms_wait_begin(&t->wait, asks ? poll : NULL, t, selection->timeout_seconds);
     t->planned.collectable = ~(tms_device_mask_t)0;
+    t->asked.guards = atomic_load(&t->saver->guard.on);
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     tms_status_t status = tms_turn_enter(&context, error);
     if (status == TMS_OK) {
