@@ -97,6 +97,8 @@ class Stats:
         host_resident_bytes: Host memory in use for backups: memory with contents, idle memory of the pool, and memory that
             is being released.
         host_pooled_bytes: The part of it that is idle in the pool (``host_memory="pool"``, ``reserve_host_memory``).
+        guard: Whether guard mode is on.
+        guarded_bytes: Paused addresses that show a page of 0xFF bytes now.
     """
 
     total: TagUsage
@@ -105,6 +107,8 @@ class Stats:
     counters: Mapping[str, int]
     host_resident_bytes: int = 0
     host_pooled_bytes: int = 0
+    guard: bool = False
+    guarded_bytes: int = 0
 
 
 def take_stats() -> Stats:
@@ -133,6 +137,8 @@ def take_stats() -> Stats:
         counters=counters,
         host_resident_bytes=counters["host_resident_bytes"],
         host_pooled_bytes=counters["host_pooled_bytes"],
+        guard=counters["guard"] != 0,
+        guarded_bytes=counters["guarded_bytes"],
     )
 
 

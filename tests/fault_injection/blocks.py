@@ -17,6 +17,7 @@ STATE_NAMES = {ACTIVE: "ACTIVE", PAUSING: "PAUSING", PAUSED: "PAUSED"}
 STATE_NAMES |= {RESUMING: "RESUMING", DAMAGED: "DAMAGED", REPAIRING: "REPAIRING"}
 
 DEVICES, DEVICE_MEMORY = 2, 512 << 20
+GUARD_PAGE = 2 << 20  # the granularity of the simulated GPU
 
 
 @functools.lru_cache(maxsize=64)
@@ -43,8 +44,8 @@ class Block:
     #: Where the contents are; where the last pause was to put them, and whether it asked which bytes are live.
     stored: int = NONE
     chosen: tuple[int, bool] = (NONE, False)
-    #: Whether the last resume was to zero memory without contents.
-    zeroed: bool = False
+    #: The byte with which the last resume was to fill memory without contents.
+    filler: int | None = None
     #: The contents of the last backup in host memory.
     saved: bytes | None = None
 
@@ -66,9 +67,9 @@ class Block:
 
     def becomes_active(self) -> None:
         self.paused = False
-        if not self.zeroed or (self.known and self.ranges == ((0, self.size),)):
+        if self.filler is None or (self.known and self.ranges == ((0, self.size),)):
             return
-        whole = bytearray(self.size)
+        whole = bytearray([self.filler]) * self.size
         for begin, end in self.ranges if self.known else ():
             whole[begin:end] = self.data[begin:end]
         self.data, self.known, self.ranges = bytes(whole), True, ((0, self.size),)

@@ -13,6 +13,7 @@ from blocks import (
     DAMAGED,
     DEVICES,
     DISK,
+    GUARD_PAGE,
     PAUSED,
     STATE_NAMES,
     Block,
@@ -115,6 +116,9 @@ class CheckedWorld(World):
         files = [path for path in self.directory.rglob("*.backup") if path.stat().st_size]
         for block in self.blocks.values():
             state, name = self.state(block), f"{block.tag}/{block.address:#x}"
+            if state == PAUSED and self.machine.is_read_only(block.device, block.address):
+                shown = self.machine.holds(block.address, bytes([core.GUARD_BYTE]) * block.size)
+                problems += [] if shown else [f"{name} shows other bytes than 0xFF"]
             if state == ACTIVE:
                 wrong = block.known and not self._holds(block, block.address)
                 problems += [f"contents of {name} are wrong"] if wrong else []
@@ -163,7 +167,10 @@ class CheckedWorld(World):
             problems.append(f"resident_bytes {counters['resident_bytes']}, really {reserved[ACTIVE]}")
         physical = sum(self.machine.physical_bytes(device) for device in range(DEVICES))
         waiting = any(counters[name] for name in ("quarantined_handles", *WAITING))
-        if not waiting and physical != counters["resident_bytes"]:
+        # A device has a guard page, and only then, if something is guarded there.
+        pages = physical - counters["resident_bytes"]
+        allowed = {GUARD_PAGE * count for count in range(1, DEVICES + 1)} if counters["guarded_bytes"] else {0}
+        if not waiting and pages not in allowed:
             problems.append(f"{physical} bytes of physical memory, and resident_bytes is {counters['resident_bytes']}")
         for tag in {block.tag for block in self.blocks.values()}:
             paused = sum(row.state != ACTIVE for row in rows if row.tag == tag)
@@ -294,6 +301,7 @@ class CheckedWorld(World):
         if set(self.states().values()) - {ACTIVE}:
             problems.append("a resume of everything left something paused")
         problems += self.check_contents()
+        self.guard(False)
         for block in list(self.blocks.values()):
             self.free(block)
         self.reclaim()

@@ -211,6 +211,12 @@ class Machine:
     def holds(self, address: int, data: bytes) -> bool:
         return bool(self.libc.memcmp(address, data, len(data)) == 0)
 
+    def is_read_only(self, device: int, address: int) -> bool:
+        """Whether the device may read, and not write, at this address."""
+        location, flags = (ctypes.c_int * 2)(1, device), ctypes.c_uint64()
+        self.driver.cuMemGetAccess(ctypes.byref(flags), location, ctypes.c_uint64(address))
+        return flags.value == 1
+
     def holdings(self, devices: int) -> dict[str, Any]:
         """Everything that could have leaked."""
         held: dict[str, Any] = {}

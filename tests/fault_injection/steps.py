@@ -58,8 +58,7 @@ class Steps(CheckedWorld):
             pending: list[Any] = []
             refused: list[BaseException] = []
             step.keeps = False
-            for block in self._chosen(tags):
-                block.zeroed = options.get("zero", False)
+            self.note_filler(tags, options.get("zero", False))
             fired, ended = self.machine.fired(), threading.Event()
             go_on = self.hold_copies() if stream else lambda: None
             # A failure before all copies are queued must wait for those that are.

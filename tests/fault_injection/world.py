@@ -46,6 +46,8 @@ class World:
     holds_copies: bool = False
     #: Calls are counted and may fail. The checks use the library only while this is False.
     armed: bool = False
+    #: Guard mode is on.
+    guards: bool = False
     #: Host memory may be kept for later.
     pools: bool = False
 
@@ -128,12 +130,15 @@ class World:
         host_policy: int = core.HOST_DEFAULT,
         zero: bool = False,
     ) -> None:
-        for block in self._chosen(tags):
-            block.zeroed = zero
+        self.note_filler(tags, zero)
         try:
             core.resume(self._tags(tags), None, interruptible, timeout, exclusive, host_policy, zero)
         finally:
             self.note()
+
+    def note_filler(self, tags: Iterable[str] | None, zero: bool) -> None:
+        for block in self._chosen(tags):
+            block.filler = 0 if zero else core.GUARD_BYTE if self.guards else None
 
     def note(self) -> None:
         """Records the effect of the last call; while one is under test, only when that is over."""
@@ -164,6 +169,10 @@ class World:
 
     def retain(self, on: bool) -> None:
         core.set_retain_backup(on)
+
+    def guard(self, on: bool) -> None:
+        core.set_guard(on)
+        self.guards = on
 
     def pool(self) -> None:
         """Host memory is kept for later backups from now on."""

@@ -76,6 +76,13 @@ class PauseChoice:
 class ResumeChoice:
     host_policy: int = _core.HOST_DEFAULT
     zero: bool = False
+    guard: bool = False
+
+    def new_memory(self, size: int) -> bytes:
+        """What it holds after the resume where no contents are restored."""
+        if self.zero:
+            return bytes(size)
+        return bytes([_core.GUARD_BYTE]) * size if self.guard else poison(size)
 
 
 def total(ranges: Ranges) -> int:
@@ -109,6 +116,7 @@ class Allocation:
     kept: Ranges = field(default_factory=list)  # of them, if saved
     copy: bytes | None = None  # the contents that `kept` are parts of, if they are in host memory
     file: bool = False
+    guarded: bool | None = False  # whether its addresses show the guard page; None: unknown, after failures
 
     @property
     def reserved(self) -> int:
@@ -150,7 +158,8 @@ class Allocation:
     def becomes_active(self, choice: ResumeChoice, process_policy: int) -> bool:
         """Whether its host buffer has gone."""
         self.state = ACTIVE
-        new = bytes(self.size) if choice.zero else poison(self.size)
+        self.guarded = False
+        new = choice.new_memory(self.size)
         if self.contents is None:
             self.contents = new
         elif self.kept != [(0, self.size)]:

@@ -16,7 +16,7 @@ from model_allocations import (
     Allocation,
     pool_limit,
 )
-from model_machine import first_difference, holds
+from model_machine import GRANULARITY, first_difference, holds
 
 from torch_memory_saver import _core
 
@@ -43,6 +43,7 @@ def compare(world: World) -> None:
     assert found == expected, _differing(expected, found)
     for allocation in world.allocations:
         _check_contents(allocation)
+        _check_guard(world, allocation)
     for view in world.views:
         if view.contents is not None:
             assert holds(view.address, view.contents), f"view: {first_difference(view.address, view.contents)}"
@@ -87,6 +88,14 @@ def _check_contents(allocation: Allocation) -> None:
         )
 
 
+def _check_guard(world: World, allocation: Allocation) -> None:
+    guarded = allocation.state == PAUSED and world.is_guarded(allocation)
+    assert allocation.state != PAUSED or allocation.guarded in (guarded, None), (allocation.described(), guarded)
+    allocation.guarded = guarded
+    expected = bytes([_core.GUARD_BYTE]) * allocation.reserved
+    assert not guarded or holds(allocation.address, expected), f"{allocation.described()}: shows other bytes than 0xFF"
+
+
 def _differing(expected: list[Any], found: list[Any]) -> str:
     lines = [f"  the core has {row}" for row in found if row not in expected]
     return "\n".join(["allocations differ:", *lines, *(f"  should be   {row}" for row in expected if row not in found)])
@@ -104,6 +113,7 @@ def _check_counters(world: World) -> None:
         "paused_bytes": sum(a.reserved for a in world.with_state(PAUSED)),
         "damaged": len(world.with_state(DAMAGED)),
         "visible_captures": len(world.captures),
+        "guard": world.guard,
     }
     if world.clean:
         expected |= {
@@ -111,6 +121,7 @@ def _check_counters(world: World) -> None:
             "disk_backup_bytes": sum(a.size for a in existing if a.file),
             "resident_bytes": sum(a.reserved for a in world.with_state(ACTIVE)),
             "deferred_frees": len(world.deferred),
+            "guarded_bytes": sum(a.reserved for device in range(DEVICES) for a in world.guarded_on(device)),
             "quarantined_handles": 0,
             "quarantined_ranges": 0,
         }
@@ -129,12 +140,15 @@ def _check_counters(world: World) -> None:
     assert counters["host_resident_bytes"] >= expected["host_backup_bytes"] + counters["host_pooled_bytes"], counters
     for device, before in enumerate(world.before):
         usage = world.machine.usage(device)
-        resident = [a for a in [*world.with_state(ACTIVE), *world.deferred] if a.device == device]
+        guarded = world.guarded_on(device)
+        resident = [a for a in world.with_state(ACTIVE) if a.device == device]
+        resident += [a for a in world.deferred if a.device == device and a not in guarded]
+        pages = 1 if guarded else 0  # each mapped once to be filled
         sums = {
-            "physical_bytes": sum(a.reserved for a in resident),
-            "handles": len(resident),
-            "mappings": len(resident),
-            "reservations": len(world.allocations) + len(world.deferred),
+            "physical_bytes": sum(a.reserved for a in resident) + pages * GRANULARITY,
+            "handles": len(resident) + pages,
+            "mappings": len(resident) + pages + sum(a.reserved for a in guarded) // GRANULARITY,
+            "reservations": len(world.allocations) + len(world.deferred) + sum(map(bool, map(world.guarded_on, range(DEVICES)))),
             "streams": 0,
         }
         wrong = {

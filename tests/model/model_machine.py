@@ -15,6 +15,7 @@ from typing import Any
 
 MIB = 1 << 20
 GRANULARITY = 2 * MIB
+READ_ONLY = 1  # a CUmemAccess_flags
 POISON = 0xA5
 
 OUT_OF_MEMORY = 2  # CUresult numbers
@@ -122,6 +123,12 @@ class Machine:
     def synchronize(self, device: int) -> None:
         with self.context(device):
             assert self.library.cuCtxSynchronize() == 0
+
+    def is_guarded(self, device: int, address: int) -> bool:
+        """Whether the device may read, and not write, at this address."""
+        location, flags = (ctypes.c_int * 2)(1, device), ctypes.c_uint64()
+        self.library.cuMemGetAccess(ctypes.byref(flags), location, ctypes.c_uint64(address))
+        return flags.value == READ_ONLY
 
     def new_gate(self) -> int:
         self._next_gate += 1

@@ -88,6 +88,14 @@ def set_host_memory(world: World, choose: Any) -> bool:
     return True
 
 
+def set_guard(world: World, choose: Any) -> bool:
+    """Also while memory is paused."""
+    world.guard = choose.integer(0, 1) == 1
+    world.say(f"guard = {world.guard}")
+    saver.guard = world.guard
+    return True
+
+
 def reserve_host_memory(world: World, choose: Any) -> bool:
     """In the background, concurrently with other operations."""
     size, device = choose.integer(0, 9) * MIB, choose.integer(0, DEVICES - 1)
@@ -200,7 +208,7 @@ def free(world: World, choose: Any) -> bool:
 
 def free_one(world: World, actor: Actor, allocation: Allocation) -> None:
     world.say(f"{actor.name}: free {allocation.described()}")
-    if allocation.state != PAUSED and world.captures:
+    if (allocation.state != PAUSED or world.is_guarded(allocation)) and world.captures:
         world.deferred.append(allocation)
     world.forget(allocation)
     assert world.act(actor, lambda: _core.free(allocation.address))
@@ -308,7 +316,7 @@ def spoil_file(world: World, choose: Any) -> bool:
     try:
         saver.resume(tags)
     except errors.BackupIOError:
-        pass
+        world.doubt_guards(selected)
     else:
         raise AssertionError("a changed backup file was taken for the contents")
     flip_a_byte(world)
@@ -361,6 +369,7 @@ OPERATIONS: dict[Operation, int] = {
     leave_region: 6,
     change_region: 3,
     set_host_memory: 4,
+    set_guard: 3,
     reserve_host_memory: 1,
     release_host_memory: 1,
     set_margin: 2,

@@ -178,7 +178,8 @@ def resume_tags(world: World, actor: Actor, tags: Tags, optional: dict[str, Any]
     sure = world.clean and not world.rule and not world.deferred
     lacks = world.lacks(selected)
     call = f"{actor.name}: resume({tags}, {optional})"
-    world.resuming = ResumeChoice(POLICIES.get(optional.get("host_memory", ""), 0), optional.get("zero", False))
+    policy = POLICIES.get(optional.get("host_memory", ""), 0)
+    world.resuming = ResumeChoice(policy, optional.get("zero", False), world.guard)
     try:
         report = world.act(actor, lambda: call_resume(tags, optional))
     except errors.CaptureInProgressError:
@@ -188,6 +189,7 @@ def resume_tags(world: World, actor: Actor, tags: Tags, optional: dict[str, Any]
         return
     except FAILURES as error:
         world.say(f"{call} -> {describe_error(error)}")
+        world.doubt_guards(selected)
         if world.rule is not None:
             passed_over(world, selected)
             world.observe_states({DAMAGED: (PAUSED,), PAUSED: (DAMAGED,)}, tags)

@@ -150,7 +150,7 @@ def meanwhile(
     elif kind == 2 and freed:
         must_be_refused(choose.pick(freed).address)
     elif kind == 3:
-        paused = world.with_state(PAUSED)
+        paused = [a for a in world.with_state(PAUSED) if not world.is_guarded(a)]  # the others wait for late reads
         if paused:
             free_one(world, main, choose.pick(paused))
     elif kind == 4 and in_transition:
@@ -219,13 +219,13 @@ def resume_waits(world: World, choose: Any) -> bool:
         return False
     device = choose.pick(selected).device
     need = sum(allocation.reserved for allocation in selected if allocation.device == device)
-    taken = world.free_bytes(device) - need + GRANULARITY * choose.integer(1, need // GRANULARITY)
+    taken = world.room_for(selected, device) - need + GRANULARITY * choose.integer(1, need // GRANULARITY)
     world.say(f"others take {taken} bytes of device {device}; second: resume({tags}, timeout=inf)")
     world.machine.take(device, taken)
     world.machine.clear_counts()
     second = world.actors[1]
     assert second.worker is not None
-    world.resuming = ResumeChoice()
+    world.resuming = ResumeChoice(guard=world.guard)
     join = second.worker.start(lambda: saver.resume(tags, timeout=float("inf")))
     freed: list[Allocation] = []
     try:

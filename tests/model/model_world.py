@@ -58,12 +58,14 @@ class World:
         self.captures: list[Level | None] = []
         self.deferred: list[Allocation] = []
         self.margin = 0
+        self.guard = False
         self.policy = _core.HOST_RELEASE
         self.pausing, self.resuming = PauseChoice(), ResumeChoice()
         self.freed: deque[int] = deque(maxlen=8)
         self._names = 0
         _core.set_host_policy(self.policy)
         _core.set_memory_margin(0)
+        _core.set_guard(self.guard)
         for path in reversed(self.directories):
             _core.set_disk_directory(str(path))
         for device in range(DEVICES):
@@ -143,7 +145,26 @@ class World:
     def lacks(self, allocations: list[Allocation]) -> bool:
         """Whether some device has too little memory to resume all of these."""
         need = [sum(a.reserved for a in allocations if a.device == device) for device in range(DEVICES)]
-        return any(need[device] > self.free_bytes(device) for device in range(DEVICES))
+        return any(need[device] > self.room_for(allocations, device) for device in range(DEVICES))
+
+    # Guard mode.
+
+    def is_guarded(self, allocation: Allocation) -> bool:
+        return self.machine.is_guarded(allocation.device, allocation.address)
+
+    def guarded_on(self, device: int) -> list[Allocation]:
+        return [one for one in [*self.allocations, *self.deferred] if one.device == device and self.is_guarded(one)]
+
+    def room_for(self, allocations: list[Allocation], device: int) -> int:
+        """The memory for these: the guard page of the device goes first, if no other allocation shows it."""
+        guarded = self.guarded_on(device)
+        page = GRANULARITY if guarded and all(one in allocations for one in guarded) else 0
+        return self.free_bytes(device) + page
+
+    def doubt_guards(self, allocations: list[Allocation]) -> None:
+        """A call has failed, before or after it unmapped their guard pages; it may have mapped them again."""
+        for allocation in allocations:
+            allocation.guarded = None
 
     def moved_to_active(self, allocations: list[Allocation]) -> None:
         for allocation in allocations:
@@ -154,6 +175,8 @@ class World:
         for allocation in allocations:
             if allocation.becomes_paused(state, self.pausing):
                 self.detach_views(allocation)
+            sure = self.clean and self.rule is None and state == PAUSED
+            allocation.guarded = self.guard if sure or not self.guard else None
             for view in self.views:
                 if view.owner is allocation:
                     view.contents = allocation.whole_copy
@@ -241,6 +264,7 @@ class World:
                 self.machine.take(device, -taken)
         _core.set_memory_margin(0)
         _core.set_host_policy(_core.HOST_RELEASE)
+        _core.set_guard(False)
 
 
 def describe_error(error: BaseException) -> str:

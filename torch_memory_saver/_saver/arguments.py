@@ -136,6 +136,13 @@ def check_bytes(name: str, value: object) -> int:
     return value
 
 
+def check_switch(name: str, value: object) -> bool:
+    """True or False, and nothing else: "off" is not False."""
+    if not isinstance(value, bool):
+        raise InvalidArgumentError(f"{name} must be True or False, not {value!r}")
+    return value
+
+
 def check_if_shared(if_shared: object, timeout: object) -> str:
     """What a pause does about shared memory. "wait" needs a timeout, because the count of a killed importer never falls."""
     if not isinstance(if_shared, str) or if_shared not in _IF_SHARED:

@@ -110,6 +110,28 @@ class UsedAtFirstCall:
         self._use().retain_cpu_backup = value
 
     @property
+    def guard(self) -> bool:
+        """Guard mode, for debugging: shows a tensor that is used while it is paused, or before the engine has restored it.
+
+        While memory is paused, its addresses are mapped read-only to a page of 0xFF bytes: a late read finds NaN (integers
+        -1), a late copy into it is an error of that call, a late write by a kernel is a fault. Memory that a resume brings
+        back without contents is 0xFF as well, unless the call has ``zero=True``. Resumes, and frees of paused memory, wait
+        for the devices. Default False, or ``TMS_GUARD``.
+
+        It may change at any time, for the pauses and resumes that begin afterwards: what is guarded stays so until it is
+        resumed or freed. A pause does not fail because of it: memory that could not be guarded is paused without, with a
+        warning in the log, and ``stats().counters["guard_failures_total"]`` counts it.
+
+        Raises:
+            InvalidArgumentError: Set to something else than True or False.
+        """
+        return bool(self._use().guard)
+
+    @guard.setter
+    def guard(self, value: bool) -> None:
+        self._use().guard = value
+
+    @property
     def host_memory(self) -> str:
         """What happens to host memory after a resume if neither the call nor the region sets it: "release" (released to the
         system; the default), "pool" (kept, pinned, for any later backup) or "retain" (kept with its contents).

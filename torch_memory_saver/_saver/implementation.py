@@ -18,6 +18,7 @@ from torch_memory_saver._saver.arguments import (
     HOST_MEMORY,
     check_bytes,
     check_device,
+    check_switch,
     choose_host_policy,
 )
 from torch_memory_saver._saver.background import before_pause, start_from_environment
@@ -329,6 +330,14 @@ class Implementation:
     @retain_cpu_backup.setter
     def retain_cpu_backup(self, value: bool) -> None:
         _core.set_retain_backup(bool(value))
+
+    @property
+    def guard(self) -> bool:
+        return _core.get_guard()
+
+    @guard.setter
+    def guard(self, value: bool) -> None:
+        _core.set_guard(check_switch("guard", value))
 
     @property
     def host_memory(self) -> str:
