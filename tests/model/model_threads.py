@@ -219,7 +219,10 @@ def resume_waits(world: World, choose: Any) -> bool:
         return False
     device = choose.pick(selected).device
     need = sum(allocation.reserved for allocation in selected if allocation.device == device)
-    taken = world.room_for(selected, device) - need + GRANULARITY * choose.integer(1, need // GRANULARITY)
+    room = world.room_for(selected, device)
+    taken = min(world.free_bytes(device), room - need + GRANULARITY * choose.integer(1, need // GRANULARITY))
+    if room - taken >= need:
+        return False  # the guard page alone is enough
     world.say(f"others take {taken} bytes of device {device}; second: resume({tags}, timeout=inf)")
     world.machine.take(device, taken)
     world.machine.clear_counts()
