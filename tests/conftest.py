@@ -319,6 +319,7 @@ def _release_managed(core: Any) -> None:
     core.region_pop(1)
     core.set_memory_margin(0)
     core.set_retain_backup(False)
+    core.set_guard(False)
     core.set_host_policy(core.HOST_RELEASE)
     for row in core.segments():
         core.free(row.address)

@@ -148,7 +148,9 @@ def _check_counters(world: World) -> None:
             "physical_bytes": sum(a.reserved for a in resident) + pages * GRANULARITY,
             "handles": len(resident) + pages,
             "mappings": len(resident) + pages + sum(a.reserved for a in guarded) // GRANULARITY,
-            "reservations": len(world.allocations) + len(world.deferred) + sum(map(bool, map(world.guarded_on, range(DEVICES)))),
+            "reservations": len(world.allocations)
+            + len(world.deferred)
+            + sum(map(bool, map(world.guarded_on, range(DEVICES)))),
             "streams": 0,
         }
         wrong = {

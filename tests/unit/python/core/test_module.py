@@ -160,6 +160,8 @@ def test_two_copies_of_the_module_share_the_state(simulator: Any) -> None:
         ("host_backup", (0,), TypeError, "missing required argument 'size'"),
         ("set_memory_margin", (-1,), ValueError, "size must be from 0"),
         ("set_retain_backup", ("no",), TypeError, "retain must be a bool"),
+        ("set_guard", (1,), TypeError, "on must be a bool"),
+        ("set_guard", (), TypeError, "missing required argument 'on'"),
         ("set_disk_directory", (3,), TypeError, "str, bytes or os.PathLike"),
         ("set_disk_directory", ("a\0b",), ValueError, "null byte"),
         ("capture_begin", (3, 0), TypeError, "tag must be a str"),

@@ -3,6 +3,7 @@ are reported."""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import stat
@@ -76,6 +77,46 @@ def test_retention_is_read_at_resume(saver: TorchMemorySaver, fake_torch: FakeTo
     saver.retain_cpu_backup = False
     saver.resume()
     assert saver.stats().tags["a"].backup_bytes == 0
+
+
+def test_guard_mode_shows_its_byte(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    assert saver.guard is saver.stats().guard is False
+    with saver.region("a"):
+        address = fake_torch.allocate(4 * MIB)
+    saver.guard = True
+    assert saver.guard is saver.stats().guard is True
+    saver.pause()
+    assert ctypes.string_at(address, 4 * MIB) == bytes([_core.GUARD_BYTE]) * (4 * MIB)
+    assert saver.stats().guarded_bytes == 4 * MIB
+    saver.resume()
+    assert ctypes.string_at(address, 4 * MIB) == b"\xff" * (4 * MIB)
+    assert saver.stats().guarded_bytes == 0
+    saver.pause()
+    saver.resume(zero=True)
+    assert ctypes.string_at(address, 4 * MIB) == bytes(4 * MIB)
+
+
+@pytest.mark.parametrize("value", ["off", 1, None])
+def test_guard_is_true_or_false(saver: TorchMemorySaver, value: Any) -> None:
+    saver.guard = True
+    with pytest.raises(errors.InvalidArgumentError, match="guard must be True or False"):
+        saver.guard = value
+    assert saver.guard is True
+
+
+def test_the_environment_switches_guard_mode_on(program: Program) -> None:
+    text = """
+with torch_memory_saver.region("a"):
+    address = cuda_malloc(2 * MIB)
+assert torch_memory_saver.guard
+torch_memory_saver.pause()
+assert read(address, 4) == b"\\xff" * 4
+torch_memory_saver.guard = False
+torch_memory_saver.resume()
+assert read(address, 4) != b"\\xff" * 4
+"""
+    program(text, TMS_GUARD="1")
+    program("from torch_memory_saver import torch_memory_saver as saver; assert saver.guard", preloaded=False, TMS_GUARD="yes")
 
 
 def test_the_disk_directory_is_made(saver: TorchMemorySaver, fake_torch: FakeTorch, tmp_path: Path) -> None:
