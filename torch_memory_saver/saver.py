@@ -253,7 +253,8 @@ class TorchMemorySaver(PreserveMethods):
                 freed, or until it ends.
             host_memory: What happens to the host memory of the backups after this resume: see :meth:`region`. None: the
                 setting of the region, else :attr:`host_memory`.
-            zero: Memory that is resumed without contents is zeroed. Otherwise its contents are undefined, with :attr:`guard` 0xFF.
+            zero: Memory that is resumed without contents is zeroed. Otherwise its contents are undefined; with :attr:`guard`
+                they are 0xFF.
             progress: Called with (bytes done, bytes in all) while contents are copied: see :meth:`pause`.
             wait: False returns a :class:`PendingResume` at once. The memory must not be accessed before its ``wait()`` or
                 ``wait_stream(stream)`` has returned; these raise the exceptions. Not together with ``progress``.

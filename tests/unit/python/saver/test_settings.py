@@ -116,7 +116,9 @@ torch_memory_saver.resume()
 assert read(address, 4) != b"\\xff" * 4
 """
     program(text, TMS_GUARD="1")
-    program("from torch_memory_saver import torch_memory_saver as saver; assert saver.guard", preloaded=False, TMS_GUARD="yes")
+    program(
+        "from torch_memory_saver import torch_memory_saver as saver; assert saver.guard", preloaded=False, TMS_GUARD="yes"
+    )
 
 
 def test_the_disk_directory_is_made(saver: TorchMemorySaver, fake_torch: FakeTorch, tmp_path: Path) -> None:
