@@ -1,4 +1,4 @@
-"""Guards guard mode with PyTorch: what a tensor shows that is used while it is paused, and after a resume without contents."""
+"""Guards guard mode with PyTorch: what a tensor shows while it is paused, and after a resume without contents."""
 
 from __future__ import annotations
 

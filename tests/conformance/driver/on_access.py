@@ -174,6 +174,68 @@ def read_only_fill(gpu: Gpu) -> Observations:
     }
 
 
+def _repeated(gpu: Gpu, count: int) -> tuple[int, int, int]:
+    """One handle, filled where it may be written, and mapped `count` times in a row: its address, that of the row, and the
+    handle."""
+    block = gpu.block()
+    gpu.put(block.address, 0xFF, GRANULE)
+    row = gpu.reserve(4 * GRANULE)
+    for number in range(count):
+        gpu.must("cuMemMap", row + number * GRANULE, GRANULE, 0, block.handle, 0)
+    return block.address, row, block.handle
+
+
+@behaviour(own_process=True)
+def one_handle_read_only_all_over_a_range(gpu: Gpu) -> Observations:
+    """What guard mode does. The handle can be written at another address."""
+    gpu.start()
+    original, row, _ = _repeated(gpu, 4)
+    host, other = (ctypes.c_ubyte * 4096)(), gpu.block()
+    seen: Observations = {
+        "before access": gpu.read(row),
+        "access over the range": gpu.allow(row, 4 * GRANULE, flags=READ_ONLY),
+        "read": [gpu.read(row + number * GRANULE) for number in range(4)],
+        "read over an edge": gpu.read(row + GRANULE - 2048),
+        "copy from it": [gpu.cuMemcpyDtoD(other.address, row, 4096), gpu.read(other.address)],
+        "copy into it from the host": gpu.cuMemcpyHtoD(row + GRANULE, host, 4096),
+        "copy into it from the device": gpu.cuMemcpyDtoD(row, other.address, 4096),
+        "fill": gpu.fill(row, 1),
+        "cudaMemset": gpu.cudaMemset(row, 1, 4096),
+        "synchronize": gpu.cuCtxSynchronize(),
+        "write elsewhere": [gpu.fill(original, 0x41), gpu.read(row + 3 * GRANULE)],
+        "unmap": gpu.cuMemUnmap(row, 4 * GRANULE),
+        "read at last": [gpu.read(row), gpu.read(original)],
+        "synchronize at last": gpu.cuCtxSynchronize(),
+    }
+    return seen
+
+
+@behaviour(own_process=True)
+def one_handle_in_a_part_of_a_range(gpu: Gpu) -> Observations:
+    gpu.start()
+    _, row, _ = _repeated(gpu, 3)
+    return {
+        "access beyond the part": gpu.allow(row, 4 * GRANULE, flags=READ_ONLY),
+        "access": gpu.allow(row, 3 * GRANULE, flags=READ_ONLY),
+        "read": gpu.read(row + 2 * GRANULE),
+        "unmap of the part": gpu.cuMemUnmap(row, 3 * GRANULE),
+        "free": gpu.cuMemAddressFree(row, 4 * GRANULE),
+    }
+
+
+@behaviour(own_process=True)
+def one_handle_released_while_it_is_mapped(gpu: Gpu) -> Observations:
+    gpu.start()
+    original, row, handle = _repeated(gpu, 4)
+    return {
+        "access": gpu.allow(row, 4 * GRANULE, flags=READ_ONLY),
+        "unmap the original": gpu.cuMemUnmap(original, GRANULE),
+        "release": gpu.cuMemRelease(handle),
+        "read": gpu.read(row + 3 * GRANULE),
+        "unmap": gpu.cuMemUnmap(row, 4 * GRANULE),
+    }
+
+
 @behaviour(own_process=True)
 def access_taken_away(gpu: Gpu) -> Observations:
     gpu.start()

@@ -1,6 +1,6 @@
 """Writes to guarded memory with a kernel, which loses the device, and reports what the program sees.
 
-    TMS_GUARD=1 python late_write.py
+TMS_GUARD=1 python late_write.py
 """
 
 from __future__ import annotations

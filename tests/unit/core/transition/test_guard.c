@@ -217,7 +217,7 @@ static void the_page_lives_as_long_as_something_is_guarded(void **state) {
 static void a_resume_of_everything_needs_no_room_for_the_page(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
-    const tms_selection_t patient = {.timeout_seconds = 60};
+    const tms_selection_t patient = {.timeout_seconds = 10};
     uint64_t address = allocate(f, "kv", TMS_BACKUP_NONE, 64 * MIB);
     ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
     assert_int_equal(simulator()->take_memory(0, (int64_t)(256 * MIB - 64 * MIB)), 0);

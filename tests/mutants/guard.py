@@ -1,0 +1,90 @@
+"""Bugs of guard mode."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+_BYTES = "tests/unit/core/transition/test_guard.c"
+_FAILED = "tests/unit/core/transition/test_guard_failed.c"
+
+MUTANTS = (
+    Mutant(
+        "guarded-memory-can-be-written",
+        "csrc/core/segment.c",
+        "set_access(segment, driver, devices, CU_MEM_ACCESS_FLAGS_PROT_READ, context, error)",
+        "set_access(segment, driver, devices, CU_MEM_ACCESS_FLAGS_PROT_READWRITE, context, error)",
+        (_BYTES,),
+    ),
+    Mutant(
+        "late-reads-are-not-waited-for",
+        "csrc/core/transition/resume.c",
+        "    return tms_quiesce(&t->wait,",
+        "    t->done.quiesced = tms_quiesced_never_handed_out();\n    return error ? TMS_OK : tms_quiesce(&t->wait,",
+        (_FAILED,),
+    ),
+    Mutant(
+        "a-free-does-not-wait-for-late-reads",
+        "csrc/core/allocation/retire.c",
+        "    if (!segment->mapped && segment->guarded == 0) {",
+        "    if (!segment->mapped) {",
+        (_BYTES, _FAILED),
+    ),
+    Mutant(
+        "the-page-is-in-the-way-of-a-resume",
+        "csrc/core/transition/resume.c",
+        "        free_bytes += demand.returned[device];",
+        "",
+        (_BYTES,),
+    ),
+    Mutant(
+        "the-page-stays-when-nothing-is-guarded",
+        "csrc/core/allocation/retire.c",
+        "    if (page) tms_saver_dispose(saver, page, tms_quiesced_never_handed_out());",
+        "    if (page && saver->log == NULL) tms_saver_dispose(saver, page, tms_quiesced_never_handed_out());",
+        (_BYTES, _FAILED),
+    ),
+    Mutant(
+        "a-failed-resume-leaves-memory-unguarded",
+        "csrc/core/transition/resume.c",
+        "            guard_again(t, segment);",
+        "",
+        (_FAILED,),
+    ),
+    Mutant(
+        "a-part-that-stays-mapped-is-not-counted",
+        "csrc/core/transition/guarding.c",
+        "    if (segment->guarded > 0) { /* also",
+        "    if (status == TMS_OK) { /* also",
+        (_FAILED,),
+    ),
+    Mutant(
+        "a-page-that-the-device-may-write-to-is-unmapped",
+        "csrc/core/transition/guarding.c",
+        "    else if (at_rest)",
+        "    else if (at_rest || true)",
+        (_FAILED,),
+    ),
+    Mutant(
+        "dropped-memory-is-not-filled",
+        "csrc/core/transition/restore.c",
+        "    return (t->asked.selection->zero || t->asked.guards) &&",
+        "    return t->asked.selection->zero &&",
+        (_BYTES, "tests/model/test_model.py::test_the_core_does_what_the_model_does", "torch:tests/gpu/test_guard.py"),
+    ),
+    Mutant(
+        "memory-is-filled-where-guard-mode-is-off",
+        "csrc/core/transition/restore.c",
+        "    return (t->asked.selection->zero || t->asked.guards) &&",
+        "    return (t->asked.selection->zero || true) &&",
+        (_BYTES,),
+    ),
+    Mutant(
+        "the-environment-does-not-switch-guard-mode-on",
+        "csrc/core/saver.c",
+        "    atomic_init(&saver->guard.on, config->guard);",
+        "    atomic_init(&saver->guard.on, false);",
+        ("tests/unit/python/saver/test_settings.py::test_the_environment_switches_guard_mode_on",),
+    ),
+)
