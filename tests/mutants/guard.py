@@ -71,7 +71,7 @@ MUTANTS = (
         "csrc/core/transition/restore.c",
         "    return (t->asked.selection->zero || t->asked.guards) &&",
         "    return t->asked.selection->zero &&",
-        (_BYTES, "tests/model/test_model.py::test_the_core_does_what_the_model_does", "torch:tests/gpu/test_guard.py"),
+        (_BYTES, "torch:tests/gpu/test_guard.py"),
     ),
     Mutant(
         "memory-is-filled-where-guard-mode-is-off",
