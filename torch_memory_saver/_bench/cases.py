@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from .figures import Row, parity_rows
 from .graph_cases import Decode
+from .guard_cases import Guard
 from .host_cases import LARGE, SMALL, FirstPause, HostMemory, Mmap, Pooled, Release, Retained, TwoDevices
 from .live_cases import LiveBytes, LiveBytesOfTorch
 from .other_cases import Disk, Dropped, WakeUp
@@ -30,6 +31,7 @@ CASES: tuple[Case, ...] = (
     Synchronise(),
     Send(),
     Decode(),
+    Guard(),
     HostMemory(),
     AllocateOverhead(),
     RegionOverhead(),

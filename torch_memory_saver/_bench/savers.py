@@ -67,6 +67,10 @@ class Ours(Saver):
     def pause(self, tag: Any = None, *, live_only: bool = True, progress: Any = None) -> None:
         self._saver.pause(tag, live_only=live_only, progress=progress)
 
+    def guard(self, on: bool) -> None:
+        """Switches guard mode."""
+        self._saver.guard = on
+
     def cuda_graph(self, graph: Any, tag: str, stream: Any) -> AbstractContextManager[None]:
         """The context of a capture on a stream, in managed memory."""
         manager: AbstractContextManager[None] = self._saver.cuda_graph(graph, tag=tag, stream=stream)
