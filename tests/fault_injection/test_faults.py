@@ -29,7 +29,7 @@ SCENARIOS = sorted(importlib.import_module("all_scenarios").SCENARIOS)
 #: These run also with the preload library loaded, which then holds the state in place of the package's own library.
 PRELOADED = [
     *("capture_end", "first_allocation", "free_while_resuming", "pause_disk", "pause_live", "pause_pool_warm"),
-    *("resume_mixture", "resume_pending_stream"),
+    *("resume_guarded", "resume_mixture", "resume_pending_stream"),
 ]
 
 #: A worker ends itself long before, if an injection hangs.
