@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import logging
+from array import array
 from typing import Any
 
 import pytest
 from gpu_support import MIB, core, errors, saver, segment_of, torch
 
-from torch_memory_saver._saver import native
+from torch_memory_saver._saver import implementation, native
 
 #: Bytes that neither a fill pattern nor zeroed memory has.
 VALUE = 3
@@ -293,3 +294,74 @@ def test_backup_bytes_are_seen_while_paused() -> None:
     assert core.counters()["host_resident_bytes"] >= 4096
     saver.resume()
     assert segment_of(kept).backup_bytes == 0
+
+
+class Part:
+    """A range of another tensor's memory, which torch.as_tensor() takes for memory of its own."""
+
+    def __init__(self, whole: torch.Tensor, begin: int, size: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (whole.data_ptr() + begin, False),
+            "version": 2,
+        }
+
+
+def test_storages_that_overlap_or_touch_are_one_range() -> None:
+    whole = filled(64 << 10)
+    whole[:] = VALUE
+    ranges = [(0, 4096), (0, 100), (4096, 512), (4100, 8), (8192, 4096), (10_000, 4096)]
+    parts = [torch.as_tensor(Part(whole, begin, size), device="cuda") for begin, size in ranges]
+    base = whole.data_ptr()
+    assert [part.data_ptr() - base for part in parts] == [begin for begin, _ in ranges]
+    saver.preserve(parts)
+    _, kept = implementation.preserved.live(None)
+    ends = array("Q", kept)
+    assert [end - base for end in ends] == [0, 4096 + 512, 8192, 10_000 + 4096]
+    assert cycle() == 4096 + 512 + 10_000 + 4096 - 8192
+    assert all(intact(part) for part in parts)
+    assert not intact(whole)
+
+
+def test_a_pause_starts_no_garbage_collection() -> None:
+    """One costs as much as all copies of thousands of buffers, in a process with PyTorch's objects."""
+    with saver.region(tag="a"):
+        buffers = [torch.full((512,), VALUE, dtype=torch.uint8, device="cuda") for _ in range(5000)]
+    modules = [torch.nn.Module() for _ in buffers[::10]]
+    for index, buffer in enumerate(buffers):
+        modules[index // 10].register_buffer(f"buffer{index}", buffer)
+    saver.preserve(buffers[::2], modules)
+    saver.pause()
+    saver.resume()
+    begun: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            begun.append(info["generation"])
+
+    gc.collect()
+    gc.callbacks.append(note)
+    try:
+        saver.pause()
+    finally:
+        gc.callbacks.remove(note)
+    saver.resume()
+    assert len(begun) <= 1
+    assert all(intact(buffer) for buffer in buffers)
+
+
+def test_buffers_of_a_scripted_module() -> None:
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("scale", torch.full((512,), 3.0, device="cuda"))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.scale
+
+    with saver.region(tag="a"):
+        scripted = torch.jit.script(Scaled())
+    assert len(saver.preserve(scripted)) == 1
+    assert cycle() == 512 * 4
+    assert bool((scripted.scale == 3).all())

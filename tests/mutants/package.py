@@ -242,16 +242,23 @@ _PRESERVING = (
     Mutant(
         "a-module-s-buffers-are-those-of-the-call",
         "torch_memory_saver/_saver/preserving.py",
-        "else target.buffers()",
-        "else list(target.buffers())[:1]",
+        "    for each in module.modules():",
+        "    for each in (module,):",
         ("torch:tests/gpu/test_preserve.py::test_of_a_module_the_buffers_of_the_pause_are_kept",),
     ),
     Mutant(
         "preserve-keeps-other-tags",
         "torch_memory_saver/_saver/preserving.py",
-        " and tag in (None, row.tag)",
-        "",
+        "if tag in (None, row.tag):",
+        "if True:",
         ("torch:tests/gpu/test_preserve.py::test_a_tag_limits_what_is_kept",),
+    ),
+    Mutant(
+        "overlapping-preserved-ranges-stay-apart",
+        "torch_memory_saver/_saver/preserving.py",
+        "if any(map(ge, ends, begins[1:])):",
+        "if False:",
+        ("torch:tests/gpu/test_preserve.py::test_storages_that_overlap_or_touch_are_one_range",),
     ),
     Mutant(
         "preserved-ranges-take-the-place-of-live-ones",

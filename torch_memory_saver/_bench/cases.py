@@ -11,6 +11,7 @@ from .host_cases import LARGE, SMALL, FirstPause, HostMemory, Mmap, Pooled, Rele
 from .live_cases import LiveBytes, LiveBytesOfTorch
 from .other_cases import Disk, Dropped, WakeUp
 from .overhead_cases import AllocateOverhead, ImportTime, RegionOverhead
+from .preserve_cases import Preserve
 from .setting import Case
 from .share_cases import Send, Synchronise
 
@@ -32,6 +33,7 @@ CASES: tuple[Case, ...] = (
     Send(),
     Decode(),
     Guard(),
+    Preserve(),
     HostMemory(),
     AllocateOverhead(),
     RegionOverhead(),

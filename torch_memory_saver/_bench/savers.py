@@ -7,7 +7,7 @@ import inspect
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,17 @@ class Ours(Saver):
     def guard(self, on: bool) -> None:
         """Switches guard mode."""
         self._saver.guard = on
+
+    def preserve(self, targets: Iterable[Any]) -> None:
+        """Tensors and modules whose storages pauses keep, until `forget`."""
+        self._saver.preserve(targets)
+
+    def forget(self, targets: Iterable[Any]) -> None:
+        self._saver.forget(targets)
+
+    def empty_cache(self) -> None:
+        """Gives cached memory back to the driver."""
+        self._saver.empty_cache()
 
     def cuda_graph(self, graph: Any, tag: str, stream: Any) -> AbstractContextManager[None]:
         """The context of a capture on a stream, in managed memory."""

@@ -17,8 +17,20 @@ from .figures import Row, Samples, Target
 from .memory import Allocator, Block
 from .savers import Saver
 
-__all__ = ["GIB", "MIB", "SMALLEST_SCALE", "Case", "ResidentSampler", "Setting", "Shape", "WrongContents", "resident_bytes"]
+__all__ = [
+    "GIB",
+    "KIB",
+    "MIB",
+    "SMALLEST_SCALE",
+    "Case",
+    "ResidentSampler",
+    "Setting",
+    "Shape",
+    "WrongContents",
+    "resident_bytes",
+]
 
+KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 #: A smaller scale would make the shapes of a case equal.
@@ -27,6 +39,8 @@ SMALLEST_SCALE = 1 / 512
 _SMALLEST = 12 * MIB
 #: Segments are multiples of this.
 _GRANULARITY = 2 * MIB
+#: The largest first: the size of a shape is a multiple of the last.
+_UNITS = ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
 _SAMPLING_S = 0.001
 #: Seconds of rest for each GiB released. An H200 clears a GiB in a fraction of that; until then copies are slower.
 _REST_S = 0.02
@@ -50,7 +64,7 @@ class Shape:
     def __str__(self) -> str:
         if not self.size:
             return "once"
-        unit, name = (GIB, "GiB") if self.size % GIB == 0 else (MIB, "MiB")
+        unit, name = next(each for each in _UNITS if self.size % each[0] == 0)
         return f"{self.count} x {self.size // unit} {name}"
 
     def scaled(self, scale: float) -> Shape:
@@ -58,8 +72,8 @@ class Shape:
         if not self.size:
             return self  # Repetitions of work are not scaled.
         fewest = min(self.count, 2)
-        if self.count * scale >= fewest:
-            return Shape(round(self.count * scale), self.size)
+        if self.count * scale >= fewest or self.size < _SMALLEST:
+            return Shape(max(round(self.count * scale), fewest), self.size)
         size = int(self.bytes * scale / fewest) // _GRANULARITY * _GRANULARITY
         return Shape(fewest, min(max(size, _SMALLEST), self.size))
 

@@ -14,11 +14,14 @@ import sys
 import threading
 import weakref
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain, repeat
+from operator import add, ge
 from typing import Any, NamedTuple
 
 from torch_memory_saver import _core
-from torch_memory_saver._saver.tensor_parts import extents_of
+from torch_memory_saver._saver.tensor_parts import add_storages
 from torch_memory_saver._torch.live import Live
 from torch_memory_saver._torch.pools import Tags, selects
 from torch_memory_saver.errors import InvalidArgumentError
@@ -28,8 +31,12 @@ __all__ = ["Preserved", "preserving_finder"]
 
 logger = logging.getLogger("torch_memory_saver")
 
-#: The address and the bytes of a storage.
-_Extent = tuple[int, int]
+#: Storages: address -> bytes.
+_Storages = dict[int, int]
+#: The id of the registered object, and the tag.
+_Key = tuple[int, str | None]
+#: By the tag of their registrations.
+_TensorsByTag = dict[str | None, list[Any]]
 
 
 class _Registration(NamedTuple):
@@ -40,18 +47,14 @@ class _Registration(NamedTuple):
     #: Parameters of a module as well.
     parameters: bool
 
-    def tensors(self, torch: Any) -> Iterable[Any]:
-        """Those that it stands for now."""
-        target = self.target()
-        if target is None:
-            return ()
-        if isinstance(target, torch.Tensor):
-            return (target,)
-        return [*target.buffers(), *target.parameters()] if self.parameters else target.buffers()
 
-
-#: A storage in managed memory: its begin, its end, and the allocation that it lies in.
-_Range = tuple[int, int, _core.Segment]
+def _tensors_of(module: Any, parameters: bool) -> Iterator[Any]:
+    """The buffers of a module and its submodules, and on request the parameters. `module.buffers()` names each of them,
+    which takes longer than everything else that a pause does here."""
+    for each in module.modules():
+        yield from (buffer for buffer in each._buffers.values() if buffer is not None)
+        if parameters:
+            yield from (parameter for parameter in each._parameters.values() if parameter is not None)
 
 
 class Preserved:
@@ -59,8 +62,7 @@ class Preserved:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: By the id of the object and the tag.
-        self._registrations: dict[tuple[int, str | None], _Registration] = {}
+        self._registrations: dict[_Key, _Registration] = {}
 
     def add(self, what: Iterable[Any], tag: str | None, parameters: bool) -> tuple[PreservedBlock, ...]:
         """Registers tensors and modules. Returns what a pause would keep of them now, and logs what is not managed.
@@ -72,8 +74,9 @@ class Preserved:
         added = {(id(each), tag): _register(torch, each, tag, parameters) for each in _flat(torch, "preserve", what)}
         with self._lock:
             self._registrations.update(added)
-        tensors = [tensor for each in added.values() for tensor in each.tensors(torch)]
-        storages = {begin for begin, _ in extents_of(torch, tensors)}
+        tensors, _ = _tensors_by_tag(torch, added)
+        storages: _Storages = {}
+        add_storages(torch, chain(*tensors.values()), storages)
         unmanaged = sum(_core.find(begin) is None for begin in storages)
         if unmanaged:
             logger.warning(
@@ -82,7 +85,7 @@ class Preserved:
                 unmanaged,
                 len(storages),
             )
-        return self._blocks(list(added.values()), None)
+        return _blocks(torch, tensors, None)
 
     def remove(self, what: Iterable[Any]) -> None:
         """Removes the registrations of tensors and modules, with every tag. Those without one are ignored.
@@ -96,7 +99,10 @@ class Preserved:
 
     def blocks(self, tag: str | None) -> tuple[PreservedBlock, ...]:
         """What a pause of a tag (None: of all) would keep now, by address."""
-        return self._blocks(self._alive(), None if tag is None else (tag,))
+        if not self._registrations:
+            return ()
+        torch = _imported_torch("preserved")
+        return _blocks(torch, self._tensors(torch), None if tag is None else (tag,))
 
     @property
     def is_empty(self) -> bool:
@@ -105,60 +111,98 @@ class Preserved:
 
     def live(self, tags: Tags) -> Live:
         """The core's list of the memory of the tags without a backup that a pause keeps, and of the ranges kept of it."""
-        allocations, ends = array("Q"), array("Q")
-        for begin, end, row in self._ranges(self._alive(), tags):
-            if not allocations or allocations[-1] != row.address:
-                allocations.append(row.address)
-            if ends and begin < ends[-1]:  # storages may overlap
-                ends[-1] = max(ends[-1], end)
-            else:
-                ends.extend((begin, end))
-        return allocations.tobytes(), ends.tobytes()
-
-    def _alive(self) -> list[_Registration]:
-        with self._lock:
-            dead = [key for key, each in self._registrations.items() if each.target() is None]
-            for key in dead:
-                del self._registrations[key]
-            return list(self._registrations.values())
-
-    def _blocks(self, registrations: list[_Registration], tags: Tags) -> tuple[PreservedBlock, ...]:
-        return tuple(
-            PreservedBlock(address=begin, bytes=end - begin, device=row.device, tag=row.tag)
-            for begin, end, row in self._ranges(registrations, tags)
-        )
-
-    def _ranges(self, registrations: list[_Registration], tags: Tags) -> list[_Range]:
-        """The storages in memory of the tags without a backup, each once, by address."""
-        if not registrations:
-            return []
+        allocations, ranges = array("Q"), array("Q")
+        if not self._registrations:
+            return b"", b""
         torch = _imported_torch("preserve")
-        rows = sorted(
-            (row for row in _core.segments() if row.backup == _core.BACKUP_NONE and selects(tags, row.tag)),
-            key=lambda row: row.address,
-        )
-        tensors: dict[str | None, list[Any]] = {}
-        for registration in registrations:
-            tensors.setdefault(registration.tag, []).extend(registration.tensors(torch))
-        found = [
-            each for tag, those in tensors.items() for each in _inside(rows, sorted(set(extents_of(torch, those))), tag)
-        ]
-        if len(tensors) > 1:
-            found = [*{each[:2]: each for each in sorted(found, key=lambda each: each[:2])}.values()]
-        return found
+        for row, begins, ends in _kept(torch, self._tensors(torch), tags):
+            allocations.append(row.address)
+            if any(map(ge, ends, begins[1:])):
+                begins, ends = _joined(begins, ends)
+            pairs = [0] * (2 * len(begins))
+            pairs[::2], pairs[1::2] = begins, ends
+            ranges.extend(pairs)
+        return allocations.tobytes(), ranges.tobytes()
+
+    def _tensors(self, torch: Any) -> _TensorsByTag:
+        """Those that are registered, and alive. Forgets what has died."""
+        with self._lock:
+            registrations = self._registrations.copy()
+        tensors, dead = _tensors_by_tag(torch, registrations)
+        with self._lock:
+            for key in dead:
+                if self._registrations.get(key) is registrations[key]:  # no new object with this id was registered
+                    del self._registrations[key]
+        return tensors
 
 
-def _inside(rows: list[_core.Segment], extents: list[_Extent], tag: str | None) -> Iterator[_Range]:
-    """The extents that begin in one of the rows, and in memory of the tag (None: of any). Both are sorted by address."""
-    remaining = iter(rows)
-    row = next(remaining, None)
-    for begin, size in extents:
-        while row is not None and row.address + row.bytes <= begin:
-            row = next(remaining, None)
-        if row is None:
-            return
-        if row.address <= begin and tag in (None, row.tag):
-            yield begin, begin + size, row
+def _tensors_by_tag(torch: Any, registrations: Mapping[_Key, _Registration]) -> tuple[_TensorsByTag, list[_Key]]:
+    """The tensors of registrations, and those registrations whose object has died."""
+    tensors: _TensorsByTag = {}
+    dead = []
+    for key, registration in registrations.items():
+        target = registration.target()
+        if target is None:
+            dead.append(key)
+            continue
+        found = tensors.setdefault(registration.tag, [])
+        if isinstance(target, torch.Tensor):
+            found.append(target)
+        else:
+            found.extend(_tensors_of(target, registration.parameters))
+    return tensors, dead
+
+
+def _blocks(torch: Any, tensors: _TensorsByTag, tags: Tags) -> tuple[PreservedBlock, ...]:
+    return tuple(
+        PreservedBlock(address=begin, bytes=end - begin, device=row.device, tag=row.tag)
+        for row, begins, ends in _kept(torch, tensors, tags)
+        for begin, end in zip(begins, ends, strict=True)
+    )
+
+
+def _kept(torch: Any, tensors: _TensorsByTag, tags: Tags) -> Iterator[tuple[_core.Segment, list[int], list[int]]]:
+    """By address: the allocations of the tags without a backup, and where the storages begin and end that are kept of each.
+    Storages may overlap."""
+    rows = [row for row in _core.segments() if row.backup == _core.BACKUP_NONE and selects(tags, row.tag)]
+    rows.sort(key=lambda row: row.address)
+    kept: _Storages = {}
+    for tag, those in tensors.items():
+        storages: _Storages = {}
+        add_storages(torch, those, storages)
+        for row, begins in _by_allocation(rows, sorted(storages)):
+            if tag in (None, row.tag):
+                sizes = map(max, map(storages.__getitem__, begins), map(kept.get, begins, repeat(0)))
+                kept.update(zip(begins, sizes, strict=True))
+    for row, begins in _by_allocation(rows, sorted(kept)):
+        yield row, begins, list(map(add, begins, map(kept.__getitem__, begins)))
+
+
+def _by_allocation(rows: list[_core.Segment], addresses: list[int]) -> Iterator[tuple[_core.Segment, list[int]]]:
+    """The allocations that addresses lie in, each with these addresses. Both arguments are sorted by address."""
+    starts = [row.address for row in rows]
+    position = 0
+    while position < len(addresses):
+        after = bisect_right(starts, addresses[position])
+        row = rows[after - 1] if after else None
+        if row is not None and addresses[position] < row.address + row.bytes:
+            end = bisect_left(addresses, row.address + row.bytes, position)
+            yield row, addresses[position:end]
+        else:  # outside of all allocations, as everything up to the next one
+            end = bisect_left(addresses, starts[after], position) if after < len(starts) else len(addresses)
+        position = end
+
+
+def _joined(begins: list[int], ends: list[int]) -> tuple[list[int], list[int]]:
+    """Ranges that overlap or touch become one: each costs the driver a copy. Sorted by their begins."""
+    joined_begins, joined_ends = begins[:1], ends[:1]
+    for begin, end in zip(begins, ends, strict=True):
+        if begin <= joined_ends[-1]:
+            joined_ends[-1] = max(end, joined_ends[-1])
+        else:
+            joined_begins.append(begin)
+            joined_ends.append(end)
+    return joined_begins, joined_ends
 
 
 def preserving_finder(
@@ -210,7 +254,7 @@ def _flat(torch: Any, operation: str, what: Iterable[Any]) -> Iterator[Any]:
 
 def _register(torch: Any, what: Any, tag: str | None, parameters: bool) -> _Registration:
     if isinstance(what, torch.Tensor):
-        extents_of(torch, (what,))  # raises for a tensor without storages
+        add_storages(torch, (what,), {})  # raises for a tensor without storages
         from torch.utils.weak import TensorWeakRef
 
         return _Registration(TensorWeakRef(what), tag, parameters)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch_memory_saver.errors import InvalidArgumentError
 
-__all__ = ["extents_of", "parts_of"]
+__all__ = ["add_storages", "parts_of"]
 
 
 def parts_of(torch: Any, x: Any) -> list[Any] | None:
@@ -17,27 +17,28 @@ def parts_of(torch: Any, x: Any) -> list[Any] | None:
     return [getattr(x, name) for name in x.__tensor_flatten__()[0]]
 
 
-def extents_of(torch: Any, tensors: Iterable[Any]) -> list[tuple[int, int]]:
-    """The address and the bytes of each storage on a GPU that the tensors have: one of an ordinary tensor, those of its
-    parts of others. Empty storages are left out.
+def add_storages(torch: Any, tensors: Iterable[Any], sizes: dict[int, int]) -> None:
+    """Adds the storages on GPUs that the tensors have: address -> bytes. An ordinary tensor has one, others those of their
+    parts. Empty storages are left out.
+
+    The result is one dict of numbers, because thousands of new tuples would start Python's garbage collector.
 
     Raises:
         InvalidArgumentError: A tensor of a layout whose parts are not known.
     """
     ordinary, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
-    extents: list[tuple[int, int]] = []
     for x in tensors:
         parts = None if type(x) in ordinary else parts_of(torch, x)
         if parts is not None:
-            extents += extents_of(torch, parts)
+            add_storages(torch, parts, sizes)
         elif x.is_cuda and x.layout is strided:
             storage = x.untyped_storage()
             size = storage.nbytes()
             if size:
-                extents.append((storage.data_ptr(), size))
+                address = storage.data_ptr()
+                sizes[address] = max(size, sizes.get(address, 0))
         elif x.is_cuda:
-            extents += extents_of(torch, _sparse_parts(torch, x))
-    return extents
+            add_storages(torch, _sparse_parts(torch, x), sizes)
 
 
 def _sparse_parts(torch: Any, x: Any) -> tuple[Any, ...]:
