@@ -118,6 +118,8 @@ class Training:
     ) -> Run:
         """All steps. `reduce` runs before the update."""
         run = Run()
+        if self.graphs is not None:
+            idle()  # the first copies take a little of the device's memory for themselves
         for number in range(self.setup.steps):
             batches = [make_batch(self.setup.shape, number, rank, each) for each in range(self.setup.microbatches)]
             run.losses.append(run_step(batches))

@@ -241,7 +241,7 @@ _TORCH_LAYER = (
 _PRESERVING = (
     Mutant(
         "a-module-s-buffers-are-those-of-the-call",
-        "torch_memory_saver/_saver/preserving.py",
+        "torch_memory_saver/_saver/preserved_objects.py",
         "    for each in module.modules():",
         "    for each in (module,):",
         ("torch:tests/gpu/test_preserve.py::test_of_a_module_the_buffers_of_the_pause_are_kept",),
@@ -249,15 +249,15 @@ _PRESERVING = (
     Mutant(
         "preserve-keeps-other-tags",
         "torch_memory_saver/_saver/preserving.py",
-        "if tag in (None, row.tag):",
-        "if True:",
+        "if row.tag == tag:",
+        "if row.tag:",
         ("torch:tests/gpu/test_preserve.py::test_a_tag_limits_what_is_kept",),
     ),
     Mutant(
         "overlapping-preserved-ranges-stay-apart",
         "torch_memory_saver/_saver/preserving.py",
-        "if any(map(ge, ends, begins[1:])):",
-        "if False:",
+        "            begins, ends = _joined(begins, ends)\n",
+        "",
         ("torch:tests/gpu/test_preserve.py::test_storages_that_overlap_or_touch_are_one_range",),
     ),
     Mutant(

@@ -25,7 +25,7 @@ class Guard(Case):
     def run(self, setting: Setting, shape: Shape) -> list[Row]:
         saver, tag = setting.saver, self.name
         assert isinstance(saver, Ours)
-        setting.allocate(tag, shape)
+        blocks = setting.allocate(tag, shape)
         pauses: dict[bool, list[float]] = {False: [], True: []}
         resumes: dict[bool, list[float]] = {False: [], True: []}
         for repetition in range(-self.warm_up, setting.repetitions):
@@ -38,6 +38,7 @@ class Guard(Case):
                     pauses[guarded].append(paused)
                     resumes[guarded].append(resumed)
         saver.guard(False)
+        assert saver.resident_bytes(tag) >= sum(block.size for block in blocks)
         return [
             setting.row(
                 self,

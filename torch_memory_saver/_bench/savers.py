@@ -98,6 +98,11 @@ class Ours(Saver):
         core = importlib.import_module("torch_memory_saver._core")
         return Counter(row.reserved_bytes for row in core.segments() if row.tag == tag)
 
+    def resident_bytes(self, tag: str) -> int:
+        """The physical device memory of a tag now."""
+        usage = self._saver.stats().tags.get(tag)
+        return 0 if usage is None else int(usage.resident_bytes)
+
     def resume(self, tag: Any = None, *, progress: Any = None) -> None:
         self._saver.resume(tag, progress=progress)
 

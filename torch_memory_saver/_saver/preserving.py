@@ -1,26 +1,26 @@
 """preserve(): blocks that keep their contents in memory whose contents a pause drops.
 
-What is registered is held weakly, and is looked at anew in each pause, on the thread of the call, once its devices are idle:
-of a tensor its storage, of a module the storages of the buffers that it has then. A pause keeps those storages that lie in
-memory without a backup; elsewhere everything is kept anyway.
+What is registered is looked at anew in each pause, on the thread of the call, once its devices are idle: of a tensor its
+storage, of a module the storages of the buffers that it has then. A pause keeps those storages that lie in memory without a
+backup; elsewhere everything is kept anyway.
 
-The lock guards the list of registrations only. Nothing of torch is called with it held.
+Thousands of storages must not delay a pause. So addresses and sizes are in lists of numbers, which the functions of Python's
+library go through: there is no object and no loop for each storage.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-import threading
-import weakref
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain, repeat
-from operator import add, ge
-from typing import Any, NamedTuple
+from itertools import accumulate, compress, repeat
+from operator import add, lt
+from typing import Any
 
 from torch_memory_saver import _core
+from torch_memory_saver._saver.preserved_objects import PreservedObjects
 from torch_memory_saver._saver.tensor_parts import add_storages
 from torch_memory_saver._torch.live import Live
 from torch_memory_saver._torch.pools import Tags, selects
@@ -33,36 +33,13 @@ logger = logging.getLogger("torch_memory_saver")
 
 #: Storages: address -> bytes.
 _Storages = dict[int, int]
-#: The id of the registered object, and the tag.
-_Key = tuple[int, str | None]
-#: By the tag of their registrations.
-_TensorsByTag = dict[str | None, list[Any]]
-
-
-class _Registration(NamedTuple):
-    #: Returns the tensor or module, or None once it has died.
-    target: Callable[[], Any]
-    #: Only memory of this tag; None: of any.
-    tag: str | None
-    #: Parameters of a module as well.
-    parameters: bool
-
-
-def _tensors_of(module: Any, parameters: bool) -> Iterator[Any]:
-    """The buffers of a module and its submodules, and on request the parameters. `module.buffers()` names each of them,
-    which takes longer than everything else that a pause does here."""
-    for each in module.modules():
-        yield from (buffer for buffer in each._buffers.values() if buffer is not None)
-        if parameters:
-            yield from (parameter for parameter in each._parameters.values() if parameter is not None)
 
 
 class Preserved:
-    """The registrations of a process."""
+    """What a process preserves."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._registrations: dict[_Key, _Registration] = {}
+        self._objects = PreservedObjects()
 
     def add(self, what: Iterable[Any], tag: str | None, parameters: bool) -> tuple[PreservedBlock, ...]:
         """Registers tensors and modules. Returns what a pause would keep of them now, and logs what is not managed.
@@ -71,12 +48,11 @@ class Preserved:
             InvalidArgumentError: Something else is among them. Nothing was registered.
         """
         torch = _imported_torch("preserve")
-        added = {(id(each), tag): _register(torch, each, tag, parameters) for each in _flat(torch, "preserve", what)}
-        with self._lock:
-            self._registrations.update(added)
-        tensors, _ = _tensors_by_tag(torch, added)
+        objects = list(_flat(torch, "preserve", what))
+        add_storages(torch, (each for each in objects if isinstance(each, torch.Tensor)), {})  # raises if one has none
+        tensors = self._objects.add(torch, objects, tag, parameters)
         storages: _Storages = {}
-        add_storages(torch, chain(*tensors.values()), storages)
+        add_storages(torch, tensors, storages)
         unmanaged = sum(_core.find(begin) is None for begin in storages)
         if unmanaged:
             logger.warning(
@@ -85,7 +61,7 @@ class Preserved:
                 unmanaged,
                 len(storages),
             )
-        return _blocks(torch, tensors, None)
+        return _blocks({tag: storages}, None)
 
     def remove(self, what: Iterable[Any]) -> None:
         """Removes the registrations of tensors and modules, with every tag. Those without one are ignored.
@@ -93,89 +69,68 @@ class Preserved:
         Raises:
             InvalidArgumentError: Something else is among them.
         """
-        removed = {id(each) for each in _flat(_imported_torch("forget"), "forget", what)}
-        with self._lock:
-            self._registrations = {key: each for key, each in self._registrations.items() if key[0] not in removed}
+        self._objects.remove({id(each) for each in _flat(_imported_torch("forget"), "forget", what)})
 
     def blocks(self, tag: str | None) -> tuple[PreservedBlock, ...]:
         """What a pause of a tag (None: of all) would keep now, by address."""
-        if not self._registrations:
-            return ()
-        torch = _imported_torch("preserved")
-        return _blocks(torch, self._tensors(torch), None if tag is None else (tag,))
+        return _blocks(self._storages(), None if tag is None else (tag,))
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing is registered. What has died counts until it is next looked at."""
-        return not self._registrations
+        return not self._objects
 
     def live(self, tags: Tags) -> Live:
         """The core's list of the memory of the tags without a backup that a pause keeps, and of the ranges kept of it."""
         allocations, ranges = array("Q"), array("Q")
-        if not self._registrations:
-            return b"", b""
-        torch = _imported_torch("preserve")
-        for row, begins, ends in _kept(torch, self._tensors(torch), tags):
+        for row, begins, ends in _kept(self._storages(), tags):
             allocations.append(row.address)
-            if any(map(ge, ends, begins[1:])):
-                begins, ends = _joined(begins, ends)
+            begins, ends = _joined(begins, ends)
             pairs = [0] * (2 * len(begins))
             pairs[::2], pairs[1::2] = begins, ends
             ranges.extend(pairs)
         return allocations.tobytes(), ranges.tobytes()
 
-    def _tensors(self, torch: Any) -> _TensorsByTag:
-        """Those that are registered, and alive. Forgets what has died."""
-        with self._lock:
-            registrations = self._registrations.copy()
-        tensors, dead = _tensors_by_tag(torch, registrations)
-        with self._lock:
-            for key in dead:
-                if self._registrations.get(key) is registrations[key]:  # no new object with this id was registered
-                    del self._registrations[key]
-        return tensors
+    def _storages(self) -> dict[str | None, _Storages]:
+        """The storages of what is registered now, by the tag of the registration."""
+        if not self._objects:
+            return {}
+        torch = _imported_torch("preserve")
+        by_tag: dict[str | None, _Storages] = {}
+        for tag, tensors in self._objects.find_tensors().items():
+            add_storages(torch, tensors, by_tag.setdefault(tag, {}))
+        return by_tag
 
 
-def _tensors_by_tag(torch: Any, registrations: Mapping[_Key, _Registration]) -> tuple[_TensorsByTag, list[_Key]]:
-    """The tensors of registrations, and those registrations whose object has died."""
-    tensors: _TensorsByTag = {}
-    dead = []
-    for key, registration in registrations.items():
-        target = registration.target()
-        if target is None:
-            dead.append(key)
-            continue
-        found = tensors.setdefault(registration.tag, [])
-        if isinstance(target, torch.Tensor):
-            found.append(target)
-        else:
-            found.extend(_tensors_of(target, registration.parameters))
-    return tensors, dead
-
-
-def _blocks(torch: Any, tensors: _TensorsByTag, tags: Tags) -> tuple[PreservedBlock, ...]:
+def _blocks(storages: Mapping[str | None, _Storages], tags: Tags) -> tuple[PreservedBlock, ...]:
     return tuple(
         PreservedBlock(address=begin, bytes=end - begin, device=row.device, tag=row.tag)
-        for row, begins, ends in _kept(torch, tensors, tags)
+        for row, begins, ends in _kept(storages, tags)
         for begin, end in zip(begins, ends, strict=True)
     )
 
 
-def _kept(torch: Any, tensors: _TensorsByTag, tags: Tags) -> Iterator[tuple[_core.Segment, list[int], list[int]]]:
+def _kept(by_tag: Mapping[str | None, _Storages], tags: Tags) -> Iterator[tuple[_core.Segment, list[int], list[int]]]:
     """By address: the allocations of the tags without a backup, and where the storages begin and end that are kept of each.
     Storages may overlap."""
     rows = [row for row in _core.segments() if row.backup == _core.BACKUP_NONE and selects(tags, row.tag)]
     rows.sort(key=lambda row: row.address)
-    kept: _Storages = {}
-    for tag, those in tensors.items():
-        storages: _Storages = {}
-        add_storages(torch, those, storages)
+    storages = _merged(rows, by_tag)
+    for row, begins in _by_allocation(rows, sorted(storages)):
+        yield row, begins, list(map(add, begins, map(storages.__getitem__, begins)))
+
+
+def _merged(rows: list[_core.Segment], by_tag: Mapping[str | None, _Storages]) -> _Storages:
+    """The storages that lie in memory of the tag of their registration (None: of any)."""
+    merged = by_tag.get(None, {}).copy()
+    for tag, storages in by_tag.items():
+        if tag is None:
+            continue
         for row, begins in _by_allocation(rows, sorted(storages)):
-            if tag in (None, row.tag):
-                sizes = map(max, map(storages.__getitem__, begins), map(kept.get, begins, repeat(0)))
-                kept.update(zip(begins, sizes, strict=True))
-    for row, begins in _by_allocation(rows, sorted(kept)):
-        yield row, begins, list(map(add, begins, map(kept.__getitem__, begins)))
+            if row.tag == tag:
+                larger = map(max, map(storages.__getitem__, begins), map(merged.get, begins, repeat(0)))
+                merged.update(zip(begins, larger, strict=True))
+    return merged
 
 
 def _by_allocation(rows: list[_core.Segment], addresses: list[int]) -> Iterator[tuple[_core.Segment, list[int]]]:
@@ -194,15 +149,10 @@ def _by_allocation(rows: list[_core.Segment], addresses: list[int]) -> Iterator[
 
 
 def _joined(begins: list[int], ends: list[int]) -> tuple[list[int], list[int]]:
-    """Ranges that overlap or touch become one: each costs the driver a copy. Sorted by their begins."""
-    joined_begins, joined_ends = begins[:1], ends[:1]
-    for begin, end in zip(begins, ends, strict=True):
-        if begin <= joined_ends[-1]:
-            joined_ends[-1] = max(end, joined_ends[-1])
-        else:
-            joined_begins.append(begin)
-            joined_ends.append(end)
-    return joined_begins, joined_ends
+    """Ranges that overlap or touch become one: each costs the driver a copy. Sorted by their begins; not empty."""
+    reached = list(accumulate(ends, max))
+    is_apart = list(map(lt, reached, begins[1:]))
+    return [begins[0], *compress(begins[1:], is_apart)], [*compress(reached, is_apart), reached[-1]]
 
 
 def preserving_finder(
@@ -250,12 +200,3 @@ def _flat(torch: Any, operation: str, what: Iterable[Any]) -> Iterator[Any]:
                 f"{operation}() needs tensors, modules or iterables of them, not {type(each).__name__}"
                 + (": of a dict pass its values()" if isinstance(each, str) else "")
             )
-
-
-def _register(torch: Any, what: Any, tag: str | None, parameters: bool) -> _Registration:
-    if isinstance(what, torch.Tensor):
-        add_storages(torch, (what,), {})  # raises for a tensor without storages
-        from torch.utils.weak import TensorWeakRef
-
-        return _Registration(TensorWeakRef(what), tag, parameters)
-    return _Registration(weakref.ref(what), tag, parameters)
