@@ -31,7 +31,7 @@ from torch_memory_saver.errors import (
 from torch_memory_saver.pending import PendingResume
 from torch_memory_saver.report import PauseReport, ResumeReport, TransitionReport
 from torch_memory_saver.saver import TorchMemorySaver
-from torch_memory_saver.usage import Allocation, PreservedBlock, Stats, TagUsage
+from torch_memory_saver.usage import Allocation, CallTotals, PreservedBlock, Stats, Usage
 
 __version__ = "1.0.0a1"
 
@@ -57,10 +57,14 @@ release_host_memory = torch_memory_saver.release_host_memory
 set_disk_backup_dir = torch_memory_saver.set_disk_backup_dir
 enable_peer_access = torch_memory_saver.enable_peer_access
 stats = torch_memory_saver.stats
+snapshot = torch_memory_saver.snapshot
+reset_peaks = torch_memory_saver.reset_peaks
+tag_of = torch_memory_saver.tag_of
 
 __all__ = [
     "Allocation",
     "BackupIOError",
+    "CallTotals",
     "CaptureInProgressError",
     "DeviceLockedError",
     "DeviceLostError",
@@ -77,11 +81,11 @@ __all__ = [
     "PreservedBlock",
     "ResumeReport",
     "Stats",
-    "TagUsage",
     "TorchMemorySaver",
     "TorchMemorySaverError",
     "TorchUnavailableError",
     "TransitionReport",
+    "Usage",
     "__version__",
     "configure_subprocess",
     "cuda_graph",
@@ -99,8 +103,11 @@ __all__ = [
     "register_hook_mode",
     "release_host_memory",
     "reserve_host_memory",
+    "reset_peaks",
     "resume",
     "set_disk_backup_dir",
+    "snapshot",
     "stats",
+    "tag_of",
     "torch_memory_saver",
 ]

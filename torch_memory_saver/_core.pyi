@@ -59,6 +59,8 @@ class HostBuffer:
 # Rows are struct sequences: tuples with named items. Only the functions below create them.
 
 class Segment(NamedTuple):
+    """The times are those of time.monotonic()."""
+
     address: int
     bytes: int
     reserved_bytes: int
@@ -67,6 +69,21 @@ class Segment(NamedTuple):
     state: int
     backup: int
     tag: str
+    allocated_at: float
+    changed_at: float
+
+class Usage(NamedTuple):
+    """The allocations of one tag (`device` is -1) or of one device (`tag` is None): see ``tms_usage_info_t``."""
+
+    tag: str | None
+    device: int
+    allocations: int
+    bytes: int
+    resident_bytes: int
+    paused_bytes: int
+    damaged_bytes: int
+    backup_bytes: int
+    resident_peak_bytes: int
 
 class Export(NamedTuple):
     """A file descriptor of an allocation's physical memory. It stays the library's, until the allocation is paused or freed.
@@ -229,6 +246,11 @@ def active_devices() -> int:
 
 def device_memory(device: int) -> DeviceMemory: ...
 def segments() -> list[Segment]: ...
+def usage(tag: str | None, device: int = -1) -> list[Usage]:
+    """The allocations of a tag (None: all) on a device (-1: all): a row for each tag, then one for each device. The peaks
+    are those of the whole tag or device."""
+
+def reset_peaks() -> None: ...
 def find(address: int) -> Segment | None: ...
 def export_memory(address: int) -> Export:
     """Exports the physical memory of the allocation that `address` lies in, for other processes.

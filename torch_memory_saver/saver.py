@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch_memory_saver._saver import hook_modes, preload
 from torch_memory_saver._saver.arguments import DEFAULT_TAG
-from torch_memory_saver._saver.paused import is_paused
 from torch_memory_saver._saver.preserve_methods import PreserveMethods
+from torch_memory_saver._saver.state_methods import StateMethods
 from torch_memory_saver._torch.eager import eager_methods
 from torch_memory_saver.pending import PendingResume
 from torch_memory_saver.report import PauseReport, ResumeReport
-from torch_memory_saver.usage import Stats
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +22,7 @@ __all__ = ["TorchMemorySaver"]
 
 
 @eager_methods
-class TorchMemorySaver(PreserveMethods):
+class TorchMemorySaver(PreserveMethods, StateMethods):
     """Pauses and resumes GPU memory without changing its addresses.
 
     No driver is loaded and no device used before the first use. All sizes are bytes. Every method may be called from any
@@ -315,19 +314,6 @@ class TorchMemorySaver(PreserveMethods):
         backup: torch.Tensor | None = self._use().get_cpu_backup(x, zero_copy=zero_copy)
         return backup
 
-    def is_paused(self, x: torch.Tensor) -> bool:
-        """Whether access to a tensor would be an error now, because its storage lies in managed memory that is not resident.
-
-        Such memory is paused, being paused or resumed, or damaged (see :meth:`pause`). A copy from or to it fails with
-        "invalid argument". A kernel that accesses it causes an illegal memory access, after which the process cannot use the
-        device any more. Works for any device and any view. Tensors in other memory, for instance on the CPU, are never
-        paused. A tensor made of others (``DTensor``) is paused if any of them is.
-
-        Raises:
-            InvalidArgumentError: Not a tensor, or one without a storage of its own, such as a sparse one: pass its parts.
-        """
-        return is_paused(x)
-
     def set_disk_backup_dir(self, path: str | os.PathLike[str]) -> None:
         """Sets the directory for disk backups from now on. It is created if missing; its parents must exist. Default:
         ``TMS_DISK_BACKUP_DIR``, else the system's temporary directory.
@@ -366,8 +352,3 @@ class TorchMemorySaver(PreserveMethods):
         process has begun to use another device, unless a region was entered or left since: with PyTorch before 2.10, if the
         program makes MemPools of its own, or if PyTorch has allocated nothing on that device."""
         self._use().enable_peer_access()
-
-    def stats(self) -> Stats:
-        """The current use of managed memory: bytes by tag, every allocation, and the counters."""
-        stats: Stats = self._use().stats()
-        return stats

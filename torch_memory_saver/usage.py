@@ -1,13 +1,17 @@
-"""The use of managed memory at one moment."""
+"""The use of managed memory at one moment: by tag, by device, and allocation by allocation."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
 
 from torch_memory_saver import _core
 
-__all__ = ["Allocation", "PreservedBlock", "Stats", "TagUsage", "take_stats"]
+__all__ = ["Allocation", "CallTotals", "PreservedBlock", "Stats", "Usage", "take_snapshot", "take_stats"]
 
 _STATES = {
     _core.STATE_ACTIVE: "active",
@@ -18,6 +22,10 @@ _STATES = {
     _core.STATE_REPAIRING: "repairing",
 }
 _BACKUPS = {number: name for name, number in _core.BACKUP_KINDS.items()}
+_ALL_DEVICES = -1
+_NANOSECONDS = 1_000_000_000
+#: Of :func:`take_snapshot`. A change that breaks a reader makes it larger.
+SNAPSHOT_FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,8 @@ class Allocation:
             release).
         backup: "none", "pinned", "mmap" or "disk".
         tag: The region's.
+        age: Seconds since it was made.
+        state_age: Seconds since its state last changed.
     """
 
     address: int
@@ -44,6 +54,8 @@ class Allocation:
     state: str
     backup: str
     tag: str
+    age: float = 0.0
+    state_age: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -64,11 +76,11 @@ class PreservedBlock:
 
 
 @dataclass(frozen=True)
-class TagUsage:
-    """The allocations of one tag, or of all tags.
+class Usage:
+    """Some allocations: those of one tag, of one device, or all.
 
-    Damaged ones count in ``allocations`` and ``bytes``, but neither as resident nor as paused, because their memory cannot
-    be used. The counter ``resident_bytes`` of :class:`Stats` includes memory that is still mapped.
+    Damaged ones count neither as resident nor as paused, because their memory cannot be used. The counter
+    ``resident_bytes`` of :class:`Stats` includes memory that is still mapped.
 
     Attributes:
         allocations: Their number, in every state.
@@ -76,6 +88,10 @@ class TagUsage:
         resident_bytes: Physical device memory of those that are active, pausing or repairing.
         paused_bytes: Physical device memory that a resume maps for those that are paused or resuming.
         backup_bytes: Held in backups now.
+        damaged_bytes: Reserved bytes of those that are damaged.
+        resident_peak_bytes: The most physical device memory that was mapped at once, since the start or since
+            ``reset_peaks()``. None where it is not known: of a device within one tag, of a tag within one device, and of
+            several tags or devices together that are not all.
     """
 
     allocations: int = 0
@@ -83,17 +99,40 @@ class TagUsage:
     resident_bytes: int = 0
     paused_bytes: int = 0
     backup_bytes: int = 0
+    damaged_bytes: int = 0
+    resident_peak_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class CallTotals:
+    """All pauses, or all resumes, of this process so far.
+
+    Attributes:
+        calls: Those that succeeded.
+        failures: Those that did not.
+        seconds: Of the native part of the successful calls.
+        bytes: Of physical device memory that they released or mapped.
+        copied_bytes: Copied to or from backups.
+    """
+
+    calls: int = 0
+    failures: int = 0
+    seconds: float = 0.0
+    bytes: int = 0
+    copied_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class Stats:
-    """The current use of managed memory.
+    """The use of managed memory at one moment. Printed, it is a table.
 
     Attributes:
-        total: Every allocation.
+        total: Every selected allocation.
         tags: By tag.
-        allocations: Each, in order of allocation.
-        counters: The core's counters by name: see ``tms_counters_t`` in ``tms.h``.
+        devices: By CUDA ordinal.
+        counters: The core's counters by name, of the whole process: see ``tms_counters_t`` in ``tms.h``.
+        pauses, resumes: All calls of this process so far.
+        failed_allocations: Allocations of this process that failed so far.
         host_resident_bytes: Host memory in use for backups: memory with contents, idle memory of the pool, and memory that
             is being released.
         host_pooled_bytes: The part of it that is idle in the pool (``host_memory="pool"``, ``reserve_host_memory``).
@@ -101,54 +140,161 @@ class Stats:
         guarded_bytes: Paused addresses that show a page of 0xFF bytes now.
     """
 
-    total: TagUsage
-    tags: Mapping[str, TagUsage]
-    allocations: tuple[Allocation, ...]
+    total: Usage
+    tags: Mapping[str, Usage]
+    devices: Mapping[int, Usage]
     counters: Mapping[str, int]
-    host_resident_bytes: int = 0
-    host_pooled_bytes: int = 0
-    guard: bool = False
-    guarded_bytes: int = 0
+    pauses: CallTotals
+    resumes: CallTotals
+    failed_allocations: int
+    host_resident_bytes: int
+    host_pooled_bytes: int
+    guard: bool
+    guarded_bytes: int
+    _rows: Sequence[_core.Segment]
+    _taken_at: float
 
-
-def take_stats() -> Stats:
-    """Takes a snapshot. Rows and counters are read one after the other, so changes by other threads may make them differ."""
-    allocations = tuple(
-        Allocation(
-            address=row.address,
-            bytes=row.bytes,
-            reserved_bytes=row.reserved_bytes,
-            backup_bytes=row.backup_bytes,
-            device=row.device,
-            state=_STATES.get(row.state, str(row.state)),
-            backup=_BACKUPS.get(row.backup, str(row.backup)),
-            tag=row.tag,
+    @cached_property
+    def allocations(self) -> tuple[Allocation, ...]:
+        """Each selected allocation at that moment, in order of allocation."""
+        return tuple(
+            Allocation(
+                address=row.address,
+                bytes=row.bytes,
+                reserved_bytes=row.reserved_bytes,
+                backup_bytes=row.backup_bytes,
+                device=row.device,
+                state=_STATES.get(row.state, str(row.state)),
+                backup=_BACKUPS.get(row.backup, str(row.backup)),
+                tag=row.tag,
+                age=self._taken_at - row.allocated_at,
+                state_age=self._taken_at - row.changed_at,
+            )
+            for row in self._rows
         )
-        for row in _core.segments()
-    )
-    tags: dict[str, list[Allocation]] = {}
-    for allocation in allocations:
-        tags.setdefault(allocation.tag, []).append(allocation)
+
+    def __str__(self) -> str:
+        from torch_memory_saver._saver.usage_table import stats_table
+
+        return stats_table(self)
+
+    def __repr__(self) -> str:
+        return (
+            f"Stats({self.total.allocations} allocations, {self.total.resident_bytes} bytes resident, "
+            f"{self.total.paused_bytes} paused, tags {list(self.tags)}, devices {list(self.devices)})"
+        )
+
+
+def take_stats(tags: Iterable[str] | None = None, device: int | None = None) -> Stats:
+    """The statistics of the allocations of some tags (None: all) on one device (None: all). Rows and counters are read one
+    after the other, so changes by other threads may make them differ."""
+    ordinal = _ALL_DEVICES if device is None else device
+    selected = None if tags is None else tuple(tags)
+    rows = _select(_core.segments(), selected, device)
+    usage = [row for tag in (selected if selected is not None else (None,)) for row in _core.usage(tag, ordinal)]
+    by_tag: dict[str, Usage] = {}
+    by_device: dict[int, list[_core.Usage]] = {}
+    for row in usage:
+        if row.tag is None:
+            by_device.setdefault(row.device, []).append(row)
+        else:
+            by_tag[row.tag] = _add_up([row], row.resident_peak_bytes if device is None else None)
     counters = _core.counters()
+    devices = {
+        number: _add_up(those, those[0].resident_peak_bytes if selected is None else None)
+        for number, those in sorted(by_device.items())
+    }
+    peak = _peak_of_all(selected, device, by_tag, devices, counters)
     return Stats(
-        total=_sum_up(allocations),
-        tags={tag: _sum_up(rows) for tag, rows in tags.items()},
-        allocations=allocations,
+        total=_add_up([row for row in usage if row.tag is not None], peak),
+        tags=by_tag,
+        devices=devices,
         counters=counters,
+        pauses=_totals(counters, "pause"),
+        resumes=_totals(counters, "resume"),
+        failed_allocations=counters["failed_allocations_total"],
         host_resident_bytes=counters["host_resident_bytes"],
         host_pooled_bytes=counters["host_pooled_bytes"],
         guard=counters["guard"] != 0,
         guarded_bytes=counters["guarded_bytes"],
+        _rows=rows,
+        _taken_at=time.monotonic(),
     )
 
 
-def _sum_up(rows: tuple[Allocation, ...] | list[Allocation]) -> TagUsage:
-    # Memory is mapped while a pause copies it. An unfinished resume does not count as resident.
-    resident = sum(row.reserved_bytes for row in rows if row.state in ("active", "pausing", "repairing"))
-    return TagUsage(
-        allocations=len(rows),
+def _select(rows: list[_core.Segment], tags: tuple[str, ...] | None, device: int | None) -> list[_core.Segment]:
+    if tags is None and device is None:
+        return rows
+    return [row for row in rows if (tags is None or row.tag in tags) and device in (None, row.device)]
+
+
+def _add_up(rows: Iterable[_core.Usage], peak: int | None) -> Usage:
+    rows = list(rows)
+    return Usage(
+        allocations=sum(row.allocations for row in rows),
         bytes=sum(row.bytes for row in rows),
-        resident_bytes=resident,
-        paused_bytes=sum(row.reserved_bytes for row in rows if row.state in ("paused", "resuming")),
+        resident_bytes=sum(row.resident_bytes for row in rows),
+        paused_bytes=sum(row.paused_bytes for row in rows),
         backup_bytes=sum(row.backup_bytes for row in rows),
+        damaged_bytes=sum(row.damaged_bytes for row in rows),
+        resident_peak_bytes=peak,
     )
+
+
+def _peak_of_all(
+    tags: tuple[str, ...] | None,
+    device: int | None,
+    by_tag: Mapping[str, Usage],
+    by_device: Mapping[int, Usage],
+    counters: Mapping[str, int],
+) -> int | None:
+    """The peak of a selection, where there is one number for it."""
+    if tags is None and device is None:
+        return counters["resident_peak_bytes"]
+    if tags is None and device is not None and device in by_device:
+        return by_device[device].resident_peak_bytes
+    if device is None and tags is not None and len(tags) == 1 and tags[0] in by_tag:
+        return by_tag[tags[0]].resident_peak_bytes
+    return None
+
+
+def _totals(counters: Mapping[str, int], call: str) -> CallTotals:
+    return CallTotals(
+        calls=counters[f"{call}s_total"],
+        failures=counters[f"failed_{call}s_total"],
+        seconds=counters[f"{call}_nanoseconds"] / _NANOSECONDS,
+        bytes=counters[f"{call}_bytes"],
+        copied_bytes=counters[f"{call}_copied_bytes"],
+    )
+
+
+def take_snapshot() -> dict[str, Any]:
+    """Everything that is managed now, as plain data that json.dumps() takes: see ``TorchMemorySaver.snapshot``."""
+    stats = take_stats()
+    now = stats._taken_at
+    return {
+        "format": SNAPSHOT_FORMAT,
+        "pid": os.getpid(),
+        "time": time.time(),
+        "segments": [
+            {
+                "address": address,
+                "bytes": size,
+                "reserved_bytes": reserved,
+                "backup_bytes": backed_up,
+                "device": device,
+                "state": _STATES[state],
+                "backup": _BACKUPS[backup],
+                "tag": tag,
+                "age": now - allocated_at,
+                "state_age": now - changed_at,
+            }
+            for address, size, reserved, backed_up, device, state, backup, tag, allocated_at, changed_at in stats._rows
+        ],
+        "total": asdict(stats.total),
+        "tags": {tag: asdict(usage) for tag, usage in stats.tags.items()},
+        "devices": {str(device): asdict(usage) for device, usage in stats.devices.items()},
+        "pauses": asdict(stats.pauses),
+        "resumes": asdict(stats.resumes),
+        "counters": dict(stats.counters),
+    }

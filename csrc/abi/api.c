@@ -274,6 +274,16 @@ static size_t api_segments(tms_segment_info_t *rows, size_t capacity) {
     return state ? tms_saver_segments(&state->saver, rows, capacity) : 0;
 }
 
+static size_t api_usage(const char *tag, int32_t device, tms_usage_info_t *rows, size_t capacity) {
+    tms_state_t *state = tms_state_if_made();
+    return state ? tms_saver_usage(&state->saver, tag, device, rows, capacity) : 0;
+}
+
+static void api_reset_peaks(void) {
+    tms_state_t *state = tms_state_if_made();
+    if (state) tms_saver_reset_peaks(&state->saver);
+}
+
 static tms_status_t api_find(uint64_t address, tms_segment_info_t *row) {
     tms_state_t *state = tms_state_if_made();
     return state ? tms_saver_find(&state->saver, address, row) : TMS_NOT_MANAGED;
@@ -332,6 +342,8 @@ const tms_api_t *tms_get_api(uint32_t version) {
         .active_devices = api_active_devices,
         .device_memory = api_device_memory,
         .segments = api_segments,
+        .usage = api_usage,
+        .reset_peaks = api_reset_peaks,
         .find = api_find,
         .tag_info = api_tag_info,
         .counters = api_counters,

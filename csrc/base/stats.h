@@ -1,5 +1,7 @@
 /* Counters. Each is updated with relaxed atomics where the counted event happens, and may be read at any time on any thread.
  * Derived numbers (damaged, quarantined, deferred) are computed by tms_saver_counters.
+ *
+ * A level has one writer at a time, which its owner ensures by a lock.
  */
 #ifndef TMS_STATS_H
 #define TMS_STATS_H
@@ -7,12 +9,25 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
+/* Of all pauses, or of all resumes. Time and bytes are those of the calls that succeeded. */
+typedef struct tms_calls {
+    _Atomic uint64_t successes, failures;
+    _Atomic uint64_t nanoseconds;
+    _Atomic uint64_t bytes;        /* of device memory released or mapped */
+    _Atomic uint64_t copied_bytes; /* to or from backups */
+} tms_calls_t;
+
 typedef struct tms_stats {
-    _Atomic uint64_t allocations_total, frees_total;
-    _Atomic uint64_t resident_bytes, paused_bytes;
-    _Atomic uint64_t pauses_total, resumes_total, failures_total;
+    _Atomic uint64_t allocations_total, frees_total, failed_allocations;
+    _Atomic uint64_t paused_bytes;
+    tms_calls_t pauses, resumes;
     _Atomic uint64_t guarded_bytes, guard_failures_total;
 } tms_stats_t;
+
+/* Bytes, and the most that there were. */
+typedef struct tms_level {
+    _Atomic uint64_t now, peak;
+} tms_level_t;
 
 static inline void tms_stats_add(_Atomic uint64_t *counter, uint64_t amount) {
     atomic_fetch_add_explicit(counter, amount, memory_order_relaxed);
@@ -22,6 +37,16 @@ static inline void tms_stats_subtract(_Atomic uint64_t *counter, uint64_t amount
 }
 static inline uint64_t tms_stats_read(const _Atomic uint64_t *counter) {
     return atomic_load_explicit(counter, memory_order_relaxed);
+}
+
+static inline void tms_level_raise(tms_level_t *level, uint64_t amount) {
+    uint64_t now = tms_stats_read(&level->now) + amount;
+    atomic_store_explicit(&level->now, now, memory_order_relaxed);
+    if (now > tms_stats_read(&level->peak)) atomic_store_explicit(&level->peak, now, memory_order_relaxed);
+}
+static inline void tms_level_lower(tms_level_t *level, uint64_t amount) { tms_stats_subtract(&level->now, amount); }
+static inline void tms_level_reset_peak(tms_level_t *level) {
+    atomic_store_explicit(&level->peak, tms_stats_read(&level->now), memory_order_relaxed);
 }
 
 #endif

@@ -11,6 +11,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+#include "base/stats.h"
 #include "base/status.h"
 
 typedef struct tms_tag {
@@ -20,6 +21,8 @@ typedef struct tms_tag {
                                      saver's lock */
     _Atomic uint64_t paused;      /* segments of the tag that are not ACTIVE; written under the saver's lock */
     _Atomic uint64_t pause_epoch; /* pauses that changed a segment of the tag; written under the saver's lock */
+    tms_level_t mapped;           /* physical memory of its segments; written under the saver's lock */
+    size_t row;                   /* its first row in a walk that lists tags; under the saver's lock */
     _Atomic bool used;            /* a segment of this tag was ever allocated */
     char name[];                  /* UTF-8, not empty */
 } tms_tag_t;

@@ -72,6 +72,8 @@ static tms_segment_info_t describe(const tms_saver_t *saver, const tms_segment_t
         .state = segment->state,
         .backup = segment->backup.kind,
         .tag = segment->tag->name,
+        .allocated_at = segment->allocated_at,
+        .changed_at = segment->changed_at,
     };
 }
 
@@ -85,6 +87,72 @@ size_t tms_saver_segments(tms_saver_t *saver, tms_segment_info_t *rows, size_t c
     return count;
 }
 
+/* ---- usage ---- */
+
+static void add_to_row(const tms_saver_t *saver, tms_usage_info_t *row, const tms_segment_t *segment) {
+    const uint64_t reserved = tms_segment_reserved(segment);
+    row->allocations++;
+    row->bytes += segment->bytes;
+    row->backup_bytes += taken_bytes(saver, segment);
+    switch (segment->state) {
+    case TMS_SEGMENT_ACTIVE:
+    case TMS_SEGMENT_PAUSING: /* mapped until the pause commits */
+    case TMS_SEGMENT_REPAIRING: row->resident_bytes += reserved; break;
+    case TMS_SEGMENT_PAUSED:
+    case TMS_SEGMENT_RESUMING: row->paused_bytes += reserved; break;
+    case TMS_SEGMENT_DAMAGED: row->damaged_bytes += reserved; break;
+    }
+}
+
+/* Under the lock: the segment's row of its tag, or NULL if there is no room for it. The walk's mark tells whether the tag
+ * has a row. */
+static tms_usage_info_t *row_of(tms_segment_t *segment, uint64_t mark, tms_usage_info_t *rows, size_t *count,
+                                size_t capacity) {
+    tms_tag_t *tag = segment->tag;
+    if (tag->mark != mark) {
+        tag->mark = mark;
+        tag->row = (*count)++;
+        if (tag->row < capacity)
+            rows[tag->row] = (tms_usage_info_t){
+                .tag = tag->name, .device = TMS_NO_DEVICE, .resident_peak_bytes = tms_stats_read(&tag->mapped.peak)};
+    }
+    return tag->row < capacity ? &rows[tag->row] : NULL;
+}
+
+size_t tms_saver_usage(tms_saver_t *saver, const char *tag, int device, tms_usage_info_t *rows, size_t capacity) {
+    tms_usage_info_t by_device[TMS_MAX_DEVICES] = {{0}};
+    const tms_tag_t *only = tag ? tms_tag_find(&saver->regions->tags, tag) : NULL;
+    size_t count = 0;
+    if (tag && !only) return 0;
+    pthread_mutex_lock(&saver->lock);
+    const uint64_t mark = ++saver->marks;
+    for (tms_registry_node_t *node = saver->registry.first; node; node = node->next) {
+        tms_segment_t *segment = tms_segment_of(node);
+        if ((only && segment->tag != only) || (device != TMS_NO_DEVICE && segment->device != device)) continue;
+        tms_usage_info_t *row = row_of(segment, mark, rows, &count, capacity);
+        if (row) add_to_row(saver, row, segment);
+        add_to_row(saver, &by_device[segment->device], segment);
+    }
+    for (int d = 0; d < TMS_MAX_DEVICES; d++) {
+        by_device[d].device = d;
+        by_device[d].resident_peak_bytes = tms_stats_read(&saver->usage.by_device[d].peak);
+        const bool is_asked = !only && (device == TMS_NO_DEVICE || device == d);
+        if (by_device[d].allocations == 0 && !(is_asked && by_device[d].resident_peak_bytes > 0)) continue;
+        if (count < capacity) rows[count] = by_device[d];
+        count++;
+    }
+    pthread_mutex_unlock(&saver->lock);
+    return count;
+}
+
+void tms_saver_reset_peaks(tms_saver_t *saver) {
+    pthread_mutex_lock(&saver->lock);
+    tms_usage_reset_peaks(&saver->usage);
+    for (tms_registry_node_t *node = saver->registry.first; node; node = node->next)
+        tms_level_reset_peak(&tms_segment_of(node)->tag->mapped);
+    pthread_mutex_unlock(&saver->lock);
+}
+
 tms_status_t tms_saver_find(tms_saver_t *saver, uint64_t address, tms_segment_info_t *row) {
     pthread_mutex_lock(&saver->lock);
     tms_registry_node_t *node = tms_registry_find(&saver->registry, address);
@@ -94,14 +162,17 @@ tms_status_t tms_saver_find(tms_saver_t *saver, uint64_t address, tms_segment_in
 }
 
 void tms_saver_counters(tms_saver_t *saver, tms_counters_t *counters) {
+    const tms_calls_t *pauses = &saver->stats.pauses, *resumes = &saver->stats.resumes;
+    uint64_t failed_pauses = tms_stats_read(&pauses->failures), failed_resumes = tms_stats_read(&resumes->failures);
+    uint64_t failed_allocations = tms_stats_read(&saver->stats.failed_allocations);
     *counters = (tms_counters_t){
         .allocations_total = tms_stats_read(&saver->stats.allocations_total),
         .frees_total = tms_stats_read(&saver->stats.frees_total),
-        .resident_bytes = tms_stats_read(&saver->stats.resident_bytes),
+        .resident_bytes = tms_stats_read(&saver->usage.mapped.now),
         .paused_bytes = tms_stats_read(&saver->stats.paused_bytes),
-        .pauses_total = tms_stats_read(&saver->stats.pauses_total),
-        .resumes_total = tms_stats_read(&saver->stats.resumes_total),
-        .failures_total = tms_stats_read(&saver->stats.failures_total),
+        .pauses_total = tms_stats_read(&pauses->successes),
+        .resumes_total = tms_stats_read(&resumes->successes),
+        .failures_total = failed_pauses + failed_resumes + failed_allocations,
         .quarantined_handles = tms_quarantine_held(&saver->quarantine, TMS_QUARANTINE_HANDLE),
         .quarantined_ranges = tms_quarantine_held(&saver->quarantine, TMS_QUARANTINE_RANGE),
         .quarantined_host = tms_quarantine_held(&saver->quarantine, TMS_QUARANTINE_HOST),
@@ -111,6 +182,16 @@ void tms_saver_counters(tms_saver_t *saver, tms_counters_t *counters) {
         .guard = atomic_load(&saver->guard.on),
         .guarded_bytes = tms_stats_read(&saver->stats.guarded_bytes),
         .guard_failures_total = tms_stats_read(&saver->stats.guard_failures_total),
+        .resident_peak_bytes = tms_stats_read(&saver->usage.mapped.peak),
+        .failed_pauses_total = failed_pauses,
+        .failed_resumes_total = failed_resumes,
+        .failed_allocations_total = failed_allocations,
+        .pause_nanoseconds = tms_stats_read(&pauses->nanoseconds),
+        .pause_bytes = tms_stats_read(&pauses->bytes),
+        .pause_copied_bytes = tms_stats_read(&pauses->copied_bytes),
+        .resume_nanoseconds = tms_stats_read(&resumes->nanoseconds),
+        .resume_bytes = tms_stats_read(&resumes->bytes),
+        .resume_copied_bytes = tms_stats_read(&resumes->copied_bytes),
     };
     tms_backup_stores_count(&saver->stores, counters);
     pthread_mutex_lock(&saver->lock);

@@ -6,10 +6,12 @@
 
 #include "core/saver.h"
 
-/* tms_api_t.host_backup, .segments, .find and .counters. */
+/* tms_api_t.host_backup, .segments, .usage, .reset_peaks, .find and .counters. */
 tms_status_t tms_saver_host_backup(tms_saver_t *saver, uint64_t address, uint64_t bytes, tms_host_buffer_t **buffer,
                                    void **host, tms_error_t *error);
 size_t tms_saver_segments(tms_saver_t *saver, tms_segment_info_t *rows, size_t capacity);
+size_t tms_saver_usage(tms_saver_t *saver, const char *tag, int device, tms_usage_info_t *rows, size_t capacity);
+void tms_saver_reset_peaks(tms_saver_t *saver);
 tms_status_t tms_saver_find(tms_saver_t *saver, uint64_t address, tms_segment_info_t *row);
 void tms_saver_counters(tms_saver_t *saver, tms_counters_t *counters);
 /* If `status` is TMS_DEVICE_LOST, adds to the message how many bytes of which tags are not ACTIVE, because access to these

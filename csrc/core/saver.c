@@ -101,14 +101,14 @@ bool tms_saver_has_segments(tms_saver_t *saver) {
 void tms_saver_unpublish(tms_saver_t *saver, tms_segment_t *segment) {
     tms_registry_remove(&saver->registry, &segment->node);
     if (segment->state == TMS_SEGMENT_ACTIVE) {
-        tms_stats_subtract(&saver->stats.resident_bytes, tms_segment_reserved(segment));
+        tms_usage_unmap(&saver->usage, segment);
     } else {
         atomic_fetch_sub_explicit(&segment->tag->paused, 1, memory_order_relaxed);
         if (segment->state == TMS_SEGMENT_PAUSED)
             tms_stats_subtract(&saver->stats.paused_bytes, tms_segment_reserved(segment));
         else
             saver->damaged--;
-        if (segment->mapped) tms_stats_subtract(&saver->stats.resident_bytes, tms_segment_reserved(segment));
+        if (segment->mapped) tms_usage_unmap(&saver->usage, segment);
     }
     tms_stats_add(&saver->stats.frees_total, 1);
 }

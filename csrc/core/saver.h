@@ -25,6 +25,7 @@
 #include "core/guard.h"
 #include "core/segment.h"
 #include "core/transition/pendings.h"
+#include "core/usage.h"
 #include "device/capture.h"
 #include "device/device_lock.h"
 
@@ -70,6 +71,7 @@ typedef struct tms_saver {
     _Atomic int host_policy; /* tms_host_policy_t, not TMS_HOST_DEFAULT: the process's policy */
     _Atomic bool forked;     /* this process is a forked child and must not use the GPU */
     tms_stats_t stats;
+    tms_usage_t usage;
 } tms_saver_t;
 
 tms_status_t tms_saver_init(tms_saver_t *saver, const tms_config_t *config, tms_log_t *log, tms_devices_t *devices,

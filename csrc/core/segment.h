@@ -35,6 +35,7 @@ typedef struct tms_segment {
     tms_device_mask_t accessible; /* devices that have access to the memory or the guard page, owner included */
     tms_tag_t *tag;
     tms_backup_t backup;
+    double allocated_at, changed_at; /* on tms_wait_now's clock: when it was made, and when its state last changed */
     /* DAMAGED: the driver call that failed in the last repair, and its result; "" if unknown. */
     char refused_call[TMS_ERROR_NAME_BYTES];
     int refused_result;

@@ -11,19 +11,17 @@
 #include "base/thread.h"
 #include "device/synchronize.h"
 
-enum { NANOSECONDS = 1000000000 };
-
 double tms_wait_now(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec / NANOSECONDS;
+    return (double)now.tv_sec + (double)now.tv_nsec / TMS_NANOSECONDS;
 }
 
 /* `seconds` is finite and small. */
 static struct timespec split(double seconds) {
     time_t whole = (time_t)seconds;
-    long rest = (long)((seconds - (double)whole) * NANOSECONDS);
-    return (struct timespec){.tv_sec = whole, .tv_nsec = rest < NANOSECONDS ? rest : NANOSECONDS - 1};
+    long rest = (long)((seconds - (double)whole) * TMS_NANOSECONDS);
+    return (struct timespec){.tv_sec = whole, .tv_nsec = rest < TMS_NANOSECONDS ? rest : TMS_NANOSECONDS - 1};
 }
 
 void tms_wait_begin(tms_wait_t *wait, int32_t (*interrupted)(void *), void *context, double timeout_seconds) {

@@ -21,6 +21,8 @@
 
 #define TMS_WAIT_POLL_SECONDS 0.05
 
+enum { TMS_NANOSECONDS = 1000000000 }; /* of a second */
+
 typedef struct tms_wait {
     int32_t (*interrupted)(void *); /* NULL: not interruptible */
     void *context;                  /* of `interrupted` */

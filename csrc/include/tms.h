@@ -110,7 +110,8 @@ typedef struct tms_segment_info {
     int32_t state;  /* tms_segment_state_t */
     int32_t backup; /* tms_backup_kind_t */
     int32_t reserved;
-    const char *tag; /* valid for ever */
+    const char *tag;                 /* valid for ever */
+    double allocated_at, changed_at; /* when it was made, and when its state last changed: seconds of CLOCK_MONOTONIC */
 } tms_segment_info_t;
 
 /* A file descriptor of an allocation's physical memory, by which another process can map it.
@@ -206,7 +207,24 @@ typedef struct tms_counters {
     uint64_t guard;                /* 1: guard mode is on (set_guard) */
     uint64_t guarded_bytes;        /* reserved bytes of paused allocations at which a guard page is mapped now */
     uint64_t guard_failures_total; /* allocations that were paused without a guard page although guard mode was on */
+    uint64_t resident_peak_bytes;  /* the most resident_bytes since the start, or since reset_peaks */
+    uint64_t failed_pauses_total, failed_resumes_total, failed_allocations_total; /* parts of failures_total */
+    /* Of all calls that succeeded: their time, the device memory that they released or mapped, and what they copied. */
+    uint64_t pause_nanoseconds, pause_bytes, pause_copied_bytes;
+    uint64_t resume_nanoseconds, resume_bytes, resume_copied_bytes;
 } tms_counters_t;
+
+/* The allocations of one tag (`device` -1) or of one device (`tag` NULL). */
+typedef struct tms_usage_info {
+    const char *tag;
+    int32_t device;
+    uint64_t allocations;                                 /* in every state */
+    uint64_t bytes;                                       /* requested */
+    uint64_t resident_bytes, paused_bytes, damaged_bytes; /* reserved bytes, by state; their sum is all that is reserved */
+    uint64_t backup_bytes;                                /* held in backups now; 0 of those in transition */
+    uint64_t resident_peak_bytes; /* the most physical memory that the tag or the device ever had mapped at once, or had
+                                     since reset_peaks */
+} tms_usage_info_t;
 
 /* How far a tag is paused. A torch pool whose memory may be paused must not be entered; see _torch/pools.py. */
 typedef struct tms_tag_info {
@@ -347,6 +365,13 @@ typedef struct tms_api {
      * over the paused addresses, and a resume fills memory that comes back without contents with that byte. */
     void (*set_guard)(int32_t on);
     int32_t (*get_guard)(void);
+
+    /* Writes up to `capacity` rows: the tags that have allocations, then the devices that have any or had any since
+     * reset_peaks. Returns how many rows there are. `tag` NULL: all tags; `device` -1: all devices. With either, the rows
+     * count the allocations of that tag or device only, except for the peaks. */
+    size_t (*usage)(const char *tag, int32_t device, tms_usage_info_t *rows, size_t capacity);
+    /* Every peak becomes what is mapped now. */
+    void (*reset_peaks)(void);
 } tms_api_t;
 
 /* The table of the library that exports it, or NULL if that library does not support `version`. */

@@ -62,6 +62,8 @@
     BARE(active_devices, "()", "Bit d is set where this process uses device d.")                                            \
     TAKES(device_memory, "(device)", "(free, total) bytes of a device.")                                                    \
     BARE(segments, "()", "Every managed allocation, in order of allocation.")                                               \
+    TAKES(usage, "(tag, device=-1)", "Allocations by tag, then by device; None and -1: all.")                               \
+    BARE(reset_peaks, "()", "Every peak becomes what is mapped now.")                                                       \
     TAKES(find, "(address)", "The managed allocation that an address lies in, or None.")                                    \
     TAKES(export_memory, "(address)", "A file descriptor of the physical memory that an address lies in, as an Export.")    \
     TAKES(tag_info, "(tag)", "(allocations of the tag that are not active, pauses that ever changed one of them)")          \

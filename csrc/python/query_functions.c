@@ -140,6 +140,57 @@ PyObject *tms_py_segments(PyObject *module, PyObject *unused) {
     return list;
 }
 
+/* As read_segments. */
+static tms_usage_info_t *read_usage(const tms_api_t *api, const char *tag, int32_t device, size_t *count) {
+    enum { ROOM_TO_SPARE = 16 };
+    tms_usage_info_t *rows = NULL;
+    size_t capacity = 0;
+
+    while ((*count = api->usage(tag, device, rows, capacity)) > capacity || !rows) {
+        free(rows);
+        capacity = *count + *count / 2 + ROOM_TO_SPARE;
+        rows = malloc(capacity * sizeof(*rows));
+        if (!rows) return NULL;
+    }
+    return rows;
+}
+
+PyObject *tms_py_usage(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
+    static const tms_py_signature_t signature = {"usage", 1, 2, {"tag", "device"}};
+    const tms_api_t *api = tms_py_api(module);
+    tms_usage_info_t *rows;
+    PyObject *list = NULL;
+    const char *tag = NULL;
+    int32_t device = TMS_NO_DEVICE;
+    size_t count = 0;
+    tms_py_call_t call;
+
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) ||
+        (call.values[0] != Py_None && !tms_py_get_tag(&call, 0, &tag)) || !tms_py_get_i32(&call, 1, &device))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    rows = read_usage(api, tag, device, &count);
+    Py_END_ALLOW_THREADS;
+    if (!rows) return PyErr_NoMemory();
+    list = PyList_New((Py_ssize_t)count);
+    for (size_t index = 0; list && index < count; index++) {
+        PyObject *row = tms_py_usage_row(module, &rows[index]);
+        if (!row || PyList_SetItem(list, (Py_ssize_t)index, row) < 0) Py_CLEAR(list);
+    }
+    free(rows);
+    return list;
+}
+
+PyObject *tms_py_reset_peaks(PyObject *module, PyObject *unused) {
+    const tms_api_t *api = tms_py_api(module);
+
+    (void)unused;
+    Py_BEGIN_ALLOW_THREADS;
+    api->reset_peaks();
+    Py_END_ALLOW_THREADS;
+    Py_RETURN_NONE;
+}
+
 PyObject *tms_py_find(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
     static const tms_py_signature_t signature = {"find", 1, 1, {"address"}};
     const tms_api_t *api = tms_py_api(module);
@@ -189,12 +240,38 @@ static const struct counter {
     size_t offset;
 } counters[] = {
 #define COUNTER(field) {#field, offsetof(tms_counters_t, field)}
-    COUNTER(allocations),        COUNTER(allocations_total),    COUNTER(frees_total),       COUNTER(resident_bytes),
-    COUNTER(paused_bytes),       COUNTER(host_backup_bytes),    COUNTER(disk_backup_bytes), COUNTER(pauses_total),
-    COUNTER(resumes_total),      COUNTER(failures_total),       COUNTER(damaged),           COUNTER(quarantined_handles),
-    COUNTER(quarantined_ranges), COUNTER(deferred_frees),       COUNTER(visible_captures),  COUNTER(quarantined_host),
-    COUNTER(quarantined_other),  COUNTER(host_resident_bytes),  COUNTER(host_pooled_bytes), COUNTER(guard),
-    COUNTER(guarded_bytes),      COUNTER(guard_failures_total),
+    COUNTER(allocations),
+    COUNTER(allocations_total),
+    COUNTER(frees_total),
+    COUNTER(resident_bytes),
+    COUNTER(paused_bytes),
+    COUNTER(host_backup_bytes),
+    COUNTER(disk_backup_bytes),
+    COUNTER(pauses_total),
+    COUNTER(resumes_total),
+    COUNTER(failures_total),
+    COUNTER(damaged),
+    COUNTER(quarantined_handles),
+    COUNTER(quarantined_ranges),
+    COUNTER(deferred_frees),
+    COUNTER(visible_captures),
+    COUNTER(quarantined_host),
+    COUNTER(quarantined_other),
+    COUNTER(host_resident_bytes),
+    COUNTER(host_pooled_bytes),
+    COUNTER(guard),
+    COUNTER(guarded_bytes),
+    COUNTER(guard_failures_total),
+    COUNTER(resident_peak_bytes),
+    COUNTER(failed_pauses_total),
+    COUNTER(failed_resumes_total),
+    COUNTER(failed_allocations_total),
+    COUNTER(pause_nanoseconds),
+    COUNTER(pause_bytes),
+    COUNTER(pause_copied_bytes),
+    COUNTER(resume_nanoseconds),
+    COUNTER(resume_bytes),
+    COUNTER(resume_copied_bytes),
 #undef COUNTER
 };
 enum { COUNTER_COUNT = sizeof(counters) / sizeof(counters[0]) };

@@ -2,7 +2,7 @@
 
 #include "convert.h"
 
-enum { MOST_FIELDS = 8 };
+enum { MOST_FIELDS = 10 };
 
 /* The fields are in the order of the functions below, and of _core.pyi. */
 static PyStructSequence_Field segment_fields[] = {{"address", "of the first byte"},
@@ -13,7 +13,19 @@ static PyStructSequence_Field segment_fields[] = {{"address", "of the first byte
                                                   {"state", "one of STATE_*"},
                                                   {"backup", "one of BACKUP_*"},
                                                   {"tag", "the region's"},
+                                                  {"allocated_at", "seconds of CLOCK_MONOTONIC"},
+                                                  {"changed_at", "when its state last changed"},
                                                   {NULL, NULL}};
+static PyStructSequence_Field usage_fields[] = {{"tag", "of the allocations; None: of all"},
+                                                {"device", "of the allocations; -1: of all"},
+                                                {"allocations", "in every state"},
+                                                {"bytes", "requested size"},
+                                                {"resident_bytes", "of device memory"},
+                                                {"paused_bytes", "of device memory that a resume maps"},
+                                                {"damaged_bytes", "of device memory that cannot be used"},
+                                                {"backup_bytes", "held in backups now"},
+                                                {"resident_peak_bytes", "the most that was mapped"},
+                                                {NULL, NULL}};
 static PyStructSequence_Field export_fields[] = {{"address", "of the allocation"},
                                                  {"bytes", "of the physical memory"},
                                                  {"generation", "of the physical memory, unique in this process"},
@@ -34,7 +46,8 @@ static PyStructSequence_Field region_settings_fields[] = {{"tag", "of allocation
                                                           {NULL, NULL}};
 
 static PyStructSequence_Desc descriptions[TMS_PY_ROWS] = {
-    [TMS_PY_SEGMENT] = {"torch_memory_saver._core.Segment", "An allocation.", segment_fields, 8},
+    [TMS_PY_SEGMENT] = {"torch_memory_saver._core.Segment", "An allocation.", segment_fields, 10},
+    [TMS_PY_USAGE] = {"torch_memory_saver._core.Usage", "Allocations of a tag or a device.", usage_fields, 9},
     [TMS_PY_EXPORT] = {"torch_memory_saver._core.Export", "Exported physical memory.", export_fields, 5},
     [TMS_PY_REPORT] = {"torch_memory_saver._core.Report", "What a pause or resume did.", report_fields, 5},
     [TMS_PY_TAG_INFO] = {"torch_memory_saver._core.TagInfo", "How far a tag is paused.", tag_info_fields, 2},
@@ -71,12 +84,32 @@ static PyObject *make(PyObject *module, tms_py_row_t row, PyObject *const *value
 static PyObject *number(uint64_t value) { return PyLong_FromUnsignedLongLong(value); }
 
 PyObject *tms_py_segment(PyObject *module, const tms_segment_info_t *segment) {
-    PyObject *values[MOST_FIELDS] = {number(segment->address),         number(segment->bytes),
-                                     number(segment->reserved_bytes),  number(segment->backup_bytes),
-                                     PyLong_FromLong(segment->device), PyLong_FromLong(segment->state),
-                                     PyLong_FromLong(segment->backup), tms_py_text(segment->tag)};
+    PyObject *values[MOST_FIELDS] = {number(segment->address),
+                                     number(segment->bytes),
+                                     number(segment->reserved_bytes),
+                                     number(segment->backup_bytes),
+                                     PyLong_FromLong(segment->device),
+                                     PyLong_FromLong(segment->state),
+                                     PyLong_FromLong(segment->backup),
+                                     tms_py_text(segment->tag),
+                                     PyFloat_FromDouble(segment->allocated_at),
+                                     PyFloat_FromDouble(segment->changed_at)};
 
     return make(module, TMS_PY_SEGMENT, values);
+}
+
+PyObject *tms_py_usage_row(PyObject *module, const tms_usage_info_t *usage) {
+    PyObject *values[MOST_FIELDS] = {usage->tag ? tms_py_text(usage->tag) : Py_NewRef(Py_None),
+                                     PyLong_FromLong(usage->device),
+                                     number(usage->allocations),
+                                     number(usage->bytes),
+                                     number(usage->resident_bytes),
+                                     number(usage->paused_bytes),
+                                     number(usage->damaged_bytes),
+                                     number(usage->backup_bytes),
+                                     number(usage->resident_peak_bytes)};
+
+    return make(module, TMS_PY_USAGE, values);
 }
 
 PyObject *tms_py_export(PyObject *module, const tms_export_t *exported) {

@@ -9,6 +9,7 @@
 /* The struct sequences (rows.h). */
 typedef enum tms_py_row {
     TMS_PY_SEGMENT,
+    TMS_PY_USAGE,
     TMS_PY_EXPORT,
     TMS_PY_REPORT,
     TMS_PY_TAG_INFO,

@@ -239,7 +239,7 @@ class World:
             name: counters[name]
             for name in counters
             if counters[name]
-            and name not in ("host_resident_bytes", "host_pooled_bytes")
+            and name not in ("host_resident_bytes", "host_pooled_bytes", "resident_peak_bytes")
             and (name.startswith(("quarantined", "host", "disk", "resident", "paused")) or name == "damaged")
         }
         assert not left, f"left at the end: {left}"

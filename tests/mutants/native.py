@@ -253,4 +253,28 @@ _CAPTURES = (
     ),
 )
 
-MUTANTS = (*_TRANSITIONS, *_BACKUPS, *_INTERPOSERS, *_CAPTURES)
+_USAGE = (
+    Mutant(
+        "a-peak-falls-with-what-is-mapped",
+        "csrc/base/stats.h",
+        "    if (now > tms_stats_read(&level->peak)) atomic_store_explicit",
+        "    atomic_store_explicit",
+        ("tests/unit/core/test_usage.c",),
+    ),
+    Mutant(
+        "an-undone-resume-counts-as-mapped",
+        "csrc/core/transition/transition.c",
+        "    if (!was_active && segment->mapped) tms_usage_map",
+        "    if (!was_active) tms_usage_map",
+        ("tests/unit/core/test_usage.c",),
+    ),
+    Mutant(
+        "usage-of-a-tag-counts-every-device",
+        "csrc/core/inspect.c",
+        " || (device != TMS_NO_DEVICE && segment->device != device)) continue;",
+        ") continue;",
+        ("tests/unit/core/test_usage.c",),
+    ),
+)
+
+MUTANTS = (*_TRANSITIONS, *_BACKUPS, *_INTERPOSERS, *_CAPTURES, *_USAGE)

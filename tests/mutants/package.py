@@ -269,4 +269,21 @@ _PRESERVING = (
     ),
 )
 
-MUTANTS = (*_POOLS, *_REGIONS, *_LIVE, *_TORCH_LAYER, *_PRESERVING)
+_USAGE = (
+    Mutant(
+        "peaks-of-a-device-are-shown-for-one-of-its-tags",
+        "torch_memory_saver/usage.py",
+        "those[0].resident_peak_bytes if selected is None else None",
+        "those[0].resident_peak_bytes",
+        ("tests/unit/python/saver/test_stats.py::test_peaks_are_of_what_has_one",),
+    ),
+    Mutant(
+        "stats-of-a-device-lists-allocations-of-all",
+        "torch_memory_saver/usage.py",
+        " and device in (None, row.device)]",
+        "]",
+        ("tests/unit/python/saver/test_stats.py::test_selections",),
+    ),
+)
+
+MUTANTS = (*_POOLS, *_REGIONS, *_LIVE, *_TORCH_LAYER, *_PRESERVING, *_USAGE)

@@ -10,7 +10,7 @@ from .guard_cases import Guard
 from .host_cases import LARGE, SMALL, FirstPause, HostMemory, Mmap, Pooled, Release, Retained, TwoDevices
 from .live_cases import LiveBytes, LiveBytesOfTorch
 from .other_cases import Disk, Dropped, WakeUp
-from .overhead_cases import AllocateOverhead, ImportTime, RegionOverhead
+from .overhead_cases import AllocateOverhead, ImportTime, RegionOverhead, StatsOverhead
 from .preserve_cases import Preserve
 from .setting import Case
 from .share_cases import Send, Synchronise
@@ -37,6 +37,7 @@ CASES: tuple[Case, ...] = (
     HostMemory(),
     AllocateOverhead(),
     RegionOverhead(),
+    StatsOverhead(),
     ImportTime(),
 )
 #: Cases in which many small allocations must be about as fast per byte as a few large ones.

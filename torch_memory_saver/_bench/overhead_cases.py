@@ -1,4 +1,4 @@
-"""The cases about the cost of the library itself: an allocation, a region, the import."""
+"""The cases about the cost of the library itself: an allocation, a region, the statistics, the import."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 
 from .driver import DriverFailure
 from .figures import AT_MOST, Row, Target
-from .savers import Unavailable
+from .savers import Ours, Unavailable
 from .setting import MIB, Case, Setting, Shape
 from .yardstick import NoYardstick, open_driver
 
-__all__ = ["AllocateOverhead", "ImportTime", "RegionOverhead"]
+__all__ = ["AllocateOverhead", "ImportTime", "RegionOverhead", "StatsOverhead"]
 
 #: Versions of the function table that are tried. `allocate` and `free` have the same place in all of them.
 _API_VERSIONS = range(1, 16)
@@ -133,6 +133,37 @@ class RegionOverhead(Case):
             enter(self.warm_up)
             values = [enter(shape.count) for _ in range(setting.repetitions)]
         return setting.row(self, shape, when, 0, values, [self.limit_s], "10 us", Target(AT_MOST, 1.0))
+
+
+class StatsOverhead(Case):
+    """The allocations are paused as soon as they are made, so that they take addresses only."""
+
+    name = "stats"
+    title = "stats() and snapshot() of thousands of allocations"
+    shapes = (Shape(5000, 2 * MIB),)
+    repetitions = 31
+    peer_repetitions = 0
+    warm_up = 3
+    limit_s = 5e-3
+    tags = 20
+    #: How many are resident at once.
+    at_once = 250
+
+    def run(self, setting: Setting, shape: Shape) -> list[Row]:
+        assert isinstance(setting.saver, Ours)
+        kept: list[Any] = []
+        for first in range(0, shape.count, self.at_once):
+            tag = f"{self.name}{first // self.at_once % self.tags}"
+            kept += setting.allocate(tag, Shape(min(self.at_once, shape.count - first), shape.size))
+            setting.saver.pause(tag)
+        assert len(setting.saver.snapshot()["segments"]) >= shape.count
+        limit = [self.limit_s] if shape == self.shapes[0] else None
+        rows = []
+        for operation, work in (("stats", setting.saver.stats), ("snapshot", setting.saver.snapshot)):
+            values = [setting.timed(work) for _ in range(-self.warm_up, setting.repetitions)][self.warm_up :]
+            rows.append(setting.row(self, shape, operation, 0, values, limit, "5 ms", Target(AT_MOST, 1.0)))
+        setting.saver.resume()
+        return rows
 
 
 _MEASURE_IMPORT = """

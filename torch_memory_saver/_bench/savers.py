@@ -98,6 +98,13 @@ class Ours(Saver):
         core = importlib.import_module("torch_memory_saver._core")
         return Counter(row.reserved_bytes for row in core.segments() if row.tag == tag)
 
+    def stats(self) -> Any:
+        return self._saver.stats()
+
+    def snapshot(self) -> dict[str, Any]:
+        snapshot: dict[str, Any] = self._saver.snapshot()
+        return snapshot
+
     def resident_bytes(self, tag: str) -> int:
         """The physical device memory of a tag now."""
         usage = self._saver.stats().tags.get(tag)

@@ -43,7 +43,7 @@ from torch_memory_saver._torch.shared_memory import SharedMemory
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 from torch_memory_saver.pending import PendingResume
 from torch_memory_saver.report import PauseReport, ResumeReport, pause_report, resume_report
-from torch_memory_saver.usage import PreservedBlock, Stats, take_stats
+from torch_memory_saver.usage import PreservedBlock, Stats, take_snapshot, take_stats
 
 __all__ = ["Implementation", "graph_pools", "pool_store"]
 
@@ -304,8 +304,14 @@ class Implementation:
     def enable_peer_access(self) -> None:
         _core.refresh_peers()
 
-    def stats(self) -> Stats:
-        return take_stats()
+    def stats(self, tags: tuple[str, ...] | None, device: int | None) -> Stats:
+        return take_stats(tags, device)
+
+    def snapshot(self) -> dict[str, Any]:
+        return take_snapshot()
+
+    def reset_peaks(self) -> None:
+        _core.reset_peaks()
 
     @property
     def share_for(self) -> str | None:

@@ -46,11 +46,12 @@ static tms_status_t populate(tms_saver_t *saver, tms_segment_t *segment, const t
 /* `seen`: tms_peers_seen from before the segment was created. */
 static void publish(tms_saver_t *saver, tms_segment_t *segment, tms_device_mask_t seen) {
     segment->state = TMS_SEGMENT_ACTIVE;
+    segment->allocated_at = segment->changed_at = tms_wait_now();
     atomic_store_explicit(&segment->tag->used, true, memory_order_relaxed);
     pthread_mutex_lock(&saver->lock);
     /* Under the lock: another thread may pause or free it at once and subtract these again. */
     tms_stats_add(&saver->stats.allocations_total, 1);
-    tms_stats_add(&saver->stats.resident_bytes, tms_segment_reserved(segment));
+    tms_usage_map(&saver->usage, segment);
     tms_registry_insert(&saver->registry, &segment->node);
     (void)tms_peers_note_skipped(saver, seen); /* tms_saver_allocate looks next */
     pthread_mutex_unlock(&saver->lock);
@@ -116,7 +117,7 @@ tms_status_t tms_saver_allocate(tms_saver_t *saver, const tms_region_t *region, 
         status = make_segment(saver, region, bytes, reserved, driver, devices, &segment, &context, error);
     }
     if (status != TMS_OK) {
-        tms_stats_add(&saver->stats.failures_total, 1);
+        tms_stats_add(&saver->stats.failed_allocations, 1);
         return tms_saver_explain_loss(saver, status, error);
     }
     *address = tms_segment_address(segment); /* before publishing: another thread may free it afterwards */

@@ -48,7 +48,8 @@ static void repair(tms_saver_t *saver, tms_segment_t *segment, tms_wait_t *wait)
     bool whole = unused && tms_segment_depopulate(segment, quiesced, driver, &context, &reason) == TMS_OK;
     if (unused && !whole) tms_log_recurring(saver->log, TMS_LOG_DAMAGED, TMS_LOG_WARNING, &reason, "It is still damaged.");
     pthread_mutex_lock(&saver->lock);
-    if (was_mapped && !segment->mapped) tms_stats_subtract(&saver->stats.resident_bytes, tms_segment_reserved(segment));
+    if (was_mapped && !segment->mapped) tms_usage_unmap(&saver->usage, segment);
+    segment->changed_at = tms_wait_now();
     segment->state = whole ? TMS_SEGMENT_PAUSED : TMS_SEGMENT_DAMAGED;
     memcpy(segment->refused_call, reason.call, sizeof segment->refused_call);
     segment->refused_result = reason.driver_result;

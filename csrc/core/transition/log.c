@@ -36,7 +36,7 @@ void tms_transition_log(const tms_transition_t *t) {
     append_part(&line, notes->dropped_bytes, "dropped", "");
     if (t->asked.to == TMS_SEGMENT_ACTIVE) append_part(&line, t->done.report.copied_bytes, "from backups", "");
     tms_error_append(&line, "; now ");
-    tms_error_append_bytes(&line, tms_stats_read(&stats->resident_bytes));
+    tms_error_append_bytes(&line, tms_stats_read(&t->saver->usage.mapped.now));
     tms_error_append(&line, " are resident and ");
     tms_error_append_bytes(&line, tms_stats_read(&stats->paused_bytes));
     tms_error_append(&line, " paused");

@@ -191,5 +191,5 @@ tms_status_t tms_transition_pause(tms_saver_t *saver, const tms_selection_t *sel
                                     .through = TMS_SEGMENT_PAUSING,
                                     .to = TMS_SEGMENT_PAUSED},
                           .act = pause_all};
-    return tms_transition_run(&t, &saver->stats.pauses_total, report, error);
+    return tms_transition_run(&t, &saver->stats.pauses, report, error);
 }

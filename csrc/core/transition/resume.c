@@ -246,7 +246,7 @@ static tms_status_t resume(tms_saver_t *saver, const tms_selection_t *selection,
                           .pending = pending,
                           .act = resume_all,
                           .perform = perform};
-    tms_status_t status = tms_transition_run(&t, &saver->stats.resumes_total, report, error);
+    tms_status_t status = tms_transition_run(&t, &saver->stats.resumes, report, error);
     tms_backup_stores_after_resume(&saver->stores);
     /* Also after a call that failed because it skipped damaged segments. */
     if (t.done.report.allocations > 0 && t.devices->count > 1) {

@@ -106,7 +106,7 @@ static void collect(tms_transition_t *t) {
 /* ---- ending ---- */
 
 /* Under the lock: sets a segment's final state and updates the counters. `moved`: the call has succeeded. */
-static void settle(tms_transition_t *t, tms_segment_t *segment, bool moved) {
+static void settle(tms_transition_t *t, tms_segment_t *segment, bool moved, double now) {
     tms_stats_t *stats = &t->saver->stats;
     uint64_t bytes = tms_segment_reserved(segment);
     bool was_active = t->asked.from == TMS_SEGMENT_ACTIVE;
@@ -114,8 +114,9 @@ static void settle(tms_transition_t *t, tms_segment_t *segment, bool moved) {
                          : !was_active && (segment->mapped || segment->has_handle);
     segment->state = damaged ? TMS_SEGMENT_DAMAGED : moved ? t->asked.to : t->asked.from;
     bool is_active = segment->state == TMS_SEGMENT_ACTIVE;
-    if (was_active && !segment->mapped) tms_stats_subtract(&stats->resident_bytes, bytes);
-    if (!was_active && segment->mapped) tms_stats_add(&stats->resident_bytes, bytes);
+    if (segment->state != t->asked.from) segment->changed_at = now;
+    if (was_active && !segment->mapped) tms_usage_unmap(&t->saver->usage, segment);
+    if (!was_active && segment->mapped) tms_usage_map(&t->saver->usage, segment);
     if (!was_active && segment->state != TMS_SEGMENT_PAUSED) tms_stats_subtract(&stats->paused_bytes, bytes);
     if (was_active && segment->state == TMS_SEGMENT_PAUSED) tms_stats_add(&stats->paused_bytes, bytes);
     if (damaged) t->saver->damaged++;
@@ -141,11 +142,12 @@ static void advance_epochs(tms_transition_t *t) {
 
 void tms_transition_finish(tms_transition_t *t, bool moved) {
     tms_segment_t *freed = NULL;
+    const double now = tms_wait_now();
     pthread_mutex_lock(&t->saver->lock);
     if (moved && t->asked.from == TMS_SEGMENT_ACTIVE) advance_epochs(t);
     for (tms_segment_t *next, *segment = t->planned.first; segment; segment = next) {
         next = segment->next_in_transition;
-        settle(t, segment, moved);
+        settle(t, segment, moved, now);
         if (!segment->free_requested) continue;
         tms_saver_unpublish(t->saver, segment);
         segment->next_in_transition = freed;
@@ -306,7 +308,15 @@ static tms_status_t check_selection(const tms_transition_t *t, tms_error_t *erro
     return TMS_OK;
 }
 
-tms_status_t tms_transition_run(tms_transition_t *t, _Atomic uint64_t *successes, tms_report_t *report, tms_error_t *error) {
+static void count(tms_calls_t *calls, tms_status_t status, const tms_report_t *report) {
+    tms_stats_add(status == TMS_OK ? &calls->successes : &calls->failures, 1);
+    if (status != TMS_OK) return;
+    tms_stats_add(&calls->nanoseconds, (uint64_t)(report->seconds * TMS_NANOSECONDS));
+    tms_stats_add(&calls->bytes, report->bytes);
+    tms_stats_add(&calls->copied_bytes, report->copied_bytes);
+}
+
+tms_status_t tms_transition_run(tms_transition_t *t, tms_calls_t *calls, tms_report_t *report, tms_error_t *error) {
     const tms_selection_t *selection = t->asked.selection;
     bool asks = selection->interrupted || selection->on_progress;
     tms_wait_begin(&t->wait, asks ? poll : NULL, t, selection->timeout_seconds);
@@ -322,8 +332,8 @@ tms_status_t tms_transition_run(tms_transition_t *t, _Atomic uint64_t *successes
         tms_turn_leave();
         free(t->asked.tags);
     }
-    tms_stats_add(status == TMS_OK ? successes : &t->saver->stats.failures_total, 1);
     t->done.report.seconds = tms_wait_elapsed(&t->wait);
+    count(calls, status, &t->done.report);
     if (status == TMS_OK && report) *report = t->done.report;
     if (status == TMS_OK) tms_transition_log(t);
     tms_log_summarize(t->saver->log, false);

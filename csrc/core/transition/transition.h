@@ -28,8 +28,8 @@
 
 #include "core/transition/call.h"
 
-/* The frame of a call: checks, the turn, the list, the counters, the report. */
-tms_status_t tms_transition_run(tms_transition_t *t, _Atomic uint64_t *successes, tms_report_t *report, tms_error_t *error);
+/* The frame of a call: checks, the turn, the list, the counters (`calls`), the report. */
+tms_status_t tms_transition_run(tms_transition_t *t, tms_calls_t *calls, tms_report_t *report, tms_error_t *error);
 /* One attempt: takes the turn, collects the list, acts, and releases the turn. */
 tms_status_t tms_transition_attempt(tms_transition_t *t, tms_error_t *error);
 

@@ -145,9 +145,9 @@ def test_stats(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
         fake_torch.allocate(2 * MIB)
     saver.pause("a")
     stats = saver.stats()
-    assert stats.tags["a"] == module.TagUsage(1, 3 * MIB, 0, 4 * MIB, stats.tags["a"].backup_bytes)
+    assert stats.tags["a"] == module.Usage(1, 3 * MIB, 0, 4 * MIB, stats.tags["a"].backup_bytes, 0, 4 * MIB)
     assert stats.tags["a"].backup_bytes >= 3 * MIB
-    assert stats.tags["b"] == module.TagUsage(1, 2 * MIB, 2 * MIB, 0, 0)
+    assert stats.tags["b"] == module.Usage(1, 2 * MIB, 2 * MIB, 0, 0, 0, 2 * MIB)
     assert (stats.total.allocations, stats.total.resident_bytes, stats.total.paused_bytes) == (2, 2 * MIB, 4 * MIB)
     row = stats.allocations[0]
     assert (row.address, row.state, row.backup, row.device, row.tag) == (first, "paused", "pinned", 0, "a")

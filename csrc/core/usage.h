@@ -1,0 +1,21 @@
+/* How much physical memory is mapped: in all, by device, and by tag; and the most that there was.
+ *
+ * Each segment of the registry is counted here while its memory is mapped. Whoever maps or unmaps memory of a published
+ * segment, publishes it, or removes it calls these functions, under the saver's lock. So a peak is never too low. The
+ * numbers may be read at any time on any thread. */
+#ifndef TMS_USAGE_H
+#define TMS_USAGE_H
+
+#include "core/segment.h"
+
+typedef struct tms_usage {
+    tms_level_t mapped;
+    tms_level_t by_device[TMS_MAX_DEVICES];
+} tms_usage_t;
+
+void tms_usage_map(tms_usage_t *usage, const tms_segment_t *segment);
+void tms_usage_unmap(tms_usage_t *usage, const tms_segment_t *segment);
+/* Every peak becomes what is mapped now. Those of the tags are the caller's. */
+void tms_usage_reset_peaks(tms_usage_t *usage);
+
+#endif
