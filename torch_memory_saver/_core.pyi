@@ -261,6 +261,9 @@ def export_memory(address: int) -> Export:
     """
 
 def tag_info(tag: str) -> TagInfo: ...
+def tags() -> dict[str, bool]:
+    """Every tag that a region or an allocation has had, in order, and whether an allocation ever had it."""
+
 def in_transition() -> bool:
     """Whether this thread is inside a pause or resume: in a signal handler, a callback or a finaliser."""
 

@@ -303,6 +303,11 @@ static void api_tag_info(const char *tag, tms_tag_info_t *info) {
     info->pause_epoch = atomic_load(&found->pause_epoch);
 }
 
+static size_t api_tags(tms_tag_row_t *rows, size_t capacity) {
+    tms_state_t *state = tms_state_if_made();
+    return state ? tms_tag_list(&state->regions.tags, rows, capacity) : 0;
+}
+
 static void api_counters(tms_counters_t *counters) {
     tms_state_t *state = tms_state_if_made();
     if (state)
@@ -365,6 +370,7 @@ const tms_api_t *tms_get_api(uint32_t version) {
         .listen_devices = api_listen_devices,
         .set_guard = api_set_guard,
         .get_guard = api_get_guard,
+        .tags = api_tags,
     };
     return version == TMS_API_VERSION ? &api : NULL;
 }

@@ -108,3 +108,13 @@ tms_status_t tms_tag_intern(tms_tag_table_t *table, const char *name, tms_tag_t 
     *tag = found;
     return TMS_OK;
 }
+
+size_t tms_tag_list(tms_tag_table_t *table, tms_tag_row_t *rows, size_t capacity) {
+    size_t written = 0;
+    pthread_mutex_lock(&table->lock);
+    for (const tms_tag_t *tag = table->first; tag && written < capacity; tag = tag->next)
+        rows[written++] = (tms_tag_row_t){.name = tag->name, .used = atomic_load(&tag->used)};
+    size_t count = table->count;
+    pthread_mutex_unlock(&table->lock);
+    return count;
+}

@@ -46,6 +46,8 @@ void tms_tag_table_release(tms_tag_table_t *table);
 /* The tag with this name, created if it is new. TMS_INVALID_ARGUMENT for NULL or ""; TMS_OUT_OF_HOST_MEMORY. */
 tms_status_t tms_tag_intern(tms_tag_table_t *table, const char *name, tms_tag_t **tag, tms_error_t *error);
 tms_tag_t *tms_tag_find(tms_tag_table_t *table, const char *name); /* or NULL */
+/* tms_api_t.tags. */
+size_t tms_tag_list(tms_tag_table_t *table, tms_tag_row_t *rows, size_t capacity);
 /* In a forked child: reinitialises the lock, which another thread may have held. */
 void tms_tag_table_after_fork_in_child(tms_tag_table_t *table);
 

@@ -232,6 +232,13 @@ typedef struct tms_tag_info {
     uint64_t pause_epoch; /* number of pauses that ever changed an allocation of this tag */
 } tms_tag_info_t;
 
+/* One tag that a region or an allocation has had. */
+typedef struct tms_tag_row {
+    const char *name; /* valid for ever */
+    int32_t used;     /* an allocation has had it */
+    int32_t reserved;
+} tms_tag_row_t;
+
 /* A resume that runs in the background. */
 typedef struct tms_pending tms_pending_t;
 
@@ -372,6 +379,8 @@ typedef struct tms_api {
     size_t (*usage)(const char *tag, int32_t device, tms_usage_info_t *rows, size_t capacity);
     /* Every peak becomes what is mapped now. */
     void (*reset_peaks)(void);
+    /* Writes up to `capacity` tags, the newest first, and returns how many there are. A tag never goes away. */
+    size_t (*tags)(tms_tag_row_t *rows, size_t capacity);
 } tms_api_t;
 
 /* The table of the library that exports it, or NULL if that library does not support `version`. */

@@ -235,6 +235,42 @@ PyObject *tms_py_tag_info(PyObject *module, PyObject *const *arguments, Py_ssize
     return tms_py_tag_info_row(module, info.paused, info.pause_epoch);
 }
 
+/* All tags, in an array that the caller frees; NULL if memory is short. As read_segments. */
+static tms_tag_row_t *read_tags(const tms_api_t *api, size_t *count) {
+    enum { ROOM_TO_SPARE = 16 };
+    tms_tag_row_t *rows = NULL;
+    size_t capacity = 0;
+
+    while ((*count = api->tags(rows, capacity)) > capacity || !rows) {
+        free(rows);
+        capacity = *count + ROOM_TO_SPARE;
+        rows = malloc(capacity * sizeof(*rows));
+        if (!rows) return NULL;
+    }
+    return rows;
+}
+
+PyObject *tms_py_tags(PyObject *module, PyObject *unused) {
+    const tms_api_t *api = tms_py_api(module);
+    tms_tag_row_t *rows;
+    PyObject *dictionary;
+    size_t count = 0;
+
+    (void)unused;
+    Py_BEGIN_ALLOW_THREADS;
+    rows = read_tags(api, &count);
+    Py_END_ALLOW_THREADS;
+    if (!rows) return PyErr_NoMemory();
+    dictionary = PyDict_New();
+    while (dictionary && count-- > 0) { /* the oldest first */
+        PyObject *name = tms_py_text(rows[count].name);
+        if (!name || PyDict_SetItem(dictionary, name, rows[count].used ? Py_True : Py_False) < 0) Py_CLEAR(dictionary);
+        Py_XDECREF(name);
+    }
+    free(rows);
+    return dictionary;
+}
+
 static const struct counter {
     const char *name;
     size_t offset;

@@ -27,12 +27,14 @@ static void queries_before_any_use_make_no_state(void **state) {
     tms_counters_t counters;
     tms_tag_info_t info;
     tms_segment_info_t row;
+    tms_tag_row_t tag;
     memset(&counters, 0xFF, sizeof counters);
     api->counters(&counters);
     assert_int_equal(counters.allocations_total, 0);
     api->tag_info("weights", &info);
     assert_int_equal(info.paused, 0);
     assert_int_equal(api->segments(&row, 1), 0);
+    assert_int_equal(api->tags(&tag, 1), 0);
     assert_int_equal(api->find(4096, &row), TMS_NOT_MANAGED);
     assert_int_equal(simulator()->calls("*"), 0);
 }
@@ -62,6 +64,13 @@ static void a_region_gives_its_settings_to_allocations(void **state) {
     assert_int_equal(rows[0].backup, TMS_BACKUP_PINNED);
     assert_string_equal(rows[1].tag, "default");
     assert_int_equal(api->segments(rows, 0), 2); /* queries the number */
+    tms_tag_row_t tags[4];
+    assert_int_equal(api->tags(tags, 4), 3);
+    const char *const names[] = {"other", "weights", "default"};
+    for (int i = 0; i < 3; i++) {
+        assert_string_equal(tags[i].name, names[i]);
+        assert_int_equal(tags[i].used, i > 0);
+    }
     settings.tag = "";
     assert_int_equal(api->region_push(&settings, &depth, &error), TMS_INVALID_ARGUMENT);
     ASSERT_OK(api->free(address, &error), error);

@@ -105,6 +105,28 @@ static void tags_are_listed_from_the_newest_to_the_oldest(void **state) {
     assert_null(tag);
 }
 
+static void rows_say_which_tags_were_used(void **state) {
+    (void)state;
+    enum { SOME = 3, ROOM = 5 };
+    char name[NAME_BYTES];
+    tms_tag_row_t rows[ROOM];
+    for (int i = 0; i < SOME; i++) {
+        tms_tag_t *made = NULL;
+        assert_int_equal(tms_tag_intern(&table, name_of(name, i), &made, &error), TMS_OK);
+        atomic_store(&made->used, i == 1);
+    }
+    assert_int_equal(tms_tag_list(&table, NULL, 0), SOME);
+    memset(rows, 0, sizeof rows);
+    assert_int_equal(tms_tag_list(&table, rows, 2), SOME);
+    assert_null(rows[2].name);
+    assert_int_equal(tms_tag_list(&table, rows, ROOM), SOME);
+    for (int i = 0; i < SOME; i++) {
+        assert_string_equal(rows[i].name, name_of(name, SOME - 1 - i));
+        assert_int_equal(rows[i].used, i == 1);
+    }
+    assert_null(rows[SOME].name);
+}
+
 int main(void) {
 #define TAG_TEST(test) cmocka_unit_test_setup_teardown(test, make, release)
     const struct CMUnitTest tests[] = {
@@ -112,6 +134,7 @@ int main(void) {
         TAG_TEST(bad_names),
         TAG_TEST(a_tag_is_found_at_once_among_many),
         TAG_TEST(tags_are_listed_from_the_newest_to_the_oldest),
+        TAG_TEST(rows_say_which_tags_were_used),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
