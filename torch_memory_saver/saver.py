@@ -60,7 +60,7 @@ class TorchMemorySaver(PreserveMethods, StateMethods):
         Allocations of other threads are not.
 
         Args:
-            tag: The name by which pause and resume select; any non-empty str.
+            tag: The name by which pause and resume select; any non-empty str. It is never a pattern.
             enable_cpu_backup: A pause keeps the contents in host memory. Without a backup a pause discards them.
             enable_disk_backup: A pause keeps the contents in a file (see :meth:`set_disk_backup_dir`).
             cpu_backup_backend: "pinned" (pinned memory, fast) or "mmap" (pageable memory, released at the resume).
@@ -165,7 +165,8 @@ class TorchMemorySaver(PreserveMethods, StateMethods):
         :meth:`region` and PyTorch's default pool, and memory outside PyTorch is copied completely.
 
         Args:
-            tag: A tag, several, or None for every tag.
+            tag: A tag, several, or None for every tag. A tag with ``*``, ``?`` or ``[`` that no region or allocation has had
+                is a pattern (:mod:`fnmatch`, case-sensitive), for the tags that allocations have had when the call begins.
             backup: Overrides the backup of the regions for this pause: "host" (host memory), "disk" (a file) or "discard"
                 (nowhere). None: the backups of the regions.
             live_only: False copies the free blocks as well.
@@ -244,7 +245,7 @@ class TorchMemorySaver(PreserveMethods, StateMethods):
         with ``wait=False`` only at the beginning.
 
         Args:
-            tag: A tag, several, or None for every tag.
+            tag: A tag, several, or None for every tag; patterns as for :meth:`pause`.
             timeout: Seconds to wait for memory that other processes hold; None does not wait, ``math.inf`` waits for ever.
                 No memory is allocated before all of it is free. A signal whose handler raises ends the wait.
             exclusive: Take turns with other processes that do the same: the call waits (as long as ``timeout`` allows) until

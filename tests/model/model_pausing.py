@@ -19,6 +19,8 @@ NAMES_OF_BACKUPS: dict[int | None, str] = {number: name for name, number in BACK
 POLICIES = {"release": _core.HOST_RELEASE, "pool": _core.HOST_POOL, "retain": _core.HOST_RETAIN}
 
 UNUSED_TAG = "never allocated with"
+#: Each matches one tag only.
+PATTERNS = {TAGS[0]: "model we*", TAGS[1]: "[lm]odel ?ache", TAGS[2]: "*l [!cw]*", UNUSED_TAG: "never [a-z]*"}
 
 
 def choose_tags(world: World, choose: Any) -> Tags:
@@ -30,6 +32,15 @@ def choose_tags(world: World, choose: Any) -> Tags:
     if kind < 6:
         return tuple(dict.fromkeys((choose.pick(TAGS), choose.pick(TAGS))))
     return (choose.pick(TAGS),)
+
+
+def spelled(tags: Tags, choose: Any) -> Tags:
+    """The same selection as it is given to pause and resume: sometimes with patterns that stand for these tags."""
+    if tags is None or choose.integer(0, 3):
+        return tags
+    if set(tags) == set(TAGS) and used_tags.issuperset(TAGS):
+        return ("model *",)
+    return tuple(PATTERNS[tag] for tag in tags)
 
 
 def unknown_tags(tags: Tags) -> int:
@@ -55,9 +66,10 @@ def choose_pause(world: World, choose: Any) -> PauseChoice:
     return choice
 
 
-def call_pause(tags: Tags, choice: PauseChoice) -> Any:
+def call_pause(tags: Tags, choice: PauseChoice, asked: Tags = None) -> Any:
+    """`asked`: another spelling of the tags."""
     if choice.live is None:
-        return saver.pause(tags, backup=NAMES_OF_BACKUPS.get(choice.backup))
+        return saver.pause(asked or tags, backup=NAMES_OF_BACKUPS.get(choice.backup))
     live = choice.live
 
     def find_live() -> tuple[bytes, bytes]:
@@ -71,17 +83,18 @@ def call_pause(tags: Tags, choice: PauseChoice) -> Any:
 
 
 def pause(world: World, choose: Any) -> bool:
-    pause_tags(world, choose.pick(world.actors), choose_tags(world, choose), choose_pause(world, choose))
+    actor, tags = choose.pick(world.actors), choose_tags(world, choose)
+    pause_tags(world, actor, tags, choose_pause(world, choose), spelled(tags, choose))
     return True
 
 
-def pause_tags(world: World, actor: Actor, tags: Tags, choice: PauseChoice) -> None:
+def pause_tags(world: World, actor: Actor, tags: Tags, choice: PauseChoice, asked: Tags = None) -> None:
     selected = world.selected(tags, ACTIVE)
     had = bool(world.allocations) or something_waits()
     world.pausing = choice
-    call = f"{actor.name}: pause({tags}, {choice})"
+    call = f"{actor.name}: pause({asked or tags}, {choice})"
     try:
-        report = world.act(actor, lambda: call_pause(tags, choice))
+        report = world.act(actor, lambda: call_pause(tags, choice, asked))
     except errors.CaptureInProgressError:
         world.say(f"{call} -> a capture is in progress")
         assert world.captures
@@ -163,7 +176,7 @@ def resume(world: World, choose: Any) -> bool:
         optional["host_memory"] = choose.pick(tuple(POLICIES))
     if choose.integer(0, 3) == 0:
         optional["wait"] = False
-    resume_tags(world, actor, tags, optional)
+    resume_tags(world, actor, tags, optional, spelled(tags, choose))
     return True
 
 
@@ -172,16 +185,16 @@ def call_resume(tags: Tags, optional: dict[str, Any]) -> Any:
     return begun if optional.get("wait", True) else begun.wait()
 
 
-def resume_tags(world: World, actor: Actor, tags: Tags, optional: dict[str, Any]) -> None:
+def resume_tags(world: World, actor: Actor, tags: Tags, optional: dict[str, Any], asked: Tags = None) -> None:
     selected = world.selected(tags, PAUSED) + (world.selected(tags, DAMAGED) if not world.captures else [])
     had = bool(world.allocations) or something_waits()
     sure = world.clean and not world.rule and not world.deferred
     lacks = world.lacks(selected)
-    call = f"{actor.name}: resume({tags}, {optional})"
+    call = f"{actor.name}: resume({asked or tags}, {optional})"
     policy = POLICIES.get(optional.get("host_memory", ""), 0)
     world.resuming = ResumeChoice(policy, optional.get("zero", False), world.guard)
     try:
-        report = world.act(actor, lambda: call_resume(tags, optional))
+        report = world.act(actor, lambda: call_resume(asked or tags, optional))
     except errors.CaptureInProgressError:
         world.say(f"{call} -> a capture is in progress")
         assert world.captures

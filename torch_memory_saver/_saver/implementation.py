@@ -24,6 +24,7 @@ from torch_memory_saver._saver.arguments import (
 from torch_memory_saver._saver.background import before_pause, start_from_environment
 from torch_memory_saver._saver.hook_modes import check_hook_mode
 from torch_memory_saver._saver.options import PauseOptions, RegionOptions, ResumeOptions
+from torch_memory_saver._saver.patterns import select_tags
 from torch_memory_saver._saver.preserving import Preserved, preserving_finder
 from torch_memory_saver._saver.regions import Region
 from torch_memory_saver._saver.settings import warn_of_unknown_variables
@@ -273,8 +274,9 @@ class Implementation:
     def forget(self, what: Iterable[Any]) -> None:
         preserved.remove(what)
 
-    def preserved(self, tag: str | None) -> tuple[PreservedBlock, ...]:
-        return preserved.blocks(tag)
+    def preserved(self, tag: Any = None) -> tuple[PreservedBlock, ...]:
+        tags = select_tags(tag)
+        return tuple(block for block in preserved.blocks(None) if selects(tags, block.tag))
 
     def empty_cache(self) -> None:
         torch = layer.in_use()

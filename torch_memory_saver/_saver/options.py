@@ -16,12 +16,12 @@ from torch_memory_saver._saver.arguments import (
     check_if_shared,
     check_progress,
     check_tag,
-    check_tags,
     check_timeout,
     choose_backup,
     choose_host_policy,
     choose_pause_backup,
 )
+from torch_memory_saver._saver.patterns import select_tags
 from torch_memory_saver.errors import InvalidArgumentError
 
 __all__ = ["PauseOptions", "RegionOptions", "ResumeOptions"]
@@ -76,7 +76,7 @@ class PauseOptions:
     """The checked options of a pause.
 
     Attributes:
-        tags: None is every tag.
+        tags: The names; None is every tag.
         backup: The core's number for the kind of backup; None: the backups of the regions.
         live_only: Free blocks are not copied.
         progress: Told of the copies.
@@ -106,7 +106,7 @@ class PauseOptions:
             InvalidArgumentError: An argument is not valid for :meth:`TorchMemorySaver.pause`.
         """
         return cls(
-            check_tags(tag),
+            select_tags(tag),
             choose_pause_backup(backup),
             bool(live_only),
             check_progress(progress),
@@ -125,7 +125,7 @@ class ResumeOptions:
     """The checked options of a resume.
 
     Attributes:
-        tags: None is every tag.
+        tags: The names; None is every tag.
         timeout: Seconds to wait for memory and for the devices' locks.
         exclusive: The devices' locks are taken.
         host_policy: The core's number for the policy for the backups' host memory.
@@ -159,7 +159,7 @@ class ResumeOptions:
                 ``wait``.
         """
         options = cls(
-            check_tags(tag),
+            select_tags(tag),
             check_timeout(timeout),
             bool(exclusive),
             choose_host_policy(host_memory),

@@ -56,7 +56,14 @@ class PreserveMethods(UsedAtFirstCall):
         """
         self._use().forget(what)
 
-    def preserved(self, tag: str | None = None) -> tuple[PreservedBlock, ...]:
-        """What a pause of a tag would keep now because of :meth:`preserve`, by address. None: of all tags."""
-        blocks: tuple[PreservedBlock, ...] = self._use().preserved(None if tag is None else check_tag(tag))
+    def preserved(self, tag: str | Iterable[str] | None = None) -> tuple[PreservedBlock, ...]:
+        """What a pause of a tag would keep now because of :meth:`preserve`, by address.
+
+        Args:
+            tag: A tag or a pattern, several, or None for every tag.
+
+        Raises:
+            InvalidArgumentError: Neither a tag nor an iterable of tags.
+        """
+        blocks: tuple[PreservedBlock, ...] = self._use().preserved(tag)
         return blocks
