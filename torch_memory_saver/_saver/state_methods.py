@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from torch_memory_saver._saver.arguments import check_device, check_tags
+from torch_memory_saver._saver.arguments import check_device
 from torch_memory_saver._saver.first_use import UsedAtFirstCall
 from torch_memory_saver._saver.paused import is_paused, tag_of
+from torch_memory_saver._saver.patterns import select_tags
 from torch_memory_saver._torch.eager import eager_methods
 from torch_memory_saver.usage import Stats
 
@@ -29,14 +30,14 @@ class StateMethods(UsedAtFirstCall):
         "resuming". Takes a short lock, waits for no device and makes no driver call.
 
         Args:
-            tag: Only the allocations of a tag, or of several. None: of every tag.
+            tag: Only the allocations of a tag, of several, or of those that match patterns. None: of every tag.
             device: Only those on a device, a CUDA ordinal. None: on every device.
 
         Raises:
             InvalidArgumentError: Neither a tag nor an iterable of tags; not a device.
         """
         ordinal = None if device is None else check_device(device)
-        stats: Stats = self._use().stats(check_tags(tag), ordinal)
+        stats: Stats = self._use().stats(select_tags(tag), ordinal)
         return stats
 
     def snapshot(self) -> dict[str, Any]:

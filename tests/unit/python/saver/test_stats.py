@@ -52,6 +52,7 @@ def test_by_tag_and_by_device(two_tags: TorchMemorySaver) -> None:
     [
         ({"tag": "a"}, (2, 0, 8 * MIB), ["a"], [0, 1]),
         ({"tag": ["b", "a"]}, (3, 2 * MIB, 8 * MIB), ["b", "a"], [0, 1]),
+        ({"tag": "[a-b]"}, (3, 2 * MIB, 8 * MIB), ["b", "a"], [0, 1]),
         ({"device": 1}, (1, 0, 4 * MIB), ["a"], [1]),
         ({"tag": "a", "device": 0}, (1, 0, 4 * MIB), ["a"], [0]),
         ({"tag": "b", "device": 1}, (0, 0, 0), [], []),
