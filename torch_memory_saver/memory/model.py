@@ -105,6 +105,8 @@ class Segment:
         device: The CUDA ordinal.
         pool: The id of its memory pool; (0, 0) is the default pool.
         blocks: Its blocks, by address.
+        piece_bytes: Of an expandable segment, the size of the pieces in which it is mapped and given back; 0 of an
+            ordinary one, which is given back as a whole.
         state: As in torch_memory_saver.Allocation, such as "active" or "paused"; "" if the snapshot does not say.
         tag: The tag of torch_memory_saver, or "".
     """
@@ -114,6 +116,7 @@ class Segment:
     device: int
     pool: tuple[int, int]
     blocks: tuple[Block, ...]
+    piece_bytes: int = 0
     state: str = ""
     tag: str = ""
 

@@ -30,6 +30,9 @@ _STATES = {
 
 _NATIVE_SUFFIXES = (".c", ".cc", ".cpp", ".cxx", ".cu", ".cuh", ".h", ".hpp", ".inl", ".S", ".so")
 
+#: The pieces in which PyTorch maps expandable segments, by the type of the segment, in bytes.
+_PIECES = {"small": 2 << 20, "large": 20 << 20}
+
 #: PyTorch's private pools have another id.
 _DEFAULT_POOL = (0, 0)
 
@@ -134,6 +137,7 @@ def _segment(
         device=device,
         pool=tuple(row.get("segment_pool_id", _DEFAULT_POOL)),
         blocks=tuple(blocks),
+        piece_bytes=_PIECES[row["segment_type"]] if row.get("is_expandable") else 0,
         state=ours.state if ours else "",
         tag=ours.tag if ours else "",
     )

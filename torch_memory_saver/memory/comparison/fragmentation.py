@@ -1,8 +1,7 @@
 """What of a device's reserved memory is not in use, and why it cannot be given back.
 
-PyTorch gives a segment back when none of its blocks is live. *Cached* bytes are those of segments without a live block:
-releasing the cache frees them. *Held* bytes are the free ones of segments that few live bytes keep: that is fragmentation.
-Paused segments hold no device memory, and are counted apart.
+Held bytes, which few live ones keep (units.py), are fragmentation. Paused segments hold no device memory, and are counted
+apart. Here a piece of an expandable segment counts as a segment.
 
 Owns the figures of a device and the thresholds of a finding.
 """
@@ -14,13 +13,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ..model import BlockState, CallStack, Segment, Snapshot
+from ..model import Block, BlockState, CallStack, Segment, Snapshot
 from .processes import Process, Series
+from .units import Unit, units
 
-__all__ = ["HELD_SHARE", "DeviceUsage", "Fragmentation", "Holder", "device_usages", "find_fragmentation"]
+__all__ = ["DeviceUsage", "Fragmentation", "Holder", "device_usages", "find_fragmentation"]
 
-#: A segment is held by few live bytes if less than this share of it is live.
-HELD_SHARE = 0.25
 #: Held bytes are a finding from this share of the reserved bytes on.
 _FOUND_SHARE = 0.1
 #: Neither held bytes nor growth is a finding below it: PyTorch reserves 20 MiB at once for a tensor of 2 MiB.
@@ -42,8 +40,8 @@ class DeviceUsage:
         reserved: Of all segments.
         allocated: Of allocated blocks.
         awaiting_free: Of blocks that are freed and wait for another stream.
-        cached: Of resident segments without a live block.
-        held: The free bytes of resident segments of which less than `HELD_SHARE` is live.
+        cached: Of resident segments without a live block, and such pieces of expandable segments.
+        held: The free bytes of resident segments of which less than a quarter is live, and of such pieces.
         held_segments: The number of these.
         paused: Of segments that torch_memory_saver has paused.
         unused: Reserved minus allocated, without paused segments.
@@ -82,7 +80,7 @@ class Holder:
         stack: Where the blocks were allocated.
         bytes: Their size in all.
         blocks: Their number.
-        segments: The number of held segments that they lie in.
+        segments: The number of held segments, or pieces of expandable ones, that they lie in.
         held: The free bytes of these segments. What two stacks hold together counts for both.
     """
 
@@ -119,19 +117,20 @@ def find_fragmentation(series: Series, usage: DeviceUsage) -> Fragmentation | No
     """The finding about one device of a process, if there is one."""
     if not usage.is_held and not usage.unused_grows:
         return None
-    return Fragmentation(usage, _holders(_held_segments(series.snapshots[-1].segments_of(usage.device))))
+    return Fragmentation(usage, _holders(_held(series.snapshots[-1].segments_of(usage.device))))
 
 
 def _usage(snapshot: Snapshot, device: int) -> dict[str, int]:
     segments = snapshot.segments_of(device)
     resident = [segment for segment in segments if not segment.paused]
-    held = _held_segments(segments)
+    parts = list(units(segments))
+    held = [part for part in parts if part.held]
     return {
         "reserved": sum(segment.bytes for segment in segments),
         "allocated": _bytes_of(segments, BlockState.ALLOCATED),
         "awaiting_free": _bytes_of(segments, BlockState.AWAITING_FREE),
-        "cached": sum(segment.bytes for segment in resident if segment.live_bytes == 0),
-        "held": sum(segment.bytes - segment.live_bytes for segment in held),
+        "cached": sum(part.bytes for part in parts if part.cached),
+        "held": sum(part.free_bytes for part in held),
         "held_segments": len(held),
         "paused": sum(segment.bytes for segment in segments if segment.paused),
         "unused": sum(segment.bytes for segment in resident) - _bytes_of(resident, BlockState.ALLOCATED),
@@ -142,23 +141,21 @@ def _bytes_of(segments: Sequence[Segment], state: BlockState) -> int:
     return sum(block.bytes for segment in segments for block in segment.blocks if block.state is state)
 
 
-def _held_segments(segments: Sequence[Segment]) -> list[Segment]:
-    return [segment for segment in segments if not segment.paused and 0 < segment.live_bytes < HELD_SHARE * segment.bytes]
+def _held(segments: Sequence[Segment]) -> list[Unit]:
+    return [part for part in units(segments) if part.held]
 
 
-def _holders(segments: Sequence[Segment]) -> tuple[Holder, ...]:
-    sizes: Counter[CallStack] = Counter()
-    blocks: Counter[CallStack] = Counter()
+def _holders(held: Sequence[Unit]) -> tuple[Holder, ...]:
+    blocks: dict[CallStack, dict[int, Block]] = {}
     number: Counter[CallStack] = Counter()
-    held: Counter[CallStack] = Counter()
-    for segment in segments:
-        live = [block for block in segment.blocks if block.live]
-        for block in live:
-            sizes[block.stack] += block.bytes
-            blocks[block.stack] += 1
-        for stack in {block.stack for block in live}:
+    free: Counter[CallStack] = Counter()
+    for part in held:
+        for block, _ in part.live:
+            blocks.setdefault(block.stack, {})[block.address] = block
+        for stack in {block.stack for block, _ in part.live}:
             number[stack] += 1
-            held[stack] += segment.bytes - segment.live_bytes
+            free[stack] += part.free_bytes
     return tuple(
-        Holder(stack, sizes[stack], blocks[stack], number[stack], size) for stack, size in held.most_common(_NAMED_HOLDERS)
+        Holder(stack, sum(block.bytes for block in blocks[stack].values()), len(blocks[stack]), number[stack], size)
+        for stack, size in free.most_common(_NAMED_HOLDERS)
     )

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ..model import CallStack, Frame, Origin
 from .drift import Drift
-from .fragmentation import HELD_SHARE, DeviceUsage, Fragmentation
+from .fragmentation import DeviceUsage, Fragmentation
 from .growth import StackGrowth
 from .naming import file_name, is_library, mebibytes, own_frames, signed_mebibytes, title
 from .processes import Process
+from .units import HELD_SHARE
 
 if TYPE_CHECKING:
     from .comparison import Comparison

@@ -124,7 +124,17 @@ def test_the_bar_of_a_segment() -> None:
     stacks = [numbers[block.stack] for block in snapshot.live_blocks(0)]
     assert first == snapshot.segments[0].address
     assert row["blocks"] == [[0, MIB // 2, stacks[0], 0, 1], [MIB // 2, MIB // 4, stacks[1], 1, 1]]
-    assert (row["bytes"], row["live"], row["held"]) == (2 * MIB, 3 * MIB // 4, False)
+    assert (row["bytes"], row["live"], row["held"], row["expandable"]) == (2 * MIB, 3 * MIB // 4, 0, False)
+
+
+def test_segments_that_are_held_come_first() -> None:
+    allocator = CachingAllocator()
+    allocator.alloc(64 * MIB, MAIN)
+    allocator.alloc(MIB, MAIN)
+    allocator.alloc(2 * MIB, BURST)
+    snapshot = parse(allocator.snapshot(), "")
+    rows = bars(snapshot.segments, numbered(snapshot))["rows"]
+    assert [(row["bytes"], row["held"]) for row in rows] == [(20 * MIB, 18 * MIB), (64 * MIB, 0), (2 * MIB, 0)]
 
 
 def test_small_neighbours_are_one_block() -> None:

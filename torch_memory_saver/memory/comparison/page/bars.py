@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...model import Block, BlockState, Segment
-from ..fragmentation import HELD_SHARE
+from ..units import held_bytes
 from .shared import OTHER, StackNumbers
 
 __all__ = ["bars"]
@@ -24,9 +24,9 @@ def bars(segments: Sequence[Segment], numbers: StackNumbers) -> dict[str, Any]:
     """The bars of a device's segments.
 
     Returns:
-        "rows": of each segment its bytes, live bytes, state, tag, whether it is held, whether its pool is private, and
-        its blocks as [offset, bytes, stack, whether it awaits a free, number of blocks]. "folded": how many segments
-        have no bar, their bytes and live bytes.
+        "rows": of each segment its bytes, live bytes, state, tag, its held bytes, whether its pool is private, whether it is
+        expandable, and its blocks as [offset, bytes, stack, whether it awaits a free, number of blocks].
+        "folded": how many segments have no bar, their bytes and live bytes.
     """
     ordered = sorted(segments, key=_importance)
     folded = ordered[_MOST_BARS:]
@@ -37,8 +37,9 @@ def bars(segments: Sequence[Segment], numbers: StackNumbers) -> dict[str, Any]:
                 "live": segment.live_bytes,
                 "state": segment.state,
                 "tag": segment.tag,
-                "held": _held(segment),
+                "held": held_bytes(segment),
                 "private": segment.pool != (0, 0),
+                "expandable": segment.piece_bytes > 0,
                 "blocks": _blocks(segment, numbers),
             }
             for segment in ordered[:_MOST_BARS]
@@ -47,13 +48,8 @@ def bars(segments: Sequence[Segment], numbers: StackNumbers) -> dict[str, Any]:
     }
 
 
-def _held(segment: Segment) -> bool:
-    return not segment.paused and 0 < segment.live_bytes < HELD_SHARE * segment.bytes
-
-
-def _importance(segment: Segment) -> tuple[bool, int, int]:
-    held = _held(segment)
-    return not held, -(segment.bytes - segment.live_bytes if held else segment.bytes), segment.address
+def _importance(segment: Segment) -> tuple[int, int, int]:
+    return -held_bytes(segment), -segment.bytes, segment.address
 
 
 def _blocks(segment: Segment, numbers: StackNumbers) -> list[list[int]]:

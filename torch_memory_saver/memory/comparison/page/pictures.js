@@ -261,7 +261,8 @@ function drawSegments() {
 
 function segmentText({ row }) {
   const facts = [`Segment of ${mebibytes(row.bytes)}, ${mebibytes(row.live)} live`];
-  if (row.held) facts.push("held by few live bytes");
+  if (row.held) facts.push(`${mebibytes(row.held)} held by few live bytes`);
+  if (row.expandable) facts.push("expandable");
   if (row.private) facts.push("private pool");
   if (row.tag) facts.push(`tag "${row.tag}"`);
   if (row.state) facts.push(row.state);
