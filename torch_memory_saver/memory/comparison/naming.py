@@ -17,6 +17,8 @@ _INSTALLED = ("/site-packages/", "/dist-packages/")
 _LIBRARIES = ("torch/", "torch_memory_saver/")
 #: Python's own modules, of this machine and of others.
 _STANDARD = (sysconfig.get_paths()["stdlib"], "/lib/python3", "<frozen ")
+#: Python before 3.12 runs a comprehension in a frame of its own, on the line of the function that has it.
+_COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>")
 #: C++ functions that every allocation passes through.
 _ALLOCATOR = (
     "torch::unwind",
@@ -57,10 +59,11 @@ def is_library(frame: Frame) -> bool:
 
 
 def own_frames(stack: CallStack) -> tuple[Frame, ...]:
-    """The frames of the program, innermost first; all of them where it has none."""
+    """The frames of the program, innermost first; all of them where it has none. A comprehension is its function's."""
     if stack.origin is Origin.NATIVE:
         return fold_native(stack)
-    return tuple(frame for frame in stack.frames if not is_library(frame)) or stack.frames
+    frames = tuple(frame for frame in stack.frames if not is_library(frame)) or stack.frames
+    return tuple(frame for frame in frames if frame.name not in _COMPREHENSIONS) or frames
 
 
 def fold_native(stack: CallStack) -> tuple[Frame, ...]:

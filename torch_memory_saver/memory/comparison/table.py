@@ -142,10 +142,9 @@ class _Table:
     def _fragmentation(self, found: Fragmentation) -> Iterator[str]:
         yield f"{_where(found.usage)}: {'; '.join(reasons(found))}"
         usage = found.usage
-        yield (
-            f"{_INDENT}unused {_change(usage.unused)}, of it cached {mebibytes(usage.cached[-1])}, "
-            f"held {mebibytes(usage.held[-1])}"
-        )
+        cached = f"cached {mebibytes(usage.cached[-1])} (release_cached() gives it back)"
+        held = f"held {mebibytes(usage.held[-1])}"
+        yield from self._wrapped(f"unused {_change(usage.unused)}, of it {cached}, {held}", _INDENT)
         if usage.held[-1]:
             for holder in found.holders[:_FRAMES]:
                 yield from self._wrapped(

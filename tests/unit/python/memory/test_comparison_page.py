@@ -103,7 +103,8 @@ def test_text_like_a_placeholder_stays() -> None:
 
 
 def test_the_findings_are_in_the_data() -> None:
-    data = data_of(comparison().html())
+    compared = comparison()
+    data = data_of(compared.html())
     (leak,) = data["leaks"]
     assert data["stacks"][leak["stack"]]["title"] == "images.py:88 to_gpu < main.py:10 main"
     assert data["stacks"][leak["stack"]]["leak"] is True
@@ -111,6 +112,8 @@ def test_the_findings_are_in_the_data() -> None:
     assert [view["where"] for view in data["views"]] == ["engine, pid 7, device 0"]
     assert [snapshot["moment"] for snapshot in data["views"][0]["snapshots"]] == [0, 1, 2]
     frames = [data["frames"][frame] for frame in data["stacks"][data["warmUps"][0]["stack"]]["frames"]]
+    (found,) = data["fragmentation"]
+    assert found["cached"] == compared.fragmentation[0].usage.cached[-1]
     assert frames[:2] == [" torch/optim/adam.py:182 _init_group", "*/srv/trainer/step.py:33 optimizer_step"]
 
 

@@ -99,6 +99,17 @@ def test_the_frames_of_the_program() -> None:
     assert own_frames(CallStack((inner, standard), Origin.PYTHON)) == (inner, standard)
 
 
+def test_a_comprehension_is_its_function_s() -> None:
+    comprehension, function = Frame("/srv/a.py", 3, "<listcomp>"), Frame("/srv/a.py", 3, "load")
+    assert title(CallStack((comprehension, function), Origin.PYTHON)) == "a.py:3 load"
+    assert own_frames(CallStack((comprehension,), Origin.PYTHON)) == (comprehension,)
+
+
+def test_what_a_release_gives_back_is_said() -> None:
+    text = str(results(bursts=True))
+    assert "of it cached 420.0 (release_cached() gives it back), held 0.0" in text
+
+
 def test_cpp_frames_are_counted() -> None:
     allocator, snapshots = CachingAllocator(), []
     native = (("??", 0, "torch::unwind::unwind()"), ("??", 0, "at::native::empty()"))

@@ -202,5 +202,6 @@ def _fragmentation(found: Fragmentation, numbers: StackNumbers) -> dict[str, Any
         "where": _where(found.usage.process, found.usage.device),
         "reasons": reasons(found),
         "unused": found.usage.unused,
+        "cached": found.usage.cached[-1],
         "holders": [[numbers[one.stack], one.bytes, one.blocks, one.segments, one.held] for one in found.holders],
     }

@@ -131,8 +131,9 @@ function table(caption, note, heads, rows) {
   return box;
 }
 
+// A line does not end before a number: "device 0" stays whole.
 function textCell(text) {
-  return [make("span", text)];
+  return [make("span", text.replaceAll(/ (?=\d)/g, "\u00a0"))];
 }
 
 function path(values) {
@@ -169,6 +170,7 @@ function showFindings() {
     finding.append(make("h3", `Fragmentation: ${found.where}`));
     found.reasons.forEach((reason) => finding.append(make("p", `${reason} (MiB).`)));
     finding.append(make("p", `Reserved minus allocated: ${path(found.unused)} MiB.`));
+    finding.append(make("p", `${mebibytes(found.cached)} are cached at the end: release_cached() gives them back.`));
     if (found.holders.length) {
       finding.append(
         table(
