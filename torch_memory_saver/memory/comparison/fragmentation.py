@@ -42,7 +42,8 @@ class DeviceUsage:
         awaiting_free: Of blocks that are freed and wait for another stream.
         cached: Of resident segments without a live block, and such pieces of expandable segments.
         held: The free bytes of resident segments of which less than a quarter is live, and of such pieces.
-        held_segments: The number of these.
+        held_segments: The number of these, pieces included.
+        held_pieces: The number of these that are pieces.
         paused: Of segments that torch_memory_saver has paused.
         unused: Reserved minus allocated, without paused segments.
     """
@@ -56,6 +57,7 @@ class DeviceUsage:
     cached: tuple[int, ...]
     held: tuple[int, ...]
     held_segments: tuple[int, ...]
+    held_pieces: tuple[int, ...]
     paused: tuple[int, ...]
     unused: tuple[int, ...]
 
@@ -132,6 +134,7 @@ def _usage(snapshot: Snapshot, device: int) -> dict[str, int]:
         "cached": sum(part.bytes for part in parts if part.cached),
         "held": sum(part.free_bytes for part in held),
         "held_segments": len(held),
+        "held_pieces": sum(part.is_piece for part in held),
         "paused": sum(segment.bytes for segment in segments if segment.paused),
         "unused": sum(segment.bytes for segment in resident) - _bytes_of(resident, BlockState.ALLOCATED),
     }

@@ -148,7 +148,7 @@ class _Table:
         if usage.held[-1]:
             for holder in found.holders[:_FRAMES]:
                 yield from self._wrapped(
-                    f"{mebibytes(holder.held)} held in {_count(holder.segments, 'segment')} by "
+                    f"{mebibytes(holder.held)} held in {_held_in(holder.segments, usage)} by "
                     f"{_count(holder.blocks, 'block')} of {mebibytes(holder.bytes)} in all",
                     _INDENT,
                 )
@@ -209,11 +209,21 @@ def reasons(found: Fragmentation) -> list[str]:
     """Why it is a finding, a text each. Sizes are in MiB."""
     usage, texts = found.usage, []
     if usage.is_held:
-        segments = _count(usage.held_segments[-1], "segment")
-        texts.append(f"{mebibytes(usage.held[-1])} unused in {segments} that are less than {HELD_SHARE:.0%} in use")
+        where = _held_in(usage.held_segments[-1], usage)
+        texts.append(f"{mebibytes(usage.held[-1])} unused in {where} that are less than {HELD_SHARE:.0%} in use")
     if usage.unused_grows:
         texts.append(f"reserved minus allocated grew in every interval, by {mebibytes(usage.unused[-1] - usage.unused[0])}")
     return texts
+
+
+def _held_in(number: int, usage: DeviceUsage) -> str:
+    """In how many segments memory is held. PyTorch gives single pieces of expandable ones back."""
+    pieces = usage.held_pieces[-1]
+    if pieces == 0:
+        return _count(number, "segment")
+    if pieces == usage.held_segments[-1]:
+        return f"{_count(number, 'piece')} of expandable segments"
+    return f"{number} segments and pieces of expandable ones"
 
 
 def _change(values: Sequence[int]) -> str:

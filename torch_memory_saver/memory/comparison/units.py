@@ -25,10 +25,12 @@ class Unit(NamedTuple):
     Attributes:
         bytes: The size.
         live: The live blocks that lie in it, at least in part, each with its bytes in it.
+        is_piece: Whether it is a piece of an expandable segment.
     """
 
     bytes: int
     live: tuple[tuple[Block, int], ...]
+    is_piece: bool
 
     @property
     def live_bytes(self) -> int:
@@ -77,4 +79,4 @@ def _units(segment: Segment) -> Iterator[Unit]:
             if block_end > stop:  # its rest lies in the next piece
                 break
             first += 1
-        yield Unit(stop - begin, tuple(inside))
+        yield Unit(stop - begin, tuple(inside), segment.piece_bytes > 0)

@@ -81,7 +81,7 @@ def test_segments_that_few_bytes_hold_are_fragmentation() -> None:
     results = compare(*run(Program(fragmentation=True)))
     assert findings(results) == ([], [(True, False)])
     (found,) = results.fragmentation
-    assert found.usage.held_segments[-1] == HELD_SEGMENTS
+    assert (found.usage.held_segments[-1], found.usage.held_pieces[-1]) == (HELD_SEGMENTS, 0)
     assert found.usage.held[-1] == HELD_SEGMENTS * (LARGE_SEGMENT - KEPT_BYTES)
     (holder,) = found.holders
     assert holder.stack.frames == (KEPT, MAIN)
@@ -179,6 +179,10 @@ def test_pieces_that_few_bytes_keep_are_held() -> None:
     (found,) = compare(across).fragmentation
     (holder,) = found.holders
     assert (holder.bytes, holder.blocks, holder.segments, holder.held) == (2 * MIB, 1, 2, 38 * MIB)
+    assert found.usage.held_pieces == (2,)
+    text = str(compare(across))
+    assert "38.0 unused in 2 pieces of expandable segments that are less than 25% in use" in text
+    assert "38.0 held in 2 pieces of expandable segments by 1 block of 2.0 in all" in text
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(1, 45)), max_size=6), st.sampled_from(["small", "large"]))
