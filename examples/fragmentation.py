@@ -1,9 +1,9 @@
 """The same bursts of images with and without PyTorch's expandable segments.
 
-Each step's images are larger than those of the step before, and need about as much memory in all. An ordinary segment has
-one image, and no cached segment is large enough for the next step's: reserved memory grows by a burst in each step. A
-release gives the segments back, except for those in which a small block lives on. An expandable segment is one range in which
-images of every size have room, and a release gives back each free piece of 20 MiB.
+Each step's images are larger than those of the step before, and need about as much memory in all. An ordinary segment
+has one image, and no cached segment is large enough for the next step's: reserved memory grows by a burst in each step.
+A release gives the segments back, except for those in which a small block lives on. An expandable segment is one range
+in which images of every size have room, and a release gives back each free piece of 20 MiB.
 
     python examples/fragmentation.py
     python examples/fragmentation.py --burst-mib 8192 --out snapshots    # takes 33 GiB

@@ -32,9 +32,17 @@ CHECKS = {
     "preload.py": 10,
     "simulated_training.py": 3,
 }
-#: Those of several GPUs are run below, rl_colocate.py by test_rl_colocate.py, and partial_cuda_graph.py by
-#: test_examples_graphs.py.
-RUN_ELSEWHERE = {"compile_reduce_overhead.py", "partial_cuda_graph.py", "rl_colocate.py", "rl_sharded.py", "torchrun.py"}
+#: Those of several GPUs are run below, rl_colocate.py by test_rl_colocate.py, partial_cuda_graph.py by
+#: test_examples_graphs.py, and those about finding leaks by test_examples_memory.py.
+RUN_ELSEWHERE = {
+    "compile_reduce_overhead.py",
+    "fragmentation.py",
+    "memory_leak.py",
+    "partial_cuda_graph.py",
+    "rl_colocate.py",
+    "rl_sharded.py",
+    "torchrun.py",
+}
 #: An amount of memory in an example's output.
 SIZES = re.compile(r"(-?\d+\.\d\d) GiB \(expected (\d+\.\d\d)\)")
 #: A row of the table of rl_sharded.py, and the size of its KV caches.
