@@ -48,6 +48,8 @@ tms_status_t tms_tag_intern(tms_tag_table_t *table, const char *name, tms_tag_t 
 tms_tag_t *tms_tag_find(tms_tag_table_t *table, const char *name); /* or NULL */
 /* tms_api_t.tags. */
 size_t tms_tag_list(tms_tag_table_t *table, tms_tag_row_t *rows, size_t capacity);
+/* The peak of each tag becomes what is mapped now. The caller ensures that nothing is mapped or unmapped meanwhile. */
+void tms_tag_reset_peaks(tms_tag_table_t *table);
 /* In a forked child: reinitialises the lock, which another thread may have held. */
 void tms_tag_table_after_fork_in_child(tms_tag_table_t *table);
 

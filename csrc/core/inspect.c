@@ -148,8 +148,7 @@ size_t tms_saver_usage(tms_saver_t *saver, const char *tag, int device, tms_usag
 void tms_saver_reset_peaks(tms_saver_t *saver) {
     pthread_mutex_lock(&saver->lock);
     tms_usage_reset_peaks(&saver->usage);
-    for (tms_registry_node_t *node = saver->registry.first; node; node = node->next)
-        tms_level_reset_peak(&tms_segment_of(node)->tag->mapped);
+    tms_tag_reset_peaks(&saver->regions->tags);
     pthread_mutex_unlock(&saver->lock);
 }
 

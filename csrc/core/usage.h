@@ -15,7 +15,7 @@ typedef struct tms_usage {
 
 void tms_usage_map(tms_usage_t *usage, const tms_segment_t *segment);
 void tms_usage_unmap(tms_usage_t *usage, const tms_segment_t *segment);
-/* Every peak becomes what is mapped now. Those of the tags are the caller's. */
+/* The peaks of all and of the devices become what is mapped now. Those of the tags: tms_tag_reset_peaks. */
 void tms_usage_reset_peaks(tms_usage_t *usage);
 
 #endif

@@ -36,6 +36,8 @@ static void a_peak_is_the_most_that_was_mapped_at_once(void **state) {
     tms_saver_reset_peaks(&f->saver);
     assert_int_equal(peak_of_all(f), 4 * MIB);
     assert_int_equal(peak_of_tag(f, "b"), 4 * MIB);
+    (void)allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB); /* which had no memory when the peaks were reset */
+    assert_int_equal(peak_of_tag(f, "a"), 2 * MIB);
 }
 
 static void a_resume_that_is_undone_raises_no_peak(void **state) {
