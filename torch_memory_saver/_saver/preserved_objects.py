@@ -55,12 +55,14 @@ class _Group:
             dead.tensors = {
                 key: find for (key, find), tensor in zip(self.tensors.items(), found, strict=True) if tensor is None
             }
+        members: list[Any] = []
         for key, each in self.modules.items():
             module = each.find()
             if module is None:
                 dead.modules[key] = each
             else:
-                _add_tensors_of(module, each.parameters, tensors)
+                _add_members_of(module, each.parameters, members)
+        tensors += [member for member in members if member is not None]
         return tensors, dead
 
     def forget(self, dead: _Group) -> None:
@@ -76,13 +78,13 @@ class _Group:
         return bool(self.tensors or self.modules)
 
 
-def _add_tensors_of(module: Any, parameters: bool, tensors: list[Any]) -> None:
-    """Adds the buffers of a module and its submodules, and on request the parameters. `module.buffers()` would name each of
-    them, which takes longer than everything else that a pause does here."""
+def _add_members_of(module: Any, parameters: bool, members: list[Any]) -> None:
+    """Adds the buffers of a module and its submodules, and on request the parameters; None for each that is not set.
+    `module.buffers()` would name each of them, which takes longer than everything else that a pause does here."""
     for each in module.modules():
-        tensors.extend(buffer for buffer in each._buffers.values() if buffer is not None)
+        members.extend(each._buffers.values())
         if parameters:
-            tensors.extend(parameter for parameter in each._parameters.values() if parameter is not None)
+            members.extend(each._parameters.values())
 
 
 class PreservedObjects:

@@ -49,10 +49,10 @@ class Preserved:
         """
         torch = _imported_torch("preserve")
         objects = list(_flat(torch, "preserve", what))
-        add_storages(torch, (each for each in objects if isinstance(each, torch.Tensor)), {})  # raises if one has none
+        add_storages(torch, [each for each in objects if isinstance(each, torch.Tensor)], {})  # raises if one has none
         tensors = self._objects.add(torch, objects, tag, parameters)
         storages: _Storages = {}
-        add_storages(torch, tensors, storages)
+        add_storages(torch, [tensor for tensor in tensors if tensor.is_cuda], storages)
         unmanaged = sum(_core.find(begin) is None for begin in storages)
         if unmanaged:
             logger.warning(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch_memory_saver._saver.arguments import check_device
 from torch_memory_saver._saver.first_use import UsedAtFirstCall
-from torch_memory_saver._saver.paused import is_paused, tag_of
 from torch_memory_saver._saver.patterns import select_tags
+from torch_memory_saver._saver.paused import is_paused, tag_of
 from torch_memory_saver._torch.eager import eager_methods
 from torch_memory_saver.usage import Stats
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -21,9 +21,9 @@ def parts_of(torch: Any, x: Any) -> list[Any] | None:
     return [getattr(x, name) for name in x.__tensor_flatten__()[0]]
 
 
-def add_storages(torch: Any, tensors: Iterable[Any], sizes: dict[int, int]) -> None:
-    """Adds the storages on GPUs that the tensors have: address -> bytes. An ordinary tensor has one, others those of their
-    parts. Empty storages are left out.
+def add_storages(torch: Any, tensors: Sequence[Any], sizes: dict[int, int]) -> None:
+    """Adds the storages that the tensors have: address -> bytes. An ordinary tensor has one, others those of their parts.
+    Empty storages are left out. Those on the CPU may be among them: no device memory has their addresses.
 
     A pause calls this for thousands of tensors. So there is no loop in Python over ordinary ones, and few objects live at
     once: many new ones would start Python's garbage collector.
@@ -31,28 +31,36 @@ def add_storages(torch: Any, tensors: Iterable[Any], sizes: dict[int, int]) -> N
     Raises:
         InvalidArgumentError: A tensor of a layout whose parts are not known.
     """
-    ordinary, strided, tensors = (torch.Tensor, torch.nn.Parameter), torch.strided, list(tensors)
-    simple = [x for x in tensors if type(x) in ordinary and x.layout is strided and x.is_cuda]
-    for x in tensors if len(simple) < len(tensors) else ():
+    ordinary = {torch.Tensor, torch.nn.Parameter}
+    if not ordinary.issuperset(map(type, tensors)) or set(map(torch.Tensor.layout.__get__, tensors)) - {torch.strided}:
+        tensors = list(_with_storages(torch, tensors, ordinary))
+    addresses: list[int] = []
+    lengths: list[int] = []
+    for first in range(0, len(tensors), _STORAGES_AT_ONCE):
+        storages = list(map(torch.Tensor.untyped_storage, tensors[first : first + _STORAGES_AT_ONCE]))
+        addresses.extend(map(torch.UntypedStorage.data_ptr, storages))
+        lengths.extend(map(torch.UntypedStorage.nbytes, storages))
+    added = dict(zip(addresses, lengths, strict=True))
+    if sizes or len(added) < len(addresses):  # the largest of those with the same address
+        larger = map(max, lengths, map(sizes.get, addresses, repeat(0)))
+        sizes.update(zip(addresses, larger, strict=True))
+    else:
+        sizes.update(added)
+    if 0 in sizes.values():
+        for address in [address for address, length in sizes.items() if not length]:
+            del sizes[address]
+
+
+def _with_storages(torch: Any, tensors: Iterable[Any], ordinary: Container[type]) -> Iterator[Any]:
+    """The tensors with a storage of their own that these are, or are made of."""
+    for x in tensors:
         parts = None if type(x) in ordinary else parts_of(torch, x)
         if parts is not None:
-            add_storages(torch, parts, sizes)
-        elif x.is_cuda and x.layout is not strided:
-            add_storages(torch, _sparse_parts(torch, x), sizes)
-        elif x.is_cuda and type(x) not in ordinary:
-            simple.append(x)
-    for first in range(0, len(simple), _STORAGES_AT_ONCE):
-        _add_simple(torch, simple[first : first + _STORAGES_AT_ONCE], sizes)
-
-
-def _add_simple(torch: Any, tensors: list[Any], sizes: dict[int, int]) -> None:
-    """The same for tensors that have a storage of their own."""
-    storages = list(map(torch.Tensor.untyped_storage, tensors))
-    addresses = list(map(torch.UntypedStorage.data_ptr, storages))
-    larger = map(max, map(torch.UntypedStorage.nbytes, storages), map(sizes.get, addresses, repeat(0)))
-    sizes.update(zip(addresses, larger, strict=True))
-    for address in [address for address in addresses if not sizes[address]]:
-        sizes.pop(address, None)
+            yield from _with_storages(torch, parts, ordinary)
+        elif x.layout is torch.strided:
+            yield x
+        elif x.is_cuda:
+            yield from _sparse_parts(torch, x)
 
 
 def _sparse_parts(torch: Any, x: Any) -> tuple[Any, ...]:
