@@ -11,7 +11,7 @@ from gpu_support import SIMULATED, subprocess_run
 pytestmark = [pytest.mark.outer, pytest.mark.timeout(300)]
 
 SCALE = "0.002" if SIMULATED else "0.02"
-CASES = "pooled,live,live-torch,wake-up,synchronise,send,decode"
+CASES = "pooled,live,live-torch,wake-up,synchronise,send,decode,snapshot"
 
 
 def test_the_suite(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from .overhead_cases import AllocateOverhead, ImportTime, RegionOverhead, StatsO
 from .preserve_cases import Preserve
 from .setting import Case
 from .share_cases import Send, Synchronise
+from .snapshot_cases import Snapshot
 
 __all__ = ["CASES", "find", "with_parity"]
 
@@ -34,6 +35,7 @@ CASES: tuple[Case, ...] = (
     Decode(),
     Guard(),
     Preserve(),
+    Snapshot(),
     HostMemory(),
     AllocateOverhead(),
     RegionOverhead(),
