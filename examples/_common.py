@@ -1,14 +1,26 @@
-"""What the examples share: options, checks that end the program, and a meter of device memory."""
+"""What the examples share: options, checks of device memory, and what they fill it with."""
 
 from __future__ import annotations
 
 import argparse
 
 import torch
+from _check import GIB, MIB, check
 
-MIB = 1 << 20
-GIB = 1 << 30
-
+__all__ = [
+    "GIB",
+    "MIB",
+    "Options",
+    "allocate",
+    "check",
+    "check_bytes",
+    "checksum",
+    "device_bytes",
+    "fill_random",
+    "free_bytes",
+    "options",
+    "total",
+]
 
 #: The part of a device's memory that an example uses by default: some need several times as much for a moment.
 SHARE = 1 / 16
@@ -38,13 +50,6 @@ def options(description: str | None, gib: float) -> argparse.ArgumentParser:
 def device_bytes() -> int:
     """The memory of the current device."""
     return int(torch.cuda.mem_get_info()[1])
-
-
-def check(holds: bool, what: str) -> None:
-    """Ends the program with status 1 if something is not as the example says."""
-    if not holds:
-        raise SystemExit(f"FAILED: {what}")
-    print(f"  ok: {what}")
 
 
 def check_bytes(actual: int, expected: int, what: str, slack: int = 64 * MIB) -> None:

@@ -12,16 +12,11 @@ import json
 from pathlib import Path
 
 import torch
-from _common import MIB
+from _check import MIB
+from _fragmentation_sizes import FIRST_SIDE, PREFIX_BYTES, PREFIXES, STRIDE
 from _image_bursts import CHANNELS, at_once, side_of
 
 from torch_memory_saver import memory
-
-#: Pixels of the sides of images. One of the first step leaves room for a prefix in its segment.
-FIRST_SIDE, STRIDE = 2016, 336
-PREFIX_BYTES = 5 * MIB // 4
-#: Prefixes that the cache has room for.
-PREFIXES = 4
 
 
 class Program:

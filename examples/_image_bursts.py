@@ -6,7 +6,7 @@ steps need about the same memory, and no block that PyTorch has cached is large 
 
 from __future__ import annotations
 
-from _common import MIB
+from _check import MIB
 
 CHANNELS, VALUE_BYTES = 3, 4
 #: Pixels of an image's side in the first step, and how many more there are in each later one.

@@ -1,4 +1,4 @@
-"""How memory_leak.py runs its engine: three processes in a row. Needs no torch_memory_saver."""
+"""How memory_leak.py runs its engine: three processes in a row. Needs neither PyTorch nor torch_memory_saver."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from _common import MIB
+from _check import MIB
 from _leak_pipeline import ROLES, Results
 
 _NUMBER = 10

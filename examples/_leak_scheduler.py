@@ -10,7 +10,7 @@ from collections import defaultdict
 from typing import Any
 
 import torch
-from _common import MIB
+from _check import MIB
 from _image_bursts import CHANNELS, at_once
 from _leak_stage import Stage, serve
 

@@ -4,7 +4,7 @@ memory, so that each step allocates it anew."""
 from __future__ import annotations
 
 import torch
-from _common import MIB
+from _check import MIB
 
 from torch_memory_saver import torch_memory_saver
 

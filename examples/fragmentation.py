@@ -25,8 +25,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from _common import MIB, check
-from _fragmentation_program import FIRST_SIDE, PREFIX_BYTES, PREFIXES, STRIDE
+from _check import MIB, check
+from _fragmentation_sizes import FIRST_SIDE, PREFIX_BYTES, PREFIXES, STRIDE
 from _image_bursts import at_once, image_bytes, segment_bytes, side_of
 
 #: Newer releases of PyTorch read the second name, older ones the first only.

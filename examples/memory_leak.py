@@ -29,7 +29,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from _common import MIB, check
+from _check import MIB, check
 from _image_bursts import at_once, segment_bytes, side_of
 from _leak_pipeline import Load, Results, recording, run
 from _leak_report import plot, table

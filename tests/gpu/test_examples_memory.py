@@ -1,5 +1,5 @@
-"""Guards examples/memory_leak.py and examples/fragmentation.py: their checks hold at small sizes, the commands find what is
-planted with its bytes, and what they print says so."""
+"""Guards examples/memory_leak.py and examples/fragmentation.py: their checks hold, the commands find what is planted with
+its bytes, and what they print says so. The output that the guides show is what they print."""
 
 from __future__ import annotations
 
@@ -29,19 +29,20 @@ OWN_MACHINE = {
 SHARED_MEMORY = Path(f"/dev/shm/tms_simulated_memory-example-{os.getpid()}")
 SECONDS = 280
 
-STEPS, REQUESTS, IMAGES, BATCH_MIB, OPTIMIZER_MIB = 3, 4, 3, 96, 8
-LEAK_SIZES = {"steps": STEPS, "requests": REQUESTS, "images": IMAGES, "batch-mib": BATCH_MIB, "optimizer-mib": OPTIMIZER_MIB}
+#: By default.
+STEPS, REQUESTS, IMAGES, OPTIMIZER_MIB = 4, 8, 3, 32
 #: What the tokenizer keeps of the images of a step.
 LEAKED = REQUESTS * IMAGES * 3 * 224 * 224 * 4
-#: MiB that the scheduler's images reserve in the second and the third step: 5 and 4 images, in segments of 18 and 22 MiB.
-BURSTS = [5 * 18, 4 * 22]
+#: MiB that the scheduler's images reserve in each step after the first: so many at once, in segments of so many MiB.
+BURSTS = [16 * 18, 13 * 22, 11 * 26]
 ROLES = ("tokenizer", "scheduler", "detokenizer")
+#: A block of output in a guide.
+OUTPUT = re.compile(r"^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 #: A row of a table: the number of the step, and sizes in MiB.
 ROW = re.compile(r"^ +(\d+)((?: +\d+\.\d){6})$", re.MULTILINE)
 
-BURST_MIB = 256
 #: Images at once, and the MiB of a segment with one of them, in each step of fragmentation.py.
-IMAGE_SEGMENTS = [(5, 48), (4, 64), (3, 84)]
+IMAGE_SEGMENTS = [(11, 48), (8, 64), (6, 84), (4, 106)]
 PREFIXES, PIECE_MIB = 4, 20
 FRAGMENTATION_ROW = re.compile(r"^  (step \d|released) +(\d+\.\d) +(\d+\.\d) +(\d+\.\d) +(\d+\.\d)$", re.MULTILINE)
 
@@ -61,13 +62,23 @@ def own_machine() -> Iterator[dict[str, str]]:
             SHARED_MEMORY.unlink(missing_ok=True)
 
 
-def run_example(name: str, sizes: dict[str, int], *arguments: str) -> str:
-    options = [text for option, value in sizes.items() for text in (f"--{option}", str(value))]
+def run_example(name: str, *arguments: str) -> str:
     with own_machine() as environment:
-        done = subprocess_run([str(EXAMPLES / name), *options, *arguments], environment, timeout=SECONDS).check()
+        done = subprocess_run([str(EXAMPLES / name), *arguments], environment, timeout=SECONDS).check()
     print(done.output)
     assert "Traceback" not in done.error
     return done.output
+
+
+def shown(guide: str) -> list[str]:
+    """The outputs that a guide shows."""
+    page = (REPOSITORY / "docs" / "guides" / guide).read_text(encoding="utf-8")
+    return [block for block in OUTPUT.findall(page) if "MiB" in block]
+
+
+def without_places(text: str) -> str:
+    """An output without what differs from run to run: the numbers of processes, folders, and where lines end."""
+    return " ".join(re.sub(r"\S*/(?=_\w+\.py:)", "", re.sub(r"pid \d+", "pid", text)).split())
 
 
 # ---- memory_leak.py
@@ -98,17 +109,16 @@ def hunt(tmp_path_factory: pytest.TempPathFactory) -> Hunt:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        return Hunt(run_example("memory_leak.py", LEAK_SIZES, "--out", str(folder)), folder, None)
+        return Hunt(run_example("memory_leak.py", "--out", str(folder)), folder, None)
     picture = folder / "memory.svg"
-    output = run_example("memory_leak.py", LEAK_SIZES, "--out", str(folder), "--plot", str(picture))
-    return Hunt(output, folder, picture)
+    return Hunt(run_example("memory_leak.py", "--out", str(folder), "--plot", str(picture)), folder, picture)
 
 
 def test_every_check_of_the_hunt_holds(hunt: Hunt) -> None:
     checks = held(hunt.output)
     assert len(checks) == 19
     assert "the scheduler does not leak" in checks
-    assert f"it grows by {LEAKED} bytes in each step, 12 images of 602112" in checks
+    assert f"it grows by {LEAKED} bytes in each step, 24 images of 602112" in checks
     assert f"all {STEPS * REQUESTS} answers are the same" in checks
 
 
@@ -165,6 +175,16 @@ def test_memory_grows_before_and_is_flat_after(hunt: Hunt) -> None:
     assert after["scheduler"][0][1] < min(reserved)
 
 
+@pytest.mark.skipif(not SIMULATED, reason="the guide shows the figures of the simulated GPU")
+def test_the_guide_shows_what_the_hunt_prints(hunt: Hunt) -> None:
+    printed = without_places(hunt.output)
+    blocks = shown("leak-hunt.md")
+    assert len(blocks) == 4
+    for block in blocks:
+        for part in block.split("\n\n$ "):  # the example prints its checks between a table and a command
+            assert without_places(part) in printed, part
+
+
 def test_the_page_of_the_hunt_names_the_leak(hunt: Hunt) -> None:
     page = (hunt.folder / "leak.html").read_text(encoding="utf-8")
     assert "preprocess" in page and "load_optimizer" in page
@@ -178,14 +198,14 @@ def test_the_picture_of_the_hunt(hunt: Hunt) -> None:
     assert "reserved, as it is" in text and "reserved, with the fix and TMS_RELEASE_CACHED=pause" in text
 
 
-def test_the_parent_of_the_hunt_needs_no_torch_memory_saver() -> None:
-    for name in ("memory_leak.py", "_leak_pipeline.py", "_leak_report.py", "_image_bursts.py", "_common.py"):
+def test_the_parent_of_the_hunt_needs_neither_torch_nor_this_package() -> None:
+    for name in ("memory_leak.py", "_leak_pipeline.py", "_leak_report.py", "_image_bursts.py", "_check.py"):
         tree = ast.parse((EXAMPLES / name).read_text(encoding="utf-8"))
         imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
         imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         own = {module for module in imported if module.startswith("_") and module != "__future__"}
-        assert own <= {"_common", "_image_bursts", "_leak_pipeline", "_leak_report"}, name
-        assert not {module for module in imported if module.split(".")[0] == "torch_memory_saver"}, name
+        assert own <= {"_check", "_image_bursts", "_leak_pipeline", "_leak_report"}, name
+        assert not {module for module in imported if module.split(".")[0] in ("torch", "torch_memory_saver")}, name
 
 
 # ---- fragmentation.py
@@ -206,8 +226,7 @@ class Bursts:
 @pytest.fixture(scope="module")
 def bursts(tmp_path_factory: pytest.TempPathFactory) -> Bursts:
     folder = tmp_path_factory.mktemp("bursts")
-    sizes = {"steps": STEPS, "burst-mib": BURST_MIB}
-    return Bursts(run_example("fragmentation.py", sizes, "--out", str(folder)), folder)
+    return Bursts(run_example("fragmentation.py", "--out", str(folder)), folder)
 
 
 def test_every_check_of_the_bursts_holds(bursts: Bursts) -> None:
@@ -225,7 +244,7 @@ def test_ordinary_segments_grow_by_each_burst_and_are_held(bursts: Bursts) -> No
 
 def test_expandable_segments_grow_once_and_are_held_by_the_piece(bursts: Bursts) -> None:
     (usage,) = compare(bursts.folder / "expandable").processes
-    assert usage.reserved[1] == usage.reserved[2] and not usage.unused_grows
+    assert len(set(usage.reserved[1:])) == 1 and not usage.unused_grows
     assert usage.held_pieces[-1] == usage.held_segments[-1] == PREFIXES
     assert usage.held[-1] == PREFIXES * PIECE_MIB * MIB - usage.allocated[-1]
 
@@ -242,3 +261,9 @@ def test_compare_says_what_is_held(bursts: Bursts) -> None:
     assert f"held in {PREFIXES} segments by {PREFIXES} blocks" in ordinary and "remember" in ordinary
     assert f"held in {PREFIXES} pieces of expandable segments by {PREFIXES} blocks" in expandable
     assert "grew in every interval" in ordinary and "grew in every interval" not in expandable
+
+
+@pytest.mark.skipif(not SIMULATED, reason="the guide shows the figures of the simulated GPU")
+def test_the_guide_shows_what_the_bursts_print(bursts: Bursts) -> None:
+    (block,) = [block for block in shown("finding-leaks.md") if "expandable segments" in block]
+    assert without_places(block) in without_places(bursts.output)
