@@ -40,6 +40,13 @@ STATE_RESUMING: Final[int]
 STATE_DAMAGED: Final[int]
 STATE_REPAIRING: Final[int]
 
+#: Where the contents of an allocation are from: ``tms_contents_t`` of csrc/include/tms.h.
+CONTENTS_OWN: Final[int]
+CONTENTS_RESTORED: Final[int]
+CONTENTS_ZEROED: Final[int]
+CONTENTS_GUARD: Final[int]
+CONTENTS_UNDEFINED: Final[int]
+
 #: Path of the shared object that holds the process's state: the preload library if it is loaded, else this extension.
 library_path: Final[str]
 #: Whether the state lives in the preload library.
@@ -69,6 +76,7 @@ class Segment(NamedTuple):
     state: int
     backup: int
     tag: str
+    contents: int
     allocated_at: float
     changed_at: float
 
@@ -181,6 +189,13 @@ def resume(
     """`timeout`: seconds to wait for device memory and, if `exclusive`, for the devices' locks; infinity is for ever.
     `host_policy`: for the backups that this call restores. `zero`: memory that is resumed without contents is zeroed.
     `progress`: as for :func:`pause`."""
+
+def count_guard_bytes(
+    tags: tuple[str, ...] | None, stream: int | None, ranges: bytes, interruptible: bool = False
+) -> list[int | None]:
+    """For each range the number of its bytes that are GUARD_BYTE; None if it does not lie in one selected allocation that is
+    active. `ranges`: begins and ends, as sorted native 64-bit numbers, that do not overlap. Waits for the devices and copies
+    the ranges to host memory."""
 
 def resume_begin(
     tags: tuple[str, ...] | None,

@@ -289,7 +289,7 @@ def take_snapshot() -> dict[str, Any]:
                 "age": now - allocated_at,
                 "state_age": now - changed_at,
             }
-            for address, size, reserved, backed_up, device, state, backup, tag, allocated_at, changed_at in stats._rows
+            for address, size, reserved, backed_up, device, state, backup, tag, _, allocated_at, changed_at in stats._rows
         ],
         "total": asdict(stats.total),
         "tags": {tag: asdict(usage) for tag, usage in stats.tags.items()},

@@ -13,6 +13,7 @@
 #include "core/transition/background.h"
 #include "core/transition/pause.h"
 #include "core/transition/resume.h"
+#include "core/transition/sample.h"
 #include "core/turn.h"
 
 static tms_status_t api_allocate(uint64_t bytes, int32_t device, uint64_t *address, tms_error_t *error) {
@@ -303,6 +304,13 @@ static void api_tag_info(const char *tag, tms_tag_info_t *info) {
     info->pause_epoch = atomic_load(&found->pause_epoch);
 }
 
+static tms_status_t api_count_guard_bytes(const tms_selection_t *selection, const tms_live_range_t *ranges,
+                                          size_t range_count, uint64_t *counts, tms_error_t *error) {
+    tms_state_t *state = tms_state(error);
+    return state ? tms_transition_sample(&state->saver, selection, ranges, range_count, counts, error)
+                 : TMS_OUT_OF_HOST_MEMORY;
+}
+
 static size_t api_tags(tms_tag_row_t *rows, size_t capacity) {
     tms_state_t *state = tms_state_if_made();
     return state ? tms_tag_list(&state->regions.tags, rows, capacity) : 0;
@@ -371,6 +379,7 @@ const tms_api_t *tms_get_api(uint32_t version) {
         .set_guard = api_set_guard,
         .get_guard = api_get_guard,
         .tags = api_tags,
+        .count_guard_bytes = api_count_guard_bytes,
     };
     return version == TMS_API_VERSION ? &api : NULL;
 }

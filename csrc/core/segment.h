@@ -28,6 +28,8 @@ typedef struct tms_segment {
     bool free_requested;       /* freed while a call owned it: that call finishes the free */
     bool range_is_quarantined; /* its node is in the saver's `quarantined_ranges`; under the saver's lock */
     bool exclusive;            /* holds one count of its device's lock (device_lock.h) */
+    bool only_preserved;       /* the last pause has kept preserved blocks only */
+    tms_contents_t contents;   /* for callers; nothing here depends on it */
     CUmemGenericAllocationHandle handle;
     tms_descriptor_t exported;    /* of `handle`, once it has been exported (export.h); closed when the memory goes */
     uint64_t generation;          /* of that export: its number in the process */

@@ -100,6 +100,15 @@ typedef enum tms_segment_state {
     TMS_SEGMENT_REPAIRING = 5 /* DAMAGED, and owned by a call that retries the release */
 } tms_segment_state_t;
 
+/* Where the contents of an allocation are from. */
+typedef enum tms_contents {
+    TMS_CONTENTS_OWN = 0,      /* it was not resumed yet; also while a call owns it */
+    TMS_CONTENTS_RESTORED = 1, /* the last resume has restored all that was live at the pause */
+    TMS_CONTENTS_ZEROED = 2,   /* the last resume has zeroed it, except for preserved blocks */
+    TMS_CONTENTS_GUARD = 3,    /* the last resume has filled it with TMS_GUARD_BYTE, except for preserved blocks */
+    TMS_CONTENTS_UNDEFINED = 4 /* the last resume has done neither */
+} tms_contents_t;
+
 /* One allocation, as seen at one moment. */
 typedef struct tms_segment_info {
     uint64_t address;
@@ -107,9 +116,9 @@ typedef struct tms_segment_info {
     uint64_t reserved_bytes; /* of the address range, and of physical memory while resident: a multiple of the granularity */
     uint64_t backup_bytes;   /* held in a backup now */
     int32_t device;
-    int32_t state;  /* tms_segment_state_t */
-    int32_t backup; /* tms_backup_kind_t */
-    int32_t reserved;
+    int32_t state;                   /* tms_segment_state_t */
+    int32_t backup;                  /* tms_backup_kind_t */
+    int32_t contents;                /* tms_contents_t */
     const char *tag;                 /* valid for ever */
     double allocated_at, changed_at; /* when it was made, and when its state last changed: seconds of CLOCK_MONOTONIC */
 } tms_segment_info_t;
@@ -193,7 +202,7 @@ typedef struct tms_counters {
     uint64_t disk_backup_bytes;    /* bytes of backup files now */
     uint64_t pauses_total;         /* calls that succeeded */
     uint64_t resumes_total;        /* calls that succeeded */
-    uint64_t failures_total;       /* pauses, resumes and allocations that failed */
+    uint64_t failures_total;       /* pauses, resumes, counts of guard bytes and allocations that failed */
     uint64_t damaged;              /* allocations in state DAMAGED */
     uint64_t quarantined_handles;  /* physical allocations that the driver failed to release; retried by the next call */
     uint64_t quarantined_ranges;   /* address ranges that the driver failed to free; retried likewise */
@@ -254,6 +263,8 @@ enum { TMS_NO_SUCH_LEVEL = -1 }; /* of region_leave */
 
 /* What guard mode shows in place of contents: NaN in every floating type that has it. */
 enum { TMS_GUARD_BYTE = 0xFF };
+/* Of count_guard_bytes. */
+#define TMS_NOT_RESIDENT UINT64_MAX
 
 typedef struct tms_api {
     uint32_t version; /* TMS_API_VERSION of the library that holds the state */
@@ -381,6 +392,12 @@ typedef struct tms_api {
     void (*reset_peaks)(void);
     /* Writes up to `capacity` tags, the newest first, and returns how many there are. A tag never goes away. */
     size_t (*tags)(tms_tag_row_t *rows, size_t capacity);
+
+    /* For each range the number of its bytes that are TMS_GUARD_BYTE, or TMS_NOT_RESIDENT if it does not lie in one selected
+     * allocation that is ACTIVE. The ranges are in order and do not overlap. Waits for the devices, and copies the ranges to
+     * host memory. Of the selection, what is about pauses and resumes only is not read. */
+    tms_status_t (*count_guard_bytes)(const tms_selection_t *selection, const tms_live_range_t *ranges, size_t range_count,
+                                      uint64_t *counts, tms_error_t *error);
 } tms_api_t;
 
 /* The table of the library that exports it, or NULL if that library does not support `version`. */

@@ -29,6 +29,8 @@
     TAKES(resume,                                                                                                           \
           "(tags, stream, interruptible=False, timeout=0.0, exclusive=False, host_policy=0, zero=False, progress=None)",    \
           "Maps physical memory again; None is every tag. Returns a Report.")                                               \
+    TAKES(count_guard_bytes, "(tags, stream, ranges, interruptible=False)",                                                 \
+          "The number of guard bytes in each range; None if it is not resident.")                                           \
     /* pending_functions.c */                                                                                               \
     TAKES(resume_begin, "(tags, stream, timeout=0.0, exclusive=False, host_policy=0, zero=False)",                          \
           "Begins a resume in the background. Returns a Pending.")                                                          \

@@ -27,12 +27,23 @@ static PyMethodDef methods[] = {
 static const struct constant {
     const char *name;
     long value;
-} constants[] = {{"STATE_ACTIVE", TMS_SEGMENT_ACTIVE},   {"STATE_PAUSING", TMS_SEGMENT_PAUSING},
-                 {"STATE_PAUSED", TMS_SEGMENT_PAUSED},   {"STATE_RESUMING", TMS_SEGMENT_RESUMING},
-                 {"STATE_DAMAGED", TMS_SEGMENT_DAMAGED}, {"STATE_REPAIRING", TMS_SEGMENT_REPAIRING},
-                 {"HOST_DEFAULT", TMS_HOST_DEFAULT},     {"HOST_RELEASE", TMS_HOST_RELEASE},
-                 {"HOST_POOL", TMS_HOST_POOL},           {"HOST_RETAIN", TMS_HOST_RETAIN},
-                 {"GUARD_BYTE", TMS_GUARD_BYTE},         {"API_VERSION", TMS_API_VERSION},
+} constants[] = {{"STATE_ACTIVE", TMS_SEGMENT_ACTIVE},
+                 {"STATE_PAUSING", TMS_SEGMENT_PAUSING},
+                 {"STATE_PAUSED", TMS_SEGMENT_PAUSED},
+                 {"STATE_RESUMING", TMS_SEGMENT_RESUMING},
+                 {"STATE_DAMAGED", TMS_SEGMENT_DAMAGED},
+                 {"STATE_REPAIRING", TMS_SEGMENT_REPAIRING},
+                 {"HOST_DEFAULT", TMS_HOST_DEFAULT},
+                 {"HOST_RELEASE", TMS_HOST_RELEASE},
+                 {"HOST_POOL", TMS_HOST_POOL},
+                 {"HOST_RETAIN", TMS_HOST_RETAIN},
+                 {"CONTENTS_OWN", TMS_CONTENTS_OWN},
+                 {"CONTENTS_RESTORED", TMS_CONTENTS_RESTORED},
+                 {"CONTENTS_ZEROED", TMS_CONTENTS_ZEROED},
+                 {"CONTENTS_GUARD", TMS_CONTENTS_GUARD},
+                 {"CONTENTS_UNDEFINED", TMS_CONTENTS_UNDEFINED},
+                 {"GUARD_BYTE", TMS_GUARD_BYTE},
+                 {"API_VERSION", TMS_API_VERSION},
                  {"INTERFACE", TMS_PY_INTERFACE}};
 
 static int add_constants(PyObject *module) {

@@ -2,7 +2,7 @@
 
 #include "convert.h"
 
-enum { MOST_FIELDS = 10 };
+enum { MOST_FIELDS = 11 };
 
 /* The fields are in the order of the functions below, and of _core.pyi. */
 static PyStructSequence_Field segment_fields[] = {{"address", "of the first byte"},
@@ -13,6 +13,7 @@ static PyStructSequence_Field segment_fields[] = {{"address", "of the first byte
                                                   {"state", "one of STATE_*"},
                                                   {"backup", "one of BACKUP_*"},
                                                   {"tag", "the region's"},
+                                                  {"contents", "one of CONTENTS_*"},
                                                   {"allocated_at", "seconds of CLOCK_MONOTONIC"},
                                                   {"changed_at", "when its state last changed"},
                                                   {NULL, NULL}};
@@ -46,7 +47,7 @@ static PyStructSequence_Field region_settings_fields[] = {{"tag", "of allocation
                                                           {NULL, NULL}};
 
 static PyStructSequence_Desc descriptions[TMS_PY_ROWS] = {
-    [TMS_PY_SEGMENT] = {"torch_memory_saver._core.Segment", "An allocation.", segment_fields, 10},
+    [TMS_PY_SEGMENT] = {"torch_memory_saver._core.Segment", "An allocation.", segment_fields, 11},
     [TMS_PY_USAGE] = {"torch_memory_saver._core.Usage", "Allocations of a tag or a device.", usage_fields, 9},
     [TMS_PY_EXPORT] = {"torch_memory_saver._core.Export", "Exported physical memory.", export_fields, 5},
     [TMS_PY_REPORT] = {"torch_memory_saver._core.Report", "What a pause or resume did.", report_fields, 5},
@@ -92,6 +93,7 @@ PyObject *tms_py_segment(PyObject *module, const tms_segment_info_t *segment) {
                                      PyLong_FromLong(segment->state),
                                      PyLong_FromLong(segment->backup),
                                      tms_py_text(segment->tag),
+                                     PyLong_FromLong(segment->contents),
                                      PyFloat_FromDouble(segment->allocated_at),
                                      PyFloat_FromDouble(segment->changed_at)};
 

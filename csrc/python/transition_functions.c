@@ -1,4 +1,4 @@
-/* pause and resume, and their callbacks.
+/* pause, resume and the count of guard bytes, and their callbacks.
  *
  * The core calls back on the thread of the call, with no lock of the library held and the GIL released. Each callback
  * acquires the GIL while it runs. An exception in a callback is kept and cancels the call at the next check; the call then
@@ -44,46 +44,52 @@ static int32_t check_interrupted(void *context) {
     return c->type != NULL;
 }
 
-/* The 64-bit numbers in a bytes object; *count is the number of groups of `at_a_time`. NULL with an exception set. */
-static const uint64_t *numbers_of(PyObject *object, size_t at_a_time, size_t *count) {
+/* The 64-bit numbers in a bytes object; *count is the number of groups of `at_a_time`. NULL with an exception set, whose
+ * text begins with `rule`. */
+static const uint64_t *numbers_of(PyObject *object, size_t at_a_time, const char *rule, size_t *count) {
     const size_t bytes = at_a_time * sizeof(uint64_t);
     Py_ssize_t size;
     char *data;
 
     if (PyBytes_AsStringAndSize(object, &data, &size) < 0) return NULL;
     if ((size_t)size % bytes) {
-        PyErr_Format(PyExc_ValueError, "find_live() must return bytes in groups of %zu, not %zd", bytes, size);
+        PyErr_Format(PyExc_ValueError, "%s bytes in groups of %zu, not %zd", rule, bytes, size);
         return NULL;
     }
     *count = (size_t)size / bytes;
     return (const uint64_t *)(const void *)data; /* the contents of a bytes object are aligned like the result of malloc */
 }
 
+static bool are_sorted(const tms_live_range_t *ranges, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if (ranges[i].begin >= ranges[i].end || (i && ranges[i - 1].end > ranges[i].begin)) return false;
+    return true;
+}
+
 static bool is_sorted(const tms_live_t *live) {
     for (size_t i = 1; i < live->allocation_count; i++)
         if (live->allocations[i - 1] >= live->allocations[i]) return false;
-    for (size_t i = 0; i < live->range_count; i++)
-        if (live->ranges[i].begin >= live->ranges[i].end || (i && live->ranges[i - 1].end > live->ranges[i].begin))
-            return false;
-    return true;
+    return are_sorted(live->ranges, live->range_count);
 }
+
+#define FIND_LIVE_MUST "find_live() must return"
 
 /* Reads the result of find_live: (addresses, ranges) as bytes. False: an exception is set. */
 static bool read_live(running_call_t *c, PyObject *result, tms_live_t *live) {
     const uint64_t *ranges;
 
     if (!PyTuple_Check(result) || PyTuple_Size(result) != 2) {
-        PyErr_Format(PyExc_TypeError, "find_live() must return None or two bytes objects, not %R", result);
+        PyErr_Format(PyExc_TypeError, FIND_LIVE_MUST " None or two bytes objects, not %R", result);
         return false;
     }
     c->allocations = Py_NewRef(PyTuple_GetItem(result, 0));
     c->ranges = Py_NewRef(PyTuple_GetItem(result, 1));
-    live->allocations = numbers_of(c->allocations, 1, &live->allocation_count);
-    ranges = live->allocations ? numbers_of(c->ranges, 2, &live->range_count) : NULL;
+    live->allocations = numbers_of(c->allocations, 1, FIND_LIVE_MUST, &live->allocation_count);
+    ranges = live->allocations ? numbers_of(c->ranges, 2, FIND_LIVE_MUST, &live->range_count) : NULL;
     if (!ranges) return false;
     live->ranges = (const tms_live_range_t *)(const void *)ranges;
     if (is_sorted(live)) return true;
-    PyErr_SetString(PyExc_ValueError, "find_live() must return addresses and ranges in order, that do not overlap");
+    PyErr_SetString(PyExc_ValueError, FIND_LIVE_MUST " addresses and ranges in order, that do not overlap");
     return false;
 }
 _Static_assert(sizeof(tms_live_range_t) == 2 * sizeof(uint64_t), "pairs of numbers are ranges");
@@ -116,12 +122,8 @@ static void report_progress(void *context, uint64_t done_bytes, uint64_t total_b
     c->thread = PyEval_SaveThread();
 }
 
-/* Runs the call, and frees the selection's array of tags. */
-static PyObject *run(PyObject *module, transition_t transition, tms_selection_t *selection, running_call_t *c) {
-    tms_report_t report;
-    tms_status_t status;
-    tms_error_t error;
-
+/* Sets the callbacks of the selection, and releases the GIL for the call. */
+static void begin(tms_selection_t *selection, running_call_t *c, tms_error_t *error) {
     selection->find_live = c->find_live ? call_find_live : NULL;
     selection->live_context = c;
     selection->on_progress = c->progress ? report_progress : NULL;
@@ -130,18 +132,29 @@ static PyObject *run(PyObject *module, transition_t transition, tms_selection_t 
         selection->interrupted = check_interrupted;
         selection->interrupt_context = c;
     }
-    tms_error_clear(&error);
+    tms_error_clear(error);
     c->thread = PyEval_SaveThread();
-    status = transition(selection, &report, &error);
+}
+
+/* Acquires the GIL again, and frees the selection's array of tags. False with an exception set if the call has failed. */
+static bool end(const tms_selection_t *selection, running_call_t *c, tms_status_t status, const tms_error_t *error) {
     PyEval_RestoreThread(c->thread);
     PyMem_Free((void *)selection->tags);
     Py_XDECREF(c->allocations);
     Py_XDECREF(c->ranges);
-    if (c->type) {
+    if (c->type)
         PyErr_Restore(c->type, c->value, c->traceback);
-        return NULL;
-    }
-    return status == TMS_OK ? tms_py_report(module, &report) : tms_py_raise(&error);
+    else if (status != TMS_OK)
+        tms_py_raise(error);
+    return !c->type && status == TMS_OK;
+}
+
+static PyObject *run(PyObject *module, transition_t transition, tms_selection_t *selection, running_call_t *c) {
+    tms_report_t report;
+    tms_error_t error;
+
+    begin(selection, c, &error);
+    return end(selection, c, transition(selection, &report, &error), &error) ? tms_py_report(module, &report) : NULL;
 }
 
 PyObject *tms_py_pause(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
@@ -178,4 +191,50 @@ PyObject *tms_py_resume(PyObject *module, PyObject *const *arguments, Py_ssize_t
     selection.exclusive = exclusive;
     selection.zero = zero;
     return run(module, tms_py_api(module)->resume, &selection, &running);
+}
+
+static PyObject *list_of(const uint64_t *counts, size_t count) {
+    PyObject *list = PyList_New((Py_ssize_t)count);
+
+    for (size_t index = 0; list && index < count; index++) {
+        PyObject *number =
+            counts[index] == TMS_NOT_RESIDENT ? Py_NewRef(Py_None) : PyLong_FromUnsignedLongLong(counts[index]);
+        if (!number || PyList_SetItem(list, (Py_ssize_t)index, number) < 0) Py_CLEAR(list);
+    }
+    return list;
+}
+
+PyObject *tms_py_count_guard_bytes(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
+    static const tms_py_signature_t signature = {"count_guard_bytes", 3, 4, {"tags", "stream", "ranges", "interruptible"}};
+    const tms_api_t *api = tms_py_api(module);
+    const tms_live_range_t *ranges;
+    tms_selection_t selection = {0};
+    running_call_t running = {0};
+    uint64_t *counts;
+    PyObject *list = NULL;
+    size_t count = 0;
+    tms_py_call_t call;
+    tms_error_t error;
+
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_stream(&call, 1, &selection) ||
+        !tms_py_get_bool(&call, 3, &running.signals))
+        return NULL;
+    ranges =
+        (const tms_live_range_t *)(const void *)numbers_of(call.values[2], 2, "count_guard_bytes(): ranges must be", &count);
+    if (!ranges) return NULL;
+    if (!are_sorted(ranges, count)) {
+        PyErr_SetString(PyExc_ValueError, "count_guard_bytes(): ranges must be in order, and not overlap");
+        return NULL;
+    }
+    if (!tms_py_get_tags(&call, 0, &selection)) return NULL;
+    counts = PyMem_Calloc(count + 1, sizeof *counts);
+    if (!counts) {
+        PyMem_Free((void *)selection.tags);
+        return PyErr_NoMemory();
+    }
+    begin(&selection, &running, &error);
+    if (end(&selection, &running, api->count_guard_bytes(&selection, ranges, count, counts, &error), &error))
+        list = list_of(counts, count);
+    PyMem_Free(counts);
+    return list;
 }

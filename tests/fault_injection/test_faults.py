@@ -28,7 +28,15 @@ sys.path.insert(0, str(HERE))
 SCENARIOS = sorted(importlib.import_module("all_scenarios").SCENARIOS)
 #: These run also with the preload library loaded, which then holds the state in place of the package's own library.
 PRELOADED = [
-    *("capture_end", "first_allocation", "free_while_resuming", "pause_disk", "pause_live", "pause_pool_warm"),
+    *(
+        "capture_end",
+        "count_guard_bytes",
+        "first_allocation",
+        "free_while_resuming",
+        "pause_disk",
+        "pause_live",
+        "pause_pool_warm",
+    ),
     *("resume_guarded", "resume_mixture", "resume_pending_stream"),
 ]
 

@@ -55,6 +55,9 @@ class PauseChoice:
     def kind(self, allocation: Allocation) -> int:
         if self.backup is None and self.preserves and allocation.backup == _core.BACKUP_NONE:
             return _core.BACKUP_PINNED if allocation.address in (self.live or {}) else _core.BACKUP_NONE
+        return self.kind_without_preserving(allocation)
+
+    def kind_without_preserving(self, allocation: Allocation) -> int:
         if self.backup is None or (self.backup == _core.BACKUP_PINNED and allocation.backup == _core.BACKUP_MMAP):
             return allocation.backup
         return self.backup
@@ -77,6 +80,15 @@ class ResumeChoice:
     host_policy: int = _core.HOST_DEFAULT
     zero: bool = False
     guard: bool = False
+
+    def source(self, allocation: Allocation) -> int:
+        """Where the contents of an allocation that it resumes are from."""
+        all_that_was_live = allocation.saved != _core.BACKUP_NONE and not allocation.only_preserved
+        if all_that_was_live or allocation.kept == [(0, allocation.size)]:
+            return _core.CONTENTS_RESTORED
+        if self.zero:
+            return _core.CONTENTS_ZEROED
+        return _core.CONTENTS_GUARD if self.guard else _core.CONTENTS_UNDEFINED
 
     def new_memory(self, size: int) -> bytes:
         """What it holds after the resume where no contents are restored."""
@@ -116,6 +128,8 @@ class Allocation:
     kept: Ranges = field(default_factory=list)  # of them, if saved
     copy: bytes | None = None  # the contents that `kept` are parts of, if they are in host memory
     file: bool = False
+    only_preserved: bool = False  # of them
+    source: int = _core.CONTENTS_OWN  # where its contents are from
     guarded: bool | None = False  # whether its addresses show the guard page; None: unknown, after failures
 
     @property
@@ -135,15 +149,17 @@ class Allocation:
             f"backup {BACKUP_NAMES[self.backup]}, {STATE_NAMES[self.state]}"
         )
 
-    def row(self) -> tuple[int, int, int, int, int, int, int, str]:
+    def row(self) -> tuple[int, int, int, int, int, int, int, str, int]:
         """The expected row of _core.segments()."""
         held = total(self.kept) if self.saved else self.size * self.file
-        backup_bytes = held if self.state in (ACTIVE, PAUSED) else 0
-        return (self.address, self.size, self.reserved, backup_bytes, self.device, self.state, self.backup, self.tag)
+        settled = self.state in (ACTIVE, PAUSED)
+        sizes = (self.size, self.reserved, held if settled else 0)
+        return (self.address, *sizes, self.device, self.state, self.backup, self.tag, self.source if settled else 0)
 
     def becomes_paused(self, state: int, choice: PauseChoice) -> bool:
         """Whether its host buffer, if it had one, is another one now, or none."""
         self.state, self.saved, self.kept = state, choice.kind(self), choice.kept(self)
+        self.only_preserved = self.saved != choice.kind_without_preserving(self)
         on_host, bytes_kept = self.saved in ON_HOST, total(self.kept)
         self.copy = self.contents if on_host else None
         if self.saved == _core.BACKUP_NONE:
@@ -159,6 +175,7 @@ class Allocation:
         """Whether its host buffer has gone."""
         self.state = ACTIVE
         self.guarded = False
+        self.source = choice.source(self)
         new = choice.new_memory(self.size)
         if self.contents is None:
             self.contents = new

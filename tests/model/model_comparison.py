@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 RECLAIM_SECONDS = 60
 #: The first fields of a row. The others are times.
-_COMPARED = 8
+_COMPARED = 9
 
 
 def reclaim_late() -> None:

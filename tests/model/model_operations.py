@@ -12,7 +12,7 @@ from typing import Any
 from model_actors import Actor, Level
 from model_allocations import ACTIVE, BACKUPS, DAMAGED, DEVICES, PAUSED, TAGS, Allocation, Tags, View
 from model_machine import GRANULARITY, MIB, write
-from model_pausing import POLICIES, choose_pause, pause, pause_tags, resume
+from model_pausing import POLICIES, choose_pause, count_guard_bytes, pause, pause_tags, resume
 from model_world import FAILURES, MAX_ALLOCATIONS, World, describe_error
 
 from torch_memory_saver import _core, errors
@@ -382,6 +382,7 @@ OPERATIONS: dict[Operation, int] = {
     run_kernel: 5,
     pause: 18,
     resume: 22,
+    count_guard_bytes: 5,
     look_at_backup: 4,
     drop_backup_view: 3,
     spoil_file: 1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from array import array
 from typing import Any
@@ -216,6 +217,40 @@ def resume_tags(world: World, actor: Actor, tags: Tags, optional: dict[str, Any]
     world.say(f"{call} -> {report}")
     assert not (sure and lacks), "resumed more than there was memory"
     after_resume(world, tags, selected, report)
+
+
+def count_guard_bytes(world: World, choose: Any) -> bool:
+    """Of ranges of every allocation. It waits and retries as a pause does, and moves nothing."""
+    actor, tags = choose.pick(world.actors), choose_tags(world, choose)
+    ranges, expected = array("Q"), []
+    for allocation in sorted(world.allocations, key=lambda one: one.address):
+        cuts = sorted({choose.integer(0, allocation.size) for _ in range(4)})
+        for begin, end in itertools.pairwise(cuts):
+            ranges.extend((allocation.address + begin, allocation.address + end))
+            held = (allocation.contents or b"")[begin:end]
+            resident = allocation.state == ACTIVE and (tags is None or allocation.tag in tags)
+            expected.append(held.count(_core.GUARD_BYTE) if resident else None)
+    had = bool(world.allocations) or something_waits()
+    call = f"{actor.name}: count_guard_bytes({tags}, {len(expected)} ranges)"
+    try:
+        counts = world.act(actor, lambda: _core.count_guard_bytes(tags, None, ranges.tobytes()))
+    except errors.CaptureInProgressError:
+        world.say(f"{call} -> a capture is in progress")
+        assert world.captures
+        assert had or something_waits()
+        return True
+    except FAILURES as error:
+        world.say(f"{call} -> {describe_error(error)}")
+        assert world.rule, error
+        world.observe_states({DAMAGED: (PAUSED,)})
+        return True
+    world.say(f"{call} -> {counts}")
+    assert counts == expected
+    if world.rule is None:
+        world.repaired()
+    else:
+        reclaimed(world)
+    return True
 
 
 def something_waits(host: bool = True) -> bool:

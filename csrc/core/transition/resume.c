@@ -71,9 +71,17 @@ static void undo(tms_transition_t *t) {
     tms_guarding_end(t);
 }
 
+static tms_contents_t contents_of(const tms_transition_t *t, const tms_segment_t *segment) {
+    if (segment->backup.saved && !segment->only_preserved) return TMS_CONTENTS_RESTORED;
+    if (!tms_backup_lacks_contents(&segment->backup)) return TMS_CONTENTS_RESTORED;
+    if (t->asked.selection->zero) return TMS_CONTENTS_ZEROED;
+    return t->asked.guards ? TMS_CONTENTS_GUARD : TMS_CONTENTS_UNDEFINED;
+}
+
 static void commit(tms_transition_t *t) {
     tms_host_policy_t asked = (tms_host_policy_t)t->asked.selection->host_policy;
     TMS_FOR_EACH(segment, t) {
+        segment->contents = contents_of(t, segment);
         tms_host_policy_t policy = asked != TMS_HOST_DEFAULT ? asked : segment->backup.policy;
         tms_backup_discard(&segment->backup, &t->saver->stores, tms_saver_host_policy(t->saver, policy));
         if (!t->asked.selection->exclusive) continue;

@@ -335,7 +335,7 @@ tms_status_t tms_transition_run(tms_transition_t *t, tms_calls_t *calls, tms_rep
     t->done.report.seconds = tms_wait_elapsed(&t->wait);
     count(calls, status, &t->done.report);
     if (status == TMS_OK && report) *report = t->done.report;
-    if (status == TMS_OK) tms_transition_log(t);
+    if (status == TMS_OK && t->asked.from != t->asked.to) tms_transition_log(t);
     tms_log_summarize(t->saver->log, false);
     return tms_saver_explain_loss(t->saver, status, error);
 }

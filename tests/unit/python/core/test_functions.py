@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,10 @@ def test_pause_and_resume_with_bytes_through_the_module(simulator: Any) -> None:
     _core.region_pop(depth)
     content = bytes(range(256)) * (size // 256)
     simulator.write(address, content)
-    active = (address, size, reserved, 0, 1, _core.STATE_ACTIVE, _core.BACKUP_PINNED, "module bytes")
-    assert _core.find(address + size - 1)[:8] == active
-    assert [row[:8] for row in _core.segments()] == [active]
+    kind, tag = _core.BACKUP_PINNED, "module bytes"
+    active = (address, size, reserved, 0, 1, _core.STATE_ACTIVE, kind, tag, _core.CONTENTS_OWN)
+    assert _core.find(address + size - 1)[:9] == active
+    assert [row[:9] for row in _core.segments()] == [active]
     assert _core.tag_info("module bytes") == (0, 0)
 
     report = _core.pause(("module bytes", "unused"), None)
@@ -40,7 +42,7 @@ def test_pause_and_resume_with_bytes_through_the_module(simulator: Any) -> None:
     assert simulator.usage(1).physical_bytes == 0
     row = _core.find(address)
     assert row is not None
-    assert row[:8] == (address, size, reserved, size, 1, _core.STATE_PAUSED, _core.BACKUP_PINNED, "module bytes")
+    assert row[:9] == (address, size, reserved, size, 1, _core.STATE_PAUSED, kind, tag, _core.CONTENTS_OWN)
     assert row.allocated_at < row.changed_at <= time.monotonic()
     assert _core.tag_info("module bytes") == (1, 1)
 
@@ -49,6 +51,9 @@ def test_pause_and_resume_with_bytes_through_the_module(simulator: Any) -> None:
     assert simulator.read(address, size) == content
     assert simulator.usage(1).physical_bytes == reserved
     assert _core.tag_info("module bytes") == (0, 1)
+    row = _core.find(address)
+    assert row is not None
+    assert row.contents == _core.CONTENTS_RESTORED
     assert _core.free(address) is True
     assert _core.free(address) is False
     assert _core.find(address) is None
@@ -122,6 +127,36 @@ def test_devices(simulator: Any) -> None:
     _core.refresh_peers()
     with pytest.raises(errors.InvalidArgumentError, match="device"):
         _core.device_memory(simulator.devices)
+
+
+def test_guard_bytes_are_counted(simulator: Any) -> None:
+    first, second = sorted(_core.allocate(2 * MIB, device) for device in (0, 1))
+    simulator.write(first, b"\xff" * 100 + b"\0" * 100)
+    simulator.write(second, b"\xff\0" * 100)
+    ranges = [(first, first + 100), (first + 100, first + 101), (first + 2 * MIB - 1, first + 2 * MIB + 1)]
+    ranges += [(second, second + 200), (1 << 50, (1 << 50) + 1)]
+    packed = array("Q", [end for pair in ranges for end in pair]).tobytes()
+    assert _core.count_guard_bytes(None, None, packed) == [100, 0, None, 100, None]
+    assert _core.count_guard_bytes(None, 0, packed, interruptible=True) == [100, 0, None, 100, None]
+    assert _core.count_guard_bytes(("never used for bytes",), None, packed) == [None] * 5
+    assert _core.count_guard_bytes((), None, b"") == []
+    with pytest.raises(errors.CaptureInProgressError, match="check_fresh"):
+        _core.capture_begin(None, 0)
+        try:
+            _core.count_guard_bytes(None, None, packed)
+        finally:
+            _core.capture_end()
+    _core.pause(None, None)
+    assert _core.count_guard_bytes(None, None, packed) == [None] * 5
+
+
+def test_the_tags_of_regions_and_allocations(simulator: Any) -> None:
+    _core.region_pop(_core.region_push("listed: entered", _core.BACKUP_NONE, True))
+    depth = _core.region_push("listed: allöcated", _core.BACKUP_NONE, True)
+    _core.free(_core.allocate(MIB, 0))
+    _core.region_pop(depth)
+    tags = {tag: used for tag, used in _core.tags().items() if tag.startswith("listed: ")}
+    assert list(tags.items()) == [("listed: entered", False), ("listed: allöcated", True)]
 
 
 def test_counters_follow(simulator: Any) -> None:

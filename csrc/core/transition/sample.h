@@ -1,0 +1,19 @@
+/* A look at resident memory: how much of given ranges still is TMS_GUARD_BYTE, which guard mode fills memory with that comes
+ * back without contents.
+ *
+ * The call is a pause that never commits: take the turn; mark PAUSING -> synchronise every affected device -> copy the
+ * ranges to host memory, all devices at once -> mark ACTIVE. So nothing writes, pauses or unmaps the memory meanwhile;
+ * segments that are freed during the call are disposed of at its end. The copies are backups of the call's own: those of the
+ * segments, retained ones included, are left alone. A failure changes nothing.
+ *
+ * Any thread that is not inside a pause or resume. Locks as in transition.h. */
+#ifndef TMS_SAMPLE_H
+#define TMS_SAMPLE_H
+
+#include "core/saver.h"
+
+/* tms_api_t.count_guard_bytes. */
+tms_status_t tms_transition_sample(tms_saver_t *saver, const tms_selection_t *selection, const tms_live_range_t *ranges,
+                                   size_t range_count, uint64_t *counts, tms_error_t *error);
+
+#endif
