@@ -31,6 +31,8 @@ from _image_bursts import at_once, image_bytes, segment_bytes, side_of
 
 #: Newer releases of PyTorch read the second name, older ones the first only.
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+#: Characters in a line of what the command `compare` prints.
+WIDTH = "88"
 #: PyTorch maps an expandable segment of large blocks in pieces of this size.
 PIECE = 20 * MIB
 PROGRAM = Path(__file__).resolve().parent / "_fragmentation_program.py"
@@ -64,6 +66,7 @@ class Outcome:
 def run(folder: Path, expandable: bool, options: argparse.Namespace) -> Outcome:
     environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     environment |= dict.fromkeys(VARIABLES, "expandable_segments:True") if expandable else {}
+    environment["COLUMNS"] = WIDTH
     command = [str(PROGRAM), str(folder), "--steps", str(options.steps), "--burst-mib", str(options.burst_mib)]
     printed = json.loads(_output(command, environment))
     compare = ["-m", "torch_memory_saver", "compare", str(folder)]

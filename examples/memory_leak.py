@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -39,6 +40,8 @@ LEAKED = 3 * 224 * 224 * 4
 OPTIMIZER_BLOCKS = 4
 #: Folders of the snapshots, and the page.
 BEFORE, AFTER, PAGE = "before", "after", "leak.html"
+#: Characters in a line of what the command `compare` prints.
+WIDTH = "88"
 #: What the command `compare` needs to tell a leak from a warm-up, and how many moments a folder keeps.
 FEWEST, MOST = 3, 10
 
@@ -49,7 +52,8 @@ def compare(folder: Path, *arguments: str, show: bool = True) -> tuple[int, str]
         print(f"\n$ python -m torch_memory_saver compare {' '.join(arguments)}", flush=True)
     files = [name for text in arguments for name in _matching(folder, text)]
     command = [sys.executable, "-m", "torch_memory_saver", "compare", *files]
-    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=False)
+    environment = os.environ | {"COLUMNS": WIDTH}
+    done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     if not done.stdout:
         raise SystemExit(f"FAILED: the command compare ended with status {done.returncode}")
     if show:

@@ -143,7 +143,7 @@ class _Table:
         yield f"{_where(found.usage)}: {'; '.join(reasons(found))}"
         usage = found.usage
         cached = f"cached {mebibytes(usage.cached[-1])} (release_cached() gives it back)"
-        held = f"held {mebibytes(usage.held[-1])}"
+        held = f"held{_NO_BREAK}{mebibytes(usage.held[-1])}"
         yield from self._wrapped(f"unused {_change(usage.unused)}, of it {cached}, {held}", _INDENT)
         if usage.held[-1]:
             for holder in found.holders[:_FRAMES]:
@@ -212,7 +212,8 @@ def reasons(found: Fragmentation) -> list[str]:
         where = _held_in(usage.held_segments[-1], usage)
         texts.append(f"{mebibytes(usage.held[-1])} unused in {where} that are less than {HELD_SHARE:.0%} in use")
     if usage.unused_grows:
-        texts.append(f"reserved minus allocated grew in every interval, by {mebibytes(usage.unused[-1] - usage.unused[0])}")
+        grown = f"by{_NO_BREAK}{mebibytes(usage.unused[-1] - usage.unused[0])}"
+        texts.append(f"reserved minus allocated grew in every interval, {grown}")
     return texts
 
 
