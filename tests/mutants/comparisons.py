@@ -9,6 +9,7 @@ __all__ = ["MUTANTS"]
 _SOURCES = "torch_memory_saver/memory/"
 _TESTS = "tests/unit/python/memory/"
 _COMPARISON = _TESTS + "test_comparison.py::"
+_UNITS = _TESTS + "test_comparison_units.py::"
 _LOADING = _TESTS + "test_loading.py::"
 _PAGE = _TESTS + "test_comparison_page.py::"
 
@@ -94,8 +95,8 @@ MUTANTS = (
         'if row.get("is_expandable") else 0',
         "if False else 0",
         (
-            _COMPARISON + "test_free_pieces_of_an_expandable_segment_are_cached",
-            _COMPARISON + "test_pieces_that_few_bytes_keep_are_held",
+            _UNITS + "test_free_pieces_of_an_expandable_segment_are_cached",
+            _UNITS + "test_pieces_that_few_bytes_keep_are_held",
         ),
     ),
     Mutant(
@@ -103,7 +104,7 @@ MUTANTS = (
         _SOURCES + "comparison/units.py",
         "            if block_end > stop:  # its rest lies in the next piece\n                break\n",
         "",
-        (_COMPARISON + "test_every_byte_of_an_expandable_segment_is_counted_once",),
+        (_UNITS + "test_every_byte_of_an_expandable_segment_is_counted_once",),
     ),
     Mutant(
         "moments-in-the-order-of-their-letters",
