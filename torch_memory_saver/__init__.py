@@ -28,6 +28,7 @@ from torch_memory_saver.errors import (
     TorchMemorySaverError,
     TorchUnavailableError,
 )
+from torch_memory_saver.pause_hooks import Hook, HookCall, HookHandle
 from torch_memory_saver.pending import PendingResume
 from torch_memory_saver.report import PauseReport, ResumeReport, TransitionReport
 from torch_memory_saver.saver import TorchMemorySaver
@@ -52,6 +53,8 @@ is_paused = torch_memory_saver.is_paused
 preserve = torch_memory_saver.preserve
 forget = torch_memory_saver.forget
 preserved = torch_memory_saver.preserved
+on_pause = torch_memory_saver.on_pause
+on_resume = torch_memory_saver.on_resume
 reserve_host_memory = torch_memory_saver.reserve_host_memory
 release_host_memory = torch_memory_saver.release_host_memory
 set_disk_backup_dir = torch_memory_saver.set_disk_backup_dir
@@ -71,6 +74,9 @@ __all__ = [
     "DriverError",
     "DriverUnavailableError",
     "ForkedProcessError",
+    "Hook",
+    "HookCall",
+    "HookHandle",
     "InvalidArgumentError",
     "InvalidStateError",
     "NotManagedError",
@@ -96,6 +102,8 @@ __all__ = [
     "get_cpu_backup",
     "is_paused",
     "memory_saver",
+    "on_pause",
+    "on_resume",
     "pause",
     "preserve",
     "preserved",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch_memory_saver import _core
 from torch_memory_saver._torch import layer
 from torch_memory_saver._torch.eager import eager_methods
 from torch_memory_saver.errors import InvalidArgumentError
 from torch_memory_saver.report import ResumeReport, resume_report
+
+if TYPE_CHECKING:
+    from torch_memory_saver._saver.hook_calls import PendingHooks
 
 __all__ = ["PendingResume", "on_main_thread"]
 
@@ -23,8 +26,9 @@ class PendingResume:
     launched on has been passed to :meth:`wait_stream`.
     """
 
-    def __init__(self, pending: _core.Pending) -> None:
+    def __init__(self, pending: _core.Pending, hooks: PendingHooks | None = None) -> None:
         self._pending = pending
+        self._hooks = hooks
 
     @property
     def done(self) -> bool:
@@ -34,12 +38,20 @@ class PendingResume:
     def wait(self) -> ResumeReport:
         """Waits until the resume has ended, and returns its report. It may be called again.
 
-        On the main thread a signal whose handler raises (Ctrl-C) ends the wait. The resume continues.
+        On the main thread a signal whose handler raises (Ctrl-C) ends the wait. The resume continues. The after-callbacks of
+        :meth:`TorchMemorySaver.on_resume` are called here, on the thread that waits first, and once.
 
         Raises:
             TorchMemorySaverError: The resume has failed, like one that waits: nothing has changed. After :meth:`wait_stream`
                 the memory may be damaged instead, with its backup intact: call ``resume`` again.
+            Exception: Raised by an after-callback. The resume has succeeded.
+            InvalidStateError: In a callback of a pause or resume, if callbacks of this one have not been called yet.
         """
+        if self._hooks is None:
+            return self._wait()
+        return self._hooks.wait(self._wait, lambda: self.done)
+
+    def _wait(self) -> ResumeReport:
         return resume_report(_core.pending_wait(self._pending, on_main_thread()))
 
     def wait_stream(self, stream: Any = None) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch_memory_saver._saver import hook_modes, preload
 from torch_memory_saver._saver.arguments import DEFAULT_TAG
+from torch_memory_saver._saver.hook_methods import HookMethods
 from torch_memory_saver._saver.preserve_methods import PreserveMethods
 from torch_memory_saver._saver.state_methods import StateMethods
 from torch_memory_saver._torch.eager import eager_methods
@@ -22,7 +23,7 @@ __all__ = ["TorchMemorySaver"]
 
 
 @eager_methods
-class TorchMemorySaver(PreserveMethods, StateMethods):
+class TorchMemorySaver(HookMethods, PreserveMethods, StateMethods):
     """Pauses and resumes GPU memory without changing its addresses.
 
     No driver is loaded and no device used before the first use. All sizes are bytes. Every method may be called from any
@@ -186,8 +187,8 @@ class TorchMemorySaver(PreserveMethods, StateMethods):
                 the memory, and ``if_shared`` does not allow that.
             CaptureInProgressError: A stream capture is active.
             OutOfHostMemoryError, BackupIOError: The backups could not be made. Everything stays resident. DriverError: The
-            driver failed to release some of the memory. The rest is paused. Exception: Raised by ``progress``. Nothing was
-            changed, unless memory was already being released: then the pause is complete.
+            driver failed to release some of the memory. The rest is paused. Exception: Raised by ``progress`` or a callback
+            of :meth:`on_pause`. Nothing was changed, unless memory was already being released: then the pause is complete.
         """
         optional: dict[str, Any] = {}
         if backup is not None:
@@ -268,7 +269,8 @@ class TorchMemorySaver(PreserveMethods, StateMethods):
                 driver's error has its own exception, such as DeviceLostError, that one is raised.
             InvalidArgumentError, CaptureInProgressError, InvalidStateError: As for :meth:`pause`, and for an unknown
                 ``host_memory``.
-            Exception: Raised by ``progress``. Everything stays paused, unless the resume was already complete.
+            Exception: Raised by ``progress`` or a callback of :meth:`on_resume`. Everything stays paused, unless the resume
+                was already complete.
         """
         optional: dict[str, Any] = {}
         if timeout is not None:

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch_memory_saver import _core
@@ -22,7 +22,9 @@ from torch_memory_saver._saver.arguments import (
     choose_host_policy,
 )
 from torch_memory_saver._saver.background import before_pause, start_from_environment
+from torch_memory_saver._saver.hook_calls import begin_with_hooks, has_inherited_memory, refuse_inner_call, with_hooks
 from torch_memory_saver._saver.hook_modes import check_hook_mode
+from torch_memory_saver._saver.importers import importers_awaited
 from torch_memory_saver._saver.options import PauseOptions, RegionOptions, ResumeOptions
 from torch_memory_saver._saver.patterns import select_tags
 from torch_memory_saver._saver.preserving import Preserved, preserving_finder
@@ -37,8 +39,8 @@ from torch_memory_saver._torch.ipc_format import check_importer
 from torch_memory_saver._torch.late_devices import LateDevices
 from torch_memory_saver._torch.layer import TorchCuda
 from torch_memory_saver._torch.live import live_finder
-from torch_memory_saver._torch.pausing import pausing
-from torch_memory_saver._torch.pools import PoolStore, selects
+from torch_memory_saver._torch.pausing import pausing, refuse_regions_of_others
+from torch_memory_saver._torch.pools import PoolStore, Tags, selects
 from torch_memory_saver._torch.resuming import make_room, with_room
 from torch_memory_saver._torch.shared_memory import SharedMemory
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
@@ -208,9 +210,12 @@ class Implementation:
         timeout: float | None = None,
     ) -> PauseReport:
         options = PauseOptions.check(tag, backup, live_only, progress, if_shared, timeout)
-        _refuse_inner_call("pause")
+        refuse_inner_call("pause")
+        return with_hooks("pause", options.tags, lambda: _check_pause(options.tags), lambda: self._pause_at_once(options))
+
+    def _pause_at_once(self, options: PauseOptions) -> PauseReport:
         before_pause.run()
-        with _importers_awaited(options) as shared:
+        with importers_awaited(shared_memory, options) as shared:
             done = self._pause(options, shared)
         if shared:
             shared_memory.collect()
@@ -253,11 +258,22 @@ class Implementation:
         wait: bool = True,
     ) -> ResumeReport | PendingResume:
         options = ResumeOptions.check(tag, timeout, exclusive, host_memory, zero, progress, wait)
-        _refuse_inner_call("resume")
-        torch = layer.in_use()
+        refuse_inner_call("resume")
         if not options.wait:
-            make_room(self._store, torch, options.tags)
-            return PendingResume(native.begin_resume(options, _stream(torch)))
+            return PendingResume(
+                *begin_with_hooks("resume", options.tags, _check_resume, lambda: self._begin_resume(options))
+            )
+        return with_hooks(
+            "resume", options.tags, _check_resume, lambda: self._resume_at_once(options), options.may_wait_for_others
+        )
+
+    def _begin_resume(self, options: ResumeOptions) -> _core.Pending:
+        torch = layer.in_use()
+        make_room(self._store, torch, options.tags)
+        return native.begin_resume(options, _stream(torch))
+
+    def _resume_at_once(self, options: ResumeOptions) -> ResumeReport:
+        torch = layer.in_use()
         return resume_report(
             with_room(
                 self._store,
@@ -359,38 +375,15 @@ class Implementation:
         _core.set_host_policy(choose_host_policy(value))
 
 
-def _refuse_inner_call(operation: str) -> None:
-    """The native core checks this as well, but only after torch's pools have been prepared for the pause."""
-    if _core.in_transition():
-        raise InvalidStateError(
-            f"{operation}: this thread is inside pause() or resume() already; do not call them from signal handlers, "
-            "callbacks or finalisers",
-            operation=operation,
-        )
+def _check_pause(tags: Tags) -> None:
+    """Raises what a pause is known to fail with."""
+    native.refuse_early(_core.pause, layer.in_use(), has_inherited_memory())
+    refuse_regions_of_others(pool_store, tags)
 
 
-@contextlib.contextmanager
-def _importers_awaited(options: PauseOptions) -> Iterator[int]:
-    """Around a pause. Yields the bytes that other processes may still use when it begins. If the options do not allow any,
-    none is sent until it has ended.
-
-    Raises:
-        InvalidStateError: There are some, and the options do not allow that.
-    """
-    if options.if_shared == "allow":
-        yield shared_memory.possibly_shared_bytes(options.tags)
-        return
-    with shared_memory.closed(options.tags, options.seconds_for_importers) as shared:
-        if shared:
-            raise InvalidStateError(
-                f"pause: other processes may still use {shared} bytes of this memory, which was sent to them"
-                + (f"; waited {options.seconds_for_importers:g} s" if options.if_shared == "wait" else "")
-                + ". Let them drop their tensors (and call torch.cuda.ipc_collect() there), or pause with "
-                'if_shared="allow": they then keep the memory, with its contents, until they drop it',
-                operation="pause",
-                bytes=shared,
-            )
-        yield shared
+def _check_resume() -> None:
+    """Raises what a resume is known to fail with."""
+    native.refuse_early(_core.resume, layer.in_use(), has_inherited_memory())
 
 
 def _stream(torch: TorchCuda | None) -> int | None:

@@ -11,10 +11,12 @@ from collections.abc import Callable
 
 from torch_memory_saver import _core
 from torch_memory_saver._saver.options import PauseOptions, RegionOptions, ResumeOptions
+from torch_memory_saver._torch.layer import TorchCuda
 from torch_memory_saver._torch.live import Live
+from torch_memory_saver._torch.pausing import may_not_free
 from torch_memory_saver.pending import on_main_thread
 
-__all__ = ["begin_capture", "begin_resume", "enter_region", "pause", "resume"]
+__all__ = ["begin_capture", "begin_resume", "enter_region", "pause", "refuse_early", "resume"]
 
 
 def enter_region(options: RegionOptions) -> int:
@@ -28,6 +30,18 @@ def begin_capture(options: RegionOptions) -> int:
     """Announces a capture whose memory is managed, including allocations of threads outside regions meanwhile. Returns its
     id, for ``_core.capture_end``."""
     return _core.capture_begin(tag=options.tag, backup=options.backup, host_policy=options.host_policy)
+
+
+def refuse_early(
+    operation: Callable[[tuple[str, ...], int | None], object], torch: TorchCuda | None, is_forked: bool
+) -> None:
+    """Raises what ``_core.pause`` or ``_core.resume`` would raise at once because of a capture, a lost device, or a fork.
+
+    The core decides, since a capture that is on its list may have ended: it is called with no tag. Only where there is a
+    reason to ask, because such a call counts as a pause or resume.
+    """
+    if is_forked or _core.counters()["visible_captures"] or (torch is not None and may_not_free(torch)):
+        operation((), None if torch is None else torch.current_stream())
 
 
 def pause(

@@ -171,6 +171,11 @@ class ResumeOptions:
             raise InvalidArgumentError("progress needs a call that waits: it is called on the thread of that call")
         return options
 
+    @property
+    def may_wait_for_others(self) -> bool:
+        """Whether the call may wait for memory or locks that others hold."""
+        return self.timeout > 0 or self.exclusive
+
     def at_once(self) -> ResumeOptions:
         """The same options without waiting for memory."""
         return dataclasses.replace(self, timeout=0.0)

@@ -16,7 +16,7 @@ from torch_memory_saver._torch.frames import Frame
 from torch_memory_saver._torch.layer import PoolId, TorchCuda
 from torch_memory_saver._torch.pools import PoolStore, Tags, selects
 
-__all__ = ["may_not_free", "pausing"]
+__all__ = ["may_not_free", "pausing", "refuse_regions_of_others"]
 
 _DEFAULT_POOL: PoolId = (0, 0)
 
@@ -36,6 +36,15 @@ def pausing(store: PoolStore, torch: TorchCuda | None, tags: Tags) -> Iterator[C
         else:
             _return_idle_segments(store, torch, tags)
             yield lambda: _leave_paused_pools(store, torch, tags)
+    finally:
+        store.end_pause(entry)
+
+
+def refuse_regions_of_others(store: PoolStore, tags: Tags) -> None:
+    """Raises what :func:`pausing` raises before it does anything."""
+    entry = store.pause_entry(tags)
+    try:
+        store.begin_pause(entry)
     finally:
         store.end_pause(entry)
 

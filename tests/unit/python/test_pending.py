@@ -154,7 +154,7 @@ def test_a_signal_ends_the_wait_and_not_the_resume(simulator: Any, address: int)
 
     def ring(_: int, frame: FrameType | None) -> None:
         """Raises once the wait has begun; before that the timer is restarted."""
-        if frame is not None and frame.f_code is PendingResume.wait.__code__:
+        if frame is not None and frame.f_code is PendingResume._wait.__code__:
             raise Alarm
         signal.setitimer(signal.ITIMER_REAL, SOON_S)
 

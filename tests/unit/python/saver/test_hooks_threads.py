@@ -1,0 +1,439 @@
+"""Guards hooks with several threads, resumes in the background, forked children, and signals."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from processes import Program, wait_until
+from recorded_hooks import SIZE, Recorder
+
+from torch_memory_saver import _core
+from torch_memory_saver._saver import hook_turns
+from torch_memory_saver.errors import InvalidStateError, OutOfMemoryError
+
+TIMEOUT_S = 60
+ACTIVE, PAUSED = {_core.STATE_ACTIVE}, {_core.STATE_PAUSED}
+
+
+@pytest.fixture
+def pool() -> Any:
+    with ThreadPoolExecutor(2) as executor:
+        yield executor
+
+
+class Gate:
+    """Holds a callback until it is opened."""
+
+    def __init__(self) -> None:
+        self.reached, self.opened = threading.Event(), threading.Event()
+
+    def __call__(self) -> None:
+        self.reached.set()
+        assert self.opened.wait(TIMEOUT_S)
+
+
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """Grows whenever a call begins to wait for its turn."""
+    waits: list[None] = []
+    wait = hook_turns._changed.wait
+
+    def counted(timeout: float | None = None) -> bool:
+        waits.append(None)
+        return wait(timeout)
+
+    monkeypatch.setattr(hook_turns._changed, "wait", counted)
+    return waits
+
+
+# -- turns ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("callback", ["before", "after"])
+def test_two_pauses_of_a_tag_call_the_callbacks_once(
+    hooks: Recorder, pool: ThreadPoolExecutor, turns: list[None], callback: str
+) -> None:
+    hooks.allocate("a")
+    hooks.on_pause("p")
+    gate = hooks.does["p", callback] = Gate()
+    first = pool.submit(hooks.saver.pause, hooks.tag("a"))
+    assert gate.reached.wait(TIMEOUT_S)
+    second = pool.submit(hooks.saver.pause)
+    wait_until(lambda: bool(turns))
+    gate.opened.set()
+    assert {first.result(TIMEOUT_S).allocations, second.result(TIMEOUT_S).allocations} == {0, 1}
+    assert hooks.take_events() == ["p before", "p after"]
+
+
+def test_a_resume_waits_for_the_pause_and_has_its_callbacks(
+    hooks: Recorder, pool: ThreadPoolExecutor, turns: list[None]
+) -> None:
+    hooks.allocate("a")
+    hooks.on_pause("p")
+    hooks.on_resume("r")
+    gate = hooks.does["p", "before"] = Gate()
+    pause = pool.submit(hooks.saver.pause, hooks.tag("a"))
+    assert gate.reached.wait(TIMEOUT_S)
+    resume = pool.submit(hooks.saver.resume, [hooks.tag("b"), hooks.tag("a")])
+    wait_until(lambda: bool(turns))
+    gate.opened.set()
+    assert (pause.result(TIMEOUT_S).allocations, resume.result(TIMEOUT_S).allocations) == (1, 1)
+    assert hooks.take_events() == ["p before", "p after", "r before", "r after"]
+
+
+def test_ranks_on_threads_may_wait_for_each_other_in_callbacks(hooks: Recorder, pool: ThreadPoolExecutor) -> None:
+    """As a collective call does, where each thread has a tag of its own."""
+    hooks.allocate("rank0", "rank1")
+    barrier = threading.Barrier(2)
+    hooks.keep(hooks.saver.on_pause(None, "before", lambda call: barrier.wait(TIMEOUT_S)))
+    pauses = [pool.submit(hooks.saver.pause, hooks.tag(f"rank{rank}")) for rank in range(2)]
+    assert [pause.result(TIMEOUT_S).allocations for pause in pauses] == [1, 1]
+
+
+def test_a_failed_call_gives_its_turn_back(hooks: Recorder, pool: ThreadPoolExecutor) -> None:
+    hooks.allocate("a")
+    hooks.on_pause("p")
+    hooks.raises["p", "before"] = KeyError("no")
+    with pytest.raises(KeyError):
+        hooks.saver.pause()
+    hooks.raises.clear()
+    assert pool.submit(hooks.saver.pause).result(TIMEOUT_S).allocations == 1
+    assert hook_turns._running == []
+
+
+def test_a_resume_that_waits_for_memory_lets_others_pause(hooks: Recorder, pool: ThreadPoolExecutor, simulator: Any) -> None:
+    """The pause of another thread is what it waits for, and selects every tag."""
+    hooks.allocate("a")
+    hooks.saver.pause()
+    hooks.allocate("b")
+    simulator.take_memory(simulator.device_memory - SIZE)
+    try:
+        hooks.on_resume("r")
+        hooks.on_pause("p", hooks.tag("b"))
+        resume: Future[Any] = pool.submit(hooks.saver.resume, hooks.tag("a"), timeout=TIMEOUT_S)
+        wait_until(lambda: ("r", "before") in hooks.events)
+        assert pool.submit(hooks.saver.pause).result(TIMEOUT_S).allocations == 1
+        assert resume.result(TIMEOUT_S).allocations == 1
+    finally:
+        simulator.take_memory(SIZE - simulator.device_memory)
+    assert sorted(hooks.take_events()) == ["p after", "p before", "r after", "r before"]
+
+
+# -- asyncio -------------------------------------------------------------------------------------------------------------
+
+
+def test_callbacks_run_on_the_thread_of_the_call(hooks: Recorder) -> None:
+    hooks.allocate("a")
+    hooks.on_pause("p")
+    threads: list[int] = []
+    for callback in ("before", "after"):
+        hooks.does["p", callback] = lambda: threads.append(threading.get_ident())
+
+    async def main() -> int:
+        return await asyncio.to_thread(lambda: (hooks.saver.pause(), threading.get_ident())[1])
+
+    assert [asyncio.run(main())] * 2 == threads
+    assert threading.get_ident() not in threads
+
+
+# -- resumes in the background -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pending(hooks: Recorder) -> Any:
+    """Begins one, whose before-callbacks are then called."""
+
+    def begin() -> Any:
+        hooks.allocate("a", backup=_core.BACKUP_PINNED)
+        hooks.saver.pause()
+        hooks.on_resume("one")
+        hooks.on_resume("two")
+        return hooks.saver.resume(wait=False)
+
+    return begin
+
+
+def test_after_callbacks_are_called_by_wait_and_once(hooks: Recorder, pending: Any, pool: ThreadPoolExecutor) -> None:
+    begun = pending()
+    wait_until(lambda: begun.done)
+    assert hooks.take_events() == ["one before", "two before"]
+    threads: list[int] = []
+    hooks.does["one", "after"] = lambda: threads.append(threading.get_ident())
+    report = pool.submit(lambda: (begun.wait(), threads.append(threading.get_ident()))[0]).result(TIMEOUT_S)
+    assert threads[0] == threads[1] != threading.get_ident()
+    assert begun.wait() == report == hooks.told["one", "after"].report
+    assert hooks.take_events() == ["two after", "one after"]
+
+
+def test_other_waits_return_after_the_callbacks(hooks: Recorder, pending: Any, pool: ThreadPoolExecutor) -> None:
+    begun = pending()
+    gate = hooks.does["two", "after"] = Gate()
+    first = pool.submit(begun.wait)
+    assert gate.reached.wait(TIMEOUT_S)
+    second = pool.submit(begun.wait)
+    assert not second.done()
+    gate.opened.set()
+    assert second.result(TIMEOUT_S) == first.result(TIMEOUT_S)
+    assert hooks.take_events() == ["one before", "two before", "two after", "one after"]
+
+
+@pytest.mark.parametrize("callback", ["after", "before"])
+def test_wait_is_refused_inside_a_callback(hooks: Recorder, pending: Any, callback: str) -> None:
+    """It would call callbacks within callbacks, or wait for the ones that it is in."""
+    begun = pending()
+    refused: list[str] = []
+
+    def inside() -> None:
+        with pytest.raises(InvalidStateError, match="wait: this thread is inside") as caught:
+            begun.wait()
+        refused.append(caught.value.operation)
+
+    if callback == "after":
+        hooks.does["one", "after"] = inside
+    else:
+        hooks.allocate("b")
+        hooks.on_pause("p", hooks.tag("b"))
+        hooks.does["p", "before"] = inside
+        hooks.saver.pause(hooks.tag("b"))
+    begun.wait()
+    assert refused == ["wait"]
+    hooks.does["one", "after"] = begun.wait
+    begun.wait()
+
+
+def test_a_pending_resume_fails(hooks: Recorder, pending: Any, simulator: Any) -> None:
+    hooks.does["two", "before"] = lambda: simulator.fail_after("cuMemCreate", 0, 1 << 30, 2)
+    begun = pending()
+    with pytest.raises(OutOfMemoryError) as caught:
+        begun.wait()
+    assert hooks.take_events() == ["one before", "two before", "two cancelled", "one cancelled"]
+    assert hooks.told["one", "cancelled"] is caught.value
+    with pytest.raises(OutOfMemoryError):
+        begun.wait()
+    assert hooks.take_events() == []
+
+
+def test_an_after_callback_of_a_pending_resume_raises(hooks: Recorder, pending: Any) -> None:
+    begun = pending()
+    hooks.raises["two", "after"] = KeyError("no")
+    with pytest.raises(KeyError):
+        begun.wait()
+    assert hooks.take_events()[2:] == ["two after", "one after"]
+    assert begun.wait().allocations == 1
+    assert hooks.take_events() == []
+
+
+def test_a_resume_that_cannot_begin(hooks: Recorder, pending: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    raised = OutOfMemoryError("no thread")
+
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        raise raised
+
+    monkeypatch.setattr(_core, "resume_begin", refuse)
+    with pytest.raises(OutOfMemoryError) as caught:
+        pending()
+    assert caught.value is raised
+    assert hooks.take_events() == ["one before", "two before", "two cancelled", "one cancelled"]
+
+
+def test_an_interrupted_wait_calls_nobody(hooks: Recorder, pending: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The resume goes on, and the next wait has the callbacks called."""
+    begun = pending()
+    wait = _core.pending_wait
+    answers: list[Callable[..., Any]] = [_interrupt, wait]
+    monkeypatch.setattr(_core, "pending_wait", lambda *arguments: answers.pop(0)(*arguments))
+    with pytest.raises(KeyboardInterrupt):
+        begun.wait()
+    assert hooks.take_events() == ["one before", "two before"]
+    begun.wait()
+    assert hooks.take_events() == ["two after", "one after"]
+
+
+def _interrupt(*arguments: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+def test_a_dropped_pending_resume_is_logged(hooks: Recorder, pending: Any, caplog: pytest.LogCaptureFixture) -> None:
+    pending()
+    gc.collect()
+    (record,) = [record for record in caplog.records if "dropped" in record.getMessage()]
+    assert record.levelno == logging.WARNING
+    assert "no after-callback of its hooks" in record.getMessage() and "Recorded" in record.getMessage()
+    _core.resume((hooks.tag("a"),), None)  # waits for its turn
+    assert hooks.states() == ACTIVE
+    assert hooks.take_events() == ["one before", "two before"]
+
+
+def test_a_pending_resume_without_hooks_of_its_tags(hooks: Recorder, caplog: pytest.LogCaptureFixture) -> None:
+    hooks.allocate("a")
+    hooks.saver.pause()
+    hooks.on_resume("other", hooks.tag("b"))
+    hooks.saver.resume(wait=False).wait()
+    hooks.saver.pause()
+    hooks.saver.resume(wait=False)
+    gc.collect()
+    assert not [record for record in caplog.records if "dropped" in record.getMessage()]
+    assert hooks.take_events() == []
+
+
+# -- fork ----------------------------------------------------------------------------------------------------------------
+
+FORK = """
+import os, sys, threading
+from torch_memory_saver import _core, errors, torch_memory_saver as saver
+calls = []
+saver.on_pause(None, "before", lambda call: calls.append(call.operation))
+
+def allocate():
+    depth = _core.region_push("a", _core.BACKUP_NONE, True)
+    address = _core.allocate(2 << 20, 0)
+    _core.region_pop(depth)
+
+def in_child(function):
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            function()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+"""
+
+
+def test_a_forked_child_inherits_hooks(program: Program) -> None:
+    program(
+        FORK
+        + """
+def child():
+    allocate()
+    saver.pause()
+    assert calls == ["pause"], calls
+in_child(child)
+assert calls == []
+""",
+        preloaded=False,
+    )
+
+
+def test_the_child_of_a_process_with_memory_calls_nobody(program: Program) -> None:
+    """Its pause is refused. A call that was under way in the parent is no call of the child's."""
+    program(
+        FORK
+        + """
+allocate()
+inside, leave = threading.Event(), threading.Event()
+def hold(call):
+    inside.set()
+    leave.wait(60)
+handle = saver.on_pause(None, "before", hold)
+thread = threading.Thread(target=saver.pause)
+thread.start()
+inside.wait(60)
+handle.remove()
+calls.clear()
+def child():
+    try:
+        saver.pause()
+    except errors.ForkedProcessError as error:
+        assert error.operation == "pause", error
+        assert calls == [], calls
+    else:
+        raise AssertionError("a forked child has paused")
+in_child(child)
+leave.set()
+thread.join()
+""",
+        preloaded=False,
+    )
+
+
+# -- signals -------------------------------------------------------------------------------------------------------------
+
+INTERRUPT = """
+import ctypes, os, signal, threading
+from torch_memory_saver import _core, torch_memory_saver as saver
+MIB = 1 << 20
+simulator = ctypes.CDLL(os.environ["TMS_CUDA_DRIVER"])
+simulator.tms_sim_launch_add.argtypes = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint8, ctypes.c_int)
+depth = _core.region_push("a", _core.BACKUP_PINNED, True)
+address = _core.allocate(2 * MIB, 0)
+_core.region_pop(depth)
+events = []
+saver.on_pause(None, "before", lambda call: events.append("before"), cancelled=lambda error: events.append(type(error)))
+"""
+
+
+def test_ctrl_c_while_the_operation_waits(program: Program) -> None:
+    program(
+        INTERRUPT
+        + """
+context = ctypes.c_void_p()
+assert simulator.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert simulator.cuCtxPushCurrent_v2(context) == 0
+assert simulator.tms_sim_launch_add(None, address, MIB, 1, 1) == 0
+def watch():
+    simulator.tms_sim_wait_until_synchronizing()
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=watch, daemon=True).start()
+try:
+    saver.pause()
+except KeyboardInterrupt:
+    events.append("raised")
+assert events == ["before", KeyboardInterrupt, "raised"], events
+assert _core.find(address).state == _core.STATE_ACTIVE
+simulator.tms_sim_open_gate(1)
+saver.pause()
+assert events[3:] == ["before"], events
+""",
+        preloaded=False,
+    )
+
+
+def test_ctrl_c_while_waiting_for_a_turn(program: Program) -> None:
+    """Nobody is called, and the next pause has its turn."""
+    program(
+        INTERRUPT
+        + """
+inside, leave = threading.Event(), threading.Event()
+def hold(call):
+    if threading.current_thread() is not threading.main_thread():
+        inside.set()
+        leave.wait(60)
+saver.on_pause(None, "before", hold)
+thread = threading.Thread(target=saver.pause)
+thread.start()
+inside.wait(60)
+events.clear()
+from torch_memory_saver._saver import hook_turns
+wait = hook_turns._changed.wait
+def interrupted(timeout=None):
+    hook_turns._changed.wait = wait
+    signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+    return wait(timeout)
+hook_turns._changed.wait = interrupted
+def handler(number, frame):
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, handler)
+try:
+    saver.pause()
+except KeyboardInterrupt:
+    events.append("raised")
+assert events == ["raised"], events
+leave.set()
+thread.join()
+saver.resume()
+saver.pause()
+assert events == ["raised", "before"], events
+""",
+        preloaded=False,
+    )

@@ -1,0 +1,329 @@
+"""One pause or resume with the hooks around it: which are called, when, with what, and what follows from a failure.
+
+The order of a call that hooks concern, on the caller's thread, with no lock held:
+
+1. the turn among calls of the same tags (hook_turns.py);
+2. a look at the allocations that the call will change. A hook none of whose tags is among them is not called, so that a
+   pause of what is paused already calls nobody;
+3. `check`, which raises what the call is known to fail with, such as a visible capture: then no hook has been called;
+4. the before-callbacks, in the order of registration;
+5. `perform`: the operation with all that belongs to it, such as its attempts within a timeout;
+6. in reverse order the after-callbacks, or ``cancelled`` where the call has failed.
+
+What follows a failure is decided for each hook by the state of its allocations, since an operation may raise after it has
+changed them (the driver failed to release a part, or a signal arrived late): ``after``, with the error, if any of them has
+changed, else ``cancelled`` if its ``before`` had returned. So each ``before`` is followed by exactly one of the two. All of
+them are called, whatever one raises. The call raises the first exception; one that ends the program, such as
+KeyboardInterrupt, is raised in place of an ordinary one. The others are logged.
+
+A resume in the background has the first four steps in the call that begins it, and the last in ``PendingResume.wait()``.
+
+In a process without hooks `perform` is called at once, and nothing else. Any thread may call. No lock is held while a
+callback or an operation runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from torch_memory_saver import _core
+from torch_memory_saver._saver.hook_registry import Registered, hooks_of
+from torch_memory_saver._saver.hook_turns import HookTurn
+from torch_memory_saver._saver.patterns import select_tags
+from torch_memory_saver._torch.pools import Tags, selects
+from torch_memory_saver.errors import InvalidStateError, TorchMemorySaverError
+from torch_memory_saver.pause_hooks import HookCall
+from torch_memory_saver.report import PauseReport, ResumeReport
+
+__all__ = ["PendingHooks", "begin_with_hooks", "has_inherited_memory", "refuse_inner_call", "with_hooks"]
+
+logger = logging.getLogger("torch_memory_saver")
+
+_Result = TypeVar("_Result", PauseReport, ResumeReport)
+_Begun = TypeVar("_Begun")
+
+#: States in which an allocation is about to become what the operation would make of it; it then leaves it alone.
+_UNCONCERNED = {
+    "pause": {_core.STATE_PAUSING, _core.STATE_PAUSED, _core.STATE_DAMAGED, _core.STATE_REPAIRING},
+    "resume": {_core.STATE_RESUMING, _core.STATE_ACTIVE},
+}
+#: States of an allocation that the operation has changed.
+_CHANGED = {
+    "pause": {_core.STATE_PAUSED, _core.STATE_DAMAGED, _core.STATE_REPAIRING},
+    "resume": {_core.STATE_ACTIVE},
+}
+
+
+class _Thread(threading.local):
+    #: Whether a callback runs on this thread.
+    inside = False
+
+
+_thread = _Thread()
+_inherited_memory = False
+
+
+def refuse_inner_call(operation: str) -> None:
+    """To be called first by each operation. The native core checks a part of this as well, but only after torch's pools have
+    been prepared for the pause.
+
+    Raises:
+        InvalidStateError: This thread is inside a pause or resume, or inside a callback of one.
+    """
+    if _thread.inside or _core.in_transition():
+        raise InvalidStateError(
+            f"{operation}: this thread is inside pause() or resume() already; do not call them from signal handlers, "
+            "callbacks, hooks or finalisers",
+            operation=operation,
+        )
+
+
+def has_inherited_memory() -> bool:
+    """Whether this process was forked from one that had managed memory, so that its pauses and resumes are refused."""
+    return _inherited_memory
+
+
+def with_hooks(
+    operation: str,
+    tags: Tags,
+    check: Callable[[], object],
+    perform: Callable[[], _Result],
+    may_wait_for_others: bool = False,
+) -> _Result:
+    """Performs an operation that selects `tags`, with the hooks around it. `may_wait_for_others`: other processes or threads
+    may have to pause first."""
+    hooks = hooks_of(operation)
+    if not hooks:
+        return perform()
+    turn = HookTurn(tags)
+    try:
+        turn.take()
+        around = _Around(operation, tags, hooks)
+        if not around.concerns_hooks:
+            turn.give_back()
+            return perform()
+        check()
+        try:
+            around.call_before()
+            if may_wait_for_others:
+                turn.give_back()
+            report = perform()
+        except BaseException as error:
+            _raise(around.call_after(None, error), error)
+            raise
+        _raise(around.call_after(report, None))
+        return report
+    finally:
+        turn.give_back()
+
+
+def begin_with_hooks(
+    operation: str, tags: Tags, check: Callable[[], object], begin: Callable[[], _Begun]
+) -> tuple[_Begun, PendingHooks | None]:
+    """Begins an operation that goes on in the background, after the before-callbacks. The second value, if any, is to be
+    told of its end."""
+    hooks = hooks_of(operation)
+    if not hooks:
+        return begin(), None
+    turn = HookTurn(tags)
+    try:
+        turn.take()
+        around = _Around(operation, tags, hooks)
+        if not around.concerns_hooks:
+            return begin(), None
+        check()
+        try:
+            around.call_before()
+            return begin(), PendingHooks(around)
+        except BaseException as error:
+            _raise(around.call_after(None, error), error)
+            raise
+    finally:
+        turn.give_back()
+
+
+class PendingHooks:
+    """The callbacks that remain of a resume in the background. Any thread."""
+
+    def __init__(self, around: _Around) -> None:
+        self._around = around
+        self._lock = threading.Lock()
+        self._called = False
+        self._finished = threading.Event()
+
+    def wait(self, wait_for_end: Callable[[], ResumeReport], has_ended: Callable[[], bool]) -> ResumeReport:
+        """Waits with `wait_for_end`, then has the callbacks called, on the thread that is first. Others wait for them.
+
+        Raises:
+            InvalidStateError: In a callback, before they were called.
+            Exception: What `wait_for_end` raised, or the first exception of a callback.
+        """
+        if not self._finished.is_set():
+            refuse_inner_call("wait")
+        try:
+            report = wait_for_end()
+        except TorchMemorySaverError as error:
+            if has_ended():  # otherwise a signal handler raised it, and the resume goes on
+                _raise(self._call_once(None, error), error)
+            raise
+        _raise(self._call_once(report, None))
+        return report
+
+    def _call_once(self, report: ResumeReport | None, error: BaseException | None) -> BaseException | None:
+        with self._lock:
+            first, self._called = not self._called, True
+        if not first:
+            self._finished.wait()
+            return None
+        try:
+            return self._around.call_after(report, error)
+        finally:
+            self._finished.set()
+
+    def __del__(self) -> None:
+        if not self._called and not sys.is_finalizing():
+            logger.warning(
+                "resume(wait=False): the pending resume was dropped without wait(): no after-callback of its hooks (%s) is "
+                "called",
+                self._around.names,
+            )
+
+
+class _Concerned:
+    """One hook and what of the call concerns it. Empty: nothing does."""
+
+    def __init__(self, hook: Registered, operation: str, rows: list[_core.Segment]) -> None:
+        self.hook = hook
+        self.addresses = frozenset(row.address for row in rows)
+        self.call = HookCall(
+            operation=operation,
+            tags=tuple(sorted({row.tag for row in rows})),
+            devices=tuple(sorted({row.device for row in rows})),
+            allocations=len(rows),
+            bytes=sum(row.reserved_bytes for row in rows),
+        )
+
+
+class _Around:
+    """The hooks of one call. One thread at a time."""
+
+    def __init__(self, operation: str, tags: Tags, hooks: tuple[Registered, ...]) -> None:
+        self._operation = operation
+        unconcerned = _UNCONCERNED[operation]
+        rows = [row for row in _core.segments() if row.state not in unconcerned and selects(tags, row.tag)]
+        self._hooks: list[_Concerned] = []
+        for hook in hooks if rows else ():
+            names = select_tags(hook.tags)
+            mine = [row for row in rows if selects(names, row.tag)]
+            if mine:
+                self._hooks.append(_Concerned(hook, operation, mine))
+        self._begun: list[_Concerned] = []
+        self._returned: list[object] = []
+        self._all_begun = False
+
+    @property
+    def concerns_hooks(self) -> bool:
+        return bool(self._hooks)
+
+    @property
+    def names(self) -> str:
+        return ", ".join(concerned.hook.name for concerned in self._hooks)
+
+    def call_before(self) -> None:
+        """Calls the before-callbacks, until one raises."""
+        for concerned in self._hooks:
+            if concerned.hook.removed:
+                continue
+            self._begun.append(concerned)
+            _call(partial(self._record, concerned))
+        self._all_begun = True
+
+    def _record(self, concerned: _Concerned) -> None:
+        # One call of C code: a signal handler that raises cannot come between the callback's return and its record.
+        self._returned.extend(map(concerned.hook.before, (concerned.call,)))
+
+    def call_after(self, report: PauseReport | ResumeReport | None, error: BaseException | None) -> BaseException | None:
+        """Calls the after-callbacks, or ``cancelled`` where `error` has prevented the change, in reverse. Returns the
+        exception that the call has to raise in place of `error`, if any."""
+        returned = self._begun[: len(self._returned)]
+        changed = _changed(self._operation) if error is not None and self._all_begun else frozenset()
+        first = error
+        for concerned in reversed(self._hooks):
+            hook, call = concerned.hook, concerned.call
+            begun = concerned in returned
+            if error is None or not changed.isdisjoint(concerned.addresses):
+                if hook.removed and not begun:
+                    continue
+                told = dataclasses.replace(call, report=report, error=error)
+                raised = _attempt(partial(hook.after, told))
+                when = f"after-callback {hook.name} raised; the memory is {self._operation}d, and the others are called"
+            elif begun:
+                raised = _attempt(partial(hook.cancelled, error))
+                when = f"cancelled-callback of {hook.name} raised; the others are called"
+            else:
+                continue
+            if raised is not None:
+                logger.error("%s: the %s", self._operation, when, exc_info=raised)
+                first = _more_urgent(first, raised)
+        return first if first is not error else None
+
+
+def _raise(failure: BaseException | None, cause: BaseException | None = None) -> None:
+    """Raises the exception, if there is one."""
+    if failure is None:
+        return
+    try:
+        raise failure from cause
+    finally:
+        # Breaks reference cycles (traceback, frame, variable) that would keep the callers' tensors.
+        del failure, cause
+
+
+def _changed(operation: str) -> frozenset[int]:
+    """The addresses of all allocations in a state that the operation brings about."""
+    states = _CHANGED[operation]
+    return frozenset(row.address for row in _core.segments() if row.state in states)
+
+
+def _call(callback: Callable[[], object]) -> None:
+    """Calls it as a callback: pause and resume are refused inside."""
+    outside = _thread.inside
+    try:
+        _thread.inside = True
+        callback()
+    finally:
+        _thread.inside = outside
+
+
+def _attempt(callback: Callable[[], object]) -> BaseException | None:
+    """Calls it, and returns its exception."""
+    try:
+        _call(callback)
+    except BaseException as raised:
+        return raised
+    return None
+
+
+def _more_urgent(first: BaseException | None, raised: BaseException) -> BaseException:
+    """What a call raises that has failed with `first` and then with `raised`."""
+    if first is None or (isinstance(first, Exception) and not isinstance(raised, Exception)):
+        return raised
+    if hasattr(first, "add_note"):  # since Python 3.11
+        first.add_note(f"torch_memory_saver: then a callback raised {type(raised).__name__}: {raised}")
+    return first
+
+
+def _after_fork_in_child() -> None:
+    global _inherited_memory
+    _inherited_memory = bool(_core.segments())
+    _thread.inside = False
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
