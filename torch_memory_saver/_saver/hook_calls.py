@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import operator
 import os
 import sys
 import threading
@@ -225,7 +226,7 @@ class _Around:
             if mine:
                 self._hooks.append(_Concerned(hook, operation, mine))
         self._begun: list[_Concerned] = []
-        self._returned: list[object] = []
+        self._returned: list[bool] = []
         self._all_begun = False
 
     @property
@@ -246,8 +247,9 @@ class _Around:
         self._all_begun = True
 
     def _record(self, concerned: _Concerned) -> None:
-        # One call of C code: a signal handler that raises cannot come between the callback's return and its record.
-        self._returned.extend(map(concerned.hook.before, (concerned.call,)))
+        # One call of C code: a signal handler that raises cannot come between the callback's return and its record. The
+        # result is not kept: it may be a tensor that the pause is to find freed.
+        self._returned.extend(map(operator.is_, map(concerned.hook.before, (concerned.call,)), (None,)))
 
     def call_after(self, report: PauseReport | ResumeReport | None, error: BaseException | None) -> BaseException | None:
         """Calls the after-callbacks, or ``cancelled`` where `error` has prevented the change, in reverse. Returns the

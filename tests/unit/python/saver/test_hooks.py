@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -213,6 +214,22 @@ def test_callbacks_may_allocate_and_free(hooks: Recorder, fake_torch: FakeTorch)
     assert _core.find(made[1]).state == _core.STATE_ACTIVE
     for each in made:
         fake_torch.free(each)
+
+
+def test_what_a_callback_returns_is_dropped(hooks: Recorder) -> None:
+    """It may be a tensor that the pause is to find freed."""
+
+    class Held:
+        pass
+
+    hooks.allocate("a")
+    held = [Held()]
+    dropped = weakref.ref(held[0])
+    hooks.keep(hooks.saver.on_pause(None, "before", lambda call: held.pop()))
+    hooks.on_pause("second")
+    hooks.does["second", "before"] = lambda: hooks.events.append(("dropped", str(dropped() is None)))
+    hooks.saver.pause()
+    assert hooks.take_events() == ["second before", "dropped True", "second after"]
 
 
 @pytest.mark.parametrize("callback", ["before", "after", "cancelled"])
