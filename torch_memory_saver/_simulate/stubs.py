@@ -24,7 +24,7 @@ from torch_memory_saver.errors import InvalidStateError
 __all__ = ["cache_root", "cached_folder", "find_compiler", "make_folder", "source_of", "version_script_of"]
 
 #: Must change whenever the same input produces another folder.
-_FORMAT = "3"
+_FORMAT = "4"
 _COMPILERS = ("gcc", "cc", "clang")
 #: How many compilers run at once.
 _JOBS = 2
@@ -35,6 +35,8 @@ _NOT_SUPPORTED = {"cudart": 801, "cublas": 15, "cublasLt": 15, "cudnn": 3000, "c
 _OTHER_FAILURE = 1
 #: Functions that return a string or a pointer. All others return a status.
 _RETURNS_TEXT = re.compile(r"(Error|Status)(String|Name)$|^ncclGetLastError$|StatusToString$")
+#: Those of CUPTI write it, and PyTorch's profiler prints it without a look at the status.
+_WRITES_TEXT = re.compile(r"^cuptiGet(ResultString|ErrorMessage)$")
 _RETURNS_POINTER = re.compile(r"^nvshmem_(malloc|calloc|align|ptr)$|^nvshmemx_(buffer|mc)_")
 
 #: Sonames by which a program without PyTorch, or another library, may load the runtime.
@@ -66,6 +68,11 @@ static void warn(const char *name, char *warned) {{
         static char warned; \\
         warn(#name, &warned); \\
         return "not simulated"; \\
+    }}
+#define WRITES_TEXT(name) \\
+    long name(int result, const char **text) {{ \\
+        *text = "not simulated"; \\
+        return 0; \\
     }}
 #define RETURNS_POINTER(name) \\
     void *name(void) {{ \\
@@ -124,9 +131,15 @@ def source_of(wanted: Wanted, provided: Iterable[str]) -> str:
             raise InvalidStateError(
                 f"PyTorch needs {name!r} from {wanted.soname}, which is not the name of a C function", operation="simulate"
             )
-        kind = "TEXT" if _RETURNS_TEXT.search(name) else "POINTER" if _RETURNS_POINTER.search(name) else "STATUS"
-        lines.append(wanted.answers.get(name, f"RETURNS_{kind}({name})\n"))
+        lines.append(wanted.answers.get(name, f"{_kind_of(name)}({name})\n"))
     return "".join(lines)
+
+
+def _kind_of(name: str) -> str:
+    """The macro of :data:`_SOURCE` for a function."""
+    if _WRITES_TEXT.search(name):
+        return "WRITES_TEXT"
+    return f"RETURNS_{'TEXT' if _RETURNS_TEXT.search(name) else 'POINTER' if _RETURNS_POINTER.search(name) else 'STATUS'}"
 
 
 def version_script_of(wanted: Wanted, provided: Iterable[str]) -> str:

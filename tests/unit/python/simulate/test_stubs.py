@@ -145,6 +145,13 @@ def test_functions_are_sorted_under_the_libraries_that_have_them(fake_site: Path
     }
 
 
+def test_the_text_of_a_result_of_cupti_is_written() -> None:
+    """PyTorch's profiler prints it without a look at the status, and would print a null pointer."""
+    source = source_of(Wanted("libcupti.so.13", {"cuptiGetResultString": "", "cuptiGetVersion": ""}), ())
+    assert "WRITES_TEXT(cuptiGetResultString)\n" in source
+    assert "RETURNS_STATUS(cuptiGetVersion)\n" in source
+
+
 def test_generated_text() -> None:
     wanted = Wanted("libcublas.so.13", {"cublasCreate_v2": "N", "cublasGetStatusString": "N", "cublasOld": "N", "plain": ""})
     source = source_of(wanted, {"cublasOld"})
