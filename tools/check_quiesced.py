@@ -17,7 +17,7 @@ HOME = {"core/quiesced.c", "core/quiesced.h"}
 
 #: The callers that may state without waiting that memory is quiesced, as (file, function, maker), and the reason.
 UNWAITED = {
-    ("core/segment.c", "tms_segment_populate", "tms_quiesced_never_handed_out"): "it undoes its own mapping",
+    ("core/segment.c", "tms_segment_map", "tms_quiesced_never_handed_out"): "it undoes its own mapping",
     ("core/segment.c", "tms_segment_guard", "tms_quiesced_never_handed_out"): "it undoes its own mapping",
     ("core/transition/guarding.c", "make_page", "tms_quiesced_never_handed_out"): "making the page has failed",
     ("core/allocation/retire.c", "tms_saver_drop_guard", "tms_quiesced_never_handed_out"): "the page itself is ours",

@@ -28,6 +28,7 @@ sys.path.insert(0, str(ROOT / "tests" / "mutants"))
 import awake  # noqa: E402
 import comparisons  # noqa: E402
 import devices  # noqa: E402
+import events  # noqa: E402
 import guard  # noqa: E402
 import layer_graphs  # noqa: E402
 import memory  # noqa: E402
@@ -38,7 +39,20 @@ import sharing  # noqa: E402
 import simulator  # noqa: E402
 from mutant import Mutant, TableError, check  # noqa: E402
 
-_TABLES = (awake, comparisons, devices, guard, layer_graphs, memory, native, package, releases_and_logs, sharing, simulator)
+_TABLES = (
+    awake,
+    comparisons,
+    devices,
+    events,
+    guard,
+    layer_graphs,
+    memory,
+    native,
+    package,
+    releases_and_logs,
+    sharing,
+    simulator,
+)
 MUTANTS = tuple(mutant for table in _TABLES for mutant in table.MUTANTS)
 
 #: Where the copy has the built C tests and the output of `make site`.

@@ -130,6 +130,48 @@ class RegionSettings(NamedTuple):
     managed: bool
     depth: int
 
+class Event(NamedTuple):
+    """One event: see ``tms_event_t`` in ``tms_events.h``."""
+
+    kind: str
+    phase: str
+    resumes: bool
+    began: int
+    ended: int
+    busy: int
+    call: int
+    thread: int
+    device: int
+    tag: str | None
+    address: int
+    allocations: int
+    bytes: int
+    copied_bytes: int
+    total_bytes: int
+    resident_change: int
+    paused_change: int
+    backup_change: int
+    status: int
+    status_name: str
+    driver_result: int
+
+class EventLevel(NamedTuple):
+    """What allocations of one tag on one device hold after the last event."""
+
+    tag: str
+    device: int
+    resident_bytes: int
+    paused_bytes: int
+    backup_bytes: int
+
+class EventsCopy(NamedTuple):
+    """The latest events from the oldest on. Levels with the same tag and device add up. `recorded`: events so far."""
+
+    events: list[Event]
+    levels: list[EventLevel]
+    recorded: int
+    capacity: int
+
 def allocate(size: int, device: int = -1) -> int:
     """A managed allocation with the settings of this thread's region; -1 is the current device. Size 0 gives 0."""
 
@@ -283,3 +325,6 @@ def in_transition() -> bool:
     """Whether this thread is inside a pause or resume: in a signal handler, a callback or a finaliser."""
 
 def counters() -> dict[str, int]: ...
+def events() -> EventsCopy: ...
+def set_event_samples(on: bool) -> None: ...
+def get_event_samples() -> bool: ...

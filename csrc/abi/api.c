@@ -7,6 +7,7 @@
 #include "abi/start.h"
 #include "core/allocation/allocation.h"
 #include "core/capture_end.h"
+#include "core/event_copy.h"
 #include "core/export.h"
 #include "core/inspect.h"
 #include "core/peers.h"
@@ -324,6 +325,24 @@ static void api_counters(tms_counters_t *counters) {
         memset(counters, 0, sizeof *counters);
 }
 
+static void api_events(tms_events_copy_t *copy) {
+    tms_state_t *state = tms_state(NULL);
+    if (state)
+        tms_saver_copy_events(&state->saver, copy);
+    else
+        copy->event_count = copy->level_count = copy->recorded = copy->capacity = 0;
+}
+
+static void api_set_event_samples(int32_t on) {
+    tms_state_t *state = tms_state(NULL);
+    if (state) tms_events_set_samples(&state->saver.events, on != 0);
+}
+
+static int32_t api_get_event_samples(void) {
+    tms_state_t *state = tms_state_if_made();
+    return state && tms_events_sample(&state->saver.events);
+}
+
 static int32_t api_in_transition(void) { return tms_turn_is_inside(); }
 
 const tms_api_t *tms_get_api(uint32_t version) {
@@ -380,6 +399,9 @@ const tms_api_t *tms_get_api(uint32_t version) {
         .get_guard = api_get_guard,
         .tags = api_tags,
         .count_guard_bytes = api_count_guard_bytes,
+        .events = api_events,
+        .set_event_samples = api_set_event_samples,
+        .get_event_samples = api_get_event_samples,
     };
     return version == TMS_API_VERSION ? &api : NULL;
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include "base/events.h"
 #include "base/status.h"
 
 /* X(kind, variable, fallback variable, field, default, allowed values). A default is written like a value of the variable.
@@ -24,6 +25,7 @@
     X(MEGABYTES, "TMS_DISK_BACKUP_CHUNK_MB", NULL, disk_backup_chunk_bytes, "256", "a whole number from 1 to 2^40")         \
     X(TEXT, "TMS_LOCK_DIR", NULL, lock_directory, "", "a directory")                                                        \
     X(BOOL, "TMS_GUARD", NULL, guard, "0", BOOL_ALLOWED)                                                                    \
+    X(EVENTS, "TMS_EVENTS", NULL, events, "4096", "a whole number from 0 to 2^20")                                          \
     X(TEXT, "TMS_CUDA_DRIVER", NULL, driver_path, "libcuda.so.1", "a library's path or name")
 
 #define BOOL_ALLOWED "1, true, yes, 0, false or no"
@@ -34,6 +36,7 @@ typedef enum variable_kind {
     KIND_POLICY,
     KIND_MEGABYTES,
     KIND_LIMIT, /* megabytes, 0 included; "": no limit */
+    KIND_EVENTS,
     KIND_LEVEL,
     KIND_TEXT
 } variable_kind_t;
@@ -105,15 +108,24 @@ bool tms_config_parse_level(const char *text, int *out) {
     return false;
 }
 
-bool tms_config_parse_limit(const char *text, uint64_t *bytes) {
-    const uint64_t most = (uint64_t)1 << MEGABYTES_MAX_SHIFT;
-    uint64_t megabytes = 0;
+/* A whole number from 0 to `most`, which is far below 2^64 / 10. */
+static bool parse_number(const char *text, uint64_t most, uint64_t *out) {
+    uint64_t number = 0;
     if (!text || !*text) return false;
     for (const char *digit = text; *digit; digit++) {
         if (*digit < '0' || *digit > '9') return false;
-        megabytes = megabytes * DECIMAL + (uint64_t)(*digit - '0');
-        if (megabytes > most) return false; /* long before it could overflow */
+        number = number * DECIMAL + (uint64_t)(*digit - '0');
+        if (number > most) return false; /* long before it could overflow */
     }
+    *out = number;
+    return true;
+}
+
+bool tms_config_parse_events(const char *text, uint64_t *count) { return parse_number(text, TMS_EVENTS_MOST, count); }
+
+bool tms_config_parse_limit(const char *text, uint64_t *bytes) {
+    uint64_t megabytes = 0;
+    if (!parse_number(text, (uint64_t)1 << MEGABYTES_MAX_SHIFT, &megabytes)) return false;
     *bytes = megabytes << MEGABYTE_SHIFT;
     return true;
 }
@@ -136,6 +148,7 @@ static bool parse_value(variable_kind_t kind, const char *text, void *field) {
         if (*text) return tms_config_parse_limit(text, field);
         *(uint64_t *)field = UINT64_MAX;
         return true;
+    case KIND_EVENTS: return tms_config_parse_events(text, field);
     case KIND_LEVEL: return tms_config_parse_level(text, field);
     case KIND_TEXT: break;
     }

@@ -40,6 +40,7 @@ typedef struct tms_config {
                                          same directory and belong to the same user */
     bool guard;                       /* TMS_GUARD: guard mode, for debugging: paused memory reads as 0xFF, and so does what
                                          is resumed without contents */
+    uint64_t events;                  /* TMS_EVENTS: how many events are kept; 0 turns them off */
     char *driver_path;                /* TMS_CUDA_DRIVER: the CUDA driver library to load */
     int log_level;                    /* TMS_LOG_LEVEL: what is logged on stderr, in any case of letters. `info` adds a line
                                          for each pause and resume, `debug` also what is otherwise logged once and then
@@ -63,6 +64,7 @@ bool tms_config_parse_bool(const char *text, bool *out);
 bool tms_config_parse_backend(const char *text, int *out);          /* "pinned" | "mmap" */
 bool tms_config_parse_megabytes(const char *text, uint64_t *bytes); /* decimal, 1 .. 2^40 MiB */
 bool tms_config_parse_limit(const char *text, uint64_t *bytes);     /* decimal, 0 .. 2^40 MiB */
+bool tms_config_parse_events(const char *text, uint64_t *count);    /* decimal, 0 .. TMS_EVENTS_MOST */
 bool tms_config_parse_host_policy(const char *text, int *out);      /* "release" | "pool" | "retain" */
 bool tms_config_parse_level(const char *text, int *out);            /* in any case */
 

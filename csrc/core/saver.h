@@ -21,6 +21,7 @@
 
 #include "backup/stores.h"
 #include "base/descriptors.h"
+#include "base/events.h"
 #include "base/stats.h"
 #include "core/guard.h"
 #include "core/segment.h"
@@ -72,6 +73,7 @@ typedef struct tms_saver {
     _Atomic bool forked;     /* this process is a forked child and must not use the GPU */
     tms_stats_t stats;
     tms_usage_t usage;
+    tms_events_t events; /* has its own lock */
 } tms_saver_t;
 
 tms_status_t tms_saver_init(tms_saver_t *saver, const tms_config_t *config, tms_log_t *log, tms_devices_t *devices,

@@ -39,9 +39,8 @@ static tms_status_t set_access(tms_segment_t *segment, const tms_driver_table_t 
                            tms_segment_reserved(segment), access, count);
 }
 
-tms_status_t tms_segment_populate(tms_segment_t *segment, const tms_driver_table_t *driver,
-                                  const tms_device_table_t *devices, tms_device_mask_t peers,
-                                  const tms_error_context_t *context, tms_error_t *error) {
+tms_status_t tms_segment_create(tms_segment_t *segment, const tms_driver_table_t *driver, const tms_device_table_t *devices,
+                                const tms_error_context_t *context, tms_error_t *error) {
     const tms_device_t *device = &devices->device[segment->device];
     /* Neither costs anything where it is not used. */
     CUmemAllocationProp properties = {
@@ -50,13 +49,18 @@ tms_status_t tms_segment_populate(tms_segment_t *segment, const tms_driver_table
         .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = segment->device},
         .allocFlags = {.gpuDirectRDMACapable = device->rdma_capable},
     };
+    tms_status_t status = TMS_DRIVER_CALL(driver, context, error, cuMemCreate, &segment->handle,
+                                          tms_segment_reserved(segment), &properties, 0);
+    if (status == TMS_OK) segment->has_handle = true;
+    return status;
+}
+
+tms_status_t tms_segment_map(tms_segment_t *segment, const tms_driver_table_t *driver, tms_device_mask_t peers,
+                             const tms_error_context_t *context, tms_error_t *error) {
     uint64_t size = tms_segment_reserved(segment);
     tms_device_mask_t accessible = peers | (tms_device_mask_t)1 << segment->device;
-
-    tms_status_t status = TMS_DRIVER_CALL(driver, context, error, cuMemCreate, &segment->handle, size, &properties, 0);
-    if (status != TMS_OK) return status;
-    segment->has_handle = true;
-    status = TMS_DRIVER_CALL(driver, context, error, cuMemMap, tms_segment_address(segment), size, 0, segment->handle, 0);
+    tms_status_t status =
+        TMS_DRIVER_CALL(driver, context, error, cuMemMap, tms_segment_address(segment), size, 0, segment->handle, 0);
     if (status != TMS_OK) goto undo;
     segment->mapped = true;
     status = set_access(segment, driver, accessible, CU_MEM_ACCESS_FLAGS_PROT_READWRITE, context, error);
@@ -68,6 +72,13 @@ undo:
     /* Reports the first failure. If undoing fails too, the segment's flags record what is left. */
     (void)tms_segment_depopulate(segment, tms_quiesced_never_handed_out(), driver, context, NULL);
     return status;
+}
+
+tms_status_t tms_segment_populate(tms_segment_t *segment, const tms_driver_table_t *driver,
+                                  const tms_device_table_t *devices, tms_device_mask_t peers,
+                                  const tms_error_context_t *context, tms_error_t *error) {
+    tms_status_t status = tms_segment_create(segment, driver, devices, context, error);
+    return status == TMS_OK ? tms_segment_map(segment, driver, peers, context, error) : status;
 }
 
 tms_status_t tms_segment_depopulate(tms_segment_t *segment, tms_quiesced_t quiesced, const tms_driver_table_t *driver,

@@ -38,6 +38,7 @@ typedef struct tms_segment {
     tms_tag_t *tag;
     tms_backup_t backup;
     double allocated_at, changed_at; /* on tms_wait_now's clock: when it was made, and when its state last changed */
+    tms_footprint_t told;            /* what its last event says that it holds (footprint.h); under the saver's lock */
     /* DAMAGED: the driver call that failed in the last repair, and its result; "" if unknown. */
     char refused_call[TMS_ERROR_NAME_BYTES];
     int refused_result;
@@ -64,8 +65,15 @@ tms_status_t tms_segment_reserve(tms_segment_t *segment, const tms_driver_table_
 tms_status_t tms_segment_unreserve(tms_segment_t *segment, const tms_driver_table_t *driver,
                                    const tms_error_context_t *context, tms_error_t *error);
 
-/* Creates physical memory, maps it at the range and grants the owner and `peers` access. The segment must have no memory. On
- * failure the segment is unchanged; if undoing failed too, `has_handle` and `mapped` show what is left. */
+/* Creates physical memory. The segment must have none. */
+tms_status_t tms_segment_create(tms_segment_t *segment, const tms_driver_table_t *driver, const tms_device_table_t *devices,
+                                const tms_error_context_t *context, tms_error_t *error);
+/* Maps the memory that was created at the range and grants the owner and `peers` access. On failure the memory is released;
+ * if undoing failed too, `has_handle` and `mapped` show what is left. */
+tms_status_t tms_segment_map(tms_segment_t *segment, const tms_driver_table_t *driver, tms_device_mask_t peers,
+                             const tms_error_context_t *context, tms_error_t *error);
+/* Both. The segment must have no memory. On failure the segment is unchanged; if undoing failed too, `has_handle` and
+ * `mapped` show what is left. */
 tms_status_t tms_segment_populate(tms_segment_t *segment, const tms_driver_table_t *driver,
                                   const tms_device_table_t *devices, tms_device_mask_t peers,
                                   const tms_error_context_t *context, tms_error_t *error);

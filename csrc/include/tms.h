@@ -14,6 +14,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "include/tms_events.h"
+
 #define TMS_EXPORT __attribute__((visibility("default")))
 
 /* X(enumerator suffix, number, what it means). The numbers are part of the ABI. */
@@ -398,6 +400,13 @@ typedef struct tms_api {
      * host memory. Of the selection, what is about pauses and resumes only is not read. */
     tms_status_t (*count_guard_bytes)(const tms_selection_t *selection, const tms_live_range_t *ranges, size_t range_count,
                                       uint64_t *counts, tms_error_t *error);
+    /* The latest events, and what is held after the last of them. Also works while a pause or resume is under way. A forked
+     * child has only its own. */
+    void (*events)(tms_events_copy_t *copy);
+    /* Whether the pauses and resumes that begin afterwards record the free memory of their devices, which costs a driver
+     * call for each device before and after. */
+    void (*set_event_samples)(int32_t on);
+    int32_t (*get_event_samples)(void);
 } tms_api_t;
 
 /* The table of the library that exports it, or NULL if that library does not support `version`. */

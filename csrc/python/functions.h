@@ -71,7 +71,11 @@
     TAKES(tag_info, "(tag)", "(allocations of the tag that are not active, pauses that ever changed one of them)")          \
     BARE(tags, "()", "Whether an allocation ever had it, by tag, for all that regions and allocations have had.")           \
     BARE(in_transition, "()", "Whether this thread is inside a pause or resume, in a signal handler or finaliser.")         \
-    BARE(counters, "()", "Every counter by name.")
+    BARE(counters, "()", "Every counter by name.")                                                                          \
+    /* event_functions.c */                                                                                                 \
+    BARE(events, "()", "The latest events, and what is held after the last of them, as an EventsCopy.")                     \
+    TAKES(set_event_samples, "(on)", "Whether later pauses and resumes record the free memory of their devices.")           \
+    BARE(get_event_samples, "()", "Whether pauses and resumes record the free memory of their devices.")
 
 #define TMS_PY_DECLARE_TAKES(function, signature, text)                                                                     \
     PyObject *tms_py_##function(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords);

@@ -1,8 +1,9 @@
 #include "rows.h"
 
+#include "base/status.h"
 #include "convert.h"
 
-enum { MOST_FIELDS = 11 };
+enum { MOST_FIELDS = 21 };
 
 /* The fields are in the order of the functions below, and of _core.pyi. */
 static PyStructSequence_Field segment_fields[] = {{"address", "of the first byte"},
@@ -46,6 +47,38 @@ static PyStructSequence_Field region_settings_fields[] = {{"tag", "of allocation
                                                           {"depth", "0: outside every region"},
                                                           {NULL, NULL}};
 
+static PyStructSequence_Field event_fields[] = {{"kind", "its name: TMS_EVENT_KINDS of tms_events.h"},
+                                                {"phase", "its name: TMS_EVENT_PHASES; empty for other kinds"},
+                                                {"resumes", "whether the call is a resume"},
+                                                {"began", "nanoseconds of CLOCK_MONOTONIC"},
+                                                {"ended", "nanoseconds of CLOCK_MONOTONIC"},
+                                                {"busy", "nanoseconds inside it"},
+                                                {"call", "number of the pause or resume; 0: none"},
+                                                {"thread", "the kernel's number"},
+                                                {"device", "CUDA ordinal, or -1"},
+                                                {"tag", "or None"},
+                                                {"address", "of the allocation"},
+                                                {"allocations", "their number"},
+                                                {"bytes", "as tms_event_t says for the kind"},
+                                                {"copied_bytes", "to or from backups"},
+                                                {"total_bytes", "of the device"},
+                                                {"resident_change", "bytes"},
+                                                {"paused_change", "bytes"},
+                                                {"backup_change", "bytes"},
+                                                {"status", "0, or a status code"},
+                                                {"status_name", "of the status"},
+                                                {"driver_result", "CUresult of the failed driver call"},
+                                                {NULL, NULL}};
+static PyStructSequence_Field event_level_fields[] = {
+    {"tag", "of allocations"},           {"device", "CUDA ordinal"},
+    {"resident_bytes", "mapped"},        {"paused_bytes", "without physical memory"},
+    {"backup_bytes", "held in backups"}, {NULL, NULL}};
+static PyStructSequence_Field events_copy_fields[] = {{"events", "the latest, from the oldest on"},
+                                                      {"levels", "held after the last event; rows add up"},
+                                                      {"recorded", "events so far"},
+                                                      {"capacity", "most events that are kept"},
+                                                      {NULL, NULL}};
+
 static PyStructSequence_Desc descriptions[TMS_PY_ROWS] = {
     [TMS_PY_SEGMENT] = {"torch_memory_saver._core.Segment", "An allocation.", segment_fields, 11},
     [TMS_PY_USAGE] = {"torch_memory_saver._core.Usage", "Allocations of a tag or a device.", usage_fields, 9},
@@ -55,6 +88,9 @@ static PyStructSequence_Desc descriptions[TMS_PY_ROWS] = {
     [TMS_PY_DEVICE_MEMORY] = {"torch_memory_saver._core.DeviceMemory", "A device's memory.", device_memory_fields, 2},
     [TMS_PY_REGION_SETTINGS] = {"torch_memory_saver._core.RegionSettings", "A thread's settings.", region_settings_fields,
                                 4},
+    [TMS_PY_EVENT] = {"torch_memory_saver._core.Event", "An event.", event_fields, MOST_FIELDS},
+    [TMS_PY_EVENT_LEVEL] = {"torch_memory_saver._core.EventLevel", "What is held.", event_level_fields, 5},
+    [TMS_PY_EVENTS_COPY] = {"torch_memory_saver._core.EventsCopy", "The latest events.", events_copy_fields, 4},
 };
 
 bool tms_py_rows_create(PyObject *module, PyTypeObject *types[TMS_PY_ROWS]) {
@@ -145,4 +181,56 @@ PyObject *tms_py_region_settings(PyObject *module, const tms_region_settings_t *
                                      PyBool_FromLong(settings->managed), PyLong_FromLong(depth)};
 
     return make(module, TMS_PY_REGION_SETTINGS, values);
+}
+
+static PyObject *signed_number(uint64_t difference) { return PyLong_FromLongLong((int64_t)difference); }
+
+/* The name of a kind or phase: one object for all events. */
+static PyObject *name_of(const char *const *names, size_t count, int32_t index) {
+    return PyUnicode_InternFromString(index >= 0 && (size_t)index < count ? names[index] : "unknown");
+}
+
+PyObject *tms_py_event(PyObject *module, const tms_event_t *event) {
+#define NAME(suffix, number, name) [number] = (name),
+    static const char *const kinds[] = {TMS_EVENT_KINDS(NAME)}, *const phases[] = {TMS_EVENT_PHASES(NAME)};
+#undef NAME
+    PyObject *values[MOST_FIELDS] = {
+        name_of(kinds, sizeof(kinds) / sizeof(kinds[0]), event->kind),
+        name_of(phases, sizeof(phases) / sizeof(phases[0]), event->phase),
+        PyBool_FromLong(event->resumes),
+        number(event->began),
+        number(event->ended),
+        number(event->busy),
+        number(event->call),
+        PyLong_FromLong(event->thread),
+        PyLong_FromLong(event->device),
+        event->tag ? tms_py_text(event->tag) : Py_NewRef(Py_None),
+        number(event->address),
+        number(event->allocations),
+        number(event->bytes),
+        number(event->copied_bytes),
+        number(event->total_bytes),
+        signed_number(event->change.resident_bytes),
+        signed_number(event->change.paused_bytes),
+        signed_number(event->change.backup_bytes),
+        PyLong_FromLong(event->status),
+        PyUnicode_InternFromString(tms_status_name((tms_status_t)event->status)),
+        PyLong_FromLong(event->driver_result),
+    };
+
+    return make(module, TMS_PY_EVENT, values);
+}
+
+PyObject *tms_py_event_level(PyObject *module, const tms_event_level_t *level) {
+    PyObject *values[MOST_FIELDS] = {tms_py_text(level->tag), PyLong_FromLong(level->device),
+                                     number(level->holds.resident_bytes), number(level->holds.paused_bytes),
+                                     number(level->holds.backup_bytes)};
+
+    return make(module, TMS_PY_EVENT_LEVEL, values);
+}
+
+PyObject *tms_py_events_copy(PyObject *module, PyObject *events, PyObject *levels, uint64_t recorded, uint64_t capacity) {
+    PyObject *values[MOST_FIELDS] = {events, levels, number(recorded), number(capacity)};
+
+    return make(module, TMS_PY_EVENTS_COPY, values);
 }

@@ -21,5 +21,9 @@ PyObject *tms_py_export(PyObject *module, const tms_export_t *exported);
 PyObject *tms_py_tag_info_row(PyObject *module, uint64_t paused, uint64_t pause_epoch);
 PyObject *tms_py_device_memory_row(PyObject *module, uint64_t free_bytes, uint64_t total_bytes);
 PyObject *tms_py_region_settings(PyObject *module, const tms_region_settings_t *settings, int32_t depth);
+PyObject *tms_py_event(PyObject *module, const tms_event_t *event);
+PyObject *tms_py_event_level(PyObject *module, const tms_event_level_t *level);
+/* Takes the references to the lists, of which each may be NULL with an exception set. */
+PyObject *tms_py_events_copy(PyObject *module, PyObject *events, PyObject *levels, uint64_t recorded, uint64_t capacity);
 
 #endif

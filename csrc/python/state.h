@@ -15,6 +15,9 @@ typedef enum tms_py_row {
     TMS_PY_TAG_INFO,
     TMS_PY_DEVICE_MEMORY,
     TMS_PY_REGION_SETTINGS,
+    TMS_PY_EVENT,
+    TMS_PY_EVENT_LEVEL,
+    TMS_PY_EVENTS_COPY,
     TMS_PY_ROWS
 } tms_py_row_t;
 

@@ -24,8 +24,9 @@ _TRANSITIONS = (
     Mutant(
         "what-is-dropped-is-not-waited-for",
         "csrc/core/transition/pause.c",
-        "    return tms_quiesce(&t->wait,",
-        "    *quiesced = tms_quiesced_never_handed_out();\n    return !keeps_contents(t) ? TMS_OK : tms_quiesce(&t->wait,",
+        "        tms_quiesce(&t->wait, t->saver->devices, t->planned.affected, quiesced,",
+        "        !keeps_contents(t) ? (*quiesced = tms_quiesced_never_handed_out(), TMS_OK) :\n"
+        "        tms_quiesce(&t->wait, t->saver->devices, t->planned.affected, quiesced,",
         (
             "tests/unit/core/transition/test_transition.c",
             "tests/unit/core/transition/test_interrupt.c",

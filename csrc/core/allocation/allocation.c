@@ -5,6 +5,7 @@
 
 #include "core/allocation/reclaim.h"
 #include "core/allocation/retire.h"
+#include "core/footprint.h"
 #include "core/inspect.h"
 #include "core/peers.h"
 
@@ -53,6 +54,8 @@ static void publish(tms_saver_t *saver, tms_segment_t *segment, tms_device_mask_
     tms_stats_add(&saver->stats.allocations_total, 1);
     tms_usage_map(&saver->usage, segment);
     tms_registry_insert(&saver->registry, &segment->node);
+    tms_footprint_record(&saver->events, &saver->stores, segment,
+                         (tms_event_t){.kind = TMS_EVENT_ALLOCATE, .bytes = segment->bytes});
     (void)tms_peers_note_skipped(saver, seen); /* tms_saver_allocate looks next */
     pthread_mutex_unlock(&saver->lock);
 }
@@ -93,6 +96,17 @@ static tms_status_t make_segment(tms_saver_t *saver, const tms_region_t *region,
     return TMS_OK;
 }
 
+static void note_failure(tms_saver_t *saver, tms_status_t status, const tms_error_context_t *context,
+                         const tms_error_t *error) {
+    tms_stats_add(&saver->stats.failed_allocations, 1);
+    tms_events_record(&saver->events, (tms_event_t){.kind = TMS_EVENT_ALLOCATE,
+                                                    .status = status,
+                                                    .driver_result = error ? error->driver_result : 0,
+                                                    .bytes = context->bytes,
+                                                    .tag = context->tag,
+                                                    .device = context->device});
+}
+
 tms_status_t tms_saver_allocate(tms_saver_t *saver, const tms_region_t *region, uint64_t bytes, int device,
                                 uint64_t *address, tms_error_t *error) {
     tms_error_context_t context = {.operation = "allocate", .device = device, .bytes = bytes, .tag = region->tag->name};
@@ -117,7 +131,7 @@ tms_status_t tms_saver_allocate(tms_saver_t *saver, const tms_region_t *region, 
         status = make_segment(saver, region, bytes, reserved, driver, devices, &segment, &context, error);
     }
     if (status != TMS_OK) {
-        tms_stats_add(&saver->stats.failed_allocations, 1);
+        note_failure(saver, status, &context, error);
         return tms_saver_explain_loss(saver, status, error);
     }
     *address = tms_segment_address(segment); /* before publishing: another thread may free it afterwards */

@@ -4,6 +4,7 @@
 
 #include "core/allocation/retire.h"
 #include "core/captures.h"
+#include "core/footprint.h"
 
 /* ---- deferred frees ---- */
 
@@ -57,6 +58,10 @@ static void repair(tms_saver_t *saver, tms_segment_t *segment, tms_wait_t *wait)
         saver->damaged--;
         tms_stats_add(&saver->stats.paused_bytes, tms_segment_reserved(segment));
     }
+    tms_footprint_record(&saver->events, &saver->stores, segment,
+                         (tms_event_t){.kind = TMS_EVENT_REPAIR,
+                                       .status = whole ? TMS_OK : reason.status,
+                                       .driver_result = whole ? 0 : reason.driver_result});
     bool freed = segment->free_requested;
     if (freed) tms_saver_unpublish(saver, segment);
     pthread_mutex_unlock(&saver->lock);

@@ -61,6 +61,7 @@ typedef struct tms_transition {
     tms_status_t (*perform)(struct tms_transition *t, tms_error_t *error);
     tms_pending_t *pending; /* NULL, or the handle of a resume(wait=False) */
     tms_wait_t wait;
+    uint64_t call, began; /* its number and its begin in the events (phases.h) */
     bool has_turn;
     uint64_t mark; /* the mark of the current walk on the selected tags; under the lock */
     const tms_driver_table_t *driver;

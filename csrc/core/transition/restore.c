@@ -2,6 +2,7 @@
 
 #include "core/transition/guarding.h"
 #include "core/transition/pending.h"
+#include "core/transition/phases.h"
 
 /* ---- the order ---- */
 
@@ -58,13 +59,27 @@ typedef struct restoration {
     int device;
     tms_device_mask_t peers;
     tms_copier_t copier;
+    tms_phase_t creating, mapping, copying;
     tms_segment_t *unmapped; /* those before it on the list have memory */
 } restoration_t;
 
-static tms_status_t populate(const restoration_t *all, tms_segment_t *segment, tms_error_t *error) {
+static tms_status_t make_memory(restoration_t *all, tms_segment_t *segment, const tms_error_context_t *context,
+                                tms_error_t *error) {
+    tms_transition_t *t = all->t;
+    const uint64_t bytes = tms_segment_reserved(segment), began = tms_phases_now(t);
+    tms_status_t status = tms_segment_create(segment, t->driver, t->devices, context, error);
+    const uint64_t created = tms_phases_now(t);
+    tms_phases_add(&all->creating, began, created, bytes, status);
+    if (status != TMS_OK) return status;
+    status = tms_segment_map(segment, t->driver, all->peers, context, error);
+    tms_phases_add(&all->mapping, created, tms_phases_now(t), bytes, status);
+    return status;
+}
+
+static tms_status_t populate(restoration_t *all, tms_segment_t *segment, tms_error_t *error) {
     tms_transition_t *t = all->t;
     tms_error_context_t context = tms_transition_context_of(t, segment);
-    tms_status_t status = tms_segment_populate(segment, t->driver, t->devices, all->peers, &context, error);
+    tms_status_t status = make_memory(all, segment, &context, error);
     if (status == TMS_OK)
         atomic_fetch_add(&t->done.mapped_bytes, tms_segment_reserved(segment));
     else if (status == TMS_OUT_OF_DEVICE_MEMORY)
@@ -124,28 +139,53 @@ static tms_status_t restore_segments(restoration_t *all, tms_wait_t *wait, tms_e
     return status;
 }
 
-tms_status_t tms_restore_device(tms_transition_t *t, int device, tms_wait_t *wait, tms_error_t *error) {
-    restoration_t all = {.t = t, .device = device, .unmapped = t->planned.first};
+/* Loads all contents, and maps what has no memory yet meanwhile. */
+static tms_status_t copy_all(restoration_t *all, tms_wait_t *wait, const tms_error_context_t *context, tms_error_t *error) {
+    tms_transition_t *t = all->t;
+    /* A pending resume queues all its copies without checking for cancellation between them. */
+    tms_status_t status =
+        tms_copier_open(&all->copier, &t->saver->stores.copying, all->device, t->pending ? NULL : wait, context, error);
+    all->copier.done = &t->done.copied_bytes;
+    all->copier.on_idle = populate_ahead;
+    all->copier.on_idle_context = all;
+    if (status == TMS_OK) status = restore_segments(all, wait, error);
+    if (status == TMS_FORKED) return status; /* in a forked child: the stream and its context belong to the parent */
+    if (status == TMS_OK) status = tms_copier_queue_all(&all->copier, error);
+    if (status == TMS_OK) status = tms_pending_ready(t->pending, all->device, &all->copier, context, error);
+    if (status == TMS_OK) status = tms_copier_wait(&all->copier, context, error);
+    if (!tms_copier_close(&all->copier)) atomic_fetch_or(&t->done.busy, (tms_device_mask_t)1 << all->device);
+    return status;
+}
+
+static tms_status_t restore(restoration_t *all, tms_wait_t *wait, tms_error_t *error) {
+    tms_transition_t *t = all->t;
+    const int device = all->device;
     tms_error_context_t context = tms_transition_context(t, device);
     bool copies = false, fits = true;
-    TMS_FOR_EACH(segment, t) copies |= segment->device == device && is_copied(t, segment);
+    TMS_FOR_EACH(segment, t) {
+        if (segment->device != device || !is_copied(t, segment)) continue;
+        copies = true;
+        all->copying.allocations++;
+        all->copying.bytes += tms_backup_held_bytes(&segment->backup);
+    }
     tms_status_t status = tms_guarding_lift(t, device, error);
-    if (status == TMS_OK) status = tms_devices_peers(t->saver->devices, device, &all.peers, &context, error);
-    if (status == TMS_OK && copies) status = find_fit(&all, &fits, error);
+    if (status == TMS_OK) status = tms_devices_peers(t->saver->devices, device, &all->peers, &context, error);
+    if (status == TMS_OK && copies) status = find_fit(all, &fits, error);
     /* If the memory does not suffice, mapping fails here, before anything is copied. */
-    if (status == TMS_OK && (!copies || !fits)) status = restore_segments(&all, wait, error);
+    if (status == TMS_OK && (!copies || !fits)) status = restore_segments(all, wait, error);
     if (status != TMS_OK) return status;
     if (!copies) return tms_pending_ready(t->pending, device, NULL, &context, error);
-    /* A pending resume queues all its copies without checking for cancellation between them. */
-    status = tms_copier_open(&all.copier, &t->saver->stores.copying, device, t->pending ? NULL : wait, &context, error);
-    all.copier.done = &t->done.copied_bytes;
-    all.copier.on_idle = populate_ahead;
-    all.copier.on_idle_context = &all;
-    if (status == TMS_OK) status = restore_segments(&all, wait, error);
-    if (status == TMS_FORKED) return status; /* in a forked child: the stream and its context belong to the parent */
-    if (status == TMS_OK) status = tms_copier_queue_all(&all.copier, error);
-    if (status == TMS_OK) status = tms_pending_ready(t->pending, device, &all.copier, &context, error);
-    if (status == TMS_OK) status = tms_copier_wait(&all.copier, &context, error);
-    if (!tms_copier_close(&all.copier)) atomic_fetch_or(&t->done.busy, (tms_device_mask_t)1 << device);
+    all->copying.began = tms_phases_now(t);
+    all->copying.status = status = copy_all(all, wait, &context, error);
+    tms_phases_record_device(t, TMS_PHASE_COPY, device, &all->copying);
+    return status;
+}
+
+tms_status_t tms_restore_device(tms_transition_t *t, int device, tms_wait_t *wait, tms_error_t *error) {
+    restoration_t all = {.t = t, .device = device, .unmapped = t->planned.first};
+    tms_status_t status = restore(&all, wait, error);
+    if (status == TMS_FORKED) return status; /* in a forked child, whose ring has nothing of the parent */
+    tms_phases_record_device(t, TMS_PHASE_CREATE, device, &all.creating);
+    tms_phases_record_device(t, TMS_PHASE_MAP, device, &all.mapping);
     return status;
 }

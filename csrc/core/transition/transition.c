@@ -7,9 +7,11 @@
 #include "core/allocation/reclaim.h"
 #include "core/allocation/retire.h"
 #include "core/captures.h"
+#include "core/footprint.h"
 #include "core/inspect.h"
 #include "core/peers.h"
 #include "core/transition/log.h"
+#include "core/transition/phases.h"
 #include "core/turn.h"
 
 /* ---- captures ---- */
@@ -143,16 +145,23 @@ static void advance_epochs(tms_transition_t *t) {
 void tms_transition_finish(tms_transition_t *t, bool moved) {
     tms_segment_t *freed = NULL;
     const double now = tms_wait_now();
+    tms_footprint_moves_t moves = {.events = &t->saver->events,
+                                   .stores = &t->saver->stores,
+                                   .call = t->call,
+                                   .resumes = t->asked.to == TMS_SEGMENT_ACTIVE};
     pthread_mutex_lock(&t->saver->lock);
     if (moved && t->asked.from == TMS_SEGMENT_ACTIVE) advance_epochs(t);
     for (tms_segment_t *next, *segment = t->planned.first; segment; segment = next) {
         next = segment->next_in_transition;
         settle(t, segment, moved, now);
+        tms_footprint_move(&moves, segment);
         if (!segment->free_requested) continue;
+        tms_footprint_record_moves(&moves);
         tms_saver_unpublish(t->saver, segment);
         segment->next_in_transition = freed;
         freed = segment;
     }
+    tms_footprint_record_moves(&moves);
     t->planned.first = NULL;
     bool skipped = tms_peers_note_skipped(t->saver, t->planned.peers_seen);
     t->saver->peers.pause = 0; /* the segment that failed may be PAUSED or freed now */
@@ -245,7 +254,9 @@ static tms_status_t check(tms_transition_t *t, tms_error_t *error) {
 tms_status_t tms_transition_attempt(tms_transition_t *t, tms_error_t *error) {
     uint64_t unknown_tags = t->done.report.unknown_tags;
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
+    const uint64_t asked = tms_phases_now(t);
     tms_status_t status = tms_turn_take(t->saver, &t->wait, &context, error);
+    tms_phases_record(t, TMS_PHASE_TURN, asked, status);
     if (status != TMS_OK) return status;
     t->has_turn = true;
     t->done.report = (tms_report_t){.unknown_tags = unknown_tags}; /* discards the report of an earlier attempt */
@@ -260,7 +271,11 @@ tms_status_t tms_transition_attempt(tms_transition_t *t, tms_error_t *error) {
         status = tms_wait_check(&t->wait, &context, error);
     }
     if (status == TMS_OK && t->devices) collect(t);
-    if (status == TMS_OK && t->planned.first) status = t->act(t, error);
+    if (status == TMS_OK && t->planned.first) {
+        tms_phases_sample(t);
+        status = t->act(t, error);
+        if (status != TMS_FORKED) tms_phases_sample(t);
+    }
     if (status == TMS_OK && t->planned.incomplete) status = report_skipped(t, error);
     t->has_turn = false;
     tms_turn_end(t->saver);
@@ -323,6 +338,7 @@ tms_status_t tms_transition_run(tms_transition_t *t, tms_calls_t *calls, tms_rep
     t->planned.collectable = ~(tms_device_mask_t)0;
     t->asked.guards = atomic_load(&t->saver->guard.on);
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
+    tms_phases_begin_call(t);
     tms_status_t status = tms_turn_enter(&context, error);
     if (status == TMS_OK) {
         status = check_selection(t, error);
@@ -335,6 +351,7 @@ tms_status_t tms_transition_run(tms_transition_t *t, tms_calls_t *calls, tms_rep
     t->done.report.seconds = tms_wait_elapsed(&t->wait);
     count(calls, status, &t->done.report);
     if (status == TMS_OK && report) *report = t->done.report;
+    tms_phases_end_call(t, status, error);
     if (status == TMS_OK && t->asked.from != t->asked.to) tms_transition_log(t);
     tms_log_summarize(t->saver->log, false);
     return tms_saver_explain_loss(t->saver, status, error);

@@ -1,4 +1,4 @@
-"""Guards the functions of the extension module: memory, regions, captures and counters.
+"""Guards the functions of the extension module: memory, regions, captures, counters and events.
 
 The native core behind them is tested in tests/unit, and through the package in the other folders here.
 """
@@ -246,4 +246,49 @@ def test_each_capture_ends_by_its_own_name(simulator: Any) -> None:
     assert _core.counters()["visible_captures"] == 1
     assert _core.capture_end(second) and _core.counters()["visible_captures"] == 1
     assert _core.capture_end(identity=begun, unless_it_goes_on=True) and _core.counters()["visible_captures"] == 0
+    _core.free(address)
+
+
+# Events.
+
+
+def test_events_come_with_what_is_held_after_them(simulator: Any) -> None:
+    before = _core.events()
+    depth = _core.region_push("module events", _core.BACKUP_PINNED, True)
+    addresses = [_core.allocate(size, 0) for size in (3 * MIB, 2 * MIB)]
+    _core.region_pop(depth)
+    _core.pause(("module events",), None)
+    copy = _core.events()
+    assert copy.recorded > before.recorded and copy.capacity == before.capacity
+    new = copy.events[before.recorded - copy.recorded :]
+    kinds = [row.phase or row.kind for row in new]
+    assert kinds == ["allocate", "allocate", "begin", "turn", "synchronize", "plan", "copy", "unmap", "move", "end"]
+    assert new[0][:3] == ("allocate", "", False)
+    assert (new[0].tag, new[0].device, new[0].address, new[0].bytes) == ("module events", 0, addresses[0], 3 * MIB)
+    assert (new[-2].resident_change, new[-2].paused_change, new[-2].backup_change) == (-6 * MIB, 6 * MIB, 5 * MIB)
+    assert (new[-1].allocations, new[-1].bytes, new[-1].copied_bytes) == (2, 6 * MIB, 5 * MIB)
+    assert (new[-1].tag, new[-1].device, new[-1].status, new[-1].status_name) == (None, -1, 0, "OK")
+    assert {row.thread for row in new} == {threading.get_native_id()}
+    levels = [row for row in copy.levels if row.tag == "module events"]
+    assert levels == [("module events", 0, 0, 6 * MIB, 5 * MIB)]
+    for address in addresses:
+        _core.free(address)
+    assert not [row for row in _core.events().levels if row.tag == "module events"]
+
+
+def test_the_free_memory_of_devices_is_sampled_on_request(simulator: Any) -> None:
+    assert _core.get_event_samples() is False
+    depth = _core.region_push("module samples", _core.BACKUP_NONE, True)
+    address = _core.allocate(2 * MIB, 1)
+    _core.region_pop(depth)
+    _core.set_event_samples(True)
+    try:
+        assert _core.get_event_samples() is True
+        _core.pause(("module samples",), None)
+    finally:
+        _core.set_event_samples(False)
+    copy = _core.events()
+    samples = [row for row in copy.events if row.kind == "memory" and row.call == copy.events[-1].call]
+    assert [row.device for row in samples] == [1, 1]
+    assert samples[1].bytes - samples[0].bytes == 2 * MIB
     _core.free(address)

@@ -1,0 +1,61 @@
+/* The event ring: what the library did last, as records of a fixed size, the oldest of which are overwritten.
+ *
+ * Owns the records, in one array made at the start, which never grows. With capacity 0 the ring is off: nothing is recorded,
+ * no clock is read, and no function writes to this struct. An event costs a reading of CLOCK_MONOTONIC, an uncontended lock
+ * and a copy of the record.
+ *
+ * Any thread, with any lock held except the ring's own. `lock` is a leaf: it is held for the copy of one record, and by a
+ * reader for the copy of all of them. A forked child begins with an empty ring.
+ *
+ * The ring keeps no totals. Events that change what an allocation holds (tms_footprint_t) are recorded under the saver's
+ * lock, and a reader that holds it gets the records together with the footprints after the last of them. What was held
+ * before the first record follows by subtraction, so that it is right also for a ring that has wrapped (core/footprint.h).
+ */
+#ifndef TMS_EVENTS_H
+#define TMS_EVENTS_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "base/status.h"
+
+enum { TMS_EVENTS_MOST = 1 << 20 }; /* records of 136 bytes; TMS_EVENTS of config.c */
+
+typedef struct tms_events {
+    size_t capacity;         /* constant; 0: off */
+    tms_event_t *records;    /* number n is at n % capacity */
+    uint64_t (*clock)(void); /* nanoseconds of CLOCK_MONOTONIC; tests count its calls */
+    pthread_mutex_t lock;
+    uint64_t recorded;    /* events so far, the overwritten ones included */
+    uint64_t calls;       /* pauses and resumes so far */
+    _Atomic bool samples; /* calls sample the free memory of their devices */
+} tms_events_t;
+
+/* TMS_OUT_OF_HOST_MEMORY. */
+tms_status_t tms_events_init(tms_events_t *events, size_t capacity, tms_error_t *error);
+void tms_events_release(tms_events_t *events);
+/* Around a fork: no other thread is inside the ring. In the child it is emptied. */
+void tms_events_before_fork(tms_events_t *events);
+void tms_events_after_fork_in_parent(tms_events_t *events);
+void tms_events_after_fork_in_child(tms_events_t *events);
+
+static inline bool tms_events_are_on(const tms_events_t *events) { return events->capacity > 0; }
+/* Does nothing with the ring off. */
+void tms_events_set_samples(tms_events_t *events, bool on);
+static inline bool tms_events_sample(const tms_events_t *events) {
+    return tms_events_are_on(events) && atomic_load_explicit(&events->samples, memory_order_relaxed);
+}
+
+/* The time; 0 with the ring off. */
+static inline uint64_t tms_events_now(const tms_events_t *events) { return tms_events_are_on(events) ? events->clock() : 0; }
+/* The number of a call that begins, from 1 on; 0 with the ring off. */
+uint64_t tms_events_begin_call(tms_events_t *events);
+/* Records a copy of the event, and fills its thread. `ended` 0 is now, `began` 0 the same as `ended`. */
+void tms_events_record(tms_events_t *events, tms_event_t event);
+
+/* Copies the latest records, up to `room`, from the oldest on, and returns their number. *recorded is the number of all
+ * events so far. */
+size_t tms_events_copy(tms_events_t *events, tms_event_t *records, size_t room, uint64_t *recorded);
+
+#endif

@@ -1,0 +1,227 @@
+/* Guards events.c: order, wrap, writers and readers at once, a forked child, and that a ring that is off touches nothing. */
+#include "base/events.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "own_process.h"
+
+static _Atomic uint64_t readings;
+
+static uint64_t counting_clock(void) { return 1000 + atomic_fetch_add(&readings, 1); }
+
+/* A ring of so many records on a clock that counts its readings: 1000, 1001, ... */
+static tms_events_t make_ring(size_t capacity) {
+    tms_events_t events;
+    tms_error_t error;
+    assert_int_equal(tms_events_init(&events, capacity, &error), TMS_OK);
+    events.clock = counting_clock;
+    atomic_store(&readings, 0);
+    return events;
+}
+
+static void record_number(tms_events_t *events, uint64_t number) {
+    tms_events_record(events, (tms_event_t){.kind = TMS_EVENT_ALLOCATE, .bytes = number, .address = ~number});
+}
+
+static void events_come_back_in_order(void **state) {
+    (void)state;
+    tms_event_t copy[4];
+    uint64_t recorded = 7;
+    tms_events_t events = make_ring(4);
+    assert_int_equal(tms_events_copy(&events, copy, 4, &recorded), 0);
+    assert_int_equal(recorded, 0);
+    tms_events_record(&events, (tms_event_t){.kind = TMS_EVENT_PHASE, .began = 5, .ended = 9, .device = 3});
+    tms_events_record(&events, (tms_event_t){.kind = TMS_EVENT_END, .began = 6});
+    tms_events_record(&events, (tms_event_t){.kind = TMS_EVENT_FREE});
+    assert_int_equal(tms_events_copy(&events, copy, 4, &recorded), 3);
+    assert_int_equal(recorded, 3);
+    assert_int_equal(copy[0].began, 5);
+    assert_int_equal(copy[0].ended, 9);
+    assert_int_equal(copy[0].device, 3);
+    assert_int_equal(copy[1].began, 6);
+    assert_int_equal(copy[1].ended, 1000); /* now */
+    assert_int_equal(copy[2].began, 1001); /* no duration */
+    assert_int_equal(copy[2].ended, 1001);
+    for (int i = 0; i < 3; i++) assert_int_equal(copy[i].thread, syscall(SYS_gettid));
+    tms_events_release(&events);
+}
+
+static void the_oldest_are_overwritten(void **state) {
+    (void)state;
+    enum { CAPACITY = 5 };
+    tms_event_t copy[CAPACITY];
+    uint64_t recorded = 0;
+    tms_events_t events = make_ring(CAPACITY);
+    for (uint64_t number = 0; number < 23; number++) {
+        uint64_t held = number < CAPACITY ? number : CAPACITY;
+        assert_int_equal(tms_events_copy(&events, copy, CAPACITY, &recorded), held);
+        assert_int_equal(recorded, number);
+        for (uint64_t i = 0; i < held; i++) assert_int_equal(copy[i].bytes, number - held + i);
+        record_number(&events, number);
+    }
+    tms_events_release(&events);
+}
+
+static void too_little_room_gets_the_latest(void **state) {
+    (void)state;
+    tms_event_t copy[4] = {{.bytes = 0}};
+    uint64_t recorded = 0;
+    tms_events_t events = make_ring(4);
+    for (uint64_t number = 0; number < 6; number++) record_number(&events, number);
+    assert_int_equal(tms_events_copy(&events, NULL, 0, &recorded), 0);
+    assert_int_equal(recorded, 6);
+    copy[3].bytes = 77;
+    assert_int_equal(tms_events_copy(&events, copy, 3, &recorded), 3);
+    for (uint64_t i = 0; i < 3; i++) assert_int_equal(copy[i].bytes, 3 + i);
+    assert_int_equal(copy[3].bytes, 77);
+    tms_events_release(&events);
+}
+
+static void calls_are_numbered(void **state) {
+    (void)state;
+    tms_events_t events = make_ring(2);
+    assert_int_equal(tms_events_begin_call(&events), 1);
+    assert_int_equal(tms_events_begin_call(&events), 2);
+    assert_false(tms_events_sample(&events));
+    tms_events_set_samples(&events, true);
+    assert_true(tms_events_sample(&events));
+    tms_events_release(&events);
+}
+
+/* The ring lies in memory that faults at a write, atomic or not, and its clock ends the process. */
+static uint64_t forbidden_clock(void) { end_child(3); }
+
+static void use_a_ring_that_is_off(void) {
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    tms_event_t copy[1];
+    uint64_t recorded = 7;
+    tms_error_t error;
+    tms_events_t *events = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (events == MAP_FAILED || tms_events_init(events, 0, &error) != TMS_OK) end_child(1);
+    events->clock = forbidden_clock;
+    if (mprotect(events, page, PROT_READ) != 0) end_child(1);
+    for (int i = 0; i < 100; i++) record_number(events, 1);
+    tms_events_set_samples(events, true);
+    tms_events_before_fork(events);
+    tms_events_after_fork_in_parent(events);
+    tms_events_after_fork_in_child(events);
+    bool nothing = tms_events_begin_call(events) == 0 && tms_events_now(events) == 0 && !tms_events_sample(events) &&
+                   tms_events_copy(events, copy, 1, &recorded) == 0 && recorded == 0;
+    end_child(nothing ? 0 : 2);
+}
+
+static void off_neither_writes_nor_reads_the_clock(void **state) {
+    (void)state;
+    assert_exits(use_a_ring_that_is_off);
+}
+
+/* ---- threads ---- */
+
+enum { WRITERS = 4, EACH = 4000, SHARED_CAPACITY = 64 };
+
+typedef struct writer {
+    pthread_t thread;
+    tms_events_t *events;
+    int32_t index;
+} writer_t;
+
+static void *write_many(void *argument) {
+    const writer_t *writer = argument;
+    for (uint64_t number = 1; number <= EACH; number++)
+        tms_events_record(writer->events,
+                          (tms_event_t){.bytes = number, .address = ~number, .call = number * 3, .device = writer->index});
+    return NULL;
+}
+
+/* Each copy has whole records, and those of each writer in its order without a gap. */
+static uint64_t check_copy(tms_events_t *events) {
+    static tms_event_t copy[SHARED_CAPACITY];
+    uint64_t recorded = 0, last[WRITERS] = {0};
+    size_t count = tms_events_copy(events, copy, SHARED_CAPACITY, &recorded);
+    assert_int_equal(count, recorded < SHARED_CAPACITY ? recorded : SHARED_CAPACITY);
+    for (size_t i = 0; i < count; i++) {
+        assert_int_equal(copy[i].address, ~copy[i].bytes);
+        assert_int_equal(copy[i].call, copy[i].bytes * 3);
+        assert_in_range(copy[i].device, 0, WRITERS - 1);
+        if (last[copy[i].device] > 0) assert_int_equal(copy[i].bytes, last[copy[i].device] + 1);
+        last[copy[i].device] = copy[i].bytes;
+    }
+    return recorded;
+}
+
+static void writers_and_a_reader_at_once(void **state) {
+    (void)state;
+    tms_events_t events = make_ring(SHARED_CAPACITY);
+    writer_t writers[WRITERS];
+    for (int i = 0; i < WRITERS; i++) {
+        writers[i] = (writer_t){.events = &events, .index = i};
+        assert_int_equal(pthread_create(&writers[i].thread, NULL, write_many, &writers[i]), 0);
+    }
+    while (check_copy(&events) < (uint64_t)WRITERS * EACH) continue;
+    for (int i = 0; i < WRITERS; i++) pthread_join(writers[i].thread, NULL);
+    assert_int_equal(events.capacity, SHARED_CAPACITY);
+    tms_events_release(&events);
+}
+
+/* ---- processes and failures ---- */
+
+static tms_events_t forked;
+
+static void use_the_ring_in_a_child(void) {
+    tms_event_t copy[4];
+    uint64_t recorded = 7;
+    tms_events_after_fork_in_child(&forked);
+    bool empty = tms_events_copy(&forked, copy, 4, &recorded) == 0 && recorded == 0;
+    record_number(&forked, 5);
+    bool own = tms_events_copy(&forked, copy, 4, &recorded) == 1 && recorded == 1 && copy[0].bytes == 5 &&
+               copy[0].thread == getpid() && tms_events_begin_call(&forked) == 1;
+    end_child(empty && own ? 0 : 1);
+}
+
+static void a_forked_child_begins_anew(void **state) {
+    (void)state;
+    tms_event_t copy[4];
+    uint64_t recorded = 0;
+    forked = make_ring(4);
+    record_number(&forked, 1);
+    (void)tms_events_begin_call(&forked);
+    tms_events_before_fork(&forked);
+    assert_exits(use_the_ring_in_a_child);
+    tms_events_after_fork_in_parent(&forked);
+    record_number(&forked, 2);
+    assert_int_equal(tms_events_copy(&forked, copy, 4, &recorded), 2);
+    assert_int_equal(copy[0].bytes, 1);
+    tms_events_release(&forked);
+}
+
+static void a_ring_without_memory_is_an_error(void **state) {
+    (void)state;
+    tms_events_t events;
+    tms_error_t error;
+    assert_int_equal(tms_events_init(&events, SIZE_MAX / sizeof(tms_event_t), &error), TMS_OUT_OF_HOST_MEMORY);
+    assert_non_null(strstr(error.message, "calloc"));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(events_come_back_in_order),
+        cmocka_unit_test(the_oldest_are_overwritten),
+        cmocka_unit_test(too_little_room_gets_the_latest),
+        cmocka_unit_test(calls_are_numbered),
+        cmocka_unit_test(off_neither_writes_nor_reads_the_clock),
+        cmocka_unit_test(writers_and_a_reader_at_once),
+        cmocka_unit_test(a_forked_child_begins_anew),
+        cmocka_unit_test(a_ring_without_memory_is_an_error),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
