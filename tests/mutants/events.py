@@ -33,14 +33,6 @@ MUTANTS = (
         (_RING,),
     ),
     Mutant(
-        "records-are-written-without-the-lock",
-        "csrc/base/events.c",
-        "    pthread_mutex_lock(&events->lock);\n    events->records[events->recorded++ % events->capacity] = event;\n"
-        "    pthread_mutex_unlock(&events->lock);",
-        "    events->records[events->recorded++ % events->capacity] = event;",
-        (_RING,),
-    ),
-    Mutant(
         "a-free-is-told-before-the-pause-that-it-waited-for",
         "csrc/core/transition/transition.c",
         "        tms_footprint_record_moves(&moves);\n        tms_saver_unpublish(t->saver, segment);",
@@ -48,10 +40,10 @@ MUTANTS = (
         (_PHASES,),
     ),
     Mutant(
-        "a-repair-is-not-told",
+        "damaged-memory-is-told-as-gone",
         "csrc/core/footprint.c",
-        "        .paused_bytes = segment->state == TMS_SEGMENT_PAUSED ? bytes : 0,",
-        "        .paused_bytes = segment->mapped ? 0 : segment->told.resident_bytes,",
+        "        .resident_bytes = segment->mapped ? bytes : 0,",
+        "        .resident_bytes = segment->state == TMS_SEGMENT_ACTIVE ? bytes : 0,",
         (_COPY, _PHASES),
     ),
     Mutant(
