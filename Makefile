@@ -110,6 +110,12 @@ BENCH_ARGUMENTS ?=
 bench: build ## what pause and resume reach of what the hardware allows; BENCH_ARGUMENTS="--peer PATH --json FILE"
 	$(IN_TREE) -m torch_memory_saver bench $(BENCH_ARGUMENTS)
 
+.PHONY: event-cost
+event-cost: ## what an event of the ring costs, in nanoseconds (tools/event_cost.c)
+	@mkdir -p build && $(CC) -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Werror -pthread -Icsrc -isystem $(CUDA_INCLUDE) \
+		tools/event_cost.c csrc/base/events.c csrc/base/status.c -o build/event_cost
+	@build/event_cost
+
 ##@ Test the C code
 # ---- C unit tests. Each test_*.c below tests/unit is a program, linked with the core and with tests/unit/support. A header
 # for the tests of one folder lies in its support/, and they include it as support/x.h. One build a variant: plain, asan (with

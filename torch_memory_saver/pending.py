@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from torch_memory_saver import _core
+from torch_memory_saver._saver.background import after_call
 from torch_memory_saver._torch import layer
 from torch_memory_saver._torch.eager import eager_methods
 from torch_memory_saver.errors import InvalidArgumentError
@@ -52,7 +53,10 @@ class PendingResume:
         return self._hooks.wait(self._wait, lambda: self.done)
 
     def _wait(self) -> ResumeReport:
-        return resume_report(_core.pending_wait(self._pending, on_main_thread()))
+        try:
+            return resume_report(_core.pending_wait(self._pending, on_main_thread()))
+        finally:
+            after_call.run()
 
     def wait_stream(self, stream: Any = None) -> None:
         """Makes a CUDA stream wait for the resume: kernels that are launched on it afterwards find memory and contents.

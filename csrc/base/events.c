@@ -67,8 +67,7 @@ uint64_t tms_events_begin_call(tms_events_t *events) {
     return number;
 }
 
-void tms_events_record(tms_events_t *events, tms_event_t event) {
-    if (!tms_events_are_on(events)) return;
+void tms_events_write(tms_events_t *events, tms_event_t event) {
     if (event.ended == 0) event.ended = events->clock();
     if (event.began == 0) event.began = event.ended;
     event.thread = thread_number();

@@ -51,8 +51,12 @@ static inline bool tms_events_sample(const tms_events_t *events) {
 static inline uint64_t tms_events_now(const tms_events_t *events) { return tms_events_are_on(events) ? events->clock() : 0; }
 /* The number of a call that begins, from 1 on; 0 with the ring off. */
 uint64_t tms_events_begin_call(tms_events_t *events);
+/* tms_events_record with the ring on. */
+void tms_events_write(tms_events_t *events, tms_event_t event);
 /* Records a copy of the event, and fills its thread. `ended` 0 is now, `began` 0 the same as `ended`. */
-void tms_events_record(tms_events_t *events, tms_event_t event);
+static inline void tms_events_record(tms_events_t *events, tms_event_t event) {
+    if (tms_events_are_on(events)) tms_events_write(events, event);
+}
 
 /* Copies the latest records, up to `room`, from the oldest on, and returns their number. *recorded is the number of all
  * events so far. */

@@ -10,6 +10,9 @@ _RING = "tests/unit/base/test_events.c"
 _COPY = "tests/unit/core/test_event_copy.c"
 _PHASES = "tests/unit/core/transition/test_phases.c"
 
+_SOURCES = "torch_memory_saver/"
+_PYTHON = "tests/unit/python/events/"
+
 MUTANTS = (
     Mutant(
         "a-wrapped-ring-begins-at-its-first-slot",
@@ -73,5 +76,58 @@ MUTANTS = (
         "    event.phase = which;\n    event.device = device;",
         "    event.phase = which;",
         (_PHASES,),
+    ),
+    Mutant(
+        "levels-are-those-after-the-first-event",
+        _SOURCES + "events/model.py",
+        "Level(event.tag, event.device, -event.resident_change, -event.paused_change, -event.backup_change)",
+        "Level(event.tag, event.device, -event.resident_change, event.paused_change, -event.backup_change)",
+        (_PYTHON + "test_log.py::test_levels_before_undo_the_changes",),
+    ),
+    Mutant(
+        "phases-of-a-device-share-a-track",
+        _SOURCES + "events/chrome_trace.py",
+        "    return _DEVICE_TRACKS + event.device * (len(_PHASES) + 1) + phase\n",
+        "    return _DEVICE_TRACKS + event.device * (len(_PHASES) + 1) + 0 * phase\n",
+        (_PYTHON + "test_chrome_trace.py::test_calls_phases_and_tracks",),
+    ),
+    Mutant(
+        "times-of-a-trace-are-monotonic",
+        _SOURCES + "events/chrome_trace.py",
+        "        self._offset = log.wall_offset_ns - base_ns\n",
+        "        self._offset = -base_ns\n",
+        (
+            _PYTHON + "test_chrome_trace.py::test_times_refer_to_the_given_base",
+            "torch:tests/gpu/test_events.py::test_a_pause_lies_inside_the_range_around_it",
+        ),
+    ),
+    Mutant(
+        "metrics-are-written-in-place",
+        _SOURCES + "memory/files.py",
+        '    hidden = aside / f".{target.name}.{os.getpid()}-{threading.get_ident()}.tmp"\n    try:\n        aside.mkdir',
+        "    hidden = target\n    try:\n        aside.mkdir",
+        (_PYTHON + "test_event_file.py::test_a_file_that_cannot_be_written_stays_as_it_is",),
+    ),
+    Mutant(
+        "a-failed-pause-leaves-the-metrics",
+        _SOURCES + "_saver/implementation.py",
+        "                done = self._pause(options, shared)\n        finally:\n            after_call.run()\n",
+        "                done = self._pause(options, shared)\n"
+        "            after_call.run()\n        finally:\n            pass\n",
+        (_PYTHON + "test_from_environment.py::test_a_failed_pause_rewrites_the_metrics",),
+    ),
+    Mutant(
+        "a-forked-child-removes-its-parents-file",
+        _SOURCES + "events/from_environment.py",
+        "        if self._pid != os.getpid():\n",
+        "        if self._pid == 0:\n",
+        (_PYTHON + "test_from_environment.py::test_a_forked_child_writes_its_own_file",),
+    ),
+    Mutant(
+        "tags-are-not-escaped",
+        _SOURCES + "events/metrics.py",
+        "f'{label}=\"{_escape(text)}\"'",
+        "f'{label}=\"{text}\"'",
+        (_PYTHON + "test_metrics.py::test_the_text", _PYTHON + "test_metrics.py::test_prometheus_reads_it"),
     ),
 )

@@ -1,4 +1,4 @@
-"""Work that environment variables request: before each pause, or periodically on a daemon thread.
+"""Work that environment variables request: before each pause, after each pause and resume, or periodically on a thread.
 
 A module that reads such a variable adds its function to :data:`_STARTERS`. It is imported only where the variable is set, at
 the first use of the package, and the function is called once in a process.
@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from torch_memory_saver import _core
 
-__all__ = ["BeforePause", "Periodic", "before_pause", "start_from_environment"]
+__all__ = ["Periodic", "RegisteredWork", "after_call", "before_pause", "start_from_environment"]
 
 logger = logging.getLogger("torch_memory_saver")
 
@@ -26,6 +26,8 @@ _STARTERS = {
     "TMS_MEMORY_HISTORY": ("torch_memory_saver.memory.recording_from_environment", "start_history"),
     "TMS_SNAPSHOT_DIR": ("torch_memory_saver.memory.recording_from_environment", "start_snapshots"),
     "TMS_SNAPSHOT_EVERY": ("torch_memory_saver.memory.recording_from_environment", "check_every"),
+    "TMS_EVENTS_DIR": ("torch_memory_saver.events.from_environment", "start_event_files"),
+    "TMS_METRICS_FILE": ("torch_memory_saver.events.from_environment", "start_metrics"),
     "TMS_RELEASE_CACHED": ("torch_memory_saver.memory.release_from_environment", "start"),
 }
 #: How long the process's exit waits for work that is under way, in seconds.
@@ -41,14 +43,14 @@ def _call(name: str, work: Callable[[], object]) -> object:
         return None
 
 
-class BeforePause:
-    """Functions that are called on the thread of each pause, before it changes anything."""
+class RegisteredWork:
+    """Functions that are called on the thread of each pause or resume."""
 
     def __init__(self) -> None:
         self._work: list[tuple[str, Callable[[], object]]] = []
 
     def add(self, name: str, work: Callable[[], object]) -> None:
-        """Has `work` called before each pause from now on. A failure is logged with `name`, and the pause goes on."""
+        """Has `work` called each time from now on. A failure is logged with `name`, and the pause or resume goes on."""
         self._work.append((name, work))
 
     def run(self) -> None:
@@ -57,8 +59,10 @@ class BeforePause:
             _call(name, work)
 
 
-#: Of this process. A forked child inherits it.
-before_pause = BeforePause()
+#: Called before a pause changes anything. Of this process; a forked child inherits it.
+before_pause = RegisteredWork()
+#: Called after each pause and resume, whether it succeeded or not. Likewise.
+after_call = RegisteredWork()
 
 
 class Periodic:

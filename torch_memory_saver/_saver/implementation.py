@@ -21,7 +21,7 @@ from torch_memory_saver._saver.arguments import (
     check_switch,
     choose_host_policy,
 )
-from torch_memory_saver._saver.background import before_pause, start_from_environment
+from torch_memory_saver._saver.background import after_call, before_pause, start_from_environment
 from torch_memory_saver._saver.hook_calls import begin_with_hooks, has_inherited_memory, refuse_inner_call, with_hooks
 from torch_memory_saver._saver.hook_modes import check_hook_mode
 from torch_memory_saver._saver.importers import importers_awaited
@@ -215,8 +215,11 @@ class Implementation:
 
     def _pause_at_once(self, options: PauseOptions) -> PauseReport:
         before_pause.run()
-        with importers_awaited(shared_memory, options) as shared:
-            done = self._pause(options, shared)
+        try:
+            with importers_awaited(shared_memory, options) as shared:
+                done = self._pause(options, shared)
+        finally:
+            after_call.run()
         if shared:
             shared_memory.collect()
         return done
@@ -274,15 +277,17 @@ class Implementation:
 
     def _resume_at_once(self, options: ResumeOptions) -> ResumeReport:
         torch = layer.in_use()
-        return resume_report(
-            with_room(
+        try:
+            done = with_room(
                 self._store,
                 torch,
                 options.tags,
                 lambda: native.resume(options, _stream(torch)),
                 lambda: native.resume(options.at_once(), _stream(torch)),
             )
-        )
+        finally:
+            after_call.run()
+        return resume_report(done)
 
     def preserve(self, what: Iterable[Any], *, tag: str | None, parameters: bool) -> tuple[PreservedBlock, ...]:
         return preserved.add(what, tag, parameters)

@@ -53,6 +53,21 @@ PYTHON_VARIABLES = (
         "the title that the process has given itself, else its program",
     ),
     Variable(
+        "TMS_EVENTS_DIR",
+        "a folder for event files, which are written from the first use of the package on: one for each process, "
+        "`rank<n>-pid<n>.json`, replaced every few seconds in which something happened, and at exit. Also records the free "
+        "memory of devices at each pause and resume",
+        "any path",
+        "none",
+    ),
+    Variable(
+        "TMS_METRICS_FILE",
+        "a file for metrics in the OpenMetrics text format, replaced at each pause and resume. `{pid}` and `{rank}` in it "
+        "are replaced; processes that share one file overwrite each other's",
+        "any path",
+        "none",
+    ),
+    Variable(
         "TMS_RELEASE_CACHED",
         "releases cached memory with `memory.release_cached()`, from the first use of the package on: before each pause, or "
         "every so many seconds on a daemon thread. Put off while a capture is visible",

@@ -1,4 +1,4 @@
-"""Files that hold all of a snapshot or do not exist."""
+"""Files that hold all of their content or do not exist."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import contextlib
 import os
 import pickle
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-__all__ = ["write_file"]
+__all__ = ["write_file", "write_text_file"]
 
 #: With this one PyTorch's own snapshots are written (Python's default until 3.13), and its memory_viz page reads it.
 _PICKLE_PROTOCOL = 4
@@ -23,12 +24,32 @@ def write_file(snapshot: dict[str, Any], target: Path, aside: Path) -> None:
     Raises:
         OSError: It could not be written. Nothing is left behind.
     """
+    _write(
+        lambda file: pickle.dump(snapshot, file, protocol=_PICKLE_PROTOCOL),
+        target,
+        aside,
+        "write_snapshot",
+        "the snapshot was",
+    )
+
+
+def write_text_file(text: str, target: Path, operation: str, what: str) -> None:
+    """Writes a text in the same way, in the folder of `target`. `operation` and `what` ("the events were") are for the
+    message of a failure.
+
+    Raises:
+        OSError: It could not be written. Nothing is left behind, and an existing file is unchanged.
+    """
+    _write(lambda file: file.write(text.encode()), target, target.parent, operation, what)
+
+
+def _write(write: Callable[[BinaryIO], object], target: Path, aside: Path, operation: str, what: str) -> None:
     hidden = aside / f".{target.name}.{os.getpid()}-{threading.get_ident()}.tmp"
     try:
         aside.mkdir(parents=True, exist_ok=True)
         try:
             with open(hidden, "wb") as file:
-                pickle.dump(snapshot, file, protocol=_PICKLE_PROTOCOL)
+                write(file)
             _move(hidden, target)
         except BaseException:
             with contextlib.suppress(OSError):  # the first error says what is wrong with the folder
@@ -37,7 +58,7 @@ def write_file(snapshot: dict[str, Any], target: Path, aside: Path) -> None:
     except OSError as error:
         raise OSError(
             error.errno,
-            f"write_snapshot: {error.strerror}: the snapshot was not written; make room or choose another folder",
+            f"{operation}: {error.strerror}: {what} not written; make room or choose another folder",
             os.fspath(target),
         ) from error
 

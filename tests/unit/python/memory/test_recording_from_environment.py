@@ -28,7 +28,7 @@ def torch(simulator: Any, monkeypatch: pytest.MonkeyPatch) -> RecordingTorch:
     monkeypatch.setattr(layer, "_at_first_use", [])
     monkeypatch.setattr(history, "_recorder", history._Recorder())
     monkeypatch.setattr(_core, "active_devices", lambda: 1)
-    monkeypatch.setattr(module, "before_pause", background.BeforePause())
+    monkeypatch.setattr(module, "before_pause", background.RegisteredWork())
     for name in ("TMS_SNAPSHOT_DIR", "TMS_SNAPSHOT_EVERY", "TMS_SNAPSHOT_ROLE", "RANK"):
         monkeypatch.delenv(name, raising=False)
     return fake
@@ -100,7 +100,7 @@ def test_snapshots_before_every_pause_or_some(
     torch.cuda.is_initialized = lambda: True
     for folder, every, wanted in (("default", "", [1, 2, 3, 4, 5, 6, 7]), ("third", "3", [1, 2])):
         monkeypatch.setenv("TMS_SNAPSHOT_EVERY", every)
-        monkeypatch.setattr(module, "before_pause", background.BeforePause())
+        monkeypatch.setattr(module, "before_pause", background.RegisteredWork())
         module.start_snapshots(str(tmp_path / folder))
         for _ in range(7):
             module.before_pause.run()

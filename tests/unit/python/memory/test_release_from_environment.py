@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from torch_memory_saver._saver.background import BeforePause, Periodic
+from torch_memory_saver._saver.background import Periodic, RegisteredWork
 from torch_memory_saver.memory import release_from_environment as module
 
 #: A stand-in for torch that counts how often its cache is emptied; `saver` finds it in sys.modules.
@@ -118,7 +118,7 @@ def test_a_failure_is_logged_and_the_work_goes_on(caplog: pytest.LogCaptureFixtu
         raise KeyError("the reason")
 
     waits = _waits(3)
-    before = BeforePause()
+    before = RegisteredWork()
     before.add("the work", work)
     with caplog.at_level(logging.WARNING):
         Periodic("the work", 1, work, lambda seconds: next(waits))._run()

@@ -1,0 +1,103 @@
+"""Guards the OpenMetrics text: its format, by Prometheus's own parser, and its numbers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torch_memory_saver import _core, events
+from torch_memory_saver.events.metrics import format_metrics
+from torch_memory_saver.usage import Allocation
+
+MIB = 1 << 20
+
+
+def row(tag: str, state: str, reserved: int, backup: int = 0, device: int = 0) -> Allocation:
+    return Allocation(0, 1, reserved, backup, device, state, "none", tag)
+
+
+ROWS = (
+    row("kv", "active", 4),
+    row("kv", "pausing", 2),
+    row("kv", "repairing", 1),
+    row("kv", "paused", 8, 3),
+    row("kv", "resuming", 16),
+    row("kv", "damaged", 32),
+    row('a "b"\\\n', "active", 64, device=1),
+)
+COUNTERS = {
+    "pauses_total": 3,
+    "resumes_total": 2,
+    "allocations_total": 9,
+    "frees_total": 1,
+    "failures_total": 5,
+    "pause_nanoseconds": 1_500_000_000,
+    "resume_nanoseconds": 250_000,
+}
+TEXT = """\
+# TYPE torch_memory_saver_memory_bytes gauge
+# UNIT torch_memory_saver_memory_bytes bytes
+# HELP torch_memory_saver_memory_bytes Memory by tag, device and state: resident, paused (reserved addresses) or backup.
+torch_memory_saver_memory_bytes{tag="a \\"b\\"\\\\\\n",device="1",state="resident"} 64
+torch_memory_saver_memory_bytes{tag="a \\"b\\"\\\\\\n",device="1",state="paused"} 0
+torch_memory_saver_memory_bytes{tag="a \\"b\\"\\\\\\n",device="1",state="backup"} 0
+torch_memory_saver_memory_bytes{tag="kv",device="0",state="resident"} 7
+torch_memory_saver_memory_bytes{tag="kv",device="0",state="paused"} 24
+torch_memory_saver_memory_bytes{tag="kv",device="0",state="backup"} 3
+# TYPE torch_memory_saver_calls counter
+# HELP torch_memory_saver_calls Calls that succeeded.
+torch_memory_saver_calls_total{operation="pause"} 3
+torch_memory_saver_calls_total{operation="resume"} 2
+torch_memory_saver_calls_total{operation="allocate"} 9
+torch_memory_saver_calls_total{operation="free"} 1
+# TYPE torch_memory_saver_failures counter
+# HELP torch_memory_saver_failures Pauses, resumes and allocations that failed.
+torch_memory_saver_failures_total 5
+# TYPE torch_memory_saver_call_seconds counter
+# UNIT torch_memory_saver_call_seconds seconds
+# HELP torch_memory_saver_call_seconds Time of the pauses and resumes that succeeded.
+torch_memory_saver_call_seconds_total{operation="pause"} 1.5
+torch_memory_saver_call_seconds_total{operation="resume"} 0.00025
+# EOF
+"""
+
+
+def test_the_text() -> None:
+    assert format_metrics(ROWS, COUNTERS) == TEXT
+
+
+def test_prometheus_reads_it() -> None:
+    parser = pytest.importorskip(
+        "prometheus_client.openmetrics.parser", reason="needs prometheus_client (the extra test), which parses the text"
+    )
+    samples = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in parser.text_string_to_metric_families(format_metrics(ROWS, COUNTERS))
+        for sample in family.samples
+    }
+    assert samples["torch_memory_saver_memory_bytes", "kv", "0", "paused"] == 24
+    assert samples["torch_memory_saver_memory_bytes", 'a "b"\\\n', "1", "resident"] == 64
+    assert samples["torch_memory_saver_call_seconds_total", "pause"] == 1.5
+    assert samples["torch_memory_saver_calls_total", "resume"] == 2
+    assert samples[("torch_memory_saver_failures_total",)] == 5
+    assert len(samples) == 13
+    assert len(list(parser.text_string_to_metric_families(format_metrics((), {})))) == 0
+
+
+def test_the_numbers_are_those_of_the_process(simulator: Any, tmp_path: Path) -> None:
+    depth = _core.region_push("metrics", _core.BACKUP_PINNED, True)
+    address = _core.allocate(3 * MIB, 1)
+    _core.region_pop(depth)
+    _core.pause(("metrics",), None)
+    lines = events.write_metrics(tmp_path / "new" / "metrics.prom").read_text().splitlines()
+    counters = _core.counters()
+    assert f'torch_memory_saver_memory_bytes{{tag="metrics",device="1",state="paused"}} {4 * MIB}' in lines
+    assert 'torch_memory_saver_memory_bytes{tag="metrics",device="1",state="resident"} 0' in lines
+    assert f'torch_memory_saver_memory_bytes{{tag="metrics",device="1",state="backup"}} {3 * MIB}' in lines
+    assert f'torch_memory_saver_calls_total{{operation="pause"}} {counters["pauses_total"]}' in lines
+    assert f"torch_memory_saver_failures_total {counters['failures_total']}" in lines
+    _core.free(address)
+    assert os.listdir(tmp_path / "new") == ["metrics.prom"]

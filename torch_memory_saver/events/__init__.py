@@ -1,0 +1,27 @@
+"""What the package did, and when: the event ring of the native core, and its exports.
+
+The ring keeps the latest allocations, frees, pauses and resumes with their phases, and failures. It is on by default and
+small; ``TMS_EVENTS`` sets how many events it keeps, and 0 turns it off. An export says how many events were dropped, and
+what each tag held at its first event, so that levels drawn from it are true.
+
+Importing this package, or reading events, initialises no driver and no CUDA.
+"""
+
+from torch_memory_saver.events.chrome_trace import write_chrome_trace
+from torch_memory_saver.events.event_file import load_events, write_events
+from torch_memory_saver.events.log import EventLog, events, sample_free_memory
+from torch_memory_saver.events.metrics import metrics, write_metrics
+from torch_memory_saver.events.model import Event, Level
+
+__all__ = [
+    "Event",
+    "EventLog",
+    "Level",
+    "events",
+    "load_events",
+    "metrics",
+    "sample_free_memory",
+    "write_chrome_trace",
+    "write_events",
+    "write_metrics",
+]

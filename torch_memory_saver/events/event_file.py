@@ -1,0 +1,131 @@
+"""Event files: the log of a process as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from torch_memory_saver.errors import InvalidArgumentError
+from torch_memory_saver.events.log import EventLog, events
+from torch_memory_saver.events.model import Event, Level
+from torch_memory_saver.memory.files import write_text_file
+
+__all__ = ["FORMAT", "VERSION", "load_events", "log_to_json", "write_events"]
+
+#: The value of the key "format", and the version of the format.
+FORMAT, VERSION = "torch_memory_saver.events", 1
+
+_EVENT_FIELDS = {field.name: field for field in dataclasses.fields(Event)}
+_DEFAULTS = {name: field.default for name, field in _EVENT_FIELDS.items()}
+_LISTS = ("events", "before", "after")
+#: The type of each other field of a log.
+_TYPES: dict[str, tuple[type, ...]] = {
+    "dropped": (int,),
+    "capacity": (int,),
+    "taken_ns": (int,),
+    "wall_offset_ns": (int,),
+    "pid": (int,),
+    "rank": (int, type(None)),
+    "role": (str,),
+    "host": (str,),
+    "boot_id": (str,),
+}
+
+
+def write_events(path: str | os.PathLike[str], *, log: EventLog | None = None) -> Path:
+    """Writes events to a file, which then holds all of them or does not change.
+
+    The file is JSON: an object with the keys `format`, `version`, and the attributes of :class:`EventLog`. An event has its
+    attributes of :class:`Event` that differ from their defaults. An existing file is replaced, a missing folder is made.
+
+    Args:
+        path: Of the file.
+        log: What to write. Default: the latest events of this process.
+
+    Returns:
+        The path.
+
+    Raises:
+        OSError: It could not be written. Nothing is left behind.
+    """
+    target = Path(path)
+    text = json.dumps(log_to_json(events() if log is None else log), separators=(",", ":"))
+    write_text_file(text, target, "write_events", "the events were")
+    return target
+
+
+def log_to_json(log: EventLog) -> dict[str, Any]:
+    """The object of the file."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        **{name: getattr(log, name) for name in _TYPES},
+        "before": [vars(level) for level in log.before],
+        "after": [vars(level) for level in log.after],
+        "events": [{name: value for name, value in vars(event).items() if value != _DEFAULTS[name]} for event in log.events],
+    }
+
+
+def load_events(path: str | os.PathLike[str]) -> EventLog:
+    """Reads a file of :func:`write_events`.
+
+    Raises:
+        OSError: It cannot be read.
+        InvalidArgumentError: It is no such file, or one of a later version. The message names the file and what is wrong.
+    """
+    try:
+        data = json.loads(Path(path).read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise _malformed(path, f"it is not JSON ({error})") from error
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise _malformed(path, f'its key "format" is not "{FORMAT}"')
+    if data.get("version") != VERSION:
+        raise _malformed(path, f"its version is {data.get('version')!r}, and this package reads version {VERSION}")
+    for name, types in _TYPES.items():
+        if not _is_a(data.get(name), types):
+            raise _malformed(path, f'its key "{name}" is {data.get(name)!r}')
+    for name in _LISTS:
+        if not isinstance(data.get(name), list):
+            raise _malformed(path, f'its key "{name}" is not a list')
+    return EventLog(
+        events=tuple(_read_event(path, row) for row in data["events"]),
+        before=tuple(_read_level(path, row) for row in data["before"]),
+        after=tuple(_read_level(path, row) for row in data["after"]),
+        **{name: data[name] for name in _TYPES},
+    )
+
+
+def _is_a(value: object, types: tuple[type, ...]) -> bool:
+    return isinstance(value, types) and not isinstance(value, bool)
+
+
+def _read_event(path: str | os.PathLike[str], row: object) -> Event:
+    if not isinstance(row, dict) or not isinstance(row.get("kind"), str):
+        raise _malformed(path, f"{row!r} is not an event")
+    known = {name: value for name, value in row.items() if name in _EVENT_FIELDS}  # a later release may have more
+    for name, value in known.items():
+        texts = (str, type(None)) if name == "tag" else (str,)
+        if not _is_a(value, texts if name in ("kind", "operation", "phase", "tag", "status") else (int,)):
+            raise _malformed(path, f'the "{name}" of an event is {value!r}')
+    return Event(**known)
+
+
+def _read_level(path: str | os.PathLike[str], row: object) -> Level:
+    if not isinstance(row, dict) or not isinstance(row.get("tag"), str):
+        raise _malformed(path, f"{row!r} is not a level")
+    numbers: dict[str, int] = {}
+    for field in dataclasses.fields(Level):
+        value = row.get(field.name)
+        if field.name == "tag":
+            continue
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise _malformed(path, f'the "{field.name}" of a level is {value!r}')
+        numbers[field.name] = value
+    return Level(row["tag"], **numbers)
+
+
+def _malformed(path: str | os.PathLike[str], what: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"load_events: {os.fspath(path)} is not a file of write_events: {what}")

@@ -1,0 +1,132 @@
+"""TMS_EVENTS_DIR and TMS_METRICS_FILE: events and metrics are written to files without a change of the program."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from torch_memory_saver import _core
+from torch_memory_saver._saver.background import Periodic, after_call
+from torch_memory_saver.events.event_file import write_events
+from torch_memory_saver.events.log import events, sample_free_memory
+from torch_memory_saver.events.metrics import write_metrics
+from torch_memory_saver.memory.identity import own_rank
+
+__all__ = ["EventFile", "MetricsFile", "start_event_files", "start_metrics"]
+
+logger = logging.getLogger("torch_memory_saver")
+
+_DIRECTORY, _METRICS = "TMS_EVENTS_DIR", "TMS_METRICS_FILE"
+#: How often the event file of a process is replaced, if something happened since.
+_PERIOD_S = 5.0
+
+
+class _Written:
+    """A file that is written again and again. A failure changes nothing else: it is counted, and logged once for each cause.
+
+    Attributes:
+        failures: Attempts that failed so far.
+    """
+
+    def __init__(self, variable: str) -> None:
+        self.failures = 0
+        self._variable = variable
+        self._logged: set[int | None] = set()
+
+    def attempt(self, write: Callable[[], Path]) -> Path | None:
+        """The path that was written; None after a failure."""
+        try:
+            return write()
+        except OSError as error:
+            self.failures += 1
+            if error.errno not in self._logged:
+                self._logged.add(error.errno)
+                logger.warning("%s: %s; later failures for this reason are only counted", self._variable, error)
+            return None
+
+
+class EventFile(_Written):
+    """The event file of this process. Its name has the rank as soon as that is known.
+
+    Args:
+        directory: The folder.
+    """
+
+    def __init__(self, directory: str) -> None:
+        super().__init__(_DIRECTORY)
+        self._directory = Path(directory)
+        self._lock = threading.Lock()
+        self._written: Path | None = None
+        self._recorded = 0
+        self._pid = os.getpid()
+
+    def write_if_new(self) -> None:
+        """Replaces the file, if something happened since it was written."""
+        with self._lock:
+            self._begin_anew_in_child()
+            log = events()
+            recorded = log.dropped + len(log.events)
+            if recorded == self._recorded:
+                return
+            path = self.attempt(lambda: write_events(self._directory / _file_name(), log=log))
+            if path is None:
+                return
+            if self._written not in (None, path):
+                self._written.unlink(missing_ok=True)  # written before the rank was known
+            self._written, self._recorded = path, recorded
+
+    def _begin_anew_in_child(self) -> None:
+        """A forked child has its own events, and leaves its parent's file."""
+        if self._pid != os.getpid():
+            self._pid, self._written, self._recorded = os.getpid(), None, 0
+
+    def after_fork_in_child(self) -> None:
+        """Another thread of the parent may have held the lock."""
+        self._lock = threading.Lock()
+
+
+def _file_name() -> str:
+    rank = own_rank()
+    return f"{'' if rank is None else f'rank{rank}-'}pid{os.getpid()}.json"
+
+
+def start_event_files(directory: str) -> None:
+    """Has the events of this process written to a folder: on a thread every few seconds, and at exit. They then include the
+    free memory of devices."""
+    if _core.events().capacity == 0:
+        logger.warning("%s has no effect while TMS_EVENTS=0 turns the events off", _DIRECTORY)
+        return
+    sample_free_memory()
+    file = EventFile(directory)
+    os.register_at_fork(after_in_child=file.after_fork_in_child)
+    Periodic("torch_memory_saver: events", _PERIOD_S, file.write_if_new).start()
+    atexit.register(file.write_if_new)
+
+
+class MetricsFile(_Written):
+    """The metrics file of this process.
+
+    Args:
+        name: Its path, in which ``{pid}`` and ``{rank}`` are replaced.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(_METRICS)
+        self._name = name
+
+    def write(self) -> None:
+        """Replaces the file."""
+        rank = own_rank()
+        name = self._name.replace("{pid}", str(os.getpid())).replace("{rank}", "none" if rank is None else str(rank))
+        self.attempt(lambda: write_metrics(name))
+
+
+def start_metrics(name: str) -> None:
+    """Has the metrics written to a file: now, and after each pause and resume."""
+    file = MetricsFile(name)
+    file.write()
+    after_call.add(_METRICS, file.write)
