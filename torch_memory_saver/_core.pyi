@@ -135,7 +135,7 @@ class Event(NamedTuple):
 
     kind: str
     phase: str
-    resumes: bool
+    operation: str
     began: int
     ended: int
     busy: int

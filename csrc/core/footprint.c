@@ -55,7 +55,7 @@ static void empty(tms_footprint_moves_t *moves, size_t slot) {
     if (!is_nothing(moves->slots[slot].change))
         tms_events_record(moves->events, (tms_event_t){.kind = TMS_EVENT_MOVE,
                                                        .call = moves->call,
-                                                       .resumes = moves->resumes,
+                                                       .operation = moves->operation,
                                                        .allocations = moves->slots[slot].allocations,
                                                        .change = moves->slots[slot].change,
                                                        .tag = moves->slots[slot].tag->name,

@@ -24,7 +24,7 @@ typedef struct tms_footprint_moves {
     tms_events_t *events;
     const tms_backup_stores_t *stores;
     uint64_t call;
-    bool resumes;
+    const char *operation;
     struct {
         const tms_tag_t *tag; /* NULL: empty */
         int device;

@@ -62,15 +62,14 @@ typedef struct tms_event {
     uint64_t copied_bytes; /* END */
     uint64_t total_bytes;  /* MEMORY: of the device */
     tms_footprint_t change;
-    const char *tag;       /* valid for ever */
+    const char *operation; /* of the call: "pause", "resume", ...; valid for ever, like the tag */
+    const char *tag;
     int32_t kind;          /* tms_event_kind_t */
     int32_t phase;         /* PHASE: tms_event_phase_t */
-    int32_t resumes;       /* 0: of a pause, 1: of a resume; read if `call` is not 0 */
     int32_t status;        /* tms_status_t */
     int32_t driver_result; /* CUresult of the failed driver call */
     int32_t device;
     int32_t thread; /* the kernel's number of the thread that recorded it */
-    int32_t reserved;
 } tms_event_t;
 
 /* What allocations of one tag on one device hold after the last event. */

@@ -49,7 +49,7 @@ static PyStructSequence_Field region_settings_fields[] = {{"tag", "of allocation
 
 static PyStructSequence_Field event_fields[] = {{"kind", "its name: TMS_EVENT_KINDS of tms_events.h"},
                                                 {"phase", "its name: TMS_EVENT_PHASES; empty for other kinds"},
-                                                {"resumes", "whether the call is a resume"},
+                                                {"operation", "of the call; empty for none"},
                                                 {"began", "nanoseconds of CLOCK_MONOTONIC"},
                                                 {"ended", "nanoseconds of CLOCK_MONOTONIC"},
                                                 {"busy", "nanoseconds inside it"},
@@ -197,7 +197,7 @@ PyObject *tms_py_event(PyObject *module, const tms_event_t *event) {
     PyObject *values[MOST_FIELDS] = {
         name_of(kinds, sizeof(kinds) / sizeof(kinds[0]), event->kind),
         name_of(phases, sizeof(phases) / sizeof(phases[0]), event->phase),
-        PyBool_FromLong(event->resumes),
+        PyUnicode_InternFromString(event->operation ? event->operation : ""),
         number(event->began),
         number(event->ended),
         number(event->busy),

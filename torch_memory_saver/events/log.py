@@ -103,7 +103,7 @@ def sample_free_memory(on: bool = True) -> None:
 def _event_of(row: _core.Event) -> Event:
     return Event(
         kind=row.kind,
-        operation=("resume" if row.resumes else "pause") if row.call else "",
+        operation=row.operation,
         phase=row.phase,
         began_ns=row.began,
         ended_ns=row.ended,

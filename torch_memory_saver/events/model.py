@@ -16,7 +16,7 @@ class Event:
         kind: "allocate", "free", "begin" and "end" (of a pause or resume; "end" has its duration), "phase" (a part of one),
             "move" (what a pause or resume changed for one tag on one device), "repair" (an attempt to release the memory of
             a damaged allocation), or "memory" (the free memory of a device, see :func:`sample_free_memory`).
-        operation: "pause" or "resume"; "" for events outside both.
+        operation: "pause", "resume" or another call that has their turn; "" for events outside these.
         phase: "turn" (waits for another pause or resume), "synchronize", "plan" (finds what is to be copied, reserves host
             memory), "create" and "map" (physical memory), "copy", "unmap", "discard" (backups that are no longer needed) or
             "wait" (for memory that others hold). "" for other kinds.

@@ -1,8 +1,7 @@
 #include "core/transition/phases.h"
 
 static tms_event_t event_of(const tms_transition_t *t, tms_event_kind_t kind) {
-    return (tms_event_t){
-        .kind = kind, .call = t->call, .resumes = t->asked.to == TMS_SEGMENT_ACTIVE, .device = TMS_NO_DEVICE};
+    return (tms_event_t){.kind = kind, .call = t->call, .operation = t->asked.operation, .device = TMS_NO_DEVICE};
 }
 
 void tms_phases_begin_call(tms_transition_t *t) {

@@ -145,10 +145,8 @@ static void advance_epochs(tms_transition_t *t) {
 void tms_transition_finish(tms_transition_t *t, bool moved) {
     tms_segment_t *freed = NULL;
     const double now = tms_wait_now();
-    tms_footprint_moves_t moves = {.events = &t->saver->events,
-                                   .stores = &t->saver->stores,
-                                   .call = t->call,
-                                   .resumes = t->asked.to == TMS_SEGMENT_ACTIVE};
+    tms_footprint_moves_t moves = {
+        .events = &t->saver->events, .stores = &t->saver->stores, .call = t->call, .operation = t->asked.operation};
     pthread_mutex_lock(&t->saver->lock);
     if (moved && t->asked.from == TMS_SEGMENT_ACTIVE) advance_epochs(t);
     for (tms_segment_t *next, *segment = t->planned.first; segment; segment = next) {

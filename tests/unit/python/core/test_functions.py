@@ -263,7 +263,8 @@ def test_events_come_with_what_is_held_after_them(simulator: Any) -> None:
     new = copy.events[before.recorded - copy.recorded :]
     kinds = [row.phase or row.kind for row in new]
     assert kinds == ["allocate", "allocate", "begin", "turn", "synchronize", "plan", "copy", "unmap", "move", "end"]
-    assert new[0][:3] == ("allocate", "", False)
+    assert new[0][:3] == ("allocate", "", "")
+    assert {row.operation for row in new[2:]} == {"pause"}
     assert (new[0].tag, new[0].device, new[0].address, new[0].bytes) == ("module events", 0, addresses[0], 3 * MIB)
     assert (new[-2].resident_change, new[-2].paused_change, new[-2].backup_change) == (-6 * MIB, 6 * MIB, 5 * MIB)
     assert (new[-1].allocations, new[-1].bytes, new[-1].copied_bytes) == (2, 6 * MIB, 5 * MIB)
