@@ -276,7 +276,7 @@ def test_another_thread_may_pause_other_tags_meanwhile(hooks: Recorder) -> None:
 def test_work_of_the_environment_follows_the_before_callbacks(hooks: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that TMS_RELEASE_CACHED gives back what a callback has freed."""
     hooks.allocate("a")
-    work = background.BeforePause()
+    work = background.RegisteredWork()
     work.add("recorded", lambda: hooks.events.append(("environment", "work")))
     monkeypatch.setattr("torch_memory_saver._saver.implementation.before_pause", work)
     hooks.on_pause("one")

@@ -120,7 +120,7 @@ function table(caption, note, heads, rows) {
   rows.forEach((cells) => {
     const row = make("tr");
     cells.forEach((cell) => {
-      const place = make("td", undefined, typeof cell === "string" ? "number" : "text");
+      const place = make("td", undefined, typeof cell !== "string" ? "text" : cell.includes(ARROW) ? "number path" : "number");
       place.append(...(Array.isArray(cell) ? cell : [cell]));
       row.append(place);
     });
@@ -136,11 +136,14 @@ function textCell(text) {
   return [make("span", text.replaceAll(/ (?=\d)/g, "\u00a0"))];
 }
 
+// Between two moments. On a narrow page a line ends after it.
+const ARROW = "\u00a0→ ";
+
 function path(values) {
   const shown = values.length > 6 ? [values[0], ...values.slice(-4)] : values;
   const texts = shown.map((value) => mebibytes(value).replace(" MiB", ""));
   if (shown.length < values.length) texts.splice(1, 0, "…");
-  return texts.join(" → ");
+  return texts.join(ARROW);
 }
 
 function growthTable(caption, note, rows) {
