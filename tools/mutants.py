@@ -30,6 +30,7 @@ import comparisons  # noqa: E402
 import devices  # noqa: E402
 import events  # noqa: E402
 import guard  # noqa: E402
+import hook_calls  # noqa: E402
 import layer_graphs  # noqa: E402
 import memory  # noqa: E402
 import native  # noqa: E402
@@ -45,6 +46,7 @@ _TABLES = (
     devices,
     events,
     guard,
+    hook_calls,
     layer_graphs,
     memory,
     native,

@@ -324,7 +324,7 @@ def _more_urgent(first: BaseException | None, raised: BaseException) -> BaseExce
 
 def _after_fork_in_child() -> None:
     global _inherited_memory
-    _inherited_memory = bool(_core.segments())
+    _inherited_memory = _core.counters()["allocations"] > 0
     _thread.inside = False
 
 

@@ -235,27 +235,29 @@ def test_what_a_callback_returns_is_dropped(hooks: Recorder) -> None:
 @pytest.mark.parametrize("callback", ["before", "after", "cancelled"])
 @pytest.mark.parametrize("call", ["pause", "resume", "resume in the background"])
 def test_pause_and_resume_are_refused_inside(hooks: Recorder, callback: str, call: str) -> None:
+    """Also of other tags, for which nobody would have to wait."""
     hooks.allocate("a")
-    hooks.on_pause("one")
-    hooks.on_pause("two")
+    hooks.on_pause("one", hooks.tag("a"))
+    hooks.on_pause("two", hooks.tag("a"))
     refused: list[str] = []
 
     def inside() -> None:
+        tag = hooks.tag("other")
         with pytest.raises(InvalidStateError, match="is inside pause") as caught:
-            hooks.saver.pause() if call == "pause" else hooks.saver.resume(wait=call == "resume")
+            hooks.saver.pause(tag) if call == "pause" else hooks.saver.resume(tag, wait=call == "resume")
         refused.append(caught.value.operation)
 
     hooks.does["one", callback] = inside
     if callback == "cancelled":
         hooks.raises["two", "before"] = KeyError("no")
         with pytest.raises(KeyError):
-            hooks.saver.pause()
+            hooks.saver.pause(hooks.tag("a"))
     else:
-        hooks.saver.pause()
+        hooks.saver.pause(hooks.tag("a"))
     assert refused == [call.split()[0]]
     hooks.raises.clear()
     hooks.does.clear()
-    hooks.saver.pause()
+    hooks.saver.pause(hooks.tag("a"))
     assert hooks.states() == {_core.STATE_PAUSED}, "it is refused inside only"
 
 
@@ -282,6 +284,15 @@ def test_work_of_the_environment_follows_the_before_callbacks(hooks: Recorder, m
     hooks.on_pause("one")
     hooks.saver.pause()
     assert hooks.take_events() == ["one before", "environment work", "one after"]
+
+
+@pytest.mark.parametrize("options", [{"exclusive": True}, {"timeout": 1}, {"zero": True}, {"host_memory": "retain"}])
+def test_options_of_a_resume_change_nothing(hooks: Recorder, options: dict[str, Any]) -> None:
+    hooks.allocate("a", backup=_core.BACKUP_PINNED)
+    hooks.saver.pause()
+    hooks.on_resume("r")
+    hooks.saver.resume(**options)
+    assert hooks.take_events() == ["r before", "r after"]
 
 
 def test_registering_is_not_a_use(saver: TorchMemorySaver) -> None:

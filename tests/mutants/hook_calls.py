@@ -1,0 +1,162 @@
+"""Bugs of the hooks around pauses and resumes, and of the NCCL hook."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+_CALLS = "torch_memory_saver/_saver/hook_calls.py"
+_NCCL = "torch_memory_saver/nccl.py"
+_TESTS = "tests/unit/python/saver/test_hooks.py"
+_FAILURES = "tests/unit/python/saver/test_hooks_failures.py"
+_THREADS = "tests/unit/python/saver/test_hooks_threads.py"
+_NCCL_TESTS = "tests/unit/python/saver/test_nccl.py"
+
+_ORDER = (
+    Mutant(
+        "after-callbacks-in-the-order-of-registration",
+        _CALLS,
+        "for concerned in reversed(self._hooks):",
+        "for concerned in self._hooks:",
+        (_TESTS, _FAILURES),
+    ),
+    Mutant(
+        "hooks-are-called-where-nothing-changes",
+        _CALLS,
+        "if row.state not in unconcerned and selects(tags, row.tag)",
+        "if selects(tags, row.tag)",
+        (_TESTS,),
+    ),
+    Mutant(
+        "the-tags-of-a-hook-are-ignored",
+        _CALLS,
+        "mine = [row for row in rows if selects(names, row.tag)]",
+        "mine = rows",
+        (_TESTS,),
+    ),
+    Mutant(
+        "a-hook-that-was-removed-during-the-call-is-called",
+        _CALLS,
+        "            if concerned.hook.removed:\n                continue\n",
+        "",
+        (_TESTS,),
+    ),
+    Mutant(
+        "results-of-callbacks-are-kept",
+        _CALLS,
+        "map(operator.is_, map(concerned.hook.before, (concerned.call,)), (None,))",
+        "map(concerned.hook.before, (concerned.call,))",
+        (f"{_TESTS}::test_what_a_callback_returns_is_dropped", "preload:tests/gpu/test_hooks.py"),
+    ),
+    Mutant(
+        "a-callback-may-pause",
+        _CALLS,
+        "if _thread.inside or _core.in_transition():",
+        "if _core.in_transition():",
+        (f"{_TESTS}::test_pause_and_resume_are_refused_inside",),
+    ),
+)
+
+_FAILED = (
+    Mutant(
+        "a-before-callback-that-raised-is-cancelled",
+        _CALLS,
+        "returned = self._begun[: len(self._returned)]",
+        "returned = self._begun[:]",
+        (f"{_FAILURES}::test_a_before_callback_raises",),
+    ),
+    Mutant(
+        "paused-memory-is-taken-for-a-cancelled-pause",
+        _CALLS,
+        "if error is None or not changed.isdisjoint(concerned.addresses):",
+        "if error is None:",
+        (f"{_FAILURES}::test_memory_that_is_damaged_has_been_paused",),
+    ),
+    Mutant(
+        "a-late-interrupt-is-only-logged",
+        _CALLS,
+        "(isinstance(first, Exception) and not isinstance(raised, Exception))",
+        "(isinstance(first, Exception) and raised is None)",
+        (f"{_FAILURES}::test_what_ends_the_program_is_raised_in_place_of_an_ordinary_exception",),
+    ),
+    Mutant(
+        "hooks-are-called-during-a-capture",
+        "torch_memory_saver/_saver/native.py",
+        'if is_forked or _core.counters()["visible_captures"] or (torch is not None and may_not_free(torch)):',
+        "if is_forked:",
+        (f"{_FAILURES}::test_a_visible_capture_calls_nobody",),
+    ),
+    Mutant(
+        "hooks-are-called-in-a-forked-child",
+        _CALLS,
+        '_inherited_memory = _core.counters()["allocations"] > 0',
+        "_inherited_memory = False",
+        (f"{_THREADS}::test_the_child_of_a_process_with_memory_calls_nobody",),
+    ),
+    Mutant(
+        "hooks-are-called-while-another-thread-is-in-the-region",
+        "torch_memory_saver/_saver/implementation.py",
+        "    refuse_regions_of_others(pool_store, tags)\n",
+        "",
+        (f"{_FAILURES}::test_a_region_of_another_thread_calls_nobody",),
+    ),
+)
+
+_SEVERAL_THREADS = (
+    Mutant(
+        "calls-of-the-same-tags-do-not-wait",
+        "torch_memory_saver/_saver/hook_turns.py",
+        "while any(self._overlaps(other) for other in _running):",
+        "while False:",
+        (f"{_THREADS}::test_ctrl_c_while_waiting_for_a_turn",),
+    ),
+    Mutant(
+        "each-wait-calls-the-after-callbacks",
+        _CALLS,
+        "first, self._called = not self._called, True",
+        "first, self._called = True, True",
+        (f"{_THREADS}::test_after_callbacks_are_called_by_wait_and_once",),
+    ),
+    Mutant(
+        "a-dropped-resume-is-not-logged",
+        _CALLS,
+        "if not self._called and not sys.is_finalizing():",
+        "if self._called and not sys.is_finalizing():",
+        (f"{_THREADS}::test_a_dropped_pending_resume_is_logged",),
+    ),
+)
+
+_COMMUNICATORS = (
+    Mutant(
+        "communicators-are-suspended-before-the-pause",
+        _NCCL,
+        'register("pause", tag, "after", self._after_pause)',
+        'register("pause", tag, "before", self._after_pause)',
+        (_NCCL_TESTS,),
+    ),
+    Mutant(
+        "communicators-that-do-not-exist-are-suspended",
+        _NCCL,
+        "return pointer is None or pointer() != 0",
+        "return pointer is None or pointer() is not None",
+        (_NCCL_TESTS,),
+    ),
+    Mutant(
+        "an-old-nccl-is-asked",
+        _NCCL,
+        "version < _FIRST_NCCL",
+        "version < (2,)",
+        (f"{_NCCL_TESTS}::test_an_old_nccl_is_not_asked",),
+    ),
+    Mutant(
+        "a-communicator-that-failed-to-resume-is-forgotten",
+        _NCCL,
+        "            while self._suspended:\n                self._suspended[0].backend.resume()\n"
+        "                del self._suspended[0]\n",
+        "            while self._suspended:\n                self._suspended.pop(0).backend.resume()\n",
+        (f"{_NCCL_TESTS}::test_a_group_that_fails_to_resume",),
+    ),
+)
+
+MUTANTS = _ORDER + _FAILED + _SEVERAL_THREADS + _COMMUNICATORS
