@@ -10,6 +10,7 @@ _CALLS = "torch_memory_saver/_saver/hook_calls.py"
 _NCCL = "torch_memory_saver/nccl.py"
 _TESTS = "tests/unit/python/saver/test_hooks.py"
 _FAILURES = "tests/unit/python/saver/test_hooks_failures.py"
+_PENDING = "tests/unit/python/saver/test_hooks_pending.py"
 _THREADS = "tests/unit/python/saver/test_hooks_threads.py"
 _NCCL_TESTS = "tests/unit/python/saver/test_nccl.py"
 
@@ -116,14 +117,14 @@ _SEVERAL_THREADS = (
         _CALLS,
         "first, self._called = not self._called, True",
         "first, self._called = True, True",
-        (f"{_THREADS}::test_after_callbacks_are_called_by_wait_and_once",),
+        (f"{_PENDING}::test_after_callbacks_are_called_by_wait_and_once",),
     ),
     Mutant(
         "a-dropped-resume-is-not-logged",
         _CALLS,
         "if not self._called and not sys.is_finalizing():",
         "if self._called and not sys.is_finalizing():",
-        (f"{_THREADS}::test_a_dropped_pending_resume_is_logged",),
+        (f"{_PENDING}::test_a_dropped_pending_resume_is_logged",),
     ),
 )
 

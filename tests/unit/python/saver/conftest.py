@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -18,3 +19,10 @@ def hooks(simulator: Any, saver: TorchMemorySaver, fake_torch: FakeTorch) -> Ite
     recorder = Recorder(saver)
     yield recorder
     recorder.close()
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    """Two threads."""
+    with ThreadPoolExecutor(2) as executor:
+        yield executor

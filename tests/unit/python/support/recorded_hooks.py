@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +13,21 @@ from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20
 SIZE = 2 * MIB
+TIMEOUT_S = 60
 
 #: A tag never goes away, so each test has names of its own.
 _numbers = itertools.count()
+
+
+class Gate:
+    """Holds a callback until it is opened."""
+
+    def __init__(self) -> None:
+        self.reached, self.opened = threading.Event(), threading.Event()
+
+    def __call__(self) -> None:
+        self.reached.set()
+        assert self.opened.wait(TIMEOUT_S)
 
 
 class Recorder:
