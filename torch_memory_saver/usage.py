@@ -130,7 +130,7 @@ class Stats:
         total: Every selected allocation.
         tags: By tag.
         devices: By CUDA ordinal.
-        counters: The core's counters by name, of the whole process: see ``tms_counters_t`` in ``tms.h``.
+        counters: The core's counters by name, of the whole process: see ``tms_counters_t`` in ``tms_usage.h``.
         pauses, resumes: All calls of this process so far.
         failed_allocations: Allocations of this process that failed so far.
         host_resident_bytes: Host memory in use for backups: memory with contents, idle memory of the pool, and memory that

@@ -4,17 +4,15 @@
 #include <string.h>
 
 #include "abi/process.h"
+#include "abi/queries.h"
 #include "abi/start.h"
 #include "core/allocation/allocation.h"
 #include "core/capture_end.h"
-#include "core/event_copy.h"
-#include "core/export.h"
 #include "core/inspect.h"
 #include "core/peers.h"
 #include "core/transition/background.h"
 #include "core/transition/pause.h"
 #include "core/transition/resume.h"
-#include "core/transition/sample.h"
 #include "core/turn.h"
 
 static tms_status_t api_allocate(uint64_t bytes, int32_t device, uint64_t *address, tms_error_t *error) {
@@ -271,78 +269,6 @@ static tms_status_t api_device_memory(int32_t device, uint64_t *free_bytes, uint
     return tms_saver_explain_loss(&state->saver, status, error);
 }
 
-static size_t api_segments(tms_segment_info_t *rows, size_t capacity) {
-    tms_state_t *state = tms_state_if_made();
-    return state ? tms_saver_segments(&state->saver, rows, capacity) : 0;
-}
-
-static size_t api_usage(const char *tag, int32_t device, tms_usage_info_t *rows, size_t capacity) {
-    tms_state_t *state = tms_state_if_made();
-    return state ? tms_saver_usage(&state->saver, tag, device, rows, capacity) : 0;
-}
-
-static void api_reset_peaks(void) {
-    tms_state_t *state = tms_state_if_made();
-    if (state) tms_saver_reset_peaks(&state->saver);
-}
-
-static tms_status_t api_find(uint64_t address, tms_segment_info_t *row) {
-    tms_state_t *state = tms_state_if_made();
-    return state ? tms_saver_find(&state->saver, address, row) : TMS_NOT_MANAGED;
-}
-
-static tms_status_t api_export_memory(uint64_t address, tms_export_t *exported, tms_error_t *error) {
-    tms_state_t *state = tms_state(error);
-    return state ? tms_saver_export(&state->saver, address, exported, error) : TMS_OUT_OF_HOST_MEMORY;
-}
-
-static void api_tag_info(const char *tag, tms_tag_info_t *info) {
-    tms_state_t *state = tms_state_if_made();
-    tms_tag_t *found = state ? tms_tag_find(&state->regions.tags, tag) : NULL;
-    *info = (tms_tag_info_t){0};
-    if (!found) return;
-    info->paused = atomic_load(&found->paused);
-    info->pause_epoch = atomic_load(&found->pause_epoch);
-}
-
-static tms_status_t api_count_guard_bytes(const tms_selection_t *selection, const tms_live_range_t *ranges,
-                                          size_t range_count, uint64_t *counts, tms_error_t *error) {
-    tms_state_t *state = tms_state(error);
-    return state ? tms_transition_sample(&state->saver, selection, ranges, range_count, counts, error)
-                 : TMS_OUT_OF_HOST_MEMORY;
-}
-
-static size_t api_tags(tms_tag_row_t *rows, size_t capacity) {
-    tms_state_t *state = tms_state_if_made();
-    return state ? tms_tag_list(&state->regions.tags, rows, capacity) : 0;
-}
-
-static void api_counters(tms_counters_t *counters) {
-    tms_state_t *state = tms_state_if_made();
-    if (state)
-        tms_saver_counters(&state->saver, counters);
-    else
-        memset(counters, 0, sizeof *counters);
-}
-
-static void api_events(tms_events_copy_t *copy) {
-    tms_state_t *state = tms_state(NULL);
-    if (state)
-        tms_saver_copy_events(&state->saver, copy);
-    else
-        copy->event_count = copy->level_count = copy->recorded = copy->capacity = 0;
-}
-
-static void api_set_event_samples(int32_t on) {
-    tms_state_t *state = tms_state(NULL);
-    if (state) tms_events_set_samples(&state->saver.events, on != 0);
-}
-
-static int32_t api_get_event_samples(void) {
-    tms_state_t *state = tms_state_if_made();
-    return state && tms_events_sample(&state->saver.events);
-}
-
 static int32_t api_in_transition(void) { return tms_turn_is_inside(); }
 
 const tms_api_t *tms_get_api(uint32_t version) {
@@ -373,12 +299,12 @@ const tms_api_t *tms_get_api(uint32_t version) {
         .device_count = api_device_count,
         .active_devices = api_active_devices,
         .device_memory = api_device_memory,
-        .segments = api_segments,
-        .usage = api_usage,
-        .reset_peaks = api_reset_peaks,
-        .find = api_find,
-        .tag_info = api_tag_info,
-        .counters = api_counters,
+        .segments = tms_query_segments,
+        .usage = tms_query_usage,
+        .reset_peaks = tms_query_reset_peaks,
+        .find = tms_query_find,
+        .tag_info = tms_query_tag_info,
+        .counters = tms_query_counters,
         .resume_begin = api_resume_begin,
         .pending_done = tms_pending_done,
         .pending_wait = tms_pending_wait,
@@ -393,15 +319,15 @@ const tms_api_t *tms_get_api(uint32_t version) {
         .region_enter = api_region_enter,
         .region_leave = api_region_leave,
         .capture_begun = api_capture_begun,
-        .export_memory = api_export_memory,
+        .export_memory = tms_query_export_memory,
         .listen_devices = api_listen_devices,
         .set_guard = api_set_guard,
         .get_guard = api_get_guard,
-        .tags = api_tags,
-        .count_guard_bytes = api_count_guard_bytes,
-        .events = api_events,
-        .set_event_samples = api_set_event_samples,
-        .get_event_samples = api_get_event_samples,
+        .tags = tms_query_tags,
+        .count_guard_bytes = tms_query_count_guard_bytes,
+        .events = tms_query_events,
+        .set_event_samples = tms_query_set_event_samples,
+        .get_event_samples = tms_query_get_event_samples,
     };
     return version == TMS_API_VERSION ? &api : NULL;
 }

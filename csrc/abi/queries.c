@@ -1,0 +1,81 @@
+#include "abi/queries.h"
+
+#include <string.h>
+
+#include "abi/start.h"
+#include "core/event_copy.h"
+#include "core/export.h"
+#include "core/inspect.h"
+#include "core/transition/sample.h"
+
+size_t tms_query_segments(tms_segment_info_t *rows, size_t capacity) {
+    tms_state_t *state = tms_state_if_made();
+    return state ? tms_saver_segments(&state->saver, rows, capacity) : 0;
+}
+
+size_t tms_query_usage(const char *tag, int32_t device, tms_usage_info_t *rows, size_t capacity) {
+    tms_state_t *state = tms_state_if_made();
+    return state ? tms_saver_usage(&state->saver, tag, device, rows, capacity) : 0;
+}
+
+void tms_query_reset_peaks(void) {
+    tms_state_t *state = tms_state_if_made();
+    if (state) tms_saver_reset_peaks(&state->saver);
+}
+
+tms_status_t tms_query_find(uint64_t address, tms_segment_info_t *row) {
+    tms_state_t *state = tms_state_if_made();
+    return state ? tms_saver_find(&state->saver, address, row) : TMS_NOT_MANAGED;
+}
+
+tms_status_t tms_query_export_memory(uint64_t address, tms_export_t *exported, tms_error_t *error) {
+    tms_state_t *state = tms_state(error);
+    return state ? tms_saver_export(&state->saver, address, exported, error) : TMS_OUT_OF_HOST_MEMORY;
+}
+
+void tms_query_tag_info(const char *tag, tms_tag_info_t *info) {
+    tms_state_t *state = tms_state_if_made();
+    tms_tag_t *found = state ? tms_tag_find(&state->regions.tags, tag) : NULL;
+    *info = (tms_tag_info_t){0};
+    if (!found) return;
+    info->paused = atomic_load(&found->paused);
+    info->pause_epoch = atomic_load(&found->pause_epoch);
+}
+
+tms_status_t tms_query_count_guard_bytes(const tms_selection_t *selection, const tms_live_range_t *ranges,
+                                         size_t range_count, uint64_t *counts, tms_error_t *error) {
+    tms_state_t *state = tms_state(error);
+    return state ? tms_transition_sample(&state->saver, selection, ranges, range_count, counts, error)
+                 : TMS_OUT_OF_HOST_MEMORY;
+}
+
+size_t tms_query_tags(tms_tag_row_t *rows, size_t capacity) {
+    tms_state_t *state = tms_state_if_made();
+    return state ? tms_tag_list(&state->regions.tags, rows, capacity) : 0;
+}
+
+void tms_query_counters(tms_counters_t *counters) {
+    tms_state_t *state = tms_state_if_made();
+    if (state)
+        tms_saver_counters(&state->saver, counters);
+    else
+        memset(counters, 0, sizeof *counters);
+}
+
+void tms_query_events(tms_events_copy_t *copy) {
+    tms_state_t *state = tms_state(NULL);
+    if (state)
+        tms_saver_copy_events(&state->saver, copy);
+    else
+        copy->event_count = copy->level_count = copy->recorded = copy->capacity = 0;
+}
+
+void tms_query_set_event_samples(int32_t on) {
+    tms_state_t *state = tms_state(NULL);
+    if (state) tms_events_set_samples(&state->saver.events, on != 0);
+}
+
+int32_t tms_query_get_event_samples(void) {
+    tms_state_t *state = tms_state_if_made();
+    return state && tms_events_sample(&state->saver.events);
+}

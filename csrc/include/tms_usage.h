@@ -1,0 +1,64 @@
+/* What is managed, in numbers: the counters of the process, and rows about tags and devices. Part of the ABI of tms.h, which
+ * has the functions that fill these in. */
+#ifndef TMS_INCLUDE_USAGE_H
+#define TMS_INCLUDE_USAGE_H
+
+#include <stdint.h>
+
+typedef struct tms_counters {
+    uint64_t allocations;          /* managed allocations alive, every state */
+    uint64_t allocations_total;    /* ever made */
+    uint64_t frees_total;          /* ever freed */
+    uint64_t resident_bytes;       /* physical bytes mapped now */
+    uint64_t paused_bytes;         /* reserved bytes without physical memory now */
+    uint64_t host_backup_bytes;    /* host memory held in backups now */
+    uint64_t disk_backup_bytes;    /* bytes of backup files now */
+    uint64_t pauses_total;         /* calls that succeeded */
+    uint64_t resumes_total;        /* calls that succeeded */
+    uint64_t failures_total;       /* pauses, resumes, counts of guard bytes and allocations that failed */
+    uint64_t damaged;              /* allocations in state DAMAGED */
+    uint64_t quarantined_handles;  /* physical allocations that the driver failed to release; retried by the next call */
+    uint64_t quarantined_ranges;   /* address ranges that the driver failed to free; retried likewise */
+    uint64_t deferred_frees;       /* frees that wait for the end of a stream capture, or for a device that could not be
+                                      synchronized */
+    uint64_t visible_captures;     /* stream captures known to be active */
+    uint64_t quarantined_host;     /* pieces of host memory that could not be released; retried likewise */
+    uint64_t quarantined_other;    /* streams, events, context references, files: likewise */
+    uint64_t host_resident_bytes;  /* host memory in use: backups, pool, memory being released, backup files on a tmpfs */
+    uint64_t host_pooled_bytes;    /* part of it that is kept for later backups, without contents */
+    uint64_t guard;                /* 1: guard mode is on (set_guard) */
+    uint64_t guarded_bytes;        /* reserved bytes of paused allocations at which a guard page is mapped now */
+    uint64_t guard_failures_total; /* allocations that were paused without a guard page although guard mode was on */
+    uint64_t resident_peak_bytes;  /* the most resident_bytes since the start, or since reset_peaks */
+    uint64_t failed_pauses_total, failed_resumes_total, failed_allocations_total; /* parts of failures_total */
+    /* Of all calls that succeeded: their time, the device memory that they released or mapped, and what they copied. */
+    uint64_t pause_nanoseconds, pause_bytes, pause_copied_bytes;
+    uint64_t resume_nanoseconds, resume_bytes, resume_copied_bytes;
+} tms_counters_t;
+
+/* The allocations of one tag (`device` -1) or of one device (`tag` NULL). */
+typedef struct tms_usage_info {
+    const char *tag;
+    int32_t device;
+    uint64_t allocations;                                 /* in every state */
+    uint64_t bytes;                                       /* requested */
+    uint64_t resident_bytes, paused_bytes, damaged_bytes; /* reserved bytes, by state; their sum is all that is reserved */
+    uint64_t backup_bytes;                                /* held in backups now; 0 of those in transition */
+    uint64_t resident_peak_bytes; /* the most physical memory that the tag or the device ever had mapped at once, or had
+                                     since reset_peaks */
+} tms_usage_info_t;
+
+/* How far a tag is paused. A torch pool whose memory may be paused must not be entered; see _torch/pools.py. */
+typedef struct tms_tag_info {
+    uint64_t paused;      /* allocations of the tag that are not ACTIVE */
+    uint64_t pause_epoch; /* number of pauses that ever changed an allocation of this tag */
+} tms_tag_info_t;
+
+/* One tag that a region or an allocation has had. */
+typedef struct tms_tag_row {
+    const char *name; /* valid for ever */
+    int32_t used;     /* an allocation has had it */
+    int32_t reserved;
+} tms_tag_row_t;
+
+#endif
