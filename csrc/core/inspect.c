@@ -3,7 +3,7 @@
 #include "core/tag_bytes.h"
 
 /* During a transition the backup belongs to the call that owns the segment, which writes to it without the lock. Other calls
- * may read only its `kind`, which never changes. The same holds for `contents`. */
+ * may read only its `kind`, which never changes. */
 static bool is_settled(const tms_segment_t *segment) {
     return segment->state == TMS_SEGMENT_ACTIVE || segment->state == TMS_SEGMENT_PAUSED;
 }
@@ -71,7 +71,8 @@ static tms_segment_info_t describe(const tms_saver_t *saver, const tms_segment_t
         .device = segment->device,
         .state = segment->state,
         .backup = segment->backup.kind,
-        .contents = is_settled(segment) ? segment->contents : TMS_CONTENTS_OWN,
+        /* Only a resume writes to it, and without the lock. */
+        .contents = segment->state == TMS_SEGMENT_RESUMING ? TMS_CONTENTS_OWN : segment->contents,
         .tag = segment->tag->name,
         .allocated_at = segment->allocated_at,
         .changed_at = segment->changed_at,

@@ -105,7 +105,7 @@ typedef enum tms_segment_state {
 
 /* Where the contents of an allocation are from. */
 typedef enum tms_contents {
-    TMS_CONTENTS_OWN = 0,      /* it was not resumed yet; also while a call owns it */
+    TMS_CONTENTS_OWN = 0,      /* it was not resumed yet; also during a resume */
     TMS_CONTENTS_RESTORED = 1, /* the last resume has restored all that was live at the pause */
     TMS_CONTENTS_ZEROED = 2,   /* the last resume has zeroed it, except for preserved blocks */
     TMS_CONTENTS_GUARD = 3,    /* the last resume has filled it with TMS_GUARD_BYTE, except for preserved blocks */

@@ -152,9 +152,8 @@ class Allocation:
     def row(self) -> tuple[int, int, int, int, int, int, int, str, int]:
         """The expected row of _core.segments()."""
         held = total(self.kept) if self.saved else self.size * self.file
-        settled = self.state in (ACTIVE, PAUSED)
-        sizes = (self.size, self.reserved, held if settled else 0)
-        return (self.address, *sizes, self.device, self.state, self.backup, self.tag, self.source if settled else 0)
+        sizes = (self.size, self.reserved, held if self.state in (ACTIVE, PAUSED) else 0)
+        return (self.address, *sizes, self.device, self.state, self.backup, self.tag, self.source)
 
     def becomes_paused(self, state: int, choice: PauseChoice) -> bool:
         """Whether its host buffer, if it had one, is another one now, or none."""

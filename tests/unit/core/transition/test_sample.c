@@ -142,7 +142,7 @@ static void work_in_flight_is_waited_for(void **state) {
     assert_int_equal(pthread_create(&thread, NULL, run_sample, &sampling), 0);
     simulator()->wait_until_synchronizing();
     assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSING);
-    assert_int_equal(contents_of(f, address), TMS_CONTENTS_OWN);
+    assert_int_equal(contents_of(f, address), TMS_CONTENTS_GUARD);
     assert_int_equal(tms_saver_free(&f->saver, doomed, &error), TMS_OK); /* carried out by the call */
     simulator()->open_gate(GATE);
     assert_int_equal(pthread_join(thread, NULL), 0);
