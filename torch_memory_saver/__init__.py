@@ -28,6 +28,7 @@ from torch_memory_saver.errors import (
     TorchMemorySaverError,
     TorchUnavailableError,
 )
+from torch_memory_saver.freshness import FreshReport, UnwrittenBlock
 from torch_memory_saver.pause_hooks import Hook, HookCall, HookHandle
 from torch_memory_saver.pending import PendingResume
 from torch_memory_saver.report import PauseReport, ResumeReport, TransitionReport
@@ -55,6 +56,7 @@ forget = torch_memory_saver.forget
 preserved = torch_memory_saver.preserved
 on_pause = torch_memory_saver.on_pause
 on_resume = torch_memory_saver.on_resume
+check_fresh = torch_memory_saver.check_fresh
 reserve_host_memory = torch_memory_saver.reserve_host_memory
 release_host_memory = torch_memory_saver.release_host_memory
 set_disk_backup_dir = torch_memory_saver.set_disk_backup_dir
@@ -74,6 +76,7 @@ __all__ = [
     "DriverError",
     "DriverUnavailableError",
     "ForkedProcessError",
+    "FreshReport",
     "Hook",
     "HookCall",
     "HookHandle",
@@ -91,8 +94,10 @@ __all__ = [
     "TorchMemorySaverError",
     "TorchUnavailableError",
     "TransitionReport",
+    "UnwrittenBlock",
     "Usage",
     "__version__",
+    "check_fresh",
     "configure_subprocess",
     "cuda_graph",
     "disable",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch_memory_saver._saver import hook_modes, preload
 from torch_memory_saver._saver.arguments import DEFAULT_TAG
+from torch_memory_saver._saver.fresh_methods import FreshMethods
 from torch_memory_saver._saver.hook_methods import HookMethods
 from torch_memory_saver._saver.preserve_methods import PreserveMethods
 from torch_memory_saver._saver.state_methods import StateMethods
@@ -23,7 +24,7 @@ __all__ = ["TorchMemorySaver"]
 
 
 @eager_methods
-class TorchMemorySaver(HookMethods, PreserveMethods, StateMethods):
+class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, StateMethods):
     """Pauses and resumes GPU memory without changing its addresses.
 
     No driver is loaded and no device used before the first use. All sizes are bytes. Every method may be called from any

@@ -20,6 +20,7 @@ CALLS: dict[str, list[str]] = {
     "disk_backup.py": ["--gib", "0.5"],
     "cuda_graph.py": ["--gib", "0.5"],
     "preload.py": ["--gib", "0.5"],
+    "sleeping_engine.py": ["--gib", "0.25"],
     "simulated_training.py": [],
 }
 #: How many things each checks: none is left out.
@@ -30,6 +31,7 @@ CHECKS = {
     "disk_backup.py": 7,
     "cuda_graph.py": 8,
     "preload.py": 10,
+    "sleeping_engine.py": 30,
     "simulated_training.py": 3,
 }
 #: Those of several GPUs are run below, rl_colocate.py by test_rl_colocate.py, partial_cuda_graph.py by

@@ -1,4 +1,4 @@
-"""Bugs of tags by pattern."""
+"""Bugs of tags by pattern, and of check_fresh()."""
 
 from __future__ import annotations
 
@@ -54,4 +54,222 @@ _SELECTION = (
     ),
 )
 
-MUTANTS = _SELECTION
+_FRESHNESS = "torch_memory_saver/_saver/freshness.py"
+_SAMPLING = "torch_memory_saver/_saver/guard_sampling.py"
+_TENSORS = "torch_memory_saver/_saver/found_tensors.py"
+_BLOCKS = "torch_memory_saver/_torch/resumed_blocks.py"
+_FRESH_TESTS = "tests/unit/python/saver/test_freshness.py"
+_SAMPLING_TESTS = "tests/unit/python/saver/test_guard_sampling.py"
+_TENSOR_TESTS = "tests/unit/python/saver/test_found_tensors.py"
+_BLOCK_TESTS = "tests/unit/python/torch/test_resumed_blocks.py"
+_ON_GPU = "torch:tests/gpu/test_check_fresh.py"
+_SAMPLE = "csrc/core/transition/sample.c"
+_SAMPLE_TESTS = "tests/unit/core/transition/test_sample.c"
+
+_FRESH = (
+    Mutant(
+        "blocks-younger-than-the-resume-are-findings",
+        _BLOCKS,
+        "is_new = before is not None and block.place not in before",
+        "is_new = False",
+        (_FRESH_TESTS, _ON_GPU),
+    ),
+    Mutant(
+        "a-resume-does-not-record-what-is-live",
+        "torch_memory_saver/_saver/implementation.py",
+        "            resumed_blocks.note(torch, options.tags)",
+        "            pass",
+        (_FRESH_TESTS, _ON_GPU),
+    ),
+    Mutant(
+        "live-blocks-are-recorded-without-guard-mode",
+        "torch_memory_saver/_saver/implementation.py",
+        "        if _core.get_guard():\n            resumed_blocks",
+        "        if _core.get_guard() or True:\n            resumed_blocks",
+        (_FRESH_TESTS,),
+    ),
+    Mutant(
+        "the-record-of-another-tag-is-lost",
+        _BLOCKS,
+        "            self._live = kept | found",
+        "            self._live = found",
+        (_BLOCK_TESTS, _FRESH_TESTS),
+    ),
+    Mutant(
+        "the-record-of-freed-memory-stays",
+        _BLOCKS,
+        "if place[0] in addresses - waiting}",
+        "if place[0] not in waiting}",
+        (_BLOCK_TESTS,),
+    ),
+    Mutant(
+        "a-block-is-checked-beyond-what-was-requested",
+        _BLOCKS,
+        "min(block.requested if block.live else size,",
+        "min(size,",
+        (_FRESH_TESTS, _ON_GPU),
+    ),
+    Mutant(
+        "pools-of-graphs-are-checked",
+        _BLOCKS,
+        "known = torch is not None and knows_blocks(",
+        "known = torch is not None or knows_blocks(",
+        (_BLOCK_TESTS, _FRESH_TESTS, _ON_GPU),
+    ),
+    Mutant(
+        "what-waits-for-another-stream-is-live",
+        _BLOCKS,
+        '_FREED = ("inactive", "active_pending_free", "active_awaiting_free")',
+        '_FREED = ("inactive",)',
+        (_BLOCK_TESTS, _FRESH_TESTS),
+    ),
+    Mutant(
+        "a-sample-has-no-end",
+        _SAMPLING,
+        "        starts = (*inner, begin + last)",
+        "        starts = inner",
+        (_SAMPLING_TESTS,),
+    ),
+    Mutant(
+        "single-bytes-of-the-pattern-count",
+        _SAMPLING,
+        "            unwritten += end - begin if found == end - begin else 0",
+        "            unwritten += found",
+        (_SAMPLING_TESTS,),
+    ),
+    Mutant(
+        "whole-pieces-are-sampled",
+        _SAMPLING,
+        "    if piece.whole:",
+        "    if piece.whole and piece.bytes < PART_BYTES:",
+        (_SAMPLING_TESTS, _FRESH_TESTS, _ON_GPU),
+    ),
+    Mutant(
+        "overlapping-pieces-are-copied-twice",
+        _SAMPLING,
+        "        inside += depth[begin]\n        if inside:",
+        "        inside += depth[begin]\n        for _ in range(inside):",
+        (_SAMPLING_TESTS,),
+    ),
+    Mutant(
+        "one-call-copies-all",
+        _SAMPLING,
+        "        if size + end - begin > _CALL_BYTES and size:",
+        "        if size + end - begin > _CALL_BYTES and size < 0:",
+        (_SAMPLING_TESTS,),
+    ),
+    Mutant(
+        "integers-of-minus-one-are-findings",
+        _FRESHNESS,
+        "        return not (largest.dtype.is_floating_point or largest.dtype.is_complex)",
+        "        return False",
+        (_ON_GPU,),
+    ),
+    Mutant(
+        "a-bool-is-an-integer",
+        _FRESHNESS,
+        "if largest is None or str(largest.dtype) == ",
+        "if largest is None or largest.dtype == ",
+        (_ON_GPU,),
+    ),
+    Mutant(
+        "parts-of-a-block-are-not-told-apart",
+        _FRESHNESS,
+        "        if look.is_partly_unwritten and look.parts:",
+        "        if look.is_unwritten and look.parts:",
+        (_ON_GPU,),
+    ),
+    Mutant(
+        "ignored-memory-has-to-be-resident",
+        _FRESHNESS,
+        "    return row.state == _core.STATE_ACTIVE or row.tag not in checked.ignored.tags",
+        "    return row.state == _core.STATE_ACTIVE or bool(checked)",
+        (_FRESH_TESTS, _ON_GPU),
+    ),
+    Mutant(
+        "paused-memory-is-fresh",
+        _FRESHNESS,
+        "    _refuse_absent(rows)",
+        "    _refuse_absent([])",
+        (_FRESH_TESTS, _ON_GPU),
+    ),
+    Mutant(
+        "a-check-needs-no-guard-mode",
+        _FRESHNESS,
+        "    if not _core.get_guard():",
+        "    if not _core.get_guard() and not checked:",
+        (_FRESH_TESTS, _ON_GPU),
+    ),
+    Mutant(
+        "memory-that-is-paused-meanwhile-is-fresh",
+        _FRESHNESS,
+        "                _refuse_absent([] if row is None else [row])",
+        "                _refuse_absent([] if row is None or row else [row])",
+        (_FRESH_TESTS,),
+    ),
+    Mutant(
+        "a-name-has-no-path",
+        _TENSORS,
+        "    while id(module) in parents and id(module) not in seen:",
+        "    while id(module) in parents and id(module) in seen:",
+        (_TENSOR_TESTS, _ON_GPU),
+    ),
+    Mutant(
+        "frozen-modules-that-are-passed-have-no-name",
+        _TENSORS,
+        "    known.update((id(module), module) for each in modules for module in each.modules())",
+        "",
+        (_TENSOR_TESTS, _ON_GPU),
+    ),
+    Mutant(
+        "ranges-count-from-the-first-of-the-segment",
+        _SAMPLE,
+        "            bytes += size;",
+        "            bytes += 0 * size;",
+        (_SAMPLE_TESTS,),
+    ),
+    Mutant(
+        "a-sample-does-not-wait-for-the-device",
+        _SAMPLE,
+        "tms_quiesce(&t->wait, t->saver->devices, t->planned.affected,",
+        "tms_quiesce(&t->wait, t->saver->devices, 0 * t->planned.affected,",
+        (_SAMPLE_TESTS,),
+    ),
+    Mutant(
+        "a-sample-moves-what-it-looks-at",
+        _SAMPLE,
+        "    tms_transition_finish(t, false);",
+        "    tms_transition_finish(t, true);",
+        (_SAMPLE_TESTS,),
+    ),
+    Mutant(
+        "a-sample-keeps-its-copies",
+        _SAMPLE,
+        "    release_all(sample);\n    return status;",
+        "    if (status == TMS_OK) release_all(sample);\n    return status;",
+        (_SAMPLE_TESTS,),
+    ),
+    Mutant(
+        "a-range-beyond-its-allocation-is-read",
+        _SAMPLE,
+        "range->end <= begin + segment->bytes;",
+        "range->begin < begin + segment->bytes;",
+        (_SAMPLE_TESTS,),
+    ),
+    Mutant(
+        "preserved-blocks-are-all-that-was-live",
+        "csrc/core/transition/resume.c",
+        "    if (segment->backup.saved && !segment->only_preserved) return TMS_CONTENTS_RESTORED;",
+        "    if (segment->backup.saved) return TMS_CONTENTS_RESTORED;",
+        (_SAMPLE_TESTS, _ON_GPU),
+    ),
+    Mutant(
+        "zeroed-memory-seems-guarded",
+        "csrc/core/transition/resume.c",
+        "    if (t->asked.selection->zero) return TMS_CONTENTS_ZEROED;",
+        "",
+        (_SAMPLE_TESTS, _FRESH_TESTS),
+    ),
+)
+
+MUTANTS = _SELECTION + _FRESH

@@ -131,8 +131,8 @@ _LIVE = (
     Mutant(
         "streams-of-captures-are-thinned",
         _SOURCES + "_torch/live.py",
-        'if default_stream_only and segment.get("stream") != _DEFAULT_STREAM:',
-        "if default_stream_only and False:",
+        'return not default_stream_only or segment.get("stream") == _DEFAULT_STREAM',
+        'return not default_stream_only or segment.get("stream") != "none"',
         (_TESTS + "torch/test_live.py::test_streams_that_a_capture_may_have_used",),
     ),
     Mutant(

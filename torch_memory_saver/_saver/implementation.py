@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import logging
 import os
@@ -22,28 +21,36 @@ from torch_memory_saver._saver.arguments import (
     choose_host_policy,
 )
 from torch_memory_saver._saver.background import after_call, before_pause, start_from_environment
+from torch_memory_saver._saver.freshness import Checked, check_fresh
 from torch_memory_saver._saver.hook_calls import begin_with_hooks, has_inherited_memory, refuse_inner_call, with_hooks
 from torch_memory_saver._saver.hook_modes import check_hook_mode
 from torch_memory_saver._saver.importers import importers_awaited
 from torch_memory_saver._saver.options import PauseOptions, RegionOptions, ResumeOptions
 from torch_memory_saver._saver.patterns import select_tags
-from torch_memory_saver._saver.preserving import Preserved, preserving_finder
+from torch_memory_saver._saver.preserving import preserving_finder
+from torch_memory_saver._saver.process import (
+    graph_pools,
+    install_sharing,
+    pool_store,
+    preserved,
+    resumed_blocks,
+    shared_memory,
+)
 from torch_memory_saver._saver.regions import Region
 from torch_memory_saver._saver.settings import warn_of_unknown_variables
-from torch_memory_saver._torch import layer, sharing
-from torch_memory_saver._torch.captures import capture_gate
+from torch_memory_saver._torch import layer
 from torch_memory_saver._torch.default_pool import DefaultPool
 from torch_memory_saver._torch.graph_tokens import check_token
-from torch_memory_saver._torch.graphs import GraphCapture, GraphPools
+from torch_memory_saver._torch.graphs import GraphCapture
 from torch_memory_saver._torch.ipc_format import check_importer
-from torch_memory_saver._torch.late_devices import LateDevices
 from torch_memory_saver._torch.layer import TorchCuda
 from torch_memory_saver._torch.live import live_finder
 from torch_memory_saver._torch.pausing import pausing, refuse_regions_of_others
-from torch_memory_saver._torch.pools import PoolStore, Tags, selects
+from torch_memory_saver._torch.pools import Tags, selects
+from torch_memory_saver._torch.resumed_blocks import managed_blocks
 from torch_memory_saver._torch.resuming import make_room, with_room
-from torch_memory_saver._torch.shared_memory import SharedMemory
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
+from torch_memory_saver.freshness import FreshReport
 from torch_memory_saver.pending import PendingResume
 from torch_memory_saver.report import PauseReport, ResumeReport, pause_report, resume_report
 from torch_memory_saver.usage import PreservedBlock, Stats, take_snapshot, take_stats
@@ -54,48 +61,6 @@ logger = logging.getLogger("torch_memory_saver")
 
 _CAPTURE_MODES = ("global", "thread_local", "relaxed")
 _TRUE = ("1", "true", "yes")
-
-
-def _ordinary_memory() -> contextlib.AbstractContextManager[None]:
-    """Inside, this thread's allocations are not managed, whether it is in a region or not."""
-    current, torch = _core.region_current(), layer.loaded()
-    if not current.managed and (torch is None or not torch.routes_every_thread):
-        return contextlib.nullcontext()
-    return Region(pool_store, layer.loaded, RegionOptions.disabled(current.tag))
-
-
-#: The pools of this process.
-pool_store = PoolStore()
-graph_pools = GraphPools(pool_store)
-shared_memory = SharedMemory(_ordinary_memory)
-late_devices = LateDevices()
-preserved = Preserved()
-
-
-def _install_sharing(torch: Any) -> None:
-    sharing.install(torch, shared_memory)
-
-
-def _watch_late_devices(torch: Any) -> None:
-    torch_cuda = layer.loaded()
-    if torch_cuda is not None:
-        late_devices.begin(torch_cuda)
-
-
-layer.at_first_use(_install_sharing)
-layer.at_first_use(_watch_late_devices)
-
-
-def _after_fork_in_child() -> None:
-    layer.after_fork_in_child()
-    capture_gate.after_fork_in_child()
-    pool_store.after_fork_in_child()
-    graph_pools.after_fork_in_child()
-    shared_memory.after_fork_in_child()
-    late_devices.after_fork_in_child()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 @functools.cache
@@ -135,7 +100,7 @@ class Implementation:
         self._manages_everything = _core.preloaded and _init_enabled()
         torch = layer.imported()
         if torch is not None:  # with TMS_INIT_ENABLE tensors may be sent before this package uses torch.cuda
-            _install_sharing(torch)
+            install_sharing(torch)
         if self._manages_everything:
             self._graph_pools.default_pool_managed = True
         if self._manages_everything and layer.expandable_segments_on(os.environ):
@@ -271,12 +236,12 @@ class Implementation:
         )
 
     def _begin_resume(self, options: ResumeOptions) -> _core.Pending:
-        torch = layer.in_use()
+        torch = _before_resume(options)
         make_room(self._store, torch, options.tags)
         return native.begin_resume(options, _stream(torch))
 
     def _resume_at_once(self, options: ResumeOptions) -> ResumeReport:
-        torch = layer.in_use()
+        torch = _before_resume(options)
         try:
             done = with_room(
                 self._store,
@@ -298,6 +263,12 @@ class Implementation:
     def preserved(self, tag: Any = None) -> tuple[PreservedBlock, ...]:
         tags = select_tags(tag)
         return tuple(block for block in preserved.blocks(None) if selects(tags, block.tag))
+
+    def check_fresh(self, tags: Any = None, *, ignore: Any = (), modules: Any = (), whole: bool = False) -> FreshReport:
+        checked = Checked.check(tags, ignore, modules, whole)
+        refuse_inner_call("check_fresh")
+        torch = layer.in_use()
+        return check_fresh(checked, _stream(torch), lambda rows: managed_blocks(torch, self._store, resumed_blocks, rows))
 
     def empty_cache(self) -> None:
         torch = layer.in_use()
@@ -389,6 +360,13 @@ def _check_pause(tags: Tags) -> None:
 def _check_resume() -> None:
     """Raises what a resume is known to fail with."""
     native.refuse_early(_core.resume, layer.in_use(), has_inherited_memory())
+
+
+def _before_resume(options: ResumeOptions) -> TorchCuda | None:
+    torch = layer.in_use()
+    if _core.get_guard():
+        resumed_blocks.note(torch, options.tags)
+    return torch
 
 
 def _stream(torch: TorchCuda | None) -> int | None:

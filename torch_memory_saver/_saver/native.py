@@ -14,9 +14,10 @@ from torch_memory_saver._saver.options import PauseOptions, RegionOptions, Resum
 from torch_memory_saver._torch.layer import TorchCuda
 from torch_memory_saver._torch.live import Live
 from torch_memory_saver._torch.pausing import may_not_free
+from torch_memory_saver._torch.pools import Tags
 from torch_memory_saver.pending import on_main_thread
 
-__all__ = ["begin_capture", "begin_resume", "enter_region", "pause", "refuse_early", "resume"]
+__all__ = ["begin_capture", "begin_resume", "count_guard_bytes", "enter_region", "pause", "refuse_early", "resume"]
 
 
 def enter_region(options: RegionOptions) -> int:
@@ -84,3 +85,8 @@ def begin_resume(options: ResumeOptions, stream: int | None) -> _core.Pending:
         host_policy=options.host_policy,
         zero=options.zero,
     )
+
+
+def count_guard_bytes(tags: Tags, stream: int | None, ranges: bytes) -> list[int | None]:
+    """The native count. `ranges`: begins and ends, as native 64-bit numbers."""
+    return _core.count_guard_bytes(tags, stream, ranges, interruptible=on_main_thread())

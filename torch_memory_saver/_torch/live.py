@@ -16,7 +16,7 @@ from torch_memory_saver import _core
 from torch_memory_saver._torch.layer import PoolId, TorchCuda
 from torch_memory_saver._torch.pools import PoolStore, Tags, selects
 
-__all__ = ["Live", "Sizes", "live_finder", "live_ranges"]
+__all__ = ["Live", "Sizes", "knows_blocks", "live_finder", "live_ranges", "pool_of"]
 
 #: The core's format: addresses of allocations, and begins and ends of live ranges; sorted 64-bit numbers.
 Live = tuple[bytes, bytes]
@@ -26,6 +26,21 @@ _DEFAULT_POOL: PoolId = (0, 0)
 _DEFAULT_STREAM = 0
 #: In every other state the block may be in use: by a tensor, or by a stream.
 _FREE = "inactive"
+
+
+def pool_of(segment: Mapping[str, Any]) -> PoolId | None:
+    """The pool of a segment; None if this torch does not report it."""
+    pool = segment.get("segment_pool_id")
+    return None if pool is None else (pool[0], pool[1])
+
+
+def knows_blocks(segment: Mapping[str, Any], thinned: Collection[PoolId], default_stream_only: bool) -> bool:
+    """Whether torch reports correctly which blocks of the segment are live. `thinned`: the pools of regions that no capture
+    has used. `default_stream_only`: captures may have used any pool, but only on streams other than the default one."""
+    pool = pool_of(segment)
+    if pool != _DEFAULT_POOL and pool not in thinned:
+        return False
+    return not default_stream_only or segment.get("stream") == _DEFAULT_STREAM
 
 
 class Sizes(NamedTuple):
@@ -57,7 +72,7 @@ def live_finder(
         if not managed:
             return None
         segments = found.segments()
-        thinned = {_DEFAULT_POOL, *store.pools_without_captures(found, {_pool_of(segment) for segment in segments})}
+        thinned = store.pools_without_captures(found, {pool_of(segment) for segment in segments})
         return live_ranges(segments, managed, thinned, default_stream_only=found.captures_join_regions)
 
     return find
@@ -81,13 +96,9 @@ def live_ranges(
         address = segment["address"]
         sizes = managed.get(address)
         # A segment is one managed allocation. If the sizes differ, the allocation at this address is not torch's.
-        if (
-            sizes is None
-            or not sizes.bytes <= segment["total_size"] <= sizes.reserved_bytes
-            or _pool_of(segment) not in thinned
-        ):
+        if sizes is None or not sizes.bytes <= segment["total_size"] <= sizes.reserved_bytes:
             continue
-        if default_stream_only and segment.get("stream") != _DEFAULT_STREAM:
+        if not knows_blocks(segment, thinned, default_stream_only):
             continue
         addresses.append(address)
         end = 0  # of the segment's last range
@@ -107,9 +118,3 @@ def live_ranges(
 def _address_of(segment: Mapping[str, Any]) -> int:
     address: int = segment["address"]
     return address
-
-
-def _pool_of(segment: Mapping[str, Any]) -> PoolId | None:
-    """The pool of a segment; None if this torch does not report it."""
-    pool = segment.get("segment_pool_id")
-    return None if pool is None else (pool[0], pool[1])

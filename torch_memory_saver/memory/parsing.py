@@ -15,7 +15,7 @@ from typing import Any
 
 from .model import Block, BlockState, CallStack, Event, Frame, ManagedSegment, Origin, Segment, Snapshot
 
-__all__ = ["KEY", "parse"]
+__all__ = ["KEY", "CallStacks", "parse"]
 
 #: The top-level key of what this package adds to PyTorch's snapshot, and its formats that are known.
 KEY = "torch_memory_saver"
@@ -50,7 +50,7 @@ def parse(content: Mapping[str, Any], source: str) -> Snapshot:
     ours = content.get(KEY) or {}
     if ours and ours["format"] not in _FORMATS:
         raise ValueError(f"its format is {ours['format']!r}, and this release reads {_FORMATS[0]}: install a newer one")
-    stacks = _Stacks()
+    stacks = CallStacks()
     managed = _managed(ours)
     events = {device: tuple(_events(trace, stacks)) for device, trace in enumerate(content.get("device_traces") or ())}
     allocated = {(device, event.address) for device, trace in events.items() for event in trace if event.action == "alloc"}
@@ -71,8 +71,8 @@ def parse(content: Mapping[str, Any], source: str) -> Snapshot:
     )
 
 
-class _Stacks:
-    """The call stacks of one file. Equal stacks are one object, and so is each list of frames that the file shares."""
+class CallStacks:
+    """The call stacks of a snapshot. Equal stacks are one object, and so is each list of frames that the snapshot shares."""
 
     def __init__(self) -> None:
         self._by_list: dict[int, CallStack] = {}
@@ -112,7 +112,7 @@ def _is_native(frame: Frame) -> bool:
     )
 
 
-def _events(trace: Iterable[Mapping[str, Any]], stacks: _Stacks) -> Iterable[Event]:
+def _events(trace: Iterable[Mapping[str, Any]], stacks: CallStacks) -> Iterable[Event]:
     for row in trace:
         # An "oom" has no address.
         yield Event(row["action"], row.get("addr", 0), row.get("size", 0), stacks.get(row.get("frames"), recorded=True))
@@ -120,7 +120,7 @@ def _events(trace: Iterable[Mapping[str, Any]], stacks: _Stacks) -> Iterable[Eve
 
 def _segment(
     row: Mapping[str, Any],
-    stacks: _Stacks,
+    stacks: CallStacks,
     allocated: set[tuple[int, int]],
     managed: Mapping[tuple[int, int], ManagedSegment],
 ) -> Segment:
@@ -144,7 +144,7 @@ def _segment(
 
 
 def _block(
-    row: Mapping[str, Any], next_address: int, device: int, stacks: _Stacks, allocated: set[tuple[int, int]]
+    row: Mapping[str, Any], next_address: int, device: int, stacks: CallStacks, allocated: set[tuple[int, int]]
 ) -> Block:
     address, size = int(row.get("address", next_address)), int(row["size"])
     state = _STATES.get(row["state"])

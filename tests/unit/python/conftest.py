@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -92,3 +93,15 @@ def store(monkeypatch: pytest.MonkeyPatch) -> PoolStore:
 def saver(store: PoolStore) -> TorchMemorySaver:
     """A saver that has not been used."""
     return TorchMemorySaver()
+
+
+@pytest.fixture
+def context(simulator: Any) -> Iterator[None]:
+    """This thread has a context, as in a program that uses CUDA."""
+    driver, made = simulator.library, ctypes.c_void_p()
+    driver.cuCtxPushCurrent_v2.argtypes = [ctypes.c_void_p]
+    assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(made), 0) == 0
+    assert driver.cuCtxPushCurrent_v2(made) == 0
+    yield
+    assert driver.cuCtxPopCurrent_v2(ctypes.byref(made)) == 0
+    assert driver.cuDevicePrimaryCtxRelease_v2(0) == 0

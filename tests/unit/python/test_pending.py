@@ -36,18 +36,6 @@ def address(simulator: Any) -> Iterator[int]:
     _core.free(made)
 
 
-@pytest.fixture
-def context(simulator: Any) -> Iterator[None]:
-    """This thread has a context, as in a program that uses CUDA."""
-    driver, made = simulator.library, ctypes.c_void_p()
-    driver.cuCtxPushCurrent_v2.argtypes = [ctypes.c_void_p]
-    assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(made), 0) == 0
-    assert driver.cuCtxPushCurrent_v2(made) == 0
-    yield
-    assert driver.cuCtxPopCurrent_v2(ctypes.byref(made)) == 0
-    assert driver.cuDevicePrimaryCtxRelease_v2(0) == 0
-
-
 def begin(**options: Any) -> PendingResume:
     return PendingResume(_core.resume_begin(("pending",), None, **options))
 

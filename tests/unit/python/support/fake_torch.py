@@ -22,6 +22,10 @@ DEFAULT_STREAM, CAPTURE_STREAM = 0, 7
 PEAK_ABOVE = 1 << 20
 
 
+#: Size and state of a block, and what else torch says of it.
+Block = tuple[int, str] | tuple[int, str, dict[str, Any]]
+
+
 class FakeSegment:
     def __init__(self, pool: PoolId, device: int, address: int, size: int, stream: int, managed: bool) -> None:
         self.pool = pool
@@ -31,7 +35,7 @@ class FakeSegment:
         self.size = size
         self.stream = stream
         self.in_use = True
-        self.blocks: list[tuple[int, str]] | None = None  # as the test sets it; None: one, of the one tensor
+        self.blocks: list[Block] | None = None  # as the test sets it; None: one, of the one tensor
 
 
 class FakeMemPool:
@@ -229,8 +233,8 @@ class FakeTorch:
                 "stream": row.stream,
                 "allocated_size": row.size if row.in_use else 0,
                 "blocks": [
-                    {"size": size, "state": state}
-                    for size, state in row.blocks or [(row.size, "active_allocated" if row.in_use else "inactive")]
+                    {"size": size, "state": state, **(others[0] if others else {})}
+                    for size, state, *others in row.blocks or [(row.size, "active_allocated" if row.in_use else "inactive")]
                 ],
             }
             for row in self.rows
@@ -266,8 +270,8 @@ class FakeTorch:
         (row,) = (row for row in self.rows if row.address == address)
         row.in_use = False
 
-    def split(self, address: int, *blocks: tuple[int, str]) -> None:
-        """The segment's blocks, in order, by size and state."""
+    def split(self, address: int, *blocks: Block) -> None:
+        """The segment's blocks, in order."""
         (row,) = (row for row in self.rows if row.address == address)
         row.blocks = list(blocks)
 

@@ -1,0 +1,65 @@
+"""What a process has once: its pools, what it has sent, what it preserves; and what of it a forked child gives up."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any
+
+from torch_memory_saver import _core
+from torch_memory_saver._saver.options import RegionOptions
+from torch_memory_saver._saver.preserving import Preserved
+from torch_memory_saver._saver.regions import Region
+from torch_memory_saver._torch import layer, sharing
+from torch_memory_saver._torch.captures import capture_gate
+from torch_memory_saver._torch.graphs import GraphPools
+from torch_memory_saver._torch.late_devices import LateDevices
+from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver._torch.resumed_blocks import ResumedBlocks
+from torch_memory_saver._torch.shared_memory import SharedMemory
+
+__all__ = ["graph_pools", "install_sharing", "late_devices", "pool_store", "preserved", "resumed_blocks", "shared_memory"]
+
+
+def _ordinary_memory() -> contextlib.AbstractContextManager[None]:
+    """Inside, this thread's allocations are not managed, whether it is in a region or not."""
+    current, torch = _core.region_current(), layer.loaded()
+    if not current.managed and (torch is None or not torch.routes_every_thread):
+        return contextlib.nullcontext()
+    return Region(pool_store, layer.loaded, RegionOptions.disabled(current.tag))
+
+
+#: The pools of this process.
+pool_store = PoolStore()
+graph_pools = GraphPools(pool_store)
+shared_memory = SharedMemory(_ordinary_memory)
+late_devices = LateDevices()
+preserved = Preserved()
+resumed_blocks = ResumedBlocks()
+
+
+def install_sharing(torch: Any) -> None:
+    sharing.install(torch, shared_memory)
+
+
+def _watch_late_devices(torch: Any) -> None:
+    torch_cuda = layer.loaded()
+    if torch_cuda is not None:
+        late_devices.begin(torch_cuda)
+
+
+layer.at_first_use(install_sharing)
+layer.at_first_use(_watch_late_devices)
+
+
+def _after_fork_in_child() -> None:
+    layer.after_fork_in_child()
+    capture_gate.after_fork_in_child()
+    pool_store.after_fork_in_child()
+    graph_pools.after_fork_in_child()
+    shared_memory.after_fork_in_child()
+    late_devices.after_fork_in_child()
+    resumed_blocks.after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
