@@ -77,15 +77,15 @@ _FRESH = (
     Mutant(
         "a-resume-does-not-record-what-is-live",
         "torch_memory_saver/_saver/implementation.py",
-        "            resumed_blocks.note(torch, options.tags)",
-        "            pass",
+        "        resumed_blocks.note(torch, options.tags)",
+        "        pass",
         (_FRESH_TESTS, _ON_GPU),
     ),
     Mutant(
         "live-blocks-are-recorded-without-guard-mode",
         "torch_memory_saver/_saver/implementation.py",
-        "        if _core.get_guard():\n            resumed_blocks",
-        "        if _core.get_guard() or True:\n            resumed_blocks",
+        "    if _core.get_guard():\n        resumed_blocks",
+        "    if _core.get_guard() or True:\n        resumed_blocks",
         (_FRESH_TESTS,),
     ),
     Mutant(
