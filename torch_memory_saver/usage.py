@@ -262,9 +262,9 @@ def _totals(counters: Mapping[str, int], call: str) -> CallTotals:
     return CallTotals(
         calls=counters[f"{call}s_total"],
         failures=counters[f"failed_{call}s_total"],
-        seconds=counters[f"{call}_nanoseconds"] / _NANOSECONDS,
-        bytes=counters[f"{call}_bytes"],
-        copied_bytes=counters[f"{call}_copied_bytes"],
+        seconds=counters[f"{call}_nanoseconds_total"] / _NANOSECONDS,
+        bytes=counters[f"{call}_bytes_total"],
+        copied_bytes=counters[f"{call}_copied_bytes_total"],
     )
 
 

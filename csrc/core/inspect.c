@@ -187,12 +187,12 @@ void tms_saver_counters(tms_saver_t *saver, tms_counters_t *counters) {
         .failed_pauses_total = failed_pauses,
         .failed_resumes_total = failed_resumes,
         .failed_allocations_total = failed_allocations,
-        .pause_nanoseconds = tms_stats_read(&pauses->nanoseconds),
-        .pause_bytes = tms_stats_read(&pauses->bytes),
-        .pause_copied_bytes = tms_stats_read(&pauses->copied_bytes),
-        .resume_nanoseconds = tms_stats_read(&resumes->nanoseconds),
-        .resume_bytes = tms_stats_read(&resumes->bytes),
-        .resume_copied_bytes = tms_stats_read(&resumes->copied_bytes),
+        .pause_nanoseconds_total = tms_stats_read(&pauses->nanoseconds),
+        .pause_bytes_total = tms_stats_read(&pauses->bytes),
+        .pause_copied_bytes_total = tms_stats_read(&pauses->copied_bytes),
+        .resume_nanoseconds_total = tms_stats_read(&resumes->nanoseconds),
+        .resume_bytes_total = tms_stats_read(&resumes->bytes),
+        .resume_copied_bytes_total = tms_stats_read(&resumes->copied_bytes),
     };
     tms_backup_stores_count(&saver->stores, counters);
     pthread_mutex_lock(&saver->lock);

@@ -32,8 +32,8 @@ typedef struct tms_counters {
     uint64_t resident_peak_bytes;  /* the most resident_bytes since the start, or since reset_peaks */
     uint64_t failed_pauses_total, failed_resumes_total, failed_allocations_total; /* parts of failures_total */
     /* Of all calls that succeeded: their time, the device memory that they released or mapped, and what they copied. */
-    uint64_t pause_nanoseconds, pause_bytes, pause_copied_bytes;
-    uint64_t resume_nanoseconds, resume_bytes, resume_copied_bytes;
+    uint64_t pause_nanoseconds_total, pause_bytes_total, pause_copied_bytes_total;
+    uint64_t resume_nanoseconds_total, resume_bytes_total, resume_copied_bytes_total;
 } tms_counters_t;
 
 /* The allocations of one tag (`device` -1) or of one device (`tag` NULL). */

@@ -302,12 +302,12 @@ static const struct counter {
     COUNTER(failed_pauses_total),
     COUNTER(failed_resumes_total),
     COUNTER(failed_allocations_total),
-    COUNTER(pause_nanoseconds),
-    COUNTER(pause_bytes),
-    COUNTER(pause_copied_bytes),
-    COUNTER(resume_nanoseconds),
-    COUNTER(resume_bytes),
-    COUNTER(resume_copied_bytes),
+    COUNTER(pause_nanoseconds_total),
+    COUNTER(pause_bytes_total),
+    COUNTER(pause_copied_bytes_total),
+    COUNTER(resume_nanoseconds_total),
+    COUNTER(resume_bytes_total),
+    COUNTER(resume_copied_bytes_total),
 #undef COUNTER
 };
 enum { COUNTER_COUNT = sizeof(counters) / sizeof(counters[0]) };

@@ -39,8 +39,8 @@ _TOTALS = (
     _Total("allocations_total", "calls", {"operation": "allocate"}),
     _Total("frees_total", "calls", {"operation": "free"}),
     _Total("failures_total", "failures", {}),
-    _Total("pause_nanoseconds", "call_seconds", {"operation": "pause"}, per=_NS_PER_SECOND),
-    _Total("resume_nanoseconds", "call_seconds", {"operation": "resume"}, per=_NS_PER_SECOND),
+    _Total("pause_nanoseconds_total", "call_seconds", {"operation": "pause"}, per=_NS_PER_SECOND),
+    _Total("resume_nanoseconds_total", "call_seconds", {"operation": "resume"}, per=_NS_PER_SECOND),
 )
 #: Families: the metric's type, its unit, what it counts.
 _FAMILIES = {

@@ -135,11 +135,11 @@ static void calls_are_summed_up(void **state) {
     assert_int_not_equal(tms_saver_allocate(&f->saver, &region, UINT64_MAX, 0, &address, &error), TMS_OK);
     tms_saver_counters(&f->saver, &counters);
     assert_int_equal(counters.pauses_total, 2);
-    assert_int_equal(counters.pause_bytes, 8 * MIB);
-    assert_int_equal(counters.pause_copied_bytes, 8 * MIB);
-    assert_int_equal(counters.resume_bytes, 8 * MIB);
-    assert_int_equal(counters.resume_copied_bytes, 8 * MIB);
-    assert_true(counters.pause_nanoseconds > 0 && counters.resume_nanoseconds > 0);
+    assert_int_equal(counters.pause_bytes_total, 8 * MIB);
+    assert_int_equal(counters.pause_copied_bytes_total, 8 * MIB);
+    assert_int_equal(counters.resume_bytes_total, 8 * MIB);
+    assert_int_equal(counters.resume_copied_bytes_total, 8 * MIB);
+    assert_true(counters.pause_nanoseconds_total > 0 && counters.resume_nanoseconds_total > 0);
     assert_int_equal(counters.failed_pauses_total, 1);
     assert_int_equal(counters.failed_resumes_total, 0);
     assert_int_equal(counters.failed_allocations_total, 1);

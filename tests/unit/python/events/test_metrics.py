@@ -34,8 +34,8 @@ COUNTERS = {
     "allocations_total": 9,
     "frees_total": 1,
     "failures_total": 5,
-    "pause_nanoseconds": 1_500_000_000,
-    "resume_nanoseconds": 250_000,
+    "pause_nanoseconds_total": 1_500_000_000,
+    "resume_nanoseconds_total": 250_000,
 }
 TEXT = """\
 # TYPE torch_memory_saver_memory_bytes gauge

@@ -143,6 +143,7 @@ def test_stats(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
         first = fake_torch.allocate(3 * MIB)
     with saver.region("b"):
         fake_torch.allocate(2 * MIB)
+    saver.reset_peaks()
     saver.pause("a")
     stats = saver.stats()
     assert stats.tags["a"] == module.Usage(1, 3 * MIB, 0, 4 * MIB, stats.tags["a"].backup_bytes, 0, 4 * MIB)
