@@ -165,7 +165,7 @@ def _refuse_absent(rows: Iterable[_core.Segment]) -> None:
     tags = sorted({row.tag for row in absent})
     raise InvalidStateError(
         f"check_fresh: memory of tag {first.tag!r} {reasons[first.state]}, or name the tags to be checked, or ignore it"
-        + (f". The same holds for {', '.join(map(repr, tags))}" if len(tags) > 1 else ""),
+        + (f". The tags concerned are {', '.join(map(repr, tags))}" if len(tags) > 1 else ""),
         operation=OPERATION,
         address=first.address,
         bytes=sum(row.reserved_bytes for row in absent),

@@ -292,7 +292,7 @@ def test_memory_that_is_not_resident_is_refused(saver: TorchMemorySaver, fake_to
     in_region(saver, fake_torch, "c")
     cycle(saver, "c")
     saver.pause(["a", "b"])
-    with pytest.raises(errors.InvalidStateError, match=r"'a' is paused: resume it first.*holds for 'a', 'b'") as caught:
+    with pytest.raises(errors.InvalidStateError, match=r"'a' is paused: resume it first.*concerned are 'a', 'b'") as caught:
         saver.check_fresh()
     assert (caught.value.tag, caught.value.bytes, caught.value.device) == ("a", 4 * MIB, 0)
     with pytest.raises(errors.InvalidStateError, match="'b' is paused"):
@@ -419,6 +419,22 @@ def test_nothing_is_recorded_where_guard_mode_is_off(
     saver.guard = True
     cycle(saver)
     assert len(noted) == 1
+
+
+def test_the_record_costs_no_driver_call(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_region(saver, fake_torch)
+    cycle(saver)
+
+    def calls() -> list[str]:
+        simulator.start_trace()
+        cycle(saver)
+        return list(simulator.trace())
+
+    recorded = calls()
+    monkeypatch.setattr(implementation.resumed_blocks, "note", lambda *arguments: None)
+    assert calls() == recorded
 
 
 def test_a_check_copies_by_few_calls_and_runs_no_kernel(
