@@ -246,6 +246,23 @@ def test_a_fork_computes_with_a_device_process_of_its_own() -> None:
     assert output == "[0.0, 3.0, 6.0, 9.0, 12.0] [0.0, 2.0, 4.0, 6.0, 8.0]\n"
 
 
+def test_a_fork_may_compute_on_the_cpu_first() -> None:
+    """With threads of OpenMP, which the device process of the fork does not have."""
+    output, _ = run("""
+        torch.set_num_threads(2)
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            host = torch.ones(1 << 20)
+            tensor = torch.full((1 << 20,), 2.0, device="cuda") * 3
+            os.write(write, str(host.sum().item() + tensor.sum().item()).encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        print(os.read(read, 100).decode())
+    """)
+    assert output == f"{float((1 << 20) * 7)}\n"
+
+
 def test_a_tensor_of_another_process_is_computed_with_on_both_sides() -> None:
     """And its memory is freed when both have released it: the device processes hold none of it."""
     run("""

@@ -25,7 +25,7 @@ def ensure_started() -> None:
     """Starts the device process unless this process has one. A forked child does not inherit its parent's."""
     global _started_by
     if _started_by != os.getpid():
-        start()
+        start(late=_started_by != 0)
         _started_by = os.getpid()
 
 

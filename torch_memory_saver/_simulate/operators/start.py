@@ -1,6 +1,8 @@
 """Starts the device process: a fork of this process right after the import of torch, when no other thread runs yet.
 
-A forked child of the program does not inherit the device process. Its first operator starts a new one.
+A forked child of the program does not inherit the device process. Its first operator starts a new one, which serves on a
+thread of its own. The child may have computed on the CPU before: in the thread that forked, OpenMP would then wait for ever
+for threads that the new process does not have.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import gc
 import os
 import signal
 import socket
+import threading
 import warnings
 
 from torch_memory_saver._simulate.operators import native
@@ -18,8 +21,8 @@ __all__ = ["start"]
 _STANDARD_ERROR = 2
 
 
-def start() -> None:
-    """Forks the device process and passes its socket to the simulated GPU."""
+def start(late: bool) -> None:
+    """Forks the device process and passes its socket to the simulated GPU. `late`: long after the import of torch."""
     ours, its = socket.socketpair()
     with warnings.catch_warnings():
         # Python 3.12 warns if threads exist. The existing ones belong to libraries that support fork, such as NumPy's.
@@ -33,18 +36,23 @@ def start() -> None:
     # The program's wait() would return a child. A grandchild is adopted by the system.
     try:
         if os.fork() == 0:
-            _become_the_device_process(its)
+            _become_the_device_process(its, late)
     finally:
         os._exit(0)
 
 
-def _become_the_device_process(connection: socket.socket) -> None:
+def _become_the_device_process(connection: socket.socket, late: bool) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the program handles Ctrl-C; this process exits after it
     gc.freeze()
     _close_others(connection.fileno())
     from torch_memory_saver._simulate.operators.device_process import serve
 
-    serve(connection)
+    if not late:
+        serve(connection)
+        return
+    server = threading.Thread(target=serve, args=(connection,))
+    server.start()
+    server.join()
 
 
 def _close_others(kept: int) -> None:
