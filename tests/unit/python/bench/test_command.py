@@ -18,7 +18,7 @@ from torch_memory_saver._bench.cases import CASES, find
 from torch_memory_saver.errors import InvalidArgumentError
 
 #: Cases that need PyTorch's allocator.
-OF_TORCH = {"decode", "live-torch", "send", "synchronise"}
+OF_TORCH = {"decode", "live-torch", "preserve", "send", "snapshot", "synchronise"}
 
 #: A package of the same name, with as much of its API as the C++ package has had in every release.
 PEER = """
