@@ -158,11 +158,10 @@ class StatsOverhead(Case):
             kept += setting.allocate(tag, Shape(min(self.at_once, shape.count - first), shape.size))  # alive to the end
             setting.saver.pause(tag)
         assert len(setting.saver.snapshot()["segments"]) >= shape.count
-        limit = [self.limit_s] if shape == self.shapes[0] else None
         rows = []
         for operation, work in (("stats", setting.saver.stats), ("snapshot", setting.saver.snapshot)):
             values = [setting.timed(work) for _ in range(-self.warm_up, setting.repetitions)][self.warm_up :]
-            rows.append(setting.row(self, shape, operation, 0, values, limit, "5 ms", Target(AT_MOST, 1.0)))
+            rows.append(setting.row(self, shape, operation, 0, values, [self.limit_s], "5 ms", Target(AT_MOST, 1.0)))
         return rows
 
 
