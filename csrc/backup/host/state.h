@@ -41,7 +41,7 @@ typedef struct tms_host_store {
     uint64_t pool_limit_bytes;                       /* maximum of idle memory that is kept */
     uint64_t planned_bytes;                          /* of current batches: not allowed yet */
     uint64_t in_flight_bytes;                        /* allowed, counted in resident_bytes, not all resident yet */
-    uint64_t reserving_bytes;                        /* ZZZ */
+    uint64_t reserving_bytes;                        /* of pieces being prepared for the pool (reserve_host_memory) */
     uint64_t releasing[2];                           /* number of pieces being released: [1] of kind MMAP, [0] others */
     uint64_t calls;                                  /* driver calls in flight */
     uint64_t abandoned_calls;                        /* those of them that close does not wait for any more */
