@@ -4,15 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
-static uint64_t monotonic_nanoseconds(void) {
-    const uint64_t second = 1000000000;
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * second + (uint64_t)now.tv_nsec;
-}
+#include "base/clock.h"
 
 /* The kernel's number of this thread, asked for once. */
 static _Thread_local int32_t own_thread;
@@ -24,7 +18,7 @@ static int32_t thread_number(void) {
 
 tms_status_t tms_events_init(tms_events_t *events, size_t capacity, tms_error_t *error) {
     const tms_error_context_t context = {.operation = "start", .device = TMS_NO_DEVICE};
-    *events = (tms_events_t){.clock = monotonic_nanoseconds};
+    *events = (tms_events_t){.clock = tms_clock_nanoseconds};
     if (capacity == 0) return TMS_OK;
     /* Not touched: pages of records that are never written take no memory. */
     events->records = calloc(capacity, sizeof *events->records);

@@ -22,7 +22,7 @@ typedef struct tms_tag {
     _Atomic uint64_t paused;      /* segments of the tag that are not ACTIVE; written under the saver's lock */
     _Atomic uint64_t pause_epoch; /* pauses that changed a segment of the tag; written under the saver's lock */
     tms_level_t mapped;           /* physical memory of its segments; written under the saver's lock */
-    size_t row;                   /* its first row in a walk that lists tags; under the saver's lock */
+    size_t row;                   /* its row in the last walk that listed tags; under the saver's lock */
     _Atomic bool used;            /* a segment of this tag was ever allocated */
     char name[];                  /* UTF-8, not empty */
 } tms_tag_t;
@@ -48,7 +48,7 @@ tms_status_t tms_tag_intern(tms_tag_table_t *table, const char *name, tms_tag_t 
 tms_tag_t *tms_tag_find(tms_tag_table_t *table, const char *name); /* or NULL */
 /* tms_api_t.tags. */
 size_t tms_tag_list(tms_tag_table_t *table, tms_tag_row_t *rows, size_t capacity);
-/* The peak of each tag becomes what is mapped now. The caller ensures that nothing is mapped or unmapped meanwhile. */
+/* Sets the peak of each tag to its mapped bytes. The caller holds the saver's lock. */
 void tms_tag_reset_peaks(tms_tag_table_t *table);
 /* In a forked child: reinitialises the lock, which another thread may have held. */
 void tms_tag_table_after_fork_in_child(tms_tag_table_t *table);

@@ -2,16 +2,12 @@
 
 #include "base/hash.h"
 
-static bool is_settled(const tms_segment_t *segment) {
-    return segment->state == TMS_SEGMENT_ACTIVE || segment->state == TMS_SEGMENT_PAUSED;
-}
-
 static tms_footprint_t footprint_of(const tms_backup_stores_t *stores, const tms_segment_t *segment) {
     const uint64_t bytes = tms_segment_reserved(segment);
     return (tms_footprint_t){
         .resident_bytes = segment->mapped ? bytes : 0,
         .paused_bytes = segment->state == TMS_SEGMENT_PAUSED ? bytes : 0,
-        .backup_bytes = is_settled(segment) ? tms_backup_taken_bytes(&segment->backup, stores) : 0,
+        .backup_bytes = tms_segment_is_settled(segment) ? tms_backup_taken_bytes(&segment->backup, stores) : 0,
     };
 }
 

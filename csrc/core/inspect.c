@@ -2,17 +2,11 @@
 
 #include "core/tag_bytes.h"
 
-/* During a transition the backup belongs to the call that owns the segment, which writes to it without the lock. Other calls
- * may read only its `kind`, which never changes. */
-static bool is_settled(const tms_segment_t *segment) {
-    return segment->state == TMS_SEGMENT_ACTIVE || segment->state == TMS_SEGMENT_PAUSED;
-}
-
 /* The copy of a part of a segment if it is in host memory, else NULL. `buffer` may be NULL; else *buffer is a reference to
  * it. */
 static void *find_copy(tms_saver_t *saver, const tms_segment_t *segment, uint64_t offset, uint64_t bytes,
                        tms_host_buffer_t **buffer) {
-    if (!is_settled(segment)) return NULL;
+    if (!tms_segment_is_settled(segment)) return NULL;
     return tms_backup_find(&segment->backup, &saver->stores, offset, bytes, buffer);
 }
 
@@ -59,7 +53,7 @@ tms_status_t tms_saver_host_backup(tms_saver_t *saver, uint64_t address, uint64_
 
 /* The bytes of the backup; 0 during a transition. */
 static uint64_t taken_bytes(const tms_saver_t *saver, const tms_segment_t *segment) {
-    return is_settled(segment) ? tms_backup_taken_bytes(&segment->backup, &saver->stores) : 0;
+    return tms_segment_is_settled(segment) ? tms_backup_taken_bytes(&segment->backup, &saver->stores) : 0;
 }
 
 static tms_segment_info_t describe(const tms_saver_t *saver, const tms_segment_t *segment) {

@@ -55,6 +55,12 @@ static inline bool tms_segment_has_owner(const tms_segment_t *segment) {
            segment->state == TMS_SEGMENT_REPAIRING;
 }
 
+/* Under the saver's lock: whether the segment has no owner and its memory is whole. Then its backup may be read. In every
+ * other state the backup may belong to a call, which writes to it without the lock; only its `kind` never changes. */
+static inline bool tms_segment_is_settled(const tms_segment_t *segment) {
+    return segment->state == TMS_SEGMENT_ACTIVE || segment->state == TMS_SEGMENT_PAUSED;
+}
+
 /* `bytes` rounded up to the device's granularity, or 0 if that would overflow. */
 uint64_t tms_segment_round(uint64_t bytes, size_t granularity);
 

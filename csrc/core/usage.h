@@ -1,8 +1,8 @@
 /* How much physical memory is mapped: in all, by device, and by tag; and the most that there was.
  *
- * Each segment of the registry is counted here while its memory is mapped. Whoever maps or unmaps memory of a published
- * segment, publishes it, or removes it calls these functions, under the saver's lock. So a peak is never too low. The
- * numbers may be read at any time on any thread. */
+ * Counts each segment of the registry while its memory is mapped. The caller holds the saver's lock, and calls these
+ * functions where a segment is published or removed, and where the state of a published one settles. So memory that a failed
+ * call has mapped and unmapped again is not in the peaks. The numbers may be read at any time on any thread. */
 #ifndef TMS_USAGE_H
 #define TMS_USAGE_H
 

@@ -11,11 +11,7 @@
 #include "base/thread.h"
 #include "device/synchronize.h"
 
-double tms_wait_now(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec / TMS_NANOSECONDS;
-}
+double tms_wait_now(void) { return (double)tms_clock_nanoseconds() / TMS_NANOSECONDS; }
 
 /* `seconds` is finite and small. */
 static struct timespec split(double seconds) {

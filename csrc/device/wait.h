@@ -17,11 +17,10 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
+#include "base/clock.h"
 #include "device/device.h"
 
 #define TMS_WAIT_POLL_SECONDS 0.05
-
-enum { TMS_NANOSECONDS = 1000000000 }; /* of a second */
 
 typedef struct tms_wait {
     int32_t (*interrupted)(void *); /* NULL: not interruptible */

@@ -15,7 +15,7 @@ typedef struct tms_counters {
     uint64_t disk_backup_bytes;    /* bytes of backup files now */
     uint64_t pauses_total;         /* calls that succeeded */
     uint64_t resumes_total;        /* calls that succeeded */
-    uint64_t failures_total;       /* pauses, resumes, counts of guard bytes and allocations that failed */
+    uint64_t failures_total;       /* pauses, resumes and allocations that failed */
     uint64_t damaged;              /* allocations in state DAMAGED */
     uint64_t quarantined_handles;  /* physical allocations that the driver failed to release; retried by the next call */
     uint64_t quarantined_ranges;   /* address ranges that the driver failed to free; retried likewise */
@@ -44,8 +44,8 @@ typedef struct tms_usage_info {
     uint64_t bytes;                                       /* requested */
     uint64_t resident_bytes, paused_bytes, damaged_bytes; /* reserved bytes, by state; their sum is all that is reserved */
     uint64_t backup_bytes;                                /* held in backups now; 0 of those in transition */
-    uint64_t resident_peak_bytes; /* the most physical memory that the tag or the device ever had mapped at once, or had
-                                     since reset_peaks */
+    uint64_t resident_peak_bytes; /* the most physical memory of the tag or the device that was mapped at once, since the
+                                     start or since reset_peaks; without what failed calls mapped and unmapped again */
 } tms_usage_info_t;
 
 /* How far a tag is paused. A torch pool whose memory may be paused must not be entered; see _torch/pools.py. */

@@ -99,17 +99,20 @@ PyObject *tms_py_device_memory(PyObject *module, PyObject *const *arguments, Py_
     return tms_py_device_memory_row(module, free_bytes, total_bytes);
 }
 
-/* All rows, in an array that the caller frees; NULL if memory is short. The number of rows may grow between the two calls,
- * hence the spare room and the loop. */
-static tms_segment_info_t *read_segments(const tms_api_t *api, size_t *count) {
+/* A function that writes up to `capacity` rows and returns how many there are. */
+typedef size_t (*row_source_t)(const void *context, void *rows, size_t capacity);
+
+/* All rows, in an array that the caller frees; NULL if memory is short. Their number may grow between two calls, hence the
+ * spare room and the loop. */
+static void *read_rows(row_source_t source, const void *context, size_t row_bytes, size_t *count) {
     enum { ROOM_TO_SPARE = 16 };
-    tms_segment_info_t *rows = NULL;
+    void *rows = NULL;
     size_t capacity = 0;
 
-    while ((*count = api->segments(rows, capacity)) > capacity || !rows) {
+    while ((*count = source(context, rows, capacity)) > capacity || !rows) {
         free(rows);
         capacity = *count + *count / 2 + ROOM_TO_SPARE;
-        rows = malloc(capacity * sizeof(*rows));
+        rows = malloc(capacity * row_bytes);
         if (!rows) return NULL;
     }
     return rows;
@@ -120,6 +123,10 @@ PyObject *tms_py_in_transition(PyObject *module, PyObject *unused) {
     return PyBool_FromLong(tms_py_api(module)->in_transition());
 }
 
+static size_t write_segments(const void *api, void *rows, size_t capacity) {
+    return ((const tms_api_t *)api)->segments(rows, capacity);
+}
+
 PyObject *tms_py_segments(PyObject *module, PyObject *unused) {
     const tms_api_t *api = tms_py_api(module);
     tms_segment_info_t *rows;
@@ -128,7 +135,7 @@ PyObject *tms_py_segments(PyObject *module, PyObject *unused) {
 
     (void)unused;
     Py_BEGIN_ALLOW_THREADS;
-    rows = read_segments(api, &count);
+    rows = read_rows(write_segments, api, sizeof(*rows), &count);
     Py_END_ALLOW_THREADS;
     if (!rows) return PyErr_NoMemory();
     list = PyList_New((Py_ssize_t)count);
@@ -140,36 +147,30 @@ PyObject *tms_py_segments(PyObject *module, PyObject *unused) {
     return list;
 }
 
-/* As read_segments. */
-static tms_usage_info_t *read_usage(const tms_api_t *api, const char *tag, int32_t device, size_t *count) {
-    enum { ROOM_TO_SPARE = 16 };
-    tms_usage_info_t *rows = NULL;
-    size_t capacity = 0;
+typedef struct usage_query {
+    const tms_api_t *api;
+    const char *tag;
+    int32_t device;
+} usage_query_t;
 
-    while ((*count = api->usage(tag, device, rows, capacity)) > capacity || !rows) {
-        free(rows);
-        capacity = *count + *count / 2 + ROOM_TO_SPARE;
-        rows = malloc(capacity * sizeof(*rows));
-        if (!rows) return NULL;
-    }
-    return rows;
+static size_t write_usage(const void *context, void *rows, size_t capacity) {
+    const usage_query_t *query = context;
+    return query->api->usage(query->tag, query->device, rows, capacity);
 }
 
 PyObject *tms_py_usage(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
     static const tms_py_signature_t signature = {"usage", 1, 2, {"tag", "device"}};
-    const tms_api_t *api = tms_py_api(module);
+    usage_query_t query = {.api = tms_py_api(module), .device = TMS_NO_DEVICE};
     tms_usage_info_t *rows;
     PyObject *list = NULL;
-    const char *tag = NULL;
-    int32_t device = TMS_NO_DEVICE;
     size_t count = 0;
     tms_py_call_t call;
 
     if (!tms_py_bind(&call, &signature, arguments, positional, keywords) ||
-        (call.values[0] != Py_None && !tms_py_get_tag(&call, 0, &tag)) || !tms_py_get_i32(&call, 1, &device))
+        (call.values[0] != Py_None && !tms_py_get_tag(&call, 0, &query.tag)) || !tms_py_get_i32(&call, 1, &query.device))
         return NULL;
     Py_BEGIN_ALLOW_THREADS;
-    rows = read_usage(api, tag, device, &count);
+    rows = read_rows(write_usage, &query, sizeof(*rows), &count);
     Py_END_ALLOW_THREADS;
     if (!rows) return PyErr_NoMemory();
     list = PyList_New((Py_ssize_t)count);
@@ -235,19 +236,8 @@ PyObject *tms_py_tag_info(PyObject *module, PyObject *const *arguments, Py_ssize
     return tms_py_tag_info_row(module, info.paused, info.pause_epoch);
 }
 
-/* All tags, in an array that the caller frees; NULL if memory is short. As read_segments. */
-static tms_tag_row_t *read_tags(const tms_api_t *api, size_t *count) {
-    enum { ROOM_TO_SPARE = 16 };
-    tms_tag_row_t *rows = NULL;
-    size_t capacity = 0;
-
-    while ((*count = api->tags(rows, capacity)) > capacity || !rows) {
-        free(rows);
-        capacity = *count + ROOM_TO_SPARE;
-        rows = malloc(capacity * sizeof(*rows));
-        if (!rows) return NULL;
-    }
-    return rows;
+static size_t write_tags(const void *api, void *rows, size_t capacity) {
+    return ((const tms_api_t *)api)->tags(rows, capacity);
 }
 
 PyObject *tms_py_tags(PyObject *module, PyObject *unused) {
@@ -258,7 +248,7 @@ PyObject *tms_py_tags(PyObject *module, PyObject *unused) {
 
     (void)unused;
     Py_BEGIN_ALLOW_THREADS;
-    rows = read_tags(api, &count);
+    rows = read_rows(write_tags, api, sizeof(*rows), &count);
     Py_END_ALLOW_THREADS;
     if (!rows) return PyErr_NoMemory();
     dictionary = PyDict_New();

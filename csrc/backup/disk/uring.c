@@ -7,13 +7,13 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
+
 #ifdef __has_include
 #if __has_include(<linux/io_uring.h>)
 #include <linux/io_uring.h>
 #endif
 #endif
-
-enum { NANOSECONDS = 1000000000 };
 
 bool tms_disk_uring_close(tms_disk_uring_t *uring) {
     /* The descriptor is gone even if close fails. */
@@ -109,12 +109,12 @@ bool tms_disk_uring_take(tms_disk_uring_t *uring, void **tag, int *result) {
 
 void tms_disk_uring_wait(tms_disk_uring_t *uring, double seconds) {
     struct __kernel_timespec limit = {.tv_sec = (int64_t)seconds,
-                                      .tv_nsec = (int64_t)((seconds - (double)(int64_t)seconds) * NANOSECONDS)};
+                                      .tv_nsec = (int64_t)((seconds - (double)(int64_t)seconds) * TMS_NANOSECONDS)};
     struct io_uring_getevents_arg argument = {.ts = (uint64_t)(uintptr_t)&limit};
     if (enter(uring->fd, 0, 1, IORING_ENTER_GETEVENTS | IORING_ENTER_EXT_ARG, &argument, sizeof argument) >= 0) return;
     if (errno == ETIME || errno == EINTR) return;
     /* Should not happen. Transfers also complete without a waiter, so the caller polls. */
-    const struct timespec pause = {.tv_nsec = NANOSECONDS / 1000};
+    const struct timespec pause = {.tv_nsec = TMS_NANOSECONDS / 1000};
     (void)nanosleep(&pause, NULL);
 }
 

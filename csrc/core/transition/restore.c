@@ -139,7 +139,7 @@ static tms_status_t restore_segments(restoration_t *all, tms_wait_t *wait, tms_e
     return status;
 }
 
-/* Loads all contents, and maps what has no memory yet meanwhile. */
+/* Copies all contents to the device. While the bus is busy, maps the segments that have no memory yet. */
 static tms_status_t copy_all(restoration_t *all, tms_wait_t *wait, const tms_error_context_t *context, tms_error_t *error) {
     tms_transition_t *t = all->t;
     /* A pending resume queues all its copies without checking for cancellation between them. */

@@ -2,8 +2,9 @@
  * back without contents.
  *
  * The call is a pause that never commits: take the turn; mark PAUSING -> synchronise every affected device -> copy the
- * ranges to host memory, all devices at once -> mark ACTIVE. So nothing writes, pauses or unmaps the memory meanwhile;
- * segments that are freed during the call are disposed of at its end. The copies are backups of the call's own: those of the
+ * ranges to host memory, all devices at once -> mark ACTIVE. So no other call pauses or unmaps the memory during the copy.
+ * Kernels that other threads launch after the wait may still write to it. Segments that are freed during the call are
+ * disposed of at its end. The copies are backups of the call's own: those of the
  * segments, retained ones included, are left alone. A failure changes nothing.
  *
  * Any thread that is not inside a pause or resume. Locks as in transition.h. */
