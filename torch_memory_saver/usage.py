@@ -129,7 +129,7 @@ class Stats:
     Attributes:
         total: Every selected allocation.
         tags: By tag.
-        devices: By CUDA ordinal.
+        devices: By CUDA ordinal: those with allocations, and without a selection also those with a peak.
         counters: The core's counters by name, of the whole process: see ``tms_counters_t`` in ``tms_usage.h``.
         pauses, resumes: All calls of this process so far.
         failed_allocations: Allocations of this process that failed so far.

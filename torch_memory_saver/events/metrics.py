@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch_memory_saver import _core
 from torch_memory_saver.memory.files import write_text_file
-from torch_memory_saver.usage import Allocation, take_stats
 
 __all__ = ["format_metrics", "metrics", "write_metrics"]
 
@@ -21,7 +21,7 @@ class _Total:
     """A counter of the native core as one sample of a family.
 
     Attributes:
-        counter: Its name in ``stats().counters``. A sample whose counter the core does not have is left out.
+        counter: Its name in ``stats().counters``.
         family: The metric's name, without the prefix and "_total".
         labels: Of the sample.
         per: How much of the counter is one of the metric.
@@ -38,13 +38,19 @@ _TOTALS = (
     _Total("resumes_total", "calls", {"operation": "resume"}),
     _Total("allocations_total", "calls", {"operation": "allocate"}),
     _Total("frees_total", "calls", {"operation": "free"}),
-    _Total("failures_total", "failures", {}),
+    _Total("failed_pauses_total", "failures", {"operation": "pause"}),
+    _Total("failed_resumes_total", "failures", {"operation": "resume"}),
+    _Total("failed_allocations_total", "failures", {"operation": "allocate"}),
     _Total("pause_nanoseconds_total", "call_seconds", {"operation": "pause"}, per=_NS_PER_SECOND),
     _Total("resume_nanoseconds_total", "call_seconds", {"operation": "resume"}, per=_NS_PER_SECOND),
 )
 #: Families: the metric's type, its unit, what it counts.
 _FAMILIES = {
-    "memory_bytes": ("gauge", "bytes", "Memory by tag, device and state: resident, paused (reserved addresses) or backup."),
+    "memory_bytes": (
+        "gauge",
+        "bytes",
+        "Memory by tag, device and state: resident, paused, damaged (not usable) or backup.",
+    ),
     "calls": ("counter", "", "Calls that succeeded."),
     "failures": ("counter", "", "Pauses, resumes and allocations that failed."),
     "call_seconds": ("counter", "seconds", "Time of the pauses and resumes that succeeded."),
@@ -53,8 +59,9 @@ _FAMILIES = {
 
 def metrics() -> str:
     """The managed memory by tag, device and state, and counts of calls, as OpenMetrics text."""
-    stats = take_stats()
-    return format_metrics(stats.allocations, stats.counters)
+    devices = [row.device for row in _core.usage(None) if row.tag is None]
+    rows = [(device, row) for device in devices for row in _core.usage(None, device) if row.tag is not None]
+    return format_metrics(rows, _core.counters())
 
 
 def write_metrics(path: str | os.PathLike[str]) -> Path:
@@ -72,15 +79,14 @@ def write_metrics(path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def format_metrics(allocations: Iterable[Allocation], counters: Mapping[str, int]) -> str:
-    """The text for these allocations and counters."""
+def format_metrics(rows: Iterable[tuple[int, _core.Usage]], counters: Mapping[str, int]) -> str:
+    """The text for these counters and the usage of tags, each with its device."""
     samples: dict[str, list[str]] = {name: [] for name in _FAMILIES}
-    samples["memory_bytes"] = list(_memory(allocations))
+    samples["memory_bytes"] = list(_memory(rows))
     for total in _TOTALS:
-        if total.counter in counters:
-            value = counters[total.counter]
-            number = str(value) if total.per == 1 else repr(value / total.per)
-            samples[total.family].append(_sample(f"{total.family}_total", total.labels, number))
+        value = counters[total.counter]
+        number = str(value) if total.per == 1 else repr(value / total.per)
+        samples[total.family].append(_sample(f"{total.family}_total", total.labels, number))
     lines = []
     for name, (kind, unit, text) in _FAMILIES.items():
         if not samples[name]:
@@ -93,23 +99,21 @@ def format_metrics(allocations: Iterable[Allocation], counters: Mapping[str, int
     return "\n".join([*lines, "# EOF", ""])
 
 
-def _memory(allocations: Iterable[Allocation]) -> Iterator[str]:
-    sums: dict[tuple[str, int], dict[str, int]] = {}
-    for row in allocations:
-        held = sums.setdefault((row.tag, row.device), {"resident": 0, "paused": 0, "backup": 0})
-        if row.state in ("active", "pausing", "repairing"):
-            held["resident"] += row.reserved_bytes
-        elif row.state in ("paused", "resuming"):
-            held["paused"] += row.reserved_bytes
-        held["backup"] += row.backup_bytes
-    for (tag, device), held in sorted(sums.items()):
-        for state, value in held.items():
-            yield _sample("memory_bytes", {"tag": tag, "device": str(device), "state": state}, str(value))
+def _memory(rows: Iterable[tuple[int, _core.Usage]]) -> Iterator[str]:
+    for device, row in sorted(rows, key=lambda each: (each[1].tag or "", each[0])):
+        sizes = {
+            "resident": row.resident_bytes,
+            "paused": row.paused_bytes,
+            "damaged": row.damaged_bytes,
+            "backup": row.backup_bytes,
+        }
+        for state, value in sizes.items():
+            yield _sample("memory_bytes", {"tag": row.tag or "", "device": str(device), "state": state}, str(value))
 
 
 def _sample(name: str, labels: Mapping[str, str], value: str) -> str:
     inside = ",".join(f'{label}="{_escape(text)}"' for label, text in labels.items())
-    return f"{_PREFIX}{name}{{{inside}}} {value}" if inside else f"{_PREFIX}{name} {value}"
+    return f"{_PREFIX}{name}{{{inside}}} {value}"
 
 
 def _escape(text: str) -> str:

@@ -18,7 +18,7 @@ from torch_memory_saver._saver.background import Periodic
 from torch_memory_saver._torch import layer
 from torch_memory_saver._torch.layer import TorchCuda, devices_in_use
 from torch_memory_saver.errors import InvalidArgumentError
-from torch_memory_saver.usage import Allocation, take_stats
+from torch_memory_saver.usage import Usage, take_stats
 
 from .identity import default_role, own_rank
 from .log_row import MemoryRow, append_rows
@@ -28,8 +28,6 @@ from .torch_memory import DeviceMemory, device_memory
 __all__ = ["MemoryLog"]
 
 _MOST_ROWS = 100_000
-_RESIDENT = ("active", "pausing", "repairing")
-_PAUSED = ("paused", "resuming")
 
 
 class MemoryLog(contextlib.AbstractContextManager["MemoryLog"]):
@@ -143,7 +141,8 @@ class MemoryLog(contextlib.AbstractContextManager["MemoryLog"]):
         if torch is None or not devices_in_use():
             return [common]
         return [
-            self._row(common, torch, memory, stats.allocations, summary) for memory in device_memory(torch, devices_in_use())
+            self._row(common, torch, memory, stats.devices.get(memory.device, Usage()), summary)
+            for memory in device_memory(torch, devices_in_use())
         ]
 
     def _row(
@@ -151,17 +150,13 @@ class MemoryLog(contextlib.AbstractContextManager["MemoryLog"]):
         common: MemoryRow,
         torch: TorchCuda,
         memory: DeviceMemory,
-        allocations: tuple[Allocation, ...],
+        managed: Usage,
         summary: bool,
     ) -> MemoryRow:
         device = memory.device
-        resident, paused = (
-            sum(row.reserved_bytes for row in allocations if row.device == device and row.state in states)
-            for states in (_RESIDENT, _PAUSED)
-        )
         of_device = _core.device_memory(device)
         used = of_device.total - of_device.free
-        process = self._share.bytes(torch.uuid(device), max(memory.physical, resident))
+        process = self._share.bytes(torch.uuid(device), max(memory.physical, managed.resident_bytes))
         return dataclasses.replace(
             common,
             device=device,
@@ -170,8 +165,8 @@ class MemoryLog(contextlib.AbstractContextManager["MemoryLog"]):
             peak_allocated=memory.peak_allocated,
             peak_reserved=memory.peak_reserved,
             physical=memory.physical,
-            resident=resident,
-            paused=paused,
+            resident=managed.resident_bytes,
+            paused=managed.paused_bytes,
             device_used=used,
             device_free=of_device.free,
             process=process,

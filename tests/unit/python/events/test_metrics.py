@@ -10,42 +10,37 @@ import pytest
 
 from torch_memory_saver import _core, events
 from torch_memory_saver.events.metrics import format_metrics
-from torch_memory_saver.usage import Allocation
 
 MIB = 1 << 20
 
 
-def row(tag: str, state: str, reserved: int, backup: int = 0, device: int = 0) -> Allocation:
-    return Allocation(0, 1, reserved, backup, device, state, "none", tag)
+def row(tag: str, resident: int, paused: int = 0, damaged: int = 0, backup: int = 0) -> Any:
+    return _core.Usage((tag, -1, 1, 1, resident, paused, damaged, backup, resident))  # type: ignore[call-arg]
 
 
-ROWS = (
-    row("kv", "active", 4),
-    row("kv", "pausing", 2),
-    row("kv", "repairing", 1),
-    row("kv", "paused", 8, 3),
-    row("kv", "resuming", 16),
-    row("kv", "damaged", 32),
-    row('a "b"\\\n', "active", 64, device=1),
-)
+ROWS = ((0, row("kv", 7, 24, 32, 3)), (1, row('a "b"\\\n', 64)))
 COUNTERS = {
     "pauses_total": 3,
     "resumes_total": 2,
     "allocations_total": 9,
     "frees_total": 1,
-    "failures_total": 5,
+    "failed_pauses_total": 5,
+    "failed_resumes_total": 0,
+    "failed_allocations_total": 6,
     "pause_nanoseconds_total": 1_500_000_000,
     "resume_nanoseconds_total": 250_000,
 }
 TEXT = """\
 # TYPE torch_memory_saver_memory_bytes gauge
 # UNIT torch_memory_saver_memory_bytes bytes
-# HELP torch_memory_saver_memory_bytes Memory by tag, device and state: resident, paused (reserved addresses) or backup.
+# HELP torch_memory_saver_memory_bytes Memory by tag, device and state: resident, paused, damaged (not usable) or backup.
 torch_memory_saver_memory_bytes{tag="a \\"b\\"\\\\\\n",device="1",state="resident"} 64
 torch_memory_saver_memory_bytes{tag="a \\"b\\"\\\\\\n",device="1",state="paused"} 0
+torch_memory_saver_memory_bytes{tag="a \\"b\\"\\\\\\n",device="1",state="damaged"} 0
 torch_memory_saver_memory_bytes{tag="a \\"b\\"\\\\\\n",device="1",state="backup"} 0
 torch_memory_saver_memory_bytes{tag="kv",device="0",state="resident"} 7
 torch_memory_saver_memory_bytes{tag="kv",device="0",state="paused"} 24
+torch_memory_saver_memory_bytes{tag="kv",device="0",state="damaged"} 32
 torch_memory_saver_memory_bytes{tag="kv",device="0",state="backup"} 3
 # TYPE torch_memory_saver_calls counter
 # HELP torch_memory_saver_calls Calls that succeeded.
@@ -55,7 +50,9 @@ torch_memory_saver_calls_total{operation="allocate"} 9
 torch_memory_saver_calls_total{operation="free"} 1
 # TYPE torch_memory_saver_failures counter
 # HELP torch_memory_saver_failures Pauses, resumes and allocations that failed.
-torch_memory_saver_failures_total 5
+torch_memory_saver_failures_total{operation="pause"} 5
+torch_memory_saver_failures_total{operation="resume"} 0
+torch_memory_saver_failures_total{operation="allocate"} 6
 # TYPE torch_memory_saver_call_seconds counter
 # UNIT torch_memory_saver_call_seconds seconds
 # HELP torch_memory_saver_call_seconds Time of the pauses and resumes that succeeded.
@@ -82,9 +79,9 @@ def test_prometheus_reads_it() -> None:
     assert samples["torch_memory_saver_memory_bytes", 'a "b"\\\n', "1", "resident"] == 64
     assert samples["torch_memory_saver_call_seconds_total", "pause"] == 1.5
     assert samples["torch_memory_saver_calls_total", "resume"] == 2
-    assert samples[("torch_memory_saver_failures_total",)] == 5
-    assert len(samples) == 13
-    assert len(list(parser.text_string_to_metric_families(format_metrics((), {})))) == 0
+    assert samples["torch_memory_saver_failures_total", "allocate"] == 6
+    assert len(samples) == 17
+    assert len(list(parser.text_string_to_metric_families(format_metrics((), COUNTERS)))) == 3
 
 
 def test_the_numbers_are_those_of_the_process(simulator: Any, tmp_path: Path) -> None:
@@ -98,6 +95,6 @@ def test_the_numbers_are_those_of_the_process(simulator: Any, tmp_path: Path) ->
     assert 'torch_memory_saver_memory_bytes{tag="metrics",device="1",state="resident"} 0' in lines
     assert f'torch_memory_saver_memory_bytes{{tag="metrics",device="1",state="backup"}} {3 * MIB}' in lines
     assert f'torch_memory_saver_calls_total{{operation="pause"}} {counters["pauses_total"]}' in lines
-    assert f"torch_memory_saver_failures_total {counters['failures_total']}" in lines
+    assert f'torch_memory_saver_failures_total{{operation="pause"}} {counters["failed_pauses_total"]}' in lines
     _core.free(address)
     assert os.listdir(tmp_path / "new") == ["metrics.prom"]
