@@ -6,7 +6,7 @@ A release gives the segments back, except for those in which a small block lives
 in which images of every size have room, and a release gives back each free piece of 20 MiB.
 
     python examples/fragmentation.py
-    python examples/fragmentation.py --burst-mib 8192 --out snapshots    # takes 33 GiB
+    python examples/fragmentation.py --burst-mib 8192 --out snapshots    # larger
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ and first looks at the wrong process: the scheduler, which has most of the memor
 
     python examples/memory_leak.py
     python examples/memory_leak.py --out hunt --plot hunt.svg
-    python examples/memory_leak.py --requests 500 --batch-mib 8192 --optimizer-mib 512    # takes 45 GiB
+    python examples/memory_leak.py --requests 500 --batch-mib 8192 --optimizer-mib 512    # larger
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What survives a sleep: an engine with FP8 weights, their scales, a rope table, a KV cache and a CUDA graph.
 
-An engine that sleeps drops its weights, because the trainer sends new ones, and its KV cache, because nobody needs it. What
-it computed once lies in the same memory and goes with them: the rope table, and the scales of the FP8 weights. After the
-wake-up the answers are garbage, without any error. This program shows that, lets check_fresh() say what was forgotten, and
-mends it in two ways: with the clones that engines make by hand, and with one line of preserve().
+An engine that sleeps drops its weights, because the trainer sends new ones, and its KV cache, because its contents are not
+needed. What it computed once lies in the same memory and is lost with them: the rope table, and the scales of the FP8
+weights. After the wake-up the answers are garbage, without any error. This program shows that, lets check_fresh() say what
+was forgotten, and fixes it in two ways: with the clones that engines make by hand, and with one line of preserve().
 
 The calls are in the order in which SGLang and vLLM make them. Each hook mode has a process of its own.
 
@@ -209,7 +209,7 @@ def show(cache_bytes: int) -> None:
         for name, buffer in engine.named_buffers():
             buffer.copy_(buffers[name])
 
-    print("SGLang's order, and nobody thinks of the buffers:")
+    print("SGLang's order, without care for the buffers:")
     sleep(sglang(engine, checkpoint))
     check(engine.answers() != expected, "the answers are wrong, and there was no error")
     repair()

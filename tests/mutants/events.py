@@ -52,7 +52,7 @@ MUTANTS = (
     Mutant(
         "backups-are-not-told",
         "csrc/core/footprint.c",
-        "        .backup_bytes = is_settled(segment) ? tms_backup_taken_bytes(&segment->backup, stores) : 0,",
+        "        .backup_bytes = tms_segment_is_settled(segment) ? tms_backup_taken_bytes(&segment->backup, stores) : 0,",
         "        .backup_bytes = segment->state == TMS_SEGMENT_PAUSED ? segment->backup.held.bytes : 0,",
         (_COPY,),
     ),

@@ -73,16 +73,15 @@ class Preserve(Case):
                 if repetition >= 0:
                     pauses[preserved].append(paused)
                     resumes[preserved].append(resumed)
-        size = shape.count * shape.size
         rows = []
         # A part of the cost does not depend on the number of buffers: with fewer of them there is no limit.
         limit = [self.limit_s] if shape == self.shapes[0] else None
         for operation, times, bound in (("pause", pauses, limit), ("resume", resumes, None)):
-            added = [max(0.0, ours - plain) for ours, plain in zip(times[True], times[False], strict=True)]
+            added = [ours - plain for ours, plain in zip(times[True], times[False], strict=True)]
             notes = (
                 f"ms: {statistics.median(times[True]) * 1e3:.3g} with, {statistics.median(times[False]) * 1e3:.3g} without"
             )
             target = Target(AT_MOST, 1.0) if bound else None
             name = f"{self.limit_s * 1e3:.3g} ms" if bound else ""
-            rows.append(setting.row(self, shape, f"added to a {operation}, {what}", size, added, bound, name, target, notes))
+            rows.append(setting.row(self, shape, f"added to a {operation}, {what}", 0, added, bound, name, target, notes))
         return rows

@@ -146,7 +146,7 @@ def check_fresh(
 
 
 def _is_looked_at(row: _core.Segment, checked: Checked) -> bool:
-    """Paused memory that is ignored, such as a cache that is resumed last, is in nobody's way."""
+    """Paused memory is no obstacle if its tag is ignored, such as a cache that is resumed last."""
     return row.state == _core.STATE_ACTIVE or row.tag not in checked.ignored.tags
 
 

@@ -4,7 +4,7 @@ The order of a call that hooks concern, on the caller's thread, with no lock hel
 
 1. the turn among calls of the same tags (hook_turns.py);
 2. a look at the allocations that the call will change. A hook none of whose tags is among them is not called, so that a
-   pause of what is paused already calls nobody;
+   pause of what is paused already calls no hook;
 3. `check`, which raises what the call is known to fail with, such as a visible capture: then no hook has been called;
 4. the before-callbacks, in the order of registration;
 5. `perform`: the operation with all that belongs to it, such as its attempts within a timeout;

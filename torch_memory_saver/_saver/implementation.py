@@ -363,6 +363,7 @@ def _check_resume() -> None:
 
 
 def _before_resume(options: ResumeOptions) -> TorchCuda | None:
+    """What every resume begins with. In guard mode the blocks that are live now are recorded, for check_fresh()."""
     torch = layer.in_use()
     if _core.get_guard():
         resumed_blocks.note(torch, options.tags)

@@ -1,7 +1,8 @@
 """Patterns of tags, as in ``pause("engine0/*")``: those of the shell, with upper and lower case told apart.
 
-Every call that selects memory by tags takes them: pause, resume, stats, preserved and check_fresh. A region takes names
-only, and any name: a tag that looks like a pattern is meant by that name, as soon as a region or an allocation has had it.
+Every call that selects memory by tags takes them: pause, resume, stats, preserved, check_fresh and the hooks. A region takes
+names only, and any name. A tag that looks like a pattern is meant by that name, as soon as a region or an allocation has had
+it.
 
 A pattern stands for the tags that allocations have had when the call begins. It is replaced by them once, before anything
 else looks at the selection, so that all parts of a call select the same memory. A tag that appears afterwards is not
