@@ -62,8 +62,8 @@ class FreshReport:
 
     Attributes:
         unwritten: Blocks that were live when the resume began, and in which everything that was looked at holds the pattern.
-        integers: Blocks of an integer type that hold it in all that was looked at, or in parts. Nobody has restored them, or
-            they were written with -1 (255 for uint8).
+        integers: Blocks of an integer type that hold it in all that was looked at, or in parts. Nothing has
+            restored them, or they were written with -1 (255 for uint8).
         partly_written: Other blocks that hold it in parts: a cache that fills up, or a restoration that ended too early.
         ignored: What `ignore` names, and holds it in all that was looked at: a cache that was not written yet.
         checked_bytes: Of the blocks that were looked at, findings or not. Without those of `ignored`, and of graphs.

@@ -87,7 +87,7 @@ def test_a_registration_follows_the_physical_memory() -> None:
 
 
 def test_a_registration_survives_failures() -> None:
-    """Of another callback, and of a pause during a capture, which calls nobody."""
+    """Of another callback, and of a pause during a capture, which calls no hook."""
     tensor = in_region("kv")
     registration = Registration(tensor)
     on_pause("kv", "before", registration.deregister, cancelled=registration.register)

@@ -86,21 +86,21 @@ _FAILED = (
         "torch_memory_saver/_saver/native.py",
         'if is_forked or _core.counters()["visible_captures"] or (torch is not None and may_not_free(torch)):',
         "if is_forked:",
-        (f"{_FAILURES}::test_a_visible_capture_calls_nobody",),
+        (f"{_FAILURES}::test_a_visible_capture_calls_no_hook",),
     ),
     Mutant(
         "hooks-are-called-in-a-forked-child",
         _CALLS,
         '_inherited_memory = _core.counters()["allocations"] > 0',
         "_inherited_memory = False",
-        (f"{_THREADS}::test_the_child_of_a_process_with_memory_calls_nobody",),
+        (f"{_THREADS}::test_the_child_of_a_process_with_memory_calls_no_hook",),
     ),
     Mutant(
         "hooks-are-called-while-another-thread-is-in-the-region",
         "torch_memory_saver/_saver/implementation.py",
         "    refuse_regions_of_others(pool_store, tags)\n",
         "",
-        (f"{_FAILURES}::test_a_region_of_another_thread_calls_nobody",),
+        (f"{_FAILURES}::test_a_region_of_another_thread_calls_no_hook",),
     ),
 )
 

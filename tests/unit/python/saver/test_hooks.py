@@ -93,7 +93,7 @@ def test_a_pattern_matches_tags_that_appear_later(hooks: Recorder) -> None:
     assert hooks.take_events() == ["pattern before", "pattern after"]
 
 
-def test_nobody_is_called_where_nothing_changes(hooks: Recorder) -> None:
+def test_no_hook_is_called_where_nothing_changes(hooks: Recorder) -> None:
     hooks.allocate("a")
     hooks.on_pause("p")
     hooks.on_resume("r")
@@ -235,7 +235,7 @@ def test_what_a_callback_returns_is_dropped(hooks: Recorder) -> None:
 @pytest.mark.parametrize("callback", ["before", "after", "cancelled"])
 @pytest.mark.parametrize("call", ["pause", "resume", "resume in the background"])
 def test_pause_and_resume_are_refused_inside(hooks: Recorder, callback: str, call: str) -> None:
-    """Also of other tags, for which nobody would have to wait."""
+    """Also of other tags, which have nothing to wait for."""
     hooks.allocate("a")
     hooks.on_pause("one", hooks.tag("a"))
     hooks.on_pause("two", hooks.tag("a"))

@@ -317,7 +317,7 @@ def test_an_interrupt_after_the_change_is_told_to_the_after_callback(
 
 
 @pytest.mark.parametrize("call", ["pause", "resume", "begin"])
-def test_a_visible_capture_calls_nobody(hooks: Recorder, call: str) -> None:
+def test_a_visible_capture_calls_no_hook(hooks: Recorder, call: str) -> None:
     hooks.allocate("a")
     hooks.on_pause("p")
     hooks.on_resume("r")
@@ -339,7 +339,7 @@ def test_a_visible_capture_calls_nobody(hooks: Recorder, call: str) -> None:
     assert _core.counters()["failures_total"] == failures + 1
 
 
-def test_a_capture_that_has_ended_unseen_is_in_nobodys_way(
+def test_a_capture_that_has_ended_unseen_does_not_prevent_hooks(
     hooks: Recorder, fake_torch: FakeTorch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PyTorch says that there is one, and the core, which is asked, that there is none."""
@@ -350,7 +350,7 @@ def test_a_capture_that_has_ended_unseen_is_in_nobodys_way(
     assert hooks.take_events() == ["p before", "p after"]
 
 
-def test_a_region_of_another_thread_calls_nobody(hooks: Recorder, fake_torch: FakeTorch) -> None:
+def test_a_region_of_another_thread_calls_no_hook(hooks: Recorder, fake_torch: FakeTorch) -> None:
     hooks.on_pause("p")
     with another_thread_inside(hooks.saver, fake_torch, hooks.tag("a")):
         with pytest.raises(InvalidStateError, match="another thread is inside region"):

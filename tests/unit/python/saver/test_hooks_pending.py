@@ -116,7 +116,7 @@ def test_a_resume_that_cannot_begin(hooks: Recorder, pending: Any, monkeypatch: 
     assert hooks.take_events() == ["one before", "two before", "two cancelled", "one cancelled"]
 
 
-def test_an_interrupted_wait_calls_nobody(hooks: Recorder, pending: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_wait_calls_no_hook(hooks: Recorder, pending: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The resume goes on, and the next wait has the callbacks called."""
     begun = pending()
     wait = _core.pending_wait

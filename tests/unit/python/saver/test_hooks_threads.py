@@ -159,7 +159,7 @@ assert calls == []
     )
 
 
-def test_the_child_of_a_process_with_memory_calls_nobody(program: Program) -> None:
+def test_the_child_of_a_process_with_memory_calls_no_hook(program: Program) -> None:
     """Its pause is refused. A call that was under way in the parent is no call of the child's."""
     program(
         FORK
@@ -234,7 +234,7 @@ assert events[3:] == ["before"], events
 
 
 def test_ctrl_c_while_waiting_for_a_turn(program: Program) -> None:
-    """Nobody is called, and the next pause has its turn."""
+    """No hook is called, and the next pause has its turn."""
     program(
         INTERRUPT
         + """
