@@ -1,7 +1,10 @@
-"""Python's garbage collector during captures.
+"""Python's garbage collector during captures, and while a pause reads PyTorch's blocks.
 
 The collector may destroy a CUDA graph that is part of a reference cycle. During a capture the driver refuses that, and
 invalidates the capture (cudaGraphExecDestroy: "operation not permitted when stream is capturing"). So it does not run then.
+
+PyTorch describes each block by a dict. Thousands of them would start collections, which find nothing and cost more than the
+reading.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ __all__ = ["collector_stopped"]
 
 
 class _CollectorStopped:
-    """Inside, the collector does not run by itself. Captures of several threads overlap, and may nest: the last one to end
+    """Inside, the collector does not run by itself. Uses of several threads overlap, and may nest: the last one to end
     starts the collector again, if it ran before."""
 
     def __init__(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch_memory_saver import _core
 from torch_memory_saver._saver.arguments import DEFAULT_TAG
+from torch_memory_saver._torch.collector import collector_stopped
 from torch_memory_saver._torch.layer import PoolId, TorchCuda
 from torch_memory_saver._torch.pools import Tags, selects
 
@@ -32,12 +33,8 @@ class DefaultPool:
     def look(self, torch: TorchCuda, tags: Tags, manages_everything: bool) -> tuple[int, int]:
         """For a pause of `tags` that is about to begin: (paused bytes that torch could assign to new tensors, bytes that are
         not managed in spite of ``TMS_INIT_ENABLE``)."""
-        managed = {row.address for row in _core.segments() if row.state == _core.STATE_ACTIVE and selects(tags, row.tag)}
-        segments = [row for row in torch.segments() if tuple(row.get("segment_pool_id", _DEFAULT_POOL)) == _DEFAULT_POOL]
-        reusable = sum(_free_bytes(segment) for segment in segments if segment["address"] in managed)
-        unmanaged = 0
-        if manages_everything and selects(tags, DEFAULT_TAG):
-            unmanaged = sum(int(segment["total_size"]) for segment in segments if segment.get("is_expandable"))
+        with collector_stopped:
+            reusable, unmanaged = _count(torch, tags, manages_everything)
         self._warn_once(reusable, unmanaged)
         return reusable, unmanaged
 
@@ -59,6 +56,16 @@ class DefaultPool:
                 "pause.)",
                 unmanaged,
             )
+
+
+def _count(torch: TorchCuda, tags: Tags, manages_everything: bool) -> tuple[int, int]:
+    managed = {row.address for row in _core.segments() if row.state == _core.STATE_ACTIVE and selects(tags, row.tag)}
+    segments = [row for row in torch.segments() if tuple(row.get("segment_pool_id", _DEFAULT_POOL)) == _DEFAULT_POOL]
+    reusable = sum(_free_bytes(segment) for segment in segments if segment["address"] in managed)
+    unmanaged = 0
+    if manages_everything and selects(tags, DEFAULT_TAG):
+        unmanaged = sum(int(segment["total_size"]) for segment in segments if segment.get("is_expandable"))
+    return reusable, unmanaged
 
 
 def _free_bytes(segment: dict[str, Any]) -> int:

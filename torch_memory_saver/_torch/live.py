@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from torch_memory_saver import _core
+from torch_memory_saver._torch.collector import collector_stopped
 from torch_memory_saver._torch.layer import PoolId, TorchCuda
 from torch_memory_saver._torch.pools import PoolStore, Tags, selects
 
@@ -64,18 +65,23 @@ def live_finder(
     found = torch
 
     def find() -> Live | None:
-        managed = {
-            row.address: Sizes(row.bytes, row.reserved_bytes)
-            for row in _core.segments()
-            if selects(tags, row.tag) and (every_backup or row.backup != _core.BACKUP_NONE)
-        }
-        if not managed:
-            return None
-        segments = found.segments()
-        thinned = store.pools_without_captures(found, {pool_of(segment) for segment in segments})
-        return live_ranges(segments, managed, thinned, default_stream_only=found.captures_join_regions)
+        with collector_stopped:
+            return _find_live(found, store, tags, every_backup)
 
     return find
+
+
+def _find_live(torch: TorchCuda, store: PoolStore, tags: Tags, every_backup: bool) -> Live | None:
+    managed = {
+        row.address: Sizes(row.bytes, row.reserved_bytes)
+        for row in _core.segments()
+        if selects(tags, row.tag) and (every_backup or row.backup != _core.BACKUP_NONE)
+    }
+    if not managed:
+        return None
+    segments = torch.segments()
+    thinned = store.pools_without_captures(torch, {pool_of(segment) for segment in segments})
+    return live_ranges(segments, managed, thinned, default_stream_only=torch.captures_join_regions)
 
 
 def live_ranges(

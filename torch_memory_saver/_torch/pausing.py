@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from torch_memory_saver import _core
+from torch_memory_saver._torch.collector import collector_stopped
 from torch_memory_saver._torch.frames import Frame
 from torch_memory_saver._torch.layer import PoolId, TorchCuda
 from torch_memory_saver._torch.pools import PoolStore, Tags, selects
@@ -34,7 +35,8 @@ def pausing(store: PoolStore, torch: TorchCuda | None, tags: Tags) -> Iterator[C
         if torch is None:
             yield lambda: None
         else:
-            _return_idle_segments(store, torch, tags)
+            with collector_stopped:
+                _return_idle_segments(store, torch, tags)
             yield lambda: _leave_paused_pools(store, torch, tags)
     finally:
         store.end_pause(entry)
