@@ -13,6 +13,8 @@ from typing import Any, Final, NamedTuple
 API_VERSION: Final = 2
 #: CRC-32 of this file at build time, compared by ``_interface``. 0: built without setup.py.
 INTERFACE: Final[int]
+#: 1: built with NVTX ranges; 0: the build found no headers of nvtx3.
+NVTX: Final[int]
 
 #: The kinds of backups: numbers by name. The module also has each as ``BACKUP_<NAME>``; those that Python code uses are
 #: listed here.

@@ -4,6 +4,7 @@
  * later Python. The slots of later versions (Py_mod_multiple_interpreters, Py_mod_gil) are errors in 3.10 and 3.11, so they
  * are absent. Their defaults are correct: sub-interpreters that share the GIL are supported. */
 #include "base/config.h"
+#include "base/nvtx.h"
 #include "functions.h"
 #include "library.h"
 #include "rows.h"
@@ -43,6 +44,7 @@ static const struct constant {
                  {"CONTENTS_GUARD", TMS_CONTENTS_GUARD},
                  {"CONTENTS_UNDEFINED", TMS_CONTENTS_UNDEFINED},
                  {"GUARD_BYTE", TMS_GUARD_BYTE},
+                 {"NVTX", TMS_NVTX_IS_BUILT},
                  {"API_VERSION", TMS_API_VERSION},
                  {"INTERFACE", TMS_PY_INTERFACE}};
 
