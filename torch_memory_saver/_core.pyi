@@ -35,6 +35,8 @@ HOST_RETAIN: Final[int]
 #: What guard mode shows in place of contents.
 GUARD_BYTE: Final = 0xFF
 
+#: The names of the states by their numbers.
+STATE_NAMES: Final[tuple[str, ...]]
 STATE_ACTIVE: Final[int]
 STATE_PAUSING: Final[int]
 STATE_PAUSED: Final[int]
@@ -305,6 +307,10 @@ def active_devices() -> int:
 
 def device_memory(device: int) -> DeviceMemory: ...
 def segments() -> list[Segment]: ...
+def segment_records() -> list[dict[str, int | float | str]]:
+    """The same as plain data: the items of Segment but ``contents``, the state and the kind of backup by name, and instead
+    of the two times ``age`` and ``state_age``, the seconds since them."""
+
 def usage(tag: str | None, device: int = -1) -> list[Usage]:
     """The allocations of a tag (None: all) on a device (-1: all): a row for each tag, then one for each device. The peaks
     are those of the whole tag or device."""

@@ -68,22 +68,25 @@ static void set_text(nvtxEventAttributes_t *event, const char *text) {
     event->message.ascii = text;
 }
 
-/* Appends whole words only, because a tag may be UTF-8. Returns false if there is no room. */
-static bool append(char message[MESSAGE_BYTES], const char *separator, const char *word) {
-    size_t length = strlen(message);
-    if (length + strlen(separator) + strlen(word) >= MESSAGE_BYTES - sizeof ", ...") return false;
-    (void)snprintf(message + length, MESSAGE_BYTES - length, "%s%s", separator, word);
-    return true;
+/* "pause weights, kv_cache", with the tags that fit: whole ones only, because they may be UTF-8. */
+static void name_call(char message[MESSAGE_BYTES], const char *operation, const char *const *tags, size_t tag_count) {
+    static const char more[] = ", ...";
+    size_t length = (size_t)snprintf(message, MESSAGE_BYTES, "%s", operation);
+    for (size_t i = 0; tags && i < tag_count; i++) {
+        const char *separator = i ? ", " : " ";
+        const bool fits = length + strlen(separator) + strlen(tags[i]) + sizeof more <= MESSAGE_BYTES;
+        length +=
+            (size_t)snprintf(message + length, MESSAGE_BYTES - length, "%s%s", fits ? separator : more, fits ? tags[i] : "");
+        if (!fits) return;
+    }
 }
 
 void tms_nvtx_push_call(tms_nvtx_t *nvtx, const char *operation, const char *const *tags, size_t tag_count) {
     nvtxDomainHandle_t domain = domain_of(nvtx);
     nvtxEventAttributes_t event = event_of(CALL_CATEGORY, call_color);
-    char message[MESSAGE_BYTES] = "";
+    char message[MESSAGE_BYTES];
     if (!domain) return;
-    bool fits = append(message, "", operation);
-    for (size_t i = 0; tags && fits && i < tag_count; i++) fits = append(message, i ? ", " : " ", tags[i]);
-    if (!fits) strcat(message, ", ...");
+    name_call(message, operation, tags, tag_count);
     set_text(&event, message);
     (void)nvtxDomainRangePushEx(domain, &event);
 }

@@ -7,6 +7,7 @@
 #include "base/nvtx.h"
 #include "functions.h"
 #include "library.h"
+#include "records.h"
 #include "rows.h"
 #include "state.h"
 
@@ -82,6 +83,15 @@ static int add_backup_kinds(PyObject *module) {
     return result;
 }
 
+/* Adds STATE_NAMES. */
+static int add_state_names(PyObject *module) {
+    PyObject *names = tms_py_state_names();
+    int result = names ? PyModule_AddObjectRef(module, "STATE_NAMES", names) : -1;
+
+    Py_XDECREF(names);
+    return result;
+}
+
 /* The id of the main interpreter in every version of Python. */
 enum { MAIN_INTERPRETER = 0 };
 
@@ -119,7 +129,7 @@ static int execute(PyObject *module) {
     state->pending_type = tms_py_pending_type(module);
     if (!state->pending_type || PyModule_AddType(module, (PyTypeObject *)state->pending_type) < 0) return -1;
     if (!tms_py_rows_create(module, state->rows)) return -1;
-    if (add_constants(module) < 0 || add_backup_kinds(module) < 0) return -1;
+    if (add_constants(module) < 0 || add_backup_kinds(module) < 0 || add_state_names(module) < 0) return -1;
     return add_settings(module);
 }
 

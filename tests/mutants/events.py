@@ -1,4 +1,4 @@
-"""Bugs of the event ring and of its exports, and of NVTX ranges."""
+"""Bugs of the event ring and of its exports, of NVTX ranges and of snapshots."""
 
 from __future__ import annotations
 
@@ -131,6 +131,13 @@ MUTANTS = (
         "f'{label}=\"{_escape(text)}\"'",
         "f'{label}=\"{text}\"'",
         (_PYTHON + "test_metrics.py::test_the_text", _PYTHON + "test_metrics.py::test_prometheus_reads_it"),
+    ),
+    Mutant(
+        "a-record-has-the-tag-of-the-first",
+        "csrc/python/records.c",
+        "    if (text != common->tag_text) {",
+        "    if (!common->tag) {",
+        ("tests/unit/python/core/test_objects.py::test_records_are_the_segments_as_plain_data",),
     ),
     Mutant(
         "a-range-stays-open-when-a-copy-fails",

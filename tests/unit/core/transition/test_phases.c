@@ -226,7 +226,8 @@ static void a_wait_for_memory_is_a_phase(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     int64_t taken = (int64_t)(200 * MIB);
-    const tms_selection_t selection = {.interrupted = make_room, .interrupt_context = &taken, .timeout_seconds = LONG_SECONDS};
+    const tms_selection_t selection = {
+        .interrupted = make_room, .interrupt_context = &taken, .timeout_seconds = LONG_SECONDS};
     (void)allocate(f, "kv", TMS_BACKUP_NONE, 128 * MIB);
     ASSERT_OK(pause_tag(f, "kv", NULL, &error), error);
     assert_int_equal(simulator()->take_memory(0, taken), 0);
