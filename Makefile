@@ -11,8 +11,8 @@ CC := $(if $(filter default,$(origin CC)),gcc,$(CC))
 CLANG_FORMAT ?= clang-format
 PYTEST_ARGUMENTS ?=
 
-# Asked once, and only by what needs it: setup.py knows where cuda.h is.
-CUDA_INCLUDE = $(eval CUDA_INCLUDE := $$(shell $(PYTHON) -c 'import setup; print(setup.find_cuda_include())'))$(CUDA_INCLUDE)
+# Asked once, and only by what needs it: setup.py knows where cuda.h is, and nvtx3 if it is there.
+CUDA_INCLUDES = $(eval CUDA_INCLUDES := $$(shell $(PYTHON) -c 'import setup; print(*setup.include_options())'))$(CUDA_INCLUDES)
 INTERFACE = $(shell $(PYTHON) -c 'import setup; print(setup.interface())')
 PYTHON_INCLUDE = $(shell $(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')
 IN_TREE = PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON)
@@ -111,9 +111,9 @@ bench: build ## what pause and resume reach of what the hardware allows; BENCH_A
 	$(IN_TREE) -m torch_memory_saver bench $(BENCH_ARGUMENTS)
 
 .PHONY: event-cost
-event-cost: ## what an event of the ring costs, in nanoseconds (tools/event_cost.c)
-	@mkdir -p build && $(CC) -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Werror -pthread -Icsrc -isystem $(CUDA_INCLUDE) \
-		tools/event_cost.c csrc/base/events.c csrc/base/status.c -o build/event_cost
+event-cost: ## what an event of the ring costs, and an NVTX range without a tool, in nanoseconds (tools/event_cost.c)
+	@mkdir -p build && $(CC) -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Werror -pthread -Icsrc $(CUDA_INCLUDES) \
+		tools/event_cost.c csrc/base/events.c csrc/base/nvtx.c csrc/base/status.c -ldl -o build/event_cost
 	@build/event_cost
 
 ##@ Test the C code
@@ -133,7 +133,7 @@ C_FLAGS_tsan := -O1 -fno-omit-frame-pointer -fsanitize=thread
 C_FLAGS_coverage := -O0 --coverage -fprofile-update=atomic
 # Not fortified, although a distribution's compiler may do it by default: the sanitizers look at the plain calls.
 C_FLAGS = -std=c11 -D_GNU_SOURCE -U_FORTIFY_SOURCE -g -pthread -fPIC -fvisibility=hidden -Wall -Wextra -Werror $(C_FLAGS_$(VARIANT)) \
-	-Icsrc -Itests/unit/support -isystem $(CUDA_INCLUDE) -MMD -MP
+	-Icsrc -Itests/unit/support $(CUDA_INCLUDES) -MMD -MP
 C_LIBRARIES := -lcmocka -ldl -lrt
 
 CORE_LAYERS := $(addprefix csrc/,base device backup core abi)
@@ -259,7 +259,7 @@ FUZZ_REPLAYERS := $(patsubst %,$(C_BUILD)/tests/fuzz/replay_%,$(FUZZ_TARGETS))
 $(FUZZ_BUILD)/fuzz_%: tests/fuzz/fuzz_%.c $(CORE_SOURCES) Makefile
 	@mkdir -p $(@D) && echo "  CC $@"
 	@$(FUZZ_CC) -std=c11 -D_GNU_SOURCE -U_FORTIFY_SOURCE -g -O1 -pthread -Wall -Wextra -Werror -fsanitize=fuzzer,address,undefined \
-		-fno-sanitize-recover=undefined -Icsrc -isystem $(CUDA_INCLUDE) $(filter %.c,$^) -ldl -lrt -o $@
+		-fno-sanitize-recover=undefined -Icsrc $(CUDA_INCLUDES) $(filter %.c,$^) -ldl -lrt -o $@
 
 $(C_BUILD)/tests/fuzz/replay_%: $(C_BUILD)/tests/fuzz/fuzz_%.o $(C_BUILD)/tests/fuzz/replay.o $(C_CORE)
 	@echo "  LD $@"
@@ -315,13 +315,13 @@ lint-c:
 	else echo "skipped: cppcheck is not installed"; fi
 	@if command -v clang-tidy >/dev/null; then \
 		set -x; clang-tidy --warnings-as-errors='*' $(shell find csrc -name '*.c' | sort) -- -std=c11 -D_GNU_SOURCE \
-			-DPy_LIMITED_API=0x030A0000 -Icsrc -isystem $(PYTHON_INCLUDE) -isystem $(CUDA_INCLUDE) 2>&1 | sed -E '/^[0-9]+ warnings? generated\.$$/d'; \
+			-DPy_LIMITED_API=0x030A0000 -Icsrc -isystem $(PYTHON_INCLUDE) $(CUDA_INCLUDES) 2>&1 | sed -E '/^[0-9]+ warnings? generated\.$$/d'; \
 	else echo "skipped: clang-tidy is not installed"; fi
 analyze: ## the C code without the simulator through gcc's analyzer, every report of which is an error
 	@if gcc --version >/dev/null 2>&1; then \
 		echo "gcc -fanalyzer"; failed=0; for file in $(SHIPPED_SOURCES); do \
 			gcc -std=c11 -D_GNU_SOURCE -O1 -fanalyzer -Wall -Wextra -Werror -DPy_LIMITED_API=0x030A0000 -Icsrc -isystem $(PYTHON_INCLUDE) \
-				-isystem $(CUDA_INCLUDE) -c $$file -o /dev/null || failed=1; \
+				$(CUDA_INCLUDES) -c $$file -o /dev/null || failed=1; \
 		done; exit $$failed; \
 	else echo "skipped: gcc is not installed"; fi
 lint-python:

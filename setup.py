@@ -5,7 +5,8 @@
 - ``torch_memory_saver/_simulated_cuda.so``: the simulated GPU.
 
 Every build also puts them beside the sources, so that Python started in a clone finds them. They need a C compiler, Python's
-headers and ``cuda.h``. They are linked with the C library only: the CUDA driver is looked for when it is first needed.
+headers and ``cuda.h``; with the headers of nvtx3, profilers see pauses as NVTX ranges. They are linked with the C library
+only: the CUDA driver is looked for when it is first needed.
 ``TMS_WERROR=1`` makes warnings errors.
 """
 
@@ -62,7 +63,7 @@ ALL_DEFINED = ["-Wl,--no-undefined"]
 
 
 def cuda_include_candidates() -> Iterator[Path]:
-    """Folders that may hold cuda.h, the most wanted first."""
+    """Folders that may hold cuda.h or nvtx3, the most wanted first."""
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         if os.environ.get(variable):
             yield Path(os.environ[variable], "include")
@@ -73,7 +74,7 @@ def cuda_include_candidates() -> Iterator[Path]:
             yield home / "include"
             yield from sorted(home.glob("targets/*-linux/include"))
     yield Path("/usr/local/cuda/include")
-    # The pip package nvidia-cuda-runtime, which pyproject.toml names as a build requirement.
+    # The pip packages nvidia-cuda-runtime and nvidia-nvtx, which pyproject.toml names as build requirements.
     for entry in sys.path:
         yield from sorted(Path(entry or ".").glob("nvidia/*/include"), reverse=True)
 
@@ -87,6 +88,18 @@ def find_cuda_include() -> str:
         "error: cuda.h was not found: set CUDA_HOME to a CUDA toolkit (12 or newer), or 'pip install nvidia-cuda-runtime' "
         "into the environment that builds this package; a GPU or a CUDA driver is not needed."
     )
+
+
+def find_nvtx_include() -> str | None:
+    """The folder with the headers of NVTX, or None: without them the package has no NVTX ranges."""
+    folders = (folder for folder in cuda_include_candidates() if Path(folder, "nvtx3", "nvToolsExt.h").is_file())
+    return next(map(str, folders), None)
+
+
+def include_options() -> list[str]:
+    """The compiler's options for the headers of CUDA. System folders, so that nothing in them gives a warning."""
+    folders = dict.fromkeys(filter(None, (find_cuda_include(), find_nvtx_include())))
+    return [option for folder in folders for option in ("-isystem", folder)]
 
 
 def fortify(compiler: list[str]) -> list[str]:
@@ -156,8 +169,8 @@ class BuildLibraries(build_ext):
                 aside.unlink(missing_ok=True)
 
     def build_extensions(self) -> None:
-        """With cuda.h, which only compiling needs. Its folder is a system folder, so that nothing in it gives a warning."""
-        options = ["-isystem", find_cuda_include(), *fortify(self.compiler.compiler_so)]
+        """With the headers of CUDA, which only compiling needs."""
+        options = [*include_options(), *fortify(self.compiler.compiler_so)]
         for extension in self.extensions:
             extension.extra_compile_args += options
         with ThreadPoolExecutor(os.cpu_count()) as pool:

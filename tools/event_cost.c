@@ -1,11 +1,13 @@
 /* How long an event of the ring (csrc/base/events.h) takes: on one thread, on two that record at once, and with the ring
- * off. Prints the median of some rounds. Built and run by `make event-cost`. */
+ * off; and what NVTX ranges (csrc/base/nvtx.h) cost where no tool is attached. Prints the median of some rounds. Built and
+ * run by `make event-cost`. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 
 #include "base/events.h"
+#include "base/nvtx.h"
 
 enum { CAPACITY = 4096, EVENTS = 200000, ROUNDS = 25, THREADS = 2 };
 
@@ -34,6 +36,26 @@ static double round_with(tms_events_t *events, int threads) {
     return (now() - began) / EVENTS;
 }
 
+/* As phases.c and phases.h do it: a call asks for the tool once, and each of its ranges tests the answer. */
+static double round_of_calls(tms_nvtx_t *nvtx) {
+    double began = now();
+    for (int i = 0; i < EVENTS; i++) {
+        tms_nvtx_t *volatile attached = tms_nvtx_attach(nvtx);
+        if (attached) tms_nvtx_push_call(attached, "pause", NULL, 0);
+    }
+    return (now() - began) / EVENTS;
+}
+
+static double round_of_ranges(tms_nvtx_t *nvtx) {
+    tms_nvtx_t *volatile attached = tms_nvtx_attach(nvtx);
+    double began = now();
+    for (int i = 0; i < EVENTS; i++) {
+        if (attached) tms_nvtx_push(attached, TMS_PHASE_MAP, 1);
+        if (attached) tms_nvtx_pop(attached);
+    }
+    return (now() - began) / EVENTS;
+}
+
 static int compare(const void *left, const void *right) {
     double a = *(const double *)left, b = *(const double *)right;
     return (a > b) - (a < b);
@@ -53,9 +75,19 @@ static void measure(const char *what, size_t capacity, int threads) {
     tms_events_release(&events);
 }
 
+static void measure_nvtx(const char *what, double (*round)(tms_nvtx_t *nvtx)) {
+    double times[ROUNDS];
+    tms_nvtx_t nvtx = {.asked = false};
+    for (int i = 0; i < ROUNDS; i++) times[i] = round(&nvtx);
+    qsort(times, ROUNDS, sizeof *times, compare);
+    printf("%-32s %8.1f ns [%.1f, %.1f]\n", what, times[ROUNDS / 2], times[0], times[ROUNDS - 1]);
+}
+
 int main(void) {
     measure("one thread", CAPACITY, 1);
     measure("two threads at once", CAPACITY, THREADS);
     measure("off", 0, 1);
+    measure_nvtx("NVTX, no tool: a call", round_of_calls);
+    measure_nvtx("NVTX, no tool: a range", round_of_ranges);
     return 0;
 }

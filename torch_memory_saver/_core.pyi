@@ -13,6 +13,8 @@ from typing import Any, Final, NamedTuple
 API_VERSION: Final = 2
 #: CRC-32 of this file at build time, compared by ``_interface``. 0: built without setup.py.
 INTERFACE: Final[int]
+#: 1: built with NVTX ranges; 0: the build found no headers of nvtx3.
+NVTX: Final[int]
 
 #: The kinds of backups: numbers by name. The module also has each as ``BACKUP_<NAME>``; those that Python code uses are
 #: listed here.
@@ -33,6 +35,8 @@ HOST_RETAIN: Final[int]
 #: What guard mode shows in place of contents.
 GUARD_BYTE: Final = 0xFF
 
+#: The names of the states by their numbers.
+STATE_NAMES: Final[tuple[str, ...]]
 STATE_ACTIVE: Final[int]
 STATE_PAUSING: Final[int]
 STATE_PAUSED: Final[int]
@@ -303,6 +307,10 @@ def active_devices() -> int:
 
 def device_memory(device: int) -> DeviceMemory: ...
 def segments() -> list[Segment]: ...
+def segment_records() -> list[dict[str, int | float | str]]:
+    """The same as plain data: the items of Segment but ``contents``, the state and the kind of backup by name, and instead
+    of the two times ``age`` and ``state_age``, the seconds since them."""
+
 def usage(tag: str | None, device: int = -1) -> list[Usage]:
     """The allocations of a tag (None: all) on a device (-1: all): a row for each tag, then one for each device. The peaks
     are those of the whole tag or device."""

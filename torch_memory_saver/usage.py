@@ -13,14 +13,6 @@ from torch_memory_saver import _core
 
 __all__ = ["Allocation", "CallTotals", "PreservedBlock", "Stats", "Usage", "take_snapshot", "take_stats"]
 
-_STATES = {
-    _core.STATE_ACTIVE: "active",
-    _core.STATE_PAUSING: "pausing",
-    _core.STATE_PAUSED: "paused",
-    _core.STATE_RESUMING: "resuming",
-    _core.STATE_DAMAGED: "damaged",
-    _core.STATE_REPAIRING: "repairing",
-}
 _BACKUPS = {number: name for name, number in _core.BACKUP_KINDS.items()}
 _ALL_DEVICES = -1
 _NANOSECONDS = 1_000_000_000
@@ -164,7 +156,7 @@ class Stats:
                 reserved_bytes=row.reserved_bytes,
                 backup_bytes=row.backup_bytes,
                 device=row.device,
-                state=_STATES.get(row.state, str(row.state)),
+                state=_core.STATE_NAMES[row.state],
                 backup=_BACKUPS.get(row.backup, str(row.backup)),
                 tag=row.tag,
                 age=self._taken_at - row.allocated_at,
@@ -188,9 +180,12 @@ class Stats:
 def take_stats(tags: Iterable[str] | None = None, device: int | None = None) -> Stats:
     """The statistics of the allocations of some tags (None: all) on one device (None: all). Rows and counters are read one
     after the other, so changes by other threads may make them differ."""
-    ordinal = _ALL_DEVICES if device is None else device
     selected = None if tags is None else tuple(tags)
-    rows = _select(_core.segments(), selected, device)
+    return _add_totals(_select(_core.segments(), selected, device), selected, device)
+
+
+def _add_totals(rows: list[_core.Segment], selected: tuple[str, ...] | None, device: int | None) -> Stats:
+    ordinal = _ALL_DEVICES if device is None else device
     usage = [row for tag in (selected if selected is not None else (None,)) for row in _core.usage(tag, ordinal)]
     by_tag: dict[str, Usage] = {}
     by_device: dict[int, list[_core.Usage]] = {}
@@ -270,27 +265,13 @@ def _totals(counters: Mapping[str, int], call: str) -> CallTotals:
 
 def take_snapshot() -> dict[str, Any]:
     """Everything that is managed now, as plain data that json.dumps() takes: see ``TorchMemorySaver.snapshot``."""
-    stats = take_stats()
-    now = stats._taken_at
+    segments = _core.segment_records()
+    stats = _add_totals([], None, None)
     return {
         "format": SNAPSHOT_FORMAT,
         "pid": os.getpid(),
         "time": time.time(),
-        "segments": [
-            {
-                "address": address,
-                "bytes": size,
-                "reserved_bytes": reserved,
-                "backup_bytes": backed_up,
-                "device": device,
-                "state": _STATES[state],
-                "backup": _BACKUPS[backup],
-                "tag": tag,
-                "age": now - allocated_at,
-                "state_age": now - changed_at,
-            }
-            for address, size, reserved, backed_up, device, state, backup, tag, _, allocated_at, changed_at in stats._rows
-        ],
+        "segments": segments,
         "total": asdict(stats.total),
         "tags": {tag: asdict(usage) for tag, usage in stats.tags.items()},
         "devices": {str(device): asdict(usage) for device, usage in stats.devices.items()},

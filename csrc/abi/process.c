@@ -51,6 +51,7 @@ static void after_fork_in_child(void) {
     tms_devices_after_fork_in_child(&state->devices);
     tms_log_after_fork_in_child(&state->log);
     tms_events_after_fork_in_child(&saver->events);
+    tms_nvtx_after_fork_in_child(&saver->nvtx);
     /* The thread of a transition that ran in the parent does not exist here. */
     saver->transition_running = false;
     saver->callback_began = 0;

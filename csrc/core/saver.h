@@ -22,6 +22,7 @@
 #include "backup/stores.h"
 #include "base/descriptors.h"
 #include "base/events.h"
+#include "base/nvtx.h"
 #include "base/stats.h"
 #include "core/guard.h"
 #include "core/segment.h"
@@ -74,6 +75,7 @@ typedef struct tms_saver {
     tms_stats_t stats;
     tms_usage_t usage;
     tms_events_t events; /* has its own lock */
+    tms_nvtx_t nvtx;
 } tms_saver_t;
 
 tms_status_t tms_saver_init(tms_saver_t *saver, const tms_config_t *config, tms_log_t *log, tms_devices_t *devices,

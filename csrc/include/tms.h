@@ -93,14 +93,19 @@ typedef struct tms_region_settings {
     int32_t reserved;
 } tms_region_settings_t;
 
+/* The states of an allocation: TMS_SEGMENT_<state>, its number, its name. */
+#define TMS_SEGMENT_STATES(X)                                                                                               \
+    X(ACTIVE, 0, "active")       /* mapped, readable and writable on the device */                                          \
+    X(PAUSING, 1, "pausing")     /* owned by a pause() under way; mapped until it is done */                                \
+    X(PAUSED, 2, "paused")       /* address reserved, no physical memory */                                                 \
+    X(RESUMING, 3, "resuming")   /* owned by a resume() under way */                                                        \
+    X(DAMAGED, 4, "damaged")     /* the driver failed to unmap it or to undo a resume: the address is never reused */       \
+    X(REPAIRING, 5, "repairing") /* DAMAGED, and owned by a call that retries the release */
+
 typedef enum tms_segment_state {
-    TMS_SEGMENT_ACTIVE = 0,   /* mapped, readable and writable on the device */
-    TMS_SEGMENT_PAUSING = 1,  /* owned by a pause() under way; mapped until it is done */
-    TMS_SEGMENT_PAUSED = 2,   /* address reserved, no physical memory */
-    TMS_SEGMENT_RESUMING = 3, /* owned by a resume() under way */
-    TMS_SEGMENT_DAMAGED = 4,  /* the driver failed to unmap it or to undo a resume: the address stays reserved and is never
-                                 reused */
-    TMS_SEGMENT_REPAIRING = 5 /* DAMAGED, and owned by a call that retries the release */
+#define TMS_SEGMENT_STATE(state, number, name) TMS_SEGMENT_##state = (number),
+    TMS_SEGMENT_STATES(TMS_SEGMENT_STATE)
+#undef TMS_SEGMENT_STATE
 } tms_segment_state_t;
 
 /* Where the contents of an allocation are from. */

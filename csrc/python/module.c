@@ -4,8 +4,10 @@
  * later Python. The slots of later versions (Py_mod_multiple_interpreters, Py_mod_gil) are errors in 3.10 and 3.11, so they
  * are absent. Their defaults are correct: sub-interpreters that share the GIL are supported. */
 #include "base/config.h"
+#include "base/nvtx.h"
 #include "functions.h"
 #include "library.h"
+#include "records.h"
 #include "rows.h"
 #include "state.h"
 
@@ -43,6 +45,7 @@ static const struct constant {
                  {"CONTENTS_GUARD", TMS_CONTENTS_GUARD},
                  {"CONTENTS_UNDEFINED", TMS_CONTENTS_UNDEFINED},
                  {"GUARD_BYTE", TMS_GUARD_BYTE},
+                 {"NVTX", TMS_NVTX_IS_BUILT},
                  {"API_VERSION", TMS_API_VERSION},
                  {"INTERFACE", TMS_PY_INTERFACE}};
 
@@ -77,6 +80,15 @@ static int add_backup_kinds(PyObject *module) {
     result = view ? PyModule_AddObjectRef(module, "BACKUP_KINDS", view) : -1;
     Py_XDECREF(view);
     Py_XDECREF(numbers);
+    return result;
+}
+
+/* Adds STATE_NAMES. */
+static int add_state_names(PyObject *module) {
+    PyObject *names = tms_py_state_names();
+    int result = names ? PyModule_AddObjectRef(module, "STATE_NAMES", names) : -1;
+
+    Py_XDECREF(names);
     return result;
 }
 
@@ -117,7 +129,7 @@ static int execute(PyObject *module) {
     state->pending_type = tms_py_pending_type(module);
     if (!state->pending_type || PyModule_AddType(module, (PyTypeObject *)state->pending_type) < 0) return -1;
     if (!tms_py_rows_create(module, state->rows)) return -1;
-    if (add_constants(module) < 0 || add_backup_kinds(module) < 0) return -1;
+    if (add_constants(module) < 0 || add_backup_kinds(module) < 0 || add_state_names(module) < 0) return -1;
     return add_settings(module);
 }
 

@@ -1,4 +1,4 @@
-"""Bugs of the event ring and of its exports."""
+"""Bugs of the event ring and of its exports, of NVTX ranges and of snapshots."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ __all__ = ["MUTANTS"]
 _RING = "tests/unit/base/test_events.c"
 _COPY = "tests/unit/core/test_event_copy.c"
 _PHASES = "tests/unit/core/transition/test_phases.c"
+_NVTX = "tests/unit/base/test_nvtx.c"
+_RANGES = "tests/unit/core/transition/test_nvtx_ranges.c"
 
 _SOURCES = "torch_memory_saver/"
 _PYTHON = "tests/unit/python/events/"
@@ -129,5 +131,33 @@ MUTANTS = (
         "f'{label}=\"{_escape(text)}\"'",
         "f'{label}=\"{text}\"'",
         (_PYTHON + "test_metrics.py::test_the_text", _PYTHON + "test_metrics.py::test_prometheus_reads_it"),
+    ),
+    Mutant(
+        "a-record-has-the-tag-of-the-first",
+        "csrc/python/records.c",
+        "    if (text != common->tag_text) {",
+        "    if (!common->tag) {",
+        ("tests/unit/python/core/test_objects.py::test_records_are_the_segments_as_plain_data",),
+    ),
+    Mutant(
+        "a-range-stays-open-when-a-copy-fails",
+        "csrc/core/transition/pause.c",
+        "    copying.status = copy_device(t, device, wait, error);\n    tms_phases_pop(t);",
+        "    copying.status = copy_device(t, device, wait, error);\n    if (copying.status == TMS_OK) tms_phases_pop(t);",
+        (_RANGES,),
+    ),
+    Mutant(
+        "ranges-depend-on-the-event-ring",
+        "csrc/core/transition/phases.c",
+        "    t->nvtx = tms_nvtx_attach(&t->saver->nvtx);",
+        "    t->nvtx = tms_events_are_on(events) ? tms_nvtx_attach(&t->saver->nvtx) : NULL;",
+        (_RANGES,),
+    ),
+    Mutant(
+        "a-forked-child-calls-its-parents-tool",
+        "csrc/base/nvtx.c",
+        "{ atomic_store(&nvtx->domain, NULL); }",
+        "{ (void)nvtx; }",
+        (_NVTX, "tests/unit/python/core/test_nvtx.py"),
     ),
 )

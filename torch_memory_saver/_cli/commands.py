@@ -94,6 +94,7 @@ class InfoCommand(Command):
             ("hook mode", preload.mode_in_force()),
             ("library", _core.library_path),
             ("preload library", self._preload_library()),
+            ("NVTX ranges", "built in" if _core.NVTX else "not built in: no nvtx3/nvToolsExt.h when it was built"),
             ("driver library", os.environ.get("TMS_CUDA_DRIVER") or "libcuda.so.1"),
             *self._devices(),
             ("host memory", f"after a resume: {torch_memory_saver.host_memory}"),

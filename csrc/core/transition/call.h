@@ -62,6 +62,7 @@ typedef struct tms_transition {
     tms_pending_t *pending; /* NULL, or the handle of a resume(wait=False) */
     tms_wait_t wait;
     uint64_t call, began; /* its number and its begin in the events (phases.h) */
+    tms_nvtx_t *nvtx;     /* NULL: no tool was attached when it began */
     bool has_turn;
     uint64_t mark; /* the mark of the current walk on the selected tags; under the lock */
     const tms_driver_table_t *driver;

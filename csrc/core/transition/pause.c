@@ -71,8 +71,7 @@ static tms_status_t plan_all(tms_transition_t *t, const tms_live_t *live, tms_de
     return status == TMS_OK ? tms_backup_batch_start(stores, &t->planned.batch, &context, error) : status;
 }
 
-static tms_status_t copy_device(tms_transition_t *t, int device, tms_wait_t *wait, tms_phase_t *copying,
-                                tms_error_t *error) {
+static tms_status_t copy_device(tms_transition_t *t, int device, tms_wait_t *wait, tms_error_t *error) {
     tms_copier_t copier = {.open = false};
     tms_error_context_t context = tms_transition_context(t, device);
     tms_status_t status = tms_copier_open(&copier, &t->saver->stores.copying, device, wait, &context, error);
@@ -84,8 +83,6 @@ static tms_status_t copy_device(tms_transition_t *t, int device, tms_wait_t *wai
         if (status != TMS_OK) break;
         if (segment->device != device) continue;
         tms_error_context_t here = tms_transition_context_of(t, segment);
-        copying->allocations += segment->backup.planned.bytes > 0;
-        copying->bytes += segment->backup.planned.bytes;
         status = tms_backup_save(&segment->backup, &t->saver->stores, &copier, tms_segment_address(segment), &here, error);
     }
     if (status == TMS_FORKED) return status; /* in a forked child: the stream and its context belong to the parent */
@@ -96,7 +93,14 @@ static tms_status_t copy_device(tms_transition_t *t, int device, tms_wait_t *wai
 
 static tms_status_t save_device(tms_transition_t *t, int device, tms_wait_t *wait, tms_error_t *error) {
     tms_phase_t copying = {.began = tms_phases_now(t)};
-    copying.status = copy_device(t, device, wait, &copying, error);
+    TMS_FOR_EACH(segment, t) {
+        if (segment->device != device) continue;
+        copying.allocations += segment->backup.planned.bytes > 0;
+        copying.bytes += segment->backup.planned.bytes;
+    }
+    tms_phases_push(t, TMS_PHASE_COPY, copying.bytes);
+    copying.status = copy_device(t, device, wait, error);
+    tms_phases_pop(t);
     tms_phases_record_device(t, TMS_PHASE_COPY, device, &copying);
     return copying.status;
 }
@@ -120,10 +124,10 @@ static tms_status_t find_live(tms_transition_t *t, tms_live_t *live, const tms_l
  * which waits for the device and blocks launches of all threads until then. */
 static tms_status_t quiesce(tms_transition_t *t, tms_quiesced_t *quiesced, tms_error_t *error) {
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
-    const uint64_t began = tms_phases_now(t);
+    const uint64_t began = tms_phases_begin(t, TMS_PHASE_SYNCHRONIZE);
     tms_status_t status =
         tms_quiesce(&t->wait, t->saver->devices, t->planned.affected, quiesced, NULL, t->saver->log, &context, error);
-    tms_phases_record(t, TMS_PHASE_SYNCHRONIZE, began, status);
+    tms_phases_end(t, TMS_PHASE_SYNCHRONIZE, began, status);
     return status;
 }
 
@@ -131,10 +135,10 @@ static tms_status_t save(tms_transition_t *t, tms_error_t *error) {
     tms_device_mask_t copying = 0;
     tms_live_t live = {0};
     const tms_live_t *known = NULL;
-    const uint64_t began = tms_phases_now(t);
+    const uint64_t began = tms_phases_begin(t, TMS_PHASE_PLAN);
     tms_status_t status = find_live(t, &live, &known, error);
     if (status == TMS_OK) status = plan_all(t, known, &copying, error);
-    tms_phases_record(t, TMS_PHASE_PLAN, began, status);
+    tms_phases_end(t, TMS_PHASE_PLAN, began, status);
     if (status == TMS_OK) status = tms_transition_on_devices(t, copying, save_device, error);
     if (status == TMS_FORKED) return status;
     tms_backup_batch_end(&t->saver->stores, &t->planned.batch);
@@ -192,9 +196,9 @@ static tms_status_t pause_all(tms_transition_t *t, tms_error_t *error) {
     bool committed = status == TMS_OK;
     if (committed) {
         commit(t);
-        const uint64_t began = tms_phases_now(t);
+        const uint64_t began = tms_phases_begin(t, TMS_PHASE_UNMAP);
         status = release(t, quiesced, error);
-        tms_phases_record(t, TMS_PHASE_UNMAP, began, status);
+        tms_phases_end(t, TMS_PHASE_UNMAP, began, status);
     } else {
         cancel(t);
     }

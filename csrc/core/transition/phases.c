@@ -6,6 +6,9 @@ static tms_event_t event_of(const tms_transition_t *t, tms_event_kind_t kind) {
 
 void tms_phases_begin_call(tms_transition_t *t) {
     tms_events_t *events = &t->saver->events;
+    const tms_selection_t *selection = t->asked.selection;
+    t->nvtx = tms_nvtx_attach(&t->saver->nvtx);
+    if (t->nvtx) tms_nvtx_push_call(t->nvtx, t->asked.operation, selection->tags, selection->tag_count);
     t->call = tms_events_begin_call(events);
     t->began = tms_events_now(events);
     tms_event_t event = event_of(t, TMS_EVENT_BEGIN);
@@ -22,9 +25,24 @@ void tms_phases_end_call(tms_transition_t *t, tms_status_t status, const tms_err
     event.bytes = t->done.report.bytes;
     event.copied_bytes = t->done.report.copied_bytes;
     tms_events_record(&t->saver->events, event);
+    if (!t->nvtx) return;
+    tms_nvtx_mark(t->nvtx, status, t->done.report.bytes);
+    tms_nvtx_pop(t->nvtx);
 }
 
-void tms_phases_record(tms_transition_t *t, tms_event_phase_t phase, uint64_t began, tms_status_t status) {
+static uint64_t listed_bytes(const tms_transition_t *t) {
+    uint64_t bytes = 0;
+    TMS_FOR_EACH(segment, t) bytes += tms_segment_reserved(segment);
+    return bytes;
+}
+
+uint64_t tms_phases_begin(tms_transition_t *t, tms_event_phase_t phase) {
+    if (t->nvtx) tms_nvtx_push(t->nvtx, phase, listed_bytes(t));
+    return tms_phases_now(t);
+}
+
+void tms_phases_end(tms_transition_t *t, tms_event_phase_t phase, uint64_t began, tms_status_t status) {
+    tms_phases_pop(t);
     tms_event_t event = event_of(t, TMS_EVENT_PHASE);
     event.phase = phase;
     event.began = began;

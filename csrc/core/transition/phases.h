@@ -1,7 +1,8 @@
-/* The events of a pause or resume: its begin and end, its phases, and the free memory of its devices.
+/* What a pause or resume tells of itself: its begin and end, its phases, and the free memory of its devices, as events; and
+ * the call and its phases as NVTX ranges.
  *
  * On the thread of the call or of a device's part, with no lock held. With the ring off nothing is recorded and no clock is
- * read. */
+ * read. Without a tool a range costs the test of a pointer. */
 #ifndef TMS_PHASES_H
 #define TMS_PHASES_H
 
@@ -11,10 +12,19 @@ void tms_phases_begin_call(tms_transition_t *t);
 /* With the report of the call. `error` may be NULL. */
 void tms_phases_end_call(tms_transition_t *t, tms_status_t status, const tms_error_t *error);
 
-/* The time at which a phase begins. */
 static inline uint64_t tms_phases_now(const tms_transition_t *t) { return tms_events_now(&t->saver->events); }
-/* Records a phase of the whole call, which began then and ends now. */
-void tms_phases_record(tms_transition_t *t, tms_event_phase_t phase, uint64_t began, tms_status_t status);
+/* Begins a phase of the whole call, and a range with the bytes on the call's list. Returns the time, for tms_phases_end on
+ * the same thread, which records the phase. */
+uint64_t tms_phases_begin(tms_transition_t *t, tms_event_phase_t phase);
+void tms_phases_end(tms_transition_t *t, tms_event_phase_t phase, uint64_t began, tms_status_t status);
+
+/* The range of a device's phase or of one of its steps, on this thread until tms_phases_pop. */
+static inline void tms_phases_push(tms_transition_t *t, tms_event_phase_t phase, uint64_t bytes) {
+    if (t->nvtx) tms_nvtx_push(t->nvtx, phase, bytes);
+}
+static inline void tms_phases_pop(tms_transition_t *t) {
+    if (t->nvtx) tms_nvtx_pop(t->nvtx);
+}
 
 /* A phase of one device. `ended` 0: now; `busy` 0: all the time. */
 typedef struct tms_phase {

@@ -67,11 +67,15 @@ static tms_status_t make_memory(restoration_t *all, tms_segment_t *segment, cons
                                 tms_error_t *error) {
     tms_transition_t *t = all->t;
     const uint64_t bytes = tms_segment_reserved(segment), began = tms_phases_now(t);
+    tms_phases_push(t, TMS_PHASE_CREATE, bytes);
     tms_status_t status = tms_segment_create(segment, t->driver, t->devices, context, error);
+    tms_phases_pop(t);
     const uint64_t created = tms_phases_now(t);
     tms_phases_add(&all->creating, began, created, bytes, status);
     if (status != TMS_OK) return status;
+    tms_phases_push(t, TMS_PHASE_MAP, bytes);
     status = tms_segment_map(segment, t->driver, all->peers, context, error);
+    tms_phases_pop(t);
     tms_phases_add(&all->mapping, created, tms_phases_now(t), bytes, status);
     return status;
 }
@@ -176,7 +180,9 @@ static tms_status_t restore(restoration_t *all, tms_wait_t *wait, tms_error_t *e
     if (status != TMS_OK) return status;
     if (!copies) return tms_pending_ready(t->pending, device, NULL, &context, error);
     all->copying.began = tms_phases_now(t);
+    tms_phases_push(t, TMS_PHASE_COPY, all->copying.bytes);
     all->copying.status = status = copy_all(all, wait, &context, error);
+    tms_phases_pop(t);
     tms_phases_record_device(t, TMS_PHASE_COPY, device, &all->copying);
     return status;
 }

@@ -54,7 +54,7 @@ static void guard_again(tms_transition_t *t, tms_segment_t *segment) {
 
 static void undo(tms_transition_t *t) {
     const tms_quiesced_t quiesced = tms_quiesced_never_handed_out();
-    const uint64_t began = tms_phases_now(t);
+    const uint64_t began = tms_phases_begin(t, TMS_PHASE_UNMAP);
     TMS_FOR_EACH(segment, t) {
         tms_error_t reason;
         tms_error_context_t context = tms_transition_context_of(t, segment);
@@ -71,7 +71,7 @@ static void undo(tms_transition_t *t) {
                           "This was to undo a failed resume: the allocation is damaged.");
     }
     tms_guarding_end(t);
-    tms_phases_record(t, TMS_PHASE_UNMAP, began, TMS_OK);
+    tms_phases_end(t, TMS_PHASE_UNMAP, began, TMS_OK);
 }
 
 static tms_contents_t contents_of(const tms_transition_t *t, const tms_segment_t *segment) {
@@ -83,7 +83,7 @@ static tms_contents_t contents_of(const tms_transition_t *t, const tms_segment_t
 
 static void commit(tms_transition_t *t) {
     tms_host_policy_t asked = (tms_host_policy_t)t->asked.selection->host_policy;
-    const uint64_t began = tms_phases_now(t);
+    const uint64_t began = tms_phases_begin(t, TMS_PHASE_DISCARD);
     TMS_FOR_EACH(segment, t) {
         segment->contents = contents_of(t, segment);
         tms_host_policy_t policy = asked != TMS_HOST_DEFAULT ? asked : segment->backup.policy;
@@ -92,17 +92,17 @@ static void commit(tms_transition_t *t) {
         tms_device_locks_retain(&t->saver->device_locks, segment->device);
         segment->exclusive = true;
     }
-    tms_phases_record(t, TMS_PHASE_DISCARD, began, TMS_OK);
+    tms_phases_end(t, TMS_PHASE_DISCARD, began, TMS_OK);
 }
 
 /* Late reads of guarded memory may be in flight. Without guarded memory there is nothing to wait for. */
 static tms_status_t await_readers(tms_transition_t *t, tms_error_t *error) {
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     if (t->planned.affected == 0) return TMS_OK;
-    const uint64_t began = tms_phases_now(t);
+    const uint64_t began = tms_phases_begin(t, TMS_PHASE_SYNCHRONIZE);
     tms_status_t status = tms_quiesce(&t->wait, t->saver->devices, t->planned.affected, &t->done.quiesced, NULL,
                                       t->saver->log, &context, error);
-    tms_phases_record(t, TMS_PHASE_SYNCHRONIZE, began, status);
+    tms_phases_end(t, TMS_PHASE_SYNCHRONIZE, began, status);
     return status;
 }
 
@@ -225,10 +225,10 @@ static tms_status_t attempt_until_memory_suffices(tms_transition_t *t, tms_error
         tms_status_t status = tms_transition_attempt(t, error);
         /* Another attempt would skip damaged segments, and so succeed with the rest. */
         if (status == TMS_OUT_OF_DEVICE_MEMORY && !t->done.damaged) {
-            const uint64_t began = tms_phases_now(t);
             const bool waits = tms_wait_remaining(&t->wait) > 0;
+            const uint64_t began = waits ? tms_phases_begin(t, TMS_PHASE_WAIT) : 0;
             status = await_memory(t, &patience, error);
-            if (waits) tms_phases_record(t, TMS_PHASE_WAIT, began, status);
+            if (waits) tms_phases_end(t, TMS_PHASE_WAIT, began, status);
             if (status == TMS_OUT_OF_DEVICE_MEMORY) describe_shortage(t, error);
             if (status == TMS_OK) continue;
         }

@@ -252,9 +252,9 @@ static tms_status_t check(tms_transition_t *t, tms_error_t *error) {
 tms_status_t tms_transition_attempt(tms_transition_t *t, tms_error_t *error) {
     uint64_t unknown_tags = t->done.report.unknown_tags;
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
-    const uint64_t asked = tms_phases_now(t);
+    const uint64_t asked = tms_phases_begin(t, TMS_PHASE_TURN);
     tms_status_t status = tms_turn_take(t->saver, &t->wait, &context, error);
-    tms_phases_record(t, TMS_PHASE_TURN, asked, status);
+    tms_phases_end(t, TMS_PHASE_TURN, asked, status);
     if (status != TMS_OK) return status;
     t->has_turn = true;
     t->done.report = (tms_report_t){.unknown_tags = unknown_tags}; /* discards the report of an earlier attempt */

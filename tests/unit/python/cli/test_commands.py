@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 from processes import Program, environment
 
 import torch_memory_saver
+from torch_memory_saver import _core
 from torch_memory_saver._cli import commands
 
 
@@ -39,6 +41,7 @@ def test_info(command: Program) -> None:
     assert "0.5 GiB" in text
     assert "TMS_LOG_LEVEL" in text
     assert "after a resume: pool" in text
+    assert re.search(rf"^NVTX ranges +{'built in' if _core.NVTX else 'not built in: no nvtx3'}", text, re.MULTILINE)
 
 
 def test_info_without_a_driver(command: Program) -> None:

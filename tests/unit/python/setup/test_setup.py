@@ -83,6 +83,22 @@ def test_cuda_h_is_found_through_a_link_to_nvcc(
     assert setup_script.find_cuda_include() == str(include)
 
 
+def test_nvtx_is_taken_from_the_most_wanted_place_or_left_out(
+    setup_script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda, nvtx = make_toolkit(tmp_path / "toolkit"), tmp_path / "nvidia" / "nvtx" / "include"
+    monkeypatch.setattr(setup_script, "cuda_include_candidates", lambda: iter([cuda, nvtx]))
+    assert setup_script.find_nvtx_include() is None
+    assert setup_script.include_options() == ["-isystem", str(cuda)]
+    for folder in (nvtx, cuda):
+        (folder / "nvtx3").mkdir(parents=True)
+        (folder / "nvtx3" / "nvToolsExt.h").touch()
+        assert setup_script.find_nvtx_include() == str(folder)
+        assert setup_script.include_options() == [
+            option for path in dict.fromkeys([cuda, folder]) for option in ("-isystem", str(path))
+        ]
+
+
 def test_cuda_h_not_found_is_one_sentence(setup_script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setup_script, "cuda_include_candidates", lambda: iter([]))
     with pytest.raises(SystemExit) as end:
