@@ -122,6 +122,12 @@ class DeviceMemory(NamedTuple):
     free: int
     total: int
 
+class DeviceInfo(NamedTuple):
+    """What a device is: its UUID, 16 bytes, and its memory."""
+
+    uuid: bytes
+    total_bytes: int
+
 class RegionSettings(NamedTuple):
     """The settings of a thread's innermost level; depth 0 is outside every region."""
 
@@ -302,6 +308,9 @@ def active_devices() -> int:
     """Bit d is set where this process uses device d (its primary context is active)."""
 
 def device_memory(device: int) -> DeviceMemory: ...
+def device_info(device: int) -> DeviceInfo:
+    """Makes no context."""
+
 def segments() -> list[Segment]: ...
 def usage(tag: str | None, device: int = -1) -> list[Usage]:
     """The allocations of a tag (None: all) on a device (-1: all): a row for each tag, then one for each device. The peaks

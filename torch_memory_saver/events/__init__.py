@@ -11,9 +11,10 @@ from torch_memory_saver.events.chrome_trace import write_chrome_trace
 from torch_memory_saver.events.event_file import load_events, write_events
 from torch_memory_saver.events.log import EventLog, events, sample_free_memory
 from torch_memory_saver.events.metrics import metrics, write_metrics
-from torch_memory_saver.events.model import Event, Level
+from torch_memory_saver.events.model import Device, Event, Level
 
 __all__ = [
+    "Device",
     "Event",
     "EventLog",
     "Level",
