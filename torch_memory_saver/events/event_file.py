@@ -35,7 +35,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "exited": (bool,),
 }
 #: What a file without the key means.
-_ABSENT = {"devices": [], "exited": False}
+_ABSENT: dict[str, Any] = {"devices": [], "exited": False}
 
 
 def write_events(path: str | os.PathLike[str], *, log: EventLog | None = None) -> Path:
