@@ -18,8 +18,11 @@ __all__ = ["FORMAT", "VERSION", "load_events", "log_to_json", "write_events"]
 #: The value of the key "format", and the version of the format.
 FORMAT, VERSION = "torch_memory_saver.events", 1
 
-_EVENT_FIELDS = {field.name: field for field in dataclasses.fields(Event)}
-_DEFAULTS = {name: field.default for name, field in _EVENT_FIELDS.items()}
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(Event)}
+#: The types of an event's fields.
+_EVENT_TYPES: dict[str, tuple[type, ...]] = {
+    name: {"kind": (str,), "tag": (str, type(None))}.get(name, (type(default),)) for name, default in _DEFAULTS.items()
+}
 _LISTS = ("events", "before", "after", "devices")
 #: The type of each other field of a log.
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -83,11 +86,14 @@ def load_events(path: str | os.PathLike[str]) -> EventLog:
     try:
         data = json.loads(Path(path).read_bytes())
     except (ValueError, RecursionError) as error:
-        raise _malformed(path, f"it is not JSON ({error})") from error
+        raise _malformed(path, f"it is not JSON ({error})" if os.path.getsize(path) else "it is empty") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise _malformed(path, f'its key "format" is not "{FORMAT}"')
-    if data.get("version") != VERSION:
-        raise _malformed(path, f"its version is {data.get('version')!r}, and this package reads version {VERSION}")
+    version = data.get("version")
+    if version != VERSION:
+        newer = isinstance(version, int) and version > VERSION
+        advice = ": upgrade torch_memory_saver to read it" if newer else ""
+        raise _malformed(path, f"its version is {version!r}, and this package reads version {VERSION}{advice}")
     data = _ABSENT | data
     for name, types in _TYPES.items():
         if not _is_a(data.get(name), types):
@@ -111,10 +117,9 @@ def _is_a(value: object, types: tuple[type, ...]) -> bool:
 def _read_event(path: str | os.PathLike[str], row: object) -> Event:
     if not isinstance(row, dict) or not isinstance(row.get("kind"), str):
         raise _malformed(path, f"{row!r} is not an event")
-    known = {name: value for name, value in row.items() if name in _EVENT_FIELDS}  # a later release may have more
+    known = {name: value for name, value in row.items() if name in _EVENT_TYPES}  # a later release may have more
     for name, value in known.items():
-        texts = (str, type(None)) if name == "tag" else (str,)
-        if not _is_a(value, texts if name in ("kind", "operation", "phase", "tag", "status") else (int,)):
+        if type(value) not in _EVENT_TYPES[name]:  # exactly: True is no number
             raise _malformed(path, f'the "{name}" of an event is {value!r}')
     return Event(**known)
 

@@ -59,7 +59,9 @@ def test_the_header_is_plain(tmp_path: Path, simulator: Any) -> None:
     ("change", "message"),
     [
         ({"format": "other"}, 'its key "format" is not "torch_memory_saver.events"'),
-        ({"version": 2}, "its version is 2, and this package reads version 1"),
+        ({"version": 2}, "its version is 2, and this package reads version 1: upgrade torch_memory_saver to read it"),
+        ({"version": "1"}, "its version is '1', and this package reads version 1"),
+        ({"events": [{"kind": "free", "bytes": True}]}, 'the "bytes" of an event is True'),
         ({"pid": "7"}, "its key \"pid\" is '7'"),
         ({"rank": True}, 'its key "rank" is True'),
         ({"boot_id": None}, 'its key "boot_id" is None'),
@@ -90,6 +92,13 @@ def test_any_other_file_is_one_sentence(content: bytes, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="is not a file of write_events: ") as raised:
         events.load_events(path)
     assert "\n" not in str(raised.value)
+
+
+def test_an_empty_file_is_called_empty(tmp_path: Path) -> None:
+    path = tmp_path / "events.json"
+    path.touch()
+    with pytest.raises(InvalidArgumentError, match=r"is not a file of write_events: it is empty$"):
+        events.load_events(path)
 
 
 def test_devices_may_be_unknown(tmp_path: Path) -> None:
