@@ -60,10 +60,18 @@ class EventLog:
     devices: tuple[Device, ...] = ()
     exited: bool = False
 
+    @property
+    def begin_ns(self) -> int:
+        """From when on the log knows the levels: the begin of the first event. Where earlier ones were dropped it is its end,
+        when it was recorded, because what was dropped may lie inside it."""
+        if self.dropped and self.events:
+            return self.events[0].ended_ns
+        return min((event.began_ns for event in self.events), default=self.taken_ns)
+
     def levels(self) -> Iterator[tuple[int, Level]]:
-        """The levels over time, as (time in nanoseconds, level): those before the first event, at its begin, then one for
-        each change."""
-        begin = min((event.began_ns for event in self.events), default=self.taken_ns)
+        """The levels over time, as (time in nanoseconds, level): those before the first event, at :attr:`begin_ns`, then one
+        for each change."""
+        begin = self.begin_ns
         now: dict[tuple[int, str], Level] = {}
         for level in self.before:
             now[level.device, level.tag] = level

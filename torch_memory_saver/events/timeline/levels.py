@@ -19,7 +19,6 @@ __all__ = [
     "Failure",
     "Phase",
     "Sample",
-    "begin_of",
     "calls_of",
     "changes_of",
     "failures_of",
@@ -94,16 +93,11 @@ class Sample(NamedTuple):
     total_bytes: int
 
 
-def begin_of(log: EventLog) -> int:
-    """From when on the levels are known: the begin of the first event that the ring kept."""
-    return min((event.began_ns for event in log.events), default=log.taken_ns)
-
-
 def changes_of(log: EventLog) -> Iterator[Change]:
     """Every change of a level. The first ones are what was held at the first event. After the exit of the process nothing is
     held."""
     held: dict[tuple[int, str], Level] = {}
-    now = begin_of(log)
+    now = log.begin_ns
     for time_ns, level in log.levels():
         now = max(now, time_ns)
         key = (level.device, level.tag)

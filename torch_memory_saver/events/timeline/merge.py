@@ -13,7 +13,7 @@ from heapq import merge
 
 from torch_memory_saver.events.log import EventLog
 from torch_memory_saver.events.model import Device
-from torch_memory_saver.events.timeline.levels import Change, Sample, begin_of, changes_of, samples_of
+from torch_memory_saver.events.timeline.levels import Change, Sample, changes_of, samples_of
 
 __all__ = ["OTHER", "Band", "Gpu", "Host", "Row", "hosts_of", "same_process"]
 
@@ -106,7 +106,7 @@ def same_process(one: EventLog, other: EventLog) -> bool:
 
 
 def _host(group: Sequence[EventLog]) -> Host:
-    logs = tuple(sorted(group, key=lambda log: (log.rank is None, log.rank or 0, begin_of(log), log.pid)))
+    logs = tuple(sorted(group, key=lambda log: (log.rank is None, log.rank or 0, log.begin_ns, log.pid)))
     of_process = tuple(list(changes_of(log)) for log in logs)
     members: dict[object, dict[int, Device]] = {}
     changes: dict[tuple[int, int], list[Change]] = {}
@@ -125,8 +125,8 @@ def _host(group: Sequence[EventLog]) -> Host:
         logs=logs,
         changes=of_process,
         gpus=tuple(sorted(gpus, key=lambda gpu: (min(gpu.ordinals.values()), gpu.uuid, min(gpu.ordinals)))),
-        begin_ns=min(map(begin_of, logs)),
-        end_ns=max(max(log.taken_ns, *(event.ended_ns for event in log.events[-1:])) for log in logs),
+        begin_ns=min(log.begin_ns for log in logs),
+        end_ns=max(time_ns for log in logs for time_ns in (log.taken_ns, *(event.ended_ns for event in log.events[-1:]))),
     )
 
 

@@ -15,6 +15,8 @@ __all__ = ["CELLS", "reduced"]
 
 #: The cells of time: at least one for each column of pixels of a picture that shows all of it.
 CELLS = 2048
+#: How many bands change from one moment to the next that stays, as an estimate.
+_ROWS_OF_A_MOMENT = 3
 
 
 def reduced(
@@ -36,7 +38,7 @@ def reduced(
     for number, stack in enumerate(stacks):
         for band in stack:
             stacks_of[band].append(number)
-    in_group = max(len(rows) * (len(stacks) + 1) // max(most, 1), 1)
+    in_group = max(len(rows) * (len(stacks) + 1) * _ROWS_OF_A_MOMENT // max(most, 1), 1)
     levels, totals, shown = [0] * bands, [0] * len(stacks), [0] * bands
     kept: list[Row] = []
     for start, stop in _groups(rows, begin_ns, max(end_ns - begin_ns, 1), in_group):

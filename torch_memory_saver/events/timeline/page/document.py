@@ -7,7 +7,7 @@ from heapq import nsmallest
 from typing import Any
 
 from torch_memory_saver._pages import Document
-from torch_memory_saver.events.timeline.levels import Call, begin_of, calls_of, failures_of
+from torch_memory_saver.events.timeline.levels import Call, calls_of, failures_of
 from torch_memory_saver.events.timeline.merge import OTHER, Gpu, Host
 from torch_memory_saver.events.timeline.page.table import gpu_name, host_name, process_name, table
 from torch_memory_saver.events.timeline.reduce import reduced
@@ -142,7 +142,7 @@ def _process(host: Host, number: int, tags: _Tags, most_calls: int, most_failure
         notes.append(f"{name}: the last {most_failures:,} of {len(failures):,} failures outside of calls are drawn.")
     return {
         "name": name,
-        "begin": begin_of(log) - host.begin_ns,
+        "begin": log.begin_ns - host.begin_ns,
         "taken": log.taken_ns - host.begin_ns,
         "exited": log.exited,
         "dropped": log.dropped,
