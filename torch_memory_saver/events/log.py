@@ -62,8 +62,8 @@ class EventLog:
 
     @property
     def begin_ns(self) -> int:
-        """From when on the log knows the levels: the begin of the first event. Where earlier ones were dropped it is its end,
-        when it was recorded, because what was dropped may lie inside it."""
+        """From when on the log knows the levels: the begin of the first event. Where earlier ones were dropped it is its
+        end, when it was recorded, because what was dropped may lie inside it."""
         if self.dropped and self.events:
             return self.events[0].ended_ns
         return min((event.began_ns for event in self.events), default=self.taken_ns)
