@@ -113,25 +113,4 @@ MUTANTS = (
         "_files(path)))",
         (_COMPARISON + "test_folders_are_read_in_the_order_of_their_numbers",),
     ),
-    Mutant(
-        "text-of-a-snapshot-ends-the-data",
-        _SOURCES + "comparison/page/document.py",
-        'data.replace("<", "\\\\u003c")',
-        "data",
-        (_PAGE + "test_text_of_a_snapshot_is_never_markup",),
-    ),
-    Mutant(
-        "the-table-on-the-page-is-markup",
-        _SOURCES + "comparison/page/document.py",
-        "html.escape(comparison.table(_TABLE_WIDTH))",
-        "comparison.table(_TABLE_WIDTH)",
-        (_PAGE + "test_text_of_a_snapshot_is_never_markup",),
-    ),
-    Mutant(
-        "any-script-may-run-on-the-page",
-        _SOURCES + "comparison/page/document.py",
-        "script-src {_hash(script)}",
-        "script-src 'unsafe-inline'",
-        (_PAGE + "test_the_policy_lets_only_the_page_s_own_code_run",),
-    ),
 )

@@ -23,11 +23,13 @@ function duration(ns) {
   return `${Math.round(ns)} ns`;
 }
 
-// A time since the begin, as exactly as ticks of this distance need.
-function clock(ns, step) {
+const LONG = 600 * SECOND;
+
+// A time since the begin, as exactly as ticks of this distance need; in a long picture with hours and minutes.
+function clock(ns, step, length) {
   const digits = Math.max(0, Math.min(9, Math.ceil(-Math.log10(step / SECOND))));
   const seconds = ns / SECOND;
-  if (seconds < 600) return `${seconds.toFixed(digits)} s`;
+  if (length < LONG) return `${seconds.toFixed(digits)} s`;
   const whole = Math.floor(seconds);
   const parts = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60, whole % 60].map((part) => String(part).padStart(2, "0"));
   return parts.join(":") + (digits ? (seconds - whole).toFixed(digits).slice(1) : "");

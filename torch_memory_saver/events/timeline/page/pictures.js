@@ -50,6 +50,7 @@ function draw(picture) {
   picture.zero = TOP + ((picture.floor - TOP) * up) / (up + down);
   picture.scale = (picture.floor - TOP) / (up + down);
   drawAxes(picture, up, down);
+  if (picture.process === null) drawUnknown(picture, Math.max(...unknownUntil(picture).map(([, begin]) => begin), 0), 0.5);
   const columns = gpu.columns;
   drawStack(picture, gpu.stacks[picture.up], columns[picture.up], 1);
   if (picture.down !== null) drawStack(picture, gpu.stacks[picture.down], columns[picture.down], -1);
@@ -87,7 +88,7 @@ function drawAxes(picture, up, down) {
     context.moveTo(x, TOP);
     context.lineTo(x, floor);
     context.stroke();
-    const text = clock(time, distance);
+    const text = clock(time, distance, host.length);
     const half = context.measureText(text).width / 2;
     context.fillText(text, Math.min(Math.max(x, MARGIN + half), MARGIN + count + RIGHT - half), picture.canvas.clientHeight - AXIS / 2);
   }
@@ -145,6 +146,21 @@ function drawTotal({ context, gpu, count, zero, scale }) {
   context.restore();
 }
 
+// The processes on the GPU whose first events were dropped, each with the time from which its levels are known.
+function unknownUntil({ host, gpu }) {
+  const processes = [...gpu.ordinals.keys()].map((number) => host.processes[number]);
+  return processes.filter(({ dropped, begin }) => dropped && begin > 0).map((process) => [process, process.begin]);
+}
+
+function drawUnknown({ host, context, count, floor }, until, strength) {
+  const end = Math.min(xOf(host, until, count), MARGIN + count);
+  if (end <= MARGIN) return;
+  context.globalAlpha = strength;
+  context.fillStyle = hatching(context);
+  context.fillRect(MARGIN, TOP, end - MARGIN, floor - TOP);
+  context.globalAlpha = 1;
+}
+
 // Where the record of a process begins and ends, and its calls.
 function drawProcess(picture) {
   const { host, context, count, floor } = picture;
@@ -152,8 +168,7 @@ function drawProcess(picture) {
   const begin = Math.min(Math.max(xOf(host, process.begin, count), MARGIN), MARGIN + count);
   const taken = Math.min(Math.max(xOf(host, process.taken, count), MARGIN), MARGIN + count);
   if (process.dropped) {
-    context.fillStyle = hatching(context);
-    context.fillRect(MARGIN, TOP, begin - MARGIN, floor - TOP);
+    drawUnknown(picture, process.begin, 1);
     if (host.from <= process.begin && process.begin <= host.to) {
       context.strokeStyle = palette.leak;
       context.setLineDash([4, 3]);
@@ -262,7 +277,7 @@ function bandText(picture, [process, kind, tag, folded], host) {
 function momentText(picture, time) {
   const { host } = picture;
   const wall = new Date(host.beginMs + time / 1e6).toISOString().replace("T", " ").replace("Z", " UTC");
-  return `${clock(time, Math.max((host.to - host.from) / 1000, 1))} (${wall})`;
+  return `${clock(time, Math.max((host.to - host.from) / 1000, 1), host.length)} (${wall})`;
 }
 
 function describeColumn(picture, column) {
@@ -272,6 +287,9 @@ function describeColumn(picture, column) {
   const process = picture.process === null ? null : host.processes[picture.process];
   if (process && time < process.begin) lines.push(process.dropped ? "unknown: these events were dropped" : "nothing yet");
   else lines.push(...columnTexts(picture, column));
+  if (!process) {
+    for (const [one, begin] of unknownUntil(picture)) if (time < begin) lines.push(`without ${one.name}, whose events were dropped`);
+  }
   if (process && time > process.taken) lines.push(process.exited ? "The process has exited." : "Not recorded any more: the last known levels.");
   return lines.join("\n");
 }

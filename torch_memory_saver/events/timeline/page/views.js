@@ -33,7 +33,7 @@ function redraw(host) {
     draw(picture);
   }
   const step = (host.to - host.from) / 100;
-  host.range.textContent = `${clock(host.from, step)} to ${clock(host.to, step)}`;
+  host.range.textContent = `${clock(host.from, step, host.length)} to ${clock(host.to, step, host.length)}`;
 }
 
 function redrawAll() {
