@@ -11,7 +11,6 @@ _TESTS = "tests/unit/python/memory/"
 _COMPARISON = _TESTS + "test_comparison.py::"
 _UNITS = _TESTS + "test_comparison_units.py::"
 _LOADING = _TESTS + "test_loading.py::"
-_PAGE = _TESTS + "test_comparison_page.py::"
 
 MUTANTS = (
     Mutant(

@@ -99,7 +99,7 @@ MUTANTS = (
     Mutant(
         "text-ends-the-data-of-a-page",
         _PAGES + "document.py",
-        'encoded.replace("<", "\\u003c")',
+        'encoded.replace("<", "\\\\u003c")',
         "encoded",
         (_TEXT, _COMPARISON + "test_text_of_a_snapshot_is_never_markup"),
     ),
