@@ -19,7 +19,7 @@ from torch_memory_saver import simulate
 from torch_memory_saver.events.timeline import read_logs, write_timeline
 
 IMAGES = Path(__file__).parent / "images"
-WIDTH, HEIGHT = 1180, 900
+WIDTH, HEIGHT = 1100, 1040
 ROUNDS = 4
 #: Kernels between a resume and the pause after it.
 STEPS = 40
