@@ -244,6 +244,8 @@ def main() -> None:
             f"{PACKAGE}._bench": ["*.c"],
             f"{PACKAGE}._simulate": ["startup/*.py"],
             f"{PACKAGE}.memory.comparison.page": ["*.html", "*.css", "*.js"],
+            f"{PACKAGE}.events.timeline.page": ["*.html", "*.css", "*.js"],
+            f"{PACKAGE}._pages": ["*.css", "*.js"],
         },
         include_package_data=False,
         zip_safe=False,

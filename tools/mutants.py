@@ -38,6 +38,7 @@ import package  # noqa: E402
 import releases_and_logs  # noqa: E402
 import sharing  # noqa: E402
 import simulator  # noqa: E402
+import timeline  # noqa: E402
 from mutant import Mutant, TableError, check  # noqa: E402
 
 _TABLES = (
@@ -54,6 +55,7 @@ _TABLES = (
     releases_and_logs,
     sharing,
     simulator,
+    timeline,
 )
 MUTANTS = tuple(mutant for table in _TABLES for mutant in table.MUTANTS)
 

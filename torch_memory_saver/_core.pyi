@@ -126,6 +126,12 @@ class DeviceMemory(NamedTuple):
     free: int
     total: int
 
+class DeviceInfo(NamedTuple):
+    """What a device is: its UUID, 16 bytes, and its memory."""
+
+    uuid: bytes
+    total_bytes: int
+
 class RegionSettings(NamedTuple):
     """The settings of a thread's innermost level; depth 0 is outside every region."""
 
@@ -306,6 +312,9 @@ def active_devices() -> int:
     """Bit d is set where this process uses device d (its primary context is active)."""
 
 def device_memory(device: int) -> DeviceMemory: ...
+def device_info(device: int) -> DeviceInfo:
+    """Makes no context."""
+
 def segments() -> list[Segment]: ...
 def segment_records() -> list[dict[str, int | float | str]]:
     """The same as plain data: the items of Segment but ``contents``, the state and the kind of backup by name, and instead

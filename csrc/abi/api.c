@@ -256,15 +256,38 @@ static tms_status_t api_active_devices(uint64_t *mask, tms_error_t *error) {
     return tms_saver_explain_loss(&state->saver, tms_devices_active(&state->devices, mask, &context, error), error);
 }
 
+/* load_devices for a query about one device, `context->device`. */
+static tms_status_t load_device(const tms_error_context_t *context, tms_state_t **made, const tms_driver_table_t **driver,
+                                const tms_device_table_t **devices, tms_error_t *error) {
+    tms_status_t status = load_devices(context, made, driver, devices, error);
+    if (status == TMS_OK && (context->device < 0 || context->device >= (*devices)->count))
+        return tms_error_set(error, TMS_INVALID_ARGUMENT, context, "devices 0 to %d exist", (*devices)->count - 1);
+    return status;
+}
+
+static tms_status_t api_device_info(int32_t device, tms_device_info_t *info, tms_error_t *error) {
+    tms_error_context_t context = {.operation = "device_info", .device = device};
+    tms_state_t *state = NULL;
+    const tms_driver_table_t *driver = NULL;
+    const tms_device_table_t *devices = NULL;
+    CUuuid uuid;
+    tms_status_t status = load_device(&context, &state, &driver, &devices, error);
+    if (status == TMS_OK)
+        status = TMS_DRIVER_CALL(driver, &context, error, cuDeviceGetUuid, &uuid, devices->device[device].handle);
+    if (status != TMS_OK) return status;
+    _Static_assert(sizeof(uuid.bytes) == sizeof(info->uuid), "a UUID has 16 bytes");
+    memcpy(info->uuid, uuid.bytes, sizeof(info->uuid));
+    info->total_bytes = devices->device[device].total_bytes;
+    return TMS_OK;
+}
+
 static tms_status_t api_device_memory(int32_t device, uint64_t *free_bytes, uint64_t *total_bytes, tms_error_t *error) {
     tms_error_context_t context = {.operation = "device_memory", .device = device};
     tms_state_t *state = NULL;
     const tms_driver_table_t *driver = NULL;
     const tms_device_table_t *devices = NULL;
-    tms_status_t status = load_devices(&context, &state, &driver, &devices, error);
+    tms_status_t status = load_device(&context, &state, &driver, &devices, error);
     if (status != TMS_OK) return status;
-    if (device < 0 || device >= devices->count)
-        return tms_error_set(error, TMS_INVALID_ARGUMENT, &context, "devices 0 to %d exist", devices->count - 1);
     status = tms_devices_memory(&state->devices, device, free_bytes, total_bytes, &context, error);
     return tms_saver_explain_loss(&state->saver, status, error);
 }
@@ -299,6 +322,7 @@ const tms_api_t *tms_get_api(uint32_t version) {
         .device_count = api_device_count,
         .active_devices = api_active_devices,
         .device_memory = api_device_memory,
+        .device_info = api_device_info,
         .segments = tms_query_segments,
         .usage = tms_query_usage,
         .reset_peaks = tms_query_reset_peaks,

@@ -357,6 +357,8 @@ typedef struct tms_api {
      * call for each device before and after. */
     void (*set_event_samples)(int32_t on);
     int32_t (*get_event_samples)(void);
+    /* Makes no context. TMS_INVALID_ARGUMENT: there is no such device. */
+    tms_status_t (*device_info)(int32_t device, tms_device_info_t *info, tms_error_t *error);
 } tms_api_t;
 
 /* The table of the library that exports it, or NULL if that library does not support `version`. */

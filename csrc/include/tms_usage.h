@@ -48,6 +48,14 @@ typedef struct tms_usage_info {
                                      start or since reset_peaks; without what failed calls mapped and unmapped again */
 } tms_usage_info_t;
 
+enum { TMS_UUID_BYTES = 16 };
+
+/* A device, as every process of the machine knows it. */
+typedef struct tms_device_info {
+    uint8_t uuid[TMS_UUID_BYTES]; /* of the GPU, or of the MIG instance */
+    uint64_t total_bytes;
+} tms_device_info_t;
+
 /* How far a tag is paused. A torch pool whose memory may be paused must not be entered; see _torch/pools.py. */
 typedef struct tms_tag_info {
     uint64_t paused;      /* allocations of the tag that are not ACTIVE */

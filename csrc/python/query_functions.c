@@ -101,6 +101,23 @@ PyObject *tms_py_device_memory(PyObject *module, PyObject *const *arguments, Py_
     return tms_py_device_memory_row(module, free_bytes, total_bytes);
 }
 
+PyObject *tms_py_device_info(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
+    static const tms_py_signature_t signature = {"device_info", 1, 1, {"device"}};
+    const tms_api_t *api = tms_py_api(module);
+    tms_device_info_t info;
+    int32_t device;
+    tms_py_call_t call;
+    tms_status_t status;
+    tms_error_t error;
+
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_i32(&call, 0, &device)) return NULL;
+    tms_error_clear(&error);
+    Py_BEGIN_ALLOW_THREADS;
+    status = api->device_info(device, &info, &error);
+    Py_END_ALLOW_THREADS;
+    return status == TMS_OK ? tms_py_device_info_row(module, &info) : tms_py_raise(&error);
+}
+
 /* A function that writes up to `capacity` rows and returns how many there are. */
 typedef size_t (*row_source_t)(const void *context, void *rows, size_t capacity);
 

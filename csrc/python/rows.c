@@ -41,6 +41,7 @@ static PyStructSequence_Field report_fields[] = {
 static PyStructSequence_Field tag_info_fields[] = {
     {"paused", "allocations that are not active"}, {"epoch", "pauses that ever changed one"}, {NULL, NULL}};
 static PyStructSequence_Field device_memory_fields[] = {{"free", "bytes"}, {"total", "bytes"}, {NULL, NULL}};
+static PyStructSequence_Field device_info_fields[] = {{"uuid", "16 bytes"}, {"total_bytes", "of its memory"}, {NULL, NULL}};
 static PyStructSequence_Field region_settings_fields[] = {{"tag", "of allocations"},
                                                           {"backup", "one of BACKUP_*"},
                                                           {"managed", "whether allocations are"},
@@ -86,6 +87,7 @@ static PyStructSequence_Desc descriptions[TMS_PY_ROWS] = {
     [TMS_PY_REPORT] = {"torch_memory_saver._core.Report", "What a pause or resume did.", report_fields, 5},
     [TMS_PY_TAG_INFO] = {"torch_memory_saver._core.TagInfo", "How far a tag is paused.", tag_info_fields, 2},
     [TMS_PY_DEVICE_MEMORY] = {"torch_memory_saver._core.DeviceMemory", "A device's memory.", device_memory_fields, 2},
+    [TMS_PY_DEVICE_INFO] = {"torch_memory_saver._core.DeviceInfo", "What a device is.", device_info_fields, 2},
     [TMS_PY_REGION_SETTINGS] = {"torch_memory_saver._core.RegionSettings", "A thread's settings.", region_settings_fields,
                                 4},
     [TMS_PY_EVENT] = {"torch_memory_saver._core.Event", "An event.", event_fields, MOST_FIELDS},
@@ -174,6 +176,13 @@ PyObject *tms_py_device_memory_row(PyObject *module, uint64_t free_bytes, uint64
     PyObject *values[MOST_FIELDS] = {number(free_bytes), number(total_bytes)};
 
     return make(module, TMS_PY_DEVICE_MEMORY, values);
+}
+
+PyObject *tms_py_device_info_row(PyObject *module, const tms_device_info_t *info) {
+    PyObject *values[MOST_FIELDS] = {PyBytes_FromStringAndSize((const char *)info->uuid, TMS_UUID_BYTES),
+                                     number(info->total_bytes)};
+
+    return make(module, TMS_PY_DEVICE_INFO, values);
 }
 
 PyObject *tms_py_region_settings(PyObject *module, const tms_region_settings_t *settings, int32_t depth) {

@@ -14,6 +14,7 @@ typedef enum tms_py_row {
     TMS_PY_REPORT,
     TMS_PY_TAG_INFO,
     TMS_PY_DEVICE_MEMORY,
+    TMS_PY_DEVICE_INFO,
     TMS_PY_REGION_SETTINGS,
     TMS_PY_EVENT,
     TMS_PY_EVENT_LEVEL,

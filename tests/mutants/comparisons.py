@@ -11,7 +11,6 @@ _TESTS = "tests/unit/python/memory/"
 _COMPARISON = _TESTS + "test_comparison.py::"
 _UNITS = _TESTS + "test_comparison_units.py::"
 _LOADING = _TESTS + "test_loading.py::"
-_PAGE = _TESTS + "test_comparison_page.py::"
 
 MUTANTS = (
     Mutant(
@@ -112,26 +111,5 @@ MUTANTS = (
         "_files(path)), key=_natural)",
         "_files(path)))",
         (_COMPARISON + "test_folders_are_read_in_the_order_of_their_numbers",),
-    ),
-    Mutant(
-        "text-of-a-snapshot-ends-the-data",
-        _SOURCES + "comparison/page/document.py",
-        'data.replace("<", "\\\\u003c")',
-        "data",
-        (_PAGE + "test_text_of_a_snapshot_is_never_markup",),
-    ),
-    Mutant(
-        "the-table-on-the-page-is-markup",
-        _SOURCES + "comparison/page/document.py",
-        "html.escape(comparison.table(_TABLE_WIDTH))",
-        "comparison.table(_TABLE_WIDTH)",
-        (_PAGE + "test_text_of_a_snapshot_is_never_markup",),
-    ),
-    Mutant(
-        "any-script-may-run-on-the-page",
-        _SOURCES + "comparison/page/document.py",
-        "script-src {_hash(script)}",
-        "script-src 'unsafe-inline'",
-        (_PAGE + "test_the_policy_lets_only_the_page_s_own_code_run",),
     ),
 )

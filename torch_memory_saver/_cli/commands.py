@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import abc
 import argparse
 import os
 import sys
 from collections.abc import Sequence
 
 from torch_memory_saver import __version__, _core, simulate, torch_memory_saver
+from torch_memory_saver._cli.command import Command
+from torch_memory_saver._cli.timeline_command import TimelineCommand
 from torch_memory_saver._saver import preload
 from torch_memory_saver.errors import InvalidArgumentError, TorchMemorySaverError
 
@@ -23,23 +24,9 @@ __all__ = [
     "DoctorCommand",
     "InfoCommand",
     "SimulateCommand",
+    "TimelineCommand",
     "main",
 ]
-
-
-class Command(abc.ABC):
-    """One command. `name` is what the user types. `help` describes the command in one line."""
-
-    name = ""
-    help = ""
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declares the command's options."""
-        return
-
-    @abc.abstractmethod
-    def run(self, arguments: argparse.Namespace) -> int:
-        """Runs the command and returns the exit status."""
 
 
 class DemoCommand(Command):
@@ -242,6 +229,7 @@ _COMMANDS: tuple[Command, ...] = (
     InfoCommand(),
     DoctorCommand(),
     CompareCommand(),
+    TimelineCommand(),
     SimulateCommand(),
 )
 

@@ -11,9 +11,11 @@ from torch_memory_saver.events.chrome_trace import write_chrome_trace
 from torch_memory_saver.events.event_file import load_events, write_events
 from torch_memory_saver.events.log import EventLog, events, sample_free_memory
 from torch_memory_saver.events.metrics import metrics, write_metrics
-from torch_memory_saver.events.model import Event, Level
+from torch_memory_saver.events.model import Device, Event, Level
+from torch_memory_saver.events.timeline import write_timeline
 
 __all__ = [
+    "Device",
     "Event",
     "EventLog",
     "Level",
@@ -24,4 +26,5 @@ __all__ = [
     "write_chrome_trace",
     "write_events",
     "write_metrics",
+    "write_timeline",
 ]

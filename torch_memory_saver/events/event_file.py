@@ -10,7 +10,7 @@ from typing import Any
 
 from torch_memory_saver.errors import InvalidArgumentError
 from torch_memory_saver.events.log import EventLog, events
-from torch_memory_saver.events.model import Event, Level
+from torch_memory_saver.events.model import Device, Event, Level
 from torch_memory_saver.memory.files import write_text_file
 
 __all__ = ["FORMAT", "VERSION", "load_events", "log_to_json", "write_events"]
@@ -18,9 +18,12 @@ __all__ = ["FORMAT", "VERSION", "load_events", "log_to_json", "write_events"]
 #: The value of the key "format", and the version of the format.
 FORMAT, VERSION = "torch_memory_saver.events", 1
 
-_EVENT_FIELDS = {field.name: field for field in dataclasses.fields(Event)}
-_DEFAULTS = {name: field.default for name, field in _EVENT_FIELDS.items()}
-_LISTS = ("events", "before", "after")
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(Event)}
+#: The types of an event's fields.
+_EVENT_TYPES: dict[str, tuple[type, ...]] = {
+    name: {"kind": (str,), "tag": (str, type(None))}.get(name, (type(default),)) for name, default in _DEFAULTS.items()
+}
+_LISTS = ("events", "before", "after", "devices")
 #: The type of each other field of a log.
 _TYPES: dict[str, tuple[type, ...]] = {
     "dropped": (int,),
@@ -32,7 +35,10 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "role": (str,),
     "host": (str,),
     "boot_id": (str,),
+    "exited": (bool,),
 }
+#: What a file without the key means.
+_ABSENT: dict[str, Any] = {"devices": [], "exited": False}
 
 
 def write_events(path: str | os.PathLike[str], *, log: EventLog | None = None) -> Path:
@@ -65,6 +71,7 @@ def log_to_json(log: EventLog) -> dict[str, Any]:
         **{name: getattr(log, name) for name in _TYPES},
         "before": [vars(level) for level in log.before],
         "after": [vars(level) for level in log.after],
+        "devices": [vars(device) for device in log.devices],
         "events": [{name: value for name, value in vars(event).items() if value != _DEFAULTS[name]} for event in log.events],
     }
 
@@ -79,11 +86,15 @@ def load_events(path: str | os.PathLike[str]) -> EventLog:
     try:
         data = json.loads(Path(path).read_bytes())
     except (ValueError, RecursionError) as error:
-        raise _malformed(path, f"it is not JSON ({error})") from error
+        raise _malformed(path, f"it is not JSON ({error})" if os.path.getsize(path) else "it is empty") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise _malformed(path, f'its key "format" is not "{FORMAT}"')
-    if data.get("version") != VERSION:
-        raise _malformed(path, f"its version is {data.get('version')!r}, and this package reads version {VERSION}")
+    version = data.get("version")
+    if version != VERSION:
+        newer = isinstance(version, int) and version > VERSION
+        advice = ": upgrade torch_memory_saver to read it" if newer else ""
+        raise _malformed(path, f"its version is {version!r}, and this package reads version {VERSION}{advice}")
+    data = _ABSENT | data
     for name, types in _TYPES.items():
         if not _is_a(data.get(name), types):
             raise _malformed(path, f'its key "{name}" is {data.get(name)!r}')
@@ -94,21 +105,21 @@ def load_events(path: str | os.PathLike[str]) -> EventLog:
         events=tuple(_read_event(path, row) for row in data["events"]),
         before=tuple(_read_level(path, row) for row in data["before"]),
         after=tuple(_read_level(path, row) for row in data["after"]),
+        devices=tuple(_read_device(path, row) for row in data["devices"]),
         **{name: data[name] for name in _TYPES},
     )
 
 
 def _is_a(value: object, types: tuple[type, ...]) -> bool:
-    return isinstance(value, types) and not isinstance(value, bool)
+    return isinstance(value, types) and (bool in types or not isinstance(value, bool))
 
 
 def _read_event(path: str | os.PathLike[str], row: object) -> Event:
     if not isinstance(row, dict) or not isinstance(row.get("kind"), str):
         raise _malformed(path, f"{row!r} is not an event")
-    known = {name: value for name, value in row.items() if name in _EVENT_FIELDS}  # a later release may have more
+    known = {name: value for name, value in row.items() if name in _EVENT_TYPES}  # a later release may have more
     for name, value in known.items():
-        texts = (str, type(None)) if name == "tag" else (str,)
-        if not _is_a(value, texts if name in ("kind", "operation", "phase", "tag", "status") else (int,)):
+        if type(value) not in _EVENT_TYPES[name]:  # exactly: True is no number
             raise _malformed(path, f'the "{name}" of an event is {value!r}')
     return Event(**known)
 
@@ -125,6 +136,15 @@ def _read_level(path: str | os.PathLike[str], row: object) -> Level:
             raise _malformed(path, f'the "{field.name}" of a level is {value!r}')
         numbers[field.name] = value
     return Level(row["tag"], **numbers)
+
+
+def _read_device(path: str | os.PathLike[str], row: object) -> Device:
+    if not isinstance(row, dict) or not isinstance(row.get("uuid"), str):
+        raise _malformed(path, f"{row!r} is not a device")
+    for name in ("device", "total_bytes"):
+        if not _is_a(row.get(name), (int,)):
+            raise _malformed(path, f'the "{name}" of a device is {row.get(name)!r}')
+    return Device(row["device"], row["uuid"], row["total_bytes"])
 
 
 def _malformed(path: str | os.PathLike[str], what: str) -> InvalidArgumentError:

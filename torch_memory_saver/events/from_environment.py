@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import logging
 import os
 import threading
@@ -64,13 +65,14 @@ class EventFile(_Written):
         self._recorded = 0
         self._pid = os.getpid()
 
-    def write_if_new(self) -> None:
-        """Replaces the file, if something happened since it was written."""
+    def write_if_new(self, exits: bool = False) -> None:
+        """Replaces the file, if something happened since it was written. `exits`: also if nothing did, because the file then
+        says that nothing comes after it; not where there never was an event."""
         with self._lock:
             self._begin_anew_in_child()
-            log = events()
+            log = dataclasses.replace(events(), exited=exits)
             recorded = log.dropped + len(log.events)
-            if recorded == self._recorded:
+            if recorded == (0 if exits else self._recorded):
                 return
             path = self.attempt(lambda: write_events(self._directory / _file_name(), log=log))
             if path is None:
@@ -104,7 +106,7 @@ def start_event_files(directory: str) -> None:
     file = EventFile(directory)
     os.register_at_fork(after_in_child=file.after_fork_in_child)
     Periodic("torch_memory_saver: events", _PERIOD_S, file.write_if_new).start()
-    atexit.register(file.write_if_new)
+    atexit.register(file.write_if_new, exits=True)
 
 
 class MetricsFile(_Written):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from torch_memory_saver import _core
-from torch_memory_saver.events.model import Event, Level, add_up, levels_before
+from torch_memory_saver.errors import TorchMemorySaverError
+from torch_memory_saver.events.model import Device, Event, Level, add_up, levels_before
 from torch_memory_saver.memory.identity import default_role, own_rank
 
 __all__ = ["EventLog", "events", "sample_free_memory"]
@@ -17,6 +19,8 @@ __all__ = ["EventLog", "events", "sample_free_memory"]
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 #: How often the two clocks are compared. The comparison that took least counts.
 _CLOCK_COMPARISONS = 16
+#: The devices that were asked for, by ordinal. What they are does not change during a process.
+_devices: dict[int, Device] = {}
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,8 @@ class EventLog:
         role: ``TMS_SNAPSHOT_ROLE``, else the process's title or program.
         host: The machine's name.
         boot_id: Of its kernel. Times of processes with the same one can be compared directly. "" where it is unknown.
+        devices: Those that events and levels name.
+        exited: Whether it was taken at the exit of the process, so that nothing comes after it.
     """
 
     events: tuple[Event, ...]
@@ -51,11 +57,21 @@ class EventLog:
     role: str
     host: str
     boot_id: str
+    devices: tuple[Device, ...] = ()
+    exited: bool = False
+
+    @property
+    def begin_ns(self) -> int:
+        """From when on the log knows the levels: the begin of the first event. Where earlier ones were dropped it is its
+        end, when it was recorded, because what was dropped may lie inside it."""
+        if self.dropped and self.events:
+            return self.events[0].ended_ns
+        return min((event.began_ns for event in self.events), default=self.taken_ns)
 
     def levels(self) -> Iterator[tuple[int, Level]]:
-        """The levels over time, as (time in nanoseconds, level): those before the first event, at its begin, then one for
-        each change."""
-        begin = min((event.began_ns for event in self.events), default=self.taken_ns)
+        """The levels over time, as (time in nanoseconds, level): those before the first event, at :attr:`begin_ns`, then one
+        for each change."""
+        begin = self.begin_ns
         now: dict[tuple[int, str], Level] = {}
         for level in self.before:
             now[level.device, level.tag] = level
@@ -91,6 +107,7 @@ def events() -> EventLog:
         role=default_role(),
         host=socket.gethostname(),
         boot_id=_boot_id(),
+        devices=_devices_of(rows, after),
     )
 
 
@@ -123,6 +140,22 @@ def _event_of(row: _core.Event) -> Event:
         status=row.status_name,
         driver_result=row.driver_result,
     )
+
+
+def _devices_of(rows: Iterable[Event], levels: Iterable[Level]) -> tuple[Device, ...]:
+    """The devices that the rows name. The driver was in use for each, so asking it loads nothing."""
+    named = {row.device for row in rows} | {level.device for level in levels}
+    return tuple(_device(ordinal) for ordinal in sorted(named) if ordinal >= 0)
+
+
+def _device(ordinal: int) -> Device:
+    if ordinal not in _devices:
+        try:
+            info = _core.device_info(ordinal)
+        except TorchMemorySaverError:  # such as at exit, after the driver's: the log says that it is unknown
+            return Device(ordinal)
+        _devices[ordinal] = Device(ordinal, f"GPU-{uuid.UUID(bytes=info.uuid)}", info.total_bytes)
+    return _devices[ordinal]
 
 
 def _wall_offset() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["Event", "Level", "add_up", "levels_before"]
+__all__ = ["Device", "Event", "Level", "add_up", "levels_before"]
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,21 @@ class Level:
         return Level(
             self.tag, self.device, self.resident_bytes + resident, self.paused_bytes + paused, self.backup_bytes + backup
         )
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device of a process.
+
+    Attributes:
+        device: CUDA ordinal in that process.
+        uuid: Such as "GPU-5d5ba0d6-...", by which every process of the machine knows it; "" if the driver did not say.
+        total_bytes: Of its memory; 0 if the driver did not say.
+    """
+
+    device: int
+    uuid: str = ""
+    total_bytes: int = 0
 
 
 def add_up(levels: Iterable[Level]) -> tuple[Level, ...]:

@@ -125,8 +125,13 @@ def test_devices(simulator: Any) -> None:
     memory = _core.device_memory(1)
     assert (memory.total - memory.free, memory.total) == (2 * MIB, simulator.device_memory)
     _core.refresh_peers()
+    infos = [_core.device_info(device) for device in range(2)]
+    assert [(len(info.uuid), info.total_bytes) for info in infos] == [(16, simulator.device_memory)] * 2
+    assert infos[0].uuid != infos[1].uuid
     with pytest.raises(errors.InvalidArgumentError, match="device"):
         _core.device_memory(simulator.devices)
+    with pytest.raises(errors.InvalidArgumentError, match="devices 0 to"):
+        _core.device_info(simulator.devices)
 
 
 def test_guard_bytes_are_counted(simulator: Any) -> None:

@@ -56,7 +56,16 @@ def test_rows_have_the_fields_of_the_stub() -> None:
         for node in ast.parse(STUB.read_text()).body
         if isinstance(node, ast.ClassDef) and [ast.unparse(base) for base in node.bases] == ["NamedTuple"]
     }
-    assert set(rows) == {"Segment", "Usage", "Export", "Report", "TagInfo", "DeviceMemory", "RegionSettings"} | {
+    assert set(rows) == {
+        "Segment",
+        "Usage",
+        "Export",
+        "Report",
+        "TagInfo",
+        "DeviceMemory",
+        "DeviceInfo",
+        "RegionSettings",
+    } | {
         "Event",
         "EventLevel",
         "EventsCopy",
@@ -175,6 +184,7 @@ def test_two_copies_of_the_module_share_the_state(simulator: Any) -> None:
         ("tag_info", ("",), ValueError, r"tag_info\(\): a tag"),
         ("find", ("x",), TypeError, "address must be an int"),
         ("device_memory", (0.0,), TypeError, "device must be an int"),
+        ("device_info", ("0",), TypeError, "device must be an int"),
         ("reserve_host_memory", (1 << 20, "0"), TypeError, "device must be an int"),
         ("host_backup", ("0", 1), TypeError, "address must be an int"),
         ("host_backup", (0, "1"), TypeError, "size must be an int"),

@@ -12,7 +12,7 @@ import pytest
 
 from torch_memory_saver import _core, events
 from torch_memory_saver.errors import InvalidArgumentError
-from torch_memory_saver.events import Event, EventLog, Level
+from torch_memory_saver.events import Device, Event, EventLog, Level
 
 LOG = EventLog(
     events=(
@@ -30,6 +30,8 @@ LOG = EventLog(
     role="trainer",
     host="node",
     boot_id="0-1",
+    devices=(Device(0, "GPU-0", 1 << 33), Device(1)),
+    exited=True,
 )
 
 
@@ -57,10 +59,16 @@ def test_the_header_is_plain(tmp_path: Path, simulator: Any) -> None:
     ("change", "message"),
     [
         ({"format": "other"}, 'its key "format" is not "torch_memory_saver.events"'),
-        ({"version": 2}, "its version is 2, and this package reads version 1"),
+        ({"version": 2}, "its version is 2, and this package reads version 1: upgrade torch_memory_saver to read it"),
+        ({"version": "1"}, "its version is '1', and this package reads version 1"),
+        ({"events": [{"kind": "free", "bytes": True}]}, 'the "bytes" of an event is True'),
         ({"pid": "7"}, "its key \"pid\" is '7'"),
         ({"rank": True}, 'its key "rank" is True'),
         ({"boot_id": None}, 'its key "boot_id" is None'),
+        ({"exited": 1}, 'its key "exited" is 1'),
+        ({"devices": {}}, 'its key "devices" is not a list'),
+        ({"devices": [0]}, "0 is not a device"),
+        ({"devices": [{"uuid": "GPU-0"}]}, 'the "device" of a device is None'),
         ({"events": {}}, 'its key "events" is not a list'),
         ({"events": [1]}, "1 is not an event"),
         ({"events": [{"kind": "free", "bytes": "2"}]}, "the \"bytes\" of an event is '2'"),
@@ -84,6 +92,21 @@ def test_any_other_file_is_one_sentence(content: bytes, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="is not a file of write_events: ") as raised:
         events.load_events(path)
     assert "\n" not in str(raised.value)
+
+
+def test_an_empty_file_is_called_empty(tmp_path: Path) -> None:
+    path = tmp_path / "events.json"
+    path.touch()
+    with pytest.raises(InvalidArgumentError, match=r"is not a file of write_events: it is empty$"):
+        events.load_events(path)
+
+
+def test_devices_may_be_unknown(tmp_path: Path) -> None:
+    path = events.write_events(tmp_path / "events.json", log=LOG)
+    data = json.loads(path.read_text())
+    del data["devices"], data["exited"]
+    path.write_text(json.dumps(data))
+    assert events.load_events(path) == dataclasses.replace(LOG, devices=(), exited=False)
 
 
 def test_later_releases_may_say_more(tmp_path: Path) -> None:

@@ -44,6 +44,19 @@ def test_the_file_is_replaced_if_something_happened(simulator: Any, tmp_path: Pa
     assert log.dropped + len(log.events) == first.dropped + len(first.events) + 2
 
 
+def test_the_last_file_says_that_nothing_follows(simulator: Any, tmp_path: Path) -> None:
+    file = EventFile(str(tmp_path))
+    happen()
+    file.write_if_new()
+    (path,) = tmp_path.iterdir()
+    before = events.load_events(path)
+    file.write_if_new(exits=True)
+    after = events.load_events(path)
+    assert (before.exited, after.exited) == (False, True)
+    assert after.events == before.events
+    assert after.taken_ns > before.taken_ns
+
+
 def test_the_name_gets_the_rank_once_it_is_known(simulator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = EventFile(str(tmp_path))
     happen()
@@ -94,7 +107,8 @@ module.pause("kept")
     logs = [events.load_events(path) for path in (tmp_path / "events").iterdir()]
     assert len({log.pid for log in logs}) == 2
     for log in logs:
-        assert (log.capacity, log.dropped) == (100, 0)
+        assert (log.capacity, log.dropped, log.exited) == (100, 0, True)
+        assert [device.device for device in log.devices] == [0] and log.devices[0].uuid.startswith("GPU-")
         assert [(level.tag, level.paused_bytes) for level in log.after] == [("kept", 2 * MIB)]
         assert sum(event.kind == "memory" for event in log.events) == 2, "the free memory is sampled"
         assert log.boot_id == logs[0].boot_id

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from torch_memory_saver import _core, events
-from torch_memory_saver.events import Event, EventLog, Level
+from torch_memory_saver.events import Device, Event, EventLog, Level
+from torch_memory_saver.events import log as log_module
 from torch_memory_saver.events.model import add_up, levels_before
 from torch_memory_saver.usage import take_stats
 
@@ -80,6 +81,19 @@ def test_levels_lead_from_before_to_after_and_are_those_of_the_statistics(simula
     assert times == sorted(times)
     for address in addresses:
         _core.free(address)
+
+
+def test_the_devices_of_a_log(simulator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_module, "_devices", {})
+    address = allocate("device", MIB, 1)
+    simulator.fail_after("cuDeviceGetUuid_v2", 0, 1, 801)
+    first = {one.device: one for one in events.events().devices}
+    devices = {one.device: one for one in events.events().devices}
+    assert Device(min(first)) == first[min(first)], "the driver did not say"
+    uuid = _core.device_info(1).uuid.hex()
+    assert (devices[1].uuid.replace("-", ""), devices[1].total_bytes) == (f"GPU{uuid}", simulator.device_memory)
+    assert sorted(devices) == sorted({event.device for event in events.events().events if event.device >= 0})
+    _core.free(address)
 
 
 def test_levels_before_undo_the_changes() -> None:

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
-import re
-import shutil
-import subprocess
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 from caching_allocator import KIB, MIB, CachingAllocator
+from pages import HOSTILE, Elements, assert_only_own_code_runs, assert_stands_alone, data_of, needs_browser, opened
 from planted import BURST, LEAK, MAIN, Program
 
 from torch_memory_saver.memory import Comparison, Snapshot, compare
@@ -22,35 +16,6 @@ from torch_memory_saver.memory.comparison.page.layers import layers
 from torch_memory_saver.memory.comparison.page.shared import OTHER, StackNumbers
 from torch_memory_saver.memory.comparison.timeline import allocation_orders
 from torch_memory_saver.memory.parsing import parse
-
-HOSTILE = "</script><script>document.title='ran'</script><img src=x onerror=\"document.title='ran'\">.py"
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-BROWSER_SECONDS = 60
-
-
-class Elements(HTMLParser):
-    """The elements of a page, and the text of its scripts, styles and <pre>."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.names: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.texts: dict[str, list[str]] = {}
-        self._inside = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.names.append(tag)
-        self.attributes += attrs
-        self._inside = tag
-        self.texts.setdefault(tag, []).append("")
-
-    def handle_data(self, data: str) -> None:
-        if self._inside:
-            self.texts[self._inside][-1] += data
-
-    def handle_endtag(self, tag: str) -> None:
-        self._inside = ""
 
 
 def comparison(*calls: Any, program: Program | None = None) -> Comparison:
@@ -63,31 +28,14 @@ def comparison(*calls: Any, program: Program | None = None) -> Comparison:
     return compare(*snapshots)
 
 
-def data_of(page: str) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads(Elements(page).texts["script"][0])
-    return data
-
-
 def numbered(snapshot: Snapshot) -> StackNumbers:
     return StackNumbers((), (block.stack for block in snapshot.live_blocks(0)))
 
 
-def test_the_page_needs_no_other_file() -> None:
-    elements = Elements(comparison().html())
-    assert not {"link", "img", "iframe", "base"} & set(elements.names)
-    assert not {"src", "href", "srcset"} & {name for name, _ in elements.attributes}
-    style, script = elements.texts["style"][0], elements.texts["script"][1]
-    assert not re.search(r"url\(|@import|https?://|fetch\(|XMLHttpRequest|innerHTML|insertAdjacent|eval\(", style + script)
-
-
-def test_the_policy_lets_only_the_page_s_own_code_run() -> None:
-    elements = Elements(comparison().html())
-    policy = next(value for name, value in elements.attributes if name == "content" and value and "default-src" in value)
-    parts = dict(part.strip().split(" ", 1) for part in policy.split(";"))
-    assert parts["default-src"] == "'none'"
-    for kind, text in (("script", elements.texts["script"][1]), ("style", elements.texts["style"][0])):
-        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-        assert parts[f"{kind}-src"] == f"'sha256-{digest}'"
+def test_the_page_stands_alone() -> None:
+    page = comparison().html()
+    assert_stands_alone(page)
+    assert_only_own_code_runs(page)
 
 
 def test_text_of_a_snapshot_is_never_markup() -> None:
@@ -209,31 +157,15 @@ def test_what_is_folded_is_said_and_the_page_stays_small() -> None:
     assert len(page) < 600 * KIB
 
 
-@pytest.mark.skipif(BROWSER is None, reason="needs Chromium, to run the page's script")
+@needs_browser
 @pytest.mark.parametrize("hostile", [False, True])
 def test_in_a_browser(tmp_path: Path, hostile: bool) -> None:
     page = tmp_path / "page.html"
     page.write_text(comparison(*[(HOSTILE, 1, HOSTILE)] * hostile).html(), encoding="utf-8")
-    assert BROWSER is not None
-    done = subprocess.run(
-        [
-            BROWSER,
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            f"--user-data-dir={tmp_path}/profile",
-            "--dump-dom",
-            page.as_uri(),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=BROWSER_SECONDS,
-        check=True,
-    )
-    elements = Elements(done.stdout)
+    text = opened(page)
+    elements = Elements(text)
     assert elements.texts["title"] == ["Memory snapshots compared"]
-    assert "Uncaught" not in done.stderr
     assert "img" not in elements.names
-    assert "images.py:88 to_gpu &lt; main.py:10 main</button>" in done.stdout
+    assert "images.py:88 to_gpu &lt; main.py:10 main</button>" in text
     assert elements.names.count("canvas") == 2
-    assert (HOSTILE.replace("<", "&lt;").replace(">", "&gt;") in done.stdout) == hostile
+    assert (HOSTILE.replace("<", "&lt;").replace(">", "&gt;") in text) == hostile

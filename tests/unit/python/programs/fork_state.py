@@ -82,6 +82,7 @@ def child() -> None:
         _core.device_count,
         _core.active_devices,
         lambda: _core.device_memory(0),
+        lambda: _core.device_info(0),
         lambda: _core.capture_begin("graph", 0),
     ):
         must_be_refused(call)

@@ -238,14 +238,14 @@ def test_version_has_one_source() -> None:
 
 
 @needs_source_tree
-def test_the_package_has_the_files_of_the_page(tmp_path: Path) -> None:
+def test_the_package_has_the_files_of_the_pages(tmp_path: Path) -> None:
     pytest.importorskip("setuptools", reason="needs setuptools")
     command = [sys.executable, "setup.py", "-q", "egg_info", "-e", str(tmp_path), "build_py", "-d", str(tmp_path / "lib")]
     subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, timeout=120)
-    page = Path("torch_memory_saver", "memory", "comparison", "page")
-    sources = {path.name for path in (REPOSITORY / page).iterdir() if path.is_file()}
-    assert {"template.html", "style.css", "tables.js", "pictures.js"} <= sources
-    assert sources - {path.name for path in (tmp_path / "lib" / page).iterdir()} == set()
+    package = REPOSITORY / "torch_memory_saver"
+    files = [path for kind in ("html", "css", "js") for path in package.rglob(f"*.{kind}")]
+    assert {"template.html", "theme.css", "style.css", "elements.js"} <= {path.name for path in files}
+    assert [path for path in files if not (tmp_path / "lib" / path.relative_to(REPOSITORY)).is_file()] == []
 
 
 def test_source_distribution_has_all_files_for_building_and_testing(tmp_path: Path) -> None:

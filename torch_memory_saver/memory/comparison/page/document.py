@@ -1,15 +1,12 @@
-"""Puts the page together: the template, the data, and a policy that lets only the page's own script and style run."""
+"""The data of the page, and what is folded in it."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import html
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from importlib import resources
 from typing import TYPE_CHECKING, Any
+
+from torch_memory_saver._pages import Document
 
 from ...model import CallStack
 from ..drift import Drift
@@ -27,8 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["page"]
 
-#: In this order they are one script.
-_SCRIPTS = ("tables.js", "pictures.js")
+_PAGE = Document(__package__, "template.html", ("tables.js", "pictures.js"), ("style.css",))
 #: Rows of each table.
 _MOST_ROWS = 40
 _MOST_DRIFTS = 12
@@ -49,27 +45,7 @@ def page(comparison: Comparison, series: Sequence[Series]) -> str:
         comparison: The results.
         series: What was compared.
     """
-    script, style = "".join(map(_file, _SCRIPTS)), _file("style.css")
-    data = json.dumps(_data(comparison, series), separators=(",", ":"), ensure_ascii=True)
-    parts = {
-        "POLICY": f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}",
-        "STYLE": style,
-        "TABLE": html.escape(comparison.table(_TABLE_WIDTH)),
-        # "</script>" in a text must not end the element.
-        "DATA": data.replace("<", "\\u003c"),
-        "SCRIPT": script,
-    }
-    text = _file("template.html")
-    before, *pieces = text.split("{{")
-    return before + "".join(parts[name] + rest for name, _, rest in (piece.partition("}}") for piece in pieces))
-
-
-def _file(name: str) -> str:
-    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+    return _PAGE.page(_data(comparison, series), {"TABLE": comparison.table(_TABLE_WIDTH)})
 
 
 def _data(comparison: Comparison, series: Sequence[Series]) -> dict[str, Any]:

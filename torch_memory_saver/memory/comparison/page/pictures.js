@@ -3,29 +3,6 @@
 
 // ---- Pictures: a canvas with shapes that can be pointed at and walked through by keys
 
-function prepare(canvas, height) {
-  const ratio = window.devicePixelRatio || 1;
-  const width = canvas.parentElement.clientWidth;
-  canvas.style.height = height + "px";
-  canvas.width = Math.round(width * ratio);
-  canvas.height = Math.round(height * ratio);
-  const context = canvas.getContext("2d");
-  context.setTransform(ratio, 0, 0, ratio, 0, 0);
-  context.clearRect(0, 0, width, height);
-  context.font = "12px system-ui, sans-serif";
-  return { context, width, height };
-}
-
-function tell(text, x, y) {
-  const tip = byId("tooltip");
-  tip.hidden = !text;
-  if (!text) return;
-  tip.textContent = text;
-  const box = tip.getBoundingClientRect();
-  tip.style.left = Math.max(4, Math.min(x + 14, innerWidth - box.width - 8)) + "px";
-  tip.style.top = (y + 18 + box.height > innerHeight ? y - box.height - 10 : y + 18) + "px";
-}
-
 // `find(x, y)` and `step(key)` return {text, stack, x, y, frame} or null.
 function interact(canvas, find, step) {
   canvas.addEventListener("pointermove", (event) => {
@@ -213,20 +190,6 @@ const PITCH = 20;
 const LABEL = 200;
 const segments = { row: 0, block: 0 };
 
-function hatching(context) {
-  const tile = document.createElement("canvas");
-  tile.width = tile.height = 6;
-  const pen = tile.getContext("2d");
-  pen.strokeStyle = palette.hatch;
-  pen.beginPath();
-  for (const shift of [-6, 0, 6]) {
-    pen.moveTo(shift, 6);
-    pen.lineTo(shift + 6, 0);
-  }
-  pen.stroke();
-  return context.createPattern(tile, "repeat");
-}
-
 function drawSegments() {
   const { rows } = currentSnapshot().bars;
   const { context, width } = prepare(byId("segments"), Math.max(rows.length, 1) * PITCH + 2);
@@ -333,12 +296,6 @@ function showHints() {
     "A bar each, all of one length; those held by few live bytes come first, then by size." + rest;
 }
 
-function legendEntry(className, text) {
-  const entry = make("li");
-  entry.append(make("span", undefined, `swatch ${className}`), text);
-  return entry;
-}
-
 // The stacks of most bytes in the view, and the signs.
 function showLegend() {
   const weight = new Map();
@@ -380,8 +337,7 @@ function start() {
   });
   showPictures();
   window.addEventListener("resize", drawPictures);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-    readPalette();
+  onColourScheme(() => {
     document.querySelectorAll("[data-stack]").forEach((box) => (box.style.background = colour(Number(box.dataset.stack))));
     drawPictures();
   });

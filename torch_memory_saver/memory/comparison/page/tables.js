@@ -1,8 +1,6 @@
-"use strict";
-// The page from the JSON in #data: its texts, colours, tables and the panel of a call stack. pictures.js follows, in the same
-// scope. Text of snapshots is only ever set as textContent.
 
-const data = JSON.parse(document.getElementById("data").textContent);
+// The texts, colours, tables and the panel of a call stack. pictures.js follows, in the same scope.
+
 const chosen = { view: 0, snapshot: 0, stack: null };
 const OTHER = 0;
 const MIB = 1 << 20;
@@ -19,37 +17,9 @@ function signed(bytes) {
   return (bytes > 0 ? "+" : "") + mebibytes(bytes);
 }
 
-function make(name, text, className) {
-  const element = document.createElement(name);
-  if (text !== undefined) element.textContent = text;
-  if (className) element.className = className;
-  return element;
-}
-
-function byId(name) {
-  return document.getElementById(name);
-}
-
-function plural(number, noun) {
-  return `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
-}
-
 // ---- Colours
 
-function variable(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-}
-
-let palette;
-
-function readPalette() {
-  palette = Object.fromEntries(
-    ["page", "panel", "text", "soft", "line", "accent", "other", "unknown", "hatch", "lightness", "leak-lightness"].map((name) => [
-      name,
-      variable("--" + name),
-    ]),
-  );
-}
+const PALETTE = ["page", "panel", "text", "soft", "line", "accent", "other", "unknown", "hatch", "lightness", "leak-lightness"];
 
 // Leaks have reds and oranges; every other stack a colour between yellow-green and pink.
 function colour(number) {
@@ -131,9 +101,8 @@ function table(caption, note, heads, rows) {
   return box;
 }
 
-// A line does not end before a number: "device 0" stays whole.
 function textCell(text) {
-  return [make("span", text.replaceAll(/ (?=\d)/g, "\u00a0"))];
+  return [make("span", keepNumbers(text))];
 }
 
 // Between two moments. On a narrow page a line ends after it.

@@ -1,0 +1,198 @@
+"""Guards the page of a timeline: it stands alone, runs no text of a file, shows true levels, and says what it leaves out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pages import HOSTILE, Elements, assert_only_own_code_runs, assert_stands_alone, data_of, needs_browser, opened
+from recorded_logs import GIB, MIB, Process
+
+from torch_memory_saver.events import EventLog, write_timeline
+from torch_memory_saver.events.timeline.merge import hosts_of
+from torch_memory_saver.events.timeline.page import document, page
+
+#: Characters that cannot be encoded, as a file can have them.
+HALF = "\ud83d"
+
+
+def two_processes(tag: str = "kv", role: str = "engine") -> list[EventLog]:
+    engine, trainer = Process(1, role=role, host=role), Process(2, role="trainer", host=role)
+    engine.allocate(10, tag, 4 * GIB)
+    engine.sample(900, 8 * GIB - 4 * GIB - 512 * MIB)
+    engine.pause(1000, tag, 4 * GIB, backup=GIB)
+    trainer.allocate(2000, "params", 6 * GIB)
+    trainer.fail(3000, tag, 16 * GIB)
+    return [engine.log(5000, exited=True), trainer.log(4000)]
+
+
+def html(logs: list[EventLog]) -> str:
+    return page(hosts_of(logs))
+
+
+def levels_of(gpu: dict[str, Any]) -> list[int]:
+    """What each band holds in the end."""
+    levels = [0] * len(gpu["bands"])
+    for band, size in zip(gpu["of"], gpu["bytes"], strict=True):
+        levels[band] = size
+    return levels
+
+
+def labels_of(text: str) -> list[str]:
+    """What the script says about each picture, with the highest levels that it found."""
+    return re.findall(r'<canvas [^>]*aria-label="([^"]*)"', text)
+
+
+def test_the_page_stands_alone() -> None:
+    text = html(two_processes())
+    assert_stands_alone(text)
+    assert_only_own_code_runs(text)
+
+
+def test_text_of_a_file_is_never_markup() -> None:
+    plain, hostile = html(two_processes()), html(two_processes(HOSTILE, HOSTILE))
+    assert Elements(hostile).names == Elements(plain).names
+    assert HOSTILE in data_of(hostile)["tags"]
+    assert data_of(hostile)["hosts"][0]["name"] == HOSTILE
+    assert "<img src=x" in Elements(hostile).texts["pre"][0]
+
+
+@pytest.mark.parametrize("tag", ["{{STYLE}}", "a\nb", HALF, "\u2028", "\x00", "ö 模型", "a" * 2000])
+def test_odd_tags_are_shown(tag: str, tmp_path: Path) -> None:
+    path = write_timeline(tmp_path / "out.html", logs=two_processes(tag, tag))
+    text = path.read_text(encoding="utf-8")
+    assert tag in data_of(text)["tags"]
+    lines = Elements(text).texts["pre"][0].splitlines()
+    assert [line.split()[-1] for line in lines if line] == ["(MiB)", "end", "0.0", "0.0"], "a row each"
+
+
+def test_the_data_of_two_processes() -> None:
+    (host,) = data_of(html(two_processes()))["hosts"]
+    (gpu,) = host["gpus"]
+    assert (host["length"], host["beginMs"]) == (4990, (10**18 + 10) / 1e6)
+    assert (gpu["uuid"], gpu["total"], gpu["ordinals"]) == ("GPU-a", 8 * GIB, [[0, 0], [1, 0]])
+    assert gpu["bands"] == [
+        [0, "resident", 0, 0],
+        [0, "paused", 0, 0],
+        [0, "backup", 0, 0],
+        [1, "resident", 1, 0],
+        [-1, "other", -1, 0],
+    ]
+    assert gpu["stacks"] == [[0, 3, 4], [0, 1], [3], [2], []]
+    assert levels_of(gpu) == [0, 0, 0, 6 * GIB, 512 * MIB], "the engine has exited"
+    assert sum(gpu["times"]) == 4990
+    engine, trainer = host["processes"]
+    assert (engine["begin"], engine["taken"], engine["exited"], engine["dropped"]) == (0, 4990, True, 0)
+    ((call),) = engine["calls"]
+    assert {name: call[name] for name in ("what", "at", "ns", "tags", "devices", "bytes", "copied")} == {
+        "what": "pause",
+        "at": 990,
+        "ns": 100,
+        "tags": [0],
+        "devices": [0],
+        "bytes": 4 * GIB,
+        "copied": GIB,
+    }
+    assert call["phases"] == [["turn", -1, 0, 10, 0, 0, "OK"], ["copy", 0, 10, 40, 0, GIB, "OK"]]
+    ((failure),) = trainer["failures"]
+    assert (failure["at"], failure["bytes"], failure["status"]) == (2990, 16 * GIB, "OUT_OF_DEVICE_MEMORY")
+
+
+def test_the_table_has_peaks_and_ends() -> None:
+    lines = Elements(html(two_processes())).texts["pre"][0].splitlines()
+    assert [line.split() for line in lines if line][2:] == [
+        ["engine,", "pid", "1", "0", "kv", "4096.0", "0.0", "4096.0", "0.0", "1024.0", "0.0"],
+        ["trainer,", "pid", "2", "0", "params", "6144.0", "6144.0", "0.0", "0.0", "0.0", "0.0"],
+    ]
+
+
+def test_a_wrapped_ring_says_where_it_begins() -> None:
+    process = Process(1, rank=3)
+    for at in range(1, 2000):
+        process.allocate(at, "kv", MIB)
+    data = data_of(html([process.log(3000, capacity=100)]))
+    (host,) = data["hosts"]
+    (shown,) = host["processes"]
+    assert (shown["dropped"], shown["begin"], host["length"]) == (1899, 0, 1100)
+    assert host["gpus"][0]["bytes"][0] == 1899 * MIB
+    assert levels_of(host["gpus"][0]) == [1999 * MIB]
+    (note,) = data["notes"]
+    assert note.startswith("engine, rank 3, pid 1: the ring dropped 1,899 earlier events.")
+
+
+def test_what_is_left_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(document, "_MOST_ROWS", 1000)
+    monkeypatch.setattr(document, "_MOST_CALLS", 10)
+    monkeypatch.setattr(document, "_MOST_FAILURES", 5)
+    process = Process(1)
+    for step in range(20_000):
+        process.allocate(1_000_000 * step, "kv", MIB)
+    for step in range(20):
+        process.pause(10**11 + step * 10**6, "kv", MIB, ns=100 + step)
+    for step in range(9):
+        process.fail(10**12 + step, "kv", GIB)
+    text = html([process.log(2 * 10**12)])
+    data = data_of(text)
+    (host,) = data["hosts"]
+    assert len(host["gpus"][0]["of"]) < 10_000
+    assert [call["ns"] for call in host["processes"][0]["calls"]] == list(range(110, 120)), "the longest, in order"
+    assert [failure["at"] for failure in host["processes"][0]["failures"]] == [10**12 + step for step in range(4, 9)]
+    assert levels_of(host["gpus"][0]) == [(20_000 - 20) * MIB, 20 * MIB]
+    assert max(host["gpus"][0]["bytes"]) == 20_000 * MIB
+    assert [re.sub(r"[\d,]+", "N", note) for note in data["notes"]] == [
+        "GPU N: N of N changes are drawn. The highest levels are among them; a large zoom lacks details.",
+        "engineN pid N: N of N calls are drawnN those that failed and the longest.",
+        "engineN pid N: the last N of N failures outside of calls are drawn.",
+    ]
+
+
+def test_logs_without_boot_id_or_uuid_are_named() -> None:
+    alone, unnamed, other = Process(1, boot_id=""), Process(2, uuid=""), Process(3)
+    for process in (alone, unnamed, other):
+        process.allocate(1, "kv", MIB)
+    notes = data_of(html([alone.log(2), unnamed.log(2), other.log(2)]))["notes"]
+    assert notes == [
+        "engine, pid 1 has no boot id, so it is drawn by itself.",
+        "GPU 0 of engine, pid 2 has no UUID, so it is drawn by itself.",
+    ]
+
+
+@needs_browser
+def test_in_a_browser_the_script_finds_the_same_levels(tmp_path: Path) -> None:
+    text = opened(write_timeline(tmp_path / "page.html", logs=two_processes()))
+    assert labels_of(text) == [
+        "GPU 0: at most 6.5 GiB of 8.0 GiB, GPU-a",
+        "engine, pid 1: at most 4.0 GiB reserved, 1.0 GiB in backups, 1 call",
+        "trainer, pid 2: at most 6.0 GiB reserved",
+    ]
+    assert "data-opened-ms" in text
+    assert Elements(text).texts["title"] == ["Memory timeline"]
+
+
+@needs_browser
+def test_in_a_browser_hostile_text_stays_text(tmp_path: Path) -> None:
+    text = opened(write_timeline(tmp_path / "page.html", logs=two_processes(HOSTILE, HOSTILE)))
+    elements = Elements(text)
+    assert elements.texts["title"] == ["Memory timeline"]
+    assert "img" not in elements.names
+    assert HOSTILE.replace("<", "&lt;").replace(">", "&gt;") in text
+
+
+@needs_browser
+def test_in_a_browser_a_wrapped_ring_and_several_hosts(tmp_path: Path) -> None:
+    wrapped, elsewhere, empty = Process(1), Process(2, boot_id="b", host="other"), Process(3, boot_id="c", host="idle")
+    for at in range(1, 300):
+        wrapped.allocate(at * 1000, "kv", MIB)
+    elsewhere.allocate(1, "kv", 2 * MIB)
+    logs = [wrapped.log(10**6, capacity=50), elsewhere.log(1), empty.log(1)]
+    text = opened(write_timeline(tmp_path / "page.html", logs=logs))
+    assert re.findall(r"<h2>([^<]*)</h2>", text) == ["node", "other", "idle"]
+    assert labels_of(text) == [
+        "GPU 0: at most 299 MiB by these processes, of 8.0 GiB, GPU-a",
+        "engine, pid 1: at most 299 MiB reserved",
+        "GPU 0: at most 2.0 MiB by these processes, of 8.0 GiB, GPU-a",
+        "engine, pid 2: at most 2.0 MiB reserved",
+    ]
+    assert "No event of this machine changes memory." in text

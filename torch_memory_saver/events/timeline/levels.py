@@ -1,0 +1,166 @@
+"""What a process held over time and what it did meanwhile, from its log.
+
+Pure functions of an :class:`EventLog`. Times are nanoseconds of its monotonic clock, and never go back, although events of
+concurrent threads may be recorded out of order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from torch_memory_saver.events.log import EventLog
+from torch_memory_saver.events.model import Event, Level
+
+__all__ = [
+    "KINDS",
+    "Call",
+    "Change",
+    "Failure",
+    "Phase",
+    "Sample",
+    "calls_of",
+    "changes_of",
+    "failures_of",
+    "samples_of",
+]
+
+#: The parts of a level: physical memory, addresses without any, and backups in host memory or on disk.
+KINDS = ("resident", "paused", "backup")
+
+
+class Change(NamedTuple):
+    """From `time_ns` on, the allocations of a tag on a device hold so many bytes of one kind."""
+
+    time_ns: int
+    device: int
+    tag: str
+    kind: str
+    bytes: int
+
+
+class Phase(NamedTuple):
+    """A part of a call; see :class:`Event`. `device` is -1 for one of the whole call."""
+
+    name: str
+    device: int
+    began_ns: int
+    ended_ns: int
+    busy_ns: int
+    bytes: int
+    status: str
+
+
+class Call(NamedTuple):
+    """A pause, a resume or another call that has their turn.
+
+    Attributes:
+        finished: Whether it had ended when the log was taken. Without that, `ended_ns` is that moment.
+        tags: Those that it changed, with the devices, as (tag, device).
+    """
+
+    operation: str
+    began_ns: int
+    ended_ns: int
+    finished: bool
+    allocations: int
+    bytes: int
+    copied_bytes: int
+    status: str
+    driver_result: int
+    tags: tuple[tuple[str, int], ...]
+    phases: tuple[Phase, ...]
+
+
+class Failure(NamedTuple):
+    """An allocation that failed, or an attempt to release damaged memory that did."""
+
+    time_ns: int
+    device: int
+    what: str
+    tag: str
+    bytes: int
+    status: str
+    driver_result: int
+
+
+class Sample(NamedTuple):
+    """The memory of a device, as the driver told it."""
+
+    time_ns: int
+    device: int
+    free_bytes: int
+    total_bytes: int
+
+
+def changes_of(log: EventLog) -> Iterator[Change]:
+    """Every change of a level. The first ones are what was held at the first event. After the exit of the process nothing is
+    held."""
+    held: dict[tuple[int, str], Level] = {}
+    now = log.begin_ns
+    for time_ns, level in log.levels():
+        now = max(now, time_ns)
+        key = (level.device, level.tag)
+        before = held.get(key, Level(level.tag, level.device))
+        held[key] = level
+        yield from _differences(now, before, level)
+    if log.exited:
+        for level in held.values():
+            yield from _differences(max(now, log.taken_ns), level, Level(level.tag, level.device))
+
+
+def _differences(time_ns: int, before: Level, after: Level) -> Iterator[Change]:
+    values = ("resident_bytes", "paused_bytes", "backup_bytes")
+    for kind, value in zip(KINDS, values, strict=True):
+        size = getattr(after, value)
+        if size != getattr(before, value):
+            yield Change(time_ns, after.device, after.tag, kind, size)
+
+
+def calls_of(log: EventLog) -> list[Call]:
+    """The calls in the order of their begins. Of one that began before the first event, what is left of it."""
+    grouped: dict[int, list[Event]] = {}
+    for event in log.events:
+        if event.call:
+            grouped.setdefault(event.call, []).append(event)
+    return sorted((_call(log, rows) for rows in grouped.values()), key=lambda call: call.began_ns)
+
+
+def _call(log: EventLog, rows: list[Event]) -> Call:
+    end = next((row for row in rows if row.kind == "end"), None)
+    shown = end or rows[0]
+    return Call(
+        operation=shown.operation,
+        began_ns=min(row.began_ns for row in rows),
+        ended_ns=end.ended_ns if end else max(log.taken_ns, *(row.ended_ns for row in rows)),
+        finished=end is not None,
+        allocations=shown.allocations if end else 0,
+        bytes=shown.bytes if end else 0,
+        copied_bytes=shown.copied_bytes if end else 0,
+        status=shown.status,
+        driver_result=shown.driver_result,
+        tags=tuple((row.tag, row.device) for row in rows if row.kind == "move" and row.tag is not None),
+        phases=tuple(
+            Phase(row.phase, row.device, row.began_ns, row.ended_ns, row.busy_ns, row.bytes, row.status)
+            for row in rows
+            if row.kind == "phase"
+        ),
+    )
+
+
+def failures_of(log: EventLog) -> list[Failure]:
+    """What failed outside of calls."""
+    return [
+        Failure(row.ended_ns, row.device, row.kind, row.tag or "", row.bytes, row.status, row.driver_result)
+        for row in log.events
+        if row.kind in ("allocate", "free", "repair") and row.status != "OK"
+    ]
+
+
+def samples_of(log: EventLog) -> list[Sample]:
+    """The samples of free memory that succeeded."""
+    return [
+        Sample(row.ended_ns, row.device, row.bytes, row.total_bytes)
+        for row in log.events
+        if row.kind == "memory" and row.status == "OK"
+    ]

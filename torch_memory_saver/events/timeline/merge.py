@@ -1,0 +1,202 @@
+"""Which logs are of one machine, and what of them is on one GPU.
+
+Pure functions of logs. Processes are of one machine if their kernels have the same boot id; then they share the monotonic
+clock. A process without one is a machine of its own. Processes share a GPU if its UUID is the same; a device whose UUID is
+unknown is shared with nobody, because ordinals depend on ``CUDA_VISIBLE_DEVICES``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from heapq import merge
+
+from torch_memory_saver.events.log import EventLog
+from torch_memory_saver.events.model import Device
+from torch_memory_saver.events.timeline.levels import Change, Sample, changes_of, samples_of
+
+__all__ = ["OTHER", "Band", "Gpu", "Host", "Row", "hosts_of", "same_process"]
+
+#: The process of the band of what no process of the timeline holds.
+OTHER = -1
+#: Tags of a process on a GPU that have bands of their own, those of the highest peaks. The others share one.
+_MOST_TAGS = 12
+
+#: (time, number of the band, its bytes from then on).
+Row = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Band:
+    """One quantity over time.
+
+    Attributes:
+        process: Its number in the host; OTHER: none of them.
+        kind: One of KINDS, or "other".
+        tag: "" if `folded` tags share the band.
+    """
+
+    process: int
+    kind: str
+    tag: str
+    folded: int = 0
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU of a host.
+
+    Attributes:
+        uuid: "" if it is unknown.
+        total_bytes: 0 if it is unknown.
+        ordinals: Of each process that uses it, by its number.
+        bands: What is drawn. The band "other" is the last one, if there are samples of free memory.
+        rows: The changes of the bands, in the order of time. Each begins with 0.
+    """
+
+    uuid: str
+    total_bytes: int
+    ordinals: dict[int, int]
+    bands: tuple[Band, ...]
+    rows: list[Row]
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine, from one boot to the next.
+
+    Attributes:
+        names: Of the machine: several where containers have their own.
+        logs: Of its processes.
+        changes: Of the levels of each process.
+        gpus: Those that they use.
+        begin_ns: Of the first event.
+        end_ns: When the last log was taken.
+    """
+
+    names: tuple[str, ...]
+    logs: tuple[EventLog, ...]
+    changes: tuple[Sequence[Change], ...]
+    gpus: tuple[Gpu, ...]
+    begin_ns: int
+    end_ns: int
+
+    @property
+    def wall_offset_ns(self) -> int:
+        """What to add to its times for nanoseconds since 1970."""
+        return self.logs[0].wall_offset_ns
+
+
+def hosts_of(logs: Iterable[EventLog]) -> list[Host]:
+    """The machines, in the order of their first logs, each with its processes by rank and begin."""
+    groups: dict[object, list[EventLog]] = {}
+    for number, log in enumerate(logs):
+        groups.setdefault(log.boot_id or number, []).append(log)
+    return [_host(group) for group in groups.values()]
+
+
+def same_process(one: EventLog, other: EventLog) -> bool:
+    """Whether both are logs of one process at two moments. That is certain only if they share an event; process numbers are
+    used again, and containers have their own."""
+    if not one.boot_id or (one.boot_id, one.host, one.pid) != (other.boot_id, other.host, other.pid):
+        return False
+    number = max(one.dropped, other.dropped)
+    events = [log.events[number - log.dropped : number - log.dropped + 1] for log in (one, other)]
+    return events[0] == events[1] != ()
+
+
+def _host(group: Sequence[EventLog]) -> Host:
+    logs = tuple(sorted(group, key=lambda log: (log.rank is None, log.rank or 0, log.begin_ns, log.pid)))
+    of_process = tuple(list(changes_of(log)) for log in logs)
+    members: dict[object, dict[int, Device]] = {}
+    changes: dict[tuple[int, int], list[Change]] = {}
+    for process, log in enumerate(logs):
+        ordinals = {sample.device for sample in samples_of(log)}
+        for change in of_process[process]:
+            changes.setdefault((process, change.device), []).append(change)
+            ordinals.add(change.device)
+        known = {device.device: device for device in log.devices}
+        for ordinal in sorted(ordinals):
+            device = known.get(ordinal, Device(ordinal))
+            members.setdefault(device.uuid or (process, ordinal), {})[process] = device
+    gpus = [_gpu(logs, devices, changes) for devices in members.values()]
+    return Host(
+        names=tuple(sorted({log.host for log in logs})),
+        logs=logs,
+        changes=of_process,
+        gpus=tuple(sorted(gpus, key=lambda gpu: (min(gpu.ordinals.values()), gpu.uuid, min(gpu.ordinals)))),
+        begin_ns=min(log.begin_ns for log in logs),
+        end_ns=max(time_ns for log in logs for time_ns in (log.taken_ns, *(event.ended_ns for event in log.events[-1:]))),
+    )
+
+
+def _gpu(logs: Sequence[EventLog], devices: dict[int, Device], changes: dict[tuple[int, int], list[Change]]) -> Gpu:
+    bands: list[Band] = []
+    series: list[list[Row]] = []
+    samples: list[Sample] = []
+    for process, device in devices.items():
+        own = changes.get((process, device.device), [])
+        series.append(_rows_of(process, own, bands))
+        samples += (sample for sample in samples_of(logs[process]) if sample.device == device.device)
+    rows = list(merge(*series))
+    total = max([device.total_bytes for device in devices.values()] + [sample.total_bytes for sample in samples])
+    if samples:
+        bands.append(Band(OTHER, "other", ""))
+        rows = _with_other(rows, sorted(samples), bands, total)
+    first = next(iter(devices.values()))
+    ordinals = {process: device.device for process, device in devices.items()}
+    return Gpu(first.uuid, total, ordinals, tuple(bands), rows)
+
+
+def _rows_of(process: int, changes: Sequence[Change], bands: list[Band]) -> list[Row]:
+    """The rows of a process on a GPU. Adds its bands: by tag, those of the highest peaks first."""
+    peaks: dict[str, int] = {}
+    for change in changes:
+        peaks[change.tag] = max(peaks.get(change.tag, 0), change.bytes)
+    ordered = sorted(peaks, key=lambda tag: (-peaks[tag], tag))
+    folded = set(ordered[_MOST_TAGS:]) if len(ordered) > _MOST_TAGS + 1 else set()
+    numbers: dict[tuple[str, str], int] = {}
+    held: dict[tuple[str, str], int] = {}
+    sums: dict[int, int] = {}
+    rows: list[Row] = []
+    used = {("" if change.tag in folded else change.tag, change.kind) for change in changes}
+    for tag in [*(tag for tag in ordered if tag not in folded), *([""] if folded else [])]:
+        for kind in ("resident", "paused", "backup"):
+            if (tag, kind) in used:
+                numbers[tag, kind] = len(bands)
+                bands.append(Band(process, kind, tag, 0 if tag else len(folded)))
+    for change in changes:
+        number = numbers["" if change.tag in folded else change.tag, change.kind]
+        key = (change.tag, change.kind)
+        sums[number] = sums.get(number, 0) + change.bytes - held.get(key, 0)
+        held[key] = change.bytes
+        rows.append((change.time_ns, number, sums[number]))
+    return rows
+
+
+def _with_other(rows: Sequence[Row], samples: Sequence[Sample], bands: Sequence[Band], total: int) -> list[Row]:
+    """The rows with those of the band "other", the last one: what is used, less what the processes hold. It is known at
+    each sample. Until the next one it stays, as far as the device has room for it."""
+    number = len(bands) - 1
+    levels = [0] * len(bands)
+    resident = other = 0
+    known = False
+    result: list[Row] = []
+    waiting = iter(samples)
+    sample = next(waiting, None)
+    for row in [*rows, None]:
+        while sample is not None and (row is None or sample.time_ns < row[0]):
+            other, known = max(sample.total_bytes - sample.free_bytes - resident, 0), True
+            result.append((sample.time_ns, number, other))
+            sample = next(waiting, None)
+        if row is None:
+            break
+        time_ns, band, size = row
+        result.append(row)
+        if bands[band].kind == "resident":
+            resident += size - levels[band]
+        levels[band] = size
+        if known and other > max(total - resident, 0):
+            other = max(total - resident, 0)
+            result.append((time_ns, number, other))
+    return result
