@@ -29,7 +29,7 @@ int InitializeInjectionNvtx2(const void *(*get_export_table)(uint32_t)) {
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { RECORD_BYTES = 1 << 16, LINE_BYTES = 512, THREADS_MOST = 16 };
+enum { RECORD_BYTES = 1 << 16, LINE_BYTES = 512, THREADS_MOST = 16, NAMES_MOST = 32, NAME_BYTES = 64 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char record[RECORD_BYTES], taken[RECORD_BYTES];
@@ -74,11 +74,23 @@ static void note_event(const char *what, const nvtxEventAttributes_t *event) {
          registered ? (const char *)event->message.registered : event->message.ascii);
 }
 
+/* A copy that stays, the same for equal names. */
+static const char *keep(const char *name) {
+    static char names[NAMES_MOST][NAME_BYTES];
+    size_t i = 0;
+    pthread_mutex_lock(&lock);
+    while (i < NAMES_MOST && names[i][0] && strcmp(names[i], name) != 0) i++;
+    if (i == NAMES_MOST || strlen(name) >= NAME_BYTES) abort();
+    memcpy(names[i], name, strlen(name) + 1);
+    pthread_mutex_unlock(&lock);
+    return names[i];
+}
+
 /* ---- the tool's functions: a domain is its name, and so is a registered string ---- */
 
 static nvtxDomainHandle_t create_domain(const char *name) {
     note("domain %s", name);
-    return (nvtxDomainHandle_t)strdup(name);
+    return (nvtxDomainHandle_t)keep(name);
 }
 
 static void name_category(nvtxDomainHandle_t domain, uint32_t category, const char *name) {
@@ -89,7 +101,7 @@ static void name_category(nvtxDomainHandle_t domain, uint32_t category, const ch
 static nvtxStringHandle_t register_string(nvtxDomainHandle_t domain, const char *text) {
     (void)domain;
     note("register %s", text);
-    return (nvtxStringHandle_t)strdup(text);
+    return (nvtxStringHandle_t)keep(text);
 }
 
 static int push(nvtxDomainHandle_t domain, const nvtxEventAttributes_t *event) {
