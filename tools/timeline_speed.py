@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "unit" / "python" / "support")]
 
-from recorded_logs import GIB, MIB, Process  # noqa: E402
+from recorded_logs import GIB, MIB, Process  # type: ignore[import-not-found]  # noqa: E402
 
 from torch_memory_saver.events import EventLog, write_timeline  # noqa: E402
 
@@ -50,7 +50,8 @@ def log(count: int, number: int) -> EventLog:
             process.pause(now + 10, tag, size, size, ns=500_000)
             process.resume(now + 1_000_000, tag, size, size, ns=500_000)
             now += 1_600_000
-    return process.log(now + 1)
+    result: EventLog = process.log(now + 1)
+    return result
 
 
 def seconds(command: list[str]) -> tuple[float, str]:

@@ -23,6 +23,8 @@ _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Event)}
 _EVENT_TYPES: dict[str, tuple[type, ...]] = {
     name: {"kind": (str,), "tag": (str, type(None))}.get(name, (type(default),)) for name, default in _DEFAULTS.items()
 }
+#: Numbers have 64 bits, with or without a sign.
+_LEAST, _MOST = -(1 << 63), 1 << 64
 _LISTS = ("events", "before", "after", "devices")
 #: The type of each other field of a log.
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -111,7 +113,9 @@ def load_events(path: str | os.PathLike[str]) -> EventLog:
 
 
 def _is_a(value: object, types: tuple[type, ...]) -> bool:
-    return isinstance(value, types) and (bool in types or not isinstance(value, bool))
+    if isinstance(value, bool):
+        return bool in types
+    return isinstance(value, types) and (not isinstance(value, int) or _LEAST <= value < _MOST)
 
 
 def _read_event(path: str | os.PathLike[str], row: object) -> Event:
@@ -119,7 +123,8 @@ def _read_event(path: str | os.PathLike[str], row: object) -> Event:
         raise _malformed(path, f"{row!r} is not an event")
     known = {name: value for name, value in row.items() if name in _EVENT_TYPES}  # a later release may have more
     for name, value in known.items():
-        if type(value) not in _EVENT_TYPES[name]:  # exactly: True is no number
+        # Exactly: True is no number.
+        if type(value) not in _EVENT_TYPES[name] or (type(value) is int and not _LEAST <= value < _MOST):
             raise _malformed(path, f'the "{name}" of an event is {value!r}')
     return Event(**known)
 
@@ -132,7 +137,7 @@ def _read_level(path: str | os.PathLike[str], row: object) -> Level:
         value = row.get(field.name)
         if field.name == "tag":
             continue
-        if not isinstance(value, int) or isinstance(value, bool):
+        if not isinstance(value, int) or not _is_a(value, (int,)):
             raise _malformed(path, f'the "{field.name}" of a level is {value!r}')
         numbers[field.name] = value
     return Level(row["tag"], **numbers)

@@ -276,8 +276,10 @@ function bandText(picture, [process, kind, tag, folded], host) {
 
 function momentText(picture, time) {
   const { host } = picture;
-  const wall = new Date(host.beginMs + time / 1e6).toISOString().replace("T", " ").replace("Z", " UTC");
-  return `${clock(time, Math.max((host.to - host.from) / 1000, 1), host.length)} (${wall})`;
+  const wall = new Date(host.beginMs + time / 1e6);
+  const text = clock(time, Math.max((host.to - host.from) / 1000, 1), host.length);
+  if (Number.isNaN(wall.getTime())) return text; // no file of ours
+  return `${text} (${wall.toISOString().replace("T", " ").replace("Z", " UTC")})`;
 }
 
 function describeColumn(picture, column) {

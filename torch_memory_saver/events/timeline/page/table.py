@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from heapq import nlargest
 
 from torch_memory_saver.events.log import EventLog
 from torch_memory_saver.events.timeline.levels import KINDS
@@ -11,6 +12,8 @@ from torch_memory_saver.events.timeline.merge import Gpu, Host
 __all__ = ["gpu_name", "host_name", "process_name", "table"]
 
 _MIB = 1 << 20
+#: Rows of a machine, those of the highest peaks.
+_MOST_ROWS = 400
 _HEADS = ("process", "device", "tag", *(f"{kind} {when}" for kind in KINDS for when in ("peak", "end")))
 
 
@@ -40,18 +43,23 @@ def table(hosts: Sequence[Host]) -> str:
     """The table, in MiB. The end is that of each log: after an exit nothing is held."""
     lines = []
     for host in hosts:
-        rows = [_HEADS, *_rows(host)]
+        found = list(_rows(host))
+        shown = set(nlargest(_MOST_ROWS, range(len(found)), key=lambda number: found[number][0]))
+        rows = [_HEADS, *(row for number, (_, row) in enumerate(found) if number in shown)]
         widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
         lines.append(f"{host_name(host)} (MiB)")
         for row in rows:
             texts = (text.ljust(width) for text, width in zip(row[:3], widths, strict=False))
             numbers = (text.rjust(width) for text, width in zip(row[3:], widths[3:], strict=True))
             lines.append("  ".join([*texts, *numbers]).rstrip())
+        if len(shown) < len(found):
+            lines.append(f"and {len(found) - len(shown)} rows more, of lower peaks")
         lines.append("")
     return "\n".join(lines)
 
 
-def _rows(host: Host) -> Iterator[tuple[str, ...]]:
+def _rows(host: Host) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """The highest level of a row, and the row."""
     for log, changes in zip(host.logs, host.changes, strict=True):
         peaks: dict[tuple[int, str], dict[str, int]] = {}
         ends: dict[tuple[int, str], dict[str, int]] = {}
@@ -62,4 +70,5 @@ def _rows(host: Host) -> Iterator[tuple[str, ...]]:
             ends.setdefault(key, dict.fromkeys(KINDS, 0))[change.kind] = change.bytes
         for device, tag in sorted(peaks):
             sizes = [at[device, tag][kind] for kind in KINDS for at in (peaks, ends)]
-            yield (process_name(log, host), str(device), printable(tag), *(f"{size / _MIB:.1f}" for size in sizes))
+            texts = (process_name(log, host), str(device), printable(tag), *(f"{size / _MIB:.1f}" for size in sizes))
+            yield max(sizes), texts

@@ -1,13 +1,16 @@
 
 // The sections of the page, moving and zooming in time, and the start.
 
-const SHORTEST = 1000; // nanoseconds that a picture shows at least
+// A picture shows at least so many nanoseconds, and so large a part of the whole that its times differ as numbers.
+const SHORTEST = 1000;
+const SMALLEST_PART = 1e-12;
 const ZOOM = 1.6;
 
 // ---- Time
 
 function show(host, from, to) {
-  const length = Math.min(Math.max(to - from, Math.min(SHORTEST, host.length)), host.length);
+  const shortest = Math.min(Math.max(SHORTEST, host.length * SMALLEST_PART), host.length);
+  const length = Math.min(Math.max(to - from, shortest), host.length);
   host.from = Math.max(0, Math.min(from, host.length - length));
   host.to = host.from + length;
   if (host.waits) return;

@@ -108,6 +108,16 @@ def test_the_table_has_peaks_and_ends() -> None:
     ]
 
 
+def test_the_table_has_the_rows_of_the_highest_peaks() -> None:
+    process = Process(1)
+    for number in range(450):
+        process.allocate(number, f"tag {number}", (number + 1) * MIB)
+    lines = Elements(html([process.log(500)])).texts["pre"][0].splitlines()
+    assert len(lines) == 2 + 400 + 1
+    assert lines[-1] == "and 50 rows more, of lower peaks"
+    assert not any("tag 49 " in line for line in lines) and any("tag 50 " in line for line in lines)
+
+
 def test_a_wrapped_ring_says_where_it_begins() -> None:
     process = Process(1, rank=3)
     for at in range(1, 2000):
