@@ -17,7 +17,6 @@ from torch_memory_saver._cli.command import Command
 from torch_memory_saver._cli.compare_command import CompareCommand
 from torch_memory_saver._cli.demo_command import DemoCommand
 from torch_memory_saver._cli.doctor_command import DoctorCommand
-from torch_memory_saver._cli.info_command import InfoCommand
 from torch_memory_saver._cli.simulate_command import SimulateCommand
 from torch_memory_saver.errors import TorchMemorySaverError
 
@@ -27,7 +26,6 @@ __all__ = ["COMMANDS", "MODULE", "SCRIPT", "Command", "main"]
 COMMANDS: tuple[type[Command], ...] = (
     DemoCommand,
     BenchCommand,
-    InfoCommand,
     DoctorCommand,
     CompareCommand,
     SimulateCommand,
@@ -88,7 +86,7 @@ def _sentence(error: Exception, debug: bool) -> str:
     """What has failed, on one line. The messages of this package's errors are complete."""
     text = " ".join(str(error).split())
     if isinstance(error, TorchMemorySaverError):
-        return text
+        return f"{type(error).__name__}: {text}"
     if isinstance(error, OSError) and error.strerror:
         return ": ".join(str(part) for part in (error.filename, error.strerror) if part is not None)
     hint = "" if debug else "; --debug prints the traceback"

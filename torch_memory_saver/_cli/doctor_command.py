@@ -13,7 +13,7 @@ class DoctorCommand(Command):
     """Checks the machine."""
 
     name = "doctor"
-    help = "check what sending tensors to other processes needs of this machine, and say what to change"
+    help = "check the installation, the GPUs and the machine, and say what to change"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--json", action="store_true", help="print a list of objects instead of lines")
