@@ -17,6 +17,8 @@ from torch_memory_saver._cli.command import Command
 from torch_memory_saver._cli.compare_command import CompareCommand
 from torch_memory_saver._cli.demo_command import DemoCommand
 from torch_memory_saver._cli.doctor_command import DoctorCommand
+from torch_memory_saver._cli.env_command import EnvCommand
+from torch_memory_saver._cli.run_command import RunCommand
 from torch_memory_saver._cli.simulate_command import SimulateCommand
 from torch_memory_saver.errors import TorchMemorySaverError
 
@@ -27,6 +29,8 @@ COMMANDS: tuple[type[Command], ...] = (
     DemoCommand,
     BenchCommand,
     DoctorCommand,
+    RunCommand,
+    EnvCommand,
     CompareCommand,
     SimulateCommand,
 )

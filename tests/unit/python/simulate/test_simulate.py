@@ -103,6 +103,9 @@ def test_every_argument(tmp_path: Path) -> None:
         base={},
     )
     assert result["LD_PRELOAD"] == f"{preload.library_path()}:{SIMULATOR}"
+    # Behind the simulated runtime it would have no effect.
+    inherited = simulate.environment(base={"LD_PRELOAD": f"/a.so:{preload.library_path()}"})
+    assert inherited["LD_PRELOAD"] == f"{preload.library_path()}:{SIMULATOR}:/a.so"
     simulated = {name.removeprefix("TMS_SIMULATED_"): value for name, value in result.items() if "SIMULATED" in name}
     assert simulated.pop("SHARED")
     assert simulated == {
