@@ -219,6 +219,15 @@ def test_nothing_happens_without_cuda(torch_program: Program, tmp_path: Path) ->
     assert event_files(tmp_path) == []
 
 
+def test_nothing_starts_inside_the_initialisation(torch_program: Program) -> None:
+    text = (
+        "import torch, torch_memory_saver\nfrom torch_memory_saver._saver import background\nseen = []\n"
+        "background.start_from_environment = lambda: seen.append(torch.cuda.is_initialized())\n"
+        "torch.cuda._lazy_init(); torch.cuda._lazy_init(); print(seen)"
+    )
+    assert torch_program(text).stdout == "[True]\n"
+
+
 def test_child_processes_have_files_of_their_own(torch_program: Program, tmp_path: Path) -> None:
     text = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {USES_CUDA!r}], check=True)\n"
     torch_program(text + USES_CUDA)
