@@ -230,6 +230,7 @@ def main() -> None:
             PACKAGE: ["py.typed", "*.pyi"],
             f"{PACKAGE}._bench": ["*.c"],
             f"{PACKAGE}._simulate": ["startup/*.py"],
+            f"{PACKAGE}._cli": ["startup/*.py"],
             f"{PACKAGE}.memory.comparison.page": ["*.html", "*.css", "*.js"],
         },
         include_package_data=False,
