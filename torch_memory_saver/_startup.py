@@ -21,7 +21,10 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class _AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds torch as the other finders do, and calls `callback` after torch was loaded."""
+    """Finds torch as the finders behind it do, and calls `callback` after torch was loaded.
+
+    It stays until then, because many programs ask whether torch can be found before they import it.
+    """
 
     def __init__(self, callback: Callable[[], None]) -> None:
         self._callback = callback
@@ -30,11 +33,15 @@ class _AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name != "torch":
+        if name != "torch" or self not in sys.meta_path:
             return None
-        sys.meta_path.remove(self)
-        specification = importlib.util.find_spec(name)
-        if specification is not None and specification.loader is not None:
+        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
+            specification = finder.find_spec(name, path, target)
+            if specification is not None:
+                break
+        else:
+            return None
+        if specification.loader is not None:
             self._loader = specification.loader
             specification.loader = self
         return specification
@@ -44,6 +51,8 @@ class _AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         assert self._loader is not None
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader

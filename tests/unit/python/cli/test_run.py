@@ -213,6 +213,17 @@ def test_its_events_are_written(torch_program: Program, tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("simulate_too", [False, True])
+def test_a_program_may_look_for_torch_before_it_imports_it(
+    torch_program: Program, tmp_path: Path, simulate_too: bool
+) -> None:
+    text = "import importlib.util\nassert importlib.util.find_spec('torch') and importlib.util.find_spec('torch').origin\n"
+    after = "\nprint(sys.modules['torch'].__spec__.loader is sys.modules['torch'].__loader__, sys.meta_path[0])"
+    done = torch_program(text + USES_CUDA + after, *([SIMULATE_STARTUP] if simulate_too else []))
+    assert len(event_files(tmp_path)) == 1
+    assert done.stdout.startswith("True ") and "_startup" not in done.stdout
+
+
 def test_nothing_happens_without_cuda(torch_program: Program, tmp_path: Path) -> None:
     assert torch_program(f"import torch\n{SEES}").stdout == "['torch']\n"
     assert torch_program(SEES).stdout == "[]\n"
