@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import textwrap
+import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TextIO
@@ -42,21 +43,26 @@ class Result(NamedTuple):
     details: Sequence[str]
 
 
-def _look(check: Check) -> Finding:
+def _look(check: Check, debug: bool) -> Finding:
     try:
         return check.look()
     except Exception as error:
+        if debug:
+            traceback.print_exc()
         return fail(f"the check itself has failed: {type(error).__name__}: {' '.join(str(error).split())}", _REPORT)
 
 
-def run_doctor(*, as_json: bool, groups: Mapping[str, Sequence[Check]] = GROUPS) -> int:
-    """Prints what each check has found. Returns the exit status: 1 if one has failed."""
+def run_doctor(*, as_json: bool, debug: bool = False, groups: Mapping[str, Sequence[Check]] = GROUPS) -> int:
+    """Prints what each check has found. Returns the exit status: 1 if one has failed.
+
+    `debug`: the traceback of a check that raises goes to stderr.
+    """
     checks = [(group, check) for group, checks in groups.items() for check in checks]
     width = max(len(check.name) for _, check in checks)
     page = _Page(sys.stdout, width)
     results: list[Result] = []
     for group, check in checks:
-        result = Result(group, check.name, *_look(check))
+        result = Result(group, check.name, *_look(check, debug))
         if not as_json:
             if not results or results[-1].group != group:
                 page.heading(group, first=not results)

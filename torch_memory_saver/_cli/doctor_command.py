@@ -21,4 +21,4 @@ class DoctorCommand(Command):
     def run(self, arguments: argparse.Namespace) -> int:
         from torch_memory_saver._cli.doctor import run_doctor
 
-        return run_doctor(as_json=arguments.json)
+        return run_doctor(as_json=arguments.json, debug=arguments.debug)

@@ -20,6 +20,8 @@ __all__ = ["Device", "DriverFacts", "TorchFacts", "driver_facts", "driver_librar
 
 #: Making a context on each of eight devices takes seconds, importing torch from a slow file system a minute.
 _PATIENCE_S = 180
+#: How much of the errors of a process that failed is shown.
+_LAST_WORDS = 20
 _DRIVER_PROBE = Path(os.path.abspath(__file__)).with_name("driver_probe.py")
 _TORCH_PROBE = """
 import json, sys
@@ -103,26 +105,29 @@ class TorchFacts:
 def run_child(*arguments: str, **variables: str) -> tuple[str, str, str | None]:
     """Runs this Python. Returns its output, its errors, and why it did not end well, or None."""
     try:
-        done = subprocess.run(
+        child = subprocess.Popen(
             [sys.executable, *arguments],
             env=os.environ | variables,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            timeout=_PATIENCE_S,
-            check=False,
         )
-    except subprocess.TimeoutExpired:
-        return "", "", f"there was no answer within {_PATIENCE_S} seconds"
     except (OSError, ValueError) as error:
         return "", "", f"{sys.executable} could not be started: {error}"
+    try:
+        output, errors = child.communicate(timeout=_PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        # A process inside a driver that hangs may not end even now, so it is not waited for.
+        child.kill()
+        return "", "", f"there was no answer within {_PATIENCE_S} seconds"
     reason = None
-    if done.returncode < 0:
-        reason = f"the process was ended by {signal.Signals(-done.returncode).name}"
-    elif done.returncode > 0:
-        reason = f"the process ended with status {done.returncode}: {' '.join(done.stderr.split()[-20:])}"
-    return done.stdout, done.stderr, reason
+    if child.returncode < 0:
+        reason = f"the process was ended by {signal.Signals(-child.returncode).name}"
+    elif child.returncode > 0:
+        reason = f"the process ended with status {child.returncode}: {' '.join(errors.split()[-_LAST_WORDS:])}"
+    return output, errors, reason
 
 
 def _answer(*arguments: str) -> dict[str, Any]:

@@ -112,10 +112,14 @@ def test_a_check_that_raises_is_a_failure_of_that_check(capsys: pytest.CaptureFi
 
     checks = {"a group": [Check("broken", broken), Check("next", lambda: ok("it is well"))]}
     assert doctor.run_doctor(as_json=True, groups=checks) == 1
-    rows = json.loads(capsys.readouterr().out)
+    output, errors = capsys.readouterr()
+    rows = json.loads(output)
+    assert errors == ""
     assert [row["status"] for row in rows] == [Status.FAIL, Status.OK]
     assert rows[0]["found"] == "the check itself has failed: ValueError: a file has no number"
     assert "report" in rows[0]["advice"]
+    doctor.run_doctor(as_json=True, debug=True, groups=checks)
+    assert capsys.readouterr().err.startswith("Traceback (most recent call last):")
 
 
 def test_sentences_are_as_wide_as_the_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
