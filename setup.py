@@ -243,6 +243,7 @@ def main() -> None:
             PACKAGE: ["py.typed", "*.pyi"],
             f"{PACKAGE}._bench": ["*.c"],
             f"{PACKAGE}._simulate": ["startup/*.py"],
+            f"{PACKAGE}._cli": ["startup/*.py"],
             f"{PACKAGE}.memory.comparison.page": ["*.html", "*.css", "*.js"],
             f"{PACKAGE}.events.timeline.page": ["*.html", "*.css", "*.js"],
             f"{PACKAGE}._pages": ["*.css", "*.js"],

@@ -130,7 +130,7 @@ def _simulated() -> str:
 def _command_line() -> str:
     parts = []
     for name, text in commands():
-        parts += [f"## {name}\n"] if name else []
+        parts += [f"### {name}\n"] if name else []
         parts.append(f"```text\n{text.rstrip()}\n```\n")
     return "\n".join(parts)
 

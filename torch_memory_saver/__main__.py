@@ -4,9 +4,9 @@ import sys
 
 if __name__ == "__main__":
     try:
-        from torch_memory_saver._cli.commands import main
+        from torch_memory_saver._cli.commands import MODULE, main
 
-        status = main()
+        status = main(program=MODULE)
     except KeyboardInterrupt:  # outside a command: during the import, or while output is written
         status = 130
     sys.exit(status)

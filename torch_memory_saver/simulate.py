@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch_memory_saver import __version__
+from torch_memory_saver._replace import replace_process
 from torch_memory_saver._saver import preload
 from torch_memory_saver._simulate.elf import read_library
 from torch_memory_saver._simulate.stubs import cached_folder, make_folder
@@ -58,8 +59,6 @@ _NAME_BYTES = 4
 
 #: Commands that mean the running interpreter, because the stubs are made for its PyTorch.
 _PYTHON = ("python", "python3")
-#: Exit statuses of a command that could not be started, as in shells.
-_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
 
 def simulator_path() -> Path:
@@ -121,13 +120,15 @@ def environment(
     if kernels not in KERNELS:
         raise InvalidArgumentError(f"kernels must be one of {', '.join(KERNELS)}, not {kernels!r}")
     simulator = simulator_path()
+    result = dict(os.environ if base is None else base)
+    preloaded = re.split("[ :]", result.get("LD_PRELOAD", ""))
     libraries = [simulator]
-    if preload_hook:
+    # The hook library must come before the simulated runtime, also if it is there already, as under `run --preload`.
+    if preload_hook or str(preload.library_path()) in preloaded:
         libraries.insert(0, preload.library_path())
     _check_libraries(libraries)
     folder, shadowing = _stubs(simulator)
-    result = dict(os.environ if base is None else base)
-    result["LD_PRELOAD"] = _join("LD_PRELOAD", [*libraries, *shadowing], re.split("[ :]", result.get("LD_PRELOAD", "")))
+    result["LD_PRELOAD"] = _join("LD_PRELOAD", [*libraries, *shadowing], preloaded)
     kept = re.split("[;:]", result.get("LD_LIBRARY_PATH", ""))
     result["LD_LIBRARY_PATH"] = _join("LD_LIBRARY_PATH", [folder], kept)
     result["TMS_CUDA_DRIVER"] = str(simulator)
@@ -186,16 +187,10 @@ def run_command(command: Sequence[str], variables: Mapping[str, str]) -> int:
         The exit status that a shell would give. The function returns only if the program could not be started.
     """
     program = sys.executable if command[0] in _PYTHON else command[0]
-    sys.stdout.flush()
-    sys.stderr.flush()
     machine = variables.get(_MACHINE)
     if machine is not None and machine != os.environ.get(_MACHINE):
         _remove_afterwards(Path(_SHARED_MEMORY + machine))
-    try:
-        os.execvpe(program, [program, *command[1:]], dict(variables))
-    except OSError as error:
-        print(f"simulate: {program} could not be started: {error.strerror}", file=sys.stderr)
-        return _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
+    return replace_process([program, *command[1:]], variables, "simulate")
 
 
 def _remove_afterwards(path: Path) -> None:

@@ -1,30 +1,125 @@
-"""The doctor: checks what the package needs of a machine, and says what to change."""
+"""The doctor: checks what the package needs of the installation and the machine, and says what to change."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
-from collections.abc import Sequence
+import textwrap
+import traceback
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TextIO
 
-from torch_memory_saver._cli import sharing_checks
-from torch_memory_saver._cli.check import Check, Status
+from torch_memory_saver._cli import gpu_checks, host_checks, installation_checks, settings_checks, sharing_checks
+from torch_memory_saver._cli.check import Check, Finding, Status, fail
 
-__all__ = ["CHECKS", "run_doctor"]
+__all__ = ["GROUPS", "Result", "run_doctor"]
 
-#: Each runs alone and needs neither a GPU nor PyTorch. They are shown in this order.
-CHECKS: tuple[Check, ...] = (*sharing_checks.CHECKS,)
+#: Each check runs alone. They are shown in this order.
+GROUPS: Mapping[str, Sequence[Check]] = {
+    "installation": (*installation_checks.CHECKS, *settings_checks.CHECKS),
+    "GPU": gpu_checks.CHECKS,
+    "host": host_checks.CHECKS,
+    "sending tensors to other processes": sharing_checks.CHECKS,
+}
+_REPORT = "report it, with the output of this command"
+#: ANSI codes: green, yellow, red, grey.
+_COLOURS = {Status.OK: "32", Status.WARN: "33", Status.FAIL: "31", Status.SKIP: "90"}
+_STATUS_WIDTH = 4
+#: Below this the sentences are not wrapped.
+_SMALLEST_WIDTH = 60
 
 
-def run_doctor(*, as_json: bool, checks: Sequence[Check] = CHECKS) -> int:
-    """Prints the result of each check. Returns the exit status: 1 if one has failed."""
-    results = [check() for check in checks]
+class Result(NamedTuple):
+    """What a check has found, as an object of the JSON."""
+
+    group: str
+    name: str
+    status: str
+    found: str
+    advice: str
+    details: Sequence[str]
+
+
+def _look(check: Check, debug: bool) -> Finding:
+    try:
+        return check.look()
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        return fail(f"the check itself has failed: {type(error).__name__}: {' '.join(str(error).split())}", _REPORT)
+
+
+def run_doctor(*, as_json: bool, debug: bool = False, groups: Mapping[str, Sequence[Check]] = GROUPS) -> int:
+    """Prints what each check has found. Returns the exit status: 1 if one has failed.
+
+    `debug`: the traceback of a check that raises goes to stderr.
+    """
+    checks = [(group, check) for group, checks in groups.items() for check in checks]
+    width = max(len(check.name) for _, check in checks)
+    page = _Page(sys.stdout, width)
+    results: list[Result] = []
+    for group, check in checks:
+        result = Result(group, check.name, *_look(check, debug))
+        if not as_json:
+            if not results or results[-1].group != group:
+                page.heading(group, first=not results)
+            page.show(result)
+        results.append(result)
     if as_json:
         json.dump([result._asdict() for result in results], sys.stdout, indent=2)
         print()
     else:
-        width = max(len(result.name) for result in results)
-        for result in results:
-            print(f"{result.status:<4}  {result.name:<{width}}  {result.found}")
-            if result.advice:
-                print(f"{'':<4}  {'':<{width}}  -> {result.advice}")
+        page.summary(results)
     return 1 if any(result.status == Status.FAIL for result in results) else 0
+
+
+class _Page:
+    """Lines for people. They are as wide as the terminal; output that goes elsewhere is not wrapped."""
+
+    def __init__(self, stream: TextIO, name_width: int) -> None:
+        self._stream = stream
+        self._name_width = name_width
+        self._columns = shutil.get_terminal_size((0, 0)).columns
+        self._coloured = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+    def heading(self, group: str, *, first: bool) -> None:
+        """The group's title, after an empty line."""
+        self._write(group if first else f"\n{group}")
+
+    def show(self, result: Result) -> None:
+        """The lines of one check. They are written at once, because some checks take seconds."""
+        status = f"{result.status:<{_STATUS_WIDTH}}"
+        if self._coloured:
+            status = f"\x1b[{_COLOURS[result.status]}m{status}\x1b[0m"
+        margin = " " * (_STATUS_WIDTH + 2 + self._name_width + 2)
+        found = self._wrapped(result.found, margin, "")
+        self._write(f"{status}  {result.name:<{self._name_width}}  {found[len(margin) :]}")
+        for line in result.details:
+            self._write(self._wrapped(line, margin, "  "))
+        if result.advice:
+            self._write(self._wrapped(f"-> {result.advice}", margin, "   "))
+
+    def summary(self, results: Sequence[Result]) -> None:
+        """The number of each status."""
+        numbers = Counter(result.status for result in results)
+        self._write("\n" + ", ".join(f"{numbers[status]} {status}" for status in _COLOURS if numbers[status]))
+
+    def _wrapped(self, text: str, margin: str, hanging: str) -> str:
+        if self._columns < max(_SMALLEST_WIDTH, len(margin) + len(margin)):
+            return margin + text
+        return textwrap.fill(
+            text,
+            self._columns,
+            initial_indent=margin,
+            subsequent_indent=margin + hanging,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+
+    def _write(self, text: str) -> None:
+        # Paths and names may have characters that the terminal's encoding lacks.
+        encoding = self._stream.encoding or "ascii"
+        print(text.encode(encoding, "backslashreplace").decode(encoding), file=self._stream, flush=True)

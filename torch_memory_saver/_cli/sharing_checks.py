@@ -7,7 +7,6 @@ sender. See "The right to receive" in docs/guides/several-gpus-and-processes.md.
 from __future__ import annotations
 
 import errno
-import importlib.metadata
 import os
 import resource
 import subprocess
@@ -15,9 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from torch_memory_saver._cli.check import Check, Result, Status
-from torch_memory_saver._torch.ipc_format import format_of_importer
-from torch_memory_saver.errors import InvalidArgumentError
+from torch_memory_saver._cli.check import Check, Finding, fail, ok, warn
 
 __all__ = ["CHECKS"]
 
@@ -54,32 +51,26 @@ def _try_to_duplicate() -> int | None:
         return None
 
 
-def descriptors_of_siblings() -> Result:
-    name, number = "pidfd_getfd", _try_to_duplicate()
+def descriptors_of_siblings() -> Finding:
+    number = _try_to_duplicate()
     if number == 0:
-        return Result(name, Status.OK, "a process can duplicate the descriptors of another process of this user")
+        return ok("a process can duplicate the descriptors of another process of this user")
     if number is None:
-        return Result(
-            name,
-            Status.WARN,
+        return warn(
             f"the trial could not be made: two processes of {sys.executable} did not start",
             "run the doctor where processes can be started",
         )
     if number == errno.EPERM:
-        return Result(
-            name,
-            Status.FAIL,
+        return fail(
             "the kernel denies a process the descriptors of another process of this user (permission denied)",
             "start containers with --cap-add=SYS_PTRACE; outside of one, set kernel.yama.ptrace_scope to 0",
         )
     if number == errno.ENOSYS:
-        return Result(
-            name,
-            Status.FAIL,
+        return fail(
             "this kernel, or the sandbox around it, has no pidfd_getfd (not implemented)",
             "use Linux 5.6 or later, or send tensor.cpu()",
         )
-    return Result(name, Status.FAIL, f"the call fails: {os.strerror(number)}", "send tensor.cpu()")
+    return fail(f"the call fails: {os.strerror(number)}", "send tensor.cpu()")
 
 
 def _may_trace_all() -> bool:
@@ -87,80 +78,58 @@ def _may_trace_all() -> bool:
     return bool(words) and bool(int(words[0], 16) >> _CAP_SYS_PTRACE & 1)
 
 
-def ptrace_scope() -> Result:
-    name = "ptrace_scope"
+def ptrace_scope() -> Finding:
     try:
         value = int(_PTRACE_SCOPE.read_text(encoding="ascii"))
     except FileNotFoundError:
-        return Result(name, Status.OK, "this kernel has no kernel.yama.ptrace_scope, so it restricts nothing")
+        return ok("this kernel has no kernel.yama.ptrace_scope, so it restricts nothing")
     except (OSError, ValueError) as error:
-        return Result(name, Status.WARN, f"kernel.yama.ptrace_scope cannot be read: {error}", "see pidfd_getfd above")
+        return warn(f"kernel.yama.ptrace_scope cannot be read: {error}", "see pidfd_getfd above")
     if value == 0:
-        return Result(name, Status.OK, "kernel.yama.ptrace_scope is 0: processes of one user may receive of each other")
+        return ok("kernel.yama.ptrace_scope is 0: processes of one user may receive of each other")
     if value >= 3:
-        return Result(
-            name,
-            Status.FAIL,
+        return fail(
             f"kernel.yama.ptrace_scope is {value}: no process may receive",
             "set it to 0 at the next start of the machine, because it cannot be lowered before",
         )
     if _may_trace_all():
-        return Result(name, Status.OK, f"kernel.yama.ptrace_scope is {value}, and this process has CAP_SYS_PTRACE")
+        return ok(f"kernel.yama.ptrace_scope is {value}, and this process has CAP_SYS_PTRACE")
     found = f"kernel.yama.ptrace_scope is {value}: a receiver needs CAP_SYS_PTRACE"
     if value == 2:
-        return Result(name, Status.WARN, found, "set it to 0, or give receivers the capability")
-    return Result(
-        name,
-        Status.WARN,
+        return warn(found, "set it to 0, or give receivers the capability")
+    return warn(
         f"{found}, or to be an ancestor of the sender",
         "set it to 0, or call prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY) in senders",
     )
 
 
-def open_files() -> Result:
-    name = "open files"
+def open_files() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
-        return Result(name, Status.OK, "a process may open any number of files")
+        return ok("a process may open any number of files")
     if soft > _FEW_FILES:
-        return Result(name, Status.OK, f"a process may open {soft} files")
-    return Result(
-        name,
-        Status.WARN,
+        return ok(f"a process may open {soft} files")
+    return warn(
         f"a process may open {soft} files, and half of them are for the allocations that it sends, one each",
         f"raise the limit by ulimit -n {hard if _FEW_FILES < hard < 1 << 16 else 1 << 16} before programs start",
     )
 
 
-def shared_memory() -> Result:
-    name = "/dev/shm"
+def shared_memory() -> Finding:
     try:
         with tempfile.TemporaryFile(dir=_SHARED_MEMORY) as file:
             os.posix_fallocate(file.fileno(), 0, _COUNTERS_BYTES)
     except OSError as error:
-        return Result(
-            name,
-            Status.FAIL,
+        return fail(
             f"PyTorch cannot count the receivers of a tensor there: {error.strerror}",
             "mount a writable tmpfs on /dev/shm (containers: --shm-size=1g, or --ipc=host)",
         )
-    return Result(name, Status.OK, "PyTorch can count the receivers of a tensor there")
+    return ok("PyTorch can count the receivers of a tensor there")
 
 
-def pytorch() -> Result:
-    """Without importing it, which takes seconds and may fail where the rest is right."""
-    name = "PyTorch"
-    try:
-        release = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        return Result(name, Status.WARN, "PyTorch is not installed in this environment", "install PyTorch 2.6 or later")
-    try:
-        format_of_importer(release)
-    except InvalidArgumentError:
-        return Result(
-            name, Status.FAIL, f"PyTorch {release} cannot send or receive managed memory", "install PyTorch 2.6 or later"
-        )
-    return Result(name, Status.OK, f"PyTorch {release} can send and receive managed memory")
-
-
-CHECKS: tuple[Check, ...] = (descriptors_of_siblings, ptrace_scope, open_files, shared_memory, pytorch)
+CHECKS = (
+    Check("pidfd_getfd", descriptors_of_siblings),
+    Check("ptrace_scope", ptrace_scope),
+    Check("open files", open_files),
+    Check("/dev/shm", shared_memory),
+)

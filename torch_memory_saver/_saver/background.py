@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from torch_memory_saver import _core
 
-__all__ = ["Periodic", "RegisteredWork", "after_call", "before_pause", "start_from_environment"]
+__all__ = ["VARIABLES", "Periodic", "RegisteredWork", "after_call", "before_pause", "start_from_environment"]
 
 logger = logging.getLogger("torch_memory_saver")
 
@@ -30,6 +30,8 @@ _STARTERS = {
     "TMS_METRICS_FILE": ("torch_memory_saver.events.from_environment", "start_metrics"),
     "TMS_RELEASE_CACHED": ("torch_memory_saver.memory.release_from_environment", "start"),
 }
+#: Their names.
+VARIABLES = tuple(_STARTERS)
 #: How long the process's exit waits for work that is under way, in seconds.
 _EXIT_PATIENCE_S = 5.0
 

@@ -10,7 +10,15 @@ from pathlib import Path
 from torch_memory_saver import _core
 from torch_memory_saver.errors import InvalidStateError
 
-__all__ = ["LIBRARY_NAME", "configure_subprocess", "library_path", "mode_in_force", "preloading", "resolve_hook_mode"]
+__all__ = [
+    "LIBRARY_NAME",
+    "configure_subprocess",
+    "library_path",
+    "mode_in_force",
+    "preload_variable",
+    "preloading",
+    "resolve_hook_mode",
+]
 
 #: File name of the library for LD_PRELOAD; it lies in the directory that holds the package's directory.
 LIBRARY_NAME = "torch_memory_saver_hook_mode_preload.abi3.so"
@@ -35,12 +43,33 @@ def configure_subprocess() -> AbstractContextManager[None]:
     Raises:
         InvalidStateError: The library is not installed, or lies at a path that ``LD_PRELOAD`` cannot name.
     """
+    return preloading(_installed("configure_subprocess"))
+
+
+def _installed(operation: str) -> str:
     path = library_path()
     if not path.is_file():
+        raise InvalidStateError(f"the preload library is not installed: there is no {path}", operation=operation)
+    return str(path)
+
+
+def preload_variable(before: str, operation: str) -> str:
+    """The value of ``LD_PRELOAD`` with the preload library, in front of the entries of the value `before`.
+
+    Raises:
+        InvalidStateError: The library is not installed, or lies at a path that ``LD_PRELOAD`` cannot name.
+    """
+    return _in_front(_installed(operation), before, operation)
+
+
+def _in_front(path: str, before: str, operation: str) -> str:
+    if any(separator in path for separator in " :"):
         raise InvalidStateError(
-            f"the preload library is not installed: there is no {path}", operation="configure_subprocess"
+            f"{_VARIABLE} cannot name {path!r}, because of the space or colon in it: install the package elsewhere",
+            operation=operation,
         )
-    return preloading(str(path))
+    entries = before.replace(":", " ").split()
+    return before if path in entries else ":".join([path, *entries])
 
 
 @contextmanager
@@ -50,15 +79,8 @@ def preloading(path: str) -> Iterator[None]:
     Raises:
         InvalidStateError: ``LD_PRELOAD`` cannot name the path.
     """
-    if any(separator in path for separator in " :"):
-        raise InvalidStateError(
-            f"{_VARIABLE} cannot name {path!r}, because of the space or colon in it: install the package elsewhere",
-            operation="configure_subprocess",
-        )
     before = os.environ.get(_VARIABLE)
-    entries = (before or "").replace(":", " ").split()
-    if path not in entries:
-        os.environ[_VARIABLE] = ":".join([path, *entries])
+    os.environ[_VARIABLE] = _in_front(path, before or "", "configure_subprocess")
     try:
         yield
     finally:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from torch_memory_saver import _core
 
-__all__ = ["PYTHON_VARIABLES", "Variable", "suggestion", "unknown_variables", "warn_of_unknown_variables"]
+__all__ = ["PYTHON_VARIABLES", "Variable", "known_variables", "suggestion", "unknown_variables", "warn_of_unknown_variables"]
 
 logger = logging.getLogger("torch_memory_saver")
 
@@ -82,7 +82,8 @@ _OTHER_PREFIXES = ("TMS_SIMULATED_", "TMS_GPU_", "TMS_DEMO_")
 _OTHERS = ("TMS_WERROR",)
 
 
-def _known() -> set[str]:
+def known_variables() -> set[str]:
+    """The names of all variables, except those of the simulated GPU, the tests and the build."""
     return set(_core.SETTINGS) | {variable.name for variable in PYTHON_VARIABLES}
 
 
@@ -96,7 +97,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 def unknown_variables(names: Iterable[str]) -> list[str]:
     """The names that look like variables of this package but are unknown."""
-    known = _known()
+    known = known_variables()
     return sorted(
         name
         for name in names
@@ -108,4 +109,6 @@ def unknown_variables(names: Iterable[str]) -> list[str]:
 def warn_of_unknown_variables() -> None:
     """Warns once in a process, at its first use of the package. A process that only inherits variables is not warned."""
     for name in unknown_variables(os.environ):
-        logger.warning("the environment variable %s has no effect: it is unknown%s", name, suggestion(name, _known()))
+        logger.warning(
+            "the environment variable %s has no effect: it is unknown%s", name, suggestion(name, known_variables())
+        )

@@ -20,7 +20,7 @@ from torch_memory_saver.errors import TorchMemorySaverError
 from .history import record_history
 from .sampler import MemorySnapshotSampler
 
-__all__ = ["Period", "check_every", "read_period", "start_history", "start_snapshots"]
+__all__ = ["Period", "check_every", "read_entries", "read_period", "start_history", "start_snapshots"]
 
 logger = logging.getLogger("torch_memory_saver")
 
@@ -50,16 +50,22 @@ def read_period(text: str) -> Period | None:
     return Period(pauses=int(text)) if text.isdecimal() and int(text) > 0 else None
 
 
+def read_entries(text: str) -> int | None:
+    """The number of entries of a history. None for anything else."""
+    return int(text) if text.isdecimal() and int(text) > 0 else None
+
+
 def start_history(value: str) -> None:
     """Begins to record as soon as the package uses CUDA in this process; at once, if the process uses it already. A value
     that is no number of entries is reported and ignored."""
-    if not value.isdecimal() or int(value) < 1:
+    entries = read_entries(value)
+    if entries is None:
         logger.warning("%s='%s' is ignored: it may be a number of entries of at least 1", _HISTORY, value)
         return
 
     def start(_torch: Any) -> None:
         try:
-            logger.info("%s: %s", _HISTORY, record_history(int(value)))
+            logger.info("%s: %s", _HISTORY, record_history(entries))
         except TorchMemorySaverError as error:
             logger.warning("%s has no effect: %s", _HISTORY, error)
 

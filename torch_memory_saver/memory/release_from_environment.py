@@ -9,7 +9,7 @@ from torch_memory_saver._saver.background import Periodic, before_pause
 
 from .release import release_cached
 
-__all__ = ["start"]
+__all__ = ["read_seconds", "start"]
 
 logger = logging.getLogger("torch_memory_saver")
 
@@ -23,14 +23,15 @@ def start(value: str) -> None:
     if value.lower() == "pause":
         before_pause.add(_VARIABLE, _release)
         return
-    seconds = _seconds(value)
+    seconds = read_seconds(value)
     if seconds is None:
         logger.warning("%s='%s' is ignored: it may be pause, or a number of seconds above 0", _VARIABLE, value)
         return
     Periodic("torch_memory_saver: release_cached", seconds, lambda: _release_or_put_off(seconds)).start()
 
 
-def _seconds(value: str) -> float | None:
+def read_seconds(value: str) -> float | None:
+    """The seconds between two releases. None for anything but a number above 0."""
     try:
         seconds = float(value)
     except ValueError:

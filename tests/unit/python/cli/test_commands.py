@@ -1,23 +1,31 @@
-"""Guards the command line on a machine without a GPU: help, bad commands, `info`, and Ctrl-C."""
+"""Guards the command line on a machine without a GPU: help, bad commands, errors, lost readers, and Ctrl-C."""
 
 from __future__ import annotations
 
+import argparse
+import errno
+import importlib
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
+from typing import TextIO
 
 import pytest
-from processes import Program, environment
+from processes import ELSEWHERE, Program, environment
 
 import torch_memory_saver
-from torch_memory_saver import _core
 from torch_memory_saver._cli import commands
+from torch_memory_saver.errors import InvalidArgumentError
+
+REPOSITORY = Path(__file__).resolve().parents[4]
 
 
 def test_help_and_version(command: Program) -> None:
     text = command("--help").stdout
     assert "demo" in text
-    assert "info" in text
+    assert "doctor" in text
     assert "--device" in command("demo", "--help").stdout
     assert command("--version").stdout == f"torch_memory_saver {torch_memory_saver.__version__}\n"
 
@@ -29,38 +37,100 @@ def test_bad_commands(command: Program) -> None:
 
 
 def test_every_command_has_a_class() -> None:
-    known = commands._COMMANDS
+    known = commands.COMMANDS
     assert len({command.name for command in known}) == len(known)
-    assert all(type(command) is not commands.Command and command.name and command.help for command in known)
+    assert all(issubclass(command, commands.Command) and command.name and command.help for command in known)
 
 
-def test_info(command: Program) -> None:
-    text = command("info", TMS_LOG_LEVEL="error", TMS_HOST_MEMORY="pool").stdout
-    assert torch_memory_saver.__version__ in text
-    assert "hook mode" in text
-    assert "0.5 GiB" in text
-    assert "TMS_LOG_LEVEL" in text
-    assert "after a resume: pool" in text
-    assert re.search(rf"^NVTX ranges +{'built in' if _core.NVTX else 'not built in: no nvtx3'}", text, re.MULTILINE)
+class Raising(commands.Command):
+    """A command that fails with `error`, or prints "output"."""
+
+    name, help = "raising", "fails"
+    error: BaseException | None = None
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        if self.error is not None:
+            raise self.error
+        print("output")
+        return 0
 
 
-def test_info_without_a_driver(command: Program) -> None:
-    assert "could not be loaded" in command("info", TMS_CUDA_DRIVER="/nonexistent.so").stdout
+@pytest.fixture
+def raising(monkeypatch: pytest.MonkeyPatch) -> type[Raising]:
+    monkeypatch.setattr(commands, "COMMANDS", (Raising,))
+    monkeypatch.setattr(Raising, "error", None)
+    return Raising
 
 
-def test_info_explains_why_an_installed_torch_cannot_be_imported(command: Program, tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13: cannot open\\nshared object file')")
-    path = os.pathsep.join(filter(None, [str(tmp_path), environment(False).get("PYTHONPATH")]))
-    text = command("info", PYTHONPATH=path).stdout
-    assert "PyTorch" in text
-    assert "installed, but cannot be imported: libcudart.so.13: cannot open shared object file\n" in text
-    (tmp_path / "torch.py").write_text("import no_such_module")
-    assert "cannot be imported: No module named 'no_such_module'\n" in command("info", PYTHONPATH=path).stdout
+def test_ctrl_c_in_a_command_is_a_status(raising: type[Raising]) -> None:
+    raising.error = KeyboardInterrupt()
+    assert commands.main(["raising"]) == 130
 
 
-def test_ctrl_c_in_a_command_is_a_status(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> int:
-        raise KeyboardInterrupt
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (InvalidArgumentError("the tag is wrong:\n  use another"), "InvalidArgumentError: the tag is wrong: use another"),
+        (FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "/a file"), "/a file: No such file or directory"),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "No space left on device"),
+        (RuntimeError("a\nb"), "unexpected RuntimeError: a b; --debug prints the traceback"),
+        (MemoryError(), "unexpected MemoryError: no message; --debug prints the traceback"),
+    ],
+)
+def test_an_error_is_one_sentence(
+    raising: type[Raising], capsys: pytest.CaptureFixture[str], error: Exception, sentence: str
+) -> None:
+    raising.error = error
+    assert commands.main(["raising"]) == 1
+    assert capsys.readouterr() == ("", f"torch-memory-saver: {sentence}\n")
 
-    monkeypatch.setattr(commands.InfoCommand, "run", interrupted)
-    assert commands.main(["info"]) == 130
+
+@pytest.mark.parametrize("arguments", [["--debug", "raising"], ["raising", "--debug"]])
+def test_the_traceback_is_shown_on_request(
+    raising: type[Raising], capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    raising.error = RuntimeError("it failed")
+    assert commands.main(arguments, commands.MODULE) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[-2:] == ["RuntimeError: it failed", "python -m torch_memory_saver: unexpected RuntimeError: it failed"]
+
+
+def run_with_output_to(output: TextIO, *arguments: str, unbuffered: str) -> tuple[int, str]:
+    """The exit status, and what went to stderr."""
+    done = subprocess.run(
+        [sys.executable, "-m", "torch_memory_saver", *arguments],
+        env=environment(False, PYTHONUNBUFFERED=unbuffered),
+        cwd=ELSEWHERE,
+        stdout=output,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", [["--help"], ["compare", "--help"], ["doctor"]])
+def test_a_reader_that_has_gone_is_silent(arguments: list[str], unbuffered: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as output:
+        status, text = run_with_output_to(output, *arguments, unbuffered=unbuffered)
+    assert text == ""
+    # Python's own help ignores a failed write, where output is not buffered.
+    assert status == 141 or (unbuffered and "--help" in arguments)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_cannot_be_written_is_an_error(unbuffered: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = run_with_output_to(full, "doctor", unbuffered=unbuffered)
+    assert done == (1, "python -m torch_memory_saver: No space left on device\n")
+
+
+def test_the_script_is_the_same_program() -> None:
+    text = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
+    name, target = re.search(r'^\[project\.scripts\]\n(\S+) = "(\S+)"$', text, re.MULTILINE).groups()
+    module, function = target.split(":")
+    assert (name, getattr(importlib.import_module(module), function)) == (commands.SCRIPT, commands.main)

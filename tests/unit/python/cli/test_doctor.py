@@ -1,155 +1,166 @@
-"""Guards the doctor: each check's outcomes, the exit status and both forms of the output."""
+"""Guards the doctor: both forms of its output, the exit status, and checks that fail themselves."""
 
 from __future__ import annotations
 
-import errno
-import importlib.metadata
 import json
 import os
-import resource
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
+from findings import assert_complete
 from processes import ELSEWHERE, Program, environment
-from restrictions import refuse_pidfd_getfd
 
-from torch_memory_saver._cli import doctor, sharing_checks
-from torch_memory_saver._cli.check import Result, Status
+from torch_memory_saver._cli import doctor
+from torch_memory_saver._cli.check import Check, Finding, Status, fail, ok, skip, warn
 
-NAMES = ["pidfd_getfd", "ptrace_scope", "open files", "/dev/shm", "PyTorch"]
-
-
-def assert_complete(result: Result) -> None:
-    assert result.name in NAMES and result.found
-    assert bool(result.advice) == (result.status != Status.OK), result
-    assert not result.found.endswith(".") and not result.advice.endswith(".")
-
-
-def test_each_check_gives_a_name_a_status_and_a_sentence() -> None:
-    results = [check() for check in doctor.CHECKS]
-    assert [result.name for result in results] == NAMES
-    for result in results:
-        assert_complete(result)
-
-
-def test_lines_and_objects_say_the_same(command: Program) -> None:
-    status = int(any(check().status == Status.FAIL for check in doctor.CHECKS))
-    lines = command("doctor", status=status).stdout
-    rows = json.loads(command("doctor", "--json", status=status).stdout)
-    assert [row["name"] for row in rows] == NAMES
-    for row in rows:
-        assert list(row) == ["name", "status", "found", "advice"]
-        assert row["status"] in lines and row["found"] in lines and row["advice"] in lines
+#: Programs rely on them.
+NAMES = {
+    "installation": [
+        "package",
+        "Python",
+        "PyTorch",
+        "libcudart",
+        "LD_PRELOAD",
+        "hook mode",
+        "expandable segments",
+        "NVTX ranges",
+        "settings",
+        "output folders",
+    ],
+    "GPU": ["driver", "CUDA versions", "GPUs", "virtual memory", "RDMA", "peers", "NUMA"],
+    "host": ["host memory", "huge pages", "locked memory", "disk directory"],
+    "sending tensors to other processes": ["pidfd_getfd", "ptrace_scope", "open files", "/dev/shm"],
+}
+KEYS = ["group", "name", "status", "found", "advice", "details"]
 
 
-@pytest.mark.parametrize(("worst", "status"), [(Status.OK, 0), (Status.WARN, 0), (Status.FAIL, 1)])
-def test_only_a_failure_is_a_status(capsys: pytest.CaptureFixture[str], worst: str, status: int) -> None:
-    results = [Result("one", Status.OK, "it is well"), Result("another", worst, "it is so", "change it")]
-    assert doctor.run_doctor(as_json=False, checks=[lambda: results[0], lambda: results[1]]) == status
-    assert capsys.readouterr().out == (
-        f"ok    one      it is well\n{worst:<4}  another  it is so\n               -> change it\n"
-    )
+def groups(*findings: Finding) -> dict[str, Sequence[Check]]:
+    """A group with a check for each."""
+    return {"a group": [Check(f"check {number}", lambda f=f: f) for number, f in enumerate(findings)]}  # type: ignore[misc]
 
 
-def doctor_where_it_fails_with(number: int) -> tuple[int, Result]:
-    """The exit status, and the result of the trial."""
-    done = subprocess.run(
-        [sys.executable, "-m", "torch_memory_saver", "doctor", "--json"],
-        env=environment(False),
+def test_the_names_are_those_that_programs_rely_on() -> None:
+    assert {group: [check.name for check in checks] for group, checks in doctor.GROUPS.items()} == NAMES
+
+
+def test_each_check_gives_a_status_and_a_sentence() -> None:
+    for checks in doctor.GROUPS.values():
+        for check in checks:
+            assert_complete(check.look())
+
+
+@pytest.mark.parametrize("variables", [{}, {"TMS_CUDA_DRIVER": "/nonexistent.so", "TMS_EVNTS": "1"}])
+def test_lines_and_objects_say_the_same(variables: dict[str, str]) -> None:
+    lines, rows = (run_doctor(*arguments, **variables) for arguments in ((), ("--json",)))
+    assert [[row["group"], row["name"]] for row in json.loads(rows.stdout)] == [
+        [group, name] for group, names in NAMES.items() for name in names
+    ]
+    assert lines.returncode == rows.returncode == any(row["status"] == Status.FAIL for row in json.loads(rows.stdout))
+    for row in json.loads(rows.stdout):
+        assert list(row) == KEYS
+        assert f"{row['status']:<4}  {row['name']}" in lines.stdout
+        if row["name"] not in ("GPUs", "host memory", "disk directory"):  # free memory differs
+            assert all(text in lines.stdout for text in (row["found"], row["advice"], *row["details"]))
+    assert "\x1b" not in lines.stdout
+    assert (lines.stderr, rows.stderr) == ("", "")
+
+
+def run_doctor(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "torch_memory_saver", "doctor", *arguments],
+        env=environment(False, COLUMNS="0", **variables),
         cwd=ELSEWHERE,
-        preexec_fn=lambda: refuse_pidfd_getfd(number),
         capture_output=True,
         text=True,
         check=False,
     )
-    return done.returncode, Result(**json.loads(done.stdout)[0])
+
+
+def test_no_gpu_no_driver_and_no_torch_is_a_report(command: Program) -> None:
+    rows = json.loads(command("doctor", "--json", status=1, TMS_CUDA_DRIVER="/nonexistent.so").stdout)
+    found = {row["name"]: row for row in rows}
+    assert found["driver"]["status"] == Status.FAIL and "could not be loaded" in found["driver"]["found"]
+    assert [found[name]["status"] for name in ("GPUs", "virtual memory", "RDMA", "peers")] == [Status.SKIP] * 4
 
 
 @pytest.mark.parametrize(
-    ("number", "found", "advice"),
-    [
-        (errno.EPERM, "permission denied", "--cap-add=SYS_PTRACE"),
-        (errno.ENOSYS, "not implemented", "Linux 5.6"),
-        (errno.EMFILE, os.strerror(errno.EMFILE), "tensor.cpu()"),
-    ],
+    ("finding", "status"),
+    [(ok("it is so"), 0), (warn("it is so", "change it"), 0), (skip("it is so", "look"), 0), (fail("it is so", "do it"), 1)],
 )
-def test_a_call_that_the_kernel_refuses(number: int, found: str, advice: str) -> None:
-    status, result = doctor_where_it_fails_with(number)
-    assert (status, result.name, result.status) == (1, "pidfd_getfd", Status.FAIL)
-    assert found in result.found and advice in result.advice
+def test_only_a_failure_is_a_status(capsys: pytest.CaptureFixture[str], finding: Finding, status: int) -> None:
+    assert doctor.run_doctor(as_json=False, groups=groups(finding)) == status
+    advice = f"               -> {finding.advice}\n" if finding.advice else ""
+    expected = f"a group\n{finding.status:<4}  check 0  it is so\n{advice}\n1 {finding.status}\n"
+    assert capsys.readouterr().out == expected
 
 
-def test_a_trial_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
-    result = sharing_checks.descriptors_of_siblings()
-    assert_complete(result)
-    assert result.status == Status.WARN
+def test_a_group_has_a_title_and_the_numbers_come_last(capsys: pytest.CaptureFixture[str]) -> None:
+    checks = {
+        "one": [Check("a", lambda: ok("yes")), Check("b", lambda: ok("yes", ["more"]))],
+        "two": groups(ok("so"))["a group"],
+    }
+    assert doctor.run_doctor(as_json=False, groups=checks) == 0
+    assert capsys.readouterr().out == (
+        "one\nok    a        yes\nok    b        yes\n               more\n\ntwo\nok    check 0  so\n\n3 ok\n"
+    )
 
 
-@pytest.mark.parametrize(
-    ("value", "privileged", "status", "found"),
-    [
-        ("0\n", False, Status.OK, "is 0"),
-        ("1\n", False, Status.WARN, "an ancestor of the sender"),
-        ("1\n", True, Status.OK, "has CAP_SYS_PTRACE"),
-        ("2\n", False, Status.WARN, "needs CAP_SYS_PTRACE"),
-        ("2\n", True, Status.OK, "has CAP_SYS_PTRACE"),
-        ("3\n", True, Status.FAIL, "no process"),
-        ("?\n", False, Status.WARN, "cannot be read"),
-        (None, False, Status.OK, "has no kernel.yama.ptrace_scope"),
-    ],
-)
-def test_the_scope_of_ptrace(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: str | None, privileged: bool, status: str, found: str
-) -> None:
-    path = tmp_path / "ptrace_scope"
-    if value is not None:
-        path.write_text(value)
-    monkeypatch.setattr(sharing_checks, "_PTRACE_SCOPE", path)
-    monkeypatch.setattr(sharing_checks, "_may_trace_all", lambda: privileged)
-    result = sharing_checks.ptrace_scope()
-    assert_complete(result)
-    assert result.status == status and found in result.found
+def test_a_check_that_raises_is_a_failure_of_that_check(capsys: pytest.CaptureFixture[str]) -> None:
+    def broken() -> Finding:
+        raise ValueError("a file\nhas no number")
+
+    checks = {"a group": [Check("broken", broken), Check("next", lambda: ok("it is well"))]}
+    assert doctor.run_doctor(as_json=True, groups=checks) == 1
+    output, errors = capsys.readouterr()
+    rows = json.loads(output)
+    assert errors == ""
+    assert [row["status"] for row in rows] == [Status.FAIL, Status.OK]
+    assert rows[0]["found"] == "the check itself has failed: ValueError: a file has no number"
+    assert "report" in rows[0]["advice"]
+    doctor.run_doctor(as_json=True, debug=True, groups=checks)
+    assert capsys.readouterr().err.startswith("Traceback (most recent call last):")
 
 
-@pytest.mark.parametrize(
-    ("limits", "status", "text"),
-    [
-        ((1024, 1 << 20), Status.WARN, "ulimit -n 65536"),
-        ((1024, 4096), Status.WARN, "ulimit -n 4096"),
-        ((1025, 4096), Status.OK, "1025 files"),
-        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), Status.OK, "any number"),
-    ],
-)
-def test_the_limit_of_open_files(monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], status: str, text: str) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
-    result = sharing_checks.open_files()
-    assert_complete(result)
-    assert result.status == status and text in f"{result.found} {result.advice}"
+def test_sentences_are_as_wide_as_the_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    finding = warn("a few words " * 20, "and more " * 20, ["a line of details " * 10, "/a/path" * 20])
+    doctor.run_doctor(as_json=False, groups=groups(finding))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if len(line) > 80] == [" " * 15 + "/a/path" * 20]  # a path is not broken
+    assert sum(line.startswith(" " * 15 + "-> ") for line in lines) == 1
 
 
-def test_no_shared_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sharing_checks, "_SHARED_MEMORY", tmp_path)
-    assert sharing_checks.shared_memory().status == Status.OK
-    assert list(tmp_path.iterdir()) == []
-    monkeypatch.setattr(sharing_checks, "_SHARED_MEMORY", tmp_path / "missing")
-    result = sharing_checks.shared_memory()
-    assert_complete(result)
-    assert result.status == Status.FAIL and os.strerror(errno.ENOENT) in result.found
+def test_names_that_the_encoding_lacks_are_escaped() -> None:
+    text = (
+        "from torch_memory_saver._cli import doctor\nfrom torch_memory_saver._cli.check import Check, ok\n"
+        "doctor.run_doctor(as_json=False, groups={'g': [Check('n', lambda: ok('/ä\\udcff'))]})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        env=environment(False, PYTHONIOENCODING="ascii"),
+        cwd=ELSEWHERE,
+        capture_output=True,
+        check=True,
+    )
+    assert rb"/\xe4\udcff" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("release", "status"), [("2.11.0+cu130", Status.OK), ("2.6.0", Status.OK), ("2.5.1", Status.FAIL), (None, Status.WARN)]
-)
-def test_the_release_of_pytorch(monkeypatch: pytest.MonkeyPatch, release: str | None, status: str) -> None:
-    def version(name: str) -> str:
-        if release is None:
-            raise importlib.metadata.PackageNotFoundError(name)
-        return release
-
-    monkeypatch.setattr(importlib.metadata, "version", version)
-    result = sharing_checks.pytorch()
-    assert_complete(result)
-    assert result.status == status and (release is None or release in result.found)
+@pytest.mark.parametrize(("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
+def test_colours_are_for_terminals(variables: dict[str, str], coloured: bool) -> None:
+    leader, follower = os.openpty()
+    text = (
+        "from torch_memory_saver._cli import doctor\nfrom torch_memory_saver._cli.check import Check, fail\n"
+        "doctor.run_doctor(as_json=False, groups={'g': [Check('n', lambda: fail('found', 'advice'))]})"
+    )
+    kept = environment(False) | {"TERM": "xterm"}
+    kept.pop("NO_COLOR", None)
+    try:
+        subprocess.run([sys.executable, "-c", text], env=kept | variables, cwd=ELSEWHERE, stdout=follower, check=True)
+        shown = os.read(leader, 4096).decode()
+    finally:
+        os.close(leader)
+        os.close(follower)
+    assert ("\x1b[31mfail\x1b[0m  n  found" in shown) == coloured
+    assert ("\x1b" in shown) == coloured

@@ -144,6 +144,18 @@ def test_an_install_works_started_elsewhere(installed: Clone) -> None:
     assert len(libraries_of(installed.site)) == len(LIBRARIES)
 
 
+def test_every_python_file_and_the_script_are_installed(installed: Clone) -> None:
+    sources, found = (
+        {str(path.relative_to(root)) for path in (root / "torch_memory_saver").rglob("*.py")}
+        for root in (installed.tree, installed.site)
+    )
+    assert sources == found
+    script = installed.python.with_name("torch-memory-saver")
+    version = installed.run("-m", "torch_memory_saver", "--version")
+    assert installed.run(str(script), "--version") == version
+    assert installed.run(str(script), "compare", "/nonexistent", status=1).startswith("torch-memory-saver: ")
+
+
 def test_a_build_leaves_processes_the_library_that_they_have_loaded(installed: Clone) -> None:
     library = installed.tree / LIBRARIES[0]
     with library.open("rb") as loaded:

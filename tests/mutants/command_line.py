@@ -1,0 +1,133 @@
+"""Bugs of the command line: the doctor's checks, errors and exit statuses, and what `run` and `env` give to programs."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+_CLI = "torch_memory_saver/_cli/"
+_TESTS = "tests/unit/python/cli/"
+
+_COMMANDS = (
+    Mutant(
+        "the-output-of-a-lost-reader-is-written-again",
+        _CLI + "commands.py",
+        "        os.dup2(null, sys.stdout.fileno())\n",
+        "",
+        (_TESTS + "test_commands.py::test_output_that_cannot_be_written_is_an_error",),
+    ),
+    Mutant(
+        "debug-behind-the-command-is-forgotten",
+        _CLI + "commands.py",
+        "default=argparse.SUPPRESS, help",
+        "help",
+        (_TESTS + "test_commands.py::test_the_traceback_is_shown_on_request",),
+    ),
+)
+
+_DOCTOR = (
+    Mutant(
+        "a-check-that-raises-ends-the-doctor",
+        _CLI + "doctor.py",
+        "    except Exception as error:",
+        "    except OSError as error:",
+        (_TESTS + "test_doctor.py::test_a_check_that_raises_is_a_failure_of_that_check",),
+    ),
+    Mutant(
+        "a-process-that-crashes-has-answered",
+        _CLI + "facts.py",
+        "    if done.returncode < 0:",
+        "    if done.returncode < -1000:",
+        (_TESTS + "test_facts.py::test_a_driver_that_crashes",),
+    ),
+    Mutant(
+        "a-driver-without-devices-has-a-problem",
+        _CLI + "driver_probe.py",
+        "_NO_DEVICE = 100",
+        "_NO_DEVICE = 101",
+        (_TESTS + "test_facts.py::test_no_device_is_no_problem_of_the_driver",),
+    ),
+    Mutant(
+        "only-the-cgroup-of-the-process-counts",
+        _CLI + "host_checks.py",
+        "range(len(parts), -1, -1)",
+        "range(len(parts), len(parts) - 1, -1)",
+        (_TESTS + "test_host_checks.py::test_the_tightest_cgroup_is_named",),
+    ),
+    Mutant(
+        "a-folder-in-memory-is-a-disk",
+        _CLI + "host_checks.py",
+        '_IN_MEMORY = ("tmpfs", "ramfs")',
+        '_IN_MEMORY = ("tmpfs",)',
+        (_TESTS + "test_host_checks.py::test_a_folder_that_is_memory",),
+    ),
+    Mutant(
+        "the-library-of-another-release-is-taken-for-ours",
+        _CLI + "installation_checks.py",
+        "shallow=False",
+        "shallow=False) or True  # (",
+        (_TESTS + "test_installation_checks.py::test_the_library_of_another_installation",),
+    ),
+    Mutant(
+        "what-the-core-says-of-a-value-is-not-asked",
+        _CLI + "settings_checks.py",
+        '    variables = {_LEVEL: "warning"} if quiet else {}',
+        "    variables: dict[str, str] = {}",
+        (_TESTS + "test_settings_checks.py::test_one_mistake_is_named",),
+    ),
+)
+
+_RUN = (
+    Mutant(
+        "a-program-inherits-the-signals-that-python-ignores",
+        "torch_memory_saver/_replace.py",
+        "        signal.signal(number, signal.SIG_DFL)",
+        "        signal.getsignal(number)",
+        (_TESTS + "test_run.py::test_signals_are_the_program_s",),
+    ),
+    Mutant(
+        "the-package-is-imported-with-torch",
+        _CLI + "startup/sitecustomize.py",
+        "    cuda._lazy_init = initialize_and_start\n",
+        "    cuda._lazy_init = initialize_and_start\n    _start()\n",
+        (_TESTS + "test_run.py::test_nothing_happens_without_cuda",),
+    ),
+    Mutant(
+        "a-call-inside-the-initialisation-of-cuda-starts-it",
+        _CLI + "startup/sitecustomize.py",
+        "        if not cuda.is_initialized():  # a call inside of the initialisation\n            return\n",
+        "",
+        (_TESTS + "test_run.py::test_nothing_starts_inside_the_initialisation",),
+    ),
+    Mutant(
+        "two-startup-folders-find-each-other",
+        "torch_memory_saver/_startup.py",
+        "    others = sys.path[entries.index(folder) + 1 :]",
+        "    others = [entry for entry in sys.path if os.path.abspath(entry) != folder]",
+        (_TESTS + "test_run.py::test_the_users_own_sitecustomize_runs_once",),
+    ),
+    Mutant(
+        "the-hook-library-comes-last",
+        "torch_memory_saver/_saver/preload.py",
+        '":".join([path, *entries])',
+        '":".join([*entries, path])',
+        (_TESTS + "test_run.py::test_the_hook_library_comes_before_what_is_preloaded",),
+    ),
+    Mutant(
+        "values-for-the-shell-are-not-quoted",
+        _CLI + "env_command.py",
+        "{shlex.quote(value)}",
+        "{value}",
+        (_TESTS + "test_env.py::test_a_shell_gives_a_program_these_variables",),
+    ),
+    Mutant(
+        "a-hook-library-behind-the-simulated-runtime",
+        "torch_memory_saver/simulate.py",
+        "    if preload_hook or str(preload.library_path()) in preloaded:",
+        "    if preload_hook:",
+        ("tests/unit/python/simulate/test_simulate.py",),
+    ),
+)
+
+MUTANTS = (*_COMMANDS, *_DOCTOR, *_RUN)

@@ -1,0 +1,154 @@
+"""Guards the checks of what is installed and loaded: PyTorch, the CUDA runtime, LD_PRELOAD, the hook mode."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from findings import assert_complete
+from processes import SIMULATOR, Program
+
+from torch_memory_saver import _core, simulate
+from torch_memory_saver._cli import installation_checks
+from torch_memory_saver._cli.check import Status
+from torch_memory_saver._cli.facts import TorchFacts
+from torch_memory_saver._saver import preload
+
+
+def test_the_package_and_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert_complete(installation_checks.package(), Status.OK)
+    assert sys.executable in installation_checks.python().found
+    monkeypatch.setattr(simulate, "simulator_path", lambda: tmp_path / "none.so")
+    finding = installation_checks.package()
+    assert_complete(finding, Status.FAIL)
+    assert f"there is no {tmp_path}/none.so" in finding.found
+
+
+@pytest.mark.parametrize(("built_in", "status"), [(1, Status.OK), (0, Status.SKIP)])
+def test_nvtx(monkeypatch: pytest.MonkeyPatch, built_in: int, status: str) -> None:
+    monkeypatch.setattr(_core, "NVTX", built_in)
+    assert_complete(installation_checks.nvtx(), status)
+
+
+@pytest.mark.parametrize(
+    ("facts", "status", "text"),
+    [
+        (TorchFacts(version="2.11.0+cu130", cuda="13.0"), Status.OK, "2.11.0+cu130, built for CUDA 13.0"),
+        (TorchFacts(version="2.5.1", cuda="12.4"), Status.FAIL, "install PyTorch 2.6 or later"),
+        (TorchFacts(version="2.11.0+cpu"), Status.WARN, "the CPU only"),
+        (TorchFacts(version="2.11.0", hip="6.3"), Status.WARN, "ROCm 6.3"),
+        (TorchFacts(problem="No module named 'torch'", missing=True), Status.WARN, "not installed"),
+        (TorchFacts(problem="ImportError: no libcudnn"), Status.FAIL, "cannot be imported: ImportError: no libcudnn"),
+    ],
+)
+def test_pytorch(monkeypatch: pytest.MonkeyPatch, facts: TorchFacts, status: str, text: str) -> None:
+    monkeypatch.setattr(installation_checks, "torch_facts", lambda: facts)
+    finding = installation_checks.pytorch()
+    assert_complete(finding, status)
+    assert text in f"{finding.found} {finding.advice}"
+
+
+@pytest.mark.parametrize(
+    ("facts", "status", "lines"),
+    [
+        (TorchFacts(version="2.11.0", cuda="13.0", runtimes=["/a/libcudart.so.13"]), Status.OK, 0),
+        (TorchFacts(version="2.11.0", cuda="13.0", runtimes=["/a/libcudart.so.13", "/b/libcudart.so.12"]), Status.WARN, 2),
+        (TorchFacts(version="2.11.0", cuda="13.0"), Status.WARN, 0),
+        (TorchFacts(version="2.11.0"), Status.SKIP, 0),
+        (TorchFacts(problem="no"), Status.SKIP, 0),
+    ],
+)
+def test_the_cuda_runtime(monkeypatch: pytest.MonkeyPatch, facts: TorchFacts, status: str, lines: int) -> None:
+    monkeypatch.setattr(installation_checks, "torch_facts", lambda: facts)
+    finding = installation_checks.runtime()
+    assert_complete(finding, status)
+    assert len(finding.details) == lines
+
+
+OURS = str(preload.library_path())
+
+
+@pytest.mark.parametrize(
+    ("value", "in_force", "status", "text"),
+    [
+        ("", False, Status.OK, "is not in LD_PRELOAD"),
+        (str(SIMULATOR), False, Status.OK, "is not in LD_PRELOAD"),
+        (OURS, True, Status.OK, "of this package"),
+        (f"{OURS}:{SIMULATOR}", True, Status.OK, "of this package"),
+        (f"{SIMULATOR} {OURS}", True, Status.WARN, "comes first, and has cudaMalloc"),
+        (OURS, False, Status.FAIL, "was not loaded"),
+        ("/nonexistent/libx.so", False, Status.FAIL, "take it out"),
+        (f"/nonexistent/{preload.LIBRARY_NAME}", False, Status.FAIL, f"set LD_PRELOAD to {OURS}"),
+        ("libname.so", False, Status.OK, "is not in LD_PRELOAD"),
+    ],
+)
+def test_ld_preload(monkeypatch: pytest.MonkeyPatch, value: str, in_force: bool, status: str, text: str) -> None:
+    monkeypatch.setenv("LD_PRELOAD", value)
+    monkeypatch.setattr(_core, "preloaded", in_force)
+    finding = installation_checks.preloaded()
+    assert_complete(finding, status)
+    assert text in f"{finding.found} {finding.advice}"
+    assert len(finding.details) == (2 if SIMULATOR.name in value and OURS in value else 0)
+
+
+def test_the_library_of_another_installation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(_core, "preloaded", True)
+    other = tmp_path / preload.LIBRARY_NAME
+    shutil.copy(OURS, other)
+    monkeypatch.setenv("LD_PRELOAD", str(other))
+    assert_complete(installation_checks.preloaded(), Status.OK)  # a copy is as good
+    other.write_bytes(b"of another release")
+    finding = installation_checks.preloaded()
+    assert_complete(finding, Status.FAIL)
+    assert f"{other} is not the library of this package" in finding.found
+    monkeypatch.setenv("LD_PRELOAD", f"{OURS} {other}")
+    assert "several hook libraries" in installation_checks.preloaded().found
+
+
+@pytest.mark.parametrize(
+    ("value", "preloaded", "status"),
+    [("1", False, Status.WARN), ("YES", False, Status.WARN), ("0", False, Status.OK), ("1", True, Status.OK)],
+)
+def test_managing_everything_needs_the_hook_library(
+    monkeypatch: pytest.MonkeyPatch, value: str, preloaded: bool, status: str
+) -> None:
+    monkeypatch.setenv("TMS_INIT_ENABLE", value)
+    monkeypatch.setattr(_core, "preloaded", preloaded)
+    finding = installation_checks.hook_mode()
+    assert_complete(finding, status)
+    assert finding.found.startswith("preload" if preloaded else "torch")
+
+
+@pytest.mark.parametrize(
+    ("variables", "everything", "status", "text"),
+    [
+        ({}, False, Status.OK, "off"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, True, Status.OK, "off"),
+        ({"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, False, Status.OK, "on: regions"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "a:1,expandable_segments:True"}, True, Status.FAIL, "TMS_INIT_ENABLE cannot"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}, False, Status.FAIL, "no memory pools"),
+    ],
+)
+def test_the_allocator_of_pytorch(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], everything: bool, status: str, text: str
+) -> None:
+    for name in installation_checks._ALLOCATOR_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TMS_INIT_ENABLE", str(int(everything)))
+    monkeypatch.setattr(_core, "preloaded", everything)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    finding = installation_checks.allocator()
+    assert_complete(finding, status)
+    assert text in finding.found
+    assert finding.details == tuple(f"{name}={value}" for name, value in variables.items())
+
+
+def test_in_a_process_that_is_preloaded(program: Program) -> None:
+    text = "from torch_memory_saver._cli import installation_checks as checks; import json\n"
+    done = program(text + "print(json.dumps([checks.preloaded(), checks.hook_mode()]))")
+    library, mode = json.loads(done.stdout)
+    assert library[0] == Status.OK and mode[1] == "preload"

@@ -1,0 +1,264 @@
+"""Guards `run`: the environment of the program, that it takes this process's place, and what a program that never imports
+the package has recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from processes import ELSEWHERE, PACKAGE, SIMULATOR, TIMEOUT_S, Program, environment
+
+from torch_memory_saver._cli import child_environment, commands
+from torch_memory_saver._saver import preload
+from torch_memory_saver.events import load_events
+
+STARTUP = str(PACKAGE / "_cli" / "startup")
+SIMULATE_STARTUP = str(PACKAGE / "_simulate" / "startup")
+HOOK = str(preload.library_path())
+MIB = 1 << 20
+PRINT_ENVIRONMENT = "import json, os; print(json.dumps(dict(os.environ)))"
+
+
+def given(command: Program, *options: str, **variables: str) -> Mapping[str, str]:
+    """The environment of a program that runs with these options."""
+    done = command("run", *options, "--", sys.executable, "-S", "-c", PRINT_ENVIRONMENT, **variables)
+    result: Mapping[str, str] = json.loads(done.stdout)
+    return result
+
+
+def test_without_options_the_environment_stays(command: Program) -> None:
+    assert given(command) == environment(False)
+
+
+def test_the_hook_library_comes_before_what_is_preloaded(command: Program) -> None:
+    assert given(command, "--preload")["LD_PRELOAD"] == HOOK
+    assert given(command, "--preload", LD_PRELOAD=f"{SIMULATOR} libm.so.6")["LD_PRELOAD"] == f"{HOOK}:{SIMULATOR}:libm.so.6"
+    assert given(command, "--preload", LD_PRELOAD=HOOK)["LD_PRELOAD"] == HOOK
+    assert "PYTHONPATH" in (with_it := given(command, "--preload")) and STARTUP not in with_it["PYTHONPATH"]
+
+
+def test_what_is_recorded(command: Program, tmp_path: Path) -> None:
+    folder = tmp_path / "a folder" / "below"
+    found = given(command, "--events", str(folder), "--history", "100", PYTHONPATH=f"{PACKAGE.parent}:/x")
+    assert (found["TMS_EVENTS_DIR"], found["TMS_MEMORY_HISTORY"]) == (str(folder), "100")
+    assert found["PYTHONPATH"] == f"{STARTUP}:{PACKAGE.parent}:/x"
+    assert "LD_PRELOAD" not in found and "TMS_INIT_ENABLE" not in found
+    assert folder.is_dir() and list(folder.iterdir()) == []
+
+
+def test_a_folder_is_relative_to_where_run_is_called(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "torch_memory_saver", "run", "--events", "here", "--", "env"],
+        env=environment(False),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"TMS_EVENTS_DIR={tmp_path}/here\n" in done.stdout
+
+
+def test_variables_that_are_set_already_are_started_too(command: Program) -> None:
+    assert given(command, "--preload", TMS_METRICS_FILE="/x")["PYTHONPATH"].startswith(f"{STARTUP}:")
+
+
+def test_managing_everything_preloads(command: Program) -> None:
+    found = given(command, "--manage")
+    assert (found["LD_PRELOAD"], found["TMS_INIT_ENABLE"]) == (HOOK, "1")
+
+
+def assert_refused(done: subprocess.CompletedProcess[str], words: str) -> None:
+    """One sentence, and the program was not started."""
+    assert done.stderr.startswith("python -m torch_memory_saver: ") and done.stderr.count("\n") == 1, done.stderr
+    assert words in done.stderr
+    assert done.stdout == ""
+
+
+def test_what_cannot_be_done_is_one_sentence(command: Program, tmp_path: Path) -> None:
+    program = ("--", "echo", "started")
+    assert_refused(command("run", status=1), "there is no command to run")
+    assert_refused(command("run", "--preload", "--", status=1), "there is no command to run")
+    (tmp_path / "file").touch()
+    for folder in ("/proc/none", f"{tmp_path}/file", f"{tmp_path}/file/below"):
+        assert_refused(command("run", "--events", folder, *program, status=1), f"cannot be written to {folder}: ")
+    on = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    assert_refused(command("run", "--manage", *program, status=1, **on), "expandable segments are on")
+    for number in ("0", "-1", "many"):
+        assert "of at least 1" in command("run", "--history", number, *program, status=2).stderr
+
+
+@pytest.mark.parametrize("name", ["a:b", "a b"])
+def test_a_path_that_ld_preload_cannot_hold(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).mkdir()
+    library = tmp_path / name / preload.LIBRARY_NAME
+    library.touch()
+    monkeypatch.setattr(preload, "library_path", lambda: library)
+    for command in (["run", "--preload", "--", "true"], ["env", "--preload"]):
+        assert commands.main(command) == 1
+        output, errors = capsys.readouterr()
+        assert output == "" and errors.count("\n") == 1
+        assert f"LD_PRELOAD cannot name '{library}', because of the space or colon in it: install" in errors
+    library.unlink()
+    assert commands.main(["run", "--preload", "--", "true"]) == 1
+    assert "the preload library is not installed" in capsys.readouterr().err
+
+
+def test_a_path_that_pythonpath_cannot_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(child_environment, "_STARTUP", tmp_path / "a:b")
+    assert commands.main(["env", "--history", "5"]) == 1
+    assert "PYTHONPATH cannot name" in capsys.readouterr().err
+
+
+# The program takes this process's place.
+
+
+def test_it_is_the_same_process_with_the_same_files() -> None:
+    started = subprocess.Popen(
+        [sys.executable, "-m", "torch_memory_saver", "run", "--preload", "--", "sh", "-c", "echo $$; exec cat"],
+        env=environment(False),
+        cwd=ELSEWHERE,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    output, _ = started.communicate("typed\n", timeout=TIMEOUT_S)
+    assert output == f"{started.pid}\ntyped\n"
+    assert started.returncode == 0
+
+
+def test_the_exit_status_is_the_program_s(command: Program) -> None:
+    command("run", "--", "sh", "-c", "exit 7", status=7)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM])
+def test_signals_are_the_program_s(command: Program, number: int) -> None:
+    done = command("run", "--", "sh", "-c", f"kill -{number} $$; echo alive", status=-number)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_a_program_that_cannot_be_started(command: Program, tmp_path: Path) -> None:
+    done = command("run", "--", "no-such-program", status=127)
+    assert done.stderr == "run: no-such-program could not be started: No such file or directory\n"
+    (tmp_path / "text").write_text("text")
+    assert (
+        "text could not be started: Permission denied\n" in command("run", "--", str(tmp_path / "text"), status=126).stderr
+    )
+
+
+# A program that never imports the package
+
+#: A PyTorch that initialises CUDA lazily, as the real one does, and allocates by the CUDA runtime.
+TORCH = """
+import ctypes
+_initialized = False
+nested = 0
+def is_initialized():
+    return _initialized
+def _lazy_init():
+    global _initialized, nested
+    if _initialized or nested:
+        return
+    nested = 1
+    import torch.cuda
+    torch.cuda._lazy_init()  # as calls that were queued do
+    _initialized = True
+    runtime = ctypes.CDLL(None)
+    address = ctypes.c_void_p()
+    assert runtime.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(4 << 20)) == 0
+"""
+
+
+@pytest.fixture
+def torch_program(command: Program, tmp_path: Path) -> Program:
+    """Runs Python text under `run --manage --events` with a planted torch; returns what it prints."""
+    package = tmp_path / "site" / "torch"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("from torch import cuda\n__version__ = '2.11.0'\n")
+    (package / "cuda.py").write_text(TORCH)
+
+    def run(text: str, *before: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        path = os.pathsep.join([*before, str(tmp_path / "site"), str(PACKAGE.parent)])
+        options = ("--manage", "--events", str(tmp_path / "events"))
+        variables = {"PYTHONPATH": path, "LD_PRELOAD": str(SIMULATOR)} | variables
+        return command("run", *options, "--", sys.executable, "-c", f"import sys\n{text}", **variables)
+
+    return run
+
+
+def event_files(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "events").iterdir())
+
+
+USES_CUDA = "import torch\ntorch.cuda._lazy_init()\n"
+SEES = "print([name for name in ('torch', 'torch_memory_saver') if name in sys.modules])"
+
+
+def test_its_events_are_written(torch_program: Program, tmp_path: Path) -> None:
+    done = torch_program(f"import torch\n{SEES}\ntorch.cuda._lazy_init()\nprint(torch.cuda._lazy_init.__module__)\n{SEES}")
+    before, function, after = done.stdout.splitlines()
+    assert (before, function, after) == ("['torch']", "torch.cuda", "['torch', 'torch_memory_saver']")
+    (path,) = event_files(tmp_path)
+    (event,) = load_events(path).events
+    assert (event.kind, event.bytes, event.tag) == ("allocate", 4 * MIB, "default")
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("simulate_too", [False, True])
+def test_a_program_may_look_for_torch_before_it_imports_it(
+    torch_program: Program, tmp_path: Path, simulate_too: bool
+) -> None:
+    text = "import importlib.util\nassert importlib.util.find_spec('torch') and importlib.util.find_spec('torch').origin\n"
+    after = "\nprint(sys.modules['torch'].__spec__.loader is sys.modules['torch'].__loader__, sys.meta_path[0])"
+    done = torch_program(text + USES_CUDA + after, *([SIMULATE_STARTUP] if simulate_too else []))
+    assert len(event_files(tmp_path)) == 1
+    assert done.stdout.startswith("True ") and "_startup" not in done.stdout
+
+
+def test_nothing_happens_without_cuda(torch_program: Program, tmp_path: Path) -> None:
+    assert torch_program(f"import torch\n{SEES}").stdout == "['torch']\n"
+    assert torch_program(SEES).stdout == "[]\n"
+    assert event_files(tmp_path) == []
+
+
+def test_nothing_starts_inside_the_initialisation(torch_program: Program) -> None:
+    text = (
+        "import torch, torch_memory_saver\nfrom torch_memory_saver._saver import background\nseen = []\n"
+        "background.start_from_environment = lambda: seen.append(torch.cuda.is_initialized())\n"
+        "torch.cuda._lazy_init(); torch.cuda._lazy_init(); print(seen)"
+    )
+    assert torch_program(text).stdout == "[True]\n"
+
+
+def test_child_processes_have_files_of_their_own(torch_program: Program, tmp_path: Path) -> None:
+    text = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {USES_CUDA!r}], check=True)\n"
+    torch_program(text + USES_CUDA)
+    assert len(event_files(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("simulate_too", [False, True])
+def test_the_users_own_sitecustomize_runs_once(torch_program: Program, tmp_path: Path, simulate_too: bool) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("import sys\nsys.users_own = getattr(sys, 'users_own', 0) + 1\n")
+    before = [*([SIMULATE_STARTUP] if simulate_too else []), str(own)]
+    assert torch_program(f"{USES_CUDA}print(sys.users_own)", *before).stdout == "1\n"
+    assert len(event_files(tmp_path)) == 1
+
+
+def test_a_program_is_not_disturbed_by_a_failure(torch_program: Program, tmp_path: Path) -> None:
+    other = tmp_path / "other" / "torch_memory_saver"
+    other.mkdir(parents=True)
+    (other / "__init__.py").write_text("raise ImportError('of another release')")
+    done = torch_program(f"sys.path.insert(0, {str(tmp_path / 'other')!r})\n{USES_CUDA}print('goes on')")
+    assert done.stdout == "goes on\n"
+    assert "could not be started" in done.stderr and "of another release" in done.stderr

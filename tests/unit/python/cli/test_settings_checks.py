@@ -1,0 +1,95 @@
+"""Guards the checks of the TMS_* variables: misspelled names, malformed values, and folders that cannot be written to."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from findings import assert_complete
+
+from torch_memory_saver._cli import settings_checks
+from torch_memory_saver._cli.check import Status
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("TMS_"):
+            monkeypatch.delenv(name)
+
+
+def test_nothing_is_set() -> None:
+    finding = settings_checks.settings()
+    assert_complete(finding, Status.OK)
+    assert (finding.found, finding.details) == ("none set", ())
+    assert_complete(settings_checks.output_folders(), Status.SKIP)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "found"),
+    [
+        ("TMS_EVNTS_DIR", "/x", "TMS_EVNTS_DIR is unknown; did you mean TMS_EVENTS_DIR?"),
+        ("TMS_HOST_MEMORY", "bogus", "TMS_HOST_MEMORY='bogus' is ignored: it may be release, pool or retain"),
+        ("TMS_HOST_MEMORY_LIMIT_MB", "x", "TMS_HOST_MEMORY_LIMIT_MB='x' is not a limit"),
+        ("TMS_LOG_LEVEL", "loud", "TMS_LOG_LEVEL='loud' is ignored"),
+        ("TMS_MEMORY_HISTORY", "many", "TMS_MEMORY_HISTORY='many' is ignored: it may be a number of at least 1"),
+        ("TMS_SNAPSHOT_EVERY", "0", "TMS_SNAPSHOT_EVERY='0' is ignored"),
+        ("TMS_RELEASE_CACHED", "-1", "TMS_RELEASE_CACHED='-1' is ignored: it may be pause, or a number"),
+    ],
+)
+@pytest.mark.parametrize("level", [None, "silent"])
+def test_one_mistake_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str, found: str, level: str | None) -> None:
+    if level is not None and name != "TMS_LOG_LEVEL":
+        monkeypatch.setenv("TMS_LOG_LEVEL", level)  # what is asked is asked anyway
+    monkeypatch.setenv(name, value)
+    finding = settings_checks.settings()
+    assert_complete(finding, Status.WARN)
+    assert finding.found.startswith(found)
+    assert f"{name}={value}" in finding.details
+
+
+def test_values_that_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {
+        "TMS_HOST_MEMORY": "pool",
+        "TMS_LOG_LEVEL": "ERROR",
+        "TMS_MEMORY_HISTORY": "1000",
+        "TMS_SNAPSHOT_EVERY": "30s",
+        "TMS_RELEASE_CACHED": "Pause",
+        "TMS_SIMULATED_DEVICES": "2",
+    }
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    finding = settings_checks.settings()
+    assert_complete(finding, Status.OK)
+    assert finding.found == "6 set"
+
+
+def test_several_mistakes_have_a_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMS_INIT_ENABLE_CPU_BACKUP", "1")
+    monkeypatch.setenv("TMS_INIT_ENABLE_DISK_BACKUP", "1")
+    monkeypatch.setenv("TMS_GAURD", "1")
+    finding = settings_checks.settings()
+    assert_complete(finding, Status.WARN)
+    assert finding.found == "2 mistakes"
+    assert finding.details[0] == "TMS_GAURD is unknown; did you mean TMS_GUARD?"
+    assert finding.details[1].startswith("TMS_INIT_ENABLE_CPU_BACKUP and TMS_INIT_ENABLE_DISK_BACKUP are both set")
+
+
+def test_folders_that_can_be_written_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TMS_EVENTS_DIR", str(tmp_path / "new" / "below"))
+    monkeypatch.setenv("TMS_METRICS_FILE", str(tmp_path / "metrics-{pid}.txt"))
+    finding = settings_checks.output_folders()
+    assert_complete(finding, Status.OK)
+    assert finding.details == (f"TMS_EVENTS_DIR: {tmp_path}/new/below", f"TMS_METRICS_FILE: {tmp_path}")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["TMS_EVENTS_DIR", "TMS_SNAPSHOT_DIR", "TMS_METRICS_FILE"])
+def test_folders_that_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    for path in ("/proc/none/file", f"{tmp_path}/file/below"):
+        monkeypatch.setenv(name, path)
+        finding = settings_checks.output_folders()
+        assert_complete(finding, Status.FAIL)
+        assert finding.found.startswith(f"{name}: ") and "cannot be written to: " in finding.found

@@ -1,0 +1,24 @@
+"""The command `doctor`."""
+
+from __future__ import annotations
+
+import argparse
+
+from torch_memory_saver._cli.command import Command
+
+__all__ = ["DoctorCommand"]
+
+
+class DoctorCommand(Command):
+    """Checks the machine."""
+
+    name = "doctor"
+    help = "check the installation, the GPUs and the machine, and say what to change"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--json", action="store_true", help="print a list of objects instead of lines")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        from torch_memory_saver._cli.doctor import run_doctor
+
+        return run_doctor(as_json=arguments.json, debug=arguments.debug)

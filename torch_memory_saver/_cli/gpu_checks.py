@@ -1,0 +1,241 @@
+"""Checks of the driver and the GPUs. They need a driver, and say so where there is none."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch_memory_saver._cli.chart import format_bytes
+from torch_memory_saver._cli.check import Check, Finding, fail, ok, skip, warn
+from torch_memory_saver._cli.facts import Device, driver_facts, driver_library, torch_facts
+
+__all__ = ["CHECKS", "network_cards"]
+
+#: Where /proc and /sys are. Tests plant other files.
+ROOT = Path("/")
+#: The oldest version of CUDA for which the package is built and tested.
+_OLDEST_CUDA = 12000
+#: What to do about a failure of cuInit or of a context, by the name of the error.
+_REMEDIES = {
+    "CUDA_ERROR_OUT_OF_MEMORY": "end the processes that hold the GPU's memory: see nvidia-smi",
+    "CUDA_ERROR_SYSTEM_NOT_READY": "start the service nvidia-fabricmanager, in the release of the driver",
+    "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "restart the machine, because the library and the kernel module differ in release",
+    "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE": "take the cuda-compat libraries out of LD_LIBRARY_PATH",
+    "CUDA_ERROR_DEVICE_UNAVAILABLE": "end the process that uses the GPU, or set the compute mode to DEFAULT",
+}
+_SEE_NVIDIA_SMI = "run nvidia-smi: what it reports about the GPU or the driver must be solved first"
+_NO_GPU = "run the doctor where the driver finds a GPU"
+
+
+def _version_text(cuda: int) -> str:
+    """ "12.8" for 12080."""
+    return f"{cuda // 1000}.{cuda % 1000 // 10}"
+
+
+def _remedy(problem: str) -> str:
+    return next((advice for name, advice in _REMEDIES.items() if name in problem), _SEE_NVIDIA_SMI)
+
+
+def _kernel_module() -> str:
+    """Its release in words; "" where it is unknown, as for the simulated GPU."""
+    try:
+        text = (ROOT / "proc/driver/nvidia/version").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
+    match = re.search(r"\b\d+\.\d+(?:\.\d+)?\b", text)
+    return f", kernel module {match[0]}" if match else ""
+
+
+def driver() -> Finding:
+    facts, library = driver_facts(), driver_library()
+    if not facts.loaded:
+        return fail(
+            str(facts.problem),
+            "install NVIDIA's driver; start containers with --gpus all; on machines without a GPU use simulate",
+        )
+    if facts.problem is not None:
+        return fail(f"{library}: {facts.problem}", _remedy(facts.problem))
+    if facts.cuda_version is None:
+        return fail(f"{library} does not tell its version", "install NVIDIA's driver again")
+    found = f"{library} supports CUDA {_version_text(facts.cuda_version)}{_kernel_module()}"
+    if facts.cuda_version < _OLDEST_CUDA:
+        return warn(found, "update the driver: the package is tested with CUDA 12 and 13")
+    return ok(found)
+
+
+def versions() -> Finding:
+    cuda, torch = driver_facts().cuda_version, torch_facts().cuda
+    if cuda is None or torch is None:
+        return skip("one of the two versions is unknown", "see driver, and PyTorch")
+    found = f"PyTorch is built for CUDA {torch}, and the driver supports CUDA {_version_text(cuda)}"
+    if int(torch.partition(".")[0]) > cuda // 1000:
+        return fail(found, "update the driver, or install PyTorch for an older CUDA")
+    return ok(found)
+
+
+def _line(device: Device) -> str:
+    if device.problem is not None:
+        return f"GPU {device.ordinal}: {device.name}: {device.problem}"
+    sizes = f"{format_bytes(device.total_bytes)}, {format_bytes(device.free_bytes)} free"
+    return f"GPU {device.ordinal}: {device.name}, {sizes}"
+
+
+def gpus() -> Finding:
+    facts = driver_facts()
+    if facts.problem is not None:
+        return skip("the driver cannot be used", "see driver")
+    if not facts.devices:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if visible is not None:
+            return fail(f"the driver finds no GPU, and CUDA_VISIBLE_DEVICES is '{visible}'", "unset CUDA_VISIBLE_DEVICES")
+        return fail("the driver finds no GPU", "start containers with --gpus all; see nvidia-smi")
+    lines = [_line(device) for device in facts.devices]
+    failed = [device for device in facts.devices if device.problem is not None]
+    if failed:
+        return fail(f"{len(failed)} of {_count(facts.devices)} cannot be used", _remedy(str(failed[0].problem)), lines)
+    return ok(_count(facts.devices), lines)
+
+
+def _count(devices: Sequence[Device]) -> str:
+    return "1 GPU" if len(devices) == 1 else f"{len(devices)} GPUs"
+
+
+def _names(devices: list[Device]) -> str:
+    return f"GPU {', '.join(str(device.ordinal) for device in devices)}"
+
+
+def _usable() -> list[Device]:
+    return [device for device in driver_facts().devices if device.problem is None]
+
+
+def virtual_memory() -> Finding:
+    devices = _usable()
+    if not devices:
+        return skip("there is no usable GPU", _NO_GPU)
+    without = [device for device in devices if not device.virtual_memory]
+    if without:
+        return fail(
+            f"{_names(without)}: no virtual memory management, so no memory can be paused there",
+            "use other GPUs: virtual GPUs and some modes of the driver on Windows lack it",
+        )
+    sizes = sorted({device.granularity_bytes for device in devices})
+    found = f"supported; memory is managed in units of {', '.join(map(format_bytes, sizes))}"
+    closed = [device for device in devices if not device.exportable]
+    if closed:
+        return warn(
+            f"{found}; memory of {_names(closed)} cannot be exported",
+            "send copies of its tensors to other processes (tensor.cpu()), because the tensors cannot be sent",
+        )
+    return ok(f"{found}, and can be exported to other processes")
+
+
+def _exists(path: str) -> bool:
+    return (ROOT / path).exists()
+
+
+def network_cards() -> list[str]:
+    """The network cards that can do RDMA."""
+    try:
+        return sorted(path.name for path in (ROOT / "sys/class/infiniband").iterdir())
+    except OSError:
+        return []
+
+
+def rdma() -> Finding:
+    devices, cards = _usable(), network_cards()
+    if not devices:
+        return skip("there is no usable GPU", _NO_GPU)
+    without = [device for device in devices if not device.rdma]
+    if without:
+        return warn(
+            f"managed memory of {_names(without)} cannot be registered for GPUDirect RDMA",
+            "allocate buffers that are registered inside disable()",
+        )
+    if not cards:
+        return skip(
+            "managed memory can be registered, but /sys/class/infiniband has no network card for RDMA",
+            "load the network card's driver if there should be one",
+        )
+    found = f"managed memory can be registered; network cards: {', '.join(cards)}"
+    if _exists("sys/module/nvidia_peermem") or all(device.dma_buf for device in devices):
+        return ok(found)
+    return warn(
+        f"{found}; neither nvidia_peermem nor DMA-BUF is there, so that the card cannot reach GPU memory",
+        "load the kernel module: modprobe nvidia_peermem",
+    )
+
+
+def peers() -> Finding:
+    devices = _usable()
+    if len(devices) < 2:
+        return skip("there are not two usable GPUs", "nothing is needed for one GPU")
+    unreachable = [
+        f"GPU {device.ordinal} cannot access the memory of GPU {', '.join(map(str, missing))}"
+        for device in devices
+        if (missing := [other.ordinal for other in devices if other is not device and other.ordinal not in device.peers])
+    ]
+    if unreachable:
+        return warn(
+            "not all GPUs can access each other's memory, so copies between them go through host memory",
+            "see nvidia-smi topo -p2p r; an IOMMU or PCIe access control can be the reason",
+            unreachable,
+        )
+    return ok(f"each of {len(devices)} GPUs can access the memory of the others")
+
+
+def _numbers(text: str) -> set[int]:
+    """ "0-1,4" is {0, 1, 4}."""
+    result: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        result |= set(range(int(first), int(last or first) + 1))
+    return result
+
+
+def _node_of(device: Device) -> int:
+    """-1 if unknown."""
+    try:
+        return int((ROOT / "sys/bus/pci/devices" / device.pci / "numa_node").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return -1
+
+
+def numa() -> Finding:
+    try:
+        online = _numbers((ROOT / "sys/devices/system/node/online").read_text(encoding="ascii"))
+    except FileNotFoundError:
+        online = {0}
+    if len(online) < 2:
+        return ok("the machine has one NUMA node")
+    status = (ROOT / "proc/self/status").read_text(encoding="ascii", errors="replace")
+    match = re.search(r"^Mems_allowed_list:\s*(\S+)", status, re.MULTILINE)
+    allowed = _numbers(match[1]) & online if match else online
+    nodes = {device.ordinal: _node_of(device) for device in _usable()}
+    lines = [f"GPU {ordinal}: node {node if node >= 0 else 'unknown'}" for ordinal, node in nodes.items()]
+    found = f"{len(online)} nodes, of which this process may use {', '.join(map(str, sorted(allowed)))}"
+    if any(node >= 0 and node not in allowed for node in nodes.values()):
+        return warn(
+            f"{found}; backups of a GPU on another node cross the link between the nodes",
+            "start the process on the GPU's node (numactl --membind, or the cpuset of the container)",
+            lines,
+        )
+    if any(node < 0 for node in nodes.values()):
+        return warn(
+            f"{found}; the node of a GPU is unknown, so backups may lie on the other one",
+            "start one process for each GPU with numactl --cpunodebind and --membind: see nvidia-smi topo -m",
+            lines,
+        )
+    return ok(found, lines)
+
+
+CHECKS = (
+    Check("driver", driver),
+    Check("CUDA versions", versions),
+    Check("GPUs", gpus),
+    Check("virtual memory", virtual_memory),
+    Check("RDMA", rdma),
+    Check("peers", peers),
+    Check("NUMA", numa),
+)

@@ -1,0 +1,66 @@
+"""Python imports this module at startup, because ``run`` and ``env`` put its folder at the front of ``PYTHONPATH``.
+
+So a program that never imports torch_memory_saver gets what TMS_EVENTS_DIR and similar variables request. That starts when
+PyTorch has initialised CUDA in the process. A process that does not use CUDA does not even import the package. A
+``sitecustomize`` of the user runs as it would without this one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import threading
+from typing import Any
+
+_FOLDER = os.path.dirname(os.path.abspath(__file__))
+
+
+def _load_shared() -> Any:
+    path = os.path.join(os.path.dirname(os.path.dirname(_FOLDER)), "_startup.py")
+    specification = importlib.util.spec_from_file_location("_torch_memory_saver_startup", path)
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+_startup = _load_shared()
+
+
+def _start_with_cuda() -> None:
+    """Stands before the function by which PyTorch initialises CUDA, until it has done so."""
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    initialize = getattr(cuda, "_lazy_init", None)
+    if initialize is None:
+        return
+    first = threading.Lock()
+
+    def initialize_and_start() -> None:
+        initialize()
+        if not cuda.is_initialized():  # a call inside of the initialisation
+            return
+        if cuda._lazy_init is initialize_and_start:
+            cuda._lazy_init = initialize
+        if first.acquire(blocking=False):
+            _start()
+
+    cuda._lazy_init = initialize_and_start
+
+
+def _start() -> None:
+    """A failure must not disturb a program that does not know of this package."""
+    try:
+        _startup.make_importable()
+        from torch_memory_saver._saver.background import start_from_environment
+
+        start_from_environment()
+    except Exception:
+        import logging
+
+        logger = logging.getLogger("torch_memory_saver")
+        logger.warning("what the TMS_* variables request could not be started", exc_info=True)
+
+
+_startup.after_import_of_torch(_start_with_cuda)
+_startup.run_next(_FOLDER)

@@ -1,0 +1,85 @@
+"""What the modules ``sitecustomize`` of this package share. They load this file by its path: the package itself is imported
+late, because that takes time and a process may never need it.
+
+``simulate`` and ``run`` put a folder with such a module at the front of ``PYTHONPATH``, each its own, and both may be there.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+__all__ = ["after_import_of_torch", "make_importable", "run_next"]
+
+_NAME = "torch_memory_saver"
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+class _AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds torch as the finders behind it do, and calls `callback` after torch was loaded.
+
+    It stays until then, because many programs ask whether torch can be found before they import it.
+    """
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self._callback = callback
+        self._loader: importlib.abc.Loader | None = None
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != "torch" or self not in sys.meta_path:
+            return None
+        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
+            specification = finder.find_spec(name, path, target)
+            if specification is not None:
+                break
+        else:
+            return None
+        if specification.loader is not None:
+            self._loader = specification.loader
+            specification.loader = self
+        return specification
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec) if self._loader is not None else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert self._loader is not None
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._callback()
+
+
+def after_import_of_torch(callback: Callable[[], None]) -> None:
+    """Has `callback` called once, when torch has been imported."""
+    sys.meta_path.insert(0, _AfterTorch(callback))
+
+
+def make_importable() -> None:
+    """Makes this package importable where it is not, as in another virtual environment."""
+    if importlib.util.find_spec(_NAME) is None:
+        sys.path.append(_ROOT)
+
+
+def run_next(folder: str) -> None:
+    """Runs the ``sitecustomize`` that Python would have found without the one in `folder`."""
+    entries = [os.path.abspath(entry) for entry in sys.path]
+    if folder not in entries:
+        return
+    # One in an entry before would have been found first. The module of another folder looks behind its own in turn.
+    others = sys.path[entries.index(folder) + 1 :]
+    specification = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    if specification is not None and specification.loader is not None:
+        module = importlib.util.module_from_spec(specification)
+        sys.modules["sitecustomize"] = module
+        specification.loader.exec_module(module)
