@@ -12,6 +12,7 @@ from gpu_support import MIB, fill_random, saver, torch
 from trace_rules import check_trace
 
 from torch_memory_saver import events
+from torch_memory_saver.events.timeline.merge import hosts_of
 
 SIZE = 64 * MIB
 
@@ -70,6 +71,34 @@ def test_a_pause_samples_the_free_memory() -> None:
     assert before.total_bytes == after.total_bytes == torch.cuda.mem_get_info()[1]
     assert moved.paused_change == -moved.resident_change >= SIZE
     assert moved.backup_change == SIZE
+
+
+def test_a_log_names_its_device_as_pytorch_does() -> None:
+    cycle()
+    device = torch.cuda.current_device()
+    properties = torch.cuda.get_device_properties(device)
+    (one,) = (each for each in events.events().devices if each.device == device)
+    assert one.total_bytes == properties.total_memory
+    assert one.uuid == f"GPU-{properties.uuid}"
+
+
+@pytest.mark.usefixtures("sampled")
+def test_a_timeline_shows_all_that_is_used() -> None:
+    """At each sample the managed and the other memory add up to what the driver says."""
+    cycle()
+    log = events.events()
+    device = torch.cuda.current_device()
+    (gpu,) = (each for each in hosts_of([log])[0].gpus if device in each.ordinals.values())
+    samples = {event.ended_ns: event for event in log.events if event.kind == "memory" and event.device == device}
+    levels = [0] * len(gpu.bands)
+    seen = 0
+    for time_ns, band, size in gpu.rows:
+        levels[band] = size
+        if gpu.bands[band].kind == "other" and time_ns in samples:
+            drawn = sum(level for level, one in zip(levels, gpu.bands, strict=True) if one.kind in ("resident", "other"))
+            assert drawn == samples[time_ns].total_bytes - samples[time_ns].bytes
+            seen += 1
+    assert seen == len(samples) >= 4
 
 
 @pytest.mark.multigpu
