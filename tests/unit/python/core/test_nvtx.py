@@ -4,83 +4,22 @@ tests/unit/core/transition/test_nvtx_ranges.c."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import shlex
 import shutil
 import subprocess
 import sys
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from built import LIBRARIES, REPOSITORY, needs_source_tree
+from built import LIBRARIES
+from nvtx_tool import Ranges, compile_recorder
 from processes import ELSEWHERE, TIMEOUT_S, environment
 
-from torch_memory_saver import _core
-
 PROGRAM = Path(__file__).resolve().parents[1] / "programs" / "nvtx_calls.py"
-RECORDER = REPOSITORY / "tests/unit/support"
-
-
-def nvtx_include() -> str | None:
-    """The folder with the headers of NVTX, as setup.py finds it."""
-    specification = importlib.util.spec_from_file_location("setup_for_nvtx", REPOSITORY / "setup.py")
-    assert specification is not None and specification.loader is not None
-    script = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(script)
-    found: str | None = script.find_nvtx_include()
-    return found
 
 
 @pytest.fixture(scope="module")
 def recorder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tool, compiled."""
-    compiler, include = shutil.which("cc"), nvtx_include()
-    if not _core.NVTX:
-        pytest.skip("this build of the library has no NVTX ranges: the headers of nvtx3 were not found")
-    if compiler is None or include is None:
-        pytest.skip("needs a C compiler named cc, and the headers of nvtx3 (pip install nvidia-nvtx)")
-    library = tmp_path_factory.mktemp("nvtx") / "recorder.so"
-    options = [
-        "-std=c11",
-        "-D_GNU_SOURCE",
-        "-shared",
-        "-fPIC",
-        "-fvisibility=hidden",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-        "-pthread",
-    ]
-    options += [*shlex.split(os.environ.get("CFLAGS", "")), f"-I{RECORDER}", "-isystem", include]
-    subprocess.run([compiler, *options, str(RECORDER / "nvtx_recorder.c"), "-ldl", "-o", str(library)], check=True)
-    return library
-
-
-class Ranges:
-    """The record of one process: for each thread, its ranges from the outermost on, as they end."""
-
-    def __init__(self, path: Path) -> None:
-        self.told: list[str] = []
-        self.ranges: list[tuple[str, ...]] = []
-        self.threads: dict[str, set[str]] = defaultdict(set)
-        self.bytes: dict[tuple[str, ...], int] = defaultdict(int)
-        opened: dict[str, list[str]] = defaultdict(list)
-        for line in path.read_text().splitlines():
-            thread, what, *rest = line.split(" ", 4)
-            if what == "push":
-                _category, size, message = rest
-                opened[thread].append(message.removeprefix("*"))
-                self.bytes[tuple(opened[thread])] += 0 if size == "-" else int(size)
-            elif what == "pop":
-                assert opened[thread], f"{line}: nothing is open"
-                self.ranges.append(tuple(opened[thread]))
-                self.threads[opened[thread][0]].add(thread)
-                opened[thread].pop()
-            else:
-                self.told.append(" ".join((what, *rest)))
-        assert [stack for stack in opened.values() if stack] == [], "all ranges have ended"
+    return compile_recorder(tmp_path_factory.mktemp("nvtx"))
 
 
 def run(recorder: Path, folder: Path, *, preloaded: bool, **variables: str) -> tuple[Ranges, int]:
@@ -104,7 +43,6 @@ def run(recorder: Path, folder: Path, *, preloaded: bool, **variables: str) -> t
 MIB = 1 << 20
 
 
-@needs_source_tree
 @pytest.mark.parametrize("events", ["4096", "0"])
 @pytest.mark.parametrize("preloaded", [True, False], ids=["preload", "torch"])
 def test_a_tool_sees_every_call(recorder: Path, tmp_path: Path, preloaded: bool, events: str) -> None:
@@ -128,7 +66,6 @@ def test_a_tool_sees_every_call(recorder: Path, tmp_path: Path, preloaded: bool,
     assert not (tmp_path / f"record.{child}").exists(), "the child has told nothing"
 
 
-@needs_source_tree
 @pytest.mark.usefixtures("recorder")
 def test_a_tool_that_cannot_be_loaded_is_no_failure() -> None:
     done = subprocess.run(
