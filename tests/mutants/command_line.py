@@ -37,8 +37,8 @@ _DOCTOR = (
     Mutant(
         "a-process-that-crashes-has-answered",
         _CLI + "facts.py",
-        "    if done.returncode < 0:",
-        "    if done.returncode < -1000:",
+        "    if child.returncode < 0:",
+        "    if child.returncode < -1000:",
         (_TESTS + "test_facts.py::test_a_driver_that_crashes",),
     ),
     Mutant(
@@ -92,6 +92,14 @@ _RUN = (
         "    cuda._lazy_init = initialize_and_start\n",
         "    cuda._lazy_init = initialize_and_start\n    _start()\n",
         (_TESTS + "test_run.py::test_nothing_happens_without_cuda",),
+    ),
+    Mutant(
+        "a-finder-of-torch-is-asked-once",
+        "torch_memory_saver/_startup.py",
+        "        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:",
+        "        position = sys.meta_path.index(self)\n        sys.meta_path.remove(self)\n"
+        "        for finder in sys.meta_path[position:]:",
+        (_TESTS + "test_run.py::test_a_program_may_look_for_torch_before_it_imports_it",),
     ),
     Mutant(
         "a-call-inside-the-initialisation-of-cuda-starts-it",

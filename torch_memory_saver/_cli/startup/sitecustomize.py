@@ -33,6 +33,7 @@ def _start_with_cuda() -> None:
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
     initialize = getattr(cuda, "_lazy_init", None)
     if initialize is None:
+        _warn("this PyTorch has no torch.cuda._lazy_init, so they take effect at the first use of torch_memory_saver")
         return
     first = threading.Lock()
 
@@ -56,10 +57,14 @@ def _start() -> None:
 
         start_from_environment()
     except Exception:
-        import logging
+        _warn("they could not be started", exc_info=True)
 
-        logger = logging.getLogger("torch_memory_saver")
-        logger.warning("what the TMS_* variables request could not be started", exc_info=True)
+
+def _warn(reason: str, exc_info: bool = False) -> None:
+    import logging
+
+    logger = logging.getLogger("torch_memory_saver")
+    logger.warning("the TMS_* variables of this process: %s", reason, exc_info=exc_info)
 
 
 _startup.after_import_of_torch(_start_with_cuda)

@@ -255,6 +255,27 @@ def test_the_users_own_sitecustomize_runs_once(torch_program: Program, tmp_path:
     assert len(event_files(tmp_path)) == 1
 
 
+def test_a_pytorch_that_initialises_cuda_in_another_way_is_warned_of(torch_program: Program, tmp_path: Path) -> None:
+    path = tmp_path / "site" / "torch" / "cuda.py"
+    path.write_text("")
+    done = torch_program("import torch\nprint('goes on')")
+    assert done.stdout == "goes on\n"
+    assert done.stderr == (
+        "the TMS_* variables of this process: this PyTorch has no torch.cuda._lazy_init, so they take effect at the first "
+        "use of torch_memory_saver\n"
+    )
+
+
+def test_a_python_that_does_not_find_the_package(torch_program: Program, tmp_path: Path) -> None:
+    path = f"{STARTUP}:{tmp_path}/site"
+    text = (
+        f"import os, subprocess\nenvironment = os.environ | {{'PYTHONPATH': {path!r}}}\n"
+        f"subprocess.run([sys.executable, '-c', {USES_CUDA!r}], env=environment, cwd={str(tmp_path)!r}, check=True)"
+    )
+    torch_program(text)
+    assert len(event_files(tmp_path)) == 1
+
+
 def test_a_program_is_not_disturbed_by_a_failure(torch_program: Program, tmp_path: Path) -> None:
     other = tmp_path / "other" / "torch_memory_saver"
     other.mkdir(parents=True)
