@@ -172,6 +172,14 @@ class EventsCopy(NamedTuple):
     recorded: int
     capacity: int
 
+class Library(NamedTuple):
+    """Memory that is not managed, of one library on one device: see ``tms_library_info_t`` in ``tms_usage.h``."""
+
+    path: str
+    device: int
+    bytes: int
+    allocations: int
+
 def allocate(size: int, device: int = -1) -> int:
     """A managed allocation with the settings of this thread's region; -1 is the current device. Size 0 gives 0."""
 
@@ -302,6 +310,12 @@ def active_devices() -> int:
     """Bit d is set where this process uses device d (its primary context is active)."""
 
 def device_memory(device: int) -> DeviceMemory: ...
+def device_uuid(device: int) -> str:
+    """As NVML writes it, such as "GPU-5d5ba0d6-...". Makes no context."""
+
+def libraries() -> list[Library]:
+    """Preload mode only."""
+
 def segments() -> list[Segment]: ...
 def usage(tag: str | None, device: int = -1) -> list[Usage]:
     """The allocations of a tag (None: all) on a device (-1: all): a row for each tag, then one for each device. The peaks

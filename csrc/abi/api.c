@@ -14,6 +14,7 @@
 #include "core/transition/pause.h"
 #include "core/transition/resume.h"
 #include "core/turn.h"
+#include "device/uuid.h"
 
 static tms_status_t api_allocate(uint64_t bytes, int32_t device, uint64_t *address, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
@@ -269,6 +270,14 @@ static tms_status_t api_device_memory(int32_t device, uint64_t *free_bytes, uint
     return tms_saver_explain_loss(&state->saver, status, error);
 }
 
+static tms_status_t api_device_uuid(int32_t device, char text[TMS_UUID_BYTES], tms_error_t *error) {
+    const tms_error_context_t context = {.operation = "device_uuid", .device = device};
+    tms_state_t *state = tms_state(error);
+    if (!state) return TMS_OUT_OF_HOST_MEMORY;
+    tms_status_t status = tms_saver_check_process(&state->saver, &context, error);
+    return status == TMS_OK ? tms_uuid_of_device(&state->devices, device, text, &context, error) : status;
+}
+
 static int32_t api_in_transition(void) { return tms_turn_is_inside(); }
 
 const tms_api_t *tms_get_api(uint32_t version) {
@@ -328,6 +337,8 @@ const tms_api_t *tms_get_api(uint32_t version) {
         .events = tms_query_events,
         .set_event_samples = tms_query_set_event_samples,
         .get_event_samples = tms_query_get_event_samples,
+        .libraries = tms_query_libraries,
+        .device_uuid = api_device_uuid,
     };
     return version == TMS_API_VERSION ? &api : NULL;
 }

@@ -206,6 +206,7 @@ typedef void (*tms_device_listener_t)(void *context, int32_t device);
 
 #define TMS_API_VERSION 2u
 
+enum { TMS_UUID_BYTES = 41 };    /* of device_uuid, NUL included */
 enum { TMS_NO_SUCH_LEVEL = -1 }; /* of region_leave */
 
 /* What guard mode shows in place of contents: NaN in every floating type that has it. */
@@ -352,6 +353,10 @@ typedef struct tms_api {
      * call for each device before and after. */
     void (*set_event_samples)(int32_t on);
     int32_t (*get_event_samples)(void);
+    /* Writes up to `capacity` rows of memory that is not managed, by library and device, and returns how many there are. */
+    size_t (*libraries)(tms_library_info_t *rows, size_t capacity);
+    /* Writes the UUID of a device, as NVML writes it: "GPU-5d5ba0d6-...". Makes no context. */
+    tms_status_t (*device_uuid)(int32_t device, char text[TMS_UUID_BYTES], tms_error_t *error);
 } tms_api_t;
 
 /* The table of the library that exports it, or NULL if that library does not support `version`. */

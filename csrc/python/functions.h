@@ -63,6 +63,8 @@
     BARE(device_count, "()", "The number of CUDA devices.")                                                                 \
     BARE(active_devices, "()", "Bit d is set where this process uses device d.")                                            \
     TAKES(device_memory, "(device)", "(free, total) bytes of a device.")                                                    \
+    TAKES(device_uuid, "(device)", "The UUID of a device, as NVML writes it.")                                              \
+    BARE(libraries, "()", "Memory that is not managed, by library and device.")                                             \
     BARE(segments, "()", "Every managed allocation, in order of allocation.")                                               \
     TAKES(usage, "(tag, device=-1)", "Allocations by tag, then by device; None and -1: all.")                               \
     BARE(reset_peaks, "()", "Every peak becomes what is mapped now.")                                                       \

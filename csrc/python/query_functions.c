@@ -99,6 +99,23 @@ PyObject *tms_py_device_memory(PyObject *module, PyObject *const *arguments, Py_
     return tms_py_device_memory_row(module, free_bytes, total_bytes);
 }
 
+PyObject *tms_py_device_uuid(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
+    static const tms_py_signature_t signature = {"device_uuid", 1, 1, {"device"}};
+    const tms_api_t *api = tms_py_api(module);
+    char text[TMS_UUID_BYTES];
+    int32_t device;
+    tms_py_call_t call;
+    tms_status_t status;
+    tms_error_t error;
+
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_i32(&call, 0, &device)) return NULL;
+    tms_error_clear(&error);
+    Py_BEGIN_ALLOW_THREADS;
+    status = api->device_uuid(device, text, &error);
+    Py_END_ALLOW_THREADS;
+    return status == TMS_OK ? tms_py_text(text) : tms_py_raise(&error);
+}
+
 /* A function that writes up to `capacity` rows and returns how many there are. */
 typedef size_t (*row_source_t)(const void *context, void *rows, size_t capacity);
 
@@ -261,6 +278,30 @@ PyObject *tms_py_tags(PyObject *module, PyObject *unused) {
     return dictionary;
 }
 
+static size_t write_libraries(const void *api, void *rows, size_t capacity) {
+    return ((const tms_api_t *)api)->libraries(rows, capacity);
+}
+
+PyObject *tms_py_libraries(PyObject *module, PyObject *unused) {
+    const tms_api_t *api = tms_py_api(module);
+    tms_library_info_t *rows;
+    PyObject *list = NULL;
+    size_t count = 0;
+
+    (void)unused;
+    Py_BEGIN_ALLOW_THREADS;
+    rows = read_rows(write_libraries, api, sizeof(*rows), &count);
+    Py_END_ALLOW_THREADS;
+    if (!rows) return PyErr_NoMemory();
+    list = PyList_New((Py_ssize_t)count);
+    for (size_t index = 0; list && index < count; index++) {
+        PyObject *row = tms_py_library(module, &rows[index]);
+        if (!row || PyList_SetItem(list, (Py_ssize_t)index, row) < 0) Py_CLEAR(list);
+    }
+    free(rows);
+    return list;
+}
+
 static const struct counter {
     const char *name;
     size_t offset;
@@ -298,6 +339,7 @@ static const struct counter {
     COUNTER(resume_nanoseconds_total),
     COUNTER(resume_bytes_total),
     COUNTER(resume_copied_bytes_total),
+    COUNTER(uncounted_allocations_total),
 #undef COUNTER
 };
 enum { COUNTER_COUNT = sizeof(counters) / sizeof(counters[0]) };

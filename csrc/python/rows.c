@@ -79,6 +79,12 @@ static PyStructSequence_Field events_copy_fields[] = {{"events", "the latest, fr
                                                       {"capacity", "most events that are kept"},
                                                       {NULL, NULL}};
 
+static PyStructSequence_Field library_fields[] = {{"path", "of its file; empty for code in none"},
+                                                  {"device", "CUDA ordinal; -1: not known"},
+                                                  {"bytes", "as requested"},
+                                                  {"allocations", "their number"},
+                                                  {NULL, NULL}};
+
 static PyStructSequence_Desc descriptions[TMS_PY_ROWS] = {
     [TMS_PY_SEGMENT] = {"torch_memory_saver._core.Segment", "An allocation.", segment_fields, 11},
     [TMS_PY_USAGE] = {"torch_memory_saver._core.Usage", "Allocations of a tag or a device.", usage_fields, 9},
@@ -91,6 +97,7 @@ static PyStructSequence_Desc descriptions[TMS_PY_ROWS] = {
     [TMS_PY_EVENT] = {"torch_memory_saver._core.Event", "An event.", event_fields, MOST_FIELDS},
     [TMS_PY_EVENT_LEVEL] = {"torch_memory_saver._core.EventLevel", "What is held.", event_level_fields, 5},
     [TMS_PY_EVENTS_COPY] = {"torch_memory_saver._core.EventsCopy", "The latest events.", events_copy_fields, 4},
+    [TMS_PY_LIBRARY] = {"torch_memory_saver._core.Library", "Memory of a library.", library_fields, 4},
 };
 
 bool tms_py_rows_create(PyObject *module, PyTypeObject *types[TMS_PY_ROWS]) {
@@ -233,4 +240,12 @@ PyObject *tms_py_events_copy(PyObject *module, PyObject *events, PyObject *level
     PyObject *values[MOST_FIELDS] = {events, levels, number(recorded), number(capacity)};
 
     return make(module, TMS_PY_EVENTS_COPY, values);
+}
+
+PyObject *tms_py_library(PyObject *module, const tms_library_info_t *library) {
+    PyObject *path = PyUnicode_DecodeFSDefault(library->path);
+    PyObject *values[MOST_FIELDS] = {path, PyLong_FromLong(library->device), number(library->bytes),
+                                     number(library->allocations)};
+
+    return make(module, TMS_PY_LIBRARY, values);
 }

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+
+import pytest
 from gpu_support import MIB, saver, torch
 
-from torch_memory_saver import DeviceLedger
+from torch_memory_saver import DeviceLedger, _core
 
 SIZE = 64 * MIB
 
@@ -71,3 +74,20 @@ def test_during_a_capture() -> None:
     graph.replay()
     assert static.tolist() == [1.0] * 4
     assert size_of(ledger, "torch") > 0
+
+
+@pytest.mark.skipif(not _core.preloaded, reason="other libraries are counted in preload mode only")
+def test_another_library_is_a_line_of_its_own() -> None:
+    torch.zeros(1, device="cuda")
+    runtime = ctypes.CDLL(None)  # what the dynamic linker binds
+    address = ctypes.c_void_p()
+    before = ledger_of()
+    assert runtime.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(SIZE)) == 0
+    during = ledger_of()
+    assert size_of(during, "library") - size_of(before, "library") == SIZE
+    assert during.used_bytes - before.used_bytes >= SIZE - 4 * MIB
+    assert size_of(during, "torch") == size_of(before, "torch")
+    (line,) = (line for line in during.of("library") if (line.bytes or 0) >= SIZE)
+    assert line.allocations
+    assert runtime.cudaFree(address) == 0
+    assert size_of(ledger_of(), "library") == size_of(before, "library")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from torch_memory_saver._cli import sharing_checks
 from torch_memory_saver._cli.check import Check, Status
+from torch_memory_saver._cli.ledger_report import print_ledger, read_ledger
 
 __all__ = ["CHECKS", "run_doctor"]
 
@@ -15,11 +17,17 @@ __all__ = ["CHECKS", "run_doctor"]
 CHECKS: tuple[Check, ...] = (*sharing_checks.CHECKS,)
 
 
-def run_doctor(*, as_json: bool, checks: Sequence[Check] = CHECKS) -> int:
-    """Prints the result of each check. Returns the exit status: 1 if one has failed."""
+def run_doctor(*, as_json: bool, with_ledger: bool = False, checks: Sequence[Check] = CHECKS) -> int:
+    """Prints the result of each check, and the ledger if wanted. Returns the exit status: 1 if one has failed."""
     results = [check() for check in checks]
+    failed = any(result.status == Status.FAIL for result in results)
     if as_json:
-        json.dump([result._asdict() for result in results], sys.stdout, indent=2)
+        rows: Any = [result._asdict() for result in results]
+        if with_ledger:
+            ledger, failures = read_ledger()
+            failed = failed or bool(failures)
+            rows = {"checks": rows, "ledger": None if ledger is None else ledger.as_dict(), "failures": list(failures)}
+        json.dump(rows, sys.stdout, indent=2)
         print()
     else:
         width = max(len(result.name) for result in results)
@@ -27,4 +35,7 @@ def run_doctor(*, as_json: bool, checks: Sequence[Check] = CHECKS) -> int:
             print(f"{result.status:<4}  {result.name:<{width}}  {result.found}")
             if result.advice:
                 print(f"{'':<4}  {'':<{width}}  -> {result.advice}")
-    return 1 if any(result.status == Status.FAIL for result in results) else 0
+        if with_ledger:
+            print()
+            failed = print_ledger() != 0 or failed
+    return 1 if failed else 0

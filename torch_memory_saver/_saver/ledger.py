@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torch_memory_saver import _core
@@ -28,7 +28,11 @@ __all__ = ["take_ledger"]
 _ATTEMPTS = 3
 _IN_TRANSITION = (_core.STATE_PAUSING, _core.STATE_RESUMING, _core.STATE_REPAIRING)
 _CHANGING = "a pause or resume is under way: its memory may be counted as resident and be released already, or the reverse"
+_OTHER_LIBRARIES = "other libraries"
+#: The library of PyTorch that has its CUDA allocator.
+_TORCHS_ALLOCATOR = "libc10_cuda."
 _NOT_COUNTED = "not counted, because the preload library is not loaded"
+_OF_CONTEXT = "what NVML says of this process, without the lines above; also what libraries allocate uncounted"
 _DISAGREE = "the sources disagree: they were read one after the other, or count a piece of memory twice"
 _NOT_KNOWN = "the driver's own memory, rounding, and what no source names"
 
@@ -50,8 +54,20 @@ def take_ledger(device: int | None, measure_context: bool = False) -> Ledger:
             )
         listed = [device]
     ledgers = tuple(_device_ledger(number, measure_context) for number in listed)
+    return Ledger(ledgers, tuple(_remarks()), os.getpid(), time.time())
+
+
+def _remarks() -> Iterator[str]:
     sentence = what_stays()
-    return Ledger(ledgers, () if sentence is None else (sentence,), os.getpid(), time.time())
+    if sentence is not None:
+        yield sentence
+    for row in _core.libraries():
+        if row.device < 0:
+            held = f"{row.bytes} bytes in {row.allocations} allocations"
+            yield f"{_name_of(row.path)} holds {held} on a device that is not known."
+    uncounted = _core.counters()["uncounted_allocations_total"]
+    if uncounted:
+        yield f"{uncounted} allocations of libraries could not be counted, because host memory was short."
 
 
 @dataclass
@@ -66,6 +82,7 @@ class _Sources:
     damaged: int
     torch: OrdinaryMemory | None
     torch_note: str
+    libraries: list[_core.Library]
     uuid: str  # "" if it is not known
     processes: list[DeviceProcess] = field(default_factory=list)
     hidden: str = ""  # why `processes` are not known
@@ -81,7 +98,7 @@ def _device_ledger(device: int, measure_context: bool) -> DeviceLedger:
         if not sources.changing:
             break
         sources = _read(device)
-    lines = [_managed_line(sources), _torch_line(sources), *_library_lines()]
+    lines = [_managed_line(sources), _torch_line(sources), *_library_lines(sources)]
     known = sum(line.bytes or 0 for line in lines)
     lines += _process_lines(sources, known, measure_context)
     lines.append(_unattributed_line(sources, sources.used - sum(line.bytes or 0 for line in lines)))
@@ -90,7 +107,7 @@ def _device_ledger(device: int, measure_context: bool) -> DeviceLedger:
 
 def _read(device: int) -> _Sources:
     rows = _core.segments()
-    torch, torch_note, uuid = _read_torch(device, rows)
+    torch, torch_note = _read_torch(device, rows)
     memory = _core.device_memory(device)
     usage = [row for row in _core.usage(None, device) if row.tag is not None]
     after = _core.segments()
@@ -107,7 +124,8 @@ def _read(device: int) -> _Sources:
         damaged=sum(row.damaged_bytes for row in usage),
         torch=torch,
         torch_note=torch_note,
-        uuid=uuid,
+        libraries=[row for row in _core.libraries() if row.device == device],
+        uuid=_uuid(device),
     )
 
 
@@ -120,16 +138,22 @@ def _resident_count(rows: Sequence[_core.Segment], tag: str | None, device: int)
     return sum(row.device == device and row.tag == tag and row.state in resident for row in rows)
 
 
-def _read_torch(device: int, rows: Sequence[_core.Segment]) -> tuple[OrdinaryMemory | None, str, str]:
-    """PyTorch's memory that is not managed, a note where it is not known, and the device's UUID."""
+def _uuid(device: int) -> str:
+    try:
+        return _core.device_uuid(device)
+    except TorchMemorySaverError:  # of an old driver
+        return ""
+
+
+def _read_torch(device: int, rows: Sequence[_core.Segment]) -> tuple[OrdinaryMemory | None, str]:
+    """PyTorch's memory that is not managed, and a note where it is not known."""
     try:
         torch = layer.in_use()
     except TorchMemorySaverError as error:
-        return None, f"PyTorch's allocator does not tell: {error}", ""
+        return None, f"PyTorch's allocator does not tell: {error}"
     if torch is None:
-        return None, "PyTorch is not in use", ""
-    memory = ordinary_memory(torch, {row.address for row in rows}).get(device, OrdinaryMemory())
-    return memory, "", torch.uuid(device)
+        return None, "PyTorch is not in use"
+    return ordinary_memory(torch, {row.address for row in rows}).get(device, OrdinaryMemory()), ""
 
 
 def _managed_line(sources: _Sources) -> LedgerLine:
@@ -152,8 +176,28 @@ def _torch_line(sources: _Sources) -> LedgerLine:
     return LedgerLine("torch", name, memory.bytes, memory.segments, parts)
 
 
-def _library_lines() -> list[LedgerLine]:
-    return [LedgerLine("library", "other libraries", None, note=_NOT_COUNTED)]
+def _library_lines(sources: _Sources) -> list[LedgerLine]:
+    """A line for each library that allocates by calls which the dynamic linker binds, the largest first."""
+    if not _core.preloaded:
+        return [LedgerLine("library", _OTHER_LIBRARIES, None, note=_NOT_COUNTED)]
+    # PyTorch's allocator tells itself what it has allocated.
+    rows = [row for row in sources.libraries if sources.torch is None or not _is_torchs_allocator(row.path)]
+    if not rows:
+        return [LedgerLine("library", _OTHER_LIBRARIES, 0, 0)]
+    names = [_name_of(row.path) for row in rows]
+    lines = [
+        LedgerLine("library", name if names.count(name) == 1 else row.path, row.bytes, row.allocations)
+        for name, row in zip(names, rows, strict=True)
+    ]
+    return sorted(lines, key=lambda line: line.bytes or 0, reverse=True)
+
+
+def _name_of(path: str) -> str:
+    return os.path.basename(path) or "code made at run time"
+
+
+def _is_torchs_allocator(path: str) -> bool:
+    return os.path.basename(path).startswith(_TORCHS_ALLOCATOR)
 
 
 def _process_lines(sources: _Sources, known: int, measure_context: bool) -> list[LedgerLine]:
@@ -168,7 +212,7 @@ def _process_lines(sources: _Sources, known: int, measure_context: bool) -> list
     parts = tuple(LedgerPart(f"pid {process.pid}", process.bytes) for process in rest)
     note = "NVML hides the memory of some" if any(process.bytes is None for process in rest) else ""
     return [
-        LedgerLine("context", context, share - known, note="of this process by NVML, without the lines above"),
+        LedgerLine("context", context, share - known, note=_OF_CONTEXT),
         LedgerLine("processes", others, sum(process.bytes or 0 for process in rest), parts=parts, note=note),
     ]
 

@@ -6,6 +6,7 @@ The native core behind them is tested in tests/unit, and through the package in 
 from __future__ import annotations
 
 import ctypes
+import re
 import threading
 import time
 from array import array
@@ -127,6 +128,18 @@ def test_devices(simulator: Any) -> None:
     _core.refresh_peers()
     with pytest.raises(errors.InvalidArgumentError, match="device"):
         _core.device_memory(simulator.devices)
+    uuids = {_core.device_uuid(device) for device in range(simulator.devices)}
+    assert len(uuids) == simulator.devices
+    assert all(re.fullmatch(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", uuid) for uuid in uuids)
+    with pytest.raises(errors.InvalidArgumentError, match="devices 0 to"):
+        _core.device_uuid(-1)
+
+
+def test_without_the_preload_library_no_other_library_is_counted(simulator: Any) -> None:
+    address = ctypes.c_void_p()
+    assert simulator.library.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(MIB)) == 0
+    assert _core.libraries() == []
+    assert simulator.library.cudaFree(address) == 0
 
 
 def test_guard_bytes_are_counted(simulator: Any) -> None:

@@ -60,6 +60,7 @@ def test_rows_have_the_fields_of_the_stub() -> None:
         "Event",
         "EventLevel",
         "EventsCopy",
+        "Library",
     }
     for name, fields in rows.items():
         kind = getattr(_core, name)
@@ -175,6 +176,7 @@ def test_two_copies_of_the_module_share_the_state(simulator: Any) -> None:
         ("tag_info", ("",), ValueError, r"tag_info\(\): a tag"),
         ("find", ("x",), TypeError, "address must be an int"),
         ("device_memory", (0.0,), TypeError, "device must be an int"),
+        ("device_uuid", ("0",), TypeError, "device must be an int"),
         ("reserve_host_memory", (1 << 20, "0"), TypeError, "device must be an int"),
         ("host_backup", ("0", 1), TypeError, "address must be an int"),
         ("host_backup", (0, "1"), TypeError, "size must be an int"),

@@ -39,6 +39,7 @@ class FakeNvml:
 def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     nvml = FakeNvml()
     monkeypatch.setattr(taking, "_nvml", lambda: nvml)
+    monkeypatch.setattr(_core, "device_uuid", lambda device: f"GPU-{device}")
     return nvml
 
 
@@ -221,6 +222,73 @@ def test_it_is_json_and_a_table(
         "other libraries (1) -",
     ]
     assert lines[-3].startswith("(1) not counted")
+
+
+def test_libraries_are_lines_in_preload_mode(
+    saver: TorchMemorySaver,
+    fake_torch: FakeTorch,
+    nvml: FakeNvml,
+    memory: dict[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    saver.stats()
+    rows = [
+        _core.Library(("/usr/lib/libnccl.so.2", 0, 3 * MIB, 4)),
+        _core.Library(("/a/libsame.so", 0, 5 * MIB, 1)),
+        _core.Library(("/b/libsame.so", 0, 6 * MIB, 1)),
+        _core.Library(("", 0, 1 * MIB, 1)),
+        _core.Library(("/torch/lib/libc10_cuda.so", 0, 30 * MIB, 2)),
+        _core.Library(("/usr/lib/libnccl.so.2", 1, 7 * MIB, 1)),
+        _core.Library(("/x/liblost.so", -1, 9, 2)),
+    ]
+    monkeypatch.setattr(_core, "preloaded", True)
+    monkeypatch.setattr(_core, "libraries", lambda: rows)
+    fake_torch.allocate(30 * MIB)
+    ledger = saver.ledger()
+    lines = ledger[0].of("library")
+    assert [(line.name, line.bytes, line.allocations) for line in lines] == [
+        ("/b/libsame.so", 6 * MIB, 1),
+        ("/a/libsame.so", 5 * MIB, 1),
+        ("libnccl.so.2", 3 * MIB, 4),
+        ("code made at run time", 1 * MIB, 1),
+    ]
+    assert sum(line.bytes or 0 for line in ledger[0].lines) == 100 * MIB
+    assert ledger[0].of("processes")[0].bytes == (100 - 30 - 15) * MIB
+    assert ledger.remarks == ("liblost.so holds 9 bytes in 2 allocations on a device that is not known.",)
+    monkeypatch.setattr(layer, "_torch_cuda", None)  # nobody else tells what PyTorch has
+    assert saver.ledger()[0].of("library")[0].name == "libc10_cuda.so"
+    rows.clear()
+    (line,) = saver.ledger()[0].of("library")
+    assert (line.name, line.bytes, line.allocations, line.note) == ("other libraries", 0, 0, "")
+
+
+def test_what_could_not_be_counted_is_a_remark(
+    saver: TorchMemorySaver,
+    fake_torch: FakeTorch,
+    nvml: FakeNvml,
+    memory: dict[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counters = _core.counters() | {"uncounted_allocations_total": 3}
+    monkeypatch.setattr(_core, "counters", lambda: counters)
+    assert saver.ledger().remarks == ("3 allocations of libraries could not be counted, because host memory was short.",)
+
+
+def test_the_uuid_is_unknown(
+    saver: TorchMemorySaver,
+    fake_torch: FakeTorch,
+    nvml: FakeNvml,
+    memory: dict[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(device: int) -> str:
+        raise errors.DriverError("cuDeviceGetUuid")
+
+    monkeypatch.setattr(_core, "device_uuid", refuse)
+    ledger = saver.ledger()[0]
+    assert sizes(ledger)["processes"] == 100 * MIB
+    assert "the UUID of device 0 is not known" in ledger.of("processes")[0].note
+    assert nvml.asked == []
 
 
 def test_what_nccl_keeps_is_a_remark(
