@@ -31,7 +31,7 @@ _CHANGING = "a pause or resume is under way: its memory may be counted as reside
 _OTHER_LIBRARIES = "other libraries"
 #: The library of PyTorch that has its CUDA allocator.
 _TORCHS_ALLOCATOR = "libc10_cuda."
-_NOT_COUNTED = "not counted, because the preload library is not loaded"
+_NOT_COUNTED = "not counted, because the preload library is not loaded: part of the lines below"
 _OF_CONTEXT = "what NVML says of this process, without the lines above; also what libraries allocate uncounted"
 _DISAGREE = "the sources disagree: they were read one after the other, or count a piece of memory twice"
 _NOT_KNOWN = "the driver's own memory, rounding, and what no source names"

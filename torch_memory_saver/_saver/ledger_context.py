@@ -61,8 +61,9 @@ def measure_context_bytes(device: int, uuid: str) -> int:
     after = _core.device_memory(device).free
     _, errors = child.communicate()
     if not made:
+        reason = errors.strip().rpartition("\n")[2] or f"it ended with status {child.returncode}"
         raise DriverError(
-            f"the context of device {device} could not be measured, because the child process made none: {errors.strip()}",
+            f"the context of device {device} could not be measured, because the child process made none: {reason}",
             operation="ledger",
         )
     return max(0, before - after)
