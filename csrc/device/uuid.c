@@ -15,7 +15,7 @@ tms_status_t tms_uuid_of_device(tms_devices_t *devices, int ordinal, char text[T
                                 const tms_error_context_t *context, tms_error_t *error) {
     const tms_driver_table_t *driver = NULL;
     const tms_device_table_t *table = NULL;
-    CUuuid uuid;
+    CUuuid uuid = {.bytes = {0}};
     tms_status_t status = tms_devices_load(devices, &driver, &table, context, error);
     if (status != TMS_OK) return status;
     if (ordinal < 0 || ordinal >= table->count)

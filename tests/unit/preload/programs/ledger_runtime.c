@@ -61,7 +61,11 @@ int cuMemAllocPitch_v2(size_t *address, size_t *pitch, size_t width, size_t heig
         return cuMemAllocAsync##suffix((size_t *)address, bytes, stream);                                                   \
     }                                                                                                                       \
     int cudaMallocFromPoolAsync##suffix(void **address, size_t bytes, void *pool, void *stream) {                           \
-        return cuMemAllocFromPoolAsync##suffix((size_t *)address, bytes, pool, stream);                                     \
+        /* A part of what the driver has given. */                                                                          \
+        size_t whole = 0;                                                                                                   \
+        int result = cuMemAllocFromPoolAsync##suffix(&whole, PITCH + bytes, pool, stream);                                  \
+        *address = (void *)(whole + PITCH);                                                                                 \
+        return result;                                                                                                      \
     }                                                                                                                       \
     int cudaFreeAsync##suffix(void *address, void *stream) { return cuMemFreeAsync##suffix((size_t)address, stream); }
 ASYNC()
