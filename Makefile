@@ -116,6 +116,12 @@ event-cost: ## what an event of the ring costs, and an NVTX range without a tool
 		tools/event_cost.c csrc/base/events.c csrc/base/nvtx.c csrc/base/status.c -ldl -o build/event_cost
 	@build/event_cost
 
+.PHONY: ledger-cost
+ledger-cost: ## what counting an allocation of another library costs, in nanoseconds (tools/ledger_cost.c)
+	@mkdir -p build && $(CC) -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Werror -pthread -Icsrc -isystem $(CUDA_INCLUDE) \
+		tools/ledger_cost.c csrc/base/ledger.c csrc/base/callers.c -o build/ledger_cost
+	@build/ledger_cost
+
 ##@ Test the C code
 # ---- C unit tests. Each test_*.c below tests/unit is a program, linked with the core and with tests/unit/support. A header
 # for the tests of one folder lies in its support/, and they include it as support/x.h. One build a variant: plain, asan (with

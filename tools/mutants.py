@@ -33,6 +33,7 @@ import events  # noqa: E402
 import guard  # noqa: E402
 import hook_calls  # noqa: E402
 import layer_graphs  # noqa: E402
+import ledger  # noqa: E402
 import memory  # noqa: E402
 import native  # noqa: E402
 import package  # noqa: E402
@@ -51,6 +52,7 @@ _TABLES = (
     guard,
     hook_calls,
     layer_graphs,
+    ledger,
     memory,
     native,
     package,

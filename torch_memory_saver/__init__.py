@@ -29,6 +29,7 @@ from torch_memory_saver.errors import (
     TorchUnavailableError,
 )
 from torch_memory_saver.freshness import FreshReport, UnwrittenBlock
+from torch_memory_saver.holders import DeviceLedger, Ledger, LedgerLine, LedgerPart
 from torch_memory_saver.pause_hooks import Hook, HookCall, HookHandle
 from torch_memory_saver.pending import PendingResume
 from torch_memory_saver.report import PauseReport, ResumeReport, TransitionReport
@@ -63,6 +64,7 @@ set_disk_backup_dir = torch_memory_saver.set_disk_backup_dir
 enable_peer_access = torch_memory_saver.enable_peer_access
 stats = torch_memory_saver.stats
 snapshot = torch_memory_saver.snapshot
+ledger = torch_memory_saver.ledger
 reset_peaks = torch_memory_saver.reset_peaks
 tag_of = torch_memory_saver.tag_of
 
@@ -71,6 +73,7 @@ __all__ = [
     "BackupIOError",
     "CallTotals",
     "CaptureInProgressError",
+    "DeviceLedger",
     "DeviceLockedError",
     "DeviceLostError",
     "DriverError",
@@ -82,6 +85,9 @@ __all__ = [
     "HookHandle",
     "InvalidArgumentError",
     "InvalidStateError",
+    "Ledger",
+    "LedgerLine",
+    "LedgerPart",
     "NotManagedError",
     "OutOfHostMemoryError",
     "OutOfMemoryError",
@@ -106,6 +112,7 @@ __all__ = [
     "forget",
     "get_cpu_backup",
     "is_paused",
+    "ledger",
     "memory_saver",
     "on_pause",
     "on_resume",

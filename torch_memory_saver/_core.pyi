@@ -127,9 +127,9 @@ class DeviceMemory(NamedTuple):
     total: int
 
 class DeviceInfo(NamedTuple):
-    """What a device is: its UUID, 16 bytes, and its memory."""
+    """What a device is: its UUID as NVML writes it, and its memory."""
 
-    uuid: bytes
+    uuid: str
     total_bytes: int
 
 class RegionSettings(NamedTuple):
@@ -181,6 +181,14 @@ class EventsCopy(NamedTuple):
     levels: list[EventLevel]
     recorded: int
     capacity: int
+
+class Library(NamedTuple):
+    """Memory that is not managed, of one library on one device: see ``tms_library_info_t`` in ``tms_usage.h``."""
+
+    path: str
+    device: int
+    bytes: int
+    allocations: int
 
 def allocate(size: int, device: int = -1) -> int:
     """A managed allocation with the settings of this thread's region; -1 is the current device. Size 0 gives 0."""
@@ -314,6 +322,9 @@ def active_devices() -> int:
 def device_memory(device: int) -> DeviceMemory: ...
 def device_info(device: int) -> DeviceInfo:
     """Makes no context."""
+
+def libraries() -> list[Library]:
+    """Preload mode only."""
 
 def segments() -> list[Segment]: ...
 def segment_records() -> list[dict[str, int | float | str]]:

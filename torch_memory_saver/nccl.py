@@ -27,7 +27,7 @@ from torch_memory_saver._saver.hook_registry import register
 from torch_memory_saver._torch import layer
 from torch_memory_saver.pause_hooks import HookCall
 
-__all__ = ["NcclHook", "suspend_on_pause"]
+__all__ = ["NcclHook", "suspend_on_pause", "what_stays"]
 
 logger = logging.getLogger("torch_memory_saver")
 
@@ -59,15 +59,7 @@ class NcclHook:
     def what_stays(self) -> str | None:
         """One sentence about the communicators whose memory stays on the device during a pause, with the reason. None if all
         can be suspended, or there are none."""
-        staying = [(each, reason) for each in self._communicators() if (reason := _why_not(each.backend)) is not None]
-        if not staying:
-            return None
-        names = ", ".join(repr(communicator.name) for communicator, _ in staying)
-        many = len(staying) > 1
-        return (
-            f"The NCCL communicator{'s' if many else ''} of process group{'s' if many else ''} {names} "
-            f"keep{'' if many else 's'} {'their' if many else 'its'} device memory during a pause: {staying[0][1]}."
-        )
+        return what_stays(self._groups)
 
     def suspend(self) -> None:
         """Suspends the communicators that are not suspended. Collective, like :meth:`resume`. If one fails, those before it
@@ -75,7 +67,7 @@ class NcclHook:
         with self._lock:
             self._log_what_stays()
             suspended = {id(communicator.backend) for communicator in self._suspended}
-            for communicator in self._communicators():
+            for communicator in _communicators(self._groups):
                 if id(communicator.backend) in suspended or _why_not(communicator.backend) is not None:
                     continue
                 communicator.backend.suspend()
@@ -99,19 +91,6 @@ class NcclHook:
 
     def _after_resume(self, call: HookCall) -> None:
         self.resume()
-
-    def _communicators(self) -> list[_Communicator]:
-        """Those that exist, in the order in which all ranks take them."""
-        torch = layer.imported()
-        groups = self._groups
-        if groups is None:
-            groups = _groups_of_this_process(torch)
-        found = []
-        for group in groups:
-            backend = _nccl_backend(torch, group)
-            if backend is not None and _has_communicator(backend):
-                found.append(_Communicator(str(group.group_name), backend))
-        return found
 
     def _log_what_stays(self) -> None:
         """Once for each hook."""
@@ -139,6 +118,35 @@ def suspend_on_pause(tag: str | Iterable[str] | None = None, groups: Iterable[An
         InvalidArgumentError: Not a tag.
     """
     return NcclHook(tag, None if groups is None else tuple(groups))
+
+
+def what_stays(groups: Iterable[Any] | None = None) -> str | None:
+    """One sentence about the communicators whose memory no hook can release, with the reason. None if all can be suspended,
+    or there are none. Makes no call of NCCL.
+
+    Args:
+        groups: Process groups. None: all that exist.
+    """
+    staying = [(each, reason) for each in _communicators(groups) if (reason := _why_not(each.backend)) is not None]
+    if not staying:
+        return None
+    names = ", ".join(repr(communicator.name) for communicator, _ in staying)
+    many = len(staying) > 1
+    return (
+        f"The NCCL communicator{'s' if many else ''} of process group{'s' if many else ''} {names} "
+        f"keep{'' if many else 's'} {'their' if many else 'its'} device memory during a pause: {staying[0][1]}."
+    )
+
+
+def _communicators(groups: Iterable[Any] | None) -> list[_Communicator]:
+    """Those that exist, in the order in which all ranks take them."""
+    torch = layer.imported()
+    found = []
+    for group in _groups_of_this_process(torch) if groups is None else groups:
+        backend = _nccl_backend(torch, group)
+        if backend is not None and _has_communicator(backend):
+            found.append(_Communicator(str(group.group_name), backend))
+    return found
 
 
 def _groups_of_this_process(torch: Any) -> tuple[Any, ...]:

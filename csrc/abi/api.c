@@ -14,6 +14,7 @@
 #include "core/transition/pause.h"
 #include "core/transition/resume.h"
 #include "core/turn.h"
+#include "device/uuid.h"
 
 static tms_status_t api_allocate(uint64_t bytes, int32_t device, uint64_t *address, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
@@ -275,8 +276,7 @@ static tms_status_t api_device_info(int32_t device, tms_device_info_t *info, tms
     if (status == TMS_OK)
         status = TMS_DRIVER_CALL(driver, &context, error, cuDeviceGetUuid, &uuid, devices->device[device].handle);
     if (status != TMS_OK) return status;
-    _Static_assert(sizeof(uuid.bytes) == sizeof(info->uuid), "a UUID has 16 bytes");
-    memcpy(info->uuid, uuid.bytes, sizeof(info->uuid));
+    tms_uuid_write(&uuid, info->uuid);
     info->total_bytes = devices->device[device].total_bytes;
     return TMS_OK;
 }
@@ -352,6 +352,7 @@ const tms_api_t *tms_get_api(uint32_t version) {
         .events = tms_query_events,
         .set_event_samples = tms_query_set_event_samples,
         .get_event_samples = tms_query_get_event_samples,
+        .libraries = tms_query_libraries,
     };
     return version == TMS_API_VERSION ? &api : NULL;
 }

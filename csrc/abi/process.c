@@ -18,11 +18,13 @@ static void before_fork(void) {
     pthread_mutex_lock(&state->saver.descriptors.lock);
     pthread_mutex_lock(&state->late_devices.lock);
     tms_events_before_fork(&state->saver.events);
+    tms_ledger_before_fork(&state->ledger);
 }
 
 static void after_fork_in_parent(void) {
     tms_state_t *state = tms_state_if_made();
     if (!state) return;
+    tms_ledger_after_fork_in_parent(&state->ledger);
     tms_events_after_fork_in_parent(&state->saver.events);
     pthread_mutex_unlock(&state->late_devices.lock);
     pthread_mutex_unlock(&state->saver.descriptors.lock);
@@ -52,6 +54,7 @@ static void after_fork_in_child(void) {
     tms_log_after_fork_in_child(&state->log);
     tms_events_after_fork_in_child(&saver->events);
     tms_nvtx_after_fork_in_child(&saver->nvtx);
+    tms_ledger_after_fork_in_child(&state->ledger);
     /* The thread of a transition that ran in the parent does not exist here. */
     saver->transition_running = false;
     saver->callback_began = 0;

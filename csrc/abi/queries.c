@@ -56,10 +56,10 @@ size_t tms_query_tags(tms_tag_row_t *rows, size_t capacity) {
 
 void tms_query_counters(tms_counters_t *counters) {
     tms_state_t *state = tms_state_if_made();
-    if (state)
-        tms_saver_counters(&state->saver, counters);
-    else
-        memset(counters, 0, sizeof *counters);
+    memset(counters, 0, sizeof *counters);
+    if (!state) return;
+    tms_saver_counters(&state->saver, counters);
+    counters->uncounted_allocations_total = tms_ledger_uncounted(&state->ledger);
 }
 
 void tms_query_events(tms_events_copy_t *copy) {
@@ -78,4 +78,9 @@ void tms_query_set_event_samples(int32_t on) {
 int32_t tms_query_get_event_samples(void) {
     tms_state_t *state = tms_state_if_made();
     return state && tms_events_sample(&state->saver.events);
+}
+
+size_t tms_query_libraries(tms_library_info_t *rows, size_t capacity) {
+    tms_state_t *state = tms_state_if_made();
+    return state ? tms_ledger_rows(&state->ledger, rows, capacity) : 0;
 }

@@ -25,6 +25,7 @@ tms_status_t tms_state_create(tms_state_t **made, tms_error_t *error) {
     status = tms_saver_init(&state->saver, &state->config, &state->log, &state->devices, &state->regions, error);
     if (status != TMS_OK) goto release_regions;
     tms_late_devices_init(&state->late_devices);
+    tms_ledger_init(&state->ledger);
     *made = state;
     return TMS_OK;
 
@@ -39,6 +40,7 @@ release_config:
 }
 
 void tms_state_destroy(tms_state_t *state) {
+    tms_ledger_release(&state->ledger);
     tms_saver_release(&state->saver);
     tms_region_release(&state->regions);
     tms_devices_release(&state->devices);

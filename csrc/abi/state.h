@@ -7,10 +7,11 @@
 #define TMS_STATE_H
 
 #include "abi/late_devices.h"
+#include "base/ledger.h"
 #include "core/saver.h"
 
 /* The maximum number of interposed functions (preload/resolve.h). */
-enum { TMS_MAX_HOOKS = 16 };
+enum { TMS_MAX_HOOKS = 48 };
 
 typedef struct tms_state {
     tms_log_t log;
@@ -20,6 +21,7 @@ typedef struct tms_state {
     tms_region_defaults_t regions;
     tms_saver_t saver;
     tms_late_devices_t late_devices;
+    tms_ledger_t ledger;                 /* preload only: memory that is not managed */
     _Atomic(void *) real[TMS_MAX_HOOKS]; /* preload only: the runtime's functions, resolved lazily */
     _Atomic bool warned_no_runtime;      /* preload only: no CUDA runtime to forward to */
     _Atomic bool warned_not_managed;     /* preload only: an allocation in a region is not managed */

@@ -11,6 +11,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "device/uuid.h"
+
 enum {
     DIRECTORY_MODE = 0700,
     OTHERS = 077, /* permissions that the default directory must not have */
@@ -209,14 +211,9 @@ static int open_locked(const tms_device_locks_t *locks, const char *name, failur
 }
 
 static void write_name(char name[NAME_BYTES], const CUuuid *uuid) {
-    /* The format of nvidia-smi: a dash before bytes 4, 6, 8 and 10. */
-    static const unsigned dashes = 1u << 4 | 1u << 6 | 1u << 8 | 1u << 10;
-    int used = snprintf(name, NAME_BYTES, "torch_memory_saver-GPU-");
-    for (unsigned i = 0; i < sizeof(uuid->bytes); i++) {
-        used += snprintf(name + used, (size_t)(NAME_BYTES - used), "%s%02x", dashes >> i & 1 ? "-" : "",
-                         (unsigned)(unsigned char)uuid->bytes[i]);
-    }
-    snprintf(name + used, (size_t)(NAME_BYTES - used), ".lock");
+    char text[TMS_UUID_BYTES];
+    tms_uuid_write(uuid, text);
+    snprintf(name, NAME_BYTES, "torch_memory_saver-%s.lock", text);
 }
 
 /* ---- counts; all under the mutex ---- */

@@ -34,6 +34,7 @@ typedef struct tms_counters {
     /* Of all calls that succeeded: their time, the device memory that they released or mapped, and what they copied. */
     uint64_t pause_nanoseconds_total, pause_bytes_total, pause_copied_bytes_total;
     uint64_t resume_nanoseconds_total, resume_bytes_total, resume_copied_bytes_total;
+    uint64_t uncounted_allocations_total; /* of other libraries (tms_library_info_t), for lack of host memory */
 } tms_counters_t;
 
 /* The allocations of one tag (`device` -1) or of one device (`tag` NULL). */
@@ -48,13 +49,22 @@ typedef struct tms_usage_info {
                                      start or since reset_peaks; without what failed calls mapped and unmapped again */
 } tms_usage_info_t;
 
-enum { TMS_UUID_BYTES = 16 };
+enum { TMS_UUID_BYTES = 41 }; /* NUL included */
 
 /* A device, as every process of the machine knows it. */
 typedef struct tms_device_info {
-    uint8_t uuid[TMS_UUID_BYTES]; /* of the GPU, or of the MIG instance */
+    char uuid[TMS_UUID_BYTES]; /* of the GPU, as NVML writes it: "GPU-5d5ba0d6-..." */
     uint64_t total_bytes;
 } tms_device_info_t;
+
+/* Device memory that is not managed, of one library (or the program) that allocated it on one device. Preload mode only. */
+typedef struct tms_library_info {
+    const char *path; /* of its file; "" for code that lies in none; valid for ever */
+    int32_t device;   /* -1: not known */
+    int32_t reserved;
+    uint64_t bytes;       /* as requested */
+    uint64_t allocations; /* pieces of physical memory (cuMemCreate) included */
+} tms_library_info_t;
 
 /* How far a tag is paused. A torch pool whose memory may be paused must not be entered; see _torch/pools.py. */
 typedef struct tms_tag_info {

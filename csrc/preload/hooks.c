@@ -5,28 +5,8 @@
 #include "core/capture_end.h"
 #include "core/inspect.h"
 #include "core/peers.h"
+#include "counting.h"
 #include "device/capture_mode.h"
-
-/* Set while this thread is inside an interposed allocation: nested allocations are not the program's. */
-static _Thread_local bool inside_hook;
-
-/* The real function of a hook with its own type, or NULL. */
-#define REAL(state, name) ((tms_##name##_t)tms_hook_real((state), TMS_HOOK_##name))
-
-static tms_cuda_error_t no_runtime(tms_state_t *state, tms_hook_t hook) {
-    if (state)
-        tms_log_once(&state->log, &state->warned_no_runtime, TMS_LOG_ERROR,
-                     "%s failed: no loaded CUDA runtime (libcudart) provides it; load libcudart before the call",
-                     tms_hook_name(hook));
-    return TMS_CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND;
-}
-
-/* Calls the real function, or logs that there is none. */
-#define CALL_REAL(result, state, name, ...)                                                                                 \
-    do {                                                                                                                    \
-        tms_##name##_t real_function = REAL((state), name);                                                                 \
-        (result) = real_function ? real_function(__VA_ARGS__) : no_runtime((state), TMS_HOOK_##name);                       \
-    } while (0)
 
 /* ---- allocations ---- */
 
@@ -40,7 +20,7 @@ static tms_status_t ensure_context(tms_state_t *state, tms_error_t *error) {
     if (status == TMS_OK) status = tms_devices_load(&state->devices, &driver, NULL, &context, error);
     if (status != TMS_OK) return status;
     if (driver->cuCtxGetCurrent && driver->cuCtxGetCurrent(&current) == CUDA_SUCCESS && current) return TMS_OK;
-    tms_cudaFree_t initialize = REAL(state, cudaFree);
+    tms_cudaFree_t initialize = TMS_REAL(state, cudaFree);
     if (!initialize) return TMS_OK;
     tms_capture_mode_relax(driver, &state->log);
     tms_cuda_error_t result = initialize(NULL);
@@ -56,7 +36,16 @@ static bool is_final(tms_status_t status) {
            status == TMS_DEVICE_LOST || status == TMS_CAPTURE_IN_PROGRESS;
 }
 
-static tms_cuda_error_t allocate_managed(tms_state_t *state, const tms_region_t *region, void **address, size_t bytes) {
+static tms_cuda_error_t allocate_ordinary(const tms_counting_t *counting, void **address, size_t bytes) {
+    tms_cuda_error_t result;
+    TMS_CALL_REAL(result, counting->state, cudaMalloc, address, bytes);
+    if (result == TMS_CUDA_SUCCESS && address) tms_counting_add(counting, TMS_HOOK_cudaMalloc, (uintptr_t)*address, bytes);
+    return result;
+}
+
+static tms_cuda_error_t allocate_managed(const tms_counting_t *counting, const tms_region_t *region, void **address,
+                                         size_t bytes) {
+    tms_state_t *state = counting->state;
     uint64_t managed = 0;
     tms_error_t error;
     tms_status_t status = ensure_context(state, &error);
@@ -71,8 +60,7 @@ static tms_cuda_error_t allocate_managed(tms_state_t *state, const tms_region_t 
         tms_log_write(&state->log, level, "%s", error.message);
         return tms_compat_cuda_error(status, &error);
     }
-    tms_cuda_error_t result;
-    CALL_REAL(result, state, cudaMalloc, address, bytes);
+    tms_cuda_error_t result = allocate_ordinary(counting, address, bytes);
     if (result == TMS_CUDA_SUCCESS)
         tms_log_once(&state->log, &state->warned_not_managed, TMS_LOG_WARNING,
                      "an allocation in a region is not managed and cannot be paused: %s", error.message);
@@ -81,19 +69,18 @@ static tms_cuda_error_t allocate_managed(tms_state_t *state, const tms_region_t 
 
 /* The real function handles a NULL pointer and a size of 0. */
 tms_cuda_error_t cudaMalloc(void **address, size_t bytes) {
-    tms_state_t *state = tms_state(NULL);
-    bool nested = inside_hook;
+    tms_counting_t counting = tms_counting_begin(__builtin_return_address(0));
     tms_cuda_error_t result;
     tms_region_t region = {.managed = false};
-    inside_hook = true;
     /* The thread's own region, not the settings of a capture, which are for torch's pools: another thread's cudaMalloc does
-     * not belong to the graph. */
-    if (!nested && state && address && bytes > 0) region = tms_region_current(&state->regions, NULL);
+     * not belong to the graph. What is allocated inside another hook is not the program's. */
+    if (!counting.nested && counting.state && address && bytes > 0)
+        region = tms_region_current(&counting.state->regions, NULL);
     if (region.managed)
-        result = allocate_managed(state, &region, address, bytes);
+        result = allocate_managed(&counting, &region, address, bytes);
     else
-        CALL_REAL(result, state, cudaMalloc, address, bytes);
-    inside_hook = nested;
+        result = allocate_ordinary(&counting, address, bytes);
+    tms_counting_end(&counting);
     return result;
 }
 
@@ -110,8 +97,12 @@ tms_cuda_error_t cudaFree(void *address) {
             return tms_compat_cuda_error(status, &error);
         }
     }
+    tms_counting_t counting = tms_counting_begin(NULL);
+    tms_ledger_taken_t taken = tms_counting_take(&counting, (uintptr_t)address);
     tms_cuda_error_t result;
-    CALL_REAL(result, state, cudaFree, address);
+    TMS_CALL_REAL(result, state, cudaFree, address);
+    tms_counting_settle(&counting, taken, result == TMS_CUDA_SUCCESS);
+    tms_counting_end(&counting);
     return result;
 }
 
@@ -119,7 +110,7 @@ tms_cuda_error_t cudaDeviceEnablePeerAccess(int peer, unsigned int flags) {
     tms_state_t *state = tms_state(NULL);
     tms_cuda_error_t result;
     tms_error_t error;
-    CALL_REAL(result, state, cudaDeviceEnablePeerAccess, peer, flags);
+    TMS_CALL_REAL(result, state, cudaDeviceEnablePeerAccess, peer, flags);
     bool enabled = result == TMS_CUDA_SUCCESS || result == TMS_CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
     if (!enabled || !state || !tms_saver_has_segments(&state->saver)) return result;
     if (tms_saver_refresh_peers(&state->saver, &error) != TMS_OK)
@@ -132,7 +123,7 @@ tms_cuda_error_t cudaIpcGetMemHandle(void *handle, void *address) {
     tms_state_t *state = tms_state_if_made(); /* without a state nothing is managed */
     tms_segment_info_t row;
     tms_cuda_error_t result;
-    CALL_REAL(result, state, cudaIpcGetMemHandle, handle, address);
+    TMS_CALL_REAL(result, state, cudaIpcGetMemHandle, handle, address);
     if (result == TMS_CUDA_SUCCESS || !state || tms_saver_find(&state->saver, (uintptr_t)address, &row) != TMS_OK)
         return result;
     tms_log_once(
@@ -189,7 +180,7 @@ static void after_begin(tms_state_t *state, const tms_capture_begun_t *begun, bo
         tms_cuda_error_t result;                                                                                            \
         if (state && !announce(state, resolve_stream((stream), (per_thread)), &begun))                                      \
             return TMS_CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;                                                               \
-        CALL_REAL(result, state, name, __VA_ARGS__);                                                                        \
+        TMS_CALL_REAL(result, state, name, __VA_ARGS__);                                                                    \
         after_begin(state, &begun, result != TMS_CUDA_SUCCESS);                                                             \
         return result;                                                                                                      \
     } while (0)
@@ -200,7 +191,7 @@ static void after_begin(tms_state_t *state, const tms_capture_begun_t *begun, bo
         tms_state_t *state = tms_state(NULL);                                                                               \
         void *target = resolve_stream((stream), (per_thread));                                                              \
         tms_cuda_error_t result;                                                                                            \
-        CALL_REAL(result, state, name, __VA_ARGS__);                                                                        \
+        TMS_CALL_REAL(result, state, name, __VA_ARGS__);                                                                    \
         if (state && (result == TMS_CUDA_SUCCESS || !goes_on(state, target)))                                               \
             tms_saver_capture_end_on(&state->saver, target);                                                                \
         return result;                                                                                                      \
@@ -238,7 +229,7 @@ tms_cuda_error_t cudaStreamDestroy(void *stream) {
     tms_capture_stream_t taken[TMS_CAPTURE_MAX_NESTED];
     tms_cuda_error_t result;
     size_t count = state && stream ? tms_saver_capture_take(&state->saver, stream, TMS_NO_DEVICE, taken) : 0;
-    CALL_REAL(result, state, cudaStreamDestroy, stream);
+    TMS_CALL_REAL(result, state, cudaStreamDestroy, stream);
     if (count > 0) tms_saver_capture_taken(&state->saver, taken, count, result == TMS_CUDA_SUCCESS);
     return result;
 }
@@ -254,7 +245,9 @@ tms_cuda_error_t cudaDeviceReset(void) {
     if (state && tms_capture_visible(&state->saver.capture) > 0 &&
         tms_devices_current(&state->devices, &device, &context, NULL) == TMS_OK)
         count = tms_saver_capture_take(&state->saver, NULL, device, taken);
-    CALL_REAL(result, state, cudaDeviceReset);
+    int counted = tms_counting_device(state, TMS_HOOK_cudaDeviceReset);
+    TMS_CALL_REAL(result, state, cudaDeviceReset);
+    if (state && result == TMS_CUDA_SUCCESS) tms_ledger_clear_device(&state->ledger, counted);
     if (count > 0) tms_saver_capture_taken(&state->saver, taken, count, result == TMS_CUDA_SUCCESS);
     return result;
 }

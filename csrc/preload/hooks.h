@@ -1,4 +1,5 @@
-/* The interposers, which programs call instead of the functions of resolve.h.
+/* The interposers, which programs call instead of the functions of resolve.h: hooks.c has those that manage memory and see
+ * captures, counted_hooks.c those that only count (counting.h).
  *
  * A hook only calls the real function if the thread's allocations are not managed, if this thread is already inside a hook,
  * or if the state cannot be created. Loading the library does nothing, and no hook runs before the program calls a CUDA
@@ -13,7 +14,10 @@
 #include "resolve.h"
 
 #define TMS_HOOK_DECLARE(name, parameters) TMS_EXPORT tms_cuda_error_t name parameters;
-TMS_HOOKS(TMS_HOOK_DECLARE)
+TMS_RUNTIME_HOOKS(TMS_HOOK_DECLARE)
+#undef TMS_HOOK_DECLARE
+#define TMS_HOOK_DECLARE(name, parameters) TMS_EXPORT CUresult name parameters;
+TMS_DRIVER_HOOKS(TMS_HOOK_DECLARE)
 #undef TMS_HOOK_DECLARE
 
 #endif

@@ -296,6 +296,30 @@ PyObject *tms_py_tags(PyObject *module, PyObject *unused) {
     return dictionary;
 }
 
+static size_t write_libraries(const void *api, void *rows, size_t capacity) {
+    return ((const tms_api_t *)api)->libraries(rows, capacity);
+}
+
+PyObject *tms_py_libraries(PyObject *module, PyObject *unused) {
+    const tms_api_t *api = tms_py_api(module);
+    tms_library_info_t *rows;
+    PyObject *list = NULL;
+    size_t count = 0;
+
+    (void)unused;
+    Py_BEGIN_ALLOW_THREADS;
+    rows = read_rows(write_libraries, api, sizeof(*rows), &count);
+    Py_END_ALLOW_THREADS;
+    if (!rows) return PyErr_NoMemory();
+    list = PyList_New((Py_ssize_t)count);
+    for (size_t index = 0; list && index < count; index++) {
+        PyObject *row = tms_py_library(module, &rows[index]);
+        if (!row || PyList_SetItem(list, (Py_ssize_t)index, row) < 0) Py_CLEAR(list);
+    }
+    free(rows);
+    return list;
+}
+
 static const struct counter {
     const char *name;
     size_t offset;
@@ -333,6 +357,7 @@ static const struct counter {
     COUNTER(resume_nanoseconds_total),
     COUNTER(resume_bytes_total),
     COUNTER(resume_copied_bytes_total),
+    COUNTER(uncounted_allocations_total),
 #undef COUNTER
 };
 enum { COUNTER_COUNT = sizeof(counters) / sizeof(counters[0]) };

@@ -41,7 +41,8 @@ static PyStructSequence_Field report_fields[] = {
 static PyStructSequence_Field tag_info_fields[] = {
     {"paused", "allocations that are not active"}, {"epoch", "pauses that ever changed one"}, {NULL, NULL}};
 static PyStructSequence_Field device_memory_fields[] = {{"free", "bytes"}, {"total", "bytes"}, {NULL, NULL}};
-static PyStructSequence_Field device_info_fields[] = {{"uuid", "16 bytes"}, {"total_bytes", "of its memory"}, {NULL, NULL}};
+static PyStructSequence_Field device_info_fields[] = {
+    {"uuid", "as NVML writes it"}, {"total_bytes", "of its memory"}, {NULL, NULL}};
 static PyStructSequence_Field region_settings_fields[] = {{"tag", "of allocations"},
                                                           {"backup", "one of BACKUP_*"},
                                                           {"managed", "whether allocations are"},
@@ -80,6 +81,12 @@ static PyStructSequence_Field events_copy_fields[] = {{"events", "the latest, fr
                                                       {"capacity", "most events that are kept"},
                                                       {NULL, NULL}};
 
+static PyStructSequence_Field library_fields[] = {{"path", "of its file; empty for code in none"},
+                                                  {"device", "CUDA ordinal; -1: not known"},
+                                                  {"bytes", "as requested"},
+                                                  {"allocations", "their number"},
+                                                  {NULL, NULL}};
+
 static PyStructSequence_Desc descriptions[TMS_PY_ROWS] = {
     [TMS_PY_SEGMENT] = {"torch_memory_saver._core.Segment", "An allocation.", segment_fields, 11},
     [TMS_PY_USAGE] = {"torch_memory_saver._core.Usage", "Allocations of a tag or a device.", usage_fields, 9},
@@ -93,6 +100,7 @@ static PyStructSequence_Desc descriptions[TMS_PY_ROWS] = {
     [TMS_PY_EVENT] = {"torch_memory_saver._core.Event", "An event.", event_fields, MOST_FIELDS},
     [TMS_PY_EVENT_LEVEL] = {"torch_memory_saver._core.EventLevel", "What is held.", event_level_fields, 5},
     [TMS_PY_EVENTS_COPY] = {"torch_memory_saver._core.EventsCopy", "The latest events.", events_copy_fields, 4},
+    [TMS_PY_LIBRARY] = {"torch_memory_saver._core.Library", "Memory of a library.", library_fields, 4},
 };
 
 bool tms_py_rows_create(PyObject *module, PyTypeObject *types[TMS_PY_ROWS]) {
@@ -179,8 +187,7 @@ PyObject *tms_py_device_memory_row(PyObject *module, uint64_t free_bytes, uint64
 }
 
 PyObject *tms_py_device_info_row(PyObject *module, const tms_device_info_t *info) {
-    PyObject *values[MOST_FIELDS] = {PyBytes_FromStringAndSize((const char *)info->uuid, TMS_UUID_BYTES),
-                                     number(info->total_bytes)};
+    PyObject *values[MOST_FIELDS] = {tms_py_text(info->uuid), number(info->total_bytes)};
 
     return make(module, TMS_PY_DEVICE_INFO, values);
 }
@@ -242,4 +249,12 @@ PyObject *tms_py_events_copy(PyObject *module, PyObject *events, PyObject *level
     PyObject *values[MOST_FIELDS] = {events, levels, number(recorded), number(capacity)};
 
     return make(module, TMS_PY_EVENTS_COPY, values);
+}
+
+PyObject *tms_py_library(PyObject *module, const tms_library_info_t *library) {
+    PyObject *path = PyUnicode_DecodeFSDefault(library->path);
+    PyObject *values[MOST_FIELDS] = {path, PyLong_FromLong(library->device), number(library->bytes),
+                                     number(library->allocations)};
+
+    return make(module, TMS_PY_LIBRARY, values);
 }

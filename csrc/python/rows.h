@@ -16,6 +16,7 @@ bool tms_py_rows_create(PyObject *module, PyTypeObject *types[TMS_PY_ROWS]);
 /* Each is a new reference, or NULL with an exception set. */
 PyObject *tms_py_segment(PyObject *module, const tms_segment_info_t *segment);
 PyObject *tms_py_usage_row(PyObject *module, const tms_usage_info_t *usage);
+PyObject *tms_py_library(PyObject *module, const tms_library_info_t *library);
 PyObject *tms_py_report(PyObject *module, const tms_report_t *report);
 PyObject *tms_py_export(PyObject *module, const tms_export_t *exported);
 PyObject *tms_py_tag_info_row(PyObject *module, uint64_t paused, uint64_t pause_epoch);

@@ -19,6 +19,7 @@ typedef enum tms_py_row {
     TMS_PY_EVENT,
     TMS_PY_EVENT_LEVEL,
     TMS_PY_EVENTS_COPY,
+    TMS_PY_LIBRARY,
     TMS_PY_ROWS
 } tms_py_row_t;
 

@@ -147,8 +147,8 @@ _INTERPOSERS = (
     Mutant(
         "allocations-inside-an-allocation-are-managed",
         "csrc/preload/hooks.c",
-        "if (!nested && state && address",
-        "if (state && address",
+        "if (!counting.nested && counting.state && address",
+        "if (counting.state && address",
         ("tests/unit/preload/test_process.py::test_allocations_inside_an_allocation_are_not_the_programs",),
     ),
     Mutant(
@@ -161,8 +161,8 @@ _INTERPOSERS = (
     Mutant(
         "a-capture-lends-its-settings-to-cudamalloc",
         "csrc/preload/hooks.c",
-        "region = tms_region_current(&state->regions, NULL);",
-        "region = tms_saver_settings(&state->saver);",
+        "region = tms_region_current(&counting.state->regions, NULL);",
+        "region = tms_saver_settings(&counting.state->saver);",
         ("tests/unit/preload/test_capture.py",),
     ),
     Mutant(

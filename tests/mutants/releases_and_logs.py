@@ -100,8 +100,8 @@ _LOGS = (
     Mutant(
         "another-process-with-this-number-is-taken-for-this-one",
         _SOURCES + "memory/nvml.py",
-        "or shares[0] is None or shares[0] < known:",
-        "or shares[0] is None:",
+        " and process.bytes is not None and process.bytes >= known:",
+        " and process.bytes is not None:",
         (_TESTS + "test_nvml.py::test_a_hidden_share",),
     ),
     Mutant(

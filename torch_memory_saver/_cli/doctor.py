@@ -10,10 +10,11 @@ import textwrap
 import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from torch_memory_saver._cli import gpu_checks, host_checks, installation_checks, settings_checks, sharing_checks
 from torch_memory_saver._cli.check import Check, Finding, Status, fail
+from torch_memory_saver._cli.ledger_report import print_ledger, read_ledger
 
 __all__ = ["GROUPS", "Result", "run_doctor"]
 
@@ -52,8 +53,10 @@ def _look(check: Check, debug: bool) -> Finding:
         return fail(f"the check itself has failed: {type(error).__name__}: {' '.join(str(error).split())}", _REPORT)
 
 
-def run_doctor(*, as_json: bool, debug: bool = False, groups: Mapping[str, Sequence[Check]] = GROUPS) -> int:
-    """Prints what each check has found. Returns the exit status: 1 if one has failed.
+def run_doctor(
+    *, as_json: bool, with_ledger: bool = False, debug: bool = False, groups: Mapping[str, Sequence[Check]] = GROUPS
+) -> int:
+    """Prints what each check has found, and the ledger if wanted. Returns the exit status: 1 if one has failed.
 
     `debug`: the traceback of a check that raises goes to stderr.
     """
@@ -68,12 +71,21 @@ def run_doctor(*, as_json: bool, debug: bool = False, groups: Mapping[str, Seque
                 page.heading(group, first=not results)
             page.show(result)
         results.append(result)
+    failed = any(result.status == Status.FAIL for result in results)
     if as_json:
-        json.dump([result._asdict() for result in results], sys.stdout, indent=2)
+        rows: Any = [result._asdict() for result in results]
+        if with_ledger:
+            ledger, failures = read_ledger()
+            failed = failed or bool(failures)
+            rows = {"checks": rows, "ledger": None if ledger is None else ledger.as_dict(), "failures": list(failures)}
+        json.dump(rows, sys.stdout, indent=2)
         print()
     else:
         page.summary(results)
-    return 1 if any(result.status == Status.FAIL for result in results) else 0
+        if with_ledger:
+            print()
+            failed = print_ledger() != 0 or failed
+    return 1 if failed else 0
 
 
 class _Page:

@@ -17,8 +17,13 @@ class DoctorCommand(Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--json", action="store_true", help="print a list of objects instead of lines")
+        parser.add_argument(
+            "--ledger",
+            action="store_true",
+            help="show also who holds the memory of each GPU; with --json an object of `checks` and `ledger`",
+        )
 
     def run(self, arguments: argparse.Namespace) -> int:
         from torch_memory_saver._cli.doctor import run_doctor
 
-        return run_doctor(as_json=arguments.json, debug=arguments.debug)
+        return run_doctor(as_json=arguments.json, with_ledger=arguments.ledger, debug=arguments.debug)

@@ -51,6 +51,7 @@ from torch_memory_saver._torch.resumed_blocks import managed_blocks
 from torch_memory_saver._torch.resuming import make_room, with_room
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 from torch_memory_saver.freshness import FreshReport
+from torch_memory_saver.holders import Ledger
 from torch_memory_saver.pending import PendingResume
 from torch_memory_saver.report import PauseReport, ResumeReport, pause_report, resume_report
 from torch_memory_saver.usage import PreservedBlock, Stats, take_snapshot, take_stats
@@ -303,6 +304,11 @@ class Implementation:
 
     def snapshot(self) -> dict[str, Any]:
         return take_snapshot()
+
+    def ledger(self, device: int | None, measure_context: bool) -> Ledger:
+        from torch_memory_saver._saver.ledger import take_ledger
+
+        return take_ledger(device, measure_context)
 
     def reset_peaks(self) -> None:
         _core.reset_peaks()

@@ -10,6 +10,7 @@ from torch_memory_saver._saver.first_use import UsedAtFirstCall
 from torch_memory_saver._saver.patterns import select_tags
 from torch_memory_saver._saver.paused import is_paused, tag_of
 from torch_memory_saver._torch.eager import eager_methods
+from torch_memory_saver.holders import Ledger
 from torch_memory_saver.usage import Stats
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ __all__ = ["StateMethods"]
 
 @eager_methods
 class StateMethods(UsedAtFirstCall):
-    """stats(), snapshot(), reset_peaks(), is_paused() and tag_of()."""
+    """stats(), snapshot(), ledger(), reset_peaks(), is_paused() and tag_of()."""
 
     def stats(self, tag: str | Iterable[str] | None = None, device: int | torch.device | None = None) -> Stats:
         """The use of managed memory now: bytes by tag and by device, peaks, pauses and resumes so far, every allocation,
@@ -49,6 +50,28 @@ class StateMethods(UsedAtFirstCall):
         """
         snapshot: dict[str, Any] = self._use().snapshot()
         return snapshot
+
+    def ledger(self, device: int | torch.device | None = None, *, measure_context: bool = False) -> Ledger:
+        """Who holds the memory of the devices now: managed memory, PyTorch's other memory, other libraries, the context,
+        other processes, and what is not attributed. The lines add up to what the driver says. ``print(ledger())`` shows
+        tables.
+
+        May be called at any time, also in a report of a lack of memory, during a capture, and while another thread pauses or
+        resumes. Without `measure_context` it allocates nothing on a device, waits for none and starts no process.
+
+        Args:
+            device: A CUDA ordinal. None: every device on which this process has a context.
+            measure_context: Where NVML does not tell how much memory this process holds, measure what a context takes in a
+                child process.
+
+        Raises:
+            InvalidArgumentError: Not a device.
+            InvalidStateError: This process has no context on the device.
+            DriverError: The driver fails, or the child process cannot make a context.
+        """
+        ordinal = None if device is None else check_device(device)
+        ledger: Ledger = self._use().ledger(ordinal, measure_context)
+        return ledger
 
     def reset_peaks(self) -> None:
         """Each ``resident_peak_bytes`` becomes what is mapped now."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import time
-import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -154,7 +153,7 @@ def _device(ordinal: int) -> Device:
             info = _core.device_info(ordinal)
         except TorchMemorySaverError:  # such as at exit, after the driver's: the log says that it is unknown
             return Device(ordinal)
-        _devices[ordinal] = Device(ordinal, f"GPU-{uuid.UUID(bytes=info.uuid)}", info.total_bytes)
+        _devices[ordinal] = Device(ordinal, info.uuid, info.total_bytes)
     return _devices[ordinal]
 
 

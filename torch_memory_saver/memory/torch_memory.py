@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from torch_memory_saver import _core
 
-__all__ = ["DeviceMemory", "device_memory"]
+__all__ = ["DeviceMemory", "OrdinaryMemory", "device_memory", "ordinary_memory"]
 
 _PAUSED = (_core.STATE_PAUSED, _core.STATE_RESUMING)
 
@@ -62,6 +62,40 @@ def device_memory(torch: Any, devices: Iterable[int]) -> list[DeviceMemory]:
             )
         )
     return rows
+
+
+@dataclass(frozen=True)
+class OrdinaryMemory:
+    """What PyTorch has reserved of one device's memory and is not managed.
+
+    Attributes:
+        segments: Their number; of expandable ones, each is one.
+        bytes: Physical, of the segments.
+        cached: The part of `bytes` that no tensor uses and no stream may still use.
+    """
+
+    segments: int = 0
+    bytes: int = 0
+    cached: int = 0
+
+
+def ordinary_memory(torch: Any, managed: Collection[int]) -> dict[int, OrdinaryMemory]:
+    """By device, of those on which there is any.
+
+    Args:
+        torch: `TorchCuda` of `_torch/layer.py`.
+        managed: The addresses of all managed allocations.
+    """
+    memory: dict[int, OrdinaryMemory] = {}
+    for segment in torch.segments():
+        if segment["address"] in managed:
+            continue
+        device, size = segment["device"], segment["total_size"]
+        before = memory.get(device, OrdinaryMemory())
+        memory[device] = OrdinaryMemory(
+            before.segments + 1, before.bytes + size, before.cached + size - segment["active_size"]
+        )
+    return memory
 
 
 def _paused_bytes(torch: Any) -> dict[int, int]:

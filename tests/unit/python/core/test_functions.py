@@ -6,6 +6,7 @@ The native core behind them is tested in tests/unit, and through the package in 
 from __future__ import annotations
 
 import ctypes
+import re
 import threading
 import time
 from array import array
@@ -126,12 +127,20 @@ def test_devices(simulator: Any) -> None:
     assert (memory.total - memory.free, memory.total) == (2 * MIB, simulator.device_memory)
     _core.refresh_peers()
     infos = [_core.device_info(device) for device in range(2)]
-    assert [(len(info.uuid), info.total_bytes) for info in infos] == [(16, simulator.device_memory)] * 2
+    assert [info.total_bytes for info in infos] == [simulator.device_memory] * 2
+    assert all(re.fullmatch(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", info.uuid) for info in infos)
     assert infos[0].uuid != infos[1].uuid
     with pytest.raises(errors.InvalidArgumentError, match="device"):
         _core.device_memory(simulator.devices)
     with pytest.raises(errors.InvalidArgumentError, match="devices 0 to"):
         _core.device_info(simulator.devices)
+
+
+def test_without_the_preload_library_no_other_library_is_counted(simulator: Any) -> None:
+    address = ctypes.c_void_p()
+    assert simulator.library.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(MIB)) == 0
+    assert _core.libraries() == []
+    assert simulator.library.cudaFree(address) == 0
 
 
 def test_guard_bytes_are_counted(simulator: Any) -> None:

@@ -69,6 +69,7 @@ def test_rows_have_the_fields_of_the_stub() -> None:
         "Event",
         "EventLevel",
         "EventsCopy",
+        "Library",
     }
     for name, fields in rows.items():
         kind = getattr(_core, name)

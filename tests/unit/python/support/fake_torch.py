@@ -228,10 +228,12 @@ class FakeTorch:
         return [
             {
                 "address": row.address,
+                "device": row.device,
                 "total_size": row.size,
                 "segment_pool_id": row.pool,
                 "stream": row.stream,
                 "allocated_size": row.size if row.in_use else 0,
+                "active_size": row.size if row.in_use else 0,
                 "blocks": [
                     {"size": size, "state": state, **(others[0] if others else {})}
                     for size, state, *others in row.blocks or [(row.size, "active_allocated" if row.in_use else "inactive")]

@@ -1,0 +1,57 @@
+/* Which loaded object (a library or the program) an address of code lies in.
+ *
+ * Owns the paths of the objects that were ever found, which stay valid for ever, and a cache of where they lie. The cache is
+ * valid until an object is unloaded, which the loader counts.
+ *
+ * Not dladdr: it takes the loader's main lock, which a thread that loads a library holds while the constructors of that
+ * library run. The loader's lock of its list of objects, which dl_iterate_phdr takes, is held for moments only.
+ *
+ * No lock of its own. The functions that ask the loader are called on any thread with no lock of this library held. The
+ * others are called under the lock of the struct's owner. */
+#ifndef TMS_CALLERS_H
+#define TMS_CALLERS_H
+
+#include <limits.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { TMS_NO_CALLER = -1 };
+
+typedef struct tms_caller_range {
+    uintptr_t begin, end; /* [begin, end) */
+    int32_t caller;
+} tms_caller_range_t;
+
+typedef struct tms_callers {
+    char **paths; /* by number of the caller */
+    size_t count, capacity;
+    tms_caller_range_t *ranges;
+    size_t range_count, range_capacity;
+    uint64_t unloads; /* objects that had been unloaded when `ranges` were found */
+} tms_callers_t;
+
+/* An object as the loader knows it. */
+typedef struct tms_caller_object {
+    uintptr_t begin, end; /* both 0: the address lies in no object, as code made at run time does */
+    uint64_t unloads;
+    char path[PATH_MAX]; /* "" where begin is 0 */
+} tms_caller_object_t;
+
+void tms_callers_init(tms_callers_t *callers);
+void tms_callers_release(tms_callers_t *callers);
+
+/* How many objects have been unloaded. Asks the loader. */
+uint64_t tms_callers_unloads(void);
+/* The object that an address lies in. Asks the loader. */
+void tms_caller_find(uintptr_t address, tms_caller_object_t *object);
+
+/* The number of the caller that an address is known to lie in, or TMS_NO_CALLER. Under the owner's lock. */
+int32_t tms_callers_cached(const tms_callers_t *callers, uintptr_t address, uint64_t unloads);
+/* The number of the caller with the object's path, and remembers where it lies. TMS_NO_CALLER if memory is short. Under the
+ * owner's lock. */
+int32_t tms_callers_remember(tms_callers_t *callers, const tms_caller_object_t *object);
+/* Under the owner's lock; the path is valid for ever. */
+const char *tms_callers_path(const tms_callers_t *callers, int32_t caller);
+
+#endif

@@ -1,0 +1,123 @@
+/* The interposers that only count: allocations and frees of memory that is never managed. */
+#include "counting.h"
+#include "hooks.h"
+
+#define CALLER __builtin_return_address(0)
+
+/* A function that allocates `size` bytes at `address`, which is read after it. */
+#define ALLOCATES(type, name, parameters, address, size, ...)                                                               \
+    type name parameters {                                                                                                  \
+        tms_counting_t counting = tms_counting_begin(CALLER);                                                               \
+        type result;                                                                                                        \
+        TMS_CALL_REAL(result, counting.state, name, __VA_ARGS__);                                                           \
+        if (result == 0) tms_counting_add(&counting, TMS_HOOK_##name, (uint64_t)(uintptr_t)(address), (size));              \
+        tms_counting_end(&counting);                                                                                        \
+        return result;                                                                                                      \
+    }
+
+/* A function that frees what is at `address`. */
+#define FREES(type, name, parameters, address, ...)                                                                         \
+    type name parameters {                                                                                                  \
+        tms_counting_t counting = tms_counting_begin(NULL);                                                                 \
+        tms_ledger_taken_t taken = tms_counting_take(&counting, (uint64_t)(uintptr_t)(address));                            \
+        type result;                                                                                                        \
+        TMS_CALL_REAL(result, counting.state, name, __VA_ARGS__);                                                           \
+        tms_counting_settle(&counting, taken, result == 0);                                                                 \
+        tms_counting_end(&counting);                                                                                        \
+        return result;                                                                                                      \
+    }
+
+/* ---- the runtime ---- */
+
+ALLOCATES(tms_cuda_error_t, cudaMallocPitch, (void **address, size_t *pitch, size_t width, size_t height), *address,
+          *pitch *height, address, pitch, width, height)
+ALLOCATES(tms_cuda_error_t, cudaMalloc3D, (tms_pitched_t * pitched, tms_box_t extent), pitched->address,
+          pitched->pitch *extent.height *extent.depth, pitched, extent)
+ALLOCATES(tms_cuda_error_t, cudaMallocAsync, (void **address, size_t bytes, void *stream), *address, bytes, address, bytes,
+          stream)
+ALLOCATES(tms_cuda_error_t, cudaMallocAsync_ptsz, (void **address, size_t bytes, void *stream), *address, bytes, address,
+          bytes, stream)
+ALLOCATES(tms_cuda_error_t, cudaMallocFromPoolAsync, (void **address, size_t bytes, void *pool, void *stream), *address,
+          bytes, address, bytes, pool, stream)
+ALLOCATES(tms_cuda_error_t, cudaMallocFromPoolAsync_ptsz, (void **address, size_t bytes, void *pool, void *stream), *address,
+          bytes, address, bytes, pool, stream)
+FREES(tms_cuda_error_t, cudaFreeAsync, (void *address, void *stream), address, address, stream)
+FREES(tms_cuda_error_t, cudaFreeAsync_ptsz, (void *address, void *stream), address, address, stream)
+
+/* ---- the driver ---- */
+
+ALLOCATES(CUresult, cuMemAlloc_v2, (CUdeviceptr * address, size_t bytes), *address, bytes, address, bytes)
+ALLOCATES(CUresult, cuMemAllocPitch_v2,
+          (CUdeviceptr * address, size_t *pitch, size_t width, size_t height, unsigned int element_bytes), *address,
+          *pitch *height, address, pitch, width, height, element_bytes)
+ALLOCATES(CUresult, cuMemAllocAsync, (CUdeviceptr * address, size_t bytes, CUstream stream), *address, bytes, address, bytes,
+          stream)
+ALLOCATES(CUresult, cuMemAllocAsync_ptsz, (CUdeviceptr * address, size_t bytes, CUstream stream), *address, bytes, address,
+          bytes, stream)
+ALLOCATES(CUresult, cuMemAllocFromPoolAsync, (CUdeviceptr * address, size_t bytes, CUmemoryPool pool, CUstream stream),
+          *address, bytes, address, bytes, pool, stream)
+ALLOCATES(CUresult, cuMemAllocFromPoolAsync_ptsz, (CUdeviceptr * address, size_t bytes, CUmemoryPool pool, CUstream stream),
+          *address, bytes, address, bytes, pool, stream)
+FREES(CUresult, cuMemFree_v2, (CUdeviceptr address), address, address)
+FREES(CUresult, cuMemFreeAsync, (CUdeviceptr address, CUstream stream), address, address, stream)
+FREES(CUresult, cuMemFreeAsync_ptsz, (CUdeviceptr address, CUstream stream), address, address, stream)
+
+/* ---- physical memory ---- */
+
+/* Of the host's memory nothing counts. */
+CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
+                     unsigned long long flags) {
+    tms_counting_t counting = tms_counting_begin(CALLER);
+    tms_ledger_t *ledger = tms_counting_ledger(&counting);
+    CUresult result;
+    TMS_CALL_REAL(result, counting.state, cuMemCreate, handle, bytes, properties, flags);
+    if (ledger && result == CUDA_SUCCESS && properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
+        tms_ledger_add_handle(ledger, counting.caller, properties->location.id, *handle, bytes);
+    tms_counting_end(&counting);
+    return result;
+}
+
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
+    tms_counting_t counting = tms_counting_begin(NULL);
+    tms_ledger_t *ledger = tms_counting_ledger(&counting);
+    tms_ledger_taken_t taken = {TMS_NO_RECORD};
+    CUresult result;
+    if (ledger) taken = tms_ledger_take_handle(ledger, handle);
+    TMS_CALL_REAL(result, counting.state, cuMemRelease, handle);
+    tms_counting_settle(&counting, taken, result == CUDA_SUCCESS);
+    tms_counting_end(&counting);
+    return result;
+}
+
+CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address) {
+    tms_counting_t counting = tms_counting_begin(NULL);
+    tms_ledger_t *ledger = tms_counting_ledger(&counting);
+    CUresult result;
+    TMS_CALL_REAL(result, counting.state, cuMemRetainAllocationHandle, handle, address);
+    if (ledger && result == CUDA_SUCCESS) tms_ledger_retain_handle(ledger, *handle);
+    tms_counting_end(&counting);
+    return result;
+}
+
+CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+                  unsigned long long flags) {
+    tms_counting_t counting = tms_counting_begin(NULL);
+    tms_ledger_t *ledger = tms_counting_ledger(&counting);
+    CUresult result;
+    TMS_CALL_REAL(result, counting.state, cuMemMap, address, bytes, offset, handle, flags);
+    if (ledger && result == CUDA_SUCCESS) tms_ledger_map(ledger, address, bytes, handle);
+    tms_counting_end(&counting);
+    return result;
+}
+
+CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
+    tms_counting_t counting = tms_counting_begin(NULL);
+    tms_ledger_t *ledger = tms_counting_ledger(&counting);
+    tms_ledger_taken_t taken = {TMS_NO_RECORD};
+    CUresult result;
+    if (ledger) taken = tms_ledger_take_mappings(ledger, address, bytes);
+    TMS_CALL_REAL(result, counting.state, cuMemUnmap, address, bytes);
+    tms_counting_settle(&counting, taken, result == CUDA_SUCCESS);
+    tms_counting_end(&counting);
+    return result;
+}

@@ -1,0 +1,93 @@
+"""Guards the ledger with PyTorch: managed memory and PyTorch's other memory are told apart, and all lines add up."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+from gpu_support import MIB, saver, torch
+
+from torch_memory_saver import DeviceLedger, _core
+
+SIZE = 64 * MIB
+
+
+def ledger_of(device: int = 0) -> DeviceLedger:
+    ledger = saver.ledger(device)[device]
+    assert sum(line.bytes or 0 for line in ledger.lines) == ledger.used_bytes
+    assert ledger.used_bytes + ledger.free_bytes == ledger.total_bytes
+    assert ledger.total_bytes == torch.cuda.mem_get_info(device)[1]
+    return ledger
+
+
+def size_of(ledger: DeviceLedger, holder: str) -> int:
+    return sum(line.bytes or 0 for line in ledger.of(holder))
+
+
+def part_of(ledger: DeviceLedger, holder: str, name: str) -> int:
+    return sum(part.bytes or 0 for line in ledger.of(holder) for part in line.parts if part.name == name)
+
+
+def test_managed_memory_and_ordinary_memory() -> None:
+    torch.cuda.empty_cache()
+    before = ledger_of()
+    with saver.region("managed"):
+        managed = torch.ones(SIZE, dtype=torch.uint8, device="cuda")
+    ordinary = torch.ones(SIZE, dtype=torch.uint8, device="cuda")
+    after = ledger_of()
+    assert part_of(after, "managed", "managed") == SIZE
+    assert size_of(after, "managed") - size_of(before, "managed") == SIZE
+    assert size_of(after, "torch") - size_of(before, "torch") == SIZE
+    saver.pause("managed")
+    paused = ledger_of()
+    assert size_of(after, "managed") - size_of(paused, "managed") == SIZE
+    assert size_of(paused, "torch") == size_of(after, "torch")
+    cached = part_of(paused, "torch", "cached")
+    del ordinary
+    assert part_of(ledger_of(), "torch", "cached") - cached == SIZE
+    saver.resume()
+    assert bool(managed[0] >= 0)
+    assert str(saver.ledger()).splitlines()[0].split() == ["device", "0", "MiB", "allocations"]
+
+
+def test_expandable_segments_are_of_torch_only() -> None:
+    torch.cuda.empty_cache()
+    before = ledger_of()
+    torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    try:
+        ordinary = torch.ones(SIZE, dtype=torch.uint8, device="cuda")
+        after = ledger_of()
+    finally:
+        torch.cuda.memory._set_allocator_settings("expandable_segments:False")
+    assert part_of(after, "torch", "in use") - part_of(before, "torch", "in use") == SIZE
+    assert size_of(after, "managed") == size_of(before, "managed")
+    assert size_of(after, "library") == size_of(before, "library")
+    del ordinary
+    torch.cuda.empty_cache()
+
+
+def test_during_a_capture() -> None:
+    graph, static = torch.cuda.CUDAGraph(), torch.zeros(4, device="cuda")
+    with torch.cuda.graph(graph):
+        static += 1
+        ledger = ledger_of()
+    graph.replay()
+    assert static.tolist() == [1.0] * 4
+    assert size_of(ledger, "torch") > 0
+
+
+@pytest.mark.skipif(not _core.preloaded, reason="other libraries are counted in preload mode only")
+def test_another_library_is_a_line_of_its_own() -> None:
+    torch.zeros(1, device="cuda")
+    runtime = ctypes.CDLL(None)  # what the dynamic linker binds
+    address = ctypes.c_void_p()
+    before = ledger_of()
+    assert runtime.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(SIZE)) == 0
+    during = ledger_of()
+    assert size_of(during, "library") - size_of(before, "library") == SIZE
+    assert during.used_bytes - before.used_bytes >= SIZE - 4 * MIB
+    assert size_of(during, "torch") == size_of(before, "torch")
+    (line,) = (line for line in during.of("library") if (line.bytes or 0) >= SIZE)
+    assert line.allocations
+    assert runtime.cudaFree(address) == 0
+    assert size_of(ledger_of(), "library") == size_of(before, "library")

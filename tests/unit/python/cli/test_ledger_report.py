@@ -1,0 +1,56 @@
+"""Guards the doctor's ledger: in words, as JSON, and one sentence where there is no GPU or no room for a context."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from processes import Program
+
+from torch_memory_saver import _core, errors
+from torch_memory_saver._cli import ledger_report
+
+MIB = 1 << 20
+DOCTOR = ("--", "python", "-m", "torch_memory_saver", "doctor", "--ledger")
+NO_DRIVER = {"TMS_CUDA_DRIVER": "/nonexistent/libcuda.so.1"}
+
+
+def test_in_words(command: Program) -> None:
+    done = command(
+        "simulate", "--devices", "2", "--memory", "1GiB", "--", "python", "-m", "torch_memory_saver", "doctor", "--ledger"
+    )
+    tables = done.stdout.partition("\n\n")[2].split("\n\n")
+    assert [table.split(maxsplit=2)[:2] for table in tables] == [["device", "0"], ["device", "1"]]
+    assert all("not attributed" in table and "1024.0" in table for table in tables)
+
+
+def test_as_json(command: Program) -> None:
+    done = command(
+        "simulate", "--memory", "1GiB", "--", "python", "-m", "torch_memory_saver", "doctor", "--ledger", "--json"
+    )
+    result = json.loads(done.stdout)
+    (device,) = result["ledger"]["devices"]
+    assert device["total_bytes"] == 1024 * MIB and result["failures"] == []
+    assert sum(line["bytes"] or 0 for line in device["lines"]) == device["used_bytes"]
+    assert {check["name"] for check in result["checks"]} > {"ptrace_scope"}
+
+
+def test_without_a_gpu(command: Program) -> None:
+    done = command("doctor", "--ledger", status=1, **NO_DRIVER)
+    assert done.stderr.startswith("there is no ledger: ") and len(done.stderr.splitlines()) == 1
+    done = command("doctor", "--ledger", "--json", status=1, **NO_DRIVER)
+    result = json.loads(done.stdout)
+    assert result["ledger"] is None and result["failures"][0].startswith("there is no ledger: ")
+
+
+def test_a_device_without_room_for_a_context(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(device: int) -> _core.DeviceMemory:
+        raise errors.OutOfMemoryError(f"no memory on {device}")
+
+    monkeypatch.setattr(_core, "device_count", lambda: 1)
+    monkeypatch.setattr(_core, "active_devices", lambda: 0)
+    monkeypatch.setattr(_core, "device_memory", refuse)
+    assert ledger_report.print_ledger() == 1
+    printed = capsys.readouterr()
+    assert printed.err == "device 0 has no ledger: no memory on 0\n"
+    assert printed.out == "no device is in use by this process\n"
