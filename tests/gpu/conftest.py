@@ -142,3 +142,11 @@ def clean_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
 def mode() -> str:
     """The hook mode that this process runs in: "torch" or "preload"."""
     return "preload" if core.preloaded else "torch"
+
+
+@pytest.fixture
+def shared_device() -> None:
+    """Other processes use this one's device: on the simulated GPU processes share a budget only by name, which `simulate`
+    sets."""
+    if SIMULATED and not os.environ.get("TMS_SIMULATED_SHARED"):
+        pytest.skip("the simulated GPU of this process is its own")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 
 import pytest
-from gpu_support import MIB, saver, torch
+from gpu_support import MIB, assert_close_to, saver, torch
+from second_process import SecondProcess
 
 from torch_memory_saver import DeviceLedger, _core
 
@@ -91,3 +92,24 @@ def test_another_library_is_a_line_of_its_own() -> None:
     assert line.allocations
     assert runtime.cudaFree(address) == 0
     assert size_of(ledger_of(), "library") == size_of(before, "library")
+
+
+@pytest.mark.usefixtures("shared_device")
+def test_memory_of_another_process() -> None:
+    tensor = torch.ones(SIZE, dtype=torch.uint8, device="cuda")
+    with SecondProcess() as other:
+        other.do("allocate", "weights", SIZE, "none")  # its context and its kernels as well
+        before = ledger_of()
+        other.do("allocate", "weights", 3 * SIZE, "none")
+        more = ledger_of()
+        grown = size_of(more, "processes") - size_of(before, "processes")
+        assert_close_to(grown, 3 * SIZE, "other processes")  # where NVML is hidden, with the context of this one
+        assert size_of(more, "torch") == size_of(before, "torch")
+        (line,) = more.of("processes")
+        if more.of("context")[0].bytes is not None:
+            (process,) = (part for part in line.parts if part.name == f"pid {other.pid}")
+            assert (process.bytes or 0) >= 4 * SIZE
+        other.do("pause")
+        fallen = size_of(more, "processes") - size_of(ledger_of(), "processes")
+        assert_close_to(fallen, 4 * SIZE, "other processes")
+    del tensor

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from gpu_support import MIB, SIMULATED, assert_close_to, empty, saver, torch
+from gpu_support import MIB, assert_close_to, empty, saver, torch
 from second_process import SecondProcess
 
 from torch_memory_saver.memory import MemoryLog, MemoryRow, log_memory, plot_memory_log, read_memory_log
@@ -58,14 +58,8 @@ def test_torchs_counters_are_those_of_the_row() -> None:
     del tensor
 
 
-@pytest.fixture
-def shared_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both processes use one device: on the simulated GPU processes share a budget only by name, which `simulate` sets."""
-    if SIMULATED and not os.environ.get("TMS_SIMULATED_SHARED"):
-        pytest.skip("the simulated GPU of this process is its own")
-
-
-def test_memory_of_another_process(shared_device: None) -> None:
+@pytest.mark.usefixtures("shared_device")
+def test_memory_of_another_process() -> None:
     """Its tensor of a known size shows in what the device uses, and in `other_processes` where NVML shows our share."""
     tensor = empty(SIZE)  # a context, before the other process
     log = MemoryLog("engine")
@@ -87,7 +81,8 @@ def test_memory_of_another_process(shared_device: None) -> None:
     del tensor
 
 
-def test_the_share_of_this_process(shared_device: None) -> None:
+@pytest.mark.usefixtures("shared_device")
+def test_the_share_of_this_process() -> None:
     """Memory of its own is not of other processes."""
     log = MemoryLog("engine")
     kept = empty(2 * MIB)

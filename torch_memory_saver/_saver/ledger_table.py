@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
 __all__ = ["ledger_table"]
 
 _MIB = 1 << 20
+_WIDTH = 80  # of notes
 _NOTHING = "no device is in use by this process"
 
 
@@ -35,7 +37,7 @@ def _device_table(device: DeviceLedger) -> str:
     table = [
         f"{name.ljust(widths[0])}  {size.rjust(widths[1])}  {count.rjust(widths[2])}".rstrip() for name, size, count in rows
     ]
-    return "\n".join(table + notes)
+    return "\n".join(table + [wrapped for note in notes for wrapped in wrap(note, _WIDTH, subsequent_indent="    ")])
 
 
 def _size(size: int | None) -> str:

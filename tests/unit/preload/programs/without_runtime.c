@@ -36,6 +36,14 @@ static void memory(void) {
     FAILS(HOOK("cudaDeviceEnablePeerAccess", (int, unsigned))(1, 0));
     FAILS(HOOK("cudaIpcGetMemHandle", (void *, void *))(NULL, NULL));
     FAILS(HOOK("cudaDeviceReset", (void))());
+    FAILS(HOOK("cudaMallocAsync", (void **, size_t, void *))(&address, 1 << 20, stream));
+    FAILS(HOOK("cudaFreeAsync", (void *, void *))((void *)0x1000, stream));
+    FAILS(HOOK("cuMemAlloc_v2", (void **, size_t))(&address, 1 << 20));
+    FAILS(HOOK("cuMemFree_v2", (void *))((void *)0x1000));
+    FAILS(HOOK("cuMemCreate", (void **, size_t, const void *, unsigned long long))(&address, 1 << 20, NULL, 0));
+    FAILS(HOOK("cuMemRelease", (void *))((void *)0x1000));
+    FAILS(HOOK("cuMemUnmap", (void *, size_t))((void *)0x1000, 1 << 20));
+    if (address) exit(1);
 }
 
 /* No announced capture stays behind. */
