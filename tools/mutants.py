@@ -36,6 +36,7 @@ import layer_graphs  # noqa: E402
 import ledger  # noqa: E402
 import memory  # noqa: E402
 import native  # noqa: E402
+import out_of_memory  # noqa: E402
 import package  # noqa: E402
 import releases_and_logs  # noqa: E402
 import sharing  # noqa: E402
@@ -55,6 +56,7 @@ _TABLES = (
     ledger,
     memory,
     native,
+    out_of_memory,
     package,
     releases_and_logs,
     sharing,

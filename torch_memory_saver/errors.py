@@ -97,7 +97,8 @@ class OutOfMemoryError(TorchMemorySaverError):
     """The device has too little free memory.
 
     If PyTorch is loaded, the instance is a ``torch.OutOfMemoryError`` as well. After a failed ``resume`` everything stays
-    paused, with its backup, and the same call can be made again.
+    paused, with its backup, and the same call can be made again; the message names the largest holder of the device, and
+    with ``TMS_OOM_REPORT_DIR`` the file of a report.
     """
 
 

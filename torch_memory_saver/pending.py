@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import TYPE_CHECKING, Any
 
 from torch_memory_saver import _core
+from torch_memory_saver._out_of_memory.reporter import reporter
 from torch_memory_saver._saver.background import after_call
 from torch_memory_saver._torch import layer
 from torch_memory_saver._torch.eager import eager_methods
-from torch_memory_saver.errors import InvalidArgumentError
+from torch_memory_saver.errors import InvalidArgumentError, OutOfMemoryError
 from torch_memory_saver.report import ResumeReport, resume_report
 
 if TYPE_CHECKING:
@@ -27,9 +29,14 @@ class PendingResume:
     launched on has been passed to :meth:`wait_stream`.
     """
 
-    def __init__(self, pending: _core.Pending, hooks: PendingHooks | None = None) -> None:
+    def __init__(
+        self, pending: _core.Pending, hooks: PendingHooks | None = None, tags: tuple[str, ...] | None = None
+    ) -> None:
         self._pending = pending
         self._hooks = hooks
+        self._tags = tags
+        self._failures = itertools.count()
+        self._explanation = ""  # what the message of the first error got
 
     @property
     def done(self) -> bool:
@@ -55,6 +62,9 @@ class PendingResume:
     def _wait(self) -> ResumeReport:
         try:
             return resume_report(_core.pending_wait(self._pending, on_main_thread()))
+        except OutOfMemoryError as error:
+            self._explain(error)
+            raise
         finally:
             after_call.run()
 
@@ -75,7 +85,18 @@ class PendingResume:
             TorchMemorySaverError: The resume has failed and is undone; or the driver failed to make the stream wait, and
                 kernels must not be launched on it before :meth:`wait` has returned.
         """
-        _core.pending_wait_stream(self._pending, _handle_of(stream), on_main_thread())
+        try:
+            _core.pending_wait_stream(self._pending, _handle_of(stream), on_main_thread())
+        except OutOfMemoryError as error:
+            self._explain(error)
+            raise
+
+    def _explain(self, error: OutOfMemoryError) -> None:
+        """One report for the resume, however often its failure is raised."""
+        if next(self._failures) == 0:
+            self._explanation = reporter.explain(error, self._tags)
+        else:
+            error.args = (f"{error}{self._explanation}",)
 
 
 def _handle_of(stream: Any) -> int:

@@ -263,7 +263,8 @@ class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, StateMethods)
 
         Raises:
             OutOfMemoryError: The device has too little free memory. Everything stays paused, with its backup: free memory
-                and call again. The message has the missing bytes and those that PyTorch's cache released.
+                and call again. The message has the missing bytes, those that PyTorch's cache released, and the device's
+                largest holder.
             DeviceLockedError: ``exclusive``, and another process holds a device's lock. Nothing was changed.
             DriverError: Some of the memory is damaged (see :meth:`pause`), and the driver failed again to release it. The
                 rest has been resumed. The damaged addresses stay reserved and must not be accessed; call again. If the

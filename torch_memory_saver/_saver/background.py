@@ -28,6 +28,7 @@ _STARTERS = {
     "TMS_SNAPSHOT_EVERY": ("torch_memory_saver.memory.recording_from_environment", "check_every"),
     "TMS_EVENTS_DIR": ("torch_memory_saver.events.from_environment", "start_event_files"),
     "TMS_METRICS_FILE": ("torch_memory_saver.events.from_environment", "start_metrics"),
+    "TMS_OOM_REPORT_DIR": ("torch_memory_saver._out_of_memory.from_environment", "start_reports"),
     "TMS_RELEASE_CACHED": ("torch_memory_saver.memory.release_from_environment", "start"),
 }
 #: Their names.

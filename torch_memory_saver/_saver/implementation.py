@@ -11,6 +11,7 @@ from typing import Any
 
 from torch_memory_saver import _core
 from torch_memory_saver._backup import cpu_backup
+from torch_memory_saver._out_of_memory.reporter import reporter
 from torch_memory_saver._saver import native, preload
 from torch_memory_saver._saver.arguments import (
     DEFAULT_TAG,
@@ -49,7 +50,7 @@ from torch_memory_saver._torch.pausing import pausing, refuse_regions_of_others
 from torch_memory_saver._torch.pools import Tags, selects
 from torch_memory_saver._torch.resumed_blocks import managed_blocks
 from torch_memory_saver._torch.resuming import make_room, with_room
-from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
+from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, OutOfMemoryError
 from torch_memory_saver.freshness import FreshReport
 from torch_memory_saver.holders import Ledger
 from torch_memory_saver.pending import PendingResume
@@ -230,7 +231,7 @@ class Implementation:
         refuse_inner_call("resume")
         if not options.wait:
             return PendingResume(
-                *begin_with_hooks("resume", options.tags, _check_resume, lambda: self._begin_resume(options))
+                *begin_with_hooks("resume", options.tags, _check_resume, lambda: self._begin_resume(options)), options.tags
             )
         return with_hooks(
             "resume", options.tags, _check_resume, lambda: self._resume_at_once(options), options.may_wait_for_others
@@ -251,6 +252,9 @@ class Implementation:
                 lambda: native.resume(options, _stream(torch)),
                 lambda: native.resume(options.at_once(), _stream(torch)),
             )
+        except OutOfMemoryError as error:
+            reporter.explain(error, options.tags)
+            raise
         finally:
             after_call.run()
         return resume_report(done)

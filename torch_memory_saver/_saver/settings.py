@@ -68,6 +68,14 @@ PYTHON_VARIABLES = (
         "none",
     ),
     Variable(
+        "TMS_OOM_REPORT_DIR",
+        "a folder for out-of-memory reports, which are written from the first use of the package on: a text and a JSON file "
+        "for each error, `oom-<time>-rank<n>-pid<n>-<n>`, readable by this user only. A process keeps its first report and "
+        "its latest 9, the folder the latest 256 of all processes",
+        "any path",
+        "none",
+    ),
+    Variable(
         "TMS_RELEASE_CACHED",
         "releases cached memory with `memory.release_cached()`, from the first use of the package on: before each pause, or "
         "every so many seconds on a daemon thread. Put off while a capture is visible",

@@ -16,6 +16,8 @@ __all__ = ["write_file", "write_text_file"]
 _PICKLE_PROTOCOL = 4
 #: How often a folder is made again that another process removes before the file is in it.
 _ATTEMPTS = 5
+#: Permissions of a private file.
+_PRIVATE = 0o600
 
 
 def write_file(snapshot: dict[str, Any], target: Path, aside: Path) -> None:
@@ -33,22 +35,24 @@ def write_file(snapshot: dict[str, Any], target: Path, aside: Path) -> None:
     )
 
 
-def write_text_file(text: str, target: Path, operation: str, what: str) -> None:
+def write_text_file(text: str, target: Path, operation: str, what: str, *, private: bool = False) -> None:
     """Writes a text in the same way, in the folder of `target`. `operation` and `what` ("the events were") are for the
-    message of a failure.
+    message of a failure. `private`: only this user may read the file.
 
     Raises:
         OSError: It could not be written. Nothing is left behind, and an existing file is unchanged.
     """
-    _write(lambda file: file.write(text.encode()), target, target.parent, operation, what)
+    _write(lambda file: file.write(text.encode()), target, target.parent, operation, what, private)
 
 
-def _write(write: Callable[[BinaryIO], object], target: Path, aside: Path, operation: str, what: str) -> None:
+def _write(
+    write: Callable[[BinaryIO], object], target: Path, aside: Path, operation: str, what: str, private: bool = False
+) -> None:
     hidden = aside / f".{target.name}.{os.getpid()}-{threading.get_ident()}.tmp"
     try:
         aside.mkdir(parents=True, exist_ok=True)
         try:
-            with open(hidden, "wb") as file:
+            with open(hidden, "wb", opener=_open_private if private else None) as file:
                 write(file)
             _move(hidden, target)
         except BaseException:
@@ -61,6 +65,10 @@ def _write(write: Callable[[BinaryIO], object], target: Path, aside: Path, opera
             f"{operation}: {error.strerror}: {what} not written; make room or choose another folder",
             os.fspath(target),
         ) from error
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, _PRIVATE)
 
 
 def _move(hidden: Path, target: Path) -> None:

@@ -13,7 +13,15 @@ from torch_memory_saver._torch import layer
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, TorchUnavailableError
 from torch_memory_saver.memory.signatures import Call, Request, call_for, call_to_stop
 
-__all__ = ["DEFAULT_MAX_ENTRIES", "History", "current_history", "is_recording", "record_history", "stop_history"]
+__all__ = [
+    "DEFAULT_MAX_ENTRIES",
+    "History",
+    "current_history",
+    "is_recording",
+    "may_have_native_frames",
+    "record_history",
+    "stop_history",
+]
 
 #: Events that the history holds by default, for each device. PyTorch's own default has no bound, and its documentation
 #: counts several KB for an event. A training step of a large model makes some thousand of them.
@@ -57,6 +65,7 @@ class _Recorder:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.current: History | None = None
+        self.native_frames = False  # whether blocks may have C++ frames that it recorded, also after its end
 
     def start(self, torch: Any, request: Request) -> History:
         function, accepted = _function_of(torch)
@@ -75,6 +84,7 @@ class _Recorder:
                 arguments=dict(call.arguments),
                 torch_version=str(torch.__version__),
             )
+            self.native_frames |= self.current.stacks != "python"
             return self.current
 
     def stop(self, torch: Any) -> None:
@@ -88,6 +98,7 @@ class _Recorder:
         # A child cannot use its parent's CUDA, so nothing of the parent's is recorded in it.
         self._lock = threading.Lock()
         self.current = None
+        self.native_frames = False
 
 
 _recorder = _Recorder()
@@ -157,6 +168,13 @@ def is_recording(torch: Any) -> bool:
     """Whether PyTorch, whose CUDA is initialised, records now, for this package or for another caller."""
     enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
     return current_history() is not None if enabled is None else bool(enabled())
+
+
+def may_have_native_frames(torch: Any) -> bool:
+    """Whether a snapshot may have PyTorch find the names of C++ functions. That takes seconds, and most releases start the
+    program addr2line for it. True during each recording of another caller, because PyTorch does not tell. What
+    such a recording has left in blocks is not known after its end."""
+    return _recorder.native_frames or (is_recording(torch) and current_history() is None)
 
 
 def _function_of(torch: Any) -> tuple[Any, tuple[str, ...]]:

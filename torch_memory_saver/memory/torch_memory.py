@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_memory_saver import _core
+from torch_memory_saver._torch.layer import devices_in_use
+from torch_memory_saver.memory.history import may_have_native_frames
 
 __all__ = ["DeviceMemory", "OrdinaryMemory", "device_memory", "ordinary_memory"]
 
@@ -69,23 +71,26 @@ class OrdinaryMemory:
     """What PyTorch has reserved of one device's memory and is not managed.
 
     Attributes:
-        segments: Their number; of expandable ones, each is one.
+        segments: Their number; of expandable ones, each is one. None where only counters were read.
         bytes: Physical, of the segments.
         cached: The part of `bytes` that no tensor uses and no stream may still use.
     """
 
-    segments: int = 0
+    segments: int | None = 0
     bytes: int = 0
     cached: int = 0
 
 
 def ordinary_memory(torch: Any, managed: Collection[int]) -> dict[int, OrdinaryMemory]:
-    """By device, of those on which there is any.
+    """By device, of those on which there is any. From PyTorch's counters where its list of segments would have it start a
+    process: in preload mode managed memory of other libraries is then taken for PyTorch's.
 
     Args:
         torch: `TorchCuda` of `_torch/layer.py`.
         managed: The addresses of all managed allocations.
     """
+    if may_have_native_frames(torch.torch):
+        return _by_counters(torch, managed)
     memory: dict[int, OrdinaryMemory] = {}
     for segment in torch.segments():
         if segment["address"] in managed:
@@ -93,8 +98,20 @@ def ordinary_memory(torch: Any, managed: Collection[int]) -> dict[int, OrdinaryM
         device, size = segment["device"], segment["total_size"]
         before = memory.get(device, OrdinaryMemory())
         memory[device] = OrdinaryMemory(
-            before.segments + 1, before.bytes + size, before.cached + size - segment["active_size"]
+            (before.segments or 0) + 1, before.bytes + size, before.cached + size - segment["active_size"]
         )
+    return memory
+
+
+def _by_counters(torch: Any, managed: Collection[int]) -> dict[int, OrdinaryMemory]:
+    rows = [row for row in _core.segments() if row.address in managed]
+    memory: dict[int, OrdinaryMemory] = {}
+    for device in devices_in_use():
+        stats = torch.memory_stats(device)
+        reserved, active = (int(stats[name]["all"]["current"]) for name in ("reserved_bytes", "active_bytes"))
+        ordinary = max(0, reserved - sum(row.bytes for row in rows if row.device == device))
+        if ordinary:
+            memory[device] = OrdinaryMemory(None, ordinary, min(ordinary, reserved - active))
     return memory
 
 

@@ -130,6 +130,20 @@ def test_a_recording_by_another_caller_is_seen(monkeypatch: pytest.MonkeyPatch) 
     assert history.current_history() is None
 
 
+def test_native_frames_may_be_there_until_the_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks keep the frames after the recording. PyTorch does not tell what another caller records."""
+    torch = install(monkeypatch, "2.11.0")
+    assert not history.may_have_native_frames(torch)
+    torch.cuda.memory._record_memory_history(enabled="all", stacks="python", max_entries=1)
+    assert history.may_have_native_frames(torch)
+    record_history()
+    assert not history.may_have_native_frames(torch)
+    record_history(stacks="all")
+    assert history.may_have_native_frames(torch)
+    stop_history()
+    assert history.may_have_native_frames(torch)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [{"max_entries": value} for value in (0, -1, True, 1.5, None)]

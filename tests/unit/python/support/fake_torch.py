@@ -112,6 +112,7 @@ class FakeTorch:
                 set_stream=lambda stream: setattr(self, "stream", stream),
                 stream=lambda stream: contextlib.nullcontext(),
             ),
+            _C=SimpleNamespace(),
             is_grad_enabled=lambda: False,
             zeros=lambda *shape, device, requires_grad: SimpleNamespace(requires_grad=requires_grad),
             mm=self.multiply,
@@ -222,6 +223,8 @@ class FakeTorch:
         return {
             "allocated_bytes": {"all": {"current": used, "peak": used + PEAK_ABOVE}},
             "reserved_bytes": {"all": {"current": reserved, "peak": reserved + PEAK_ABOVE}},
+            "active_bytes": {"all": {"current": used, "peak": used + PEAK_ABOVE}},
+            "inactive_split_bytes": {"all": {"current": 0, "peak": 0}},
         }
 
     def segments(self, pool: PoolId = DEFAULT) -> list[dict[str, Any]]:
