@@ -23,6 +23,7 @@
 #include "base/descriptors.h"
 #include "base/events.h"
 #include "base/stats.h"
+#include "core/footprint.h"
 #include "core/guard.h"
 #include "core/segment.h"
 #include "core/transition/pendings.h"
@@ -74,6 +75,8 @@ typedef struct tms_saver {
     tms_stats_t stats;
     tms_usage_t usage;
     tms_events_t events; /* has its own lock */
+    tms_shared_page_t page;
+    tms_footprints_t footprints; /* both of them */
 } tms_saver_t;
 
 tms_status_t tms_saver_init(tms_saver_t *saver, const tms_config_t *config, tms_log_t *log, tms_devices_t *devices,
