@@ -34,8 +34,7 @@ enum {
 /* What another process may request, as a bit of `requests` and an index of the counters. */
 #define TMS_SHARED_PAGE_REQUESTS(X)                                                                                         \
     X(SNAPSHOT, 0, "snapshot")                                                                                              \
-    X(EVENTS, 1, "events")                                                                                                  \
-    X(TRACE, 2, "trace")
+    X(EVENTS, 1, "events")
 enum {
 #define TMS_SHARED_PAGE_REQUEST(kind, number, name) TMS_SHARED_PAGE_##kind = (number),
     TMS_SHARED_PAGE_REQUESTS(TMS_SHARED_PAGE_REQUEST)

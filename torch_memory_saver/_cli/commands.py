@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import abc
 import argparse
 import os
 import sys
 from collections.abc import Sequence
 
 from torch_memory_saver import __version__, _core, simulate, torch_memory_saver
+from torch_memory_saver._cli.command import Command
+from torch_memory_saver._cli.request_commands import EventsCommand, SnapshotCommand
+from torch_memory_saver._cli.top_command import TopCommand
 from torch_memory_saver._saver import preload
 from torch_memory_saver.errors import InvalidArgumentError, TorchMemorySaverError
 
@@ -25,21 +27,6 @@ __all__ = [
     "SimulateCommand",
     "main",
 ]
-
-
-class Command(abc.ABC):
-    """One command. `name` is what the user types. `help` describes the command in one line."""
-
-    name = ""
-    help = ""
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declares the command's options."""
-        return
-
-    @abc.abstractmethod
-    def run(self, arguments: argparse.Namespace) -> int:
-        """Runs the command and returns the exit status."""
 
 
 class DemoCommand(Command):
@@ -241,6 +228,9 @@ _COMMANDS: tuple[Command, ...] = (
     InfoCommand(),
     DoctorCommand(),
     CompareCommand(),
+    TopCommand(),
+    SnapshotCommand(),
+    EventsCommand(),
     SimulateCommand(),
 )
 

@@ -14,6 +14,7 @@ __all__ = ["write_file", "write_text_file"]
 
 #: With this one PyTorch's own snapshots are written (Python's default until 3.13), and its memory_viz page reads it.
 _PICKLE_PROTOCOL = 4
+_MODE = 0o666
 #: How often a folder is made again that another process removes before the file is in it.
 _ATTEMPTS = 5
 
@@ -33,22 +34,24 @@ def write_file(snapshot: dict[str, Any], target: Path, aside: Path) -> None:
     )
 
 
-def write_text_file(text: str, target: Path, operation: str, what: str) -> None:
+def write_text_file(text: str, target: Path, operation: str, what: str, mode: int = _MODE) -> None:
     """Writes a text in the same way, in the folder of `target`. `operation` and `what` ("the events were") are for the
-    message of a failure.
+    message of a failure. `mode`: the permissions, of which the process's umask takes some.
 
     Raises:
         OSError: It could not be written. Nothing is left behind, and an existing file is unchanged.
     """
-    _write(lambda file: file.write(text.encode()), target, target.parent, operation, what)
+    _write(lambda file: file.write(text.encode()), target, target.parent, operation, what, mode)
 
 
-def _write(write: Callable[[BinaryIO], object], target: Path, aside: Path, operation: str, what: str) -> None:
+def _write(
+    write: Callable[[BinaryIO], object], target: Path, aside: Path, operation: str, what: str, mode: int = _MODE
+) -> None:
     hidden = aside / f".{target.name}.{os.getpid()}-{threading.get_ident()}.tmp"
     try:
         aside.mkdir(parents=True, exist_ok=True)
         try:
-            with open(hidden, "wb") as file:
+            with open(hidden, "wb", opener=lambda path, flags: os.open(path, flags, mode)) as file:
                 write(file)
             _move(hidden, target)
         except BaseException:
