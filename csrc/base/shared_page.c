@@ -17,10 +17,6 @@ enum {
     OTHERS = 0 /* the number of that row */
 };
 
-static void store(tms_shared_page_t *page, size_t word, uint64_t value) {
-    atomic_store_explicit(&page->file.words[word], value, memory_order_relaxed);
-}
-
 void tms_shared_page_copy_text(uint64_t words[TMS_SHARED_PAGE_TEXT_WORDS], const char *text) {
     size_t bytes = TMS_SHARED_PAGE_TEXT_WORDS * sizeof(uint64_t), length = strlen(text);
     memset(words, 0, bytes);
@@ -91,7 +87,8 @@ static void describe_process(tms_shared_page_t *page) {
 /* Copies words of the image to the page. */
 static void publish_words(tms_shared_page_t *page, size_t begin, size_t end) {
     const uint64_t *image = (const uint64_t *)page->image;
-    for (size_t word = begin; word < end; word++) store(page, word, image[word]);
+    tms_shared_word_t *words = page->file.words;
+    for (size_t word = begin; word < end; word++) atomic_store_explicit(&words[word], image[word], memory_order_relaxed);
 }
 
 static bool make(tms_shared_page_t *page, const tms_shared_page_description_t *description,

@@ -25,6 +25,8 @@ _INTERVALS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _ENTER, _ESCAPE, _BACKSPACES = (10, 13, curses.KEY_ENTER), 27, (8, 127, curses.KEY_BACKSPACE)
 #: How long a key after Escape may take, in milliseconds, to be one with it; a terminal sends arrow keys so.
 _ESCAPE_DELAY_MS = 25
+#: curses notices a change of the size only when it begins to wait for a key.
+_TICK_S = 0.25
 _STYLES = {"gpu": curses.A_BOLD, "heading": curses.A_REVERSE, "tag": curses.A_DIM}
 _HELP = "q quit  s sort  / filter  + - interval  arrows scroll"
 #: The first line and the last.
@@ -82,12 +84,20 @@ class _Screen:
         view, due = self._look(), time.monotonic() + self._interval
         while True:
             self._draw(view)
-            self._window.timeout(max(int((due - time.monotonic()) * 1000), 0))
-            key = self._window.getch()
+            key = self._key(due)
             if key == -1 or time.monotonic() >= due:
                 view, due = self._look(), time.monotonic() + self._interval
             if key != -1 and not self._obey(key):
                 return 0
+
+    def _key(self, due: float) -> int:
+        """The next key; -1 if there is none until then. A change of the terminal's size is one, within a tick."""
+        while True:
+            left = due - time.monotonic()
+            self._window.timeout(max(int(min(left, _TICK_S) * 1000), 0))
+            key = self._window.getch()
+            if key != -1 or left <= 0:
+                return key
 
     def _draw(self, view: View) -> None:
         height, width = self._window.getmaxyx()
@@ -109,9 +119,10 @@ class _Screen:
     def _put(self, y: int, line: Line, height: int, width: int) -> None:
         if y >= height:
             return
-        # The last cell cannot be written, because the cursor would leave the screen; a resize may be under way.
-        with contextlib.suppress(curses.error):
-            self._window.addnstr(y, 0, line.text.ljust(width), max(width - 1, 0), _STYLES.get(line.kind, curses.A_NORMAL))
+        # The last cell of the screen cannot be written, because the cursor would leave it.
+        room = width - 1 if y == height - 1 else width
+        with contextlib.suppress(curses.error):  # a resize may be under way
+            self._window.addnstr(y, 0, line.text.ljust(width), max(room, 0), _STYLES.get(line.kind, curses.A_NORMAL))
 
     def _obey(self, key: int) -> bool:
         """False: quit."""

@@ -10,14 +10,14 @@ from torch_memory_saver._processes.view import GpuView, ProcessView, TagView, Vi
 
 __all__ = ["ORDERS", "Line", "lines_of"]
 
-_SMALLEST_NAME = 10
+_SMALLEST_NAME = 15
 #: The columns after the name: titles and widths.
 _COLUMNS = (
     ("STATE", 8),
-    ("USED", 8),
+    ("USED", 6),
     ("RESIDENT", 8),
-    ("PAUSED", 8),
-    ("BACKUP", 8),
+    ("PAUSED", 6),
+    ("BACKUP", 6),
     ("PAUSE", 5),
     ("RESUME", 6),
     ("FAIL", 4),
@@ -106,14 +106,14 @@ def _rank_of(process: ProcessView) -> str:
 def _process_text(process: ProcessView, width: int) -> str:
     pid = f"{f'{process.pid}*' if process.foreign else process.pid:>{_PID_WIDTH}}"
     if not process.managed:
-        cells = [_NONE, _size(process.used_bytes), *([_NONE] * 6)]
+        cells = [_NONE, _cell(process.used_bytes), *([_NONE] * 6)]
     else:
         cells = [
             process.state,
-            _size(process.used_bytes),
-            _size(process.resident_bytes),
-            _size(process.paused_bytes),
-            _size(process.host_backup_bytes + process.disk_backup_bytes),
+            _cell(process.used_bytes),
+            _cell(process.resident_bytes),
+            _cell(process.paused_bytes),
+            _cell(process.host_backup_bytes + process.disk_backup_bytes),
             _age(process.last_pause_age),
             _age(process.last_resume_age),
             str(process.failures_total),
@@ -125,9 +125,9 @@ def _tag_text(tag: TagView, width: int) -> str:
     cells = [
         tag.state,
         "",
-        _size(tag.resident_bytes),
-        _size(tag.paused_bytes),
-        _size(tag.host_backup_bytes + tag.disk_backup_bytes),
+        _cell(tag.resident_bytes),
+        _cell(tag.paused_bytes),
+        _cell(tag.host_backup_bytes + tag.disk_backup_bytes),
         _age(tag.last_pause_age),
         _age(tag.last_resume_age),
         str(tag.failures_total),
@@ -151,6 +151,11 @@ def _row(pid: str, name: str, cells: Sequence[str], width: int, after_name: str 
 
 def _size(size: int | None) -> str:
     return _UNKNOWN if size is None else "0" if size == 0 else format_bytes(size)
+
+
+def _cell(size: int | None) -> str:
+    """A size in few characters: binary units, such as "1.5G" for 1.5 GiB."""
+    return _size(size).replace(" ", "").replace("iB", "")
 
 
 def _age(seconds: float | None) -> str:
