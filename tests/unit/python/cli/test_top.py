@@ -1,4 +1,4 @@
-"""Guards `top`: its output without a terminal, its screen in one, the keys, and that the terminal is as before in the end."""
+"""Guards `top`: its output without a terminal, its screen in one, the keys, and that the terminal is restored."""
 
 from __future__ import annotations
 
