@@ -36,6 +36,7 @@ import memory  # noqa: E402
 import native  # noqa: E402
 import package  # noqa: E402
 import releases_and_logs  # noqa: E402
+import shared_pages  # noqa: E402
 import sharing  # noqa: E402
 import simulator  # noqa: E402
 from mutant import Mutant, TableError, check  # noqa: E402
@@ -52,6 +53,7 @@ _TABLES = (
     native,
     package,
     releases_and_logs,
+    shared_pages,
     sharing,
     simulator,
 )
