@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -214,38 +215,50 @@ static void a_call_is_counted_once_in_each_row(void **state) {
 
 /* ---- readers during writes ---- */
 
-enum { ROWS = 8, WRITES = 20000, LEAST_READS = 200 };
-static atomic_bool done;
+enum { ROWS = 8, MOST_WRITES = 2000000, LEAST_READS = 2000, LEAST_CHANGES = 1000, LONGEST_GAP = 8192 };
 
-/* Every row always has the same numbers: a copy in which two differ was taken in the middle of a write. */
-static unsigned read_until_done(void) {
-    unsigned reads = 0;
+/* In memory that processes share. */
+typedef struct meeting {
+    _Atomic bool read_enough, written_all;
+} meeting_t;
+static meeting_t *meeting;
+
+/* Every row always has the same numbers: a copy in which two differ was taken in the middle of a write. Returns whether
+ * there was none. Stops the writer in any case. */
+static bool read_whole_pages(void) {
+    bool whole = true;
     int fd = open(page.file.path, O_RDONLY);
-    while (!atomic_load(&done) || reads < LEAST_READS) {
+    uint64_t last = 0;
+    /* Until it has met the writer often enough. */
+    for (unsigned reads = 0, changes = 0;
+         whole && (reads < LEAST_READS || (changes < LEAST_CHANGES && !atomic_load(&meeting->written_all)));) {
         tms_shared_page_contents_t copy;
         if (tms_shared_page_file_read(fd, &copy) != TMS_SHARED_PAGE_READ) continue;
         reads++;
-        const uint64_t expected = copy.rows[0].resident_bytes;
+        const uint64_t expected = copy.process.pauses_total;
+        changes += expected != last;
+        last = expected;
         for (int row = 0; row < ROWS; row++) {
-            if (copy.rows[row].resident_bytes != expected || copy.rows[row].paused_bytes != 0 - expected) return 0;
+            whole = whole && copy.rows[row].resident_bytes == expected && copy.rows[row].paused_bytes == 0 - expected;
         }
-        if (copy.process.pauses_total != expected) return 0;
-        if (copy.process.pauses_total == WRITES && reads >= LEAST_READS) break; /* another process does not see `done` */
     }
+    atomic_store(&meeting->read_enough, true);
     close(fd);
-    return reads;
+    return whole;
 }
 
-static void *write_all(void *unused) {
+/* Writes with gaps of different lengths, in some of which a reader can copy the page. */
+static void *write_on(void *unused) {
     (void)unused;
-    for (uint64_t i = 1; i <= WRITES; i++) {
+    for (uint64_t i = 1; i <= MOST_WRITES && !atomic_load(&meeting->read_enough); i++) {
         for (tms_shared_row_t row = 1; row <= ROWS; row++)
             tms_shared_page_change(&page, row, &(tms_shared_page_change_t){.resident_bytes = 1, .paused_bytes = UINT64_MAX});
         tms_shared_page_count_call(
             &page, &(tms_shared_page_outcome_t){.call = TMS_SHARED_PAGE_PAUSE, .succeeded = true, .ended = i});
         tms_shared_page_publish(&page);
+        for (volatile uint64_t gap = i * 2654435761u % LONGEST_GAP; gap > 0; gap--) continue;
     }
-    atomic_store(&done, true);
+    atomic_store(&meeting->written_all, true);
     return NULL;
 }
 
@@ -255,18 +268,24 @@ static void make_rows(void) {
         snprintf(name, sizeof name, "tag-%d", i);
         allocate(name, 0, 0);
     }
-    atomic_store(&done, false);
+    meeting = mmap(NULL, sizeof *meeting, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(meeting != MAP_FAILED);
+}
+
+static void end_of_writes(void) {
+    assert_int_equal(look().rows[ROWS - 1].resident_bytes, page.image->process.pauses_total);
+    munmap(meeting, sizeof *meeting);
 }
 
 static void a_reader_never_sees_half_of_a_write(void **state) {
     (void)state;
     pthread_t writer;
     make_rows();
-    assert_int_equal(pthread_create(&writer, NULL, write_all, NULL), 0);
-    unsigned reads = read_until_done();
+    assert_int_equal(pthread_create(&writer, NULL, write_on, NULL), 0);
+    bool whole = read_whole_pages();
     pthread_join(writer, NULL);
-    assert_true(reads >= LEAST_READS);
-    assert_int_equal(look().rows[ROWS - 1].resident_bytes, WRITES);
+    assert_true(whole);
+    end_of_writes();
 }
 
 static void another_process_reads_too(void **state) {
@@ -275,10 +294,11 @@ static void another_process_reads_too(void **state) {
     make_rows();
     pid_t child = fork();
     assert_true(child >= 0);
-    if (child == 0) end_child(read_until_done() >= LEAST_READS ? 0 : 1);
-    write_all(NULL);
+    if (child == 0) end_child(read_whole_pages() ? 0 : 1);
+    write_on(NULL);
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    end_of_writes();
 }
 
 /* ---- requests ---- */
