@@ -88,7 +88,7 @@ static void describe_process(tms_shared_page_t *page) {
 static void publish_words(tms_shared_page_t *page, size_t begin, size_t end) {
     const uint64_t *image = (const uint64_t *)page->image;
     tms_shared_word_t *words = page->file.words;
-    for (size_t word = begin; word < end; word++) atomic_store_explicit(&words[word], image[word], memory_order_relaxed);
+    for (size_t word = begin; word < end; word++) atomic_store_explicit(&words[word], image[word], memory_order_release);
 }
 
 static bool make(tms_shared_page_t *page, const tms_shared_page_description_t *description,
@@ -273,7 +273,6 @@ static void publish_from(tms_shared_page_t *page, size_t first) {
     tms_shared_word_t *sequence = &page->file.words[TMS_SHARED_WORD(sequence)];
     const uint64_t number = atomic_load_explicit(sequence, memory_order_relaxed);
     atomic_store_explicit(sequence, number + 1, memory_order_relaxed);
-    atomic_thread_fence(memory_order_release);
     publish_words(page, first, TMS_SHARED_WORD(devices));
     publish_rows(page);
     atomic_store_explicit(sequence, number + 2, memory_order_release);

@@ -121,8 +121,7 @@ static tms_shared_word_t *map(int fd, int protection) {
 static bool copy_words(tms_shared_word_t *words, uint64_t copy[WORDS]) {
     const uint64_t before = atomic_load_explicit(&words[TMS_SHARED_WORD(sequence)], memory_order_acquire);
     if (before % 2 != 0) return false;
-    for (size_t i = 0; i < WORDS; i++) copy[i] = atomic_load_explicit(&words[i], memory_order_relaxed);
-    atomic_thread_fence(memory_order_acquire);
+    for (size_t i = 0; i < WORDS; i++) copy[i] = atomic_load_explicit(&words[i], memory_order_acquire);
     return atomic_load_explicit(&words[TMS_SHARED_WORD(sequence)], memory_order_relaxed) == before;
 }
 

@@ -4,14 +4,15 @@
  * Every member is made of 64-bit words, so that writer and readers touch each word by one atomic access. Texts are UTF-8,
  * padded with NULs, and may be truncated inside a character. Times are nanoseconds of CLOCK_MONOTONIC, 0 for "never".
  *
- * The order of memory accesses. `sequence` is even while the page is consistent.
- *   writer: sequence = odd (relaxed), release fence, words (relaxed), sequence = even (release)
- *   reader: sequence (acquire), words (relaxed), acquire fence, sequence (relaxed); the copy counts if both are equal and
- * even A reader that sees a word of a write also sees the odd number before it, or a later one, because the release fence
- * orders the odd number before the words and the acquire fence orders the words before the second reading. A reader that
- * sees the even number of a write sees all of its words, by release and acquire. So two equal even readings enclose no
- * write. There is one writer at a time. `requests`, `served_total`, `unserved_total` and `serve_error` are words of their
- * own, outside of this order.
+ * The order of memory accesses. `sequence` is even while the page is consistent, and there is one writer at a time.
+ * - The writer stores an odd sequence (relaxed), each word (release), and the next even sequence (release).
+ * - A reader loads the sequence (acquire), each word (acquire), and the sequence again (relaxed). Its copy counts if both
+ *   sequences are equal and even.
+ *
+ * A reader that loads a word of a write synchronises with that store, and so finds the odd sequence before it, or a later
+ * one, when it loads the sequence again. A reader that loads the even sequence of a write finds all of its words. So
+ * two equal even sequences enclose no write. There are no fences, because the thread sanitizer does not know them.
+ * `requests`, `served_total`, `unserved_total` and `serve_error` are outside of this order.
  *
  * The file is locked (flock) while its process lives. Whoever gets the lock knows that the process is dead, also one of
  * another PID namespace. A change of this layout is a new TMS_SHARED_PAGE_FORMAT. */

@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -262,6 +263,40 @@ static void *write_on(void *unused) {
     return NULL;
 }
 
+/* The end of the page cannot be written, so that a write stops in its middle, where this handler looks at the page. */
+static tms_shared_page_reading_t in_the_middle;
+
+static void look_in_the_middle(int number) {
+    tms_shared_page_contents_t copy;
+    (void)number;
+    int fd = open(page.file.path, O_RDONLY);
+    in_the_middle = tms_shared_page_file_read(fd, &copy);
+    close(fd);
+    mprotect((void *)page.file.words, TMS_SHARED_PAGE_BYTES, PROT_READ | PROT_WRITE);
+}
+
+static void a_write_that_is_under_way_is_seen(void **state) {
+    enum { FAR = 40 }; /* a row beyond the first page of memory */
+    char name[32];
+    tms_shared_row_t row = 0;
+    struct sigaction before, action = {.sa_handler = look_in_the_middle};
+    const size_t page_bytes = (size_t)sysconf(_SC_PAGESIZE);
+    (void)state;
+    for (int i = 0; i < FAR; i++) {
+        snprintf(name, sizeof name, "tag-%d", i);
+        row = allocate(name, 0, 0);
+    }
+    if (offsetof(tms_shared_page_contents_t, rows[FAR - 1]) < page_bytes) skip(); /* larger pages than this test knows */
+    in_the_middle = TMS_SHARED_PAGE_FAILED;
+    assert_int_equal(sigaction(SIGSEGV, &action, &before), 0);
+    assert_int_equal(mprotect((char *)page.file.words + page_bytes, TMS_SHARED_PAGE_BYTES - page_bytes, PROT_READ), 0);
+    tms_shared_page_change(&page, row, &(tms_shared_page_change_t){.resident_bytes = MIB});
+    tms_shared_page_publish(&page);
+    assert_int_equal(sigaction(SIGSEGV, &before, NULL), 0);
+    assert_int_equal(in_the_middle, TMS_SHARED_PAGE_BUSY);
+    assert_int_equal(look().rows[FAR - 1].resident_bytes, MIB);
+}
+
 static void make_rows(void) {
     char name[32];
     for (int i = 0; i < ROWS; i++) {
@@ -409,6 +444,7 @@ int main(void) {
         PAGE_TEST(a_long_tag_is_truncated),
         PAGE_TEST(beyond_the_bound_rows_are_given_away_or_summed),
         PAGE_TEST(a_call_is_counted_once_in_each_row),
+        PAGE_TEST(a_write_that_is_under_way_is_seen),
         PAGE_TEST(a_reader_never_sees_half_of_a_write),
         PAGE_TEST(another_process_reads_too),
         PAGE_TEST(a_request_is_served_once),
