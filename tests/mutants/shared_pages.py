@@ -7,6 +7,7 @@ from mutant import Mutant
 __all__ = ["MUTANTS"]
 
 _PAGE = "tests/unit/base/test_shared_page.c"
+_READERS = "tests/unit/base/test_shared_page_readers.c"
 _FILE = "tests/unit/base/test_shared_page_file.c"
 _SHOWN = "tests/unit/core/test_page_opening.c"
 
@@ -19,14 +20,14 @@ MUTANTS = (
         "csrc/base/shared_page.c",
         "    atomic_store_explicit(sequence, number + 1, memory_order_relaxed);",
         "    atomic_store_explicit(sequence, number, memory_order_relaxed);",
-        (_PAGE,),
+        (_READERS,),
     ),
     Mutant(
         "a-reader-takes-a-copy-that-was-written-to",
         "csrc/base/shared_page_file.c",
         "    return atomic_load_explicit(&words[TMS_SHARED_WORD(sequence)], memory_order_relaxed) == before;",
         "    return true;",
-        (_PAGE,),
+        (_READERS,),
     ),
     Mutant(
         "a-full-file-system-raises-sigbus",
