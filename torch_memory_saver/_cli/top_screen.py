@@ -25,7 +25,7 @@ _INTERVALS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _ENTER, _ESCAPE, _BACKSPACES = (10, 13, curses.KEY_ENTER), 27, (8, 127, curses.KEY_BACKSPACE)
 #: How long a key after Escape may take, in milliseconds, to be one with it; a terminal sends arrow keys so.
 _ESCAPE_DELAY_MS = 25
-#: curses notices a change of the size only when it begins to wait for a key.
+#: How often the size of the terminal is looked at.
 _TICK_S = 0.25
 _STYLES = {"gpu": curses.A_BOLD, "heading": curses.A_REVERSE, "tag": curses.A_DIM}
 _HELP = "q quit  s sort  / filter  + - interval  arrows scroll"
@@ -96,8 +96,21 @@ class _Screen:
             left = due - time.monotonic()
             self._window.timeout(max(int(min(left, _TICK_S) * 1000), 0))
             key = self._window.getch()
+            if key == -1 and self._adopt_size():
+                return curses.KEY_RESIZE
             if key != -1 or left <= 0:
                 return key
+
+    def _adopt_size(self) -> bool:
+        """Whether the terminal has another size now. curses misses a change whose signal came while it did not wait."""
+        try:
+            columns, lines = os.get_terminal_size(sys.stdout.fileno())
+        except OSError:  # the terminal is gone; its signal ends this program
+            return False
+        if not lines or not columns or (lines, columns) == self._window.getmaxyx():
+            return False
+        curses.resizeterm(lines, columns)
+        return True
 
     def _draw(self, view: View) -> None:
         height, width = self._window.getmaxyx()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from jobs import Job
+from processes import wait_until
 
 from torch_memory_saver import _core
 from torch_memory_saver._processes import pages
@@ -56,11 +57,12 @@ def test_the_page_of_a_killed_process_is_removed(tmp_path: Path) -> None:
 
 def test_a_forked_child_does_not_keep_its_parents_page(tmp_path: Path) -> None:
     """The lock of a killed parent's page is free although the child lives."""
-    gate = tmp_path / "gate"
+    gate, ready = tmp_path / "gate", tmp_path / "ready"
     os.mkfifo(gate)
     with Job(tmp_path) as job:
         job.allocate("a")
-        job.do(f"child = os.fork() or (open({str(gate)!r}).read(), os._exit(0))")
+        job.do(f"child = os.fork() or (open({str(ready)!r}, 'w').close(), open({str(gate)!r}).read(), os._exit(0))")
+        wait_until(ready.exists)
         descriptor = os.open(job.page, os.O_RDONLY)
         assert [page.pid for page in read_pages(tmp_path).pages] == [job.pid]
         job.kill()
