@@ -26,6 +26,8 @@ BACKUP_DISK: Final[int]
 
 #: The names of the core's environment variables.
 SETTINGS: Final[tuple[str, ...]]
+#: What other processes may request in the shared page: the names of the numbers 0, 1, ...
+PAGE_REQUESTS: Final[tuple[str, ...]]
 #: The policies for host memory after a resume; DEFAULT: the next wider setting applies.
 HOST_DEFAULT: Final[int]
 HOST_RELEASE: Final[int]
@@ -356,3 +358,35 @@ def counters() -> dict[str, int]: ...
 def events() -> EventsCopy: ...
 def set_event_samples(on: bool) -> None: ...
 def get_event_samples() -> bool: ...
+def set_page_role(name: str, rank: int, serves: bool) -> None:
+    """What the shared page of this process says of it, also before the page is made. `rank` -1: unknown. `serves`: requests
+    are served after each pause and resume."""
+
+def page_requests() -> int:
+    """Bit k is set if request k of PAGE_REQUESTS is made. 0 without a page. Reads one word."""
+
+def page_serve(kind: int, served: bool, os_error: int = 0) -> None:
+    """Request `kind` has been served; or not, because of an errno, or of something else (0)."""
+
+def page_path() -> str | None:
+    """The path of the shared page of this process; None without one. It is made at the first allocation."""
+
+def page_directory() -> str:
+    """The directory of shared pages, which may be missing."""
+
+def read_page(descriptor: int) -> dict[str, Any]:
+    """What the shared page in an open file says at one moment: `process`, `devices`, `rows`, `others`, and the words of
+    requests, with the names of ``tms_shared_page.h``.
+
+    Raises:
+        ValueError: It is no page of this release.
+        BlockingIOError: It was written to at every attempt: its process may be stopped.
+        OSError: It cannot be mapped.
+    """
+
+def request_page(descriptor: int, kind: int, withdraw: bool = False) -> None:
+    """Makes request `kind` in the shared page in a file that is open for writing, or withdraws it.
+
+    Raises:
+        OSError: It cannot be mapped, or is no page.
+    """

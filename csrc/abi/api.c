@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "abi/page.h"
 #include "abi/process.h"
 #include "abi/queries.h"
 #include "abi/start.h"
@@ -353,6 +354,11 @@ const tms_api_t *tms_get_api(uint32_t version) {
         .set_event_samples = tms_query_set_event_samples,
         .get_event_samples = tms_query_get_event_samples,
         .libraries = tms_query_libraries,
+        .page_role = tms_page_role,
+        .page_requests = tms_page_requests,
+        .page_serve = tms_page_serve,
+        .page_path = tms_page_path,
+        .page_directory = tms_page_directory,
     };
     return version == TMS_API_VERSION ? &api : NULL;
 }

@@ -1,10 +1,11 @@
 /* Fork and exit. The handlers run on the thread that forks or exits.
  *
  * Two handlers are registered once, when the state is created: one with pthread_atfork, one with atexit. In a forked child
- * locks are reinitialised and the parent's backup files forgotten. If the parent had loaded the driver, the child's saver is
- * marked `forked`: every call that would use the GPU fails with TMS_FORKED, and frees of the parent's memory succeed and do
- * nothing. Otherwise the child starts like any new process. At exit this process's backup files are unlinked. GPU memory is
- * left to the driver, which may already be shutting down and releases it with the process.
+ * locks are reinitialised, and the parent's backup files and shared page forgotten. If the parent had loaded the driver, the
+ * child's saver is marked `forked`: every call that would use the GPU fails with TMS_FORKED, and frees of the parent's
+ * memory succeed and do nothing. Otherwise the child starts like any new process. At exit this process's backup files and
+ * its shared page are unlinked. GPU memory is left to the driver, which may already be shutting down and releases it with
+ * the process.
  */
 #ifndef TMS_PROCESS_H
 #define TMS_PROCESS_H

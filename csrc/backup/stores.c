@@ -230,3 +230,14 @@ uint64_t tms_backup_taken_bytes(const tms_backup_t *backup, const tms_backup_sto
     }
     return bytes;
 }
+
+uint64_t tms_backup_taken_bytes_of(const tms_backup_t *backup, const tms_backup_stores_t *stores,
+                                   tms_backup_kind_t chosen_as) {
+    for (int i = 0; i < stores->count; i++) {
+        const tms_backup_store_t *entry = &stores->list[i];
+        if (entry->chosen_as != chosen_as) continue;
+        if (backup->saved) return entry->kinds >> backup->held.kind & 1 ? backup->held.bytes : 0;
+        return entry->operations->reserved_bytes ? entry->operations->reserved_bytes(backup, &backup->slots[i]) : 0;
+    }
+    return 0;
+}

@@ -100,5 +100,8 @@ void *tms_backup_find(const tms_backup_t *backup, const tms_backup_stores_t *sto
                       tms_host_buffer_t **buffer);
 /* The bytes that the backup holds, or the space that it occupies without contents. */
 uint64_t tms_backup_taken_bytes(const tms_backup_t *backup, const tms_backup_stores_t *stores);
+/* Those of them that a store keeps which a pause selects by this kind, such as TMS_BACKUP_DISK. */
+uint64_t tms_backup_taken_bytes_of(const tms_backup_t *backup, const tms_backup_stores_t *stores,
+                                   tms_backup_kind_t chosen_as);
 
 #endif

@@ -16,8 +16,8 @@
 
 /* docs/hooks.py copies the comment of each variable's field, from the name to the end, into the documentation. Defaults and
  * allowed values are in the table of config.c. Limits and sizes are kept in bytes; UINT64_MAX is no limit. The backend is
- * TMS_BACKUP_PINNED or TMS_BACKUP_MMAP, the policy is never TMS_HOST_DEFAULT, and an empty lock_directory is explained in
- * device_lock.h. */
+ * TMS_BACKUP_PINNED or TMS_BACKUP_MMAP, the policy is never TMS_HOST_DEFAULT, and an empty lock_directory or
+ * shared_page_directory is explained in device_lock.h and shared_page_file.h. */
 typedef struct tms_config {
     bool init_enable;             /* TMS_INIT_ENABLE: preload mode: allocations outside regions are managed too, with the tag
                                      `default` */
@@ -41,6 +41,11 @@ typedef struct tms_config {
     bool guard;                       /* TMS_GUARD: guard mode, for debugging: paused memory reads as 0xFF, and so does what
                                          is resumed without contents */
     uint64_t events;                  /* TMS_EVENTS: how many events are kept; 0 turns them off */
+    bool shared_page;                 /* TMS_SHARED_PAGE: whether a process shows what it holds to `top`, `snapshot` and
+                                         `events`, in a file that only its user can read */
+    char *shared_page_directory;      /* TMS_SHARED_PAGE_DIR: the directory of these files. Unset means
+                                         `/dev/shm/torch_memory_saver-<uid>`. It must be local to the machine, and is the same
+                                         for the process and for the commands */
     char *driver_path;                /* TMS_CUDA_DRIVER: the CUDA driver library to load */
     int log_level;                    /* TMS_LOG_LEVEL: what is logged on stderr, in any case of letters. `info` adds a line
                                          for each pause and resume, `debug` also what is otherwise logged once and then

@@ -10,9 +10,9 @@ static void add(tms_events_copy_t *copy, const tms_segment_t *segment, const tms
     }
     if (copy->level_count > copy->level_room) return;
     tms_footprint_t *holds = &copy->levels[copy->level_count - 1].holds;
-    holds->resident_bytes += segment->told.resident_bytes;
-    holds->paused_bytes += segment->told.paused_bytes;
-    holds->backup_bytes += segment->told.backup_bytes;
+    holds->resident_bytes += segment->told.holds.resident_bytes;
+    holds->paused_bytes += segment->told.holds.paused_bytes;
+    holds->backup_bytes += segment->told.holds.backup_bytes;
 }
 
 void tms_saver_copy_events(tms_saver_t *saver, tms_events_copy_t *copy) {

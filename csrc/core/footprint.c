@@ -2,42 +2,61 @@
 
 #include "base/hash.h"
 
-static tms_footprint_t footprint_of(const tms_backup_stores_t *stores, const tms_segment_t *segment) {
+static bool are_told(const tms_footprints_t *to) {
+    return tms_events_are_on(to->events) || tms_shared_page_is_open(to->page);
+}
+
+static tms_told_t state_of(const tms_footprints_t *to, const tms_segment_t *segment) {
     const uint64_t bytes = tms_segment_reserved(segment);
-    return (tms_footprint_t){
-        .resident_bytes = segment->mapped ? bytes : 0,
-        .paused_bytes = segment->state == TMS_SEGMENT_PAUSED ? bytes : 0,
-        .backup_bytes = tms_segment_is_settled(segment) ? tms_backup_taken_bytes(&segment->backup, stores) : 0,
-    };
+    const bool settled = tms_segment_is_settled(segment);
+    return (tms_told_t){.holds = {.resident_bytes = segment->mapped ? bytes : 0,
+                                  .paused_bytes = segment->state == TMS_SEGMENT_PAUSED ? bytes : 0,
+                                  .backup_bytes = settled ? tms_backup_taken_bytes(&segment->backup, to->stores) : 0},
+                        .disk_backup_bytes =
+                            settled ? tms_backup_taken_bytes_of(&segment->backup, to->stores, TMS_BACKUP_DISK) : 0,
+                        .damaged = segment->state == TMS_SEGMENT_DAMAGED || segment->state == TMS_SEGMENT_REPAIRING,
+                        .row = segment->told.row};
 }
 
-/* Returns the change since the segment's last event, and notes the new footprint. */
-static tms_footprint_t tell(tms_segment_t *segment, tms_footprint_t now) {
-    const tms_footprint_t before = segment->told;
+/* Tells the page the change since the segment was last told, notes the new state, and returns the change. */
+static tms_footprint_t tell(const tms_footprints_t *to, tms_segment_t *segment, tms_told_t now) {
+    const tms_told_t before = segment->told;
+    const tms_footprint_t change = {.resident_bytes = now.holds.resident_bytes - before.holds.resident_bytes,
+                                    .paused_bytes = now.holds.paused_bytes - before.holds.paused_bytes,
+                                    .backup_bytes = now.holds.backup_bytes - before.holds.backup_bytes};
+    const uint64_t disk = now.disk_backup_bytes - before.disk_backup_bytes;
     segment->told = now;
-    return (tms_footprint_t){.resident_bytes = now.resident_bytes - before.resident_bytes,
-                             .paused_bytes = now.paused_bytes - before.paused_bytes,
-                             .backup_bytes = now.backup_bytes - before.backup_bytes};
+    tms_shared_page_change(to->page, now.row,
+                           &(tms_shared_page_change_t){.resident_bytes = change.resident_bytes,
+                                                       .paused_bytes = change.paused_bytes,
+                                                       .host_backup_bytes = change.backup_bytes - disk,
+                                                       .disk_backup_bytes = disk,
+                                                       .damaged = (uint64_t)now.damaged - (uint64_t)before.damaged});
+    return change;
 }
 
-static void record(tms_events_t *events, const tms_segment_t *segment, tms_footprint_t change, tms_event_t event) {
+static void record(const tms_footprints_t *to, const tms_segment_t *segment, tms_footprint_t change, tms_event_t event) {
     event.tag = segment->tag->name;
     event.device = segment->device;
     event.address = tms_segment_address(segment);
     event.change = change;
-    tms_events_record(events, event);
+    tms_events_record(to->events, event);
 }
 
-void tms_footprint_record(tms_events_t *events, const tms_backup_stores_t *stores, tms_segment_t *segment,
-                          tms_event_t event) {
-    if (!tms_events_are_on(events)) return;
-    record(events, segment, tell(segment, footprint_of(stores, segment)), event);
+void tms_footprint_record(const tms_footprints_t *to, tms_segment_t *segment, tms_event_t event) {
+    if (!are_told(to)) return;
+    if (event.kind == TMS_EVENT_ALLOCATE) {
+        segment->told.row = tms_shared_page_row(to->page, segment->tag, segment->device);
+        tms_shared_page_add_allocation(to->page, segment->told.row);
+    }
+    record(to, segment, tell(to, segment, state_of(to, segment)), event);
 }
 
-void tms_footprint_record_free(tms_events_t *events, tms_segment_t *segment) {
-    if (!tms_events_are_on(events)) return;
-    const tms_footprint_t nothing = {.resident_bytes = 0};
-    record(events, segment, tell(segment, nothing), (tms_event_t){.kind = TMS_EVENT_FREE, .bytes = segment->bytes});
+void tms_footprint_record_free(const tms_footprints_t *to, tms_segment_t *segment) {
+    if (!are_told(to)) return;
+    const tms_told_t nothing = {.row = segment->told.row};
+    record(to, segment, tell(to, segment, nothing), (tms_event_t){.kind = TMS_EVENT_FREE, .bytes = segment->bytes});
+    tms_shared_page_remove_allocation(to->page, segment->told.row);
 }
 
 /* ---- the changes of a call ---- */
@@ -49,13 +68,13 @@ static bool is_nothing(tms_footprint_t change) {
 static void empty(tms_footprint_moves_t *moves, size_t slot) {
     if (!moves->slots[slot].tag) return;
     if (!is_nothing(moves->slots[slot].change))
-        tms_events_record(moves->events, (tms_event_t){.kind = TMS_EVENT_MOVE,
-                                                       .call = moves->call,
-                                                       .operation = moves->operation,
-                                                       .allocations = moves->slots[slot].allocations,
-                                                       .change = moves->slots[slot].change,
-                                                       .tag = moves->slots[slot].tag->name,
-                                                       .device = moves->slots[slot].device});
+        tms_events_record(moves->to->events, (tms_event_t){.kind = TMS_EVENT_MOVE,
+                                                           .call = moves->call,
+                                                           .operation = moves->operation,
+                                                           .allocations = moves->slots[slot].allocations,
+                                                           .change = moves->slots[slot].change,
+                                                           .tag = moves->slots[slot].tag->name,
+                                                           .device = moves->slots[slot].device});
     moves->slots[slot].tag = NULL;
 }
 
@@ -71,9 +90,10 @@ static size_t find_slot(const tms_footprint_moves_t *moves, const tms_segment_t 
 }
 
 void tms_footprint_move(tms_footprint_moves_t *moves, tms_segment_t *segment) {
-    if (!tms_events_are_on(moves->events)) return;
+    if (!are_told(moves->to)) return;
     const size_t slot = find_slot(moves, segment);
-    const tms_footprint_t change = tell(segment, footprint_of(moves->stores, segment));
+    const tms_footprint_t change = tell(moves->to, segment, state_of(moves->to, segment));
+    tms_shared_page_count(moves->to->page, segment->told.row, &moves->outcome);
     if (moves->slots[slot].tag != segment->tag || moves->slots[slot].device != segment->device) {
         empty(moves, slot);
         moves->slots[slot].tag = segment->tag;
@@ -88,6 +108,6 @@ void tms_footprint_move(tms_footprint_moves_t *moves, tms_segment_t *segment) {
 }
 
 void tms_footprint_record_moves(tms_footprint_moves_t *moves) {
-    if (!tms_events_are_on(moves->events)) return;
+    if (!tms_events_are_on(moves->to->events)) return;
     for (size_t slot = 0; slot < TMS_FOOTPRINT_SLOTS; slot++) empty(moves, slot);
 }

@@ -2,8 +2,6 @@
 
 #include <errno.h>
 
-#include "core/footprint.h"
-
 tms_status_t tms_saver_init(tms_saver_t *saver, const tms_config_t *config, tms_log_t *log, tms_devices_t *devices,
                             tms_region_defaults_t *regions, tms_error_t *error) {
     const tms_error_context_t context = {.operation = "start", .device = TMS_NO_DEVICE};
@@ -20,9 +18,12 @@ tms_status_t tms_saver_init(tms_saver_t *saver, const tms_config_t *config, tms_
     if (status != TMS_OK) goto destroy_device_locks;
     status = tms_events_init(&saver->events, (size_t)config->events, error);
     if (status != TMS_OK) goto release_descriptors;
+    status = tms_shared_page_init(&saver->page, config->shared_page, config->shared_page_directory, error);
+    if (status != TMS_OK) goto release_events;
+    saver->footprints = (tms_footprints_t){.events = &saver->events, .page = &saver->page, .stores = &saver->stores};
     if (pthread_mutex_init(&saver->lock, NULL) != 0) {
         status = tms_error_set_os(error, &context, "pthread_mutex_init", ENOMEM, NULL);
-        goto release_events;
+        goto release_page;
     }
     tms_wait_condition_init(&saver->turn);
     tms_pendings_init(&saver->pendings);
@@ -34,6 +35,8 @@ tms_status_t tms_saver_init(tms_saver_t *saver, const tms_config_t *config, tms_
     atomic_init(&saver->host_policy, config->retain_cpu_backup ? TMS_HOST_RETAIN : config->host_policy);
     return TMS_OK;
 
+release_page:
+    tms_shared_page_release(&saver->page);
 release_events:
     tms_events_release(&saver->events);
 release_descriptors:
@@ -57,6 +60,7 @@ void tms_saver_release(tms_saver_t *saver) {
     pthread_mutex_destroy(&saver->pendings.lock);
     pthread_cond_destroy(&saver->turn);
     tms_descriptors_release(&saver->descriptors);
+    tms_shared_page_release(&saver->page);
     tms_events_release(&saver->events);
     pthread_mutex_destroy(&saver->lock);
 }
@@ -118,7 +122,7 @@ void tms_saver_unpublish(tms_saver_t *saver, tms_segment_t *segment) {
         if (segment->mapped) tms_usage_unmap(&saver->usage, segment);
     }
     tms_stats_add(&saver->stats.frees_total, 1);
-    tms_footprint_record_free(&saver->events, segment);
+    tms_footprint_record_free(&saver->footprints, segment);
 }
 
 /* ---- errors ---- */

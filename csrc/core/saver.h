@@ -24,6 +24,7 @@
 #include "base/events.h"
 #include "base/nvtx.h"
 #include "base/stats.h"
+#include "core/footprint.h"
 #include "core/guard.h"
 #include "core/segment.h"
 #include "core/transition/pendings.h"
@@ -76,6 +77,8 @@ typedef struct tms_saver {
     tms_usage_t usage;
     tms_events_t events; /* has its own lock */
     tms_nvtx_t nvtx;
+    tms_shared_page_t page;
+    tms_footprints_t footprints; /* both of them */
 } tms_saver_t;
 
 tms_status_t tms_saver_init(tms_saver_t *saver, const tms_config_t *config, tms_log_t *log, tms_devices_t *devices,

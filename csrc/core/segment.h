@@ -11,9 +11,18 @@
 #include "base/descriptors.h"
 #include "base/quarantine.h"
 #include "base/registry.h"
+#include "base/shared_page.h"
 #include "core/quiesced.h"
 #include "core/region.h"
 #include "device/device.h"
+
+/* What was last told of a segment (footprint.h). */
+typedef struct tms_told {
+    tms_footprint_t holds;
+    uint64_t disk_backup_bytes; /* part of its backup */
+    bool damaged;
+    tms_shared_row_t row; /* of the shared page */
+} tms_told_t;
 
 typedef struct tms_segment {
     tms_registry_node_t node;      /* first: [address, address + reserved size) */
@@ -38,7 +47,7 @@ typedef struct tms_segment {
     tms_tag_t *tag;
     tms_backup_t backup;
     double allocated_at, changed_at; /* on tms_wait_now's clock: when it was made, and when its state last changed */
-    tms_footprint_t told;            /* what its last event says that it holds (footprint.h); under the saver's lock */
+    tms_told_t told;                 /* footprint.h; under the saver's lock */
     /* DAMAGED: the driver call that failed in the last repair, and its result; "" if unknown. */
     char refused_call[TMS_ERROR_NAME_BYTES];
     int refused_result;

@@ -11,11 +11,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/private_directory.h"
 #include "device/uuid.h"
 
 enum {
-    DIRECTORY_MODE = 0700,
-    OTHERS = 077, /* permissions that the default directory must not have */
     FILE_MODE = 0600,
     NAME_BYTES = 80,       /* "torch_memory_saver-GPU-<uuid>.lock" and its NUL */
     HOLDER_BYTES = 48,     /* a process id and a time, both decimal, separated by a space, and a newline */
@@ -88,42 +87,17 @@ static bool fail(failure_t *failure, const char *call, int os_error) {
     return false;
 }
 
-/* Writes the path of the directory without trailing slashes: with one, open would follow a symbolic link. */
-static bool write_directory_path(const tms_device_locks_t *locks, failure_t *failure) {
-    bool configured = locks->directory && locks->directory[0];
-    int length =
-        configured ? snprintf(failure->path, sizeof(failure->path), "%s", locks->directory)
-                   : snprintf(failure->path, sizeof(failure->path), "/tmp/torch_memory_saver-%lu", (unsigned long)geteuid());
-    if (length < 0 || (size_t)length >= sizeof(failure->path)) return false;
-    while (length > 1 && failure->path[length - 1] == '/') failure->path[--length] = '\0';
-    return true;
-}
-
-static bool make_directory(const tms_device_locks_t *locks, failure_t *failure) {
-    if (!write_directory_path(locks, failure)) return fail(failure, "open", ENAMETOOLONG);
-    /* A relative path names a different directory in a process with a different working directory. */
-    if (failure->path[0] != '/') return fail(failure, "open of a path that is not absolute", EINVAL);
-    if (mkdir(failure->path, DIRECTORY_MODE) != 0 && errno != EEXIST) return fail(failure, "mkdir", errno);
-    return true;
-}
-
-static bool check_directory(const tms_device_locks_t *locks, int fd, failure_t *failure) {
-    struct stat found;
-    bool configured = locks->directory && locks->directory[0];
-    if (fd < 0) return fail(failure, "open", errno);
-    if (fstat(fd, &found) != 0) return fail(failure, "fstat", errno);
-    if (found.st_uid != geteuid()) return fail(failure, "the check that it is this user's", EPERM);
-    if (!configured && (found.st_mode & OTHERS)) return fail(failure, "the check that others cannot use it", EPERM);
-    return true;
+static tms_private_directory_t directory_of(const tms_device_locks_t *locks) {
+    return (tms_private_directory_t){.configured = locks->directory, .parent = "/tmp"};
 }
 
 /* Opens the directory, creating it if missing. Returns its descriptor, or NOT_OPEN and the failure. */
 static int open_directory(const tms_device_locks_t *locks, failure_t *failure) {
-    if (!make_directory(locks, failure)) return NOT_OPEN;
-    int fd = open(failure->path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (check_directory(locks, fd, failure)) return fd;
-    if (fd >= 0) close(fd);
-    return NOT_OPEN;
+    const tms_private_directory_t directory = directory_of(locks);
+    tms_private_directory_failure_t failed;
+    int fd = tms_private_directory_open(&directory, failure->path, &failed);
+    if (fd < 0) fail(failure, failed.call, failed.os_error);
+    return fd < 0 ? NOT_OPEN : fd;
 }
 
 static int try_flock(int fd) {
@@ -245,7 +219,8 @@ static bool lock_device(const tms_device_locks_t *locks, tms_device_lock_t *lock
     write_name(name, &wanted->uuid);
     failure->device = wanted->device;
     if (lock->count > 0) {
-        if (!write_directory_path(locks, failure)) return fail(failure, "open", ENAMETOOLONG);
+        const tms_private_directory_t directory = directory_of(locks);
+        if (!tms_private_directory_path(&directory, failure->path)) return fail(failure, "open", ENAMETOOLONG);
         append_name(failure, name);
         if (!find_current(lock->fd, &current, failure)) return false;
         if (current) return true;

@@ -361,6 +361,19 @@ typedef struct tms_api {
     tms_status_t (*device_info)(int32_t device, tms_device_info_t *info, tms_error_t *error);
     /* Writes up to `capacity` rows of memory that is not managed, by library and device, and returns how many there are. */
     size_t (*libraries)(tms_library_info_t *rows, size_t capacity);
+
+    /* The shared page of this process (tms_shared_page.h), which is made at its first allocation. `page_role` sets what it
+     * says of the process, also before it is made. `name` NULL: the program's. `serves`: requests are served after each
+     * pause and resume. */
+    void (*page_role)(const char *name, int32_t rank_known, int64_t rank, int32_t serves);
+    /* The bits of the requests; 0 without a page. Reads one word. */
+    uint64_t (*page_requests)(void);
+    /* A request has been served; or not, because of an errno, or of something else (0). */
+    void (*page_serve)(uint32_t kind, int32_t served, int32_t os_error);
+    /* The path of the page, or "" without one. */
+    const char *(*page_path)(void);
+    /* Writes the directory of shared pages, also if nothing is there. Returns 0 if it does not fit. */
+    int32_t (*page_directory)(char *path, size_t room);
 } tms_api_t;
 
 /* The table of the library that exports it, or NULL if that library does not support `version`. */

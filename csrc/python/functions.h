@@ -78,7 +78,15 @@
     /* event_functions.c */                                                                                                 \
     BARE(events, "()", "The latest events, and what is held after the last of them, as an EventsCopy.")                     \
     TAKES(set_event_samples, "(on)", "Whether later pauses and resumes record the free memory of their devices.")           \
-    BARE(get_event_samples, "()", "Whether pauses and resumes record the free memory of their devices.")
+    BARE(get_event_samples, "()", "Whether pauses and resumes record the free memory of their devices.")                    \
+    /* page_functions.c */                                                                                                  \
+    TAKES(set_page_role, "(name, rank, serves)", "What the shared page says of this process; rank -1: unknown.")            \
+    BARE(page_requests, "()", "The bits of the requests in the shared page; 0 without a page.")                             \
+    TAKES(page_serve, "(kind, served, os_error=0)", "A request has been served, or not.")                                   \
+    BARE(page_path, "()", "The path of the shared page of this process, or None.")                                          \
+    BARE(page_directory, "()", "The directory of shared pages.")                                                            \
+    TAKES(read_page, "(descriptor)", "What the shared page in an open file says.")                                          \
+    TAKES(request_page, "(descriptor, kind, withdraw=False)", "Sets a request in the shared page in an open file.")
 
 #define TMS_PY_DECLARE_TAKES(function, signature, text)                                                                     \
     PyObject *tms_py_##function(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords);

@@ -6,6 +6,7 @@
 #include "base/config.h"
 #include "base/nvtx.h"
 #include "functions.h"
+#include "include/tms_shared_page.h"
 #include "library.h"
 #include "records.h"
 #include "rows.h"
@@ -112,6 +113,23 @@ static int add_settings(PyObject *module) {
     return result;
 }
 
+/* Adds PAGE_REQUESTS: the names of what the shared page can be asked for, by number. */
+static int add_page_requests(PyObject *module) {
+#define NAME(kind, number, name) (name),
+    static const char *const names[] = {TMS_SHARED_PAGE_REQUESTS(NAME)};
+#undef NAME
+    PyObject *tuple = PyTuple_New(TMS_SHARED_PAGE_KINDS);
+    int result = -1;
+
+    for (Py_ssize_t index = 0; tuple && index < TMS_SHARED_PAGE_KINDS; index++) {
+        PyObject *name = PyUnicode_FromString(names[index]);
+        if (!name || PyTuple_SetItem(tuple, index, name) < 0) Py_CLEAR(tuple);
+    }
+    if (tuple) result = PyModule_AddObjectRef(module, "PAGE_REQUESTS", tuple);
+    Py_XDECREF(tuple);
+    return result;
+}
+
 static int execute(PyObject *module) {
     tms_py_state_t *state = PyModule_GetState(module);
     tms_py_library_t library;
@@ -129,7 +147,8 @@ static int execute(PyObject *module) {
     state->pending_type = tms_py_pending_type(module);
     if (!state->pending_type || PyModule_AddType(module, (PyTypeObject *)state->pending_type) < 0) return -1;
     if (!tms_py_rows_create(module, state->rows)) return -1;
-    if (add_constants(module) < 0 || add_backup_kinds(module) < 0 || add_state_names(module) < 0) return -1;
+    if (add_constants(module) < 0 || add_backup_kinds(module) < 0) return -1;
+    if (add_state_names(module) < 0 || add_page_requests(module) < 0) return -1;
     return add_settings(module);
 }
 

@@ -231,7 +231,9 @@ class Machine:
         held["mapped bytes"] = self.libc.tms_fault_mapped_bytes()
         held["resident bytes"] = self.libc.tms_fault_resident_bytes()
         held["context stack"] = list(self.context_stack())
-        held["open files"] = sorted(map(self._target, os.listdir("/proc/self/fd")))
+        # The shared page is made once, and stays open until the process ends.
+        opened = map(self._target, os.listdir("/proc/self/fd"))
+        held["open files"] = sorted(target for target in opened if not target.endswith(".page"))
         held["threads of the library"] = self.libc.tms_fault_threads()
         return held
 

@@ -47,15 +47,15 @@ MUTANTS = (
     Mutant(
         "damaged-memory-is-told-as-gone",
         "csrc/core/footprint.c",
-        "        .resident_bytes = segment->mapped ? bytes : 0,",
-        "        .resident_bytes = segment->state == TMS_SEGMENT_ACTIVE ? bytes : 0,",
+        ".resident_bytes = segment->mapped ? bytes : 0,",
+        ".resident_bytes = segment->state == TMS_SEGMENT_ACTIVE ? bytes : 0,",
         (_COPY, _PHASES),
     ),
     Mutant(
         "backups-are-not-told",
         "csrc/core/footprint.c",
-        "        .backup_bytes = tms_segment_is_settled(segment) ? tms_backup_taken_bytes(&segment->backup, stores) : 0,",
-        "        .backup_bytes = segment->state == TMS_SEGMENT_PAUSED ? segment->backup.held.bytes : 0,",
+        ".backup_bytes = settled ? tms_backup_taken_bytes(&segment->backup, to->stores) : 0}",
+        ".backup_bytes = segment->state == TMS_SEGMENT_PAUSED ? segment->backup.held.bytes : 0}",
         (_COPY,),
     ),
     Mutant(

@@ -18,9 +18,11 @@ from torch_memory_saver._cli.compare_command import CompareCommand
 from torch_memory_saver._cli.demo_command import DemoCommand
 from torch_memory_saver._cli.doctor_command import DoctorCommand
 from torch_memory_saver._cli.env_command import EnvCommand
+from torch_memory_saver._cli.request_commands import EventsCommand, SnapshotCommand
 from torch_memory_saver._cli.run_command import RunCommand
 from torch_memory_saver._cli.simulate_command import SimulateCommand
 from torch_memory_saver._cli.timeline_command import TimelineCommand
+from torch_memory_saver._cli.top_command import TopCommand
 from torch_memory_saver.errors import TorchMemorySaverError
 
 __all__ = ["COMMANDS", "MODULE", "SCRIPT", "Command", "main"]
@@ -32,6 +34,9 @@ COMMANDS: tuple[type[Command], ...] = (
     DoctorCommand,
     RunCommand,
     EnvCommand,
+    TopCommand,
+    SnapshotCommand,
+    EventsCommand,
     CompareCommand,
     TimelineCommand,
     SimulateCommand,

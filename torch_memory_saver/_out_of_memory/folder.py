@@ -31,6 +31,8 @@ MOST_IN_FOLDER = 256
 _SUFFIXES = (".txt", ".json")
 #: A report's name without its suffix, in the names of its files. A process that was killed leaves one with the ending .tmp.
 _FILE = re.compile(r"\.?(oom-\d{8}T\d{6}\.\d{3}Z(?:-rank\d+)?-pid\d+-\d+)\.(?:txt|json)(?:\.[\d-]+\.tmp)?")
+#: Call stacks and tags are for this user only.
+_MODE = 0o600
 _NS_PER_SECOND = 1_000_000_000
 _NS_PER_MS = 1_000_000
 
@@ -69,7 +71,7 @@ class ReportFolder:
         written = None
         try:
             for path, content in zip(paths, (text, data), strict=True):
-                write_text_file(content, path, "out-of-memory report", "the report was", private=True)
+                write_text_file(content, path, "out-of-memory report", "the report was", mode=_MODE)
                 written = paths[0]
         except OSError as error:
             self._count(error)

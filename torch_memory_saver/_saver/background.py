@@ -1,4 +1,5 @@
-"""Work that environment variables request: before each pause, after each pause and resume, or periodically on a thread.
+"""Work beside pauses and resumes: before each pause, after each pause and resume, or periodically on a thread. Environment
+variables request most of it.
 
 A module that reads such a variable adds its function to :data:`_STARTERS`. It is imported only where the variable is set, at
 the first use of the package, and the function is called once in a process.
@@ -33,6 +34,8 @@ _STARTERS = {
 }
 #: Their names.
 VARIABLES = tuple(_STARTERS)
+#: What is started in every process, by the same rules.
+_ALWAYS = (("torch_memory_saver._processes.serving", "start_serving"),)
 #: How long the process's exit waits for work that is under way, in seconds.
 _EXIT_PATIENCE_S = 5.0
 
@@ -137,11 +140,13 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 @functools.cache
 def start_from_environment() -> None:
-    """Starts what the environment requests. Called at the first use of the package; does nothing the second time, and in
-    sub-interpreters, which cannot end a daemon thread."""
+    """Starts what the environment requests, and what every process has. Called at the first use of the package; does nothing
+    the second time, and in sub-interpreters, which cannot end a daemon thread."""
     if not _core.main_interpreter:
         return
     for variable, (module, function) in _STARTERS.items():
         value = os.environ.get(variable, "").strip()
         if value:
             getattr(importlib.import_module(module), function)(value)
+    for module, function in _ALWAYS:
+        getattr(importlib.import_module(module), function)()

@@ -14,10 +14,9 @@ __all__ = ["write_file", "write_text_file"]
 
 #: With this one PyTorch's own snapshots are written (Python's default until 3.13), and its memory_viz page reads it.
 _PICKLE_PROTOCOL = 4
+_MODE = 0o666
 #: How often a folder is made again that another process removes before the file is in it.
 _ATTEMPTS = 5
-#: Permissions of a private file.
-_PRIVATE = 0o600
 
 
 def write_file(snapshot: dict[str, Any], target: Path, aside: Path) -> None:
@@ -35,24 +34,24 @@ def write_file(snapshot: dict[str, Any], target: Path, aside: Path) -> None:
     )
 
 
-def write_text_file(text: str, target: Path, operation: str, what: str, *, private: bool = False) -> None:
+def write_text_file(text: str, target: Path, operation: str, what: str, mode: int = _MODE) -> None:
     """Writes a text in the same way, in the folder of `target`. `operation` and `what` ("the events were") are for the
-    message of a failure. `private`: only this user may read the file.
+    message of a failure. `mode`: the permissions, of which the process's umask takes some.
 
     Raises:
         OSError: It could not be written. Nothing is left behind, and an existing file is unchanged.
     """
-    _write(lambda file: file.write(text.encode()), target, target.parent, operation, what, private)
+    _write(lambda file: file.write(text.encode()), target, target.parent, operation, what, mode)
 
 
 def _write(
-    write: Callable[[BinaryIO], object], target: Path, aside: Path, operation: str, what: str, private: bool = False
+    write: Callable[[BinaryIO], object], target: Path, aside: Path, operation: str, what: str, mode: int = _MODE
 ) -> None:
     hidden = aside / f".{target.name}.{os.getpid()}-{threading.get_ident()}.tmp"
     try:
         aside.mkdir(parents=True, exist_ok=True)
         try:
-            with open(hidden, "wb", opener=_open_private if private else None) as file:
+            with open(hidden, "wb", opener=lambda path, flags: os.open(path, flags, mode)) as file:
                 write(file)
             _move(hidden, target)
         except BaseException:
@@ -65,10 +64,6 @@ def _write(
             f"{operation}: {error.strerror}: {what} not written; make room or choose another folder",
             os.fspath(target),
         ) from error
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, _PRIVATE)
 
 
 def _move(hidden: Path, target: Path) -> None:

@@ -5,8 +5,8 @@
 
 #include "core/allocation/reclaim.h"
 #include "core/allocation/retire.h"
-#include "core/footprint.h"
 #include "core/inspect.h"
+#include "core/page_opening.h"
 #include "core/peers.h"
 
 /* ---- allocate ---- */
@@ -54,8 +54,8 @@ static void publish(tms_saver_t *saver, tms_segment_t *segment, tms_device_mask_
     tms_stats_add(&saver->stats.allocations_total, 1);
     tms_usage_map(&saver->usage, segment);
     tms_registry_insert(&saver->registry, &segment->node);
-    tms_footprint_record(&saver->events, &saver->stores, segment,
-                         (tms_event_t){.kind = TMS_EVENT_ALLOCATE, .bytes = segment->bytes});
+    tms_footprint_record(&saver->footprints, segment, (tms_event_t){.kind = TMS_EVENT_ALLOCATE, .bytes = segment->bytes});
+    tms_shared_page_publish(&saver->page);
     (void)tms_peers_note_skipped(saver, seen); /* tms_saver_allocate looks next */
     pthread_mutex_unlock(&saver->lock);
 }
@@ -96,7 +96,7 @@ static tms_status_t make_segment(tms_saver_t *saver, const tms_region_t *region,
     return TMS_OK;
 }
 
-static void note_failure(tms_saver_t *saver, tms_status_t status, const tms_error_context_t *context,
+static void note_failure(tms_saver_t *saver, const tms_tag_t *tag, tms_status_t status, const tms_error_context_t *context,
                          const tms_error_t *error) {
     tms_stats_add(&saver->stats.failed_allocations, 1);
     tms_events_record(&saver->events, (tms_event_t){.kind = TMS_EVENT_ALLOCATE,
@@ -105,6 +105,11 @@ static void note_failure(tms_saver_t *saver, tms_status_t status, const tms_erro
                                                     .bytes = context->bytes,
                                                     .tag = context->tag,
                                                     .device = context->device});
+    if (!tms_shared_page_is_open(&saver->page)) return;
+    pthread_mutex_lock(&saver->lock);
+    tms_shared_page_fail_allocation(&saver->page, tms_shared_page_row(&saver->page, tag, context->device));
+    tms_shared_page_publish(&saver->page);
+    pthread_mutex_unlock(&saver->lock);
 }
 
 tms_status_t tms_saver_allocate(tms_saver_t *saver, const tms_region_t *region, uint64_t bytes, int device,
@@ -123,6 +128,7 @@ tms_status_t tms_saver_allocate(tms_saver_t *saver, const tms_region_t *region, 
         return TMS_OK;
     }
     if (status == TMS_OK) status = tms_devices_load(saver->devices, &driver, &devices, &context, error);
+    if (status == TMS_OK) tms_saver_open_page(saver, driver, devices);
     if (status == TMS_OK && device == TMS_NO_DEVICE)
         status = tms_devices_current(saver->devices, &context.device, &context, error);
     if (status == TMS_OK) status = check_size(saver, devices, bytes, &reserved, &context, error);
@@ -131,7 +137,7 @@ tms_status_t tms_saver_allocate(tms_saver_t *saver, const tms_region_t *region, 
         status = make_segment(saver, region, bytes, reserved, driver, devices, &segment, &context, error);
     }
     if (status != TMS_OK) {
-        note_failure(saver, status, &context, error);
+        note_failure(saver, region->tag, status, &context, error);
         return tms_saver_explain_loss(saver, status, error);
     }
     *address = tms_segment_address(segment); /* before publishing: another thread may free it afterwards */
@@ -157,6 +163,7 @@ tms_status_t tms_saver_free(tms_saver_t *saver, uint64_t address, tms_error_t *e
             segment->free_requested = true; /* the owner finishes the free */
         } else {
             tms_saver_unpublish(saver, segment);
+            tms_shared_page_publish(&saver->page);
             retired = segment;
         }
     }

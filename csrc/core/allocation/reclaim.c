@@ -4,7 +4,6 @@
 
 #include "core/allocation/retire.h"
 #include "core/captures.h"
-#include "core/footprint.h"
 
 /* ---- deferred frees ---- */
 
@@ -58,12 +57,13 @@ static void repair(tms_saver_t *saver, tms_segment_t *segment, tms_wait_t *wait)
         saver->damaged--;
         tms_stats_add(&saver->stats.paused_bytes, tms_segment_reserved(segment));
     }
-    tms_footprint_record(&saver->events, &saver->stores, segment,
+    tms_footprint_record(&saver->footprints, segment,
                          (tms_event_t){.kind = TMS_EVENT_REPAIR,
                                        .status = whole ? TMS_OK : reason.status,
                                        .driver_result = whole ? 0 : reason.driver_result});
     bool freed = segment->free_requested;
     if (freed) tms_saver_unpublish(saver, segment);
+    tms_shared_page_publish(&saver->page);
     pthread_mutex_unlock(&saver->lock);
     if (freed) tms_saver_retire(saver, segment, wait);
     if (whole && !freed)

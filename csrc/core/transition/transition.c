@@ -4,10 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "core/allocation/reclaim.h"
 #include "core/allocation/retire.h"
 #include "core/captures.h"
-#include "core/footprint.h"
 #include "core/inspect.h"
 #include "core/peers.h"
 #include "core/transition/log.h"
@@ -83,6 +83,12 @@ bool tms_transition_skips_damaged(const tms_transition_t *t, const tms_segment_t
     return damaged && has_selected_tag(t, segment);
 }
 
+/* What the call is for the shared page. check_fresh() moves nothing. */
+static tms_shared_page_call_t page_call_of(const tms_transition_t *t) {
+    if (t->asked.from == t->asked.to) return TMS_SHARED_PAGE_IDLE;
+    return t->asked.from == TMS_SEGMENT_ACTIVE ? TMS_SHARED_PAGE_PAUSE : TMS_SHARED_PAGE_RESUME;
+}
+
 static void collect(tms_transition_t *t) {
     t->planned.first = NULL;
     t->planned.end = &t->planned.first;
@@ -101,6 +107,10 @@ static void collect(tms_transition_t *t) {
         t->planned.end = &segment->next_in_transition;
         t->planned.owners |= (tms_device_mask_t)1 << segment->device;
         t->planned.affected |= segment->accessible;
+    }
+    if (t->planned.first && tms_shared_page_is_open(&t->saver->page)) {
+        tms_shared_page_begin_moves(&t->saver->page, page_call_of(t), tms_clock_nanoseconds());
+        tms_shared_page_publish(&t->saver->page);
     }
     pthread_mutex_unlock(&t->saver->lock);
 }
@@ -142,11 +152,18 @@ static void advance_epochs(tms_transition_t *t) {
     }
 }
 
+static tms_shared_page_outcome_t page_outcome(const tms_transition_t *t, bool succeeded) {
+    return (tms_shared_page_outcome_t){.call = page_call_of(t),
+                                       .succeeded = succeeded,
+                                       .ended = tms_clock_nanoseconds(),
+                                       .nanoseconds = (uint64_t)(tms_wait_elapsed(&t->wait) * TMS_NANOSECONDS)};
+}
+
 void tms_transition_finish(tms_transition_t *t, bool moved) {
     tms_segment_t *freed = NULL;
     const double now = tms_wait_now();
-    tms_footprint_moves_t moves = {
-        .events = &t->saver->events, .stores = &t->saver->stores, .call = t->call, .operation = t->asked.operation};
+    tms_footprint_moves_t moves = {.to = &t->saver->footprints, .call = t->call, .operation = t->asked.operation};
+    if (tms_shared_page_is_open(&t->saver->page)) moves.outcome = page_outcome(t, moved);
     pthread_mutex_lock(&t->saver->lock);
     if (moved && t->asked.from == TMS_SEGMENT_ACTIVE) advance_epochs(t);
     for (tms_segment_t *next, *segment = t->planned.first; segment; segment = next) {
@@ -160,6 +177,8 @@ void tms_transition_finish(tms_transition_t *t, bool moved) {
         freed = segment;
     }
     tms_footprint_record_moves(&moves);
+    tms_shared_page_end_moves(&t->saver->page);
+    tms_shared_page_publish(&t->saver->page);
     t->planned.first = NULL;
     bool skipped = tms_peers_note_skipped(t->saver, t->planned.peers_seen);
     t->saver->peers.pause = 0; /* the segment that failed may be PAUSED or freed now */
@@ -329,6 +348,16 @@ static void count(tms_calls_t *calls, tms_status_t status, const tms_report_t *r
     tms_stats_add(&calls->copied_bytes, report->copied_bytes);
 }
 
+static void count_in_page(tms_transition_t *t, tms_status_t status) {
+    tms_shared_page_t *page = &t->saver->page;
+    if (!tms_shared_page_is_open(page)) return;
+    const tms_shared_page_outcome_t outcome = page_outcome(t, status == TMS_OK);
+    pthread_mutex_lock(&t->saver->lock);
+    tms_shared_page_count_call(page, &outcome);
+    tms_shared_page_publish(page);
+    pthread_mutex_unlock(&t->saver->lock);
+}
+
 tms_status_t tms_transition_run(tms_transition_t *t, tms_calls_t *calls, tms_report_t *report, tms_error_t *error) {
     const tms_selection_t *selection = t->asked.selection;
     bool asks = selection->interrupted || selection->on_progress;
@@ -348,6 +377,7 @@ tms_status_t tms_transition_run(tms_transition_t *t, tms_calls_t *calls, tms_rep
     }
     t->done.report.seconds = tms_wait_elapsed(&t->wait);
     count(calls, status, &t->done.report);
+    count_in_page(t, status);
     if (status == TMS_OK && report) *report = t->done.report;
     tms_phases_end_call(t, status, error);
     if (status == TMS_OK && t->asked.from != t->asked.to) tms_transition_log(t);

@@ -99,6 +99,12 @@ int sim_environment_devices(void) {
     return (int)devices;
 }
 
+uint64_t sim_environment_memory(void) {
+    uint64_t bytes = (uint64_t)8 << 30;
+    read_number("TMS_SIMULATED_MEMORY", INT64_MAX, &bytes);
+    return bytes;
+}
+
 bool sim_environment_shared_name(char *name, size_t size) {
     const char *shared = getenv("TMS_SIMULATED_SHARED");
     *name = '\0';
@@ -113,7 +119,7 @@ void sim_environment_read(void) {
         sim_visible_read();
     else
         sim_visible_all();
-    read_number("TMS_SIMULATED_MEMORY", INT64_MAX, &sim_state.device_bytes);
+    sim_state.device_bytes = sim_environment_memory();
     read_number("TMS_SIMULATED_BANDWIDTH", INT64_MAX, &sim_state.bandwidth);
     read_number("TMS_SIMULATED_POISON", INT64_MAX, &sim_state.poison_limit);
     read_number("TMS_SIMULATED_NCCL_MEMORY", INT64_MAX, &sim_state.nccl_bytes);

@@ -4,10 +4,12 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 /* Reads all settings into the state. Called with the simulator's lock held, during initialisation. */
 void sim_environment_read(void);
-int sim_environment_devices(void); /* number of devices of the machine; needs no lock */
+int sim_environment_devices(void);     /* number of devices of the machine; needs no lock */
+uint64_t sim_environment_memory(void); /* bytes of each device; needs no lock */
 /* The name of the shared budgets in POSIX shared memory; false, and an empty one, if none is set or it is malformed. Needs
  * no lock. */
 bool sim_environment_shared_name(char *name, size_t size);

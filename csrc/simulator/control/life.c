@@ -22,7 +22,6 @@
 #include "simulator/work/event.h"
 #include "simulator/work/graph.h"
 
-static const uint64_t default_device_bytes = (uint64_t)8 << 30;
 static const uint64_t default_poison_limit = (uint64_t)8 << 20;
 static const uint64_t default_nccl_bytes = (uint64_t)16 << 20;
 
@@ -34,7 +33,6 @@ static void set_defaults(void) {
     sim_state.stopping = false;
     sim_state.machine_count = 1;
     sim_visible_all();
-    sim_state.device_bytes = default_device_bytes;
     sim_state.bandwidth = 0;
     sim_state.peer_capable = true;
     sim_state.tracing = false;

@@ -34,6 +34,11 @@ typedef struct nvml_process {
     unsigned gpu_instance, compute_instance; /* without MIG: all ones */
 } nvml_process_t;
 
+/* nvmlMemory_t */
+typedef struct nvml_memory {
+    unsigned long long total_bytes, free_bytes, used_bytes;
+} nvml_memory_t;
+
 static unsigned machine_devices(void) { return (unsigned)sim_environment_devices(); }
 
 static int machine_index_of(nvml_device_t device) { return (int)(uintptr_t)device - 1; }
@@ -75,6 +80,7 @@ TMS_SIM_EXPORT int nvmlDeviceGetComputeRunningProcesses(nvml_device_t device, un
 TMS_SIM_EXPORT int nvmlDeviceGetComputeRunningProcesses_v2(nvml_device_t device, unsigned *count, nvml_process_t *processes);
 TMS_SIM_EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(nvml_device_t device, unsigned *count, nvml_process_t *processes)
     __attribute__((alias("nvmlDeviceGetComputeRunningProcesses_v2")));
+TMS_SIM_EXPORT int nvmlDeviceGetMemoryInfo(nvml_device_t device, nvml_memory_t *memory);
 TMS_SIM_EXPORT int nvmlDeviceGetHandleByUUID(const char *text, nvml_device_t *device);
 TMS_SIM_EXPORT int nvmlDeviceGetGpuFabricInfoV(nvml_device_t device, void *information);
 TMS_SIM_EXPORT int nvmlDeviceGetNvLinkRemoteDeviceType(nvml_device_t device, unsigned link, int *type);
@@ -161,6 +167,20 @@ int nvmlDeviceGetComputeRunningProcesses_v2(nvml_device_t device, unsigned *coun
     for (unsigned i = 0; i < *count; i++) {
         processes[i] = (nvml_process_t){(unsigned)rows[i].pid, rows[i].bytes, UINT32_MAX, UINT32_MAX};
     }
+    return NVML_SUCCESS;
+}
+
+/* A simulated driver takes no memory itself: what processes hold is all that is used. */
+int nvmlDeviceGetMemoryInfo(nvml_device_t device, nvml_memory_t *memory) {
+    sim_budget_process_t rows[SIM_BUDGET_PROCESSES];
+    unsigned count = SIM_BUDGET_PROCESSES;
+    unsigned long long used = 0;
+    if (!memory) return NVML_ERROR_INVALID_ARGUMENT;
+    int result = list_processes(device, &count, rows, rows);
+    if (result != NVML_SUCCESS) return result;
+    for (unsigned i = 0; i < count; i++) used += rows[i].bytes;
+    const unsigned long long total = sim_environment_memory();
+    *memory = (nvml_memory_t){.total_bytes = total, .free_bytes = used < total ? total - used : 0, .used_bytes = used};
     return NVML_SUCCESS;
 }
 

@@ -286,6 +286,7 @@ enum { NVML_SUCCESS = 0, NVML_ERROR_INVALID_ARGUMENT = 2, NVML_ERROR_NOT_FOUND =
 
 typedef int list_t(void *, unsigned *, void *);
 typedef int by_uuid_t(const char *, void **);
+typedef int memory_t(void *, unsigned long long *);
 
 /* A function of the management library. */
 #define MANAGEMENT(type, name) ((type *)(uintptr_t)dlsym(dlopen(getenv("TMS_CUDA_DRIVER"), RTLD_NOW), name))
@@ -304,18 +305,30 @@ static unsigned long long used_by(pid_t pid, unsigned *count) {
     return 0;
 }
 
+/* The memory in use by the management library, if free and used memory make up the total of 16 MiB. */
+static unsigned long long used_of_device(void) {
+    unsigned long long memory[3] = {0}; /* nvmlMemory_t: total, free, used */
+    void *device = NULL;
+    by_uuid_t *by_uuid = MANAGEMENT(by_uuid_t, "nvmlDeviceGetHandleByUUID");
+    memory_t *read = MANAGEMENT(memory_t, "nvmlDeviceGetMemoryInfo");
+    if (by_uuid(UUID_OF_0, &device) != NVML_SUCCESS || read(device, memory) != NVML_SUCCESS) return UINT64_MAX;
+    if (read(device, NULL) != NVML_ERROR_INVALID_ARGUMENT || read(NULL, memory) != NVML_ERROR_INVALID_ARGUMENT)
+        return UINT64_MAX;
+    return memory[0] == 16 * MIB && memory[1] + memory[2] == memory[0] ? memory[2] : UINT64_MAX;
+}
+
 /* Asks first without CUDA, then with memory of its own. */
 static int list_processes(void) {
     CUmemGenericAllocationHandle handle = 0;
     CUmemAllocationProp properties = pinned_on(0);
     unsigned count = 0;
-    if (used_by(getpid(), &count) != 0 || count != 0) return CHILD_FAILED;
+    if (used_by(getpid(), &count) != 0 || count != 0 || used_of_device() != 0) return CHILD_FAILED;
     holder_t holder = start_holder();
     if (used_by(holder.pid, &count) != 12 * MIB || count != 1) return CHILD_FAILED + 1;
     if (CALL(cuInit, 0) != CUDA_SUCCESS || CALL(cuMemCreate, &handle, 2 * MIB, &properties, 0) != CUDA_SUCCESS)
         return CHILD_FAILED + 2;
     if (used_by(getpid(), &count) != 2 * MIB || count != 2) return CHILD_FAILED + 3;
-    if (used_by(holder.pid, &count) != 12 * MIB) return CHILD_FAILED + 4;
+    if (used_by(holder.pid, &count) != 12 * MIB || used_of_device() != 14 * MIB) return CHILD_FAILED + 4;
     end_holder(&holder, true);
     if (used_by(holder.pid, &count) != 0 || count != 1) return CHILD_FAILED + 5;
     CALL(cuMemRelease, handle);

@@ -1,0 +1,130 @@
+/* The shared page: what a process holds and does, in a file of a fixed size that other processes of its user may read at any
+ * moment (`top`), with the words by which they request a file of it (`snapshot`, `events`). Plain data.
+ *
+ * Every member is made of 64-bit words, so that writer and readers touch each word by one atomic access. Texts are UTF-8,
+ * padded with NULs, and may be truncated inside a character. Times are nanoseconds of CLOCK_MONOTONIC, 0 for "never".
+ *
+ * The order of memory accesses. `sequence` is even while the page is consistent, and there is one writer at a time.
+ * - The writer stores an odd sequence (relaxed), each word (release), and the next even sequence (release).
+ * - A reader loads the sequence (acquire), each word (acquire), and the sequence again (relaxed). Its copy counts if both
+ *   sequences are equal and even.
+ *
+ * A reader that loads a word of a write synchronises with that store, and so finds the odd sequence before it, or a later
+ * one, when it loads the sequence again. A reader that loads the even sequence of a write finds all of its words. So
+ * two equal even sequences enclose no write. There are no fences, because the thread sanitizer does not know them.
+ * `requests`, `served_total`, `unserved_total` and `serve_error` are outside of this order.
+ *
+ * The file is locked (flock) while its process lives. Whoever gets the lock knows that the process is dead, also one of
+ * another PID namespace. A change of this layout is a new TMS_SHARED_PAGE_FORMAT. */
+#ifndef TMS_SHARED_PAGE_FORMAT_H
+#define TMS_SHARED_PAGE_FORMAT_H
+
+#include <stdint.h>
+
+#define TMS_SHARED_PAGE_MAGIC UINT64_C(0x454741505f534d54) /* "TMS_PAGE" */
+
+enum {
+    TMS_SHARED_PAGE_FORMAT = 1,
+    TMS_SHARED_PAGE_BYTES = 32768,  /* of the file */
+    TMS_SHARED_PAGE_ROWS = 128,     /* pairs of tag and device; further ones are summed in `others` */
+    TMS_SHARED_PAGE_DEVICES = 64,   /* of the process, by ordinal */
+    TMS_SHARED_PAGE_TEXT_WORDS = 8, /* of a tag or a name: 64 bytes */
+    TMS_SHARED_PAGE_UUID_WORDS = 2
+};
+
+/* What another process may request, as a bit of `requests` and an index of the counters. */
+#define TMS_SHARED_PAGE_REQUESTS(X)                                                                                         \
+    X(SNAPSHOT, 0, "snapshot")                                                                                              \
+    X(EVENTS, 1, "events")
+enum {
+#define TMS_SHARED_PAGE_REQUEST(kind, number, name) TMS_SHARED_PAGE_##kind = (number),
+    TMS_SHARED_PAGE_REQUESTS(TMS_SHARED_PAGE_REQUEST)
+#undef TMS_SHARED_PAGE_REQUEST
+        TMS_SHARED_PAGE_KINDS
+};
+
+/* The numbers of a row. `resident_bytes`, `paused_bytes`: of address ranges. The counts of pauses and resumes are those that
+ * concerned an allocation of the row; the times, when the last one that succeeded committed, and how long that took. */
+#define TMS_SHARED_PAGE_ROW_NUMBERS(X)                                                                                      \
+    X(allocations) /* alive, in every state */                                                                              \
+    X(damaged)     /* of them in state DAMAGED */                                                                           \
+    X(resident_bytes)                                                                                                       \
+    X(paused_bytes)                                                                                                         \
+    X(host_backup_bytes)                                                                                                    \
+    X(disk_backup_bytes)                                                                                                    \
+    X(pauses_total)                                                                                                         \
+    X(resumes_total)                                                                                                        \
+    X(failed_pauses_total)                                                                                                  \
+    X(failed_resumes_total)                                                                                                 \
+    X(failed_allocations_total)                                                                                             \
+    X(last_pause_ended)                                                                                                     \
+    X(last_pause_nanoseconds)                                                                                               \
+    X(last_resume_ended)                                                                                                    \
+    X(last_resume_nanoseconds)
+
+/* What the page says of its process. What comes before `row_count` changes rarely. */
+#define TMS_SHARED_PAGE_NUMBERS(X)                                                                                          \
+    X(pid)                                                                                                                  \
+    X(pid_namespace)   /* inode of /proc/self/ns/pid; 0: unknown */                                                         \
+    X(process_started) /* clock ticks after the boot, as in /proc/<pid>/stat; 0: unknown */                                 \
+    X(made)            /* time */                                                                                           \
+    X(device_count)                                                                                                         \
+    X(rank_known)                                                                                                           \
+    X(rank)                                                                                                                 \
+    X(serves) /* 1: requests are served after each pause and resume */                                                      \
+    X(row_count)                                                                                                            \
+    X(running)       /* tms_shared_page_call_t: allocations are being moved */                                              \
+    X(running_since) /* time */                                                                                             \
+    X(allocations_total)                                                                                                    \
+    X(frees_total)                                                                                                          \
+    X(pauses_total) /* calls that succeeded */                                                                              \
+    X(resumes_total)                                                                                                        \
+    X(failed_pauses_total)                                                                                                  \
+    X(failed_resumes_total)                                                                                                 \
+    X(failed_allocations_total)                                                                                             \
+    X(last_pause_ended) /* of a call that succeeded */                                                                      \
+    X(last_pause_nanoseconds)                                                                                               \
+    X(last_resume_ended)                                                                                                    \
+    X(last_resume_nanoseconds)
+
+typedef enum tms_shared_page_call {
+    TMS_SHARED_PAGE_IDLE = 0,
+    TMS_SHARED_PAGE_PAUSE = 1,
+    TMS_SHARED_PAGE_RESUME = 2
+} tms_shared_page_call_t;
+
+#define TMS_SHARED_PAGE_MEMBER(name) uint64_t name;
+
+typedef struct tms_shared_page_row {
+    uint64_t tag[TMS_SHARED_PAGE_TEXT_WORDS]; /* zeros: none */
+    uint64_t device;                          /* CUDA ordinal */
+    TMS_SHARED_PAGE_ROW_NUMBERS(TMS_SHARED_PAGE_MEMBER)
+} tms_shared_page_row_t;
+
+typedef struct tms_shared_page_device {
+    uint64_t uuid[TMS_SHARED_PAGE_UUID_WORDS]; /* the driver's 16 bytes; zeros: unknown */
+    uint64_t total_bytes;
+} tms_shared_page_device_t;
+
+typedef struct tms_shared_page_process {
+    uint64_t boot_id[TMS_SHARED_PAGE_UUID_WORDS]; /* the kernel's, 16 bytes */
+    uint64_t name[TMS_SHARED_PAGE_TEXT_WORDS];    /* the program, or the role that it was given */
+    TMS_SHARED_PAGE_NUMBERS(TMS_SHARED_PAGE_MEMBER)
+} tms_shared_page_process_t;
+
+typedef struct tms_shared_page_contents {
+    uint64_t magic, format; /* written last; 0 until then */
+    uint64_t sequence;
+    uint64_t requests; /* bits of TMS_SHARED_PAGE_REQUESTS, set by other processes, cleared by this one */
+    uint64_t served_total[TMS_SHARED_PAGE_KINDS], unserved_total[TMS_SHARED_PAGE_KINDS];
+    uint64_t serve_error[TMS_SHARED_PAGE_KINDS]; /* errno of the last failure; 0: not one of the system */
+    tms_shared_page_process_t process;
+    tms_shared_page_device_t devices[TMS_SHARED_PAGE_DEVICES];
+    tms_shared_page_row_t others; /* without tag and device */
+    tms_shared_page_row_t rows[TMS_SHARED_PAGE_ROWS];
+} tms_shared_page_contents_t;
+
+_Static_assert(sizeof(tms_shared_page_contents_t) <= TMS_SHARED_PAGE_BYTES, "the contents fit into the file");
+_Static_assert(sizeof(_Atomic uint64_t) == sizeof(uint64_t), "a word is accessed as an atomic");
+
+#endif

@@ -1,0 +1,116 @@
+"""Bugs of the shared page, and of what other processes make of it."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+_PAGE = "tests/unit/base/test_shared_page.c"
+_READERS = "tests/unit/base/test_shared_page_readers.c"
+_FILE = "tests/unit/base/test_shared_page_file.c"
+_SHOWN = "tests/unit/core/test_page_opening.c"
+
+_SOURCES = "torch_memory_saver/_processes/"
+_PYTHON = "tests/unit/python/processes/"
+
+MUTANTS = (
+    Mutant(
+        "readers-do-not-learn-of-a-write-that-is-under-way",
+        "csrc/base/shared_page.c",
+        "    atomic_store_explicit(sequence, number + 1, memory_order_relaxed);",
+        "    atomic_store_explicit(sequence, number, memory_order_relaxed);",
+        (_READERS,),
+    ),
+    Mutant(
+        "a-reader-takes-a-copy-that-was-written-to",
+        "csrc/base/shared_page_file.c",
+        "    return atomic_load_explicit(&words[TMS_SHARED_WORD(sequence)], memory_order_relaxed) == before;",
+        "    return true;",
+        (_READERS,),
+    ),
+    Mutant(
+        "a-full-file-system-raises-sigbus",
+        "csrc/base/shared_page_file.c",
+        "    do os_error = posix_fallocate(file->fd, 0, TMS_SHARED_PAGE_BYTES);",
+        "    do os_error = ftruncate(file->fd, TMS_SHARED_PAGE_BYTES);",
+        (_FILE,),
+    ),
+    Mutant(
+        "the-page-of-a-killed-process-seems-alive",
+        "csrc/base/shared_page.c",
+        "    tms_shared_page_file_close(&page->file);\n    if (!was_open) return;",
+        "    if (!was_open) return;",
+        (_PAGE, _PYTHON + "test_pages.py::test_a_forked_child_does_not_keep_its_parents_page"),
+    ),
+    Mutant(
+        "totals-of-a-row-that-is-given-away-are-lost",
+        "csrc/base/shared_page.c",
+        "    to->pauses_total += from->pauses_total;",
+        "",
+        (_PAGE,),
+    ),
+    Mutant(
+        "a-row-with-allocations-is-given-away",
+        "csrc/base/shared_page.c",
+        "        if (unused == OTHERS && page->owners[row].allocations == 0) unused = row;",
+        "        if (unused == OTHERS) unused = row;",
+        (_PAGE,),
+    ),
+    Mutant(
+        "without-events-the-page-shows-nothing",
+        "csrc/core/footprint.c",
+        "    return tms_events_are_on(to->events) || tms_shared_page_is_open(to->page);",
+        "    return tms_events_are_on(to->events);",
+        (_SHOWN,),
+    ),
+    Mutant(
+        "a-free-is-shown-by-the-next-change-only",
+        "csrc/core/allocation/allocation.c",
+        "            tms_saver_unpublish(saver, segment);\n            tms_shared_page_publish(&saver->page);",
+        "            tms_saver_unpublish(saver, segment);",
+        (_SHOWN,),
+    ),
+    Mutant(
+        "files-count-as-host-memory",
+        "csrc/core/footprint.c",
+        "                                                       .disk_backup_bytes = disk,",
+        "",
+        (_SHOWN,),
+    ),
+    Mutant(
+        "pages-of-dead-processes-stay",
+        _SOURCES + "pages.py",
+        "    if is_alive(descriptor, page):\n        return page\n    path.unlink(missing_ok=True)\n    return None",
+        "    return page if is_alive(descriptor, page) else None",
+        (_PYTHON + "test_pages.py::test_the_page_of_a_killed_process_is_removed",),
+    ),
+    Mutant(
+        "a-reused-number-is-taken-for-the-process",
+        _SOURCES + "pages.py",
+        "    return started is None or started == page.process_started",
+        "    return True",
+        (_PYTHON + "test_pages.py::test_a_page_whose_process_has_another_start_time_is_dead",),
+    ),
+    Mutant(
+        "a-request-stays-after-ctrl-c",
+        _SOURCES + "requests.py",
+        "                _core.request_page(descriptor, number, withdraw=True)",
+        "                pass",
+        (_PYTHON + "test_requests.py::test_ctrl_c_withdraws_the_request",),
+    ),
+    Mutant(
+        "a-file-on-request-is-readable-by-others",
+        _SOURCES + "serving.py",
+        "_FILE_MODE = 0o600",
+        "_FILE_MODE = 0o644",
+        (_PYTHON + "test_requests.py::test_a_snapshot_is_written_at_the_next_pause",),
+    ),
+    Mutant(
+        "unmanaged-memory-counts-as-free",
+        _SOURCES + "view.py",
+        "        other_bytes=None if in_use is None else max(in_use - resident, 0),",
+        "        other_bytes=0,",
+        (_PYTHON + "test_view.py::test_pages_and_nvml_by_gpu",),
+    ),
+)

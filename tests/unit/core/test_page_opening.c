@@ -1,0 +1,244 @@
+/* Guards page_opening.c, and that the shared page shows at every moment what the saver's own rows show. */
+#include "core/page_opening.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "captured_stderr.h"
+#include "support.h"
+#include "temporary.h"
+
+enum { TAGS = 3, DEVICES = 2, STEPS = 400, SEGMENTS = 12, GATE = 1 };
+
+static const char *const tags[TAGS] = {"weights", "kv_cache", "graphs"};
+static char base[TEMPORARY_BYTES];
+
+static int setup(void **state) {
+    if (!make_temporary_directory(base, "pages")) return -1;
+    setenv("TMS_SHARED_PAGE_DIR", base, 1);
+    return setup_two_devices(state);
+}
+
+static unsigned count_files(void) {
+    unsigned count = 0;
+    DIR *stream = opendir(base);
+    for (const struct dirent *entry; stream && (entry = readdir(stream));) count += entry->d_name[0] != '.';
+    if (stream) closedir(stream);
+    return count;
+}
+
+static int finish(void **state) {
+    int result = teardown(state);
+    assert_int_equal(count_files(), 0);
+    return remove_temporary_directory(base) == 0 ? result : -1;
+}
+
+static tms_shared_page_contents_t look(fixture_t *f) {
+    tms_shared_page_contents_t copy;
+    int fd = open(f->saver.page.file.path, O_RDONLY);
+    assert_int_equal(tms_shared_page_file_read(fd, &copy), TMS_SHARED_PAGE_READ);
+    close(fd);
+    return copy;
+}
+
+static void it_is_made_at_the_first_allocation(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    assert_int_equal(count_files(), 0);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    assert_int_equal(count_files(), 0);
+    allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
+    assert_int_equal(count_files(), 1);
+    const tms_shared_page_contents_t page = look(f);
+    CUuuid uuid;
+    assert_int_equal(page.process.device_count, DEVICES);
+    for (int device = 0; device < DEVICES; device++) {
+        assert_int_equal(f->cuda->cuDeviceGetUuid(&uuid, f->topology->device[device].handle), CUDA_SUCCESS);
+        assert_memory_equal(page.devices[device].uuid, &uuid, sizeof uuid);
+        assert_int_equal(page.devices[device].total_bytes, 256 * MIB);
+    }
+}
+
+static void a_device_without_uuid_is_unknown(void **state) {
+    fixture_t *f = *state;
+    simulator()->fail_after("cuDeviceGetUuid_v2", 0, 1, CUDA_ERROR_UNKNOWN);
+    allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
+    assert_int_equal(simulator()->failures_fired(), 1);
+    const tms_shared_page_contents_t page = look(f);
+    assert_int_equal(page.devices[0].uuid[0] | page.devices[0].uuid[1], 0);
+    assert_int_not_equal(page.devices[1].uuid[0], 0);
+    assert_int_equal(page.rows[0].resident_bytes, 2 * MIB);
+}
+
+static void a_page_that_cannot_be_made_is_one_warning(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    char output[2048];
+    f->saver.page.directory = "/proc/no/such/directory";
+    captured_stderr_t captured = capture_begin();
+    uint64_t address = allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB);
+    fill(address, 2 * MIB, 5);
+    allocate(f, "b", TMS_BACKUP_NONE, 2 * MIB);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    capture_end(captured, output, sizeof output);
+    assert_filled(address, 2 * MIB, 5);
+    const char *warning = strstr(output, "'/proc/no/such/directory' cannot be made: mkdir failed");
+    assert_non_null(warning);
+    assert_non_null(strstr(warning, "TMS_SHARED_PAGE_DIR"));
+    assert_null(strstr(strstr(warning, "mkdir"), "cannot be made"));
+}
+
+/* ---- what it shows ---- */
+
+static const tms_shared_page_row_t *row_of(const tms_shared_page_contents_t *page, const char *tag, int device) {
+    static const tms_shared_page_row_t empty;
+    for (size_t i = 0; i < page->process.row_count; i++) {
+        if (strcmp((const char *)page->rows[i].tag, tag) == 0 && page->rows[i].device == (uint64_t)device)
+            return &page->rows[i];
+    }
+    return &empty;
+}
+
+/* Compares each row of the page with the sum of the saver's own rows. */
+static void compare(fixture_t *f) {
+    static tms_segment_info_t rows[SEGMENTS + 1];
+    const tms_shared_page_contents_t page = look(f);
+    size_t count = tms_saver_segments(&f->saver, rows, SEGMENTS + 1);
+    for (int t = 0; t < TAGS; t++) {
+        for (int device = 0; device < DEVICES; device++) {
+            tms_shared_page_row_t sum = {0};
+            for (size_t i = 0; i < count; i++) {
+                if (strcmp(rows[i].tag, tags[t]) != 0 || rows[i].device != device) continue;
+                const bool active = rows[i].state == TMS_SEGMENT_ACTIVE, on_disk = rows[i].backup == TMS_BACKUP_DISK;
+                sum.allocations++;
+                sum.resident_bytes += active ? rows[i].reserved_bytes : 0;
+                sum.paused_bytes += active ? 0 : rows[i].reserved_bytes;
+                *(on_disk ? &sum.disk_backup_bytes : &sum.host_backup_bytes) += rows[i].backup_bytes;
+            }
+            const tms_shared_page_row_t *shown = row_of(&page, tags[t], device);
+            assert_int_equal(shown->allocations, sum.allocations);
+            assert_int_equal(shown->resident_bytes, sum.resident_bytes);
+            assert_int_equal(shown->paused_bytes, sum.paused_bytes);
+            assert_int_equal(shown->host_backup_bytes, sum.host_backup_bytes);
+            assert_int_equal(shown->disk_backup_bytes, sum.disk_backup_bytes);
+        }
+    }
+    assert_int_equal(page.process.allocations_total, tms_stats_read(&f->saver.stats.allocations_total));
+    assert_int_equal(page.process.frees_total, tms_stats_read(&f->saver.stats.frees_total));
+    assert_int_equal(page.process.pauses_total, tms_stats_read(&f->saver.stats.pauses.successes));
+    assert_int_equal(page.process.resumes_total, tms_stats_read(&f->saver.stats.resumes.successes));
+    assert_int_equal(page.process.running, TMS_SHARED_PAGE_IDLE);
+}
+
+static uint32_t next_random(uint32_t *random) {
+    *random = *random * 1664525u + 1013904223u;
+    return *random >> 16;
+}
+
+static void it_shows_what_is_held(void **state) {
+    static const tms_backup_kind_t backups[] = {TMS_BACKUP_NONE, TMS_BACKUP_PINNED, TMS_BACKUP_MMAP, TMS_BACKUP_DISK};
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t addresses[SEGMENTS] = {0};
+    uint32_t random = 20261125;
+    addresses[0] = allocate(f, tags[0], TMS_BACKUP_NONE, 2 * MIB);
+    for (int step = 0; step < STEPS; step++) {
+        const uint32_t slot = next_random(&random) % SEGMENTS, what = next_random(&random) % 4;
+        const char *tag = next_random(&random) % 4 ? tags[next_random(&random) % TAGS] : NULL;
+        if (what == 0) {
+            ASSERT_OK(pause_tag(f, tag, NULL, &error), error);
+        } else if (what == 1) {
+            ASSERT_OK(resume_tag(f, tag, NULL, &error), error);
+        } else if (addresses[slot]) {
+            ASSERT_OK(tms_saver_free(&f->saver, addresses[slot], &error), error);
+            addresses[slot] = 0;
+        } else {
+            addresses[slot] = allocate_on(f, (int)(next_random(&random) % DEVICES), tags[slot % TAGS], backups[slot % 4],
+                                          (1 + next_random(&random) % 3) * 2 * MIB);
+        }
+        compare(f);
+    }
+}
+
+static void it_shows_the_events_too_if_the_ring_is_off(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_events_release(&f->saver.events);
+    ASSERT_OK(tms_events_init(&f->saver.events, 0, &error), error);
+    allocate(f, "weights", TMS_BACKUP_PINNED, 4 * MIB);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    compare(f);
+    assert_int_equal(look(f).rows[0].paused_bytes, 4 * MIB);
+}
+
+static void it_shows_a_pause_that_runs(void **state) {
+    fixture_t *f = *state;
+    held_pause_t held;
+    uint64_t address = allocate(f, "weights", TMS_BACKUP_NONE, 2 * MIB);
+    CUstream stream = launch_behind_gate(f, GATE, address);
+    begin_pause(&held, f, NULL);
+    tms_shared_page_contents_t page = look(f);
+    assert_int_equal(page.process.running, TMS_SHARED_PAGE_PAUSE);
+    assert_true(page.process.running_since >= page.process.made);
+    assert_int_equal(page.rows[0].resident_bytes, 2 * MIB);
+    simulator()->open_gate(GATE);
+    join_pause(&held);
+    compare(f);
+    page = look(f);
+    assert_int_equal(page.rows[0].pauses_total, 1);
+    assert_true(page.rows[0].last_pause_ended >= page.process.made);
+    assert_true(page.process.last_pause_ended >= page.rows[0].last_pause_ended);
+    destroy_stream(f, stream);
+}
+
+static void it_counts_failures(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t address = 0;
+    tms_tag_t *tag = NULL;
+    allocate(f, "weights", TMS_BACKUP_NONE, 2 * MIB);
+    ASSERT_OK(tms_tag_intern(&f->regions.tags, "kv_cache", &tag, &error), error);
+    const tms_region_t region = {.tag = tag, .managed = true};
+    assert_int_equal(tms_saver_allocate(&f->saver, &region, 4 * GIB, 1, &address, &error), TMS_OUT_OF_DEVICE_MEMORY);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    simulator()->fail_after("cuMemCreate", 0, 1, CUDA_ERROR_OUT_OF_MEMORY);
+    assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_OUT_OF_DEVICE_MEMORY);
+    compare(f);
+    const tms_shared_page_contents_t page = look(f);
+    assert_int_equal(page.process.failed_allocations_total, 1);
+    assert_int_equal(page.process.failed_resumes_total, 1);
+    assert_int_equal(row_of(&page, "kv_cache", 1)->failed_allocations_total, 1);
+    assert_int_equal(row_of(&page, "weights", 0)->failed_resumes_total, 1);
+    assert_int_equal(row_of(&page, "weights", 0)->resumes_total, 0);
+}
+
+static void it_shows_damaged_allocations(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    allocate(f, "weights", TMS_BACKUP_NONE, 2 * MIB);
+    simulator()->fail_after("cuMemUnmap", 0, 1, CUDA_ERROR_UNKNOWN);
+    assert_int_not_equal(pause_tag(f, NULL, NULL, &error), TMS_OK);
+    assert_int_equal(look(f).rows[0].damaged, 1);
+    tms_saver_reclaim(&f->saver); /* repairs it: it is paused */
+    assert_int_equal(look(f).rows[0].damaged, 0);
+    compare(f);
+}
+
+int main(void) {
+#define PAGE_TEST(test) cmocka_unit_test_setup_teardown(test, setup, finish)
+    const struct CMUnitTest tests[] = {
+        PAGE_TEST(it_is_made_at_the_first_allocation),
+        PAGE_TEST(a_device_without_uuid_is_unknown),
+        PAGE_TEST(a_page_that_cannot_be_made_is_one_warning),
+        PAGE_TEST(it_shows_what_is_held),
+        PAGE_TEST(it_shows_the_events_too_if_the_ring_is_off),
+        PAGE_TEST(it_shows_a_pause_that_runs),
+        PAGE_TEST(it_counts_failures),
+        PAGE_TEST(it_shows_damaged_allocations),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,104 @@
+"""Guards the lines of `top`: what they say, their width, the order and the filter."""
+
+from __future__ import annotations
+
+import pytest
+from made_pages import MIB, make_page, make_row
+
+from torch_memory_saver._cli.top_command import SORT_KEYS
+from torch_memory_saver._processes.gpus import Gpu, GpuProcess, Gpus
+from torch_memory_saver._processes.pages import Page, Pages
+from torch_memory_saver._processes.table import ORDERS, lines_of
+from torch_memory_saver._processes.view import View, make_view
+
+S = 1_000_000_000
+
+
+def make(*pages: Page, used: tuple[tuple[int, int], ...] = ((7, 3 * MIB),), missing: str = "") -> View:
+    processes = tuple(GpuProcess(*process) for process in used)
+    gpu = Gpu(0, "GPU-0", "NVIDIA H100", 100 * MIB, 60 * MIB, 40 * MIB, processes)
+    return make_view(Pages(pages, {}), Gpus((gpu,), missing), 100 * S, {7: "python"})
+
+
+def texts(view: View, width: int = 80, **options: str) -> list[str]:
+    return [line.text for line in lines_of(view, width, **options)]
+
+
+JOB = make_page(
+    12345,
+    make_row("weights", resident_bytes=20 * MIB, host_backup_bytes=MIB, last_pause_ended=40 * S, last_resume_ended=97 * S),
+    make_row("kv_cache", paused_bytes=30 * MIB, disk_backup_bytes=2 * MIB, failed_pauses_total=3),
+    name="trainer",
+    rank=3,
+    counters={"failed_pauses_total": 3, "last_pause_ended": 40 * S},
+)
+
+
+def test_everything_is_on_it() -> None:
+    assert texts(make(JOB)) == [
+        "GPU 0  NVIDIA H100  GPU-0",
+        "  total 100 MiB  used 60 MiB  free 40 MiB",
+        "  managed: resident 20 MiB  paused 30 MiB  other 40 MiB",
+        "    PID NAME            STATE      USED RESIDENT PAUSED BACKUP PAUSE RESUME FAIL",
+        "  12345 trainer #3      partly        ?      20M    30M     3M    1m      -    3",
+        "      weights           resident             20M      0     1M    1m     3s    0",
+        "      kv_cache          paused                 0    30M     2M     -      -    3",
+        "      7 python          -            3M        -      -      -     -      -    -",
+    ]
+
+
+@pytest.mark.parametrize("width", [1, 80, 200])
+def test_lines_are_as_wide_as_the_terminal(width: int) -> None:
+    long = make_page(
+        12345, make_row("x" * 60, resident_bytes=1), name="a-very-long-name-of-a-program-that-nobody-can-read", rank=12
+    )
+    view = make(long, missing="a sentence that is so long that it needs two lines of a terminal " * 2)
+    lines = texts(view, width)
+    assert max(len(line) for line in lines) <= max(width, 80)
+    process = next(line for line in lines if line.startswith("  12345"))
+    assert "#12" in process, "the end of the name is left out, not the rank"
+    if width == 80:
+        assert "a-very-lon~ #12" in process
+        assert "~" in next(line for line in lines if "xxx" in line)
+
+
+def test_orders() -> None:
+    small = make_page(1, make_row("a", resident_bytes=1, paused_bytes=9), name="b")
+    large = make_page(2, make_row("a", resident_bytes=5), name="c", counters={"failed_pauses_total": 1})
+    view = make(small, large, used=())
+
+    def order(sort: str) -> list[str]:
+        return [line.split()[0] for line in texts(view, sort=sort) if line.split()[1:2] in (["b"], ["c"])]
+
+    assert {sort: order(sort) for sort in ORDERS} == {
+        "memory": ["2", "1"],
+        "paused": ["1", "2"],
+        "pid": ["1", "2"],
+        "name": ["1", "2"],
+        "failures": ["2", "1"],
+    }
+    assert tuple(ORDERS) == SORT_KEYS
+
+
+def test_the_filter_finds_names_numbers_and_tags() -> None:
+    def shown(pattern: str) -> list[str]:
+        return [line.text.split()[0] for line in lines_of(make(JOB), 80, pattern=pattern) if line.kind in ("process", "tag")]
+
+    assert shown("TRAIN") == ["12345", "weights", "kv_cache"]
+    assert shown("234") == ["12345", "weights", "kv_cache"]
+    assert shown("kv") == ["12345", "kv_cache"]
+    assert shown("python") == ["7"]
+    assert shown("nothing") == []
+    assert "  no process of 2 has 'nothing'" in texts(make(JOB), pattern="nothing")
+
+
+def test_what_is_foreign_or_unknown_is_said() -> None:
+    foreign = make_page(9, make_row("a", resident_bytes=1), foreign=True)
+    lines = texts(make(foreign, missing="NVML is missing"))
+    assert any(line.startswith("     9* job") for line in lines)
+    assert lines[-2:] == [
+        "* in another PID namespace, such as a container's: the number is the one there",
+        "note: NVML is missing",
+    ]
+    nothing = make_view(Pages((), {}), Gpus((), "NVML is missing"), 0, {})
+    assert texts(nothing) == ["no GPU and no process with a page is known", "note: NVML is missing"]

@@ -1,0 +1,109 @@
+"""The command `top`: what is on the GPUs, and what of it is managed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shutil
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from torch_memory_saver._cli.command import Command
+
+if TYPE_CHECKING:
+    from torch_memory_saver._processes.view import View
+
+__all__ = ["SORT_KEYS", "TopCommand", "look"]
+
+#: What processes can be sorted by: the keys of ``_processes.table.ORDERS``, the default first.
+SORT_KEYS = ("memory", "paused", "pid", "name", "failures")
+_SHORTEST_S, _DEFAULT_S = 0.1, 2.0
+#: The width of a table that goes to a file or a pipe.
+_WIDTH_WITHOUT_TERMINAL = 100
+
+
+class TopCommand(Command):
+    """Shows the GPUs and their processes, again and again."""
+
+    name = "top"
+    help = "show the memory of each GPU by process, and of ours by tag: resident, paused, backed up (needs no PyTorch)"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--once", action="store_true", help="print once and end")
+        parser.add_argument("--json", action="store_true", help="print an object a line, with sizes in bytes")
+        parser.add_argument(
+            "--interval",
+            type=_interval,
+            default=_DEFAULT_S,
+            metavar="SECONDS",
+            help=f"between two looks (default {_DEFAULT_S:g})",
+        )
+        parser.add_argument(
+            "--sort", choices=SORT_KEYS, default=SORT_KEYS[0], help=f"order of the processes (default {SORT_KEYS[0]})"
+        )
+        parser.add_argument(
+            "--filter", default="", metavar="TEXT", help="only processes whose number, name or a tag contains this"
+        )
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        if not (arguments.once or arguments.json) and sys.stdin.isatty() and sys.stdout.isatty():
+            from torch_memory_saver._cli.top_screen import can_show, show
+
+            if can_show():
+                return show(look, arguments.interval, arguments.sort, arguments.filter)
+        return _print(arguments)
+
+
+def _print(arguments: argparse.Namespace) -> int:
+    from torch_memory_saver._processes.table import lines_of
+    from torch_memory_saver._processes.view import as_json
+
+    while True:
+        view = look()
+        if arguments.json:
+            text = json.dumps(as_json(view)) + "\n"
+        else:
+            width = shutil.get_terminal_size((_WIDTH_WITHOUT_TERMINAL, 0)).columns
+            lines = lines_of(view, width, sort=arguments.sort, pattern=arguments.filter)
+            text = "".join(f"{line.text}\n" for line in lines)
+        # Names of programs and tags may have characters that the encoding lacks.
+        encoding = sys.stdout.encoding or "ascii"
+        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        sys.stdout.flush()
+        if arguments.once:
+            return 0
+        time.sleep(arguments.interval)
+        if not arguments.json:
+            print()
+
+
+def look() -> View:
+    """What is the case now."""
+    from torch_memory_saver._processes.gpus import read_gpus
+    from torch_memory_saver._processes.pages import read_pages
+    from torch_memory_saver._processes.view import make_view
+
+    pages, gpus = read_pages(), read_gpus()
+    ours = {page.pid for page in pages.pages if not page.foreign}
+    others = {process.pid for gpu in gpus.gpus for process in gpu.processes} - ours
+    return make_view(pages, gpus, time.monotonic_ns(), {pid: _name_of(pid) for pid in others})
+
+
+def _name_of(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            return "".join(character if character.isprintable() else "?" for character in file.read().strip())
+    except OSError:  # it has ended, or is not visible in this container
+        return ""
+
+
+def _interval(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not _SHORTEST_S <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds of at least {_SHORTEST_S}")
+    return seconds

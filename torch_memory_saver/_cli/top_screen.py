@@ -1,0 +1,180 @@
+"""The screen of `top` in a terminal. Only this module uses curses; what is shown comes from ``_processes.table``."""
+
+from __future__ import annotations
+
+import contextlib
+import curses
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from torch_memory_saver._cli.top_command import SORT_KEYS
+from torch_memory_saver._processes.table import Line, lines_of
+
+if TYPE_CHECKING:
+    from torch_memory_saver._processes.view import View
+
+__all__ = ["can_show", "show"]
+
+#: The intervals that + and - choose, in seconds.
+_INTERVALS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+_ENTER, _ESCAPE, _BACKSPACES = (10, 13, curses.KEY_ENTER), 27, (8, 127, curses.KEY_BACKSPACE)
+#: How long a key after Escape may take, in milliseconds, to be one with it; a terminal sends arrow keys so.
+_ESCAPE_DELAY_MS = 25
+#: How often the size of the terminal is looked at.
+_TICK_S = 0.25
+_STYLES = {"gpu": curses.A_BOLD, "heading": curses.A_REVERSE, "tag": curses.A_DIM}
+_HELP = "q quit  s sort  / filter  + - interval  arrows scroll"
+#: The first line and the last.
+_FRAME_LINES = 2
+_TERMINATED = 128
+
+
+def can_show() -> bool:
+    """Whether the terminal can place the cursor."""
+    try:
+        curses.setupterm(os.environ.get("TERM") or "dumb", sys.stdout.fileno())
+    except curses.error:  # unknown
+        return False
+    return bool(curses.tigetstr("cup"))
+
+
+def show(look: Callable[[], View], interval: float, sort: str, pattern: str) -> int:
+    """Shows views until the user quits, and returns the exit status. The terminal is as before after any end of it."""
+    with _ended_by_signals():
+        return curses.wrapper(lambda window: _Screen(window, look, interval, sort, pattern).run())
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the block by an exception, so that the terminal is restored."""
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(_TERMINATED + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Screen:
+    """What is shown, and what the keys change."""
+
+    def __init__(self, window: curses.window, look: Callable[[], View], interval: float, sort: str, pattern: str) -> None:
+        self._window = window
+        self._look = look
+        self._interval = interval
+        self._sort = sort
+        self._pattern = pattern
+        self._typing = False
+        self._top = 0
+        with contextlib.suppress(curses.error):  # a terminal that cannot hide the cursor
+            curses.curs_set(0)
+        curses.set_escdelay(_ESCAPE_DELAY_MS)
+
+    def run(self) -> int:
+        """Shows a view each interval, and at each key."""
+        view, due = self._look(), time.monotonic() + self._interval
+        while True:
+            self._draw(view)
+            key = self._key(due)
+            if key == -1 or time.monotonic() >= due:
+                view, due = self._look(), time.monotonic() + self._interval
+            if key != -1 and not self._obey(key):
+                return 0
+
+    def _key(self, due: float) -> int:
+        """The next key; -1 if there is none until then. A change of the terminal's size is one, within a tick."""
+        while True:
+            left = due - time.monotonic()
+            self._window.timeout(max(int(min(left, _TICK_S) * 1000), 0))
+            key = self._window.getch()
+            if key == -1 and self._adopt_size():
+                return curses.KEY_RESIZE
+            if key != -1 or left <= 0:
+                return key
+
+    def _adopt_size(self) -> bool:
+        """Whether the terminal has another size now. curses misses a change whose signal came while it did not wait."""
+        try:
+            columns, lines = os.get_terminal_size(sys.stdout.fileno())
+        except OSError:  # the terminal is gone; its signal ends this program
+            return False
+        if not lines or not columns or (lines, columns) == self._window.getmaxyx():
+            return False
+        curses.resizeterm(lines, columns)
+        return True
+
+    def _draw(self, view: View) -> None:
+        height, width = self._window.getmaxyx()
+        lines = lines_of(view, width, sort=self._sort, pattern=self._pattern)
+        self._top = max(min(self._top, len(lines) - (height - _FRAME_LINES)), 0)
+        title = f"torch_memory_saver top  {time.strftime('%H:%M:%S')}  every {self._interval:g} s  sorted by {self._sort}"
+        shown = lines[self._top : self._top + max(height - _FRAME_LINES, 0)]
+        self._window.erase()
+        for y, line in enumerate([Line(title, "gpu"), *shown]):
+            self._put(y, line, height, width)
+        self._put(height - 1, Line(self._footer(), "heading"), height, width)
+        self._window.refresh()
+
+    def _footer(self) -> str:
+        if self._typing:
+            return f"filter: {self._pattern}_  (Enter: done, Esc: none)"
+        return f"{_HELP}  filter: {self._pattern}" if self._pattern else _HELP
+
+    def _put(self, y: int, line: Line, height: int, width: int) -> None:
+        if y >= height:
+            return
+        # The last cell of the screen cannot be written, because the cursor would leave it.
+        room = width - 1 if y == height - 1 else width
+        with contextlib.suppress(curses.error):  # a resize may be under way
+            self._window.addnstr(y, 0, line.text.ljust(width), max(room, 0), _STYLES.get(line.kind, curses.A_NORMAL))
+
+    def _obey(self, key: int) -> bool:
+        """False: quit."""
+        if key == curses.KEY_RESIZE:
+            curses.update_lines_cols()
+            self._window.clear()
+        elif self._typing:
+            self._type(key)
+        elif key in (ord("q"), ord("Q")):
+            return False
+        elif key == ord("s"):
+            self._sort = SORT_KEYS[(SORT_KEYS.index(self._sort) + 1) % len(SORT_KEYS)]
+        elif key == ord("/"):
+            self._typing, self._pattern = True, ""
+        elif key == ord("+"):
+            self._interval = min((step for step in _INTERVALS if step > self._interval), default=self._interval)
+        elif key == ord("-"):
+            self._interval = max((step for step in _INTERVALS if step < self._interval), default=self._interval)
+        else:
+            self._scroll(key)
+        return True
+
+    def _type(self, key: int) -> None:
+        if key in _ENTER:
+            self._typing = False
+        elif key == _ESCAPE:
+            self._typing, self._pattern = False, ""
+        elif key in _BACKSPACES:
+            self._pattern = self._pattern[:-1]
+        elif 0 <= key < sys.maxunicode and chr(key).isprintable():
+            self._pattern += chr(key)
+
+    def _scroll(self, key: int) -> None:
+        page = max(self._window.getmaxyx()[0] - _FRAME_LINES, 1)
+        steps = {
+            curses.KEY_UP: -1,
+            curses.KEY_DOWN: 1,
+            curses.KEY_PPAGE: -page,
+            curses.KEY_NPAGE: page,
+            curses.KEY_HOME: -self._top,
+        }
+        self._top = max(self._top + steps.get(key, 0), 0)

@@ -1,0 +1,232 @@
+"""What `top` shows, as plain values: pages and NVML put together by GPU. Pure: reads nothing, asks nobody for the time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch_memory_saver._processes.gpus import Gpu, Gpus
+from torch_memory_saver._processes.pages import Page, Pages, Row
+
+__all__ = ["FORMAT", "GpuView", "ProcessView", "TagView", "View", "as_json", "make_view"]
+
+#: Of :func:`as_json`. A change that breaks a reader makes it larger.
+FORMAT = 1
+_NANOSECONDS = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class TagView:
+    """The allocations of one tag of one process on one GPU. Ages and durations are seconds; None: never.
+
+    Attributes:
+        tag: "" for those that have no row of their own in the page.
+        state: "resident", "paused", "partly", "damaged" or "empty".
+    """
+
+    tag: str
+    state: str
+    allocations: int
+    resident_bytes: int
+    paused_bytes: int
+    host_backup_bytes: int
+    disk_backup_bytes: int
+    last_pause_age: float | None
+    last_pause_seconds: float | None
+    last_resume_age: float | None
+    last_resume_seconds: float | None
+    pauses_total: int
+    resumes_total: int
+    failures_total: int
+
+
+@dataclass(frozen=True)
+class ProcessView:
+    """One process on one GPU.
+
+    Attributes:
+        pid: As NVML or the process itself gives it.
+        name: "" if it is unknown.
+        managed: Whether it has a page; all that follows is of that page.
+        foreign: Whether it is in another PID namespace, where `pid` is its number.
+        used_bytes: Of the GPU's memory, by NVML; None: unknown.
+        state: As of its tags together; "pausing" or "resuming" while it moves allocations; "" without a page.
+        failures_total: Of the whole process: pauses, resumes and allocations.
+    """
+
+    pid: int
+    name: str
+    rank: int | None
+    managed: bool
+    foreign: bool
+    used_bytes: int | None
+    state: str
+    resident_bytes: int
+    paused_bytes: int
+    host_backup_bytes: int
+    disk_backup_bytes: int
+    last_pause_age: float | None
+    last_resume_age: float | None
+    failures_total: int
+    tags: tuple[TagView, ...]
+
+
+@dataclass(frozen=True)
+class GpuView:
+    """One GPU. Bytes that are None are unknown.
+
+    Attributes:
+        index: NVML's; None if only a process names this GPU.
+        total_bytes: By NVML, else by the driver of a process.
+        other_bytes: Used and neither of a managed tag nor free; paused memory is not used.
+    """
+
+    index: int | None
+    uuid: str
+    name: str
+    total_bytes: int | None
+    used_bytes: int | None
+    free_bytes: int | None
+    resident_bytes: int
+    paused_bytes: int
+    other_bytes: int | None
+    processes: tuple[ProcessView, ...]
+
+
+@dataclass(frozen=True)
+class View:
+    """Everything at one moment. `notes`: what is missing, one sentence each."""
+
+    gpus: tuple[GpuView, ...]
+    notes: tuple[str, ...]
+
+
+def make_view(pages: Pages, gpus: Gpus, now_ns: int, names: dict[int, str]) -> View:
+    """Puts pages and GPUs together.
+
+    Args:
+        now_ns: The time on the monotonic clock.
+        names: Names of processes without a page, by number.
+    """
+    known = {gpu.uuid: gpu for gpu in gpus.gpus}
+    named = {
+        device.uuid: device.total_bytes for page in pages.pages for device in page.devices if _rows_on(page, device.uuid)
+    }
+    views = [_gpu_view(uuid, known.get(uuid), named.get(uuid), pages.pages, now_ns, names) for uuid in {**known, **named}]
+    views.sort(key=lambda view: (view.index is None, view.index or 0, view.uuid))
+    notes = [gpus.missing] if gpus.missing else []
+    notes += [f"{path} is not shown: {why}" for path, why in pages.unreadable.items()]
+    return View(tuple(views), tuple(notes))
+
+
+def as_json(view: View) -> dict[str, Any]:
+    """An object for ``json.dumps()``."""
+    return {"format": FORMAT, **dataclasses.asdict(view)}
+
+
+def _rows_on(page: Page, uuid: str) -> list[Row]:
+    """The rows of a process on a GPU. Those without a device count there if it is the only GPU that the process sees."""
+    ordinals = {ordinal for ordinal, device in enumerate(page.devices) if device.uuid == uuid}
+    if len(page.devices) == len(ordinals):
+        ordinals.add(-1)
+    return [row for row in page.rows if row.device in ordinals]
+
+
+def _gpu_view(
+    uuid: str, gpu: Gpu | None, total: int | None, pages: Iterable[Page], now_ns: int, names: dict[int, str]
+) -> GpuView:
+    used = {process.pid: process.used_bytes for process in gpu.processes} if gpu else {}
+    processes = []
+    for page in pages:
+        rows = _rows_on(page, uuid)
+        if rows or (not page.foreign and page.pid in used):
+            own = None if page.foreign else used.pop(page.pid, None)
+            processes.append(_managed(page, rows, own, now_ns))
+    processes += [_unmanaged(pid, size, names.get(pid, "")) for pid, size in used.items()]
+    resident = sum(process.resident_bytes for process in processes)
+    in_use = gpu.used_bytes if gpu else None
+    return GpuView(
+        index=gpu.index if gpu else None,
+        uuid=uuid,
+        name=gpu.name if gpu else "",
+        total_bytes=gpu.total_bytes if gpu and gpu.total_bytes is not None else total,
+        used_bytes=in_use,
+        free_bytes=gpu.free_bytes if gpu else None,
+        resident_bytes=resident,
+        paused_bytes=sum(process.paused_bytes for process in processes),
+        other_bytes=None if in_use is None else max(in_use - resident, 0),
+        processes=tuple(processes),
+    )
+
+
+def _managed(page: Page, rows: list[Row], used: int | None, now_ns: int) -> ProcessView:
+    counters = page.counters
+    return ProcessView(
+        pid=page.pid,
+        name=page.name,
+        rank=page.rank,
+        managed=True,
+        foreign=page.foreign,
+        used_bytes=used,
+        state={"pause": "pausing", "resume": "resuming"}.get(page.running) or _state_of(rows),
+        resident_bytes=sum(row.resident_bytes for row in rows),
+        paused_bytes=sum(row.paused_bytes for row in rows),
+        host_backup_bytes=sum(row.host_backup_bytes for row in rows),
+        disk_backup_bytes=sum(row.disk_backup_bytes for row in rows),
+        last_pause_age=_age(counters["last_pause_ended"], now_ns),
+        last_resume_age=_age(counters["last_resume_ended"], now_ns),
+        failures_total=sum(counters[f"failed_{what}_total"] for what in ("pauses", "resumes", "allocations")),
+        tags=tuple(_tag(row, now_ns) for row in rows),
+    )
+
+
+def _unmanaged(pid: int, used: int | None, name: str) -> ProcessView:
+    return ProcessView(
+        pid=pid,
+        name=name,
+        rank=None,
+        managed=False,
+        foreign=False,
+        used_bytes=used,
+        state="",
+        resident_bytes=0,
+        paused_bytes=0,
+        host_backup_bytes=0,
+        disk_backup_bytes=0,
+        last_pause_age=None,
+        last_resume_age=None,
+        failures_total=0,
+        tags=(),
+    )
+
+
+def _tag(row: Row, now_ns: int) -> TagView:
+    return TagView(
+        tag=row.tag,
+        state=row.state,
+        allocations=row.allocations,
+        resident_bytes=row.resident_bytes,
+        paused_bytes=row.paused_bytes,
+        host_backup_bytes=row.host_backup_bytes,
+        disk_backup_bytes=row.disk_backup_bytes,
+        last_pause_age=_age(row.last_pause_ended, now_ns),
+        last_pause_seconds=row.last_pause_nanoseconds / _NANOSECONDS if row.last_pause_ended else None,
+        last_resume_age=_age(row.last_resume_ended, now_ns),
+        last_resume_seconds=row.last_resume_nanoseconds / _NANOSECONDS if row.last_resume_ended else None,
+        pauses_total=row.pauses_total,
+        resumes_total=row.resumes_total,
+        failures_total=row.failures_total,
+    )
+
+
+def _state_of(rows: list[Row]) -> str:
+    states = {row.state for row in rows} - {"empty"}
+    if "damaged" in states or len(states) == 1:
+        return "damaged" if "damaged" in states else states.pop()
+    return "partly" if states else "empty"
+
+
+def _age(ended_ns: int, now_ns: int) -> float | None:
+    return max(now_ns - ended_ns, 0) / _NANOSECONDS if ended_ns else None
