@@ -20,6 +20,7 @@ __all__ = ["SORT_KEYS", "TopCommand", "look"]
 #: What processes can be sorted by: the keys of ``_processes.table.ORDERS``, the default first.
 SORT_KEYS = ("memory", "paused", "pid", "name", "failures")
 _SHORTEST_S, _DEFAULT_S = 0.1, 2.0
+_TICK_S = 0.25
 #: The width of a table that goes to a file or a pipe.
 _WIDTH_WITHOUT_TERMINAL = 100
 
@@ -74,9 +75,16 @@ def _print(arguments: argparse.Namespace) -> int:
         sys.stdout.flush()
         if arguments.once:
             return 0
-        time.sleep(arguments.interval)
+        _sleep(arguments.interval)
         if not arguments.json:
             print()
+
+
+def _sleep(seconds: float) -> None:
+    """In ticks: Ctrl-C that comes just before a sleep begins does not shorten it."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        time.sleep(min(left, _TICK_S))
 
 
 def look() -> View:

@@ -46,17 +46,29 @@ def can_show() -> bool:
 def show(look: Callable[[], View], interval: float, sort: str, pattern: str) -> int:
     """Shows views until the user quits, and returns the exit status. The terminal is as before after any end of it."""
     with _ended_by_signals():
-        return curses.wrapper(lambda window: _Screen(window, look, interval, sort, pattern).run())
+        try:
+            return curses.wrapper(lambda window: _Screen(window, look, interval, sort, pattern).run())
+        except (_HungUp, curses.error) as error:
+            if isinstance(error, _HungUp) or isinstance(error.__context__, _HungUp):  # there was nothing to restore
+                return _TERMINATED + signal.SIGHUP
+            raise
+
+
+class _HungUp(Exception):
+    """The terminal is gone. Its signal reaches only programs whose controlling terminal it is."""
 
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block by an exception, so that the terminal is restored."""
+    """SIGTERM and SIGHUP end the block by an exception, so that the terminal is restored. SIGWINCH only interrupts a wait:
+    the size is looked at instead, because curses misses a signal that comes while it does not wait, and LINES and COLUMNS hide
+    the new size from it. A handler has to be there, because curses puts its own in the place of SIG_IGN."""
 
     def end(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(_TERMINATED + number)
 
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before[signal.SIGWINCH] = signal.signal(signal.SIGWINCH, lambda *_: None)
     try:
         yield
     finally:
@@ -102,14 +114,18 @@ class _Screen:
                 return key
 
     def _adopt_size(self) -> bool:
-        """Whether the terminal has another size now. curses misses a change whose signal came while it did not wait."""
+        """Whether the terminal has another size now.
+
+        Raises:
+            _HungUp: The terminal is gone.
+        """
         try:
             columns, lines = os.get_terminal_size(sys.stdout.fileno())
-        except OSError:  # the terminal is gone; its signal ends this program
-            return False
+        except OSError as error:
+            raise _HungUp from error
         if not lines or not columns or (lines, columns) == self._window.getmaxyx():
             return False
-        curses.resizeterm(lines, columns)
+        curses.resize_term(lines, columns)  # resizeterm would also put a key into the queue
         return True
 
     def _draw(self, view: View) -> None:

@@ -81,10 +81,12 @@ def test_a_pipe_gets_one_table_after_the_other(job: Job) -> None:
     assert top.stdout is not None
     seen = 0
     while seen < 2:  # tables
-        seen += "kv_cache" in top.stdout.readline()
+        line = top.stdout.readline()
+        assert line, "top has ended"
+        seen += "kv_cache" in line
     job.do("module.resume()")
     while "resident" not in (line := top.stdout.readline()) or "kv_cache" not in line:
-        assert "weights" not in line
+        assert line and "weights" not in line
     top.send_signal(signal.SIGINT)
     assert top.wait(TIMEOUT_S) == 130
     top.stdout.close()
@@ -199,8 +201,13 @@ class Terminal:
         self.process.wait(TIMEOUT_S)
         assert self.process.stderr is not None
         self.process.stderr.close()
-        os.close(self.master)
+        self.hang_up()
         os.close(self.slave)
+
+    def hang_up(self) -> None:
+        if self.master >= 0:
+            os.close(self.master)
+        self.master = -1
 
 
 @pytest.fixture
@@ -246,7 +253,7 @@ def test_the_interval_has_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_another_size_of_the_terminal(terminal: Terminal) -> None:
     terminal.resize(4, 200)
-    terminal.process.send_signal(signal.SIGWINCH)
+    terminal.process.send_signal(signal.SIGWINCH)  # as the terminal does
     terminal.wait_for(b"total 512 MiB")
     terminal.type(b"\x1bOB" * 4)  # four lines down
     terminal.wait_for(b"trainer #4")
@@ -263,6 +270,12 @@ def test_a_signal_ends_it(terminal: Terminal, number: signal.Signals) -> None:
     assert terminal.finish() == 128 + number
     terminal.assert_restored()
     assert terminal.process.stderr is not None and terminal.process.stderr.read() == b""
+
+
+def test_it_ends_with_its_terminal(terminal: Terminal) -> None:
+    """Also where it is not the controlling terminal, which sends no signal."""
+    terminal.hang_up()
+    assert terminal.process.wait(TIMEOUT_S) == 128 + signal.SIGHUP
 
 
 def test_a_failure_restores_the_terminal(tmp_path: Path) -> None:
