@@ -103,6 +103,11 @@ static int32_t api_get_guard(void) {
     return state && atomic_load(&state->saver.guard.on);
 }
 
+static int32_t api_get_ledger(void) {
+    tms_state_t *state = tms_state(NULL);
+    return state && state->config.ledger;
+}
+
 static int32_t api_get_host_policy(void) {
     tms_state_t *state = tms_state(NULL);
     return state ? atomic_load(&state->saver.host_policy) : TMS_HOST_RELEASE;
@@ -353,6 +358,7 @@ const tms_api_t *tms_get_api(uint32_t version) {
         .set_event_samples = tms_query_set_event_samples,
         .get_event_samples = tms_query_get_event_samples,
         .libraries = tms_query_libraries,
+        .get_ledger = api_get_ledger,
     };
     return version == TMS_API_VERSION ? &api : NULL;
 }

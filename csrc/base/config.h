@@ -41,6 +41,9 @@ typedef struct tms_config {
     bool guard;                       /* TMS_GUARD: guard mode, for debugging: paused memory reads as 0xFF, and so does what
                                          is resumed without contents */
     uint64_t events;                  /* TMS_EVENTS: how many events are kept; 0 turns them off */
+    bool ledger;                      /* TMS_LEDGER: the ledger also counts what libraries allocate that look up the driver's
+                                         functions themselves, as NCCL does. It needs the library
+                                         `torch_memory_saver_hook_mode_preload_ledger.abi3.so` in `LD_PRELOAD` */
     char *driver_path;                /* TMS_CUDA_DRIVER: the CUDA driver library to load */
     int log_level;                    /* TMS_LOG_LEVEL: what is logged on stderr, in any case of letters. `info` adds a line
                                          for each pause and resume, `debug` also what is otherwise logged once and then

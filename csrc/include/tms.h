@@ -361,6 +361,8 @@ typedef struct tms_api {
     tms_status_t (*device_info)(int32_t device, tms_device_info_t *info, tms_error_t *error);
     /* Writes up to `capacity` rows of memory that is not managed, by library and device, and returns how many there are. */
     size_t (*libraries)(tms_library_info_t *rows, size_t capacity);
+    /* TMS_LEDGER: libraries that look up the driver's functions are counted where this is the ledger library. */
+    int32_t (*get_ledger)(void);
 } tms_api_t;
 
 /* The table of the library that exports it, or NULL if that library does not support `version`. */
