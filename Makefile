@@ -186,7 +186,7 @@ C_GLUE := $(patsubst %.c,$(C_BUILD)/%.o,$(wildcard csrc/python/*.c))
 C_PRELOAD := $(patsubst %.c,$(C_BUILD)/%.o,$(wildcard csrc/preload/*.c))
 C_LOOKUPS := $(patsubst %.c,$(C_BUILD)/%.o,$(wildcard csrc/lookups/*.c))
 LINK_SHARED = mkdir -p $(@D) && echo "  LD $@" && $(CC) $(C_FLAGS_$(VARIANT)) -shared -pthread -Wl,-Bsymbolic-functions -Wl,-z,nodelete \
-	$(addprefix -Wl$(COMMA)--version-script=,$(filter %.map,$^)) $(filter %.o,$^) -ldl -lrt -o $@
+	$(addprefix -Wl$(COMMA)--version-script=,$(filter %.map,$^)) $(filter %.o,$^) -ldl -lrt -o $@ $(NAMED_DLSYM)
 COMMA := ,
 
 $(C_GLUE): C_FLAGS += -DPy_LIMITED_API=0x030A0000 -isystem $(PYTHON_INCLUDE)
@@ -198,6 +198,7 @@ $(SITE_PRELOAD): $(C_CORE) $(C_PRELOAD) csrc/preload/exports.map
 	@$(LINK_SHARED)
 $(SITE_LEDGER): $(C_CORE) $(C_PRELOAD) $(C_LOOKUPS) csrc/lookups/exports.map
 	@$(LINK_SHARED)
+$(SITE_LEDGER): NAMED_DLSYM := -Wl,--defsym=dlsym=lookups_dlsym
 $(SITE_SIMULATOR): $(C_SIMULATOR) csrc/simulator/exports.map
 	@$(LINK_SHARED)
 

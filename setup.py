@@ -60,6 +60,8 @@ LINK_FLAGS = ["-pthread", "-Wl,-Bsymbolic-functions", "-Wl,--as-needed"]
 LINK_FLAGS += ["-Wl,-z,noexecstack", "-Wl,-z,relro", "-Wl,-z,now"]
 #: What torch, atexit or another thread may still call must not be unmapped by a dlclose.
 STAY_LOADED = ["-Wl,-z,nodelete"]
+#: dlsym of the ledger library (csrc/lookups/dlsym.c).
+NAMED_DLSYM = ["-Wl,--defsym=dlsym=lookups_dlsym"]
 #: Every symbol must be found while linking. The Python extension cannot ask for that: the interpreter has Python's.
 ALL_DEFINED = ["-Wl,--no-undefined"]
 
@@ -255,7 +257,13 @@ def main() -> None:
         ext_modules=[
             native(CORE, *CORE_LAYERS, "csrc/python", link_flags=STAY_LOADED),
             native(PRELOAD, *CORE_LAYERS, "csrc/preload", link_flags=[*STAY_LOADED, *ALL_DEFINED]),
-            native(LEDGER, *CORE_LAYERS, "csrc/preload", "csrc/lookups", link_flags=[*STAY_LOADED, *ALL_DEFINED]),
+            native(
+                LEDGER,
+                *CORE_LAYERS,
+                "csrc/preload",
+                "csrc/lookups",
+                link_flags=[*STAY_LOADED, *ALL_DEFINED, *NAMED_DLSYM],
+            ),
             native(SIMULATOR, "csrc/simulator", link_flags=ALL_DEFINED),
         ],
         cmdclass={"build_ext": BuildLibraries},

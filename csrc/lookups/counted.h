@@ -7,6 +7,8 @@
  * Not replaced is what the core looks up, because managed memory is not counted; what the driver itself looks up; and
  * functions that lie in no driver, as those of another interposer do.
  *
+ * cuGetProcAddress is here as well, for both ways to find it.
+ *
  * Any thread. No lock; the loader is asked with dl_iterate_phdr only, so no thread waits for one that loads a library. */
 #ifndef TMS_LOOKUPS_COUNTED_H
 #define TMS_LOOKUPS_COUNTED_H
@@ -29,12 +31,6 @@ TMS_DRIVER_LOOKUPS(TMS_LOOKUPS_DECLARE)
 
 /* The function with that symbol, or TMS_NOT_COUNTED. Calls nothing. */
 int tms_counted_symbol(const char *symbol);
-
-/* The function that cuGetProcAddress gives for a name without its version, or TMS_NOT_COUNTED. `cuda_version` is the one
- * that is asked for, and at most TMS_KNOWN_CUDA. */
-int tms_counted_name(const char *name, int cuda_version, bool per_thread);
-/* Up to this version of CUDA the parameters of every counted function are those of preload/resolve.h. */
-enum { TMS_KNOWN_CUDA = 13000 };
 
 /* Whether lookups from `caller`, an address in the code that asks, are replaced. */
 bool tms_counted_for(tms_state_t *state, const void *caller);

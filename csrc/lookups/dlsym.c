@@ -4,7 +4,7 @@
  * the arguments, the stack and the return address as they were, to the C library's function: or, for a counted function of
  * the driver in a library that is named, to find_counted. Choosing takes no lock and allocates nothing.
  *
- * On another processor the library has no dlsym of its own, and lookups by cuGetProcAddress are counted only. */
+ * The linker gives the function its name (setup.py), so that the layers below are not seen to call it: they call dlsym. */
 #include <dlfcn.h>
 #include <stddef.h>
 
@@ -15,9 +15,9 @@
 #if defined(__x86_64__)
 __asm__(".text\n"
         ".p2align 4\n"
-        ".globl dlsym\n"
-        ".type dlsym, @function\n"
-        "dlsym:\n"
+        ".globl lookups_dlsym\n"
+        ".type lookups_dlsym, @function\n"
+        "lookups_dlsym:\n"
         ".cfi_startproc\n"
         "endbr64\n"
         "pushq %rdi\n"
@@ -35,13 +35,13 @@ __asm__(".text\n"
         ".cfi_adjust_cfa_offset -8\n"
         "jmp *%rax\n"
         ".cfi_endproc\n"
-        ".size dlsym, .-dlsym\n");
+        ".size lookups_dlsym, .-lookups_dlsym\n");
 #elif defined(__aarch64__)
 __asm__(".text\n"
         ".p2align 4\n"
-        ".globl dlsym\n"
-        ".type dlsym, %function\n"
-        "dlsym:\n"
+        ".globl lookups_dlsym\n"
+        ".type lookups_dlsym, %function\n"
+        "lookups_dlsym:\n"
         ".cfi_startproc\n"
         "hint #34\n" /* bti c */
         "stp x29, x30, [sp, #-32]!\n"
@@ -58,7 +58,7 @@ __asm__(".text\n"
         ".cfi_adjust_cfa_offset -32\n"
         "br x16\n"
         ".cfi_endproc\n"
-        ".size dlsym, .-dlsym\n");
+        ".size lookups_dlsym, .-lookups_dlsym\n");
 #endif
 
 /* The real function for the calls that the interposer makes, so that it need not look for that while a library is loaded. */
