@@ -118,9 +118,18 @@ event-cost: ## what an event of the ring costs, and an NVTX range without a tool
 
 .PHONY: ledger-cost
 ledger-cost: ## what counting an allocation of another library costs, in nanoseconds (tools/ledger_cost.c)
-	@mkdir -p build && $(CC) -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Werror -pthread -Icsrc -isystem $(CUDA_INCLUDE) \
+	@mkdir -p build && $(CC) -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Werror -pthread -Icsrc $(CUDA_INCLUDES) \
 		tools/ledger_cost.c csrc/base/ledger.c csrc/base/callers.c -o build/ledger_cost
 	@build/ledger_cost
+
+LOOKUP_COST := build/lookup_cost
+.PHONY: lookup-cost
+lookup-cost: build ## what a look-up costs, and counting by functions that were looked up (tools/lookup_cost.c)
+	@mkdir -p $(LOOKUP_COST) && $(CC) -std=gnu11 -O2 -w -shared -fPIC tests/unit/preload/programs/lookups_driver.c -o $(LOOKUP_COST)/libcuda.so.1
+	@$(CC) -std=gnu11 -D_GNU_SOURCE -O2 -Wall -Wextra -Werror tools/lookup_cost.c -ldl -o $(LOOKUP_COST)/lookup_cost
+	@for library in "" $(CURDIR)/torch_memory_saver_hook_mode_preload_ledger.abi3.so; do \
+		echo "LD_PRELOAD=$$library"; LD_LIBRARY_PATH=$(LOOKUP_COST) TMS_LEDGER=1 LD_PRELOAD=$$library $(LOOKUP_COST)/lookup_cost; \
+	done
 
 ##@ Test the C code
 # ---- C unit tests. Each test_*.c below tests/unit is a program, linked with the core and with tests/unit/support. A header
