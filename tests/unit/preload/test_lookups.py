@@ -16,6 +16,8 @@ DRIVER = "libcuda.so.1"
 JEMALLOC = "libjemalloc.so.2"
 
 
+#: A driver gives its own functions, not those that the linker finds first.
+OF_A_DRIVER = ("-shared", "-fPIC", "-Wl,-Bsymbolic-functions")
 #: For tests of what only the ledger library does.
 of_the_ledger = pytest.mark.parametrize("libraries", ["ledger"], indirect=True)
 
@@ -33,7 +35,7 @@ def lookups(compile_program: Compile, cuda_header: str, driver_folder: Path) -> 
     names = ("first", "second")
     flags = (cuda_header, "-shared", "-fPIC")
     paths = {name.upper(): str(compile_program("lookups_library", *flags, output=f"lib{name}_lookups.so")) for name in names}
-    stub = compile_program("lookups_driver", "-shared", "-fPIC", output="libstub.so")
+    stub = compile_program("lookups_driver", *OF_A_DRIVER, output="libstub.so")
     return {**paths, "STUB": str(stub), "LD_LIBRARY_PATH": str(driver_folder)}
 
 
@@ -80,7 +82,7 @@ def test_switched_off(compile_program: Compile, run: Run, libraries: Any, lookup
 @of_the_ledger
 @pytest.mark.parametrize("scenario", ["every_version_that_is_known", "per_thread_streams", "both_functions_that_look_up"])
 def test_versions_of_functions(compile_program: Compile, run: Run, libraries: Any, scenario: str) -> None:
-    driver = compile_program("lookups_driver", "-shared", "-fPIC", output=f"lookups_driver/{DRIVER}")
+    driver = compile_program("lookups_driver", *OF_A_DRIVER, output=f"lookups_driver/{DRIVER}")
     done = run([compile_program("lookups_versions"), scenario], env={"LD_LIBRARY_PATH": str(driver.parent)})
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
