@@ -28,7 +28,7 @@ help: ## this list
 ##@ Build
 
 .PHONY: build
-build: ## the three libraries, built in the source tree
+build: ## the four libraries, built in the source tree
 	$(PYTHON) setup.py -q build_ext --inplace
 
 .PHONY: clean
@@ -118,9 +118,18 @@ event-cost: ## what an event of the ring costs, and an NVTX range without a tool
 
 .PHONY: ledger-cost
 ledger-cost: ## what counting an allocation of another library costs, in nanoseconds (tools/ledger_cost.c)
-	@mkdir -p build && $(CC) -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Werror -pthread -Icsrc -isystem $(CUDA_INCLUDE) \
+	@mkdir -p build && $(CC) -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Werror -pthread -Icsrc $(CUDA_INCLUDES) \
 		tools/ledger_cost.c csrc/base/ledger.c csrc/base/callers.c -o build/ledger_cost
 	@build/ledger_cost
+
+LOOKUP_COST := build/lookup_cost
+.PHONY: lookup-cost
+lookup-cost: build ## what a look-up costs, and counting by functions that were looked up (tools/lookup_cost.c)
+	@mkdir -p $(LOOKUP_COST) && $(CC) -std=gnu11 -O2 -w -shared -fPIC tests/unit/preload/programs/lookups_driver.c -o $(LOOKUP_COST)/libcuda.so.1
+	@$(CC) -std=gnu11 -D_GNU_SOURCE -O2 -Wall -Wextra -Werror tools/lookup_cost.c -ldl -o $(LOOKUP_COST)/lookup_cost
+	@for library in "" $(CURDIR)/torch_memory_saver_hook_mode_preload_ledger.abi3.so; do \
+		echo "LD_PRELOAD=$$library"; LD_LIBRARY_PATH=$(LOOKUP_COST) TMS_LEDGER=1 LD_PRELOAD=$$library $(LOOKUP_COST)/lookup_cost; \
+	done
 
 ##@ Test the C code
 # ---- C unit tests. Each test_*.c below tests/unit is a program, linked with the core and with tests/unit/support. A header
@@ -145,7 +154,7 @@ C_LIBRARIES := -lcmocka -ldl -lrt
 CORE_LAYERS := $(addprefix csrc/,base device backup core abi)
 CORE_SOURCES := $(shell find $(CORE_LAYERS) -name '*.c' | sort)
 # What runs inside a user's process: everything but the simulated GPU.
-SHIPPED_SOURCES := $(CORE_SOURCES) $(wildcard csrc/python/*.c csrc/preload/*.c)
+SHIPPED_SOURCES := $(CORE_SOURCES) $(wildcard csrc/python/*.c csrc/preload/*.c csrc/lookups/*.c)
 C_CORE := $(patsubst %.c,$(C_BUILD)/%.o,$(CORE_SOURCES))
 C_SUPPORT := $(patsubst %.c,$(C_BUILD)/%.o,$(wildcard tests/unit/support/*.c))
 C_SIMULATOR := $(patsubst %.c,$(C_BUILD)/%.o,$(shell find csrc/simulator -name '*.c' | sort))
@@ -180,11 +189,13 @@ ctest: ctest-build ## the C unit tests (C_TESTS=tests/unit/core/test_region.c fo
 SITE := $(C_BUILD)/site
 SITE_CORE := $(SITE)/torch_memory_saver/_core.abi3.so
 SITE_PRELOAD := $(SITE)/torch_memory_saver_hook_mode_preload.abi3.so
+SITE_LEDGER := $(SITE)/torch_memory_saver_hook_mode_preload_ledger.abi3.so
 SITE_SIMULATOR := $(SITE)/torch_memory_saver/_simulated_cuda.so
 C_GLUE := $(patsubst %.c,$(C_BUILD)/%.o,$(wildcard csrc/python/*.c))
 C_PRELOAD := $(patsubst %.c,$(C_BUILD)/%.o,$(wildcard csrc/preload/*.c))
+C_LOOKUPS := $(patsubst %.c,$(C_BUILD)/%.o,$(wildcard csrc/lookups/*.c))
 LINK_SHARED = mkdir -p $(@D) && echo "  LD $@" && $(CC) $(C_FLAGS_$(VARIANT)) -shared -pthread -Wl,-Bsymbolic-functions -Wl,-z,nodelete \
-	$(addprefix -Wl$(COMMA)--version-script=,$(filter %.map,$^)) $(filter %.o,$^) -ldl -lrt -o $@
+	$(addprefix -Wl$(COMMA)--version-script=,$(filter %.map,$^)) $(filter %.o,$^) -ldl -lrt -o $@ $(NAMED_DLSYM)
 COMMA := ,
 
 $(C_GLUE): C_FLAGS += -DPy_LIMITED_API=0x030A0000 -isystem $(PYTHON_INCLUDE)
@@ -194,12 +205,15 @@ $(SITE_CORE): $(C_CORE) $(C_GLUE) csrc/python/exports.map
 	@$(LINK_SHARED)
 $(SITE_PRELOAD): $(C_CORE) $(C_PRELOAD) csrc/preload/exports.map
 	@$(LINK_SHARED)
+$(SITE_LEDGER): $(C_CORE) $(C_PRELOAD) $(C_LOOKUPS) csrc/lookups/exports.map
+	@$(LINK_SHARED)
+$(SITE_LEDGER): NAMED_DLSYM := -Wl,--defsym=dlsym=lookups_dlsym
 $(SITE_SIMULATOR): $(C_SIMULATOR) csrc/simulator/exports.map
 	@$(LINK_SHARED)
 
 # Its tests run in that folder: Python started in the source tree imports the package that lies there.
 .PHONY: site
-site: $(SITE_CORE) $(SITE_PRELOAD) $(SITE_SIMULATOR)
+site: $(SITE_CORE) $(SITE_PRELOAD) $(SITE_LEDGER) $(SITE_SIMULATOR)
 	@find torch_memory_saver torch_memory_saver_pytest.py \( -name '*.py' -o -name '*.pyi' -o -name '*.c' -o -name '*.html' -o -name '*.css' -o -name '*.js' -o -name py.typed \) -exec cp --parents -t $(abspath $(SITE)) {} +
 	@ln -sfn $(addprefix $(CURDIR)/,csrc tests tools Makefile pyproject.toml setup.py) $(SITE)
 
@@ -243,7 +257,7 @@ NOT_SANITIZED := $(OF_SETUP) $(addprefix --ignore=tests/unit/,preload/test_harml
 	--deselect=tests/unit/python/test_exit.py::test_a_forked_child_leaves_its_parents_resources \
 	--deselect=tests/unit/python/backup/test_host_memory.py::test_a_forked_child_closes_nothing_of_its_parents \
 	--deselect=tests/unit/python/backup/test_host_memory.py::test_a_forked_child_inherits_copies_of_a_backup_and_not_its_memory
-sanitize-python: ## the Python tests on the simulated GPU, with ASan and UBSan in the three libraries
+sanitize-python: ## the Python tests on the simulated GPU, with ASan and UBSan in the libraries
 	$(MAKE) site VARIANT=asan
 	$(PYTHON) tools/sanitizer/make_python.py $(SANITIZED_PYTHON) "$$($(CC) -print-file-name=libasan.so)" $(CC)
 	@rm -rf $(SANITIZER_REPORTS) && mkdir -p $(SANITIZER_REPORTS)
@@ -308,7 +322,7 @@ coverage-report: # of the runs so far
 
 .PHONY: lint lint-format lint-c lint-python analyze layers layers-picture
 lint: lint-format layers lint-c analyze lint-python ## formatting, the layers of csrc, static analysis of the C, ruff, mypy
-layers: $(C_CORE) $(C_GLUE) $(C_PRELOAD) $(C_SIMULATOR) ## fails where a file of csrc uses one of a higher layer, or files use each other in a circle
+layers: $(C_CORE) $(C_GLUE) $(C_PRELOAD) $(C_LOOKUPS) $(C_SIMULATOR) ## fails where a file of csrc uses one of a higher layer, or files use each other in a circle
 	$(PYTHON) tools/check_layers.py --objects $(C_BUILD) --need-objects
 layers-picture: layers ## docs/images/layers.svg, drawn anew
 	$(PYTHON) tools/check_layers.py --objects $(C_BUILD) --svg docs/images/layers.svg

@@ -1,7 +1,8 @@
-"""Builds the three native libraries; everything else about the package is in pyproject.toml.
+"""Builds the four native libraries; everything else about the package is in pyproject.toml.
 
 - ``torch_memory_saver/_core.abi3.so``: the Python extension with the native core in it.
 - ``torch_memory_saver_hook_mode_preload.abi3.so``, beside the package: the core and the interposers, for LD_PRELOAD.
+- ``torch_memory_saver_hook_mode_preload_ledger.abi3.so``: the same, and the interposers of look-ups, for TMS_LEDGER.
 - ``torch_memory_saver/_simulated_cuda.so``: the simulated GPU.
 
 Every build also puts them beside the sources, so that Python started in a clone finds them. They need a C compiler, Python's
@@ -36,12 +37,13 @@ CORE = f"{PACKAGE}._core"
 DECLARATIONS = f"{PACKAGE}/_core.pyi"
 TABLE = "csrc/include/tms.h"
 PRELOAD = "torch_memory_saver_hook_mode_preload"
+LEDGER = f"{PRELOAD}_ledger"
 SIMULATOR = f"{PACKAGE}._simulated_cuda"
 
 #: Its own module, because each run of pytest imports it where the package is installed.
 PYTEST_PLUGIN = f"{PACKAGE}_pytest"
 
-#: The layers of the native core, the lowest first (ARCHITECTURE.md). The extension and the preload library have them both.
+#: The layers of the native core, the lowest first (ARCHITECTURE.md). The extension and the preload libraries have them all.
 CORE_LAYERS = ["csrc/base", "csrc/device", "csrc/backup", "csrc/core", "csrc/abi"]
 
 #: The oldest Python whose limited API is used; the tag of the wheel says the same.
@@ -58,6 +60,8 @@ LINK_FLAGS = ["-pthread", "-Wl,-Bsymbolic-functions", "-Wl,--as-needed"]
 LINK_FLAGS += ["-Wl,-z,noexecstack", "-Wl,-z,relro", "-Wl,-z,now"]
 #: What torch, atexit or another thread may still call must not be unmapped by a dlclose.
 STAY_LOADED = ["-Wl,-z,nodelete"]
+#: dlsym of the ledger library (csrc/lookups/dlsym.c).
+NAMED_DLSYM = ["-Wl,--defsym=dlsym=lookups_dlsym"]
 #: Every symbol must be found while linking. The Python extension cannot ask for that: the interpreter has Python's.
 ALL_DEFINED = ["-Wl,--no-undefined"]
 
@@ -126,14 +130,14 @@ def sources(*folders: str) -> list[str]:
     return sorted(path for folder in folders for path in glob(f"{folder}/**/*.c", recursive=True))
 
 
-def native(name: str, own: str, core: bool, link_flags: list[str]) -> Extension:
-    """A library of the C files in the folder `own`, with those of the core or without. All are compiled with the same
-    options, so that those of the core can be compiled once."""
+def native(name: str, *folders: str, link_flags: list[str]) -> Extension:
+    """A library of the C files in `folders`; the last one has its exports. All are compiled with the same options, so that
+    those of more than one library can be compiled once."""
     warnings_are_errors = ["-Werror"] if os.environ.get("TMS_WERROR") == "1" else []
-    exports = f"{own}/exports.map"
+    exports = f"{folders[-1]}/exports.map"
     return Extension(
         name,
-        sources=sources(*CORE_LAYERS, own) if core else sources(own),
+        sources=sources(*folders),
         include_dirs=["csrc"],
         depends=["setup.py", DECLARATIONS, exports, *sorted(glob("csrc/**/*.h", recursive=True))],
         define_macros=[("_GNU_SOURCE", None), ("Py_LIMITED_API", LIMITED_API), ("TMS_PY_INTERFACE", str(interface()))],
@@ -203,11 +207,11 @@ class BuildLibraries(build_ext):
         return str(super().get_ext_filename(fullname))
 
     def get_libraries(self, ext: Extension) -> list[str]:
-        """Never libpython: the interpreter that loads the extension has it, and the other two do not need it."""
+        """Never libpython: the interpreter that loads the extension has it, and the others do not need it."""
         return list(ext.libraries)
 
     def get_export_symbols(self, ext: Extension) -> list[str]:
-        """The export maps say what is exported; two of the libraries have no PyInit function."""
+        """The export maps say what is exported; the others have no PyInit function."""
         return []
 
 
@@ -251,9 +255,16 @@ def main() -> None:
         include_package_data=False,
         zip_safe=False,
         ext_modules=[
-            native(CORE, "csrc/python", core=True, link_flags=STAY_LOADED),
-            native(PRELOAD, "csrc/preload", core=True, link_flags=[*STAY_LOADED, *ALL_DEFINED]),
-            native(SIMULATOR, "csrc/simulator", core=False, link_flags=ALL_DEFINED),
+            native(CORE, *CORE_LAYERS, "csrc/python", link_flags=STAY_LOADED),
+            native(PRELOAD, *CORE_LAYERS, "csrc/preload", link_flags=[*STAY_LOADED, *ALL_DEFINED]),
+            native(
+                LEDGER,
+                *CORE_LAYERS,
+                "csrc/preload",
+                "csrc/lookups",
+                link_flags=[*STAY_LOADED, *ALL_DEFINED, *NAMED_DLSYM],
+            ),
+            native(SIMULATOR, "csrc/simulator", link_flags=ALL_DEFINED),
         ],
         cmdclass={"build_ext": BuildLibraries},
         options={"bdist_wheel": {"py_limited_api": WHEEL_TAG}},

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Checks the layers of csrc/: fails if a file uses another one that it must not use.
 
-The order is base < device < backup < core < abi < preload, python. A file uses its own layer and lower ones. preload and
-python do not use each other. All may use include/, the public ABI. The parts of backup have an order (BACKUP_ORDER), and
-some may include only certain headers of another part (BACKUP_DOORS). The simulator stands beside the layers, shares only
-include/ with them, and has its own order of folders (SIMULATOR_ORDER). A use is an `#include "..."` or, if objects are
-found, a symbol that one object needs and another defines (nm). A module is x.c with x.h. The check fails on
+The order is base < device < backup < core < abi < preload, python < lookups. A file uses its own layer and lower ones.
+preload and python do not use each other. All may use include/, the public ABI. The parts of backup have an order
+(BACKUP_ORDER), and some may include only certain headers of another part (BACKUP_DOORS). The simulator stands beside the
+layers, shares only include/ with them, and has its own order of folders (SIMULATOR_ORDER). A use is an `#include "..."` or,
+if objects are found, a symbol that one object needs and another defines (nm). A module is x.c with x.h. The check fails on
 
 - a use against the order of the layers, of the parts of backup, or of the simulator's folders;
 - an include of a header of another part of backup that BACKUP_DOORS does not allow;
@@ -28,7 +28,15 @@ from pathlib import Path, PurePosixPath
 import layers_picture
 
 # From the lowest to the highest. The layers of one row do not use each other.
-LAYERS: tuple[tuple[str, ...], ...] = (("base",), ("device",), ("backup",), ("core",), ("abi",), ("preload", "python"))
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("base",),
+    ("device",),
+    ("backup",),
+    ("core",),
+    ("abi",),
+    ("preload", "python"),
+    ("lookups",),
+)
 SHARED = "include"
 BACKUP = "backup"
 # The parts of csrc/backup in the same form. A part is a module directly in it, or a folder.

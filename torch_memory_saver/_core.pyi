@@ -296,6 +296,9 @@ def set_guard(on: bool) -> None:
     """Guard mode, for the pauses and resumes that begin afterwards."""
 
 def get_guard() -> bool: ...
+def get_ledger() -> bool:
+    """TMS_LEDGER, as it was when the core read it."""
+
 def close() -> None:
     """At exit: no thread of the library calls the driver after this."""
 

@@ -32,17 +32,21 @@ class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, StateMethods)
     failed call changes nothing, except where the driver fails to release memory: see :meth:`pause` and :meth:`resume`.
     """
 
-    def configure_subprocess(self) -> AbstractContextManager[None]:
+    def configure_subprocess(self, ledger: bool = False) -> AbstractContextManager[None]:
         """Child processes started inside load the preload library; ``LD_PRELOAD`` is restored afterwards.
 
         Other entries of ``LD_PRELOAD`` are kept. Changes the environment of this process meanwhile, for all its threads.
         Does nothing if :attr:`hook_mode` is a registered mode without preloading.
 
+        Args:
+            ledger: In the child processes :meth:`ledger` also counts libraries that look up the driver's functions
+                themselves, as NCCL does: their preload library stands before ``dlsym`` as well, and ``TMS_LEDGER`` is 1.
+
         Raises:
             InvalidStateError: The library is not installed, or lies at a path that ``LD_PRELOAD`` cannot name.
         """
         if hook_modes.uses_preload(self.hook_mode):
-            return preload.configure_subprocess()
+            return preload.configure_subprocess(ledger)
         return nullcontext()
 
     def region(

@@ -104,6 +104,11 @@ static int32_t api_get_guard(void) {
     return state && atomic_load(&state->saver.guard.on);
 }
 
+static int32_t api_get_ledger(void) {
+    tms_state_t *state = tms_state(NULL);
+    return state && state->config.ledger;
+}
+
 static int32_t api_get_host_policy(void) {
     tms_state_t *state = tms_state(NULL);
     return state ? atomic_load(&state->saver.host_policy) : TMS_HOST_RELEASE;
@@ -359,6 +364,7 @@ const tms_api_t *tms_get_api(uint32_t version) {
         .page_serve = tms_page_serve,
         .page_path = tms_page_path,
         .page_directory = tms_page_directory,
+        .get_ledger = api_get_ledger,
     };
     return version == TMS_API_VERSION ? &api : NULL;
 }

@@ -28,6 +28,7 @@
     X(EVENTS, "TMS_EVENTS", NULL, events, "4096", "a whole number from 0 to 2^20")                                          \
     X(BOOL, "TMS_SHARED_PAGE", NULL, shared_page, "1", BOOL_ALLOWED)                                                        \
     X(TEXT, "TMS_SHARED_PAGE_DIR", NULL, shared_page_directory, "", "a directory")                                          \
+    X(BOOL, "TMS_LEDGER", NULL, ledger, "0", BOOL_ALLOWED)                                                                  \
     X(TEXT, "TMS_CUDA_DRIVER", NULL, driver_path, "libcuda.so.1", "a library's path or name")
 
 #define BOOL_ALLOWED "1, true, yes, 0, false or no"

@@ -46,6 +46,9 @@ typedef struct tms_config {
     char *shared_page_directory;      /* TMS_SHARED_PAGE_DIR: the directory of these files. Unset means
                                          `/dev/shm/torch_memory_saver-<uid>`. It must be local to the machine, and is the same
                                          for the process and for the commands */
+    bool ledger;                      /* TMS_LEDGER: the ledger also counts what libraries allocate that look up the driver's
+                                         functions themselves, as NCCL does. It needs the library
+                                         `torch_memory_saver_hook_mode_preload_ledger.abi3.so` in `LD_PRELOAD` */
     char *driver_path;                /* TMS_CUDA_DRIVER: the CUDA driver library to load */
     int log_level;                    /* TMS_LOG_LEVEL: what is logged on stderr, in any case of letters. `info` adds a line
                                          for each pause and resume, `debug` also what is otherwise logged once and then

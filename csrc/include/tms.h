@@ -374,6 +374,8 @@ typedef struct tms_api {
     const char *(*page_path)(void);
     /* Writes the directory of shared pages, also if nothing is there. Returns 0 if it does not fit. */
     int32_t (*page_directory)(char *path, size_t room);
+    /* TMS_LEDGER: libraries that look up the driver's functions are counted where this is the ledger library. */
+    int32_t (*get_ledger)(void);
 } tms_api_t;
 
 /* The table of the library that exports it, or NULL if that library does not support `version`. */

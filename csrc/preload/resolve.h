@@ -12,6 +12,9 @@
 #include "abi/compat.h"
 #include "abi/state.h"
 
+/* A macro of cuda.h. Both functions are named here by their symbols. */
+#undef cuGetProcAddress
+
 /* The layouts of cudaPitchedPtr and cudaExtent. */
 typedef struct tms_pitched {
     void *address;
@@ -71,8 +74,15 @@ typedef struct tms_box {
 #define TMS_RUNTIME_CALLS(X) X(cudaGetDevice, (int *device))
 #define TMS_DRIVER_CALLS(X)  X(cuCtxGetDevice, (CUdevice * device))
 
-/* Those of the runtime first. */
-#define TMS_REAL_FUNCTIONS(X) TMS_RUNTIME_HOOKS(X) TMS_RUNTIME_CALLS(X) TMS_DRIVER_CALLS(X) TMS_DRIVER_HOOKS(X)
+/* The driver's functions that look up others. Only the ledger library interposes them (lookups/). */
+#define TMS_DRIVER_LOOKUPS(X)                                                                                               \
+    X(cuGetProcAddress, (const char *symbol, void **function, int version, cuuint64_t flags))                               \
+    X(cuGetProcAddress_v2,                                                                                                  \
+      (const char *symbol, void **function, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *status))
+
+/* Those of the runtime first, and last those of the driver that may be interposed. */
+#define TMS_REAL_FUNCTIONS(X)                                                                                               \
+    TMS_RUNTIME_HOOKS(X) TMS_RUNTIME_CALLS(X) TMS_DRIVER_CALLS(X) TMS_DRIVER_LOOKUPS(X) TMS_DRIVER_HOOKS(X)
 
 typedef enum tms_hook {
 #define TMS_HOOK_ENUMERATOR(name, parameters) TMS_HOOK_##name,
@@ -90,6 +100,7 @@ TMS_RUNTIME_CALLS(TMS_RUNTIME_TYPE)
 #define TMS_DRIVER_TYPE(name, parameters) typedef CUresult(*tms_##name##_t) parameters;
 TMS_DRIVER_HOOKS(TMS_DRIVER_TYPE)
 TMS_DRIVER_CALLS(TMS_DRIVER_TYPE)
+TMS_DRIVER_LOOKUPS(TMS_DRIVER_TYPE)
 #undef TMS_DRIVER_TYPE
 
 /* A function of any type; cast it to its own type before the call. */
@@ -100,6 +111,8 @@ static inline bool tms_hook_is_of_driver(tms_hook_t hook) { return hook >= TMS_H
 
 /* The real function, or NULL if the process has none. `state` may be NULL: the result is not kept then. */
 tms_hook_function_t tms_hook_real(tms_state_t *state, tms_hook_t hook);
+/* Keeps `found` as the real function, unless one is known. Returns the one that is known then. */
+void *tms_hook_keep(tms_state_t *state, tms_hook_t hook, void *found);
 /* Logs that there is none, once, and returns the error for the program, which has one number in the runtime and the driver.
  */
 int tms_hook_missing(tms_state_t *state, tms_hook_t hook);

@@ -22,6 +22,7 @@
     BARE(get_host_policy, "()", "The default policy for host memory after a resume.")                                       \
     TAKES(set_guard, "(on)", "Whether later pauses and resumes guard paused memory.")                                       \
     BARE(get_guard, "()", "Whether pauses and resumes guard paused memory.")                                                \
+    BARE(get_ledger, "()", "Whether TMS_LEDGER is set.")                                                                    \
     BARE(close, "()", "No thread of the library calls the driver after this.")                                              \
     /* transition_functions.c */                                                                                            \
     TAKES(pause, "(tags, stream, interruptible=False, backup=None, find_live=None, progress=None, preserves=False)",        \

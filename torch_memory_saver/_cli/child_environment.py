@@ -24,12 +24,14 @@ class ChildOptions:
 
     Attributes:
         preloaded: The hook library is preloaded (hook mode "preload").
+        ledger: That library also stands before look-ups (TMS_LEDGER).
         manage: Allocations outside of regions are managed too (TMS_INIT_ENABLE).
         events: The absolute path of the folder for event files; None: no event files.
         history: The number of entries of PyTorch's memory history; None: none is recorded.
     """
 
     preloaded: bool = False
+    ledger: bool = False
     manage: bool = False
     events: str | None = None
     history: int | None = None
@@ -42,6 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--manage",
         action="store_true",
         help="manage every allocation, also of a program that never imports torch_memory_saver; implies --preload",
+    )
+    parser.add_argument(
+        "--ledger",
+        action="store_true",
+        help="have ledger() count libraries that look up the driver's functions, as NCCL does; implies --preload",
     )
     parser.add_argument("--events", metavar="DIR", help="write an event file for each process into this folder")
     parser.add_argument(
@@ -59,7 +66,8 @@ def _entries(text: str) -> int:
 def options_of(arguments: argparse.Namespace) -> ChildOptions:
     """The options that were given. A folder's path becomes absolute, because the program may change its own folder."""
     return ChildOptions(
-        preloaded=arguments.preload or arguments.manage,
+        preloaded=arguments.preload or arguments.manage or arguments.ledger,
+        ledger=arguments.ledger,
         manage=arguments.manage,
         events=os.path.abspath(arguments.events) if arguments.events else None,
         history=arguments.history,
@@ -75,7 +83,7 @@ def variables_for(options: ChildOptions, base: Mapping[str, str], operation: str
     """
     result: dict[str, str] = {}
     if options.preloaded:
-        result["LD_PRELOAD"] = preload.preload_variable(base.get("LD_PRELOAD", ""), operation)
+        result |= preload.preload_variables(base.get("LD_PRELOAD", ""), operation, options.ledger)
     if options.manage:
         if expandable_segments_on(base):
             raise InvalidStateError(

@@ -55,7 +55,7 @@ class EnvCommand(Command):
         variables = child_environment.variables_for(options, os.environ, "env")
         if not variables:
             raise InvalidArgumentError(
-                "there is nothing to set: give --preload, --manage, --events or --history", operation="env"
+                "there is nothing to set: give --preload, --manage, --ledger, --events or --history", operation="env"
             )
         # A path need not be text in the terminal's encoding.
         sys.stdout.buffer.write(os.fsencode(_FORMATS[arguments.format](variables)))

@@ -11,10 +11,12 @@ import functools
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch_memory_saver import _core
+from torch_memory_saver._saver import preload
 from torch_memory_saver._saver.ledger_context import measure_context_bytes
+from torch_memory_saver._saver.library_names import known_name
 from torch_memory_saver._torch import layer
 from torch_memory_saver._torch.layer import devices_in_use
 from torch_memory_saver.errors import InvalidStateError, TorchMemorySaverError
@@ -32,6 +34,12 @@ _OTHER_LIBRARIES = "other libraries"
 #: The library of PyTorch that has its CUDA allocator.
 _TORCHS_ALLOCATOR = "libc10_cuda."
 _NOT_COUNTED = "not counted, because the preload library is not loaded: part of the lines below"
+_LOOKUPS = "libraries that look up the driver's functions themselves, as NCCL does, are counted"
+_WITH_LOOKUPS = f"{_LOOKUPS} as well ({preload.LEDGER_VARIABLE}=1)"
+_WITHOUT_LOOKUPS = f"{_LOOKUPS} only with {preload.LEDGER_VARIABLE}=1: part of the lines below"
+_NO_LOOKUPS = (
+    f"{preload.LEDGER_VARIABLE}=1 has no effect, because {preload.LEDGER_LIBRARY_NAME} is not loaded: {_LOOKUPS} not"
+)
 _OF_CONTEXT = "what NVML says of this process, without the lines above; also what libraries allocate uncounted"
 _DISAGREE = "the sources disagree: they were read one after the other, or count a piece of memory twice"
 _NOT_KNOWN = "the driver's own memory, rounding, and what no source names"
@@ -177,23 +185,33 @@ def _torch_line(sources: _Sources) -> LedgerLine:
 
 
 def _library_lines(sources: _Sources) -> list[LedgerLine]:
-    """A line for each library that allocates by calls which the dynamic linker binds, the largest first."""
+    """A line for each library that is counted, the largest first."""
     if not _core.preloaded:
         return [LedgerLine("library", _OTHER_LIBRARIES, None, note=_NOT_COUNTED)]
     # PyTorch's allocator tells itself what it has allocated.
     rows = [row for row in sources.libraries if sources.torch is None or not _is_torchs_allocator(row.path)]
     if not rows:
-        return [LedgerLine("library", _OTHER_LIBRARIES, 0, 0)]
-    names = [_name_of(row.path) for row in rows]
-    lines = [
-        LedgerLine("library", name if names.count(name) == 1 else row.path, row.bytes, row.allocations)
-        for name, row in zip(names, rows, strict=True)
-    ]
-    return sorted(lines, key=lambda line: line.bytes or 0, reverse=True)
+        return [LedgerLine("library", _OTHER_LIBRARIES, 0, 0, note=_lookups_note())]
+    sums: dict[str, tuple[int, int]] = {}
+    files = [os.path.basename(path) for path in {row.path for row in rows}]
+    for row in rows:
+        # Two files of one name are told apart by their folders.
+        name = row.path if not known_name(row.path) and files.count(os.path.basename(row.path)) > 1 else _name_of(row.path)
+        size, count = sums.get(name, (0, 0))
+        sums[name] = size + row.bytes, count + row.allocations
+    lines = [LedgerLine("library", name, size, count) for name, (size, count) in sums.items()]
+    lines.sort(key=lambda line: line.bytes or 0, reverse=True)
+    return [*lines[:-1], replace(lines[-1], note=_lookups_note())]
+
+
+def _lookups_note() -> str:
+    if preload.counts_lookups():
+        return _WITH_LOOKUPS
+    return _NO_LOOKUPS if _core.get_ledger() else _WITHOUT_LOOKUPS
 
 
 def _name_of(path: str) -> str:
-    return os.path.basename(path) or "code made at run time"
+    return known_name(path) or os.path.basename(path) or "code made at run time"
 
 
 def _is_torchs_allocator(path: str) -> bool:

@@ -11,17 +11,24 @@ from torch_memory_saver import _core
 from torch_memory_saver.errors import InvalidStateError
 
 __all__ = [
+    "LEDGER_LIBRARY_NAME",
+    "LEDGER_VARIABLE",
     "LIBRARY_NAME",
     "configure_subprocess",
+    "counts_lookups",
+    "ledger_library_path",
     "library_path",
     "mode_in_force",
-    "preload_variable",
+    "preload_variables",
     "preloading",
     "resolve_hook_mode",
 ]
 
 #: File name of the library for LD_PRELOAD; it lies in the directory that holds the package's directory.
 LIBRARY_NAME = "torch_memory_saver_hook_mode_preload.abi3.so"
+#: That of the one which takes its place where TMS_LEDGER=1 is to count what libraries look up.
+LEDGER_LIBRARY_NAME = "torch_memory_saver_hook_mode_preload_ledger.abi3.so"
+LEDGER_VARIABLE = "TMS_LEDGER"
 
 _VARIABLE = "LD_PRELOAD"
 _HOW_TO_PRELOAD = (
@@ -35,31 +42,52 @@ def library_path() -> Path:
     return Path(os.path.abspath(__file__)).parents[2] / LIBRARY_NAME
 
 
-def configure_subprocess() -> AbstractContextManager[None]:
+def ledger_library_path() -> Path:
+    """The path of the preload library that also stands before look-ups, whether or not the file is there."""
+    return library_path().with_name(LEDGER_LIBRARY_NAME)
+
+
+def counts_lookups() -> bool:
+    """Whether the ledger counts libraries that look up the driver's functions themselves."""
+    return _core.preloaded and os.path.basename(_core.library_path) == LEDGER_LIBRARY_NAME and _core.get_ledger()
+
+
+def configure_subprocess(ledger: bool = False) -> AbstractContextManager[None]:
     """Child processes started inside load the preload library; ``LD_PRELOAD`` is restored afterwards.
 
     Other entries of ``LD_PRELOAD`` are kept. Changes the environment of this process meanwhile, for all its threads.
 
+    Args:
+        ledger: They load the one that also stands before look-ups, with ``TMS_LEDGER=1``.
+
     Raises:
         InvalidStateError: The library is not installed, or lies at a path that ``LD_PRELOAD`` cannot name.
     """
-    return preloading(_installed("configure_subprocess"))
+    return _setting(preload_variables(os.environ.get(_VARIABLE, ""), "configure_subprocess", ledger))
 
 
-def _installed(operation: str) -> str:
-    path = library_path()
+def _installed(operation: str, ledger: bool) -> str:
+    path = ledger_library_path() if ledger else library_path()
     if not path.is_file():
         raise InvalidStateError(f"the preload library is not installed: there is no {path}", operation=operation)
     return str(path)
 
 
-def preload_variable(before: str, operation: str) -> str:
-    """The value of ``LD_PRELOAD`` with the preload library, in front of the entries of the value `before`.
+def preload_variables(before: str, operation: str, ledger: bool = False) -> dict[str, str]:
+    """``LD_PRELOAD`` with the preload library, in front of the entries of the value `before`; and with `ledger` the one
+    that counts look-ups, switched on.
 
     Raises:
         InvalidStateError: The library is not installed, or lies at a path that ``LD_PRELOAD`` cannot name.
     """
-    return _in_front(_installed(operation), before, operation)
+    if ledger:
+        entries = before.replace(":", " ").split()
+        plain = str(library_path())
+        kept = ":".join(entry for entry in entries if entry != plain) if plain in entries else before
+        return {_VARIABLE: _in_front(_installed(operation, ledger), kept, operation), LEDGER_VARIABLE: "1"}
+    if str(ledger_library_path()) in before.replace(":", " ").split():
+        return {_VARIABLE: before}  # which is a preload library, too
+    return {_VARIABLE: _in_front(_installed(operation, ledger), before, operation)}
 
 
 def _in_front(path: str, before: str, operation: str) -> str:
@@ -72,22 +100,27 @@ def _in_front(path: str, before: str, operation: str) -> str:
     return before if path in entries else ":".join([path, *entries])
 
 
-@contextmanager
-def preloading(path: str) -> Iterator[None]:
+def preloading(path: str) -> AbstractContextManager[None]:
     """Inside, ``LD_PRELOAD`` begins with that library, followed by its other entries; it is restored afterwards.
 
     Raises:
         InvalidStateError: ``LD_PRELOAD`` cannot name the path.
     """
-    before = os.environ.get(_VARIABLE)
-    os.environ[_VARIABLE] = _in_front(path, before or "", "configure_subprocess")
+    return _setting({_VARIABLE: _in_front(path, os.environ.get(_VARIABLE, ""), "configure_subprocess")})
+
+
+@contextmanager
+def _setting(variables: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        if before is None:
-            os.environ.pop(_VARIABLE, None)
-        else:
-            os.environ[_VARIABLE] = before
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def mode_in_force() -> str:

@@ -8,6 +8,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Protocol
 import pytest
 
 PRELOAD_NAME = "torch_memory_saver_hook_mode_preload.abi3.so"
+LEDGER_NAME = "torch_memory_saver_hook_mode_preload_ledger.abi3.so"
 SIMULATOR_NAME = "_simulated_cuda.so"
 #: The names under which programs look for the runtime.
 RUNTIME_NAME = "libcudart.so.13"
@@ -37,6 +39,8 @@ class Libraries:
     """The folder of the libraries under test."""
 
     preload: Path
+    #: Whether `preload` is the one that stands before look-ups as well, for TMS_LEDGER.
+    ledger: bool
     simulator: Path
     #: Holds the simulated GPU under the name of the CUDA runtime, for linking and for LD_LIBRARY_PATH.
     runtime_folder: Path
@@ -70,16 +74,31 @@ def package_folders() -> list[Path]:
 
 
 @pytest.fixture(scope="session")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> Libraries:
+def runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runtime")
+
+
+@pytest.fixture(scope="session", params=["preload", "ledger"])
+def libraries(request: pytest.FixtureRequest, runtime_folder: Path) -> Libraries:
+    """All tests run with each of the two libraries for LD_PRELOAD."""
+    name = {"preload": PRELOAD_NAME, "ledger": LEDGER_NAME}[request.param]
     for package in package_folders():
-        preload, simulator = package.parent / PRELOAD_NAME, package / SIMULATOR_NAME
+        preload, simulator = package.parent / name, package / SIMULATOR_NAME
         if preload.is_file() and simulator.is_file():
             break
     else:
-        pytest.fail(f"{PRELOAD_NAME} and {SIMULATOR_NAME} are not built: run 'pip install .', or 'make test'", pytrace=False)
-    folder = tmp_path_factory.mktemp("runtime")
-    (folder / RUNTIME_NAME).symlink_to(simulator)
-    return Libraries(preload, simulator, folder)
+        pytest.fail(f"{name} and {SIMULATOR_NAME} are not built: run 'pip install .', or 'make test'", pytrace=False)
+    link = runtime_folder / RUNTIME_NAME
+    if not link.is_symlink():
+        link.symlink_to(simulator)
+    return Libraries(preload, request.param == "ledger", simulator, runtime_folder)
+
+
+@pytest.fixture(scope="session")
+def cuda_header() -> str:
+    """The option that finds cuda.h."""
+    command = [sys.executable, "-c", "import setup; print(setup.find_cuda_include())"]
+    return "-I" + subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.strip()
 
 
 @pytest.fixture(scope="session")
@@ -137,6 +156,8 @@ def clean_environment(libraries: Libraries) -> dict[str, str]:
     variables["TMS_CUDA_DRIVER"] = str(libraries.simulator)
     variables["TMS_SIMULATED_DEVICES"] = "2"
     variables["TMS_SIMULATED_MEMORY"] = "64MiB"
+    if libraries.ledger:
+        variables["TMS_LEDGER"] = "1"
     return variables
 
 

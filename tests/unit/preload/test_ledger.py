@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,6 @@ import pytest
 
 Compile = Callable[..., Path]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-
-REPOSITORY = Path(__file__).resolve().parents[3]
-
-
-@pytest.fixture(scope="session")
-def cuda_header() -> str:
-    """The option that finds cuda.h."""
-    command = [sys.executable, "-c", "import setup; print(setup.find_cuda_include())"]
-    return "-I" + subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.strip()
 
 
 @pytest.fixture

@@ -94,6 +94,25 @@ def test_ld_preload(monkeypatch: pytest.MonkeyPatch, value: str, in_force: bool,
     assert len(finding.details) == (2 if SIMULATOR.name in value and OURS in value else 0)
 
 
+@pytest.mark.parametrize(
+    ("library", "switched_on", "status", "text"),
+    [
+        (preload.ledger_library_path(), True, Status.OK, "of this package"),
+        (preload.ledger_library_path(), False, Status.OK, "of this package"),
+        (preload.library_path(), True, Status.WARN, f"set LD_PRELOAD to {preload.ledger_library_path()}"),
+    ],
+)
+def test_the_library_for_the_ledger(
+    monkeypatch: pytest.MonkeyPatch, library: Path, switched_on: bool, status: str, text: str
+) -> None:
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    monkeypatch.setattr(_core, "preloaded", True)
+    monkeypatch.setattr(_core, "get_ledger", lambda: switched_on)
+    finding = installation_checks.preloaded()
+    assert_complete(finding, status)
+    assert text in f"{finding.found} {finding.advice}"
+
+
 def test_the_library_of_another_installation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(_core, "preloaded", True)
     other = tmp_path / preload.LIBRARY_NAME

@@ -13,6 +13,7 @@ from fake_torch import FakeTorch
 import torch_memory_saver as module
 from torch_memory_saver import TorchMemorySaver, _core, errors
 from torch_memory_saver._saver import ledger as taking
+from torch_memory_saver._saver import preload
 from torch_memory_saver._saver.ledger_context import measure_context_bytes
 from torch_memory_saver._torch import layer
 from torch_memory_saver.holders import DeviceLedger, LedgerPart
@@ -251,7 +252,7 @@ def test_libraries_are_lines_in_preload_mode(
     assert [(line.name, line.bytes, line.allocations) for line in lines] == [
         ("/b/libsame.so", 6 * MIB, 1),
         ("/a/libsame.so", 5 * MIB, 1),
-        ("libnccl.so.2", 3 * MIB, 4),
+        ("NCCL", 3 * MIB, 4),
         ("code made at run time", 1 * MIB, 1),
     ]
     assert sum(line.bytes or 0 for line in ledger[0].lines) == 100 * MIB
@@ -261,7 +262,68 @@ def test_libraries_are_lines_in_preload_mode(
     assert saver.ledger()[0].of("library")[0].name == "libc10_cuda.so"
     rows.clear()
     (line,) = saver.ledger()[0].of("library")
-    assert (line.name, line.bytes, line.allocations, line.note) == ("other libraries", 0, 0, "")
+    assert (line.name, line.bytes, line.allocations) == ("other libraries", 0, 0)
+
+
+def test_files_of_one_library_are_one_line(
+    saver: TorchMemorySaver,
+    fake_torch: FakeTorch,
+    nvml: FakeNvml,
+    memory: dict[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    saver.stats()
+    rows = [
+        _core.Library(("/nvidia/lib/libcublas.so.13", 0, 1 * MIB, 1)),
+        _core.Library(("/nvidia/lib/libcublasLt.so.13", 0, 2 * MIB, 3)),
+        _core.Library(("/nvidia/lib/libcudnn_graph.so.9", 0, 4 * MIB, 1)),
+        _core.Library(("/one/libnccl.so.2.28.9", 0, 8 * MIB, 1)),
+        _core.Library(("/two/libnccl.so", 0, 16 * MIB, 1)),
+        _core.Library(("/a/libcudart-d0da41ae.so.11.0", 0, 5 * MIB, 1)),
+        _core.Library(("/a/libncclx.so", 0, 6 * MIB, 1)),
+    ]
+    monkeypatch.setattr(_core, "preloaded", True)
+    monkeypatch.setattr(_core, "libraries", lambda: rows)
+    assert [(line.name, line.bytes, line.allocations) for line in saver.ledger()[0].of("library")] == [
+        ("NCCL", 24 * MIB, 2),
+        ("libncclx.so", 6 * MIB, 1),
+        ("CUDA runtime", 5 * MIB, 1),
+        ("cuDNN", 4 * MIB, 1),
+        ("cuBLAS", 3 * MIB, 4),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("library", "switched_on", "words"),
+    [
+        ("ledger", True, "are counted as well (TMS_LEDGER=1)"),
+        ("ledger", False, "are counted only with TMS_LEDGER=1"),
+        ("plain", False, "are counted only with TMS_LEDGER=1"),
+        ("plain", True, "TMS_LEDGER=1 has no effect"),
+    ],
+)
+def test_a_note_says_whether_lookups_are_counted(
+    saver: TorchMemorySaver,
+    fake_torch: FakeTorch,
+    nvml: FakeNvml,
+    memory: dict[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+    library: str,
+    switched_on: bool,
+    words: str,
+) -> None:
+    saver.stats()
+    path = preload.ledger_library_path() if library == "ledger" else preload.library_path()
+    monkeypatch.setattr(_core, "preloaded", True)
+    monkeypatch.setattr(_core, "library_path", str(path))
+    monkeypatch.setattr(_core, "get_ledger", lambda: switched_on)
+    rows: list[_core.Library] = []
+    monkeypatch.setattr(_core, "libraries", lambda: rows)
+    (line,) = saver.ledger()[0].of("library")
+    assert words in line.note
+    rows += [_core.Library(("/a/liba.so", 0, 2 * MIB, 1)), _core.Library(("/a/libb.so", 0, 1 * MIB, 1))]
+    first, last = saver.ledger()[0].of("library")
+    assert first.note == "" and words in last.note
 
 
 def test_what_could_not_be_counted_is_a_remark(

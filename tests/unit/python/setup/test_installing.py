@@ -19,7 +19,8 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 PRELOAD = "torch_memory_saver_hook_mode_preload.abi3.so"
-LIBRARIES = ("torch_memory_saver/_core.abi3.so", "torch_memory_saver/_simulated_cuda.so", PRELOAD)
+LEDGER = "torch_memory_saver_hook_mode_preload_ledger.abi3.so"
+LIBRARIES = ("torch_memory_saver/_core.abi3.so", "torch_memory_saver/_simulated_cuda.so", PRELOAD, LEDGER)
 
 pytestmark = [
     pytest.mark.slow,

@@ -72,7 +72,7 @@ WRITES_TO_STDOUT |= {"dprintf", "vdprintf", "psignal", "PySys_WriteStdout", "PyS
 
 
 @needs_readelf
-@pytest.mark.parametrize("name", ["core", "preload"])
+@pytest.mark.parametrize("name", ["core", "preload", "ledger"])
 def test_libraries_cannot_end_the_process_or_write_to_stdout(name: str) -> None:
     wanted = {plain(symbol) for symbol in dynamic_symbols(LIBRARIES[name])[False]}
     assert {"snprintf", "write"} <= wanted  # the names are those of functions, and the list is not empty
@@ -137,7 +137,7 @@ def test_libraries_check_their_stack_and_their_calls_of_the_c_library(name: str)
 
 
 @needs_readelf
-@pytest.mark.parametrize("name", ["core", "preload"])
+@pytest.mark.parametrize("name", ["core", "preload", "ledger"])
 def test_libraries_with_callbacks_are_never_unmapped(name: str) -> None:
     assert "NODELETE" in readelf("--dynamic", LIBRARIES[name])
 
@@ -152,9 +152,12 @@ def test_core_exports_the_c_interface_and_its_start() -> None:
 @needs_readelf
 @needs_source_tree
 def test_preload_library_exports_the_c_interface_and_the_hooks() -> None:
-    hooks = set(re.findall(r"^\s+X\((\w+),", (REPOSITORY / "csrc/preload/resolve.h").read_text(), re.MULTILINE))
-    assert {"cudaMalloc", "cudaFree", "cudaStreamBeginCapture"} <= hooks
+    found = set(re.findall(r"^\s+X\((\w+),", (REPOSITORY / "csrc/preload/resolve.h").read_text(), re.MULTILINE))
+    lookups = {"cuGetProcAddress", "cuGetProcAddress_v2"}
+    hooks = found - lookups
+    assert {"cudaMalloc", "cudaFree", "cudaStreamBeginCapture"} <= hooks and lookups <= found
     assert dynamic_symbols(LIBRARIES["preload"])[True] == declared_exports() | hooks
+    assert dynamic_symbols(LIBRARIES["ledger"])[True] == declared_exports() | found | {"dlsym"}
 
 
 @needs_readelf
@@ -165,7 +168,7 @@ def test_simulator_exports_calls_and_controls_only() -> None:
 
 
 @needs_readelf
-@pytest.mark.parametrize("name", ["preload", "simulator"])
+@pytest.mark.parametrize("name", ["preload", "ledger", "simulator"])
 def test_libraries_that_are_no_extensions_ask_nothing_of_python_or_cuda(name: str) -> None:
     wanted = dynamic_symbols(LIBRARIES[name])[False]
     assert {symbol for symbol in wanted if symbol.startswith(("Py", "_Py", "cu"))} == set()
