@@ -18,6 +18,7 @@ import torch
 
 from torch_memory_saver import _core, events
 from torch_memory_saver import torch_memory_saver as saver
+from torch_memory_saver._processes.pages import read_pages
 from torch_memory_saver.memory import MemoryLog, take_snapshot
 
 MIB = 1 << 20
@@ -67,6 +68,12 @@ def level(name: str) -> int:
     return sum(getattr(row, name) for row in events.events().after)
 
 
+def on_own_page() -> int:
+    """What `top` says of this process."""
+    (page,) = (page for page in read_pages().pages if page.pid == os.getpid())
+    return sum(row.resident_bytes for row in page.rows)
+
+
 def wait_for_host_memory() -> None:
     """Until the background has released it."""
     end = time.monotonic() + TIMEOUT_S
@@ -97,6 +104,8 @@ def views() -> dict[str, int]:
         "snapshot()": sum(item["reserved_bytes"] for item in snapshot["segments"] if item["state"] == "active"),
         "events.events().levels()": level("resident_bytes"),
         "events.metrics()": metric("resident"),
+        "ledger(): managed": sum(line.bytes or 0 for line in saver.ledger(0)[0].of("managed")),
+        "torch-memory-saver top: resident": on_own_page(),
         "MemoryLog: reserved": row.reserved,
         "MemoryLog: physical": row.physical,
         "MemoryLog: device_used": row.device_used,
