@@ -1,5 +1,5 @@
-/* What is managed, in numbers: the counters of the process, and rows about tags and devices. Part of the ABI of tms.h, which
- * has the functions that fill these in. */
+/* What is managed, in numbers: the counters of the process, and rows about allocations, tags, devices and libraries. Part of
+ * the ABI of tms.h, which has the functions that fill these in. */
 #ifndef TMS_INCLUDE_USAGE_H
 #define TMS_INCLUDE_USAGE_H
 
@@ -36,6 +36,44 @@ typedef struct tms_counters {
     uint64_t resume_nanoseconds_total, resume_bytes_total, resume_copied_bytes_total;
     uint64_t uncounted_allocations_total; /* of other libraries (tms_library_info_t), for lack of host memory */
 } tms_counters_t;
+
+/* The states of an allocation: TMS_SEGMENT_<state>, its number, its name. */
+#define TMS_SEGMENT_STATES(X)                                                                                               \
+    X(ACTIVE, 0, "active")       /* mapped, readable and writable on the device */                                          \
+    X(PAUSING, 1, "pausing")     /* owned by a pause() under way; mapped until it is done */                                \
+    X(PAUSED, 2, "paused")       /* address reserved, no physical memory */                                                 \
+    X(RESUMING, 3, "resuming")   /* owned by a resume() under way */                                                        \
+    X(DAMAGED, 4, "damaged")     /* the driver failed to unmap it or to undo a resume: the address is never reused */       \
+    X(REPAIRING, 5, "repairing") /* DAMAGED, and owned by a call that retries the release */
+
+typedef enum tms_segment_state {
+#define TMS_SEGMENT_STATE(state, number, name) TMS_SEGMENT_##state = (number),
+    TMS_SEGMENT_STATES(TMS_SEGMENT_STATE)
+#undef TMS_SEGMENT_STATE
+} tms_segment_state_t;
+
+/* Where the contents of an allocation are from. */
+typedef enum tms_contents {
+    TMS_CONTENTS_OWN = 0,      /* it was not resumed yet; also during a resume */
+    TMS_CONTENTS_RESTORED = 1, /* the last resume has restored all that was live at the pause */
+    TMS_CONTENTS_ZEROED = 2,   /* the last resume has zeroed it, except for preserved blocks */
+    TMS_CONTENTS_GUARD = 3,    /* the last resume has filled it with TMS_GUARD_BYTE, except for preserved blocks */
+    TMS_CONTENTS_UNDEFINED = 4 /* the last resume has done neither */
+} tms_contents_t;
+
+/* One allocation, as seen at one moment. */
+typedef struct tms_segment_info {
+    uint64_t address;
+    uint64_t bytes;          /* as requested */
+    uint64_t reserved_bytes; /* of the address range, and of physical memory while resident: a multiple of the granularity */
+    uint64_t backup_bytes;   /* held in a backup now */
+    int32_t device;
+    int32_t state;                   /* tms_segment_state_t */
+    int32_t backup;                  /* tms_backup_kind_t */
+    int32_t contents;                /* tms_contents_t */
+    const char *tag;                 /* valid for ever */
+    double allocated_at, changed_at; /* when it was made, and when its state last changed: seconds of CLOCK_MONOTONIC */
+} tms_segment_info_t;
 
 /* The allocations of one tag (`device` -1) or of one device (`tag` NULL). */
 typedef struct tms_usage_info {

@@ -31,9 +31,9 @@ MUTANTS = (
     ),
     Mutant(
         "everybody-can-read-a-report",
-        "torch_memory_saver/memory/files.py",
-        "_PRIVATE = 0o600",
-        "_PRIVATE = 0o644",
+        _SOURCES + "folder.py",
+        "_MODE = 0o600",
+        "_MODE = 0o644",
         (_FOLDER + "test_only_this_user_can_read_them_whatever_the_umask",),
     ),
     Mutant(

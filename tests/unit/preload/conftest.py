@@ -78,7 +78,7 @@ def runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runtime")
 
 
-@pytest.fixture(scope="session", params=["preload", "ledger"])
+@pytest.fixture(scope="session", params=["preload", pytest.param("ledger", marks=pytest.mark.slow)])
 def libraries(request: pytest.FixtureRequest, runtime_folder: Path) -> Libraries:
     """All tests run with each of the two libraries for LD_PRELOAD."""
     name = {"preload": PRELOAD_NAME, "ledger": LEDGER_NAME}[request.param]

@@ -16,6 +16,9 @@ from pathlib import Path
 import pytest
 from processes import TIMEOUT_S, environment
 
+#: Each starts programs.
+pytestmark = pytest.mark.slow
+
 PROGRAMS = Path(__file__).parent / "programs"
 
 #: A process with several threads that forks is warned by Python 3.12 and later, whichever threads they are.

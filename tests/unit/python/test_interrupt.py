@@ -288,6 +288,7 @@ print(other.returncode)
     assert output.splitlines() == ["taken", "True", "1 True", "given back", "0"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exclusive", [False, True])
 def test_two_processes_in_opposite_phase(plain: Program, tmp_path: Path, exclusive: bool) -> None:
     """Each needs three quarters of the device, in three pieces, so that both can hold a part of it at once."""

@@ -72,6 +72,7 @@ def compile_all(folder: Path) -> Path:
 needs_compiler = pytest.mark.skipif(COMPILER is None or shutil.which("nm") is None, reason="needs a C compiler and nm")
 
 
+@pytest.mark.slow  # `make lint` does the same
 @needs_compiler
 def test_this_repository(tool: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert tool.main([]) == 0, capsys.readouterr().err

@@ -17,6 +17,9 @@ from torch_memory_saver._bench import savers
 from torch_memory_saver._bench.cases import CASES, find
 from torch_memory_saver.errors import InvalidArgumentError
 
+#: Each starts programs.
+pytestmark = pytest.mark.slow
+
 #: Cases that need PyTorch's allocator.
 OF_TORCH = {"decode", "live-torch", "preserve", "send", "snapshot", "synchronise"}
 

@@ -10,6 +10,9 @@ import sys
 import pytest
 from processes import TIMEOUT_S, Program, environment
 
+#: Each starts programs.
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("group", [True, False], ids=["Ctrl-C", "only the command"])
 def test_ctrl_c_ends_the_demo(group: bool) -> None:

@@ -13,6 +13,9 @@ from processes import ELSEWHERE, SIMULATOR, Program, environment
 
 from torch_memory_saver._saver import preload
 
+#: Each starts programs.
+pytestmark = pytest.mark.slow
+
 HOOK = str(preload.library_path())
 #: What a shell would take for something else, in the name of a folder.
 AWKWARD = [b"plain", b"two words", b"it's", b'"$HOME" `id` \\ *;&|#', b"line\nline", b"~", b"\xff\xfe", b"-n", b"a=b"]

@@ -18,6 +18,9 @@ from torch_memory_saver._cli import child_environment, commands
 from torch_memory_saver._saver import preload
 from torch_memory_saver.events import load_events
 
+#: Each starts programs.
+pytestmark = pytest.mark.slow
+
 STARTUP = str(PACKAGE / "_cli" / "startup")
 SIMULATE_STARTUP = str(PACKAGE / "_simulate" / "startup")
 HOOK = str(preload.library_path())

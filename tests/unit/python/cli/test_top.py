@@ -219,6 +219,7 @@ def terminal(job: Job) -> Iterator[Terminal]:
     terminal.close()
 
 
+@pytest.mark.slow
 def test_the_screen_and_its_end(terminal: Terminal) -> None:
     assert b"managed: resident 4 MiB  paused 6 MiB" in terminal.output
     assert b"sorted by memory" in terminal.output
@@ -227,6 +228,7 @@ def test_the_screen_and_its_end(terminal: Terminal) -> None:
     terminal.assert_restored()
 
 
+@pytest.mark.slow
 def test_the_keys(terminal: Terminal) -> None:
     terminal.type(b"s")
     terminal.wait_for(b"paused")  # only what differs is written: "sorted by memory" becomes "sorted by paused"
@@ -251,6 +253,7 @@ def test_the_interval_has_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert intervals == [1.0, 0.5, 0.2, 0.1, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 60.0]
 
 
+@pytest.mark.slow
 def test_another_size_of_the_terminal(terminal: Terminal) -> None:
     terminal.resize(4, 200)
     terminal.process.send_signal(signal.SIGWINCH)  # as the terminal does
@@ -264,6 +267,7 @@ def test_another_size_of_the_terminal(terminal: Terminal) -> None:
     terminal.assert_restored()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_ends_it(terminal: Terminal, number: signal.Signals) -> None:
     terminal.process.send_signal(number)
@@ -272,12 +276,14 @@ def test_a_signal_ends_it(terminal: Terminal, number: signal.Signals) -> None:
     assert terminal.process.stderr is not None and terminal.process.stderr.read() == b""
 
 
+@pytest.mark.slow
 def test_it_ends_with_its_terminal(terminal: Terminal) -> None:
     """Also where it is not the controlling terminal, which sends no signal."""
     terminal.hang_up()
     assert terminal.process.wait(TIMEOUT_S) == 128 + signal.SIGHUP
 
 
+@pytest.mark.slow
 def test_a_failure_restores_the_terminal(tmp_path: Path) -> None:
     text = "from torch_memory_saver._cli.top_screen import show; show(lambda: 1 / 0, 1.0, 'memory', '')"
     terminal = Terminal(["-c", text], tmp_path)
@@ -287,6 +293,7 @@ def test_a_failure_restores_the_terminal(tmp_path: Path) -> None:
     terminal.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dumb", "no-such-terminal", ""])
 def test_a_terminal_without_a_cursor_gets_lines(job: Job, name: str) -> None:
     terminal = Terminal(["-m", "torch_memory_saver", "top", "--interval", "3600"], job.directory, TERM=name)

@@ -19,6 +19,9 @@ from torch_memory_saver._processes import pages, requests
 from torch_memory_saver._processes.pages import read_pages
 from torch_memory_saver.errors import InvalidArgumentError
 
+#: Each starts programs.
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 
 

@@ -19,7 +19,7 @@ from processes import PACKAGE, TIMEOUT_S, environment
 
 from torch_memory_saver import simulate
 
-pytestmark = needs_source_tree
+pytestmark = [needs_source_tree, pytest.mark.slow]
 
 GIB = 1 << 30
 #: Each process of pytest that imports it adds a line that describes the process.

@@ -15,6 +15,9 @@ from torch_memory_saver import simulate
 from torch_memory_saver._saver import preload
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 
+#: Each starts programs.
+pytestmark = pytest.mark.slow
+
 GIB = 1 << 30
 SHOW = "import os; print('\\n'.join(f'{name}={value}' for name, value in os.environ.items()))"
 
