@@ -45,7 +45,7 @@ def from_nvml() -> dict[str, int]:
         import pynvml
 
         pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        handle = pynvml.nvmlDeviceGetHandleByUUID(_core.device_info(0).uuid)  # NVML counts hidden devices, too
         rows = {row.pid: row.usedGpuMemory for row in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}
         if SIMULATED:  # where a process has no context: it is not listed once it holds nothing
             rows.setdefault(os.getpid(), 0)

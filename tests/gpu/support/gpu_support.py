@@ -94,7 +94,7 @@ def process_bytes(device: int = 0) -> int | None:
         import pynvml  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
         pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(device)
+        handle = pynvml.nvmlDeviceGetHandleByUUID(core.device_info(device).uuid)  # NVML counts hidden devices, too
         for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
             if process.pid == os.getpid() and process.usedGpuMemory:
                 return int(process.usedGpuMemory)
