@@ -99,9 +99,9 @@ torch-matrix: ## the same with several releases of PyTorch, each in an environme
 gpu-test: build ## the GPU tests on the GPUs of this machine, in both hook modes
 	$(IN_TREE) -m pytest --gpu tests/gpu $(PYTEST_ARGUMENTS)
 
-RECORD ?= h200
+RECORD ?= h100
 .PHONY: conformance
-conformance: ## on a real GPU: records what it does in tests/conformance, for the simulated one to be compared with (RECORD=h200)
+conformance: ## on a real GPU: records what it does in tests/conformance, for the simulated one to be compared with (RECORD=h100)
 	$(PYTHON) tools/record_gpu.py --output tests/conformance/driver/recorded_$(RECORD).json
 	$(PYTHON) tools/record_gpu.py --suite pytorch --output tests/conformance/pytorch/recorded_$(RECORD).json
 

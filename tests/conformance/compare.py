@@ -1,6 +1,6 @@
 """Compares two records of the same behaviours: a real GPU's and the simulation's.
 
-    python tests/conformance/compare.py tests/conformance/driver/recorded_h200.json simulated.json
+    python tests/conformance/compare.py tests/conformance/driver/recorded_h100.json simulated.json
 
 A known difference, with its reason, is in known_differences.json beside the record: a list of {"behaviour", "observation",
 "reason"}. The behaviour is a shell pattern. The observation is the label of what was seen, or labels joined by " / ", and
