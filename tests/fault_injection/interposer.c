@@ -37,6 +37,7 @@ typedef struct live {
 /* What a watched object has mapped, and not unmapped since. */
 typedef struct mapped {
     uintptr_t begin, end;
+    bool anonymous;
 } mapped_t;
 
 static struct {
@@ -162,13 +163,13 @@ void forget(void *address) {
 }
 
 /* Under the lock. */
-static void add_mapped(uintptr_t begin, uintptr_t end) {
-    if (begin < end && it.mapped_count < MAPPED_MOST) it.mapped[it.mapped_count++] = (mapped_t){begin, end};
+static void add_mapped(uintptr_t begin, uintptr_t end, bool anonymous) {
+    if (begin < end && it.mapped_count < MAPPED_MOST) it.mapped[it.mapped_count++] = (mapped_t){begin, end, anonymous};
 }
 
-void keep_mapped(uintptr_t begin, uintptr_t end) {
+void keep_mapped(uintptr_t begin, uintptr_t end, bool anonymous) {
     pthread_mutex_lock(&it.lock);
-    add_mapped(begin, end);
+    add_mapped(begin, end, anonymous);
     pthread_mutex_unlock(&it.lock);
 }
 
@@ -182,8 +183,8 @@ void forget_mapped(uintptr_t begin, uintptr_t end) {
             continue;
         }
         it.mapped[i] = it.mapped[--it.mapped_count];
-        add_mapped(one.begin, begin);
-        add_mapped(end, one.end);
+        add_mapped(one.begin, begin, one.anonymous);
+        add_mapped(end, one.end, one.anonymous);
         i = 0;
     }
     pthread_mutex_unlock(&it.lock);
@@ -253,12 +254,12 @@ EXPORT uint64_t tms_fault_mapped_bytes(void) {
     for (size_t i = 0; i < it.mapped_count; i++) bytes += it.mapped[i].end - it.mapped[i].begin;
     return bytes;
 }
-/* The part of it that is resident. */
+/* The part of it that is resident, without mapped files: the system evicts their pages when it lacks memory. */
 EXPORT uint64_t tms_fault_resident_bytes(void) {
     uint64_t bytes = 0;
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     for (size_t i = 0; i < it.mapped_count; i++) {
-        for (uintptr_t at = it.mapped[i].begin; at < it.mapped[i].end; at += page) {
+        for (uintptr_t at = it.mapped[i].begin; it.mapped[i].anonymous && at < it.mapped[i].end; at += page) {
             unsigned char resident = 0;
             if (mincore((void *)at, page, &resident) == 0 && resident & 1) bytes += page;
         }

@@ -76,7 +76,7 @@ void *keep(call_t call, void *address, const void *caller);
 void forget(void *address);
 
 /* A watched object's mapping, and any caller's unmapping, which may cover part of a mapping or several mappings. */
-void keep_mapped(uintptr_t begin, uintptr_t end);
+void keep_mapped(uintptr_t begin, uintptr_t end, bool anonymous);
 void forget_mapped(uintptr_t begin, uintptr_t end);
 
 /* Threads of watched objects: 1 when one begins, -1 when it has ended. */

@@ -68,7 +68,7 @@ EXPORT void *mmap(void *address, size_t bytes, int protection, int flags, int fd
     if (fails(CALL_mmap, CALLER)) return MAP_FAILED;
     void *mapped = next(address, bytes, protection, flags, fd, offset);
     if (mapped == MAP_FAILED || !is_watched(CALLER, CALL_mmap)) return mapped;
-    keep_mapped((uintptr_t)mapped, (uintptr_t)mapped + bytes);
+    keep_mapped((uintptr_t)mapped, (uintptr_t)mapped + bytes, flags & MAP_ANONYMOUS);
     return mapped;
 }
 

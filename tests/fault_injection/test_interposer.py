@@ -1,4 +1,4 @@
-"""Guards that the interposer sees a library's calls also if _FORTIFY_SOURCE has renamed them."""
+"""Guards that the interposer sees a library's calls also if _FORTIFY_SOURCE has renamed them, and what it counts as resident."""
 
 from __future__ import annotations
 
@@ -58,17 +58,63 @@ print(json.dumps(found))
 """
 
 
-def test_fortified_calls_fail_like_plain_ones(interposer: Path, tmp_path: Path) -> None:
-    library = tmp_path / "fortified.so"
+#: Touches every page of a mapping of a file, and half of one without.
+MAPPING_SOURCE = """
+#include <sys/mman.h>
+#include <string.h>
+
+static char *map(long bytes, int flags, int fd) { return mmap(0, bytes, PROT_READ | PROT_WRITE, flags, fd, 0); }
+long map_file(int fd, long bytes) {
+    char *at = map(bytes, MAP_SHARED, fd);
+    return at != MAP_FAILED && memset(at, 1, bytes) == at;
+}
+long map_memory(int fd, long bytes) {
+    char *at = map(bytes, MAP_PRIVATE | MAP_ANONYMOUS, fd);
+    return at != MAP_FAILED && memset(at, 1, bytes / 2) == at;
+}
+"""
+
+#: The mapped and the resident bytes after each mapping.
+MAPPING_PROGRAM = """
+import ctypes, json, sys, tempfile
+
+BYTES = ctypes.c_long(int(sys.argv[2]))
+interposer, library = ctypes.CDLL(None), ctypes.CDLL(sys.argv[1])
+counts = [getattr(interposer, f"tms_fault_{name}_bytes") for name in ("mapped", "resident")]
+for count in counts:
+    count.restype = ctypes.c_uint64
+assert interposer.tms_fault_watch(sys.argv[1].encode()) > 0
+with tempfile.TemporaryFile() as file:
+    file.truncate(BYTES.value)
+    assert library.map_file(file.fileno(), BYTES)
+    found = [[count() for count in counts]]
+    assert library.map_memory(-1, BYTES)
+    print(json.dumps([*found, [count() for count in counts]]))
+"""
+
+
+def run(interposer: Path, folder: Path, source: str, program: str, *arguments: str) -> object:
+    """What a program prints about a library, both given as text, with the interposer preloaded."""
+    library = folder / "library.so"
     compiler = shutil.which(os.environ.get("CC", "cc").split()[0]) or "gcc"
-    subprocess.run([compiler, *COMPILE, "-o", str(library)], input=SOURCE, text=True, check=True)
+    subprocess.run([compiler, *COMPILE, "-o", str(library)], input=source, text=True, check=True)
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(library), *CALLS],
+        [sys.executable, "-c", program, str(library), *arguments],
         env=os.environ | {"LD_PRELOAD": str(interposer)},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_fortified_calls_fail_like_plain_ones(interposer: Path, tmp_path: Path) -> None:
     expected = {name: [True, -1, errno.EIO, count] for count, name in enumerate(CALLS, start=1)}
-    assert json.loads(done.stdout) == expected
+    assert run(interposer, tmp_path, SOURCE, PROGRAM, *CALLS) == expected
+
+
+def test_pages_of_files_are_mapped_and_do_not_count_as_resident(interposer: Path, tmp_path: Path) -> None:
+    """The system may evict them at any time."""
+    size = 8 * os.sysconf("SC_PAGESIZE")
+    assert run(interposer, tmp_path, MAPPING_SOURCE, MAPPING_PROGRAM, str(size)) == [[size, 0], [2 * size, size // 2]]
