@@ -12,7 +12,9 @@ from ledger_sources import MIB, FakeNvml
 from recorded_hooks import Recorder
 
 from torch_memory_saver import _core
+from torch_memory_saver._saver import implementation
 from torch_memory_saver._saver import ledger as taking
+from torch_memory_saver._torch.resumed_blocks import ResumedBlocks
 from torch_memory_saver.saver import TorchMemorySaver
 
 
@@ -46,3 +48,12 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     used = {0: 100 * MIB, 1: 7 * MIB}
     monkeypatch.setattr(_core, "device_memory", lambda device: _core.DeviceMemory((1024 * MIB - used[device], 1024 * MIB)))
     return used
+
+
+@pytest.fixture
+def guard(saver: TorchMemorySaver, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Guard mode, with no record of earlier resumes."""
+    monkeypatch.setattr(implementation, "resumed_blocks", ResumedBlocks())
+    saver.guard = True
+    yield
+    saver.guard = False
