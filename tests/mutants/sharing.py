@@ -106,7 +106,7 @@ MUTANTS = (
         "_HEADER_BYTES = 0",
         (
             f"{_COUNTERS_AND_EVENTS}::test_counters_are_laid_out_as_importers_expect",
-            "torch:tests/gpu/test_sharing_lifetimes.py::test_a_block_is_not_used_again_while_an_importer_reads_it",
+            "torch:tests/gpu/test_sharing_pauses.py::test_a_pause_may_refuse_or_wait_for_importers",
         ),
     ),
     Mutant(
