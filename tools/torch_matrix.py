@@ -27,7 +27,10 @@ VERSIONS = ("2.6.0", "2.8.0", "2.11.0", NEWEST)
 #: Options of simulate for each run: one for each hook mode, one that interprets kernels, and one that sends tensors.
 MODES: dict[str, list[str]] = {"torch": [], "preload": ["--preload"], "kernels": ["--kernels", "error"], "sharing": []}
 #: The tests of a run, if they differ from those of the command line.
-TESTS = {"kernels": ["tests/torch/test_kernels.py"], "sharing": ["--gpu", "tests/gpu/test_sharing.py"]}
+TESTS = {
+    "kernels": ["tests/torch/test_kernels.py"],
+    "sharing": ["--gpu", *(f"tests/gpu/test_sharing{part}.py" for part in ("", "_lifetimes", "_pauses"))],
+}
 #: Has the interpreters of the other releases, for tests/gpu/test_sharing.py. Without TMS_: the package warns of variables
 #: of its own that it does not know.
 IMPORTERS = "IMPORTER_PYTHONS"

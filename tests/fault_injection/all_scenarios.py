@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-import scenarios
 import scenarios_of_allocations
+import scenarios_of_guard_mode
 import scenarios_of_host_memory
+import scenarios_of_live_bytes
 import scenarios_of_looks
+import scenarios_of_pauses
+import scenarios_of_pending_resumes
 from scenario import SCENARIOS
 
-__all__ = ["SCENARIOS", "scenarios", "scenarios_of_allocations", "scenarios_of_host_memory", "scenarios_of_looks"]
+__all__ = [
+    "SCENARIOS",
+    "scenarios_of_allocations",
+    "scenarios_of_guard_mode",
+    "scenarios_of_host_memory",
+    "scenarios_of_live_bytes",
+    "scenarios_of_looks",
+    "scenarios_of_pauses",
+    "scenarios_of_pending_resumes",
+]

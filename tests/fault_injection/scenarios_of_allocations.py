@@ -75,6 +75,16 @@ def _(world: World) -> Step:
     return world.other_step(world.make_tags)
 
 
+@scenario("refresh_peers", fresh=True)
+def _(world: World) -> Step:
+    """A device that comes into use after something was allocated on another."""
+    world.use_device(0)
+    world.allocate(SMALL, NONE)
+    world.allocate(LARGE, NONE)
+    world.use_device(1)
+    return world.other_step(world.refresh_peers)
+
+
 # ---- exports ----
 
 

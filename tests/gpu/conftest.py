@@ -31,6 +31,7 @@ from gpu_support import (
     saver,
     torch,
 )
+from importers import Importer
 
 #: Seconds after which a test of this folder counts as hung.
 TEST_TIMEOUT_S = 120
@@ -142,6 +143,13 @@ def clean_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
 def mode() -> str:
     """The hook mode that this process runs in: "torch" or "preload"."""
     return "preload" if core.preloaded else "torch"
+
+
+@pytest.fixture(scope="module")
+def importer() -> Iterator[Importer]:
+    """A process that imports the tensors of the tests of one file."""
+    with Importer() as process:
+        yield process
 
 
 @pytest.fixture

@@ -1,50 +1,28 @@
-"""Guards that managed tensors can be sent to processes that have nothing but PyTorch: contents, generations, pauses while
-importers have the memory mapped, blocks that are not used again too early, and descriptors that do not leak."""
+"""Guards that managed tensors can be sent to processes that have nothing but PyTorch, of this release or another: their
+contents, the stream that they wait for, and the format."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import threading
-import zlib
-from collections.abc import Callable, Iterator
 from multiprocessing.reduction import ForkingPickler
 
 import pytest
 from gpu_support import (
     GRANULARITY,
     MIB,
-    PROGRAMS,
-    STARTED_PRELOADED,
     Program,
-    assert_close_to,
     core,
     empty,
     errors,
     fill_random,
-    free_bytes,
     hold_stream,
-    open_files,
-    release_everything,
     run_programs,
     saver,
     segment_of,
     torch,
 )
 from importers import Importer, contents, message
-from sent_tensors import HANDLE, OFFSET, SIZE, drop_counter, share, shared_descriptors, weights
-
-from torch_memory_saver._saver import native
-
-
-@pytest.fixture(scope="module")
-def importer() -> Iterator[Importer]:
-    with Importer() as process:
-        yield process
-
-
-# ---- contents ----
+from sent_tensors import HANDLE, OFFSET, SIZE, drop_counter, share, weights
 
 
 def test_an_importer_reads_and_writes_the_tensor(importer: Importer) -> None:
@@ -140,231 +118,11 @@ def test_other_tensors_are_shared_as_before() -> None:
     assert ForkingPickler.dumps(torch.nn.Parameter(copy.cpu(), requires_grad=False))
 
 
-# ---- pauses ----
-
-
-def test_a_pause_completes_while_an_importer_has_the_memory(importer: Importer) -> None:
-    tensor = weights()
-    old = contents(tensor)
-    importer.take("old", message(tensor))
-    free = free_bytes()
-    report = saver.pause("weights")
-    assert (report.bytes, report.possibly_shared_bytes) == (SIZE, SIZE)
-    assert_close_to(free_bytes() - free, 0, "freed while the importer has it", slack=4 * MIB)
-    assert importer.read("old") == old
-
-    saver.resume("weights")
-    assert contents(tensor) == old
-    fill_random(tensor, 3)
-    torch.cuda.synchronize()
-    assert importer.read("old") == old, "the importer has the memory of before the pause"
-    importer.take("new", message(tensor))
-    assert importer.read("new") == contents(tensor)
-    before = free_bytes()
-    importer.drop("old")
-    assert_close_to(free_bytes() - before, SIZE, "freed by the importer")
-    importer.drop("new")
-    assert saver.pause("weights").possibly_shared_bytes == 0
-    saver.resume("weights")
-
-
-def test_a_pause_without_importers_reports_none() -> None:
-    tensor = weights()
-    drop_counter(share(tensor))
-    free = free_bytes()
-    report = saver.pause("weights", if_shared="refuse")
-    assert (report.bytes, report.possibly_shared_bytes) == (SIZE, 0)
-    assert_close_to(free_bytes() - free, SIZE, "freed")
-    saver.resume("weights")
-
-
-def test_a_pause_may_refuse_or_wait_for_importers() -> None:
-    tensor, other = weights(), weights(2 * MIB, tag="other")
-    sent = share(tensor)
-    for if_shared, timeout in (("refuse", None), ("wait", 0.05)):
-        with pytest.raises(errors.InvalidStateError, match=f"other processes may still use {SIZE} bytes") as caught:
-            saver.pause(if_shared=if_shared, timeout=timeout)
-        assert caught.value.bytes == SIZE
-        assert segment_of(tensor).state == segment_of(other).state == core.STATE_ACTIVE
-    assert saver.pause("other", if_shared="refuse").allocations == 1
-    drop_counter(sent)
-    assert saver.pause("weights", if_shared="wait", timeout=60).possibly_shared_bytes == 0
-    saver.resume()
-
-
-@pytest.mark.parametrize(("if_shared", "timeout"), [("refuse", None), ("wait", 60)])
-def test_another_thread_sends_nothing_between_the_look_and_the_pause(
-    monkeypatch: pytest.MonkeyPatch, if_shared: str, timeout: float | None
-) -> None:
-    tensor = weights()
-    drop_counter(share(tensor))
-    pause, caught = native.pause, []
-
-    def send() -> None:
-        with pytest.raises(errors.InvalidStateError, match="this memory is being paused") as info:
-            share(tensor)
-        caught.append(info.value)
-
-    def send_and_pause(*arguments: object) -> object:
-        thread = threading.Thread(target=send)
-        thread.start()
-        thread.join()
-        return pause(*arguments)
-
-    monkeypatch.setattr(native, "pause", send_and_pause)
-    assert saver.pause("weights", if_shared=if_shared, timeout=timeout).possibly_shared_bytes == 0
-    assert len(caught) == 1 and shared_descriptors() == set()
-    saver.resume("weights")
-    drop_counter(share(tensor))
-
-
-def test_a_message_of_before_the_pause_finds_no_memory(importer: Importer) -> None:
-    tensor = weights()
-    stale = message(tensor)
-    saver.pause("weights")
-    saver.resume("weights")
-    fresh = message(tensor)
-    assert importer.try_to("take", "stale", stale).startswith("error ")
-    importer.take("fresh", fresh)
-    assert importer.read("fresh") == contents(tensor)
-    importer.drop("fresh")
-
-
-def test_paused_memory_is_refused() -> None:
-    tensor = weights()
-    saver.pause("weights")
-    ways: list[Callable[[], object]] = [
-        lambda: ForkingPickler.dumps([{"key": (1, tensor[7:])}]),
-        lambda: torch.multiprocessing.get_context("spawn").SimpleQueue().put(tensor),
-        lambda: share(tensor),
-    ]
-    for way in ways:
-        with pytest.raises(errors.InvalidStateError, match=r"this memory is paused.*after its resume.*") as caught:
-            way()
-        assert (caught.value.operation, caught.value.tag, caught.value.device) == ("share", "weights", 0)
-    saver.resume("weights")
-
-
-def test_the_receiver_of_a_queue_gets_an_error() -> None:
-    (done,) = run_programs([Program("share.py", preload=STARTED_PRELOADED)])
-    done.check()
-    assert done.output == "ready\n"
-    assert done.error.count("cannot be sent, and its get() will raise: share: ") == 2
-
-
 @pytest.mark.outer
 def test_where_everything_is_managed() -> None:
     environment = (("TMS_INIT_ENABLE", "1"), ("TMS_INIT_ENABLE_CPU_BACKUP", "1"))
     (done,) = run_programs([Program("share_everything.py", environment=environment, preload=True)])
     assert done.check().output == "shared\n"
-
-
-# ---- blocks ----
-
-
-def test_a_block_is_not_used_again_while_an_importer_reads_it(importer: Importer) -> None:
-    with saver.region(tag="block"):
-        tensor, neighbour = empty(MIB), empty(MIB)  # which keeps the allocation
-    tensor.fill_(5)
-    torch.cuda.synchronize()
-    before, address = contents(tensor), tensor.data_ptr()
-    importer.take("block", message(tensor))
-    del tensor
-    with saver.region(tag="block"):
-        others = [empty(MIB).fill_(6) for _ in range(4)]
-    torch.cuda.synchronize()
-    assert address not in {other.data_ptr() for other in others}
-    assert importer.read("block") == before
-    importer.drop("block")
-    torch.cuda.ipc_collect()
-    with saver.region(tag="block"):
-        again = [empty(MIB) for _ in range(4)]
-    assert address in {other.data_ptr() for other in again}
-    del neighbour
-
-
-def test_a_pause_ends_what_a_killed_importer_held() -> None:
-    tensor = weights()
-    kept = contents(tensor)
-    with Importer() as doomed:
-        doomed.take("it", message(tensor))
-        doomed.kill()
-        assert saver.pause("weights").possibly_shared_bytes == SIZE, "its counter never falls"
-    saver.resume("weights")
-    assert contents(tensor) == kept
-    del tensor
-    free = free_bytes()
-    release_everything()
-    assert_close_to(free_bytes() - free, SIZE, "freed")
-
-
-def test_a_message_received_twice_counts_too_little(importer: Importer) -> None:
-    tensor = weights()
-    sent = message(tensor)
-    importer.take("first", sent)
-    assert importer.read("first") == contents(tensor)
-    importer.drop("first")
-    importer.take("second", sent)
-    assert importer.read("second") == contents(tensor)
-    assert saver.pause("weights").possibly_shared_bytes == 0, "documented: an estimate"
-    saver.resume("weights")
-    importer.drop("second")
-
-
-# ---- processes and descriptors ----
-
-
-@pytest.mark.parametrize("end", ["exit", "kill"])
-def test_an_importer_outlives_its_sender(importer: Importer, end: str) -> None:
-    with subprocess.Popen(
-        [sys.executable, str(PROGRAMS / "exporter.py"), "11"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as sender:
-        assert sender.stdin is not None and sender.stdout is not None
-        importer.take("orphan", sender.stdout.readline().strip())
-        if end == "kill":
-            sender.kill()
-        else:
-            sender.stdin.close()
-        sender.wait(timeout=60)
-    data = bytes([11]) * (4 * MIB)
-    assert importer.read("orphan") == f"{len(data)} {zlib.crc32(data)}"
-    importer.drop("orphan")
-
-
-def test_ten_thousand_shares_leave_no_descriptor() -> None:
-    tensors = [weights(SIZE // 4, seed=seed) for seed in range(4)]
-    assert len({segment_of(tensor).address for tensor in tensors}) == 4
-    drop_counter(share(tensors[0]))  # with the test of the format, the event and the first file of counters
-    assert len(shared_descriptors()) == 1
-    files = open_files()
-    for round in range(10_000):
-        drop_counter(share(tensors[round % 4]))
-    assert len(shared_descriptors()) == 4, "one for each piece of memory"
-    torch.cuda.ipc_collect()
-    of_three_pieces = 2 * 3  # ours, and on the simulated GPU one of its driver
-    assert open_files() <= files + of_three_pieces
-    for _ in range(3):
-        saver.pause("weights")
-        assert shared_descriptors() == set()
-        saver.resume("weights")
-        for tensor in tensors:
-            drop_counter(share(tensor))
-        assert len(shared_descriptors()) == 4
-
-
-def test_a_forked_child_has_no_descriptor() -> None:
-    tensor = weights(GRANULARITY)
-    drop_counter(share(tensor))
-    descriptor = core.export_memory(tensor.data_ptr()).descriptor
-    assert os.readlink(f"/proc/self/fd/{descriptor}")
-    child = os.fork()
-    if child == 0:
-        os._exit(1 if os.path.lexists(f"/proc/self/fd/{descriptor}") else 0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert os.path.lexists(f"/proc/self/fd/{descriptor}")
-
-
-# ---- options ----
 
 
 def test_sharing_during_a_capture_is_refused() -> None:
@@ -373,6 +131,9 @@ def test_sharing_during_a_capture_is_refused() -> None:
     with torch.cuda.graph(graph), pytest.raises(errors.CaptureInProgressError, match="before or after the capture"):
         share(tensor)
     assert segment_of(tensor).state == core.STATE_ACTIVE
+
+
+# ---- other releases ----
 
 
 #: Interpreters of environments with other releases of PyTorch, separated as in PATH: see `make torch-matrix`.

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -133,12 +132,6 @@ class Shared:
 
 def expected(size: int, value: int) -> str:
     return f"{size} {zlib.crc32(bytes([value]) * size)}"
-
-
-@pytest.fixture(scope="module")
-def importer() -> Iterator[Importer]:
-    with Importer() as process:
-        yield process
 
 
 @pytest.mark.parametrize("seed", range(3 if SIMULATED else 6))

@@ -59,6 +59,8 @@ _SAMPLING = "torch_memory_saver/_saver/guard_sampling.py"
 _TENSORS = "torch_memory_saver/_saver/found_tensors.py"
 _BLOCKS = "torch_memory_saver/_torch/resumed_blocks.py"
 _FRESH_TESTS = "tests/unit/python/saver/test_freshness.py"
+_FRESH_REFUSALS = "tests/unit/python/saver/test_freshness_refusals.py"
+_FRESH_COST = "tests/unit/python/saver/test_freshness_cost.py"
 _SAMPLING_TESTS = "tests/unit/python/saver/test_guard_sampling.py"
 _TENSOR_TESTS = "tests/unit/python/saver/test_found_tensors.py"
 _BLOCK_TESTS = "tests/unit/python/torch/test_resumed_blocks.py"
@@ -86,7 +88,7 @@ _FRESH = (
         "torch_memory_saver/_saver/implementation.py",
         "    if _core.get_guard():\n        resumed_blocks",
         "    if _core.get_guard() or True:\n        resumed_blocks",
-        (_FRESH_TESTS,),
+        (_FRESH_COST,),
     ),
     Mutant(
         "the-record-of-another-tag-is-lost",
@@ -191,21 +193,21 @@ _FRESH = (
         _FRESHNESS,
         "    _refuse_absent(rows)",
         "    _refuse_absent([])",
-        (_FRESH_TESTS, _ON_GPU),
+        (_FRESH_REFUSALS, _ON_GPU),
     ),
     Mutant(
         "a-check-needs-no-guard-mode",
         _FRESHNESS,
         "    if not _core.get_guard():",
         "    if not _core.get_guard() and not checked:",
-        (_FRESH_TESTS, _ON_GPU),
+        (_FRESH_REFUSALS, _ON_GPU),
     ),
     Mutant(
         "memory-that-is-paused-meanwhile-is-fresh",
         _FRESHNESS,
         "                _refuse_absent([] if row is None else [row])",
         "                _refuse_absent([] if row is None or row else [row])",
-        (_FRESH_TESTS,),
+        (_FRESH_REFUSALS,),
     ),
     Mutant(
         "a-name-has-no-path",

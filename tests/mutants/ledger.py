@@ -11,6 +11,7 @@ _CALLERS = "tests/unit/base/test_callers.c"
 _PRELOAD = "tests/unit/preload/test_ledger.py::"
 _LOOKUPS = "tests/unit/preload/test_lookups.py::"
 _PYTHON = "tests/unit/python/saver/test_ledger.py::"
+_LIBRARIES = "tests/unit/python/saver/test_ledger_libraries.py::"
 _LEDGER = "torch_memory_saver/_saver/ledger.py"
 
 MUTANTS = (
@@ -131,7 +132,7 @@ MUTANTS = (
         "torch_memory_saver/_saver/preload.py",
         "== LEDGER_LIBRARY_NAME and _core.get_ledger()",
         "== LEDGER_LIBRARY_NAME",
-        (_PYTHON + "test_a_note_says_whether_lookups_are_counted",),
+        (_LIBRARIES + "test_a_note_says_whether_lookups_are_counted",),
     ),
     Mutant(
         "managed-memory-counts-as-pytorchs-too",
@@ -145,7 +146,7 @@ MUTANTS = (
         _LEDGER,
         "sources.torch is None or not _is_torchs_allocator(row.path)]",
         "row.path is not None]",
-        (_PYTHON + "test_libraries_are_lines_in_preload_mode",),
+        (_LIBRARIES + "test_libraries_are_lines_in_preload_mode",),
     ),
     Mutant(
         "sources-that-disagree-are-hidden",

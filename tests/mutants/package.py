@@ -220,7 +220,7 @@ _TORCH_LAYER = (
         _SOURCES + "_torch/graphs.py",
         "if info.paused and shared.pool.epoch != info.epoch:",
         "if info.paused and shared.pool.epoch > info.epoch:",
-        (_TESTS + "torch/test_graphs.py::test_a_paused_pool_is_an_error_until_it_is_resumed",),
+        (_TESTS + "torch/test_graph_tokens.py::test_a_paused_pool_is_an_error_until_it_is_resumed",),
     ),
     Mutant(
         "a-workspace-may-lie-in-a-graph-s-pool",

@@ -123,7 +123,7 @@ _LOGS = (
         "csrc/simulator/devices/budget.c",
         "if (sim_visible_machine_index(device) != machine_index || !sim_state.devices[device].used) continue;",
         "if (!sim_state.devices[device].used) continue;",
-        ("tests/unit/simulator/test_process.c",),
+        ("tests/unit/simulator/test_management.c",),
     ),
 )
 

@@ -62,7 +62,7 @@ MUTANTS = (
         "_Sent(None, *counter, event)",
         (
             f"{_PYTHON}::test_a_storage_is_kept_until_its_counter_falls",
-            "torch:tests/gpu/test_sharing.py::test_a_block_is_not_used_again_while_an_importer_reads_it",
+            "torch:tests/gpu/test_sharing_lifetimes.py::test_a_block_is_not_used_again_while_an_importer_reads_it",
         ),
     ),
     Mutant(
@@ -79,7 +79,7 @@ MUTANTS = (
         "                pass\n",
         (
             f"{_PYTHON}::test_nothing_is_sent_between_the_look_and_the_pause",
-            "torch:tests/gpu/test_sharing.py::test_another_thread_sends_nothing_between_the_look_and_the_pause",
+            "torch:tests/gpu/test_sharing_pauses.py::test_another_thread_sends_nothing_between_the_look_and_the_pause",
         ),
     ),
     Mutant(
@@ -106,7 +106,7 @@ MUTANTS = (
         "_HEADER_BYTES = 0",
         (
             f"{_COUNTERS_AND_EVENTS}::test_counters_are_laid_out_as_importers_expect",
-            "torch:tests/gpu/test_sharing.py::test_a_block_is_not_used_again_while_an_importer_reads_it",
+            "torch:tests/gpu/test_sharing_pauses.py::test_a_pause_may_refuse_or_wait_for_importers",
         ),
     ),
     Mutant(

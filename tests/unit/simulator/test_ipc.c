@@ -7,9 +7,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "simulated_cuda.h"
+#include "support/processes_fixture.h"
 
-enum { OUTPUT_BYTES = 4096, CHILD_FAILED = 3, LAZY_PEER_ACCESS = 1, DISABLE_TIMING = 2, INTERPROCESS = 4 };
+enum { LAZY_PEER_ACCESS = 1, DISABLE_TIMING = 2, INTERPROCESS = 4 };
 enum { ROUNDS = 50 };
 enum { HEX_BYTES = 2 * CU_IPC_HANDLE_SIZE + 32, OFFSET = 3, ALLOCATED = TMS_SIM_GRANULARITY - 100 };
 
@@ -234,17 +234,6 @@ static void a_dead_process_is_not_waited_for(void **state) {
     ASSERT_CUDA(CALL(cudaEventDestroy, event));
 }
 
-static int run_role(const char *name) {
-    static const struct {
-        const char *name;
-        int (*run)(void);
-    } roles[] = {{"open_memory", open_memory}, {"open_event", open_event}, {"record_and_die", record_and_die}};
-    for (size_t i = 0; i < sizeof roles / sizeof *roles; i++) {
-        if (strcmp(roles[i].name, name) == 0) return roles[i].run();
-    }
-    return CHILD_FAILED;
-}
-
 int main(int count, char **arguments) {
 #define ONE(test) cmocka_unit_test_setup_teardown(test, setup_one_gpu, teardown_gpus)
     const struct CMUnitTest tests[] = {
@@ -253,6 +242,8 @@ int main(int count, char **arguments) {
         ONE(another_process_waits_for_an_event),
         ONE(a_dead_process_is_not_waited_for),
     };
-    if (count > 1) return run_role(arguments[1]);
+    static const role_t roles[] = {
+        {"open_memory", open_memory}, {"open_event", open_event}, {"record_and_die", record_and_die}};
+    if (count > 1) return run_role(roles, sizeof roles / sizeof *roles, arguments[1]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,63 +9,14 @@ from typing import Any
 
 import pytest
 from fake_torch import FakeTorch
+from ledger_sources import HOLDERS, MIB, FakeNvml, allocate, sizes
 
 import torch_memory_saver as module
 from torch_memory_saver import TorchMemorySaver, _core, errors
 from torch_memory_saver._saver import ledger as taking
-from torch_memory_saver._saver import preload
-from torch_memory_saver._saver.ledger_context import measure_context_bytes
 from torch_memory_saver._torch import layer
-from torch_memory_saver.holders import DeviceLedger, LedgerPart
-from torch_memory_saver.memory.nvml import DeviceProcess, NvmlHiddenError
-
-MIB = 1 << 20
-HOLDERS = ["managed", "torch", "library", "context", "processes", "unattributed"]
-
-
-class FakeNvml:
-    """What NVML says of each device; a text hides it."""
-
-    def __init__(self) -> None:
-        self.says: list[DeviceProcess] | str = "NVML: Driver Not Loaded"
-        self.asked: list[str] = []
-
-    def processes(self, uuid: str) -> list[DeviceProcess]:
-        self.asked.append(uuid)
-        if isinstance(self.says, str):
-            raise NvmlHiddenError(self.says)
-        return self.says
-
-
-@pytest.fixture
-def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
-    nvml = FakeNvml()
-    monkeypatch.setattr(taking, "_nvml", lambda: nvml)
-    monkeypatch.setattr(_core, "device_info", lambda device: _core.DeviceInfo((f"GPU-{device}", 1024 * MIB)))
-    return nvml
-
-
-@pytest.fixture
-def memory(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
-    """The used bytes of each device, as the driver says, of 1024 MiB."""
-    used = {0: 100 * MIB, 1: 7 * MIB}
-    monkeypatch.setattr(_core, "device_memory", lambda device: _core.DeviceMemory((1024 * MIB - used[device], 1024 * MIB)))
-    return used
-
-
-def sizes(ledger: DeviceLedger) -> dict[str, int | None]:
-    assert sum(line.bytes or 0 for line in ledger.lines) == ledger.used_bytes
-    assert [line.holder for line in ledger.lines] == HOLDERS
-    return {line.holder: line.bytes for line in ledger.lines}
-
-
-def allocate(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
-    """12 MiB that are managed, of two tags, and 40 MiB of PyTorch's, of which 30 are cached."""
-    for tag, size in (("a", 4 * MIB), ("b", 8 * MIB)):
-        with saver.region(tag):
-            fake_torch.allocate(size)
-    fake_torch.allocate(10 * MIB)
-    fake_torch.free(fake_torch.allocate(30 * MIB))
+from torch_memory_saver.holders import LedgerPart
+from torch_memory_saver.memory.nvml import DeviceProcess
 
 
 def test_every_source_tells(saver: TorchMemorySaver, fake_torch: FakeTorch, nvml: FakeNvml, memory: dict[int, int]) -> None:
@@ -227,117 +178,6 @@ def test_it_is_json_and_a_table(
     assert max(map(len, lines)) <= 80
 
 
-def test_libraries_are_lines_in_preload_mode(
-    saver: TorchMemorySaver,
-    fake_torch: FakeTorch,
-    nvml: FakeNvml,
-    memory: dict[int, int],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    saver.stats()
-    rows = [
-        _core.Library(("/usr/lib/libnccl.so.2", 0, 3 * MIB, 4)),
-        _core.Library(("/a/libsame.so", 0, 5 * MIB, 1)),
-        _core.Library(("/b/libsame.so", 0, 6 * MIB, 1)),
-        _core.Library(("", 0, 1 * MIB, 1)),
-        _core.Library(("/torch/lib/libc10_cuda.so", 0, 30 * MIB, 2)),
-        _core.Library(("/usr/lib/libnccl.so.2", 1, 7 * MIB, 1)),
-        _core.Library(("/x/liblost.so", -1, 9, 2)),
-    ]
-    monkeypatch.setattr(_core, "preloaded", True)
-    monkeypatch.setattr(_core, "libraries", lambda: rows)
-    fake_torch.allocate(30 * MIB)
-    ledger = saver.ledger()
-    lines = ledger[0].of("library")
-    assert [(line.name, line.bytes, line.allocations) for line in lines] == [
-        ("/b/libsame.so", 6 * MIB, 1),
-        ("/a/libsame.so", 5 * MIB, 1),
-        ("NCCL", 3 * MIB, 4),
-        ("code made at run time", 1 * MIB, 1),
-    ]
-    assert sum(line.bytes or 0 for line in ledger[0].lines) == 100 * MIB
-    assert ledger[0].of("processes")[0].bytes == (100 - 30 - 15) * MIB
-    assert ledger.remarks == ("liblost.so holds 9 bytes in 2 allocations on a device that is not known.",)
-    monkeypatch.setattr(layer, "_torch_cuda", None)  # nobody else tells what PyTorch has
-    assert saver.ledger()[0].of("library")[0].name == "libc10_cuda.so"
-    rows.clear()
-    (line,) = saver.ledger()[0].of("library")
-    assert (line.name, line.bytes, line.allocations) == ("other libraries", 0, 0)
-
-
-def test_files_of_one_library_are_one_line(
-    saver: TorchMemorySaver,
-    fake_torch: FakeTorch,
-    nvml: FakeNvml,
-    memory: dict[int, int],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    saver.stats()
-    rows = [
-        _core.Library(("/nvidia/lib/libcublas.so.13", 0, 1 * MIB, 1)),
-        _core.Library(("/nvidia/lib/libcublasLt.so.13", 0, 2 * MIB, 3)),
-        _core.Library(("/nvidia/lib/libcudnn_graph.so.9", 0, 4 * MIB, 1)),
-        _core.Library(("/one/libnccl.so.2.28.9", 0, 8 * MIB, 1)),
-        _core.Library(("/two/libnccl.so", 0, 16 * MIB, 1)),
-        _core.Library(("/a/libcudart-d0da41ae.so.11.0", 0, 5 * MIB, 1)),
-        _core.Library(("/a/libncclx.so", 0, 6 * MIB, 1)),
-    ]
-    monkeypatch.setattr(_core, "preloaded", True)
-    monkeypatch.setattr(_core, "libraries", lambda: rows)
-    assert [(line.name, line.bytes, line.allocations) for line in saver.ledger()[0].of("library")] == [
-        ("NCCL", 24 * MIB, 2),
-        ("libncclx.so", 6 * MIB, 1),
-        ("CUDA runtime", 5 * MIB, 1),
-        ("cuDNN", 4 * MIB, 1),
-        ("cuBLAS", 3 * MIB, 4),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("library", "switched_on", "words"),
-    [
-        ("ledger", True, "are counted as well (TMS_LEDGER=1)"),
-        ("ledger", False, "are counted only with TMS_LEDGER=1"),
-        ("plain", False, "are counted only with TMS_LEDGER=1"),
-        ("plain", True, "TMS_LEDGER=1 has no effect"),
-    ],
-)
-def test_a_note_says_whether_lookups_are_counted(
-    saver: TorchMemorySaver,
-    fake_torch: FakeTorch,
-    nvml: FakeNvml,
-    memory: dict[int, int],
-    monkeypatch: pytest.MonkeyPatch,
-    library: str,
-    switched_on: bool,
-    words: str,
-) -> None:
-    saver.stats()
-    path = preload.ledger_library_path() if library == "ledger" else preload.library_path()
-    monkeypatch.setattr(_core, "preloaded", True)
-    monkeypatch.setattr(_core, "library_path", str(path))
-    monkeypatch.setattr(_core, "get_ledger", lambda: switched_on)
-    rows: list[_core.Library] = []
-    monkeypatch.setattr(_core, "libraries", lambda: rows)
-    (line,) = saver.ledger()[0].of("library")
-    assert words in line.note
-    rows += [_core.Library(("/a/liba.so", 0, 2 * MIB, 1)), _core.Library(("/a/libb.so", 0, 1 * MIB, 1))]
-    first, last = saver.ledger()[0].of("library")
-    assert first.note == "" and words in last.note
-
-
-def test_what_could_not_be_counted_is_a_remark(
-    saver: TorchMemorySaver,
-    fake_torch: FakeTorch,
-    nvml: FakeNvml,
-    memory: dict[int, int],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    counters = _core.counters() | {"uncounted_allocations_total": 3}
-    monkeypatch.setattr(_core, "counters", lambda: counters)
-    assert saver.ledger().remarks == ("3 allocations of libraries could not be counted, because host memory was short.",)
-
-
 def test_the_uuid_is_unknown(
     saver: TorchMemorySaver,
     fake_torch: FakeTorch,
@@ -353,19 +193,6 @@ def test_the_uuid_is_unknown(
     assert sizes(ledger)["processes"] == 100 * MIB
     assert "the UUID of device 0 is not known" in ledger.of("processes")[0].note
     assert nvml.asked == []
-
-
-def test_what_nccl_keeps_is_a_remark(
-    saver: TorchMemorySaver,
-    fake_torch: FakeTorch,
-    nvml: FakeNvml,
-    memory: dict[int, int],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(taking, "what_stays", lambda: "The NCCL communicator keeps its memory.")
-    ledger = saver.ledger()
-    assert ledger.remarks == ("The NCCL communicator keeps its memory.",)
-    assert str(ledger).splitlines()[-1] == "The NCCL communicator keeps its memory."
 
 
 def test_it_makes_no_call_that_allocates_or_waits(
@@ -405,42 +232,6 @@ def test_while_another_thread_pauses(
     assert "a pause or resume is under way" in ledger.of("managed")[0].note
     assert sizes(saver.ledger()[0])["managed"] == 12 * MIB
     assert saver.ledger()[0].of("managed")[0].note == ""
-
-
-def test_the_context_is_measured_in_a_child(
-    saver: TorchMemorySaver,
-    fake_torch: FakeTorch,
-    nvml: FakeNvml,
-    memory: dict[int, int],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    measured: list[tuple[int, str]] = []
-
-    def measure(device: int, uuid: str) -> int:
-        measured.append((device, uuid))
-        return 30 * MIB
-
-    monkeypatch.setattr(taking, "measure_context_bytes", measure)
-    ledger = saver.ledger(measure_context=True)[0]
-    assert (sizes(ledger)["context"], sizes(ledger)["processes"]) == (30 * MIB, 70 * MIB)
-    nvml.says = [DeviceProcess(os.getpid(), 10 * MIB)]
-    assert sizes(saver.ledger(measure_context=True)[0])["context"] == 10 * MIB
-    assert measured == [(0, "GPU-0")]
-
-
-def test_what_a_child_process_takes(simulator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert measure_context_bytes(0, "") == 0  # a simulated context takes no memory
-    assert measure_context_bytes(0, _core.device_info(1).uuid) == 0
-    free = iter((700 * MIB, 650 * MIB, 640 * MIB, 650 * MIB))
-    monkeypatch.setattr(_core, "device_memory", lambda device: _core.DeviceMemory((next(free), 1024 * MIB)))
-    assert measure_context_bytes(0, "") == 50 * MIB
-    assert measure_context_bytes(0, "") == 0  # another process has freed memory meanwhile
-
-
-def test_a_child_process_that_makes_no_context(simulator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TMS_CUDA_DRIVER", "/nonexistent/libcuda.so.1")
-    with pytest.raises(errors.DriverError, match=r"context of device 1 could not .*: OSError: /nonexistent/libcuda"):
-        measure_context_bytes(1, "")
 
 
 def test_arguments(saver: TorchMemorySaver, fake_torch: FakeTorch, nvml: FakeNvml, memory: dict[int, int]) -> None:

@@ -1,11 +1,11 @@
-"""Scenarios of pauses and resumes, which run while calls fail."""
+"""Scenarios of pauses and resumes, by where the contents are kept and on which devices, which run while calls fail."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from scenario import DISK, KINDS, LARGE, MMAP, NONE, PINNED, RETAIN, SMALL, scenario
+from scenario import DISK, KINDS, LARGE, MMAP, NONE, PINNED, SMALL, scenario
 
 if TYPE_CHECKING:
     from step import Step
@@ -202,182 +202,6 @@ def _(world: World) -> Step:
     return world.pause_step(backup=DISK)
 
 
-# ---- live bytes ----
-
-
-def _thinned(world: World) -> None:
-    """Several ranges, the end of one, nothing at all, and everything; in host memory and in files."""
-    world.thin(world.allocate(LARGE, PINNED), (0, 4096), (4096, 9000), (100_001, 2_000_001), (LARGE - 5, LARGE))
-    world.thin(world.allocate(SMALL, MMAP), (SMALL - 70_000, SMALL))
-    world.thin(world.allocate(SMALL, PINNED))
-    world.thin(world.allocate(SMALL, MMAP), (0, SMALL))
-    world.thin(world.allocate(LARGE, DISK), (1, 2), (4096, 1_500_000), (LARGE - 5, LARGE))
-    world.thin(world.allocate(SMALL, DISK))
-    world.allocate(SMALL, PINNED)
-
-
-@scenario("pause_live")
-def _(world: World) -> Step:
-    _thinned(world)
-    return world.pause_step(live=True)
-
-
-@scenario("resume_live")
-def _(world: World) -> Step:
-    _thinned(world)
-    world.pause(None, live=True)
-    return world.resume_step()
-
-
-@scenario("resume_live_zero")
-def _(world: World) -> Step:
-    _thinned(world)
-    world.pause(None, live=True)
-    return world.resume_step(zero=True)
-
-
-def _preserved(world: World) -> None:
-    """Parts of blocks without a backup, beside one of which nothing is kept, and beside one that has a backup."""
-    world.thin(world.allocate(LARGE, NONE), (512, 4608), (100_001, 2_000_001), (LARGE - 5, LARGE))
-    world.thin(world.allocate(SMALL, NONE), (0, SMALL))
-    world.allocate(SMALL, NONE)
-    world.thin(world.allocate(SMALL, PINNED), (0, 4096))
-
-
-@scenario("pause_preserved")
-def _(world: World) -> Step:
-    _preserved(world)
-    return world.pause_step(live=True, preserves=True)
-
-
-@scenario("resume_preserved")
-def _(world: World) -> Step:
-    _preserved(world)
-    world.pause(None, live=True, preserves=True)
-    return world.resume_step()
-
-
-def _guarded(world: World) -> None:
-    """With nothing, everything and a part in a backup, on two devices."""
-    world.guard(True)
-    world.allocate(LARGE, NONE)
-    world.thin(world.allocate(LARGE, PINNED), (4096, 9000))
-    world.allocate(SMALL, NONE, device=1)
-    world.allocate(SMALL, PINNED, "other")
-
-
-@scenario("pause_guarded")
-def _(world: World) -> Step:
-    _guarded(world)
-    return world.pause_step(live=True)
-
-
-@scenario("pause_guarded_more")
-def _(world: World) -> Step:
-    """With the page of an earlier pause."""
-    _guarded(world)
-    world.pause(("other",))
-    return world.pause_step()
-
-
-@scenario("resume_guarded")
-def _(world: World) -> Step:
-    _guarded(world)
-    world.pause(None, live=True)
-    return world.resume_step()
-
-
-@scenario("resume_guarded_part")
-def _(world: World) -> Step:
-    """The pages stay for the rest."""
-    _guarded(world)
-    world.allocate(SMALL, NONE, "rest")
-    world.pause(None)
-    return world.resume_step(("a", "other"), interruptible=True)
-
-
-@scenario("resume_guarded_pending")
-def _(world: World) -> Step:
-    _guarded(world)
-    world.pause(None)
-    return world.pending_step(stream=True)
-
-
-@scenario("free_guarded")
-def _(world: World) -> Step:
-    _guarded(world)
-    world.pause(None)
-    return world.free_step(list(world.blocks.values()))
-
-
-@scenario("pause_live_retained")
-def _(world: World) -> Step:
-    """Into memory that holds all of an earlier pause."""
-    world.retain(True)
-    block = world.allocate(LARGE, PINNED)
-    world.cycle()
-    world.rewrite()
-    world.thin(block, (70_000, 80_000), (2_000_000, LARGE))
-    return world.pause_step(live=True)
-
-
-@scenario("resume_zero")
-def _(world: World) -> Step:
-    world.allocate(SMALL, NONE)
-    world.allocate(LARGE, NONE, device=1)
-    world.allocate(SMALL, PINNED)
-    world.pause(None)
-    return world.resume_step(zero=True)
-
-
-# ---- a resume in the background ----
-
-
-def _to_restore(world: World, *kinds: int) -> None:
-    for number, kind in enumerate(kinds):
-        world.allocate(SMALL, kind, device=number % 2)
-    world.allocate(LARGE, PINNED)
-    world.pause(None)
-
-
-@scenario("resume_pending")
-def _(world: World) -> Step:
-    _to_restore(world, NONE, MMAP, DISK)
-    return world.pending_step()
-
-
-@scenario("resume_pending_zero")
-def _(world: World) -> Step:
-    _to_restore(world, NONE)
-    return world.pending_step(zero=True, host_policy=RETAIN)
-
-
-@scenario("resume_pending_stream")
-def _(world: World) -> Step:
-    _to_restore(world)
-    return world.pending_step(stream=True)
-
-
-@scenario("resume_pending_stream_two_devices")
-def _(world: World) -> Step:
-    _to_restore(world, NONE, PINNED, MMAP, MMAP)
-    return world.pending_step(stream=True)
-
-
-@scenario("resume_pending_stream_nothing")
-def _(world: World) -> Step:
-    """There is nothing to copy."""
-    world.allocate(SMALL, NONE)
-    world.pause(None)
-    return world.pending_step(stream=True)
-
-
-@scenario("resume_dropped")
-def _(world: World) -> Step:
-    _to_restore(world, NONE, DISK)
-    return world.dropped_step()
-
-
 # ---- two devices ----
 
 
@@ -394,13 +218,3 @@ def _(world: World) -> Step:
     world.allocate(SMALL, MMAP, device=1)
     world.pause(None)
     return world.resume_step()
-
-
-@scenario("refresh_peers", fresh=True)
-def _(world: World) -> Step:
-    """A device that comes into use after something was allocated on another."""
-    world.use_device(0)
-    world.allocate(SMALL, NONE)
-    world.allocate(LARGE, NONE)
-    world.use_device(1)
-    return world.other_step(world.refresh_peers)

@@ -1,0 +1,166 @@
+"""Guards pauses of memory that was sent to other processes: what importers see of each generation, what is reported as
+possibly shared, and that a pause may refuse or wait."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
+
+import pytest
+from gpu_support import (
+    MIB,
+    STARTED_PRELOADED,
+    Program,
+    assert_close_to,
+    core,
+    errors,
+    fill_random,
+    free_bytes,
+    release_everything,
+    run_programs,
+    saver,
+    segment_of,
+    torch,
+)
+from importers import Importer, contents, message
+from sent_tensors import SIZE, drop_counter, share, shared_descriptors, weights
+
+from torch_memory_saver._saver import native
+
+
+def test_a_pause_completes_while_an_importer_has_the_memory(importer: Importer) -> None:
+    tensor = weights()
+    old = contents(tensor)
+    importer.take("old", message(tensor))
+    free = free_bytes()
+    report = saver.pause("weights")
+    assert (report.bytes, report.possibly_shared_bytes) == (SIZE, SIZE)
+    assert_close_to(free_bytes() - free, 0, "freed while the importer has it", slack=4 * MIB)
+    assert importer.read("old") == old
+
+    saver.resume("weights")
+    assert contents(tensor) == old
+    fill_random(tensor, 3)
+    torch.cuda.synchronize()
+    assert importer.read("old") == old, "the importer has the memory of before the pause"
+    importer.take("new", message(tensor))
+    assert importer.read("new") == contents(tensor)
+    before = free_bytes()
+    importer.drop("old")
+    assert_close_to(free_bytes() - before, SIZE, "freed by the importer")
+    importer.drop("new")
+    assert saver.pause("weights").possibly_shared_bytes == 0
+    saver.resume("weights")
+
+
+def test_a_pause_without_importers_reports_none() -> None:
+    tensor = weights()
+    drop_counter(share(tensor))
+    free = free_bytes()
+    report = saver.pause("weights", if_shared="refuse")
+    assert (report.bytes, report.possibly_shared_bytes) == (SIZE, 0)
+    assert_close_to(free_bytes() - free, SIZE, "freed")
+    saver.resume("weights")
+
+
+def test_a_pause_may_refuse_or_wait_for_importers() -> None:
+    tensor, other = weights(), weights(2 * MIB, tag="other")
+    sent = share(tensor)
+    for if_shared, timeout in (("refuse", None), ("wait", 0.05)):
+        with pytest.raises(errors.InvalidStateError, match=f"other processes may still use {SIZE} bytes") as caught:
+            saver.pause(if_shared=if_shared, timeout=timeout)
+        assert caught.value.bytes == SIZE
+        assert segment_of(tensor).state == segment_of(other).state == core.STATE_ACTIVE
+    assert saver.pause("other", if_shared="refuse").allocations == 1
+    drop_counter(sent)
+    assert saver.pause("weights", if_shared="wait", timeout=60).possibly_shared_bytes == 0
+    saver.resume()
+
+
+@pytest.mark.parametrize(("if_shared", "timeout"), [("refuse", None), ("wait", 60)])
+def test_another_thread_sends_nothing_between_the_look_and_the_pause(
+    monkeypatch: pytest.MonkeyPatch, if_shared: str, timeout: float | None
+) -> None:
+    tensor = weights()
+    drop_counter(share(tensor))
+    pause, caught = native.pause, []
+
+    def send() -> None:
+        with pytest.raises(errors.InvalidStateError, match="this memory is being paused") as info:
+            share(tensor)
+        caught.append(info.value)
+
+    def send_and_pause(*arguments: object) -> object:
+        thread = threading.Thread(target=send)
+        thread.start()
+        thread.join()
+        return pause(*arguments)
+
+    monkeypatch.setattr(native, "pause", send_and_pause)
+    assert saver.pause("weights", if_shared=if_shared, timeout=timeout).possibly_shared_bytes == 0
+    assert len(caught) == 1 and shared_descriptors() == set()
+    saver.resume("weights")
+    drop_counter(share(tensor))
+
+
+def test_a_message_of_before_the_pause_finds_no_memory(importer: Importer) -> None:
+    tensor = weights()
+    stale = message(tensor)
+    saver.pause("weights")
+    saver.resume("weights")
+    fresh = message(tensor)
+    assert importer.try_to("take", "stale", stale).startswith("error ")
+    importer.take("fresh", fresh)
+    assert importer.read("fresh") == contents(tensor)
+    importer.drop("fresh")
+
+
+def test_paused_memory_is_refused() -> None:
+    tensor = weights()
+    saver.pause("weights")
+    ways: list[Callable[[], object]] = [
+        lambda: ForkingPickler.dumps([{"key": (1, tensor[7:])}]),
+        lambda: torch.multiprocessing.get_context("spawn").SimpleQueue().put(tensor),
+        lambda: share(tensor),
+    ]
+    for way in ways:
+        with pytest.raises(errors.InvalidStateError, match=r"this memory is paused.*after its resume.*") as caught:
+            way()
+        assert (caught.value.operation, caught.value.tag, caught.value.device) == ("share", "weights", 0)
+    saver.resume("weights")
+
+
+def test_the_receiver_of_a_queue_gets_an_error() -> None:
+    (done,) = run_programs([Program("share.py", preload=STARTED_PRELOADED)])
+    done.check()
+    assert done.output == "ready\n"
+    assert done.error.count("cannot be sent, and its get() will raise: share: ") == 2
+
+
+def test_a_pause_ends_what_a_killed_importer_held() -> None:
+    tensor = weights()
+    kept = contents(tensor)
+    with Importer() as doomed:
+        doomed.take("it", message(tensor))
+        doomed.kill()
+        assert saver.pause("weights").possibly_shared_bytes == SIZE, "its counter never falls"
+    saver.resume("weights")
+    assert contents(tensor) == kept
+    del tensor
+    free = free_bytes()
+    release_everything()
+    assert_close_to(free_bytes() - free, SIZE, "freed")
+
+
+def test_a_message_received_twice_counts_too_little(importer: Importer) -> None:
+    tensor = weights()
+    sent = message(tensor)
+    importer.take("first", sent)
+    assert importer.read("first") == contents(tensor)
+    importer.drop("first")
+    importer.take("second", sent)
+    assert importer.read("second") == contents(tensor)
+    assert saver.pause("weights").possibly_shared_bytes == 0, "documented: an estimate"
+    saver.resume("weights")
+    importer.drop("second")
