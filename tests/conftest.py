@@ -21,6 +21,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "shared"))
 
+from garbage import set_survivors_aside
 from settling import wait_for_host_memory
 
 PACKAGE = "torch_memory_saver"
@@ -118,7 +119,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    # The fixture `simulator` collects garbage after each test, except for the objects that exist by now.
+    # The fixture `simulator` collects garbage after each test.
     gc.collect()
     gc.freeze()
 
@@ -347,6 +348,7 @@ def simulator(_simulator_library: Simulator) -> Iterator[Simulator]:
     yield machine
     machine.restore()
     gc.collect()  # objects that still refer to a backup
+    set_survivors_aside()
     _release_managed(core)
     for device in range(machine.devices):
         usage = machine.usage(device)

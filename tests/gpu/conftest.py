@@ -15,6 +15,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from garbage import set_survivors_aside
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "support"))
 
@@ -110,7 +111,7 @@ def warm_gpu() -> None:
     torch.cuda._sleep(1000)
     torch.cuda.synchronize()
     gc.collect()
-    gc.freeze()  # the modules' objects stay: every test collects garbage, and need not scan a million of them each time
+    gc.freeze()  # a million objects of modules
 
 
 @pytest.fixture(autouse=True)
@@ -121,6 +122,7 @@ def clean_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     request.getfixturevalue("warm_gpu")
     release_everything()
+    set_survivors_aside()
     yield
     try:
         torch.cuda.synchronize()
