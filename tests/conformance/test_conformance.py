@@ -1,8 +1,8 @@
 """Guards that the simulated GPU behaves as a real one was recorded to.
 
 Each recorded_*.json holds the record of a machine (tools/record_gpu.py). The same behaviours are run here on the simulated
-GPU, with as many devices as that machine had, and compared. A skipped test names the behaviours that are in the table and not
-in the record, until they are recorded on that machine, and then compared like the others.
+GPU, with as many devices as that machine had, and compared. A skipped test names the behaviours of the table that the
+record lacks.
 """
 
 from __future__ import annotations

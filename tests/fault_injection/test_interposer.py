@@ -1,4 +1,4 @@
-"""Guards that the interposer sees a library's calls also if _FORTIFY_SOURCE has renamed them, and what it counts as resident."""
+"""Guards the interposer: the calls that it sees, also if _FORTIFY_SOURCE has renamed them, and what it counts as resident."""
 
 from __future__ import annotations
 

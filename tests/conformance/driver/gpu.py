@@ -43,7 +43,8 @@ RESULT_NAMES = {
 VERSION_2 = {
     "cuCtxCreate", "cuCtxDestroy", "cuCtxPopCurrent", "cuCtxPushCurrent", "cuDevicePrimaryCtxRelease",
     "cuDevicePrimaryCtxReset",
-    "cuDevicePrimaryCtxSetFlags", "cuDeviceTotalMem", "cuEventDestroy", "cuMemAlloc", "cuMemFree", "cuMemGetAddressRange", "cuMemGetInfo",
+    "cuDevicePrimaryCtxSetFlags", "cuDeviceTotalMem", "cuEventDestroy", "cuMemAlloc", "cuMemFree",
+    "cuMemGetAddressRange", "cuMemGetInfo",
     "cuMemHostRegister", "cuMemcpyBatchAsync", "cuMemcpyDtoD", "cuMemcpyDtoDAsync", "cuMemcpyDtoH", "cuMemcpyDtoHAsync",
     "cuMemcpyHtoD", "cuMemcpyHtoDAsync", "cuMemsetD8", "cuStreamBeginCapture", "cuStreamDestroy",
 }  # fmt: skip
