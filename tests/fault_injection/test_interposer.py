@@ -1,4 +1,4 @@
-"""Guards the interposer: the calls that it sees, also if _FORTIFY_SOURCE has renamed them, and what it counts as resident."""
+"""Guards the interposer: the calls that it sees, also if _FORTIFY_SOURCE has renamed them; what it counts as resident."""
 
 from __future__ import annotations
 
