@@ -99,8 +99,8 @@ void sim_device_memory_clear(const sim_context_t *context) {
 enum { ATTRIBUTE_MAPPING_SIZE = 18, ATTRIBUTE_MAPPING_START = 19, ATTRIBUTE_MEMORY_BLOCK = 20 };
 
 /* The range of an address is that of the allocation, which for virtual memory management is the reservation: it may hold
- * several mappings. Registration caches compare the identities. They are those of the physical memory, so that addresses that
- * get new memory get new ones. */
+ * several mappings. Registration caches compare the identities. They are those of the physical memory, so that addresses
+ * that get new memory get new ones. */
 static CUresult device_pointer_attribute(void *data, CUpointer_attribute attribute, const sim_mapping_t *mapping,
                                          uint64_t address) {
     const sim_reservation_t *range = mapping->runtime ? NULL : sim_memory_reservation_at(address);
