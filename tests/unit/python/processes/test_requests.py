@@ -148,6 +148,7 @@ def test_a_process_that_never_serves(tmp_path: Path) -> None:
 def why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int], str]:
     """The message of a request that cannot be made."""
     monkeypatch.setattr(requests, "page_directory", lambda: tmp_path)
+    monkeypatch.setenv("TMS_SHARED_PAGE_DIR", str(tmp_path))
 
     def message(pid: int) -> str:
         with pytest.raises(InvalidArgumentError) as raised:
@@ -173,8 +174,15 @@ def test_a_process_of_another_namespace(why: Callable[[int], str], monkeypatch: 
 
 
 def test_a_page_of_another_release(why: Callable[[int], str], tmp_path: Path) -> None:
-    (tmp_path / f"tms-{os.getpid()}-0.page").write_bytes(bytes(32768))
+    (tmp_path / f"tms-{os.getpid()}-0.page").write_bytes(b"TMS_PLAY".ljust(32768))
     assert "cannot be used: it is not a page" in why(os.getpid())
+
+
+def test_a_directory_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(requests, "page_directory", lambda: tmp_path / "file")
+    with pytest.raises(InvalidArgumentError, match=r"the directory of the pages, .*/file, cannot be used: Not a directory"):
+        requests.request_file(os.getpid(), "snapshot")
 
 
 @pytest.mark.parametrize("arguments", [["snapshot", "0"], ["events", "x"], ["events", "1", "--timeout", "-1"]])
