@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from torch_memory_saver._cli.chart import format_bytes
 from torch_memory_saver._processes.gpus import Gpu, Gpus
 from torch_memory_saver._processes.pages import Page, Pages, Row
 
@@ -118,6 +119,7 @@ def make_view(pages: Pages, gpus: Gpus, now_ns: int, names: dict[int, str]) -> V
     views.sort(key=lambda view: (view.index is None, view.index or 0, view.uuid))
     notes = [gpus.missing] if gpus.missing else []
     notes += [f"{path} is not shown: {why}" for path, why in pages.unreadable.items()]
+    notes += [_not_shown(page, row) for page in pages.pages for row in page.rows if not _has_known_gpu(page, row)]
     return View(tuple(views), tuple(notes))
 
 
@@ -132,6 +134,18 @@ def _rows_on(page: Page, uuid: str) -> list[Row]:
     if len(page.devices) == len(ordinals):
         ordinals.add(-1)
     return [row for row in page.rows if row.device in ordinals]
+
+
+def _has_known_gpu(page: Page, row: Row) -> bool:
+    return row.device >= 0 or len({device.uuid for device in page.devices}) == 1
+
+
+def _not_shown(page: Page, row: Row) -> str:
+    sizes = f"resident {format_bytes(row.resident_bytes)}, paused {format_bytes(row.paused_bytes)}"
+    return (
+        f"process {page.pid} has {row.allocations} more allocations ({sizes}), which no GPU shows: its page has no line "
+        "left for their tags, and does not say on which of its GPUs they are"
+    )
 
 
 def _gpu_view(

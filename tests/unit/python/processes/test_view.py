@@ -96,3 +96,17 @@ def test_rows_beyond_the_bound_count_where_only_one_gpu_is_possible() -> None:
 def test_unreadable_pages_are_named() -> None:
     view = make_view(Pages((), {"/pages/x": "it has format 2"}), Gpus((), ""), 0, {})
     assert view.notes == ("/pages/x is not shown: it has format 2",)
+
+
+def test_what_has_no_row_is_named_where_its_gpu_is_not_known() -> None:
+    """The page does not say on which GPU it is. Where the process sees one GPU, it is there."""
+    others = make_row("", -1, allocations=3, resident_bytes=5 * MIB, paused_bytes=7 * MIB)
+    rows = (make_row("a", 0, allocations=1, resident_bytes=MIB), others)
+    (only,) = make_view(Pages((make_page(10, *rows),), {}), Gpus((), ""), 0, {}).gpus
+    assert only.resident_bytes == 6 * MIB
+    view = make_view(Pages((make_page(10, *rows, uuids=("GPU-0", "GPU-1")),), {}), Gpus((), ""), 0, {})
+    assert [gpu.resident_bytes for gpu in view.gpus] == [MIB]
+    assert view.notes == (
+        "process 10 has 3 more allocations (resident 5 MiB, paused 7 MiB), which no GPU shows: its page has no line left "
+        "for their tags, and does not say on which of its GPUs they are",
+    )
