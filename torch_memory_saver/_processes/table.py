@@ -87,7 +87,7 @@ def _filtered(process: ProcessView, pattern: str) -> tuple[ProcessView, Sequence
 
 
 def _gpu_texts(gpu: GpuView) -> list[str]:
-    title = "GPU ?" if gpu.index is None else f"GPU {gpu.index}"
+    title = f"GPU {_UNKNOWN if gpu.index is None else gpu.index}" + ("" if gpu.mig is None else f" MIG {gpu.mig}")
     return [
         "  ".join(text for text in (title, gpu.name, gpu.uuid) if text),
         f"  total {_size(gpu.total_bytes)}  used {_size(gpu.used_bytes)}  free {_size(gpu.free_bytes)}",

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_memory_saver._cli.chart import format_bytes
-from torch_memory_saver._processes.gpus import Gpu, Gpus
-from torch_memory_saver._processes.pages import Page, Pages, Row
+from torch_memory_saver._processes.gpus import Gpu, GpuProcess, Gpus
+from torch_memory_saver._processes.pages import Page, PageDevice, Pages, Row
 
 __all__ = ["FORMAT", "GpuView", "ProcessView", "TagView", "View", "as_json", "make_view"]
 
@@ -80,11 +80,13 @@ class GpuView:
 
     Attributes:
         index: NVML's; None if only a process names this GPU.
+        mig: The number of a MIG device on that GPU; None for a whole GPU.
         total_bytes: By NVML, else by the driver of a process.
         other_bytes: Used and neither of a managed tag nor free; paused memory is not used.
     """
 
     index: int | None
+    mig: int | None
     uuid: str
     name: str
     total_bytes: int | None
@@ -111,12 +113,12 @@ def make_view(pages: Pages, gpus: Gpus, now_ns: int, names: dict[int, str]) -> V
         now_ns: The time on the monotonic clock.
         names: Names of processes without a page, by number.
     """
-    known = {gpu.uuid: gpu for gpu in gpus.gpus}
+    known = {_key(gpu.uuid): gpu for gpu in gpus.gpus}
     named = {
-        device.uuid: device.total_bytes for page in pages.pages for device in page.devices if _rows_on(page, device.uuid)
+        _key(device.uuid): device for page in pages.pages for device in page.devices if _rows_on(page, _key(device.uuid))
     }
-    views = [_gpu_view(uuid, known.get(uuid), named.get(uuid), pages.pages, now_ns, names) for uuid in {**known, **named}]
-    views.sort(key=lambda view: (view.index is None, view.index or 0, view.uuid))
+    views = [_gpu_view(key, known.get(key), named.get(key), pages.pages, now_ns, names) for key in {**known, **named}]
+    views.sort(key=lambda view: (view.index is None, view.index or 0, view.mig or 0, view.uuid))
     notes = [gpus.missing] if gpus.missing else []
     notes += [f"{path} is not shown: {why}" for path, why in pages.unreadable.items()]
     notes += [_not_shown(page, row) for page in pages.pages for row in page.rows if not _has_known_gpu(page, row)]
@@ -128,9 +130,15 @@ def as_json(view: View) -> dict[str, Any]:
     return {"format": FORMAT, **dataclasses.asdict(view)}
 
 
-def _rows_on(page: Page, uuid: str) -> list[Row]:
+def _key(uuid: str) -> str:
+    """What two UUIDs of one GPU share. A process does not know that its GPU is a MIG device, for which NVML writes "MIG-" in
+    place of "GPU-"."""
+    return uuid.partition("-")[2]
+
+
+def _rows_on(page: Page, key: str) -> list[Row]:
     """The rows of a process on a GPU. Those without a device count there if it is the only GPU that the process sees."""
-    ordinals = {ordinal for ordinal, device in enumerate(page.devices) if device.uuid == uuid}
+    ordinals = {ordinal for ordinal, device in enumerate(page.devices) if _key(device.uuid) == key}
     if len(page.devices) == len(ordinals):
         ordinals.add(-1)
     return [row for row in page.rows if row.device in ordinals]
@@ -149,12 +157,13 @@ def _not_shown(page: Page, row: Row) -> str:
 
 
 def _gpu_view(
-    uuid: str, gpu: Gpu | None, total: int | None, pages: Iterable[Page], now_ns: int, names: dict[int, str]
+    key: str, gpu: Gpu | None, device: PageDevice | None, pages: Iterable[Page], now_ns: int, names: dict[int, str]
 ) -> GpuView:
-    used = {process.pid: process.used_bytes for process in gpu.processes} if gpu else {}
+    """Of a GPU that NVML knows (`gpu`), or that a process names (`device`), or both."""
+    used = _used_by_process(gpu.processes if gpu else ())
     processes = []
     for page in pages:
-        rows = _rows_on(page, uuid)
+        rows = _rows_on(page, key)
         if rows or (not page.foreign and page.pid in used):
             own = None if page.foreign else used.pop(page.pid, None)
             processes.append(_managed(page, rows, own, now_ns))
@@ -163,9 +172,10 @@ def _gpu_view(
     in_use = gpu.used_bytes if gpu else None
     return GpuView(
         index=gpu.index if gpu else None,
-        uuid=uuid,
+        mig=gpu.mig if gpu else None,
+        uuid=gpu.uuid if gpu else device.uuid if device else "",
         name=gpu.name if gpu else "",
-        total_bytes=gpu.total_bytes if gpu and gpu.total_bytes is not None else total,
+        total_bytes=gpu.total_bytes if gpu and gpu.total_bytes is not None else device.total_bytes if device else None,
         used_bytes=in_use,
         free_bytes=gpu.free_bytes if gpu else None,
         resident_bytes=resident,
@@ -173,6 +183,15 @@ def _gpu_view(
         other_bytes=None if in_use is None else max(in_use - resident, 0),
         processes=tuple(processes),
     )
+
+
+def _used_by_process(processes: Iterable[GpuProcess]) -> dict[int, int | None]:
+    """The bytes by process. NVML lists a process for each of its contexts."""
+    used: dict[int, int | None] = {}
+    for process in processes:
+        before = used.get(process.pid, 0)
+        used[process.pid] = None if before is None or process.used_bytes is None else before + process.used_bytes
+    return used
 
 
 def _managed(page: Page, rows: list[Row], used: int | None, now_ns: int) -> ProcessView:

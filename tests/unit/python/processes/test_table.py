@@ -47,6 +47,11 @@ def test_everything_is_on_it() -> None:
     ]
 
 
+def test_the_title_of_a_mig_device() -> None:
+    mig = Gpu(2, "MIG-5d5b", "NVIDIA H100 MIG 1g.10gb", None, None, None, (), mig=1)
+    assert texts(make_view(Pages((), {}), Gpus((mig,), ""), 0, {}))[0] == "GPU 2 MIG 1  NVIDIA H100 MIG 1g.10gb  MIG-5d5b"
+
+
 @pytest.mark.parametrize("width", [1, 80, 200])
 def test_lines_are_as_wide_as_the_terminal(width: int) -> None:
     long = make_page(

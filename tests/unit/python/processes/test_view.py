@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 from made_pages import MIB, make_page, make_row
@@ -110,3 +111,24 @@ def test_what_has_no_row_is_named_where_its_gpu_is_not_known() -> None:
         "process 10 has 3 more allocations (resident 5 MiB, paused 7 MiB), which no GPU shows: its page has no line left "
         "for their tags, and does not say on which of its GPUs they are",
     )
+
+
+def test_a_mig_device_is_the_gpu_of_its_processes() -> None:
+    """CUDA does not say that it is one: the page has "GPU-" where NVML has "MIG-"."""
+    mig = dataclasses.replace(gpu(3, (10, 9 * MIB), used=20 * MIB), uuid="MIG-5d5b-1", mig=1)
+    page = make_page(10, make_row("a", resident_bytes=4 * MIB), uuids=("GPU-5d5b-1",))
+    (only,) = make_view(Pages((page,), {}), Gpus((mig,), ""), 0, {}).gpus
+    assert (only.index, only.mig, only.uuid, only.resident_bytes, only.other_bytes) == (
+        3,
+        1,
+        "MIG-5d5b-1",
+        4 * MIB,
+        16 * MIB,
+    )
+    assert [(process.pid, process.managed, process.used_bytes) for process in only.processes] == [(10, True, 9 * MIB)]
+
+
+def test_a_process_that_nvml_lists_twice() -> None:
+    """Once for each context."""
+    view = make_view(Pages((), {}), Gpus((gpu(0, (7, 3), (7, 4), (8, 1), (8, None), used=9),), ""), 0, {})
+    assert [(process.pid, process.used_bytes) for process in view.gpus[0].processes] == [(7, 7), (8, None)]
