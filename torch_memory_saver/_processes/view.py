@@ -186,7 +186,7 @@ def _gpu_view(
 
 
 def _used_by_process(processes: Iterable[GpuProcess]) -> dict[int, int | None]:
-    """The bytes by process. NVML lists a process for each of its contexts."""
+    """The bytes by process, of all rows that NVML has of it."""
     used: dict[int, int | None] = {}
     for process in processes:
         before = used.get(process.pid, 0)

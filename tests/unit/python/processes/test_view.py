@@ -129,6 +129,5 @@ def test_a_mig_device_is_the_gpu_of_its_processes() -> None:
 
 
 def test_a_process_that_nvml_lists_twice() -> None:
-    """Once for each context."""
     view = make_view(Pages((), {}), Gpus((gpu(0, (7, 3), (7, 4), (8, 1), (8, None), used=9),), ""), 0, {})
     assert [(process.pid, process.used_bytes) for process in view.gpus[0].processes] == [(7, 7), (8, None)]
