@@ -8,7 +8,7 @@ import math
 import shutil
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from torch_memory_saver._cli.command import Command
 
@@ -49,12 +49,17 @@ class TopCommand(Command):
         )
 
     def run(self, arguments: argparse.Namespace) -> int:
-        if not (arguments.once or arguments.json) and sys.stdin.isatty() and sys.stdout.isatty():
+        if not (arguments.once or arguments.json) and _is_terminal(sys.stdin) and _is_terminal(sys.stdout):
             from torch_memory_saver._cli.top_screen import can_show, show
 
             if can_show():
                 return show(look, arguments.interval, arguments.sort, arguments.filter)
         return _print(arguments)
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    """None: the program was started with the stream closed."""
+    return stream is not None and stream.isatty()
 
 
 def _print(arguments: argparse.Namespace) -> int:
