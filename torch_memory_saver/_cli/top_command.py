@@ -95,21 +95,14 @@ def _sleep(seconds: float) -> None:
 def look() -> View:
     """What is the case now."""
     from torch_memory_saver._processes.gpus import read_gpus
+    from torch_memory_saver._processes.names import command_name
     from torch_memory_saver._processes.pages import read_pages
     from torch_memory_saver._processes.view import make_view
 
     pages, gpus = read_pages(), read_gpus()
     ours = {page.pid for page in pages.pages if not page.foreign}
     others = {process.pid for gpu in gpus.gpus for process in gpu.processes} - ours
-    return make_view(pages, gpus, time.monotonic_ns(), {pid: _name_of(pid) for pid in others})
-
-
-def _name_of(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-            return "".join(character if character.isprintable() else "?" for character in file.read().strip())
-    except OSError:  # it has ended, or is not visible in this container
-        return ""
+    return make_view(pages, gpus, time.monotonic_ns(), {pid: command_name(pid) for pid in others})
 
 
 def _interval(text: str) -> float:

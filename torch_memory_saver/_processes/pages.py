@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_memory_saver import _core
+from torch_memory_saver._processes.names import printable
 
 __all__ = [
     "Page",
@@ -25,7 +26,6 @@ __all__ = [
     "is_alive",
     "own_namespace",
     "page_directory",
-    "printable",
     "read_page",
     "read_pages",
 ]
@@ -355,11 +355,6 @@ def _own_boot_id() -> bytes:
 
 def _uuid_text(raw: bytes) -> str:
     return f"GPU-{uuid.UUID(bytes=raw)}" if any(raw) else ""
-
-
-def printable(text: str) -> str:
-    """The text with "?" for what a terminal would obey. Tags, titles and names of files come from other programs."""
-    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _signed(word: int) -> int:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from torch_memory_saver import _core
+from torch_memory_saver._processes.names import printable
 from torch_memory_saver._processes.pages import (
     Page,
     is_alive,
     own_namespace,
     page_directory,
-    printable,
     read_page,
     read_pages,
 )
