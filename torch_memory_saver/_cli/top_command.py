@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, TextIO
 
 from torch_memory_saver._cli.command import Command
+from torch_memory_saver._cli.output import write_line
 
 if TYPE_CHECKING:
     from torch_memory_saver._processes.view import View
@@ -69,15 +70,12 @@ def _print(arguments: argparse.Namespace) -> int:
     while True:
         view = look()
         if arguments.json:
-            text = json.dumps(as_json(view)) + "\n"
+            text = json.dumps(as_json(view))
         else:
             width = shutil.get_terminal_size((_WIDTH_WITHOUT_TERMINAL, 0)).columns
             lines = lines_of(view, width, sort=arguments.sort, pattern=arguments.filter)
-            text = "".join(f"{line.text}\n" for line in lines)
-        # Names of programs and tags may have characters that the encoding lacks.
-        encoding = sys.stdout.encoding or "ascii"
-        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
-        sys.stdout.flush()
+            text = "\n".join(line.text for line in lines)
+        write_line(text)
         if arguments.once:
             return 0
         _sleep(arguments.interval)

@@ -15,6 +15,7 @@ from jobs import Job, start_command
 from processes import TIMEOUT_S, wait_until
 
 from torch_memory_saver import _core, events
+from torch_memory_saver._cli.commands import main
 from torch_memory_saver._processes import pages, requests
 from torch_memory_saver._processes.pages import read_pages
 from torch_memory_saver.errors import InvalidArgumentError
@@ -94,6 +95,39 @@ def test_two_requests_at_once(tmp_path: Path) -> None:
         assert results[0][1] == results[2][1]
         (page,) = read_pages(tmp_path).pages
         assert page.served_total == (1, 1), "two requests for the same are one file"
+
+
+@pytest.mark.parametrize("arguments", [["snapshot"], ["events", "--format", "chrome"]])
+def test_a_file_that_another_command_has_moved_is_requested_again(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """Two commands that wait at once get one file, and each moves it."""
+    written, target = tmp_path / f"tms-1-0.{arguments[0]}.json", Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.json"))
+    answers = []
+
+    def request(*_arguments: object, **_options: object) -> Path:
+        answers.append(written)
+        if len(answers) == 2:
+            events.write_events(written)
+        return written
+
+    monkeypatch.setattr(requests, "request_file", request)
+    assert main([*arguments, "1", "-o", str(target)]) == 0
+    assert len(answers) == 2 and json.loads(target.read_text())
+    assert list(tmp_path.iterdir()) == [target]
+    assert capfdbinary.readouterr().out == os.fsencode(target) + b"\n", "as it is, for a shell"
+
+
+def test_a_file_that_cannot_be_moved_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = tmp_path / "tms-1-0.snapshot.json"
+    written.write_text("{}")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(requests, "request_file", lambda *_arguments, **_options: written)
+    assert main(["snapshot", "1", "-o", str(tmp_path / "file" / "x.json")]) == 1
+    assert f"{tmp_path}/file/x.json: snapshot: File exists: the file was not written" in capsys.readouterr().err
+    assert written.read_text() == "{}"
 
 
 def test_a_request_that_cannot_be_written(tmp_path: Path) -> None:
