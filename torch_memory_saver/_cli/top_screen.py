@@ -13,6 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from torch_memory_saver._cli.top_command import SORT_KEYS
+from torch_memory_saver._processes.names import cut, width_of
 from torch_memory_saver._processes.table import Line, lines_of
 
 if TYPE_CHECKING:
@@ -158,8 +159,9 @@ class _Screen:
             return
         # The last cell of the screen cannot be written, because the cursor would leave it.
         room = width - 1 if y == height - 1 else width
+        text = cut(line.text, room)
         with contextlib.suppress(curses.error):  # a resize may be under way
-            self._window.addnstr(y, 0, line.text.ljust(width), max(room, 0), _STYLES.get(line.kind, curses.A_NORMAL))
+            self._window.addstr(y, 0, text + " " * (room - width_of(text)), _STYLES.get(line.kind, curses.A_NORMAL))
 
     def _obey(self, key: Key) -> bool:
         """False: quit."""

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["command_name", "printable"]
+import unicodedata
+
+__all__ = ["command_name", "cut", "printable", "width_of"]
+
+#: Unicode categories of characters that are drawn over the one before them.
+_WITHOUT_WIDTH = ("Mn", "Me")
 
 
 def printable(text: str) -> str:
@@ -17,3 +22,24 @@ def command_name(pid: int) -> str:
             return printable(file.read().strip())
     except OSError:
         return ""
+
+
+def width_of(text: str) -> int:
+    """How many columns of a terminal the text takes. Chinese characters, for instance, take two each."""
+    return sum(map(_columns, text))
+
+
+def cut(text: str, width: int) -> str:
+    """The longest begin of the text that takes at most `width` columns."""
+    taken = 0
+    for number, character in enumerate(text):
+        taken += _columns(character)
+        if taken > width:
+            return text[:number]
+    return text
+
+
+def _columns(character: str) -> int:
+    if unicodedata.category(character) in _WITHOUT_WIDTH:
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch_memory_saver._cli.chart import format_bytes
+from torch_memory_saver._processes.names import cut, width_of
 from torch_memory_saver._processes.view import GpuView, ProcessView, TagView, View
 
 __all__ = ["ORDERS", "Line", "lines_of"]
@@ -51,12 +52,12 @@ def lines_of(view: View, width: int, *, sort: str = "memory", pattern: str = "")
     for gpu in view.gpus:
         if lines:
             lines.append(Line("", ""))
-        lines += [Line(text[:width], "gpu") for text in _gpu_texts(gpu)]
+        lines += [Line(cut(text, width), "gpu") for text in _gpu_texts(gpu)]
         shown = [found for process in gpu.processes if (found := _filtered(process, pattern.casefold()))]
         if shown:
             lines.append(Line(_row("    PID", "NAME", [title for title, _ in _COLUMNS], width), "heading"))
         elif gpu.processes:
-            lines.append(Line(f"  no process of {len(gpu.processes)} has {pattern!r}"[:width], "note"))
+            lines.append(Line(cut(f"  no process of {len(gpu.processes)} has {pattern!r}", width), "note"))
         for process, tags in sorted(shown, key=lambda found: ORDERS[sort](found[0])):
             lines.append(Line(_process_text(process, width), "process"))
             lines += [Line(_tag_text(tag, width), "tag") for tag in tags]
@@ -142,8 +143,8 @@ def _row(pid: str, name: str, cells: Sequence[str], width: int, after_name: str 
     start = f"{pid:>{_PID_WIDTH}} " if pid else "    "
     room += _PID_WIDTH + 1 - len(start)
     own = room - len(after_name)
-    shown = (name if len(name) <= own else f"{name[: own - 1]}~") + after_name
-    text = f"{start}{shown:<{room}}"
+    shown = (name if width_of(name) <= own else f"{cut(name, own - 1)}~") + after_name
+    text = start + shown + " " * (room - width_of(shown))
     for index, (cell, (_, cell_width)) in enumerate(zip(cells, _COLUMNS, strict=True)):
         text += f" {cell:<{cell_width}}" if index == 0 else f" {cell:>{cell_width}}"
     return text.rstrip()

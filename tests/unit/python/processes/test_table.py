@@ -7,6 +7,7 @@ from made_pages import MIB, make_page, make_row
 
 from torch_memory_saver._cli.top_command import SORT_KEYS
 from torch_memory_saver._processes.gpus import Gpu, GpuProcess, Gpus
+from torch_memory_saver._processes.names import width_of
 from torch_memory_saver._processes.pages import Page, Pages
 from torch_memory_saver._processes.table import ORDERS, lines_of
 from torch_memory_saver._processes.view import View, make_view
@@ -65,6 +66,17 @@ def test_lines_are_as_wide_as_the_terminal(width: int) -> None:
     if width == 80:
         assert "a-very-lon~ #12" in process
         assert "~" in next(line for line in lines if "xxx" in line)
+
+
+def test_columns_are_columns_of_the_terminal() -> None:
+    """A Chinese character takes two, an accent of its own none."""
+    rows = [make_row(tag, resident_bytes=5 * MIB) for tag in ("weights", "模型权重", "模" * 40, "e\u0301" * 9, "x" * 40)]
+    lines = [line for line in texts(make(make_page(1, *rows))) if line.startswith("      ") and "  5M" in line]
+    assert len(lines) == 5
+    before = [line.partition(" resident")[0] for line in lines]
+    assert [width_of(text.rstrip()) for text in before] == [13, 14, 23, 15, 23], "the end of the third and the last is cut"
+    assert {width_of(text) for text in before} == {23}
+    assert [text.rstrip()[-1] for text in before] == ["s", "重", "~", "\u0301", "~"]
 
 
 def test_orders() -> None:
