@@ -91,16 +91,17 @@ def _sleep(seconds: float) -> None:
 
 
 def look() -> View:
-    """What is the case now."""
+    """What processes hold now."""
     from torch_memory_saver._processes.gpus import read_gpus
-    from torch_memory_saver._processes.names import command_name
+    from torch_memory_saver._processes.names import command_name, user_of
     from torch_memory_saver._processes.pages import read_pages
-    from torch_memory_saver._processes.view import make_view
+    from torch_memory_saver._processes.view import Program, make_view
 
     pages, gpus = read_pages(), read_gpus()
-    ours = {page.pid for page in pages.pages if not page.foreign}
-    others = {process.pid for gpu in gpus.gpus for process in gpu.processes} - ours
-    return make_view(pages, gpus, time.monotonic_ns(), {pid: command_name(pid) for pid in others})
+    pids = {page.pid for page in pages.pages if not page.foreign}
+    pids |= {process.pid for gpu in gpus.gpus for process in gpu.processes}
+    programs = {pid: Program(command_name(pid), user_of(pid)) for pid in pids}
+    return make_view(pages, gpus, time.monotonic_ns(), programs)
 
 
 def _interval(text: str) -> float:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import pwd
 import unicodedata
 
-__all__ = ["command_name", "cut", "printable", "width_of"]
+__all__ = ["command_name", "cut", "printable", "user_of", "width_of"]
 
 #: Unicode categories of characters that are drawn over the one before them.
 _WITHOUT_WIDTH = ("Mn", "Me")
@@ -22,6 +25,23 @@ def command_name(pid: int) -> str:
             return printable(file.read().strip())
     except OSError:
         return ""
+
+
+def user_of(pid: int) -> str:
+    """The name of the user whose process this is, or the number of a user without a name; "" if that is unknown."""
+    try:
+        return _name_of_user(os.stat(f"/proc/{pid}").st_uid)
+    except OSError:
+        return ""
+
+
+@functools.cache
+def _name_of_user(uid: int) -> str:
+    """Cached, because it may ask a server."""
+    try:
+        return printable(pwd.getpwuid(uid).pw_name)
+    except KeyError:
+        return str(uid)
 
 
 def width_of(text: str) -> int:

@@ -97,11 +97,14 @@ def _gpu_texts(gpu: GpuView) -> list[str]:
 
 
 def _name_of(process: ProcessView) -> str:
-    return f"{process.name or _UNKNOWN}{_rank_of(process)}"
+    return f"{process.name or _UNKNOWN}{_after_name(process)}"
 
 
-def _rank_of(process: ProcessView) -> str:
-    return "" if process.rank is None else f" #{process.rank}"
+def _after_name(process: ProcessView) -> str:
+    """The rank; or the user, of processes that may be of another one: those with a page are of the user who looks."""
+    if process.managed:
+        return "" if process.rank is None else f" #{process.rank}"
+    return f" ({process.user})" if process.user else ""
 
 
 def _process_text(process: ProcessView, width: int) -> str:
@@ -119,7 +122,7 @@ def _process_text(process: ProcessView, width: int) -> str:
             _age(process.last_resume_age),
             str(process.failures_total),
         ]
-    return _row(pid, process.name or _UNKNOWN, cells, width, _rank_of(process))
+    return _row(pid, process.name or _UNKNOWN, cells, width, _after_name(process))
 
 
 def _tag_text(tag: TagView, width: int) -> str:
@@ -142,7 +145,9 @@ def _row(pid: str, name: str, cells: Sequence[str], width: int, after_name: str 
     room = width - _NARROWEST + _SMALLEST_NAME
     start = f"{pid:>{_PID_WIDTH}} " if pid else "    "
     room += _PID_WIDTH + 1 - len(start)
-    own = room - len(after_name)
+    if width_of(after_name) > room // 2:
+        after_name = f"{cut(after_name, room // 2 - 1)}~"
+    own = room - width_of(after_name)
     shown = (name if width_of(name) <= own else f"{cut(name, own - 1)}~") + after_name
     text = start + shown + " " * (room - width_of(shown))
     for index, (cell, (_, cell_width)) in enumerate(zip(cells, _COLUMNS, strict=True)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch_memory_saver._cli.chart import format_bytes
 from torch_memory_saver._processes.gpus import Gpu, GpuProcess, Gpus
 from torch_memory_saver._processes.pages import Page, PageDevice, Pages, Row
 
-__all__ = ["FORMAT", "GpuView", "ProcessView", "TagView", "View", "as_json", "make_view"]
+__all__ = ["FORMAT", "GpuView", "ProcessView", "Program", "TagView", "View", "as_json", "make_view"]
 
 #: Of :func:`as_json`. A change that breaks a reader makes it larger.
 FORMAT = 1
@@ -50,6 +50,7 @@ class ProcessView:
     Attributes:
         pid: As NVML or the process itself gives it.
         name: "" if it is unknown.
+        user: Whose it is; "" if that is unknown.
         managed: Whether it has a page; all that follows is of that page.
         foreign: Whether it is in another PID namespace, where `pid` is its number.
         used_bytes: Of the GPU's memory, by NVML; None: unknown.
@@ -59,6 +60,7 @@ class ProcessView:
 
     pid: int
     name: str
+    user: str
     rank: int | None
     managed: bool
     foreign: bool
@@ -106,18 +108,29 @@ class View:
     notes: tuple[str, ...]
 
 
-def make_view(pages: Pages, gpus: Gpus, now_ns: int, names: dict[int, str]) -> View:
+@dataclass(frozen=True)
+class Program:
+    """What the system says of a process. "" if it is unknown."""
+
+    name: str
+    user: str
+
+
+_UNKNOWN = Program("", "")
+
+
+def make_view(pages: Pages, gpus: Gpus, now_ns: int, programs: Mapping[int, Program]) -> View:
     """Puts pages and GPUs together.
 
     Args:
         now_ns: The time on the monotonic clock.
-        names: Names of processes without a page, by number.
+        programs: By the numbers of processes in this PID namespace. The name in a page comes first.
     """
     known = {_key(gpu.uuid): gpu for gpu in gpus.gpus}
     named = {
         _key(device.uuid): device for page in pages.pages for device in page.devices if _rows_on(page, _key(device.uuid))
     }
-    views = [_gpu_view(key, known.get(key), named.get(key), pages.pages, now_ns, names) for key in {**known, **named}]
+    views = [_gpu_view(key, known.get(key), named.get(key), pages.pages, now_ns, programs) for key in {**known, **named}]
     views.sort(key=lambda view: (view.index is None, view.index or 0, view.mig or 0, view.uuid))
     notes = [gpus.missing] if gpus.missing else []
     notes += [f"{path} is not shown: {why}" for path, why in pages.unreadable.items()]
@@ -157,7 +170,12 @@ def _not_shown(page: Page, row: Row) -> str:
 
 
 def _gpu_view(
-    key: str, gpu: Gpu | None, device: PageDevice | None, pages: Iterable[Page], now_ns: int, names: dict[int, str]
+    key: str,
+    gpu: Gpu | None,
+    device: PageDevice | None,
+    pages: Iterable[Page],
+    now_ns: int,
+    programs: Mapping[int, Program],
 ) -> GpuView:
     """Of a GPU that NVML knows (`gpu`), or that a process names (`device`), or both."""
     used = _used_by_process(gpu.processes if gpu else ())
@@ -166,8 +184,9 @@ def _gpu_view(
         rows = _rows_on(page, key)
         if rows or (not page.foreign and page.pid in used):
             own = None if page.foreign else used.pop(page.pid, None)
-            processes.append(_managed(page, rows, own, now_ns))
-    processes += [_unmanaged(pid, size, names.get(pid, "")) for pid, size in used.items()]
+            user = _UNKNOWN.user if page.foreign else programs.get(page.pid, _UNKNOWN).user
+            processes.append(_managed(page, rows, own, now_ns, user))
+    processes += [_unmanaged(pid, size, programs.get(pid, _UNKNOWN)) for pid, size in used.items()]
     resident = sum(process.resident_bytes for process in processes)
     in_use = gpu.used_bytes if gpu else None
     return GpuView(
@@ -194,11 +213,12 @@ def _used_by_process(processes: Iterable[GpuProcess]) -> dict[int, int | None]:
     return used
 
 
-def _managed(page: Page, rows: list[Row], used: int | None, now_ns: int) -> ProcessView:
+def _managed(page: Page, rows: list[Row], used: int | None, now_ns: int, user: str) -> ProcessView:
     counters = page.counters
     return ProcessView(
         pid=page.pid,
         name=page.name,
+        user=user,
         rank=page.rank,
         managed=True,
         foreign=page.foreign,
@@ -215,10 +235,11 @@ def _managed(page: Page, rows: list[Row], used: int | None, now_ns: int) -> Proc
     )
 
 
-def _unmanaged(pid: int, used: int | None, name: str) -> ProcessView:
+def _unmanaged(pid: int, used: int | None, program: Program) -> ProcessView:
     return ProcessView(
         pid=pid,
-        name=name,
+        name=program.name,
+        user=program.user,
         rank=None,
         managed=False,
         foreign=False,

@@ -9,7 +9,7 @@ from made_pages import MIB, make_page, make_row
 
 from torch_memory_saver._processes.gpus import Gpu, GpuProcess, Gpus
 from torch_memory_saver._processes.pages import Pages
-from torch_memory_saver._processes.view import as_json, make_view
+from torch_memory_saver._processes.view import Program, as_json, make_view
 
 S = 1_000_000_000
 
@@ -30,14 +30,14 @@ def test_pages_and_nvml_by_gpu() -> None:
         counters={"failed_resumes_total": 2, "last_pause_ended": 3 * S},
     )
     gpus = Gpus((gpu(0, (10, 5 * MIB), (11, 7 * MIB), used=20 * MIB), gpu(1, (10, 35 * MIB), used=50 * MIB)), "")
-    view = make_view(Pages((ours,), {}), gpus, 5 * S, {11: "python"})
+    view = make_view(Pages((ours,), {}), gpus, 5 * S, {10: Program("other", "bob"), 11: Program("python", "alice")})
     first, second = view.gpus
     assert (first.total_bytes, first.used_bytes, first.free_bytes) == (100 * MIB, 20 * MIB, 80 * MIB)
     assert (first.resident_bytes, first.paused_bytes, first.other_bytes) == (0, 40 * MIB, 20 * MIB)
     assert (second.resident_bytes, second.paused_bytes, second.other_bytes) == (30 * MIB, 0, 20 * MIB)
-    assert [(process.pid, process.managed, process.used_bytes, process.name) for process in first.processes] == [
-        (10, True, 5 * MIB, "job"),
-        (11, False, 7 * MIB, "python"),
+    assert [(each.pid, each.managed, each.used_bytes, each.name, each.user) for each in first.processes] == [
+        (10, True, 5 * MIB, "job", "bob"),
+        (11, False, 7 * MIB, "python", "alice"),
     ]
     (process,) = second.processes
     assert (process.state, process.last_pause_age, process.last_resume_age, process.failures_total) == (
@@ -63,7 +63,9 @@ def test_without_nvml_totals_come_from_the_driver_of_a_process() -> None:
 
 def test_a_process_of_another_namespace_is_not_the_one_with_its_number() -> None:
     foreign = make_page(10, make_row("a", resident_bytes=MIB), foreign=True)
-    view = make_view(Pages((foreign,), {}), Gpus((gpu(0, (10, 9 * MIB), used=9 * MIB),), ""), 0, {10: "sshd"})
+    view = make_view(
+        Pages((foreign,), {}), Gpus((gpu(0, (10, 9 * MIB), used=9 * MIB),), ""), 0, {10: Program("sshd", "alice")}
+    )
     assert [(row.name, row.managed, row.foreign, row.used_bytes) for row in view.gpus[0].processes] == [
         ("job", True, True, None),
         ("sshd", False, False, 9 * MIB),
