@@ -30,17 +30,19 @@ class TopCommand(Command):
     """Shows the GPUs and their processes, again and again."""
 
     name = "top"
-    help = "show the memory of each GPU by process, and of ours by tag: resident, paused, backed up (needs no PyTorch)"
+    help = (
+        "show the memory of each GPU by process, and managed memory by tag: resident, paused, backed up (needs no PyTorch)"
+    )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--once", action="store_true", help="print once and end")
-        parser.add_argument("--json", action="store_true", help="print an object a line, with sizes in bytes")
+        parser.add_argument("--json", action="store_true", help="print a JSON object a line, with sizes in bytes")
         parser.add_argument(
             "--interval",
             type=_interval,
             default=_DEFAULT_S,
             metavar="SECONDS",
-            help=f"between two looks (default {_DEFAULT_S:g})",
+            help=f"time between two looks (default {_DEFAULT_S:g})",
         )
         parser.add_argument(
             "--sort", choices=SORT_KEYS, default=SORT_KEYS[0], help=f"order of the processes (default {SORT_KEYS[0]})"
