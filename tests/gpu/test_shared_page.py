@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from gpu_support import MIB, saver, torch
 
 from torch_memory_saver import _core
+from torch_memory_saver._processes.names import user_of
 from torch_memory_saver._processes.pages import Page, read_pages
 
 SIZE = 64 * MIB
@@ -24,12 +26,17 @@ def own_page() -> Page:
     return page
 
 
-def shown(tag: str) -> dict[str, Any]:
-    """What `top` shows of a tag of this process."""
+def top() -> dict[str, Any]:
+    """What `top` shows."""
     done = subprocess.run(
         [sys.executable, "-m", "torch_memory_saver", "top", "--once", "--json"], stdout=subprocess.PIPE, check=True
     )
-    data = json.loads(done.stdout)
+    return dict(json.loads(done.stdout))
+
+
+def shown(tag: str) -> dict[str, Any]:
+    """What `top` shows of a tag of this process."""
+    data = top()
     rows = [row for gpu in data["gpus"] for row in gpu["processes"] if row["pid"] == os.getpid() and not row["foreign"]]
     (found,) = (found for row in rows for found in row["tags"] if found["tag"] == tag)
     return dict(found)
@@ -57,6 +64,21 @@ def test_the_devices_are_named_as_nvidia_smi_names_them() -> None:
     uuid = str(torch.cuda.get_device_properties(kept.device).uuid)
     assert own_page().devices[0].uuid == f"GPU-{uuid}"
     assert own_page().devices[0].total_bytes == torch.cuda.get_device_properties(kept.device).total_memory
+
+
+def test_the_gpu_is_the_one_that_nvml_knows() -> None:
+    """Also where CUDA_VISIBLE_DEVICES hides some, and where it is a MIG device."""
+    pytest.importorskip("pynvml")
+    with saver.region(tag="known"):
+        kept = torch.ones(SIZE, dtype=torch.uint8, device="cuda")
+    uuid = str(torch.cuda.get_device_properties(kept.device).uuid)
+    data = top()
+    (gpu,) = (gpu for gpu in data["gpus"] if gpu["uuid"].endswith(uuid))
+    assert gpu["index"] is not None and gpu["total_bytes"] >= torch.cuda.mem_get_info()[1]
+    assert gpu["used_bytes"] >= gpu["resident_bytes"] >= SIZE
+    (row,) = (row for row in gpu["processes"] if row["pid"] == os.getpid() and row["managed"])
+    assert row["user"] == user_of(os.getpid())
+    assert row["used_bytes"] is None or row["used_bytes"] >= row["resident_bytes"], "None: NVML does not list it"
 
 
 def test_a_failed_allocation_is_counted() -> None:

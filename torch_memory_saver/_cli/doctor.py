@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TextIO
 from torch_memory_saver._cli import gpu_checks, host_checks, installation_checks, settings_checks, sharing_checks
 from torch_memory_saver._cli.check import Check, Finding, Status, fail
 from torch_memory_saver._cli.ledger_report import print_ledger, read_ledger
+from torch_memory_saver._cli.output import write_line
 
 __all__ = ["GROUPS", "Result", "run_doctor"]
 
@@ -132,6 +133,4 @@ class _Page:
         )
 
     def _write(self, text: str) -> None:
-        # Paths and names may have characters that the terminal's encoding lacks.
-        encoding = self._stream.encoding or "ascii"
-        print(text.encode(encoding, "backslashreplace").decode(encoding), file=self._stream, flush=True)
+        write_line(text, self._stream)

@@ -20,7 +20,7 @@ class DoctorCommand(Command):
         parser.add_argument(
             "--ledger",
             action="store_true",
-            help="show also who holds the memory of each GPU; with --json an object of `checks` and `ledger`",
+            help="show also who holds the memory of each GPU; with --json an object of `checks`, `ledger` and `failures`",
         )
 
     def run(self, arguments: argparse.Namespace) -> int:

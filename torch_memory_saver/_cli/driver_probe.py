@@ -1,4 +1,4 @@
-"""What the CUDA driver says about the devices, as JSON on stdout. A program of its own: the doctor starts it as a process.
+"""What the CUDA driver says about the devices, as a line of JSON on stdout. A program that the doctor starts.
 
 A driver that crashes or hangs does so here, and the context that is made on each device ends with the process. Imports
 nothing of the package. Its one argument is the driver's library. If a call fails, the object or device has a "problem".
@@ -141,4 +141,4 @@ def probe(library: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    json.dump(probe(sys.argv[1]), sys.stdout)
+    print("\n" + json.dumps(probe(sys.argv[1])))

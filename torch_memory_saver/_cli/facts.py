@@ -27,7 +27,8 @@ _TORCH_PROBE = """
 import json, sys
 try:
     import torch
-    found = {"version": str(torch.__version__), "cuda": torch.version.cuda, "hip": getattr(torch.version, "hip", None)}
+    found = {"problem": None, "version": str(torch.__version__)}
+    found |= {"cuda": torch.version.cuda, "hip": getattr(torch.version, "hip", None)}
     lines = open("/proc/self/maps", errors="replace").read().splitlines()
     paths = {line.split(None, 5)[5] for line in lines if "libcudart" in line}
     found["runtimes"] = sorted(path for path in paths if ".so" in path)
@@ -35,7 +36,7 @@ except ModuleNotFoundError as error:
     found = {"problem": str(error), "missing": error.name == "torch"}
 except BaseException as error:
     found = {"problem": f"{type(error).__name__}: {error}"}
-json.dump(found, sys.__stdout__)
+print("\\n" + json.dumps(found), file=sys.__stdout__)
 """
 
 
@@ -124,21 +125,33 @@ def run_child(*arguments: str, **variables: str) -> tuple[str, str, str | None]:
         return "", "", f"there was no answer within {_PATIENCE_S} seconds"
     reason = None
     if child.returncode < 0:
-        reason = f"the process was ended by {signal.Signals(-child.returncode).name}"
+        reason = f"the process was ended by {_signal_name(-child.returncode)}"
     elif child.returncode > 0:
         reason = f"the process ended with status {child.returncode}: {' '.join(errors.split()[-_LAST_WORDS:])}"
     return output, errors, reason
 
 
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # one of the real-time signals
+        return f"signal {number}"
+
+
 def _answer(*arguments: str) -> dict[str, Any]:
-    """The JSON object that the program prints last; only a problem if there is none."""
+    """The JSON object with a "problem" that the program prints as a line; only a problem if there is none. Libraries and
+    sitecustomize may print other lines before and after it, also JSON."""
     output, _, problem = run_child(*arguments)
-    if problem is None:
+    if problem is not None:
+        return {"problem": problem}
+    for line in reversed(output.splitlines()):
         try:
-            return dict(json.loads(output[output.index('{"') :]))
+            answer = json.loads(line)
         except ValueError:
-            problem = "the answer cannot be read"
-    return {"problem": problem}
+            continue
+        if isinstance(answer, dict) and "problem" in answer:
+            return answer
+    return {"problem": "the answer cannot be read"}
 
 
 def driver_library() -> str:

@@ -95,7 +95,13 @@ def gpus() -> Finding:
     failed = [device for device in facts.devices if device.problem is not None]
     if failed:
         return fail(f"{len(failed)} of {_count(facts.devices)} cannot be used", _remedy(str(failed[0].problem)), lines)
-    return ok(_count(facts.devices), lines)
+    return ok(f"{_count(facts.devices)}{_numbering()}", lines)
+
+
+def _numbering() -> str:
+    """The numbers are CUDA's. Those of nvidia-smi differ where devices are hidden."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return "" if visible is None else f", chosen and numbered by CUDA_VISIBLE_DEVICES={visible}"
 
 
 def _count(devices: Sequence[Device]) -> str:

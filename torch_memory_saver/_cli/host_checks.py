@@ -56,24 +56,37 @@ def _mounts() -> Iterator[Mount]:
             yield Mount(shown, point, last[0], tuple(last[2].split(",")))
 
 
+class _GroupFiles(NamedTuple):
+    """The files of a version of cgroups. `cache`: the number in `statistics` of page cache that the kernel drops when memory
+    is needed. The core judges by the same files (csrc/backup/host/limit.c)."""
+
+    limits: tuple[str, ...]
+    usage: str
+    cache: str
+    statistics: str = "memory.stat"
+
+
+_VERSION_1 = _GroupFiles(("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file")
+_VERSION_2 = _GroupFiles(("memory.max", "memory.high"), "memory.current", "inactive_file")
+
+
 class _Group(NamedTuple):
-    """A cgroup with a limit. Bytes."""
+    """A cgroup with a limit. Bytes; page cache that can be dropped is not used."""
 
     folder: str
     limit: int
     used: int
 
 
-def _own_groups() -> Iterator[tuple[str, str, str]]:
-    """The folders of this process's cgroups from its own up, with the names of the files of the limit and the usage."""
+def _own_groups() -> Iterator[tuple[str, _GroupFiles]]:
+    """The folders of this process's cgroups from its own up, with their files."""
     mounts = list(_mounts())
     for line in _read("proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            names, own = ("memory.max", "memory.current"), [m for m in mounts if m.kind == "cgroup2"]
+            files, own = _VERSION_2, [m for m in mounts if m.kind == "cgroup2"]
         elif "memory" in controllers.split(","):
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-            own = [m for m in mounts if m.kind == "cgroup" and "memory" in m.options]
+            files, own = _VERSION_1, [m for m in mounts if m.kind == "cgroup" and "memory" in m.options]
         else:
             continue
         for mount in own[:1]:
@@ -82,19 +95,28 @@ def _own_groups() -> Iterator[tuple[str, str, str]]:
             below = path[len(shown) :] if path == shown or path.startswith(shown + "/") else ""
             parts = [part for part in below.split("/") if part]
             for length in range(len(parts), -1, -1):
-                yield ("/".join([mount.point.strip("/"), *parts[:length]]), *names)
+                yield "/".join([mount.point.strip("/"), *parts[:length]]), files
 
 
 def _limited_groups() -> list[_Group]:
     groups = []
-    for folder, limit_name, usage_name in _own_groups():
-        try:
-            limit, used = _read(f"{folder}/{limit_name}").strip(), int(_read(f"{folder}/{usage_name}"))
-        except (OSError, ValueError):
-            continue
-        if limit.isdecimal() and int(limit) < _NO_LIMIT:
-            groups.append(_Group(f"/{folder}", int(limit), used))
+    for folder, files in _own_groups():
+        for name in files.limits:
+            try:
+                limit, usage = _read(f"{folder}/{name}").strip(), int(_read(f"{folder}/{files.usage}"))
+            except (OSError, ValueError):
+                continue
+            if limit.isdecimal() and int(limit) < _NO_LIMIT:
+                groups.append(_Group(f"/{folder}", int(limit), max(usage - _droppable_cache(folder, files), 0)))
     return groups
+
+
+def _droppable_cache(folder: str, files: _GroupFiles) -> int:
+    try:
+        match = re.search(rf"^{files.cache} (\d+)$", _read(f"{folder}/{files.statistics}"), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(match[1]) if match else 0
 
 
 def host_memory() -> Finding:

@@ -6,6 +6,7 @@ import sys
 from typing import NamedTuple
 
 from torch_memory_saver import _core
+from torch_memory_saver._cli.output import write_line
 from torch_memory_saver.errors import TorchMemorySaverError
 from torch_memory_saver.holders import Ledger
 
@@ -39,7 +40,7 @@ def print_ledger() -> int:
     """Prints the ledger, and failures on stderr. Returns the exit status: 1 if a device could not be asked."""
     report = read_ledger()
     if report.ledger is not None:
-        print(report.ledger)
+        write_line(str(report.ledger))
     for failure in report.failures:
         print(failure, file=sys.stderr)
     return 1 if report.failures else 0

@@ -13,6 +13,9 @@ from torch_memory_saver.errors import InvalidStateError
 __all__ = ["Buffer", "GpuMachine", "Machine", "SimulatedMachine"]
 
 _MIB = 1 << 20
+#: Of the free memory of a GPU: sizes are multiples of it, which sum up to less than all of it.
+_SHARE = 16
+_LEAST_FREE = _SHARE * 2 * _MIB
 
 
 class Buffer(ABC):
@@ -99,7 +102,13 @@ class GpuMachine(Machine):
         self._torch.cuda.synchronize()
         free, _ = self._torch.cuda.mem_get_info()
         # Sizes like an engine's on a large GPU, and smaller ones if little memory is free.
-        unit = min(free // 16, 1024 * _MIB) // (2 * _MIB) * (2 * _MIB)
+        unit = min(free // _SHARE, 1024 * _MIB) // (2 * _MIB) * (2 * _MIB)
+        if not unit:
+            raise InvalidStateError(
+                f"the demo needs {_LEAST_FREE // _MIB} MiB of free memory on {self.name}, and {free // _MIB} MiB are free: "
+                "end other processes there (torch-memory-saver top shows them), or use --device simulated",
+                operation="demo",
+            )
         self.weights_bytes, self.cache_bytes, self.trainer_bytes = 2 * unit, 4 * unit, 5 * unit
 
     @staticmethod

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from torch_memory_saver._cli.command import Command
-from torch_memory_saver.errors import InvalidArgumentError
+from torch_memory_saver._cli.output import write_path
 
 __all__ = ["EventsCommand", "SnapshotCommand"]
 
-#: Files are readable by their user only.
 _UMASK = 0o077
 _TRACE_SUFFIX = ".trace.json"
 
@@ -45,23 +46,45 @@ class _RequestCommand(Command):
                 flush=True,
             )
 
-        written = request_file(arguments.pid, self.kind, arguments.timeout, on_wait=tell)
-        os.umask(_UMASK)
-        try:
-            print(self._deliver(written, arguments))
-        except OSError as error:
-            raise InvalidArgumentError(str(error)) from error
+        delivered = None
+        while delivered is None:  # again where another command has moved the file
+            written = request_file(arguments.pid, self.kind, arguments.timeout, on_wait=tell)
+            delivered = self._deliver(written, arguments)
+        write_path(delivered)
         return 0
 
-    def _deliver(self, written: Path, arguments: argparse.Namespace) -> Path:
-        """Puts the file where it is wanted, and returns its path."""
-        if arguments.output is None:
+    def _deliver(self, written: Path, arguments: argparse.Namespace) -> Path | None:
+        """Puts the file where it is wanted, and returns its path; None if another command was faster."""
+        if not self._moves(arguments):
             return written
+        with _only_for_this_user():
+            return self._move(written, arguments)
+
+    def _move(self, written: Path, arguments: argparse.Namespace) -> Path | None:
+        # Processes write a file for all that have requested it. Under a name of our own, nobody else moves it.
+        taken = written.with_name(f"{written.stem}.{os.getpid()}{written.suffix}")
+        try:
+            os.replace(written, taken)
+        except FileNotFoundError:
+            return None
+        try:
+            target = self._convert(taken, arguments)
+        except BaseException:
+            os.replace(taken, written)
+            raise
+        taken.unlink(missing_ok=True)
+        return target
+
+    def _moves(self, arguments: argparse.Namespace) -> bool:
+        """Whether the file does not stay where the process writes it."""
+        return arguments.output is not None
+
+    def _convert(self, taken: Path, arguments: argparse.Namespace) -> Path:
+        """Writes what is wanted from the file, and returns its path."""
         from torch_memory_saver.memory.files import write_text_file
 
         output: Path = arguments.output
-        write_text_file(written.read_text(encoding="utf-8"), output, self.name, "the file was")
-        written.unlink(missing_ok=True)
+        write_text_file(taken.read_text(encoding="utf-8"), output, self.name, "the file was")
         return output
 
 
@@ -89,16 +112,28 @@ class EventsCommand(_RequestCommand):
             help="json: for load_events() and timelines (default); chrome: a trace for Perfetto and chrome://tracing",
         )
 
-    def _deliver(self, written: Path, arguments: argparse.Namespace) -> Path:
+    def _moves(self, arguments: argparse.Namespace) -> bool:
+        return super()._moves(arguments) or arguments.format == "chrome"
+
+    def _convert(self, taken: Path, arguments: argparse.Namespace) -> Path:
         if arguments.format == "json":
-            return super()._deliver(written, arguments)
+            return super()._convert(taken, arguments)
         from torch_memory_saver.events import load_events, write_chrome_trace
 
-        name = written.name.partition(".")[0]
-        target: Path = arguments.output or written.with_name(f"{name}{_TRACE_SUFFIX}")
-        write_chrome_trace(target, log=load_events(written))
-        written.unlink(missing_ok=True)
+        name = taken.name.partition(".")[0]
+        target: Path = arguments.output or taken.with_name(f"{name}{_TRACE_SUFFIX}")
+        write_chrome_trace(target, log=load_events(taken))
         return target
+
+
+@contextlib.contextmanager
+def _only_for_this_user() -> Iterator[None]:
+    """Files that are made inside are readable by their user only."""
+    before = os.umask(_UMASK)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def _process(text: str) -> int:

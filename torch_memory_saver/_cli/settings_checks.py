@@ -37,7 +37,7 @@ _FORMS: Mapping[str, Callable[[str], bool]] = {
     "TMS_SNAPSHOT_EVERY": lambda text: read_period(text) is not None,
     "TMS_RELEASE_CACHED": lambda text: text.lower() == "pause" or read_seconds(text) is not None,
 }
-_METRICS = "TMS_METRICS_FILE"
+_METRICS, _PAGES = "TMS_METRICS_FILE", "TMS_SHARED_PAGE_DIR"
 
 
 def _given() -> dict[str, str]:
@@ -76,6 +76,13 @@ def _nearest(folder: Path) -> Path:
     return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
 
 
+def _why_not_for_pages(folder: Path) -> str | None:
+    """The same for the folder of shared pages, which the core makes, but not those above it."""
+    if not folder.is_absolute():
+        return "its path is not absolute"
+    return why_not_writable(folder if folder.exists() else folder.parent)
+
+
 def output_folders() -> Finding:
     given = _given()
     folders = {
@@ -85,11 +92,13 @@ def output_folders() -> Finding:
     }
     if given.get(_METRICS):
         folders[_METRICS] = Path(given[_METRICS]).absolute().parent
+    if given.get(_PAGES):
+        folders[_PAGES] = Path(given[_PAGES])
     if not folders:
         return skip("no variable names a folder to write to", "set TMS_EVENTS_DIR to have events written")
     lines = [f"{name}: {folder}" for name, folder in folders.items()]
     for name, folder in folders.items():
-        problem = why_not_writable(_nearest(folder))
+        problem = _why_not_for_pages(folder) if name == _PAGES else why_not_writable(_nearest(folder))
         if problem is not None:
             return fail(f"{name}: {folder} cannot be written to: {problem}", "choose another folder", lines)
     return ok("can be written to", lines)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from torch_memory_saver._cli.command import Command
+from torch_memory_saver._cli.output import write_line
 from torch_memory_saver.errors import InvalidArgumentError
 
 __all__ = ["TimelineCommand"]
@@ -40,5 +41,5 @@ class TimelineCommand(Command):
         except OSError as error:
             raise InvalidArgumentError(f"timeline: {arguments.output}: {error.strerror}", operation="timeline") from error
         events = sum(len(log.events) for log in logs)
-        print(f"{path}: {events} events of {len(logs)} process{'es' * (len(logs) != 1)}")
+        write_line(f"{path}: {events} events of {len(logs)} process{'es' * (len(logs) != 1)}")
         return 0

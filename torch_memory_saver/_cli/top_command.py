@@ -8,9 +8,10 @@ import math
 import shutil
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from torch_memory_saver._cli.command import Command
+from torch_memory_saver._cli.output import write_line
 
 if TYPE_CHECKING:
     from torch_memory_saver._processes.view import View
@@ -29,17 +30,19 @@ class TopCommand(Command):
     """Shows the GPUs and their processes, again and again."""
 
     name = "top"
-    help = "show the memory of each GPU by process, and of ours by tag: resident, paused, backed up (needs no PyTorch)"
+    help = (
+        "show the memory of each GPU by process, and managed memory by tag: resident, paused, backed up (needs no PyTorch)"
+    )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--once", action="store_true", help="print once and end")
-        parser.add_argument("--json", action="store_true", help="print an object a line, with sizes in bytes")
+        parser.add_argument("--json", action="store_true", help="print a JSON object a line, with sizes in bytes")
         parser.add_argument(
             "--interval",
             type=_interval,
             default=_DEFAULT_S,
             metavar="SECONDS",
-            help=f"between two looks (default {_DEFAULT_S:g})",
+            help=f"time between two looks (default {_DEFAULT_S:g})",
         )
         parser.add_argument(
             "--sort", choices=SORT_KEYS, default=SORT_KEYS[0], help=f"order of the processes (default {SORT_KEYS[0]})"
@@ -49,12 +52,17 @@ class TopCommand(Command):
         )
 
     def run(self, arguments: argparse.Namespace) -> int:
-        if not (arguments.once or arguments.json) and sys.stdin.isatty() and sys.stdout.isatty():
+        if not (arguments.once or arguments.json) and _is_terminal(sys.stdin) and _is_terminal(sys.stdout):
             from torch_memory_saver._cli.top_screen import can_show, show
 
             if can_show():
                 return show(look, arguments.interval, arguments.sort, arguments.filter)
         return _print(arguments)
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    """None: the program was started with the stream closed."""
+    return stream is not None and stream.isatty()
 
 
 def _print(arguments: argparse.Namespace) -> int:
@@ -64,15 +72,12 @@ def _print(arguments: argparse.Namespace) -> int:
     while True:
         view = look()
         if arguments.json:
-            text = json.dumps(as_json(view)) + "\n"
+            text = json.dumps(as_json(view))
         else:
             width = shutil.get_terminal_size((_WIDTH_WITHOUT_TERMINAL, 0)).columns
             lines = lines_of(view, width, sort=arguments.sort, pattern=arguments.filter)
-            text = "".join(f"{line.text}\n" for line in lines)
-        # Names of programs and tags may have characters that the encoding lacks.
-        encoding = sys.stdout.encoding or "ascii"
-        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
-        sys.stdout.flush()
+            text = "\n".join(line.text for line in lines)
+        write_line(text)
         if arguments.once:
             return 0
         _sleep(arguments.interval)
@@ -88,23 +93,17 @@ def _sleep(seconds: float) -> None:
 
 
 def look() -> View:
-    """What is the case now."""
+    """What processes hold now."""
     from torch_memory_saver._processes.gpus import read_gpus
+    from torch_memory_saver._processes.names import command_name, user_of
     from torch_memory_saver._processes.pages import read_pages
-    from torch_memory_saver._processes.view import make_view
+    from torch_memory_saver._processes.view import Program, make_view
 
     pages, gpus = read_pages(), read_gpus()
-    ours = {page.pid for page in pages.pages if not page.foreign}
-    others = {process.pid for gpu in gpus.gpus for process in gpu.processes} - ours
-    return make_view(pages, gpus, time.monotonic_ns(), {pid: _name_of(pid) for pid in others})
-
-
-def _name_of(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-            return "".join(character if character.isprintable() else "?" for character in file.read().strip())
-    except OSError:  # it has ended, or is not visible in this container
-        return ""
+    pids = {page.pid for page in pages.pages if not page.foreign}
+    pids |= {process.pid for gpu in gpus.gpus for process in gpu.processes}
+    programs = {pid: Program(command_name(pid), user_of(pid)) for pid in pids}
+    return make_view(pages, gpus, time.monotonic_ns(), programs)
 
 
 def _interval(text: str) -> float:

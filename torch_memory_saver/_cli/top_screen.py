@@ -13,6 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from torch_memory_saver._cli.top_command import SORT_KEYS
+from torch_memory_saver._processes.names import cut, width_of
 from torch_memory_saver._processes.table import Line, lines_of
 
 if TYPE_CHECKING:
@@ -22,7 +23,9 @@ __all__ = ["can_show", "show"]
 
 #: The intervals that + and - choose, in seconds.
 _INTERVALS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
-_ENTER, _ESCAPE, _BACKSPACES = (10, 13, curses.KEY_ENTER), 27, (8, 127, curses.KEY_BACKSPACE)
+#: A character, or the number that curses gives a key without one.
+Key = str | int
+_ENTER, _ESCAPE, _BACKSPACES = ("\n", "\r", curses.KEY_ENTER), "\x1b", ("\b", "\x7f", curses.KEY_BACKSPACE)
 #: How long a key after Escape may take, in milliseconds, to be one with it; a terminal sends arrow keys so.
 _ESCAPE_DELAY_MS = 25
 #: How often the size of the terminal is looked at.
@@ -97,21 +100,27 @@ class _Screen:
         while True:
             self._draw(view)
             key = self._key(due)
-            if key == -1 or time.monotonic() >= due:
+            if key is None or time.monotonic() >= due:
                 view, due = self._look(), time.monotonic() + self._interval
-            if key != -1 and not self._obey(key):
+            if key is not None and not self._obey(key):
                 return 0
 
-    def _key(self, due: float) -> int:
-        """The next key; -1 if there is none until then. A change of the terminal's size is one, within a tick."""
+    def _key(self, due: float) -> Key | None:
+        """The next key; None if there is none until then. A change of the terminal's size is one, within a tick."""
         while True:
             left = due - time.monotonic()
             self._window.timeout(max(int(min(left, _TICK_S) * 1000), 0))
-            key = self._window.getch()
-            if key == -1 and self._adopt_size():
+            key = self._read()
+            if key is None and self._adopt_size():
                 return curses.KEY_RESIZE
-            if key != -1 or left <= 0:
+            if key is not None or left <= 0:
                 return key
+
+    def _read(self) -> Key | None:
+        try:
+            return self._window.get_wch()
+        except curses.error:  # none came in time
+            return None
 
     def _adopt_size(self) -> bool:
         """Whether the terminal has another size now.
@@ -150,47 +159,51 @@ class _Screen:
             return
         # The last cell of the screen cannot be written, because the cursor would leave it.
         room = width - 1 if y == height - 1 else width
+        text = cut(line.text, room)
         with contextlib.suppress(curses.error):  # a resize may be under way
-            self._window.addnstr(y, 0, line.text.ljust(width), max(room, 0), _STYLES.get(line.kind, curses.A_NORMAL))
+            self._window.addstr(y, 0, text + " " * (room - width_of(text)), _STYLES.get(line.kind, curses.A_NORMAL))
 
-    def _obey(self, key: int) -> bool:
+    def _obey(self, key: Key) -> bool:
         """False: quit."""
         if key == curses.KEY_RESIZE:
             curses.update_lines_cols()
             self._window.clear()
         elif self._typing:
             self._type(key)
-        elif key in (ord("q"), ord("Q")):
+        elif key in ("q", "Q"):
             return False
-        elif key == ord("s"):
+        elif key == "s":
             self._sort = SORT_KEYS[(SORT_KEYS.index(self._sort) + 1) % len(SORT_KEYS)]
-        elif key == ord("/"):
+        elif key == "/":
             self._typing, self._pattern = True, ""
-        elif key == ord("+"):
+        elif key == "+":
             self._interval = min((step for step in _INTERVALS if step > self._interval), default=self._interval)
-        elif key == ord("-"):
+        elif key == "-":
             self._interval = max((step for step in _INTERVALS if step < self._interval), default=self._interval)
         else:
             self._scroll(key)
         return True
 
-    def _type(self, key: int) -> None:
+    def _type(self, key: Key) -> None:
         if key in _ENTER:
             self._typing = False
         elif key == _ESCAPE:
             self._typing, self._pattern = False, ""
         elif key in _BACKSPACES:
             self._pattern = self._pattern[:-1]
-        elif 0 <= key < sys.maxunicode and chr(key).isprintable():
-            self._pattern += chr(key)
+        elif isinstance(key, int):
+            self._scroll(key)
+        elif key.isprintable():
+            self._pattern += key
 
-    def _scroll(self, key: int) -> None:
+    def _scroll(self, key: Key) -> None:
         page = max(self._window.getmaxyx()[0] - _FRAME_LINES, 1)
-        steps = {
+        steps: dict[Key, int] = {
             curses.KEY_UP: -1,
             curses.KEY_DOWN: 1,
             curses.KEY_PPAGE: -page,
             curses.KEY_NPAGE: page,
             curses.KEY_HOME: -self._top,
+            curses.KEY_END: sys.maxsize,  # as far as there are lines
         }
         self._top = max(self._top + steps.get(key, 0), 0)

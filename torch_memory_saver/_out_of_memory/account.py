@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_memory_saver import _core
+from torch_memory_saver._processes.names import command_name
 from torch_memory_saver._saver.ledger import take_ledger
 from torch_memory_saver.holders import DeviceLedger, Ledger, LedgerLine
 
@@ -104,17 +105,8 @@ def holder_name(line: LedgerLine) -> str:
 def _part_name(line: LedgerLine, name: str) -> str:
     if line.holder == "managed":
         return f"tag '{name}'"
-    command = _command(name.removeprefix(_PID)) if name.startswith(_PID) else ""
+    command = command_name(int(name.removeprefix(_PID))) if name.startswith(_PID) else ""
     return f"{name}, {command}" if command else name
-
-
-def _command(pid: str) -> str:
-    """The short name of a process, as ps shows it; "" if it is not known."""
-    try:
-        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-            return file.read().strip()
-    except OSError:  # it has ended, or there is no /proc: the number says enough
-        return ""
 
 
 def amount(size: int) -> str:

@@ -36,8 +36,12 @@ def format_report(report: dict[str, Any], ledger: Ledger | None) -> str:
         *_section("Settings", _settings(report)),
         *_section("Missing in this report", [f"{name}: {reason}" for name, reason in report["missing"].items()]),
     ]
-    text = "\n\n".join(sections) + "\n"
-    return text.encode("utf-8", "backslashreplace").decode()  # names of files and tags may have bytes that are no text
+    return "".join(map(_shown, "\n\n".join(sections) + "\n"))
+
+
+def _shown(character: str) -> str:
+    """Names of files and tags may have bytes that are no text, and characters that a terminal would obey."""
+    return character if character == "\n" or character.isprintable() else character.encode("unicode_escape").decode()
 
 
 def _paragraph(text: str) -> list[str]:

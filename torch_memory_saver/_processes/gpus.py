@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +21,14 @@ class GpuProcess:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU. The bytes are those of its memory, and None if NVML does not say them."""
+    """One GPU, or one MIG device of a GPU that is divided. The bytes are those of its memory, and None if NVML does not say
+    them.
+
+    Attributes:
+        index: NVML's, of the whole GPU.
+        mig: The number of the MIG device on the GPU; None for a GPU that is not divided.
+        uuid: As nvidia-smi writes it, with "GPU-" or "MIG-".
+    """
 
     index: int
     uuid: str
@@ -28,11 +37,12 @@ class Gpu:
     used_bytes: int | None
     free_bytes: int | None
     processes: tuple[GpuProcess, ...]
+    mig: int | None = None
 
 
 @dataclass(frozen=True)
 class Gpus:
-    """The GPUs, in NVML's order; and why there are none, or not all is known: one sentence, "" if all is."""
+    """The GPUs, in NVML's order; and why there are none, or not all is known: "" if all is."""
 
     gpus: tuple[Gpu, ...]
     missing: str
@@ -51,36 +61,77 @@ def read_gpus() -> Gpus:
     except nvml.NVMLError as error:
         return Gpus((), f"only processes with a page are shown, because NVML cannot be used: {error}")
     try:
-        gpus = tuple(_read_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
+        count = nvml.nvmlDeviceGetCount()
     except nvml.NVMLError as error:
         return Gpus((), f"only processes with a page are shown, because NVML fails: {error}")
+    else:
+        return _Reader(nvml).read(count)
     finally:
-        nvml.nvmlShutdown()
-    silent = [str(gpu.index) for gpu in gpus if gpu.total_bytes is None]
-    return Gpus(gpus, f"NVML does not say how much memory is used on GPU {', '.join(silent)}" if silent else "")
+        with contextlib.suppress(nvml.NVMLError):  # nothing depends on it
+            nvml.nvmlShutdown()
 
 
-def _read_gpu(nvml: Any, index: int) -> Gpu:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    total = used = free = None
-    try:
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        total, used, free = int(memory.total), int(memory.used), int(memory.free)
-    except nvml.NVMLError:  # not supported where memory is one with the host's
-        pass
-    try:
-        rows = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    except nvml.NVMLError:  # a MIG device, or no permission
-        rows = []
-    return Gpu(
-        index=index,
-        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
-        name=_text(nvml.nvmlDeviceGetName(handle)),
-        total_bytes=total,
-        used_bytes=used,
-        free_bytes=free,
-        processes=tuple(GpuProcess(int(row.pid), row.usedGpuMemory) for row in rows),
-    )
+class _Reader:
+    """One look at all GPUs. A GPU that fails, such as one that has fallen off the bus, does not hide the others."""
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+        self._missing: dict[tuple[str, str], list[str]] = {}  # by what is missing and the error: of which GPUs
+
+    def read(self, count: int) -> Gpus:
+        gpus: list[Gpu] = []
+        for index in range(count):
+            try:
+                gpus += self._parts(index)
+            except self._nvml.NVMLError as error:
+                self._note("NVML fails", error, index, None)
+        sentences = (f"{what} on GPU {', '.join(where)}: {error}" for (what, error), where in self._missing.items())
+        return Gpus(tuple(gpus), "; ".join(sentences))
+
+    def _note(self, what: str, error: Exception, index: int, mig: int | None) -> None:
+        self._missing.setdefault((what, str(error)), []).append(f"{index}" if mig is None else f"{index} MIG {mig}")
+
+    def _parts(self, index: int) -> list[Gpu]:
+        """The GPU, or its MIG devices: those have the memory and the processes of a divided one."""
+        whole = self._nvml.nvmlDeviceGetHandleByIndex(index)
+        migs = [self._gpu(handle, index, number) for number, handle in self._mig_handles(whole)]
+        return migs or [self._gpu(whole, index, None)]
+
+    def _mig_handles(self, whole: Any) -> Iterator[tuple[int, Any]]:
+        try:
+            most = self._nvml.nvmlDeviceGetMaxMigDeviceCount(whole)
+        except (self._nvml.NVMLError, AttributeError):  # an old GPU, driver or binding
+            return
+        for number in range(most):
+            try:
+                handle = self._nvml.nvmlDeviceGetMigDeviceHandleByIndex(whole, number)
+            except self._nvml.NVMLError:  # there are fewer
+                continue
+            yield number, handle
+
+    def _gpu(self, handle: Any, index: int, mig: int | None) -> Gpu:
+        nvml = self._nvml
+        total = used = free = None
+        try:
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+            total, used, free = int(memory.total), int(memory.used), int(memory.free)
+        except nvml.NVMLError as error:  # also where the memory is the host's
+            self._note("NVML does not say how much memory is used", error, index, mig)
+        try:
+            rows = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        except nvml.NVMLError as error:
+            rows = []
+            self._note("NVML does not list the processes", error, index, mig)
+        return Gpu(
+            index=index,
+            uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+            name=_text(nvml.nvmlDeviceGetName(handle)),
+            total_bytes=total,
+            used_bytes=used,
+            free_bytes=free,
+            processes=tuple(GpuProcess(int(row.pid), row.usedGpuMemory) for row in rows),
+            mig=mig,
+        )
 
 
 def _text(value: str | bytes) -> str:

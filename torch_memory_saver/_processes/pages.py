@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import fnmatch
 import os
+import stat
 import time
 import uuid
 from collections.abc import Iterator
@@ -14,10 +16,25 @@ from pathlib import Path
 from typing import Any
 
 from torch_memory_saver import _core
+from torch_memory_saver._processes.names import printable
 
-__all__ = ["Page", "PageDevice", "Pages", "Row", "is_alive", "own_namespace", "page_directory", "read_page", "read_pages"]
+__all__ = [
+    "Page",
+    "PageDevice",
+    "Pages",
+    "Row",
+    "is_alive",
+    "own_namespace",
+    "page_directory",
+    "read_page",
+    "read_pages",
+]
 
 _PATTERN = "tms-*-*.page"
+_DIRECTORY_VARIABLE = "TMS_SHARED_PAGE_DIR"
+#: Permissions that the default directory must not have.
+_OTHERS = 0o077
+_MAGIC = b"TMS_PAGE"
 _NAMESPACE, _BOOT_ID = "/proc/self/ns/pid", "/proc/sys/kernel/random/boot_id"
 #: A page that is shorter after so many seconds is not being made any more.
 _MAKING_S = 60.0
@@ -136,7 +153,7 @@ class Page:
 
 @dataclass(frozen=True)
 class Pages:
-    """The pages of a directory, by process number, and why others could not be read, by path."""
+    """The pages of a directory, by process number; and why others, or the directory, could not be read, by path."""
 
     pages: tuple[Page, ...]
     unreadable: dict[str, str]
@@ -158,16 +175,20 @@ def own_namespace() -> int:
 def read_pages(directory: Path | None = None) -> Pages:
     """Reads the pages of all live processes, and removes those of dead ones."""
     place = page_directory() if directory is None else directory
+    try:
+        paths = _paths(place)
+    except (OSError, ValueError) as error:
+        return Pages((), {printable(str(place)): _why(error)})
     pages: list[Page] = []
     unreadable: dict[str, str] = {}
-    for path in sorted(place.glob(_PATTERN)):
+    for path in paths:
         try:
             with _opened(path) as descriptor:
                 page = _read_or_remove(descriptor, path)
         except FileNotFoundError:  # its process has ended meanwhile
             continue
         except (OSError, ValueError) as error:
-            unreadable[str(path)] = _why(error)
+            unreadable[printable(str(path))] = _why(error)
             continue
         if page is not None:
             pages.append(page)
@@ -185,13 +206,16 @@ def read_page(descriptor: int, path: Path) -> Page:
     data = _core.read_page(descriptor)
     process = data["process"]
     if process["boot_id"] != _own_boot_id():
-        raise ValueError("it is of another machine or boot: TMS_SHARED_PAGE_DIR must be local to the machine")
+        raise _OtherBootError(
+            f"it is of another machine or boot: remove it, or let {_DIRECTORY_VARIABLE} name a directory that is local to "
+            "the machine"
+        )
     namespace = own_namespace()
     return Page(
         path=path,
         pid=process["pid"],
         foreign=bool(process["pid_namespace"] and namespace) and process["pid_namespace"] != namespace,
-        name=_printable(process["name"]),
+        name=printable(process["name"]),
         rank=_signed(process["rank"]) if process["rank_known"] else None,
         serves=bool(process["serves"]),
         process_started=process["process_started"],
@@ -222,6 +246,34 @@ def is_alive(descriptor: int, page: Page) -> bool:
     return started is None or started == page.process_started
 
 
+class _OtherBootError(ValueError):
+    """The page is of another machine, or of this one before it was started anew. Whether its process lives is unknown:
+    a lock may be local to a machine."""
+
+
+def _paths(place: Path) -> list[Path]:
+    """The files that may be pages. The default directory is judged as by the processes that write there: its name is known,
+    so another user may have made it.
+
+    Raises:
+        ValueError: It is not only this user's.
+        OSError: It cannot be read.
+    """
+    try:
+        found = place.lstat()
+        names = os.listdir(place)
+    except FileNotFoundError:  # no process has made a page yet
+        return []
+    if not os.environ.get(_DIRECTORY_VARIABLE) and not (
+        stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & _OTHERS
+    ):
+        raise ValueError(
+            f"it is not a directory that only this user can use (owner: uid {found.st_uid}): remove it, or set "
+            f"{_DIRECTORY_VARIABLE} for the processes and this command"
+        )
+    return [place / name for name in sorted(names) if fnmatch.fnmatchcase(name, _PATTERN)]
+
+
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[int]:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -233,16 +285,17 @@ def _opened(path: Path) -> Iterator[int]:
 
 def _read_or_remove(descriptor: int, path: Path) -> Page | None:
     found = os.fstat(descriptor)
-    if found.st_size < _PAGE_BYTES:  # it is being made
+    magic = os.pread(descriptor, len(_MAGIC), 0)
+    if found.st_size < _PAGE_BYTES or not any(magic):  # it is being made
         if time.time() - found.st_mtime > _MAKING_S and _can_lock(descriptor):
             path.unlink(missing_ok=True)
         return None
     try:
         page = read_page(descriptor, path)
-    except BlockingIOError:
-        if not _can_lock(descriptor):
+    except (BlockingIOError, ValueError) as error:
+        if isinstance(error, _OtherBootError) or magic != _MAGIC or not _can_lock(descriptor):
             raise
-        path.unlink(missing_ok=True)  # its process was killed while it wrote
+        path.unlink(missing_ok=True)  # its process was killed while it wrote, or ran another release and has ended
         return None
     if is_alive(descriptor, page):
         return page
@@ -273,16 +326,16 @@ def _start_of(pid: int) -> int | None:
 
 
 def _remove_results(directory: Path) -> None:
-    """Removes files that ended processes wrote on request, a day later."""
-    for path in directory.glob("tms-*-*.json"):
+    """Removes files that ended processes wrote on request, or were writing when they were killed, a day later."""
+    for path in (*directory.glob("tms-*-*.json"), *directory.glob(".tms-*-*.tmp")):
         with contextlib.suppress(OSError):
-            page = path.with_name(f"{path.name.partition('.')[0]}.page")
+            page = path.with_name(f"{path.name.lstrip('.').partition('.')[0]}.page")
             if not page.exists() and time.time() - path.stat().st_mtime > _KEPT_RESULTS_S:
                 path.unlink(missing_ok=True)
 
 
 def _rows_of(data: dict[str, Any]) -> tuple[Row, ...]:
-    rows = [Row(**{**row, "tag": _printable(row["tag"])}) for row in data["rows"]]
+    rows = [Row(**{**row, "tag": printable(row["tag"])}) for row in data["rows"]]
     others = dataclasses.replace(Row(**data["others"]), device=-1)
     return (*(row for row in rows if not row.is_empty), *([] if others.is_empty else [others]))
 
@@ -302,11 +355,6 @@ def _own_boot_id() -> bytes:
 
 def _uuid_text(raw: bytes) -> str:
     return f"GPU-{uuid.UUID(bytes=raw)}" if any(raw) else ""
-
-
-def _printable(text: str) -> str:
-    """Tags and titles come from programs: what a terminal would obey is shown instead."""
-    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _signed(word: int) -> int:

@@ -9,7 +9,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from torch_memory_saver import _core
-from torch_memory_saver._processes.pages import Page, is_alive, own_namespace, page_directory, read_page, read_pages
+from torch_memory_saver._processes.names import printable
+from torch_memory_saver._processes.pages import (
+    Page,
+    is_alive,
+    own_namespace,
+    page_directory,
+    read_page,
+    read_pages,
+)
 from torch_memory_saver._processes.serving import result_path
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 
@@ -129,6 +137,8 @@ def _find(pid: int) -> Page:
 def _why_not(pid: int, directory: Path, is_foreign: bool, unreadable: dict[str, str]) -> str:
     """Why a process has no page that can be used, and what to do."""
     for path, why in unreadable.items():
+        if path == printable(str(directory)):
+            return f"the directory of the pages, {path}, cannot be used: {why}"
         if Path(path).name.startswith(f"tms-{pid}-"):
             return f"the page {path} of process {pid} cannot be used: {why}"
     elsewhere = "is in another PID namespace, such as a container's: run this command there"

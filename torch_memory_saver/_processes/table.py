@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch_memory_saver._cli.chart import format_bytes
+from torch_memory_saver._processes.names import cut, width_of
 from torch_memory_saver._processes.view import GpuView, ProcessView, TagView, View
 
 __all__ = ["ORDERS", "Line", "lines_of"]
@@ -51,12 +52,12 @@ def lines_of(view: View, width: int, *, sort: str = "memory", pattern: str = "")
     for gpu in view.gpus:
         if lines:
             lines.append(Line("", ""))
-        lines += [Line(text[:width], "gpu") for text in _gpu_texts(gpu)]
+        lines += [Line(cut(text, width), "gpu") for text in _gpu_texts(gpu)]
         shown = [found for process in gpu.processes if (found := _filtered(process, pattern.casefold()))]
         if shown:
             lines.append(Line(_row("    PID", "NAME", [title for title, _ in _COLUMNS], width), "heading"))
         elif gpu.processes:
-            lines.append(Line(f"  no process of {len(gpu.processes)} has {pattern!r}"[:width], "note"))
+            lines.append(Line(cut(f"  no process of {len(gpu.processes)} has {pattern!r}", width), "note"))
         for process, tags in sorted(shown, key=lambda found: ORDERS[sort](found[0])):
             lines.append(Line(_process_text(process, width), "process"))
             lines += [Line(_tag_text(tag, width), "tag") for tag in tags]
@@ -87,7 +88,7 @@ def _filtered(process: ProcessView, pattern: str) -> tuple[ProcessView, Sequence
 
 
 def _gpu_texts(gpu: GpuView) -> list[str]:
-    title = "GPU ?" if gpu.index is None else f"GPU {gpu.index}"
+    title = f"GPU {_UNKNOWN if gpu.index is None else gpu.index}" + ("" if gpu.mig is None else f" MIG {gpu.mig}")
     return [
         "  ".join(text for text in (title, gpu.name, gpu.uuid) if text),
         f"  total {_size(gpu.total_bytes)}  used {_size(gpu.used_bytes)}  free {_size(gpu.free_bytes)}",
@@ -96,11 +97,14 @@ def _gpu_texts(gpu: GpuView) -> list[str]:
 
 
 def _name_of(process: ProcessView) -> str:
-    return f"{process.name or _UNKNOWN}{_rank_of(process)}"
+    return f"{process.name or _UNKNOWN}{_after_name(process)}"
 
 
-def _rank_of(process: ProcessView) -> str:
-    return "" if process.rank is None else f" #{process.rank}"
+def _after_name(process: ProcessView) -> str:
+    """The rank; or the user, of processes that may be of another one: those with a page are of the user who looks."""
+    if process.managed:
+        return "" if process.rank is None else f" #{process.rank}"
+    return f" ({process.user})" if process.user else ""
 
 
 def _process_text(process: ProcessView, width: int) -> str:
@@ -118,7 +122,7 @@ def _process_text(process: ProcessView, width: int) -> str:
             _age(process.last_resume_age),
             str(process.failures_total),
         ]
-    return _row(pid, process.name or _UNKNOWN, cells, width, _rank_of(process))
+    return _row(pid, process.name or _UNKNOWN, cells, width, _after_name(process))
 
 
 def _tag_text(tag: TagView, width: int) -> str:
@@ -141,9 +145,11 @@ def _row(pid: str, name: str, cells: Sequence[str], width: int, after_name: str 
     room = width - _NARROWEST + _SMALLEST_NAME
     start = f"{pid:>{_PID_WIDTH}} " if pid else "    "
     room += _PID_WIDTH + 1 - len(start)
-    own = room - len(after_name)
-    shown = (name if len(name) <= own else f"{name[: own - 1]}~") + after_name
-    text = f"{start}{shown:<{room}}"
+    if width_of(after_name) > room // 2:
+        after_name = f"{cut(after_name, room // 2 - 1)}~"
+    own = room - width_of(after_name)
+    shown = (name if width_of(name) <= own else f"{cut(name, own - 1)}~") + after_name
+    text = start + shown + " " * (room - width_of(shown))
     for index, (cell, (_, cell_width)) in enumerate(zip(cells, _COLUMNS, strict=True)):
         text += f" {cell:<{cell_width}}" if index == 0 else f" {cell:>{cell_width}}"
     return text.rstrip()

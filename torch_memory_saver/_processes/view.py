@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch_memory_saver._processes.gpus import Gpu, Gpus
-from torch_memory_saver._processes.pages import Page, Pages, Row
+from torch_memory_saver._cli.chart import format_bytes
+from torch_memory_saver._processes.gpus import Gpu, GpuProcess, Gpus
+from torch_memory_saver._processes.pages import Page, PageDevice, Pages, Row
 
-__all__ = ["FORMAT", "GpuView", "ProcessView", "TagView", "View", "as_json", "make_view"]
+__all__ = ["FORMAT", "GpuView", "ProcessView", "Program", "TagView", "View", "as_json", "make_view"]
 
 #: Of :func:`as_json`. A change that breaks a reader makes it larger.
 FORMAT = 1
@@ -49,6 +50,7 @@ class ProcessView:
     Attributes:
         pid: As NVML or the process itself gives it.
         name: "" if it is unknown.
+        user: Whose it is; "" if that is unknown.
         managed: Whether it has a page; all that follows is of that page.
         foreign: Whether it is in another PID namespace, where `pid` is its number.
         used_bytes: Of the GPU's memory, by NVML; None: unknown.
@@ -58,6 +60,7 @@ class ProcessView:
 
     pid: int
     name: str
+    user: str
     rank: int | None
     managed: bool
     foreign: bool
@@ -79,11 +82,13 @@ class GpuView:
 
     Attributes:
         index: NVML's; None if only a process names this GPU.
+        mig: The number of a MIG device on that GPU; None for a whole GPU.
         total_bytes: By NVML, else by the driver of a process.
         other_bytes: Used and neither of a managed tag nor free; paused memory is not used.
     """
 
     index: int | None
+    mig: int | None
     uuid: str
     name: str
     total_bytes: int | None
@@ -103,21 +108,33 @@ class View:
     notes: tuple[str, ...]
 
 
-def make_view(pages: Pages, gpus: Gpus, now_ns: int, names: dict[int, str]) -> View:
+@dataclass(frozen=True)
+class Program:
+    """What the system says of a process. "" if it is unknown."""
+
+    name: str
+    user: str
+
+
+_UNKNOWN = Program("", "")
+
+
+def make_view(pages: Pages, gpus: Gpus, now_ns: int, programs: Mapping[int, Program]) -> View:
     """Puts pages and GPUs together.
 
     Args:
         now_ns: The time on the monotonic clock.
-        names: Names of processes without a page, by number.
+        programs: By the numbers of processes in this PID namespace. The name in a page comes first.
     """
-    known = {gpu.uuid: gpu for gpu in gpus.gpus}
+    known = {_key(gpu.uuid): gpu for gpu in gpus.gpus}
     named = {
-        device.uuid: device.total_bytes for page in pages.pages for device in page.devices if _rows_on(page, device.uuid)
+        _key(device.uuid): device for page in pages.pages for device in page.devices if _rows_on(page, _key(device.uuid))
     }
-    views = [_gpu_view(uuid, known.get(uuid), named.get(uuid), pages.pages, now_ns, names) for uuid in {**known, **named}]
-    views.sort(key=lambda view: (view.index is None, view.index or 0, view.uuid))
+    views = [_gpu_view(key, known.get(key), named.get(key), pages.pages, now_ns, programs) for key in {**known, **named}]
+    views.sort(key=lambda view: (view.index is None, view.index or 0, view.mig or 0, view.uuid))
     notes = [gpus.missing] if gpus.missing else []
     notes += [f"{path} is not shown: {why}" for path, why in pages.unreadable.items()]
+    notes += [_not_shown(page, row) for page in pages.pages for row in page.rows if not _has_known_gpu(page, row)]
     return View(tuple(views), tuple(notes))
 
 
@@ -126,32 +143,58 @@ def as_json(view: View) -> dict[str, Any]:
     return {"format": FORMAT, **dataclasses.asdict(view)}
 
 
-def _rows_on(page: Page, uuid: str) -> list[Row]:
+def _key(uuid: str) -> str:
+    """What two UUIDs of one GPU share. A process does not know that its GPU is a MIG device, for which NVML writes "MIG-" in
+    place of "GPU-"."""
+    return uuid.partition("-")[2]
+
+
+def _rows_on(page: Page, key: str) -> list[Row]:
     """The rows of a process on a GPU. Those without a device count there if it is the only GPU that the process sees."""
-    ordinals = {ordinal for ordinal, device in enumerate(page.devices) if device.uuid == uuid}
+    ordinals = {ordinal for ordinal, device in enumerate(page.devices) if _key(device.uuid) == key}
     if len(page.devices) == len(ordinals):
         ordinals.add(-1)
     return [row for row in page.rows if row.device in ordinals]
 
 
+def _has_known_gpu(page: Page, row: Row) -> bool:
+    return row.device >= 0 or len({device.uuid for device in page.devices}) == 1
+
+
+def _not_shown(page: Page, row: Row) -> str:
+    sizes = f"resident {format_bytes(row.resident_bytes)}, paused {format_bytes(row.paused_bytes)}"
+    return (
+        f"process {page.pid} has {row.allocations} more allocations ({sizes}), which no GPU shows: its page has no line "
+        "left for their tags, and does not say on which of its GPUs they are"
+    )
+
+
 def _gpu_view(
-    uuid: str, gpu: Gpu | None, total: int | None, pages: Iterable[Page], now_ns: int, names: dict[int, str]
+    key: str,
+    gpu: Gpu | None,
+    device: PageDevice | None,
+    pages: Iterable[Page],
+    now_ns: int,
+    programs: Mapping[int, Program],
 ) -> GpuView:
-    used = {process.pid: process.used_bytes for process in gpu.processes} if gpu else {}
+    """Of a GPU that NVML knows (`gpu`), or that a process names (`device`), or both."""
+    used = _used_by_process(gpu.processes if gpu else ())
     processes = []
     for page in pages:
-        rows = _rows_on(page, uuid)
+        rows = _rows_on(page, key)
         if rows or (not page.foreign and page.pid in used):
             own = None if page.foreign else used.pop(page.pid, None)
-            processes.append(_managed(page, rows, own, now_ns))
-    processes += [_unmanaged(pid, size, names.get(pid, "")) for pid, size in used.items()]
+            user = _UNKNOWN.user if page.foreign else programs.get(page.pid, _UNKNOWN).user
+            processes.append(_managed(page, rows, own, now_ns, user))
+    processes += [_unmanaged(pid, size, programs.get(pid, _UNKNOWN)) for pid, size in used.items()]
     resident = sum(process.resident_bytes for process in processes)
     in_use = gpu.used_bytes if gpu else None
     return GpuView(
         index=gpu.index if gpu else None,
-        uuid=uuid,
+        mig=gpu.mig if gpu else None,
+        uuid=gpu.uuid if gpu else device.uuid if device else "",
         name=gpu.name if gpu else "",
-        total_bytes=gpu.total_bytes if gpu and gpu.total_bytes is not None else total,
+        total_bytes=gpu.total_bytes if gpu and gpu.total_bytes is not None else device.total_bytes if device else None,
         used_bytes=in_use,
         free_bytes=gpu.free_bytes if gpu else None,
         resident_bytes=resident,
@@ -161,11 +204,21 @@ def _gpu_view(
     )
 
 
-def _managed(page: Page, rows: list[Row], used: int | None, now_ns: int) -> ProcessView:
+def _used_by_process(processes: Iterable[GpuProcess]) -> dict[int, int | None]:
+    """The bytes by process, of all rows that NVML has of it."""
+    used: dict[int, int | None] = {}
+    for process in processes:
+        before = used.get(process.pid, 0)
+        used[process.pid] = None if before is None or process.used_bytes is None else before + process.used_bytes
+    return used
+
+
+def _managed(page: Page, rows: list[Row], used: int | None, now_ns: int, user: str) -> ProcessView:
     counters = page.counters
     return ProcessView(
         pid=page.pid,
         name=page.name,
+        user=user,
         rank=page.rank,
         managed=True,
         foreign=page.foreign,
@@ -182,10 +235,11 @@ def _managed(page: Page, rows: list[Row], used: int | None, now_ns: int) -> Proc
     )
 
 
-def _unmanaged(pid: int, used: int | None, name: str) -> ProcessView:
+def _unmanaged(pid: int, used: int | None, program: Program) -> ProcessView:
     return ProcessView(
         pid=pid,
-        name=name,
+        name=program.name,
+        user=program.user,
         rank=None,
         managed=False,
         foreign=False,

@@ -11,7 +11,7 @@ import functools
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from torch_memory_saver import _core
 from torch_memory_saver._saver import preload
@@ -78,7 +78,7 @@ def _remarks() -> Iterator[str]:
         yield f"{uncounted} allocations of libraries could not be counted, because host memory was short."
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Sources:
     """What the sources say of one device, at about one moment."""
 
@@ -92,8 +92,6 @@ class _Sources:
     torch_note: str
     libraries: list[_core.Library]
     uuid: str  # "" if it is not known
-    processes: list[DeviceProcess] = field(default_factory=list)
-    hidden: str = ""  # why `processes` are not known
 
     @property
     def managed(self) -> int:
@@ -222,11 +220,11 @@ def _process_lines(sources: _Sources, known: int, measure_context: bool) -> list
     """The context's line and that of other processes. `known` is what this process certainly holds."""
     context, others = "context and modules", "other processes"
     try:
-        sources.processes = _nvml().processes(sources.uuid) if sources.uuid else _refuse(sources)
-        share = share_of_this_process(sources.processes, known)
+        processes = _processes(sources)
+        share = share_of_this_process(processes, known)
     except NvmlHiddenError as error:
         return _hidden_lines(sources, known, str(error), measure_context)
-    rest = [process for process in sources.processes if process.pid != os.getpid()]
+    rest = [process for process in processes if process.pid != os.getpid()]
     parts = tuple(LedgerPart(f"pid {process.pid}", process.bytes) for process in rest)
     note = "NVML hides the memory of some" if any(process.bytes is None for process in rest) else ""
     return [
@@ -235,8 +233,15 @@ def _process_lines(sources: _Sources, known: int, measure_context: bool) -> list
     ]
 
 
-def _refuse(sources: _Sources) -> list[DeviceProcess]:
-    raise NvmlHiddenError(f"the UUID of device {sources.device} is not known")
+def _processes(sources: _Sources) -> list[DeviceProcess]:
+    """The processes on the device, by NVML.
+
+    Raises:
+        NvmlHiddenError: NVML does not say it.
+    """
+    if not sources.uuid:
+        raise NvmlHiddenError(f"the UUID of device {sources.device} is not known")
+    return _nvml().processes(sources.uuid)
 
 
 def _hidden_lines(sources: _Sources, known: int, reason: str, measure_context: bool) -> list[LedgerLine]:

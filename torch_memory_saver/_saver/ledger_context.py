@@ -30,6 +30,8 @@ for call, *arguments in (
 print("made", flush=True)
 sys.stdin.read()
 """
+#: Options of Python: no sitecustomize, which may import this package and write files.
+_NOTHING_ELSE = ("-I", "-S")
 _DRIVER = "libcuda.so.1"
 
 
@@ -48,18 +50,18 @@ def measure_context_bytes(device: int, uuid: str) -> int:
         environment["CUDA_VISIBLE_DEVICES"], ordinal = uuid, 0
     library = os.environ.get("TMS_CUDA_DRIVER") or _DRIVER
     before = _core.device_memory(device).free
-    child = subprocess.Popen(
-        [sys.executable, "-c", _CHILD, library, str(ordinal)],
+    with subprocess.Popen(
+        [sys.executable, *_NOTHING_ELSE, "-c", _CHILD, library, str(ordinal)],
         env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    assert child.stdout is not None
-    made = child.stdout.readline()
-    after = _core.device_memory(device).free
-    _, errors = child.communicate()
+    ) as child:  # whose input ends with the block, and so the child
+        assert child.stdout is not None
+        made = child.stdout.readline()
+        after = _core.device_memory(device).free
+        _, errors = child.communicate()
     if not made:
         reason = errors.strip().rpartition("\n")[2] or f"it ended with status {child.returncode}"
         raise DriverError(

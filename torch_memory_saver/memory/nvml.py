@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import os
@@ -11,6 +12,8 @@ __all__ = ["DeviceProcess", "Nvml", "NvmlHiddenError", "ProcessShare", "share_of
 
 logger = logging.getLogger("torch_memory_saver")
 
+#: The beginning of UUIDs.
+_GPU, _MIG = "GPU-", "MIG-"
 _NOT_LISTED = "NVML does not list this process, as in a container that is started without --pid=host"
 
 
@@ -51,11 +54,20 @@ class Nvml:
         try:
             handle = self._handles.get(uuid)
             if handle is None:
-                handle = self._handles[uuid] = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
+                handle = self._handles[uuid] = self._find(uuid)
             rows = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
         except self._nvml.NVMLError as error:
             raise NvmlHiddenError(f"NVML: {error}") from error
         return [DeviceProcess(row.pid, None if row.usedGpuMemory is None else int(row.usedGpuMemory)) for row in rows]
+
+    def _find(self, uuid: str) -> Any:
+        """The handle of a device. CUDA writes the UUID of a MIG device like that of a GPU, NVML does not."""
+        try:
+            return self._nvml.nvmlDeviceGetHandleByUUID(uuid)
+        except self._nvml.NVMLError:
+            with contextlib.suppress(self._nvml.NVMLError):
+                return self._nvml.nvmlDeviceGetHandleByUUID(f"{_MIG}{uuid.removeprefix(_GPU)}")
+            raise
 
     def _load(self) -> None:
         try:

@@ -119,6 +119,20 @@ def test_what_pytorch_is_built_for(planted_torch: Path) -> None:
     assert list(found.runtimes) == []
 
 
+def test_what_others_print_is_not_the_answer(planted_torch: Path) -> None:
+    """Such as a sitecustomize that logs JSON, and a library that says goodbye."""
+    planted_torch.write_text("class version: cuda = '12.8'\n__version__ = '2.9.0'\n")
+    first = """print('{"level": "info"}\\n{"x": 1} no end', end='', flush=True)\n"""
+    last = """import atexit; atexit.register(print, '{"bye": 1}')\n"""
+    (planted_torch.parent / "sitecustomize.py").write_text(first + last)
+    found = facts.torch_facts()
+    assert (found.problem, found.version) == (None, "2.9.0")
+
+
+def test_a_process_that_a_signal_without_a_name_ends() -> None:
+    assert facts.run_child("-c", "import os; os.kill(os.getpid(), 40)")[2] == "the process was ended by signal 40"
+
+
 def test_an_import_that_fails(planted_torch: Path) -> None:
     planted_torch.write_text("raise ImportError('libcudart.so.13: cannot open\\nshared object file')")
     found = facts.torch_facts()

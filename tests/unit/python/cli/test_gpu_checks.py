@@ -101,7 +101,8 @@ def test_the_versions_of_cuda(
     assert_complete(gpu_checks.versions(), status)
 
 
-def test_the_gpus_have_a_line_each(machine: Path) -> None:
+def test_the_gpus_have_a_line_each(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     finding = gpu_checks.gpus()
     assert_complete(finding, Status.OK)
     assert finding.found == "2 GPUs"
@@ -109,6 +110,9 @@ def test_the_gpus_have_a_line_each(machine: Path) -> None:
         "GPU 0: GPU of a test, 80.0 GiB, 79.0 GiB free",
         "GPU 1: GPU of a test, 80.0 GiB, 79.0 GiB free",
     )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    expected = "2 GPUs, chosen and numbered by CUDA_VISIBLE_DEVICES=3,1"
+    assert gpu_checks.gpus().found == expected, "nvidia-smi has other numbers"
 
 
 def test_a_gpu_that_cannot_be_used(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

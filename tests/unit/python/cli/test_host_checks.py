@@ -65,6 +65,17 @@ def test_the_tightest_cgroup_is_named(machine: Path) -> None:
     assert host_checks.host_memory().found == found
 
 
+def test_page_cache_that_can_be_dropped_is_not_used(machine: Path) -> None:
+    """A process that has read its model's files has filled its cgroup with page cache."""
+    files = {"proc/self/mountinfo": CGROUP_2, "proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": f"{16 * GIB}\n"}
+    files["sys/fs/cgroup/memory.current"] = f"{15 * GIB}\n"
+    files["sys/fs/cgroup/memory.stat"] = f"anon 1\nfile 2\ninactive_anon 3\ninactive_file {12 * GIB}\n"
+    plant(machine, files)
+    assert "uses 3.0 GiB of its limit of 16.0 GiB" in host_checks.host_memory().found
+    plant(machine, {"sys/fs/cgroup/memory.max": "max\n", "sys/fs/cgroup/memory.high": f"{14 * GIB}\n"})
+    assert "uses 3.0 GiB of its limit of 14.0 GiB" in host_checks.host_memory().found, "above it the kernel throttles"
+
+
 @pytest.mark.parametrize("path", ["/docker/abc", "/elsewhere"])
 def test_a_cgroup_of_version_1_in_a_container(machine: Path, path: str) -> None:
     files = {

@@ -85,6 +85,22 @@ def test_folders_that_can_be_written_to(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("folder", "problem"),
+    [("pages", None), ("missing/pages", "No such file or directory"), ("relative", "its path is not absolute")],
+)
+def test_the_folder_of_shared_pages(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: str, problem: str | None
+) -> None:
+    """The core makes it, but no folder above it."""
+    path = folder if folder == "relative" else str(tmp_path / folder)
+    monkeypatch.setenv("TMS_SHARED_PAGE_DIR", path)
+    finding = settings_checks.output_folders()
+    assert_complete(finding, Status.OK if problem is None else Status.FAIL)
+    assert problem is None or finding.found == f"TMS_SHARED_PAGE_DIR: {path} cannot be written to: {problem}"
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("name", ["TMS_EVENTS_DIR", "TMS_SNAPSHOT_DIR", "TMS_METRICS_FILE"])
 def test_folders_that_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,13 @@ def test_of_two_files_of_a_process_the_latest_counts(tmp_path: Path, capsys: pyt
     assert capsys.readouterr().out.endswith(": 5 events of 1 process\n")
     assert main(["timeline", str(early), str(late), "-o", str(tmp_path / "out.html")]) == 0
     assert capsys.readouterr().out.endswith(": 5 events of 1 process\n")
+
+
+def test_a_path_that_the_encoding_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.html"))
+    assert main(["timeline", str(event_file(tmp_path / "a.json")), "-o", str(page)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/\\udcff.html: 3 events of 1 process\n"
+    assert page.exists()
 
 
 def test_without_an_output_it_is_timeline_html(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

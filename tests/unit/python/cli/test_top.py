@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import curses
 import fcntl
 import json
 import os
@@ -248,9 +249,77 @@ def test_the_interval_has_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = top_screen._Screen(Mock(), Mock(), 1.5, "memory", "")
     intervals = []
     for key in "-" * 5 + "+" * 9:
-        assert screen._obey(ord(key))
+        assert screen._obey(key)
         intervals.append(screen._interval)
     assert intervals == [1.0, 0.5, 0.2, 0.1, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 60.0]
+
+
+def test_the_keys_of_the_filter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key without a character, such as an arrow, is not typed."""
+    monkeypatch.setattr("curses.curs_set", lambda _: None)
+    window = Mock()
+    window.getmaxyx.return_value = (24, 80)
+    screen = top_screen._Screen(window, Mock(), 1.5, "memory", "")
+    for key in ("/", "k", curses.KEY_LEFT, curses.KEY_F1, "ü", "\x7f", "v", "q", "\t", curses.KEY_DOWN):
+        assert screen._obey(key)
+    assert (screen._pattern, screen._typing, screen._top) == ("kvq", True, 1)
+    assert screen._obey(curses.KEY_ENTER) and not screen._obey("q")
+    assert screen._pattern == "kvq"
+
+
+@pytest.mark.slow
+def test_a_filter_of_other_than_ascii(job: Job) -> None:
+    job.allocate("größe")
+    terminal = Terminal(["-m", "torch_memory_saver", "top", "--interval", "3600"], job.directory, LC_ALL="C.UTF-8")
+    terminal.wait_for(b"trainer #4", "größe".encode())
+    terminal.type(b"/nothing\x1bODhere")
+    terminal.resize(24, 100)  # only what differs is written, but with another size everything
+    terminal.wait_for(b"no process of 1 has 'nothinghere'", b"filter: nothinghere_")
+    terminal.type(b"\x7f" * 11 + "röß".encode())
+    terminal.resize(24, 110)
+    terminal.wait_for("filter: röß_".encode(), "größe".encode())
+    assert b"weights" not in terminal.output[terminal.output.rindex(b"trainer") :]
+    terminal.type(b"\nq")
+    assert terminal.finish() == 0
+    terminal.assert_restored()
+    terminal.close()
+
+
+@pytest.mark.slow
+def test_the_end_and_the_begin_of_what_is_shown(job: Job) -> None:
+    for number in range(40):
+        job.allocate(f"tag {number}")
+    job.allocate("zebra")
+    terminal = Terminal(["-m", "torch_memory_saver", "top", "--interval", "3600"], job.directory)
+    terminal.wait_for(b"trainer #4", b"tag 10")
+    assert b"zebra" not in terminal.output
+    terminal.type(b"\x1bOF")
+    terminal.wait_for(b"zebra")
+    terminal.type(b"\x1bOH")
+    terminal.wait_for(b"trainer #4")
+    terminal.type(b"q")
+    assert terminal.finish() == 0
+    terminal.close()
+
+
+def test_a_closed_input(job: Job) -> None:
+    """As of a program that a daemon starts."""
+    top = [sys.executable, "-m", "torch_memory_saver", "top"]
+    process = subprocess.Popen(
+        ["sh", "-c", 'exec "$@" <&-', "sh", *top],
+        env=environment(False, TMS_SHARED_PAGE_DIR=str(job.directory)),
+        cwd=ELSEWHERE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    while (line := process.stdout.readline()) and "trainer #4" not in line:
+        pass
+    process.send_signal(signal.SIGINT)
+    assert "trainer #4" in line, process.communicate(timeout=TIMEOUT_S)
+    process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 130
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 
 class FakeNvml:
-    """The module pynvml: one device, GPU-0."""
+    """The module pynvml: one device, GPU-0, or a MIG device."""
 
     class NVMLError(Exception):
         pass
@@ -25,6 +25,7 @@ class FakeNvml:
         self.rows: list[tuple[int, int | None]] = []
         self.initialized = self.looked_up = 0
         self.fails_to_initialize = False
+        self.uuid = "GPU-0"
 
     def nvmlInit(self) -> None:
         self.initialized += 1
@@ -33,7 +34,7 @@ class FakeNvml:
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
         self.looked_up += 1
-        if uuid != "GPU-0":
+        if uuid != self.uuid:
             raise self.NVMLError("Not Found")
         return "the handle"
 
@@ -54,6 +55,12 @@ def test_the_entry_of_this_process(nvml: FakeNvml) -> None:
     share = ProcessShare()
     assert [share.bytes("GPU-0", 5 * MIB), share.bytes("GPU-0", 0)] == [5 * MIB] * 2
     assert (nvml.initialized, nvml.looked_up) == (1, 1)
+
+
+def test_the_share_of_a_mig_device(nvml: FakeNvml) -> None:
+    """CUDA writes its UUID with "GPU-"."""
+    nvml.uuid, nvml.rows = "MIG-5d5b", [(os.getpid(), 5 * MIB)]
+    assert ProcessShare().bytes("GPU-5d5b", 0) == 5 * MIB
 
 
 @pytest.mark.parametrize(

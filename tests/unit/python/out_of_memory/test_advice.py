@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -62,6 +64,16 @@ def test_a_process_of_this_machine_is_named() -> None:
     part = LedgerPart(f"pid {os.getpid()}", GIB)
     text = account(LedgerLine("processes", "other processes", GIB, parts=(part,))).sentence
     assert text.endswith(f"(pid {os.getpid()}, {name}: 1.0 GiB).")
+
+
+def test_the_name_of_another_program_cannot_command_a_terminal() -> None:
+    """The sentence is in messages and in the log."""
+    rename = "import sys; open('/proc/self/comm', 'wb').write(b'a\\x1b[31m\\nb'); print('', flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", rename], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        part = LedgerPart(f"pid {process.pid}", GIB)
+        text = account(LedgerLine("processes", "other processes", GIB, parts=(part,))).sentence
+    assert f"(pid {process.pid}, a?[31m?b: 1.0 GiB)" in text
 
 
 def test_an_allocation_while_other_processes_hold_most() -> None:

@@ -227,10 +227,12 @@ def test_text_that_is_no_text_is_written(
 ) -> None:
     """Such as a path in the environment that is not UTF-8."""
     monkeypatch.setitem(os.environ, "TMS_DISK_BACKUP_DIR", os.fsdecode(b"/tmp/\xff"))
-    mine.explain(make_error("resume: of tag '\udcff'."), ("\udcff",))
+    mine.explain(make_error("resume: of tag '\udcff', 'größe\x1b[31m'."), ("\udcff",))
     (report,) = reports(folder)
     assert report["failure"]["tags"] == ["\udcff"]
-    assert r"TMS_DISK_BACKUP_DIR=/tmp/\udcff" in (folder / names(folder)[0]).read_text()
+    text = (folder / names(folder)[0]).read_text()
+    assert r"TMS_DISK_BACKUP_DIR=/tmp/\udcff" in text
+    assert r"'größe\x1b[31m'" in text, "a terminal that shows the file does not obey it"
 
 
 # Several at once.

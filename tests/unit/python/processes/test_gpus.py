@@ -20,6 +20,8 @@ class FakeNvml:
 
     def __init__(self) -> None:
         self.broken: set[str] = set()
+        self.lost: int | None = None  # this GPU
+        self.migs: dict[int, int] = {}  # of the GPU with this number: how many MIG devices
         self.open = 0
 
     def _call(self, name: str) -> None:
@@ -38,7 +40,18 @@ class FakeNvml:
         return 2
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        if index == self.lost:
+            raise self.NVMLError("GPU is lost")
         return index
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: int) -> int:
+        self._call("nvmlDeviceGetMaxMigDeviceCount")
+        return 3 if handle in self.migs else 0
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: int, index: int) -> int:
+        if index >= self.migs[handle]:
+            raise self.NVMLError("Not Found")
+        return 10 * (handle + 1) + index
 
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
         self._call("nvmlDeviceGetMemoryInfo")
@@ -49,6 +62,8 @@ class FakeNvml:
         return [SimpleNamespace(pid=5, usedGpuMemory=None if handle else 9)]
 
     def nvmlDeviceGetUUID(self, handle: int) -> str | bytes:
+        if handle >= 10:
+            return f"MIG-{handle}"
         return f"GPU-{handle}".encode() if handle else f"GPU-{handle}"  # bytes in older releases
 
     def nvmlDeviceGetName(self, handle: int) -> str:
@@ -87,7 +102,36 @@ def test_what_one_gpu_does_not_say_is_unknown(nvml: FakeNvml) -> None:
     nvml.broken = {"nvmlDeviceGetMemoryInfo", "nvmlDeviceGetComputeRunningProcesses"}
     found = read_gpus()
     assert [(gpu.total_bytes, gpu.used_bytes, gpu.processes) for gpu in found.gpus] == [(None, None, ())] * 2
-    assert found.missing == "NVML does not say how much memory is used on GPU 0, 1"
+    assert found.missing == (
+        "NVML does not say how much memory is used on GPU 0, 1: Not Supported; "
+        "NVML does not list the processes on GPU 0, 1: Not Supported"
+    )
+
+
+def test_a_gpu_that_is_lost_does_not_hide_the_others(nvml: FakeNvml) -> None:
+    nvml.lost = 0
+    found = read_gpus()
+    assert [gpu.index for gpu in found.gpus] == [1]
+    assert found.missing == "NVML fails on GPU 0: GPU is lost"
+    assert nvml.open == 0
+
+
+def test_the_mig_devices_of_a_divided_gpu(nvml: FakeNvml) -> None:
+    nvml.migs = {1: 2}
+    found = read_gpus()
+    assert [(gpu.index, gpu.mig, gpu.uuid, gpu.used_bytes) for gpu in found.gpus] == [
+        (0, None, "GPU-0", 30),
+        (1, 0, "MIG-20", 50),
+        (1, 1, "MIG-21", 51),
+    ]
+    assert found.missing == ""
+    nvml.migs = {1: 0}  # divided, and no device made yet
+    assert [(gpu.index, gpu.mig) for gpu in read_gpus().gpus] == [(0, None), (1, None)]
+
+
+def test_an_old_driver_knows_no_mig(nvml: FakeNvml) -> None:
+    nvml.broken = {"nvmlDeviceGetMaxMigDeviceCount"}
+    assert [(gpu.index, gpu.mig) for gpu in read_gpus().gpus] == [(0, None), (1, None)]
 
 
 def test_without_the_bindings(monkeypatch: pytest.MonkeyPatch) -> None:

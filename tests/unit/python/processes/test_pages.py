@@ -44,14 +44,16 @@ def test_the_page_of_a_killed_process_is_removed(tmp_path: Path) -> None:
         job.allocate("a")
         path = job.page
         results = [path.with_suffix(suffix) for suffix in (".snapshot.json", ".events.json")]
+        results.append(path.with_name(f".{results[0].name}.1-2.tmp"))  # of a process that was killed while it wrote
         for result in results:
             result.write_text("{}")
-        os.utime(results[0], (0, 0))
+        for result in (results[0], results[2]):
+            os.utime(result, (0, 0))
         assert len(read_pages(tmp_path).pages) == 1
         assert all(result.exists() for result in results), "its process lives"
         job.kill()
         assert read_pages(tmp_path).pages == ()
-        assert [result.exists() for result in results] == [False, True], "what it wrote stays for a day"
+        assert [result.exists() for result in results] == [False, True, False], "what it wrote stays for a day"
     assert not path.exists()
 
 
@@ -98,7 +100,7 @@ def test_what_is_no_page_of_this_release_is_named_and_stays(tmp_path: Path, monk
     with Job(tmp_path) as job:
         job.allocate("a")
         other, short = tmp_path / "tms-1-0.page", tmp_path / "tms-2-0.page"
-        other.write_bytes(bytes(32768))
+        other.write_bytes(b"TMS_PLAY".ljust(32768))
         short.write_bytes(b"being made")
         found = read_pages(tmp_path)
         assert [page.pid for page in found.pages] == [job.pid]
@@ -108,10 +110,65 @@ def test_what_is_no_page_of_this_release_is_named_and_stays(tmp_path: Path, monk
         newer = bytearray(job.page.read_bytes())
         newer[8:16] = (2).to_bytes(8, "little")
         other.write_bytes(newer)
-        assert "format 2" in read_pages(tmp_path).unreadable[str(other)]
+        with open(other, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            assert "format 2" in read_pages(tmp_path).unreadable[str(other)]
+        assert read_pages(tmp_path).unreadable == {} and not other.exists(), "its process has ended"
         assert not short.exists(), "nobody is making it any more"
         monkeypatch.setattr(pages, "_own_boot_id", lambda: bytes(16))
         assert "of another machine or boot" in read_pages(tmp_path).unreadable[str(job.page)]
+
+
+def test_a_page_that_is_being_made_is_not_shown(tmp_path: Path) -> None:
+    """It has its full length before its first word."""
+    path = tmp_path / "tms-1-0.page"
+    path.write_bytes(bytes(32768))
+    with open(path, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        os.utime(path, (0, 0))
+        assert read_pages(tmp_path) == pages.Pages((), {}) and path.exists()
+    assert read_pages(tmp_path) == pages.Pages((), {})
+    assert not path.exists(), "its process was killed"
+
+
+def test_the_default_directory_must_be_this_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name is known, so that another user may make it first, or a link with that name."""
+    monkeypatch.delenv("TMS_SHARED_PAGE_DIR", raising=False)
+    place, link = tmp_path / "place", tmp_path / "link"
+    place.mkdir(mode=0o700)
+    link.symlink_to(place)
+    result = place / "tms-1-0.snapshot.json"
+    result.write_text("{}")
+    os.utime(result, (0, 0))
+    with Job(place) as job:
+        job.allocate("a")
+        assert [page.pid for page in read_pages(place).pages] == [job.pid]
+        result.write_text("{}")
+        os.utime(result, (0, 0))
+        monkeypatch.setattr(pages.os, "geteuid", lambda: os.getuid() + 1)
+        found = read_pages(place)
+        assert found.pages == () and f"(owner: uid {os.getuid()})" in found.unreadable[str(place)]
+        monkeypatch.undo()
+        monkeypatch.delenv("TMS_SHARED_PAGE_DIR", raising=False)
+        assert read_pages(link).pages == () and "only this user" in read_pages(link).unreadable[str(link)]
+        place.chmod(0o755)
+        assert read_pages(place).pages == () and result.exists(), "nothing is removed there"
+        monkeypatch.setenv("TMS_SHARED_PAGE_DIR", str(place))
+        assert [page.pid for page in read_pages(place).pages] == [job.pid], "the user has chosen it"
+
+
+def test_a_directory_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    assert read_pages(file).unreadable == {str(file): "Not a directory"}
+
+
+def test_a_name_of_a_file_cannot_command_a_terminal(tmp_path: Path) -> None:
+    name = os.fsencode(tmp_path) + b"/tms-1-\x1b[31m\xff.page"
+    with open(name, "wb") as file:
+        file.write(b"no page".ljust(32768))
+    (path,) = read_pages(tmp_path).unreadable
+    assert path == f"{tmp_path}/tms-1-?[31m?.page"
 
 
 def test_texts_of_programs_cannot_command_a_terminal(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from jobs import Job, start_command
 from processes import TIMEOUT_S, wait_until
 
 from torch_memory_saver import _core, events
+from torch_memory_saver._cli.commands import main
 from torch_memory_saver._processes import pages, requests
 from torch_memory_saver._processes.pages import read_pages
 from torch_memory_saver.errors import InvalidArgumentError
@@ -96,6 +97,39 @@ def test_two_requests_at_once(tmp_path: Path) -> None:
         assert page.served_total == (1, 1), "two requests for the same are one file"
 
 
+@pytest.mark.parametrize("arguments", [["snapshot"], ["events", "--format", "chrome"]])
+def test_a_file_that_another_command_has_moved_is_requested_again(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """Two commands that wait at once get one file, and each moves it."""
+    written, target = tmp_path / f"tms-1-0.{arguments[0]}.json", Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.json"))
+    answers = []
+
+    def request(*_arguments: object, **_options: object) -> Path:
+        answers.append(written)
+        if len(answers) == 2:
+            events.write_events(written)
+        return written
+
+    monkeypatch.setattr(requests, "request_file", request)
+    assert main([*arguments, "1", "-o", str(target)]) == 0
+    assert len(answers) == 2 and json.loads(target.read_text())
+    assert list(tmp_path.iterdir()) == [target]
+    assert capfdbinary.readouterr().out == os.fsencode(target) + b"\n", "as it is, for a shell"
+
+
+def test_a_file_that_cannot_be_moved_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = tmp_path / "tms-1-0.snapshot.json"
+    written.write_text("{}")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(requests, "request_file", lambda *_arguments, **_options: written)
+    assert main(["snapshot", "1", "-o", str(tmp_path / "file" / "x.json")]) == 1
+    assert f"{tmp_path}/file/x.json: snapshot: File exists: the file was not written" in capsys.readouterr().err
+    assert written.read_text() == "{}"
+
+
 def test_a_request_that_cannot_be_written(tmp_path: Path) -> None:
     with Job(tmp_path) as job:
         job.allocate("a")
@@ -148,6 +182,7 @@ def test_a_process_that_never_serves(tmp_path: Path) -> None:
 def why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int], str]:
     """The message of a request that cannot be made."""
     monkeypatch.setattr(requests, "page_directory", lambda: tmp_path)
+    monkeypatch.setenv("TMS_SHARED_PAGE_DIR", str(tmp_path))
 
     def message(pid: int) -> str:
         with pytest.raises(InvalidArgumentError) as raised:
@@ -173,8 +208,15 @@ def test_a_process_of_another_namespace(why: Callable[[int], str], monkeypatch: 
 
 
 def test_a_page_of_another_release(why: Callable[[int], str], tmp_path: Path) -> None:
-    (tmp_path / f"tms-{os.getpid()}-0.page").write_bytes(bytes(32768))
+    (tmp_path / f"tms-{os.getpid()}-0.page").write_bytes(b"TMS_PLAY".ljust(32768))
     assert "cannot be used: it is not a page" in why(os.getpid())
+
+
+def test_a_directory_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(requests, "page_directory", lambda: tmp_path / "file")
+    with pytest.raises(InvalidArgumentError, match=r"the directory of the pages, .*/file, cannot be used: Not a directory"):
+        requests.request_file(os.getpid(), "snapshot")
 
 
 @pytest.mark.parametrize("arguments", [["snapshot", "0"], ["events", "x"], ["events", "1", "--timeout", "-1"]])

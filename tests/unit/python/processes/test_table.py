@@ -7,9 +7,10 @@ from made_pages import MIB, make_page, make_row
 
 from torch_memory_saver._cli.top_command import SORT_KEYS
 from torch_memory_saver._processes.gpus import Gpu, GpuProcess, Gpus
+from torch_memory_saver._processes.names import width_of
 from torch_memory_saver._processes.pages import Page, Pages
 from torch_memory_saver._processes.table import ORDERS, lines_of
-from torch_memory_saver._processes.view import View, make_view
+from torch_memory_saver._processes.view import Program, View, make_view
 
 S = 1_000_000_000
 
@@ -17,7 +18,7 @@ S = 1_000_000_000
 def make(*pages: Page, used: tuple[tuple[int, int], ...] = ((7, 3 * MIB),), missing: str = "") -> View:
     processes = tuple(GpuProcess(*process) for process in used)
     gpu = Gpu(0, "GPU-0", "NVIDIA H100", 100 * MIB, 60 * MIB, 40 * MIB, processes)
-    return make_view(Pages(pages, {}), Gpus((gpu,), missing), 100 * S, {7: "python"})
+    return make_view(Pages(pages, {}), Gpus((gpu,), missing), 100 * S, {7: Program("python", "root")})
 
 
 def texts(view: View, width: int = 80, **options: str) -> list[str]:
@@ -43,8 +44,13 @@ def test_everything_is_on_it() -> None:
         "  12345 trainer #3      partly        ?      20M    30M     3M    1m      -    3",
         "      weights           resident             20M      0     1M    1m     3s    0",
         "      kv_cache          paused                 0    30M     2M     -      -    3",
-        "      7 python          -            3M        -      -      -     -      -    -",
+        "      7 python (root)   -            3M        -      -      -     -      -    -",
     ]
+
+
+def test_the_title_of_a_mig_device() -> None:
+    mig = Gpu(2, "MIG-5d5b", "NVIDIA H100 MIG 1g.10gb", None, None, None, (), mig=1)
+    assert texts(make_view(Pages((), {}), Gpus((mig,), ""), 0, {}))[0] == "GPU 2 MIG 1  NVIDIA H100 MIG 1g.10gb  MIG-5d5b"
 
 
 @pytest.mark.parametrize("width", [1, 80, 200])
@@ -60,6 +66,24 @@ def test_lines_are_as_wide_as_the_terminal(width: int) -> None:
     if width == 80:
         assert "a-very-lon~ #12" in process
         assert "~" in next(line for line in lines if "xxx" in line)
+
+
+def test_columns_are_columns_of_the_terminal() -> None:
+    """A Chinese character takes two, an accent of its own none."""
+    rows = [make_row(tag, resident_bytes=5 * MIB) for tag in ("weights", "模型权重", "模" * 40, "e\u0301" * 9, "x" * 40)]
+    lines = [line for line in texts(make(make_page(1, *rows))) if line.startswith("      ") and "  5M" in line]
+    assert len(lines) == 5
+    before = [line.partition(" resident")[0] for line in lines]
+    assert [width_of(text.rstrip()) for text in before] == [13, 14, 23, 15, 23], "the end of the third and the last is cut"
+    assert {width_of(text) for text in before} == {23}
+    assert [text.rstrip()[-1] for text in before] == ["s", "重", "~", "\u0301", "~"]
+
+
+def test_a_long_name_of_a_user_leaves_room_for_that_of_the_program() -> None:
+    gpu = Gpu(0, "GPU-0", "NVIDIA H100", None, None, None, (GpuProcess(7, MIB),))
+    view = make_view(Pages((), {}), Gpus((gpu,), ""), 0, {7: Program("VLLM::EngineCore", "a-user-of-a-large-company")})
+    assert texts(view)[-1] == "      7 VLLM::E~ (a-us~ -            1M        -      -      -     -      -    -"
+    assert "VLLM::EngineCore (a-user-of-a-large-company)" in texts(view, 140)[-1]
 
 
 def test_orders() -> None:
@@ -88,6 +112,7 @@ def test_the_filter_finds_names_numbers_and_tags() -> None:
     assert shown("234") == ["12345", "weights", "kv_cache"]
     assert shown("kv") == ["12345", "kv_cache"]
     assert shown("python") == ["7"]
+    assert shown("(ROOT)") == ["7"], "its user"
     assert shown("nothing") == []
     assert "  no process of 2 has 'nothing'" in texts(make(JOB), pattern="nothing")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,6 +41,32 @@ def test_what_a_child_process_takes(simulator: Any, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(_core, "device_memory", lambda device: _core.DeviceMemory((next(free), 1024 * MIB)))
     assert measure_context_bytes(0, "") == 50 * MIB
     assert measure_context_bytes(0, "") == 0  # another process has freed memory meanwhile
+
+
+def test_the_child_does_nothing_else(simulator: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With TMS_EVENTS_DIR and the like the program's sitecustomize imports this package. And if the driver fails, the child
+    ends."""
+    (tmp_path / "sitecustomize.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w').close()")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert measure_context_bytes(0, "") == 0
+    assert not (tmp_path / "imported").exists()
+    children: list[subprocess.Popen[str]] = []
+    real = subprocess.Popen
+
+    def start(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
+        children.append(real(*arguments, **options))
+        return children[-1]
+
+    def fail(_device: int) -> _core.DeviceMemory:
+        if children:
+            raise errors.DriverError("the device is lost", operation="ledger")
+        return _core.DeviceMemory((700 * MIB, 1024 * MIB))
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr(_core, "device_memory", fail)
+    with pytest.raises(errors.DriverError, match="the device is lost"):
+        measure_context_bytes(0, "")
+    assert [child.returncode for child in children] == [0]
 
 
 def test_a_child_process_that_makes_no_context(simulator: Any, monkeypatch: pytest.MonkeyPatch) -> None:

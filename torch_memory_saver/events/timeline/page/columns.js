@@ -112,14 +112,30 @@ function peakOf(values) {
   return values.reduce((most, value) => Math.max(most, value), 0);
 }
 
-// ---- Texts about calls
+// ---- Texts about tags and calls
+
+const LONGEST_TAG = 60;
+const MOST_TAGS = 8;
+
+// A tag with its begin only if it is long. The marks around it keep the direction in which it is written inside.
+function tagName(number) {
+  const letters = [...data.tags[number]];
+  const shown = letters.length > LONGEST_TAG ? [...letters.slice(0, LONGEST_TAG - 1), "…"] : letters;
+  return `\u2068${shown.join("")}\u2069`;
+}
+
+function tagNames(numbers) {
+  const names = numbers.slice(0, MOST_TAGS).map((number) => `"${tagName(number)}"`);
+  if (numbers.length > MOST_TAGS) names.push(plural(numbers.length - MOST_TAGS, "other tag"));
+  return names.join(", ");
+}
 
 function failureText(status, result) {
   return `failed: ${status}${result ? `, CUresult ${result}` : ""}`;
 }
 
 function callText(call, ordinal) {
-  const tags = call.tags.map((tag) => `"${data.tags[tag]}"`).join(", ");
+  const tags = tagNames(call.tags);
   const lines = [`${call.what}${tags ? " of " + tags : ""}: ${duration(call.ns)}${call.unfinished ? " so far, not finished" : ""}`];
   const moved = call.what === "pause" ? "released" : "mapped";
   if (call.bytes) lines.push(`${size(call.bytes)} ${moved} in ${plural(call.allocations, "allocation")}`);

@@ -269,7 +269,7 @@ function freeText(picture, used) {
 
 function bandText(picture, [process, kind, tag, folded], host) {
   if (kind === "other") return "other: not held by these processes";
-  const name = folded ? plural(folded, "other tag") : `"${data.tags[tag]}"`;
+  const name = folded ? plural(folded, "other tag") : `"${tagName(tag)}"`;
   const owner = picture.process === null && picture.gpu.ordinals.size > 1 ? `, ${host.processes[process].name}` : "";
   return `${name} ${kind}${owner}`;
 }
@@ -322,7 +322,7 @@ function describe(picture, x, y) {
   if (picture.process !== null && y > picture.floor - 9) {
     const failure = findFailure(picture, x);
     if (failure && (y <= picture.floor || !findCall(picture, x))) {
-      const tag = data.tags[failure.tag];
+      const tag = data.tags[failure.tag] && tagName(failure.tag);
       return `${momentText(picture, failure.at)}\n${failure.what} of ${size(failure.bytes)}${tag ? `, "${tag}"` : ""} ${failureText(failure.status, failure.result)}`;
     }
     const call = y > picture.floor && findCall(picture, x);

@@ -234,7 +234,8 @@ function paint(box) {
 
 function showLegend() {
   const used = new Map(); // tag -> the place of a process that has it, whose shade the swatch gets
-  for (const gpu of data.hosts.flatMap((host) => host.gpus)) {
+  const gpus = data.hosts.flatMap((host) => host.gpus);
+  for (const gpu of gpus) {
     for (const [process, , tag] of gpu.bands) if (tag >= 0 && !used.has(tag)) used.set(tag, gpu.places.get(process));
   }
   const tags = [...used.keys()].sort((one, other) => one - other).slice(0, 24);
@@ -247,7 +248,8 @@ function showLegend() {
     paint(box);
     pick.type = "button";
     pick.setAttribute("aria-pressed", "false");
-    pick.append(box, data.tags[tag]);
+    pick.append(box, tagName(tag));
+    pick.title = data.tags[tag];
     pick.addEventListener("click", () => {
       chosen.tag = chosen.tag === tag ? null : tag;
       document.querySelectorAll("button.tag").forEach((one) => one.setAttribute("aria-pressed", String(one === pick && chosen.tag !== null)));
@@ -257,6 +259,8 @@ function showLegend() {
     return entry;
   });
   if (used.size > tags.length) entries.push(make("li", `and ${plural(used.size - tags.length, "tag")} more`));
+  const folds = gpus.some(({ bands }) => bands.some(([, , , folded]) => folded));
+  if (folds) entries.push(legendEntry("folded", "tags with less memory, together"));
   const signs = [["hatched", "paused"], ["below", "below the line: backups"], ["other", "other"], ["line", "memory of the GPU"]];
   const calls = [["pause", "pause"], ["resume", "resume"], ["failed", "failed"]];
   byId("legend").replaceChildren(...entries, ...[...signs, ...calls].map(([name, text]) => legendEntry(name, text)));

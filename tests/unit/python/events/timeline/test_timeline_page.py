@@ -206,3 +206,21 @@ def test_in_a_browser_a_wrapped_ring_and_several_hosts(tmp_path: Path) -> None:
         "engine, pid 2: at most 2.0 MiB reserved",
     ]
     assert "No event of this machine changes memory." in text
+
+
+@needs_browser
+def test_in_a_browser_the_begin_of_a_long_tag_is_shown(tmp_path: Path) -> None:
+    """A page must not be full of one tag. The whole tag is a tooltip."""
+    text = opened(write_timeline(tmp_path / "page.html", logs=two_processes("模" * 5000)))
+    assert "</span>\u2068" + "模" * 59 + "…\u2069</button>" in text
+    assert ("title", "模" * 5000) in Elements(text).attributes
+
+
+@needs_browser
+@pytest.mark.parametrize(("tags", "named"), [(13, False), (14, True)])
+def test_in_a_browser_the_legend_names_the_band_of_many_tags(tmp_path: Path, tags: int, named: bool) -> None:
+    process = Process(1)
+    for at in range(tags):
+        process.allocate(at, f"tag {at}", MIB)
+    text = opened(write_timeline(tmp_path / "page.html", logs=[process.log(1000)]))
+    assert ("tags with less memory, together" in text.partition('id="hosts"')[0]) == named
