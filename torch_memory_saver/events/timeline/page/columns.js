@@ -16,6 +16,15 @@ function size(bytes, scale = bytes) {
   return `${number.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits })} ${SIZES[unit]}`;
 }
 
+// The distance of the ticks of an axis that goes so many bytes up and down, and the scale of their texts: halves of the largest
+// unit are exact with one digit, and smaller steps are whole numbers of the next unit.
+function sizeTicks(up, down) {
+  const step = 2 ** Math.round(Math.log2((up + down) / 4));
+  const most = Math.max(up, down);
+  const unit = 1024 ** Math.floor(Math.log2(most) / 10);
+  return { step, textScale: 2 * step >= unit ? most : step };
+}
+
 function duration(ns) {
   for (const [unit, length] of [["s", 1e9], ["ms", 1e6], ["µs", 1e3]]) {
     if (ns >= length) return `${(ns / length).toLocaleString("en", { maximumSignificantDigits: 4 })} ${unit}`;

@@ -71,14 +71,14 @@ function drawAxes(picture, up, down) {
   context.lineWidth = 1;
   context.textAlign = "right";
   context.textBaseline = "middle";
-  const step = 2 ** Math.round(Math.log2((up + down) / 4));
+  const { step, textScale } = sizeTicks(up, down);
   for (let bytes = -Math.floor(down / step) * step; bytes <= up; bytes += step) {
     const y = Math.round(zero - bytes * scale) + 0.5;
     context.beginPath();
     context.moveTo(MARGIN, y);
     context.lineTo(MARGIN + count, y);
     context.stroke();
-    context.fillText(size(Math.abs(bytes), Math.max(up, down)), MARGIN - 8, y);
+    context.fillText(size(Math.abs(bytes), textScale), MARGIN - 8, y);
   }
   const { step: distance, times } = ticks(host.from, host.to, Math.max(Math.floor(count / 130), 2));
   context.textAlign = "center";

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,23 @@ def test_in_a_browser_the_script_finds_the_same_levels(tmp_path: Path) -> None:
     ]
     assert "data-opened-ms" in text
     assert Elements(text).texts["title"] == ["Memory timeline"]
+
+
+@needs_browser
+def test_in_a_browser_the_labels_of_an_axis_are_exact(tmp_path: Path) -> None:
+    script = (Path(document.__file__).parent / "columns.js").read_text()
+    peaks = [GIB, 3 * GIB // 2, 80 * GIB, 300 * MIB]
+    label = "(up) => { const { step, textScale } = sizeTicks(up, 0); const labels = []; "
+    label += "for (let bytes = 0; bytes <= up; bytes += step) labels.push(size(bytes, textScale)); return labels; }"
+    code = f"{script}\ndocument.body.textContent = JSON.stringify({peaks}.map({label}));"
+    path = tmp_path / "page.html"
+    path.write_text(f"<!DOCTYPE html><body></body><script>{code}</script>")
+    assert json.loads(Elements(opened(path)).texts["body"][0]) == [
+        ["0", "256 MiB", "512 MiB", "768 MiB", "1,024 MiB"],
+        ["0", "0.5 GiB", "1.0 GiB", "1.5 GiB"],
+        ["0", "16.0 GiB", "32.0 GiB", "48.0 GiB", "64.0 GiB", "80.0 GiB"],
+        ["0", "64.0 MiB", "128 MiB", "192 MiB", "256 MiB"],
+    ]
 
 
 @needs_browser
