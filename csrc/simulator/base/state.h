@@ -58,6 +58,7 @@ typedef struct sim_physical {
     bool imported;         /* owned and charged by another process; `references` counts the opens */
     bool held;             /* released and not mapped here, but another holder has an export of it */
     unsigned handle_types; /* handle types that the program requested */
+    bool rdma;             /* the program requested memory that network cards can register */
     int file;              /* the file if imported or exported; -1: in the device's memfd */
     uint64_t file_id;      /* inode of `file` */
     bool sent;             /* the device process may have this file open */
@@ -77,6 +78,7 @@ typedef struct sim_stale {
 } sim_stale_t;
 
 typedef struct sim_mapping {
+    uint64_t id;
     uint64_t address;
     uint64_t bytes; /* accessible bytes: for cudaMalloc the requested size */
     uint64_t span;  /* size of the address range: whole granules */

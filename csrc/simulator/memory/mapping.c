@@ -24,8 +24,12 @@ CUresult sim_memory_map_physical(uint64_t address, uint64_t bytes, sim_physical_
     if (overlaps_mapping(address, bytes)) return CUDA_ERROR_INVALID_VALUE;
     sim_mapping_t *mapping = calloc(1, sizeof *mapping);
     if (!mapping) return CUDA_ERROR_OUT_OF_MEMORY;
-    *mapping = (sim_mapping_t){
-        .address = address, .bytes = bytes, .span = bytes, .physical = physical, .runtime = reservation->runtime};
+    *mapping = (sim_mapping_t){.id = sim_state_new_id(),
+                               .address = address,
+                               .bytes = bytes,
+                               .span = bytes,
+                               .physical = physical,
+                               .runtime = reservation->runtime};
     if (!sim_table_insert(&sim_state.mappings, address, mapping)) {
         free(mapping);
         return CUDA_ERROR_OUT_OF_MEMORY;

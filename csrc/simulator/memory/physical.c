@@ -113,6 +113,7 @@ CUresult sim_memory_create(CUmemGenericAllocationHandle *handle, size_t bytes, c
     if (result == CUDA_SUCCESS) result = sim_memory_create_physical(properties->location.id, bytes, false, &physical);
     if (result != CUDA_SUCCESS) return result;
     physical->handle_types = (unsigned)properties->requestedHandleTypes;
+    physical->rdma = properties->allocFlags.gpuDirectRDMACapable;
     *handle = physical->id;
     return CUDA_SUCCESS;
 }
@@ -130,7 +131,8 @@ CUresult sim_memory_properties(CUmemAllocationProp *properties, CUmemGenericAllo
     if (!properties || !physical) return CUDA_ERROR_INVALID_VALUE;
     *properties = (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
                                         .requestedHandleTypes = (CUmemAllocationHandleType)physical->handle_types,
-                                        .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = physical->device}};
+                                        .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = physical->device},
+                                        .allocFlags = {.gpuDirectRDMACapable = physical->rdma}};
     return CUDA_SUCCESS;
 }
 
