@@ -1,7 +1,7 @@
 """Records what a GPU does: runs every behaviour of the table and writes the observations.
 
     python tools/record_gpu.py --output tests/conformance/driver/recorded_h100.json
-    python tools/record_gpu.py --suite pytorch --output tests/conformance/pytorch/recorded_h200.json
+    python tools/record_gpu.py --suite pytorch --output tests/conformance/pytorch/recorded_h100.json
 
 The suite of the driver needs the standard library only, the other one PyTorch. On the simulated GPU the same command
 records the simulated GPU: for the driver with its library in TMS_CUDA_DRIVER, for PyTorch under simulate. A behaviour that

@@ -10,7 +10,13 @@ from typing import Any
 import torch
 
 from torch_memory_saver._simulate.operators import native, originals, results, table
-from torch_memory_saver._simulate.operators.devices import check_host_arguments, different_devices, elsewhere, masks_in
+from torch_memory_saver._simulate.operators.devices import (
+    COPIES_NUMBERS,
+    check_arguments,
+    masks_in,
+    mismatch,
+    numbers_copied,
+)
 from torch_memory_saver._simulate.operators.results import DependsOnValues, Doubted, Refused, Result
 from torch_memory_saver._simulate.operators.start import start
 from torch_memory_saver._simulate.operators.waits import wait_of
@@ -32,13 +38,13 @@ def ensure_started() -> None:
 class Call:
     """The arguments of one call in the form sent to the device process, and the memory that the call accesses."""
 
-    def __init__(self, host_tensors: bool = False, comparing: str = "") -> None:
+    def __init__(self, operator: str = "", *, host_tensors: bool = False, compares: bool = False) -> None:
         self.shapes: list[Shape] = []
         self.operands: list[native.Operand] = []
         self.device: torch.device | None = None
+        self._operator = operator
         self._host_tensors = host_tensors  # whether arguments may be host tensors
-        #: The operator's name if its arguments may not even be host tensors without dimensions.
-        self._comparing = comparing
+        self._compares = compares  # whether they may not even be host tensors without dimensions
 
     def take(self, value: Any, written: bool = False, name: str = "") -> Any:
         """The argument, of this name, with its tensors replaced by Place or Value.
@@ -69,13 +75,11 @@ class Call:
         if self.device is None:
             self.device = tensor.device
         elif tensor.device != self.device:
-            if self._comparing:
-                raise elsewhere(name, tensor.device, self.device, self._comparing)
-            raise different_devices(self.device, tensor.device)
+            raise mismatch(self._operator, name, tensor, self.device, written=written, compares=self._compares)
         return Place(self.add(tensor, written))
 
     def _may_be_of_the_host(self, tensor: torch.Tensor) -> bool:
-        return self._host_tensors or (tensor.dim() == 0 and not self._comparing)
+        return self._host_tensors or (tensor.dim() == 0 and not self._compares)
 
     def add(self, tensor: torch.Tensor, written: bool) -> int:
         """Adds a device tensor to the request; its index in the list of tensors."""
@@ -160,12 +164,16 @@ class _Schema:
         self.random = torch.Tag.nondeterministic_seeded in operator.tags or "generator" in self.names
         self.host_tensors = self.name.partition(".")[0] in table.TAKES_HOST_TENSORS
         self.packet = operator._schema.name.removeprefix("aten::")
-        #: The operator's name if its arguments may not even be host tensors without dimensions.
-        self.comparing = "" if self.host_tensors or table.takes_host_numbers(operator) else self.packet
+        #: Whether the operator's arguments may not even be host tensors without dimensions.
+        self.compares = not self.host_tensors and not table.takes_host_numbers(operator)
+        self.copies_numbers = self.packet in COPIES_NUMBERS
         #: Whether some arguments must be on the device even if others may be on the host.
         self.checks_devices = not {"index", "mask", "values"}.isdisjoint(self.names)
         self.dynamic = torch.Tag.dynamic_output_shape in operator.tags
         self.wait = wait_of(operator)
+
+    def call(self) -> Call:
+        return Call(self.packet, host_tensors=self.host_tensors, compares=self.compares)
 
     @staticmethod
     def _argument_of(value: Any, arguments: Any) -> str | None:
@@ -186,7 +194,11 @@ def kernel_of(operator: Any) -> Callable[..., Any]:
             arguments = tuple([_wrap(schema, place, value, arguments) for place, value in enumerate(arguments)])
         given = dict(zip(schema.names, arguments, strict=False)) | keywords
         if schema.checks_devices:
-            check_host_arguments(schema.packet, given)
+            check_arguments(schema.packet, given)
+        if schema.copies_numbers and (copied := numbers_copied(schema.packet, given)):
+            given |= copied
+            arguments = tuple([copied.get(name, value) for name, value in zip(schema.names, arguments, strict=False)])
+            keywords = {name: copied.get(name, value) for name, value in keywords.items()}
         if schema.wait is not None and torch.cuda.is_current_stream_capturing():
             schema.wait(given)
         if not schema.dynamic or _is_indexed_by_integers(schema, given):
@@ -251,7 +263,7 @@ def _enqueue(
     """
     if schema.is_out:
         _resize([given[each] for each in schema.returned if each is not None], expected)
-    call = Call(schema.host_tensors, schema.comparing)
+    call = schema.call()
     taken, named = _take(call, schema, arguments, keywords)
     several = isinstance(expected, list) and len(schema.returned) > 1
     values = []
@@ -318,7 +330,7 @@ def _allocate(expected: Any, call: Call) -> Any:
 
 def _ask(schema: _Schema, given: dict[str, Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Runs an operator and waits for the description of its results. A second request copies them to device memory."""
-    call = Call(schema.host_tensors, schema.comparing)
+    call = schema.call()
     taken, named = _take(call, schema, arguments, keywords)
     if schema.is_out:  # the outputs are resized after the answer
         fresh = {each: Fresh(given[each].dtype) for each in schema.returned if each is not None}
