@@ -59,7 +59,7 @@ static void quarantined_host_memory_does_not_delay_cancellation(void **state) {
 static void staging_memory_does_not_delay_cancellation(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
-    asker_t asker = {.stop = true};
+    asker_t asker = {.stop = true, .stop_after = "cuMemHostRegister"};
     tms_selection_t selection = asking(&asker);
     uint64_t busy = allocate(f, "busy", TMS_BACKUP_NONE, 2 * MIB), address = allocate(f, "a", TMS_BACKUP_DISK, COPIED * MIB);
     const char *const tags[] = {"a"};
@@ -71,7 +71,6 @@ static void staging_memory_does_not_delay_cancellation(void **state) {
     selection.tag_count = 1;
     simulator()->clear_counts();
     assert_int_equal(resume_selected(f, &selection, NULL, &error), TMS_INTERRUPTED);
-    assert_true(simulator()->calls("cuMemHostRegister") > 0);
     assert_int_equal(simulator()->calls("cuMemHostUnregister"), 0);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
     simulator()->open_gate(GATE);

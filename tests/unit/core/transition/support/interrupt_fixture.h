@@ -18,6 +18,7 @@ typedef struct asker {
     fixture_t *fixture;
     int asked;
     bool stop;
+    const char *stop_after; /* not before this call of the driver was made; NULL: at once */
     int gate;         /* to open, or 0 */
     uint64_t address; /* to free, or 0 */
     bool nested;      /* calls pause and resume */
@@ -36,7 +37,7 @@ static int32_t ask(void *context) {
     if (asker->address && asker->asked == 1)
         asker->results[0] = tms_saver_free(&asker->fixture->saver, asker->address, NULL);
     if (asker->gate) simulator()->open_gate(asker->gate);
-    return asker->stop;
+    return asker->stop && (!asker->stop_after || simulator()->calls(asker->stop_after) > 0);
 }
 
 static tms_selection_t asking(asker_t *asker) { return (tms_selection_t){.interrupted = ask, .interrupt_context = asker}; }
