@@ -19,9 +19,9 @@ typedef struct asker {
     int asked;
     bool stop;
     const char *stop_after; /* not before this call of the driver was made; NULL: at once */
-    int gate;         /* to open, or 0 */
-    uint64_t address; /* to free, or 0 */
-    bool nested;      /* calls pause and resume */
+    int gate;               /* to open, or 0 */
+    uint64_t address;       /* to free, or 0 */
+    bool nested;            /* calls pause and resume */
     tms_status_t results[2];
     tms_error_t error;
 } asker_t;
