@@ -95,9 +95,6 @@ void sim_device_memory_clear(const sim_context_t *context) {
     }
 }
 
-/* Attributes that cuda.h has since CUDA 12.0 or later. */
-enum { ATTRIBUTE_MAPPING_SIZE = 18, ATTRIBUTE_MAPPING_START = 19, ATTRIBUTE_MEMORY_BLOCK = 20 };
-
 /* The range of an address is that of the allocation, which for virtual memory management is the reservation: it may hold
  * several mappings. Registration caches compare the numbers of the buffer, which is a mapping, and of its memory block. */
 static CUresult device_pointer_attribute(void *data, CUpointer_attribute attribute, const sim_mapping_t *mapping,
@@ -109,10 +106,10 @@ static CUresult device_pointer_attribute(void *data, CUpointer_attribute attribu
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: *(CUdeviceptr *)data = address; break;
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: *(CUdeviceptr *)data = range ? range->address : mapping->address; break;
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE: *(size_t *)data = range ? range->bytes : mapping->bytes; break;
-    case ATTRIBUTE_MAPPING_START: *(CUdeviceptr *)data = mapping->address; break;
-    case ATTRIBUTE_MAPPING_SIZE: *(size_t *)data = mapping->bytes; break;
+    case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR: *(CUdeviceptr *)data = mapping->address; break;
+    case CU_POINTER_ATTRIBUTE_MAPPING_SIZE: *(size_t *)data = mapping->bytes; break;
     case CU_POINTER_ATTRIBUTE_BUFFER_ID: *(unsigned long long *)data = mapping->id; break;
-    case ATTRIBUTE_MEMORY_BLOCK: *(unsigned long long *)data = mapping->physical->id; break;
+    case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID: *(unsigned long long *)data = mapping->physical->id; break;
     case CU_POINTER_ATTRIBUTE_MAPPED: *(int *)data = 1; break;
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: *(int *)data = mapping->runtime; break;
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: *(unsigned *)data = mapping->physical->handle_types; break;

@@ -109,7 +109,7 @@ static void the_management_library_lists_the_processes_with_memory(void **state)
     assert_string_equal(output, "");
 }
 
-/* A process that shares its budget with nobody: the sizes of arrays, and both layouts. */
+/* A process that shares its budget with no other: the sizes of arrays, and both layouts. */
 static int list_alone(void) {
     CUmemGenericAllocationHandle handle = 0;
     CUmemAllocationProp properties = pinned_on(0);

@@ -24,14 +24,12 @@ COPIES_NUMBERS = {
     "masked_fill_": ("value",),
     "where": ("self", "other"),
 }
-#: The argument that says on which GPU an operator of these runs.
-_LEADING = {"where": "condition"}
 
 
 def numbers_copied(operator: str, given: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """The numbers on another GPU than that of the operator, by their argument, copied to it. `operator` is a key of
+    """The numbers on another GPU than the first argument, by their argument, copied to that GPU. `operator` is a key of
     COPIES_NUMBERS."""
-    here = given[_LEADING.get(operator, "self")].device
+    here = next(iter(given.values())).device
     if here.type != "cuda":
         return {}
     numbers = {name: given.get(name) for name in COPIES_NUMBERS[operator]}
