@@ -259,7 +259,8 @@ EXPORT uint64_t tms_fault_resident_bytes(void) {
     uint64_t bytes = 0;
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     for (size_t i = 0; i < it.mapped_count; i++) {
-        for (uintptr_t at = it.mapped[i].begin; it.mapped[i].anonymous && at < it.mapped[i].end; at += page) {
+        if (!it.mapped[i].anonymous) continue;
+        for (uintptr_t at = it.mapped[i].begin; at < it.mapped[i].end; at += page) {
             unsigned char resident = 0;
             if (mincore((void *)at, page, &resident) == 0 && resident & 1) bytes += page;
         }

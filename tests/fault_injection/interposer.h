@@ -75,7 +75,8 @@ void *keep(call_t call, void *address, const void *caller);
 /* From any caller: a tail call of free() has its caller's caller as return address. */
 void forget(void *address);
 
-/* A watched object's mapping, and any caller's unmapping, which may cover part of a mapping or several mappings. */
+/* A watched object's mapping, of a file or anonymous, and any caller's unmapping, which may cover part of a mapping or
+ * several mappings. */
 void keep_mapped(uintptr_t begin, uintptr_t end, bool anonymous);
 void forget_mapped(uintptr_t begin, uintptr_t end);
 

@@ -111,7 +111,7 @@ def warm_gpu() -> None:
     torch.cuda._sleep(1000)
     torch.cuda.synchronize()
     gc.collect()
-    gc.freeze()  # a million objects of modules
+    gc.freeze()  # the modules' objects stay
 
 
 @pytest.fixture(autouse=True)

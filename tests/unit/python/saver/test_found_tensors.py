@@ -159,6 +159,8 @@ def test_what_is_frozen_is_not_listed_unless_it_is_passed() -> None:
         assert one.names == ("Engine.child.cos",)
     finally:
         gc.unfreeze()
+        gc.collect()
+        gc.freeze()  # as conftest.py leaves it
 
 
 def test_no_tensor_is_kept_alive() -> None:
