@@ -61,7 +61,7 @@ class _RequestCommand(Command):
             return self._move(written, arguments)
 
     def _move(self, written: Path, arguments: argparse.Namespace) -> Path | None:
-        # Processes write a file for all that have requested it. Under a name of our own, nobody else moves it.
+        # The process writes one file for all requests. No other command moves it under this name.
         taken = written.with_name(f"{written.stem}.{os.getpid()}{written.suffix}")
         try:
             os.replace(written, taken)

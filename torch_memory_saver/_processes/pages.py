@@ -18,29 +18,19 @@ from typing import Any
 from torch_memory_saver import _core
 from torch_memory_saver._processes.names import printable
 
-__all__ = [
-    "Page",
-    "PageDevice",
-    "Pages",
-    "Row",
-    "is_alive",
-    "own_namespace",
-    "page_directory",
-    "read_page",
-    "read_pages",
-]
+__all__ = ["Page", "PageDevice", "Pages", "Row", "is_alive", "own_namespace", "page_directory", "read_page", "read_pages"]
 
 _PATTERN = "tms-*-*.page"
 _DIRECTORY_VARIABLE = "TMS_SHARED_PAGE_DIR"
 #: Permissions that the default directory must not have.
 _OTHERS = 0o077
-_MAGIC = b"TMS_PAGE"
+#: The first word of a page, and its size: csrc/include/tms_shared_page.h.
+_MAGIC, _PAGE_BYTES = b"TMS_PAGE", 32768
 _NAMESPACE, _BOOT_ID = "/proc/self/ns/pid", "/proc/sys/kernel/random/boot_id"
 #: A page that is shorter after so many seconds is not being made any more.
 _MAKING_S = 60.0
 #: How long the files that a process wrote on request stay when it has ended, in seconds.
 _KEPT_RESULTS_S = 24 * 3600.0
-_PAGE_BYTES = 32768
 _OPERATIONS = {0: "", 1: "pause", 2: "resume"}
 #: In /proc/<pid>/stat, after the name: the start time.
 _START_FIELD = 19

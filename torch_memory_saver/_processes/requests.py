@@ -10,14 +10,7 @@ from pathlib import Path
 
 from torch_memory_saver import _core
 from torch_memory_saver._processes.names import printable
-from torch_memory_saver._processes.pages import (
-    Page,
-    is_alive,
-    own_namespace,
-    page_directory,
-    read_page,
-    read_pages,
-)
+from torch_memory_saver._processes.pages import Page, is_alive, own_namespace, page_directory, read_page, read_pages
 from torch_memory_saver._processes.serving import result_path
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 

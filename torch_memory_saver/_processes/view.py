@@ -1,4 +1,4 @@
-"""What `top` shows, as plain values: pages and NVML put together by GPU. Pure: reads nothing, asks nobody for the time."""
+"""What `top` shows, as plain values: pages and NVML put together by GPU. Reads nothing, and gets the time as an argument."""
 
 from __future__ import annotations
 

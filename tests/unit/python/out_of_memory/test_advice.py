@@ -16,7 +16,7 @@ from torch_memory_saver.holders import DeviceLedger, Ledger, LedgerLine, LedgerP
 GIB = 1 << 30
 TOTAL = 80 * GIB
 #: Linux gives no process a larger number than 2^22.
-NOBODY = (1 << 22) + 1
+NO_PROCESS = (1 << 22) + 1
 MANAGED = LedgerLine(
     "managed",
     "managed, resident",
@@ -34,7 +34,7 @@ OTHERS = LedgerLine(
     "processes",
     "other processes",
     50 * GIB,
-    parts=(LedgerPart(f"pid {NOBODY}", 50 * GIB), LedgerPart(f"pid {NOBODY + 1}", None)),
+    parts=(LedgerPart(f"pid {NO_PROCESS}", 50 * GIB), LedgerPart(f"pid {NO_PROCESS + 1}", None)),
 )
 
 

@@ -11,7 +11,8 @@ import pytest
 from torch_memory_saver._processes import names
 from torch_memory_saver._processes.names import command_name, cut, printable, user_of, width_of
 
-NOBODY = 4194305  # beyond the largest number of a process
+#: Linux numbers processes up to 2^22.
+NO_PROCESS = (1 << 22) + 1
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,7 @@ def test_widths() -> None:
 def test_the_name_and_the_user_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     with open("/proc/self/comm", encoding="utf-8") as file:
         assert command_name(os.getpid()) == file.read().strip()
-    assert (command_name(NOBODY), user_of(NOBODY)) == ("", "")
+    assert (command_name(NO_PROCESS), user_of(NO_PROCESS)) == ("", "")
     names._name_of_user.cache_clear()
     monkeypatch.setattr(pwd, "getpwuid", lambda uid: SimpleNamespace(pw_name=f"user {uid}\x1b"))
     assert user_of(os.getpid()) == f"user {os.getuid()}?"

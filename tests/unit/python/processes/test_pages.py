@@ -114,7 +114,7 @@ def test_what_is_no_page_of_this_release_is_named_and_stays(tmp_path: Path, monk
             fcntl.flock(file, fcntl.LOCK_EX)
             assert "format 2" in read_pages(tmp_path).unreadable[str(other)]
         assert read_pages(tmp_path).unreadable == {} and not other.exists(), "its process has ended"
-        assert not short.exists(), "nobody is making it any more"
+        assert not short.exists(), "no process is making it any more"
         monkeypatch.setattr(pages, "_own_boot_id", lambda: bytes(16))
         assert "of another machine or boot" in read_pages(tmp_path).unreadable[str(job.page)]
 

@@ -48,7 +48,7 @@ def test_libraries_are_lines_in_preload_mode(
     assert sum(line.bytes or 0 for line in ledger[0].lines) == 100 * MIB
     assert ledger[0].of("processes")[0].bytes == (100 - 30 - 15) * MIB
     assert ledger.remarks == ("liblost.so holds 9 bytes in 2 allocations on a device that is not known.",)
-    monkeypatch.setattr(layer, "_torch_cuda", None)  # nobody else tells what PyTorch has
+    monkeypatch.setattr(layer, "_torch_cuda", None)  # no other source knows what PyTorch holds
     assert saver.ledger()[0].of("library")[0].name == "libc10_cuda.so"
     libraries.clear()
     (line,) = saver.ledger()[0].of("library")
