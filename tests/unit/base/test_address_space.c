@@ -1,0 +1,160 @@
+/* Guards address_space.c: pieces do not overlap, lie side by side, become one again, and are found in constant time. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "base/address_space.h"
+
+#define MIB     ((uint64_t)1 << 20)
+#define GRANULE (2 * MIB)
+enum { PIECES = 500, OPERATIONS = 50000, COMPARED_MOST = 16 };
+
+static uint32_t random_state;
+static uint32_t random_below(uint32_t limit) {
+    random_state = random_state * 1664525u + 1013904223u;
+    return (uint32_t)(((uint64_t)random_state * limit) >> 32);
+}
+
+/* Stands in for the driver: never the same addresses twice. */
+static uint64_t reserve(uint64_t bytes) {
+    static uint64_t next = (uint64_t)1 << 40;
+    uint64_t begin = next;
+    next += bytes + GRANULE;
+    return begin;
+}
+
+static tms_piece_t *take(tms_space_t *space, uint64_t bytes) {
+    if (!tms_space_has_room(space, bytes)) {
+        uint64_t size = tms_space_growth(space, bytes);
+        assert_non_null(tms_space_add(space, reserve(size), size));
+    }
+    tms_piece_t *piece = tms_space_take(space, bytes);
+    assert_non_null(piece);
+    assert_int_equal(tms_piece_bytes(piece), bytes);
+    return piece;
+}
+
+static void give_back(tms_piece_t *piece) {
+    tms_range_t *empty = tms_space_give_back(piece);
+    if (empty) tms_space_remove(empty);
+}
+
+/* The pieces of a range: without gaps, no two free ones side by side. Returns the bytes in use. */
+static uint64_t check_range(const tms_range_t *range) {
+    uint64_t at = range->node.begin, used = 0;
+    size_t in_use = 0;
+    const tms_piece_t *before = NULL;
+    for (const tms_piece_t *piece = range->first; piece; before = piece, piece = piece->after) {
+        assert_int_equal(piece->begin, at);
+        assert_true(piece->end > piece->begin);
+        assert_ptr_equal(piece->before, before);
+        assert_ptr_equal(piece->range, range);
+        assert_false(before && !before->in_use && !piece->in_use);
+        if (piece->in_use) in_use++, used += tms_piece_bytes(piece);
+        at = piece->end;
+    }
+    assert_int_equal(at, range->node.end);
+    assert_int_equal(range->in_use, in_use);
+    return used;
+}
+
+static void pieces_lie_side_by_side(void **state) {
+    (void)state;
+    tms_space_t space = {.reserved_bytes = 0};
+    tms_piece_t *pieces[64];
+    for (int i = 0; i < 64; i++) pieces[i] = take(&space, 16 * MIB);
+    int neighbours = 0;
+    for (int i = 1; i < 64; i++) neighbours += pieces[i]->begin == pieces[i - 1]->end;
+    assert_int_equal(neighbours, 63 - 6); /* ranges of 1, 1, 2, 4, 8, 16 and 32 pieces */
+    assert_int_equal(space.reserved_bytes, 64 * 16 * MIB);
+    for (int i = 0; i < 64; i++) give_back(pieces[i]);
+    assert_int_equal(space.reserved_bytes, 0);
+    assert_int_equal(space.in_use_bytes, 0);
+}
+
+static void growth_is_bounded(void **state) {
+    (void)state;
+    tms_space_t space = {.reserved_bytes = 0};
+    assert_int_equal(tms_space_growth(&space, GRANULE), GRANULE);
+    space.reserved_bytes = 8 * MIB;
+    assert_int_equal(tms_space_growth(&space, GRANULE), 8 * MIB);
+    assert_int_equal(tms_space_growth(&space, 16 * MIB), 16 * MIB);
+    assert_int_equal(tms_space_growth(&space, TMS_SPACE_ALONE_BYTES), TMS_SPACE_ALONE_BYTES);
+    space.reserved_bytes = 4 * TMS_SPACE_RANGE_MOST_BYTES;
+    assert_int_equal(tms_space_growth(&space, GRANULE), TMS_SPACE_RANGE_MOST_BYTES);
+    assert_int_equal(tms_space_growth(&space, 2 * TMS_SPACE_ALONE_BYTES), 2 * TMS_SPACE_ALONE_BYTES);
+}
+
+static void a_hole_is_used_again(void **state) {
+    (void)state;
+    tms_space_t space = {.reserved_bytes = 0};
+    assert_non_null(tms_space_add(&space, reserve(64 * MIB), 64 * MIB));
+    tms_piece_t *first = take(&space, 8 * MIB), *second = take(&space, 4 * MIB), *third = take(&space, 2 * MIB);
+    const uint64_t hole = second->begin;
+    assert_null(tms_space_give_back(second));
+    second = take(&space, 4 * MIB);
+    assert_int_equal(second->begin, hole);
+    give_back(first);
+    give_back(second);
+    first = take(&space, 12 * MIB); /* both holes became one */
+    assert_int_equal(first->end, third->begin);
+    give_back(first);
+    give_back(third);
+    assert_int_equal(space.reserved_bytes, 0);
+}
+
+static void random_operations(void **state) {
+    (void)state;
+    random_state = 27;
+    tms_space_t space = {.reserved_bytes = 0};
+    tms_piece_t *pieces[PIECES] = {NULL};
+    uint64_t most = 0, used = 0;
+    for (int i = 0; i < OPERATIONS; i++) {
+        uint32_t slot = random_below(PIECES);
+        const uint64_t steps = space.steps;
+        if (pieces[slot]) {
+            used -= tms_piece_bytes(pieces[slot]);
+            give_back(pieces[slot]);
+            pieces[slot] = NULL;
+        } else {
+            pieces[slot] = take(&space, GRANULE * (1 + random_below(random_below(4) ? 10 : 200)));
+            used += tms_piece_bytes(pieces[slot]);
+            (void)check_range(pieces[slot]->range);
+        }
+        if (used > most) most = used;
+        assert_int_equal(space.in_use_bytes, used);
+        assert_true(space.steps - steps <= 3 * COMPARED_MOST); /* two looks for room, and a take */
+    }
+    for (uint32_t i = 0; i < PIECES; i++) {
+        if (pieces[i]) give_back(pieces[i]);
+    }
+    assert_int_equal(space.reserved_bytes, 0);
+    assert_true(most > 0);
+}
+
+static void many_spaces_of_one_piece(void **state) {
+    (void)state;
+    enum { SPACES = 50000 };
+    uint64_t reserved = 0;
+    for (int i = 0; i < SPACES; i++) {
+        tms_space_t space = {.reserved_bytes = 0};
+        tms_piece_t *piece = take(&space, GRANULE);
+        reserved += space.reserved_bytes;
+        give_back(piece);
+    }
+    assert_int_equal(reserved, SPACES * GRANULE);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(pieces_lie_side_by_side),  cmocka_unit_test(growth_is_bounded),
+        cmocka_unit_test(a_hole_is_used_again),     cmocka_unit_test(random_operations),
+        cmocka_unit_test(many_spaces_of_one_piece),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
