@@ -34,29 +34,23 @@ uint64_t tms_space_growth(const tms_space_t *space, uint64_t bytes) {
     return size > bytes ? size : bytes;
 }
 
-tms_range_t *tms_space_add(tms_space_t *space, uint64_t begin, uint64_t bytes) {
-    tms_range_t *range = calloc(1, sizeof *range);
+bool tms_space_add(tms_space_t *space, tms_range_t *range) {
     tms_piece_t *piece = calloc(1, sizeof *piece);
-    if (!range || !piece) {
-        free(range);
-        free(piece);
-        return NULL;
-    }
-    range->node.begin = piece->begin = begin;
-    range->node.end = piece->end = begin + bytes;
+    if (!piece) return false;
+    *piece = (tms_piece_t){.begin = range->node.begin, .end = range->node.end, .range = range};
     range->space = space;
     range->first = piece;
-    piece->range = range;
-    space->reserved_bytes += bytes;
+    space->reserved_bytes += tms_piece_bytes(piece);
     push(piece);
-    return range;
+    return true;
 }
 
 void tms_space_remove(tms_range_t *range) {
-    range->space->reserved_bytes -= range->node.end - range->node.begin;
+    range->space->reserved_bytes -= tms_piece_bytes(range->first);
     pop(range->first);
     free(range->first);
-    free(range);
+    range->first = NULL;
+    range->space = NULL;
 }
 
 /* ---- pieces ---- */

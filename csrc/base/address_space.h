@@ -9,7 +9,7 @@
  * reserves at most twice what it ever had in use, and few ranges hold many pieces. A piece of TMS_SPACE_ALONE_BYTES or more
  * gets a range of its own size.
  *
- * Every call needs the lock of the owner. */
+ * The owner embeds the ranges in its own values. Every call needs its lock. */
 #ifndef TMS_ADDRESS_SPACE_H
 #define TMS_ADDRESS_SPACE_H
 
@@ -48,9 +48,10 @@ typedef struct tms_space {
 
 /* The size of the range to add for a piece of `bytes` that found no room. */
 uint64_t tms_space_growth(const tms_space_t *space, uint64_t bytes);
-/* Adds a range that the owner has reserved, all of it free. NULL: out of host memory, and the caller keeps the addresses. */
-tms_range_t *tms_space_add(tms_space_t *space, uint64_t begin, uint64_t bytes);
-/* Removes and forgets a range without pieces in use. The caller has its addresses again. */
+/* Adds a range whose node has the addresses that the owner has reserved, all of them free; the rest of it is 0. False: out of
+ * host memory. */
+bool tms_space_add(tms_space_t *space, tms_range_t *range);
+/* Removes a range without pieces in use. */
 void tms_space_remove(tms_range_t *range);
 
 /* Whether there is a free piece of `bytes` or more. */
