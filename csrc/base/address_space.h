@@ -48,8 +48,8 @@ typedef struct tms_space {
 
 /* The size of the range to add for a piece of `bytes` that found no room. */
 uint64_t tms_space_growth(const tms_space_t *space, uint64_t bytes);
-/* Adds a range whose node has the addresses that the owner has reserved, all of them free; the rest of it is 0. False: out of
- * host memory. */
+/* Adds a range whose node has the addresses that the owner has reserved, all of them free; the rest of it is 0. False: out
+ * of host memory. */
 bool tms_space_add(tms_space_t *space, tms_range_t *range);
 /* Removes a range without pieces in use. */
 void tms_space_remove(tms_range_t *range);

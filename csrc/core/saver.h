@@ -60,7 +60,10 @@ typedef struct tms_saver {
     tms_registry_t registry;
     tms_capture_t capture;
     tms_segment_t *deferred;           /* deferred frees: mapped, not in the registry */
-    tms_registry_t quarantined_ranges; /* quarantined segments whose address range the driver failed to free */
+    struct tms_kind *kinds;            /* of address ranges (allocation/ranges.h) */
+    struct tms_kind *page_kinds;       /* those of guard pages */
+    tms_registry_t ranges;             /* reserved address ranges */
+    tms_registry_t quarantined_ranges; /* those that the driver failed to free */
     tms_quarantine_t quarantine;
     tms_device_locks_t device_locks;
     tms_descriptors_t descriptors; /* of exported memory; has its own lock */

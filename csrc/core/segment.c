@@ -7,26 +7,6 @@ uint64_t tms_segment_round(uint64_t bytes, size_t granularity) {
     return bytes > UINT64_MAX - missing ? 0 : bytes + missing;
 }
 
-tms_status_t tms_segment_reserve(tms_segment_t *segment, const tms_driver_table_t *driver, uint64_t reserved,
-                                 const tms_error_context_t *context, tms_error_t *error) {
-    CUdeviceptr address = 0;
-    tms_status_t status = TMS_DRIVER_CALL(driver, context, error, cuMemAddressReserve, &address, reserved, 0, 0, 0);
-    if (status != TMS_OK) return status;
-    segment->node.begin = address;
-    segment->node.end = address + reserved;
-    segment->has_range = true;
-    return TMS_OK;
-}
-
-tms_status_t tms_segment_unreserve(tms_segment_t *segment, const tms_driver_table_t *driver,
-                                   const tms_error_context_t *context, tms_error_t *error) {
-    if (!segment->has_range) return TMS_OK;
-    tms_status_t status = TMS_DRIVER_CALL(driver, context, error, cuMemAddressFree, tms_segment_address(segment),
-                                          tms_segment_reserved(segment));
-    if (status == TMS_OK) segment->has_range = false;
-    return status;
-}
-
 static tms_status_t set_access(tms_segment_t *segment, const tms_driver_table_t *driver, tms_device_mask_t devices,
                                CUmemAccess_flags flags, const tms_error_context_t *context, tms_error_t *error) {
     CUmemAccessDesc access[TMS_MAX_DEVICES];

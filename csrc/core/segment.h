@@ -8,6 +8,7 @@
 #define TMS_SEGMENT_H
 
 #include "backup/backup.h"
+#include "base/address_space.h"
 #include "base/descriptors.h"
 #include "base/quarantine.h"
 #include "base/registry.h"
@@ -28,17 +29,16 @@ typedef struct tms_segment {
     tms_registry_node_t node;      /* first: [address, address + reserved size) */
     tms_quarantined_t quarantined; /* used once it has been freed */
     tms_quiesced_t quiesced;       /* likewise: for the next attempt to unmap it */
+    tms_piece_t *piece;            /* its addresses (allocation/ranges.h) */
     uint64_t bytes;                /* requested size */
     int device;
     tms_segment_state_t state;
-    bool has_range;            /* the address range must be freed */
-    bool mapped;               /* `handle` is mapped and accessible */
-    bool has_handle;           /* `handle` must be released */
-    bool free_requested;       /* freed while a call owned it: that call finishes the free */
-    bool range_is_quarantined; /* its node is in the saver's `quarantined_ranges`; under the saver's lock */
-    bool exclusive;            /* holds one count of its device's lock (device_lock.h) */
-    bool only_preserved;       /* the last pause has kept preserved blocks only */
-    tms_contents_t contents;   /* for callers; nothing here depends on it */
+    bool mapped;             /* `handle` is mapped and accessible */
+    bool has_handle;         /* `handle` must be released */
+    bool free_requested;     /* freed while a call owned it: that call finishes the free */
+    bool exclusive;          /* holds one count of its device's lock (device_lock.h) */
+    bool only_preserved;     /* the last pause has kept preserved blocks only */
+    tms_contents_t contents; /* for callers; nothing here depends on it */
     CUmemGenericAllocationHandle handle;
     tms_descriptor_t exported;    /* of `handle`, once it has been exported (export.h); closed when the memory goes */
     uint64_t generation;          /* of that export: its number in the process */
@@ -72,13 +72,6 @@ static inline bool tms_segment_is_settled(const tms_segment_t *segment) {
 
 /* `bytes` rounded up to the device's granularity, or 0 if that would overflow. */
 uint64_t tms_segment_round(uint64_t bytes, size_t granularity);
-
-/* Reserves the address range of `reserved` bytes (a multiple of the granularity) and sets node.begin and node.end. */
-tms_status_t tms_segment_reserve(tms_segment_t *segment, const tms_driver_table_t *driver, uint64_t reserved,
-                                 const tms_error_context_t *context, tms_error_t *error);
-/* Frees the address range, if it has one. The segment must not be mapped. */
-tms_status_t tms_segment_unreserve(tms_segment_t *segment, const tms_driver_table_t *driver,
-                                   const tms_error_context_t *context, tms_error_t *error);
 
 /* Creates physical memory. The segment must have none. */
 tms_status_t tms_segment_create(tms_segment_t *segment, const tms_driver_table_t *driver, const tms_device_table_t *devices,

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "core/allocation/ranges.h"
 #include "core/allocation/reclaim.h"
 #include "core/allocation/retire.h"
 #include "core/inspect.h"
@@ -73,14 +74,9 @@ static tms_status_t make_segment(tms_saver_t *saver, const tms_region_t *region,
     segment->device = context->device;
     segment->tag = region->tag;
     segment->backup = (tms_backup_t){.kind = region->backup, .policy = region->host_policy, .bytes = bytes};
-    tms_status_t status = tms_segment_reserve(segment, driver, reserved, context, error);
+    tms_status_t status = tms_ranges_take(saver, segment, reserved, driver, context, error);
     if (status != TMS_OK) {
         free(segment);
-        return status;
-    }
-    status = tms_saver_claim_range(saver, segment, context, error);
-    if (status != TMS_OK) {
-        free(segment); /* not the range, which another segment owns */
         return status;
     }
     status = populate(saver, segment, driver, devices, context, error);

@@ -3,6 +3,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 
+#include "core/allocation/ranges.h"
 #include "core/captures.h"
 
 /* ---- guard pages ---- */
@@ -14,103 +15,45 @@ void tms_saver_drop_guard(tms_saver_t *saver, int device) {
     if (page) tms_saver_dispose(saver, page, tms_quiesced_never_handed_out());
 }
 
-/* The guard page is not mapped at the segment's addresses any more. */
-static void note_unguarded(tms_saver_t *saver, const tms_segment_t *segment, uint64_t bytes) {
-    if (bytes == 0) return;
-    tms_stats_subtract(&saver->stats.guarded_bytes, bytes);
-    tms_saver_drop_guard(saver, segment->device);
-}
-
 tms_status_t tms_saver_unguard(tms_saver_t *saver, tms_segment_t *segment, tms_quiesced_t quiesced,
                                const tms_error_context_t *context, tms_error_t *error) {
     const tms_driver_table_t *driver = atomic_load(&saver->devices->driver->table);
     uint64_t bytes = segment->guarded;
     tms_status_t status = tms_segment_unguard(segment, quiesced, driver, context, error);
-    if (status == TMS_OK) note_unguarded(saver, segment, bytes);
-    return status;
+    if (status != TMS_OK || bytes == 0) return status;
+    tms_stats_subtract(&saver->stats.guarded_bytes, bytes);
+    tms_saver_drop_guard(saver, segment->device);
+    return TMS_OK;
 }
 
 /* ---- quarantined segments ---- */
 
-/* Releases the memory and the address range of a segment. False: the segment's flags show what is left. */
+/* Releases the memory and the addresses of a segment. False: the segment's flags show what is left. */
 static bool release_memory(tms_saver_t *saver, tms_segment_t *segment, tms_quiesced_t quiesced, tms_error_t *error) {
     tms_error_context_t context = tms_saver_context("free", segment);
     const tms_driver_table_t *driver = atomic_load(&saver->devices->driver->table);
     tms_status_t status = tms_saver_unguard(saver, segment, quiesced, &context, error);
     if (status == TMS_OK) status = tms_segment_depopulate(segment, quiesced, driver, &context, error);
-    if (status == TMS_OK) status = tms_segment_unreserve(segment, driver, &context, error);
-    return status == TMS_OK || tms_driver_is_gone(error);
+    bool released = status == TMS_OK || tms_driver_is_gone(error);
+    if (released || (!segment->mapped && segment->guarded == 0)) tms_ranges_give_back(saver, segment);
+    return released;
 }
 
-/* The range belongs to another segment now, with all that is mapped there. Returns the bytes that were guarded. */
-static uint64_t give_up_range(tms_segment_t *segment) {
-    uint64_t guarded = segment->guarded;
-    segment->has_range = segment->mapped = false;
-    segment->guarded = 0;
-    return guarded;
-}
-
-/* Adds the range of a segment to the quarantined ranges, and returns what the segment holds. If another allocation has the
- * range, the driver freed it although it reported a failure: the segment then gives up the range. */
-static tms_quarantine_mask_t quarantine_range(tms_saver_t *saver, tms_segment_t *segment) {
-    uint64_t guarded = 0;
-    pthread_mutex_lock(&saver->lock);
-    if (segment->has_range && tms_registry_overlapping(&saver->registry, segment->node.begin, segment->node.end))
-        guarded = give_up_range(segment);
-    if (segment->has_range) {
-        tms_registry_insert(&saver->quarantined_ranges, &segment->node);
-        segment->range_is_quarantined = true;
-    }
-    pthread_mutex_unlock(&saver->lock);
-    note_unguarded(saver, segment, guarded);
-    return (segment->has_handle ? TMS_QUARANTINE_BIT(HANDLE) : 0) |
-           (segment->range_is_quarantined ? TMS_QUARANTINE_BIT(RANGE) : 0);
-}
-
-/* Removes the range before a retry: once the driver has freed it, another thread may reserve it. */
-static void take_from_quarantine(tms_saver_t *saver, tms_segment_t *segment) {
-    uint64_t guarded = 0;
-    pthread_mutex_lock(&saver->lock);
-    if (segment->range_is_quarantined) {
-        tms_registry_remove(&saver->quarantined_ranges, &segment->node);
-        segment->range_is_quarantined = false;
-    } else {
-        guarded = give_up_range(segment); /* another segment owns it: tms_saver_claim_range */
-    }
-    pthread_mutex_unlock(&saver->lock);
-    note_unguarded(saver, segment, guarded);
+/* What a segment holds that the driver failed to release. */
+static tms_quarantine_mask_t held_by(const tms_segment_t *segment) {
+    return (segment->has_handle ? TMS_QUARANTINE_BIT(HANDLE) : 0) | (segment->piece ? TMS_QUARANTINE_BIT(RANGE) : 0);
 }
 
 static tms_quarantine_mask_t retry(tms_quarantined_t *node) {
     tms_segment_t *segment = (tms_segment_t *)(void *)((char *)node - offsetof(tms_segment_t, quarantined));
     tms_saver_t *saver = node->context;
     tms_error_t reason;
-    take_from_quarantine(saver, segment);
     if (release_memory(saver, segment, segment->quiesced, &reason)) {
         free(segment);
         return 0;
     }
     tms_log_recurring(saver->log, TMS_LOG_QUARANTINED, TMS_LOG_WARNING, &reason, "It is still quarantined.");
-    tms_quarantine_mask_t holds = quarantine_range(saver, segment);
-    if (!holds) free(segment);
-    return holds;
-}
-
-tms_status_t tms_saver_claim_range(tms_saver_t *saver, const tms_segment_t *segment, const tms_error_context_t *context,
-                                   tms_error_t *error) {
-    uint64_t begin = segment->node.begin, end = segment->node.end;
-    tms_registry_node_t *lost;
-    pthread_mutex_lock(&saver->lock);
-    bool in_use = tms_registry_overlapping(&saver->registry, begin, end) != NULL;
-    while (!in_use && (lost = tms_registry_overlapping(&saver->quarantined_ranges, begin, end))) {
-        tms_registry_remove(&saver->quarantined_ranges, lost);
-        tms_segment_of(lost)->range_is_quarantined = false;
-    }
-    pthread_mutex_unlock(&saver->lock);
-    return in_use ? tms_error_set(error, TMS_DRIVER, context,
-                                  "the driver reserved the addresses from 0x%llx to 0x%llx, which are already in use",
-                                  (unsigned long long)begin, (unsigned long long)end)
-                  : TMS_OK;
+    return held_by(segment);
 }
 
 /* ---- frees ---- */
@@ -132,13 +75,8 @@ void tms_saver_dispose(tms_saver_t *saver, tms_segment_t *segment, tms_quiesced_
     }
     tms_log_recurring(saver->log, TMS_LOG_QUARANTINED, TMS_LOG_ERROR, &reason,
                       "It is quarantined; later calls retry its release.");
-    tms_quarantine_mask_t holds = quarantine_range(saver, segment);
-    if (!holds) {
-        free(segment);
-        return;
-    }
     segment->quiesced = quiesced;
-    segment->quarantined = (tms_quarantined_t){.retry = retry, .context = saver, .holds = holds};
+    segment->quarantined = (tms_quarantined_t){.retry = retry, .context = saver, .holds = held_by(segment)};
     tms_quarantine_add(&saver->quarantine, &segment->quarantined);
 }
 

@@ -35,9 +35,5 @@ tms_use_t tms_saver_await_users(tms_saver_t *saver, const tms_segment_t *segment
 /* Releases the lock count of a segment that was resumed with exclusive=True. Called after its memory was released, so that a
  * process that waits for the lock finds memory. Memory that the driver fails to release does not keep the lock. */
 void tms_saver_release_lock(tms_saver_t *saver, tms_segment_t *segment);
-/* Checks that the range just reserved for a segment overlaps no other segment. If a quarantined segment has the range, the
- * driver freed it although it reported a failure, and that segment gives it up. */
-tms_status_t tms_saver_claim_range(tms_saver_t *saver, const tms_segment_t *segment, const tms_error_context_t *context,
-                                   tms_error_t *error);
 
 #endif

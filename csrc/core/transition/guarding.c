@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "core/allocation/ranges.h"
 #include "core/allocation/retire.h"
 
 /* ---- the page ---- */
@@ -29,10 +30,9 @@ static tms_status_t make_page(tms_transition_t *t, int device, tms_tag_t *tag, t
     tms_segment_t *page = calloc(1, sizeof *page);
     if (!page) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
     *page = (tms_segment_t){.bytes = bytes, .device = device, .tag = tag, .state = TMS_SEGMENT_ACTIVE};
-    tms_status_t status = tms_segment_reserve(page, t->driver, bytes, context, error);
-    if (status == TMS_OK) status = tms_saver_claim_range(t->saver, page, context, error);
+    tms_status_t status = tms_ranges_take_page(t->saver, page, bytes, t->driver, context, error);
     if (status != TMS_OK) {
-        free(page); /* not the range, which was not reserved or belongs to another segment */
+        free(page);
         return status;
     }
     status = tms_segment_populate(page, t->driver, t->devices, 0, context, error);

@@ -4,6 +4,17 @@
 
 static const tms_error_context_t CONTEXT = {.operation = "test", .device = 0};
 
+/* Addresses of the driver's, which a range of the saver would have. */
+static void reserve(fixture_t *f, tms_segment_t *segment, uint64_t bytes) {
+    CUdeviceptr address = 0;
+    assert_int_equal(f->cuda->cuMemAddressReserve(&address, bytes, 0, 0, 0), CUDA_SUCCESS);
+    segment->node.begin = address;
+    segment->node.end = address + bytes;
+}
+static void unreserve(fixture_t *f, const tms_segment_t *segment) {
+    assert_int_equal(f->cuda->cuMemAddressFree(tms_segment_address(segment), tms_segment_reserved(segment)), CUDA_SUCCESS);
+}
+
 static void sizes_are_rounded_up_without_overflow(void **state) {
     (void)state;
     const uint64_t granularity = 2 * MIB;
@@ -18,7 +29,7 @@ static void a_segment_goes_through_its_life_cycle(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_segment_t segment = {.device = 0};
-    ASSERT_OK(tms_segment_reserve(&segment, f->cuda, 4 * MIB, &CONTEXT, &error), error);
+    reserve(f, &segment, 4 * MIB);
     assert_int_equal(tms_segment_reserved(&segment), 4 * MIB);
     uint64_t address = tms_segment_address(&segment);
     for (uint32_t cycle = 0; cycle < 3; cycle++) {
@@ -32,7 +43,7 @@ static void a_segment_goes_through_its_life_cycle(void **state) {
         assert_false(segment.mapped || segment.has_handle);
         assert_int_equal(physical_bytes(0), 0);
     }
-    ASSERT_OK(tms_segment_unreserve(&segment, f->cuda, &CONTEXT, &error), error);
+    unreserve(f, &segment);
 }
 
 static void a_failed_populate_is_undone(void **state) {
@@ -40,7 +51,7 @@ static void a_failed_populate_is_undone(void **state) {
     const char *calls[] = {"cuMemCreate", "cuMemMap", "cuMemSetAccess"};
     tms_error_t error;
     tms_segment_t segment = {.device = 0};
-    ASSERT_OK(tms_segment_reserve(&segment, f->cuda, 2 * MIB, &CONTEXT, &error), error);
+    reserve(f, &segment, 2 * MIB);
     for (size_t i = 0; i < 3; i++) {
         simulator()->fail_after(calls[i], 0, 1, CUDA_ERROR_UNKNOWN);
         assert_int_equal(tms_segment_populate(&segment, f->cuda, f->topology, 0, &CONTEXT, &error), TMS_DRIVER);
@@ -48,14 +59,14 @@ static void a_failed_populate_is_undone(void **state) {
         assert_false(segment.mapped || segment.has_handle);
         assert_int_equal(physical_bytes(0), 0);
     }
-    ASSERT_OK(tms_segment_unreserve(&segment, f->cuda, &CONTEXT, &error), error);
+    unreserve(f, &segment);
 }
 
 static void flags_report_what_undo_could_not_do(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_segment_t segment = {.device = 0};
-    ASSERT_OK(tms_segment_reserve(&segment, f->cuda, 2 * MIB, &CONTEXT, &error), error);
+    reserve(f, &segment, 2 * MIB);
     simulator()->fail_after("cuMemSetAccess", 0, 1, CUDA_ERROR_UNKNOWN);
     simulator()->fail_after("cuMemUnmap", 0, 1, CUDA_ERROR_INVALID_VALUE);
     assert_int_equal(tms_segment_populate(&segment, f->cuda, f->topology, 0, &CONTEXT, &error), TMS_DRIVER);
@@ -67,14 +78,14 @@ static void flags_report_what_undo_could_not_do(void **state) {
     assert_true(!segment.mapped && segment.has_handle);
     ASSERT_OK(tms_segment_depopulate(&segment, tms_quiesced_never_handed_out(), f->cuda, &CONTEXT, &error), error);
     assert_false(segment.has_handle);
-    ASSERT_OK(tms_segment_unreserve(&segment, f->cuda, &CONTEXT, &error), error);
+    unreserve(f, &segment);
 }
 
 static void sharing_requests_only_missing_access(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_segment_t segment = {.device = 0};
-    ASSERT_OK(tms_segment_reserve(&segment, f->cuda, 2 * MIB, &CONTEXT, &error), error);
+    reserve(f, &segment, 2 * MIB);
     ASSERT_OK(tms_segment_populate(&segment, f->cuda, f->topology, 0, &CONTEXT, &error), error);
     simulator()->clear_counts();
     ASSERT_OK(tms_segment_share(&segment, f->cuda, 2, &CONTEXT, &error), error);
@@ -83,14 +94,14 @@ static void sharing_requests_only_missing_access(void **state) {
     assert_int_equal(segment.accessible, 3);
     ASSERT_OK(tms_segment_depopulate(&segment, tms_quiesced_never_handed_out(), f->cuda, &CONTEXT, &error), error);
     assert_int_equal(segment.accessible, 0);
-    ASSERT_OK(tms_segment_unreserve(&segment, f->cuda, &CONTEXT, &error), error);
+    unreserve(f, &segment);
 }
 
 static void a_segment_that_is_not_quiesced_stays_mapped(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_segment_t segment = {.device = 0};
-    ASSERT_OK(tms_segment_reserve(&segment, f->cuda, 2 * MIB, &CONTEXT, &error), error);
+    reserve(f, &segment, 2 * MIB);
     ASSERT_OK(tms_segment_populate(&segment, f->cuda, f->topology, 2, &CONTEXT, &error), error);
     simulator()->clear_counts();
     assert_int_equal(tms_segment_depopulate(&segment, tms_quiesced_devices_lost(1), f->cuda, &CONTEXT, &error),
@@ -98,7 +109,7 @@ static void a_segment_that_is_not_quiesced_stays_mapped(void **state) {
     assert_true(segment.mapped && segment.has_handle);
     assert_int_equal(simulator()->calls("cuMemUnmap"), 0);
     ASSERT_OK(tms_segment_depopulate(&segment, tms_quiesced_devices_lost(3), f->cuda, &CONTEXT, &error), error);
-    ASSERT_OK(tms_segment_unreserve(&segment, f->cuda, &CONTEXT, &error), error);
+    unreserve(f, &segment);
 }
 
 int main(void) {

@@ -1,0 +1,217 @@
+#include "core/allocation/ranges.h"
+
+#include <errno.h>
+#include <stddef.h>
+#include <stdlib.h>
+
+/* A range that is reserved, or quarantined. */
+typedef struct reserved {
+    tms_range_t range; /* first */
+    tms_quarantined_t quarantined;
+    bool in_quarantine; /* its node is in the saver's `quarantined_ranges`; under the saver's lock */
+} reserved_t;
+
+static reserved_t *reserved_of(tms_registry_node_t *node) { return (reserved_t *)(void *)node; }
+static uint64_t size_of(const reserved_t *it) { return it->range.node.end - it->range.node.begin; }
+
+/* ---- kinds ---- */
+
+typedef struct tms_kind {
+    tms_space_t space;
+    tms_backup_kind_t backup;
+    tms_host_policy_t policy;
+    int device;
+    struct tms_kind *next_of_list, *next;
+} tms_kind_t;
+
+/* Under the saver's lock. The kind of a segment on a list, made if it is new. NULL: out of host memory. */
+static tms_kind_t *find_kind(tms_saver_t *saver, tms_kind_t **list, const tms_segment_t *segment) {
+    for (tms_kind_t *kind = *list; kind; kind = kind->next_of_list) {
+        if (kind->backup == segment->backup.kind && kind->policy == segment->backup.policy &&
+            kind->device == segment->device)
+            return kind;
+    }
+    tms_kind_t *kind = calloc(1, sizeof *kind);
+    if (!kind) return NULL;
+    kind->backup = segment->backup.kind;
+    kind->policy = segment->backup.policy;
+    kind->device = segment->device;
+    kind->next_of_list = *list;
+    *list = kind;
+    kind->next = saver->kinds;
+    saver->kinds = kind;
+    return kind;
+}
+
+void tms_ranges_release(tms_saver_t *saver) {
+    for (tms_kind_t *next, *kind = saver->kinds; kind; kind = next) {
+        next = kind->next;
+        free(kind);
+    }
+    saver->kinds = NULL;
+}
+
+/* ---- back to the driver ---- */
+
+/* Under the saver's lock: the driver has given these addresses to a new range, so a quarantined one has lost them. */
+static bool claim(tms_saver_t *saver, const tms_registry_node_t *node) {
+    tms_registry_node_t *lost;
+    if (tms_registry_overlapping(&saver->ranges, node->begin, node->end)) return false;
+    while ((lost = tms_registry_overlapping(&saver->quarantined_ranges, node->begin, node->end))) {
+        tms_registry_remove(&saver->quarantined_ranges, lost);
+        reserved_of(lost)->in_quarantine = false;
+    }
+    return true;
+}
+
+/* Frees a range that no registry has. False: the driver failed, which *error says. */
+static bool free_addresses(tms_saver_t *saver, const reserved_t *it, tms_error_t *error) {
+    const tms_driver_table_t *driver = atomic_load(&saver->devices->driver->table);
+    const tms_error_context_t context = {
+        .operation = "free", .device = TMS_NO_DEVICE, .bytes = size_of(it), .address = it->range.node.begin};
+    tms_status_t status = TMS_DRIVER_CALL(driver, &context, error, cuMemAddressFree, it->range.node.begin, size_of(it));
+    return status == TMS_OK || tms_driver_is_gone(error);
+}
+
+/* Puts a range that the driver failed to free into the registry of those, unless another one has its addresses. */
+static bool set_aside(tms_saver_t *saver, reserved_t *it) {
+    pthread_mutex_lock(&saver->lock);
+    it->in_quarantine = !tms_registry_overlapping(&saver->ranges, it->range.node.begin, it->range.node.end);
+    if (it->in_quarantine) tms_registry_insert(&saver->quarantined_ranges, &it->range.node);
+    bool kept = it->in_quarantine;
+    pthread_mutex_unlock(&saver->lock);
+    return kept;
+}
+
+static tms_quarantine_mask_t retry(tms_quarantined_t *node) {
+    reserved_t *it = (reserved_t *)(void *)((char *)node - offsetof(reserved_t, quarantined));
+    tms_saver_t *saver = node->context;
+    tms_error_t reason;
+    /* Removed before: once the driver has freed it, another thread may reserve it. */
+    pthread_mutex_lock(&saver->lock);
+    bool owned = it->in_quarantine;
+    if (owned) tms_registry_remove(&saver->quarantined_ranges, &it->range.node);
+    it->in_quarantine = false;
+    pthread_mutex_unlock(&saver->lock);
+    if (!owned || free_addresses(saver, it, &reason)) {
+        free(it);
+        return 0;
+    }
+    tms_log_recurring(saver->log, TMS_LOG_QUARANTINED, TMS_LOG_WARNING, &reason, "It is still quarantined.");
+    if (set_aside(saver, it)) return TMS_QUARANTINE_BIT(RANGE);
+    free(it);
+    return 0;
+}
+
+static void free_range(tms_saver_t *saver, reserved_t *it) {
+    tms_error_t reason;
+    if (free_addresses(saver, it, &reason)) {
+        free(it);
+        return;
+    }
+    tms_log_recurring(saver->log, TMS_LOG_QUARANTINED, TMS_LOG_ERROR, &reason,
+                      "It is quarantined; later calls retry its release.");
+    if (!set_aside(saver, it)) {
+        free(it);
+        return;
+    }
+    it->quarantined = (tms_quarantined_t){.retry = retry, .context = saver, .holds = TMS_QUARANTINE_BIT(RANGE)};
+    tms_quarantine_add(&saver->quarantine, &it->quarantined);
+}
+
+void tms_ranges_give_back(tms_saver_t *saver, tms_segment_t *segment) {
+    if (!segment->piece) return;
+    pthread_mutex_lock(&saver->lock);
+    tms_range_t *range = tms_space_give_back(segment->piece);
+    if (range) {
+        tms_registry_remove(&saver->ranges, &range->node);
+        tms_space_remove(range);
+    }
+    pthread_mutex_unlock(&saver->lock);
+    segment->piece = NULL;
+    if (range) free_range(saver, (reserved_t *)range);
+}
+
+/* ---- from the driver ---- */
+
+/* Reserves a range, which no registry has yet. */
+static tms_status_t reserve(const tms_driver_table_t *driver, uint64_t bytes, reserved_t **made,
+                            const tms_error_context_t *context, tms_error_t *error) {
+    CUdeviceptr address = 0;
+    reserved_t *it = calloc(1, sizeof *it);
+    if (!it) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
+    tms_status_t status = TMS_DRIVER_CALL(driver, context, error, cuMemAddressReserve, &address, bytes, 0, 0, 0);
+    if (status != TMS_OK) {
+        free(it);
+        return status;
+    }
+    it->range.node.begin = address;
+    it->range.node.end = address + bytes;
+    *made = it;
+    return TMS_OK;
+}
+
+/* Under the saver's lock: a new range becomes one of the kind, and the segment gets its first piece. */
+static tms_status_t add(tms_saver_t *saver, tms_kind_t *kind, reserved_t *it, tms_segment_t *segment, uint64_t bytes,
+                        const tms_error_context_t *context, tms_error_t *error) {
+    if (!claim(saver, &it->range.node))
+        return tms_error_set(error, TMS_DRIVER, context,
+                             "the driver reserved the addresses from 0x%llx to 0x%llx, which are already in use",
+                             (unsigned long long)it->range.node.begin, (unsigned long long)it->range.node.end);
+    if (!tms_space_add(&kind->space, &it->range)) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
+    segment->piece = tms_space_take(&kind->space, bytes);
+    if (segment->piece) {
+        tms_registry_insert(&saver->ranges, &it->range.node);
+        return TMS_OK;
+    }
+    tms_space_remove(&it->range);
+    return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
+}
+
+static tms_status_t extend(tms_saver_t *saver, tms_kind_t *kind, tms_segment_t *segment, uint64_t bytes, uint64_t wanted,
+                           const tms_driver_table_t *driver, const tms_error_context_t *context, tms_error_t *error) {
+    reserved_t *it = NULL;
+    tms_status_t status = reserve(driver, wanted, &it, context, error);
+    if (status != TMS_OK && wanted > bytes) status = reserve(driver, bytes, &it, context, error);
+    if (status != TMS_OK) return status;
+    pthread_mutex_lock(&saver->lock);
+    status = add(saver, kind, it, segment, bytes, context, error);
+    pthread_mutex_unlock(&saver->lock);
+    if (status == TMS_OK) return status;
+    if (status == TMS_DRIVER)
+        free(it); /* not the addresses, which another range owns */
+    else
+        free_range(saver, it);
+    return status;
+}
+
+static tms_status_t take(tms_saver_t *saver, tms_kind_t **list, tms_segment_t *segment, uint64_t bytes,
+                         const tms_driver_table_t *driver, const tms_error_context_t *context, tms_error_t *error) {
+    uint64_t wanted = 0;
+    pthread_mutex_lock(&saver->lock);
+    tms_kind_t *kind = find_kind(saver, list, segment);
+    if (kind && tms_space_has_room(&kind->space, bytes))
+        segment->piece = tms_space_take(&kind->space, bytes);
+    else if (kind)
+        wanted = tms_space_growth(&kind->space, bytes);
+    pthread_mutex_unlock(&saver->lock);
+    tms_status_t status = TMS_OK;
+    if (wanted)
+        status = extend(saver, kind, segment, bytes, wanted, driver, context, error);
+    else if (!segment->piece)
+        status = tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
+    if (status != TMS_OK) return status;
+    segment->node.begin = segment->piece->begin;
+    segment->node.end = segment->piece->end;
+    return TMS_OK;
+}
+
+tms_status_t tms_ranges_take(tms_saver_t *saver, tms_segment_t *segment, uint64_t bytes, const tms_driver_table_t *driver,
+                             const tms_error_context_t *context, tms_error_t *error) {
+    return take(saver, &segment->tag->kinds, segment, bytes, driver, context, error);
+}
+
+tms_status_t tms_ranges_take_page(tms_saver_t *saver, tms_segment_t *page, uint64_t bytes, const tms_driver_table_t *driver,
+                                  const tms_error_context_t *context, tms_error_t *error) {
+    return take(saver, &saver->page_kinds, page, bytes, driver, context, error);
+}
