@@ -25,7 +25,7 @@ static void memory_that_the_driver_fails_to_release_is_quarantined_and_retried(v
         simulator()->fail_after(calls[i], 0, 1, CUDA_ERROR_UNKNOWN);
         assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
         tms_saver_counters(&f->saver, &counters);
-        assert_int_equal(counters.quarantined_ranges, 1);
+        assert_int_equal(counters.quarantined_ranges, i != 1); /* addresses where nothing is mapped go back */
         assert_int_equal(counters.quarantined_handles, i < 2);
         tms_saver_reclaim(&f->saver);
         assert_int_equal(physical_bytes(0), 0);
@@ -39,7 +39,7 @@ static void memory_refused_again_stays_quarantined(void **state) {
     tms_counters_t counters;
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     simulator()->fail_after("cuMemRelease", 0, 2, CUDA_ERROR_UNKNOWN);
-    simulator()->fail_after("cuMemAddressFree", 0, 1, CUDA_ERROR_UNKNOWN);
+    simulator()->fail_after("cuMemAddressFree", 0, 2, CUDA_ERROR_UNKNOWN);
     assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
     ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
     tms_saver_counters(&f->saver, &counters);
@@ -48,7 +48,7 @@ static void memory_refused_again_stays_quarantined(void **state) {
     ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
     tms_saver_counters(&f->saver, &counters);
     assert_int_equal(counters.quarantined_handles, 0);
-    assert_int_equal(counters.quarantined_ranges, 1);
+    assert_int_equal(counters.quarantined_ranges, 0);
     assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_NOT_MANAGED); /* no longer has an owner */
     ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
     assert_nothing_waits(&f->saver);

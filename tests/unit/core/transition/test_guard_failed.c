@@ -176,7 +176,7 @@ static void a_page_that_is_not_released_is_quarantined(void **state) {
         ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
         simulator()->fail_after(calls[i].call, calls[i].succeed, 1, CUDA_ERROR_UNKNOWN);
         ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
-        assert_int_equal(counters_of(f).quarantined_handles + counters_of(f).quarantined_ranges, i == 2 ? 1 : 2);
+        assert_int_equal(counters_of(f).quarantined_handles + counters_of(f).quarantined_ranges, i == 0 ? 2 : 1);
         ASSERT_OK(pause_tag(f, NULL, NULL, &error), error); /* releases it, and makes another */
         assert_int_equal(counters_of(f).quarantined_handles + counters_of(f).quarantined_ranges, 0);
         assert_int_equal(physical_bytes(0), PAGE);
