@@ -60,7 +60,8 @@ static void api_region_current(tms_region_settings_t *settings, int32_t *depth) 
     }
     tms_region_t region = tms_region_current(&state->regions, depth);
     *settings = (tms_region_settings_t){
-        .managed = region.managed, .backup = region.backup, .tag = region.tag->name, .host_policy = region.host_policy};
+        .managed = region.managed, .backup = region.backup, .tag = region.tag->name, .host_policy = region.host_policy,
+        .own_handles = region.own_handles};
 }
 
 static tms_status_t api_region_set(const tms_region_settings_t *settings, tms_error_t *error) {
@@ -71,6 +72,11 @@ static tms_status_t api_region_set(const tms_region_settings_t *settings, tms_er
 static tms_status_t api_pause(const tms_selection_t *selection, tms_report_t *report, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
     return state ? tms_transition_pause(&state->saver, selection, report, error) : TMS_OUT_OF_HOST_MEMORY;
+}
+
+static tms_status_t api_compact(const tms_selection_t *selection, tms_report_t *report, tms_error_t *error) {
+    tms_state_t *state = tms_state(error);
+    return state ? tms_transition_compact(&state->saver, selection, report, error) : TMS_OUT_OF_HOST_MEMORY;
 }
 
 static tms_status_t api_resume(const tms_selection_t *selection, tms_report_t *report, tms_error_t *error) {
@@ -365,6 +371,7 @@ const tms_api_t *tms_get_api(uint32_t version) {
         .page_path = tms_page_path,
         .page_directory = tms_page_directory,
         .get_ledger = api_get_ledger,
+        .compact = api_compact,
     };
     return version == TMS_API_VERSION ? &api : NULL;
 }

@@ -24,6 +24,7 @@
     X(TEXT, "TMS_DISK_BACKUP_DIR", "TMPDIR", disk_backup_directory, "/tmp", "a directory")                                  \
     X(MEGABYTES, "TMS_DISK_BACKUP_CHUNK_MB", NULL, disk_backup_chunk_bytes, "256", "a whole number from 1 to 2^40")         \
     X(TEXT, "TMS_LOCK_DIR", NULL, lock_directory, "", "a directory")                                                        \
+    X(BOOL, "TMS_RUNS", NULL, runs, "1", BOOL_ALLOWED)                                                                      \
     X(BOOL, "TMS_GUARD", NULL, guard, "0", BOOL_ALLOWED)                                                                    \
     X(EVENTS, "TMS_EVENTS", NULL, events, "4096", "a whole number from 0 to 2^20")                                          \
     X(BOOL, "TMS_SHARED_PAGE", NULL, shared_page, "1", BOOL_ALLOWED)                                                        \

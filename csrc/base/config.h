@@ -38,6 +38,8 @@ typedef struct tms_config {
     char *lock_directory;             /* TMS_LOCK_DIR: where `resume(exclusive=True)` keeps one lock file for each GPU.
                                          Unset means `/tmp/torch_memory_saver-<uid>`. All processes that take turns use the
                                          same directory and belong to the same user */
+    bool runs;                        /* TMS_RUNS: whether a resume backs neighbouring allocations by one physical handle; 0: each
+                                         has a handle of its own */
     bool guard;                       /* TMS_GUARD: guard mode, for debugging: paused memory reads as 0xFF, and so does what
                                          is resumed without contents */
     uint64_t events;                  /* TMS_EVENTS: how many events are kept; 0 turns them off */

@@ -10,6 +10,7 @@ typedef struct tms_region {
     tms_backup_kind_t backup;
     tms_host_policy_t host_policy;
     bool managed;
+    bool own_handles; /* its allocations are in no run with others (core/run.h) */
 } tms_region_t;
 
 #endif

@@ -77,6 +77,7 @@ tms_status_t tms_region_from_settings(tms_region_defaults_t *defaults, const tms
     *region = (tms_region_t){.tag = tag,
                              .backup = (tms_backup_kind_t)settings->backup,
                              .host_policy = (tms_host_policy_t)settings->host_policy,
+                             .own_handles = settings->own_handles != 0,
                              .managed = settings->managed != 0};
     return TMS_OK;
 }

@@ -90,7 +90,7 @@ typedef struct tms_region_settings {
     int32_t backup;      /* tms_backup_kind_t */
     const char *tag;     /* UTF-8, not empty. Copied (interned) by the callee; valid for ever in what is handed out */
     int32_t host_policy; /* tms_host_policy_t */
-    int32_t reserved;
+    int32_t own_handles; /* 1: each allocation has a physical handle of its own, also after a resume (core/run.h) */
 } tms_region_settings_t;
 
 /* A file descriptor of an allocation's physical memory, by which another process can map it.
@@ -338,6 +338,12 @@ typedef struct tms_api {
     int32_t (*page_directory)(char *path, size_t room);
     /* TMS_LEDGER: libraries that look up the driver's functions are counted where this is the ledger library. */
     int32_t (*get_ledger)(void);
+
+    /* Returns the slack of runs (core/run.h) to the driver: their allocations are paused with their contents in pinned host
+     * memory, and resumed. The contract is that of a pause. report->bytes is the slack that was returned; `allocations` and
+     * `copied_bytes` are those of the resume. Of the selection, `has_backup`, `exclusive`, `zero` and `timeout_seconds` are
+     * not read. If the resume fails, the allocations stay paused, and the message says so. */
+    tms_status_t (*compact)(const tms_selection_t *selection, tms_report_t *report, tms_error_t *error);
 } tms_api_t;
 
 /* The table of the library that exports it, or NULL if that library does not support `version`. */
