@@ -12,6 +12,7 @@
 #include "core/inspect.h"
 #include "core/peers.h"
 #include "core/transition/background.h"
+#include "core/transition/compact.h"
 #include "core/transition/pause.h"
 #include "core/transition/resume.h"
 #include "core/turn.h"

@@ -7,9 +7,14 @@ enum { COMPARED_MOST = 16, BITS = 64 };
 
 static int class_of(uint64_t bytes) { return BITS - 1 - __builtin_clzll(bytes); }
 
+static tms_piece_t **list_of(const tms_piece_t *piece) {
+    tms_space_t *space = piece->range->space;
+    return &(piece->backing ? &space->backed : &space->bare)->of[class_of(tms_piece_bytes(piece))];
+}
+
 static void push(tms_piece_t *piece) {
-    tms_piece_t **list = &piece->range->space->free[class_of(tms_piece_bytes(piece))];
-    piece->in_use = false;
+    tms_piece_t **list = list_of(piece);
+    piece->listed = true;
     piece->previous_free = NULL;
     piece->next_free = *list;
     if (*list) (*list)->previous_free = piece;
@@ -17,13 +22,13 @@ static void push(tms_piece_t *piece) {
 }
 
 static void pop(tms_piece_t *piece) {
-    tms_piece_t **list = &piece->range->space->free[class_of(tms_piece_bytes(piece))];
     if (piece->previous_free)
         piece->previous_free->next_free = piece->next_free;
     else
-        *list = piece->next_free;
+        *list_of(piece) = piece->next_free;
     if (piece->next_free) piece->next_free->previous_free = piece->previous_free;
     piece->previous_free = piece->next_free = NULL;
+    piece->listed = false;
 }
 
 /* ---- ranges ---- */
@@ -56,8 +61,8 @@ void tms_space_remove(tms_range_t *range) {
 /* ---- pieces ---- */
 
 /* The smallest of the compared pieces of the class that is large enough, or NULL. */
-static tms_piece_t *compare(tms_space_t *space, uint64_t bytes) {
-    tms_piece_t *best = NULL, *piece = space->free[class_of(bytes)];
+static tms_piece_t *compare(tms_space_t *space, tms_piece_t *piece, uint64_t bytes) {
+    tms_piece_t *best = NULL;
     for (int compared = 0; piece && compared < COMPARED_MOST; compared++, piece = piece->next_free) {
         space->steps++;
         uint64_t size = tms_piece_bytes(piece);
@@ -66,56 +71,98 @@ static tms_piece_t *compare(tms_space_t *space, uint64_t bytes) {
     return best;
 }
 
-static tms_piece_t *find(tms_space_t *space, uint64_t bytes) {
-    tms_piece_t *piece = compare(space, bytes);
-    for (int i = class_of(bytes) + 1; i < TMS_SPACE_CLASSES && !piece; i++) piece = space->free[i];
+static tms_piece_t *find(tms_space_t *space, const tms_piece_lists_t *lists, uint64_t bytes) {
+    tms_piece_t *piece = compare(space, lists->of[class_of(bytes)], bytes);
+    for (int i = class_of(bytes) + 1; i < TMS_SPACE_CLASSES && !piece; i++) piece = lists->of[i];
     return piece;
 }
 
-bool tms_space_has_room(tms_space_t *space, uint64_t bytes) { return find(space, bytes) != NULL; }
+bool tms_space_has_room(tms_space_t *space, uint64_t bytes) { return find(space, &space->bare, bytes) != NULL; }
 
-tms_piece_t *tms_space_take(tms_space_t *space, uint64_t bytes) {
-    tms_piece_t *piece = find(space, bytes), *rest = NULL;
-    if (!piece) return NULL;
-    bool whole = tms_piece_bytes(piece) == bytes;
-    if (!whole && !(rest = calloc(1, sizeof *rest))) return NULL;
+/* Gives the first `bytes` of a listed piece to `owner`. */
+static tms_piece_t *cut(tms_piece_t *piece, uint64_t bytes, void *owner) {
+    tms_piece_t *rest = NULL;
+    if (tms_piece_bytes(piece) > bytes && !(rest = calloc(1, sizeof *rest))) return NULL;
     pop(piece);
     if (rest) {
-        *rest = (tms_piece_t){
-            .begin = piece->begin + bytes, .end = piece->end, .range = piece->range, .before = piece, .after = piece->after};
+        *rest = (tms_piece_t){.begin = piece->begin + bytes,
+                              .end = piece->end,
+                              .range = piece->range,
+                              .before = piece,
+                              .after = piece->after,
+                              .backing = piece->backing};
         if (rest->after) rest->after->before = rest;
         piece->after = rest;
         piece->end = rest->begin;
         push(rest);
     }
-    piece->in_use = true;
-    piece->range->in_use++;
-    space->in_use_bytes += bytes;
+    piece->owner = owner;
     return piece;
 }
 
-/* Makes a free piece one with the free piece behind it. Both are on no list. */
-static void absorb_next(tms_piece_t *piece) {
+tms_piece_t *tms_space_take(tms_space_t *space, uint64_t bytes, void *owner) {
+    tms_piece_t *piece = find(space, &space->bare, bytes);
+    return piece ? cut(piece, bytes, owner) : NULL;
+}
+
+tms_piece_t *tms_space_take_backed(tms_space_t *space, uint64_t bytes, void *owner) {
+    tms_piece_t *piece = find(space, &space->backed, bytes);
+    piece = piece ? cut(piece, bytes, owner) : NULL;
+    if (piece) space->backed_bytes -= bytes;
+    return piece;
+}
+
+/* Whether two neighbours may become one. */
+static bool are_alike(const tms_piece_t *one, const tms_piece_t *other) {
+    return one->listed && other->listed && one->backing == other->backing;
+}
+
+/* Makes a listed piece one with its neighbour behind it, if they are alike. */
+static void join_next(tms_piece_t *piece) {
     tms_piece_t *next = piece->after;
+    if (!next || !are_alike(piece, next)) return;
+    pop(next);
+    pop(piece);
     piece->end = next->end;
     piece->after = next->after;
     if (piece->after) piece->after->before = piece;
     free(next);
+    push(piece);
 }
 
-tms_range_t *tms_space_give_back(tms_piece_t *piece) {
-    tms_range_t *range = piece->range;
-    range->in_use--;
-    range->space->in_use_bytes -= tms_piece_bytes(piece);
-    if (piece->after && !piece->after->in_use) {
-        pop(piece->after);
-        absorb_next(piece);
-    }
-    if (piece->before && !piece->before->in_use) {
-        piece = piece->before;
-        pop(piece);
-        absorb_next(piece);
-    }
+/* Lists a free piece, which becomes one with neighbours alike. Returns the piece that it is part of now. */
+static tms_piece_t *list(tms_piece_t *piece) {
     push(piece);
-    return range->in_use == 0 ? range : NULL;
+    join_next(piece);
+    if (!piece->before || !are_alike(piece->before, piece)) return piece;
+    piece = piece->before;
+    join_next(piece);
+    return piece;
+}
+
+void tms_space_give_back(tms_piece_t *piece, void *backing, bool listed) {
+    piece->owner = NULL;
+    piece->backing = backing;
+    if (backing) piece->range->space->backed_bytes += tms_piece_bytes(piece);
+    if (listed) (void)list(piece);
+}
+
+void tms_space_hold(tms_piece_t *first, uint64_t end) {
+    for (tms_piece_t *piece = first; piece && piece->begin < end; piece = piece->after) {
+        if (piece->listed) pop(piece);
+    }
+}
+
+void tms_space_unback(tms_piece_t *first, uint64_t end) {
+    for (tms_piece_t *piece = first; piece && piece->begin < end; piece = piece->after) {
+        if (piece->owner || !piece->backing) continue;
+        piece->range->space->backed_bytes -= tms_piece_bytes(piece);
+        piece->backing = NULL;
+    }
+}
+
+void tms_space_settle(tms_piece_t *first, uint64_t end) {
+    for (tms_piece_t *piece = first; piece && piece->begin < end; piece = piece->after) {
+        if (!piece->owner && !piece->listed) piece = list(piece);
+    }
 }

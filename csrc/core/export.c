@@ -1,19 +1,19 @@
 #include "core/export.h"
 
-/* Under the lock: makes the descriptor of an ACTIVE segment. */
-static tms_status_t export_segment(tms_saver_t *saver, tms_segment_t *segment, const tms_error_context_t *context,
+/* Under the lock: makes the descriptor of a run. */
+static tms_status_t export_run(tms_saver_t *saver, tms_run_t *run, const tms_error_context_t *context,
                                    tms_error_t *error) {
     const tms_driver_table_t *driver = atomic_load(&saver->devices->driver->table);
     const tms_device_table_t *devices = atomic_load(&saver->devices->table);
     int given = -1;
-    if (!devices->device[segment->device].exportable)
+    if (!devices->device[run->device].exportable)
         return tms_error_set(error, TMS_INVALID_STATE, context,
                              "the driver cannot export this device's memory as a file descriptor. Send a copy of the tensor "
                              "in host memory instead (tensor.cpu())");
-    tms_status_t status = TMS_DRIVER_CALL(driver, context, error, cuMemExportToShareableHandle, &given, segment->handle,
+    tms_status_t status = TMS_DRIVER_CALL(driver, context, error, cuMemExportToShareableHandle, &given, run->handle,
                                           CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
-    if (status == TMS_OK) status = tms_descriptors_adopt(&saver->descriptors, given, &segment->exported, context, error);
-    if (status == TMS_OK) segment->generation = ++saver->exports;
+    if (status == TMS_OK) status = tms_descriptors_adopt(&saver->descriptors, given, &run->exported, context, error);
+    if (status == TMS_OK) run->generation = ++saver->exports;
     return status;
 }
 
@@ -25,13 +25,15 @@ static tms_status_t find_export(tms_saver_t *saver, tms_segment_t *segment, tms_
                              tms_segment_has_owner(segment)         ? "being paused, resumed or repaired"
                              : segment->state == TMS_SEGMENT_PAUSED ? "paused"
                                                                     : "damaged");
-    tms_status_t status = segment->exported.among ? TMS_OK : export_segment(saver, segment, &context, error);
+    tms_run_t *run = segment->run;
+    tms_status_t status = run->exported.among ? TMS_OK : export_run(saver, run, &context, error);
     if (status != TMS_OK) return status;
-    *exported = (tms_export_t){.address = tms_segment_address(segment),
-                               .bytes = tms_segment_reserved(segment),
-                               .generation = segment->generation,
-                               .device = segment->device,
-                               .descriptor = segment->exported.number};
+    segment->shared = true;
+    *exported = (tms_export_t){.address = run->begin,
+                               .bytes = tms_run_bytes(run),
+                               .generation = run->generation,
+                               .device = run->device,
+                               .descriptor = run->exported.number};
     return TMS_OK;
 }
 

@@ -1,8 +1,9 @@
-/* Export of an allocation's physical memory as a file descriptor, for other processes.
+/* Export of the physical memory of an allocation as a file descriptor, for other processes.
  *
- * The descriptor is made at the first export of a piece of physical memory, belongs to the segment, and is closed before
- * that memory is released (segment.c), because it would keep the memory. Any thread. Takes the saver's lock, and holds it
- * during the driver's export, so that no other thread releases the memory meanwhile. */
+ * The memory is that of a whole run (core/run.h): its descriptor is made at the first export, belongs to the run, and is
+ * closed before the memory is released, because it would keep it. An importer keeps all of the run. So a segment that was
+ * ever shared comes back in runs of such segments only. Any thread. Takes the saver's lock, and holds it during the driver's
+ * export, so that no other thread releases the memory meanwhile. */
 #ifndef TMS_EXPORT_H
 #define TMS_EXPORT_H
 

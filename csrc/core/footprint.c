@@ -9,7 +9,7 @@ static bool are_told(const tms_footprints_t *to) {
 static tms_told_t state_of(const tms_footprints_t *to, const tms_segment_t *segment) {
     const uint64_t bytes = tms_segment_reserved(segment);
     const bool settled = tms_segment_is_settled(segment);
-    return (tms_told_t){.holds = {.resident_bytes = segment->mapped ? bytes : 0,
+    return (tms_told_t){.holds = {.resident_bytes = tms_segment_is_mapped(segment) ? bytes : 0,
                                   .paused_bytes = segment->state == TMS_SEGMENT_PAUSED ? bytes : 0,
                                   .backup_bytes = settled ? tms_backup_taken_bytes(&segment->backup, to->stores) : 0},
                         .disk_backup_bytes =

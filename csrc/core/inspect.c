@@ -1,5 +1,6 @@
 #include "core/inspect.h"
 
+#include "core/allocation/kinds.h"
 #include "core/tag_bytes.h"
 
 /* The copy of a part of a segment if it is in host memory, else NULL. `buffer` may be NULL; else *buffer is a reference to
@@ -102,15 +103,17 @@ static void add_to_row(const tms_saver_t *saver, tms_usage_info_t *row, const tm
 
 /* Under the lock: the segment's row of its tag, or NULL if there is no room for it. The walk's mark tells whether the tag
  * has a row. */
-static tms_usage_info_t *row_of(tms_segment_t *segment, uint64_t mark, tms_usage_info_t *rows, size_t *count,
+static tms_usage_info_t *row_of(tms_segment_t *segment, int device, uint64_t mark, tms_usage_info_t *rows, size_t *count,
                                 size_t capacity) {
     tms_tag_t *tag = segment->tag;
     if (tag->mark != mark) {
         tag->mark = mark;
         tag->row = (*count)++;
         if (tag->row < capacity)
-            rows[tag->row] = (tms_usage_info_t){
-                .tag = tag->name, .device = TMS_NO_DEVICE, .resident_peak_bytes = tms_stats_read(&tag->mapped.peak)};
+            rows[tag->row] = (tms_usage_info_t){.tag = tag->name,
+                                                .device = TMS_NO_DEVICE,
+                                                .resident_peak_bytes = tms_stats_read(&tag->mapped.peak),
+                                                .slack_bytes = tms_kinds_slack(tag->kinds, device)};
     }
     return tag->row < capacity ? &rows[tag->row] : NULL;
 }
@@ -125,12 +128,13 @@ size_t tms_saver_usage(tms_saver_t *saver, const char *tag, int device, tms_usag
     for (tms_registry_node_t *node = saver->registry.first; node; node = node->next) {
         tms_segment_t *segment = tms_segment_of(node);
         if ((only && segment->tag != only) || (device != TMS_NO_DEVICE && segment->device != device)) continue;
-        tms_usage_info_t *row = row_of(segment, mark, rows, &count, capacity);
+        tms_usage_info_t *row = row_of(segment, device, mark, rows, &count, capacity);
         if (row) add_to_row(saver, row, segment);
         add_to_row(saver, &by_device[segment->device], segment);
     }
     for (int d = 0; d < TMS_MAX_DEVICES; d++) {
         by_device[d].device = d;
+        by_device[d].slack_bytes = only ? tms_kinds_slack(only->kinds, d) : tms_stats_read(&saver->usage.slack[d]);
         by_device[d].resident_peak_bytes = tms_stats_read(&saver->usage.by_device[d].peak);
         const bool is_asked = !only && (device == TMS_NO_DEVICE || device == d);
         if (by_device[d].allocations == 0 && !(is_asked && by_device[d].resident_peak_bytes > 0)) continue;
@@ -154,6 +158,25 @@ tms_status_t tms_saver_find(tms_saver_t *saver, uint64_t address, tms_segment_in
     if (node) *row = describe(saver, tms_segment_of(node));
     pthread_mutex_unlock(&saver->lock);
     return node ? TMS_OK : TMS_NOT_MANAGED;
+}
+
+/* Under the lock: the handles of DAMAGED segments. */
+static uint64_t damaged_handles(tms_saver_t *saver) {
+    uint64_t count = 0;
+    const uint64_t mark = ++saver->marks;
+    for (tms_registry_node_t *node = saver->damaged ? saver->registry.first : NULL; node; node = node->next) {
+        tms_run_t *run = tms_segment_of(node)->run;
+        if (tms_segment_of(node)->state != TMS_SEGMENT_DAMAGED || !run || run->mark == mark) continue;
+        run->mark = mark;
+        count += run->has_handle;
+    }
+    return count;
+}
+
+static uint64_t slack_bytes(const tms_saver_t *saver) {
+    uint64_t bytes = 0;
+    for (int device = 0; device < TMS_MAX_DEVICES; device++) bytes += tms_stats_read(&saver->usage.slack[device]);
+    return bytes;
 }
 
 void tms_saver_counters(tms_saver_t *saver, tms_counters_t *counters) {
@@ -187,16 +210,14 @@ void tms_saver_counters(tms_saver_t *saver, tms_counters_t *counters) {
         .resume_nanoseconds_total = tms_stats_read(&resumes->nanoseconds),
         .resume_bytes_total = tms_stats_read(&resumes->bytes),
         .resume_copied_bytes_total = tms_stats_read(&resumes->copied_bytes),
+        .slack_bytes = slack_bytes(saver),
     };
     tms_backup_stores_count(&saver->stores, counters);
     pthread_mutex_lock(&saver->lock);
     counters->allocations = saver->registry.count;
     counters->damaged = saver->damaged;
     for (tms_segment_t *s = saver->deferred; s; s = s->next_in_transition) counters->deferred_frees++;
-    for (tms_registry_node_t *node = saver->damaged ? saver->registry.first : NULL; node; node = node->next) {
-        const tms_segment_t *segment = tms_segment_of(node);
-        counters->quarantined_handles += segment->state == TMS_SEGMENT_DAMAGED && segment->has_handle;
-    }
+    counters->quarantined_handles += damaged_handles(saver);
     pthread_mutex_unlock(&saver->lock);
 }
 

@@ -23,15 +23,18 @@ static tms_status_t share_all(tms_saver_t *saver, const tms_driver_table_t *driv
                               tms_error_t *error) {
     wanted_t wanted = {0};
     tms_status_t status = TMS_OK;
+    const uint64_t mark = ++saver->marks;
     for (tms_registry_node_t *node = saver->registry.first; node; node = node->next) {
         tms_segment_t *segment = tms_segment_of(node);
         int owner = segment->device;
         if (segment->state != TMS_SEGMENT_ACTIVE)
             continue; /* the call that makes it ACTIVE records that this look skipped it */
+        if (segment->run->mark == mark) continue;
+        segment->run->mark = mark;
         tms_error_context_t here = tms_saver_context(operation, segment);
         tms_error_t *unfilled = status == TMS_OK ? error : NULL;
         tms_status_t one = find_wanted(saver, &wanted, owner, &here, unfilled);
-        if (one == TMS_OK) one = tms_segment_share(segment, driver, wanted.peers[owner], &here, unfilled);
+        if (one == TMS_OK) one = tms_run_share(segment->run, driver, wanted.peers[owner], &here, unfilled);
         if (status == TMS_OK) status = one;
     }
     return status;

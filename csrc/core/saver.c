@@ -112,15 +112,13 @@ bool tms_saver_has_segments(tms_saver_t *saver) {
 
 void tms_saver_unpublish(tms_saver_t *saver, tms_segment_t *segment) {
     tms_registry_remove(&saver->registry, &segment->node);
-    if (segment->state == TMS_SEGMENT_ACTIVE) {
-        tms_usage_unmap(&saver->usage, segment);
-    } else {
+    tms_usage_remove(&saver->usage, segment);
+    if (segment->state != TMS_SEGMENT_ACTIVE) {
         atomic_fetch_sub_explicit(&segment->tag->paused, 1, memory_order_relaxed);
         if (segment->state == TMS_SEGMENT_PAUSED)
             tms_stats_subtract(&saver->stats.paused_bytes, tms_segment_reserved(segment));
         else
             saver->damaged--;
-        if (segment->mapped) tms_usage_unmap(&saver->usage, segment);
     }
     tms_stats_add(&saver->stats.frees_total, 1);
     tms_footprint_record_free(&saver->footprints, segment);

@@ -56,11 +56,12 @@ typedef struct tms_saver {
     double callback_began; /* start of the running transition's callback, on tms_wait_now's clock; 0: it is in none */
     double callback_patience_seconds; /* TMS_CALLBACK_PATIENCE_SECONDS; tests use less */
     uint64_t marks;                   /* the last mark that a transition has put on tags */
+    uint64_t compactions;             /* begun so far */
     uint64_t steps; /* segments and tags that transitions have visited under the lock; for complexity tests */
     tms_registry_t registry;
     tms_capture_t capture;
     tms_segment_t *deferred;           /* deferred frees: mapped, not in the registry */
-    struct tms_kind *kinds;            /* of address ranges (allocation/ranges.h) */
+    struct tms_kind *kinds;            /* of allocations (allocation/kinds.h) */
     struct tms_kind *page_kinds;       /* those of guard pages */
     tms_registry_t ranges;             /* reserved address ranges */
     tms_registry_t quarantined_ranges; /* those that the driver failed to free */

@@ -1,17 +1,26 @@
 #include "core/usage.h"
 
-void tms_usage_map(tms_usage_t *usage, const tms_segment_t *segment) {
+static void add(tms_usage_t *usage, tms_segment_t *segment) {
     const uint64_t bytes = tms_segment_reserved(segment);
     tms_level_raise(&usage->mapped, bytes);
     tms_level_raise(&usage->by_device[segment->device], bytes);
     tms_level_raise(&segment->tag->mapped, bytes);
+    segment->counted = true;
 }
 
-void tms_usage_unmap(tms_usage_t *usage, const tms_segment_t *segment) {
+void tms_usage_remove(tms_usage_t *usage, tms_segment_t *segment) {
     const uint64_t bytes = tms_segment_reserved(segment);
+    if (!segment->counted) return;
     tms_level_lower(&usage->mapped, bytes);
     tms_level_lower(&usage->by_device[segment->device], bytes);
     tms_level_lower(&segment->tag->mapped, bytes);
+    segment->counted = false;
+}
+
+void tms_usage_update(tms_usage_t *usage, tms_segment_t *segment) {
+    const bool mapped = tms_segment_is_mapped(segment);
+    if (mapped && !segment->counted) add(usage, segment);
+    if (!mapped) tms_usage_remove(usage, segment);
 }
 
 void tms_usage_reset_peaks(tms_usage_t *usage) {

@@ -11,10 +11,13 @@
 typedef struct tms_usage {
     tms_level_t mapped;
     tms_level_t by_device[TMS_MAX_DEVICES];
+    _Atomic uint64_t slack[TMS_MAX_DEVICES]; /* of runs, in no level; written by allocation/runs.c */
 } tms_usage_t;
 
-void tms_usage_map(tms_usage_t *usage, const tms_segment_t *segment);
-void tms_usage_unmap(tms_usage_t *usage, const tms_segment_t *segment);
+/* Counts a published segment if its memory is mapped, and no longer if it is not. */
+void tms_usage_update(tms_usage_t *usage, tms_segment_t *segment);
+/* Counts a segment no longer, because it leaves the registry. */
+void tms_usage_remove(tms_usage_t *usage, tms_segment_t *segment);
 /* The peaks of all and of the devices become what is mapped now. Those of the tags: tms_tag_reset_peaks. */
 void tms_usage_reset_peaks(tms_usage_t *usage);
 

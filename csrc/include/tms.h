@@ -99,8 +99,8 @@ typedef struct tms_region_settings {
  * number (pidfd_getfd). Memory that another process has mapped stays allocated until that process unmaps it; a pause or free
  * here completes nevertheless. */
 typedef struct tms_export {
-    uint64_t address; /* of the allocation */
-    uint64_t bytes;   /* of the physical memory: all of it is one handle */
+    uint64_t address; /* of the physical memory, in which the allocation lies */
+    uint64_t bytes;   /* of it: all of it is one handle */
     /* Unique in this process for each piece of physical memory, and the same for every export of that piece. */
     uint64_t generation;
     int32_t device;

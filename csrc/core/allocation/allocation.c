@@ -3,16 +3,18 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "core/allocation/kinds.h"
 #include "core/allocation/ranges.h"
 #include "core/allocation/reclaim.h"
 #include "core/allocation/retire.h"
+#include "core/allocation/runs.h"
 #include "core/inspect.h"
 #include "core/page_opening.h"
 #include "core/peers.h"
 
 /* ---- allocate ---- */
 
-static tms_status_t check_size(tms_saver_t *saver, const tms_device_table_t *devices, uint64_t bytes, uint64_t *reserved,
+static tms_status_t check_size(const tms_device_table_t *devices, uint64_t bytes, uint64_t *reserved,
                                const tms_error_context_t *context, tms_error_t *error) {
     if (context->device < 0 || context->device >= devices->count)
         return tms_error_set(error, TMS_INVALID_ARGUMENT, context, "devices 0 to %d exist", devices->count - 1);
@@ -24,63 +26,87 @@ static tms_status_t check_size(tms_saver_t *saver, const tms_device_table_t *dev
     if (rounded == 0 || rounded > device->total_bytes)
         return tms_error_set(error, TMS_OUT_OF_DEVICE_MEMORY, context, "the device has %llu bytes in all",
                              (unsigned long long)device->total_bytes);
-    uint64_t margin = atomic_load(&saver->memory_margin_bytes);
-    if (margin > 0) {
-        uint64_t free_bytes = 0, total_bytes = 0;
-        tms_status_t status = tms_devices_memory(saver->devices, context->device, &free_bytes, &total_bytes, context, error);
-        if (status != TMS_OK) return status;
-        if (free_bytes < rounded || free_bytes - rounded < margin)
-            return tms_error_set(error, TMS_OUT_OF_DEVICE_MEMORY, context,
-                                 "%llu bytes are free, and memory_margin_bytes keeps %llu of them",
-                                 (unsigned long long)free_bytes, (unsigned long long)margin);
-    }
     *reserved = rounded;
     return TMS_OK;
 }
 
+static tms_status_t check_margin(tms_saver_t *saver, uint64_t reserved, const tms_error_context_t *context,
+                                 tms_error_t *error) {
+    const uint64_t margin = atomic_load(&saver->memory_margin_bytes);
+    uint64_t free_bytes = 0, total_bytes = 0;
+    if (margin == 0) return TMS_OK;
+    tms_status_t status = tms_devices_memory(saver->devices, context->device, &free_bytes, &total_bytes, context, error);
+    if (status == TMS_OK && (free_bytes < reserved || free_bytes - reserved < margin))
+        status = tms_error_set(error, TMS_OUT_OF_DEVICE_MEMORY, context,
+                               "%llu bytes are free, and memory_margin_bytes keeps %llu of them",
+                               (unsigned long long)free_bytes, (unsigned long long)margin);
+    return status;
+}
+
+/* A segment without addresses and memory. */
+static tms_segment_t *new_segment(const tms_region_t *region, uint64_t bytes, int device) {
+    tms_segment_t *segment = calloc(1, sizeof *segment);
+    if (!segment) return NULL;
+    segment->bytes = bytes;
+    segment->device = device;
+    segment->tag = region->tag;
+    segment->own_handle = region->own_handles;
+    segment->backup = (tms_backup_t){.kind = region->backup, .policy = region->host_policy, .bytes = bytes};
+    return segment;
+}
+
+/* Gives a segment a run of its own with memory. On failure it has none, except for what could not be undone. */
 static tms_status_t populate(tms_saver_t *saver, tms_segment_t *segment, const tms_driver_table_t *driver,
                              const tms_device_table_t *devices, const tms_error_context_t *context, tms_error_t *error) {
     tms_device_mask_t peers = 0;
     tms_status_t status = tms_devices_peers(saver->devices, segment->device, &peers, context, error);
-    return status == TMS_OK ? tms_segment_populate(segment, driver, devices, peers, context, error) : status;
+    return status == TMS_OK ? tms_runs_populate_own(segment, driver, devices, peers, context, error) : status;
 }
 
-/* `seen`: tms_peers_seen from before the segment was created. */
-static void publish(tms_saver_t *saver, tms_segment_t *segment, tms_device_mask_t seen) {
+/* Under the lock: another thread may pause or free the segment at once and subtract these again. */
+static void publish(tms_saver_t *saver, tms_segment_t *segment) {
     segment->state = TMS_SEGMENT_ACTIVE;
     segment->allocated_at = segment->changed_at = tms_wait_now();
     atomic_store_explicit(&segment->tag->used, true, memory_order_relaxed);
-    pthread_mutex_lock(&saver->lock);
-    /* Under the lock: another thread may pause or free it at once and subtract these again. */
     tms_stats_add(&saver->stats.allocations_total, 1);
-    tms_usage_map(&saver->usage, segment);
+    tms_usage_update(&saver->usage, segment);
     tms_registry_insert(&saver->registry, &segment->node);
     tms_footprint_record(&saver->footprints, segment, (tms_event_t){.kind = TMS_EVENT_ALLOCATE, .bytes = segment->bytes});
     tms_shared_page_publish(&saver->page);
-    (void)tms_peers_note_skipped(saver, seen); /* tms_saver_allocate looks next */
+}
+
+/* An allocation from the slack of its kind, which makes no driver call. False: there is none that fits. */
+static bool reuse_slack(tms_saver_t *saver, const tms_region_t *region, uint64_t bytes, uint64_t reserved, int device,
+                        uint64_t *address) {
+    bool reused = false;
+    if (region->own_handles || tms_stats_read(&saver->usage.slack[device]) < reserved) return false;
+    tms_segment_t *segment = new_segment(region, bytes, device);
+    if (!segment) return false;
+    pthread_mutex_lock(&saver->lock);
+    tms_kind_t *kind = tms_kinds_find(region->tag->kinds, region->backup, region->host_policy, device);
+    if (kind && tms_runs_take_slack(saver, kind, segment, reserved)) {
+        *address = tms_segment_address(segment);
+        publish(saver, segment);
+        reused = true;
+    }
     pthread_mutex_unlock(&saver->lock);
+    if (!reused) free(segment);
+    return reused;
 }
 
 /* Creates a segment with memory, not published yet. After a failure nothing is left except quarantined resources. */
 static tms_status_t make_segment(tms_saver_t *saver, const tms_region_t *region, uint64_t bytes, uint64_t reserved,
                                  const tms_driver_table_t *driver, const tms_device_table_t *devices, tms_segment_t **made,
                                  const tms_error_context_t *context, tms_error_t *error) {
-    tms_segment_t *segment = calloc(1, sizeof *segment);
-    if (!segment) {
-        tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
-        return TMS_OUT_OF_HOST_MEMORY;
-    }
-    segment->bytes = bytes;
-    segment->device = context->device;
-    segment->tag = region->tag;
-    segment->backup = (tms_backup_t){.kind = region->backup, .policy = region->host_policy, .bytes = bytes};
+    tms_segment_t *segment = new_segment(region, bytes, context->device);
+    if (!segment) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
     tms_status_t status = tms_ranges_take(saver, segment, reserved, driver, context, error);
     if (status != TMS_OK) {
         free(segment);
         return status;
     }
     status = populate(saver, segment, driver, devices, context, error);
-    if (status == TMS_OUT_OF_DEVICE_MEMORY && !segment->mapped && !segment->has_handle && tms_saver_has_reclaimable(saver)) {
+    if (status == TMS_OUT_OF_DEVICE_MEMORY && !tms_segment_has_memory(segment) && tms_saver_has_reclaimable(saver)) {
         tms_saver_reclaim(saver);
         status = populate(saver, segment, driver, devices, context, error);
     }
@@ -127,17 +153,23 @@ tms_status_t tms_saver_allocate(tms_saver_t *saver, const tms_region_t *region, 
     if (status == TMS_OK) tms_saver_open_page(saver, driver, devices);
     if (status == TMS_OK && device == TMS_NO_DEVICE)
         status = tms_devices_current(saver->devices, &context.device, &context, error);
-    if (status == TMS_OK) status = check_size(saver, devices, bytes, &reserved, &context, error);
+    if (status == TMS_OK) status = check_size(devices, bytes, &reserved, &context, error);
+    if (status == TMS_OK && reuse_slack(saver, region, bytes, reserved, context.device, address)) return TMS_OK;
+    if (status == TMS_OK) status = check_margin(saver, reserved, &context, error);
     if (status == TMS_OK) {
         seen = tms_peers_seen(saver);
         status = make_segment(saver, region, bytes, reserved, driver, devices, &segment, &context, error);
     }
     if (status != TMS_OK) {
         note_failure(saver, region->tag, status, &context, error);
+        if (status == TMS_OUT_OF_DEVICE_MEMORY) tms_kinds_explain_slack(saver, context.device, error);
         return tms_saver_explain_loss(saver, status, error);
     }
     *address = tms_segment_address(segment); /* before publishing: another thread may free it afterwards */
-    publish(saver, segment, seen);
+    pthread_mutex_lock(&saver->lock);
+    publish(saver, segment);
+    (void)tms_peers_note_skipped(saver, seen); /* the look comes next */
+    pthread_mutex_unlock(&saver->lock);
     /* Devices that came into use since the last look get access to earlier allocations as well. */
     if (devices->count > 1) tms_peers_refresh_after_allocation(saver);
     return TMS_OK;

@@ -7,7 +7,8 @@
 
 #include "core/saver.h"
 
-/* tms_api_t.allocate and .free, with the given settings. An allocation that finds too little memory first reclaims deferred
+/* tms_api_t.allocate and .free, with the given settings. An allocation takes slack of its kind (runs.h) if some fits. One
+ * that finds too little memory first reclaims deferred
  * and quarantined memory (reclaim.h). A free of mapped memory waits for the devices (retire.h). A free of a segment in
  * transition is recorded, and the owner of the transition finishes it. */
 tms_status_t tms_saver_allocate(tms_saver_t *saver, const tms_region_t *region, uint64_t bytes, int device,

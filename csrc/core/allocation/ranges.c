@@ -4,6 +4,8 @@
 #include <stddef.h>
 #include <stdlib.h>
 
+#include "core/allocation/kinds.h"
+
 /* A range that is reserved, or quarantined. */
 typedef struct reserved {
     tms_range_t range; /* first */
@@ -13,43 +15,6 @@ typedef struct reserved {
 
 static reserved_t *reserved_of(tms_registry_node_t *node) { return (reserved_t *)(void *)node; }
 static uint64_t size_of(const reserved_t *it) { return it->range.node.end - it->range.node.begin; }
-
-/* ---- kinds ---- */
-
-typedef struct tms_kind {
-    tms_space_t space;
-    tms_backup_kind_t backup;
-    tms_host_policy_t policy;
-    int device;
-    struct tms_kind *next_of_list, *next;
-} tms_kind_t;
-
-/* Under the saver's lock. The kind of a segment on a list, made if it is new. NULL: out of host memory. */
-static tms_kind_t *find_kind(tms_saver_t *saver, tms_kind_t **list, const tms_segment_t *segment) {
-    for (tms_kind_t *kind = *list; kind; kind = kind->next_of_list) {
-        if (kind->backup == segment->backup.kind && kind->policy == segment->backup.policy &&
-            kind->device == segment->device)
-            return kind;
-    }
-    tms_kind_t *kind = calloc(1, sizeof *kind);
-    if (!kind) return NULL;
-    kind->backup = segment->backup.kind;
-    kind->policy = segment->backup.policy;
-    kind->device = segment->device;
-    kind->next_of_list = *list;
-    *list = kind;
-    kind->next = saver->kinds;
-    saver->kinds = kind;
-    return kind;
-}
-
-void tms_ranges_release(tms_saver_t *saver) {
-    for (tms_kind_t *next, *kind = saver->kinds; kind; kind = next) {
-        next = kind->next;
-        free(kind);
-    }
-    saver->kinds = NULL;
-}
 
 /* ---- back to the driver ---- */
 
@@ -119,16 +84,14 @@ static void free_range(tms_saver_t *saver, reserved_t *it) {
     tms_quarantine_add(&saver->quarantine, &it->quarantined);
 }
 
-void tms_ranges_give_back(tms_saver_t *saver, tms_segment_t *segment) {
-    if (!segment->piece) return;
-    pthread_mutex_lock(&saver->lock);
-    tms_range_t *range = tms_space_give_back(segment->piece);
-    if (range) {
-        tms_registry_remove(&saver->ranges, &range->node);
-        tms_space_remove(range);
-    }
-    pthread_mutex_unlock(&saver->lock);
-    segment->piece = NULL;
+tms_range_t *tms_ranges_remove_bare(tms_saver_t *saver, tms_range_t *range) {
+    if (!tms_range_is_bare(range)) return NULL;
+    tms_registry_remove(&saver->ranges, &range->node);
+    tms_space_remove(range);
+    return range;
+}
+
+void tms_ranges_free(tms_saver_t *saver, tms_range_t *range) {
     if (range) free_range(saver, (reserved_t *)range);
 }
 
@@ -159,7 +122,7 @@ static tms_status_t add(tms_saver_t *saver, tms_kind_t *kind, reserved_t *it, tm
                              "the driver reserved the addresses from 0x%llx to 0x%llx, which are already in use",
                              (unsigned long long)it->range.node.begin, (unsigned long long)it->range.node.end);
     if (!tms_space_add(&kind->space, &it->range)) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
-    segment->piece = tms_space_take(&kind->space, bytes);
+    segment->piece = tms_space_take(&kind->space, bytes, segment);
     if (segment->piece) {
         tms_registry_insert(&saver->ranges, &it->range.node);
         return TMS_OK;
@@ -189,9 +152,9 @@ static tms_status_t take(tms_saver_t *saver, tms_kind_t **list, tms_segment_t *s
                          const tms_driver_table_t *driver, const tms_error_context_t *context, tms_error_t *error) {
     uint64_t wanted = 0;
     pthread_mutex_lock(&saver->lock);
-    tms_kind_t *kind = find_kind(saver, list, segment);
+    tms_kind_t *kind = tms_kinds_of_segment(saver, list, segment);
     if (kind && tms_space_has_room(&kind->space, bytes))
-        segment->piece = tms_space_take(&kind->space, bytes);
+        segment->piece = tms_space_take(&kind->space, bytes, segment);
     else if (kind)
         wanted = tms_space_growth(&kind->space, bytes);
     pthread_mutex_unlock(&saver->lock);

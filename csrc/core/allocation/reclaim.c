@@ -3,7 +3,9 @@
 #include <string.h>
 
 #include "core/allocation/retire.h"
+#include "core/allocation/runs.h"
 #include "core/captures.h"
+#include "core/tag_bytes.h"
 
 /* ---- deferred frees ---- */
 
@@ -21,62 +23,113 @@ static void retry_deferred(tms_saver_t *saver, tms_wait_t *wait) {
 
 /* ---- damaged segments ---- */
 
-/* Takes ownership of the damaged segments. This thread finishes frees that arrive meanwhile. */
-static tms_segment_t *take_damaged(tms_saver_t *saver) {
-    tms_segment_t *first = NULL;
+/* The damaged segments and their runs, which this thread owns meanwhile. */
+typedef struct damaged {
+    tms_segment_t *segments;
+    tms_run_t *runs;
+    uint64_t mark; /* of the runs that were tried */
+} damaged_t;
+
+/* This thread finishes frees that arrive meanwhile. */
+static damaged_t take_damaged(tms_saver_t *saver) {
+    damaged_t taken = {.segments = NULL};
     pthread_mutex_lock(&saver->lock);
+    taken.mark = ++saver->marks;
     for (tms_registry_node_t *node = saver->damaged ? saver->registry.first : NULL; node; node = node->next) {
         tms_segment_t *segment = tms_segment_of(node);
         if (segment->state != TMS_SEGMENT_DAMAGED) continue;
         segment->state = TMS_SEGMENT_REPAIRING;
-        segment->next_in_transition = first;
-        first = segment;
+        segment->next_in_transition = taken.segments;
+        taken.segments = segment;
+        tms_runs_own(segment->run, &taken.runs);
     }
     pthread_mutex_unlock(&saver->lock);
-    return first;
+    return taken;
 }
 
-/* Retries to release the memory of a damaged segment: it becomes PAUSED, or stays DAMAGED. */
-static void repair(tms_saver_t *saver, tms_segment_t *segment, tms_wait_t *wait) {
+/* Retries to release the run of a damaged segment, and notes in the run what the driver says. */
+static void try_release(tms_saver_t *saver, tms_segment_t *segment, tms_wait_t *wait) {
     const tms_driver_table_t *driver = atomic_load(&saver->devices->driver->table);
     tms_error_context_t context = tms_saver_context("reclaim", segment);
+    tms_run_t *run = segment->run;
     tms_error_t reason;
-    tms_error_clear(&reason);
     tms_quiesced_t quiesced;
-    bool was_mapped = segment->mapped;
+    tms_error_clear(&reason);
+    context.address = run->begin;
+    context.bytes = tms_run_bytes(run);
     bool unused = tms_saver_await_users(saver, segment, wait, &quiesced, &reason) == TMS_UNUSED;
-    bool whole = unused && tms_segment_depopulate(segment, quiesced, driver, &context, &reason) == TMS_OK;
+    bool whole = unused && tms_run_depopulate(run, quiesced, driver, &context, &reason) == TMS_OK;
     if (unused && !whole) tms_log_recurring(saver->log, TMS_LOG_DAMAGED, TMS_LOG_WARNING, &reason, "It is still damaged.");
-    pthread_mutex_lock(&saver->lock);
-    if (was_mapped && !segment->mapped) tms_usage_unmap(&saver->usage, segment);
+    run->refused_status = whole ? TMS_OK : reason.status;
+    memcpy(run->refused_call, reason.call, sizeof run->refused_call);
+    run->refused_result = reason.driver_result;
+}
+
+/* Under the lock: a segment whose run was tried becomes PAUSED, or DAMAGED again. */
+static void settle(tms_saver_t *saver, tms_segment_t *segment) {
+    const tms_run_t *run = segment->run;
+    const bool whole = !tms_run_has_memory(run);
+    tms_usage_update(&saver->usage, segment);
     segment->changed_at = tms_wait_now();
     segment->state = whole ? TMS_SEGMENT_PAUSED : TMS_SEGMENT_DAMAGED;
-    memcpy(segment->refused_call, reason.call, sizeof segment->refused_call);
-    segment->refused_result = reason.driver_result;
+    tms_event_t event = {.kind = TMS_EVENT_REPAIR,
+                         .status = whole ? TMS_OK : run->refused_status,
+                         .driver_result = whole ? 0 : run->refused_result};
     if (whole) {
         saver->damaged--;
         tms_stats_add(&saver->stats.paused_bytes, tms_segment_reserved(segment));
+        tms_runs_detach(segment);
     }
-    tms_footprint_record(&saver->footprints, segment,
-                         (tms_event_t){.kind = TMS_EVENT_REPAIR,
-                                       .status = whole ? TMS_OK : reason.status,
-                                       .driver_result = whole ? 0 : reason.driver_result});
-    bool freed = segment->free_requested;
-    if (freed) tms_saver_unpublish(saver, segment);
+    tms_footprint_record(&saver->footprints, segment, event);
+}
+
+/* Publishes the new states. *repaired: of the segments that are PAUSED now. Returns the freed ones. */
+static tms_segment_t *publish(tms_saver_t *saver, damaged_t *taken, tms_tag_bytes_t *repaired) {
+    tms_segment_t *freed = NULL;
+    pthread_mutex_lock(&saver->lock);
+    for (tms_segment_t *next, *segment = taken->segments; segment; segment = next) {
+        next = segment->next_in_transition;
+        settle(saver, segment);
+        if (segment->free_requested) {
+            tms_saver_unpublish(saver, segment);
+            segment->next_in_transition = freed;
+            freed = segment;
+        } else if (segment->state == TMS_SEGMENT_PAUSED) {
+            tms_tag_bytes_add(repaired, segment->tag, tms_segment_reserved(segment));
+        }
+    }
+    for (tms_run_t *next, *run = taken->runs; run; run = next) {
+        next = run->next_in_call;
+        tms_runs_disown(saver, run, tms_run_has_memory(run), &freed);
+    }
     tms_shared_page_publish(&saver->page);
     pthread_mutex_unlock(&saver->lock);
-    if (freed) tms_saver_retire(saver, segment, wait);
-    if (whole && !freed)
-        tms_log_write(saver->log, TMS_LOG_INFO,
-                      "a damaged allocation of %llu bytes with tag '%s' was repaired and is paused now",
-                      (unsigned long long)context.bytes, context.tag);
+    return freed;
+}
+
+static void log_repaired(const tms_saver_t *saver, const tms_tag_bytes_t *repaired) {
+    tms_error_t text;
+    if (repaired->total == 0) return;
+    tms_error_clear(&text);
+    tms_tag_bytes_append(repaired, &text);
+    tms_log_write(saver->log, TMS_LOG_INFO, "damaged memory was repaired and is paused now: %s", text.message);
 }
 
 static void repair_damaged(tms_saver_t *saver, tms_wait_t *wait) {
-    for (tms_segment_t *next, *segment = take_damaged(saver); segment; segment = next) {
-        next = segment->next_in_transition;
-        repair(saver, segment, wait);
+    damaged_t taken = take_damaged(saver);
+    tms_tag_bytes_t repaired = {.named = 0};
+    if (!taken.segments) return;
+    for (tms_segment_t *segment = taken.segments; segment; segment = segment->next_in_transition) {
+        if (segment->run->mark == taken.mark) continue;
+        segment->run->mark = taken.mark;
+        try_release(saver, segment, wait);
     }
+    tms_segment_t *freed = publish(saver, &taken, &repaired);
+    for (tms_segment_t *next, *segment = freed; segment; segment = next) {
+        next = segment->next_in_transition;
+        tms_saver_retire(saver, segment, wait);
+    }
+    log_repaired(saver, &repaired);
 }
 
 /* ---- everything ---- */

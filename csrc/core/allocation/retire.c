@@ -3,7 +3,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 
-#include "core/allocation/ranges.h"
+#include "core/allocation/runs.h"
 #include "core/captures.h"
 
 /* ---- guard pages ---- */
@@ -28,32 +28,20 @@ tms_status_t tms_saver_unguard(tms_saver_t *saver, tms_segment_t *segment, tms_q
 
 /* ---- quarantined segments ---- */
 
-/* Releases the memory and the addresses of a segment. False: the segment's flags show what is left. */
-static bool release_memory(tms_saver_t *saver, tms_segment_t *segment, tms_quiesced_t quiesced, tms_error_t *error) {
-    tms_error_context_t context = tms_saver_context("free", segment);
-    const tms_driver_table_t *driver = atomic_load(&saver->devices->driver->table);
-    tms_status_t status = tms_saver_unguard(saver, segment, quiesced, &context, error);
-    if (status == TMS_OK) status = tms_segment_depopulate(segment, quiesced, driver, &context, error);
-    bool released = status == TMS_OK || tms_driver_is_gone(error);
-    if (released || (!segment->mapped && segment->guarded == 0)) tms_ranges_give_back(saver, segment);
-    return released;
-}
-
-/* What a segment holds that the driver failed to release. */
-static tms_quarantine_mask_t held_by(const tms_segment_t *segment) {
-    return (segment->has_handle ? TMS_QUARANTINE_BIT(HANDLE) : 0) | (segment->piece ? TMS_QUARANTINE_BIT(RANGE) : 0);
-}
-
+/* A segment whose guard page the driver did not unmap. The devices were waited for. */
 static tms_quarantine_mask_t retry(tms_quarantined_t *node) {
     tms_segment_t *segment = (tms_segment_t *)(void *)((char *)node - offsetof(tms_segment_t, quarantined));
     tms_saver_t *saver = node->context;
+    tms_error_context_t context = tms_saver_context("free", segment);
     tms_error_t reason;
-    if (release_memory(saver, segment, segment->quiesced, &reason)) {
-        free(segment);
-        return 0;
+    tms_status_t status = tms_saver_unguard(saver, segment, segment->quiesced, &context, &reason);
+    if (status != TMS_OK && !tms_driver_is_gone(&reason)) {
+        tms_log_recurring(saver->log, TMS_LOG_QUARANTINED, TMS_LOG_WARNING, &reason, "It is still quarantined.");
+        return TMS_QUARANTINE_BIT(RANGE);
     }
-    tms_log_recurring(saver->log, TMS_LOG_QUARANTINED, TMS_LOG_WARNING, &reason, "It is still quarantined.");
-    return held_by(segment);
+    (void)tms_runs_leave(saver, segment, segment->quiesced); /* it has no memory: it left */
+    free(segment);
+    return 0;
 }
 
 /* ---- frees ---- */
@@ -64,43 +52,63 @@ void tms_saver_release_lock(tms_saver_t *saver, tms_segment_t *segment) {
     tms_device_locks_release(&saver->device_locks, (tms_device_mask_t)1 << segment->device);
 }
 
-void tms_saver_dispose(tms_saver_t *saver, tms_segment_t *segment, tms_quiesced_t quiesced) {
+/* False: devices that got access to its memory meanwhile must be waited for. */
+static bool dispose(tms_saver_t *saver, tms_segment_t *segment, tms_quiesced_t quiesced) {
+    tms_error_context_t context = tms_saver_context("free", segment);
     tms_error_t reason;
     tms_backup_destroy(&segment->backup, &saver->stores);
-    bool gone = release_memory(saver, segment, quiesced, &reason);
-    tms_saver_release_lock(saver, segment);
-    if (gone) {
-        free(segment);
-        return;
+    tms_status_t status = tms_saver_unguard(saver, segment, quiesced, &context, &reason);
+    if (status != TMS_OK && !tms_driver_is_gone(&reason)) {
+        tms_log_recurring(saver->log, TMS_LOG_QUARANTINED, TMS_LOG_ERROR, &reason,
+                          "It is quarantined; later calls retry its release.");
+        segment->quiesced = quiesced;
+        segment->quarantined =
+            (tms_quarantined_t){.retry = retry, .context = saver, .holds = TMS_QUARANTINE_BIT(RANGE)};
+        tms_saver_release_lock(saver, segment);
+        tms_quarantine_add(&saver->quarantine, &segment->quarantined);
+        return true;
     }
-    tms_log_recurring(saver->log, TMS_LOG_QUARANTINED, TMS_LOG_ERROR, &reason,
-                      "It is quarantined; later calls retry its release.");
-    segment->quiesced = quiesced;
-    segment->quarantined = (tms_quarantined_t){.retry = retry, .context = saver, .holds = held_by(segment)};
-    tms_quarantine_add(&saver->quarantine, &segment->quarantined);
+    tms_leaving_t leaving = tms_runs_leave(saver, segment, quiesced);
+    if (leaving != TMS_LEFT) return leaving == TMS_OWNER_RETIRES;
+    tms_saver_release_lock(saver, segment);
+    free(segment);
+    return true;
+}
+
+void tms_saver_dispose(tms_saver_t *saver, tms_segment_t *segment, tms_quiesced_t quiesced) {
+    (void)dispose(saver, segment, quiesced); /* `quiesced` covers every device, or the run belongs to the segment alone */
+}
+
+/* The devices that may use a freed segment; false: nothing of it is mapped. */
+static bool find_users(tms_saver_t *saver, const tms_segment_t *segment, tms_device_mask_t *users) {
+    pthread_mutex_lock(&saver->lock); /* a pause may release its run */
+    bool mapped = tms_segment_is_mapped(segment) || segment->guarded > 0;
+    *users = tms_segment_accessible(segment);
+    pthread_mutex_unlock(&saver->lock);
+    return mapped;
 }
 
 tms_use_t tms_saver_await_users(tms_saver_t *saver, const tms_segment_t *segment, tms_wait_t *wait, tms_quiesced_t *quiesced,
                                 tms_error_t *reason) {
     tms_error_context_t context = tms_saver_context("free", segment);
-    if (!segment->mapped && segment->guarded == 0) {
+    tms_device_mask_t users = 0;
+    if (!find_users(saver, segment, &users)) {
         *quiesced = tms_quiesced_never_handed_out();
         return TMS_UNUSED;
     }
     if (tms_saver_captures(saver) > 0) return TMS_USED_UNTIL_CAPTURE_ENDS;
     if (wait && wait->cancelled) return TMS_PERHAPS_IN_USE;
     tms_device_mask_t at_rest = 0;
-    tms_status_t status =
-        tms_quiesce(wait, saver->devices, segment->accessible, quiesced, &at_rest, saver->log, &context, reason);
+    tms_status_t status = tms_quiesce(wait, saver->devices, users, quiesced, &at_rest, saver->log, &context, reason);
     if (status == TMS_OK) return TMS_UNUSED;
-    bool none_runs = (segment->accessible & ~at_rest) == 0; /* every device that failed is lost */
+    bool none_runs = (users & ~at_rest) == 0; /* every device that failed is lost */
     if (!none_runs && (status == TMS_INTERRUPTED || status == TMS_FORKED))
         return TMS_PERHAPS_IN_USE; /* the waiting call returns the status */
     if (none_runs || tms_driver_is_gone(reason)) {
         if (none_runs)
             tms_log_recurring(saver->log, TMS_LOG_FREED_ON_LOST_DEVICE, TMS_LOG_WARNING, reason,
                               "The memory is freed nevertheless.");
-        *quiesced = tms_quiesced_devices_lost(segment->accessible);
+        *quiesced = tms_quiesced_devices_lost(users);
         return TMS_UNUSED;
     }
     tms_log_recurring(saver->log, TMS_LOG_FREE_DEFERRED, status == TMS_CAPTURE_IN_PROGRESS ? TMS_LOG_INFO : TMS_LOG_WARNING,
@@ -126,9 +134,6 @@ void tms_saver_retire(tms_saver_t *saver, tms_segment_t *segment, tms_wait_t *wa
     tms_use_t use;
     do {
         use = tms_saver_await_users(saver, segment, wait, &quiesced, &reason);
-        if (use == TMS_UNUSED) {
-            tms_saver_dispose(saver, segment, quiesced);
-            return;
-        }
-    } while (!defer(saver, segment, use));
+        if (use == TMS_UNUSED && dispose(saver, segment, quiesced)) return;
+    } while (use == TMS_UNUSED || !defer(saver, segment, use));
 }

@@ -24,6 +24,9 @@ typedef struct tms_transition_asked {
     tms_tag_t **tags; /* those of the selection that exist; NULL: all */
     size_t tag_count;
     bool guards; /* guard mode is on */
+    /* Not 0: the number of a compaction (compact.h). A pause selects only segments that share a run with slack, and marks
+     * them with it; a resume selects only those. */
+    uint64_t compaction;
 } tms_transition_asked_t;
 
 /* The plan of one attempt. Reset by each attempt, except for `collectable`. */
@@ -34,6 +37,7 @@ typedef struct tms_transition_planned {
     tms_device_mask_t affected;    /* devices that have access to one */
     tms_device_mask_t peers_seen;  /* saver->peers.seen when the list was built */
     bool incomplete;               /* the list lacks selected segments that are damaged */
+    tms_run_t *runs;               /* that the call owns: of its segments; a resume adds those that it makes */
     tms_backup_batch_t batch;      /* the batches of a pause in the stores */
     uint64_t total_bytes;          /* to be copied */
 } tms_transition_planned_t;
@@ -46,6 +50,7 @@ typedef struct tms_transition_done {
     tms_device_mask_t guard_pages;  /* devices of which the call holds a reference to the guard page */
     tms_quiesced_t quiesced;        /* a resume: the devices that may have read the guarded segments on its list */
     bool damaged;                   /* an attempt has left a segment damaged, which another attempt would skip */
+    uint64_t slack_bytes;           /* returned by a pause */
     tms_report_t report;
     tms_transition_notes_t notes;
 } tms_transition_done_t;

@@ -5,6 +5,7 @@
 
 #include "core/allocation/ranges.h"
 #include "core/allocation/retire.h"
+#include "core/allocation/runs.h"
 
 /* ---- the page ---- */
 
@@ -35,7 +36,7 @@ static tms_status_t make_page(tms_transition_t *t, int device, tms_tag_t *tag, t
         free(page);
         return status;
     }
-    status = tms_segment_populate(page, t->driver, t->devices, 0, context, error);
+    status = tms_runs_populate_own(page, t->driver, t->devices, 0, context, error);
     if (status == TMS_OK) status = fill(t, page, &at_rest, context, error);
     if (status == TMS_OK)
         *made = page;
@@ -79,7 +80,7 @@ void tms_guarding_cover(tms_transition_t *t, tms_segment_t *segment, tms_device_
     if (!t->asked.guards || segment->guarded > 0) return;
     tms_status_t status = need_page(t, segment, &page, &context, &reason);
     if (status == TMS_OK)
-        status = tms_segment_guard(segment, page->handle, tms_segment_reserved(page), devices, t->driver, &context, &reason);
+        status = tms_segment_guard(segment, page->run->handle, tms_segment_reserved(page), devices, t->driver, &context, &reason);
     if (segment->guarded > 0) { /* also after a failure that could not be undone */
         pthread_mutex_lock(&t->saver->lock);
         (void)tms_guard_hold(&t->saver->guard, segment->device);

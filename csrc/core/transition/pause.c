@@ -61,6 +61,7 @@ static tms_status_t plan_all(tms_transition_t *t, const tms_live_t *live, tms_de
                                               .live = live,
                                               .wait = &t->wait};
         segment->only_preserved = request.kind != chosen_kind(t, segment);
+        segment->all_cached = live && tms_live_is_empty(live, request.address, segment->bytes);
         status = tms_backup_plan(&segment->backup, stores, &t->planned.batch, &request, &here, error);
         if (status != TMS_OK) return status;
         status = tms_wait_check(&t->wait, &here, error);
@@ -153,30 +154,49 @@ static void commit(tms_transition_t *t) { TMS_FOR_EACH(segment, t) tms_backup_co
 
 static void cancel(tms_transition_t *t) { TMS_FOR_EACH(segment, t) tms_backup_cancel(&segment->backup, &t->saver->stores); }
 
+/* Releases the run of a segment, and notes which devices had access. */
+static tms_status_t release_run(tms_transition_t *t, const tms_segment_t *segment, tms_quiesced_t quiesced,
+                                tms_error_t *error) {
+    tms_run_t *run = segment->run;
+    tms_error_context_t context = tms_transition_context_of(t, segment);
+    context.address = run->begin;
+    context.bytes = tms_run_bytes(run);
+    run->reached = run->accessible;
+    tms_status_t status = tms_run_depopulate(run, quiesced, t->driver, &context, error);
+    if (status != TMS_OK)
+        tms_log_recurring(t->saver->log, TMS_LOG_DAMAGED, TMS_LOG_ERROR, error,
+                          "The memory is damaged; its addresses stay reserved.");
+    return status;
+}
+
 /* After the commit point: continues after a failure, and reports the first one. */
 static tms_status_t release(tms_transition_t *t, tms_quiesced_t quiesced, tms_error_t *error) {
     tms_status_t first_status = TMS_OK;
     uint64_t refused = 0, bytes = 0;
     tms_error_t first = {0};
+    const uint64_t mark = tms_transition_mark(t);
     TMS_FOR_EACH(segment, t) {
-        tms_error_t reason;
-        tms_error_context_t context = tms_transition_context_of(t, segment);
-        const tms_device_mask_t devices = segment->accessible;
-        tms_status_t status = tms_segment_depopulate(segment, quiesced, t->driver, &context, &reason);
-        if (status == TMS_OK) {
-            tms_guarding_cover(t, segment, devices);
+        tms_run_t *run = segment->run;
+        if (run->mark != mark) {
+            tms_error_t reason;
+            tms_status_t status = release_run(t, segment, quiesced, &reason);
+            run->mark = mark;
+            if (status != TMS_OK && first_status == TMS_OK) {
+                first_status = status;
+                first = reason;
+            }
+        }
+        if (!tms_run_has_memory(run)) {
+            tms_guarding_cover(t, segment, run->reached);
             continue;
         }
-        if (refused++ == 0) {
-            first_status = status;
-            first = reason;
-        }
+        refused++;
         bytes += tms_segment_reserved(segment);
-        tms_log_recurring(t->saver->log, TMS_LOG_DAMAGED, TMS_LOG_ERROR, &reason,
-                          "The allocation is damaged; its address stays reserved.");
     }
     tms_guarding_end(t);
-    TMS_FOR_EACH(segment, t) tms_saver_release_lock(t->saver, segment);
+    TMS_FOR_EACH(segment, t) {
+        if (t->asked.compaction == 0) tms_saver_release_lock(t->saver, segment);
+    }
     if (refused > 0 && error) {
         *error = first;
         tms_error_append(
@@ -206,14 +226,27 @@ static tms_status_t pause_all(tms_transition_t *t, tms_error_t *error) {
     return status;
 }
 
+static tms_transition_t pause_of(tms_saver_t *saver, const tms_selection_t *selection) {
+    return (tms_transition_t){.saver = saver,
+                              .asked = {.selection = selection,
+                                        .operation = "pause",
+                                        .from = TMS_SEGMENT_ACTIVE,
+                                        .through = TMS_SEGMENT_PAUSING,
+                                        .to = TMS_SEGMENT_PAUSED},
+                              .act = pause_all};
+}
+
 tms_status_t tms_transition_pause(tms_saver_t *saver, const tms_selection_t *selection, tms_report_t *report,
                                   tms_error_t *error) {
-    tms_transition_t t = {.saver = saver,
-                          .asked = {.selection = selection,
-                                    .operation = "pause",
-                                    .from = TMS_SEGMENT_ACTIVE,
-                                    .through = TMS_SEGMENT_PAUSING,
-                                    .to = TMS_SEGMENT_PAUSED},
-                          .act = pause_all};
+    tms_transition_t t = pause_of(saver, selection);
     return tms_transition_run(&t, &saver->stats.pauses, report, error);
+}
+
+tms_status_t tms_transition_pause_slack(tms_saver_t *saver, const tms_selection_t *selection, uint64_t compaction,
+                                        uint64_t *slack_bytes, tms_report_t *report, tms_error_t *error) {
+    tms_transition_t t = pause_of(saver, selection);
+    t.asked.compaction = compaction;
+    tms_status_t status = tms_transition_run(&t, &saver->stats.pauses, report, error);
+    *slack_bytes = t.done.slack_bytes;
+    return status;
 }

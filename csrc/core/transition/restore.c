@@ -1,6 +1,11 @@
 #include "core/transition/restore.h"
 
+#include <errno.h>
+#include <stdlib.h>
+
+#include "core/allocation/runs.h"
 #include "core/transition/guarding.h"
+#include "core/transition/layout.h"
 #include "core/transition/pending.h"
 #include "core/transition/phases.h"
 
@@ -63,29 +68,46 @@ typedef struct restoration {
     tms_segment_t *unmapped; /* those before it on the list have memory */
 } restoration_t;
 
-static tms_status_t make_memory(restoration_t *all, tms_segment_t *segment, const tms_error_context_t *context,
+static tms_status_t make_memory(restoration_t *all, tms_run_t *run, const tms_error_context_t *context,
                                 tms_error_t *error) {
     tms_transition_t *t = all->t;
-    const uint64_t bytes = tms_segment_reserved(segment), began = tms_phases_now(t);
+    const uint64_t bytes = tms_run_bytes(run), began = tms_phases_now(t);
     tms_phases_push(t, TMS_PHASE_CREATE, bytes);
-    tms_status_t status = tms_segment_create(segment, t->driver, t->devices, context, error);
+    tms_status_t status = tms_run_create(run, t->driver, t->devices, context, error);
     tms_phases_pop(t);
     const uint64_t created = tms_phases_now(t);
     tms_phases_add(&all->creating, began, created, bytes, status);
     if (status != TMS_OK) return status;
     tms_phases_push(t, TMS_PHASE_MAP, bytes);
-    status = tms_segment_map(segment, t->driver, all->peers, context, error);
+    status = tms_run_map(run, t->driver, all->peers, context, error);
     tms_phases_pop(t);
     tms_phases_add(&all->mapping, created, tms_phases_now(t), bytes, status);
     return status;
 }
 
-static tms_status_t populate(restoration_t *all, tms_segment_t *segment, tms_error_t *error) {
+/* Makes a run for the segments that are placed with `leader`. One that does not fit is tried with half of them, down to the
+ * leader alone. A run that was not undone whole belongs to the call, too. */
+static tms_status_t make_run(restoration_t *all, tms_segment_t *leader, tms_error_t *error) {
     tms_transition_t *t = all->t;
-    tms_error_context_t context = tms_transition_context_of(t, segment);
-    tms_status_t status = make_memory(all, segment, &context, error);
+    tms_error_context_t context = tms_transition_context_of(t, leader);
+    for (;;) {
+        tms_run_t *run = tms_runs_make(leader, tms_layout_last(leader));
+        if (!run) return tms_error_set_os(error, &context, "calloc", ENOMEM, NULL);
+        context.bytes = tms_run_bytes(run);
+        tms_status_t status = make_memory(all, run, &context, error);
+        if (tms_run_has_memory(run))
+            tms_layout_occupy(t, leader, run);
+        else
+            free(run);
+        if (status != TMS_OUT_OF_DEVICE_MEMORY || !tms_layout_halve(leader)) return status;
+    }
+}
+
+static tms_status_t populate(restoration_t *all, const tms_segment_t *segment, tms_error_t *error) {
+    tms_transition_t *t = all->t;
+    tms_status_t status = make_run(all, segment->placement.leader, error);
     if (status == TMS_OK)
-        atomic_fetch_add(&t->done.mapped_bytes, tms_segment_reserved(segment));
+        atomic_fetch_add(&t->done.mapped_bytes, tms_run_bytes(segment->placement.leader->run));
     else if (status == TMS_OUT_OF_DEVICE_MEMORY)
         tms_error_append(error,
                          " %llu bytes were mapped before that and have been given back: everything stays paused, and "
@@ -98,7 +120,7 @@ static tms_status_t populate(restoration_t *all, tms_segment_t *segment, tms_err
 static tms_status_t populate_ahead(void *context, bool *more, tms_error_t *error) {
     restoration_t *all = context;
     tms_segment_t *segment = all->unmapped;
-    while (segment && (segment->device != all->device || segment->mapped)) segment = segment->next_in_transition;
+    while (segment && (segment->device != all->device || tms_segment_is_mapped(segment))) segment = segment->next_in_transition;
     all->unmapped = segment;
     *more = segment != NULL;
     return segment ? populate(all, segment, error) : TMS_OK;
@@ -136,7 +158,8 @@ static tms_status_t restore_segments(restoration_t *all, tms_wait_t *wait, tms_e
         if (status != TMS_OK) break;
         if (segment->device != all->device) continue;
         tms_error_context_t context = tms_transition_context_of(all->t, segment);
-        if (!segment->mapped) status = populate(all, segment, error);
+        /* A run that was tried with half of its segments may not be that of this one. */
+        while (status == TMS_OK && !tms_segment_is_mapped(segment)) status = populate(all, segment, error);
         if (status == TMS_OK && all->copier.open) status = load(all, segment, error);
         if (status == TMS_OK) status = tms_wait_check(wait, &context, error);
     }

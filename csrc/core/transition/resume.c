@@ -6,6 +6,7 @@
 #include "core/peers.h"
 #include "core/transition/devices.h"
 #include "core/transition/guarding.h"
+#include "core/transition/layout.h"
 #include "core/transition/pending.h"
 #include "core/transition/phases.h"
 #include "core/transition/restore.h"
@@ -39,8 +40,8 @@ typedef struct patience {
 
 /* Memory that a device may still be copying to stays mapped. It is damaged, with its backup, until the device has been
  * synchronized. */
-static bool may_be_in_use(tms_transition_t *t, const tms_segment_t *segment) {
-    return segment->mapped && (atomic_load(&t->done.busy) >> segment->device & 1);
+static bool may_be_in_use(tms_transition_t *t, const tms_run_t *run) {
+    return run->mapped && (atomic_load(&t->done.busy) >> run->device & 1);
 }
 
 /* Guards a segment again that stays PAUSED. */
@@ -52,23 +53,31 @@ static void guard_again(tms_transition_t *t, tms_segment_t *segment) {
     tms_guarding_cover(t, segment, peers | (tms_device_mask_t)1 << segment->device);
 }
 
-static void undo(tms_transition_t *t) {
-    const tms_quiesced_t quiesced = tms_quiesced_never_handed_out();
-    const uint64_t began = tms_phases_begin(t, TMS_PHASE_UNMAP);
-    TMS_FOR_EACH(segment, t) {
-        tms_error_t reason;
-        tms_error_context_t context = tms_transition_context_of(t, segment);
-        if (may_be_in_use(t, segment)) {
-            t->done.damaged = true;
-            continue;
-        }
-        if (tms_segment_depopulate(segment, quiesced, t->driver, &context, &reason) == TMS_OK) {
-            guard_again(t, segment);
-            continue;
-        }
+/* Releases a run that this call has made. Its context is that of one of its segments. */
+static void undo_run(tms_transition_t *t, const tms_segment_t *segment) {
+    tms_run_t *run = segment->run;
+    tms_error_t reason;
+    tms_error_context_t context = tms_transition_context_of(t, segment);
+    context.address = run->begin;
+    context.bytes = tms_run_bytes(run);
+    if (may_be_in_use(t, run)) {
         t->done.damaged = true;
-        tms_log_recurring(t->saver->log, TMS_LOG_DAMAGED, TMS_LOG_ERROR, &reason,
-                          "This was to undo a failed resume: the allocation is damaged.");
+        return;
+    }
+    if (tms_run_depopulate(run, tms_quiesced_never_handed_out(), t->driver, &context, &reason) == TMS_OK) return;
+    t->done.damaged = true;
+    tms_log_recurring(t->saver->log, TMS_LOG_DAMAGED, TMS_LOG_ERROR, &reason,
+                      "This was to undo a failed resume: the memory is damaged.");
+}
+
+static void undo(tms_transition_t *t) {
+    const uint64_t began = tms_phases_begin(t, TMS_PHASE_UNMAP), mark = tms_transition_mark(t);
+    TMS_FOR_EACH(segment, t) {
+        if (segment->run && segment->run->mark != mark) {
+            segment->run->mark = mark;
+            undo_run(t, segment);
+        }
+        if (!tms_segment_has_memory(segment)) guard_again(t, segment);
     }
     tms_guarding_end(t);
     tms_phases_end(t, TMS_PHASE_UNMAP, began, TMS_OK);
@@ -109,6 +118,7 @@ static tms_status_t await_readers(tms_transition_t *t, tms_error_t *error) {
 static tms_status_t resume_all(tms_transition_t *t, tms_error_t *error) {
     TMS_FOR_EACH(segment, t) t->planned.total_bytes += tms_backup_held_bytes(&segment->backup);
     tms_pending_expect(t->pending, t->planned.incomplete ? 0 : t->planned.owners);
+    tms_layout_plan(t);
     tms_restore_sort(t);
     tms_status_t status = await_readers(t, error);
     if (status == TMS_OK) status = tms_transition_on_devices(t, t->planned.owners, tms_restore_device, error);
@@ -255,13 +265,14 @@ static tms_status_t perform(tms_transition_t *t, tms_error_t *error) {
 }
 
 static tms_status_t resume(tms_saver_t *saver, const tms_selection_t *selection, tms_pending_t *pending,
-                           tms_report_t *report, tms_error_t *error) {
+                           uint64_t compaction, tms_report_t *report, tms_error_t *error) {
     tms_transition_t t = {.saver = saver,
                           .asked = {.selection = selection,
                                     .operation = "resume",
                                     .from = TMS_SEGMENT_PAUSED,
                                     .through = TMS_SEGMENT_RESUMING,
-                                    .to = TMS_SEGMENT_ACTIVE},
+                                    .to = TMS_SEGMENT_ACTIVE,
+                                    .compaction = compaction},
                           .pending = pending,
                           .act = resume_all,
                           .perform = perform};
@@ -278,10 +289,15 @@ static tms_status_t resume(tms_saver_t *saver, const tms_selection_t *selection,
 
 tms_status_t tms_transition_resume(tms_saver_t *saver, const tms_selection_t *selection, tms_report_t *report,
                                    tms_error_t *error) {
-    return resume(saver, selection, NULL, report, error);
+    return resume(saver, selection, NULL, 0, report, error);
+}
+
+tms_status_t tms_transition_resume_compacted(tms_saver_t *saver, const tms_selection_t *selection, uint64_t compaction,
+                                             tms_report_t *report, tms_error_t *error) {
+    return resume(saver, selection, NULL, compaction, report, error);
 }
 
 tms_status_t tms_transition_resume_pending(tms_saver_t *saver, tms_pending_t *pending, tms_report_t *report,
                                            tms_error_t *error) {
-    return resume(saver, tms_pending_selection(pending), pending, report, error);
+    return resume(saver, tms_pending_selection(pending), pending, 0, report, error);
 }

@@ -5,8 +5,10 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "core/allocation/kinds.h"
 #include "core/allocation/reclaim.h"
 #include "core/allocation/retire.h"
+#include "core/allocation/runs.h"
 #include "core/captures.h"
 #include "core/inspect.h"
 #include "core/peers.h"
@@ -72,15 +74,29 @@ static bool has_selected_tag(const tms_transition_t *t, const tms_segment_t *seg
     return !t->asked.tags || segment->tag->mark == t->mark;
 }
 
+/* Whether a compaction selects the segment; a call that is no part of one selects all. */
+static bool is_compacted(const tms_transition_t *t, const tms_segment_t *segment) {
+    if (t->asked.compaction == 0) return true;
+    return t->asked.from == TMS_SEGMENT_ACTIVE ? tms_runs_has_slack(segment->run)
+                                               : segment->compaction == t->asked.compaction;
+}
+
 bool tms_transition_selects(const tms_transition_t *t, const tms_segment_t *segment) {
     return segment->state == t->asked.from && (t->planned.collectable >> segment->device & 1) &&
-           has_selected_tag(t, segment);
+           has_selected_tag(t, segment) && is_compacted(t, segment);
 }
 
 bool tms_transition_skips_damaged(const tms_transition_t *t, const tms_segment_t *segment) {
     /* REPAIRING: another thread is trying to repair it and may fail. */
     bool damaged = segment->state == TMS_SEGMENT_DAMAGED || segment->state == TMS_SEGMENT_REPAIRING;
     return damaged && has_selected_tag(t, segment);
+}
+
+uint64_t tms_transition_mark(tms_transition_t *t) {
+    pthread_mutex_lock(&t->saver->lock);
+    const uint64_t mark = ++t->saver->marks;
+    pthread_mutex_unlock(&t->saver->lock);
+    return mark;
 }
 
 /* What the call is for the shared page. check_fresh() moves nothing. */
@@ -94,6 +110,7 @@ static void collect(tms_transition_t *t) {
     t->planned.end = &t->planned.first;
     t->planned.owners = t->planned.affected = 0;
     t->planned.incomplete = false;
+    t->planned.runs = NULL;
     pthread_mutex_lock(&t->saver->lock);
     tms_transition_begin_look(t);
     t->planned.peers_seen = t->saver->peers.seen;
@@ -106,7 +123,8 @@ static void collect(tms_transition_t *t) {
         *t->planned.end = segment;
         t->planned.end = &segment->next_in_transition;
         t->planned.owners |= (tms_device_mask_t)1 << segment->device;
-        t->planned.affected |= segment->accessible;
+        t->planned.affected |= tms_segment_accessible(segment);
+        if (segment->run) tms_runs_own(segment->run, &t->planned.runs);
     }
     if (t->planned.first && tms_shared_page_is_open(&t->saver->page)) {
         tms_shared_page_begin_moves(&t->saver->page, page_call_of(t), tms_clock_nanoseconds());
@@ -122,18 +140,19 @@ static void settle(tms_transition_t *t, tms_segment_t *segment, bool moved, doub
     tms_stats_t *stats = &t->saver->stats;
     uint64_t bytes = tms_segment_reserved(segment);
     bool was_active = t->asked.from == TMS_SEGMENT_ACTIVE;
-    bool damaged = moved ? was_active && (segment->mapped || segment->has_handle)
-                         : !was_active && (segment->mapped || segment->has_handle);
+    bool damaged = moved == was_active && tms_segment_has_memory(segment);
     segment->state = damaged ? TMS_SEGMENT_DAMAGED : moved ? t->asked.to : t->asked.from;
     bool is_active = segment->state == TMS_SEGMENT_ACTIVE;
     if (segment->state != t->asked.from) segment->changed_at = now;
-    if (was_active && !segment->mapped) tms_usage_unmap(&t->saver->usage, segment);
-    if (!was_active && segment->mapped) tms_usage_map(&t->saver->usage, segment);
+    tms_usage_update(&t->saver->usage, segment);
     if (!was_active && segment->state != TMS_SEGMENT_PAUSED) tms_stats_subtract(&stats->paused_bytes, bytes);
     if (was_active && segment->state == TMS_SEGMENT_PAUSED) tms_stats_add(&stats->paused_bytes, bytes);
     if (damaged) t->saver->damaged++;
     if (was_active && !is_active) atomic_fetch_add_explicit(&segment->tag->paused, 1, memory_order_relaxed);
     if (!was_active && is_active) atomic_fetch_sub_explicit(&segment->tag->paused, 1, memory_order_relaxed);
+    if (!tms_segment_has_memory(segment)) tms_runs_detach(segment);
+    if (moved && is_active) segment->resumed = true;
+    if (moved && was_active) segment->compaction = t->asked.compaction;
     if (moved && !damaged) {
         t->done.report.allocations++;
         t->done.report.bytes += bytes;
@@ -152,6 +171,34 @@ static void advance_epochs(tms_transition_t *t) {
     }
 }
 
+/* Counts what a pause has released of each kind, and has the kinds judge their slack. */
+static void note_slack(tms_transition_t *t) {
+    const uint64_t mark = ++t->saver->marks;
+    tms_kind_t *first = NULL;
+    TMS_FOR_EACH(segment, t) {
+        tms_kind_t *kind = tms_kind_of(segment->piece);
+        if (kind->mark != mark) {
+            kind->mark = mark;
+            kind->paused_bytes = 0;
+            kind->next_in_call = first;
+            first = kind;
+        }
+        kind->paused_bytes += tms_segment_reserved(segment);
+    }
+    for (tms_kind_t *kind = first; kind; kind = kind->next_in_call) tms_kind_note_pause(kind);
+}
+
+/* The runs of the call are no longer its own. Adds the freed segments that have waited for that to *freed. */
+static void disown_runs(tms_transition_t *t, bool moved, tms_segment_t **freed) {
+    const bool damages = moved == (t->asked.from == TMS_SEGMENT_ACTIVE);
+    for (tms_run_t *next, *run = t->planned.runs; run; run = next) {
+        next = run->next_in_call;
+        if (!tms_run_has_memory(run)) t->done.slack_bytes += run->slack_bytes;
+        tms_runs_disown(t->saver, run, damages && tms_run_has_memory(run), freed);
+    }
+    t->planned.runs = NULL;
+}
+
 static tms_shared_page_outcome_t page_outcome(const tms_transition_t *t, bool succeeded) {
     return (tms_shared_page_outcome_t){.call = page_call_of(t),
                                        .succeeded = succeeded,
@@ -165,7 +212,10 @@ void tms_transition_finish(tms_transition_t *t, bool moved) {
     tms_footprint_moves_t moves = {.to = &t->saver->footprints, .call = t->call, .operation = t->asked.operation};
     if (tms_shared_page_is_open(&t->saver->page)) moves.outcome = page_outcome(t, moved);
     pthread_mutex_lock(&t->saver->lock);
-    if (moved && t->asked.from == TMS_SEGMENT_ACTIVE) advance_epochs(t);
+    if (moved && t->asked.from == TMS_SEGMENT_ACTIVE) {
+        advance_epochs(t);
+        if (t->asked.compaction == 0) note_slack(t);
+    }
     for (tms_segment_t *next, *segment = t->planned.first; segment; segment = next) {
         next = segment->next_in_transition;
         settle(t, segment, moved, now);
@@ -176,6 +226,7 @@ void tms_transition_finish(tms_transition_t *t, bool moved) {
         segment->next_in_transition = freed;
         freed = segment;
     }
+    disown_runs(t, moved, &freed);
     tms_footprint_record_moves(&moves);
     tms_shared_page_end_moves(&t->saver->page);
     tms_shared_page_publish(&t->saver->page);
@@ -218,8 +269,8 @@ static skipped_t find_skipped(tms_transition_t *t) {
             continue;
         if (found.allocations++ == 0) {
             found.context = tms_transition_context_of(t, segment);
-            memcpy(found.call, segment->refused_call, sizeof found.call);
-            found.result = segment->refused_result;
+            if (segment->run) memcpy(found.call, segment->run->refused_call, sizeof found.call);
+            if (segment->run) found.result = segment->run->refused_result;
         }
         found.bytes += tms_segment_reserved(segment);
         if (found.context.tag != segment->tag->name) found.has_other_tags = true; /* interned: one tag, one name */
@@ -375,6 +426,7 @@ tms_status_t tms_transition_run(tms_transition_t *t, tms_calls_t *calls, tms_rep
         tms_turn_leave();
         free(t->asked.tags);
     }
+    if (status == TMS_OUT_OF_DEVICE_MEMORY && error) tms_kinds_explain_slack(t->saver, error->device, error);
     t->done.report.seconds = tms_wait_elapsed(&t->wait);
     count(calls, status, &t->done.report);
     count_in_page(t, status);

@@ -41,6 +41,9 @@ bool tms_transition_selects(const tms_transition_t *t, const tms_segment_t *segm
 /* During such a walk: whether the segment has a selected tag but is damaged, so that the call skips it. */
 bool tms_transition_skips_damaged(const tms_transition_t *t, const tms_segment_t *segment);
 
+/* A new number for `mark` of the runs of the call's segments: a walk that visits each run once. Takes the lock. */
+uint64_t tms_transition_mark(tms_transition_t *t);
+
 /* Reports the progress of the copies to on_progress, if set. On the thread of the call. */
 void tms_transition_report_progress(tms_transition_t *t);
 

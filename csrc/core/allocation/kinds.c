@@ -1,0 +1,78 @@
+#include "core/allocation/kinds.h"
+
+#include <stdlib.h>
+
+#include "core/tag_bytes.h"
+
+tms_kind_t *tms_kinds_find(tms_kind_t *first, tms_backup_kind_t backup, tms_host_policy_t policy, int device) {
+    tms_kind_t *kind = first;
+    while (kind && (kind->backup != backup || kind->policy != policy || kind->device != device)) kind = kind->next_of_list;
+    return kind;
+}
+
+tms_kind_t *tms_kinds_of_segment(tms_saver_t *saver, tms_kind_t **list, const tms_segment_t *segment) {
+    tms_kind_t *kind = tms_kinds_find(*list, segment->backup.kind, segment->backup.policy, segment->device);
+    if (kind || !(kind = calloc(1, sizeof *kind))) return kind;
+    kind->tag = segment->tag;
+    kind->backup = segment->backup.kind;
+    kind->policy = segment->backup.policy;
+    kind->device = segment->device;
+    kind->next_of_list = *list;
+    *list = kind;
+    kind->next = saver->kinds;
+    saver->kinds = kind;
+    return kind;
+}
+
+void tms_kinds_release(tms_saver_t *saver) {
+    for (tms_kind_t *next, *kind = saver->kinds; kind; kind = next) {
+        next = kind->next;
+        free(kind);
+    }
+    saver->kinds = NULL;
+}
+
+/* ---- whether runs suit it ---- */
+
+bool tms_kind_suits_runs(const tms_kind_t *kind) { return !kind->in_the_way && kind->unquiet == 0; }
+
+void tms_kind_note_free(tms_kind_t *kind, const tms_segment_t *segment) {
+    if (segment->resumed) kind->freed_bytes += tms_segment_reserved(segment);
+}
+
+void tms_kind_note_pause(tms_kind_t *kind) {
+    const uint64_t slack = kind->space.backed_bytes, freed = kind->freed_bytes;
+    if (slack > (kind->paused_bytes + slack) / TMS_KIND_SLACK_DIVISOR)
+        kind->unquiet = TMS_KIND_QUIET_CYCLES;
+    else if (kind->unquiet > 0 && freed > (kind->paused_bytes + freed) / TMS_KIND_SLACK_DIVISOR)
+        kind->unquiet = TMS_KIND_QUIET_CYCLES;
+    else if (kind->unquiet > 0)
+        kind->unquiet--;
+    kind->freed_bytes = 0;
+}
+
+uint64_t tms_kinds_slack(const tms_kind_t *first, int device) {
+    uint64_t bytes = 0;
+    for (const tms_kind_t *kind = first; kind; kind = kind->next_of_list) {
+        if (device == TMS_NO_DEVICE || kind->device == device) bytes += kind->space.backed_bytes;
+    }
+    return bytes;
+}
+
+void tms_kinds_explain_slack(tms_saver_t *saver, int device, tms_error_t *error) {
+    tms_tag_bytes_t slack = {.named = 0};
+    if (device < 0 || device >= TMS_MAX_DEVICES || tms_stats_read(&saver->usage.slack[device]) == 0) return;
+    pthread_mutex_lock(&saver->lock);
+    for (tms_kind_t *kind = saver->kinds; kind; kind = kind->next) {
+        if (kind->device != device || kind->space.backed_bytes == 0) continue;
+        kind->in_the_way = true;
+        tms_tag_bytes_add(&slack, kind->tag, kind->space.backed_bytes);
+    }
+    pthread_mutex_unlock(&saver->lock);
+    if (slack.total == 0 || !error) return;
+    tms_error_append(error, " ");
+    tms_error_append_bytes(error, slack.total);
+    tms_error_append(error, " are slack, which freed allocations have left in the runs of ");
+    tms_tag_bytes_append(&slack, error);
+    tms_error_append(error, ": compact(tag) returns it, as does a pause. These tags get no runs any more.");
+}

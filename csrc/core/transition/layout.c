@@ -1,0 +1,76 @@
+#include "core/transition/layout.h"
+
+#include "core/allocation/kinds.h"
+#include "core/allocation/runs.h"
+
+/* ---- the plan ---- */
+
+static bool may_share_a_run(const tms_transition_t *t, const tms_segment_t *segment) {
+    return t->saver->config->runs && !segment->own_handle && !segment->all_cached &&
+           tms_kind_suits_runs(tms_kind_of(segment->piece));
+}
+
+/* The segment that owns a piece and may be in a run with `segment`, its neighbour there; or NULL. */
+static tms_segment_t *companion(const tms_transition_t *t, const tms_segment_t *segment, const tms_piece_t *piece) {
+    tms_segment_t *other = piece ? piece->owner : NULL;
+    bool fits = other && other->state == t->asked.through && other->shared == segment->shared && may_share_a_run(t, other);
+    return fits ? other : NULL;
+}
+
+/* Places a segment together with all neighbours that may share a run with it, from the first of them on. */
+static void place_neighbours(const tms_transition_t *t, tms_segment_t *segment) {
+    tms_segment_t *leader = segment, *last = segment;
+    if (may_share_a_run(t, segment)) {
+        for (tms_segment_t *before; (before = companion(t, leader, leader->piece->before));) leader = before;
+    }
+    last = leader;
+    last->placement.leader = leader;
+    while (may_share_a_run(t, last)) {
+        tms_segment_t *next = companion(t, last, last->piece->after);
+        if (!next) return;
+        if (next->node.end - leader->node.begin > TMS_RUN_MOST_BYTES)
+            leader = next;
+        else
+            last->placement.next = next;
+        next->placement.leader = leader;
+        last = next;
+    }
+}
+
+void tms_layout_plan(tms_transition_t *t) {
+    TMS_FOR_EACH(segment, t) segment->placement = (tms_placement_t){.leader = NULL};
+    pthread_mutex_lock(&t->saver->lock); /* other threads cut and join the pieces beside those of the call */
+    TMS_FOR_EACH(segment, t) {
+        if (!segment->placement.leader) place_neighbours(t, segment);
+    }
+    pthread_mutex_unlock(&t->saver->lock);
+}
+
+/* ---- the run of a device's part ---- */
+
+const tms_segment_t *tms_layout_last(const tms_segment_t *leader) {
+    const tms_segment_t *last = leader;
+    while (last->placement.next) last = last->placement.next;
+    return last;
+}
+
+void tms_layout_occupy(tms_transition_t *t, tms_segment_t *leader, tms_run_t *run) {
+    pthread_mutex_lock(&t->saver->lock);
+    for (tms_segment_t *segment = leader; segment; segment = segment->placement.next) tms_runs_attach(run, segment);
+    tms_runs_own(run, &t->planned.runs);
+    pthread_mutex_unlock(&t->saver->lock);
+}
+
+bool tms_layout_halve(tms_segment_t *leader) {
+    tms_segment_t *middle = leader;
+    bool odd = false;
+    for (const tms_segment_t *end = leader->placement.next; end; end = end->placement.next) {
+        if (odd) middle = middle->placement.next;
+        odd = !odd;
+    }
+    tms_segment_t *second = middle->placement.next;
+    if (!second) return false;
+    middle->placement.next = NULL;
+    for (tms_segment_t *segment = second; segment; segment = segment->placement.next) segment->placement.leader = second;
+    return true;
+}

@@ -1,0 +1,24 @@
+/* Which segments of a resume one run is to back: neighbours of one kind that come back together, up to TMS_RUN_MOST_BYTES.
+ *
+ * In no run with others are: a segment that asked for a handle of its own, one whose blocks were all cached at the pause,
+ * because its owner returns those first, and those of a kind that runs do not suit (allocation/kinds.h). Segments that were
+ * ever shared with another process are in runs of such segments only, because an importer keeps all of a run.
+ *
+ * Used by the resume that owns the segments. */
+#ifndef TMS_LAYOUT_H
+#define TMS_LAYOUT_H
+
+#include "core/transition/call.h"
+
+/* Places every segment on the list. On the thread of the call; takes the saver's lock. */
+void tms_layout_plan(tms_transition_t *t);
+
+/* On the thread of the device's part: */
+/* The last of the segments that are placed with `leader`. */
+const tms_segment_t *tms_layout_last(const tms_segment_t *leader);
+/* The run of these segments, which has memory, is theirs and belongs to the call. Takes the saver's lock. */
+void tms_layout_occupy(tms_transition_t *t, tms_segment_t *leader, tms_run_t *run);
+/* Places the second half of them apart. False: it is one segment. */
+bool tms_layout_halve(tms_segment_t *leader);
+
+#endif
