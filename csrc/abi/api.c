@@ -60,9 +60,11 @@ static void api_region_current(tms_region_settings_t *settings, int32_t *depth) 
         return;
     }
     tms_region_t region = tms_region_current(&state->regions, depth);
-    *settings = (tms_region_settings_t){
-        .managed = region.managed, .backup = region.backup, .tag = region.tag->name, .host_policy = region.host_policy,
-        .own_handles = region.own_handles};
+    *settings = (tms_region_settings_t){.managed = region.managed,
+                                        .backup = region.backup,
+                                        .tag = region.tag->name,
+                                        .host_policy = region.host_policy,
+                                        .own_handles = region.own_handles};
 }
 
 static tms_status_t api_region_set(const tms_region_settings_t *settings, tms_error_t *error) {

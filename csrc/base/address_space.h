@@ -28,10 +28,10 @@ enum { TMS_SPACE_CLASSES = 64 };
 typedef struct tms_piece {
     uint64_t begin, end;
     struct tms_range *range;
-    struct tms_piece *before, *after; /* its neighbours in the range */
-    void *owner;                      /* NULL: free */
-    void *backing;                    /* of a free piece: the memory mapped there; NULL: bare */
-    bool listed;                      /* free, and may be taken */
+    struct tms_piece *before, *after;            /* its neighbours in the range */
+    void *owner;                                 /* NULL: free */
+    void *backing;                               /* of a free piece: the memory mapped there; NULL: bare */
+    bool listed;                                 /* free, and may be taken */
     struct tms_piece *previous_free, *next_free; /* while it is listed: those of its list */
 } tms_piece_t;
 

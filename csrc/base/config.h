@@ -38,24 +38,24 @@ typedef struct tms_config {
     char *lock_directory;             /* TMS_LOCK_DIR: where `resume(exclusive=True)` keeps one lock file for each GPU.
                                          Unset means `/tmp/torch_memory_saver-<uid>`. All processes that take turns use the
                                          same directory and belong to the same user */
-    bool runs;                        /* TMS_RUNS: whether a resume backs neighbouring allocations by one physical handle; 0: each
-                                         has a handle of its own */
-    bool guard;                       /* TMS_GUARD: guard mode, for debugging: paused memory reads as 0xFF, and so does what
-                                         is resumed without contents */
-    uint64_t events;                  /* TMS_EVENTS: how many events are kept; 0 turns them off */
-    bool shared_page;                 /* TMS_SHARED_PAGE: whether a process shows what it holds to `top`, `snapshot` and
-                                         `events`, in a file that only its user can read */
-    char *shared_page_directory;      /* TMS_SHARED_PAGE_DIR: the directory of these files. Unset means
-                                         `/dev/shm/torch_memory_saver-<uid>`. It must be local to the machine, and is the same
-                                         for the process and for the commands */
-    bool ledger;                      /* TMS_LEDGER: the ledger also counts what libraries allocate that look up the driver's
-                                         functions themselves, as NCCL does. It needs the library
-                                         `torch_memory_saver_hook_mode_preload_ledger.abi3.so` in `LD_PRELOAD` */
-    char *driver_path;                /* TMS_CUDA_DRIVER: the CUDA driver library to load */
-    int log_level;                    /* TMS_LOG_LEVEL: what is logged on stderr, in any case of letters. `info` adds a line
-                                         for each pause and resume, `debug` also what is otherwise logged once and then
-                                         counted */
-    tms_error_t malformed;            /* TMS_INVALID_ARGUMENT about the first malformed limit; TMS_OK where there is none */
+    bool runs;                   /* TMS_RUNS: whether a resume backs neighbouring allocations by one physical handle; 0: each
+                                    has a handle of its own */
+    bool guard;                  /* TMS_GUARD: guard mode, for debugging: paused memory reads as 0xFF, and so does what
+                                    is resumed without contents */
+    uint64_t events;             /* TMS_EVENTS: how many events are kept; 0 turns them off */
+    bool shared_page;            /* TMS_SHARED_PAGE: whether a process shows what it holds to `top`, `snapshot` and
+                                    `events`, in a file that only its user can read */
+    char *shared_page_directory; /* TMS_SHARED_PAGE_DIR: the directory of these files. Unset means
+                                    `/dev/shm/torch_memory_saver-<uid>`. It must be local to the machine, and is the same
+                                    for the process and for the commands */
+    bool ledger;                 /* TMS_LEDGER: the ledger also counts what libraries allocate that look up the driver's
+                                    functions themselves, as NCCL does. It needs the library
+                                    `torch_memory_saver_hook_mode_preload_ledger.abi3.so` in `LD_PRELOAD` */
+    char *driver_path;           /* TMS_CUDA_DRIVER: the CUDA driver library to load */
+    int log_level;               /* TMS_LOG_LEVEL: what is logged on stderr, in any case of letters. `info` adds a line
+                                    for each pause and resume, `debug` also what is otherwise logged once and then
+                                    counted */
+    tms_error_t malformed;       /* TMS_INVALID_ARGUMENT about the first malformed limit; TMS_OK where there is none */
 } tms_config_t;
 
 /* Reads the environment and sets the level of `log`. If the INIT variables request both backups, the CPU backup is used and

@@ -1,8 +1,7 @@
 #include "core/export.h"
 
 /* Under the lock: makes the descriptor of a run. */
-static tms_status_t export_run(tms_saver_t *saver, tms_run_t *run, const tms_error_context_t *context,
-                                   tms_error_t *error) {
+static tms_status_t export_run(tms_saver_t *saver, tms_run_t *run, const tms_error_context_t *context, tms_error_t *error) {
     const tms_driver_table_t *driver = atomic_load(&saver->devices->driver->table);
     const tms_device_table_t *devices = atomic_load(&saver->devices->table);
     int given = -1;

@@ -2,8 +2,8 @@
  *
  * An allocation gets a run of its own. A resume backs neighbours that come back together by one run (transition/layout.h):
  * most of what a pause and a resume cost is the number of handles. Segments of a run have one tag, backup, device and
- * `shared`, and are always in the same state, since pauses select tags. A part of a run whose segment was freed is *slack*: it
- * stays mapped, and the next allocation of its kind gets it without a driver call.
+ * `shared`, and are always in the same state, since pauses select tags. A part of a run whose segment was freed is *slack*:
+ * it stays mapped, and the next allocation of its kind gets it without a driver call.
  *
  * A run lives as long as a segment refers to it, a freed one included until its end. The pieces of its addresses
  * (base/address_space.h) lie between `first` and `end`.
@@ -36,15 +36,15 @@ typedef struct tms_run {
     tms_device_mask_t accessible; /* devices that have access, owner included */
 
     /* Under the saver's lock. */
-    tms_piece_t *first;          /* the piece at `begin` */
-    size_t segments;             /* that refer to it */
+    tms_piece_t *first; /* the piece at `begin` */
+    size_t segments;    /* that refer to it */
     uint64_t slack_bytes;
     bool owned;                  /* by a call, with its segments: it finishes frees that arrive meanwhile */
     bool damaged;                /* its segments are DAMAGED */
     struct tms_segment *waiting; /* freed segments that the owner of the run retires at its end */
     tms_descriptor_t exported;   /* of `handle`, once it has been exported (export.h); closed when the memory goes */
     uint64_t generation;         /* of that export: its number in the process */
-    tms_status_t refused_status;             /* of the last attempt to repair it */
+    tms_status_t refused_status; /* of the last attempt to repair it */
     char refused_call[TMS_ERROR_NAME_BYTES]; /* the driver call that failed then, "" if unknown, and its result */
     int refused_result;
     uint64_t mark;                 /* of the last walk over segments that visited it */

@@ -50,8 +50,8 @@ typedef struct tms_segment {
     tms_placement_t placement;
     tms_tag_t *tag;
     tms_backup_t backup;
-    double allocated_at, changed_at; /* on tms_wait_now's clock: when it was made, and when its state last changed */
-    tms_told_t told;                 /* footprint.h; under the saver's lock */
+    double allocated_at, changed_at;        /* on tms_wait_now's clock: when it was made, and when its state last changed */
+    tms_told_t told;                        /* footprint.h; under the saver's lock */
     struct tms_segment *next_in_transition; /* in the list of the call that owns it, or of deferred frees */
 } tms_segment_t;
 

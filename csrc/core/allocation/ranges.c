@@ -135,7 +135,8 @@ static tms_status_t extend(tms_saver_t *saver, tms_kind_t *kind, tms_segment_t *
                            const tms_driver_table_t *driver, const tms_error_context_t *context, tms_error_t *error) {
     reserved_t *it = NULL;
     tms_status_t status = reserve(driver, wanted, &it, context, error);
-    if (status != TMS_OK && wanted > bytes) status = reserve(driver, bytes, &it, context, error);
+    if (status != TMS_OK && status != TMS_OUT_OF_HOST_MEMORY && wanted > bytes)
+        status = reserve(driver, bytes, &it, context, error);
     if (status != TMS_OK) return status;
     pthread_mutex_lock(&saver->lock);
     status = add(saver, kind, it, segment, bytes, context, error);

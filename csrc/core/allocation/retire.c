@@ -62,8 +62,7 @@ static bool dispose(tms_saver_t *saver, tms_segment_t *segment, tms_quiesced_t q
         tms_log_recurring(saver->log, TMS_LOG_QUARANTINED, TMS_LOG_ERROR, &reason,
                           "It is quarantined; later calls retry its release.");
         segment->quiesced = quiesced;
-        segment->quarantined =
-            (tms_quarantined_t){.retry = retry, .context = saver, .holds = TMS_QUARANTINE_BIT(RANGE)};
+        segment->quarantined = (tms_quarantined_t){.retry = retry, .context = saver, .holds = TMS_QUARANTINE_BIT(RANGE)};
         tms_saver_release_lock(saver, segment);
         tms_quarantine_add(&saver->quarantine, &segment->quarantined);
         return true;

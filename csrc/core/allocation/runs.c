@@ -129,8 +129,7 @@ static tms_quarantine_mask_t release(tms_saver_t *saver, tms_run_t *run, tms_err
     tms_status_t status = tms_run_depopulate(run, run->quiesced, driver, &context, error);
     bool gone = status == TMS_OK || tms_driver_is_gone(error);
     if (run->first && (gone || !run->mapped)) give_addresses_back(saver, run);
-    if (!gone)
-        return (run->has_handle ? TMS_QUARANTINE_BIT(HANDLE) : 0) | (run->first ? TMS_QUARANTINE_BIT(RANGE) : 0);
+    if (!gone) return (run->has_handle ? TMS_QUARANTINE_BIT(HANDLE) : 0) | (run->first ? TMS_QUARANTINE_BIT(RANGE) : 0);
     free(run);
     return 0;
 }
@@ -140,8 +139,7 @@ static tms_quarantine_mask_t retry(tms_quarantined_t *node) {
     tms_saver_t *saver = node->context;
     tms_error_t reason;
     tms_quarantine_mask_t holds = release(saver, run, &reason);
-    if (holds)
-        tms_log_recurring(saver->log, TMS_LOG_QUARANTINED, TMS_LOG_WARNING, &reason, "It is still quarantined.");
+    if (holds) tms_log_recurring(saver->log, TMS_LOG_QUARANTINED, TMS_LOG_WARNING, &reason, "It is still quarantined.");
     return holds;
 }
 

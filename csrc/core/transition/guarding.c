@@ -80,7 +80,8 @@ void tms_guarding_cover(tms_transition_t *t, tms_segment_t *segment, tms_device_
     if (!t->asked.guards || segment->guarded > 0) return;
     tms_status_t status = need_page(t, segment, &page, &context, &reason);
     if (status == TMS_OK)
-        status = tms_segment_guard(segment, page->run->handle, tms_segment_reserved(page), devices, t->driver, &context, &reason);
+        status =
+            tms_segment_guard(segment, page->run->handle, tms_segment_reserved(page), devices, t->driver, &context, &reason);
     if (segment->guarded > 0) { /* also after a failure that could not be undone */
         pthread_mutex_lock(&t->saver->lock);
         (void)tms_guard_hold(&t->saver->guard, segment->device);

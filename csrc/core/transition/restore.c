@@ -68,8 +68,7 @@ typedef struct restoration {
     tms_segment_t *unmapped; /* those before it on the list have memory */
 } restoration_t;
 
-static tms_status_t make_memory(restoration_t *all, tms_run_t *run, const tms_error_context_t *context,
-                                tms_error_t *error) {
+static tms_status_t make_memory(restoration_t *all, tms_run_t *run, const tms_error_context_t *context, tms_error_t *error) {
     tms_transition_t *t = all->t;
     const uint64_t bytes = tms_run_bytes(run), began = tms_phases_now(t);
     tms_phases_push(t, TMS_PHASE_CREATE, bytes);
@@ -120,7 +119,8 @@ static tms_status_t populate(restoration_t *all, const tms_segment_t *segment, t
 static tms_status_t populate_ahead(void *context, bool *more, tms_error_t *error) {
     restoration_t *all = context;
     tms_segment_t *segment = all->unmapped;
-    while (segment && (segment->device != all->device || tms_segment_is_mapped(segment))) segment = segment->next_in_transition;
+    while (segment && (segment->device != all->device || tms_segment_is_mapped(segment)))
+        segment = segment->next_in_transition;
     all->unmapped = segment;
     *more = segment != NULL;
     return segment ? populate(all, segment, error) : TMS_OK;

@@ -264,8 +264,8 @@ static tms_status_t perform(tms_transition_t *t, tms_error_t *error) {
     return status;
 }
 
-static tms_status_t resume(tms_saver_t *saver, const tms_selection_t *selection, tms_pending_t *pending,
-                           uint64_t compaction, tms_report_t *report, tms_error_t *error) {
+static tms_status_t resume(tms_saver_t *saver, const tms_selection_t *selection, tms_pending_t *pending, uint64_t compaction,
+                           tms_report_t *report, tms_error_t *error) {
     tms_transition_t t = {.saver = saver,
                           .asked = {.selection = selection,
                                     .operation = "resume",

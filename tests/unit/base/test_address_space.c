@@ -1,4 +1,5 @@
-/* Guards address_space.c: pieces do not overlap, lie side by side, become one again, and are found in constant time. */
+/* Guards address_space.c: pieces do not overlap, lie side by side, become one again, and are found in constant time; backed
+ * pieces are apart from bare ones, and nobody gets a held one. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -38,35 +39,39 @@ static void add(tms_space_t *space, uint64_t bytes) {
 
 static tms_piece_t *take(tms_space_t *space, uint64_t bytes) {
     if (!tms_space_has_room(space, bytes)) add(space, tms_space_growth(space, bytes));
-    tms_piece_t *piece = tms_space_take(space, bytes);
+    tms_piece_t *piece = tms_space_take(space, bytes, space);
     assert_non_null(piece);
     assert_int_equal(tms_piece_bytes(piece), bytes);
     return piece;
 }
 
-static void give_back(tms_piece_t *piece) {
-    tms_range_t *empty = tms_space_give_back(piece);
-    if (!empty) return;
-    tms_space_remove(empty);
-    free(empty);
+static void remove_if_bare(tms_range_t *range) {
+    if (!tms_range_is_bare(range)) return;
+    tms_space_remove(range);
+    free(range);
 }
 
-/* The pieces of a range: without gaps, no two free ones side by side. Returns the bytes in use. */
+static void give_back(tms_piece_t *piece) {
+    tms_range_t *range = piece->range;
+    tms_space_give_back(piece, NULL, true);
+    remove_if_bare(range);
+}
+
+/* The pieces of a range: without gaps, no two listed ones with the same backing side by side. Returns the bytes in use. */
 static uint64_t check_range(const tms_range_t *range) {
     uint64_t at = range->node.begin, used = 0;
-    size_t in_use = 0;
     const tms_piece_t *before = NULL;
     for (const tms_piece_t *piece = range->first; piece; before = piece, piece = piece->after) {
         assert_int_equal(piece->begin, at);
         assert_true(piece->end > piece->begin);
         assert_ptr_equal(piece->before, before);
         assert_ptr_equal(piece->range, range);
-        assert_false(before && !before->in_use && !piece->in_use);
-        if (piece->in_use) in_use++, used += tms_piece_bytes(piece);
+        assert_false(piece->owner && piece->listed);
+        assert_false(before && before->listed && piece->listed && before->backing == piece->backing);
+        if (piece->owner) used += tms_piece_bytes(piece);
         at = piece->end;
     }
     assert_int_equal(at, range->node.end);
-    assert_int_equal(range->in_use, in_use);
     return used;
 }
 
@@ -81,7 +86,6 @@ static void pieces_lie_side_by_side(void **state) {
     assert_int_equal(space.reserved_bytes, 64 * 16 * MIB);
     for (int i = 0; i < 64; i++) give_back(pieces[i]);
     assert_int_equal(space.reserved_bytes, 0);
-    assert_int_equal(space.in_use_bytes, 0);
 }
 
 static void growth_is_bounded(void **state) {
@@ -103,7 +107,7 @@ static void a_hole_is_used_again(void **state) {
     add(&space, 64 * MIB);
     tms_piece_t *first = take(&space, 8 * MIB), *second = take(&space, 4 * MIB), *third = take(&space, 2 * MIB);
     const uint64_t hole = second->begin;
-    assert_null(tms_space_give_back(second));
+    give_back(second);
     second = take(&space, 4 * MIB);
     assert_int_equal(second->begin, hole);
     give_back(first);
@@ -134,7 +138,6 @@ static void random_operations(void **state) {
             (void)check_range(pieces[slot]->range);
         }
         if (used > most) most = used;
-        assert_int_equal(space.in_use_bytes, used);
         assert_true(space.steps - steps <= 3 * COMPARED_MOST); /* two looks for room, and a take */
     }
     for (uint32_t i = 0; i < PIECES; i++) {
@@ -142,6 +145,63 @@ static void random_operations(void **state) {
     }
     assert_int_equal(space.reserved_bytes, 0);
     assert_true(most > 0);
+}
+
+static void backed_pieces_are_apart(void **state) {
+    (void)state;
+    int memory, other;
+    tms_space_t space = {.reserved_bytes = 0};
+    tms_piece_t *pieces[6];
+    add(&space, 12 * MIB);
+    for (int i = 0; i < 6; i++) pieces[i] = take(&space, 2 * MIB);
+    tms_range_t *range = pieces[0]->range;
+    tms_space_give_back(pieces[0], &memory, true);
+    tms_space_give_back(pieces[2], NULL, true);
+    tms_space_give_back(pieces[1], &memory, true); /* one with the first, not with the third */
+    tms_space_give_back(pieces[3], &other, true);
+    assert_int_equal(space.backed_bytes, 6 * MIB);
+    assert_int_equal(check_range(range), 4 * MIB);
+    assert_null(tms_space_take_backed(&space, 6 * MIB, &space));
+    assert_false(tms_space_has_room(&space, 4 * MIB));
+    tms_piece_t *taken = tms_space_take_backed(&space, 4 * MIB, &space);
+    assert_int_equal(taken->begin, range->node.begin);
+    assert_ptr_equal(taken->backing, &memory);
+    taken->backing = NULL;
+    assert_int_equal(space.backed_bytes, 2 * MIB);
+    give_back(taken);
+    give_back(pieces[4]);
+    give_back(pieces[5]);
+    assert_false(tms_range_is_bare(range)); /* `other` is mapped there */
+    tms_space_hold(pieces[3], pieces[3]->end);
+    tms_space_unback(pieces[3], pieces[3]->end);
+    assert_false(tms_range_is_bare(range)); /* held */
+    tms_space_settle(pieces[3], pieces[3]->end);
+    assert_int_equal(space.backed_bytes, 0);
+    remove_if_bare(range);
+    assert_int_equal(space.reserved_bytes, 0);
+}
+
+static void nobody_gets_a_held_piece(void **state) {
+    (void)state;
+    int memory;
+    tms_space_t space = {.reserved_bytes = 0};
+    add(&space, 8 * MIB);
+    tms_piece_t *first = take(&space, 2 * MIB), *second = take(&space, 2 * MIB), *third = take(&space, 4 * MIB);
+    tms_range_t *range = first->range;
+    tms_space_give_back(first, &memory, true);
+    tms_space_hold(first, third->end);
+    assert_null(tms_space_take_backed(&space, 2 * MIB, &space));
+    tms_space_give_back(second, &memory, false); /* freed meanwhile */
+    assert_null(tms_space_take_backed(&space, 2 * MIB, &space));
+    assert_int_equal(space.backed_bytes, 4 * MIB);
+    tms_space_settle(first, third->end);
+    assert_int_equal(check_range(range), 4 * MIB);
+    tms_piece_t *again = tms_space_take_backed(&space, 4 * MIB, &space); /* both are one */
+    assert_int_equal(again->begin, range->node.begin);
+    again->backing = NULL;
+    give_back(again);
+    give_back(third);
+    assert_int_equal(space.reserved_bytes, 0);
 }
 
 static void many_spaces_of_one_piece(void **state) {
@@ -161,7 +221,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pieces_lie_side_by_side),  cmocka_unit_test(growth_is_bounded),
         cmocka_unit_test(a_hole_is_used_again),     cmocka_unit_test(random_operations),
-        cmocka_unit_test(many_spaces_of_one_piece),
+        cmocka_unit_test(many_spaces_of_one_piece), cmocka_unit_test(backed_pieces_are_apart),
+        cmocka_unit_test(nobody_gets_a_held_piece),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

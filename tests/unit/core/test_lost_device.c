@@ -27,7 +27,7 @@ static uint64_t allocate_shared(fixture_t *f, tms_backup_kind_t backup) {
     ASSERT_OK(tms_devices_enter(&f->devices, 1, &CONTEXT, &error), error);
     tms_devices_leave(&f->devices, 1);
     uint64_t address = allocate_on(f, 1, "a", backup, 2 * MIB);
-    assert_int_equal(tms_segment_of(tms_registry_find(&f->saver.registry, address))->accessible, BOTH);
+    assert_int_equal(tms_segment_accessible(tms_segment_of(tms_registry_find(&f->saver.registry, address))), BOTH);
     return address;
 }
 

@@ -205,7 +205,7 @@ static void one_device_of_two_costs_nothing_for_the_other(void **state) {
     assert_int_equal(tms_saver_find(&f->saver, address, &row), TMS_OK);
     assert_int_equal(simulator()->calls("cuMemSetAccess"), 1);
     assert_int_equal(simulator()->calls("cuDeviceCanAccessPeer"), 0);
-    assert_int_equal(tms_segment_of(tms_registry_find(&f->saver.registry, address))->accessible, 1);
+    assert_int_equal(tms_segment_accessible(tms_segment_of(tms_registry_find(&f->saver.registry, address))), 1);
 }
 
 static void a_second_device_gets_access_when_it_comes_into_use(void **state) {
@@ -216,8 +216,8 @@ static void a_second_device_gets_access_when_it_comes_into_use(void **state) {
     ASSERT_OK(tms_devices_enter(&f->devices, 1, &context, &error), error);
     tms_devices_leave(&f->devices, 1);
     uint64_t after = allocate_on(f, 1, "a", TMS_BACKUP_NONE, 2 * MIB);
-    assert_int_equal(tms_segment_of(tms_registry_find(&f->saver.registry, before))->accessible, 3);
-    assert_int_equal(tms_segment_of(tms_registry_find(&f->saver.registry, after))->accessible, 3);
+    assert_int_equal(tms_segment_accessible(tms_segment_of(tms_registry_find(&f->saver.registry, before))), 3);
+    assert_int_equal(tms_segment_accessible(tms_segment_of(tms_registry_find(&f->saver.registry, after))), 3);
     simulator()->clear_counts();
     ASSERT_OK(tms_saver_refresh_peers(&f->saver, &error), error);
     assert_int_equal(simulator()->calls("cuMemSetAccess"), 0); /* nothing is new */
@@ -236,9 +236,10 @@ static void a_segment_that_cannot_be_shared_does_not_stop_the_others(void **stat
     assert_string_equal(error.call, "cuMemSetAccess");
     assert_int_equal(error.address, address[1]);
     for (int i = 0; i < 3; i++)
-        assert_int_equal(tms_segment_of(tms_registry_find(&f->saver.registry, address[i]))->accessible, i == 1 ? 1 : 3);
+        assert_int_equal(tms_segment_accessible(tms_segment_of(tms_registry_find(&f->saver.registry, address[i]))),
+                         i == 1 ? 1 : 3);
     ASSERT_OK(tms_saver_refresh_peers(&f->saver, &error), error); /* and the next call retries it */
-    assert_int_equal(tms_segment_of(tms_registry_find(&f->saver.registry, address[1]))->accessible, 3);
+    assert_int_equal(tms_segment_accessible(tms_segment_of(tms_registry_find(&f->saver.registry, address[1]))), 3);
 }
 
 static void a_forked_child_may_not_allocate_and_may_free(void **state) {

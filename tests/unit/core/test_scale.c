@@ -102,7 +102,7 @@ static void take_mapping(fixture_t *f, uint64_t address, bool away) {
         assert_int_equal(f->cuda->cuMemUnmap(address, SMALL), CUDA_SUCCESS);
         return;
     }
-    assert_int_equal(f->cuda->cuMemMap(address, SMALL, 0, segment->handle, 0), CUDA_SUCCESS);
+    assert_int_equal(f->cuda->cuMemMap(address, SMALL, 0, segment->run->handle, 0), CUDA_SUCCESS);
     assert_int_equal(f->cuda->cuMemSetAccess(address, SMALL, &access, 1), CUDA_SUCCESS);
 }
 
@@ -129,7 +129,7 @@ static void a_segment_that_cannot_be_shared_is_retried_less_and_less(void **stat
     assert_int_equal(looks_of(f, 2), 1);
     take_mapping(f, refused, false);
     ASSERT_OK(tms_saver_refresh_peers(&f->saver, &error), error);
-    assert_int_equal(segment_of(f, refused)->accessible, 3);
+    assert_int_equal(tms_segment_accessible(segment_of(f, refused)), 3);
     assert_int_equal(looks_of(f, 2), 0); /* nothing is new */
 }
 
@@ -141,7 +141,7 @@ static void a_pause_makes_the_next_allocation_look_again(void **state) {
     take_mapping(f, refused, true);
     use_device(f, 1);
     assert_int_equal(looks_of(f, 8), 3 + 1); /* the first, the third and the sixth; the first reaches `other` as well */
-    assert_int_equal(segment_of(f, other)->accessible, 3);
+    assert_int_equal(tms_segment_accessible(segment_of(f, other)), 3);
     ASSERT_OK(pause_tag(f, "b", NULL, &error), error);
     assert_int_equal(looks_of(f, 1), 1);
     take_mapping(f, refused, false);

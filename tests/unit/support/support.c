@@ -1,6 +1,6 @@
 #include "support.h"
 
-#include "core/allocation/ranges.h"
+#include "core/allocation/kinds.h"
 
 #include <dlfcn.h>
 #include <math.h>
@@ -53,7 +53,7 @@ static void free_everything(tms_saver_t *saver) {
 void fixture_end(fixture_t *fixture, int devices) {
     free_everything(&fixture->saver);
     tms_quarantine_retry(&fixture->saver.quarantine);
-    tms_ranges_release(&fixture->saver);
+    tms_kinds_release(&fixture->saver);
     tms_saver_release(&fixture->saver);
     assert_int_equal(atomic_load(&fixture->heap.blocks), 0);
     assert_int_equal(atomic_load(&fixture->heap.batches), 0);

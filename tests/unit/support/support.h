@@ -43,7 +43,8 @@
     X(void, open_gate, (int gate))                                                                                          \
     X(void, wait_until_synchronizing, (void))                                                                               \
     X(void, lose_device, (int device, int code))                                                                            \
-    X(void, set_bandwidth, (uint64_t bytes_per_second))
+    X(void, set_bandwidth, (uint64_t bytes_per_second))                                                                     \
+    X(void, set_poison_limit, (uint64_t bytes))
 
 typedef struct simulator {
 #define SIMULATOR_FIELD(result, name, parameters) result(*name) parameters;

@@ -70,7 +70,8 @@ static void the_rest_gets_memory_during_the_copies(void **state) {
     const tms_selection_t selection = {.interrupted = never};
     uint64_t small[OTHERS], large = allocate(f, "large", TMS_BACKUP_PINNED, COPIED * MIB);
     fill(large, COPIED * MIB, 99);
-    for (uint32_t i = 0; i < OTHERS; i++) fill(small[i] = allocate(f, "small", TMS_BACKUP_PINNED, MIB), MIB, i);
+    const char *const tags[OTHERS] = {"a", "b", "c", "d", "e"}; /* one tag would be one run */
+    for (uint32_t i = 0; i < OTHERS; i++) fill(small[i] = allocate(f, tags[i], TMS_BACKUP_PINNED, MIB), MIB, i);
     ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
     copy_slowly(f);
     simulator()->trace(1);

@@ -58,6 +58,7 @@ static void know(world_t *world, int count, int parts, uint64_t part, uint64_t s
 
 static void make(world_t *world, fixture_t *f, int count) {
     world->fixture = f;
+    simulator()->set_poison_limit(SEGMENTS * SEGMENT_BYTES); /* a resume may back all of them by one run */
     for (int i = 0; i < count; i++) world->segments[i] = allocate(f, "a", TMS_BACKUP_PINNED, SEGMENT_BYTES);
     know(world, count, PARTS, PART_BYTES, STRIDE);
     for (int i = 0; i < count; i++) fill(world->segments[i], SEGMENT_BYTES, (uint32_t)i);

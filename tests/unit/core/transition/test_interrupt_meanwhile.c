@@ -138,13 +138,13 @@ static void a_device_that_comes_into_use_meanwhile_gets_access(void **state) {
     asker_t asker = {.fixture = f, .stop = true};
     tms_selection_t selection = {.interrupted = use_second_device, .interrupt_context = &asker};
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
-    assert_int_equal(tms_segment_of(tms_registry_find(&f->saver.registry, address))->accessible, 1);
+    assert_int_equal(tms_segment_accessible(tms_segment_of(tms_registry_find(&f->saver.registry, address))), 1);
     CUstream stream = launch_behind_gate(f, GATE, address);
     assert_int_equal(pause_selected(f, &selection, NULL, &error), TMS_INTERRUPTED);
     assert_int_equal(asker.results[0], CUDA_SUCCESS);
     assert_int_equal(asker.results[1], TMS_OK);
     simulator()->open_gate(GATE);
-    assert_int_equal(tms_segment_of(tms_registry_find(&f->saver.registry, address))->accessible, 3);
+    assert_int_equal(tms_segment_accessible(tms_segment_of(tms_registry_find(&f->saver.registry, address))), 3);
     destroy_stream(f, stream);
 }
 
@@ -170,7 +170,7 @@ static void a_resume_looks_for_peers_once_more_when_it_ends(void **state) {
     simulator()->set_bandwidth(0);
     assert_true(asker.asked >= 1);
     assert_int_equal(asker.results[0], CUDA_SUCCESS);
-    assert_int_equal(tms_segment_of(tms_registry_find(&f->saver.registry, address))->accessible, 3);
+    assert_int_equal(tms_segment_accessible(tms_segment_of(tms_registry_find(&f->saver.registry, address))), 3);
 }
 
 static void a_device_that_comes_into_use_during_a_resume_gets_access(void **state) {
@@ -184,7 +184,7 @@ static void a_device_that_comes_into_use_during_a_resume_gets_access(void **stat
     ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
     simulator()->set_bandwidth(0);
     assert_true(asker.asked >= 1);
-    assert_int_equal(tms_segment_of(tms_registry_find(&f->saver.registry, address))->accessible, 3);
+    assert_int_equal(tms_segment_accessible(tms_segment_of(tms_registry_find(&f->saver.registry, address))), 3);
 }
 
 int main(void) {

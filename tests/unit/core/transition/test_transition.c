@@ -295,8 +295,8 @@ static void two_devices_pause_and_resume_together(void **state) {
     ASSERT_OK(resume_tag(f, NULL, &report, &error), error);
     assert_filled(a, 2 * MIB, 1);
     assert_filled(b, 4 * MIB, 2);
-    assert_int_equal(tms_segment_of(tms_registry_find(&f->saver.registry, a))->accessible, 3);
-    assert_int_equal(tms_segment_of(tms_registry_find(&f->saver.registry, b))->accessible, 3);
+    assert_int_equal(tms_segment_accessible(tms_segment_of(tms_registry_find(&f->saver.registry, a))), 3);
+    assert_int_equal(tms_segment_accessible(tms_segment_of(tms_registry_find(&f->saver.registry, b))), 3);
     ASSERT_OK(tms_devices_current(&f->devices, &current, &context, &error), error);
     assert_int_equal(current, 0);
 }
@@ -309,7 +309,7 @@ static void a_pause_waits_for_every_device_with_access(void **state) {
     ASSERT_OK(tms_devices_enter(&f->devices, 1, &context, &error), error);
     tms_devices_leave(&f->devices, 1);
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
-    assert_int_equal(tms_segment_of(tms_registry_find(&f->saver.registry, address))->accessible, 3);
+    assert_int_equal(tms_segment_accessible(tms_segment_of(tms_registry_find(&f->saver.registry, address))), 3);
     simulator()->clear_counts();
     ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
     assert_int_equal(simulator()->calls("cuCtxSynchronize"), 2);
