@@ -99,7 +99,10 @@ static tms_status_t make_segment(tms_saver_t *saver, const tms_region_t *region,
                                  const tms_driver_table_t *driver, const tms_device_table_t *devices, tms_segment_t **made,
                                  const tms_error_context_t *context, tms_error_t *error) {
     tms_segment_t *segment = new_segment(region, bytes, context->device);
-    if (!segment) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
+    if (!segment) {
+        tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
+        return TMS_OUT_OF_HOST_MEMORY;
+    }
     tms_status_t status = tms_ranges_take(saver, segment, reserved, driver, context, error);
     if (status != TMS_OK) {
         free(segment);

@@ -114,21 +114,20 @@ static tms_status_t reserve(const tms_driver_table_t *driver, uint64_t bytes, re
     return TMS_OK;
 }
 
-/* Under the saver's lock: a new range becomes one of the kind, and the segment gets its first piece. */
-static tms_status_t add(tms_saver_t *saver, tms_kind_t *kind, reserved_t *it, tms_segment_t *segment, uint64_t bytes,
-                        const tms_error_context_t *context, tms_error_t *error) {
-    if (!claim(saver, &it->range.node))
-        return tms_error_set(error, TMS_DRIVER, context,
-                             "the driver reserved the addresses from 0x%llx to 0x%llx, which are already in use",
-                             (unsigned long long)it->range.node.begin, (unsigned long long)it->range.node.end);
-    if (!tms_space_add(&kind->space, &it->range)) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
+typedef enum added { ADDED, NOT_OURS, NO_HOST_MEMORY } added_t;
+
+/* Under the saver's lock: a new range becomes one of the kind, and the segment gets its first piece. NOT_OURS: another range
+ * has these addresses. */
+static added_t add(tms_saver_t *saver, tms_kind_t *kind, reserved_t *it, tms_segment_t *segment, uint64_t bytes) {
+    if (!claim(saver, &it->range.node)) return NOT_OURS;
+    if (!tms_space_add(&kind->space, &it->range)) return NO_HOST_MEMORY;
     segment->piece = tms_space_take(&kind->space, bytes, segment);
     if (segment->piece) {
         tms_registry_insert(&saver->ranges, &it->range.node);
-        return TMS_OK;
+        return ADDED;
     }
     tms_space_remove(&it->range);
-    return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
+    return NO_HOST_MEMORY;
 }
 
 static tms_status_t extend(tms_saver_t *saver, tms_kind_t *kind, tms_segment_t *segment, uint64_t bytes, uint64_t wanted,
@@ -139,13 +138,17 @@ static tms_status_t extend(tms_saver_t *saver, tms_kind_t *kind, tms_segment_t *
         status = reserve(driver, bytes, &it, context, error);
     if (status != TMS_OK) return status;
     pthread_mutex_lock(&saver->lock);
-    status = add(saver, kind, it, segment, bytes, context, error);
+    added_t added = add(saver, kind, it, segment, bytes);
     pthread_mutex_unlock(&saver->lock);
-    if (status == TMS_OK) return status;
-    if (status == TMS_DRIVER)
-        free(it); /* not the addresses, which another range owns */
-    else
+    if (added == ADDED) return TMS_OK;
+    if (added == NO_HOST_MEMORY) {
         free_range(saver, it);
+        return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
+    }
+    status = tms_error_set(error, TMS_DRIVER, context,
+                           "the driver reserved the addresses from 0x%llx to 0x%llx, which are already in use",
+                           (unsigned long long)it->range.node.begin, (unsigned long long)it->range.node.end);
+    free(it); /* not the addresses */
     return status;
 }
 
@@ -159,14 +162,14 @@ static tms_status_t take(tms_saver_t *saver, tms_kind_t **list, tms_segment_t *s
     else if (kind)
         wanted = tms_space_growth(&kind->space, bytes);
     pthread_mutex_unlock(&saver->lock);
-    tms_status_t status = TMS_OK;
-    if (wanted)
-        status = extend(saver, kind, segment, bytes, wanted, driver, context, error);
-    else if (!segment->piece)
-        status = tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
-    if (status != TMS_OK) return status;
-    segment->node.begin = segment->piece->begin;
-    segment->node.end = segment->piece->end;
+    if (wanted) {
+        tms_status_t status = extend(saver, kind, segment, bytes, wanted, driver, context, error);
+        if (status != TMS_OK) return status;
+    }
+    const tms_piece_t *piece = segment->piece;
+    if (!piece) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
+    segment->node.begin = piece->begin;
+    segment->node.end = piece->end;
     return TMS_OK;
 }
 

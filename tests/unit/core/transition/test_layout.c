@@ -135,8 +135,7 @@ static void memory_that_was_only_cached_gets_a_handle_of_its_own(void **state) {
     make_neighbours(f, "a", TMS_BACKUP_PINNED, at);
     tms_live_range_t ranges[NEIGHBOURS - 1];
     for (int i = 0; i < NEIGHBOURS - 1; i++) ranges[i] = (tms_live_range_t){at[i], at[i] + MIB}; /* none in the last */
-    tms_live_t live = {
-        .allocations = at, .allocation_count = NEIGHBOURS, .ranges = ranges, .range_count = NEIGHBOURS - 1};
+    tms_live_t live = {.allocations = at, .allocation_count = NEIGHBOURS, .ranges = ranges, .range_count = NEIGHBOURS - 1};
     const tms_selection_t selection = {.find_live = tell, .live_context = &live};
     ASSERT_OK(pause_selected(f, &selection, NULL, &error), error);
     simulator()->clear_counts();
