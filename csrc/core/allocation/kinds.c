@@ -42,9 +42,9 @@ void tms_kind_note_free(tms_kind_t *kind, const tms_segment_t *segment) {
 
 void tms_kind_note_pause(tms_kind_t *kind) {
     const uint64_t slack = kind->space.backed_bytes, freed = kind->freed_bytes;
-    if (slack > (kind->paused_bytes + slack) / TMS_KIND_SLACK_DIVISOR)
-        kind->unquiet = TMS_KIND_QUIET_CYCLES;
-    else if (kind->unquiet > 0 && freed > (kind->paused_bytes + freed) / TMS_KIND_SLACK_DIVISOR)
+    /* With a handle a segment a free leaves no slack: what counts then is how much was freed. */
+    const uint64_t left = kind->unquiet > 0 && freed > slack ? freed : slack;
+    if (left > (kind->paused_bytes + left) / TMS_KIND_SLACK_DIVISOR)
         kind->unquiet = TMS_KIND_QUIET_CYCLES;
     else if (kind->unquiet > 0)
         kind->unquiet--;

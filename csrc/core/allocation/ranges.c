@@ -102,7 +102,10 @@ static tms_status_t reserve(const tms_driver_table_t *driver, uint64_t bytes, re
                             const tms_error_context_t *context, tms_error_t *error) {
     CUdeviceptr address = 0;
     reserved_t *it = calloc(1, sizeof *it);
-    if (!it) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
+    if (!it) {
+        tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
+        return TMS_OUT_OF_HOST_MEMORY;
+    }
     tms_status_t status = TMS_DRIVER_CALL(driver, context, error, cuMemAddressReserve, &address, bytes, 0, 0, 0);
     if (status != TMS_OK) {
         free(it);
