@@ -70,7 +70,7 @@ static struct bare {
 #undef MEMBER
     CUproperties properties;
     CUaccess access;
-    size_t count, bytes;
+    size_t count, bytes, last_bytes; /* of each but the last, and of that one */
     CUdeviceptr *address;
     CUhandle *handle;
     void *stream;
@@ -99,10 +99,13 @@ EXPORT int bare_open(const char *driver, int ordinal) {
     return result;
 }
 
+static size_t bytes_of(size_t i) { return i + 1 == bare.count ? bare.last_bytes : bare.bytes; }
+
 static CUresult resume_one(size_t i) {
-    CUresult result = bare.create(&bare.handle[i], bare.bytes, &bare.properties, 0);
-    if (result == CUDA_SUCCESS) result = bare.map(bare.address[i], bare.bytes, 0, bare.handle[i], 0);
-    return result == CUDA_SUCCESS ? bare.set_access(bare.address[i], bare.bytes, &bare.access, 1) : result;
+    size_t bytes = bytes_of(i);
+    CUresult result = bare.create(&bare.handle[i], bytes, &bare.properties, 0);
+    if (result == CUDA_SUCCESS) result = bare.map(bare.address[i], bytes, 0, bare.handle[i], 0);
+    return result == CUDA_SUCCESS ? bare.set_access(bare.address[i], bytes, &bare.access, 1) : result;
 }
 
 /* What a resume has to do. */
@@ -116,7 +119,7 @@ EXPORT int bare_resume(void) {
 EXPORT int bare_pause(void) {
     CUresult result = CUDA_SUCCESS;
     for (size_t i = 0; i < bare.count && result == CUDA_SUCCESS; i++) {
-        result = bare.unmap(bare.address[i], bare.bytes);
+        result = bare.unmap(bare.address[i], bytes_of(i));
         if (result == CUDA_SUCCESS) result = bare.release(bare.handle[i]);
     }
     return result;
@@ -128,7 +131,8 @@ EXPORT int bare_resume_with_contents(const char *host) {
     CUresult result = CUDA_SUCCESS;
     for (size_t i = 0; i < bare.count && result == CUDA_SUCCESS; i++) {
         result = resume_one(i);
-        if (result == CUDA_SUCCESS) result = bare.copy_back(bare.address[i], host + i * bare.bytes, bare.bytes, bare.stream);
+        if (result == CUDA_SUCCESS)
+            result = bare.copy_back(bare.address[i], host + i * bare.bytes, bytes_of(i), bare.stream);
     }
     CUresult waited = bare.stream_synchronize(bare.stream);
     return result == CUDA_SUCCESS ? waited : result;
@@ -138,7 +142,7 @@ EXPORT int bare_resume_with_contents(const char *host) {
 EXPORT int bare_pause_with_contents(char *host) {
     CUresult result = CUDA_SUCCESS;
     for (size_t i = 0; i < bare.count && result == CUDA_SUCCESS; i++)
-        result = bare.copy_out(host + i * bare.bytes, bare.address[i], bare.bytes, bare.stream);
+        result = bare.copy_out(host + i * bare.bytes, bare.address[i], bytes_of(i), bare.stream);
     CUresult waited = bare.stream_synchronize(bare.stream);
     if (result == CUDA_SUCCESS) result = waited;
     return result == CUDA_SUCCESS ? bare_pause() : result;
@@ -216,7 +220,7 @@ static CUresult lock_piece(size_t piece) {
 static CUresult lock_and_copy(void) {
     CUresult result = CUDA_SUCCESS;
     for (size_t bytes, at = 0; at < host.bytes && result == CUDA_SUCCESS; at += bytes) {
-        bytes = smaller(bare.bytes - at % bare.bytes, PIECE_BYTES - at % PIECE_BYTES);
+        bytes = smaller(smaller(bare.bytes - at % bare.bytes, PIECE_BYTES - at % PIECE_BYTES), host.bytes - at);
         if (at % PIECE_BYTES == 0) result = lock_piece(at / PIECE_BYTES);
         if (result == CUDA_SUCCESS)
             result = bare.copy_out(host.memory + at, bare.address[at / bare.bytes] + at % bare.bytes, bytes, bare.stream);
@@ -229,7 +233,7 @@ static CUresult lock_and_copy(void) {
  * by piece. It stays until bare_forget_host. */
 EXPORT int bare_first_pause(int threads) {
     pthread_t started[THREADS_MOST];
-    int count = 0, result = map_host(bare.count * bare.bytes);
+    int count = 0, result = map_host((bare.count - 1) * bare.bytes + bare.last_bytes);
     if (result != CUDA_SUCCESS) return result;
     while (count < threads && count < THREADS_MOST && pthread_create(&started[count], NULL, touch_parts, NULL) == 0) count++;
     if (count == 0) (void)touch_parts(NULL);
@@ -252,23 +256,24 @@ EXPORT int bare_forget_host(void) {
 
 /* ---- the ranges ---- */
 
-/* Reserves `count` ranges of `bytes` bytes, without memory. */
-EXPORT int bare_make(size_t count, size_t bytes) {
+/* Reserves `count` ranges of `bytes` bytes, the last one of `last_bytes`, without memory. */
+EXPORT int bare_make(size_t count, size_t bytes, size_t last_bytes) {
     bare.address = calloc(count, sizeof *bare.address);
     bare.handle = calloc(count, sizeof *bare.handle);
     if (bare.address == NULL || bare.handle == NULL) return FAILED;
     CUresult result = CUDA_SUCCESS;
+    bare.count = count;
     bare.bytes = bytes;
-    for (bare.count = 0; bare.count < count && result == CUDA_SUCCESS; bare.count++) {
-        result = bare.reserve(&bare.address[bare.count], bytes, 0, 0, 0);
-    }
+    bare.last_bytes = last_bytes;
+    for (size_t i = 0; i < count && result == CUDA_SUCCESS; i++)
+        result = bare.reserve(&bare.address[i], bytes_of(i), 0, 0, 0);
     return result;
 }
 
 /* The reverse of bare_make; nothing may be mapped. */
 EXPORT int bare_unmake(void) {
     CUresult result = CUDA_SUCCESS;
-    for (size_t i = 0; i < bare.count && result == CUDA_SUCCESS; i++) result = bare.unreserve(bare.address[i], bare.bytes);
+    for (size_t i = 0; i < bare.count && result == CUDA_SUCCESS; i++) result = bare.unreserve(bare.address[i], bytes_of(i));
     free(bare.address);
     free(bare.handle);
     bare.address = NULL;
@@ -313,19 +318,22 @@ EXPORT int bare_allocate_and_free(size_t count, size_t bytes, uint64_t *allocate
     return result;
 }
 
-/* The same through the functions `allocate` and `free` of the library's table (tms.h), which say so by a status of 0. */
-EXPORT int core_allocate_and_free(int (*core_allocate)(uint64_t, int32_t, uint64_t *, void *),
-                                  int (*core_free)(uint64_t, void *), size_t count, size_t bytes, uint64_t *allocate_ns,
-                                  uint64_t *free_ns) {
-    uint64_t *address = calloc(count, sizeof *address);
-    if (address == NULL) return FAILED;
+/* `count` allocations through the function `allocate` of the library's table (tms.h), which says by a status of 0 that it
+ * succeeded; nanoseconds of the loop. */
+EXPORT int core_allocate(int (*allocate)(uint64_t, int32_t, uint64_t *, void *), size_t count, size_t bytes,
+                         uint64_t *address, uint64_t *nanoseconds) {
     int status = 0;
     uint64_t start = now();
-    for (size_t i = 0; i < count && status == 0; i++) status = core_allocate(bytes, -1, &address[i], NULL);
-    uint64_t middle = now();
-    for (size_t i = 0; i < count && status == 0; i++) status = core_free(address[i], NULL);
-    *free_ns = now() - middle;
-    *allocate_ns = middle - start;
-    free(address);
+    for (size_t i = 0; i < count && status == 0; i++) status = allocate(bytes, -1, &address[i], NULL);
+    *nanoseconds = now() - start;
+    return status;
+}
+
+/* Their frees through its function `free`. */
+EXPORT int core_free(int (*free_one)(uint64_t, void *), size_t count, const uint64_t *address, uint64_t *nanoseconds) {
+    int status = 0;
+    uint64_t start = now();
+    for (size_t i = 0; i < count && status == 0; i++) status = free_one(address[i], NULL);
+    *nanoseconds = now() - start;
     return status;
 }

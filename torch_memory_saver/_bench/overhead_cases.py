@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import importlib
 import subprocess
 import sys
 import time
@@ -11,39 +9,12 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-from .driver import DriverFailure
+from .core_calls import CoreCalls
 from .figures import AT_MOST, Row, Target
-from .savers import Ours, Unavailable
+from .savers import Ours
 from .setting import MIB, Case, Setting, Shape
-from .yardstick import NoYardstick, open_driver
 
 __all__ = ["AllocateOverhead", "ImportTime", "RegionOverhead", "StatsOverhead"]
-
-#: Versions of the function table that are tried. `allocate` and `free` have the same place in all of them.
-_API_VERSIONS = range(1, 16)
-
-
-class _TableHead(ctypes.Structure):
-    """The first members of tms_api_t."""
-
-    _fields_ = (
-        ("version", ctypes.c_uint32),
-        ("size", ctypes.c_uint32),
-        ("allocate", ctypes.c_void_p),
-        ("free", ctypes.c_void_p),
-    )
-
-
-def _core_functions() -> tuple[int, int]:
-    """The addresses of the core's `allocate` and `free`."""
-    core = importlib.import_module("torch_memory_saver._core")
-    get_api = ctypes.CDLL(core.library_path).tms_get_api
-    get_api.restype = ctypes.POINTER(_TableHead)
-    for version in _API_VERSIONS:
-        table = get_api(ctypes.c_uint32(version))
-        if table:
-            return table.contents.allocate, table.contents.free
-    raise DriverFailure("the benchmark does not know the version of the core's function table: build the package again")
 
 
 class AllocateOverhead(Case):
@@ -58,25 +29,17 @@ class AllocateOverhead(Case):
     warm_up = 3
 
     def run(self, setting: Setting, shape: Shape) -> list[Row]:
-        try:
-            library = open_driver(setting.device.ordinal)
-        except NoYardstick as error:
-            raise Unavailable(str(error)) from error
-        allocate, free = _core_functions()
-        sides: dict[str, Callable[..., int]] = {
-            "bare": library.bare_allocate_and_free,
-            "core": lambda *rest: int(library.core_allocate_and_free(allocate, free, *rest)),
+        core = CoreCalls(setting.device.ordinal)
+        sides: dict[str, Callable[[int, int], tuple[float, float]]] = {
+            "bare": core.bare_allocate_and_free,
+            "core": core.allocate_and_free,
         }
         times: dict[tuple[str, str], list[float]] = {}
         for repetition in range(-self.warm_up, setting.repetitions):
             for name in sorted(sides, reverse=repetition % 2 == 1):
-                allocated, freed = ctypes.c_uint64(), ctypes.c_uint64()
-                result = sides[name](shape.count, 2 * MIB, ctypes.byref(allocated), ctypes.byref(freed))
-                if result != 0:
-                    raise DriverFailure(f"the {name} loop failed with {result}")
-                if repetition >= 0:
-                    times.setdefault((name, "allocate"), []).append(allocated.value / shape.count / 1e9)
-                    times.setdefault((name, "free"), []).append(freed.value / shape.count / 1e9)
+                for operation, seconds in zip(("allocate", "free"), sides[name](shape.count, shape.size), strict=True):
+                    if repetition >= 0:
+                        times.setdefault((name, operation), []).append(seconds / shape.count)
         return [
             setting.row(
                 self,

@@ -13,13 +13,15 @@ from pathlib import Path
 
 from .driver import DriverFailure, driver_name
 
-__all__ = ["BareAllocations", "NoYardstick", "bare_allocations", "open_driver"]
+__all__ = ["LARGE_HANDLE", "BareAllocations", "NoYardstick", "bare_allocations", "bare_large_handles", "open_driver"]
 
 _SOURCE = Path(__file__).with_name("bare_driver.c")
 _COMPILERS = ("gcc", "cc", "clang")
 _FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-shared", "-pthread", "-w")
 #: The most threads that prefault new host memory: as many as the library uses.
 _MOST_THREADS = 15
+#: Bytes. The driver's calls take little time for handles of this size; docs/performance.md has their times by size.
+LARGE_HANDLE = 512 << 20
 
 
 class NoYardstick(Exception):
@@ -49,13 +51,14 @@ def _load() -> ctypes.CDLL:
             raise NoYardstick(f"{compiler[0]} failed:\n{done.stderr.strip()}")
         loaded = ctypes.CDLL(str(library))
     size = ctypes.c_size_t
-    nanoseconds = ctypes.POINTER(ctypes.c_uint64)
+    words = ctypes.POINTER(ctypes.c_uint64)
     loaded.bare_open.argtypes = [ctypes.c_char_p, ctypes.c_int]
-    loaded.bare_make.argtypes = [size, size]
+    loaded.bare_make.argtypes = [size, size, size]
     loaded.bare_pause_with_contents.argtypes = loaded.bare_resume_with_contents.argtypes = [ctypes.c_void_p]
     loaded.bare_host_memory.restype = ctypes.c_void_p
-    loaded.bare_allocate_and_free.argtypes = [size, size, nanoseconds, nanoseconds]
-    loaded.core_allocate_and_free.argtypes = [ctypes.c_void_p, ctypes.c_void_p, size, size, nanoseconds, nanoseconds]
+    loaded.bare_allocate_and_free.argtypes = [size, size, words, words]
+    loaded.core_allocate.argtypes = [ctypes.c_void_p, size, size, words, words]
+    loaded.core_free.argtypes = [ctypes.c_void_p, size, words, words]
     return loaded
 
 
@@ -76,14 +79,17 @@ def open_driver(ordinal: int) -> ctypes.CDLL:
 class BareAllocations:
     """`count` address ranges of `size` bytes on a device, resumed and paused by the driver calls alone. They start paused.
 
+    Args:
+        last: The bytes of the last one. None: `size`.
+
     Raises:
         NoYardstick: The functions cannot be compiled.
         DriverFailure: A driver call failed.
     """
 
-    def __init__(self, count: int, size: int, ordinal: int = 0) -> None:
+    def __init__(self, count: int, size: int, ordinal: int = 0, last: int | None = None) -> None:
         self._library = open_driver(ordinal)
-        self._call("bare_make", count, size)
+        self._call("bare_make", count, size, size if last is None else last)
 
     def _call(self, name: str, *arguments: int) -> None:
         result = getattr(self._library, name)(*arguments)
@@ -117,13 +123,19 @@ class BareAllocations:
         self._call("bare_unmake")
 
 
-def bare_allocations(count: int, size: int, ordinal: int) -> tuple[BareAllocations | None, str]:
+def bare_allocations(count: int, size: int, ordinal: int, last: int | None = None) -> tuple[BareAllocations | None, str]:
     """The ranges and ""; or None, and a note for rows without a limit, if the functions cannot be compiled.
 
     Raises:
         DriverFailure: A driver call failed.
     """
     try:
-        return BareAllocations(count, size, ordinal), ""
+        return BareAllocations(count, size, ordinal, last), ""
     except NoYardstick as error:
         return None, f"no limit: {error}"
+
+
+def bare_large_handles(total: int, ordinal: int) -> tuple[BareAllocations | None, str]:
+    """The same for as few ranges as hold `total` bytes in handles of LARGE_HANDLE; the last one is the rest."""
+    count = -(-total // LARGE_HANDLE)
+    return bare_allocations(count, LARGE_HANDLE, ordinal, total - (count - 1) * LARGE_HANDLE)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from torch_memory_saver._bench import driver, staged_copy, yardstick
+from torch_memory_saver._bench import core_calls, driver, staged_copy, yardstick
 
 MIB = 1 << 20
 
@@ -82,13 +82,15 @@ def test_copies_through_buffers_round_trip(monkeypatch: pytest.MonkeyPatch, simu
 
 
 @pytest.mark.usefixtures("own_context")
-def test_a_bare_first_pause_keeps_contents(simulator: Any) -> None:
-    """Pieces of 64 MiB that begin in the middle of allocations, and one that is smaller."""
+@pytest.mark.parametrize("last", [None, 10 * MIB])
+def test_a_bare_first_pause_keeps_contents(simulator: Any, last: int | None) -> None:
+    """Pieces of 64 MiB that begin in the middle of allocations, and one that is smaller. The last allocation may be, too."""
     driver.Device(0)
     before, calls = simulator.usage(), simulator.calls("cuMemHostRegister")
     size, count = 40 * MIB, 4
-    bare = yardstick.BareAllocations(count, size)
-    contents = os.urandom(1 << 20) * (size * count // MIB - 1) + os.urandom(1 << 20)
+    total = size * (count - 1) + (last or size)
+    bare = yardstick.BareAllocations(count, size, last=last)
+    contents = os.urandom(1 << 20) * (total // MIB - 1) + os.urandom(1 << 20)
     source = driver.HostMemory(len(contents))
     ctypes.memmove(source.address, contents, len(contents))
     for _ in range(2):
@@ -122,6 +124,43 @@ def test_the_bare_calls_keep_contents(simulator: Any) -> None:
     bare.close()
     host.close()
     assert simulator.usage().host_bytes == before.host_bytes
+
+
+@pytest.mark.usefixtures("own_context")
+@pytest.mark.parametrize("total", [2 * MIB, 4 * MIB, 10 * MIB])
+def test_few_large_handles_for_as_many_bytes(monkeypatch: pytest.MonkeyPatch, simulator: Any, total: int) -> None:
+    monkeypatch.setattr(yardstick, "LARGE_HANDLE", 4 * MIB)
+    driver.Device(0)
+    before, made = simulator.usage(), simulator.calls("cuMemCreate")
+    bare, notes = yardstick.bare_large_handles(total, 0)
+    assert bare is not None
+    assert notes == ""
+    for cycle in range(1, 3):
+        bare.resume()
+        assert simulator.usage().physical_bytes == before.physical_bytes + total
+        assert simulator.calls("cuMemCreate") == made + cycle * -(-total // (4 * MIB))
+        bare.pause()
+        assert simulator.usage().physical_bytes == before.physical_bytes
+    bare.close()
+
+
+@pytest.mark.usefixtures("own_context")
+def test_the_core_allocates_and_frees_in_loops(simulator: Any) -> None:
+    driver.Device(0)
+    before = simulator.usage()
+    core = core_calls.CoreCalls(0)
+    addresses, seconds = core.allocate(3, 2 * MIB)
+    assert len(set(addresses)) == 3
+    assert seconds > 0
+    assert simulator.usage().physical_bytes == before.physical_bytes + 6 * MIB
+    assert core.free(addresses[1:]) > 0
+    assert simulator.usage().physical_bytes == before.physical_bytes + 2 * MIB
+    with pytest.raises(driver.DriverFailure, match="the loop free failed with 3"):
+        core.free(addresses)
+    assert simulator.usage().physical_bytes == before.physical_bytes, "the first of them was freed"
+    simulator.fail_after("cuMemCreate", 0, 1, 2)
+    with pytest.raises(driver.DriverFailure, match="the loop allocate failed with 4"):
+        core.allocate(1, 2 * MIB)
 
 
 @pytest.mark.usefixtures("own_context")
