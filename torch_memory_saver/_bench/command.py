@@ -21,7 +21,7 @@ from torch_memory_saver._cli.machines import GpuMachine
 from torch_memory_saver.errors import InvalidArgumentError, TorchUnavailableError
 
 from . import plot, table
-from .cases import CASES, find, with_parity
+from .cases import CASES, find, with_comparisons
 from .figures import Row, merge, row_from_json
 from .setting import SMALLEST_SCALE, Case, Shape
 
@@ -116,8 +116,8 @@ class _Run:
             _say(result["traceback"])
 
     def rows(self, scale: float) -> list[Row]:
-        """One row for each operation, without those that only the peer has, and the parity rows."""
-        return with_parity([row for row in merge(self.measured) if row.ours is not None], scale)
+        """One row for each operation, without those that only the peer has, and the rows of comparisons."""
+        return with_comparisons([row for row in merge(self.measured) if row.ours is not None], scale)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

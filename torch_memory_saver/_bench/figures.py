@@ -6,7 +6,7 @@ Times are in seconds, sizes in bytes.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -16,11 +16,13 @@ __all__ = [
     "GAIN",
     "MEMORY",
     "PARITY",
+    "PEER",
     "Row",
     "Samples",
     "Target",
     "merge",
     "parity_rows",
+    "peer_rows",
     "row_from_json",
 ]
 
@@ -30,7 +32,8 @@ __all__ = [
 AT_LEAST, AT_MOST, GAIN, MEMORY = "at least", "at most", "gain", "memory"
 #: The suffix of an operation that is compared with the same operation of another shape.
 PARITY = " parity"
-_PARITY_OPERATIONS = ("pause", "resume")
+#: The suffix of an operation that is compared with the C++ package's.
+PEER = " C++"
 _KINDS = (AT_LEAST, AT_MOST, GAIN, MEMORY)
 
 
@@ -208,15 +211,17 @@ def _join(first: Samples | None, second: Samples | None) -> Samples | None:
     return Samples(first.values + second.values)
 
 
-def parity_rows(rows: Sequence[Row], cases: Sequence[str], shape: str, like: str, at_least: float) -> list[Row]:
-    """Rows that compare `shape` with `like` byte for byte, one for each operation of the cases that has both shapes."""
+def parity_rows(rows: Sequence[Row], targets: Mapping[tuple[str, str], float], shape: str, like: str) -> list[Row]:
+    """Rows that compare `shape` with `like` byte for byte.
+
+    Args:
+        targets: The least speed of `shape`, as a part of that of `like`, by case and operation. Others are not compared.
+    """
     found = {row.key: row for row in rows}
     result = []
     for row in rows:
-        other = found.get((row.case, like, row.operation))
-        if row.case not in cases or row.shape != shape or row.operation not in _PARITY_OPERATIONS:
-            continue
-        if other is None or row.ours is None or other.ours is None:
+        other, at_least = found.get((row.case, like, row.operation)), targets.get((row.case, row.operation))
+        if row.shape != shape or other is None or at_least is None or row.ours is None or other.ours is None:
             continue
         by = row.bytes / other.bytes
         result.append(
@@ -224,10 +229,30 @@ def parity_rows(rows: Sequence[Row], cases: Sequence[str], shape: str, like: str
                 row,
                 operation=f"{row.operation}{PARITY}",
                 limit=Samples.of(seconds * by for seconds in other.ours.values),
-                limit_name=f"{like}, byte for byte",
+                limit_name=", ".join(filter(None, (like, "byte for byte", row.notes))),
                 target=Target(AT_LEAST, at_least),
                 peer=None,
-                notes="",
             )
         )
     return result
+
+
+def peer_rows(rows: Sequence[Row], targets: Mapping[tuple[str, str], float]) -> list[Row]:
+    """Rows that compare our times with the C++ package's in the same run, where there are any.
+
+    Args:
+        targets: How many times as fast as the package we have to be, by case and operation. Others are not compared.
+    """
+    return [
+        replace(
+            row,
+            operation=f"{row.operation}{PEER}",
+            limit=row.peer,
+            limit_name="the C++ package",
+            target=Target(GAIN, targets[row.case, row.operation]),
+            peer=None,
+            notes="",
+        )
+        for row in rows
+        if (row.case, row.operation) in targets and row.ours is not None and row.peer is not None
+    ]

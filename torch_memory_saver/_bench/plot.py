@@ -9,7 +9,7 @@ from typing import Any
 
 from torch_memory_saver.errors import InvalidArgumentError
 
-from .figures import AT_MOST, MEMORY, Row
+from .figures import AT_MOST, MEMORY, PEER, Row
 from .table import amount, groups, machine_line
 
 __all__ = ["draw", "require"]
@@ -35,13 +35,14 @@ def require() -> Any:
 
 def draw(path: str, rows: Sequence[Row], machine: Mapping[str, Any], peer: str | None) -> None:
     """Writes a PNG with a line for each row. A bar shows the speed in percent of the limit's. Without a limit there is only
-    the measured amount. For the simulated GPU, whose times mean nothing, no targets are drawn.
+    the measured amount. For the simulated GPU, whose times mean nothing, no targets are drawn. Rows that compare with the
+    C++ package are left out: its bars stand beside ours.
 
     Raises:
         OSError: The file cannot be written.
     """
     pyplot = require()
-    rows = [row for _, group in groups(rows) for row in group]
+    rows = [row for _, group in groups(rows) for row in group if not row.operation.endswith(PEER)]
     figure, axes = pyplot.subplots(
         figsize=(_WIDTH, _INCHES_AROUND + _INCHES_PER_ROW * max(len(rows), 1)), layout="constrained"
     )

@@ -6,10 +6,11 @@ import gc
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from .driver import Device
@@ -44,6 +45,8 @@ _UNITS = ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
 _SAMPLING_S = 0.001
 #: Seconds of rest for each GiB released. An H200 clears a GiB in a fraction of that; until then copies are slower.
 _REST_S = 0.02
+#: Seconds of a rest whose length is the same for all who compete.
+_LONG_REST_S = 0.3
 
 
 class WrongContents(Exception):
@@ -115,6 +118,11 @@ class Setting:
         """Waits after a pause of `size` bytes, so that the driver can clear them. In use other work fills that time."""
         time.sleep(_REST_S * size / GIB)
 
+    def rest_long(self) -> None:
+        """Waits 0.3 s, less where sizes are scaled down. The driver clears released memory in the background, 2 ms a GiB on
+        an H100, and the call that gives access to new memory waits for that."""
+        time.sleep(_LONG_REST_S * self.scale)
+
     def _synchronize(self) -> None:
         for device in reversed(self.devices):  # the first device comes last, so that it stays the current one
             device.synchronize()
@@ -123,13 +131,28 @@ class Setting:
         self, tag: str, shape: Shape, backup: str = "none", host_memory: str = "release", device: Device | None = None
     ) -> list[Block]:
         """Allocates blocks in a region of their own and fills each with its value."""
+        blocks = self.make(tag, [shape.size] * shape.count, backup, host_memory, device)
+        self.fill(blocks)
+        return blocks
+
+    def make(
+        self,
+        tag: str,
+        sizes: Sequence[int],
+        backup: str = "none",
+        host_memory: str = "release",
+        device: Device | None = None,
+    ) -> list[Block]:
+        """Allocates blocks of these sizes in a region of their own, one after the other. They are not filled yet."""
         device = device or self.device
         with self.allocator.on(device), self.saver.region(tag, backup, host_memory):
-            blocks = [self.allocator.allocate(device, shape.size, index % 251 + 1) for index in range(shape.count)]
+            return [self.allocator.allocate(device, size, index % 251 + 1) for index, size in enumerate(sizes)]
+
+    def fill(self, blocks: Sequence[Block]) -> None:
+        """Fills each block with its value."""
         for block in blocks:
             block.fill()
         self._synchronize()  # Not every library waits for the device before it unmaps.
-        return blocks
 
     def check(self, blocks: Sequence[Block], when: str) -> None:
         """Raises WrongContents if a block does not hold its value. `when` begins the message."""
@@ -188,6 +211,7 @@ class Case(ABC):
         processes, peer_processes: How many fresh processes measure, one after the other.
         devices: How many devices the case needs.
         host_bytes: The most host memory that the case uses. Before all cases a process uses as much. 0: it is not needed.
+        peer_gains: How many times as fast as the C++ package operations have to be. Others are only shown beside it.
     """
 
     name = ""
@@ -198,6 +222,7 @@ class Case(ABC):
     processes = peer_processes = 1
     devices = 1
     host_bytes = 0
+    peer_gains: Mapping[str, float] = MappingProxyType({})
 
     @abstractmethod
     def run(self, setting: Setting, shape: Shape) -> list[Row]:

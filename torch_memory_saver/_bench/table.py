@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .cases import find
-from .figures import AT_LEAST, AT_MOST, MEMORY, PARITY, Row, Samples
+from .figures import AT_LEAST, AT_MOST, MEMORY, PARITY, PEER, Row, Samples
 
 __all__ = ["amount", "groups", "machine_line", "markdown", "terminal"]
 
@@ -125,7 +125,7 @@ def terminal(
         lines += ["", "Left out:"]
     for entry in left_out:
         text = f"{entry['case']}, {entry['shape']} ({entry['side']}): {entry['reason']}"
-        lines += textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="    ")
+        lines += _wrapped(text)
     return "\n".join(lines)
 
 
@@ -134,12 +134,17 @@ def _limits(group: Sequence[Row]) -> list[str]:
     for row in group:
         if row.limit is not None:
             operations = names.setdefault(row.limit_name, [])
-            operation = PARITY.strip() if row.operation.endswith(PARITY) else row.operation
+            operation = next((end.strip() for end in (PARITY, PEER) if row.operation.endswith(end)), row.operation)
             if operation not in operations:
                 operations.append(operation)
     if len(names) == 1:
         return [f"  limit: {name}" for name in names]
-    return [f"  limit of {', '.join(operations)}: {name}" for name, operations in names.items()]
+    lines = [f"limit of {', '.join(operations)}: {name}" for name, operations in names.items()]
+    return [part for line in lines for part in _wrapped(line)]
+
+
+def _wrapped(line: str) -> list[str]:
+    return textwrap.wrap(line, _WIDTH, initial_indent="  ", subsequent_indent="    ")
 
 
 def _aligned(table: Sequence[Sequence[str]], shapes: Sequence[str]) -> list[str]:

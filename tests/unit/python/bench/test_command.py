@@ -21,7 +21,7 @@ from torch_memory_saver.errors import InvalidArgumentError
 pytestmark = pytest.mark.slow
 
 #: Cases that need PyTorch's allocator.
-OF_TORCH = {"decode", "live-torch", "preserve", "send", "snapshot", "synchronise"}
+OF_TORCH = {"decode", "live-torch", "model", "preserve", "send", "snapshot", "synchronise"}
 
 #: A package of the same name, with as much of its API as the C++ package has had in every release.
 PEER = """
@@ -77,6 +77,9 @@ def test_every_case(command: Program, tmp_path: Path) -> None:
     assert {row["operation"] for row in data["rows"] if row["case"] == "pooled"} == {
         *("pause", "resume", "pause parity", "resume parity", "pause bare", "resume bare", "resume at once"),
     }
+    assert {row["operation"] for row in data["rows"] if row["case"] == "cycles"} == {
+        *("allocate", "first pause", "first resume", "pause", "resume", "pause excess"),
+    }
     firsts = {row["operation"]: row for row in data["rows"] if row["case"] == "first" and row["limit"] is not None}
     assert {"pause", "pause bare", "pause staged"} <= set(firsts)
     assert firsts["pause bare"]["ours"] == firsts["pause"]["ours"]
@@ -107,6 +110,24 @@ def test_host_memory_is_allocated_and_released(command: Program, tmp_path: Path)
         assert peak["ours"]["min"] >= 0.9 * size, "the backups were not seen"
         assert peak["met"] and after["met"], (peak, after)
         assert len(peak["ours"]["values"]) == 2
+
+
+def test_few_large_handles_beside_a_peer(command: Program, peer: Path, tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    arguments = ("bench", "--device", "simulated", "--cases", "cycles", "--repetitions", "2", "--peer", str(peer))
+    done = command(*arguments, "--json", str(path))
+    rows = {row["operation"]: row for row in json.loads(path.read_text())["rows"]}
+    for operation in ("pause", "resume"):
+        timed, beside = rows[operation], rows[f"{operation} C++"]
+        assert (timed["target"]["value"], beside["target"]["value"]) == (1.5, 5.0)
+        assert beside["ours"] == timed["ours"]
+        assert beside["limit"] == timed["peer"]
+        assert [len(timed[side]["values"]) for side in ("ours", "limit", "peer")] == [4, 4, 4], "of two processes"
+    for operation in ("allocate", "first pause", "first resume", "pause excess"):
+        assert rows[operation]["target"]["value"] is None
+        assert [len(rows[operation][side]["values"]) for side in ("ours", "peer")] == [2, 2]
+    assert "4 handles of 67108864 bytes before the first pause" in rows["pause"]["notes"]
+    assert "limit of C++: the C++ package" in done.stdout
 
 
 @pytest.mark.slow
@@ -234,15 +255,18 @@ def test_every_case_has_a_name_of_its_own() -> None:
 
 def test_without_a_compiler_there_is_no_limit(command: Program, tmp_path: Path) -> None:
     path = tmp_path / "out.json"
-    arguments = ("bench", "--device", "simulated", "--cases", "dropped,pooled,wake-up,allocate", "--repetitions", "1")
+    chosen = "dropped,cycles,pooled,wake-up,allocate"
+    arguments = ("bench", "--device", "simulated", "--cases", chosen, "--repetitions", "1")
     command(*arguments, "--json", str(path), CC="/nonexistent/cc")
     data = json.loads(path.read_text())
-    without = {(row["case"], row["operation"]) for row in data["rows"] if "no limit: the C compiler" in row["notes"]}
+    rows = [row for row in data["rows"] if row["operation"] != "pause excess"]
+    without = {(row["case"], row["operation"]) for row in rows if "no limit: the C compiler" in row["notes"]}
     assert without == {
         *(("dropped", "pause"), ("dropped", "resume"), ("wake-up", "resume kv_cache")),
+        *(("cycles", operation) for operation in ("allocate", "first pause", "first resume", "pause", "resume")),
         *(("pooled", "pause bare"), ("pooled", "resume bare"), ("pooled", "resume at once")),
     }
-    assert all(row["limit"] is None for row in data["rows"] if (row["case"], row["operation"]) in without)
+    assert all(row["limit"] is None for row in rows if (row["case"], row["operation"]) in without)
     assert [entry["case"] for entry in data["left_out"]] == ["allocate"]
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from torch_memory_saver._bench import cases, figures, memory, plot, setting, table
-from torch_memory_saver._bench.figures import AT_LEAST, AT_MOST, GAIN, MEMORY, Row, Samples, Target
+from torch_memory_saver._bench import cases, figures, handle_cases, memory, plot, setting, table
+from torch_memory_saver._bench.figures import AT_LEAST, AT_MOST, GAIN, MEMORY, PEER, Row, Samples, Target
 from torch_memory_saver.errors import InvalidArgumentError
 
 MIB = 1 << 20
@@ -114,11 +114,63 @@ def test_many_small_handles_are_held_against_few_large_ones() -> None:
         row(shape=small, bytes=500, ours=Samples.of([0.5, 0.6]), peer=Samples.of([7.0])),
         row(case="mmap", shape=small, bytes=500),
     ]
-    *before, parity = cases.with_parity(rows, 1.0)
+    *before, parity = cases.with_comparisons(rows, 1.0)
     assert before == rows
     assert (parity.case, parity.shape, parity.operation) == ("retained", small, "pause parity")
     assert parity.limit == Samples((0.5, 0.6))
     assert (parity.ratio, parity.met, parity.peer) == (1.0, True, None)
+
+
+@pytest.mark.parametrize(
+    ("case", "operation", "at_least"),
+    [
+        *(("pooled", "pause", 0.96), ("retained", "pause", 0.96), ("pooled", "resume", 0.95), ("retained", "resume", 0.95)),
+        *(
+            ("first", "pause", 0.95),
+            ("release", "resume", 0.95),
+            ("pooled", "resume at once", None),
+            ("mmap", "pause", None),
+        ),
+    ],
+)
+def test_parity_is_asked_by_case_and_operation(case: str, operation: str, at_least: float | None) -> None:
+    notes = "from the second cycle on"
+    rows = [row(case, str(shape), operation, notes=notes) for shape in (cases.LARGE, cases.SMALL)]
+    added = cases.with_comparisons(rows, 1.0)[2:]
+    assert [each.target for each in added] == [Target(AT_LEAST, at_least)] * (at_least is not None)
+    assert all(each.limit_name == f"{cases.LARGE}, byte for byte, {notes}" for each in added)
+
+
+def test_the_c_package_is_compared_where_a_case_asks() -> None:
+    timed = {"ours": Samples.of([2.0, 4.0]), "limit": Samples.of([1.0]), "limit_name": "it", "peer": Samples.of([12.0])}
+    rows = [
+        row("cycles", operation="pause", notes="a note", target=Target(AT_MOST, 1.5), **timed),
+        row("cycles", operation="first pause", **timed),
+        row("cycles", operation="resume", **{**timed, "peer": None}),
+        row("model", operation="resume", **timed),
+        row("dropped", operation="pause", **timed),
+    ]
+    *before, cycles, model = cases.with_comparisons(rows, 1.0)
+    assert before == rows
+    assert (cycles.case, cycles.shape, cycles.operation) == ("cycles", "2 x 4 MiB", f"pause{PEER}")
+    assert (cycles.limit, cycles.limit_name, cycles.peer, cycles.notes) == (timed["peer"], "the C++ package", None, "")
+    assert (cycles.ratio, cycles.target, cycles.met) == (4.5, Target(GAIN, 5.0), False)
+    assert (model.operation, model.target, model.met) == (f"resume{PEER}", Target(GAIN, 3.0), True)
+    assert figures.row_from_json(json.loads(json.dumps(cycles.as_json()))) == cycles
+    text = table.terminal([cycles, rows[0]], [], MACHINE, "9.9")
+    assert "  limit of C++: the C++ package" in text.splitlines()
+
+
+def test_the_tensors_of_a_7b_model() -> None:
+    whole = handle_cases.Transformer()
+    sizes = whole.tensor_bytes()
+    assert sum(sizes) == 2 * 7_615_616_512, "Qwen2.5-7B's parameters of two bytes"
+    assert len(sizes) == 28 * 12 + 3
+    assert whole.scaled(28, 1.0) == whole
+    for layers, part in ((2, 1 / 36), (28, 0.25), (2, 0.5)):
+        scaled = whole.scaled(layers, part).tensor_bytes()
+        assert len(scaled) == layers * 12 + 3
+        assert sum(scaled) == pytest.approx(sum(sizes) * part * layers / 28, rel=0.02)
 
 
 def test_shapes_shrink() -> None:
@@ -199,11 +251,12 @@ def wide_rows() -> list[Row]:
 
 def test_the_table_fits_a_terminal() -> None:
     left_out = [{"case": "live", "shape": "1 x 16 GiB", "side": "C++", "reason": "it does not " * 20}]
-    text = table.terminal(cases.with_parity(wide_rows(), 1.0), left_out, MACHINE, "0.0.9.post1")
+    text = table.terminal(cases.with_comparisons(wide_rows(), 1.0), left_out, MACHINE, "0.0.9.post1")
     assert max(map(len, text.splitlines())) <= 80
     assert text.splitlines()[0] == "A GPU, 2 CPUs, driver 1.2, without PyTorch, 2026-01-02"
     assert "limit of parity: 32 x 512 MiB, byte for byte" in text
     assert "resume parity" in text
+    assert f"resume{PEER}" in text
     assert "C++: torch_memory_saver 0.0.9.post1" in text
     assert "simulated" not in text
     assert "a ratio is the median over all pairs" in text
@@ -257,13 +310,14 @@ def test_the_plot_has_every_row_and_a_legend(simulated: bool, tmp_path: Any, mon
     figures: list[Any] = []
     monkeypatch.setattr(pyplot, "close", figures.append)
     rows = [*wide_rows(), row("wake-up", "2 x 2", "both", limit=None), row("import", "once", "x", bytes=0)]
-    plot.draw(str(tmp_path / "plot.png"), rows, {**MACHINE, "simulated": simulated}, "9.9")
+    beside = row(operation=f"pause{PEER}", limit=Samples.of([2.0]), target=Target(GAIN, 5.0))
+    plot.draw(str(tmp_path / "plot.png"), [*rows, beside], {**MACHINE, "simulated": simulated}, "9.9")
     (figure,) = figures
     (axes,) = figure.axes
     labels = [label.get_text() for label in axes.get_yticklabels()]
     assert sorted(labels) == sorted(f"{row.case}, {row.shape}: {row.operation}" for row in rows)
     numbers = {round(text.xy[1]) for text in axes.texts}
-    assert numbers == set(range(len(rows))), "each has a bar with a number, or a number"
+    assert numbers == set(range(len(rows))), "each has a bar with a number, or a number; the C++ package's stands beside it"
     (legend,) = figure.legends
     meanings = [text.get_text() for text in legend.get_texts()]
     targets = [] if simulated else ["target"]
