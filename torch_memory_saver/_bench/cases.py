@@ -16,6 +16,7 @@ from .overhead_cases import AllocateOverhead, ImportTime, RegionOverhead, StatsO
 from .preserve_cases import Preserve
 from .setting import Case
 from .share_cases import Send, Synchronise
+from .slack_cases import Churn, Slack
 from .snapshot_cases import Snapshot
 
 __all__ = ["CASES", "find", "with_comparisons"]
@@ -42,6 +43,8 @@ CASES: tuple[Case, ...] = (
     Snapshot(),
     HostMemory(),
     AllocateOverhead(),
+    Slack(),
+    Churn(),
     RegionOverhead(),
     StatsOverhead(),
     ImportTime(),

@@ -110,6 +110,10 @@ class Ours(Saver):
         usage = self._saver.stats().tags.get(tag)
         return 0 if usage is None else int(usage.resident_bytes)
 
+    def slack_bytes(self) -> int:
+        """The physical memory of freed allocations that large handles still hold."""
+        return int(self._saver.stats().counters["slack_bytes"])
+
     def resume(self, tag: Any = None, *, progress: Any = None) -> None:
         self._saver.resume(tag, progress=progress)
 

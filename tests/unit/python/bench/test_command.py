@@ -112,6 +112,25 @@ def test_host_memory_is_allocated_and_released(command: Program, tmp_path: Path)
         assert len(peak["ours"]["values"]) == 2
 
 
+def test_slack_under_churn(command: Program, tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    command("bench", "--device", "simulated", "--cases", "slack,churn", "--repetitions", "2", "--json", str(path))
+    data = json.loads(path.read_text())
+    assert data["left_out"] == []
+    slack, *churn = data["rows"]
+    assert (slack["case"], slack["operation"], slack["limit"]["values"]) == ("slack", "allocate", [2e-6])
+    assert len(slack["ours"]["values"]) == 2
+    rows = {row["operation"]: row for row in churn}
+    counts = {name: len(row["ours"]["values"]) for name, row in rows.items()}
+    assert counts == {"after frees": 2, "held": 2, "after the pause": 8, "later cycles": 8}
+    freed = rows["after frees"]["limit"]["median"]
+    assert freed > 0
+    assert set(rows["after frees"]["ours"]["values"]) == {freed}
+    assert set(rows["held"]["ours"]["values"]) == {freed}, "on the simulated GPU handles need nothing else"
+    assert {*rows["after the pause"]["ours"]["values"], *rows["later cycles"]["ours"]["values"]} == {0}
+    assert all(row["met"] for name, row in rows.items() if name != "held")
+
+
 def test_few_large_handles_beside_a_peer(command: Program, peer: Path, tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     arguments = ("bench", "--device", "simulated", "--cases", "cycles", "--repetitions", "2", "--peer", str(peer))
@@ -255,7 +274,7 @@ def test_every_case_has_a_name_of_its_own() -> None:
 
 def test_without_a_compiler_there_is_no_limit(command: Program, tmp_path: Path) -> None:
     path = tmp_path / "out.json"
-    chosen = "dropped,cycles,pooled,wake-up,allocate"
+    chosen = "dropped,cycles,pooled,wake-up,allocate,slack,churn"
     arguments = ("bench", "--device", "simulated", "--cases", chosen, "--repetitions", "1")
     command(*arguments, "--json", str(path), CC="/nonexistent/cc")
     data = json.loads(path.read_text())
@@ -267,7 +286,7 @@ def test_without_a_compiler_there_is_no_limit(command: Program, tmp_path: Path) 
         *(("pooled", "pause bare"), ("pooled", "resume bare"), ("pooled", "resume at once")),
     }
     assert all(row["limit"] is None for row in rows if (row["case"], row["operation"]) in without)
-    assert [entry["case"] for entry in data["left_out"]] == ["allocate"]
+    assert [entry["case"] for entry in data["left_out"]] == ["allocate", "slack", "churn"]
 
 
 def test_a_peer_that_is_not_there(tmp_path: Path) -> None:
