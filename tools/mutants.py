@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "mutants"))
 
 import awake  # noqa: E402
+import bench  # noqa: E402
 import command_line  # noqa: E402
 import comparisons  # noqa: E402
 import devices  # noqa: E402
@@ -47,6 +48,7 @@ from mutant import Mutant, TableError, check  # noqa: E402
 
 _TABLES = (
     awake,
+    bench,
     command_line,
     comparisons,
     devices,
