@@ -78,7 +78,7 @@ def test_every_case(command: Program, tmp_path: Path) -> None:
         *("pause", "resume", "pause parity", "resume parity", "pause bare", "resume bare", "resume at once"),
     }
     assert {row["operation"] for row in data["rows"] if row["case"] == "cycles"} == {
-        *("allocate", "first pause", "first resume", "pause", "resume", "pause excess"),
+        *("allocate", "first pause", "first resume", "pause", "resume", "first vs later"),
     }
     firsts = {row["operation"]: row for row in data["rows"] if row["case"] == "first" and row["limit"] is not None}
     assert {"pause", "pause bare", "pause staged"} <= set(firsts)
@@ -142,7 +142,7 @@ def test_few_large_handles_beside_a_peer(command: Program, peer: Path, tmp_path:
         assert beside["ours"] == timed["ours"]
         assert beside["limit"] == timed["peer"]
         assert [len(timed[side]["values"]) for side in ("ours", "limit", "peer")] == [4, 4, 4], "of two processes"
-    for operation in ("allocate", "first pause", "first resume", "pause excess"):
+    for operation in ("allocate", "first pause", "first resume", "first vs later"):
         assert rows[operation]["target"]["value"] is None
         assert [len(rows[operation][side]["values"]) for side in ("ours", "peer")] == [2, 2]
     assert "4 handles of 67108864 bytes before the first pause" in rows["pause"]["notes"]
@@ -278,7 +278,7 @@ def test_without_a_compiler_there_is_no_limit(command: Program, tmp_path: Path) 
     arguments = ("bench", "--device", "simulated", "--cases", chosen, "--repetitions", "1")
     command(*arguments, "--json", str(path), CC="/nonexistent/cc")
     data = json.loads(path.read_text())
-    rows = [row for row in data["rows"] if row["operation"] != "pause excess"]
+    rows = [row for row in data["rows"] if row["operation"] != "first vs later"]
     without = {(row["case"], row["operation"]) for row in rows if "no limit: the C compiler" in row["notes"]}
     assert without == {
         *(("dropped", "pause"), ("dropped", "resume"), ("wake-up", "resume kv_cache")),
