@@ -1,5 +1,7 @@
 #include "core/export.h"
 
+#include "core/allocation/kinds.h"
+
 /* Under the lock: makes the descriptor of a run. */
 static tms_status_t export_run(tms_saver_t *saver, tms_run_t *run, const tms_error_context_t *context, tms_error_t *error) {
     const tms_driver_table_t *driver = atomic_load(&saver->devices->driver->table);
@@ -28,6 +30,7 @@ static tms_status_t find_export(tms_saver_t *saver, tms_segment_t *segment, tms_
     tms_status_t status = run->exported.among ? TMS_OK : export_run(saver, run, &context, error);
     if (status != TMS_OK) return status;
     segment->shared = true;
+    tms_kind_of(segment->piece)->shares = true;
     *exported = (tms_export_t){.address = run->begin,
                                .bytes = tms_run_bytes(run),
                                .generation = run->generation,

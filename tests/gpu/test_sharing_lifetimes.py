@@ -70,7 +70,44 @@ def test_ten_thousand_shares_leave_no_descriptor() -> None:
         saver.resume("weights")
         for tensor in tensors:
             drop_counter(share(tensor))
-        assert len(shared_descriptors()) == 4
+        pieces = {core.export_memory(tensor.data_ptr()).generation for tensor in tensors}
+        assert len(shared_descriptors()) == len(pieces)
+
+
+def test_neighbours_in_one_piece_of_memory_are_shared_one_by_one(importer: Importer) -> None:
+    """After a resume one physical handle may hold several allocations: each is described by its place in it."""
+    tensors = [weights(SIZE // 4, seed=seed) for seed in range(8)]
+    for _ in range(2):
+        saver.pause("weights")
+        saver.resume("weights")
+        exported = [core.export_memory(tensor.data_ptr()) for tensor in tensors]
+        assert len({each.generation for each in exported}) < len(tensors)
+        for index, tensor in enumerate(tensors):
+            assert exported[index].address <= tensor.data_ptr() < exported[index].address + exported[index].bytes
+            importer.take(str(index), message(tensor))
+        for index, tensor in enumerate(tensors):
+            assert importer.read(str(index)) == contents(tensor)
+        tensors[3].fill_(7)
+        torch.cuda.synchronize()
+        assert [importer.read(str(index)) for index in range(8)] == [contents(tensor) for tensor in tensors]
+        for index in range(8):
+            importer.drop(str(index))
+
+
+def test_a_freed_neighbour_does_not_end_what_was_sent(importer: Importer) -> None:
+    tensors = [weights(SIZE // 4, seed=seed) for seed in range(8)]
+    saver.pause("weights")
+    saver.resume("weights")
+    exported = core.export_memory(tensors[-1].data_ptr())
+    first = next(tensor for tensor in tensors if tensor.data_ptr() >= exported.address)
+    assert first is not tensors[-1]
+    importer.take("last", message(tensors[-1]))
+    tensors = [tensor for tensor in tensors if tensor is not first]
+    del first
+    torch.cuda.empty_cache()
+    assert saver.pause("weights").possibly_shared_bytes >= exported.bytes
+    saver.resume("weights")
+    importer.drop("last")
 
 
 def test_a_forked_child_has_no_descriptor() -> None:

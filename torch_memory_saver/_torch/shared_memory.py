@@ -66,8 +66,8 @@ class _Sent(NamedTuple):
 
 @dataclass
 class _Memory:
-    """The physical memory of one allocation, with what was sent of it. It ends with a pause of the tag (its epoch advances)
-    or a free."""
+    """A piece of physical memory, of one allocation or of neighbours (csrc/core/run.h), with what was sent of it. It ends
+    with a pause of the tag (its epoch advances)."""
 
     exported: _core.Export
     tag: str
@@ -91,7 +91,7 @@ class SharedMemory:
         self._counters = Counters()
         self._events = StreamEvents()
         self._lock = threading.RLock()
-        self._memory: dict[int, _Memory] = {}  # by the allocation's address
+        self._memory: dict[int, _Memory] = {}  # by its address
         self._own_format: int | None = None
         self._is_tested = False
         self._sending: dict[object, _core.Segment] = {}  # by call
@@ -148,14 +148,14 @@ class SharedMemory:
                 operation="share",
             )
         exported = _core.export_memory(row.address)
-        memory = self._memory.get(row.address)
+        memory = self._memory.get(exported.address)
         if memory is None or memory.exported.generation != exported.generation:
             memory = _Memory(exported, row.tag, _core.tag_info(row.tag).epoch)
         own = self._own_format or self._find_own_format(torch, share, row.device)
         layout = own if self.importer is None else format_of_importer(self.importer)
         handle = memory.descriptions.get(layout) or memory.describe(layout)
         event = self._events.record(torch, row.device)
-        offset = storage.data_ptr() - row.address
+        offset = storage.data_ptr() - exported.address
         result = (row.device, handle, storage.nbytes(), offset, counter[0].name, counter[1], event.handle, True)
         if layout == own and not self._is_tested:
             self._test(torch, result)
@@ -217,7 +217,7 @@ class SharedMemory:
         with self._lock:
             self._sends_until_look = _LOOK_AFTER
             for address, memory in list(self._memory.items()):
-                if self._has_ended(address, memory):
+                if self._has_ended(memory):
                     released.append(self._memory.pop(address, None))
                     continue
                 in_use = [sent for sent in memory.sent if sent.counter_file.is_in_use(sent.counter)]
@@ -227,8 +227,9 @@ class SharedMemory:
                     self._memory.pop(address, None)
 
     @staticmethod
-    def _has_ended(address: int, memory: _Memory) -> bool:
-        row = _core.find(address)
+    def _has_ended(memory: _Memory) -> bool:
+        # What was sent is kept, so its allocation is not freed by PyTorch; others in the same memory may be.
+        row = _core.find(memory.sent[0].storage.data_ptr()) if memory.sent else None
         return row is None or row.state != _core.STATE_ACTIVE or _core.tag_info(memory.tag).epoch != memory.epoch
 
     @contextlib.contextmanager
@@ -259,8 +260,8 @@ class SharedMemory:
         return left
 
     def possibly_shared_bytes(self, tags: Tags) -> int:
-        """The reserved bytes of the tags' allocations of which an importer may still use a part. An estimate: see
-        ipc_counters.py."""
+        """The bytes of the tags' physical memory of which an importer may still use a part: it keeps all of a piece. An
+        estimate: see ipc_counters.py."""
         if not self._memory and not self._sending:
             return 0
         self.collect()
@@ -269,9 +270,13 @@ class SharedMemory:
 
     def _shared_bytes(self, tags: Tags) -> int:
         """Under the lock."""
-        shared = {row.address: row.reserved_bytes for row in self._sending.values() if selects(tags, row.tag)}
-        shared |= {each.exported.address: each.exported.bytes for each in self._memory.values() if selects(tags, each.tag)}
-        return sum(shared.values())
+        sent = [each.exported for each in self._memory.values() if selects(tags, each.tag)]
+        sending = {
+            row.address: row.reserved_bytes
+            for row in self._sending.values()
+            if selects(tags, row.tag) and not any(0 <= row.address - each.address < each.bytes for each in sent)
+        }
+        return sum(each.bytes for each in sent) + sum(sending.values())
 
 
 def _is_capturing(torch: Any, device: int) -> bool:

@@ -22,6 +22,7 @@ typedef struct tms_kind {
     tms_host_policy_t policy;
     int device;
 
+    bool shares;          /* one of its segments was shared with another process (export.h) */
     bool in_the_way;      /* its slack was: no runs any more */
     uint32_t unquiet;     /* cycles that must be quiet before it gets runs again */
     uint64_t freed_bytes; /* of segments that have been resumed, since its last pause */
