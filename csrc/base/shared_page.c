@@ -168,7 +168,8 @@ tms_shared_row_t tms_shared_page_row(tms_shared_page_t *page, const tms_tag_t *t
     tms_shared_row_t unused = OTHERS;
     for (tms_shared_row_t row = 1; row <= count; row++) {
         if (page->owners[row].tag == tag && page->image->rows[row - 1].device == (uint64_t)device) return row;
-        if (unused == OTHERS && page->owners[row].allocations == 0) unused = row;
+        bool holds = page->owners[row].allocations > 0 || page->image->rows[row - 1].slack_bytes > 0;
+        if (unused == OTHERS && !holds) unused = row;
     }
     if (count < TMS_SHARED_PAGE_ROWS) {
         page->image->process.row_count++;
@@ -204,6 +205,7 @@ void tms_shared_page_change(tms_shared_page_t *page, tms_shared_row_t row, const
     tms_shared_page_row_t *changed = row_at(page, row);
     changed->resident_bytes += change->resident_bytes;
     changed->paused_bytes += change->paused_bytes;
+    changed->slack_bytes += change->slack_bytes;
     changed->host_backup_bytes += change->host_backup_bytes;
     changed->disk_backup_bytes += change->disk_backup_bytes;
     changed->damaged += change->damaged;

@@ -24,7 +24,7 @@
 #define TMS_SHARED_PAGE_MAGIC UINT64_C(0x454741505f534d54) /* "TMS_PAGE" */
 
 enum {
-    TMS_SHARED_PAGE_FORMAT = 1,
+    TMS_SHARED_PAGE_FORMAT = 2,
     TMS_SHARED_PAGE_BYTES = 32768,  /* of the file */
     TMS_SHARED_PAGE_ROWS = 128,     /* pairs of tag and device; further ones are summed in `others` */
     TMS_SHARED_PAGE_DEVICES = 64,   /* of the process, by ordinal */
@@ -50,6 +50,7 @@ enum {
     X(damaged)     /* of them in state DAMAGED */                                                                           \
     X(resident_bytes)                                                                                                       \
     X(paused_bytes)                                                                                                         \
+    X(slack_bytes) /* of freed allocations, which their runs still hold; in no other number */                              \
     X(host_backup_bytes)                                                                                                    \
     X(disk_backup_bytes)                                                                                                    \
     X(pauses_total)                                                                                                         \

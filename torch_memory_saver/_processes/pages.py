@@ -47,6 +47,7 @@ class Row:
         damaged: Of them, those whose memory the driver failed to release.
         resident_bytes: Of device memory.
         paused_bytes: Of device memory that a resume maps again.
+        slack_bytes: Of device memory that freed allocations have left in runs; in no other number.
         host_backup_bytes: In host memory.
         disk_backup_bytes: In files.
         pauses_total, resumes_total: Calls that succeeded and concerned an allocation of the row.
@@ -63,6 +64,7 @@ class Row:
     damaged: int
     resident_bytes: int
     paused_bytes: int
+    slack_bytes: int
     host_backup_bytes: int
     disk_backup_bytes: int
     pauses_total: int

@@ -89,10 +89,12 @@ def _filtered(process: ProcessView, pattern: str) -> tuple[ProcessView, Sequence
 
 def _gpu_texts(gpu: GpuView) -> list[str]:
     title = f"GPU {_UNKNOWN if gpu.index is None else gpu.index}" + ("" if gpu.mig is None else f" MIG {gpu.mig}")
+    slack = f"  slack {_size(gpu.slack_bytes)}" if gpu.slack_bytes else ""
+    managed = f"resident {_size(gpu.resident_bytes)}  paused {_size(gpu.paused_bytes)}{slack}"
     return [
         "  ".join(text for text in (title, gpu.name, gpu.uuid) if text),
         f"  total {_size(gpu.total_bytes)}  used {_size(gpu.used_bytes)}  free {_size(gpu.free_bytes)}",
-        f"  managed: resident {_size(gpu.resident_bytes)}  paused {_size(gpu.paused_bytes)}  other {_size(gpu.other_bytes)}",
+        f"  managed: {managed}  other {_size(gpu.other_bytes)}",
     ]
 
 

@@ -32,6 +32,7 @@ class TagView:
     allocations: int
     resident_bytes: int
     paused_bytes: int
+    slack_bytes: int
     host_backup_bytes: int
     disk_backup_bytes: int
     last_pause_age: float | None
@@ -68,6 +69,7 @@ class ProcessView:
     state: str
     resident_bytes: int
     paused_bytes: int
+    slack_bytes: int
     host_backup_bytes: int
     disk_backup_bytes: int
     last_pause_age: float | None
@@ -84,7 +86,8 @@ class GpuView:
         index: NVML's; None if only a process names this GPU.
         mig: The number of a MIG device on that GPU; None for a whole GPU.
         total_bytes: By NVML, else by the driver of a process.
-        other_bytes: Used and neither of a managed tag nor free; paused memory is not used.
+        slack_bytes: Of device memory that freed allocations have left in runs.
+        other_bytes: Used, and neither of a managed tag, nor slack, nor free; paused memory is not used.
     """
 
     index: int | None
@@ -96,6 +99,7 @@ class GpuView:
     free_bytes: int | None
     resident_bytes: int
     paused_bytes: int
+    slack_bytes: int
     other_bytes: int | None
     processes: tuple[ProcessView, ...]
 
@@ -188,6 +192,7 @@ def _gpu_view(
             processes.append(_managed(page, rows, own, now_ns, user))
     processes += [_unmanaged(pid, size, programs.get(pid, _UNKNOWN)) for pid, size in used.items()]
     resident = sum(process.resident_bytes for process in processes)
+    slack = sum(process.slack_bytes for process in processes)
     in_use = gpu.used_bytes if gpu else None
     return GpuView(
         index=gpu.index if gpu else None,
@@ -199,7 +204,8 @@ def _gpu_view(
         free_bytes=gpu.free_bytes if gpu else None,
         resident_bytes=resident,
         paused_bytes=sum(process.paused_bytes for process in processes),
-        other_bytes=None if in_use is None else max(in_use - resident, 0),
+        slack_bytes=slack,
+        other_bytes=None if in_use is None else max(in_use - resident - slack, 0),
         processes=tuple(processes),
     )
 
@@ -226,6 +232,7 @@ def _managed(page: Page, rows: list[Row], used: int | None, now_ns: int, user: s
         state={"pause": "pausing", "resume": "resuming"}.get(page.running) or _state_of(rows),
         resident_bytes=sum(row.resident_bytes for row in rows),
         paused_bytes=sum(row.paused_bytes for row in rows),
+        slack_bytes=sum(row.slack_bytes for row in rows),
         host_backup_bytes=sum(row.host_backup_bytes for row in rows),
         disk_backup_bytes=sum(row.disk_backup_bytes for row in rows),
         last_pause_age=_age(counters["last_pause_ended"], now_ns),
@@ -247,6 +254,7 @@ def _unmanaged(pid: int, used: int | None, program: Program) -> ProcessView:
         state="",
         resident_bytes=0,
         paused_bytes=0,
+        slack_bytes=0,
         host_backup_bytes=0,
         disk_backup_bytes=0,
         last_pause_age=None,
@@ -263,6 +271,7 @@ def _tag(row: Row, now_ns: int) -> TagView:
         allocations=row.allocations,
         resident_bytes=row.resident_bytes,
         paused_bytes=row.paused_bytes,
+        slack_bytes=row.slack_bytes,
         host_backup_bytes=row.host_backup_bytes,
         disk_backup_bytes=row.disk_backup_bytes,
         last_pause_age=_age(row.last_pause_ended, now_ns),

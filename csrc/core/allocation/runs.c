@@ -47,9 +47,13 @@ void tms_runs_detach(tms_segment_t *segment) {
 
 /* ---- slack ---- */
 
-/* Under the lock: counts a change of a kind's slack, which was `before`. */
-static void recount(tms_saver_t *saver, const tms_kind_t *kind, uint64_t before) {
-    tms_stats_add(&saver->usage.slack[kind->device], kind->space.backed_bytes - before);
+/* Under the lock: counts a change of a kind's slack, which was `before`. The caller publishes the page. */
+static void recount(tms_saver_t *saver, tms_kind_t *kind, uint64_t before) {
+    const uint64_t change = kind->space.backed_bytes - before;
+    if (change == 0) return;
+    if (before == 0) kind->row = tms_shared_page_row(&saver->page, kind->tag, kind->device);
+    tms_stats_add(&saver->usage.slack[kind->device], change);
+    tms_shared_page_change(&saver->page, kind->row, &(tms_shared_page_change_t){.slack_bytes = change});
 }
 
 bool tms_runs_take_slack(tms_saver_t *saver, tms_kind_t *kind, tms_segment_t *segment, uint64_t bytes) {
@@ -70,7 +74,7 @@ bool tms_runs_take_slack(tms_saver_t *saver, tms_kind_t *kind, tms_segment_t *se
 
 /* Under the lock: the slack of a run is nobody's, and is not handed out. */
 static void forget_slack(tms_saver_t *saver, tms_run_t *run) {
-    const tms_kind_t *kind = tms_kind_of(run->first);
+    tms_kind_t *kind = tms_kind_of(run->first);
     const uint64_t before = kind->space.backed_bytes;
     tms_space_hold(run->first, run->end);
     tms_space_unback(run->first, run->end);
@@ -197,6 +201,7 @@ tms_leaving_t tms_runs_leave(tms_saver_t *saver, tms_segment_t *segment, tms_qui
         }
     }
     if (leaving == TMS_LEFT) segment->piece = NULL;
+    tms_shared_page_publish(&saver->page);
     pthread_mutex_unlock(&saver->lock);
     tms_ranges_free(saver, range);
     if (last_of) end(saver, last_of, quiesced);

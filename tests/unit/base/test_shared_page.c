@@ -49,6 +49,7 @@ static void rows_are_by_tag_and_device(void **state) {
     tms_shared_page_change(&page, a0,
                            &(tms_shared_page_change_t){.resident_bytes = 0 - (uint64_t)MIB,
                                                        .paused_bytes = MIB,
+                                                       .slack_bytes = 2,
                                                        .host_backup_bytes = 3,
                                                        .disk_backup_bytes = 4,
                                                        .damaged = 1});
@@ -61,6 +62,7 @@ static void rows_are_by_tag_and_device(void **state) {
     assert_int_equal(now.rows[0].allocations, 2);
     assert_int_equal(now.rows[0].resident_bytes, 5 * MIB);
     assert_int_equal(now.rows[0].paused_bytes, MIB);
+    assert_int_equal(now.rows[0].slack_bytes, 2);
     assert_int_equal(now.rows[0].host_backup_bytes, 3);
     assert_int_equal(now.rows[0].disk_backup_bytes, 4);
     assert_int_equal(now.rows[0].damaged, 1);

@@ -108,11 +108,11 @@ def test_what_is_no_page_of_this_release_is_named_and_stays(tmp_path: Path, monk
         assert short.exists()
         os.utime(short, (0, 0))
         newer = bytearray(job.page.read_bytes())
-        newer[8:16] = (2).to_bytes(8, "little")
+        newer[8:16] = (99).to_bytes(8, "little")
         other.write_bytes(newer)
         with open(other, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            assert "format 2" in read_pages(tmp_path).unreadable[str(other)]
+            assert "format 99" in read_pages(tmp_path).unreadable[str(other)]
         assert read_pages(tmp_path).unreadable == {} and not other.exists(), "its process has ended"
         assert not short.exists(), "no process is making it any more"
         monkeypatch.setattr(pages, "_own_boot_id", lambda: bytes(16))

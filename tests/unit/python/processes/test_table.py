@@ -48,6 +48,11 @@ def test_everything_is_on_it() -> None:
     ]
 
 
+def test_slack_is_shown_where_there_is_any() -> None:
+    view = make(make_page(1, make_row("a", resident_bytes=20 * MIB, slack_bytes=4 * MIB)))
+    assert "  managed: resident 20 MiB  paused 0  slack 4 MiB  other 36 MiB" in texts(view)
+
+
 def test_the_title_of_a_mig_device() -> None:
     mig = Gpu(2, "MIG-5d5b", "NVIDIA H100 MIG 1g.10gb", None, None, None, (), mig=1)
     assert texts(make_view(Pages((), {}), Gpus((mig,), ""), 0, {}))[0] == "GPU 2 MIG 1  NVIDIA H100 MIG 1g.10gb  MIG-5d5b"

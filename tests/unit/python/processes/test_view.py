@@ -24,7 +24,9 @@ def gpu(index: int, *processes: tuple[int, int | None], used: int | None = None)
 def test_pages_and_nvml_by_gpu() -> None:
     ours = make_page(
         10,
-        make_row("weights", 0, allocations=2, resident_bytes=30 * MIB, last_pause_ended=2 * S, pauses_total=1),
+        make_row(
+            "weights", 0, allocations=2, resident_bytes=30 * MIB, slack_bytes=3 * MIB, last_pause_ended=2 * S, pauses_total=1
+        ),
         make_row("cache", 1, allocations=1, paused_bytes=40 * MIB, failed_resumes_total=2),
         uuids=("GPU-1", "GPU-0"),
         counters={"failed_resumes_total": 2, "last_pause_ended": 3 * S},
@@ -34,7 +36,7 @@ def test_pages_and_nvml_by_gpu() -> None:
     first, second = view.gpus
     assert (first.total_bytes, first.used_bytes, first.free_bytes) == (100 * MIB, 20 * MIB, 80 * MIB)
     assert (first.resident_bytes, first.paused_bytes, first.other_bytes) == (0, 40 * MIB, 20 * MIB)
-    assert (second.resident_bytes, second.paused_bytes, second.other_bytes) == (30 * MIB, 0, 20 * MIB)
+    assert (second.resident_bytes, second.paused_bytes, second.other_bytes) == (30 * MIB, 0, 17 * MIB)
     assert [(each.pid, each.managed, each.used_bytes, each.name, each.user) for each in first.processes] == [
         (10, True, 5 * MIB, "job", "bob"),
         (11, False, 7 * MIB, "python", "alice"),
