@@ -57,7 +57,7 @@ static void try_release(tms_saver_t *saver, tms_segment_t *segment, tms_wait_t *
     tms_error_clear(&reason);
     context.address = run->begin;
     context.bytes = tms_run_bytes(run);
-    bool unused = tms_saver_await_users(saver, segment, wait, &quiesced, &reason) == TMS_UNUSED;
+    bool unused = tms_saver_await_users(saver, segment, run->accessible, wait, &quiesced, &reason) == TMS_UNUSED;
     bool whole = unused && tms_run_depopulate(run, quiesced, driver, &context, &reason) == TMS_OK;
     if (unused && !whole) tms_log_recurring(saver->log, TMS_LOG_DAMAGED, TMS_LOG_WARNING, &reason, "It is still damaged.");
     run->refused_status = whole ? TMS_OK : reason.status;

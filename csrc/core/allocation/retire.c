@@ -78,20 +78,10 @@ void tms_saver_dispose(tms_saver_t *saver, tms_segment_t *segment, tms_quiesced_
     (void)dispose(saver, segment, quiesced); /* `quiesced` covers every device, or the run belongs to the segment alone */
 }
 
-/* The devices that may use a freed segment; false: nothing of it is mapped. */
-static bool find_users(tms_saver_t *saver, const tms_segment_t *segment, tms_device_mask_t *users) {
-    pthread_mutex_lock(&saver->lock); /* a pause may release its run */
-    bool mapped = tms_segment_is_mapped(segment) || segment->guarded > 0;
-    *users = tms_segment_accessible(segment);
-    pthread_mutex_unlock(&saver->lock);
-    return mapped;
-}
-
-tms_use_t tms_saver_await_users(tms_saver_t *saver, const tms_segment_t *segment, tms_wait_t *wait, tms_quiesced_t *quiesced,
-                                tms_error_t *reason) {
+tms_use_t tms_saver_await_users(tms_saver_t *saver, const tms_segment_t *segment, tms_device_mask_t users, tms_wait_t *wait,
+                                tms_quiesced_t *quiesced, tms_error_t *reason) {
     tms_error_context_t context = tms_saver_context("free", segment);
-    tms_device_mask_t users = 0;
-    if (!find_users(saver, segment, &users)) {
+    if (users == 0) {
         *quiesced = tms_quiesced_never_handed_out();
         return TMS_UNUSED;
     }
@@ -127,12 +117,23 @@ static bool defer(tms_saver_t *saver, tms_segment_t *segment, tms_use_t use) {
     return deferred;
 }
 
+/* The devices that may use a freed segment. False: a call owns its run, and retires it at its end. */
+static bool find_users(tms_saver_t *saver, tms_segment_t *segment, tms_device_mask_t *users) {
+    pthread_mutex_lock(&saver->lock);
+    bool left = tms_runs_leave_to_owner(segment);
+    if (!left) *users = tms_segment_accessible(segment);
+    pthread_mutex_unlock(&saver->lock);
+    return !left;
+}
+
 void tms_saver_retire(tms_saver_t *saver, tms_segment_t *segment, tms_wait_t *wait) {
+    tms_device_mask_t users = 0;
     tms_quiesced_t quiesced;
     tms_error_t reason;
     tms_use_t use;
     do {
-        use = tms_saver_await_users(saver, segment, wait, &quiesced, &reason);
+        if (!find_users(saver, segment, &users)) return;
+        use = tms_saver_await_users(saver, segment, users, wait, &quiesced, &reason);
         if (use == TMS_UNUSED && dispose(saver, segment, quiesced)) return;
     } while (use == TMS_UNUSED || !defer(saver, segment, use));
 }

@@ -21,16 +21,16 @@ tms_status_t tms_saver_unguard(tms_saver_t *saver, tms_segment_t *segment, tms_q
 /* Drops a reference to a device's guard page, and disposes of the page if it was the last. */
 void tms_saver_drop_guard(tms_saver_t *saver, int device);
 
-/* Whether the devices may still use a mapped or guarded segment. */
+/* Whether the devices may still use memory, or read a guard page. */
 typedef enum tms_use {
     TMS_UNUSED,
     TMS_USED_UNTIL_CAPTURE_ENDS, /* devices must not be waited for before that */
     TMS_PERHAPS_IN_USE
 } tms_use_t;
-/* Waits for the devices that may still use a segment or read its guard page. *quiesced is written for TMS_UNUSED only.
- * *reason is the failure to wait. */
-tms_use_t tms_saver_await_users(tms_saver_t *saver, const tms_segment_t *segment, tms_wait_t *wait, tms_quiesced_t *quiesced,
-                                tms_error_t *reason);
+/* Waits for `users`, the devices that have access to a segment; 0: none. *quiesced is written for TMS_UNUSED only. *reason
+ * is the failure to wait. */
+tms_use_t tms_saver_await_users(tms_saver_t *saver, const tms_segment_t *segment, tms_device_mask_t users, tms_wait_t *wait,
+                                tms_quiesced_t *quiesced, tms_error_t *reason);
 
 /* Releases the lock count of a segment that was resumed with exclusive=True. Called after its memory was released, so that a
  * process that waits for the lock finds memory. Memory that the driver fails to release does not keep the lock. */

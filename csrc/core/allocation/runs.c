@@ -176,15 +176,21 @@ static void leave_slack(tms_saver_t *saver, tms_segment_t *segment) {
     recount(saver, kind, before);
 }
 
+bool tms_runs_leave_to_owner(tms_segment_t *segment) {
+    tms_run_t *run = segment->run;
+    if (!run || !run->owned) return false;
+    segment->next_in_transition = run->waiting;
+    run->waiting = segment;
+    return true;
+}
+
 tms_leaving_t tms_runs_leave(tms_saver_t *saver, tms_segment_t *segment, tms_quiesced_t quiesced) {
     tms_range_t *range = NULL;
     tms_run_t *last_of = NULL;
     tms_leaving_t leaving = TMS_LEFT;
     pthread_mutex_lock(&saver->lock);
     tms_run_t *run = segment->run;
-    if (run && run->owned) {
-        segment->next_in_transition = run->waiting;
-        run->waiting = segment;
+    if (tms_runs_leave_to_owner(segment)) {
         leaving = TMS_OWNER_RETIRES;
     } else if (!run || !tms_run_has_memory(run)) {
         if (segment->piece) range = leave_addresses(saver, segment);

@@ -34,6 +34,9 @@ void tms_runs_own(tms_run_t *run, tms_run_t **list);
  * has memory, and gone if not. Adds the freed segments that have waited to *freed, linked by `next_in_transition`. */
 void tms_runs_disown(tms_saver_t *saver, tms_run_t *run, bool damaged, tms_segment_t **freed);
 
+/* Under the lock: if a call owns the segment's run, the segment, which was freed, waits for the end of that call. */
+bool tms_runs_leave_to_owner(tms_segment_t *segment);
+
 /* What became of a freed segment's share of a run. */
 typedef enum tms_leaving {
     TMS_LEFT,         /* the segment holds neither memory nor addresses any more */
