@@ -1,4 +1,4 @@
-"""Draws docs/images/runs.svg: the addresses of one tag, and the handles behind them, until after the second resume.
+"""Draws docs/images/runs.svg and runs-dark.svg: the addresses of one tag, and the handles behind them, over two resumes.
 
     python docs/draw_runs.py
 
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from torch_memory_saver import _core, simulate
 
-PICTURE = Path(__file__).resolve().parent / "images" / "runs.svg"
+IMAGES = Path(__file__).resolve().parent / "images"
 
 MIB = 1 << 20
 TAG = "weights"
@@ -33,10 +33,28 @@ _RANGE_START, _RANGE_SIZE, _MAPPING_START, _MAPPING_SIZE = 11, 12, 19, 18
 
 _WIDTH, _LEFT, _GAP = 960, 24, 7
 _TOP, _STAGE, _STRIP = 108, 92, 34
-_INK, _QUIET, _PAPER, _BARE = "#1e293b", "#64748b", "#ffffff", "#e2e8f0"
-_CELL, _RUN, _WASH, _SLACK = "#63a4d8", "#1d4ed8", "#eff6ff", "#c8874a"
 _LABEL_WIDTH = 46
 _TITLE = "The addresses of one tag, and the handles behind them"
+
+
+class Colors(NamedTuple):
+    """Of one colour scheme. `run` is the outline of a handle, `wash` its inside, `paused` an allocation without memory."""
+
+    ink: str
+    quiet: str
+    paper: str
+    paused: str
+    active: str
+    run: str
+    wash: str
+    slack: str
+
+
+#: The pictures, by their names in IMAGES.
+SCHEMES = {
+    "runs.svg": Colors("#1e293b", "#64748b", "#ffffff", "#e2e8f0", "#63a4d8", "#1d4ed8", "#eff6ff", "#c8874a"),
+    "runs-dark.svg": Colors("#e2e8f0", "#94a3b8", "#1e2129", "#3b4252", "#4f92c8", "#93c5fd", "#1e2d45", "#e0a469"),
+}
 
 
 class Span(NamedTuple):
@@ -218,33 +236,34 @@ def _box(x: float, y: float, width: float, height: float, style: str) -> str:
     return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" {style}/>'
 
 
-_STYLES = {
-    "range": f'fill="{_PAPER}" stroke="{_QUIET}" stroke-width="1" stroke-dasharray="3 3"',
-    "run": f'rx="4" fill="{_WASH}" stroke="{_RUN}" stroke-width="2"',
-    "slack": 'rx="1.5" fill="url(#slack)"',
-    "active": f'rx="1.5" fill="{_CELL}"',
-    "paused": f'rx="1.5" fill="{_BARE}"',
-}
+def _styles(colors: Colors) -> dict[str, str]:
+    return {
+        "range": f'fill="none" stroke="{colors.quiet}" stroke-width="1" stroke-dasharray="3 3"',
+        "run": f'rx="4" fill="{colors.wash}" stroke="{colors.run}" stroke-width="2"',
+        "slack": 'rx="1.5" fill="url(#slack)"',
+        "active": f'rx="1.5" fill="{colors.active}"',
+        "paused": f'rx="1.5" fill="{colors.paused}"',
+    }
 
 
-def _strip(stage: Stage, scale: _Scale, y: float) -> list[str]:
-    parts = []
+def _strip(stage: Stage, scale: _Scale, y: float, colors: Colors) -> list[str]:
+    parts, styles = [], _styles(colors)
     for span in stage.reserved:
         x, width = scale.place(span)
-        parts.append(_box(x + 3, y, width - 6, _STRIP, _STYLES["range"]))
+        parts.append(_box(x + 3, y, width - 6, _STRIP, styles["range"]))
     for span in stage.handles:
         x, width = scale.place(span)
-        parts.append(_box(x + 1.5, y - 3, width - 3, _STRIP + 6, _STYLES["run"]))
+        parts.append(_box(x + 1.5, y - 3, width - 3, _STRIP + 6, styles["run"]))
         if width >= _LABEL_WIDTH:
             middle = f'x="{x + width / 2:.1f}" y="{y + _STRIP + 16}" text-anchor="middle"'
-            parts.append(f'<text {middle} font-size="11" fill="{_RUN}">{_size(span.bytes)}</text>')
+            parts.append(f'<text {middle} font-size="11" fill="{colors.run}">{_size(span.bytes)}</text>')
     for span, style in [*stage.segments, *((span, "slack") for span in _slack(stage))]:
         x, width = scale.place(span)
-        parts.append(_box(x + 3.5, y + 4, width - 7, _STRIP - 8, _STYLES[style]))
+        parts.append(_box(x + 3.5, y + 4, width - 7, _STRIP - 8, styles[style]))
     return parts
 
 
-def _legend() -> list[str]:
+def _legend(colors: Colors) -> list[str]:
     entries = [
         ("active", "an allocation"),
         ("paused", "an allocation, paused"),
@@ -252,34 +271,35 @@ def _legend() -> list[str]:
         ("run", "one handle: a run"),
         ("range", "a reserved address range"),
     ]
-    parts, x = [], _LEFT
+    parts, x, styles = [], _LEFT, _styles(colors)
     for style, text in entries:
-        parts.append(_box(x + 1, 47, 22, 16, _STYLES[style]))
+        parts.append(_box(x + 1, 47, 22, 16, styles[style]))
         parts.append(f'<text x="{x + 31}" y="60">{text}</text>')
         x += 60 + 7 * len(text)
     return parts
 
 
-def draw(rows: list[Stage]) -> str:
+def draw(rows: list[Stage], colors: Colors) -> str:
     """The picture as SVG."""
     height = _TOP + _STAGE * len(rows)
     scale = _Scale(rows[0].reserved)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" '
-        f'font-family="system-ui, sans-serif" font-size="13" fill="{_INK}" role="img" '
+        f'font-family="system-ui, sans-serif" font-size="13" fill="{colors.ink}" role="img" '
         f'aria-label="{_TITLE}">',
         '<defs><pattern id="slack" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-        f'<rect width="6" height="6" fill="{_PAPER}"/><rect width="2.5" height="6" fill="{_SLACK}"/></pattern></defs>',
-        f'<rect width="{_WIDTH}" height="{height}" fill="{_PAPER}"/>',
+        f'<rect width="6" height="6" fill="{colors.paper}"/><rect width="2.5" height="6" fill="{colors.slack}"/>'
+        "</pattern></defs>",
+        f'<rect width="{_WIDTH}" height="{height}" fill="{colors.paper}"/>',
         f'<text x="{_LEFT}" y="28" font-size="15" font-weight="600">{_TITLE}</text>',
-        *_legend(),
+        *_legend(colors),
     ]
     for index, stage in enumerate(rows):
         y = _TOP + _STAGE * index
         parts.append(f'<text x="{_LEFT}" y="{y - 12}">{index + 1}. {_caption(stage)}</text>')
         end = f'x="{_WIDTH - _LEFT}" y="{y - 12}" text-anchor="end"'
-        parts.append(f'<text {end} fill="{_QUIET}">{_numbers(stage)}</text>')
-        parts += _strip(stage, scale, y)
+        parts.append(f'<text {end} fill="{colors.quiet}">{_numbers(stage)}</text>')
+        parts += _strip(stage, scale, y, colors)
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
@@ -287,7 +307,9 @@ def main() -> None:
     if sys.argv[1:] == ["--record"]:
         print(json.dumps(record()))
     else:
-        PICTURE.write_text(draw(stages()), encoding="utf-8")
+        rows = stages()
+        for name, colors in SCHEMES.items():
+            (IMAGES / name).write_text(draw(rows, colors), encoding="utf-8")
 
 
 if __name__ == "__main__":
