@@ -1,4 +1,4 @@
-"""Guards that the pictures of docs match the benchmark's table, the demo and the schedule."""
+"""Guards that the pictures of docs match the benchmark's table, the demo, the schedule and the runs of the core."""
 
 from __future__ import annotations
 
@@ -63,6 +63,17 @@ def test_the_picture_of_the_schedule_is_what_is_drawn(tmp_path: Path) -> None:
         pytest.skip("the picture was drawn with another release of matplotlib, which places things elsewhere")
     picture.draw(tmp_path / "schedule.svg")
     assert (tmp_path / "schedule.svg").read_text(encoding="utf-8") == committed, "run: python docs/draw_schedule.py"
+
+
+def test_the_picture_of_runs_is_what_the_core_does() -> None:
+    picture = _load("draw_runs")
+    stages = picture.stages()
+    for name, colors in picture.SCHEMES.items():
+        committed = (picture.IMAGES / name).read_text(encoding="utf-8")
+        assert committed == picture.draw(stages, colors), "run: python docs/draw_runs.py"
+    assert [len(stage.handles) for stage in stages[:3]] == [picture.ALLOCATIONS, 0, stages[2].calls["cuMemCreate"]]
+    assert stages[2].calls["cuMemCreate"] < picture.ALLOCATIONS / 4
+    assert [stage.slack_bytes for stage in stages] == [0, 0, 0, 2 * picture.BYTES, 2 * picture.BYTES - picture.SMALL, 0]
 
 
 def test_a_chart_is_read_as_it_was_printed() -> None:
