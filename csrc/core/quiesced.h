@@ -1,5 +1,5 @@
 /* A value that proves that memory may be unmapped: the devices that run nothing that uses it, and since when. The functions
- * that unmap require one (segment.h), so unmapping without having waited does not compile.
+ * that unmap require one (run.h, segment.h), so unmapping without having waited does not compile.
  *
  * Only the three functions below create such a value: no initialiser, cast or field access occurs outside quiesced.c
  * (tools/check_quiesced.py). A value is only copied. It stays valid, because the program cannot use memory that is about to

@@ -1,5 +1,5 @@
 /* The return of slack (core/run.h) without a pause of the whole tag: the allocations that share a run with slack are paused
- * with their contents in pinned host memory, and resumed. Memory in use is never moved behind the program's back, so this is
+ * with their contents in host memory, and resumed. Memory in use is never moved behind the program's back, so this is
  * a call of the program, with the contract of a pause: nothing uses the memory.
  *
  * Any thread. Two transitions (transition.h), each all or nothing. If the resume fails, the allocations stay PAUSED with

@@ -3,8 +3,8 @@
  * pause:  take the turn; mark PAUSING -> synchronise every affected device -> ask what is live -> plan every backup -> save
  *         every backup, all devices at once -- commit point -- -> unmap and release each -> mark PAUSED.
  * resume: (take the devices' locks;) take the turn; mark RESUMING -> on all devices at once, those with most to copy first:
- *         create, map and give access to each and load its backup, and wait -- commit point -- -> mark ACTIVE,
- *         discard the backups.
+ *         create, map and give access to runs of neighbours (layout.h), load each backup, and wait -- commit point -- ->
+ * mark ACTIVE, discard the backups.
  *
  * A failure before the commit point undoes this call's work and leaves every segment unchanged, except in a pending resume
  * that a stream already waits for (pending.h). After it, pause continues with the rest, marks segments that the driver
