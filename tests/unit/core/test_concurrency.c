@@ -2,6 +2,7 @@
  * operations are random with fixed seeds, and bounded. TSan detects accesses without the lock. In any build a call may fail
  * only because of another thread, and nothing may be left at the end. */
 
+#include "core/transition/compact.h"
 #include "support.h"
 
 #include <math.h>
@@ -56,10 +57,12 @@ static uint64_t allocate_any(worker_t *worker) {
     tms_error_t error;
     int depth = 0;
     uint64_t address = 0;
+    const bool often = choose(worker, 3) > 0; /* of one kind, so that neighbours share runs */
     const tms_region_settings_t settings = {.managed = 1,
-                                            .backup = choose(worker, TMS_BACKUP_DISK + 1),
+                                            .backup = often ? TMS_BACKUP_PINNED : choose(worker, TMS_BACKUP_DISK + 1),
                                             .tag = tag_names[choose(worker, TAGS)],
-                                            .host_policy = choose(worker, TMS_HOST_RETAIN + 1)};
+                                            .own_handles = choose(worker, 8) == 0,
+                                            .host_policy = often ? TMS_HOST_DEFAULT : choose(worker, TMS_HOST_RETAIN + 1)};
     uint64_t bytes = 1 + (uint64_t)choose(worker, LARGEST_MIB * (int)MIB);
     tms_status_t status = tms_region_push(&f->regions, &settings, &depth, &error);
     note(worker->shared, status, &error);
@@ -114,7 +117,7 @@ static tms_status_t move_any(worker_t *worker, tms_report_t *report, tms_error_t
         selection.tags = &tag;
         selection.tag_count = 1;
     }
-    int way = choose(worker, 5);
+    int way = choose(worker, 6);
     if (choose(worker, 3) == 0) {
         selection.interrupted = stop_sometimes;
         selection.interrupt_context = worker;
@@ -124,6 +127,7 @@ static tms_status_t move_any(worker_t *worker, tms_report_t *report, tms_error_t
         selection.backup = selection.has_backup ? choices[choose(worker, 3)] : TMS_BACKUP_NONE;
         return tms_transition_pause(saver, &selection, report, error);
     }
+    if (way == 5) return tms_transition_compact(saver, &selection, report, error);
     selection.host_policy = choose(worker, TMS_HOST_RETAIN + 1);
     if (way == 2) return resume_behind(worker, &selection, report, error);
     selection.exclusive = choose(worker, 2);
