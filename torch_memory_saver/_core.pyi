@@ -205,7 +205,7 @@ def free(address: int) -> bool:
     """Frees a managed allocation in any state; False if the address is not managed."""
 
 def region_push(tag: str, backup: int, managed: bool, host_policy: int = 0, runs: bool = True) -> int:
-    """Enters a level on this thread; returns the depth for :func:`region_pop`. `runs` False: a handle for each allocation."""
+    """Enters a level on this thread; returns the depth for :func:`region_pop`. `runs` False: handles of their own."""
 
 def region_pop(depth: int) -> None: ...
 def region_enter(tag: str, backup: int, managed: bool, host_policy: int = 0, runs: bool = True) -> int:

@@ -220,9 +220,7 @@ def test_regions_nest_and_belong_to_their_thread() -> None:
 def test_regions_are_left_in_any_order_on_their_thread() -> None:
     outside = _core.region_current()
     outer = _core.region_enter("outer", _core.BACKUP_MMAP, True)
-    inner = _core.region_enter(
-        tag="inner", backup=_core.BACKUP_NONE, managed=False, host_policy=_core.HOST_POOL, runs=False
-    )
+    inner = _core.region_enter(tag="inner", backup=_core.BACKUP_NONE, managed=False, host_policy=_core.HOST_POOL, runs=False)
     assert len({0, outer, inner}) == 3
     seen: list[int] = []
     thread = threading.Thread(target=lambda: seen.append(_core.region_leave(outer)))
