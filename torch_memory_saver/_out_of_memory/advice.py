@@ -19,8 +19,6 @@ _LIBRARY = (
     "and nccl.suspend_on_pause() does it for NCCL communicators where PyTorch and NCCL can."
 )
 _CONTEXT = "Each process needs a context on each GPU that it uses: let fewer processes use this one."
-#: Operations that map memory again, as a noun.
-_MAPPING = {"resume": "resume", "compact": "compaction"}
 _NOT_ATTRIBUTED = "Compare with nvidia-smi: the driver, the display and processes in other containers count here."
 
 
@@ -35,8 +33,8 @@ def _what(failure: Failure, account: Account) -> str:
     ledger = account.of_device
     free = "" if ledger is None else f", of which {amount(ledger.free_bytes)} of {amount(ledger.total_bytes)} are free"
     device = "a device" if failure.device is None else f"device {failure.device}"
-    if failure.operation in _MAPPING:
-        return f"A {_MAPPING[failure.operation]} of {_tags(failure)} needs {amount(failure.needed_bytes)} of {device}{free}."
+    if failure.operation == "resume":
+        return f"A resume of {_tags(failure)} needs {amount(failure.needed_bytes)} of {device}{free}."
     who = "PyTorch" if failure.source == PYTORCH else "An allocation"
     where = f" in a region with {_tags(failure)}" if failure.tags else ""
     return f"{who} requested {amount(failure.requested_bytes)} of {device}{where}{free}."

@@ -141,11 +141,6 @@ def test_slack_is_the_largest_holder() -> None:
     assert text.endswith(RETURN_SLACK)
 
 
-def test_a_compaction_that_ran_out() -> None:
-    failure = Failure(THIS_PACKAGE, "compact", 0, GIB, 20 * GIB, ("weights",))
-    assert summarize(failure, account(OTHERS)).startswith("A compaction of tag 'weights' needs 20.0 GiB of device 0")
-
-
 def test_a_device_that_is_too_small() -> None:
     text = summarize(allocation(90 * GIB), account(OTHERS))
     assert "too small for that" in text and "Have them pause" not in text
