@@ -32,8 +32,8 @@ _numbers = itertools.count()
 
 
 class Pieces:
-    """Tensors of a tag of their own, which have lived through a pause, with random contents. What a tag's memory gets depends
-    on the tag's history, so each test has another."""
+    """Tensors of a tag of their own, which have lived through a pause, with random contents. Each test has another tag:
+    what the memory of a tag gets depends on its history."""
 
     def __init__(self, kept: bool = False, runs: bool = True) -> None:
         self.tag = f"pieces {next(_numbers)}"
