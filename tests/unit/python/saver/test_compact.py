@@ -120,6 +120,21 @@ def test_what_torch_only_caches_is_returned_as_well(
     assert simulator.usage().physical_bytes == (RUN_OF_FOUR - 1) * SIZE
 
 
+def test_hooks_are_called_for_what_torch_only_caches(
+    hooks: Recorder, saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore
+) -> None:
+    """It becomes slack before they are looked for."""
+    with saver.region(hooks.tag("a")):
+        addresses = [fake_torch.allocate(SIZE) for _ in range(RUN_OF_FOUR)]
+    saver.pause()
+    saver.resume()
+    hooks.on_pause("p")
+    hooks.on_resume("r")
+    fake_torch.free(addresses[-2])
+    saver.compact()
+    assert hooks.take_events() == ["p before", "r before", "p after", "r after"]
+
+
 @pytest.mark.parametrize(("live_only", "copied"), [(True, 3 * SIZE - SIZE // 2), (False, 3 * SIZE)])
 def test_free_blocks_are_not_copied_unless_requested(
     saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore, live_only: bool, copied: int
@@ -282,6 +297,12 @@ def test_memory_that_others_may_still_use(hooks: Recorder, monkeypatch: pytest.M
     report = hooks.saver.compact()
     assert report.possibly_shared_bytes == 7
     assert asked == [(hooks.tag("w"),)]
+
+
+def test_without_slack_nobody_who_shares_is_waited_for(hooks: Recorder, fake_torch: FakeTorch) -> None:
+    hooks.allocate("w")
+    assert hooks.saver.compact(if_shared="refuse").bytes == 0
+    assert hooks.saver.compact(if_shared="wait", timeout=60).bytes == 0
 
 
 # -- what fails ----------------------------------------------------------------------------------------------------------
