@@ -311,10 +311,14 @@ def test_without_slack_nobody_who_shares_is_waited_for(hooks: Recorder, fake_tor
 def test_the_second_half_fails(saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore, simulator: Any) -> None:
     """The memory is paused with its contents, is not handed out, and a resume brings it back."""
     with saver.region("a"):
-        addresses = [fake_torch.allocate(SIZE) for _ in range(RUN_OF_FOUR)]
+        addresses = [fake_torch.allocate(SIZE) for _ in range(RUN_OF_FOUR - 2)]
+        with saver.region("a"):  # another pool: the first one stays when this is emptied
+            freed = fake_torch.allocate(SIZE)
+        addresses.append(fake_torch.allocate(SIZE))
     saver.pause()
     saver.resume()
-    fake_torch.free(addresses.pop(-2))
+    fake_torch.free(freed)
+    saver.empty_cache()
     fill(simulator, addresses)
     simulator.fail_after("cuMemCreate", 0, 1 << 30, ERROR_OUT_OF_MEMORY)
     with saver.region("a"):
@@ -323,6 +327,7 @@ def test_the_second_half_fails(saver: TorchMemorySaver, fake_torch: FakeTorch, s
         simulator.stop_failing()
         paused = [row.address for row in saver.stats().allocations if row.state == "paused"]
         assert sorted(paused) == sorted(addresses[-3:])
+        fake_torch.free(addresses.pop())  # an idle block, paused: what torch would hand out next
         assert fake_torch.allocate(SIZE) not in paused
     saver.resume()
     assert_filled(simulator, addresses)
