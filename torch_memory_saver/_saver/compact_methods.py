@@ -62,7 +62,8 @@ class CompactMethods(UsedAtFirstCall):
             OutOfMemoryError: Another process has taken the memory meanwhile. The allocations stay paused, with their
                 contents: make room, and call :meth:`resume`.
             DriverError: As for :meth:`pause` and :meth:`resume`. What is paused then has its contents: call :meth:`resume`.
-            Exception: Raised by ``progress`` or a hook. Nothing was changed, unless memory was already being released.
+            Exception: Raised by ``progress`` or a hook. Nothing was changed, unless memory was already being released: then
+                the compaction is complete.
         """
         optional: dict[str, Any] = {}
         if not live_only:
