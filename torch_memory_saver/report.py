@@ -47,9 +47,9 @@ class PauseReport(TransitionReport):
         unmanaged_bytes: Bytes of PyTorch's default pool that stay on the GPU in spite of ``TMS_INIT_ENABLE=1``, because they
             were allocated while PyTorch's expandable segments, which bypass cudaMalloc, were on.
         possibly_shared_bytes: Bytes of paused allocations that were sent to other processes, which may still have them
-            mapped: that memory returns to the driver when they drop their tensors. Whole allocations are counted. An
-            estimate from PyTorch's counters: too large after an importer was killed, too small after one received the same
-            message twice.
+            mapped: that memory returns to the driver when they drop their tensors. Whole physical handles are counted, which
+            neighbouring allocations may share. An estimate from PyTorch's counters: too large after an importer was killed,
+            too small after one received the same message twice.
     """
 
     reusable_bytes: int = 0
