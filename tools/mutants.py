@@ -28,6 +28,7 @@ sys.path.insert(0, str(ROOT / "tests" / "mutants"))
 import awake  # noqa: E402
 import bench  # noqa: E402
 import command_line  # noqa: E402
+import compaction  # noqa: E402
 import comparisons  # noqa: E402
 import devices  # noqa: E402
 import events  # noqa: E402
@@ -50,6 +51,7 @@ _TABLES = (
     awake,
     bench,
     command_line,
+    compaction,
     comparisons,
     devices,
     events,

@@ -9,6 +9,10 @@ contain a NUL, raise ValueError, before anything changes. Sizes are bytes, devic
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
+_Tags = tuple[str, ...] | None  # None: every tag
+_FindLive = Callable[[], tuple[bytes, bytes] | None] | None
+_Progress = Callable[[int, int], Any] | None
+
 #: The version of the native core's function table: TMS_API_VERSION of csrc/include/tms.h.
 API_VERSION: Final = 2
 #: CRC-32 of this file at build time, compared by ``_interface``. 0: built without setup.py.
@@ -57,7 +61,7 @@ CONTENTS_UNDEFINED: Final[int]
 library_path: Final[str]
 #: Whether the state lives in the preload library.
 preloaded: Final[bool]
-#: Whether this is the main interpreter, which ends with the process, and not a sub-interpreter.
+#: Whether this is the main interpreter, which ends with the process.
 main_interpreter: Final[bool]
 
 class Pending:
@@ -98,6 +102,7 @@ class Usage(NamedTuple):
     damaged_bytes: int
     backup_bytes: int
     resident_peak_bytes: int
+    slack_bytes: int
 
 class Export(NamedTuple):
     """A file descriptor of an allocation's physical memory. It stays the library's, until the allocation is paused or freed.
@@ -110,7 +115,7 @@ class Export(NamedTuple):
     descriptor: int
 
 class Report(NamedTuple):
-    """What a pause or resume did: see :class:`torch_memory_saver.TransitionReport`."""
+    """What a call did: see :class:`torch_memory_saver.TransitionReport`."""
 
     allocations: int
     bytes: int
@@ -141,6 +146,7 @@ class RegionSettings(NamedTuple):
     backup: int
     managed: bool
     depth: int
+    runs: bool
 
 class Event(NamedTuple):
     """One event: see ``tms_event_t`` in ``tms_events.h``."""
@@ -198,11 +204,11 @@ def allocate(size: int, device: int = -1) -> int:
 def free(address: int) -> bool:
     """Frees a managed allocation in any state; False if the address is not managed."""
 
-def region_push(tag: str, backup: int, managed: bool, host_policy: int = 0) -> int:
-    """Enters a level of settings on this thread; returns the depth for :func:`region_pop`."""
+def region_push(tag: str, backup: int, managed: bool, host_policy: int = 0, runs: bool = True) -> int:
+    """Enters a level on this thread; returns the depth for :func:`region_pop`. `runs` False: handles of their own."""
 
 def region_pop(depth: int) -> None: ...
-def region_enter(tag: str, backup: int, managed: bool, host_policy: int = 0) -> int:
+def region_enter(tag: str, backup: int, managed: bool, host_policy: int = 0, runs: bool = True) -> int:
     """Enters a level of settings on this thread; returns the id for :func:`region_leave`, never 0."""
 
 def region_leave(level: int) -> int:
@@ -210,19 +216,19 @@ def region_leave(level: int) -> int:
     one of this thread's or has been left."""
 
 def region_current() -> RegionSettings: ...
-def region_set(tag: str, backup: int, managed: bool, host_policy: int = 0) -> None:
+def region_set(tag: str, backup: int, managed: bool, host_policy: int = 0, runs: bool = True) -> None:
     """Changes this thread's innermost level in place."""
 
 def pause(
-    tags: tuple[str, ...] | None,
+    tags: _Tags,
     stream: int | None,
     interruptible: bool = False,
     backup: int | None = None,
-    find_live: Callable[[], tuple[bytes, bytes] | None] | None = None,
-    progress: Callable[[int, int], Any] | None = None,
+    find_live: _FindLive = None,
+    progress: _Progress = None,
     preserves: bool = False,
 ) -> Report:
-    """`tags` None: every tag. `stream`: the handle of the caller's current CUDA stream, queried for an active capture.
+    """`stream`: the handle of the caller's current CUDA stream, queried for an active capture.
 
     `interruptible`: for the main thread; signal handlers run while the call waits, and one that raises ends it with nothing
     changed.
@@ -239,33 +245,32 @@ def pause(
     resume."""
 
 def resume(
-    tags: tuple[str, ...] | None,
+    tags: _Tags,
     stream: int | None,
     interruptible: bool = False,
     timeout: float = 0.0,
     exclusive: bool = False,
     host_policy: int = 0,
     zero: bool = False,
-    progress: Callable[[int, int], Any] | None = None,
+    progress: _Progress = None,
 ) -> Report:
     """`timeout`: seconds to wait for device memory and, if `exclusive`, for the devices' locks; infinity is for ever.
     `host_policy`: for the backups that this call restores. `zero`: memory that is resumed without contents is zeroed.
     `progress`: as for :func:`pause`."""
 
-def count_guard_bytes(
-    tags: tuple[str, ...] | None, stream: int | None, ranges: bytes, interruptible: bool = False
-) -> list[int | None]:
+def compact(
+    tags: _Tags, stream: int | None, interruptible: bool = False, find_live: _FindLive = None, progress: _Progress = None
+) -> Report:
+    """Returns the slack of runs to the driver: `bytes` of the report. Arguments and contract are those of :func:`pause`. If
+    the resume inside fails, the memory stays paused."""
+
+def count_guard_bytes(tags: _Tags, stream: int | None, ranges: bytes, interruptible: bool = False) -> list[int | None]:
     """For each range the number of its bytes that are GUARD_BYTE; None if it does not lie in one selected allocation that is
     active. `ranges`: begins and ends, as sorted native 64-bit numbers, that do not overlap. Waits for the devices and copies
     the ranges to host memory."""
 
 def resume_begin(
-    tags: tuple[str, ...] | None,
-    stream: int | None,
-    timeout: float = 0.0,
-    exclusive: bool = False,
-    host_policy: int = 0,
-    zero: bool = False,
+    tags: _Tags, stream: int | None, timeout: float = 0.0, exclusive: bool = False, host_policy: int = 0, zero: bool = False
 ) -> Pending:
     """Begins a resume on a background thread and returns at once."""
 
@@ -302,7 +307,7 @@ def get_ledger() -> bool:
 def close() -> None:
     """At exit: no thread of the library calls the driver after this."""
 
-def capture_begin(tag: str | None, backup: int, host_policy: int = 0) -> int:
+def capture_begin(tag: str | None, backup: int, host_policy: int = 0, runs: bool = True) -> int:
     """A stream capture is about to begin. `tag` None: no settings for threads outside regions. Returns its identity."""
 
 def capture_begin_on(stream: int) -> int:

@@ -21,7 +21,7 @@ class LedgerPart:
     """A part of a line. The parts of a line add up to it.
 
     Attributes:
-        name: Of managed memory: a tag. Of PyTorch's: "in use" or "cached". Of other processes: "pid 1234".
+        name: Of managed memory and slack: a tag. Of PyTorch's: "in use" or "cached". Of other processes: "pid 1234".
         bytes: None where NVML hides those of a process.
         allocations: None where they are not known.
     """
@@ -36,7 +36,8 @@ class LedgerLine:
     """One holder of a device's memory.
 
     Attributes:
-        holder: "managed" (resident managed memory), "torch" (what PyTorch has reserved of ordinary memory), "library"
+        holder: "managed" (resident managed memory), "slack" (managed memory of freed allocations, which a pause or
+            ``compact()`` returns), "torch" (what PyTorch has reserved of ordinary memory), "library"
             (allocations of one other library of this process), "context" (this process's context, with the code of its
             kernels and all that is not known by name), "processes" (other processes) or "unattributed" (the difference to
             what the driver says).
@@ -63,8 +64,8 @@ class DeviceLedger:
     Attributes:
         device: CUDA ordinal.
         total_bytes, used_bytes: As the driver says (``cuMemGetInfo``).
-        lines: In the order of :class:`LedgerLine`'s holders. Each holder has a line, except for "library", which has as many
-            as there are other libraries with memory.
+        lines: In the order of :class:`LedgerLine`'s holders. Each holder has a line, except for "slack", which has one if
+            there is any, and "library", which has as many as there are other libraries with memory.
     """
 
     device: int

@@ -1,4 +1,4 @@
-"""The reports that pause and resume return."""
+"""The reports that pause, resume and compact return."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ from dataclasses import dataclass
 
 from torch_memory_saver import _core
 
-__all__ = ["PauseReport", "ResumeReport", "TransitionReport", "pause_report", "resume_report"]
+__all__ = [
+    "CompactReport",
+    "PauseReport",
+    "ResumeReport",
+    "TransitionReport",
+    "compact_report",
+    "pause_report",
+    "resume_report",
+]
 
 
 @dataclass(frozen=True)
@@ -39,9 +47,9 @@ class PauseReport(TransitionReport):
         unmanaged_bytes: Bytes of PyTorch's default pool that stay on the GPU in spite of ``TMS_INIT_ENABLE=1``, because they
             were allocated while PyTorch's expandable segments, which bypass cudaMalloc, were on.
         possibly_shared_bytes: Bytes of paused allocations that were sent to other processes, which may still have them
-            mapped: that memory returns to the driver when they drop their tensors. Whole allocations are counted. An
-            estimate from PyTorch's counters: too large after an importer was killed, too small after one received the same
-            message twice.
+            mapped: that memory returns to the driver when they drop their tensors. Whole physical handles are counted, which
+            neighbouring allocations may share. An estimate from PyTorch's counters: too large after an importer was killed,
+            too small after one received the same message twice.
     """
 
     reusable_bytes: int = 0
@@ -52,6 +60,33 @@ class PauseReport(TransitionReport):
 @dataclass(frozen=True)
 class ResumeReport(TransitionReport):
     """What one resume did."""
+
+
+@dataclass(frozen=True)
+class CompactReport(TransitionReport):
+    """What one compaction did.
+
+    Attributes:
+        allocations: Allocations whose memory was laid out anew: those that shared a physical handle with slack.
+        bytes: Bytes of slack returned to the driver.
+        copied_bytes: Bytes copied from host memory to where they were.
+        possibly_shared_bytes: As in :class:`PauseReport`, of the selected tags that had slack. Processes that have this
+            memory mapped may keep what it was before: send the tensors again.
+    """
+
+    possibly_shared_bytes: int = 0
+
+
+def compact_report(done: _core.Report, possibly_shared_bytes: int) -> CompactReport:
+    """The report of a native compaction, with the number of memory sent to other processes."""
+    return CompactReport(
+        allocations=done.allocations,
+        bytes=done.bytes,
+        copied_bytes=done.copied_bytes,
+        unknown_tags=done.unknown_tags,
+        seconds=done.seconds,
+        possibly_shared_bytes=possibly_shared_bytes,
+    )
 
 
 def pause_report(done: _core.Report, reusable_bytes: int, unmanaged_bytes: int, possibly_shared_bytes: int) -> PauseReport:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch_memory_saver._saver import hook_modes, preload
 from torch_memory_saver._saver.arguments import DEFAULT_TAG
+from torch_memory_saver._saver.compact_methods import CompactMethods
 from torch_memory_saver._saver.fresh_methods import FreshMethods
 from torch_memory_saver._saver.hook_methods import HookMethods
 from torch_memory_saver._saver.preserve_methods import PreserveMethods
@@ -24,7 +25,7 @@ __all__ = ["TorchMemorySaver"]
 
 
 @eager_methods
-class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, StateMethods):
+class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, CompactMethods, StateMethods):
     """Pauses and resumes GPU memory without changing its addresses.
 
     No driver is loaded and no device used before the first use. All sizes are bytes. Every method may be called from any
@@ -56,6 +57,7 @@ class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, StateMethods)
         enable_disk_backup: bool = False,
         cpu_backup_backend: str | None = None,
         host_memory: str | None = None,
+        runs: bool = True,
     ) -> AbstractContextManager[None]:
         """A context manager: GPU memory that this thread allocates inside can be paused and resumed.
 
@@ -73,10 +75,14 @@ class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, StateMethods)
             host_memory: What happens to the backup's host memory after a resume: "release" (released to the system), "pool"
                 (kept, pinned, for any later backup) or "retain" (kept with its contents, for the next pause and for
                 :meth:`get_cpu_backup`). None: :attr:`host_memory` at that time.
+            runs: Whether a resume may back neighbouring allocations by one large physical handle, which is faster. With
+                False each allocation keeps a handle of its own, so that a free always returns its memory at once (see
+                :meth:`compact`). For tags of which a part is freed between a resume and the next pause, or that share
+                memory with other processes.
 
         Raises:
             InvalidArgumentError: Both backups, an unknown backend, a backend without ``enable_cpu_backup``, an invalid tag,
-                an unknown ``host_memory``.
+                an unknown ``host_memory``, ``runs`` that is not a bool.
             TorchUnavailableError: Hook mode "torch" and no PyTorch that can use CUDA.
         """
         optional: dict[str, Any] = {}
@@ -86,6 +92,8 @@ class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, StateMethods)
             optional["cpu_backup_backend"] = cpu_backup_backend
         if host_memory is not None:
             optional["host_memory"] = host_memory
+        if runs is not True:
+            optional["runs"] = runs
         manager: AbstractContextManager[None] = self._use().region(tag=tag, enable_cpu_backup=enable_cpu_backup, **optional)
         return manager
 
@@ -99,6 +107,7 @@ class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, StateMethods)
         enable_cpu_backup: bool = False,
         cpu_backup_backend: str | None = None,
         host_memory: str | None = None,
+        runs: bool = True,
     ) -> AbstractContextManager[None]:
         """Like ``torch.cuda.graph``, but the memory that the graph allocates can be paused and resumed.
 
@@ -114,6 +123,7 @@ class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, StateMethods)
             enable_cpu_backup: The pool's contents are kept.
             cpu_backup_backend: Where they are kept.
             host_memory: What happens to that memory after a resume.
+            runs: As for :meth:`region`. Memory that the pool has already stays as it was made.
 
         Raises:
             InvalidArgumentError: As for :meth:`region`, or something that is not a graph or a token.
@@ -123,6 +133,8 @@ class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, StateMethods)
         optional: dict[str, Any] = {} if cpu_backup_backend is None else {"cpu_backup_backend": cpu_backup_backend}
         if host_memory is not None:
             optional["host_memory"] = host_memory
+        if runs is not True:
+            optional["runs"] = runs
         manager: AbstractContextManager[None] = self._use().cuda_graph(
             cuda_graph=cuda_graph,
             pool=pool,

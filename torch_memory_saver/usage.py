@@ -84,6 +84,9 @@ class Usage:
         resident_peak_bytes: The most physical device memory that was mapped at once, since the start or since
             ``reset_peaks()``. None where it is not known: of a device within one tag, of a tag within one device, and of
             several tags or devices together that are not all.
+        slack_bytes: Physical device memory of freed allocations that stays with the tag, because they shared a physical
+            handle with others. The next allocations get it; a pause and ``compact()`` return it. In none of the other
+            numbers.
     """
 
     allocations: int = 0
@@ -93,6 +96,7 @@ class Usage:
     backup_bytes: int = 0
     damaged_bytes: int = 0
     resident_peak_bytes: int | None = None
+    slack_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,7 @@ class Stats:
         counters: The core's counters by name, of the whole process: see ``tms_counters_t`` in ``tms_usage.h``.
         pauses, resumes: All calls of this process so far.
         failed_allocations: Allocations of this process that failed so far.
+        slack_bytes: As in :class:`Usage`, of the whole process.
         host_resident_bytes: Host memory in use for backups: memory with contents, idle memory of the pool, and memory that
             is being released.
         host_pooled_bytes: The part of it that is idle in the pool (``host_memory="pool"``, ``reserve_host_memory``).
@@ -139,6 +144,7 @@ class Stats:
     pauses: CallTotals
     resumes: CallTotals
     failed_allocations: int
+    slack_bytes: int
     host_resident_bytes: int
     host_pooled_bytes: int
     guard: bool
@@ -208,6 +214,7 @@ def _add_totals(rows: list[_core.Segment], selected: tuple[str, ...] | None, dev
         pauses=_totals(counters, "pause"),
         resumes=_totals(counters, "resume"),
         failed_allocations=counters["failed_allocations_total"],
+        slack_bytes=counters["slack_bytes"],
         host_resident_bytes=counters["host_resident_bytes"],
         host_pooled_bytes=counters["host_pooled_bytes"],
         guard=counters["guard"] != 0,
@@ -233,6 +240,7 @@ def _add_up(rows: Iterable[_core.Usage], peak: int | None) -> Usage:
         backup_bytes=sum(row.backup_bytes for row in rows),
         damaged_bytes=sum(row.damaged_bytes for row in rows),
         resident_peak_bytes=peak,
+        slack_bytes=sum(row.slack_bytes for row in rows),
     )
 
 

@@ -30,6 +30,8 @@
     TAKES(resume,                                                                                                           \
           "(tags, stream, interruptible=False, timeout=0.0, exclusive=False, host_policy=0, zero=False, progress=None)",    \
           "Maps physical memory again; None is every tag. Returns a Report.")                                               \
+    TAKES(compact, "(tags, stream, interruptible=False, find_live=None, progress=None)",                                    \
+          "Returns the slack of runs to the driver; None is every tag. Returns a Report.")                                  \
     TAKES(count_guard_bytes, "(tags, stream, ranges, interruptible=False)",                                                 \
           "The number of guard bytes in each range; None if it is not resident.")                                           \
     /* pending_functions.c */                                                                                               \
@@ -42,16 +44,17 @@
     /* host_buffer.c */                                                                                                     \
     TAKES(host_backup, "(address, size)", "The host copy of a range as a HostBuffer; None if there is none now.")           \
     /* region_functions.c */                                                                                                \
-    TAKES(region_push, "(tag, backup, managed, host_policy=0)",                                                             \
+    TAKES(region_push, "(tag, backup, managed, host_policy=0, runs=True)",                                                  \
           "Enters a level of settings on this thread; returns its depth.")                                                  \
     TAKES(region_pop, "(depth)", "Leaves that level, and every one entered after it.")                                      \
-    TAKES(region_enter, "(tag, backup, managed, host_policy=0)",                                                            \
+    TAKES(region_enter, "(tag, backup, managed, host_policy=0, runs=True)",                                                 \
           "Enters a level of settings on this thread; returns its id.")                                                     \
     TAKES(region_leave, "(level)",                                                                                          \
           "Leaves that level only; returns the number of later ones that stay, -1 if it is not one of this thread's.")      \
-    BARE(region_current, "()", "(tag, backup, managed, depth) of this thread; depth 0 is outside every region.")            \
-    TAKES(region_set, "(tag, backup, managed, host_policy=0)", "Changes this thread's innermost level in place.")           \
-    TAKES(capture_begin, "(tag, backup, host_policy=0)",                                                                    \
+    BARE(region_current, "()", "(tag, backup, managed, depth, runs) of this thread; depth 0 is outside every region.")      \
+    TAKES(region_set, "(tag, backup, managed, host_policy=0, runs=True)",                                                   \
+          "Changes this thread's innermost level in place.")                                                                \
+    TAKES(capture_begin, "(tag, backup, host_policy=0, runs=True)",                                                         \
           "A stream capture is about to begin; None: no settings for other threads.")                                       \
     TAKES(capture_begin_on, "(stream)",                                                                                     \
           "A stream capture is about to begin on this stream, which is queried later for an active capture.")               \

@@ -8,21 +8,25 @@
 #include "rows.h"
 #include "state.h"
 
-/* Arguments 0 to 3 as settings: tag, backup, managed, host_policy. */
+#define SETTINGS "tag", "backup", "managed", "host_policy", "runs"
+
+/* Arguments 0 to 4 as settings: those of SETTINGS. */
 static bool get_settings(const tms_py_call_t *call, tms_region_settings_t *settings) {
-    bool managed;
+    bool managed, runs = true;
 
     *settings = (tms_region_settings_t){.host_policy = TMS_HOST_DEFAULT};
 
     if (!tms_py_get_tag(call, 0, &settings->tag) || !tms_py_get_i32(call, 1, &settings->backup) ||
-        !tms_py_get_bool(call, 2, &managed) || !tms_py_get_i32(call, 3, &settings->host_policy))
+        !tms_py_get_bool(call, 2, &managed) || !tms_py_get_i32(call, 3, &settings->host_policy) ||
+        !tms_py_get_bool(call, 4, &runs))
         return false;
     settings->managed = managed;
+    settings->own_handles = !runs;
     return true;
 }
 
 PyObject *tms_py_region_push(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
-    static const tms_py_signature_t signature = {"region_push", 3, 4, {"tag", "backup", "managed", "host_policy"}};
+    static const tms_py_signature_t signature = {"region_push", 3, 5, {SETTINGS}};
     tms_region_settings_t settings;
     tms_py_call_t call;
     tms_error_t error;
@@ -45,7 +49,7 @@ PyObject *tms_py_region_pop(PyObject *module, PyObject *const *arguments, Py_ssi
 }
 
 PyObject *tms_py_region_enter(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
-    static const tms_py_signature_t signature = {"region_enter", 3, 4, {"tag", "backup", "managed", "host_policy"}};
+    static const tms_py_signature_t signature = {"region_enter", 3, 5, {SETTINGS}};
     tms_region_settings_t settings;
     tms_py_call_t call;
     tms_error_t error;
@@ -76,7 +80,7 @@ PyObject *tms_py_region_current(PyObject *module, PyObject *unused) {
 }
 
 PyObject *tms_py_region_set(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
-    static const tms_py_signature_t signature = {"region_set", 3, 4, {"tag", "backup", "managed", "host_policy"}};
+    static const tms_py_signature_t signature = {"region_set", 3, 5, {SETTINGS}};
     tms_region_settings_t settings;
     tms_py_call_t call;
     tms_error_t error;
@@ -88,10 +92,10 @@ PyObject *tms_py_region_set(PyObject *module, PyObject *const *arguments, Py_ssi
 }
 
 PyObject *tms_py_capture_begin(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
-    static const tms_py_signature_t signature = {"capture_begin", 2, 3, {"tag", "backup", "host_policy"}};
+    static const tms_py_signature_t signature = {"capture_begin", 2, 4, {"tag", "backup", "host_policy", "runs"}};
     const tms_api_t *api = tms_py_api(module);
     tms_region_settings_t settings = {.managed = 1};
-    bool has_settings;
+    bool has_settings, runs = true;
     tms_py_call_t call;
     tms_status_t status;
     tms_error_t error;
@@ -100,8 +104,9 @@ PyObject *tms_py_capture_begin(PyObject *module, PyObject *const *arguments, Py_
     if (!tms_py_bind(&call, &signature, arguments, positional, keywords)) return NULL;
     has_settings = call.values[0] != Py_None;
     if ((has_settings && !tms_py_get_tag(&call, 0, &settings.tag)) || !tms_py_get_i32(&call, 1, &settings.backup) ||
-        !tms_py_get_i32(&call, 2, &settings.host_policy))
+        !tms_py_get_i32(&call, 2, &settings.host_policy) || !tms_py_get_bool(&call, 3, &runs))
         return NULL;
+    settings.own_handles = !runs;
     tms_error_clear(&error);
     Py_BEGIN_ALLOW_THREADS;
     status = api->capture_announce(has_settings ? &settings : NULL, &identity, &error);

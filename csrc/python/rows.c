@@ -27,6 +27,7 @@ static PyStructSequence_Field usage_fields[] = {{"tag", "of the allocations; Non
                                                 {"damaged_bytes", "of device memory that cannot be used"},
                                                 {"backup_bytes", "held in backups now"},
                                                 {"resident_peak_bytes", "the most that was mapped"},
+                                                {"slack_bytes", "held by runs for freed allocations"},
                                                 {NULL, NULL}};
 static PyStructSequence_Field export_fields[] = {{"address", "of the allocation"},
                                                  {"bytes", "of the physical memory"},
@@ -47,6 +48,7 @@ static PyStructSequence_Field region_settings_fields[] = {{"tag", "of allocation
                                                           {"backup", "one of BACKUP_*"},
                                                           {"managed", "whether allocations are"},
                                                           {"depth", "0: outside every region"},
+                                                          {"runs", "whether they may share handles"},
                                                           {NULL, NULL}};
 
 static PyStructSequence_Field event_fields[] = {{"kind", "its name: TMS_EVENT_KINDS of tms_events.h"},
@@ -89,14 +91,14 @@ static PyStructSequence_Field library_fields[] = {{"path", "of its file; empty f
 
 static PyStructSequence_Desc descriptions[TMS_PY_ROWS] = {
     [TMS_PY_SEGMENT] = {"torch_memory_saver._core.Segment", "An allocation.", segment_fields, 11},
-    [TMS_PY_USAGE] = {"torch_memory_saver._core.Usage", "Allocations of a tag or a device.", usage_fields, 9},
+    [TMS_PY_USAGE] = {"torch_memory_saver._core.Usage", "Allocations of a tag or a device.", usage_fields, 10},
     [TMS_PY_EXPORT] = {"torch_memory_saver._core.Export", "Exported physical memory.", export_fields, 5},
     [TMS_PY_REPORT] = {"torch_memory_saver._core.Report", "What a pause or resume did.", report_fields, 5},
     [TMS_PY_TAG_INFO] = {"torch_memory_saver._core.TagInfo", "How far a tag is paused.", tag_info_fields, 2},
     [TMS_PY_DEVICE_MEMORY] = {"torch_memory_saver._core.DeviceMemory", "A device's memory.", device_memory_fields, 2},
     [TMS_PY_DEVICE_INFO] = {"torch_memory_saver._core.DeviceInfo", "What a device is.", device_info_fields, 2},
     [TMS_PY_REGION_SETTINGS] = {"torch_memory_saver._core.RegionSettings", "A thread's settings.", region_settings_fields,
-                                4},
+                                5},
     [TMS_PY_EVENT] = {"torch_memory_saver._core.Event", "An event.", event_fields, MOST_FIELDS},
     [TMS_PY_EVENT_LEVEL] = {"torch_memory_saver._core.EventLevel", "What is held.", event_level_fields, 5},
     [TMS_PY_EVENTS_COPY] = {"torch_memory_saver._core.EventsCopy", "The latest events.", events_copy_fields, 4},
@@ -155,7 +157,8 @@ PyObject *tms_py_usage_row(PyObject *module, const tms_usage_info_t *usage) {
                                      number(usage->paused_bytes),
                                      number(usage->damaged_bytes),
                                      number(usage->backup_bytes),
-                                     number(usage->resident_peak_bytes)};
+                                     number(usage->resident_peak_bytes),
+                                     number(usage->slack_bytes)};
 
     return make(module, TMS_PY_USAGE, values);
 }
@@ -194,7 +197,8 @@ PyObject *tms_py_device_info_row(PyObject *module, const tms_device_info_t *info
 
 PyObject *tms_py_region_settings(PyObject *module, const tms_region_settings_t *settings, int32_t depth) {
     PyObject *values[MOST_FIELDS] = {tms_py_text(settings->tag), PyLong_FromLong(settings->backup),
-                                     PyBool_FromLong(settings->managed), PyLong_FromLong(depth)};
+                                     PyBool_FromLong(settings->managed), PyLong_FromLong(depth),
+                                     PyBool_FromLong(!settings->own_handles)};
 
     return make(module, TMS_PY_REGION_SETTINGS, values);
 }

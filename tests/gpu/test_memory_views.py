@@ -17,9 +17,11 @@ PLAIN = 32 * MIB
 #: Rows that no program can measure everywhere: NVML may hide them, the simulated one does not know the first; the last is of
 #: all processes of a container.
 NOT_MEASURED = ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetComputeRunningProcesses", "memory.current")
+#: Views of slack, which a test of its own measures: a resume does not bring it back.
+OF_SLACK = ("stats().total.slack_bytes", "ledger(): slack")
 #: Views that other processes, the driver's bookkeeping or the host's allocator move as well, by up to so many bytes.
 SHARED = ("nvml", "torch.cuda.mem_get_info", "MemoryLog: device_used", "RSS")
-SLACK = 16 * MIB
+TOLERANCE = 16 * MIB
 
 pytestmark = pytest.mark.skipif(not PAGE.is_file(), reason="needs the sources: there is no docs/")
 
@@ -68,14 +70,33 @@ def test_each_view_does_what_the_table_says(way: Program) -> None:
     for view, (at_pause, at_resume) in changes(way).items():
         row = row_of(view)
         measured.add(row)
+        if view in OF_SLACK:
+            assert (at_pause, at_resume) == (0, 0), "there is none"
+            continue
         says = table()[row]
         size = KEPT if "with a backup" in says else moved
         expected = {"falls": -size, "stays": 0, "rises": size}[says.partition(",")[0]]
-        slack = SLACK if view.startswith(SHARED) else 2 * MIB
-        assert abs(at_pause - expected) <= slack, f"{view} {says}: {at_pause / MIB} MiB"
-        assert abs(at_resume + expected) <= slack, f"{view} at the resume: {at_resume / MIB} MiB"
+        tolerance = TOLERANCE if view.startswith(SHARED) else 2 * MIB
+        assert abs(at_pause - expected) <= tolerance, f"{view} {says}: {at_pause / MIB} MiB"
+        assert abs(at_resume + expected) <= tolerance, f"{view} at the resume: {at_resume / MIB} MiB"
     missing = {row for row in table() if row not in measured and not any(name in row for name in NOT_MEASURED)}
     assert missing == set(), "rows that nothing has measured"
+
+
+@pytest.mark.parametrize("way", ["region", "everything"])
+def test_slack_falls_at_the_pause_for_good(way: str) -> None:
+    """In all views of the device as well; PyTorch has not had it before, either."""
+    everything = way == "everything"
+    skip_in_the_other_mode(everything)
+    environment = (("TMS_INIT_ENABLE", "1"),) if everything else ()
+    moved = changes(Program("memory_views.py", (way, "slack"), environment, preload=everything))
+    assert [table()[row_of(view)] for view in OF_SLACK] == ["falls", "falls"]
+    assert [moved[view] for view in OF_SLACK] == [(-IDLE, 0), (-IDLE, 0)]
+    resident = moved["stats().total.resident_bytes"]
+    assert resident[1] == -resident[0]
+    for view in ("torch.cuda.mem_get_info", "MemoryLog: device_used"):
+        assert abs(moved[view][0] - (resident[0] - IDLE)) <= TOLERANCE and abs(moved[view][1] - resident[1]) <= TOLERANCE
+    assert abs(moved["torch.cuda.memory_reserved"][0]) <= 2 * MIB
 
 
 @pytest.mark.parametrize("way", ["region", "everything"])

@@ -86,8 +86,8 @@ _REGIONS = (
     Mutant(
         "a-region-forgets-its-host-memory",
         _SOURCES + "_saver/native.py",
-        "managed=options.managed, host_policy=options.host_policy",
-        "managed=options.managed",
+        "        host_policy=options.host_policy,\n        runs=options.runs,\n    )\n\n\ndef begin_capture",
+        "        runs=options.runs,\n    )\n\n\ndef begin_capture",
         (_TESTS + "saver/test_options.py::test_the_core_gets_every_field",),
     ),
     Mutant(

@@ -17,9 +17,14 @@ _MIB, _GIB = 1 << 20, 1 << 30
 _PID = "pid "
 #: How many parts of a line are named.
 _MOST_PARTS = 3
+_RETURN_SLACK = (
+    "compact(tag) returns it, as do a pause and a resume. Tags with region(runs=False), and processes with TMS_RUNS=0, have "
+    "none."
+)
 #: Who holds a line, in a sentence. A library has its own name.
 _HOLDERS = {
     "managed": "managed memory of this process that is resident",
+    "slack": "slack of this process",
     "torch": "PyTorch in this process, outside of regions",
     "context": "the context of this process, with its modules",
     "processes": "other processes",
@@ -58,12 +63,21 @@ class Account:
         ledger, line = self.of_device, self.largest
         if ledger is None or line is None:
             return ""
-        parts = sorted((part for part in line.parts if part.bytes), key=lambda part: -(part.bytes or 0))
-        named = ", ".join(f"{_part_name(line, part.name)}: {amount(part.bytes or 0)}" for part in parts[:_MOST_PARTS])
-        more = ", ..." if len(parts) > _MOST_PARTS else ""
         return (
             f" The largest holder of device {ledger.device} is {holder_name(line)}: {amount(line.bytes or 0)} of "
-            f"{amount(ledger.total_bytes)}{f' ({named}{more})' if named else ''}."
+            f"{amount(ledger.total_bytes)}{_parts_of(line)}."
+        )
+
+    @property
+    def slack_sentence(self) -> str:
+        """What of the device is slack, and what returns it, as a sentence after a space; "" if nothing is. Messages of the
+        native core have their own."""
+        ledger = self.of_device
+        lines = () if ledger is None else ledger.of("slack")
+        return "".join(
+            f" {amount(line.bytes or 0)} of device {self.device} are slack, which freed allocations have left with their "
+            f"tags{_parts_of(line)}: {_RETURN_SLACK}"
+            for line in lines
         )
 
     def device_part(self) -> dict[str, int] | None:
@@ -102,8 +116,16 @@ def holder_name(line: LedgerLine) -> str:
     return line.name if line.holder == "processes" else _HOLDERS.get(line.holder, line.name)
 
 
+def _parts_of(line: LedgerLine) -> str:
+    """The largest parts of a line, in brackets after a space; "" without parts."""
+    parts = sorted((part for part in line.parts if part.bytes), key=lambda part: -(part.bytes or 0))
+    named = ", ".join(f"{_part_name(line, part.name)}: {amount(part.bytes or 0)}" for part in parts[:_MOST_PARTS])
+    more = ", ..." if len(parts) > _MOST_PARTS else ""
+    return f" ({named}{more})" if named else ""
+
+
 def _part_name(line: LedgerLine, name: str) -> str:
-    if line.holder == "managed":
+    if line.holder in ("managed", "slack"):
         return f"tag '{name}'"
     command = command_name(int(name.removeprefix(_PID))) if name.startswith(_PID) else ""
     return f"{name}, {command}" if command else name

@@ -63,7 +63,9 @@ def _advice(failure: Failure, account: Account) -> list[str]:
         sentences.append(
             "That much is free now: another thread or process has released memory since, or the memory margin keeps it."
         )
-    if largest is not None:
+    if account.slack_sentence:
+        sentences.append(account.slack_sentence.strip())
+    if largest is not None and largest.holder != "slack":
         sentences.append(_about(failure, largest))
     return sentences
 

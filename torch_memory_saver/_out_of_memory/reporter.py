@@ -79,7 +79,7 @@ class Reporter:
         def use(addition: str) -> None:
             logger.warning("PyTorch is out of memory on device %d, %d bytes were requested.%s", device, requested, addition)
 
-        self._report(lambda: failure_of_torch(device, requested, allowed), use)
+        self._report(lambda: failure_of_torch(device, requested, allowed), use, names_slack=True)
 
     def begin_anew(self) -> None:
         """In a forked child, which has none of its parent's reports, and one thread."""
@@ -88,7 +88,8 @@ class Reporter:
         if self._folder is not None:
             self._folder.begin_anew()
 
-    def _report(self, make_failure: Callable[[], Failure], use: Callable[[str], None]) -> None:
+    def _report(self, make_failure: Callable[[], Failure], use: Callable[[str], None], names_slack: bool = False) -> None:
+        """`names_slack`: the text says what is slack. Messages of the native core do that themselves."""
         if self._thread.inside:
             return
         self._thread.inside = True
@@ -98,7 +99,8 @@ class Reporter:
             failure = make_failure()
             account = take_account(failure.device)
             path = None if self._folder is None else self._write(self._folder, failure, account)
-            use(f"{account.sentence}{'' if path is None else f' Report: {path}'}")
+            slack = account.slack_sentence if names_slack else ""
+            use(f"{account.sentence}{slack}{'' if path is None else f' Report: {path}'}")
         except Exception:
             with contextlib.suppress(Exception):  # the log may fail for the same reason, and the program has its error
                 logger.warning("the out-of-memory report failed", exc_info=True)

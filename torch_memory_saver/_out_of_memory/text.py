@@ -15,6 +15,8 @@ _WIDTH = 88
 _NS_PER_SECOND = 1_000_000_000
 #: How many of the latest events, and frames of a call stack, are shown. The data has more.
 _MOST_EVENTS, _MOST_FRAMES = 20, 6
+#: Columns of the table of tags.
+_STATES = ("resident", "slack", "paused", "backup", "damaged")
 #: Events that say what happened; the others are their details.
 _SHOWN_EVENTS = ("allocate", "free", "end", "repair")
 #: Frames of PyTorch, which every stack has.
@@ -96,12 +98,12 @@ def _tags(report: dict[str, Any]) -> Iterator[str]:
     rows = [
         (
             f"tag {row['tag']}, device {row['device']}",
-            *(_mib(row[f"{state}_bytes"]) for state in ("resident", "paused", "backup", "damaged")),
+            *(_mib(row[f"{state}_bytes"]) for state in _STATES),
         )
         for row in report["tags"] or ()
     ]
     if rows:
-        yield from _table([("", "resident", "paused", "backup", "damaged"), *rows])
+        yield from _table([("", *_STATES), *rows])
 
 
 def _torch(report: dict[str, Any]) -> Iterator[str]:

@@ -30,6 +30,9 @@ __all__ = ["take_ledger"]
 _ATTEMPTS = 3
 _IN_TRANSITION = (_core.STATE_PAUSING, _core.STATE_RESUMING, _core.STATE_REPAIRING)
 _CHANGING = "a pause or resume is under way: its memory may be counted as resident and be released already, or the reverse"
+_RETURNS_SLACK = (
+    "memory of freed allocations that stays with their tags, for the next ones: compact(tag), or a pause, returns it"
+)
 _OTHER_LIBRARIES = "other libraries"
 #: The library of PyTorch that has its CUDA allocator.
 _TORCHS_ALLOCATOR = "libc10_cuda."
@@ -86,6 +89,7 @@ class _Sources:
     total: int
     used: int
     tags: list[LedgerPart]
+    slack: list[LedgerPart]
     changing: bool  # allocations are in transition, or changed while the sources were read
     damaged: int
     torch: OrdinaryMemory | None
@@ -104,7 +108,7 @@ def _device_ledger(device: int, measure_context: bool) -> DeviceLedger:
         if not sources.changing:
             break
         sources = _read(device)
-    lines = [_managed_line(sources), _torch_line(sources), *_library_lines(sources)]
+    lines = [_managed_line(sources), *_slack_lines(sources), _torch_line(sources), *_library_lines(sources)]
     known = sum(line.bytes or 0 for line in lines)
     lines += _process_lines(sources, known, measure_context)
     lines.append(_unattributed_line(sources, sources.used - sum(line.bytes or 0 for line in lines)))
@@ -126,6 +130,7 @@ def _read(device: int) -> _Sources:
             for row in usage
             if row.resident_bytes
         ],
+        slack=[LedgerPart(str(row.tag), row.slack_bytes) for row in usage if row.slack_bytes],
         changing=_states(rows, device) != _states(after, device) or any(row.state in _IN_TRANSITION for row in after),
         damaged=sum(row.damaged_bytes for row in usage),
         torch=torch,
@@ -171,6 +176,12 @@ def _managed_line(sources: _Sources) -> LedgerLine:
         tuple(sources.tags),
         _CHANGING if sources.changing else "",
     )
+
+
+def _slack_lines(sources: _Sources) -> list[LedgerLine]:
+    """One line, if there is slack."""
+    size = sum(part.bytes or 0 for part in sources.slack)
+    return [LedgerLine("slack", "managed, slack", size, parts=tuple(sources.slack), note=_RETURNS_SLACK)] if size else []
 
 
 def _torch_line(sources: _Sources) -> LedgerLine:

@@ -1,4 +1,5 @@
-"""The native core's calls with the options of regions, pauses and resumes: only this module turns options into arguments.
+"""The native core's calls with the options of regions, pauses, resumes and compactions: only this module turns options into
+arguments.
 
 The core takes arguments rather than the object: ``_core.pyi`` declares the name and type of each, which mypy compares with
 the options here, and the core's own check names the wrong argument. Neither would work with attributes that C looks up by
@@ -17,26 +18,40 @@ from torch_memory_saver._torch.pausing import may_not_free
 from torch_memory_saver._torch.pools import Tags
 from torch_memory_saver.pending import on_main_thread
 
-__all__ = ["begin_capture", "begin_resume", "count_guard_bytes", "enter_region", "pause", "refuse_early", "resume"]
+__all__ = [
+    "begin_capture",
+    "begin_resume",
+    "compact",
+    "count_guard_bytes",
+    "enter_region",
+    "pause",
+    "refuse_early",
+    "resume",
+]
 
 
 def enter_region(options: RegionOptions) -> int:
     """Enters a level of settings on this thread. Returns its id, for ``_core.region_leave``."""
     return _core.region_enter(
-        tag=options.tag, backup=options.backup, managed=options.managed, host_policy=options.host_policy
+        tag=options.tag,
+        backup=options.backup,
+        managed=options.managed,
+        host_policy=options.host_policy,
+        runs=options.runs,
     )
 
 
 def begin_capture(options: RegionOptions) -> int:
     """Announces a capture whose memory is managed, including allocations of threads outside regions meanwhile. Returns its
     id, for ``_core.capture_end``."""
-    return _core.capture_begin(tag=options.tag, backup=options.backup, host_policy=options.host_policy)
+    return _core.capture_begin(tag=options.tag, backup=options.backup, host_policy=options.host_policy, runs=options.runs)
 
 
 def refuse_early(
     operation: Callable[[tuple[str, ...], int | None], object], torch: TorchCuda | None, is_forked: bool
 ) -> None:
-    """Raises what ``_core.pause`` or ``_core.resume`` would raise at once because of a capture, a lost device, or a fork.
+    """Raises what a call of ``_core`` would raise at once because of a capture, a lost device, or a fork. `operation`: its
+    ``pause``, ``resume`` or ``compact``.
 
     The core decides, since a capture that is on its list may have ended: it is called with no tag. Only where there is a
     reason to ask, because such a call counts as a pause or resume.
@@ -72,6 +87,13 @@ def resume(options: ResumeOptions, stream: int | None) -> _core.Report:
         host_policy=options.host_policy,
         zero=options.zero,
         progress=options.progress,
+    )
+
+
+def compact(options: PauseOptions, stream: int | None, find_live: Callable[[], Live | None] | None) -> _core.Report:
+    """The native compaction, with the arguments of the pause."""
+    return _core.compact(
+        options.tags, stream, interruptible=on_main_thread(), find_live=find_live, progress=options.progress
     )
 
 

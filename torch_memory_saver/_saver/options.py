@@ -1,5 +1,5 @@
-"""The options of one call that begins a region, pauses or resumes: a frozen object, checked once, that every lower layer
-passes on unchanged. native.py converts it to the core's arguments.
+"""The options of one call that begins a region, pauses, resumes or compacts: a frozen object, checked once, that every lower
+layer passes on unchanged. native.py converts it to the core's arguments.
 
 The implementation's methods create it first. The saver passes them keywords, because the implementation may be a registered
 one: that is the contract of ``register_hook_mode``.
@@ -15,6 +15,7 @@ from torch_memory_saver import _core
 from torch_memory_saver._saver.arguments import (
     check_if_shared,
     check_progress,
+    check_switch,
     check_tag,
     check_timeout,
     choose_backup,
@@ -38,12 +39,14 @@ class RegionOptions:
         backup: The core's number for the kind of backup.
         host_policy: The core's number for the policy for the backups' host memory after a resume.
         managed: False: allocations inside are ordinary.
+        runs: False: each allocation keeps a physical handle of its own.
     """
 
     tag: str
     backup: int
     host_policy: int
     managed: bool
+    runs: bool = True
 
     @classmethod
     def check(
@@ -53,13 +56,14 @@ class RegionOptions:
         enable_disk_backup: object,
         cpu_backup_backend: object,
         host_memory: object,
+        runs: object = True,
     ) -> RegionOptions:
         """
         Raises:
             InvalidArgumentError: An argument is not valid for :meth:`TorchMemorySaver.region`.
         """
         backup = choose_backup(enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
-        return cls(check_tag(tag), backup, choose_host_policy(host_memory), managed=True)
+        return cls(check_tag(tag), backup, choose_host_policy(host_memory), managed=True, runs=check_switch("runs", runs))
 
     @classmethod
     def disabled(cls, tag: str) -> RegionOptions:
@@ -73,7 +77,7 @@ class RegionOptions:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PauseOptions:
-    """The checked options of a pause.
+    """The checked options of a pause, or of a compaction, which is a pause with a backup in host memory for a moment.
 
     Attributes:
         tags: The names; None is every tag.

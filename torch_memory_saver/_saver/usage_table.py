@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 __all__ = ["stats_table"]
 
 _MIB = 1 << 20
-_HEADINGS = ("MiB", "allocations", "resident", "peak", "paused", "backup", "damaged")
+_HEADINGS = ("MiB", "allocations", "resident", "peak", "paused", "backup", "slack", "damaged")
+#: Columns that are shown only if the total has any, from the right.
+_RARE = (("damaged", "damaged_bytes"), ("slack", "slack_bytes"))
 
 
 def stats_table(stats: Stats) -> str:
@@ -20,8 +22,10 @@ def stats_table(stats: Stats) -> str:
     rows += [_row(f"tag {tag}", usage) for tag, usage in stats.tags.items()]
     rows += [_row(f"device {device}", usage) for device, usage in stats.devices.items()]
     rows.append(_row("total", stats.total))
-    if not stats.total.damaged_bytes:
-        rows = [row[:-1] for row in rows]
+    for heading, name in _RARE:
+        if not getattr(stats.total, name):
+            column = rows[0].index(heading)
+            rows = [row[:column] + row[column + 1 :] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [_line(row, widths) for row in rows]
     lines += [_calls("pauses", stats.pauses), _calls("resumes", stats.resumes)]
@@ -31,7 +35,14 @@ def stats_table(stats: Stats) -> str:
 
 def _row(title: str, usage: Usage) -> tuple[str, ...]:
     peak = usage.resident_peak_bytes
-    sizes = (usage.resident_bytes, peak, usage.paused_bytes, usage.backup_bytes, usage.damaged_bytes)
+    sizes = (
+        usage.resident_bytes,
+        peak,
+        usage.paused_bytes,
+        usage.backup_bytes,
+        usage.slack_bytes,
+        usage.damaged_bytes,
+    )
     return title, str(usage.allocations), *("-" if size is None else f"{size / _MIB:.1f}" for size in sizes)
 
 

@@ -49,7 +49,7 @@ _FAMILIES = {
     "memory_bytes": (
         "gauge",
         "bytes",
-        "Memory by tag, device and state: resident, paused, damaged (not usable) or backup.",
+        "Memory by tag, device and state: resident, slack (of freed allocations), paused, damaged (not usable) or backup.",
     ),
     "calls": ("counter", "", "Calls that succeeded."),
     "failures": ("counter", "", "Pauses, resumes and allocations that failed."),
@@ -103,6 +103,7 @@ def _memory(rows: Iterable[tuple[int, _core.Usage]]) -> Iterator[str]:
     for device, row in sorted(rows, key=lambda each: (each[1].tag or "", each[0])):
         sizes = {
             "resident": row.resident_bytes,
+            "slack": row.slack_bytes,
             "paused": row.paused_bytes,
             "damaged": row.damaged_bytes,
             "backup": row.backup_bytes,

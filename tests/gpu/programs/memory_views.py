@@ -1,8 +1,8 @@
 """What each view of memory shows before a pause, while paused and after the resume, as JSON: bytes by the names of the rows
 of docs/guides/memory-views.md. What cannot be measured here is absent.
 
-memory_views.py region|everything [idle]: memory of regions, or all of PyTorch's (TMS_INIT_ENABLE); with memory of a tensor
-that was deleted, or without.
+memory_views.py region|everything [idle|slack]: memory of regions, or all of PyTorch's (TMS_INIT_ENABLE); with memory of a
+tensor that was deleted, cached by PyTorch or left as slack, or without.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from torch_memory_saver.memory import MemoryLog, take_snapshot
 MIB = 1 << 20
 #: Without a backup, with one in host memory, and a tensor of no region.
 DROPPED, KEPT, PLAIN, IDLE = 192 * MIB, 64 * MIB, 32 * MIB, 24 * MIB
+#: So many tensors of the size IDLE that the last ones share a physical handle after a resume.
+NEIGHBOURS = 8
 WAY = sys.argv[1]
 TIMEOUT_S = 60
 SIMULATED = os.path.basename(os.environ.get("TMS_CUDA_DRIVER", "")) == "_simulated_cuda.so"
@@ -110,6 +112,8 @@ def views() -> dict[str, int]:
         "MemoryLog: physical": row.physical,
         "MemoryLog: device_used": row.device_used,
         "RSS": status_of("RssAnon" if SIMULATED else "VmRSS"),
+        "stats().total.slack_bytes": stats.total.slack_bytes,
+        "ledger(): slack": sum(line.bytes or 0 for line in saver.ledger(0)[0].of("slack")),
         "stats().host_resident_bytes": stats.host_resident_bytes,
         "MemoryLog: host_backup": row.host_backup or 0,
     }
@@ -128,8 +132,15 @@ def main() -> None:
         kept = torch.ones(KEPT, dtype=torch.uint8, device="cuda")
     assert (_core.find(plain.data_ptr()) is None) == (WAY == "region")
     assert _core.find(dropped.data_ptr()) and _core.find(kept.data_ptr())
+    pieces = []
+    if "slack" in sys.argv:
+        with managed():
+            pieces = [torch.ones(IDLE, dtype=torch.uint8, device="cuda") for _ in range(NEIGHBOURS)]
     saver.pause()
     saver.resume()  # what is made once
+    if pieces:
+        del pieces[-2]
+        saver.empty_cache()
     if "idle" in sys.argv:
         with managed():
             torch.ones(IDLE, dtype=torch.uint8, device="cuda")

@@ -198,17 +198,19 @@ def test_counters_follow(simulator: Any) -> None:
 def test_regions_nest_and_belong_to_their_thread() -> None:
     outside = _core.region_current()
     outer = _core.region_push("outer", _core.BACKUP_MMAP, True)
-    inner = _core.region_push("inn\u00e9r", _core.BACKUP_NONE, False)
-    assert _core.region_current() == ("inn\u00e9r", _core.BACKUP_NONE, False, inner)
+    inner = _core.region_push("inn\u00e9r", _core.BACKUP_NONE, False, runs=False)
+    assert _core.region_current() == ("inn\u00e9r", _core.BACKUP_NONE, False, inner, False)
     seen: list[Any] = []
     thread = threading.Thread(target=lambda: seen.append(_core.region_current()))
     thread.start()
     thread.join()
     assert seen == [outside]
     _core.region_set("changed", _core.BACKUP_DISK, True)
-    assert _core.region_current() == ("changed", _core.BACKUP_DISK, True, inner)
+    assert _core.region_current() == ("changed", _core.BACKUP_DISK, True, inner, True)
+    _core.region_set("changed", _core.BACKUP_DISK, True, runs=False)
+    assert not _core.region_current().runs
     _core.region_pop(inner)
-    assert _core.region_current() == ("outer", _core.BACKUP_MMAP, True, outer)
+    assert _core.region_current() == ("outer", _core.BACKUP_MMAP, True, outer, True)
     _core.region_push("left open", _core.BACKUP_NONE, True)
     _core.region_pop(outer)
     assert _core.region_current() == outside
@@ -218,7 +220,7 @@ def test_regions_nest_and_belong_to_their_thread() -> None:
 def test_regions_are_left_in_any_order_on_their_thread() -> None:
     outside = _core.region_current()
     outer = _core.region_enter("outer", _core.BACKUP_MMAP, True)
-    inner = _core.region_enter(tag="inner", backup=_core.BACKUP_NONE, managed=False, host_policy=_core.HOST_POOL)
+    inner = _core.region_enter(tag="inner", backup=_core.BACKUP_NONE, managed=False, host_policy=_core.HOST_POOL, runs=False)
     assert len({0, outer, inner}) == 3
     seen: list[int] = []
     thread = threading.Thread(target=lambda: seen.append(_core.region_leave(outer)))
@@ -226,7 +228,7 @@ def test_regions_are_left_in_any_order_on_their_thread() -> None:
     thread.join()
     assert seen == [-1]
     assert _core.region_leave(outer) == 1
-    assert _core.region_current() == ("inner", _core.BACKUP_NONE, False, 1)
+    assert _core.region_current() == ("inner", _core.BACKUP_NONE, False, 1, False)
     assert _core.region_leave(level=inner) == 0
     assert _core.region_leave(inner) == -1
     assert _core.region_current() == outside

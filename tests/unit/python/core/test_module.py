@@ -165,6 +165,15 @@ def test_two_copies_of_the_module_share_the_state(simulator: Any) -> None:
         ("region_push", ("a", 0, True, 4), ValueError, "host"),
         ("region_set", ("a", 0, True, -1), ValueError, "host"),
         ("capture_begin", ("a", 0, 4), ValueError, "host"),
+        ("region_push", ("a", 0, True, 0, 1), TypeError, r"region_push\(\): runs must be a bool"),
+        ("region_enter", ("a", 0, True, 0, None), TypeError, r"region_enter\(\): runs must be a bool"),
+        ("region_set", ("a", 0, True, 0, "0"), TypeError, r"region_set\(\): runs must be a bool"),
+        ("capture_begin", ("a", 0, 0, 0), TypeError, r"capture_begin\(\): runs must be a bool"),
+        ("compact", ("weights", None), TypeError, "tags must be a tuple of str or None, not <class 'str'>"),
+        ("compact", (None, "0"), TypeError, r"compact\(\): stream must be an int or None"),
+        ("compact", (None, None, 1), TypeError, r"compact\(\): interruptible must be a bool"),
+        ("compact", (None, None, False, 1), TypeError, r"compact\(\): find_live must be callable or None"),
+        ("compact", (None, None, False, None, 1), TypeError, r"compact\(\): progress must be callable or None"),
         ("set_host_policy", (0,), ValueError, "host"),
         ("set_host_policy", (4,), ValueError, "host"),
         ("set_host_policy", ("pool",), TypeError, "policy must be an int"),
@@ -259,6 +268,6 @@ def test_arguments_may_be_keywords_and_what_is_an_integer(simulator: Any) -> Non
     address = _core.allocate(device=0, size=Integer())  # type: ignore[arg-type]
     row = _core.find(address=address)
     assert row is not None and row.bytes == MIB
-    depth = _core.region_push(managed=True, tag="keywords", backup=_core.BACKUP_NONE)
-    assert _core.region_current() == ("keywords", _core.BACKUP_NONE, True, depth)
+    depth = _core.region_push(managed=True, tag="keywords", runs=False, backup=_core.BACKUP_NONE)
+    assert _core.region_current() == ("keywords", _core.BACKUP_NONE, True, depth, False)
     _core.region_pop(depth=depth)

@@ -175,7 +175,7 @@ def test_the_region_flag_can_be_toggled(saver: TorchMemorySaver, fake_torch: Fak
         assert _core.region_current().managed is False
         cdll.tms_set_interesting_region(True)
         wrapper.set_config(tag="b", interesting_region=True, enable_cpu_backup=False)
-        assert _core.region_current() == ("b", _core.BACKUP_NONE, True, 1)
+        assert _core.region_current() == ("b", _core.BACKUP_NONE, True, 1, True)
     assert _core.region_current().depth == 0
 
 
@@ -184,10 +184,10 @@ def test_settings_of_a_region_without_a_pool(saver: TorchMemorySaver, fake_torch
     with saver.region("outer"):
         routed = list(fake_torch.routings)
         with saver._impl._with_region_config(tag="a", enable_cpu_backup=True, cpu_backup_backend="mmap"):
-            assert _core.region_current() == ("a", _core.BACKUP_MMAP, True, 2)
+            assert _core.region_current() == ("a", _core.BACKUP_MMAP, True, 2, True)
             assert fake_torch.routings == routed
         with pytest.raises(ZeroDivisionError), saver._impl._with_region_config("b", False, None, enable_disk_backup=True):
-            assert _core.region_current() == ("b", _core.BACKUP_DISK, True, 2)
+            assert _core.region_current() == ("b", _core.BACKUP_DISK, True, 2, True)
             raise ZeroDivisionError
         assert _core.region_current().tag == "outer"
     assert _core.region_current().depth == 0

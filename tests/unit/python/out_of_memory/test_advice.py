@@ -119,6 +119,28 @@ def test_each_holder_has_its_advice(line: LedgerLine, advice: str) -> None:
     assert summarize(resume(), account(LedgerLine("context", "context", GIB), line)).endswith(advice)
 
 
+SLACK = LedgerLine("slack", "managed, slack", 8 * GIB, parts=(LedgerPart("kv", 3 * GIB), LedgerPart("weights", 5 * GIB)))
+RETURN_SLACK = (
+    "8.0 GiB of device 0 are slack, which freed allocations have left with their tags (tag 'weights': 5.0 GiB, tag 'kv': "
+    "3.0 GiB): compact(tag) returns it, as do a pause and a resume. Tags with region(runs=False), and processes with "
+    "TMS_RUNS=0, have none."
+)
+
+
+def test_slack_is_named_beside_the_largest_holder() -> None:
+    assert account(OTHERS, SLACK).slack_sentence == f" {RETURN_SLACK}"
+    text = summarize(resume(), account(OTHERS, SLACK))
+    assert text.index("The largest holder of device 0 is other processes") < text.index(RETURN_SLACK)
+    assert text.index(RETURN_SLACK) < text.index("Have them pause or end")
+    assert "slack" not in summarize(resume(), account(OTHERS)) + account(OTHERS).slack_sentence
+
+
+def test_slack_is_the_largest_holder() -> None:
+    text = summarize(allocation(), account(SLACK))
+    assert "The largest holder of device 0 is slack of this process: 8.0 GiB of 80.0 GiB (tag 'weights': 5.0 GiB, " in text
+    assert text.endswith(RETURN_SLACK)
+
+
 def test_a_device_that_is_too_small() -> None:
     text = summarize(allocation(90 * GIB), account(OTHERS))
     assert "too small for that" in text and "Have them pause" not in text

@@ -48,6 +48,7 @@ def test_it_is_json_and_complete(report: tuple[dict[str, Any], Account]) -> None
             "device": 0,
             "allocations": 1,
             "resident_bytes": 0,
+            "slack_bytes": 0,
             "paused_bytes": 4 * MIB,
             "backup_bytes": 4 * MIB,
             "damaged_bytes": 0,
@@ -110,7 +111,8 @@ def test_the_text_has_a_section_for_each_part(report: tuple[dict[str, Any], Acco
         "Latest events",
         "Settings",
     ]
-    assert "  tag a, device 0       0.0     4.0     4.0      0.0\n" in text
+    assert "                   resident  slack  paused  backup  damaged\n" in text
+    assert "  tag a, device 0       0.0    0.0     4.0     4.0      0.0\n" in text
     assert "  requested      600.0 MiB (629145600 bytes)\n" in text
     assert "  pause " in text.split("Latest events")[1]
     assert not any(line != line.rstrip() for line in text.splitlines())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -12,15 +13,18 @@ from typing import Any
 
 import pytest
 from fake_torch import FakeTorch
+from recorded_hooks import RUN_OF_FOUR
 
 from torch_memory_saver import _core, errors
 from torch_memory_saver._out_of_memory import account, content, from_environment, reporter
 from torch_memory_saver._out_of_memory.folder import ReportFolder
 from torch_memory_saver._out_of_memory.reporter import Reporter
+from torch_memory_saver._torch.pools import PoolStore
 from torch_memory_saver.holders import DeviceLedger, Ledger, LedgerLine
 from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20
+_numbers = itertools.count()
 #: Each waits for the others this long, in seconds.
 TIMEOUT_S = 60
 
@@ -32,6 +36,7 @@ def mine(simulator: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reporter]:
     for module in (reporter, from_environment):
         monkeypatch.setattr(module, "reporter", made)
     monkeypatch.setattr("torch_memory_saver._saver.implementation.reporter", made)
+    monkeypatch.setattr("torch_memory_saver._saver.compacting.reporter", made)
     monkeypatch.setattr("torch_memory_saver.pending.reporter", made)
     monkeypatch.delenv("RANK", raising=False)
     yield made
@@ -137,6 +142,57 @@ def test_the_observer_logs_one_warning_with_the_path(
     assert record.getMessage().startswith(f"PyTorch is out of memory on device 0, {600 * MIB} bytes were requested.")
     assert record.getMessage().endswith(f"Report: {folder / name}")
     assert (report["failure"]["source"], report["failure"]["requested_bytes"]) == ("PyTorch", 600 * MIB)
+
+
+@pytest.fixture
+def slack(saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore) -> str:
+    """A tag with 2 MiB of slack. A new one: a tag whose slack was in the way once gets no more runs."""
+    tag = f"churns {next(_numbers)}"
+    with saver.region(tag):
+        addresses = [fake_torch.allocate(2 * MIB) for _ in range(RUN_OF_FOUR)]
+    saver.pause(tag)
+    saver.resume(tag)
+    fake_torch.free(addresses[-2])
+    saver.empty_cache()
+    return tag
+
+
+def test_the_observer_names_slack(mine: Reporter, folder: Path, slack: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "torch_memory_saver"):
+        mine.observe(0, 500 * MIB, 512 * MIB, 496 * MIB)
+    (record,), (report,) = caplog.records, reports(folder)
+    assert record.getMessage().count("2.0 MiB of device 0 are slack") == 1
+    assert f"(tag '{slack}': 2.0 MiB): compact(tag) returns it, as do a pause and a resume." in record.getMessage()
+    assert [(row["tag"], row["slack_bytes"]) for row in report["tags"]] == [(slack, 2 * MIB)]
+    assert "runs=False" in report["summary"]
+
+
+def test_a_failed_resume_names_slack_once(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, mine: Reporter, folder: Path, slack: str
+) -> None:
+    """The native core does."""
+    with saver.region("a"):
+        fake_torch.allocate(300 * MIB)
+    saver.pause("a")
+    with saver.region("b"):
+        fake_torch.allocate(300 * MIB)
+    with pytest.raises(errors.OutOfMemoryError) as caught:
+        saver.resume("a")
+    text = str(caught.value)
+    assert text.count("slack") == 1 and slack in text and "compact(tag) returns it" in text
+
+
+def test_a_compaction_that_runs_out_is_reported(
+    saver: TorchMemorySaver, mine: Reporter, folder: Path, slack: str, simulator: Any
+) -> None:
+    simulator.fail_after("cuMemCreate", 0, 1 << 30, 2)
+    with pytest.raises(errors.OutOfMemoryError) as caught:
+        saver.compact()
+    simulator.stop_failing()
+    (report,), (name,) = reports(folder), names(folder)
+    assert str(caught.value).endswith(f"Report: {folder / name}")
+    assert report["failure"]["needed_bytes"] == 6 * MIB
+    saver.resume()
 
 
 def test_the_observer_says_nothing_without_a_folder(mine: Reporter, caplog: pytest.LogCaptureFixture) -> None:

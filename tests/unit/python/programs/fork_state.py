@@ -53,7 +53,7 @@ def child() -> None:
     assert stats.tags["weights"].allocations == len(addresses), stats
     assert _core.counters()["allocations"] == len(addresses)
     depth = _core.region_push("child", _core.BACKUP_PINNED, True)
-    assert _core.region_current() == ("child", _core.BACKUP_PINNED, True, depth)
+    assert _core.region_current() == ("child", _core.BACKUP_PINNED, True, depth, True)
     _core.region_pop(depth)
     saver.retain_cpu_backup = True
     saver.memory_margin_bytes = 5

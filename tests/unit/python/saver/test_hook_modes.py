@@ -35,6 +35,15 @@ class TheirSaver:
     def resume(self, **keywords: Any) -> None:
         self.calls.append(("resume", keywords))
 
+    def compact(self, **keywords: Any) -> None:
+        self.calls.append(("compact", keywords))
+
+    def region(self, **keywords: Any) -> None:
+        self.calls.append(("region", keywords))
+
+    def cuda_graph(self, **keywords: Any) -> None:
+        self.calls.append(("cuda_graph", keywords))
+
 
 def test_a_registered_hook_mode_makes_the_implementation(saver: TorchMemorySaver, registry: dict[str, Any]) -> None:
     made: list[TheirSaver] = []
@@ -53,6 +62,18 @@ def test_a_registered_hook_mode_makes_the_implementation(saver: TorchMemorySaver
     saver.resume()
     assert saver._impl is made[0]
     assert made[0].calls == [("pause", {"tag": "a"}), ("resume", {"tag": None})]
+    made[0].calls.clear()
+    saver.compact("a")
+    saver.compact(live_only=False, progress=print, if_shared="wait", timeout=1.0)
+    saver.region("a", runs=False)
+    saver.region("a", runs=True)
+    saver.cuda_graph(None, runs=False)  # type: ignore[arg-type]
+    calls = made[0].calls
+    assert calls[:2] == [
+        ("compact", {"tag": "a"}),
+        ("compact", {"tag": None, "live_only": False, "progress": print, "if_shared": "wait", "timeout": 1.0}),
+    ]
+    assert [keywords.get("runs") for _, keywords in calls[2:]] == [False, None, False]
     assert saver.hook_mode == "theirs"
     saver.hook_mode = "theirs"
     saver.hook_mode = "torch"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from fake_torch import FakeTorch
 from ledger_sources import HOLDERS, MIB, FakeNvml, allocate, sizes
+from recorded_hooks import Recorder
 
 import torch_memory_saver as module
 from torch_memory_saver import TorchMemorySaver, _core, errors
@@ -50,6 +51,23 @@ def test_a_pause_moves_memory_to_what_is_free(
     ledger = saver.ledger()[0]
     assert (sizes(ledger)["managed"], sizes(ledger)["torch"]) == (4 * MIB, 40 * MIB)
     assert ledger.lines[0].parts == (LedgerPart("a", 4 * MIB, 1),)
+
+
+def test_slack_has_a_line_and_is_attributed(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, nvml: FakeNvml, memory: dict[int, int], hooks: Recorder
+) -> None:
+    allocate(saver, fake_torch)
+    hooks.make_slack("w")
+    nvml.says = [DeviceProcess(os.getpid(), 73 * MIB), DeviceProcess(2, 25 * MIB)]
+    ledger = saver.ledger()[0]
+    (managed,), (slack,), (context,) = (ledger.of(holder) for holder in ("managed", "slack", "context"))
+    assert [line.holder for line in ledger.lines] == ["managed", "slack", *HOLDERS[1:]]
+    assert (managed.bytes, slack.bytes, slack.parts) == (26 * MIB, 2 * MIB, (LedgerPart(hooks.tag("w"), 2 * MIB),))
+    assert (context.bytes, ledger.lines[-1].bytes) == (5 * MIB, 2 * MIB), "neither grows by the slack"
+    assert "compact(tag), or a pause, returns it" in slack.note
+    assert "managed, slack (1)" in str(saver.ledger())
+    hooks.saver.compact()
+    assert saver.ledger()[0].of("slack") == ()
 
 
 def test_nvml_is_hidden(saver: TorchMemorySaver, fake_torch: FakeTorch, nvml: FakeNvml, memory: dict[int, int]) -> None:

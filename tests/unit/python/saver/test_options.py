@@ -1,4 +1,4 @@
-"""Guards that the options of a region, pause or resume are one frozen object, and the native core gets all of it."""
+"""Guards that the options of a region, a pause or a resume are one frozen object, and the native core gets all of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def tell(done: int, total: int) -> None:
     pass
 
 
-REGION = RegionOptions.check("a", True, False, "mmap", "pool")
+REGION = RegionOptions.check("a", True, False, "mmap", "pool", False)
 PAUSE = PauseOptions.check(["a", "b", "a"], "host", 1, tell, "wait", 3)
 RESUME = ResumeOptions.check("a", math.inf, 1, "pool", 1, tell, 1)
 
@@ -31,7 +31,8 @@ class Core:
 
 
 def test_options_are_checked_values_that_stay() -> None:
-    assert RegionOptions("a", _core.BACKUP_MMAP, _core.HOST_POOL, managed=True) == REGION
+    assert RegionOptions("a", _core.BACKUP_MMAP, _core.HOST_POOL, managed=True, runs=False) == REGION
+    assert RegionOptions.check("a", True, False, "mmap", "pool") != REGION, "pools are kept by the options"
     assert PauseOptions(("a", "b"), _core.BACKUP_PINNED, True, tell, "wait", 3.0) == PAUSE
     assert ResumeOptions(("a",), math.inf, True, _core.HOST_POOL, True, tell, True) == RESUME
     options: Any
@@ -48,6 +49,8 @@ def test_options_are_checked_values_that_stay() -> None:
         ("a", True, True, None, None),
         ("a", False, False, "pinned", None),
         ("a", True, False, None, "keep"),
+        ("a", False, False, None, None, 0),
+        ("a", False, False, None, None, None),
     ],
 )
 def test_a_region_that_makes_no_sense_has_no_options(arguments: tuple[Any, ...]) -> None:
@@ -56,7 +59,7 @@ def test_a_region_that_makes_no_sense_has_no_options(arguments: tuple[Any, ...])
 
 
 def test_options_of_ordinary_memory() -> None:
-    assert REGION.unmanaged() == RegionOptions("a", _core.BACKUP_MMAP, _core.HOST_POOL, managed=False)
+    assert REGION.unmanaged() == RegionOptions("a", _core.BACKUP_MMAP, _core.HOST_POOL, managed=False, runs=False)
     assert RegionOptions.disabled("a") == RegionOptions("a", _core.BACKUP_NONE, _core.HOST_DEFAULT, managed=False)
 
 
@@ -75,7 +78,7 @@ def test_progress_without_waiting_is_refused() -> None:
 def test_the_core_gets_every_field(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "_core", Core())
     calls: Any = native
-    settings = {"tag": "a", "backup": _core.BACKUP_MMAP, "host_policy": _core.HOST_POOL}
+    settings = {"tag": "a", "backup": _core.BACKUP_MMAP, "host_policy": _core.HOST_POOL, "runs": False}
     assert calls.enter_region(REGION) == ("region_enter", (), {**settings, "managed": True})
     assert calls.enter_region(REGION.unmanaged()) == ("region_enter", (), {**settings, "managed": False})
     assert calls.begin_capture(REGION) == ("capture_begin", (), settings)
@@ -83,6 +86,11 @@ def test_the_core_gets_every_field(monkeypatch: pytest.MonkeyPatch) -> None:
         "pause",
         (("a", "b"), 7),
         {"interruptible": True, "backup": _core.BACKUP_PINNED, "find_live": find_live, "progress": tell, "preserves": True},
+    )
+    assert calls.compact(PAUSE, 7, find_live) == (
+        "compact",
+        (("a", "b"), 7),
+        {"interruptible": True, "find_live": find_live, "progress": tell},
     )
     named = {"timeout": math.inf, "exclusive": True, "host_policy": _core.HOST_POOL, "zero": True}
     assert calls.resume(RESUME, 7) == ("resume", (("a",), 7), {**named, "interruptible": True, "progress": tell})

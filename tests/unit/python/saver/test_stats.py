@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fake_torch import FakeTorch
+from recorded_hooks import Recorder
 
 import torch_memory_saver as module
 from torch_memory_saver import TorchMemorySaver, errors
@@ -155,6 +156,20 @@ def test_what_is_worth_a_line(two_tags: TorchMemorySaver, simulator: Any) -> Non
     assert heading.split()[-1] == "damaged"
     assert [row.split()[-1] for row in rows if row.startswith("tag b")] == ["2.0"]
     assert f"; {two_tags.stats().pauses.failures} failed" in "\n".join(rows)
+
+
+def test_slack_has_a_column_where_there_is_any(hooks: Recorder) -> None:
+    hooks.make_slack("w")
+    hooks.allocate("other")
+    heading, *rows = (line.split() for line in str(hooks.saver.stats()).splitlines())
+    assert heading == ["MiB", "allocations", "resident", "peak", "paused", "backup", "slack"]
+    assert [(row[1], row[3], row[-1]) for row in rows if row[0] == "tag"] == [
+        (hooks.tag("w"), "14.0", "2.0"),
+        (hooks.tag("other"), "2.0", "0.0"),
+    ]
+    snapshot = hooks.saver.snapshot()
+    assert snapshot["tags"][hooks.tag("w")]["slack_bytes"] == snapshot["counters"]["slack_bytes"] == 2 * MIB
+    assert "slack" not in str(hooks.saver.stats(hooks.tag("other")))
 
 
 def test_without_allocations(saver: TorchMemorySaver) -> None:

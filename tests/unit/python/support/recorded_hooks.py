@@ -14,6 +14,8 @@ from torch_memory_saver.saver import TorchMemorySaver
 MIB = 1 << 20
 SIZE = 2 * MIB
 TIMEOUT_S = 60
+#: So many allocations of one size need so many addresses that the last four are neighbours, which share a run.
+RUN_OF_FOUR = 8
 
 #: A tag never goes away, so each test has names of its own.
 _numbers = itertools.count()
@@ -55,6 +57,17 @@ class Recorder:
             _core.region_pop(depth)
         self.addresses += made
         return made
+
+    def make_slack(self, name: str, backup: int = _core.BACKUP_NONE, device: int = 0) -> list[int]:
+        """Allocates with the tag so that a run of four is made, and frees one of them: the other three are the result. No
+        hook is called."""
+        made = self.allocate(*[name] * RUN_OF_FOUR, backup=backup, device=device)
+        for operation in (_core.pause, _core.resume):
+            operation((self.tag(name),), None)
+        freed = made[-2]
+        _core.free(freed)
+        self.addresses.remove(freed)
+        return [made[-4], made[-3], made[-1]]
 
     def called(self, name: str, callback: str, argument: Any) -> None:
         key = (name, callback)
@@ -100,8 +113,12 @@ class Recorder:
         """The states of all allocations."""
         return {found.state for address in self.addresses if (found := _core.find(address)) is not None}
 
+    def free_all(self) -> None:
+        """Frees what was allocated."""
+        while self.addresses:
+            _core.free(self.addresses.pop())
+
     def close(self) -> None:
         for handle in self.handles:
             handle.remove()
-        for address in self.addresses:
-            _core.free(address)
+        self.free_all()

@@ -33,7 +33,7 @@ def test_a_region_routes_a_pool_and_leaves_none(saver: TorchMemorySaver, fake_to
     outside = fake_torch.allocate(2 * MIB)
     with saver.region("a"):
         inside = fake_torch.allocate(2 * MIB)
-        assert _core.region_current() == ("a", _core.BACKUP_NONE, True, 1)
+        assert _core.region_current() == ("a", _core.BACKUP_NONE, True, 1, True)
     after = fake_torch.allocate(2 * MIB)
     assert fake_torch.pool_of(outside) == fake_torch.pool_of(after) == DEFAULT
     assert fake_torch.pool_of(inside) != DEFAULT
@@ -51,17 +51,18 @@ def test_the_pool_is_used_again(saver: TorchMemorySaver, fake_torch: FakeTorch, 
     assert resident(saver, "a") == 2 * MIB
 
 
-def test_pools_differ_by_tag_and_backup(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+def test_pools_differ_by_tag_backup_and_runs(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
     pools = set()
     for arguments in [
         {},
         {"enable_cpu_backup": True},
         {"enable_cpu_backup": True, "cpu_backup_backend": "mmap"},
         {"tag": "b"},
+        {"tag": "b", "runs": False},
     ]:
         with saver.region(**arguments):  # type: ignore[arg-type]
             pools.add(fake_torch.pool_of(fake_torch.allocate(2 * MIB)))
-    assert len(pools) == 4
+    assert len(pools) == 5
     assert len({(row.tag, row.backup) for row in saver.stats().allocations}) == 4
 
 
