@@ -22,7 +22,7 @@ POLICIES = {"release": _core.HOST_RELEASE, "pool": _core.HOST_POOL, "retain": _c
 
 UNUSED_TAG = "never allocated with"
 #: For each of World.tags, without its number. Each matches one tag of a world only.
-PATTERNS = ("model we*", "[lm]odel ?ache", "*l [!bcw]*")
+PATTERNS = ("model we*", "[lm]odel ?ache", "mo*l [!bcw]*")
 UNUSED_PATTERN = "never [a-z]*"
 
 
