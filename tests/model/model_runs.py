@@ -10,6 +10,7 @@ The core remembers a kind as long as the process lives, so its Kind is kept here
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from model_machine import Span
     from model_world import World
 
+#: Which the core reads once. Without runs there is no slack either.
+RUNS = os.environ.get("TMS_RUNS") != "0"
 #: A kind that leaves more than this part of its bytes as slack gets no runs until it was quiet for so many pauses.
 SLACK_DIVISOR = 8
 QUIET_CYCLES = 2
@@ -217,6 +220,6 @@ def resumed(world: World, allocations: list[Allocation], exact: bool) -> None:
 def _may_share(allocation: Allocation) -> bool | None:
     """Whether a run may back others, too; None: unknown."""
     suits = kind_of(allocation).suits()
-    if allocation.all_cached or not allocation.runs or suits is False:
+    if not RUNS or allocation.all_cached or not allocation.runs or suits is False:
         return False
     return None if allocation.all_cached is None else suits
