@@ -3,8 +3,8 @@
 core/quiesced.c makes such values in three functions (core/quiesced.h). Elsewhere in csrc a value is only declared, passed
 and assigned as a whole. The check fails on every other way to make one: an initialiser, a compound literal or a cast, a
 field, `memset` and the like. It fails on a call of `tms_quiesced_never_handed_out` or `tms_quiesced_devices_lost` from a
-function that is not listed here with its reason. It also fails on `cuMemUnmap` outside core/segment.c; the interposers
-only pass on what the program itself unmaps.
+function that is not listed here with its reason, and on a listed function that makes none any more. It also fails on
+`cuMemUnmap` outside of the functions listed for it; the interposers only pass on what the program itself unmaps.
 """
 
 from __future__ import annotations
@@ -18,19 +18,22 @@ HOME = {"core/quiesced.c", "core/quiesced.h"}
 
 #: The callers that may state without waiting that memory is quiesced, as (file, function, maker), and the reason.
 UNWAITED = {
-    ("core/segment.c", "tms_segment_map", "tms_quiesced_never_handed_out"): "it undoes its own mapping",
+    ("core/run.c", "tms_run_map", "tms_quiesced_never_handed_out"): "it undoes its own mapping",
     ("core/segment.c", "tms_segment_guard", "tms_quiesced_never_handed_out"): "it undoes its own mapping",
     ("core/transition/guarding.c", "make_page", "tms_quiesced_never_handed_out"): "making the page has failed",
     ("core/allocation/retire.c", "tms_saver_drop_guard", "tms_quiesced_never_handed_out"): "the page itself is ours",
     ("core/allocation/allocation.c", "make_segment", "tms_quiesced_never_handed_out"): "the allocation has failed",
     (
         "core/transition/resume.c",
-        "undo",
+        "undo_run",
         "tms_quiesced_never_handed_out",
     ): "a failed resume, which has waited for its copies",
-    ("core/allocation/retire.c", "tms_saver_await_users", "tms_quiesced_never_handed_out"): "the segment is not mapped",
+    ("core/allocation/retire.c", "tms_saver_await_users", "tms_quiesced_never_handed_out"): "no device has access",
     ("core/allocation/retire.c", "tms_saver_await_users", "tms_quiesced_devices_lost"): "waiting has found them lost",
 }
+
+#: The functions that unmap, as (file, function): they refuse to without a value that covers every device with access.
+UNMAPS = {("core/run.c", "tms_run_depopulate"), ("core/segment.c", "tms_segment_unguard")}
 
 _TYPE = r"(?:struct\s+tms_quiesced|tms_quiesced_t)"
 _FORBIDDEN = {
@@ -56,6 +59,17 @@ def without_comments(source: str) -> str:
     )
 
 
+def makers(name: str, code: str) -> list[tuple[int, tuple[str, str, str]]]:
+    """Where a file states that memory is quiesced: positions, with the file, the function and the maker."""
+    return [(found.start(), (name, function_at(code, found.start()), found.group(1))) for found in _MAKER.finditer(code)]
+
+
+def function_at(code: str, position: int) -> str:
+    """The function that begins last before a position; "" if there is none."""
+    inside = [found.group(1) for found in _FUNCTION.finditer(code) if found.start() < position]
+    return inside[-1] if inside else ""
+
+
 def check(name: str, source: str) -> list[str]:
     """The problems in one file of csrc, one line each."""
     if name in HOME or name.startswith("simulator/"):
@@ -69,21 +83,29 @@ def check(name: str, source: str) -> list[str]:
     for what, pattern in _FORBIDDEN.items():
         for found in pattern.finditer(code):
             problem(found.start(), f"{what}: only quiesced.c makes a tms_quiesced_t ({found.group().strip()})")
-    functions = [(found.start(), found.group(1)) for found in _FUNCTION.finditer(code)]
-    for found in _MAKER.finditer(code):
-        inside = [function for start, function in functions if start < found.start()]
-        if (name, inside[-1] if inside else "", found.group(1)) not in UNWAITED:
-            problem(found.start(), f"{found.group(1)}: its caller is not listed in UNWAITED (tools/check_quiesced.py)")
-    if name != "core/segment.c":
-        for found in re.finditer(r"\bcuMemUnmap\s*[(,]", code):
-            if not name.startswith(("device/driver", "preload/")):
-                problem(found.start(), "only tms_segment_depopulate unmaps")
+    for position, maker in makers(name, code):
+        if maker not in UNWAITED:
+            problem(position, f"{maker[2]}: its caller is not listed in UNWAITED (tools/check_quiesced.py)")
+    for found in re.finditer(r"\bcuMemUnmap\s*[(,]", code):
+        passes_on = name.startswith(("device/driver", "preload/"))
+        if not passes_on and (name, function_at(code, found.start())) not in UNMAPS:
+            problem(found.start(), "cuMemUnmap: its caller is not listed in UNMAPS (tools/check_quiesced.py)")
     return problems
 
 
+def stale(sources: dict[str, str]) -> list[str]:
+    """The rows of UNWAITED without such a call, one line each. `sources`: by their names in csrc."""
+    found = {maker for name, source in sources.items() for _, maker in makers(name, without_comments(source))}
+    return [
+        f"csrc/{name}: {function} does not call {maker} any more"
+        for name, function, maker in sorted(UNWAITED.keys() - found)
+    ]
+
+
 def main() -> int:
-    sources = sorted((ROOT / "csrc").rglob("*.[ch]"))
-    problems = [line for path in sources for line in check(str(path.relative_to(ROOT / "csrc")), path.read_text())]
+    paths = sorted((ROOT / "csrc").rglob("*.[ch]"))
+    sources = {str(path.relative_to(ROOT / "csrc")): path.read_text() for path in paths}
+    problems = [line for name, source in sources.items() for line in check(name, source)] + stale(sources)
     print("\n".join(problems) or f"{len(sources)} files: every unmap has waited")
     return 1 if problems else 0
 

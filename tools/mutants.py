@@ -41,6 +41,7 @@ import native  # noqa: E402
 import out_of_memory  # noqa: E402
 import package  # noqa: E402
 import releases_and_logs  # noqa: E402
+import runs  # noqa: E402
 import shared_pages  # noqa: E402
 import sharing  # noqa: E402
 import simulator  # noqa: E402
@@ -64,6 +65,7 @@ _TABLES = (
     out_of_memory,
     package,
     releases_and_logs,
+    runs,
     shared_pages,
     sharing,
     simulator,

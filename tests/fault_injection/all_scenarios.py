@@ -9,6 +9,7 @@ import scenarios_of_live_bytes
 import scenarios_of_looks
 import scenarios_of_pauses
 import scenarios_of_pending_resumes
+import scenarios_of_runs
 from scenario import SCENARIOS
 
 __all__ = [
@@ -20,4 +21,5 @@ __all__ = [
     "scenarios_of_looks",
     "scenarios_of_pauses",
     "scenarios_of_pending_resumes",
+    "scenarios_of_runs",
 ]

@@ -17,7 +17,7 @@ STATE_NAMES = {ACTIVE: "ACTIVE", PAUSING: "PAUSING", PAUSED: "PAUSED"}
 STATE_NAMES |= {RESUMING: "RESUMING", DAMAGED: "DAMAGED", REPAIRING: "REPAIRING"}
 
 DEVICES, DEVICE_MEMORY = 2, 512 << 20
-GUARD_PAGE = 2 << 20  # the granularity of the simulated GPU
+GRANULARITY = GUARD_PAGE = 2 << 20  # of the simulated GPU
 
 
 @functools.lru_cache(maxsize=64)
@@ -48,6 +48,8 @@ class Block:
     filler: int | None = None
     #: The contents of the last backup in host memory.
     saved: bytes | None = None
+    #: It shares a handle with others.
+    in_run: bool = False
 
     def __post_init__(self) -> None:
         self.stored, self.chosen, self.ranges = self.kind, (self.kind, False), ((0, self.size),)

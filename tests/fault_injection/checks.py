@@ -168,10 +168,13 @@ class CheckedWorld(World):
         physical = sum(self.machine.physical_bytes(device) for device in range(DEVICES))
         waiting = any(counters[name] for name in ("quarantined_handles", *WAITING))
         # A device has a guard page, and only then, if something is guarded there.
-        pages = physical - counters["resident_bytes"]
+        pages = physical - counters["resident_bytes"] - counters["slack_bytes"]
         allowed = {GUARD_PAGE * count for count in range(1, DEVICES + 1)} if counters["guarded_bytes"] else {0}
         if not waiting and pages not in allowed:
-            problems.append(f"{physical} bytes of physical memory, and resident_bytes is {counters['resident_bytes']}")
+            told = f"resident_bytes is {counters['resident_bytes']}, slack_bytes {counters['slack_bytes']}"
+            problems.append(f"{physical} bytes of physical memory, and {told}")
+        if counters["slack_bytes"] > self.freed_in_runs:
+            problems.append(f"slack_bytes {counters['slack_bytes']}, and {self.freed_in_runs} were freed in runs")
         for tag in {block.tag for block in self.blocks.values()}:
             paused = sum(row.state != ACTIVE for row in rows if row.tag == tag)
             if core.tag_info(tag).paused != paused:

@@ -67,6 +67,8 @@ LIBC_CODES: dict[str, tuple[int, ...]] = {
     "renameat": (errno.EACCES, errno.ENOSPC),
 }
 
+#: CUpointer_attributes of a mapping: its start and its size.
+MAPPING = (19, 18)
 #: Longer than anything that the library does on a thread of its own.
 SETTLE_SECONDS = 10
 
@@ -216,6 +218,15 @@ class Machine:
         location, flags = (ctypes.c_int * 2)(1, device), ctypes.c_uint64()
         self.driver.cuMemGetAccess(ctypes.byref(flags), location, ctypes.c_uint64(address))
         return flags.value == 1
+
+    def mapped_with(self, address: int) -> tuple[int, int]:
+        """The address and the size of what is mapped there: a handle, whole."""
+        found = []
+        for attribute in MAPPING:
+            value = ctypes.c_uint64()
+            assert self.driver.cuPointerGetAttribute(ctypes.byref(value), attribute, ctypes.c_uint64(address)) == 0
+            found.append(value.value)
+        return found[0], found[1]
 
     def holdings(self, devices: int) -> dict[str, Any]:
         """Everything that could have leaked."""

@@ -150,7 +150,7 @@ SHORT = {
     *("allocate", "allocate_in_capture", "allocate_on_other_device", "allocate_reclaiming", "allocate_with_margin"),
     *("capture_end", "free_active", "free_damaged", "free_paused_mmap", "free_paused_none", "free_paused_pinned"),
     *("free_two_devices", "pause_exclusive", "pause_none", "pause_to_discard", "release_views", "reserve_host_memory"),
-    *("resume_from_discard", "resume_none"),
+    *("resume_from_discard", "resume_none", "allocate_from_slack", "free_in_run", "free_last_of_run", "pause_run_none"),
 }
 
 

@@ -102,6 +102,7 @@ class Worker:
         leaked = grew if self.scenario.fresh else operator.ne
         # Addresses that were never prefaulted are not retried: they cost nothing.
         ignored = {"mapped bytes"} if "munmap" in failed else set()
+        ignored |= {"blocks of memory"} if world.new_tags else set()
         return [
             f"leaked: {name} is {held[name]}, was {former[name]}"
             for name in held

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
 import resource
 import tempfile
@@ -11,13 +12,14 @@ from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from blocks import (
     ACTIVE,
     DAMAGED,
     DEVICE_MEMORY,
     DEVICES,
+    GRANULARITY,
     MMAP,
     NONE,
     PAUSED,
@@ -26,10 +28,14 @@ from blocks import (
     pattern,
 )
 from machine import Machine
+from scenario import SMALL
 
 from torch_memory_saver import _core as core
 from torch_memory_saver.errors import TorchMemorySaverError
 
+_numbers = itertools.count()
+#: After a pause that leaves slack, two quiet ones are needed, and the frees of an earlier injection make the first unquiet.
+CYCLES_TO_RUNS = 4
 #: Descriptors of exported memory have numbers from here on: csrc/base/descriptors.h.
 LOWEST_SHARED = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2, 4096)
 #: Ends of the names of counters that may rise in a call: they are no memory that it holds.
@@ -40,7 +46,6 @@ _NOT_HELD = ("_total", "_peak_bytes")
 class World:
     machine: Machine
     directory: Path
-    tag_suffix: str = ""
     blocks: dict[int, Block] = field(default_factory=dict)
     seed: int = 0
     taken: dict[int, int] = field(default_factory=dict)
@@ -52,6 +57,12 @@ class World:
     guards: bool = False
     #: Host memory may be kept for later.
     pools: bool = False
+    #: A tag has been made, which stays for ever.
+    new_tags: bool = False
+    #: Tags of scenarios with runs that have other names by now.
+    renamed: ClassVar[dict[str, str]] = {}
+    #: The most slack that there may be: what was freed of runs.
+    freed_in_runs: int = 0
 
     def __post_init__(self) -> None:
         self.backup_directory = self.directory / "backups"
@@ -59,12 +70,15 @@ class World:
     # ---- allocations ----
 
     def allocate(self, size: int, kind: int, tag: str = "a", device: int = 0) -> Block:
-        depth = core.region_push(tag + self.tag_suffix, kind, True)
+        depth = core.region_push(self.name_of(tag), kind, True)
         try:
             address = core.allocate(size, device)
         finally:
             core.region_pop(depth)
-        return self.adopt(address, size, kind, tag + self.tag_suffix, device)
+        return self.adopt(address, size, kind, self.name_of(tag), device)
+
+    def name_of(self, tag: str) -> str:
+        return self.renamed.get(tag, tag)
 
     def adopt(self, address: int, size: int, kind: int, tag: str, device: int) -> Block:
         """Takes an allocation into the books, and gives it contents."""
@@ -76,6 +90,7 @@ class World:
 
     def free(self, block: Block) -> None:
         del self.blocks[block.address]
+        self.freed_in_runs += GRANULARITY * block.in_run
         assert core.free(block.address) is True, "free did not know the allocation"
 
     def states(self) -> dict[int, int]:
@@ -88,7 +103,7 @@ class World:
     # ---- the calls ----
 
     def _tags(self, tags: Iterable[str] | None) -> tuple[str, ...] | None:
-        return None if tags is None else tuple(tag + self.tag_suffix for tag in tags)
+        return None if tags is None else tuple(map(self.name_of, tags))
 
     def _chosen(self, tags: Iterable[str] | None) -> list[Block]:
         names = self._tags(tags)
@@ -154,10 +169,49 @@ class World:
             elif not block.paused and state in (PAUSED, DAMAGED):
                 block.becomes_paused()
 
+    def compact(self, tags: Iterable[str] | None = None) -> None:
+        """What it pauses goes to pinned host memory, and is back when it ends; after a failure it may still be there."""
+        for block in self._chosen(tags):
+            if not block.paused:
+                block.chosen = (block.kind if block.kind == MMAP else PINNED, False)
+        self.note_filler(tags, False)
+        try:
+            core.compact(self._tags(tags), None)
+        finally:
+            self.note()
+
     def reclaim(self) -> None:
         self.resume(())
 
     # ---- what scenarios prepare ----
+
+    def neighbours(self, count: int, kind: int, tag: str = "a", device: int = 0) -> list[Block]:
+        """Side by side, each with a handle of its own and of the least size. The second range of a tag is as large as the
+        first one, which is freed."""
+        first = self.allocate(count * GRANULARITY, kind, tag, device)
+        blocks = [self.allocate(SMALL, kind, tag, device) for _ in range(count)]
+        self.free(first)
+        return blocks
+
+    def run(self, count: int, kind: int, tag: str = "a", device: int = 0) -> list[Block]:
+        """Neighbours that have come back together, on one handle."""
+        blocks = self.neighbours(count, kind, tag, device)
+        cycles = 0
+        while cycles == 0 or self.machine.mapped_with(blocks[-1].address) != (blocks[0].address, count * GRANULARITY):
+            if cycles == CYCLES_TO_RUNS:
+                # The tag gets no runs any more: an out-of-memory error has named its slack.
+                for block in blocks:
+                    self.free(block)
+                World.renamed[tag], self.new_tags, cycles = f"{tag} {next(_numbers)}", True, 0
+                blocks = self.neighbours(count, kind, tag, device)
+            self.pause((tag,))
+            self.resume((tag,))
+            cycles += 1
+        for block in blocks:
+            block.in_run = True
+            self.seed += 1
+            block.write(pattern(self.seed, block.size))
+        return blocks
 
     def cycle(self) -> None:
         self.pause(None)
@@ -191,7 +245,7 @@ class World:
     def make_tags(self, count: int = 16) -> None:
         """That no allocation has had."""
         for number in range(count):
-            core.region_pop(core.region_push(f"tag {number}{self.tag_suffix}", NONE, True))
+            core.region_pop(core.region_push(f"tag {number}", NONE, True))
 
     def export(self, block: Block) -> None:
         """Exports its memory, and checks that the descriptor is one of it."""
@@ -202,7 +256,7 @@ class World:
         core.refresh_peers()
 
     def capture_begin(self, tag: str | None = None) -> None:
-        core.capture_begin(tag + self.tag_suffix if tag else None, NONE)
+        core.capture_begin(self.name_of(tag) if tag else None, NONE)
 
     def capture_end(self) -> None:
         core.capture_end()
@@ -215,10 +269,14 @@ class World:
         if device == 0:
             self.machine.push(context)
 
-    def fill_device(self, device: int) -> None:
-        size = DEVICE_MEMORY - self.machine.physical_bytes(device)
+    def fill_device(self, device: int, but: int = 0) -> None:
+        """`but`: so many allocations of the least size fit."""
+        size = DEVICE_MEMORY - self.machine.physical_bytes(device) - but * GRANULARITY
         self.machine.take_memory(device, size)
         self.taken[device] = self.taken.get(device, 0) + size
+
+    def empty_device(self, device: int) -> None:
+        self.machine.take_memory(device, -self.taken.pop(device, 0))
 
     def hold(self, block: Block) -> Callable[[], None]:
         """Keeps the device busy until what is returned is called."""
@@ -234,7 +292,7 @@ class World:
         """Makes the driver fail to unmap this one."""
         self.machine.refuse_once("cuMemUnmap")
         with contextlib.suppress(TorchMemorySaverError):
-            self.pause((block.tag.removesuffix(self.tag_suffix),))
+            self.pause((block.tag,))
         assert self.state(block) == DAMAGED, "the scenario could not damage an allocation"
 
     def free_refused(self, block: Block) -> None:

@@ -54,6 +54,7 @@ class Level:
     backup: int
     managed: bool
     policy: int = _core.HOST_DEFAULT
+    runs: bool = True
 
 
 @dataclass

@@ -6,12 +6,10 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from model_machine import GRANULARITY, MIB, POISON
+from model_machine import GRANULARITY, MIB, POISON, Span
 
 from torch_memory_saver import _core
 
-#: Of this model alone: a tag that was allocated with once stays known to the process.
-TAGS = ("model weights", "model cache", "model graph")
 BACKUPS = (_core.BACKUP_NONE, _core.BACKUP_PINNED, _core.BACKUP_MMAP, _core.BACKUP_DISK)
 BACKUP_NAMES = dict(zip(BACKUPS, ("none", "pinned", "mmap", "disk"), strict=True))
 STATE_NAMES = ("ACTIVE", "PAUSING", "PAUSED", "RESUMING", "DAMAGED", "REPAIRING")
@@ -71,6 +69,12 @@ class PauseChoice:
             return merged(self.live[allocation.address])
         return [(0, allocation.size)]
 
+    def finds_cached(self, allocation: Allocation, selected: list[Allocation]) -> bool:
+        """Whether the pause learns that nothing of it is live. Without contents to keep it does not ask."""
+        asks = self.preserves or any(self.kind_without_preserving(one) != _core.BACKUP_NONE for one in selected)
+        live = self.live or {}
+        return asks and allocation.address in live and not merged(live[allocation.address])
+
     def copied(self, allocation: Allocation) -> int:
         return total(self.kept(allocation))
 
@@ -122,6 +126,7 @@ class Allocation:
     backup: int
     contents: bytes | None  # what it holds, or held when it was paused; None: lost
     policy: int = _core.HOST_DEFAULT
+    runs: bool = True  # it may be in a run with others
     state: int = ACTIVE
     buffer: int = 0  # bytes of its host buffer
     saved: int = _core.BACKUP_NONE  # where its contents are, or are retained
@@ -131,10 +136,18 @@ class Allocation:
     only_preserved: bool = False  # of them
     source: int = _core.CONTENTS_OWN  # where its contents are from
     guarded: bool | None = False  # whether its addresses show the guard page; None: unknown, after failures
+    range: Span | None = None  # the reservation that it lies in
+    run: Span | None = None  # while it holds memory: the addresses of its handle
+    resumed: bool = False  # at least once
+    all_cached: bool | None = False  # the last pause found no live byte in it; None: unknown
 
     @property
     def reserved(self) -> int:
         return -(-self.size // GRANULARITY) * GRANULARITY
+
+    @property
+    def span(self) -> Span:
+        return Span(self.address, self.reserved)
 
     @property
     def whole_copy(self) -> bytes | None:

@@ -7,15 +7,8 @@ import stat
 import time
 from typing import TYPE_CHECKING, Any
 
-from model_allocations import (
-    ACTIVE,
-    DAMAGED,
-    DEVICES,
-    PAUSED,
-    TAGS,
-    Allocation,
-    pool_limit,
-)
+import model_runs as runs
+from model_allocations import ACTIVE, DAMAGED, DEVICES, PAUSED, Allocation, pool_limit
 from model_machine import GRANULARITY, first_difference, holds
 
 from torch_memory_saver import _core
@@ -45,6 +38,7 @@ def compare(world: World) -> None:
     assert found == expected, _differing(expected, found)
     for allocation in world.allocations:
         _check_contents(allocation)
+        _check_place(world, allocation)
         _check_guard(world, allocation)
     for view in world.views:
         if view.contents is not None:
@@ -54,10 +48,11 @@ def compare(world: World) -> None:
     for actor in world.actors:
         level = actor.levels[-1] if actor.levels else actor.bottom
         current = actor.call(_core.region_current)
-        assert current == (level.tag, level.backup, level.managed, len(actor.levels)), (actor, current)
+        expected_level = (level.tag, level.backup, level.managed, len(actor.levels), level.runs)
+        assert current == expected_level, (actor, current)
         if world.clean:
             assert actor.call(lambda: _context_left(world)) is None, f"{actor.name}: a context of ours is current"
-    for tag in TAGS:
+    for tag in world.tags:
         paused = sum(allocation.state != ACTIVE for allocation in world.allocations if allocation.tag == tag)
         assert _core.tag_info(tag).paused == paused, (tag, paused)
 
@@ -88,6 +83,13 @@ def _check_contents(allocation: Allocation) -> None:
         assert holds(part.address, expected), (
             f"backup of {begin} to {end} of {allocation.described()}: {first_difference(part.address, expected)}"
         )
+
+
+def _check_place(world: World, allocation: Allocation) -> None:
+    """No memory is moved behind the program's back."""
+    if allocation.state == ACTIVE:
+        assert world.machine.mapping(allocation.address) == allocation.run, allocation.described()
+        assert world.machine.reservation(allocation.address) == allocation.range, allocation.described()
 
 
 def _check_guard(world: World, allocation: Allocation) -> None:
@@ -121,6 +123,7 @@ def _check_counters(world: World) -> None:
         expected |= {
             "host_backup_bytes": host + sum(detached.values()),
             "disk_backup_bytes": sum(a.size for a in existing if a.file),
+            "slack_bytes": runs.slack(world),
             "resident_bytes": sum(a.reserved for a in world.with_state(ACTIVE)),
             "deferred_frees": len(world.deferred),
             "guarded_bytes": sum(a.reserved for device in range(DEVICES) for a in world.guarded_on(device)),
@@ -140,18 +143,19 @@ def _check_counters(world: World) -> None:
     if not world.clean:
         return
     assert counters["host_resident_bytes"] >= expected["host_backup_bytes"] + counters["host_pooled_bytes"], counters
+    for row in _core.usage(None):
+        expected_slack = runs.slack(world, None if row.device < 0 else row.device, row.tag)
+        assert row.slack_bytes == expected_slack, (row, expected_slack)
     for device, before in enumerate(world.before):
         usage = world.machine.usage(device)
         guarded = world.guarded_on(device)
-        resident = [a for a in world.with_state(ACTIVE) if a.device == device]
-        resident += [a for a in world.deferred if a.device == device and a not in guarded]
         pages = 1 if guarded else 0  # each mapped once to be filled
+        handles = [run for run, members in runs.runs_of(runs.with_memory(world)).items() if members[0].device == device]
         sums = {
-            "physical_bytes": sum(a.reserved for a in resident) + pages * GRANULARITY,
-            "handles": len(resident) + pages,
-            "mappings": len(resident) + pages + sum(a.reserved for a in guarded) // GRANULARITY,
-            "reservations": len(world.allocations)
-            + len(world.deferred)
+            "physical_bytes": sum(run.bytes for run in handles) + pages * GRANULARITY,
+            "handles": len(handles) + pages,
+            "mappings": len(handles) + pages + sum(a.reserved for a in guarded) // GRANULARITY,
+            "reservations": len({one.range for one in [*world.allocations, *world.deferred]})
             + sum(map(bool, map(world.guarded_on, range(DEVICES)))),
             "streams": 0,
         }

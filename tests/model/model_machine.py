@@ -11,11 +11,14 @@ import ctypes
 import os
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 MIB = 1 << 20
 GRANULARITY = 2 * MIB
 READ_ONLY = 1  # a CUmemAccess_flags
+#: Each a pair of CUpointer_attribute: the start and the size.
+RESERVATION = (11, 12)
+MAPPING = (19, 18)
 POISON = 0xA5
 
 OUT_OF_MEMORY = 2  # CUresult numbers
@@ -24,6 +27,13 @@ UNKNOWN = 999
 
 _libc = ctypes.CDLL(None)
 _libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
+
+class Span(NamedTuple):
+    """Addresses."""
+
+    address: int
+    bytes: int
 
 
 class Usage(ctypes.Structure):
@@ -129,6 +139,23 @@ class Machine:
         location, flags = (ctypes.c_int * 2)(1, device), ctypes.c_uint64()
         self.library.cuMemGetAccess(ctypes.byref(flags), location, ctypes.c_uint64(address))
         return flags.value == READ_ONLY
+
+    def mapping(self, address: int) -> Span:
+        """What is mapped with this address: a handle, whole."""
+        return self._span(MAPPING, address)
+
+    def reservation(self, address: int) -> Span:
+        """What was reserved with this address, at which memory is mapped."""
+        return self._span(RESERVATION, address)
+
+    def _span(self, attributes: tuple[int, int], address: int) -> Span:
+        found = []
+        for attribute in attributes:
+            value = ctypes.c_uint64()
+            result = self.library.cuPointerGetAttribute(ctypes.byref(value), attribute, ctypes.c_uint64(address))
+            assert result == 0, f"attribute {attribute} of {address:#x}: {result}"
+            found.append(value.value)
+        return Span(*found)
 
     def new_gate(self) -> int:
         self._next_gate += 1

@@ -6,134 +6,23 @@ Each returns False if there was nothing to choose from. OPERATIONS has all of th
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
+import model_runs as runs
 from model_actors import Actor, Level
-from model_allocations import ACTIVE, BACKUPS, DAMAGED, DEVICES, PAUSED, TAGS, Allocation, Tags, View
+from model_allocations import ACTIVE, DAMAGED, DEVICES, PAUSED, Allocation, Tags, View
 from model_machine import GRANULARITY, MIB, write
-from model_pausing import POLICIES, choose_pause, count_guard_bytes, pause, pause_tags, resume
+from model_pausing import choose_pause, count_guard_bytes, pause, pause_tags, resume
+from model_settings import SETTINGS, Operation, choose_level
 from model_world import FAILURES, MAX_ALLOCATIONS, World, describe_error
 
 from torch_memory_saver import _core, errors
 from torch_memory_saver import torch_memory_saver as saver
 
-MOST_LEVELS = 5
 MOST_CAPTURES = 2
 MOST_VIEWS = 4
-Operation = Callable[[World, Any], bool]
-
-
-# Settings.
-
-
-def choose_level(choose: Any) -> Level:
-    policy = choose.pick((_core.HOST_DEFAULT, _core.HOST_DEFAULT, *POLICIES.values()))
-    return Level(choose.pick(TAGS), choose.pick(BACKUPS), choose.integer(0, 5) > 0, policy)
-
-
-def enter_region(world: World, choose: Any) -> bool:
-    actor = choose.pick(world.actors)
-    if len(actor.levels) >= MOST_LEVELS:
-        return False
-    level = choose_level(choose)
-    identity = actor.call(lambda: _core.region_enter(level.tag, level.backup, level.managed, level.policy))
-    actor.levels.append(level)
-    world.say(f"{actor.name}: region_enter({level}) -> {identity}")
-    assert identity not in [0, *(other for one in world.actors for other in one.ids)]
-    actor.ids.append(identity)
-    return True
-
-
-def leave_region(world: World, choose: Any) -> bool:
-    """One level, not always the innermost; or several at once."""
-    actors = [actor for actor in world.actors if actor.levels]
-    if not actors:
-        return False
-    actor = choose.pick(actors)
-    depth = choose.integer(1, len(actor.levels))
-    if choose.integer(0, 1):
-        identity = actor.ids.pop(depth - 1)
-        del actor.levels[depth - 1]
-        world.say(f"{actor.name}: region_leave({identity})")
-        assert actor.call(lambda: _core.region_leave(identity)) == len(actor.levels) - depth + 1
-        return True
-    world.say(f"{actor.name}: region_pop({depth})")
-    actor.call(lambda: _core.region_pop(depth))
-    del actor.levels[depth - 1 :]
-    del actor.ids[depth - 1 :]
-    return True
-
-
-def change_region(world: World, choose: Any) -> bool:
-    actor = choose.pick(world.actors)
-    level = choose_level(choose)
-    world.say(f"{actor.name}: region_set({level})")
-    actor.call(lambda: _core.region_set(level.tag, level.backup, level.managed, level.policy))
-    if actor.levels:
-        actor.levels[-1] = level
-    else:
-        actor.bottom = level
-    return True
-
-
-def set_host_memory(world: World, choose: Any) -> bool:
-    name = choose.pick(tuple(POLICIES))
-    world.policy = POLICIES[name]
-    world.say(f"host_memory = {name}")
-    if name == "retain" and choose.integer(0, 1):
-        saver.retain_cpu_backup = True
-    else:
-        saver.host_memory = name
-    return True
-
-
-def set_guard(world: World, choose: Any) -> bool:
-    """Also while memory is paused."""
-    world.guard = choose.integer(0, 1) == 1
-    world.say(f"guard = {world.guard}")
-    saver.guard = world.guard
-    return True
-
-
-def reserve_host_memory(world: World, choose: Any) -> bool:
-    """In the background, concurrently with other operations."""
-    size, device = choose.integer(0, 9) * MIB, choose.integer(0, DEVICES - 1)
-    world.say(f"reserve_host_memory({size}, {device})")
-    World.reserved = max(World.reserved, size + GRANULARITY)  # it is rounded up
-    _core.reserve_host_memory(size, device)
-    return True
-
-
-def release_host_memory(world: World, choose: Any) -> bool:
-    world.say("release_host_memory()")
-    saver.release_host_memory()
-    return True
-
-
-def set_margin(world: World, choose: Any) -> bool:
-    world.margin = choose.pick((0, 0, 2 * MIB, 12 * MIB))
-    world.say(f"memory_margin_bytes = {world.margin}")
-    saver.memory_margin_bytes = world.margin
-    return True
-
-
-def set_directory(world: World, choose: Any) -> bool:
-    world.directory = choose.pick(world.directories)
-    world.say(f"set_disk_backup_dir({world.directory.name})")
-    _core.set_disk_directory(str(world.directory))
-    return True
-
-
-def take_memory(world: World, choose: Any) -> bool:
-    """Another process takes memory, or releases some of it."""
-    device = choose.integer(0, DEVICES - 1)
-    free = world.free_bytes(device) // GRANULARITY
-    taken = world.machine.taken[device] // GRANULARITY - world.others[device]
-    size = choose.integer(-taken, free) * GRANULARITY
-    world.say(f"others take {size} bytes of device {device}")
-    world.machine.take(device, size)
-    return True
+#: How many allocations a loader makes at once.
+MOST_LOADED = 5
 
 
 # Memory.
@@ -146,6 +35,38 @@ def allocate(world: World, choose: Any) -> bool:
     device = choose.integer(0, DEVICES - 1)
     size = choose_size(choose)
     allocate_on(world, actor, size, device)
+    return True
+
+
+def load(world: World, choose: Any) -> bool:
+    """Several allocations of one kind one after the other, as a program makes that loads weights. They are neighbours."""
+    if len(world.allocations) + MOST_LOADED > MAX_ALLOCATIONS:
+        return False
+    actor, device = choose.pick(world.actors), choose.integer(0, DEVICES - 1)
+    for _ in range(choose.integer(2, MOST_LOADED)):
+        allocate_on(world, actor, choose.integer(1, 2 * GRANULARITY), device)
+    return True
+
+
+def free_in_run(world: World, choose: Any) -> bool:
+    """One of several allocations of a run: its memory becomes slack."""
+    members = runs.runs_of(world.with_state(ACTIVE)).values()
+    together = [one for run in members if len(run) > 1 for one in run]
+    if not together:
+        return False
+    free_one(world, choose.pick(world.actors), choose.pick(together))
+    return True
+
+
+def refill(world: World, choose: Any) -> bool:
+    """An allocation of a kind that has slack, which may be too small."""
+    beside = [one for one in world.with_state(ACTIVE) if runs.has_slack(world, one)]
+    if not beside:
+        return False
+    actor, other = world.actors[0], choose.pick(beside)
+    level = Level(other.tag, other.backup, True, other.policy, choose.integer(0, 5) > 0)
+    world.change_level(actor, level)
+    allocate_on(world, actor, choose.integer(1, 2 * GRANULARITY), other.device)
     return True
 
 
@@ -169,21 +90,27 @@ def allocate_on(world: World, actor: Actor, size: int, device: int) -> Allocatio
     fits = rounded <= free and (not world.margin or free - rounded >= world.margin)
     refused_by_margin = bool(world.margin) and not fits
     reclaims = not refused_by_margin and not fits and not world.captures
+    kind = runs.KindKey(level.tag, level.backup, level.policy, device)
+    reuses = world.clean and level.runs and runs.reusable(world, kind, rounded)
     outcome = f"{actor.name}: allocate({size}, device {device}) with {level}"
     try:
         address = world.act(actor, lambda: _core.allocate(size, device))
     except FAILURES as error:
         world.say(f"{outcome} -> {describe_error(error)}")
+        assert not reuses, "there was slack"
+        runs.memory_was_short(world, error)
         if world.rule is None:
             assert isinstance(error, errors.OutOfMemoryError), error
             assert not fits
         if reclaims:
             reclaimed_perhaps(world)
         return None
-    assert fits or world.rule or (reclaims and not (world.clean and not world.deferred)), "allocated more than there was"
-    if reclaims:
-        reclaimed_perhaps(world)
     allocation = world.new_allocation(address, size, device, level)
+    reused = allocation.run != allocation.span
+    assert reused == reuses or not world.clean, f"{allocation.described()}: reused slack, or should have"
+    assert fits or reused or world.rule or (reclaims and not (world.clean and not world.deferred)), "more than there was"
+    if reclaims and not reused:
+        reclaimed_perhaps(world)
     world.say(f"{outcome} -> {allocation} at {address:#x}")
     assert address % GRANULARITY == 0
     return allocation
@@ -337,11 +264,14 @@ def flip_a_byte(world: World) -> None:
 def begin_capture(world: World, choose: Any) -> bool:
     if len(world.captures) >= MOST_CAPTURES:
         return False
-    level = choose_level(choose) if choose.integer(0, 1) else None
+    level = choose_level(world, choose) if choose.integer(0, 1) else None
     if level:
         level.managed = True
     world.say(f"capture_begin({level})")
-    _core.capture_begin(level.tag if level else None, level.backup if level else 0, level.policy if level else 0)
+    if level:
+        _core.capture_begin(level.tag, level.backup, level.policy, level.runs)
+    else:
+        _core.capture_begin(None, 0)
     world.captures.append(level)
     return True
 
@@ -364,19 +294,12 @@ def end_capture(world: World, choose: Any) -> bool:
 
 
 #: Each with its frequency in the long runs.
-OPERATIONS: dict[Operation, int] = {
-    enter_region: 10,
-    leave_region: 6,
-    change_region: 3,
-    set_host_memory: 4,
-    set_guard: 3,
-    reserve_host_memory: 1,
-    release_host_memory: 1,
-    set_margin: 2,
-    set_directory: 2,
-    take_memory: 4,
+OPERATIONS: dict[Operation, int] = SETTINGS | {
     allocate: 22,
+    load: 14,
     free: 14,
+    free_in_run: 8,
+    refill: 8,
     free_wrongly: 3,
     write_bytes: 20,
     run_kernel: 5,

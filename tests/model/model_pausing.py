@@ -7,8 +7,9 @@ import os
 from array import array
 from typing import Any
 
+import model_runs as runs
 from model_actors import Actor
-from model_allocations import ACTIVE, DAMAGED, PAUSED, TAGS, Allocation, PauseChoice, ResumeChoice, Tags, used_tags
+from model_allocations import ACTIVE, DAMAGED, PAUSED, Allocation, PauseChoice, ResumeChoice, Tags, used_tags
 from model_world import FAILURES, World, describe_error
 
 from torch_memory_saver import _core, errors
@@ -20,28 +21,30 @@ NAMES_OF_BACKUPS: dict[int | None, str] = {number: name for name, number in BACK
 POLICIES = {"release": _core.HOST_RELEASE, "pool": _core.HOST_POOL, "retain": _core.HOST_RETAIN}
 
 UNUSED_TAG = "never allocated with"
-#: Each matches one tag only.
-PATTERNS = {TAGS[0]: "model we*", TAGS[1]: "[lm]odel ?ache", TAGS[2]: "*l [!cw]*", UNUSED_TAG: "never [a-z]*"}
+#: For each of World.tags, without its number. Each matches one tag of a world only.
+PATTERNS = ("model we*", "[lm]odel ?ache", "mo*l [!bcw]*")
+UNUSED_PATTERN = "never [a-z]*"
 
 
 def choose_tags(world: World, choose: Any) -> Tags:
     kind = choose.integer(0, 9)
     if kind == 0:
-        return (UNUSED_TAG, choose.pick(TAGS))
+        return (UNUSED_TAG, choose.pick(world.tags))
     if kind < 4:
         return None
     if kind < 6:
-        return tuple(dict.fromkeys((choose.pick(TAGS), choose.pick(TAGS))))
-    return (choose.pick(TAGS),)
+        return tuple(dict.fromkeys((choose.pick(world.tags), choose.pick(world.tags))))
+    return (choose.pick(world.tags),)
 
 
-def spelled(tags: Tags, choose: Any) -> Tags:
+def spelled(world: World, tags: Tags, choose: Any) -> Tags:
     """The same selection as it is given to pause and resume: sometimes with patterns that stand for these tags."""
     if tags is None or choose.integer(0, 3):
         return tags
-    if set(tags) == set(TAGS) and used_tags.issuperset(TAGS):
-        return ("model *",)
-    return tuple(PATTERNS[tag] for tag in tags)
+    if set(tags) == set(world.tags) and used_tags.issuperset(world.tags):
+        return (f"model [!b]* {world.number}",)
+    patterns = {tag: f"{pattern} {world.number}" for tag, pattern in zip(world.tags, PATTERNS, strict=True)}
+    return tuple(patterns.get(tag, UNUSED_PATTERN) for tag in tags)
 
 
 def unknown_tags(tags: Tags) -> int:
@@ -85,7 +88,7 @@ def call_pause(tags: Tags, choice: PauseChoice, asked: Tags = None) -> Any:
 
 def pause(world: World, choose: Any) -> bool:
     actor, tags = choose.pick(world.actors), choose_tags(world, choose)
-    pause_tags(world, actor, tags, choose_pause(world, choose), spelled(tags, choose))
+    pause_tags(world, actor, tags, choose_pause(world, choose), spelled(world, tags, choose))
     return True
 
 
@@ -104,6 +107,7 @@ def pause_tags(world: World, actor: Actor, tags: Tags, choice: PauseChoice, aske
     except FAILURES as error:
         world.say(f"{call} -> {describe_error(error)}")
         assert world.rule, error
+        runs.memory_was_short(world, error, exact=False)
         after_failed_pause(world, selected)
         return
     world.say(f"{call} -> {report}")
@@ -132,7 +136,7 @@ def after_failed_pause(world: World, selected: list[Allocation]) -> None:
         assert now <= {PAUSED, DAMAGED}, f"a failed pause left {now}"
         assert DAMAGED in now, "a pause that paused everything has failed"
         for allocation in selected:
-            world.moved_to_paused([allocation], states[allocation.address])
+            world.moved_to_paused([allocation], states[allocation.address], whole=False)
     else:
         for allocation in selected:
             renewed_in_vain(world, allocation)
@@ -177,7 +181,7 @@ def resume(world: World, choose: Any) -> bool:
         optional["host_memory"] = choose.pick(tuple(POLICIES))
     if choose.integer(0, 3) == 0:
         optional["wait"] = False
-    resume_tags(world, actor, tags, optional, spelled(tags, choose))
+    resume_tags(world, actor, tags, optional, spelled(world, tags, choose))
     return True
 
 
@@ -204,6 +208,7 @@ def resume_tags(world: World, actor: Actor, tags: Tags, optional: dict[str, Any]
     except FAILURES as error:
         world.say(f"{call} -> {describe_error(error)}")
         world.doubt_guards(selected)
+        runs.memory_was_short(world, error)
         if world.rule is not None:
             passed_over(world, selected)
             world.observe_states({DAMAGED: (PAUSED,), PAUSED: (DAMAGED,)}, tags)
@@ -271,7 +276,7 @@ def passed_over(world: World, selected: list[Allocation]) -> None:
     left = [allocation for allocation in selected if states[allocation.address] != ACTIVE]
     assert left, "a resume that resumed everything has failed"
     assert all(a.state == states[a.address] == DAMAGED for a in left), "a failed resume has resumed a part"
-    world.moved_to_active(resumed)
+    world.moved_to_active(resumed, whole=False)
 
 
 def after_resume(world: World, tags: Tags, selected: list[Allocation], report: Any) -> None:

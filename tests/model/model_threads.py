@@ -9,17 +9,14 @@ from model_allocations import ACTIVE, PAUSED, Allocation, ResumeChoice
 from model_comparison import reclaim_late
 from model_machine import GRANULARITY
 from model_operations import (
-    MOST_LEVELS,
-    Operation,
     allocate_on,
     choose_size,
-    enter_region,
     free_one,
     launch,
-    leave_region,
     write_bytes,
 )
 from model_pausing import after_failed_pause, after_pause, call_pause, choose_pause, choose_tags, unknown_tags
+from model_settings import MOST_LEVELS, Operation, enter_region, leave_region
 from model_world import FAILURES, MAX_ALLOCATIONS, World, describe_error
 
 from torch_memory_saver import _core, errors
@@ -51,6 +48,7 @@ def pause_held(world: World, choose: Any) -> bool:
     world.say(f"second: pause({tags}), held")
     assert second.worker is not None and third.worker is not None
     unknown = unknown_tags(tags)
+    world.in_call = list(selected)
     join = second.worker.start(lambda: call_pause(tags, choice))
     world.machine.wait_until_synchronizing()
     world.machine.wait_for(lambda: _core.find(victim.address).state == _core.STATE_PAUSING)
@@ -72,6 +70,8 @@ def pause_held(world: World, choose: Any) -> bool:
         for step, wait in late:
             world.say(f"third: {step} ended")
             wait()
+        world.leaving.clear()
+        world.in_call.clear()
         if rule is not None:
             world.machine.fail(rule[0], 0, 0, 0)
     fired = world.machine.fired() - fired
@@ -99,6 +99,8 @@ def conclude(
         clean = world.clean
         after_pause(world, tags, selected, ended, unknown)
         world.clean = clean
+        if fired:
+            world.doubt_guards(kept)
     for allocation in freed:
         if isinstance(ended, Exception):
             # It may have overwritten a retained backup, which cannot be known any more.
@@ -118,7 +120,7 @@ def after_failed_held_pause(world: World, kept: list[Allocation]) -> None:
         # The one that is DAMAGED may be one of those that were freed.
         for allocation in kept:
             assert states[allocation.address] in (PAUSED, _core.STATE_DAMAGED), allocation.described()
-            world.moved_to_paused([allocation], states[allocation.address])
+            world.moved_to_paused([allocation], states[allocation.address], whole=False)
         return
     after_failed_pause(world, kept)
 
@@ -186,6 +188,7 @@ def start_free(world: World, allocation: Allocation) -> Callable[[], Any]:
     join = third.worker.start(lambda: _core.free(allocation.address))
     world.machine.wait_for(lambda: _core.find(allocation.address) is None)
     world.forget(allocation)
+    world.leaving.append(allocation)
     return join
 
 
@@ -248,7 +251,7 @@ def resume_waits(world: World, choose: Any) -> bool:
     moved = report.allocations
     assert len(kept) <= moved <= len(selected), report
     world.repaired()
-    world.moved_to_active(kept)
+    world.moved_to_active(kept, whole=moved == len(kept))
     for allocation in freed:
         world.forget(allocation)
     return True

@@ -8,11 +8,13 @@ compared. States and bytes always are.
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import model_runs as runs
 from model_actors import Actor, Level, Worker
 from model_allocations import (
     ACTIVE,
@@ -36,20 +38,29 @@ from torch_memory_saver import _core, errors
 
 #: The memory that the machine leaves to this process on each device: little, so that it runs out.
 ROOM = 48 * MIB
-MAX_ALLOCATIONS = 14
+MAX_ALLOCATIONS = 18
+#: Of this model alone. Each world has its own, since the core remembers a tag as long as the process lives.
+TAGS = ("model weights", "model cache", "model graph")
 STEPS_KEPT = 400
 
 
 class World:
     #: The most host memory that this process ever reserved: the pool may grow to it.
     reserved = 0
+    #: How many worlds this process has had.
+    worlds = 0
 
     def __init__(self, machine: Machine, directory: Path, room: int = ROOM, payload: bytes = b"") -> None:
         self.machine = machine
         self.directories = [directory / "first", directory / "second"]
         self.directory = self.directories[0]
         self.payload = payload
+        World.worlds += 1
+        self.number = World.worlds
+        self.tags = tuple(f"{tag} {self.number}" for tag in TAGS)
         self.allocations: list[Allocation] = []
+        self.leaving: list[Allocation] = []  # their frees wait, on other threads
+        self.in_call: list[Allocation] = []  # which a call on another thread is pausing
         self.views: list[View] = []
         self.steps: deque[str] = deque(maxlen=STEPS_KEPT)
         self.operations = 0
@@ -78,7 +89,8 @@ class World:
         self.actors = [Actor("main", None), Actor("second", Worker()), Actor("third", Worker())]
         found = self._found_settings = _core.region_current()
         assert found.depth == 0, "another test left a region"
-        self.actors[0].bottom = Level(found.tag, found.backup, found.managed)
+        for actor in self.actors:
+            self.change_level(actor, Level(f"model bottom {self.number}", _core.BACKUP_NONE, False))
         counters = _core.counters()
         assert counters["allocations"] == 0, counters
         self.counted = (counters["allocations_total"], counters["frees_total"])
@@ -87,12 +99,24 @@ class World:
 
     # Used by the operations.
 
+    @staticmethod
+    def change_level(actor: Actor, level: Level) -> None:
+        actor.call(lambda: _core.region_set(level.tag, level.backup, level.managed, level.policy, level.runs))
+        if actor.levels:
+            actor.levels[-1] = level
+        else:
+            actor.bottom = level
+
     def say(self, step: str) -> None:
         self.steps.append(step)
 
     def new_allocation(self, address: int, size: int, device: int, level: Level) -> Allocation:
         self._names += 1
-        allocation = Allocation(self._names, address, size, device, level.tag, level.backup, poison(size), level.policy)
+        allocation = Allocation(
+            self._names, address, size, device, level.tag, level.backup, poison(size), level.policy, level.runs
+        )
+        if runs.allocated(self, allocation):
+            allocation.contents = ctypes.string_at(address, size)  # what was there before
         self.allocations.append(allocation)
         self.made += 1
         used_tags.add(level.tag)
@@ -103,8 +127,11 @@ class World:
         self.allocations.remove(allocation)
         self.given_back += 1
         self.freed.append(allocation.address)
-        if allocation not in self.deferred:
-            self.detach_views(allocation)
+        if allocation in self.deferred:
+            return
+        self.detach_views(allocation)
+        if allocation.state == ACTIVE:
+            runs.freed(self, allocation)
 
     def detach_views(self, allocation: Allocation) -> None:
         """Its backup is released: a view that is held keeps its contents."""
@@ -115,6 +142,8 @@ class World:
     def finish_deferred(self) -> None:
         for allocation in self.deferred:
             self.detach_views(allocation)
+            if allocation.state == ACTIVE:
+                runs.freed(self, allocation)
         self.deferred.clear()
 
     def act(self, actor: Actor, function: Callable[[], Any]) -> Any:
@@ -166,20 +195,33 @@ class World:
         for allocation in allocations:
             allocation.guarded = None
 
-    def moved_to_active(self, allocations: list[Allocation]) -> None:
+    def moved_to_active(self, allocations: list[Allocation], *, whole: bool = True) -> None:
+        """`whole` False: perhaps with others, which were freed meanwhile."""
+        runs.resumed(self, allocations, whole and self.clean and self.rule is None)
         for allocation in allocations:
             if allocation.becomes_active(self.resuming, self.policy):
                 self.detach_views(allocation)
 
-    def moved_to_paused(self, allocations: list[Allocation], state: int = PAUSED) -> None:
+    def moved_to_paused(self, allocations: list[Allocation], state: int = PAUSED, *, whole: bool = True) -> None:
+        """`whole` False: these are some of those that the call has paused, which has failed."""
+        if whole:
+            runs.about_to_be_paused(self, allocations)
+        else:
+            runs.doubt(allocations)
+        cached = {one.address for one in allocations if self.pausing.finds_cached(one, allocations)}
         for allocation in allocations:
-            if allocation.becomes_paused(state, self.pausing):
-                self.detach_views(allocation)
+            allocation.run, allocation.all_cached = None, allocation.address in cached if whole else None
+            self.saved(allocation, state)
             sure = self.clean and self.rule is None and state == PAUSED
             allocation.guarded = self.guard if sure or not self.guard else None
-            for view in self.views:
-                if view.owner is allocation:
-                    view.contents = allocation.whole_copy
+
+    def saved(self, allocation: Allocation, state: int) -> None:
+        """Its contents are where the pause puts them."""
+        if allocation.becomes_paused(state, self.pausing):
+            self.detach_views(allocation)
+        for view in self.views:
+            if view.owner is allocation:
+                view.contents = allocation.whole_copy
 
     def repaired(self) -> None:
         """The first step of every pause and resume: damaged allocations become paused, if no call fails."""
@@ -199,9 +241,9 @@ class World:
                 continue
             assert state in allowed.get(allocation.state, ()), f"{allocation.described()}: is now {state}"
             if state == ACTIVE:
-                self.moved_to_active([allocation])
+                self.moved_to_active([allocation], whole=False)
             elif allocation.state == ACTIVE:
-                self.moved_to_paused([allocation], state)
+                self.moved_to_paused([allocation], state, whole=False)
             else:
                 allocation.state = state
 
@@ -252,7 +294,7 @@ class World:
             if actor.worker is not None:
                 actor.worker.end()
         found = self._found_settings
-        _core.region_set(found.tag, found.backup, found.managed)
+        _core.region_set(found.tag, found.backup, found.managed, _core.HOST_DEFAULT, found.runs)
         while _core.counters()["visible_captures"]:
             _core.capture_end()
         self.views.clear()

@@ -16,17 +16,17 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from model_actors import Level
-from model_allocations import BACKUPS, TAGS
+from model_allocations import BACKUPS
+from model_compaction import COMPACTING
 from model_failures import FAILING, fault
 from model_machine import Machine
-from model_operations import OPERATIONS, allocate, allocate_on
+from model_operations import OPERATIONS, allocate, allocate_on, load
 from model_pausing import pause, resume
 from model_rules import Rules, add_rule, run
 from model_threads import THREADED
 from model_world import World
 
 import torch_memory_saver
-from torch_memory_saver import _core
 
 SOAK = Path(__file__).resolve().parents[2] / "tools" / "soak.py"
 
@@ -49,9 +49,9 @@ class Model(Rules):
         world = World(self.machine, self.directory, payload=PAYLOAD)
         # An allocation to begin with, so that the first pause selects something: hypothesis makes few steps.
         main = world.actors[0]
-        for tag, backup in zip((TAGS[0], TAGS[0], TAGS[1], TAGS[1]), BACKUPS, strict=True):
-            main.bottom = Level(tag, backup, True)
-            _core.region_set(tag, backup, True)
+        weights, cache, _ = world.tags
+        for tag, backup in zip((weights, weights, cache, cache), BACKUPS, strict=True):
+            world.change_level(main, Level(tag, backup, True))
             allocate_on(world, main, 5000, backup % 2)
         return world
 
@@ -61,8 +61,8 @@ class Model(Rules):
 
 
 #: Rules are chosen evenly, so the most important ones are listed more than once.
-for each in OPERATIONS | FAILING | THREADED:
-    for number in range(3 if each in (allocate, pause, resume, fault) else 1):
+for each in OPERATIONS | COMPACTING | FAILING | THREADED:
+    for number in range(3 if each in (allocate, load, pause, resume, fault) else 1):
         add_rule(Model, each, f"{each.__name__}_{number}")
 
 

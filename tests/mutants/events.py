@@ -47,7 +47,7 @@ MUTANTS = (
     Mutant(
         "damaged-memory-is-told-as-gone",
         "csrc/core/footprint.c",
-        ".resident_bytes = segment->mapped ? bytes : 0,",
+        ".resident_bytes = tms_segment_is_mapped(segment) ? bytes : 0,",
         ".resident_bytes = segment->state == TMS_SEGMENT_ACTIVE ? bytes : 0,",
         (_COPY, _PHASES),
     ),

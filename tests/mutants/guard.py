@@ -13,8 +13,8 @@ MUTANTS = (
     Mutant(
         "guarded-memory-can-be-written",
         "csrc/core/segment.c",
-        "set_access(segment, driver, devices, CU_MEM_ACCESS_FLAGS_PROT_READ, context, error)",
-        "set_access(segment, driver, devices, CU_MEM_ACCESS_FLAGS_PROT_READWRITE, context, error)",
+        "driver, devices, CU_MEM_ACCESS_FLAGS_PROT_READ,",
+        "driver, devices, CU_MEM_ACCESS_FLAGS_PROT_READWRITE,",
         (_BYTES,),
     ),
     Mutant(
@@ -30,8 +30,8 @@ MUTANTS = (
     Mutant(
         "a-free-does-not-wait-for-late-reads",
         "csrc/core/allocation/retire.c",
-        "    if (!segment->mapped && segment->guarded == 0) {",
-        "    if (!segment->mapped) {",
+        "    if (!left) *users = tms_segment_accessible(segment);",
+        "    if (!left) *users = segment->run ? segment->run->accessible : 0;",
         (_BYTES, _FAILED),
     ),
     Mutant(
@@ -51,7 +51,7 @@ MUTANTS = (
     Mutant(
         "a-failed-resume-leaves-memory-unguarded",
         "csrc/core/transition/resume.c",
-        "            guard_again(t, segment);",
+        "        if (!tms_segment_has_memory(segment)) guard_again(t, segment);",
         "",
         (_FAILED,),
     ),

@@ -17,8 +17,8 @@ _TRANSITIONS = (
     Mutant(
         "a-free-unlocks-the-device-before-the-memory-is-back",
         "csrc/core/allocation/retire.c",
-        "bool gone = release_memory(saver, segment, quiesced, &reason);",
-        "tms_saver_release_lock(saver, segment);\nbool gone = release_memory(saver, segment, quiesced, &reason);",
+        "    tms_leaving_t leaving = tms_runs_leave(",
+        "    tms_saver_release_lock(saver, segment);\n    tms_leaving_t leaving = tms_runs_leave(",
         ("tests/unit/core/transition/test_resume_exclusive.c",),
     ),
     Mutant(
@@ -36,7 +36,7 @@ _TRANSITIONS = (
     Mutant(
         "only-owners-are-waited-for",
         "csrc/core/transition/transition.c",
-        "        t->planned.affected |= segment->accessible;",
+        "        t->planned.affected |= tms_segment_accessible(segment);",
         "        t->planned.affected |= (tms_device_mask_t)1 << segment->device;",
         ("tests/unit/core/transition/test_transition.c",),
     ),
@@ -264,10 +264,17 @@ _USAGE = (
     ),
     Mutant(
         "an-undone-resume-counts-as-mapped",
-        "csrc/core/transition/transition.c",
-        "    if (!was_active && segment->mapped) tms_usage_map",
-        "    if (!was_active) tms_usage_map",
+        "csrc/core/usage.c",
+        "    const bool mapped = tms_segment_is_mapped(segment);",
+        "    const bool mapped = segment->run != NULL;",
         ("tests/unit/core/test_usage.c",),
+    ),
+    Mutant(
+        "mapped-memory-is-counted-again",
+        "csrc/core/usage.c",
+        "    if (mapped && !segment->counted) add",
+        "    if (mapped) add",
+        ("tests/unit/core/test_usage.c", "tests/unit/core/transition/test_transition_failed.c"),
     ),
     Mutant(
         "usage-of-a-tag-counts-every-device",

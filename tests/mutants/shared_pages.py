@@ -53,7 +53,7 @@ MUTANTS = (
     Mutant(
         "a-row-with-allocations-is-given-away",
         "csrc/base/shared_page.c",
-        "        if (unused == OTHERS && page->owners[row].allocations == 0) unused = row;",
+        "        if (unused == OTHERS && !holds) unused = row;",
         "        if (unused == OTHERS) unused = row;",
         (_PAGE,),
     ),
@@ -109,7 +109,7 @@ MUTANTS = (
     Mutant(
         "unmanaged-memory-counts-as-free",
         _SOURCES + "view.py",
-        "        other_bytes=None if in_use is None else max(in_use - resident, 0),",
+        "        other_bytes=None if in_use is None else max(in_use - resident - slack, 0),",
         "        other_bytes=0,",
         (_PYTHON + "test_view.py::test_pages_and_nvml_by_gpu",),
     ),

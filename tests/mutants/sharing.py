@@ -22,16 +22,16 @@ MUTANTS = (
     ),
     Mutant(
         "a-descriptor-outlives-its-memory",
-        "csrc/core/segment.c",
-        "    tms_descriptor_close(&segment->exported); /* it would keep the memory */\n",
+        "csrc/core/run.c",
+        "    tms_descriptor_close(&run->exported); /* it would keep the memory */\n",
         "",
         ("tests/unit/core/test_export.c",),
     ),
     Mutant(
         "a-later-generation-is-described-as-the-first",
         "csrc/core/export.c",
-        "segment->generation = ++saver->exports",
-        "segment->generation = 1",
+        "run->generation = ++saver->exports",
+        "run->generation = 1",
         ("tests/unit/core/test_export.c",),
     ),
     Mutant(
@@ -92,7 +92,7 @@ MUTANTS = (
     Mutant(
         "the-offset-in-the-allocation-is-not-sent",
         _SHARED,
-        "offset = storage.data_ptr() - row.address",
+        "offset = storage.data_ptr() - exported.address",
         "offset = 0",
         (
             f"{_PYTHON}::test_a_storage_goes_with_its_memory_a_counter_and_an_event",

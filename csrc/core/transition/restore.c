@@ -104,9 +104,10 @@ static tms_status_t make_run(restoration_t *all, tms_segment_t *leader, tms_erro
 
 static tms_status_t populate(restoration_t *all, const tms_segment_t *segment, tms_error_t *error) {
     tms_transition_t *t = all->t;
-    tms_status_t status = make_run(all, segment->placement.leader, error);
+    tms_segment_t *leader = segment->placement.leader; /* before halves of its run are tried: it may be another one then */
+    tms_status_t status = make_run(all, leader, error);
     if (status == TMS_OK)
-        atomic_fetch_add(&t->done.mapped_bytes, tms_run_bytes(segment->placement.leader->run));
+        atomic_fetch_add(&t->done.mapped_bytes, tms_run_bytes(leader->run));
     else if (status == TMS_OUT_OF_DEVICE_MEMORY)
         tms_error_append(error,
                          " %llu bytes were mapped before that and have been given back: everything stays paused, and "

@@ -52,6 +52,15 @@ static void a_resume_that_is_undone_raises_no_peak(void **state) {
     assert_int_equal(peak_of_all(f), 4 * MIB);
 }
 
+static void a_pause_that_fails_raises_no_peak(void **state) {
+    fixture_t *f = *state;
+    (void)allocate(f, "a", TMS_BACKUP_PINNED, 4 * MIB);
+    simulator()->fail_after("cuMemcpyDtoHAsync", 0, 1, CUDA_ERROR_UNKNOWN);
+    assert_int_equal(pause_tag(f, NULL, NULL, NULL), TMS_DRIVER);
+    assert_int_equal(peak_of_all(f), 4 * MIB);
+    assert_int_equal(peak_of_tag(f, "a"), 4 * MIB);
+}
+
 static void rows_are_tags_and_then_devices(void **state) {
     fixture_t *f = *state;
     tms_usage_info_t rows[ROWS];
@@ -152,6 +161,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(a_peak_is_the_most_that_was_mapped_at_once),
         TEST(a_resume_that_is_undone_raises_no_peak),
+        TEST(a_pause_that_fails_raises_no_peak),
         TEST(rows_are_tags_and_then_devices),
         TEST(a_tag_or_a_device_can_be_selected),
         TEST(rows_beyond_the_capacity_are_counted_and_not_written),

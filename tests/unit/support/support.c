@@ -93,6 +93,7 @@ int setup_one_device(void **state) { return set_up(state, 1, DEVICE_BYTES); }
 int setup_two_devices(void **state) { return set_up(state, 2, DEVICE_BYTES); }
 int setup_three_devices(void **state) { return set_up(state, 3, DEVICE_BYTES); }
 int setup_large_device(void **state) { return set_up(state, 1, 8 * GIB); }
+int setup_huge_device(void **state) { return set_up(state, 1, 256 * GIB); }
 
 int teardown(void **state) {
     fixture_t *fixture = *state;

@@ -74,6 +74,8 @@ int setup_two_devices(void **state);
 int setup_three_devices(void **state);
 /* One with 8 GiB, for segments beyond 4 GiB. Their memory costs the host only the written part, and 2 MiB. */
 int setup_large_device(void **state);
+/* The same with 256 GiB, for runs of many segments. */
+int setup_huge_device(void **state);
 int teardown(void **state);
 
 /* The parts of the setups and of the teardown, for tests with a fixture of their own: a saver on simulated devices of 256

@@ -63,6 +63,21 @@ def test_code_that_passes_a_value_on_is_accepted(tool: ModuleType, line: str) ->
 
 
 def test_a_named_function_may(tool: ModuleType) -> None:
-    source = "static void undo(tms_transition_t *t) {\n    tms_quiesced_t quiesced = tms_quiesced_never_handed_out();\n}\n"
+    source = "static void undo_run(tms_transition_t *t) {\n    unmap(tms_quiesced_never_handed_out());\n}\n"
     assert tool.check("core/transition/resume.c", source) == []
-    assert len(tool.check("core/transition/resume.c", source.replace("undo", "redo"))) == 1
+    assert len(tool.check("core/transition/resume.c", source.replace("undo_run", "redo_run"))) == 1
+
+
+def test_two_functions_unmap(tool: ModuleType) -> None:
+    source = "tms_status_t tms_run_depopulate(tms_run_t *run) {\n    driver->cuMemUnmap(run->begin, 1);\n}\n"
+    assert tool.check("core/run.c", source) == []
+    assert len(tool.check("core/run.c", source.replace("depopulate", "map"))) == 1
+    assert len(tool.check("core/segment.c", source)) == 1
+
+
+def test_a_named_function_must(tool: ModuleType) -> None:
+    sources = {str(path.relative_to(ROOT / "csrc")): path.read_text() for path in (ROOT / "csrc").rglob("*.c")}
+    assert tool.stale(sources) == []
+    sources["core/run.c"] = sources["core/run.c"].replace("tms_quiesced_never_handed_out", "other")
+    (problem,) = tool.stale(sources)
+    assert problem.startswith("csrc/core/run.c: tms_run_map ")

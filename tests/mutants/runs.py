@@ -1,0 +1,105 @@
+"""Bugs of runs: who is backed by one handle, what becomes of slack, and when memory is released."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+_RUNS = "csrc/core/allocation/runs.c"
+_KINDS = "csrc/core/allocation/kinds.c"
+_LAYOUT = "csrc/core/transition/layout.c"
+_RESTORE = "csrc/core/transition/restore.c"
+_TEST_RUNS = "tests/unit/core/test_runs.c"
+_TEST_LAYOUT = "tests/unit/core/transition/test_layout.c"
+_TEST_COMPACT = "tests/unit/core/transition/test_compact.c"
+_FULL_DEVICE = "tests/model/test_full_device.py"
+_CHURNS = f"{_FULL_DEVICE}::test_a_churning_tag_has_no_slack_from_its_second_cycle_on"
+
+_SLACK = (
+    Mutant(
+        "slack-is-handed-out-while-a-call-owns-its-run",
+        _RUNS,
+        "    *list = run;\n    tms_space_hold(run->first, run->end);",
+        "    *list = run;",
+        (_TEST_RUNS,),
+    ),
+    Mutant(
+        "slack-outlives-a-pause",
+        _RUNS,
+        "    if (!tms_run_has_memory(run)) forget_slack(saver, run);\n",
+        "",
+        (_TEST_RUNS, _CHURNS),
+    ),
+    Mutant(
+        "the-last-free-of-a-run-keeps-its-memory",
+        _RUNS,
+        "        if (--run->segments == 0) {",
+        "        if (--run->segments == 0 && run->slack_bytes == tms_segment_reserved(segment)) {",
+        (_TEST_RUNS,),
+    ),
+    Mutant(
+        "memory-becomes-slack-while-kernels-may-write-to-it",
+        "csrc/core/allocation/retire.c",
+        "    if (!left) *users = tms_segment_accessible(segment);",
+        "    if (!left) *users = segment->run && segment->run->segments > 1 ? 0 : tms_segment_accessible(segment);",
+        ("tests/unit/core/test_slack_in_use.c",),
+    ),
+    Mutant(
+        "an-allocation-with-a-handle-of-its-own-gets-slack",
+        "csrc/core/allocation/allocation.c",
+        "    if (region->own_handles || tms_stats_read",
+        "    if (tms_stats_read",
+        (_TEST_RUNS,),
+    ),
+)
+_KINDS_THAT_FREE = (
+    Mutant(
+        "a-kind-that-frees-keeps-its-runs",
+        _KINDS,
+        "return !kind->in_the_way && kind->unquiet == 0;",
+        "return !kind->in_the_way;",
+        (_TEST_LAYOUT, _CHURNS),
+    ),
+    Mutant(
+        "a-kind-whose-slack-was-in-the-way-keeps-its-runs",
+        _KINDS,
+        "        kind->in_the_way = true;\n",
+        "",
+        (f"{_FULL_DEVICE}::test_a_program_that_churns_fails_at_most_once_a_tag",),
+    ),
+)
+_PLACES = (
+    Mutant(
+        "shared-and-unshared-memory-in-one-run",
+        _LAYOUT,
+        "segment->shared == kind->shares;",
+        "kind->device >= 0;",
+        (_TEST_LAYOUT,),
+    ),
+    Mutant(
+        "a-run-that-does-not-fit-is-not-halved",
+        _RESTORE,
+        "if (status != TMS_OUT_OF_DEVICE_MEMORY || !tms_layout_halve(leader)) return status;",
+        "return status;",
+        (_TEST_LAYOUT, "tests/unit/core/transition/test_halving.c"),
+    ),
+)
+_COMPACTIONS = (
+    Mutant(
+        "a-compaction-resumes-what-others-have-paused",
+        "csrc/core/transition/transition.c",
+        ": segment->compaction == t->asked.compaction;",
+        ": true;",
+        (_TEST_COMPACT,),
+    ),
+    Mutant(
+        "a-compaction-moves-runs-without-slack",
+        "csrc/core/transition/transition.c",
+        "? tms_runs_has_slack(segment->run)",
+        "? true",
+        (_TEST_COMPACT,),
+    ),
+)
+
+MUTANTS = _SLACK + _KINDS_THAT_FREE + _PLACES + _COMPACTIONS
