@@ -76,10 +76,11 @@ def test_ten_thousand_shares_leave_no_descriptor() -> None:
 
 def test_neighbours_in_one_piece_of_memory_are_shared_one_by_one(importer: Importer) -> None:
     """After a resume one physical handle may hold several allocations: each is described by its place in it."""
-    tensors = [weights(SIZE // 4, seed=seed) for seed in range(8)]
+    tag = "neighbours"  # of which nothing was shared yet
+    tensors = [weights(SIZE // 4, tag, seed) for seed in range(8)]
     for _ in range(2):
-        saver.pause("weights")
-        saver.resume("weights")
+        saver.pause(tag)
+        saver.resume(tag)
         exported = [core.export_memory(tensor.data_ptr()) for tensor in tensors]
         assert len({each.generation for each in exported}) < len(tensors)
         for index, tensor in enumerate(tensors):
@@ -95,9 +96,10 @@ def test_neighbours_in_one_piece_of_memory_are_shared_one_by_one(importer: Impor
 
 
 def test_a_freed_neighbour_does_not_end_what_was_sent(importer: Importer) -> None:
-    tensors = [weights(SIZE // 4, seed=seed) for seed in range(8)]
-    saver.pause("weights")
-    saver.resume("weights")
+    tag = "freed neighbour"
+    tensors = [weights(SIZE // 4, tag, seed) for seed in range(8)]
+    saver.pause(tag)
+    saver.resume(tag)
     exported = core.export_memory(tensors[-1].data_ptr())
     first = next(tensor for tensor in tensors if tensor.data_ptr() >= exported.address)
     assert first is not tensors[-1]
@@ -105,8 +107,8 @@ def test_a_freed_neighbour_does_not_end_what_was_sent(importer: Importer) -> Non
     tensors = [tensor for tensor in tensors if tensor is not first]
     del first
     torch.cuda.empty_cache()
-    assert saver.pause("weights").possibly_shared_bytes >= exported.bytes
-    saver.resume("weights")
+    assert saver.pause(tag).possibly_shared_bytes >= exported.bytes
+    saver.resume(tag)
     importer.drop("last")
 
 

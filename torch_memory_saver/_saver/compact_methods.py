@@ -46,8 +46,8 @@ class CompactMethods(UsedAtFirstCall):
         Args:
             tag: A tag, several, or None for every tag; patterns as for :meth:`pause`. Paused memory is skipped.
             live_only: False copies the free blocks of PyTorch's segments as well.
-            progress: Called on this thread with (bytes done, total bytes), as by :meth:`pause`; it must not call pause,
-                resume or compact.
+            progress: Called on this thread with (bytes done, total bytes), as by :meth:`pause`: first for the copies to host
+                memory, then for those back. It must not call pause, resume or compact.
             if_shared: What to do if other processes may still use tensors of tags with slack that were sent to them, as for
                 :meth:`pause`. With "allow" they may be left with a copy of their own, which no longer changes with this
                 process's: send the tensors again.

@@ -159,7 +159,7 @@ def _release_host_memory(torch: TorchCuda) -> None:
 
 
 def _held_bytes(torch: TorchCuda) -> int:
-    return sum(row.physical for row in device_memory(torch, devices_in_use()))
+    return sum(row.held for row in device_memory(torch, devices_in_use()))
 
 
 def _difference(before: DeviceMemory, after: DeviceMemory) -> DeviceRelease:
@@ -169,7 +169,7 @@ def _difference(before: DeviceMemory, after: DeviceMemory) -> DeviceRelease:
         reserved_after=after.reserved,
         allocated_before=before.allocated,
         allocated_after=after.allocated,
-        freed_bytes=max(0, before.physical - after.physical),
+        freed_bytes=max(0, before.held - after.held),
     )
 
 

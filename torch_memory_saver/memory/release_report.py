@@ -25,8 +25,8 @@ class DeviceRelease:
         reserved_after: The same afterwards.
         allocated_before: PyTorch's ``memory_allocated``: its tensors. A garbage collection lowers it.
         allocated_after: The same afterwards.
-        freed_bytes: How much less physical memory PyTorch holds: of what it reserves, paused segments hold none. 0 if other
-            threads allocated more meanwhile.
+        freed_bytes: How much less physical memory PyTorch holds: of what it reserves, paused segments hold none; what has
+            become slack (``stats().slack_bytes``) is still held. 0 if other threads allocated more meanwhile.
     """
 
     device: int

@@ -26,6 +26,7 @@ class DeviceMemory:
         peak_allocated: The highest `allocated` since the peaks were last reset.
         peak_reserved: The highest `reserved` since then.
         paused: Of `reserved`: segments without physical memory, because they are paused.
+        slack: Of managed allocations that were freed: memory that their runs still hold. Not in `reserved`.
     """
 
     device: int
@@ -34,11 +35,17 @@ class DeviceMemory:
     peak_allocated: int
     peak_reserved: int
     paused: int
+    slack: int = 0
 
     @property
     def physical(self) -> int:
-        """What PyTorch holds of the device's memory: its segments without the paused ones."""
+        """What PyTorch's segments hold of the device's memory: those without the paused ones."""
         return self.reserved - self.paused
+
+    @property
+    def held(self) -> int:
+        """What the device lacks because of them: also what freed ones have left."""
+        return self.physical + self.slack
 
 
 def device_memory(torch: Any, devices: Iterable[int]) -> list[DeviceMemory]:
@@ -49,6 +56,7 @@ def device_memory(torch: Any, devices: Iterable[int]) -> list[DeviceMemory]:
     """
     listed = list(devices)
     paused = _paused_bytes(torch)
+    slack = {row.device: row.slack_bytes for row in _core.usage(None) if row.tag is None}
     rows = []
     for device in listed:
         stats = torch.memory_stats(device)
@@ -61,6 +69,7 @@ def device_memory(torch: Any, devices: Iterable[int]) -> list[DeviceMemory]:
                 peak_allocated=int(allocated["peak"]),
                 peak_reserved=int(reserved["peak"]),
                 paused=paused.get(device, 0),
+                slack=slack.get(device, 0),
             )
         )
     return rows

@@ -94,7 +94,7 @@ static void commit(tms_transition_t *t) {
     tms_host_policy_t asked = (tms_host_policy_t)t->asked.selection->host_policy;
     const uint64_t began = tms_phases_begin(t, TMS_PHASE_DISCARD);
     TMS_FOR_EACH(segment, t) {
-        segment->contents = contents_of(t, segment);
+        if (t->asked.compaction == 0) segment->contents = contents_of(t, segment); /* a compaction writes nothing new */
         tms_host_policy_t policy = asked != TMS_HOST_DEFAULT ? asked : segment->backup.policy;
         tms_backup_discard(&segment->backup, &t->saver->stores, tms_saver_host_policy(t->saver, policy));
         if (!t->asked.selection->exclusive) continue;

@@ -41,6 +41,21 @@ static void slack_goes_and_contents_stay(void **state) {
     assert_int_equal(report.copied_bytes, 0);
 }
 
+/* check_fresh() must still find what the program has not written since the last resume. */
+static void where_contents_are_from_is_kept(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_segment_info_t before, after;
+    uint64_t at[NEIGHBOURS];
+    make_run(f, "a", TMS_BACKUP_NONE, at);
+    free_at(f, at[1]);
+    assert_int_equal(tms_saver_find(&f->saver, at[0], &before), TMS_OK);
+    assert_int_equal(before.contents, TMS_CONTENTS_UNDEFINED);
+    ASSERT_OK(compact(f, "a", NULL, &error), error);
+    assert_int_equal(tms_saver_find(&f->saver, at[0], &after), TMS_OK);
+    assert_int_equal(after.contents, TMS_CONTENTS_UNDEFINED);
+}
+
 static void without_slack_there_is_nothing_to_do(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -157,6 +172,7 @@ static void a_run_that_is_not_released_is_damaged_and_the_rest_comes_back(void *
 int main(void) {
     const struct CMUnitTest tests[] = {
         ONE_DEVICE(slack_goes_and_contents_stay),
+        ONE_DEVICE(where_contents_are_from_is_kept),
         ONE_DEVICE(without_slack_there_is_nothing_to_do),
         ONE_DEVICE(a_compacted_kind_keeps_its_runs),
         ONE_DEVICE(memory_that_was_paused_stays_paused),

@@ -77,6 +77,17 @@ def test_paused_segments_that_are_freed_give_no_physical_memory(saver: TorchMemo
     assert report.freed_bytes == 0
 
 
+def test_memory_that_becomes_slack_was_not_freed(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    with saver.region("a"):
+        addresses = [fake_torch.allocate(2 * MIB) for _ in range(8)]  # the last four lie side by side
+        saver.pause("a")
+        saver.resume("a")
+        fake_torch.free(addresses[-2])
+        report = release_cached()
+    assert _core.counters()["slack_bytes"] == 2 * MIB
+    assert (report.devices[0].reserved_before - report.devices[0].reserved_after, report.freed_bytes) == (2 * MIB, 0)
+
+
 def test_the_cache_is_emptied_last(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
     release_cached()
     last = fake_torch.calls.index("empty_cache")
