@@ -216,6 +216,7 @@ class CheckedWorld(World):
             or fault.call.name in TOLERATED
             or fault.call.name in step.tolerates
             or (fault.call.domain == DRIVER and fault.code in step.waits_for)
+            or (step.halves and (fault.call.name, fault.code) == ("cuMemCreate", OUT_OF_MEMORY))
         ):
             return []
         if fault.call.domain != DRIVER and fault.code in (errno.EINTR, errno.EOPNOTSUPP):

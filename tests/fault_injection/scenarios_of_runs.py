@@ -24,12 +24,6 @@ def _run_with_slack(world: World, kind: int) -> list[Block]:
     return blocks
 
 
-def _halving(step: Step) -> Step:
-    """Out of memory for a large handle, smaller ones are tried."""
-    step.waits_for.add(OUT_OF_MEMORY)
-    return step
-
-
 # ---- resume ----
 
 
@@ -37,7 +31,7 @@ def _resume(kind: int) -> Callable[[World], Step]:
     def prepare(world: World) -> Step:
         world.run(SEGMENTS, kind)
         world.pause(None)
-        return _halving(world.resume_step())
+        return world.resume_step()
 
     return prepare
 
@@ -51,7 +45,7 @@ def _(world: World) -> Step:
     for device in (0, 1):
         world.run(SEGMENTS, PINNED, "ab"[device], device)
     world.pause(None)
-    return _halving(world.resume_step())
+    return world.resume_step()
 
 
 @scenario("resume_run_without_memory")
@@ -60,7 +54,7 @@ def _(world: World) -> Step:
     world.run(SEGMENTS, PINNED)
     world.pause(None)
     world.fill_device(0, but=SEGMENTS - 1)
-    step = _halving(world.resume_step())
+    step = world.resume_step()
     step.causes.add(("cuMemCreate", OUT_OF_MEMORY))
 
     def retry() -> None:
@@ -75,7 +69,7 @@ def _(world: World) -> Step:
 def _(world: World) -> Step:
     world.run(SEGMENTS, PINNED)
     world.pause(None)
-    return _halving(world.pending_step(stream=True))
+    return world.pending_step(stream=True)
 
 
 # ---- pause ----
@@ -157,7 +151,7 @@ def _(world: World) -> Step:
     world.pause(None)
     # Memory that copies may still go to is damaged. What was freed is slack then, so nothing is unmapped at the end.
     damaging = {"cuMemUnmap", "cuMemRelease", "cuStreamSynchronize"}
-    return _halving(world.free_in_transition(block, world.resume, world.hold_copies, damaging))
+    return world.free_in_transition(block, world.resume, world.hold_copies, damaging)
 
 
 @scenario("capture_end_in_run")
@@ -176,7 +170,7 @@ def _(world: World) -> Step:
 @scenario("resume_damaged_run")
 def _(world: World) -> Step:
     world.damage(world.run(SEGMENTS, PINNED)[0])
-    return world.repairing(_halving(world.resume_step()))
+    return world.repairing(world.resume_step())
 
 
 @scenario("pause_with_damaged_run")
@@ -232,7 +226,7 @@ def _(world: World) -> Step:
     """Memory that was ever shared is in no run with memory that was not."""
     world.export(world.run(SEGMENTS, PINNED)[1])
     world.pause(None)
-    return _halving(world.resume_step())
+    return world.resume_step()
 
 
 @scenario("free_in_exported_run")

@@ -31,6 +31,8 @@ class Step:
     causes: set[tuple[str, int]] = field(default_factory=set)
     #: Codes of the driver that the call waits out, or that defer it.
     waits_for: set[int] = field(default_factory=set)
+    #: Out of memory for a handle of several allocations, it tries smaller ones.
+    halves: bool = False
     #: Functions that may fail unnoticed in this scenario only.
     tolerates: set[str] = field(default_factory=set)
     #: A failure may leave something allocated: objects created once a process. Or something is gone, because

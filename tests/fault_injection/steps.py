@@ -46,7 +46,7 @@ class Steps(CheckedWorld):
         def verify(before: dict[int, int], error: BaseException | None, failed: set[str]) -> list[str]:
             return self.verify_move(self._tags(tags), PAUSED, ACTIVE, before, error, failed)
 
-        step = Step(lambda: self.resume(tags, **options), verify)
+        step = Step(lambda: self.resume(tags, **options), verify, halves=True)
         if options.get("timeout"):
             step.waits_for.add(OUT_OF_MEMORY)
         return step
@@ -74,8 +74,7 @@ class Steps(CheckedWorld):
             self.resume(tags)
             self.compact(tags)
 
-        step = Step(lambda: self.compact(tags), verify, retry)
-        step.waits_for.add(OUT_OF_MEMORY)  # smaller handles are tried
+        step = Step(lambda: self.compact(tags), verify, retry, halves=True)
         # Memory that could not be pinned, which a process reports once, is released before the call ends.
         step.tolerates = {"cuDevicePrimaryCtxGetState", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent"}
         return step
@@ -118,7 +117,7 @@ class Steps(CheckedWorld):
             allowed = REFUSALS | failed if stream else REFUSALS
             return self.verify_move(self._tags(tags), PAUSED, ACTIVE, before, error, failed, allowed)
 
-        step = Step(run, verify)
+        step = Step(run, verify, halves=True)
         return step
 
     def dropped_step(self, tags: Iterable[str] | None = None) -> Step:
@@ -264,7 +263,7 @@ class Steps(CheckedWorld):
                 problems.append("DAMAGED without a refusal of the driver")
             return problems
 
-        return Step(run, verify, keeps=True, waits_for={CAPTURE_UNSUPPORTED})
+        return Step(run, verify, keeps=True, waits_for={CAPTURE_UNSUPPORTED}, halves=True)
 
     def allocate_outside(self, size: int, tag: str) -> Block:
         """Outside any region."""

@@ -214,7 +214,10 @@ def resumed(world: World, allocations: list[Allocation], exact: bool) -> None:
     for before, after in itertools.pairwise(ordered):
         together = before.range == after.range and before.address + before.reserved == after.address
         if together and _may_share(before) and _may_share(after):
-            assert before.run == after.run, f"neighbours with a run each: {before.described()}, {after.described()}"
+            told = (
+                f"{before.described()}, {after.described()}, {kind_of(before)}, {world.free_bytes(before.device)} bytes free"
+            )
+            assert before.run == after.run, f"neighbours with a run each: {told}"
 
 
 def _may_share(allocation: Allocation) -> bool | None:
