@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from blocks import ACTIVE, DAMAGED, DISK, PAUSED, PAUSING, RESUMING, Block
@@ -211,9 +211,15 @@ class Steps(CheckedWorld):
 
         return self.other_step(lambda: core.reserve_host_memory(size, 0), expect)
 
-    def free_in_transition(self, block: Block, move: Callable[[], None], held: Callable[[], Callable[[], None]]) -> Step:
+    def free_in_transition(
+        self,
+        block: Block,
+        move: Callable[[], None],
+        held: Callable[[], Callable[[], None]],
+        damaging: Collection[str] = frozenset(REFUSALS),
+    ) -> Step:
         """`move` on a second thread, and a free of `block` while `move` owns it. `held` makes the move wait, and returns
-        what resumes it."""
+        what resumes it. `damaging`: the failures that allow DAMAGED."""
         others = [other for other in self.blocks.values() if other is not block]
         result: list[BaseException | None] = []
 
@@ -254,7 +260,7 @@ class Steps(CheckedWorld):
             states = {after.get(other.address) for other in others}
             if len(states - {DAMAGED}) > 1:
                 problems.append(f"part of them moved: {states}")
-            if DAMAGED in states and not failed & REFUSALS:
+            if DAMAGED in states and not failed & set(damaging):
                 problems.append("DAMAGED without a refusal of the driver")
             return problems
 

@@ -70,7 +70,10 @@ def after_compaction(world: World, candidates: list[Allocation]) -> list[Allocat
             moved.append(allocation)
         else:
             allocation.guarded = None
+    sources = [allocation.source for allocation in moved]
     world.moved_to_active(moved)
+    for allocation, source in zip(moved, sources, strict=True):
+        allocation.source = source  # it writes nothing new
     return moved
 
 

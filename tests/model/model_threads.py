@@ -251,7 +251,7 @@ def resume_waits(world: World, choose: Any) -> bool:
     moved = report.allocations
     assert len(kept) <= moved <= len(selected), report
     world.repaired()
-    world.moved_to_active(kept, whole=moved == len(kept))
+    world.moved_to_active(kept, whole=False)  # the memory may have come when halves of a run were tried
     for allocation in freed:
         world.forget(allocation)
     return True

@@ -196,7 +196,7 @@ class World:
             allocation.guarded = None
 
     def moved_to_active(self, allocations: list[Allocation], *, whole: bool = True) -> None:
-        """`whole` False: perhaps with others, which were freed meanwhile."""
+        """`whole` False: perhaps with others, which were freed meanwhile, or not in the runs that there could be."""
         runs.resumed(self, allocations, whole and self.clean and self.rule is None)
         for allocation in allocations:
             if allocation.becomes_active(self.resuming, self.policy):
