@@ -176,14 +176,15 @@ def doubt(allocations: Iterable[Allocation]) -> None:
 
 
 def memory_was_short(world: World, error: BaseException, exact: bool = True) -> None:
-    """If this is an out-of-memory error, it names the slack of its device, whose kinds get no runs any more."""
+    """If this is an out-of-memory error, it names the slack of its device. If that was as much as was missing, its kinds get
+    no runs any more, which the message says."""
     if not isinstance(error, errors.OutOfMemoryError):
         return
     device, message = error.device, str(error)
-    named = "are slack" in message
+    named, was_in_the_way = "are slack" in message, "no runs any more" in message
     if not (world.clean and exact):
         for key, kind in _kinds.items():
-            if named and key.device == device:
+            if was_in_the_way and key.device == device:
                 kind.in_the_way = kind.in_the_way | {True}
         return
     if device is None:
@@ -191,7 +192,8 @@ def memory_was_short(world: World, error: BaseException, exact: bool = True) -> 
     assert named == (slack(world, device) > 0), f"{slack(world, device)} bytes of slack: {message}"
     for run, members in runs_of(with_memory(world)).items():
         if members[0].device == device and slack_in(run, members):
-            kind_of(members[0]).in_the_way = {True}
+            if was_in_the_way:
+                kind_of(members[0]).in_the_way = {True}
             assert f"'{members[0].tag}'" in message, message
 
 

@@ -64,7 +64,7 @@ _KINDS_THAT_FREE = (
     Mutant(
         "a-kind-whose-slack-was-in-the-way-keeps-its-runs",
         _KINDS,
-        "        kind->in_the_way = true;\n",
+        "        kind->in_the_way |= was_in_the_way;\n",
         "",
         (f"{_FULL_DEVICE}::test_a_program_that_churns_fails_at_most_once_a_tag",),
     ),

@@ -59,13 +59,14 @@ uint64_t tms_kinds_slack(const tms_kind_t *first, int device) {
     return bytes;
 }
 
-void tms_kinds_explain_slack(tms_saver_t *saver, int device, tms_error_t *error) {
+void tms_kinds_explain_slack(tms_saver_t *saver, int device, uint64_t missing_bytes, tms_error_t *error) {
     tms_tag_bytes_t slack = {.named = 0};
     if (device < 0 || device >= TMS_MAX_DEVICES || tms_stats_read(&saver->usage.slack[device]) == 0) return;
     pthread_mutex_lock(&saver->lock);
+    const bool was_in_the_way = missing_bytes <= tms_stats_read(&saver->usage.slack[device]);
     for (tms_kind_t *kind = saver->kinds; kind; kind = kind->next) {
         if (kind->device != device || kind->space.backed_bytes == 0) continue;
-        kind->in_the_way = true;
+        kind->in_the_way |= was_in_the_way;
         tms_tag_bytes_add(&slack, kind->tag, kind->space.backed_bytes);
     }
     pthread_mutex_unlock(&saver->lock);
@@ -74,5 +75,6 @@ void tms_kinds_explain_slack(tms_saver_t *saver, int device, tms_error_t *error)
     tms_error_append_bytes(error, slack.total);
     tms_error_append(error, " are slack, which freed allocations have left in the runs of ");
     tms_tag_bytes_append(&slack, error);
-    tms_error_append(error, ": compact(tag) returns it, as does a pause. These tags get no runs any more.");
+    tms_error_append(error, ": compact(tag) returns it, as does a pause.");
+    if (was_in_the_way) tms_error_append(error, " These tags get no runs any more.");
 }

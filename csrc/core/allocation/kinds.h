@@ -52,8 +52,10 @@ void tms_kind_note_pause(tms_kind_t *kind);
 
 /* The slack of the kinds on a list, on one device (TMS_NO_DEVICE: on all). */
 uint64_t tms_kinds_slack(const tms_kind_t *first, int device);
-/* Slack of one device, for messages: adds the bytes by tag to a message, with what to do, and takes runs from those kinds.
- * Does nothing without slack. Takes the saver's lock. */
-void tms_kinds_explain_slack(tms_saver_t *saver, int device, tms_error_t *error);
+
+/* For a message: adds the slack of one device, by tag, with what to do. `missing_bytes`: how much more free memory the call
+ * needed. If the slack is as much, it was in the way, and its kinds get no runs any more. Does nothing without slack. Takes
+ * the saver's lock. */
+void tms_kinds_explain_slack(tms_saver_t *saver, int device, uint64_t missing_bytes, tms_error_t *error);
 
 #endif

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include "core/allocation/kinds.h"
 #include "core/allocation/reclaim.h"
 #include "core/peers.h"
 #include "core/transition/devices.h"
@@ -193,6 +194,7 @@ static void describe_shortage(tms_transition_t *t, tms_error_t *error) {
     tms_error_append(error, " %s missing", shortage.missing > 0 ? "are" : "is");
     if (t->asked.selection->timeout_seconds > 0) tms_error_append(error, " after %.1f seconds", tms_wait_elapsed(&t->wait));
     tms_error_append(error, ".");
+    tms_kinds_explain_slack(t->saver, shortage.device, shortage.missing, error);
 }
 
 /* Different in two processes that begin at the same time; not 0. */

@@ -89,7 +89,8 @@ bool tms_transition_selects(const tms_transition_t *t, const tms_segment_t *segm
 bool tms_transition_skips_damaged(const tms_transition_t *t, const tms_segment_t *segment) {
     /* REPAIRING: another thread is trying to repair it and may fail. */
     bool damaged = segment->state == TMS_SEGMENT_DAMAGED || segment->state == TMS_SEGMENT_REPAIRING;
-    return damaged && has_selected_tag(t, segment);
+    bool concerned = t->asked.compaction == 0 || segment->compaction == t->asked.compaction;
+    return damaged && concerned && has_selected_tag(t, segment);
 }
 
 uint64_t tms_transition_mark(tms_transition_t *t) {
@@ -97,6 +98,12 @@ uint64_t tms_transition_mark(tms_transition_t *t) {
     const uint64_t mark = ++t->saver->marks;
     pthread_mutex_unlock(&t->saver->lock);
     return mark;
+}
+
+/* A pause that meets memory between the halves of a compaction: it stays paused. */
+static void keep_from_compaction(const tms_transition_t *t, tms_segment_t *segment) {
+    bool between = segment->state == TMS_SEGMENT_PAUSED && segment->compaction != 0;
+    if (between && t->asked.to == TMS_SEGMENT_PAUSED && has_selected_tag(t, segment)) segment->compaction = 0;
 }
 
 /* What the call is for the shared page. check_fresh() moves nothing. */
@@ -117,6 +124,7 @@ static void collect(tms_transition_t *t) {
     for (tms_registry_node_t *node = t->saver->registry.first; node; node = node->next) {
         tms_segment_t *segment = tms_segment_of(node);
         if (tms_transition_skips_damaged(t, segment)) t->planned.incomplete = true;
+        keep_from_compaction(t, segment);
         if (!tms_transition_selects(t, segment)) continue;
         segment->state = t->asked.through;
         segment->next_in_transition = NULL;
@@ -426,7 +434,6 @@ tms_status_t tms_transition_run(tms_transition_t *t, tms_calls_t *calls, tms_rep
         tms_turn_leave();
         free(t->asked.tags);
     }
-    if (status == TMS_OUT_OF_DEVICE_MEMORY && error) tms_kinds_explain_slack(t->saver, error->device, error);
     t->done.report.seconds = tms_wait_elapsed(&t->wait);
     count(calls, status, &t->done.report);
     count_in_page(t, status);

@@ -1,6 +1,8 @@
 /* Guards a compaction (transition/compact.h): which segments it moves, what they keep, and how it fails. */
 
 #include "core/transition/compact.h"
+#include "core/transition/pause.h"
+#include "core/transition/resume.h"
 #include "neighbours.h"
 
 #include <string.h>
@@ -98,6 +100,52 @@ static void memory_that_was_paused_stays_paused(void **state) {
     assert_int_equal(slack_bytes(f), 0);
 }
 
+/* Another thread pauses the tag between the halves of a compaction: when its call has returned, the memory stays paused. */
+static void a_pause_in_between_wins(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_report_t report;
+    uint64_t at[NEIGHBOURS], slack = 0;
+    const tms_selection_t all = {.tags = NULL};
+    const tms_selection_t first_half = {.has_backup = 1, .backup = TMS_BACKUP_PINNED};
+    make_run(f, "a", TMS_BACKUP_NONE, at);
+    free_at(f, at[1]);
+    ASSERT_OK(tms_transition_pause_slack(&f->saver, &first_half, 1, &slack, &report, &error), error);
+    assert_int_equal(slack, NEIGHBOUR_BYTES);
+    ASSERT_OK(pause_tag(f, "a", NULL, &error), error);
+    ASSERT_OK(tms_transition_resume_compacted(&f->saver, &all, 1, &report, &error), error);
+    assert_int_equal(report.allocations, 0);
+    assert_int_equal(state_of(f, at[0]), TMS_SEGMENT_PAUSED);
+    ASSERT_OK(resume_tag(f, "a", NULL, &error), error);
+    assert_filled(at[0], NEIGHBOUR_BYTES, 0);
+}
+
+/* Stands in for the driver's cuMemRelease, which fails for one handle. */
+static CUmemGenericAllocationHandle refused;
+static CUresult (*release)(CUmemGenericAllocationHandle);
+static CUresult release_others(CUmemGenericAllocationHandle handle) {
+    return handle == refused ? CUDA_ERROR_UNKNOWN : release(handle);
+}
+
+static void damaged_memory_elsewhere_is_no_failure(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t at[NEIGHBOURS], damaged = allocate(f, "b", TMS_BACKUP_NONE, NEIGHBOUR_BYTES);
+    tms_driver_table_t *driver = (tms_driver_table_t *)(uintptr_t)f->cuda; /* the next setup loads another */
+    make_run(f, "a", TMS_BACKUP_NONE, at);
+    free_at(f, at[1]);
+    tms_log_init(&f->log, TMS_LOG_SILENT);
+    refused = run_at(f, damaged)->handle;
+    release = driver->cuMemRelease;
+    driver->cuMemRelease = release_others;
+    assert_int_equal(pause_tag(f, "b", NULL, &error), TMS_DRIVER);
+    ASSERT_OK(compact(f, NULL, NULL, &error), error);
+    assert_int_equal(slack_bytes(f), 0);
+    assert_int_equal(state_of(f, at[0]), TMS_SEGMENT_ACTIVE);
+    assert_int_equal(state_of(f, damaged), TMS_SEGMENT_DAMAGED);
+    driver->cuMemRelease = release;
+}
+
 static void the_lock_of_a_device_is_kept(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -176,6 +224,8 @@ int main(void) {
         ONE_DEVICE(without_slack_there_is_nothing_to_do),
         ONE_DEVICE(a_compacted_kind_keeps_its_runs),
         ONE_DEVICE(memory_that_was_paused_stays_paused),
+        ONE_DEVICE(a_pause_in_between_wins),
+        ONE_DEVICE(damaged_memory_elsewhere_is_no_failure),
         ONE_DEVICE(the_lock_of_a_device_is_kept),
         ONE_DEVICE(a_failure_before_the_commit_changes_nothing),
         ONE_DEVICE(a_failed_second_half_says_what_is_paused),

@@ -279,6 +279,24 @@ static void a_kind_whose_slack_was_in_the_way_gets_no_runs_any_more(void **state
     ASSERT_OK(tms_saver_allocate(&f->saver, &region, room + NEIGHBOUR_BYTES, 0, &address, &error), error);
 }
 
+static void slack_that_could_not_have_helped_costs_no_runs(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    enum { SEGMENTS = 16 };
+    uint64_t at[SEGMENTS], address = 0;
+    for (int i = 0; i < SEGMENTS; i++) at[i] = allocate(f, "a", TMS_BACKUP_NONE, NEIGHBOUR_BYTES);
+    assert_int_equal(handles_of_cycle(f), 5);
+    free_at(f, at[SEGMENTS - 1]);
+    const tms_region_t region = {.tag = tms_tag_find(&f->regions.tags, "a"), .managed = true};
+    const uint64_t sizes[] = {256 * MIB, GIB}; /* more than there is beside the others; more than the device has */
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        assert_int_equal(tms_saver_allocate(&f->saver, &region, sizes[i], 0, &address, &error), TMS_OUT_OF_DEVICE_MEMORY);
+        assert_non_null(strstr(error.message, "2097152 bytes (2.0 MiB) are slack"));
+        assert_null(strstr(error.message, "no runs any more"));
+    }
+    assert_int_equal(handles_of_cycle(f), 5);
+}
+
 static void a_resume_names_the_slack_of_others(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -315,6 +333,7 @@ int main(void) {
         ONE_DEVICE(a_kind_that_frees_gets_no_runs_until_it_is_quiet),
         ONE_DEVICE(little_slack_changes_nothing),
         ONE_DEVICE(a_kind_whose_slack_was_in_the_way_gets_no_runs_any_more),
+        ONE_DEVICE(slack_that_could_not_have_helped_costs_no_runs),
         ONE_DEVICE(a_resume_names_the_slack_of_others),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
