@@ -30,6 +30,7 @@ typedef struct demand {
 typedef struct shortage {
     int device;
     uint64_t needed, free, missing;
+    uint64_t missing_of[TMS_MAX_DEVICES];
 } shortage_t;
 
 typedef struct patience {
@@ -171,8 +172,12 @@ static tms_status_t find_shortage(tms_transition_t *t, shortage_t *worst, tms_er
         if (status != TMS_OK) return status;
         free_bytes += demand.returned[device];
         uint64_t missing = needed > free_bytes ? needed - free_bytes : 0;
+        found.missing_of[device] = missing;
         if (found.device != TMS_NO_DEVICE && missing <= found.missing) continue;
-        found = (shortage_t){.device = device, .needed = needed, .free = free_bytes, .missing = missing};
+        found.device = device;
+        found.needed = needed;
+        found.free = free_bytes;
+        found.missing = missing;
     }
     *worst = found;
     return TMS_OK;
@@ -194,7 +199,7 @@ static void describe_shortage(tms_transition_t *t, tms_error_t *error) {
     tms_error_append(error, " %s missing", shortage.missing > 0 ? "are" : "is");
     if (t->asked.selection->timeout_seconds > 0) tms_error_append(error, " after %.1f seconds", tms_wait_elapsed(&t->wait));
     tms_error_append(error, ".");
-    tms_kinds_explain_slack(t->saver, shortage.device, shortage.missing, error);
+    if (error->device >= 0) tms_kinds_explain_slack(t->saver, error->device, shortage.missing_of[error->device], error);
 }
 
 /* Different in two processes that begin at the same time; not 0. */
