@@ -93,6 +93,7 @@ class World:
             self.change_level(actor, Level(f"model bottom {self.number}", _core.BACKUP_NONE, False))
         counters = _core.counters()
         assert counters["allocations"] == 0, counters
+        self.guard_failures = counters["guard_failures_total"]
         self.counted = (counters["allocations_total"], counters["frees_total"])
         self.made = self.given_back = 0
         self.before = [machine.usage(device) for device in range(DEVICES)]

@@ -117,12 +117,14 @@ static tms_status_t reserve(const tms_driver_table_t *driver, uint64_t bytes, re
     return TMS_OK;
 }
 
-typedef enum added { ADDED, NOT_OURS, NO_HOST_MEMORY } added_t;
+typedef enum added { ADDED, NOT_NEEDED, NOT_OURS, NO_HOST_MEMORY } added_t;
 
-/* Under the saver's lock: a new range becomes one of the kind, and the segment gets its first piece. NOT_OURS: another range
- * has these addresses. */
+/* Under the saver's lock: a new range becomes one of the kind, and the segment gets its first piece. NOT_NEEDED: the segment
+ * got a piece of another range, which has room by now. NOT_OURS: another range has these addresses. */
 static added_t add(tms_saver_t *saver, tms_kind_t *kind, reserved_t *it, tms_segment_t *segment, uint64_t bytes) {
     if (!claim(saver, &it->range.node)) return NOT_OURS;
+    segment->piece = tms_space_take(&kind->space, bytes, segment);
+    if (segment->piece) return NOT_NEEDED;
     if (!tms_space_add(&kind->space, &it->range)) return NO_HOST_MEMORY;
     segment->piece = tms_space_take(&kind->space, bytes, segment);
     if (segment->piece) {
@@ -144,9 +146,9 @@ static tms_status_t extend(tms_saver_t *saver, tms_kind_t *kind, tms_segment_t *
     added_t added = add(saver, kind, it, segment, bytes);
     pthread_mutex_unlock(&saver->lock);
     if (added == ADDED) return TMS_OK;
-    if (added == NO_HOST_MEMORY) {
+    if (added == NOT_NEEDED || added == NO_HOST_MEMORY) {
         free_range(saver, it);
-        return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
+        return added == NOT_NEEDED ? TMS_OK : tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
     }
     status = tms_error_set(error, TMS_DRIVER, context,
                            "the driver reserved the addresses from 0x%llx to 0x%llx, which are already in use",

@@ -1,0 +1,63 @@
+/* Guards what becomes of an address range that another thread has made unnecessary while it was reserved. */
+
+#include "support.h"
+
+#include <stdlib.h>
+
+#include "core/allocation/kinds.h"
+#include "core/allocation/ranges.h"
+#include "core/allocation/retire.h"
+
+enum { FIRST = 2, SEGMENTS = FIRST + 2 };
+
+static const uint64_t SMALL = 2 * MIB;
+
+/* Of the one test: what the driver does in the middle of a call. */
+static struct {
+    fixture_t *fixture;
+    tms_segment_t *meanwhile; /* which another thread gives addresses then */
+} during;
+
+static void give_addresses(fixture_t *f, tms_segment_t *segment, const tms_driver_table_t *driver) {
+    const tms_error_context_t context = {.operation = "test", .device = 0};
+    tms_error_t error;
+    ASSERT_OK(tms_ranges_take(&f->saver, segment, SMALL, driver, &context, &error), error);
+}
+
+static CUresult reserve_late(CUdeviceptr *address, size_t bytes, size_t alignment, CUdeviceptr hint,
+                             unsigned long long flags) {
+    give_addresses(during.fixture, during.meanwhile, during.fixture->cuda);
+    return during.fixture->cuda->cuMemAddressReserve(address, bytes, alignment, hint, flags);
+}
+
+static tms_segment_t *make_segment(fixture_t *f) {
+    tms_segment_t *segment = calloc(1, sizeof *segment);
+    tms_error_t error;
+    assert_non_null(segment);
+    ASSERT_OK(tms_tag_intern(&f->regions.tags, "a", &segment->tag, &error), error);
+    segment->bytes = segment->backup.bytes = SMALL;
+    return segment;
+}
+
+static void a_range_that_is_not_needed_any_more_goes_back(void **state) {
+    fixture_t *f = *state;
+    tms_segment_t *segments[SEGMENTS];
+    for (int i = 0; i < SEGMENTS; i++) segments[i] = make_segment(f);
+    for (int i = 0; i < FIRST; i++) give_addresses(f, segments[i], f->cuda);
+    during.fixture = f;
+    during.meanwhile = segments[FIRST]; /* its range has room for one more */
+    tms_driver_table_t late = *f->cuda;
+    late.cuMemAddressReserve = reserve_late;
+    give_addresses(f, segments[FIRST + 1], &late);
+    assert_ptr_equal(segments[FIRST + 1]->piece->range, segments[FIRST]->piece->range);
+    assert_int_equal(f->saver.kinds->space.reserved_bytes, SEGMENTS * SMALL);
+    for (int i = 0; i < SEGMENTS; i++) tms_saver_dispose(&f->saver, segments[i], tms_quiesced_never_handed_out());
+    assert_int_equal(simulator()->calls("cuMemAddressFree"), simulator()->calls("cuMemAddressReserve"));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(a_range_that_is_not_needed_any_more_goes_back, setup_one_device, teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
