@@ -202,6 +202,7 @@ static void a_stream_waits_for_every_device(void **state) {
     tms_pending_t *pending = NULL;
     const tms_selection_t patient = {.timeout_seconds = 3600};
     uint64_t filled = paused(f, "a", TMS_BACKUP_PINNED, 10), empty[MANY];
+    simulator()->set_poison_limit(MANY * BYTES); /* a resume may back all of them by one run */
     CUstream stream = enter_and_make_stream(f);
     hoard_t hoard = pause_many(f, 1, empty);
     ASSERT_OK(tms_pending_begin(&f->saver, &patient, &pending, &error), error);
