@@ -6,9 +6,9 @@
  * constant time: a handful of those of the size class are compared, then the first of the next class that has one is taken.
  * So giving back never allocates, and never fails.
  *
- * The first range of a space is as large as its first piece, each further one as large as all others together: a space
- * reserves at most twice what it ever had in use, and few ranges hold many pieces. A piece of TMS_SPACE_ALONE_BYTES or more
- * gets a range of its own size.
+ * The first range of a space is as large as its first piece, each further one as large as all others together, or as the
+ * piece that found no room. So few ranges hold many pieces, and a space of equal pieces reserves at most twice what it ever
+ * had in use. A piece of TMS_SPACE_ALONE_BYTES or more gets a range of its own size.
  *
  * The user embeds the ranges in its own values. Every call needs its lock. */
 #ifndef TMS_ADDRESS_SPACE_H
