@@ -39,7 +39,7 @@ MUTANTS = (
     ),
     Mutant(
         "a-free-is-told-before-the-pause-that-it-waited-for",
-        "csrc/core/transition/transition.c",
+        "csrc/core/transition/ending.c",
         "        tms_footprint_record_moves(&moves);\n        tms_saver_unpublish(t->saver, segment);",
         "        tms_saver_unpublish(t->saver, segment);",
         (_PHASES,),

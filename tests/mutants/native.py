@@ -63,7 +63,7 @@ _TRANSITIONS = (
     ),
     Mutant(
         "a-failed-pause-counts-as-one",
-        "csrc/core/transition/transition.c",
+        "csrc/core/transition/ending.c",
         "    if (moved && t->asked.from == TMS_SEGMENT_ACTIVE)",
         "    if (t->asked.from == TMS_SEGMENT_ACTIVE)",
         ("tests/unit/core/transition/test_transition_failed.c",),

@@ -2,6 +2,7 @@
 
 #include "core/allocation/retire.h"
 #include "core/transition/devices.h"
+#include "core/transition/ending.h"
 #include "core/transition/guarding.h"
 #include "core/transition/phases.h"
 #include "core/transition/transition.h"

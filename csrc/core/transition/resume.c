@@ -6,6 +6,7 @@
 #include "core/allocation/reclaim.h"
 #include "core/peers.h"
 #include "core/transition/devices.h"
+#include "core/transition/ending.h"
 #include "core/transition/guarding.h"
 #include "core/transition/layout.h"
 #include "core/transition/pending.h"

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "core/transition/devices.h"
+#include "core/transition/ending.h"
 #include "core/transition/transition.h"
 
 typedef struct sample {

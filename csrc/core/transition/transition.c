@@ -5,13 +5,11 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "core/allocation/kinds.h"
 #include "core/allocation/reclaim.h"
-#include "core/allocation/retire.h"
 #include "core/allocation/runs.h"
 #include "core/captures.h"
 #include "core/inspect.h"
-#include "core/peers.h"
+#include "core/transition/ending.h"
 #include "core/transition/log.h"
 #include "core/transition/phases.h"
 #include "core/turn.h"
@@ -106,12 +104,6 @@ static void keep_from_compaction(const tms_transition_t *t, tms_segment_t *segme
     if (between && t->asked.to == TMS_SEGMENT_PAUSED && has_selected_tag(t, segment)) segment->compaction = 0;
 }
 
-/* What the call is for the shared page. check_fresh() moves nothing. */
-static tms_shared_page_call_t page_call_of(const tms_transition_t *t) {
-    if (t->asked.from == t->asked.to) return TMS_SHARED_PAGE_IDLE;
-    return t->asked.from == TMS_SEGMENT_ACTIVE ? TMS_SHARED_PAGE_PAUSE : TMS_SHARED_PAGE_RESUME;
-}
-
 static void collect(tms_transition_t *t) {
     t->planned.first = NULL;
     t->planned.end = &t->planned.first;
@@ -135,123 +127,10 @@ static void collect(tms_transition_t *t) {
         if (segment->run) tms_runs_own(segment->run, &t->planned.runs);
     }
     if (t->planned.first && tms_shared_page_is_open(&t->saver->page)) {
-        tms_shared_page_begin_moves(&t->saver->page, page_call_of(t), tms_clock_nanoseconds());
+        tms_shared_page_begin_moves(&t->saver->page, tms_ending_page_call(t), tms_clock_nanoseconds());
         tms_shared_page_publish(&t->saver->page);
     }
     pthread_mutex_unlock(&t->saver->lock);
-}
-
-/* ---- ending ---- */
-
-/* Under the lock: sets a segment's final state and updates the counters. `moved`: the call has succeeded. */
-static void settle(tms_transition_t *t, tms_segment_t *segment, bool moved, double now) {
-    tms_stats_t *stats = &t->saver->stats;
-    uint64_t bytes = tms_segment_reserved(segment);
-    bool was_active = t->asked.from == TMS_SEGMENT_ACTIVE;
-    bool damaged = moved == was_active && tms_segment_has_memory(segment);
-    segment->state = damaged ? TMS_SEGMENT_DAMAGED : moved ? t->asked.to : t->asked.from;
-    bool is_active = segment->state == TMS_SEGMENT_ACTIVE;
-    if (segment->state != t->asked.from) segment->changed_at = now;
-    tms_usage_update(&t->saver->usage, segment);
-    if (!was_active && segment->state != TMS_SEGMENT_PAUSED) tms_stats_subtract(&stats->paused_bytes, bytes);
-    if (was_active && segment->state == TMS_SEGMENT_PAUSED) tms_stats_add(&stats->paused_bytes, bytes);
-    if (damaged) t->saver->damaged++;
-    if (was_active && !is_active) atomic_fetch_add_explicit(&segment->tag->paused, 1, memory_order_relaxed);
-    if (!was_active && is_active) atomic_fetch_sub_explicit(&segment->tag->paused, 1, memory_order_relaxed);
-    if (!tms_segment_has_memory(segment)) tms_runs_detach(segment);
-    if (moved && is_active) segment->resumed = true;
-    if (moved && was_active) segment->compaction = t->asked.compaction;
-    if (moved && !damaged) {
-        t->done.report.allocations++;
-        t->done.report.bytes += bytes;
-        tms_transition_note(t, segment);
-    }
-}
-
-/* Counts one pause for each tag that it changed. The first segment of a tag marks it. */
-static void advance_epochs(tms_transition_t *t) {
-    uint64_t counted = ++t->saver->marks;
-    TMS_FOR_EACH(segment, t) {
-        t->saver->steps++;
-        if (segment->tag->mark == counted) continue;
-        segment->tag->mark = counted;
-        atomic_fetch_add_explicit(&segment->tag->pause_epoch, 1, memory_order_relaxed);
-    }
-}
-
-/* Counts what a pause has released of each kind, and has the kinds judge their slack. */
-static void note_slack(tms_transition_t *t) {
-    const uint64_t mark = ++t->saver->marks;
-    tms_kind_t *first = NULL;
-    TMS_FOR_EACH(segment, t) {
-        tms_kind_t *kind = tms_kind_of(segment->piece);
-        if (kind->mark != mark) {
-            kind->mark = mark;
-            kind->paused_bytes = 0;
-            kind->next_in_call = first;
-            first = kind;
-        }
-        kind->paused_bytes += tms_segment_reserved(segment);
-    }
-    for (tms_kind_t *kind = first; kind; kind = kind->next_in_call) tms_kind_note_pause(kind);
-}
-
-/* The runs of the call are no longer its own. Adds the freed segments that have waited for that to *freed. */
-static void disown_runs(tms_transition_t *t, bool moved, tms_segment_t **freed) {
-    const bool damages = moved == (t->asked.from == TMS_SEGMENT_ACTIVE);
-    for (tms_run_t *next, *run = t->planned.runs; run; run = next) {
-        next = run->next_in_call;
-        if (!tms_run_has_memory(run)) t->done.slack_bytes += run->slack_bytes;
-        tms_runs_disown(t->saver, run, damages && tms_run_has_memory(run), freed);
-    }
-    t->planned.runs = NULL;
-}
-
-static tms_shared_page_outcome_t page_outcome(const tms_transition_t *t, bool succeeded) {
-    return (tms_shared_page_outcome_t){.call = page_call_of(t),
-                                       .succeeded = succeeded,
-                                       .ended = tms_clock_nanoseconds(),
-                                       .nanoseconds = (uint64_t)(tms_wait_elapsed(&t->wait) * TMS_NANOSECONDS)};
-}
-
-void tms_transition_finish(tms_transition_t *t, bool moved) {
-    tms_segment_t *freed = NULL;
-    const double now = tms_wait_now();
-    tms_footprint_moves_t moves = {.to = &t->saver->footprints, .call = t->call, .operation = t->asked.operation};
-    if (tms_shared_page_is_open(&t->saver->page)) moves.outcome = page_outcome(t, moved);
-    pthread_mutex_lock(&t->saver->lock);
-    if (moved && t->asked.from == TMS_SEGMENT_ACTIVE) {
-        advance_epochs(t);
-        if (t->asked.compaction == 0) note_slack(t);
-    }
-    for (tms_segment_t *next, *segment = t->planned.first; segment; segment = next) {
-        next = segment->next_in_transition;
-        settle(t, segment, moved, now);
-        tms_footprint_move(&moves, segment);
-        if (!segment->free_requested) continue;
-        tms_footprint_record_moves(&moves);
-        tms_saver_unpublish(t->saver, segment);
-        segment->next_in_transition = freed;
-        freed = segment;
-    }
-    disown_runs(t, moved, &freed);
-    tms_footprint_record_moves(&moves);
-    tms_shared_page_end_moves(&t->saver->page);
-    tms_shared_page_publish(&t->saver->page);
-    t->planned.first = NULL;
-    bool skipped = tms_peers_note_skipped(t->saver, t->planned.peers_seen);
-    t->saver->peers.pause = 0; /* the segment that failed may be PAUSED or freed now */
-    pthread_mutex_unlock(&t->saver->lock);
-    /* A cancelled call does not wait for segments freed during it; a later call does. */
-    tms_wait_t *wait = t->wait.cancelled ? &t->wait : NULL;
-    for (tms_segment_t *next, *segment = freed; segment; segment = next) {
-        next = segment->next_in_transition;
-        tms_saver_retire(t->saver, segment, wait);
-    }
-    if (skipped) {
-        tms_error_t reason;
-        tms_saver_note(t->saver, tms_saver_refresh_peers(t->saver, &reason), &reason);
-    }
 }
 
 /* ---- skipped segments ---- */
@@ -410,7 +289,7 @@ static void count(tms_calls_t *calls, tms_status_t status, const tms_report_t *r
 static void count_in_page(tms_transition_t *t, tms_status_t status) {
     tms_shared_page_t *page = &t->saver->page;
     if (!tms_shared_page_is_open(page)) return;
-    const tms_shared_page_outcome_t outcome = page_outcome(t, status == TMS_OK);
+    const tms_shared_page_outcome_t outcome = tms_ending_page_outcome(t, status == TMS_OK);
     pthread_mutex_lock(&t->saver->lock);
     tms_shared_page_count_call(page, &outcome);
     tms_shared_page_publish(page);

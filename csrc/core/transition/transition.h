@@ -47,8 +47,4 @@ uint64_t tms_transition_mark(tms_transition_t *t);
 /* Reports the progress of the copies to on_progress, if set. On the thread of the call. */
 void tms_transition_report_progress(tms_transition_t *t);
 
-/* Publishes every segment's new state (`moved`: the call has succeeded) and finishes the frees that arrived during the call.
- * The list is empty afterwards. */
-void tms_transition_finish(tms_transition_t *t, bool moved);
-
 #endif

@@ -1,0 +1,18 @@
+/* The end of a pause, a resume or a sample: the new states of its segments, their runs (allocation/runs.h), what their kinds
+ * learn (allocation/kinds.h), and what the shared page is told of the call.
+ *
+ * On the thread of the call, with no lock held; takes the saver's lock for the states. */
+#ifndef TMS_TRANSITION_ENDING_H
+#define TMS_TRANSITION_ENDING_H
+
+#include "core/transition/call.h"
+
+/* What the call is for the shared page. check_fresh() moves nothing. */
+tms_shared_page_call_t tms_ending_page_call(const tms_transition_t *t);
+tms_shared_page_outcome_t tms_ending_page_outcome(const tms_transition_t *t, bool succeeded);
+
+/* Publishes every segment's new state (`moved`: the call has succeeded) and finishes the frees that arrived during the call.
+ * The list is empty afterwards. */
+void tms_transition_finish(tms_transition_t *t, bool moved);
+
+#endif
