@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import model_runs as runs
 from model_allocations import ACTIVE, PAUSED, Allocation, ResumeChoice
 from model_comparison import reclaim_late
 from model_machine import GRANULARITY
@@ -252,6 +253,7 @@ def resume_waits(world: World, choose: Any) -> bool:
     assert len(kept) <= moved <= len(selected), report
     world.repaired()
     world.moved_to_active(kept, whole=False)  # the memory may have come when halves of a run were tried
+    runs.doubt(freed)  # an attempt may have resumed them first: then they count as freed in their runs
     for allocation in freed:
         world.forget(allocation)
     return True
