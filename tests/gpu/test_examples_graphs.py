@@ -79,7 +79,8 @@ def test_table_and_picture(tmp_path: Path) -> None:
     assert len(rows) == 6 and len(held(output, "the pools")) == 8
     pools = {(way, rank): (eight, sixteen) for way, rank, eight, sixteen, _ in rows}
     for way in ("per_microbatch", "shared"):
-        assert all(max(pools[way, rank]) <= 1.02 * min(pools[way, rank]) for rank in (0, 3))
+        # Equal, but for one segment of PyTorch's: which block it chooses depends on addresses.
+        assert all(max(pools[way, rank]) - min(pools[way, rank]) <= 20 for rank in (0, 3))
         assert pools[way, 3][0] < pools[way, 0][0]
     assert all(pools["without reuse", rank][1] > 1.2 * pools["without reuse", rank][0] for rank in (0, 3))
     graphs = {(way, rank): number for way, rank, *_, number in rows}
