@@ -200,7 +200,13 @@ static void describe_shortage(tms_transition_t *t, tms_error_t *error) {
     tms_error_append(error, " %s missing", shortage.missing > 0 ? "are" : "is");
     if (t->asked.selection->timeout_seconds > 0) tms_error_append(error, " after %.1f seconds", tms_wait_elapsed(&t->wait));
     tms_error_append(error, ".");
-    if (error->device >= 0) tms_kinds_explain_slack(t->saver, error->device, shortage.missing_of[error->device], error);
+}
+
+/* Appends the slack of the device of the error. */
+static void explain_slack(tms_transition_t *t, tms_error_t *error) {
+    shortage_t shortage;
+    if (!error || error->device < 0 || find_shortage(t, &shortage, NULL) != TMS_OK) return;
+    tms_kinds_explain_slack(t->saver, error->device, shortage.missing_of[error->device], error);
 }
 
 /* Different in two processes that begin at the same time; not 0. */
@@ -250,6 +256,7 @@ static tms_status_t attempt_until_memory_suffices(tms_transition_t *t, tms_error
             if (status == TMS_OUT_OF_DEVICE_MEMORY) describe_shortage(t, error);
             if (status == TMS_OK) continue;
         }
+        if (status == TMS_OUT_OF_DEVICE_MEMORY) explain_slack(t, error);
         return status;
     }
 }

@@ -314,6 +314,29 @@ static void a_resume_names_the_slack_of_others(void **state) {
     assert_int_equal(simulator()->take_memory(0, -(int64_t)NEIGHBOUR_BYTES), 0);
 }
 
+/* Also where undoing the resume has failed, and nothing else is said about the shortage. */
+static void a_resume_that_leaves_damage_names_slack(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t at[NEIGHBOURS], first, large;
+    make_run(f, "a", TMS_BACKUP_NONE, at);
+    first = allocate(f, "b", TMS_BACKUP_NONE, NEIGHBOUR_BYTES);
+    large = allocate(f, "c", TMS_BACKUP_NONE, 128 * MIB);
+    ASSERT_OK(pause_tag(f, "b", NULL, &error), error);
+    ASSERT_OK(pause_tag(f, "c", NULL, &error), error);
+    free_at(f, at[1]);
+    const int64_t taken = (int64_t)(128 * MIB);
+    assert_int_equal(simulator()->take_memory(0, taken), 0);
+    tms_log_init(&f->log, TMS_LOG_SILENT);
+    simulator()->fail_after("cuMemRelease", 0, 1, CUDA_ERROR_UNKNOWN); /* undoing the first of them */
+    assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_OUT_OF_DEVICE_MEMORY);
+    assert_int_equal(state_of(f, first), TMS_SEGMENT_DAMAGED);
+    assert_int_equal(state_of(f, large), TMS_SEGMENT_PAUSED);
+    assert_non_null(strstr(error.message, "2097152 bytes (2.0 MiB) are slack"));
+    assert_int_equal(simulator()->take_memory(0, -taken), 0);
+    tms_saver_reclaim(&f->saver);
+}
+
 #define ONE_DEVICE(test) cmocka_unit_test_setup_teardown(test, setup_one_device, teardown)
 
 int main(void) {
@@ -335,6 +358,7 @@ int main(void) {
         ONE_DEVICE(a_kind_whose_slack_was_in_the_way_gets_no_runs_any_more),
         ONE_DEVICE(slack_that_could_not_have_helped_costs_no_runs),
         ONE_DEVICE(a_resume_names_the_slack_of_others),
+        ONE_DEVICE(a_resume_that_leaves_damage_names_slack),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
