@@ -85,7 +85,7 @@ static tms_status_t make_memory(restoration_t *all, tms_run_t *run, const tms_er
 }
 
 /* Makes a run for the segments that are placed with `leader`. One that does not fit is tried with half of them, down to the
- * leader alone. A run that was not undone whole belongs to the call, too. */
+ * leader alone. A run that could not be undone belongs to the call, too, and ends the attempts: its addresses are taken. */
 static tms_status_t make_run(restoration_t *all, tms_segment_t *leader, tms_error_t *error) {
     tms_transition_t *t = all->t;
     tms_error_context_t context = tms_transition_context_of(t, leader);
@@ -94,10 +94,11 @@ static tms_status_t make_run(restoration_t *all, tms_segment_t *leader, tms_erro
         if (!run) return tms_error_set_os(error, &context, "calloc", ENOMEM, NULL);
         context.bytes = tms_run_bytes(run);
         tms_status_t status = make_memory(all, run, &context, error);
-        if (tms_run_has_memory(run))
+        if (tms_run_has_memory(run)) {
             tms_layout_occupy(t, leader, run);
-        else
-            free(run);
+            return status;
+        }
+        free(run);
         if (status != TMS_OUT_OF_DEVICE_MEMORY || !tms_layout_halve(leader)) return status;
     }
 }

@@ -227,6 +227,26 @@ static void a_run_that_cannot_be_undone_is_damaged(void **state) {
     assert_nothing_waits(&f->saver);
 }
 
+/* The memory is short when access is granted, and the driver does not unmap: no half is tried at these addresses. */
+static void a_run_that_cannot_be_undone_is_not_halved(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t at[NEIGHBOURS];
+    make_run(f, "a", TMS_BACKUP_PINNED, at);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    tms_log_init(&f->log, TMS_LOG_SILENT);
+    simulator()->fail_after("cuMemSetAccess", 0, 1, CUDA_ERROR_OUT_OF_MEMORY);
+    simulator()->fail_after("cuMemUnmap", 0, 2, CUDA_ERROR_UNKNOWN); /* by the mapping, and by the call */
+    simulator()->clear_counts();
+    assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_OUT_OF_DEVICE_MEMORY);
+    assert_int_equal(simulator()->calls("cuMemCreate"), 1);
+    for (int i = 0; i < NEIGHBOURS; i++) assert_int_equal(state_of(f, at[i]), TMS_SEGMENT_DAMAGED);
+    assert_int_equal(physical_bytes(0), NEIGHBOURS * NEIGHBOUR_BYTES);
+    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    for (int i = 0; i < NEIGHBOURS; i++) assert_filled(at[i], NEIGHBOUR_BYTES, (uint32_t)i);
+    assert_nothing_waits(&f->saver);
+}
+
 /* ---- kinds that runs do not suit ---- */
 
 static void a_kind_that_frees_gets_no_runs_until_it_is_quiet(void **state) {
@@ -353,6 +373,7 @@ int main(void) {
         ONE_DEVICE(a_resume_that_finds_too_little_memory_leaves_no_run),
         ONE_DEVICE(a_failed_resume_undoes_its_runs),
         ONE_DEVICE(a_run_that_cannot_be_undone_is_damaged),
+        ONE_DEVICE(a_run_that_cannot_be_undone_is_not_halved),
         ONE_DEVICE(a_kind_that_frees_gets_no_runs_until_it_is_quiet),
         ONE_DEVICE(little_slack_changes_nothing),
         ONE_DEVICE(a_kind_whose_slack_was_in_the_way_gets_no_runs_any_more),
