@@ -26,13 +26,16 @@ tms_status_t tms_transition_compact(tms_saver_t *saver, const tms_selection_t *s
     const uint64_t compaction = ++saver->compactions;
     pthread_mutex_unlock(&saver->lock);
     tms_status_t status = tms_transition_pause_slack(saver, &pause, compaction, &slack_bytes, &paused, error);
-    if (status != TMS_OK && slack_bytes == 0) return status; /* nothing was paused */
-    tms_status_t paused_status = status;
-    status = tms_transition_resume_compacted(saver, &resume, compaction, &resumed, paused_status == TMS_OK ? error : NULL);
-    if (status != TMS_OK && paused_status == TMS_OK && error)
-        tms_error_append(error, " This was to end a compaction: these allocations stay paused, with their contents in host "
-                                "memory, and resume(tag) brings them back.");
-    if (status == TMS_OK) status = paused_status;
+    if (status != TMS_OK && slack_bytes == 0) return status; /* no run was released */
+    /* The first failure is the one to report. */
+    tms_status_t back =
+        tms_transition_resume_compacted(saver, &resume, compaction, &resumed, status == TMS_OK ? error : NULL);
+    if (back != TMS_OK && error)
+        tms_error_append(error, " This was to end a compaction: what it has paused stays paused, with its contents in host "
+                                "memory, and resume(tag) brings it back.");
+    else if (status != TMS_OK && error)
+        tms_error_append(error, " The compaction has resumed those.");
+    if (status == TMS_OK) status = back;
     if (status == TMS_OK && report) {
         *report = resumed;
         report->bytes = slack_bytes;

@@ -186,7 +186,7 @@ static void a_failed_second_half_says_what_is_paused(void **state) {
     free_at(f, at[1]);
     simulator()->fail_after("cuMemCreate", 0, 16, CUDA_ERROR_OUT_OF_MEMORY);
     assert_int_equal(compact(f, "a", NULL, &error), TMS_OUT_OF_DEVICE_MEMORY);
-    assert_non_null(strstr(error.message, "these allocations stay paused, with their contents in host memory"));
+    assert_non_null(strstr(error.message, "what it has paused stays paused, with its contents in host memory"));
     assert_int_equal(state_of(f, at[0]), TMS_SEGMENT_PAUSED);
     simulator()->fail_after("cuMemCreate", 0, 0, 0);
     ASSERT_OK(resume_tag(f, "a", NULL, &error), error);
@@ -208,10 +208,35 @@ static void a_run_that_is_not_released_is_damaged_and_the_rest_comes_back(void *
     simulator()->fail_after("cuMemUnmap", 0, 1, CUDA_ERROR_UNKNOWN);
     assert_int_equal(compact(f, NULL, NULL, &error), TMS_DRIVER);
     assert_string_equal(error.call, "cuMemUnmap");
+    assert_non_null(strstr(error.message, "all others are paused. The compaction has resumed those."));
     assert_int_equal(state_of(f, other[0]), TMS_SEGMENT_ACTIVE);
     assert_filled(other[0], NEIGHBOUR_BYTES, 0);
     ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
     assert_filled(at[0], NEIGHBOUR_BYTES, 0);
+    assert_nothing_waits(&f->saver);
+}
+
+/* Both halves fail: the error is that of the first, and says what is paused. */
+static void both_halves_may_fail(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t at[NEIGHBOURS], other[NEIGHBOURS];
+    make_run(f, "a", TMS_BACKUP_NONE, at);
+    make_run(f, "b", TMS_BACKUP_NONE, other);
+    free_at(f, at[1]);
+    free_at(f, other[1]);
+    tms_log_init(&f->log, TMS_LOG_SILENT);
+    simulator()->fail_after("cuMemUnmap", 0, 1, CUDA_ERROR_UNKNOWN);
+    simulator()->fail_after("cuMemCreate", 0, 64, CUDA_ERROR_OUT_OF_MEMORY);
+    assert_int_equal(compact(f, NULL, NULL, &error), TMS_DRIVER);
+    assert_int_equal(error.status, TMS_DRIVER);
+    assert_string_equal(error.call, "cuMemUnmap");
+    assert_non_null(strstr(error.message, "what it has paused stays paused"));
+    assert_int_equal(state_of(f, other[0]), TMS_SEGMENT_PAUSED);
+    simulator()->fail_after("cuMemCreate", 0, 0, 0);
+    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    assert_filled(at[0], NEIGHBOUR_BYTES, 0);
+    assert_filled(other[0], NEIGHBOUR_BYTES, 0);
     assert_nothing_waits(&f->saver);
 }
 
@@ -230,6 +255,7 @@ int main(void) {
         ONE_DEVICE(a_failure_before_the_commit_changes_nothing),
         ONE_DEVICE(a_failed_second_half_says_what_is_paused),
         ONE_DEVICE(a_run_that_is_not_released_is_damaged_and_the_rest_comes_back),
+        ONE_DEVICE(both_halves_may_fail),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
