@@ -23,14 +23,14 @@ static void retry_deferred(tms_saver_t *saver, tms_wait_t *wait) {
 
 /* ---- damaged segments ---- */
 
-/* The damaged segments and their runs, which this thread owns meanwhile. */
+/* The damaged segments and their runs. This thread owns them until it publishes their new states. */
 typedef struct damaged {
     tms_segment_t *segments;
     tms_run_t *runs;
     uint64_t mark; /* of the runs that were tried */
 } damaged_t;
 
-/* This thread finishes frees that arrive meanwhile. */
+/* Takes ownership. This thread finishes frees that arrive until it publishes the new states. */
 static damaged_t take_damaged(tms_saver_t *saver) {
     damaged_t taken = {.segments = NULL};
     pthread_mutex_lock(&saver->lock);
@@ -60,9 +60,11 @@ static void try_release(tms_saver_t *saver, tms_segment_t *segment, tms_wait_t *
     bool unused = tms_saver_await_users(saver, segment, run->accessible, wait, &quiesced, &reason) == TMS_UNUSED;
     bool whole = unused && tms_run_depopulate(run, quiesced, driver, &context, &reason) == TMS_OK;
     if (unused && !whole) tms_log_recurring(saver->log, TMS_LOG_DAMAGED, TMS_LOG_WARNING, &reason, "It is still damaged.");
+    pthread_mutex_lock(&saver->lock); /* a call that skips the segments reads it */
     run->refused_status = whole ? TMS_OK : reason.status;
     memcpy(run->refused_call, reason.call, sizeof run->refused_call);
     run->refused_result = reason.driver_result;
+    pthread_mutex_unlock(&saver->lock);
 }
 
 /* Under the lock: a segment whose run was tried becomes PAUSED, or DAMAGED again. */
