@@ -140,9 +140,8 @@ static void note_failure(tms_saver_t *saver, const tms_tag_t *tag, tms_status_t 
 /* Adds slack to the message of an allocation that found too little memory. */
 static void explain_slack(tms_saver_t *saver, uint64_t reserved, const tms_error_context_t *context, tms_error_t *error) {
     const uint64_t needed = reserved + atomic_load(&saver->memory_margin_bytes);
-    uint64_t free_bytes = 0, total_bytes = 0;
+    uint64_t free_bytes = needed, total_bytes = 0; /* if the driver does not say it, the slack was in the way */
     if (context->device < 0 || tms_stats_read(&saver->usage.slack[context->device]) == 0) return;
-    /* If it cannot be asked, all of it counts as missing. */
     (void)tms_devices_memory(saver->devices, context->device, &free_bytes, &total_bytes, context, NULL);
     tms_kinds_explain_slack(saver, context->device, needed > free_bytes ? needed - free_bytes : 0, error);
 }

@@ -202,10 +202,11 @@ static void describe_shortage(tms_transition_t *t, tms_error_t *error) {
     tms_error_append(error, ".");
 }
 
-/* Appends the slack of the device of the error. */
+/* Appends the slack of the device of the error. If the driver does not say what is free, the slack was in the way. */
 static void explain_slack(tms_transition_t *t, tms_error_t *error) {
-    shortage_t shortage;
-    if (!error || error->device < 0 || find_shortage(t, &shortage, NULL) != TMS_OK) return;
+    shortage_t shortage = {0};
+    if (!error || error->device < 0) return;
+    (void)find_shortage(t, &shortage, NULL);
     tms_kinds_explain_slack(t->saver, error->device, shortage.missing_of[error->device], error);
 }
 
