@@ -67,8 +67,8 @@ bool tms_space_has_room(tms_space_t *space, uint64_t bytes);
  * to cut one. */
 tms_piece_t *tms_space_take(tms_space_t *space, uint64_t bytes, void *owner);
 tms_piece_t *tms_space_take_backed(tms_space_t *space, uint64_t bytes, void *owner);
-/* Frees a piece. `backing` is the memory mapped there, NULL if nothing is. `listed` false: nobody may take it, and it stays
- * as it is until tms_space_settle. */
+/* Frees a piece. `backing` is the memory mapped there, NULL if there is none. `listed` false: the piece cannot be taken, and
+ * does not change, until tms_space_settle. */
 void tms_space_give_back(tms_piece_t *piece, void *backing, bool listed);
 
 /* Takes the free pieces from `first` up to the address `end` off the lists. They stay as they are until tms_space_settle. */
@@ -78,7 +78,7 @@ void tms_space_unback(tms_piece_t *first, uint64_t end);
 /* The free pieces that were held may be taken again. `first` may be a part of another piece afterwards. */
 void tms_space_settle(tms_piece_t *first, uint64_t end);
 
-/* Whether nobody owns a part of the range and nothing is mapped there. */
+/* Whether the whole range is free, and has no memory. */
 static inline bool tms_range_is_bare(const tms_range_t *range) {
     const tms_piece_t *piece = range->first;
     return !piece->owner && !piece->backing && piece->listed && !piece->after;

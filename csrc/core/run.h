@@ -21,8 +21,8 @@
 #include "core/quiesced.h"
 #include "device/device.h"
 
-/* The largest run of several segments. Larger handles gain nothing: docs/performance.md has the times by size. */
-#define TMS_RUN_MOST_BYTES ((uint64_t)1 << 30)
+/* The largest run of several segments: larger ones have no neighbours. */
+#define TMS_RUN_MOST_BYTES TMS_SPACE_ALONE_BYTES
 
 struct tms_segment;
 
@@ -39,7 +39,7 @@ typedef struct tms_run {
     tms_piece_t *first; /* the piece at `begin` */
     size_t segments;    /* that refer to it */
     uint64_t slack_bytes;
-    bool owned;                  /* by a call, with its segments: it finishes frees that arrive meanwhile */
+    bool owned;                  /* by a call, which owns its segments, too */
     bool damaged;                /* its segments are DAMAGED */
     struct tms_segment *waiting; /* freed segments that the owner of the run retires at its end */
     tms_descriptor_t exported;   /* of `handle`, once it has been exported (export.h); closed when the memory goes */

@@ -92,4 +92,5 @@ tms_status_t tms_segment_guard(tms_segment_t *segment, CUmemGenericAllocationHan
  * quiesced. */
 tms_status_t tms_segment_unguard(tms_segment_t *segment, tms_quiesced_t quiesced, const tms_driver_table_t *driver,
                                  const tms_error_context_t *context, tms_error_t *error);
+
 #endif

@@ -23,7 +23,7 @@ typedef struct tms_kind {
     int device;
 
     bool shares;          /* one of its segments was shared with another process (export.h) */
-    bool in_the_way;      /* its slack was: no runs any more */
+    bool in_the_way;      /* its slack once was as much as a call lacked: no runs any more */
     uint32_t unquiet;     /* cycles that must be quiet before it gets runs again */
     tms_shared_row_t row; /* of the shared page, where its slack is counted; constant while there is any */
     uint64_t freed_bytes; /* of segments that have been resumed, since its last pause */

@@ -1,7 +1,7 @@
 /* The address ranges of segments: reserved from the driver, and cut into pieces for the allocations of one kind (kinds.h),
  * which lie side by side (base/address_space.h).
  *
- * A range goes back to the driver when nobody owns a part of it and nothing is mapped there. One that the driver fails to
+ * A range goes back to the driver when all of it is free and has no memory. One that the driver fails to
  * free is quarantined and retried. A range that the driver frees although it reports a failure is noticed when it reserves
  * the same addresses again.
  *

@@ -52,7 +52,7 @@ void tms_saver_release_lock(tms_saver_t *saver, tms_segment_t *segment) {
     tms_device_locks_release(&saver->device_locks, (tms_device_mask_t)1 << segment->device);
 }
 
-/* False: devices that got access to its memory meanwhile must be waited for. */
+/* False: a device has got access to its memory since the wait, and must be waited for. */
 static bool dispose(tms_saver_t *saver, tms_segment_t *segment, tms_quiesced_t quiesced) {
     tms_error_context_t context = tms_saver_context("free", segment);
     tms_error_t reason;

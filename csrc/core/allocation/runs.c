@@ -72,7 +72,7 @@ bool tms_runs_take_slack(tms_saver_t *saver, tms_kind_t *kind, tms_segment_t *se
     return true;
 }
 
-/* Under the lock: the slack of a run is nobody's, and is not handed out. */
+/* Under the lock: the run has no slack any more. Its free pieces are not handed out until they are settled. */
 static void forget_slack(tms_saver_t *saver, tms_run_t *run) {
     tms_kind_t *kind = tms_kind_of(run->first);
     const uint64_t before = kind->space.backed_bytes;

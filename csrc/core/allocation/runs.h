@@ -1,7 +1,8 @@
 /* The bookkeeping of runs (core/run.h): which segments refer to them, their slack, and their end.
  *
- * A call that moves segments owns their runs meanwhile: slack is not handed out, and a freed segment that comes to its end
- * then is put aside for the owner. So the memory of a run is released once, by its owner or with its last segment.
+ * A call that moves segments owns their runs until it ends. Slack of an owned run is not handed out. A freed segment that
+ * would leave an owned run waits, and the owner retires it. So the memory of a run is released once: by its owner, or with
+ * its last segment.
  *
  * Any thread. A comment says which functions need the saver's lock; the others must not hold it. */
 #ifndef TMS_RUNS_H
@@ -40,7 +41,7 @@ bool tms_runs_leave_to_owner(tms_segment_t *segment);
 /* What became of a freed segment's share of a run. */
 typedef enum tms_leaving {
     TMS_LEFT,         /* the segment holds neither memory nor addresses any more */
-    TMS_MUST_WAIT,    /* nothing has changed: devices that got access meanwhile must be waited for */
+    TMS_MUST_WAIT,    /* nothing has changed: a device that has got access since the wait must be waited for */
     TMS_OWNER_RETIRES /* a call owns the run and retires the segment at its end */
 } tms_leaving_t;
 /* Takes memory and addresses from a freed segment without a guard page. Memory becomes slack, or is released with the last

@@ -32,7 +32,7 @@ typedef struct tms_phase {
     tms_status_t status; /* of its last step */
 } tms_phase_t;
 
-/* Adds a step for one allocation, from `since` to `until`, to a phase that alternates with others. */
+/* Adds a step for one physical handle, from `since` to `until`, to a phase that alternates with others. */
 void tms_phases_add(tms_phase_t *phase, uint64_t since, uint64_t until, uint64_t bytes, tms_status_t status);
 /* Records it, unless it has not begun. */
 void tms_phases_record_device(tms_transition_t *t, tms_event_phase_t which, int device, const tms_phase_t *phase);
