@@ -79,24 +79,13 @@ class CompactReport(TransitionReport):
 
 def compact_report(done: _core.Report, possibly_shared_bytes: int) -> CompactReport:
     """The report of a native compaction, with the number of memory sent to other processes."""
-    return CompactReport(
-        allocations=done.allocations,
-        bytes=done.bytes,
-        copied_bytes=done.copied_bytes,
-        unknown_tags=done.unknown_tags,
-        seconds=done.seconds,
-        possibly_shared_bytes=possibly_shared_bytes,
-    )
+    return CompactReport(*done, possibly_shared_bytes=possibly_shared_bytes)
 
 
 def pause_report(done: _core.Report, reusable_bytes: int, unmanaged_bytes: int, possibly_shared_bytes: int) -> PauseReport:
     """The report of a native pause, with the numbers of PyTorch's default pool and of memory sent to other processes."""
     return PauseReport(
-        allocations=done.allocations,
-        bytes=done.bytes,
-        copied_bytes=done.copied_bytes,
-        unknown_tags=done.unknown_tags,
-        seconds=done.seconds,
+        *done,
         reusable_bytes=reusable_bytes,
         unmanaged_bytes=unmanaged_bytes,
         possibly_shared_bytes=possibly_shared_bytes,
@@ -105,10 +94,4 @@ def pause_report(done: _core.Report, reusable_bytes: int, unmanaged_bytes: int, 
 
 def resume_report(done: _core.Report) -> ResumeReport:
     """The report of a native resume."""
-    return ResumeReport(
-        allocations=done.allocations,
-        bytes=done.bytes,
-        copied_bytes=done.copied_bytes,
-        unknown_tags=done.unknown_tags,
-        seconds=done.seconds,
-    )
+    return ResumeReport(*done)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from torch_memory_saver._saver import hook_modes, preload
 from torch_memory_saver._saver.arguments import DEFAULT_TAG
 from torch_memory_saver._saver.compact_methods import CompactMethods
+from torch_memory_saver._saver.first_use import given
 from torch_memory_saver._saver.fresh_methods import FreshMethods
 from torch_memory_saver._saver.hook_methods import HookMethods
 from torch_memory_saver._saver.preserve_methods import PreserveMethods
@@ -85,14 +86,12 @@ class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, CompactMethod
                 an unknown ``host_memory``, ``runs`` that is not a bool.
             TorchUnavailableError: Hook mode "torch" and no PyTorch that can use CUDA.
         """
-        optional: dict[str, Any] = {}
-        if enable_disk_backup:
-            optional["enable_disk_backup"] = enable_disk_backup
-        if cpu_backup_backend is not None:
-            optional["cpu_backup_backend"] = cpu_backup_backend
-        if host_memory is not None:
-            optional["host_memory"] = host_memory
-        if runs is not True:
+        optional = given(
+            enable_disk_backup=(enable_disk_backup, False),
+            cpu_backup_backend=(cpu_backup_backend, None),
+            host_memory=(host_memory, None),
+        )
+        if runs is not True:  # 1 is refused
             optional["runs"] = runs
         manager: AbstractContextManager[None] = self._use().region(tag=tag, enable_cpu_backup=enable_cpu_backup, **optional)
         return manager
@@ -130,9 +129,7 @@ class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, CompactMethod
             InvalidStateError: The token's memory is paused; or, in hook mode "torch", it already holds memory that is not
                 managed, or the program has ended routing to a replaced token.
         """
-        optional: dict[str, Any] = {} if cpu_backup_backend is None else {"cpu_backup_backend": cpu_backup_backend}
-        if host_memory is not None:
-            optional["host_memory"] = host_memory
+        optional = given(cpu_backup_backend=(cpu_backup_backend, None), host_memory=(host_memory, None))
         if runs is not True:
             optional["runs"] = runs
         manager: AbstractContextManager[None] = self._use().cuda_graph(
@@ -207,17 +204,13 @@ class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, CompactMethod
             driver failed to release some of the memory. The rest is paused. Exception: Raised by ``progress`` or a callback
             of :meth:`on_pause`. Nothing was changed, unless memory was already being released: then the pause is complete.
         """
-        optional: dict[str, Any] = {}
-        if backup is not None:
-            optional["backup"] = backup
-        if not live_only:
-            optional["live_only"] = live_only
-        if progress is not None:
-            optional["progress"] = progress
-        if if_shared != "allow":
-            optional["if_shared"] = if_shared
-        if timeout is not None:
-            optional["timeout"] = timeout
+        optional = given(
+            backup=(backup, None),
+            live_only=(live_only, True),
+            progress=(progress, None),
+            if_shared=(if_shared, "allow"),
+            timeout=(timeout, None),
+        )
         report: PauseReport = self._use().pause(tag=tag, **optional)
         return report
 
@@ -290,19 +283,14 @@ class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, CompactMethod
             Exception: Raised by ``progress`` or a callback of :meth:`on_resume`. Everything stays paused, unless the resume
                 was already complete.
         """
-        optional: dict[str, Any] = {}
-        if timeout is not None:
-            optional["timeout"] = timeout
-        if exclusive:
-            optional["exclusive"] = exclusive
-        if host_memory is not None:
-            optional["host_memory"] = host_memory
-        if zero:
-            optional["zero"] = zero
-        if progress is not None:
-            optional["progress"] = progress
-        if not wait:
-            optional["wait"] = wait
+        optional = given(
+            timeout=(timeout, None),
+            exclusive=(exclusive, False),
+            host_memory=(host_memory, None),
+            zero=(zero, False),
+            progress=(progress, None),
+            wait=(wait, True),
+        )
         result: ResumeReport | PendingResume = self._use().resume(tag=tag, **optional)
         return result
 

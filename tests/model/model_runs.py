@@ -170,7 +170,7 @@ def about_to_be_paused(world: World, selected: list[Allocation]) -> None:
 
 
 def doubt(allocations: Iterable[Allocation]) -> None:
-    """A call has failed, or they were freed during one: nobody knows whether their kinds have learnt of it."""
+    """A call has failed, or they were freed during one. Their kinds may have learnt of it, or not."""
     for allocation in allocations:
         kind_of(allocation).doubt()
 

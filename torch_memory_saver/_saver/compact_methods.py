@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
-from torch_memory_saver._saver.first_use import UsedAtFirstCall
+from torch_memory_saver._saver.first_use import UsedAtFirstCall, given
 from torch_memory_saver._torch.eager import eager_methods
 from torch_memory_saver.report import CompactReport
 
@@ -65,14 +65,11 @@ class CompactMethods(UsedAtFirstCall):
             Exception: Raised by ``progress`` or a hook. Nothing was changed, unless memory was already being released: then
                 the compaction is complete.
         """
-        optional: dict[str, Any] = {}
-        if not live_only:
-            optional["live_only"] = live_only
-        if progress is not None:
-            optional["progress"] = progress
-        if if_shared != "allow":
-            optional["if_shared"] = if_shared
-        if timeout is not None:
-            optional["timeout"] = timeout
+        optional = given(
+            live_only=(live_only, True),
+            progress=(progress, None),
+            if_shared=(if_shared, "allow"),
+            timeout=(timeout, None),
+        )
         report: CompactReport = self._use().compact(tag=tag, **optional)
         return report

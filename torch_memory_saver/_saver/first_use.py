@@ -10,7 +10,12 @@ from torch_memory_saver._saver.settings import suggestion
 from torch_memory_saver._torch.eager import eager_methods
 from torch_memory_saver.errors import InvalidStateError
 
-__all__ = ["UsedAtFirstCall"]
+__all__ = ["UsedAtFirstCall", "given"]
+
+
+def given(**options: tuple[Any, Any]) -> dict[str, Any]:
+    """Of options, each with its default, those that differ from it: programs install implementations that know no others."""
+    return {name: value for name, (value, default) in options.items() if value != default}
 
 
 @eager_methods

@@ -25,7 +25,7 @@ static void a_free_in_a_run_leaves_slack(void **state) {
     simulator()->clear_counts();
     free_at(f, at[1]);
     assert_int_equal(calls_of_memory(), 0);
-    assert_int_equal(simulator()->calls("cuCtxSynchronize"), 1); /* nobody gets the memory before that */
+    assert_int_equal(simulator()->calls("cuCtxSynchronize"), 1); /* no allocation gets the memory before that */
     assert_int_equal(physical_bytes(0), NEIGHBOURS * NEIGHBOUR_BYTES);
     tms_saver_counters(&f->saver, &counters);
     assert_int_equal(counters.slack_bytes, NEIGHBOUR_BYTES);
