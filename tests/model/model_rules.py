@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from model_choice import DrawnChoice
 
 #: How often the steps may depend on which of two threads comes first before that is a failure.
-ATTEMPTS = 5
+ATTEMPTS = 12
 
 
 class AnyWorld(Protocol):
