@@ -7,10 +7,13 @@ contain a NUL, raise ValueError, before anything changes. Sizes are bytes, devic
 """
 
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any, Final, NamedTuple
 
 _Tags = tuple[str, ...] | None  # None: every tag
 _FindLive = Callable[[], tuple[bytes, bytes] | None] | None
+_Segment = dict[str, Any]  # of torch's snapshot
+_Pools = AbstractSet[tuple[int, int]]  # their ids
 _Progress = Callable[[int, int], Any] | None
 
 #: The version of the native core's function table: TMS_API_VERSION of csrc/include/tms.h.
@@ -340,6 +343,21 @@ def segments() -> list[Segment]: ...
 def segment_records() -> list[dict[str, int | float | str]]:
     """The same as plain data: the items of Segment but ``contents``, the state and the kind of backup by name, and instead
     of the two times ``age`` and ``state_age``, the seconds since them."""
+
+def kept_allocations(tags: _Tags, every_backup: bool) -> bytes:
+    """The allocations of the tags (None: of every tag) whose contents a pause may keep: address, bytes requested, and bytes
+    reserved of each, as 64-bit numbers, in order of the addresses. `every_backup`: even those without a backup of their
+    own."""
+
+def knows_blocks(segment: _Segment, pools: _Pools, default_stream_only: bool) -> bool:
+    """Whether torch reports correctly which blocks of a segment in its snapshot are live. `pools`: those that no capture has
+    used. `default_stream_only`: captures may have used any pool, but only on streams other than the legacy default one,
+    which cannot be captured."""
+
+def live_ranges(segments: list[_Segment], kept: bytes, pools: _Pools, default_stream_only: bool) -> tuple[bytes, bytes]:
+    """What `find_live` of pause() returns, from torch's snapshot: those of the allocations `kept` (kept_allocations()) that
+    are segments of torch's and whose blocks it knows; and in them the ranges of blocks that are not free. The other
+    arguments are those of knows_blocks()."""
 
 def usage(tag: str | None, device: int = -1) -> list[Usage]:
     """The allocations of a tag (None: all) on a device (-1: all): a row for each tag, then one for each device. The peaks

@@ -203,3 +203,17 @@ bool tms_py_get_callable(const tms_py_call_t *call, int index, PyObject **callab
 }
 
 PyObject *tms_py_text(const char *text) { return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace"); }
+
+const uint64_t *tms_py_numbers(PyObject *object, size_t at_a_time, const char *rule, size_t *count) {
+    const size_t bytes = at_a_time * sizeof(uint64_t);
+    Py_ssize_t size;
+    char *data;
+
+    if (PyBytes_AsStringAndSize(object, &data, &size) < 0) return NULL;
+    if ((size_t)size % bytes) {
+        PyErr_Format(PyExc_ValueError, "%s bytes in groups of %zu, not %zd", rule, bytes, size);
+        return NULL;
+    }
+    *count = (size_t)size / bytes;
+    return (const uint64_t *)(const void *)data; /* the contents of a bytes object are aligned like the result of malloc */
+}

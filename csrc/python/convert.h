@@ -50,6 +50,10 @@ bool tms_py_get_backup(const tms_py_call_t *call, int index, tms_selection_t *se
 /* None or a callable: *callable is unchanged for None or if the argument is not given. */
 bool tms_py_get_callable(const tms_py_call_t *call, int index, PyObject **callable);
 
+/* The 64-bit numbers in a bytes object; *count is the number of groups of `at_a_time`. NULL with an exception set, whose
+ * text begins with `rule`. */
+const uint64_t *tms_py_numbers(PyObject *object, size_t at_a_time, const char *rule, size_t *count);
+
 /* A str from UTF-8 that may be truncated inside a character. NULL with an exception set on failure. */
 PyObject *tms_py_text(const char *text);
 

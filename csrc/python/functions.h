@@ -79,6 +79,12 @@
     BARE(tags, "()", "Whether an allocation ever had it, by tag, for all that regions and allocations have had.")           \
     BARE(in_transition, "()", "Whether this thread is inside a pause or resume, in a signal handler or finaliser.")         \
     BARE(counters, "()", "Every counter by name.")                                                                          \
+    /* live_functions.c */                                                                                                  \
+    TAKES(kept_allocations, "(tags, every_backup)", "What a pause may keep, as sorted numbers.")                            \
+    TAKES(knows_blocks, "(segment, pools, default_stream_only)",                                                            \
+          "Whether torch reports correctly which blocks of a segment are live.")                                            \
+    TAKES(live_ranges, "(segments, kept, pools, default_stream_only)",                                                      \
+          "The allocations whose live bytes are known, and these, for find_live of pause().")                               \
     /* event_functions.c */                                                                                                 \
     BARE(events, "()", "The latest events, and what is held after the last of them, as an EventsCopy.")                     \
     TAKES(set_event_samples, "(on)", "Whether later pauses and resumes record the free memory of their devices.")           \

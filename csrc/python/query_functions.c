@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "convert.h"
+#include "copies.h"
 #include "errors.h"
 #include "functions.h"
 #include "records.h"
@@ -118,32 +119,9 @@ PyObject *tms_py_device_info(PyObject *module, PyObject *const *arguments, Py_ss
     return status == TMS_OK ? tms_py_device_info_row(module, &info) : tms_py_raise(&error);
 }
 
-/* A function that writes up to `capacity` rows and returns how many there are. */
-typedef size_t (*row_source_t)(const void *context, void *rows, size_t capacity);
-
-/* All rows, in an array that the caller frees; NULL if memory is short. Their number may grow between two calls, hence the
- * spare room and the loop. */
-static void *read_rows(row_source_t source, const void *context, size_t row_bytes, size_t *count) {
-    enum { ROOM_TO_SPARE = 16 };
-    void *rows = NULL;
-    size_t capacity = 0;
-
-    while ((*count = source(context, rows, capacity)) > capacity || !rows) {
-        free(rows);
-        capacity = *count + *count / 2 + ROOM_TO_SPARE;
-        rows = malloc(capacity * row_bytes);
-        if (!rows) return NULL;
-    }
-    return rows;
-}
-
 PyObject *tms_py_in_transition(PyObject *module, PyObject *unused) {
     (void)unused;
     return PyBool_FromLong(tms_py_api(module)->in_transition());
-}
-
-static size_t write_segments(const void *api, void *rows, size_t capacity) {
-    return ((const tms_api_t *)api)->segments(rows, capacity);
 }
 
 PyObject *tms_py_segments(PyObject *module, PyObject *unused) {
@@ -153,10 +131,8 @@ PyObject *tms_py_segments(PyObject *module, PyObject *unused) {
     size_t count = 0;
 
     (void)unused;
-    Py_BEGIN_ALLOW_THREADS;
-    rows = read_rows(write_segments, api, sizeof(*rows), &count);
-    Py_END_ALLOW_THREADS;
-    if (!rows) return PyErr_NoMemory();
+    rows = tms_py_copy_segments(api, &count);
+    if (!rows) return NULL;
     list = PyList_New((Py_ssize_t)count);
     for (size_t index = 0; list && index < count; index++) {
         PyObject *row = tms_py_segment(module, &rows[index]);
@@ -173,10 +149,8 @@ PyObject *tms_py_segment_records(PyObject *module, PyObject *unused) {
     size_t count = 0;
 
     (void)unused;
-    Py_BEGIN_ALLOW_THREADS;
-    rows = read_rows(write_segments, api, sizeof(*rows), &count);
-    Py_END_ALLOW_THREADS;
-    if (!rows) return PyErr_NoMemory();
+    rows = tms_py_copy_segments(api, &count);
+    if (!rows) return NULL;
     list = tms_py_records(rows, count, (double)tms_clock_nanoseconds() / TMS_NANOSECONDS);
     free(rows);
     return list;
@@ -204,10 +178,8 @@ PyObject *tms_py_usage(PyObject *module, PyObject *const *arguments, Py_ssize_t 
     if (!tms_py_bind(&call, &signature, arguments, positional, keywords) ||
         (call.values[0] != Py_None && !tms_py_get_tag(&call, 0, &query.tag)) || !tms_py_get_i32(&call, 1, &query.device))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    rows = read_rows(write_usage, &query, sizeof(*rows), &count);
-    Py_END_ALLOW_THREADS;
-    if (!rows) return PyErr_NoMemory();
+    rows = tms_py_copy_rows(write_usage, &query, sizeof(*rows), &count);
+    if (!rows) return NULL;
     list = PyList_New((Py_ssize_t)count);
     for (size_t index = 0; list && index < count; index++) {
         PyObject *row = tms_py_usage_row(module, &rows[index]);
@@ -282,10 +254,8 @@ PyObject *tms_py_tags(PyObject *module, PyObject *unused) {
     size_t count = 0;
 
     (void)unused;
-    Py_BEGIN_ALLOW_THREADS;
-    rows = read_rows(write_tags, api, sizeof(*rows), &count);
-    Py_END_ALLOW_THREADS;
-    if (!rows) return PyErr_NoMemory();
+    rows = tms_py_copy_rows(write_tags, api, sizeof(*rows), &count);
+    if (!rows) return NULL;
     dictionary = PyDict_New();
     while (dictionary && count-- > 0) { /* the oldest first */
         PyObject *name = tms_py_text(rows[count].name);
@@ -307,10 +277,8 @@ PyObject *tms_py_libraries(PyObject *module, PyObject *unused) {
     size_t count = 0;
 
     (void)unused;
-    Py_BEGIN_ALLOW_THREADS;
-    rows = read_rows(write_libraries, api, sizeof(*rows), &count);
-    Py_END_ALLOW_THREADS;
-    if (!rows) return PyErr_NoMemory();
+    rows = tms_py_copy_rows(write_libraries, api, sizeof(*rows), &count);
+    if (!rows) return NULL;
     list = PyList_New((Py_ssize_t)count);
     for (size_t index = 0; list && index < count; index++) {
         PyObject *row = tms_py_library(module, &rows[index]);

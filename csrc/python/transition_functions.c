@@ -44,22 +44,6 @@ static int32_t check_interrupted(void *context) {
     return c->type != NULL;
 }
 
-/* The 64-bit numbers in a bytes object; *count is the number of groups of `at_a_time`. NULL with an exception set, whose
- * text begins with `rule`. */
-static const uint64_t *numbers_of(PyObject *object, size_t at_a_time, const char *rule, size_t *count) {
-    const size_t bytes = at_a_time * sizeof(uint64_t);
-    Py_ssize_t size;
-    char *data;
-
-    if (PyBytes_AsStringAndSize(object, &data, &size) < 0) return NULL;
-    if ((size_t)size % bytes) {
-        PyErr_Format(PyExc_ValueError, "%s bytes in groups of %zu, not %zd", rule, bytes, size);
-        return NULL;
-    }
-    *count = (size_t)size / bytes;
-    return (const uint64_t *)(const void *)data; /* the contents of a bytes object are aligned like the result of malloc */
-}
-
 static bool are_sorted(const tms_live_range_t *ranges, size_t count) {
     for (size_t i = 0; i < count; i++)
         if (ranges[i].begin >= ranges[i].end || (i && ranges[i - 1].end > ranges[i].begin)) return false;
@@ -84,8 +68,8 @@ static bool read_live(running_call_t *c, PyObject *result, tms_live_t *live) {
     }
     c->allocations = Py_NewRef(PyTuple_GetItem(result, 0));
     c->ranges = Py_NewRef(PyTuple_GetItem(result, 1));
-    live->allocations = numbers_of(c->allocations, 1, FIND_LIVE_MUST, &live->allocation_count);
-    ranges = live->allocations ? numbers_of(c->ranges, 2, FIND_LIVE_MUST, &live->range_count) : NULL;
+    live->allocations = tms_py_numbers(c->allocations, 1, FIND_LIVE_MUST, &live->allocation_count);
+    ranges = live->allocations ? tms_py_numbers(c->ranges, 2, FIND_LIVE_MUST, &live->range_count) : NULL;
     if (!ranges) return false;
     live->ranges = (const tms_live_range_t *)(const void *)ranges;
     if (is_sorted(live)) return true;
@@ -233,8 +217,8 @@ PyObject *tms_py_count_guard_bytes(PyObject *module, PyObject *const *arguments,
     if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_stream(&call, 1, &selection) ||
         !tms_py_get_bool(&call, 3, &running.signals))
         return NULL;
-    ranges =
-        (const tms_live_range_t *)(const void *)numbers_of(call.values[2], 2, "count_guard_bytes(): ranges must be", &count);
+    ranges = (const tms_live_range_t *)(const void *)tms_py_numbers(call.values[2], 2, "count_guard_bytes(): ranges must be",
+                                                                    &count);
     if (!ranges) return NULL;
     if (!are_sorted(ranges, count)) {
         PyErr_SetString(PyExc_ValueError, "count_guard_bytes(): ranges must be in order, and not overlap");

@@ -114,8 +114,8 @@ _FRESH = (
     Mutant(
         "pools-of-graphs-are-checked",
         _BLOCKS,
-        "known = torch is not None and knows_blocks(",
-        "known = torch is not None or knows_blocks(",
+        "known = torch is not None and _core.knows_blocks(",
+        "known = torch is not None or _core.knows_blocks(",
         (_BLOCK_TESTS, _FRESH_TESTS, _ON_GPU),
     ),
     Mutant(

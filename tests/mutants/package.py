@@ -113,26 +113,42 @@ _REGIONS = (
     ),
 )
 
+_LIVE_FUNCTIONS = "csrc/python/live_functions.c"
+
 _LIVE = (
     Mutant(
+        "ranges-go-on-across-segments",
+        _LIVE_FUNCTIONS,
+        "const size_t before = ranges->count;",
+        "const size_t before = 0;",
+        (_TESTS + "torch/test_live.py::test_neighbours_are_one_range_but_not_across_segments",),
+    ),
+    Mutant(
+        "allocations-of-other-tags-are-kept",
+        _LIVE_FUNCTIONS,
+        "!selection->tags ||",
+        "selection->tags ||",
+        (_TESTS + "torch/test_live.py::test_allocations_that_a_pause_keeps",),
+    ),
+    Mutant(
         "blocks-that-wait-for-a-stream-are-dropped",
-        _SOURCES + "_torch/live.py",
-        'if block["state"] != _FREE:',
-        'if block["state"] == "active_allocated":',
+        _LIVE_FUNCTIONS,
+        '"state",           "inactive"}',
+        '"state",           "active_pending_free"}',
         (_TESTS + "torch/test_live.py::test_used_and_pending_blocks_are_live",),
     ),
     Mutant(
         "a-segment-that-grew-is-thinned",
-        _SOURCES + "_torch/live.py",
-        'not sizes.bytes <= segment["total_size"] <= sizes.reserved_bytes',
-        'not sizes.bytes <= segment["total_size"]',
+        _LIVE_FUNCTIONS,
+        " || size > allocation->reserved_bytes)",
+        ")",
         (_TESTS + "torch/test_live.py",),
     ),
     Mutant(
         "streams-of-captures-are-thinned",
-        _SOURCES + "_torch/live.py",
-        'return not default_stream_only or segment.get("stream") == _DEFAULT_STREAM',
-        'return not default_stream_only or segment.get("stream") != "none"',
+        _LIVE_FUNCTIONS,
+        ": number == 0;",
+        ": 1;",
         (_TESTS + "torch/test_live.py::test_streams_that_a_capture_may_have_used",),
     ),
     Mutant(

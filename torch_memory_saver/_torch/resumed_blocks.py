@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from torch_memory_saver import _core
 from torch_memory_saver._torch.layer import TorchCuda
-from torch_memory_saver._torch.live import knows_blocks, pool_of
+from torch_memory_saver._torch.live import pools_with_known_blocks
 from torch_memory_saver._torch.pools import PoolStore, Tags, selects
 
 __all__ = ["ManagedBlock", "ResumedBlocks", "managed_blocks"]
@@ -103,14 +103,14 @@ def managed_blocks(
     """The live blocks of managed allocations, in order; of pools that captures have used, all blocks."""
     allocations = {row.address: row for row in rows}
     segments = [] if torch is None else [each for each in torch.segments() if each["address"] in allocations]
-    thinned = frozenset() if torch is None else store.pools_without_captures(torch, {pool_of(each) for each in segments})
+    pools = frozenset() if torch is None else pools_with_known_blocks(torch, store, segments)
     blocks: list[ManagedBlock] = []
     for segment in segments:
         row = allocations[segment["address"]]
         if not row.bytes <= segment["total_size"] <= row.reserved_bytes:
             continue  # the allocation at this address is not torch's
         del allocations[segment["address"]]
-        known = torch is not None and knows_blocks(segment, thinned, torch.captures_join_regions)
+        known = torch is not None and _core.knows_blocks(segment, pools, torch.captures_join_regions)
         before = resumed.live_in(segment) if known else None
         for block in _walk(segment):
             if not block.live and known:

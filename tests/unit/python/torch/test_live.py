@@ -7,7 +7,7 @@ import itertools
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from fake_torch import CAPTURE_STREAM, DEFAULT, FakeGraph, FakeTorch, another_thread_inside
@@ -16,13 +16,28 @@ from hypothesis import strategies as st
 
 from torch_memory_saver import _core
 from torch_memory_saver._torch import pool_stock
-from torch_memory_saver._torch.live import Live, Sizes, live_finder, live_ranges
+from torch_memory_saver._torch.live import Live, live_finder
 from torch_memory_saver._torch.pools import PoolStore
 from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20
 ALLOCATED, PENDING, FREE = "active_allocated", "active_pending_free", "inactive"
 BASE = 1 << 40
+
+
+class Sizes(NamedTuple):
+    """The sizes of a managed allocation: bytes requested, and bytes reserved."""
+
+    bytes: int
+    reserved_bytes: int
+
+
+def live_ranges(
+    segments: list[dict[str, Any]], managed: dict[int, Sizes], pools: set[Any], default_stream_only: bool = False
+) -> Live:
+    """That of the core, with allocations by address."""
+    kept = array("Q", [number for address in sorted(managed) for number in (address, *managed[address])])
+    return _core.live_ranges(segments, kept.tobytes(), pools, default_stream_only)
 
 
 def decoded(live: Live | None) -> tuple[list[int], list[tuple[int, int]]]:
@@ -94,6 +109,25 @@ def test_streams_that_a_capture_may_have_used() -> None:
     assert decoded(live_ranges(rows, managed, {DEFAULT}, default_stream_only=True))[0] == [BASE]
 
 
+@pytest.mark.parametrize(
+    ("segments", "kept", "pools", "error", "text"),
+    [
+        ((), 24, {DEFAULT}, TypeError, "segments must be a list"),
+        ([(BASE, MIB)], 24, {DEFAULT}, TypeError, "must be a dict"),
+        ([{"address": BASE}], 24, {DEFAULT}, KeyError, "total_size"),
+        ([segment(BASE, (MIB, FREE)) | {"blocks": None}], 24, {DEFAULT}, TypeError, "blocks of a segment must be a list"),
+        ([segment(BASE, (MIB, FREE)) | {"blocks": [{"size": MIB}]}], 24, {DEFAULT}, KeyError, "state"),
+        ([segment(BASE, (MIB, FREE)) | {"address": -1}], 24, {DEFAULT}, OverflowError, "negative"),
+        ([segment(BASE, (MIB, FREE))], 24, [DEFAULT], TypeError, "pools must be a set"),
+        ([segment(BASE, (MIB, FREE))], 23, {DEFAULT}, ValueError, "kept must be bytes in groups of 24, not 23"),
+    ],
+)
+def test_a_snapshot_of_another_form(segments: Any, kept: int, pools: Any, error: type[Exception], text: str) -> None:
+    numbers = array("Q", (BASE, MIB, 2 * MIB)).tobytes()
+    with pytest.raises(error, match=text):
+        _core.live_ranges(segments, numbers[:kept], pools, False)
+
+
 Blocks = list[tuple[int, str]]
 
 
@@ -117,6 +151,28 @@ def test_ranges_hold_exactly_the_live_bytes(segments: list[Blocks]) -> None:
             start += size
     assert {byte for begin, end in ranges for byte in range(begin, end)} == expected
     assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(ranges))
+
+
+# The allocations that a pause may keep.
+
+
+def test_allocations_that_a_pause_keeps(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    made: dict[str, list[int]] = {}
+    for tag, backup in (("b", "host"), ("a", None), ("c", "disk"), ("b", "host")):
+        with saver.region(tag, enable_cpu_backup=backup == "host", enable_disk_backup=backup == "disk"):
+            made.setdefault(tag, []).append(fake_torch.allocate(MIB + 512))
+    assert kept_by(None, False) == sorted(made["b"] + made["c"])
+    assert kept_by(None, True) == sorted(itertools.chain(*made.values()))
+    assert kept_by(("b", "a"), False) == sorted(made["b"])
+    assert kept_by(("b", "a"), True) == sorted(made["a"] + made["b"])
+    assert kept_by((), True) == kept_by(("none",), True) == []
+
+
+def kept_by(tags: tuple[str, ...] | None, every_backup: bool) -> list[int]:
+    """The addresses."""
+    numbers = array("Q", _core.kept_allocations(tags, every_backup))
+    assert set(zip(numbers[1::3], numbers[2::3], strict=True)) <= {(MIB + 512, 2 * MIB)}
+    return list(numbers[::3])
 
 
 # From torch's pools.

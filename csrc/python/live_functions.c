@@ -1,0 +1,280 @@
+/* kept_allocations, knows_blocks and live_ranges: the live bytes of a pause, out of torch's snapshot.
+ *
+ * A pause waits for them, and the snapshot has a dict for every block, thousands in one pause. That is why they are read
+ * here. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "convert.h"
+#include "copies.h"
+#include "functions.h"
+#include "state.h"
+
+/* ---- kept_allocations ---- */
+
+/* A managed allocation that a pause may keep. */
+typedef struct kept {
+    uint64_t address, bytes, reserved_bytes;
+} kept_t;
+enum { KEPT_NUMBERS = 3 };
+_Static_assert(sizeof(kept_t) == KEPT_NUMBERS * sizeof(uint64_t), "an array of them is an array of numbers");
+
+static int by_address(const void *left, const void *right) {
+    uint64_t one = ((const kept_t *)left)->address, other = ((const kept_t *)right)->address;
+    return (one > other) - (one < other);
+}
+
+static int by_tag(const void *left, const void *right) {
+    return strcmp(*(const char *const *)left, *(const char *const *)right);
+}
+
+/* `selection`: with its tags in order. */
+static bool is_selected(const tms_selection_t *selection, const char *tag) {
+    return !selection->tags || bsearch(&tag, selection->tags, selection->tag_count, sizeof tag, by_tag);
+}
+
+/* Writes to `kept` what a pause may keep of the rows, in order of the addresses; returns the number. */
+static size_t keep(kept_t *kept, const tms_segment_info_t *rows, size_t count, const tms_selection_t *selection,
+                   bool every_backup) {
+    size_t found = 0;
+
+    for (const tms_segment_info_t *row = rows; row < rows + count; row++) {
+        if (!every_backup && row->backup == TMS_BACKUP_NONE) continue;
+        if (is_selected(selection, row->tag)) kept[found++] = (kept_t){row->address, row->bytes, row->reserved_bytes};
+    }
+    qsort(kept, found, sizeof *kept, by_address);
+    return found;
+}
+
+PyObject *tms_py_kept_allocations(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
+    static const tms_py_signature_t signature = {"kept_allocations", 2, 2, {"tags", "every_backup"}};
+    const tms_api_t *api = tms_py_api(module);
+    tms_selection_t selection = {0};
+    tms_segment_info_t *rows;
+    kept_t *kept = NULL;
+    PyObject *result = NULL;
+    bool every_backup = false;
+    size_t count = 0;
+    tms_py_call_t call;
+
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_bool(&call, 1, &every_backup) ||
+        !tms_py_get_tags(&call, 0, &selection))
+        return NULL;
+    if (selection.tags) qsort((void *)selection.tags, selection.tag_count, sizeof *selection.tags, by_tag);
+    rows = tms_py_copy_segments(api, &count);
+    if (rows) kept = PyMem_Calloc(count + 1, sizeof *kept);
+    if (kept) {
+        count = keep(kept, rows, count, &selection, every_backup);
+        result = PyBytes_FromStringAndSize((const char *)kept, (Py_ssize_t)(count * sizeof *kept));
+    } else if (rows) {
+        PyErr_NoMemory();
+    }
+    PyMem_Free(kept);
+    free(rows);
+    PyMem_Free((void *)selection.tags);
+    return result;
+}
+
+/* ---- torch's snapshot ---- */
+
+/* Keys of a segment and of a block, and the state of a block without a tensor. In every other state a block may be in use:
+ * by a tensor, or by a stream. */
+typedef enum word { ADDRESS, TOTAL_SIZE, POOL, STREAM, BLOCKS, SIZE, STATE, FREE, WORDS } word_t;
+
+/* What a call of this file looks up. */
+typedef struct reader {
+    PyObject *words[WORDS]; /* references */
+    PyObject *pools;        /* the set of pools of which torch reports the blocks correctly */
+    bool default_stream_only;
+} reader_t;
+
+static void close_reader(reader_t *reader) {
+    for (int word = 0; word < WORDS; word++) Py_CLEAR(reader->words[word]);
+}
+
+/* False: an exception is set, and there is nothing to close. */
+static bool open_reader(reader_t *reader, PyObject *pools) {
+    static const char *const words[WORDS] = {"address", "total_size", "segment_pool_id", "stream",
+                                             "blocks",  "size",       "state",           "inactive"};
+
+    if (!PyAnySet_Check(pools)) {
+        PyErr_Format(PyExc_TypeError, "pools must be a set, not %R", (PyObject *)Py_TYPE(pools));
+        return false;
+    }
+    reader->pools = pools;
+    for (int word = 0; word < WORDS; word++) reader->words[word] = PyUnicode_InternFromString(words[word]);
+    if (!PyErr_Occurred()) return true;
+    close_reader(reader);
+    return false;
+}
+
+/* Borrowed. NULL: there is no such item, or an exception is set. */
+static PyObject *find_item(const reader_t *reader, PyObject *dict, word_t word) {
+    if (PyDict_Check(dict)) return PyDict_GetItemWithError(dict, reader->words[word]);
+    PyErr_Format(PyExc_TypeError, "a segment or block of the snapshot must be a dict, not %R", (PyObject *)Py_TYPE(dict));
+    return NULL;
+}
+
+/* Borrowed. NULL: an exception is set. */
+static PyObject *get_item(const reader_t *reader, PyObject *dict, word_t word) {
+    PyObject *item = find_item(reader, dict, word);
+
+    if (!item && !PyErr_Occurred()) PyErr_SetObject(PyExc_KeyError, reader->words[word]);
+    return item;
+}
+
+static bool get_number(const reader_t *reader, PyObject *dict, word_t word, uint64_t *number) {
+    PyObject *item = get_item(reader, dict, word);
+
+    if (!item) return false;
+    *number = PyLong_AsUnsignedLongLong(item);
+    return *number != (uint64_t)-1 || !PyErr_Occurred();
+}
+
+/* 1 or 0, or -1 with an exception set. */
+static int is_on_default_stream(const reader_t *reader, PyObject *segment) {
+    PyObject *stream = find_item(reader, segment, STREAM);
+    int overflow = 0;
+
+    if (!stream) return PyErr_Occurred() ? -1 : 0;
+    /* The legacy default stream, which cannot be captured, has number 0. */
+    long long number = PyLong_AsLongLongAndOverflow(stream, &overflow);
+    return PyErr_Occurred() ? -1 : number == 0;
+}
+
+/* 1 or 0, or -1 with an exception set. */
+static int knows_blocks(const reader_t *reader, PyObject *segment) {
+    PyObject *pool = find_item(reader, segment, POOL);
+
+    if (!pool) return PyErr_Occurred() ? -1 : 0;
+    int listed = PySet_Contains(reader->pools, pool);
+    return listed == 1 && reader->default_stream_only ? is_on_default_stream(reader, segment) : listed;
+}
+
+PyObject *tms_py_knows_blocks(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
+    static const tms_py_signature_t signature = {"knows_blocks", 3, 3, {"segment", "pools", "default_stream_only"}};
+    reader_t reader = {0};
+    tms_py_call_t call;
+
+    (void)module;
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) ||
+        !tms_py_get_bool(&call, 2, &reader.default_stream_only) || !open_reader(&reader, call.values[1]))
+        return NULL;
+    int known = knows_blocks(&reader, call.values[0]);
+    close_reader(&reader);
+    return known < 0 ? NULL : PyBool_FromLong(known);
+}
+
+/* ---- live_ranges ---- */
+
+/* A growing array of numbers. */
+typedef struct numbers {
+    uint64_t *values;
+    size_t count, capacity;
+} numbers_t;
+
+/* False with an exception set: memory is short. */
+static bool push(numbers_t *numbers, uint64_t value) {
+    enum { FIRST_CAPACITY = 1024 };
+
+    if (numbers->count == numbers->capacity) {
+        size_t capacity = numbers->capacity ? 2 * numbers->capacity : FIRST_CAPACITY;
+        uint64_t *values = PyMem_Realloc(numbers->values, capacity * sizeof *values);
+        if (!values) return PyErr_NoMemory() != NULL;
+        numbers->values = values;
+        numbers->capacity = capacity;
+    }
+    numbers->values[numbers->count++] = value;
+    return true;
+}
+
+static PyObject *bytes_of(const numbers_t *numbers) {
+    return PyBytes_FromStringAndSize((const char *)numbers->values, (Py_ssize_t)(numbers->count * sizeof *numbers->values));
+}
+
+/* Appends the live ranges of a segment. Its blocks lie in order and without gaps; neighbours become one range. */
+static bool add_blocks(const reader_t *reader, PyObject *segment, uint64_t address, numbers_t *ranges) {
+    PyObject *blocks = get_item(reader, segment, BLOCKS);
+    const size_t before = ranges->count;
+
+    if (!blocks) return false;
+    if (!PyList_Check(blocks)) {
+        PyErr_Format(PyExc_TypeError, "the blocks of a segment must be a list, not %R", (PyObject *)Py_TYPE(blocks));
+        return false;
+    }
+    for (Py_ssize_t index = 0; index < PyList_Size(blocks); index++) {
+        PyObject *block = PyList_GetItem(blocks, index);
+        PyObject *state = get_item(reader, block, STATE);
+        uint64_t size;
+        if (!state || !get_number(reader, block, SIZE, &size)) return false;
+        int is_free = PyObject_RichCompareBool(state, reader->words[FREE], Py_EQ);
+        if (is_free < 0) return false;
+        if (!is_free && ranges->count > before && ranges->values[ranges->count - 1] == address)
+            ranges->values[ranges->count - 1] = address + size;
+        else if (!is_free && !(push(ranges, address) && push(ranges, address + size)))
+            return false;
+        address += size;
+    }
+    return true;
+}
+
+/* Sets `segments[i]` to the segment of kept[i], if torch lists one and knows which of its blocks are live. Borrowed. */
+static bool match(const reader_t *reader, PyObject *list, const kept_t *kept, size_t count, PyObject **segments) {
+    for (Py_ssize_t index = 0; index < PyList_Size(list); index++) {
+        PyObject *segment = PyList_GetItem(list, index);
+        kept_t place = {0};
+        uint64_t size;
+        if (!get_number(reader, segment, ADDRESS, &place.address) || !get_number(reader, segment, TOTAL_SIZE, &size))
+            return false;
+        const kept_t *allocation = bsearch(&place, kept, count, sizeof *kept, by_address);
+        /* A segment is one managed allocation. If the sizes differ, the allocation at this address is not torch's. */
+        if (!allocation || size < allocation->bytes || size > allocation->reserved_bytes) continue;
+        int known = knows_blocks(reader, segment);
+        if (known < 0) return false;
+        if (known) segments[allocation - kept] = segment;
+    }
+    return true;
+}
+
+static PyObject *live_of(const kept_t *kept, size_t count, PyObject *const *segments, const reader_t *reader) {
+    numbers_t addresses = {0}, ranges = {0};
+    bool complete = true;
+
+    for (size_t index = 0; complete && index < count; index++) {
+        if (!segments[index]) continue;
+        complete =
+            push(&addresses, kept[index].address) && add_blocks(reader, segments[index], kept[index].address, &ranges);
+    }
+    PyObject *result = complete ? PyTuple_New(2) : NULL;
+    if (result &&
+        (PyTuple_SetItem(result, 0, bytes_of(&addresses)) < 0 || PyTuple_SetItem(result, 1, bytes_of(&ranges)) < 0))
+        Py_CLEAR(result);
+    PyMem_Free(addresses.values);
+    PyMem_Free(ranges.values);
+    return result;
+}
+
+PyObject *tms_py_live_ranges(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
+    static const tms_py_signature_t signature = {"live_ranges", 4, 4, {"segments", "kept", "pools", "default_stream_only"}};
+    reader_t reader = {0};
+    PyObject **segments, *result = NULL;
+    const kept_t *kept;
+    size_t count = 0;
+    tms_py_call_t call;
+
+    (void)module;
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords)) return NULL;
+    if (!PyList_Check(call.values[0]))
+        return PyErr_Format(PyExc_TypeError, "live_ranges(): segments must be a list, not %R", Py_TYPE(call.values[0]));
+    kept = (const kept_t *)(const void *)tms_py_numbers(call.values[1], KEPT_NUMBERS, "live_ranges(): kept must be", &count);
+    if (!kept || !tms_py_get_bool(&call, 3, &reader.default_stream_only) || !open_reader(&reader, call.values[2]))
+        return NULL;
+    segments = PyMem_Calloc(count + 1, sizeof(PyObject *));
+    if (!segments)
+        PyErr_NoMemory();
+    else if (match(&reader, call.values[0], kept, count, segments))
+        result = live_of(kept, count, segments, &reader);
+    PyMem_Free(segments);
+    close_reader(&reader);
+    return result;
+}
