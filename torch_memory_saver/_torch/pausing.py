@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from torch_memory_saver import _core
 from torch_memory_saver._torch.collector import collector_stopped
 from torch_memory_saver._torch.frames import Frame
-from torch_memory_saver._torch.layer import PoolId, TorchCuda
+from torch_memory_saver._torch.layer import PoolId, TorchCuda, devices_in_use
 from torch_memory_saver._torch.pools import PoolStore, Tags, selects
 
 __all__ = ["may_not_free", "pausing", "refuse_regions_of_others"]
@@ -62,12 +62,8 @@ def _return_idle_segments(store: PoolStore, torch: TorchCuda, tags: Tags) -> Non
     own = _own_frames(store, tags)
     devices = {pool.device for pool in store.idle_pools(tags)} | {pool.device for frame in own for pool in frame.pools}
     loose = _loose_pools(store)
-    active: dict[int, int] = {}
     if loose:
-        active = {
-            row.address: row.device for row in _core.segments() if row.state == _core.STATE_ACTIVE and selects(tags, row.tag)
-        }
-        devices.update(active.values())
+        devices.update(devices_in_use())
     if not any(torch.releasable_bytes(device) for device in devices):
         return
 
@@ -79,7 +75,7 @@ def _return_idle_segments(store: PoolStore, torch: TorchCuda, tags: Tags) -> Non
     if any(store.has_idle_segment(torch, pool) for frame in own for pool in frame.pools):
         with store.routing_suspended(torch, visit):
             store.empty_torch_cache_now(torch)
-    elif retired or (active and _has_idle_segment(torch, loose, active)):
+    elif retired or (loose and _has_idle_segment(torch, loose, tags)):
         store.empty_torch_cache(torch)
 
 
@@ -88,8 +84,9 @@ def _loose_pools(store: PoolStore) -> frozenset[PoolId]:
     return store.retired_pools() | ({_DEFAULT_POOL} if _core.preloaded else frozenset())
 
 
-def _has_idle_segment(torch: TorchCuda, pools: frozenset[PoolId], active: dict[int, int]) -> bool:
-    return any(
+def _has_idle_segment(torch: TorchCuda, pools: frozenset[PoolId], tags: Tags) -> bool:
+    active = {row.address for row in _core.segments() if row.state == _core.STATE_ACTIVE and selects(tags, row.tag)}
+    return bool(active) and any(
         segment["address"] in active
         and tuple(segment.get("segment_pool_id", ())) in pools
         and all(block["state"] == "inactive" for block in segment["blocks"])
