@@ -28,6 +28,8 @@ from torch_memory_saver.errors import DeviceLockedError, TorchMemorySaverError
 
 #: DAMAGED needs one of these failures: the driver fails to unmap, or to release.
 REFUSALS = {"cuMemUnmap", "cuMemRelease"}
+#: The calls that make a run. Where memory is short for one of them, a resume tries smaller runs.
+MAKE_A_RUN = {"cuMemCreate", "cuMemMap", "cuMemSetAccess"}
 
 #: The problem with a failure that neither an exception nor the log reports.
 UNREPORTED = "the call succeeded, and its failure was not reported"
@@ -216,7 +218,7 @@ class CheckedWorld(World):
             or fault.call.name in TOLERATED
             or fault.call.name in step.tolerates
             or (fault.call.domain == DRIVER and fault.code in step.waits_for)
-            or (step.halves and (fault.call.name, fault.code) == ("cuMemCreate", OUT_OF_MEMORY))
+            or (step.halves and fault.call.name in MAKE_A_RUN and fault.code == OUT_OF_MEMORY)
         ):
             return []
         if fault.call.domain != DRIVER and fault.code in (errno.EINTR, errno.EOPNOTSUPP):
