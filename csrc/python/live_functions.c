@@ -180,7 +180,10 @@ static bool push(numbers_t *numbers, uint64_t value) {
     if (numbers->count == numbers->capacity) {
         size_t capacity = numbers->capacity ? 2 * numbers->capacity : FIRST_CAPACITY;
         uint64_t *values = PyMem_Realloc(numbers->values, capacity * sizeof *values);
-        if (!values) return PyErr_NoMemory() != NULL;
+        if (!values) {
+            PyErr_NoMemory();
+            return false;
+        }
         numbers->values = values;
         numbers->capacity = capacity;
     }
@@ -245,10 +248,11 @@ static PyObject *live_of(const kept_t *kept, size_t count, PyObject *const *segm
         complete =
             push(&addresses, kept[index].address) && add_blocks(reader, segments[index], kept[index].address, &ranges);
     }
-    PyObject *result = complete ? PyTuple_New(2) : NULL;
-    if (result &&
-        (PyTuple_SetItem(result, 0, bytes_of(&addresses)) < 0 || PyTuple_SetItem(result, 1, bytes_of(&ranges)) < 0))
-        Py_CLEAR(result);
+    PyObject *first = complete ? bytes_of(&addresses) : NULL;
+    PyObject *second = first ? bytes_of(&ranges) : NULL;
+    PyObject *result = second ? PyTuple_Pack(2, first, second) : NULL;
+    Py_XDECREF(first);
+    Py_XDECREF(second);
     PyMem_Free(addresses.values);
     PyMem_Free(ranges.values);
     return result;
