@@ -231,12 +231,9 @@ def pause(
     progress: _Progress = None,
     preserves: bool = False,
 ) -> Report:
-    """`stream`: the handle of the caller's current CUDA stream, queried for an active capture.
-
-    `interruptible`: for the main thread; signal handlers run while the call waits, and one that raises ends it with nothing
-    changed.
-
-    `backup`: overrides the regions' backups: BACKUP_NONE, BACKUP_DISK, or BACKUP_PINNED for host memory.
+    """`stream`: the handle of the caller's current CUDA stream, queried for an active capture. `interruptible`: for the main
+    thread; signal handlers run while the call waits, and one that raises ends it with nothing changed. `backup`: overrides
+    the regions' backups: BACKUP_NONE, BACKUP_DISK, or BACKUP_PINNED for host memory.
 
     `find_live` is called once, after the devices have been synchronized, and returns the live bytes: addresses of
     allocations, and begins and ends of ranges inside them, both as sorted native 64-bit numbers in bytes. Allocations that
@@ -345,19 +342,16 @@ def segment_records() -> list[dict[str, int | float | str]]:
     of the two times ``age`` and ``state_age``, the seconds since them."""
 
 def kept_allocations(tags: _Tags, every_backup: bool) -> bytes:
-    """The allocations of the tags (None: of every tag) whose contents a pause may keep: address, bytes requested, and bytes
-    reserved of each, as 64-bit numbers, in order of the addresses. `every_backup`: even those without a backup of their
-    own."""
+    """What a pause of the tags may keep: address, bytes and reserved bytes of each allocation, as sorted 64-bit numbers.
+    `every_backup`: even of those without a backup of their own."""
 
 def knows_blocks(segment: _Segment, pools: _Pools, default_stream_only: bool) -> bool:
-    """Whether torch reports correctly which blocks of a segment in its snapshot are live. `pools`: those that no capture has
-    used. `default_stream_only`: captures may have used any pool, but only on streams other than the legacy default one,
-    which cannot be captured."""
+    """Whether torch reports correctly which blocks of a segment are live. `pools`: those without captures.
+    `default_stream_only`: there may be captures in them, but not on the legacy default stream."""
 
 def live_ranges(segments: list[_Segment], kept: bytes, pools: _Pools, default_stream_only: bool) -> tuple[bytes, bytes]:
-    """What `find_live` of pause() returns, from torch's snapshot: those of the allocations `kept` (kept_allocations()) that
-    are segments of torch's and whose blocks it knows; and in them the ranges of blocks that are not free. The other
-    arguments are those of knows_blocks()."""
+    """What `find_live` of :func:`pause` returns: of the allocations in `kept` those whose blocks torch knows, and the ranges
+    of blocks that are not free."""
 
 def usage(tag: str | None, device: int = -1) -> list[Usage]:
     """The allocations of a tag (None: all) on a device (-1: all): a row for each tag, then one for each device. The peaks
@@ -366,12 +360,8 @@ def usage(tag: str | None, device: int = -1) -> list[Usage]:
 def reset_peaks() -> None: ...
 def find(address: int) -> Segment | None: ...
 def export_memory(address: int) -> Export:
-    """Exports the physical memory of the allocation that `address` lies in, for other processes.
-
-    Raises:
-        NotManagedError: It lies in none.
-        InvalidStateError: The memory is not resident, a pause or resume of it is under way, or no file descriptor is free.
-    """
+    """Exports the physical memory of the allocation that `address` lies in, for other processes. NotManagedError: it lies in
+    none. InvalidStateError: the memory is not resident, a pause or resume of it is under way, or no descriptor is free."""
 
 def tag_info(tag: str) -> TagInfo: ...
 def tags() -> dict[str, bool]:
@@ -402,17 +392,9 @@ def page_directory() -> str:
 
 def read_page(descriptor: int) -> dict[str, Any]:
     """What the shared page in an open file says at one moment: `process`, `devices`, `rows`, `others`, and the words of
-    requests, with the names of ``tms_shared_page.h``.
-
-    Raises:
-        ValueError: It is no page of this release.
-        BlockingIOError: It was written to at every attempt: its process may be stopped.
-        OSError: It cannot be mapped.
-    """
+    requests, with the names of ``tms_shared_page.h``. ValueError: it is no page of this release. BlockingIOError: it was
+    written to at every attempt, because its process may be stopped. OSError: it cannot be mapped."""
 
 def request_page(descriptor: int, kind: int, withdraw: bool = False) -> None:
-    """Makes request `kind` in the shared page in a file that is open for writing, or withdraws it.
-
-    Raises:
-        OSError: It cannot be mapped, or is no page.
-    """
+    """Makes request `kind` in the shared page in a file that is open for writing, or withdraws it. OSError: it cannot be
+    mapped, or is no page."""

@@ -7,7 +7,7 @@ import itertools
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from fake_torch import CAPTURE_STREAM, DEFAULT, FakeGraph, FakeTorch, another_thread_inside
@@ -25,11 +25,8 @@ ALLOCATED, PENDING, FREE = "active_allocated", "active_pending_free", "inactive"
 BASE = 1 << 40
 
 
-class Sizes(NamedTuple):
-    """The sizes of a managed allocation: bytes requested, and bytes reserved."""
-
-    bytes: int
-    reserved_bytes: int
+#: The sizes of a managed allocation: bytes requested, and bytes reserved.
+Sizes = tuple[int, int]
 
 
 def live_ranges(
@@ -63,38 +60,38 @@ def segment(address: int, *blocks: tuple[int, str], pool: Any = DEFAULT, stream:
 def test_used_and_pending_blocks_are_live() -> None:
     row = segment(BASE, (512, ALLOCATED), (1024, FREE), (512, PENDING), (MIB, FREE), (512, "active_awaiting_free"))
     size = row["total_size"]
-    addresses, ranges = decoded(live_ranges([row], {BASE: Sizes(size, 2 * MIB)}, {DEFAULT}))
+    addresses, ranges = decoded(live_ranges([row], {BASE: (size, 2 * MIB)}, {DEFAULT}))
     assert addresses == [BASE]
     assert ranges == [(BASE, BASE + 512), (BASE + 1536, BASE + 2048), (BASE + size - 512, BASE + size)]
 
 
 def test_a_state_that_a_later_torch_may_have_is_live() -> None:
     row = segment(BASE, (512, "reserved_for_something"), (512, FREE))
-    assert decoded(live_ranges([row], {BASE: Sizes(1024, 2 * MIB)}, {DEFAULT}))[1] == [(BASE, BASE + 512)]
+    assert decoded(live_ranges([row], {BASE: (1024, 2 * MIB)}, {DEFAULT}))[1] == [(BASE, BASE + 512)]
 
 
 def test_neighbours_are_one_range_but_not_across_segments() -> None:
     first = segment(BASE, (512, FREE), (512, ALLOCATED), (1024, PENDING), (2 * MIB - 2048, ALLOCATED))
     second = segment(BASE + 2 * MIB, (512, ALLOCATED), (2 * MIB - 512, FREE))
-    managed = dict.fromkeys((BASE, BASE + 2 * MIB), Sizes(2 * MIB, 2 * MIB))
+    managed = dict.fromkeys((BASE, BASE + 2 * MIB), (2 * MIB, 2 * MIB))
     addresses, ranges = decoded(live_ranges([second, first], managed, {DEFAULT}))
     assert addresses == [BASE, BASE + 2 * MIB], "in order, whatever the snapshot's is"
     assert ranges == [(BASE + 512, BASE + 2 * MIB), (BASE + 2 * MIB, BASE + 2 * MIB + 512)]
 
 
 def test_a_free_segment_is_known_to_hold_nothing() -> None:
-    assert decoded(live_ranges([segment(BASE, (MIB, FREE))], {BASE: Sizes(MIB, 2 * MIB)}, {DEFAULT})) == ([BASE], [])
+    assert decoded(live_ranges([segment(BASE, (MIB, FREE))], {BASE: (MIB, 2 * MIB)}, {DEFAULT})) == ([BASE], [])
 
 
 @pytest.mark.parametrize(
     ("row", "sizes", "thinned"),
     [
-        (segment(BASE, (MIB, FREE)), Sizes(2 * MIB, 2 * MIB), {DEFAULT}),
-        (segment(BASE, (4 * MIB, FREE)), Sizes(2 * MIB, 2 * MIB), {DEFAULT}),
-        (segment(BASE + 512, (MIB, FREE)), Sizes(MIB, 2 * MIB), {DEFAULT}),
-        (segment(BASE, (MIB, FREE), pool=(0, 3)), Sizes(MIB, 2 * MIB), {DEFAULT, (0, 2)}),
-        (segment(BASE, (MIB, FREE), pool=(3, 0)), Sizes(MIB, 2 * MIB), {DEFAULT, (0, 3)}),
-        (segment(BASE, (MIB, FREE), pool=None), Sizes(MIB, 2 * MIB), {DEFAULT}),
+        (segment(BASE, (MIB, FREE)), (2 * MIB, 2 * MIB), {DEFAULT}),
+        (segment(BASE, (4 * MIB, FREE)), (2 * MIB, 2 * MIB), {DEFAULT}),
+        (segment(BASE + 512, (MIB, FREE)), (MIB, 2 * MIB), {DEFAULT}),
+        (segment(BASE, (MIB, FREE), pool=(0, 3)), (MIB, 2 * MIB), {DEFAULT, (0, 2)}),
+        (segment(BASE, (MIB, FREE), pool=(3, 0)), (MIB, 2 * MIB), {DEFAULT, (0, 3)}),
+        (segment(BASE, (MIB, FREE), pool=None), (MIB, 2 * MIB), {DEFAULT}),
     ],
     ids=["smaller than asked for", "larger", "inside", "other pool", "token", "no pool reported"],
 )
@@ -104,7 +101,7 @@ def test_segments_that_are_not_thinned(row: dict[str, Any], sizes: Sizes, thinne
 
 def test_streams_that_a_capture_may_have_used() -> None:
     rows = [segment(BASE, (MIB, FREE)), segment(BASE + 2 * MIB, (MIB, FREE), stream=CAPTURE_STREAM)]
-    managed = {row["address"]: Sizes(MIB, 2 * MIB) for row in rows}
+    managed = {row["address"]: (MIB, 2 * MIB) for row in rows}
     assert decoded(live_ranges(rows, managed, {DEFAULT}))[0] == [BASE, BASE + 2 * MIB]
     assert decoded(live_ranges(rows, managed, {DEFAULT}, default_stream_only=True))[0] == [BASE]
 
@@ -139,7 +136,7 @@ def test_ranges_hold_exactly_the_live_bytes(segments: list[Blocks]) -> None:
     for blocks in segments:
         rows.append(segment(address, *blocks))
         address += rows[-1]["total_size"]
-    managed = {row["address"]: Sizes(row["total_size"], row["total_size"]) for row in rows}
+    managed = {row["address"]: (row["total_size"], row["total_size"]) for row in rows}
     addresses, ranges = decoded(live_ranges(rows, managed, {DEFAULT}))
     assert addresses == sorted(managed)
     expected: set[int] = set()
