@@ -181,6 +181,15 @@ void tms_error_append_bytes(tms_error_t *error, uint64_t bytes) {
     tms_error_append(error, " (%.1f %s)", amount, units[unit]);
 }
 
+static const char *name_of(const tms_error_t *error) {
+    return error->result_name[0] ? error->result_name : "an unnamed error";
+}
+
+void tms_error_append_undoing(tms_error_t *error, const tms_error_t *undoing) {
+    tms_error_append(error, " Undoing it failed, too: %s failed with %s (%d).", undoing->call, name_of(undoing),
+                     (int)undoing->driver_result);
+}
+
 /* Fills the fields, and "<operation>: <what>" of the message. */
 static void begin(tms_error_t *error, tms_status_t status, const tms_error_context_t *context) {
     tms_error_clear(error);
@@ -251,7 +260,7 @@ tms_status_t tms_error_set_driver(tms_error_t *error, const tms_error_context_t 
     error->driver_result = result;
     copy_text(error->call, call);
     copy_text(error->result_name, name);
-    tms_error_append(error, "; %s failed with %s (%d)", error->call, name ? error->result_name : "an unnamed error", result);
+    tms_error_append(error, "; %s failed with %s (%d)", error->call, name_of(error), result);
     append_facts(error);
     finish(error, false);
     return status;

@@ -37,6 +37,9 @@ __attribute__((format(printf, 2, 3))) void tms_error_append(tms_error_t *error, 
 /* The same with "2097152 bytes (2.0 MiB)". */
 void tms_error_append_bytes(tms_error_t *error, uint64_t bytes);
 
+/* Appends that undoing the failed operation failed, too, by which call. */
+void tms_error_append_undoing(tms_error_t *error, const tms_error_t *undoing);
+
 /* A driver call failed with `result`. The status follows from the result: out of memory, device lost (sticky errors), driver
  * unavailable (not initialised, no device, deinitialised), capture in progress (the stream-capture family), invalid state
  * (not permitted, the result inside a host callback), else TMS_DRIVER. `name` is the driver's name of the result, or NULL if

@@ -31,6 +31,7 @@ tms_status_t tms_run_map(tms_run_t *run, const tms_driver_table_t *driver, tms_d
                          const tms_error_context_t *context, tms_error_t *error) {
     const uint64_t size = tms_run_bytes(run);
     tms_device_mask_t accessible = peers | (tms_device_mask_t)1 << run->device;
+    tms_error_t undoing;
     tms_status_t status = TMS_DRIVER_CALL(driver, context, error, cuMemMap, run->begin, size, 0, run->handle, 0);
     if (status != TMS_OK) goto undo;
     run->mapped = true;
@@ -41,7 +42,8 @@ tms_status_t tms_run_map(tms_run_t *run, const tms_driver_table_t *driver, tms_d
 
 undo:
     /* Reports the first failure. If undoing fails too, the run's flags record what is left. */
-    (void)tms_run_depopulate(run, tms_quiesced_never_handed_out(), driver, context, NULL);
+    if (tms_run_depopulate(run, tms_quiesced_never_handed_out(), driver, context, &undoing) != TMS_OK)
+        tms_error_append_undoing(error, &undoing);
     return status;
 }
 

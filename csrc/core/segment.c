@@ -11,6 +11,7 @@ tms_status_t tms_segment_guard(tms_segment_t *segment, CUmemGenericAllocationHan
                                tms_device_mask_t devices, const tms_driver_table_t *driver,
                                const tms_error_context_t *context, tms_error_t *error) {
     tms_status_t status = TMS_OK;
+    tms_error_t undoing;
     const uint64_t reserved = tms_segment_reserved(segment);
     while (segment->guarded < reserved && status == TMS_OK) {
         CUdeviceptr address = tms_segment_address(segment) + segment->guarded;
@@ -20,10 +21,13 @@ tms_status_t tms_segment_guard(tms_segment_t *segment, CUmemGenericAllocationHan
     if (status == TMS_OK)
         status = tms_run_set_access(tms_segment_address(segment), reserved, driver, devices, CU_MEM_ACCESS_FLAGS_PROT_READ,
                                     context, error);
-    if (status == TMS_OK)
+    if (status == TMS_OK) {
         segment->readers = devices;
-    else /* no device has access yet; if undoing fails too, `guarded` records what is left */
-        (void)tms_segment_unguard(segment, tms_quiesced_never_handed_out(), driver, context, NULL);
+        return TMS_OK;
+    }
+    /* No device has access yet. If undoing fails too, `guarded` records what is left. */
+    if (tms_segment_unguard(segment, tms_quiesced_never_handed_out(), driver, context, &undoing) != TMS_OK)
+        tms_error_append_undoing(error, &undoing);
     return status;
 }
 

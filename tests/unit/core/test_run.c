@@ -1,5 +1,7 @@
 /* Guards the driver calls of one run, each with its undo. */
 
+#include <string.h>
+
 #include "support.h"
 
 static const tms_error_context_t CONTEXT = {.operation = "test", .device = 0};
@@ -59,6 +61,7 @@ static void flags_report_what_undo_could_not_do(void **state) {
     simulator()->fail_after("cuMemUnmap", 0, 1, CUDA_ERROR_INVALID_VALUE);
     assert_int_equal(tms_run_populate(&run, f->cuda, f->topology, 0, &CONTEXT, &error), TMS_DRIVER);
     assert_string_equal(error.call, "cuMemSetAccess"); /* the first failure is the one to report */
+    assert_non_null(strstr(error.message, " Undoing it failed, too: cuMemUnmap failed with CUDA_ERROR_INVALID_VALUE (1)."));
     assert_true(run.mapped && run.has_handle);
     simulator()->fail_after("cuMemRelease", 0, 1, CUDA_ERROR_INVALID_VALUE);
     assert_int_equal(tms_run_depopulate(&run, tms_quiesced_never_handed_out(), f->cuda, &CONTEXT, &error), TMS_DRIVER);
