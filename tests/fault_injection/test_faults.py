@@ -216,6 +216,7 @@ NOT_FAILED = {
             "strtoull",
             "sysconf",
             "dirfd",
+            "qsort",
         ),
         *(
             "pthread_self",
