@@ -76,7 +76,7 @@ _POOLS = (
     Mutant(
         "idle-memory-of-retired-pools-is-paused",
         _SOURCES + "_torch/pausing.py",
-        "    elif retired or (active and _has_idle_segment(torch, loose, active)):",
+        "    elif retired or (loose and _has_idle_segment(torch, loose, tags)):",
         "    elif retired:",
         (_TESTS + "torch/test_live.py::test_idle_segments_of_a_retired_pool_are_released",),
     ),
