@@ -11,8 +11,10 @@ import pytest
 
 HERE = Path(__file__).parent
 
-#: -fno-builtin: its own malloc must not be taken for the C library's.
+#: -fno-builtin: its own malloc must not be taken for the C library's. -Bsymbolic-functions: a Python that is not
+#: position-independent and uses the address of malloc has another one than the libraries that call it.
 COMPILE = ["-std=c11", "-D_GNU_SOURCE", "-O2", "-Wall", "-fPIC", "-fvisibility=hidden", "-fno-builtin", "-shared"]
+COMPILE += ["-Wl,-Bsymbolic-functions"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,4 +1,5 @@
-"""Guards the interposer: the calls that it sees, also if _FORTIFY_SOURCE has renamed them; what it counts as resident."""
+"""Guards the interposer: the calls that it sees, also if _FORTIFY_SOURCE has renamed them, or Python has its own address of
+malloc; what it counts as resident."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from pathlib import Path
 #: What compilers make of calls with a buffer whose size they know, or with flags that they do not know.
 SOURCE = """
 #include <fcntl.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 enum { ROOM = 4096 };
@@ -31,9 +33,15 @@ long call_pread(int fd) { return __pread_chk(fd, room, ROOM, 0, ROOM) + nothing;
 long call_getcwd(int fd) { return (void)fd, (__getcwd_chk(room, ROOM, ROOM) ? 0 : -1) + nothing; }
 long call_open(int fd) { return (void)fd, __open_2("/dev/null", O_RDONLY) + nothing; }
 long call_open_of_system(int fd) { return (void)fd, __open_2("/proc/self/stat", O_RDONLY) + nothing; }
+long call_malloc(int fd) {
+    void *volatile block = malloc((size_t)fd + 1);
+    long made = block ? 0 : -1;
+    free(block);
+    return made + nothing;
+}
 long call_openat(int fd) { return (void)fd, __openat_2(AT_FDCWD, "/dev/null", O_RDONLY) + nothing; }
 """
-CALLS = ["read", "pread", "getcwd", "open", "open_of_system", "openat"]
+CALLS = ["read", "pread", "getcwd", "open", "open_of_system", "openat", "malloc"]
 COMPILE = ["-D_GNU_SOURCE", "-O2", "-fPIC", "-shared", "-x", "c", "-"]
 
 #: Of each call: whether it succeeds, what it returns when it is to fail, its error then, and how many have failed so far.
