@@ -186,7 +186,7 @@ def test_a_paused_tensor_cannot_be_computed_with() -> None:
         try:
             torch.cuda.synchronize()
         except RuntimeError as error:
-            print(error)
+            print(error, flush=True)
         os._exit(0)
     """)
     assert "an illegal memory access was encountered" in output
@@ -200,7 +200,7 @@ def test_an_index_out_of_range_is_an_assertion_on_the_device() -> None:
         try:
             torch.cuda.synchronize()
         except RuntimeError as error:
-            print(error)
+            print(error, flush=True)
         os._exit(0)
     """)
     assert output.startswith("the call returns\nCUDA error: device-side assert triggered")
