@@ -35,10 +35,10 @@ MUTANTS = (
         ("tests/unit/core/test_export.c",),
     ),
     Mutant(
-        "paused-memory-is-exported",
+        "damaged-memory-is-exported",
         "csrc/core/export.c",
         "segment->state != TMS_SEGMENT_ACTIVE",
-        "tms_segment_has_owner(segment)",
+        "segment->state != TMS_SEGMENT_ACTIVE && segment->state != TMS_SEGMENT_DAMAGED",
         ("tests/unit/core/test_export.c",),
     ),
     Mutant(
