@@ -210,15 +210,21 @@ static void a_failed_resume_undoes_its_runs(void **state) {
     }
 }
 
+/* A paused run. Its resume will fail with `result` when access is granted, and the driver will not unmap it. */
+static void pause_a_run_that_cannot_be_undone(fixture_t *f, uint64_t at[NEIGHBOURS], CUresult result) {
+    tms_error_t error;
+    make_run(f, "a", TMS_BACKUP_PINNED, at);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    tms_log_init(&f->log, TMS_LOG_SILENT);
+    simulator()->fail_after("cuMemSetAccess", 0, 1, result);
+    simulator()->fail_after("cuMemUnmap", 0, 2, CUDA_ERROR_UNKNOWN); /* by the mapping, and by the call */
+}
+
 static void a_run_that_cannot_be_undone_is_damaged(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t at[NEIGHBOURS];
-    make_run(f, "a", TMS_BACKUP_PINNED, at);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-    tms_log_init(&f->log, TMS_LOG_SILENT);
-    simulator()->fail_after("cuMemSetAccess", 0, 1, CUDA_ERROR_UNKNOWN);
-    simulator()->fail_after("cuMemUnmap", 0, 2, CUDA_ERROR_UNKNOWN); /* by the mapping, and by the call */
+    pause_a_run_that_cannot_be_undone(f, at, CUDA_ERROR_UNKNOWN);
     assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_DRIVER);
     for (int i = 0; i < NEIGHBOURS; i++) assert_int_equal(state_of(f, at[i]), TMS_SEGMENT_DAMAGED);
     assert_int_equal(physical_bytes(0), NEIGHBOURS * NEIGHBOUR_BYTES);
@@ -232,11 +238,7 @@ static void a_run_that_cannot_be_undone_is_not_halved(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t at[NEIGHBOURS];
-    make_run(f, "a", TMS_BACKUP_PINNED, at);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-    tms_log_init(&f->log, TMS_LOG_SILENT);
-    simulator()->fail_after("cuMemSetAccess", 0, 1, CUDA_ERROR_OUT_OF_MEMORY);
-    simulator()->fail_after("cuMemUnmap", 0, 2, CUDA_ERROR_UNKNOWN); /* by the mapping, and by the call */
+    pause_a_run_that_cannot_be_undone(f, at, CUDA_ERROR_OUT_OF_MEMORY);
     simulator()->clear_counts();
     assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_OUT_OF_DEVICE_MEMORY);
     assert_int_equal(simulator()->calls("cuMemCreate"), 1);
