@@ -11,8 +11,9 @@ from collections.abc import Set as AbstractSet
 from typing import Any, Final, NamedTuple
 
 _Tags = tuple[str, ...] | None  # None: every tag
-_FindLive = Callable[[], tuple[bytes, bytes] | None] | None
-_Segment = dict[str, Any]  # of torch's snapshot
+_Live = tuple[bytes, bytes]
+_FindLive = Callable[[], _Live | None] | None
+_TorchSegment = dict[str, Any]  # of torch's snapshot
 _Pools = AbstractSet[tuple[int, int]]  # their ids
 _Progress = Callable[[int, int], Any] | None
 
@@ -345,13 +346,12 @@ def kept_allocations(tags: _Tags, every_backup: bool) -> bytes:
     """What a pause of the tags may keep: address, bytes and reserved bytes of each allocation, as sorted 64-bit numbers.
     `every_backup`: even of those without a backup of their own."""
 
-def knows_blocks(segment: _Segment, pools: _Pools, default_stream_only: bool) -> bool:
+def knows_blocks(segment: _TorchSegment, pools: _Pools, default_stream_only: bool) -> bool:
     """Whether torch reports correctly which blocks of a segment are live. `pools`: those without captures.
     `default_stream_only`: there may be captures in them, but not on the legacy default stream."""
 
-def live_ranges(segments: list[_Segment], kept: bytes, pools: _Pools, default_stream_only: bool) -> tuple[bytes, bytes]:
-    """What `find_live` of :func:`pause` returns: of the allocations in `kept` those whose blocks torch knows, and the ranges
-    of blocks that are not free."""
+def live_ranges(segments: list[_TorchSegment], kept: bytes, pools: _Pools, default_stream_only: bool) -> _Live:
+    """What `find_live` returns: of the allocations in `kept` those whose blocks torch knows, and the ranges not free."""
 
 def usage(tag: str | None, device: int = -1) -> list[Usage]:
     """The allocations of a tag (None: all) on a device (-1: all): a row for each tag, then one for each device. The peaks

@@ -11,7 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-#: What compilers make of calls with a buffer whose size they know, or with flags that they do not know.
+#: What compilers make of calls with a buffer whose size they know, or with flags that they do not know; and a call of
+#: malloc, of which a Python that is not position-independent has its own address.
 SOURCE = """
 #include <fcntl.h>
 #include <stdlib.h>
