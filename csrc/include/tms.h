@@ -341,9 +341,9 @@ typedef struct tms_api {
 
     /* Returns the slack of runs (core/run.h) to the driver: their allocations are paused with their contents in host memory,
      * and resumed. The contract is that of a pause. report->bytes is the slack that was returned; `allocations` and
-     * `copied_bytes` are those of the resume. Of the selection, `has_backup`, `host_policy`, `preserves`, `exclusive`,
-     * `zero` and `timeout_seconds` are not read. If the resume fails, the allocations stay paused, and the message says so.
-     */
+     * `copied_bytes` are those of the resume. It does not read these fields of the selection: `has_backup`, `host_policy`,
+     * `preserves`, `exclusive`, `zero`, `timeout_seconds`. If the resume fails, the allocations stay paused, and the message
+     * says so. */
     tms_status_t (*compact)(const tms_selection_t *selection, tms_report_t *report, tms_error_t *error);
 } tms_api_t;
 
