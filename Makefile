@@ -178,9 +178,14 @@ $(C_PROGRAMS): %: %.o $(C_CORE) $(C_SUPPORT)
 ctest-build: $(C_PROGRAMS) $(C_DRIVER)
 ctest: ctest-build ## the C unit tests (C_TESTS=tests/unit/core/test_region.c for one)
 	@failed=""; for program in $(C_PROGRAMS); do \
-		echo "== $$program"; \
-		TMS_CUDA_DRIVER="$(abspath $(C_DRIVER))" timeout $(C_TEST_SECONDS) $$program || failed="$$failed $$program"; \
+		if TMS_CUDA_DRIVER="$(abspath $(C_DRIVER))" timeout $(C_TEST_SECONDS) $$program >$$program.log 2>&1; then \
+			echo "$$program: $$(grep PASSED $$program.log)"; \
+		else \
+			echo "$$program: exit status $$?"; \
+			failed="$$failed $$program"; \
+		fi; \
 	done; \
+	for program in $$failed; do echo "== $$program" >&2; cat $$program.log >&2; done; \
 	if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi; \
 	echo "$(words $(C_PROGRAMS)) C test programs passed ($(VARIANT))"
 

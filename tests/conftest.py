@@ -301,6 +301,10 @@ class Simulator:
     def set_bandwidth(self, bytes_per_second: int) -> None:
         self.library.tms_sim_set_bandwidth(bytes_per_second)
 
+    def hold_copies(self) -> None:
+        """Copies that begin from here on end no sooner than the next `set_bandwidth`."""
+        self.set_bandwidth(1)
+
     def restore(self) -> None:
         """Undoes all changes made through this object."""
         self.stop_failing()

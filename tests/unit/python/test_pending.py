@@ -51,18 +51,21 @@ def test_wait_returns_the_report_as_often_as_one_likes(simulator: Any, address: 
 
 
 def test_a_dropped_pending_resume_continues(simulator: Any, address: int) -> None:
-    simulator.set_bandwidth(64 * MIB)
+    simulator.hold_copies()
     begin()
     gc.collect()
+    simulator.wait_until_synchronizing()  # the dropped one, for its copies: it has the turn
+    simulator.set_bandwidth(0)
     _core.resume(("pending",), None)  # waits for its turn
     assert simulator.read(address, SIZE) == PATTERN
 
 
 def test_a_stream_waits_for_the_contents(simulator: Any, address: int, context: None) -> None:
-    simulator.set_bandwidth(64 * MIB)
+    simulator.hold_copies()
     pending = begin()
     pending.wait_stream(0)
     assert simulator.calls("cuStreamWaitEvent") == 1
+    simulator.set_bandwidth(0)
     pending.wait()
     assert simulator.read(address, SIZE) == PATTERN
     pending.wait_stream(0)  # it has ended: there is nothing to wait for
@@ -105,10 +108,11 @@ def test_out_of_memory_is_undone_although_a_stream_is_to_wait(simulator: Any, ca
 
 
 def test_a_thread_without_a_context_has_a_default_stream(simulator: Any, address: int) -> None:
-    simulator.set_bandwidth(64 * MIB)
+    simulator.hold_copies()
     pending = begin()
     pending.wait_stream(0)
     assert simulator.calls("cuStreamWaitEvent") == 1
+    simulator.set_bandwidth(0)
     pending.wait()
     assert simulator.read(address, SIZE) == PATTERN
 
@@ -147,7 +151,7 @@ def test_a_signal_ends_the_wait_and_not_the_resume(simulator: Any, address: int)
         signal.setitimer(signal.ITIMER_REAL, SOON_S)
 
     before = signal.signal(signal.SIGALRM, ring)
-    simulator.set_bandwidth(4 * MIB)  # two seconds, unless it is sped up
+    simulator.hold_copies()
     pending = begin()
     signal.setitimer(signal.ITIMER_REAL, SOON_S)
     try:

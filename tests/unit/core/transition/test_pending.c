@@ -37,14 +37,16 @@ static void a_handle_may_be_released_before_the_end(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t address = paused(f, "a", TMS_BACKUP_MMAP, 2);
-    simulator()->set_bandwidth(64 * MIB);
+    hold_copies();
     tms_pending_release(begin(f, "a"));
     tms_pending_release(NULL);
+    simulator()->wait_until_synchronizing(); /* for its copies: it has the turn */
+    release_copies();
     /* Another call waits for its turn, and finds it completed. */
     ASSERT_OK(resume_tag(f, "a", NULL, &error), error);
-    simulator()->set_bandwidth(0);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
     assert_filled(address, BYTES, 2);
+    join_resumes(f);
 }
 
 /* The stream's work adds 1 to the copied bytes: it must run after the copies. */
@@ -53,16 +55,16 @@ static void a_stream_waits_for_the_copies_and_the_caller_does_not(void **state) 
     tms_error_t error;
     uint64_t address = paused(f, "a", TMS_BACKUP_PINNED, 3);
     CUstream stream = enter_and_make_stream(f);
-    simulator()->set_bandwidth(16 * MIB); /* a quarter of a second */
+    hold_copies();
     tms_pending_t *pending = begin(f, "a");
     simulator()->clear_counts();
     ASSERT_OK(tms_pending_wait_stream(pending, stream, NULL, NULL, &error), error);
     assert_int_equal(simulator()->calls("cuStreamWaitEvent"), 1);
     simulator()->open_gate(GATE);
     assert_int_equal(simulator()->launch_add(stream, address, MIB, 1, GATE), 0);
+    release_copies();
     assert_int_equal(f->cuda->cuStreamSynchronize(stream), CUDA_SUCCESS);
     ASSERT_OK(tms_pending_wait(pending, NULL, NULL, NULL, &error), error);
-    simulator()->set_bandwidth(0);
     uint8_t *bytes = (uint8_t *)address;
     for (uint64_t i = 0; i < MIB; i++) bytes[i]--;
     assert_filled(address, BYTES, 3);
@@ -97,19 +99,19 @@ static void copies_that_a_stream_waits_for_are_not_undone(void **state) {
     uint64_t address = paused(f, "a", TMS_BACKUP_PINNED, 5);
     CUstream stream = enter_and_make_stream(f);
     tms_log_init(&f->log, TMS_LOG_SILENT);
-    simulator()->set_bandwidth(16 * MIB);
-    tms_pending_t *pending = begin(f, "a");
-    ASSERT_OK(tms_pending_wait_stream(pending, stream, NULL, NULL, &error), error);
+    hold_copies();
+    /* The wait for the copies fails. Before it gives up, the call waits once more: that wait lasts until the release. */
     simulator()->fail_after("cuStreamSynchronize", 0, 1, CUDA_ERROR_UNKNOWN);
-    /* It may have been in flight already; then there was no failure, and nothing to check. */
-    tms_status_t status = tms_pending_wait(pending, NULL, NULL, NULL, &error);
-    simulator()->set_bandwidth(0);
-    if (simulator()->failures_fired() == 1 && status != TMS_OK) {
-        assert_int_equal(status, TMS_DRIVER);
-        assert_int_equal(state_of(f, address), TMS_SEGMENT_DAMAGED);
-        assert_true(physical_bytes(0) > 0);                 /* kernels may be using it */
-        ASSERT_OK(resume_tag(f, "a", NULL, &error), error); /* repairs it, and brings the contents back */
-    }
+    tms_pending_t *pending = begin(f, "a");
+    simulator()->wait_until_synchronizing();
+    assert_int_equal(simulator()->failures_fired(), 1);
+    ASSERT_OK(tms_pending_wait_stream(pending, stream, NULL, NULL, &error), error);
+    release_copies();
+    assert_int_equal(tms_pending_wait(pending, NULL, NULL, NULL, &error), TMS_DRIVER);
+    assert_string_equal(error.call, "cuStreamSynchronize");
+    assert_int_equal(state_of(f, address), TMS_SEGMENT_DAMAGED);
+    assert_true(physical_bytes(0) > 0);                 /* kernels may be using it */
+    ASSERT_OK(resume_tag(f, "a", NULL, &error), error); /* repairs it, and brings the contents back */
     assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
     assert_filled(address, BYTES, 5);
     tms_pending_release(pending);
@@ -178,7 +180,7 @@ static void several_streams_wait_for_zeros(void **state) {
     uint64_t address = paused(f, "a", TMS_BACKUP_NONE, 16), filled = paused(f, "a", TMS_BACKUP_PINNED, 17);
     const tms_selection_t zeroing = {.zero = 1};
     for (int i = 0; i < STREAMS; i++) streams[i] = enter_and_make_stream(f);
-    simulator()->set_bandwidth(16 * MIB); /* so that it does not end before the streams wait */
+    hold_copies();
     ASSERT_OK(tms_pending_begin(&f->saver, &zeroing, &pending, &error), error);
     simulator()->clear_counts();
     for (int i = 0; i < STREAMS; i++) {
@@ -186,9 +188,9 @@ static void several_streams_wait_for_zeros(void **state) {
         assert_int_equal(simulator()->launch_add(streams[i], address + (uint64_t)i * MIB, MIB, 1, 0), 0);
     }
     assert_int_equal(simulator()->calls("cuStreamWaitEvent"), STREAMS);
+    release_copies();
     for (int i = 0; i < STREAMS; i++) assert_int_equal(f->cuda->cuStreamSynchronize(streams[i]), CUDA_SUCCESS);
     ASSERT_OK(tms_pending_wait(pending, NULL, NULL, NULL, &error), error);
-    simulator()->set_bandwidth(0);
     for (uint64_t i = 0; i < BYTES; i++) assert_int_equal(((uint8_t *)address)[i], i < STREAMS * MIB);
     assert_filled(filled, BYTES, 17);
     tms_pending_release(pending);
@@ -307,7 +309,7 @@ static void a_thread_without_a_context_has_a_default_stream(void **state) {
     tms_error_t error;
     CUcontext current = NULL;
     uint64_t address = paused(f, "a", TMS_BACKUP_PINNED, 14);
-    simulator()->set_bandwidth(16 * MIB);
+    hold_copies();
     tms_pending_t *pending = begin(f, "a");
     ASSERT_OK(tms_pending_wait_stream(pending, NULL, NULL, NULL, &error), error);
     assert_int_equal(simulator()->calls("cuStreamWaitEvent"), 1);
@@ -315,10 +317,10 @@ static void a_thread_without_a_context_has_a_default_stream(void **state) {
     assert_null(current);
     ASSERT_OK(tms_devices_enter(&f->devices, 0, &context, &error), error);
     assert_int_equal(simulator()->launch_add(NULL, address + BYTES - MIB, MIB, 1, 0), 0);
+    release_copies();
     assert_int_equal(f->cuda->cuStreamSynchronize(NULL), CUDA_SUCCESS);
     tms_devices_leave(&f->devices, 0);
     ASSERT_OK(tms_pending_wait(pending, NULL, NULL, NULL, &error), error);
-    simulator()->set_bandwidth(0);
     uint8_t *bytes = (uint8_t *)address;
     for (uint64_t i = BYTES - MIB; i < BYTES; i++) bytes[i]--;
     assert_filled(address, BYTES, 14);
@@ -339,14 +341,14 @@ static void a_default_stream_of_a_device_that_is_not_in_use_is_refused(void **st
     fill(address, BYTES, 15);
     ASSERT_OK(pause_tag(&f, "a", NULL, &error), error);
     tms_devices_leave(&f.devices, 1);
-    simulator()->set_bandwidth(16 * MIB);
+    hold_copies();
     tms_pending_t *pending = begin(&f, "a");
     assert_int_equal(tms_pending_wait_stream(pending, NULL, NULL, NULL, &error), TMS_INVALID_STATE);
     assert_non_null(strstr(error.message, "no CUDA context"));
     assert_non_null(strstr(error.message, "wait()"));
     ASSERT_OK(tms_devices_active(&f.devices, &active, &context, &error), error);
     assert_int_equal(active, 2);
-    simulator()->set_bandwidth(0);
+    release_copies();
     ASSERT_OK(tms_pending_wait(pending, NULL, NULL, NULL, &error), error);
     assert_filled(address, BYTES, 15);
     tms_pending_release(pending);

@@ -5,10 +5,10 @@ static void a_wait_can_be_cancelled_and_the_resume_continues(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t address = paused(f, "a", TMS_BACKUP_PINNED, 6);
-    simulator()->set_bandwidth(16 * MIB);
+    hold_copies();
     tms_pending_t *pending = begin(f, "a");
     assert_int_equal(tms_pending_wait(pending, at_once, NULL, NULL, &error), TMS_INTERRUPTED);
-    simulator()->set_bandwidth(0);
+    release_copies();
     ASSERT_OK(tms_pending_wait(pending, NULL, NULL, NULL, &error), error);
     assert_filled(address, BYTES, 6);
     tms_pending_release(pending);
@@ -50,20 +50,18 @@ static void the_end_of_the_process_abandons_a_resume_that_does_not_stop(void **s
     tms_error_t error;
     tms_pendings_t *pendings = &f->saver.pendings;
     uint64_t address = paused(f, "a", TMS_BACKUP_PINNED, 8);
-    simulator()->set_bandwidth(1);
+    hold_copies();
     tms_pending_t *pending = begin(f, "a");
     simulator()->wait_until_synchronizing(); /* for its copies */
     tms_pendings_close(pendings, tms_wait_now());
     assert_int_equal(pendings->abandoned, 1);
     assert_true(atomic_load(&pendings->cancelled));
     tms_pendings_close(pendings, INFINITY); /* it has been abandoned for good */
-    simulator()->set_bandwidth(0);
+    release_copies();
     ASSERT_OK(tms_pending_wait(pending, NULL, NULL, NULL, &error), error);
     assert_filled(address, BYTES, 8);
     tms_pending_release(pending);
-    pthread_mutex_lock(&pendings->lock);
-    while (pendings->running > 0) pthread_cond_wait(&pendings->ended, &pendings->lock);
-    pthread_mutex_unlock(&pendings->lock);
+    join_resumes(f);
     tms_pendings_close(pendings, INFINITY);
     assert_int_equal(pendings->abandoned, 0);
     assert_false(atomic_load(&pendings->cancelled));

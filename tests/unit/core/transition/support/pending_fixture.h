@@ -28,6 +28,18 @@ static tms_pending_t *begin(fixture_t *f, const char *tag) {
     return pending;
 }
 
+/* Copies that begin from here on end no sooner than release_copies(). */
+static void hold_copies(void) { simulator()->set_bandwidth(1); }
+static void release_copies(void) { simulator()->set_bandwidth(0); }
+
+/* Waits for the threads of all resumes in the background. One may still begin after another call has done its work. */
+static void join_resumes(fixture_t *f) {
+    tms_pendings_t *pendings = &f->saver.pendings;
+    pthread_mutex_lock(&pendings->lock);
+    while (pendings->running > 0) pthread_cond_wait(&pendings->ended, &pendings->lock);
+    pthread_mutex_unlock(&pendings->lock);
+}
+
 static int32_t at_once(void *context) {
     (void)context;
     return 1;
