@@ -78,10 +78,10 @@ def test_paused_segments_that_are_freed_give_no_physical_memory(saver: TorchMemo
 
 
 def test_memory_that_becomes_slack_was_not_freed(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
-    with saver.region("a"):
+    with saver.region("slack"):
         addresses = [fake_torch.allocate(2 * MIB) for _ in range(8)]  # the last four lie side by side
-        saver.pause("a")
-        saver.resume("a")
+        saver.pause("slack")
+        saver.resume("slack")
         fake_torch.free(addresses[-2])
         report = release_cached()
     assert _core.counters()["slack_bytes"] == 2 * MIB
