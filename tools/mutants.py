@@ -32,6 +32,7 @@ import compaction  # noqa: E402
 import comparisons  # noqa: E402
 import devices  # noqa: E402
 import events  # noqa: E402
+import expectation  # noqa: E402
 import guard  # noqa: E402
 import hook_calls  # noqa: E402
 import layer_graphs  # noqa: E402
@@ -56,6 +57,7 @@ _TABLES = (
     comparisons,
     devices,
     events,
+    expectation,
     guard,
     hook_calls,
     layer_graphs,

@@ -12,6 +12,8 @@
 typedef struct crew {
     tms_transition_t *t;
     tms_device_work_t work;
+    tms_meanwhile_t meanwhile; /* NULL: the thread of the call does the first part */
+    void *context;             /* of `meanwhile` */
     pthread_mutex_t lock;
     pthread_cond_t ended; /* a thread has finished its part */
     int running;
@@ -74,10 +76,8 @@ static const part_t *find_failure(const part_t *parts, int count) {
     return failed;
 }
 
-/* The first part runs on this thread, as does every part whose thread could not be started. */
-static tms_status_t perform_parts(crew_t *crew, part_t *parts, int count, tms_error_t *error) {
-    tms_error_context_t context = tms_transition_context(crew->t, TMS_NO_DEVICE);
-    for (int i = 1; i < count; i++) {
+static void start_threads(crew_t *crew, part_t *parts, int first, int count) {
+    for (int i = first; i < count; i++) {
         pthread_mutex_lock(&crew->lock);
         crew->running++;
         pthread_mutex_unlock(&crew->lock);
@@ -87,22 +87,31 @@ static tms_status_t perform_parts(crew_t *crew, part_t *parts, int count, tms_er
         pthread_mutex_lock(&crew->lock);
         crew->running--;
         pthread_mutex_unlock(&crew->lock);
-        tms_log_write(
-            crew->t->saver->log, TMS_LOG_WARNING,
-            "%s: no thread could be started for device %d (pthread_create: %s): its part waits for those of other devices",
-            context.operation, parts[i].device, strerror(os_error));
+        tms_log_write(crew->t->saver->log, TMS_LOG_WARNING,
+                      "%s: no thread could be started for device %d (pthread_create: %s): its part comes after the others",
+                      crew->t->asked.operation, parts[i].device, strerror(os_error));
     }
-    for (int i = 0; i < count; i++) {
+}
+
+/* A callback of the program may have forked. */
+static bool is_forked(const crew_t *crew) { return getpid() != crew->t->wait.process; }
+
+/* Unless there is something to do meanwhile, the first part runs on this thread. So does every part whose thread could not
+ * be started. */
+static tms_status_t perform_parts(crew_t *crew, part_t *parts, int count, tms_error_t *error) {
+    tms_error_context_t context = tms_transition_context(crew->t, TMS_NO_DEVICE);
+    start_threads(crew, parts, crew->meanwhile ? 0 : 1, count);
+    if (crew->meanwhile && !crew->meanwhile(crew->t, crew->context)) atomic_store(&crew->cancelled, true);
+    for (int i = 0; i < count && !is_forked(crew); i++) {
         if (parts[i].has_thread) continue;
         if (atomic_load(&crew->cancelled)) break;
         perform(&parts[i], &crew->t->wait);
-        if (parts[i].status == TMS_FORKED) break;
     }
     tms_status_t status = TMS_OK;
-    if (getpid() == crew->t->wait.process) status = await_threads(crew, &context, error);
-    if (getpid() != crew->t->wait.process)
+    if (!is_forked(crew)) status = await_threads(crew, &context, error);
+    if (is_forked(crew))
         return tms_error_set(error, TMS_FORKED, &context, "the call began in the parent process, which owns the memory");
-    for (int i = 1; i < count; i++) {
+    for (int i = 0; i < count; i++) {
         if (parts[i].has_thread) pthread_join(parts[i].thread, NULL);
     }
     const part_t *failed = find_failure(parts, count);
@@ -114,12 +123,17 @@ static tms_status_t perform_parts(crew_t *crew, part_t *parts, int count, tms_er
 
 tms_status_t tms_transition_on_devices(tms_transition_t *t, tms_device_mask_t devices, tms_device_work_t work,
                                        tms_error_t *error) {
-    const tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
-    crew_t crew = {.t = t, .work = work};
     if (devices == 0) return TMS_OK;
     if ((devices & (devices - 1)) == 0) return work(t, __builtin_ctzll(devices), &t->wait, error);
+    return tms_transition_on_devices_meanwhile(t, devices, work, NULL, NULL, error);
+}
+
+tms_status_t tms_transition_on_devices_meanwhile(tms_transition_t *t, tms_device_mask_t devices, tms_device_work_t work,
+                                                 tms_meanwhile_t meanwhile, void *meanwhile_context, tms_error_t *error) {
+    const tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
+    crew_t crew = {.t = t, .work = work, .meanwhile = meanwhile, .context = meanwhile_context};
     int count = 0;
-    part_t *parts = calloc((size_t)__builtin_popcountll(devices), sizeof *parts);
+    part_t *parts = calloc((size_t)__builtin_popcountll(devices) + 1, sizeof *parts);
     if (!parts) return tms_error_set_os(error, &context, "calloc", ENOMEM, NULL);
     for (int device = 0; device < t->devices->count; device++) {
         if (devices >> device & 1) parts[count++] = (part_t){.crew = &crew, .device = device};

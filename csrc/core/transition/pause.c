@@ -3,6 +3,7 @@
 #include "core/allocation/retire.h"
 #include "core/transition/devices.h"
 #include "core/transition/ending.h"
+#include "core/transition/expectation.h"
 #include "core/transition/guarding.h"
 #include "core/transition/phases.h"
 #include "core/transition/transition.h"
@@ -107,17 +108,82 @@ static tms_status_t save_device(tms_transition_t *t, int device, tms_wait_t *wai
     return copying.status;
 }
 
-/* Calls find_live; *known is NULL if the live bytes are unknown. The callback may be called only once the devices are idle.
- * `interrupted` reports a failure of the callback. */
-static tms_status_t find_live(tms_transition_t *t, tms_live_t *live, const tms_live_t **known, tms_error_t *error) {
+/* ---- what is live ---- */
+
+/* The search for live bytes. */
+typedef struct search {
+    bool wanted, ended;
+    tms_live_t live;
+    const tms_live_t *known; /* &live; NULL: the live bytes are unknown */
+    bool expected;           /* it has found what was expected */
+    uint64_t phase_began;
+    tms_status_t status; /* of a search beside copies, with `error` */
+    tms_error_t error;
+} search_t;
+
+/* Calls find_live, unless that has happened. The callback may be called only once the devices are idle. `interrupted`
+ * reports a failure of the callback. */
+static tms_status_t find_live(tms_transition_t *t, search_t *search, tms_error_t *error) {
     const tms_selection_t *selection = t->asked.selection;
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
-    *known = NULL;
-    if (!selection->find_live || !keeps_contents(t)) return TMS_OK;
+    if (!search->wanted || search->ended) return TMS_OK;
     tms_turn_callback_begin(t->saver);
-    if (selection->find_live(selection->live_context, live) == 0) *known = live;
+    if (selection->find_live(selection->live_context, &search->live) == 0) search->known = &search->live;
     tms_turn_callback_end(t->saver);
+    search->ended = true;
+    search->expected = tms_expectation_note(&t->saver->expectation, t->planned.first, search->known);
+    if (!search->expected) t->planned.total_bytes = 0; /* copies of what was expected are no progress */
     return tms_wait_ask(&t->wait, &context, error);
+}
+
+/* While the devices copy what is expected to be live. False: that is not needed. */
+static bool find_live_meanwhile(tms_transition_t *t, void *context) {
+    search_t *search = context;
+    search->status = find_live(t, search, &search->error);
+    tms_phases_end(t, TMS_PHASE_PLAN, search->phase_began, search->status);
+    return search->status == TMS_OK && search->expected;
+}
+
+/* Undoes plan_all and copies that have ended. */
+static void forget_plan(tms_transition_t *t) {
+    tms_backup_batch_end(&t->saver->stores, &t->planned.batch);
+    TMS_FOR_EACH(segment, t) tms_backup_cancel(&segment->backup, &t->saver->stores);
+    t->planned.total_bytes = 0;
+    atomic_store(&t->done.copied_bytes, 0);
+}
+
+/* Copies what is expected to be live, and searches meanwhile. *saved: that is what was found. Otherwise nothing is planned
+ * any more, and the search has ended, or not begun if the plan failed: it may be for more bytes than there will be. */
+static tms_status_t save_expected(tms_transition_t *t, const tms_live_t *expected, search_t *search, bool *saved,
+                                  tms_error_t *error) {
+    tms_device_mask_t copying = 0;
+    search->phase_began = tms_phases_begin(t, TMS_PHASE_PLAN);
+    tms_status_t status = plan_all(t, expected, &copying, error);
+    if (status == TMS_OK)
+        status = tms_transition_on_devices_meanwhile(t, copying, save_device, find_live_meanwhile, search, error);
+    if (status == TMS_FORKED) return status;
+    if (!search->ended) {
+        tms_phases_end(t, TMS_PHASE_PLAN, search->phase_began, status);
+        forget_plan(t);
+        return status == TMS_INTERRUPTED ? status : TMS_OK;
+    }
+    if (search->status != TMS_OK) {
+        if (error) *error = search->error;
+        return search->status;
+    }
+    *saved = search->expected;
+    if (*saved) return status;
+    forget_plan(t);
+    return status == TMS_INTERRUPTED || status == TMS_OUT_OF_HOST_MEMORY ? TMS_OK : status;
+}
+
+static tms_status_t save_found(tms_transition_t *t, search_t *search, tms_error_t *error) {
+    tms_device_mask_t copying = 0;
+    const uint64_t began = tms_phases_begin(t, TMS_PHASE_PLAN);
+    tms_status_t status = find_live(t, search, error);
+    if (status == TMS_OK) status = plan_all(t, search->known, &copying, error);
+    tms_phases_end(t, TMS_PHASE_PLAN, began, status);
+    return status == TMS_OK ? tms_transition_on_devices(t, copying, save_device, error) : status;
 }
 
 /* ---- the steps ---- */
@@ -134,14 +200,12 @@ static tms_status_t quiesce(tms_transition_t *t, tms_quiesced_t *quiesced, tms_e
 }
 
 static tms_status_t save(tms_transition_t *t, tms_error_t *error) {
-    tms_device_mask_t copying = 0;
-    tms_live_t live = {0};
-    const tms_live_t *known = NULL;
-    const uint64_t began = tms_phases_begin(t, TMS_PHASE_PLAN);
-    tms_status_t status = find_live(t, &live, &known, error);
-    if (status == TMS_OK) status = plan_all(t, known, &copying, error);
-    tms_phases_end(t, TMS_PHASE_PLAN, began, status);
-    if (status == TMS_OK) status = tms_transition_on_devices(t, copying, save_device, error);
+    search_t search = {.wanted = t->asked.selection->find_live && keeps_contents(t)};
+    const tms_live_t *expected = search.wanted ? tms_expectation_find(&t->saver->expectation, t->planned.first) : NULL;
+    tms_status_t status = TMS_OK;
+    bool saved = false;
+    if (expected) status = save_expected(t, expected, &search, &saved, error);
+    if (status == TMS_OK && !saved) status = save_found(t, &search, error);
     if (status == TMS_FORKED) return status;
     tms_backup_batch_end(&t->saver->stores, &t->planned.batch);
     if (status == TMS_OK) {

@@ -1,0 +1,36 @@
+/* What find_live answered last, and whether the next pause may expect the same answer.
+ *
+ * PyTorch takes as long to describe its blocks as the device takes to copy a GiB. A program that pauses the same segments
+ * again has mostly the same bytes in use, so a pause copies what was live the last time while it asks (pause.c). The answer
+ * decides: what was copied counts only if it is the same, byte for byte.
+ *
+ * Nothing is expected of segments that were not all together in the last search, nor after two searches of the same segments
+ * with different answers, until two are the same.
+ *
+ * Owned by the saver. Used on the thread of the pause that has the turn, with the list of its segments; no lock. */
+#ifndef TMS_EXPECTATION_H
+#define TMS_EXPECTATION_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "base/status.h"
+
+struct tms_segment;
+
+typedef struct tms_expectation {
+    tms_live_t live; /* a copy of the last answer, in one block */
+    void *block;     /* NULL: no answer is kept */
+    uint64_t search; /* number of the last search; its segments have it, too */
+    size_t segments; /* in that search */
+    bool varies;     /* the last two searches of the same segments had different answers */
+} tms_expectation_t;
+
+/* The answer that the pause may expect, or NULL. Valid until the next tms_expectation_note. */
+const tms_live_t *tms_expectation_find(const tms_expectation_t *expectation, const struct tms_segment *first);
+/* After find_live: keeps its answer, NULL if it has none. Returns whether it is that of the last search, which had the same
+ * segments. If memory is short, nothing is kept, and so nothing expected. */
+bool tms_expectation_note(tms_expectation_t *expectation, struct tms_segment *first, const tms_live_t *answer);
+void tms_expectation_release(tms_expectation_t *expectation);
+
+#endif
