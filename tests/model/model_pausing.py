@@ -9,7 +9,7 @@ from typing import Any
 
 import model_runs as runs
 from model_actors import Actor
-from model_allocations import ACTIVE, DAMAGED, PAUSED, Allocation, PauseChoice, ResumeChoice, Tags, used_tags
+from model_allocations import ACTIVE, DAMAGED, PAUSED, Allocation, PauseChoice, Ranges, ResumeChoice, Tags, used_tags
 from model_world import FAILURES, World, describe_error
 
 from torch_memory_saver import _core, errors
@@ -67,7 +67,20 @@ def choose_pause(world: World, choose: Any) -> PauseChoice:
             cuts.sort()
             ranges = list(zip(cuts[::2], cuts[1::2], strict=True)) if kind < 4 else [(0, allocation.size)]
             choice.live[allocation.address] = [(begin, end) for begin, end in ranges if begin < end]
+        if choose.integer(0, 1):
+            choice.live = live_as_before(world)
+        world.last_live = choice.live
     return choice
+
+
+def live_as_before(world: World) -> dict[int, Ranges]:
+    """What the last search found, where there is an allocation that has all of it: the next pause may expect it."""
+    size = {allocation.address: allocation.size for allocation in world.allocations}
+    return {
+        address: ranges
+        for address, ranges in world.last_live.items()
+        if address in size and all(end <= size[address] for _, end in ranges)
+    }
 
 
 def call_pause(tags: Tags, choice: PauseChoice, asked: Tags = None) -> Any:
