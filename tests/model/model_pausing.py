@@ -101,7 +101,11 @@ def call_pause(tags: Tags, choice: PauseChoice, asked: Tags = None) -> Any:
 
 def pause(world: World, choose: Any) -> bool:
     actor, tags = choose.pick(world.actors), choose_tags(world, choose)
-    pause_tags(world, actor, tags, choose_pause(world, choose), spelled(world, tags, choose))
+    choice = choose_pause(world, choose)
+    pause_tags(world, actor, tags, choice, spelled(world, tags, choose))
+    if choice.live is not None and world.rule is None and choose.integer(0, 1):
+        resume_tags(world, actor, tags, {})
+        pause_tags(world, actor, tags, choice)  # expects the live bytes that it is told
     return True
 
 

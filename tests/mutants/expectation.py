@@ -35,7 +35,7 @@ MUTANTS = (
     Mutant(
         "answers-that-vary-are-expected",
         _EXPECTATION,
-        "expectation->varies = repeated && !same;",
+        "expectation->varies = repeated && !*same;",
         "expectation->varies = false;",
         _TEST,
     ),

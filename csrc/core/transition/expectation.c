@@ -1,5 +1,6 @@
 #include "core/transition/expectation.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,13 +24,14 @@ static bool is_same_answer(const tms_expectation_t *last, const tms_live_t *answ
            (live->range_count == 0 || memcmp(answer->ranges, live->ranges, live->range_count * sizeof *live->ranges) == 0);
 }
 
-static void keep(tms_expectation_t *expectation, const tms_live_t *answer) {
+static tms_status_t keep(tms_expectation_t *expectation, const tms_live_t *answer, const tms_error_context_t *context,
+                         tms_error_t *error) {
     tms_expectation_release(expectation);
-    if (!answer) return;
+    if (!answer) return TMS_OK;
     const size_t ranges = answer->range_count * sizeof *answer->ranges;
     const size_t allocations = answer->allocation_count * sizeof *answer->allocations;
     char *block = malloc(ranges + allocations + 1);
-    if (!block) return;
+    if (!block) return tms_error_set_os(error, context, "malloc", ENOMEM, NULL);
     if (ranges > 0) memcpy(block, answer->ranges, ranges);
     if (allocations > 0) memcpy(block + ranges, answer->allocations, allocations);
     expectation->block = block;
@@ -37,6 +39,7 @@ static void keep(tms_expectation_t *expectation, const tms_live_t *answer) {
                                      .allocation_count = answer->allocation_count,
                                      .ranges = (const tms_live_range_t *)block,
                                      .range_count = answer->range_count};
+    return TMS_OK;
 }
 
 const tms_live_t *tms_expectation_find(const tms_expectation_t *expectation, const tms_segment_t *first) {
@@ -44,17 +47,18 @@ const tms_live_t *tms_expectation_find(const tms_expectation_t *expectation, con
     return exists ? &expectation->live : NULL;
 }
 
-bool tms_expectation_note(tms_expectation_t *expectation, tms_segment_t *first, const tms_live_t *answer) {
-    const bool repeated = is_same_search(expectation, first), same = repeated && is_same_answer(expectation, answer);
-    expectation->varies = repeated && !same;
+tms_status_t tms_expectation_note(tms_expectation_t *expectation, tms_segment_t *first, const tms_live_t *answer, bool *same,
+                                  const tms_error_context_t *context, tms_error_t *error) {
+    const bool repeated = is_same_search(expectation, first);
+    *same = repeated && is_same_answer(expectation, answer);
+    expectation->varies = repeated && !*same;
     expectation->search++;
     expectation->segments = 0;
     for (tms_segment_t *segment = first; segment; segment = segment->next_in_transition) {
         segment->search = expectation->search;
         expectation->segments++;
     }
-    if (!same) keep(expectation, answer);
-    return same;
+    return *same ? TMS_OK : keep(expectation, answer, context, error);
 }
 
 void tms_expectation_release(tms_expectation_t *expectation) {

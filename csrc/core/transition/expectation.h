@@ -28,9 +28,10 @@ typedef struct tms_expectation {
 
 /* The answer that the pause may expect, or NULL. Valid until the next tms_expectation_note. */
 const tms_live_t *tms_expectation_find(const tms_expectation_t *expectation, const struct tms_segment *first);
-/* After find_live: keeps its answer, NULL if it has none. Returns whether it is that of the last search, which had the same
- * segments. If memory is short, nothing is kept, and so nothing expected. */
-bool tms_expectation_note(tms_expectation_t *expectation, struct tms_segment *first, const tms_live_t *answer);
+/* After find_live: keeps its answer, NULL if it has none. *same: it is that of the last search, which had the same segments.
+ * TMS_OUT_OF_HOST_MEMORY: nothing is kept, and *same is false. */
+tms_status_t tms_expectation_note(tms_expectation_t *expectation, struct tms_segment *first, const tms_live_t *answer,
+                                  bool *same, const tms_error_context_t *context, tms_error_t *error);
 void tms_expectation_release(tms_expectation_t *expectation);
 
 #endif

@@ -131,9 +131,10 @@ static tms_status_t find_live(tms_transition_t *t, search_t *search, tms_error_t
     if (selection->find_live(selection->live_context, &search->live) == 0) search->known = &search->live;
     tms_turn_callback_end(t->saver);
     search->ended = true;
-    search->expected = tms_expectation_note(&t->saver->expectation, t->planned.first, search->known);
+    tms_status_t status =
+        tms_expectation_note(&t->saver->expectation, t->planned.first, search->known, &search->expected, &context, error);
     if (!search->expected) t->planned.total_bytes = 0; /* copies of what was expected are no progress */
-    return tms_wait_ask(&t->wait, &context, error);
+    return status == TMS_OK ? tms_wait_ask(&t->wait, &context, error) : status;
 }
 
 /* While the devices copy what is expected to be live. False: that is not needed. */
@@ -152,21 +153,17 @@ static void forget_plan(tms_transition_t *t) {
     atomic_store(&t->done.copied_bytes, 0);
 }
 
-/* Copies what is expected to be live, and searches meanwhile. *saved: that is what was found. Otherwise nothing is planned
- * any more, and the search has ended, or not begun if the plan failed: it may be for more bytes than there will be. */
+/* Copies what is expected to be live, and searches meanwhile. *saved: that is what was found, and the result that of the
+ * copies. Otherwise nothing is planned any more; it may have been for more bytes than there is room for. */
 static tms_status_t save_expected(tms_transition_t *t, const tms_live_t *expected, search_t *search, bool *saved,
                                   tms_error_t *error) {
     tms_device_mask_t copying = 0;
     search->phase_began = tms_phases_begin(t, TMS_PHASE_PLAN);
     tms_status_t status = plan_all(t, expected, &copying, error);
-    if (status == TMS_OK)
-        status = tms_transition_on_devices_meanwhile(t, copying, save_device, find_live_meanwhile, search, error);
+    const bool planned = status == TMS_OK;
+    if (planned) status = tms_transition_on_devices_meanwhile(t, copying, save_device, find_live_meanwhile, search, error);
     if (status == TMS_FORKED) return status;
-    if (!search->ended) {
-        tms_phases_end(t, TMS_PHASE_PLAN, search->phase_began, status);
-        forget_plan(t);
-        return status == TMS_INTERRUPTED ? status : TMS_OK;
-    }
+    if (!search->ended) (void)find_live_meanwhile(t, search); /* which tells whether the failure counts */
     if (search->status != TMS_OK) {
         if (error) *error = search->error;
         return search->status;
@@ -174,7 +171,7 @@ static tms_status_t save_expected(tms_transition_t *t, const tms_live_t *expecte
     *saved = search->expected;
     if (*saved) return status;
     forget_plan(t);
-    return status == TMS_INTERRUPTED || status == TMS_OUT_OF_HOST_MEMORY ? TMS_OK : status;
+    return !planned || status == TMS_INTERRUPTED || status == TMS_OUT_OF_HOST_MEMORY ? TMS_OK : status;
 }
 
 static tms_status_t save_found(tms_transition_t *t, search_t *search, tms_error_t *error) {
