@@ -217,6 +217,39 @@ static void it_shows_a_pause_that_runs(void **state) {
     destroy_stream(f, stream);
 }
 
+typedef struct held_free {
+    fixture_t *fixture;
+    uint64_t address;
+    tms_status_t status;
+} held_free_t;
+
+static void *run_free(void *argument) {
+    held_free_t *held = argument;
+    held->status = tms_saver_free(&held->fixture->saver, held->address, NULL);
+    return NULL;
+}
+
+/* Its memory goes back only when the device no longer uses it. */
+static void it_shows_a_free_that_waits(void **state) {
+    fixture_t *f = *state;
+    pthread_t thread;
+    held_free_t held = {.fixture = f, .address = allocate(f, "weights", TMS_BACKUP_NONE, 2 * MIB)};
+    CUstream stream = launch_behind_gate(f, GATE, held.address);
+    assert_int_equal(look(f).rows[0].allocations, 1);
+    assert_int_equal(pthread_create(&thread, NULL, run_free, &held), 0);
+    simulator()->wait_until_synchronizing();
+    const tms_shared_page_contents_t page = look(f);
+    const uint64_t mapped = physical_bytes(0);
+    simulator()->open_gate(GATE);
+    pthread_join(thread, NULL);
+    assert_int_equal(held.status, TMS_OK);
+    assert_int_equal(mapped, 2 * MIB);
+    assert_int_equal(row_of(&page, "weights", 0)->allocations, 0);
+    assert_int_equal(page.process.frees_total, 1);
+    (void)compare(f);
+    destroy_stream(f, stream);
+}
+
 static void it_counts_failures(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -260,6 +293,7 @@ int main(void) {
         PAGE_TEST(it_shows_slack),
         PAGE_TEST(it_shows_the_events_too_if_the_ring_is_off),
         PAGE_TEST(it_shows_a_pause_that_runs),
+        PAGE_TEST(it_shows_a_free_that_waits),
         PAGE_TEST(it_counts_failures),
         PAGE_TEST(it_shows_damaged_allocations),
     };
