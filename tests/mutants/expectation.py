@@ -40,6 +40,13 @@ MUTANTS = (
         _TEST,
     ),
     Mutant(
+        "retained-memory-is-overwritten-in-vain",
+        _PAUSE,
+        "        if (tms_backup_may_be_viewed(&segment->backup, &t->saver->stores)) return NULL;\n",
+        "        (void)segment;\n",
+        _TEST,
+    ),
+    Mutant(
         "copies-go-on-although-the-search-was-cancelled",
         _PAUSE,
         "    return search->status == TMS_OK && search->expected;",

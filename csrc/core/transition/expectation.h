@@ -5,7 +5,7 @@
  * decides: what was copied counts only if it is the same, byte for byte.
  *
  * Nothing is expected of segments that were not all together in the last search, nor after two searches of the same segments
- * with different answers, until two are the same.
+ * with different answers, until two are the same. Nor is it of segments with retained host memory (pause.c).
  *
  * Owned by the saver. Used on the thread of the pause that has the turn, with the list of its segments; no lock. */
 #ifndef TMS_EXPECTATION_H

@@ -196,9 +196,17 @@ static tms_status_t quiesce(tms_transition_t *t, tms_quiesced_t *quiesced, tms_e
     return status;
 }
 
+/* What may be copied before the search has ended; NULL: nothing. Retained host memory is not overwritten in vain. */
+static const tms_live_t *find_expected(const tms_transition_t *t) {
+    TMS_FOR_EACH(segment, t) {
+        if (tms_backup_may_be_viewed(&segment->backup, &t->saver->stores)) return NULL;
+    }
+    return tms_expectation_find(&t->saver->expectation, t->planned.first);
+}
+
 static tms_status_t save(tms_transition_t *t, tms_error_t *error) {
     search_t search = {.wanted = t->asked.selection->find_live && keeps_contents(t)};
-    const tms_live_t *expected = search.wanted ? tms_expectation_find(&t->saver->expectation, t->planned.first) : NULL;
+    const tms_live_t *expected = search.wanted ? find_expected(t) : NULL;
     tms_status_t status = TMS_OK;
     bool saved = false;
     if (expected) status = save_expected(t, expected, &search, &saved, error);

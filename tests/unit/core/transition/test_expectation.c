@@ -188,6 +188,44 @@ static void nothing_is_expected_of_other_segments(void **state) {
     cycle(&program, 0, false);
 }
 
+static int plans_of_last_call(fixture_t *f) {
+    static tms_event_t events[1024];
+    uint64_t recorded = 0;
+    size_t count = tms_events_copy(&f->saver.events, events, sizeof events / sizeof *events, &recorded);
+    int plans = 0;
+    assert_true(count > 0);
+    for (size_t i = 0; i < count; i++) {
+        plans += events[i].kind == TMS_EVENT_PHASE && events[i].phase == TMS_PHASE_PLAN &&
+                 events[i].call == events[count - 1].call;
+    }
+    return plans;
+}
+
+/* A view of it shows what the last pause that kept the segment has left. */
+static void retained_memory_is_not_overwritten_in_vain(void **state) {
+    tms_error_t error;
+    tms_host_buffer_t *view = NULL;
+    void *host = NULL;
+    program_t program;
+    fixture_t *f = *state;
+    prepare(&program, f, 1);
+    for (int retains = 0; retains < 2; retains++) {
+        atomic_store(&f->saver.host_policy, retains ? TMS_HOST_RETAIN : TMS_HOST_RELEASE);
+        program.answer = 0;
+        for (int i = 0; i < 2; i++) { /* the second time it is what was before */
+            ASSERT_OK(pause_program(&program, NULL, &error), error);
+            ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+        }
+        program.answer = 1;
+        ASSERT_OK(tms_saver_host_backup(&f->saver, program.segments[0], LIVE_BYTES, &view, &host, &error), error);
+        assert_int_equal(host != NULL, retains);
+        ASSERT_OK(pause_program(&program, NULL, &error), error);
+        assert_int_equal(plans_of_last_call(f), retains ? 1 : 2);
+        ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    }
+    tms_host_buffer_drop(view);
+}
+
 static void assert_nothing_happened(program_t *program, uint32_t seed) {
     for (uint32_t i = 0; i < SEGMENTS; i++) {
         assert_int_equal(state_of(program->fixture, program->segments[i]), TMS_SEGMENT_ACTIVE);
@@ -313,6 +351,7 @@ int main(void) {
         TWO(devices_copy_side_by_side),
         ONE(without_an_answer_everything_is_copied),
         ONE(nothing_is_expected_of_other_segments),
+        ONE(retained_memory_is_not_overwritten_in_vain),
         ONE(a_cancelled_search_ends_the_copies),
         ONE(a_copy_that_fails_fails_the_pause),
         ONE(too_little_host_memory_for_what_is_expected_does_not_fail_the_pause),
