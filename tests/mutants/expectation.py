@@ -61,6 +61,13 @@ MUTANTS = (
         _TEST,
     ),
     Mutant(
+        "copies-in-vain-that-find-no-room-fail-the-pause",
+        _PAUSE,
+        "status == TMS_OUT_OF_HOST_MEMORY || status == TMS_BACKUP_IO;",
+        "status == TMS_OUT_OF_HOST_MEMORY;",
+        _TEST,
+    ),
+    Mutant(
         "copies-in-vain-count-as-progress",
         _PAUSE,
         "    atomic_store(&t->done.copied_bytes, 0);\n",

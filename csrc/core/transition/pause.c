@@ -137,7 +137,7 @@ static tms_status_t find_live(tms_transition_t *t, search_t *search, tms_error_t
     return status == TMS_OK ? tms_wait_ask(&t->wait, &context, error) : status;
 }
 
-/* While the devices copy what is expected to be live. False: that is not needed. */
+/* tms_meanwhile_t, while the devices copy what is expected to be live. */
 static bool find_live_meanwhile(tms_transition_t *t, void *context) {
     search_t *search = context;
     search->status = find_live(t, search, &search->error);
@@ -153,8 +153,14 @@ static void forget_plan(tms_transition_t *t) {
     atomic_store(&t->done.copied_bytes, 0);
 }
 
-/* Copies what is expected to be live, and searches meanwhile. *saved: that is what was found, and the result that of the
- * copies. Otherwise nothing is planned any more; it may have been for more bytes than there is room for. */
+/* Whether copies in vain have failed in a way that the pause may still succeed: they were cancelled, or wanted more room in
+ * host memory or on disk than what is live does. */
+static bool is_forgivable(tms_status_t status) {
+    return status == TMS_OK || status == TMS_INTERRUPTED || status == TMS_OUT_OF_HOST_MEMORY || status == TMS_BACKUP_IO;
+}
+
+/* Copies what is expected to be live, and searches while the copies run. *saved: the search has found the same, and the
+ * result is that of the copies. Otherwise nothing is planned any more. */
 static tms_status_t save_expected(tms_transition_t *t, const tms_live_t *expected, search_t *search, bool *saved,
                                   tms_error_t *error) {
     tms_device_mask_t copying = 0;
@@ -171,7 +177,7 @@ static tms_status_t save_expected(tms_transition_t *t, const tms_live_t *expecte
     *saved = search->expected;
     if (*saved) return status;
     forget_plan(t);
-    return !planned || status == TMS_INTERRUPTED || status == TMS_OUT_OF_HOST_MEMORY ? TMS_OK : status;
+    return !planned || is_forgivable(status) ? TMS_OK : status;
 }
 
 static tms_status_t save_found(tms_transition_t *t, search_t *search, tms_error_t *error) {
