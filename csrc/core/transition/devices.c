@@ -96,8 +96,8 @@ static void start_threads(crew_t *crew, part_t *parts, int first, int count) {
 /* A callback of the program may have forked. */
 static bool is_forked(const crew_t *crew) { return getpid() != crew->t->wait.process; }
 
-/* Unless there is something to do meanwhile, the first part runs on this thread. So does every part whose thread could not
- * be started. */
+/* The first part runs on this thread, unless this thread has `meanwhile` to run. Parts whose thread could not be started
+ * follow on it. */
 static tms_status_t perform_parts(crew_t *crew, part_t *parts, int count, tms_error_t *error) {
     tms_error_context_t context = tms_transition_context(crew->t, TMS_NO_DEVICE);
     start_threads(crew, parts, crew->meanwhile ? 0 : 1, count);

@@ -17,7 +17,7 @@ static bool is_same_search(const tms_expectation_t *last, const tms_segment_t *f
 
 static bool is_same_answer(const tms_expectation_t *last, const tms_live_t *answer) {
     const tms_live_t *live = &last->live;
-    if (!answer || !last->block) return false;
+    if (!answer || !live->ranges) return false;
     if (answer->allocation_count != live->allocation_count || answer->range_count != live->range_count) return false;
     return (live->allocation_count == 0 ||
             memcmp(answer->allocations, live->allocations, live->allocation_count * sizeof *live->allocations) == 0) &&
@@ -34,7 +34,6 @@ static tms_status_t keep(tms_expectation_t *expectation, const tms_live_t *answe
     if (!block) return tms_error_set_os(error, context, "malloc", ENOMEM, NULL);
     if (ranges > 0) memcpy(block, answer->ranges, ranges);
     if (allocations > 0) memcpy(block + ranges, answer->allocations, allocations);
-    expectation->block = block;
     expectation->live = (tms_live_t){.allocations = (const uint64_t *)(block + ranges),
                                      .allocation_count = answer->allocation_count,
                                      .ranges = (const tms_live_range_t *)block,
@@ -43,7 +42,7 @@ static tms_status_t keep(tms_expectation_t *expectation, const tms_live_t *answe
 }
 
 const tms_live_t *tms_expectation_find(const tms_expectation_t *expectation, const tms_segment_t *first) {
-    bool exists = expectation->block && !expectation->varies && is_same_search(expectation, first);
+    bool exists = expectation->live.ranges && !expectation->varies && is_same_search(expectation, first);
     return exists ? &expectation->live : NULL;
 }
 
@@ -62,6 +61,6 @@ tms_status_t tms_expectation_note(tms_expectation_t *expectation, tms_segment_t 
 }
 
 void tms_expectation_release(tms_expectation_t *expectation) {
-    free(expectation->block);
-    expectation->block = NULL;
+    free((void *)expectation->live.ranges);
+    expectation->live = (tms_live_t){0};
 }

@@ -1,8 +1,8 @@
 /* What find_live answered last, and whether the next pause may expect the same answer.
  *
- * PyTorch takes as long to describe its blocks as the device takes to copy a GiB. A program that pauses the same segments
- * again has mostly the same bytes in use, so a pause copies what was live the last time while it asks (pause.c). The answer
- * decides: what was copied counts only if it is the same, byte for byte.
+ * PyTorch takes milliseconds to describe thousands of blocks (docs/performance.md). A program that pauses the same segments
+ * again mostly has the same bytes in use. So a pause copies what was live the last time while it asks what is live now
+ * (pause.c). What was copied counts only if the answer is the same.
  *
  * Nothing is expected of segments that were not all together in the last search, nor after two searches of the same segments
  * with different answers, until two are the same. Nor is it of segments with retained host memory (pause.c).
@@ -19,8 +19,7 @@
 struct tms_segment;
 
 typedef struct tms_expectation {
-    tms_live_t live; /* a copy of the last answer, in one block */
-    void *block;     /* NULL: no answer is kept */
+    tms_live_t live; /* a copy of the last answer, in one block that begins with its ranges; all zero: none is kept */
     uint64_t search; /* number of the last search; its segments have it, too */
     size_t segments; /* in that search */
     bool varies;     /* the last two searches of the same segments had different answers */
