@@ -79,6 +79,8 @@ TMS_SIM_EXPORT uint64_t tms_sim_failures_fired(void); /* since the reset */
  * count; calls inside a runtime function do not. */
 TMS_SIM_EXPORT uint64_t tms_sim_calls(const char *call);
 TMS_SIM_EXPORT void tms_sim_clear_counts(void); /* also clears the trace */
+/* Calls that failed because a forked child made them; tms_sim_calls is 0 there. */
+TMS_SIM_EXPORT uint64_t tms_sim_calls_in_child(void);
 
 /* The trace: names of the calls in order, separated by '\n', from the first call after it was cleared. Writes at most
  * `capacity` bytes, including the NUL, and returns the full length. Calls are recorded only after tms_sim_trace(1). */

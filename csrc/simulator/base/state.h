@@ -291,7 +291,8 @@ typedef struct sim_state {
     uint64_t kernels_launched, kernels_skipped;
     sim_table_t kernels_named; /* kernels already reported on stderr, by address of the name */
 
-    unsigned refused; /* bit mask of functions already reported on stderr: control/unsupported.c */
+    unsigned refused;                /* bit mask of functions already reported on stderr: control/unsupported.c */
+    _Atomic uint64_t calls_in_child; /* that a forked child made and that failed for that reason */
 
     sim_shared_t *shared;
     int shared_file;

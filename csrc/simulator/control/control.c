@@ -1,4 +1,5 @@
-/* The tms_sim_* control functions for tests. In a forked child they have no effect. */
+/* The tms_sim_* control functions for tests. In a forked child they have no effect, but for tms_sim_calls_in_child. */
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -53,6 +54,8 @@ uint64_t tms_sim_calls(const char *call) {
     sim_life_leave();
     return count;
 }
+
+uint64_t tms_sim_calls_in_child(void) { return atomic_load(&sim_state.calls_in_child); }
 
 void tms_sim_clear_counts(void) {
     if (!sim_life_enter()) return;

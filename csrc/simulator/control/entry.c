@@ -1,5 +1,6 @@
 /* The exported functions and their lookup by name. Each wrapper counts the call, writes the trace, applies an injected
  * fault, runs the checks, and calls the implementation with the lock held. */
+#include <stdatomic.h>
 #include <string.h>
 
 #include "simulator/base/entry_list.h"
@@ -22,10 +23,17 @@ static int offered_since(const char *symbol) {
     return strcmp(symbol, "cuCtxCreate_v4") == 0 ? CUDA_12_5 : 0;
 }
 
-/* In a forked child `locked` is false: only SIM_FORKED and SIM_PURE calls work, and no call is counted. */
+/* In a forked child only these calls work, and only the others are counted. */
+static CUresult begin_call_in_child(sim_call_t call) {
+    if (sim_calls[call].checks & (SIM_PURE | SIM_FORKED)) return CUDA_SUCCESS;
+    atomic_fetch_add(&sim_state.calls_in_child, 1);
+    return CUDA_ERROR_NOT_INITIALIZED;
+}
+
+/* In a forked child `locked` is false. */
 static CUresult begin_call(sim_call_t call, bool *locked) {
     *locked = sim_life_enter();
-    if (!*locked) return sim_calls[call].checks & (SIM_PURE | SIM_FORKED) ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
+    if (!*locked) return begin_call_in_child(call);
     CUresult result = sim_call_begins(call);
     return result == CUDA_SUCCESS ? sim_call_check(sim_calls[call].checks) : result;
 }

@@ -118,7 +118,8 @@ static void a_forked_child_has_no_gpu(void **state) {
         bool refused = CALL(cuInit, 0) == CUDA_ERROR_NOT_INITIALIZED &&
                        CALL(cuMemUnmap, block.address, GRANULE) == CUDA_ERROR_NOT_INITIALIZED &&
                        CALL(cuMemAddressReserve, &address, GRANULE, 0, 0, 0) == CUDA_ERROR_NOT_INITIALIZED &&
-                       CALL(cudaFree, NULL) == CUDA_ERROR_NOT_INITIALIZED && CALL(calls, "*") == 0;
+                       CALL(cudaFree, NULL) == CUDA_ERROR_NOT_INITIALIZED && CALL(calls, "*") == 0 &&
+                       CALL(calls_in_child) == 4;
         exit(refused ? 0 : CHILD_FAILED); /* destructors run here too */
     }
     assert_int_equal(waitpid(child, &status, 0), child);

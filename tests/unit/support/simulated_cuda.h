@@ -30,6 +30,7 @@
     X(failures_fired)                                                                                                       \
     X(calls)                                                                                                                \
     X(clear_counts)                                                                                                         \
+    X(calls_in_child)                                                                                                       \
     X(trace)                                                                                                                \
     X(read_trace)                                                                                                           \
     X(usage)                                                                                                                \

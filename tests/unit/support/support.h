@@ -35,6 +35,7 @@
     X(uint64_t, failures_fired, (void))                                                                                     \
     X(uint64_t, calls, (const char *call))                                                                                  \
     X(void, clear_counts, (void))                                                                                           \
+    X(uint64_t, calls_in_child, (void))                                                                                     \
     X(void, trace, (int on))                                                                                                \
     X(size_t, read_trace, (char *text, size_t capacity))                                                                    \
     X(void, usage, (int device, tms_sim_usage_t *usage))                                                                    \
