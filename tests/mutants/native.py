@@ -110,6 +110,13 @@ _TRANSITIONS = (
         "",
         ("tests/unit/core/transition/test_interrupt.c",),
     ),
+    Mutant(
+        "a-forked-child-closes-its-parents-copier",
+        "csrc/core/transition/pause.c",
+        "    if (status == TMS_FORKED) return status; /* in a forked child: the stream",
+        "    /* in a forked child: the stream",
+        ("tests/unit/core/transition/test_interrupt_meanwhile.c",),
+    ),
 )
 
 _BACKUPS = (

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "backup/host/block.h"
+#include "copies.h"
 
 static const tms_error_context_t CONTEXT = {.operation = "test", .device = 0};
 static const tms_backup_kind_t KINDS[] = {TMS_BACKUP_PINNED, TMS_BACKUP_MMAP, TMS_BACKUP_DISK};
@@ -314,12 +315,11 @@ static void a_closed_copier_copies_no_more(void **state) {
         uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
         fill(address, 2 * MIB, 1);
         prepare(f, &backup, &copier);
-        simulator()->set_bandwidth(16 * MIB);
+        hold_copies_until_wait(f, (int)failures + 1);
         ASSERT_OK(tms_backup_save(&backup, &f->saver.stores, &copier, address, &CONTEXT, &error), error);
         simulator()->fail_after("cuStreamSynchronize", 0, failures, CUDA_ERROR_UNKNOWN);
         tms_copier_close(&copier);
         assert_filled((uint64_t)host_buffer_of(f, &backup)->memory, 2 * MIB, 1);
-        simulator()->set_bandwidth(0);
         tms_backup_destroy(&backup, &f->saver.stores);
         assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
     }

@@ -12,9 +12,6 @@ static tms_status_t try_allocate(fixture_t *f, uint64_t bytes, int device, uint6
     return tms_saver_allocate(&f->saver, &region, bytes, device, address, error);
 }
 
-/* The driver's table, for a test that replaces a function in it; the next setup loads another. */
-static tms_driver_table_t *writable(fixture_t *f) { return (tms_driver_table_t *)(uintptr_t)f->cuda; }
-
 static void memory_that_the_driver_fails_to_release_is_quarantined_and_retried(void **state) {
     fixture_t *f = *state;
     const char *calls[] = {"cuMemUnmap", "cuMemRelease", "cuMemAddressFree"};

@@ -99,12 +99,15 @@ int teardown(void **state) {
     fixture_t *fixture = *state;
     /* A test that fails in a callback never ends its pause or resume, and releasing memory would wait for that. */
     if (fixture->saver.transition_running) return -1;
-    /* Nor may work left behind a gate block the end. */
+    /* Nor may work left behind a gate, or copies that a test holds, block the end. */
     for (int gate = 1; gate <= fixture->last_gate; gate++) simulator()->open_gate(gate);
+    simulator()->set_bandwidth(0);
     fixture_end(fixture, fixture->topology->count);
     free(fixture);
     return 0;
 }
+
+tms_driver_table_t *writable(fixture_t *fixture) { return (tms_driver_table_t *)(uintptr_t)fixture->cuda; }
 
 void settle_host_memory(tms_saver_t *saver) {
     tms_host_store_t *store = &saver->stores.host;

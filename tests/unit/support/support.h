@@ -84,6 +84,9 @@ int teardown(void **state);
 void fixture_begin(fixture_t *fixture, int devices);
 void fixture_end(fixture_t *fixture, int devices);
 
+/* The driver's table, for a test that replaces a function in it; the next setup loads another. */
+tms_driver_table_t *writable(fixture_t *fixture);
+
 /* Waits until no thread releases host memory, or retries it. */
 void settle_host_memory(tms_saver_t *saver);
 /* Asserts that the driver has released everything and nothing awaits release: no damaged segment, deferred free or

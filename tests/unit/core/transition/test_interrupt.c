@@ -133,10 +133,10 @@ static void a_copy_is_cancelled_between_chunks(void **state) {
     for (uint32_t i = 0; i < 4; i++) {
         tms_error_t error;
         uint64_t address = allocate(f, "a", kinds[i], COPIED * MIB + 5);
-        asker_t asker = {.stop = true};
+        asker_t asker = {.after = "cuMemcpyDtoHAsync", .stop = true};
         tms_selection_t selection = asking(&asker);
         fill(address, COPIED * MIB + 5, i);
-        copy_slowly(f);
+        copy_slowly(f, MIB);
         simulator()->clear_counts();
         assert_int_equal(pause_selected(f, &selection, NULL, &error), TMS_INTERRUPTED);
         assert_true(simulator()->calls("cuMemcpyDtoHAsync") < COPIED);
@@ -144,18 +144,18 @@ static void a_copy_is_cancelled_between_chunks(void **state) {
         assert_filled(address, COPIED * MIB + 5, i);
         assert_nothing_held(f);
 
-        simulator()->set_bandwidth(0);
+        release_copies();
         asker.stop = false;
         ASSERT_OK(pause_selected(f, &selection, NULL, &error), error);
-        copy_slowly(f);
-        asker.stop = true;
+        copy_slowly(f, MIB);
+        asker = (asker_t){.after = "cuMemcpyHtoDAsync", .stop = true};
         simulator()->clear_counts();
         assert_int_equal(resume_selected(f, &selection, NULL, &error), TMS_INTERRUPTED);
         assert_true(simulator()->calls("cuMemcpyHtoDAsync") < COPIED);
         assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
         assert_int_equal(physical_bytes(0), 0);
 
-        simulator()->set_bandwidth(0);
+        release_copies();
         asker.stop = false;
         ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
         assert_filled(address, COPIED * MIB + 5, i);
@@ -193,9 +193,11 @@ static void copies_wait_no_more_than_they_must(void **state) {
     for (uint32_t i = 0; i < COUNT; i++) assert_filled(addresses[i], MIB, i);
 }
 
-/* The call reports the failure, although a device before it in order has only been cancelled. */
+/* The call reports the failure, although a device before it in order has only been cancelled. Uncancelled, that device would
+ * copy for half a minute. */
 static void a_failure_on_one_device_cancels_the_others(void **state) {
     fixture_t *f = *state;
+    enum { SMALL = 16 << 10 };
     tms_error_t error;
     uint64_t addresses[] = {allocate_on(f, 0, "a", TMS_BACKUP_NONE, 2 * MIB),
                             allocate_on(f, 1, "a", TMS_BACKUP_PINNED, COPIED * MIB),
@@ -203,13 +205,12 @@ static void a_failure_on_one_device_cancels_the_others(void **state) {
     fill(addresses[1], COPIED * MIB, 1);
     ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
     assert_int_equal(simulator()->take_memory(2, (int64_t)(256 * MIB)), 0);
-    copy_slowly(f);
-    simulator()->set_bandwidth(4 * MIB); /* two seconds, for the threads of the others to begin meanwhile */
+    copy_slowly(f, SMALL);
     simulator()->clear_counts();
     assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_OUT_OF_DEVICE_MEMORY);
     assert_int_equal(error.device, 2);
-    assert_true(simulator()->calls("cuMemcpyHtoDAsync") < COPIED);
-    simulator()->set_bandwidth(0);
+    assert_true(simulator()->calls("cuMemcpyHtoDAsync") < COPIED * MIB / SMALL);
+    release_copies();
     assert_states(f, addresses, 3, TMS_SEGMENT_PAUSED);
     assert_int_equal(simulator()->take_memory(2, -(int64_t)(256 * MIB)), 0);
     ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);

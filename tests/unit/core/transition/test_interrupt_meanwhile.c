@@ -59,14 +59,14 @@ static void quarantined_host_memory_does_not_delay_cancellation(void **state) {
 static void staging_memory_does_not_delay_cancellation(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
-    asker_t asker = {.stop = true, .stop_after = "cuMemHostRegister"};
+    asker_t asker = {.after = "cuMemHostRegister", .stop = true};
     tms_selection_t selection = asking(&asker);
     uint64_t busy = allocate(f, "busy", TMS_BACKUP_NONE, 2 * MIB), address = allocate(f, "a", TMS_BACKUP_DISK, COPIED * MIB);
     const char *const tags[] = {"a"};
     fill(address, COPIED * MIB, 1);
     ASSERT_OK(pause_tag(f, "a", NULL, &error), error);
     CUstream stream = launch_behind_gate(f, GATE, busy);
-    copy_slowly(f);
+    copy_slowly(f, MIB);
     selection.tags = tags;
     selection.tag_count = 1;
     simulator()->clear_counts();
@@ -74,7 +74,7 @@ static void staging_memory_does_not_delay_cancellation(void **state) {
     assert_int_equal(simulator()->calls("cuMemHostUnregister"), 0);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
     simulator()->open_gate(GATE);
-    simulator()->set_bandwidth(0);
+    release_copies();
     ASSERT_OK(resume_tag(f, "a", NULL, &error), error);
     assert_filled(address, COPIED * MIB, 1);
     assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK); /* its file stays until then */
@@ -85,12 +85,9 @@ static void staging_memory_does_not_delay_cancellation(void **state) {
 /* The child has a copy of the call, and no access to the device. */
 static int32_t fork_when_asked(void *context) {
     asker_t *asker = context;
-    if (asker->asked++ > 0) return false;
+    if (!begins(asker) || asker->asked > 1) return false;
     pid_t child = fork();
-    if (child == 0) {
-        simulator()->clear_counts();
-        return false;
-    }
+    if (child == 0) return false;
     int ended = -1;
     assert_int_equal(waitpid(child, &ended, 0), child);
     assert_int_equal(ended, 0);
@@ -100,21 +97,17 @@ static int32_t fork_when_asked(void *context) {
 static void a_child_forked_during_a_copy_does_not_call_the_driver(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
-    asker_t asker = {.fixture = f};
+    asker_t asker = {.fixture = f, .after = "cuMemcpyDtoHAsync"};
     tms_selection_t selection = {.interrupted = fork_when_asked, .interrupt_context = &asker};
     uint64_t address = allocate(f, "a", TMS_BACKUP_MMAP, COPIED * MIB);
     fill(address, COPIED * MIB, 1);
     pid_t parent = getpid();
-    copy_slowly(f);
+    copy_slowly(f, MIB);
     tms_status_t status = pause_selected(f, &selection, NULL, &error);
-    if (getpid() != parent) {
-        uint64_t calls = simulator()->calls("cuStreamSynchronize") + simulator()->calls("cuStreamDestroy") +
-                         simulator()->calls("cuCtxPopCurrent") + simulator()->calls("cuDevicePrimaryCtxRelease");
-        end_child(status != TMS_FORKED ? 1 : calls != 0 ? 2 : 0);
-    }
+    if (getpid() != parent) end_child(status != TMS_FORKED ? 1 : simulator()->calls_in_child() != 0 ? 2 : 0);
     ASSERT_OK(status, error);
     assert_true(asker.asked >= 1);
-    simulator()->set_bandwidth(0);
+    release_copies();
     ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
     assert_filled(address, COPIED * MIB, 1);
 }
@@ -125,7 +118,7 @@ static void a_child_forked_during_a_copy_does_not_call_the_driver(void **state) 
 static int32_t use_second_device(void *context) {
     asker_t *asker = context;
     CUcontext primary;
-    if (asker->asked++ > 0) return asker->stop;
+    if (!begins(asker) || asker->asked > 1) return false;
     asker->results[0] =
         (tms_status_t)asker->fixture->cuda->cuDevicePrimaryCtxRetain(&primary, asker->fixture->topology->device[1].handle);
     asker->results[1] = tms_saver_refresh_peers(&asker->fixture->saver, &asker->error);
@@ -152,22 +145,22 @@ static void a_device_that_comes_into_use_meanwhile_gets_access(void **state) {
 static int32_t only_use_second_device(void *context) {
     asker_t *asker = context;
     CUcontext primary;
-    if (asker->asked++ > 0) return 0;
+    if (!begins(asker) || asker->asked > 1) return false;
     asker->results[0] =
         (tms_status_t)asker->fixture->cuda->cuDevicePrimaryCtxRetain(&primary, asker->fixture->topology->device[1].handle);
-    return 0;
+    return false;
 }
 
 static void a_resume_looks_for_peers_once_more_when_it_ends(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
-    asker_t asker = {.fixture = f};
+    asker_t asker = {.fixture = f, .after = "cuMemcpyHtoDAsync"};
     tms_selection_t selection = {.interrupted = only_use_second_device, .interrupt_context = &asker};
     uint64_t address = allocate(f, "a", TMS_BACKUP_MMAP, COPIED * MIB);
     ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-    copy_slowly(f);
+    copy_slowly(f, MIB);
     ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
-    simulator()->set_bandwidth(0);
+    release_copies();
     assert_true(asker.asked >= 1);
     assert_int_equal(asker.results[0], CUDA_SUCCESS);
     assert_int_equal(tms_segment_accessible(tms_segment_of(tms_registry_find(&f->saver.registry, address))), 3);
@@ -176,13 +169,13 @@ static void a_resume_looks_for_peers_once_more_when_it_ends(void **state) {
 static void a_device_that_comes_into_use_during_a_resume_gets_access(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
-    asker_t asker = {.fixture = f};
+    asker_t asker = {.fixture = f, .after = "cuMemcpyHtoDAsync"};
     tms_selection_t selection = {.interrupted = use_second_device, .interrupt_context = &asker};
     uint64_t address = allocate(f, "a", TMS_BACKUP_MMAP, COPIED * MIB);
     ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-    copy_slowly(f);
+    copy_slowly(f, MIB);
     ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
-    simulator()->set_bandwidth(0);
+    release_copies();
     assert_true(asker.asked >= 1);
     assert_int_equal(tms_segment_accessible(tms_segment_of(tms_registry_find(&f->saver.registry, address))), 3);
 }

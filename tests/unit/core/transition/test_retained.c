@@ -5,6 +5,7 @@
 
 #include <string.h>
 
+#include "copies.h"
 #include "temporary.h"
 
 static const uint64_t BYTES = 4 * MIB;
@@ -157,11 +158,10 @@ static void a_pause_cancelled_among_its_copies_moves_nothing(void **state) {
     view_t view = look(f, address);
     const tms_selection_t selection = {.interrupted = after_the_first_chunk};
     fill(address, BYTES, 2);
-    f->saver.stores.copying.chunk_bytes = MIB;
-    simulator()->set_bandwidth(8 * MIB); /* so that the callback runs before the end */
+    copy_slowly(f, MIB);
     simulator()->clear_counts();
     assert_int_equal(pause_selected(f, &selection, NULL, &error), TMS_INTERRUPTED);
-    simulator()->set_bandwidth(0);
+    release_copies();
     assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
     assert_null(look(f, address).host);
     assert_filled_part((uint64_t)view.host, 0, MIB, 2);

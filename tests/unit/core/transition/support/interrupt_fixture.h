@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "copies.h"
 #include "own_process.h"
 
 enum { GATE = 1 };
@@ -16,19 +17,26 @@ enum { GATE = 1 };
 /* What `interrupted` does when it is called, and what it returns. */
 typedef struct asker {
     fixture_t *fixture;
-    int asked;
+    const char *after; /* does nothing before this call of the driver was made; NULL: at once */
+    int asked;         /* how often since then */
     bool stop;
-    const char *stop_after; /* not before this call of the driver was made; NULL: at once */
-    int gate;               /* to open, or 0 */
-    uint64_t address;       /* to free, or 0 */
-    bool nested;            /* calls pause and resume */
+    int gate;         /* to open, or 0 */
+    uint64_t address; /* to free, or 0 */
+    bool nested;      /* calls pause and resume */
     tms_status_t results[2];
     tms_error_t error;
 } asker_t;
 
+/* Counts a call of `interrupted`. False: it is to do nothing yet. */
+static bool begins(asker_t *asker) {
+    if (asker->after && simulator()->calls(asker->after) == 0) return false;
+    asker->asked++;
+    return true;
+}
+
 static int32_t ask(void *context) {
     asker_t *asker = context;
-    asker->asked++;
+    if (!begins(asker)) return false;
     if (asker->nested) {
         assert_true(tms_turn_is_inside());
         asker->results[0] = pause_tag(asker->fixture, NULL, NULL, &asker->error);
@@ -37,7 +45,7 @@ static int32_t ask(void *context) {
     if (asker->address && asker->asked == 1)
         asker->results[0] = tms_saver_free(&asker->fixture->saver, asker->address, NULL);
     if (asker->gate) simulator()->open_gate(asker->gate);
-    return asker->stop && (!asker->stop_after || simulator()->calls(asker->stop_after) > 0);
+    return asker->stop;
 }
 
 static tms_selection_t asking(asker_t *asker) { return (tms_selection_t){.interrupted = ask, .interrupt_context = asker}; }
@@ -57,13 +65,6 @@ static void assert_nothing_held(fixture_t *f) {
 /* ---- while it copies ---- */
 
 enum { COPIED = 8 };
-
-/* Slow enough that several chunks take longer than the interval between two calls of the callback. */
-static void copy_slowly(fixture_t *f) {
-    f->saver.stores.copying.chunk_bytes = MIB;
-    f->saver.stores.disk.staging_bytes = MIB;
-    simulator()->set_bandwidth(16 * MIB);
-}
 
 /* ---- while it waits for memory ---- */
 

@@ -2,11 +2,10 @@
 #ifndef TMS_TESTS_PENDING_FIXTURE_H
 #define TMS_TESTS_PENDING_FIXTURE_H
 
-#include "support.h"
-
 #include <math.h>
 #include <string.h>
 
+#include "copies.h"
 #include "core/transition/pending.h"
 
 enum { GATE = 5 };
@@ -27,10 +26,6 @@ static tms_pending_t *begin(fixture_t *f, const char *tag) {
     ASSERT_OK(tms_pending_begin(&f->saver, &selection, &pending, &error), error);
     return pending;
 }
-
-/* Copies that begin from here on end no sooner than release_copies(). */
-static void hold_copies(void) { simulator()->set_bandwidth(1); }
-static void release_copies(void) { simulator()->set_bandwidth(0); }
 
 /* Waits for the threads of all resumes in the background. One may still begin after another call has done its work. */
 static void join_resumes(fixture_t *f) {
