@@ -292,7 +292,7 @@ typedef struct sim_state {
     sim_table_t kernels_named; /* kernels already reported on stderr, by address of the name */
 
     unsigned refused;                /* bit mask of functions already reported on stderr: control/unsupported.c */
-    _Atomic uint64_t calls_in_child; /* that a forked child made and that failed for that reason */
+    _Atomic uint64_t calls_in_child; /* made in a forked child, which takes no lock; they fail */
 
     sim_shared_t *shared;
     int shared_file;

@@ -42,7 +42,7 @@ void hold_copies_until_wait(fixture_t *fixture, int number) {
 /* ---- slowly ---- */
 
 void copy_slowly(fixture_t *fixture, uint64_t chunk_bytes) {
-    const double chunk_seconds = 1.25 * TMS_WAIT_POLL_SECONDS;
+    const double margin = 1.25, chunk_seconds = margin * TMS_WAIT_POLL_SECONDS;
     fixture->saver.stores.copying.chunk_bytes = chunk_bytes;
     fixture->saver.stores.disk.staging_bytes = chunk_bytes; /* rounded up */
     simulator()->set_bandwidth((uint64_t)((double)chunk_bytes / chunk_seconds));

@@ -2,16 +2,17 @@
 
 #include "support.h"
 
+#include "copies.h"
 #include "temporary.h"
 
 enum { STREAM_WAITS = 2, DEVICE_WAITS = 1 }; /* that a copier tries at its end */
 
 #define BYTES (4 * MIB)
 
-/* The first copy of the next call lasts until the bandwidth is reset; the second fails, and so do all waits for the first.
+/* The first copy of the next call lasts until release_copies(); the second fails, and so do all waits for the first.
  */
 static void leave_a_copy_in_flight(const char *copy, int result) {
-    simulator()->set_bandwidth(1);
+    hold_copies();
     simulator()->fail_after(copy, 1, 1, CUDA_ERROR_UNKNOWN);
     simulator()->fail_after("cuStreamSynchronize", 0, STREAM_WAITS, result);
 }
@@ -43,7 +44,7 @@ static void a_resume_keeps_the_targets_of_copies_in_flight_mapped(void **state) 
     assert_int_equal(counters.damaged, 2);
     assert_int_equal(counters.host_backup_bytes, 2 * BYTES); /* nothing is lost */
     assert_int_equal(counters.quarantined_other, 1);         /* the stream */
-    simulator()->set_bandwidth(0);
+    release_copies();
     ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
     assert_filled(first, BYTES, 1);
     assert_filled(second, BYTES, 2);
@@ -62,7 +63,7 @@ static void other_devices_are_undone(void **state) {
     uint64_t rest = allocate_on(f, 1, "a", TMS_BACKUP_NONE, BYTES);
     ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
     f->log.level = TMS_LOG_SILENT;
-    simulator()->set_bandwidth(1);
+    hold_copies();
     /* One device gets a copy, the other does not, and both would wait for their streams. Only one of these has work. */
     simulator()->fail_after("cuMemcpyHtoDAsync", 1, 1, CUDA_ERROR_UNKNOWN);
     simulator()->fail_after("cuStreamSynchronize", 0, 2 * STREAM_WAITS + 1, CUDA_ERROR_UNKNOWN);
@@ -78,7 +79,7 @@ static void other_devices_are_undone(void **state) {
         assert_int_equal(physical_bytes(device) > 0, found == TMS_SEGMENT_DAMAGED);
     }
     assert_true(damaged > 0);
-    simulator()->set_bandwidth(0);
+    release_copies();
     ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
     for (int device = 0; device < 2; device++) assert_filled(addresses[device], BYTES, (uint32_t)device);
     assert_int_equal(state_of(f, rest), TMS_SEGMENT_ACTIVE);
@@ -97,7 +98,7 @@ static void waiting_for_copies_does_not_break_a_capture(void **state) {
     assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_DRIVER);
     assert_int_equal(simulator()->calls("cuCtxSynchronize"), 0);
     assert_int_equal(simulator()->calls("cuMemUnmap"), 0);
-    simulator()->set_bandwidth(0);
+    release_copies();
     ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
     assert_filled(first, BYTES, 1);
     assert_filled(second, BYTES, 2);
@@ -141,7 +142,7 @@ static void a_pause_keeps_host_memory_with_copies_in_flight(void **state) {
         assert_int_equal(counters.host_pooled_bytes, 0);
         assert_int_equal(counters.quarantined_host, 1);
         assert_int_equal(counters.quarantined_other, 1);
-        simulator()->set_bandwidth(0);
+        release_copies();
         tms_saver_reclaim(&f->saver);
         assert_nothing_waits(&f->saver);
         tms_saver_counters(&f->saver, &counters);
@@ -185,7 +186,7 @@ static void memory_of_any_store_stays_while_copies_are_in_flight(void **state) {
         tms_saver_reclaim(&f->saver);
         settle_host_memory(&f->saver);
     }
-    simulator()->set_bandwidth(0);
+    release_copies();
     tms_saver_reclaim(&f->saver);
     assert_nothing_waits(&f->saver);
     assert_int_equal(atomic_load(&f->heap.blocks), 0);
@@ -217,7 +218,7 @@ static void the_disks_staging_buffers_stay_while_they_are_in_use(void **state) {
     assert_int_equal(counters.quarantined_host, 1);
     simulator()->usage(0, &usage);
     assert_true(usage.host_bytes > 0);
-    simulator()->set_bandwidth(0);
+    release_copies();
     tms_saver_reclaim(&f->saver);
     assert_nothing_waits(&f->saver);
     simulator()->usage(0, &usage);

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "copies.h"
 #include "core/transition/expectation.h"
 #include "own_process.h"
 
@@ -64,7 +65,7 @@ static int32_t search(void *context, tms_live_t *live) {
 /* The first poll after a search comes before copies in vain are cancelled, the second one after that. */
 static int32_t is_cancelled(void *context) {
     program_t *program = context;
-    if (++program->polls > 1 || program->cancelled) simulator()->set_bandwidth(0);
+    if (++program->polls > 1 || program->cancelled) release_copies();
     return program->cancelled;
 }
 
@@ -72,9 +73,9 @@ static tms_status_t pause_program(program_t *program, tms_report_t *report, tms_
     const tms_selection_t selection = {
         .find_live = search, .live_context = program, .interrupted = is_cancelled, .interrupt_context = program};
     simulator()->clear_counts();
-    if (program->holds) simulator()->set_bandwidth(1);
+    if (program->holds) hold_copies();
     tms_status_t status = pause_selected(program->fixture, &selection, report, error);
-    simulator()->set_bandwidth(0);
+    release_copies();
     return status;
 }
 
