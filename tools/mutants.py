@@ -28,7 +28,6 @@ sys.path.insert(0, str(ROOT / "tests" / "mutants"))
 import awake  # noqa: E402
 import bench  # noqa: E402
 import command_line  # noqa: E402
-import compaction  # noqa: E402
 import comparisons  # noqa: E402
 import devices  # noqa: E402
 import events  # noqa: E402
@@ -46,6 +45,7 @@ import runs  # noqa: E402
 import shared_pages  # noqa: E402
 import sharing  # noqa: E402
 import simulator  # noqa: E402
+import slack  # noqa: E402
 import timeline  # noqa: E402
 from mutant import Mutant, TableError, check  # noqa: E402
 
@@ -53,7 +53,6 @@ _TABLES = (
     awake,
     bench,
     command_line,
-    compaction,
     comparisons,
     devices,
     events,
@@ -71,6 +70,7 @@ _TABLES = (
     shared_pages,
     sharing,
     simulator,
+    slack,
     timeline,
 )
 MUTANTS = tuple(mutant for table in _TABLES for mutant in table.MUTANTS)

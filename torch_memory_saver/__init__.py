@@ -32,7 +32,7 @@ from torch_memory_saver.freshness import FreshReport, UnwrittenBlock
 from torch_memory_saver.holders import DeviceLedger, Ledger, LedgerLine, LedgerPart
 from torch_memory_saver.pause_hooks import Hook, HookCall, HookHandle
 from torch_memory_saver.pending import PendingResume
-from torch_memory_saver.report import CompactReport, PauseReport, ResumeReport, TransitionReport
+from torch_memory_saver.report import PauseReport, ResumeReport, TransitionReport
 from torch_memory_saver.saver import TorchMemorySaver
 from torch_memory_saver.usage import Allocation, CallTotals, PreservedBlock, Stats, Usage
 
@@ -49,7 +49,6 @@ cuda_graph = torch_memory_saver.cuda_graph
 disable = torch_memory_saver.disable
 pause = torch_memory_saver.pause
 resume = torch_memory_saver.resume
-compact = torch_memory_saver.compact
 empty_cache = torch_memory_saver.empty_cache
 get_cpu_backup = torch_memory_saver.get_cpu_backup
 is_paused = torch_memory_saver.is_paused
@@ -74,7 +73,6 @@ __all__ = [
     "BackupIOError",
     "CallTotals",
     "CaptureInProgressError",
-    "CompactReport",
     "DeviceLedger",
     "DeviceLockedError",
     "DeviceLostError",
@@ -106,7 +104,6 @@ __all__ = [
     "Usage",
     "__version__",
     "check_fresh",
-    "compact",
     "configure_subprocess",
     "cuda_graph",
     "disable",

@@ -18,7 +18,7 @@ _Pools = AbstractSet[tuple[int, int]]  # their ids
 _Progress = Callable[[int, int], Any] | None
 
 #: The version of the native core's function table: TMS_API_VERSION of csrc/include/tms.h.
-API_VERSION: Final = 2
+API_VERSION: Final = 3
 #: CRC-32 of this file at build time, compared by ``_interface``. 0: built without setup.py.
 INTERFACE: Final[int]
 #: 1: built with NVTX ranges; 0: the build found no headers of nvtx3.
@@ -258,12 +258,6 @@ def resume(
     """`timeout`: seconds to wait for device memory and, if `exclusive`, for the devices' locks; infinity is for ever.
     `host_policy`: for the backups that this call restores. `zero`: memory that is resumed without contents is zeroed.
     `progress`: as for :func:`pause`."""
-
-def compact(
-    tags: _Tags, stream: int | None, interruptible: bool = False, find_live: _FindLive = None, progress: _Progress = None
-) -> Report:
-    """Returns the slack of runs to the driver: `bytes` of the report. Arguments and contract are those of :func:`pause`. If
-    the resume inside fails, the memory stays paused."""
 
 def count_guard_bytes(tags: _Tags, stream: int | None, ranges: bytes, interruptible: bool = False) -> list[int | None]:
     """For each range the number of its bytes that are GUARD_BYTE; None if it does not lie in one selected allocation that is

@@ -36,8 +36,8 @@ class LedgerLine:
     """One holder of a device's memory.
 
     Attributes:
-        holder: "managed" (resident managed memory), "slack" (managed memory of freed allocations, which a pause or
-            ``compact()`` returns), "torch" (what PyTorch has reserved of ordinary memory), "library"
+        holder: "managed" (resident managed memory), "slack" (managed memory of freed allocations, which a pause
+            returns), "torch" (what PyTorch has reserved of ordinary memory), "library"
             (allocations of one other library of this process), "context" (this process's context, with the code of its
             kernels and all that is not known by name), "processes" (other processes) or "unattributed" (the difference to
             what the driver says).

@@ -33,8 +33,6 @@ logger = logging.getLogger("torch_memory_saver")
 
 #: The first NCCL with ncclCommSuspend.
 _FIRST_NCCL = (2, 29, 7)
-#: The operation of calls that suspend nothing: the slack of one rank is no matter of the others.
-_COMPACT = "compact"
 
 
 class _Communicator(NamedTuple):
@@ -89,12 +87,10 @@ class NcclHook:
             handle.remove()
 
     def _after_pause(self, call: HookCall) -> None:
-        if call.operation != _COMPACT:
-            self.suspend()
+        self.suspend()
 
     def _after_resume(self, call: HookCall) -> None:
-        if call.operation != _COMPACT:
-            self.resume()
+        self.resume()
 
     def _log_what_stays(self) -> None:
         """Once for each hook."""

@@ -1,12 +1,12 @@
-"""What a program's callbacks around a pause, resume or compaction are and receive. Plain classes: the registry and the calls
-are in ``_saver/hook_registry.py`` and ``_saver/hook_calls.py``."""
+"""What a program's callbacks around a pause or resume are and receive. Plain classes: the registry and the calls are in
+``_saver/hook_registry.py`` and ``_saver/hook_calls.py``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch_memory_saver.report import CompactReport, PauseReport, ResumeReport
+from torch_memory_saver.report import PauseReport, ResumeReport
 
 __all__ = ["Hook", "HookCall", "HookHandle"]
 
@@ -14,12 +14,10 @@ __all__ = ["Hook", "HookCall", "HookHandle"]
 @dataclass(frozen=True)
 class HookCall:
     """What a callback is told of the call around it: those allocations of the hook's tags that the call selects and that
-    were not yet in the state that it brings about, as they were when it began. Of a compaction: the resident ones whose tag
-    has slack on their device, some of which may keep their memory.
+    were not yet in the state that it brings about, as they were when it began.
 
     Attributes:
-        operation: "pause" or "resume"; "compact" around :meth:`TorchMemorySaver.compact`, which calls the hooks of both, all
-            of them while the memory is resident.
+        operation: "pause" or "resume".
         tags: Their tags, in alphabetical order; at least one.
         devices: Their devices, in ascending order.
         allocations: Their number.
@@ -34,7 +32,7 @@ class HookCall:
     devices: tuple[int, ...]
     allocations: int
     bytes: int
-    report: PauseReport | ResumeReport | CompactReport | None = None
+    report: PauseReport | ResumeReport | None = None
     error: BaseException | None = None
 
 

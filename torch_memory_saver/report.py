@@ -1,4 +1,4 @@
-"""The reports that pause, resume and compact return."""
+"""The reports that pause and resume return."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from torch_memory_saver import _core
 
 __all__ = [
-    "CompactReport",
     "PauseReport",
     "ResumeReport",
     "TransitionReport",
-    "compact_report",
     "pause_report",
     "resume_report",
 ]
@@ -60,26 +58,6 @@ class PauseReport(TransitionReport):
 @dataclass(frozen=True)
 class ResumeReport(TransitionReport):
     """What one resume did."""
-
-
-@dataclass(frozen=True)
-class CompactReport(TransitionReport):
-    """What one compaction did.
-
-    Attributes:
-        allocations: Allocations whose memory was laid out anew: those that shared a physical handle with slack.
-        bytes: Bytes of slack returned to the driver.
-        copied_bytes: Bytes copied from host memory to where they were.
-        possibly_shared_bytes: As in :class:`PauseReport`, of the selected tags that had slack. Processes that have this
-            memory mapped may keep what it was before: send the tensors again.
-    """
-
-    possibly_shared_bytes: int = 0
-
-
-def compact_report(done: _core.Report, possibly_shared_bytes: int) -> CompactReport:
-    """The report of a native compaction, with the number of memory sent to other processes."""
-    return CompactReport(*done, possibly_shared_bytes=possibly_shared_bytes)
 
 
 def pause_report(done: _core.Report, reusable_bytes: int, unmanaged_bytes: int, possibly_shared_bytes: int) -> PauseReport:

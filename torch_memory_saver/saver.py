@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch_memory_saver._saver import hook_modes, preload
 from torch_memory_saver._saver.arguments import DEFAULT_TAG
-from torch_memory_saver._saver.compact_methods import CompactMethods
 from torch_memory_saver._saver.first_use import given
 from torch_memory_saver._saver.fresh_methods import FreshMethods
 from torch_memory_saver._saver.hook_methods import HookMethods
@@ -26,7 +25,7 @@ __all__ = ["TorchMemorySaver"]
 
 
 @eager_methods
-class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, CompactMethods, StateMethods):
+class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, StateMethods):
     """Pauses and resumes GPU memory without changing its addresses.
 
     No driver is loaded and no device used before the first use. All sizes are bytes. Every method may be called from any
@@ -77,9 +76,9 @@ class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, CompactMethod
                 (kept, pinned, for any later backup) or "retain" (kept with its contents, for the next pause and for
                 :meth:`get_cpu_backup`). None: :attr:`host_memory` at that time.
             runs: Whether a resume may back neighbouring allocations by one large physical handle, which is faster. With
-                False each allocation keeps a handle of its own, so that a free always returns its memory at once (see
-                :meth:`compact`). For tags of which a part is freed between a resume and the next pause, or that share
-                memory with other processes.
+                False each allocation keeps a handle of its own, so that a free always returns its memory at once. Use
+                False for tags of which a part is freed between a resume and the next pause, and for tags whose memory is
+                shared with other processes.
 
         Raises:
             InvalidArgumentError: Both backups, an unknown backend, a backend without ``enable_cpu_backup``, an invalid tag,

@@ -85,7 +85,7 @@ class Usage:
             ``reset_peaks()``. None where it is not known: of a device within one tag, of a tag within one device, and of
             several tags or devices together that are not all.
         slack_bytes: Physical device memory of freed allocations that stays with the tag, because they shared a physical
-            handle with others. The next allocations get it; a pause and ``compact()`` return it. In none of the other
+            handle with others. The next allocations get it; a pause returns it. In none of the other
             numbers.
     """
 

@@ -12,7 +12,6 @@
 #include "core/inspect.h"
 #include "core/peers.h"
 #include "core/transition/background.h"
-#include "core/transition/compact.h"
 #include "core/transition/pause.h"
 #include "core/transition/resume.h"
 #include "core/turn.h"
@@ -75,11 +74,6 @@ static tms_status_t api_region_set(const tms_region_settings_t *settings, tms_er
 static tms_status_t api_pause(const tms_selection_t *selection, tms_report_t *report, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
     return state ? tms_transition_pause(&state->saver, selection, report, error) : TMS_OUT_OF_HOST_MEMORY;
-}
-
-static tms_status_t api_compact(const tms_selection_t *selection, tms_report_t *report, tms_error_t *error) {
-    tms_state_t *state = tms_state(error);
-    return state ? tms_transition_compact(&state->saver, selection, report, error) : TMS_OUT_OF_HOST_MEMORY;
 }
 
 static tms_status_t api_resume(const tms_selection_t *selection, tms_report_t *report, tms_error_t *error) {
@@ -374,7 +368,6 @@ const tms_api_t *tms_get_api(uint32_t version) {
         .page_path = tms_page_path,
         .page_directory = tms_page_directory,
         .get_ledger = api_get_ledger,
-        .compact = api_compact,
     };
     return version == TMS_API_VERSION ? &api : NULL;
 }

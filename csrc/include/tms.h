@@ -172,7 +172,7 @@ typedef struct tms_host_buffer tms_host_buffer_t;
 /* Called on a thread of the library, with no lock held. */
 typedef void (*tms_device_listener_t)(void *context, int32_t device);
 
-#define TMS_API_VERSION 2u
+#define TMS_API_VERSION 3u
 
 enum { TMS_NO_SUCH_LEVEL = -1 }; /* of region_leave */
 
@@ -339,13 +339,6 @@ typedef struct tms_api {
     int32_t (*page_directory)(char *path, size_t room);
     /* TMS_LEDGER: libraries that look up the driver's functions are counted where this is the ledger library. */
     int32_t (*get_ledger)(void);
-
-    /* Returns the slack of runs (core/run.h) to the driver: their allocations are paused with their contents in host memory,
-     * and resumed. The contract is that of a pause. report->bytes is the slack that was returned; `allocations` and
-     * `copied_bytes` are those of the resume. It does not read these fields of the selection: `has_backup`, `host_policy`,
-     * `preserves`, `exclusive`, `zero`, `timeout_seconds`. If the resume fails, the allocations stay paused, and the message
-     * says so. */
-    tms_status_t (*compact)(const tms_selection_t *selection, tms_report_t *report, tms_error_t *error);
 } tms_api_t;
 
 /* The table of the library that exports it, or NULL if that library does not support `version`. */

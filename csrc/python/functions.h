@@ -30,8 +30,6 @@
     TAKES(resume,                                                                                                           \
           "(tags, stream, interruptible=False, timeout=0.0, exclusive=False, host_policy=0, zero=False, progress=None)",    \
           "Maps physical memory again; None is every tag. Returns a Report.")                                               \
-    TAKES(compact, "(tags, stream, interruptible=False, find_live=None, progress=None)",                                    \
-          "Returns the slack of runs to the driver; None is every tag. Returns a Report.")                                  \
     TAKES(count_guard_bytes, "(tags, stream, ranges, interruptible=False)",                                                 \
           "The number of guard bytes in each range; None if it is not resident.")                                           \
     /* pending_functions.c */                                                                                               \

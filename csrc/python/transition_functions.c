@@ -1,4 +1,4 @@
-/* pause, resume, compact and the count of guard bytes, and their callbacks.
+/* pause, resume and the count of guard bytes, and their callbacks.
  *
  * The core calls back on the thread of the call, with no lock of the library held and the GIL released. Each callback
  * acquires the GIL while it runs. An exception in a callback is kept and cancels the call at the next check; the call then
@@ -175,20 +175,6 @@ PyObject *tms_py_resume(PyObject *module, PyObject *const *arguments, Py_ssize_t
     selection.exclusive = exclusive;
     selection.zero = zero;
     return run(module, tms_py_api(module)->resume, &selection, &running);
-}
-
-PyObject *tms_py_compact(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
-    static const tms_py_signature_t signature = {
-        "compact", 2, 5, {"tags", "stream", "interruptible", "find_live", "progress"}};
-    tms_selection_t selection = {0};
-    running_call_t running = {0};
-    tms_py_call_t call;
-
-    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_stream(&call, 1, &selection) ||
-        !tms_py_get_bool(&call, 2, &running.signals) || !tms_py_get_callable(&call, 3, &running.find_live) ||
-        !tms_py_get_callable(&call, 4, &running.progress) || !tms_py_get_tags(&call, 0, &selection))
-        return NULL;
-    return run(module, tms_py_api(module)->compact, &selection, &running);
 }
 
 static PyObject *list_of(const uint64_t *counts, size_t count) {

@@ -129,7 +129,8 @@ def _(world: World) -> Step:
     step = world.allocate_step(lambda: world.allocate(SMALL, NONE, "b"), out_of_memory=True)
 
     def retry() -> None:
-        world.compact(None)
+        world.pause(None, backup=PINNED)
+        world.resume(None)
         world.allocate(SMALL, NONE, "b")
 
     step.retry = retry
@@ -185,22 +186,6 @@ def _(world: World) -> Step:
     blocks = world.run(SEGMENTS, PINNED)
     world.damage(blocks[0])
     return world.free_step(blocks[1:])
-
-
-# ---- compaction ----
-
-
-def _compact(kind: int) -> Callable[[World], Step]:
-    def prepare(world: World) -> Step:
-        _run_with_slack(world, kind)
-        world.allocate(SMALL, kind, "other")
-        return world.compact_step(("a",))
-
-    return prepare
-
-
-for _name, _kind in {"none": NONE, "pinned": PINNED, "disk": DISK}.items():
-    scenario(f"compact_{_name}")(_compact(_kind))
 
 
 # ---- exports ----

@@ -51,34 +51,6 @@ class Steps(CheckedWorld):
             step.waits_for.add(OUT_OF_MEMORY)
         return step
 
-    def compact_step(self, tags: Iterable[str] | None = None) -> Step:
-        """All come back, or what shared a run with slack stays paused, with its contents."""
-
-        def verify(before: dict[int, int], error: BaseException | None, failed: set[str]) -> list[str]:
-            after = self.states()
-            touched = {block.address for block in self._chosen(tags) if block.in_run}
-            problems = self.unchanged(before, after, touched)
-            if set(after) != set(before):
-                return [*problems, "allocations came or went"]
-            states = {after[address] for address in touched if before[address] == ACTIVE}
-            step.keeps = PAUSED in states
-            if error is None and (states - {ACTIVE} or core.counters()["slack_bytes"]):
-                problems.append(f"a compaction succeeded, and left {states} and {core.counters()['slack_bytes']} of slack")
-            if DAMAGED in states and not failed & REFUSALS:
-                problems.append("DAMAGED without a refusal of the driver")
-            if not states <= {ACTIVE, PAUSED, DAMAGED} or (len(states) > 1 and DAMAGED not in states):
-                problems.append(f"a compaction left {states}")
-            return problems
-
-        def retry() -> None:
-            self.resume(tags)
-            self.compact(tags)
-
-        step = Step(lambda: self.compact(tags), verify, retry, halves=True)
-        # Memory that could not be pinned, which a process reports once, is released before the call ends.
-        step.tolerates = {"cuDevicePrimaryCtxGetState", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent"}
-        return step
-
     def pending_step(self, tags: Iterable[str] | None = None, stream: bool = False, **options: Any) -> Step:
         """A resume in the background. `stream`: one of the program's waits for its contents, before any copy is done."""
 

@@ -169,17 +169,6 @@ class World:
             elif not block.paused and state in (PAUSED, DAMAGED):
                 block.becomes_paused()
 
-    def compact(self, tags: Iterable[str] | None = None) -> None:
-        """What it pauses goes to pinned host memory, and is back when it ends; after a failure it may still be there."""
-        for block in self._chosen(tags):
-            if not block.paused:
-                block.chosen = (block.kind if block.kind == MMAP else PINNED, False)
-        self.note_filler(tags, False)
-        try:
-            core.compact(self._tags(tags), None)
-        finally:
-            self.note()
-
     def reclaim(self) -> None:
         self.resume(())
 

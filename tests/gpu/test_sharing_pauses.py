@@ -54,29 +54,30 @@ def test_a_pause_completes_while_an_importer_has_the_memory(importer: Importer) 
     saver.resume("weights")
 
 
-def test_a_compaction_leaves_importers_with_memory_of_their_own(importer: Importer) -> None:
-    """It may refuse that. An importer keeps all of the memory that shares a handle with what it was sent."""
-    tensors = [weights(tag="compacted") for _ in range(8)]  # so many that the last ones share a physical handle
-    saver.pause("compacted")
-    saver.resume("compacted")
+def test_an_importer_keeps_the_whole_handle(importer: Importer) -> None:
+    """An importer keeps all of the memory that shares a handle with what it was sent, slack included."""
+    tensors = [weights(tag="neighbours") for _ in range(8)]  # so many that the last ones share a physical handle
+    saver.pause("neighbours")
+    saver.resume("neighbours")
     old = contents(tensors[-1])
     importer.take("old", message(tensors[-1]))
     del tensors[-2]
     saver.empty_cache()
-    assert saver.stats("compacted").total.slack_bytes == SIZE
+    assert saver.stats("neighbours").total.slack_bytes == SIZE
     kept = core.export_memory(tensors[-1].data_ptr()).bytes
     assert kept > SIZE
-    with pytest.raises(errors.InvalidStateError, match=f"compact: other processes may still use {kept} bytes"):
-        saver.compact("compacted", if_shared="refuse")
-    report = saver.compact("compacted")
-    assert (report.bytes, report.possibly_shared_bytes) == (SIZE, kept)
+    with pytest.raises(errors.InvalidStateError, match=f"pause: other processes may still use {kept} bytes"):
+        saver.pause("neighbours", backup="host", if_shared="refuse")
+    report = saver.pause("neighbours", backup="host")
+    saver.resume("neighbours")
+    assert report.possibly_shared_bytes == kept
+    assert saver.stats("neighbours").total.slack_bytes == 0
     assert contents(tensors[-1]) == importer.read("old") == old
     fill_random(tensors[-1], 5)
     torch.cuda.synchronize()
-    assert importer.read("old") == old, "the importer has the memory of before the compaction"
+    assert importer.read("old") == old, "the importer has the memory of before the pause"
     importer.take("new", message(tensors[-1]))
     assert importer.read("new") == contents(tensors[-1])
-    assert saver.compact("compacted", if_shared="refuse").bytes == 0
     importer.drop("old")
     importer.drop("new")
 

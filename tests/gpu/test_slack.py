@@ -1,9 +1,10 @@
 """Guards slack: memory of a tensor that was freed beside others with which it shared a physical handle. It is reported, used
-again, gone after a pause and after compact(), and there is none where a region or its history excludes it."""
+again, gone after a pause, and there is none where a region or its history excludes it."""
 
 from __future__ import annotations
 
 import itertools
+from typing import Literal
 
 import pytest
 from gpu_support import (
@@ -46,8 +47,8 @@ class Pieces:
         with saver.region(tag=self.tag, **self._options):
             return empty(SIZE)
 
-    def cycle(self) -> None:
-        saver.pause(self.tag)
+    def cycle(self, backup: Literal["host"] | None = None) -> None:
+        saver.pause(self.tag, backup=backup)
         saver.resume(self.tag)
 
     def fill(self) -> None:
@@ -110,33 +111,28 @@ def test_a_pause_returns_slack_and_a_resume_maps_none(kept: bool) -> None:
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_compact_returns_slack_and_keeps_contents(kept: bool) -> None:
-    """Also of memory whose contents a pause drops."""
+def test_a_pause_with_a_backup_keeps_contents(kept: bool) -> None:
+    """Also of memory whose contents a pause discards otherwise."""
     pieces = Pieces(kept)
     before = free_bytes()
     pieces.free(-2)
-    report = saver.compact(pieces.tag)
-    assert report.bytes == SIZE
-    assert report.copied_bytes >= SIZE
+    pieces.cycle(backup="host")
     assert (pieces.slack, pieces.resident) == (0, (COUNT - 1) * SIZE)
     assert_close_to(free_bytes() - before, SIZE, "memory that was returned", slack=TOLERANCE)
     pieces.assert_unchanged()
-    assert saver.compact(pieces.tag).bytes == 0
-    pieces.cycle()
-    write_and_check(pieces.tensors[-1], 9)
 
 
-def test_compact_returns_what_torch_only_caches() -> None:
+def test_a_pause_returns_what_torch_only_caches() -> None:
     pieces = Pieces()
     before = free_bytes()
     del pieces.tensors[-2], pieces.sums[-2], pieces.addresses[-2]
     assert pieces.slack == 0, "PyTorch still has it"
-    assert saver.compact(pieces.tag).bytes == SIZE
+    pieces.cycle(backup="host")
     assert_close_to(free_bytes() - before, SIZE, "memory that was returned", slack=TOLERANCE)
     pieces.assert_unchanged()
 
 
-def test_a_graph_is_replayed_after_a_compaction() -> None:
+def test_a_graph_is_replayed_after_slack_was_returned() -> None:
     pieces = Pieces()
     graph, tag = torch.cuda.CUDAGraph(), f"{pieces.tag}: graph"
     torch.cuda.synchronize()
@@ -145,7 +141,7 @@ def test_a_graph_is_replayed_after_a_compaction() -> None:
     graph.replay()
     expected = checksum(output.view(torch.uint8))
     pieces.free(-2)
-    saver.compact()
+    pieces.cycle(backup="host")
     output.zero_()
     graph.replay()
     assert checksum(output.view(torch.uint8)) == expected
@@ -185,9 +181,9 @@ def test_an_out_of_memory_error_names_slack_and_its_tag_has_no_more() -> None:
     with pytest.raises(errors.OutOfMemoryError) as caught:
         saver.resume("resumed")
     message = str(caught.value)
-    assert "are slack" in message and f"'{pieces.tag}'" in message and "compact(tag)" in message
+    assert "are slack" in message and f"'{pieces.tag}'" in message and "resume(tag)" in message
     assert core.find(resumed.data_ptr()).state == core.STATE_PAUSED
-    assert saver.compact(pieces.tag).bytes == SIZE
+    pieces.cycle(backup="host")
     saver.resume("resumed")
     write_and_check(resumed, 3)
     del other, resumed
@@ -208,7 +204,8 @@ def test_slack_is_of_a_device() -> None:
     del tensor, tensors[1][-2]
     saver.empty_cache()
     assert [saver.stats(tag, device).total.slack_bytes for device in range(2)] == [0, SIZE]
-    assert saver.compact(tag).bytes == SIZE
+    saver.pause(tag, backup="host")
+    saver.resume(tag)
     assert saver.stats(tag).total.slack_bytes == 0
     values = [int(tensor.max()) for tensor in tensors[0] + tensors[1]]
     assert values == [number for number in range(2 * COUNT) if number != 2 * COUNT - 2]

@@ -7,7 +7,6 @@ import signal
 from typing import Any
 
 from model_allocations import ACTIVE, PauseChoice
-from model_compaction import compact
 from model_machine import OPERATING_SYSTEM, OUT_OF_MEMORY, UNKNOWN
 from model_operations import allocate, end_capture, free, launch
 from model_pausing import pause, renewed_in_vain, resume
@@ -55,7 +54,7 @@ def fault(world: World, choose: Any) -> bool:
     after = choose.integer(0, 40 if call == "*" else 3)
     times = choose.pick((1, 1, 2, 1000))
     code = choose.pick((OUT_OF_MEMORY, OPERATING_SYSTEM, UNKNOWN))
-    operation = choose.pick((pause, pause, resume, resume, allocate, free, end_capture, compact))
+    operation = choose.pick((pause, pause, resume, resume, allocate, free, end_capture))
     world.say(f"fault: {call} fails {times} times after {after} with {code}")
     before, was_clean = world.machine.fired(), world.clean
     world.rule = (call, after, times, code)

@@ -141,7 +141,9 @@ class Program:
         found = re.findall(r"'(\w+) of full device \d+'", str(error).partition("are slack")[2])
         assert found and not set(found) & set(self.named), f"{found} named, after {self.named}: {error}"
         self.named += found
-        _core.compact(tuple(map(self.tag, found)), None)
+        tags = tuple(map(self.tag, found))
+        _core.pause(tags, None, backup=_core.BACKUP_PINNED)
+        _core.resume(tags, None)
         assert [self.slack(name) for name in found] == [0] * len(found)
         self.check()
         return True

@@ -17,7 +17,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from model_actors import Level
 from model_allocations import BACKUPS
-from model_compaction import COMPACTING
 from model_failures import FAILING, fault
 from model_machine import Machine
 from model_operations import OPERATIONS, allocate, allocate_on, load
@@ -61,7 +60,7 @@ class Model(Rules):
 
 
 #: Rules are chosen evenly, so the most important ones are listed more than once.
-for each in OPERATIONS | COMPACTING | FAILING | THREADED:
+for each in OPERATIONS | FAILING | THREADED:
     for number in range(3 if each in (allocate, load, pause, resume, fault) else 1):
         add_rule(Model, each, f"{each.__name__}_{number}")
 

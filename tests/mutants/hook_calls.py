@@ -18,8 +18,8 @@ _ORDER = (
     Mutant(
         "after-callbacks-in-the-order-of-registration",
         _CALLS,
-        "for each in reversed(self._hooks) if each.kind == kind",
-        "for each in self._hooks if each.kind == kind",
+        "for concerned in reversed(self._hooks):",
+        "for concerned in self._hooks:",
         (_TESTS, _FAILURES),
     ),
     Mutant(
@@ -70,7 +70,7 @@ _FAILED = (
     Mutant(
         "paused-memory-is-taken-for-a-cancelled-pause",
         _CALLS,
-        "if error is None or not changed.get(concerned.kind, frozenset()).isdisjoint(concerned.addresses):",
+        "if error is None or not changed.isdisjoint(concerned.addresses):",
         "if error is None:",
         (f"{_FAILURES}::test_memory_that_is_damaged_has_been_paused",),
     ),

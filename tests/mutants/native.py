@@ -22,6 +22,13 @@ _TRANSITIONS = (
         ("tests/unit/core/transition/test_resume_exclusive.c",),
     ),
     Mutant(
+        "a-segment-takes-a-second-share-of-a-lock",
+        "csrc/core/allocation/retire.c",
+        "    if (segment->exclusive) return;\n",
+        "",
+        ("tests/unit/core/transition/test_resume_exclusive.c",),
+    ),
+    Mutant(
         "what-is-dropped-is-not-waited-for",
         "csrc/core/transition/pause.c",
         "        tms_quiesce(&t->wait, t->saver->devices, t->planned.affected, quiesced,",

@@ -12,7 +12,6 @@ _LAYOUT = "csrc/core/transition/layout.c"
 _RESTORE = "csrc/core/transition/restore.c"
 _TEST_RUNS = "tests/unit/core/test_runs.c"
 _TEST_LAYOUT = "tests/unit/core/transition/test_layout.c"
-_TEST_COMPACT = "tests/unit/core/transition/test_compact.c"
 _FULL_DEVICE = "tests/model/test_full_device.py"
 _CHURNS = f"{_FULL_DEVICE}::test_a_churning_tag_has_no_slack_from_its_second_cycle_on"
 
@@ -85,21 +84,5 @@ _PLACES = (
         (_TEST_LAYOUT, "tests/unit/core/transition/test_halving.c"),
     ),
 )
-_COMPACTIONS = (
-    Mutant(
-        "a-compaction-resumes-what-others-have-paused",
-        "csrc/core/transition/transition.c",
-        ": segment->compaction == t->asked.compaction;",
-        ": true;",
-        (_TEST_COMPACT,),
-    ),
-    Mutant(
-        "a-compaction-moves-runs-without-slack",
-        "csrc/core/transition/transition.c",
-        "? tms_runs_has_slack(segment->run)",
-        "? true",
-        (_TEST_COMPACT,),
-    ),
-)
 
-MUTANTS = _SLACK + _KINDS_THAT_FREE + _PLACES + _COMPACTIONS
+MUTANTS = _SLACK + _KINDS_THAT_FREE + _PLACES

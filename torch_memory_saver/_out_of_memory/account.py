@@ -18,8 +18,8 @@ _PID = "pid "
 #: How many parts of a line are named.
 _MOST_PARTS = 3
 _RETURN_SLACK = (
-    "compact(tag) returns it, as do a pause and a resume. Tags with region(runs=False), and processes with TMS_RUNS=0, have "
-    "none."
+    'pause(tag, backup="host") and resume(tag) return it and keep the contents. Tags with region(runs=False), and processes '
+    "with TMS_RUNS=0, have none."
 )
 #: Who holds a line, in a sentence. A library has its own name.
 _HOLDERS = {

@@ -19,7 +19,7 @@ class Failure:
 
     Attributes:
         source: Whose exception the program gets: "torch_memory_saver" or "PyTorch".
-        operation: "resume" (also that of a compaction) or "allocate".
+        operation: "resume" or "allocate".
         device: CUDA ordinal; None if it is not known.
         requested_bytes: What the call that failed requested: of a resume, one allocation.
         needed_bytes: What the operation needs on the device: of a resume, everything that it would map there.

@@ -1,4 +1,4 @@
-"""One pause, resume or compaction with the hooks around it: which are called, when, with what, and what follows from a
+"""One pause or resume with the hooks around it: which are called, when, with what, and what follows from a
 failure.
 
 The order of a call that hooks concern, on the caller's thread, with no lock held:
@@ -16,11 +16,6 @@ changed them (the driver failed to release a part, or a signal arrived late): ``
 changed, else ``cancelled`` if its ``before`` had returned. So each ``before`` is followed by exactly one of the two. All of
 them are called, whatever one raises. The call raises the first exception; one that ends the program, such as
 KeyboardInterrupt, is raised in place of an ordinary one. The others are logged.
-
-A compaction takes physical memory away and gives other memory at once, so the hooks of both kinds are called around it: the
-before-callbacks of pauses and of resumes, then `perform`, then the after-callbacks of pauses and of resumes. All of them see
-resident memory. If it fails half-way the memory is paused: then the pause has taken place, and the resume has not. A
-compaction concerns the allocations whose tag has slack on their device.
 
 A resume in the background has the first four steps in the call that begins it, and the last in ``PendingResume.wait()``.
 
@@ -44,17 +39,16 @@ from torch_memory_saver import _core
 from torch_memory_saver._saver.hook_registry import Registered, hooks_of
 from torch_memory_saver._saver.hook_turns import HookTurn
 from torch_memory_saver._saver.patterns import select_tags
-from torch_memory_saver._saver.slack import slack_by_place
 from torch_memory_saver._torch.pools import Tags, selects
 from torch_memory_saver.errors import InvalidStateError, TorchMemorySaverError
 from torch_memory_saver.pause_hooks import HookCall
-from torch_memory_saver.report import CompactReport, PauseReport, ResumeReport
+from torch_memory_saver.report import PauseReport, ResumeReport
 
 __all__ = ["PendingHooks", "begin_with_hooks", "has_inherited_memory", "refuse_inner_call", "with_hooks"]
 
 logger = logging.getLogger("torch_memory_saver")
 
-_Result = TypeVar("_Result", PauseReport, ResumeReport, CompactReport)
+_Result = TypeVar("_Result", PauseReport, ResumeReport)
 _Begun = TypeVar("_Begun")
 
 _PAUSED = frozenset({_core.STATE_PAUSED, _core.STATE_DAMAGED, _core.STATE_REPAIRING})
@@ -62,17 +56,9 @@ _PAUSED = frozenset({_core.STATE_PAUSED, _core.STATE_DAMAGED, _core.STATE_REPAIR
 _UNCONCERNED = {
     "pause": _PAUSED | {_core.STATE_PAUSING},
     "resume": {_core.STATE_RESUMING, _core.STATE_ACTIVE},
-    "compact": _PAUSED | {_core.STATE_PAUSING, _core.STATE_RESUMING},
 }
-#: The kinds of hooks that an operation calls, each with the states of an allocation that the operation, if it raises, has
-#: changed for them.
-_KINDS: dict[str, dict[str, frozenset[int]]] = {
-    "pause": {"pause": _PAUSED},
-    "resume": {"resume": frozenset({_core.STATE_ACTIVE})},
-    "compact": {"pause": _PAUSED, "resume": frozenset()},
-}
-#: What has become of the memory, for messages.
-_DONE = {"pause": "paused", "resume": "resumed", "compact": "resident"}
+#: States in which an operation that raises has left an allocation that it changed.
+_CHANGED = {"pause": _PAUSED, "resume": frozenset({_core.STATE_ACTIVE})}
 
 
 class _Thread(threading.local):
@@ -93,8 +79,8 @@ def refuse_inner_call(operation: str) -> None:
     """
     if _thread.inside or _core.in_transition():
         raise InvalidStateError(
-            f"{operation}: this thread is inside pause(), resume() or compact() already; do not call them from signal "
-            "handlers, callbacks, hooks or finalisers",
+            f"{operation}: this thread is inside pause() or resume() already; do not call them from signal handlers, "
+            "callbacks, hooks or finalisers",
             operation=operation,
         )
 
@@ -113,7 +99,7 @@ def with_hooks(
 ) -> _Result:
     """Performs an operation that selects `tags`, with the hooks around it. `may_wait_for_others`: other processes or threads
     may have to pause first."""
-    if not any(map(hooks_of, _KINDS[operation])):
+    if not hooks_of(operation):
         return perform()
     turn = HookTurn(tags)
     try:
@@ -142,7 +128,7 @@ def begin_with_hooks(
 ) -> tuple[_Begun, PendingHooks | None]:
     """Begins an operation that goes on in the background, after the before-callbacks. The second value, if any, is to be
     told of its end."""
-    if not any(map(hooks_of, _KINDS[operation])):
+    if not hooks_of(operation):
         return begin(), None
     turn = HookTurn(tags)
     try:
@@ -209,11 +195,10 @@ class PendingHooks:
 
 
 class _Concerned:
-    """One hook and what of the call concerns it. `kind`: "pause" or "resume"."""
+    """One hook and what of the call concerns it."""
 
-    def __init__(self, hook: Registered, kind: str, operation: str, rows: list[_core.Segment]) -> None:
+    def __init__(self, hook: Registered, operation: str, rows: list[_core.Segment]) -> None:
         self.hook = hook
-        self.kind = kind
         self.addresses = frozenset(row.address for row in rows)
         self.call = HookCall(
             operation=operation,
@@ -231,12 +216,11 @@ class _Around:
         self._operation = operation
         rows = _concerned_rows(operation, tags)
         self._hooks: list[_Concerned] = []
-        for kind in _KINDS[operation] if rows else ():
-            for hook in hooks_of(kind):
-                names = select_tags(hook.tags)
-                mine = [row for row in rows if selects(names, row.tag)]
-                if mine:
-                    self._hooks.append(_Concerned(hook, kind, operation, mine))
+        for hook in hooks_of(operation) if rows else ():
+            names = select_tags(hook.tags)
+            mine = [row for row in rows if selects(names, row.tag)]
+            if mine:
+                self._hooks.append(_Concerned(hook, operation, mine))
         self._begun: list[_Concerned] = []
         self._returned: list[bool] = []
         self._all_begun = False
@@ -263,25 +247,21 @@ class _Around:
         # result is not kept: it may be a tensor that the pause is to find freed.
         self._returned.extend(map(operator.is_, map(concerned.hook.before, (concerned.call,)), (None,)))
 
-    def call_after(
-        self, report: PauseReport | ResumeReport | CompactReport | None, error: BaseException | None
-    ) -> BaseException | None:
-        """Calls the after-callbacks, or ``cancelled`` where `error` has prevented the change, in reverse: those of pauses
-        first. Returns the exception that the call has to raise in place of `error`, if any."""
+    def call_after(self, report: PauseReport | ResumeReport | None, error: BaseException | None) -> BaseException | None:
+        """Calls the after-callbacks, or ``cancelled`` where `error` has prevented the change, in reverse. Returns the
+        exception that the call has to raise in place of `error`, if any."""
         returned = self._begun[: len(self._returned)]
-        changed = _changed(self._operation) if error is not None and self._all_begun else {}
+        changed = _changed(self._operation) if error is not None and self._all_begun else frozenset()
         first = error
-        for concerned in [each for kind in _KINDS[self._operation] for each in reversed(self._hooks) if each.kind == kind]:
+        for concerned in reversed(self._hooks):
             hook, call = concerned.hook, concerned.call
             begun = concerned in returned
-            if error is None or not changed.get(concerned.kind, frozenset()).isdisjoint(concerned.addresses):
+            if error is None or not changed.isdisjoint(concerned.addresses):
                 if hook.removed and not begun:
                     continue
                 told = dataclasses.replace(call, report=report, error=error)
                 raised = _attempt(partial(hook.after, told))
-                when = (
-                    f"after-callback {hook.name} raised; the memory is {_DONE[self._operation]}, and the others are called"
-                )
+                when = f"after-callback {hook.name} raised; the memory is {self._operation}d, and the others are called"
             elif begun:
                 raised = _attempt(partial(hook.cancelled, error))
                 when = f"cancelled-callback of {hook.name} raised; the others are called"
@@ -305,22 +285,15 @@ def _raise(failure: BaseException | None, cause: BaseException | None = None) ->
 
 
 def _concerned_rows(operation: str, tags: Tags) -> list[_core.Segment]:
-    """The allocations of the tags that the operation is going to change; more of them for a compaction, of which the core
-    does not say which ones share a handle with slack."""
+    """The allocations of the tags that the operation is going to change."""
     unconcerned = _UNCONCERNED[operation]
-    rows = [row for row in _core.segments() if row.state not in unconcerned and selects(tags, row.tag)]
-    if operation != "compact":
-        return rows
-    with_slack = slack_by_place(tags)
-    return [row for row in rows if (row.tag, row.device) in with_slack]
+    return [row for row in _core.segments() if row.state not in unconcerned and selects(tags, row.tag)]
 
 
-def _changed(operation: str) -> dict[str, frozenset[int]]:
-    """The addresses of all allocations in a state that the operation brings about, by the kind of hook."""
-    rows = _core.segments()
-    return {
-        kind: frozenset(row.address for row in rows if row.state in states) for kind, states in _KINDS[operation].items()
-    }
+def _changed(operation: str) -> frozenset[int]:
+    """The addresses of all allocations in a state that the operation brings about."""
+    states = _CHANGED[operation]
+    return frozenset(row.address for row in _core.segments() if row.state in states)
 
 
 def _call(callback: Callable[[], object]) -> None:

@@ -52,10 +52,9 @@ class HookMethods:
         pause takes away.
 
         Before-callbacks are called in the order of registration, after-callbacks in reverse, on the thread of the call, with
-        no lock held. They may allocate and free, also in regions, but not pause, resume or compact. A callback is not called
+        no lock held. They may allocate and free, also in regions, but not pause or resume. A callback is not called
         if the pause finds nothing resident with its tag, or is refused because of a capture or of another thread's region.
-        Other threads' pauses and resumes of the same tags wait until all callbacks were called. A :meth:`compact` that finds
-        slack of the tag calls them as well, while the memory is resident: ``call.operation`` is "compact" then.
+        Other threads' pauses and resumes of the same tags wait until all callbacks were called.
 
         Args:
             tag: A tag or a pattern, several, or None for every tag, as for :meth:`pause`. Patterns are looked up at each
@@ -88,7 +87,7 @@ class HookMethods:
     ) -> Callable[[_Callback], _Callback]: ...
 
     def on_resume(self, tag: Any = None, when: Any = "before", callback: Any = None, *, cancelled: _Cancelled = None) -> Any:
-        """Has a callback called around every resume of a tag, and every compaction, with the arguments of :meth:`on_pause`.
+        """Has a callback called around every resume of a tag, with the arguments of :meth:`on_pause`.
 
         A callback is not called if the resume finds nothing paused with its tag. It is called once for a call with
         ``timeout``. With ``wait=False`` the before-callbacks are called before ``resume`` returns, and the after-callbacks

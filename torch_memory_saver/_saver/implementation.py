@@ -22,7 +22,6 @@ from torch_memory_saver._saver.arguments import (
     choose_host_policy,
 )
 from torch_memory_saver._saver.background import after_call, before_pause, start_from_environment
-from torch_memory_saver._saver.compacting import Compaction
 from torch_memory_saver._saver.freshness import Checked, check_fresh
 from torch_memory_saver._saver.hook_calls import begin_with_hooks, has_inherited_memory, refuse_inner_call, with_hooks
 from torch_memory_saver._saver.hook_modes import check_hook_mode
@@ -55,7 +54,7 @@ from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, O
 from torch_memory_saver.freshness import FreshReport
 from torch_memory_saver.holders import Ledger
 from torch_memory_saver.pending import PendingResume
-from torch_memory_saver.report import CompactReport, PauseReport, ResumeReport, pause_report, resume_report
+from torch_memory_saver.report import PauseReport, ResumeReport, pause_report, resume_report
 from torch_memory_saver.usage import PreservedBlock, Stats, take_snapshot, take_stats
 
 __all__ = ["Implementation", "graph_pools", "pool_store"]
@@ -261,19 +260,6 @@ class Implementation:
         finally:
             after_call.run()
         return resume_report(done)
-
-    def compact(
-        self,
-        tag: Any = None,
-        *,
-        live_only: bool = True,
-        progress: Callable[[int, int], Any] | None = None,
-        if_shared: str = "allow",
-        timeout: float | None = None,
-    ) -> CompactReport:
-        options = PauseOptions.check(tag, "host", live_only, progress, if_shared, timeout)
-        refuse_inner_call("compact")
-        return Compaction(self._store, shared_memory, options, self._manages_everything).run()
 
     def preserve(self, what: Iterable[Any], *, tag: str | None, parameters: bool) -> tuple[PreservedBlock, ...]:
         return preserved.add(what, tag, parameters)

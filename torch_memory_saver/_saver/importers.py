@@ -13,8 +13,8 @@ __all__ = ["importers_awaited"]
 
 
 @contextlib.contextmanager
-def importers_awaited(shared_memory: SharedMemory, options: PauseOptions, operation: str = "pause") -> Iterator[int]:
-    """Around a pause or compaction. Yields the bytes that other processes may still use when it begins. If the options do
+def importers_awaited(shared_memory: SharedMemory, options: PauseOptions) -> Iterator[int]:
+    """Around a pause. Yields the bytes that other processes may still use when it begins. If the options do
     not allow any, none is sent until it has ended.
 
     Raises:
@@ -26,11 +26,11 @@ def importers_awaited(shared_memory: SharedMemory, options: PauseOptions, operat
     with shared_memory.closed(options.tags, options.seconds_for_importers) as shared:
         if shared:
             raise InvalidStateError(
-                f"{operation}: other processes may still use {shared} bytes of this memory, which was sent to them"
+                f"pause: other processes may still use {shared} bytes of this memory, which was sent to them"
                 + (f"; waited {options.seconds_for_importers:g} s" if options.if_shared == "wait" else "")
                 + ". Let them drop their tensors (and call torch.cuda.ipc_collect() there), or call it with "
                 'if_shared="allow": they then keep the memory, with its contents, until they drop it',
-                operation=operation,
+                operation="pause",
                 bytes=shared,
             )
         yield shared

@@ -1,4 +1,4 @@
-"""The native core's calls with the options of regions, pauses, resumes and compactions: only this module turns options into
+"""The native core's calls with the options of regions, pauses and resumes: only this module turns options into
 arguments.
 
 The core takes arguments rather than the object: ``_core.pyi`` declares the name and type of each, which mypy compares with
@@ -21,7 +21,6 @@ from torch_memory_saver.pending import on_main_thread
 __all__ = [
     "begin_capture",
     "begin_resume",
-    "compact",
     "count_guard_bytes",
     "enter_region",
     "pause",
@@ -51,7 +50,7 @@ def refuse_early(
     operation: Callable[[tuple[str, ...], int | None], object], torch: TorchCuda | None, is_forked: bool
 ) -> None:
     """Raises what a call of ``_core`` would raise at once because of a capture, a lost device, or a fork. `operation`: its
-    ``pause``, ``resume`` or ``compact``.
+    ``pause`` or ``resume``.
 
     The core decides, since a capture that is on its list may have ended: it is called with no tag. Only where there is a
     reason to ask, because such a call counts as a pause or resume.
@@ -87,13 +86,6 @@ def resume(options: ResumeOptions, stream: int | None) -> _core.Report:
         host_policy=options.host_policy,
         zero=options.zero,
         progress=options.progress,
-    )
-
-
-def compact(options: PauseOptions, stream: int | None, find_live: Callable[[], Live | None] | None) -> _core.Report:
-    """The native compaction, with the arguments of the pause."""
-    return _core.compact(
-        options.tags, stream, interruptible=on_main_thread(), find_live=find_live, progress=options.progress
     )
 
 

@@ -1,4 +1,4 @@
-"""The options of one call that begins a region, pauses, resumes or compacts: a frozen object, checked once, that every lower
+"""The options of one call that begins a region, pauses or resumes: a frozen object, checked once, that every lower
 layer passes on unchanged. native.py converts it to the core's arguments.
 
 The implementation's methods create it first. The saver passes them keywords, because the implementation may be a registered
@@ -77,7 +77,7 @@ class RegionOptions:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PauseOptions:
-    """The checked options of a pause, or of a compaction, which is a pause with a backup in host memory for a moment.
+    """The checked options of a pause.
 
     Attributes:
         tags: The names; None is every tag.

@@ -23,15 +23,15 @@ _DEFAULT_POOL: PoolId = (0, 0)
 
 
 @contextlib.contextmanager
-def pausing(store: PoolStore, torch: TorchCuda | None, tags: Tags, operation: str = "pause") -> Iterator[Callable[[], None]]:
-    """Around the native pause or compaction. Yields a function to call after one that left memory paused.
+def pausing(store: PoolStore, torch: TorchCuda | None, tags: Tags) -> Iterator[Callable[[], None]]:
+    """Around the native pause. Yields a function to call after one that left memory paused.
 
     Raises:
         InvalidStateError: Another thread is inside a region of one of the tags. Nothing was changed.
     """
     entry = store.pause_entry(tags)
     try:
-        store.begin_pause(entry, operation)
+        store.begin_pause(entry)
         if torch is None:
             yield lambda: None
         else:
@@ -42,11 +42,11 @@ def pausing(store: PoolStore, torch: TorchCuda | None, tags: Tags, operation: st
         store.end_pause(entry)
 
 
-def refuse_regions_of_others(store: PoolStore, tags: Tags, operation: str = "pause") -> None:
+def refuse_regions_of_others(store: PoolStore, tags: Tags) -> None:
     """Raises what :func:`pausing` raises before it does anything."""
     entry = store.pause_entry(tags)
     try:
-        store.begin_pause(entry, operation)
+        store.begin_pause(entry)
     finally:
         store.end_pause(entry)
 

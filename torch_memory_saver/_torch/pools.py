@@ -172,8 +172,8 @@ class PoolStore(PoolStock):
         """The argument of :meth:`begin_pause` and :meth:`end_pause` for a pause by this thread."""
         return (threading.get_ident(), tags)
 
-    def begin_pause(self, entry: tuple[int, Tags], operation: str = "pause") -> None:
-        """From now on other threads that enter a region of the tags wait. `operation`: for the message.
+    def begin_pause(self, entry: tuple[int, Tags]) -> None:
+        """From now on other threads that enter a region of the tags wait.
 
         Raises:
             InvalidStateError: Another thread is inside a region of one of the tags: it would allocate paused memory.
@@ -183,9 +183,8 @@ class PoolStore(PoolStock):
             for frame in self._frames.values():
                 if frame.managed and frame.thread != thread and selects(tags, frame.tag):
                     raise InvalidStateError(
-                        f"another thread is inside region(tag={frame.tag!r}): {operation} that tag after it has left the "
-                        "region",
-                        operation=operation,
+                        f"another thread is inside region(tag={frame.tag!r}): pause that tag after it has left the region",
+                        operation="pause",
                         tag=frame.tag,
                     )
             self._pauses.append(entry)

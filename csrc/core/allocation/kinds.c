@@ -75,6 +75,6 @@ void tms_kinds_explain_slack(tms_saver_t *saver, int device, uint64_t missing_by
     tms_error_append_bytes(error, slack.total);
     tms_error_append(error, " are slack, which freed allocations have left in the runs of ");
     tms_tag_bytes_append(&slack, error);
-    tms_error_append(error, ": compact(tag) returns it, as does a pause.");
+    tms_error_append(error, ": pause(tag, backup=\"host\") and resume(tag) return it and keep the contents.");
     if (was_in_the_way) tms_error_append(error, " These tags get no runs any more.");
 }

@@ -44,13 +44,21 @@ static tms_quarantine_mask_t retry(tms_quarantined_t *node) {
     return 0;
 }
 
-/* ---- frees ---- */
+/* ---- the devices' locks ---- */
+
+void tms_saver_retain_lock(tms_saver_t *saver, tms_segment_t *segment) {
+    if (segment->exclusive) return;
+    tms_device_locks_retain(&saver->device_locks, segment->device);
+    segment->exclusive = true;
+}
 
 void tms_saver_release_lock(tms_saver_t *saver, tms_segment_t *segment) {
     if (!segment->exclusive) return;
     segment->exclusive = false;
     tms_device_locks_release(&saver->device_locks, (tms_device_mask_t)1 << segment->device);
 }
+
+/* ---- frees ---- */
 
 /* False: a device has got access to its memory since the wait, and must be waited for. */
 static bool dispose(tms_saver_t *saver, tms_segment_t *segment, tms_quiesced_t quiesced) {

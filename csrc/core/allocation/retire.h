@@ -32,7 +32,10 @@ typedef enum tms_use {
 tms_use_t tms_saver_await_users(tms_saver_t *saver, const tms_segment_t *segment, tms_device_mask_t users, tms_wait_t *wait,
                                 tms_quiesced_t *quiesced, tms_error_t *reason);
 
-/* Releases the lock count of a segment that was resumed with exclusive=True. Called after its memory was released, so that a
+/* Takes a share of the lock of a segment's device, which the caller holds (device_lock.h), for a segment that a call owns. A
+ * segment has one share at most: does nothing if it has one. */
+void tms_saver_retain_lock(tms_saver_t *saver, tms_segment_t *segment);
+/* Releases the share of a segment that was resumed with exclusive=True. Called after its memory was released, so that a
  * process that waits for the lock finds memory. Memory that the driver fails to release does not keep the lock. */
 void tms_saver_release_lock(tms_saver_t *saver, tms_segment_t *segment);
 

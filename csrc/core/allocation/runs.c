@@ -82,8 +82,6 @@ static void forget_slack(tms_saver_t *saver, tms_run_t *run) {
     recount(saver, kind, before);
 }
 
-bool tms_runs_has_slack(const tms_run_t *run) { return run && run->slack_bytes > 0; }
-
 /* ---- owners ---- */
 
 void tms_runs_own(tms_run_t *run, tms_run_t **list) {

@@ -26,9 +26,6 @@ tms_status_t tms_runs_populate_own(tms_segment_t *segment, const tms_driver_tabl
 /* Under the lock: the part of a run's slack that fits, for a segment whose size is `bytes`. False: there is none. */
 bool tms_runs_take_slack(tms_saver_t *saver, struct tms_kind *kind, tms_segment_t *segment, uint64_t bytes);
 
-/* Under the lock: whether there is a part of the run that may be handed out again. `run` may be NULL. */
-bool tms_runs_has_slack(const tms_run_t *run);
-
 /* Under the lock: a call that owns the segments of a run owns it, and puts it on its list. Does nothing if it does. */
 void tms_runs_own(tms_run_t *run, tms_run_t **list);
 /* Under the lock: the call ends. `damaged`: the segments of the run are DAMAGED. Slack is handed out again if the run still

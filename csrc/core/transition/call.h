@@ -24,9 +24,6 @@ typedef struct tms_transition_asked {
     tms_tag_t **tags; /* those of the selection that exist; NULL: all */
     size_t tag_count;
     bool guards; /* guard mode is on */
-    /* Not 0: the number of a compaction (compact.h). A pause selects only segments that share a run with slack, and marks
-     * them with it; a resume selects only those. */
-    uint64_t compaction;
 } tms_transition_asked_t;
 
 /* The plan of one attempt. Reset by each attempt, except for `collectable`. */
@@ -50,7 +47,6 @@ typedef struct tms_transition_done {
     tms_device_mask_t guard_pages;  /* devices of which the call holds a reference to the guard page */
     tms_quiesced_t quiesced;        /* a resume: the devices that may have read the guarded segments on its list */
     bool damaged;                   /* an attempt has left a segment damaged, which another attempt would skip */
-    uint64_t slack_bytes;           /* returned by a pause */
     tms_report_t report;
     tms_transition_notes_t notes;
 } tms_transition_done_t;

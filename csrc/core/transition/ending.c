@@ -40,7 +40,6 @@ static void settle(tms_transition_t *t, tms_segment_t *segment, bool moved, doub
     if (!was_active && is_active) atomic_fetch_sub_explicit(&segment->tag->paused, 1, memory_order_relaxed);
     if (!tms_segment_has_memory(segment)) tms_runs_detach(segment);
     if (moved && is_active) segment->resumed = true;
-    if (moved && was_active) segment->compaction = t->asked.compaction;
     if (moved && !damaged) {
         t->done.report.allocations++;
         t->done.report.bytes += bytes;
@@ -81,7 +80,6 @@ static void disown_runs(tms_transition_t *t, bool moved, tms_segment_t **freed) 
     const bool damages = moved == (t->asked.from == TMS_SEGMENT_ACTIVE);
     for (tms_run_t *next, *run = t->planned.runs; run; run = next) {
         next = run->next_in_call;
-        if (!tms_run_has_memory(run)) t->done.slack_bytes += run->slack_bytes;
         tms_runs_disown(t->saver, run, damages && tms_run_has_memory(run), freed);
     }
     t->planned.runs = NULL;
@@ -95,7 +93,7 @@ void tms_transition_finish(tms_transition_t *t, bool moved) {
     pthread_mutex_lock(&t->saver->lock);
     if (moved && t->asked.from == TMS_SEGMENT_ACTIVE) {
         advance_epochs(t);
-        if (t->asked.compaction == 0) note_slack(t);
+        note_slack(t);
     }
     for (tms_segment_t *next, *segment = t->planned.first; segment; segment = next) {
         next = segment->next_in_transition;

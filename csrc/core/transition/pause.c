@@ -270,9 +270,7 @@ static tms_status_t release(tms_transition_t *t, tms_quiesced_t quiesced, tms_er
         bytes += tms_segment_reserved(segment);
     }
     tms_guarding_end(t);
-    TMS_FOR_EACH(segment, t) {
-        if (t->asked.compaction == 0) tms_saver_release_lock(t->saver, segment);
-    }
+    TMS_FOR_EACH(segment, t) tms_saver_release_lock(t->saver, segment);
     if (refused > 0 && error) {
         *error = first;
         tms_error_append(
@@ -302,27 +300,14 @@ static tms_status_t pause_all(tms_transition_t *t, tms_error_t *error) {
     return status;
 }
 
-static tms_transition_t pause_of(tms_saver_t *saver, const tms_selection_t *selection) {
-    return (tms_transition_t){.saver = saver,
-                              .asked = {.selection = selection,
-                                        .operation = "pause",
-                                        .from = TMS_SEGMENT_ACTIVE,
-                                        .through = TMS_SEGMENT_PAUSING,
-                                        .to = TMS_SEGMENT_PAUSED},
-                              .act = pause_all};
-}
-
 tms_status_t tms_transition_pause(tms_saver_t *saver, const tms_selection_t *selection, tms_report_t *report,
                                   tms_error_t *error) {
-    tms_transition_t t = pause_of(saver, selection);
+    tms_transition_t t = {.saver = saver,
+                          .asked = {.selection = selection,
+                                    .operation = "pause",
+                                    .from = TMS_SEGMENT_ACTIVE,
+                                    .through = TMS_SEGMENT_PAUSING,
+                                    .to = TMS_SEGMENT_PAUSED},
+                          .act = pause_all};
     return tms_transition_run(&t, &saver->stats.pauses, report, error);
-}
-
-tms_status_t tms_transition_pause_slack(tms_saver_t *saver, const tms_selection_t *selection, uint64_t compaction,
-                                        uint64_t *slack_bytes, tms_report_t *report, tms_error_t *error) {
-    tms_transition_t t = pause_of(saver, selection);
-    t.asked.compaction = compaction;
-    tms_status_t status = tms_transition_run(&t, &saver->stats.pauses, report, error);
-    *slack_bytes = t.done.slack_bytes;
-    return status;
 }

@@ -4,6 +4,7 @@
 
 #include "core/allocation/kinds.h"
 #include "core/allocation/reclaim.h"
+#include "core/allocation/retire.h"
 #include "core/peers.h"
 #include "core/transition/devices.h"
 #include "core/transition/ending.h"
@@ -97,12 +98,10 @@ static void commit(tms_transition_t *t) {
     tms_host_policy_t asked = (tms_host_policy_t)t->asked.selection->host_policy;
     const uint64_t began = tms_phases_begin(t, TMS_PHASE_DISCARD);
     TMS_FOR_EACH(segment, t) {
-        if (t->asked.compaction == 0) segment->contents = contents_of(t, segment); /* a compaction writes nothing new */
+        segment->contents = contents_of(t, segment);
         tms_host_policy_t policy = asked != TMS_HOST_DEFAULT ? asked : segment->backup.policy;
         tms_backup_discard(&segment->backup, &t->saver->stores, tms_saver_host_policy(t->saver, policy));
-        if (!t->asked.selection->exclusive) continue;
-        tms_device_locks_retain(&t->saver->device_locks, segment->device);
-        segment->exclusive = true;
+        if (t->asked.selection->exclusive) tms_saver_retain_lock(t->saver, segment);
     }
     tms_phases_end(t, TMS_PHASE_DISCARD, began, TMS_OK);
 }
@@ -280,15 +279,14 @@ static tms_status_t perform(tms_transition_t *t, tms_error_t *error) {
     return status;
 }
 
-static tms_status_t resume(tms_saver_t *saver, const tms_selection_t *selection, tms_pending_t *pending, uint64_t compaction,
+static tms_status_t resume(tms_saver_t *saver, const tms_selection_t *selection, tms_pending_t *pending,
                            tms_report_t *report, tms_error_t *error) {
     tms_transition_t t = {.saver = saver,
                           .asked = {.selection = selection,
                                     .operation = "resume",
                                     .from = TMS_SEGMENT_PAUSED,
                                     .through = TMS_SEGMENT_RESUMING,
-                                    .to = TMS_SEGMENT_ACTIVE,
-                                    .compaction = compaction},
+                                    .to = TMS_SEGMENT_ACTIVE},
                           .pending = pending,
                           .act = resume_all,
                           .perform = perform};
@@ -305,15 +303,10 @@ static tms_status_t resume(tms_saver_t *saver, const tms_selection_t *selection,
 
 tms_status_t tms_transition_resume(tms_saver_t *saver, const tms_selection_t *selection, tms_report_t *report,
                                    tms_error_t *error) {
-    return resume(saver, selection, NULL, 0, report, error);
-}
-
-tms_status_t tms_transition_resume_compacted(tms_saver_t *saver, const tms_selection_t *selection, uint64_t compaction,
-                                             tms_report_t *report, tms_error_t *error) {
-    return resume(saver, selection, NULL, compaction, report, error);
+    return resume(saver, selection, NULL, report, error);
 }
 
 tms_status_t tms_transition_resume_pending(tms_saver_t *saver, tms_pending_t *pending, tms_report_t *report,
                                            tms_error_t *error) {
-    return resume(saver, tms_pending_selection(pending), pending, 0, report, error);
+    return resume(saver, tms_pending_selection(pending), pending, report, error);
 }

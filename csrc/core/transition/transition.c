@@ -72,23 +72,15 @@ static bool has_selected_tag(const tms_transition_t *t, const tms_segment_t *seg
     return !t->asked.tags || segment->tag->mark == t->mark;
 }
 
-/* Whether a compaction selects the segment; a call that is no part of one selects all. */
-static bool is_compacted(const tms_transition_t *t, const tms_segment_t *segment) {
-    if (t->asked.compaction == 0) return true;
-    return t->asked.from == TMS_SEGMENT_ACTIVE ? tms_runs_has_slack(segment->run)
-                                               : segment->compaction == t->asked.compaction;
-}
-
 bool tms_transition_selects(const tms_transition_t *t, const tms_segment_t *segment) {
     return segment->state == t->asked.from && (t->planned.collectable >> segment->device & 1) &&
-           has_selected_tag(t, segment) && is_compacted(t, segment);
+           has_selected_tag(t, segment);
 }
 
 bool tms_transition_skips_damaged(const tms_transition_t *t, const tms_segment_t *segment) {
     /* REPAIRING: another thread is trying to repair it and may fail. */
     bool damaged = segment->state == TMS_SEGMENT_DAMAGED || segment->state == TMS_SEGMENT_REPAIRING;
-    bool concerned = t->asked.compaction == 0 || segment->compaction == t->asked.compaction;
-    return damaged && concerned && has_selected_tag(t, segment);
+    return damaged && has_selected_tag(t, segment);
 }
 
 uint64_t tms_transition_mark(tms_transition_t *t) {
@@ -96,12 +88,6 @@ uint64_t tms_transition_mark(tms_transition_t *t) {
     const uint64_t mark = ++t->saver->marks;
     pthread_mutex_unlock(&t->saver->lock);
     return mark;
-}
-
-/* A pause that meets memory between the halves of a compaction: it stays paused. */
-static void keep_from_compaction(const tms_transition_t *t, tms_segment_t *segment) {
-    bool between = segment->state == TMS_SEGMENT_PAUSED && segment->compaction != 0;
-    if (between && t->asked.to == TMS_SEGMENT_PAUSED && has_selected_tag(t, segment)) segment->compaction = 0;
 }
 
 static void collect(tms_transition_t *t) {
@@ -116,7 +102,6 @@ static void collect(tms_transition_t *t) {
     for (tms_registry_node_t *node = t->saver->registry.first; node; node = node->next) {
         tms_segment_t *segment = tms_segment_of(node);
         if (tms_transition_skips_damaged(t, segment)) t->planned.incomplete = true;
-        keep_from_compaction(t, segment);
         if (!tms_transition_selects(t, segment)) continue;
         segment->state = t->asked.through;
         segment->next_in_transition = NULL;

@@ -2,7 +2,6 @@
  * operations are random with fixed seeds, and bounded. TSan detects accesses without the lock. In any build a call may fail
  * only because of another thread, and nothing may be left at the end. */
 
-#include "core/transition/compact.h"
 #include "support.h"
 
 #include <math.h>
@@ -117,7 +116,7 @@ static tms_status_t move_any(worker_t *worker, tms_report_t *report, tms_error_t
         selection.tags = &tag;
         selection.tag_count = 1;
     }
-    int way = choose(worker, 6);
+    int way = choose(worker, 5);
     if (choose(worker, 3) == 0) {
         selection.interrupted = stop_sometimes;
         selection.interrupt_context = worker;
@@ -127,7 +126,6 @@ static tms_status_t move_any(worker_t *worker, tms_report_t *report, tms_error_t
         selection.backup = selection.has_backup ? choices[choose(worker, 3)] : TMS_BACKUP_NONE;
         return tms_transition_pause(saver, &selection, report, error);
     }
-    if (way == 5) return tms_transition_compact(saver, &selection, report, error);
     selection.host_policy = choose(worker, TMS_HOST_RETAIN + 1);
     if (way == 2) return resume_behind(worker, &selection, report, error);
     selection.exclusive = choose(worker, 2);

@@ -93,29 +93,6 @@ print(data == bytes([8]) * MIB + bytes([7]) * MIB)
     assert output.splitlines() == ["interrupted KeyboardInterrupt", "True 0 False", "1 1", "True"]
 
 
-def test_ctrl_c_while_a_compaction_waits_for_the_gpu(plain: Program) -> None:
-    """Nothing has changed: the slack is there, and the next call returns it."""
-    output = plain("""
-addresses = [allocate(2 * MIB, backup=_core.BACKUP_NONE) for _ in range(8)]
-torch_memory_saver.pause()
-torch_memory_saver.resume()
-for address in addresses:
-    ctypes.memset(address, 7, 2 * MIB)
-_core.free(addresses.pop(-2))
-hold(addresses[-1])
-when_waiting(lambda: os.kill(os.getpid(), signal.SIGINT))
-try:
-    torch_memory_saver.compact()
-except KeyboardInterrupt as error:
-    print("interrupted", type(error).__name__)
-print({state(address) for address in addresses} == {_core.STATE_ACTIVE}, torch_memory_saver.stats().slack_bytes // MIB)
-simulator.tms_sim_open_gate(1)
-print(torch_memory_saver.compact().bytes // MIB, torch_memory_saver.stats().slack_bytes)
-print(ctypes.string_at(addresses[-1], 2 * MIB) == bytes([8]) * MIB + bytes([7]) * MIB)
-""")
-    assert output.splitlines() == ["interrupted KeyboardInterrupt", "True 2", "2 0", "True"]
-
-
 def test_ctrl_c_while_resume_waits_for_memory(plain: Program) -> None:
     output = plain("""
 address = allocate(300 * MIB)

@@ -1,6 +1,7 @@
 /* Guards resume(exclusive=True), which holds the locks of the devices: it waits for them, and releases them after the
  * memory. A second set of locks stands for another process. */
 
+#include "core/allocation/retire.h"
 #include "support/resume_wait_fixture.h"
 
 #include <stdlib.h>
@@ -161,6 +162,79 @@ static void a_failed_resume_keeps_no_lock(void **state) {
     tms_device_locks_destroy(&other);
 }
 
+/* The lock of device 0 is held once for each segment that says so. */
+static void assert_shares(fixture_t *f, uint64_t expected) {
+    uint64_t held = 0;
+    for (tms_registry_node_t *node = f->saver.registry.first; node; node = node->next)
+        held += tms_segment_of(node)->exclusive;
+    assert_int_equal(held, expected);
+    assert_int_equal(f->saver.device_locks.device[0].count, expected);
+}
+
+static void a_segment_has_one_share_at_most(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t a = allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB);
+    const tms_selection_t selection = {.exclusive = 1};
+    allocate(f, "b", TMS_BACKUP_NONE, 2 * MIB);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+    assert_shares(f, 2);
+    ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+    assert_shares(f, 2);
+    allocate(f, "c", TMS_BACKUP_NONE, 2 * MIB); /* was not resumed */
+    ASSERT_OK(pause_tag(f, "a", NULL, &error), error);
+    assert_shares(f, 1);
+    ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+    assert_shares(f, 2);
+    tms_saver_retain_lock(&f->saver, tms_segment_of(tms_registry_find(&f->saver.registry, a)));
+    assert_shares(f, 2);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    assert_shares(f, 0);
+}
+
+/* A pause that fails to release memory gives the shares up. Repairs, and resumes that skip damage, add none. */
+static void damaged_segments_have_no_share(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    const tms_selection_t selection = {.exclusive = 1};
+    uint64_t a = allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB);
+    allocate(f, "b", TMS_BACKUP_NONE, 4 * MIB);
+    tms_log_init(&f->log, TMS_LOG_SILENT);
+    for (int refusals = 1; refusals < 5; refusals++) { /* by the pause, and by the attempts of the resume to repair */
+        ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+        simulator()->fail_after("cuMemUnmap", 0, refusals, CUDA_ERROR_UNKNOWN);
+        assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DRIVER);
+        assert_shares(f, 0);
+        tms_status_t status = resume_selected(f, &selection, NULL, &error);
+        assert_shares(f, status == TMS_OK ? 2 : state_of(f, a) == TMS_SEGMENT_ACTIVE);
+        simulator()->fail_after("cuMemUnmap", 0, 0, 0);
+        ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+        assert_shares(f, 2);
+    }
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    assert_shares(f, 0);
+}
+
+/* A resume that is undone, also where the driver keeps what it has mapped. */
+static void a_resume_that_is_undone_takes_no_share(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    const tms_selection_t selection = {.exclusive = 1};
+    allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB);
+    allocate(f, "b", TMS_BACKUP_NONE, 4 * MIB);
+    tms_log_init(&f->log, TMS_LOG_SILENT);
+    for (int kept = 0; kept < 2; kept++) {
+        ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+        simulator()->fail_after("cuMemMap", 1, 1, CUDA_ERROR_UNKNOWN);
+        if (kept) simulator()->fail_after("cuMemUnmap", 0, 1, CUDA_ERROR_UNKNOWN);
+        assert_int_equal(resume_selected(f, &selection, NULL, &error), TMS_DRIVER);
+        assert_shares(f, 0);
+        ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+        assert_shares(f, 2);
+    }
+}
+
 static int make_lock_directory(void **state) {
     (void)state;
     return make_temporary_directory(lock_directory, "locks") ? setenv("TMS_LOCK_DIR", lock_directory, 1) : -1;
@@ -178,7 +252,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         ONE(an_exclusive_resume_waits_for_the_lock), ONE(the_lock_is_released_with_the_last_resumed_segment),
         ONE(the_lock_is_released_after_the_memory),  TWO(only_devices_that_are_locked_are_resumed),
-        ONE(a_failed_resume_keeps_no_lock),
+        ONE(a_failed_resume_keeps_no_lock),          ONE(a_segment_has_one_share_at_most),
+        ONE(damaged_segments_have_no_share),         ONE(a_resume_that_is_undone_takes_no_share),
     };
     return cmocka_run_group_tests(tests, make_lock_directory, remove_lock_directory);
 }

@@ -186,8 +186,8 @@ def test_an_exception_of_find_live_on_another_thread(simulator: Any) -> None:
     assert_untouched(simulator, address)
 
 
-@pytest.mark.parametrize("call", [_core.pause, _core.resume, _core.compact])
-def test_a_callback_cannot_pause_resume_or_compact(simulator: Any, call: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("call", [_core.pause, _core.resume])
+def test_a_callback_cannot_pause_or_resume(simulator: Any, call: Callable[..., Any]) -> None:
     address = allocate(simulator)
     with pytest.raises(errors.InvalidStateError):
         _core.pause(None, None, False, None, lambda: call(None, None))

@@ -122,8 +122,8 @@ def test_each_holder_has_its_advice(line: LedgerLine, advice: str) -> None:
 SLACK = LedgerLine("slack", "managed, slack", 8 * GIB, parts=(LedgerPart("kv", 3 * GIB), LedgerPart("weights", 5 * GIB)))
 RETURN_SLACK = (
     "8.0 GiB of device 0 are slack, which freed allocations have left with their tags (tag 'weights': 5.0 GiB, tag 'kv': "
-    "3.0 GiB): compact(tag) returns it, as do a pause and a resume. Tags with region(runs=False), and processes with "
-    "TMS_RUNS=0, have none."
+    '3.0 GiB): pause(tag, backup="host") and resume(tag) return it and keep the contents. Tags with region(runs=False), and '
+    "processes with TMS_RUNS=0, have none."
 )
 
 

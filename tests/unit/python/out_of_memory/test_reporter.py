@@ -36,7 +36,6 @@ def mine(simulator: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reporter]:
     for module in (reporter, from_environment):
         monkeypatch.setattr(module, "reporter", made)
     monkeypatch.setattr("torch_memory_saver._saver.implementation.reporter", made)
-    monkeypatch.setattr("torch_memory_saver._saver.compacting.reporter", made)
     monkeypatch.setattr("torch_memory_saver.pending.reporter", made)
     monkeypatch.delenv("RANK", raising=False)
     yield made
@@ -162,7 +161,7 @@ def test_the_observer_names_slack(mine: Reporter, folder: Path, slack: str, capl
         mine.observe(0, 500 * MIB, 512 * MIB, 496 * MIB)
     (record,), (report,) = caplog.records, reports(folder)
     assert record.getMessage().count("2.0 MiB of device 0 are slack") == 1
-    assert f"(tag '{slack}': 2.0 MiB): compact(tag) returns it, as do a pause and a resume." in record.getMessage()
+    assert f"(tag '{slack}': 2.0 MiB): pause(tag, backup=\"host\") and resume(tag) return it" in record.getMessage()
     assert [(row["tag"], row["slack_bytes"]) for row in report["tags"]] == [(slack, 2 * MIB)]
     assert "runs=False" in report["summary"]
 
@@ -179,20 +178,7 @@ def test_a_failed_resume_names_slack_once(
     with pytest.raises(errors.OutOfMemoryError) as caught:
         saver.resume("a")
     text = str(caught.value)
-    assert text.count("slack") == 1 and slack in text and "compact(tag) returns it" in text
-
-
-def test_a_compaction_that_runs_out_is_reported(
-    saver: TorchMemorySaver, mine: Reporter, folder: Path, slack: str, simulator: Any
-) -> None:
-    simulator.fail_after("cuMemCreate", 0, 1 << 30, 2)
-    with pytest.raises(errors.OutOfMemoryError) as caught:
-        saver.compact()
-    simulator.stop_failing()
-    (report,), (name,) = reports(folder), names(folder)
-    assert str(caught.value).endswith(f"Report: {folder / name}")
-    assert report["failure"]["needed_bytes"] == 6 * MIB
-    saver.resume()
+    assert text.count("slack") == 1 and slack in text and "resume(tag) return it" in text
 
 
 def test_the_observer_says_nothing_without_a_folder(mine: Reporter, caplog: pytest.LogCaptureFixture) -> None:

@@ -35,9 +35,6 @@ class TheirSaver:
     def resume(self, **keywords: Any) -> None:
         self.calls.append(("resume", keywords))
 
-    def compact(self, **keywords: Any) -> None:
-        self.calls.append(("compact", keywords))
-
     def region(self, **keywords: Any) -> None:
         self.calls.append(("region", keywords))
 
@@ -63,17 +60,10 @@ def test_a_registered_hook_mode_makes_the_implementation(saver: TorchMemorySaver
     assert saver._impl is made[0]
     assert made[0].calls == [("pause", {"tag": "a"}), ("resume", {"tag": None})]
     made[0].calls.clear()
-    saver.compact("a")
-    saver.compact(live_only=False, progress=print, if_shared="wait", timeout=1.0)
     saver.region("a", runs=False)
     saver.region("a", runs=True)
     saver.cuda_graph(None, runs=False)  # type: ignore[arg-type]
-    calls = made[0].calls
-    assert calls[:2] == [
-        ("compact", {"tag": "a"}),
-        ("compact", {"tag": None, "live_only": False, "progress": print, "if_shared": "wait", "timeout": 1.0}),
-    ]
-    assert [keywords.get("runs") for _, keywords in calls[2:]] == [False, None, False]
+    assert [keywords.get("runs") for _, keywords in made[0].calls] == [False, None, False]
     assert saver.hook_mode == "theirs"
     saver.hook_mode = "theirs"
     saver.hook_mode = "torch"

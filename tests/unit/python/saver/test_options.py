@@ -87,11 +87,6 @@ def test_the_core_gets_every_field(monkeypatch: pytest.MonkeyPatch) -> None:
         (("a", "b"), 7),
         {"interruptible": True, "backup": _core.BACKUP_PINNED, "find_live": find_live, "progress": tell, "preserves": True},
     )
-    assert calls.compact(PAUSE, 7, find_live) == (
-        "compact",
-        (("a", "b"), 7),
-        {"interruptible": True, "find_live": find_live, "progress": tell},
-    )
     named = {"timeout": math.inf, "exclusive": True, "host_policy": _core.HOST_POOL, "zero": True}
     assert calls.resume(RESUME, 7) == ("resume", (("a",), 7), {**named, "interruptible": True, "progress": tell})
     assert calls.begin_resume(RESUME, None) == ("resume_begin", (("a",), None), named)

@@ -1,0 +1,62 @@
+"""Bugs of region(runs=) and of what shows slack."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+_SOURCES = "torch_memory_saver/"
+_TESTS = "tests/unit/python/saver/test_slack.py"
+
+_SETTINGS = (
+    Mutant(
+        "a-region-forgets-its-runs",
+        _SOURCES + "_saver/native.py",
+        "        host_policy=options.host_policy,\n        runs=options.runs,\n    )\n\n\ndef begin_capture",
+        "        host_policy=options.host_policy,\n    )\n\n\ndef begin_capture",
+        (
+            "tests/unit/python/saver/test_options.py::test_the_core_gets_every_field",
+            f"{_TESTS}::test_a_region_without_runs_has_no_slack",
+        ),
+    ),
+    Mutant(
+        "the-extension-turns-runs-around",
+        "csrc/python/region_functions.c",
+        "    settings->own_handles = !runs;",
+        "    settings->own_handles = runs;",
+        ("tests/unit/python/core/test_functions.py::test_regions_nest_and_belong_to_their_thread",),
+    ),
+)
+_SHOWN = (
+    Mutant(
+        "slack-is-not-attributed",
+        _SOURCES + "_saver/ledger.py",
+        "lines = [_managed_line(sources), *_slack_lines(sources), ",
+        "lines = [_managed_line(sources), ",
+        ("tests/unit/python/saver/test_ledger.py::test_slack_has_a_line_and_is_attributed",),
+    ),
+    Mutant(
+        "a-warning-of-pytorchs-shortage-does-not-name-slack",
+        _SOURCES + "_out_of_memory/reporter.py",
+        "use, names_slack=True)",
+        "use)",
+        ("tests/unit/python/out_of_memory/test_reporter.py::test_the_observer_names_slack",),
+    ),
+    Mutant(
+        "an-error-names-slack-twice",
+        _SOURCES + "_out_of_memory/reporter.py",
+        'account.slack_sentence if names_slack else ""',
+        "account.slack_sentence",
+        ("tests/unit/python/out_of_memory/test_reporter.py::test_a_failed_resume_names_slack_once",),
+    ),
+    Mutant(
+        "the-table-hides-slack",
+        _SOURCES + "_saver/usage_table.py",
+        "        if not getattr(stats.total, name):",
+        "        if not stats.total.damaged_bytes:",
+        ("tests/unit/python/saver/test_stats.py::test_slack_has_a_column_where_there_is_any",),
+    ),
+)
+
+MUTANTS = _SETTINGS + _SHOWN
