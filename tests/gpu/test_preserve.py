@@ -84,6 +84,92 @@ def test_a_view_keeps_its_whole_storage() -> None:
     assert intact(whole)
 
 
+#: Tensor objects that die at once, while their storage lives on.
+TEMPORARIES = {
+    "view": lambda tensor: tensor[8:16],
+    "data": lambda tensor: tensor.data,
+    "detach": lambda tensor: tensor.detach(),
+    "reshape": lambda tensor: tensor.view(2, -1).T,
+    "dtype": lambda tensor: tensor.view(torch.float32),
+    "chunks": lambda tensor: tensor.chunk(4)[2:],
+    "generator": lambda tensor: (part for part in tensor.split(1024)),
+    "set": lambda tensor: torch.empty(0, dtype=torch.uint8, device="cuda").set_(tensor),
+}
+
+
+@pytest.mark.parametrize("temporary", TEMPORARIES.values(), ids=TEMPORARIES)
+def test_a_temporary_tensor_preserves_its_storage(temporary: Any) -> None:
+    kept, lost = filled(4096), filled(8 * MIB)
+    (block,) = saver.preserve(temporary(kept))
+    gc.collect()
+    assert saver.preserved() == (block,)
+    for _ in range(2):
+        assert cycle() == 4096
+        assert intact(kept)
+    assert not intact(lost)
+    saver.forget(temporary(kept))
+    assert saver.preserved() == ()
+    assert cycle() == 0
+    assert not intact(kept)
+
+
+def test_the_values_of_a_state_dict_preserve_parameters_and_buffers() -> None:
+    with saver.region(tag="a"):
+        model = torch.nn.BatchNorm1d(64).cuda()
+        model.running_var.fill_(VALUE)
+    assert len(saver.preserve(model.state_dict().values())) == 5
+    assert cycle() > 0
+    assert intact(model.running_var)
+    assert bool((model.weight == 1).all())
+    saver.forget(model.state_dict(keep_vars=True).values())
+    assert saver.preserved() == ()
+
+
+def test_the_other_way_round_a_view_forgets_its_base() -> None:
+    kept = filled(4096)
+    saver.preserve(kept)
+    saver.forget(kept[:10].detach())
+    assert saver.preserved() == ()
+
+
+def test_a_registration_ends_with_its_storage() -> None:
+    kept = filled(4 * MIB)
+    allocated = torch.cuda.memory_allocated()
+    saver.preserve(kept.detach(), kept[1:], kept)
+    address = kept.data_ptr()
+    del kept
+    gc.collect()
+    assert torch.cuda.memory_allocated() == allocated - 4 * MIB, "a registration keeps no memory alive"
+    again = filled(4 * MIB)
+    assert again.data_ptr() == address
+    assert saver.preserved() == (), "new memory at the same address is not preserved"
+    assert cycle() == 0
+
+
+def test_new_storages_take_over_no_registration() -> None:
+    """Their records and their Python objects may get the addresses of dead ones."""
+    others = [filled(4096) for _ in range(100)]
+    for tensor in others:
+        saver.preserve(tensor[:1])
+    del others[:], tensor
+    gc.collect()
+    new = [filled(4096) for _ in range(300)]
+    assert saver.preserved() == ()
+    saver.forget(new)
+
+
+def test_a_storage_that_grows_is_kept_with_its_new_size() -> None:
+    with saver.region(tag="a"):
+        kept = torch.full((4096,), VALUE, dtype=torch.uint8, device="cuda")
+        saver.preserve(kept.data)
+        kept.untyped_storage().resize_(0)
+        assert saver.preserved() == ()
+        kept.untyped_storage().resize_(8192)
+    kept.fill_(VALUE)
+    assert cycle() == 8192
+    assert intact(kept)
+
+
 def test_of_a_module_the_buffers_of_the_pause_are_kept() -> None:
     with saver.region(tag="a"):
         model = torch.nn.ModuleList([rope(), rope()])

@@ -263,6 +263,13 @@ _PRESERVING = (
         ("torch:tests/gpu/test_preserve.py::test_of_a_module_the_buffers_of_the_pause_are_kept",),
     ),
     Mutant(
+        "a-view-does-not-forget-its-storage",
+        "torch_memory_saver/_saver/preserved_objects.py",
+        "        self.storages = {key: each for key, each in self.storages.items() if key not in other.storages}\n",
+        "",
+        ("torch:tests/gpu/test_preserve.py::test_a_temporary_tensor_preserves_its_storage",),
+    ),
+    Mutant(
         "preserve-keeps-other-tags",
         "torch_memory_saver/_saver/preserving.py",
         "if row.tag == tag:",

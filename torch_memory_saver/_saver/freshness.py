@@ -21,7 +21,7 @@ from torch_memory_saver._saver import native
 from torch_memory_saver._saver.found_tensors import FoundTensor, FoundTensors, find_tensors
 from torch_memory_saver._saver.guard_sampling import Piece, Sampled, sample
 from torch_memory_saver._saver.patterns import select_tags
-from torch_memory_saver._saver.tensor_parts import add_storages
+from torch_memory_saver._saver.tensor_parts import add_extents, storages_of
 from torch_memory_saver._torch import layer
 from torch_memory_saver._torch.pools import Tags, selects
 from torch_memory_saver._torch.resumed_blocks import ManagedBlock
@@ -84,7 +84,7 @@ def _check_ignored(torch: Any, ignore: object) -> Ignored:
             tensors += [*each.parameters(), *each.buffers()]
     storages: dict[int, int] = {}
     if tensors:
-        add_storages(torch, tensors, storages)
+        add_extents(torch, storages_of(torch, tensors), storages)
     return Ignored(select_tags(tags) or () if tags else (), tuple(sorted(storages)))
 
 

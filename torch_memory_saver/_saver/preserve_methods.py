@@ -23,7 +23,7 @@ class PreserveMethods(UsedAtFirstCall):
     """preserve(), forget() and preserved()."""
 
     def preserve(self, *what: Preservable, tag: str | None = None, parameters: bool = False) -> tuple[PreservedBlock, ...]:
-        """Tensors keep their contents through pauses that drop those of the memory around them.
+        """Keep the contents of tensors through pauses that drop those of the memory around them.
 
         For what an engine computes once and never again, in memory without a backup: rope tables, scales, running
         statistics. A pause copies these storages to pinned host memory, and nothing else of that memory. The resume restores
@@ -31,9 +31,10 @@ class PreserveMethods(UsedAtFirstCall):
         ``"disk"`` keep all of it. In memory with a backup, and in memory that is not managed, nothing changes.
 
         Args:
-            what: Tensors, modules, or iterables of them. They are held weakly: what dies is forgotten. Of a tensor its whole
-                storage is kept, the one that it has at the pause. Of a module all buffers are that it has at the pause, also
-                of its submodules.
+            what: Tensors, modules, or iterables of them, such as ``state_dict().values()``. A tensor stands for its whole
+                storage, so a view, ``p.data`` or ``p.detach()`` will do. A module stands for all buffers that it has at the
+                pause, also of its submodules. Storages and modules are held weakly: a registration ends when its storage is
+                freed. A tensor that gets another storage later (``p.data = ...``) has to be passed again.
             tag: Only storages in memory of this tag. None: in memory of any tag.
             parameters: The parameters of modules as well.
 
@@ -49,7 +50,7 @@ class PreserveMethods(UsedAtFirstCall):
         return blocks
 
     def forget(self, *what: Preservable) -> None:
-        """Undoes :meth:`preserve` for tensors and modules that were passed to it. Others are ignored.
+        """Undo :meth:`preserve` for the storages of tensors, and for modules. Objects that are not registered are ignored.
 
         Raises:
             InvalidArgumentError: Something else than tensors and modules.

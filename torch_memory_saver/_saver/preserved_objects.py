@@ -1,15 +1,22 @@
-"""The tensors and modules that are registered for preserve(), held weakly.
+"""The storages and modules that are registered for preserve(), held weakly.
+
+A tensor is registered by its storage, because the tensor object may be temporary: a view, ``p.data``, ``p.detach()`` and the
+values of ``state_dict()`` die at once, while the storage lives on. ``StorageWeakRef`` refers to PyTorch's storage itself, not
+to the Python object that stands for it. The key is the address of the storage's record. The reference keeps that address from
+being used again, so a new storage never takes over a registration. It does not keep the memory.
 
 The lock of :class:`PreservedObjects` guards what is registered, and nothing else. Weak references are resolved without it:
-the last reference to a tensor may be dropped then, which frees memory.
+the last reference to a storage may be dropped then, which frees memory.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
+
+from torch_memory_saver._saver.tensor_parts import storages_of
 
 __all__ = ["PreservedObjects"]
 
@@ -22,39 +29,43 @@ class _Module(NamedTuple):
 
 
 class _Group:
-    """The objects of one tag, by their ids."""
+    """The storages and modules of one tag, by their keys: the address of a storage's record, the id of a module."""
 
     def __init__(self) -> None:
-        #: Each returns its tensor, or None once that has died.
-        self.tensors: dict[int, Callable[[], Any]] = {}
+        #: A StorageWeakRef for each storage.
+        self.storages: dict[int, Any] = {}
         self.modules: dict[int, _Module] = {}
 
     def copy(self) -> _Group:
         copied = _Group()
-        copied.tensors, copied.modules = self.tensors.copy(), self.modules.copy()
+        copied.storages, copied.modules = self.storages.copy(), self.modules.copy()
         return copied
 
     def add(self, torch: Any, what: Any, parameters: bool) -> None:
         if isinstance(what, torch.Tensor):
-            from torch.utils.weak import TensorWeakRef
+            from torch.multiprocessing.reductions import StorageWeakRef
 
-            self.tensors[id(what)] = TensorWeakRef(what)
+            for storage in storages_of(torch, [what]):
+                reference = StorageWeakRef(storage)
+                self.storages[reference.cdata] = reference
         else:
             self.modules[id(what)] = _Module(weakref.ref(what), parameters)
 
-    def remove(self, ids: Container[int]) -> None:
-        self.tensors = {key: each for key, each in self.tensors.items() if key not in ids}
-        self.modules = {key: each for key, each in self.modules.items() if key not in ids}
+    def remove(self, other: _Group) -> None:
+        """Removes what is registered in another group."""
+        self.storages = {key: each for key, each in self.storages.items() if key not in other.storages}
+        self.modules = {key: each for key, each in self.modules.items() if key not in other.modules}
 
-    def find_tensors(self) -> tuple[list[Any], _Group]:
-        """The tensors of the objects that are alive, and the objects that are not."""
-        found = [find() for find in self.tensors.values()]
-        tensors = [tensor for tensor in found if tensor is not None]
-        dead = _Group()
-        if len(tensors) < len(found):
-            dead.tensors = {
-                key: find for (key, find), tensor in zip(self.tensors.items(), found, strict=True) if tensor is None
-            }
+    def find_storages(self, torch: Any, dead: _Group) -> Iterator[Any]:
+        """Yields the storages that the group stands for now, one at a time, so that few live at once. Adds what has died to
+        `dead` on the way."""
+        find = torch.UntypedStorage._new_with_weak_ptr
+        for key, reference in self.storages.items():
+            storage = find(key)
+            if storage is None:
+                dead.storages[key] = reference
+            else:
+                yield storage
         members: list[Any] = []
         for key, each in self.modules.items():
             module = each.find()
@@ -62,20 +73,19 @@ class _Group:
                 dead.modules[key] = each
             else:
                 _add_members_of(module, each.parameters, members)
-        tensors += [member for member in members if member is not None]
-        return tensors, dead
+        yield from storages_of(torch, [member for member in members if member is not None])
 
     def forget(self, dead: _Group) -> None:
-        """A new object may have the id of a dead one. It stays."""
-        for tensor, find in dead.tensors.items():
-            if self.tensors.get(tensor) is find:
-                del self.tensors[tensor]
+        """Removes what has died. A new module may have the id of a dead one. It stays."""
+        for key, reference in dead.storages.items():
+            if self.storages.get(key) is reference:
+                del self.storages[key]
         for key, module in dead.modules.items():
             if self.modules.get(key) is module:
                 del self.modules[key]
 
     def __bool__(self) -> bool:
-        return bool(self.tensors or self.modules)
+        return bool(self.storages or self.modules)
 
 
 def _add_members_of(module: Any, parameters: bool, members: list[Any]) -> None:
@@ -87,6 +97,13 @@ def _add_members_of(module: Any, parameters: bool, members: list[Any]) -> None:
             members.extend(each._parameters.values())
 
 
+def _group_of(torch: Any, what: Iterable[Any], parameters: bool) -> _Group:
+    group = _Group()
+    for each in what:
+        group.add(torch, each, parameters)
+    return group
+
+
 class PreservedObjects:
     """What is registered in this process, by tag (None: any)."""
 
@@ -95,32 +112,41 @@ class PreservedObjects:
         self._groups: dict[str | None, _Group] = {}
 
     def add(self, torch: Any, what: Iterable[Any], tag: str | None, parameters: bool) -> list[Any]:
-        """Registers tensors and modules. Returns the tensors that they stand for now."""
-        added = _Group()
-        for each in what:
-            added.add(torch, each, parameters)
+        """Registers tensors and modules. Returns the storages that they stand for now.
+
+        Raises:
+            InvalidArgumentError: A tensor of a layout whose parts are not known. Nothing was registered.
+        """
+        added = _group_of(torch, what, parameters)
         with self._lock:
             group = self._groups.setdefault(tag, _Group())
-            group.tensors.update(added.tensors)
+            group.storages.update(added.storages)
             group.modules.update(added.modules)
-        return added.find_tensors()[0]
+        return list(added.find_storages(torch, _Group()))
 
-    def remove(self, ids: Container[int]) -> None:
-        """Removes the objects with these ids, with every tag."""
+    def remove(self, torch: Any, what: Iterable[Any]) -> None:
+        """Removes the storages of tensors, and modules, with every tag.
+
+        Raises:
+            InvalidArgumentError: A tensor of a layout whose parts are not known.
+        """
+        removed = _group_of(torch, what, False)
         with self._lock:
             for group in self._groups.values():
-                group.remove(ids)
+                group.remove(removed)
 
-    def find_tensors(self) -> dict[str | None, list[Any]]:
-        """The tensors that the registered objects stand for now, by tag. Forgets objects that have died."""
+    def find_storages(self, torch: Any) -> Iterator[tuple[str | None, Iterator[Any]]]:
+        """Yields each tag with the storages that its registered objects stand for now. Forgets objects that have died once
+        the storages of their tag were consumed."""
         with self._lock:
             groups = {tag: group.copy() for tag, group in self._groups.items()}
-        found = {tag: group.find_tensors() for tag, group in groups.items()}
-        with self._lock:
-            for tag, (_, dead) in found.items():
-                self._groups[tag].forget(dead)
-        return {tag: tensors for tag, (tensors, _) in found.items() if tensors}
+        for tag, group in groups.items():
+            dead = _Group()
+            yield tag, group.find_storages(torch, dead)
+            if dead:
+                with self._lock:
+                    self._groups[tag].forget(dead)
 
     def __bool__(self) -> bool:
-        """Whether anything is registered. What has died counts until it is next looked for."""
+        """Whether anything is registered. Dead objects count until the next look for them."""
         return any(list(self._groups.values()))  # a copy: other threads may add to it

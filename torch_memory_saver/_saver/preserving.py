@@ -1,8 +1,8 @@
 """preserve(): blocks that keep their contents in memory whose contents a pause drops.
 
-What is registered is looked at anew in each pause, on the thread of the call, once its devices are idle: of a tensor its
-storage, of a module the storages of the buffers that it has then. A pause keeps those storages that lie in memory without a
-backup; elsewhere everything is kept anyway.
+Registrations are looked at anew in each pause, on the thread of the call, once its devices are idle: the storages of tensors
+if they still live, and the storages of the buffers that modules have then. A pause keeps those storages that lie in memory
+without a backup; elsewhere everything is kept anyway.
 
 Thousands of storages must not delay a pause. So addresses and sizes are in lists of numbers, which the functions of Python's
 library go through: there is no object and no loop for each storage.
@@ -21,7 +21,7 @@ from typing import Any
 
 from torch_memory_saver import _core
 from torch_memory_saver._saver.preserved_objects import PreservedObjects
-from torch_memory_saver._saver.tensor_parts import add_storages
+from torch_memory_saver._saver.tensor_parts import add_extents
 from torch_memory_saver._torch.live import Live
 from torch_memory_saver._torch.pools import Tags, selects
 from torch_memory_saver.errors import InvalidArgumentError
@@ -49,10 +49,9 @@ class Preserved:
         """
         torch = _imported_torch("preserve")
         objects = list(_flat(torch, "preserve", what))
-        add_storages(torch, [each for each in objects if isinstance(each, torch.Tensor)], {})  # raises if one has none
-        tensors = self._objects.add(torch, objects, tag, parameters)
+        found = self._objects.add(torch, objects, tag, parameters)
         storages: _Storages = {}
-        add_storages(torch, [tensor for tensor in tensors if tensor.is_cuda], storages)
+        add_extents(torch, [storage for storage in found if storage.device.type == "cuda"], storages)
         unmanaged = sum(_core.find(begin) is None for begin in storages)
         if unmanaged:
             logger.warning(
@@ -64,12 +63,13 @@ class Preserved:
         return _blocks({tag: storages}, None)
 
     def remove(self, what: Iterable[Any]) -> None:
-        """Removes the registrations of tensors and modules, with every tag. Those without one are ignored.
+        """Removes the registrations of tensors and modules, with every tag. Tensors and modules without one are ignored.
 
         Raises:
             InvalidArgumentError: Something else is among them.
         """
-        self._objects.remove({id(each) for each in _flat(_imported_torch("forget"), "forget", what)})
+        torch = _imported_torch("forget")
+        self._objects.remove(torch, list(_flat(torch, "forget", what)))
 
     def blocks(self, tag: str | None) -> tuple[PreservedBlock, ...]:
         """What a pause of a tag (None: of all) would keep now, by address."""
@@ -97,8 +97,8 @@ class Preserved:
             return {}
         torch = _imported_torch("preserve")
         by_tag: dict[str | None, _Storages] = {}
-        for tag, tensors in self._objects.find_tensors().items():
-            add_storages(torch, tensors, by_tag.setdefault(tag, {}))
+        for tag, found in self._objects.find_storages(torch):
+            add_extents(torch, found, by_tag.setdefault(tag, {}))
         return by_tag
 
 

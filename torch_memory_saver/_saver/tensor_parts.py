@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Sequence
-from itertools import repeat
+from itertools import islice, repeat
 from typing import Any
 
 from torch_memory_saver.errors import InvalidArgumentError
 
-__all__ = ["add_storages", "parts_of"]
+__all__ = ["add_extents", "parts_of", "storages_of"]
 
 #: Fewer than the 700 new objects that start a garbage collection.
 _STORAGES_AT_ONCE = 256
@@ -21,12 +21,10 @@ def parts_of(torch: Any, x: Any) -> list[Any] | None:
     return [getattr(x, name) for name in x.__tensor_flatten__()[0]]
 
 
-def add_storages(torch: Any, tensors: Sequence[Any], sizes: dict[int, int]) -> None:
-    """Adds the storages that the tensors have: address -> bytes. An ordinary tensor has one, others those of their parts.
-    Empty storages are left out. Those on the CPU may be among them: no device memory has their addresses.
+def storages_of(torch: Any, tensors: Sequence[Any]) -> Iterator[Any]:
+    """The storages that the tensors have: an ordinary tensor has one, others those of their parts.
 
-    A pause calls this for thousands of tensors. So there is no loop in Python over ordinary ones, and few objects live at
-    once: many new ones would start Python's garbage collector.
+    A pause calls this for thousands of tensors. So there is no loop in Python over ordinary ones.
 
     Raises:
         InvalidArgumentError: A tensor of a layout whose parts are not known.
@@ -34,12 +32,22 @@ def add_storages(torch: Any, tensors: Sequence[Any], sizes: dict[int, int]) -> N
     ordinary = {torch.Tensor, torch.nn.Parameter}
     if not ordinary.issuperset(map(type, tensors)) or set(map(torch.Tensor.layout.__get__, tensors)) - {torch.strided}:
         tensors = list(_with_storages(torch, tensors, ordinary))
+    return map(torch.Tensor.untyped_storage, tensors)
+
+
+def add_extents(torch: Any, storages: Iterable[Any], sizes: dict[int, int]) -> None:
+    """Adds where storages lie: address -> bytes. Empty storages are left out. Storages on the CPU may be among them: no
+    device memory has their addresses.
+
+    Consumes the iterable in small portions, so that few storages live at once: many new objects would start Python's garbage
+    collector.
+    """
+    remaining = iter(storages)
     addresses: list[int] = []
     lengths: list[int] = []
-    for first in range(0, len(tensors), _STORAGES_AT_ONCE):
-        storages = list(map(torch.Tensor.untyped_storage, tensors[first : first + _STORAGES_AT_ONCE]))
-        addresses.extend(map(torch.UntypedStorage.data_ptr, storages))
-        lengths.extend(map(torch.UntypedStorage.nbytes, storages))
+    while portion := list(islice(remaining, _STORAGES_AT_ONCE)):
+        addresses.extend(map(torch.UntypedStorage.data_ptr, portion))
+        lengths.extend(map(torch.UntypedStorage.nbytes, portion))
     added = dict(zip(addresses, lengths, strict=True))
     if sizes or len(added) < len(addresses):  # the largest of those with the same address
         larger = map(max, lengths, map(sizes.get, addresses, repeat(0)))
