@@ -128,10 +128,17 @@ class Report(NamedTuple):
     seconds: float
 
 class TagInfo(NamedTuple):
-    """Allocations of the tag that are not active, and pauses that ever changed one of them."""
+    """Counts of one tag.
+
+    Attributes:
+        paused: Allocations that are not active.
+        epoch: Pauses that ever changed an allocation.
+        discards: Times that a pause discarded contents of an allocation. It stays the same if all contents were kept.
+    """
 
     paused: int
     epoch: int
+    discards: int
 
 class DeviceMemory(NamedTuple):
     free: int

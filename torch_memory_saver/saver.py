@@ -109,6 +109,9 @@ class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, StateMethods)
     ) -> AbstractContextManager[None]:
         """Like ``torch.cuda.graph``, but the memory that the graph allocates can be paused and resumed.
 
+        A pause without a backup discards the outputs of the last replay: after the resume, replay the graph before reading
+        them.
+
         Args:
             cuda_graph: The graph to capture into.
             pool: A token from ``torch.cuda.graph_pool_handle()``, another graph's ``pool()`` or a ``MemPool``'s ``id``:

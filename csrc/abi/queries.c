@@ -40,6 +40,7 @@ void tms_query_tag_info(const char *tag, tms_tag_info_t *info) {
     if (!found) return;
     info->paused = atomic_load(&found->paused);
     info->pause_epoch = atomic_load(&found->pause_epoch);
+    info->discards = atomic_load(&found->discards);
 }
 
 tms_status_t tms_query_count_guard_bytes(const tms_selection_t *selection, const tms_live_range_t *ranges,

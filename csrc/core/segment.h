@@ -55,6 +55,12 @@ typedef struct tms_segment {
     struct tms_segment *next_in_transition; /* in the list of the call that owns it, or of deferred frees */
 } tms_segment_t;
 
+/* Whether the segment's last pause discarded contents. Free blocks that a backup skips do not count. */
+static inline bool tms_segment_lacks_contents(const tms_segment_t *segment) {
+    if (segment->backup.saved && !segment->only_preserved) return false;
+    return tms_backup_lacks_contents(&segment->backup);
+}
+
 static inline CUdeviceptr tms_segment_address(const tms_segment_t *segment) { return segment->node.begin; }
 static inline uint64_t tms_segment_reserved(const tms_segment_t *segment) { return segment->node.end - segment->node.begin; }
 static inline tms_segment_t *tms_segment_of(tms_registry_node_t *node) { return (tms_segment_t *)node; }

@@ -111,6 +111,7 @@ typedef struct tms_library_info {
 typedef struct tms_tag_info {
     uint64_t paused;      /* allocations of the tag that are not ACTIVE */
     uint64_t pause_epoch; /* number of pauses that ever changed an allocation of this tag */
+    uint64_t discards;    /* number of times that a pause discarded contents of an allocation of this tag */
 } tms_tag_info_t;
 
 /* One tag that a region or an allocation has had. */

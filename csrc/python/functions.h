@@ -73,7 +73,7 @@
     BARE(reset_peaks, "()", "Every peak becomes what is mapped now.")                                                       \
     TAKES(find, "(address)", "The managed allocation that an address lies in, or None.")                                    \
     TAKES(export_memory, "(address)", "A file descriptor of the physical memory that an address lies in, as an Export.")    \
-    TAKES(tag_info, "(tag)", "(allocations of the tag that are not active, pauses that ever changed one of them)")          \
+    TAKES(tag_info, "(tag)", "How far a tag is paused, as a TagInfo.")                                                      \
     BARE(tags, "()", "Whether an allocation ever had it, by tag, for all that regions and allocations have had.")           \
     BARE(in_transition, "()", "Whether this thread is inside a pause or resume, in a signal handler or finaliser.")         \
     BARE(counters, "()", "Every counter by name.")                                                                          \

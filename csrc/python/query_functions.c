@@ -240,7 +240,7 @@ PyObject *tms_py_tag_info(PyObject *module, PyObject *const *arguments, Py_ssize
 
     if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_tag(&call, 0, &tag)) return NULL;
     tms_py_api(module)->tag_info(tag, &info);
-    return tms_py_tag_info_row(module, info.paused, info.pause_epoch);
+    return tms_py_tag_info_row(module, &info);
 }
 
 static size_t write_tags(const void *api, void *rows, size_t capacity) {

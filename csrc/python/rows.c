@@ -39,8 +39,10 @@ static PyStructSequence_Field report_fields[] = {
     {"allocations", "that changed state"},         {"bytes", "of device memory released or mapped"},
     {"copied_bytes", "to or from backups"},        {"unknown_tags", "tags of the call that no allocation ever had"},
     {"seconds", "of the native part of the call"}, {NULL, NULL}};
-static PyStructSequence_Field tag_info_fields[] = {
-    {"paused", "allocations that are not active"}, {"epoch", "pauses that ever changed one"}, {NULL, NULL}};
+static PyStructSequence_Field tag_info_fields[] = {{"paused", "allocations that are not active"},
+                                                   {"epoch", "pauses that ever changed one"},
+                                                   {"discards", "times that a pause discarded contents of one"},
+                                                   {NULL, NULL}};
 static PyStructSequence_Field device_memory_fields[] = {{"free", "bytes"}, {"total", "bytes"}, {NULL, NULL}};
 static PyStructSequence_Field device_info_fields[] = {
     {"uuid", "as NVML writes it"}, {"total_bytes", "of its memory"}, {NULL, NULL}};
@@ -94,7 +96,7 @@ static PyStructSequence_Desc descriptions[TMS_PY_ROWS] = {
     [TMS_PY_USAGE] = {"torch_memory_saver._core.Usage", "Allocations of a tag or a device.", usage_fields, 10},
     [TMS_PY_EXPORT] = {"torch_memory_saver._core.Export", "Exported physical memory.", export_fields, 5},
     [TMS_PY_REPORT] = {"torch_memory_saver._core.Report", "What a pause or resume did.", report_fields, 5},
-    [TMS_PY_TAG_INFO] = {"torch_memory_saver._core.TagInfo", "How far a tag is paused.", tag_info_fields, 2},
+    [TMS_PY_TAG_INFO] = {"torch_memory_saver._core.TagInfo", "How far a tag is paused.", tag_info_fields, 3},
     [TMS_PY_DEVICE_MEMORY] = {"torch_memory_saver._core.DeviceMemory", "A device's memory.", device_memory_fields, 2},
     [TMS_PY_DEVICE_INFO] = {"torch_memory_saver._core.DeviceInfo", "What a device is.", device_info_fields, 2},
     [TMS_PY_REGION_SETTINGS] = {"torch_memory_saver._core.RegionSettings", "A thread's settings.", region_settings_fields,
@@ -177,8 +179,8 @@ PyObject *tms_py_report(PyObject *module, const tms_report_t *report) {
     return make(module, TMS_PY_REPORT, values);
 }
 
-PyObject *tms_py_tag_info_row(PyObject *module, uint64_t paused, uint64_t pause_epoch) {
-    PyObject *values[MOST_FIELDS] = {number(paused), number(pause_epoch)};
+PyObject *tms_py_tag_info_row(PyObject *module, const tms_tag_info_t *info) {
+    PyObject *values[MOST_FIELDS] = {number(info->paused), number(info->pause_epoch), number(info->discards)};
 
     return make(module, TMS_PY_TAG_INFO, values);
 }

@@ -19,7 +19,7 @@ PyObject *tms_py_usage_row(PyObject *module, const tms_usage_info_t *usage);
 PyObject *tms_py_library(PyObject *module, const tms_library_info_t *library);
 PyObject *tms_py_report(PyObject *module, const tms_report_t *report);
 PyObject *tms_py_export(PyObject *module, const tms_export_t *exported);
-PyObject *tms_py_tag_info_row(PyObject *module, uint64_t paused, uint64_t pause_epoch);
+PyObject *tms_py_tag_info_row(PyObject *module, const tms_tag_info_t *info);
 PyObject *tms_py_device_memory_row(PyObject *module, uint64_t free_bytes, uint64_t total_bytes);
 PyObject *tms_py_device_info_row(PyObject *module, const tms_device_info_t *info);
 PyObject *tms_py_region_settings(PyObject *module, const tms_region_settings_t *settings, int32_t depth);

@@ -161,6 +161,87 @@ def test_an_input_that_a_layer_passes_on_is_no_result_of_it() -> None:
     assert "boundary tensors" in str(report)
 
 
+def overwrite_what_is_free() -> None:
+    """Writes to the memory that a pause has released."""
+    other = torch.full((64 << 20,), 7, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    del other
+    torch.cuda.empty_cache()
+
+
+def step_of_two_layers(layers: Any, between: Any) -> Any:
+    """A forward of two layers, with a call after each of them; returns the loss."""
+    first, second = layers
+    found = first(numbers(0))
+    between("layers")
+    loss = second(found).square().mean()
+    between("passes")
+    return loss
+
+
+def a_pair_of_layers() -> tuple[Any, list[Any], list[Any]]:
+    modules = chunks_of_blocks(1, 2)
+    graphs = captured(modules, (1, -1))
+    parameters = parameters_of(modules)
+    step_of_two_layers(graphs.layers[0], lambda where: None).backward()
+    expected = [parameter.grad.clone() for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    return graphs, parameters, expected
+
+
+@pytest.mark.parametrize("where", ["layers", "passes"])
+@pytest.mark.parametrize("later", ["nothing", "another pause, with a backup"])
+def test_a_pause_that_discards_what_a_step_still_reads_is_refused(where: str, later: str) -> None:
+    graphs, parameters, expected = a_pair_of_layers()
+
+    def pause(here: str) -> None:
+        if here == where:
+            saver.pause("graphs")
+            overwrite_what_is_free()
+            saver.resume("graphs")
+            if later != "nothing":
+                saver.pause("graphs", backup="host")
+                saver.resume("graphs")
+
+    with pytest.raises(errors.InvalidStateError, match="a pause of tag 'graphs' has discarded results") as failure:
+        step_of_two_layers(graphs.layers[0], pause).backward()
+    assert failure.value.tag == "graphs"
+    assert all(parameter.grad is None for parameter in parameters), "nothing was computed"
+    graphs.restart()
+    step_of_two_layers(graphs.layers[0], lambda here: None).backward()
+    assert all(torch.equal(parameter.grad, gradient) for parameter, gradient in zip(parameters, expected, strict=True))
+
+
+@pytest.mark.parametrize("where", ["layers", "passes"])
+@pytest.mark.parametrize("backup", ["host", "disk"])
+def test_a_pause_that_keeps_what_a_step_reads_changes_nothing(where: str, backup: str) -> None:
+    graphs, parameters, expected = a_pair_of_layers()
+
+    def pause(here: str) -> None:
+        if here == where:
+            saver.pause("graphs", backup=backup)
+            overwrite_what_is_free()
+            saver.resume("graphs")
+
+    step_of_two_layers(graphs.layers[0], pause).backward()
+    assert all(torch.equal(parameter.grad, gradient) for parameter, gradient in zip(parameters, expected, strict=True))
+
+
+def test_pauses_of_other_tags_within_a_step_change_nothing() -> None:
+    with saver.region(tag="other"):
+        other = torch.ones(1 << 20, device="cuda")
+    graphs, parameters, expected = a_pair_of_layers()
+
+    def pause(here: str) -> None:
+        saver.pause("other")
+        saver.resume("other")
+
+    step_of_two_layers(graphs.layers[0], pause).backward()
+    assert all(torch.equal(parameter.grad, gradient) for parameter, gradient in zip(parameters, expected, strict=True))
+    del other
+
+
 def test_a_pause_gives_everything_back() -> None:
     order = pipeline_order(2, 0, 4, 2)
     layers = captured(chunks_of_blocks(2, 2), order)

@@ -260,9 +260,9 @@ _FRESH = (
     ),
     Mutant(
         "preserved-blocks-are-all-that-was-live",
-        "csrc/core/transition/resume.c",
-        "    if (segment->backup.saved && !segment->only_preserved) return TMS_CONTENTS_RESTORED;",
-        "    if (segment->backup.saved) return TMS_CONTENTS_RESTORED;",
+        "csrc/core/segment.h",
+        "    if (segment->backup.saved && !segment->only_preserved) return false;",
+        "    if (segment->backup.saved) return false;",
         (_SAMPLE_TESTS, _ON_GPU),
     ),
     Mutant(

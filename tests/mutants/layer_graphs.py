@@ -89,6 +89,13 @@ MUTANTS = (
         (_TESTS + "test_progress.py::test_runs_out_of_turn_are_refused",),
     ),
     Mutant(
+        "discarded-results-are-read",
+        _SOURCES + "captured/progress.py",
+        "elif self._discards != discards:",
+        "elif False:",
+        (_GPU + "test_layer_graphs.py::test_a_pause_that_discards_what_a_step_still_reads_is_refused",),
+    ),
+    Mutant(
         "memory-in-flight-is-not-waited-for",
         _SOURCES + "captured/progress.py",
         "            if last < self._runs:\n                work.wait()",

@@ -1,9 +1,9 @@
 """The storages and modules that are registered for preserve(), held weakly.
 
 A tensor is registered by its storage, because the tensor object may be temporary: a view, ``p.data``, ``p.detach()`` and the
-values of ``state_dict()`` die at once, while the storage lives on. ``StorageWeakRef`` refers to PyTorch's storage itself, not
-to the Python object that stands for it. The key is the address of the storage's record. The reference keeps that address from
-being used again, so a new storage never takes over a registration. It does not keep the memory.
+values of ``state_dict()`` die at once, while the storage lives on. ``StorageWeakRef`` refers to PyTorch's storage itself and
+not to the Python object that stands for it. The key is the address of the storage's record. The reference keeps that address
+from being used again, so a new storage never takes over a registration. It does not keep the memory.
 
 The lock of :class:`PreservedObjects` guards what is registered, and nothing else. Weak references are resolved without it:
 the last reference to a storage may be dropped then, which frees memory.

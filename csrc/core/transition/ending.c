@@ -37,6 +37,8 @@ static void settle(tms_transition_t *t, tms_segment_t *segment, bool moved, doub
     if (was_active && segment->state == TMS_SEGMENT_PAUSED) tms_stats_add(&stats->paused_bytes, bytes);
     if (damaged) t->saver->damaged++;
     if (was_active && !is_active) atomic_fetch_add_explicit(&segment->tag->paused, 1, memory_order_relaxed);
+    if (moved && was_active && tms_segment_lacks_contents(segment))
+        atomic_fetch_add_explicit(&segment->tag->discards, 1, memory_order_relaxed);
     if (!was_active && is_active) atomic_fetch_sub_explicit(&segment->tag->paused, 1, memory_order_relaxed);
     if (!tms_segment_has_memory(segment)) tms_runs_detach(segment);
     if (moved && is_active) segment->resumed = true;

@@ -88,8 +88,7 @@ static void undo(tms_transition_t *t) {
 }
 
 static tms_contents_t contents_of(const tms_transition_t *t, const tms_segment_t *segment) {
-    if (segment->backup.saved && !segment->only_preserved) return TMS_CONTENTS_RESTORED;
-    if (!tms_backup_lacks_contents(&segment->backup)) return TMS_CONTENTS_RESTORED;
+    if (!tms_segment_lacks_contents(segment)) return TMS_CONTENTS_RESTORED;
     if (t->asked.selection->zero) return TMS_CONTENTS_ZEROED;
     return t->asked.guards ? TMS_CONTENTS_GUARD : TMS_CONTENTS_UNDEFINED;
 }

@@ -55,8 +55,8 @@ class LayerGraphs:
     Attributes:
         layers: What to call in place of the modules: ``layers[chunk][layer]``.
         order: The order that was captured. The layers must run in it; after its end it begins again.
-        tag: The tag of the graphs' memory and of the static inputs, for pause() and resume(). Pause it between steps:
-            nothing in it has to be kept.
+        tag: The tag of the graphs' memory and of the static inputs, for pause() and resume(). Pause it between steps, when
+            nothing in it has to be kept. A pause within a step needs a backup, or the next run raises InvalidStateError.
     """
 
     def __init__(

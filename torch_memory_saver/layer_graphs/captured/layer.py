@@ -62,8 +62,9 @@ class CapturedLayer:
 
         Raises:
             InvalidArgumentError: The arguments do not fit the sample.
-            InvalidStateError: Another run comes next in the order; the memory is paused; a parameter or buffer was
-                replaced by another tensor; the forward does not call the parts that were captured.
+            InvalidStateError: Another run comes next in the order; the memory is paused; a pause within the step has
+                discarded results that are still read; a parameter or buffer was replaced by another tensor; the forward does
+                not call the parts that were captured.
         """
         if not torch.is_grad_enabled() or self.module.training != self._training:
             return self.module(*arguments, **keywords)
@@ -85,13 +86,14 @@ class CapturedLayer:
         return any(each.has_backward for each in self.passes.values())
 
     def _begin(self, backward: bool) -> GraphUse:
-        if _core.tag_info(self._tag).paused:
+        info = _core.tag_info(self._tag)
+        if info.paused:
             raise InvalidStateError(
                 f"{self.arguments.owner}: the memory of its graphs is paused: resume tag {self._tag!r} first",
                 operation="layer_graphs",
                 tag=self._tag,
             )
-        use = self._progress.begin(backward, self.chunk, self.layer)
+        use = self._progress.begin(backward, self.chunk, self.layer, self._tag, info.discards)
         if not backward and use.microbatch == 0:
             self._check_addresses()
         return use

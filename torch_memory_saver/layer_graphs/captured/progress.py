@@ -40,6 +40,8 @@ class Progress:
         self._runs = 0  # since the last restart, all steps of the order counted
         self._last_use: dict[int, int] = {}  # by address of a result: the last run that reads it, counted like _runs
         self._in_flight: list[tuple[int, Awaitable]] = []
+        self._needed_until = -1  # the last run that reads a result of an earlier run, counted like _runs
+        self._discards = 0  # of the tag when the first of those results was computed
 
     def skip_backwards(self, layers: Collection[tuple[int, int]]) -> None:
         """Takes layers, by chunk and layer, that have no backward out of the order."""
@@ -53,11 +55,19 @@ class Progress:
                 return use
             self._runs += 1
 
-    def begin(self, backward: bool, chunk: int, layer: int) -> GraphUse:
+    def begin(self, backward: bool, chunk: int, layer: int, tag: str, discards: int) -> GraphUse:
         """Called before a run. Makes the current stream wait for sends whose memory this run may use again.
 
+        Args:
+            backward: Whether the run is a backward.
+            chunk: The chunk of the layer.
+            layer: The position of the layer in its chunk.
+            tag: The tag of the graphs' memory, for the message.
+            discards: How often a pause has discarded contents of the tag so far (`TagInfo.discards`).
+
         Raises:
-            InvalidStateError: Another run comes next. Nothing has changed.
+            InvalidStateError: Another run comes next, or a pause has discarded results that this run or a later one reads.
+                Nothing has changed.
         """
         use = self.next()
         graph = use.graph
@@ -68,6 +78,17 @@ class Progress:
                 f"the captured order (run {use.first} of {len(self._uses)}). Run the layers in that order. After a step "
                 "that did not end, call restart()",
                 operation="layer_graphs",
+            )
+        if self._runs > self._needed_until:
+            self._discards = discards
+        elif self._discards != discards:
+            raise InvalidStateError(
+                f"layer_graphs: {describe_run(backward, chunk, layer)}, for micro-batch {use.microbatch}: a pause of tag "
+                f"{tag!r} has discarded results of earlier runs of this step, which later ones read. Pause the tag between "
+                f'steps, or keep its contents with pause({tag!r}, backup="host"). Clear the gradients of this step, call '
+                "restart() and run the step again",
+                operation="layer_graphs",
+                tag=tag,
             )
         for last, work in self._in_flight:
             if last < self._runs:
@@ -82,8 +103,10 @@ class Progress:
             use: What begin() returned.
             addresses: Where the results are that the caller gets.
         """
+        last = self._runs + use.last - use.first
+        self._needed_until = max(self._needed_until, last)
         for address in addresses:
-            self._last_use[address] = self._runs + use.last - use.first
+            self._last_use[address] = last
         self._runs += 1
 
     def keep_for(self, address: int, work: Awaitable) -> None:
@@ -106,4 +129,5 @@ class Progress:
             work.wait()
         self._in_flight.clear()
         self._last_use.clear()
+        self._needed_until = -1
         self._runs = 0

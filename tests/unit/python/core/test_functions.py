@@ -35,7 +35,7 @@ def test_pause_and_resume_with_bytes_through_the_module(simulator: Any) -> None:
     active = (address, size, reserved, 0, 1, _core.STATE_ACTIVE, kind, tag, _core.CONTENTS_OWN)
     assert _core.find(address + size - 1)[:9] == active
     assert [row[:9] for row in _core.segments()] == [active]
-    assert _core.tag_info("module bytes") == (0, 0)
+    assert _core.tag_info("module bytes") == (0, 0, 0)
 
     report = _core.pause(("module bytes", "unused"), None)
     assert report[:4] == (1, reserved, size, 1)
@@ -45,13 +45,13 @@ def test_pause_and_resume_with_bytes_through_the_module(simulator: Any) -> None:
     assert row is not None
     assert row[:9] == (address, size, reserved, size, 1, _core.STATE_PAUSED, kind, tag, _core.CONTENTS_OWN)
     assert row.allocated_at < row.changed_at <= time.monotonic()
-    assert _core.tag_info("module bytes") == (1, 1)
+    assert _core.tag_info("module bytes") == (1, 1, 0)
 
     done = _core.resume(None, 0)
     assert (done.allocations, done.bytes, done.copied_bytes, done.unknown_tags) == (1, reserved, size, 0)
     assert simulator.read(address, size) == content
     assert simulator.usage(1).physical_bytes == reserved
-    assert _core.tag_info("module bytes") == (0, 1)
+    assert _core.tag_info("module bytes") == (0, 1, 0)
     row = _core.find(address)
     assert row is not None
     assert row.contents == _core.CONTENTS_RESTORED
@@ -59,6 +59,24 @@ def test_pause_and_resume_with_bytes_through_the_module(simulator: Any) -> None:
     assert _core.free(address) is False
     assert _core.find(address) is None
     assert simulator.usage(1).handles == 0
+
+
+def test_a_tag_counts_discarded_contents(simulator: Any) -> None:
+    address = _core.allocate(MIB, 0)
+
+    def cycle(**arguments: Any) -> int:
+        _core.pause(None, None, **arguments)
+        _core.resume(None, 0)
+        return _core.tag_info("default").discards
+
+    assert cycle() == 1, "without a backup"
+    assert cycle(backup=_core.BACKUP_PINNED) == 1
+    assert cycle(backup=_core.BACKUP_DISK) == 1
+    assert cycle(backup=_core.BACKUP_NONE) == 2
+    live = (array("Q", [address]).tobytes(), array("Q", [address, address + 4096]).tobytes())
+    assert cycle(find_live=lambda: live, preserves=True) == 3, "all but the preserved block"
+    assert cycle(find_live=lambda: live, backup=_core.BACKUP_PINNED) == 3, "the rest was not in use"
+    assert _core.tag_info("default").epoch == 6
 
 
 def test_no_tags_selects_nothing_and_none_selects_everything(simulator: Any) -> None:

@@ -58,7 +58,7 @@ def child() -> None:
     saver.retain_cpu_backup = True
     saver.memory_margin_bytes = 5
     assert (saver.retain_cpu_backup, saver.memory_margin_bytes) == (True, 5)
-    assert _core.tag_info("never") == (0, 0)
+    assert _core.tag_info("never") == (0, 0, 0)
     try:
         _core.host_backup(0x1000, 1)
     except errors.NotManagedError:
