@@ -47,6 +47,7 @@ configure_subprocess = torch_memory_saver.configure_subprocess
 region = torch_memory_saver.region
 cuda_graph = torch_memory_saver.cuda_graph
 disable = torch_memory_saver.disable
+bind_region = torch_memory_saver.bind_region
 pause = torch_memory_saver.pause
 resume = torch_memory_saver.resume
 empty_cache = torch_memory_saver.empty_cache
@@ -103,6 +104,7 @@ __all__ = [
     "UnwrittenBlock",
     "Usage",
     "__version__",
+    "bind_region",
     "check_fresh",
     "configure_subprocess",
     "cuda_graph",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from torch_memory_saver._saver import hook_modes, preload
 from torch_memory_saver._saver.arguments import DEFAULT_TAG
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["TorchMemorySaver"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 @eager_methods
@@ -155,6 +157,28 @@ class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, StateMethods)
         """
         manager: AbstractContextManager[None] = self._use().disable()
         return manager
+
+    def bind_region(self, function: _Function) -> _Function:
+        """Wrap a function that another thread is to run, so that what it allocates belongs to the caller's region:
+        ``pool.map(bind_region(load), shards)``.
+
+        A region applies only to the thread that enters it. The wrapper enters a region with the options of the innermost one
+        that the caller is in now, for each call and on the thread of the call. It does so also when the caller has left its
+        own region meanwhile. Inside :meth:`disable` the wrapper's allocations are ordinary as well. Outside of every region
+        the function itself is returned.
+
+        A pause of the tag is refused or waits while a call is running, as for any region.
+
+        Args:
+            function: Any callable: a function, a method, a ``functools.partial``. The wrapper passes arguments, result and
+                exceptions on.
+
+        Raises:
+            InvalidArgumentError: Not a callable.
+            TypeError: A coroutine function or a generator function: its body runs after the call has returned.
+        """
+        bound: _Function = self._use().bind_region(function)
+        return bound
 
     def pause(
         self,

@@ -21,6 +21,7 @@ CALLS: dict[str, list[str]] = {
     "cuda_graph.py": ["--gib", "0.5"],
     "preload.py": ["--gib", "0.5"],
     "sleeping_engine.py": ["--gib", "0.25"],
+    "thread_pool.py": ["--gib", "0.5"],
     "simulated_training.py": [],
 }
 #: How many things each checks: none is left out.
@@ -32,6 +33,7 @@ CHECKS = {
     "cuda_graph.py": 8,
     "preload.py": 10,
     "sleeping_engine.py": 30,
+    "thread_pool.py": 5,
     "simulated_training.py": 3,
 }
 #: Those of several GPUs are run below, rl_colocate.py by test_rl_colocate.py, partial_cuda_graph.py by

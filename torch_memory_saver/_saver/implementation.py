@@ -37,7 +37,7 @@ from torch_memory_saver._saver.process import (
     resumed_blocks,
     shared_memory,
 )
-from torch_memory_saver._saver.regions import Region
+from torch_memory_saver._saver.regions import Region, bind_region
 from torch_memory_saver._saver.settings import warn_of_unknown_variables
 from torch_memory_saver._torch import layer
 from torch_memory_saver._torch.default_pool import DefaultPool
@@ -146,6 +146,9 @@ class Implementation:
                 operation="disable",
             )
         return Region(self._store, self._find_torch, RegionOptions.disabled(current.tag))
+
+    def bind_region(self, function: Any) -> Any:
+        return bind_region(self._store, self._find_torch, function)
 
     def cuda_graph(
         self,

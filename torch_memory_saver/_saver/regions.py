@@ -1,5 +1,5 @@
-"""The context manager of region() and disable(). A class rather than a generator, because entering a region must take
-microseconds.
+"""The context manager of region() and disable(), and functions that are bound to a region. The context manager is a class
+rather than a generator, because entering a region must take microseconds.
 
 It enters a level of settings of the native core and, if torch is used, routes pools. Leaving removes only that level; later
 levels on the same thread stay in force (frames.py).
@@ -11,17 +11,27 @@ import logging
 import threading
 from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 from torch_memory_saver import _core
 from torch_memory_saver._saver import native
 from torch_memory_saver._saver.options import RegionOptions
 from torch_memory_saver._torch.eager import eager_methods
-from torch_memory_saver._torch.frames import Frame, FunctionDecorator, choose_frame, note_entered, note_left, warn
+from torch_memory_saver._torch.frames import (
+    Frame,
+    FunctionDecorator,
+    choose_frame,
+    innermost_frame,
+    note_entered,
+    note_left,
+    refuse_deferred_body,
+    warn,
+)
 from torch_memory_saver._torch.layer import TorchCuda
 from torch_memory_saver._torch.pools import PoolStore
-from torch_memory_saver.errors import ForkedProcessError, TorchMemorySaverError
+from torch_memory_saver.errors import ForkedProcessError, InvalidArgumentError, TorchMemorySaverError
 
-__all__ = ["Region"]
+__all__ = ["Region", "bind_region"]
 
 logger = logging.getLogger("torch_memory_saver")
 
@@ -101,3 +111,20 @@ class Region(FunctionDecorator):
 
     def _recreate_cm(self) -> Region:
         return Region(self._store, self._find_torch, self._options)
+
+
+def bind_region(store: PoolStore, find_torch: Callable[[], TorchCuda | None], function: Any) -> Any:
+    """Wrap a function so that each call is inside a region with the options of the caller's innermost region. Outside of
+    every region return the function itself.
+
+    Each call enters a region of its own, so a call may run at any time and on any thread.
+
+    Raises:
+        InvalidArgumentError: It is not callable.
+        TypeError: It is a coroutine function or a generator function.
+    """
+    if not callable(function):
+        raise InvalidArgumentError(f"function must be a callable, not {type(function).__name__}: {function!r}")
+    refuse_deferred_body(function)
+    frame = innermost_frame(store.stack())
+    return function if frame is None else Region(store, find_torch, frame.options)(function)

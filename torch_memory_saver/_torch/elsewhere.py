@@ -112,11 +112,11 @@ class Watch:
         if grown > _SMALL_BYTES:
             self._warned.add(frame.tag)
             logger.warning(
-                "while %s was open PyTorch took %d bytes (%.0f MiB) of GPU memory that no region manages and no pause gives "
-                "back: on another thread, such as a thread pool's (a region is about the thread that enters it), in a pool "
-                "of the program's own, or in a graph captured without cuda_graph(). (Said once for the tag.)",
+                "while %s was open PyTorch took %.0f MiB of GPU memory that no region manages and no pause releases. "
+                "Another thread took it, such as a thread of a thread pool (a region applies only to the thread that enters "
+                "it: submit torch_memory_saver.bind_region(function) in place of the function), or a pool of the program's "
+                "own, or a graph captured without cuda_graph(). (Logged once per tag.)",
                 frame,
-                grown,
                 grown / _MIB,
             )
         elif after.allocations == before.allocations and logger.isEnabledFor(logging.INFO):

@@ -25,7 +25,16 @@ if TYPE_CHECKING:
     from torch_memory_saver._torch.layer import TorchCuda
     from torch_memory_saver._torch.pools import Pool
 
-__all__ = ["Frame", "FunctionDecorator", "choose_frame", "note_entered", "note_left", "warn"]
+__all__ = [
+    "Frame",
+    "FunctionDecorator",
+    "choose_frame",
+    "innermost_frame",
+    "note_entered",
+    "note_left",
+    "refuse_deferred_body",
+    "warn",
+]
 
 
 class Frame:
@@ -93,6 +102,22 @@ def _own_frame() -> Frame | None:
     return frame
 
 
+def innermost_frame(stack: Sequence[Frame]) -> Frame | None:
+    """Return the region that the caller is in: the innermost one that this task has entered on this thread, else the one in
+    force on the thread.
+
+    Args:
+        stack: The frames of this thread, outermost first.
+    """
+    thread = threading.get_ident()
+    frame = _own_frame()
+    while frame is not None and (frame.closed or frame.thread != thread):
+        frame = frame.outer
+    if frame is not None:
+        return frame
+    return stack[-1] if stack else None
+
+
 def note_entered(frame: Frame) -> None:
     """To be called after each entry, with the innermost frame of its thread.
 
@@ -151,14 +176,24 @@ class FunctionDecorator(ContextDecorator):
     """A context manager that can decorate functions, except those whose body runs after the call has returned."""
 
     def __call__(self, function: Callable[..., Any]) -> Any:
-        kind = _kind_of(function)
-        if kind is not None:
-            name = getattr(function, "__qualname__", repr(function))
-            raise TypeError(
-                f"{name} is {kind}, which cannot be decorated with this context manager: it would be left before the body "
-                "runs. Use a with statement in the body, around the allocations, without an await or yield inside it."
-            )
+        refuse_deferred_body(function)
         return super().__call__(function)
+
+
+def refuse_deferred_body(function: Callable[..., Any]) -> None:
+    """Check that a function runs its body during the call, so that a region around the call is around the body.
+
+    Raises:
+        TypeError: It is a coroutine function or a generator function.
+    """
+    kind = _kind_of(function)
+    if kind is not None:
+        name = getattr(function, "__qualname__", repr(function))
+        raise TypeError(
+            f"{name} is {kind}, which cannot be decorated with a region or a capture, nor bound to a region: that would end "
+            "before the body runs. Use a with statement in the body, around the allocations, without an await or yield "
+            "inside it."
+        )
 
 
 def _kind_of(function: Callable[..., Any]) -> str | None:

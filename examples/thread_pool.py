@@ -1,0 +1,49 @@
+"""A thread pool: shards that several threads load are managed like those that the caller loads itself.
+
+A region applies only to the thread that enters it. `bind_region` takes it to the threads of a pool: what a bound function
+allocates belongs to the region that the caller was in. Outside of every region it is the function itself.
+
+    python examples/thread_pool.py
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from _common import GIB, check, check_bytes, free_bytes, options, total
+
+from torch_memory_saver import torch_memory_saver
+
+SHARDS = 8
+THREADS = 4
+
+
+def main() -> None:
+    size = options(__doc__, gib=4).parse_args().gib * GIB
+    shard_bytes = int(size / SHARDS)
+    torch.ones(1, device="cuda")
+    start = free_bytes()
+
+    def load(number: int) -> Any:
+        return torch.full((shard_bytes,), number, dtype=torch.uint8, device="cuda")
+
+    print(f"{THREADS} threads load {SHARDS} shards.")
+    with torch_memory_saver.region(tag="weights", enable_cpu_backup=True), ThreadPoolExecutor(THREADS) as pool:
+        shards = list(pool.map(torch_memory_saver.bind_region(load), range(SHARDS)))
+    check(all(torch_memory_saver.tag_of(shard) == "weights" for shard in shards), "every shard belongs to the region")
+    check_bytes(start - free_bytes(), total(shards), "taken by the shards")
+
+    print("A pause releases all of them.")
+    torch_memory_saver.pause("weights")
+    check_bytes(start - free_bytes(), 0, "still taken")
+    torch_memory_saver.resume("weights")
+    check(all(bool((shard == number).all()) for number, shard in enumerate(shards)), "every shard is as it was loaded")
+
+    print("Outside of a region the threads allocate ordinary memory.")
+    with ThreadPoolExecutor(THREADS) as pool:
+        ordinary = list(pool.map(torch_memory_saver.bind_region(load), range(2)))
+    check(all(torch_memory_saver.tag_of(shard) is None for shard in ordinary), "these shards are not managed")
+
+
+if __name__ == "__main__":
+    main()

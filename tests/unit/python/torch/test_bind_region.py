@@ -1,0 +1,268 @@
+"""Guards bind_region(): functions that other threads run in the caller's region."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from contextvars import Context
+from typing import Any
+
+import pytest
+from fake_torch import FakeTorch
+from threads import in_thread
+
+import torch_memory_saver
+from torch_memory_saver import _core, errors
+from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver.saver import TorchMemorySaver
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def no_warning() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        yield
+
+
+@pytest.fixture
+def load(fake_torch: FakeTorch) -> Callable[..., int]:
+    def load(size: int = 2 * MIB) -> int:
+        return fake_torch.allocate(size)
+
+    return load
+
+
+def tag_of(address: int) -> str | None:
+    row = _core.find(address)
+    return None if row is None else row.tag
+
+
+def on_thread(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    results: list[Any] = []
+    in_thread(lambda: results.append(function(*arguments, **keywords)))
+    return results[0]
+
+
+def test_a_thread_pool_allocates_in_the_caller_s_region(saver: TorchMemorySaver, load: Any, store: PoolStore) -> None:
+    barrier = threading.Barrier(4)
+
+    def together(size: int) -> int:
+        barrier.wait(60)
+        return load(size)
+
+    with saver.region("a", enable_cpu_backup=True), ThreadPoolExecutor(4) as pool:
+        bound = list(pool.map(saver.bind_region(together), [2 * MIB] * 8))
+        unbound = list(pool.map(together, [2 * MIB] * 4))
+    assert [tag_of(address) for address in bound] == ["a"] * 8
+    assert {row.backup for row in map(_core.find, bound) if row is not None} == {_core.BACKUP_PINNED}
+    assert [tag_of(address) for address in unbound] == [None] * 4
+    assert saver.pause("a").allocations == 8, "every region was left"
+
+
+def test_every_option_of_the_region_is_taken_along(saver: TorchMemorySaver, load: Any, store: PoolStore) -> None:
+    def options() -> Any:
+        return store.stack()[-1].options
+
+    with saver.region("a", enable_cpu_backup=True, cpu_backup_backend="mmap", host_memory="retain", runs=False):
+        expected = options()
+        bound = saver.bind_region(options)
+    assert on_thread(bound) == expected
+
+
+def test_the_innermost_region_is_bound(saver: TorchMemorySaver, load: Any) -> None:
+    with saver.region("outer"):
+        outer = saver.bind_region(load)
+        with saver.region("inner"):
+            inner = saver.bind_region(load)
+            assert tag_of(outer()) == "outer", "also on a thread that is in another region"
+            assert tag_of(load()) == "inner"
+            with saver.disable():
+                ordinary = saver.bind_region(load)
+        assert tag_of(inner()) == "inner"
+        assert tag_of(ordinary()) is None
+        assert tag_of(load()) == "outer"
+    assert [tag_of(on_thread(function)) for function in (outer, inner, ordinary)] == ["outer", "inner", None]
+
+
+def test_outside_of_a_region_it_is_the_function_itself(saver: TorchMemorySaver, load: Any) -> None:
+    assert saver.bind_region(load) is load
+    with saver.region("a"):
+        pass
+    assert saver.bind_region(load) is load
+
+    def on_another_thread() -> None:
+        assert saver.bind_region(load) is load
+
+    with saver.region("a"):
+        in_thread(on_another_thread)
+
+
+def test_after_the_caller_s_region_has_ended_a_region_is_still_entered(saver: TorchMemorySaver, load: Any) -> None:
+    with saver.region("a"):
+        bound = saver.bind_region(load)
+    assert tag_of(on_thread(bound)) == tag_of(bound()) == "a"
+    assert tag_of(load()) is None
+
+
+def test_bound_functions_bind_others(saver: TorchMemorySaver, load: Any) -> None:
+    def nested() -> int:
+        return int(on_thread(saver.bind_region(load)))
+
+    with saver.region("a"):
+        assert tag_of(on_thread(saver.bind_region(nested))) == "a"
+
+
+class Loader:
+    def __init__(self, load: Any) -> None:
+        self.load = load
+
+    def method(self, size: int, *, twice: bool = False) -> list[int]:
+        return [self.load(size) for _ in range(2 if twice else 1)]
+
+    def __call__(self) -> int:
+        return int(self.load())
+
+
+def test_any_callable_can_be_bound(saver: TorchMemorySaver, load: Any) -> None:
+    loader = Loader(load)
+    with saver.region("a"):
+        functions = [
+            saver.bind_region(loader.method),
+            saver.bind_region(functools.partial(loader.method, 2 * MIB)),
+            saver.bind_region(loader),
+            saver.bind_region(lambda *sizes: [load(size) for size in sizes]),
+        ]
+    assert [tag_of(address) for address in on_thread(functions[0], 2 * MIB, twice=True)] == ["a", "a"]
+    assert [tag_of(address) for address in on_thread(functions[1], twice=True)] == ["a", "a"]
+    assert tag_of(on_thread(functions[2])) == "a"
+    assert [tag_of(address) for address in on_thread(functions[3], 2 * MIB, 4 * MIB)] == ["a", "a"]
+    assert functions[0].__name__ == "method"
+
+
+def test_an_exception_passes_and_the_region_is_left(saver: TorchMemorySaver, load: Any) -> None:
+    def fail() -> None:
+        load()
+        raise ZeroDivisionError("of the function")
+
+    with saver.region("a"):
+        bound = saver.bind_region(fail)
+        with pytest.raises(ZeroDivisionError, match="of the function"):
+            on_thread(bound)
+        with pytest.raises(ZeroDivisionError):
+            bound()
+        assert tag_of(load()) == "a"
+    assert _core.region_current().depth == 0
+    assert saver.pause("a").allocations == 3
+
+
+def test_executors_of_an_event_loop(saver: TorchMemorySaver, load: Any) -> None:
+    async def main() -> list[int]:
+        loop = asyncio.get_running_loop()
+        with saver.region("a"):
+            bound = saver.bind_region(load)
+        return [
+            await loop.run_in_executor(None, bound),
+            await asyncio.to_thread(bound),
+            await asyncio.to_thread(load),
+        ]
+
+    assert [tag_of(address) for address in asyncio.run(main())] == ["a", "a", None]
+
+
+def test_a_task_binds_its_own_region(saver: TorchMemorySaver, load: Any) -> None:
+    """While two tasks are inside regions, the one entered last is in force on the thread."""
+
+    async def one(inside: asyncio.Event, other_inside: asyncio.Event) -> int:
+        with saver.region("one"):
+            inside.set()
+            await other_inside.wait()
+            return int(on_thread(saver.bind_region(load)))
+
+    async def two(inside: asyncio.Event, done: asyncio.Event) -> None:
+        with saver.region("two"):
+            inside.set()
+            await done.wait()
+
+    async def main() -> int:
+        first, second, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        task = asyncio.create_task(one(first, second))
+        await first.wait()
+        with pytest.warns(RuntimeWarning, match="entered while another task"):
+            other = asyncio.create_task(two(second, done))
+            address = await task
+        done.set()
+        await other
+        return address
+
+    assert tag_of(asyncio.run(main())) == "one"
+
+
+def test_the_region_of_a_context_that_another_thread_has_copied_is_not_bound(saver: TorchMemorySaver, load: Any) -> None:
+    async def main() -> None:
+        with saver.region("a"):
+            assert await asyncio.to_thread(saver.bind_region, load) is load
+
+    asyncio.run(main())
+
+
+def test_the_region_in_force_is_bound_in_a_context_without_one(saver: TorchMemorySaver, load: Any) -> None:
+    with saver.region("a"):
+        bound = Context().run(saver.bind_region, load)
+    assert tag_of(on_thread(bound)) == "a"
+
+
+async def coroutine_function() -> None:
+    pass
+
+
+def generator_function() -> Iterator[int]:
+    yield 1
+
+
+async def asynchronous_generator() -> AsyncIterator[int]:
+    yield 1
+
+
+class AsyncLoader:
+    async def __call__(self) -> None:
+        pass
+
+    async def method(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize(
+    "function",
+    [
+        coroutine_function,
+        generator_function,
+        asynchronous_generator,
+        AsyncLoader(),
+        AsyncLoader().method,
+        functools.partial(coroutine_function),
+    ],
+)
+def test_functions_whose_body_runs_later_are_refused(
+    saver: TorchMemorySaver, load: Any, function: Any, inside: bool
+) -> None:
+    with saver.region("a") if inside else nullcontext(), pytest.raises(TypeError, match="nor bound to a region"):
+        saver.bind_region(function)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "load"])
+def test_only_callables_can_be_bound(saver: TorchMemorySaver, wrong: Any) -> None:
+    with pytest.raises(errors.InvalidArgumentError, match="function must be a callable"):
+        saver.bind_region(wrong)
+
+
+def test_it_is_a_function_of_the_module() -> None:
+    assert torch_memory_saver.bind_region(len) is len
+    assert "bind_region" in torch_memory_saver.__all__
