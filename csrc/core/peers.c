@@ -94,11 +94,18 @@ tms_device_mask_t tms_peers_seen(tms_saver_t *saver) {
     return seen;
 }
 
+static void begin_anew(tms_peer_looks_t *looks) {
+    looks->complete = 0;
+    looks->pause = 0;
+}
+
 bool tms_peers_note_skipped(tms_saver_t *saver, tms_device_mask_t seen) {
     bool skipped = (saver->peers.seen & ~seen) != 0;
-    if (skipped) {
-        saver->peers.complete = 0;
-        saver->peers.pause = 0;
-    }
+    if (skipped) begin_anew(&saver->peers);
     return skipped;
+}
+
+void tms_peers_note_reused(tms_saver_t *saver, const tms_run_t *run) {
+    const tms_device_mask_t lacking = ~run->accessible & tms_devices_may_reach(saver->devices, run->device);
+    if (saver->peers.complete & lacking) begin_anew(&saver->peers);
 }

@@ -16,5 +16,8 @@ tms_device_mask_t tms_peers_seen(tms_saver_t *saver);
 /* Under the lock: a segment becomes ACTIVE that looks have skipped since `seen` was read. True if there was such a look; the
  * next look then covers every segment. */
 bool tms_peers_note_skipped(tms_saver_t *saver, tms_device_mask_t seen);
+/* Under the lock: slack of `run` becomes an ACTIVE segment. A look does not find a run while all of its segments are being
+ * freed. If the run lacks access that every ACTIVE segment is thought to have, the next look covers every segment. */
+void tms_peers_note_reused(tms_saver_t *saver, const tms_run_t *run);
 
 #endif

@@ -3,7 +3,8 @@
  * An allocation gets a run of its own. A resume backs neighbours that come back together by one run (transition/layout.h):
  * most of what a pause and a resume cost is the number of handles. Segments of a run have one tag, backup
  * and device, and are always in the same state, since pauses select tags. A part of a run whose segment was freed is
- * *slack*: it stays mapped, and the next allocation of its kind gets it without a driver call.
+ * *slack*: it stays mapped, and the next allocation of its kind gets it without a driver call. Where there are several
+ * devices, that allocation asks which of them are in use, as every allocation does, and a new one gets access (peers.h).
  *
  * A run lives as long as a segment refers to it, a freed one included until its end. The pieces of its addresses
  * (base/address_space.h) lie between `first` and `end`.

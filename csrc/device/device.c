@@ -179,6 +179,11 @@ tms_status_t tms_devices_peers(tms_devices_t *devices, int owner, tms_device_mas
     return status;
 }
 
+tms_device_mask_t tms_devices_may_reach(tms_devices_t *devices, int owner) {
+    const tms_device_mask_t asked = atomic_load(&devices->asked[owner]); /* read first, because it is set last */
+    return ~asked | atomic_load(&devices->reachable[owner]);
+}
+
 tms_status_t tms_devices_current(tms_devices_t *devices, int *ordinal, const tms_error_context_t *context,
                                  tms_error_t *error) {
     const tms_driver_table_t *driver = NULL;

@@ -53,6 +53,8 @@ tms_status_t tms_devices_active(tms_devices_t *devices, tms_device_mask_t *mask,
  * machine with one device. */
 tms_status_t tms_devices_peers(tms_devices_t *devices, int owner, tms_device_mask_t *peers,
                                const tms_error_context_t *context, tms_error_t *error);
+/* All devices, except for those that are known to be unable to reach memory of `owner`. Makes no driver call. */
+tms_device_mask_t tms_devices_may_reach(tms_devices_t *devices, int owner);
 
 /* The ordinal of the calling thread's current device; 0 if it has no context. */
 tms_status_t tms_devices_current(tms_devices_t *devices, int *ordinal, const tms_error_context_t *context,

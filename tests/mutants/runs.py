@@ -51,6 +51,21 @@ _SLACK = (
         "    if (tms_stats_read",
         (_TEST_RUNS,),
     ),
+    Mutant(
+        "an-allocation-from-slack-gives-no-access-to-a-new-device",
+        "csrc/core/allocation/allocation.c",
+        "    if (status == TMS_OK && !reuse_slack(saver, region, bytes, reserved, context.device, address))",
+        "    if (status == TMS_OK && reuse_slack(saver, region, bytes, reserved, context.device, address)) return TMS_OK;\n"
+        "    if (status == TMS_OK)",
+        (_TEST_RUNS,),
+    ),
+    Mutant(
+        "slack-of-a-run-that-a-look-did-not-find-lacks-access",
+        "csrc/core/allocation/allocation.c",
+        "        tms_peers_note_reused(saver, segment->run);\n",
+        "",
+        (_TEST_RUNS,),
+    ),
 )
 _KINDS_THAT_FREE = (
     Mutant(

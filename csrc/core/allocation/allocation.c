@@ -75,7 +75,7 @@ static void publish(tms_saver_t *saver, tms_segment_t *segment) {
     tms_shared_page_publish(&saver->page);
 }
 
-/* An allocation from the slack of its kind, which makes no driver call. False: there is none that fits. */
+/* Makes an allocation from the slack of its kind, without a driver call. Returns false if no slack fits. */
 static bool reuse_slack(tms_saver_t *saver, const tms_region_t *region, uint64_t bytes, uint64_t reserved, int device,
                         uint64_t *address) {
     bool reused = false;
@@ -87,6 +87,7 @@ static bool reuse_slack(tms_saver_t *saver, const tms_region_t *region, uint64_t
     if (kind && tms_runs_take_slack(saver, kind, segment, reserved)) {
         *address = tms_segment_address(segment);
         publish(saver, segment);
+        tms_peers_note_reused(saver, segment->run);
         reused = true;
     }
     pthread_mutex_unlock(&saver->lock);
@@ -121,6 +122,24 @@ static tms_status_t make_segment(tms_saver_t *saver, const tms_region_t *region,
     return TMS_OK;
 }
 
+/* Makes an allocation with memory of its own. */
+static tms_status_t allocate_new(tms_saver_t *saver, const tms_region_t *region, uint64_t bytes, uint64_t reserved,
+                                 const tms_driver_table_t *driver, const tms_device_table_t *devices, uint64_t *address,
+                                 const tms_error_context_t *context, tms_error_t *error) {
+    tms_segment_t *segment = NULL;
+    tms_status_t status = check_margin(saver, reserved, context, error);
+    if (status != TMS_OK) return status;
+    const tms_device_mask_t seen = tms_peers_seen(saver);
+    status = make_segment(saver, region, bytes, reserved, driver, devices, &segment, context, error);
+    if (status != TMS_OK) return status;
+    *address = tms_segment_address(segment); /* before publishing: another thread may free it afterwards */
+    pthread_mutex_lock(&saver->lock);
+    publish(saver, segment);
+    (void)tms_peers_note_skipped(saver, seen); /* the look comes next */
+    pthread_mutex_unlock(&saver->lock);
+    return TMS_OK;
+}
+
 static void note_failure(tms_saver_t *saver, const tms_tag_t *tag, tms_status_t status, const tms_error_context_t *context,
                          const tms_error_t *error) {
     tms_stats_add(&saver->stats.failed_allocations, 1);
@@ -151,8 +170,6 @@ tms_status_t tms_saver_allocate(tms_saver_t *saver, const tms_region_t *region, 
     tms_error_context_t context = {.operation = "allocate", .device = device, .bytes = bytes, .tag = region->tag->name};
     const tms_driver_table_t *driver = NULL;
     const tms_device_table_t *devices = NULL;
-    tms_segment_t *segment = NULL;
-    tms_device_mask_t seen = 0;
     uint64_t reserved = 0;
 
     tms_status_t status = tms_saver_check_process(saver, &context, error);
@@ -166,23 +183,14 @@ tms_status_t tms_saver_allocate(tms_saver_t *saver, const tms_region_t *region, 
     if (status == TMS_OK && device == TMS_NO_DEVICE)
         status = tms_devices_current(saver->devices, &context.device, &context, error);
     if (status == TMS_OK) status = check_size(devices, bytes, &reserved, &context, error);
-    if (status == TMS_OK && reuse_slack(saver, region, bytes, reserved, context.device, address)) return TMS_OK;
-    if (status == TMS_OK) status = check_margin(saver, reserved, &context, error);
-    if (status == TMS_OK) {
-        seen = tms_peers_seen(saver);
-        status = make_segment(saver, region, bytes, reserved, driver, devices, &segment, &context, error);
-    }
+    if (status == TMS_OK && !reuse_slack(saver, region, bytes, reserved, context.device, address))
+        status = allocate_new(saver, region, bytes, reserved, driver, devices, address, &context, error);
     if (status != TMS_OK) {
         note_failure(saver, region->tag, status, &context, error);
         if (status == TMS_OUT_OF_DEVICE_MEMORY) explain_slack(saver, reserved ? reserved : bytes, &context, error);
         return tms_saver_explain_loss(saver, status, error);
     }
-    *address = tms_segment_address(segment); /* before publishing: another thread may free it afterwards */
-    pthread_mutex_lock(&saver->lock);
-    publish(saver, segment);
-    (void)tms_peers_note_skipped(saver, seen); /* the look comes next */
-    pthread_mutex_unlock(&saver->lock);
-    /* Devices that came into use since the last look get access to earlier allocations as well. */
+    /* Devices that came into use since the last look get access to earlier allocations, and to slack that was reused. */
     if (devices->count > 1) tms_peers_refresh_after_allocation(saver);
     return TMS_OK;
 }

@@ -293,6 +293,69 @@ static void damage_is_of_a_run_and_so_is_its_repair(void **state) {
 
 /* ---- devices and processes ---- */
 
+static void use_device_1(fixture_t *f) {
+    tms_error_t error;
+    const tms_error_context_t context = {.operation = "test", .device = 1};
+    ASSERT_OK(tms_devices_enter(&f->devices, 1, &context, &error), error);
+    tms_devices_leave(&f->devices, 1);
+}
+
+static void slack_gets_the_access_of_an_allocation_of_its_own(void **state) {
+    fixture_t *f = *state;
+    uint64_t at[NEIGHBOURS];
+    make_run(f, "a", TMS_BACKUP_NONE, at);
+    free_at(f, at[1]);
+    use_device_1(f);
+    simulator()->clear_counts();
+    assert_int_equal(allocate(f, "a", TMS_BACKUP_NONE, NEIGHBOUR_BYTES), at[1]);
+    assert_int_equal(simulator()->calls("cuMemSetAccess"), 1);
+    assert_int_equal(run_at(f, at[1])->accessible, 3);
+}
+
+/* Frees every segment of a run, and leaves the first one's memory as slack while the others still wait for their device. */
+static void free_all_but_leave_slack(fixture_t *f, const uint64_t *at) {
+    tms_error_t error;
+    simulator()->fail_after("cuCtxSynchronize", 0, NEIGHBOURS, CUDA_ERROR_UNKNOWN);
+    for (int i = 0; i < NEIGHBOURS; i++) free_at(f, at[i]);
+    ASSERT_OK(tms_saver_refresh_peers(&f->saver, &error), error); /* a look at no segment */
+    simulator()->fail_after("cuCtxSynchronize", 1, NEIGHBOURS - 1, CUDA_ERROR_UNKNOWN);
+    tms_saver_reclaim(&f->saver);
+    assert_int_equal(slack_bytes(f), NEIGHBOUR_BYTES);
+}
+
+static void slack_of_a_run_that_a_look_did_not_find_gets_access(void **state) {
+    fixture_t *f = *state;
+    uint64_t at[NEIGHBOURS];
+    make_run(f, "a", TMS_BACKUP_NONE, at);
+    use_device_1(f);
+    free_all_but_leave_slack(f, at);
+    uint64_t reused = allocate(f, "a", TMS_BACKUP_NONE, NEIGHBOUR_BYTES);
+    assert_true(reused >= at[0] && reused <= at[NEIGHBOURS - 1]);
+    assert_int_equal(run_at(f, reused)->accessible, 3);
+}
+
+static CUresult reach_nothing(int *can, CUdevice device, CUdevice peer) {
+    (void)device;
+    (void)peer;
+    *can = 0;
+    return CUDA_SUCCESS;
+}
+
+static void slack_needs_no_look_for_a_device_that_cannot_reach_it(void **state) {
+    fixture_t *f = *state;
+    uint64_t at[NEIGHBOURS];
+    writable(f)->cuDeviceCanAccessPeer = reach_nothing;
+    make_run(f, "a", TMS_BACKUP_NONE, at);
+    use_device_1(f);
+    uint64_t other = allocate(f, "b", TMS_BACKUP_NONE, NEIGHBOUR_BYTES); /* the look */
+    free_at(f, at[1]);
+    const uint64_t looks = f->saver.marks;
+    assert_int_equal(allocate(f, "a", TMS_BACKUP_NONE, NEIGHBOUR_BYTES), at[1]);
+    assert_int_equal(f->saver.marks, looks);
+    assert_int_equal(run_at(f, at[1])->accessible, 1);
+    free_at(f, other);
+}
+
 static void a_look_gives_access_to_a_run_once(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -345,6 +408,9 @@ int main(void) {
         cmocka_unit_test_setup_teardown(damage_is_of_a_run_and_so_is_its_repair, setup_one_device, teardown),
         cmocka_unit_test_setup_teardown(a_look_gives_access_to_a_run_once, setup_two_devices, teardown),
         cmocka_unit_test_setup_teardown(a_description_is_of_a_run, setup_one_device, teardown),
+        cmocka_unit_test_setup_teardown(slack_gets_the_access_of_an_allocation_of_its_own, setup_two_devices, teardown),
+        cmocka_unit_test_setup_teardown(slack_of_a_run_that_a_look_did_not_find_gets_access, setup_two_devices, teardown),
+        cmocka_unit_test_setup_teardown(slack_needs_no_look_for_a_device_that_cannot_reach_it, setup_two_devices, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
