@@ -14,6 +14,7 @@
 #define TMS_WAIT_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <sys/types.h>
 
@@ -29,6 +30,7 @@ typedef struct tms_wait {
     double deadline;                /* INFINITY: none */
     double asked;                   /* when `interrupted` was called last, or the call began */
     bool cancelled;                 /* `interrupted` returned non-zero */
+    _Atomic bool *call_cancelled;   /* of a part of a call: whether the call itself is cancelled; else NULL */
     pid_t process;                  /* the process that made the call: a signal handler may fork */
 } tms_wait_t;
 
@@ -40,6 +42,11 @@ double tms_wait_elapsed(const tms_wait_t *wait);   /* seconds since it began */
 double tms_wait_remaining(const tms_wait_t *wait); /* seconds until the deadline, not below 0; INFINITY */
 
 static inline bool tms_wait_is_interruptible(const tms_wait_t *wait) { return wait && wait->interrupted; }
+/* Whether the call was cancelled, which is to end at once. False for a part that was cancelled because the call does not
+ * need it any more or has failed elsewhere. Does not call `interrupted`. */
+static inline bool tms_wait_ends_call(const tms_wait_t *wait) {
+    return wait && wait->cancelled && (!wait->call_cancelled || atomic_load(wait->call_cancelled));
+}
 
 /* Whether the call is cancelled. Calls `interrupted` if the interval has passed. */
 bool tms_wait_interrupted(tms_wait_t *wait);

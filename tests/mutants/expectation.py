@@ -68,6 +68,20 @@ MUTANTS = (
         _TEST,
     ),
     Mutant(
+        "copies-in-vain-leave-their-staging-memory-pinned",
+        "csrc/backup/disk/staging.c",
+        "keep_pinned = tms_wait_ends_call(wait);",
+        "keep_pinned = wait && wait->cancelled;",
+        (*_TEST, "tests/unit/core/transition/test_interrupt.c"),
+    ),
+    Mutant(
+        "a-cancelled-call-waits-to-unpin-on-the-other-devices",
+        "csrc/core/transition/devices.c",
+        "    if (tms_wait_ends_call(wait)) atomic_store(&crew->call_cancelled, true);\n",
+        "    (void)wait;\n",
+        ("tests/unit/core/transition/test_interrupt.c",),
+    ),
+    Mutant(
         "copies-in-vain-count-as-progress",
         _PAUSE,
         "    atomic_store(&t->done.copied_bytes, 0);\n",

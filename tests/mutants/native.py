@@ -113,7 +113,7 @@ _TRANSITIONS = (
     Mutant(
         "a-failure-stops-no-other-device",
         "csrc/core/transition/devices.c",
-        "    if (part->status != TMS_OK) atomic_store(&part->crew->cancelled, true);",
+        "    if (part->status != TMS_OK) stop(part->crew, wait);",
         "",
         ("tests/unit/core/transition/test_interrupt.c",),
     ),

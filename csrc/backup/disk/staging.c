@@ -116,7 +116,7 @@ static tms_quarantine_mask_t retry(tms_quarantined_t *node) {
 
 void tms_disk_staging_destroy(tms_disk_staging_t *staging, const tms_driver_table_t *driver, const tms_wait_t *wait,
                               const tms_log_t *log, tms_quarantine_t *quarantine) {
-    bool keep_pinned = wait && wait->cancelled;
+    bool keep_pinned = tms_wait_ends_call(wait);
     staging->node = (tms_quarantined_t){.retry = retry, .holds = release_all(staging, driver, keep_pinned)};
     if (!staging->node.holds) {
         free(staging);

@@ -17,7 +17,8 @@ typedef struct crew {
     pthread_mutex_t lock;
     pthread_cond_t ended; /* a thread has finished its part */
     int running;
-    _Atomic bool cancelled;
+    _Atomic bool stopped;        /* parts that have not ended are cancelled */
+    _Atomic bool call_cancelled; /* the reason is that the call was cancelled; set before `stopped` */
 } crew_t;
 
 typedef struct part {
@@ -29,18 +30,25 @@ typedef struct part {
     tms_error_t error;
 } part_t;
 
-static int32_t is_cancelled(void *context) { return atomic_load(&((crew_t *)context)->cancelled); }
+static int32_t is_stopped(void *context) { return atomic_load(&((crew_t *)context)->stopped); }
+
+/* `wait`: that of the calling thread. */
+static void stop(crew_t *crew, const tms_wait_t *wait) {
+    if (tms_wait_ends_call(wait)) atomic_store(&crew->call_cancelled, true);
+    atomic_store(&crew->stopped, true);
+}
 
 static void perform(part_t *part, tms_wait_t *wait) {
     tms_error_clear(&part->error);
     part->status = part->crew->work(part->crew->t, part->device, wait, &part->error);
-    if (part->status != TMS_OK) atomic_store(&part->crew->cancelled, true);
+    if (part->status != TMS_OK) stop(part->crew, wait);
 }
 
 static void *run(void *argument) {
     part_t *part = argument;
     tms_wait_t wait;
-    tms_wait_begin(&wait, is_cancelled, part->crew, 0);
+    tms_wait_begin(&wait, is_stopped, part->crew, 0);
+    wait.call_cancelled = &part->crew->call_cancelled;
     perform(part, &wait);
     pthread_mutex_lock(&part->crew->lock);
     part->crew->running--;
@@ -61,7 +69,7 @@ static tms_status_t await_threads(crew_t *crew, const tms_error_context_t *conte
         if (!running || status != TMS_OK) continue;
         status = tms_wait_check(&crew->t->wait, context, error);
         if (status == TMS_FORKED) return status;
-        if (status != TMS_OK) atomic_store(&crew->cancelled, true);
+        if (status != TMS_OK) stop(crew, &crew->t->wait);
     }
     return status;
 }
@@ -101,10 +109,10 @@ static bool is_forked(const crew_t *crew) { return getpid() != crew->t->wait.pro
 static tms_status_t perform_parts(crew_t *crew, part_t *parts, int count, tms_error_t *error) {
     tms_error_context_t context = tms_transition_context(crew->t, TMS_NO_DEVICE);
     start_threads(crew, parts, crew->meanwhile ? 0 : 1, count);
-    if (crew->meanwhile && !crew->meanwhile(crew->t, crew->context)) atomic_store(&crew->cancelled, true);
+    if (crew->meanwhile && !crew->meanwhile(crew->t, crew->context)) stop(crew, &crew->t->wait);
     for (int i = 0; i < count && !is_forked(crew); i++) {
         if (parts[i].has_thread) continue;
-        if (atomic_load(&crew->cancelled)) break;
+        if (atomic_load(&crew->stopped)) break;
         perform(&parts[i], &crew->t->wait);
     }
     tms_status_t status = TMS_OK;

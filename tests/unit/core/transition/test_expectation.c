@@ -298,6 +298,34 @@ static void a_store_that_fails_fails_the_pause_unless_its_copies_are_in_vain(voi
     }
 }
 
+/* Copies in vain are cancelled although the call goes on. Their staging memory is unpinned like that of any other copies. */
+static void copies_in_vain_to_disk_leave_no_staging_memory(void **state) {
+    fixture_t *f = *state;
+    for (int devices = 1; devices <= 2; devices++) {
+        tms_error_t error;
+        tms_report_t report;
+        tms_counters_t counters;
+        tms_sim_usage_t usage;
+        program_t program;
+        prepare_kind(&program, f, devices, TMS_BACKUP_DISK);
+        ASSERT_OK(pause_program(&program, NULL, &error), error);
+        ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+        for (uint32_t i = 0; i < SEGMENTS; i++) fill(program.segments[i], BYTES, i);
+        program.answer = 1;
+        program.holds = true;
+        ASSERT_OK(pause_program(&program, &report, &error), error);
+        assert_true(program.copies > 0);
+        assert_int_equal(report.copied_bytes, SEGMENTS * LIVE_BYTES);
+        tms_saver_counters(&f->saver, &counters);
+        assert_int_equal(counters.quarantined_host, 0);
+        simulator()->usage(0, &usage);
+        assert_int_equal(usage.host_bytes, 0); /* nothing is pinned */
+        ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+        for (uint32_t i = 0; i < SEGMENTS; i++) assert_filled_part(program.segments[i], offset_of(1), LIVE_BYTES, i);
+        free_all(&program);
+    }
+}
+
 /* Host memory suffices for what is live, and not for what was. */
 static void too_little_host_memory_for_what_is_expected_does_not_fail_the_pause(void **state) {
     tms_error_t error;
@@ -378,6 +406,7 @@ int main(void) {
         ONE(a_cancelled_search_ends_the_copies),
         ONE(a_copy_that_fails_fails_the_pause),
         ONE(a_store_that_fails_fails_the_pause_unless_its_copies_are_in_vain),
+        TWO(copies_in_vain_to_disk_leave_no_staging_memory),
         ONE(too_little_host_memory_for_what_is_expected_does_not_fail_the_pause),
         ONE(a_child_forked_by_the_search_does_not_call_the_driver),
         ONE(progress_never_goes_back),

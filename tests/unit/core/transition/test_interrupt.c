@@ -163,6 +163,25 @@ static void a_copy_is_cancelled_between_chunks(void **state) {
     }
 }
 
+/* Unpinning would wait for all work of the devices. The thread of the call copies for one device, another thread for the
+ * second. */
+static void a_cancelled_call_unpins_no_staging_memory(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    asker_t asker = {.after = "cuMemcpyDtoHAsync", .stop = true};
+    const tms_selection_t selection = asking(&asker);
+    const uint64_t addresses[] = {allocate_on(f, 0, "a", TMS_BACKUP_DISK, COPIED * MIB),
+                                  allocate_on(f, 1, "a", TMS_BACKUP_DISK, COPIED * MIB)};
+    copy_slowly(f, TMS_DISK_BLOCK_BYTES);
+    simulator()->clear_counts();
+    assert_int_equal(pause_selected(f, &selection, NULL, &error), TMS_INTERRUPTED);
+    assert_true(simulator()->calls("cuMemHostRegister") > 0);
+    assert_int_equal(simulator()->calls("cuMemHostUnregister"), 0);
+    release_copies();
+    assert_states(f, addresses, 2, TMS_SEGMENT_ACTIVE);
+    assert_nothing_held(f);
+}
+
 /* ---- what others do meanwhile ---- */
 
 /* Small allocations share chunks: an event for each 4 MiB, and none at all without a callback. */
@@ -194,27 +213,33 @@ static void copies_wait_no_more_than_they_must(void **state) {
 }
 
 /* The call reports the failure, although a device before it in order has only been cancelled. Uncancelled, that device would
- * copy for half a minute. */
-static void a_failure_on_one_device_cancels_the_others(void **state) {
-    fixture_t *f = *state;
-    enum { SMALL = 16 << 10 };
+ * copy for half a minute. What it copied with is released: nothing of it has failed. */
+static void check_failure_on_one_device(fixture_t *f, tms_backup_kind_t kind, uint64_t chunk_bytes) {
     tms_error_t error;
-    uint64_t addresses[] = {allocate_on(f, 0, "a", TMS_BACKUP_NONE, 2 * MIB),
-                            allocate_on(f, 1, "a", TMS_BACKUP_PINNED, COPIED * MIB),
+    uint64_t addresses[] = {allocate_on(f, 0, "a", TMS_BACKUP_NONE, 2 * MIB), allocate_on(f, 1, "a", kind, COPIED * MIB),
                             allocate_on(f, 2, "a", TMS_BACKUP_NONE, 2 * MIB)};
     fill(addresses[1], COPIED * MIB, 1);
     ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
     assert_int_equal(simulator()->take_memory(2, (int64_t)(256 * MIB)), 0);
-    copy_slowly(f, SMALL);
+    copy_slowly(f, chunk_bytes);
     simulator()->clear_counts();
     assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_OUT_OF_DEVICE_MEMORY);
     assert_int_equal(error.device, 2);
-    assert_true(simulator()->calls("cuMemcpyHtoDAsync") < COPIED * MIB / SMALL);
+    assert_true(simulator()->calls("cuMemcpyHtoDAsync") < COPIED * MIB / chunk_bytes);
     release_copies();
+    assert_nothing_waits(&f->saver);
     assert_states(f, addresses, 3, TMS_SEGMENT_PAUSED);
     assert_int_equal(simulator()->take_memory(2, -(int64_t)(256 * MIB)), 0);
     ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
     assert_filled(addresses[1], COPIED * MIB, 1);
+}
+
+static void a_failure_on_one_device_cancels_the_others(void **state) {
+    check_failure_on_one_device(*state, TMS_BACKUP_PINNED, 16 << 10);
+}
+
+static void a_failure_on_one_device_cancels_the_disk_copies_of_others(void **state) {
+    check_failure_on_one_device(*state, TMS_BACKUP_DISK, TMS_DISK_BLOCK_BYTES);
 }
 
 static void a_failure_in_the_middle_of_chunks_undoes_everything(void **state) {
@@ -265,8 +290,11 @@ int main(void) {
         ONE(a_free_from_a_callback_is_finished_at_the_end),
         ONE(a_call_that_waits_for_its_turn_can_be_cancelled),
         ONE(a_copy_is_cancelled_between_chunks),
+        TWO(a_cancelled_call_unpins_no_staging_memory),
         ONE(copies_wait_no_more_than_they_must),
         cmocka_unit_test_setup_teardown(a_failure_on_one_device_cancels_the_others, setup_three_devices, teardown),
+        cmocka_unit_test_setup_teardown(a_failure_on_one_device_cancels_the_disk_copies_of_others, setup_three_devices,
+                                        teardown),
         ONE(a_failure_in_the_middle_of_chunks_undoes_everything),
         ONE(a_resume_that_waits_for_memory_can_be_cancelled),
     };
