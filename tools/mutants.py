@@ -34,6 +34,7 @@ import events  # noqa: E402
 import expectation  # noqa: E402
 import guard  # noqa: E402
 import hook_calls  # noqa: E402
+import host_memory  # noqa: E402
 import layer_graphs  # noqa: E402
 import ledger  # noqa: E402
 import memory  # noqa: E402
@@ -59,6 +60,7 @@ _TABLES = (
     expectation,
     guard,
     hook_calls,
+    host_memory,
     layer_graphs,
     ledger,
     memory,

@@ -5,10 +5,12 @@
 #include <unistd.h>
 
 #include "backup/host/block.h"
+#include "backup/host/gaps.h"
 #include "backup/host/pool.h"
 #include "backup/host/release.h"
 #include "backup/host/room.h"
 #include "backup/host/work.h"
+#include "base/hash.h"
 
 /* More than a process can address. Sums of smaller sizes do not overflow. */
 static const uint64_t too_much = (uint64_t)1 << 47;
@@ -27,22 +29,48 @@ tms_status_t tms_host_batch_create(struct tms_host_batch **batch, tms_host_store
 
 /* ---- planning ---- */
 
-static struct tms_host_block *find_block(const struct tms_host_batch *batch, const tms_host_request_t *request) {
-    for (size_t i = batch->block_count; i-- > 0;) {
-        struct tms_host_block *block = batch->blocks[i];
-        if (block->device == request->device && block->kind == request->kind && block->group == request->group) return block;
+/* The slot that has the block for such requests, or that may get it. */
+static struct tms_host_block **find_slot(struct tms_host_batch *batch, int device, tms_backup_kind_t kind,
+                                         const void *group) {
+    const size_t mask = 2 * batch->block_capacity - 1;
+    uint64_t hash = tms_hash_number(tms_hash_mix((uintptr_t)group), (uint64_t)device);
+    for (hash = tms_hash_number(hash, (uint64_t)kind);; hash++) {
+        struct tms_host_block **slot = &batch->slots[hash & mask];
+        batch->steps++;
+        if (!*slot || ((*slot)->device == device && (*slot)->kind == kind && (*slot)->group == group)) return slot;
     }
-    return NULL;
 }
 
-/* NULL, with *error filled, if memory is short. */
-static struct tms_host_block *make_block(struct tms_host_batch *batch, const tms_host_request_t *request,
-                                         const tms_error_context_t *context, tms_error_t *error) {
-    struct tms_host_block **grown = realloc(batch->blocks, (batch->block_count + 1) * sizeof(struct tms_host_block *));
+/* Makes room for one more block. */
+static bool grow_blocks(struct tms_host_batch *batch) {
+    enum { FIRST = 8 };
+    if (batch->block_count < batch->block_capacity) return true;
+    const size_t capacity = batch->block_capacity ? 2 * batch->block_capacity : FIRST;
+    struct tms_host_block **grown = realloc(batch->blocks, capacity * sizeof(struct tms_host_block *));
     if (grown) batch->blocks = grown;
-    struct tms_host_block *block = grown ? calloc(1, sizeof *block) : NULL;
+    struct tms_host_block **slots = grown ? calloc(2 * capacity, sizeof(struct tms_host_block *)) : NULL;
+    if (!slots) return false;
+    free(batch->slots);
+    batch->slots = slots;
+    batch->block_capacity = capacity;
+    for (size_t i = 0; i < batch->block_count; i++) {
+        const struct tms_host_block *block = batch->blocks[i];
+        *find_slot(batch, block->device, block->kind, block->group) = batch->blocks[i];
+    }
+    return true;
+}
+
+/* The block for such requests, made if there is none yet. NULL, with *error filled, if memory is short. */
+static struct tms_host_block *block_for(struct tms_host_batch *batch, const tms_host_request_t *request,
+                                        const tms_error_context_t *context, tms_error_t *error) {
+    struct tms_host_block *block = NULL;
+    if (grow_blocks(batch)) {
+        struct tms_host_block **slot = find_slot(batch, request->device, request->kind, request->group);
+        if (*slot) return *slot;
+        block = *slot = calloc(1, sizeof *block);
+    }
     if (!block) {
-        (void)tms_error_set_os(error, context, grown ? "calloc" : "realloc", ENOMEM, NULL);
+        (void)tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
         return NULL;
     }
     block->store = batch->store;
@@ -76,8 +104,7 @@ static tms_status_t plan(struct tms_host_batch *batch, const tms_host_request_t 
                          tms_error_t *error) {
     if (request->bytes > too_much) return tms_error_set_os(error, context, "mmap", ENOMEM, NULL);
     uint64_t bytes = tms_host_round(request->bytes, tms_host_page_bytes());
-    struct tms_host_block *found = find_block(batch, request);
-    if (!found) found = make_block(batch, request, context, error);
+    struct tms_host_block *found = block_for(batch, request, context, error);
     if (!found) return TMS_OUT_OF_HOST_MEMORY;
     if (found->bytes + bytes > too_much) return tms_error_set_os(error, context, "mmap", ENOMEM, NULL);
     if (!add_entries(batch, found, bytes)) return tms_error_set_os(error, context, "realloc", ENOMEM, NULL);
@@ -110,7 +137,7 @@ tms_status_t tms_host_batch_add(struct tms_host_batch *batch, const tms_host_req
     pthread_mutex_unlock(&store->lock);
     if (!placed) {
         status = plan(batch, request, false, &made->block, &made->offset, context, error);
-        if (status == TMS_OK) tms_host_buffer_link(made, made->block->last); /* the block is still private to this thread */
+        if (status == TMS_OK) tms_host_buffer_link(made); /* the block is still private to this thread */
     }
     if (status != TMS_OK) {
         free(made);
@@ -137,6 +164,7 @@ static void list_block(struct tms_host_block *block) {
         store->planned_bytes += piece->bytes;
         if (piece->reserved) store->reserving_bytes += piece->bytes;
     }
+    if (block->for_pool) tms_host_gaps_add(block, 0, block->bytes);
     for (tms_host_buffer_t *buffer = block->first; buffer; buffer = buffer->next) {
         uint64_t end = buffer->offset + tms_host_buffer_extent(buffer);
         buffer->memory = block->memory + buffer->offset;
@@ -202,6 +230,7 @@ static void abandon(struct tms_host_batch *batch, size_t index) {
     if (piece->in_flight) store->in_flight_bytes -= piece->bytes;
     if (piece->reserved) store->reserving_bytes -= piece->bytes;
     piece->in_flight = piece->reserved = false;
+    tms_host_pool_give_up_unusable(piece);
     if (piece->state < TMS_PIECE_USABLE) piece->state = TMS_PIECE_ABSENT;
     /* Its buffers have been dropped meanwhile. Idle pieces of the pool stay. */
     bool idle = piece->open && piece->state == TMS_PIECE_USABLE;
@@ -226,6 +255,7 @@ void tms_host_batch_destroy(struct tms_host_batch *batch) {
         tms_host_release_start(store);
     }
     free(batch->blocks);
+    free(batch->slots);
     free(batch->entries);
     free(batch);
 }
@@ -236,9 +266,13 @@ bool tms_host_batch_help(struct tms_host_batch *batch, int device) {
     tms_host_store_t *store = batch->store;
     tms_host_piece_t *found = NULL;
     pthread_mutex_lock(&store->lock);
-    for (size_t i = 0; i < batch->allowed && !found; i++) {
+    size_t *first = &batch->helped[device];
+    for (size_t i = *first; i < batch->allowed && !found; i++) {
         tms_host_piece_t *piece = tms_host_entry_piece(&batch->entries[i]);
-        if (batch->entries[i].block->device == device && piece->state == TMS_PIECE_PREFAULTED) found = piece;
+        const bool needs_help = piece->block->device == device && piece->state <= TMS_PIECE_PREFAULTED;
+        store->steps++;
+        if (i == *first && !needs_help) ++*first;
+        if (needs_help && piece->state == TMS_PIECE_PREFAULTED) found = piece;
     }
     bool helped = found && tms_host_work_help(batch, found);
     pthread_mutex_unlock(&store->lock);

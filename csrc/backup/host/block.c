@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "backup/host/gaps.h"
 #include "backup/host/node.h"
 
 /* ---- mapping ---- */
@@ -42,11 +43,13 @@ tms_status_t tms_host_block_map(struct tms_host_block *block, const tms_error_co
     block->pieces = pieces;
     block->piece_count = block->left = count;
     describe_pieces(block);
+    tms_host_gaps_prepare(block);
     return TMS_OK;
 }
 
 void tms_host_block_unmap(struct tms_host_block *block) {
     if (!block->memory) return;
+    tms_host_gaps_release(block);
     (void)munmap(block->memory, block->bytes); /* not resident: if this fails, only addresses are leaked */
     free(block->pieces);
     block->memory = NULL;
@@ -56,6 +59,7 @@ void tms_host_block_unmap(struct tms_host_block *block) {
 
 void tms_host_block_free(struct tms_host_block *block) {
     if (!block) return;
+    tms_host_gaps_release(block);
     free(block->pieces);
     free(block);
 }

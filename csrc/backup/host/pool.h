@@ -7,10 +7,12 @@
 /* Places a buffer in the pool: links it and sets its block, offset and memory. False: the pool has no room. */
 bool tms_host_pool_place(tms_host_store_t *store, tms_host_buffer_t *buffer, int device);
 /* Add a buffer to the list of its block and to the pieces that it overlaps, or remove it. */
-void tms_host_buffer_link(tms_host_buffer_t *buffer, tms_host_buffer_t *after);
+void tms_host_buffer_link(tms_host_buffer_t *buffer);
 void tms_host_buffer_unlink(tms_host_buffer_t *buffer);
 /* Adds a usable piece without buffers to the pool. */
 void tms_host_pool_take(tms_host_piece_t *piece);
+/* Nothing is placed any more in a piece that will not become usable. Does nothing for other pieces. */
+void tms_host_pool_give_up_unusable(tms_host_piece_t *piece);
 /* Queues idle pooled memory for release: at least `bytes`, or all. */
 void tms_host_pool_give_up(tms_host_store_t *store, uint64_t bytes);
 /* Keeps a piece whose last buffer was removed in the pool, or queues it for release. */

@@ -3,11 +3,13 @@
 #include <stdlib.h>
 
 #include "backup/host/block.h"
+#include "backup/host/gaps.h"
 
 /* ---- under the lock ---- */
 
 void tms_host_release_queue(tms_host_piece_t *piece, tms_backup_kind_t kind) {
     tms_host_store_t *store = piece->block->store;
+    if (piece->open) tms_host_gaps_remove(piece->block, piece->offset, piece->offset + piece->bytes);
     piece->state = TMS_PIECE_WAITING;
     piece->open = false;
     piece->kind = kind;

@@ -4,7 +4,8 @@
  * under the store's lock. A piece in PREFAULTING, PINNING or RELEASING belongs to the thread that put it there, which makes
  * its system and driver calls without the lock. store.h describes the whole.
  *
- * Layers, each of which calls only those before it: map, limit, node; state; block; release; pool; room; work; batch; store.
+ * Layers, each of which calls only those before it: map, limit, node; state; gaps; block; release; pool; room; work; batch;
+ * store.
  */
 #ifndef TMS_HOST_STATE_H
 #define TMS_HOST_STATE_H
@@ -17,12 +18,29 @@
 #include "backup/host/limit.h"
 #include "backup/host/map.h"
 #include "base/quarantine.h"
+#include "base/registry.h"
 #include "device/device.h"
 
 #define TMS_HOST_PIECE_BYTES ((uint64_t)64 << 20)
 
 struct tms_host_block;
 struct tms_host_batch;
+
+/* Memory of the pool without buffers (gaps.h). */
+typedef struct tms_host_gap {
+    tms_registry_node_t node; /* first: its addresses */
+    struct tms_host_block *block;
+    struct tms_host_gap *previous, *next; /* of its list; `next` also of the block's spare gaps */
+    bool allocated;                       /* by itself, not as a part of a piece */
+} tms_host_gap_t;
+
+enum { TMS_HOST_GAP_CLASSES = 64 };
+
+/* The gaps in memory of one device, by the number of bits of their size. */
+typedef struct tms_host_gap_lists {
+    tms_host_gap_t *of[TMS_HOST_GAP_CLASSES];
+    uint64_t used; /* a bit for each list that is not empty */
+} tms_host_gap_lists_t;
 
 typedef struct tms_host_store {
     pthread_mutex_t lock;
@@ -36,28 +54,30 @@ typedef struct tms_host_store {
 
     /* All under `lock`, except the atomics. */
     struct tms_host_block *blocks;
-    struct tms_host_piece *waiting, *last_waiting;   /* queue of pieces to be released */
-    struct tms_host_buffer *recent[TMS_MAX_DEVICES]; /* the last buffer placed in the pool, or NULL */
-    uint64_t pool_limit_bytes;                       /* maximum of idle memory that is kept */
-    uint64_t planned_bytes;                          /* of current batches: not allowed yet */
-    uint64_t in_flight_bytes;                        /* allowed, counted in resident_bytes, not all resident yet */
-    uint64_t reserving_bytes;                        /* of pieces being prepared for the pool (reserve_host_memory) */
-    uint64_t releasing[2];                           /* number of pieces being released: [1] of kind MMAP, [0] others */
-    uint64_t calls;                                  /* driver calls in flight */
-    uint64_t abandoned_calls;                        /* those of them that close does not wait for any more */
-    int threads;                                     /* number of detached threads: releasing, retrying, reserving */
-    bool checking;                                   /* a thread is checking the headroom for a piece */
-    bool release_thread;                             /* the releasing thread is running */
-    bool retry_thread;                               /* the retrying thread is running */
-    bool closing;                                    /* no driver call may begin any more */
-    _Atomic uint64_t buffer_bytes;                   /* sum of the requested sizes of all buffers */
+    struct tms_host_piece *waiting, *last_waiting; /* queue of pieces to be released */
+    tms_registry_t gaps;                           /* all gaps of the pool, by address */
+    tms_host_gap_lists_t gap_lists[TMS_MAX_DEVICES];
+    uint64_t steps;                  /* gaps and entries of batches that searches have visited; for complexity tests */
+    uint64_t pool_limit_bytes;       /* maximum of idle memory that is kept */
+    uint64_t planned_bytes;          /* of current batches: not allowed yet */
+    uint64_t in_flight_bytes;        /* allowed, counted in resident_bytes, not all resident yet */
+    uint64_t reserving_bytes;        /* of pieces being prepared for the pool (reserve_host_memory) */
+    uint64_t releasing[2];           /* number of pieces being released: [1] of kind MMAP, [0] others */
+    uint64_t calls;                  /* driver calls in flight */
+    uint64_t abandoned_calls;        /* those of them that close does not wait for any more */
+    int threads;                     /* number of detached threads: releasing, retrying, reserving */
+    bool checking;                   /* a thread is checking the headroom for a piece */
+    bool release_thread;             /* the releasing thread is running */
+    bool retry_thread;               /* the retrying thread is running */
+    bool closing;                    /* no driver call may begin any more */
+    _Atomic uint64_t buffer_bytes;   /* sum of the requested sizes of all buffers */
     _Atomic uint64_t resident_bytes; /* prefaulted and not released: buffers, pool, quarantine, queue; and claims */
     _Atomic uint64_t pooled_bytes;   /* part of it that is idle in the pool */
     _Atomic bool warned_not_pinned, warned_no_huge_pages, warned_no_threads; /* the line has been logged */
 } tms_host_store_t;
 
 struct tms_host_buffer {
-    struct tms_host_buffer *previous, *next; /* of its block, by offset; under the store's lock */
+    struct tms_host_buffer *previous, *next; /* of its block, in any order; under the store's lock */
     _Atomic uint32_t references;
     _Atomic int policy; /* tms_host_policy_t, RELEASE or POOL: applied when the last reference is dropped */
     tms_host_store_t *store;
@@ -67,6 +87,7 @@ struct tms_host_buffer {
     uint64_t offset; /* in the block */
     uint64_t bytes;
     pid_t process; /* that made it; in a forked child a drop changes only the count */
+    bool placed;   /* in a gap of the pool */
 };
 
 typedef enum tms_piece_state {
@@ -96,17 +117,20 @@ typedef struct tms_host_piece {
     bool pinned;            /* registered with the driver */
     bool open;              /* in the pool: any buffer may be placed in it */
     bool reserved;          /* in reserving_bytes: will enter the pool */
+    tms_host_gap_t gap;     /* for gaps of its block; which one it is may change */
 } tms_host_piece_t;
 
 struct tms_host_block {
     struct tms_host_block *previous, *next; /* of the store, the newest first */
     tms_host_store_t *store;
-    struct tms_host_batch *batch;    /* that prepares it; NULL afterwards */
-    tms_host_buffer_t *first, *last; /* by offset */
-    char *memory;                    /* NULL until its batch is started */
-    uint64_t bytes;                  /* planned, then mapped: whole pages */
-    uint64_t used;                   /* bytes of buffers */
-    size_t piece_count, left;        /* `left`: pieces that are not GONE */
+    struct tms_host_batch *batch; /* that prepares it; NULL afterwards */
+    tms_host_buffer_t *first;     /* its buffers */
+    char *memory;                 /* NULL until its batch is started */
+    uint64_t bytes;               /* planned, then mapped: whole pages */
+    size_t placed;                /* buffers that were placed in gaps */
+    tms_host_gap_t *spare_gaps;   /* not in use */
+    size_t gap_count;             /* in use or spare */
+    size_t piece_count, left;     /* `left`: pieces that are not GONE */
     tms_host_piece_t *pieces;
     int device;
     tms_backup_kind_t kind;

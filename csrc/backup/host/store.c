@@ -27,6 +27,7 @@ tms_status_t tms_host_store_init(tms_host_store_t *store, tms_devices_t *devices
         return tms_error_set_os(error, &context, "pthread_mutex_init", ENOMEM, NULL);
     }
     tms_wait_condition_init(&store->changed);
+    tms_registry_init(&store->gaps);
     return TMS_OK;
 }
 
@@ -67,7 +68,8 @@ void tms_host_store_after_fork_in_child(tms_host_store_t *store) {
     tms_wait_condition_init(&store->changed);
     store->blocks = NULL;
     store->waiting = store->last_waiting = NULL;
-    memset(store->recent, 0, sizeof store->recent);
+    tms_registry_init(&store->gaps);
+    memset(store->gap_lists, 0, sizeof store->gap_lists);
     store->planned_bytes = store->in_flight_bytes = store->reserving_bytes = 0;
     store->calls = store->abandoned_calls = 0;
     store->releasing[0] = store->releasing[1] = 0;

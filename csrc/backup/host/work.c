@@ -20,8 +20,10 @@ static bool is_over(const struct tms_host_batch *batch) {
 static void fail(struct tms_host_batch *batch, const tms_error_t *error) {
     batch->failed = true;
     for (size_t i = 0; i < batch->block_count; i++) {
-        batch->blocks[i]->failed = true;
-        batch->blocks[i]->failure = *error;
+        struct tms_host_block *block = batch->blocks[i];
+        block->failed = true;
+        block->failure = *error;
+        for (size_t k = 0; block->for_pool && k < block->piece_count; k++) tms_host_pool_give_up_unusable(&block->pieces[k]);
     }
 }
 

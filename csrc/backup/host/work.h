@@ -18,14 +18,17 @@ struct tms_host_batch {
     tms_error_context_t context;
     pid_t process; /* that made it */
     struct tms_host_block **blocks;
-    size_t block_count;
+    size_t block_count, block_capacity; /* the capacity is a power of two */
+    struct tms_host_block **slots;      /* the blocks by device, kind and group: open addressing, half of it free */
+    uint64_t steps;                     /* slots that searches have visited; for complexity tests */
     tms_host_entry_t *entries;
     size_t entry_count, entry_capacity;
     bool mapped, cancelled, failed;
-    size_t allowed;           /* entries that may be prefaulted */
-    size_t prefaulting;       /* entries whose parts have all been assigned to threads */
-    uint64_t prefault_offset; /* the assigned part of the next entry */
-    uint64_t allowed_below;   /* room is checked again once in_flight_bytes is less */
+    size_t allowed;                 /* entries that may be prefaulted */
+    size_t prefaulting;             /* entries whose parts have all been assigned to threads */
+    uint64_t prefault_offset;       /* the assigned part of the next entry */
+    size_t helped[TMS_MAX_DEVICES]; /* entries before this one need no help with the pieces of the device */
+    uint64_t allowed_below;         /* room is checked again once in_flight_bytes is less */
     pthread_t prefaulters[TMS_HOST_PREFAULTING_THREADS];
     int prefaulter_count;
 };

@@ -55,24 +55,6 @@ static void buffers_of_other_sizes_find_gaps(void **state) {
     assert_int_equal(resident(f), 8 * PIECE);
 }
 
-/* Not the first gap: the one behind the last buffer placed. */
-static void the_search_for_a_gap_starts_behind_the_last_buffer(void **state) {
-    host_fixture_t *f = *state;
-    tms_host_store_set_pool_limit(&f->store, 8 * PIECE);
-    tms_host_buffer_drop(pinned(f, 8 * PIECE, TMS_HOST_POOL));
-    tms_host_buffer_t *first = pinned(f, 2 * PIECE, TMS_HOST_POOL), *second = pinned(f, 2 * PIECE, TMS_HOST_POOL);
-    char *memory = first->memory;
-    assert_ptr_equal(second->memory, memory + 2 * PIECE);
-    tms_host_buffer_drop(first);
-    first = pinned(f, 2 * PIECE, TMS_HOST_POOL);
-    assert_ptr_equal(first->memory, memory + 4 * PIECE);
-    tms_host_buffer_drop(second);
-    tms_host_buffer_drop(first); /* of nothing left */
-    first = pinned(f, 8 * PIECE, TMS_HOST_POOL);
-    assert_ptr_equal(first->memory, memory);
-    tms_host_buffer_drop(first);
-}
-
 /* Nothing is placed among the buffers of a block that is to be released. */
 static void gaps_outside_the_pool_stay_empty(void **state) {
     host_fixture_t *f = *state;
@@ -264,7 +246,6 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(pooled_memory_is_reused_without_pinning),
         TEST(buffers_of_other_sizes_find_gaps),
-        TEST(the_search_for_a_gap_starts_behind_the_last_buffer),
         TEST(gaps_outside_the_pool_stay_empty),
         TEST(the_pool_keeps_to_its_limit),
         TEST(the_pool_can_be_emptied),

@@ -15,16 +15,18 @@ static tms_host_buffer_t *pinned(host_fixture_t *f, uint64_t bytes, tms_host_pol
     return make_buffer(f, TMS_BACKUP_PINNED, bytes, policy);
 }
 
-static uint64_t resident(const host_fixture_t *f) { return atomic_load(&((host_fixture_t *)f)->store.resident_bytes); }
+UNUSED static uint64_t resident(const host_fixture_t *f) {
+    return atomic_load(&((host_fixture_t *)f)->store.resident_bytes);
+}
 static uint64_t pooled(const host_fixture_t *f) { return atomic_load(&((host_fixture_t *)f)->store.pooled_bytes); }
 
-static void reserve(host_fixture_t *f, int device, uint64_t bytes) {
+UNUSED static void reserve(host_fixture_t *f, int device, uint64_t bytes) {
     tms_error_t error;
     ASSERT_OK(tms_host_store_reserve(&f->store, device, bytes, &error), error);
 }
 
 /* Waits until the memory being reserved is in the pool. */
-static void await_reserved(host_fixture_t *f) {
+UNUSED static void await_reserved(host_fixture_t *f) {
     pthread_mutex_lock(&f->store.lock);
     while (f->store.threads > 0) pthread_cond_wait(&f->store.changed, &f->store.lock);
     pthread_mutex_unlock(&f->store.lock);
