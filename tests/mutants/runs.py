@@ -67,6 +67,45 @@ _SLACK = (
         (_TEST_RUNS,),
     ),
 )
+_FREES = (
+    Mutant(
+        "a-free-ignores-access-that-a-device-got-since-the-wait",
+        _RUNS,
+        "run->mapped && !tms_quiesced_covers(quiesced, run->accessible)) {",
+        "run->mapped && run->accessible == 0) {",
+        ("tests/unit/core/test_slack_in_use.c",),
+    ),
+    Mutant(
+        "only-one-freed-segment-of-an-owned-run-is-retired",
+        _RUNS,
+        "    while (run->waiting) {",
+        "    if (run->waiting) {",
+        (_TEST_RUNS,),
+    ),
+    Mutant(
+        "a-free-in-a-damaged-run-lists-its-slack",
+        _RUNS,
+        "segment->run, !segment->run->damaged);",
+        "segment->run, true);",
+        (_TEST_RUNS,),
+    ),
+)
+_ADDRESSES = (
+    Mutant(
+        "a-refused-range-is-not-tried-smaller",
+        "csrc/core/allocation/ranges.c",
+        "status != TMS_OUT_OF_HOST_MEMORY && wanted > bytes)",
+        "status != TMS_OUT_OF_HOST_MEMORY && wanted < bytes)",
+        ("tests/unit/core/test_ranges.c",),
+    ),
+    Mutant(
+        "addresses-come-from-the-first-hole-that-fits",
+        "csrc/base/address_space.c",
+        "size >= bytes && (!best || size < tms_piece_bytes(best))",
+        "size >= bytes && !best",
+        ("tests/unit/base/test_address_space.c",),
+    ),
+)
 _KINDS_THAT_FREE = (
     Mutant(
         "a-kind-that-frees-keeps-its-runs",
@@ -92,6 +131,13 @@ _PLACES = (
         (_TEST_LAYOUT,),
     ),
     Mutant(
+        "a-run-of-exactly-the-largest-size-is-split",
+        _LAYOUT,
+        "leader->node.begin > TMS_RUN_MOST_BYTES)",
+        "leader->node.begin >= TMS_RUN_MOST_BYTES)",
+        (_TEST_LAYOUT,),
+    ),
+    Mutant(
         "a-run-that-does-not-fit-is-not-halved",
         _RESTORE,
         "if (status != TMS_OUT_OF_DEVICE_MEMORY || !tms_layout_halve(leader)) return status;",
@@ -100,4 +146,4 @@ _PLACES = (
     ),
 )
 
-MUTANTS = _SLACK + _KINDS_THAT_FREE + _PLACES
+MUTANTS = _SLACK + _FREES + _ADDRESSES + _KINDS_THAT_FREE + _PLACES

@@ -119,6 +119,26 @@ static void a_hole_is_used_again(void **state) {
     assert_int_equal(space.reserved_bytes, 0);
 }
 
+/* Both holes have the number of bits of what is wanted. */
+static void the_smallest_hole_that_fits_is_taken(void **state) {
+    (void)state;
+    tms_space_t space = {.reserved_bytes = 0};
+    const uint64_t sizes[] = {12 * MIB, 2 * MIB, 8 * MIB, 2 * MIB, 40 * MIB};
+    tms_piece_t *pieces[5];
+    add(&space, 64 * MIB);
+    for (int i = 0; i < 5; i++) pieces[i] = take(&space, sizes[i]);
+    for (int small_first = 0; small_first < 2; small_first++) {
+        const uint64_t smaller = pieces[2]->begin;
+        give_back(pieces[small_first ? 2 : 0]);
+        give_back(pieces[small_first ? 0 : 2]);
+        pieces[2] = take(&space, 8 * MIB);
+        assert_int_equal(pieces[2]->begin, smaller);
+        pieces[0] = take(&space, 12 * MIB);
+    }
+    for (int i = 0; i < 5; i++) give_back(pieces[i]);
+    assert_int_equal(space.reserved_bytes, 0);
+}
+
 static void random_operations(void **state) {
     (void)state;
     random_state = 27;
@@ -219,10 +239,10 @@ static void many_spaces_of_one_piece(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(pieces_lie_side_by_side),  cmocka_unit_test(growth_is_bounded),
-        cmocka_unit_test(a_hole_is_used_again),     cmocka_unit_test(random_operations),
-        cmocka_unit_test(many_spaces_of_one_piece), cmocka_unit_test(backed_pieces_are_apart),
-        cmocka_unit_test(nobody_gets_a_held_piece),
+        cmocka_unit_test(pieces_lie_side_by_side), cmocka_unit_test(growth_is_bounded),
+        cmocka_unit_test(a_hole_is_used_again),    cmocka_unit_test(the_smallest_hole_that_fits_is_taken),
+        cmocka_unit_test(random_operations),       cmocka_unit_test(many_spaces_of_one_piece),
+        cmocka_unit_test(backed_pieces_are_apart), cmocka_unit_test(nobody_gets_a_held_piece),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

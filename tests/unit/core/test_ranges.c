@@ -1,4 +1,5 @@
-/* Guards what becomes of an address range that another thread has made unnecessary while it was reserved. */
+/* Guards the reservation of address ranges: one that another thread has made unnecessary meanwhile, and one that the driver
+ * refuses. */
 
 #include "support.h"
 
@@ -55,9 +56,24 @@ static void a_range_that_is_not_needed_any_more_goes_back(void **state) {
     assert_int_equal(simulator()->calls("cuMemAddressFree"), simulator()->calls("cuMemAddressReserve"));
 }
 
+/* A range for several segments is as large as all others together. */
+static void a_refused_range_is_tried_with_the_size_of_the_segment(void **state) {
+    fixture_t *f = *state;
+    tms_segment_t *segments[FIRST + 1];
+    for (int i = 0; i <= FIRST; i++) segments[i] = make_segment(f);
+    for (int i = 0; i < FIRST; i++) give_addresses(f, segments[i], f->cuda);
+    assert_int_equal(tms_space_growth(&f->saver.kinds->space, SMALL), FIRST * SMALL);
+    simulator()->fail_after("cuMemAddressReserve", 0, 1, CUDA_ERROR_OUT_OF_MEMORY);
+    give_addresses(f, segments[FIRST], f->cuda);
+    assert_int_equal(simulator()->failures_fired(), 1);
+    assert_int_equal(f->saver.kinds->space.reserved_bytes, (FIRST + 1) * SMALL);
+    for (int i = 0; i <= FIRST; i++) tms_saver_dispose(&f->saver, segments[i], tms_quiesced_never_handed_out());
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(a_range_that_is_not_needed_any_more_goes_back, setup_one_device, teardown),
+        cmocka_unit_test_setup_teardown(a_refused_range_is_tried_with_the_size_of_the_segment, setup_one_device, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,7 +7,7 @@
 
 #include "neighbours.h"
 
-enum { GATE = 1, FREED = 1, THREADS = 4 };
+enum { GATE = 1, OTHER_GATE = 2, FREED = 1, THREADS = 4 };
 
 typedef struct work {
     pthread_t thread;
@@ -92,10 +92,49 @@ static void the_free_of_the_only_segment_waits_too(void **state) {
     assert_int_equal(physical_bytes(0), 0);
 }
 
+/* Work of device 1 that writes to the address once OTHER_GATE is open. */
+static CUstream work_on_device_1(fixture_t *f, uint64_t address) {
+    tms_error_t error;
+    const tms_error_context_t context = {.operation = "test", .device = 1};
+    CUstream stream = NULL;
+    ASSERT_OK(tms_devices_enter(&f->devices, 1, &context, &error), error);
+    ASSERT_OK(tms_saver_refresh_peers(&f->saver, &error), error);
+    assert_int_equal(f->cuda->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    assert_int_equal(simulator()->launch_add(stream, address, MIB, 1, OTHER_GATE), CUDA_SUCCESS);
+    f->last_gate = OTHER_GATE;
+    tms_devices_leave(&f->devices, 1);
+    return stream;
+}
+
+/* The free waits for device 0 only. Before it has ended, device 1 gets access, and uses the memory. */
+static void a_device_that_gets_access_during_the_wait_is_waited_for(void **state) {
+    fixture_t *f = *state;
+    enum { WAITS = 3 }; /* the first one for device 0, the second one for both */
+    uint64_t at[NEIGHBOURS];
+    work_t freed;
+    make_run(f, "a", TMS_BACKUP_NONE, at);
+    CUstream stream = launch_behind_gate(f, GATE, at[FREED]);
+    const uint64_t waits = simulator()->calls("cuCtxSynchronize");
+    begin_free(&freed, f, at[FREED]);
+    CUstream other = work_on_device_1(f, at[FREED]);
+    assert_int_equal(run_at(f, at[0])->accessible, 3);
+    simulator()->open_gate(GATE);
+    while (simulator()->calls("cuCtxSynchronize") < waits + WAITS && !atomic_load(&freed.ended)) sched_yield();
+    assert_false(atomic_load(&freed.ended));
+    assert_int_equal(slack_bytes(f), 0);
+    simulator()->open_gate(OTHER_GATE);
+    assert_int_equal(pthread_join(freed.thread, NULL), 0);
+    assert_int_equal(slack_bytes(f), NEIGHBOUR_BYTES);
+    destroy_stream(f, stream);
+    destroy_stream(f, other);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(allocations_meanwhile_get_other_memory, setup_one_device, teardown),
         cmocka_unit_test_setup_teardown(the_free_of_the_only_segment_waits_too, setup_one_device, teardown),
+        cmocka_unit_test_setup_teardown(a_device_that_gets_access_during_the_wait_is_waited_for, setup_two_devices,
+                                        teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -95,6 +95,17 @@ static void a_run_has_a_largest_size(void **state) {
     assert_int_equal(physical_bytes(0), 3 * TMS_RUN_MOST_BYTES);
 }
 
+static void a_run_may_have_exactly_the_largest_size(void **state) {
+    fixture_t *f = *state;
+    enum { SEGMENTS = 4 };
+    uint64_t first[SEGMENTS], at[SEGMENTS];
+    for (int i = 0; i < SEGMENTS; i++) first[i] = allocate(f, "a", TMS_BACKUP_NONE, TMS_RUN_MOST_BYTES / SEGMENTS);
+    for (int i = 0; i < SEGMENTS; i++) at[i] = allocate(f, "a", TMS_BACKUP_NONE, TMS_RUN_MOST_BYTES / SEGMENTS);
+    for (int i = 0; i < SEGMENTS; i++) free_at(f, first[i]);
+    assert_int_equal(handles_of_cycle(f), 1);
+    assert_int_equal(tms_run_bytes(run_at(f, at[0])), TMS_RUN_MOST_BYTES);
+}
+
 static void a_handle_of_its_own_was_asked_for(void **state) {
     fixture_t *f = *state;
     uint64_t at[NEIGHBOURS];
@@ -368,6 +379,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(a_run_is_of_one_kind, setup_two_devices, teardown),
         ONE_DEVICE(a_run_is_of_what_comes_back_together),
         cmocka_unit_test_setup_teardown(a_run_has_a_largest_size, setup_large_device, teardown),
+        cmocka_unit_test_setup_teardown(a_run_may_have_exactly_the_largest_size, setup_large_device, teardown),
         ONE_DEVICE(a_handle_of_its_own_was_asked_for),
         ONE_DEVICE(shared_memory_is_in_runs_of_its_own),
         ONE_DEVICE(memory_that_was_only_cached_gets_a_handle_of_its_own),
