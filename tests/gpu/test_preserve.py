@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from gpu_support import MIB, core, errors, saver, segment_of, torch
 
-from torch_memory_saver._saver import implementation, native
+from torch_memory_saver._saver import implementation, native, preserved_objects
 
 #: Bytes that neither a fill pattern nor zeroed memory has.
 VALUE = 3
@@ -407,6 +407,53 @@ def test_storages_that_overlap_or_touch_are_one_range() -> None:
     assert cycle() == 4096 + 512 + 10_000 + 4096 - 8192
     assert all(intact(part) for part in parts)
     assert not intact(whole)
+
+
+def test_a_registration_with_a_tag_does_not_shrink_a_larger_one_without() -> None:
+    whole = filled(64 << 10)
+    part = torch.as_tensor(Part(whole, 0, 512), device="cuda")
+    saver.preserve(whole)
+    saver.preserve(part, tag="a")
+    assert [(block.address, block.bytes) for block in saver.preserved()] == [(whole.data_ptr(), 64 << 10)]
+    assert cycle() == 64 << 10
+    assert intact(whole)
+
+
+class Observed(torch.nn.Module):
+    """A module that calls a function once when its members are listed next."""
+
+    listed: Any = None
+
+    def modules(self) -> Any:
+        listed, self.listed = self.listed, None
+        if listed is not None:
+            listed()
+        return super().modules()
+
+
+def test_a_new_module_with_the_id_of_a_dead_one_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look at what is registered finds the dead module. Before it ends, the new one is registered."""
+    number = 1
+    monkeypatch.setattr(
+        preserved_objects, "id", lambda what: number if type(what) is torch.nn.Module else id(what), raising=False
+    )
+    made: list[Any] = []
+    first, observed = torch.nn.Module(), Observed()
+    saver.preserve(first, observed)
+
+    def register_another() -> None:
+        module = torch.nn.Module()
+        module.register_buffer("table", filled(4096))
+        saver.preserve(module)
+        made.append(module)
+
+    observed.listed = register_another
+    del first
+    saver.preserved()
+    (module,) = made
+    assert [block.address for block in saver.preserved()] == [module.table.data_ptr()]
+    assert cycle() == 4096
+    assert intact(module.table)
 
 
 def test_a_pause_starts_no_garbage_collection() -> None:

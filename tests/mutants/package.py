@@ -284,6 +284,20 @@ _PRESERVING = (
         ("torch:tests/gpu/test_preserve.py::test_storages_that_overlap_or_touch_are_one_range",),
     ),
     Mutant(
+        "a-registration-with-a-tag-replaces-a-larger-one",
+        "torch_memory_saver/_saver/preserving.py",
+        "larger = map(max, map(storages.__getitem__, begins), map(merged.get, begins, repeat(0)))",
+        "larger = map(max, map(storages.__getitem__, begins), repeat(0))",
+        ("torch:tests/gpu/test_preserve.py::test_a_registration_with_a_tag_does_not_shrink_a_larger_one_without",),
+    ),
+    Mutant(
+        "a-new-module-with-the-id-of-a-dead-one-is-forgotten",
+        "torch_memory_saver/_saver/preserved_objects.py",
+        "            if self.modules.get(key) is module:\n",
+        "            if key in self.modules:\n",
+        ("torch:tests/gpu/test_preserve.py::test_a_new_module_with_the_id_of_a_dead_one_is_not_forgotten",),
+    ),
+    Mutant(
         "preserved-ranges-take-the-place-of-live-ones",
         "torch_memory_saver/_saver/preserving.py",
         "_sorted_ranges(live[1] + kept[1])",
