@@ -7,6 +7,7 @@
 #include "core/peers.h"
 #include "counting.h"
 #include "device/capture_mode.h"
+#include "interpreter.h"
 
 /* ---- allocations ---- */
 
@@ -52,6 +53,7 @@ static tms_cuda_error_t allocate_managed(const tms_counting_t *counting, const t
     if (status == TMS_OK) status = tms_saver_allocate(&state->saver, region, bytes, TMS_NO_DEVICE, &managed, &error);
     if (status == TMS_OK) {
         *address = (void *)(uintptr_t)managed;
+        tms_interpreter_prepare_sharing(state);
         return TMS_CUDA_SUCCESS;
     }
     if (is_final(status)) {
@@ -129,8 +131,11 @@ tms_cuda_error_t cudaIpcGetMemHandle(void *handle, void *address) {
     tms_log_once(
         &state->log, &state->warned_no_ipc, TMS_LOG_WARNING,
         "cudaIpcGetMemHandle failed, because the memory is managed (tag '%s', %llu bytes) and CUDA has no IPC handles "
-        "for it. Allocate what is shared by them outside of regions. Tensors of PyTorch are sent without them: call "
-        "torch_memory_saver.stats() before the first one is sent",
+        "for it. PyTorch sends such tensors without these handles once torch_memory_saver is in use in the process: import "
+        "it "
+        "and call torch_memory_saver.stats() before the first tensor is sent. Other programs allocate what they share "
+        "outside "
+        "of regions",
         row.tag, (unsigned long long)row.bytes);
     return result;
 }

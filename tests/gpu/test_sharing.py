@@ -125,6 +125,13 @@ def test_where_everything_is_managed() -> None:
     assert done.check().output == "shared\n"
 
 
+@pytest.mark.outer
+@pytest.mark.parametrize("how", ["spawn", "fork", "forkserver"])
+def test_workers_that_never_import_the_package_send_tensors(how: str) -> None:
+    (done,) = run_programs([Program("send_unaware.py", (how,), (("TMS_INIT_ENABLE", "1"),), preload=True)])
+    assert (done.check().output, done.error) == ("sent\n", "")
+
+
 def test_sharing_during_a_capture_is_refused() -> None:
     tensor = weights(GRANULARITY)
     graph = torch.cuda.CUDAGraph()

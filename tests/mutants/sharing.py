@@ -14,6 +14,13 @@ _COUNTERS_AND_EVENTS = "tests/unit/python/torch/test_ipc_counters.py"
 
 MUTANTS = (
     Mutant(
+        "the-first-send-of-an-unaware-process-comes-too-early",
+        "csrc/preload/interpreter.c",
+        "    (void)python.Py_AddPendingCall(run_pending, NULL); /* fails if many are waiting: the thread remains */\n",
+        "    (void)run_pending;\n",
+        ("tests/unit/preload/test_interpreter.py::test_the_first_managed_allocation",),
+    ),
+    Mutant(
         "one-of-two-first-sends-is-forgotten",
         _SHARED,
         "if replaced is None or replaced.exported.generation != memory.exported.generation:",

@@ -28,6 +28,8 @@ logger = logging.getLogger("torch_memory_saver")
 
 #: The thread of a multiprocessing.Queue that pickles its items.
 _FEEDER = "QueueFeederThread"
+#: Held while the functions are wrapped. Reentrant, because the main thread's pending call (_preloaded.py) may interrupt it.
+_installing = threading.RLock()
 
 
 def install(torch: Any, shared: SharedMemory) -> None:
@@ -38,13 +40,16 @@ def install(torch: Any, shared: SharedMemory) -> None:
         return
     from multiprocessing.reduction import ForkingPickler  # slow, but torch has imported it already
 
-    storage._share_cuda_ = _sending_managed(torch, share, shared)
-    torch.cuda.ipc_collect = _collecting_managed(torch.cuda.ipc_collect, shared)
-    reductions = torch.multiprocessing.reductions
-    reducers: dict[type, Callable[[Any], Any]] = getattr(ForkingPickler, "_extra_reducers", {})
-    for kind, reduce in list(reducers.items()):
-        if reduce is reductions.reduce_tensor:
-            ForkingPickler.register(kind, _reaching_the_receiver(reduce))
+    with _installing:
+        if hasattr(storage._share_cuda_, "_torch_memory_saver"):  # another thread was first
+            return
+        torch.cuda.ipc_collect = _collecting_managed(torch.cuda.ipc_collect, shared)
+        reductions = torch.multiprocessing.reductions
+        reducers: dict[type, Callable[[Any], Any]] = getattr(ForkingPickler, "_extra_reducers", {})
+        for kind, reduce in list(reducers.items()):
+            if reduce is reductions.reduce_tensor:
+                ForkingPickler.register(kind, _reaching_the_receiver(reduce))
+        storage._share_cuda_ = _sending_managed(torch, share, shared)
 
 
 def _is_being_imported(torch: Any) -> bool:

@@ -63,7 +63,7 @@ def test_ipc_handles_of_managed_memory_are_explained_once(run_scenario: Scenario
     done = run_scenario("memory", "ipc_handles", silent=False)
     (line,) = done.stderr.splitlines()
     assert "cudaIpcGetMemHandle failed, because the memory is managed (tag 'weights', 2097152 bytes)" in line
-    assert "Tensors of PyTorch are sent without them: call torch_memory_saver.stats()" in line
+    assert "import it and call torch_memory_saver.stats() before the first tensor is sent" in line
 
 
 def test_out_of_memory_is_an_error_code_and_the_program_continues(run_scenario: Scenario) -> None:

@@ -1,0 +1,22 @@
+/* Has the Python interpreter of this process, if there is one, install what sending managed tensors needs.
+ *
+ * With TMS_INIT_ENABLE a process may have managed memory although its program never imports the package: a worker that
+ * inherits the environment. CUDA has no IPC handles for managed memory, so PyTorch cannot send its tensors until the package
+ * has wrapped the function by which it describes a storage. The first managed allocation of the process therefore makes the
+ * interpreter run torch_memory_saver/_preloaded.py, which lies beside this library. Nothing happens without an interpreter,
+ * without that file, or a second time.
+ *
+ * torch calls cudaMalloc with its allocator's mutex held, so the interpreter is not entered here. Two ways lead to it, and
+ * the file may run on both: a pending call, which the main thread makes before its next Python call; and a thread of the
+ * core, because the main thread may wait in C code for a long time.
+ *
+ * The functions of Python are looked up in the global scope. Any thread; no lock. */
+#ifndef TMS_PRELOAD_INTERPRETER_H
+#define TMS_PRELOAD_INTERPRETER_H
+
+#include "abi/state.h"
+
+/* After a managed allocation. Costs one atomic read except for the first. */
+void tms_interpreter_prepare_sharing(tms_state_t *state);
+
+#endif

@@ -1,0 +1,92 @@
+"""Process that inherits TMS_INIT_ENABLE=1 and never imports the package: its first managed allocation.
+
+    python unaware.py SCENARIO RUNTIME
+
+The module torch is a stand-in with the functions that are wrapped for sending. The sender keeps the GIL, as torch does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.machinery
+import sys
+import threading
+import types
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+scenario, runtime = sys.argv[1:]
+ctypes.PyDLL(runtime, mode=ctypes.RTLD_GLOBAL)
+library = ctypes.PyDLL(None)
+
+
+class Tensor:
+    """A stand-in for torch.Tensor."""
+
+
+class UntypedStorage:
+    """A stand-in for torch.UntypedStorage."""
+
+    def _share_cuda_(self) -> str:
+        return "handle"
+
+
+def reduce_tensor(tensor: Tensor) -> tuple[Any, tuple[()]]:
+    return Tensor, ()
+
+
+def make_torch() -> types.ModuleType:
+    torch: Any = types.ModuleType("torch")
+    torch.__spec__ = importlib.machinery.ModuleSpec("torch", None)
+    torch.UntypedStorage = UntypedStorage
+    torch.cuda = types.SimpleNamespace(ipc_collect=lambda: None)
+    torch.multiprocessing = types.SimpleNamespace(reductions=types.SimpleNamespace(reduce_tensor=reduce_tensor))
+    ForkingPickler.register(Tensor, reduce_tensor)
+    return torch  # type: ignore[no-any-return]
+
+
+def allocate() -> None:
+    address = ctypes.c_void_p()
+    assert library.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(2 << 20)) == 0
+
+
+def is_installed() -> bool:
+    return hasattr(UntypedStorage._share_cuda_, "_torch_memory_saver")
+
+
+def on_main_thread() -> None:
+    """The next line of the program may send already."""
+    allocate()
+    assert is_installed()
+    assert UntypedStorage._share_cuda_._torch_memory_saver.__name__ == "_share_cuda_"  # type: ignore[attr-defined]
+
+
+def while_the_main_thread_waits() -> None:
+    """It waits in C code, so that it makes no pending call."""
+    lock = threading.Lock()
+    lock.acquire()
+
+    def work() -> None:
+        allocate()
+        while not is_installed():
+            pass
+        lock.release()
+
+    threading.Thread(target=work, daemon=True).start()
+    assert lock.acquire(timeout=60)
+
+
+if scenario != "without_torch":
+    sys.modules["torch"] = make_torch()
+if scenario == "on_main_thread":
+    on_main_thread()
+elif scenario == "while_the_main_thread_waits":
+    while_the_main_thread_waits()
+elif scenario == "not_enabled":
+    allocate()
+    assert not is_installed()
+    assert "torch_memory_saver" not in sys.modules
+else:
+    allocate()
+    assert "torch_memory_saver" not in sys.modules
+print("done")

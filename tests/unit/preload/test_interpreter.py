@@ -1,0 +1,59 @@
+"""Guards that a Python process that never imports the package can send managed tensors, and is disturbed by nothing else."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Any: pytest shares no module with conftest.py, where the types of the fixtures are.
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+PROGRAM = Path(__file__).resolve().parent / "programs" / "unaware.py"
+ENABLED = {"TMS_INIT_ENABLE": "1"}
+
+
+def outcome(done: subprocess.CompletedProcess[str]) -> tuple[int, str, str]:
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("scenario", ["on_main_thread", "while_the_main_thread_waits", "without_torch"])
+def test_the_first_managed_allocation(run: Run, libraries: Any, scenario: str, tmp_path: Path) -> None:
+    """`-S`: the package is not on the path of the process. The working directory has nothing either."""
+    done = run([sys.executable, "-S", PROGRAM, scenario, libraries.simulator], env=ENABLED, cwd=tmp_path)
+    assert outcome(done) == (0, "done\n", "")
+
+
+def test_without_init_enable_nothing_is_installed(run: Run, libraries: Any, tmp_path: Path) -> None:
+    done = run([sys.executable, "-S", PROGRAM, "not_enabled", libraries.simulator], cwd=tmp_path)
+    assert outcome(done) == (0, "done\n", "")
+
+
+def test_a_library_without_the_package_beside_it_disturbs_nothing(run: Run, libraries: Any, tmp_path: Path) -> None:
+    alone = shutil.copy(libraries.preload, tmp_path)
+    done = run(
+        [sys.executable, "-S", PROGRAM, "without_torch", libraries.simulator], preload=[alone], env=ENABLED, cwd=tmp_path
+    )
+    assert outcome(done) == (0, "done\n", "")
+
+
+def test_a_package_that_cannot_be_imported_disturbs_nothing(run: Run, libraries: Any, tmp_path: Path) -> None:
+    """As with another version of Python, or with the C++ package of the same name before ours."""
+    (tmp_path / "torch_memory_saver").mkdir()
+    (tmp_path / "torch_memory_saver" / "__init__.py").write_text("raise ImportError('another one')\n")
+    done = run(
+        [
+            sys.executable,
+            "-S",
+            "-c",
+            f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+            f"sys.argv = ['x', 'cannot', {str(libraries.simulator)!r}]\nexec(open({str(PROGRAM)!r}).read())",
+        ],
+        env=ENABLED,
+    )
+    assert outcome(done) == (0, "done\n", "")
