@@ -48,6 +48,18 @@ def test_a_tensor_can_be_printed_and_looked_at() -> None:
     assert bool((tensor == tensor).all())
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.int64, torch.bool, torch.complex128])
+@pytest.mark.parametrize("number", [0.1, 3, True, 0.25j])
+def test_a_number_can_be_copied_to_a_tensor(number: complex, dtype: torch.dtype) -> None:
+    wanted = torch.zeros(2, 3, dtype=dtype)
+    found = wanted.cuda()
+    if isinstance(number, complex) and not dtype.is_complex:
+        pytest.skip("PyTorch warns that it discards the imaginary part")
+    wanted.t().copy_(number)
+    assert found.t().copy_(number, non_blocking=True).data_ptr() == found.data_ptr()
+    assert torch.equal(found.cpu(), wanted)
+
+
 def test_outputs_are_written_to_the_given_tensors() -> None:
     ones = torch.ones(6, device="cuda")
     right = torch.empty(6, device="cuda")

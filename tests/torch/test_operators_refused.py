@@ -85,6 +85,47 @@ def test_types_that_the_cpu_lacks_are_refused(name: str) -> None:
     torch.cuda.synchronize()
 
 
+#: Writes to several elements at one location.
+EXPANDED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "add_": lambda each: each.add_(1),
+    "elu_": lambda each: functional.elu_(each),
+    "leaky_relu_": lambda each: functional.leaky_relu_(each),
+    "hardtanh_": lambda each: functional.hardtanh_(each),
+    "celu_": lambda each: torch.celu_(each),
+    "silu, in place": lambda each: functional.silu(each, inplace=True),
+    "normal_": lambda each: each.normal_(),
+    "clamp_": lambda each: each.clamp_(0, 1),
+    "cumsum_": lambda each: each.cumsum_(0),
+    "addmm_": lambda each: each.addmm_(ones(*each.shape), ones(each.shape[1], each.shape[1])),
+    "copy_": lambda each: each.copy_(ones(each.shape[1], each.shape[0]).t()),
+    "foreach": lambda each: torch._foreach_add_([each], 1),
+    "add, out": lambda each: torch.add(ones(1), 1, out=each),
+    "elu, out": lambda each: torch.ops.aten.elu.out(ones(*each.shape), out=each),
+}
+
+
+@pytest.mark.parametrize("size", [(6, 6), (600, 600)])
+@pytest.mark.parametrize("name", EXPANDED)
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_writing_to_an_expanded_tensor_is_refused_at_the_call(name: str, size: tuple[int, int]) -> None:
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="unsupported operation: more than one element of the written-to tensor"):
+            EXPANDED[name](ones(1, size[1]).expand(size))
+    torch.cuda.synchronize()  # nothing has failed on the device
+
+
+@pytest.mark.parametrize("values", [[], [0, 0, 0]])
+@pytest.mark.parametrize("message", [(), ("wrong",)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.int64])
+def test_an_assertion_about_no_single_value_is_refused_at_the_call(
+    values: list[int], message: tuple[str, ...], dtype: torch.dtype
+) -> None:
+    with pytest.raises(RuntimeError, match=r"Boolean value of Tensor with (no values|more than one value) is ambiguous"):
+        torch._assert_async(torch.tensor(values, dtype=dtype, device="cuda"), *message)
+    torch._assert_async(torch.ones(1, dtype=dtype, device="cuda"), *message)
+    torch.cuda.synchronize()
+
+
 HALVES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "avg_pool3d": lambda each: functional.avg_pool3d(each, 2),
     "interpolate": lambda each: functional.interpolate(each[0], size=(2, 2), mode="bilinear", antialias=True),

@@ -10,12 +10,13 @@ from torch_memory_saver._simulate.operators.precision import (
     COMPUTED_IN_FLOAT32,
     in_float32,
     in_wider_types,
+    is_product_of_halves,
     is_wider_on_cuda,
     lacks_types,
 )
 from torch_memory_saver._simulate.operators.refusals import tensors_in
 
-__all__ = ["compute"]
+__all__ = ["compute", "writes_results"]
 
 #: Operators that divide. The CPU raises an error for integers divided by zero; on CUDA the quotient is undefined.
 _DIVIDING = frozenset(("div", "floor_divide", "fmod", "remainder"))
@@ -25,6 +26,8 @@ def compute(operator: Any, arguments: list[Any], keywords: dict[str, Any]) -> An
     """The return value of an operator that CUDA accepts."""
     if operator.name() in COMPUTED_IN_FLOAT32:
         return in_float32(operator, arguments, keywords)
+    if is_product_of_halves(operator, arguments):
+        return in_wider_types(operator, arguments, keywords)
     if _divides_integers(operator, arguments, keywords) and (by_zero := _zeros(arguments[1])).any():
         return _divide(operator, arguments, keywords, by_zero)
     try:
@@ -33,6 +36,11 @@ def compute(operator: Any, arguments: list[Any], keywords: dict[str, Any]) -> An
         if not lacks_types(error) or not is_wider_on_cuda(operator, tensors_in([*arguments, *keywords.values()])):
             raise
         return in_wider_types(operator, arguments, keywords)
+
+
+def writes_results(operator: Any, arguments: list[Any]) -> bool:
+    """Whether the operator's out= overload computes the same as `compute` for these arguments."""
+    return operator.name() not in COMPUTED_IN_FLOAT32 and not is_product_of_halves(operator, arguments)
 
 
 def _divides_integers(operator: Any, arguments: list[Any], keywords: dict[str, Any]) -> bool:

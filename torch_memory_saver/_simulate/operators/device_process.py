@@ -19,8 +19,7 @@ from typing import Any
 
 import torch
 
-from torch_memory_saver._simulate.operators.compute import compute
-from torch_memory_saver._simulate.operators.precision import COMPUTED_IN_FLOAT32
+from torch_memory_saver._simulate.operators.compute import compute, writes_results
 from torch_memory_saver._simulate.operators.refusals import tensors_in
 from torch_memory_saver._simulate.operators.wire import Fresh, Place, Settings, Shape, Value, decode, encode
 
@@ -187,7 +186,8 @@ class Server:
         if operator is None:
             operator = self._operators[name] = _Operator(name)
         given, named = _fill(arguments, tensors), _fill(keywords or {}, tensors)
-        if results and operator.outputs and len(results) == len(operator.outputs) and name not in COMPUTED_IN_FLOAT32:
+        has_overload = operator.outputs and len(results or ()) == len(operator.outputs)
+        if results and has_overload and writes_results(operator.call, given):
             _seed(generator_seed)
             if self._write(operator, given, named, results, tensors, shapes):
                 return None

@@ -6,7 +6,15 @@ from typing import Any
 
 import torch
 
-__all__ = ["COPIES_NUMBERS", "check_arguments", "is_filled_by_mask", "masks_in", "mismatch", "numbers_copied"]
+__all__ = [
+    "COPIES_NUMBERS",
+    "check_arguments",
+    "different_devices",
+    "is_filled_by_mask",
+    "masks_in",
+    "mismatch",
+    "numbers_copied",
+]
 
 _MASKS = (torch.bool, torch.uint8)
 _EXPECTED = "Expected all tensors to be on the same device, but "
@@ -57,10 +65,10 @@ def mismatch(
         return RuntimeError(f"scalar tensor expected to be on {others} but is on {found}")
     if compares:
         return _elsewhere(argument, found, others, operator)
-    return _different_devices(found, others) if written else _different_devices(others, found)
+    return different_devices(found, others) if written else different_devices(others, found)
 
 
-def _different_devices(first: torch.device, second: torch.device) -> RuntimeError:
+def different_devices(first: torch.device, second: torch.device) -> RuntimeError:
     """The error of an operator that takes numbers of the host. It names the GPU first."""
     first, second = (second, first) if first.type == "cpu" else (first, second)
     return RuntimeError(f"{_EXPECTED}found at least two devices, {first} and {second}!")
@@ -93,7 +101,7 @@ def check_arguments(operator: str, given: dict[str, Any]) -> None:
         and given["values"].dim()
         and not is_filled_by_mask(given)
     ):
-        raise _different_devices(given["self"].device, given["values"].device)
+        raise different_devices(given["self"].device, given["values"].device)
 
 
 def is_filled_by_mask(given: dict[str, Any]) -> bool:

@@ -47,7 +47,7 @@ def install() -> None:
 
 
 def _replace_all(library: Any) -> None:
-    from torch_memory_saver._simulate.operators import composed, launch, special, table
+    from torch_memory_saver._simulate.operators import composed, launch, sparse, special, table
 
     replace = _replacing(library)
     with warnings.catch_warnings():
@@ -57,6 +57,8 @@ def _replace_all(library: Any) -> None:
             replace(operator.name()[len("aten::") :], kernel)
         for operator, key in table.of_quantised_tensors():
             replace(operator.name()[len("aten::") :], special.refusal_of_quantised(operator), key)
+        for operator, key in sparse.operators():
+            replace(operator.name()[len("aten::") :], sparse.kernel_of(operator, key), key)
         special.install(replace)
 
 

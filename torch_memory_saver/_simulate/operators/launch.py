@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from torch_memory_saver._simulate.operators import native, originals, results, table
+from torch_memory_saver._simulate.operators.determinism import alert_of, refuse
 from torch_memory_saver._simulate.operators.devices import (
     COPIES_NUMBERS,
     check_arguments,
@@ -171,6 +172,7 @@ class _Schema:
         self.checks_devices = not {"index", "mask", "values"}.isdisjoint(self.names)
         self.dynamic = torch.Tag.dynamic_output_shape in operator.tags
         self.wait = wait_of(operator)
+        self.alert = alert_of(operator)
 
     def call(self) -> Call:
         return Call(self.packet, host_tensors=self.host_tensors, compares=self.compares)
@@ -199,6 +201,8 @@ def kernel_of(operator: Any) -> Callable[..., Any]:
             given |= copied
             arguments = tuple([copied.get(name, value) for name, value in zip(schema.names, arguments, strict=False)])
             keywords = {name: copied.get(name, value) for name, value in keywords.items()}
+        if schema.alert is not None and torch.are_deterministic_algorithms_enabled() and schema.alert[1](given):
+            refuse(schema.alert[0])
         if schema.wait is not None and torch.cuda.is_current_stream_capturing():
             schema.wait(given)
         if not schema.dynamic or _is_indexed_by_integers(schema, given):
@@ -211,6 +215,8 @@ def kernel_of(operator: Any) -> Callable[..., Any]:
                     if isinstance(refused, Doubted) and not refused.certain:  # it cannot be run now to find out
                         return _enqueue(schema, given, arguments, keywords, refused.returned)
                     raise refused.__cause__ or refused from None
+                if isinstance(refused, Doubted) and refused.certain and schema.is_out:
+                    raise refused.__cause__ or refused from None  # it may be about outputs, which _ask replaces
                 # The operator itself decides, and raises its own message.
                 answer = _ask(schema, given, arguments, keywords)
                 if isinstance(refused, Doubted):

@@ -1,6 +1,8 @@
 """Operators that are computed in a wider type than that of their arguments.
 
 Some are normalisations: CUDA computes them and stores their statistics in float32, while the CPU uses the type of the input.
+Matrix products and convolutions of 16-bit floats are computed in float32 and rounded once, as on CUDA. The CPU has fast
+kernels for these types only with certain instructions, and is otherwise a hundred times slower than in float32.
 The others have a CUDA implementation for types that lack a CPU implementation.
 """
 
@@ -11,7 +13,14 @@ from typing import Any
 
 import torch
 
-__all__ = ["COMPUTED_IN_FLOAT32", "in_float32", "in_wider_types", "is_wider_on_cuda", "lacks_types"]
+__all__ = [
+    "COMPUTED_IN_FLOAT32",
+    "in_float32",
+    "in_wider_types",
+    "is_product_of_halves",
+    "is_wider_on_cuda",
+    "lacks_types",
+]
 
 #: Messages for an unsupported type from operators that do not raise NotImplementedError.
 _LACKING = r"not implemented for|support (tensors of type|complex|floating)|handles only|Unrecognized ScalarType"
@@ -90,6 +99,22 @@ COMPUTED_IN_FLOAT32 = frozenset(
         "aten::native_layer_norm_backward",
     )
 )
+_PRODUCTS = frozenset(
+    (
+        "_addmm_activation",
+        "addbmm",
+        "addmm",
+        "addmv",
+        "baddbmm",
+        "bmm",
+        "convolution",
+        "convolution_backward",
+        "dot",
+        "mm",
+        "mv",
+        "vdot",
+    )
+)
 
 
 def in_float32(operator: Any, arguments: list[Any], keywords: dict[str, Any]) -> Any:
@@ -100,6 +125,14 @@ def in_float32(operator: Any, arguments: list[Any], keywords: dict[str, Any]) ->
         if given is not used and described.name.startswith("running_"):  # some schemas do not mark it as written
             given.copy_(used)
     return values
+
+
+def is_product_of_halves(operator: Any, arguments: list[Any]) -> bool:
+    """Whether the operator is a product or a convolution of 16-bit floats. The operator itself refuses mixed types."""
+    if _base_name(operator) not in _PRODUCTS:
+        return False
+    kinds = {each.dtype for each in arguments if isinstance(each, torch.Tensor)}
+    return len(kinds) == 1 and kinds <= set(_HALF)
 
 
 def lacks_types(error: Exception) -> bool:
@@ -116,7 +149,7 @@ def is_wider_on_cuda(operator: Any, tensors: list[torch.Tensor]) -> bool:
 def in_wider_types(operator: Any, arguments: list[Any], keywords: dict[str, Any]) -> Any:
     """The operator's return value for arguments converted to wider types, converted back to the narrow types. Arguments that
     the operator writes receive the written values."""
-    wider = _wider_types(operator)
+    wider = _WIDER_REALS if is_product_of_halves(operator, [*arguments, *keywords.values()]) else _wider_types(operator)
     narrow: dict[torch.dtype, torch.dtype] = {}
     wide, named = _widen(arguments, wider, narrow), _widen(keywords, wider, narrow)
     values = operator(*wide, **named)
@@ -133,7 +166,12 @@ def in_wider_types(operator: Any, arguments: list[Any], keywords: dict[str, Any]
 
 def _wider_types(operator: Any) -> dict[torch.dtype, torch.dtype]:
     name = operator._schema.name.removeprefix("aten::")
-    return _ON_CUDA.get(name) or _ON_CUDA.get(name.removesuffix("_"), {})
+    return _ON_CUDA.get(name) or _ON_CUDA.get(_base_name(operator), {})
+
+
+def _base_name(operator: Any) -> str:
+    """The operator's name without its overload; that of an in-place operator without its "_"."""
+    return str(operator._schema.name.removeprefix("aten::").removesuffix("_"))
 
 
 def _widen(value: Any, wider: dict[torch.dtype, torch.dtype], narrow: dict[torch.dtype, torch.dtype]) -> Any:

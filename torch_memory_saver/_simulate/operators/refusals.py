@@ -11,6 +11,7 @@ from torch_memory_saver._simulate.operators.precision import is_wider_on_cuda, l
 
 __all__ = [
     "is_dense",
+    "is_expanded",
     "is_of_stand_ins",
     "refuse_overlaps",
     "refuses_overlaps",
@@ -88,8 +89,7 @@ def refuse_overlaps(operator: Any, arguments: tuple[Any, ...], keywords: dict[st
         if each.alias_info is None or not each.alias_info.is_write or each.name not in tensors:
             continue
         written = tensors[each.name]
-        twice = any(step == 0 and length > 1 for step, length in zip(written.stride(), written.shape, strict=True))
-        if twice and operator._schema.name.partition("::")[2] not in _WRITE_TWICE:
+        if is_expanded(written) and operator._schema.name.partition("::")[2] not in _WRITE_TWICE:
             raise RuntimeError("unsupported operation: more than one element of the written-to tensor refers to a" + _SINGLE)
         others = [other for name, other in tensors.items() if name != each.name]
         whole = torch.Tag.pointwise not in operator.tags  # a pointwise operator may write where it reads
@@ -164,6 +164,11 @@ def to_one_element(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: to_one_element(each) for name, each in value.items()}
     return value
+
+
+def is_expanded(tensor: torch.Tensor) -> bool:
+    """Whether several elements share a location because a dimension has no stride."""
+    return any(step == 0 and length > 1 for step, length in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def is_dense(tensor: torch.Tensor) -> bool:

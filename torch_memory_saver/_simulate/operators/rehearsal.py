@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from torch_memory_saver._simulate.operators.precision import is_wider_on_cuda, lacks_types
-from torch_memory_saver._simulate.operators.refusals import is_of_stand_ins, tensors_in, unsupported
+from torch_memory_saver._simulate.operators.refusals import is_expanded, is_of_stand_ins, tensors_in, unsupported
 
 __all__ = ["is_certain", "rehearse"]
 
@@ -23,13 +23,16 @@ _ELEMENTS = 1 << 16
 _LENGTH = 8
 _LARGEST_NUMBER = 256
 #: Errors that do not depend on the lengths of dimensions.
-_OF_ANY_LENGTH = re.compile(r"not implemented for|dtype|data type|scalar type|Dimension out of range|Expected .* but got")
+_OF_ANY_LENGTH = re.compile(
+    r"not implemented for|dtype|data type|scalar type|Dimension out of range|Expected .* but got"
+    r"|unsupported operation|ambiguous"
+)
 
 #: CUDA requires weights of the input's type. The CPU also accepts float32 weights with narrower inputs.
 _OF_ONE_TYPE = frozenset(("native_group_norm", "native_layer_norm"))
 #: Arguments with row numbers for LAPACK, which counts from one and does not check them.
 _FROM_ONE = frozenset(("LU_pivots", "pivots"))
-#: Not rehearsed: whether they raise depends on values only.
+#: Operators that refuse a zero on the device only.
 _OF_VALUES = frozenset(("_assert_async",))
 _NAMES = {torch.float16: "Half", torch.bfloat16: "BFloat16", torch.float32: "Float", torch.float64: "Double"}
 
@@ -50,16 +53,17 @@ def rehearse(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]
         _refuse_other_types(tensors)
     if base_name == "convolution":
         _refuse_other_weights(tensors)
-    if base_name in _OF_VALUES or not (tensors or outputs) or is_wider_on_cuda(operator, tensors):
+    if not (tensors or outputs) or is_wider_on_cuda(operator, tensors):
         return None
     if torch.Tag.nondeterministic_seeded in operator.tags and all(each.name != "generator" for each in described):
         return None  # a rehearsal would change the state of the program's generator
     whole = sum(each.numel() for each in tensors) + result_elements <= _ELEMENTS
     if not whole and any(number > _LARGEST_NUMBER for number in _numbers(list(given.values()))):
         return None
-    stand_ins = {name: _stand_in(value, whole, int(name in _FROM_ONE)) for name, value in given.items()}
+    from_one = base_name in _OF_VALUES
+    stand_ins = {name: _stand_in(value, whole, int(from_one or name in _FROM_ONE)) for name, value in given.items()}
     for name in outputs & given.keys():
-        if isinstance(given[name], torch.Tensor):
+        if isinstance(given[name], torch.Tensor) and not is_expanded(given[name]):
             stand_ins[name] = torch.empty(0, dtype=given[name].dtype)
     if any(each.name == "generator" for each in described):
         stand_ins["generator"] = torch.Generator()
@@ -94,11 +98,14 @@ def _refuse_other_weights(tensors: list[torch.Tensor]) -> None:
 
 
 def _stand_in(value: Any, whole: bool, integer: int = 0) -> Any:
-    """The argument with its tensors replaced: by ones, or in integer tensors by `integer`, which has to be a valid index."""
+    """The argument with its tensors replaced: by ones, or in integer tensors by `integer`, which has to be a valid index.
+    Expanded tensors stay expanded, because operators refuse to write to them."""
     if isinstance(value, torch.Tensor):
         number = 1 if value.is_floating_point() or value.is_complex() else integer
         size = value.shape if whole else [min(each, _LENGTH) for each in value.shape]
-        return torch.full(size, number, dtype=value.dtype)
+        made = torch.full(size, number, dtype=value.dtype)
+        # The storage has room for all elements, so that an operator that checks nothing writes to no other memory.
+        return made.as_strided(size, [own and step for own, step in zip(value.stride(), made.stride(), strict=True)])
     if isinstance(value, (list, tuple)):
         return [_stand_in(each, whole) for each in value]
     if isinstance(value, torch.device):

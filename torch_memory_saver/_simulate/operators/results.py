@@ -20,7 +20,7 @@ from torch_memory_saver._simulate.operators.refusals import (
     to_one_element,
     try_types,
 )
-from torch_memory_saver._simulate.operators.table import SHAPED_AS_ON_CPU
+from torch_memory_saver._simulate.operators.table import SHAPED_AS_ON_CPU, functional
 
 __all__ = ["DependsOnValues", "Doubted", "Refused", "Result", "clear", "infer"]
 
@@ -161,8 +161,30 @@ def _blank(value: Any) -> Any:
 def _compute_with_outputs(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     outputs = {each.name for each in operator._schema.arguments if each.is_out and each.name in keywords}
     if outputs and not _have_sizes(outputs, keywords, found := _ask_meta(operator, arguments, _emptied(outputs, keywords))):
-        return found  # the caller resizes the outputs, with PyTorch's warning
+        return _as_if_returned(operator, arguments, keywords, outputs, found)  # the caller resizes them, with a warning
     return _ask_meta(operator, arguments, keywords)
+
+
+def _as_if_returned(
+    operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], outputs: set[str], found: Any
+) -> Any:
+    """`found`, the description of out= tensors that are resized, with the strides of new results: operators choose both
+    alike, but meta implementations lay out an out= tensor without gaps."""
+    other = functional(operator)
+    if other is None:
+        return found
+    try:
+        new = _ask_meta(other, arguments, {name: value for name, value in keywords.items() if name not in outputs})
+    except (DependsOnValues, Refused):
+        return found
+    return _with_strides(found, new)
+
+
+def _with_strides(found: Any, new: Any) -> Any:
+    if isinstance(found, list) and isinstance(new, list):
+        return [_with_strides(*each) for each in zip(found, new, strict=True)]
+    same = isinstance(found, Result) and isinstance(new, Result) and found.size == new.size
+    return found._replace(stride=new.stride) if same else found
 
 
 def _ask_meta(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
@@ -198,6 +220,8 @@ def _compute_of_lists(operator: Any, arguments: tuple[Any, ...], keywords: dict[
     """Foreach operators have no meta implementations. The shapes of the results are those of the lists' tensors after
     broadcasting. The types come from a run with one element of each tensor."""
     small = operator(*to_one_element(arguments), **to_one_element(keywords))
+    if small is None:  # an in-place operator
+        return None
     if not isinstance(small, (list, tuple)):
         raise DependsOnValues(operator._schema.name)
     described = []

@@ -9,18 +9,27 @@ import torch
 
 from torch_memory_saver._simulate.operators import originals
 from torch_memory_saver._simulate.operators.launch import Call, kernel_of, settings
-from torch_memory_saver._simulate.operators.refusals import is_dense
+from torch_memory_saver._simulate.operators.refusals import is_dense, refuse_overlaps
 from torch_memory_saver._simulate.operators.wire import Operation
 
 __all__ = ["choose_simulated_paths", "install", "refusal_of_quantised"]
 
 
+#: The types that hold every Python number of a kind. torch.tensor's own choice loses digits.
+_EXACT = {float: torch.float64, complex: torch.complex128}
+
+
 def install(replace: Callable[..., None]) -> None:
-    def copy_(to: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-        """A copy of bytes is a CUDA copy. A copy on one device that changes the type or the order is an operator."""
+    def copy_(to: torch.Tensor, source: torch.Tensor | complex, non_blocking: bool = False) -> torch.Tensor:
+        """A copy of bytes is a CUDA copy. A copy on one device that changes the type or the order is an operator. PyTorch
+        passes a number as such."""
+        if not isinstance(source, torch.Tensor):
+            source = torch.tensor(source, dtype=_EXACT.get(type(source)))
         same = to.device == source.device and to.device.type == "cuda"
         if same and to.shape != source.shape:
             torch.empty(to.shape, device="meta").copy_(torch.empty(source.shape, device="meta"))  # checks the shapes
+        if same:
+            refuse_overlaps(torch.ops.aten.copy_.default, (to, source), {})
         if not same or _is_plain(to, source):
             originals.copy(to, source, non_blocking)
             return to

@@ -15,6 +15,7 @@ __all__ = [
     "INDEXING",
     "SHAPED_AS_ON_CPU",
     "TAKES_HOST_TENSORS",
+    "functional",
     "has_cpu_implementation",
     "of_quantised_tensors",
     "operators",
@@ -49,7 +50,7 @@ TAKES_HOST_TENSORS = frozenset(
 )
 
 #: Not replaced, or elsewhere (special.py). They allocate, change the storage or read the metadata of a tensor, or PyTorch's
-#: own implementation needs only copies and fills.
+#: own implementation needs only copies, fills and other operators.
 _KEPT = frozenset(
     (
         "_copy_from",
@@ -58,6 +59,7 @@ _KEPT = frozenset(
         "_dimI",
         "_dimV",
         "_efficientzerotensor",
+        "_embedding_bag_backward",
         "_fused_sdp_choice",
         "_local_scalar_dense",
         "_pin_memory",
@@ -156,6 +158,18 @@ def has_cpu_implementation(operator: Any) -> bool:
     """Whether the device process can run the operator: it has an implementation for the CPU or for all devices."""
     found: bool = torch._C._dispatch_has_computed_kernel_for_dispatch_key(operator.name(), "CPU")
     return found
+
+
+def functional(operator: Any) -> Any:
+    """The overload of an out= operator that returns new tensors instead, or None."""
+    wanted = [(each.name, str(each.type)) for each in operator._schema.arguments if not each.is_out]
+    packet = getattr(torch.ops.aten, operator._schema.name.partition("::")[2])
+    for other in map(packet.__getattr__, packet.overloads()):
+        arguments = other._schema.arguments
+        new = all(each.alias_info is None for each in (*arguments, *other._schema.returns))
+        if new and [(each.name, str(each.type)) for each in arguments] == wanted:
+            return other
+    return None
 
 
 def _is_view(operator: Any) -> bool:
