@@ -38,6 +38,8 @@ class TransitionReport:
 class PauseReport(TransitionReport):
     """What one pause did.
 
+    Memory that was paused already is not counted, even if the pause gave up its backup.
+
     Attributes:
         reusable_bytes: Bytes of paused memory that PyTorch could assign to new tensors before the resume, because they are
             free blocks of its default pool. Not 0 only in processes that manage everything (``TMS_INIT_ENABLE=1``): allocate

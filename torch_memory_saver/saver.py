@@ -192,8 +192,9 @@ class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, StateMethods)
     ) -> PauseReport:
         """Releases the physical memory of resident allocations to the driver, after contents were saved to their backups.
 
-        Waits for the devices concerned. Skips memory that is paused already; an unused tag is logged as a warning. Tensors
-        keep their addresses and must not be accessed before the resume.
+        Waits for the devices concerned. Skips memory that is paused already, except that ``backup="discard"`` gives up its
+        backup: a resume then brings it back without contents. An unused tag is logged as a warning. Tensors keep their
+        addresses and must not be accessed before the resume.
 
         On the main thread a signal whose handler raises (Ctrl-C) ends the call within a second, with nothing changed, while
         it waits for the devices or copies. Once it releases memory, the call completes first.
@@ -209,7 +210,7 @@ class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, StateMethods)
             tag: A tag, several, or None for every tag. A tag with ``*``, ``?`` or ``[`` that no region or allocation has had
                 is a pattern (:mod:`fnmatch`, case-sensitive), for the tags that allocations have had when the call begins.
             backup: Overrides the backup of the regions for this pause: "host" (host memory), "disk" (a file) or "discard"
-                (nowhere). None: the backups of the regions.
+                (nowhere). None: the backups of the regions. "discard" is also the way out if a backup is lost.
             live_only: False copies the free blocks as well.
             progress: Called on this thread with (bytes done, total bytes), a few times a second while contents are copied,
                 and once at the end. It must not call pause or resume.

@@ -205,6 +205,12 @@ void tms_backup_discard(tms_backup_t *backup, tms_backup_stores_t *stores, tms_h
     backup->saved = false;
 }
 
+tms_backup_t tms_backup_take(tms_backup_t *backup) {
+    const tms_backup_t taken = *backup;
+    *backup = (tms_backup_t){.kind = taken.kind, .policy = taken.policy, .bytes = taken.bytes};
+    return taken;
+}
+
 void tms_backup_destroy(tms_backup_t *backup, tms_backup_stores_t *stores) {
     for (int i = 0; i < stores->count; i++) {
         if (!is_empty(&backup->slots[i])) CALL(&stores->list[i], destroy, stores->list[i].store, backup, &backup->slots[i]);

@@ -92,6 +92,8 @@ void tms_backup_cancel(tms_backup_t *backup, tms_backup_stores_t *stores);
 void tms_backup_commit(tms_backup_t *backup, tms_backup_stores_t *stores);
 /* After a resume: the contents are no longer needed, except with TMS_HOST_RETAIN. `policy` is not TMS_HOST_DEFAULT. */
 void tms_backup_discard(tms_backup_t *backup, tms_backup_stores_t *stores, tms_host_policy_t policy);
+/* Returns the contents and the space of the backup, which has neither afterwards: for tms_backup_destroy. */
+tms_backup_t tms_backup_take(tms_backup_t *backup);
 /* The segment is freed: releases everything. */
 void tms_backup_destroy(tms_backup_t *backup, tms_backup_stores_t *stores);
 /* Whether it has host memory of an earlier pause, of which callers may have views (`find`). */

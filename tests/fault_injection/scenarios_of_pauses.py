@@ -55,6 +55,18 @@ for _name, _kind in KINDS.items():
 scenario("pause_disk_again")(_pause_again(DISK))
 scenario("pause_interruptible")(_pause(PINNED, interruptible=True))
 scenario("resume_interruptible")(_resume(PINNED, interruptible=True))
+
+
+@scenario("pause_gives_up")
+def _(world: World) -> Step:
+    """The backups of what is paused already go, and memory that is resident is paused."""
+    world.allocate(SMALL, PINNED)
+    world.allocate(SMALL, DISK)
+    world.pause(None)
+    world.allocate(SMALL, MMAP)
+    return world.pause_step(backup=NONE)
+
+
 scenario("resume_timeout")(_resume(MMAP, timeout=0.05))
 scenario("resume_exclusive")(_resume(PINNED, exclusive=True))
 

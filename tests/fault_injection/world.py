@@ -126,6 +126,9 @@ class World:
                 block.chosen = (own if backup is None or keeps_backend else backup, live)
         try:
             core.pause(self._tags(tags), None, interruptible, backup, self.find_live if live else None, preserves=preserves)
+            if backup == NONE:
+                for block in self._chosen(tags):
+                    block.known &= not block.paused
         finally:
             self.note()
 

@@ -44,6 +44,38 @@ def files(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("kind", BACKUPS)
+def test_the_backup_of_paused_memory_is_given_up(kind: str, disk: Path) -> None:
+    """Also where its files were deleted, which a resume does not get over."""
+    with saver.region(tag="given up", **BACKUPS[kind]):
+        tensor, small = empty(40 * MIB), empty(512)
+    with saver.region(tag="kept", **BACKUPS[kind]):
+        kept = empty(8 * MIB)
+    for each in (tensor, small, kept):
+        fill_random(each, 1)
+    expected = checksum(kept)
+    saver.pause("given up")
+    for path in disk.rglob("*.backup"):
+        path.unlink()
+    saver.pause("kept")
+    if kind == "disk":
+        with pytest.raises(errors.BackupIOError, match='backup="discard"'):
+            saver.resume("given up")
+    report = saver.pause("given up", backup="discard")
+    assert (report.allocations, report.bytes, report.copied_bytes) == (0, 0, 0)
+    assert saver.stats("given up").total.backup_bytes == 0
+    assert saver.get_cpu_backup(tensor) is None
+    saver.resume("given up", zero=True)
+    saver.resume("kept")
+    assert not tensor.any() and not small.any()
+    assert checksum(kept) == expected
+    fill_random(tensor, 2)
+    expected = checksum(tensor)
+    saver.pause("given up")
+    saver.resume("given up")
+    assert checksum(tensor) == expected
+
+
+@pytest.mark.parametrize("kind", BACKUPS)
 def test_contents_are_the_same_after_pause_and_resume(kind: str, disk: Path) -> None:
     sizes = [LARGE // 2, 16 * MIB, 300 * MIB + 512, 40, 2 * MIB]
     with saver.region(tag="weights", **BACKUPS[kind]):

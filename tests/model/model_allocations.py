@@ -203,6 +203,16 @@ class Allocation:
         self.loses_backup()
         return True
 
+    def gives_up(self) -> None:
+        """It was paused when a pause with backup="discard" selected it: its backup has gone. A damaged one loses the
+        contents only."""
+        if self.saved == _core.BACKUP_NONE:
+            return
+        self.contents, self.only_preserved = None, False
+        if self.state == PAUSED:
+            self.buffer, self.file = 0, False
+        self.loses_contents_of_backup()
+
     def loses_backup(self) -> None:
         self.buffer = 0
         self.loses_contents_of_backup()

@@ -140,6 +140,10 @@ def after_pause(world: World, tags: Tags, selected: list[Allocation], report: An
     world.moved_to_paused(selected)
     if world.rule is not None:
         reclaimed(world)
+    if world.pausing.backup == _core.BACKUP_NONE:
+        for allocation in world.selected(tags, PAUSED, DAMAGED):
+            allocation.gives_up()
+            world.detach_views(allocation)
     unknown = unknown_tags(tags) if unknown is None else unknown
     expected = (len(selected), sum(a.reserved for a in selected), copied, unknown)
     assert (report.allocations, report.bytes, report.copied_bytes, report.unknown_tags) == expected, (report, expected)

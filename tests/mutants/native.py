@@ -128,6 +128,20 @@ _TRANSITIONS = (
 
 _BACKUPS = (
     Mutant(
+        "every-pause-gives-up-what-is-paused",
+        "csrc/core/transition/pause.c",
+        ".gives_up = selection->has_backup && selection->backup == TMS_BACKUP_NONE}",
+        ".gives_up = true}",
+        ("tests/unit/core/transition/test_giving_up.c",),
+    ),
+    Mutant(
+        "a-failed-pause-gives-backups-up",
+        "csrc/core/transition/pause.c",
+        "tms_giving_up_end(t, &giving_up, status == TMS_OK);",
+        "tms_giving_up_end(t, &giving_up, true);",
+        ("tests/unit/core/transition/test_giving_up.c",),
+    ),
+    Mutant(
         "a-live-range-that-begins-before-its-segment",
         "csrc/backup/content.c",
         "range->begin > begin ? range->begin : begin",

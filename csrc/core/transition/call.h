@@ -23,7 +23,8 @@ typedef struct tms_transition_asked {
     tms_segment_state_t from, through, to;
     tms_tag_t **tags; /* those of the selection that exist; NULL: all */
     size_t tag_count;
-    bool guards; /* guard mode is on */
+    bool guards;   /* guard mode is on */
+    bool gives_up; /* a pause: also gives up the backups of what is paused already */
 } tms_transition_asked_t;
 
 /* The plan of one attempt. Reset by each attempt, except for `collectable`. */
@@ -34,6 +35,7 @@ typedef struct tms_transition_planned {
     tms_device_mask_t affected;    /* devices that have access to one */
     tms_device_mask_t peers_seen;  /* saver->peers.seen when the list was built */
     bool incomplete;               /* the list lacks selected segments that are damaged */
+    size_t given_up;               /* segments whose backups the call gives up */
     tms_run_t *runs;               /* that the call owns: of its segments; a resume adds those that it makes */
     tms_backup_batch_t batch;      /* the batches of a pause in the stores */
     uint64_t total_bytes;          /* to be copied */

@@ -4,6 +4,7 @@
 #include "core/transition/devices.h"
 #include "core/transition/ending.h"
 #include "core/transition/expectation.h"
+#include "core/transition/giving_up.h"
 #include "core/transition/guarding.h"
 #include "core/transition/phases.h"
 #include "core/transition/transition.h"
@@ -300,6 +301,18 @@ static tms_status_t pause_all(tms_transition_t *t, tms_error_t *error) {
     return status;
 }
 
+static tms_status_t pause_and_give_up(tms_transition_t *t, tms_error_t *error) {
+    tms_giving_up_t giving_up;
+    tms_status_t status = tms_giving_up_prepare(t, &giving_up, error);
+    if (status != TMS_OK) {
+        tms_transition_finish(t, false);
+        return status;
+    }
+    if (t->planned.first) status = pause_all(t, error);
+    tms_giving_up_end(t, &giving_up, status == TMS_OK);
+    return status;
+}
+
 tms_status_t tms_transition_pause(tms_saver_t *saver, const tms_selection_t *selection, tms_report_t *report,
                                   tms_error_t *error) {
     tms_transition_t t = {.saver = saver,
@@ -307,7 +320,8 @@ tms_status_t tms_transition_pause(tms_saver_t *saver, const tms_selection_t *sel
                                     .operation = "pause",
                                     .from = TMS_SEGMENT_ACTIVE,
                                     .through = TMS_SEGMENT_PAUSING,
-                                    .to = TMS_SEGMENT_PAUSED},
-                          .act = pause_all};
+                                    .to = TMS_SEGMENT_PAUSED,
+                                    .gives_up = selection->has_backup && selection->backup == TMS_BACKUP_NONE},
+                          .act = pause_and_give_up};
     return tms_transition_run(&t, &saver->stats.pauses, report, error);
 }

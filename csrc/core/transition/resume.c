@@ -290,6 +290,9 @@ static tms_status_t resume(tms_saver_t *saver, const tms_selection_t *selection,
                           .act = resume_all,
                           .perform = perform};
     tms_status_t status = tms_transition_run(&t, &saver->stats.resumes, report, error);
+    if (status == TMS_BACKUP_IO && error)
+        tms_error_append(error, " If these contents are lost, pause(tag, backup=\"discard\") gives them up, and resume(tag) "
+                                "then brings the memory back without them.");
     tms_backup_stores_after_resume(&saver->stores);
     /* Also after a call that failed because it skipped damaged segments. */
     if (t.done.report.allocations > 0 && t.devices->count > 1) {

@@ -77,6 +77,12 @@ bool tms_transition_selects(const tms_transition_t *t, const tms_segment_t *segm
            has_selected_tag(t, segment);
 }
 
+bool tms_transition_gives_up(const tms_transition_t *t, const tms_segment_t *segment) {
+    bool paused = segment->state == TMS_SEGMENT_PAUSED || segment->state == TMS_SEGMENT_DAMAGED ||
+                  segment->state == TMS_SEGMENT_REPAIRING;
+    return t->asked.gives_up && paused && segment->backup.saved && has_selected_tag(t, segment);
+}
+
 bool tms_transition_skips_damaged(const tms_transition_t *t, const tms_segment_t *segment) {
     /* REPAIRING: another thread is trying to repair it and may fail. */
     bool damaged = segment->state == TMS_SEGMENT_DAMAGED || segment->state == TMS_SEGMENT_REPAIRING;
@@ -95,6 +101,7 @@ static void collect(tms_transition_t *t) {
     t->planned.end = &t->planned.first;
     t->planned.owners = t->planned.affected = 0;
     t->planned.incomplete = false;
+    t->planned.given_up = 0;
     t->planned.runs = NULL;
     pthread_mutex_lock(&t->saver->lock);
     tms_transition_begin_look(t);
@@ -102,6 +109,7 @@ static void collect(tms_transition_t *t) {
     for (tms_registry_node_t *node = t->saver->registry.first; node; node = node->next) {
         tms_segment_t *segment = tms_segment_of(node);
         if (tms_transition_skips_damaged(t, segment)) t->planned.incomplete = true;
+        t->planned.given_up += tms_transition_gives_up(t, segment);
         if (!tms_transition_selects(t, segment)) continue;
         segment->state = t->asked.through;
         segment->next_in_transition = NULL;
@@ -211,7 +219,7 @@ tms_status_t tms_transition_attempt(tms_transition_t *t, tms_error_t *error) {
         status = tms_wait_check(&t->wait, &context, error);
     }
     if (status == TMS_OK && t->devices) collect(t);
-    if (status == TMS_OK && t->planned.first) {
+    if (status == TMS_OK && (t->planned.first || t->planned.given_up > 0)) {
         tms_phases_sample(t);
         status = t->act(t, error);
         if (status != TMS_FORKED) tms_phases_sample(t);

@@ -7,6 +7,8 @@
  *         create, map and give access to runs of neighbours (layout.h), load each backup, and wait -- commit point -- ->
  * mark ACTIVE, discard the backups.
  *
+ * A pause with backup="discard" also gives up the backups of selected segments that are PAUSED already (giving_up.h).
+ *
  * A failure before the commit point undoes this call's work and leaves every segment unchanged, except in a pending resume
  * that a stream already waits for (pending.h). After it, pause continues with the rest, marks segments that the driver
  * failed to release DAMAGED, and reports them. Segments freed during the call are disposed of at the end.
@@ -41,6 +43,10 @@ void tms_transition_begin_look(tms_transition_t *t);
 bool tms_transition_selects(const tms_transition_t *t, const tms_segment_t *segment);
 /* During such a walk: whether the segment has a selected tag but is damaged, so that the call skips it. */
 bool tms_transition_skips_damaged(const tms_transition_t *t, const tms_segment_t *segment);
+
+/* During such a walk: whether the call gives up the backup of the segment, which is paused and has contents (giving_up.h).
+ */
+bool tms_transition_gives_up(const tms_transition_t *t, const tms_segment_t *segment);
 
 /* A new number for `mark` of the runs of the call's segments: a walk that visits each run once. Takes the lock. */
 uint64_t tms_transition_mark(tms_transition_t *t);

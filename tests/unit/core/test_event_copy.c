@@ -87,12 +87,15 @@ static uint32_t next_random(uint32_t *state) {
 static void act(fixture_t *f, uint32_t *random, uint64_t *addresses) {
     static const tms_backup_kind_t backups[] = {TMS_BACKUP_NONE, TMS_BACKUP_PINNED, TMS_BACKUP_MMAP, TMS_BACKUP_DISK};
     tms_error_t error;
-    const uint32_t slot = next_random(random) % SEGMENTS, what = next_random(random) % 4;
+    const uint32_t slot = next_random(random) % SEGMENTS, what = next_random(random) % 5;
     const char *tag = next_random(random) % 4 ? tags[next_random(random) % TAGS] : NULL;
     if (what == 0) {
         ASSERT_OK(pause_tag(f, tag, NULL, &error), error);
     } else if (what == 1) {
         ASSERT_OK(resume_tag(f, tag, NULL, &error), error);
+    } else if (what == 2) {
+        const tms_selection_t selection = {.tags = tag ? &tag : NULL, .tag_count = tag != NULL, .has_backup = 1};
+        ASSERT_OK(pause_selected(f, &selection, NULL, &error), error); /* gives up the backups of what is paused */
     } else if (addresses[slot]) {
         ASSERT_OK(tms_saver_free(&f->saver, addresses[slot], &error), error);
         addresses[slot] = 0;

@@ -154,12 +154,15 @@ static void it_shows_what_is_held(void **state) {
     uint32_t random = 20261125;
     addresses[0] = allocate(f, tags[0], TMS_BACKUP_NONE, 2 * MIB);
     for (int step = 0; step < STEPS; step++) {
-        const uint32_t slot = next_random(&random) % SEGMENTS, what = next_random(&random) % 4;
+        const uint32_t slot = next_random(&random) % SEGMENTS, what = next_random(&random) % 5;
         const char *tag = next_random(&random) % 4 ? tags[next_random(&random) % TAGS] : NULL;
         if (what == 0) {
             ASSERT_OK(pause_tag(f, tag, NULL, &error), error);
         } else if (what == 1) {
             ASSERT_OK(resume_tag(f, tag, NULL, &error), error);
+        } else if (what == 2) {
+            const tms_selection_t selection = {.tags = tag ? &tag : NULL, .tag_count = tag != NULL, .has_backup = 1};
+            ASSERT_OK(pause_selected(f, &selection, NULL, &error), error); /* gives up the backups of what is paused */
         } else if (addresses[slot]) {
             ASSERT_OK(tms_saver_free(&f->saver, addresses[slot], &error), error);
             addresses[slot] = 0;

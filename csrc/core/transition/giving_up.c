@@ -1,0 +1,61 @@
+#include "core/transition/giving_up.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "core/footprint.h"
+#include "core/transition/transition.h"
+
+tms_status_t tms_giving_up_prepare(const tms_transition_t *t, tms_giving_up_t *giving_up, tms_error_t *error) {
+    const tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
+    *giving_up = (tms_giving_up_t){.most = t->planned.given_up};
+    if (giving_up->most == 0) return TMS_OK;
+    giving_up->backups = calloc(giving_up->most, sizeof *giving_up->backups);
+    return giving_up->backups ? TMS_OK : tms_error_set_os(error, &context, "calloc", ENOMEM, NULL);
+}
+
+/* Under the lock. A device may still read the space of a damaged segment, which therefore stays. */
+static void take(tms_giving_up_t *giving_up, tms_segment_t *segment) {
+    if (segment->state == TMS_SEGMENT_PAUSED)
+        giving_up->backups[giving_up->count++] = tms_backup_take(&segment->backup);
+    else
+        segment->backup.saved = false;
+    segment->only_preserved = false;
+}
+
+static void take_all(tms_transition_t *t, tms_giving_up_t *giving_up, tms_tag_bytes_t *contents) {
+    tms_footprint_moves_t moves = {.to = &t->saver->footprints, .call = t->call, .operation = t->asked.operation};
+    pthread_mutex_lock(&t->saver->lock);
+    tms_transition_begin_look(t);
+    for (tms_registry_node_t *node = t->saver->registry.first; node; node = node->next) {
+        tms_segment_t *segment = tms_segment_of(node);
+        if (!tms_transition_gives_up(t, segment) || giving_up->count == giving_up->most) continue;
+        tms_tag_bytes_add(contents, segment->tag, tms_backup_held_bytes(&segment->backup));
+        take(giving_up, segment);
+        tms_footprint_move(&moves, segment);
+    }
+    tms_footprint_record_moves(&moves);
+    tms_shared_page_publish(&t->saver->page);
+    pthread_mutex_unlock(&t->saver->lock);
+}
+
+static void log_given_up(const tms_transition_t *t, const tms_tag_bytes_t *contents) {
+    tms_error_t text;
+    if (contents->total == 0) return;
+    tms_error_clear(&text);
+    tms_tag_bytes_append(contents, &text);
+    tms_log_write(t->saver->log, TMS_LOG_INFO,
+                  "%s: memory that was paused already has given up its backup and will be resumed without contents: %s",
+                  t->asked.operation, text.message);
+}
+
+void tms_giving_up_end(tms_transition_t *t, tms_giving_up_t *giving_up, bool succeeded) {
+    tms_tag_bytes_t contents = {.named = 0};
+    if (succeeded && giving_up->backups) {
+        take_all(t, giving_up, &contents);
+        for (size_t i = 0; i < giving_up->count; i++) tms_backup_destroy(&giving_up->backups[i], &t->saver->stores);
+        tms_backup_stores_after_resume(&t->saver->stores);
+        log_given_up(t, &contents);
+    }
+    free(giving_up->backups);
+}
