@@ -10,7 +10,10 @@
 Importing this module loads no driver, makes no CUDA context, starts no thread and does not import torch.
 """
 
+import sys
+
 from torch_memory_saver import _interface as _interface
+from torch_memory_saver._module_settings import forward_settings
 from torch_memory_saver._saver.hook_modes import register_hook_mode
 from torch_memory_saver.errors import (
     BackupIOError,
@@ -42,6 +45,16 @@ __version__ = "1.0.0a1"
 torch_memory_saver = TorchMemorySaver()
 #: The same object under another name that is in use.
 memory_saver = torch_memory_saver
+
+# The saver's settings are properties of the module's class, so these are declarations for type checkers.
+enabled: bool
+hook_mode: str
+memory_margin_bytes: int
+retain_cpu_backup: bool
+guard: bool
+host_memory: str
+share_for: str | None
+forward_settings(sys.modules[__name__], torch_memory_saver)
 
 configure_subprocess = torch_memory_saver.configure_subprocess
 region = torch_memory_saver.region

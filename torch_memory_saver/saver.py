@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from torch_memory_saver._saver import hook_modes, preload
-from torch_memory_saver._saver.arguments import DEFAULT_TAG
+from torch_memory_saver._saver.arguments import DEFAULT_TAG, check_flag
 from torch_memory_saver._saver.first_use import given
 from torch_memory_saver._saver.fresh_methods import FreshMethods
 from torch_memory_saver._saver.hook_methods import HookMethods
@@ -26,6 +26,12 @@ __all__ = ["TorchMemorySaver"]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
+def _saver_of_this_process() -> TorchMemorySaver:
+    from torch_memory_saver import torch_memory_saver
+
+    return torch_memory_saver
+
+
 @eager_methods
 class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, StateMethods):
     """Pauses and resumes GPU memory without changing its addresses.
@@ -33,7 +39,20 @@ class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, StateMethods)
     No driver is loaded and no device used before the first use. All sizes are bytes. Every method may be called from any
     thread; a region applies to the thread that enters it. Failures are exceptions of :mod:`torch_memory_saver.errors`. A
     failed call changes nothing, except where the driver fails to release memory: see :meth:`pause` and :meth:`resume`.
+
+    A process has one saver. Copies of it are the object itself, and unpickling it in another process gives the saver of that
+    process.
     """
+
+    def __reduce__(self) -> tuple[Callable[[], TorchMemorySaver], tuple[()]]:
+        """Pickle the saver as the one of the process that unpickles it."""
+        return _saver_of_this_process, ()
+
+    def __copy__(self) -> TorchMemorySaver:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TorchMemorySaver:
+        return self
 
     def configure_subprocess(self, ledger: bool = False) -> AbstractContextManager[None]:
         """Child processes started inside load the preload library; ``LD_PRELOAD`` is restored afterwards.
@@ -46,8 +65,10 @@ class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, StateMethods)
                 themselves, as NCCL does: their preload library stands before ``dlsym`` as well, and ``TMS_LEDGER`` is 1.
 
         Raises:
+            InvalidArgumentError: ``ledger`` is not a bool.
             InvalidStateError: The library is not installed, or lies at a path that ``LD_PRELOAD`` cannot name.
         """
+        ledger = check_flag("ledger", ledger)
         if hook_modes.uses_preload(self.hook_mode):
             return preload.configure_subprocess(ledger)
         return nullcontext()
@@ -83,8 +104,8 @@ class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, StateMethods)
                 shared with other processes.
 
         Raises:
-            InvalidArgumentError: Both backups, an unknown backend, a backend without ``enable_cpu_backup``, an invalid tag,
-                an unknown ``host_memory``, ``runs`` that is not a bool.
+            InvalidArgumentError: Both backups, a flag that is neither a bool nor 0, 1 or None, an unknown backend, a backend
+                without ``enable_cpu_backup``, an invalid tag, an unknown ``host_memory``, ``runs`` that is not a bool.
             TorchUnavailableError: Hook mode "torch" and no PyTorch that can use CUDA.
         """
         optional = given(
@@ -129,7 +150,7 @@ class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, StateMethods)
             runs: As for :meth:`region`. Memory that the pool has already stays as it was made.
 
         Raises:
-            InvalidArgumentError: As for :meth:`region`, or something that is not a graph or a token.
+            InvalidArgumentError: As for :meth:`region`, or something that is not a graph, a stream or a token.
             InvalidStateError: The token's memory is paused; or, in hook mode "torch", it already holds memory that is not
                 managed, or the program has ended routing to a replaced token.
         """
@@ -193,8 +214,8 @@ class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, StateMethods)
         """Releases the physical memory of resident allocations to the driver, after contents were saved to their backups.
 
         Waits for the devices concerned. Skips memory that is paused already, except that ``backup="discard"`` gives up its
-        backup: a resume then brings it back without contents. An unused tag is logged as a warning. Tensors keep their
-        addresses and must not be accessed before the resume.
+        backup: a resume then brings it back without contents. Tensors keep their addresses and must not be accessed before
+        the resume. A warning is logged, once for each cause, if nothing is managed or if no allocation ever had the tag.
 
         On the main thread a signal whose handler raises (Ctrl-C) ends the call within a second, with nothing changed, while
         it waits for the devices or copies. Once it releases memory, the call completes first.
@@ -221,8 +242,8 @@ class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, StateMethods)
             timeout: Seconds, for ``if_shared="wait"`` only.
 
         Raises:
-            InvalidArgumentError: Neither a tag nor an iterable of tags; an unknown ``backup``; a ``progress`` that is not
-                callable; an unknown ``if_shared``; "wait" without a ``timeout``.
+            InvalidArgumentError: Neither a tag nor an iterable of tags; an unknown ``backup``; ``live_only`` that is not a
+                flag; a ``progress`` that is not callable; an unknown ``if_shared``; "wait" without a ``timeout``.
             InvalidStateError: Another thread is inside a region of one of the tags; or this thread is already inside a pause
                 or resume (the call comes from a signal handler, a callback or a finaliser); or other processes may still use
                 the memory, and ``if_shared`` does not allow that.

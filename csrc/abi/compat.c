@@ -147,6 +147,8 @@ static tms_cuda_error_t move(move_t what, const char *tag) {
     tms_state_t *state = tms_state_if_made();
     /* Logged as well, because most callers of these functions ignore the number. */
     if (status != TMS_OK && state) tms_log_write(&state->log, TMS_LOG_ERROR, "%s", error.message);
+    if (status == TMS_OK && report.unknown_tags > 0 && state)
+        tms_log_write(&state->log, TMS_LOG_WARNING, "no allocation ever had the tag '%s'; nothing to do for it", tag);
     return tms_compat_cuda_error(status, &error);
 }
 

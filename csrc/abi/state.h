@@ -29,6 +29,8 @@ typedef struct tms_state {
     _Atomic bool interpreter_told; /* preload only: the first managed allocation has been made (preload/interpreter.h) */
     _Atomic bool warned_too_many_captures;
     _Atomic bool warned_malformed_use; /* compat.c: wrong use has been logged */
+    _Atomic bool warned_refusal;  /* torch_allocator.c: an allocation that memory_margin_bytes forbids has been logged */
+    _Atomic bool warned_pool_use; /* torch_allocator.c: use of our allocator outside regions has been logged */
 } tms_state_t;
 
 /* Creates a state that is not published yet. TMS_OUT_OF_HOST_MEMORY. */

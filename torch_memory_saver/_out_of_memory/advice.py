@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from torch_memory_saver import _core
 from torch_memory_saver._out_of_memory.account import Account, amount
 from torch_memory_saver._out_of_memory.failure import PYTORCH, Failure
 from torch_memory_saver.holders import LedgerLine, LedgerPart
@@ -56,13 +57,17 @@ def _advice(failure: Failure, account: Account) -> list[str]:
     sentences = []
     if failure.allowed_bytes is not None and failure.allowed_bytes < ledger.total_bytes:
         sentences.append(
-            f"PyTorch itself is limited to {amount(failure.allowed_bytes)} by torch.cuda.set_per_process_memory_fraction()."
+            f"PyTorch itself is limited to {amount(failure.allowed_bytes)} by torch.cuda.set_per_process_memory_fraction(). "
+            "Its paused memory counts against that limit as well."
         )
     missing = failure.needed_bytes - ledger.free_bytes
-    if missing <= 0 and not sentences:
+    margin = _core.get_memory_margin() if failure.operation == "allocate" and failure.tags else 0
+    if margin and missing + margin > 0:
         sentences.append(
-            "That much is free now: another thread or process has released memory since, or the memory margin keeps it."
+            f"memory_margin_bytes keeps {amount(margin)} of each device free of managed memory. Lower it if need be."
         )
+    if missing <= 0 and not sentences:
+        sentences.append("That much is free now: another thread or process has released memory since.")
     if account.slack_sentence:
         sentences.append(account.slack_sentence.strip())
     if largest is not None and largest.holder != "slack":

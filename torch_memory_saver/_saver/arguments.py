@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch_memory_saver import _core
+from torch_memory_saver._once import warn_once
 from torch_memory_saver.errors import InvalidArgumentError
 
 __all__ = [
@@ -15,8 +16,10 @@ __all__ = [
     "backend_checks",
     "check_bytes",
     "check_device",
+    "check_flag",
     "check_if_shared",
     "check_progress",
+    "check_switch",
     "check_tag",
     "check_tags",
     "check_timeout",
@@ -62,9 +65,16 @@ def check_tag(tag: object) -> str:
 def check_tags(tags: object) -> tuple[str, ...] | None:
     """The tags of a pause or resume: None or "" is every tag, a str is one, an iterable is several (without duplicates, in
     order)."""
-    if tags is None or tags == "":
+    if tags is None:
         return None
     if isinstance(tags, str):
+        if not tags:
+            warn_once(
+                "empty tag",
+                'tag is "", which selects every tag, as in the C++ package. Pass None to select every tag, or the name of a '
+                "tag.",
+            )
+            return None
         return (check_tag(tags),)
     if isinstance(tags, (bytes, bytearray)) or not isinstance(tags, Iterable):
         raise InvalidArgumentError(f"tag must be None, a str or an iterable of str, not {type(tags).__name__}: {tags!r}")
@@ -73,6 +83,8 @@ def check_tags(tags: object) -> tuple[str, ...] | None:
 
 def choose_backup(enable_cpu_backup: object, enable_disk_backup: object, cpu_backup_backend: object) -> int:
     """The core's number for the backup that a region's three arguments select."""
+    enable_cpu_backup = check_flag("enable_cpu_backup", enable_cpu_backup, none=True)
+    enable_disk_backup = check_flag("enable_disk_backup", enable_disk_backup, none=True)
     if enable_cpu_backup and enable_disk_backup:
         raise InvalidArgumentError("enable_cpu_backup and enable_disk_backup exclude each other: choose one")
     if cpu_backup_backend is not None:
@@ -134,6 +146,18 @@ def check_bytes(name: str, value: object) -> int:
     if not 0 <= value < 1 << 63:
         raise InvalidArgumentError(f"{name} must be between 0 and 2^63 - 1 bytes, not {value}")
     return value
+
+
+def check_flag(name: str, value: object, *, none: bool = False) -> bool:
+    """Return a flag as a bool: it is True, False, 1 or 0, and with `none` also None, which is False.
+
+    Anything else is an error, because a str such as "no" or "disk" would count as True.
+    """
+    if none and value is None:
+        return False
+    if not isinstance(value, int) or value not in (0, 1):
+        raise InvalidArgumentError(f"{name} must be True or False, not {value!r}")
+    return bool(value)
 
 
 def check_switch(name: str, value: object) -> bool:

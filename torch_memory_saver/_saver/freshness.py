@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from torch_memory_saver import _core
 from torch_memory_saver._saver import native
+from torch_memory_saver._saver.arguments import check_flag
 from torch_memory_saver._saver.found_tensors import FoundTensor, FoundTensors, find_tensors
 from torch_memory_saver._saver.guard_sampling import Piece, Sampled, sample
 from torch_memory_saver._saver.patterns import select_tags
@@ -69,7 +70,9 @@ class Checked:
             InvalidArgumentError: An argument is not valid for :meth:`TorchMemorySaver.check_fresh`.
         """
         torch = layer.imported()
-        return cls(select_tags(tags), _check_ignored(torch, ignore), _check_modules(torch, modules), bool(whole))
+        return cls(
+            select_tags(tags), _check_ignored(torch, ignore), _check_modules(torch, modules), check_flag("whole", whole)
+        )
 
 
 def _check_ignored(torch: Any, ignore: object) -> Ignored:

@@ -18,6 +18,7 @@ from torch_memory_saver._saver.arguments import (
     HOST_MEMORY,
     check_bytes,
     check_device,
+    check_flag,
     check_switch,
     choose_host_policy,
 )
@@ -39,6 +40,7 @@ from torch_memory_saver._saver.process import (
 )
 from torch_memory_saver._saver.regions import Region, bind_region
 from torch_memory_saver._saver.settings import warn_of_unknown_variables
+from torch_memory_saver._saver.silent_mistakes import warn_of_empty_pause, warn_of_receivers, warn_of_unknown_tags
 from torch_memory_saver._torch import layer
 from torch_memory_saver._torch.default_pool import DefaultPool
 from torch_memory_saver._torch.graph_tokens import check_token
@@ -169,6 +171,8 @@ class Implementation:
         torch = layer.require()
         if not isinstance(cuda_graph, torch.torch.cuda.CUDAGraph):
             raise InvalidArgumentError(f"cuda_graph must be a torch.cuda.CUDAGraph, not {type(cuda_graph).__name__}")
+        if stream is not None and not isinstance(stream, torch.torch.cuda.Stream):
+            raise InvalidArgumentError(f"stream must be None or a torch.cuda.Stream, not {type(stream).__name__}")
         return GraphCapture(self._store, self._graph_pools, torch, cuda_graph, token, stream, capture_error_mode, options)
 
     def pause(
@@ -194,6 +198,11 @@ class Implementation:
             after_call.run()
         if shared:
             shared_memory.collect()
+            warn_of_receivers(shared)
+        if not done.allocations:
+            warn_of_empty_pause(layer.in_use())
+        if done.unknown_tags:
+            warn_of_unknown_tags("pause", options.tags)
         return done
 
     def _pause(self, options: PauseOptions, shared: int) -> PauseReport:
@@ -245,7 +254,9 @@ class Implementation:
     def _begin_resume(self, options: ResumeOptions) -> _core.Pending:
         torch = _before_resume(options)
         make_room(self._store, torch, options.tags)
-        return native.begin_resume(options, _stream(torch))
+        pending = native.begin_resume(options, _stream(torch))
+        warn_of_unknown_tags("resume", options.tags)
+        return pending
 
     def _resume_at_once(self, options: ResumeOptions) -> ResumeReport:
         torch = _before_resume(options)
@@ -262,6 +273,8 @@ class Implementation:
             raise
         finally:
             after_call.run()
+        if done.unknown_tags:
+            warn_of_unknown_tags("resume", options.tags)
         return resume_report(done)
 
     def preserve(self, what: Iterable[Any], *, tag: str | None, parameters: bool) -> tuple[PreservedBlock, ...]:
@@ -272,11 +285,13 @@ class Implementation:
 
     def preserved(self, tag: Any = None) -> tuple[PreservedBlock, ...]:
         tags = select_tags(tag)
+        warn_of_unknown_tags("preserved", tags)
         return tuple(block for block in preserved.blocks(None) if selects(tags, block.tag))
 
     def check_fresh(self, tags: Any = None, *, ignore: Any = (), modules: Any = (), whole: bool = False) -> FreshReport:
         checked = Checked.check(tags, ignore, modules, whole)
         refuse_inner_call("check_fresh")
+        warn_of_unknown_tags("check_fresh", checked.tags)
         torch = layer.in_use()
         return check_fresh(checked, _stream(torch), lambda rows: managed_blocks(torch, self._store, resumed_blocks, rows))
 
@@ -287,7 +302,7 @@ class Implementation:
             self._store.empty_cache(torch)
 
     def get_cpu_backup(self, x: Any, zero_copy: bool = False) -> Any:
-        return cpu_backup.get_cpu_backup(x, zero_copy)
+        return cpu_backup.get_cpu_backup(x, check_flag("zero_copy", zero_copy, none=True))
 
     def set_disk_backup_dir(self, path: str | os.PathLike[str]) -> None:
         text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
@@ -309,6 +324,7 @@ class Implementation:
         _core.refresh_peers()
 
     def stats(self, tags: tuple[str, ...] | None, device: int | None) -> Stats:
+        warn_of_unknown_tags("stats", tags)
         return take_stats(tags, device)
 
     def snapshot(self) -> dict[str, Any]:
@@ -317,7 +333,7 @@ class Implementation:
     def ledger(self, device: int | None, measure_context: bool) -> Ledger:
         from torch_memory_saver._saver.ledger import take_ledger
 
-        return take_ledger(device, measure_context)
+        return take_ledger(device, check_flag("measure_context", measure_context))
 
     def reset_peaks(self) -> None:
         _core.reset_peaks()
@@ -344,7 +360,7 @@ class Implementation:
 
     @retain_cpu_backup.setter
     def retain_cpu_backup(self, value: bool) -> None:
-        _core.set_retain_backup(bool(value))
+        _core.set_retain_backup(check_flag("retain_cpu_backup", value, none=True))
 
     @property
     def guard(self) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch_memory_saver import _core
 from torch_memory_saver._saver.arguments import (
+    check_flag,
     check_if_shared,
     check_progress,
     check_switch,
@@ -112,7 +113,7 @@ class PauseOptions:
         return cls(
             select_tags(tag),
             choose_pause_backup(backup),
-            bool(live_only),
+            check_flag("live_only", live_only),
             check_progress(progress),
             check_if_shared(if_shared, timeout),
             check_timeout(timeout),
@@ -165,11 +166,11 @@ class ResumeOptions:
         options = cls(
             select_tags(tag),
             check_timeout(timeout),
-            bool(exclusive),
+            check_flag("exclusive", exclusive),
             choose_host_policy(host_memory),
-            bool(zero),
+            check_flag("zero", zero),
             check_progress(progress),
-            bool(wait),
+            check_flag("wait", wait),
         )
         if options.progress is not None and not options.wait:
             raise InvalidArgumentError("progress needs a call that waits: it is called on the thread of that call")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from torch_memory_saver._saver.arguments import check_tag
+from torch_memory_saver._saver.arguments import check_flag, check_tag
 from torch_memory_saver._saver.first_use import UsedAtFirstCall
 from torch_memory_saver._torch.eager import eager_methods
 from torch_memory_saver.usage import PreservedBlock
@@ -42,10 +42,10 @@ class PreserveMethods(UsedAtFirstCall):
             What a pause would keep of `what` now. A warning is logged for tensors that are not in managed memory.
 
         Raises:
-            InvalidArgumentError: Something else than tensors and modules; an invalid tag.
+            InvalidArgumentError: Something else than tensors and modules; an invalid tag; `parameters` that is not a flag.
         """
         blocks: tuple[PreservedBlock, ...] = self._use().preserve(
-            what, tag=None if tag is None else check_tag(tag), parameters=bool(parameters)
+            what, tag=None if tag is None else check_tag(tag), parameters=check_flag("parameters", parameters)
         )
         return blocks
 

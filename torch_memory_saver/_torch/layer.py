@@ -169,7 +169,7 @@ class TorchCuda:
         except RuntimeError:  # routed already, or without users: a capture could not use it either
             return False
         try:
-            with self.on_device(device):
+            with self.on_device(device), _allocating_on_purpose():
                 address = self.torch.cuda.caching_allocator_alloc(1)
                 managed = _core.find(address) is not None
                 self.torch.cuda.caching_allocator_delete(address)
@@ -261,6 +261,18 @@ class TorchCuda:
         for element in argument:
             leak_reference(element)
         return self._memory_snapshot(argument)
+
+
+@contextlib.contextmanager
+def _allocating_on_purpose() -> Iterator[None]:
+    """Enter a level of managed settings: the native core warns of the use of our allocator outside regions."""
+    level = _core.region_enter(
+        tag=_core.region_current().tag, backup=_core.BACKUP_NONE, managed=True, host_policy=_core.HOST_DEFAULT, runs=True
+    )
+    try:
+        yield
+    finally:
+        _core.region_leave(level)
 
 
 def _make_allocator(torch: Any, allocate: str, free: str) -> Any:

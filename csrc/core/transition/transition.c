@@ -55,8 +55,6 @@ static tms_status_t find_tags(tms_transition_t *t, tms_error_t *error) {
         if (tag) t->asked.tags[t->asked.tag_count++] = tag;
         if (tag && atomic_load(&tag->used)) continue;
         t->done.report.unknown_tags++;
-        tms_log_write(t->saver->log, TMS_LOG_WARNING, "%s: no allocation ever had the tag '%s'; nothing to do for it",
-                      t->asked.operation, selection->tags[i]);
     }
     return TMS_OK;
 }

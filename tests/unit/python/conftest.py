@@ -17,11 +17,17 @@ from fake_torch import FakeTorch
 from processes import ELSEWHERE, PRELUDE, TIMEOUT_S, Program, environment
 
 from torch_memory_saver import _core
+from torch_memory_saver._once import forget_warnings
 from torch_memory_saver._saver import implementation
 from torch_memory_saver._torch import layer
 from torch_memory_saver._torch.graphs import GraphPools
 from torch_memory_saver._torch.pools import PoolStore
 from torch_memory_saver.saver import TorchMemorySaver
+
+
+@pytest.fixture(autouse=True)
+def warnings_are_logged_again() -> None:
+    forget_warnings()
 
 
 @pytest.fixture

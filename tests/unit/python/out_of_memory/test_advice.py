@@ -152,6 +152,21 @@ def test_a_limit_of_pytorchs_own() -> None:
     assert "free now" not in text
 
 
+def test_paused_memory_counts_against_a_limit_of_pytorchs_own() -> None:
+    assert "paused memory counts against that limit" in summarize(allocation(GIB, allowed=8 * GIB), account(IN_USE))
+
+
+def test_a_margin_that_forbids_an_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch_memory_saver._core.get_memory_margin", lambda: 6 * GIB)
+    margin = "memory_margin_bytes keeps 6.0 GiB of each device free"
+    text = summarize(allocation(5 * GIB, tags=("a",)), account(IN_USE))
+    assert margin in text
+    assert "free now" not in text
+    assert margin not in summarize(allocation(3 * GIB, tags=("a",)), account(IN_USE)), "it fits beside the margin"
+    assert margin not in summarize(allocation(5 * GIB), account(IN_USE)), "outside of regions there is no margin"
+    assert margin not in summarize(resume(5 * GIB), account(IN_USE)), "nor in a resume"
+
+
 def test_memory_that_is_free_again() -> None:
     assert "That much is free now" in summarize(resume(5 * GIB), account(OTHERS))
     assert "That much is free now" not in summarize(resume(), account(OTHERS))

@@ -1,0 +1,96 @@
+"""Guards the warnings about silent mistakes with PyTorch, each in a process of its own."""
+
+from __future__ import annotations
+
+import pytest
+from gpu_support import STARTED_PRELOADED, saver, subprocess_run
+
+PRELUDE = """
+import logging
+import sys
+import torch
+from torch_memory_saver import torch_memory_saver as saver
+
+logging.basicConfig(format="%(message)s")
+"""
+
+
+def output_of(program: str) -> str:
+    return subprocess_run(["-c", PRELUDE + program], {}, timeout=100).check().error
+
+
+def test_a_pause_where_nothing_is_managed() -> None:
+    output = output_of("t = torch.ones(24 << 20, dtype=torch.uint8, device='cuda'); saver.pause(); saver.pause()")
+    assert output.count("PyTorch holds 24 MiB outside regions") == 1
+
+
+@pytest.mark.skipif(STARTED_PRELOADED, reason="in preload mode there is no allocator to pass to a MemPool")
+def test_a_pool_with_our_allocator_outside_regions() -> None:
+    program = """
+saver.pause()
+pool = torch.cuda.MemPool(saver._impl._hook_util.get_allocator())
+for _ in range(2):
+    with torch.cuda.use_mem_pool(pool):
+        t = torch.ones(24 << 20, dtype=torch.uint8, device="cuda")
+"""
+    output = output_of(program)
+    assert output.count("a MemPool with this package's allocator outside every region") == 1
+
+
+@pytest.mark.skipif(STARTED_PRELOADED, reason="in preload mode there is no allocator to pass to a MemPool")
+def test_regions_graphs_and_their_tokens_are_no_use_outside_regions() -> None:
+    program = """
+with saver.region("a"):
+    t = torch.ones(1 << 20, device="cuda")
+    with saver.disable():
+        u = torch.ones(1 << 20, device="cuda")
+pool = torch.cuda.MemPool(saver._impl._hook_util.get_allocator())
+for token in (None, torch.cuda.graph_pool_handle(), pool.id):
+    graph = torch.cuda.CUDAGraph()
+    with saver.cuda_graph(graph, pool=token, tag="graph"):
+        t + 1
+    graph.replay()
+"""
+    assert "outside every region" not in output_of(program)
+
+
+def test_wrong_types_are_refused_by_name() -> None:
+    program = """
+with saver.region("a", enable_cpu_backup=True):
+    t = torch.ones(1 << 20, device="cuda")
+calls = [
+    lambda: saver.preserve(t, parameters="no"),
+    lambda: saver.get_cpu_backup(t, zero_copy="no"),
+    lambda: saver.check_fresh(whole="no"),
+    lambda: saver.cuda_graph(torch.cuda.CUDAGraph(), stream="default"),
+    lambda: saver.pause(live_only=torch.ones(2)),
+]
+for call in calls:
+    try:
+        call()
+    except saver.errors.InvalidArgumentError as error:
+        print("refused:", error, file=sys.stderr)
+"""
+    output = output_of("from torch_memory_saver import errors\n" + program.replace("saver.errors", "errors"))
+    assert output.count("refused:") == 5
+
+
+def test_an_allocation_that_the_margin_forbids_says_so() -> None:
+    """PyTorch's own error shows free memory, and knows of no margin."""
+    program = """
+torch.ones(1, device="cuda")
+saver.memory_margin_bytes = torch.cuda.mem_get_info()[0] - (64 << 20)
+for _ in range(2):
+    try:
+        with saver.region("a"):
+            t = torch.ones(128 << 20, dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError as error:
+        print("out of memory", file=sys.stderr)
+"""
+    output = output_of(program)
+    assert output.count("out of memory") >= 2
+    assert output.count("memory_margin_bytes keeps") == 1
+
+
+def test_unknown_tags_in_this_process_do_not_raise() -> None:
+    assert saver.preserved("never used") == ()
