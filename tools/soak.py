@@ -34,7 +34,7 @@ def prepare(directory: Path) -> None:
     found = importlib.util.find_spec("torch_memory_saver")
     assert found is not None and found.origin is not None, "torch_memory_saver is not installed"
     os.environ.setdefault("TMS_CUDA_DRIVER", str(Path(found.origin).with_name("_simulated_cuda.so")))
-    os.environ.setdefault("TMS_SIMULATED_DEVICES", "2")
+    os.environ.setdefault("TMS_SIMULATED_DEVICES", "3")
     os.environ.setdefault("TMS_SIMULATED_MEMORY", "64MiB")
     os.environ.setdefault("TMS_LOG_LEVEL", "silent")
     os.environ["TMS_LOCK_DIR"] = str(directory / "locks")
@@ -49,7 +49,7 @@ class Episode:
     def __init__(self, seed: int, directory: Path, machine: object, payload: bytes, check_every: int) -> None:
         from model_choice import RandomChoice
         from model_failures import FAILING
-        from model_operations import OPERATIONS
+        from model_operations import OPERATIONS, SLOW
         from model_threads import THREADED
         from model_world import World
 
@@ -57,7 +57,7 @@ class Episode:
         self.choose = RandomChoice(seed)
         self.world = World(machine, directory, payload=payload)  # type: ignore[arg-type]
         self.check_every = check_every
-        everything = OPERATIONS | FAILING | THREADED
+        everything = OPERATIONS | FAILING | THREADED | SLOW
         self.operations, self.weights = list(everything), list(everything.values())
 
     def run(self, operations: int) -> int:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 MIB = 1 << 20
 GRANULARITY = 2 * MIB
-READ_ONLY = 1  # a CUmemAccess_flags
+READ_ONLY, READ_WRITE = 1, 3  # CUmemAccess_flags
 #: Each a pair of CUpointer_attribute: the start and the size.
 RESERVATION = (11, 12)
 MAPPING = (19, 18)
@@ -79,6 +79,7 @@ class Machine:
             ("launch_add", ctypes.c_int, (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint8, ctypes.c_int)),
             ("open_gate", None, (ctypes.c_int,)),
             ("wait_until_synchronizing", None, ()),
+            ("set_bandwidth", None, (ctypes.c_uint64,)),
         ):
             function = getattr(self.library, f"tms_sim_{name}")
             function.restype, function.argtypes = result, arguments
@@ -134,11 +135,31 @@ class Machine:
         with self.context(device):
             assert self.library.cuCtxSynchronize() == 0
 
-    def is_guarded(self, device: int, address: int) -> bool:
-        """Whether the device may read, and not write, at this address."""
+    def access(self, device: int, address: int) -> int:
+        """Return the access flags of the device at this address."""
         location, flags = (ctypes.c_int * 2)(1, device), ctypes.c_uint64()
         self.library.cuMemGetAccess(ctypes.byref(flags), location, ctypes.c_uint64(address))
-        return flags.value == READ_ONLY
+        return flags.value
+
+    def is_guarded(self, device: int, address: int) -> bool:
+        """Whether the device may read, and not write, at this address."""
+        return self.access(device, address) == READ_ONLY
+
+    def devices(self) -> int:
+        """Return the number of simulated devices."""
+        count = ctypes.c_int()
+        assert self.library.cuInit(0) == 0
+        assert self.library.cuDeviceGetCount(ctypes.byref(count)) == 0
+        return count.value
+
+    def reset(self, device: int) -> None:
+        """End the use of a device by this process. The context of the device is destroyed."""
+        if self._contexts.pop(device, None) is not None:
+            assert self.library.cuDevicePrimaryCtxReset_v2(device) == 0
+
+    def set_bandwidth(self, bytes_per_second: int) -> None:
+        """Set the speed of copies that begin from now on. With 0, copies are as fast as the host."""
+        self.library.tms_sim_set_bandwidth(bytes_per_second)
 
     def mapping(self, address: int) -> Span:
         """What is mapped with this address: a handle, whole."""

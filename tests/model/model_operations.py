@@ -12,7 +12,7 @@ import model_runs as runs
 from model_actors import Actor, Level
 from model_allocations import ACTIVE, DAMAGED, DEVICES, PAUSED, Allocation, Tags, View
 from model_machine import GRANULARITY, MIB, write
-from model_pausing import choose_pause, count_guard_bytes, pause, pause_tags, resume
+from model_pausing import choose_pause, count_guard_bytes, pause, pause_in_vain, pause_tags, resume
 from model_settings import SETTINGS, Operation, choose_level
 from model_world import FAILURES, MAX_ALLOCATIONS, World, describe_error
 
@@ -70,6 +70,20 @@ def refill(world: World, choose: Any) -> bool:
     return True
 
 
+def refill_after_new_device(world: World, choose: Any) -> bool:
+    """Use a device without managed memory while there is slack, and then make an allocation that may get this slack. After
+    the allocation the device has access to all resident memory."""
+    has_slack = any(runs.has_slack(world, one) for one in world.with_state(ACTIVE))
+    if not has_slack or len(world.in_use) == world.machine.devices():
+        return False
+    device = world.in_use[-1] + 1
+    world.say(f"device {device} comes into use")
+    with world.machine.context(device):
+        pass
+    world.in_use.append(device)
+    return refill(world, choose)
+
+
 def choose_size(choose: Any) -> int:
     kind = choose.integer(0, 7)
     if kind == 0:
@@ -116,6 +130,8 @@ def allocate_on(world: World, actor: Actor, size: int, device: int) -> Allocatio
         reclaimed_perhaps(world)
     world.say(f"{outcome} -> {allocation} at {address:#x}")
     assert address % GRANULARITY == 0
+    if world.clean and world.rule is None:
+        world.check_access()
     return allocation
 
 
@@ -303,6 +319,7 @@ OPERATIONS: dict[Operation, int] = SETTINGS | {
     free: 14,
     free_in_run: 8,
     refill: 8,
+    refill_after_new_device: 2,
     free_wrongly: 3,
     write_bytes: 20,
     run_kernel: 5,
@@ -315,3 +332,5 @@ OPERATIONS: dict[Operation, int] = SETTINGS | {
     begin_capture: 2,
     end_capture: 8,
 }
+#: Operations that are only in the long runs, because they take long.
+SLOW: dict[Operation, int] = {pause_in_vain: 1}

@@ -32,7 +32,7 @@ from model_allocations import (
     used_tags,
 )
 from model_comparison import compare, reclaim_late
-from model_machine import GRANULARITY, MIB, Machine
+from model_machine import GRANULARITY, MIB, READ_WRITE, Machine
 from settling import wait_for_host_memory
 
 from torch_memory_saver import _core, errors
@@ -87,6 +87,7 @@ class World:
             machine.synchronize(device)
             machine.take(device, _core.device_memory(device).free - room)
         self.others = [machine.taken[device] // GRANULARITY for device in range(DEVICES)]
+        self.in_use = list(range(DEVICES))  # and perhaps others (refill_after_new_device)
         _core.refresh_peers()
         self.actors = [Actor("main", None), Actor("second", Worker()), Actor("third", Worker())]
         found = self._found_settings = _core.region_current()
@@ -178,6 +179,15 @@ class World:
         """Whether some device has too little memory to resume all of these."""
         need = [sum(a.reserved for a in allocations if a.device == device) for device in range(DEVICES)]
         return any(need[device] > self.room_for(allocations, device) for device in range(DEVICES))
+
+    def check_access(self) -> None:
+        """Assert that every device in use may use all resident memory. This holds after an allocation."""
+        for allocation in self.with_state(ACTIVE):
+            if allocation in self.in_call:
+                continue
+            for device in self.in_use:
+                access = self.machine.access(device, allocation.address)
+                assert access == READ_WRITE, f"{allocation.described()}: access of device {device} is {access}"
 
     # Guard mode.
 
@@ -307,6 +317,8 @@ class World:
         for device, taken in self.machine.taken.items():
             if taken:
                 self.machine.take(device, -taken)
+        for device in self.in_use[DEVICES:]:
+            self.machine.reset(device)
         _core.set_memory_margin(0)
         _core.set_host_policy(_core.HOST_RELEASE)
         _core.set_guard(False)
