@@ -37,9 +37,8 @@ typedef struct tms_run {
     tms_device_mask_t accessible; /* devices that have access, owner included */
 
     /* Under the saver's lock. */
-    tms_piece_t *first; /* the piece at `begin` */
-    size_t segments;    /* that refer to it */
-    uint64_t slack_bytes;
+    tms_piece_t *first;          /* the piece at `begin` */
+    size_t segments;             /* that refer to it */
     bool owned;                  /* by a call, which owns its segments, too */
     bool damaged;                /* its segments are DAMAGED */
     struct tms_segment *waiting; /* freed segments that the owner of the run retires at its end */

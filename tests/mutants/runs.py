@@ -34,7 +34,7 @@ _SLACK = (
         "the-last-free-of-a-run-keeps-its-memory",
         _RUNS,
         "        if (--run->segments == 0) {",
-        "        if (--run->segments == 0 && run->slack_bytes == tms_segment_reserved(segment)) {",
+        "        if (--run->segments == 0 && tms_run_bytes(run) == tms_segment_reserved(segment)) {",
         (_TEST_RUNS,),
     ),
     Mutant(
@@ -68,6 +68,27 @@ _SLACK = (
     ),
 )
 _FREES = (
+    Mutant(
+        "a-free-waits-for-devices-although-a-call-owns-its-run",
+        "csrc/core/allocation/retire.c",
+        "bool left = tms_runs_leave_to_owner(segment);",
+        "bool left = false;",
+        (_TEST_RUNS,),
+    ),
+    Mutant(
+        "a-run-is-quarantined-although-the-driver-has-shut-down",
+        _RUNS,
+        "    bool gone = status == TMS_OK || tms_driver_is_gone(error);\n    if (run->first",
+        "    bool gone = status == TMS_OK;\n    if (run->first",
+        (_TEST_RUNS,),
+    ),
+    Mutant(
+        "slack-is-shown-in-a-row-that-another-tag-has-now",
+        _RUNS,
+        "    if (before == 0) kind->row =",
+        "    if (!kind->row) kind->row =",
+        ("tests/unit/core/test_page_opening.c",),
+    ),
     Mutant(
         "a-free-ignores-access-that-a-device-got-since-the-wait",
         _RUNS,

@@ -67,7 +67,6 @@ bool tms_runs_take_slack(tms_saver_t *saver, tms_kind_t *kind, tms_segment_t *se
     tms_runs_attach(run, segment);
     segment->shared = run->exported.among != NULL; /* who has mapped the run sees this memory, too */
     piece->backing = NULL;
-    run->slack_bytes -= bytes;
     recount(saver, kind, before);
     return true;
 }
@@ -78,7 +77,6 @@ static void forget_slack(tms_saver_t *saver, tms_run_t *run) {
     const uint64_t before = kind->space.backed_bytes;
     tms_space_hold(run->first, run->end);
     tms_space_unback(run->first, run->end);
-    run->slack_bytes = 0;
     recount(saver, kind, before);
 }
 
@@ -169,7 +167,6 @@ static tms_range_t *leave_addresses(tms_saver_t *saver, tms_segment_t *segment) 
 static void leave_slack(tms_saver_t *saver, tms_segment_t *segment) {
     tms_kind_t *kind = tms_kind_of(segment->piece);
     const uint64_t before = kind->space.backed_bytes;
-    segment->run->slack_bytes += tms_segment_reserved(segment);
     tms_space_give_back(segment->piece, segment->run, !segment->run->damaged);
     recount(saver, kind, before);
 }

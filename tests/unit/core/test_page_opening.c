@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -189,6 +190,30 @@ static void it_shows_slack(void **state) {
     assert_int_equal(compare(f), 0);
 }
 
+/* Rows are given to other tags when all of them are in use. */
+static void it_shows_slack_in_the_row_that_its_tag_has_now(void **state) {
+    fixture_t *f = *state;
+    enum { OTHERS = TMS_SHARED_PAGE_ROWS / DEVICES, NAME_BYTES = 16 };
+    char name[NAME_BYTES];
+    uint64_t at[NEIGHBOURS], first = 0;
+    make_run(f, "a", TMS_BACKUP_NONE, at);
+    for (int i = 0; i < NEIGHBOURS; i++) free_at(f, at[i]); /* the first three leave slack for a moment */
+    for (int i = 0; i < DEVICES * OTHERS; i++) {
+        (void)snprintf(name, sizeof name, "other %d", i / DEVICES);
+        const uint64_t address = allocate_on(f, i % DEVICES, name, TMS_BACKUP_NONE, NEIGHBOUR_BYTES);
+        if (i == 0) first = address;
+    }
+    tms_shared_page_contents_t page = look(f);
+    assert_int_equal(row_of(&page, "a", 0)->tag[0], 0); /* its row has gone to the last other tag */
+    assert_int_equal(row_of(&page, name, 1)->resident_bytes, NEIGHBOUR_BYTES);
+    free_at(f, first);
+    make_run(f, "a", TMS_BACKUP_NONE, at);
+    free_at(f, at[1]);
+    page = look(f);
+    assert_int_equal(row_of(&page, "a", 0)->slack_bytes, NEIGHBOUR_BYTES);
+    assert_int_equal(row_of(&page, name, 1)->slack_bytes, 0);
+}
+
 static void it_shows_the_events_too_if_the_ring_is_off(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -294,6 +319,7 @@ int main(void) {
         PAGE_TEST(a_page_that_cannot_be_made_is_one_warning),
         PAGE_TEST(it_shows_what_is_held),
         PAGE_TEST(it_shows_slack),
+        PAGE_TEST(it_shows_slack_in_the_row_that_its_tag_has_now),
         PAGE_TEST(it_shows_the_events_too_if_the_ring_is_off),
         PAGE_TEST(it_shows_a_pause_that_runs),
         PAGE_TEST(it_shows_a_free_that_waits),

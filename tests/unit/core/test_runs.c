@@ -199,7 +199,9 @@ static int32_t reclaim_meanwhile(void *context, tms_live_t *live) {
     meanwhile_t *meanwhile = context;
     (void)live;
     meanwhile->done = true;
+    const uint64_t waits = simulator()->calls("cuCtxSynchronize");
     tms_saver_reclaim(&meanwhile->fixture->saver);
+    assert_int_equal(simulator()->calls("cuCtxSynchronize"), waits); /* the owner has waited */
     return 1;
 }
 
@@ -256,6 +258,24 @@ static void a_run_that_is_not_released_is_quarantined_once(void **state) {
         assert_int_equal(physical_bytes(0), NEIGHBOUR_BYTES);
         free_at(f, next);
     }
+}
+
+/* What it has released by itself is not released again. */
+static void a_driver_that_has_shut_down_leaves_no_run_to_release(void **state) {
+    fixture_t *f = *state;
+    tms_counters_t counters;
+    uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, NEIGHBOUR_BYTES);
+    const CUmemGenericAllocationHandle handle = run_at(f, address)->handle;
+    simulator()->fail_after("cuMemUnmap", 0, 1, CUDA_ERROR_DEINITIALIZED);
+    simulator()->fail_after("cuMemAddressFree", 0, 1, CUDA_ERROR_DEINITIALIZED);
+    free_at(f, address);
+    tms_saver_counters(&f->saver, &counters);
+    assert_int_equal(counters.quarantined_handles, 0);
+    assert_int_equal(counters.quarantined_ranges, 0);
+    /* The simulated driver goes on, and has released nothing. */
+    assert_int_equal(f->cuda->cuMemUnmap(address, NEIGHBOUR_BYTES), CUDA_SUCCESS);
+    assert_int_equal(f->cuda->cuMemRelease(handle), CUDA_SUCCESS);
+    assert_int_equal(f->cuda->cuMemAddressFree(address, NEIGHBOUR_BYTES), CUDA_SUCCESS);
 }
 
 static void damage_is_of_a_run_and_so_is_its_repair(void **state) {
@@ -407,6 +427,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(slack_of_an_owned_run_is_not_handed_out, setup_one_device, teardown),
         cmocka_unit_test_setup_teardown(the_owner_of_a_run_ends_frees, setup_one_device, teardown),
         cmocka_unit_test_setup_teardown(a_run_that_is_not_released_is_quarantined_once, setup_one_device, teardown),
+        cmocka_unit_test_setup_teardown(a_driver_that_has_shut_down_leaves_no_run_to_release, setup_one_device, teardown),
         cmocka_unit_test_setup_teardown(damage_is_of_a_run_and_so_is_its_repair, setup_one_device, teardown),
         cmocka_unit_test_setup_teardown(a_look_gives_access_to_a_run_once, setup_two_devices, teardown),
         cmocka_unit_test_setup_teardown(a_description_is_of_a_run, setup_one_device, teardown),
